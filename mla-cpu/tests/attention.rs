@@ -212,6 +212,92 @@ proptest! {
     }
 }
 
+// Some places of a tensor `[tokens, heads, columns]`: none of one without elements.
+fn places(picks: &[[usize; 3]], shape: [usize; 3]) -> Vec<[usize; 3]> {
+    if shape.contains(&0) {
+        return Vec::new();
+    }
+    let within = |pick: &[usize; 3]| std::array::from_fn(|axis| pick[axis] % shape[axis]);
+    picks.iter().map(within).collect()
+}
+
+// Up to three picks of `places`.
+fn picks() -> impl Strategy<Value = Vec<[usize; 3]>> {
+    prop::collection::vec(prop::array::uniform3(any::<usize>()), 0..4)
+}
+
+// A NaN is in the results of the rows that see it, and in no other. Lengths are such that some rows
+// of a block see a key and others do not, in the first tile and in those that follow.
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
+
+    #[test]
+    fn prefill_gives_nan_to_those_who_see_it(
+        dims in (1u32..70, 0u32..20, 1u32..70),
+        heads in 1usize..4,
+        lens in prop::collection::vec((0usize..90, 0usize..300), 1..4),
+        causal: bool,
+        split: bool,
+        (queries, keys, values) in (picks(), picks(), picks()),
+        seed: u64,
+    ) {
+        let dims = MlaDims::new(8, HeadDims::new(dims.0, dims.1, dims.2));
+        let query_lens: Vec<usize> = lens.iter().map(|lens| lens.0).collect();
+        let key_lens: Vec<usize> = lens.iter().map(|lens| lens.1).collect();
+        let [tq, tk] = [&query_lens, &key_lens].map(|lens| lens.iter().sum());
+        let (qk, v) = (dims.head.qk() as usize, dims.head.v as usize);
+        let case = PrefillCase {
+            key_lens,
+            causal,
+            nan_queries: places(&queries, [tq, heads, qk]),
+            nan_keys: places(&keys, [tk, heads, qk]),
+            nan_values: places(&values, [tk, heads, v]),
+            key_layout: key_layout(split),
+            seed,
+            ..PrefillCase::new(problem(dims, heads), &query_lens)
+        };
+        for dtype in DType::ALL {
+            check_prefill(*dtype, &case);
+        }
+    }
+
+    #[test]
+    fn decode_gives_nan_to_those_who_see_it(
+        rope in 0u32..40,
+        heads in 1usize..40,
+        format in prop::sample::select(KvFormat::ALL),
+        page_size in 1u32..70,
+        lens in prop::collection::vec((0usize..4, 1usize..600), 1..4),
+        sparse: bool,
+        (queries, rows) in (picks(), picks()),
+        seed: u64,
+    ) {
+        let dims = MlaDims::new(128, HeadDims::new(16, rope, 16));
+        let width = dims.row() as usize;
+        let mut problem = problem(dims, heads);
+        (problem.kv_format, problem.page_size, problem.sparse) = (format, page_size, sparse);
+        let query_lens: Vec<usize> = lens.iter().map(|lens| lens.0).collect();
+        let seq_lens: Vec<usize> = lens.iter().map(|lens| lens.1).collect();
+        let nan_row = |[request, position, column]: &[usize; 3]| {
+            let request = request % seq_lens.len();
+            [request, position % seq_lens[request], column % width]
+        };
+        let case = DecodeCase {
+            nan_queries: places(&queries, [query_lens.iter().sum(), heads, width]),
+            nan_rows: rows.iter().map(nan_row).collect(),
+            query_lens,
+            list_width: 300,
+            seed,
+            ..DecodeCase::new(problem, &seq_lens)
+        };
+        for dtype in DType::ALL {
+            if format.dtype().is_none_or(|own| own == *dtype) {
+                check_decode(*dtype, &case);
+            }
+        }
+    }
+}
+
 // One request of three tokens over a cache of f32, as a call into which a test puts its mistake or
 // its kind of output.
 struct Small {

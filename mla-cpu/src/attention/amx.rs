@@ -6,7 +6,8 @@
 //! `b[2i][0], b[2i+1][0], b[2i][1], b[2i+1][1], …`.
 //!
 //! A kernel multiplies two tiles of `a` by two of `b`: four loads for four products, which the
-//! first-level cache can feed.
+//! first-level cache can feed. Which tiles those are is [`Tiles`]' to say, for any [`Unit`]: tests
+//! have one that multiplies in Rust, so that what is said is tried where there is no matrix unit.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -19,6 +20,53 @@ use super::softmax::LANES;
 use super::vectors::PairVectors;
 use super::{KEYS, Rows};
 
+/// What multiplies tiles.
+///
+/// # Safety
+///
+/// There is a value only where the processor has `avx512f,avx512bw,avx512vl,avx512bf16`, the vector
+/// instructions around the unit.
+pub(crate) unsafe trait Unit: Copy + Send {
+    /// Gives all tile registers sixteen rows of 64 bytes.
+    fn configure(self);
+
+    /// Gives the tile registers back, so that the thread's switches need not save them.
+    fn release(self);
+
+    /// `c[i][j] = c[i][j]? + Σ a[i] · b[j]` over `steps` steps of 32.
+    ///
+    /// # Safety
+    ///
+    /// This thread has called [`configure`](Self::configure), and not `release` since. `a[i]` is
+    /// readable for 16 rows of `a_pitch` bytes of which the first 64 · `steps` are used, `b[j]` for
+    /// `steps` · 1024 bytes, and `c[i]` readable and writable for 16 rows of `c_pitch` bytes of
+    /// which the first 64 per column tile are used, for as many tiles as the kernel has. `steps` is
+    /// not 0.
+    unsafe fn multiply(self, kernel: Kernel, operands: Operands);
+}
+
+/// How many tiles of rows and of columns are multiplied, and whether the products are added to what
+/// there is.
+#[derive(Clone, Copy)]
+pub(crate) enum Kernel {
+    Set2x2,
+    Set2x1,
+    Add2x2,
+    Add1x2,
+}
+
+/// Where up to two tiles each of rows and of columns lie. `a` tiles step by 64 bytes; `b` tiles lie
+/// whole, one after the other; the two tiles of a row of `c` are neighbours.
+#[derive(Clone, Copy)]
+pub(crate) struct Operands {
+    a: [*const u8; 2],
+    a_pitch: usize,
+    b: [*const u8; 2],
+    c: [*mut u8; 2],
+    c_pitch: usize,
+    steps: usize,
+}
+
 /// A proof that this process may use the matrix unit and the vector instructions around it.
 #[derive(Clone, Copy)]
 pub(crate) struct Amx(());
@@ -29,8 +77,10 @@ impl Amx {
         static AVAILABLE: OnceLock<bool> = OnceLock::new();
         AVAILABLE.get_or_init(detect).then_some(Self(()))
     }
+}
 
-    // Sets the shape of all tile registers: sixteen rows of 64 bytes.
+// SAFETY: `detect` asks for the vector instructions first.
+unsafe impl Unit for Amx {
     fn configure(self) {
         #[repr(C, align(64))]
         struct Config {
@@ -52,10 +102,22 @@ impl Amx {
         unsafe { asm!("ldtilecfg [{}]", in(reg) &CONFIG, options(nostack, readonly)) };
     }
 
-    // Gives the tile registers back, so that the thread's switches need not save them.
     fn release(self) {
         // SAFETY: `self` proves that the instruction exists and is permitted.
         unsafe { asm!("tilerelease", options(nostack, nomem)) };
+    }
+
+    #[inline(always)]
+    unsafe fn multiply(self, kernel: Kernel, operands: Operands) {
+        // SAFETY: `self` proves that the instructions exist; the rest is the caller's promise.
+        unsafe {
+            match kernel {
+                Kernel::Set2x2 => set_2x2(operands),
+                Kernel::Set2x1 => set_2x1(operands),
+                Kernel::Add2x2 => add_2x2(operands),
+                Kernel::Add1x2 => add_1x2(operands),
+            }
+        }
     }
 }
 
@@ -81,25 +143,14 @@ fn detect() -> bool {
     }
 }
 
-// One kernel: `c[i][j] = c[i][j]? + Σ a[i] · b[j]` over `steps` steps of 32, for up to two tiles
-// each of rows and columns. `a` tiles have rows `a_pitch` bytes apart and step by 64 bytes; `b`
-// tiles lie whole, one after the other; the two tiles of a row of `c` are neighbours.
+// One kernel of `Amx`, made of what comes before its steps, in each, and after.
 macro_rules! kernel {
     ($name:ident, [$($start:literal),*], [$($step:literal),*], [$($end:literal),*]) => {
         /// # Safety
         ///
-        /// The tile registers are configured. `a[i]` is readable for 16 rows of `a_pitch` bytes of
-        /// which the first 64 · `steps` are used, `b[j]` for `steps` · 1024 bytes, and `c[i]`
-        /// readable and writable for 16 rows of `c_pitch` bytes of which the first 64 per column
-        /// tile are used, for as many tiles as the kernel has. `steps` is not 0.
-        unsafe fn $name(
-            a: [*const u8; 2],
-            a_pitch: usize,
-            b: [*const u8; 2],
-            c: [*mut u8; 2],
-            c_pitch: usize,
-            steps: usize,
-        ) {
+        /// As [`Unit::multiply`], and the process may use the matrix unit.
+        unsafe fn $name(operands: Operands) {
+            let Operands { a, a_pitch, b, c, c_pitch, steps } = operands;
             // SAFETY: reads and writes what the caller vouches for. The tile registers are declared
             // as overwritten; their configuration is untouched.
             unsafe {
@@ -222,11 +273,16 @@ kernel!(
     ]
 );
 
-impl Bf16Products for Amx {
+/// The products of attention by tiles.
+#[derive(Clone, Copy)]
+pub(crate) struct Tiles<U>(pub(crate) U);
+
+// SAFETY: the unit proves the instructions.
+unsafe impl<U: Unit> Bf16Products for Tiles<U> {
     const IN_PLACE: bool = false;
 
     fn begin(self) {
-        self.configure();
+        self.0.configure();
     }
 
     fn score(
@@ -246,22 +302,25 @@ impl Bf16Products for Amx {
             &queries[..groups * LANES * width],
             &keys.loaded()[..count * width],
         );
+        let kernel = match groups {
+            2 => Kernel::Set2x2,
+            _ => Kernel::Set2x1,
+        };
+        let second = (groups - 1) * LANES * width;
+        let b = [queries.as_ptr().cast(), queries[second..].as_ptr().cast()];
         for key in (0..count).step_by(2 * LANES) {
-            let a = [key, key + LANES].map(|key| rows[key * width..].as_ptr().cast());
-            let c = [key, key + LANES].map(|key| scores[key * BLOCK..].as_mut_ptr().cast());
-            let second = (groups - 1) * LANES * width;
-            let b = [queries.as_ptr().cast(), queries[second..].as_ptr().cast()];
-            let (a_pitch, c_pitch) = (width * size_of::<bf16>(), BLOCK * size_of::<f32>());
+            let operands = Operands {
+                a: [key, key + LANES].map(|key| rows[key * width..].as_ptr().cast()),
+                a_pitch: width * size_of::<bf16>(),
+                b,
+                c: [key, key + LANES].map(|key| scores[key * BLOCK..].as_mut_ptr().cast()),
+                c_pitch: BLOCK * size_of::<f32>(),
+                steps,
+            };
             // SAFETY: `begin` configured the tiles. Each `a` is 16 whole rows of keys, since
             // `count` is a multiple of 32; each `b` is one group's paired queries, width · 16
             // elements, which is `steps` tiles; each `c` is 16 whole rows of 32 scores.
-            unsafe {
-                if groups == 2 {
-                    set_2x2(a, a_pitch, b, c, c_pitch, steps);
-                } else {
-                    set_2x1(a, a_pitch, b, c, c_pitch, steps);
-                }
-            }
+            unsafe { self.0.multiply(kernel, operands) };
         }
     }
 
@@ -279,25 +338,172 @@ impl Bf16Products for Amx {
         let out = &mut out[..groups * LANES * width];
         let second = (groups - 1) * LANES;
         let a = [0, second].map(|row| weights[row * KEYS..(row + LANES) * KEYS].as_ptr().cast());
+        let kernel = match groups {
+            2 => Kernel::Add2x2,
+            _ => Kernel::Add1x2,
+        };
         for column in (0..width).step_by(2 * LANES) {
-            let b = [column, column + LANES]
-                .map(|column| values[column / LANES * tile..][..tile].as_ptr().cast());
-            let c = [0, second].map(|row| out[row * width + column..].as_mut_ptr().cast());
-            let (a_pitch, c_pitch) = (KEYS * size_of::<bf16>(), width * size_of::<f32>());
+            let operands = Operands {
+                a,
+                a_pitch: KEYS * size_of::<bf16>(),
+                b: [column, column + LANES]
+                    .map(|column| values[column / LANES * tile..][..tile].as_ptr().cast()),
+                c: [0, second].map(|row| out[row * width + column..].as_mut_ptr().cast()),
+                c_pitch: width * size_of::<f32>(),
+                steps,
+            };
             // SAFETY: `begin` configured the tiles. Each `a` is a group's 16 rows of KEYS weights;
             // each `b` is KEYS / 32 tiles, of which `steps` at most are used; each `c` is 32
             // columns of 16 rows of `out`, whose width is a multiple of 32.
-            unsafe {
-                if groups == 2 {
-                    add_2x2(a, a_pitch, b, c, c_pitch, steps);
-                } else {
-                    add_1x2(a, a_pitch, b, c, c_pitch, steps);
+            unsafe { self.0.multiply(kernel, operands) };
+        }
+    }
+
+    fn end(self) {
+        self.0.release();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::bf16::Bf16Engine;
+    use super::super::{Source, Widths, Workspace};
+    use super::*;
+
+    // The definition of the unit's products, with a proof of the vector instructions.
+    #[derive(Clone, Copy)]
+    struct Emulated(PairVectors);
+
+    // SAFETY: its field proves the instructions.
+    unsafe impl Unit for Emulated {
+        fn configure(self) {}
+
+        fn release(self) {}
+
+        unsafe fn multiply(self, kernel: Kernel, operands: Operands) {
+            let (adds, rows, columns) = match kernel {
+                Kernel::Set2x2 => (false, 2, 2),
+                Kernel::Set2x1 => (false, 2, 1),
+                Kernel::Add2x2 => (true, 2, 2),
+                Kernel::Add1x2 => (true, 1, 2),
+            };
+            for (i, j) in (0..rows).flat_map(|i| (0..columns).map(move |j| (i, j))) {
+                for (row, column) in (0..16).flat_map(|row| (0..16).map(move |c| (row, c))) {
+                    // SAFETY: within what the caller vouches for.
+                    unsafe {
+                        let a = operands.a[i].add(row * operands.a_pitch).cast::<bf16>();
+                        let b = operands.b[j].cast::<bf16>();
+                        let c = operands.c[i].add(row * operands.c_pitch + 64 * j);
+                        let c = c.cast::<f32>().add(column);
+                        let mut sum = if adds { c.read() } else { 0.0 };
+                        for k in 0..DEPTH * operands.steps {
+                            let b = b.add(k / 2 * 2 * LANES + 2 * column + k % 2);
+                            sum += a.add(k).read().to_f32() * b.read().to_f32();
+                        }
+                        c.write(sum);
+                    }
                 }
             }
         }
     }
 
-    fn end(self) {
-        self.release();
+    // Random rows, of which some are NaN in a column.
+    struct Random {
+        widths: Widths,
+        queries: Vec<bf16>,
+        keys: Vec<bf16>,
+        values: Vec<bf16>,
+        limits: Vec<usize>,
+    }
+
+    impl Random {
+        fn new(random: &mut fastrand::Rng, rows: usize, keys: usize, widths: Widths) -> Self {
+            let mut fill = |rows: usize, width: usize| {
+                let value = |random: &mut fastrand::Rng| bf16::from_f32(random.f32() - 0.5);
+                let mut data: Vec<_> = (0..rows * width).map(|_| value(random)).collect();
+                if !data.is_empty() && random.bool() {
+                    let at = random.usize(..data.len());
+                    data[at] = bf16::NAN;
+                }
+                data
+            };
+            Self {
+                queries: fill(rows, widths.key),
+                keys: fill(keys, widths.key),
+                values: fill(keys, widths.value),
+                limits: (0..rows).map(|_| random.usize(..=keys)).collect(),
+                widths,
+            }
+        }
+    }
+
+    impl Source<bf16> for Random {
+        fn query(&self, row: usize, to: &mut [bf16]) {
+            let width = self.widths.key;
+            to[..width].copy_from_slice(&self.queries[row * width..][..width]);
+        }
+
+        fn limit(&self, row: usize) -> usize {
+            self.limits[row]
+        }
+
+        fn key(&self, position: usize, to: &mut [bf16]) {
+            let width = self.widths.key;
+            to[..width].copy_from_slice(&self.keys[position * width..][..width]);
+        }
+
+        fn key_in_place(&self, position: usize) -> Option<&[bf16]> {
+            Some(&self.keys[position * self.widths.key..][..self.widths.key])
+        }
+
+        fn value(&self, position: usize, to: &mut [bf16]) {
+            let width = self.widths.value;
+            to[..width].copy_from_slice(&self.values[position * width..][..width]);
+        }
+    }
+
+    // The outputs of all rows, each after its log-sum-exp.
+    fn attend<P: Bf16Products>(products: P, source: &Random, keys: usize) -> Vec<Vec<f32>> {
+        let rows = source.limits.len();
+        let mut workspace =
+            Workspace::<Bf16Engine<P>>::new(products, rows, source.widths, false).unwrap();
+        let splits = std::iter::once(0..keys);
+        let mut total = workspace.attend_splits(source, rows, splits, 0.3);
+        let row = |row| {
+            let (lse, out) = total.finish(row, 1.0);
+            [&[lse], &out[..source.widths.value]].concat()
+        };
+        (0..rows).map(row).collect()
+    }
+
+    // All tiles that are multiplied lie where they are said to, NaN and masks included: what the
+    // vector instructions compute is what the conformance suite holds against the reference.
+    #[test]
+    fn tiles_multiply_what_vectors_do() {
+        let Some(pairs) = PairVectors::new() else {
+            return;
+        };
+        let mut random = fastrand::Rng::with_seed(3);
+        for case in 0..200 {
+            let (rows, keys) = (random.usize(1..70), random.usize(1..600));
+            let shared = random.bool();
+            let key = random.usize(1..80);
+            let value = random.usize(1..if shared { key + 1 } else { 80 });
+            let widths = Widths { key, value, shared };
+            let source = Random::new(&mut random, rows, keys, widths);
+            let got = attend(Tiles(Emulated(pairs)), &source, keys);
+            let want = attend(pairs, &source, keys);
+            for (row, (got, want)) in got.iter().zip(&want).enumerate() {
+                for (column, (got, want)) in got.iter().zip(want).enumerate() {
+                    // The sums are of another order, which may round a weight the other way.
+                    let near = (got - want).abs() < 4e-3 || got == want;
+                    let both_nan = got.is_nan() && want.is_nan();
+                    assert!(
+                        near || both_nan,
+                        "case {case}, [{row}, {column}]: {got} for {want}"
+                    );
+                }
+            }
+        }
     }
 }

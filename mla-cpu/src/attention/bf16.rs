@@ -26,8 +26,13 @@ pub(crate) const BLOCK: usize = 2 * LANES;
 /// Of bf16 elements: what rows are padded to.
 pub(crate) const DEPTH: usize = 32;
 
-/// What multiplies: a proof that the processor has it, and `avx512f,avx512bw,avx512vl,avx512bf16`.
-pub(crate) trait Bf16Products: Copy + Send {
+/// What multiplies.
+///
+/// # Safety
+///
+/// There is a value only where the processor has `avx512f,avx512bw,avx512vl,avx512bf16`: an engine
+/// calls functions that are compiled for them.
+pub(crate) unsafe trait Bf16Products: Copy + Send {
     /// Whether it takes keys wherever they lie, rather than one after the other.
     const IN_PLACE: bool;
 

@@ -38,7 +38,7 @@ use super::buffer::Scratch;
 use super::fp8;
 use super::view::{Lane, Places};
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-use amx::Amx;
+use amx::{Amx, Tiles};
 #[cfg(target_arch = "x86_64")]
 use bf16::Bf16Engine;
 use mla_runtime::backend::Output;
@@ -463,7 +463,7 @@ pub(crate) enum Engines {
     #[cfg(target_arch = "x86_64")]
     Pairs(Vec<Workspace<Bf16Engine<PairVectors>>>),
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-    Amx(Vec<Workspace<Bf16Engine<Amx>>>),
+    Amx(Vec<Workspace<Bf16Engine<Tiles<Amx>>>>),
 }
 
 /// Evaluates an expression with `$workspaces` standing for those of the engine that was chosen.
@@ -503,10 +503,10 @@ impl Engines {
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
         if bf16
             && cpu.takes(Instructions::Tiles)
-            && let Some(tiles) = Amx::new()
+            && let Some(amx) = Amx::new()
         {
             return Ok(Self::Amx(each(cpu, || {
-                Workspace::new(tiles, rows, widths, splits)
+                Workspace::new(Tiles(amx), rows, widths, splits)
             })?));
         }
         #[cfg(target_arch = "x86_64")]

@@ -328,7 +328,8 @@ impl PairVectors {
     }
 }
 
-impl Bf16Products for PairVectors {
+// SAFETY: `new` detects the instructions.
+unsafe impl Bf16Products for PairVectors {
     const IN_PLACE: bool = true;
 
     fn score(
