@@ -57,6 +57,19 @@ pub(crate) enum CliError {
 }
 
 impl CliError {
+    /// An argument, what was given, and what is accepted.
+    pub(crate) fn argument(
+        argument: &'static str,
+        given: impl Into<String>,
+        accepted: impl Into<String>,
+    ) -> Self {
+        Self::Argument {
+            argument,
+            given: given.into(),
+            accepted: accepted.into(),
+        }
+    }
+
     /// The same with the result that could not be saved.
     #[cfg(feature = "bench")]
     pub(crate) fn behind(self, result: String) -> Self {

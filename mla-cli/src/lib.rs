@@ -34,6 +34,8 @@ mod device;
 mod error;
 mod explain;
 mod figures;
+#[cfg(feature = "bench")]
+mod loaded;
 mod plan;
 #[cfg(feature = "bench")]
 mod progress;

@@ -20,6 +20,7 @@ use crate::bench::{self, Environment};
 use crate::device::{About, DeviceName, Job};
 use crate::error::CliError;
 use crate::figures::counted;
+use crate::loaded::{Family, by_family};
 use crate::progress::tell;
 use crate::stopwatch::Stopwatch;
 
@@ -50,6 +51,8 @@ struct Report {
     /// The families of kernels in this program, and what they are compiled for.
     compiled: Vec<Compiled>,
     backends: Vec<Tried>,
+    /// Which code the driver loaded for the kernels of what was timed.
+    loaded: Vec<Family>,
     /// Times, each of which is checked as well.
     times: Vec<bench::Report>,
     /// Why there are no times.
@@ -93,6 +96,7 @@ pub(crate) fn output(args: &Args) -> Result<(String, bool), CliError> {
         Ok(times) => (times, None),
         Err(error) => (Vec::new(), Some(error)),
     };
+    let families: Vec<&str> = FAMILIES.iter().map(|family| family.name).collect();
     let report = Report {
         schema: SCHEMA,
         pass: untimed.is_none()
@@ -107,6 +111,7 @@ pub(crate) fn output(args: &Args) -> Result<(String, bool), CliError> {
                 targets: family.targets,
             })
             .collect(),
+        loaded: by_family(times.iter().flat_map(bench::Report::loaded), &families),
         backends,
         times,
         untimed,
@@ -256,6 +261,12 @@ impl Report {
         for times in &self.times {
             text.push('\n');
             text += &times.describe();
+        }
+        if !self.loaded.is_empty() {
+            text.push_str("\nloaded by the driver:\n");
+        }
+        for family in &self.loaded {
+            let _ = writeln!(text, "{family}");
         }
         if let Some(reason) = &self.untimed {
             let _ = writeln!(text, "\nnothing was timed: {reason}");

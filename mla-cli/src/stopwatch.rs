@@ -4,6 +4,8 @@ use mla_runtime::Result;
 use mla_runtime::device::Device;
 use serde::{Deserialize, Serialize};
 
+use crate::loaded::Loaded;
+
 /// How samples are taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Protocol {
@@ -39,6 +41,12 @@ pub(crate) trait Stopwatch: Device {
         flush: &mut Self::Buffer,
         work: &mut dyn FnMut(&Self) -> Result<()>,
     ) -> Result<(Vec<f64>, Conditions)>;
+
+    /// What was loaded for the kernels that `work` launches, where there are kernels to load. The
+    /// work must be one that a graph can hold, and have run before.
+    fn loaded(&self, _work: &mut dyn FnMut(&Self) -> Result<()>) -> Result<Vec<Loaded>> {
+        Ok(Vec::new())
+    }
 
     /// Begins to watch the memory that is in use.
     fn watch_memory(&self) -> Memory;
@@ -218,6 +226,12 @@ mod cuda {
             });
             let seconds: Result<Vec<f64>> = seconds.collect();
             Ok((seconds?, conditions))
+        }
+
+        fn loaded(&self, work: &mut dyn FnMut(&Self) -> Result<()>) -> Result<Vec<Loaded>> {
+            let graph = self.capture(work)?;
+            let kernels = self.loaded_kernels(&graph)?.into_iter();
+            Ok(kernels.map(Loaded::from).collect())
         }
 
         fn watch_memory(&self) -> Memory {

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::sys::CUgraphInstantiate_flags;
 use cudarc::driver::sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as THREAD_LOCAL;
+use cudarc::driver::sys::{CUgraph, CUgraphInstantiate_flags};
 use cudarc::driver::{CudaContext, CudaGraph, CudaStream};
 use mla_runtime::error::{Error, Result};
 
@@ -32,6 +32,10 @@ impl Graph {
     /// Where the driver refuses.
     pub unsafe fn replay(&self) -> Result<()> {
         self.graph.launch().map_err(failed("replay graph"))
+    }
+
+    pub(super) fn raw(&self) -> CUgraph {
+        self.graph.cu_graph()
     }
 
     /// Moves what the graph needs to the device, so that the first replay is as fast as any other.

@@ -6,6 +6,7 @@
 
 mod common;
 mod helpers;
+mod loaded;
 mod tensors;
 
 #[cfg(feature = "sm90")]

@@ -7,9 +7,9 @@ use mla_runtime::dtype::DType;
 use mla_runtime::tensor::{Layout, TensorMut, TensorRef};
 use serde::{Deserialize, Serialize};
 
+use super::files::{Until, check_files, json, save};
 use super::random::Normal;
 use super::statistics::Summary;
-use super::{Until, check_files, json, save};
 use crate::args::{named, positive, samples};
 use crate::cost::Cost;
 use crate::device::{About, DeviceName, Job};

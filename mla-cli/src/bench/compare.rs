@@ -158,23 +158,7 @@ fn compare(before: &Report, after: &Report, significance: f64, least: f64) -> Co
             },
         });
     }
-    // Holm's step-down: of many rows some would differ by chance.
-    let mut order: Vec<usize> = (0..rows.len()).collect();
-    order.sort_by(|a, b| rows[*a].p.total_cmp(&rows[*b].p));
-    for (rank, index) in order.iter().enumerate() {
-        let left = (rows.len() - rank) as f64;
-        let row = &mut rows[*index];
-        if row.p * left > significance {
-            break;
-        }
-        let matters = (row.after_us / row.before_us - 1.0).abs() >= least;
-        if row.verdict == Verdict::Same && matters {
-            row.verdict = match row.speedup > 1.0 {
-                true => Verdict::Faster,
-                false => Verdict::Slower,
-            };
-        }
-    }
+    judge(&mut rows, significance, least);
     let lacking = |of: &Report, other: &Report| -> Vec<String> {
         of.rows
             .iter()
@@ -192,6 +176,27 @@ fn compare(before: &Report, after: &Report, significance: f64, least: f64) -> Co
         slower: count(Verdict::Slower),
         faster: count(Verdict::Faster),
         rows,
+    }
+}
+
+/// Says which rows differ by at least `least`, as far as chance does not explain it: by Holm's step-down, since of
+/// many rows some would differ by chance.
+fn judge(rows: &mut [Compared], significance: f64, least: f64) {
+    let mut order: Vec<usize> = (0..rows.len()).collect();
+    order.sort_by(|a, b| rows[*a].p.total_cmp(&rows[*b].p));
+    for (rank, index) in order.iter().enumerate() {
+        let left = (rows.len() - rank) as f64;
+        let row = &mut rows[*index];
+        if row.p * left > significance {
+            break;
+        }
+        let matters = (row.after_us / row.before_us - 1.0).abs() >= least;
+        if row.verdict == Verdict::Same && matters {
+            row.verdict = match row.speedup > 1.0 {
+                true => Verdict::Faster,
+                false => Verdict::Slower,
+            };
+        }
     }
 }
 

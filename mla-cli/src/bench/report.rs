@@ -11,6 +11,7 @@ use super::crossover::Crossover;
 use super::environment::Environment;
 use super::row::Row;
 use crate::figures::{amount, counted, number, size};
+use crate::loaded::Loaded;
 use crate::stopwatch::{Conditions, Protocol};
 use crate::table::table;
 
@@ -47,6 +48,11 @@ fn is_zero(count: &usize) -> bool {
 impl Report {
     pub(crate) fn pass(&self) -> bool {
         self.rows.iter().all(|row| row.errors.pass)
+    }
+
+    /// What was loaded for the kernels of all rows.
+    pub(crate) fn loaded(&self) -> impl Iterator<Item = &Loaded> {
+        self.rows.iter().flat_map(|row| &row.loaded)
     }
 
     pub(crate) fn describe(&self) -> String {

@@ -11,6 +11,7 @@ use super::sampling::Measured;
 use super::statistics::Summary;
 use crate::cost::Cost;
 use crate::error::CliError;
+use crate::loaded::Loaded;
 use crate::stopwatch::Conditions;
 
 /// One contender on one case.
@@ -45,6 +46,9 @@ pub(super) struct Row {
     pub(super) peak_bytes: Option<u64>,
     pub(super) errors: Errors,
     pub(super) conditions: Conditions,
+    /// What the driver loaded for the kernels, where they were replayed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) loaded: Vec<Loaded>,
     pub(super) cost: Cost,
     pub(super) samples_us: Vec<f64>,
 }
@@ -92,6 +96,7 @@ impl Row {
             peak_bytes: measured.sampled.peak_bytes,
             errors: measured.errors,
             conditions: measured.sampled.conditions,
+            loaded: measured.sampled.loaded,
             cost,
             samples_us,
         })

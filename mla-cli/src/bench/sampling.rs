@@ -3,6 +3,7 @@
 use super::check::Errors;
 use super::statistics::Summary;
 use crate::error::CliError;
+use crate::loaded::Loaded;
 use crate::stopwatch::{Conditions, Memory, Protocol, Stopwatch};
 
 /// What was found out about one row. Times are of all its layers together.
@@ -27,6 +28,8 @@ pub(super) struct Sampled {
     pub(super) samples: Vec<f64>,
     /// Of the first round.
     pub(super) conditions: Conditions,
+    /// What was loaded for the kernels, if they were replayed.
+    pub(super) loaded: Vec<Loaded>,
     /// Of the first round: what is done after it may need memory of its own.
     pub(super) peak_bytes: Option<u64>,
 }
@@ -53,8 +56,13 @@ impl Sampling<'_> {
             (self.after_round)(protocol.samples)?;
         }
         let (conditions, peak_bytes) = first.unwrap_or_default();
+        let loaded = match self.protocol.graphs {
+            true => device.loaded(work)?,
+            false => Vec::new(),
+        };
         Ok(Sampled {
             samples,
+            loaded,
             conditions,
             peak_bytes,
         })

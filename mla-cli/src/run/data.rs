@@ -210,6 +210,48 @@ impl<D: Device> Fill<'_, D> {
     }
 }
 
+/// A cache with the context of a batch.
+fn cache<D: Device>(
+    device: &D,
+    config: &LayerConfig,
+    workload: &Workload,
+    rng: &mut Rng,
+    progress: &Progress,
+) -> std::result::Result<(D::Buffer, CacheLayout), CliError> {
+    let problem = &config.problem;
+    let dims = problem.dims;
+    let pages = usize::try_from(workload.pages).map_err(|_| CliError::Argument {
+        argument: "--batch",
+        given: format!("{} pages", workload.pages),
+        accepted: "as many as memory can address".to_owned(),
+    })?;
+    let cache_layout =
+        CacheLayout::contiguous(dims, problem.kv_format, pages, problem.page_size as usize)
+            // The largest value that is stored becomes the largest of e4m3.
+            .with_scale(match problem.kv_format.has_tensor_scale() {
+                true => UNIT / 448.0,
+                false => 1.0,
+            });
+    let mut cache = device.allocate(pages * cache_layout.page_stride)?;
+    let mut fill = Fill {
+        device,
+        rng,
+        dtype: problem.dtype,
+        rows: [dims.latent, dims.head.rope].map(|n| n as usize),
+        cache: &mut cache,
+        layout: cache_layout,
+    };
+    for index in 0..workload.requests.len() {
+        progress.step(format!(
+            "filling the cache: request {} of {}",
+            index + 1,
+            workload.requests.len()
+        ));
+        fill.request(workload, index)?;
+    }
+    Ok((cache, cache_layout))
+}
+
 impl<D: Device> Data<D> {
     pub(crate) fn new(
         device: &D,
@@ -235,35 +277,7 @@ impl<D: Device> Data<D> {
         let new_rope = random([tokens, 1, rope], UNIT)?;
         let out = Tensor::zeros(device, dtype, [tokens, heads, dims.head.v as usize])?;
 
-        let pages = usize::try_from(workload.pages).map_err(|_| CliError::Argument {
-            argument: "--batch",
-            given: format!("{} pages", workload.pages),
-            accepted: "as many as memory can address".to_owned(),
-        })?;
-        let cache_layout =
-            CacheLayout::contiguous(dims, problem.kv_format, pages, problem.page_size as usize)
-                // The largest value that is stored becomes the largest of e4m3.
-                .with_scale(match problem.kv_format.has_tensor_scale() {
-                    true => UNIT / 448.0,
-                    false => 1.0,
-                });
-        let mut cache = device.allocate(pages * cache_layout.page_stride)?;
-        let mut fill = Fill {
-            device,
-            rng: &mut rng,
-            dtype,
-            rows: [latent, rope],
-            cache: &mut cache,
-            layout: cache_layout,
-        };
-        for index in 0..workload.requests.len() {
-            progress.step(format!(
-                "filling the cache: request {} of {}",
-                index + 1,
-                workload.requests.len()
-            ));
-            fill.request(workload, index)?;
-        }
+        let (cache, cache_layout) = cache(device, config, workload, &mut rng, progress)?;
         Ok(Self {
             query,
             latent: new_latent,

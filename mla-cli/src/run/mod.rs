@@ -6,24 +6,19 @@ mod measure;
 pub(crate) mod reference;
 mod report;
 pub(crate) mod sparse;
+pub(crate) mod step;
 pub(crate) mod workload;
 
-use mla_runtime::backend::StepLimits;
-use mla_runtime::batch::BatchSpec;
 use mla_runtime::device::Device;
 use mla_runtime::indexer::IndexDevice;
-use mla_runtime::layer::{SelectedLayer, crossover_threshold};
-use mla_runtime::model::ModelConfig;
-use mla_runtime::plan::memory::{self, MemoryPlan};
+use mla_runtime::layer::crossover_threshold;
 use mla_runtime::problem::Problem;
-use mla_runtime::registry::Registry;
-use mla_runtime::selection::{Selection, SelectionRequest};
 
 use self::batch_args::BatchArgs;
 use self::data::Data;
 use self::report::Report;
 use self::sparse::{Dense, Indexed, Lists};
-use self::workload::Workload;
+use self::step::{Step, Wanted};
 use crate::args::{Format, Model, ModelArgs, natural, positive};
 use crate::device::{About, IndexedJob, Job};
 use crate::error::CliError;
@@ -63,6 +58,20 @@ pub(crate) struct Args {
     /// How to write the result.
     #[arg(long, default_value = "table")]
     format: Format,
+}
+
+impl Args {
+    fn wanted<'a>(&'a self, model: &'a Model, problem: Problem, threshold: u32) -> Wanted<'a> {
+        Wanted {
+            model,
+            on: &self.on,
+            problem,
+            threshold,
+            rows: self.rows,
+            prefill: self.prefill.as_deref(),
+            decode: self.decode.as_deref(),
+        }
+    }
 }
 
 /// The output, and whether every phase agrees with the reference.
@@ -132,14 +141,6 @@ fn problem<D: Device, L: Lists<D>>(args: &Args, model: &Model, device: &D) -> (P
     (problem, threshold)
 }
 
-/// The backends for the problem, those that the arguments name if they do.
-fn select<D: Device>(args: &Args, device: &D, problem: Problem) -> Result<Selection, CliError> {
-    let mut request = SelectionRequest::new(device.target(), problem);
-    request.prefill.clone_from(&args.prefill);
-    request.decode.clone_from(&args.decode);
-    Ok(Registry::linked()?.select(&request)?)
-}
-
 fn run<D: Device, L: Lists<D>>(
     args: &Args,
     model: &Model,
@@ -150,35 +151,20 @@ fn run<D: Device, L: Lists<D>>(
         check_sparse(args)?;
     }
     let (problem, threshold) = problem::<D, L>(args, model, device);
-    let spec: BatchSpec = args.on.batch.parse()?;
-    about.check_memory("--batch", &spec, workload::bytes(&spec, &problem))?;
-    let workload = Workload::new(&spec, threshold, args.page, args.on.seed)?;
-
-    let selection = select(args, device, problem.with_query_len(workload.query_len))?;
-    let config = selection.config(model.config.softmax_scale() as f32);
-    let layer = selection.layer(device, config.softmax_scale)?;
+    let wanted = args.wanted(model, problem, threshold);
+    let step = Step::new::<L>(&wanted, device, about)?;
+    let (layer, workload) = (&step.layer, &step.workload);
 
     let progress = Progress::spinner();
-    let limits = workload.limits(args.rows)?;
-    let memory = memory_plan::<D, L>(&layer, &model.config, &limits, workload.pages)?;
-    about.check_plan("--batch", &spec, &limits, &memory)?;
     progress.step("allocating");
-    let mut workspace = layer.workspace(&limits)?;
-    let mut data = Data::new(device, &config, &workload, args.on.seed, &progress)?;
-    let made_from = sparse::Run {
-        device,
-        model: &model.config,
-        config: &config,
-        workload: &workload,
-        limits,
-        seed: args.on.seed,
-        progress: &progress,
-    };
+    let mut workspace = layer.workspace(&step.limits)?;
+    let mut data = Data::new(device, &step.config, workload, args.on.seed, &progress)?;
+    let made_from = step.made_from(&wanted, device, &progress);
     let mut lists = L::new(&made_from)?;
     let timings = measure::measure(
-        &layer,
+        layer,
         &mut workspace,
-        &workload,
+        workload,
         &mut data,
         &mut lists,
         args.repeat,
@@ -186,8 +172,8 @@ fn run<D: Device, L: Lists<D>>(
     )?;
     let errors = reference::compare(
         device,
-        &config,
-        &workload,
+        &step.config,
+        workload,
         &data,
         &workspace,
         args.samples,
@@ -198,28 +184,16 @@ fn run<D: Device, L: Lists<D>>(
     progress.finish();
     Ok(Report::new(report::Run {
         model,
-        device: about.description.clone(),
-        selection: &selection,
-        workload: &workload,
+        device: &about.description,
+        selection: &step.selection,
+        workload,
         chunks: workspace.context().chunks.len(),
-        rows: limits.context_rows,
-        memory,
+        rows: step.limits.context_rows,
+        memory: &step.memory,
         timings,
         errors,
         lists,
         seed: args.on.seed,
         repeat: args.repeat,
     }))
-}
-
-/// The memory of one layer with its lists.
-pub(crate) fn memory_plan<D: Device, L: Lists<D>>(
-    layer: &SelectedLayer<D>,
-    model: &ModelConfig,
-    limits: &StepLimits,
-    pages: u64,
-) -> Result<MemoryPlan, CliError> {
-    let needs = layer.memory_needs(limits, 1, pages)?;
-    let indexer = L::needs(model, limits, layer.config().problem.page_size)?;
-    Ok(memory::plan(&needs.with_indexer(indexer))?)
 }

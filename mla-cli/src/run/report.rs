@@ -21,12 +21,12 @@ use crate::table::{numbers, table};
 /// What a report is made from.
 pub(super) struct Run<'a> {
     pub(super) model: &'a Model,
-    pub(super) device: String,
+    pub(super) device: &'a str,
     pub(super) selection: &'a Selection,
     pub(super) workload: &'a Workload,
     pub(super) chunks: usize,
     pub(super) rows: usize,
-    pub(super) memory: MemoryPlan,
+    pub(super) memory: &'a MemoryPlan,
     pub(super) timings: Timings,
     pub(super) errors: PhaseErrors,
     pub(super) lists: Option<ListErrors>,
@@ -110,44 +110,57 @@ impl Phase {
     }
 }
 
+/// What either path took, where requests went there, and what both have to compute and to move.
+fn phases_of(run: &Run<'_>) -> (Vec<Phase>, Cost) {
+    let Run {
+        selection,
+        workload,
+        timings,
+        errors,
+        ..
+    } = run;
+    let problem = &selection.problem;
+    let mut phases = Vec::new();
+    let mut total = Cost::default();
+    for (name, backend, requests, time, cost, errors) in [
+        (
+            "decode",
+            selection.decode.name,
+            workload.absorbed.clone(),
+            timings.absorbed,
+            workload.absorbed_cost(problem),
+            errors.absorbed,
+        ),
+        (
+            "prefill",
+            selection.prefill.name,
+            workload.expanded(),
+            timings.expanded,
+            workload.expanded_cost(problem),
+            errors.expanded,
+        ),
+    ] {
+        let tokens = workload.tokens_of(&requests).len();
+        total.flop += cost.flop;
+        total.bytes += cost.bytes;
+        if tokens > 0 {
+            let counts = [requests.len(), tokens];
+            phases.push(Phase::new(name, backend, counts, time, cost, errors));
+        }
+    }
+    (phases, total)
+}
+
 impl Report {
     pub(super) fn new(run: Run<'_>) -> Self {
         let Run {
             selection,
             workload,
             timings,
-            errors,
             ..
-        } = run;
+        } = &run;
         let problem = &selection.problem;
-        let mut phases = Vec::new();
-        let mut total = Cost::default();
-        for (name, backend, requests, time, cost, errors) in [
-            (
-                "decode",
-                selection.decode.name,
-                workload.absorbed.clone(),
-                timings.absorbed,
-                workload.absorbed_cost(problem),
-                errors.absorbed,
-            ),
-            (
-                "prefill",
-                selection.prefill.name,
-                workload.expanded(),
-                timings.expanded,
-                workload.expanded_cost(problem),
-                errors.expanded,
-            ),
-        ] {
-            let tokens = workload.tokens_of(&requests).len();
-            total.flop += cost.flop;
-            total.bytes += cost.bytes;
-            if tokens > 0 {
-                let counts = [requests.len(), tokens];
-                phases.push(Phase::new(name, backend, counts, time, cost, errors));
-            }
-        }
+        let (mut phases, total) = phases_of(&run);
         let pass = phases
             .iter()
             .all(|phase| phase.errors.is_some_and(|errors| errors.pass))
@@ -161,7 +174,7 @@ impl Report {
             dtype: problem.dtype.name(),
             kv_format: problem.kv_format.name(),
             page_size: problem.page_size,
-            device: run.device,
+            device: run.device.to_owned(),
             batch: workload.label.clone(),
             context_rows: run.rows,
             context_chunks: run.chunks,
@@ -171,7 +184,7 @@ impl Report {
                 why(&selection.explanation.decode),
                 why(&selection.explanation.prefill),
             ],
-            memory: run.memory,
+            memory: run.memory.clone(),
             lists: run.lists.map(|errors| Selected {
                 seconds: timings.selection.as_secs_f64(),
                 errors,

@@ -50,8 +50,8 @@ impl Workload {
         let requests: Vec<Request> = order.order.iter().map(|&at| spec.requests()[at]).collect();
         let query_len = query_len(&requests[order.absorbed()]);
 
-        let needed = |request: &Request| request.kv.div_ceil(page_size) as usize;
-        let pages: u64 = requests.iter().map(|r| needed(r) as u64).sum();
+        let needed = |request: &Request| u64::from(request.kv.div_ceil(page_size));
+        let pages: u64 = requests.iter().map(needed).sum();
         if pages > MAX_PAGES {
             return Err(CliError::Argument {
                 argument: "--batch",
@@ -59,16 +59,7 @@ impl Workload {
                 accepted: format!("at most {MAX_PAGES} pages"),
             });
         }
-        let max_pages = requests.iter().map(needed).max().unwrap_or(0).max(1);
-        // Pages lie anywhere, as in a cache that has been in use.
-        let mut free: Vec<i32> = (0..pages as i32).collect();
-        Rng::with_seed(seed.into()).shuffle(&mut free);
-        let mut free = free.into_iter();
-        let mut tables = Vec::with_capacity(requests.len() * max_pages);
-        for request in &requests {
-            tables.extend(free.by_ref().take(needed(request)));
-            tables.resize(tables.len().next_multiple_of(max_pages), -1);
-        }
+        let (tables, max_pages) = block_tables(&requests, page_size, seed.into());
         let slots = BlockTables::new(&tables, max_pages, page_size)?.new_token_slots(&requests)?;
         Ok(Self {
             label: spec.label(),
@@ -221,6 +212,23 @@ impl Workload {
                 + expanded_bytes,
         }
     }
+}
+
+/// The block tables of requests, and how many entries each has: their pages lie anywhere, as in a cache that has
+/// been in use.
+pub(crate) fn block_tables(requests: &[Request], page_size: u32, seed: u64) -> (Vec<i32>, usize) {
+    let needed = |request: &Request| request.kv.div_ceil(page_size) as usize;
+    let pages: usize = requests.iter().map(needed).sum();
+    let width = requests.iter().map(needed).max().unwrap_or(0).max(1);
+    let mut free: Vec<i32> = (0..pages as i32).collect();
+    Rng::with_seed(seed).shuffle(&mut free);
+    let mut free = free.into_iter();
+    let mut tables = Vec::with_capacity(requests.len() * width);
+    for request in requests {
+        tables.extend(free.by_ref().take(needed(request)));
+        tables.resize(tables.len().next_multiple_of(width), -1);
+    }
+    (tables, width)
 }
 
 /// How the query lengths of requests on the absorbed path differ.

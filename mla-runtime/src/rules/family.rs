@@ -30,6 +30,40 @@ impl CompiledFamily {
         false
     }
 
+    /// The target whose machine code a driver takes on this capability, and what that is for: of
+    /// those that run there the latest. `None` if there is none, and the driver makes machine code
+    /// of PTX.
+    ///
+    /// # Panics
+    ///
+    /// As [`runs_on`](Self::runs_on).
+    pub fn machine_code_on(&self, capability: Capability) -> Option<(&'static str, Capability)> {
+        self.latest_on(capability, |target| target.starts_with("sm_"))
+    }
+
+    /// The target whose PTX a driver takes on this capability where there is no machine code, and
+    /// what that is for.
+    ///
+    /// # Panics
+    ///
+    /// As [`runs_on`](Self::runs_on).
+    pub fn ptx_on(&self, capability: Capability) -> Option<(&'static str, Capability)> {
+        self.latest_on(capability, |target| target.starts_with("compute_"))
+    }
+
+    fn latest_on(
+        &self,
+        capability: Capability,
+        wanted: fn(&str) -> bool,
+    ) -> Option<(&'static str, Capability)> {
+        let targets = self.targets.iter().filter(|target| wanted(target));
+        targets
+            .map(|target| (*target, Code::read(target)))
+            .filter(|(_, code)| code.runs_on(capability))
+            .max_by_key(|(_, code)| code.from)
+            .map(|(target, code)| (target, code.from))
+    }
+
     pub(super) const fn is_left_out(&self) -> bool {
         self.targets.is_empty()
     }
@@ -155,5 +189,41 @@ const fn digit(byte: u8) -> Option<u8> {
         Some(byte - b'0')
     } else {
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_driver_takes_the_latest_machine_code_and_else_ptx() {
+        let portable = CompiledFamily {
+            name: "sm80",
+            targets: &["sm_80", "sm_90", "sm_86", "sm_120", "compute_80"],
+        };
+        let hopper = CompiledFamily {
+            name: "sm90",
+            targets: &["sm_90a"],
+        };
+        let of = |family: &CompiledFamily, major, minor| {
+            let capability = Capability::new(major, minor);
+            let name = |found: Option<(&'static str, _)>| found.map(|(target, _)| target);
+            [
+                name(family.machine_code_on(capability)),
+                name(family.ptx_on(capability)),
+            ]
+        };
+        assert_eq!(of(&portable, 8, 0), [Some("sm_80"), Some("compute_80")]);
+        assert_eq!(of(&portable, 8, 9), [Some("sm_86"), Some("compute_80")]);
+        assert_eq!(of(&portable, 9, 0), [Some("sm_90"), Some("compute_80")]);
+        assert_eq!(of(&portable, 12, 1), [Some("sm_120"), Some("compute_80")]);
+        // What no machine code is for, the driver compiles.
+        assert_eq!(of(&portable, 10, 3), [None, Some("compute_80")]);
+        assert_eq!(of(&portable, 7, 5), [None, None]);
+        assert_eq!(of(&hopper, 9, 0), [Some("sm_90a"), None]);
+        assert_eq!(of(&hopper, 10, 0), [None, None]);
+        let found = portable.ptx_on(Capability::new(11, 0));
+        assert_eq!(found, Some(("compute_80", Capability::new(8, 0))));
     }
 }

@@ -372,8 +372,8 @@ impl Said {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::OutputArgs;
     use crate::bench::cases;
+    use crate::bench::output::OutputArgs;
 
     #[test]
     fn lines_of_the_script_are_told_apart() {

@@ -153,6 +153,28 @@ impl Size {
     }
 }
 
+/// What a row's curve is called: its contender, and whatever else varies.
+fn naming<'a>(rows: &'a [Row], others: &'a [Size]) -> impl Fn(&Row) -> String + use<'a> {
+    let parameters: BTreeSet<&String> = rows.iter().flat_map(|row| row.parameters.keys()).collect();
+    let varying: Vec<&String> = parameters
+        .into_iter()
+        .filter(|name| {
+            let of = |row: &Row| row.parameters.get(*name).cloned();
+            rows.windows(2).any(|pair| of(&pair[0]) != of(&pair[1]))
+        })
+        .collect();
+    move |row: &Row| {
+        let mut parts = vec![row.contender.clone()];
+        parts.extend(others.iter().map(|size| size.name(row)));
+        for name in &varying {
+            let value = row.parameters.get(*name);
+            let value = value.filter(|value| !row.contender.contains(&format!("{name}={value}")));
+            parts.extend(value.map(|value| format!("{name} {value}")));
+        }
+        parts.join(", ")
+    }
+}
+
 /// Time over the size that takes the most values, a curve for everything else that varies.
 fn times(rows: &[Row]) -> Chart {
     let values = |size: Size| {
@@ -168,24 +190,7 @@ fn times(rows: &[Row]) -> Chart {
         .into_iter()
         .filter(|size| *size != x && values(*size) > 1)
         .collect();
-    let parameters: BTreeSet<&String> = rows.iter().flat_map(|row| row.parameters.keys()).collect();
-    let varying: Vec<&String> = parameters
-        .into_iter()
-        .filter(|name| {
-            let of = |row: &Row| row.parameters.get(*name).cloned();
-            rows.windows(2).any(|pair| of(&pair[0]) != of(&pair[1]))
-        })
-        .collect();
-    let name = |row: &Row| {
-        let mut parts = vec![row.contender.clone()];
-        parts.extend(others.iter().map(|size| size.name(row)));
-        for name in &varying {
-            let value = row.parameters.get(*name);
-            let value = value.filter(|value| !row.contender.contains(&format!("{name}={value}")));
-            parts.extend(value.map(|value| format!("{name} {value}")));
-        }
-        parts.join(", ")
-    };
+    let name = naming(rows, &others);
     let medians: Vec<f64> = rows.iter().map(|row| row.us.median).collect();
     let (unit, microseconds) = time_unit(&medians);
     // In the order of the rows, which is that of their numbers.

@@ -3,15 +3,19 @@
 //! A key that takes a list is an axis: a benchmark has a row for every combination. An argument takes
 //! the place of the file's key.
 
+mod key;
+mod refusals;
+mod values;
+
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::Path;
 
-use clap::ValueEnum;
-use mla_runtime::batch::template::{Range, TemplateError};
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer, Serialize};
+use mla_runtime::batch::template::Range;
+use serde::{Deserialize, Serialize};
 
+pub(super) use self::key::Key;
+pub(super) use self::values::{Measure, Route, Switch};
+use self::values::{RangeSetting, device_name, list};
 use super::lists::{ListKind, Lists};
 use crate::args::{MAX_SAMPLES, natural, positive, samples};
 use crate::device::DeviceName;
@@ -168,155 +172,6 @@ pub(super) struct Settings {
     pub(super) seed: Option<u32>,
 }
 
-/// On or off.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum Switch {
-    /// Yes.
-    On,
-    /// No.
-    Off,
-}
-
-/// What is timed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum Measure {
-    /// One backend's attention alone.
-    Attention,
-    /// The whole layer: cache write, projections, attention, context, merges.
-    Layer,
-}
-
-/// The two forms of attention.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum Route {
-    /// As a decode backend does it.
-    Absorbed,
-    /// As a prefill backend does it.
-    Expanded,
-}
-
-impl Route {
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::Absorbed => "absorbed",
-            Self::Expanded => "expanded",
-        }
-    }
-}
-
-/// A range in a sweep file.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(untagged)]
-pub(super) enum RangeSetting {
-    /// One number.
-    One(u32),
-    /// These numbers.
-    List(Vec<u32>),
-    /// As in an argument.
-    Text(String),
-    /// From `start` to `stop`.
-    Steps(Steps),
-}
-
-/// From `start` by `step`, 1 if left out, or by `factor`, up to `stop`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Steps {
-    start: u32,
-    stop: u32,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    step: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    factor: Option<u32>,
-}
-
-impl RangeSetting {
-    pub(super) fn read(&self) -> Result<Range, TemplateError> {
-        match self {
-            Self::One(number) => Range::list(vec![*number]),
-            Self::List(numbers) => Range::list(numbers.clone()),
-            Self::Text(text) => text.parse(),
-            Self::Steps(steps) => match (steps.step, steps.factor) {
-                (step, None) => Range::stepped(steps.start, steps.stop, step.unwrap_or(1)),
-                (None, Some(factor)) => Range::multiplied(steps.start, steps.stop, factor),
-                (Some(_), Some(_)) => Err(TemplateError::Bounds {
-                    given: "a step and a factor".to_owned(),
-                    accepted: "one of them",
-                }),
-            },
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for Switch {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // Some readers of YAML take the words for truth values.
-        #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum Given {
-            Truth(bool),
-            Word(String),
-        }
-        match Given::deserialize(deserializer)? {
-            Given::Truth(true) => Ok(Self::On),
-            Given::Truth(false) => Ok(Self::Off),
-            Given::Word(word) => match &*word {
-                "on" => Ok(Self::On),
-                "off" => Ok(Self::Off),
-                _ => Err(D::Error::custom(format!(
-                    "given {word:?}, accepted on or off"
-                ))),
-            },
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for DeviceName {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let word = String::deserialize(deserializer)?;
-        Self::from_str(&word, false)
-            .map_err(|_| D::Error::custom(format!("given {word:?}, accepted cpu or cuda")))
-    }
-}
-
-fn device_name<S: serde::Serializer>(
-    device: &Option<DeviceName>,
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
-    device.map(name_of_device).serialize(serializer)
-}
-
-pub(super) const fn name_of_device(device: DeviceName) -> &'static str {
-    match device {
-        DeviceName::Cpu => "cpu",
-        DeviceName::Cuda => "cuda",
-    }
-}
-
-/// One value, or several.
-fn list<'de, D, T>(deserializer: D) -> Result<Option<Vec<T>>, D::Error>
-where
-    D: Deserializer<'de>,
-    T: Deserialize<'de>,
-{
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Given<T> {
-        One(T),
-        Many(Vec<T>),
-    }
-    match Given::deserialize(deserializer)? {
-        Given::One(value) => Ok(Some(vec![value])),
-        Given::Many(values) if values.is_empty() => Err(D::Error::custom(
-            "given an empty list, accepted at least one value",
-        )),
-        Given::Many(values) => Ok(Some(values)),
-    }
-}
-
 impl Settings {
     /// Those of a file, with these in their place where they are given.
     pub(super) fn over(self, path: &Path) -> Result<Self, CliError> {
@@ -381,110 +236,6 @@ impl Settings {
         Self {
             device: Some(DeviceName::Cuda),
             ..Self::default()
-        }
-    }
-
-    /// Refuses what a file of cases says itself.
-    pub(super) fn refuse_beside_cases(&self) -> Result<(), CliError> {
-        let given = [
-            ("SPEC", !self.batches.is_empty()),
-            ("--range", !self.range.is_empty() || !self.ranges.is_empty()),
-            ("--measure", self.measure.is_some()),
-            ("--model", self.model.is_some()),
-            ("--dims", self.dims.is_some()),
-            ("--heads", self.heads.is_some()),
-            ("--dtype", self.dtype.is_some()),
-            ("--kv", self.kv.is_some()),
-            ("--page", self.page.is_some()),
-            ("--topk", self.topk.is_some()),
-            ("--lists", self.lists.is_some()),
-            ("--valid", self.valid.is_some()),
-            ("--path", self.path.is_some()),
-            ("--threshold", self.threshold.is_some()),
-            ("--query-chunk", self.query_chunk.is_some()),
-            ("--rows", self.rows.is_some()),
-            ("--num-splits", self.num_splits.is_some()),
-        ];
-        match given.into_iter().find(|(_, given)| *given) {
-            None => Ok(()),
-            Some((argument, _)) => Err(CliError::Argument {
-                argument,
-                given: "a value beside --cases".to_owned(),
-                accepted: "one of the two: the file says what its cases are".to_owned(),
-            }),
-        }
-    }
-
-    /// What arguments are held to when they are read, for files.
-    fn numbers_below_one(&self) -> Option<(&'static str, u32)> {
-        let lists = [
-            ("heads", &self.heads),
-            ("page", &self.page),
-            ("topk", &self.topk),
-            ("valid", &self.valid),
-            ("query_chunk", &self.query_chunk),
-            ("rows", &self.rows),
-            ("num_splits", &self.num_splits),
-        ];
-        let singles = [
-            ("layers", self.layers),
-            ("samples", self.samples),
-            ("check", self.check),
-        ];
-        let listed = lists
-            .into_iter()
-            .filter_map(|(name, list)| Some((name, *list.as_ref()?.iter().min()?)));
-        let single = singles
-            .into_iter()
-            .filter_map(|(name, number)| Some((name, number?)));
-        listed.chain(single).find(|(_, number)| *number == 0)
-    }
-
-    /// Refuses a value that stands twice on an axis: it would give the same rows again.
-    pub(super) fn refuse_repetitions(&self) -> Result<(), CliError> {
-        fn repeated<T: PartialEq>(
-            list: &Option<Vec<T>>,
-            name: impl Fn(&T) -> String,
-        ) -> Option<String> {
-            let list = list.as_deref().unwrap_or_default();
-            let mut values = list.iter().enumerate();
-            let twice = values.find(|(index, value)| list[..*index].contains(value));
-            twice.map(|(_, value)| name(value))
-        }
-        let text = |list| repeated(list, String::clone);
-        let number = |list| repeated(list, u32::to_string);
-        let axes = [
-            ("model", text(&self.model)),
-            ("dims", text(&self.dims)),
-            ("heads", number(&self.heads)),
-            ("dtype", text(&self.dtype)),
-            ("kv", text(&self.kv)),
-            ("page", number(&self.page)),
-            ("topk", number(&self.topk)),
-            (
-                "lists",
-                repeated(&self.lists, |lists| lists.name().to_owned()),
-            ),
-            ("valid", number(&self.valid)),
-            ("backends", text(&self.backends)),
-            ("prefill", text(&self.prefill)),
-            ("decode", text(&self.decode)),
-            ("path", repeated(&self.path, |path| path.name().to_owned())),
-            ("threshold", number(&self.threshold)),
-            ("query_chunk", number(&self.query_chunk)),
-            ("rows", number(&self.rows)),
-            ("num_splits", number(&self.num_splits)),
-        ];
-        let twice = axes
-            .into_iter()
-            .find_map(|(key, value)| Some((key, value?)));
-        match twice {
-            None => Ok(()),
-            Some((argument, value)) => Err(CliError::Argument {
-                argument,
-                given: format!("{value} twice"),
-                accepted: "each value once".to_owned(),
-            }),
         }
     }
 
@@ -578,57 +329,5 @@ impl Settings {
         .into_iter()
         .flatten()
         .collect()
-    }
-}
-
-/// A key that has no effect on some rows.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum Key {
-    Kv,
-    Page,
-    Prefill,
-    Decode,
-    Path,
-    Threshold,
-    QueryChunk,
-    Rows,
-    NumSplits,
-}
-
-impl Key {
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::Kv => "kv",
-            Self::Page => "page",
-            Self::Prefill => "prefill",
-            Self::Decode => "decode",
-            Self::Path => "path",
-            Self::Threshold => "threshold",
-            Self::QueryChunk => "query_chunk",
-            Self::Rows => "rows",
-            Self::NumSplits => "num_splits",
-        }
-    }
-
-    /// When it has an effect.
-    pub(super) const fn effective(self) -> &'static str {
-        match self {
-            Self::Kv | Self::Page => {
-                "where something is read from the cache, which a fresh prefill does not"
-            }
-            Self::Prefill => "where a batch has requests on the expanded path",
-            Self::Decode | Self::NumSplits => "where a batch has requests on the absorbed path",
-            Self::Path | Self::Threshold => "where the layer is timed",
-            Self::QueryChunk => {
-                "where the layer is timed and a request on the absorbed path is longer"
-            }
-            Self::Rows => "where the layer is timed and a request on the expanded path has context",
-        }
-    }
-}
-
-impl fmt::Display for Key {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }

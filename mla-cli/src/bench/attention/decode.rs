@@ -1,0 +1,294 @@
+//! Absorbed attention, to a paged cache.
+
+use mla_conformance::reference::attend;
+use mla_runtime::Result;
+use mla_runtime::backend::{
+    DecodeBatch, DecodeCall, DecodeStage, HostLens, Query, SelectedDecode, SlotLists,
+};
+use mla_runtime::batch::Request;
+use mla_runtime::cache::{BlockTable, CacheLayout, CacheMut, CacheRef};
+use mla_runtime::device::Device;
+use mla_runtime::registry::Registry;
+use mla_runtime::spec::QueryFormat;
+use mla_runtime::tensor::{ArrayRef, Layout, TensorRef};
+use rayon::prelude::*;
+
+use super::Attention;
+use super::outcome::{Outcome, chosen, request_of};
+use crate::bench::check::{Errors, Row};
+use crate::bench::lists::Lists;
+use crate::bench::random::Normal;
+use crate::error::CliError;
+use crate::run::workload::block_tables;
+use crate::stored::stored_rows;
+use crate::upload::upload;
+
+/// Cache rows that are made at a time.
+const BLOCK: usize = 1 << 16;
+
+/// Absorbed attention.
+pub(in crate::bench) struct Decode<'a, D: Device> {
+    what: &'a Attention,
+    pub(super) backend: SelectedDecode<D>,
+    state: <SelectedDecode<D> as DecodeStage>::State,
+    metadata: <SelectedDecode<D> as DecodeStage>::Metadata,
+    query_numbers: Normal,
+    query: D::Buffer,
+    /// One per layer.
+    caches: Vec<D::Buffer>,
+    cache_layout: CacheLayout,
+    table: Vec<i32>,
+    block_table: D::Buffer,
+    lens: D::Buffer,
+    query_starts: D::Buffer,
+    /// The query tokens and all tokens of each request.
+    host_lens: [Vec<u32>; 2],
+    /// Of a sparse attention: what each query token's list names, and the lists.
+    positions: Vec<Vec<u32>>,
+    slots: Option<D::Buffer>,
+    outcome: Outcome<D>,
+}
+
+impl<'a, D: Device> Decode<'a, D> {
+    pub(super) fn new(
+        what: &'a Attention,
+        registry: &Registry,
+        device: &D,
+    ) -> std::result::Result<Self, CliError> {
+        let problem = &what.config.problem;
+        let (dims, dtype) = (problem.dims, problem.dtype);
+        let backend = what.decode_backend(registry, device)?;
+        let limits = what.limits();
+        let (tokens, heads) = (what.tokens(), problem.heads as usize);
+        let row = dims.row() as usize;
+
+        let (table, _) = block_tables(&what.requests, problem.page_size, what.seed);
+        let pages: usize = what.requests.iter().map(|r| what.pages_of(r)).sum();
+        let cache_layout =
+            CacheLayout::contiguous(dims, problem.kv_format, pages, problem.page_size as usize)
+                // Few numbers are more than four standard deviations away; those saturate.
+                .with_scale(match problem.kv_format.has_tensor_scale() {
+                    true => 4.0 * what.deviation / 448.0,
+                    false => 1.0,
+                });
+        let caches = (0..what.layers)
+            .map(|layer| fill(what, device, cache_layout, layer))
+            .collect::<Result<_>>()?;
+        let query_numbers = Normal::new(what.seed + 1, dtype, what.deviation);
+        let lens: Vec<i32> = what.requests.iter().map(|r| r.kv as i32).collect();
+        let positions = what.positions();
+        let slots = match what.lists {
+            None => None,
+            Some(lists) => {
+                let slots = slots_of(what, lists, &positions, &table);
+                Some(upload(device, &slots)?)
+            }
+        };
+        let host_lens = [|r: &Request| r.q, |r: &Request| r.kv]
+            .map(|of| what.requests.iter().map(of).collect());
+        let mut work = Self {
+            positions,
+            slots,
+            host_lens,
+            state: backend.state(device, &limits)?,
+            metadata: backend.metadata(device, &limits)?,
+            query: query_numbers.buffer(device, 0, tokens * heads * row)?,
+            query_numbers,
+            caches,
+            cache_layout,
+            block_table: upload(device, &table)?,
+            table,
+            lens: upload(device, &lens)?,
+            query_starts: upload(device, &what.starts(|r| r.q))?,
+            outcome: Outcome::new(device, dtype, [tokens, heads, dims.latent as usize])?,
+            what,
+            backend,
+        };
+        work.prepare(device)?;
+        Ok(work)
+    }
+
+    fn batch(&self) -> Result<DecodeBatch<'_, D>> {
+        batch(
+            self.what,
+            [&self.block_table, &self.lens, &self.query_starts],
+        )
+    }
+
+    pub(super) fn prepare(&mut self, device: &D) -> Result<()> {
+        let batch = batch(
+            self.what,
+            [&self.block_table, &self.lens, &self.query_starts],
+        )?;
+        let [query_lens, lens] = &self.host_lens;
+        let batch = match self.backend.spec().plans_on_host {
+            true => batch.with_host(HostLens::new(query_lens, lens)),
+            false => batch,
+        };
+        self.backend
+            .prepare(device, &batch, &mut self.state, &mut self.metadata)
+    }
+
+    pub(super) fn attend(&mut self, device: &D) -> Result<()> {
+        let problem = &self.what.config.problem;
+        let latent = problem.dims.latent as usize;
+        let row = problem.dims.row() as usize;
+        let shape = [self.what.tokens(), problem.heads as usize, row];
+        let layout = Layout::contiguous(problem.dtype, shape);
+        let query = TensorRef::new(D::bytes(&self.query), layout)?;
+        for cache in &self.caches {
+            let batch = batch(
+                self.what,
+                [&self.block_table, &self.lens, &self.query_starts],
+            )?;
+            let (out, lse) = self.outcome.write()?;
+            let slots = match (&self.slots, self.what.lists) {
+                (Some(slots), Some(lists)) => {
+                    let width = lists.topk as usize;
+                    let entries = self.what.tokens() * width;
+                    let slots = ArrayRef::new(D::bytes(slots), entries)?;
+                    Some(SlotLists::new(slots, width))
+                }
+                _ => None,
+            };
+            let call = DecodeCall::new(
+                match self.backend.spec().query_format {
+                    QueryFormat::Concatenated => Query::Concatenated(query.shorten()),
+                    QueryFormat::Split => Query::Split {
+                        latent: query.shorten().narrow(2, 0..latent)?,
+                        rope: query.shorten().narrow(2, latent..row)?,
+                    },
+                },
+                CacheRef::new(D::bytes(cache), self.cache_layout)?,
+                batch,
+                out,
+            )
+            .with_lse(lse)
+            .with_slots(slots);
+            self.backend
+                .decode(device, call, &mut self.state, &self.metadata)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn check(&self, device: &D, count: usize) -> std::result::Result<Errors, CliError> {
+        let what = self.what;
+        let problem = &what.config.problem;
+        let heads = problem.heads as usize;
+        let [latent, rope] = [problem.dims.latent, problem.dims.head.rope].map(|n| n as usize);
+        let starts = what.starts(|r| r.q);
+        let layout = &self.cache_layout;
+        let max_pages = self.batch()?.block_table.max_pages();
+        let cache = &self.caches[self.caches.len() - 1];
+        // Not of `self`, which threads cannot share.
+        let (query_numbers, positions) = (&self.query_numbers, &self.positions);
+        let mut compared = Vec::new();
+        for rows in chosen(what, count)
+            .chunk_by(|a, b| request_of(&starts, a.0) == request_of(&starts, b.0))
+        {
+            let index = request_of(&starts, rows[0].0);
+            let request = what.requests[index];
+            let kv = request.kv as usize;
+            let table = &self.table[index * max_pages..][..what.pages_of(&request)];
+            let pages: Vec<usize> = table.iter().map(|page| *page as usize).collect();
+            let stored = stored_rows(device, cache, layout, &pages, kv)?;
+            let keys: Vec<&[f64]> = stored.iter().map(Vec::as_slice).collect();
+            let values: Vec<&[f64]> = stored.iter().map(|row| &row[..latent]).collect();
+            let expected: Vec<_> = rows
+                .par_iter()
+                .map(|&(token, head)| {
+                    let width = latent + rope;
+                    let query = query_numbers.row((token * heads + head) * width, width);
+                    let own = token - starts[index] as usize;
+                    let seen = kv - request.q as usize + own + 1;
+                    let scale = what.config.softmax_scale.into();
+                    let Some(list) = positions.get(token) else {
+                        return attend(&query, &keys[..seen], &values[..seen], scale);
+                    };
+                    let listed = list.iter().map(|at| *at as usize);
+                    let own_keys: Vec<_> = listed.clone().map(|at| keys[at]).collect();
+                    let own_values: Vec<_> = listed.map(|at| values[at]).collect();
+                    attend(&query, &own_keys, &own_values, scale)
+                })
+                .collect();
+            for (&(token, head), expected) in rows.iter().zip(expected) {
+                compared.push(Row {
+                    given: self.outcome.row(device, token, head)?,
+                    expected,
+                });
+            }
+        }
+        Ok(Errors::of(&compared, problem.dtype))
+    }
+}
+
+/// The lists as a backend takes them: a token's position is a slot of its request's pages.
+fn slots_of(what: &Attention, lists: Lists, positions: &[Vec<u32>], table: &[i32]) -> Vec<i32> {
+    let (page_size, max_pages) = (what.config.problem.page_size, what.max_pages());
+    let width = lists.topk as usize;
+    let starts = what.starts(|r| r.q);
+    let mut slots = Vec::with_capacity(positions.len() * width);
+    for (token, list) in positions.iter().enumerate() {
+        let pages = &table[request_of(&starts, token) * max_pages..];
+        slots.extend(list.iter().map(|position| {
+            let page = pages[(position / page_size) as usize];
+            page * page_size as i32 + (position % page_size) as i32
+        }));
+        slots.resize((token + 1) * width, -1);
+    }
+    slots
+}
+
+fn batch<'b, D: Device>(
+    what: &Attention,
+    [block_table, lens, starts]: [&'b D::Buffer; 3],
+) -> Result<DecodeBatch<'b, D>> {
+    let (requests, max_pages) = (what.requests.len(), what.max_pages());
+    let table = ArrayRef::new(D::bytes(block_table), requests * max_pages)?;
+    Ok(DecodeBatch::new(
+        BlockTable::new(table, requests, max_pages)?,
+        (
+            ArrayRef::new(D::bytes(lens), requests)?,
+            what.longest(|r| r.kv),
+        ),
+        (
+            ArrayRef::new(D::bytes(starts), requests + 1)?,
+            what.longest(|r| r.q),
+        ),
+    ))
+}
+
+/// A layer's cache, every row of it random.
+fn fill<D: Device>(
+    what: &Attention,
+    device: &D,
+    layout: CacheLayout,
+    layer: usize,
+) -> Result<D::Buffer> {
+    let (dims, dtype) = (layout.dims, what.config.problem.dtype);
+    let [latent, rope] = [dims.latent, dims.head.rope].map(|n| n as usize);
+    let seed = what.seed + 2 + 2 * layer as u64;
+    let latent_numbers = Normal::new(seed, dtype, what.deviation);
+    let rope_numbers = Normal::new(seed + 1, dtype, what.deviation);
+    let mut cache = device.allocate(layout.pages * layout.page_stride)?;
+    let slots: Vec<usize> = (0..layout.slots()).collect();
+    for block in slots.chunks(BLOCK) {
+        let rows = block.len();
+        let latents = latent_numbers.buffer(device, block[0] * latent, rows * latent)?;
+        let ropes = rope_numbers.buffer(device, block[0] * rope, rows * rope)?;
+        let numbers: Vec<i64> = block.iter().map(|slot| *slot as i64).collect();
+        let slots = upload(device, &numbers)?;
+        device.write_cache(
+            TensorRef::new(
+                D::bytes(&latents),
+                Layout::contiguous(dtype, [rows, 1, latent]),
+            )?,
+            TensorRef::new(D::bytes(&ropes), Layout::contiguous(dtype, [rows, 1, rope]))?,
+            ArrayRef::new(D::bytes(&slots), rows)?,
+            CacheMut::new(D::bytes_mut(&mut cache), layout)?,
+        )?;
+        // The block's memory is given back here.
+        device.synchronize()?;
+    }
+    Ok(cache)
+}

@@ -1,0 +1,238 @@
+//! Expanded attention, to keys and values of each head.
+
+use mla_conformance::reference::attend;
+use mla_runtime::Result;
+use mla_runtime::backend::{Chunk, Keys, PrefillBatch, PrefillCall, PrefillStage, SelectedPrefill};
+use mla_runtime::device::Device;
+use mla_runtime::plan::context::ContextChunk;
+use mla_runtime::registry::Registry;
+use mla_runtime::spec::KeyLayout;
+use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+use rayon::prelude::*;
+
+use super::Attention;
+use super::outcome::{Outcome, chosen, request_of};
+use crate::bench::check::{Errors, Row};
+use crate::bench::random::Normal;
+use crate::error::CliError;
+use crate::upload::upload;
+
+/// Expanded attention.
+pub(in crate::bench) struct Prefill<'a, D: Device> {
+    what: &'a Attention,
+    causal: bool,
+    backend: SelectedPrefill<D>,
+    state: <SelectedPrefill<D> as PrefillStage>::State,
+    metadata: <SelectedPrefill<D> as PrefillStage>::Metadata,
+    query_lens: Vec<u32>,
+    key_lens: Vec<u32>,
+    query_numbers: Normal,
+    query: D::Buffer,
+    /// One of each per layer.
+    layers: Vec<KeysAndValues<D>>,
+    starts: [D::Buffer; 2],
+    outcome: Outcome<D>,
+}
+
+/// Of one layer.
+struct KeysAndValues<D: Device> {
+    nope_numbers: Normal,
+    rope_numbers: Normal,
+    value_numbers: Normal,
+    /// `[Tk, H, P]`, and `[Tk, 1, R]` beside it; or both as `[Tk, H, P+R]`.
+    keys: D::Buffer,
+    rope: Option<D::Buffer>,
+    values: D::Buffer,
+}
+
+impl<'a, D: Device> Prefill<'a, D> {
+    pub(super) fn new(
+        what: &'a Attention,
+        causal: bool,
+        registry: &Registry,
+        device: &D,
+    ) -> std::result::Result<Self, CliError> {
+        let problem = &what.config.problem;
+        let head = problem.dims.head;
+        let backend = registry.instantiate_prefill(what.backend, device, &what.config)?;
+        let limits = what.limits();
+        let mut state = backend.state(device, &limits)?;
+        let mut metadata = backend.metadata(device, &limits)?;
+        let (tokens, heads) = (what.tokens(), problem.heads as usize);
+        let key_lens: Vec<u32> = what.requests.iter().map(|r| r.kv).collect();
+        let query_lens: Vec<u32> = what.requests.iter().map(|r| r.q).collect();
+        let chunks: Vec<ContextChunk> = match causal {
+            true => Vec::new(),
+            false => {
+                let starts = vec![0; key_lens.len()];
+                vec![ContextChunk::new(
+                    0..key_lens.len(),
+                    starts,
+                    key_lens.clone(),
+                )]
+            }
+        };
+        let batch = PrefillBatch::new(&query_lens, &query_lens).with_chunks(&chunks);
+        backend.prepare(device, &batch, &mut state, &mut metadata)?;
+        let query_numbers = Normal::new(what.seed + 1, problem.dtype, what.deviation);
+        let query_len = tokens * heads * head.qk() as usize;
+        let layout = backend.spec().key_layout;
+        Ok(Self {
+            query: query_numbers.buffer(device, 0, query_len)?,
+            query_numbers,
+            layers: (0..what.layers)
+                .map(|layer| KeysAndValues::new(what, device, layout, layer))
+                .collect::<Result<_>>()?,
+            starts: [
+                upload(device, &what.starts(|r| r.q))?,
+                upload(device, &what.starts(|r| r.kv))?,
+            ],
+            outcome: Outcome::new(device, problem.dtype, [tokens, heads, head.v as usize])?,
+            query_lens,
+            key_lens,
+            what,
+            causal,
+            backend,
+            state,
+            metadata,
+        })
+    }
+
+    pub(super) fn attend(&mut self, device: &D) -> Result<()> {
+        let what = self.what;
+        let problem = &what.config.problem;
+        let head = problem.dims.head;
+        let dtype = problem.dtype;
+        let (tokens, heads) = (what.tokens(), problem.heads as usize);
+        let keys = self.key_lens.iter().map(|len| *len as usize).sum();
+        let [nope, rope, qk, v] = [head.nope, head.rope, head.qk(), head.v].map(|n| n as usize);
+        let count = what.requests.len() + 1;
+        for layer in &self.layers {
+            let view = |buffer, shape| {
+                TensorRef::<D>::new(D::bytes(buffer), Layout::contiguous(dtype, shape))
+            };
+            let (out, lse) = self.outcome.write()?;
+            let call = PrefillCall::new(
+                view(&self.query, [tokens, heads, qk])?,
+                match &layer.rope {
+                    Some(shared) => Keys::Split {
+                        nope: view(&layer.keys, [keys, heads, nope])?,
+                        rope: view(shared, [keys, 1, rope])?,
+                    },
+                    None => Keys::Packed(view(&layer.keys, [keys, heads, qk])?),
+                },
+                view(&layer.values, [keys, heads, v])?,
+                out,
+                (
+                    ArrayRef::new(D::bytes(&self.starts[0]), count)?,
+                    what.longest(|r| r.q),
+                ),
+                (
+                    ArrayRef::new(D::bytes(&self.starts[1]), count)?,
+                    what.longest(|r| r.kv),
+                ),
+            )
+            .with_lse(lse);
+            let (state, metadata) = (&mut self.state, &self.metadata);
+            let chunk = (!self.causal).then_some(Chunk::new(0, &self.query_lens, &self.key_lens));
+            self.backend
+                .prefill(device, call.with_chunk(chunk), state, metadata)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn check(&self, device: &D, count: usize) -> std::result::Result<Errors, CliError> {
+        let what = self.what;
+        let problem = &what.config.problem;
+        let head = problem.dims.head;
+        let heads = problem.heads as usize;
+        let [nope, rope, qk, v] = [head.nope, head.rope, head.qk(), head.v].map(|n| n as usize);
+        let (starts, key_starts) = (what.starts(|r| r.q), what.starts(|r| r.kv));
+        let layer = &self.layers[self.layers.len() - 1];
+        // Not of `self`, which threads cannot share.
+        let (query_numbers, causal) = (&self.query_numbers, self.causal);
+        let KeysAndValues {
+            nope_numbers,
+            rope_numbers,
+            value_numbers,
+            ..
+        } = layer;
+        let expected: Vec<_> = chosen(what, count)
+            .into_par_iter()
+            .map(|(token, head)| {
+                let index = request_of(&starts, token);
+                let request = what.requests[index];
+                let own = token - starts[index] as usize;
+                let seen = match causal {
+                    true => (request.kv - request.q) as usize + own + 1,
+                    false => request.kv as usize,
+                };
+                let first = key_starts[index] as usize;
+                let row = |numbers: &Normal, at, width| numbers.row(at * width, width);
+                let keys: Vec<Vec<f64>> = (first..first + seen)
+                    .map(|at| {
+                        let mut key = row(nope_numbers, at * heads + head, nope);
+                        key.extend(row(rope_numbers, at, rope));
+                        key
+                    })
+                    .collect();
+                let values: Vec<Vec<f64>> = (first..first + seen)
+                    .map(|at| row(value_numbers, at * heads + head, v))
+                    .collect();
+                let keys: Vec<&[f64]> = keys.iter().map(Vec::as_slice).collect();
+                let values: Vec<&[f64]> = values.iter().map(Vec::as_slice).collect();
+                let query = row(query_numbers, token * heads + head, qk);
+                let scale = what.config.softmax_scale.into();
+                ((token, head), attend(&query, &keys, &values, scale))
+            })
+            .collect();
+        let mut compared = Vec::with_capacity(expected.len());
+        for ((token, head), expected) in expected {
+            compared.push(Row {
+                given: self.outcome.row(device, token, head)?,
+                expected,
+            });
+        }
+        Ok(Errors::of(&compared, problem.dtype))
+    }
+}
+
+impl<D: Device> KeysAndValues<D> {
+    fn new(what: &Attention, device: &D, layout: KeyLayout, layer: usize) -> Result<Self> {
+        let problem = &what.config.problem;
+        let (head, dtype) = (problem.dims.head, problem.dtype);
+        let heads = problem.heads as usize;
+        let [nope, rope, qk, v] = [head.nope, head.rope, head.qk(), head.v].map(|n| n as usize);
+        let keys: usize = what.requests.iter().map(|r| r.kv as usize).sum();
+        let seed = what.seed + 2 + 3 * layer as u64;
+        let numbers = |number| Normal::new(seed + number, dtype, what.deviation);
+        let (nope_numbers, rope_numbers, value_numbers) = (numbers(0), numbers(1), numbers(2));
+        let head_part = nope_numbers.buffer(device, 0, keys * heads * nope)?;
+        let shared = rope_numbers.buffer(device, 0, keys * rope)?;
+        let (keys_buffer, rope_buffer) = match layout {
+            KeyLayout::Split => (head_part, Some(shared)),
+            KeyLayout::Packed => {
+                let whole = Layout::contiguous(dtype, [keys, heads, qk]);
+                let mut packed = device.allocate(whole.elements() * dtype.bytes())?;
+                let to = TensorMut::<D>::new(D::bytes_mut(&mut packed), whole)?;
+                let from = Layout::contiguous(dtype, [keys, heads, nope]);
+                let from = TensorRef::new(D::bytes(&head_part), from)?;
+                device.copy(from, to.narrow(2, 0..nope)?)?;
+                let to = TensorMut::<D>::new(D::bytes_mut(&mut packed), whole)?;
+                let from = Layout::contiguous(dtype, [keys, 1, rope]);
+                let from = TensorRef::new(D::bytes(&shared), from)?.broadcast(1, heads)?;
+                device.copy(from, to.narrow(2, nope..qk)?)?;
+                device.synchronize()?;
+                (packed, None)
+            }
+        };
+        Ok(Self {
+            keys: keys_buffer,
+            rope: rope_buffer,
+            values: value_numbers.buffer(device, 0, keys * heads * v)?,
+            nope_numbers,
+            rope_numbers,
+            value_numbers,
+        })
+    }
+}

@@ -1,0 +1,95 @@
+//! What a sparse layer is timed in: its parts, and the layer whole.
+
+use mla_runtime::Result;
+use mla_runtime::backend::{SelectedDecode, SelectedPrefill};
+use mla_runtime::capability::Platform;
+use mla_runtime::indexer::IndexDevice;
+use mla_runtime::layer::{SelectedLayer, Workspace};
+use serde::Serialize;
+
+use super::Args;
+use crate::bench::statistics::Summary;
+use crate::progress::Progress;
+use crate::run::data::Data;
+use crate::run::sparse::{Indexed, Lists};
+use crate::stopwatch::{Protocol, Stopwatch};
+
+/// What a part took.
+#[derive(Serialize)]
+pub(super) struct Part {
+    pub(super) name: &'static str,
+    /// In seconds.
+    pub(super) time: Summary,
+    /// What it computes and moves at least, if that is said.
+    pub(super) flop: f64,
+    pub(super) bytes: f64,
+}
+
+/// The workspace of a layer whose backends are selected.
+pub(super) type Space<D> = Workspace<SelectedPrefill<D>, SelectedDecode<D>>;
+
+/// Takes the times of parts.
+pub(super) struct Times<'a, D: Stopwatch> {
+    device: &'a D,
+    pub(super) protocol: Protocol,
+    flush: D::Buffer,
+    pub(super) parts: Vec<Part>,
+    progress: &'a Progress,
+}
+
+impl<'a, D: Stopwatch> Times<'a, D> {
+    pub(super) fn new(device: &'a D, args: &Args, progress: &'a Progress) -> Result<Self> {
+        Ok(Self {
+            device,
+            protocol: Protocol {
+                samples: args.samples as usize,
+                warm_up: args.warm_up as usize,
+                cold_cache: true,
+                graphs: D::PLATFORM != Platform::Cpu,
+            },
+            flush: device.allocate(device.flush_bytes())?,
+            parts: Vec::new(),
+            progress,
+        })
+    }
+
+    pub(super) fn time(
+        &mut self,
+        name: &'static str,
+        [flop, bytes]: [f64; 2],
+        work: &mut dyn FnMut(&D) -> Result<()>,
+    ) -> Result<()> {
+        self.progress.begin(&format!("timing {name}"));
+        let (samples, _) = self.device.time(&self.protocol, &mut self.flush, work)?;
+        self.parts.push(Part {
+            name,
+            time: Summary::of(&samples),
+            flop,
+            bytes,
+        });
+        Ok(())
+    }
+}
+
+/// The selection, attention to lists that are there, and the layer.
+pub(super) fn whole<D: IndexDevice + Stopwatch>(
+    times: &mut Times<'_, D>,
+    layer: &SelectedLayer<D>,
+    workspace: &mut Space<D>,
+    indexed: &mut Indexed<D>,
+    data: &mut Data<D>,
+) -> Result<()> {
+    times.time("the whole selection", [0.0; 2], &mut |_| {
+        let (indexer, lists, call) = indexed.call()?;
+        indexer.select(workspace, lists, call)
+    })?;
+    times.time("the layer by shared lists", [0.0; 2], &mut |_| {
+        let mut call = data.call(layer.config())?;
+        call.slot_lists = indexed.lists(workspace)?;
+        layer.forward(workspace, call)
+    })?;
+    times.time("the layer with its indexer", [0.0; 2], &mut |_| {
+        let (indexer, lists, index) = indexed.call()?;
+        layer.forward_selecting(workspace, lists, indexer, index, data.call(layer.config())?)
+    })
+}

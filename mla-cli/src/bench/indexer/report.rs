@@ -1,0 +1,106 @@
+//! What the timing of a sparse layer found out.
+
+use comfy_table::Cell;
+use serde::Serialize;
+
+use super::parts::Part;
+use crate::bench::environment::Environment;
+use crate::bench::peers::Said;
+use crate::figures::number;
+use crate::run::sparse::ListErrors;
+use crate::stopwatch::Protocol;
+use crate::table::{numbers, table};
+
+#[derive(Serialize)]
+pub(super) struct Report {
+    pub(super) model: String,
+    pub(super) device: String,
+    pub(super) batch: String,
+    pub(super) backends: [String; 2],
+    pub(super) environment: Environment,
+    pub(super) protocol: Protocol,
+    /// The query tokens whose logits are there at a time: the parts of the selection are timed with
+    /// as many.
+    pub(super) rows: usize,
+    pub(super) parts: Vec<Part>,
+    pub(super) lists: ListErrors,
+    /// Of sampled rows of the output.
+    pub(super) largest_error: f64,
+    pub(super) pass: bool,
+    /// The same batch by others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) beside: Option<Said>,
+}
+
+impl Report {
+    pub(super) fn describe(&self) -> String {
+        let mut table = table(["part", "µs", "spread", "TFLOP/s", "GB/s"]);
+        numbers(&mut table, 1..5);
+        for part in &self.parts {
+            let rate = |amount: f64, unit: f64| match amount {
+                0.0 => Cell::new(""),
+                _ => Cell::new(number(amount / part.time.median / unit)),
+            };
+            table.add_row([
+                Cell::new(part.name),
+                Cell::new(number(part.time.median * 1e6)),
+                Cell::new(format!("{:.1}%", part.time.spread * 100.0)),
+                rate(part.flop, 1e12),
+                rate(part.bytes, 1e9),
+            ]);
+        }
+        let beside = self
+            .beside
+            .as_ref()
+            .map_or_else(String::new, |said| self.describe_peers(said));
+        let [prefill, decode] = &self.backends;
+        let lists = &self.lists;
+        format!(
+            "{}, {} on {}; {prefill} and {decode}\n{}\nQueries, logits and lists: of {} tokens. \
+             Lists: {} of {} identical with f64, the others by at most {:.1e} of a row's range \
+             (accepted {:.0e}). Output: {:.1e}. {}\n{beside}",
+            self.model,
+            self.batch,
+            self.device,
+            table.trim_fmt(),
+            self.rows,
+            lists.identical,
+            lists.lists,
+            lists.largest_distance,
+            lists.tolerance,
+            self.largest_error,
+            if self.pass {
+                "All agree."
+            } else {
+                "They do not agree."
+            },
+        )
+    }
+
+    /// What others take, and how many times ours that is.
+    fn describe_peers(&self, said: &Said) -> String {
+        let mut table = table(["peer", "part", "µs", "of ours"]);
+        numbers(&mut table, 2..4);
+        for figures in &said.peers {
+            let Some(us) = figures.e2e_us else { continue };
+            let own = self.parts.iter().find(|part| {
+                figures
+                    .id
+                    .starts_with(part.name.split(' ').next().unwrap_or(""))
+            });
+            let ratio = own.map(|part| number(us / (part.time.median * 1e6)));
+            table.add_row([
+                Cell::new(&figures.peer),
+                Cell::new(&figures.id),
+                Cell::new(number(us)),
+                Cell::new(ratio.unwrap_or_default()),
+            ]);
+        }
+        let refusals: String = said
+            .refusals
+            .iter()
+            .map(|refusal| format!("{refusal}\n"))
+            .collect();
+        format!("{}\n{refusals}", table.trim_fmt())
+    }
+}

@@ -1,0 +1,55 @@
+//! Which files a benchmark writes.
+
+use std::path::PathBuf;
+
+use super::columns::csv;
+use super::files::{Until, check_files, json, save};
+use super::plot;
+use super::report::Report;
+use crate::error::CliError;
+
+#[derive(clap::Args, Clone, Default)]
+pub(super) struct OutputArgs {
+    /// What the machine does at most, as `mla bench ceilings` wrote it [default: what is known].
+    #[arg(long, value_name = "FILE")]
+    pub(super) ceilings: Option<PathBuf>,
+    /// Where to write everything, samples included. It is written anew after each row.
+    #[arg(long, value_name = "FILE")]
+    pub(super) json: Option<PathBuf>,
+    /// Where to write a line per row, which it has as soon as the row is measured.
+    #[arg(long, value_name = "FILE")]
+    pub(super) csv: Option<PathBuf>,
+    /// Where to draw: roofline, time by what varies, crossover, whichever apply.
+    #[arg(long, value_name = "FILE.svg|FILE.png")]
+    pub(super) plot: Option<PathBuf>,
+}
+
+impl OutputArgs {
+    /// Refuses what could not be written, before anything is measured.
+    pub(super) fn check(&self) -> Result<(), CliError> {
+        if let Some(path) = &self.plot {
+            plot::check(path)?;
+        }
+        check_files([&self.json, &self.csv, &self.plot])
+    }
+
+    /// Writes every file of a finished run.
+    pub(super) fn write(&self, report: &Report) -> Result<(), CliError> {
+        self.write_rows(report, Until::End)?;
+        match &self.plot {
+            Some(path) => plot::draw(path, report),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes the files that hold a row each.
+    pub(super) fn write_rows(&self, report: &Report, until: Until) -> Result<(), CliError> {
+        if let Some(path) = &self.json {
+            save(path, until, &json(report))?;
+        }
+        match &self.csv {
+            Some(path) => save(path, until, &csv(&report.rows)?),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! The batches and models of a sweep.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use mla_runtime::batch::BatchSpec;
+use mla_runtime::batch::template::Template;
+use mla_runtime::dims::{HeadDims, MlaDims};
+use mla_runtime::dtype::DType;
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::model::ModelConfig;
+
+use crate::args::read_config;
+use crate::bench::settings::Settings;
+use crate::error::CliError;
+
+/// A batch of a sweep.
+pub(super) struct Batch {
+    pub(super) spec: BatchSpec,
+    pub(super) text: String,
+}
+
+pub(super) fn batches(settings: &Settings) -> Result<Vec<Batch>, CliError> {
+    if settings.batches.is_empty() {
+        return Err(CliError::argument(
+            "SPEC",
+            "none",
+            "at least one batch, such as 8q1s4k, by arguments, --config or --cases",
+        ));
+    }
+    let ranges = settings.ranges()?;
+    let mut unused: BTreeSet<&str> = ranges.keys().map(String::as_str).collect();
+    let mut batches = Vec::new();
+    for text in &settings.batches {
+        let template: Template = text.parse()?;
+        let mut numbers = Vec::new();
+        for name in template.names() {
+            let Some(range) = ranges.get(name) else {
+                return Err(CliError::argument(
+                    "--range",
+                    format!("none for {{{name}}} of {text}"),
+                    format!("its numbers: --range {name}=1,8,32"),
+                ));
+            };
+            unused.remove(name.as_str());
+            numbers.push(range.clone());
+        }
+        batches.extend(template.expand(&numbers)?.into_iter().map(|one| Batch {
+            text: one.spec.to_string(),
+            spec: one.spec,
+        }));
+    }
+    if let Some(name) = unused.first() {
+        return Err(CliError::argument(
+            "--range",
+            format!("{name}, which occurs in no batch"),
+            format!("names of a batch, as in {{{name}}}q1s1k"),
+        ));
+    }
+    let mut seen = BTreeSet::new();
+    if let Some(twice) = batches.iter().find(|batch| !seen.insert(&batch.text)) {
+        return Err(CliError::argument(
+            "SPEC",
+            format!("{} twice", twice.text),
+            "each batch once",
+        ));
+    }
+    Ok(batches)
+}
+
+/// A model with dims and dtype of a sweep.
+pub(super) struct Model {
+    pub(super) parameters: Vec<(&'static str, String)>,
+    pub(super) config: ModelConfig,
+    pub(super) dtype: DType,
+    pub(super) kv_formats: Vec<KvFormat>,
+}
+
+pub(super) fn models(settings: &Settings) -> Result<Vec<Model>, CliError> {
+    let names = settings
+        .model
+        .clone()
+        .unwrap_or_else(|| vec!["deepseek-r1".to_owned()]);
+    let dims = match &settings.dims {
+        None => vec![None],
+        Some(dims) => dims
+            .iter()
+            .map(|text| read_dims(text).map(Some))
+            .collect::<Result<_, _>>()?,
+    };
+    let dtypes = match &settings.dtype {
+        None => vec![None],
+        Some(names) => names
+            .iter()
+            .map(|name| named("dtype", name, DType::ALL, DType::name).map(Some))
+            .collect::<Result<_, _>>()?,
+    };
+    let mut models = Vec::new();
+    for name in &names {
+        let path = PathBuf::from(name);
+        let config = if path
+            .extension()
+            .is_some_and(|extension| extension == "json")
+        {
+            read_config("--model", &path)?
+        } else {
+            ModelConfig::preset(name)?
+        };
+        for dims in &dims {
+            for dtype in &dtypes {
+                let mut config = config;
+                config.dims = dims.unwrap_or(config.dims);
+                let dtype = dtype.or(config.dtype).unwrap_or(DType::BF16);
+                let kv_formats = match &settings.kv {
+                    None => vec![KvFormat::of(dtype)],
+                    Some(names) => names
+                        .iter()
+                        .map(|name| named("kv", name, KvFormat::ALL, KvFormat::name))
+                        .collect::<Result<_, _>>()?,
+                };
+                models.push(Model {
+                    parameters: vec![
+                        ("model", name.clone()),
+                        ("dims", config.dims.to_string()),
+                        ("dtype", dtype.to_string()),
+                    ],
+                    config,
+                    dtype,
+                    kv_formats,
+                });
+            }
+        }
+    }
+    Ok(models)
+}
+
+fn named<T: Copy>(
+    argument: &'static str,
+    given: &str,
+    all: &[T],
+    name: fn(T) -> &'static str,
+) -> Result<T, CliError> {
+    let found = all.iter().copied().find(|value| name(*value) == given);
+    found.ok_or_else(|| {
+        let names: Vec<_> = all.iter().map(|value| name(*value)).collect();
+        CliError::argument(argument, format!("{given:?}"), names.join(", "))
+    })
+}
+
+/// `512x128x64x128`: L, P, R, V.
+fn read_dims(text: &str) -> Result<MlaDims, CliError> {
+    let numbers: Option<Vec<u32>> = text
+        .split('x')
+        .map(|part| {
+            part.parse()
+                .ok()
+                .filter(|number| (1..=4096).contains(number))
+        })
+        .collect();
+    match numbers.as_deref() {
+        Some(&[latent, nope, rope, v]) => Ok(MlaDims::new(latent, HeadDims::new(nope, rope, v))),
+        _ => Err(CliError::argument(
+            "dims",
+            format!("{text:?}"),
+            "LxPxRxV of numbers from 1 to 4096, such as 512x128x64x128",
+        )),
+    }
+}

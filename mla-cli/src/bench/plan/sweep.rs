@@ -1,0 +1,355 @@
+//! The rows of a sweep: every combination of its keys' values.
+
+use std::collections::BTreeMap;
+
+use mla_runtime::backend::LayerConfig;
+use mla_runtime::batch::{BatchSpec, MAX_SPECULATIVE_LEN, Request, RequestKind};
+use mla_runtime::layer::crossover_threshold;
+use mla_runtime::problem::Problem;
+use mla_runtime::spec::{Phase, QueryLen};
+
+use super::axes::{Batch, Model, batches, models};
+use super::names::{compared, with_values};
+use super::rows::Rows;
+use super::way::{Paths, Way, optional, splits};
+use super::with_graphs;
+use crate::bench::attention::{Attention, Kind};
+use crate::bench::job::{Job, Subject};
+use crate::bench::layer::Layer;
+use crate::bench::lists::Lists;
+use crate::bench::settings::{Key, Measure, Route, SEED, Settings};
+use crate::bench::site::Site;
+use crate::error::CliError;
+use crate::run::workload;
+use crate::stopwatch::Stopwatch;
+
+/// The rows of a sweep.
+pub(in crate::bench) fn sweep<D: Stopwatch>(
+    site: &Site<'_, D>,
+    settings: &Settings,
+) -> Result<Vec<Job>, CliError> {
+    let batches = batches(settings)?;
+    let models = models(settings)?;
+    let lists = settings.lists()?;
+    let pages = settings.page.clone().unwrap_or_else(|| vec![64]);
+    let mut sweep = Sweep {
+        rows: Rows::new(site, settings),
+        compared: compared(settings),
+    };
+    for model in &models {
+        let heads = settings
+            .heads
+            .clone()
+            .unwrap_or_else(|| vec![model.config.heads]);
+        for heads in heads {
+            for batch in &batches {
+                for &kv_format in &model.kv_formats {
+                    for &page in &pages {
+                        for lists in &lists {
+                            let problem = Problem::new(model.config.dims, heads, model.dtype)
+                                .with_kv_format(kv_format)
+                                .with_page_size(page)
+                                .with_sparse(lists.is_some());
+                            sweep.batch(model, &problem, batch, *lists)?;
+                        }
+                    }
+                }
+            }
+        }
+    }
+    sweep.rows.finish()
+}
+
+/// What a batch does, by the kinds of its requests.
+fn phase_of(spec: &BatchSpec) -> Option<Phase> {
+    let decode = |r: &Request| {
+        r.kind() == RequestKind::Decode || (r.is_speculative_decode() && r.q <= MAX_SPECULATIVE_LEN)
+    };
+    if spec.requests().iter().all(decode) {
+        Some(Phase::Decode)
+    } else if spec
+        .requests()
+        .iter()
+        .all(|r| r.kind() == RequestKind::Prefill)
+    {
+        Some(Phase::Prefill)
+    } else {
+        None
+    }
+}
+
+/// Batches and models on their way to rows.
+struct Sweep<'a, D> {
+    rows: Rows<'a, D>,
+    /// The keys that tell cases apart, and those that tell contenders apart.
+    compared: [Vec<&'static str>; 2],
+}
+
+impl<D: Stopwatch> Sweep<'_, D> {
+    fn batch(
+        &mut self,
+        model: &Model,
+        problem: &Problem,
+        batch: &Batch,
+        lists: Option<Lists>,
+    ) -> Result<(), CliError> {
+        let settings = self.rows.settings;
+        let of_layer = [
+            (Key::Path, settings.path.is_some()),
+            (Key::Threshold, settings.threshold.is_some()),
+            (Key::QueryChunk, settings.query_chunk.is_some()),
+            (Key::Rows, settings.rows.is_some()),
+        ];
+        let wants_layer = of_layer
+            .iter()
+            .find_map(|(key, given)| given.then_some(*key));
+        if let Some(lists) = lists {
+            return match (settings.measure, wants_layer) {
+                (Some(Measure::Layer), _) => Err(CliError::argument(
+                    "topk",
+                    "a value, with --measure layer",
+                    "one only where attention alone is timed: the lists of a layer are made by its indexer",
+                )),
+                (_, Some(key)) => Err(CliError::argument(
+                    key.name(),
+                    "a value, with --topk",
+                    format!("one only {}", key.effective()),
+                )),
+                // Whatever the phase, it is absorbed.
+                (_, None) => self.attention(model, problem, batch, Phase::Decode, Some(lists)),
+            };
+        }
+        match (settings.measure, phase_of(&batch.spec), wants_layer) {
+            (Some(Measure::Attention), _, Some(key)) => Err(CliError::argument(
+                key.name(),
+                "a value, with --measure attention",
+                format!("one only {}", key.effective()),
+            )),
+            (Some(Measure::Attention), None, _) => Err(CliError::argument(
+                "measure",
+                format!("attention, of {}", batch.text),
+                "layer for this batch: attention alone is that of decodes, speculative ones included, \
+                 or that of prefills without context",
+            )),
+            (Some(Measure::Attention) | None, Some(phase), None) => {
+                self.attention(model, problem, batch, phase, None)
+            }
+            _ => self.layer(model, problem, batch),
+        }
+    }
+
+    fn attention(
+        &mut self,
+        model: &Model,
+        problem: &Problem,
+        batch: &Batch,
+        phase: Phase,
+        lists: Option<Lists>,
+    ) -> Result<(), CliError> {
+        let requests = batch.spec.requests();
+        let problem = problem.with_query_len(match phase {
+            Phase::Decode => workload::query_len(requests),
+            Phase::Prefill => QueryLen::Single,
+        });
+        let problem = with_graphs(problem, self.rows.site.graphs, phase);
+        let (effective, idle) = match phase {
+            Phase::Decode => (
+                vec![Key::Kv, Key::Page, Key::Decode, Key::NumSplits],
+                vec![Key::Prefill],
+            ),
+            Phase::Prefill => (
+                vec![Key::Prefill],
+                vec![Key::Kv, Key::Page, Key::Decode, Key::NumSplits],
+            ),
+        };
+        self.rows.note(&batch.text, &effective, &idle);
+        let config = LayerConfig::new(problem, model.config.softmax_scale() as f32);
+        let settings = self.rows.settings;
+        for backend in self.rows.contenders.of(&problem, phase)? {
+            for num_splits in optional(&settings.num_splits) {
+                let attention = Attention {
+                    backend,
+                    kind: match phase {
+                        Phase::Decode => Kind::Decode,
+                        Phase::Prefill => Kind::Prefill { causal: true },
+                    },
+                    config,
+                    requests: requests.to_vec(),
+                    deviation: 1.0,
+                    layers: settings.layers.unwrap_or(1) as usize,
+                    num_splits: num_splits.filter(|_| phase == Phase::Decode),
+                    seed: settings.seed.unwrap_or(SEED).into(),
+                    lists,
+                };
+                let of_lists = lists.map(|lists| {
+                    [
+                        ("topk", lists.topk.to_string()),
+                        ("lists", lists.kind.name().to_owned()),
+                        ("valid", lists.valid.to_string()),
+                    ]
+                });
+                let of_lists = of_lists.into_iter().flatten();
+                let parameters = of_lists.chain(splits(num_splits)).collect();
+                let subject = Subject::Attention(attention);
+                self.push(model, batch, backend, parameters, subject)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn layer(&mut self, model: &Model, problem: &Problem, batch: &Batch) -> Result<(), CliError> {
+        let settings = self.rows.settings;
+        // Before its pages are dealt out.
+        let layers = f64::from(settings.layers.unwrap_or(1));
+        let bytes = layers * workload::bytes(&batch.spec, problem);
+        self.rows
+            .site
+            .about
+            .check_memory("memory", &batch.text, bytes)?;
+        let default = crossover_threshold(&self.rows.site.device.machine(), problem, false, None);
+        let mut routes: Vec<(Option<Route>, u32)> = Vec::new();
+        match (&settings.path, &settings.threshold) {
+            (Some(paths), _) => routes.extend(paths.iter().map(|path| match path {
+                Route::Absorbed => (Some(*path), u32::MAX),
+                Route::Expanded => (Some(*path), 0),
+            })),
+            (None, Some(thresholds)) => routes.extend(thresholds.iter().map(|t| (None, *t))),
+            (None, None) => routes.push((None, default.min(self.longest_decode(problem)?))),
+        }
+        for (route, threshold) in routes {
+            for query_chunk in optional(&settings.query_chunk) {
+                for rows in optional(&settings.rows) {
+                    for num_splits in optional(&settings.num_splits) {
+                        let way = Way {
+                            route,
+                            threshold,
+                            query_chunk,
+                            rows,
+                            num_splits,
+                        };
+                        self.step(model, problem, batch, way)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The most new tokens of a request that every decode backend of the comparison takes, as the layer asks it.
+    fn longest_decode(&mut self, problem: &Problem) -> Result<u32, CliError> {
+        let (registry, target) = (self.rows.site.registry, self.rows.site.device.target());
+        let mut least = u32::MAX;
+        for name in self.rows.contenders.of(problem, Phase::Decode)? {
+            let spec = registry.get_on(target, Phase::Decode, name)?.spec;
+            least = least.min(spec.max_query_len.unwrap_or(u32::MAX));
+        }
+        Ok(least)
+    }
+
+    fn step(
+        &mut self,
+        model: &Model,
+        problem: &Problem,
+        batch: &Batch,
+        way: Way,
+    ) -> Result<(), CliError> {
+        let paths = Paths::of(&batch.spec, way.threshold);
+        self.note_step(batch, way, &paths);
+        let problem = problem.with_query_len(paths.query_len(way.query_chunk));
+        let problem = with_graphs(problem, self.rows.site.graphs, Phase::Decode);
+        let config = LayerConfig::new(problem, model.config.softmax_scale() as f32);
+        let mut prefills = self.rows.contenders.of(&problem, Phase::Prefill)?;
+        let mut decodes = self.rows.contenders.of(&problem, Phase::Decode)?;
+        // Where several are compared, only those that the batch comes to.
+        if paths.expanded.is_empty() {
+            prefills.truncate(1);
+        }
+        if paths.absorbed.is_empty() {
+            decodes.truncate(1);
+        }
+        for prefill in prefills {
+            for &decode in &decodes {
+                let layer = Layer {
+                    prefill,
+                    decode,
+                    config,
+                    spec: batch.spec.clone(),
+                    threshold: way.threshold,
+                    query_chunk: way.query_chunk,
+                    rows: way.rows,
+                    num_splits: way.num_splits.filter(|_| !paths.absorbed.is_empty()),
+                    layers: self.rows.settings.layers.unwrap_or(1) as usize,
+                    seed: self.rows.settings.seed.unwrap_or(SEED),
+                };
+                let backends = paths.backends(prefill, decode);
+                let contender = match way.route {
+                    Some(route) => format!("{} ({backends})", route.name()),
+                    None => backends,
+                };
+                let subject = Subject::Layer(layer);
+                self.push(model, batch, &contender, way.parameters(), subject)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes which keys have an effect on a step.
+    fn note_step(&mut self, batch: &Batch, way: Way, Paths { absorbed, expanded }: &Paths<'_>) {
+        let Way {
+            route, query_chunk, ..
+        } = way;
+        let keys = [
+            (Key::Kv, true),
+            (Key::Page, true),
+            (Key::Decode, !absorbed.is_empty()),
+            (Key::Prefill, !expanded.is_empty()),
+            (Key::Path, true),
+            (Key::Threshold, true),
+            // The other path of a comparison of paths need not be touched.
+            (
+                Key::QueryChunk,
+                route == Some(Route::Expanded) || absorbed.iter().any(|r| Some(r.q) > query_chunk),
+            ),
+            (
+                Key::Rows,
+                route == Some(Route::Absorbed) || expanded.iter().any(|r| r.context_len() > 0),
+            ),
+            (
+                Key::NumSplits,
+                route == Some(Route::Expanded) || !absorbed.is_empty(),
+            ),
+        ];
+        for (key, effective) in keys {
+            let key = [key];
+            match effective {
+                true => self.rows.note(&batch.text, &key, &[]),
+                false => self.rows.note(&batch.text, &[], &key),
+            }
+        }
+    }
+
+    fn push(
+        &mut self,
+        model: &Model,
+        batch: &Batch,
+        contender: &str,
+        more: Vec<(&'static str, String)>,
+        subject: Subject,
+    ) -> Result<(), CliError> {
+        let problem = subject.config().problem;
+        let mut parameters: BTreeMap<&'static str, String> =
+            model.parameters.iter().cloned().collect();
+        parameters.insert("heads", problem.heads.to_string());
+        parameters.insert("kv", problem.kv_format.to_string());
+        parameters.insert("page", problem.page_size.to_string());
+        parameters.extend(more);
+        let [of_case, of_contender] = &self.compared;
+        self.rows.push(Job {
+            case: with_values(&batch.text, of_case, &parameters),
+            contender: with_values(contender, of_contender, &parameters),
+            label: batch.spec.label(),
+            parameters,
+            subject,
+        })
+    }
+}

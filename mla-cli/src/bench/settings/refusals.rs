@@ -1,0 +1,110 @@
+//! What settings are held to, whether arguments or a file gave them.
+
+use super::Settings;
+use crate::error::CliError;
+
+impl Settings {
+    /// Refuses what a file of cases says itself.
+    pub(in crate::bench) fn refuse_beside_cases(&self) -> Result<(), CliError> {
+        let given = [
+            ("SPEC", !self.batches.is_empty()),
+            ("--range", !self.range.is_empty() || !self.ranges.is_empty()),
+            ("--measure", self.measure.is_some()),
+            ("--model", self.model.is_some()),
+            ("--dims", self.dims.is_some()),
+            ("--heads", self.heads.is_some()),
+            ("--dtype", self.dtype.is_some()),
+            ("--kv", self.kv.is_some()),
+            ("--page", self.page.is_some()),
+            ("--topk", self.topk.is_some()),
+            ("--lists", self.lists.is_some()),
+            ("--valid", self.valid.is_some()),
+            ("--path", self.path.is_some()),
+            ("--threshold", self.threshold.is_some()),
+            ("--query-chunk", self.query_chunk.is_some()),
+            ("--rows", self.rows.is_some()),
+            ("--num-splits", self.num_splits.is_some()),
+        ];
+        match given.into_iter().find(|(_, given)| *given) {
+            None => Ok(()),
+            Some((argument, _)) => Err(CliError::Argument {
+                argument,
+                given: "a value beside --cases".to_owned(),
+                accepted: "one of the two: the file says what its cases are".to_owned(),
+            }),
+        }
+    }
+
+    /// What arguments are held to when they are read, for files.
+    pub(super) fn numbers_below_one(&self) -> Option<(&'static str, u32)> {
+        let lists = [
+            ("heads", &self.heads),
+            ("page", &self.page),
+            ("topk", &self.topk),
+            ("valid", &self.valid),
+            ("query_chunk", &self.query_chunk),
+            ("rows", &self.rows),
+            ("num_splits", &self.num_splits),
+        ];
+        let singles = [
+            ("layers", self.layers),
+            ("samples", self.samples),
+            ("check", self.check),
+        ];
+        let listed = lists
+            .into_iter()
+            .filter_map(|(name, list)| Some((name, *list.as_ref()?.iter().min()?)));
+        let single = singles
+            .into_iter()
+            .filter_map(|(name, number)| Some((name, number?)));
+        listed.chain(single).find(|(_, number)| *number == 0)
+    }
+
+    /// Refuses a value that stands twice on an axis: it would give the same rows again.
+    pub(in crate::bench) fn refuse_repetitions(&self) -> Result<(), CliError> {
+        fn repeated<T: PartialEq>(
+            list: &Option<Vec<T>>,
+            name: impl Fn(&T) -> String,
+        ) -> Option<String> {
+            let list = list.as_deref().unwrap_or_default();
+            let mut values = list.iter().enumerate();
+            let twice = values.find(|(index, value)| list[..*index].contains(value));
+            twice.map(|(_, value)| name(value))
+        }
+        let text = |list| repeated(list, String::clone);
+        let number = |list| repeated(list, u32::to_string);
+        let axes = [
+            ("model", text(&self.model)),
+            ("dims", text(&self.dims)),
+            ("heads", number(&self.heads)),
+            ("dtype", text(&self.dtype)),
+            ("kv", text(&self.kv)),
+            ("page", number(&self.page)),
+            ("topk", number(&self.topk)),
+            (
+                "lists",
+                repeated(&self.lists, |lists| lists.name().to_owned()),
+            ),
+            ("valid", number(&self.valid)),
+            ("backends", text(&self.backends)),
+            ("prefill", text(&self.prefill)),
+            ("decode", text(&self.decode)),
+            ("path", repeated(&self.path, |path| path.name().to_owned())),
+            ("threshold", number(&self.threshold)),
+            ("query_chunk", number(&self.query_chunk)),
+            ("rows", number(&self.rows)),
+            ("num_splits", number(&self.num_splits)),
+        ];
+        let twice = axes
+            .into_iter()
+            .find_map(|(key, value)| Some((key, value?)));
+        match twice {
+            None => Ok(()),
+            Some((argument, value)) => Err(CliError::Argument {
+                argument,
+                given: format!("{value} twice"),
+                accepted: "each value once".to_owned(),
+            }),
+        }
+    }
+}

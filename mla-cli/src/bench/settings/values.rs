@@ -1,0 +1,156 @@
+//! The values of keys, and how files say them.
+
+use clap::ValueEnum;
+use mla_runtime::batch::template::{Range, TemplateError};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::device::DeviceName;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(in crate::bench) enum Switch {
+    /// Yes.
+    On,
+    /// No.
+    Off,
+}
+
+/// What is timed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(in crate::bench) enum Measure {
+    /// One backend's attention alone.
+    Attention,
+    /// The whole layer: cache write, projections, attention, context, merges.
+    Layer,
+}
+
+/// The two forms of attention.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(in crate::bench) enum Route {
+    /// As a decode backend does it.
+    Absorbed,
+    /// As a prefill backend does it.
+    Expanded,
+}
+
+impl Route {
+    pub(in crate::bench) const fn name(self) -> &'static str {
+        match self {
+            Self::Absorbed => "absorbed",
+            Self::Expanded => "expanded",
+        }
+    }
+}
+
+/// A range in a sweep file.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(untagged)]
+pub(in crate::bench) enum RangeSetting {
+    /// One number.
+    One(u32),
+    /// These numbers.
+    List(Vec<u32>),
+    /// As in an argument.
+    Text(String),
+    /// From `start` to `stop`.
+    Steps(Steps),
+}
+
+/// From `start` by `step`, 1 if left out, or by `factor`, up to `stop`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(in crate::bench) struct Steps {
+    start: u32,
+    stop: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    step: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    factor: Option<u32>,
+}
+
+impl RangeSetting {
+    pub(in crate::bench) fn read(&self) -> Result<Range, TemplateError> {
+        match self {
+            Self::One(number) => Range::list(vec![*number]),
+            Self::List(numbers) => Range::list(numbers.clone()),
+            Self::Text(text) => text.parse(),
+            Self::Steps(steps) => match (steps.step, steps.factor) {
+                (step, None) => Range::stepped(steps.start, steps.stop, step.unwrap_or(1)),
+                (None, Some(factor)) => Range::multiplied(steps.start, steps.stop, factor),
+                (Some(_), Some(_)) => Err(TemplateError::Bounds {
+                    given: "a step and a factor".to_owned(),
+                    accepted: "one of them",
+                }),
+            },
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Switch {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        // Some readers of YAML take the words for truth values.
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Given {
+            Truth(bool),
+            Word(String),
+        }
+        match Given::deserialize(deserializer)? {
+            Given::Truth(true) => Ok(Self::On),
+            Given::Truth(false) => Ok(Self::Off),
+            Given::Word(word) => match &*word {
+                "on" => Ok(Self::On),
+                "off" => Ok(Self::Off),
+                _ => Err(D::Error::custom(format!(
+                    "given {word:?}, accepted on or off"
+                ))),
+            },
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for DeviceName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let word = String::deserialize(deserializer)?;
+        Self::from_str(&word, false)
+            .map_err(|_| D::Error::custom(format!("given {word:?}, accepted cpu or cuda")))
+    }
+}
+
+pub(super) fn device_name<S: serde::Serializer>(
+    device: &Option<DeviceName>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    device.map(name_of_device).serialize(serializer)
+}
+
+const fn name_of_device(device: DeviceName) -> &'static str {
+    match device {
+        DeviceName::Cpu => "cpu",
+        DeviceName::Cuda => "cuda",
+    }
+}
+
+/// One value, or several.
+pub(super) fn list<'de, D, T>(deserializer: D) -> Result<Option<Vec<T>>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Given<T> {
+        One(T),
+        Many(Vec<T>),
+    }
+    match Given::deserialize(deserializer)? {
+        Given::One(value) => Ok(Some(vec![value])),
+        Given::Many(values) if values.is_empty() => Err(D::Error::custom(
+            "given an empty list, accepted at least one value",
+        )),
+        Given::Many(values) => Ok(Some(values)),
+    }
+}

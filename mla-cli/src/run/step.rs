@@ -1,0 +1,97 @@
+//! A batch, and the layer that runs it: everything that is decided before anything is allocated.
+
+use mla_runtime::backend::{LayerConfig, StepLimits};
+use mla_runtime::batch::BatchSpec;
+use mla_runtime::device::Device;
+use mla_runtime::layer::SelectedLayer;
+use mla_runtime::plan::memory::{self, MemoryPlan};
+use mla_runtime::problem::Problem;
+use mla_runtime::registry::Registry;
+use mla_runtime::selection::{Selection, SelectionRequest};
+
+use super::batch_args::BatchArgs;
+use super::sparse::{Lists, Run};
+use super::workload::{self, Workload};
+use crate::args::Model;
+use crate::device::About;
+use crate::error::CliError;
+use crate::progress::Progress;
+
+/// What is wanted.
+pub(crate) struct Wanted<'a> {
+    pub(crate) model: &'a Model,
+    pub(crate) on: &'a BatchArgs,
+    /// Before the batch says how its query lengths differ.
+    pub(crate) problem: Problem,
+    /// The most new tokens of a request on the absorbed path.
+    pub(crate) threshold: u32,
+    /// Rows of the context workspace, the customary number if absent.
+    pub(crate) rows: Option<u32>,
+    /// Backends by name, the best that fit if absent.
+    pub(crate) prefill: Option<&'a str>,
+    pub(crate) decode: Option<&'a str>,
+}
+
+/// One step of a layer.
+pub(crate) struct Step<D: Device> {
+    pub(crate) workload: Workload,
+    pub(crate) selection: Selection,
+    pub(crate) config: LayerConfig,
+    pub(crate) layer: SelectedLayer<D>,
+    pub(crate) limits: StepLimits,
+    pub(crate) memory: MemoryPlan,
+}
+
+impl<D: Device> Step<D> {
+    /// The step, unless no backend fits or it takes more memory than there is.
+    pub(crate) fn new<L: Lists<D>>(
+        wanted: &Wanted<'_>,
+        device: &D,
+        about: &About,
+    ) -> Result<Self, CliError> {
+        let Wanted {
+            model, on, problem, ..
+        } = wanted;
+        let spec: BatchSpec = on.batch.parse()?;
+        about.check_memory("--batch", &spec, workload::bytes(&spec, problem))?;
+        let workload = Workload::new(&spec, wanted.threshold, problem.page_size, on.seed)?;
+        let problem = problem.with_query_len(workload.query_len);
+        let mut request = SelectionRequest::new(device.target(), problem);
+        request.prefill = wanted.prefill.map(str::to_owned);
+        request.decode = wanted.decode.map(str::to_owned);
+        let selection = Registry::linked()?.select(&request)?;
+        let config = selection.config(model.config.softmax_scale() as f32);
+        let layer = selection.layer(device, config.softmax_scale)?;
+        let limits = workload.limits(wanted.rows)?;
+        let needs = layer.memory_needs(&limits, 1, workload.pages)?;
+        let indexer = L::needs(&model.config, &limits, problem.page_size)?;
+        let memory = memory::plan(&needs.with_indexer(indexer))?;
+        about.check_plan("--batch", &spec, &limits, &memory)?;
+        Ok(Self {
+            workload,
+            selection,
+            config,
+            layer,
+            limits,
+            memory,
+        })
+    }
+
+    /// What its data is made from.
+    pub(crate) const fn made_from<'a>(
+        &'a self,
+        wanted: &Wanted<'a>,
+        device: &'a D,
+        progress: &'a Progress,
+    ) -> Run<'a, D> {
+        Run {
+            device,
+            model: &wanted.model.config,
+            config: &self.config,
+            workload: &self.workload,
+            limits: self.limits,
+            seed: wanted.on.seed,
+            progress,
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Which code the driver loaded for the kernels of a graph.
+//!
+//! A family has code for several GPUs, and PTX for those that have none. Which of it runs is the
+//! driver's choice, so the driver is asked.
+
+use std::ffi::CStr;
+use std::{mem, ptr};
+
+use cudarc::driver::DriverError;
+use cudarc::driver::sys::CUfunction_attribute::{
+    self, CU_FUNC_ATTRIBUTE_BINARY_VERSION, CU_FUNC_ATTRIBUTE_PTX_VERSION,
+};
+use cudarc::driver::sys::{self, CUfunction, CUgraphNode, CUgraphNodeType};
+use mla_runtime::capability::Capability;
+use mla_runtime::error::Result;
+
+use super::graph::Graph;
+use super::{Cuda, failed};
+
+/// A kernel, and what the driver loaded for it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct LoadedKernel {
+    /// Its name in the machine code, as the C++ compiler mangled it.
+    pub symbol: String,
+    /// The GPU that the machine code is for, whether nvcc made it or the driver.
+    pub machine_code: Capability,
+    /// The GPU that the PTX is for of which it was made.
+    pub ptx: Capability,
+}
+
+impl Cuda {
+    /// The kernels that a graph of this device launches, once for each launch and in no order.
+    ///
+    /// # Errors
+    ///
+    /// Where the driver refuses.
+    pub fn loaded_kernels(&self, graph: &Graph) -> Result<Vec<LoadedKernel>> {
+        self.bind()?;
+        let nodes = nodes(graph).map_err(failed("list a graph's nodes"))?;
+        let functions: std::result::Result<Vec<_>, _> = nodes
+            .into_iter()
+            .filter_map(|node| function(node).transpose())
+            .collect();
+        functions
+            .and_then(|functions| functions.into_iter().map(describe).collect())
+            .map_err(failed("ask for loaded code"))
+    }
+}
+
+fn nodes(graph: &Graph) -> std::result::Result<Vec<CUgraphNode>, DriverError> {
+    let mut count = 0;
+    // SAFETY: the graph lives; without a place for nodes the driver writes their number alone.
+    unsafe { sys::cuGraphGetNodes(graph.raw(), ptr::null_mut(), &raw mut count) }.result()?;
+    let mut nodes = vec![ptr::null_mut(); count];
+    // SAFETY: there is room for as many nodes as `count` says.
+    unsafe { sys::cuGraphGetNodes(graph.raw(), nodes.as_mut_ptr(), &raw mut count) }.result()?;
+    nodes.truncate(count);
+    Ok(nodes)
+}
+
+/// The function that a node launches, if it is a kernel's.
+fn function(node: CUgraphNode) -> std::result::Result<Option<CUfunction>, DriverError> {
+    let mut kind = CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY;
+    // SAFETY: the node is one of a graph that lives.
+    unsafe { sys::cuGraphNodeGetType(node, &raw mut kind) }.result()?;
+    if kind != CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL {
+        return Ok(None);
+    }
+    // SAFETY: numbers and pointers, of which all may be zero.
+    let mut launch: sys::CUDA_KERNEL_NODE_PARAMS = unsafe { mem::zeroed() };
+    // SAFETY: the node is a kernel's, of a graph that lives.
+    unsafe { sys::cuGraphKernelNodeGetParams_v2(node, &raw mut launch) }.result()?;
+    if !launch.func.is_null() {
+        return Ok(Some(launch.func));
+    }
+    // One that belongs to no context: that of the current one.
+    let mut function = ptr::null_mut();
+    // SAFETY: a node has a kernel where it has no function; a context is current.
+    unsafe { sys::cuKernelGetFunction(&raw mut function, launch.kern) }.result()?;
+    Ok(Some(function))
+}
+
+fn describe(function: CUfunction) -> std::result::Result<LoadedKernel, DriverError> {
+    let version = |attribute: CUfunction_attribute| {
+        let mut version = 0;
+        // SAFETY: the function is loaded, as its graph was instantiated.
+        unsafe { sys::cuFuncGetAttribute(&raw mut version, attribute, function) }.result()?;
+        Ok::<_, DriverError>(capability(version))
+    };
+    let mut name = ptr::null();
+    // SAFETY: as above.
+    unsafe { sys::cuFuncGetName(&raw mut name, function) }.result()?;
+    // SAFETY: the driver gave a string that ends in NUL and lives as long as the function.
+    let symbol = unsafe { CStr::from_ptr(name) };
+    Ok(LoadedKernel {
+        symbol: symbol.to_string_lossy().into_owned(),
+        machine_code: version(CU_FUNC_ATTRIBUTE_BINARY_VERSION)?,
+        ptx: version(CU_FUNC_ATTRIBUTE_PTX_VERSION)?,
+    })
+}
+
+/// From ten times the major number and the minor one.
+fn capability(version: i32) -> Capability {
+    // No GPU has a number that does not fit.
+    let part = |number: i32| u8::try_from(number).unwrap_or(u8::MAX);
+    Capability::new(part(version / 10), part(version % 10))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_capabilities() {
+        for (version, expected) in [(80, (8, 0)), (90, (9, 0)), (103, (10, 3)), (121, (12, 1))] {
+            assert_eq!(capability(version), Capability::new(expected.0, expected.1));
+        }
+        assert_eq!(capability(-10).major, u8::MAX);
+    }
+}

@@ -1,0 +1,213 @@
+//! The driver loaded what was compiled for this GPU: machine code where the build made some, and
+//! else, or with `CUDA_FORCE_PTX_JIT=1`, what it made of the family's PTX.
+
+use std::env;
+
+use mla_kernels::device::{Buffer, LoadedKernel};
+use mla_kernels::{Cuda, FAMILIES};
+use mla_runtime::backend::{
+    DecodeBackend, DecodeBatch, DecodeCall, HostLens, Keys, LayerConfig, Output, PrefillBackend,
+    PrefillBatch, PrefillCall, Query, SlotLists, StepLimits,
+};
+use mla_runtime::cache::{BlockTable, CacheLayout, CacheRef};
+use mla_runtime::dims::MlaDims;
+use mla_runtime::dtype::DType;
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::problem::Problem;
+use mla_runtime::spec::QueryFormat;
+use mla_runtime::tensor::{ArrayRef, Layout, Shape, TensorMut, TensorRef};
+
+use crate::common::{gpu, upload};
+
+const HEADS: usize = 16;
+const PAGE: usize = 64;
+
+/// Zeroes on the device: what they are is not looked at.
+struct Zeroes(Buffer, Layout);
+
+impl Zeroes {
+    fn new(gpu: &Cuda, dtype: DType, shape: Shape) -> Self {
+        let layout = Layout::contiguous(dtype, shape);
+        let bytes = vec![0; layout.elements() * dtype.bytes()];
+        Self(upload(gpu, &bytes).unwrap(), layout)
+    }
+
+    fn read(&self) -> TensorRef<'_, Cuda> {
+        TensorRef::new(self.0.bytes(), self.1).unwrap()
+    }
+
+    fn write(&mut self) -> TensorMut<'_, Cuda> {
+        TensorMut::new(self.0.bytes_mut(), self.1).unwrap()
+    }
+}
+
+fn numbers(gpu: &Cuda, numbers: &[i32]) -> Buffer {
+    upload(gpu, bytemuck::cast_slice(numbers)).unwrap()
+}
+
+/// The kernels of a decode of one token, sparse ones with a list of so many slots.
+fn decode<B: DecodeBackend<Device = Cuda>>(
+    gpu: &Cuda,
+    format: KvFormat,
+    list: Option<usize>,
+) -> Vec<LoadedKernel> {
+    let dims = MlaDims::R1;
+    let problem = Problem::new(dims, HEADS as u32, DType::BF16)
+        .with_kv_format(format)
+        .with_sparse(list.is_some());
+    let backend = B::new(gpu, &LayerConfig::new(problem, 0.1)).unwrap();
+    let limits = StepLimits::new(1, 1, 1).with_decode_query_len(1);
+    let mut state = backend.state(gpu, &limits).unwrap();
+    let mut metadata = backend.metadata(gpu, &limits).unwrap();
+    let (latent, row) = (dims.latent as usize, dims.row() as usize);
+    let query = Zeroes::new(gpu, DType::BF16, [1, HEADS, row]);
+    let mut out = Zeroes::new(gpu, DType::BF16, [1, HEADS, latent]);
+    let layout = CacheLayout::contiguous(dims, format, 1, PAGE);
+    let cache = upload(gpu, &vec![0; layout.pages * layout.page_stride]).unwrap();
+    let (table, lens, starts) = (
+        numbers(gpu, &[0]),
+        numbers(gpu, &[64]),
+        numbers(gpu, &[0, 1]),
+    );
+    let slots = numbers(gpu, &vec![0; list.unwrap_or(0)]);
+    let batch = || {
+        fn array(buffer: &Buffer, len: usize) -> ArrayRef<'_, Cuda, i32> {
+            ArrayRef::new(buffer.bytes(), len).unwrap()
+        }
+        let table = BlockTable::new(array(&table, 1), 1, 1).unwrap();
+        let batch = DecodeBatch::new(table, (array(&lens, 1), PAGE), (array(&starts, 2), 1));
+        match B::SPEC.plans_on_host {
+            true => batch.with_host(HostLens::new(&[1], &[PAGE as u32])),
+            false => batch,
+        }
+    };
+    backend
+        .prepare(gpu, &batch(), &mut state, &mut metadata)
+        .unwrap();
+    let graph = gpu
+        .capture(|gpu| {
+            let query = match B::SPEC.query_format {
+                QueryFormat::Concatenated => Query::Concatenated(query.read()),
+                QueryFormat::Split => Query::Split {
+                    latent: query.read().narrow(2, 0..latent)?,
+                    rope: query.read().narrow(2, latent..row)?,
+                },
+            };
+            let lists = list.map(|width| {
+                let slots = ArrayRef::new(slots.bytes(), width)?;
+                Ok::<_, mla_runtime::Error>(SlotLists::new(slots, width))
+            });
+            let cache = CacheRef::new(cache.bytes(), layout)?;
+            let call = DecodeCall::new(query, cache, batch(), Output::Plain(out.write()))
+                .with_slots(lists.transpose()?);
+            backend.decode(gpu, call, &mut state, &metadata)
+        })
+        .unwrap();
+    gpu.loaded_kernels(&graph).unwrap()
+}
+
+/// The kernels of a prefill of one request.
+fn prefill<B: PrefillBackend<Device = Cuda>>(gpu: &Cuda) -> Vec<LoadedKernel> {
+    const TOKENS: usize = 128;
+    let head = MlaDims::R1.head;
+    let [nope, rope, qk, v] = [head.nope, head.rope, head.qk(), head.v].map(|n| n as usize);
+    let problem = Problem::new(MlaDims::R1, HEADS as u32, DType::BF16);
+    let backend = B::new(gpu, &LayerConfig::new(problem, 0.1)).unwrap();
+    let limits = StepLimits::new(1, TOKENS, 2).with_context_rows(TOKENS);
+    let mut state = backend.state(gpu, &limits).unwrap();
+    let mut metadata = backend.metadata(gpu, &limits).unwrap();
+    let lens = [TOKENS as u32];
+    backend
+        .prepare(
+            gpu,
+            &PrefillBatch::new(&lens, &lens),
+            &mut state,
+            &mut metadata,
+        )
+        .unwrap();
+    let zeroes = |shape| Zeroes::new(gpu, DType::BF16, shape);
+    let query = zeroes([TOKENS, HEADS, qk]);
+    let (keys, shared) = (zeroes([TOKENS, HEADS, nope]), zeroes([TOKENS, 1, rope]));
+    let (values, mut out) = (zeroes([TOKENS, HEADS, v]), zeroes([TOKENS, HEADS, v]));
+    let starts = numbers(gpu, &[0, TOKENS as i32]);
+    let graph = gpu
+        .capture(|gpu| {
+            let starts = || ArrayRef::new(starts.bytes(), 2);
+            let call = PrefillCall::new(
+                query.read(),
+                Keys::Split {
+                    nope: keys.read(),
+                    rope: shared.read(),
+                },
+                values.read(),
+                Output::Plain(out.write()),
+                (starts()?, TOKENS),
+                (starts()?, TOKENS),
+            );
+            backend.prefill(gpu, call, &mut state, &metadata)
+        })
+        .unwrap();
+    gpu.loaded_kernels(&graph).unwrap()
+}
+
+/// Compares kernels with what the build says of their family.
+fn check(gpu: &Cuda, family: &str, kernels: &[LoadedKernel]) {
+    let compiled = FAMILIES.iter().find(|it| it.name == family).unwrap();
+    let here = gpu.gpu().capability;
+    let forced = env::var("CUDA_FORCE_PTX_JIT").is_ok_and(|value| value == "1");
+    assert!(!kernels.is_empty(), "{family}: no kernel was launched");
+    // `mla::sm80::decode::…`, mangled.
+    let namespace = format!("3mla{}{family}", family.len());
+    for kernel in kernels {
+        assert!(kernel.symbol.contains(&namespace), "{family}: {kernel:?}");
+        match compiled.machine_code_on(here).filter(|_| !forced) {
+            Some((target, of)) => {
+                assert_eq!(kernel.machine_code, of, "{target}: {kernel:?}");
+                assert!(kernel.ptx <= of, "{target}: {kernel:?}");
+            }
+            None => {
+                let (target, of) = compiled.ptx_on(here).expect("code that this GPU runs");
+                assert_eq!(kernel.machine_code, here, "{target}: {kernel:?}");
+                assert_eq!(kernel.ptx, of, "{target}: {kernel:?}");
+            }
+        }
+    }
+}
+
+#[cfg(feature = "sm80")]
+#[test]
+#[ignore = "needs a GPU: cargo test --release --features sm80 --test gpu -- --include-ignored loaded"]
+fn of_the_portable_family_the_code_for_this_gpu_is_loaded() {
+    use mla_kernels::backends::sm80::{MmaAttn, MmaMla, MmaMlaDs, MmaMlaSparse};
+
+    let gpu = &*gpu();
+    check(gpu, "sm80", &decode::<MmaMla>(gpu, KvFormat::BF16, None));
+    check(
+        gpu,
+        "sm80",
+        &decode::<MmaMlaDs>(gpu, KvFormat::Fp8DsMla, None),
+    );
+    check(
+        gpu,
+        "sm80",
+        &decode::<MmaMlaSparse>(gpu, KvFormat::BF16, Some(64)),
+    );
+    check(gpu, "sm80", &prefill::<MmaAttn>(gpu));
+}
+
+#[cfg(feature = "sm90")]
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored loaded"]
+fn of_the_hopper_family_machine_code_is_loaded() {
+    use mla_kernels::backends::sm90::{FlashAttn, FlashMla, FlashMlaSparse};
+
+    // It has no PTX: with `CUDA_FORCE_PTX_JIT=1` nothing of it runs.
+    let gpu = &*gpu();
+    check(gpu, "sm90", &decode::<FlashMla>(gpu, KvFormat::BF16, None));
+    check(
+        gpu,
+        "sm90",
+        &decode::<FlashMlaSparse>(gpu, KvFormat::BF16, Some(64)),
+    );
+    check(gpu, "sm90", &prefill::<FlashAttn>(gpu));
+}
