@@ -1,5 +1,5 @@
-// All cache formats. A new one adds its file, a line here in both lists, and its name to the enum of
-// mla.h; what else has to handle it does not compile before it does (CONTRIBUTING.md lists it).
+// All cache formats. A new one adds its file, a line here in both lists, and its name to the enum
+// of mla.h; what else has to handle it does not compile before it does (CONTRIBUTING.md lists it).
 #pragma once
 
 #include <type_traits>
@@ -13,12 +13,9 @@
 
 namespace mla {
 
-#define MLA_CACHE_FORMATS(each) \
-    each(MLA_CACHE_F32)         \
-    each(MLA_CACHE_F16)         \
-    each(MLA_CACHE_BF16)        \
-    each(MLA_CACHE_FP8)         \
-    each(MLA_CACHE_FP8_DS_MLA)
+#define MLA_CACHE_FORMATS(each)                                                      \
+    each(MLA_CACHE_F32) each(MLA_CACHE_F16) each(MLA_CACHE_BF16) each(MLA_CACHE_FP8) \
+        each(MLA_CACHE_FP8_DS_MLA)
 
 // For refusals.
 constexpr const char* kCacheFormats = "a value of MlaCacheFormat (0..=4)";

@@ -72,8 +72,8 @@ __device__ __forceinline__ Row find_row(const Requests& p, int row, int lane) {
     return {p.block_table + request * p.block_table_stride, seen_by(p, len, behind), len, behind};
 }
 
-// The slot of a position; -1 if the block table has no page of the cache there. Pages whose size is a
-// power of two need no division.
+// The slot of a position; -1 if the block table has no page of the cache there. Pages whose size is
+// a power of two need no division.
 template <bool kPower>
 __device__ __forceinline__ int slot_of(const Requests& p, const Row& row, int position) {
     const int column = kPower ? position >> p.page_shift : position / p.page_size;

@@ -8,7 +8,7 @@
 //            (list_walk.cuh) and have TMA fetch their rows, a bulk copy for
 //            each, to a ring of slots of 16 rows (load.cuh);
 //   scores   one warpgroup, or two in turns: S^T = K Q^T for a KV tile of 64
-//            keys, softmax, P to shared memory (scores.cuh);
+//            keys (products.cuh), softmax, P to shared memory (scores.cuh);
 //   output   two warpgroups, each 256 of the 512 latent values:
 //            O^T = O^T + V^T P^T (output.cuh).
 //

@@ -39,8 +39,8 @@ struct Items {
     __device__ static int splits() { return int(ptx::cluster_nctarank()); }
 };
 
-// Brings what the next item begins with into L2: its queries, and what is read first of its list. Called
-// by `threads` threads, of which this is `thread`.
+// Brings what the next item begins with into L2: its queries, and what is read first of its list.
+// Called by `threads` threads, of which this is `thread`.
 __device__ __forceinline__ void prefetch_item(const KernelParams& p, int index, int thread,
                                               int threads) {
     if (index >= p.items) return;
@@ -101,8 +101,8 @@ struct ListWalk {
     __device__ Dense dense_request(int token) const {
         Dense dense;
         if (p.dense_within == 0) return dense;
-        // The last request that begins at this token or before, among `n` from `first` on: every lane
-        // looks at one of 32.
+        // The last request that begins at this token or before, among `n` from `first` on: every
+        // lane looks at one of 32.
         int first = 0, n = p.requests;
         while (n > 1) {
             const int step = (n + 31) / 32, at = lane * step;

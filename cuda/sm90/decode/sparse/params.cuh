@@ -11,8 +11,8 @@ constexpr int kRope = 64;
 constexpr int kTileKeys = 64;
 // Keys of a slot of the ring, which are waited for together.
 constexpr int kSlotKeys = 16;
-// Entries of a list that are read together. A split has every so-manieth group
-// of them, so that splits of a list are alike wherever its valid entries lie.
+// Entries of a list that are read together. Splits of a list take these groups in turn, so that
+// they are alike wherever its valid entries lie.
 constexpr int kListGroup = 32;
 
 // A cache, and a list for each token of what is attended to in it.

@@ -5,13 +5,10 @@
 // conflict. Both products take the cache as operand A from registers, S^T = K
 // Q^T and O^T = V^T P^T; a lane is 4 g + q.
 //
-//   keys     a warp has the 16 rows of one slot of the ring: row i of its
-//   operand is row key_row(i)
-//            of the slot, and both products and the probabilities keep this
-//            order;
-//   values   a warp has 64 latent values. Accumulator rows g and g + 8 of its
-//   tile t, 0..3, are the
-//            latent values latent(t, 0) and latent(t, 1).
+//   keys     a warp has the 16 rows of one slot of the ring: row i of its operand is row
+//            key_row(i) of the slot, and both products and the probabilities keep this order;
+//   values   a warp has 64 latent values. Accumulator rows g and g + 8 of its tile t, 0..3, are
+//            the latent values latent(t, 0) and latent(t, 1).
 //
 // e4m3 becomes f16, which holds it exactly. A lane reads eight bytes of a row
 // at a time, so that the order of the summed values differs from that of the

@@ -28,8 +28,8 @@ struct Division {
     int blocks = 0;
 };
 
-// Nearly always one launch. What is left when items have filled the device so many times goes apart if
-// it is so little that whole lists would keep few SMs busy.
+// Nearly always one launch. What is left when items have filled the device so many times goes apart
+// if it is so little that whole lists would keep few SMs busy.
 struct Divisions {
     Division all[2];
     int count = 1;

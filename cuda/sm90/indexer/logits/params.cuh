@@ -25,9 +25,9 @@ struct KernelParams {
     float* logits;         // [rows, columns]
     int64_t page_stride;   // in bytes
     int64_t logits_stride;
-    int count;         // rows
-    int blocks;        // of as many rows as a CTA does together
-    int shares;        // whether CTAs have equal shares of all tiles, instead of items
+    int count;          // rows
+    int blocks;         // of as many rows as a CTA does together
+    int shares;         // whether CTAs have equal shares of all tiles, instead of items
     int ranges;         // of the columns
     int keys_of_range;  // a multiple of kTileKeys
     int pages;

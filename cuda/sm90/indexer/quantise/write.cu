@@ -77,6 +77,6 @@ extern "C" MlaStatus mla_index_write_sm90(const MlaCacheWriteParams* rows_params
     if (s.code != MLA_OK) return s;
     const auto key_blocks = uint32_t(ceil_div(keys.tokens, kRows));
     const dim3 ctas(uint32_t(write.blocks) + key_blocks);
-    return sm90::indexer::launch_early("index write", kernel, {ctas, kThreads}, stream, rows, write.plan,
-                                 keys, key_blocks);
+    return sm90::indexer::launch_early("index write", kernel, {ctas, kThreads}, stream, rows,
+                                       write.plan, keys, key_blocks);
 }

@@ -3,9 +3,9 @@
 //   [query panels][latent ring: stages of 4 panels][rope ring: stages of 1 panel][Small]
 //
 // A panel is 64 rows of 64 values of 16 bits, swizzled. Of the nine query panels some lie here, and
-// the scores hold the others in registers. A KV tile is eight latent panels, that is two stages, and
-// one of the rotary part. A rope panel is dead when the scores are computed: the tile's probabilities
-// are written over it.
+// the scores hold the others in registers. A KV tile is eight latent panels, that is two stages,
+// and one of the rotary part. A rope panel is dead when the scores are computed: the tile's
+// probabilities are written over it.
 #pragma once
 
 #include "../layout.cuh"

@@ -1,5 +1,5 @@
-// The loading warps of tiles of more than 32 heads: they copy rows of the cache to the ring, as panels
-// that wgmma reads.
+// The loading warps of tiles of more than 32 heads: they copy rows of the cache to the ring, as
+// panels that wgmma reads.
 #pragma once
 
 #include "../../../../common/swizzle.cuh"
@@ -43,8 +43,8 @@ struct WideLoader {
     }
 
     // Copies some panels of this warp's rows when their stage is empty. Eight lanes write a whole
-    // line of shared memory: with a row per instruction, whose lanes write to four panels, everything
-    // took a fifth longer.
+    // line of shared memory: with a row per instruction, whose lanes write to four panels,
+    // everything took a fifth longer.
     template <int panels>
     __device__ void copy_panels(const char* row, int first, uint32_t stage, uint64_t& empty,
                                 uint32_t phase, uint64_t& full) const {

@@ -1,8 +1,8 @@
 // The scores warpgroup of tiles of more than 32 heads: S = Q K^T, softmax, probabilities to shared
 // memory.
 //
-// Accumulators have heads for rows and keys for columns: of a lane 4 g + q of warp w, d[4 i + e] is of
-// head 16 w + g at key 8 i + 2 q + e, e = 0, 1, and d[4 i + 2 + e] of head 16 w + g + 8.
+// Accumulators have heads for rows and keys for columns: of a lane 4 g + q of warp w, d[4 i + e] is
+// of head 16 w + g at key 8 i + 2 q + e, e = 0, 1, and d[4 i + 2 + e] of head 16 w + g + 8.
 #pragma once
 
 #include "../../../../common/quad.cuh"
@@ -70,8 +70,8 @@ struct WideScores {
         ++tile.uses;
     }
 
-    // Asks for the queries, when all products of the item before are done: every other panel to where
-    // products look for it; the others to registers, 16 bytes of a row by each lane.
+    // Asks for the queries, when all products of the item before are done: every other panel to
+    // where products look for it; the others to registers, 16 bytes of a row by each lane.
     __device__ void load_queries(const Item& item, Held& held) const {
         constexpr int chunks = 8 * L::kQueryPanels;
 #pragma unroll 1

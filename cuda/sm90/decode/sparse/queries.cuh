@@ -1,0 +1,108 @@
+// Queries on their way to operand B of the scores: nine K-major tiles of N rows by 64 values,
+// swizzled. Those that meet keys of e4m3 are brought to f16, and into its range.
+#pragma once
+
+#include "../../../common/swizzle.cuh"
+#include "list_walk.cuh"
+
+namespace mla::sm90::sparse {
+
+// By all threads of the scores, of which this is `thread`. Each has units of 32 values of one row,
+// which nobody else touches before the meeting that follows.
+template <typename T, int N, Format format>
+struct Queries {
+    using R = Rows<T, format>;
+    using L = Layout<N, R>;
+
+    const KernelParams& p;
+    typename L::Small& s;
+    uint32_t base;
+    int thread;
+
+    __device__ void load(const Item& item) const {
+        constexpr int of_row = L::kScoreThreads / N;
+        const int row = thread / of_row, first = thread % of_row;
+        const bool valid = row < item.heads;
+        const char* latent = item.latent(p, valid ? row : 0);
+        const char* rope = item.rope(p, valid ? row : 0);
+#pragma unroll 1
+        for (int unit = first; unit < kUnits; unit += of_row) {
+            const char* from =
+                unit < kLatentUnits ? latent + unit * 64 : rope + (unit - kLatentUnits) * 64;
+#pragma unroll
+            for (int c = 0; c < 4; ++c) ptx::cp_async_16(place(row, unit, c), from + c * 16, valid);
+        }
+        ptx::cp_async_wait_all();
+        int shift = 0;
+        if constexpr (R::kConverts) {
+            if constexpr (kScaled) shift = shift_of(row, first);
+            const float factor = __int_as_float((127 + shift) << 23);
+#pragma unroll 1
+            for (int unit = first; unit < kUnits; unit += of_row) convert(row, unit, factor);
+        }
+        if (first == 0) s.query_scale[row] = p.scale_log2 * __int_as_float((127 - shift) << 23);
+        ptx::fence_proxy_async();
+    }
+
+  private:
+    static constexpr int kLatentUnits = kLatent / 32, kUnits = kLatentUnits + kRope / 32;
+    // bf16 has exponents that f16 has not.
+    static constexpr bool kScaled = R::kConverts && !std::is_same_v<T, __half>;
+
+    // The power of two that brings a row's largest value below 2^15, by the threads of the row, of
+    // which this is `first`.
+    __device__ int shift_of(int row, int first) const {
+        constexpr int of_row = L::kScoreThreads / N;
+        uint32_t top = 0;
+#pragma unroll 1
+        for (int unit = first; unit < kUnits; unit += of_row) {
+#pragma unroll
+            for (int c = 0; c < 4; ++c) {
+                const uint4 v = ptx::ld_shared_v4(place(row, unit, c));
+                top = larger(larger(larger(larger(top, v.x), v.y), v.z), v.w);
+            }
+        }
+        top = max(top & 0xffff, top >> 16);
+#pragma unroll
+        for (int distance = 1; distance < of_row; distance *= 2)
+            top = max(top, __shfl_xor_sync(~0u, top, distance));
+        const int exponent = int(top >> 7);
+        return exponent == 0 ? 0 : min(127 + 14 - exponent, 100);
+    }
+
+    __device__ uint32_t place(int row, int unit, int chunk) const {
+        return base + (unit >> 1) * L::kQueryTileBytes + swizzled<128>(row, (unit & 1) * 4 + chunk);
+    }
+    // The larger magnitudes of two values of bf16, as bits.
+    __device__ static uint32_t larger(uint32_t top, uint32_t two) {
+        return __vmaxu2(top, two & 0x7fff7fff);
+    }
+
+    // Puts a unit's words, of two values each, in the order of the keys'
+    // operands: of four chunks the first words, then the second ones, and so on.
+    __device__ void convert(int row, int unit, float factor) const {
+        const bool is_rope = unit >= kLatentUnits && R::kScales;
+        uint32_t in[4][4];
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+            const uint4 v = ptx::ld_shared_v4(place(row, unit, c));
+            const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                in[c][i] = words[i];
+                if constexpr (kScaled) {
+                    const float x = __uint_as_float(words[i] << 16) * factor;
+                    const float y = __uint_as_float(words[i] & 0xffff0000) * factor;
+                    in[c][i] = is_rope ? ptx::cvt_rn_x2<T>(x, y) : ptx::cvt_rn_x2<__half>(x, y);
+                }
+            }
+        }
+#pragma unroll
+        for (int c = 0; c < 4; ++c)
+            ptx::st_shared_v4(place(row, unit, c),
+                              is_rope ? make_uint4(in[c][0], in[c][1], in[c][2], in[c][3])
+                                      : make_uint4(in[0][c], in[1][c], in[2][c], in[3][c]));
+    }
+};
+
+}  // namespace mla::sm90::sparse
