@@ -13,9 +13,12 @@
 
 namespace mla {
 
-#define MLA_CACHE_FORMATS(each)                                                      \
-    each(MLA_CACHE_F32) each(MLA_CACHE_F16) each(MLA_CACHE_BF16) each(MLA_CACHE_FP8) \
-        each(MLA_CACHE_FP8_DS_MLA)
+#define MLA_CACHE_FORMATS(each) \
+    each(MLA_CACHE_F32)         \
+    each(MLA_CACHE_F16)         \
+    each(MLA_CACHE_BF16)        \
+    each(MLA_CACHE_FP8)         \
+    each(MLA_CACHE_FP8_DS_MLA)
 
 // For refusals.
 constexpr const char* kCacheFormats = "a value of MlaCacheFormat (0..=4)";
