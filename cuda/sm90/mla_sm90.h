@@ -195,36 +195,6 @@ typedef struct MlaIndexQueriesParams {
 MlaStatus mla_index_queries_sm90(const MlaIndexQueriesParams* params, void* stream);
 
 /*
- * Makes the queries of MlaIndexQueriesParams from their latent, too: query[t, h] = latent[t] *
- * query_weights[:, h], rounded to `dtype`. For few tokens, for which the time to read the weights
- * counts: they are asked for while the kernel before is running, so none of those that are still on
- * their way may write them.
- */
-typedef struct MlaIndexProjectionParams {
-    /* [tokens, rank], 16-byte aligned */
-    const void* latent;
-    /* [rank, heads, 128], 16-byte aligned */
-    const void* query_weights;
-
-    /* in elements, multiples of 8 except for one of the weights' two, which is 1 */
-    int64_t latent_stride;
-    int64_t weights_rank_stride;
-    int64_t weights_column_stride;
-
-    /* a multiple of 64, to 2560 */
-    int32_t rank;
-    /* MLA_DTYPE_BF16 or MLA_DTYPE_F16: of latent and weights */
-    int32_t dtype;
-} MlaIndexProjectionParams;
-
-/*
- * Enqueues one kernel on `stream`; none where there are no tokens, of which there are at most
- * 2097120. What `queries` says of its own queries is not looked at.
- */
-MlaStatus mla_index_project_sm90(const MlaIndexProjectionParams* projection,
-                                 const MlaIndexQueriesParams* queries, void* stream);
-
-/*
  * The logits of sparse attention's indexer, over a paged cache of index keys:
  *
  *   logit[t, s] = scale[s] * sum over h of weight[t, h] * max(0, query[t, h] . key[s])
@@ -269,9 +239,9 @@ typedef struct MlaIndexLogitsParams {
     int32_t heads;
     /* must be 128 */
     int32_t width;
-    /* 0 or 1: the launch before this one on the stream makes these queries, by
-     * mla_index_queries_sm90 or mla_index_project_sm90, and whatever else is read here was enqueued
-     * before that one. Keys are then read while it is running. */
+    /* 0 or 1: the launch before this one on the stream is mla_index_queries_sm90, of these queries,
+     * and whatever else is read here was enqueued before that one. Keys are then read while it is
+     * running. */
     int32_t after_queries;
 } MlaIndexLogitsParams;
 

@@ -366,65 +366,6 @@ unsafe extern "C" {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
-pub struct MlaIndexProjectionParams {
-    pub latent: *const ::core::ffi::c_void,
-    pub query_weights: *const ::core::ffi::c_void,
-    pub latent_stride: i64,
-    pub weights_rank_stride: i64,
-    pub weights_column_stride: i64,
-    pub rank: i32,
-    pub dtype: i32,
-}
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    [
-        "Size of MlaIndexProjectionParams",
-    ][::core::mem::size_of::<MlaIndexProjectionParams>() - 48usize];
-    [
-        "Alignment of MlaIndexProjectionParams",
-    ][::core::mem::align_of::<MlaIndexProjectionParams>() - 8usize];
-    [
-        "Offset of field: MlaIndexProjectionParams::latent",
-    ][::core::mem::offset_of!(MlaIndexProjectionParams, latent) - 0usize];
-    [
-        "Offset of field: MlaIndexProjectionParams::query_weights",
-    ][::core::mem::offset_of!(MlaIndexProjectionParams, query_weights) - 8usize];
-    [
-        "Offset of field: MlaIndexProjectionParams::latent_stride",
-    ][::core::mem::offset_of!(MlaIndexProjectionParams, latent_stride) - 16usize];
-    [
-        "Offset of field: MlaIndexProjectionParams::weights_rank_stride",
-    ][::core::mem::offset_of!(MlaIndexProjectionParams, weights_rank_stride) - 24usize];
-    [
-        "Offset of field: MlaIndexProjectionParams::weights_column_stride",
-    ][::core::mem::offset_of!(MlaIndexProjectionParams, weights_column_stride)
-        - 32usize];
-    [
-        "Offset of field: MlaIndexProjectionParams::rank",
-    ][::core::mem::offset_of!(MlaIndexProjectionParams, rank) - 40usize];
-    [
-        "Offset of field: MlaIndexProjectionParams::dtype",
-    ][::core::mem::offset_of!(MlaIndexProjectionParams, dtype) - 44usize];
-};
-impl Default for MlaIndexProjectionParams {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-unsafe extern "C" {
-    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_index_project_sm90"]
-    pub fn mla_index_project_sm90(
-        projection: *const MlaIndexProjectionParams,
-        queries: *const MlaIndexQueriesParams,
-        stream: *mut ::core::ffi::c_void,
-    ) -> MlaStatus;
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
 pub struct MlaIndexLogitsParams {
     pub queries: *const ::core::ffi::c_void,
     pub weights: *const f32,

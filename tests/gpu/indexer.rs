@@ -8,9 +8,8 @@ use mla_runtime::device::Memory;
 use mla_runtime::dtype::DType;
 use mla_runtime::error::Result;
 use mla_runtime::indexer::{
-    IndexCacheLayout, IndexCacheMut, IndexCacheRef, IndexDevice, IndexHeads, IndexKeys,
-    IndexProjection, IndexQueries, IndexQueriesMut, IndexQueryInput, IndexRows, IndexerConfig,
-    LayerNorm, SlotListsMut,
+    IndexCacheLayout, IndexCacheMut, IndexCacheRef, IndexDevice, IndexKeys, IndexQueries,
+    IndexQueriesMut, IndexQueryInput, IndexRows, IndexerConfig, LayerNorm, SlotListsMut,
 };
 use mla_runtime::rotary::{Rotary, RotaryStyle};
 use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
@@ -202,53 +201,6 @@ impl World {
         ])
     }
 
-    /// The same of queries that are made of a latent, whose weights have neighbours along the rank or
-    /// along the queries.
-    fn project<D: IndexDevice>(
-        &self,
-        device: &D,
-        [latent, weights]: [&[u8]; 2],
-        along_rank: bool,
-    ) -> Result<[Vec<u8>; 2]> {
-        let (tokens, heads) = (self.tokens, self.heads());
-        let columns = heads * WIDTH;
-        let rank = latent.len() / self.dtype.bytes() / tokens;
-        let [latent, query_weights, head_weights] =
-            [latent, weights, &self.head_weights].map(|b| upload(device, b).unwrap());
-        let positions = upload(device, &bytes_of(&self.query_positions))?;
-        let tables = [0, 1].map(|i| upload(device, &bytes_of(&self.tables_cos_sin[i])).unwrap());
-        let mut product = device.allocate(tokens * columns * self.dtype.bytes())?;
-        let mut values = upload(device, &vec![0xff; tokens * columns])?;
-        let mut scaled = upload(device, &vec![0xff; tokens * heads * 4])?;
-        let of = |shape| Layout::contiguous(self.dtype, shape);
-        let of_heads = Layout::contiguous(DType::F32, [tokens, 1, heads]);
-        let weights = D::bytes(&query_weights);
-        let weights = match along_rank {
-            true => TensorRef::new(weights, of([1, columns, rank]))?.transpose(1, 2),
-            false => TensorRef::new(weights, of([1, rank, columns]))?,
-        };
-        device.project_index_queries(
-            &self.config,
-            IndexProjection {
-                latent: TensorRef::new(D::bytes(&latent), of([tokens, 1, rank]))?,
-                weights,
-                product: TensorMut::new(D::bytes_mut(&mut product), of([1, tokens, columns]))?,
-            },
-            IndexHeads {
-                weights: TensorRef::new(D::bytes(&head_weights), of_heads)?,
-                rotary: Some(self.rotary(&positions, tokens, [&tables[0], &tables[1]])?),
-            },
-            IndexQueriesMut {
-                values: D::bytes_mut(&mut values),
-                weights: TensorMut::new(D::bytes_mut(&mut scaled), of_heads)?,
-            },
-        )?;
-        Ok([
-            download(device, &values, tokens * columns)?,
-            download(device, &scaled, tokens * heads * 4)?,
-        ])
-    }
-
     /// Calls `work` with the rows of some tokens.
     fn rows<D: IndexDevice, R>(
         &self,
@@ -409,80 +361,6 @@ fn the_indexer_is_that_of_the_cpu_device() -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Token counts below, at and above what one launch projects, and ranks that are split in 1, 2 and 4.
-#[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored indexer"]
-fn index_queries_made_of_their_latent_are_those_of_the_cpu_device() -> Result<()> {
-    let (gpu, cpu) = (gpu(), Cpu::new());
-    for (base, rank) in [
-        (IndexerConfig::DEEPSEEK_V3_2, 1536),
-        (IndexerConfig::GLM_5, 2048),
-        (IndexerConfig::GLM_5, 192),
-    ] {
-        for (tokens, dtype) in [
-            (1, DType::BF16),
-            (7, DType::F16),
-            (32, DType::BF16),
-            (33, DType::F16),
-        ] {
-            let requests: Vec<(usize, usize)> = (0..tokens).map(|i| (1, 9 * i + 1)).collect();
-            let world = World::new(
-                base.with_hadamard(tokens == 7),
-                dtype,
-                &requests,
-                rank as u64,
-            );
-            let mut rng = rng(tokens as u64);
-            let latent = numbers(&mut rng, dtype, tokens * rank);
-            let weights = numbers(&mut rng, dtype, rank * world.heads() * WIDTH);
-            for along_rank in [false, true] {
-                let expected = world.project(&cpu, [&latent, &weights], along_rank)?;
-                let given = world.project::<Cuda>(&gpu, [&latent, &weights], along_rank)?;
-                check_queries(&expected, &given);
-                let again = world.project::<Cuda>(&gpu, [&latent, &weights], along_rank)?;
-                assert!(again == given, "repeats differ");
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Products may round another way in their last bit, and so may values and, of few heads, scales.
-fn check_queries([expected, scales]: &[Vec<u8>; 2], [given, given_scales]: &[Vec<u8>; 2]) {
-    let mut other_scales = 0;
-    let mut others = 0;
-    for (head, (scale, given_scale)) in scales.chunks(4).zip(given_scales.chunks(4)).enumerate() {
-        let range = head * WIDTH..(head + 1) * WIDTH;
-        if scale != given_scale {
-            other_scales += 1;
-            continue;
-        }
-        for (a, b) in expected[range.clone()].iter().zip(&given[range]) {
-            let distance = (e4m3(*a) - e4m3(*b)).abs();
-            // A step of the largest codes is 32 of 448, and smaller where values are.
-            assert!(
-                distance <= 0.15 * e4m3(*a).abs().max(8.0),
-                "{a:#x}, not {b:#x}"
-            );
-            others += usize::from(a != b);
-        }
-    }
-    assert!(
-        other_scales * 100 <= scales.len() / 4,
-        "{other_scales} scales"
-    );
-    assert!(others * 50 <= expected.len(), "{others} values");
-}
-
-fn e4m3(code: u8) -> f32 {
-    let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
-    let size = match exponent {
-        0 => mantissa / 512.0,
-        _ => (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 7),
-    };
-    if code >> 7 == 1 { -size } else { size }
 }
 
 #[test]

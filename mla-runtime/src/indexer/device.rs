@@ -8,7 +8,7 @@ use crate::device::{CacheRows, Device};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::rotary::{Rotary, RotaryQuery};
-use crate::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+use crate::tensor::{ArrayRef, TensorMut, TensorRef};
 
 /// The LayerNorm of index keys: (x − mean) / √(variance + epsilon) · weight + bias.
 #[non_exhaustive]
@@ -56,57 +56,6 @@ pub struct IndexQueryInput<'a, D: Device> {
     pub weights: TensorRef<'a, D>,
     /// The rotation of their first R values, if the model has one.
     pub rotary: Option<Rotary<'a, D>>,
-}
-
-/// The product that index queries are.
-pub struct IndexProjection<'a, D: Device> {
-    /// The latent of the queries: `[T, 1, Q]`.
-    pub latent: TensorRef<'a, D>,
-    /// W_qb, which nothing that is enqueued writes: `[1, Q, heads · D]`.
-    pub weights: TensorRef<'a, D>,
-    /// Room for the product, of its factors' dtype: `[1, T, heads · D]` without gaps. A device that
-    /// does not need it leaves it alone.
-    pub product: TensorMut<'a, D>,
-}
-
-/// What index queries get beside themselves.
-pub struct IndexHeads<'a, D: Device> {
-    /// `[T, 1, heads]`, W_w · x, of any dtype.
-    pub weights: TensorRef<'a, D>,
-    /// The rotation of the queries' first R values, if the model has one.
-    pub rotary: Option<Rotary<'a, D>>,
-}
-
-impl<D: Device> IndexProjection<'_, D> {
-    /// Multiplies, then quantises: [`IndexDevice::project_index_queries`] one after the other.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`IndexDevice::project_index_queries`].
-    pub fn multiply_then_quantise(
-        self,
-        device: &D,
-        config: &IndexerConfig,
-        heads: IndexHeads<'_, D>,
-        to: IndexQueriesMut<'_, D>,
-    ) -> Result<()>
-    where
-        D: IndexDevice,
-    {
-        let mut product = self.product;
-        let [_, tokens, _] = product.shape();
-        let latent = self.latent.transpose(0, 1);
-        device.gemm_weights(latent, self.weights, product.reborrow())?;
-        let [count, width] = [config.dims.heads, config.dims.width].map(|n| n as usize);
-        let layout = Layout::contiguous(product.dtype(), [tokens, count, width]);
-        let product = TensorMut::<D>::new(product.into_bytes(), layout)?;
-        let from = IndexQueryInput {
-            queries: product.as_ref(),
-            weights: heads.weights.shorten(),
-            rotary: heads.rotary.as_ref().map(Rotary::shorten),
-        };
-        device.quantise_index_queries(config, from, to)
-    }
 }
 
 /// Where quantised index queries go.
@@ -189,23 +138,6 @@ pub trait IndexDevice: Device {
         from: IndexQueryInput<'_, Self>,
         to: IndexQueriesMut<'_, Self>,
     ) -> Result<()>;
-
-    /// Makes index queries of their latent, and quantises them, in one launch where the device can: the
-    /// product of `projection`, rounded to its dtype, then
-    /// [`quantise_index_queries`](Self::quantise_index_queries).
-    ///
-    /// # Errors
-    ///
-    /// If shapes or dtypes disagree, or the device fails.
-    fn project_index_queries(
-        &self,
-        config: &IndexerConfig,
-        projection: IndexProjection<'_, Self>,
-        heads: IndexHeads<'_, Self>,
-        to: IndexQueriesMut<'_, Self>,
-    ) -> Result<()> {
-        projection.multiply_then_quantise(self, config, heads, to)
-    }
 
     /// Scores what each token sees: `logits` is f32 `[1, T, columns]` with unit columns, one column for
     /// each position of the token's request. Columns of what a token does not see are left alone.
@@ -297,39 +229,6 @@ impl<D: Device> IndexQueryInput<'_, D> {
             [tokens, heads, width],
         )?;
         check_rotary(config, self.rotary.as_ref(), tokens)?;
-        Ok(tokens)
-    }
-}
-
-impl<D: Device> IndexProjection<'_, D> {
-    /// Refuses what does not fit; the number of tokens.
-    ///
-    /// # Errors
-    ///
-    /// If a shape or a dtype disagrees with the configuration, or the room is too small.
-    pub fn check(
-        &self,
-        config: &IndexerConfig,
-        heads: &IndexHeads<'_, D>,
-        to: &IndexQueriesMut<'_, D>,
-    ) -> Result<usize> {
-        config.check()?;
-        let [count, width] = [config.dims.heads, config.dims.width].map(|n| n as usize);
-        let [tokens, _, rank] = self.latent.shape();
-        let dtype = self.latent.dtype();
-        let latent = self.latent.layout();
-        latent.require("query latent", dtype, [tokens, 1, rank])?;
-        let weights = self.weights.layout();
-        weights.require("index query weights", dtype, [1, rank, count * width])?;
-        let weights = heads.weights.layout();
-        weights.require("index head weights", weights.dtype, [tokens, 1, count])?;
-        check_queries(
-            "quantised index queries",
-            D::byte_len_mut(&to.values),
-            &to.weights.as_ref(),
-            [tokens, count, width],
-        )?;
-        check_rotary(config, heads.rotary.as_ref(), tokens)?;
         Ok(tokens)
     }
 }

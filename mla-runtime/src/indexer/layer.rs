@@ -48,7 +48,7 @@ where
                 })
             })?;
         }
-        // Before the selection, whose own weights are then on their way while this is running.
+        // Before the selection, so that attention follows it at once.
         self.device().range(c"mla: absorb queries", || {
             self.enqueue_absorbed_queries(workspace, &mut call, false)
         })?;

@@ -50,8 +50,8 @@ pub use crate::facts::indexer::{IndexDims, IndexLayers, IndexerConfig, MAX_LAYER
 pub use crate::plan::index::{IndexLimits, IndexNeeds};
 pub use cache::{IndexCacheLayout, IndexCacheMut, IndexCacheRef};
 pub use device::{
-    IndexDevice, IndexHeads, IndexKeys, IndexProjection, IndexQueries, IndexQueriesMut,
-    IndexQueryInput, IndexRows, LayerNorm, SlotListsMut,
+    IndexDevice, IndexKeys, IndexQueries, IndexQueriesMut, IndexQueryInput, IndexRows, LayerNorm,
+    SlotListsMut,
 };
 pub use select::{IndexCall, Indexer};
 pub use workspace::IndexerWorkspace;

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::workspace::Selected;
 use super::{
-    IndexCacheMut, IndexDevice, IndexHeads, IndexKeys, IndexLimits, IndexNeeds, IndexProjection,
-    IndexQueries, IndexQueriesMut, IndexRows, IndexerConfig, IndexerWorkspace, LayerNorm,
+    IndexCacheMut, IndexDevice, IndexKeys, IndexLimits, IndexNeeds, IndexQueries, IndexQueriesMut,
+    IndexQueryInput, IndexRows, IndexerConfig, IndexerWorkspace, LayerNorm,
 };
 use crate::backend::{DecodeStage, PrefillStage};
 use crate::device::Device;
@@ -224,23 +224,28 @@ impl<D: IndexDevice> Indexer<D> {
         let tokens = rows.tokens.clone();
         let regions = &own.regions;
         let mut arena = crate::layer::Arena::<D>::new(D::bytes_mut(&mut own.buffer));
-        let product = arena.take(&regions.projection);
+        let projection = arena.take(&regions.projection);
         let mut values = arena.take(&regions.queries);
         let weights = arena.take(&regions.weights);
         let scores = arena.take(&regions.logits);
 
-        let flat = [1, tokens.len(), heads * width];
-        let product = TensorMut::new(product, Layout::contiguous(self.problem.dtype, flat))?;
+        let dtype = self.problem.dtype;
+        let flat = Layout::contiguous(dtype, [1, tokens.len(), heads * width]);
+        let mut projected = TensorMut::new(projection, flat)?;
+        let latent = call.query_latent.shorten().narrow(0, tokens.clone())?;
+        self.device.gemm_weights(
+            latent.transpose(0, 1),
+            call.query_weights.shorten(),
+            projected.reborrow(),
+        )?;
+        let by_head = Layout::contiguous(dtype, [tokens.len(), heads, width]);
+        let projected = TensorMut::<D>::new(projected.into_bytes(), by_head)?;
         let layout = Layout::contiguous(DType::F32, [tokens.len(), 1, heads]);
         let mut weights = TensorMut::new(weights, layout)?;
-        self.device.project_index_queries(
+        self.device.quantise_index_queries(
             &self.config,
-            IndexProjection {
-                latent: call.query_latent.shorten().narrow(0, tokens.clone())?,
-                weights: call.query_weights.shorten(),
-                product,
-            },
-            IndexHeads {
+            IndexQueryInput {
+                queries: projected.as_ref(),
                 weights: call.head_weights.shorten().narrow(0, tokens.clone())?,
                 rotary: match &rotary {
                     Some(rotary) => Some(rotary.shorten().tokens(tokens)?),

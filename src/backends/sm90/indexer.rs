@@ -1,11 +1,10 @@
 //! The lightning indexer on Hopper GPUs: `docs/kernels/indexer.md`.
 
 use mla_runtime::device::CacheRows;
-use mla_runtime::dtype::DType;
 use mla_runtime::error::{Error, Result};
 use mla_runtime::indexer::{
-    IndexCacheRef, IndexDevice, IndexDims, IndexHeads, IndexKeys, IndexProjection, IndexQueries,
-    IndexQueriesMut, IndexQueryInput, IndexRows, IndexerConfig, SlotListsMut,
+    IndexCacheRef, IndexDevice, IndexDims, IndexKeys, IndexQueries, IndexQueriesMut,
+    IndexQueryInput, IndexRows, IndexerConfig, SlotListsMut,
 };
 use mla_runtime::rotary::{Rotary, RotaryQuery, RotaryStyle};
 use mla_runtime::tensor::{TensorMut, TensorRef};
@@ -14,8 +13,7 @@ use crate::device::argument::{dtype_code, narrow, unit_columns, wide};
 use crate::device::{Cuda, rows_params};
 use crate::raw;
 
-/// The values of a key and of a query, and how many of them the kernels rotate.
-const WIDTH: u32 = 128;
+/// What the kernels rotate: the first 64 of 128 values.
 const ROPE: u32 = 64;
 
 impl IndexDevice for Cuda {
@@ -54,49 +52,28 @@ impl IndexDevice for Cuda {
     ) -> Result<()> {
         let tokens = from.check(config, &to)?;
         unit_columns("index queries", from.queries.layout())?;
-        let heads = IndexHeads {
-            weights: from.weights,
-            rotary: from.rotary,
-        };
-        let mut params = queries_params(config, tokens, &heads, to)?;
+        unit_columns("index head weights", from.weights.layout())?;
+        // SAFETY: as above.
+        let mut params: raw::MlaIndexQueriesParams = unsafe { std::mem::zeroed() };
         params.queries = from.queries.bytes().address() as *const _;
+        params.head_weights = from.weights.bytes().address() as *const _;
+        params.values = to.values.address() as *mut _;
+        params.weights = to.weights.into_bytes().address() as *mut _;
+        params.rotary = rotary(config, from.rotary.as_ref())?;
         params.query_token_stride = wide("index queries", from.queries.layout().strides[0])?;
         params.query_head_stride = wide("index queries", from.queries.layout().strides[1])?;
+        params.head_weight_stride = wide("index head weights", from.weights.layout().strides[0])?;
+        params.tokens = narrow("tokens", tokens)?;
+        params.heads = narrow("index_n_heads", config.dims.heads as usize)?;
+        params.width = narrow("index_head_dim", config.dims.width as usize)?;
         params.queries_dtype = dtype_code(from.queries.dtype());
+        params.head_weights_dtype = dtype_code(from.weights.dtype());
+        params.hadamard = config.hadamard.into();
+        params.weight_scale = config.weight_scale();
         self.bind()?;
         // SAFETY: every tensor was checked to hold what its layout says, and the layouts to agree.
         raw::check("index queries", unsafe {
             raw::mla_index_queries_sm90(&params, self.raw_stream())
-        })
-    }
-
-    fn project_index_queries(
-        &self,
-        config: &IndexerConfig,
-        projection: IndexProjection<'_, Self>,
-        heads: IndexHeads<'_, Self>,
-        to: IndexQueriesMut<'_, Self>,
-    ) -> Result<()> {
-        if !is_projected(config, &projection) {
-            return projection.multiply_then_quantise(self, config, heads, to);
-        }
-        let tokens = projection.check(config, &heads, &to)?;
-        let (latent, weights) = (projection.latent.layout(), projection.weights.layout());
-        let params = raw::MlaIndexProjectionParams {
-            latent: projection.latent.bytes().address() as *const _,
-            query_weights: projection.weights.bytes().address() as *const _,
-            latent_stride: wide("query latent", latent.strides[0])?,
-            weights_rank_stride: wide("index query weights", weights.strides[1])?,
-            weights_column_stride: wide("index query weights", weights.strides[2])?,
-            rank: narrow("query latent", latent.shape[2])?,
-            dtype: dtype_code(projection.latent.dtype()),
-        };
-        let queries = queries_params(config, tokens, &heads, to)?;
-        self.bind()?;
-        // SAFETY: every tensor was checked to hold what its layout says, and the layouts to agree;
-        // whoever projects promises that nothing still writes the weights.
-        raw::check("index projection", unsafe {
-            raw::mla_index_project_sm90(&params, &queries, self.raw_stream())
         })
     }
 
@@ -193,56 +170,6 @@ impl IndexDevice for Cuda {
             raw::mla_topk_sm90(&params, self.raw_stream())
         })
     }
-}
-
-/// Whether the kernel that projects takes these tensors, and is the better choice: it reads the
-/// weights anew for every 32 tokens.
-fn is_projected(config: &IndexerConfig, projection: &IndexProjection<'_, Cuda>) -> bool {
-    const MOST_TOKENS: usize = 32;
-    const MOST_RANK: usize = 2560;
-    let (latent, weights) = (projection.latent.layout(), projection.weights.layout());
-    let [tokens, _, rank] = latent.shape;
-    let counted = |stride: usize| stride.is_multiple_of(8);
-    let apart = match weights.strides {
-        [_, apart, 1] | [_, 1, apart] => apart,
-        _ => return false,
-    };
-    config.dims.width == WIDTH
-        && (1..=MOST_TOKENS).contains(&tokens)
-        && matches!(latent.dtype, DType::BF16 | DType::F16)
-        && latent.has_unit_columns()
-        && (64..=MOST_RANK).contains(&rank)
-        && rank.is_multiple_of(64)
-        && counted(latent.strides[0])
-        && counted(apart)
-        && [projection.latent.bytes(), projection.weights.bytes()]
-            .iter()
-            .all(|bytes| bytes.address().is_multiple_of(16))
-}
-
-/// Quantised queries as the C interface takes them, but for what they are made of.
-fn queries_params(
-    config: &IndexerConfig,
-    tokens: usize,
-    heads: &IndexHeads<'_, Cuda>,
-    to: IndexQueriesMut<'_, Cuda>,
-) -> Result<raw::MlaIndexQueriesParams> {
-    unit_columns("index head weights", heads.weights.layout())?;
-    // SAFETY: a struct of plain numbers and pointers, for which zeros are values: null pointers are
-    // refused by the launch, or mean that something is absent.
-    let mut params: raw::MlaIndexQueriesParams = unsafe { std::mem::zeroed() };
-    params.head_weights = heads.weights.bytes().address() as *const _;
-    params.values = to.values.address() as *mut _;
-    params.weights = to.weights.into_bytes().address() as *mut _;
-    params.rotary = rotary(config, heads.rotary.as_ref())?;
-    params.head_weight_stride = wide("index head weights", heads.weights.layout().strides[0])?;
-    params.tokens = narrow("tokens", tokens)?;
-    params.heads = narrow("index_n_heads", config.dims.heads as usize)?;
-    params.width = narrow("index_head_dim", config.dims.width as usize)?;
-    params.head_weights_dtype = dtype_code(heads.weights.dtype());
-    params.hadamard = config.hadamard.into();
-    params.weight_scale = config.weight_scale();
-    Ok(params)
 }
 
 /// New index keys as the C interface takes them.

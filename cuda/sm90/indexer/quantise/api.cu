@@ -7,11 +7,19 @@ namespace mla::sm90::quantise {
 
 static MlaStatus check(const MlaIndexQueriesParams& p) {
     Check check;
-    check.that(is_dtype(p.queries_dtype), "queries_dtype", p.queries_dtype, kDtypes)
-        .pointer(p.queries, p.queries_dtype == MLA_DTYPE_F32 ? 4 : 2, "queries");
-    if (p.tokens > 1) check.stride(p.query_token_stride, "query_token_stride");
+    check.that(p.width == kWidth, "width", p.width, "128")
+        .that(p.heads >= 1 && p.heads <= 1024, "heads", p.heads, "1..=1024")
+        .that(is_dtype(p.queries_dtype), "queries_dtype", p.queries_dtype, kDtypes)
+        .that(is_dtype(p.head_weights_dtype), "head_weights_dtype", p.head_weights_dtype, kDtypes)
+        .pointer(p.queries, p.queries_dtype == MLA_DTYPE_F32 ? 4 : 2, "queries")
+        .pointer(p.head_weights, p.head_weights_dtype == MLA_DTYPE_F32 ? 4 : 2, "head_weights")
+        .pointer(p.values, 4, "values")
+        .pointer(p.weights, 4, "weights");
+    if (p.tokens > 1)
+        check.stride(p.query_token_stride, "query_token_stride")
+            .stride(p.head_weight_stride, "head_weight_stride");
     if (p.heads > 1) check.stride(p.query_head_stride, "query_head_stride");
-    check_queries(check, p);
+    check_rotary(check, p.rotary);
     return check.status();
 }
 

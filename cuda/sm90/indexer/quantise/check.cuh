@@ -46,18 +46,6 @@ inline MlaStatus check(const MlaIndexKeysParams& p) {
     return check.status();
 }
 
-// What quantised queries are refused for, wherever they come from.
-inline void check_queries(Check& check, const MlaIndexQueriesParams& p) {
-    check.that(p.width == kWidth, "width", p.width, "128")
-        .that(p.heads >= 1 && p.heads <= 1024, "heads", p.heads, "1..=1024")
-        .that(is_dtype(p.head_weights_dtype), "head_weights_dtype", p.head_weights_dtype, kDtypes)
-        .pointer(p.head_weights, p.head_weights_dtype == MLA_DTYPE_F32 ? 4 : 2, "head_weights")
-        .pointer(p.values, 4, "values")
-        .pointer(p.weights, 4, "weights");
-    if (p.tokens > 1) check.stride(p.head_weight_stride, "head_weight_stride");
-    check_rotary(check, p.rotary);
-}
-
 inline MlaStatus check_tokens(int tokens) {
     const MlaStatus s =
         Check().that(tokens >= 0 && tokens < 1 << 24, "tokens", tokens, "less than 2^24").status();

@@ -7,8 +7,8 @@ use mla_runtime::cache::BlockTable;
 use mla_runtime::device::CacheRows;
 use mla_runtime::dtype::DType;
 use mla_runtime::indexer::{
-    IndexCall, IndexDevice, IndexDims, IndexHeads, IndexKeys, IndexProjection, IndexQueries,
-    IndexQueriesMut, IndexRows, IndexerConfig, SlotListsMut,
+    IndexCall, IndexDevice, IndexDims, IndexKeys, IndexQueries, IndexQueriesMut, IndexQueryInput,
+    IndexRows, IndexerConfig, SlotListsMut,
 };
 use mla_runtime::layer::{LayerCall, SelectedLayer};
 use mla_runtime::rotary::{Rotary, RotaryStyle, Rotation};
@@ -207,16 +207,19 @@ impl<D: IndexDevice + Stopwatch> Steps<D> {
         let positions = ArrayRef::new(D::bytes(&self.positions), rows)?;
         let rotary = rotary(positions, index.rotary.as_ref(), self.config.rotary);
         let latent = index.query_latent.shorten().narrow(0, 0..rows)?;
-        let product = Layout::contiguous(latent.dtype(), [1, rows, heads * width]);
+        let dtype = latent.dtype();
+        let flat = Layout::contiguous(dtype, [1, rows, heads * width]);
+        device.gemm_weights(
+            latent.transpose(0, 1),
+            index.query_weights.shorten(),
+            TensorMut::new(D::bytes_mut(&mut self.product), flat)?,
+        )?;
+        let by_head = Layout::contiguous(dtype, [rows, heads, width]);
         let of_heads = Layout::contiguous(DType::F32, [rows, 1, heads]);
-        device.project_index_queries(
+        device.quantise_index_queries(
             &self.config,
-            IndexProjection {
-                latent,
-                weights: index.query_weights.shorten(),
-                product: TensorMut::new(D::bytes_mut(&mut self.product), product)?,
-            },
-            IndexHeads {
+            IndexQueryInput {
+                queries: TensorRef::new(D::bytes(&self.product), by_head)?,
                 weights: TensorRef::new(D::bytes(&self.head_weights), of_heads)?,
                 rotary,
             },
