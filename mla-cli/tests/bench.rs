@@ -453,9 +453,9 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
         ),
         (
             "q8s4".into(),
-            "the kv length 4 is less than the query length 8",
+            "given a kv length of 4, accepted at least the query length, 8",
         ),
-        ("0q1s1k".into(), "the count is 0"),
+        ("0q1s1k".into(), "given a count of 0, accepted 1 to "),
         ("{b}q1".into(), "--range: given none for {b} of {b}q1"),
         (
             "8q1s1k --range b=3".into(),
@@ -548,7 +548,10 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
             "dims: given \"5x5\", accepted LxPxRxV",
         ),
         ("8q1s1k --dtype f8".into(), "dtype: given \"f8\", accepted"),
-        ("8q1s1k --model gpt".into(), "no preset is named \"gpt\""),
+        (
+            "8q1s1k --model gpt".into(),
+            "model: given \"gpt\", accepted ",
+        ),
         ("8q1s1k --heads 0".into(), "accepted a number from 1"),
         (
             "8q1s1k --heads 8,16,8".into(),
@@ -568,7 +571,7 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
         ),
         (
             format!("8q1s1k --model {nothing}"),
-            "nothing.json\": config: num_attention_heads is missing",
+            "nothing.json\": num_attention_heads: given nothing",
         ),
         (
             "q300s400 --rows 1073741825 --threshold 0".into(),

@@ -98,7 +98,7 @@ pub(crate) fn check_scale(scale: f32) -> Result<()> {
         return Ok(());
     }
     Err(Error::argument(
-        "softmax scale",
+        "softmax_scale",
         scale,
         "a finite number above 0",
     ))

@@ -59,7 +59,7 @@ fn limits_and_pages_of_no_size_or_any_are_refused_or_planned() {
     let problem = Problem::new(DIMS, 2, DType::F32);
     let none = problem.with_page_size(0);
     let limits = StepLimits::new(2, 2, 2);
-    let refusal = "page size: given 0, accepted 1 and up";
+    let refusal = "page_size: given 0, accepted 1 and up";
     let needs = MemoryNeeds::of_steps(&none, &limits).map(drop);
     assert_eq!(needs.unwrap_err().to_string(), refusal);
     let step = Step::within(&none, &limits, 1, &[StepRequest::new(1, 1, &[0])]).map(drop);
@@ -81,7 +81,7 @@ fn limits_and_pages_of_no_size_or_any_are_refused_or_planned() {
     let layer = MlaLayer::<CpuPrefill, CpuDecode>::of(&Cpu::new(), &config).map(drop);
     assert_eq!(
         layer.unwrap_err().to_string(),
-        "qk_rope_head_dim: given 65537, accepted at most 65536"
+        "dims: given (4,65537,4), accepted P and V of 1 to 65536, and R of 0 to 65536"
     );
 }
 

@@ -298,7 +298,7 @@ impl Step<'_, '_> {
             row_stride: wide(layout.row_stride / element),
             requests: int("requests", self.requests())?,
             heads: int("heads", self.backend.config.problem.heads as usize)?,
-            page_size: int("page size", layout.page_size)?,
+            page_size: int("page_size", layout.page_size)?,
             max_pages: int("max pages", self.batch.block_table.max_pages())?,
             table_width: int("entries of the block table", self.width)?,
         };
@@ -333,7 +333,7 @@ impl Step<'_, '_> {
             requests: int("requests", self.requests())?,
             table_width: int("entries of the block table", keys.width)?,
             page_count: int("pages", keys.pages)?,
-            page_size: int("page size", keys.page_size)?,
+            page_size: int("page_size", keys.page_size)?,
             sms: int("SMs", state.sms)?,
             dtype: dtype_code(config.problem.dtype)?,
             softmax_scale: config.softmax_scale,

@@ -329,7 +329,7 @@ impl FlashInferMla {
             out_token_stride: out_strides[0],
             out_head_stride: out_strides[1],
             heads: int("heads", heads)?,
-            page_size: int("page size", rows.page_size)?,
+            page_size: int("page_size", rows.page_size)?,
             capacity: int("capacity", plan.capacity())?,
             grid_x: plan.grid[0],
             grid_y: plan.grid[1],

@@ -238,11 +238,11 @@ fn a_request_that_nobody_could_serve_is_an_error() {
     for (request, message) in [
         (
             SelectionRequest::new(SM90, R1.with_heads(0)),
-            "heads: given 0, accepted 1 and up",
+            "heads: given 0, accepted 1 to 65536",
         ),
         (
             request(SM90).with_page_sizes(&[64, 0]),
-            "page_size: given 0, accepted 1 and up",
+            "page_size: given 0, accepted 1 to 2147483647",
         ),
         (
             SelectionRequest::new(SM90, R1.with_dims(odd).with_kv_format(KvFormat::Fp8DsMla)),
@@ -262,7 +262,7 @@ fn two_claims_to_a_name_are_an_error_that_names_both() {
     let error = registry.add(Entry::known(OTHER, available)).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "name: decode backend D is claimed by `unknown` and by `elsewhere`; accepted: one claim to a \
+        "name: given D for two decode backends, `unknown` and `elsewhere`, accepted one backend of a \
          name. Give one of them another name in its crate, or settle it in this program with \
          `Registry::linked_by`"
     );

@@ -73,7 +73,7 @@ fn shape(config: &LayerConfig, query_len: usize) -> Result<raw::MlaDecodeParams>
     params.heads = narrow("heads", problem.heads as usize)?;
     params.query_len = narrow("query length", query_len)?;
     params.requests = 1;
-    params.page_size = narrow("page size", problem.page_size as usize)?;
+    params.page_size = narrow("page_size", problem.page_size as usize)?;
     params.latent_dim = narrow("latent", problem.dims.latent as usize)?;
     params.rope_dim = narrow("rope", problem.dims.head.rope as usize)?;
     params.q_dtype = dtype_code(problem.dtype);

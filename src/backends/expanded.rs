@@ -95,7 +95,7 @@ pub(super) fn prefill(
 fn shape(config: &LayerConfig) -> Result<raw::MlaPrefillParams> {
     if !(config.softmax_scale.is_finite() && config.softmax_scale > 0.0) {
         return Err(Error::argument(
-            "softmax scale",
+            "softmax_scale",
             config.softmax_scale,
             "a finite number above 0",
         ));

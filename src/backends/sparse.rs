@@ -87,7 +87,7 @@ pub(super) fn params(
         params.query_starts = batch.query_starts.bytes().address() as *const _;
     }
     params.width = narrow("slots", lists.width)?;
-    params.page_size = narrow("page size", cache.page_size)?;
+    params.page_size = narrow("page_size", cache.page_size)?;
     params.cache_scale = cache.scale;
     Ok(Some(params))
 }

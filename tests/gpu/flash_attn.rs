@@ -838,7 +838,7 @@ fn what_the_kernel_cannot_take_is_refused_by_name() {
     config.softmax_scale = f32::NAN;
     let error = FlashAttn::new(gpu, &config).unwrap_err();
     assert!(
-        matches!(&error, Error::Argument { field, .. } if *field == "softmax scale"),
+        matches!(&error, Error::Argument { field, .. } if *field == "softmax_scale"),
         "{error}"
     );
 }

@@ -46,7 +46,7 @@ impl DecodeBackend for Mine {
 fn one_name_from_two_crates_is_an_error_that_names_both_and_the_ways_out() {
     let error = Registry::linked().unwrap_err().to_string();
     assert!(
-        error.starts_with("name: decode backend NAIVE is claimed by "),
+        error.starts_with("name: given NAIVE for two decode backends, "),
         "{error}"
     );
     for part in [

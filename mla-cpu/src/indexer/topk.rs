@@ -22,7 +22,7 @@ pub(super) fn select(
 ) -> Result<()> {
     let columns = of.check(&logits)?;
     if page_size == 0 {
-        return Err(Error::argument("page size", 0, "1 and up"));
+        return Err(Error::argument("page_size", 0, "1 and up"));
     }
     let width = lists.width;
     let tokens = of.tokens.len();

@@ -176,7 +176,7 @@ fn refusals_name_the_field() {
     assert!(refused(&batch, bytes, 0, 16).starts_with("slot lists: given 16 bytes in lists of 0"));
     assert_eq!(
         refused(&batch, bytes, 4, 0),
-        "page size: given 0, accepted 1 and up"
+        "page_size: given 0, accepted 1 and up"
     );
     batch.tables[0] = i32::MAX;
     assert_eq!(

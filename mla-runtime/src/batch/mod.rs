@@ -252,16 +252,16 @@ pub struct BatchSpecError {
 #[non_exhaustive]
 pub enum BatchSpecProblem {
     /// The segment has no characters.
-    #[error("the segment is empty; accepted: [count]q<len>[k][s<len>[k]], such as 8q1s1k")]
+    #[error("given nothing, accepted [count]q<len>[k][s<len>[k]], such as 8q1s1k")]
     Empty,
     /// The segment ends where something is missing.
-    #[error("the segment ends here; accepted: {accepted}")]
+    #[error("given the end of the segment, accepted {accepted}")]
     Ends {
         /// What may stand here.
         accepted: &'static str,
     },
     /// A character that cannot stand where it does.
-    #[error("{given:?} cannot stand here; accepted: {accepted}")]
+    #[error("given {given:?}, accepted {accepted}")]
     Unexpected {
         /// The character.
         given: char,
@@ -269,7 +269,7 @@ pub enum BatchSpecProblem {
         accepted: &'static str,
     },
     /// A number outside its range.
-    #[error("the {part} is {given}; accepted: 1 to {max}")]
+    #[error("given a {part} of {given}, accepted 1 to {max}")]
     OutOfRange {
         /// Which number: the count, the query length or the kv length.
         part: &'static str,
@@ -280,8 +280,7 @@ pub enum BatchSpecProblem {
     },
     /// The kv length is below the query length.
     #[error(
-        "the kv length {kv} is less than the query length {q}; \
-         accepted: at least {q}, since kv includes the query tokens"
+        "given a kv length of {kv}, accepted at least the query length, {q}, which is part of it"
     )]
     KvBelowQuery {
         /// The query length.
@@ -290,7 +289,7 @@ pub enum BatchSpecProblem {
         kv: u32,
     },
     /// The spec has too many requests up to and with this segment.
-    #[error("the batch has {given} requests up to here; accepted: at most {MAX_REQUESTS}")]
+    #[error("given {given} requests up to here, accepted at most {MAX_REQUESTS}")]
     TooManyRequests {
         /// The requests of the segments so far.
         given: usize,
@@ -526,141 +525,130 @@ mod tests {
         );
     }
 
+    /// Asserts that a spec is refused for the byte `offset` of its segment number `segment`.
+    fn refused(spec: &str, segment: usize, offset: usize, message: &str) {
+        let error = spec.parse::<BatchSpec>().unwrap_err();
+        let text = spec.split('_').nth(segment).unwrap();
+        assert_eq!(
+            (error.segment, error.offset),
+            (segment, offset),
+            "{spec:?}: {error}"
+        );
+        let place = format!(
+            "batch spec, segment {} {text:?}, byte {offset}",
+            segment + 1
+        );
+        assert_eq!(error.to_string(), format!("{place}: {message}"));
+    }
+
     #[test]
-    fn refusals() {
-        const EMPTY: &str =
-            "the segment is empty; accepted: [count]q<len>[k][s<len>[k]], such as 8q1s1k";
-        const LENGTH: &str = "accepted: a length of one or more digits 0 to 9";
-        const AFTER_Q: &str = "accepted: a further digit, k, s<len>, or _ and another segment";
-        const AFTER_S: &str = "accepted: a further digit, k, or _ and another segment";
-        const START: &str = "accepted: a count or q<len>";
-        let cases: &[(&str, usize, usize, String)] = &[
-            ("", 0, 0, EMPTY.into()),
-            ("_", 0, 0, EMPTY.into()),
-            ("q1_", 1, 3, EMPTY.into()),
-            ("q1__q2", 1, 3, EMPTY.into()),
-            (
-                "q8s4",
-                0,
-                3,
-                "the kv length 4 is less than the query length 8; accepted: at least 8, \
-                 since kv includes the query tokens"
-                    .into(),
-            ),
-            (
-                "q2s1",
-                0,
-                3,
-                "the kv length 1 is less than the query length 2; accepted: at least 2, \
-                 since kv includes the query tokens"
-                    .into(),
-            ),
-            (
-                "q1s2_0q1s1k",
-                1,
-                5,
-                "the count is 0; accepted: 1 to 1048576".into(),
-            ),
-            (
-                "q0",
-                0,
-                1,
-                "the query length is 0; accepted: 1 to 2147483647".into(),
-            ),
-            (
-                "q0k",
-                0,
-                1,
-                "the query length is 0k; accepted: 1 to 2147483647".into(),
-            ),
-            (
-                "q1s0",
-                0,
-                3,
-                "the kv length is 0; accepted: 1 to 2147483647".into(),
-            ),
-            (
-                "q1s1k\n",
-                0,
-                5,
-                format!("'\\n' cannot stand here; {AFTER_S}"),
-            ),
-            ("q2k\n", 0, 3, format!("'\\n' cannot stand here; {AFTER_Q}")),
-            ("q2k ", 0, 3, format!("' ' cannot stand here; {AFTER_Q}")),
-            (" q2k", 0, 0, format!("' ' cannot stand here; {START}")),
-            ("q2K", 0, 2, format!("'K' cannot stand here; {AFTER_Q}")),
-            ("Q2", 0, 0, format!("'Q' cannot stand here; {START}")),
-            ("q2kk", 0, 3, format!("'k' cannot stand here; {AFTER_Q}")),
-            ("q2s3kk", 0, 5, format!("'k' cannot stand here; {AFTER_S}")),
-            ("q1kv1k", 0, 3, format!("'v' cannot stand here; {AFTER_Q}")),
-            ("q1s2s3", 0, 4, format!("'s' cannot stand here; {AFTER_S}")),
+    fn empty_segments_are_refused() {
+        const EMPTY: &str = "given nothing, accepted [count]q<len>[k][s<len>[k]], such as 8q1s1k";
+        for (spec, segment, offset) in [("", 0, 0), ("_", 0, 0), ("q1_", 1, 3), ("q1__q2", 1, 3)] {
+            refused(spec, segment, offset, EMPTY);
+        }
+    }
+
+    #[test]
+    fn characters_that_cannot_stand_where_they_do_are_refused() {
+        const LENGTH: &str = "a length of one or more digits 0 to 9";
+        const AFTER_Q: &str = "a further digit, k, s<len>, or _ and another segment";
+        const AFTER_S: &str = "a further digit, k, or _ and another segment";
+        const START: &str = "a count or q<len>";
+        const END: &str = "the end of the segment";
+        for (spec, offset, given, accepted) in [
+            ("q1s1k\n", 5, "'\\n'", AFTER_S),
+            ("q2k\n", 3, "'\\n'", AFTER_Q),
+            ("q2k ", 3, "' '", AFTER_Q),
+            (" q2k", 0, "' '", START),
+            ("q2K", 2, "'K'", AFTER_Q),
+            ("Q2", 0, "'Q'", START),
+            ("q2kk", 3, "'k'", AFTER_Q),
+            ("q2s3kk", 5, "'k'", AFTER_S),
+            ("q1kv1k", 3, "'v'", AFTER_Q),
+            ("q1s2s3", 4, "'s'", AFTER_S),
             // Arabic-Indic and full-width digits are digits, but not of ASCII.
-            ("q١", 0, 1, format!("'١' cannot stand here; {LENGTH}")),
-            ("q１", 0, 1, format!("'１' cannot stand here; {LENGTH}")),
-            ("q1１", 0, 2, format!("'１' cannot stand here; {AFTER_Q}")),
-            ("٣q1", 0, 0, format!("'٣' cannot stand here; {START}")),
-            ("q", 0, 1, format!("the segment ends here; {LENGTH}")),
-            ("qs1", 0, 1, format!("'s' cannot stand here; {LENGTH}")),
-            ("q1s", 0, 3, format!("the segment ends here; {LENGTH}")),
-            ("q-1", 0, 1, format!("'-' cannot stand here; {LENGTH}")),
-            ("q+1", 0, 1, format!("'+' cannot stand here; {LENGTH}")),
-            ("q1.5", 0, 2, format!("'.' cannot stand here; {AFTER_Q}")),
-            ("8", 0, 1, "the segment ends here; accepted: q<len>".into()),
-            ("8k", 0, 1, "'k' cannot stand here; accepted: q<len>".into()),
-            ("s1k", 0, 0, format!("'s' cannot stand here; {START}")),
+            ("q١", 1, "'١'", LENGTH),
+            ("q１", 1, "'１'", LENGTH),
+            ("q1１", 2, "'１'", AFTER_Q),
+            ("٣q1", 0, "'٣'", START),
+            ("q", 1, END, LENGTH),
+            ("qs1", 1, "'s'", LENGTH),
+            ("q1s", 3, END, LENGTH),
+            ("q-1", 1, "'-'", LENGTH),
+            ("q+1", 1, "'+'", LENGTH),
+            ("q1.5", 2, "'.'", AFTER_Q),
+            ("8", 1, END, "q<len>"),
+            ("8k", 1, "'k'", "q<len>"),
+            ("s1k", 0, "'s'", START),
+        ] {
+            refused(
+                spec,
+                0,
+                offset,
+                &format!("given {given}, accepted {accepted}"),
+            );
+        }
+    }
+
+    #[test]
+    fn numbers_out_of_range_are_refused() {
+        for (spec, segment, offset, given, most) in [
+            ("q1s2_0q1s1k", 1, 5, "a count of 0", MAX_REQUESTS as u64),
+            (
+                "4000000000q1",
+                0,
+                0,
+                "a count of 4000000000",
+                MAX_REQUESTS as u64,
+            ),
+            ("q0", 0, 1, "a query length of 0", MAX_LEN.into()),
+            ("q0k", 0, 1, "a query length of 0k", MAX_LEN.into()),
+            ("q1s0", 0, 3, "a kv length of 0", MAX_LEN.into()),
             (
                 "q2147483648",
                 0,
                 1,
-                "the query length is 2147483648; accepted: 1 to 2147483647".into(),
+                "a query length of 2147483648",
+                MAX_LEN.into(),
             ),
             (
                 "q1s2097152k",
                 0,
                 3,
-                "the kv length is 2097152k; accepted: 1 to 2147483647".into(),
+                "a kv length of 2097152k",
+                MAX_LEN.into(),
             ),
+            // Beyond 64 bits, with and without the factor.
             (
                 "q18446744073709551616",
                 0,
                 1,
-                "the query length is 18446744073709551616; accepted: 1 to 2147483647".into(),
+                "a query length of 18446744073709551616",
+                MAX_LEN.into(),
             ),
             (
                 "q18446744073709551615k",
                 0,
                 1,
-                "the query length is 18446744073709551615k; accepted: 1 to 2147483647".into(),
+                "a query length of 18446744073709551615k",
+                MAX_LEN.into(),
             ),
-            (
-                "4000000000q1",
-                0,
-                0,
-                "the count is 4000000000; accepted: 1 to 1048576".into(),
-            ),
-            (
-                "q1_1048576q1",
-                1,
-                3,
-                "the batch has 1048577 requests up to here; accepted: at most 1048576".into(),
-            ),
-        ];
-        for (spec, segment, offset, message) in cases {
-            let error = spec.parse::<BatchSpec>().unwrap_err();
-            let text = spec.split('_').nth(*segment).unwrap();
-            assert_eq!(
-                (error.segment, error.offset),
-                (*segment, *offset),
-                "{spec:?}: {error}"
-            );
-            assert_eq!(
-                error.to_string(),
-                format!(
-                    "batch spec, segment {} {text:?}, byte {offset}: {message}",
-                    segment + 1
-                )
-            );
+        ] {
+            let message = format!("given {given}, accepted 1 to {most}");
+            refused(spec, segment, offset, &message);
         }
+    }
+
+    #[test]
+    fn requests_that_contradict_themselves_or_are_too_many_are_refused() {
+        for (spec, kv, q) in [("q8s4", 4, 8), ("q2s1", 1, 2)] {
+            let accepted = format!("at least the query length, {q}, which is part of it");
+            let message = format!("given a kv length of {kv}, accepted {accepted}");
+            refused(spec, 0, 3, &message);
+        }
+        let message = "given 1048577 requests up to here, accepted at most 1048576";
+        refused("q1_1048576q1", 1, 3, message);
     }
 
     #[test]

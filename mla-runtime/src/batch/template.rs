@@ -408,9 +408,8 @@ mod tests {
             (
                 "q{q}s{s}",
                 &["8", "4"],
-                "\"q{q}s{s}\" with q = 8, s = 4: batch spec, segment 1 \"q8s4\", byte 3: the kv length \
-                 4 is less than the query length 8; accepted: at least 8, since kv includes the query \
-                 tokens"
+                "\"q{q}s{s}\" with q = 8, s = 4: batch spec, segment 1 \"q8s4\", byte 3: given a kv \
+                 length of 4, accepted at least the query length, 8, which is part of it"
                     .into(),
             ),
         ];

@@ -111,13 +111,13 @@ const fn check_names(phase: Phase, list: Option<&'static Listed>) {
             if same(listed.spec.name, second.spec.name) {
                 let mut bytes = [0; 1024];
                 let mut text = Text::new(&mut bytes);
-                text.push("name: ");
-                text.push(phase.name());
-                text.push(" backend ");
+                text.push("name: given ");
                 text.push(listed.spec.name);
+                text.push(" for two ");
+                text.push(phase.name());
                 text.push(
-                    " is listed twice; accepted: one claim to a name. Leave one of them out, or \
-                     give it another name with `name = \"…\"`",
+                    " backends of the list, accepted one backend of a name. Leave one of them out, \
+                     or give it another name with `name = \"…\"`",
                 );
                 panic!("{}", text.as_str());
             }

@@ -55,11 +55,19 @@ impl IndexCacheLayout {
     }
 
     /// The first byte of a slot's values.
+    ///
+    /// # Panics
+    ///
+    /// If pages have no tokens, which no view has.
     pub const fn values_at(&self, slot: usize) -> usize {
         slot / self.page_size * self.page_stride + slot % self.page_size * self.width
     }
 
     /// The first byte of a slot's scale.
+    ///
+    /// # Panics
+    ///
+    /// As [`values_at`](Self::values_at).
     pub const fn scale_at(&self, slot: usize) -> usize {
         slot / self.page_size * self.page_stride
             + self.page_size * self.width
@@ -68,7 +76,7 @@ impl IndexCacheLayout {
 
     fn check(&self, available: usize) -> Result<()> {
         for (field, value) in [
-            ("index page size", self.page_size),
+            ("index_cache.page_size", self.page_size),
             ("index_head_dim", self.width),
         ] {
             if value == 0 {
@@ -244,7 +252,7 @@ mod tests {
         };
         assert_eq!(
             refused(empty, 9),
-            "index page size: given 0, accepted 1 and up"
+            "index_cache.page_size: given 0, accepted 1 and up"
         );
         let nothing = IndexCacheLayout { pages: 0, ..layout };
         nothing.check(0).unwrap();

@@ -256,7 +256,8 @@ fn check_queries<D: Device>(
     weights: &TensorRef<'_, D>,
     [tokens, heads, width]: [usize; 3],
 ) -> Result<()> {
-    let needed = tokens * heads * width;
+    // No memory has as many bytes as what saturates.
+    let needed = tokens.saturating_mul(heads).saturating_mul(width);
     if bytes < needed {
         let accepted = format!("{needed}, for [{tokens}, {heads}, {width}] e4m3");
         return Err(Error::argument(field, format!("{bytes} bytes"), accepted));

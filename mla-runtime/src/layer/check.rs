@@ -93,35 +93,9 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         workspace.check(self)?;
         let step = &workspace.step;
         step.check_prepared()?;
-        let problem = &self.config.problem;
-        let dims = problem.dims;
-        let [heads, latent, rope, qk, v] = [
-            problem.heads,
-            dims.latent,
-            dims.head.rope,
-            dims.head.qk(),
-            dims.head.v,
-        ]
-        .map(|extent| extent as usize);
-        let tokens = step.tokens();
-        for (field, layout, shape) in [
-            ("query", call.query.layout(), [tokens, heads, qk]),
-            ("latent", call.latent.layout(), [tokens, 1, latent]),
-            ("rope", call.rope.layout(), [tokens, 1, rope]),
-            ("out", call.out.layout(), [tokens, heads, v]),
-        ] {
-            layout.require(field, problem.dtype, shape)?;
-            self.device.check_tensor(field, layout)?;
-        }
-        // A view made for another configuration.
-        let kv = call.weights.kv.layout();
-        let columns = heads * dims.head.kv_b() as usize;
-        kv.require("W_kv_b", problem.dtype, [1, latent, columns])?;
-        if let Some(lse) = &call.lse {
-            lse.layout().require("lse", heads, tokens)?;
-        }
+        self.check_shapes(step.tokens(), call)?;
         let cache = call.cache.layout();
-        check_cache(cache, problem)?;
+        check_cache(cache, &self.config.problem)?;
         if step.pages_end() > cache.pages {
             return Err(Error::argument(
                 "block_tables",
@@ -145,6 +119,37 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         }
         self.check_places(step, call)?;
         self.check_sinks(workspace, call.sinks.as_ref())
+    }
+
+    /// Refuses tensors of other shapes and dtypes than `tokens` tokens of the problem have.
+    fn check_shapes(&self, tokens: usize, call: &LayerCall<'_, P::Device>) -> Result<()> {
+        let problem = &self.config.problem;
+        let dims = problem.dims;
+        let [heads, latent, rope, qk, v] = [
+            problem.heads,
+            dims.latent,
+            dims.head.rope,
+            dims.head.qk(),
+            dims.head.v,
+        ]
+        .map(|extent| extent as usize);
+        for (field, layout, shape) in [
+            ("query", call.query.layout(), [tokens, heads, qk]),
+            ("latent", call.latent.layout(), [tokens, 1, latent]),
+            ("rope", call.rope.layout(), [tokens, 1, rope]),
+            ("out", call.out.layout(), [tokens, heads, v]),
+        ] {
+            layout.require(field, problem.dtype, shape)?;
+            self.device.check_tensor(field, layout)?;
+        }
+        // A view made for another configuration.
+        let kv = call.weights.kv.layout();
+        let columns = heads * dims.head.kv_b() as usize;
+        kv.require("W_kv_b", problem.dtype, [1, latent, columns])?;
+        match &call.lse {
+            Some(lse) => lse.layout().require("lse", heads, tokens),
+            None => Ok(()),
+        }
     }
 
     /// Refuses tensors that a backend or a product of the step would not take as they lie.

@@ -10,7 +10,7 @@ use crate::device::{Device, GatherRows, Memory};
 use crate::error::Result;
 use crate::lse::{LseLayout, LseMut};
 use crate::spec::KeyLayout;
-use crate::tensor::{Layout, TensorMut, TensorRef};
+use crate::tensor::{Layout, Shape, TensorMut, TensorRef};
 
 /// Where expanded keys and values are put.
 ///
@@ -160,14 +160,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
                 self.read_expansion(rope, room)?
             }
         };
-        let [count, heads, v] = tokens.out.layout().shape;
-        let mut wide = match self.padded_values() {
-            true => {
-                let bytes = P::Device::reborrow(&mut buffers.partial);
-                Some(self.tensor(bytes, [count, heads, self.values_width()])?)
-            }
-            false => None,
-        };
+        let room = P::Device::reborrow(&mut buffers.partial);
+        let mut wide = self.wide_output(room, tokens.out.shape())?;
         let out = match &mut wide {
             Some(wide) => wide.reborrow(),
             None => tokens.out.reborrow(),
@@ -191,10 +185,24 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         )?;
         match &wide {
             Some(wide) => {
-                let own = wide.as_ref().narrow(2, 0..v)?;
+                let own = wide.as_ref().narrow(2, 0..tokens.out.shape()[2])?;
                 self.device.copy(own, tokens.out.reborrow())
             }
             None => Ok(()),
+        }
+    }
+
+    /// Where outputs go that are wider than those of a call, `[T, H, V]`, if the backend's are.
+    fn wide_output<'a>(
+        &self,
+        room: <P::Device as Memory>::BytesMut<'a>,
+        [count, heads, _]: Shape,
+    ) -> Result<Option<TensorMut<'a, P::Device>>> {
+        match self.padded_values() {
+            true => self
+                .tensor(room, [count, heads, self.values_width()])
+                .map(Some),
+            false => Ok(None),
         }
     }
 
@@ -280,8 +288,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         rows: usize,
     ) -> Result<TensorMut<'a, P::Device>> {
         let problem = &self.config.problem;
-        let width = problem.dims.head.nope + problem.dims.head.v;
-        self.tensor(bytes, [1, rows, (problem.heads * width) as usize])
+        let [heads, width] = [problem.heads, problem.dims.head.kv_b()].map(|n| n as usize);
+        self.tensor(bytes, [1, rows, heads * width])
     }
 
     /// Writes `[k_nope | v] = c · W_kv_b` of `latent` `[N, 1, L]` and `rope` `[N, 1, R]`, as the

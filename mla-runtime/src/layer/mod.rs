@@ -125,11 +125,11 @@ use crate::backend::{
     SelectedPrefill, StepLimits,
 };
 use crate::device::{AbsorbedQueries, CacheRows, Device, Memory};
-use crate::dims::MAX_DIM;
 use crate::error::{Error, Result};
 use crate::plan::crossover::{Attention, ExpansionTraffic, Machine, threshold};
 use crate::plan::memory::{self, MemoryNeeds, MemoryPlan};
 use crate::problem::Problem;
+use crate::reason::Field;
 use crate::rotary::RotaryQuery;
 use crate::spec::{BackendSpec, KeyLayout, Phase, QueryLen};
 use crate::tensor::{ArrayRef, Layout, Shape, TensorMut};
@@ -200,58 +200,37 @@ fn check<D: Device>(
     device: &D,
     config: &LayerConfig,
 ) -> Result<()> {
+    let problem = &config.problem;
+    let fault = problem.fault();
+    // Of page sizes the backend has more to say: those that it takes.
+    if let Some(fault) = fault.filter(|fault| fault.field != Field::PageSize) {
+        return Err(fault.into());
+    }
     check_backend(prefill, device, config)?;
     check_backend(decode, device, config)?;
-    let problem = &config.problem;
-    for (field, given) in [
-        ("heads", problem.heads),
-        ("page size", problem.page_size),
-        ("kv_lora_rank", problem.dims.latent),
-        ("qk_nope_head_dim", problem.dims.head.nope),
-        ("v_head_dim", problem.dims.head.v),
+    if let Some(fault) = fault {
+        return Err(fault.into());
+    }
+    let scale = config.softmax_scale;
+    if !(scale.is_finite() && scale > 0.0) {
+        let accepted = "a finite number above 0";
+        return Err(Error::argument("softmax_scale", scale, accepted));
+    }
+    for (field, given, accepted) in [
+        (
+            "quant_output",
+            problem.quant_output,
+            "false: the layer's output has the problem's dtype",
+        ),
+        (
+            "context_parallel",
+            problem.context_parallel,
+            "false: the layer's cache is on one device",
+        ),
     ] {
-        if given == 0 {
-            return Err(Error::argument(field, 0, "1 and up"));
+        if given {
+            return Err(Error::argument(field, given, accepted));
         }
-    }
-    for (field, given) in [
-        ("heads", problem.heads),
-        ("kv_lora_rank", problem.dims.latent),
-        ("qk_nope_head_dim", problem.dims.head.nope),
-        ("qk_rope_head_dim", problem.dims.head.rope),
-        ("v_head_dim", problem.dims.head.v),
-    ] {
-        if given > MAX_DIM {
-            return Err(Error::argument(field, given, format!("at most {MAX_DIM}")));
-        }
-    }
-    if !problem.kv_format.holds(problem.dims) {
-        return Err(Error::argument(
-            "kv format",
-            format!("{} with {}", problem.kv_format, problem.dims),
-            "a format that holds the model's rows",
-        ));
-    }
-    if problem.quant_output {
-        return Err(Error::argument(
-            "quantised output",
-            "wanted",
-            "not wanted: the layer's output has the problem's dtype",
-        ));
-    }
-    if problem.context_parallel {
-        return Err(Error::argument(
-            "context parallelism",
-            "wanted",
-            "a cache on one device",
-        ));
-    }
-    if !(config.softmax_scale.is_finite() && config.softmax_scale > 0.0) {
-        return Err(Error::argument(
-            "softmax scale",
-            config.softmax_scale,
-            "a finite number above 0",
-        ));
     }
     Ok(())
 }

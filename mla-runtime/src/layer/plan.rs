@@ -283,7 +283,7 @@ fn check(problem: &Problem, limits: &StepLimits, requests: &[StepRequest<'_>]) -
     }
     let page = problem.page_size;
     if page == 0 {
-        return Err(Error::argument("page size", 0, "1 and up"));
+        return Err(Error::argument("page_size", 0, "1 and up"));
     }
     let mut tokens = 0usize;
     // Who writes each page.

@@ -42,7 +42,8 @@ pub struct StepBatch<'a> {
     /// [`decode_query_len`](StepLimits::decode_query_len) count as that many.
     pub threshold: Option<u32>,
     /// The most tokens that a request on the absorbed path will have while this step is replayed
-    /// from a graph with other lengths; `None`: the most that one has now.
+    /// from a graph with other lengths; `None`: the most that one has now. More than the limits'
+    /// pages hold count as that many.
     pub max_len: Option<u32>,
     /// Of sparse problems: requests of at most so many tokens attend to all that they see, by the
     /// dense paths, and their slot lists are not read. It is what a model chooses of each context
@@ -181,6 +182,14 @@ impl Step {
         self.place(batch)
     }
 
+    // The most tokens of a request in a replay, of a batch whose page size was checked.
+    fn max_len(&self, batch: &StepBatch<'_>) -> Option<u32> {
+        let page = batch.block_tables.page_size() as usize;
+        // Less than 2³¹, as checked with the limits.
+        let room = (self.limits.pages_per_request * page) as u32;
+        batch.max_len.map(|len| len.min(room))
+    }
+
     // Checks the lengths and pages of requests that are as many as there is room for.
     fn check_requests(&mut self, batch: &StepBatch<'_>) -> Result<()> {
         let limits = self.limits;
@@ -228,7 +237,7 @@ impl Step {
         self.tokens = tokens;
         self.requests = batch.requests.len();
         let lens = batch.requests.iter().map(|r| r.q.max(r.kv));
-        self.longest = lens.chain(batch.max_len).max().unwrap_or(0) as usize;
+        self.longest = lens.chain(self.max_len(batch)).max().unwrap_or(0) as usize;
         self.pages_end = pages_end;
         Ok(())
     }
@@ -338,7 +347,7 @@ impl Step {
         self.absorbed_tokens = absorbed.iter().map(|r| r.q as usize).sum();
         self.max_absorbed_query_len = absorbed.iter().map(|r| r.q as usize).max().unwrap_or(0);
         let longest = absorbed.iter().map(|r| r.kv).max().unwrap_or(0);
-        self.max_seq_len = longest.max(batch.max_len.unwrap_or(0)) as usize;
+        self.max_seq_len = longest.max(self.max_len(batch).unwrap_or(0)) as usize;
         if problem.sparse && self.max_absorbed_query_len > self.limits.decode_query_len {
             return Err(Error::argument(
                 "requests.q",

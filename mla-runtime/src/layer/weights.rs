@@ -50,7 +50,8 @@ impl<'a, D: Device> Weights<'a, D> {
             problem.dims.head.v as usize,
         );
         let width = nope + v;
-        let expected = [1, latent, heads * width];
+        // No matrix has as many columns as what saturates.
+        let expected = [1, latent, heads.saturating_mul(width)];
         if kv_b.shape() != expected || kv_b.dtype() != problem.dtype {
             return Err(Error::argument(
                 "W_kv_b",

@@ -102,14 +102,21 @@ impl GpuFigures {
     ///
     /// # Errors
     ///
-    /// If one of them is not a positive, finite number.
+    /// If there are not 1 to 65536 multiprocessors, or a rate is not a positive, finite number.
     pub fn new(
         multiprocessors: u32,
         flop_per_second: f64,
         bytes_per_second: f64,
     ) -> Result<Self, PlanError> {
+        if !(1..=MAX_MULTIPROCESSORS).contains(&multiprocessors) {
+            let accepted = format!("1 to {MAX_MULTIPROCESSORS}");
+            return Err(PlanError::invalid(
+                "multiprocessors",
+                multiprocessors,
+                accepted,
+            ));
+        }
         for (field, given) in [
-            ("multiprocessors", f64::from(multiprocessors)),
             ("flop_per_second", flop_per_second),
             ("bytes_per_second", bytes_per_second),
         ] {
@@ -264,6 +271,9 @@ pub struct Attention {
     /// What the expansion writes.
     pub traffic: ExpansionTraffic,
 }
+
+/// Beyond any GPU's, and few enough that every split of a step's tiles can be tried.
+const MAX_MULTIPROCESSORS: u32 = 1 << 16;
 
 /// What stands for a long context on a GPU: nothing changes the crossover beyond.
 const LONG: u32 = 1 << 17;

@@ -66,15 +66,15 @@ impl IndexNeeds {
             .filter(|columns| i32::try_from(*columns).is_ok())
             .ok_or_else(|| {
                 let given = steps.pages_per_request;
-                let accepted = format!("so many pages of {page_size} that 31 bits count tokens");
+                let columns = i32::MAX as usize / COLUMNS * COLUMNS;
+                let most = columns / (page_size as usize).max(1);
+                let accepted = format!("at most {most} pages of {page_size} tokens");
                 Error::argument("limits.pages_per_request", given, accepted)
             })?;
         let tokens = u32::try_from(steps.tokens)
             .ok()
             .filter(|tokens| i32::try_from(*tokens).is_ok())
-            .ok_or_else(|| {
-                Error::argument("limits.tokens", steps.tokens, "less than 2147483647")
-            })?;
+            .ok_or_else(|| Error::argument("limits.tokens", steps.tokens, "at most 2147483647"))?;
         let fitting = limits.logits_bytes / (4 * u64::from(columns).max(1));
         let rows = fitting.clamp(1, u64::from(tokens.max(1))) as u32;
         Ok(Self {

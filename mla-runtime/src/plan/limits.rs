@@ -98,7 +98,7 @@ impl ArrayLayout {
 /// signed integers on the device.
 fn checked(limits: &StepLimits, page: usize) -> Result<(usize, usize)> {
     if page == 0 {
-        return Err(Error::argument("page size", 0, "1 and up"));
+        return Err(Error::argument("page_size", 0, "1 and up"));
     }
     let most = i32::MAX as usize;
     for (field, given) in [
@@ -106,6 +106,7 @@ fn checked(limits: &StepLimits, page: usize) -> Result<(usize, usize)> {
         ("limits.tokens", limits.tokens),
         ("limits.context_rows", limits.context_rows),
     ] {
+        // One more than the last is counted as well.
         if given >= most {
             return Err(Error::argument(field, given, format!("less than {most}")));
         }

@@ -8,6 +8,9 @@ use crate::kv_format::KvFormat;
 use crate::reason::{Accepted, Field, Given, Reason};
 use crate::setters::setters;
 
+/// Kernels count tokens in 32 signed bits.
+const MAX_PAGE_SIZE: u32 = i32::MAX as u32;
+
 /// One model on one cache: everything a [`BackendSpec`](crate::spec::BackendSpec) is validated
 /// against, beside the hardware.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -110,47 +113,41 @@ impl Problem {
 
     /// What no backend could make up for, if anything.
     pub const fn fault(&self) -> Option<Reason> {
-        if self.heads == 0 {
-            return Some(Reason {
-                field: Field::Heads,
-                given: Given::Count(0),
-                accepted: Accepted::Text("1 and up"),
-            });
-        }
-        if self.heads > MAX_DIM {
+        if self.heads == 0 || self.heads > MAX_DIM {
             return Some(Reason {
                 field: Field::Heads,
                 given: Given::Count(self.heads),
-                accepted: Accepted::Text("at most 65536"),
+                accepted: Accepted::Text("1 to 65536"),
             });
         }
         let HeadDims { nope, rope, v } = self.dims.head;
-        if nope > MAX_DIM || rope > MAX_DIM || v > MAX_DIM {
+        if nope == 0 || v == 0 || nope > MAX_DIM || rope > MAX_DIM || v > MAX_DIM {
             return Some(Reason {
                 field: Field::Dims,
                 given: Given::Dims(self.dims.head),
-                accepted: Accepted::Text("widths of at most 65536"),
+                accepted: Accepted::Text("P and V of 1 to 65536, and R of 0 to 65536"),
             });
         }
-        if self.dims.latent > MAX_DIM {
+        let latent = self.dims.latent;
+        if latent == 0 || latent > MAX_DIM {
             return Some(Reason {
                 field: Field::CacheDims,
-                given: Given::CacheDims(CacheDims::new(self.dims.latent, rope)),
-                accepted: Accepted::Text("widths of at most 65536"),
+                given: Given::CacheDims(CacheDims::new(latent, rope)),
+                accepted: Accepted::Text("L of 1 to 65536, and R of 0 to 65536"),
             });
         }
         if !self.kv_format.holds(self.dims) {
             return Some(Reason {
                 field: Field::KvFormat,
-                given: Given::RowFormat(self.kv_format, self.dims.latent),
+                given: Given::RowFormat(self.kv_format, latent),
                 accepted: Accepted::Text("fp8_ds_mla for a latent that is a multiple of 128"),
             });
         }
-        if self.page_size == 0 {
+        if self.page_size == 0 || self.page_size > MAX_PAGE_SIZE {
             return Some(Reason {
                 field: Field::PageSize,
-                given: Given::Count(0),
-                accepted: Accepted::Text("1 and up"),
+                given: Given::Count(self.page_size),
+                accepted: Accepted::Text("1 to 2147483647"),
             });
         }
         None

@@ -198,6 +198,8 @@ impl Accepted {
             Self::DTypes(list) => write_list!(list, text, |x| text.push(x.name())),
             Self::Dims(list) => write_list!(list, text, |x| x.write(text)),
             Self::CacheDims(list) => write_list!(list, text, |x| x.write(text)),
+            // A refusal of what takes any number is of 0 alone.
+            Self::Heads(HeadCounts::Any) | Self::PageSizes(PageSizes::Any) => text.push("1 and up"),
             Self::Heads(x) => x.write(text),
             Self::KvFormats(list) => write_list!(list, text, |x| text.push(x.name())),
             Self::KvFormat(x) => {
@@ -250,14 +252,14 @@ impl From<Reason> for Error {
 /// Everything that speaks against a backend; empty where nothing does.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Reasons {
-    // Constants cannot grow a vector. One reason per field and one more per feature is the most
-    // that validation can find.
+    // Constants cannot grow a vector.
     items: [Option<Reason>; Self::CAPACITY],
     len: usize,
 }
 
 impl Reasons {
-    const CAPACITY: usize = 24;
+    /// Validation finds at most one reason for each field, and of features one for each.
+    const CAPACITY: usize = Field::Availability as usize + Feature::ALL.len();
 
     /// No reason: the backend fits.
     pub const NONE: Self = Self {
@@ -266,8 +268,16 @@ impl Reasons {
     };
 
     /// The list with one more reason at its end.
+    ///
+    /// # Panics
+    ///
+    /// If it has one for every field and for every feature already.
     #[must_use]
     pub const fn with(mut self, reason: Reason) -> Self {
+        assert!(
+            self.len < Self::CAPACITY,
+            "reasons: given more than fields and features, accepted one for each"
+        );
         self.items[self.len] = Some(reason);
         self.len += 1;
         self

@@ -179,7 +179,7 @@ impl BackendSpec {
                 !problem.context_parallel || !matches!(self.lse, LseOutput::None),
                 Field::Lse,
                 Given::Text("context parallelism, which merges by log-sum-exp"),
-                Accepted::Text("no log-sum-exp output"),
+                Accepted::Text("a cache on one device: the backend returns no log-sum-exp"),
             )
             .unless(
                 !problem.quant_output || self.quant_output,

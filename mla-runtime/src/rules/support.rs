@@ -65,7 +65,7 @@ text::display!(CacheDims, HeadCounts, PageSizes);
 /// The numbers of query heads that a backend takes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum HeadCounts {
-    /// Any number.
+    /// Any number from 1 on.
     Any,
     /// From the first to the second, both included.
     Range(u32, u32),
@@ -77,7 +77,7 @@ impl HeadCounts {
     /// Whether `heads` is among them.
     pub const fn accepts(self, heads: u32) -> bool {
         match self {
-            Self::Any => true,
+            Self::Any => heads > 0,
             Self::Range(least, most) => least <= heads && heads <= most,
             Self::List(counts) => contains(counts, heads),
         }
@@ -101,7 +101,7 @@ impl HeadCounts {
 /// The page sizes that a backend takes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum PageSizes {
-    /// Any size.
+    /// Any size from 1 on.
     Any,
     /// Every multiple of this one.
     MultipleOf(u32),

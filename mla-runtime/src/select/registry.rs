@@ -49,8 +49,8 @@ fn is(entry: &Entry, phase: Phase, name: &str) -> bool {
 pub enum RegistryError {
     /// Two backends of one phase claim one name.
     #[error(
-        "name: {phase} backend {name} is claimed by `{first}` and by `{second}`; accepted: one claim \
-         to a name. Give one of them another name in its crate, or settle it in this program with \
+        "name: given {name} for two {phase} backends, `{first}` and `{second}`, accepted one backend \
+         of a name. Give one of them another name in its crate, or settle it in this program with \
          `Registry::linked_by`"
     )]
     Duplicate {

@@ -67,20 +67,24 @@ impl CacheLayout {
     // Between single pages and rows there is no distance, and a stride may be anything. It gets one that
     // every kernel takes.
     fn settled(mut self) -> Self {
-        const WIDEST_ACCESS: usize = 16;
         match (self.pages > 1, self.page_size > 1) {
             (true, true) => {}
-            (true, false) => self.row_stride = self.page_stride,
+            (true, false) => self.row_stride = self.row_apart(),
             (false, true) => self.page_stride = self.page_size.saturating_mul(self.row_stride),
             (false, false) => {
-                self.row_stride = self
-                    .format
-                    .row_bytes(self.dims)
-                    .next_multiple_of(WIDEST_ACCESS);
+                self.row_stride = self.row_apart();
                 self.page_stride = self.row_stride;
             }
         }
         self
+    }
+
+    // A distance between rows that every kernel takes.
+    fn row_apart(&self) -> usize {
+        const WIDEST_ACCESS: usize = 16;
+        self.format
+            .row_bytes(self.dims)
+            .next_multiple_of(WIDEST_ACCESS)
     }
 
     /// The products of scales and values stay far from what f32 holds on every device.
@@ -109,7 +113,7 @@ impl CacheLayout {
         }
         self.check_scale()?;
         if self.page_size == 0 {
-            return Err(Error::argument("page size", 0, "1 and up"));
+            return Err(Error::argument("page_size", 0, "1 and up"));
         }
         if self.pages == 0 {
             return Ok(());

@@ -111,7 +111,7 @@ impl IndexDevice for Cuda {
         params.requests = narrow("requests", rows.batch.seq_lens.len())?;
         params.columns = narrow("columns", columns)?;
         params.max_pages = narrow("block table", rows.batch.block_table.max_pages())?;
-        params.page_size = narrow("page size", layout.page_size)?;
+        params.page_size = narrow("page_size", layout.page_size)?;
         params.heads = narrow("index_n_heads", dims.heads as usize)?;
         params.width = narrow("index_head_dim", dims.width as usize)?;
         params.after_queries = rows.in_turn.into();
@@ -161,7 +161,7 @@ impl IndexDevice for Cuda {
         params.columns = narrow("columns", columns)?;
         params.topk = narrow("slot lists", lists.width)?;
         params.max_pages = narrow("block table", rows.batch.block_table.max_pages())?;
-        params.page_size = narrow("page size", page_size)?;
+        params.page_size = narrow("page_size", page_size)?;
         params.after_logits = rows.in_turn.into();
         self.bind()?;
         // SAFETY: every tensor and array was checked to hold what its layout says, and the layouts
@@ -195,7 +195,7 @@ fn keys_params(
     params.page_stride = wide("page stride", cache.page_stride)?;
     params.pages = wide("pages", cache.pages)?;
     params.tokens = narrow("tokens", tokens)?;
-    params.page_size = narrow("page size", cache.page_size)?;
+    params.page_size = narrow("page_size", cache.page_size)?;
     params.width = narrow("index_head_dim", config.dims.width as usize)?;
     params.keys_dtype = dtype_code(keys.keys.dtype());
     params.norm_weight_dtype = dtype_code(keys.norm.weight.dtype());

@@ -12,25 +12,9 @@ pub(super) fn indexer(fields: &Fields<'_>, rope: u32) -> Result<Option<IndexerCo
     if fields.get(heads).is_none() && fields.get(width).is_none() {
         return Ok(None);
     }
-    if let Some((field, value)) = fields.get("index_kpool")
-        && value != 1
-    {
-        return Err(ModelError::Invalid {
-            field,
-            given: shown(value),
-            accepted: "1, or left out: no indexer here pools keys".into(),
-        });
-    }
-    let style = match fields.get("indexer_rope_interleave") {
-        None | Some((_, Value::Bool(false))) => RotaryStyle::Halves,
-        Some((_, Value::Bool(true))) => RotaryStyle::Interleaved,
-        Some((field, other)) => {
-            return Err(ModelError::Invalid {
-                field,
-                given: shown(other),
-                accepted: "true or false".into(),
-            });
-        }
+    let style = match fields.flag("indexer_rope_interleave")? {
+        false => RotaryStyle::Halves,
+        true => RotaryStyle::Interleaved,
     };
     let config = IndexerConfig {
         dims: IndexDims {
@@ -231,52 +215,52 @@ mod tests {
         for (changes, message) in [
             (
                 json!({"index_kpool": 4}),
-                "index_kpool is 4; accepted: 1, or left out: no indexer here pools keys".to_owned(),
+                "index_kpool: given 4, accepted a model without pooled index keys, which no backend \
+                 here has"
+                    .to_owned(),
             ),
             (
                 json!({"index_topk": null}),
-                "index_topk is missing; looked for index_topk at the top level (there is no \
-                 text_config); accepted: an integer from 1 to 65536"
+                "index_topk: given nothing as index_topk, accepted an integer from 1 to 65536"
                     .into(),
             ),
             (
                 json!({"index_head_dim": 60}),
-                "index_head_dim is 60; accepted: a multiple of 4, at least qk_rope_head_dim, 64, \
+                "index_head_dim: given 60, accepted a multiple of 4, at least qk_rope_head_dim, 64, \
                  which has to be even"
                     .into(),
             ),
             (
                 json!({"indexer_rope_interleave": "yes"}),
-                "indexer_rope_interleave is \"yes\"; accepted: true or false".into(),
+                "indexer_rope_interleave: given \"yes\", accepted true or false".into(),
             ),
             (
                 json!({"indexer_types": ["full"]}),
                 format!(
-                    "indexer_types is an array of 1; accepted: a list of \"full\" and \"shared\", \
+                    "indexer_types: given an array of 1, accepted a list of \"full\" and \"shared\", \
                      {each}"
                 ),
             ),
             (
                 json!({"index_topk_pattern": "S".repeat(78)}),
                 format!(
-                    "index_topk_pattern is a string of 78; accepted: a string of F and S, {each}"
+                    "index_topk_pattern: given a string of 78, accepted a string of F and S, {each}"
                 ),
             ),
             (
                 json!({"index_topk_freq": 4}),
-                "index_skip_topk_offset is missing; looked for index_skip_topk_offset at the top \
-                 level (there is no text_config); accepted: an integer from 1 to 65536"
+                "index_skip_topk_offset: given nothing as index_skip_topk_offset, accepted an integer from 1 to 65536"
                     .into(),
             ),
             (
                 json!({"index_topk_pattern": "F".repeat(78), "index_topk_freq": 77,
                     "index_skip_topk_offset": 77}),
-                "index_topk_pattern is IndexLayers { shared: [] }, but index_topk_freq is \
-                 IndexLayers { shared: [77] }; accepted: the same"
+                "index_topk_pattern: given IndexLayers { shared: [] }, accepted IndexLayers { shared: [77] }, \
+                 as index_topk_freq has it"
                     .into(),
             ),
         ] {
-            assert_eq!(read(changes), Err(format!("config: {message}")));
+            assert_eq!(read(changes), Err(message));
         }
     }
 }

@@ -4,6 +4,8 @@
 //! name for the public models whose numbers are known here ([`ModelConfig::preset`]).
 
 mod index;
+mod layers;
+mod missing;
 mod rope;
 
 use serde_json::{Map, Value};
@@ -27,7 +29,8 @@ pub struct ModelConfig {
     pub dims: MlaDims,
     /// H: the query heads of the whole model; see [`Self::heads_per_rank`].
     pub heads: u32,
-    /// The layers with attention (`num_hidden_layers`), if the configuration says.
+    /// The layers with this attention, if the configuration says: all of them, or, of a model that
+    /// has linear attention beside it, so many.
     pub layers: Option<u32>,
     /// The element type of weights and activations, if the configuration says.
     pub dtype: Option<DType>,
@@ -41,6 +44,12 @@ pub struct ModelConfig {
     pub index_layers: IndexLayers,
     /// The rotary embedding.
     pub rope: Rope,
+    /// Whether the engine multiplies the layer's output by the sigmoid of a gate, for each head and
+    /// value, before the output projection.
+    pub output_gate: bool,
+    /// Whether each head has a learnt sink, which the engine passes as
+    /// [`LayerCall::sinks`](crate::layer::LayerCall::sinks).
+    pub sinks: bool,
 }
 
 /// A public model and its configuration.
@@ -68,6 +77,8 @@ const DEEPSEEK_V3: ModelConfig = ModelConfig {
         .with_scaling(RopeScaling::Yarn(
             Yarn::new(40.0, Some(4096)).with_mscale(1.0, 1.0),
         )),
+    output_gate: false,
+    sinks: false,
 };
 
 const DEEPSEEK_V2: ModelConfig = ModelConfig {
@@ -89,6 +100,8 @@ const GLM_5: ModelConfig = ModelConfig {
     indexer: Some(IndexerConfig::GLM_5),
     index_layers: IndexLayers::ALL,
     rope: Rope::plain(1e6).with_max_positions(202_752),
+    output_gate: false,
+    sinks: false,
 };
 
 /// The public models known by name.
@@ -172,6 +185,8 @@ pub const PRESETS: &[Preset] = &[
                 .with_max_positions(32_768)
                 .with_style(RotaryStyle::Halves)
                 .with_scaling(RopeScaling::Other { kind: "longrope" }),
+            output_gate: false,
+            sinks: false,
         },
     },
 ];
@@ -181,13 +196,13 @@ pub const PRESETS: &[Preset] = &[
 #[non_exhaustive]
 pub enum ModelError {
     /// The text is not JSON.
-    #[error("config: not JSON: {message}")]
+    #[error("config: given text that is not JSON ({message}), accepted a model's config.json")]
     NotJson {
         /// What the JSON parser says, with line and column.
         message: String,
     },
     /// A part of the configuration that must be a JSON object is something else.
-    #[error("config: {place} is {given}; accepted: a JSON object")]
+    #[error("{place}: given {given}, accepted a JSON object")]
     NotAnObject {
         /// Which part.
         place: &'static str,
@@ -195,7 +210,7 @@ pub enum ModelError {
         given: String,
     },
     /// A field that has no default is not there.
-    #[error("config: {field} is missing; looked for {looked_for}; accepted: {accepted}")]
+    #[error("{field}: given nothing as {looked_for}, accepted {accepted}")]
     Missing {
         /// The field's name.
         field: &'static str,
@@ -205,7 +220,7 @@ pub enum ModelError {
         accepted: String,
     },
     /// A field has a value that is not accepted.
-    #[error("config: {field} is {given}; accepted: {accepted}")]
+    #[error("{field}: given {given}, accepted {accepted}")]
     Invalid {
         /// The field, with the object it is in: `text_config.v_head_dim`.
         field: String,
@@ -214,8 +229,20 @@ pub enum ModelError {
         /// What it may be.
         accepted: String,
     },
+    /// The model's attention needs what no backend here has.
+    #[error(
+        "{field}: given {given}, accepted a model without {missing}, which no backend here has"
+    )]
+    Unsupported {
+        /// The field that asks for it, with the object it is in.
+        field: String,
+        /// Its value.
+        given: String,
+        /// What is missing.
+        missing: &'static str,
+    },
     /// Two spellings of one field say different things.
-    #[error("config: {first} is {first_given}, but {second} is {second_given}; accepted: the same")]
+    #[error("{first}: given {first_given}, accepted {second_given}, as {second} has it")]
     Contradiction {
         /// One field.
         first: String,
@@ -228,9 +255,9 @@ pub enum ModelError {
     },
     /// There is no preset of this name.
     #[error(
-        "model: no preset is named {given:?};{} accepted: {}",
-        did_you_mean(*.suggestion),
-        preset_names()
+        "model: given {given:?}, accepted {}{}",
+        preset_names(),
+        did_you_mean(*.suggestion)
     )]
     UnknownPreset {
         /// The name that was asked for.
@@ -240,7 +267,7 @@ pub enum ModelError {
     },
     /// Tensor parallelism that does not divide the heads.
     #[error(
-        "tensor parallelism: {given} ranks do not divide {heads} heads evenly; accepted: {}",
+        "ranks: given {given}, accepted a divisor of the {heads} heads: {}",
         divisors(*.heads)
     )]
     HeadsNotDivisible {
@@ -252,7 +279,7 @@ pub enum ModelError {
 }
 
 fn did_you_mean(suggestion: Option<&str>) -> String {
-    suggestion.map_or_else(String::new, |name| format!(" did you mean {name}?"))
+    suggestion.map_or_else(String::new, |name| format!("; did you mean {name}?"))
 }
 
 fn preset_names() -> String {
@@ -295,6 +322,7 @@ impl ModelConfig {
     /// | `v_head_dim` | positive; MiniCPM3 leaves it out and means `hidden_size / num_attention_heads` |
     /// | `qk_rope_head_dim` | may be 0 |
     /// | `num_hidden_layers`, `q_lora_rank`, `index_topk` | positive, or left out, or null |
+    /// | `layer_types`, `linear_attn_config.full_attn_layers`, or `layer_group_size` | which layers have this attention rather than a linear one; all, if they are left out |
     /// | `index_n_heads`, `index_head_dim` | positive, with `index_topk`, or both left out |
     /// | `indexer_rope_interleave` | `true` or `false` (also if it is left out) |
     /// | `indexer_types`, `index_topk_pattern`, `index_topk_freq` with `index_skip_topk_offset` | which layers have an indexer; every layer, if all are left out |
@@ -302,33 +330,40 @@ impl ModelConfig {
     /// | `max_position_embeddings` | positive, or left out, or null |
     /// | `rope_theta` | above 1, here or within the next; 10000 if left out |
     /// | `rope_interleave` | true or false; if left out, true but for MiniCPM3 |
+    /// | `mla_use_nope` | true if rotary parts are not rotated; false, if left out |
+    /// | `mla_use_output_gate` or `gated_mla`; `learnable_sink` | true or false; false, if left out |
     /// | `rope_scaling` or `rope_parameters` | an object, or left out, or null; of type (`type` or `rope_type`) `linear` with a `factor`, or `yarn` with a `factor` and what else [`Yarn`] has |
     ///
     /// # Errors
     ///
-    /// If a required field is missing or a field has a value that is not accepted.
+    /// If a required field is missing or a field has a value that is not accepted; if the model
+    /// needs what no backend here has, such as a sliding window, a soft cap of logits, compressed
+    /// caches (DeepSeek-V4) or pooled index keys.
     pub fn from_hf_config(json: &str) -> Result<Self, ModelError> {
         let value: Value = serde_json::from_str(json).map_err(|error| ModelError::NotJson {
             message: error.to_string(),
         })?;
         let fields = Fields::new(&value)?;
+        missing::check(&fields)?;
         let heads = fields.required("num_attention_heads", 1)?;
         let nope = fields.required("qk_nope_head_dim", 1)?;
         let rope = fields.required("qk_rope_head_dim", 0)?;
-        let layers = fields.optional("num_hidden_layers", 1)?;
+        let all = fields.optional("num_hidden_layers", 1)?;
         Ok(Self {
             dims: MlaDims::new(
                 fields.required("kv_lora_rank", 1)?,
                 HeadDims::new(nope, rope, fields.v_head_dim(heads)?),
             ),
             heads,
-            layers,
+            layers: layers::with_this_attention(&fields, all)?,
             dtype: fields.dtype()?,
             q_lora_rank: fields.optional("q_lora_rank", 1)?,
             index_topk: fields.optional("index_topk", 1)?,
             indexer: index::indexer(&fields, rope)?,
-            index_layers: index::layers(&fields, layers)?,
+            index_layers: index::layers(&fields, all)?,
             rope: rope::read(&fields)?,
+            output_gate: fields.flag("mla_use_output_gate")? || fields.flag("gated_mla")?,
+            sinks: fields.flag("learnable_sink")?,
         })
     }
 
@@ -370,7 +405,7 @@ impl<'a> Fields<'a> {
                 given: shown(value),
             })
         };
-        let top = object(value, "the whole")?;
+        let top = object(value, "config")?;
         let text_config = match top.get("text_config") {
             None | Some(Value::Null) => None,
             Some(nested) => Some(object(nested, "text_config")?),
@@ -392,8 +427,8 @@ impl<'a> Fields<'a> {
     /// Where a field was looked for in vain.
     fn looked_for(&self, field: &str) -> String {
         match self.text_config {
-            Some(_) => format!("text_config.{field} and {field} at the top level"),
-            None => format!("{field} at the top level (there is no text_config)"),
+            Some(_) => format!("text_config.{field} or {field}"),
+            None => field.to_owned(),
         }
     }
 
@@ -469,6 +504,19 @@ impl<'a> Fields<'a> {
                 second_given: b.to_string(),
             }),
             (new, old) => Ok(new.or(old).map(|(_, dtype)| dtype)),
+        }
+    }
+
+    /// Whether a field is true; it is false if it is left out.
+    fn flag(&self, field: &str) -> Result<bool, ModelError> {
+        match self.get(field) {
+            None => Ok(false),
+            Some((_, Value::Bool(flag))) => Ok(*flag),
+            Some((field, value)) => Err(ModelError::Invalid {
+                field,
+                given: shown(value),
+                accepted: "true or false".into(),
+            }),
         }
     }
 
@@ -663,111 +711,133 @@ mod tests {
             minicpm3(json!({"hidden_size": 100}))
                 .unwrap_err()
                 .to_string(),
-            "config: hidden_size is 100; accepted: a multiple of num_attention_heads, 128, where \
+            "hidden_size: given 100, accepted a multiple of num_attention_heads, 128, where \
              v_head_dim is left out"
         );
     }
 
     #[test]
-    fn refusals() {
-        const INTEGER: &str = "accepted: an integer from 1 to 65536";
-        let flat = "at the top level (there is no text_config)";
-        let cases = [
-            (
-                json!(3),
-                "the whole is 3; accepted: a JSON object".to_owned(),
-            ),
-            (
-                json!([]),
-                "the whole is an array; accepted: a JSON object".into(),
-            ),
-            (
-                with(json!({"text_config": "x"})),
-                "text_config is \"x\"; accepted: a JSON object".into(),
-            ),
-            (
-                with(json!({"kv_lora_rank": null})),
-                format!("kv_lora_rank is missing; looked for kv_lora_rank {flat}; {INTEGER}"),
-            ),
-            (
-                with(json!({"v_head_dim": null})),
-                format!("v_head_dim is missing; looked for v_head_dim {flat}; {INTEGER}"),
-            ),
-            (
-                json!({"text_config": with(json!({"qk_nope_head_dim": null}))}),
-                format!(
-                    "qk_nope_head_dim is missing; looked for text_config.qk_nope_head_dim and \
-                     qk_nope_head_dim at the top level; {INTEGER}"
-                ),
-            ),
-            (
-                with(json!({"kv_lora_rank": 0})),
-                format!("kv_lora_rank is 0; {INTEGER}"),
-            ),
-            (
-                with(json!({"kv_lora_rank": -512})),
-                format!("kv_lora_rank is -512; {INTEGER}"),
-            ),
-            (
-                with(json!({"kv_lora_rank": 512.5})),
-                format!("kv_lora_rank is 512.5; {INTEGER}"),
-            ),
-            (
-                with(json!({"kv_lora_rank": "512"})),
-                format!("kv_lora_rank is \"512\"; {INTEGER}"),
-            ),
-            (
-                json!({"text_config": with(json!({"v_head_dim": 4_294_967_424u64}))}),
-                format!("text_config.v_head_dim is 4294967424; {INTEGER}"),
-            ),
-            (
-                with(json!({"qk_rope_head_dim": true})),
-                "qk_rope_head_dim is true; accepted: an integer from 0 to 65536".into(),
-            ),
-            (
-                with(json!({"torch_dtype": "float8_e4m3fn"})),
-                "torch_dtype is \"float8_e4m3fn\"; accepted: float32, float16 or bfloat16".into(),
-            ),
-            (
-                with(json!({"dtype": "float16"})),
-                "dtype is f16, but torch_dtype is bf16; accepted: the same".into(),
-            ),
-            (
-                with(json!({"rope_scaling": "yarn"})),
-                "rope_scaling is \"yarn\"; accepted: an object or null".into(),
-            ),
-            (
-                with(json!({"rope_scaling": {"type": "yarn"}})),
-                "factor is missing; looked for rope_scaling.factor; accepted: a number above 0"
-                    .into(),
-            ),
-            (
-                with(json!({"rope_scaling": {"type": "yarn", "factor": 0}})),
-                "rope_scaling.factor is 0; accepted: a number above 0".into(),
-            ),
-            (
-                with(json!({"rope_scaling": {"type": "yarn", "factor": 2, "mscale_all_dim": "1"}})),
-                "rope_scaling.mscale_all_dim is \"1\"; accepted: a number, at least 0".into(),
-            ),
-            (
-                with(json!({"rope_scaling": {"factor": 2, "mscale_all_dim": 1}})),
-                "type is missing; looked for rope_scaling.type and rope_scaling.rope_type; \
-                 accepted: a string; \"yarn\" if mscale_all_dim is to apply"
-                    .into(),
-            ),
-            (
-                with(json!({"rope_scaling": {"type": 7}})),
-                "rope_scaling.type is 7; accepted: a string, such as \"yarn\"".into(),
-            ),
-        ];
-        for (config, message) in cases {
-            let error = read(&config).unwrap_err();
-            assert_eq!(error.to_string(), format!("config: {message}"));
+    fn what_is_no_object_is_refused() {
+        for (config, place, given) in [
+            (json!(3), "config", "3"),
+            (json!([]), "config", "an array"),
+            (with(json!({"text_config": "x"})), "text_config", "\"x\""),
+        ] {
+            let message = format!("{place}: given {given}, accepted a JSON object");
+            assert_eq!(read(&config).unwrap_err().to_string(), message);
         }
-        assert_eq!(
-            ModelConfig::from_hf_config("{").unwrap_err().to_string(),
-            "config: not JSON: EOF while parsing an object at line 1 column 1"
+        let message = "config: given text that is not JSON (EOF while parsing an object at line 1 \
+                       column 1), accepted a model's config.json";
+        let error = ModelConfig::from_hf_config("{").unwrap_err();
+        assert_eq!(error.to_string(), message);
+    }
+
+    #[test]
+    fn missing_fields_are_named() {
+        let refused = |config: &Value, message: &str| {
+            assert_eq!(read(config).unwrap_err().to_string(), message);
+        };
+        for field in ["kv_lora_rank", "v_head_dim", "num_attention_heads"] {
+            let message = format!("{field}: given nothing as {field}, accepted {INTEGER}");
+            refused(&with(json!({field: null})), &message);
+        }
+        let nested = json!({"text_config": with(json!({"qk_nope_head_dim": null}))});
+        let message = format!(
+            "qk_nope_head_dim: given nothing as text_config.qk_nope_head_dim or qk_nope_head_dim, \
+             accepted {INTEGER}"
         );
+        refused(&nested, &message);
+        refused(
+            &with(json!({"rope_scaling": {"type": "yarn"}})),
+            "factor: given nothing as rope_scaling.factor, accepted a number above 0",
+        );
+        refused(
+            &with(json!({"rope_scaling": {"factor": 2, "mscale_all_dim": 1}})),
+            "type: given nothing as rope_scaling.type or rope_scaling.rope_type, accepted a \
+             string; \"yarn\" if mscale_all_dim is to apply",
+        );
+    }
+
+    const INTEGER: &str = "an integer from 1 to 65536";
+
+    /// Values that no count of heads, layers or columns has.
+    fn no_counts() -> [Value; 8] {
+        let huge = 4_294_967_424u64;
+        [
+            json!(-512),
+            json!(512.5),
+            json!("512"),
+            json!(true),
+            json!([512]),
+            json!({"value": 512}),
+            json!(huge),
+            json!(1e300),
+        ]
+    }
+
+    #[test]
+    fn malformed_values_are_refused_by_the_name_of_their_field() {
+        for field in [
+            "num_attention_heads",
+            "qk_nope_head_dim",
+            "qk_rope_head_dim",
+            "kv_lora_rank",
+            "v_head_dim",
+            "num_hidden_layers",
+            "q_lora_rank",
+            "index_topk",
+        ] {
+            let least = u32::from(field != "qk_rope_head_dim");
+            let accepted = format!("an integer from {least} to 65536");
+            for value in no_counts() {
+                let message = format!("{field}: given {}, accepted {accepted}", shown(&value));
+                let flat = read(&with(json!({field: value})));
+                assert_eq!(flat.unwrap_err().to_string(), message);
+                let nested = read(&json!({"text_config": with(json!({field: value}))}));
+                let message = format!("text_config.{message}");
+                assert_eq!(nested.unwrap_err().to_string(), message);
+            }
+        }
+        let zero = read(&with(json!({"kv_lora_rank": 0})));
+        let message = format!("kv_lora_rank: given 0, accepted {INTEGER}");
+        assert_eq!(zero.unwrap_err().to_string(), message);
+    }
+
+    #[test]
+    fn other_values_that_are_not_accepted_are_refused() {
+        for (changes, message) in [
+            (
+                json!({"torch_dtype": "float8_e4m3fn"}),
+                "torch_dtype: given \"float8_e4m3fn\", accepted float32, float16 or bfloat16",
+            ),
+            (
+                json!({"dtype": "float16"}),
+                "dtype: given f16, accepted bf16, as torch_dtype has it",
+            ),
+            (
+                json!({"max_position_embeddings": 0}),
+                "max_position_embeddings: given 0, accepted an integer from 1 to 2147483647",
+            ),
+            (
+                json!({"rope_scaling": "yarn"}),
+                "rope_scaling: given \"yarn\", accepted an object or null",
+            ),
+            (
+                json!({"rope_scaling": {"type": "yarn", "factor": 0}}),
+                "rope_scaling.factor: given 0, accepted a number above 0",
+            ),
+            (
+                json!({"rope_scaling": {"type": "yarn", "factor": 2, "mscale_all_dim": "1"}}),
+                "rope_scaling.mscale_all_dim: given \"1\", accepted a number, at least 0",
+            ),
+            (
+                json!({"rope_scaling": {"type": 7}}),
+                "rope_scaling.type: given 7, accepted a string, such as \"yarn\"",
+            ),
+        ] {
+            let error = read(&with(changes)).unwrap_err();
+            assert_eq!(error.to_string(), message);
+        }
     }
 
     #[test]
@@ -778,17 +848,17 @@ mod tests {
         let names = "deepseek-v2-lite, deepseek-v2, deepseek-v3, deepseek-r1, deepseek-v3.1, \
                      deepseek-v3.2, kimi-k2, glm-5, glm-5.2, minicpm3";
         for (given, suggestion) in [
-            ("deepseek-v32", " did you mean deepseek-v3.2?"),
-            ("DeepSeek-R1", " did you mean deepseek-r1?"),
-            ("kimi-2", " did you mean kimi-k2?"),
-            ("glm5", " did you mean glm-5?"),
+            ("deepseek-v32", "; did you mean deepseek-v3.2?"),
+            ("DeepSeek-R1", "; did you mean deepseek-r1?"),
+            ("kimi-2", "; did you mean kimi-k2?"),
+            ("glm5", "; did you mean glm-5?"),
             ("llama", ""),
             ("", ""),
         ] {
             let error = ModelConfig::preset(given).unwrap_err();
             assert_eq!(
                 error.to_string(),
-                format!("model: no preset is named {given:?};{suggestion} accepted: {names}")
+                format!("model: given {given:?}, accepted {names}{suggestion}")
             );
         }
     }
@@ -802,8 +872,7 @@ mod tests {
             assert_eq!(
                 minicpm3.heads_per_rank(ranks).unwrap_err().to_string(),
                 format!(
-                    "tensor parallelism: {ranks} ranks do not divide 40 heads evenly; \
-                     accepted: 1, 2, 4, 5, 8, 10, 20, 40"
+                    "ranks: given {ranks}, accepted a divisor of the 40 heads: 1, 2, 4, 5, 8, 10, 20, 40"
                 )
             );
         }

@@ -20,7 +20,7 @@ use std::f64::consts::PI;
 
 use serde_json::{Map, Value};
 
-use super::{Fields, ModelError, shown};
+use super::{Fields, MAX_DIM, MAX_POSITIONS, ModelError, shown};
 use crate::error::{Error, Result};
 use crate::facts::rotary_style::RotaryStyle;
 
@@ -37,6 +37,9 @@ pub struct Rope {
     pub style: RotaryStyle,
     /// How the context was extended (`rope_scaling`).
     pub scaling: RopeScaling,
+    /// Whether rotary parts are rotated. If not (`mla_use_nope`), their R values take part in the
+    /// scores as they are: tables turn by no angle.
+    pub rotates: bool,
 }
 
 impl Rope {
@@ -47,7 +50,13 @@ impl Rope {
             max_positions: None,
             style: RotaryStyle::Interleaved,
             scaling: RopeScaling::Plain,
+            rotates: true,
         }
+    }
+
+    /// The same for a model that does not rotate, or does.
+    pub const fn with_rotates(self, rotates: bool) -> Self {
+        Self { rotates, ..self }
     }
 
     /// The same with another scaling.
@@ -80,12 +89,17 @@ impl Rope {
     ///
     /// # Errors
     ///
-    /// If `width` is odd, the scaling is [of another kind](RopeScaling::Other), or yarn lacks the
-    /// original context.
+    /// If `width` is odd or above [`MAX_DIM`], θ or a factor is not a positive, finite number, the
+    /// scaling is [of another kind](RopeScaling::Other), or yarn lacks the original context.
     pub fn frequencies(&self, width: u32) -> Result<Vec<f64>> {
-        if !width.is_multiple_of(2) {
-            return Err(Error::argument("qk_rope_head_dim", width, "an even number"));
+        if width > MAX_DIM || !width.is_multiple_of(2) {
+            let accepted = format!("an even number of at most {MAX_DIM}");
+            return Err(Error::argument("qk_rope_head_dim", width, accepted));
         }
+        if !self.rotates {
+            return Ok(vec![0.0; width as usize / 2]);
+        }
+        self.check_numbers()?;
         let plain = |pair: u32| self.theta.powf(-f64::from(2 * pair) / f64::from(width));
         let pairs = 0..width / 2;
         match self.scaling {
@@ -107,9 +121,25 @@ impl Rope {
         }
     }
 
+    /// Refuses bases and factors that give no angles.
+    fn check_numbers(&self) -> Result<()> {
+        let factor = match self.scaling {
+            RopeScaling::Linear { factor } | RopeScaling::Yarn(Yarn { factor, .. }) => factor,
+            RopeScaling::Plain | RopeScaling::Other { .. } => 1.0,
+        };
+        for (field, given) in [("rope_theta", self.theta), ("rope_scaling.factor", factor)] {
+            if !(given.is_finite() && given > 0.0) {
+                let accepted = "a finite number above 0";
+                return Err(Error::argument(field, given, accepted));
+            }
+        }
+        Ok(())
+    }
+
     /// What cosines and sines are multiplied by: 1 but for [yarn](Yarn::attention_factor).
     pub fn attention_factor(&self) -> f64 {
-        self.yarn().map_or(1.0, Yarn::attention_factor)
+        let yarn = self.yarn().filter(|_| self.rotates);
+        yarn.map_or(1.0, Yarn::attention_factor)
     }
 
     /// The cosines and the sines for the positions from 0 up to `positions`, each `[positions,
@@ -117,19 +147,34 @@ impl Rope {
     ///
     /// # Errors
     ///
-    /// As [`Self::frequencies`].
+    /// As [`Self::frequencies`], or if there are more than 2³¹ − 1 positions or the host has no
+    /// memory for as many.
     pub fn cos_sin(&self, width: u32, positions: usize) -> Result<[Vec<f32>; 2]> {
         let frequencies = self.frequencies(width)?;
+        if positions > MAX_POSITIONS as usize {
+            let accepted = format!("at most {MAX_POSITIONS}");
+            return Err(Error::argument("positions", positions, accepted));
+        }
         let factor = self.attention_factor();
-        let table = |of: fn(f64) -> f64| {
-            let row = |position| {
-                let angle = move |frequency: &f64| position as f64 * frequency;
-                frequencies.iter().map(angle)
-            };
-            let values = (0..positions).flat_map(row);
-            values.map(|angle| (factor * of(angle)) as f32).collect()
+        let table = |of: fn(f64) -> f64| -> Result<Vec<f32>> {
+            // 2³¹ positions of 2¹⁵ pairs at most.
+            let mut values = Vec::new();
+            let count = positions * frequencies.len();
+            values
+                .try_reserve_exact(count)
+                .map_err(|_| Error::OutOfMemory {
+                    device: "host",
+                    bytes: (count * size_of::<f32>()) as u64,
+                    free: None,
+                })?;
+            for position in 0..positions {
+                let angle = |frequency: &f64| position as f64 * frequency;
+                let row = frequencies.iter().map(angle);
+                values.extend(row.map(|angle| (factor * of(angle)) as f32));
+            }
+            Ok(values)
         };
-        Ok([table(f64::cos), table(f64::sin)])
+        Ok([table(f64::cos)?, table(f64::sin)?])
     }
 }
 
@@ -310,6 +355,7 @@ pub(super) fn read(fields: &Fields<'_>) -> std::result::Result<Rope, ModelError>
         max_positions,
         style: style(fields)?,
         scaling,
+        rotates: !fields.flag("mla_use_nope")?,
     })
 }
 
@@ -385,7 +431,7 @@ impl Section<'_> {
             None if mscale_all_dim.is_some() || self.get("factor").is_some() => {
                 return Err(ModelError::Missing {
                     field: "type",
-                    looked_for: format!("{path}.type and {path}.rope_type", path = self.path),
+                    looked_for: format!("{path}.type or {path}.rope_type", path = self.path),
                     accepted: "a string; \"yarn\" if mscale_all_dim is to apply".into(),
                 });
             }
@@ -582,7 +628,7 @@ mod tests {
         let odd = Rope::plain(1e4).frequencies(3).unwrap_err();
         assert_eq!(
             odd.to_string(),
-            "qk_rope_head_dim: given 3, accepted an even number"
+            "qk_rope_head_dim: given 3, accepted an even number of at most 65536"
         );
         let without = PRESETS.iter().filter(|preset| {
             let width = preset.config.dims.head.rope;
@@ -630,28 +676,28 @@ mod tests {
         for (rope, message) in [
             (
                 r#""rope_theta": 1"#,
-                "config: rope_theta is 1; accepted: a number above 1",
+                "rope_theta: given 1, accepted a number above 1",
             ),
             (
                 r#""rope_interleave": 1"#,
-                "config: rope_interleave is 1; accepted: true or false",
+                "rope_interleave: given 1, accepted true or false",
             ),
             (
                 r#""rope_scaling": {"type": "linear"}"#,
-                "config: factor is missing; looked for rope_scaling.factor; accepted: a number above 0",
+                "factor: given nothing as rope_scaling.factor, accepted a number above 0",
             ),
             (
                 r#""rope_scaling": {"type": "yarn", "factor": 2, "beta_slow": 0}"#,
-                "config: rope_scaling.beta_slow is 0; accepted: a number above 0",
+                "rope_scaling.beta_slow: given 0, accepted a number above 0",
             ),
             (
                 r#""rope_scaling": {"type": "yarn", "factor": 2, "llama_4_scaling_beta": 0.1}"#,
-                "config: rope_scaling.llama_4_scaling_beta is 0.1; accepted: 0, or none",
+                "rope_scaling.llama_4_scaling_beta: given 0.1, accepted 0, or none",
             ),
             (
                 r#""rope_scaling": {"factor": 2}"#,
-                "config: type is missing; looked for rope_scaling.type and rope_scaling.rope_type; \
-                 accepted: a string; \"yarn\" if mscale_all_dim is to apply",
+                "type: given nothing as rope_scaling.type or rope_scaling.rope_type, \
+                 accepted a string; \"yarn\" if mscale_all_dim is to apply",
             ),
         ] {
             assert_eq!(read(rope).unwrap_err().to_string(), message);

@@ -1,0 +1,572 @@
+//! Every public function that takes sizes is given the smallest and the largest ones, alone and
+//! together: it returns something or says in one sentence what was given and what is accepted. It
+//! never panics, in a build that checks arithmetic for overflow.
+
+use std::fmt::Display;
+
+use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
+use mla_runtime::backend::{LayerConfig, StepLimits};
+use mla_runtime::batch::template::{Range, Template};
+use mla_runtime::batch::{BatchSpec, Request};
+use mla_runtime::cache::{BlockTable, CacheLayout, CacheMut, CacheRef};
+use mla_runtime::capability::{Capability, Target};
+use mla_runtime::device::Memory;
+use mla_runtime::dims::{HeadDims, MlaDims};
+use mla_runtime::dtype::DType;
+use mla_runtime::indexer::{
+    IndexCacheLayout, IndexCacheRef, IndexDims, IndexLimits, IndexNeeds, Indexer, IndexerConfig,
+};
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::layer::{MlaLayer, Step, StepBatch, StepRequest, Weights};
+use mla_runtime::lse::{LseLayout, LseMut, LseRef};
+use mla_runtime::model::{ModelConfig, Rope, RopeScaling, Yarn};
+use mla_runtime::plan::context::{ChunkLimits, plan_chunks};
+use mla_runtime::plan::crossover::{
+    Attention, ExpansionTraffic, GpuFigures, Machine, absorbed_cost, crossover, expanded_cost,
+    threshold,
+};
+use mla_runtime::plan::memory::{self, MemoryNeeds};
+use mla_runtime::plan::parallel::ContextParallel;
+use mla_runtime::plan::slots::BlockTables;
+use mla_runtime::plan::split::split;
+use mla_runtime::plan::workspace::row_budget;
+use mla_runtime::problem::Problem;
+use mla_runtime::registry::Registry;
+use mla_runtime::rotary::{Rotary, RotaryStyle, RotaryTables};
+use mla_runtime::selection::SelectionRequest;
+use mla_runtime::spec::{Phase, QueryLen};
+use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+
+/// Sizes at which arithmetic goes wrong first.
+const U32: [u32; 6] = [0, 1, 7, 1 << 16, i32::MAX as u32, u32::MAX];
+const USIZE: [usize; 6] = [0, 1, 7, 1 << 31, isize::MAX as usize, usize::MAX];
+
+/// Asserts that a refusal says of a field what was given and what is accepted.
+fn check<T, E: Display>(result: Result<T, E>) -> Option<T> {
+    let sentence = match result {
+        Ok(value) => return Some(value),
+        Err(error) => error.to_string(),
+    };
+    let parts = sentence
+        .split_once(": given ")
+        .and_then(|(field, rest)| Some((field, rest.split_once(", accepted ")?)));
+    let Some((field, (given, accepted))) = parts else {
+        panic!("not `field: given X, accepted Y`: {sentence}");
+    };
+    for (name, part) in [("field", field), ("given", given), ("accepted", accepted)] {
+        assert!(!part.trim().is_empty(), "no {name}: {sentence}");
+    }
+    // What is refused is not accepted.
+    assert!(!["any", "everything"].contains(&accepted), "{sentence}");
+    None
+}
+
+/// Every tuple of `N` numbers out of `from`.
+fn tuples<T: Copy, const N: usize>(from: &[T]) -> impl Iterator<Item = [T; N]> {
+    (0..from.len().pow(N as u32)).map(|mut index| {
+        [(); N].map(|()| {
+            let value = from[index % from.len()];
+            index /= from.len();
+            value
+        })
+    })
+}
+
+fn dims([latent, nope, rope, v]: [u32; 4]) -> MlaDims {
+    MlaDims::new(latent, HeadDims::new(nope, rope, v))
+}
+
+fn small() -> Problem {
+    Problem::new(dims([8, 4, 2, 4]), 2, DType::F32)
+        .with_page_size(4)
+        .with_query_len(QueryLen::Ragged)
+}
+
+#[test]
+fn problems() {
+    let device = Cpu::new();
+    let registry = Registry::linked().unwrap();
+    for [latent, nope, rope, v] in tuples(&U32) {
+        for [heads, page_size] in tuples(&U32) {
+            let problem = Problem::new(dims([latent, nope, rope, v]), heads, DType::BF16)
+                .with_page_size(page_size);
+            if let Some(fault) = problem.fault() {
+                check::<(), _>(Err(fault));
+            }
+            check(MemoryNeeds::of(&problem));
+        }
+    }
+    for format in KvFormat::ALL {
+        for [latent, rope] in tuples(&U32) {
+            for [heads, page_size] in tuples(&U32) {
+                let problem = Problem::new(dims([latent, 4, rope, 4]), heads, DType::BF16)
+                    .with_kv_format(*format)
+                    .with_page_size(page_size);
+                let config = LayerConfig::new(problem, 1.0);
+                check(MlaLayer::<CpuPrefill, CpuDecode>::of(&device, &config));
+                let request = SelectionRequest::new(Target::CPU, problem);
+                check(registry.explain(&request));
+            }
+        }
+    }
+    for scale in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        let config = LayerConfig::new(small(), scale);
+        check(MlaLayer::<CpuPrefill, CpuDecode>::of(&device, &config));
+    }
+}
+
+#[test]
+fn a_page_size_of_0_is_refused_with_the_sizes_that_the_backend_takes() {
+    let refusal = |name: &str| {
+        let registry = Registry::known();
+        let entry = registry.get(Phase::Decode, name).unwrap();
+        let problem = Problem::new(MlaDims::R1, 128, DType::BF16).with_page_size(0);
+        let reasons = entry.spec.validate(Target::CPU, &problem);
+        let of_pages = |reason: &mla_runtime::reason::Reason| reason.field.name() == "page_size";
+        reasons.iter().find(of_pages).unwrap().to_string()
+    };
+    for (name, accepted) in [
+        ("CPU", "1 and up"),
+        ("TRITON_MLA", "multiples of 16"),
+        ("FLASHMLA", "64"),
+        ("CUTLASS_MLA", "16, 32, 64, 128"),
+    ] {
+        let expected = format!("page_size: given 0, accepted {accepted}");
+        assert_eq!(refusal(name), expected);
+    }
+}
+
+#[test]
+fn plans_of_context() {
+    for [world, interleave] in tuples(&U32) {
+        let Some(parallel) = check(ContextParallel::new(world, interleave)) else {
+            continue;
+        };
+        for [a, b] in tuples(&U32) {
+            check(parallel.alignment(a));
+            check(parallel.local_len(a, b));
+            check(parallel.global_position(a, b.into()));
+            check(parallel.global_position(a, u64::MAX));
+            check(row_budget(a, b, 64, parallel));
+            check(row_budget(b, a, a, parallel));
+            let _ = (
+                parallel.rank_of(u64::MAX),
+                parallel.local_position(u64::MAX),
+            );
+        }
+    }
+    for [rows, align, longest] in tuples(&U32) {
+        for parallel in [None, ContextParallel::new(3, 5).ok()] {
+            let limits = ChunkLimits::new(rows, align).with_parallel(parallel);
+            check(plan_chunks(&[1, 0, 7], &limits));
+            check(plan_chunks(
+                &[1, 0, 7],
+                &limits.with_max_chunk(Some(longest)),
+            ));
+            if rows >= 1 << 16 {
+                check(plan_chunks(&[u32::MAX, 0, u32::MAX], &limits));
+            }
+        }
+    }
+    check(plan_chunks(&[u32::MAX], &ChunkLimits::new(1, 1)));
+}
+
+#[test]
+fn slots_and_splits() {
+    for max_pages in USIZE {
+        for page_size in U32 {
+            check(BlockTables::new(
+                &[1, 2, 3, 4, 5, 6, i32::MAX],
+                max_pages,
+                page_size,
+            ));
+            let entries = [i32::MAX, -1, 0, 1];
+            if let Ok(tables) = BlockTables::new(&entries, max_pages, page_size) {
+                for request in USIZE {
+                    for position in USIZE {
+                        check(tables.slot(request, position as u64));
+                    }
+                }
+                let contradiction = [Request::new(u32::MAX, 1)];
+                check(tables.new_token_slots(&contradiction));
+            }
+        }
+    }
+    for [a, b, c, d] in tuples(&U32) {
+        for uniform in [false, true] {
+            check(split(&[Request::new(a, b), Request::new(c, d)], a, uniform));
+        }
+    }
+}
+
+#[test]
+fn memory_plans() {
+    let sizes = [0, 1, 1 << 16, u32::MAX];
+    for [heads, layers, absorbed, expanded, rows] in tuples(&sizes) {
+        for problem in [small(), Problem::new(dims([65536; 4]), 1, DType::F32)] {
+            let needs = MemoryNeeds::of(&problem)
+                .unwrap()
+                .with_heads(heads)
+                .with_layers(layers)
+                .with_absorbed_tokens(absorbed)
+                .with_expanded_tokens(expanded)
+                .with_rows(rows);
+            check(memory::plan(&needs));
+            check(memory::plan(&needs.with_packed_keys(true)));
+            check(memory::plan(&needs.with_padded_values(true)));
+            for bytes in [0, 1 << 40, u64::MAX] {
+                check(memory::max_rows(&needs, bytes));
+                check(memory::max_pages(&needs, bytes));
+            }
+        }
+    }
+    let needs = MemoryNeeds::of(&small()).unwrap();
+    for number in [0, 1, 3, 1 << 40, u64::MAX] {
+        check(memory::plan(&needs.with_pages(number)));
+        check(memory::plan(&needs.with_alignment(number)));
+        check(memory::plan(&needs.with_step_bytes(number)));
+        check(memory::plan(&needs.with_decode_workspace(number)));
+        check(memory::plan(
+            &needs.with_step_bytes(number).with_prefill_workspace(number),
+        ));
+    }
+}
+
+#[test]
+fn limits_of_steps() {
+    let device = Cpu::new();
+    let config = LayerConfig::new(small(), 1.0);
+    let layer = MlaLayer::<CpuPrefill, CpuDecode>::of(&device, &config).unwrap();
+    let dims = IndexDims::new(2, 8, 2, 4);
+    let sparse = small().with_sparse(true);
+    let config = IndexerConfig::new(dims, RotaryStyle::Halves);
+    let indexer = Indexer::new(&device, &config, &sparse).unwrap();
+    let pages = [3, 1];
+    let requests = [
+        StepRequest::new(1, 5, &pages),
+        StepRequest::new(4, 4, &pages[..1]),
+    ];
+    for [requests_limit, tokens, pages_per_request, rows] in tuples(&USIZE) {
+        for query_len in [0, 4, usize::MAX] {
+            let limits = StepLimits::new(requests_limit, tokens, pages_per_request)
+                .with_context_rows(rows)
+                .with_decode_query_len(query_len);
+            check(layer.memory_plan(&limits, 1, 0));
+            check(MemoryNeeds::of_steps(&sparse, &limits));
+            let _ = layer.threshold(&limits);
+            let limits = IndexLimits::new(limits);
+            check(IndexNeeds::of(dims, &limits, 4));
+            check(IndexNeeds::of(dims, &limits, u32::MAX));
+            check(indexer.memory_plan(&limits, u32::MAX, u64::MAX));
+            check(Step::within(&small(), &limits.steps, 1, &requests));
+        }
+    }
+}
+
+#[test]
+fn steps() {
+    let limits = StepLimits::new(2, 16, 4).with_context_rows(8);
+    let pages = [5, 6, 7, 8];
+    for [new, total] in tuples(&U32) {
+        for count in 0..=4 {
+            for threshold in U32 {
+                let request = StepRequest::new(new, total, &pages[..count]);
+                check(Step::within(&small(), &limits, threshold, &[request]));
+            }
+        }
+    }
+    let negative = StepRequest::new(1, 1, &[-1]);
+    check(Step::within(&small(), &limits, 1, &[negative]));
+    let one = StepRequest::new(1, 1, &pages);
+    check(Step::within(&small(), &limits, 1, &[one; 2]));
+    check(Step::within(&small(), &limits, 1, &[one; 3]));
+    let step = Step::within(&small(), &limits, 1, &[one]).unwrap();
+    for requests in USIZE {
+        check(step.clone().padded_to(requests));
+    }
+
+    let device = Cpu::new();
+    let config = LayerConfig::new(small(), 1.0);
+    let layer = MlaLayer::<CpuPrefill, CpuDecode>::of(&device, &config).unwrap();
+    let mut workspace = layer.workspace(&limits).unwrap();
+    let tables = BlockTables::new(&pages, 4, 4).unwrap();
+    for [q, kv, longest] in tuples(&U32) {
+        let requests = [Request::new(q, kv)];
+        let batch = StepBatch::new(&requests, tables);
+        check(workspace.prepare(&layer, &batch));
+        check(workspace.prepare(&layer, &batch.with_max_len(Some(longest))));
+        check(workspace.prepare(&layer, &batch.with_threshold(Some(longest))));
+        check(workspace.prepare(&layer, &batch.with_dense_within(longest)));
+        check(workspace.prepare(&layer, &batch.with_slots(Some(&[i64::MIN, i64::MAX]))));
+    }
+    for page_size in U32 {
+        if let Ok(tables) = BlockTables::new(&pages, 4, page_size) {
+            let requests = [Request::new(1, 1)];
+            check(workspace.prepare(&layer, &StepBatch::new(&requests, tables)));
+        }
+    }
+}
+
+#[test]
+fn crossovers() {
+    let rates = [
+        0.0,
+        1.0,
+        -1.0,
+        f64::MIN_POSITIVE,
+        f64::MAX,
+        f64::NAN,
+        f64::INFINITY,
+    ];
+    for multiprocessors in U32 {
+        for [flop, bytes] in tuples(&rates) {
+            check(GpuFigures::new(multiprocessors, flop, bytes));
+        }
+    }
+    for [a, b] in tuples(&rates) {
+        check(GpuFigures::H200.with_launch_seconds(a));
+        check(GpuFigures::H200.with_rates(a, b));
+    }
+    for [heads, query_len, context_len, width] in tuples(&U32) {
+        let dims = dims([width; 4]);
+        let traffic = ExpansionTraffic::new(width).with_packed_keys(true);
+        let _ = absorbed_cost(dims, heads, query_len, context_len);
+        let _ = expanded_cost(dims, heads, query_len, context_len, traffic);
+    }
+    let largest = GpuFigures::new(1 << 16, 1e15, 1e12).unwrap();
+    for [heads, context_len, width] in tuples(&U32) {
+        let traffic = ExpansionTraffic::new(2);
+        let attention =
+            Attention::new(dims([width; 4]), heads, traffic).with_context_len(Some(context_len));
+        for machine in [Machine::Arithmetic, Machine::Gpu(GpuFigures::H200)] {
+            assert!(!crossover(&attention, &machine).is_nan());
+            assert!(threshold(&attention, &machine) >= 1);
+        }
+    }
+    let traffic = ExpansionTraffic::new(u32::MAX);
+    let attention = Attention::new(dims([u32::MAX; 4]), u32::MAX, traffic);
+    assert!(threshold(&attention, &Machine::Gpu(largest)) >= 1);
+}
+
+#[test]
+fn tensors() {
+    let bytes = [0u64; 8];
+    let bytes: &[u8] = bytemuck::cast_slice(&bytes);
+    for shape in tuples(&USIZE) {
+        for strides in tuples(&USIZE) {
+            let layout = Layout {
+                dtype: DType::F32,
+                shape,
+                strides,
+            };
+            check(TensorMut::<Cpu>::new(&mut bytes.to_vec(), layout));
+            let Some(view) = check(TensorRef::<Cpu>::new(bytes, layout)) else {
+                continue;
+            };
+            for axis in 0..3 {
+                for [from, to] in tuples(&USIZE) {
+                    check(view.narrow(axis, from..to));
+                }
+                for count in USIZE {
+                    if let Some(repeated) = check(view.broadcast(axis, count)) {
+                        check(repeated.narrow(axis, 1..count));
+                        check(repeated.require_aligned("query", 16));
+                    }
+                }
+            }
+        }
+        check(TensorRef::<Cpu>::new(
+            bytes,
+            Layout::contiguous(DType::F16, shape),
+        ));
+    }
+    // No element may be at an odd address.
+    check(TensorRef::<Cpu>::new(
+        &bytes[1..],
+        Layout::contiguous(DType::F16, [1; 3]),
+    ));
+    check(ArrayRef::<Cpu, i64>::new(&bytes[4..], 1));
+    for [len, from, to] in tuples(&USIZE) {
+        let Some(array) = check(ArrayRef::<Cpu, i32>::new(bytes, len)) else {
+            continue;
+        };
+        check(array.range(from..to));
+        if let Some(table) = check(BlockTable::new(array, from, to)) {
+            check(table.range(to..from));
+            check(table.range(0..to));
+        }
+    }
+    for [heads, tokens, row_stride] in tuples(&USIZE) {
+        let layout = LseLayout {
+            heads,
+            tokens,
+            row_stride,
+        };
+        check(LseMut::<Cpu>::new(&mut bytes.to_vec(), layout));
+        let Some(view) = check(LseRef::<Cpu>::new(bytes, layout)) else {
+            continue;
+        };
+        for [from, to] in tuples(&USIZE) {
+            check(view.tokens(from..to));
+        }
+    }
+}
+
+#[test]
+fn caches() {
+    let bytes = [0u64; 64];
+    let bytes: &[u8] = bytemuck::cast_slice(&bytes);
+    for [pages, page_size, page_stride, row_stride] in tuples(&USIZE) {
+        for format in KvFormat::ALL {
+            for dims in [dims([4, 1, 4, 1]), dims([u32::MAX; 4])] {
+                let layout = CacheLayout::contiguous(dims, *format, pages, page_size);
+                check(CacheRef::<Cpu>::new(bytes, layout));
+                let layout = layout
+                    .with_page_stride(page_stride)
+                    .with_row_stride(row_stride);
+                check(CacheRef::<Cpu>::new(bytes, layout));
+                check(CacheMut::<Cpu>::new(&mut bytes.to_vec(), layout));
+                let _ = layout.slots();
+            }
+        }
+        let layout = IndexCacheLayout::contiguous(IndexDims::new(1, 4, 2, 1), pages, page_size);
+        check(IndexCacheRef::<Cpu>::new(bytes, layout));
+        let layout = layout.with_width(row_stride).with_page_stride(page_stride);
+        check(IndexCacheRef::<Cpu>::new(bytes, layout));
+    }
+    for scale in [
+        0.0,
+        -1.0,
+        f32::MIN_POSITIVE,
+        f32::MAX,
+        f32::NAN,
+        f32::INFINITY,
+    ] {
+        for format in KvFormat::ALL {
+            let layout = CacheLayout::contiguous(dims([4, 1, 4, 1]), *format, 1, 1);
+            check(CacheRef::<Cpu>::new(bytes, layout.with_scale(scale)));
+        }
+    }
+}
+
+#[test]
+fn indexers() {
+    let device = Cpu::new();
+    for [heads, width, rope, topk] in tuples(&U32) {
+        let dims = IndexDims::new(heads, width, rope, topk);
+        for hadamard in [false, true] {
+            let config = IndexerConfig::new(dims, RotaryStyle::Halves).with_hadamard(hadamard);
+            check(config.check());
+            check(Indexer::new(&device, &config, &small().with_sparse(true)));
+            check(Indexer::new(&device, &config, &small()));
+        }
+    }
+    for epsilon in [-1.0, f32::NAN, f32::INFINITY] {
+        check(IndexerConfig::GLM_5.with_epsilon(epsilon).check());
+    }
+}
+
+#[test]
+fn rotary_tables() {
+    let numbers = [0.0, -1.0, 1.0, 1e4, f64::MAX, f64::NAN, f64::INFINITY];
+    let device = Cpu::new();
+    let kinds = |factor| {
+        [
+            RopeScaling::Plain,
+            RopeScaling::Linear { factor },
+            RopeScaling::Yarn(Yarn::new(factor, Some(4096))),
+            RopeScaling::Yarn(Yarn::new(factor, None)),
+            RopeScaling::Other { kind: "longrope" },
+        ]
+    };
+    for [theta, factor] in tuples(&numbers) {
+        for scaling in kinds(factor) {
+            let rope = Rope::plain(theta).with_scaling(scaling);
+            for width in [0, 1, 8, 65536, 65538, u32::MAX] {
+                check(rope.frequencies(width));
+            }
+            for positions in [0, 3, usize::MAX] {
+                check(rope.cos_sin(8, positions));
+                check(RotaryTables::new(&device, &rope, 8, positions));
+            }
+        }
+    }
+    // Two tables of 2⁶⁰ bytes.
+    let error = Rope::plain(1e4)
+        .cos_sin(65536, i32::MAX as usize)
+        .unwrap_err();
+    check::<(), _>(Err(error));
+
+    let tables = [0f32; 64];
+    let positions = [0i64; 4];
+    let table = TensorRef::<Cpu>::from_slice::<f32>(&tables, [1, 4, 4]).unwrap();
+    let positions = ArrayRef::from_slice(&positions);
+    let rotary = Rotary::new(positions, [table; 2], RotaryStyle::Halves);
+    for [tokens, width] in tuples(&USIZE) {
+        check(rotary.check(tokens, width));
+    }
+}
+
+#[test]
+fn weights() {
+    let values = [0f32; 64];
+    for shape in [[1, 8, 8], [1, 8, 16], [8, 1, 16], [0; 3]] {
+        if let Ok(view) = TensorRef::<Cpu>::from_slice::<f32>(&values, shape) {
+            for [latent, nope, v, heads] in tuples(&U32) {
+                let problem = Problem::new(dims([latent, nope, 2, v]), heads, DType::F32);
+                check(Weights::new(view, &LayerConfig::new(problem, 1.0)));
+            }
+        }
+    }
+    check(Cpu::new().upload(&[1], &mut []));
+    check(Cpu::new().download(&[1], &mut []));
+}
+
+#[test]
+fn names_and_texts() {
+    let registry = Registry::known();
+    let texts = [
+        "",
+        "x",
+        "Ü",
+        "0",
+        "-1",
+        "1..",
+        "q",
+        "{",
+        "{b}q1",
+        "9.0.0",
+        "9",
+        "FLASH_MLA",
+    ];
+    for text in texts {
+        check(registry.get(Phase::Decode, text));
+        check(Registry::empty().get(Phase::Prefill, text));
+        check(text.parse::<Capability>());
+        check(text.parse::<BatchSpec>());
+        check(text.parse::<Range>());
+        check(ModelConfig::preset(text));
+        check(ModelConfig::from_hf_config(text));
+        check(
+            text.parse::<Template>()
+                .and_then(|template| template.expand(&[])),
+        );
+    }
+    for [start, stop, step] in tuples(&U32) {
+        if stop.saturating_sub(start) / step.max(1) < 1 << 20 {
+            check(Range::stepped(start, stop, step));
+        }
+        check(Range::multiplied(start, stop, step));
+    }
+    check(Range::list(Vec::new()));
+    let model = ModelConfig::preset("deepseek-r1").unwrap();
+    for ranks in U32 {
+        check(model.heads_per_rank(ranks));
+    }
+    let mut registry = Registry::of::<(CpuPrefill, ()), (CpuDecode, ())>().unwrap();
+    let entry = *registry.get(Phase::Decode, "CPU").unwrap();
+    check(registry.add(entry));
+    let request = SelectionRequest::new(Target::dry_run(Capability::new(9, 0)), small());
+    check(registry.select(&request.clone().with_decode("CPU")));
+    check(registry.select(&request));
+}
