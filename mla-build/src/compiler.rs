@@ -10,9 +10,11 @@ use std::{
 
 use crate::{
     Error, flags,
+    include_root::IncludeRoot,
     shell::Place,
     toolkit::Cuda,
     unit::{Language, Unit},
+    variables,
 };
 
 /// The C++ compiler that nvcc works with.
@@ -176,43 +178,24 @@ pub(crate) struct Compiler {
     /// The package; nvcc runs there, so that the names of sources in objects are relative.
     pub(crate) root: PathBuf,
     /// In the order in which they are given; the search takes those of `-I` first.
-    pub(crate) includes: Vec<Include>,
+    pub(crate) includes: Vec<IncludeRoot>,
     pub(crate) defines: Vec<String>,
     pub(crate) flags: Vec<String>,
     /// Whether objects tell the lines of their sources, for profilers.
     pub(crate) line_info: bool,
 }
 
-/// Whether `MLA_BUILD_LINE_INFO` asks for the lines of sources. The profile's own setting does not:
+/// Whether the value of [`variables::LINE_INFO`] asks for the lines of sources. The profile's own setting does not:
 /// they make GPU code three times as large.
 pub(crate) fn wants_line_info(value: Option<&str>) -> Result<bool, Error> {
     match value.map(str::trim) {
         None | Some("" | "0") => Ok(false),
         Some("1") => Ok(true),
         Some(other) => Err(Error::Setting {
-            field: "MLA_BUILD_LINE_INFO".into(),
+            field: variables::LINE_INFO.into(),
             given: other.to_owned(),
             accepted: "1 or 0".into(),
         }),
-    }
-}
-
-/// An include root.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Include {
-    pub(crate) role: String,
-    pub(crate) folder: PathBuf,
-    /// Searched after all others, and warned about in nothing: `-isystem`.
-    pub(crate) is_system: bool,
-}
-
-impl Include {
-    fn flag(&self, language: Language) -> &'static str {
-        match (self.is_system, language) {
-            (false, _) => "-I",
-            (true, Language::Cuda) => "-isystem=",
-            (true, Language::Cpp) => "-isystem",
-        }
     }
 }
 

@@ -2,10 +2,7 @@
 
 use std::{fmt, io, path::PathBuf};
 
-use crate::{
-    diagnostic::FailedUnits,
-    toolkit::{NotFound, Version},
-};
+use crate::{diagnostic::FailedUnits, version::Version};
 
 /// Why a build stopped.
 ///
@@ -16,7 +13,7 @@ use crate::{
 #[non_exhaustive]
 pub enum Error {
     /// A feature or an argument names a family of kernels that the build does not declare.
-    #[error("family: given {given:?}, accepted: {accepted}")]
+    #[error("family: given {given:?}, accepted {accepted}")]
     UnknownFamily {
         /// As it was spelled.
         given: String,
@@ -69,7 +66,7 @@ pub enum Error {
     ToolkitNotFound(#[from] NotFound),
 
     /// An environment variable or a setter has a value that is not accepted.
-    #[error("{field}: given {given:?}, accepted: {accepted}")]
+    #[error("{field}: given {given:?}, accepted {accepted}")]
     Setting {
         /// The variable or setter.
         field: String,
@@ -97,7 +94,7 @@ pub enum Error {
 
     /// Two units of a library define one name, of which a linker would silently take one.
     #[error(
-        "symbol {symbol}: given definitions in {} and {}, accepted: one in a library; make one static, or \
+        "symbol {symbol}: given definitions in {} and {}, accepted one in a library; make one static, or \
          give it a namespace or a name of its own",
         sources[0],
         sources[1]
@@ -111,7 +108,7 @@ pub enum Error {
 
     /// Two units of a library have a kernel of one name each, and not the same one.
     #[error(
-        "kernel {kernel}: given different code in {} and {}, accepted: the same; of templates of one name \
+        "kernel {kernel}: given different code in {} and {}, accepted the same; of templates of one name \
          a linker keeps one, so give them namespaces or names of their own",
         sources[0],
         sources[1]
@@ -178,6 +175,33 @@ pub enum Error {
         /// What the system said.
         source: io::Error,
     },
+}
+
+/// A part that was found nowhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotFound {
+    /// What is missing.
+    pub part: String,
+    /// Every place that was looked at, in order, and what it lacked.
+    pub looked: Vec<String>,
+    /// The one command that fixes it.
+    pub command: String,
+}
+
+impl std::error::Error for NotFound {}
+
+impl fmt::Display for NotFound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{} is nowhere to be found. Looked, in this order, at:",
+            self.part
+        )?;
+        for place in &self.looked {
+            writeln!(f, "  {place}")?;
+        }
+        write!(f, "To install it, run:\n  {}", self.command)
+    }
 }
 
 impl Error {

@@ -270,7 +270,7 @@ fn parse(field: &str, names: &[String]) -> Result<Vec<Target>, Error> {
             targets.push(target);
         }
     }
-    if targets.is_empty() && field.starts_with("family") {
+    if targets.is_empty() {
         return Err(setting(field, "no target", target::accepted()));
     }
     Ok(targets)
@@ -405,7 +405,7 @@ mod tests {
         for (value, part) in [
             (
                 "sm_91",
-                "MLA_BUILD_TARGETS_SM80: given \"sm_91\", accepted: sm_75",
+                "MLA_BUILD_TARGETS_SM80: given \"sm_91\", accepted sm_75",
             ),
             (
                 "+sm_86,sm_89",
@@ -435,7 +435,7 @@ mod tests {
         let message = families(&[], &["sm91"], &[]).unwrap_err().to_string();
         assert_eq!(
             message,
-            "family: given \"sm91\", accepted: sm80, sm90, sm100"
+            "family: given \"sm91\", accepted sm80, sm90, sm100"
         );
     }
 

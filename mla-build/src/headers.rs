@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::{Error, Kernels, family::Families};
+use crate::{Error, family::Families};
 
 /// The headers that bindgen wraps: absolute paths, or as relative as the package's folder.
 #[derive(Clone, Debug)]
@@ -27,9 +27,15 @@ pub(crate) struct OfFamily {
 }
 
 impl Headers {
-    pub(crate) fn new(kernels: &Kernels, families: &Families, root: &Path) -> Result<Self, Error> {
+    /// Of a package in `root`. A family's header counts if the family is turned on.
+    pub(crate) fn new(
+        root: &Path,
+        shared: Option<&Path>,
+        of_each: &[(String, PathBuf)],
+        families: &Families,
+    ) -> Result<Self, Error> {
         let mut of_families = Vec::new();
-        for (family, path) in &kernels.family_headers {
+        for (family, path) in of_each {
             if families.declared(family)?.enabled {
                 of_families.push(OfFamily {
                     family: family.clone(),
@@ -39,7 +45,7 @@ impl Headers {
         }
         Ok(Self {
             root: root.to_owned(),
-            shared: kernels.header.as_ref().map(|header| root.join(header)),
+            shared: shared.map(|header| root.join(header)),
             of_families,
         })
     }

@@ -1,14 +1,14 @@
 //! The description of a build: one chain in a build script.
 
-use std::{env, path::PathBuf, time::Instant};
+use std::{
+    env,
+    path::{Path, PathBuf},
+};
 
 use crate::{
     Error, Family,
-    build::{Plan, folder, only, output_folder, prebuilt},
-    compiled,
     family::Families,
-    report::Report,
-    schedule::Limits,
+    headers::Headers,
     toolkit::Wheel,
     unit::{Particular, What},
 };
@@ -53,23 +53,6 @@ pub struct Kernels {
     pub(crate) cuda_home: Option<PathBuf>,
     pub(crate) host_compiler: Option<PathBuf>,
     pub(crate) jobs: Option<usize>,
-}
-
-/// What [`Kernels::compile`] made.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Built {
-    /// The static library. It is not there if only bindings were asked for.
-    pub library: PathBuf,
-    /// The Rust declarations of the headers, to be included with
-    /// `include!(concat!(env!("OUT_DIR"), "/<library>.rs"))`.
-    pub bindings: Option<PathBuf>,
-    /// What was compiled, as Rust constants: for each family, by its name in capitals, the targets,
-    /// and `ALL` for sources in no family's folder. To be included with
-    /// `include!(concat!(env!("OUT_DIR"), "/<library>_compiled.rs"))`.
-    pub compiled: PathBuf,
-    /// What was done.
-    pub report: Report,
 }
 
 impl Kernels {
@@ -256,87 +239,35 @@ impl Kernels {
         Ok(enabled.map(|family| family.name).collect())
     }
 
-    /// Writes the constants of [`Built::compiled`], for a build that compiles no kernels: they list
-    /// what it would compile. Tells the package's `#[mla_backend]` the same, and does nothing else.
-    /// Returns the file.
-    ///
-    /// # Errors
-    ///
-    /// As [`enabled`](Self::enabled), a source in a folder that says nothing, or a file that cannot
-    /// be written.
-    pub fn constants(&self, library: &str) -> Result<PathBuf, Error> {
-        let out_dir = output_folder(self.out_dir.clone())?;
-        let path = out_dir.join(format!("{library}_compiled.rs"));
-        let families = self.resolve()?;
-        compiled::write(&families, &path)?;
-        if self.out_dir.is_none() {
-            let root = folder(self.root.clone(), "CARGO_MANIFEST_DIR")?;
-            compiled::tell(&families, &root, &self.sources)?;
-        }
-        Ok(path)
-    }
-
     /// The flags of single sources, without macros.
     pub(crate) fn source_flags(&self) -> Vec<String> {
-        let flags = self.particulars.iter().filter_map(|particular| {
-            let What::Flag(flag) = &particular.what else {
-                return None;
-            };
-            Some(flag.clone())
-        });
-        flags.collect()
+        self.of_sources(|what| match what {
+            What::Flag(flag) => Some(flag),
+            _ => None,
+        })
+    }
+
+    /// The macros of single sources.
+    pub(crate) fn source_defines(&self) -> Vec<String> {
+        self.of_sources(|what| match what {
+            What::Define(define) => Some(define),
+            _ => None,
+        })
+    }
+
+    fn of_sources(&self, text: impl Fn(&What) -> Option<&String>) -> Vec<String> {
+        let particulars = self.particulars.iter();
+        particulars
+            .filter_map(|particular| text(&particular.what).cloned())
+            .collect()
+    }
+
+    /// The headers that bindgen wraps, of the families that are turned on.
+    pub(crate) fn headers(&self, families: &Families, root: &Path) -> Result<Headers, Error> {
+        Headers::new(root, self.header.as_deref(), &self.family_headers, families)
     }
 
     pub(crate) fn resolve(&self) -> Result<Families, Error> {
         Families::new(&self.families, &self.enabled, |name| env::var(name).ok())
-    }
-
-    /// Compiles what the cache does not hold, makes a static library, wraps the header, writes the
-    /// report, and tells Cargo what to link and what to watch.
-    ///
-    /// Every name that the library defines is its own: another package's function of the same name
-    /// is another function. The bindings know the names; code that declares functions by hand finds
-    /// what stands before each, two underscores included, in the environment variable
-    /// `MLA_BUILD_PREFIX_<LIBRARY>`: `#[link_name = concat!(env!("MLA_BUILD_PREFIX_API"),
-    /// "decode")]`.
-    ///
-    /// With the environment variable `MLA_BUILD_ONLY=bindings`, and where docs.rs builds, nothing
-    /// is compiled and CUDA is not needed: bindings and constants are made, which is enough for
-    /// `cargo check`. What is then linked all the same fails with a missing library whose name says
-    /// why.
-    ///
-    /// It sets `LIBCLANG_PATH` for bindgen where it is not set, so no other thread of the build
-    /// script may read or write the environment meanwhile.
-    ///
-    /// # Errors
-    ///
-    /// See [`Error`]. When a unit fails, all others are compiled and kept first.
-    pub fn compile(self, library: &str) -> Result<Built, Error> {
-        if let Some(variable) = only::asked()? {
-            return only::run(self, library, variable);
-        }
-        let stale = match prebuilt::search(&self, library)? {
-            prebuilt::Search::Found(found) => return found.run(self, library),
-            prebuilt::Search::Nothing => None,
-            prebuilt::Search::Stale(error) => {
-                if self.out_dir.is_none() {
-                    println!("cargo::warning=prebuilt kernels are not taken: {error}");
-                }
-                Some(error)
-            }
-        };
-        let started = Instant::now();
-        let limits = Limits::new(self.jobs).map_err(Error::file(
-            "open the jobserver of",
-            env::current_dir().unwrap_or_default(),
-        ))?;
-        let plan = Plan::new(self, library).map_err(|error| match (stale, error) {
-            (Some(stale), Error::ToolkitNotFound(toolkit)) => Error::StaleWithoutToolkit {
-                stale: Box::new(stale),
-                toolkit,
-            },
-            (_, error) => error,
-        })?;
-        plan.run(started, &limits)
     }
 }

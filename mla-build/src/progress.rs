@@ -96,7 +96,7 @@ pub fn sentence(event: &Event) -> String {
         } => {
             format!(
                 "{package}: {units} units, {cached} cached, {} to compile",
-                units - cached
+                units.saturating_sub(*cached)
             )
         }
         Event::Started { unit, reason } => format!("compiling {unit}: {reason}"),

@@ -91,7 +91,7 @@ mod tests {
             .to_string();
         assert_eq!(
             message,
-            "include: given \"/a/$(touch x)/include\", accepted: a path without '$', which nvcc hands to \
+            "include: given \"/a/$(touch x)/include\", accepted a path without '$', which nvcc hands to \
              a shell"
         );
         assert!(!Place::Temporary.takes(Path::new("/a,b")));

@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-use crate::toolkit::Version;
+use crate::version::Version;
 
 /// A target under nvcc's own name: `sm_90a`, `sm_100f`, `compute_80`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -48,7 +48,7 @@ impl Language {
             other => Err(Error::SourcePlace {
                 source_file: source.to_owned(),
                 problem: format!(
-                    "given the extension {:?}, accepted: cu for CUDA; cc, cpp, cxx for C++",
+                    "given the extension {:?}, accepted cu for CUDA; cc, cpp, cxx for C++",
                     other.unwrap_or_default()
                 ),
             }),
@@ -330,7 +330,7 @@ fn of_path<'a>(source: &Path, families: &'a Families) -> Result<Place<'a>, Error
         let name = name.to_string_lossy();
         if name == "common" {
             return Err(place(
-                "common/ holds headers; a source of every family goes into all/".into(),
+                "given a source in common/, accepted headers there; a source of every family goes into all/".into(),
             ));
         }
         if name == "all" {
@@ -341,7 +341,7 @@ fn of_path<'a>(source: &Path, families: &'a Families) -> Result<Place<'a>, Error
         }
         if family::looks_like_one(&name) {
             return Err(place(format!(
-                "given the family's folder {name:?}, accepted: {}, all",
+                "given the family's folder {name:?}, accepted {}, all",
                 families.names()
             )));
         }
@@ -404,7 +404,7 @@ mod tests {
             .to_string();
         assert_eq!(
             message,
-            "cuda/sm91/a.cu: given the family's folder \"sm91\", accepted: sm80, sm90, sm100, all"
+            "cuda/sm91/a.cu: given the family's folder \"sm91\", accepted sm80, sm90, sm100, all"
         );
         let message = found(tree(&["cuda/common/a.cu"]).path(), &["sm90"])
             .unwrap_err()

@@ -83,6 +83,12 @@ pub(super) fn out_gap(spec: &BackendSpec, gap: usize) -> usize {
     }
 }
 
+/// The longest of some lengths.
+pub(super) fn most(lens: &[usize]) -> usize {
+    lens.iter().copied().max().unwrap_or(0)
+}
+
+/// Where the tokens of each length begin, and where the last end.
 pub(super) fn starts(lens: &[usize]) -> Vec<i32> {
     let mut starts = vec![0];
     for len in lens {

@@ -1,7 +1,8 @@
 //! One decode call against the reference.
 
 use super::data::{
-    Bits, Outputs, POISON, Random, Tensor, Written, array, config, out_gap, starts, upload,
+    Bits, OnDevice, Outputs, POISON, Random, Tensor, Written, array, config, most, out_gap, starts,
+    upload,
 };
 use super::failure::{Failure, refused};
 use crate::reference::{self, Array, Attended};
@@ -11,7 +12,7 @@ use mla_runtime::backend::{
     StepLimits,
 };
 use mla_runtime::cache::{BlockTable, CacheLayout, CacheRef};
-use mla_runtime::device::{Device, Memory};
+use mla_runtime::device::Device;
 use mla_runtime::problem::Problem;
 use mla_runtime::spec::{BackendSpec, QueryFormat};
 use mla_runtime::tensor::ArrayRef;
@@ -50,8 +51,10 @@ pub struct DecodeCase {
     pub seed: u64,
 }
 
-/// A case's arrays in a device's memory.
-struct Arrays<D: Device> {
+/// A case's inputs in a device's memory.
+struct Inputs<D: Device> {
+    /// Latent and rotary parts, or both in one tensor.
+    queries: Vec<OnDevice<D>>,
     table: D::Buffer,
     lens: D::Buffer,
     starts: D::Buffer,
@@ -61,10 +64,14 @@ struct Arrays<D: Device> {
     sinks: Option<D::Buffer>,
     /// A second cache, its lists, and how its rows lie.
     second: Option<(D::Buffer, D::Buffer, CacheLayout)>,
+    /// The query and the sequence lengths, in the host's memory.
+    host_lens: [Vec<u32>; 2],
 }
 
-impl<D: Device> Arrays<D> {
-    fn upload(data: &Step, case: &DecodeCase, device: &D) -> Result<Self> {
+impl<D: Device> Inputs<D> {
+    fn upload(data: &Step, case: &DecodeCase, format: QueryFormat, device: &D) -> Result<Self> {
+        let queries = data.queries(case, format);
+        let queries = queries.iter().map(|query| query.upload(device));
         let ints = |ints: &[i32]| upload(device, bytemuck::cast_slice(ints));
         let seq_lens: Vec<i32> = case.seq_lens.iter().map(|len| *len as i32).collect();
         let sinks = data.sinks.as_deref();
@@ -73,6 +80,7 @@ impl<D: Device> Arrays<D> {
         let second =
             second.map(|s| Result::Ok((upload(device, &s.cache)?, ints(&s.lists)?, s.layout)));
         Ok(Self {
+            queries: queries.collect::<Result<_>>()?,
             table: ints(&data.table)?,
             lens: ints(&seq_lens)?,
             starts: ints(&data.starts)?,
@@ -81,7 +89,41 @@ impl<D: Device> Arrays<D> {
             counts: data.counts.as_deref().map(ints).transpose()?,
             sinks: sinks.transpose()?,
             second: second.transpose()?,
+            host_lens: [&case.query_lens, &case.seq_lens]
+                .map(|lens| lens.iter().map(|len| *len as u32).collect()),
         })
+    }
+
+    /// The batch, with lengths on the host only if the spec asks for them: one that does not cannot
+    /// rely on them.
+    fn batch(&self, data: &Step, case: &DecodeCase, on_host: bool) -> Result<DecodeBatch<'_, D>> {
+        let requests = case.seq_lens.len();
+        let table = array(&self.table, data.table.len())?;
+        let batch = DecodeBatch::new(
+            BlockTable::new(table, requests, data.max_pages)?,
+            (array(&self.lens, requests)?, most(&case.seq_lens)),
+            (array(&self.starts, requests + 1)?, most(&case.query_lens)),
+        );
+        let [query_lens, seq_lens] = &self.host_lens;
+        Ok(match on_host {
+            true => batch.with_host(HostLens::new(query_lens, seq_lens)),
+            false => batch,
+        })
+    }
+
+    fn query(&self) -> Result<Query<'_, D>> {
+        Ok(match &self.queries[..] {
+            [latent, rope] => Query::Split {
+                latent: latent.view()?,
+                rope: rope.view()?,
+            },
+            queries => Query::Concatenated(queries[0].view()?),
+        })
+    }
+
+    fn cache(&self, data: &Step) -> Result<CacheRef<'_, D>> {
+        let bytes = D::byte_range(D::bytes(&self.cache), 0..data.cache.len());
+        CacheRef::new(bytes, data.layout)
     }
 
     fn slot_lists(&self, case: &DecodeCase, tokens: usize) -> Result<Option<SlotLists<'_, D>>> {
@@ -386,63 +428,36 @@ impl Step {
         stage: &S,
         device: &S::Device,
     ) -> std::result::Result<Written, Failure> {
-        let name = stage.spec().name;
-        let refused = |operation| move |error| refused(case.problem, name, operation, error);
-        let (requests, tokens) = (case.seq_lens.len(), self.query.layout.shape[0]);
-        let max_query_len = case.query_lens.iter().copied().max().unwrap_or(0);
-        let limits =
-            StepLimits::new(requests, tokens, self.max_pages).with_decode_query_len(max_query_len);
+        let spec = stage.spec();
+        let refused = |operation| move |error| refused(case.problem, spec.name, operation, error);
+        let [tokens, heads, _] = self.query.layout.shape;
+        let limits = StepLimits::new(case.seq_lens.len(), tokens, self.max_pages)
+            .with_decode_query_len(most(&case.query_lens));
         let mut state = stage.state(device, &limits).map_err(refused("state"))?;
-        let mut metadata = stage
-            .metadata(device, &limits)
-            .map_err(refused("metadata"))?;
+        let metadata = stage.metadata(device, &limits);
+        let mut metadata = metadata.map_err(refused("metadata"))?;
 
-        let format = case.query_format.unwrap_or(stage.spec().query_format);
-        let queries = self.queries(case, format);
-        let queries = queries.iter().map(|query| query.upload(device));
-        let queries = queries.collect::<Result<Vec<_>>>()?;
-        let arrays = Arrays::upload(self, case, device).map_err(refused("upload"))?;
-        let host_lens = [&case.query_lens, &case.seq_lens]
-            .map(|lens| lens.iter().map(|len| *len as u32).collect::<Vec<_>>());
+        let format = case.query_format.unwrap_or(spec.query_format);
+        let inputs = Inputs::upload(self, case, format, device)?;
         let latent = case.problem.dims.latent as usize;
         let mut outputs = Outputs::<S::Device>::new(
             device,
             case.problem,
-            [tokens, case.problem.heads as usize, latent],
+            [tokens, heads, latent],
             latent,
-            out_gap(stage.spec(), case.gap),
+            out_gap(spec, case.gap),
             case.lse,
         )?;
         {
             let (out, lse) = outputs.views()?;
-            let max_seq_len = case.seq_lens.iter().copied().max().unwrap_or(0);
-            let table = array(&arrays.table, self.table.len())?;
-            let batch = DecodeBatch::new(
-                BlockTable::new(table, requests, self.max_pages)?,
-                (array(&arrays.lens, requests)?, max_seq_len),
-                (array(&arrays.starts, requests + 1)?, max_query_len),
-            );
-            // So that a spec which does not say it cannot rely on them.
-            let batch = match stage.spec().plans_on_host {
-                true => batch.with_host(HostLens::new(&host_lens[0], &host_lens[1])),
-                false => batch,
-            };
+            let batch = inputs.batch(self, case, spec.plans_on_host)?;
             stage
                 .prepare(device, &batch, &mut state, &mut metadata)
                 .map_err(refused("prepare"))?;
-            let query = match &queries[..] {
-                [latent, rope] => Query::Split {
-                    latent: latent.view()?,
-                    rope: rope.view()?,
-                },
-                queries => Query::Concatenated(queries[0].view()?),
-            };
-            let cache = <S::Device as Memory>::bytes(&arrays.cache);
-            let cache = <S::Device as Memory>::byte_range(cache, 0..self.cache.len());
-            let call = DecodeCall::new(query, CacheRef::new(cache, self.layout)?, batch, out)
+            let call = DecodeCall::new(inputs.query()?, inputs.cache(self)?, batch, out)
                 .with_lse(lse)
-                .with_slots(arrays.slot_lists(case, tokens)?)
-                .with_sinks(arrays.sinks(case)?);
+                .with_slots(inputs.slot_lists(case, tokens)?)
+                .with_sinks(inputs.sinks(case)?);
             stage
                 .decode(device, call, &mut state, &metadata)
                 .map_err(refused("decode"))?;

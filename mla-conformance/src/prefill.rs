@@ -1,11 +1,15 @@
 //! One prefill call against the reference.
 
-use super::data::{Bits, Outputs, Random, Tensor, Written, array, config, out_gap, starts, upload};
+use super::data::{
+    Bits, OnDevice, Outputs, Random, Tensor, Written, array, config, most, out_gap, starts, upload,
+};
 use super::failure::{Failure, refused};
 use crate::reference::{self, Array};
+use mla_runtime::Result;
 use mla_runtime::backend::{
-    Chunk, Keys, PrefillBackend, PrefillBatch, PrefillCall, PrefillStage, StepLimits,
+    Chunk, Keys, Output, PrefillBackend, PrefillBatch, PrefillCall, PrefillStage, StepLimits,
 };
+use mla_runtime::device::Device;
 use mla_runtime::plan::context::ContextChunk;
 use mla_runtime::problem::Problem;
 use mla_runtime::spec::{BackendSpec, KeyLayout};
@@ -178,66 +182,38 @@ impl Numbers {
         stage: &S,
         device: &S::Device,
     ) -> std::result::Result<Written, Failure> {
-        let name = stage.spec().name;
-        let refused = |operation| move |error| refused(case.problem, name, operation, error);
+        let spec = stage.spec();
+        let refused = |operation| move |error| refused(case.problem, spec.name, operation, error);
         let [queries, heads, qk] = self.query.layout.shape;
-        let v = self.values.layout.shape[2];
-        let keys = self.values.layout.shape[0];
-        let requests = case.query_lens.len();
-        let limits = StepLimits::new(requests, queries, 0)
+        let [keys, _, v] = self.values.layout.shape;
+        let limits = StepLimits::new(case.query_lens.len(), queries, 0)
             .with_decode_query_len(0)
             .with_context_rows(keys);
         let mut state = stage.state(device, &limits).map_err(refused("state"))?;
-        let mut metadata = stage
-            .metadata(device, &limits)
-            .map_err(refused("metadata"))?;
-        let query_lens: Vec<u32> = case.query_lens.iter().map(|len| *len as u32).collect();
-        let key_lens: Vec<u32> = case.key_lens.iter().map(|len| *len as u32).collect();
-        let chunk = (!case.causal).then(|| chunk(&key_lens)).flatten();
-        let own_lens = if case.causal { &key_lens } else { &query_lens };
-        let batch = PrefillBatch::new(&query_lens, own_lens).with_chunks(chunk.as_slice());
+        let metadata = stage.metadata(device, &limits);
+        let mut metadata = metadata.map_err(refused("metadata"))?;
+        let lens = Lens::new(case);
+        let chunk = lens.chunk(case.causal);
         stage
-            .prepare(device, &batch, &mut state, &mut metadata)
+            .prepare(device, &lens.batch(&chunk), &mut state, &mut metadata)
             .map_err(refused("prepare"))?;
 
-        let layout = case.key_layout.unwrap_or_else(|| stage.spec().key_layout);
-        let key_tensors = self.keys(case, layout).into_iter();
-        let key_tensors = key_tensors.map(|keys| keys.upload(device));
-        let key_tensors = key_tensors.collect::<mla_runtime::Result<Vec<_>>>()?;
-        let columns = if stage.spec().padded_values { qk } else { v };
-        let values = self.values(case, columns).upload(device)?;
-        let query = self.query.upload(device)?;
-        let ints = |ints: &[i32]| upload(device, bytemuck::cast_slice(ints));
-        let (query_starts, key_starts) = (ints(&self.query_starts)?, ints(&self.key_starts)?);
+        let columns = if spec.padded_values { qk } else { v };
+        let layout = case.key_layout.unwrap_or(spec.key_layout);
+        let inputs = Inputs::upload(self, case, layout, columns, device)?;
         let mut outputs = Outputs::<S::Device>::new(
             device,
             case.problem,
             [queries, heads, columns],
             v,
-            out_gap(stage.spec(), case.gap),
+            out_gap(spec, case.gap),
             case.lse || !case.causal,
         )?;
         {
             let (out, lse) = outputs.views()?;
-            let keys = match &key_tensors[..] {
-                [nope, rope] => Keys::Split {
-                    nope: nope.view()?,
-                    rope: rope.view()?,
-                },
-                keys => Keys::Packed(keys[0].view()?),
-            };
-            let [max_query_len, max_key_len] = [&case.query_lens, &case.key_lens]
-                .map(|lens| lens.iter().copied().max().unwrap_or(0));
-            let call = PrefillCall::new(
-                query.view()?,
-                keys,
-                values.view()?,
-                out,
-                (array(&query_starts, requests + 1)?, max_query_len),
-                (array(&key_starts, requests + 1)?, max_key_len),
-            )
-            .with_lse(lse)
-            .with_chunk((!case.causal).then_some(Chunk::new(0, &query_lens, &key_lens)));
+            let call = inputs.call(case, out)?.with_lse(lse);
+            let of_chunk = Chunk::new(0, &lens.query, &lens.key);
+            let call = call.with_chunk((!case.causal).then_some(of_chunk));
             stage
                 .prefill(device, call, &mut state, &metadata)
                 .map_err(refused("prefill"))?;
@@ -277,14 +253,83 @@ impl Numbers {
     }
 }
 
-// The chunk from the first request that has keys in it to the last.
-fn chunk(key_lens: &[u32]) -> Option<ContextChunk> {
-    let start = key_lens.iter().position(|len| *len > 0)?;
-    let end = key_lens.iter().rposition(|len| *len > 0)? + 1;
-    let starts = vec![0; end - start];
-    Some(ContextChunk::new(
-        start..end,
-        starts,
-        key_lens[start..end].to_vec(),
-    ))
+// The lengths of a call's requests, as plans take them.
+struct Lens {
+    query: Vec<u32>,
+    key: Vec<u32>,
+    // Of the tokens whose keys are no context's.
+    own: Vec<u32>,
+}
+
+impl Lens {
+    fn new(case: &PrefillCase) -> Self {
+        let [query, key] = [&case.query_lens, &case.key_lens]
+            .map(|lens| lens.iter().map(|len| *len as u32).collect::<Vec<_>>());
+        let own = if case.causal { &key } else { &query }.clone();
+        Self { query, key, own }
+    }
+
+    // Of a context, the chunk from the first request that has keys in it to the last.
+    fn chunk(&self, causal: bool) -> Option<ContextChunk> {
+        let has_keys = |len: &u32| *len > 0 && !causal;
+        let start = self.key.iter().position(has_keys)?;
+        let end = self.key.iter().rposition(has_keys)? + 1;
+        let (starts, lens) = (vec![0; end - start], self.key[start..end].to_vec());
+        Some(ContextChunk::new(start..end, starts, lens))
+    }
+
+    fn batch<'a>(&'a self, chunk: &'a Option<ContextChunk>) -> PrefillBatch<'a> {
+        PrefillBatch::new(&self.query, &self.own).with_chunks(chunk.as_slice())
+    }
+}
+
+// A case's inputs in a device's memory.
+struct Inputs<D: Device> {
+    query: OnDevice<D>,
+    // Their two parts, or both in one tensor.
+    keys: Vec<OnDevice<D>>,
+    values: OnDevice<D>,
+    query_starts: D::Buffer,
+    key_starts: D::Buffer,
+}
+
+impl<D: Device> Inputs<D> {
+    // The keys in a layout, and values of so many columns.
+    fn upload(
+        numbers: &Numbers,
+        case: &PrefillCase,
+        layout: KeyLayout,
+        columns: usize,
+        device: &D,
+    ) -> Result<Self> {
+        let keys = numbers.keys(case, layout);
+        let keys = keys.iter().map(|keys| keys.upload(device));
+        let ints = |ints: &[i32]| upload(device, bytemuck::cast_slice(ints));
+        Ok(Self {
+            query: numbers.query.upload(device)?,
+            keys: keys.collect::<Result<_>>()?,
+            values: numbers.values(case, columns).upload(device)?,
+            query_starts: ints(&numbers.query_starts)?,
+            key_starts: ints(&numbers.key_starts)?,
+        })
+    }
+
+    fn call<'a>(&'a self, case: &PrefillCase, out: Output<'a, D>) -> Result<PrefillCall<'a, D>> {
+        let keys = match &self.keys[..] {
+            [nope, rope] => Keys::Split {
+                nope: nope.view()?,
+                rope: rope.view()?,
+            },
+            keys => Keys::Packed(keys[0].view()?),
+        };
+        let starts = case.query_lens.len() + 1;
+        Ok(PrefillCall::new(
+            self.query.view()?,
+            keys,
+            self.values.view()?,
+            out,
+            (array(&self.query_starts, starts)?, most(&case.query_lens)),
+            (array(&self.key_starts, starts)?, most(&case.key_lens)),
+        ))
+    }
 }

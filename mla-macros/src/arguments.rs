@@ -5,7 +5,7 @@ use syn::{Lit, LitStr, Path};
 
 use crate::errors::{Errors, Fault, nearest};
 use crate::key::{Form, KEYS, Key};
-use crate::spec;
+use crate::value;
 
 /// The arguments of one attribute, each key at most once.
 #[derive(Default)]
@@ -311,7 +311,7 @@ fn meant(tokens: &[TokenTree], key: Key) -> Option<String> {
     if let [TokenTree::Group(group)] = tokens {
         candidates.push(unquoted(&group.stream().into_iter().collect::<Vec<_>>()));
     }
-    let takes = |text: &String| key.form == Form::Text && spec::accepts(&key, text);
+    let takes = |text: &String| key.form == Form::Text && value::accepts(&key, text);
     candidates.into_iter().find(takes)
 }
 

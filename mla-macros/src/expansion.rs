@@ -10,6 +10,7 @@ use crate::dims::{Heads, PageSizes};
 use crate::errors::Errors;
 use crate::key;
 use crate::place::Place;
+use crate::reader;
 use crate::spec::Spec;
 use crate::table;
 use crate::vocabulary::Name;
@@ -19,7 +20,7 @@ pub(crate) fn expand(arguments: TokenStream, item: TokenStream) -> TokenStream {
     let mut errors = Errors::default();
     let arguments = Arguments::parse(arguments, &mut errors);
     let place = Place::parse(item.clone(), &mut errors);
-    let spec = Spec::read(&arguments, place.as_ref(), &mut errors);
+    let spec = reader::read(&arguments, place.as_ref(), &mut errors);
     let Some(place) = place else {
         let errors = errors.to_tokens();
         return quote! { #item #errors };

@@ -17,8 +17,10 @@ mod place;
 mod priority;
 #[cfg(test)]
 mod properties;
+mod reader;
 mod spec;
 mod table;
+mod value;
 mod vocabulary;
 
 /// Makes a backend of an `impl PrefillBackend for T` or `impl DecodeBackend for T` block.

@@ -12,7 +12,7 @@ use crate::expansion::expand;
 use crate::key::{Form, KEYS, Key};
 use crate::place::{Phase, Place};
 use crate::priority;
-use crate::spec::Spec;
+use crate::reader;
 
 fn decode_block() -> TokenStream {
     quote! { impl DecodeBackend for Flash {} }
@@ -31,7 +31,7 @@ fn errors(key: &Key, arguments: TokenStream) -> Vec<String> {
     let mut errors = Errors::default();
     let arguments = Arguments::parse(arguments, &mut errors);
     let place = Place::parse(block_for(key), &mut errors);
-    Spec::read(&arguments, place.as_ref(), &mut errors);
+    reader::read(&arguments, place.as_ref(), &mut errors);
     errors.texts().into_iter().map(str::to_owned).collect()
 }
 
@@ -117,7 +117,7 @@ proptest! {
             let meant: TokenStream = meant.trim_end_matches('`').parse().unwrap();
             let mut errors = Errors::default();
             let arguments = Arguments::parse(meant, &mut errors);
-            Spec::read(&arguments, None, &mut errors);
+            reader::read(&arguments, None, &mut errors);
             let own = |text: &&str| text.starts_with(&format!("{}:", KEYS[index].name));
             prop_assert_eq!(errors.texts().into_iter().find(own), None, "{}", message);
         }

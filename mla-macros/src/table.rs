@@ -6,11 +6,29 @@ use crate::place::Phase;
 use crate::spec::Spec;
 use crate::vocabulary::Name;
 
+/// A row: what is said, and what the spec says of it.
+type Row = (&'static str, String);
+
 /// What the spec says, as a table of two columns: what comes before the provider and what behind
 /// it, since only the compiler knows the one that is not given.
 pub(crate) fn markdown(spec: &Spec) -> [String; 2] {
-    let decode = spec.phase == Phase::Decode;
-    let mut rows = vec![
+    let of_phase = match spec.phase {
+        Phase::Prefill => of_prefill(spec),
+        Phase::Decode => of_decode(spec),
+    };
+    // An empty line first: the author's own documentation may stand before the table.
+    let head = format!("\n| backend | `{}` |\n|---|---|", spec.name);
+    let rows = problem(spec)
+        .into_iter()
+        .chain(of_phase)
+        .chain(abilities(spec));
+    let rows = rows.map(|(name, value)| format!("| {name} | {value} |\n"));
+    [head, rows.collect()]
+}
+
+/// The problems that it takes, in either phase.
+fn problem(spec: &Spec) -> Vec<Row> {
+    vec![
         ("phase", spec.phase.variant().to_lowercase()),
         ("capability", sm(spec)),
         ("dtype", names(&spec.dtypes)),
@@ -19,59 +37,57 @@ pub(crate) fn markdown(spec: &Spec) -> [String; 2] {
             any_or(&spec.dims, |[p, r, v]| format!("({p},{r},{v})")),
         ),
         ("heads", heads(&spec.heads)),
-    ];
-    if decode {
-        rows.extend([
-            (
-                "cache row (L,R)",
-                any_or(&spec.cache_dims, |[l, r]| format!("({l},{r})")),
-            ),
-            ("kv format", names(&spec.kv)),
-            ("page size", page_sizes(&spec.page_sizes)),
-            ("query lengths", query_lens(spec)),
-            ("queries", spec.query_format.text.to_owned()),
-            ("sparse", sparse(spec)),
-            (
-                "plans on",
-                if spec.plans_on_host {
-                    "the host"
-                } else {
-                    "the device"
-                }
-                .to_owned(),
-            ),
-        ]);
-    } else {
-        let values = if spec.padded_values {
-            "padded"
-        } else {
-            "plain"
-        };
-        rows.extend([
-            ("keys", spec.key_layout.text.to_owned()),
-            ("values", values.to_owned()),
-        ]);
-    }
-    rows.extend([
+    ]
+}
+
+fn of_decode(spec: &Spec) -> Vec<Row> {
+    let planner = match spec.plans_on_host {
+        true => "the host",
+        false => "the device",
+    };
+    vec![
+        (
+            "cache row (L,R)",
+            any_or(&spec.cache_dims, |[l, r]| format!("({l},{r})")),
+        ),
+        ("kv format", names(&spec.kv)),
+        ("page size", page_sizes(&spec.page_sizes)),
+        ("query lengths", query_lens(spec)),
+        ("queries", spec.query_format.text.to_owned()),
+        ("sparse", sparse(spec)),
+        ("plans on", planner.to_owned()),
+    ]
+}
+
+fn of_prefill(spec: &Spec) -> Vec<Row> {
+    let values = match spec.padded_values {
+        true => "padded",
+        false => "plain",
+    };
+    vec![
+        ("keys", spec.key_layout.text.to_owned()),
+        ("values", values.to_owned()),
+    ]
+}
+
+/// What it asks for and brings, in either phase.
+fn abilities(spec: &Spec) -> Vec<Row> {
+    let quantised = match spec.quant_output {
+        true => "yes",
+        false => "no",
+    };
+    let mut rows = vec![
         ("alignment", alignment(spec)),
         ("CUDA graphs", spec.graphs.text.to_owned()),
         ("log-sum-exp", lse(spec)),
-        (
-            "quantised output",
-            if spec.quant_output { "yes" } else { "no" }.to_owned(),
-        ),
+        ("quantised output", quantised.to_owned()),
         ("features", names(&spec.features)),
         ("priority", priority(spec)),
-    ]);
+    ];
     if !spec.features_of_cargo.is_empty() {
         rows.push(("Cargo feature", spec.features_of_cargo.join(" or ")));
     }
-    // An empty line first: the author's own documentation may stand before the table.
-    let head = format!("\n| backend | `{}` |\n|---|---|", spec.name);
-    let rows = rows
-        .iter()
-        .map(|(name, value)| format!("| {name} | {value} |\n"));
-    [head, rows.collect()]
+    rows
 }
 
 fn sm(spec: &Spec) -> String {

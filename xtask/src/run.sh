@@ -45,5 +45,5 @@ case $what in
     examples) each examples "$@" ;;
     benches) each benches --bench "$@" ;;
     mla) exec "$here/bin/mla" "$@" ;;
-    *) echo "run.sh: given $what, accepted: tests, examples, benches, mla" >&2; exit 2 ;;
+    *) echo "run.sh: given $what, accepted tests, examples, benches, mla" >&2; exit 2 ;;
 esac

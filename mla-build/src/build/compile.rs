@@ -2,7 +2,6 @@
 
 use std::{
     fs, io,
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::Command,
     thread,
@@ -12,10 +11,9 @@ use std::{
 use super::{Done, Plan};
 use crate::{
     Error,
-    cache::{DependencySet, Entry, Estimate, Key, Loaded, Meta},
+    cache::{DependencySet, Entry, Estimate, Hasher, Key, Loaded, Meta, content_now, last_change},
     compiler, depfile,
     diagnostic::{self, FailedUnit},
-    hasher::{Hasher, content_now},
     process::Finished,
     progress::{Event, Progress},
     report::Outcome,
@@ -387,14 +385,10 @@ impl Plan {
             .duration_since(SystemTime::UNIX_EPOCH)
             .unwrap_or_default();
         for path in &all {
-            // The time of the last change of the file's data or name, which, unlike the time of
-            // modification, nobody can set.
             let Ok(data) = fs::metadata(path) else {
                 return Err(path.clone());
             };
-            let changed =
-                Duration::new(data.ctime().max(0) as u64, data.ctime_nsec().max(0) as u32);
-            if changed >= trusted && content_now(path).ok() != hasher.known(path) {
+            if last_change(&data) >= trusted && content_now(path).ok() != hasher.known(path) {
                 return Err(path.clone());
             }
         }

@@ -1,44 +1,129 @@
 //! The build: from sources to a linked library.
 
 mod compile;
-pub(crate) mod only;
+mod only;
 mod output;
-pub(crate) mod prebuilt;
+mod place;
+mod prebuilt;
 mod roots;
+mod settings;
 mod watch;
 
 use std::{
-    collections::BTreeSet,
     env, fs, io,
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
     time::Instant,
 };
 
 use crate::{
-    Built, Error, Kernels,
+    Error, Kernels,
     cache::{self, Cache, Entry, Key, Lookup},
     compiled,
     compiler::{self, Compiler, Host},
     diagnostic::{FailedUnit, FailedUnits},
     family::Families,
-    flags::{self, Named},
+    flags::Named,
     headers::Headers,
     progress::{Event, Progress},
     report::{self, Outcome, Report},
     roles::Roles,
     schedule::Limits,
-    shell,
     symbols::Tag,
     target::{self, Target},
     toolkit::{self, Cuda, Found, Pins, Search, Version},
     unit::{self, Unit},
-    workshop,
+    variables, workshop,
 };
 
-use output::{archive, device_bytes, link};
+use place::{Place, names, output_folder, own_includes, package_folder, target_folder};
 use prebuilt::Export;
 use roots::Roots;
+
+/// What [`Kernels::compile`] made.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Built {
+    /// The static library. It is not there if only bindings were asked for.
+    pub library: PathBuf,
+    /// The Rust declarations of the headers, to be included with
+    /// `include!(concat!(env!("OUT_DIR"), "/<library>.rs"))`.
+    pub bindings: Option<PathBuf>,
+    /// What was compiled, as Rust constants: for each family, by its name in capitals, the targets,
+    /// and `ALL` for sources in no family's folder. To be included with
+    /// `include!(concat!(env!("OUT_DIR"), "/<library>_compiled.rs"))`.
+    pub compiled: PathBuf,
+    /// What was done.
+    pub report: Report,
+}
+
+impl Kernels {
+    /// Writes the constants of [`Built::compiled`], for a build that compiles no kernels: they list
+    /// what it would compile. Tells the package's `#[mla_backend]` the same, and does nothing else.
+    /// Returns the file.
+    ///
+    /// # Errors
+    ///
+    /// As [`enabled`](Self::enabled), a source in a folder that says nothing, or a file that cannot
+    /// be written.
+    pub fn constants(&self, library: &str) -> Result<PathBuf, Error> {
+        let path = output_folder(self)?.join(format!("{library}_compiled.rs"));
+        let families = self.resolve()?;
+        compiled::write(&families, &path)?;
+        if self.out_dir.is_none() {
+            compiled::tell(&families, &package_folder(self)?, &self.sources)?;
+        }
+        Ok(path)
+    }
+
+    /// Compiles what the cache does not hold, makes a static library, wraps the header, writes the
+    /// report, and tells Cargo what to link and what to watch.
+    ///
+    /// Every name that the library defines is its own: another package's function of the same name
+    /// is another function. The bindings know the names; code that declares functions by hand finds
+    /// what stands before each, two underscores included, in the environment variable
+    /// `MLA_BUILD_PREFIX_<LIBRARY>`: `#[link_name = concat!(env!("MLA_BUILD_PREFIX_API"),
+    /// "decode")]`.
+    ///
+    /// With the environment variable `MLA_BUILD_ONLY=bindings`, and where docs.rs builds, nothing
+    /// is compiled and CUDA is not needed: bindings and constants are made, which is enough for
+    /// `cargo check`. What is then linked all the same fails with a missing library whose name says
+    /// why.
+    ///
+    /// It sets `LIBCLANG_PATH` for bindgen where it is not set, so no other thread of the build
+    /// script may read or write the environment meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// See [`Error`]. When a unit fails, all others are compiled and kept first.
+    pub fn compile(self, library: &str) -> Result<Built, Error> {
+        if let Some(variable) = only::asked()? {
+            return only::run(self, library, variable);
+        }
+        let stale = match prebuilt::search(&self, library)? {
+            prebuilt::Search::Found(found) => return found.run(self, library),
+            prebuilt::Search::Nothing => None,
+            prebuilt::Search::Stale(error) => {
+                if self.out_dir.is_none() {
+                    println!("cargo::warning=prebuilt kernels are not taken: {error}");
+                }
+                Some(error)
+            }
+        };
+        let started = Instant::now();
+        let limits = Limits::new(self.jobs).map_err(Error::file(
+            "open the jobserver of",
+            env::current_dir().unwrap_or_default(),
+        ))?;
+        let plan = Plan::new(self, library).map_err(|error| match (stale, error) {
+            (Some(stale), Error::ToolkitNotFound(toolkit)) => Error::StaleWithoutToolkit {
+                stale: Box::new(stale),
+                toolkit,
+            },
+            (_, error) => error,
+        })?;
+        plan.run(started, &limits)
+    }
+}
 
 /// A build whose settings are all known.
 pub(crate) struct Plan {
@@ -102,18 +187,18 @@ struct Done {
 
 impl Plan {
     pub(crate) fn new(kernels: Kernels, library: &str) -> Result<Self, Error> {
-        check_settings(&kernels, library)?;
+        settings::check(&kernels, library)?;
         let export = Export::new(&kernels, library)?;
         let families = kernels.resolve()?;
         let Place {
             root,
             out_dir,
             for_cargo,
-        } = Place::of(&kernels, library)?;
-        let headers = Headers::new(&kernels, &families, &root)?;
+        } = Place::of(&kernels)?;
+        let headers = kernels.headers(&families, &root)?;
         let units = unit::discover(&root, &kernels.sources, &families, &kernels.particulars)?;
 
-        let line_info = compiler::wants_line_info(env::var("MLA_BUILD_LINE_INFO").ok().as_deref())?;
+        let line_info = compiler::wants_line_info(env::var(variables::LINE_INFO).ok().as_deref())?;
         let install = kernels.install_command.clone();
         let install = install.unwrap_or_else(|| Pins::current().command());
         let search = Search::new();
@@ -157,13 +242,13 @@ impl Plan {
             named,
             wheel_variables: roots.wheel_variables,
             roles: Roles::new(roots.roles),
+            prebuilt: kernels.prebuilt.iter().map(|it| root.join(it)).collect(),
             lookup: Lookup::new(searched, root),
             #[cfg(feature = "bindings")]
             roots: in_order,
             cache,
             cache_bound: cache::bound()?,
             export,
-            prebuilt: kernels.prebuilt,
             #[cfg(feature = "bindings")]
             install_command: install,
             search,
@@ -270,36 +355,6 @@ impl Plan {
     }
 }
 
-/// Where a build reads and writes.
-struct Place {
-    /// The package's folder.
-    root: PathBuf,
-    out_dir: PathBuf,
-    /// Whether it is a build script's build.
-    for_cargo: bool,
-}
-
-impl Place {
-    fn of(kernels: &Kernels, library: &str) -> Result<Self, Error> {
-        let root = folder(kernels.root.clone(), "CARGO_MANIFEST_DIR")?;
-        let root = root
-            .canonicalize()
-            .map_err(Error::file("open the package's folder", &root))?;
-        let for_cargo = kernels.out_dir.is_none();
-        if for_cargo {
-            is_first(library)?;
-        }
-        let out_dir = output_folder(kernels.out_dir.clone())?;
-        shell::check_for_cargo("OUT_DIR", &out_dir)?;
-        shell::check_for_cargo("the package's folder", &root)?;
-        Ok(Self {
-            root,
-            out_dir,
-            for_cargo,
-        })
-    }
-}
-
 /// Every folder in which a header may be found, in the order of the search.
 fn searched(
     roots: &[PathBuf],
@@ -322,20 +377,6 @@ fn empty(folder: &Path) -> Result<(), Error> {
         }
         _ => fs::create_dir_all(folder).map_err(Error::file("make", folder)),
     }
-}
-
-/// What can be refused before anything is looked for.
-fn check_settings(kernels: &Kernels, library: &str) -> Result<(), Error> {
-    check_library(library)?;
-    check_target(
-        env::var("TARGET").ok().as_deref(),
-        env::var("HOST").ok().as_deref(),
-    )?;
-    for flag in kernels.flags.iter().chain(&kernels.source_flags()) {
-        flags::check(flag)?;
-    }
-    let mut defines = kernels.defines.iter();
-    defines.try_for_each(|define| flags::check_define(define))
 }
 
 /// A toolkit that is new enough for every target, and has no library of this one's name.
@@ -384,23 +425,11 @@ fn named(kernels: &Kernels, root: &Path) -> Result<Named, Error> {
 /// Where `compile_commands.json` goes, if anybody asks for it.
 fn compile_commands(kernels: &Kernels, root: &Path) -> Option<PathBuf> {
     let asked = || {
-        let value = env::var_os("MLA_BUILD_COMPILE_COMMANDS");
+        let value = env::var_os(variables::COMPILE_COMMANDS);
         value.filter(|v| !v.is_empty()).map(PathBuf::from)
     };
     let path = kernels.compile_commands.clone().or_else(asked);
     path.map(|path| root.join(path))
-}
-
-/// The name of the package, and what is added to the names of a library of it.
-fn names(root: &Path, for_cargo: bool, library: &str) -> (String, Tag) {
-    let of_cargo = |name| env::var(name).ok().filter(|_| for_cargo);
-    let package = of_cargo("CARGO_PKG_NAME").unwrap_or_else(|| {
-        let folder = root.file_name().unwrap_or_default();
-        folder.to_string_lossy().into_owned()
-    });
-    let version = of_cargo("CARGO_PKG_VERSION");
-    let tag = Tag::new(&package, version.as_deref(), library);
-    (package, tag)
 }
 
 #[cfg(not(feature = "bindings"))]
@@ -411,124 +440,6 @@ fn without_bindings(header: &Path) -> Error {
                   [build-dependencies], or name no header"
             .to_owned(),
     }
-}
-
-fn check_library(library: &str) -> Result<(), Error> {
-    let named = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
-    if !library.is_empty() && library.chars().all(named) {
-        return Ok(());
-    }
-    Err(Error::Setting {
-        field: "library".into(),
-        given: library.to_owned(),
-        accepted: "a name of letters, digits, _ and -".into(),
-    })
-}
-
-/// Refuses to compile for another machine than this, and for a C library that the runtime of CUDA does not
-/// work with. Outside a build script nothing is said of either.
-fn check_target(target: Option<&str>, host: Option<&str>) -> Result<(), Error> {
-    const SUPPORTED: &[&str] = &["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"];
-    let Some(target) = target else { return Ok(()) };
-    if SUPPORTED.contains(&target) && host.is_none_or(|host| host == target) {
-        return Ok(());
-    }
-    Err(Error::Setting {
-        field: "TARGET".into(),
-        given: target.to_owned(),
-        accepted: format!(
-            "{}, on a machine of the same: kernels are compiled with GCC and glibc, and not for \
-             another machine than this ({}). {}=bindings checks the Rust code for any target",
-            SUPPORTED.join(" or "),
-            host.unwrap_or(target),
-            only::VARIABLE
-        ),
-    })
-}
-
-/// The package's own include roots: the header's folder, and those that were added.
-fn own_includes(
-    root: &Path,
-    header: Option<&Path>,
-    includes: &[PathBuf],
-) -> Result<Vec<PathBuf>, Error> {
-    let mut own: Vec<_> = header
-        .and_then(Path::parent)
-        .map(Path::to_owned)
-        .into_iter()
-        .collect();
-    for include in includes {
-        let folder = root.join(include);
-        if !folder.is_dir() {
-            return Err(Error::Setting {
-                field: "include".into(),
-                given: include.display().to_string(),
-                accepted: "an existing folder, absolute or relative to the package".into(),
-            });
-        }
-        if !own.contains(&folder) {
-            own.push(folder);
-        }
-    }
-    Ok(own)
-}
-
-/// A folder as given, or that of a variable of Cargo's.
-pub(crate) fn folder(given: Option<PathBuf>, variable: &str) -> Result<PathBuf, Error> {
-    given
-        .or_else(|| env::var_os(variable).map(PathBuf::from))
-        .ok_or_else(|| Error::Setting {
-            field: variable.to_owned(),
-            given: "nothing".into(),
-            accepted:
-                "a folder: Cargo sets it for build scripts, elsewhere call the setter of Kernels"
-                    .into(),
-        })
-}
-
-/// Refuses a second library of one name in a build script: both would have the same files.
-fn is_first(library: &str) -> Result<(), Error> {
-    static KNOWN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    // A set holds whole names at every moment, so a panic elsewhere leaves it sound.
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    if known.insert(library.to_owned()) {
-        return Ok(());
-    }
-    Err(Error::Setting {
-        field: "library".into(),
-        given: library.to_owned(),
-        accepted: "a name that no other library of this build script has".into(),
-    })
-}
-
-/// Cargo's target folder that holds `out_dir`, or `out_dir` where none does.
-///
-/// The innermost: a target folder may lie in another's, as those of tests do. Cargo marks one that it
-/// made with CACHEDIR.TAG, but leaves a folder unmarked that was there before its first build; then the
-/// place of `out_dir`, `<target>/[<triple>/]<profile>/build/<package>/out`, tells.
-fn target_folder(out_dir: &Path) -> &Path {
-    let marked = out_dir
-        .ancestors()
-        .find(|folder| folder.join("CACHEDIR.TAG").is_file());
-    let placed = || {
-        let build = out_dir
-            .ancestors()
-            .find(|folder| folder.ends_with("build"))?;
-        let folder = build.parent()?.parent()?;
-        let triple = env::var_os("TARGET");
-        match triple.is_some_and(|triple| folder.ends_with(triple)) {
-            true => folder.parent(),
-            false => Some(folder),
-        }
-    };
-    marked.or_else(placed).unwrap_or(out_dir)
-}
-
-/// The folder that a build writes to: as given, or Cargo's.
-pub(crate) fn output_folder(given: Option<PathBuf>) -> Result<PathBuf, Error> {
-    let folder = folder(given, "OUT_DIR")?;
-    fs::create_dir_all(&folder).map_err(Error::file("make", &folder))?;
-    folder.canonicalize().map_err(Error::file("open", &folder))
 }
 
 /// The hash of all that nvcc runs or reads of its toolkit, headers aside.
@@ -565,32 +476,5 @@ fn new_enough(
             found,
             path: path.to_owned(),
         }),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_target_other_than_this_machine_is_refused_with_what_is_supported() {
-        const HERE: &str = "x86_64-unknown-linux-gnu";
-        check_target(Some(HERE), Some(HERE)).unwrap();
-        check_target(None, None).unwrap();
-        for target in [
-            "aarch64-unknown-linux-gnu",
-            "x86_64-unknown-linux-musl",
-            "x86_64-pc-windows-msvc",
-        ] {
-            let message = check_target(Some(target), Some(HERE))
-                .unwrap_err()
-                .to_string();
-            assert!(message.starts_with(&format!("TARGET: given {target:?}, accepted: {HERE} or")));
-            assert!(
-                message.contains("GCC and glibc") && message.contains("MLA_BUILD_ONLY=bindings")
-            );
-        }
-        let musl = "x86_64-unknown-linux-musl";
-        assert!(check_target(Some(musl), Some(musl)).is_err());
     }
 }

@@ -10,32 +10,30 @@ use std::{
     time::Instant,
 };
 
-use super::{check_library, folder, names, output_folder, own_includes};
+use super::{
+    Built,
+    place::{Place, names, own_includes},
+    settings::check_library,
+};
 use crate::{
-    Built, Error, Kernels, compiled,
+    Error, Kernels, compiled,
     headers::Headers,
     report::Report,
-    shell,
     symbols::Tag,
     toolkit::{self, Pins, Search},
+    variables::{DOCUMENTATION, ONLY},
 };
 
-/// The variable that asks for it.
-pub(crate) const VARIABLE: &str = "MLA_BUILD_ONLY";
-
-/// The value of [`VARIABLE`] by which bindgen makes what the package has checked in, too.
+/// The value of [`ONLY`] by which bindgen makes what the package has checked in, too.
 const NEW: &str = "new-bindings";
-
-/// The variable by which docs.rs makes itself known.
-pub(crate) const DOCUMENTATION: &str = "DOCS_RS";
 
 /// The name of the variable that asks for bindings alone, if one does.
 pub(crate) fn asked() -> Result<Option<&'static str>, Error> {
-    match env::var(VARIABLE).as_deref() {
-        Ok("bindings" | NEW) => Ok(Some(VARIABLE)),
+    match env::var(ONLY).as_deref() {
+        Ok("bindings" | NEW) => Ok(Some(ONLY)),
         Ok("") | Err(_) => Ok(env::var_os(DOCUMENTATION).map(|_| DOCUMENTATION)),
         Ok(given) => Err(Error::Setting {
-            field: VARIABLE.into(),
+            field: ONLY.into(),
             given: given.to_owned(),
             accepted: format!(
                 "bindings, or {NEW} to have those made anew that are checked in; unset it to compile"
@@ -49,22 +47,20 @@ pub(crate) fn run(kernels: Kernels, library: &str, variable: &str) -> Result<Bui
     let started = Instant::now();
     check_library(library)?;
     let families = kernels.resolve()?;
-    let root = folder(kernels.root.clone(), "CARGO_MANIFEST_DIR")?;
-    let root = root
-        .canonicalize()
-        .map_err(Error::file("open the package's folder", &root))?;
-    let for_cargo = kernels.out_dir.is_none();
-    let out_dir = output_folder(kernels.out_dir.clone())?;
-    shell::check_for_cargo("OUT_DIR", &out_dir)?;
+    let Place {
+        root,
+        out_dir,
+        for_cargo,
+    } = Place::of(&kernels)?;
     let (package, tag) = names(&root, for_cargo, library);
     let constants = out_dir.join(format!("{library}_compiled.rs"));
     compiled::write(&families, &constants)?;
 
     let mut watched = Vec::new();
-    let headers = Headers::new(&kernels, &families, &root)?;
+    let headers = kernels.headers(&families, &root)?;
     let bindings = bindings(&kernels, &headers, library, &out_dir, &tag, &mut watched)?;
     if for_cargo {
-        let names = [VARIABLE, DOCUMENTATION].iter().chain(toolkit::VARIABLES);
+        let names = [ONLY, DOCUMENTATION].iter().chain(toolkit::VARIABLES);
         let compilers = crate::compiler::variables();
         for name in names.copied().chain(compilers.iter().map(String::as_str)) {
             println!("cargo::rerun-if-env-changed={name}");
@@ -98,7 +94,7 @@ pub(super) fn bindings(
     watched: &mut Vec<PathBuf>,
 ) -> Result<Option<PathBuf>, Error> {
     let output = out_dir.join(format!("{library}.rs"));
-    let is_new = env::var_os(VARIABLE).is_some_and(|value| value == NEW);
+    let is_new = env::var_os(ONLY).is_some_and(|value| value == NEW);
     if let Some(declarations) = kernels.declarations.as_ref().filter(|_| !is_new) {
         let of_families = headers.of_families.iter();
         let of_families = of_families.map(|header| header.path.with_extension("rs"));

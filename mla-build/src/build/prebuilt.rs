@@ -11,30 +11,25 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Done, Plan, archive, device_bytes, folder, link, names, only, output_folder, own_includes,
-    target_folder,
+    Built, Done, Plan, only,
+    output::{archive, device_bytes, link},
+    place::{Place, names, own_includes, package_folder, target_folder},
 };
 use crate::{
-    Built, Error, Kernels,
+    Error, Kernels,
     cache::Key,
     compiled, compiler,
     family::Families,
-    headers::Headers,
     ptxas,
     report::{self, Outcome, Report},
     symbols::{self, Tag},
     target,
     toolkit::{self, Found, Pins},
     unit::{self, Unit, What},
+    variables,
 };
 
-/// The variable that names folders of objects, or refuses those of the package.
-pub(crate) const VARIABLE: &str = "MLA_BUILD_PREBUILT";
-
-/// The variable that names a folder to add a build's objects to.
-pub(crate) const EXPORT: &str = "MLA_BUILD_EXPORT";
-
-/// The value of [`VARIABLE`] by which everything is compiled.
+/// The value of [`variables::PREBUILT`] by which everything is compiled.
 const NONE: &str = "none";
 
 /// Another one for each change of what is written, or of what [`key`] is made of.
@@ -214,10 +209,10 @@ fn files(kernels: &Kernels, root: &Path) -> Result<Vec<PathBuf>, Error> {
 
 /// What the user or the script asks for that objects of a release cannot be.
 fn asked(kernels: &Kernels, families: &Families) -> Option<String> {
-    let variables = ["NVCC", "MLA_CUDA_HOME", "MLA_CUTLASS", "NVCC_CCBIN"];
-    let others = ["MLA_BUILD_LINE_INFO", "MLA_BUILD_COMPILE_COMMANDS"];
+    let of_toolkit = ["NVCC", "MLA_CUDA_HOME", "MLA_CUTLASS", "NVCC_CCBIN"];
+    let others = [variables::LINE_INFO, variables::COMPILE_COMMANDS];
     let targets: Vec<_> = families.declared.iter().map(|it| it.variable()).collect();
-    let mut names = variables
+    let mut names = of_toolkit
         .iter()
         .chain(compiler::KEYED)
         .chain(&others)
@@ -239,14 +234,19 @@ fn asked(kernels: &Kernels, families: &Families) -> Option<String> {
 
 /// Looks for objects of all that a build needs.
 pub(crate) fn search(kernels: &Kernels, library: &str) -> Result<Search, Error> {
-    if env::var_os(EXPORT).is_some_and(|value| !value.is_empty()) {
+    if env::var_os(variables::EXPORT).is_some_and(|value| !value.is_empty()) {
         return Ok(Search::Nothing);
     }
-    let given = env::var_os(VARIABLE).filter(|value| !value.is_empty());
+    let given = env::var_os(variables::PREBUILT).filter(|value| !value.is_empty());
     let folders = match &given {
         Some(value) if value == NONE => return Ok(Search::Nothing),
         Some(value) => env::split_paths(value).collect(),
-        None => kernels.prebuilt.clone(),
+        None if kernels.prebuilt.is_empty() => return Ok(Search::Nothing),
+        None => {
+            let root = package_folder(kernels)?;
+            let folders = kernels.prebuilt.iter();
+            folders.map(|folder| root.join(folder)).collect::<Vec<_>>()
+        }
     };
     let mut found = Vec::new();
     for folder in folders {
@@ -282,7 +282,7 @@ pub(crate) fn search(kernels: &Kernels, library: &str) -> Result<Search, Error> 
 
 fn setting(given: &str, accepted: String) -> Error {
     Error::Setting {
-        field: VARIABLE.into(),
+        field: variables::PREBUILT.into(),
         given: given.to_owned(),
         accepted,
     }
@@ -325,23 +325,18 @@ fn fitting(
     })
 }
 
-fn package_folder(kernels: &Kernels) -> Result<PathBuf, Error> {
-    let root = folder(kernels.root.clone(), "CARGO_MANIFEST_DIR")?;
-    root.canonicalize()
-        .map_err(Error::file("open the package's folder", &root))
-}
-
 impl Prebuilt {
     /// Makes the library of the objects, and tells Cargo to link it.
     pub(crate) fn run(self, kernels: Kernels, library: &str) -> Result<Built, Error> {
         let started = Instant::now();
-        let for_cargo = kernels.out_dir.is_none();
-        let out_dir = output_folder(kernels.out_dir.clone())?;
+        let Place {
+            out_dir, for_cargo, ..
+        } = Place::of(&kernels)?;
         let (package, tag) = names(&self.root, for_cargo, library);
         let constants = out_dir.join(format!("{library}_compiled.rs"));
         compiled::write(&self.families, &constants)?;
         let mut watched = Vec::new();
-        let headers = Headers::new(&kernels, &self.families, &self.root)?;
+        let headers = kernels.headers(&self.families, &self.root)?;
         let bindings = only::bindings(&kernels, &headers, library, &out_dir, &tag, &mut watched)?;
 
         let made = out_dir.join(format!("lib{}.a", tag.as_str()));
@@ -451,9 +446,7 @@ impl Prebuilt {
 
     /// Tells Cargo when these objects may fit no longer.
     fn watch(&self, kernels: &Kernels, out_dir: &Path) -> Result<(), Error> {
-        let variables = [VARIABLE, EXPORT, only::VARIABLE, only::DOCUMENTATION];
-        let others = ["MLA_BUILD_LINE_INFO", "MLA_BUILD_COMPILE_COMMANDS"];
-        for name in variables.iter().chain(&others).chain(toolkit::VARIABLES) {
+        for name in variables::ALL.iter().chain(toolkit::VARIABLES) {
             println!("cargo::rerun-if-env-changed={name}");
         }
         for name in compiler::variables() {
@@ -475,7 +468,7 @@ impl Prebuilt {
     }
 }
 
-/// What a build adds to the folder that [`EXPORT`] names.
+/// What a build adds to the folder that [`variables::EXPORT`] names.
 pub(crate) struct Export {
     folder: PathBuf,
     key: String,
@@ -484,13 +477,13 @@ pub(crate) struct Export {
 impl Export {
     /// `None` if nothing is to be exported.
     pub(crate) fn new(kernels: &Kernels, library: &str) -> Result<Option<Self>, Error> {
-        let Some(folder) = env::var_os(EXPORT).filter(|value| !value.is_empty()) else {
+        let Some(folder) = env::var_os(variables::EXPORT).filter(|value| !value.is_empty()) else {
             return Ok(None);
         };
         let families = kernels.resolve()?;
         if let Some(asked) = asked(kernels, &families) {
             return Err(Error::Setting {
-                field: EXPORT.into(),
+                field: variables::EXPORT.into(),
                 given: folder.to_string_lossy().into_owned(),
                 accepted: format!("nothing beside {asked}: objects of a release have no settings"),
             });

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use super::new_enough;
 use crate::{
     Error, Kernels,
-    compiler::Include,
     family::Families,
+    include_root::IncludeRoot,
     roles::{ADDED, PACKAGE},
     target::Target,
     toolkit::{self, Cuda, Found, Search, Version},
@@ -15,7 +15,7 @@ use crate::{
 /// Include roots, with their roles.
 pub(super) struct Roots {
     /// As the compiler is given them.
-    pub(super) includes: Vec<Include>,
+    pub(super) includes: Vec<IncludeRoot>,
     /// The folders that paths are told by.
     pub(super) roles: Vec<(String, PathBuf)>,
     /// What of them is no part of the package.
@@ -66,7 +66,7 @@ impl Roots {
                     role
                 }
             };
-            self.includes.push(Include {
+            self.includes.push(IncludeRoot {
                 role,
                 folder: folder.clone(),
                 is_system: false,
@@ -102,7 +102,7 @@ impl Roots {
             let targets = families.targets();
             new_enough(&targets, needs, "CUTLASS", version, &cutlass.path)?;
         }
-        self.includes.push(Include {
+        self.includes.push(IncludeRoot {
             role: "cutlass".to_owned(),
             folder: cutlass.path.clone(),
             // A wheel's own CUTLASS comes first, also if it is searched after all of -I.

@@ -14,20 +14,8 @@ use std::{
 
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
 
-use super::{Plan, only, prebuilt};
-use crate::{Error, compiler, toolkit, unit};
-
-/// The variables of a build that are neither of the toolkit's search nor of the compilers.
-const VARIABLES: &[&str] = &[
-    "MLA_BUILD_CACHE",
-    "MLA_BUILD_CACHE_SIZE",
-    "MLA_BUILD_COMPILE_COMMANDS",
-    "MLA_BUILD_LINE_INFO",
-    only::VARIABLE,
-    only::DOCUMENTATION,
-    prebuilt::VARIABLE,
-    prebuilt::EXPORT,
-];
+use super::Plan;
+use crate::{Error, compiler, toolkit, unit, variables};
 
 impl Plan {
     /// Everything that is known before anything is compiled. It is said first: a build that failed
@@ -35,7 +23,7 @@ impl Plan {
     pub(super) fn watch_settings(&self) -> Result<(), Error> {
         let variables = toolkit::VARIABLES
             .iter()
-            .chain(VARIABLES)
+            .chain(variables::ALL)
             .map(|&name| name.to_owned())
             .chain(compiler::variables())
             .chain(self.families.declared.iter().map(|f| f.variable()))

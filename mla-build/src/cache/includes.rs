@@ -9,12 +9,12 @@
 use std::{
     collections::{BTreeSet, HashMap},
     fs,
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
     time::Duration,
 };
 
+use super::{last_change, lock};
 use crate::roles::Roles;
 
 /// A header as a directive spells it.
@@ -264,15 +264,8 @@ fn candidate(path: PathBuf) -> Option<Candidate> {
     let data = fs::metadata(&path).ok().filter(fs::Metadata::is_file)?;
     Some(Candidate {
         path,
-        changed: Duration::new(data.ctime().max(0) as u64, data.ctime_nsec().max(0) as u32),
+        changed: last_change(&data),
     })
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // The maps hold whole entries at every moment, so a panic elsewhere leaves them sound.
-    mutex
-        .lock()
-        .unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 #[cfg(test)]

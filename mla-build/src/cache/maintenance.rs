@@ -10,7 +10,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{Cache, Manifest};
-use crate::{Error, report};
+use crate::{Error, report, variables};
 
 /// What the cache holds, by the folders in it.
 const KINDS: [&str; 4] = ["objects", "manifests", "estimates", "files"];
@@ -22,7 +22,7 @@ const MOST_BUILDS: u64 = 1 << 18;
 /// The cache's folder: `MLA_BUILD_CACHE`, or `mla-build` in the user's cache folder. `None` without
 /// either.
 pub fn folder() -> Option<PathBuf> {
-    env::var_os("MLA_BUILD_CACHE")
+    env::var_os(variables::CACHE)
         .filter(|given| !given.is_empty())
         .map(PathBuf::from)
         .or_else(|| Some(dirs::cache_dir()?.join("mla-build")))
@@ -34,14 +34,14 @@ pub fn folder() -> Option<PathBuf> {
 ///
 /// The variable's value is no size.
 pub fn bound() -> Result<u64, Error> {
-    let Some(given) = env::var("MLA_BUILD_CACHE_SIZE")
+    let Some(given) = env::var(variables::CACHE_SIZE)
         .ok()
         .filter(|v| !v.is_empty())
     else {
         return Ok(10 << 30);
     };
     parse_size(&given).ok_or_else(|| Error::Setting {
-        field: "MLA_BUILD_CACHE_SIZE".into(),
+        field: variables::CACHE_SIZE.into(),
         given,
         accepted: "a number of bytes, or one with MiB or GiB after it".into(),
     })
@@ -184,6 +184,30 @@ fn merged(known: &[u8], more: &[u8]) -> Option<Vec<u8>> {
 }
 
 impl Cache {
+    /// Throws away what was not used for longest, until the cache is within `bound` bytes, and what
+    /// a killed build left in `staging`.
+    pub(crate) fn shrink(&self, bound: u64) {
+        const STALE: Duration = Duration::from_secs(24 * 60 * 60);
+        for file in files(&self.folder().join("staging")) {
+            if file.used.elapsed().is_ok_and(|age| age > STALE) {
+                let _ = fs::remove_file(file.path);
+            }
+        }
+        let folders = KINDS.iter().map(|kind| self.folder().join(kind));
+        let mut kept: Vec<_> = folders.flat_map(|folder| files(&folder)).collect();
+        // Of one age the smaller goes first: a manifest without its object is an empty promise.
+        kept.sort_by_key(|file| (file.used, file.bytes));
+        let mut total: u64 = kept.iter().map(|file| file.bytes).sum();
+        for file in kept {
+            if total <= bound {
+                break;
+            }
+            if fs::remove_file(file.path).is_ok() {
+                total -= file.bytes;
+            }
+        }
+    }
+
     /// Remembers a build, for [`statistics`]. Where that fails, nothing is lost but a count.
     pub(crate) fn count(&self, report: &report::Report) {
         if !self.is_writable() {
@@ -213,6 +237,7 @@ impl Cache {
     }
 }
 
+/// A file of the cache; its time of modification is that of its last use.
 struct Kept {
     path: PathBuf,
     bytes: u64,

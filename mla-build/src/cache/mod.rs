@@ -20,22 +20,27 @@
 //! Everything is written into `staging`, synchronised and renamed, so a file in its place is a
 //! whole file. What a disk does to it afterwards is found by its hash.
 
-pub(crate) mod includes;
+mod hasher;
+mod includes;
 mod maintenance;
 mod store;
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    fs::Metadata,
+    os::unix::fs::MetadataExt,
+    path::PathBuf,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use hasher::{Hasher, content_now};
 pub(crate) use includes::Lookup;
 pub use maintenance::{Statistics, bound, clean, copy, folder, statistics};
 pub(crate) use store::{Cache, Estimate, Loaded};
 
-use crate::{
-    hasher::Hasher,
-    roles::{RolePath, Roles},
-};
+use crate::roles::{RolePath, Roles};
 
 /// Raised when what the files of the cache mean changes: entries of another format are never looked
 /// at.
@@ -200,4 +205,15 @@ pub(crate) struct Meta {
 pub(crate) struct Entry {
     pub(crate) meta: Meta,
     pub(crate) object: Vec<u8>,
+}
+
+/// When a file's data or name last changed, since 1970. Unlike the time of modification, nobody can
+/// set it.
+pub(crate) fn last_change(data: &Metadata) -> Duration {
+    Duration::new(data.ctime().max(0) as u64, data.ctime_nsec().max(0) as u32)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What it guards is whole at every moment, so a panic elsewhere leaves it sound.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -11,8 +11,7 @@ use std::{
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use super::{Entry, Key, Manifest, Meta};
-use crate::hasher::content_now;
+use super::{Entry, Key, Manifest, Meta, hasher::content_now, last_change, lock};
 
 /// A folder of the cache, which may be missing, read-only or full: then reading what there is still
 /// works, nothing is kept, and [`notes`](Self::notes) says why.
@@ -174,7 +173,7 @@ impl Cache {
     pub(crate) fn content_of(&self, path: &Path) -> io::Result<blake3::Hash> {
         let path = path.canonicalize()?;
         let data = fs::metadata(&path)?;
-        let changed = Duration::new(data.ctime().max(0) as u64, data.ctime_nsec().max(0) as u32);
+        let changed = last_change(&data);
         let identity = [data.dev(), data.ino(), data.len(), data.mtime() as u64];
         let identity = (identity, changed);
         let key = Key::new([path.as_os_str().as_encoded_bytes()]).hex();
@@ -208,41 +207,6 @@ impl Cache {
         let bytes = serde_json::to_vec(&estimate).unwrap_or_default();
         if let Err(error) = self.publish(&self.place("estimates", &unit.hex(), ".json"), &bytes) {
             self.give_up(&error);
-        }
-    }
-
-    /// Throws away what was not used for longest, until the cache is within `bound` bytes, and what
-    /// a killed build left in `staging`.
-    pub(crate) fn shrink(&self, bound: u64) {
-        const STALE: Duration = Duration::from_secs(24 * 60 * 60);
-        let files = |folder: &str| {
-            walkdir::WalkDir::new(self.folder.join(folder))
-                .into_iter()
-                .filter_map(|entry| {
-                    let entry = entry.ok().filter(|entry| entry.file_type().is_file())?;
-                    let data = entry.metadata().ok()?;
-                    Some((data.modified().ok()?, data.len(), entry.into_path()))
-                })
-                .collect::<Vec<_>>()
-        };
-        for (modified, _, path) in files("staging") {
-            if modified.elapsed().is_ok_and(|age| age > STALE) {
-                let _ = fs::remove_file(path);
-            }
-        }
-        let mut kept: Vec<_> = ["objects", "manifests", "estimates", "files"]
-            .into_iter()
-            .flat_map(files)
-            .collect();
-        let mut total: u64 = kept.iter().map(|(_, length, _)| length).sum();
-        kept.sort();
-        for (_, length, path) in kept {
-            if total <= bound {
-                break;
-            }
-            if fs::remove_file(path).is_ok() {
-                total -= length;
-            }
         }
     }
 
@@ -326,13 +290,6 @@ fn unpack(bytes: &[u8]) -> Option<Entry> {
         meta,
         object: object.to_vec(),
     })
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // Each value is replaced whole, so a panic elsewhere leaves it sound.
-    mutex
-        .lock()
-        .unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 #[cfg(test)]

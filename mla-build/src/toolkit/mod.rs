@@ -16,11 +16,9 @@
 mod pins;
 mod programs;
 mod search;
-mod version;
 mod wheel;
 
 use std::{
-    fmt,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -28,11 +26,12 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 pub use pins::Pins;
-pub use version::Version;
 pub use wheel::Wheel;
 
-use crate::Error;
 pub(crate) use search::Search;
+
+use crate::Error;
+pub use crate::{error::NotFound, version::Version};
 
 /// One part of the toolkit: where it was found, its version, and which place of the order held it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -76,33 +75,6 @@ impl Cuda {
             || ["a", "so"]
                 .iter()
                 .any(|kind| self.library.join(format!("lib{name}.{kind}")).exists())
-    }
-}
-
-/// A part that was found nowhere.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NotFound {
-    /// What is missing.
-    pub part: String,
-    /// Every place that was looked at, in order, and what it lacked.
-    pub looked: Vec<String>,
-    /// The one command that fixes it.
-    pub command: String,
-}
-
-impl std::error::Error for NotFound {}
-
-impl fmt::Display for NotFound {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "{} is nowhere to be found. Looked, in this order, at:",
-            self.part
-        )?;
-        for place in &self.looked {
-            writeln!(f, "  {place}")?;
-        }
-        write!(f, "To install it, run:\n  {}", self.command)
     }
 }
 
@@ -193,8 +165,7 @@ pub(crate) fn cutlass(search: &Search, install: &str) -> Result<Found, Error> {
         return Err(unusable("MLA_CUTLASS", &given, HEADER));
     }
     let mut looked = Vec::new();
-    let mut places = search.cutlass_roots(&mut looked);
-    for (place, root) in places.drain(..) {
+    for (place, root) in search.cutlass_roots(&mut looked) {
         for folder in [root.join("include"), root.clone()] {
             if folder.join(HEADER).is_file() {
                 return Ok(found(folder, &place));

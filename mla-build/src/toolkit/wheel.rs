@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{Found, NotFound, Search, search};
-use crate::{Error, compiler::Include};
+use crate::{Error, include_root::IncludeRoot};
 
 /// A wheel whose headers the sources include, in one version and no other.
 ///
@@ -171,7 +171,7 @@ impl Wheel {
                 });
             }
         }
-        let includes = self.roots.iter().map(|root| Include {
+        let includes = self.roots.iter().map(|root| IncludeRoot {
             role: format!("{}/{}", self.role(), root.folder),
             folder: site.join(&root.folder),
             is_system: root.is_system,
@@ -227,7 +227,7 @@ impl Wheel {
 /// A wheel in its place.
 #[derive(Debug)]
 pub(crate) struct FoundWheel {
-    pub(crate) includes: Vec<Include>,
+    pub(crate) includes: Vec<IncludeRoot>,
     /// The role of all of its files, and their folder.
     pub(crate) role: (String, PathBuf),
     pub(crate) found: Found,
@@ -298,7 +298,7 @@ mod tests {
         let told = "the contents of the wheel Flash-Infer.py 0.7.2.post1: given \"";
         let hash = refused.strip_prefix(told).and_then(|rest| rest.get(..64));
         let hash = hash.unwrap_or_else(|| panic!("{refused}"));
-        assert!(refused.contains("accepted: 0123: install the wheel anew"));
+        assert!(refused.contains("accepted 0123: install the wheel anew"));
         assert!(find(&here, hash).is_ok());
         let elsewhere = site(&[("flash_infer_py", "0.7.2.post1")]);
         header(&elsewhere, "one");
@@ -332,7 +332,7 @@ mod tests {
         assert!(
             refused.starts_with("MLA_WHEEL_FLASH_INFER_PY: given")
                 && refused.contains(
-                    "accepted: a place that holds Flash-Infer.py 0.7.2.post1 (it holds 0.6.13)"
+                    "accepted a place that holds Flash-Infer.py 0.7.2.post1 (it holds 0.6.13)"
                 ),
             "{refused}"
         );

@@ -104,7 +104,7 @@ fn a_target_more_is_a_variable_or_a_call() {
         .unwrap();
     let message = String::from_utf8_lossy(&refused.stderr);
     assert!(
-        message.contains("MLA_BUILD_TARGETS_SM80: given \"sm_85\", accepted: sm_75, sm_80"),
+        message.contains("MLA_BUILD_TARGETS_SM80: given \"sm_85\", accepted sm_75, sm_80"),
         "{message}"
     );
 }

@@ -82,7 +82,7 @@ fn another_value_of_the_switch_is_refused() {
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success());
     assert!(
-        stderr.contains("MLA_BUILD_ONLY: given \"check\", accepted: bindings, or new-bindings "),
+        stderr.contains("MLA_BUILD_ONLY: given \"check\", accepted bindings, or new-bindings "),
         "{stderr}"
     );
 }

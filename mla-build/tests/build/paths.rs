@@ -119,33 +119,39 @@ fn what_nvcc_cannot_be_given_is_refused_with_the_character() {
     world.write("head$ers/x.h", "");
     says(
         world.kernels().include(world.at("head$ers")),
-        "accepted: a path without '$', which nvcc hands to a shell",
+        "accepted a path without '$', which nvcc hands to a shell",
     );
     world.write("package/it's/x.h", "");
     says(
         world.kernels().include("it's"),
-        "include: given \"it's\", accepted: a path without '\\''",
+        "include: given \"it's\", accepted a path without '\\''",
     );
     world.write("package/odd/a,b.cu", "");
     says(
         world.kernels().sources("odd/*.cu"),
-        "sources: given \"a,b.cu\", accepted: a path without ','",
+        "sources: given \"a,b.cu\", accepted a path without ','",
     );
     fs::remove_file(world.at("package/odd/a,b.cu")).unwrap();
     world.write("package/$(touch ran)/x.cu", "");
     says(
         world.kernels().sources("$*/*.cu"),
-        "sources: given \"$(touch ran)/x.cu\", accepted: a path without '$'",
+        "sources: given \"$(touch ran)/x.cu\", accepted a path without '$'",
     );
     fs::remove_dir_all(world.at("package/$(touch ran)")).unwrap();
     std::os::unix::fs::symlink(world.at("toolkit"), world.at("tool`kit")).unwrap();
     says(
         world.kernels().cuda_home(world.at("tool`kit")),
-        "accepted: a path without '`'",
+        "accepted a path without '`'",
     );
     says(
         world.kernels().define("NAME=$(touch ran)"),
-        "define: given \"NAME=$(touch ran)\", accepted: a macro without '$'",
+        "define: given \"NAME=$(touch ran)\", accepted a macro without '$'",
+    );
+    says(
+        world
+            .kernels()
+            .define_for("cuda/**/*.cu", "NAME=`touch ran`"),
+        "define: given \"NAME=`touch ran`\", accepted a macro without '`'",
     );
     says(world.kernels_of("package", "out\nput"), "OUT_DIR: given");
     assert!(!ran(&world));

@@ -167,7 +167,7 @@ fn two_libraries_of_one_name_in_a_script_are_refused() {
     let message = String::from_utf8_lossy(&built.stderr);
     assert!(
         message.contains(
-            "library: given \"decode\", accepted: a name that no other library of this build script has"
+            "library: given \"decode\", accepted a name that no other library of this build script has"
         ),
         "{message}"
     );

@@ -73,6 +73,10 @@ pub struct Attended {
 /// Attention of one query to some keys: Σ e^(scale·q·k) v / Σ e^(scale·q·k), and the logarithm of
 /// the denominator. Of no keys: 0 and −inf. NaN anywhere in the query or the keys gives NaN; NaN in
 /// a value gives NaN in its column.
+///
+/// # Panics
+///
+/// If a key is not as wide as the query.
 pub fn attend(query: &[f64], keys: &[&[f64]], values: &[&[f64]], scale: f64) -> (Vec<f64>, f64) {
     let width = values.first().map_or(0, |value| value.len());
     let scores: Vec<f64> = keys.iter().map(|key| scale * dot(query, key)).collect();
@@ -261,11 +265,9 @@ mod tests {
     fn merging_halves_gives_the_whole() {
         let keys: Vec<Vec<f64>> = (0..6).map(|i| vec![f64::from(i) * 0.3, 1.0]).collect();
         let values: Vec<Vec<f64>> = (0..6).map(|i| vec![f64::from(i * i)]).collect();
-        let slices = |from: &[Vec<f64>]| -> Vec<Vec<f64>> { from.to_vec() };
         let partial = |range: std::ops::Range<usize>| {
-            let (k, v) = (slices(&keys[range.clone()]), slices(&values[range]));
-            let k: Vec<&[f64]> = k.iter().map(Vec::as_slice).collect();
-            let v: Vec<&[f64]> = v.iter().map(Vec::as_slice).collect();
+            let k: Vec<&[f64]> = keys[range.clone()].iter().map(Vec::as_slice).collect();
+            let v: Vec<&[f64]> = values[range].iter().map(Vec::as_slice).collect();
             attend(&[1.0, -0.5], &k, &v, 1.5)
         };
         let (a, b, whole) = (partial(0..2), partial(2..6), partial(0..6));

@@ -7,7 +7,10 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use crate::cache::includes::{Include, includes};
+use super::{
+    includes::{Include, includes},
+    lock,
+};
 
 /// What is known of a file.
 #[derive(Clone, Debug)]
@@ -47,11 +50,4 @@ impl Hasher {
 /// The hash of what the file holds at this moment.
 pub(crate) fn content_now(path: &Path) -> io::Result<blake3::Hash> {
     fs::read(path).map(|bytes| blake3::hash(&bytes))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // The maps hold whole entries at every moment, so a panic elsewhere leaves them sound.
-    mutex
-        .lock()
-        .unwrap_or_else(|poisoned| poisoned.into_inner())
 }

@@ -2,7 +2,7 @@
 
 use comfy_table::{Cell, CellAlignment, Table, presets};
 
-use crate::report::{Outcome, Report, short, size};
+use super::{Outcome, Report, short, size};
 
 /// The report as text: the toolkit, a table of the units, a table of the kernels, and the notes.
 pub fn table(report: &Report) -> String {

@@ -4,6 +4,9 @@
 //! `<target folder>/mla-build/<package>-<library>.json`; [`newest`] finds the latter. With the
 //! feature `table`, `table` shows it.
 
+#[cfg(feature = "table")]
+mod table;
+
 use std::{
     collections::BTreeMap,
     fmt, fs,
@@ -14,9 +17,9 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 pub use crate::ptxas::Kernel;
-#[cfg(feature = "table")]
-pub use crate::table::table;
 use crate::{Error, toolkit::Found};
+#[cfg(feature = "table")]
+pub use table::table;
 
 /// A build of one library.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -1,0 +1,103 @@
+//! What can be refused before anything is looked for.
+
+use std::{
+    collections::BTreeSet,
+    env,
+    sync::{Mutex, PoisonError},
+};
+
+use crate::{Error, Kernels, flags, variables};
+
+/// What can be refused before anything is looked for.
+pub(super) fn check(kernels: &Kernels, library: &str) -> Result<(), Error> {
+    check_library(library)?;
+    check_target(
+        env::var("TARGET").ok().as_deref(),
+        env::var("HOST").ok().as_deref(),
+    )?;
+    for flag in kernels.flags.iter().chain(&kernels.source_flags()) {
+        flags::check(flag)?;
+    }
+    for define in kernels.defines.iter().chain(&kernels.source_defines()) {
+        flags::check_define(define)?;
+    }
+    if kernels.out_dir.is_none() {
+        is_first(library)?;
+    }
+    Ok(())
+}
+
+pub(super) fn check_library(library: &str) -> Result<(), Error> {
+    let named = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    if !library.is_empty() && library.chars().all(named) {
+        return Ok(());
+    }
+    Err(Error::Setting {
+        field: "library".into(),
+        given: library.to_owned(),
+        accepted: "a name of letters, digits, _ and -".into(),
+    })
+}
+
+/// Refuses to compile for another machine than this, and for a C library that the runtime of CUDA does not
+/// work with. Outside a build script nothing is said of either.
+fn check_target(target: Option<&str>, host: Option<&str>) -> Result<(), Error> {
+    const SUPPORTED: &[&str] = &["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"];
+    let Some(target) = target else { return Ok(()) };
+    if SUPPORTED.contains(&target) && host.is_none_or(|host| host == target) {
+        return Ok(());
+    }
+    Err(Error::Setting {
+        field: "TARGET".into(),
+        given: target.to_owned(),
+        accepted: format!(
+            "{}, on a machine of the same: kernels are compiled with GCC and glibc, and not for \
+             another machine than this ({}). {}=bindings checks the Rust code for any target",
+            SUPPORTED.join(" or "),
+            host.unwrap_or(target),
+            variables::ONLY
+        ),
+    })
+}
+
+/// Refuses a second library of one name in a build script: both would have the same files.
+fn is_first(library: &str) -> Result<(), Error> {
+    static KNOWN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    // A set holds whole names at every moment, so a panic elsewhere leaves it sound.
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if known.insert(library.to_owned()) {
+        return Ok(());
+    }
+    Err(Error::Setting {
+        field: "library".into(),
+        given: library.to_owned(),
+        accepted: "a name that no other library of this build script has".into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_other_than_this_machine_is_refused_with_what_is_supported() {
+        const HERE: &str = "x86_64-unknown-linux-gnu";
+        check_target(Some(HERE), Some(HERE)).unwrap();
+        check_target(None, None).unwrap();
+        for target in [
+            "aarch64-unknown-linux-gnu",
+            "x86_64-unknown-linux-musl",
+            "x86_64-pc-windows-msvc",
+        ] {
+            let message = check_target(Some(target), Some(HERE))
+                .unwrap_err()
+                .to_string();
+            assert!(message.starts_with(&format!("TARGET: given {target:?}, accepted {HERE} or")));
+            assert!(
+                message.contains("GCC and glibc") && message.contains("MLA_BUILD_ONLY=bindings")
+            );
+        }
+        let musl = "x86_64-unknown-linux-musl";
+        assert!(check_target(Some(musl), Some(musl)).is_err());
+    }
+}

@@ -1,0 +1,242 @@
+//! Reads a spec from the arguments: each key's value or default, and what is wrong with them.
+
+use proc_macro2::Span;
+use syn::spanned::Spanned;
+
+use crate::arguments::Arguments;
+use crate::capability;
+use crate::contradiction::{self, Contradiction};
+use crate::dims;
+use crate::errors::{Errors, Fault};
+use crate::key::{self, KEYS, Key};
+use crate::list::{self, quoted};
+use crate::place::{Phase, Place, compact};
+use crate::priority;
+use crate::spec::Spec;
+use crate::value;
+use crate::vocabulary::{self, Name};
+
+/// (P, R, V) of DeepSeek-R1.
+const R1: [u32; 3] = [128, 64, 128];
+
+/// Reads every key and reports what is wrong with each, and with them together. Without a
+/// place, which is an error already, only the keys themselves can be wrong.
+pub(crate) fn read(arguments: &Arguments, place: Option<&Place>, errors: &mut Errors) -> Spec {
+    let phase = place.map(|place| place.phase);
+    check_presence(arguments, phase, errors);
+    let mut reader = Reader {
+        arguments,
+        errors,
+        faulty: Vec::new(),
+    };
+    let mut spec = reader.spec(phase.unwrap_or(Phase::Decode));
+    if let Some(place) = place {
+        reader.contradictions(&spec);
+        if !arguments.has(&key::NAME) && !place.generic {
+            spec.name = default_name(place, errors);
+        }
+    }
+    spec
+}
+
+// Keys that are missing, that the phase does not have, or that stand beside another.
+fn check_presence(arguments: &Arguments, phase: Option<Phase>, errors: &mut Errors) {
+    for key in KEYS {
+        if key.default.is_none() && arguments.misses(key) {
+            errors.fault(
+                Span::call_site(),
+                key.name,
+                Fault::new("none", key.accepted)
+                    .hint(format!("write `{} = {}`", key.name, key.example)),
+            );
+        }
+        if let Some(phase) = phase
+            && key.only.is_some_and(|only| only != phase)
+            && arguments.has(key)
+        {
+            let hint = match phase {
+                Phase::Prefill => "only a decode backend reads the cache: remove the key",
+                Phase::Decode => {
+                    "only a prefill backend has keys and values of its own: remove the key"
+                }
+            };
+            let given = format!("a value on `impl {}`", phase.backend());
+            errors.fault(
+                arguments.span(key),
+                key.name,
+                Fault::new(given, "none").hint(hint),
+            );
+        }
+    }
+    if arguments
+        .text(&key::SM)
+        .is_some_and(capability::is_compiled)
+    {
+        check_compiled(arguments, errors);
+    }
+    if arguments.has(&key::REQUIRES_R1) && arguments.has(&key::DIMS) {
+        errors.fault(
+            arguments.span(&key::REQUIRES_R1),
+            key::REQUIRES_R1.name,
+            Fault::new("a value beside `dims`", "one of the two")
+                .hint("`requires_r1 = true` is short for `dims = \"(128,64,128)\"`"),
+        );
+    }
+}
+
+// `sm = "compiled"` takes what another key lists, and needs it always.
+fn check_compiled(arguments: &Arguments, errors: &mut Errors) {
+    let mut fault = |fault| errors.fault(arguments.span(&key::SM), key::SM.name, fault);
+    if !arguments.has(&key::COMPILED) {
+        fault(
+            Fault::new("`compiled` without the key `compiled`", "both").hint(format!(
+                "add `{} = {}`",
+                key::COMPILED.name,
+                key::COMPILED.example
+            )),
+        );
+    }
+    if arguments.has(&key::FEATURE) {
+        fault(
+            Fault::new("`compiled` beside `feature`", "capabilities").hint(
+                "with the feature off nothing is compiled, and the spec says the same all the same",
+            ),
+        );
+    }
+}
+
+fn default_name(place: &Place, errors: &mut Errors) -> String {
+    let given = match place.default_name() {
+        Some(name) if value::is_upper_snake(&name) => return name,
+        Some(name) => format!("none, and the type's name gives {}", quoted(&name)),
+        None => format!(
+            "none, and `{}` is not the name of one type",
+            compact(&place.self_type)
+        ),
+    };
+    let fault = Fault::new(given, key::NAME.accepted);
+    let hint = format!("write `{} = {}`", key::NAME.name, key::NAME.example);
+    errors.fault(place.self_type.span(), key::NAME.name, fault.hint(hint));
+    String::new()
+}
+
+// Reads the values of one attribute, key by key.
+struct Reader<'a> {
+    arguments: &'a Arguments,
+    errors: &'a mut Errors,
+    // Keys whose values were reported: what contradicts them would only be noise.
+    faulty: Vec<Key>,
+}
+
+impl Reader<'_> {
+    fn spec(&mut self, phase: Phase) -> Spec {
+        let decode = phase == Phase::Decode;
+        let dtypes = self.names(&key::DTYPES, vocabulary::DTYPES);
+        let kv = self.kv(&dtypes);
+        let dims = self.text(&key::DIMS, dims::head);
+        let query_len = self.name(&key::QUERY_LEN, vocabulary::QUERY_LENS);
+        Spec {
+            name: self.text_or(&key::NAME, "UNNAMED", value::name),
+            provider: (self.arguments.has(&key::PROVIDER))
+                .then(|| self.text(&key::PROVIDER, value::provider)),
+            phase,
+            sm: self.text(&key::SM, capability::sm),
+            compiled: self.arguments.paths(&key::COMPILED).to_vec(),
+            features_of_cargo: match self.arguments.text(&key::FEATURE) {
+                Some(_) => self.text(&key::FEATURE, value::feature),
+                None => Vec::new(),
+            },
+            run_on: self.arguments.path(&key::RUN_ON).cloned(),
+            dtypes,
+            dims: match self.arguments.flag(&key::REQUIRES_R1) {
+                Some(true) => Some(vec![R1]),
+                _ => dims,
+            },
+            cache_dims: self.text(&key::CACHE_DIMS, dims::cache),
+            heads: self.text(&key::HEADS, dims::heads),
+            kv: if decode { kv } else { Vec::new() },
+            page_sizes: self.text(&key::PAGE_SIZES, dims::page_sizes),
+            query_len: if decode {
+                query_len
+            } else {
+                vocabulary::RAGGED
+            },
+            max_query_len: self.text(&key::MAX_QUERY_LEN, dims::any_or_positive),
+            query_format: self.name(&key::QUERY_FORMAT, vocabulary::QUERY_FORMATS),
+            key_layout: self.name(&key::KEY_LAYOUT, vocabulary::KEY_LAYOUTS),
+            alignment: self.text(&key::ALIGNMENT, dims::power_of_two),
+            padded_values: self.arguments.flag(&key::PADDED_VALUES).unwrap_or(false),
+            graphs: self.name(&key::GRAPHS, vocabulary::GRAPHS),
+            plans_on_host: self.arguments.flag(&key::PLANS_ON_HOST).unwrap_or(false),
+            lse: self.name(&key::LSE, vocabulary::LSES),
+            lse_precision: self.name(&key::LSE_PRECISION, vocabulary::LSE_PRECISIONS),
+            quant_output: self.arguments.flag(&key::QUANT_OUTPUT).unwrap_or(false),
+            sparse: self.name(&key::SPARSE, vocabulary::SPARSE),
+            max_list_width: self.text(&key::MAX_LIST_WIDTH, dims::any_or_positive),
+            features: match self.arguments.text(&key::FEATURES) {
+                Some(_) => self.names(&key::FEATURES, vocabulary::FEATURES),
+                None => Vec::new(),
+            },
+            priority: self.text(&key::PRIORITY, priority::parse),
+        }
+    }
+
+    // An unquantised cache holds the dtype, under the dtype's own name and variant.
+    fn kv(&mut self, dtypes: &[Name]) -> Vec<Name> {
+        match self.arguments.text(&key::KV) {
+            Some(_) => self.names(&key::KV, vocabulary::KV_FORMATS),
+            None => dtypes.to_vec(),
+        }
+    }
+
+    fn contradictions(&mut self, spec: &Spec) {
+        for Contradiction { key, beside, fault } in contradiction::find(spec) {
+            if self.reads_well(&key) && self.reads_well(&beside) {
+                self.errors
+                    .fault(self.arguments.span(&key), key.name, fault);
+            }
+        }
+    }
+
+    fn reads_well(&self, key: &Key) -> bool {
+        !self.faulty.contains(key) && self.arguments.reads_well(key)
+    }
+
+    /// What `parse` makes of the key's text or of its default. A key that must be given and was not
+    /// is an error already: then its example takes its place.
+    fn text<T>(&mut self, key: &Key, parse: impl FnOnce(&str, &mut Vec<Fault>) -> T) -> T {
+        let example = key.example.trim_matches('"');
+        self.text_or(key, key.default.unwrap_or(example), parse)
+    }
+
+    fn text_or<T>(
+        &mut self,
+        key: &Key,
+        default: &str,
+        parse: impl FnOnce(&str, &mut Vec<Fault>) -> T,
+    ) -> T {
+        let mut faults = Vec::new();
+        let value = parse(self.arguments.text(key).unwrap_or(default), &mut faults);
+        if !faults.is_empty() {
+            self.faulty.push(*key);
+        }
+        for fault in faults {
+            self.errors.fault(self.arguments.span(key), key.name, fault);
+        }
+        value
+    }
+
+    fn names(&mut self, key: &Key, names: &[Name]) -> Vec<Name> {
+        self.text(key, |text, faults| {
+            list::distinct(text, key.accepted, faults, |element| {
+                list::name(element, names, key.accepted)
+            })
+        })
+    }
+
+    fn name(&mut self, key: &Key, names: &[Name]) -> Name {
+        self.text(key, |text, faults| {
+            list::only(text, names, key.accepted, faults)
+        })
+    }
+}

@@ -1,0 +1,127 @@
+//! No circle of imports among the modules of any crate: what a reader has to know before a file is
+//! above it, never beside it.
+//!
+//! The files of one folder are compared with each other, and so are the folders of a crate. A
+//! folder's own file and those in it may name each other, and tests may name anything.
+
+mod reader;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+};
+
+use reader::{Crate, Name};
+
+fn workspace() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
+/// The sources of every crate below a folder, its own workspace or not: each `src` beside a
+/// `Cargo.toml`.
+fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+    let source = folder.join("src");
+    if folder.join("Cargo.toml").is_file() && source.is_dir() {
+        found.push(source);
+    }
+    for entry in fs::read_dir(folder).unwrap() {
+        let entry = entry.unwrap();
+        let name = entry.file_name().into_string().unwrap();
+        // A build's folder holds copies of crates.
+        let skipped = name.starts_with('.') || matches!(name.as_str(), "src" | "target");
+        if entry.file_type().unwrap().is_dir() && !skipped {
+            sources(&entry.path(), found);
+        }
+    }
+}
+
+/// The files that a `src` begins with, a crate each.
+fn roots(source: &Path) -> Vec<PathBuf> {
+    let mut roots: Vec<_> = ["lib.rs", "main.rs"].map(|name| source.join(name)).into();
+    if let Ok(programs) = fs::read_dir(source.join("bin")) {
+        roots.extend(programs.map(|entry| entry.unwrap().path()));
+    }
+    roots.retain(|root| root.is_file());
+    roots
+}
+
+fn rust_files(folder: &Path) -> BTreeSet<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap();
+    let each = entries.map(|entry| entry.unwrap().path());
+    each.flat_map(|path| {
+        if path.is_dir() {
+            rust_files(&path)
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            BTreeSet::from([path])
+        } else {
+            BTreeSet::new()
+        }
+    })
+    .collect()
+}
+
+#[test]
+fn the_modules_are_in_no_circle() {
+    let mut all = Vec::new();
+    sources(workspace(), &mut all);
+    let mut circles = BTreeMap::new();
+    for source in &all {
+        let mut files = BTreeSet::new();
+        for root in roots(source) {
+            let read = Crate::read(&root);
+            let found = read.circles();
+            if !found.is_empty() {
+                circles.insert(root, found);
+            }
+            files.extend(read.files);
+        }
+        // Whatever the reader misses, it has read what there is.
+        let unread: Vec<_> = rust_files(source).difference(&files).cloned().collect();
+        assert!(unread.is_empty(), "unread: {unread:#?}");
+    }
+    let names: Vec<_> = all
+        .iter()
+        .map(|it| it.strip_prefix(workspace()).unwrap())
+        .collect();
+    for known in ["src", "mla-build/src", "mla-macros/src", "xtask/front/src"] {
+        assert!(names.contains(&Path::new(known)), "{known}: {names:?}");
+    }
+    assert!(
+        circles.is_empty(),
+        "modules that import each other: {circles:#?}"
+    );
+}
+
+#[test]
+fn imports_are_found() {
+    let imports = Crate::read(&workspace().join("mla-runtime/src/lib.rs")).imports();
+    let select = &imports[&Name::new()]["select"];
+    assert!(
+        select.contains("backend") && select.contains("rules"),
+        "{select:?}"
+    );
+}
+
+#[test]
+fn a_circle_is_found() {
+    let read = Crate::of(&[
+        (
+            "",
+            "mod a; mod b; mod c; mod d; mod e; pub use b::inner as shown; mod f { use crate::a; }",
+        ),
+        ("a", "use crate::b::inner::Thing;"),
+        ("b", "pub mod inner; pub use inner::Thing;"),
+        (
+            "b::inner",
+            "use super::Thing; fn f() { use crate::c::C; } #[cfg(test)] mod tests { use crate::a; }",
+        ),
+        ("c", "fn f() -> crate::shown::Thing { crate::b::Thing }"),
+        ("d", "fn f() { println!(\"{}\", crate::e::E); }"),
+        ("e", "fn f() { use super::d; }"),
+    ]);
+    assert_eq!(
+        read.circles(),
+        [": b -> c", ": c -> b", ": d -> e", ": e -> d"]
+    );
+}
