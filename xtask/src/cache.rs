@@ -45,7 +45,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     match &arguments.command {
         None => show(&folder)?,
         Some(Command::Clean { older_than }) => {
-            let age = Duration::from_secs(older_than.unwrap_or(0) * 24 * 60 * 60);
+            let seconds = older_than.unwrap_or(0).saturating_mul(24 * 60 * 60);
+            let age = Duration::from_secs(seconds);
             let bytes = cache::clean(&folder, age)?;
             println!("{} less in {}", size(bytes), folder.display());
         }

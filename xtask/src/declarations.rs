@@ -68,11 +68,7 @@ fn made(workspace: &Workspace) -> anyhow::Result<String> {
 
 /// The features that turn on `gpu`: the families.
 fn families(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
-    let metadata = cargo_metadata::MetadataCommand::new()
-        .current_dir(&workspace.root)
-        .no_deps()
-        .exec()?;
-    let mut packages = metadata.packages.into_iter();
+    let mut packages = workspace.metadata()?.packages.into_iter();
     let package = packages.find(|package| package.name.as_str() == "mla-kernels");
     let features = package.context("no package mla-kernels")?.features;
     let families = features

@@ -147,12 +147,13 @@ fn summary(report: &Report, top: usize) -> String {
     let mut units: Vec<_> = report.units.iter().collect();
     units.sort_by(|a, b| b.compile_seconds.total_cmp(&a.compile_seconds));
     let total = report.compile_seconds();
+    let percent = |seconds: f64| 100.0 * seconds / total.max(f64::MIN_POSITIVE);
     let mut lines = Vec::new();
     for unit in units.iter().take(top) {
         lines.push(format!(
             "{:>6.1} s {:>4.0}%  {:>9}  {} ({})",
             unit.compile_seconds,
-            100.0 * unit.compile_seconds / total.max(f64::MIN_POSITIVE),
+            percent(unit.compile_seconds),
             size(unit.peak),
             unit.source,
             unit.targets.join(", ")
@@ -162,7 +163,7 @@ fn summary(report: &Report, top: usize) -> String {
         let seconds: f64 = rest.iter().map(|unit| unit.compile_seconds).sum();
         lines.push(format!(
             "{seconds:>6.1} s {:>4.0}%  {:>9}  {} more",
-            100.0 * seconds / total,
+            percent(seconds),
             "",
             rest.len()
         ));

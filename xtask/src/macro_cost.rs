@@ -11,11 +11,11 @@ use crate::Workspace;
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// How many backends are added.
-    #[arg(long, default_value_t = 40)]
-    backends: usize,
+    #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..))]
+    backends: u32,
     /// How often each build is timed; the fastest counts.
-    #[arg(long, default_value_t = 5)]
-    repeat: usize,
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    repeat: u32,
     /// Fail where a backend adds more.
     #[arg(long, default_value_t = 50.0)]
     most_milliseconds: f64,
@@ -42,7 +42,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     // Dependencies come first, once.
     check(&workspace, &package)?;
     let (before, after) = (seconds(&without)?, seconds(&with)?);
-    let each = (after - before) * 1e3 / arguments.backends as f64;
+    let each = (after - before) * 1e3 / f64::from(arguments.backends);
     println!(
         "check of mla-kernels: {before:.2} s, with {} more backends {after:.2} s: {each:.1} ms each",
         arguments.backends
@@ -120,7 +120,7 @@ fn check(workspace: &Workspace, package: &Path) -> anyhow::Result<f64> {
 }
 
 /// Backends as a kernel author writes them, but for the bodies of their functions.
-fn more(backends: usize) -> String {
+fn more(backends: u32) -> String {
     let mut text = String::from(
         "//! More backends.\nuse mla_runtime::backend::*;\nuse mla_cpu::Cpu;\n\
          use mla_runtime::{Error, Result, mla_backend};\n",

@@ -103,6 +103,12 @@ impl Workspace {
         })
     }
 
+    /// What Cargo knows of the packages, without those from elsewhere.
+    fn metadata(&self) -> anyhow::Result<cargo_metadata::Metadata> {
+        let mut command = cargo_metadata::MetadataCommand::new();
+        Ok(command.current_dir(&self.root).no_deps().exec()?)
+    }
+
     /// The Cargo that started this program, at the workspace's root.
     fn cargo(&self) -> std::process::Command {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());

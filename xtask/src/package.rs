@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use anyhow::{Context, ensure};
+use cargo_metadata::{Metadata, Package};
 
 use crate::Workspace;
 
@@ -62,6 +63,14 @@ const FOREIGN: &[&str] = &[
 
 pub(crate) fn run(_: &Arguments) -> anyhow::Result<()> {
     let workspace = Workspace::find()?;
+    let known: Vec<_> = PACKAGES.iter().map(|(package, ..)| *package).collect();
+    for package in published(&workspace.metadata()?) {
+        ensure!(
+            known.contains(&package.name.as_str()),
+            "{} is published, and PACKAGES of xtask/src/package.rs does not say what it has to hold",
+            package.name
+        );
+    }
     for (package, folder, needed) in PACKAGES {
         let mut list = workspace.cargo();
         list.args(["package", "--list", "--allow-dirty", "--package", package]);
@@ -92,6 +101,13 @@ pub(crate) fn run(_: &Arguments) -> anyhow::Result<()> {
         println!("{package}: {} files", packed.len());
     }
     Ok(())
+}
+
+/// The packages of the workspace that a registry may have.
+pub(crate) fn published(metadata: &Metadata) -> Vec<&Package> {
+    let mut packages = metadata.workspace_packages();
+    packages.retain(|package| package.publish.as_ref().is_none_or(|to| !to.is_empty()));
+    packages
 }
 
 fn lines(command: &mut std::process::Command) -> anyhow::Result<HashSet<String>> {

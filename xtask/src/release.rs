@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
-use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Package};
+use cargo_metadata::{DependencyKind, Metadata, Package};
 use mla_build::{report::size, toolkit::Pins};
 use serde_json::Value;
 
@@ -65,13 +65,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         check_size(&workspace, family)?;
     }
     package::run(&package::Arguments {})?;
-    let metadata = MetadataCommand::new()
-        .manifest_path(workspace.root.join("Cargo.toml"))
-        .no_deps()
-        .exec()?;
     println!(
         "to publish, in this order: {}",
-        order(&metadata)?.join(", ")
+        order(&workspace.metadata()?)?.join(", ")
     );
     Ok(())
 }
@@ -247,11 +243,7 @@ fn check_size(workspace: &Workspace, family: &str) -> anyhow::Result<()> {
 
 /// The packages in an order in which each comes after what it needs from the registry.
 fn order(metadata: &Metadata) -> anyhow::Result<Vec<String>> {
-    let mut left: Vec<&Package> = metadata
-        .workspace_packages()
-        .into_iter()
-        .filter(|package| package.publish.as_ref().is_none_or(|to| !to.is_empty()))
-        .collect();
+    let mut left = package::published(metadata);
     let mut order = Vec::new();
     while !left.is_empty() {
         let names: BTreeSet<String> = left.iter().map(|it| it.name.to_string()).collect();

@@ -55,16 +55,12 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         Some(revision) => checked_out(&workspace, revision, folder.path())?,
         None => workspace.root.clone(),
     };
-    let mut functions = Vec::new();
-    for (name, tree) in [("before", &before), ("after", &after)] {
+    let functions = |name: &str, tree: &Path| {
         let out = folder.path().join(name);
         fs::create_dir(&out)?;
-        functions.push(tools.functions(&build(arguments, tree, &out)?)?);
-    }
-    let [before, after] = functions.as_slice() else {
-        unreachable!("two trees");
+        tools.functions(&build(arguments, tree, &out)?)
     };
-    report(before, after)
+    report(&functions("before", &before)?, &functions("after", &after)?)
 }
 
 /// A function of the machine code, for one target.

@@ -3,9 +3,9 @@
 use mla_runtime::Result;
 use mla_runtime::prelude::*;
 
-use crate::config::Config;
+use crate::config::{Config, widths};
+use crate::memory::{Layer, Scratch, Shared};
 use crate::operations::Operations;
-use crate::runner::{Layer, Scratch, Shared};
 use crate::tensor::Tensor;
 
 /// What the attention of all decoder layers shares.
@@ -132,20 +132,4 @@ impl<D: Operations> Attention<D> {
 
 fn rows_of(width: usize) -> [usize; 3] {
     [1, 1, width]
-}
-
-/// Hidden, H, the rank of queries, L, R, P + R, V, P + V.
-pub fn widths(config: &Config) -> [usize; 8] {
-    let (attention, dims) = (&config.attention, config.attention.dims);
-    [
-        config.widths.hidden_size as u32,
-        attention.heads,
-        attention.q_lora_rank.unwrap_or(0),
-        dims.latent,
-        dims.head.rope,
-        dims.head.qk(),
-        dims.head.v,
-        dims.head.kv_b(),
-    ]
-    .map(|width| width as usize)
 }

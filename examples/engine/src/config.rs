@@ -232,6 +232,22 @@ impl Config {
 /// A model small enough for a CPU, with the attention of DeepSeek-V3.
 pub const SMALL: &str = include_str!("../model.json");
 
+/// Hidden, H, the rank of queries, L, R, P + R, V, P + V.
+pub fn widths(config: &Config) -> [usize; 8] {
+    let (attention, dims) = (&config.attention, config.attention.dims);
+    [
+        config.widths.hidden_size as u32,
+        attention.heads,
+        attention.q_lora_rank.unwrap_or(0),
+        dims.latent,
+        dims.head.rope,
+        dims.head.qk(),
+        dims.head.v,
+        dims.head.kv_b(),
+    ]
+    .map(|width| width as usize)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

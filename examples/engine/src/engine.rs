@@ -3,8 +3,8 @@
 use crate::config::Config;
 use crate::drafts::accepted;
 use crate::error::{Error, Result};
+use crate::graphs::Graphs;
 use crate::metrics::Metrics;
-use crate::operations::Operations;
 use crate::pages::Pages;
 use crate::request::{Ending, Request, RequestId};
 use crate::runner::{Brought, Runner, Size};
@@ -20,7 +20,7 @@ pub enum Event {
 }
 
 /// An engine: a model on a device, and the requests that it serves.
-pub struct Engine<D: Operations> {
+pub struct Engine<D: Graphs> {
     runner: Runner<D>,
     scheduler: Scheduler,
     metrics: Metrics,
@@ -29,7 +29,7 @@ pub struct Engine<D: Operations> {
     next: u64,
 }
 
-impl<D: Operations> Engine<D> {
+impl<D: Graphs> Engine<D> {
     /// With a model of random weights.
     ///
     /// # Errors

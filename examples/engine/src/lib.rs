@@ -5,8 +5,10 @@
 //! |---|---|
 //! | [`config`] | the model's numbers, from a `config.json` |
 //! | [`tensor`] | a matrix in a device's memory |
+//! | [`memory`] | the library's layer and workspace, and what a step uses of memory beside them |
 //! | [`operations`] | what a model does beside attention and products, for the CPU and for a GPU |
 //! | [`attention`], [`mlp`], [`model`] | a layer's attention, its MLP or its experts, and all layers: what is enqueued for a step |
+//! | [`graphs`] | how a device replays a step |
 //! | [`runner`] | a step from token ids to token ids: caches, workspace, graphs |
 //! | [`pages`] | the page allocator: shared prefixes, copy-on-write |
 //! | [`request`], [`drafts`] | a request's state, and guesses of its next tokens |
@@ -14,7 +16,7 @@
 //! | [`engine`] | requests in, tokens out |
 //! | [`metrics`], [`status`] | what is counted, and what a terminal shows meanwhile |
 //!
-//! What a step takes of the library stands in [`attention`], [`runner`] and [`operations`] between
+//! What a step takes of the library stands in [`attention`], [`runner`] and [`graphs`] between
 //! comments that say so: at most 25 lines for a step, which `tests/lines.rs` counts.
 
 pub mod attention;
@@ -22,6 +24,8 @@ pub mod config;
 pub mod drafts;
 pub mod engine;
 pub mod error;
+pub mod graphs;
+pub mod memory;
 pub mod metrics;
 pub mod mlp;
 pub mod model;

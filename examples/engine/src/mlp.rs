@@ -10,8 +10,8 @@ use mla_runtime::Result;
 use mla_runtime::prelude::*;
 
 use crate::config::{Config, Routing};
+use crate::memory::Scratch;
 use crate::operations::Operations;
-use crate::runner::Scratch;
 use crate::tensor::Tensor;
 
 /// A gated MLP's weights, or those of several that lie one after the other, each `[in, out]`.

@@ -5,9 +5,9 @@ use mla_runtime::prelude::*;
 
 use crate::attention::{Attention, Common};
 use crate::config::Config;
+use crate::memory::{Layer, Memory, Shared};
 use crate::mlp::Mlp;
 use crate::operations::Operations;
-use crate::runner::{Layer, Memory, Shared};
 use crate::tensor::Tensor;
 
 /// A decoder layer's weights.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::engine::{Engine, Event};
-use crate::operations::Operations;
+use crate::graphs::Graphs;
 use crate::request::{Ending, RequestId};
 
 /// How many tokens of a request make a line.
@@ -42,7 +42,7 @@ impl Status {
     /// # Errors
     ///
     /// If it cannot be written.
-    pub fn show<D: Operations>(&mut self, engine: &Engine<D>, events: &[Event]) -> io::Result<()> {
+    pub fn show<D: Graphs>(&mut self, engine: &Engine<D>, events: &[Event]) -> io::Result<()> {
         for event in events {
             match event {
                 Event::Tokens(id, tokens) => self.say(*id, tokens)?,

@@ -2,7 +2,7 @@
 
 const ATTENTION: &str = include_str!("../src/attention.rs");
 const RUNNER: &str = include_str!("../src/runner.rs");
-const CUDA: &str = include_str!("../src/operations/cuda.rs");
+const CUDA: &str = include_str!("../src/graphs/cuda.rs");
 
 /// The lines of code behind each comment `// The library, for …:` up to `// End of the library.`
 fn marked(source: &str) -> Vec<(&str, Vec<&str>)> {

@@ -9,7 +9,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{Cache, Manifest};
+use super::{Cache, Manifest, store::STAGING};
 use crate::{Error, report, variables};
 
 /// What the cache holds, by the folders in it.
@@ -115,8 +115,16 @@ pub fn statistics(cache: &Path) -> Statistics {
 ///
 /// # Errors
 ///
-/// A file cannot be removed.
+/// A folder that is no cache, or a file that cannot be removed.
 pub fn clean(cache: &Path, age: Duration) -> Result<u64, Error> {
+    // Whoever names another folder by mistake may keep files of his own in one called `objects`.
+    if cache.is_dir() && !cache.join(STAGING).is_dir() {
+        return Err(Error::Setting {
+            field: "cache".into(),
+            given: cache.display().to_string(),
+            accepted: format!("the folder of a cache, which holds a folder `{STAGING}`"),
+        });
+    }
     let mut bytes = 0;
     for file in KINDS.iter().flat_map(|kind| files(&cache.join(kind))) {
         let unused = file.used.elapsed().unwrap_or_default();
@@ -188,7 +196,7 @@ impl Cache {
     /// a killed build left in `staging`.
     pub(crate) fn shrink(&self, bound: u64) {
         const STALE: Duration = Duration::from_secs(24 * 60 * 60);
-        for file in files(&self.folder().join("staging")) {
+        for file in files(&self.folder().join(STAGING)) {
             if file.used.elapsed().is_ok_and(|age| age > STALE) {
                 let _ = fs::remove_file(file.path);
             }
@@ -270,5 +278,22 @@ mod tests {
         assert_eq!(parse_size("2GiB"), Some(2 << 30));
         assert_eq!(parse_size("much"), None);
         assert_eq!(parse_size("99999999999999GiB"), None);
+    }
+
+    #[test]
+    fn a_folder_that_is_no_cache_is_not_cleaned() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("objects/mine");
+        fs::create_dir(folder.path().join("objects")).unwrap();
+        fs::write(&file, "").unwrap();
+        let message = clean(folder.path(), Duration::ZERO)
+            .unwrap_err()
+            .to_string();
+        assert!(message.starts_with("cache: given "), "{message}");
+        assert!(file.is_file());
+        assert_eq!(
+            clean(&folder.path().join("none"), Duration::ZERO).unwrap(),
+            0
+        );
     }
 }

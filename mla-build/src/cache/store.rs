@@ -13,6 +13,9 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{Entry, Key, Manifest, Meta, hasher::content_now, last_change, lock};
 
+/// The folder in the cache of files on their way.
+pub(super) const STAGING: &str = "staging";
+
 /// A folder of the cache, which may be missing, read-only or full: then reading what there is still
 /// works, nothing is kept, and [`notes`](Self::notes) says why.
 #[derive(Debug)]
@@ -51,7 +54,7 @@ impl Cache {
             notes: Mutex::default(),
             writable: Mutex::new(true),
         };
-        let staging = cache.folder.join("staging");
+        let staging = cache.folder.join(STAGING);
         let opened = fs::create_dir_all(&staging)
             .and_then(|()| fs::create_dir_all(cache.folder.join("locks")))
             // Only a file that is written tells whether files can be written.
@@ -240,7 +243,7 @@ impl Cache {
     pub(super) fn publish(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
         let folder = path.parent().unwrap_or(&self.folder);
         fs::create_dir_all(folder)?;
-        let mut file = tempfile::NamedTempFile::new_in(self.folder.join("staging"))?;
+        let mut file = tempfile::NamedTempFile::new_in(self.folder.join(STAGING))?;
         file.write_all(bytes)?;
         file.as_file().sync_all()?;
         file.persist(path).map_err(|error| error.error)?;

@@ -6,8 +6,6 @@ use mla_runtime::prelude::*;
 
 use super::Operations;
 use crate::config::Routing;
-use crate::model::Model;
-use crate::runner::{Memory, Shared};
 
 /// The rows of a tensor `[T, 1, W]`.
 fn rows<'a>(tensor: &TensorRef<'a, Cpu>) -> impl Iterator<Item = &'a [f32]> {
@@ -30,7 +28,6 @@ fn rows_mut(tensor: TensorMut<'_, Cpu>, mut each: impl FnMut(usize, &mut [f32]))
 
 impl Operations for Cpu {
     const DTYPE: DType = DType::F32;
-    type Graphs = ();
 
     fn open() -> Result<Self> {
         Ok(Self::new())
@@ -129,19 +126,5 @@ impl Operations for Cpu {
             *to = (0..row.len()).fold(0, first) as i32;
         }
         Ok(())
-    }
-
-    // A step is enqueued as fast as it is replayed: there is nothing to launch.
-    fn capture(
-        _: &Model<Self>,
-        _: &mut Shared<Self>,
-        _: &mut Memory<Self>,
-        _: &[u32],
-    ) -> Result<()> {
-        Ok(())
-    }
-
-    fn replay((): &mut (), _: &Model<Self>, _: &mut Shared<Self>, _: &Step) -> Result<bool> {
-        Ok(false)
     }
 }

@@ -1,15 +1,11 @@
-//! On a GPU, in bf16, by the kernels in `kernels/all/rows.cu`; steps of decodes are replayed from
-//! graphs.
+//! On a GPU, in bf16, by the kernels in `kernels/all/rows.cu`.
 
 use mla_kernels::Cuda;
-use mla_kernels::decode_graph::DecodeGraphs;
 use mla_runtime::prelude::*;
 use mla_runtime::{Error, Result};
 
 use super::Operations;
 use crate::config::Routing;
-use crate::model::Model;
-use crate::runner::{Memory, Shared};
 
 #[allow(
     missing_docs,
@@ -24,9 +20,6 @@ use crate::runner::{Memory, Shared};
 mod ffi {
     include!(concat!(env!("OUT_DIR"), "/engine_rows.rs"));
 }
-
-/// The numbers of requests that there are graphs for.
-const SIZES: [usize; 6] = [1, 2, 4, 8, 16, 32];
 
 type Launch<Params> = unsafe extern "C" fn(*const Params, *mut std::ffi::c_void) -> i32;
 
@@ -100,7 +93,6 @@ fn rows<'a>(from: TensorRef<'a, Cuda>, other: u64, to: TensorMut<'_, Cuda>) -> R
 impl Operations for Cuda {
     const DTYPE: DType = DType::BF16;
     /// By new tokens of a request.
-    type Graphs = Vec<(u32, DecodeGraphs)>;
 
     fn open() -> Result<Self> {
         Self::new(0)
@@ -191,54 +183,5 @@ impl Operations for Cuda {
             eps: 0.0,
         };
         enqueue_rows(self, "argmax", ffi::engine_argmax, &rows)
-    }
-
-    fn capture(
-        model: &Model<Self>,
-        shared: &mut Shared<Self>,
-        memory: &mut Memory<Self>,
-        query_lens: &[u32],
-    ) -> Result<Self::Graphs> {
-        let limits = *shared.limits();
-        let page = model.layer().config().problem.page_size;
-        let max_len = limits.pages_per_request as u32 * page;
-        let fits = |size: &usize, len: u32| {
-            *size <= limits.requests && size * len as usize <= limits.tokens
-        };
-        let mut graphs = Vec::new();
-        for &len in query_lens {
-            let sizes: Vec<usize> = SIZES.into_iter().filter(|size| fits(size, len)).collect();
-            let record = |shared: &mut Shared<Self>,
-                          shape: mla_kernels::decode_graph::DecodeShape| {
-                model.enqueue(shared, memory, shape.tokens())
-            };
-            let of_len =
-                DecodeGraphs::capture(model.layer(), shared, &sizes, len, max_len, record)?;
-            graphs.push((len, of_len));
-        }
-        Ok(graphs)
-    }
-
-    fn replay(
-        graphs: &mut Self::Graphs,
-        model: &Model<Self>,
-        shared: &mut Shared<Self>,
-        step: &Step,
-    ) -> Result<bool> {
-        let len = step.requests().first().map_or(0, |request| request.q);
-        if step.requests().iter().any(|request| request.q != len) {
-            return Ok(false);
-        }
-        // The library, for a step that is replayed:
-        let of_len = graphs.iter_mut().find(|(of, _)| *of == len);
-        let Some(graph) = of_len.and_then(|(_, all)| all.for_requests(step.requests().len()))
-        else {
-            return Ok(false);
-        };
-        // SAFETY: the runner owns all that was captured and frees none of it before itself, uses
-        // one stream, and its allocator hands out pages of the cache alone.
-        unsafe { graph.replay(model.layer(), shared, &step.batch()?) }?;
-        // End of the library.
-        Ok(true)
     }
 }

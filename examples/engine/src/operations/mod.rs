@@ -1,4 +1,4 @@
-//! What a model does beside attention and matrix products, and how a device replays a step.
+//! What a model does beside attention and matrix products.
 
 mod cpu;
 #[cfg(feature = "gpu")]
@@ -8,15 +8,11 @@ use mla_runtime::Result;
 use mla_runtime::prelude::*;
 
 use crate::config::Routing;
-use crate::model::Model;
-use crate::runner::{Memory, Shared};
 
 /// A device that the engine runs on. Rows are `[T, 1, W]`.
 pub trait Operations: Device {
     /// What the model is computed in.
     const DTYPE: DType;
-    /// Steps of decodes that can be replayed.
-    type Graphs: Send;
 
     /// The device itself.
     ///
@@ -95,29 +91,4 @@ pub trait Operations: Device {
     ///
     /// If the device fails.
     fn argmax(&self, from: TensorRef<'_, Self>, to: Self::BytesMut<'_>) -> Result<()>;
-
-    /// Captures what the model enqueues for steps of decodes, one for each of these numbers of new
-    /// tokens and several numbers of requests.
-    ///
-    /// # Errors
-    ///
-    /// If something cannot be captured.
-    fn capture(
-        model: &Model<Self>,
-        shared: &mut Shared<Self>,
-        memory: &mut Memory<Self>,
-        query_lens: &[u32],
-    ) -> Result<Self::Graphs>;
-
-    /// Replays a step if there is a graph for it, and says whether there was.
-    ///
-    /// # Errors
-    ///
-    /// If the step does not fit the graph, or the device fails.
-    fn replay(
-        graphs: &mut Self::Graphs,
-        model: &Model<Self>,
-        shared: &mut Shared<Self>,
-        step: &Step,
-    ) -> Result<bool>;
 }

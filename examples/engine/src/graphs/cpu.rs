@@ -1,0 +1,26 @@
+//! On the CPU nothing is launched, and so nothing replayed: a step is enqueued as fast.
+
+use mla_cpu::Cpu;
+use mla_runtime::Result;
+use mla_runtime::prelude::*;
+
+use super::Graphs;
+use crate::memory::{Memory, Shared};
+use crate::model::Model;
+
+impl Graphs for Cpu {
+    type Captured = ();
+
+    fn capture(
+        _: &Model<Self>,
+        _: &mut Shared<Self>,
+        _: &mut Memory<Self>,
+        _: &[u32],
+    ) -> Result<()> {
+        Ok(())
+    }
+
+    fn replay((): &mut (), _: &Model<Self>, _: &mut Shared<Self>, _: &Step) -> Result<bool> {
+        Ok(false)
+    }
+}

@@ -1,0 +1,65 @@
+//! On a GPU: a graph for each of some sizes, whose launch is one call.
+
+use mla_kernels::Cuda;
+use mla_kernels::decode_graph::{DecodeGraphs, DecodeShape};
+use mla_runtime::Result;
+use mla_runtime::prelude::*;
+
+use super::Graphs;
+use crate::memory::{Memory, Shared};
+use crate::model::Model;
+
+/// The numbers of requests that there are graphs for.
+const SIZES: [usize; 6] = [1, 2, 4, 8, 16, 32];
+
+impl Graphs for Cuda {
+    type Captured = Vec<(u32, DecodeGraphs)>;
+
+    fn capture(
+        model: &Model<Self>,
+        shared: &mut Shared<Self>,
+        memory: &mut Memory<Self>,
+        query_lens: &[u32],
+    ) -> Result<Self::Captured> {
+        let limits = *shared.limits();
+        let page = model.layer().config().problem.page_size;
+        let max_len = limits.pages_per_request as u32 * page;
+        let fits = |size: &usize, len: u32| {
+            *size <= limits.requests && size * len as usize <= limits.tokens
+        };
+        let mut graphs = Vec::new();
+        for &len in query_lens {
+            let sizes: Vec<usize> = SIZES.into_iter().filter(|size| fits(size, len)).collect();
+            let record = |shared: &mut Shared<Self>, shape: DecodeShape| {
+                model.enqueue(shared, memory, shape.tokens())
+            };
+            let of_len =
+                DecodeGraphs::capture(model.layer(), shared, &sizes, len, max_len, record)?;
+            graphs.push((len, of_len));
+        }
+        Ok(graphs)
+    }
+
+    fn replay(
+        graphs: &mut Self::Captured,
+        model: &Model<Self>,
+        shared: &mut Shared<Self>,
+        step: &Step,
+    ) -> Result<bool> {
+        let len = step.requests().first().map_or(0, |request| request.q);
+        if step.requests().iter().any(|request| request.q != len) {
+            return Ok(false);
+        }
+        // The library, for a step that is replayed:
+        let of_len = graphs.iter_mut().find(|(of, _)| *of == len);
+        let Some(graph) = of_len.and_then(|(_, all)| all.for_requests(step.requests().len()))
+        else {
+            return Ok(false);
+        };
+        // SAFETY: the runner owns all that was captured and frees none of it before itself, uses
+        // one stream, and its allocator hands out pages of the cache alone.
+        unsafe { graph.replay(model.layer(), shared, &step.batch()?) }?;
+        // End of the library.
+        Ok(true)
+    }
+}

@@ -1,0 +1,76 @@
+//! The library's layer and workspace, and what a step uses of a device's memory beside them.
+
+use mla_runtime::backend::{SelectedDecode, SelectedPrefill};
+use mla_runtime::prelude::*;
+
+use crate::config::{Config, widths};
+use crate::operations::Operations;
+use crate::tensor::{Ids, Tensor};
+
+/// The library's layer, with the backends that were selected for the device.
+pub type Layer<D> = MlaLayer<SelectedPrefill<D>, SelectedDecode<D>>;
+/// The library's workspace, which all decoder layers share.
+pub type Shared<D> = Workspace<SelectedPrefill<D>, SelectedDecode<D>>;
+
+/// Everything in the device's memory that a step uses, beside weights and the workspace.
+pub struct Memory<D: Device> {
+    /// The step's token ids.
+    pub ids: Ids<D>,
+    /// The likeliest token behind each.
+    pub best: Ids<D>,
+    /// What layers compute.
+    pub scratch: Scratch<D>,
+    /// One for each decoder layer.
+    pub caches: Vec<D::Buffer>,
+    /// Of each of them.
+    pub cache_layout: CacheLayout,
+}
+
+/// What the layers of a step compute, one layer after the other in the same place.
+#[expect(missing_docs, reason = "each is named by what it holds")]
+pub struct Scratch<D: Device> {
+    pub hidden: Tensor<D>,
+    pub normed: Tensor<D>,
+    pub delta: Tensor<D>,
+    pub q_a: Tensor<D>,
+    pub q_normed: Tensor<D>,
+    pub query: Tensor<D>,
+    pub kv_a: Tensor<D>,
+    pub latent: Tensor<D>,
+    pub attended: Tensor<D>,
+    pub gate_up: Tensor<D>,
+    pub inside: Tensor<D>,
+    pub router_logits: Tensor<D>,
+    pub expert_weights: Tensor<D>,
+    pub said: Tensor<D>,
+    pub logits: Tensor<D>,
+}
+
+impl<D: Operations> Scratch<D> {
+    /// Room for so many tokens.
+    ///
+    /// # Errors
+    ///
+    /// If the device has no memory left.
+    pub fn new(device: &D, config: &Config, tokens: usize) -> mla_runtime::Result<Self> {
+        let [hidden, heads, rank, latent, rope, qk, v, _] = widths(config);
+        let room = |width: usize| Tensor::zeros(device, D::DTYPE, tokens * width);
+        Ok(Self {
+            hidden: room(hidden)?,
+            normed: room(hidden)?,
+            delta: room(hidden)?,
+            q_a: room(rank)?,
+            q_normed: room(rank)?,
+            query: room(heads * qk)?,
+            kv_a: room(latent + rope)?,
+            latent: room(latent)?,
+            attended: room(heads * v)?,
+            gate_up: room(2 * config.inner())?,
+            inside: room(config.inner())?,
+            router_logits: room(config.experts())?,
+            expert_weights: room(config.experts())?,
+            said: room(config.experts() * hidden)?,
+            logits: room(config.widths.vocab_size)?,
+        })
+    }
+}
