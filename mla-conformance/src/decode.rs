@@ -255,7 +255,7 @@ impl Second {
         }
         let lists = (0..tokens * case.second_width).map(|_| match random.below(5) {
             0 => -1,
-            1 => (layout.slots() + random.below(1000)) as i32,
+            1 => no_slot(random, layout.slots()),
             _ => (random.below(layout.slots().div_ceil(2)) * 2) as i32,
         });
         Self {
@@ -312,6 +312,16 @@ fn write_rows(
     slots
 }
 
+// A number that is none of so many slots: often the first one past the end, or as far away as can be.
+fn no_slot(random: &mut Random, slots: usize) -> i32 {
+    match random.below(4) {
+        0 => slots as i32,
+        1 => i32::MIN,
+        2 => i32::MAX,
+        _ => (slots + random.below(1000)) as i32,
+    }
+}
+
 // A list for each token, of slots with rows, and of numbers that are no slots.
 fn random_lists(
     random: &mut Random,
@@ -323,7 +333,7 @@ fn random_lists(
     let all: Vec<usize> = slots.iter().flatten().copied().collect();
     let mut entry = || match random.below(5) {
         0 => -1,
-        1 => (layout.slots() + random.below(1000)) as i32,
+        1 => no_slot(random, layout.slots()),
         _ if all.is_empty() => -7,
         _ => all[random.below(all.len())] as i32,
     };

@@ -11,8 +11,8 @@ use mla_runtime::cache::{CacheLayout, CacheMut};
 use mla_runtime::dims::{HeadDims, MlaDims};
 use mla_runtime::dtype::DType;
 use mla_runtime::indexer::{
-    IndexCacheLayout, IndexCacheMut, IndexCall, IndexDims, IndexLimits, Indexer, IndexerConfig,
-    IndexerWorkspace, LayerNorm,
+    IndexCacheLayout, IndexCacheMut, IndexCall, IndexDims, IndexLayers, IndexLimits, Indexer,
+    IndexerConfig, IndexerWorkspace, LayerNorm,
 };
 use mla_runtime::layer::{LayerCall, MlaLayer, StepBatch, Weights, Workspace};
 use mla_runtime::plan::slots::BlockTables;
@@ -80,6 +80,24 @@ pub(crate) struct Step {
 }
 
 impl Step {
+    /// The same step with the numbers of some tokens of another one.
+    fn with_rows_of(mut self, other: &Self, rows: &[usize]) -> Self {
+        for (own, other) in [
+            (&mut self.query, &other.query),
+            (&mut self.latent, &other.latent),
+            (&mut self.rope, &other.rope),
+            (&mut self.query_latent, &other.query_latent),
+            (&mut self.keys, &other.keys),
+            (&mut self.head_weights, &other.head_weights),
+        ] {
+            let width = own.len() / rows.len();
+            for (row, from) in own.chunks_mut(width).zip(rows) {
+                row.copy_from_slice(&other[from * width..][..width]);
+            }
+        }
+        self
+    }
+
     pub(crate) fn tokens(&self) -> usize {
         self.requests.iter().map(|r| r.q as usize).sum()
     }
@@ -403,6 +421,104 @@ fn check_row(world: &World, layer: &Layer, step: &Step, list: &[i32], token: usi
                 "{given}, expected {expected}"
             );
         }
+    }
+}
+
+/// The lists and outputs of each request's tokens, in the order of their positions, of steps of so many
+/// new tokens.
+fn by_position(steps: &[[u32; 3]], topk: u32) -> [Vec<(Vec<usize>, Vec<f32>)>; 3] {
+    let sparse = layer(true);
+    let problem = &sparse.config().problem;
+    let indexer = Indexer::new(&Cpu::new(), &indexer_config(topk), problem).unwrap();
+    let mut own = indexer.workspace(&IndexLimits::new(limits())).unwrap();
+    let mut space = sparse.workspace(&limits()).unwrap();
+    let mut world = World::new(12);
+    let total: [u32; 3] = [0, 1, 2].map(|request| steps.iter().map(|new| new[request]).sum());
+    // All tokens' numbers are made at once, whatever the steps.
+    let all = world.step(total);
+    world.lens = [0; 3];
+    let first = [0, total[0], total[0] + total[1]].map(|token| token as usize);
+    let mut found: [Vec<_>; 3] = Default::default();
+    for new in steps {
+        let rows: Vec<usize> = (0..3)
+            .flat_map(|request| {
+                let start = first[request] + world.lens[request] as usize;
+                start..start + new[request] as usize
+            })
+            .collect();
+        let step = world.step(*new).with_rows_of(&all, &rows);
+        world.prepare(&sparse, &mut space, &step);
+        world.select(&indexer, &space, &mut own, &step).unwrap();
+        let (lists, width) = lists_of(&own, &space);
+        let out = world.attend(&sparse, &mut space, Some(&own), &step);
+        let mut token = 0;
+        for (request, found) in found.iter_mut().enumerate() {
+            for _ in 0..new[request] {
+                let slots = lists[token * width..][..width].iter();
+                let slots = slots.filter_map(|slot| usize::try_from(*slot).ok());
+                let row = out[token * HEADS * 16..][..HEADS * 16].to_vec();
+                found.push((slots.collect(), row));
+                token += 1;
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn prompts_in_chunks_have_the_lists_and_outputs_of_one_step() {
+    let topk = 11;
+    let whole = by_position(&[[30, 9, 37]], topk);
+    let chunked = by_position(&[[7, 9, 1], [16, 0, 35], [1, 0, 1], [6, 0, 0]], topk);
+    let mut selective = 0;
+    for (whole, chunked) in whole.iter().flatten().zip(chunked.iter().flatten()) {
+        assert_eq!(whole.0, chunked.0);
+        selective += usize::from(whole.0.len() == topk as usize);
+        for (a, b) in whole.1.iter().zip(&chunked.1) {
+            assert!((a - b).abs() < 1e-4, "{a}, in one step {b}");
+        }
+    }
+    assert_eq!(chunked.map(|request| request.len()), [30, 9, 37]);
+    assert!(selective > 40, "{selective}");
+}
+
+/// GLM-5.2's pattern of layers, of which most share lists.
+#[test]
+fn layers_of_a_model_take_the_lists_of_its_pattern() {
+    let topk = 9;
+    let layers = IndexLayers::every(4, 3, 12).unwrap();
+    let makes: Vec<u32> = (0..12).filter(|layer| layers.has_indexer(*layer)).collect();
+    assert_eq!(makes, [0, 1, 2, 6, 10]);
+    let sparse = layer(true);
+    let problem = &sparse.config().problem;
+    let indexer = Indexer::new(&Cpu::new(), &indexer_config(topk), problem).unwrap();
+    let mut own = indexer.workspace(&IndexLimits::new(limits())).unwrap();
+    let mut space = sparse.workspace(&limits()).unwrap();
+    // Each layer has weights and caches of its own, and all the same pages.
+    let mut worlds: Vec<World> = (0..12).map(|layer| World::new(40 + layer)).collect();
+    let tables = worlds[0].tables.clone();
+    for world in &mut worlds {
+        world.tables.clone_from(&tables);
+    }
+    for new in STEPS {
+        let steps: Vec<Step> = worlds.iter_mut().map(|world| world.step(new)).collect();
+        worlds[0].prepare(&sparse, &mut space, &steps[0]);
+        let mut made: Vec<Vec<i32>> = Vec::new();
+        for (at, (world, step)) in worlds.iter_mut().zip(&steps).enumerate() {
+            if layers.has_indexer(at as u32) {
+                world.select(&indexer, &space, &mut own, step).unwrap();
+            }
+            made.push(lists_of(&own, &space).0);
+            let out = world.attend(&sparse, &mut space, Some(&own), step);
+            let lists = &made[layers.source(at as u32) as usize];
+            for token in 0..step.tokens() {
+                let list = &lists[token * topk as usize..][..topk as usize];
+                check_row(world, &sparse, step, list, token, &out);
+            }
+        }
+        // Layers that make lists make different ones, where there is something to choose.
+        assert!(made[0] != made[1] && made[2] != made[6] && made[6] != made[10]);
+        assert!(made[2] == made[5] && made[6] == made[9] && made[10] == made[11]);
     }
 }
 

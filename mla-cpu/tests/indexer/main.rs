@@ -1,6 +1,7 @@
 //! The lightning indexer on the CPU device, against the f64 reference.
 
 mod attack;
+mod far;
 mod layer;
 mod logits;
 mod quantise;

@@ -15,7 +15,8 @@ fn check(
     width: usize,
     make: impl Fn(&mut Rng, usize) -> Vec<f32>,
 ) {
-    let batch = Batch::new(rng, requests, 16);
+    let page_size = [1, 16, 48, 64][rng.usize(0..4)];
+    let batch = Batch::new(rng, requests, page_size);
     let columns = batch.longest();
     let rows = batch.rows();
     // What is not seen is larger than anything.

@@ -1,0 +1,76 @@
+//! Index keys further than 2³¹ bytes from the first one. The memory between them is mapped, but never
+//! touched.
+
+use fastrand::Rng;
+use mla_cpu::Cpu;
+use mla_runtime::indexer::{
+    IndexCacheLayout, IndexCacheMut, IndexCacheRef, IndexDevice as _, IndexKeys, IndexQueries,
+    IndexerConfig, LayerNorm,
+};
+use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
+
+use crate::{Batch, Tables, random};
+
+const PAGE: usize = 64;
+const TOKENS: usize = 2 * PAGE;
+const WIDTH: usize = 128;
+
+/// The logits of one request's last token over keys that are written to a cache of so many pages.
+fn logits(pages: usize, tables: [i32; 2]) -> Vec<f32> {
+    let mut rng = Rng::with_seed(20);
+    let config = IndexerConfig::GLM_5;
+    let heads = config.dims.heads as usize;
+    let keys = random(&mut rng, TOKENS * WIDTH);
+    let [weight, bias] = [0, 1].map(|_| random(&mut rng, WIDTH));
+    let queries: Vec<u8> = (0..heads * WIDTH).map(|_| rng.u8(0..126)).collect();
+    let weights = random(&mut rng, heads);
+    let rotary = Tables::new((0..TOKENS as i64).collect(), 64, config.rotary);
+    let batch = Batch {
+        starts: vec![0, 1],
+        lens: vec![TOKENS as i32],
+        tables: tables.to_vec(),
+        max_pages: 2,
+        page_size: PAGE,
+        pages,
+    };
+    let slots: Vec<i64> = (0..TOKENS).map(|at| batch.slot(0, at) as i64).collect();
+    let layout = IndexCacheLayout::contiguous(config.dims, pages, PAGE);
+    // Zeros that nobody writes need no memory.
+    let mut cache = vec![0u32; pages * layout.page_stride / 4];
+    let cpu = Cpu::new();
+    let keys = IndexKeys {
+        keys: TensorRef::from_slice(&keys, [TOKENS, 1, WIDTH]).unwrap(),
+        norm: LayerNorm::new(
+            TensorRef::from_slice(&weight, [1, 1, WIDTH]).unwrap(),
+            TensorRef::from_slice(&bias, [1, 1, WIDTH]).unwrap(),
+        ),
+        rotary: Some(rotary.view()),
+        slots: ArrayRef::from_slice(&slots),
+        cache: IndexCacheMut::new(bytemuck::cast_slice_mut(&mut cache), layout).unwrap(),
+    };
+    cpu.write_index_keys(&config, keys).unwrap();
+    let mut logits = vec![f32::NAN; TOKENS];
+    cpu.index_logits(
+        config.dims,
+        IndexQueries {
+            values: &queries,
+            weights: TensorRef::from_slice(&weights, [1, 1, heads]).unwrap(),
+        },
+        IndexCacheRef::new(bytemuck::cast_slice(&cache), layout).unwrap(),
+        &batch.view(0..1),
+        TensorMut::from_slice(&mut logits, [1, 1, TOKENS]).unwrap(),
+    )
+    .unwrap();
+    logits
+}
+
+#[test]
+fn keys_lie_as_far_from_the_first_as_memory_is_wide() {
+    let page_bytes = PAGE * (WIDTH + 4);
+    let pages = (1 << 31) / page_bytes + 3;
+    assert!((pages - 2) * page_bytes > 1 << 31);
+    let near = logits(3, [2, 1]);
+    let far = logits(pages, [pages as i32 - 1, pages as i32 - 2]);
+    assert_eq!(near, far);
+    assert!(near.iter().all(|logit| logit.is_finite() && *logit != 0.0));
+}
