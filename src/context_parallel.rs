@@ -43,7 +43,7 @@ impl GroupId {
     ///
     /// # Errors
     ///
-    /// Where NCCL is missing or refuses.
+    /// If NCCL is missing or refuses.
     pub fn new() -> Result<Self> {
         load()?;
         Ok(Self(
@@ -79,14 +79,14 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Where there is no such rank, NCCL is missing, or refuses.
+    /// If there is no such rank, or NCCL is missing or refuses.
     pub fn new(device: &Cuda, rank: usize, ranks: usize, id: GroupId) -> Result<Self> {
-        if rank >= ranks || i32::try_from(ranks).is_err() {
-            return Err(Error::argument(
-                "rank",
-                rank,
-                format!("below the {ranks} ranks"),
-            ));
+        if ranks == 0 || i32::try_from(ranks).is_err() {
+            return Err(Error::argument("ranks", ranks, "1 to 2147483647"));
+        }
+        if rank >= ranks {
+            let accepted = format!("below the {ranks} ranks");
+            return Err(Error::argument("rank", rank, accepted));
         }
         load()?;
         device.bind()?;
@@ -119,11 +119,11 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Where `to` has no room for as many bytes from each, or NCCL refuses.
+    /// If `to` has not as many bytes as all ranks send, or NCCL refuses.
     pub fn all_gather(&self, from: Bytes<'_>, to: BytesMut<'_>) -> Result<()> {
         if from.len().checked_mul(self.ranks) != Some(to.len()) {
             return Err(Error::argument(
-                "all_gather to",
+                "to",
                 format!("{} bytes", to.len()),
                 format!("{} from each of {} ranks", from.len(), self.ranks),
             ));
@@ -172,7 +172,7 @@ impl PartialResults {
     ///
     /// # Errors
     ///
-    /// Where there are more tokens than memory could hold, or the device has not as much left.
+    /// If there are more tokens than memory could hold, or the device has not as much left.
     pub fn new(communicator: &Communicator, problem: &Problem, tokens: usize) -> Result<Self> {
         let (heads, width) = (problem.heads as usize, problem.dims.head.v as usize);
         let too_many = || Error::argument("tokens", tokens, "as many as memory can hold");
@@ -197,7 +197,7 @@ impl PartialResults {
     ///
     /// # Errors
     ///
-    /// Where the tensors are others, or there are too many tokens.
+    /// If a tensor has another shape, dtype or strides, or there are too many tokens.
     pub fn merge(
         &mut self,
         communicator: &Communicator,

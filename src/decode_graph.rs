@@ -14,7 +14,7 @@
 //! The engine's own tensors are captured by their addresses: a step's inputs are copied to where the
 //! captured ones lie before the replay, and its outputs are found where the captured ones were.
 
-use mla_runtime::backend::{DecodeStage, PrefillStage};
+use mla_runtime::backend::{DecodeStage, PrefillStage, StepLimits};
 use mla_runtime::batch::Request;
 use mla_runtime::error::{Error, Result};
 use mla_runtime::layer::{MlaLayer, StepBatch, Workspace, WorkspaceId};
@@ -44,9 +44,45 @@ impl DecodeShape {
         }
     }
 
-    /// The tokens of a step, padding included.
+    /// The tokens of a step, padding included; `usize::MAX` if there are more.
     pub const fn tokens(&self) -> usize {
-        self.requests * self.query_len as usize
+        self.requests.saturating_mul(self.query_len as usize)
+    }
+
+    /// Refuses a shape that steps within `limits` on pages of `page_size` tokens cannot have.
+    fn check(&self, limits: &StepLimits, page_size: u32) -> Result<()> {
+        let query_len = self.query_len as usize;
+        for (field, given, limit, most) in [
+            (
+                "shape.query_len",
+                query_len,
+                "limits.decode_query_len",
+                limits.decode_query_len,
+            ),
+            (
+                "shape.requests",
+                self.requests,
+                "limits.requests",
+                limits.requests,
+            ),
+        ] {
+            if given == 0 || given > most {
+                let accepted = format!("1 to {limit} = {most}");
+                return Err(Error::argument(field, given, accepted));
+            }
+        }
+        let max_pages = limits.pages_per_request;
+        if max_pages == 0 {
+            return Err(Error::argument("limits.pages_per_request", 0, "1 and up"));
+        }
+        // The workspace's limits keep it within 31 bits.
+        let longest = max_pages * page_size as usize;
+        if self.max_len as usize > longest {
+            let accepted =
+                format!("at most {longest} tokens, which the workspace's block table has room for");
+            return Err(Error::argument("shape.max_len", self.max_len, accepted));
+        }
+        Ok(())
     }
 }
 
@@ -65,7 +101,7 @@ impl DecodeGraph {
     ///
     /// # Errors
     ///
-    /// Where the shape exceeds the workspace's limits or has requests that the layer does not put on the
+    /// If the shape exceeds the workspace's limits or has requests that the layer does not put on the
     /// absorbed path, `record` fails, or something in it cannot be captured.
     pub fn capture<P, D>(
         layer: &MlaLayer<P, D>,
@@ -77,51 +113,9 @@ impl DecodeGraph {
         P: PrefillStage<Device = Cuda>,
         D: DecodeStage<Device = Cuda>,
     {
-        for (field, given) in [
-            ("shape.requests", shape.requests),
-            ("shape.query_len", shape.query_len as usize),
-            (
-                "limits.pages_per_request",
-                workspace.limits().pages_per_request,
-            ),
-        ] {
-            if given == 0 {
-                return Err(Error::argument(field, 0, "1 and up"));
-            }
-        }
-        let limits = workspace.limits();
-        for (field, given, limit, most) in [
-            (
-                "shape.query_len",
-                shape.query_len as usize,
-                "limits.decode_query_len",
-                limits.decode_query_len,
-            ),
-            (
-                "shape.requests",
-                shape.requests,
-                "limits.requests",
-                limits.requests,
-            ),
-        ] {
-            if given > most {
-                return Err(Error::argument(
-                    field,
-                    given,
-                    format!("at most {limit} = {most}"),
-                ));
-            }
-        }
         let page_size = layer.config().problem.page_size;
+        shape.check(workspace.limits(), page_size)?;
         let max_pages = workspace.limits().pages_per_request;
-        let longest = (max_pages * page_size as usize).min(u32::MAX as usize);
-        if shape.max_len as usize > longest {
-            return Err(Error::argument(
-                "shape.max_len",
-                shape.max_len,
-                format!("at most {longest} tokens, which the workspace's block table has room for"),
-            ));
-        }
         let mut padded = Padded::new(shape, max_pages, page_size);
         padded.fill(&[], &[], 1, None);
         padded.prepare(layer, workspace)?;
@@ -153,7 +147,7 @@ impl DecodeGraph {
     ///
     /// # Errors
     ///
-    /// Where the batch does not fit the graph, the workspace is not the one that it was captured with, or
+    /// If the batch does not fit the graph, the workspace is not the one that it was captured with, or
     /// the device fails.
     pub unsafe fn replay<P, D>(
         &mut self,

@@ -29,7 +29,7 @@ impl Gpu {
 ///
 /// # Errors
 ///
-/// The cause, where there is none.
+/// The cause, if there is none.
 pub fn present_gpu() -> Result<Gpu, Cause> {
     imp::gpu(0)
 }

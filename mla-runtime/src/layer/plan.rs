@@ -65,9 +65,10 @@ pub struct Step {
     page_size: u32,
     threshold: u32,
     dense_within: u32,
-    /// How many stand before the first one on the expanded path.
+    /// How many with new tokens stand on the absorbed path: padding goes behind them, and before
+    /// those without new tokens.
     absorbed: usize,
-    /// The query length of those, if they have the same.
+    /// The query length of the former, if they have the same.
     uniform_len: Option<u32>,
     limit: usize,
 }
@@ -174,7 +175,7 @@ impl Step {
             page_size: problem.page_size,
             threshold,
             dense_within: 0,
-            absorbed: split.absorbed().end,
+            absorbed: split.short_extend.end,
             uniform_len: split.uniform_len,
             limit: limits.requests,
         };
@@ -195,8 +196,8 @@ impl Step {
         step
     }
 
-    /// The same with padding behind the requests of the absorbed path, of as many new tokens as
-    /// each of those has, until there are `requests` requests in all: what a graph that was
+    /// The same with padding behind the requests with new tokens on the absorbed path, of as many
+    /// new tokens as each of those has, until there are `requests` requests in all: what a graph that was
     /// captured for so many needs. Padding attends to nothing and writes nothing; the rows of the
     /// expanded path move behind it.
     ///
@@ -407,6 +408,12 @@ mod tests {
         assert_eq!(step.requests(), [decode, padding, padding, prompt]);
         assert_eq!((step.rows(1), step.rows(0)), (0..2, 6..26));
         assert_eq!(step.batch().unwrap().block_tables.entries()[9..], [5, 6, 0]);
+        // A request without new tokens has a place behind the padding.
+        let idle = [requests[0], StepRequest::new(0, 9, &[7]), requests[1]];
+        let idle = plan(QueryLen::Uniform, &idle).unwrap().padded_to(4);
+        let idle_request = Request { q: 0, kv: 9 };
+        let expected = [decode, padding, idle_request, prompt];
+        assert_eq!(idle.unwrap().requests(), expected);
         let refused = |step: Step, to| step.padded_to(to).unwrap_err().to_string();
         assert_eq!(
             refused(step, 7),

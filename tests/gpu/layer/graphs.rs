@@ -106,11 +106,11 @@ fn a_replay_allocates_nothing_and_refuses_by_name() {
     for (shape, message) in [
         (
             DecodeShape::new(9, 1, MAX_LEN),
-            "shape.requests: given 9, accepted at most limits.requests = 8",
+            "shape.requests: given 9, accepted 1 to limits.requests = 8",
         ),
         (
             DecodeShape::new(1, 2, MAX_LEN),
-            "shape.query_len: given 2, accepted at most limits.decode_query_len = 1",
+            "shape.query_len: given 2, accepted 1 to limits.decode_query_len = 1",
         ),
         (
             DecodeShape::new(8, 1, 1 << 20),
