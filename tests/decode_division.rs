@@ -88,7 +88,7 @@ impl Batch {
             .collect()
     }
 
-    /// Checks all that the kernel relies on; returns the most blocks that any group has.
+    /// Checks all that the kernel relies on; returns the most KV tiles that any group has.
     fn check(&self) -> usize {
         let groups = self.items();
         // By request and first row: each split with its group.
@@ -126,6 +126,7 @@ impl Batch {
                     assert_eq!(item.splits as usize, splits.len());
                     assert_eq!(item.first_group as usize + i, *group);
                     assert!(item.splits == 1 || item.combiners > 0);
+                    assert!(item.combiners <= item.splits, "{item:?}");
                     // Those who merge have nothing else to do.
                     assert!(
                         item.splits == 1 || i >= item.combiners as usize || item.last != 0,
@@ -136,7 +137,7 @@ impl Batch {
             }
         }
         assert_eq!(tiles.len(), expected);
-        groups
+        let most = groups
             .iter()
             .map(|items| {
                 items
@@ -145,7 +146,33 @@ impl Batch {
                     .sum()
             })
             .max()
-            .unwrap()
+            .unwrap();
+        self.check_balance(rows, most);
+        most
+    }
+
+    /// No group has more KV tiles than `worth` of schedule.cuh allows beside an even share. Both
+    /// count one KV tile more for each query tile.
+    fn check_balance(&self, rows: usize, most: usize) {
+        let cost: usize = (0..self.lens.len())
+            .map(|request| {
+                self.query_rows(request).div_ceil(rows) * (self.kv_tiles(request).max(1) + 1)
+            })
+            .sum();
+        let share = cost as f64 / self.groups as f64;
+        // What `worth` grants divided tiles and whole ones: of an even share, and KV tiles beside it.
+        let granted: &[(f64, f64)] = match rows {
+            65.. => &[(17.0 / 16.0, 3.0)],
+            33.. => &[(17.0 / 16.0, 7.0), (4.0 / 3.0, 4.0)],
+            _ => &[(5.0 / 3.0, 16.0 / 3.0), (23.0 / 16.0, 4.0)],
+        };
+        let limits = granted
+            .iter()
+            .map(|(of_share, beside)| of_share * share + beside - 1.0);
+        // In line no range is longer than a share that is rounded up. Of a very long tile some
+        // splits are longer by what a float rounds away.
+        let limit = limits.fold(share + 1.0, f64::max) + share / f64::from(1 << 20);
+        assert!(most as f64 <= limit, "{most} of {limit}: {share} each");
     }
 }
 
@@ -214,6 +241,45 @@ fn every_kv_tile_is_done_once_at_any_lengths() {
 }
 
 #[test]
+fn every_kv_tile_is_done_once_in_batches_with_many_empty_requests() {
+    let mut rng = rand::rngs::StdRng::seed_from_u64(20);
+    for run in 0..1500 {
+        let requests = match run % 3 {
+            0 => rng.random_range(1..=4),
+            1 => rng.random_range(1..=64),
+            _ => rng.random_range(900..=1024),
+        };
+        let query_len = rng.random_range(1..=16);
+        // Of a hundred requests, so many have no tokens, no query tokens, or a long context.
+        let [empty, silent, long] = [(); 3].map(|()| rng.random_range(0..=100));
+        let longest = 1 << rng.random_range(6..=17);
+        let mut one_of = |percent: i32| rng.random_range(0..100) < percent;
+        let kinds: Vec<_> = (0..requests)
+            .map(|_| (one_of(empty), one_of(silent), one_of(long)))
+            .collect();
+        let lens = kinds.iter().map(|&(empty, _, long)| match (empty, long) {
+            (true, _) => 0,
+            (false, true) => longest + rng.random_range(0..=longest),
+            (false, false) => rng.random_range(1..=300),
+        });
+        let lens = lens.collect();
+        let queries = kinds.iter().map(|&(_, silent, _)| match silent {
+            true => 0,
+            false => rng.random_range(1..=query_len),
+        });
+        let queries = queries.collect();
+        Batch {
+            heads: rng.random_range(1..=128),
+            query_len,
+            queries: (run % 4 != 0).then_some(queries),
+            lens,
+            groups: rng.random_range(1..=160),
+        }
+        .check();
+    }
+}
+
+#[test]
 fn equal_tiles_are_divided_alike() {
     // Two of 66 groups for each of 32 requests, eight for each of 8.
     assert_eq!(Batch::equal(128, 1, 32, 4096, 66).check(), 32);
@@ -232,7 +298,7 @@ fn equal_tiles_are_divided_alike() {
 }
 
 #[test]
-fn tiles_of_unequal_length_get_teams_of_their_own() {
+fn tiles_of_unequal_length_get_groups_of_their_own() {
     let batch = Batch {
         heads: 16,
         query_len: 4,
@@ -240,7 +306,7 @@ fn tiles_of_unequal_length_get_teams_of_their_own() {
         lens: vec![1024, 4096, 16_384, 32_768],
         groups: 132,
     };
-    // 848 blocks: 132 groups need seven each.
+    // 848 KV tiles: 132 groups need seven each.
     assert_eq!(batch.check(), 7);
     assert!(batch.items().iter().all(|items| items.len() <= 1));
 }
@@ -276,4 +342,9 @@ fn arguments_that_cannot_be_divided_are_refused() {
     assert!(refusal(&params, 2, 2).unwrap_err().contains("group"));
     params.requests = 2;
     assert!(refusal(&params, 1, 0).unwrap_err().contains("kv_lens"));
+    for requests in [0, -1, 1025, 4096, i32::MAX] {
+        params.requests = requests;
+        let error = refusal(&params, 1, 0).unwrap_err();
+        assert!(error.contains(&format!("requests: given {requests}, accepted 1..=1024")));
+    }
 }

@@ -179,6 +179,10 @@ impl Batch {
             expected += 1;
             let splits = &tiles[&(request, head, query)];
             let of_tile = self.kv_tiles(request, query);
+            // Splits of a request have the length of the longest tile's, but for each tile's last.
+            let last = (self.lens[request].0 - 1) / QUERIES * QUERIES;
+            let longest = self.kv_tiles(request, last);
+            let length = longest.div_ceil(splits.len());
             let mut done = 0;
             for (at, item) in splits.iter().enumerate() {
                 assert_eq!(item.split as usize, at, "{item:?}");
@@ -187,6 +191,12 @@ impl Batch {
                 assert_eq!(item.begin as usize, done.min(of_tile), "{item:?}");
                 let is_void = item.split >= item.splits || of_tile == 0;
                 assert_eq!(item.begin == item.end, is_void, "{item:?}");
+                let rest = of_tile - item.begin as usize;
+                assert_eq!(
+                    (item.end - item.begin) as usize,
+                    length.min(rest),
+                    "{item:?}"
+                );
                 done = item.end as usize;
             }
             assert_eq!(done, of_tile, "{self:?}");
@@ -288,6 +298,52 @@ fn dividing_random_batches_is_exact_and_pays() {
         assert!(end + COMBINE <= whole, "{batch:?}: {end} for {whole}");
     }
     assert!(divided > 300, "{divided}");
+}
+
+#[test]
+fn dividing_thousands_of_requests_and_empty_ones_is_exact() {
+    let mut rng = rand::rngs::StdRng::seed_from_u64(20);
+    let (mut divided, mut undivided) = (0, 0);
+    for run in 0..1500 {
+        let mut below = |most: u32| rng.random_range(0..most) as usize;
+        let requests = 1 + [4, 40, 4096][run % 3];
+        let requests = 1 + below(requests);
+        // Of a hundred requests, so many have no query tokens, so many no keys.
+        let [silent, empty] = [below(101), below(101)];
+        // At most as many with query tokens as have a place if they are to be divided.
+        let mut speaking = 3 * 160 / (1 + below(8));
+        let [most_heads, most_queries] = [[2, 16, 128][below(3)], [16, 700, 16][below(3)]];
+        let heads = 1 + below(most_heads);
+        let queries = 1 + below(most_queries);
+        let keys = 1 << (1 + below(16));
+        let lens = (0..requests).map(|_| {
+            let mut len = (1 + below(queries as u32), below(keys));
+            if below(100) < silent || speaking == 0 {
+                len.0 = 0;
+            }
+            if below(100) < empty {
+                len.1 = 0;
+            }
+            speaking -= usize::from(len.0 > 0);
+            len
+        });
+        let batch = Batch {
+            lens: lens.collect(),
+            causal: run % 2 == 0,
+            value_dim: [64, 128, 256][run / 2 % 3],
+            heads,
+            ctas: 1 + below(160),
+        };
+        match batch.check() {
+            Some(end) => {
+                divided += 1;
+                let whole = batch.end_of_whole();
+                assert!(end + COMBINE <= whole, "{batch:?}: {end} for {whole}");
+            }
+            None => undivided += 1,
+        }
+    }
+    assert!(divided > 100 && undivided > 100, "{divided} {undivided}");
 }
 
 #[test]

@@ -6,9 +6,12 @@
 use std::collections::HashSet;
 
 use mla_kernels::raw::{self, MlaSplitCounters, MlaSplitRole, MlaSplitStep};
+use rand::{RngExt as _, SeedableRng as _};
 
-/// The most CTAs of a tile that are tried.
+/// The most CTAs of a tile of which every order is tried, and of which random orders are: as many as
+/// a launch has.
 const MOST: usize = 5;
+const MANY: usize = 160;
 
 /// Where a CTA is. Its partial result is in the workspace before its first step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,14 +42,24 @@ enum At {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct State {
+struct State<const CTAS: usize> {
     arrived: i32,
     left: i32,
-    at: [At; MOST],
+    at: [At; CTAS],
     /// How often each combiner's slice has been combined.
-    combined: [u8; MOST],
+    combined: [u8; CTAS],
     /// Whether the counters have been reset.
     reset: bool,
+}
+
+impl<const CTAS: usize> State<CTAS> {
+    const START: Self = Self {
+        arrived: 0,
+        left: 0,
+        at: [At::Computing; CTAS],
+        combined: [0; CTAS],
+        reset: false,
+    };
 }
 
 struct Tile {
@@ -62,13 +75,7 @@ struct Tile {
 impl Tile {
     /// Visits every state that can be reached; returns how many there are.
     fn explore(&self) -> usize {
-        let start = State {
-            arrived: 0,
-            left: 0,
-            at: [At::Computing; MOST],
-            combined: [0; MOST],
-            reset: false,
-        };
+        let start = State::<MOST>::START;
         let mut seen = HashSet::from([start]);
         let mut open = vec![start];
         while let Some(state) = open.pop() {
@@ -81,7 +88,36 @@ impl Tile {
         seen.len()
     }
 
-    fn successors(&self, state: &State) -> Vec<State> {
+    /// Takes one order of many: whose step is next is drawn, and of a combiner that could fall back
+    /// in one of `patience` cases whether it does. Returns whether the tile fell back.
+    fn walk(&mut self, patience: u32, rng: &mut rand::rngs::StdRng) -> bool {
+        let mut state = State::<MANY>::START;
+        let mut fell_back = false;
+        loop {
+            self.impatient = rng.random_range(0..patience) == 0;
+            let first = rng.random_range(0..self.splits);
+            let next = self.next(&state, first).or_else(|| {
+                // Nobody can go on unless a combiner's patience ends.
+                self.impatient = true;
+                self.next(&state, first)
+            });
+            let Some(next) = next else { break };
+            fell_back |= next.arrived >= 1 << 30;
+            state = next;
+        }
+        self.check_end(&state);
+        fell_back
+    }
+
+    /// The next step of the first CTA from this one on that can take one.
+    fn next<const CTAS: usize>(&self, state: &State<CTAS>, first: usize) -> Option<State<CTAS>> {
+        (0..self.splits)
+            .map(|i| (first + i) % self.splits)
+            .filter(|&cta| self.frozen != Some(cta))
+            .find_map(|cta| self.step(state, cta))
+    }
+
+    fn successors<const CTAS: usize>(&self, state: &State<CTAS>) -> Vec<State<CTAS>> {
         (0..self.splits)
             .filter(|&cta| self.frozen != Some(cta))
             .filter_map(|cta| self.step(state, cta))
@@ -89,7 +125,7 @@ impl Tile {
     }
 
     /// The state after this CTA's next step; none if it is done or has to wait.
-    fn step(&self, state: &State, cta: usize) -> Option<State> {
+    fn step<const CTAS: usize>(&self, state: &State<CTAS>, cta: usize) -> Option<State<CTAS>> {
         let mut next = *state;
         let mut counters = MlaSplitCounters {
             arrived: state.arrived,
@@ -160,7 +196,12 @@ impl Tile {
         )
     }
 
-    fn finish(&self, state: &State, next: &mut State, everything: bool) -> At {
+    fn finish<const CTAS: usize>(
+        &self,
+        state: &State<CTAS>,
+        next: &mut State<CTAS>,
+        everything: bool,
+    ) -> At {
         if everything {
             assert!(
                 self.all_there(state),
@@ -178,14 +219,14 @@ impl Tile {
         At::Done
     }
 
-    fn all_there(&self, state: &State) -> bool {
+    fn all_there<const CTAS: usize>(&self, state: &State<CTAS>) -> bool {
         state.at[..self.splits]
             .iter()
             .all(|at| *at != At::Computing)
     }
 
     /// Where nobody can go on, everybody who runs is done, and all is as it was before.
-    fn check_end(&self, state: &State) {
+    fn check_end<const CTAS: usize>(&self, state: &State<CTAS>) {
         let running = (0..self.splits).filter(|&cta| self.frozen != Some(cta));
         for cta in running {
             assert_eq!(state.at[cta], At::Done, "{cta} waits for ever");
@@ -196,7 +237,7 @@ impl Tile {
             assert_eq!(state.combined[..self.combiners], vec![1; self.combiners]);
         } else {
             assert_eq!(
-                state.combined, [0; MOST],
+                state.combined, [0; CTAS],
                 "without a split nothing can be combined"
             );
         }
@@ -275,9 +316,33 @@ fn nobody_depends_on_a_cta_that_does_not_run() {
     }
 }
 
-/// The most items of a prefill launch that are tried, and CTAs.
+#[test]
+fn random_orders_of_many_ctas_end_alike() {
+    let mut rng = rand::rngs::StdRng::seed_from_u64(19);
+    let (mut fallen, mut kept) = (0, 0);
+    for run in 0..600 {
+        let splits = rng.random_range(2..=MANY);
+        let mut tile = Tile {
+            splits,
+            combiners: rng.random_range(1..=splits),
+            impatient: true,
+            frozen: (run % 4 == 0).then(|| rng.random_range(0..splits)),
+        };
+        let patience = 1 << rng.random_range(0..=20);
+        match tile.walk(patience, &mut rng) {
+            true => fallen += 1,
+            false => kept += 1,
+        }
+    }
+    // Either ending is among them.
+    assert!(fallen > 100 && kept > 100, "{fallen} {kept}");
+}
+
+/// The most items of a prefill launch of which every order is tried, and CTAs.
 const MOST_ITEMS: usize = 4;
 const MOST_CTAS: usize = 3;
+/// And of which random orders are.
+const MANY_ITEMS: usize = 396;
 
 /// Where a CTA of a prefill launch is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -302,13 +367,23 @@ enum InLaunch {
 
 /// Each split of each tile is an item; CTA `i % ctas` combines the share of item `i`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct LaunchState {
+struct LaunchState<const CTAS: usize, const ITEMS: usize> {
     claimed: usize,
     left: i32,
     /// Of each tile.
-    arrived: [i32; MOST_ITEMS],
-    at: [InLaunch; MOST_CTAS],
-    combined: [u8; MOST_ITEMS],
+    arrived: [i32; ITEMS],
+    at: [InLaunch; CTAS],
+    combined: [u8; ITEMS],
+}
+
+impl<const CTAS: usize, const ITEMS: usize> LaunchState<CTAS, ITEMS> {
+    const START: Self = Self {
+        claimed: 0,
+        left: 0,
+        arrived: [0; ITEMS],
+        at: [InLaunch::Outside; CTAS],
+        combined: [0; ITEMS],
+    };
 }
 
 struct Launch<'a> {
@@ -340,13 +415,7 @@ impl Launch<'_> {
     }
 
     fn explore(&self) -> usize {
-        let start = LaunchState {
-            claimed: 0,
-            left: 0,
-            arrived: [0; MOST_ITEMS],
-            at: [InLaunch::Outside; MOST_CTAS],
-            combined: [0; MOST_ITEMS],
-        };
+        let start = LaunchState::<MOST_CTAS, MOST_ITEMS>::START;
         let mut seen = HashSet::from([start]);
         let mut open = vec![start];
         while let Some(state) = open.pop() {
@@ -361,7 +430,24 @@ impl Launch<'_> {
         seen.len()
     }
 
-    fn step(&self, state: &LaunchState, cta: usize) -> Option<LaunchState> {
+    /// Takes one order of many: whose step is next is drawn.
+    fn walk(&self, rng: &mut rand::rngs::StdRng) {
+        let mut state = LaunchState::<MANY, MANY_ITEMS>::START;
+        loop {
+            let first = rng.random_range(0..self.ctas);
+            let ctas = (0..self.ctas).map(|i| (first + i) % self.ctas);
+            match ctas.into_iter().find_map(|cta| self.step(&state, cta)) {
+                Some(next) => state = next,
+                None => return self.check_end(&state),
+            }
+        }
+    }
+
+    fn step<const CTAS: usize, const ITEMS: usize>(
+        &self,
+        state: &LaunchState<CTAS, ITEMS>,
+        cta: usize,
+    ) -> Option<LaunchState<CTAS, ITEMS>> {
         let mut next = *state;
         next.at[cta] = match state.at[cta] {
             InLaunch::Outside => {
@@ -426,7 +512,7 @@ impl Launch<'_> {
                     !state.at[..self.ctas].iter().any(looks),
                     "resets what others look at"
                 );
-                (next.claimed, next.left, next.arrived) = (0, 0, [0; MOST_ITEMS]);
+                (next.claimed, next.left, next.arrived) = (0, 0, [0; ITEMS]);
                 InLaunch::Ended
             }
             InLaunch::Ended => return None,
@@ -453,16 +539,14 @@ impl Launch<'_> {
         answer
     }
 
-    fn check_end(&self, state: &LaunchState) {
+    fn check_end<const CTAS: usize, const ITEMS: usize>(&self, state: &LaunchState<CTAS, ITEMS>) {
         for cta in 0..self.ctas {
             assert_eq!(state.at[cta], InLaunch::Ended, "{cta} waits for ever");
         }
         assert_eq!((state.claimed, state.left), (0, 0));
-        assert_eq!(state.arrived, [0; MOST_ITEMS]);
-        assert_eq!(
-            state.combined[..self.items()],
-            [1; MOST_ITEMS][..self.items()]
-        );
+        assert_eq!(state.arrived, [0; ITEMS]);
+        let combined = &state.combined[..self.items()];
+        assert!(combined.iter().all(|&times| times == 1), "{combined:?}");
     }
 }
 
@@ -482,6 +566,26 @@ fn each_share_of_a_prefill_is_combined_once_however_few_ctas_run_at_a_time() {
         }
     }
     assert!(states > 3_000, "{states} states");
+}
+
+#[test]
+fn random_orders_of_a_prefill_combine_each_share_once() {
+    let mut rng = rand::rngs::StdRng::seed_from_u64(25);
+    for _ in 0..60 {
+        let ctas = rng.random_range(1..=MANY);
+        let resident = rng.random_range(1..=ctas);
+        let most = rng.random_range(2..=128);
+        let mut splits = Vec::new();
+        while splits.iter().sum::<usize>() + most <= MANY_ITEMS {
+            splits.push(rng.random_range(2..=most));
+        }
+        Launch {
+            ctas,
+            resident,
+            splits: &splits,
+        }
+        .walk(&mut rng);
+    }
 }
 
 #[test]

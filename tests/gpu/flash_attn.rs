@@ -931,6 +931,7 @@ fn each_bad_argument_of_the_raw_call_is_named_before_anything_is_launched() {
         }),
         ("lse", |p| p.lse = p.lse.wrapping_byte_add(2)),
         ("lse_head_stride", |p| p.lse_head_stride = 129),
+        ("lse_head_stride", |p| p.lse_head_stride = 1 << 39),
         ("softmax_scale", |p| p.softmax_scale = 0.0),
         ("softmax_scale", |p| p.softmax_scale = f32::NAN),
         ("workspace", |p| p.workspace = std::ptr::null_mut()),

@@ -724,6 +724,7 @@ fn each_bad_argument_of_the_raw_call_is_named_before_anything_is_launched() {
             p.max_pages = (1 << 28) / p.page_size;
         }),
         ("block_table_stride", |p| p.block_table_stride = 1),
+        ("block_table_stride", |p| p.block_table_stride = 1 << 39),
         ("q_latent", |p| p.q_latent = std::ptr::null()),
         ("q_latent", |p| p.q_latent = p.q_latent.wrapping_byte_add(2)),
         ("q_rope", |p| p.q_rope = std::ptr::null()),
@@ -738,6 +739,7 @@ fn each_bad_argument_of_the_raw_call_is_named_before_anything_is_launched() {
         ("q_rope_head_stride", |p| p.q_rope_head_stride = -1),
         ("out_token_stride", |p| p.out_token_stride = 1),
         ("out_head_stride", |p| p.out_head_stride = 513),
+        ("out_head_stride", |p| p.out_head_stride = 1 << 39),
         ("cache_slot_stride", |p| p.cache_slot_stride = 568),
         ("cache_slot_stride", |p| p.cache_slot_stride = 577),
         ("cache_slot_stride", |p| p.cache_slot_stride = 1 << 39),
@@ -750,6 +752,7 @@ fn each_bad_argument_of_the_raw_call_is_named_before_anything_is_launched() {
         }),
         ("lse", |p| p.lse = p.lse.wrapping_byte_add(2)),
         ("lse_head_stride", |p| p.lse_head_stride = 1),
+        ("lse_head_stride", |p| p.lse_head_stride = 1 << 39),
         ("softmax_scale", |p| p.softmax_scale = 0.0),
         ("softmax_scale", |p| p.softmax_scale = f32::NAN),
         ("softmax_scale", |p| p.softmax_scale = f32::INFINITY),

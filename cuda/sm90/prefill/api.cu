@@ -12,6 +12,11 @@
 namespace mla::sm90::prefill {
 namespace {
 
+constexpr const char *kQueryBound = "max_query_len", *kKeyBound = "max_key_len";
+
+// A dimension of tensor maps, which is not empty.
+int max_key_len(const MlaPrefillParams& p) { return p.max_key_len > 0 ? p.max_key_len : 1; }
+
 MlaStatus check(const MlaPrefillParams& p) {
     if (p.heads < 1 || p.heads > 65535) return refuse("heads", p.heads, "1..=65535");
     if (p.requests < 1) return refuse("requests", p.requests, "at least 1");
@@ -32,16 +37,20 @@ MlaStatus check(const MlaPrefillParams& p) {
         int64_t head_stride;
         const char* head_name;
         bool may_be_shared;
-    } tensors[] = {{p.query, "query", p.query_token_stride, "query_token_stride",
-                    p.query_head_stride, "query_head_stride", false},
-                   {p.key_nope, "key_nope", p.key_nope_token_stride, "key_nope_token_stride",
-                    p.key_nope_head_stride, "key_nope_head_stride", false},
-                   {p.key_rope, "key_rope", p.key_rope_token_stride, "key_rope_token_stride",
-                    p.key_rope_head_stride, "key_rope_head_stride", true},
-                   {p.value, "value", p.value_token_stride, "value_token_stride",
-                    p.value_head_stride, "value_head_stride", false},
-                   {p.out, "out", p.out_token_stride, "out_token_stride", p.out_head_stride,
-                    "out_head_stride", false}};
+        // As many rows may belong to a request.
+        int max_len;
+        const char* bound;
+    } tensors[] = {
+        {p.query, "query", p.query_token_stride, "query_token_stride", p.query_head_stride,
+         "query_head_stride", false, p.max_query_len, kQueryBound},
+        {p.key_nope, "key_nope", p.key_nope_token_stride, "key_nope_token_stride",
+         p.key_nope_head_stride, "key_nope_head_stride", false, max_key_len(p), kKeyBound},
+        {p.key_rope, "key_rope", p.key_rope_token_stride, "key_rope_token_stride",
+         p.key_rope_head_stride, "key_rope_head_stride", true, max_key_len(p), kKeyBound},
+        {p.value, "value", p.value_token_stride, "value_token_stride", p.value_head_stride,
+         "value_head_stride", false, max_key_len(p), kKeyBound},
+        {p.out, "out", p.out_token_stride, "out_token_stride", p.out_head_stride, "out_head_stride",
+         false, p.max_query_len, kQueryBound}};
     for (const auto& t : tensors) {
         if (!t.pointer) return refuse(t.name, 0, "a device pointer");
         if (!is_aligned(t.pointer, 16))
@@ -58,6 +67,10 @@ MlaStatus check(const MlaPrefillParams& p) {
             if (s.stride < (s.zero ? 0 : 8) || s.stride >= int64_t(1) << 39)
                 return refuse(s.name, s.stride, s.zero ? "0..=549755813887" : "8..=549755813887");
         }
+        // A tensor map begins as many rows before the tensor (`describe`).
+        if (t.max_len > address(t.pointer) / 2 / t.token_stride)
+            return refuse(t.bound, t.max_len,
+                          "a bound whose rows take no more bytes than the tensor's address");
     }
     if (!p.cu_query_lens || !is_aligned(p.cu_query_lens, 4))
         return refuse("cu_query_lens", address(p.cu_query_lens),
@@ -68,6 +81,8 @@ MlaStatus check(const MlaPrefillParams& p) {
         return refuse("lse", address(p.lse), "null, or a device pointer aligned to 4 bytes");
     if (p.lse && p.heads > 1 && p.lse_head_stride < p.query_tokens)
         return refuse("lse_head_stride", p.lse_head_stride, "at least query_tokens");
+    if (p.lse && p.lse_head_stride >= int64_t(1) << 39)
+        return refuse("lse_head_stride", p.lse_head_stride, "less than 2^39");
     // Also refuses NaN.
     if (!(p.softmax_scale > 0.f && p.softmax_scale < INFINITY))
         return refuse("softmax_scale", truncated(p.softmax_scale), "a finite number above 0");
@@ -81,17 +96,13 @@ struct Operand {
     const void* pointer;
     int64_t token_stride, head_stride;
     int columns, heads, tokens, max_len, rows;
-    // The argument that max_len is.
-    const char* bound;
 };
 
 MlaStatus describe(EncodeTiled encode, int dtype, const Operand& o, CUtensorMap& map) {
     const auto type = dtype == MLA_DTYPE_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                               : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    // `check` knows that it is not negative.
     const int64_t base = address(o.pointer) - int64_t(o.max_len) * o.token_stride * 2;
-    if (base < 0)
-        return refuse(o.bound, o.max_len,
-                      "a bound whose rows take no more bytes than the tensor's address");
     // A dimension of one head still needs a stride.
     const cuuint64_t head_bytes = cuuint64_t(o.head_stride ? o.head_stride : 8) * 2,
                      token_bytes = cuuint64_t(o.token_stride) * 2;
@@ -234,7 +245,7 @@ MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t 
     k.section = order.section;
     k.group = order.group;
     k.max_query_len = p.max_query_len;
-    k.max_key_len = p.max_key_len > 0 ? p.max_key_len : 1;
+    k.max_key_len = max_key_len(p);
     k.causal = p.causal != 0;
     // A few loads of a warp's lanes tell whether they are, while the first tile is brought.
     k.alike = are_said_alike(p) && p.requests < 256;
@@ -247,28 +258,27 @@ MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t 
     if (s.code != MLA_OK) return s;
     Maps maps;
     const int query_len = k.max_query_len, key_len = k.max_key_len;
-    constexpr const char *query_bound = "max_query_len", *key_bound = "max_key_len";
     const struct {
         Operand operand;
         CUtensorMap& map;
     } operands[] = {
         {{p.query, p.query_token_stride, p.query_head_stride, Tile::kNope, p.heads, p.query_tokens,
-          query_len, kRows, query_bound},
+          query_len, kRows},
          maps.query},
         {{columns_from(p.query, Tile::kNope), p.query_token_stride, p.query_head_stride,
-          Tile::kRope, p.heads, p.query_tokens, query_len, kRows, query_bound},
+          Tile::kRope, p.heads, p.query_tokens, query_len, kRows},
          maps.query_rope},
         {{p.key_nope, p.key_nope_token_stride, p.key_nope_head_stride, Tile::kNope, p.heads,
-          p.key_tokens, key_len, Tile::kKeys, key_bound},
+          p.key_tokens, key_len, Tile::kKeys},
          maps.key},
         {{p.key_rope, p.key_rope_token_stride, p.key_rope_head_stride, Tile::kRope,
-          p.key_rope_head_stride != 0 ? p.heads : 1, p.key_tokens, key_len, Tile::kKeys, key_bound},
+          p.key_rope_head_stride != 0 ? p.heads : 1, p.key_tokens, key_len, Tile::kKeys},
          maps.key_rope},
         {{p.value, p.value_token_stride, p.value_head_stride, Tile::kValue, p.heads, p.key_tokens,
-          key_len, Tile::kKeys, key_bound},
+          key_len, Tile::kKeys},
          maps.value},
         {{p.out, p.out_token_stride, p.out_head_stride, Tile::kValue, p.heads, p.query_tokens,
-          query_len, kWarpRows, query_bound},
+          query_len, kWarpRows},
          maps.out}};
     for (const auto& o : operands) {
         s = describe(encode, p.dtype, o.operand, o.map);

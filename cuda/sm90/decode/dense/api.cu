@@ -144,7 +144,10 @@ MlaStatus check_capacity(const MlaDecodeParams& p, const Shape& shape) {
     return ok();
 }
 
-MlaStatus check(const MlaDecodeParams& p, const Shape& shape, size_t workspace) {
+// All that can be said without knowing the device.
+MlaStatus check(const MlaDecodeParams& p) {
+    const MlaStatus has_shape = check_shape(p);
+    if (has_shape.code != MLA_OK) return has_shape;
     if (p.tokens < 0 || p.tokens > int64_t(p.requests) * p.query_len)
         return refuse("tokens", p.tokens, "at most requests * query_len");
     if (!p.cu_q_lens && p.tokens != p.requests * p.query_len)
@@ -153,7 +156,7 @@ MlaStatus check(const MlaDecodeParams& p, const Shape& shape, size_t workspace) 
         return refuse("page_size", p.page_size, "a positive multiple of 16");
     if (p.pages < 1 || p.pages > INT32_MAX) return refuse("pages", p.pages, "1..=2147483647");
     if (p.max_pages < 1) return refuse("max_pages", p.max_pages, "at least 1");
-    const MlaStatus capacity = check_capacity(p, shape);
+    const MlaStatus capacity = check_capacity(p, shape_of(p));
     if (capacity.code != MLA_OK) return capacity;
     if (p.block_table_stride < p.max_pages && p.requests > 1)
         return refuse("block_table_stride", p.block_table_stride, "at least max_pages");
@@ -180,18 +183,20 @@ MlaStatus check(const MlaDecodeParams& p, const Shape& shape, size_t workspace) 
                    {p.out_head_stride, "out_head_stride", 0},
                    {p.cache_slot_stride, "cache_slot_stride", kLatent + kRope, cache_quantum},
                    {p.cache_page_stride, "cache_page_stride", kLatent + kRope, cache_quantum}};
+    // TMA's strides have 40 bits, and no product of another stride may leave 64.
+    constexpr int64_t limit = int64_t(1) << 39;
+    constexpr const char* below_limit = "less than 2^39";
     for (const auto& s : strides) {
         if (s.stride % s.quantum)
             return refuse(s.name, s.stride, "a multiple of 16 bytes, in elements");
         if (s.stride < s.least)
             return refuse(s.name, s.stride, s.least ? "at least 576" : "0 or more");
+        if (s.stride >= limit) return refuse(s.name, s.stride, below_limit);
     }
-    // TMA's strides have 40 bits.
-    constexpr int64_t limit = int64_t(1) << 39;
-    if (p.cache_slot_stride >= limit)
-        return refuse("cache_slot_stride", p.cache_slot_stride, "less than 2^39");
-    if (p.cache_page_stride >= limit)
-        return refuse("cache_page_stride", p.cache_page_stride, "less than 2^39");
+    if (p.block_table_stride >= limit)
+        return refuse("block_table_stride", p.block_table_stride, below_limit);
+    if (p.lse && p.lse_head_stride >= limit)
+        return refuse("lse_head_stride", p.lse_head_stride, below_limit);
     if (!p.block_table || !is_aligned(p.block_table, 4))
         return refuse("block_table", address(p.block_table), "a device pointer aligned to 4 bytes");
     if (!p.kv_lens || !is_aligned(p.kv_lens, 4))
@@ -210,9 +215,6 @@ MlaStatus check(const MlaDecodeParams& p, const Shape& shape, size_t workspace) 
         return refuse("softmax_scale", truncated(p.softmax_scale), "a finite number above 0");
     if (!p.workspace || !is_aligned(p.workspace, 256))
         return refuse("workspace", address(p.workspace), "a device pointer aligned to 256 bytes");
-    if (p.workspace_bytes < workspace)
-        return refuse("workspace_bytes", int64_t(p.workspace_bytes),
-                      "at least what mla_decode_sm90_workspace says");
     return ok();
 }
 
@@ -286,9 +288,10 @@ using namespace mla::sm90::decode;
 extern "C" MlaStatus mla_decode_sm90_workspace(const MlaDecodeParams* params, size_t* bytes) {
     if (!params) return refuse("params", 0, "a pointer");
     if (!bytes) return refuse("bytes", 0, "a pointer");
-    const Shape shape = shape_of(*params);
     MlaStatus s = check_shape(*params);
-    if (s.code == MLA_OK && params->max_pages > 0) s = check_capacity(*params, shape);
+    if (s.code != MLA_OK) return s;
+    const Shape shape = shape_of(*params);
+    if (params->max_pages > 0) s = check_capacity(*params, shape);
     if (s.code != MLA_OK) return s;
     DeviceFacts facts;
     s = device_facts(facts);
@@ -300,14 +303,15 @@ extern "C" MlaStatus mla_decode_sm90_workspace(const MlaDecodeParams* params, si
 extern "C" MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream) {
     if (!params) return refuse("params", 0, "a pointer");
     const MlaDecodeParams& p = *params;
-    MlaStatus s = check_shape(p);
+    MlaStatus s = check(p);
     if (s.code != MLA_OK) return s;
     DeviceFacts facts;
     s = device_facts(facts);
     if (s.code != MLA_OK) return s;
     const Shape shape = shape_of(p);
-    s = check(p, shape, workspace_bytes(shape.rows, facts.multiprocessors));
-    if (s.code != MLA_OK) return s;
+    if (p.workspace_bytes < workspace_bytes(shape.rows, facts.multiprocessors))
+        return refuse("workspace_bytes", int64_t(p.workspace_bytes),
+                      "at least what mla_decode_sm90_workspace says");
     if (p.tokens == 0) return ok();
 
     KernelParams k = {};

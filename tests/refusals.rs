@@ -1,0 +1,156 @@
+//! What the raw launches of Hopper refuse by the host's numbers alone, without asking for a device:
+//! sizes and strides whose products would leave 64 bits.
+#![cfg(feature = "sm90")]
+
+#[path = "gpu/refusals.rs"]
+mod refusals;
+
+use mla_kernels::raw::{self, MlaDecodeParams, MlaPrefillParams};
+
+use refusals::{Spoilt, each_is_refused};
+
+/// A place that no call here looks at.
+const PLACE: usize = 1 << 40;
+const TOO_WIDE: i64 = 1 << 39;
+
+fn place<T>() -> *mut T {
+    std::ptr::without_provenance_mut(PLACE)
+}
+
+fn decode() -> MlaDecodeParams {
+    // SAFETY: a struct of plain numbers and pointers, for which zeros are values.
+    let mut params: MlaDecodeParams = unsafe { std::mem::zeroed() };
+    (params.q_latent, params.q_rope, params.cache) = (place(), place(), place());
+    (params.block_table, params.kv_lens) = (place(), place());
+    (params.out, params.lse, params.workspace) = (place(), place(), place());
+    params.q_latent_token_stride = 16 * 576;
+    params.q_latent_head_stride = 576;
+    params.q_rope_token_stride = 16 * 576;
+    params.q_rope_head_stride = 576;
+    params.cache_page_stride = 64 * 576;
+    params.cache_slot_stride = 576;
+    params.block_table_stride = 8;
+    params.out_token_stride = 16 * 512;
+    params.out_head_stride = 512;
+    params.lse_head_stride = 2;
+    params.pages = 16;
+    (params.requests, params.tokens, params.heads) = (2, 2, 16);
+    (params.query_len, params.page_size, params.max_pages) = (1, 64, 8);
+    (params.latent_dim, params.rope_dim) = (512, 64);
+    params.cache_format = raw::MLA_CACHE_BF16 as i32;
+    (params.softmax_scale, params.cache_scale) = (0.1, 1.0);
+    params
+}
+
+fn prefill() -> MlaPrefillParams {
+    // SAFETY: a struct of plain numbers and pointers, for which zeros are values.
+    let mut params: MlaPrefillParams = unsafe { std::mem::zeroed() };
+    (params.query, params.key_nope, params.key_rope) = (place(), place(), place());
+    (params.value, params.out, params.lse) = (place(), place(), place());
+    (params.cu_query_lens, params.cu_key_lens) = (place(), place());
+    params.workspace = place();
+    params.query_token_stride = 2 * 192;
+    params.query_head_stride = 192;
+    params.key_nope_token_stride = 2 * 128;
+    params.key_nope_head_stride = 128;
+    params.key_rope_token_stride = 64;
+    params.value_token_stride = 2 * 128;
+    params.value_head_stride = 128;
+    params.out_token_stride = 2 * 128;
+    params.out_head_stride = 128;
+    params.lse_head_stride = 130;
+    (params.query_tokens, params.key_tokens) = (130, 130);
+    (params.requests, params.heads) = (2, 2);
+    (params.max_query_len, params.max_key_len) = (100, 100);
+    (params.nope_dim, params.rope_dim, params.value_dim) = (128, 64, 128);
+    params.softmax_scale = 0.1;
+    params
+}
+
+#[test]
+fn decode_refuses_what_leaves_64_bits() {
+    let spoilt: &[Spoilt<MlaDecodeParams>] = &[
+        ("heads", |p| (p.heads, p.query_len) = (i32::MAX, i32::MAX)),
+        ("query_len", |p| p.query_len = i32::MAX),
+        ("requests", |p| p.requests = 4096),
+        ("requests", |p| p.requests = i32::MIN),
+        ("page_size", |p| p.page_size = i32::MAX),
+        ("pages", |p| p.pages = i64::MAX),
+        ("max_pages", |p| p.max_pages = i32::MAX),
+        ("max_pages", |p| {
+            (p.requests, p.tokens) = (1024, 1024);
+            p.max_pages = (1 << 28) / p.page_size;
+        }),
+        ("q_latent_token_stride", |p| {
+            p.q_latent_token_stride = TOO_WIDE
+        }),
+        ("q_latent_head_stride", |p| {
+            p.q_latent_head_stride = TOO_WIDE
+        }),
+        ("q_rope_token_stride", |p| p.q_rope_token_stride = 1 << 62),
+        ("q_rope_head_stride", |p| p.q_rope_head_stride = 1 << 62),
+        ("out_token_stride", |p| p.out_token_stride = TOO_WIDE),
+        ("out_head_stride", |p| p.out_head_stride = TOO_WIDE),
+        ("cache_slot_stride", |p| p.cache_slot_stride = TOO_WIDE),
+        ("cache_page_stride", |p| p.cache_page_stride = TOO_WIDE),
+        ("block_table_stride", |p| p.block_table_stride = TOO_WIDE),
+        ("block_table_stride", |p| p.block_table_stride = i64::MAX),
+        ("lse_head_stride", |p| p.lse_head_stride = TOO_WIDE),
+        ("lse_head_stride", |p| p.lse_head_stride = i64::MAX),
+    ];
+    // SAFETY: the parameters live on the caller's stack; what they point to is read by launched
+    // kernels alone, and a refused call launches none.
+    each_is_refused(&decode(), spoilt, |params| unsafe {
+        raw::mla_decode_sm90(params, std::ptr::null_mut())
+    });
+}
+
+#[test]
+fn the_workspace_of_a_decode_is_refused_before_its_rows_are_multiplied() {
+    let mut params = decode();
+    (params.heads, params.query_len) = (i32::MAX, i32::MAX);
+    let mut bytes = 0;
+    // SAFETY: both live on this stack.
+    let status = unsafe { raw::mla_decode_sm90_workspace(&params, &mut bytes) };
+    let error = raw::check("workspace", status).unwrap_err().to_string();
+    assert!(
+        error.contains("heads: given 2147483647, accepted 1..=128"),
+        "{error}"
+    );
+}
+
+#[test]
+fn prefill_refuses_what_leaves_64_bits() {
+    let spoilt: &[Spoilt<MlaPrefillParams>] = &[
+        ("heads", |p| p.heads = 65_536),
+        ("requests", |p| p.requests = i32::MIN),
+        ("max_query_len", |p| p.max_query_len = i32::MAX),
+        // 2^31 rows of 2^39 elements: 2^71 bytes.
+        ("max_query_len", |p| {
+            (p.max_query_len, p.query_token_stride) = (i32::MAX - 128, TOO_WIDE - 8)
+        }),
+        ("max_query_len", |p| {
+            (p.max_query_len, p.out_token_stride) = (i32::MAX - 128, TOO_WIDE - 8)
+        }),
+        ("max_key_len", |p| {
+            (p.max_key_len, p.key_nope_token_stride) = (i32::MAX, TOO_WIDE - 8)
+        }),
+        ("max_key_len", |p| {
+            (p.max_key_len, p.key_rope_token_stride) = (i32::MAX, TOO_WIDE - 8)
+        }),
+        // One row more than there is room for before the tensor.
+        ("max_key_len", |p| {
+            p.value_token_stride = 1 << 20;
+            p.max_key_len = (PLACE >> 21) as i32 + 1;
+        }),
+        ("query_token_stride", |p| p.query_token_stride = TOO_WIDE),
+        ("value_head_stride", |p| p.value_head_stride = i64::MAX - 7),
+        ("lse_head_stride", |p| p.lse_head_stride = TOO_WIDE),
+        ("lse_head_stride", |p| p.lse_head_stride = i64::MAX),
+    ];
+    // SAFETY: the parameters live on the caller's stack; what they point to is read by launched
+    // kernels alone, and a refused call launches none.
+    each_is_refused(&prefill(), spoilt, |params| unsafe {
+        raw::mla_prefill_sm90(params, std::ptr::null_mut())
+    });
+}
