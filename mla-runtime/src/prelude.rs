@@ -7,8 +7,8 @@ pub use crate::dims::{HeadDims, MlaDims};
 pub use crate::dtype::DType;
 pub use crate::kv_format::KvFormat;
 pub use crate::layer::{
-    LayerCall, MlaLayer, SelectedLayer, Step, StepBatch, StepRequest, UnrotatedCall, Weights,
-    Workspace,
+    LayerCall, MlaLayer, SelectedLayer, SelectedWorkspace, Step, StepBatch, StepRequest,
+    UnrotatedCall, Weights, Workspace,
 };
 pub use crate::lse::{LseLayout, LseMut};
 pub use crate::model::ModelConfig;

@@ -29,7 +29,7 @@ use mla_runtime::registry::Registry;
 use mla_runtime::spec::{BackendSpec, Phase, QueryFormat, QueryLen};
 use mla_runtime::tensor::{Layout, TensorMut, TensorRef};
 
-use crate::common::{Bytes, done, operations};
+use crate::common::{Bytes, done, operations, set_ordinal};
 
 thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
@@ -157,7 +157,7 @@ fn a_call_allocates_nothing() {
     assert_eq!(workspace.plan().backend_bytes, 512 + 1024);
 
     let requests = [(1, 300), (2, 500), (7, 400), (20, 20)].map(|(q, kv)| Request::new(q, kv));
-    let pages = [0; 4 * 8];
+    let pages: Vec<i32> = (0..4 * 8).collect();
     let batch = StepBatch::new(&requests, BlockTables::new(&pages, 8, 64).unwrap());
     workspace.prepare(&layer, &batch).unwrap();
     assert_eq!(workspace.absorbed_tokens(), 3);
@@ -170,8 +170,8 @@ fn a_call_allocates_nothing() {
     let (latent, rope) = (bytes(tokens * 512), bytes(tokens * 64));
     let mut out = bytes(tokens * HEADS * 128);
     let mut lse = bytes(2 * tokens * HEADS);
-    let cache_layout = CacheLayout::contiguous(MlaDims::R1, config.problem.kv_format, 1, 64);
-    let mut cache = bytes(64 * 576);
+    let cache_layout = CacheLayout::contiguous(MlaDims::R1, config.problem.kv_format, 32, 64);
+    let mut cache = bytes(32 * 64 * 576);
     for with_lse in [true, false] {
         operations();
         let before = ALLOCATIONS.get();
@@ -252,4 +252,23 @@ fn a_call_allocates_nothing() {
         assert_eq!(refused.unwrap_err().to_string(), message);
         assert_eq!(operations(), 0);
     }
+}
+
+/// Its addresses mean nothing to another device.
+#[test]
+fn a_workspace_is_for_the_device_that_it_was_made_on() {
+    let device: Inert = Bytes;
+    let config = LayerConfig::new(Problem::new(MlaDims::R1, 16, DType::BF16), 0.07);
+    let layer = MlaLayer::<Nothing, Nothing>::of(&device, &config).unwrap();
+    set_ordinal(1);
+    let mut workspace = layer.workspace(&StepLimits::new(1, 1, 1)).unwrap();
+    let tables = BlockTables::new(&[0], 1, config.problem.page_size).unwrap();
+    let requests = [Request::new(1, 1)];
+    let batch = StepBatch::new(&requests, tables);
+    workspace.prepare(&layer, &batch).unwrap();
+    set_ordinal(0);
+    assert_eq!(
+        workspace.prepare(&layer, &batch).unwrap_err().to_string(),
+        "workspace: given one on device 1, accepted one on device 0, as the layer is"
+    );
 }

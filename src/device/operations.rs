@@ -133,6 +133,10 @@ impl Device for Cuda {
         self.target()
     }
 
+    fn ordinal(&self) -> usize {
+        self.stream().context().ordinal()
+    }
+
     fn machine(&self) -> Machine {
         let figures = machine::of(self.stream().context(), self.gpu().capability);
         Machine::Gpu(figures.unwrap_or(GpuFigures::H200))

@@ -1,6 +1,5 @@
 //! The library's layer and workspace, and what a step uses of a device's memory beside them.
 
-use mla_runtime::backend::{SelectedDecode, SelectedPrefill};
 use mla_runtime::prelude::*;
 
 use crate::config::{Config, widths};
@@ -8,9 +7,9 @@ use crate::operations::Operations;
 use crate::tensor::{Ids, Tensor};
 
 /// The library's layer, with the backends that were selected for the device.
-pub type Layer<D> = MlaLayer<SelectedPrefill<D>, SelectedDecode<D>>;
+pub type Layer<D> = SelectedLayer<D>;
 /// The library's workspace, which all decoder layers share.
-pub type Shared<D> = Workspace<SelectedPrefill<D>, SelectedDecode<D>>;
+pub type Shared<D> = SelectedWorkspace<D>;
 
 /// Everything in the device's memory that a step uses, beside weights and the workspace.
 pub struct Memory<D: Device> {

@@ -182,18 +182,10 @@ impl<D: Graphs> Runner<D> {
     /// If the device fails.
     pub fn copy_page(&mut self, from: i32, to: i32) -> Result<()> {
         let device = self.model.layer().device();
-        let bytes = self.memory.cache_layout.page_stride;
-        let layout = Layout::contiguous(DType::F16, [1, 1, bytes / 2]);
+        let layout = self.memory.cache_layout;
         for cache in &mut self.memory.caches {
-            let (first, second) = (from.min(to) as usize, from.max(to) as usize);
-            let (low, high) = D::split_mut(D::bytes_mut(cache), second * bytes);
-            let (_, low) = D::split_mut(low, first * bytes);
-            let (low, high) = (
-                TensorMut::<D>::new(low, layout)?,
-                TensorMut::new(high, layout)?,
-            );
-            let (from, to) = if from < to { (low, high) } else { (high, low) };
-            device.copy(from.as_ref(), to)?;
+            let cache = CacheMut::new(D::bytes_mut(cache), layout)?;
+            device.copy_page(cache, from as usize, to as usize)?;
         }
         Ok(())
     }

@@ -10,6 +10,7 @@ mod calls;
 mod cases;
 mod reference;
 mod setup;
+mod steps;
 
 use std::fmt::Write as _;
 
@@ -51,7 +52,35 @@ fn misuse_is_refused_or_right() {
             (kind, given) => panic!("{name}: expected {kind:?}, given {:?}", given.map(drop)),
         }
     }
-    assert!(names.len() >= 124, "{} cases", names.len());
+    let mut failed = Vec::new();
+    for (name, case) in steps::REFUSED {
+        assert!(
+            names.insert((*name).to_owned()),
+            "two cases are named {name}"
+        );
+        match case() {
+            Err(error) => writeln!(said, "{name}\n    {error}").unwrap(),
+            Ok(_) => failed.push(format!("{name}: not refused")),
+        }
+    }
+    for (name, case) in steps::RIGHT {
+        assert!(
+            names.insert((*name).to_owned()),
+            "two cases are named {name}"
+        );
+        let same = |(a, b): (&f32, &f32)| (a - b).abs() < 1e-5;
+        match case() {
+            Err(error) => failed.push(format!("{name}: {error}")),
+            Ok([given, wanted]) => {
+                let is_same = given.len() == wanted.len() && given.iter().zip(&wanted).all(same);
+                if !is_same {
+                    failed.push(format!("{name}: other outputs"));
+                }
+            }
+        }
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+    assert!(names.len() >= 124 + 60, "{} cases", names.len());
     let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/misuse/refusals.txt");
     if std::env::var_os("BLESS").is_some() {
         std::fs::write(&file, &said).unwrap();

@@ -5,7 +5,8 @@ use std::ffi::CStr;
 use crate::availability::Availability;
 use crate::cache::{BlockTable, CacheMut, CacheRef};
 use crate::capability::{Platform, Target};
-use crate::error::Result;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
 use crate::lse::{LseConvention, LseMut, LseRef};
 use crate::plan::crossover::{GpuFigures, Machine};
 use crate::rotary::{Rotary, RotaryQuery};
@@ -157,6 +158,11 @@ pub trait Device: Memory {
     /// What a selection for this device is made for.
     fn target(&self) -> Target;
 
+    /// Which device of its type it is: what belongs to a device of one number is not for another.
+    fn ordinal(&self) -> usize {
+        0
+    }
+
     /// What the times of a step's two paths follow from: the device's own figures, if it knows them.
     fn machine(&self) -> Machine {
         match Self::PLATFORM {
@@ -222,6 +228,48 @@ pub trait Device: Memory {
     ///
     /// If shapes or dtypes disagree.
     fn copy(&self, from: TensorRef<'_, Self>, to: TensorMut<'_, Self>) -> Result<()>;
+
+    /// Copies the rows of page `from` to page `to` of a cache: what an engine does before a request
+    /// writes to a page that others have, too.
+    ///
+    /// # Errors
+    ///
+    /// If the cache has not both pages, its rows are of an odd number of bytes, or the device fails.
+    fn copy_page(&self, cache: CacheMut<'_, Self>, from: usize, to: usize) -> Result<()> {
+        let layout = *cache.layout();
+        for (field, page) in [("from", from), ("to", to)] {
+            if page >= layout.pages {
+                let accepted = format!("below the cache's {} pages", layout.pages);
+                return Err(Error::argument(field, format!("page {page}"), accepted));
+            }
+        }
+        if from == to {
+            return Ok(());
+        }
+        let (row, stride) = (layout.format.row_bytes(layout.dims), layout.row_stride);
+        if let Some(odd) = [row, stride].into_iter().find(|bytes| bytes % 2 == 1) {
+            let given = format!("{odd} bytes");
+            return Err(Error::argument(
+                "cache row",
+                given,
+                "an even number of bytes",
+            ));
+        }
+        // Any element of 16 bits will do: a copy does not look at what it is.
+        let rows = Layout {
+            dtype: DType::F16,
+            shape: [1, layout.page_size, row / 2],
+            strides: [0, stride / 2, 1],
+        };
+        let (low, high) = (from.min(to), from.max(to));
+        let (below, high) = Self::split_mut(cache.into_bytes(), high * layout.page_stride);
+        let (_, low) = Self::split_mut(below, low * layout.page_stride);
+        let (low, high) = (TensorMut::new(low, rows)?, TensorMut::new(high, rows)?);
+        match from < to {
+            true => self.copy(low.as_ref(), high),
+            false => self.copy(high.as_ref(), low),
+        }
+    }
 
     /// Writes zeros to every element.
     ///

@@ -1,7 +1,7 @@
 //! What is refused of a call before anything is enqueued.
 
 use super::step::Step;
-use super::{LayerCall, MlaLayer, Workspace};
+use super::{LayerCall, MlaLayer, Weights, Workspace};
 use crate::backend::{
     DecodeStage, PrefillStage, SlotLists, check_cache, check_gaps, check_lists, check_rows,
     check_sinks,
@@ -142,14 +142,37 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             layout.require(field, problem.dtype, shape)?;
             self.device.check_tensor(field, layout)?;
         }
-        // A view made for another configuration.
-        let kv = call.weights.kv.layout();
-        let columns = heads * dims.head.kv_b() as usize;
-        kv.require("W_kv_b", problem.dtype, [1, latent, columns])?;
+        self.check_weights(&call.weights)?;
         match &call.lse {
             Some(lse) => lse.layout().require("lse", heads, tokens),
             None => Ok(()),
         }
+    }
+
+    /// Refuses weights made for another configuration, also if it has as many columns in other heads.
+    fn check_weights(&self, weights: &Weights<'_, P::Device>) -> Result<()> {
+        let problem = &self.config.problem;
+        let [heads, latent, nope, v] = [
+            problem.heads,
+            problem.dims.latent,
+            problem.dims.head.nope,
+            problem.dims.head.v,
+        ]
+        .map(|extent| extent as usize);
+        let columns = heads * (nope + v);
+        let kv = weights.kv.layout();
+        kv.require("W_kv_b", problem.dtype, [1, latent, columns])?;
+        let [theirs, their_nope, _] = weights.queries.shape();
+        let [_, _, their_v] = weights.values.shape();
+        if (theirs, their_nope, their_v) == (heads, nope, v) {
+            return Ok(());
+        }
+        let shown = |heads, nope, v| format!("made for {heads} heads of P + V = {nope} + {v}");
+        Err(Error::argument(
+            "W_kv_b",
+            shown(theirs, their_nope, their_v),
+            shown(heads, nope, v),
+        ))
     }
 
     /// Refuses tensors that a backend or a product of the step would not take as they lie.

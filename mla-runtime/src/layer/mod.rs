@@ -114,7 +114,7 @@ mod workspace;
 pub use call::LayerCall;
 pub use plan::{Step, StepRequest};
 pub use rotation::UnrotatedCall;
-pub use selected::SelectedLayer;
+pub use selected::{SelectedLayer, SelectedWorkspace};
 pub use step::StepBatch;
 pub use weights::Weights;
 pub use workspace::{Workspace, WorkspaceId};

@@ -79,8 +79,8 @@ impl Step {
     ///
     /// # Errors
     ///
-    /// If a request contradicts itself or has too few pages, if two write to one page, or if there
-    /// are more than the workspace was made for.
+    /// If a request contradicts itself or has too few pages, if two write to one page or one reads
+    /// it as another of its own, or if there are more than the workspace was made for.
     pub fn plan<P, D>(workspace: &Workspace<P, D>, requests: &[StepRequest<'_>]) -> Result<Self>
     where
         P: PrefillStage,
@@ -287,7 +287,7 @@ fn check(problem: &Problem, limits: &StepLimits, requests: &[StepRequest<'_>]) -
         return Err(Error::argument("page_size", 0, "1 and up"));
     }
     let mut tokens = 0usize;
-    // Who writes each page.
+    // Who writes each page, as which of its own.
     let mut writers = HashMap::new();
     for (index, request) in requests.iter().enumerate() {
         if request.total < request.new_tokens {
@@ -322,8 +322,8 @@ fn check(problem: &Problem, limits: &StepLimits, requests: &[StepRequest<'_>]) -
         } else {
             &pages[first as usize..]
         };
-        for entry in written {
-            if let Some(other) = writers.insert(*entry, index) {
+        for (place, entry) in (first as usize..).zip(written) {
+            if let Some((other, _)) = writers.insert(*entry, (index, place)) {
                 let given = format!("page {entry} of request {index}, which {other} writes too");
                 let accepted = "pages to write that no other request of the step writes";
                 return Err(Error::argument("requests.pages", given, accepted));
@@ -333,6 +333,46 @@ fn check(problem: &Problem, limits: &StepLimits, requests: &[StepRequest<'_>]) -
     if tokens > limits.tokens {
         let accepted = format!("at most the limit of {}", limits.tokens);
         return Err(Error::argument("new tokens", tokens, accepted));
+    }
+    check_reads(page, requests, &writers)
+}
+
+/// Refuses a page that one request writes and one reads at another place of its own: the new tokens
+/// would lie where those are that it attends to. At the same place it is a shared prefix, which may
+/// be written by the step that reads it.
+fn check_reads(
+    page: u32,
+    requests: &[StepRequest<'_>],
+    writers: &HashMap<i32, (usize, usize)>,
+) -> Result<()> {
+    // Most pages are written by nobody: sixteen bits for each one that is tell most of them apart.
+    let bits = (16 * writers.len()).next_power_of_two().max(64);
+    let mut marks = vec![0u64; bits / 64];
+    let bit = |entry: i32| (entry as u32).wrapping_mul(0x9e37_79b1) as usize % bits;
+    for entry in writers.keys() {
+        marks[bit(*entry) / 64] |= 1 << (bit(*entry) % 64);
+    }
+    for (index, request) in requests.iter().enumerate() {
+        if request.new_tokens == 0 {
+            continue;
+        }
+        let read = &request.pages[..request.total.div_ceil(page) as usize];
+        for (place, entry) in read.iter().enumerate() {
+            if marks[bit(*entry) / 64] >> (bit(*entry) % 64) & 1 == 0 {
+                continue;
+            }
+            match writers.get(entry) {
+                Some((writer, at)) if *at != place => {
+                    let given = format!(
+                        "page {entry} at [{index}][{place}], which request {writer} writes at \
+                         [{writer}][{at}]"
+                    );
+                    let accepted = "a page that holds the same tokens in every request that has it";
+                    return Err(Error::argument("requests.pages", given, accepted));
+                }
+                _ => {}
+            }
+        }
     }
     Ok(())
 }
@@ -482,5 +522,25 @@ mod tests {
             StepRequest::new(1, 18, &[9, 2]),
         ];
         assert!(plan(QueryLen::Ragged, &shared).is_ok());
+        // Also if its tokens come with this step. At another place it would hold others.
+        let [own, moved] = [[9, 2], [2, 9]];
+        let writer = StepRequest::new(16, 16, &[9]);
+        assert!(plan(QueryLen::Ragged, &[writer, StepRequest::new(1, 18, &own)]).is_ok());
+        assert_eq!(
+            refused(&[
+                StepRequest::new(1, 16, &[9]),
+                StepRequest::new(1, 18, &moved)
+            ]),
+            "requests.pages: given page 9 of request 1, which 0 writes too, accepted pages to write \
+             that no other request of the step writes"
+        );
+        assert_eq!(
+            refused(&[
+                StepRequest::new(1, 16, &[9]),
+                StepRequest::new(1, 33, &[2, 9, 1])
+            ]),
+            "requests.pages: given page 9 at [1][1], which request 0 writes at [0][0], accepted a \
+             page that holds the same tokens in every request that has it"
+        );
     }
 }

@@ -1,6 +1,6 @@
 //! A layer of the backends that were selected at run time.
 
-use super::MlaLayer;
+use super::{MlaLayer, Workspace};
 use crate::backend::{SelectedDecode, SelectedPrefill};
 use crate::device::Device;
 use crate::select::instantiate::{decode_of, prefill_of};
@@ -8,6 +8,9 @@ use crate::selection::{Selection, SelectionError};
 
 /// A layer of backends that a [`Selection`] chose: each is behind one pointer.
 pub type SelectedLayer<D> = MlaLayer<SelectedPrefill<D>, SelectedDecode<D>>;
+
+/// The workspace of such layers.
+pub type SelectedWorkspace<D> = Workspace<SelectedPrefill<D>, SelectedDecode<D>>;
 
 impl Selection {
     /// Makes a layer of the selected backends on `device`.

@@ -83,6 +83,8 @@ pub(super) struct Step {
     tokens: usize,
     /// Of each new token.
     slots: Vec<i64>,
+    /// Those that are written, in order.
+    written: Vec<i64>,
     /// The requests on the absorbed path come first.
     absorbed_requests: usize,
     absorbed_tokens: usize,
@@ -119,6 +121,7 @@ impl Step {
             prepared: false,
             tokens: 0,
             slots: Vec::with_capacity(limits.tokens),
+            written: Vec::with_capacity(limits.tokens),
             absorbed_requests: 0,
             absorbed_tokens: 0,
             max_absorbed_query_len: 0,
@@ -179,7 +182,8 @@ impl Step {
             ));
         }
         self.check_requests(batch)?;
-        self.place(batch)
+        self.place(batch)?;
+        self.check_written()
     }
 
     // The most tokens of a request in a replay, of a batch whose page size was checked.
@@ -284,6 +288,22 @@ impl Step {
             *slot = *given;
         }
         Ok(())
+    }
+
+    // Two tokens in one slot would leave there what is written last, which is any of them on a GPU.
+    fn check_written(&mut self) -> Result<()> {
+        self.written.clear();
+        let written = self.slots.iter().filter(|slot| **slot != SKIPPED);
+        self.written.extend(written);
+        self.written.sort_unstable();
+        match self.written.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(pair) => Err(Error::argument(
+                "slots",
+                format!("slot {} twice", pair[0]),
+                "slots that differ",
+            )),
+            None => Ok(()),
+        }
     }
 
     fn split(&mut self, problem: &Problem, threshold: u32, batch: &StepBatch<'_>) -> Result<()> {

@@ -17,6 +17,8 @@ use crate::tensor::ArrayRef;
 /// the other. Everything in it is allocated when it is made, as its [plan](Self::plan) lists.
 pub struct Workspace<P: PrefillStage, D: DecodeStage<Device = P::Device>> {
     pub(super) config: LayerConfig,
+    /// Of the device that has its memory.
+    ordinal: usize,
     pub(super) regions: Regions,
     pub(super) scratch: Buffer<P>,
     pub(super) arrays: Buffer<P>,
@@ -92,6 +94,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
         let plan = layer.memory_plan(limits, 1, 0)?;
         Ok(Self {
             config: *config,
+            ordinal: device.ordinal(),
             regions: Regions::new(&plan),
             scratch: device.allocate(device_plan(plan.workspace_bytes)?)?,
             arrays: device.allocate(device_plan(plan.step_bytes)?)?,
@@ -154,6 +157,12 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
     }
 
     pub(super) fn check(&self, layer: &MlaLayer<P, D>) -> Result<()> {
+        let ordinal = layer.device().ordinal();
+        if self.ordinal != ordinal {
+            let given = format!("one on device {}", self.ordinal);
+            let accepted = format!("one on device {ordinal}, as the layer is");
+            return Err(Error::argument("workspace", given, accepted));
+        }
         self.check_problem(&layer.config().problem)
     }
 

@@ -21,6 +21,12 @@ pub(crate) struct Bytes<const PROCESSOR: bool = false>;
 
 thread_local! {
     static OPERATIONS: Cell<usize> = const { Cell::new(0) };
+    static ORDINAL: Cell<usize> = const { Cell::new(0) };
+}
+
+/// From now on this thread's handles are of this device.
+pub(crate) fn set_ordinal(ordinal: usize) {
+    ORDINAL.set(ordinal);
 }
 
 /// Counts an operation of this thread.
@@ -83,6 +89,10 @@ impl<const PROCESSOR: bool> Device for Bytes<PROCESSOR> {
         } else {
             Target::present_gpu(Capability::new(9, 0))
         }
+    }
+
+    fn ordinal(&self) -> usize {
+        ORDINAL.get()
     }
 
     fn check_tensor(&self, field: &'static str, layout: &Layout) -> Result<()> {

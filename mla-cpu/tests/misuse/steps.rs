@@ -1,0 +1,675 @@
+//! What an engine can get wrong from step to step: workspaces of others, plans that are stale, pages
+//! in two hands, requests that are gone.
+
+use std::sync::Arc;
+
+use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
+use mla_runtime::Result;
+use mla_runtime::backend::{LayerConfig, ListedCache, SlotLists, StepLimits};
+use mla_runtime::batch::Request;
+use mla_runtime::cache::{CacheLayout, CacheMut, CacheRef};
+use mla_runtime::device::{Device, Memory};
+use mla_runtime::dims::{HeadDims, MlaDims};
+use mla_runtime::dtype::DType;
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::layer::{
+    LayerCall, MlaLayer, Step, StepBatch, StepRequest, UnrotatedCall, Weights, Workspace,
+};
+use mla_runtime::model::Rope;
+use mla_runtime::plan::slots::BlockTables;
+use mla_runtime::problem::Problem;
+use mla_runtime::rotary::RotaryTables;
+use mla_runtime::spec::QueryLen;
+use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
+
+use crate::setup::{DIMS, HEADS, PAGE, PAGES, number};
+
+type Layer = MlaLayer<CpuPrefill, CpuDecode>;
+
+/// What a case leaves, and what it has to.
+type Outputs = [Vec<f32>; 2];
+
+/// A name, and what is done. An error is a refusal.
+pub(crate) type Case = (&'static str, fn() -> Result<Outputs>);
+
+pub(crate) const REFUSED: &[Case] = &[
+    // Workspaces.
+    ("steps: a workspace for more heads", || {
+        foreign_workspace(|problem| problem.heads = 4)
+    }),
+    ("steps: a workspace for another dtype", || {
+        foreign_workspace(|problem| {
+            problem.dtype = DType::F16;
+            problem.kv_format = KvFormat::F16;
+        })
+    }),
+    ("steps: a workspace for another latent", || {
+        foreign_workspace(|problem| problem.dims.latent = 64)
+    }),
+    ("steps: a workspace for heads that split otherwise", || {
+        foreign_workspace(|problem| problem.dims.head = HeadDims::new(8, 16, 16))
+    }),
+    ("steps: a workspace for sparse attention", || {
+        foreign_workspace(|problem| problem.sparse = true)
+    }),
+    ("steps: prepared by a layer of another problem", || {
+        let mut lab = Lab::new();
+        let step = lab.plan(&TWO)?;
+        let other = Lab::of(
+            config().with_problem(config().problem.with_page_size(8)),
+            LIMITS,
+        )?;
+        lab.workspace.prepare(&other.layer, &step.batch()?)?;
+        never()
+    }),
+    // Weights.
+    ("steps: weights for twice the heads, half as wide", || {
+        let head = HeadDims::new(8, 8, 8);
+        weights_of(
+            config()
+                .problem
+                .with_dims(MlaDims::new(32, head))
+                .with_heads(4),
+        )
+    }),
+    (
+        "steps: weights for keys as wide as values should be",
+        || {
+            weights_of(
+                config()
+                    .problem
+                    .with_dims(MlaDims::new(32, HeadDims::new(24, 8, 8))),
+            )
+        },
+    ),
+    // Plans.
+    (
+        "steps: planned for more requests than there is room for",
+        || planned_within(&LIMITS.with_requests(9), &[StepRequest::new(0, 0, &[]); 5]),
+    ),
+    (
+        "steps: planned for more tokens than there is room for",
+        || {
+            planned_within(
+                &LIMITS.with_tokens(30),
+                &[StepRequest::new(9, 9, &[0, 1, 2])],
+            )
+        },
+    ),
+    (
+        "steps: planned for longer requests than there is room for",
+        || {
+            let limits = LIMITS.with_pages_per_request(5);
+            planned_within(&limits, &[StepRequest::new(1, 17, &[0, 1, 2, 3, 4])])
+        },
+    ),
+    ("steps: planned for other pages", || {
+        let problem = config().problem.with_page_size(8);
+        let step = Step::within(&problem, &LIMITS, 1, &[StepRequest::new(1, 6, &[0])])?;
+        let mut lab = Lab::new();
+        lab.prepare(&step)?;
+        never()
+    }),
+    ("steps: a request cancelled between plan and call", || {
+        let mut lab = Lab::new();
+        let step = lab.plan(&TWO)?;
+        lab.prepare(&step)?;
+        lab.call(1)?;
+        never()
+    }),
+    ("steps: a request that came between plan and call", || {
+        let mut lab = Lab::new();
+        let step = lab.plan(&TWO[..1])?;
+        lab.prepare(&step)?;
+        lab.call(6)?;
+        never()
+    }),
+    ("steps: padded beyond the limit", || {
+        Lab::new().plan(&TWO)?.padded_to(5)?;
+        never()
+    }),
+    ("steps: padded to all that a host counts", || {
+        Lab::new().plan(&TWO)?.padded_to(usize::MAX)?;
+        never()
+    }),
+    ("steps: padding for prompts alone", || {
+        Lab::new().plan(&TWO[1..])?.padded_to(3)?;
+        never()
+    }),
+    ("steps: padding for nobody", || {
+        Lab::new().plan(&[])?.padded_to(2)?;
+        never()
+    }),
+    // Requests and their pages.
+    ("steps: one request twice", || {
+        Lab::new().run(&[TWO[0], TWO[0]], 2)?;
+        never()
+    }),
+    ("steps: a fork without a copy", || {
+        let fork = [
+            StepRequest::new(1, 6, &[3, 1]),
+            StepRequest::new(1, 7, &[3, 1]),
+        ];
+        Lab::new().run(&fork, 2)?;
+        never()
+    }),
+    ("steps: new tokens over the request's own beginning", || {
+        Lab::new().run(&[StepRequest::new(1, 6, &[3, 3])], 1)?;
+        never()
+    }),
+    ("steps: new tokens over the middle of another", || {
+        let over = [
+            StepRequest::new(1, 6, &[3, 1]),
+            StepRequest::new(1, 11, &[1, 4, 2]),
+        ];
+        Lab::new().run(&over, 2)?;
+        never()
+    }),
+    ("steps: cached tokens in no pages", || {
+        Lab::new().run(&[StepRequest::new(0, 5, &[])], 0)?;
+        never()
+    }),
+    ("steps: more new tokens than tokens", || {
+        Lab::new().run(&[StepRequest::new(u32::MAX, 1, &[0])], 1)?;
+        never()
+    }),
+    ("steps: more tokens than integers count", || {
+        Lab::new().run(&[StepRequest::new(1, u32::MAX, &[0, 1, 2])], 1)?;
+        never()
+    }),
+    ("steps: a negative page", || {
+        Lab::new().run(&[StepRequest::new(1, 6, &[3, i32::MIN])], 1)?;
+        never()
+    }),
+    ("steps: the largest page", || {
+        Lab::new().run(&[StepRequest::new(1, 6, &[3, i32::MAX])], 1)?;
+        never()
+    }),
+    // Two decodes in one slot, without a plan: refused before there is a call.
+    ("steps: two requests in one slot", || {
+        let mut lab = Lab::new();
+        let requests = [Request::new(1, 6), Request::new(1, 6)];
+        let tables = BlockTables::new(&[3, 1, 4, 1], 2, PAGE as u32)?;
+        let batch = StepBatch::new(&requests, tables);
+        lab.workspace.prepare(&lab.layer, &batch)?;
+        never()
+    }),
+    // Limits and memory.
+    ("steps: limits of all that a host counts", || {
+        let most = usize::MAX;
+        let limits = StepLimits::new(most, most, most);
+        Lab::of(
+            config(),
+            limits.with_context_rows(most).with_decode_query_len(most),
+        )?;
+        never()
+    }),
+    ("steps: decodes longer than all that a host counts", || {
+        // As many as a step has tokens are enough; a prompt is refused as what it is.
+        let mut lab = Lab::of(config(), LIMITS.with_decode_query_len(usize::MAX))?;
+        lab.run(&[StepRequest::new(9, 9, &[0, 1, 2])], 9)?;
+        never()
+    }),
+    ("steps: memory of all that a host counts", || {
+        Cpu::new().allocate(usize::MAX)?;
+        never()
+    }),
+    ("steps: memory of half of that", || {
+        Cpu::new().allocate(isize::MAX as usize - 63)?;
+        never()
+    }),
+    ("steps: a cache of all pages that a host counts", || {
+        let layout = CacheLayout::contiguous(DIMS, KvFormat::F32, usize::MAX, PAGE);
+        CacheMut::<Cpu>::new(&mut [0; 640], layout)?;
+        never()
+    }),
+    // Copies of pages.
+    ("steps: a copy of a page past the cache", || {
+        copied(PAGES, 0)
+    }),
+    ("steps: a copy to a page past the cache", || {
+        copied(0, PAGES)
+    }),
+    ("steps: a copy of the last page that a host counts", || {
+        copied(usize::MAX, 1)
+    }),
+    ("steps: a copy of rows of an odd number of bytes", || {
+        let dims = MlaDims::new(33, HeadDims::new(16, 8, 16));
+        let layout = CacheLayout::contiguous(dims, KvFormat::Fp8, 2, 4);
+        let mut bytes = vec![0; 2 * layout.page_stride];
+        Cpu::new().copy_page(CacheMut::new(&mut bytes[..], layout)?, 0, 1)?;
+        never()
+    }),
+    // Positions of the caller's own.
+    ("steps: fewer positions than tokens", || rotated(&[0; 5])),
+    ("steps: a negative position", || {
+        rotated(&[0, 0, 0, -1, 0, 0])
+    }),
+    ("steps: a position past the tables", || {
+        rotated(&[0, 16, 0, 0, 0, 0])
+    }),
+    ("steps: the largest position", || {
+        rotated(&[0, 0, 0, 0, 0, i64::MAX])
+    }),
+    // Sinks and second caches.
+    ("steps: a sink too few", || sinks(&TWO[..1], 1, &[0.5])),
+    ("steps: a sink too many", || sinks(&TWO[..1], 1, &[0.5; 3])),
+    ("steps: sinks of a prompt", || sinks(&TWO, 6, &[0.5; 2])),
+    ("steps: a second cache of other rows", || {
+        second(MlaDims::new(24, HeadDims::new(16, 8, 16)), 4)
+    }),
+    ("steps: a second cache with too few entries", || {
+        second(DIMS, 3)
+    }),
+    // Parts of a call.
+    ("steps: a part of a call without a step", || {
+        let mut lab = Lab::new();
+        lab.parts(6, [0, 1, 2])?;
+        never()
+    }),
+];
+
+pub(crate) const RIGHT: &[Case] = &[
+    ("steps: a workspace of another layer of the problem", || {
+        let (mut lab, other) = (Lab::new(), Lab::new());
+        lab.workspace = other.workspace;
+        Ok([lab.run(&TWO, 6)?, Lab::new().run(&TWO, 6)?])
+    }),
+    ("steps: a workspace of a layer with another scale", || {
+        let other = Lab::of(LayerConfig::new(config().problem, 3.0), LIMITS)?;
+        let mut lab = Lab::new();
+        lab.workspace = other.workspace;
+        Ok([lab.run(&TWO, 6)?, Lab::new().run(&TWO, 6)?])
+    }),
+    ("steps: a workspace of another handle of the device", || {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build();
+        let device = Cpu::with_pool(Arc::new(pool.expect("a thread")));
+        let mut lab = Lab::new();
+        lab.workspace = Layer::of(&device, &config())?.workspace(&LIMITS)?;
+        Ok([lab.run(&TWO, 6)?, Lab::new().run(&TWO, 6)?])
+    }),
+    ("steps: weights made with another scale", || {
+        let mut lab = Lab::new();
+        lab.weights = LayerConfig::new(config().problem, 7.0);
+        Ok([lab.run(&TWO, 6)?, Lab::new().run(&TWO, 6)?])
+    }),
+    ("steps: planned with more room for drafts", || {
+        let limits = LIMITS.with_decode_query_len(4);
+        let step = Step::within(&config().problem, &limits, 4, &TWO)?;
+        let mut lab = Lab::new();
+        lab.prepare(&step)?;
+        Ok([lab.call(6)?, Lab::new().run(&TWO, 6)?])
+    }),
+    ("steps: planned before another was prepared", || {
+        let mut lab = Lab::new();
+        let (first, second) = (lab.plan(&TWO)?, lab.plan(&TWO[..1])?);
+        lab.prepare(&second)?;
+        lab.prepare(&first)?;
+        Ok([lab.call(6)?, Lab::new().run(&TWO, 6)?])
+    }),
+    ("steps: one step, called twice", || {
+        let mut lab = Lab::new();
+        let first = lab.run(&TWO, 6)?;
+        Ok([lab.call(6)?, first])
+    }),
+    ("steps: a plan that was refused behind a step", || {
+        let mut lab = Lab::new();
+        let step = lab.plan(&TWO)?;
+        lab.prepare(&step)?;
+        assert!(lab.plan(&[TWO[0], TWO[0]]).is_err());
+        Ok([lab.call(6)?, Lab::new().run(&TWO, 6)?])
+    }),
+    ("steps: padded to fewer than it has", || {
+        let mut lab = Lab::new();
+        let step = lab.plan(&TWO)?.padded_to(1)?;
+        lab.prepare(&step)?;
+        Ok([lab.call(6)?, Lab::new().run(&TWO, 6)?])
+    }),
+    ("steps: padded", || {
+        let mut lab = Lab::new();
+        let step = lab.plan(&TWO)?.padded_to(4)?;
+        lab.prepare(&step)?;
+        let given = lab.call(8)?;
+        // The two rows of padding stand behind the decode.
+        let wanted = Lab::new();
+        let tokens = [0, 3, 4, 5, 6, 7];
+        let wanted = wanted.with_rows(&tokens).run(&TWO, 6)?;
+        let row = HEADS * 16;
+        let given = tokens.iter().flat_map(|token| &given[token * row..][..row]);
+        Ok([given.copied().collect(), wanted])
+    }),
+    ("steps: nobody", || {
+        Ok([Lab::new().run(&[], 0)?, Vec::new()])
+    }),
+    ("steps: nobody with new tokens", || {
+        let idle = [StepRequest::new(0, 5, &[3, 1]), StepRequest::new(0, 0, &[])];
+        Ok([Lab::new().run(&idle, 0)?, Vec::new()])
+    }),
+    ("steps: a cancelled request that is still listed", || {
+        let with = [TWO[0], StepRequest::new(0, 0, &[]), TWO[1]];
+        Ok([Lab::new().run(&with, 6)?, Lab::new().run(&TWO, 6)?])
+    }),
+    ("steps: more pages than a request needs", || {
+        let pages = [3, 1, i32::MIN, i32::MAX, 0, 0, 0, 0, 0];
+        let with = [StepRequest::new(1, 6, &pages), TWO[1]];
+        Ok([Lab::new().run(&with, 6)?, Lab::new().run(&TWO, 6)?])
+    }),
+    ("steps: a prefix that another writes in this step", || {
+        let writer = StepRequest::new(4, 4, &[2]);
+        let reader = StepRequest::new(1, 6, &[2, 1]);
+        // The decode stands before the prompt.
+        let together = Lab::new().run(&[writer, reader], 5)?;
+        let mut lab = Lab::new().with_rows(&[1, 2, 3, 4]);
+        let mut alone = lab.run(&[writer], 4)?;
+        let mut lab = lab.with_rows(&[0]);
+        let mut first = lab.run(&[reader], 1)?;
+        first.append(&mut alone);
+        Ok([together, first])
+    }),
+    ("steps: room for nothing", || {
+        let mut lab = Lab::of(config(), StepLimits::new(0, 0, 0))?;
+        Ok([lab.run(&[], 0)?, Vec::new()])
+    }),
+    ("steps: memory of no bytes", || {
+        assert!(Cpu::new().allocate(0)?.is_empty());
+        Ok([Vec::new(), Vec::new()])
+    }),
+    ("steps: parts of a call in another order", || {
+        let mut lab = Lab::new();
+        let step = lab.plan(&TWO)?;
+        lab.prepare(&step)?;
+        Ok([lab.parts(6, [0, 2, 1])?, Lab::new().run(&TWO, 6)?])
+    }),
+    ("steps: a page copied onto itself", || {
+        let mut lab = Lab::new();
+        lab.copy(3, 3)?;
+        Ok([lab.run(&TWO, 6)?, Lab::new().run(&TWO, 6)?])
+    }),
+    ("steps: a fork with a copy", || {
+        let mut lab = Lab::new();
+        lab.copy(1, 5)?;
+        lab.copy(5, 0)?;
+        let copy = StepRequest::new(1, 6, &[3, 0]);
+        Ok([lab.run(&[copy], 1)?, Lab::new().run(&TWO[..1], 1)?])
+    }),
+    ("steps: counts of lists beyond every width", || {
+        let wanted = listed(None)?;
+        Ok([listed(Some(&[i32::MAX]))?, wanted])
+    }),
+    ("steps: negative counts of lists", || {
+        Ok([listed(Some(&[i32::MIN]))?, vec![0.0; HEADS * 16]])
+    }),
+];
+
+/// A decode behind five tokens, and five new tokens behind four.
+const TWO: [StepRequest<'static>; 2] = [
+    StepRequest::new(1, 6, &[3, 1]),
+    StepRequest::new(5, 9, &[0, 4, 2]),
+];
+
+const LIMITS: StepLimits = StepLimits::new(4, 8, 3)
+    .with_decode_query_len(2)
+    .with_context_rows(8);
+
+fn config() -> LayerConfig {
+    let problem = Problem::new(DIMS, HEADS as u32, DType::F32)
+        .with_page_size(PAGE as u32)
+        .with_query_len(QueryLen::Ragged);
+    LayerConfig::new(problem, 0.2)
+}
+
+/// What stands behind the call that has to be refused.
+fn never() -> Result<Outputs> {
+    Ok([vec![1.0], vec![0.0]])
+}
+
+/// What few calls have.
+#[derive(Default)]
+struct Extras<'a> {
+    sinks: Option<&'a [f32]>,
+    lists: Option<SlotLists<'a, Cpu>>,
+}
+
+/// A layer, its workspace, and a cache.
+struct Lab {
+    layer: Layer,
+    workspace: Workspace<CpuPrefill, CpuDecode>,
+    cache: Vec<f32>,
+    /// What weights are made for.
+    weights: LayerConfig,
+    /// Which numbers the rows of the tensors have.
+    rows: Vec<usize>,
+}
+
+impl Lab {
+    fn new() -> Self {
+        Self::of(config(), LIMITS).expect("the limits are right")
+    }
+
+    fn of(config: LayerConfig, limits: StepLimits) -> Result<Self> {
+        let layer = Layer::of(&Cpu::new(), &config)?;
+        let width = config.problem.dims.row() as usize;
+        Ok(Self {
+            workspace: layer.workspace(&limits)?,
+            layer,
+            cache: numbers(9, [PAGES * PAGE, 1, width]),
+            weights: config,
+            rows: (0..16).collect(),
+        })
+    }
+
+    /// The same with tensors whose rows have the numbers of these.
+    fn with_rows(mut self, rows: &[usize]) -> Self {
+        self.rows = rows.to_vec();
+        self
+    }
+
+    fn plan(&self, requests: &[StepRequest<'_>]) -> Result<Step> {
+        Step::plan(&self.workspace, requests)
+    }
+
+    fn prepare(&mut self, step: &Step) -> Result<()> {
+        self.workspace.prepare(&self.layer, &step.batch()?)
+    }
+
+    fn run(&mut self, requests: &[StepRequest<'_>], tokens: usize) -> Result<Vec<f32>> {
+        let step = self.plan(requests)?;
+        self.prepare(&step)?;
+        self.call(tokens)
+    }
+
+    fn call(&mut self, tokens: usize) -> Result<Vec<f32>> {
+        self.call_with(tokens, Extras::default())
+    }
+
+    fn call_with(&mut self, tokens: usize, extras: Extras<'_>) -> Result<Vec<f32>> {
+        self.with_call(tokens, extras, |layer, workspace, call| {
+            layer.forward(workspace, call)
+        })
+    }
+
+    /// The parts of a call: the cache, the absorbed path, the expanded one.
+    fn parts(&mut self, tokens: usize, order: [usize; 3]) -> Result<Vec<f32>> {
+        self.with_call(tokens, Extras::default(), |layer, workspace, mut call| {
+            order.into_iter().try_for_each(|part| match part {
+                0 => layer.write_cache(workspace, &mut call),
+                1 => layer.attend_absorbed(workspace, &mut call),
+                _ => layer.attend_expanded(workspace, &mut call),
+            })
+        })
+    }
+
+    fn copy(&mut self, from: usize, to: usize) -> Result<()> {
+        let bytes = bytemuck::cast_slice_mut(&mut self.cache);
+        let cache = CacheMut::new(bytes, layout())?;
+        self.layer.device().copy_page(cache, from, to)
+    }
+
+    fn rows_of(&self, tensor: u32, [tokens, heads, width]: [usize; 3]) -> Vec<f32> {
+        let all = numbers(tensor, [16, heads, width]);
+        let rows = self.rows.iter().take(tokens);
+        rows.flat_map(|row| &all[row * heads * width..][..heads * width])
+            .copied()
+            .collect()
+    }
+
+    /// Does `run` with a call of so many tokens. What is refused has to leave cache and output alone.
+    fn with_call(
+        &mut self,
+        tokens: usize,
+        extras: Extras<'_>,
+        run: impl FnOnce(
+            &Layer,
+            &mut Workspace<CpuPrefill, CpuDecode>,
+            LayerCall<'_, Cpu>,
+        ) -> Result<()>,
+    ) -> Result<Vec<f32>> {
+        let [query, latent, rope] =
+            [(0, HEADS, 24), (1, 1, 32), (2, 1, 8)].map(|(tensor, heads, width)| {
+                (
+                    self.rows_of(tensor, [tokens, heads, width]),
+                    [tokens, heads, width],
+                )
+            });
+        let problem = self.weights.problem;
+        let kv_b = [1, 32, (problem.heads * problem.dims.head.kv_b()) as usize];
+        let weights = numbers(3, kv_b);
+        let before = self.cache.clone();
+        let mut out = vec![f32::NAN; tokens * HEADS * 16];
+        let result = (|| {
+            let call = LayerCall::new(
+                Weights::new(TensorRef::from_slice(&weights, kv_b)?, &self.weights)?,
+                TensorRef::from_slice(&query.0, query.1)?,
+                [
+                    TensorRef::from_slice(&latent.0, latent.1)?,
+                    TensorRef::from_slice(&rope.0, rope.1)?,
+                ],
+                CacheMut::new(bytemuck::cast_slice_mut(&mut self.cache), layout())?,
+                TensorMut::from_slice(&mut out, [tokens, HEADS, 16])?,
+            );
+            let call = call
+                .with_sinks(extras.sinks.map(ArrayRef::from_slice))
+                .with_slot_lists(extras.lists.as_ref().map(SlotLists::shorten));
+            run(&self.layer, &mut self.workspace, call)
+        })();
+        if result.is_err() {
+            let is_untouched = self.cache == before && out.iter().all(|value| value.is_nan());
+            assert!(is_untouched, "refused after something was written");
+        }
+        result.map(|()| out)
+    }
+}
+
+fn layout() -> CacheLayout {
+    CacheLayout::contiguous(DIMS, KvFormat::F32, PAGES, PAGE)
+}
+
+fn numbers(tensor: u32, [rows, heads, width]: [usize; 3]) -> Vec<f32> {
+    let places = (0..rows).flat_map(|i| (0..heads).map(move |j| (i, j)));
+    let places = places.flat_map(|(i, j)| (0..width).map(move |k| (i, j, k)));
+    places.map(|(i, j, k)| number(tensor, i, j, k)).collect()
+}
+
+fn foreign_workspace(change: fn(&mut Problem)) -> Result<Outputs> {
+    let mut problem = config().problem;
+    change(&mut problem);
+    let mut lab = Lab::new();
+    let step = lab.plan(&TWO[..1])?;
+    lab.prepare(&step)?;
+    let mut other = Lab::of(config().with_problem(problem), LIMITS).expect("a layer of its own");
+    // Prepared by a layer of its own problem.
+    other.prepare(&step)?;
+    lab.workspace = other.workspace;
+    lab.call(1)?;
+    never()
+}
+
+fn weights_of(problem: Problem) -> Result<Outputs> {
+    let mut lab = Lab::new();
+    lab.weights = config().with_problem(problem);
+    lab.run(&TWO, 6)?;
+    never()
+}
+
+/// Of a step that was planned within other limits than those of the workspace that prepares it.
+fn planned_within(limits: &StepLimits, requests: &[StepRequest<'_>]) -> Result<Outputs> {
+    let step = Step::within(&config().problem, limits, 1, requests).expect("it fits those limits");
+    Lab::new().prepare(&step)?;
+    never()
+}
+
+fn copied(from: usize, to: usize) -> Result<Outputs> {
+    Lab::new().copy(from, to)?;
+    never()
+}
+
+/// A step at these positions, by tables of 16.
+fn rotated(positions: &[i64]) -> Result<Outputs> {
+    let mut lab = Lab::new();
+    let step = lab.plan(&TWO)?;
+    lab.prepare(&step)?;
+    let tables = RotaryTables::new(&Cpu::new(), &Rope::plain(1e4), 8, 16)?;
+    let (mut query, latent) = (numbers(0, [6, HEADS, 24]), numbers(1, [6, 1, 32]));
+    let (mut rope, kv_b) = (numbers(2, [6, 1, 8]), numbers(3, [1, 32, 64]));
+    let (before, mut out) = (lab.cache.clone(), vec![f32::NAN; 6 * HEADS * 16]);
+    let cache = CacheMut::new(bytemuck::cast_slice_mut(&mut lab.cache), layout())?;
+    let call = UnrotatedCall::new(
+        Weights::new(TensorRef::from_slice(&kv_b, [1, 32, 64])?, &lab.weights)?,
+        TensorMut::from_slice(&mut query, [6, HEADS, 24])?,
+        TensorRef::from_slice(&latent, [6, 1, 32])?,
+        TensorMut::from_slice(&mut rope, [6, 1, 8])?,
+        tables
+            .rotation()?
+            .with_positions(ArrayRef::from_slice(positions)),
+        cache,
+        TensorMut::from_slice(&mut out, [6, HEADS, 16])?,
+    );
+    let result = lab.layer.forward_unrotated(&mut lab.workspace, call);
+    if result.is_err() {
+        let is_untouched = lab.cache == before && out.iter().all(|value| value.is_nan());
+        assert!(is_untouched, "refused after something was written");
+        let is_turned = query != numbers(0, [6, HEADS, 24]) || rope != numbers(2, [6, 1, 8]);
+        assert!(!is_turned, "refused after something was rotated");
+    }
+    result?;
+    never()
+}
+
+fn sinks(requests: &[StepRequest<'_>], tokens: usize, sinks: &[f32]) -> Result<Outputs> {
+    let mut lab = Lab::new();
+    let step = lab.plan(requests)?;
+    lab.prepare(&step)?;
+    let sinks = Some(sinks);
+    lab.call_with(tokens, Extras { sinks, lists: None })?;
+    never()
+}
+
+/// A sparse decode with lists of two caches, the second of these rows and with so many entries.
+fn second(dims: MlaDims, entries: usize) -> Result<Outputs> {
+    let other = CacheLayout::contiguous(dims, KvFormat::F32, PAGES, PAGE);
+    let (bytes, list) = (vec![0; PAGES * other.page_stride], vec![0; entries]);
+    let second = ListedCache::new(
+        CacheRef::new(&bytes[..], other)?,
+        ArrayRef::from_slice(&list),
+        4,
+    );
+    sparse(|lists| lists.with_second(second))?;
+    never()
+}
+
+/// A sparse decode with these counts.
+fn listed(counts: Option<&[i32]>) -> Result<Vec<f32>> {
+    sparse(|lists| lists.with_counts(counts.map(ArrayRef::from_slice)))
+}
+
+fn sparse<'a>(change: impl FnOnce(SlotLists<'a, Cpu>) -> SlotLists<'a, Cpu>) -> Result<Vec<f32>> {
+    const SLOTS: &[i32] = &[12, 4, 5, 13];
+    let mut lab = Lab::of(
+        config().with_problem(config().problem.with_sparse(true)),
+        LIMITS,
+    )?;
+    let step = lab.plan(&TWO[..1])?;
+    lab.prepare(&step)?;
+    let lists = Some(change(SlotLists::new(ArrayRef::from_slice(SLOTS), 4)));
+    lab.call_with(1, Extras { sinks: None, lists })
+}
