@@ -5,7 +5,8 @@
 
 namespace mla {
 
-// Lane q of a quad has word i of row q, and then word q of row i. `q` is the lane's number in its quad.
+// Lane q of a quad has word i of row q, and then word q of row i. `q` is the lane's number in its
+// quad.
 __device__ __forceinline__ void transpose_quad(uint32_t (&words)[4], int q) {
     const auto exchange = [](uint32_t& a, uint32_t& b, bool upper, int distance) {
         const uint32_t got = __shfl_xor_sync(~0u, upper ? a : b, distance);

@@ -163,14 +163,14 @@ struct Workspace {
     int64_t slots, value;
 
     Workspace(const DeviceFacts& facts, int value_dim)
-        : slots(int64_t(kSlotsPerMultiprocessor) * facts.multiprocessors), value(value_dim) {}
+        : slots(int64_t(kSlotsPerSm) * facts.multiprocessors), value(value_dim) {}
 
     static constexpr int64_t kArrived = 256;
-    static_assert(kArrived + 4 * kSlotsPerMultiprocessor * 256 <= MLA_PREFILL_COUNTER_BYTES);
+    static_assert(kArrived + 4 * kSlotsPerSm * 256 <= MLA_PREFILL_COUNTER_BYTES);
     int64_t sums() const { return slots * kQueries * 8; }
     int64_t outs() const { return slots * kQueries * value * 4; }
     int64_t spoiled() const {
-        return slots / kSlotsPerMultiprocessor * kConsumerWarps * kMostSpoiled * sizeof(Spoiled);
+        return slots / kSlotsPerSm * kConsumerWarps * kMostSpoiled * sizeof(Spoiled);
     }
     int64_t bytes() const { return MLA_PREFILL_COUNTER_BYTES + sums() + outs() + spoiled(); }
 
@@ -286,7 +286,7 @@ MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t 
     }
 
     const int64_t tiles = (int64_t(p.query_tokens) / kQueries + p.requests) * p.heads;
-    // Each block counts one tile further than there are.
+    // Each CTA counts one tile further than there are.
     if (tiles > INT32_MAX - facts.multiprocessors)
         return refuse("query_tokens", p.query_tokens,
                       "fewer than 2^31 tiles of 128 rows over all requests and heads");

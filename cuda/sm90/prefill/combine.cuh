@@ -168,9 +168,9 @@ struct Combine {
             ptx::cp_async_16(staged + i * 16, &partial.sum[i % (kWarpRows / 2)], true);
         }
         ptx::cp_async_commit_group();
-        int part = line * splits;
-        const int parts = stop * splits;
-        bring(splits, first_slot, of_warp, part, min(part + kStagedLines, parts));
+        int entry = line * splits;
+        const int entries = stop * splits;
+        bring(splits, first_slot, of_warp, entry, min(entry + kStagedLines, entries));
         // The sums; lines are in flight while they are weighed.
         ptx::cp_async_wait_group<1>();
         __syncwarp();
@@ -181,16 +181,16 @@ struct Combine {
         if (whole) write_lse(total, line, rows);
         int split = 0;
 #pragma unroll 1
-        for (int first = part; part < parts; first = part) {
-            const int until = min(first + kStagedLines, parts);
+        for (int first = entry; entry < entries; first = entry) {
+            const int until = min(first + kStagedLines, entries);
             if (first > line * splits) {
                 // What was there has been read by the lanes that it was brought for.
                 bring(splits, first_slot, of_warp, first, until);
                 ptx::cp_async_wait_group<0>();
             }
 #pragma unroll 1
-            for (; part < until; part++) {
-                const float4 values = load4(line_at(part - first));
+            for (; entry < until; entry++) {
+                const float4 values = load4(line_at(entry - first));
                 const float2 weight = load2(weight_at(split));
                 float4& sum = total.value;
                 sum.x = fmaf(values.x, weight.x, sum.x);
@@ -198,7 +198,7 @@ struct Combine {
                 sum.z = fmaf(values.z, weight.y, sum.z);
                 sum.w = fmaf(values.w, weight.y, sum.w);
                 if (++split < splits || !whole) continue;
-                write(total, to, part / splits, rows);
+                write(total, to, entry / splits, rows);
                 split = 0;
                 sum = {};
             }
@@ -246,8 +246,8 @@ struct Combine {
         }
     }
 
-    // Parts `begin` to `end`: part l * splits + s is line l of split s, which slot `first_slot` + s
-    // has.
+    // Entries `begin` to `end`: entry l * splits + s is line l of split s, which
+    // slot `first_slot` + s has.
     __device__ __forceinline__ void bring(int splits, int first_slot, int of_warp, int begin,
                                           int end) const {
         int line = begin / splits, split = begin - line * splits;

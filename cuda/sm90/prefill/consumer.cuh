@@ -6,9 +6,9 @@
 #include "../../common/swizzle.cuh"
 #include "../../ptx/sm90.cuh"
 #include "combine.cuh"
+#include "mma.cuh"
 #include "params.cuh"
 #include "pipeline.cuh"
-#include "product.cuh"
 #include "repair.cuh"
 #include "softmax.cuh"
 #include "tile.cuh"
@@ -34,7 +34,7 @@ struct Consumer {
         return half * kRows + thread / 32 * kWarpRows + thread % 32 / 4;
     }
 
-    // Keeps the compiler from moving a use of registers that a product reads or writes across this
+    // Keeps the compiler from moving a use of registers that an MMA reads or writes across this
     // place.
     template <int registers>
     __device__ __forceinline__ static void settle(float (&d)[registers]) {
@@ -48,14 +48,14 @@ struct Consumer {
     }
 
     // Waits for nothing, in a way that needs `sum`, which is never negative. The exponentials
-    // belong before the wait for the products that hide them; ptxas would sink them behind it, but
+    // belong before the wait for the MMAs that hide them; ptxas would sink them behind it, but
     // not across a loop that needs their sum. The barrier is one that nobody arrives at: a warp may
     // come here long after another of its warpgroup has released what it read.
     __device__ __forceinline__ void hold(float sum) const {
         ptx::mbarrier_wait(ptx::shared_address(&shared.idle), 1 ^ uint32_t(sum < 0.f));
     }
 
-    // One warpgroup issues its products while the other computes.
+    // One warpgroup issues its MMAs while the other computes.
     __device__ __forceinline__ void take_turn() const {
         ptx::bar_sync(kTurnBarrier + warpgroup, 128 * kConsumers);
     }
@@ -75,17 +75,17 @@ struct Consumer {
     }
 
     // How many chunks of a KV tile any row of this warp sees keys of, the same for all lanes.
-    __device__ __forceinline__ int chunks_seen(const Work& work, int block) const {
+    __device__ __forceinline__ int chunks_seen(const Work& work, int kv_tile) const {
         const int last = work.query + half * kRows + thread / 32 * kWarpRows + kWarpRows - 1;
-        return (same(max(visible_keys(work, last) - block * Tile::kKeys, 0)) + kChunkKeys - 1) /
+        return (same(max(visible_keys(work, last) - kv_tile * Tile::kKeys, 0)) + kChunkKeys - 1) /
                kChunkKeys;
     }
 
     // Hides the keys of a KV tile's first `chunks` that a row must not see; most warps have to look
     // at few of these chunks.
     __device__ __forceinline__ void mask(float (&scores)[Tile::kKeys / 2], const Work& work,
-                                         int block, int chunks) const {
-        const int query = work.query + row_in_tile(), before = block * Tile::kKeys;
+                                         int kv_tile, int chunks) const {
+        const int query = work.query + row_in_tile(), before = kv_tile * Tile::kKeys;
         const int least = visible_keys(work, same(query)) - before;
         const int end[2] = {visible_keys(work, query) - before - thread % 4 * 2,
                             visible_keys(work, query + 8) - before - thread % 4 * 2};
@@ -104,7 +104,7 @@ struct Consumer {
     }
 
     // The number of KV tiles that every row of this warpgroup sees whole, the same for all lanes.
-    __device__ __forceinline__ int unmasked_blocks(const Work& work) const {
+    __device__ __forceinline__ int unmasked_kv_tiles(const Work& work) const {
         return same(max(visible_keys(work, work.query + half * kRows), 0) / Tile::kKeys);
     }
 
@@ -117,7 +117,7 @@ struct Consumer {
         cute::warpgroup_commit_batch();
     }
 
-    // Enqueues the output of the value block at hand. The output so far is corrected as late as
+    // Enqueues the output of the KV tile at hand. The output so far is corrected as late as
     // that: behind scores in flight, where it costs nothing.
     __device__ __forceinline__ void begin_output(Rows<Tile>& rows, bool first) const {
         if (!first) rows.rescale();
@@ -141,9 +141,9 @@ struct Consumer {
     }
 
     // Gives back the KV tile, and after the tile's last, number 0, the query rows.
-    __device__ __forceinline__ void release_scores(int block) {
+    __device__ __forceinline__ void release_scores(int kv_tile) {
         release(shared.key_empty[key.stage]);
-        if (block == 0) release(shared.query_empty[warpgroup]);
+        if (kv_tile == 0) release(shared.query_empty[warpgroup]);
         key.advance();
     }
 
@@ -155,15 +155,15 @@ struct Consumer {
     }
 
     // Ends a step: the softmax of the scores in flight, up to the weights, behind the output that
-    // was enqueued after them. Of a tile's first block, what no row of a warp sees is left out.
+    // was enqueued after them. Of a tile's first KV tile, what no row of a warp sees is left out.
     template <bool first>
     __device__ __forceinline__ void end_step(float (&scores)[Tile::kKeys / 2], const Work& work,
-                                             int block, int unmasked, Rows<Tile>& rows,
+                                             int kv_tile, int unmasked, Rows<Tile>& rows,
                                              int chunks = Tile::kChunks) {
         cute::warpgroup_wait<1>();
         settle(scores);
-        release_scores(block);
-        if (block >= unmasked) mask(scores, work, block, chunks);
+        release_scores(kv_tile);
+        if (kv_tile >= unmasked) mask(scores, work, kv_tile, chunks);
         rows.template absorb<first>(scores, p.scale_log2, chunks);
         hold(rows.sum[0] + rows.sum[1]);
         cute::warpgroup_wait<0>();
@@ -307,7 +307,7 @@ struct Consumer {
         return {p, shared.spoiled, warp};
     }
 
-    // A tile's description stays in shared memory: its registers are needed for the products. Only
+    // A tile's description stays in shared memory: its registers are needed for the MMAs. Only
     // the first lane reads it, the one that gives it back, and told that all lanes have the same,
     // the compiler keeps it in uniform registers.
     __device__ __forceinline__ Work work_at(int number) const {
@@ -335,7 +335,7 @@ struct Consumer {
         ptx::mbarrier_wait(ptx::shared_address(&shared.work_full[slot.index]), slot.phase);
     }
 
-    // Inlined, since products do not stay in flight across a call.
+    // Inlined, since MMAs do not stay in flight across a call.
     __device__ __forceinline__ void run() {
         if (thread % 32 == 0) spoiled_list().clear();
         if (warpgroup == kConsumers - 1) pass_turn();
@@ -373,7 +373,7 @@ struct Consumer {
         await_work(0);
         Work work = work_at(0);
         if (!work.computes()) return 0;
-        int blocks = work.blocks, unmasked = unmasked_blocks(work);
+        int kv_tiles = work.kv_tiles, unmasked = unmasked_kv_tiles(work);
         Rows<Tile> rows = {};
         {
             float scores[Tile::kKeys / 2];
@@ -384,16 +384,16 @@ struct Consumer {
             pass_turn();
             cute::warpgroup_wait<0>();
             settle(scores);
-            release_scores(blocks - 1);
-            const int chunks = chunks_seen(work, blocks - 1);
-            if (blocks > unmasked) mask(scores, work, blocks - 1, chunks);
+            release_scores(kv_tiles - 1);
+            const int chunks = chunks_seen(work, kv_tiles - 1);
+            if (kv_tiles > unmasked) mask(scores, work, kv_tiles - 1, chunks);
             rows.template absorb<true>(scores, p.scale_log2, chunks);
             rows.round(scores);
         }
         Finished before = {}, older = {};
         int number = 0;
         for (;; number++) {
-            if (blocks > 1) {
+            if (kv_tiles > 1) {
                 {
                     float scores[Tile::kKeys / 2];
                     ptx::mbarrier_wait(ptx::shared_address(&shared.key_full[key.stage]), key.phase);
@@ -402,24 +402,24 @@ struct Consumer {
                     pass_turn();
                     if (number > 0) store(before, rows);
                     // Without its turn, which would come late: the other consumer's softmax of its
-                    // first block takes long.
+                    // first KV tile takes long.
                     begin_output(rows, true);
-                    end_step<false>(scores, work, blocks - 2, unmasked, rows);
+                    end_step<false>(scores, work, kv_tiles - 2, unmasked, rows);
                 }
-                for (int block = blocks - 3; block >= 0; block--) {
-                    for (; block > 0 && block < unmasked; block--) {
+                for (int kv_tile = kv_tiles - 3; kv_tile >= 0; kv_tile--) {
+                    for (; kv_tile > 0 && kv_tile < unmasked; kv_tile--) {
                         float scores[Tile::kKeys / 2];
                         begin_step(scores, rows);
                         end_step_unmasked(scores, rows);
                     }
-                    // The last block gives its keys and the query rows back early, for the next
+                    // The last KV tile gives its keys and the query rows back early, for the next
                     // tile.
                     float scores[Tile::kKeys / 2];
                     begin_step(scores, rows);
-                    end_step<false>(scores, work, block, unmasked, rows);
+                    end_step<false>(scores, work, kv_tile, unmasked, rows);
                 }
             }
-            // Of a tile of one block the output has not begun, and that of the tile before has not
+            // Of a tile of one KV tile the output has not begun, and that of the one before has not
             // been stored.
             older = before;
             before = finish(work, number, rows);
@@ -427,26 +427,26 @@ struct Consumer {
             work = work_at(number + 1);
             if (!work.computes()) break;
             half ^= 1;
-            unmasked = unmasked_blocks(work);
-            const int chunks = chunks_seen(work, work.blocks - 1);
+            unmasked = unmasked_kv_tiles(work);
+            const int chunks = chunks_seen(work, work.kv_tiles - 1);
             float scores[Tile::kKeys / 2];
             ptx::mbarrier_wait(ptx::shared_address(&shared.query_full[warpgroup]),
                                (number + 1) & 1);
             ptx::mbarrier_wait(ptx::shared_address(&shared.key_full[key.stage]), key.phase);
             take_turn();
             begin_scores(scores);
-            if (blocks == 1) {
+            if (kv_tiles == 1) {
                 pass_turn();
                 if (number > 0) store(older, rows);
                 take_turn();
             }
-            begin_output(rows, blocks == 1);
+            begin_output(rows, kv_tiles == 1);
             pass_turn();
-            blocks = work.blocks;
-            end_step<true>(scores, work, blocks - 1, unmasked, rows, chunks);
+            kv_tiles = work.kv_tiles;
+            end_step<true>(scores, work, kv_tiles - 1, unmasked, rows, chunks);
         }
-        if (blocks == 1 && number > 0) store(older, rows);
-        begin_output(rows, blocks == 1);
+        if (kv_tiles == 1 && number > 0) store(older, rows);
+        begin_output(rows, kv_tiles == 1);
         cute::warpgroup_wait<0>();
         end_output(rows);
         store(before, rows);

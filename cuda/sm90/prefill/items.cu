@@ -14,12 +14,12 @@ namespace {
 template <int keys>
 int write_items(const KernelParams& k, int ctas, MlaPrefillItem* items, int room) {
     const Lengths lengths(k);
-    Division<keys> division(lengths, ctas, kSlotsPerMultiprocessor * ctas);
+    Division<keys> division(lengths, ctas, kSlotsPerSm * ctas);
     if (!division.divide()) return 0;
     // From here on as in a launch for which the host has chosen the length of a split.
     if (k.alike && lengths.are_alike()) {
         const int length = division.length();
-        division = Division<keys>(lengths, ctas, kSlotsPerMultiprocessor * ctas);
+        division = Division<keys>(lengths, ctas, kSlotsPerSm * ctas);
         division.divide_alike(length);
     }
     division.rewind();

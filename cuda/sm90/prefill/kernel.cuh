@@ -13,20 +13,24 @@
 //     consumer 1      the same, half a step later
 //
 // that is, in each step: enqueue the scores of a KV tile and the output of the one before;
-// then, while the tensor cores work on the output and on the other consumer's products, the softmax
-// of the scores. Between the two consumers, named barriers let one enqueue its products while the
+// then, while the tensor cores work on the output and on the other consumer's MMAs, the softmax
+// of the scores. Between the two consumers, named barriers let one enqueue its MMAs while the
 // other computes exponentials. KV tiles are taken from the last to the first, so that the ones
 // that need a mask come first; of the first of them a warp leaves out what none of its rows sees. A
 // tile's output is stored behind the second scores of the next tile, through shared memory.
 //
 // What waits for what, each barrier with one phase per use of what it guards:
 //
-//     query_full[c], query_empty[c]     the rows of consumer c, upper or lower; given back after the tile's last scores
-//     key_full[s], key_empty[s]         given back after the scores, or after their softmax where it may need them again
-//     value_full[s], value_empty[s]     given back after the output
-//     work_full[i], work_empty[i]       a tile's description; given back after the tile's last weights
-//     expected                          the description of the tile that this CTA takes first if the host is right; once
-//     work_wanted                       lets the scheduler claim the next tile, when the end of the last one announced comes near
+//     query_full[c], query_empty[c]    the rows of consumer c, upper or lower; given back after the
+//                                      tile's last scores
+//     key_full[s], key_empty[s]        given back after the scores, or after their softmax where it
+//                                      may need them again
+//     value_full[s], value_empty[s]    given back after the output
+//     work_full[i], work_empty[i]      a tile's description; given back after its last weights
+//     expected                         the description of the tile that this CTA takes first if the
+//                                      host is right; once
+//     work_wanted                      lets the scheduler claim the next tile, when the end of the
+//                                      last one announced comes near
 //
 // Each warp of a consumer gives back for itself, and only what it has waited for itself: a barrier
 // that goes on while a warp has yet to wait for it is a phase missed, and the parity that the warp

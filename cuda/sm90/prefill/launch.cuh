@@ -9,7 +9,7 @@
 namespace mla::sm90::prefill {
 
 struct Launch {
-    int blocks;
+    int ctas;
     cudaStream_t stream;
 };
 

@@ -16,7 +16,7 @@ cudaError_t launch(const Launch& l, const KernelParams& p, const Maps& maps) {
                                          kSharedBytes<Tile>);
     if (e != cudaSuccess) return e;
     cudaLaunchConfig_t config = {};
-    config.gridDim = l.blocks;
+    config.gridDim = l.ctas;
     config.blockDim = kThreads;
     config.dynamicSmemBytes = kSharedBytes<Tile>;
     config.stream = l.stream;

@@ -19,9 +19,9 @@ struct KernelParams {
     // Zero between launches: tiles or items claimed, CTAs that have left, and of each query tile of
     // several splits the warps that have stored their partial results, at its first slot.
     int *claimed, *left, *arrived;
-    // Partial results, each of kQueries rows: sums of weights times values, [slot, warp, V / 8, lane]
-    // of 4 f32 as they lie in registers, and (reference, sum of weights) of rows, [slot, warp,
-    // row % 8] of two rows each.
+    // Partial results, each of kQueries rows: sums of weights times values, [slot, warp, V / 8,
+    // lane] of 4 f32 as they lie in registers, and (reference, sum of weights) of rows, [slot,
+    // warp, row % 8] of two rows each.
     float4 *partial_out, *partial_sum;
     int slots;
     // [CTA, warp of the consumers, kMostSpoiled]
@@ -34,8 +34,8 @@ struct KernelParams {
     int section, group;
     // The bounds that the tensor maps were made with.
     int max_query_len, max_key_len;
-    // By the host's numbers every request has as many rows and keys as these bounds say. The lengths
-    // themselves tell whether it is so.
+    // By the host's numbers every request has as many rows and keys as these bounds say. The
+    // lengths themselves tell whether it is so.
     int alike;
     // Whether no CTA has a second tile if it is, and keys are not divided.
     int single_wave;

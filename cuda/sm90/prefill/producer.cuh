@@ -36,8 +36,9 @@ struct Producer {
         for (int number = 0;; number++) {
             const Slot slot(number);
             int tile = number;
-            // The compiler would write the first tile's code apart, and code that runs for the first
-            // time waits for its instructions. Where keys are divided there are no registers for it.
+            // The compiler would write the first tile's code apart, and code that runs for the
+            // first time waits for its instructions. Where keys are divided there are no registers
+            // for it.
             if constexpr (!Tile::kDivides) asm volatile("" : "+r"(tile));
             const Work work = tile == 0 && expects() ? shared.first : announced(slot);
             if (work.is_end()) break;
@@ -89,20 +90,20 @@ struct Producer {
         }
         Position key, value;
         for_each_tile([&](const Work& work, int) {
-            const int last = work.blocks - 1;
+            const int last = work.kv_tiles - 1;
 #pragma unroll 1
-            for (int block = last; block >= 0; block--) {
-                bring_key(work, block, key);
-                if (block == min(last, kClaimBlock))
+            for (int kv_tile = last; kv_tile >= 0; kv_tile--) {
+                bring_key(work, kv_tile, key);
+                if (kv_tile == min(last, kClaimKvTile))
                     ptx::mbarrier_arrive(ptx::shared_address(&shared.work_wanted));
-                if (block < last) bring_value(work, block + 1, value);
+                if (kv_tile < last) bring_value(work, kv_tile + 1, value);
             }
             bring_value(work, 0, value);
         });
     }
 
-    __device__ void bring_key(const Work& work, int block, Position& at) const {
-        const int row = block * Tile::kKeys + p.max_key_len - work.key_len;
+    __device__ void bring_key(const Work& work, int kv_tile, Position& at) const {
+        const int row = kv_tile * Tile::kKeys + p.max_key_len - work.key_len;
         ptx::mbarrier_wait(ptx::shared_address(&shared.key_empty[at.stage]), at.phase ^ 1);
         uint64_t& full = shared.key_full[at.stage];
         ptx::mbarrier_arrive_expect_tx(ptx::shared_address(&full), Tile::kKeyBytes);
@@ -116,8 +117,8 @@ struct Producer {
         at.advance();
     }
 
-    __device__ void bring_value(const Work& work, int block, Position& at) const {
-        const int row = block * Tile::kKeys + p.max_key_len - work.key_len;
+    __device__ void bring_value(const Work& work, int kv_tile, Position& at) const {
+        const int row = kv_tile * Tile::kKeys + p.max_key_len - work.key_len;
         ptx::mbarrier_wait(ptx::shared_address(&shared.value_empty[at.stage]), at.phase ^ 1);
         uint64_t& full = shared.value_full[at.stage];
         ptx::mbarrier_arrive_expect_tx(ptx::shared_address(&full), Tile::kValueBytes);

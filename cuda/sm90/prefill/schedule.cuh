@@ -1,6 +1,6 @@
 // In which order tiles are worked through.
 //
-// A tile is (request, head, level): level l is the l-th block of 128 query rows. Under causal
+// A tile is (request, head, level): level l is the l-th 128 query rows of a request. Under causal
 // attention its cost grows with the level, so tiles are handed out from the highest level of any
 // request down to level 0: the longest come first and the last ones are short, whatever the mix of
 // lengths, without sorting anything. A counter hands them out, because CTAs run at different
@@ -12,7 +12,11 @@
 // few at a time, so that what runs at the same time lies close together in memory; all others are
 // one section. The host says how many heads and requests (`together` in api.cu):
 //
-//     for section of requests: for group of heads: for level from high to low: for request with that level: for head in group
+//     for section of requests:
+//         for group of heads:
+//             for level from high to low:
+//                 for request with that level:
+//                     for head in group
 //
 // Everything here is done by one warp, from the lengths on the device. It claims tiles in this
 // order, so it walks along with them: from each run of levels that the same requests reach to the

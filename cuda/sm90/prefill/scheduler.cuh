@@ -169,7 +169,7 @@ struct Scheduler {
             if (item.request < 0) return;
             if (item.splits == 1 || item.begin == item.end) continue;
             Work work = work_of(item);
-            work.blocks = 0;
+            work.kv_tiles = 0;
             work.key_len = item.splits;
             announce(work);
         }
@@ -186,7 +186,7 @@ struct Scheduler {
         work.query_len = item.query_len;
         work.key_len = item.key_len - item.begin * Tile::kKeys;
         work.key_end = item.key_start + item.key_len;
-        work.blocks = item.end - item.begin;
+        work.kv_tiles = item.end - item.begin;
         return work;
     }
 

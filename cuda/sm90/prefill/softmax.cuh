@@ -6,8 +6,8 @@
 
 namespace mla::sm90::prefill {
 
-// What a row's output is multiplied by, and its log-sum-exp, of the weights' sum: of a row that sees
-// nothing 0 and minus infinity, and of one that sees a NaN a NaN.
+// What a row's output is multiplied by, and its log-sum-exp, of the weights' sum: of a row that
+// sees nothing 0 and minus infinity, and of one that sees a NaN a NaN.
 __device__ __forceinline__ float row_factor(float sum) {
     return sum == 0.f ? 0.f : ptx::rcp_approx(sum);
 }
@@ -35,8 +35,8 @@ struct Rows {
     // would be flushed to 0.
     static constexpr float kLost = 1e30f;
 
-    // Takes the scores of one block and leaves the weights in their place: 0 behind the first
-    // `chunks`, whose scores are not looked at. What was there before the tile's first block does
+    // Takes the scores of one KV tile and leaves the weights in their place: 0 behind the first
+    // `chunks`, whose scores are not looked at. What was there before the tile's first KV tile does
     // not count.
     template <bool first>
     __device__ __forceinline__ void absorb(float (&scores)[Tile::kKeys / 2], float scale_log2,
@@ -151,7 +151,7 @@ struct Rows {
         }
     }
 
-    // Rounds the weights into the layout of a product's left operand.
+    // Rounds the weights into the layout of an MMA's left operand.
     __device__ __forceinline__ void round(const float (&scores)[Tile::kKeys / 2]) {
 #pragma unroll
         for (int step = 0; step < Tile::kKeySteps; step++) {

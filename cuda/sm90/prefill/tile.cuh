@@ -3,14 +3,14 @@
 // Everything that TMA brings is cut into panels of 64 columns, 128 bytes wide with
 // 128-byte swizzle, which is what the tensor cores read. A query or key row is its panels without
 // rotary embedding, then one panel that holds the rotary part; where that part is narrower than 64
-// columns TMA fills up with zeros, and the product stops before them.
+// columns TMA fills up with zeros, and the MMA stops before them.
 #pragma once
 
 #include <cstdint>
 
 namespace mla::sm90::prefill {
 
-// Query rows of a tile: one m64 product for each of two warpgroups.
+// Query rows of a tile: one m64 MMA for each of two warpgroups.
 constexpr int kConsumers = 2;
 constexpr int kRows = 64;
 constexpr int kQueries = kConsumers * kRows;
@@ -25,12 +25,12 @@ constexpr int kAnnounced = 2;
 // A CTA claims its next tile when it brings this KV tile of the one at hand: late, since one
 // that claims early may be outrun by others and end after all of them; but early enough to know the
 // tile before it can be brought.
-constexpr int kClaimBlock = 1;
+constexpr int kClaimKvTile = 1;
 // Query rows of a warp, which it stores by itself.
 constexpr int kWarpRows = 16;
 constexpr int kConsumerWarps = kQueries / kWarpRows;
 // Partial results that the workspace has room for, for each SM: so many items of divided tiles.
-constexpr int kSlotsPerMultiprocessor = 3;
+constexpr int kSlotsPerSm = 3;
 // Named barriers among the warps of all consumers: one for each consumer's turn, and one for
 // combining. 0 is __syncthreads'.
 enum NamedBarrier { kTurnBarrier = 1, kCombineBarrier = kTurnBarrier + kConsumers };
@@ -39,7 +39,7 @@ constexpr int kMostSplits = 128;
 // A chunk: keys of a KV tile that a warp masks or leaves out together. They lie in its registers in
 // octets.
 constexpr int kChunkOctets = 4, kChunkKeys = 8 * kChunkOctets;
-// Registers of a thread. All start with 168, which is what a SM has for each of
+// Registers of a thread. All start with 168, which is what an SM has for each of
 // kThreads, in eights.
 constexpr int kConsumerRegisters = 232, kProducerRegisters = 40;
 static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= (kConsumers + 1) * 168);
@@ -87,7 +87,7 @@ struct alignas(16) Work {
     // Keys from the split's first one to the request's last one, and where the latter ends. Of a
     // combine: the splits.
     int key_len, key_end;
-    int blocks;  // KV tiles to go through
+    int kv_tiles;  // KV tiles to go through
 
     __device__ static int pack(int first_slot, int slot) {
         return slot << 16 | (first_slot & 0xffff);
@@ -110,9 +110,9 @@ struct alignas(16) Work {
     }
 
     // A tile to compute; a share of a combine; a mark behind which nothing comes.
-    __device__ bool computes() const { return blocks > 0; }
-    __device__ bool combines() const { return blocks == 0 && first_slot() >= 0; }
-    __device__ bool is_end() const { return blocks == 0 && slot() < 0; }
+    __device__ bool computes() const { return kv_tiles > 0; }
+    __device__ bool combines() const { return kv_tiles == 0 && first_slot() >= 0; }
+    __device__ bool is_end() const { return kv_tiles == 0 && slot() < 0; }
 };
 
 // Rows of a warp whose output has a NaN (repair.cuh): the first one's number in the batch.

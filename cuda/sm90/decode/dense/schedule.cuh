@@ -338,9 +338,9 @@ class Schedule {
         return least;
     }
 
-    // Whether a tile is done whole though splits of so many KV tiles are possible. Combining takes up
-    // to 32 rows a little longer than a KV tile; with more rows than 64, so does writing all of the
-    // output by one CTA.
+    // Whether a tile is done whole though splits of so many KV tiles are possible. Combining takes
+    // up to 32 rows a little longer than a KV tile; with more rows than 64, so does writing all of
+    // the output by one CTA.
     __host__ __device__ bool stays_whole(int kv_tiles, int split_size) const {
         return kv_tiles - split_size <= (tile_rows_ > 64 ? 0 : 1);
     }

@@ -1,8 +1,8 @@
 // Scores of query rows and cached tokens of e4m3, their softmax, and the probabilities.
 //
 // The cache stays as it is in shared memory, and each warp converts in registers what it multiplies
-// next: both products take the cache as the operand A, which may come from registers. e4m3 is exact
-// in f16, so the products are of f16 whatever the queries' type. Queries of bf16 are multiplied by
+// next: both MMAs take the cache as the operand A, which may come from registers. e4m3 is exact
+// in f16, so the MMAs are of f16 whatever the queries' type. Queries of bf16 are multiplied by
 // a power of two that brings the largest of a query tile below 2^15, which the scale of the scores
 // takes back: what f16 cannot hold of the others is less than 2^-39 of the largest, and f32 sums do
 // not hold that either.
@@ -13,7 +13,7 @@
 // 4 i .. 4 i + 3 of each lane.
 //
 // With 32 rows and fewer, two warpgroups take turns with the scores, KV tile by KV tile: one
-// computes products during the other's softmax. A tile's reference maxima follow from those of the
+// issues MMAs during the other's softmax. A tile's reference maxima follow from those of the
 // tile before, which the other group has. So a group decides what its tile raises when the other
 // has decided, and each sums for itself. The first fetches the queries and adds the sums up. Of a
 // work item of four KV tiles:
@@ -361,16 +361,16 @@ struct Fp8Scores {
             const uint64_t b = ptx::wgmma_descriptor(c.base + step * L::kQueryPanelBytes);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const int product = 4 * step + i;
-                if (product >= buffers) ptx::wgmma_wait_group<buffers - 1>();
-                uint32_t* own = a[product % buffers];
+                const int mma = 4 * step + i;
+                if (mma >= buffers) ptx::wgmma_wait_group<buffers - 1>();
+                uint32_t* own = a[mma % buffers];
                 const uint2 l = ptx::cvt_f16x4_e4m3x4(low[i]), h = ptx::cvt_f16x4_e4m3x4(high[i]);
                 own[0] = l.x;
                 own[1] = h.x;
                 own[2] = l.y;
                 own[3] = h.y;
                 ptx::wgmma_fence();
-                ptx::WgmmaFromRegisters<__half, N>::run(d, own, b + 2 * i, product > 0);
+                ptx::WgmmaFromRegisters<__half, N>::run(d, own, b + 2 * i, mma > 0);
                 ptx::wgmma_commit_group();
             }
             words = following;
