@@ -19,12 +19,13 @@ extern "C" {
  * is above 0, what no launch takes of so many requests, pages and tokens in a page is refused. */
 MlaStatus mla_decode_sm90_workspace(const MlaDecodeParams* params, size_t* bytes);
 
-/* Enqueues one kernel on `stream`. A split_patience of 0 is 100 000 cycles. */
+/* Enqueues one kernel on `stream`. A split_patience of 0 is 100 000 cycles. Strides are below 2^39
+ * elements; those of queries, cache and output are multiples of 16 bytes. */
 MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream);
 
 /* A work item of mla_decode_sm90: some KV tiles, of 64 cached tokens each, of one query tile, for a
- * group of CTAs. A group is one CTA, or two with more than 64 rows (heads * query_len), which do
- * different rows of the same query tile. */
+ * group of CTAs. A group is one CTA, or with more than 64 rows (heads * query_len) two or three,
+ * which do different rows of the same query tile. */
 typedef struct MlaDecodeWorkItem {
     int32_t request;
     /* the query tile's first row, counting a request's query tokens and heads together, and the
@@ -305,7 +306,9 @@ MlaStatus mla_index_write_sm90(const MlaCacheWriteParams* rows, const MlaIndexKe
  * properties; the result depends on no number of tokens, requests or heads. */
 MlaStatus mla_prefill_sm90_workspace(const MlaPrefillParams* params, size_t* bytes);
 
-/* Enqueues one kernel on `stream`. */
+/* Enqueues one kernel on `stream`. Strides are below 2^39 elements, those of tensors multiples of 8;
+ * and as many rows as max_query_len or max_key_len says take no more bytes than the address of each
+ * tensor of them, since TMA counts rows from that far before it. */
 MlaStatus mla_prefill_sm90(const MlaPrefillParams* params, void* stream);
 
 /* Keys of a query tile, up to 128 query rows of one request and head, that one CTA goes through
