@@ -306,8 +306,7 @@ fn dividing_thousands_of_requests_and_empty_ones_is_exact() {
     let (mut divided, mut undivided) = (0, 0);
     for run in 0..1500 {
         let mut below = |most: u32| rng.random_range(0..most) as usize;
-        let requests = 1 + [4, 40, 4096][run % 3];
-        let requests = 1 + below(requests);
+        let requests = 1 + below([4, 40, 4096][run % 3]);
         // Of a hundred requests, so many have no query tokens, so many no keys.
         let [silent, empty] = [below(101), below(101)];
         // At most as many with query tokens as have a place if they are to be divided.

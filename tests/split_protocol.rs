@@ -97,9 +97,11 @@ impl Tile {
             self.impatient = rng.random_range(0..patience) == 0;
             let first = rng.random_range(0..self.splits);
             let next = self.next(&state, first).or_else(|| {
-                // Nobody can go on unless a combiner's patience ends.
+                // Only a CTA that does not run makes others wait until their patience ends.
                 self.impatient = true;
-                self.next(&state, first)
+                let next = self.next(&state, first);
+                assert!(next.is_none() || self.frozen.is_some(), "all run, and wait");
+                next
             });
             let Some(next) = next else { break };
             fell_back |= next.arrived >= 1 << 30;
