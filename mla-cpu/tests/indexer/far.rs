@@ -15,8 +15,11 @@ const PAGE: usize = 64;
 const TOKENS: usize = 2 * PAGE;
 const WIDTH: usize = 128;
 
-/// The logits of one request's last token over keys that are written to a cache of so many pages.
-fn logits(pages: usize, tables: [i32; 2]) -> Vec<f32> {
+const PAGE_WORDS: usize = PAGE * (WIDTH + 4) / 4;
+
+/// The logits of one request's last token over keys that are written to a cache of so many pages, and
+/// the words of its two pages, by the format's own arithmetic.
+fn logits(pages: usize, tables: [i32; 2]) -> (Vec<f32>, [Vec<u32>; 2]) {
     let mut rng = Rng::with_seed(20);
     let config = IndexerConfig::GLM_5;
     let heads = config.dims.heads as usize;
@@ -61,16 +64,21 @@ fn logits(pages: usize, tables: [i32; 2]) -> Vec<f32> {
         TensorMut::from_slice(&mut logits, [1, 1, TOKENS]).unwrap(),
     )
     .unwrap();
-    logits
+    let words = tables.map(|page| cache[page as usize * PAGE_WORDS..][..PAGE_WORDS].to_vec());
+    (logits, words)
 }
 
 #[test]
 fn keys_lie_as_far_from_the_first_as_memory_is_wide() {
-    let page_bytes = PAGE * (WIDTH + 4);
+    let page_bytes = 4 * PAGE_WORDS;
     let pages = (1 << 31) / page_bytes + 3;
     assert!((pages - 2) * page_bytes > 1 << 31);
     let near = logits(3, [2, 1]);
     let far = logits(pages, [pages as i32 - 1, pages as i32 - 2]);
-    assert_eq!(near, far);
-    assert!(near.iter().all(|logit| logit.is_finite() && *logit != 0.0));
+    assert!(near == far);
+    assert!(
+        near.0
+            .iter()
+            .all(|logit| logit.is_finite() && *logit != 0.0)
+    );
 }

@@ -48,7 +48,7 @@ where
                 })
             })?;
         }
-        // Before the selection, so that attention follows it at once.
+        // Before the selection: its weights may be on their way while the rows are written.
         self.device().range(c"mla: absorb queries", || {
             self.enqueue_absorbed_queries(workspace, &mut call, false)
         })?;

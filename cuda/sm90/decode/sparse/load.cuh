@@ -1,5 +1,4 @@
-// The loading warps of tiles of up to 32 heads: they copy rows of the cache to
-// the ring.
+// The loading warps of all kernels but the one in wide/: they copy rows of the cache to the ring.
 #pragma once
 
 #include "list_walk.cuh"
