@@ -211,8 +211,9 @@ bool may_divide(const MlaPrefillParams& p, KernelParams& k, int ctas) {
     return true;
 }
 
-template <typename Tile>
-MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t stream) {
+// What the kernel is told, but for how query tiles are divided.
+KernelParams kernel_params(const MlaPrefillParams& p, const DeviceFacts& facts,
+                           const Workspace& workspace) {
     KernelParams k = {};
     k.query = p.query;
     k.key = p.key_nope;
@@ -230,10 +231,6 @@ MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t 
     k.lse = p.lse;
     k.cu_q = p.cu_query_lens;
     k.cu_k = p.cu_key_lens;
-    const Workspace workspace(facts, Tile::kValue);
-    if (p.workspace_bytes < workspace.bytes())
-        return refuse("workspace_bytes", int64_t(p.workspace_bytes),
-                      "at least what mla_prefill_sm90_workspace says");
     workspace.place(p.workspace, k);
     k.out_token_stride = p.out_token_stride;
     k.out_head_stride = p.out_head_stride;
@@ -250,14 +247,17 @@ MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t 
     // A few loads of a warp's lanes tell whether they are, while the first tile is brought.
     k.alike = are_said_alike(p) && p.requests < 256;
     k.single_wave = k.alike && int64_t(p.requests) * k.levels * p.heads <= facts.multiprocessors;
-    const bool divides = may_divide<Tile>(p, k, facts.multiprocessors);
     k.scale_log2 = p.softmax_scale * 1.44269504088896340736f;
+    return k;
+}
 
+// How TMA is to read and write the tensors.
+template <typename Tile>
+MlaStatus describe_operands(const MlaPrefillParams& p, Maps& maps) {
     EncodeTiled encode;
-    MlaStatus s = encode_tiled(encode);
-    if (s.code != MLA_OK) return s;
-    Maps maps;
-    const int query_len = k.max_query_len, key_len = k.max_key_len;
+    const MlaStatus found = encode_tiled(encode);
+    if (found.code != MLA_OK) return found;
+    const int query_len = p.max_query_len, key_len = max_key_len(p);
     const struct {
         Operand operand;
         CUtensorMap& map;
@@ -281,9 +281,23 @@ MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t 
           query_len, kWarpRows},
          maps.out}};
     for (const auto& o : operands) {
-        s = describe(encode, p.dtype, o.operand, o.map);
+        const MlaStatus s = describe(encode, p.dtype, o.operand, o.map);
         if (s.code != MLA_OK) return s;
     }
+    return ok();
+}
+
+template <typename Tile>
+MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t stream) {
+    const Workspace workspace(facts, Tile::kValue);
+    if (p.workspace_bytes < workspace.bytes())
+        return refuse("workspace_bytes", int64_t(p.workspace_bytes),
+                      "at least what mla_prefill_sm90_workspace says");
+    KernelParams k = kernel_params(p, facts, workspace);
+    const bool divides = may_divide<Tile>(p, k, facts.multiprocessors);
+    Maps maps;
+    const MlaStatus s = describe_operands<Tile>(p, maps);
+    if (s.code != MLA_OK) return s;
 
     const int64_t tiles = (int64_t(p.query_tokens) / kQueries + p.requests) * p.heads;
     // Each CTA counts one tile further than there are.

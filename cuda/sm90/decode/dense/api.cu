@@ -279,41 +279,8 @@ bool even_rows(const MlaDecodeParams& p, int64_t token_stride, int64_t head_stri
            (p.tokens == 1 || token_stride == p.heads * head_stride);
 }
 
-}  // namespace
-}  // namespace mla::sm90::decode
-
-using namespace mla;
-using namespace mla::sm90::decode;
-
-extern "C" MlaStatus mla_decode_sm90_workspace(const MlaDecodeParams* params, size_t* bytes) {
-    if (!params) return refuse("params", 0, "a pointer");
-    if (!bytes) return refuse("bytes", 0, "a pointer");
-    MlaStatus s = check_shape(*params);
-    if (s.code != MLA_OK) return s;
-    const Shape shape = shape_of(*params);
-    if (params->max_pages > 0) s = check_capacity(*params, shape);
-    if (s.code != MLA_OK) return s;
-    DeviceFacts facts;
-    s = device_facts(facts);
-    if (s.code != MLA_OK) return s;
-    *bytes = workspace_bytes(shape.rows, facts.multiprocessors);
-    return ok();
-}
-
-extern "C" MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream) {
-    if (!params) return refuse("params", 0, "a pointer");
-    const MlaDecodeParams& p = *params;
-    MlaStatus s = check(p);
-    if (s.code != MLA_OK) return s;
-    DeviceFacts facts;
-    s = device_facts(facts);
-    if (s.code != MLA_OK) return s;
-    const Shape shape = shape_of(p);
-    if (p.workspace_bytes < workspace_bytes(shape.rows, facts.multiprocessors))
-        return refuse("workspace_bytes", int64_t(p.workspace_bytes),
-                      "at least what mla_decode_sm90_workspace says");
-    if (p.tokens == 0) return ok();
-
+// What the kernel is told.
+KernelParams kernel_params(const MlaDecodeParams& p, const Shape& shape, const DeviceFacts& facts) {
     KernelParams k = {};
     k.q_latent = p.q_latent;
     k.q_rope = p.q_rope;
@@ -353,20 +320,63 @@ extern "C" MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream
 
     k.even_query = even_rows(p, p.q_latent_token_stride, p.q_latent_head_stride, kLatent) &&
                    even_rows(p, p.q_rope_token_stride, p.q_rope_head_stride, kRope);
+    return k;
+}
 
-    TensorMaps maps;
-    s = describe_cache(p, k.run, maps.cache);
+// How TMA is to read the cache, and queries if their rows lie evenly spaced: those beside an e4m3
+// cache are always copied row by row.
+MlaStatus describe_tensors(const MlaDecodeParams& p, const Shape& shape, const KernelParams& k,
+                           TensorMaps& maps) {
+    MlaStatus s = describe_cache(p, k.run, maps.cache);
     if (s.code != MLA_OK) return s;
     s = shape.fp8 ? describe_cache_groups(p, k.run, maps.cache_pairs)
                   : describe_cache_pairs(p, k.run, shape.by_rows() ? 2 : 1, maps.cache_pairs);
+    if (s.code != MLA_OK || !k.even_query || shape.fp8) return s;
+    s = describe_query(p, shape.rows, p.q_latent, p.q_latent_head_stride, 4, 2,
+                       shape.by_rows() ? 1 : 2, maps.q_latent);
     if (s.code != MLA_OK) return s;
-    if (k.even_query && !shape.fp8) {
-        s = describe_query(p, shape.rows, p.q_latent, p.q_latent_head_stride, 4, 2,
-                           shape.by_rows() ? 1 : 2, maps.q_latent);
-        if (s.code != MLA_OK) return s;
-        s = describe_query(p, shape.rows, p.q_rope, p.q_rope_head_stride, 1, 1, 1, maps.q_rope);
-        if (s.code != MLA_OK) return s;
-    }
+    return describe_query(p, shape.rows, p.q_rope, p.q_rope_head_stride, 1, 1, 1, maps.q_rope);
+}
+
+}  // namespace
+}  // namespace mla::sm90::decode
+
+using namespace mla;
+using namespace mla::sm90::decode;
+
+extern "C" MlaStatus mla_decode_sm90_workspace(const MlaDecodeParams* params, size_t* bytes) {
+    if (!params) return refuse("params", 0, "a pointer");
+    if (!bytes) return refuse("bytes", 0, "a pointer");
+    MlaStatus s = check_shape(*params);
+    if (s.code != MLA_OK) return s;
+    const Shape shape = shape_of(*params);
+    if (params->max_pages > 0) s = check_capacity(*params, shape);
+    if (s.code != MLA_OK) return s;
+    DeviceFacts facts;
+    s = device_facts(facts);
+    if (s.code != MLA_OK) return s;
+    *bytes = workspace_bytes(shape.rows, facts.multiprocessors);
+    return ok();
+}
+
+extern "C" MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream) {
+    if (!params) return refuse("params", 0, "a pointer");
+    const MlaDecodeParams& p = *params;
+    MlaStatus s = check(p);
+    if (s.code != MLA_OK) return s;
+    DeviceFacts facts;
+    s = device_facts(facts);
+    if (s.code != MLA_OK) return s;
+    const Shape shape = shape_of(p);
+    if (p.workspace_bytes < workspace_bytes(shape.rows, facts.multiprocessors))
+        return refuse("workspace_bytes", int64_t(p.workspace_bytes),
+                      "at least what mla_decode_sm90_workspace says");
+    if (p.tokens == 0) return ok();
+
+    const KernelParams k = kernel_params(p, shape, facts);
+    TensorMaps maps;
+    s = describe_tensors(p, shape, k, maps);
+    if (s.code != MLA_OK) return s;
     const Launch l{shape, facts.multiprocessors, facts.device, static_cast<cudaStream_t>(stream)};
     const cudaError_t e = p.q_dtype == MLA_DTYPE_BF16 ? launch_dtype<__nv_bfloat16>(l, k, maps)
                                                       : launch_dtype<__half>(l, k, maps);
