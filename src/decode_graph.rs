@@ -1,18 +1,19 @@
-//! Decode steps as CUDA graphs: captured once for a number of requests, replayed while lengths, pages
-//! and slots change.
+//! Decode steps as CUDA graphs: captured once for a number of requests, replayed while lengths,
+//! pages and slots change.
 //!
-//! What a step of decodes enqueues depends on its counts alone. So a graph that was captured for `n`
-//! requests of `q` tokens serves every step of up to `n` such requests: the others are padding, which
-//! attends to nothing, writes no cache row, and gives zeros.
+//! What a step of decodes enqueues depends on its counts alone. So a graph that was captured for
+//! `n` requests of `q` tokens serves every step of up to `n` such requests: the others are padding,
+//! which attends to nothing, writes no cache row, and gives zeros.
 //!
 //! ```text
 //! once       DecodeGraphs::capture   for each size: prepare padding, run it, capture it
 //! per step   replay                  fill up with padding, prepare (uploads the arrays), launch
 //! ```
 //!
-//! What is captured is the engine's to say: one layer, or all of a model with everything between them.
-//! The engine's own tensors are captured by their addresses: a step's inputs are copied to where the
-//! captured ones lie before the replay, and its outputs are found where the captured ones were.
+//! What is captured is the engine's to say: one layer, or all of a model with everything between
+//! them. The engine's own tensors are captured by their addresses: a step's inputs are copied to
+//! where the captured ones lie before the replay, and its outputs are found where the captured ones
+//! were.
 
 use mla_runtime::backend::{DecodeStage, PrefillStage, StepLimits};
 use mla_runtime::batch::Request;
@@ -96,13 +97,13 @@ pub struct DecodeGraph {
 
 impl DecodeGraph {
     /// Captures what `record` enqueues for a step of `shape`. It is called twice, the first time
-    /// without capturing, so that nothing is loaded for the first time while the graph is captured; both
-    /// times every request is padding.
+    /// without capturing, so that nothing is loaded for the first time while the graph is captured;
+    /// both times every request is padding.
     ///
     /// # Errors
     ///
-    /// If the shape exceeds the workspace's limits or has requests that the layer does not put on the
-    /// absorbed path, `record` fails, or something in it cannot be captured.
+    /// If the shape exceeds the workspace's limits or has requests that the layer does not put on
+    /// the absorbed path, `record` fails, or something in it cannot be captured.
     pub fn capture<P, D>(
         layer: &MlaLayer<P, D>,
         workspace: &mut Workspace<P, D>,
@@ -136,19 +137,19 @@ impl DecodeGraph {
         self.shape
     }
 
-    /// Prepares the step, filled up with padding behind its own requests, and enqueues the graph. The
-    /// batch's `threshold` and `max_len` are the graph's.
+    /// Prepares the step, filled up with padding behind its own requests, and enqueues the graph.
+    /// The batch's `threshold` and `max_len` are the graph's.
     ///
     /// # Safety
     ///
-    /// As [`Graph::replay`]: all memory that was captured is still allocated and stays so until the stream
-    /// has passed this, and no other stream accesses it in conflict meanwhile. The cache has every page and
-    /// slot that the batch names; that was checked of the captured step alone.
+    /// As [`Graph::replay`]: all memory that was captured is still allocated and stays so until the
+    /// stream has passed this, and no other stream accesses it in conflict meanwhile. The cache has
+    /// every page and slot that the batch names; that was checked of the captured step alone.
     ///
     /// # Errors
     ///
-    /// If the batch does not fit the graph, the workspace is not the one that it was captured with, or
-    /// the device fails.
+    /// If the batch does not fit the graph, the workspace is not the one that it was captured with,
+    /// or the device fails.
     pub unsafe fn replay<P, D>(
         &mut self,
         layer: &MlaLayer<P, D>,
@@ -240,8 +241,8 @@ impl DecodeGraph {
     }
 }
 
-/// A batch of as many requests as a graph has, made from one of fewer. It allocates when it is made and
-/// never again.
+/// A batch of as many requests as a graph has, made from one of fewer. It allocates when it is made
+/// and never again.
 struct Padded {
     shape: DecodeShape,
     page_size: u32,

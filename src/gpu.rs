@@ -24,8 +24,8 @@ impl Gpu {
     }
 }
 
-/// The first GPU of this machine, or why there is none to be used: no feature that compiles kernels,
-/// no driver, or no device. Asking creates no context on the GPU.
+/// The first GPU of this machine, or why there is none to be used: no feature that compiles
+/// kernels, no driver, or no device. Asking creates no context on the GPU.
 ///
 /// # Errors
 ///
@@ -92,8 +92,8 @@ mod imp {
         })
     }
 
-    // A driver that cannot be initialised (a stub, or one that does not match its kernel module) is as
-    // good as none.
+    // A driver that cannot be initialised (a stub, or one that does not match its kernel module) is
+    // as good as none.
     fn cause(error: DriverError) -> Cause {
         match error.0 {
             sys::CUresult::CUDA_ERROR_NO_DEVICE | sys::CUresult::CUDA_ERROR_INVALID_DEVICE => {

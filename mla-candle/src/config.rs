@@ -35,8 +35,19 @@ impl Config {
     /// If a field is missing or has a value that is not accepted.
     pub fn from_json(json: &str) -> Result<Self> {
         let around: Around = serde_json::from_str(json).map_err(Error::wrap)?;
+        let attention = ModelConfig::from_hf_config(json).map_err(Error::wrap)?;
+        for (field, given) in [
+            ("output gate", attention.output_gate),
+            ("sinks", attention.sinks),
+        ] {
+            if given {
+                return Err(Error::msg(format!(
+                    "{field}: given true, accepted false: this module has none"
+                )));
+            }
+        }
         Ok(Self {
-            attention: ModelConfig::from_hf_config(json).map_err(Error::wrap)?,
+            attention,
             hidden_size: around.hidden_size,
             rms_norm_eps: around.rms_norm_eps,
             attention_bias: around.attention_bias,

@@ -55,7 +55,7 @@ pub use views::{cache, host, lse, rotary, tensor};
 pub use error::{Error, Result};
 pub use mla_macros::mla_backend;
 
-/// What only this crate has: where the attribute's `crate` names another, the compiler's error says
+/// What only this crate has: if the attribute's `crate` names another, the compiler's error says
 /// so.
 #[doc(hidden)]
 pub mod the_key_crate_has_to_name_mla_runtime {
@@ -92,7 +92,7 @@ macro_rules! __families {
 }
 
 /// The registry's entry of a backend. A macro of this crate names linkme, so that the attribute
-/// needs no helper attribute of it, of which the compiler would complain too where it does not find
+/// needs no helper attribute of it, of which the compiler would complain too if it does not find
 /// this crate.
 #[doc(hidden)]
 #[macro_export]

@@ -39,6 +39,7 @@ fn every_example_config_is_the_preset_of_its_name() {
 #[derive(PartialEq, Debug, Default)]
 struct Known {
     layers: Option<u32>,
+    others: u32,
     topk: Option<u32>,
     turns: bool,
     gated: bool,
@@ -49,6 +50,7 @@ impl Known {
     fn of(model: &ModelConfig) -> Self {
         Self {
             layers: model.layers,
+            others: model.other_layers,
             topk: model.index_topk,
             turns: model.rope.rotates,
             gated: model.output_gate,
@@ -138,6 +140,7 @@ fn planned() -> Vec<(&'static str, Value, Known)> {
             Known {
                 gated: true,
                 turns: false,
+                others: 69,
                 ..layers(24)
             },
         ),
@@ -154,6 +157,7 @@ fn planned() -> Vec<(&'static str, Value, Known)> {
             ),
             Known {
                 turns: false,
+                others: 20,
                 ..layers(7)
             },
         ),
@@ -221,7 +225,10 @@ fn planned() -> Vec<(&'static str, Value, Known)> {
                 R1,
                 json!({"num_hidden_layers": 24, "layer_group_size": 4}),
             ),
-            layers(6),
+            Known {
+                others: 18,
+                ..layers(6)
+            },
         ),
         (
             "a hybrid by the types of its layers",
@@ -233,7 +240,10 @@ fn planned() -> Vec<(&'static str, Value, Known)> {
                     "num_hidden_layers": 24, "layer_types": layer_types("full_attention", 3, 6),
                 }),
             ),
-            layers(6),
+            Known {
+                others: 18,
+                ..layers(6)
+            },
         ),
         ("LongCat-Flash", fields(64, 512, R1, json!({})), turns),
         (

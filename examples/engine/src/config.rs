@@ -195,6 +195,16 @@ impl Config {
             widths: serde_json::from_str(json)?,
             routing: Routing::new(json)?,
         };
+        let attention = &config.attention;
+        for (field, given) in [
+            ("output gate", attention.output_gate),
+            ("sinks", attention.sinks),
+            ("linear attention", attention.other_layers > 0),
+        ] {
+            if given {
+                return Err(Error::refused(field, "true", "false: this engine has none"));
+            }
+        }
         for (field, given) in [
             ("num_hidden_layers", config.attention.layers.unwrap_or(0)),
             ("q_lora_rank", config.attention.q_lora_rank.unwrap_or(0)),

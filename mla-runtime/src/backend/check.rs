@@ -97,7 +97,7 @@ pub(crate) fn check_rows<D: Device>(cache: &CacheRef<'_, D>, alignment: u32) -> 
     Err(Error::argument("cache", layout, accepted))
 }
 
-/// Refuses lists of slots where the problem is not sparse, none where it is, and too few entries.
+/// Refuses lists of slots if the problem is not sparse, none if it is, and too few entries.
 pub(crate) fn check_lists<D: Device>(
     field: &'static str,
     lists: Option<&super::SlotLists<'_, D>>,
@@ -186,8 +186,8 @@ impl<'a, D: Device> Query<'a, D> {
 
 impl<D: Device> DecodeCall<'_, D> {
     /// Checks the call against what a backend was made for: dtypes, shapes, the spec's alignment,
-    /// the cache, the lengths of arrays, sinks, and lists of slots. What is left to a backend is what only
-    /// it knows.
+    /// the cache, the lengths of arrays, sinks, and lists of slots. What is left to a backend is
+    /// what only it knows.
     ///
     /// # Errors
     ///

@@ -34,8 +34,8 @@ pub trait DecodeBackend: Sized + Send + Sync + 'static {
     /// Its registry entry, for a registry made by hand.
     const ENTRY: Entry = Entry::decode::<Self>();
 
-    /// What is known of its kernels: what they are compiled for, and where they have run; written by
-    /// `#[mla_backend]` from the keys `compiled` and `run_on`.
+    /// What is known of its kernels: what they are compiled for, and where they have run; written
+    /// by `#[mla_backend]` from the keys `compiled` and `run_on`.
     const KERNELS: KernelFacts = KernelFacts::UNKNOWN;
 
     /// Whether it can run on this machine.
@@ -74,8 +74,8 @@ pub trait DecodeBackend: Sized + Send + Sync + 'static {
     /// If the device has not as much memory left.
     fn metadata(&self, device: &Self::Device, limits: &StepLimits) -> Result<Self::Metadata>;
 
-    /// Prepares the metadata of a step, such as a schedule, from the lengths on the device. If this is left out,
-    /// nothing is prepared.
+    /// Prepares the metadata of a step, such as a schedule, from the lengths on the device. If this
+    /// is left out, nothing is prepared.
     ///
     /// # Errors
     ///
@@ -290,7 +290,7 @@ impl Entry {
         )
     }
 
-    /// The decode implementation for one layer, or `None` where this is no decode backend for
+    /// The decode implementation for one layer, or `None` if this is no decode backend for
     /// devices of type `D`.
     pub fn make_decode<D: Device>(
         &self,

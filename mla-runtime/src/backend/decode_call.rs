@@ -8,7 +8,8 @@ use crate::lse::LseMut;
 use crate::setters::options;
 use crate::tensor::{ArrayRef, TensorRef};
 
-/// The queries of a call, in the [format](crate::spec::BackendSpec::query_format) that the backend asks for.
+/// The queries of a call, in the [format](crate::spec::BackendSpec::query_format) that the backend
+/// asks for.
 pub enum Query<'a, D: Device> {
     /// `[T, H, L+R]`.
     Concatenated(TensorRef<'a, D>),
@@ -63,7 +64,8 @@ impl<'a> HostLens<'a> {
 }
 
 impl<'a, D: Device> DecodeBatch<'a, D> {
-    /// Requests by their pages, lengths and query tokens on the device; the host's lengths are not known.
+    /// Requests by their pages, lengths and query tokens on the device; the host's lengths are not
+    /// known.
     pub fn new(
         block_table: BlockTable<'a, D>,
         (seq_lens, max_seq_len): (ArrayRef<'a, D, i32>, usize),
@@ -106,14 +108,15 @@ pub struct DecodeCall<'a, D: Device> {
     pub batch: DecodeBatch<'a, D>,
     /// `[T, H, L]`.
     pub out: Output<'a, D>,
-    /// `[H, T]`; absent where the caller does not need it.
+    /// `[H, T]`; absent if the caller does not need it.
     pub lse: Option<LseMut<'a, D>>,
-    /// Present where the problem is sparse, and only there.
+    /// Present if the problem is sparse, and only there.
     pub slots: Option<SlotLists<'a, D>>,
-    /// A score for each head, `[H]`, that takes part in the softmax without a value: a head's output
-    /// is multiplied by `1 / (1 + e^(sink − lse))`, as in FlashMLA's `attn_sink`. It is in the scores' own
-    /// units, behind the softmax scale: −∞ changes nothing, +∞ makes the output 0. The log-sum-exp
-    /// leaves it out. It takes a backend with [`Sinks`](crate::feature::Feature::Sinks).
+    /// A score for each head, `[H]`, that takes part in the softmax without a value: a head's
+    /// output is multiplied by `1 / (1 + e^(sink − lse))`, as in FlashMLA's `attn_sink`. It is in
+    /// the scores' own units, behind the softmax scale: −∞ changes nothing, +∞ makes the output 0.
+    /// The log-sum-exp leaves it out. It takes a backend with
+    /// [`Sinks`](crate::feature::Feature::Sinks).
     pub sinks: Option<ArrayRef<'a, D, f32>>,
 }
 

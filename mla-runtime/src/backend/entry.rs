@@ -73,7 +73,7 @@ impl Entry {
         (self.availability)()
     }
 
-    /// Whether it can run on `target`, as far as this machine and this build go, and should where
+    /// Whether it can run on `target`, as far as this machine and this build go, and should if
     /// it was not `asked` for by name.
     pub fn availability_on(&self, target: Target, asked: bool) -> Availability {
         let kernels = self.kernels.availability(target, asked);

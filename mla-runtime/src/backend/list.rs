@@ -110,7 +110,7 @@ impl<B: DecodeBackend> DecodeMember for B {
 }
 
 /// A backend that this build leaves out: its constraints, and what would bring it back. The
-/// attribute writes it where the backend's `feature` is off.
+/// attribute writes it if the backend's `feature` is off.
 pub trait Absent {
     /// What it would support.
     const SPEC: BackendSpec;

@@ -10,8 +10,8 @@
 //! | the state | once per engine, shared by its layers | workspaces |
 //! | the metadata | once per engine, prepared per step | schedules, in buffers that never move |
 //!
-//! The layer is written once, for two other traits: [`PrefillStage`] and [`DecodeStage`]. Every type
-//! with the traits above has them, and so has a backend that is selected at run time
+//! The layer is written once, for two other traits: [`PrefillStage`] and [`DecodeStage`]. Every
+//! type with the traits above has them, and so has a backend that is selected at run time
 //! ([`SelectedPrefill`], [`SelectedDecode`]).
 
 mod check;
@@ -47,7 +47,7 @@ pub struct LayerConfig {
     /// The model, its cache and the features it wants.
     pub problem: Problem,
     /// What scores are multiplied by before the softmax: 1/√(P+R), times the square of the model's
-    /// yarn factor where it has one.
+    /// yarn factor if it has one.
     pub softmax_scale: f32,
 }
 

@@ -89,9 +89,9 @@ pub trait PrefillBackend: Sized + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Attends each request's query tokens to its keys. Where the call has no chunk, causally:
-    /// query `i` of `n` sees keys `0..=i` (bottom-right aligned where there are more keys than
-    /// queries). Where it has one, to all of them, and the log-sum-exp is always asked for. A row
+    /// Attends each request's query tokens to its keys. If the call has no chunk, causally:
+    /// query `i` of `n` sees keys `0..=i` (bottom-right aligned if there are more keys than
+    /// queries). If it has one, to all of them, and the log-sum-exp is always asked for. A row
     /// that sees nothing gives 0 and −inf.
     ///
     /// # Errors
@@ -270,7 +270,7 @@ impl Entry {
         )
     }
 
-    /// The prefill implementation for one layer, or `None` where this is no prefill backend for
+    /// The prefill implementation for one layer, or `None` if this is no prefill backend for
     /// devices of type `D`.
     pub fn make_prefill<D: Device>(
         &self,

@@ -7,7 +7,8 @@ use crate::plan::context::ContextChunk;
 use crate::setters::options;
 use crate::tensor::{ArrayRef, TensorRef};
 
-/// The keys of a call, in the [layout](crate::spec::BackendSpec::key_layout) that the backend asks for.
+/// The keys of a call, in the [layout](crate::spec::BackendSpec::key_layout) that the backend asks
+/// for.
 pub enum Keys<'a, D: Device> {
     /// `[T, H, P+R]`.
     Packed(TensorRef<'a, D>),
@@ -84,12 +85,12 @@ pub struct PrefillCall<'a, D: Device> {
     pub query: TensorRef<'a, D>,
     /// The keys, in the layout that the spec asks for.
     pub keys: Keys<'a, D>,
-    /// `[Tk, H, V]`, or `[Tk, H, P+R]` with zeros behind the V values where the backend requires
+    /// `[Tk, H, V]`, or `[Tk, H, P+R]` with zeros behind the V values if the backend requires
     /// padded values.
     pub values: TensorRef<'a, D>,
-    /// `[Tq, H, V]`, or `[Tq, H, P+R]` where values are padded.
+    /// `[Tq, H, V]`, or `[Tq, H, P+R]` if values are padded.
     pub out: Output<'a, D>,
-    /// `[H, Tq]`; absent where the caller does not need it.
+    /// `[H, Tq]`; absent if the caller does not need it.
     pub lse: Option<LseMut<'a, D>>,
     /// Where each request's queries begin, and the end of the last: `[requests + 1]`.
     pub query_starts: ArrayRef<'a, D, i32>,

@@ -16,20 +16,21 @@ pub struct SlotLists<'a, D: Device> {
     pub slots: ArrayRef<'a, D, i32>,
     /// The entries per token.
     pub width: usize,
-    /// How many of its entries each token attends to, from the first on: `[tokens]`; below 0 counts as 0, above
-    /// `width` as `width`. Absent: all. A second cache's lists have none.
+    /// How many of its entries each token attends to, from the first on: `[tokens]`; below 0 counts
+    /// as 0, above `width` as `width`. Absent: all. A second cache's lists have none.
     pub counts: Option<ArrayRef<'a, D, i32>>,
-    /// Requests of at most so many tokens are dense: their query tokens attend to all that they see, by
-    /// the block table, and their lists are not read. At most `width`; 0: there are none. It takes a
-    /// backend with [`DenseRequests`](crate::feature::Feature::DenseRequests).
+    /// Requests of at most so many tokens are dense: their query tokens attend to all that they
+    /// see, by the block table, and their lists are not read. At most `width`; 0: there are none.
+    /// It takes a backend with [`DenseRequests`](crate::feature::Feature::DenseRequests).
     pub dense_within: usize,
     /// What each token attends to beside that, in the same softmax. It takes a backend with
     /// [`SecondCache`](crate::feature::Feature::SecondCache).
     pub second: Option<ListedCache<'a, D>>,
 }
 
-/// A cache and the slots of it that each query token attends to, such as a window of rows that are not
-/// compressed. Its format and scale are those of the call's cache; pages and strides are its own.
+/// A cache and the slots of it that each query token attends to, such as a window of rows that are
+/// not compressed. Its format and scale are those of the call's cache; pages and strides are its
+/// own.
 #[non_exhaustive]
 pub struct ListedCache<'a, D: Device> {
     /// The cache.
@@ -124,8 +125,9 @@ impl<'a, D: Device> SlotLists<'a, D> {
     ///
     /// # Errors
     ///
-    /// If lists are wider than the backend takes; if a feature is missing; if requests are to be dense whose
-    /// tokens the lists would have no room for; if the second cache's rows differ from the first one's.
+    /// If lists are wider than the backend takes; if a feature is missing; if requests are to be
+    /// dense whose tokens the lists would have no room for; if the second cache's rows differ from
+    /// the first one's.
     pub fn check(&self, spec: &BackendSpec, cache: &CacheLayout) -> Result<()> {
         let features = spec.features;
         let second = self.second.as_ref().map(|second| second.width);

@@ -200,7 +200,7 @@ impl Serialize for BatchSpec {
     }
 }
 
-/// A length, with `k` where it is a multiple of 1024.
+/// A length, with `k` if it is a multiple of 1024.
 struct Len(u32);
 
 impl fmt::Display for Len {
@@ -386,7 +386,7 @@ impl<'a> Segment<'a> {
         Ok(self.number(part, MAX_LEN.into(), true)? as u32)
     }
 
-    /// Digits, and a `k` where one may follow: a number from 1 to `max`.
+    /// Digits, and a `k` if one may follow: a number from 1 to `max`.
     fn number(&mut self, part: &'static str, max: u64, with_k: bool) -> Result<u64, Problem> {
         let start = self.at;
         let rest = &self.text[start..];

@@ -30,8 +30,8 @@ pub struct GatherRows<'a, D: Device> {
 }
 
 impl<D: Device> GatherRows<'_, D> {
-    /// Gathers the rows, then multiplies their latents: [`Device::gather_cache_and_expand`] one after
-    /// the other.
+    /// Gathers the rows, then multiplies their latents: [`Device::gather_cache_and_expand`] one
+    /// after the other.
     ///
     /// # Errors
     ///
@@ -65,7 +65,7 @@ pub struct CacheRows<'a, D: Device> {
 }
 
 impl<D: Device> CacheRows<'_, D> {
-    /// Writes the rows and, where there is a rotation, `query`.
+    /// Writes the rows and, if there is a rotation, `query`.
     ///
     /// # Errors
     ///
@@ -84,8 +84,8 @@ impl<D: Device> CacheRows<'_, D> {
         }
     }
 
-    /// Writes the rows, then rotates and multiplies `queries`: [`Device::write_cache_and_absorb`] one
-    /// after the other.
+    /// Writes the rows, then rotates and multiplies `queries`: [`Device::write_cache_and_absorb`]
+    /// one after the other.
     ///
     /// # Errors
     ///
@@ -163,7 +163,8 @@ pub trait Device: Memory {
         0
     }
 
-    /// What the times of a step's two paths follow from: the device's own figures, if it knows them.
+    /// What the times of a step's two paths follow from: the device's own figures, if it knows
+    /// them.
     fn machine(&self) -> Machine {
         match Self::PLATFORM {
             Platform::Cpu => Machine::Arithmetic,
@@ -171,8 +172,8 @@ pub trait Device: Memory {
         }
     }
 
-    /// Whether the operations on rows take a tensor of a layer's call as it lies: the layer asks before it
-    /// enqueues anything. `field` is the tensor's name in the call.
+    /// Whether the operations on rows take a tensor of a layer's call as it lies: the layer asks
+    /// before it enqueues anything. `field` is the tensor's name in the call.
     ///
     /// # Errors
     ///
@@ -182,8 +183,8 @@ pub trait Device: Memory {
         Ok(())
     }
 
-    /// Whether [`gemm`](Self::gemm) takes a factor, or writes a product, `[B, M, N]` that lies so: the layer asks
-    /// before it enqueues anything.
+    /// Whether [`gemm`](Self::gemm) takes a factor, or writes a product, `[B, M, N]` that lies so:
+    /// the layer asks before it enqueues anything.
     ///
     /// # Errors
     ///
@@ -194,8 +195,8 @@ pub trait Device: Memory {
     }
 
     /// `c[i] = a[i] · b[i]` for every `i` of the first axis: `[B, M, K] · [B, K, N] → [B, M, N]`,
-    /// one dtype, any strides on `a` and `b` (a stride of 0 repeats), accumulated in f32 and rounded
-    /// once.
+    /// one dtype, any strides on `a` and `b` (a stride of 0 repeats), accumulated in f32 and
+    /// rounded once.
     ///
     /// # Errors
     ///
@@ -207,8 +208,8 @@ pub trait Device: Memory {
         c: TensorMut<'_, Self>,
     ) -> Result<()>;
 
-    /// As [`gemm`](Self::gemm), if `b` is a weight: no work that is enqueued and not yet done writes
-    /// it, so the device may read it before that work is done.
+    /// As [`gemm`](Self::gemm), if `b` is a weight: no work that is enqueued and not yet done
+    /// writes it, so the device may read it before that work is done.
     ///
     /// # Errors
     ///
@@ -279,8 +280,8 @@ pub trait Device: Memory {
     fn clear(&self, to: TensorMut<'_, Self>) -> Result<()>;
 
     /// Writes one cache row per token: `latent` `[T, 1, L]` and `rope` `[T, 1, R]` to slot
-    /// `slots[t]`, quantised as the cache's format says. A token whose slot is −1 is skipped; no two
-    /// tokens have one slot.
+    /// `slots[t]`, quantised as the cache's format says. A token whose slot is −1 is skipped; no
+    /// two tokens have one slot.
     ///
     /// # Errors
     ///
@@ -293,9 +294,9 @@ pub trait Device: Memory {
         cache: CacheMut<'_, Self>,
     ) -> Result<()>;
 
-    /// As [`write_cache`](Self::write_cache), with the rotation of `rope`, which has none yet, and of
-    /// the queries' rotary parts in the same launch. The result is the same as if everything had been
-    /// turned in place beforehand, in f32 and rounded to its dtype.
+    /// As [`write_cache`](Self::write_cache), with the rotation of `rope`, which has none yet, and
+    /// of the queries' rotary parts in the same launch. The result is the same as if everything had
+    /// been turned in place beforehand, in f32 and rounded to its dtype.
     ///
     /// # Errors
     ///
@@ -310,17 +311,18 @@ pub trait Device: Memory {
         cache: CacheMut<'_, Self>,
     ) -> Result<()>;
 
-    /// Rotates vectors `[T, H, R]` by their tokens' positions, in f32 and rounded to their dtype: for a step
-    /// whose queries or keys something reads before the cache write has rotated them.
+    /// Rotates vectors `[T, H, R]` by their tokens' positions, in f32 and rounded to their dtype:
+    /// for a step whose queries or keys something reads before the cache write has rotated them.
     ///
     /// # Errors
     ///
     /// If shapes or dtypes disagree, or R is odd.
     fn rotate(&self, rotary: &Rotary<'_, Self>, vectors: RotaryQuery<'_, Self>) -> Result<()>;
 
-    /// What a step begins with on the absorbed path, in one launch where the device can: the new tokens'
-    /// rows go to the cache, and the queries of as many tokens or of the first to the latent space. As
-    /// [`write_cache`](Self::write_cache) or [`write_cache_rotated`](Self::write_cache_rotated), and
+    /// What a step begins with on the absorbed path, in one launch if the device can: the new
+    /// tokens' rows go to the cache, and the queries of as many tokens or of the first to the
+    /// latent space. As [`write_cache`](Self::write_cache) or
+    /// [`write_cache_rotated`](Self::write_cache_rotated), and
     /// [`gemm_weights`](Self::gemm_weights).
     ///
     /// # Errors
@@ -349,11 +351,11 @@ pub trait Device: Memory {
         rope: TensorMut<'_, Self>,
     ) -> Result<()>;
 
-    /// What the expanded path does with cached rows, in one launch where the device can: gathers them as
-    /// [`gather_cache`](Self::gather_cache) does, into `gathered`, a latent `[W, 1, L]` and a rotary part
-    /// `[W, 1, R]` of as many rows W as `rows.rows`, and multiplies their latents by `weights` `[1, L, N]`
-    /// into `to` `[1, W, N]`, as [`gemm_weights`](Self::gemm_weights). Whether the gathered latents are
-    /// written is the device's choice.
+    /// What the expanded path does with cached rows, in one launch if the device can: gathers them
+    /// as [`gather_cache`](Self::gather_cache) does, into `gathered`, a latent `[W, 1, L]` and a
+    /// rotary part `[W, 1, R]` of as many rows W as `rows.rows`, and multiplies their latents by
+    /// `weights` `[1, L, N]` into `to` `[1, W, N]`, as [`gemm_weights`](Self::gemm_weights).
+    /// Whether the gathered latents are written is the device's choice.
     ///
     /// # Errors
     ///

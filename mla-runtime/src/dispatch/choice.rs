@@ -11,7 +11,7 @@ use crate::text::Text;
 /// `best_prefill!(LIST, TARGET, PROBLEM)`.
 ///
 /// The list is `[A, B]`, `[A, B, ..Rest]`, or a type made by [`backends!`](crate::backends). The
-/// rules are those of [a selection](crate::selection). Where none fits, the use of the type is an
+/// rules are those of [a selection](crate::selection). If none fits, the use of the type is an
 /// error of the compiler that lists what speaks against each. [`dispatch`](crate::dispatch) has
 /// examples.
 #[macro_export]
@@ -57,7 +57,7 @@ const LONGEST: usize = 16 * 1024;
 ///
 /// # Panics
 ///
-/// In a constant, which makes it a compile error: where nothing fits, with the reasons; if the
+/// In a constant, which makes it a compile error: if nothing fits, with the reasons; if the
 /// problem makes no sense; if two backends have one name; if the list is too long.
 pub const fn choose(
     phase: Phase,

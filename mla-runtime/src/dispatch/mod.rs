@@ -31,7 +31,7 @@
 //! }
 //! ```
 //!
-//! Where no backend fits, the program does not compile, and the error lists what speaks against
+//! If no backend fits, the program does not compile, and the error lists what speaks against
 //! each:
 //!
 //! ```compile_fail

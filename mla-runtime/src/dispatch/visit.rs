@@ -36,7 +36,7 @@ pub trait LayerVisitor<D: Device> {
 /// An element of a list that a visitor can be sent to: a prefill backend for this type of device,
 /// or one that this build leaves out, to which nobody is sent.
 pub trait PrefillArm<D: Device>: PrefillMember {
-    /// Sends the visitor there, or returns `None` where the backend is left out.
+    /// Sends the visitor there, or returns `None` if the backend is left out.
     fn visit<V: PrefillVisitor<D>>(visitor: V) -> Option<V::Output> {
         drop(visitor);
         None
@@ -46,7 +46,7 @@ pub trait PrefillArm<D: Device>: PrefillMember {
 /// An element of a list that a visitor can be sent to: a decode backend for this type of device, or
 /// one that this build leaves out, to which nobody is sent.
 pub trait DecodeArm<D: Device>: DecodeMember {
-    /// Sends the visitor there, or returns `None` where the backend is left out.
+    /// Sends the visitor there, or returns `None` if the backend is left out.
     fn visit<V: DecodeVisitor<D>>(visitor: V) -> Option<V::Output> {
         drop(visitor);
         None
@@ -67,13 +67,13 @@ impl<D: Device, B: DecodeBackend<Device = D>> DecodeArm<D> for B {
 
 /// A list of prefill backends for one type of device, each of which a visitor can be sent to.
 pub trait PrefillArms<D: Device>: PrefillList {
-    /// Sends the visitor to the backend with this spec, or returns `None` where there is none.
+    /// Sends the visitor to the backend with this spec, or returns `None` if there is none.
     fn visit<V: PrefillVisitor<D>>(spec: &BackendSpec, visitor: V) -> Option<V::Output>;
 }
 
 /// A list of decode backends for one type of device, each of which a visitor can be sent to.
 pub trait DecodeArms<D: Device>: DecodeList {
-    /// Sends the visitor to the backend with this spec, or returns `None` where there is none.
+    /// Sends the visitor to the backend with this spec, or returns `None` if there is none.
     fn visit<V: DecodeVisitor<D>>(spec: &BackendSpec, visitor: V) -> Option<V::Output>;
 }
 

@@ -7,7 +7,7 @@ pub enum PlanError {
     /// A field, or one element of it, has a value that is not accepted.
     #[error("{field}: given {given}, accepted {accepted}")]
     Invalid {
-        /// The field, with an index where it is a list: `context_lens[3]`.
+        /// The field, with an index if it is a list: `context_lens[3]`.
         field: String,
         /// The value as it was given.
         given: String,

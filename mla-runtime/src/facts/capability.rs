@@ -110,7 +110,8 @@ pub enum CapabilityMatch {
     Exact(Capability),
     /// `10x`: every capability of this generation.
     Family(u8),
-    /// This one and the later ones of its generation, as in 8.6 to 8.9: where machine code for 8.6 runs.
+    /// This one and the later ones of its generation, as in 8.6 to 8.9: where machine code for 8.6
+    /// runs.
     FamilyFrom(Capability),
     /// `80+`: this one and every later one.
     Floor(Capability),
@@ -169,7 +170,7 @@ impl CapabilityMatch {
 pub struct Target {
     /// The kind of device.
     pub platform: Platform,
-    /// Its compute capability; `None` on a processor, or where the driver did not say.
+    /// Its compute capability; `None` on a processor, or if the driver did not say.
     pub capability: Option<Capability>,
     /// Whether this machine has it. What is missing here (a driver, a device) speaks against a
     /// backend only when it has to run here.

@@ -18,8 +18,8 @@ const SCALE_BYTES: usize = 4;
 ///                     with page = s / page_size and offset = s % page_size
 /// ```
 ///
-/// With pages of 64 and 128 values that is what DeepGEMM, vLLM and SGLang keep: 8448 bytes a page. Slots
-/// are those of the layer's own cache, whose block tables serve both.
+/// With pages of 64 and 128 values that is what DeepGEMM, vLLM and SGLang keep: 8448 bytes a page.
+/// Slots are those of the layer's own cache, whose block tables serve both.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct IndexCacheLayout {

@@ -62,8 +62,8 @@ pub struct IndexQueryInput<'a, D: Device> {
 pub struct IndexQueriesMut<'a, D: Device> {
     /// `[T, heads, D]` e4m3, without gaps.
     pub values: D::BytesMut<'a>,
-    /// f32 `[T, 1, heads]`, without gaps: each head's weight, times heads^-½ · D^-½ and the scale of
-    /// its query.
+    /// f32 `[T, 1, heads]`, without gaps: each head's weight, times heads^-½ · D^-½ and the scale
+    /// of its query.
     pub weights: TensorMut<'a, D>,
 }
 
@@ -82,9 +82,9 @@ pub struct IndexRows<'a, D: Device> {
     pub batch: DecodeBatch<'a, D>,
     /// Which of the batch's query tokens.
     pub tokens: Range<usize>,
-    /// Whether what makes these rows' lists directly follows each other, the queries, the logits and
-    /// the selection, and whatever else that reads was enqueued before the first of them. Each may then
-    /// begin before the last one has ended. Otherwise false, which is always right.
+    /// Whether what makes these rows' lists directly follows each other, the queries, the logits
+    /// and the selection, and whatever else that reads was enqueued before the first of them. Each
+    /// may then begin before the last one has ended. Otherwise false, which is always right.
     pub in_turn: bool,
 }
 
@@ -108,9 +108,9 @@ pub trait IndexDevice: Device {
     /// If shapes disagree with each other or with the cache.
     fn write_index_keys(&self, config: &IndexerConfig, keys: IndexKeys<'_, Self>) -> Result<()>;
 
-    /// Writes what both caches of a layer get of the new tokens, in one launch where the device can: the rows,
-    /// with the rotation of `query` if they are rotated, and the index keys. As [`CacheRows::write`] and
-    /// [`write_index_keys`](Self::write_index_keys).
+    /// Writes what both caches of a layer get of the new tokens, in one launch if the device can:
+    /// the rows, with the rotation of `query` if they are rotated, and the index keys. As
+    /// [`CacheRows::write`] and [`write_index_keys`](Self::write_index_keys).
     ///
     /// # Errors
     ///
@@ -139,8 +139,9 @@ pub trait IndexDevice: Device {
         to: IndexQueriesMut<'_, Self>,
     ) -> Result<()>;
 
-    /// Scores what each token sees: `logits` is f32 `[1, T, columns]` with unit columns, one column for
-    /// each position of the token's request. Columns of what a token does not see are left alone.
+    /// Scores what each token sees: `logits` is f32 `[1, T, columns]` with unit columns, one column
+    /// for each position of the token's request. Columns of what a token does not see are left
+    /// alone.
     ///
     /// # Errors
     ///
@@ -155,14 +156,14 @@ pub trait IndexDevice: Device {
         logits: TensorMut<'_, Self>,
     ) -> Result<()>;
 
-    /// Writes the slots of the largest logits of each row, in pages of `page_size` tokens: exact, equal
-    /// logits by position, in ascending order of position, and −1 behind them. Columns of what a token
-    /// does not see may hold anything.
+    /// Writes the slots of the largest logits of each row, in pages of `page_size` tokens: exact,
+    /// equal logits by position, in ascending order of position, and −1 behind them. Columns of
+    /// what a token does not see may hold anything.
     ///
     /// # Errors
     ///
-    /// If shapes disagree, a request has more tokens than there are columns, or a slot does not fit 32
-    /// bits.
+    /// If shapes disagree, a request has more tokens than there are columns, or a slot does not fit
+    /// 32 bits.
     fn select_slots(
         &self,
         logits: TensorRef<'_, Self>,
@@ -294,8 +295,8 @@ impl<D: Device> IndexRows<'_, D> {
     ///
     /// # Errors
     ///
-    /// If the shape or dtype is another, columns are apart, or the batch may see more than there are
-    /// columns.
+    /// If the shape or dtype is another, columns are apart, or the batch may see more than there
+    /// are columns.
     pub fn check(&self, logits: &TensorRef<'_, D>) -> Result<usize> {
         let columns = logits.shape()[2];
         let layout = logits.layout();

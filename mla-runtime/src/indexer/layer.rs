@@ -17,7 +17,7 @@ where
     D: DecodeStage<Device = P::Device>,
 {
     /// Runs a layer with its own indexer for the prepared step: writes the rows of both caches, in
-    /// one launch where the device can, makes the lists, and attends to what they name. Only
+    /// one launch if the device can, makes the lists, and attends to what they name. Only
     /// enqueues. The call's `slot_lists` are not looked at.
     ///
     /// The result is that of [`Indexer::select`], [`IndexerWorkspace::lists`] and

@@ -29,18 +29,20 @@ pub struct Indexer<D> {
 /// One selection: views of the engine's tensors, for the T tokens of the prepared step.
 #[non_exhaustive]
 pub struct IndexCall<'a, D: Device> {
-    /// The latent of the queries, normalised, as the layer's own query projection takes it: `[T, 1, Q]`.
+    /// The latent of the queries, normalised, as the layer's own query projection takes it: `[T, 1,
+    /// Q]`.
     pub query_latent: TensorRef<'a, D>,
     /// W_qb of the indexer: `[1, Q, heads · D]`.
     pub query_weights: TensorRef<'a, D>,
-    /// The new tokens' index keys W_k · x, neither normalised nor rotated, of any dtype: `[T, 1, D]`.
+    /// The new tokens' index keys W_k · x, neither normalised nor rotated, of any dtype: `[T, 1,
+    /// D]`.
     pub keys: TensorRef<'a, D>,
     /// The LayerNorm of keys.
     pub norm: LayerNorm<'a, D>,
     /// The heads' weights W_w · x, of any dtype: `[T, 1, heads]`.
     pub head_weights: TensorRef<'a, D>,
-    /// The rotation of keys and queries, `None` if the model has none: the tables of the layer's own. How
-    /// elements pair is what the indexer's configuration says, and not looked at here.
+    /// The rotation of keys and queries, `None` if the model has none: the tables of the layer's
+    /// own. How elements pair is what the indexer's configuration says, and not looked at here.
     pub rotary: Option<Rotation<'a, D>>,
     /// The layer's index cache.
     pub cache: IndexCacheMut<'a, D>,
@@ -377,8 +379,8 @@ impl<D: Device> Indexer<D> {
         IndexNeeds::of(self.config.dims, limits, self.problem.page_size)
     }
 
-    /// The memory of an indexer workspace, and of the caches of one layer of `pages` pages, `layers`
-    /// index caches among them.
+    /// The memory of an indexer workspace, and of the caches of one layer of `pages` pages,
+    /// `layers` index caches among them.
     ///
     /// # Errors
     ///

@@ -21,8 +21,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         self.enqueue_absorbed_attention(workspace, call)
     }
 
-    /// What attention begins with: the absorbed queries. With `writes`, the cache write of all tokens
-    /// goes with them.
+    /// What attention begins with: the absorbed queries. With `writes`, the cache write of all
+    /// tokens goes with them.
     pub(crate) fn enqueue_absorbed_queries(
         &self,
         workspace: &mut Workspace<P, D>,

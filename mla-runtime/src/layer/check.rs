@@ -39,7 +39,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         self.check_absorbed_only(workspace, "sinks", "the expanded path has no sinks")
     }
 
-    /// Refuses what `field` asks for in a step with tokens on the expanded path, which does not do it.
+    /// Refuses what `field` asks for in a step with tokens on the expanded path, which does not do
+    /// it.
     fn check_absorbed_only(
         &self,
         workspace: &Workspace<P, D>,
@@ -84,7 +85,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         self.check_absorbed_only(workspace, "slot_lists.second", why)
     }
 
-    /// Refuses what does not fit the prepared step, but for lists of slots: an indexer has yet to make them.
+    /// Refuses what does not fit the prepared step, but for lists of slots: an indexer has yet to
+    /// make them.
     pub(crate) fn check_tensors(
         &self,
         workspace: &Workspace<P, D>,

@@ -23,7 +23,7 @@
 //! causal attention takes the place of two and a merge.
 //!
 //! A new token's own rows enter the expanded path as they were given, and the absorbed path as the
-//! cache holds them, that is quantised where the cache is.
+//! cache holds them, that is quantised if the cache is.
 //!
 //! Three objects, by how long they live:
 //!
@@ -37,8 +37,8 @@
 //! back. What it enqueues depends on the prepared step's counts alone (tokens and requests of the
 //! absorbed path, chunks); lengths, pages and slots are read on the device from arrays that never
 //! move. So a step of decodes can be captured into a graph. It is replayed after another
-//! [`prepare`](Workspace::prepare) of as many requests with as many tokens; a smaller batch is filled
-//! up with padding.
+//! [`prepare`](Workspace::prepare) of as many requests with as many tokens; a smaller batch is
+//! filled up with padding.
 //!
 //! The layer is one implementation for backends chosen by type ([`MlaLayer::of`]) and at run time
 //! ([`SelectedPrefill`] and [`SelectedDecode`] in [`MlaLayer::new`]).
@@ -290,7 +290,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         })
     }
 
-    /// The most new tokens of a request on the absorbed path, where a step does not say:
+    /// The most new tokens of a request on the absorbed path, if a step does not say:
     /// [`crossover_threshold`] of the longest context, within `limits`, what the problem says of
     /// query lengths, and what the decode backend takes.
     pub fn threshold(&self, limits: &StepLimits) -> u32 {

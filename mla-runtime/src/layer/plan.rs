@@ -197,9 +197,9 @@ impl Step {
     }
 
     /// The same with padding behind the requests with new tokens on the absorbed path, of as many
-    /// new tokens as each of those has, until there are `requests` requests in all: what a graph that was
-    /// captured for so many needs. Padding attends to nothing and writes nothing; the rows of the
-    /// expanded path move behind it.
+    /// new tokens as each of those has, until there are `requests` requests in all: what a graph
+    /// that was captured for so many needs. Padding attends to nothing and writes nothing; the rows
+    /// of the expanded path move behind it.
     ///
     /// # Errors
     ///

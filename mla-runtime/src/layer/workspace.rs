@@ -221,7 +221,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
         &self.limits
     }
 
-    /// The most new tokens of a request on the absorbed path, where a step does not say.
+    /// The most new tokens of a request on the absorbed path, if a step does not say.
     pub fn threshold(&self) -> u32 {
         self.threshold
     }

@@ -5,7 +5,7 @@
 //! W rows; this module says which rows form which chunk.
 //!
 //! Requests are packed in order. The first that does not fit into what is left of a chunk is cut
-//! at the largest aligned length that fits, and the rest of it opens the next chunk; where no
+//! at the largest aligned length that fits, and the rest of it opens the next chunk; if no
 //! aligned length fits, the request opens the next chunk whole. With W = 1024 and pages of 16:
 //!
 //! ```text
@@ -20,7 +20,7 @@
 //! - only the first request of a chunk can be a continuation, so only its partial result is
 //!   merged with an earlier one, all others are written;
 //! - a request without context is in no chunk. A chunk's requests are consecutive, so such a
-//!   request ends a chunk even where rows are left.
+//!   request ends a chunk even if rows are left.
 //!
 //! ```
 //! use mla_runtime::plan::context::{ChunkLimits, plan_chunks};
@@ -110,8 +110,8 @@ pub struct ContextChunk {
 }
 
 impl ContextChunk {
-    /// Of these requests, one segment each, which begins at its start and has its length; no request is
-    /// continued, and the cache is on one device.
+    /// Of these requests, one segment each, which begins at its start and has its length; no
+    /// request is continued, and the cache is on one device.
     pub const fn new(requests: Range<usize>, starts: Vec<u32>, seq_lens: Vec<u32>) -> Self {
         Self {
             request_start: requests.start,
@@ -743,7 +743,7 @@ mod tests {
         }
 
         /// A chunk ends only where it must: at the end, before a request without context, at a
-        /// cut, or where not one aligned segment of the next request fits.
+        /// cut, or if not one aligned segment of the next request fits.
         #[test]
         fn chunks_are_filled(lens in contexts(), limits in any_limits()) {
             let plan = plan_chunks(&lens, &limits).unwrap();

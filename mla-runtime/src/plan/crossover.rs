@@ -18,7 +18,7 @@
 //!     L·d/C + 2L − d
 //! ```
 //!
-//! For DeepSeek-V3 and a long context that is 131072/768, about 171. Where d ≥ 2L + L·d/C the
+//! For DeepSeek-V3 and a long context that is 131072/768, about 171. If d ≥ 2L + L·d/C the
 //! absorbed form is always cheaper. So a processor is modelled, which keeps what it expands in its
 //! caches ([`Machine::Arithmetic`]).
 //!
@@ -33,7 +33,7 @@
 //! | outputs times `W_UV` | causal attention to them |
 //!
 //! (The expanded form of a layer whose workspace has room for all of these rows, and whose cache
-//! holds them in the queries' format. Others have more launches; where keys are packed, rows are
+//! holds them in the queries' format. Others have more launches; if keys are packed, rows are
 //! gathered first.)
 //!
 //! A step takes what its launch takes, and then its arithmetic or its bytes, whichever takes
@@ -406,7 +406,7 @@ struct Numbers {
 }
 
 /// The number of query tokens of a request up to which the absorbed form is the faster one, as the
-/// [module](self) says; infinite where it always is. By multiply-adds alone the number of heads
+/// [module](self) says; infinite if it always is. By multiply-adds alone the number of heads
 /// plays no part.
 pub fn crossover(attention: &Attention, machine: &Machine) -> f64 {
     let gpu = match machine {

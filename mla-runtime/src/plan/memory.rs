@@ -31,7 +31,7 @@
 //! | `decode_workspace` | `[bytes]` | what the decode backend asks for | |
 //! | `prefill_workspace` | `[bytes]` | what the prefill backend asks for | |
 //!
-//! Values count as padded only where V < P+R. A region with a factor of zero is left out. Weights
+//! Values count as padded only if V < P+R. A region with a factor of zero is left out. Weights
 //! (of which the layer makes no copies), and the engine's own tensors (queries, new
 //! rows, outputs), are not part of the plan.
 //!
@@ -135,7 +135,8 @@ impl MemoryNeeds {
     }
 
     /// The widths of a problem, for one layer, an empty cache and steps without tokens, with
-    /// regions at multiples of 256 bytes, as CUDA allocates. To be completed with the methods `with_…`.
+    /// regions at multiples of 256 bytes, as CUDA allocates. To be completed with the methods
+    /// `with_…`.
     ///
     /// # Errors
     ///
@@ -198,7 +199,8 @@ impl MemoryNeeds {
                 .tokens
                 .min(limits.requests.saturating_mul(limits.decode_query_len)),
         };
-        // Of a sparse problem only dense requests have an expanded form, if there is room for context.
+        // Of a sparse problem only dense requests have an expanded form, if there is room for
+        // context.
         let none = problem.sparse && limits.context_rows == 0;
         let expanded = |count: usize| if none { 0 } else { count };
         // The array layout refuses limits of more than 31 bits.
@@ -421,7 +423,7 @@ fn check(needs: &MemoryNeeds) -> Result<(), PlanError> {
     }
     let key = u64::from(head.nope) + u64::from(head.rope);
     if needs.padded_values && u64::from(head.v) > key {
-        let accepted = format!("at most the key's width, {key}, where values are padded to it");
+        let accepted = format!("at most the key's width, {key}, if values are padded to it");
         return Err(PlanError::invalid("v_head_dim", head.v, accepted));
     }
     Ok(())

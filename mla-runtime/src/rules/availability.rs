@@ -169,7 +169,7 @@ pub enum Availability {
 }
 
 impl Availability {
-    /// What it is for `target`: what this machine lacks speaks against a backend only where it has
+    /// What it is for `target`: what this machine lacks speaks against a backend only if it has
     /// to run here. Usable in constants.
     #[must_use]
     pub const fn on(self, target: Target) -> Self {
@@ -179,7 +179,7 @@ impl Availability {
         }
     }
 
-    /// This one where it is a cause, else `other`. Usable in constants.
+    /// This one if it is a cause, else `other`. Usable in constants.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         match self {

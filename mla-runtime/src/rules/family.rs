@@ -9,7 +9,7 @@ pub struct CompiledFamily {
     /// Its name: that of the Cargo feature that compiles it.
     pub name: &'static str,
     /// What this build compiled it for, under nvcc's names (`sm_90a`, `sm_100f`, `sm_80`,
-    /// `compute_80`); empty where the feature is off.
+    /// `compute_80`); empty if the feature is off.
     pub targets: &'static [&'static str],
 }
 
@@ -41,7 +41,7 @@ impl CompiledFamily {
         self.latest_on(capability, |target| target.starts_with("sm_"))
     }
 
-    /// The target whose PTX a driver takes on this capability where there is no machine code, and
+    /// The target whose PTX a driver takes on this capability if there is no machine code, and
     /// what that is for.
     ///
     /// # Panics
@@ -87,7 +87,7 @@ pub(crate) const fn write_targets(families: &[CompiledFamily], text: &mut Text<'
     }
 }
 
-/// The last family that was left out, where one was: the first is the one that its backend prefers,
+/// The last family that was left out, if one was: the first is the one that its backend prefers,
 /// the last the one that runs on the most GPUs.
 pub(crate) const fn left_out(families: &[CompiledFamily]) -> Option<&'static str> {
     let mut i = families.len();

@@ -29,9 +29,9 @@ pub struct Run {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct KernelFacts {
     /// The families that they are compiled in; on a GPU, the first that runs there is taken. `None`
-    /// where the backend does not say.
+    /// if the backend does not say.
     pub families: Option<&'static [CompiledFamily]>,
-    /// Where its tests passed. `None` where nobody keeps such a table; an empty one says nowhere.
+    /// Where its tests passed. `None` if nobody keeps such a table; an empty one says nowhere.
     pub run_on: Option<&'static [Run]>,
 }
 
@@ -42,7 +42,7 @@ impl KernelFacts {
         run_on: None,
     };
 
-    /// The first family that runs on this capability, where one does.
+    /// The first family that runs on this capability, if one does.
     ///
     /// # Panics
     ///
@@ -90,7 +90,7 @@ impl KernelFacts {
         false
     }
 
-    /// Whether the kernels can run on `target`, and should where nobody `asked` for their backend
+    /// Whether the kernels can run on `target`, and should if nobody `asked` for their backend
     /// by name.
     ///
     /// # Panics
@@ -166,7 +166,7 @@ pub const fn capabilities<const N: usize>(families: &[CompiledFamily]) -> [Capab
     sets
 }
 
-/// How many sets [`capabilities`] gives: at least one, which is anything where nothing is compiled,
+/// How many sets [`capabilities`] gives: at least one, which is anything if nothing is compiled,
 /// since then another reason speaks against the backend.
 ///
 /// # Panics

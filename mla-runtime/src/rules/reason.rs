@@ -86,7 +86,7 @@ impl fmt::Display for Field {
 pub enum Given {
     /// A kind of device.
     Platform(Platform),
-    /// A compute capability, or none where it is unknown.
+    /// A compute capability, or none if it is unknown.
     Capability(Option<Capability>),
     /// A dtype.
     DType(DType),
@@ -249,7 +249,7 @@ impl From<Reason> for Error {
     }
 }
 
-/// Everything that speaks against a backend; empty where nothing does.
+/// Everything that speaks against a backend; empty if nothing does.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Reasons {
     // Constants cannot grow a vector.

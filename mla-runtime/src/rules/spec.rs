@@ -22,8 +22,8 @@ pub use super::support::{
 pub struct BackendSpec {
     /// The name by which it is chosen, such as `FLASHMLA`.
     pub name: &'static str,
-    /// Who provides the kernel: by default the package that the attribute stands in, and `native` where it is
-    /// this project's own.
+    /// Who provides the kernel: by default the package that the attribute stands in, and `native`
+    /// if it is this project's own.
     pub provider: &'static str,
     /// What it computes.
     pub phase: Phase,
@@ -33,9 +33,9 @@ pub struct BackendSpec {
     pub capabilities: &'static [CapabilityMatch],
     /// The dtypes of queries and outputs.
     pub dtypes: &'static [DType],
-    /// The per-head dimensions (P, R, V); `None` where any will do.
+    /// The per-head dimensions (P, R, V); `None` if any will do.
     pub dims: Option<&'static [HeadDims]>,
-    /// The widths of a cache row; `None` where any will do. Decode only.
+    /// The widths of a cache row; `None` if any will do. Decode only.
     pub cache_dims: Option<&'static [CacheDims]>,
     /// The numbers of query heads.
     pub heads: HeadCounts,
@@ -45,22 +45,25 @@ pub struct BackendSpec {
     pub page_sizes: PageSizes,
     /// How query lengths may differ. Decode only: prefill is always ragged.
     pub query_len: QueryLen,
-    /// The most new tokens of a request that it takes, or `None` where any number will do: the layer sends
-    /// longer requests down the expanded path. Decode only.
+    /// The most new tokens of a request that it takes, or `None` if any number will do: the layer
+    /// sends longer requests down the expanded path. Decode only.
     pub max_query_len: Option<u32>,
     /// How it takes its queries. Decode only.
     pub query_format: QueryFormat,
     /// How it takes its keys. Prefill only.
     pub key_layout: KeyLayout,
-    /// Whether values and outputs are as wide as queries: then the layer pads and slices. Prefill only.
+    /// Whether values and outputs are as wide as queries: then the layer pads and slices. Prefill
+    /// only.
     pub padded_values: bool,
-    /// What addresses and distances between the rows of its tensors are multiples of, in bytes: 16 for a
-    /// kernel that reads 16 bytes at a time, 1 where an element's own will do.
+    /// What addresses and distances between the rows of its tensors are multiples of, in bytes: 16
+    /// for a kernel that reads 16 bytes at a time, 1 if an element's own will do.
     pub alignment: u32,
     /// What can be captured into a CUDA graph.
     pub graphs: GraphSupport,
-    /// Whether it plans a step on the host, so that [`prepare`](crate::backend::DecodeBackend::prepare) is given
-    /// the lengths in [`DecodeBatch::host`](crate::backend::DecodeBatch::host) and no graph can hold it. Decode only.
+    /// Whether it plans a step on the host, so that
+    /// [`prepare`](crate::backend::DecodeBackend::prepare) is given the lengths in
+    /// [`DecodeBatch::host`](crate::backend::DecodeBatch::host) and no graph can hold it. Decode
+    /// only.
     pub plans_on_host: bool,
     /// The log-sum-exp its kernel produces.
     pub lse: LseOutput,
@@ -70,7 +73,8 @@ pub struct BackendSpec {
     pub quant_output: bool,
     /// Whether it attends to lists of slots. Decode only.
     pub sparse: SparseSupport,
-    /// The most entries of a list of slots that it takes, or `None` where any number will do. Decode only.
+    /// The most entries of a list of slots that it takes, or `None` if any number will do. Decode
+    /// only.
     pub max_list_width: Option<u32>,
     /// What it can do beyond plain causal attention.
     pub features: FeatureSet,
@@ -79,9 +83,9 @@ pub struct BackendSpec {
 }
 
 impl BackendSpec {
-    /// The least that a spec says: everything else is what most backends of the phase have.
-    /// Prefill runs ragged and returns a natural log-sum-exp; decode takes one token per request,
-    /// any page size, and the caches of its dtypes must be named. Queries come split, keys packed. The
+    /// The least that a spec says: everything else is what most backends of the phase have. Prefill
+    /// runs ragged and returns a natural log-sum-exp; decode takes one token per request, any page
+    /// size, and the caches of its dtypes must be named. Queries come split, keys packed. The
     /// provider is `unknown`.
     pub const fn new(name: &'static str, phase: Phase, platform: Platform) -> Self {
         Self {
@@ -149,7 +153,7 @@ impl BackendSpec {
     }
 
     /// Everything that speaks against this backend for `problem` on `target`, in the order of
-    /// [`Field`]; empty where it fits.
+    /// [`Field`]; empty if it fits.
     pub const fn validate(&self, target: Target, problem: &Problem) -> Reasons {
         let mut reasons = Reasons::NONE
             .unless(
@@ -291,7 +295,7 @@ impl BackendSpec {
     }
 
     /// The reason that `availability` gives on `target`. What this machine lacks speaks against a
-    /// backend only where it has to run here.
+    /// backend only if it has to run here.
     pub const fn unavailable(availability: Availability, target: Target) -> Option<Reason> {
         match availability.on(target) {
             Availability::Unavailable(cause) => Some(Reason {
@@ -308,7 +312,7 @@ impl BackendSpec {
     ///
     /// # Panics
     ///
-    /// In a constant, which makes it a compile error: where a list is empty, a size is zero, a
+    /// In a constant, which makes it a compile error: if a list is empty, a size is zero, a
     /// range is reversed, or a key contradicts the phase.
     pub const fn checked(self) -> Self {
         self.check_lists();

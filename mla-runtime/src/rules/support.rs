@@ -359,7 +359,7 @@ impl KeyLayout {
 pub struct Priority {
     /// The first of these that has the capability decides.
     pub by_capability: &'static [(CapabilityMatch, i32)],
-    /// Where none has it.
+    /// If none has it.
     pub otherwise: i32,
 }
 

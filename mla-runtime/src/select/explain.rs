@@ -82,8 +82,9 @@ impl PhaseExplanation {
 /// What a selection considered and chose.
 ///
 /// Serialises as `{"target", …, "prefill": {"selected": NAME or null, "candidates": [{"name",
-/// "provider", "priority", "valid", "graphs", "lse_precision", "compiled_for": ["sm_90a"] or null, "run_on": [{"gpu", "capability", "date",
-/// "commit"}] or null, "reasons": [{"field", "given", "accepted", "message"}]}]}, "decode": {…}}`.
+/// "provider", "priority", "valid", "graphs", "lse_precision", "compiled_for": ["sm_90a"] or null,
+/// "run_on": [{"gpu", "capability", "date", "commit"}] or null, "reasons": [{"field", "given",
+/// "accepted", "message"}]}]}, "decode": {…}}`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Explanation {

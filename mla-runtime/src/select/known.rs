@@ -2,12 +2,12 @@
 //!
 //! An engine that is asked for `FLASHINFER_MLA` deserves a better answer than "no such name": its
 //! true constraints, and that it is not built in this version, or which crate has it. So the
-//! support matrix is complete, and its gaps can be seen. Where a backend of the same name is
+//! support matrix is complete, and its gaps can be seen. If a backend of the same name is
 //! linked, it takes the known one's place; [`Registry`](crate::registry::Registry) says how.
 //!
 //! # Order
 //!
-//! Where a reference order exists, it is kept: prefill on generation 10 tries FLASH_ATTN,
+//! If a reference order exists, it is kept: prefill on generation 10 tries FLASH_ATTN,
 //! TRTLLM_RAGGED and FLASHINFER, in this order, and everywhere else FLASH_ATTN first. All others
 //! follow in the order of the constants below, and so do the decode backends, for which there is no
 //! reference order.

@@ -26,7 +26,7 @@ pub(crate) const HOW_TO_LINK: &str = "link a backend crate, such as `use mla_ker
 /// 2. an entry that was linked, or added by [`add`](Self::add);
 /// 3. a known name without an implementation ([`known`](crate::known)).
 ///
-/// A linked entry takes the place of the known one only on hardware that it accepts: where the
+/// A linked entry takes the place of the known one only on hardware that it accepts: if the
 /// known backend accepts it and the linked one does not, the known one stays, because its reason
 /// ("not built in this version") is the truer one. An override was asked for by name, so it takes
 /// the name's place everywhere.
@@ -72,7 +72,7 @@ pub enum RegistryError {
     Unknown {
         /// The phase.
         phase: Phase,
-        /// The name as given, cut where it is very long.
+        /// The name as given, cut if it is very long.
         given: String,
         /// The names of the phase.
         existing: Vec<&'static str>,
@@ -280,7 +280,7 @@ impl Registry {
     }
 
     /// Everything that speaks against `entry` for `problem` on `target`, whether it can run there
-    /// included; that it has run nowhere yet does not, where it was `asked` for by name.
+    /// included; that it has run nowhere yet does not, if it was `asked` for by name.
     pub(crate) fn reasons_against(
         entry: &Entry,
         target: Target,

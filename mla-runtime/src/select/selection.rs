@@ -288,7 +288,7 @@ impl<'a> Best<'a> {
         }
     }
 
-    /// The index of the best, where there is one.
+    /// The index of the best, if there is one.
     pub const fn index(self) -> Option<usize> {
         match self.chosen {
             Some((index, _)) => Some(index),
@@ -349,7 +349,7 @@ impl Registry {
         })
     }
 
-    /// Says what would be chosen and why, whether or not anything fits. Where nothing fits in both
+    /// Says what would be chosen and why, whether or not anything fits. If nothing fits in both
     /// phases, it is about the first cache format.
     ///
     /// # Errors

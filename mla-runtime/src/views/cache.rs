@@ -26,7 +26,8 @@ pub struct CacheLayout {
     pub page_stride: usize,
     /// Bytes from one row to the next within a page, fewer than 2²⁷: kernels count them in 32 bits.
     pub row_stride: usize,
-    /// The scale of [`KvFormat::Fp8`]: value = stored · scale, 2⁻⁶⁰ to 2⁶⁰. 1 in every other format.
+    /// The scale of [`KvFormat::Fp8`]: value = stored · scale, 2⁻⁶⁰ to 2⁶⁰. 1 in every other
+    /// format.
     pub scale: f32,
 }
 
@@ -64,8 +65,8 @@ impl CacheLayout {
         self.pages.saturating_mul(self.page_size)
     }
 
-    // Between single pages and rows there is no distance, and a stride may be anything. It gets one that
-    // every kernel takes.
+    // Between single pages and rows there is no distance, and a stride may be anything. It gets one
+    // that every kernel takes.
     fn settled(mut self) -> Self {
         match (self.pages > 1, self.page_size > 1) {
             (true, true) => {}

@@ -104,7 +104,8 @@ impl LseLayout {
         }
     }
 
-    // From a single row no other is apart, and its stride may be anything; the C interface takes 63 bits.
+    // From a single row no other is apart, and its stride may be anything; the C interface takes 63
+    // bits.
     fn settled<C: LseConvention>(mut self) -> Self {
         let (rows, columns) = self.extents::<C>();
         if rows <= 1 {

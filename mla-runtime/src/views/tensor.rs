@@ -46,8 +46,8 @@ impl Layout {
         tokens.saturating_mul(heads).saturating_mul(width)
     }
 
-    // An axis of at most one index has no neighbours, and so any stride. It gets the one that it has in a
-    // tensor without gaps: kernels and libraries refuse some of the others.
+    // An axis of at most one index has no neighbours, and so any stride. It gets the one that it
+    // has in a tensor without gaps: kernels and libraries refuse some of the others.
     fn settled(mut self) -> Self {
         let gapless = Self::contiguous(self.dtype, self.shape);
         for axis in 0..3 {
@@ -58,7 +58,7 @@ impl Layout {
         self
     }
 
-    /// The bytes from the first element to the end of the last, or `None` where that overflows.
+    /// The bytes from the first element to the end of the last, or `None` if that overflows.
     pub fn span_bytes(&self) -> Option<usize> {
         if self.shape.contains(&0) {
             return Some(0);
@@ -116,12 +116,14 @@ impl fmt::Display for Layout {
     }
 }
 
-/// Refuses memory whose first byte is not where an element may be. Memory without bytes is anywhere.
+/// Refuses memory whose first byte is not where an element may be. Memory without bytes is
+/// anywhere.
 pub(crate) fn check_alignment<D: Memory>(bytes: D::Bytes<'_>, element: usize) -> Result<()> {
     check_address::<D>("address", bytes, element)
 }
 
-/// Refuses memory whose first byte is at no multiple of `alignment` bytes. Memory without bytes is anywhere.
+/// Refuses memory whose first byte is at no multiple of `alignment` bytes. Memory without bytes is
+/// anywhere.
 pub(crate) fn check_address<D: Memory>(
     field: &'static str,
     bytes: D::Bytes<'_>,
@@ -173,7 +175,8 @@ impl<D: Memory> fmt::Debug for TensorRef<'_, D> {
 }
 
 impl<'a, D: Memory> TensorRef<'a, D> {
-    /// A view that begins at the first of `bytes`. The stride of an axis of at most one index may be anything.
+    /// A view that begins at the first of `bytes`. The stride of an axis of at most one index may
+    /// be anything.
     ///
     /// # Errors
     ///
@@ -216,9 +219,9 @@ impl<'a, D: Memory> TensorRef<'a, D> {
         }
     }
 
-    /// Checks what a kernel relies on that reads `alignment` bytes at a time: that rows are without gaps, begin
-    /// at multiples of them, and are not the same row by a stride of 0. An alignment of 1 asks for nothing, and a
-    /// tensor without elements has no rows.
+    /// Checks what a kernel relies on that reads `alignment` bytes at a time: that rows are without
+    /// gaps, begin at multiples of them, and are not the same row by a stride of 0. An alignment of
+    /// 1 asks for nothing, and a tensor without elements has no rows.
     ///
     /// # Errors
     ///
@@ -308,7 +311,8 @@ impl<D: Memory> fmt::Debug for TensorMut<'_, D> {
 }
 
 impl<'a, D: Memory> TensorMut<'a, D> {
-    /// A view that begins at the first of `bytes`. The stride of an axis of at most one index may be anything.
+    /// A view that begins at the first of `bytes`. The stride of an axis of at most one index may
+    /// be anything.
     ///
     /// # Errors
     ///

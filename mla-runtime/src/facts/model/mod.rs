@@ -29,9 +29,10 @@ pub struct ModelConfig {
     pub dims: MlaDims,
     /// H: the query heads of the whole model; see [`Self::heads_per_rank`].
     pub heads: u32,
-    /// The layers with this attention, if the configuration says: all of them, or, of a model that
-    /// has linear attention beside it, so many.
+    /// The layers with this attention, if the configuration says: those that have a cache.
     pub layers: Option<u32>,
+    /// The layers that have linear attention instead; 0 in most models. The engine's own business.
+    pub other_layers: u32,
     /// The element type of weights and activations, if the configuration says.
     pub dtype: Option<DType>,
     /// The rank of the query projection; `None`: the query is projected in one step.
@@ -67,6 +68,7 @@ const DEEPSEEK_V3: ModelConfig = ModelConfig {
     dims: MlaDims::R1,
     heads: 128,
     layers: Some(61),
+    other_layers: 0,
     dtype: Some(DType::BF16),
     q_lora_rank: Some(1536),
     index_topk: None,
@@ -94,6 +96,7 @@ const GLM_5: ModelConfig = ModelConfig {
     dims: MlaDims::new(512, HeadDims::new(192, 64, 256)),
     heads: 64,
     layers: Some(78),
+    other_layers: 0,
     dtype: Some(DType::BF16),
     q_lora_rank: Some(2048),
     index_topk: Some(2048),
@@ -176,6 +179,7 @@ pub const PRESETS: &[Preset] = &[
             dims: MlaDims::new(256, HeadDims::new(64, 32, 64)),
             heads: 40,
             layers: Some(62),
+            other_layers: 0,
             dtype: Some(DType::BF16),
             q_lora_rank: Some(768),
             index_topk: None,
@@ -313,7 +317,7 @@ impl ModelConfig {
 
     /// From the text of a Hugging Face `config.json`.
     ///
-    /// Every field is looked for in `text_config`, where a model has one, then at the top level.
+    /// Every field is looked for in `text_config`, if a model has one, then at the top level.
     /// Fields that are not about attention are ignored.
     ///
     /// | field | |
@@ -349,13 +353,15 @@ impl ModelConfig {
         let nope = fields.required("qk_nope_head_dim", 1)?;
         let rope = fields.required("qk_rope_head_dim", 0)?;
         let all = fields.optional("num_hidden_layers", 1)?;
+        let layers = layers::read(&fields, all)?;
         Ok(Self {
             dims: MlaDims::new(
                 fields.required("kv_lora_rank", 1)?,
                 HeadDims::new(nope, rope, fields.v_head_dim(heads)?),
             ),
             heads,
-            layers: layers::with_this_attention(&fields, all)?,
+            layers: layers.own,
+            other_layers: layers.other,
             dtype: fields.dtype()?,
             q_lora_rank: fields.optional("q_lora_rank", 1)?,
             index_topk: fields.optional("index_topk", 1)?,
@@ -368,8 +374,8 @@ impl ModelConfig {
     }
 
     /// What scores are multiplied by before the softmax, in the absorbed and the expanded form
-    /// alike: 1/√(P+R), times [m²](Yarn::softmax_mscale) where the model has yarn, since queries and keys
-    /// each carry m once.
+    /// alike: 1/√(P+R), times [m²](Yarn::softmax_mscale) if the model has yarn, since queries and
+    /// keys each carry m once.
     pub fn softmax_scale(&self) -> f64 {
         let mscale = self.rope.yarn().map_or(1.0, Yarn::softmax_mscale);
         mscale * mscale / f64::from(self.dims.head.qk()).sqrt()

@@ -219,7 +219,7 @@ pub struct Yarn {
     pub mscale: f64,
     /// The weight of the softmax's correction (`mscale_all_dim`); 0: there is none.
     pub mscale_all_dim: f64,
-    /// What cosines and sines are multiplied by, where the configuration says so itself
+    /// What cosines and sines are multiplied by, if the configuration says so itself
     /// (`attention_factor`).
     pub given_attention_factor: Option<f64>,
     /// Whether the ends of the ramp are whole pairs (`truncate`).

@@ -171,7 +171,7 @@ impl<'a, D: Memory> Rotation<'a, D> {
         self
     }
 
-    /// The rotation of tokens at these positions, but where the caller has some.
+    /// The rotation of tokens at the caller's positions, or, if it has none, at these.
     pub(crate) fn at<'short>(&self, positions: ArrayRef<'short, D, i64>) -> Rotary<'short, D>
     where
         'a: 'short,
