@@ -354,72 +354,55 @@ mod tests {
         }
     }
 
+    fn refused(template: &str, ranges: &[&str], message: &str) {
+        let error = expand(template, ranges).unwrap_err();
+        assert_eq!(error, message, "{template} {ranges:?}");
+    }
+
     #[test]
-    fn refusals() {
-        let accepted_name = "accepted a name of letters a to z in braces, such as {b}";
-        let accepted_range = "accepted numbers joined by commas, or start..stop with +step or *factor \
-                              behind it: 1,8,32 or 1..16 or 0..64+16 or 1..128*2";
-        let cases: [(&str, &[&str], String); 13] = [
-            (
-                "{b}q1",
-                &[],
-                "ranges: given 0, accepted 1, one for each name".into(),
-            ),
-            (
-                "q{b",
-                &[],
-                format!("batch spec \"q{{b\", byte 1: given \"{{b\", {accepted_name}"),
-            ),
-            (
-                "q}1",
-                &[],
-                format!("batch spec \"q}}1\", byte 1: given \"}}1\", {accepted_name}"),
-            ),
-            (
-                "q{B}",
-                &[],
-                format!("batch spec \"q{{B}}\", byte 1: given \"{{B}}\", {accepted_name}"),
-            ),
-            ("q{b}", &[""], format!("range: given \"\", {accepted_range}")),
-            ("q{b}", &["1;2"], format!("range: given \"1;2\", {accepted_range}")),
-            ("q{b}", &["-1"], format!("range: given \"-1\", {accepted_range}")),
-            ("q{b}", &["1..2..3"], format!("range: given \"1..2..3\", {accepted_range}")),
-            (
-                "q{b}",
-                &["2..1"],
-                "range: given no number, accepted 1 to 65536 numbers, with start at most stop".into(),
-            ),
-            (
-                "q{b}",
-                &["1..9+0"],
-                "range: given a step of 0, accepted a step of 1 and up".into(),
-            ),
-            (
-                "q{b}",
-                &["1..9*1"],
-                "range: given a factor of 1, accepted a start of 1 and up and a factor of 2 and up"
-                    .into(),
-            ),
-            (
-                "q{b}s{c}",
-                &["1..1000", "1..1000"],
-                "batch spec \"q{b}s{c}\": given 1000000 combinations, accepted at most 65536".into(),
-            ),
-            (
-                "q{q}s{s}",
-                &["8", "4"],
-                "\"q{q}s{s}\" with q = 8, s = 4: batch spec, segment 1 \"q8s4\", byte 3: given a kv \
-                 length of 4, accepted at least the query length, 8, which is part of it"
-                    .into(),
-            ),
-        ];
-        for (template, ranges, message) in cases {
-            assert_eq!(
-                expand(template, ranges).unwrap_err(),
-                message,
-                "{template} {ranges:?}"
+    fn braces_without_a_name_are_refused() {
+        for (template, offset, given) in [("q{b", 1, "{b"), ("q}1", 1, "}1"), ("q{B}", 1, "{B}")] {
+            let message = format!(
+                "batch spec {template:?}, byte {offset}: given {given:?}, accepted a name of \
+                 letters a to z in braces, such as {{b}}"
             );
+            refused(template, &[], &message);
         }
+    }
+
+    #[test]
+    fn ranges_that_are_none_or_have_no_end_are_refused() {
+        for range in ["", "1;2", "-1", "1..2..3"] {
+            let message = format!(
+                "range: given {range:?}, accepted numbers joined by commas, or start..stop with \
+                 +step or *factor behind it: 1,8,32 or 1..16 or 0..64+16 or 1..128*2"
+            );
+            refused("q{b}", &[range], &message);
+        }
+        for (range, message) in [
+            (
+                "2..1",
+                "given no number, accepted 1 to 65536 numbers, with start at most stop",
+            ),
+            ("1..9+0", "given a step of 0, accepted a step of 1 and up"),
+            (
+                "1..9*1",
+                "given a factor of 1, accepted a start of 1 and up and a factor of 2 and up",
+            ),
+        ] {
+            refused("q{b}", &[range], &format!("range: {message}"));
+        }
+    }
+
+    #[test]
+    fn combinations_that_are_too_many_or_no_specs_are_refused() {
+        let message = "ranges: given 0, accepted 1, one for each name";
+        refused("{b}q1", &[], message);
+        let message = "batch spec \"q{b}s{c}\": given 1000000 combinations, accepted at most 65536";
+        refused("q{b}s{c}", &["1..1000", "1..1000"], message);
+        let message = "\"q{q}s{s}\" with q = 8, s = 4: batch spec, segment 1 \"q8s4\", byte 3: given \
+                       a kv length of 4, accepted at least the query length, 8, which is part of it";
+        refused("q{q}s{s}", &["8", "4"], message);
     }
 
     proptest! {

@@ -385,96 +385,70 @@ mod tests {
             .collect()
     }
 
+    /// Of each chunk the first request, and each segment's start and length.
+    type Chunks = &'static [(usize, &'static [(u32, u32)])];
+
+    /// Asserts how contexts are packed into chunks of `rows` rows, cut at multiples of 16.
+    fn packed(lens: &[u32], rows: u32, expected: Chunks) {
+        let plan = plan_chunks(lens, &limits(rows, 16)).unwrap();
+        let expected: Vec<_> = expected
+            .iter()
+            .map(|(first, segments)| (*first, segments.to_vec()))
+            .collect();
+        assert_eq!(shape(&plan), expected, "{lens:?} W={rows}");
+    }
+
     #[test]
-    fn known_plans() {
-        type Chunks = Vec<(usize, Vec<(u32, u32)>)>;
-        let cases: [(&[u32], u32, u32, Chunks); 14] = [
-            (
-                &[768, 512, 512],
-                1024,
-                16,
-                vec![
-                    (0, vec![(0, 768), (0, 256)]),
-                    (1, vec![(256, 256), (0, 512)]),
-                ],
-            ),
-            (
-                &[37, 1000, 5],
-                1024,
-                16,
-                vec![(0, vec![(0, 37), (0, 976)]), (1, vec![(976, 24), (0, 5)])],
-            ),
-            (
-                &[2048, 320],
-                1024,
-                16,
-                vec![
-                    (0, vec![(0, 1024)]),
-                    (0, vec![(1024, 1024)]),
-                    (1, vec![(0, 320)]),
-                ],
-            ),
-            // Exactly full, and one row too many.
-            (
-                &[960, 16, 16],
-                1024,
-                16,
-                vec![(0, vec![(0, 960), (0, 16), (0, 16)])],
-            ),
-            (
-                &[960, 48, 17],
-                1024,
-                16,
-                vec![(0, vec![(0, 960), (0, 48), (0, 16)]), (2, vec![(16, 1)])],
-            ),
-            // No aligned length fits into the 8 rows that are left.
-            (
-                &[1016, 20],
-                1024,
-                16,
-                vec![(0, vec![(0, 1016)]), (1, vec![(0, 20)])],
-            ),
-            // Nothing to do.
-            (&[], 1024, 16, vec![]),
-            (&[0, 0], 1024, 16, vec![]),
-            // A request without context ends the chunk, wherever it stands.
-            (&[0, 0, 64, 0], 1024, 16, vec![(2, vec![(0, 64)])]),
-            (
-                &[64, 0, 64, 0],
-                1024,
-                16,
-                vec![(0, vec![(0, 64)]), (2, vec![(0, 64)])],
-            ),
-            (
-                &[1040, 0, 5],
-                1024,
-                16,
-                vec![
-                    (0, vec![(0, 1024)]),
-                    (0, vec![(1024, 16)]),
-                    (2, vec![(0, 5)]),
-                ],
-            ),
-            // W is no multiple of the alignment: what fits whole may use the odd rows, a cut not.
-            (&[1000], 1000, 16, vec![(0, vec![(0, 1000)])]),
-            (
-                &[1001],
-                1000,
-                16,
-                vec![(0, vec![(0, 992)]), (0, vec![(992, 9)])],
-            ),
-            // The alignment is all of W.
-            (
-                &[5, 20],
-                16,
-                16,
-                vec![(0, vec![(0, 5)]), (1, vec![(0, 16)]), (1, vec![(16, 4)])],
-            ),
-        ];
-        for (lens, rows, align, expected) in cases {
-            let plan = plan_chunks(lens, &limits(rows, align)).unwrap();
-            assert_eq!(shape(&plan), expected, "{lens:?} W={rows} align={align}");
-        }
+    fn requests_are_packed_in_order_and_cut_where_a_chunk_is_full() {
+        packed(
+            &[768, 512, 512],
+            1024,
+            &[(0, &[(0, 768), (0, 256)]), (1, &[(256, 256), (0, 512)])],
+        );
+        packed(
+            &[37, 1000, 5],
+            1024,
+            &[(0, &[(0, 37), (0, 976)]), (1, &[(976, 24), (0, 5)])],
+        );
+        packed(
+            &[2048, 320],
+            1024,
+            &[(0, &[(0, 1024)]), (0, &[(1024, 1024)]), (1, &[(0, 320)])],
+        );
+        // Exactly full, and one row too many.
+        packed(&[960, 16, 16], 1024, &[(0, &[(0, 960), (0, 16), (0, 16)])]);
+        packed(
+            &[960, 48, 17],
+            1024,
+            &[(0, &[(0, 960), (0, 48), (0, 16)]), (2, &[(16, 1)])],
+        );
+        // No aligned length fits into the 8 rows that are left.
+        packed(&[1016, 20], 1024, &[(0, &[(0, 1016)]), (1, &[(0, 20)])]);
+    }
+
+    #[test]
+    fn a_request_without_context_ends_the_chunk_wherever_it_stands() {
+        packed(&[], 1024, &[]);
+        packed(&[0, 0], 1024, &[]);
+        packed(&[0, 0, 64, 0], 1024, &[(2, &[(0, 64)])]);
+        packed(&[64, 0, 64, 0], 1024, &[(0, &[(0, 64)]), (2, &[(0, 64)])]);
+        packed(
+            &[1040, 0, 5],
+            1024,
+            &[(0, &[(0, 1024)]), (0, &[(1024, 16)]), (2, &[(0, 5)])],
+        );
+    }
+
+    #[test]
+    fn what_fits_whole_may_use_rows_beyond_the_alignment_and_a_cut_may_not() {
+        packed(&[1000], 1000, &[(0, &[(0, 1000)])]);
+        packed(&[1001], 1000, &[(0, &[(0, 992)]), (0, &[(992, 9)])]);
+        // The alignment is all of W.
+        packed(
+            &[5, 20],
+            16,
+            &[(0, &[(0, 5)]), (1, &[(0, 16)]), (1, &[(16, 4)])],
+        );
     }
 
     #[test]

@@ -821,7 +821,7 @@ mod tests {
         };
         assert_eq!(
             message(wide),
-            "v_head_dim: given 129, accepted at most the key's width, 128, where \
+            "v_head_dim: given 129, accepted at most the key's width, 128, if \
              values are padded to it"
         );
         let huge = MemoryNeeds {

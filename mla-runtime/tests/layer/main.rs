@@ -556,12 +556,11 @@ fn slots_are_those_of_the_block_tables() {
 }
 
 #[test]
-fn refusals_name_the_field() {
+fn a_workspace_that_is_not_prepared_or_is_for_another_layer_is_refused() {
     let case = Case::small(MIXED);
     let world = World::new(&case);
     let layer = cpu_layer(&case);
-    let limits = case.limits();
-    let mut workspace = layer.workspace(&limits).unwrap();
+    let mut workspace = layer.workspace(&case.limits()).unwrap();
     let unprepared = world.forward(&layer, &mut workspace, true).unwrap_err();
     assert_eq!(
         unprepared.to_string(),
@@ -575,26 +574,47 @@ fn refusals_name_the_field() {
     let error = workspace.prepare(&other, &world.batch()).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "workspace: given one for page_size = 4, accepted one for page_size = 3, as the layer has it"
+        "workspace: given one for page_size = 4, accepted one for page_size = 3, as the layer has \
+         it"
     );
+}
 
-    let mut refuse = |change: &dyn Fn(&mut World)| {
-        let mut changed = World::new(&case);
-        change(&mut changed);
-        let error = workspace.prepare(&layer, &changed.batch()).unwrap_err();
-        // And nothing runs on what was prepared in part.
-        assert!(world.forward(&layer, &mut workspace, true).is_err());
-        error.to_string()
-    };
+/// What a batch with a change is refused with; nothing runs on what was prepared in part.
+fn refusal(change: impl Fn(&mut World)) -> String {
+    let case = Case::small(MIXED);
+    let world = World::new(&case);
+    let layer = cpu_layer(&case);
+    let mut workspace = layer.workspace(&case.limits()).unwrap();
+    let mut changed = World::new(&case);
+    change(&mut changed);
+    let error = workspace.prepare(&layer, &changed.batch()).unwrap_err();
+    assert!(world.forward(&layer, &mut workspace, true).is_err());
+    error.to_string()
+}
+
+#[test]
+fn slots_and_pages_that_contradict_each_other_are_refused() {
+    let own = World::new(&Case::small(MIXED)).slots[3];
     assert_eq!(
-        refuse(&|world| world.slots[3] = -2),
-        format!(
-            "slots: given -2 of token 3, accepted {}, where the block table has it, or −1",
-            world.slots[3]
-        )
+        refusal(|world| world.slots[3] = -2),
+        format!("slots: given -2 of token 3, accepted {own}, where the block table has it, or −1")
     );
     assert_eq!(
-        refuse(&|world| {
+        refusal(|world| {
+            world.slots.pop();
+        }),
+        "slots: given 67 entries, accepted one for each of 68 new tokens"
+    );
+    assert_eq!(
+        refusal(|world| world.tables[0] = -7),
+        "block_tables: given -7 at [0][0], accepted a page, 0 or above"
+    );
+}
+
+#[test]
+fn requests_out_of_order_and_beyond_the_limits_are_refused() {
+    assert_eq!(
+        refusal(|world| {
             world.requests.swap(1, 8);
             world.slots.fill(-1);
         }),
@@ -602,26 +622,16 @@ fn refusals_name_the_field() {
          gives: those of the absorbed path first, here of at most 4 new tokens"
     );
     assert_eq!(
-        refuse(&|world| {
-            world.slots.pop();
-        }),
-        "slots: given 67 entries, accepted one for each of 68 new tokens"
-    );
-    assert_eq!(
-        refuse(&|world| world.tables[0] = -7),
-        "block_tables: given -7 at [0][0], accepted a page, 0 or above"
-    );
-    assert_eq!(
-        refuse(&|world| world.requests[0].kv = 1000),
+        refusal(|world| world.requests[0].kv = 1000),
         "requests.kv: given 1000 of request 0, accepted at most 92 tokens, which the block table \
          has room for"
     );
     assert_eq!(
-        refuse(&|world| world.requests[4].kv = 2),
+        refusal(|world| world.requests[4].kv = 2),
         "requests.kv: given 2 of request 4, accepted at least its 4 new tokens, or 0 for padding"
     );
     assert_eq!(
-        refuse(&|world| {
+        refusal(|world| {
             world.requests.push(Request::new(1, 1));
             world.tables.extend(vec![0; world.max_pages]);
             world.slots.push(-1);
@@ -629,44 +639,56 @@ fn refusals_name_the_field() {
         "requests: given 10, accepted at most the limit of 9"
     );
     assert_eq!(
-        refuse(&|world| {
+        refusal(|world| {
             world.requests[0].q += 1;
             world.slots.push(-1);
         }),
         "new tokens: given 69, accepted at most the limit of 68"
     );
+}
 
-    // A page that the cache does not have is refused by the call.
+#[test]
+fn a_page_that_the_cache_does_not_have_is_refused_by_the_call() {
+    let case = Case::small(MIXED);
+    let layer = cpu_layer(&case);
+    let mut workspace = layer.workspace(&case.limits()).unwrap();
     let mut changed = World::new(&case);
     changed.tables[0] = 5000;
     let mut batch = changed.batch();
     batch.slots = None;
     workspace.prepare(&layer, &batch).unwrap();
     let error = changed.forward(&layer, &mut workspace, true).unwrap_err();
-    let pages = world.cache_layout.pages;
+    let pages = changed.cache_layout.pages;
     assert_eq!(
         error.to_string(),
         format!("block_tables: given page 5000, accepted below the cache's {pages} pages")
     );
+}
 
-    // A workspace without room for context takes batches that have none.
+#[test]
+fn context_needs_room_in_the_workspace() {
+    let case = Case::small(MIXED);
+    let layer = cpu_layer(&case);
     let none = Case {
         context_rows: 0,
         ..case.clone()
     };
     let mut workspace = layer.workspace(&none.limits()).unwrap();
+    let world = World::new(&case);
     let error = workspace.prepare(&layer, &world.batch()).unwrap_err();
     assert_eq!(
         error.to_string(),
         "limits.context_rows: given 0, accepted at least a page, for requests with context on the \
          expanded path"
     );
+    // Batches that have none there need no room.
     run(&Case {
         context_rows: 0,
         ..Case::small(&[(1, 30), (9, 9), (4, 20)])
     });
 
-    let error = layer.workspace(&limits.with_context_rows(3)).err().unwrap();
+    let limits = case.limits().with_context_rows(3);
+    let error = layer.workspace(&limits).err().unwrap();
     assert_eq!(
         error.to_string(),
         "limits.context_rows: given 3, accepted 0, or at least a page of 4 tokens"

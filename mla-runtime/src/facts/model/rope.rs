@@ -638,15 +638,16 @@ mod tests {
         assert_eq!(names, ["minicpm3"]);
     }
 
+    fn read(rope: &str) -> std::result::Result<Rope, ModelError> {
+        let json = format!(
+            r#"{{"num_attention_heads": 2, "kv_lora_rank": 64, "qk_nope_head_dim": 32,
+                "qk_rope_head_dim": 16, "v_head_dim": 32, {rope}}}"#
+        );
+        ModelConfig::from_hf_config(&json).map(|config| config.rope)
+    }
+
     #[test]
     fn every_field_of_a_configuration_is_kept() {
-        let read = |rope: &str| {
-            let json = format!(
-                r#"{{"num_attention_heads": 2, "kv_lora_rank": 64, "qk_nope_head_dim": 32,
-                    "qk_rope_head_dim": 16, "v_head_dim": 32, {rope}}}"#
-            );
-            ModelConfig::from_hf_config(&json).map(|config| config.rope)
-        };
         let full = read(
             r#""rope_theta": 50000, "max_position_embeddings": 1000, "rope_interleave": false,
                "rope_scaling": {"type": "yarn", "factor": 8, "beta_fast": 16, "beta_slow": 2,
@@ -673,6 +674,12 @@ mod tests {
         let linear = read(r#""rope_scaling": {"type": "linear", "factor": 4}"#);
         let scaling = RopeScaling::Linear { factor: 4.0 };
         assert_eq!(linear, Ok(Rope::plain(1e4).with_scaling(scaling)));
+        let still = read(r#""mla_use_nope": true"#);
+        assert_eq!(still, Ok(Rope::plain(1e4).with_rotates(false)));
+    }
+
+    #[test]
+    fn fields_that_give_no_rotation_are_refused() {
         for (rope, message) in [
             (
                 r#""rope_theta": 1"#,
