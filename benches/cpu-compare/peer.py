@@ -18,10 +18,12 @@ def read(path, dtype, shape):
     return data.reshape(shape)
 
 
-def prefill(folder, dtype, heads, tokens):
-    q, k = (read(f"{folder}/{x}", dtype, (1, tokens, heads, 192)).transpose(1, 2) for x in ("q", "k"))
-    v = read(f"{folder}/v", dtype, (1, tokens, heads, 128)).transpose(1, 2)
-    q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+def prefill(folder, dtype, requests, heads, tokens):
+    def read_heads(name, width):
+        rows = read(f"{folder}/{name}", dtype, (requests, tokens, heads, width))
+        return rows.transpose(1, 2).contiguous()
+
+    q, k, v = read_heads("q", 192), read_heads("k", 192), read_heads("v", 128)
     # The fused kernel wants values as wide as keys; the padding is not timed.
     padded = torch.nn.functional.pad(v, (0, 64))
     return {
@@ -30,16 +32,19 @@ def prefill(folder, dtype, heads, tokens):
     }
 
 
-def decode(folder, dtype, batch, heads, tokens):
-    q = read(f"{folder}/q", dtype, (batch, 1, heads, 576))
-    rows = read(f"{folder}/k", dtype, (batch, 1, tokens, 576))
+def decode(folder, dtype, requests, heads, tokens):
+    q = read(f"{folder}/q", dtype, (requests, 1, heads, 576))
+    rows = read(f"{folder}/k", dtype, (requests, 1, tokens, 576))
     scale = 192**-0.5
     per_head = q.transpose(1, 2).contiguous()
-    every = rows.expand(batch, heads, tokens, 576)
+    every = rows.expand(requests, heads, tokens, 576)
+    queries, keys, values = q[:, 0], rows[:, 0].transpose(1, 2), rows[:, 0, :, :512]
     return {
         # One query row per head of one shared key head: no row is read twice.
         "folded": lambda: sdpa(q, rows, rows, scale=scale)[..., :512],
         "expanded": lambda: sdpa(per_head, every, every, scale=scale)[..., :512],
+        # Two batched products with a softmax between them.
+        "products": lambda: torch.softmax((queries * scale) @ keys, -1) @ values,
     }
 
 

@@ -18,74 +18,150 @@ use crate::Failure;
 
 const PAGE: usize = 64;
 
+/// Attention of some requests, all alike.
 #[derive(Clone, Copy)]
-pub(crate) enum Case {
-    /// One request's new tokens, causal: QK 192 wide, V 128.
-    Prefill { heads: usize, tokens: usize },
+pub(crate) struct Case {
+    phase: Phase,
+    requests: usize,
+    heads: usize,
+    /// Of each request: new ones in prefill, cached ones in decode.
+    tokens: usize,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Phase {
+    /// New tokens alone, causal: QK 192 wide, V 128.
+    Prefill,
     /// One token per request, absorbed: rows of 576, values of 512.
-    Decode {
-        batch: usize,
-        heads: usize,
-        tokens: usize,
-    },
+    Decode,
 }
 
 impl Case {
-    pub(crate) fn name<T: Element>(self) -> String {
-        let dtype = T::DTYPE;
-        match self {
-            Self::Prefill { heads, tokens } => format!("prefill {dtype} h{heads} q{tokens}"),
-            Self::Decode {
-                batch,
-                heads,
-                tokens,
-            } => {
-                format!("decode {dtype} b{batch} h{heads} kv{tokens}")
-            }
+    pub(crate) fn prefill(requests: usize, heads: usize, tokens: usize) -> Self {
+        Self {
+            phase: Phase::Prefill,
+            requests,
+            heads,
+            tokens,
         }
+    }
+
+    pub(crate) fn decode(requests: usize, heads: usize, tokens: usize) -> Self {
+        Self {
+            phase: Phase::Decode,
+            ..Self::prefill(requests, heads, tokens)
+        }
+    }
+
+    pub(crate) fn name<T: Element>(self) -> String {
+        let Self {
+            requests,
+            heads,
+            tokens,
+            ..
+        } = self;
+        let (phase, dtype) = (self.phase_name(), T::DTYPE);
+        let symbol = match self.phase {
+            Phase::Prefill => 'q',
+            Phase::Decode => 's',
+        };
+        format!("{phase} {dtype} b{requests} h{heads} {symbol}{tokens}")
+    }
+
+    fn phase_name(self) -> &'static str {
+        match self.phase {
+            Phase::Prefill => "prefill",
+            Phase::Decode => "decode",
+        }
+    }
+
+    // Pairs of a query row and a key that it sees.
+    fn scores(self) -> usize {
+        let of_a_head = match self.phase {
+            Phase::Prefill => self.tokens * (self.tokens + 1) / 2,
+            Phase::Decode => self.tokens,
+        };
+        self.requests * self.heads * of_a_head
     }
 
     /// Multiplications and additions of the two products.
     pub(crate) fn flop(self) -> f64 {
-        match self {
-            Self::Prefill { heads, tokens } => {
-                2.0 * heads as f64 * (tokens * (tokens + 1) / 2) as f64 * (192.0 + 128.0)
-            }
-            Self::Decode {
-                batch,
-                heads,
-                tokens,
-            } => 2.0 * (batch * heads * tokens) as f64 * (576.0 + 512.0),
-        }
+        let widths = match self.phase {
+            Phase::Prefill => 192 + 128,
+            Phase::Decode => 576 + 512,
+        };
+        2.0 * (self.scores() * widths) as f64
+    }
+
+    /// About what candle needs in f32, its scores above all.
+    pub(crate) fn bytes(self) -> usize {
+        let rows = match self.phase {
+            Phase::Prefill => self.tokens * self.heads,
+            Phase::Decode => self.tokens,
+        };
+        4 * (3 * self.requests * rows * 576 + 4 * self.scores())
     }
 
     pub(crate) fn arguments(self, folder: &Path, dtype: &str) -> Vec<String> {
-        let folder = folder.display().to_string();
-        let dtype = dtype.to_owned();
-        let text = |sizes: &[usize]| sizes.iter().map(usize::to_string).collect::<Vec<_>>();
-        let (phase, sizes) = match self {
-            Self::Prefill { heads, tokens } => ("prefill", text(&[heads, tokens])),
-            Self::Decode {
-                batch,
-                heads,
-                tokens,
-            } => ("decode", text(&[batch, heads, tokens])),
-        };
-        [vec![phase.to_owned(), folder, dtype], sizes].concat()
+        let sizes = [self.requests, self.heads, self.tokens];
+        let first = [
+            self.phase_name().to_owned(),
+            folder.display().to_string(),
+            dtype.to_owned(),
+        ];
+        let sizes = sizes.iter().map(usize::to_string);
+        first.into_iter().chain(sizes).collect()
     }
 
     fn problem<T: Element>(self) -> LayerConfig {
-        let (Self::Prefill { heads, .. } | Self::Decode { heads, .. }) = self;
         LayerConfig::new(
-            Problem::new(MlaDims::R1, heads as u32, T::DTYPE),
+            Problem::new(MlaDims::R1, self.heads as u32, T::DTYPE),
             1.0 / 192f32.sqrt(),
         )
     }
 }
 
+/// Random numbers, repeatable.
+pub(crate) struct Numbers(u64);
+
+impl Numbers {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        self.0 >> 40
+    }
+
+    /// Below `end`, which is below 2^24.
+    pub(crate) fn below(&mut self, end: usize) -> usize {
+        (self.next() as usize * end) >> 24
+    }
+
+    /// From `least` to `most`, as often below as above their geometric mean.
+    pub(crate) fn spread(&mut self, least: usize, most: usize) -> usize {
+        let share = self.next() as f64 / 16_777_216.0;
+        let span = (most + 1) as f64 / least as f64;
+        (least as f64 * span.powf(share)) as usize
+    }
+
+    // The sum of four uniform numbers in [-1, 1), near enough to normal.
+    fn fill<T: Element>(&mut self, len: usize) -> Vec<T> {
+        let mut uniform = || self.next() as f32 / 8_388_608.0 - 1.0;
+        (0..len)
+            .map(|_| T::from_f32(uniform() + uniform() + uniform() + uniform()))
+            .collect()
+    }
+}
+
 pub(crate) struct Work<T> {
     pub(crate) case: Case,
-    // Prefill: [T, H, 192], [T, H, 192], [T, H, 128]. Decode: [B, H, 576], [B, T, 576], none.
+    // Prefill: [B, T, H, 192], [B, T, H, 192], [B, T, H, 128]. Decode: [B, H, 576], [B, T, 576],
+    // none.
     q: Vec<T>,
     k: Vec<T>,
     v: Vec<T>,
@@ -99,19 +175,13 @@ pub(crate) struct Work<T> {
 
 impl<T: Element + WithDType> Work<T> {
     pub(crate) fn new(case: Case) -> Self {
-        let mut state = 1u64;
-        // The sum of four uniform numbers, near enough to normal.
-        let mut random = |len: usize| -> Vec<T> {
-            let mut uniform = || {
-                state = state
-                    .wrapping_mul(6_364_136_223_846_793_005)
-                    .wrapping_add(1_442_695_040_888_963_407);
-                (state >> 40) as f32 / 8_388_608.0 - 1.0
-            };
-            (0..len)
-                .map(|_| <T as Element>::from_f32(uniform() + uniform() + uniform() + uniform()))
-                .collect()
-        };
+        let Case {
+            phase,
+            requests,
+            heads,
+            tokens,
+        } = case;
+        let mut numbers = Numbers::new(1);
         let mut work = Self {
             case,
             q: Vec::new(),
@@ -123,66 +193,110 @@ impl<T: Element + WithDType> Work<T> {
             starts: Vec::new(),
             cpu: Cpu::new(),
         };
-        match case {
-            Case::Prefill { heads, tokens } => {
-                work.q = random(tokens * heads * 192);
-                work.k = random(tokens * heads * 192);
-                work.v = random(tokens * heads * 128);
-                work.starts = vec![0, tokens as i32];
+        match phase {
+            Phase::Prefill => {
+                work.q = numbers.fill(requests * tokens * heads * 192);
+                work.k = numbers.fill(requests * tokens * heads * 192);
+                work.v = numbers.fill(requests * tokens * heads * 128);
+                work.starts = (0..=requests).map(|i| (i * tokens) as i32).collect();
             }
-            Case::Decode {
-                batch,
-                heads,
-                tokens,
-            } => {
-                work.q = random(batch * heads * 576);
-                work.k = random(batch * tokens * 576);
-                let pages = batch * tokens / PAGE;
-                // An odd step through a power of two visits every page once.
-                work.table = (0..pages).map(|page| (page * 5 % pages) as i32).collect();
-                work.cache = vec![<T as Element>::from_f32(0.0); work.k.len()];
-                for (rows, page) in work.k.chunks(PAGE * 576).zip(&work.table) {
-                    let at = *page as usize * PAGE * 576;
-                    work.cache[at..at + PAGE * 576].copy_from_slice(rows);
-                }
-                work.seq_lens = vec![tokens as i32; batch];
-                work.starts = (0..=batch as i32).collect();
+            Phase::Decode => {
+                work.q = numbers.fill(requests * heads * 576);
+                work.k = numbers.fill(requests * tokens * 576);
+                work.fill_pages(&mut numbers);
+                work.seq_lens = vec![tokens as i32; requests];
+                work.starts = (0..=requests as i32).collect();
             }
         }
         work
     }
 
+    fn fill_pages(&mut self, numbers: &mut Numbers) {
+        let of_each = self.case.tokens.div_ceil(PAGE);
+        let pages = self.case.requests * of_each;
+        self.table = (0..pages as i32).collect();
+        for page in (1..pages).rev() {
+            self.table.swap(page, numbers.below(page + 1));
+        }
+        self.cache = vec![<T as Element>::from_f32(0.0); pages * PAGE * 576];
+        let requests = self.k.chunks(self.case.tokens * 576);
+        for (rows, pages) in requests.zip(self.table.chunks(of_each)) {
+            for (rows, page) in rows.chunks(PAGE * 576).zip(pages) {
+                let at = *page as usize * PAGE * 576;
+                self.cache[at..at + rows.len()].copy_from_slice(rows);
+            }
+        }
+    }
+
     pub(crate) fn ours(&self) -> Result<Ours<'_, T>, Failure> {
+        let Case {
+            phase,
+            requests,
+            heads,
+            tokens,
+        } = self.case;
         let config = self.case.problem::<T>();
-        let limits = StepLimits::new(64, 4096, 4096).with_context_rows(4096);
-        let (backend, width) = match self.case {
-            Case::Prefill { .. } => {
+        let limits = StepLimits::new(64, requests * tokens, 4096).with_context_rows(4096);
+        let (backend, len) = match phase {
+            Phase::Prefill => {
                 let backend = CpuPrefill::new(&self.cpu, &config)?;
                 let state = backend.state(&self.cpu, &limits)?;
-                (Backend::Prefill(backend, state), 128)
+                let len = requests * tokens * heads * 128;
+                (Backend::Prefill(backend, state), len)
             }
-            Case::Decode { .. } => {
+            Phase::Decode => {
                 let backend = CpuDecode::new(&self.cpu, &config)?;
                 let state = backend.state(&self.cpu, &limits)?;
-                (Backend::Decode(backend, state), 512)
+                (Backend::Decode(backend, state), requests * heads * 512)
             }
-        };
-        let rows = match self.case {
-            Case::Prefill { heads, tokens } => heads * tokens,
-            Case::Decode { batch, heads, .. } => batch * heads,
         };
         Ok(Ours {
             work: self,
             backend,
-            out: vec![<T as Element>::from_f32(0.0); rows * width],
+            out: vec![<T as Element>::from_f32(0.0); len],
         })
+    }
+
+    // The tensors as candle likes them: queries and outputs by head, keys as columns, and in
+    // prefill a mask.
+    fn tensors(&self) -> Result<[Option<Tensor>; 4], Failure> {
+        let cpu = CandleDevice::Cpu;
+        let Case {
+            phase,
+            requests,
+            heads,
+            tokens,
+        } = self.case;
+        if phase == Phase::Decode {
+            let q = Tensor::from_slice(&self.q, (requests, heads, 576), &cpu)?;
+            let rows = Tensor::from_slice(&self.k, (requests, tokens, 576), &cpu)?;
+            let v = rows.narrow(D::Minus1, 0, 512)?;
+            return Ok([Some(q), Some(rows.transpose(1, 2)?), Some(v), None]);
+        }
+        let heads_first = |data: &[T], width: usize| {
+            Tensor::from_slice(data, (requests, tokens, heads, width), &cpu)?
+                .transpose(1, 2)?
+                .contiguous()
+        };
+        let hidden = |at: usize| match at % tokens > at / tokens {
+            true => f32::NEG_INFINITY,
+            false => 0.0,
+        };
+        let mask: Vec<f32> = (0..tokens * tokens).map(hidden).collect();
+        let mask = Tensor::from_vec(mask, (1, 1, tokens, tokens), &cpu)?
+            .to_dtype(<T as WithDType>::DTYPE)?;
+        Ok([
+            Some(heads_first(&self.q, 192)?),
+            Some(heads_first(&self.k, 192)?.transpose(2, 3)?),
+            Some(heads_first(&self.v, 128)?),
+            Some(mask),
+        ])
     }
 
     // candle multiplies bf16 on the CPU where it can; converting to f32 first is what its users do
     // where it cannot, and is timed apart from products in f32 alone.
     pub(crate) fn candle(&self) -> Result<Vec<(String, Variant<'_>)>, Failure> {
         let scale = 1.0 / 192f64.sqrt();
-        let cpu = CandleDevice::Cpu;
         let mut variants: Vec<(String, Variant<'_>)> = Vec::new();
         let attend = move |q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>| {
             let scores = (q.matmul(k)? * scale)?;
@@ -192,41 +306,8 @@ impl<T: Element + WithDType> Work<T> {
             };
             candle_nn::ops::softmax_last_dim(&scores)?.matmul(v)
         };
-        let (q, k, v, mask) = match self.case {
-            Case::Prefill { heads, tokens } => {
-                let heads_first = |data: &[T], width: usize| {
-                    Tensor::from_slice(data, (tokens, heads, width), &cpu)?
-                        .transpose(0, 1)?
-                        .contiguous()
-                };
-                let mask: Vec<f32> = (0..tokens * tokens)
-                    .map(|at| {
-                        if at % tokens > at / tokens {
-                            f32::NEG_INFINITY
-                        } else {
-                            0.0
-                        }
-                    })
-                    .collect();
-                let mask = Tensor::from_vec(mask, (1, tokens, tokens), &cpu)?
-                    .to_dtype(<T as WithDType>::DTYPE)?;
-                (
-                    heads_first(&self.q, 192)?,
-                    heads_first(&self.k, 192)?.transpose(1, 2)?,
-                    heads_first(&self.v, 128)?,
-                    Some(mask),
-                )
-            }
-            Case::Decode {
-                batch,
-                heads,
-                tokens,
-            } => {
-                let q = Tensor::from_slice(&self.q, (batch, heads, 576), &cpu)?;
-                let rows = Tensor::from_slice(&self.k, (batch, tokens, 576), &cpu)?;
-                let v = rows.narrow(D::Minus1, 0, 512)?;
-                (q, rows.transpose(1, 2)?, v, None)
-            }
+        let [Some(q), Some(k), Some(v), mask] = self.tensors()? else {
+            unreachable!("only the mask is ever missing");
         };
         // Values of which a copy without gaps is made beforehand, where candle wants that.
         let v = if q.matmul(&k)?.matmul(&v).is_ok() {
@@ -234,10 +315,10 @@ impl<T: Element + WithDType> Work<T> {
         } else {
             v.contiguous()?
         };
-        let prefill = matches!(self.case, Case::Prefill { .. });
+        let prefill = self.case.phase == Phase::Prefill;
         let finish = move |out: Tensor| {
             if prefill {
-                out.transpose(0, 1)?.contiguous()
+                out.transpose(1, 2)?.contiguous()
             } else {
                 Ok(out)
             }
@@ -305,54 +386,57 @@ impl<T: Element> Ours<'_, T> {
             q,
             k,
             v,
-            cache,
-            table,
-            seq_lens,
             starts,
             cpu,
+            ..
         } = self.work;
-        match (&mut self.backend, *case) {
-            (Backend::Prefill(backend, state), Case::Prefill { heads, tokens }) => {
+        let (heads, tokens) = (case.heads, case.tokens);
+        let rows = case.requests * tokens;
+        match &mut self.backend {
+            Backend::Prefill(backend, state) => {
                 let call = PrefillCall::new(
-                    TensorRef::from_slice(q, [tokens, heads, 192])?,
-                    Keys::Packed(TensorRef::from_slice(k, [tokens, heads, 192])?),
-                    TensorRef::from_slice(v, [tokens, heads, 128])?,
-                    Output::Plain(TensorMut::from_slice(&mut self.out, [tokens, heads, 128])?),
+                    TensorRef::from_slice(q, [rows, heads, 192])?,
+                    Keys::Packed(TensorRef::from_slice(k, [rows, heads, 192])?),
+                    TensorRef::from_slice(v, [rows, heads, 128])?,
+                    Output::Plain(TensorMut::from_slice(&mut self.out, [rows, heads, 128])?),
                     (ArrayRef::from_slice(starts), tokens),
                     (ArrayRef::from_slice(starts), tokens),
                 );
                 backend.prefill(cpu, call, state, &())?;
             }
-            (
-                Backend::Decode(backend, state),
-                Case::Decode {
-                    batch,
-                    heads,
-                    tokens,
-                },
-            ) => {
-                let query = TensorRef::from_slice(q, [batch, heads, 576])?;
-                let pages = batch * tokens / PAGE;
-                let format = mla_runtime::kv_format::KvFormat::of(T::DTYPE);
-                let layout = CacheLayout::contiguous(MlaDims::R1, format, pages, PAGE);
-                let entries = ArrayRef::from_slice(table);
-                let call = DecodeCall::new(
-                    Query::Split {
-                        latent: query.narrow(2, 0..512)?,
-                        rope: query.narrow(2, 512..576)?,
-                    },
-                    CacheRef::new(bytemuck::cast_slice(cache), layout)?,
-                    DecodeBatch::new(
-                        BlockTable::new(entries, batch, tokens / PAGE)?,
-                        (ArrayRef::from_slice(seq_lens), tokens),
-                        (ArrayRef::from_slice(starts), 1),
-                    ),
-                    Output::Plain(TensorMut::from_slice(&mut self.out, [batch, heads, 512])?),
-                );
+            Backend::Decode(backend, state) => {
+                let call = self.work.decode_call(&mut self.out)?;
                 backend.decode(cpu, call, state, &())?;
             }
-            _ => unreachable!("a work's backend is that of its case"),
         }
         Ok(())
+    }
+}
+
+impl<T: Element> Work<T> {
+    fn decode_call<'a>(&'a self, out: &'a mut [T]) -> Result<DecodeCall<'a, Cpu>, Failure> {
+        let Case {
+            requests,
+            heads,
+            tokens,
+            ..
+        } = self.case;
+        let query = TensorRef::from_slice(&self.q, [requests, heads, 576])?;
+        let pages = tokens.div_ceil(PAGE);
+        let format = mla_runtime::kv_format::KvFormat::of(T::DTYPE);
+        let layout = CacheLayout::contiguous(MlaDims::R1, format, requests * pages, PAGE);
+        Ok(DecodeCall::new(
+            Query::Split {
+                latent: query.narrow(2, 0..512)?,
+                rope: query.narrow(2, 512..576)?,
+            },
+            CacheRef::new(bytemuck::cast_slice(&self.cache), layout)?,
+            DecodeBatch::new(
+                BlockTable::new(ArrayRef::from_slice(&self.table), requests, pages)?,
+                (ArrayRef::from_slice(&self.seq_lens), tokens),
+                (ArrayRef::from_slice(&self.starts), 1),
+            ),
+            Output::Plain(TensorMut::from_slice(out, [requests, heads, 512])?),
+        ))
     }
 }
