@@ -40,11 +40,17 @@ fn split_len(keys: usize, most: Option<usize>) -> usize {
     even.next_multiple_of(KEYS).max(least)
 }
 
+// A tail of less than half a tile goes with the split before it.
 fn splits(keys: usize, most: Option<usize>) -> impl Iterator<Item = Range<usize>> {
     let len = split_len(keys, most);
-    (0..keys)
-        .step_by(len)
-        .map(move |start| start..keys.min(start + len))
+    let count = match keys / len {
+        0 => keys.min(1),
+        whole => whole + usize::from(keys % len >= KEYS / 2),
+    };
+    (0..count).map(move |split| match split + 1 == count {
+        true => split * len..keys,
+        false => split * len..(split + 1) * len,
+    })
 }
 
 /// Absorbed attention on the CPU: every cache format, any dimensions, page size and number of
@@ -124,6 +130,8 @@ impl DecodeBackend for CpuDecode {
             key: dims.row() as usize,
             value: dims.latent as usize,
             shared: true,
+            // A unit's rows are the heads of one token.
+            fixed_rows: self.config.problem.sparse || limits.decode_query_len <= 1,
         };
         let threads = device.threads();
         let heads = self.config.problem.heads as usize;

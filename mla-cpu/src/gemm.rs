@@ -6,10 +6,16 @@ use gemm::Parallelism;
 use rayon::prelude::*;
 
 use super::Cpu;
+#[cfg(target_arch = "x86_64")]
+use super::Instructions;
 use super::buffer::Scratch;
+#[cfg(target_arch = "x86_64")]
+use super::dots::{Pairs, Singles};
 use super::transpose::transpose;
 use super::view::{Elements, Lane as _, Places, with_element};
 use mla_runtime::Result;
+#[cfg(target_arch = "x86_64")]
+use mla_runtime::dtype::DType;
 use mla_runtime::dtype::Element;
 use mla_runtime::tensor::{TensorMut, TensorRef};
 
@@ -18,7 +24,7 @@ use mla_runtime::tensor::{TensorMut, TensorRef};
 const ROWS: usize = 128;
 const COLUMNS: usize = 128;
 
-// The product takes columns of `b` that are contiguous as they are for so many rows of `a`. For
+// The `gemm` crate takes columns of `b` that are contiguous as they are for so many rows of `a`. For
 // more it would rearrange them on its way, an element at a time, so they become rows beforehand.
 const FEW_ROWS: usize = 2;
 
@@ -44,7 +50,7 @@ pub(crate) fn gemm(
     })
 }
 
-// Blocks of operands are converted to f32, multiplied, and the result rounded once.
+// Blocks of the result, each summed in f32 and rounded once.
 fn blocks<T: Element>(
     cpu: &Cpu,
     a: Elements<'_, T>,
@@ -55,46 +61,163 @@ fn blocks<T: Element>(
     let [batch, m, n] = c.shape;
     let (row_blocks, column_blocks) = (m.div_ceil(ROWS), n.div_ceil(COLUMNS));
     let per_product = row_blocks * column_blocks;
+    #[cfg(target_arch = "x86_64")]
+    let dots = Dots::of(cpu, &a, &b, k);
     cpu.install(|| {
         (0..batch * per_product).into_par_iter().try_for_each_init(
             Panels::default,
-            |panels, block| {
-                let product = block / per_product;
+            |panels, index| {
                 // Neighbouring blocks share the columns of `b`, the larger operand by far.
-                let column = block % per_product / row_blocks * COLUMNS;
-                let row = block % row_blocks * ROWS;
-                let (rows, columns) = (ROWS.min(m - row), COLUMNS.min(n - column));
-                panels.reserve(rows * k, columns * k, rows * columns)?;
-                let Panels {
-                    a: left,
-                    b: right,
-                    c: result,
-                } = panels;
-
-                for (i, to) in left[..rows * k].chunks_exact_mut(k.max(1)).enumerate() {
-                    a.read_row(product, row + i, to);
+                let column = index % per_product / row_blocks * COLUMNS;
+                let row = index % row_blocks * ROWS;
+                let block = Block {
+                    product: index / per_product,
+                    row,
+                    column,
+                    size: [ROWS.min(m - row), COLUMNS.min(n - column), k],
+                };
+                #[cfg(target_arch = "x86_64")]
+                match dots {
+                    Some(dots) => dots.multiply(&a, &b, &block, panels)?,
+                    None => multiply(&a, &b, &block, panels)?,
                 }
-                let right = &mut right[..columns * k];
-                let right_strides = read_columns(&b.columns(column, columns), product, rows, right);
-                product_f32(
-                    [rows, columns, k],
-                    &mut result[..rows * columns],
-                    (1, columns),
-                    false,
-                    &left[..rows * k],
-                    (1, k),
-                    right,
-                    right_strides,
-                );
+                #[cfg(not(target_arch = "x86_64"))]
+                multiply(&a, &b, &block, panels)?;
+                let [rows, columns, _] = block.size;
                 let c = c.columns(column, columns);
-                for (i, from) in result[..rows * columns].chunks_exact(columns).enumerate() {
+                let results = panels.c[..rows * columns].chunks_exact(columns);
+                for (i, from) in results.enumerate() {
                     // SAFETY: each block is computed once, and the elements of `c` are distinct.
-                    unsafe { c.write_row(product, row + i, from) };
+                    unsafe { c.write_row(block.product, row + i, from) };
                 }
                 Ok(())
             },
         )
     })
+}
+
+// Rows and columns of the result that one task computes.
+struct Block {
+    product: usize,
+    row: usize,
+    column: usize,
+    // Rows, columns, and the inner dimension.
+    size: [usize; 3],
+}
+
+// A block by the `gemm` crate, its operands converted to f32.
+fn multiply<T: Element>(
+    a: &Elements<'_, T>,
+    b: &Elements<'_, T>,
+    block: &Block,
+    panels: &mut Panels,
+) -> Result<()> {
+    let [rows, columns, k] = block.size;
+    panels.reserve(rows * k, columns * k, rows * columns)?;
+    let left = read_rows(a, block, &mut panels.a);
+    let right = &mut panels.b[..columns * k];
+    let b = b.columns(block.column, columns);
+    let right_strides = read_columns(&b, block.product, rows, right);
+    product_f32(
+        block.size,
+        &mut panels.c[..rows * columns],
+        (1, columns),
+        false,
+        left,
+        (1, k),
+        right,
+        right_strides,
+    );
+    Ok(())
+}
+
+// The rows of a block, one after the other.
+fn read_rows<'p, T: Element>(a: &Elements<'_, T>, block: &Block, to: &'p mut [f32]) -> &'p [f32] {
+    let [rows, _, k] = block.size;
+    let to = &mut to[..rows * k];
+    for (i, to) in to.chunks_exact_mut(k.max(1)).enumerate() {
+        a.read_row(block.product, block.row + i, to);
+    }
+    to
+}
+
+// What multiplies where the columns of `b` are contiguous, as those of weights `[out, in]` are: in
+// f32, or bf16 as it lies.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy)]
+enum Dots {
+    Singles(Singles),
+    Pairs(Pairs),
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Dots {
+    fn of<T: Element>(
+        cpu: &Cpu,
+        a: &Elements<'_, T>,
+        b: &Elements<'_, T>,
+        k: usize,
+    ) -> Option<Self> {
+        if k == 0 || !cpu.takes(Instructions::Vectors) || b.strides[1] != 1 || b.strides[2] == 1 {
+            return None;
+        }
+        if T::DTYPE == DType::BF16
+            && a.strides[2] == 1
+            && k.is_multiple_of(2)
+            && let Some(pairs) = Pairs::new()
+        {
+            return Some(Self::Pairs(pairs));
+        }
+        Singles::new().map(Self::Singles)
+    }
+
+    fn multiply<T: Element>(
+        self,
+        a: &Elements<'_, T>,
+        b: &Elements<'_, T>,
+        block: &Block,
+        panels: &mut Panels,
+    ) -> Result<()> {
+        let [rows, columns, k] = block.size;
+        let row = |i: usize| &a.data[a.at(block.product, block.row + i)..][..k];
+        let column = |j: usize| {
+            let at = block.product * b.strides[0] + (block.column + j) * b.strides[2];
+            &b.data[at..at + k]
+        };
+        let copied = match (self, T::DTYPE) {
+            (Self::Pairs(_), _) | (_, DType::F32) => 0,
+            _ => k,
+        };
+        panels.reserve(rows * k, columns * copied, rows * columns)?;
+        let sums = &mut panels.c[..rows * columns];
+        sums.fill(0.0);
+        match self {
+            Self::Pairs(pairs) => {
+                let rows = list(rows, |i| bytemuck::cast_slice(row(i)));
+                let columns = list(columns, |j| bytemuck::cast_slice(column(j)));
+                pairs.add(&rows, &columns, sums, block.size[1]);
+            }
+            Self::Singles(singles) => {
+                let left = read_rows(a, block, &mut panels.a);
+                let right = &mut panels.b[..columns * copied];
+                for (j, to) in right.chunks_exact_mut(k.max(1)).enumerate() {
+                    f32::convert(column(j), to);
+                }
+                let rows = list(rows, |i| &left[i * k..(i + 1) * k]);
+                let columns = list(columns, |j| match copied {
+                    0 => bytemuck::cast_slice(column(j)),
+                    _ => &right[j * k..(j + 1) * k],
+                });
+                singles.add(&rows, &columns, sums, block.size[1]);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn list<'a, S>(count: usize, row: impl Fn(usize) -> &'a [S]) -> Vec<&'a [S]> {
+    (0..count).map(row).collect()
 }
 
 // All of `b[product]` to `to`, and its strides there (of columns, of rows): by columns where they

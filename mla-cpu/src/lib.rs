@@ -23,7 +23,7 @@
 //! computes, and the order in which parts are added up, follow from the shapes alone. They do
 //! depend on the processor: attention in bf16 is multiplied as bf16 where the processor does so, on
 //! its matrix unit or by AVX-512's products of pairs, and then rounds the softmax's weights to bf16
-//! (see [`Cpu::portable`]).
+//! (see [`Cpu::portable`]); products are added up in another order with AVX-512 than without.
 //!
 //! Unsafe code is confined to disjoint writes by threads, the calls of the `gemm` crate, and the
 //! instructions of AVX-512 and AMX. It is checked by running its tests under AddressSanitizer:
@@ -38,6 +38,8 @@ mod buffer;
 mod cache;
 mod copy;
 mod decode;
+#[cfg(target_arch = "x86_64")]
+mod dots;
 pub mod fp8;
 mod gemm;
 mod indexer;
@@ -107,8 +109,8 @@ impl Cpu {
         self
     }
 
-    /// The same with what every processor has: attention in every dtype is computed in f32, and the
-    /// softmax's weights are not rounded to bf16.
+    /// The same with what every processor has: attention and products in every dtype are computed in
+    /// f32, and the softmax's weights are not rounded to bf16.
     #[must_use]
     pub fn portable(mut self) -> Self {
         self.instructions = Instructions::Portable;
@@ -125,6 +127,14 @@ impl Cpu {
         match &self.pool {
             Some(pool) => pool.current_num_threads(),
             None => rayon::current_num_threads(),
+        }
+    }
+
+    // Work of the calling thread, and what it spawns on the pool.
+    fn in_place_scope<'s>(&self, work: impl FnOnce(&rayon::Scope<'s>)) {
+        match &self.pool {
+            Some(pool) => pool.in_place_scope(work),
+            None => rayon::in_place_scope(work),
         }
     }
 

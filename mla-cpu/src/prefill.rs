@@ -62,6 +62,7 @@ impl PrefillBackend for CpuPrefill {
             key: head.qk() as usize,
             value: head.v as usize,
             shared: false,
+            fixed_rows: false,
         };
         let dtype = self.config.problem.dtype;
         Ok(PrefillState {

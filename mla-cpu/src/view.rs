@@ -3,6 +3,7 @@
 use std::marker::PhantomData;
 
 use bytemuck::{Pod, PodCastError};
+use multiversion::multiversion;
 
 use super::Cpu;
 use mla_runtime::dtype::{DType, Element};
@@ -90,11 +91,14 @@ pub(crate) fn narrow<T: Element>(from: &[f32], to: &mut [T]) {
     match T::DTYPE {
         DType::F32 => to.copy_from_slice(bytemuck::cast_slice(from)),
         DType::F16 => bytemuck::cast_slice_mut::<T, half::f16>(to).convert_from_f32_slice(from),
-        DType::BF16 => {
-            for (to, from) in bytemuck::cast_slice_mut::<T, u16>(to).iter_mut().zip(from) {
-                *to = bf16_bits(*from);
-            }
-        }
+        DType::BF16 => narrow_bf16(from, bytemuck::cast_slice_mut(to)),
+    }
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512vl", "x86_64+avx2"))]
+fn narrow_bf16(from: &[f32], to: &mut [u16]) {
+    for (to, from) in to.iter_mut().zip(from) {
+        *to = bf16_bits(*from);
     }
 }
 

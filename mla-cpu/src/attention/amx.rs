@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 
 use half::bf16;
 
-use super::bf16::{BLOCK, Bf16Products, DEPTH};
+use super::bf16::{BLOCK, Bf16Products, DEPTH, pair_queries};
 use super::softmax::LANES;
 use super::vectors::PairVectors;
 use super::{KEYS, Rows};
@@ -280,28 +280,40 @@ pub(crate) struct Tiles<U>(pub(crate) U);
 // SAFETY: the unit proves the instructions.
 unsafe impl<U: Unit> Bf16Products for Tiles<U> {
     const IN_PLACE: bool = false;
+    const STEP: usize = 2 * LANES;
 
     fn begin(self) {
         self.0.configure();
     }
 
+    fn arrange(self, _: usize, queries: &[bf16], width: usize, to: &mut [bf16]) {
+        if width == 0 {
+            return;
+        }
+        let group = LANES * width;
+        for (from, to) in queries.chunks(group).zip(to.chunks_mut(group)) {
+            // SAFETY: the unit proves the instructions.
+            unsafe { pair_queries(from, width, to) };
+        }
+    }
+
+    // Queries are paired: `[groups][width / 2][16][2]`.
     fn score(
         self,
         keys: Rows<'_, bf16>,
-        [count, groups, width]: [usize; 3],
+        _: &[bf16],
+        [count, rows, width]: [usize; 3],
         queries: &[bf16],
         scores: &mut [f32],
     ) {
-        let steps = width / DEPTH;
+        let (steps, groups) = (width / DEPTH, rows.div_ceil(LANES));
         let scores = &mut scores[..count * BLOCK];
         if steps == 0 {
             scores.fill(0.0);
             return;
         }
-        let (queries, rows) = (
-            &queries[..groups * LANES * width],
-            &keys.loaded()[..count * width],
-        );
+        let queries = &queries[..groups * LANES * width];
+        let keys = &keys.loaded()[..count * width];
         let kernel = match groups {
             2 => Kernel::Set2x2,
             _ => Kernel::Set2x1,
@@ -310,7 +322,7 @@ unsafe impl<U: Unit> Bf16Products for Tiles<U> {
         let b = [queries.as_ptr().cast(), queries[second..].as_ptr().cast()];
         for key in (0..count).step_by(2 * LANES) {
             let operands = Operands {
-                a: [key, key + LANES].map(|key| rows[key * width..].as_ptr().cast()),
+                a: [key, key + LANES].map(|key| keys[key * width..].as_ptr().cast()),
                 a_pitch: width * size_of::<bf16>(),
                 b,
                 c: [key, key + LANES].map(|key| scores[key * BLOCK..].as_mut_ptr().cast()),
@@ -327,11 +339,11 @@ unsafe impl<U: Unit> Bf16Products for Tiles<U> {
     fn accumulate(
         self,
         values: &[bf16],
-        [count, groups, width]: [usize; 3],
+        [count, rows, width]: [usize; 3],
         weights: &[bf16],
         out: &mut [f32],
     ) {
-        let (steps, tile) = (count / DEPTH, KEYS * LANES);
+        let (steps, tile, groups) = (count / DEPTH, KEYS * LANES, rows.div_ceil(LANES));
         if steps == 0 {
             return;
         }
@@ -489,7 +501,12 @@ mod tests {
             let shared = random.bool();
             let key = random.usize(1..80);
             let value = random.usize(1..if shared { key + 1 } else { 80 });
-            let widths = Widths { key, value, shared };
+            let widths = Widths {
+                key,
+                value,
+                shared,
+                fixed_rows: random.bool(),
+            };
             let source = Random::new(&mut random, rows, keys, widths);
             let got = attend(Tiles(Emulated(pairs)), &source, keys);
             let want = attend(pairs, &source, keys);

@@ -36,25 +36,35 @@ pub(crate) unsafe trait Bf16Products: Copy + Send {
     /// Whether it takes keys wherever they lie, rather than one after the other.
     const IN_PLACE: bool;
 
+    /// Keys that are multiplied together: a divisor of 32.
+    const STEP: usize;
+
     /// Called before a unit.
     fn begin(self) {}
 
-    /// scores[..count][..groups · 16] = keys · queries, scores `[KEYS, BLOCK]`; `count` is a
-    /// multiple of 32, and queries are paired: `[groups][width / 2][16][2]`.
+    /// Lays out queries `[rows, width]`, of whole sixteens of rows, as [`score`](Self::score) takes
+    /// them.
+    fn arrange(self, rows: usize, queries: &[bf16], width: usize, to: &mut [bf16]);
+
+    /// scores[..count][..rows] = keys · queries, scores `[KEYS, BLOCK]`; `count` is a multiple of
+    /// `STEP`, up to which `filler` stands for keys that are not there. There are scores of whole
+    /// sixteens of rows, of which the last ones may change.
     fn score(
         self,
         keys: Rows<'_, bf16>,
-        count_groups_width: [usize; 3],
+        filler: &[bf16],
+        count_rows_width: [usize; 3],
         queries: &[bf16],
         scores: &mut [f32],
     );
 
-    /// out[..groups · 16][..width] += weights[.., ..count] · values, weights `[BLOCK, KEYS]`,
-    /// values paired: `[width / 16][KEYS / 2][16][2]`; `count` and `width` are multiples of 32.
+    /// out[..rows][..width] += weights[.., ..count] · values, weights `[BLOCK, KEYS]`, values
+    /// paired: `[width / 16][KEYS / 2][16][2]`; `count` is a multiple of `STEP`, `width` of 32. There are
+    /// weights and outputs of whole sixteens of rows, of which the last ones may change.
     fn accumulate(
         self,
         values: &[bf16],
-        count_groups_width: [usize; 3],
+        count_rows_width: [usize; 3],
         weights: &[bf16],
         out: &mut [f32],
     );
@@ -66,12 +76,11 @@ pub(crate) unsafe trait Bf16Products: Copy + Send {
 /// bf16 products, f32 sums.
 pub(crate) struct Bf16Engine<P> {
     products: P,
+    // As they were asked for.
+    widths: Widths,
     // Padded to whole tiles; what pads is zero.
     key_width: usize,
     value_width: usize,
-    // Whether neither is wider than what was asked for.
-    unpadded: bool,
-    shared: bool,
     // Keys of the tile, filled up, and whether its values are paired.
     tile: usize,
     paired: bool,
@@ -80,6 +89,8 @@ pub(crate) struct Bf16Engine<P> {
     queries: Scratch<bf16>,
     // [KEYS, key_width].
     keys: Scratch<bf16>,
+    // A key of zeros, which fills up a tile whose keys are read where they lie.
+    filler: Scratch<bf16>,
     // Row-major [KEYS, value_width], and paired: [value_width / 16][KEYS / 2][16][2].
     value_rows: Scratch<bf16>,
     values: Scratch<bf16>,
@@ -108,15 +119,15 @@ impl<P: Bf16Products> Engine for Bf16Engine<P> {
         };
         Ok(Self {
             products,
+            widths,
             key_width,
             value_width,
-            unpadded: (key_width, value_width) == (widths.key, widths.value),
-            shared: widths.shared,
             tile: 0,
             paired: false,
             query_rows: Scratch::new(rows * key_width)?,
             queries: Scratch::new(rows * key_width)?,
             keys: Scratch::new(KEYS * key_width)?,
+            filler: Scratch::new(key_width)?,
             value_rows: Scratch::new(if widths.shared { 0 } else { KEYS * value_width })?,
             values: Scratch::new(KEYS * value_width)?,
             scores: Scratch::new(KEYS * BLOCK)?,
@@ -147,33 +158,28 @@ impl<P: Bf16Products> Engine for Bf16Engine<P> {
     fn begin(&mut self, rows: usize) {
         self.products.begin();
         let width = self.key_width;
-        for group in 0..rows.div_ceil(LANES) {
-            let part = group * LANES * width..(group + 1) * LANES * width;
-            // SAFETY: `products` proves the instructions that the function is compiled for.
-            unsafe {
-                pair_queries(
-                    &self.query_rows[part.clone()],
-                    width,
-                    &mut self.queries[part],
-                );
-            }
-        }
+        let from = &self.query_rows[..rows.next_multiple_of(LANES) * width];
+        let rows = self.widths.scored(rows);
+        self.products.arrange(rows, from, width, &mut self.queries);
     }
 
     fn in_place(&self) -> bool {
-        P::IN_PLACE && self.unpadded
+        P::IN_PLACE && (self.key_width, self.value_width) == (self.widths.key, self.widths.value)
     }
 
-    fn tile(&mut self, keys: usize) {
+    fn tile(&mut self, keys: usize, in_place: bool) {
+        self.tile = keys.next_multiple_of(P::STEP);
+        self.paired = false;
+        if in_place {
+            return;
+        }
         // The last tile is filled up with zeros: a score of 0 is masked, but a NaN left over from
         // another call would not stay where it is.
-        self.tile = keys.next_multiple_of(2 * LANES);
         self.keys[keys * self.key_width..self.tile * self.key_width].fill(bf16::ZERO);
-        if !self.shared {
+        if !self.widths.shared {
             let part = keys * self.value_width..self.tile * self.value_width;
             self.value_rows[part].fill(bf16::ZERO);
         }
-        self.paired = false;
     }
 
     fn block(
@@ -185,12 +191,13 @@ impl<P: Bf16Products> Engine for Bf16Engine<P> {
         running: &mut [Running],
         out: &mut [f32],
     ) {
-        let (keys, groups) = (seen.by_some, seen.limits.len());
-        let padded = keys.next_multiple_of(2 * LANES);
+        let keys = seen.by_some;
+        let padded = keys.next_multiple_of(P::STEP);
         let first = block * BLOCK * self.key_width;
         self.products.score(
             Rows::of(&self.keys, in_place),
-            [padded, groups, self.key_width],
+            &self.filler,
+            [padded, self.widths.scored(seen.rows), self.key_width],
             &self.queries[first..],
             &mut self.scores,
         );
@@ -210,15 +217,19 @@ impl<P: Bf16Products> Engine for Bf16Engine<P> {
             let rows = group * LANES * self.value_width;
             rescale(&alpha, &mut out[rows..], self.value_width);
         }
-        // The product goes on to the end of the last keys that are multiplied together.
-        let partly = seen.by_all..padded;
+        // The product goes on to the end of the last keys that are multiplied together. What fills
+        // up a tile in place is finite.
+        let partly = match in_place {
+            Some(_) => 0..0,
+            None => seen.by_all..padded,
+        };
         let aside = !self.is_finite(partly.clone());
         if aside {
             self.each_not_finite(partly.clone(), |place, _, _, _, _| *place = bf16::ZERO);
         }
         self.products.accumulate(
             &self.values,
-            [padded, groups, self.value_width],
+            [padded, seen.rows, self.value_width],
             &self.weights,
             out,
         );
@@ -244,18 +255,18 @@ impl<P> Bf16Engine<P> {
         if std::mem::replace(&mut self.paired, true) {
             return;
         }
-        let (rows, pitch) = match self.shared {
+        let (rows, pitch) = match self.widths.shared {
             true => (&self.keys, self.key_width),
             false => (&self.value_rows, self.value_width),
         };
-        let rows = Rows::of(rows, in_place).list(pitch, self.tile);
+        let rows = Rows::of(rows, in_place).list(pitch, self.tile, &self.filler);
         // SAFETY: `products` proves the instructions that the function is compiled for.
         unsafe { pair_values(&rows[..self.tile], self.value_width, &mut self.values) };
     }
 
     // The values as they were loaded, and from one row of them to the next.
     fn value_rows(&self) -> (&[bf16], usize) {
-        match self.shared {
+        match self.widths.shared {
             true => (&self.keys, self.key_width),
             false => (&self.value_rows, self.value_width),
         }
@@ -280,7 +291,7 @@ impl<P> Bf16Engine<P> {
         mut work: impl FnMut(&mut bf16, &[bf16], usize, usize, bf16),
     ) {
         // Spelled out, for the places are borrowed at the same time.
-        let (rows, pitch) = match self.shared {
+        let (rows, pitch) = match self.widths.shared {
             true => (&self.keys, self.key_width),
             false => (&self.value_rows, self.value_width),
         };
@@ -313,7 +324,7 @@ fn store(value: __m512i, to: &mut [bf16]) {
 
 // [16, width] to [width / 2][16][2].
 #[target_feature(enable = "avx512f")]
-fn pair_queries(rows: &[bf16], width: usize, to: &mut [bf16]) {
+pub(super) fn pair_queries(rows: &[bf16], width: usize, to: &mut [bf16]) {
     for k in (0..width).step_by(DEPTH) {
         let mut block = [_mm512_setzero_si512(); 16];
         for (row, block) in block.iter_mut().enumerate() {

@@ -20,7 +20,6 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use multiversion::multiversion;
-use rayon::prelude::*;
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
@@ -82,6 +81,19 @@ pub(crate) struct Widths {
     pub(crate) value: usize,
     /// Whether a value is the first part of its key.
     pub(crate) shared: bool,
+    /// Whether a row has the same place in every unit. Then the last eight of a unit or fewer may be
+    /// added up in an order of their own, and still no result depends on the rows around it.
+    pub(crate) fixed_rows: bool,
+}
+
+impl Widths {
+    // Rows whose scores are computed: whole sixteens, or as many as there are.
+    fn scored(self, rows: usize) -> usize {
+        match self.fixed_rows {
+            true => rows,
+            false => rows.next_multiple_of(LANES),
+        }
+    }
 }
 
 /// What the rows of a block see of a tile.
@@ -91,6 +103,8 @@ pub(crate) struct Widths {
 /// and adds them to the rows that do ([`add_value`](Self::add_value)).
 #[derive(Clone, Copy)]
 pub(crate) struct Seen<'a> {
+    /// The rows of the block.
+    pub(crate) rows: usize,
     /// How many keys of the tile each row sees, sixteen rows by sixteen; 0 for rows that fill up
     /// the last sixteen.
     pub(crate) limits: &'a [[u32; LANES]],
@@ -140,13 +154,14 @@ impl<'r, S> Rows<'r, S> {
         }
     }
 
-    // Each of the first `count` rows; loaded ones are `pitch` apart.
+    // Each of the first `count` rows; loaded ones are `pitch` apart, and `filler` stands for those
+    // that do not lie anywhere.
     #[cfg(target_arch = "x86_64")]
-    fn list(self, pitch: usize, count: usize) -> [&'r [S]; KEYS] {
+    fn list(self, pitch: usize, count: usize, filler: &'r [S]) -> [&'r [S]; KEYS] {
         std::array::from_fn(|row| match self {
             _ if row >= count => &[][..],
             Self::Loaded(rows) => &rows[row * pitch..(row + 1) * pitch],
-            Self::InPlace(rows) => rows[row],
+            Self::InPlace(rows) => rows.get(row).copied().unwrap_or(filler),
         })
     }
 }
@@ -186,12 +201,13 @@ pub(crate) trait Engine: Sized + Send {
     /// Whether [`block`](Self::block) takes keys where they lie.
     fn in_place(&self) -> bool;
 
-    /// Takes the first `keys` keys and values.
-    fn tile(&mut self, keys: usize);
+    /// Takes a tile of `keys` keys and values: the first ones that were written, unless they are in
+    /// place.
+    fn tile(&mut self, keys: usize, in_place: bool);
 
     /// Attends the rows of block `block` to what they see of the tile; there is one `running` per
-    /// sixteen rows. `in_place` are the keys of a whole tile, of which every row sees all, and
-    /// whose first part are the values; without it the tile is what was written.
+    /// sixteen rows. `in_place` are the keys of the tile, of which every row sees all, and whose
+    /// first part are the values; without it the tile is what was written.
     fn block(
         &mut self,
         in_place: Option<&[&[Self::Lane]]>,
@@ -372,16 +388,15 @@ pub(crate) fn attend<E: Engine, S: Source<E::Lane>>(
     let mut start = range.start;
     while start < range.end {
         let keys = KEYS.min(range.end - start);
-        let is_whole = keys == KEYS && start + keys <= seen_by_all;
-        let in_place = match is_whole && engine.in_place() {
-            true => keys_in_place(source, start),
+        let in_place = match start + keys <= seen_by_all && engine.in_place() {
+            true => keys_in_place(source, start, keys),
             false => None,
         };
         if in_place.is_none() {
             fetch(engine, source, start, keys);
         }
-        engine.tile(keys);
-        let in_place = in_place.as_ref().map(<[_; KEYS]>::as_slice);
+        engine.tile(keys, in_place.is_some());
+        let in_place = in_place.as_ref().map(|lying| &lying[..keys]);
         let range = start..start + keys;
         attend_to_tile(engine, source, rows, range, in_place, scale, partial);
         start += keys;
@@ -389,10 +404,14 @@ pub(crate) fn attend<E: Engine, S: Source<E::Lane>>(
     engine.end();
 }
 
-/// The keys of a whole tile where they lie, if all can be read there.
-fn keys_in_place<L: Lane, S: Source<L>>(source: &S, start: usize) -> Option<[&[L]; KEYS]> {
+/// The first `keys` keys of a tile where they lie, if all can be read there.
+fn keys_in_place<L: Lane, S: Source<L>>(
+    source: &S,
+    start: usize,
+    keys: usize,
+) -> Option<[&[L]; KEYS]> {
     let mut lying = [&[][..]; KEYS];
-    for (key, lying) in lying.iter_mut().enumerate() {
+    for (key, lying) in lying[..keys].iter_mut().enumerate() {
         *lying = source.key_in_place(start + key)?;
     }
     Some(lying)
@@ -428,10 +447,11 @@ fn attend_to_tile<E: Engine, S: Source<E::Lane>>(
     let (keys, pitch) = (range.len(), engine.value_pitch());
     for block in 0..rows.div_ceil(E::BLOCK) {
         let first = block * E::BLOCK;
-        let groups = (rows - first).min(E::BLOCK).div_ceil(LANES);
+        let of_block = (rows - first).min(E::BLOCK);
+        let groups = of_block.div_ceil(LANES);
         let mut limits = [[0; LANES]; MAX_BLOCK / LANES];
         let (mut most, mut least) = (0, keys);
-        for row in first..rows.min(first + E::BLOCK) {
+        for row in first..first + of_block {
             let seen = source.limit(row).saturating_sub(range.start).min(keys);
             limits[(row - first) / LANES][row % LANES] = seen as u32;
             most = most.max(seen);
@@ -444,6 +464,7 @@ fn attend_to_tile<E: Engine, S: Source<E::Lane>>(
             in_place,
             block,
             Seen {
+                rows: of_block,
                 limits: &limits[..groups],
                 by_all: least,
                 by_some: most,
@@ -536,6 +557,8 @@ impl Engines {
 
 /// Calls `work` once for each of `count` units, on as many threads as there are workspaces. Units
 /// are handed out in order, so the longest should come first.
+///
+/// The calling thread is one of them: it begins at once, while threads of the pool wake up.
 pub(crate) fn for_each_unit<W: Send>(
     cpu: &Cpu,
     workspaces: &mut [W],
@@ -544,19 +567,26 @@ pub(crate) fn for_each_unit<W: Send>(
 ) {
     let next = AtomicUsize::new(0);
     let threads = workspaces.len().min(count);
-    cpu.install(|| {
-        workspaces[..threads]
-            .par_iter_mut()
-            .with_max_len(1)
-            .for_each(|workspace| {
-                loop {
-                    let unit = next.fetch_add(1, Ordering::Relaxed);
-                    if unit >= count {
-                        break;
-                    }
-                    work(workspace, unit);
-                }
-            });
+    let work_on = |workspace: &mut W| {
+        loop {
+            let unit = next.fetch_add(1, Ordering::Relaxed);
+            if unit >= count {
+                break;
+            }
+            work(workspace, unit);
+        }
+    };
+    let Some((own, others)) = workspaces[..threads].split_first_mut() else {
+        return;
+    };
+    if others.is_empty() {
+        return work_on(own);
+    }
+    cpu.in_place_scope(|scope| {
+        for workspace in others {
+            scope.spawn(|_| work_on(workspace));
+        }
+        work_on(own);
     });
 }
 

@@ -11,26 +11,28 @@ pub(crate) trait SingleProducts: Copy + Send {
     /// Whether it takes keys wherever they lie, rather than one after the other.
     const IN_PLACE: bool;
 
-    /// Lays out queries `[rows, width]` as [`score`](Self::score) takes them, sixteen rows by
-    /// sixteen.
-    fn arrange(self, queries: &[f32], width: usize, to: &mut [f32]);
+    /// Lays out queries `[rows, width]`, of whole sixteens of rows, as [`score`](Self::score) takes
+    /// them.
+    fn arrange(self, rows: usize, queries: &[f32], width: usize, to: &mut [f32]);
 
-    /// scores[..count][..groups · 16] = keys · queries, scores `[KEYS, MAX_BLOCK]`.
+    /// scores[..count][..rows] = keys · queries, scores `[KEYS, MAX_BLOCK]`. There are scores of
+    /// whole sixteens of rows, of which the last ones may change.
     fn score(
         self,
         keys: Rows<'_, f32>,
-        count_groups_width: [usize; 3],
+        count_rows_width: [usize; 3],
         queries: &[f32],
         scores: &mut [f32],
     );
 
-    /// out[..groups · 16][..width] += weightsᵀ · values, weights `[KEYS, MAX_BLOCK]`, of whose keys
-    /// the first `count` are used; from one row of values to the next are `pitch` elements.
+    /// out[..rows][..width] += weightsᵀ · values, weights `[KEYS, MAX_BLOCK]`, of whose keys the
+    /// first `count` are used; from one row of values to the next are `pitch` elements. There are
+    /// weights and outputs of whole sixteens of rows, of which the last ones may change.
     fn accumulate(
         self,
         values: Rows<'_, f32>,
         pitch: usize,
-        count_groups_width: [usize; 3],
+        count_rows_width: [usize; 3],
         weights: &[f32],
         out: &mut [f32],
     );
@@ -43,19 +45,19 @@ pub(crate) struct Gemm;
 impl SingleProducts for Gemm {
     const IN_PLACE: bool = false;
 
-    fn arrange(self, queries: &[f32], _: usize, to: &mut [f32]) {
+    fn arrange(self, _: usize, queries: &[f32], _: usize, to: &mut [f32]) {
         to[..queries.len()].copy_from_slice(queries);
     }
 
     fn score(
         self,
         keys: Rows<'_, f32>,
-        [count, groups, width]: [usize; 3],
+        [count, rows, width]: [usize; 3],
         queries: &[f32],
         scores: &mut [f32],
     ) {
         product_f32(
-            [count, groups * LANES, width],
+            [count, rows.next_multiple_of(LANES), width],
             scores,
             (1, MAX_BLOCK),
             false,
@@ -70,12 +72,12 @@ impl SingleProducts for Gemm {
         self,
         values: Rows<'_, f32>,
         pitch: usize,
-        [count, groups, width]: [usize; 3],
+        [count, rows, width]: [usize; 3],
         weights: &[f32],
         out: &mut [f32],
     ) {
         product_f32(
-            [groups * LANES, width, count],
+            [rows, width, count],
             out,
             (1, width),
             true,
@@ -149,15 +151,16 @@ impl<P: SingleProducts> Engine for F32Engine<P> {
 
     fn begin(&mut self, rows: usize) {
         let width = self.widths.key;
-        let rows = &self.query_rows[..rows.next_multiple_of(LANES) * width];
-        self.products.arrange(rows, width, &mut self.queries);
+        let from = &self.query_rows[..rows.next_multiple_of(LANES) * width];
+        let rows = self.widths.scored(rows);
+        self.products.arrange(rows, from, width, &mut self.queries);
     }
 
     fn in_place(&self) -> bool {
         P::IN_PLACE
     }
 
-    fn tile(&mut self, _: usize) {}
+    fn tile(&mut self, _: usize, _: bool) {}
 
     fn block(
         &mut self,
@@ -168,11 +171,13 @@ impl<P: SingleProducts> Engine for F32Engine<P> {
         running: &mut [Running],
         out: &mut [f32],
     ) {
-        let Widths { key, value, shared } = self.widths;
-        let (keys, groups) = (seen.by_some, seen.limits.len());
+        let Widths {
+            key, value, shared, ..
+        } = self.widths;
+        let keys = seen.by_some;
         self.products.score(
             Rows::of(&self.keys, in_place),
-            [keys, groups, key],
+            [keys, self.widths.scored(seen.rows), key],
             &self.queries[block * Self::BLOCK * key..],
             &mut self.scores,
         );
@@ -201,7 +206,7 @@ impl<P: SingleProducts> Engine for F32Engine<P> {
         self.products.accumulate(
             Rows::of(values, in_place),
             pitch,
-            [keys, groups, value],
+            [keys, seen.rows, value],
             &self.scores,
             out,
         );

@@ -9,6 +9,9 @@
 //! | scores [keys, rows] | keys, as they are | queries, `[rows / 16][steps][16]` |
 //! | out [rows, V] | weights | values |
 //!
+//! Eight rows of queries or fewer, where a sixteen is left half empty, take two lanes each: one for
+//! the even steps and one for the odd ones, of which two are broadcast at a time.
+//!
 //! Sums stay in registers: up to 24 of the 32, so that the additions of one need not wait for each
 //! other.
 
@@ -17,7 +20,7 @@ use std::sync::OnceLock;
 
 use half::bf16;
 
-use super::bf16::{BLOCK, Bf16Products};
+use super::bf16::{BLOCK, Bf16Products, pair_queries};
 use super::single::SingleProducts;
 use super::softmax::LANES;
 use super::{KEYS, MAX_BLOCK, Rows};
@@ -28,7 +31,19 @@ const KEPT: usize = 128;
 
 // Rows and registers of columns that are summed at a time.
 const ROWS: usize = 8;
+// Rows of which each takes two lanes.
+const HALF: usize = LANES / 2;
 const COLUMNS: usize = 3;
+
+// How many whole sixteens of so many rows are multiplied, and whether eight or fewer follow by
+// halves, which takes whole registers of steps.
+fn sixteens(rows: usize, steps: usize) -> (usize, bool) {
+    let half = (1..=HALF).contains(&(rows % LANES)) && steps.is_multiple_of(LANES);
+    match half {
+        true => (rows / LANES, true),
+        false => (rows.div_ceil(LANES), false),
+    }
+}
 
 // Both products of one kind of arithmetic: `$add(sum, a, b)` is sum + a · b in each lane.
 macro_rules! products {
@@ -61,11 +76,72 @@ macro_rules! products {
                 unsafe {
                     let queries = queries.as_ptr().cast();
                     match groups {
+                        0 => {}
                         1 => sum_scores::<1, 16, 8>(keys, steps, queries, scores, pitch),
                         2 => sum_scores::<2, 8, 4>(keys, steps, queries, scores, pitch),
                         3 => sum_scores::<3, 6, 2>(keys, steps, queries, scores, pitch),
                         4 => sum_scores::<4, 4, 2>(keys, steps, queries, scores, pitch),
                         _ => unreachable!("a block has at most four groups of rows"),
+                    }
+                }
+            }
+
+            /// Queries `[8, width]` as `score_half` takes them: `[steps / 2][8][2]`.
+            pub(super) fn arrange_half(queries: &[$lane], width: usize, to: &mut [$lane]) {
+                const TWO: usize = 2 * WIDE;
+                for (row, query) in queries.chunks_exact(width).take(HALF).enumerate() {
+                    for (step, two) in query.as_chunks::<TWO>().0.iter().enumerate() {
+                        to[(step * HALF + row) * TWO..][..TWO].copy_from_slice(two);
+                    }
+                }
+            }
+
+            /// As `score`, of eight rows that `arrange_half` laid out; `steps` is a multiple of 16.
+            #[target_feature(enable = $features)]
+            pub(super) fn score_half(
+                keys: &[&[$lane]],
+                steps: usize,
+                queries: &[$lane],
+                scores: &mut [f32],
+                pitch: usize,
+            ) {
+                const K: usize = 16;
+                const U: usize = 8;
+                assert!(steps.is_multiple_of(LANES));
+                assert!(keys.iter().all(|key| key.len() >= steps * WIDE));
+                assert!(queries.len() >= steps * HALF * WIDE);
+                let queries = queries.as_ptr().cast::<f32>();
+                for first in (0..keys.len()).step_by(K) {
+                    // Keys that are not there repeat the last one, and are not written.
+                    let key = |at: usize| keys[at.min(keys.len() - 1)].as_ptr().cast::<u32>();
+                    let now: [*const u32; K] = std::array::from_fn(|i| key(first + i));
+                    let next: [*const u32; K] = std::array::from_fn(|i| key(first + K + i));
+                    let mut sums = [_mm512_setzero_ps(); K];
+                    for step in (0..steps).step_by(2 * U) {
+                        for next in next {
+                            _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(step).cast());
+                        }
+                        // SAFETY: every key has `steps` entries, whole sixteens of them, and the
+                        // queries half as many registers.
+                        unsafe {
+                            let vectors: [__m512; U] = std::array::from_fn(|u| {
+                                _mm512_loadu_ps(queries.add((step / 2 + u) * LANES))
+                            });
+                            for (key, sum) in now.iter().zip(&mut sums) {
+                                for (u, vector) in vectors.iter().enumerate() {
+                                    let two = key.add(step + 2 * u).cast::<i64>();
+                                    let two = _mm512_set1_epi64(two.read_unaligned());
+                                    *sum = $add(*sum, _mm512_castsi512_ps(two), *vector);
+                                }
+                            }
+                        }
+                    }
+                    for (i, sum) in sums.iter().enumerate().take(keys.len() - first) {
+                        let both = _mm512_add_ps(*sum, _mm512_permute_ps::<0b10_11_00_01>(*sum));
+                        let rows = _mm512_maskz_compress_ps(0x5555, both);
+                        let to = &mut scores[(first + i) * pitch..][..HALF];
+                        // SAFETY: eight elements.
+                        unsafe { _mm256_storeu_ps(to.as_mut_ptr(), _mm512_castps512_ps256(rows)) };
                     }
                 }
             }
@@ -275,35 +351,50 @@ impl Vectors {
 impl SingleProducts for Vectors {
     const IN_PLACE: bool = true;
 
-    fn arrange(self, queries: &[f32], width: usize, to: &mut [f32]) {
-        let group = LANES * width;
-        for (from, to) in queries.chunks(group).zip(to.chunks_mut(group)) {
-            transpose([LANES, width], from, width, to, LANES);
+    fn arrange(self, rows: usize, queries: &[f32], width: usize, to: &mut [f32]) {
+        if width == 0 {
+            return;
+        }
+        let (group, (whole, half)) = (LANES * width, sixteens(rows, width));
+        let groups = queries.chunks(group).zip(to.chunks_mut(group));
+        for (index, (from, to)) in groups.enumerate() {
+            match half && index == whole {
+                true => singles::arrange_half(from, width, to),
+                false => transpose([LANES, width], from, width, to, LANES),
+            }
         }
     }
 
     fn score(
         self,
         keys: Rows<'_, f32>,
-        [count, groups, width]: [usize; 3],
+        [count, rows, width]: [usize; 3],
         queries: &[f32],
         scores: &mut [f32],
     ) {
-        let list = keys.list(width, count);
+        let list = keys.list(width, count, &[]);
+        let (list, (whole, half)) = (&list[..count], sixteens(rows, width));
         // SAFETY: `self` proves the instructions.
-        unsafe { singles::score(&list[..count], width, queries, groups, scores, MAX_BLOCK) };
+        unsafe {
+            singles::score(list, width, queries, whole, scores, MAX_BLOCK);
+            if half {
+                let queries = &queries[whole * LANES * width..];
+                let scores = &mut scores[whole * LANES..];
+                singles::score_half(list, width, queries, scores, MAX_BLOCK);
+            }
+        }
     }
 
     fn accumulate(
         self,
         values: Rows<'_, f32>,
         pitch: usize,
-        [count, groups, width]: [usize; 3],
+        [count, rows, width]: [usize; 3],
         weights: &[f32],
         out: &mut [f32],
     ) {
-        let list = values.list(pitch, count);
-        let (list, rows) = (&list[..count], groups * LANES);
+        let list = values.list(pitch, count, &[]);
+        let (list, rows) = (&list[..count], rows.next_multiple_of(ROWS));
         // SAFETY: `self` proves the instructions.
         unsafe { singles::accumulate::<MAX_BLOCK, 1, LANES>(weights, rows, list, width, out) };
     }
@@ -331,28 +422,53 @@ impl PairVectors {
 // SAFETY: `new` detects the instructions.
 unsafe impl Bf16Products for PairVectors {
     const IN_PLACE: bool = true;
+    const STEP: usize = 2;
+
+    fn arrange(self, rows: usize, queries: &[bf16], width: usize, to: &mut [bf16]) {
+        if width == 0 {
+            return;
+        }
+        let (group, (whole, half)) = (LANES * width, sixteens(rows, width / 2));
+        let groups = queries.chunks(group).zip(to.chunks_mut(group));
+        for (index, (from, to)) in groups.enumerate() {
+            match half && index == whole {
+                true => pairs::arrange_half(from, width, to),
+                // SAFETY: `self` proves the instructions.
+                false => unsafe { pair_queries(from, width, to) },
+            }
+        }
+    }
 
     fn score(
         self,
         keys: Rows<'_, bf16>,
-        [count, groups, width]: [usize; 3],
+        filler: &[bf16],
+        [count, rows, width]: [usize; 3],
         queries: &[bf16],
         scores: &mut [f32],
     ) {
-        let list = keys.list(width, count);
+        let list = keys.list(width, count, filler);
+        let (list, steps) = (&list[..count], width / 2);
+        let (whole, half) = sixteens(rows, steps);
         // SAFETY: `self` proves the instructions.
-        unsafe { pairs::score(&list[..count], width / 2, queries, groups, scores, BLOCK) };
+        unsafe {
+            pairs::score(list, steps, queries, whole, scores, BLOCK);
+            if half {
+                let queries = &queries[whole * LANES * width..];
+                pairs::score_half(list, steps, queries, &mut scores[whole * LANES..], BLOCK);
+            }
+        }
     }
 
     fn accumulate(
         self,
         values: &[bf16],
-        [count, groups, width]: [usize; 3],
+        [count, rows, width]: [usize; 3],
         weights: &[bf16],
         out: &mut [f32],
     ) {
         const STEPS: usize = KEYS / 2;
-        let (steps, rows) = (count / 2, groups * LANES);
+        let (steps, rows) = (count / 2, rows.next_multiple_of(ROWS));
         let list: [&[bf16]; STEPS] = std::array::from_fn(|step| &values[step * 2 * LANES..]);
         let list = &list[..steps];
         // SAFETY: `self` proves the instructions.
@@ -364,6 +480,7 @@ unsafe impl Bf16Products for PairVectors {
 
 #[cfg(test)]
 mod tests {
+    use super::super::bf16::DEPTH;
     use super::*;
 
     fn random(state: &mut fastrand::Rng, len: usize) -> Vec<bf16> {
@@ -382,8 +499,19 @@ mod tests {
             return;
         };
         let mut state = fastrand::Rng::with_seed(1);
-        for (count, groups, width) in [(1, 1, 2), (17, 2, 38), (256, 3, 64), (33, 4, 50), (0, 1, 2)]
-        {
+        for (count, rows, width) in [
+            (1, 16usize, 2),
+            (17, 32, 38),
+            (18, 32, 128),
+            (256, 48, 64),
+            (33, 64, 50),
+            (0, 16, 2),
+            (35, 8, 64),
+            (18, 3, 32),
+            (200, 21, 96),
+            (7, 56, 32),
+        ] {
+            let groups = rows.div_ceil(LANES);
             let keys = random(&mut state, count * width + 1);
             let keys: Vec<&[bf16]> = keys[1..].chunks_exact(width).collect();
             let queries = random(&mut state, groups * LANES * width);
@@ -397,40 +525,35 @@ mod tests {
             };
 
             let single = |x: &[bf16]| x.iter().map(|x| x.to_f32()).collect::<Vec<_>>();
-            let rows: Vec<Vec<f32>> = keys.iter().map(|key| single(key)).collect();
-            let mut rows: Vec<&[f32]> = rows.iter().map(|row| &row[..]).collect();
-            rows.resize(KEYS, &[]);
+            let lying: Vec<Vec<f32>> = keys.iter().map(|key| single(key)).collect();
+            let mut lying: Vec<&[f32]> = lying.iter().map(|key| &key[..]).collect();
+            lying.resize(KEYS, &[]);
             let mut arranged = vec![0.0; queries.len()];
-            vectors.arrange(&single(&queries), width, &mut arranged);
+            let shape = [count, rows, width];
+            vectors.arrange(rows, &single(&queries), width, &mut arranged);
             let mut scores = vec![f32::NAN; KEYS * MAX_BLOCK];
-            let shape = [count, groups, width];
-            vectors.score(Rows::InPlace(&rows), shape, &arranged, &mut scores);
+            vectors.score(Rows::InPlace(&lying), shape, &arranged, &mut scores);
             for (key, scores) in scores.chunks(MAX_BLOCK).enumerate() {
                 for (row, score) in scores.iter().enumerate() {
-                    if key < count && row < groups * LANES {
+                    if key < count && row < rows {
                         near(*score, want(key, row), [key, row]);
-                    } else {
+                    } else if key >= count || row >= groups * LANES {
                         assert!(score.is_nan(), "[{key}, {row}] was written");
                     }
                 }
             }
 
-            if groups > BLOCK / LANES {
+            if groups > BLOCK / LANES || !width.is_multiple_of(DEPTH) {
                 continue;
             }
             let mut paired = vec![bf16::ZERO; queries.len()];
-            for row in 0..groups * LANES {
-                for k in 0..width {
-                    let step = row / LANES * width / 2 + k / 2;
-                    paired[step * BLOCK + row % LANES * 2 + k % 2] = queries[row * width + k];
-                }
-            }
+            pairs.arrange(rows, &queries, width, &mut paired);
             let mut list = keys.clone();
             list.resize(KEYS, &[]);
             let mut scores = vec![f32::NAN; KEYS * BLOCK];
-            pairs.score(Rows::InPlace(&list), shape, &paired, &mut scores);
+            pairs.score(Rows::InPlace(&list), &[], shape, &paired, &mut scores);
             for key in 0..count {
-                for row in 0..groups * LANES {
+                for row in 0..rows {
                     near(scores[key * BLOCK + row], want(key, row), [key, row]);
                 }
             }
@@ -467,7 +590,7 @@ mod tests {
 
             let single = |x: &[bf16]| x.iter().map(|x| x.to_f32()).collect::<Vec<_>>();
             let mut out = vec![0.5; groups * LANES * width];
-            let shape = [count, groups, width];
+            let shape = [count, groups * LANES, width];
             let rows = single(&values);
             vectors.accumulate(
                 Rows::Loaded(&rows),

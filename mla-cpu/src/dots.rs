@@ -1,0 +1,242 @@
+//! Products of rows with columns that both lie along the inner dimension, as weights of a checkpoint
+//! do (`[out, in]`): nothing is rearranged, and the sum of a vector's lanes comes last.
+
+use std::arch::x86_64::*;
+
+use half::bf16;
+
+// Entries that are multiplied before their sums are added up: few enough that those of four columns
+// stay in the first-level cache while all rows are multiplied by them.
+const CHUNK: usize = 1024;
+
+// Rows and columns of which a register each is loaded at a time.
+const ROWS: usize = 4;
+const COLUMNS: usize = 4;
+
+const LANES: usize = 16;
+
+/// What multiplies f32: a proof that the processor has AVX-512.
+#[derive(Clone, Copy)]
+pub(crate) struct Singles(());
+
+impl Singles {
+    pub(crate) fn new() -> Option<Self> {
+        is_x86_feature_detected!("avx512f").then_some(Self(()))
+    }
+
+    /// sums[row][column] += a[row] · b[column], from one row of sums to the next `pitch`.
+    ///
+    /// # Panics
+    ///
+    /// If the rows and columns are not of one length, or `sums` is shorter than they say.
+    pub(crate) fn add(self, a: &[&[f32]], b: &[&[f32]], sums: &mut [f32], pitch: usize) {
+        // SAFETY: `self` proves the instructions.
+        unsafe { singles::add(a, b, sums, pitch) };
+    }
+}
+
+/// What multiplies bf16: a proof that the processor has AVX-512's products of pairs.
+#[derive(Clone, Copy)]
+pub(crate) struct Pairs(());
+
+impl Pairs {
+    pub(crate) fn new() -> Option<Self> {
+        let has = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16");
+        has.then_some(Self(()))
+    }
+
+    /// As [`Singles::add`], of rows and columns of even lengths.
+    ///
+    /// # Panics
+    ///
+    /// If the rows and columns are not of one even length, or `sums` is shorter than they say.
+    pub(crate) fn add(self, a: &[&[bf16]], b: &[&[bf16]], sums: &mut [f32], pitch: usize) {
+        // SAFETY: `self` proves the instructions.
+        unsafe { pairs::add(a, b, sums, pitch) };
+    }
+}
+
+// Both kinds of arithmetic, whose entries are an f32 or two bf16: `$add(sum, a, b)` is sum + a · b
+// in each lane.
+macro_rules! dots {
+    ($module:ident, $lane:ty, $features:literal, $add:expr) => {
+        mod $module {
+            use super::*;
+
+            // Lanes of an entry.
+            const WIDE: usize = size_of::<u32>() / size_of::<$lane>();
+
+            #[target_feature(enable = $features)]
+            pub(super) fn add(a: &[&[$lane]], b: &[&[$lane]], sums: &mut [f32], pitch: usize) {
+                let (Some(first), Some(_)) = (a.first(), b.first()) else {
+                    return;
+                };
+                let entries = first.len() / WIDE;
+                let is_whole = |row: &&[$lane]| row.len() == entries * WIDE;
+                assert!(
+                    a.iter().chain(b).all(is_whole),
+                    "one length, of whole entries"
+                );
+                assert!(b.len() <= pitch && sums.len() >= (a.len() - 1) * pitch + b.len());
+                for start in (0..entries).step_by(CHUNK) {
+                    let count = CHUNK.min(entries - start);
+                    for column in (0..b.len()).step_by(COLUMNS) {
+                        let b = from_entry(&b[column..], start);
+                        for row in (0..a.len()).step_by(ROWS) {
+                            let sums = &mut sums[row * pitch + column..];
+                            // SAFETY: rows and columns have `start + count` entries.
+                            unsafe {
+                                match a.len() - row {
+                                    1 => add_some::<1>(&a[row..], &b, start, count, sums, pitch),
+                                    2 => add_some::<2>(&a[row..], &b, start, count, sums, pitch),
+                                    _ => add_some::<ROWS>(&a[row..], &b, start, count, sums, pitch),
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+
+            // Where entry `start` of the first `N` rows lies, and how many rows there are of those;
+            // one that is not there repeats the last.
+            fn from_entry<const N: usize>(
+                rows: &[&[$lane]],
+                start: usize,
+            ) -> ([*const u32; N], usize) {
+                let row = |i: usize| rows[i.min(rows.len() - 1)].as_ptr().cast::<u32>();
+                let pointers = std::array::from_fn(|i| row(i).wrapping_add(start));
+                (pointers, rows.len().min(N))
+            }
+
+            // SAFETY of the caller: `count` entries of all rows from `start` on, and of `b`, which
+            // are pointers to them.
+            #[target_feature(enable = $features)]
+            unsafe fn add_some<const R: usize>(
+                a: &[&[$lane]],
+                (b, columns): &([*const u32; COLUMNS], usize),
+                start: usize,
+                count: usize,
+                sums: &mut [f32],
+                pitch: usize,
+            ) {
+                let (a, rows) = from_entry::<R>(a, start);
+                // SAFETY: as the caller promises.
+                let products = unsafe { multiply(&a, b, count) };
+                for (row, products) in products.iter().enumerate().take(rows) {
+                    for (column, product) in products.iter().enumerate().take(*columns) {
+                        sums[row * pitch + column] += product;
+                    }
+                }
+            }
+
+            // SAFETY of the caller: `count` entries lie where each pointer points to.
+            #[inline]
+            #[target_feature(enable = $features)]
+            unsafe fn multiply<const R: usize>(
+                a: &[*const u32; R],
+                b: &[*const u32; COLUMNS],
+                count: usize,
+            ) -> [[f32; COLUMNS]; R] {
+                let mut sums = [[_mm512_setzero_ps(); COLUMNS]; R];
+                for entry in (0..count).step_by(LANES) {
+                    let left = count - entry;
+                    let mask: __mmask16 = if left < LANES { (1 << left) - 1 } else { !0 };
+                    // SAFETY: the entries that the mask names are there.
+                    unsafe {
+                        let mut columns = [_mm512_setzero_ps(); COLUMNS];
+                        for (column, from) in columns.iter_mut().zip(b) {
+                            *column = _mm512_maskz_loadu_ps(mask, from.add(entry).cast());
+                        }
+                        for (from, sums) in a.iter().zip(&mut sums) {
+                            let row = _mm512_maskz_loadu_ps(mask, from.add(entry).cast());
+                            for (column, sum) in columns.iter().zip(sums) {
+                                *sum = $add(*sum, row, *column);
+                            }
+                        }
+                    }
+                }
+                // Not by `map`, which is no function of these instructions and would not be inlined.
+                let mut products = [[0.0; COLUMNS]; R];
+                for (sums, products) in sums.iter().zip(&mut products) {
+                    for (sum, product) in sums.iter().zip(products) {
+                        *product = _mm512_reduce_add_ps(*sum);
+                    }
+                }
+                products
+            }
+        }
+    };
+}
+
+dots!(singles, f32, "avx512f", |sum, a, b| _mm512_fmadd_ps(
+    a, b, sum
+));
+
+dots!(pairs, bf16, "avx512f,avx512bf16", |sum, a, b| {
+    // Two names for 512 bits.
+    let bits = |x: __m512| std::mem::transmute::<__m512, __m512bh>(x);
+    _mm512_dpbf16_ps(sum, bits(a), bits(b))
+});
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_are_added_to_whatever_the_sizes() {
+        let (Some(singles), Some(pairs)) = (Singles::new(), Pairs::new()) else {
+            return;
+        };
+        let mut random = fastrand::Rng::with_seed(1);
+        for [rows, columns, len] in [
+            [1, 1, 2],
+            [2, 5, 30],
+            [3, 4, 32],
+            [7, 9, 34],
+            [5, 6, 2100],
+            [4, 3, 0],
+            [0, 3, 4],
+        ] {
+            let mut fill = |count: usize| -> Vec<bf16> {
+                (0..count * len)
+                    .map(|_| bf16::from_f32(random.f32() - 0.5))
+                    .collect()
+            };
+            let (a, b) = (fill(rows), fill(columns));
+            let pitch = columns + 2;
+            let check = |got: Vec<f32>| {
+                for (at, got) in got.iter().enumerate() {
+                    let (row, column) = (at / pitch, at % pitch);
+                    let product =
+                        |k: usize| a[row * len + k].to_f32() * b[column * len + k].to_f32();
+                    let want: f32 = match column < columns {
+                        true => (0..len).map(product).sum(),
+                        false => 0.0,
+                    };
+                    assert!((got - 7.0 - want).abs() < 1e-4, "{got} for {want} + 7");
+                }
+            };
+            let mut sums = vec![7.0; rows * pitch];
+            let rows_of = |data: &'_ [bf16]| -> Vec<Vec<bf16>> {
+                (0..data.len() / len.max(1))
+                    .map(|i| data[i * len..(i + 1) * len].to_vec())
+                    .collect()
+            };
+            let (a_rows, b_rows) = (rows_of(&a), rows_of(&b));
+            let slices = |rows: &'_ [Vec<bf16>]| -> Vec<Vec<f32>> {
+                let single = |row: &Vec<bf16>| row.iter().map(|x| x.to_f32()).collect();
+                rows.iter().map(single).collect()
+            };
+            let (a_single, b_single) = (slices(&a_rows), slices(&b_rows));
+            let [a_list, b_list] =
+                [&a_rows, &b_rows].map(|rows| rows.iter().map(|row| &row[..]).collect::<Vec<_>>());
+            pairs.add(&a_list, &b_list, &mut sums, pitch);
+            check(sums);
+            let mut sums = vec![7.0; rows * pitch];
+            let [a_list, b_list] = [&a_single, &b_single]
+                .map(|rows| rows.iter().map(|row| &row[..]).collect::<Vec<_>>());
+            singles.add(&a_list, &b_list, &mut sums, pitch);
+            check(sums);
+        }
+    }
+}
