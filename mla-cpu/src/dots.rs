@@ -1,5 +1,5 @@
-//! Products of rows with columns that both lie along the inner dimension, as weights of a checkpoint
-//! do (`[out, in]`): nothing is rearranged, and the sum of a vector's lanes comes last.
+//! Products of rows with columns that both lie along the inner dimension, as weights of a
+//! checkpoint do (`[out, in]`): nothing is rearranged, and the sum of a vector's lanes comes last.
 
 use std::arch::x86_64::*;
 
@@ -155,7 +155,7 @@ macro_rules! dots {
                         }
                     }
                 }
-                // Not by `map`, which is no function of these instructions and would not be inlined.
+                // Not by `map`: it is not compiled for these instructions, nor inlined here.
                 let mut products = [[0.0; COLUMNS]; R];
                 for (sums, products) in sums.iter().zip(&mut products) {
                     for (sum, product) in sums.iter().zip(products) {

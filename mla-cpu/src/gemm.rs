@@ -24,8 +24,8 @@ use mla_runtime::tensor::{TensorMut, TensorRef};
 const ROWS: usize = 128;
 const COLUMNS: usize = 128;
 
-// The `gemm` crate takes columns of `b` that are contiguous as they are for so many rows of `a`. For
-// more it would rearrange them on its way, an element at a time, so they become rows beforehand.
+// The `gemm` crate takes columns of `b` that are contiguous as they are for so many rows of `a`.
+// For more it would rearrange them on its way, an element at a time, so they become rows beforehand.
 const FEW_ROWS: usize = 2;
 
 // How many columns of `b`, and how much of each, become rows at a time: few enough for the

@@ -109,8 +109,8 @@ impl Cpu {
         self
     }
 
-    /// The same with what every processor has: attention and products in every dtype are computed in
-    /// f32, and the softmax's weights are not rounded to bf16.
+    /// The same with what every processor has: attention and products in every dtype are computed
+    /// in f32, and the softmax's weights are not rounded to bf16.
     #[must_use]
     pub fn portable(mut self) -> Self {
         self.instructions = Instructions::Portable;

@@ -272,7 +272,7 @@ fn picks() -> impl Strategy<Value = Vec<[usize; 3]>> {
 // A NaN is in the results of the rows that see it, and in no other. Lengths are such that some rows
 // of a block see a key and others do not, in the first tile and in those that follow.
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
 
     #[test]
     fn prefill_gives_nan_to_those_who_see_it(

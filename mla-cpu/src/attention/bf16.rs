@@ -59,8 +59,8 @@ pub(crate) unsafe trait Bf16Products: Copy + Send {
     );
 
     /// out[..rows][..width] += weights[.., ..count] · values, weights `[BLOCK, KEYS]`, values
-    /// paired: `[width / 16][KEYS / 2][16][2]`; `count` is a multiple of `STEP`, `width` of 32. There are
-    /// weights and outputs of whole sixteens of rows, of which the last ones may change.
+    /// paired: `[width / 16][KEYS / 2][16][2]`; `count` is a multiple of `STEP`, `width` of 32.
+    /// There are weights and outputs of whole sixteens of rows, of which the last ones may change.
     fn accumulate(
         self,
         values: &[bf16],

@@ -81,8 +81,8 @@ pub(crate) struct Widths {
     pub(crate) value: usize,
     /// Whether a value is the first part of its key.
     pub(crate) shared: bool,
-    /// Whether a row has the same place in every unit. Then the last eight of a unit or fewer may be
-    /// added up in an order of their own, and still no result depends on the rows around it.
+    /// Whether a row has the same place in every unit. Then the last eight of a unit or fewer may
+    /// be added up in an order of their own, and still no result depends on the rows around it.
     pub(crate) fixed_rows: bool,
 }
 
