@@ -11,6 +11,8 @@ mod lengths;
 mod library;
 #[cfg(feature = "cudnn")]
 mod lists;
+#[cfg(any(feature = "cudnn", test))]
+mod plans;
 mod prefill;
 #[cfg(feature = "cudnn")]
 mod session;

@@ -1,6 +1,5 @@
 //! A handle of cuDNN's and the plans that were built with it.
 
-use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, c_void};
 
 use mla_kernels::Cuda;
@@ -9,6 +8,7 @@ use mla_runtime::device::Memory as _;
 use mla_runtime::error::{Error, Result};
 
 use crate::ffi;
+use crate::plans::Plans;
 
 /// The error of a call that cuDNN or its frontend refused.
 fn check(operation: &'static str, status: i32) -> Result<()> {
@@ -24,13 +24,17 @@ fn check(operation: &'static str, status: i32) -> Result<()> {
     })
 }
 
-/// Plans are built when their key first occurs, and kept: a build takes far longer than a launch.
+/// The most plans that are kept beside those of graphs: more shapes than an engine serves again and
+/// again, so what goes is what it no longer meets.
+const MOST_PLANS: usize = 512;
+
+/// Plans are built when their key first occurs, and kept while they are used: a build takes far longer
+/// than a launch.
 pub(crate) struct Session {
     device: Cuda,
     handle: *mut c_void,
-    plans: HashMap<Numbers, *mut c_void>,
-    /// Keys of equal requests that cuDNN has no plan for: their plans are those of ragged requests.
-    ragged: HashSet<Numbers>,
+    /// Equal requests that cuDNN has no plan for are run by that of ragged ones.
+    plans: Plans<Numbers, *mut c_void>,
     /// The last is as large as the plan with the largest needs. The others are kept, since a graph
     /// may have been captured with them.
     workspaces: Vec<Buffer>,
@@ -52,8 +56,7 @@ impl Session {
         Ok(Self {
             device: device.clone(),
             handle,
-            plans: HashMap::new(),
-            ragged: HashSet::new(),
+            plans: Plans::new(MOST_PLANS),
             workspaces: Vec::new(),
         })
     }
@@ -62,10 +65,11 @@ impl Session {
     /// that of ragged requests if cuDNN refuses one for equal ones.
     pub(crate) fn built(&mut self, key: ffi::McKey) -> Result<ffi::McKey> {
         let ragged = ffi::McKey { equal: 0, ..key };
-        if !self.ragged.contains(&numbers(&key)) {
+        if self.plans.get(&numbers(&key)) != Some(None) {
             match self.build(&key) {
                 Err(Refusal::OfCudnn(_)) if key.equal != 0 => {
-                    self.ragged.insert(numbers(&key));
+                    self.make_room()?;
+                    self.plans.add(numbers(&key), None);
                 }
                 done => return done.map(|()| key).map_err(Refusal::into_error),
             }
@@ -80,7 +84,8 @@ impl Session {
     ///
     /// Every address in `run` is of memory of the device that holds what `key` says.
     pub(crate) unsafe fn run(&mut self, key: &ffi::McKey, mut run: ffi::McRun) -> Result<()> {
-        let Some(plan) = self.plans.get(&numbers(key)) else {
+        let is_capturing = self.device.is_capturing()?;
+        let Some(plan) = self.plans.launch(&numbers(key), is_capturing) else {
             return Err(Error::argument(
                 "plan of CUDNN",
                 "none",
@@ -93,13 +98,13 @@ impl Session {
         let stream = self.device.raw_stream();
         // SAFETY: the plan was built with this handle, the workspace is as large as it asked for,
         // and the caller vouches for the rest.
-        let status = unsafe { ffi::mc_run(self.handle, *plan, &raw const run, stream) };
+        let status = unsafe { ffi::mc_run(self.handle, plan, &raw const run, stream) };
         check("CUDNN", status)
     }
 
     fn build(&mut self, key: &ffi::McKey) -> std::result::Result<(), Refusal> {
         let numbers = numbers(key);
-        if self.plans.contains_key(&numbers) {
+        if self.plans.get(&numbers).is_some() {
             return Ok(());
         }
         if self.device.is_capturing()? {
@@ -107,13 +112,13 @@ impl Session {
             let accepted = "one that is there: run a step of these lengths before it is captured";
             return Err(Error::argument("plan of CUDNN", given, accepted).into());
         }
+        self.make_room()?;
         self.device.bind()?;
         let (mut plan, mut bytes) = (std::ptr::null_mut(), 0);
         // SAFETY: the handle is alive, and the addresses are those of values on this stack.
         let status = unsafe { ffi::mc_plan_new(self.handle, key, &raw mut plan, &raw mut bytes) };
         check("plan of CUDNN", status).map_err(Refusal::OfCudnn)?;
-        // It is kept from here on, and freed with the session; a plan whose workspace there is no
-        // memory for is not found again.
+        // A plan whose workspace there is no memory for is not found again.
         let bytes = usize::try_from(bytes).unwrap_or(0);
         if bytes > self.workspaces.last().map_or(0, Buffer::len) {
             match self.device.allocate(bytes) {
@@ -125,8 +130,25 @@ impl Session {
                 }
             }
         }
-        self.plans.insert(numbers, plan);
+        self.plans.add(numbers, Some(plan));
         Ok(())
+    }
+
+    /// Frees plans that were not used for longest, if there are as many as are kept.
+    fn make_room(&mut self) -> Result<()> {
+        let gone = self.plans.make_room();
+        if gone.is_empty() {
+            return Ok(());
+        }
+        self.device.bind()?;
+        let waited = self.device.synchronize();
+        for plan in gone {
+            // SAFETY: this session made the plan and has forgotten it. Every launch of it was on the
+            // device's stream, which was waited for, and none within a capture, so no graph has it. If
+            // waiting failed, the context is lost, and nothing runs in it.
+            unsafe { ffi::mc_plan_free(plan) };
+        }
+        waited
     }
 }
 
@@ -160,8 +182,8 @@ impl Drop for Session {
         // SAFETY: plans and handle were made by this session, nothing uses them any more, and the
         // plans go before the handle that they were built with.
         unsafe {
-            for plan in self.plans.values() {
-                ffi::mc_plan_free(*plan);
+            for plan in self.plans.all() {
+                ffi::mc_plan_free(plan);
             }
             ffi::mc_handle_free(self.handle);
         }

@@ -1,0 +1,132 @@
+//! Which plans are kept.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+
+/// Plans by their keys. A captured one stays as long as this does, since a graph may launch its
+/// kernels; of the others those stay that were used last.
+pub(crate) struct Plans<K, P> {
+    known: HashMap<K, Known<P>>,
+    most: usize,
+    /// Counts uses, so that one is known to be later than another.
+    uses: u64,
+}
+
+struct Known<P> {
+    /// None if there is none for the key, and will be none.
+    plan: Option<P>,
+    last_use: u64,
+    is_captured: bool,
+}
+
+impl<K: Copy + Eq + Hash, P: Copy> Plans<K, P> {
+    /// None yet, and at most so many that no graph has.
+    pub(crate) fn new(most: usize) -> Self {
+        Self {
+            known: HashMap::new(),
+            most,
+            uses: 0,
+        }
+    }
+
+    /// What is known of a key, if anything: its plan, or that it has none. Whoever asks uses it.
+    pub(crate) fn get(&mut self, key: &K) -> Option<Option<P>> {
+        let known = self.known.get_mut(key)?;
+        self.uses += 1;
+        known.last_use = self.uses;
+        Some(known.plan)
+    }
+
+    /// The plan of a key, which is launched now.
+    pub(crate) fn launch(&mut self, key: &K, is_capturing: bool) -> Option<P> {
+        let known = self.known.get_mut(key)?;
+        known.is_captured |= is_capturing;
+        known.plan
+    }
+
+    /// Takes up a plan, or that there is none for the key.
+    pub(crate) fn add(&mut self, key: K, plan: Option<P>) {
+        self.uses += 1;
+        let known = Known {
+            plan,
+            last_use: self.uses,
+            is_captured: false,
+        };
+        self.known.insert(key, known);
+    }
+
+    /// Forgets what was not used for longest, until there is room for one more, and returns the plans
+    /// of that. No graph has them; what launched them may still run.
+    pub(crate) fn make_room(&mut self) -> Vec<P> {
+        let mut free: Vec<_> = self
+            .known
+            .iter()
+            .filter(|(_, known)| !known.is_captured)
+            .map(|(key, known)| (known.last_use, *key))
+            .collect();
+        let surplus = (free.len() + 1).saturating_sub(self.most);
+        free.sort_unstable_by_key(|(last_use, _)| *last_use);
+        let gone = free.into_iter().take(surplus);
+        gone.filter_map(|(_, key)| self.known.remove(&key)?.plan)
+            .collect()
+    }
+
+    /// All of them, captured or not.
+    pub(crate) fn all(&self) -> impl Iterator<Item = P> {
+        self.known.values().filter_map(|known| known.plan)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What goes as keys are met one after another, each launched in the order in which they come.
+    fn gone(most: usize, keys: &[u32], captured: &[u32]) -> Vec<u32> {
+        let mut plans = Plans::new(most);
+        let mut gone = Vec::new();
+        for key in keys {
+            if plans.get(key).is_none() {
+                gone.extend(plans.make_room());
+                plans.add(*key, Some(*key));
+            }
+            assert_eq!(plans.launch(key, captured.contains(key)), Some(*key));
+        }
+        gone
+    }
+
+    #[test]
+    fn what_was_not_used_for_longest_goes_first() {
+        assert!(gone(3, &[1, 2, 3, 1, 2, 3], &[]).is_empty());
+        assert_eq!(gone(3, &[1, 2, 3, 4], &[]), [1]);
+        assert_eq!(gone(3, &[1, 2, 3, 1, 4, 5], &[]), [2, 3]);
+        // One that comes back is built anew.
+        assert_eq!(gone(2, &[1, 2, 3, 1], &[]), [1, 2]);
+    }
+
+    #[test]
+    fn what_a_graph_has_stays_and_takes_nobodys_room() {
+        assert_eq!(gone(2, &[1, 2, 3, 4, 5], &[1, 2]), [3]);
+        let all: Vec<u32> = (0..100).collect();
+        assert!(gone(2, &all, &all).is_empty());
+        let mut plans = Plans::new(1);
+        plans.add(7, Some(70));
+        plans.launch(&7, true);
+        plans.launch(&7, false);
+        assert!(plans.make_room().is_empty(), "captured once is enough");
+        assert_eq!(plans.all().collect::<Vec<_>>(), [70]);
+    }
+
+    #[test]
+    fn a_key_without_a_plan_is_known_and_takes_room() {
+        let mut plans = Plans::new(2);
+        plans.add(1, None::<u32>);
+        assert_eq!((plans.get(&1), plans.get(&2)), (Some(None), None));
+        plans.add(2, Some(20));
+        // It has nothing to free.
+        assert!(plans.make_room().is_empty());
+        assert_eq!((plans.get(&1), plans.get(&2)), (None, Some(Some(20))));
+        plans.add(3, Some(30));
+        assert_eq!(plans.make_room(), [20]);
+    }
+}
