@@ -28,8 +28,10 @@ pub(crate) fn int(field: &'static str, value: usize) -> Result<i32> {
     i32::try_from(value).map_err(|_| Error::argument(field, value, "at most 2147483647"))
 }
 
-#[cfg(feature = "fa")]
-const COUNTED: &str = "at most 4294967295 elements in all, which FlashInfer counts in 32 bits";
+/// So many elements at the most, as errors say it.
+fn at_most(elements: usize) -> String {
+    format!("at most {elements} elements, which the kernels count in 32 bits")
+}
 
 /// A stride in elements, which FlashInfer multiplies by the number of a row in 32 bits.
 #[cfg(feature = "fa")]
@@ -39,7 +41,7 @@ pub(crate) fn stride(field: &'static str, stride: usize, rows: usize) -> Result<
         (Ok(stride), Some(Ok(_))) => Ok(stride),
         _ => {
             let given = format!("{stride} elements, {rows} times");
-            Err(Error::argument(field, given, COUNTED))
+            Err(Error::argument(field, given, at_most(u32::MAX as usize)))
         }
     }
 }
@@ -61,8 +63,7 @@ pub(crate) fn within(field: &'static str, layout: &Layout, most: usize) -> Resul
         return Ok(());
     }
     let given = format!("{span} elements from the first to the last");
-    let accepted = format!("at most {most}, which the kernels count in 32 bits");
-    Err(Error::argument(field, given, accepted))
+    Err(Error::argument(field, given, at_most(most)))
 }
 
 /// The number of a dtype in the C interface.
@@ -103,7 +104,7 @@ mod tests {
         assert_eq!(
             error,
             "query: given 4294968320 elements from the first to the last, accepted at most \
-             4294967295, which the kernels count in 32 bits"
+             4294967295 elements, which the kernels count in 32 bits"
         );
         assert!(strides("query", &layout([0, 2, 512], [1 << 31, 512, 1])).is_ok());
         assert!(

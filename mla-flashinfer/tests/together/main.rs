@@ -17,19 +17,20 @@ use mla_cudnn::library;
 use mla_flashinfer as _;
 use mla_kernels::Cuda;
 use mla_runtime::availability::Cause;
+use mla_runtime::backend::{SelectedDecode, SelectedPrefill, StepLimits};
 use mla_runtime::capability::{Capability, Target};
 use mla_runtime::device::{Device as _, Memory as _};
 use mla_runtime::dims::MlaDims;
 use mla_runtime::dtype::DType;
 use mla_runtime::explain::Explanation;
 use mla_runtime::kv_format::KvFormat;
-use mla_runtime::layer::SelectedLayer;
+use mla_runtime::layer::{SelectedLayer, Workspace};
 use mla_runtime::problem::Problem;
 use mla_runtime::registry::Registry;
 use mla_runtime::selection::SelectionRequest;
 use mla_runtime::spec::Phase;
 
-use batch::{Batch, Case, Distance};
+use batch::{Batch, Case, Distance, Engine};
 use common::gpu;
 
 /// A phase, a backend's name, and who provides it.
@@ -113,7 +114,7 @@ fn pairs(gpu: &Cuda) -> Vec<(&'static str, &'static str)> {
         });
     let mut pairs = vec![("FLASHINFER", "FLASHINFER_MLA")];
     match library() {
-        Err(Cause::FeatureOff(_)) => {}
+        Err(Cause::FeatureOff { .. }) => {}
         library => {
             library.expect("cuDNN");
             pairs.push(("CUDNN", "FLASHINFER_MLA"));
@@ -133,6 +134,21 @@ fn layer(gpu: &Cuda, (prefill, decode): (&str, &str), case: &Case) -> SelectedLa
     let selection = Registry::linked().unwrap().select(&request).unwrap();
     selection.layer(gpu, config.softmax_scale).unwrap()
 }
+
+/// A layer, its workspace for steps within `limits`, with the batch prepared, and the batch's numbers.
+fn prepared(
+    gpu: &Cuda,
+    pair: (&str, &str),
+    batch: &Batch,
+    limits: &StepLimits,
+) -> (SelectedLayer<Cuda>, SelectedWorkspace, Engine<Cuda>) {
+    let layer = layer(gpu, pair, &batch.case);
+    let mut workspace = layer.workspace(limits).unwrap();
+    workspace.prepare(&layer, &batch.step()).unwrap();
+    (layer, workspace, Engine::new(gpu, batch).unwrap())
+}
+
+type SelectedWorkspace = Workspace<SelectedPrefill<Cuda>, SelectedDecode<Cuda>>;
 
 /// Decodes, speculative decodes, extends, prefills with and without context, and padding.
 const MIXED: &[(u32, u32)] = &[
@@ -241,10 +257,8 @@ fn chunks_that_are_planned_with_their_call_cannot_be_captured() {
     };
     let batch = Batch::new(&case);
     assert!(batch.on_cpu().chunks > 8);
-    let layer = layer(gpu, ("FLASHINFER", "FLASHINFER_MLA"), &case);
-    let mut workspace = layer.workspace(&case.limits()).unwrap();
-    workspace.prepare(&layer, &batch.step()).unwrap();
-    let mut engine = batch::Engine::new(gpu, &batch).unwrap();
+    let pair = ("FLASHINFER", "FLASHINFER_MLA");
+    let (layer, mut workspace, mut engine) = prepared(gpu, pair, &batch, &case.limits());
     let captured = gpu.capture(|_| engine.forward(&layer, &mut workspace, batch.tokens()));
     let error = captured.err().expect("a refusal").to_string();
     assert!(error.contains("context chunks: given one"), "{error}");

@@ -22,7 +22,7 @@ use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 
 use crate::batch::{Batch, Case, Engine};
 use crate::common::gpu;
-use crate::{MIXED, layer, pairs};
+use crate::{MIXED, layer, pairs, prepared};
 
 /// As many requests as MIXED has and other lengths, of which most are longer.
 const OTHER: &[(u32, u32)] = &[
@@ -48,11 +48,8 @@ fn a_captured_mixed_step_is_replayed_after_another_step() {
     let gpu = &*gpu();
     let (case, other) = (Case::new(16, MIXED), Case::new(16, OTHER));
     for pair in pairs(gpu) {
-        let layer = layer(gpu, pair, &case);
         let (batch, between) = (Batch::new(&case), Batch::new(&other));
-        let mut workspace = layer.workspace(&other.limits()).unwrap();
-        let mut engine = Engine::new(gpu, &batch).unwrap();
-        workspace.prepare(&layer, &batch.step()).unwrap();
+        let (layer, mut workspace, mut engine) = prepared(gpu, pair, &batch, &other.limits());
         engine
             .forward(&layer, &mut workspace, batch.tokens())
             .unwrap();
@@ -126,11 +123,9 @@ fn a_plan_of_cudnn_is_not_built_within_a_capture() {
         return;
     }
     let case = Case::new(16, MIXED);
-    let (batch, layer) = (Batch::new(&case), layer(gpu, pair, &case));
-    let expected = batch.run(&layer).unwrap();
-    let mut workspace = layer.workspace(&case.limits()).unwrap();
-    let mut engine = Engine::new(gpu, &batch).unwrap();
-    workspace.prepare(&layer, &batch.step()).unwrap();
+    let batch = Batch::new(&case);
+    let expected = batch.run(&layer(gpu, pair, &case)).unwrap();
+    let (layer, mut workspace, mut engine) = prepared(gpu, pair, &batch, &case.limits());
     let captured = gpu.capture(|_| engine.forward(&layer, &mut workspace, batch.tokens()));
     let error = captured.err().expect("a refusal").to_string();
     assert!(
