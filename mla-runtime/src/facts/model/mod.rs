@@ -851,8 +851,8 @@ mod tests {
         for preset in PRESETS {
             assert_eq!(ModelConfig::preset(preset.name), Ok(preset.config));
         }
-        let names = "deepseek-v2-lite, deepseek-v2, deepseek-v3, deepseek-r1, deepseek-v3.1, \
-                     deepseek-v3.2, kimi-k2, glm-5, glm-5.2, minicpm3";
+        let names = PRESETS.iter().map(|preset| preset.name);
+        let names = names.collect::<Vec<_>>().join(", ");
         for (given, suggestion) in [
             ("deepseek-v32", "; did you mean deepseek-v3.2?"),
             ("DeepSeek-R1", "; did you mean deepseek-r1?"),
