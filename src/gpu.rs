@@ -42,7 +42,10 @@ mod imp {
     use super::{Cause, Gpu};
 
     pub(super) fn gpu(_ordinal: usize) -> Result<Gpu, Cause> {
-        Err(Cause::FeatureOff("sm90"))
+        Err(Cause::FeatureOff {
+            package: env!("CARGO_PKG_NAME"),
+            feature: "sm90",
+        })
     }
 }
 
@@ -123,7 +126,9 @@ mod tests {
                     "{cause}"
                 );
             }
-            Err(cause) => assert_eq!(cause, Cause::FeatureOff("sm90")),
+            Err(cause) => {
+                assert_eq!(cause.to_string(), "feature `sm90` of mla-kernels is off");
+            }
         }
     }
 }

@@ -155,9 +155,10 @@ fn cuda() -> Result<(mla_kernels::Cuda, About), CliError> {
 
 #[cfg(not(feature = "gpu"))]
 fn run_on_gpu<J: Job>(_: J) -> Result<J::Output, CliError> {
-    Err(refused(mla_runtime::availability::Cause::FeatureOff(
-        "sm90",
-    )))
+    Err(refused(mla_runtime::availability::Cause::FeatureOff {
+        package: env!("CARGO_PKG_NAME"),
+        feature: "sm90",
+    }))
 }
 
 fn refused(cause: mla_runtime::availability::Cause) -> CliError {

@@ -145,7 +145,7 @@ fn unbuilt(phase: &PhaseExplanation) -> Option<(&'static str, Cause)> {
         .find_map(|candidate| {
             let mut reasons = candidate.reasons.iter();
             match (reasons.next()?.given, reasons.next()) {
-                (Given::Cause(cause @ Cause::FeatureOff(_)), None) => {
+                (Given::Cause(cause @ Cause::FeatureOff { .. }), None) => {
                     Some((candidate.spec.name, cause))
                 }
                 _ => None,

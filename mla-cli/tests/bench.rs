@@ -775,7 +775,7 @@ fn peers_are_refused_without_a_kernel_feature_before_they_are_loaded() {
         (output.status.code(), &*stderr),
         (
             Some(2),
-            "error: GPU: given none, because feature `sm90` is off, accepted one that the built-in backends \
+            "error: GPU: given none, because feature `sm90` of mla-kernels is off, accepted one that the built-in backends \
              run on: build with `--features sm90`\n"
         )
     );

@@ -307,7 +307,7 @@ fn without_a_kernel_feature_the_gpu_is_refused_with_the_feature() {
         (output.status.code(), &*stderr),
         (
             Some(2),
-            "error: --device: given cuda, but feature `sm90` is off, accepted cpu; for cuda, build \
+            "error: --device: given cuda, but feature `sm90` of mla-cli is off, accepted cpu; for cuda, build \
              with `--features sm90`\n"
         )
     );

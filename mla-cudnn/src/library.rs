@@ -34,7 +34,10 @@ fn accept(version: Version) -> Result<Version, Cause> {
 
 #[cfg(not(feature = "cudnn"))]
 fn open() -> Result<Version, Cause> {
-    Err(Cause::FeatureOff("cudnn"))
+    Err(Cause::FeatureOff {
+        package: env!("CARGO_PKG_NAME"),
+        feature: "cudnn",
+    })
 }
 
 #[cfg(feature = "cudnn")]

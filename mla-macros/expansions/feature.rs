@@ -163,9 +163,10 @@ impl ::mla_runtime::dispatch::Absent for Flash {
             otherwise: 0,
         })
         .checked();
-    const CAUSE: ::mla_runtime::availability::Cause = ::mla_runtime::availability::Cause::FeatureOff(
-        "sm90",
-    );
+    const CAUSE: ::mla_runtime::availability::Cause = ::mla_runtime::availability::Cause::FeatureOff {
+        package: ::core::env!("CARGO_PKG_NAME"),
+        feature: "sm90",
+    };
 }
 #[cfg(not(feature = "sm90"))]
 const _: () = {

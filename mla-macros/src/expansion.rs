@@ -297,7 +297,10 @@ impl Runtime {
             impl #path::dispatch::Absent for #self_type {
                 const SPEC: #path::spec::BackendSpec = #spec_value;
                 const CAUSE: #path::availability::Cause =
-                    #path::availability::Cause::FeatureOff(#feature);
+                    #path::availability::Cause::FeatureOff {
+                        package: ::core::env!("CARGO_PKG_NAME"),
+                        feature: #feature,
+                    };
                 #kernels
             }
             #off

@@ -239,8 +239,8 @@ fn what_is_not_compiled_or_has_run_nowhere_is_a_reason() {
         .unwrap_err();
     assert_eq!(
         error.to_string(),
-        "decode: BLACKWELL was asked for, but does not fit on sm 10.0: feature `sm1000` is off; build \
-         with `--features sm1000`"
+        "decode: BLACKWELL was asked for, but does not fit on sm 10.0: feature `sm1000` of mla-runtime \
+         is off; build with `--features sm1000`"
     );
 }
 

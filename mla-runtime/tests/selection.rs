@@ -25,7 +25,10 @@ fn no_driver() -> Availability {
 }
 
 fn feature_off() -> Availability {
-    Availability::Unavailable(Cause::FeatureOff("sm90"))
+    Availability::Unavailable(Cause::FeatureOff {
+        package: "here",
+        feature: "sm90",
+    })
 }
 
 const fn prefill(name: &'static str) -> BackendSpec {
@@ -452,7 +455,7 @@ fn a_selection_reads_as_sentences() {
          prefill: P, the first that fits (priority 0)\n  \
            P (unknown) fits\n\
          decode: D, the first that fits (priority 3)\n  \
-           OFF (unknown) does not: feature `sm90` is off; build with `--features sm90`\n  \
+           OFF (unknown) does not: feature `sm90` of here is off; build with `--features sm90`\n  \
            D (unknown) fits"
     );
 }
@@ -495,9 +498,9 @@ fn a_selection_serialises_with_what_was_given_and_accepted() {
                 },
                 {
                     "field": "availability",
-                    "given": "feature `sm90` is off",
+                    "given": "feature `sm90` of here is off",
                     "accepted": "build with `--features sm90`",
-                    "message": "feature `sm90` is off; build with `--features sm90`"
+                    "message": "feature `sm90` of here is off; build with `--features sm90`"
                 },
             ]
         })

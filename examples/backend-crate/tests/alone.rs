@@ -42,7 +42,10 @@ fn the_built_in_backends_say_which_feature_they_want() {
     let flash_mla = registry.get(Phase::Decode, "FLASHMLA").unwrap();
     assert!(!flash_mla.is_implemented());
     let missing = flash_mla.availability_on(Target::dry_run(Capability::new(9, 0)), true);
-    let cause = mla_runtime::availability::Cause::FeatureOff("sm90");
+    let cause = mla_runtime::availability::Cause::FeatureOff {
+        package: "mla-kernels",
+        feature: "sm90",
+    };
     assert_eq!(
         missing,
         mla_runtime::availability::Availability::Unavailable(cause)

@@ -18,7 +18,12 @@ pub enum Cause {
     /// The name is kept for backends from elsewhere, and none was registered.
     NotRegistered,
     /// The Cargo feature that compiles it is off.
-    FeatureOff(&'static str),
+    FeatureOff {
+        /// The crate whose feature it is.
+        package: &'static str,
+        /// The feature.
+        feature: &'static str,
+    },
     /// The machine has no driver for its kind of device.
     NoDriver,
     /// There is a driver, but no device.
@@ -69,10 +74,12 @@ impl Cause {
                 text.push(" has it");
             }
             Self::NotRegistered => text.push("no backend registered under this name"),
-            Self::FeatureOff(feature) => {
+            Self::FeatureOff { package, feature } => {
                 text.push("feature `");
                 text.push(feature);
-                text.push("` is off");
+                text.push("` of ");
+                text.push(package);
+                text.push(" is off");
             }
             Self::NoDriver => text.push("no driver on this machine"),
             Self::NoDevice => text.push("no device on this machine"),
@@ -118,11 +125,7 @@ impl Cause {
             Self::NotRegistered => text.push(
                 "link a backend crate (`use its_crate as _;`) or add its ENTRY to the registry",
             ),
-            Self::FeatureOff(feature) => {
-                text.push("build with `--features ");
-                text.push(feature);
-                text.push("`");
-            }
+            Self::FeatureOff { feature, .. } => write_feature(feature, text),
             Self::NoDriver => text.push("install the driver"),
             Self::NoDevice => text.push("run on a machine with such a device"),
             Self::LibraryVersion {
@@ -140,12 +143,19 @@ impl Cause {
                 text.push(" where the loader finds it");
             }
             Self::CompiledFor(families) => match family::left_out(families) {
-                Some(feature) => Self::FeatureOff(feature).write_remedy(text),
+                Some(feature) => write_feature(feature, text),
                 None => text.push("choose a backend with kernels for this GPU"),
             },
             Self::NeverRun => text.push("ask for it by name, and compare its results"),
         }
     }
+}
+
+// How a feature is turned on.
+const fn write_feature(feature: &str, text: &mut Text<'_>) {
+    text.push("build with `--features ");
+    text.push(feature);
+    text.push("`");
 }
 
 // The remedy as something to show.

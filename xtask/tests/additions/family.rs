@@ -188,9 +188,11 @@ fn a_made_up_family_is_its_folders_and_one_row() {
     // With its feature off it is known, and no backend takes its place in silence.
     tree.write("examples/made_up.rs", &example(false));
     let errors = check(&["gpu"]);
-    let refused = errors
-        .iter()
-        .any(|error| error.message.contains("MADE_UP: feature `sm89` is off"));
+    let refused = errors.iter().any(|error| {
+        error
+            .message
+            .contains("MADE_UP: feature `sm89` of mla-kernels is off")
+    });
     assert!(refused, "{errors:#?}");
     // Beside the others, and with everything else that may name a family.
     tree.write("examples/made_up.rs", "fn main() {}\n");
