@@ -5,6 +5,8 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -57,7 +59,8 @@ class Block {
     Block(unsigned threads, size_t shared_bytes, unsigned seed, Index block, Index grid)
         : threads_(threads),
           warps_((threads + 31) / 32),
-          shared_(shared_bytes + 16),
+          shared_bytes_(shared_bytes),
+          shared_(shared_bytes + 128),
           random_(seed) {
         block_index = block;
         grid_dim = grid;
@@ -94,9 +97,22 @@ class Block {
     }
 
     Thread& thread() { return *running_; }
+    // Dynamic shared memory begins at a multiple of 128 bytes that is one of no larger power of two:
+    // who flips a bit of an address has to know that much of where it lies.
+    static constexpr uint32_t kSharedBase = 9 * 128;
     char* shared() {
         const uintptr_t at = reinterpret_cast<uintptr_t>(shared_.data());
-        return shared_.data() + ((16 - at % 16) % 16);
+        return shared_.data() + (128 - at % 128) % 128;
+    }
+    // What lies at an address of shared memory, `bytes` of it at a multiple of so many.
+    char* shared_at(uint32_t address, unsigned bytes) {
+        if (address % bytes != 0 || address < kSharedBase ||
+            address + bytes > kSharedBase + shared_bytes_) {
+            std::fprintf(stderr, "thread %u: %u bytes at %u of shared memory\n", running_->index.x,
+                         bytes, address);
+            std::abort();
+        }
+        return shared() + (address - kSharedBase);
     }
     int lane() const { return running_->index.x % 32; }
 
@@ -169,6 +185,7 @@ class Block {
 
     std::vector<Thread> threads_;
     std::vector<Warp> warps_;
+    size_t shared_bytes_;
     std::vector<char> shared_;
     std::minstd_rand random_;
     ucontext_t scheduler_;

@@ -127,12 +127,13 @@ inline void prefetch_global_l2(const void* address) {
 }
 inline int ld_shared_s32(uint32_t address) {
     int r;
-    std::memcpy(&r, emulated().shared() + address, 4);
+    std::memcpy(&r, emulated().shared_at(address, 4), 4);
     return r;
 }
 inline char* dynamic_shared() { return emulated().shared(); }
 inline uint32_t shared_address(const void* p) {
-    return uint32_t(static_cast<const char*>(p) - emulated().shared());
+    return emulator::Block::kSharedBase +
+           uint32_t(static_cast<const char*>(p) - emulated().shared());
 }
 
 // `matrices` of eight rows of 16 bytes.
@@ -143,7 +144,7 @@ void emulated_ldmatrix(uint32_t (&r)[kMatrices], uint32_t address, bool transpos
         for (int matrix = 0; matrix < kMatrices; ++matrix) {
             uint16_t x[8][8];
             for (int row = 0; row < 8; ++row)
-                std::memcpy(x[row], emulated().shared() + w.given[matrix * 8 + row][0], 16);
+                std::memcpy(x[row], emulated().shared_at(w.given[matrix * 8 + row][0], 16), 16);
             for (int lane = 0; lane < 32; ++lane) {
                 const int i = lane / 4, j = lane % 4 * 2;
                 const uint16_t low = transposed ? x[j][i] : x[i][j];
@@ -192,10 +193,15 @@ void mma_m16n8k16(float* d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     for (int i = 0; i < 4; ++i) d[i] += std::bit_cast<float>(taken[i]);
 }
 
-// Until a copy is waited for, there are NaN in its place.
+// Until a copy is waited for, there are NaN in its place. Its source has to be an address of
+// something even if nothing of it is read.
 inline void emulated_copy(uint32_t to, const void* from, int bytes, bool valid) {
     emulated().perhaps_yield();
-    char* at = emulated().shared() + to;
+    char* at = emulated().shared_at(to, bytes);
+    if (from == nullptr || reinterpret_cast<uintptr_t>(from) % bytes != 0) {
+        std::fprintf(stderr, "a copy of %d bytes from %p\n", bytes, from);
+        std::abort();
+    }
     std::memset(at, 0xff, bytes);
     emulated().thread().open.push_back({at, from, bytes, valid ? bytes : 0});
 }
@@ -224,6 +230,12 @@ void cp_async_wait_group() {
     emulated().perhaps_yield();
 }
 
+// Those of no group, too.
+inline void cp_async_wait_all() {
+    cp_async_commit_group();
+    cp_async_wait_group<0>();
+}
+
 template <typename T>
 uint32_t cvt_rn_x2(float low, float high) {
     const T pair[2] = {T(low), T(high)};
@@ -237,12 +249,12 @@ uint32_t mul_rn_x2(uint32_t a, uint32_t b) {
 }
 inline uint4 ld_shared_v4(uint32_t address) {
     uint4 r;
-    std::memcpy(&r, emulated().shared() + address, 16);
+    std::memcpy(&r, emulated().shared_at(address, 16), 16);
     return r;
 }
 inline float ld_shared_f32(uint32_t address) {
     float r;
-    std::memcpy(&r, emulated().shared() + address, 4);
+    std::memcpy(&r, emulated().shared_at(address, 4), 4);
     return r;
 }
 inline void bar_sync(int id, int threads) { emulated().bar_sync(id, threads); }
