@@ -858,7 +858,8 @@ mod tests {
         /// No step within the limits is too large for the arrays, whatever its chunks.
         #[test]
         fn every_step_within_the_limits_fits((limits, page, requests) in steps()) {
-            let pages = vec![0; requests.len() * limits.pages_per_request];
+            let entries = requests.len() * limits.pages_per_request;
+            let pages: Vec<i32> = (0..entries as i32).collect();
             let mut step = Step::new(&limits, page).unwrap();
             let order = split(&requests, limits.decode_query_len as u32, false).unwrap().order;
             let requests: Vec<Request> = order.iter().map(|&at| requests[at]).collect();
