@@ -40,6 +40,10 @@ struct Layout {
     // The pitch keeps neighbouring heads in different banks.
     static constexpr int kPartialPitch = kLatent + 4;
 
+    // Whether the loading warps look through the gaps of a list together. Being there, it costs the
+    // loop over rows something but in the kernel whose scores take longest.
+    static constexpr bool kSkipsGaps = N == 64 && Rows::kScales;
+
     // Entries of a list that may wait for their tile.
     static constexpr int kPending = 2 * kTileKeys;
 
@@ -54,6 +58,8 @@ struct Layout {
         int keys[kAnnounced];
         // Of each loading warp: valid entries that no tile has yet.
         uint32_t pending[4][kPending];
+        // Of each loading warp: where it thinks that a gap of a list ends.
+        alignas(16) int behind_gap[kSkipsGaps ? 4 : 1];
         // From the scores to the output, with the probabilities: whether any row's
         // sums are to be multiplied, and by what.
         int any_factor[kProbabilityTiles];

@@ -58,6 +58,9 @@ __device__ __forceinline__ void prefetch_item(const KernelParams& p, int index, 
                                 (Items::split() + thread * Items::splits()) * kListGroup);
 }
 
+// Of the loading warps.
+constexpr int kLoadBarrier = 5;
+
 // One of the four warps that load. Each walks all lists, and compacts their
 // valid entries; they share the rows of a KV tile.
 template <class L>
@@ -193,8 +196,44 @@ struct ListWalk {
                 from += batch * step;
                 // What stands before a gap need not wait until its end is found.
                 if (there > 0 && (from >= width || taken + there == before_batch)) take(there);
+                if constexpr (L::kSkipsGaps)
+                    if (taken + there == before_batch && from < width && !is_dense) {
+                        from = behind_gap(list, from, width, source.slots);
+                        read_batch(from);
+                    }
             }
         }
+    }
+
+    // Where the groups of a list from `from` on first have a valid entry; past the end if they have
+    // none. The four warps, which all come to the same gap, look at every fourth group each.
+    __device__ __forceinline__ int behind_gap(const int* list, int from, int width,
+                                              uint32_t slots) const {
+        constexpr int warps = 4, at_once = 4;
+        const int step = Items::splits() * kListGroup;
+        int first = from + warp * step;
+#pragma unroll 1
+        for (; first < width; first += warps * at_once * step) {
+            // Of the groups that are looked at, the least entries: bad ones are large.
+            uint32_t least = ~0u;
+#pragma unroll
+            for (int i = 0; i < at_once; ++i) {
+                const int at = first + i * warps * step;
+                if (at + lane < width) least = min(least, uint32_t(list[at]));
+            }
+            if (__any_sync(~0u, least < slots)) break;
+        }
+        // Nobody looks at what the last gap left any more.
+        ptx::bar_sync(kLoadBarrier, 128);
+        if (lane == 0) s.behind_gap[warp] = first;
+        ptx::bar_sync(kLoadBarrier, 128);
+        const int4 all = *reinterpret_cast<const int4*>(s.behind_gap);
+        // What another warp has not looked at yet, because it found something before, is not
+        // skipped: the least one of all, and the turn's groups before it.
+        int least = min(min(all.x, all.y), min(all.z, all.w));
+        if (least < width) least -= (least - from) / step % warps * step;
+        // Known to be the same in all lanes.
+        return __shfl_sync(~0u, least, 0);
     }
 
     // Tells the others of a tile with so many keys; the first warp does, for all.

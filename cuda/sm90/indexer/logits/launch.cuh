@@ -16,7 +16,8 @@ namespace mla::sm90::logits {
 template <int heads>
 using OneToken = Config<heads, 1, false, 2, 1, 3>;
 // Two tokens share a request's keys.
-using TwoTokens = Config<64, 2, false, 2, 1, 1>;
+template <int heads>
+using TwoTokens = Config<heads, 2, false, heads == 32 ? 3 : 2, 1, 1>;
 // Many tokens: each warpgroup has 128 columns of its own.
 template <int heads>
 using ManyTokens = Config<heads, 128 / heads, true, 3, 1, 1>;
@@ -95,8 +96,9 @@ inline MlaStatus launch(const KernelParams& p, const void* queries, int heads, i
     if (2 * rows <= 3 * requests)
         return heads == 32 ? launch<OneToken<32>>(p, queries, multiprocessors, stream)
                            : launch<OneToken<64>>(p, queries, multiprocessors, stream);
-    if (heads == 64 && rows <= 2 * requests)
-        return launch<TwoTokens>(p, queries, multiprocessors, stream);
+    if (rows <= 2 * requests)
+        return heads == 32 ? launch<TwoTokens<32>>(p, queries, multiprocessors, stream)
+                           : launch<TwoTokens<64>>(p, queries, multiprocessors, stream);
     return heads == 32 ? launch<ManyTokens<32>>(p, queries, multiprocessors, stream)
                        : launch<ManyTokens<64>>(p, queries, multiprocessors, stream);
 }

@@ -27,6 +27,9 @@ struct WideLayout {
     // As in Layout.
     static constexpr int kPartialPitch = kLatent + 4;
 
+    // As in Layout.
+    static constexpr bool kSkipsGaps = false;
+
     // Entries of a list that may wait for their tile.
     static constexpr int kPending = 2 * kTileKeys;
 
