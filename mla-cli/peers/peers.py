@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Times published MLA kernels beside ours: FlashMLA, FlashAttention-3, FlashInfer and cuDNN.
+"""Times published MLA kernels beside ours: those for Hopper (FlashMLA, FlashAttention-3, FlashInfer, cuDNN), and those
+for every GPU since Ampere (FlashInfer's fa2, vLLM's Triton, torch's FlashAttention-2 and memory-efficient attention).
 
 `mla bench peers` writes a line of JSON to standard input for each round: a case, and how many samples. A case that is
-the one of the round before is not set up again. It reads one JSON object per line from standard output: first who could be
-loaded; for each round the times, and that it is done; in between who is at work. The protocol is that of `mla bench --cases`: normally distributed data, pages in a random
-order, one CUDA graph of everything a step enqueues, the L2 cache overwritten before each replay, CUDA events
-around it, and the median.
+the one of the round before is not set up again. It reads one JSON object per line from standard output: first who
+could be loaded; for each round the times, and that it is done; in between who is at work. The protocol is that of
+`mla bench --cases`: normally distributed data, pages in a random order, one CUDA graph of everything a step enqueues,
+the L2 cache overwritten before each replay, CUDA events around it, and the median.
 
 What cannot be loaded, or refuses a case, says so in a line of its own and hides nothing else.
 """
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 
 import torch
 
@@ -156,8 +158,8 @@ class PrefillCase:
         return offsets(self.query_lens), offsets(self.key_lens)
 
 
-def shared_object(wheels, pattern, module):
-    """A library out of a folder of wheels, unpacked where it is packed, or out of an installed package."""
+def find(wheels, pattern, module):
+    """A file out of a folder of wheels, unpacked where it is packed, or out of an installed package."""
     places = []
     if wheels:
         places.append(pathlib.Path(wheels))
@@ -177,7 +179,7 @@ def shared_object(wheels, pattern, module):
 
 class FlashMla:
     def __init__(self, wheels):
-        torch.ops.load_library(shared_object(wheels, "_flashmla_C*.so*", "vllm"))
+        torch.ops.load_library(find(wheels, "_flashmla_C*.so*", "vllm"))
         self.forward = torch.ops._flashmla_C.dense_decode_fwd
 
     def decode(self, case):
@@ -189,7 +191,10 @@ class FlashMla:
             )
 
         *_, schedule, splits = attend(None, None)
-        return {"e2e_us": Recording(lambda: attend(None, None)), "planned_us": Recording(lambda: attend(schedule, splits))}
+        return {
+            "e2e_us": Recording(lambda: attend(None, None)),
+            "planned_us": Recording(lambda: attend(schedule, splits)),
+        }
 
     def sparse(self, case):
         """As engines call it: heads padded to 64 or 128, and a cache of bf16 by the prefill kernel."""
@@ -233,7 +238,7 @@ class FlashMla:
 
 class FlashAttention3:
     def __init__(self, wheels):
-        torch.ops.load_library(shared_object(wheels, "*fa3*.so*", "vllm"))
+        torch.ops.load_library(find(wheels, "*fa3*.so*", "vllm"))
         self.forward = torch.ops._vllm_fa3_C.fwd
         self.schedule = torch.ops._vllm_fa3_C.get_scheduler_metadata
 
@@ -247,7 +252,7 @@ class FlashAttention3:
             None, None, None,                          # rotary_cos, rotary_sin, seqlens_rotary
             None, None, None,                          # q_descale, k_descale, v_descale
             scale, causal, -1, -1, 0.0, True,          # scale, causal, window, softcap, rotary_interleaved
-            schedule, 0, None, 0, None, 1, 0, None,    # scheduler_metadata, num_splits, pack_gqa, sm_margin, s_aux, cp…
+            schedule, 0, None, 0, None, 1, 0, None,    # scheduler_metadata, num_splits, pack_gqa, sm_margin, …
         )
 
     def decode(self, case):
@@ -311,6 +316,8 @@ class FlashAttention3:
 def install(wheels):
     """Puts the wheels of a folder where this process finds them."""
     found = [str(wheel) for wheel in pathlib.Path(wheels).rglob("*.whl")]
+    if not found:
+        raise FileNotFoundError(f"no wheel is in {wheels}")
     target = tempfile.mkdtemp()
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", target]
     subprocess.run([*pip, *found], check=True, stdout=sys.stderr)
@@ -318,9 +325,12 @@ def install(wheels):
 
 
 class FlashInfer:
+    backend = "fa3"
+
     def __init__(self, wheels):
         # It compiles its kernels on first use, which takes two minutes.
-        os.environ.setdefault("FLASHINFER_CUDA_ARCH_LIST", "9.0a")
+        major, minor = torch.cuda.get_device_capability()
+        os.environ.setdefault("FLASHINFER_CUDA_ARCH_LIST", f"{major}.{minor}{'a' if major >= 9 else ''}")
         if wheels and not importlib.util.find_spec("flashinfer"):
             install(wheels)
         import flashinfer
@@ -330,7 +340,7 @@ class FlashInfer:
 
     def decode(self, case):
         case = DecodeCase(case)
-        wrapper = self.library.mla.BatchMLAPagedAttentionWrapper(self.workspace, backend="fa3")
+        wrapper = self.library.mla.BatchMLAPagedAttentionWrapper(self.workspace, backend=self.backend)
         latent, rope = case.rows()
         rows = case.cache.view(-1, PAGE, ROW)
         latents, ropes = rows[..., :LATENT].contiguous(), rows[..., LATENT:].contiguous()
@@ -359,12 +369,111 @@ class FlashInfer:
     def prefill(self, case):
         case = PrefillCase(case)
         (q, k, v), (starts, key_starts) = case.packed(), case.starts()
-        wrapper = self.library.BatchPrefillWithRaggedKVCacheWrapper(self.workspace, "NHD", backend="fa3")
+        wrapper = self.library.BatchPrefillWithRaggedKVCacheWrapper(self.workspace, "NHD", backend=self.backend)
         wrapper.plan(
             starts, key_starts, case.heads, case.heads, NOPE + ROPE, VALUE, causal=case.causal, sm_scale=SCALE,
             q_data_type=DTYPE,
         )
         return {"planned_us": Recording(lambda: wrapper.run(q, k, v, return_lse=True))}
+
+
+class FlashInferFa2(FlashInfer):
+    """Its kernels for every GPU since Ampere."""
+
+    backend = "fa2"
+
+
+class TritonMla:
+    """vLLM's decode in Triton: a file of the vllm wheel, which runs without the rest of vllm."""
+
+    def __init__(self, wheels):
+        import triton
+
+        path = find(wheels, "triton_decode_attention.py", "vllm")
+        # All that it takes of vllm.
+        stands_in = {
+            "vllm": {},
+            "vllm.platforms": {"current_platform": types.SimpleNamespace(is_rocm=lambda: False)},
+            "vllm.triton_utils": {"triton": triton, "tl": triton.language},
+        }
+        before = {name: sys.modules.get(name) for name in stands_in}
+        for name, contents in stands_in.items():
+            sys.modules[name] = types.ModuleType(name)
+            vars(sys.modules[name]).update(contents)
+        try:
+            spec = importlib.util.spec_from_file_location("triton_decode_attention", path)
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        finally:
+            for name, known in before.items():
+                del sys.modules[name]
+                if known:
+                    sys.modules[name] = known
+        self.forward, self.next_power_of_2 = module.decode_attention_fwd, triton.next_power_of_2
+
+    def decode(self, case):
+        case = DecodeCase(case)
+        if case.queries != 1:
+            raise ValueError("takes one query token per request")
+        query = case.query[:, 0]
+        # As many splits as vLLM chooses, by the longest request.
+        processors = torch.cuda.get_device_properties(0).multi_processor_count
+        splits = min(self.next_power_of_2(max(1, case.longest // 512)), 2 * processors)
+        partial = torch.empty(case.requests, case.heads, splits, LATENT + 1, device="cuda")
+        scale = torch.ones((), device="cuda")
+
+        def outputs():
+            shape = (case.requests, case.heads)
+            return tuple(torch.zeros(size, dtype=DTYPE, device="cuda") for size in ((*shape, LATENT), shape))
+
+        def attend(out, lse):
+            self.forward(
+                query, case.cache, case.cache[..., :LATENT], out, lse, case.table, case.lens, partial, splits, SCALE,
+                PAGE, k_scale=scale, v_scale=scale, is_mla=True,
+            )
+
+        ready = outputs()
+        return {"e2e_us": Recording(lambda: attend(*outputs())), "planned_us": Recording(lambda: attend(*ready))}
+
+
+class TorchFlash:
+    """torch's FlashAttention-2, which takes values as wide as keys: padding them is the engine's work."""
+
+    def __init__(self, _):
+        self.forward = torch.ops.aten._flash_attention_forward
+
+    def prefill(self, case):
+        case = PrefillCase(case)
+        (q, k, v), (starts, key_starts) = case.packed(), case.starts()
+        most = (max(case.query_lens), max(case.key_lens))
+
+        def padded():
+            return torch.nn.functional.pad(v, (0, NOPE + ROPE - VALUE))
+
+        def attend(values):
+            self.forward(q, k, values, starts, key_starts, *most, 0.0, case.causal, False, scale=SCALE)
+
+        ready = padded()
+        return {"e2e_us": Recording(lambda: attend(padded())), "planned_us": Recording(lambda: attend(ready))}
+
+
+class TorchEfficient:
+    """torch's memory-efficient attention."""
+
+    def __init__(self, _):
+        self.forward = torch.ops.aten._efficient_attention_forward
+
+    def prefill(self, case):
+        case = PrefillCase(case)
+        (q, k, v), (starts, key_starts) = case.packed(), case.starts()
+        most = (max(case.query_lens), max(case.key_lens))
+        # Causal from the bottom right: the queries are a request's last tokens.
+        mask = 2 if case.causal else 0
+        return {"e2e_us": Recording(
+            lambda: self.forward(
+                q[None], k[None], v[None], None, starts, key_starts, *most, 0.0, mask, True, scale=SCALE
+            )
+        )}
 
 
 class Cudnn:
@@ -386,7 +495,16 @@ class Cudnn:
             return {"e2e_us": Recording(lambda: attend(q, k, v, is_causal=case.causal))}
 
 
-PEERS = {"flashmla": FlashMla, "fa3": FlashAttention3, "flashinfer": FlashInfer, "cudnn": Cudnn}
+PEERS = {
+    "flashmla": FlashMla,
+    "fa3": FlashAttention3,
+    "flashinfer": FlashInfer,
+    "cudnn": Cudnn,
+    "flashinfer-fa2": FlashInferFa2,
+    "triton": TritonMla,
+    "torch-flash": TorchFlash,
+    "torch-efficient": TorchEfficient,
+}
 
 
 def say(**line):

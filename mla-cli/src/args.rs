@@ -137,6 +137,22 @@ pub(crate) fn samples(text: &str) -> Result<u32, String> {
     within(text, 1, MAX_SAMPLES)
 }
 
+/// How often something runs before it is timed.
+#[cfg(feature = "bench")]
+pub(crate) fn warm_up(text: &str) -> Result<u32, String> {
+    within(text, 0, MAX_SAMPLES)
+}
+
+/// Entries of a list of slots.
+#[cfg(feature = "bench")]
+pub(crate) fn list_width(text: &str) -> Result<u32, String> {
+    within(text, 1, MAX_LIST_WIDTH)
+}
+
+/// The most entries of a list: hundreds of times what any model has.
+#[cfg(feature = "bench")]
+pub(crate) const MAX_LIST_WIDTH: u32 = 1 << 20;
+
 /// The most samples of one row.
 #[cfg(feature = "bench")]
 pub(crate) const MAX_SAMPLES: u32 = 1_000_000;

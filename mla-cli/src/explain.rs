@@ -163,14 +163,16 @@ fn candidates(phase: &PhaseExplanation) -> String {
         } else if candidate.is_valid() {
             format!("fits, by {}", candidate.spec.provider)
         } else {
-            let lines: Vec<_> = candidate.reasons.iter().map(line).collect();
-            lines.join("\n")
+            reasons(candidate)
         };
-        let declared = [graphs(&candidate.spec), lse(&candidate.spec)];
-        let declared = declared.into_iter().flatten();
-        for fact in declared.chain(facts(&candidate.kernels)) {
-            why += "\n";
-            why += &fact;
+        // Of what cannot be had here nothing else matters.
+        if could_run(candidate) {
+            let declared = [graphs(&candidate.spec), lse(&candidate.spec)];
+            let declared = declared.into_iter().flatten();
+            for fact in declared.chain(facts(&candidate.kernels)) {
+                why += "\n";
+                why += &fact;
+            }
         }
         let mut cells = [
             Cell::new(candidate.spec.name),
@@ -184,6 +186,23 @@ fn candidates(phase: &PhaseExplanation) -> String {
     }
     numbers(&mut table, [1]);
     table.trim_fmt()
+}
+
+// Whether nothing speaks against it, or another build, crate or version would have it.
+fn could_run(candidate: &Candidate) -> bool {
+    let mut reasons = candidate.reasons.iter();
+    reasons.all(|reason| matches!(reason.given, Given::Cause(_)))
+}
+
+// What speaks against it. One for another platform has no other reason worth reading.
+fn reasons(candidate: &Candidate) -> String {
+    let all = || candidate.reasons.iter();
+    let platform = all().find(|reason| matches!(reason.given, Given::Platform(_)));
+    let lines: Vec<_> = match platform {
+        Some(reason) => vec![line(reason)],
+        None => all().map(line).collect(),
+    };
+    lines.join("\n")
 }
 
 // Which steps of decodes can be captured in a CUDA graph and replayed with other lengths.
@@ -215,24 +234,30 @@ fn facts(kernels: &KernelFacts) -> impl Iterator<Item = String> {
         let targets: Vec<_> = families.iter().flat_map(|it| it.targets).copied().collect();
         format!("compiled for {}", targets.join(", "))
     });
-    let run_on = kernels.run_on.map(|runs| {
-        let runs: Vec<_> = runs.iter().map(run).collect();
-        match runs.is_empty() {
-            true => "has run on no GPU yet".to_owned(),
-            false => format!("has run on {}", runs.join(", ")),
-        }
+    let run_on = kernels.run_on.map(|runs| match runs.is_empty() {
+        true => "has run on no GPU yet".to_owned(),
+        false => format!("has run on {}", same_runs(runs)),
     });
     compiled.into_iter().chain(run_on)
 }
 
-fn run(run: &Run) -> String {
-    let Run {
-        gpu,
-        capability,
-        date,
-        commit,
-    } = run;
-    format!("{gpu} (sm {capability}; {date}, {commit})")
+// GPUs of one capability that ran the same commit on the same day are named together.
+fn same_runs(runs: &[Run]) -> String {
+    let alike =
+        runs.chunk_by(|a, b| (a.capability, a.date, a.commit) == (b.capability, b.date, b.commit));
+    let texts: Vec<_> = alike
+        .map(|runs| {
+            let gpus: Vec<_> = runs.iter().map(|run| run.gpu).collect();
+            let Run {
+                capability,
+                date,
+                commit,
+                ..
+            } = runs[0];
+            format!("{} (sm {capability}; {date}, {commit})", gpus.join(" and "))
+        })
+        .collect();
+    texts.join(", ")
 }
 
 // A reason in one short line: the table's heading has said what was given and to whom. What would

@@ -386,7 +386,19 @@ fn the_portable_backends_are_selected_on_every_gpu_since_ampere() {
             assert!(table.contains(verdict), "{sm}: {table}");
         }
         // What it declares, and what it has run on.
-        assert!(table.contains("has run on H200 (sm 9.0; "), "{sm}: {table}");
+        let run_on = "has run on H200 and H100 (sm 9.0; ";
+        assert!(table.contains(run_on), "{sm}: {table}");
+        // Of what cannot run on this GPU, or for dense attention, the reason is enough.
+        let lines = table.lines();
+        let refused: Vec<_> = lines
+            .skip_while(|line| !line.starts_with(" FLASHMLA_SPARSE "))
+            .enumerate()
+            .take_while(|(number, line)| *number == 0 || line.starts_with("  "))
+            .map(|(_, line)| line)
+            .collect();
+        let refused = refused.join("\n");
+        assert!(refused.contains("dense: takes sparse"), "{table}");
+        assert!(!refused.contains("has run on"), "{table}");
     }
     let table = printed("explain --sm 7.5");
     assert!(table.contains("decode: none fits"), "{table}");
@@ -403,7 +415,8 @@ fn explain_names_the_feature_that_a_backend_wants() {
         assert!(table.lines().any(|given| given == line), "{table}");
     }
     // It has run, though it is not in this program.
-    assert!(table.contains("has run on H200 (sm 9.0; "), "{table}");
+    let run_on = "has run on H200 and H100 (sm 9.0; ";
+    assert!(table.contains(run_on), "{table}");
     // There it speaks against them that the heads are too many as well.
     let table = printed("explain --sm 9.0 --heads 200 --query-len ragged");
     assert!(table.contains("decode: none fits\n"), "{table}");

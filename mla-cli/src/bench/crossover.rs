@@ -7,7 +7,8 @@ use mla_runtime::plan::crossover::{Attention, ExpansionTraffic, Machine, crossov
 use serde::{Deserialize, Serialize};
 
 use super::ceilings::Ceilings;
-use super::job::Job;
+use super::job::{Job, Subject};
+use super::layer::Layer;
 use super::row::Row;
 use super::settings::Route;
 use crate::figures::number;
@@ -21,14 +22,57 @@ pub(super) struct Crossover {
     pub(super) points: Vec<(u32, f64, f64)>,
     /// The query length at which the curves meet as they are drawn.
     pub(super) measured: Option<f64>,
-    /// By the model of the machine; absent where absorbing always wins.
+    /// By the model of the machine; absent where absorbing always wins, and where nothing is known.
     pub(super) predicted: Option<f64>,
+    /// What that is made from.
+    #[serde(default)]
+    pub(super) basis: Basis,
     /// By multiply-adds alone.
     pub(super) predicted_by_arithmetic: Option<f64>,
 }
 
+/// What a prediction is made from.
+#[derive(Clone, Copy, PartialEq, Default, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Basis {
+    /// What the machine is known to do at most.
+    #[default]
+    Figures,
+    /// A run of both forms on this machine, of so many seconds.
+    Run { seconds: f64 },
+    /// Nothing: there is no prediction.
+    Nothing,
+}
+
+/// What is known of a machine.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Known {
+    pub(super) machine: Machine,
+    pub(super) basis: Basis,
+}
+
+impl Known {
+    /// Multiply-adds alone, which are no prediction.
+    pub(super) const NOTHING: Self = Self {
+        machine: Machine::Arithmetic,
+        basis: Basis::Nothing,
+    };
+
+    /// The figures of a GPU, if it is one: as stated, or as measured.
+    pub(super) fn of(machine: Machine, ceilings: Option<&Ceilings>) -> Option<Self> {
+        let Machine::Gpu(gpu) = machine else {
+            return None;
+        };
+        let rates = ceilings.map(|it| gpu.with_rates(it.flop_per_second, it.bytes_per_second));
+        Some(Self {
+            machine: Machine::Gpu(rates.and_then(Result::ok).unwrap_or(gpu)),
+            basis: Basis::Figures,
+        })
+    }
+}
+
 /// For each query length the time absorbed and the time expanded, as far as they were measured.
-type Points<'a> = BTreeMap<u32, [Option<(f64, &'a Job)>; 2]>;
+type Points<'a> = BTreeMap<u32, [Option<(f64, &'a Subject)>; 2]>;
 
 /// What curves of one pair have in common: requests, kv length, and whatever else varies among the rows.
 type Pair = (usize, u32, String);
@@ -37,19 +81,11 @@ type Pair = (usize, u32, String);
 pub(super) fn find(
     jobs: &[Job],
     rows: &[Row],
-    ceilings: Option<&Ceilings>,
-    machine: Machine,
+    mut known: impl FnMut(&Layer) -> Known,
 ) -> Vec<Crossover> {
-    let machine = match (machine, ceilings) {
-        (Machine::Gpu(gpu), Some(known)) => Machine::Gpu(
-            gpu.with_rates(known.flop_per_second, known.bytes_per_second)
-                .unwrap_or(gpu),
-        ),
-        (machine, _) => machine,
-    };
     let pairs = pairs(jobs, rows).into_iter();
     pairs
-        .filter_map(|(pair, points)| of_pair(pair, points, &machine))
+        .filter_map(|(pair, points)| of_pair(pair, points, &mut known))
         .collect()
 }
 
@@ -84,19 +120,26 @@ fn pairs<'a>(jobs: &'a [Job], rows: &[Row]) -> BTreeMap<Pair, Points<'a>> {
             .map(|(name, value)| format!(", {name} {value}"))
             .collect();
         let points = pairs.entry((requests.len(), first.kv, others)).or_default();
-        points.entry(first.q).or_default()[slot] = Some((row.us.median, job));
+        points.entry(first.q).or_default()[slot] = Some((row.us.median, &job.subject));
     }
     pairs
 }
 
 /// Where two curves meet, and where that is predicted; none if they share fewer than two lengths.
-fn of_pair((count, kv, others): Pair, points: Points<'_>, machine: &Machine) -> Option<Crossover> {
-    let both: Vec<(u32, (f64, &Job), f64)> = points
+fn of_pair(
+    (count, kv, others): Pair,
+    points: Points<'_>,
+    known: &mut impl FnMut(&Layer) -> Known,
+) -> Option<Crossover> {
+    let both: Vec<(u32, (f64, &Subject), f64)> = points
         .into_iter()
         .filter_map(|(q, [absorbed, expanded])| Some((q, absorbed?, expanded?.0)))
         .collect();
-    let (q, (_, job), _) = *both.first().filter(|_| both.len() > 1)?;
-    let problem = job.subject.config().problem;
+    let (Some(&(q, (_, Subject::Layer(layer)), _)), true) = (both.first(), both.len() > 1) else {
+        return None;
+    };
+    let Known { machine, basis } = known(layer);
+    let problem = layer.config.problem;
     let traffic = ExpansionTraffic::new(problem.dtype.bytes() as u32);
     let predict = |machine: &Machine| {
         // The longer the query, the shorter is the context.
@@ -114,7 +157,11 @@ fn of_pair((count, kv, others): Pair, points: Points<'_>, machine: &Machine) -> 
         series: format!("{count} x kv {kv}{others}"),
         measured: meeting(&points),
         points,
-        predicted: predict(machine),
+        predicted: match basis {
+            Basis::Nothing => None,
+            _ => predict(&machine),
+        },
+        basis,
         predicted_by_arithmetic: predict(&Machine::Arithmetic),
     })
 }
@@ -147,12 +194,15 @@ impl fmt::Display for Crossover {
             _ => f.write_str("nothing measured")?,
         }
         let predicted = |length: Option<f64>| length.map_or("never".to_owned(), number);
-        write!(
-            f,
-            "; predicted {}, by multiply-adds alone {}",
-            predicted(self.predicted),
-            predicted(self.predicted_by_arithmetic)
-        )
+        match self.basis {
+            Basis::Nothing => f.write_str("; no prediction for this machine")?,
+            _ => write!(f, "; predicted {}", predicted(self.predicted))?,
+        }
+        if let Basis::Run { seconds } = self.basis {
+            write!(f, " from a run of {seconds:.1} s on this machine")?;
+        }
+        let by_arithmetic = predicted(self.predicted_by_arithmetic);
+        write!(f, ", by multiply-adds alone {by_arithmetic}")
     }
 }
 

@@ -4,6 +4,7 @@
 //! run, `measure` runs one, `report` tells of them all.
 
 mod attention;
+mod calibration;
 mod cases;
 mod ceilings;
 mod check;

@@ -4,8 +4,10 @@ use std::path::Path;
 
 use mla_runtime::registry::Registry;
 
+use super::calibration::calibrate;
 use super::cases::Case;
 use super::ceilings::Ceilings;
+use super::crossover::Known;
 use super::environment::Environment;
 use super::report::{Report, SCHEMA};
 use super::row::Row;
@@ -122,9 +124,20 @@ impl Job for Bench<'_> {
             report.missing -= 1;
             self.watcher.after_row(&report)?;
         }
+        let of_gpu = Known::of(device.machine(), report.ceilings.as_ref());
+        report.crossovers = crossover::find(&jobs, &report.rows, |layer| match of_gpu {
+            Some(known) => known,
+            None => {
+                self.progress
+                    .step("timing each path on little context, for a prediction");
+                calibrate(&site, &mut flush, layer).unwrap_or_else(|error| {
+                    self.progress
+                        .line(&format!("there is no prediction: {error}"));
+                    Known::NOTHING
+                })
+            }
+        });
         self.progress.finish();
-        let (rows, ceilings) = (&report.rows, report.ceilings.as_ref());
-        report.crossovers = crossover::find(&jobs, rows, ceilings, device.machine());
         Ok(report)
     }
 }

@@ -19,7 +19,7 @@ use self::data::Data;
 use self::report::Report;
 use self::sparse::{Dense, Indexed, Lists};
 use self::step::{Step, Wanted};
-use crate::args::{Format, Model, ModelArgs, natural, positive};
+use crate::args::{Format, Model, ModelArgs, natural, positive, samples};
 use crate::device::{About, IndexedJob, Job};
 use crate::error::CliError;
 use crate::progress::Progress;
@@ -53,7 +53,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value = "64", value_parser = positive)]
     samples: u32,
     /// How often the layer is timed; the median counts.
-    #[arg(long, value_name = "N", default_value = "5", value_parser = positive)]
+    #[arg(long, value_name = "N", default_value = "5", value_parser = samples)]
     repeat: u32,
     /// How to write the result.
     #[arg(long, default_value = "table")]

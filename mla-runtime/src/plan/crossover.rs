@@ -19,8 +19,14 @@
 //! ```
 //!
 //! For DeepSeek-V3 and a long context that is 131072/768, about 171. If d ≥ 2L + L·d/C the
-//! absorbed form is always cheaper. So a processor is modelled, which keeps what it expands in its
-//! caches ([`Machine::Arithmetic`]).
+//! absorbed form is always cheaper. So a processor of which nothing is known is modelled
+//! ([`Machine::Arithmetic`]): it keeps what it expands in its caches.
+//!
+//! # On a processor
+//!
+//! What it takes for a multiply-add differs: a [`ProcessorFigures`] has seconds for those of products
+//! with the weights, and for those of pairs of tokens in either form, from a short run of both. The
+//! new tokens count as well, in the expansion and in pairs among themselves.
 //!
 //! # On a GPU
 //!
@@ -69,11 +75,60 @@ pub struct Cost {
 /// What the times of the two forms follow from.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Machine {
-    /// Multiply-adds count and nothing else: a processor, which keeps what it expands in its
-    /// caches.
+    /// Multiply-adds count and nothing else: a processor of which nothing is known.
     Arithmetic,
+    /// A processor, with what it takes for the multiply-adds of each step.
+    Processor(ProcessorFigures),
     /// A GPU, with its launches, its memory and its multiprocessors.
     Gpu(GpuFigures),
+}
+
+/// What a processor takes, with all of its threads, for a multiply-add of each kind.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct ProcessorFigures {
+    product_seconds: f64,
+    absorbed_pair_seconds: f64,
+    expanded_pair_seconds: f64,
+}
+
+impl ProcessorFigures {
+    /// From seconds for each multiply-add: of products with the weights, and of pairs of a new and a
+    /// cached token, absorbed and expanded.
+    ///
+    /// # Errors
+    ///
+    /// If one of them is not a positive, finite number.
+    pub fn new(
+        product_seconds: f64,
+        absorbed_pair_seconds: f64,
+        expanded_pair_seconds: f64,
+    ) -> Result<Self, PlanError> {
+        positive("product_seconds", product_seconds)?;
+        positive("absorbed_pair_seconds", absorbed_pair_seconds)?;
+        positive("expanded_pair_seconds", expanded_pair_seconds)?;
+        Ok(Self {
+            product_seconds,
+            absorbed_pair_seconds,
+            expanded_pair_seconds,
+        })
+    }
+}
+
+/// The multiply-adds of one form for one request, its new tokens included.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Work {
+    /// Those of products with the weights.
+    pub products: f64,
+    /// Those of pairs of a new token and one that it attends to.
+    pub pairs: f64,
+}
+
+/// Refuses what is no positive, finite number.
+fn positive(field: &'static str, given: f64) -> Result<(), PlanError> {
+    if given.is_finite() && given > 0.0 {
+        return Ok(());
+    }
+    Err(PlanError::invalid(field, given, "a finite number above 0"))
 }
 
 /// What a GPU does at most, and what a launch takes.
@@ -120,10 +175,7 @@ impl GpuFigures {
             ("flop_per_second", flop_per_second),
             ("bytes_per_second", bytes_per_second),
         ] {
-            if !(given.is_finite() && given > 0.0) {
-                let accepted = "a finite number above 0";
-                return Err(PlanError::invalid(field, given, accepted));
-            }
+            positive(field, given)?;
         }
         Ok(Self {
             multiprocessors,
@@ -299,6 +351,25 @@ impl Attention {
         with_context_len(context_len: Option<u32>);
     }
 
+    /// The multiply-adds of the absorbed form: L·d per head and new token, 2L + R per pair.
+    pub fn absorbed_work(&self, query_len: u32) -> Work {
+        let n = self.numbers(query_len);
+        Work {
+            products: n.heads * n.queries * n.latent * (n.nope + n.v),
+            pairs: n.heads * n.pairs() * (2.0 * n.latent + n.rope),
+        }
+    }
+
+    /// The multiply-adds of the expanded form: L·d per head and row, cached or new, d + R per pair.
+    pub fn expanded_work(&self, query_len: u32) -> Work {
+        let n = self.numbers(query_len);
+        let width = n.nope + n.v;
+        Work {
+            products: n.heads * (n.context + n.queries) * n.latent * width,
+            pairs: n.heads * n.pairs() * (width + n.rope),
+        }
+    }
+
     /// What the absorbed form takes for `query_len` new tokens.
     pub fn absorbed_seconds(&self, query_len: u32, gpu: &GpuFigures) -> f64 {
         let n = self.numbers(query_len);
@@ -383,9 +454,19 @@ impl Attention {
         self.absorbed_seconds(query_len, gpu) <= self.expanded_seconds(query_len, gpu)
     }
 
+    fn absorbs_on_processor(&self, query_len: u32, processor: &ProcessorFigures) -> bool {
+        let seconds = |work: Work, pair_seconds: f64| {
+            work.products * processor.product_seconds + work.pairs * pair_seconds
+        };
+        let absorbed = self.absorbed_work(query_len);
+        let expanded = self.expanded_work(query_len);
+        seconds(absorbed, processor.absorbed_pair_seconds)
+            <= seconds(expanded, processor.expanded_pair_seconds)
+    }
+
     /// The most query tokens for which the absorbed form takes no longer.
-    fn crossover_on(&self, gpu: &GpuFigures) -> f64 {
-        let last = (1..=MOST_QUERIES).rev().find(|&q| self.absorbs(q, gpu));
+    fn crossover_by(absorbs: impl Fn(u32) -> bool) -> f64 {
+        let last = (1..=MOST_QUERIES).rev().find(|&q| absorbs(q));
         match last {
             Some(MOST_QUERIES) => f64::INFINITY,
             last => last.unwrap_or(0).into(),
@@ -405,15 +486,24 @@ struct Numbers {
     element: f64,
 }
 
+impl Numbers {
+    /// Pairs of a new token and one that it attends to, among the new ones as well.
+    fn pairs(&self) -> f64 {
+        self.queries * (self.context + (self.queries + 1.0) / 2.0)
+    }
+}
+
 /// The number of query tokens of a request up to which the absorbed form is the faster one, as the
 /// [module](self) says; infinite if it always is. By multiply-adds alone the number of heads
 /// plays no part.
 pub fn crossover(attention: &Attention, machine: &Machine) -> f64 {
-    let gpu = match machine {
-        Machine::Gpu(gpu) => gpu,
-        Machine::Arithmetic => return by_arithmetic(attention.dims, attention.context_len),
-    };
-    attention.crossover_on(gpu)
+    match machine {
+        Machine::Gpu(gpu) => Attention::crossover_by(|q| attention.absorbs(q, gpu)),
+        Machine::Processor(processor) => {
+            Attention::crossover_by(|q| attention.absorbs_on_processor(q, processor))
+        }
+        Machine::Arithmetic => by_arithmetic(attention.dims, attention.context_len),
+    }
 }
 
 fn by_arithmetic(dims: MlaDims, context_len: Option<u32>) -> f64 {
@@ -570,6 +660,47 @@ mod tests {
         };
         assert_eq!(threshold(&wide, &Machine::Arithmetic), u32::MAX);
         assert_eq!(threshold(&r1(16, 1), &Machine::Arithmetic), 1);
+    }
+
+    fn on_processor(figures: [f64; 3], heads: u32, context: u32) -> f64 {
+        let [product, absorbed, expanded] = figures;
+        let figures = ProcessorFigures::new(product, absorbed, expanded).unwrap();
+        crossover(&r1(heads, context), &Machine::Processor(figures))
+    }
+
+    #[test]
+    fn a_processor_is_held_to_what_each_kind_of_its_products_takes() {
+        // Where they are alike it is nearly that of multiply-adds alone, which leave the new tokens'
+        // own rows and pairs out.
+        let alike = on_processor([1e-11; 3], 16, 8192);
+        let ratio = alike / arithmetic(MlaDims::R1, Some(8192));
+        assert!((0.97..1.03).contains(&ratio), "{alike}");
+        // Slow products, as the expansion has most of them, and slow pairs of expanded rows let more be absorbed.
+        assert!(on_processor([2e-11, 1e-11, 1e-11], 16, 8192) > 1.8 * alike);
+        assert!(on_processor([1e-11, 1e-11, 2e-11], 16, 8192) > 1.5 * alike);
+        assert!(on_processor([1e-11, 2e-11, 1e-11], 16, 8192) < alike / 2.0);
+        // The absorbed form is always the faster one where a pair of it costs no more.
+        assert_eq!(on_processor([1e-11, 1e-11, 4e-11], 16, 8192), f64::INFINITY);
+        let error = ProcessorFigures::new(f64::NAN, 1e-11, 1e-11).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "product_seconds: given NaN, accepted a finite number above 0"
+        );
+    }
+
+    #[test]
+    fn the_crossover_of_a_processor_is_predicted_from_short_context() {
+        // Of one core of an AMD EPYC, in processor time: GFLOP/s of products, and of pairs absorbed and
+        // expanded, from 16 and 256 new tokens on 1024 cached ones; and where both forms took the
+        // same with 4096 tokens in all (docs/log/layer.md).
+        for (heads, gflop, measured) in [
+            (8, [51.2, 219.0, 195.6], 765.0),
+            (4, [43.5, 94.9, 100.2], 335.0),
+        ] {
+            let predicted = on_processor(gflop.map(|rate| 2e-9 / rate), heads, 4096 - 550);
+            let ratio = predicted / measured;
+            assert!((0.8..1.2).contains(&ratio), "{heads}: {predicted}");
+        }
     }
 
     #[test]

@@ -21,7 +21,7 @@ use self::steps::Steps;
 use super::check::Errors;
 use super::environment::Environment;
 use super::files::{Until, check_files, json, save};
-use crate::args::{Format, Model, ModelArgs, natural, positive, samples};
+use crate::args::{self, Format, Model, ModelArgs, positive, samples};
 use crate::device::{About, IndexedJob};
 use crate::error::CliError;
 use crate::progress::Progress;
@@ -42,7 +42,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", default_value = "30", value_parser = samples)]
     samples: u32,
     /// Runs of each part that do not count, before the first sample.
-    #[arg(long, value_name = "N", default_value = "3", value_parser = natural)]
+    #[arg(long, value_name = "N", default_value = "3", value_parser = args::warm_up)]
     warm_up: u32,
     /// How many tokens' lists, and rows of the output, are compared with the reference.
     #[arg(long, value_name = "N", default_value = "16", value_parser = positive)]

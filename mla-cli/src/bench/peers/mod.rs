@@ -15,7 +15,7 @@ use comfy_table::{Attribute, Cell, CellAlignment, ContentArrangement, Table};
 use mla_kernels::present_gpu;
 use serde::Serialize;
 
-use self::script::{Figures, Script, check_python};
+use self::script::{Figures, PEERS, Script, check_python};
 pub(super) use self::script::{Line, Said};
 use super::cases::{self, Case};
 use super::files::{Until, check_files, json, save};
@@ -24,7 +24,7 @@ use super::plot;
 use super::report::Report;
 use super::runner::{Watcher, run_on_device};
 use super::settings::Settings;
-use crate::args::{natural, positive, samples};
+use crate::args::{self, positive, samples};
 use crate::error::CliError;
 use crate::figures::{counted, number};
 use crate::progress::Progress;
@@ -38,13 +38,15 @@ pub(super) struct Args {
     /// Only the cases whose ids begin so.
     #[arg(long, value_name = "PREFIX", value_delimiter = ',')]
     only: Vec<String>,
-    /// Who is timed, of flashmla, fa3, flashinfer (which compiles for two minutes) and cudnn.
+    /// Who is timed. For Hopper: flashmla, fa3, flashinfer (which compiles for two minutes) and cudnn. For every GPU
+    /// since Ampere: flashinfer-fa2 (likewise), triton (vLLM's decode), torch-flash (FlashAttention-2) and
+    /// torch-efficient.
     #[arg(
         long,
         value_name = "NAME",
         value_delimiter = ',',
         default_value = "flashmla,fa3,flashinfer,cudnn",
-        value_parser = ["flashmla", "fa3", "flashinfer", "cudnn"]
+        value_parser = PEERS
     )]
     peers: Vec<String>,
     /// A folder with their libraries and wheels, where they are not installed.
@@ -60,7 +62,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", default_value = "3", value_parser = positive)]
     rounds: u32,
     /// Runs of each case that do not count, before each round.
-    #[arg(long, value_name = "N", default_value = "3", value_parser = natural)]
+    #[arg(long, value_name = "N", default_value = "3", value_parser = args::warm_up)]
     warm_up: u32,
     /// Where to write the table in Markdown, as BENCHMARKS.md has it.
     #[arg(long, value_name = "FILE")]

@@ -17,6 +17,18 @@ use crate::progress::Progress;
 /// The program, so that no file has to be found where only the command is installed.
 const SCRIPT: &str = include_str!("../../../peers/peers.py");
 
+/// Whom it can time.
+pub(super) const PEERS: [&str; 8] = [
+    "flashmla",
+    "fa3",
+    "flashinfer",
+    "cudnn",
+    "flashinfer-fa2",
+    "triton",
+    "torch-flash",
+    "torch-efficient",
+];
+
 /// What the script says of its torch and of the peers.
 #[derive(Default, Serialize)]
 pub(in crate::bench) struct Said {
@@ -374,6 +386,14 @@ mod tests {
     use super::*;
     use crate::bench::cases;
     use crate::bench::output::OutputArgs;
+
+    #[test]
+    fn the_script_knows_every_peer_that_can_be_asked_for() {
+        let (_, table) = SCRIPT.split_once("\nPEERS = {\n").unwrap();
+        let (table, _) = table.split_once("\n}\n").unwrap();
+        let names: Vec<_> = table.lines().map(|line| line.split('"').nth(1)).collect();
+        assert_eq!(names, PEERS.map(Some));
+    }
 
     #[test]
     fn lines_of_the_script_are_told_apart() {

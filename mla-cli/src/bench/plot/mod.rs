@@ -6,6 +6,7 @@ mod chart;
 mod panels;
 
 use std::error::Error;
+use std::fs;
 use std::path::Path;
 use std::sync::Once;
 
@@ -80,11 +81,18 @@ fn draw_charts(path: &Path, charts: &[Chart]) -> Result<(), CliError> {
         );
     });
     let size = (WIDTH, charts.iter().map(Chart::height).sum());
-    let drawn = match path.extension().and_then(|extension| extension.to_str()) {
-        Some("png") => draw_on(BitMapBackend::new(path, size).into_drawing_area(), charts),
-        _ => draw_on(SVGBackend::new(path, size).into_drawing_area(), charts),
+    let extension = path.extension().and_then(|extension| extension.to_str());
+    // Whole or not at all; what is no file takes it as it is drawn.
+    let part = match path.exists() && !path.is_file() {
+        true => path.to_owned(),
+        false => path.with_extension(format!("part.{}", extension.unwrap_or_default())),
     };
-    drawn.map_err(|error| refused(path, error))
+    let drawn = match extension {
+        Some("png") => draw_on(BitMapBackend::new(&part, size).into_drawing_area(), charts),
+        _ => draw_on(SVGBackend::new(&part, size).into_drawing_area(), charts),
+    };
+    drawn.map_err(|error| refused(path, format!("cannot be drawn: {error}")))?;
+    fs::rename(&part, path).map_err(|error| refused(path, format!("cannot be written: {error}")))
 }
 
 /// The charts, one below the other.

@@ -17,7 +17,7 @@ pub(super) use self::key::Key;
 pub(super) use self::values::{Measure, Route, Switch};
 use self::values::{RangeSetting, device_name, list};
 use super::lists::{ListKind, Lists};
-use crate::args::{MAX_SAMPLES, natural, positive, samples};
+use crate::args::{list_width, natural, positive, samples, warm_up};
 use crate::device::DeviceName;
 use crate::error::CliError;
 
@@ -80,7 +80,7 @@ pub(super) struct Settings {
     pub(super) page: Option<Vec<u32>>,
     /// Entries of each query token's list of slots: attention is then sparse, absorbed and alone
     /// [default: to the whole context].
-    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = positive)]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = list_width)]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
     pub(super) topk: Option<Vec<u32>>,
     /// How the entries of lists lie [default: random].
@@ -89,7 +89,7 @@ pub(super) struct Settings {
     pub(super) lists: Option<Vec<ListKind>>,
     /// Entries of a list that name a slot, if the context has so many; the others are -1
     /// [default: all].
-    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = positive, requires = "topk")]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = list_width, requires = "topk")]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
     pub(super) valid: Option<Vec<u32>>,
     /// Backends to compare, each in its phase; `all` is all that fit [default: the best that fits].
@@ -151,7 +151,7 @@ pub(super) struct Settings {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) samples: Option<u32>,
     /// Runs of each row that do not count [default: 3].
-    #[arg(long, value_name = "N", value_parser = natural)]
+    #[arg(long, value_name = "N", value_parser = warm_up)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) warm_up: Option<u32>,
     /// Whether to replay a CUDA graph [default: on a GPU].
@@ -181,15 +181,14 @@ impl Settings {
             message,
         };
         let text = std::fs::read_to_string(path).map_err(|error| refused(error.to_string()))?;
-        let file: Self =
-            serde_saphyr::from_str(&text).map_err(|error| refused(error.to_string()))?;
-        if let Some((key, given)) = file.numbers_below_one() {
-            return Err(refused(format!("{key}: given {given}, accepted 1 and up")));
-        }
-        if let Some(given) = file.samples.filter(|samples| *samples > MAX_SAMPLES) {
-            return Err(refused(format!(
-                "samples: given {given}, accepted 1 to {MAX_SAMPLES}"
-            )));
+        let file: Self = serde_saphyr::from_str(&text).map_err(|error| {
+            let line = error.location().map_or(1, |place| place.line());
+            let given = text.lines().nth(line.saturating_sub(1) as usize);
+            let given = given.unwrap_or_default().trim();
+            refused(format!("given {given:?}: {}", error.without_snippet()))
+        })?;
+        if let Some(refusal) = file.number_out_of_range() {
+            return Err(refused(refusal));
         }
         let mut ranges = file.ranges;
         ranges.extend(self.ranges);

@@ -1,6 +1,7 @@
 //! What settings are held to, whether arguments or a file gave them.
 
 use super::Settings;
+use crate::args::{MAX_LIST_WIDTH, MAX_SAMPLES};
 use crate::error::CliError;
 
 impl Settings {
@@ -35,29 +36,35 @@ impl Settings {
         }
     }
 
-    /// What arguments are held to when they are read, for files.
-    pub(super) fn numbers_below_one(&self) -> Option<(&'static str, u32)> {
-        let lists = [
-            ("heads", &self.heads),
-            ("page", &self.page),
-            ("topk", &self.topk),
-            ("valid", &self.valid),
-            ("query_chunk", &self.query_chunk),
-            ("rows", &self.rows),
-            ("num_splits", &self.num_splits),
+    /// What arguments are held to when they are read, for files: the number that is refused, and why.
+    pub(super) fn number_out_of_range(&self) -> Option<String> {
+        let many = |list: &Option<Vec<u32>>| list.clone().unwrap_or_default();
+        let one = |number: Option<u32>| Vec::from_iter(number);
+        let any = 1..=u32::MAX;
+        let of_lists = 1..=MAX_LIST_WIDTH;
+        let keys = [
+            ("heads", many(&self.heads), any.clone()),
+            ("page", many(&self.page), any.clone()),
+            ("topk", many(&self.topk), of_lists.clone()),
+            ("valid", many(&self.valid), of_lists),
+            ("query_chunk", many(&self.query_chunk), any.clone()),
+            ("rows", many(&self.rows), any.clone()),
+            ("num_splits", many(&self.num_splits), any.clone()),
+            ("layers", one(self.layers), any.clone()),
+            ("samples", one(self.samples), 1..=MAX_SAMPLES),
+            ("warm_up", one(self.warm_up), 0..=MAX_SAMPLES),
+            ("check", one(self.check), any),
         ];
-        let singles = [
-            ("layers", self.layers),
-            ("samples", self.samples),
-            ("check", self.check),
-        ];
-        let listed = lists
-            .into_iter()
-            .filter_map(|(name, list)| Some((name, *list.as_ref()?.iter().min()?)));
-        let single = singles
-            .into_iter()
-            .filter_map(|(name, number)| Some((name, number?)));
-        listed.chain(single).find(|(_, number)| *number == 0)
+        keys.into_iter().find_map(|(key, numbers, accepted)| {
+            let given = numbers
+                .into_iter()
+                .find(|number| !accepted.contains(number))?;
+            let (least, most) = accepted.into_inner();
+            Some(match most {
+                u32::MAX => format!("{key}: given {given}, accepted {least} and up"),
+                _ => format!("{key}: given {given}, accepted {least} to {most}"),
+            })
+        })
     }
 
     /// Refuses a value that stands twice on an axis: it would give the same rows again.

@@ -47,7 +47,10 @@ impl Route {
 
 /// A range in a sweep file.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "accepted: a number, a list of them, a text such as 1..128*2, or start, stop, and step or factor"
+)]
 pub(in crate::bench) enum RangeSetting {
     /// One number.
     One(u32),
@@ -93,7 +96,7 @@ impl<'de> Deserialize<'de> for Switch {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         // Some readers of YAML take the words for truth values.
         #[derive(Deserialize)]
-        #[serde(untagged)]
+        #[serde(untagged, expecting = "accepted: on or off")]
         enum Given {
             Truth(bool),
             Word(String),
@@ -141,7 +144,10 @@ where
     T: Deserialize<'de>,
 {
     #[derive(Deserialize)]
-    #[serde(untagged)]
+    #[serde(
+        untagged,
+        expecting = "accepted: a value that the argument of this name takes, or a list of them"
+    )]
     enum Given<T> {
         One(T),
         Many(Vec<T>),

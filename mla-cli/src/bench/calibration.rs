@@ -1,0 +1,125 @@
+//! What a processor takes for the products of each form, from a short run of both.
+
+use std::time::Instant;
+
+use mla_runtime::plan::crossover::{Attention, ExpansionTraffic, Machine, ProcessorFigures};
+use mla_runtime::spec::QueryLen;
+
+use super::crossover::{Basis, Known};
+use super::layer::Layer;
+use super::sampling::Sampling;
+use super::settings::Route;
+use super::site::Site;
+use super::statistics::Summary;
+use crate::error::CliError;
+use crate::stopwatch::{Protocol, Stopwatch};
+
+/// The context of the run, and its new tokens: two numbers of them tell the expansion, which is nearly the same for
+/// any number, from attention to what it made.
+const CONTEXT: u32 = 1024;
+const QUERIES: [u32; 2] = [16, 256];
+
+/// The most heads of the run: what each of them takes is the same.
+const HEADS: u32 = 8;
+
+/// Samples of each, of which the fastest counts: others are slower because of what else goes on.
+const SAMPLES: usize = 3;
+
+/// The figures of this processor for a layer's dimensions, dtype and backends.
+pub(super) fn calibrate<D: Stopwatch>(
+    site: &Site<'_, D>,
+    flush: &mut D::Buffer,
+    layer: &Layer,
+) -> Result<Known, CliError> {
+    let begin = Instant::now();
+    let mut problem = layer.config.problem.with_query_len(QueryLen::Ragged);
+    problem.heads = problem.heads.min(HEADS);
+    let mut run = Run {
+        site,
+        flush,
+        layer: Layer {
+            config: layer.config.with_problem(problem),
+            layers: 1,
+            ..layer.clone()
+        },
+    };
+    let traffic = ExpansionTraffic::new(problem.dtype.bytes() as u32);
+    let attention = Attention::new(problem.dims, problem.heads, traffic);
+    let attention = attention.with_context_len(Some(CONTEXT));
+    let [few, many] = QUERIES;
+    let absorbed = run.seconds(Route::Absorbed, many)?;
+    let expanded = [
+        run.seconds(Route::Expanded, few)?,
+        run.seconds(Route::Expanded, many)?,
+    ];
+    let work = [few, many].map(|queries| attention.expanded_work(queries));
+    let [product, pair] = solve(work.map(|work| [work.products, work.pairs]), expanded);
+    let work = attention.absorbed_work(many);
+    let absorbed_pair = (absorbed - work.products * product) / work.pairs;
+    Ok(match ProcessorFigures::new(product, absorbed_pair, pair) {
+        Ok(figures) => Known {
+            machine: Machine::Processor(figures),
+            basis: Basis::Run {
+                seconds: begin.elapsed().as_secs_f64(),
+            },
+        },
+        // Something else took so long that more tokens took less.
+        Err(_) => Known::NOTHING,
+    })
+}
+
+/// The two numbers of which each row's products add up to its sum.
+fn solve([[a, b], [c, d]]: [[f64; 2]; 2], [first, second]: [f64; 2]) -> [f64; 2] {
+    let determinant = a * d - b * c;
+    [
+        (first * d - second * b) / determinant,
+        (a * second - c * first) / determinant,
+    ]
+}
+
+struct Run<'a, D: Stopwatch> {
+    site: &'a Site<'a, D>,
+    flush: &'a mut D::Buffer,
+    layer: Layer,
+}
+
+impl<D: Stopwatch> Run<'_, D> {
+    fn seconds(&mut self, route: Route, queries: u32) -> Result<f64, CliError> {
+        self.layer.spec = format!("q{queries}s{}", CONTEXT + queries).parse()?;
+        self.layer.threshold = match route {
+            Route::Absorbed => u32::MAX,
+            Route::Expanded => 0,
+        };
+        let mut sampling = Sampling {
+            protocol: &Protocol {
+                samples: SAMPLES,
+                warm_up: 1,
+                cold_cache: true,
+                graphs: self.site.graphs,
+            },
+            rounds: 1,
+            after_round: &mut |_| Ok(()),
+        };
+        let Site {
+            registry, device, ..
+        } = self.site;
+        let measured = self
+            .layer
+            .measure(registry, *device, self.flush, &mut sampling, 1)?;
+        Ok(Summary::of(&measured.sampled.samples).min)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_sums_tell_two_parts_apart() {
+        let [rows, pairs] = solve([[1000.0, 30.0], [1200.0, 190.0]], [1030.0, 1390.0]);
+        assert!((rows - 1.0).abs() < 1e-12 && (pairs - 1.0).abs() < 1e-12);
+        let [rows, pairs] = solve([[10.0, 1.0], [11.0, 4.0]], [25.0, 42.0]);
+        assert!((10.0 * rows + pairs - 25.0).abs() < 1e-12);
+        assert!((11.0 * rows + 4.0 * pairs - 42.0).abs() < 1e-12);
+    }
+}
