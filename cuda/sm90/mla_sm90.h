@@ -96,7 +96,8 @@ MlaStatus mla_split_step(int32_t step, MlaSplitCounters* counters, int32_t split
                          int32_t combiners, int32_t seen, int32_t* answer);
 
 /* Enqueues one kernel on `stream`, without a workspace, or two: for whole waves of the batch, and for
- * what is left. None where there are no tokens. */
+ * what is left. None where there are no tokens. The kernel may start while the one before it in the
+ * stream is ending; it waits for that one's end before it reads or writes anything. */
 MlaStatus mla_sparse_sm90(const MlaSparseParams* params, void* stream);
 
 /* How mla_sparse_sm90 divides a batch: how many CTAs share the lists of a token, or of those that are

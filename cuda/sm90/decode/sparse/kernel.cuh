@@ -50,6 +50,7 @@
 
 #include "load.cuh"
 #include "output.cuh"
+#include "start.cuh"
 
 namespace mla::sm90::sparse {
 
@@ -95,6 +96,7 @@ __global__ __launch_bounds__(Threads<N, Rows<T, format>>::kAll,
 
     if (threadIdx.x == 0) initialise<L::kScoreGroups>(s);
     __syncthreads();
+    begin_behind_others();
 
     const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
     if (warp < 4) {

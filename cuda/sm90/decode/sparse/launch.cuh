@@ -32,20 +32,25 @@ struct Wide {
     static constexpr auto kKernel = &wide_kernel<T>;
 };
 
+// Of a launch: the cluster, and that it may start while the kernel before is ending.
+using Attributes = cudaLaunchAttribute[2];
+
 template <class K>
 cudaLaunchConfig_t configuration(int blocks, int splits, cudaStream_t stream,
-                                 cudaLaunchAttribute& cluster) {
+                                 Attributes& attributes) {
     cudaLaunchConfig_t config = {};
     config.gridDim = {unsigned(blocks), 1, 1};
     config.blockDim = {unsigned(K::kThreads), 1, 1};
     config.dynamicSmemBytes = size_t(K::kSharedBytes);
     config.stream = stream;
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = unsigned(splits);
-    cluster.val.clusterDim.y = 1;
-    cluster.val.clusterDim.z = 1;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim.x = unsigned(splits);
+    attributes[0].val.clusterDim.y = 1;
+    attributes[0].val.clusterDim.z = 1;
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = attributes;
+    config.numAttrs = 2;
     return config;
 }
 
@@ -67,8 +72,8 @@ cudaError_t ask_resident(const Launch& l, Resident& resident) {
         cudaSuccess;
     resident.clusters[1] = l.multiprocessors;
     for (int splits = 2; splits <= kMaxSplits; ++splits) {
-        cudaLaunchAttribute cluster = {};
-        const cudaLaunchConfig_t config = configuration<K>(splits, splits, l.stream, cluster);
+        Attributes attributes = {};
+        const cudaLaunchConfig_t config = configuration<K>(splits, splits, l.stream, attributes);
         int clusters = 0;
         if (!is_split(splits) || (splits > 8 && !large) ||
             cudaOccupancyMaxActiveClusters(&clusters, K::kKernel, &config) != cudaSuccess)
@@ -99,9 +104,9 @@ cudaError_t launch(const Launch& l, const KernelParams& p, const Divisions& divi
         KernelParams own = p;
         own.first_item = division.first;
         own.items = division.end;
-        cudaLaunchAttribute cluster = {};
+        Attributes attributes = {};
         const cudaLaunchConfig_t config =
-            configuration<K>(division.blocks, division.splits, l.stream, cluster);
+            configuration<K>(division.blocks, division.splits, l.stream, attributes);
         e = cudaLaunchKernelEx(&config, K::kKernel, own);
     }
     return e;

@@ -24,6 +24,15 @@ __device__ __forceinline__ void choose_all(const KernelParams& p, const Row& row
         list[i] = i < row.seen ? indexer::slot_of(p.rows, row, i) : -1;
 }
 
+// Every CTA comes here, whatever its row. The next kernel is let go no earlier: when it starts, all
+// but the lists is complete, the logits too. Sparse attention waits before it reads anything, the
+// indexer's own kernels before all but keys and lengths, which are older; a product may read
+// constant weights. What is launched without the attribute begins when this kernel has ended.
+__device__ __forceinline__ void wait_for_logits() {
+    ptx::griddepcontrol_wait();
+    ptx::griddepcontrol_launch_dependents();
+}
+
 template <int kBatch, int kCtas, bool kFew>
 __global__ void __launch_bounds__(kThreads, kCtas)
     topk_kernel(const __grid_constant__ KernelParams p) {
@@ -39,7 +48,7 @@ __global__ void __launch_bounds__(kThreads, kCtas)
     const Row row = indexer::find_row(p.rows, number, threadIdx.x % 32);
     int32_t* list = p.lists + number * p.list_stride;
     if (row.seen <= p.topk) {
-        ptx::griddepcontrol_wait();
+        wait_for_logits();
         choose_all(p, row, list, cluster);
         return;
     }
@@ -59,7 +68,7 @@ __global__ void __launch_bounds__(kThreads, kCtas)
     if (resident)
         for (int i = threadIdx.x; i < words; i += kThreads) buffers.tied(p.resident)[i] = 0;
     __syncthreads();
-    ptx::griddepcontrol_wait();
+    wait_for_logits();
 
     const float* logits = p.logits + number * p.logits_stride;
     if (resident) {

@@ -13,6 +13,7 @@
 // the scores have waited.
 #pragma once
 
+#include "../start.cuh"
 #include "load.cuh"
 #include "output.cuh"
 
@@ -52,6 +53,7 @@ __global__ __launch_bounds__(WideThreads::kAll,
 
     if (threadIdx.x == 0) initialise_wide(s);
     __syncthreads();
+    begin_behind_others();
 
     const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
     if (warp < 4) {
