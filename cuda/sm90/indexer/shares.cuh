@@ -1,5 +1,5 @@
-// Equal shares of all rows' tiles of keys, one row after the other: whatever the lengths are, CTAs
-// end together. Each of them reads all lengths, so rows must be few.
+// Equal shares of all requests' tiles of keys, one request after the other: whatever the lengths
+// are, CTAs end together. Each of them reads all lengths, so requests must be few.
 #pragma once
 
 #include "../../ptx/lanes.cuh"
@@ -12,43 +12,67 @@ constexpr int kTileKeys = 64;
 
 __host__ __device__ constexpr int tiles_for(int keys) { return (keys + kTileKeys - 1) / kTileKeys; }
 
-// The tiles that a row has, each lane another row; 0 if there is no such row.
-__device__ __forceinline__ int tiles_of(const Requests& p, int row, int rows, int lane) {
-    const int token = p.first_token + min(row, rows - 1);
-    int request = min(token, p.requests - 1);
-    int start = p.query_starts[request], end = p.query_starts[request + 1];
-    int len = p.seq_lens[request];
-    for (uint32_t other = __ballot_sync(~0u, start > token || end <= token); other;
-         other &= other - 1) {
-        const int of = __ffs(other) - 1;
-        request = request_of(p, __shfl_sync(~0u, token, of), lane);
-        if (lane == of) end = p.query_starts[request + 1], len = p.seq_lens[request];
+// The rows of a request among a batch's `rows`, and what is known of it.
+struct RequestRows {
+    int begin, end;
+    int last;    // the request's last row, which may be behind `rows`
+    int length;  // of the request
+
+    // `request` is one of the batch.
+    static __device__ __forceinline__ RequestRows of(const Requests& p, int request, int rows) {
+        const int start = p.query_starts[request] - p.first_token;
+        const int end = p.query_starts[request + 1] - p.first_token;
+        return {max(start, 0), min(end, rows), end - 1, p.seq_lens[request]};
     }
-    return row < rows ? tiles_for(seen_by(p, len, end - 1 - token)) : 0;
+
+    // What the last of up to `block` rows from `row` on sees, which is the most that any of them
+    // does.
+    __device__ __forceinline__ int seen(const Requests& p, int row, int block) const {
+        return seen_by(p, length, last - (min(row + block, end) - 1));
+    }
+};
+
+// The tiles that a request has, each lane another one: blocks of rows share them. 0 if there is no
+// such request.
+template <int block>
+__device__ __forceinline__ int tiles_of(const Requests& p, int request, int rows) {
+    if (request >= p.requests) return 0;
+    const RequestRows of = RequestRows::of(p, request, rows);
+    int tiles = 0;
+    for (int row = of.begin; row < of.end; row += block) tiles += tiles_for(of.seen(p, row, block));
+    return tiles;
 }
 
-// A CTA's share of all rows' tiles, and the row in which it begins.
+// A CTA's share of all requests' tiles, and the request in which it begins.
 struct Share {
     int begin, end;
-    int row;
-    int before;  // tiles of the rows before that one
+    int request;
+    int before;  // tiles of the requests before that one
 };
 
 // The same in every lane.
+template <int block>
 __device__ __forceinline__ Share share_of(const Requests& p, int rows, int cta, int ctas,
                                           int lane) {
+    int first = 0, last = p.requests - 1;
+    // If there are more requests than rows, some have none of these.
+    if (last >= rows) {
+        first = request_of(p, p.first_token, lane);
+        last = request_of(p, p.first_token + rows - 1, lane);
+    }
     int all = 0;
-    for (int base = 0; base < rows; base += 32) all += tiles_of(p, base + lane, rows, lane);
+    for (int base = first; base <= last; base += 32)
+        all += tiles_of<block>(p, base + lane, rows);
     all = __reduce_add_sync(~0u, all);
     const int each = (all + ctas - 1) / ctas;
-    Share share = {cta * each, min((cta + 1) * each, all), 0, 0};
-    for (int base = 0; share.begin < share.end; base += 32) {
-        const int own = tiles_of(p, base + lane, rows, lane);
+    Share share = {cta * each, min((cta + 1) * each, all), first, 0};
+    for (int base = first; share.begin < share.end; base += 32) {
+        const int own = tiles_of<block>(p, base + lane, rows);
         const int up_to = share.before + int(ptx::inclusive_sum(uint32_t(own)));
         const uint32_t behind = __ballot_sync(~0u, up_to > share.begin);
         if (behind) {
             const int of = __ffs(behind) - 1;
-            share.row = base + of;
+            share.request = base + of;
             share.before = __shfl_sync(~0u, up_to - own, of);
             break;
         }

@@ -3,8 +3,9 @@
 //   logit[t, s] = scale[s] * sum over h of weight[t, h] * relu(query[t, h] . key[s])
 //
 // 64 keys are the first operand of a product, the heads of one or more tokens of a request the
-// second. One warp loads, warpgroups multiply and sum over heads. CTAs stay, and go on from
-// item to item: an item is a block of tokens and a range of the columns.
+// second. One warp loads, warpgroups multiply and sum over heads. CTAs stay. With one or two tokens
+// a request each has an equal share of all keys (shares.cuh); otherwise it goes on from item to
+// item: an item is a block of tokens and a range of the columns.
 #pragma once
 
 #include "../../../ptx/sm90.cuh"

@@ -60,7 +60,7 @@ struct Config {
     static constexpr int kStages =
         (220 * 1024 / ctas - 2 * kQueryBytes - 2048) / (kTileBytes + kTileKeys * 4) / kStep * kStep;
     // Whether CTAs may have shares instead of items.
-    static constexpr bool kShares = tokens == 1;
+    static constexpr bool kShares = !own_tokens;
 };
 
 // Tokens of one request, and a range of its positions.

@@ -54,19 +54,27 @@ struct Producer {
         if (begin < end) load_keys(table, begin, end);
     }
 
-    // One token after the other, from where this CTA's share of all tiles begins to its end.
+    // One request after the other, from where this CTA's share of all tiles begins to its end.
     __device__ __forceinline__ void run_share() {
         const indexer::Share share =
-            indexer::share_of(p.rows, p.count, blockIdx.x, gridDim.x, lane);
+            indexer::share_of<C::kBlock>(p.rows, p.count, blockIdx.x, gridDim.x, lane);
         int before = share.before, tile = share.begin;
-        for (int row = share.row; tile < share.end; ++row) {
-            const indexer::Row of = indexer::find_row(p.rows, row, lane);
-            const int own = indexer::tiles_for(of.seen);
-            if (own == 0) continue;
-            const int key = (tile - before) * kTileKeys;
-            const int end = min((share.end - before) * kTileKeys, of.seen);
-            load({row, row, row + 1, of.length, of.behind, key, end - key}, of.table);
-            tile = before += own;
+        for (int request = share.request; tile < share.end; ++request) {
+            const auto of = indexer::RequestRows::of(p.rows, request, p.count);
+            const int32_t* table = p.rows.block_table + request * p.rows.block_table_stride;
+            for (int row = of.begin; row < of.end && tile < share.end; row += C::kBlock) {
+                const int seen = of.seen(p.rows, row, C::kBlock);
+                const int behind = before + indexer::tiles_for(seen);
+                if (tile < behind) {
+                    const int key = (tile - before) * kTileKeys;
+                    const int end = min((share.end - before) * kTileKeys, seen);
+                    load({row, row, min(row + C::kBlock, of.end), of.length, of.last - row, key,
+                          end - key},
+                         table);
+                    tile = behind;
+                }
+                before = behind;
+            }
         }
     }
 
