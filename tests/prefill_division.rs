@@ -42,11 +42,17 @@ impl Batch {
     }
 
     fn items(&self) -> Vec<MlaPrefillItem> {
-        self.items_if_said(false)
+        self.items_if_said(false, self.longest_request().1)
+    }
+
+    /// The most query tokens and the most keys of any request.
+    fn longest_request(&self) -> (usize, usize) {
+        let longest = |len: fn(&(usize, usize)) -> usize| self.lens.iter().map(len).max().unwrap();
+        (longest(|len| len.0), longest(|len| len.1))
     }
 
     /// `alike`: as if the host's numbers said that all requests are as long as the longest.
-    fn items_if_said(&self, alike: bool) -> Vec<MlaPrefillItem> {
+    fn items_if_said(&self, alike: bool, max_key_len: usize) -> Vec<MlaPrefillItem> {
         let starts = |len: fn(&(usize, usize)) -> usize| -> Vec<i32> {
             let mut starts = vec![0];
             for request in &self.lens {
@@ -55,21 +61,23 @@ impl Batch {
             starts
         };
         let (queries, keys) = (starts(|len| len.0), starts(|len| len.1));
+        let (max_query_len, requests) = (self.longest_request().0, self.lens.len());
+        // No tokens at all are never those of requests that are alike.
+        let [query_tokens, key_tokens] = match alike {
+            true => [requests * max_query_len, requests * max_key_len],
+            false => [queries[requests] as usize, 0],
+        };
         let params = MlaPrefillParams {
             cu_query_lens: queries.as_ptr(),
             cu_key_lens: keys.as_ptr(),
-            requests: self.lens.len() as i32,
+            requests: requests as i32,
             heads: self.heads as i32,
-            max_query_len: self.lens.iter().map(|len| len.0).max().unwrap() as i32,
+            max_query_len: max_query_len as i32,
             value_dim: self.value_dim,
             causal: i32::from(self.causal),
-            max_key_len: match alike {
-                true => self.lens.iter().map(|len| len.1).max().unwrap() as i32,
-                false => 0,
-            },
-            query_tokens: (self.lens.len() * self.lens.iter().map(|len| len.0).max().unwrap())
-                as i32,
-            key_tokens: (self.lens.len() * self.lens.iter().map(|len| len.1).max().unwrap()) as i32,
+            max_key_len: max_key_len as i32,
+            query_tokens: query_tokens as i32,
+            key_tokens: key_tokens as i32,
             // SAFETY: the struct is plain data, for which zero is a value.
             ..unsafe { std::mem::zeroed() }
         };
@@ -95,19 +103,21 @@ impl Batch {
         items
     }
 
-    /// Checks that the host's word that requests are alike changes no item; returns whether there
-    /// are any.
+    /// Checks that the host's word that requests are alike changes no item, unless they are not and
+    /// the host sees nothing to divide in those it believes in; returns whether it does.
     fn items_told_alike(&self) -> bool {
-        let [read, told] = [false, true].map(|alike| self.items_if_said(alike));
-        let numbers = |i: &MlaPrefillItem| {
-            let place = [i.request, i.head, i.query, i.slot];
-            (place, [i.begin, i.end, i.split, i.splits])
+        let (max_query_len, max_key_len) = self.longest_request();
+        let believed = Self {
+            lens: vec![(max_query_len, max_key_len); self.lens.len()],
+            ..self.clone()
         };
-        assert!(
-            read.iter().map(numbers).eq(told.iter().map(numbers)),
-            "{self:?}"
-        );
-        !read.is_empty()
+        let is_divided = !believed.items().is_empty();
+        let told = numbers(self.items_if_said(true, max_key_len));
+        match is_divided {
+            true => assert_eq!(told, numbers(self.items()), "{self:?}"),
+            false => assert!(told.is_empty(), "{self:?}"),
+        }
+        is_divided
     }
 
     /// KV tiles that any row of a query tile sees.
@@ -211,6 +221,15 @@ impl Batch {
         let costs = items.iter().map(|item| (item.end - item.begin) as usize);
         costs.max().unwrap_or(0)
     }
+}
+
+/// What an item says.
+fn numbers(items: Vec<MlaPrefillItem>) -> Vec<([i32; 4], [i32; 4])> {
+    let of = |i: &MlaPrefillItem| {
+        let place = [i.request, i.head, i.query, i.slot];
+        (place, [i.begin, i.end, i.split, i.splits])
+    };
+    items.iter().map(of).collect()
 }
 
 #[test]
@@ -343,6 +362,42 @@ fn dividing_thousands_of_requests_and_empty_ones_is_exact() {
         }
     }
     assert!(divided > 100 && undivided > 100, "{divided} {undivided}");
+}
+
+#[test]
+fn bounds_spare_no_question_whose_answer_is_yes() {
+    let mut rng = rand::rngs::StdRng::seed_from_u64(3);
+    let (mut divided, mut undivided) = (0, 0);
+    for _ in 0..3000 {
+        let mut below = |most: u32| rng.random_range(0..most) as usize;
+        let most_queries = [1, 16, 64, 128, 130, 300, 700, 900][below(8)];
+        let most_keys = [700, 768, 800, 900, 1100, 1500][below(6)];
+        let causal = below(2) == 1;
+        let lens = (0..=below(6)).map(|_| {
+            let queries = 1 + below(most_queries);
+            let keys = 1 + below(most_keys);
+            (queries, if causal { keys.max(queries) } else { keys })
+        });
+        let batch = Batch {
+            lens: lens.collect(),
+            causal,
+            value_dim: [64, 128, 256][below(3)],
+            heads: 1 + below(8),
+            ctas: 132,
+        };
+        let longest = batch.longest_request().1;
+        if longest <= 640 {
+            continue;
+        }
+        // With such a bound every launch asks, and what the device answers does not depend on it.
+        let asked = batch.items_if_said(false, 1 << 20);
+        match asked.is_empty() {
+            true => undivided += 1,
+            false => divided += 1,
+        }
+        assert_eq!(numbers(batch.items()), numbers(asked), "{batch:?}");
+    }
+    assert!(divided > 300 && undivided > 300, "{divided} {undivided}");
 }
 
 #[test]

@@ -332,10 +332,10 @@ typedef struct MlaPrefillItem {
 
 /* How mla_prefill_sm90 divides the keys of query tiles: writes the items in the order in which CTAs
  * take them, and their number, and no more of them than `room`. No items: every query tile is one
- * CTA's. The host computes what the device would. Reads heads, requests, query_tokens, key_tokens,
- * max_query_len, max_key_len, causal, value_dim, and, in host memory, cu_query_lens and
- * cu_key_lens. `ctas`, 1..=256: those of the launch, as many as the device has SMs where there is
- * so much work. */
+ * CTA's. The host computes what it chooses itself in a launch, and what the device would. Reads
+ * heads, requests, query_tokens, key_tokens, max_query_len, max_key_len, causal, value_dim, and, in
+ * host memory, cu_query_lens and cu_key_lens. `ctas`, 1..=256: those of the launch, as many as the
+ * device has SMs where there is so much work. */
 MlaStatus mla_prefill_sm90_items(const MlaPrefillParams* params, int32_t ctas,
                                  MlaPrefillItem* items, int32_t room, int32_t* count);
 

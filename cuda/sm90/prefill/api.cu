@@ -187,30 +187,6 @@ struct Workspace {
     }
 };
 
-// Whether the launch has to be of the kernel that may divide the keys of query tiles: asking the
-// lengths takes it some time. If a graph is replayed they may be shorter than said here, which
-// costs time at most. Where requests are alike the length of a split is chosen here.
-template <typename Tile>
-bool may_divide(const MlaPrefillParams& p, KernelParams& k, int ctas) {
-    // With fewer KV tiles combining takes longer than what dividing saves, and so many query tiles
-    // have no room.
-    if (p.max_key_len <= 5 * Tile::kKeys || int64_t(p.query_tokens / kQueries) * p.heads > k.slots)
-        return false;
-    if (!are_said_alike(p)) return true;
-    if (int64_t(p.requests) * p.heads > k.slots) return false;
-    // As many heads of one request come to the same.
-    const int query[2] = {0, p.max_query_len}, keys[2] = {0, p.max_key_len};
-    Lengths one(k);
-    one.cu_q = query;
-    one.cu_k = keys;
-    one.requests = 1;
-    one.heads = p.heads * p.requests;
-    Division<Tile::kKeys> division(one, ctas, k.slots);
-    if (!division.divide()) return false;
-    k.split_length = division.length();
-    return true;
-}
-
 // What the kernel is told, but for how query tiles are divided.
 KernelParams kernel_params(const MlaPrefillParams& p, const DeviceFacts& facts,
                            const Workspace& workspace) {
@@ -294,7 +270,7 @@ MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t 
         return refuse("workspace_bytes", int64_t(p.workspace_bytes),
                       "at least what mla_prefill_sm90_workspace says");
     KernelParams k = kernel_params(p, facts, workspace);
-    const bool divides = may_divide<Tile>(p, k, facts.multiprocessors);
+    const bool divides = may_divide<Tile::kKeys>(p, k, facts.multiprocessors);
     Maps maps;
     const MlaStatus s = describe_operands<Tile>(p, maps);
     if (s.code != MLA_OK) return s;

@@ -95,6 +95,16 @@ class Division {
         return whole() * kWorthwhile > even;
     }
 
+    // Whether dividing may be chosen for any batch within the bounds: of no more query tiles than
+    // `tiles`, which the caller knows without the lengths. If each has a CTA of its own, the longest
+    // one is the end, and splits of one KV tile, or of two and more, have to end earlier.
+    bool may_pay(int64_t tiles) const {
+        if (tiles > ctas_) return true;
+        const float longest = float(ceil_of(batch_.max_key_len, keys));
+        const float of_splits = fminf(1.f, kCombineCostOfSplit * longest);
+        return 1.f + kItemCost + combine_cost() + of_splits < (longest + kItemCost) * kWorthwhile;
+    }
+
     // Chooses the best number of splits.
     __host__ __device__ bool choose() {
         float best = whole() * kWorthwhile;
@@ -279,5 +289,32 @@ class Division {
     // and of all of them.
     int chunk_ = 0, before_ = 0, running_ = 0, of_chunk_ = 0;
 };
+
+// Whether the launch has to be of the kernel that may divide the keys of query tiles: asking the
+// lengths takes it some time. If a graph is replayed they may be shorter than said here, which
+// costs time at most. Where requests are alike the length of a split is chosen here.
+template <int keys>
+bool may_divide(const MlaPrefillParams& p, KernelParams& k, int ctas) {
+    // With fewer KV tiles combining takes longer than what dividing saves, and so many query tiles
+    // have no room.
+    if (p.max_key_len <= 5 * keys || int64_t(p.query_tokens / kQueries) * p.heads > k.slots)
+        return false;
+    if (!are_said_alike(p)) {
+        const int64_t rows = p.query_tokens + int64_t(p.requests) * (kQueries - 1);
+        return Division<keys>(Lengths(k), ctas, k.slots).may_pay(rows / kQueries * p.heads);
+    }
+    if (int64_t(p.requests) * p.heads > k.slots) return false;
+    // As many heads of one request come to the same.
+    const int query[2] = {0, p.max_query_len}, lengths[2] = {0, p.max_key_len};
+    Lengths one(k);
+    one.cu_q = query;
+    one.cu_k = lengths;
+    one.requests = 1;
+    one.heads = p.heads * p.requests;
+    Division<keys> division(one, ctas, k.slots);
+    if (!division.divide()) return false;
+    k.split_length = division.length();
+    return true;
+}
 
 }  // namespace mla::sm90::prefill

@@ -12,14 +12,16 @@ namespace {
 
 // `keys`: of a KV tile.
 template <int keys>
-int write_items(const KernelParams& k, int ctas, MlaPrefillItem* items, int room) {
+int write_items(const MlaPrefillParams& p, KernelParams& k, int ctas, MlaPrefillItem* items,
+                int room) {
+    if (!may_divide<keys>(p, k, ctas)) return 0;
     const Lengths lengths(k);
-    Division<keys> division(lengths, ctas, kSlotsPerSm * ctas);
+    Division<keys> division(lengths, ctas, k.slots);
     if (!division.divide()) return 0;
     // From here on as in a launch for which the host has chosen the length of a split.
     if (k.alike && lengths.are_alike()) {
         const int length = division.length();
-        division = Division<keys>(lengths, ctas, kSlotsPerSm * ctas);
+        division = Division<keys>(lengths, ctas, k.slots);
         division.divide_alike(length);
     }
     division.rewind();
@@ -61,9 +63,11 @@ extern "C" MlaStatus mla_prefill_sm90_items(const MlaPrefillParams* params, int3
     k.max_key_len = p.max_key_len;
     k.alike = are_said_alike(p);
     k.causal = p.causal;
+    k.slots = kSlotsPerSm * ctas;
     if (p.value_dim != 64 && p.value_dim != 128 && p.value_dim != 256)
         return refuse("value_dim", p.value_dim, "64, 128 or 256");
-    *count = p.value_dim == 256 ? write_items<Tile_192_64_256<__half>::kKeys>(k, ctas, items, room)
-                                : write_items<Tile_128_64_128<__half>::kKeys>(k, ctas, items, room);
+    *count = p.value_dim == 256
+                 ? write_items<Tile_192_64_256<__half>::kKeys>(p, k, ctas, items, room)
+                 : write_items<Tile_128_64_128<__half>::kKeys>(p, k, ctas, items, room);
     return ok();
 }
