@@ -92,7 +92,6 @@ fn rows<'a>(from: TensorRef<'a, Cuda>, other: u64, to: TensorMut<'_, Cuda>) -> R
 
 impl Operations for Cuda {
     const DTYPE: DType = DType::BF16;
-    /// By new tokens of a request.
 
     fn open() -> Result<Self> {
         Self::new(0)
