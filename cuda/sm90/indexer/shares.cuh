@@ -61,8 +61,7 @@ __device__ __forceinline__ Share share_of(const Requests& p, int rows, int cta, 
         last = request_of(p, p.first_token + rows - 1, lane);
     }
     int all = 0;
-    for (int base = first; base <= last; base += 32)
-        all += tiles_of<block>(p, base + lane, rows);
+    for (int base = first; base <= last; base += 32) all += tiles_of<block>(p, base + lane, rows);
     all = __reduce_add_sync(~0u, all);
     const int each = (all + ctas - 1) / ctas;
     Share share = {cta * each, min((cta + 1) * each, all), first, 0};

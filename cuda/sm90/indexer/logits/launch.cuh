@@ -19,8 +19,8 @@ using OneToken = Config<heads, 1, false, 2, 1, 3>;
 // Two tokens share a request's keys. Three warpgroups with 64 heads, each a CTA of its own with a
 // warp that loads for it alone, take a tenth less time than two or three of one CTA.
 template <int heads>
-using TwoTokens = std::conditional_t<heads == 32, Config<32, 2, false, 3, 1, 1>,
-                                     Config<64, 2, false, 1, 1, 3>>;
+using TwoTokens =
+    std::conditional_t<heads == 32, Config<32, 2, false, 3, 1, 1>, Config<64, 2, false, 1, 1, 3>>;
 // Many tokens: each warpgroup has 128 columns of its own.
 template <int heads>
 using ManyTokens = Config<heads, 128 / heads, true, 3, 1, 1>;
