@@ -19,6 +19,7 @@ constexpr int64_t kDefaultPatience = 100000;
 //   kThreads, kRows             of the CTA
 //   kRowsUnits                  units of the same 16 rows, which follow one another
 //   vector_of(rows, unit)       which of the CTA's quadruples lane 0 has of such a unit
+//   kLeastAtOnce                a warp sums so many units at the same time, or up to kAtOnce
 //   sync()                      a barrier of the CTA
 template <int kRows>
 struct SplitShared {
@@ -122,17 +123,24 @@ class SplitCombine {
             // Of the same 16 rows.
             const int last = min(end, (begin / Layout::kRowsUnits + 1) * Layout::kRowsUnits);
             const int each = min((last - begin + kWarps - 1) / kWarps, kAtOnce);
-            for (int unit = begin + warp * each; unit < last; unit += kWarps * each) {
-                const int count = min(each, last - unit);
-                float4 sums[kAtOnce] = {};
-                add_splits<kAtOnce, 2>(unit, count, 0, split_.splits, sums);
-                const auto rows = rows_of_(unit);
-#pragma unroll
-                for (int k = 0; k < kAtOnce; ++k)
-                    if (k < count) write_(rows, unit + k, sums[k]);
-            }
+            for (int unit = begin + warp * each; unit < last; unit += kWarps * each)
+                combine_alone<kAtOnce>(unit, min(each, last - unit));
             begin = last;
         }
+    }
+
+    // One warp sums `count` units of the same 16 rows: at most kCount. As many loads are under way
+    // whatever their number is.
+    template <int kCount>
+    __device__ void combine_alone(int unit, int count) const {
+        if constexpr (kCount > Layout::kLeastAtOnce)
+            if (count <= kCount / 2) return combine_alone<kCount / 2>(unit, count);
+        float4 sums[kCount] = {};
+        add_splits<kCount, 2 * kAtOnce / kCount>(unit, count, 0, split_.splits, sums);
+        const auto rows = rows_of_(unit);
+#pragma unroll
+        for (int k = 0; k < kCount; ++k)
+            if (k < count) write_(rows, unit + k, sums[k]);
     }
 
     // Every row's maximum, and its sum under it.

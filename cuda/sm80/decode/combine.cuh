@@ -16,6 +16,9 @@ template <class C>
 struct SplitLayout {
     static constexpr int kThreads = C::kThreads, kRows = C::kRows;
     static constexpr int kRowsUnits = C::kColumns / 8 * kColumnGroups;
+    // Of 16 rows, a warp's share of a slice is eight units only if there are two splits. Of 64 it is
+    // twice as much: code for fewer units makes some launches shorter and others longer.
+    static constexpr int kLeastAtOnce = C::kRows == 16 ? 2 : 8;
     __device__ static int vector_of(int rows, int unit) {
         const int tile = rows % C::kWarpTiles, row_group = rows / C::kWarpTiles;
         const int fragment = tile * (C::kColumns / 8) + unit / kColumnGroups;

@@ -11,6 +11,8 @@ template <class C>
 struct SplitLayout {
     static constexpr int kThreads = C::kThreads, kRows = C::kRows;
     static constexpr int kRowsUnits = C::kVDim / 8;
+    // Registers are few.
+    static constexpr int kLeastAtOnce = 8;
     __device__ static int vector_of(int rows, int unit) {
         const int warp = rows / C::kWarpTiles, tile = rows % C::kWarpTiles;
         return (tile * kRowsUnits + unit) * C::kThreads + warp * 32;
