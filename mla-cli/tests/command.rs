@@ -96,7 +96,7 @@ fn spec_as_json_has_the_requests_and_the_counts() {
 #[test]
 fn specs_that_make_no_sense_are_refused_with_the_wrong_part() {
     for (spec, parts) in [
-        ("q8s4", &["\"q8s4\"", "at least 8"][..]),
+        ("q8s4", &["\"q8s4\"", "at least the query length, 8"][..]),
         ("0q1s1k", &["\"0q1s1k\"", "count", "1 to"]),
         ("q0", &["\"q0\"", "query length", "1 to"]),
         ("q1s0", &["kv length", "1 to"]),
@@ -452,7 +452,7 @@ fn bad_configurations_are_refused_with_the_wrong_part() {
         (
             "empty.json",
             &b"{}"[..],
-            &["empty.json", "num_attention_heads", "missing"][..],
+            &["empty.json", "num_attention_heads", "given nothing"][..],
         ),
         ("list.json", b"[]", &["JSON object"]),
         ("broken.json", b"{\"kv_lora_rank\": ", &["not JSON"]),

@@ -252,8 +252,12 @@ fn the_table_says_what_was_chosen_and_found() {
 #[test]
 fn bad_input_is_refused_in_one_line() {
     for (name, arguments, parts) in [
-        ("spec", "--batch q8s4", ["the kv length 4", "at least 8"]),
-        ("zero", "--batch q0", ["the query length is 0", "1 to"]),
+        (
+            "spec",
+            "--batch q8s4",
+            ["a kv length of 4", "at least the query length, 8"],
+        ),
+        ("zero", "--batch q0", ["a query length of 0", "1 to"]),
         ("none", "", ["--batch", "required"]),
         ("device", "--batch q4 --device tpu", ["tpu", "cpu"]),
         ("kv", "--batch q4 --kv int4", ["int4", "fp8_ds_mla"]),
