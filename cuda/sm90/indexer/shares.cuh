@@ -30,18 +30,14 @@ struct RequestRows {
     __device__ __forceinline__ int seen(const Requests& p, int row, int block) const {
         return seen_by(p, length, last - (min(row + block, end) - 1));
     }
-};
 
-// The tiles that a request has, each lane another one: blocks of rows share them. 0 if there is no
-// such request.
-template <int block>
-__device__ __forceinline__ int tiles_of(const Requests& p, int request, int rows) {
-    if (request >= p.requests) return 0;
-    const RequestRows of = RequestRows::of(p, request, rows);
-    int tiles = 0;
-    for (int row = of.begin; row < of.end; row += block) tiles += tiles_for(of.seen(p, row, block));
-    return tiles;
-}
+    // Blocks of so many rows share the tiles of what they see.
+    __device__ __forceinline__ int tiles(const Requests& p, int block) const {
+        int all = 0;
+        for (int row = begin; row < end; row += block) all += tiles_for(seen(p, row, block));
+        return all;
+    }
+};
 
 // A CTA's share of all requests' tiles, and the request in which it begins.
 struct Share {
@@ -61,12 +57,24 @@ __device__ __forceinline__ Share share_of(const Requests& p, int rows, int cta, 
         last = request_of(p, p.first_token + rows - 1, lane);
     }
     int all = 0;
-    for (int base = first; base <= last; base += 32) all += tiles_of<block>(p, base + lane, rows);
+    // Several are asked for before the first is looked at: what is known of requests may be far
+    // away. The second time it is near.
+    constexpr int kAtOnce = 4;
+    for (int base = first; base <= last; base += 32 * kAtOnce) {
+        RequestRows of[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i)
+            of[i] = RequestRows::of(p, min(base + 32 * i + lane, last), rows);
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i)
+            if (base + 32 * i + lane <= last) all += of[i].tiles(p, block);
+    }
     all = __reduce_add_sync(~0u, all);
     const int each = (all + ctas - 1) / ctas;
     Share share = {cta * each, min((cta + 1) * each, all), first, 0};
     for (int base = first; share.begin < share.end; base += 32) {
-        const int own = tiles_of<block>(p, base + lane, rows);
+        const int request = base + lane;
+        const int own = request <= last ? RequestRows::of(p, request, rows).tiles(p, block) : 0;
         const int up_to = share.before + int(ptx::inclusive_sum(uint32_t(own)));
         const uint32_t behind = __ballot_sync(~0u, up_to > share.begin);
         if (behind) {

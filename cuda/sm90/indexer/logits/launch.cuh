@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <type_traits>
 
 #include "../../../common/device.cuh"
 #include "../launch.cuh"
@@ -16,11 +15,10 @@ namespace mla::sm90::logits {
 // One token for each request: memory is the limit, and several CTAs of an SM hide waits.
 template <int heads>
 using OneToken = Config<heads, 1, false, 2, 1, 3>;
-// Two tokens share a request's keys. Three warpgroups with 64 heads, each a CTA of its own with a
-// warp that loads for it alone, take a tenth less time than two or three of one CTA.
+// Two tokens share a request's keys. Three CTAs of an SM, each with a warp that loads for it, take
+// less time than more warpgroups of one; with 64 heads there are no registers for two in each.
 template <int heads>
-using TwoTokens =
-    std::conditional_t<heads == 32, Config<32, 2, false, 3, 1, 1>, Config<64, 2, false, 1, 1, 3>>;
+using TwoTokens = Config<heads, 2, false, heads == 32 ? 2 : 1, 1, 3>;
 // Many tokens: each warpgroup has 128 columns of its own.
 template <int heads>
 using ManyTokens = Config<heads, 128 / heads, true, 3, 1, 1>;
