@@ -96,7 +96,7 @@ __global__ __launch_bounds__(Threads<N, Rows<T, format>>::kAll,
 
     if (threadIdx.x == 0) initialise<L::kScoreGroups>(s);
     __syncthreads();
-    begin_behind_others();
+    begin_behind_others(p);
 
     const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
     if (warp < 4) {
@@ -112,6 +112,7 @@ __global__ __launch_bounds__(Threads<N, Rows<T, format>>::kAll,
         ptx::setmaxnreg_inc<Share::kOutput>();
         Output<T, N, format>(p, s, base).run();
     }
+    end_behind_others(p);
 }
 
 }  // namespace mla::sm90::sparse

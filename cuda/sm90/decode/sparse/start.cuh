@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../../ptx/sm90.cuh"
+#include "params.cuh"
 
 namespace mla::sm90::sparse {
 
@@ -12,12 +13,20 @@ namespace mla::sm90::sparse {
 //
 // The next kernel is let go behind the wait, no earlier. So when it starts, all that was enqueued
 // before this one is complete, and before its own wait it may read whatever this one does not
-// write: W_UV does so with constant weights. The second launch of a divided batch begins here too,
-// and waits for the first. What is launched without the attribute (merging, kernels of sm80,
-// cuBLAS, copies) begins when this kernel has ended; a captured graph has the same edges.
-__device__ __forceinline__ void begin_behind_others() {
-    ptx::griddepcontrol_wait();
+// write: W_UV does so with constant weights. What is launched without the attribute (merging,
+// kernels of sm80, cuBLAS, copies) begins when this kernel has ended; a captured graph has the same
+// edges.
+//
+// The second launch of a divided batch begins so behind the first one, whose results it does not
+// need: it waits at its end, so that whoever waits for it has waited for both.
+__device__ __forceinline__ void begin_behind_others(const KernelParams& p) {
+    if (p.first_item == 0) ptx::griddepcontrol_wait();
     ptx::griddepcontrol_launch_dependents();
+}
+
+// Called by every thread behind its last access to global memory.
+__device__ __forceinline__ void end_behind_others(const KernelParams& p) {
+    if (p.first_item != 0) ptx::griddepcontrol_wait();
 }
 
 }  // namespace mla::sm90::sparse

@@ -53,7 +53,7 @@ __global__ __launch_bounds__(WideThreads::kAll,
 
     if (threadIdx.x == 0) initialise_wide(s);
     __syncthreads();
-    begin_behind_others();
+    begin_behind_others(p);
 
     const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
     if (warp < 4) {
@@ -66,6 +66,7 @@ __global__ __launch_bounds__(WideThreads::kAll,
         ptx::setmaxnreg_inc<Share::kOutput>();
         WideOutput<T>{p, s, base, int(threadIdx.x) - 256, warp >> 2 & 1}.run();
     }
+    end_behind_others(p);
 }
 
 }  // namespace mla::sm90::sparse
