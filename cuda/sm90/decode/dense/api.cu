@@ -33,6 +33,17 @@ Cache cache_of(const MlaDecodeParams& p) {
     return Cache::refused;
 }
 
+// Requests that have room for no more tokens than this are short. With more than 64 rows, holding
+// queries in registers takes longer at the start of an item and less for each of its KV tiles.
+constexpr int64_t kShortTokens = 512;
+
+// PlainConfig::kByRows
+constexpr bool is_by_rows(int group_ctas, int64_t most_tokens) {
+    return group_ctas == 3 || (group_ctas == 2 && most_tokens > kShortTokens);
+}
+static_assert(is_by_rows(2, 513) && !is_by_rows(2, 512));
+static_assert(is_by_rows(3, 64) && !is_by_rows(1, 8192));
+
 // Rows per CTA, and CTAs that do different rows of the same query tile.
 Shape shape_of(const MlaDecodeParams& p) {
     const int rows = p.query_len * p.heads;
@@ -42,6 +53,7 @@ Shape shape_of(const MlaDecodeParams& p) {
     // Three, if two would leave the last tile's second CTA without rows: 192 rows.
     const int row_tiles = (rows + 63) / 64;
     shape.group_ctas = row_tiles == 1 ? 1 : row_tiles % 6 == 3 ? 3 : 2;
+    shape.by_rows = is_by_rows(shape.group_ctas, int64_t(p.max_pages) * p.page_size);
     return shape;
 }
 
@@ -87,9 +99,19 @@ Element cache_element(const MlaDecodeParams& p) {
                                       : query_element(p);
 }
 
+// Whether a group does several query tiles of a request, one after the other, and so reads the same
+// KV tiles again: if there are more query tiles than groups, and requests have several.
+constexpr bool reads_again(int tiles_of_request, int groups_of_tile) {
+    return tiles_of_request > 1 && groups_of_tile == 0;
+}
+static_assert(reads_again(2, 66 / 128) && !reads_again(2, 66 / 48) && !reads_again(1, 66 / 128));
+
 // How many KV tiles are read as evict-first: 16/5 of what L2 holds, which is 192 MiB on an H200,
-// where it was measured to lie between 151 and 604 MB.
-int evict_first_kv_tiles(const MlaDecodeParams& p, const DeviceFacts& facts) {
+// where it was measured to lie between 151 and 604 MB. None that are read again: evict-first lines
+// are gone by then.
+int evict_first_kv_tiles(const MlaDecodeParams& p, const Estimate& estimate,
+                         const DeviceFacts& facts) {
+    if (reads_again(estimate.tiles_of_request, estimate.groups_of_tile)) return 0;
     const int kv_tile_bytes = kTileTokens * (kLatent + kRope) * int(cache_element(p).bytes);
     return facts.l2_bytes / 5 * 16 / kv_tile_bytes;
 }
@@ -316,7 +338,7 @@ KernelParams kernel_params(const MlaDecodeParams& p, const Shape& shape, const D
     const float cache_scale = shape.fp8 ? p.cache_scale : 1.f;
     k.scale_log2 = p.softmax_scale * cache_scale * 1.44269504088896340736f;
     k.out_scale = cache_scale;
-    k.evict_first_kv_tiles = evict_first_kv_tiles(p, facts);
+    k.evict_first_kv_tiles = evict_first_kv_tiles(p, k.estimate, facts);
 
     k.even_query = even_rows(p, p.q_latent_token_stride, p.q_latent_head_stride, kLatent) &&
                    even_rows(p, p.q_rope_token_stride, p.q_rope_head_stride, kRope);
@@ -330,10 +352,10 @@ MlaStatus describe_tensors(const MlaDecodeParams& p, const Shape& shape, const K
     MlaStatus s = describe_cache(p, k.run, maps.cache);
     if (s.code != MLA_OK) return s;
     s = shape.fp8 ? describe_cache_groups(p, k.run, maps.cache_pairs)
-                  : describe_cache_pairs(p, k.run, shape.by_rows() ? 2 : 1, maps.cache_pairs);
+                  : describe_cache_pairs(p, k.run, shape.by_rows ? 2 : 1, maps.cache_pairs);
     if (s.code != MLA_OK || !k.even_query || shape.fp8) return s;
     s = describe_query(p, shape.rows, p.q_latent, p.q_latent_head_stride, 4, 2,
-                       shape.by_rows() ? 1 : 2, maps.q_latent);
+                       shape.by_rows ? 1 : 2, maps.q_latent);
     if (s.code != MLA_OK) return s;
     return describe_query(p, shape.rows, p.q_rope, p.q_rope_head_stride, 1, 1, 1, maps.q_rope);
 }

@@ -21,12 +21,13 @@ constexpr int even_registers(int threads) { return 65536 / threads / 8 * 8; }
 
 // A cache of the queries' type. N query rows per CTA; two or three CTAs for different rows of the
 // same query tile (group_ctas) with more than 64 rows.
-template <typename Element, int rows, int group_ctas>
+template <typename Element, int rows, int group_ctas, bool by_rows = (group_ctas > 1)>
 struct PlainConfig {
     using T = Element;
     static constexpr int N = rows, kGroupCtas = group_ctas;
-    // With more than 64 rows the output is by rows, and five query panels are held in registers.
-    static constexpr bool kByRows = group_ctas > 1;
+    // The output is by rows, and five query panels are held in registers: with more than 64 rows of
+    // requests that may be long.
+    static constexpr bool kByRows = by_rows;
     using L = PlainLayout<N, kByRows>;
     using Control = typename L::Control;
     using LatentRing = Ring<L::kLatentStages>;

@@ -16,9 +16,7 @@ struct Shape {
     int rows;        // N
     int group_ctas;  // CTAs for different rows of the same query tile
     bool fp8;        // the cache is e4m3
-
-    // PlainConfig::kByRows
-    bool by_rows() const { return group_ctas > 1; }
+    bool by_rows;    // PlainConfig::kByRows
 };
 
 struct Launch {
@@ -77,8 +75,9 @@ cudaError_t launch_dtype(const Launch& l, const KernelParams& p, const TensorMap
         case 32: return launch<PlainConfig<T, 32, 1>>(l, p, maps);
         default:
             return group_ctas == 3   ? launch<PlainConfig<T, 64, 3>>(l, p, maps)
-                   : group_ctas == 2 ? launch<PlainConfig<T, 64, 2>>(l, p, maps)
-                                     : launch<PlainConfig<T, 64, 1>>(l, p, maps);
+                   : group_ctas == 1 ? launch<PlainConfig<T, 64, 1>>(l, p, maps)
+                   : l.shape.by_rows ? launch<PlainConfig<T, 64, 2>>(l, p, maps)
+                                     : launch<PlainConfig<T, 64, 2, false>>(l, p, maps);
     }
 }
 
