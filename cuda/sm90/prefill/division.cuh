@@ -34,6 +34,9 @@ constexpr float kItemCost = 2.f, kCombineCost = 3.f, kCombineCostOfRows = 1.5f,
                 kCombineCostOfSplit = 0.02f;
 // Dividing has to promise so much.
 constexpr float kWorthwhile = 0.95f;
+// And asking the lengths so much more for each item: the more there are the later all have begun,
+// and the more partial results are written and read.
+constexpr float kAskCostOfItem = 0.034f;
 
 __host__ __device__ inline int ceil_of(int a, int b) {
     return int((unsigned(a) + unsigned(b) - 1) / unsigned(b));
@@ -95,14 +98,20 @@ class Division {
         return whole() * kWorthwhile > even;
     }
 
-    // Whether dividing may be chosen for any batch within the bounds: of no more query tiles than
-    // `tiles`, which the caller knows without the lengths. If each has a CTA of its own, the longest
-    // one is the end, and splits of one KV tile, or of two and more, have to end earlier.
-    bool may_pay(int64_t tiles) const {
-        if (tiles > ctas_) return true;
-        const float longest = float(ceil_of(batch_.max_key_len, keys));
-        const float of_splits = fminf(1.f, kCombineCostOfSplit * longest);
-        return 1.f + kItemCost + combine_cost() + of_splits < (longest + kItemCost) * kWorthwhile;
+    // Whether asking the lengths on the device is predicted to pay, by what the host knows: this
+    // batch is as long in all, of requests which are alike, and the longest query tile has no more
+    // than so many KV tiles.
+    bool is_worth_asking(int longest) {
+        count();
+        longest_ = longest;
+        const float whole = (float(longest) + kItemCost) * kWorthwhile;
+        const int most = least(longest, kMostSplits);
+        for (int splits = 2; splits <= most; splits++) {
+            const int length = ceil_of(longest, splits);
+            const float items = fmaxf(total_ / float(length), float(tiles_));
+            if (predicted(length) + kAskCostOfItem * items < whole) return true;
+        }
+        return false;
     }
 
     // Chooses the best number of splits.
@@ -290,6 +299,17 @@ class Division {
     int chunk_ = 0, before_ = 0, running_ = 0, of_chunk_ = 0;
 };
 
+// A batch of one request with so many heads. `query_starts`, `key_starts`: 0 and its lengths.
+inline Lengths one_request(const KernelParams& k, int heads, const int* query_starts,
+                           const int* key_starts) {
+    Lengths one(k);
+    one.cu_q = query_starts;
+    one.cu_k = key_starts;
+    one.requests = 1;
+    one.heads = heads;
+    return one;
+}
+
 // Whether the launch has to be of the kernel that may divide the keys of query tiles: asking the
 // lengths takes it some time. If a graph is replayed they may be shorter than said here, which
 // costs time at most. Where requests are alike the length of a split is chosen here.
@@ -299,19 +319,17 @@ bool may_divide(const MlaPrefillParams& p, KernelParams& k, int ctas) {
     // have no room.
     if (p.max_key_len <= 5 * keys || int64_t(p.query_tokens / kQueries) * p.heads > k.slots)
         return false;
-    if (!are_said_alike(p)) {
-        const int64_t rows = p.query_tokens + int64_t(p.requests) * (kQueries - 1);
-        return Division<keys>(Lengths(k), ctas, k.slots).may_pay(rows / kQueries * p.heads);
-    }
+    const bool alike = are_said_alike(p);
+    // If each query tile has a CTA of its own the longest one is the end.
+    const int64_t rows = p.query_tokens + int64_t(p.requests) * (kQueries - 1);
+    if (!alike && rows / kQueries * p.heads > ctas) return true;
     if (int64_t(p.requests) * p.heads > k.slots) return false;
-    // As many heads of one request come to the same.
-    const int query[2] = {0, p.max_query_len}, lengths[2] = {0, p.max_key_len};
-    Lengths one(k);
-    one.cu_q = query;
-    one.cu_k = lengths;
-    one.requests = 1;
-    one.heads = p.heads * p.requests;
-    Division<keys> division(one, ctas, k.slots);
+    // As many heads of one request come to the same as requests which are alike. Others are taken
+    // to be so, of their mean length.
+    const int query[2] = {0, alike ? p.max_query_len : ceil_of(p.query_tokens, p.requests)};
+    const int key[2] = {0, alike ? p.max_key_len : ceil_of(p.key_tokens, p.requests)};
+    Division<keys> division(one_request(k, p.heads * p.requests, query, key), ctas, k.slots);
+    if (!alike) return division.is_worth_asking(ceil_of(p.max_key_len, keys));
     if (!division.divide()) return false;
     k.split_length = division.length();
     return true;
