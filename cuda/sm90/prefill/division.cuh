@@ -281,7 +281,9 @@ class Division {
         slots *= times;
         items *= times;
         if (slots > float(room_)) return 1e30f;
-        return ceilf(items / float(ctas_)) * (float(length) + kItemCost) + combine_cost() +
+        // Void items take no KV tiles, but the places of others in a wave.
+        return ceilf(items / float(ctas_)) * float(length) +
+               ceilf(slots / float(ctas_)) * kItemCost + combine_cost() +
                kCombineCostOfSplit * float(longest_) * factor;
     }
 
