@@ -104,10 +104,15 @@ void check(const Case& c, unsigned seed, const Room& room = {101376, 102400},
                                                                                multiprocessors);
 }
 
-// Warps with roles: 64 rows by 32 tokens.
+// Warps with roles, as a launch chooses them: 64 rows by 32 tokens.
 template <typename T>
 void check_roles(const Case& c, unsigned seed, const Room& room = kLarge, int multiprocessors = 6) {
-    check_config<RoleConfig<T, 512, 32, 18>>(c, seed, room, multiprocessors);
+    using Fewer = RoleConfig<T, 512, 32, 16>;
+    using More = RoleConfig<T, 512, 32, 18>;
+    if (fit<Fewer>(room.of_cta, room.of_sm, 1024, multiprocessors, c.rope, 1).ctas > 0)
+        check_config<Fewer>(c, seed, room, multiprocessors);
+    else
+        check_config<More>(c, seed, room, multiprocessors);
 }
 
 }  // namespace

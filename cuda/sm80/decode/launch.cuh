@@ -91,9 +91,12 @@ Variant variant_of(const Limits& l, const Shape& s) {
     if constexpr (kFormat != CacheFormat::e4m3_grouped)
         if (s.rows <= 32) return variant<Config<T, kLatent, kFormat, 2, 1, 16>>();
     if constexpr (kFormat == CacheFormat::plain && kLatent == 512) {
-        // As many steps of queries in registers as leave room for three KV tiles in 163 KB.
-        using Roles = RoleConfig<T, kLatent, 32, 18>;
-        if (has_room<Roles>(l, s)) return variant<Roles>();
+        // With fewer steps of queries in registers ptxas loads keys further ahead of their use. In
+        // 163 KB three KV tiles leave room for the other 18 steps, and no more.
+        using Fewer = RoleConfig<T, kLatent, 32, 16>;
+        if (has_room<Fewer>(l, s)) return variant<Fewer>();
+        using More = RoleConfig<T, kLatent, 32, 18>;
+        if (has_room<More>(l, s)) return variant<More>();
     }
     return variant<Config<T, kLatent, kFormat, 2, 2, 16>>();
 }

@@ -14,6 +14,8 @@
 
 #include "../fibers.h"
 
+#define __noinline__
+
 #define threadIdx (mla::emulator::Block::current()->thread().index)
 #define blockIdx (mla::emulator::Block::current()->block_index)
 #define gridDim (mla::emulator::Block::current()->grid_dim)
@@ -251,6 +253,9 @@ inline uint4 ld_shared_v4(uint32_t address) {
     uint4 r;
     std::memcpy(&r, emulated().shared_at(address, 16), 16);
     return r;
+}
+inline void st_shared_v4(uint32_t address, uint4 x) {
+    std::memcpy(emulated().shared_at(address, 16), &x, 16);
 }
 inline float ld_shared_f32(uint32_t address) {
     float r;

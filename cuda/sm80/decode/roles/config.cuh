@@ -54,12 +54,17 @@ struct RoleConfig : Config<Element, Latent, CacheFormat::plain, 2, 2, Tokens> {
     static constexpr int kStatisticsOffset = kQueryOffset + kQueryBytes;
     static constexpr int kWarpOffset = kStatisticsOffset + int(sizeof(Statistics));
     static constexpr int kStagesOffset =
-        (kWarpOffset + int(sizeof(WarpShared)) * (kCtaThreads / 32) + 15) & ~15;
+        (kWarpOffset + int(sizeof(WarpShared)) * (kCtaThreads / 32) + 63) & ~63;
     static_assert(kStatisticsOffset % 16 == 0);
 
+    // The same for all rotary dimensions: queries that registers hold arrive in a stage.
+    static constexpr int pitch(int) { return Base::pitch(16 * kRopeSteps); }
     static constexpr size_t shared_bytes(int rope_dim, int stages) {
-        return kStagesOffset + size_t(stages) * Tokens * Base::pitch(rope_dim);
+        return kStagesOffset + size_t(stages) * Tokens * pitch(rope_dim);
     }
+    // Where queries arrive, two bits of an address tell four chunks of a row apart.
+    static_assert(kQueryOffset % 64 == 0 && kStagesOffset % 64 == 0);
+    static_assert(Tokens * Base::pitch(16 * kRopeSteps) % 64 == 0);
 
     static constexpr int kOutputBarrier = 1;
     __device__ static void sync_output() { ptx::bar_sync(kOutputBarrier, Base::kThreads); }

@@ -22,12 +22,11 @@ class ScoreWarp {
 
     __device__ void run() {
         bool more = plan_.first();
-        if (more) prefetch_queries(plan_.item(0));
         for (int index = 0; more; ++index) {
             const Item& item = plan_.item(index);
             load_queries(item);
             more = plan_.next(index + 1);
-            if (more) prefetch_queries(plan_.item(index + 1));
+            if (more) prefetch_queries(p_, plan_.item(index + 1), warp_);
             rows_[0] = rows_[1] = RowState{};
             const int tile_end = item.tile_end;
             unmasked_ = p_.sparse ? 0 : item.unmasked;
@@ -58,55 +57,115 @@ class ScoreWarp {
         return *reinterpret_cast<typename C::Statistics*>(shared_ + C::kStatisticsOffset);
     }
 
-    // Of the warp's row r, where its latent and rotary values are, null if there is no such row.
+    // Of the warp's row r, where its latent and rotary values are: those of the item's first row if
+    // there is no such row.
     struct QueryRow {
-        const uint32_t *latent, *rope;
+        const char *latent, *rope;
+        bool exists;
     };
-    __device__ QueryRow row_of(const Item& item, int r) const {
-        const int row = item.first_row + warp_ * 16 + r;
-        if (row >= item.q_len * p_.heads) return {nullptr, nullptr};
-        const int token = item.q_begin + row / p_.heads, head = row % p_.heads;
-        const T* latent = static_cast<const T*>(p_.q_latent) + token * p_.q_latent_token_stride +
-                          head * p_.q_latent_head_stride;
-        const T* rope = static_cast<const T*>(p_.q_rope) + token * p_.q_rope_token_stride +
-                        head * p_.q_rope_head_stride;
-        return {reinterpret_cast<const uint32_t*>(latent), reinterpret_cast<const uint32_t*>(rope)};
+    __device__ static QueryRow row_of(const KernelParams& p, const Item& item, int r) {
+        const int of_item = item.first_row + r;
+        const bool exists = of_item < item.q_len * p.heads;
+        const int row = exists ? of_item : item.first_row;
+        const int token = item.q_begin + row / p.heads, head = row % p.heads;
+        const T* latent = static_cast<const T*>(p.q_latent) + token * p.q_latent_token_stride +
+                          head * p.q_latent_head_stride;
+        const T* rope = p.rope_dim == 0
+                            ? latent
+                            : static_cast<const T*>(p.q_rope) + token * p.q_rope_token_stride +
+                                  head * p.q_rope_head_stride;
+        return {reinterpret_cast<const char*>(latent), reinterpret_cast<const char*>(rope), exists};
     }
 
-    // Into L2, all at once: registers take them in turns.
-    __device__ void prefetch_queries(const Item& item) const {
+    // Into L2, all at once, while the item before is computed.
+    __device__ static __noinline__ void prefetch_queries(const KernelParams& p, const Item& item,
+                                                         int warp) {
         // Of 64 values: the rotary ones are last.
         constexpr int kLines = C::kLatent / 64 + 1;
         for (int i = threadIdx.x & 31; i < 16 * kLines; i += 32) {
-            const QueryRow row = row_of(item, i / kLines);
+            const QueryRow row = row_of(p, item, warp * 16 + i / kLines);
             const int line = i % kLines;
-            if (!row.latent || (line == kLines - 1 && p_.rope_dim == 0)) continue;
-            ptx::prefetch_global_l2(line < kLines - 1 ? row.latent + line * 32 : row.rope);
+            if (row.exists)
+                ptx::prefetch_global_l2(line < kLines - 1 ? row.latent + line * 128 : row.rope);
         }
     }
 
-    __device__ void load_queries(const Item& item) {
+    // Queries arrive two steps at a time: 16 rows of four 16-byte chunks, exchanged so that eight
+    // rows' chunks lie in different banks.
+    static constexpr int kPairBytes = 2 * 16 * 32;
+    // Those that are held arrive in the room of the others.
+    static constexpr int kOtherSteps = C::kQuerySteps - C::kHeldSteps;
+    static_assert(C::kHeldSteps % 2 == 0 && kOtherSteps % 2 == 0 && C::kHeldSteps <= kOtherSteps);
+    __device__ static int exchanged(int row, int chunk) { return chunk ^ (row >> 1 & 3); }
+
+    // Begins to copy steps `begin` to `end` - 1 of the warp's rows: four lanes a row.
+    __device__ static __noinline__ void copy_queries(const KernelParams& p, const Item& item,
+                                                     int warp, int begin, int end, uint32_t to) {
         const int lane = threadIdx.x & 31, quad = lane & 3;
-        const QueryRow rows[2] = {row_of(item, lane / 4), row_of(item, 8 + lane / 4)};
-#pragma unroll
-        for (int step = 0; step < C::kQuerySteps; ++step) {
-            uint32_t words[4] = {};
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const bool rope = step >= C::kLatentSteps;
-                const int column = (rope ? step - C::kLatentSteps : step) * 16;
-                if (!rows[half].latent || (rope && column >= p_.rope_dim)) continue;
-                const uint32_t* from = (rope ? rows[half].rope : rows[half].latent) + column / 2;
-                words[half] = from[quad];
-                words[half + 2] = from[quad + 4];
-            }
-            if (step < C::kHeldSteps) {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) held_[step < C::kHeldSteps ? step : 0][i] = words[i];
-            } else {
-                queries()[(step - C::kHeldSteps) * 32] = {words[0], words[1], words[2], words[3]};
+#pragma unroll 1
+        for (int half = 0; half < 2; ++half) {
+            const int r = half * 8 + lane / 4;
+            const QueryRow row = row_of(p, item, warp * 16 + r);
+            uint32_t at = to + r * 64 + exchanged(r, quad) * 16;
+#pragma unroll 1
+            for (int step = begin; step < end; step += 2, at += kPairBytes) {
+                const int column = (step - C::kLatentSteps) * 16;
+                const bool rope = column >= 0, exists = row.exists && column < p.rope_dim;
+                const char* from =
+                    rope ? row.rope + (exists ? column * 2 : 0) : row.latent + step * 32;
+                ptx::cp_async_16(at, from + quad * 16, exists);
             }
         }
+    }
+    // Of steps that have arrived each lane's operands together, in the place of the rows that they
+    // are of.
+    __device__ static void arrange(uint32_t from, int steps) {
+        const int lane = threadIdx.x & 31, row = lane & 15;
+        const uint32_t at = from + row * 64 + exchanged(row, lane >> 4) * 16;
+#pragma unroll 1
+        for (int step = 0; step < steps; step += 2) {
+            uint32_t even[4], odd[4];
+            ptx::ldmatrix_x4(even, at + step * 512);
+            // Two chunks further.
+            ptx::ldmatrix_x4(odd, (at ^ 32) + step * 512);
+            __syncwarp();
+            const uint32_t own = from + step * 512 + lane * 16;
+            ptx::st_shared_v4(own, {even[0], even[1], even[2], even[3]});
+            ptx::st_shared_v4(own + 512, {odd[0], odd[1], odd[2], odd[3]});
+        }
+        __syncwarp();
+    }
+
+    // Of the CTA's first item, those that registers hold arrive in the last stage, into which
+    // nothing is copied before score warps have made P: all are under way at once. Later they
+    // arrive where the others belong, before these.
+    __device__ void load_queries(const Item& item) {
+        const bool first = count_ == 0;
+        const uint32_t own = ptx::shared_address(shared_ + C::kQueryOffset) + warp_ * (kOtherSteps * 512);
+        const uint32_t stage = ptx::shared_address(shared_ + C::kStagesOffset) +
+                               (p_.stages - 1) * (C::kTokens * p_.pitch) + warp_ * (C::kHeldSteps * 512);
+        static_assert(C::kScoreWarps * C::kHeldSteps * 512 <= C::kTokens * C::pitch(0));
+        const uint32_t held = first ? stage : own;
+        // All lanes have read the queries of the item before this one.
+        __syncwarp();
+        copy_queries(p_, item, warp_, 0, C::kHeldSteps, held);
+        if (first) copy_queries(p_, item, warp_, C::kHeldSteps, C::kQuerySteps, own);
+        ptx::cp_async_wait_all();
+        __syncwarp();
+        arrange(held, C::kHeldSteps);
+        const int lane = threadIdx.x & 31;
+#pragma unroll
+        for (int step = 0; step < C::kHeldSteps; ++step) {
+            const uint4 q = ptx::ld_shared_v4(held + step * 512 + lane * 16);
+            held_[step][0] = q.x, held_[step][1] = q.y, held_[step][2] = q.z, held_[step][3] = q.w;
+        }
+        __syncwarp();
+        if (!first) {
+            copy_queries(p_, item, warp_, C::kHeldSteps, C::kQuerySteps, own);
+            ptx::cp_async_wait_all();
+            __syncwarp();
+        }
+        arrange(own, kOtherSteps);
     }
 
     struct Ring {
