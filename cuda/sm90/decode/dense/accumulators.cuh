@@ -195,6 +195,12 @@ struct RowSums {
     }
 
     __device__ void write(const OutputRows<T>& out, const float* inverse, int thread) const {
+        write_half(0, out, inverse, thread);
+        write_half(1, out, inverse, thread);
+    }
+    // What a step has added to.
+    __device__ __forceinline__ void write_half(int h, const OutputRows<T>& out,
+                                               const float* inverse, int thread) const {
         const int first = (thread >> 7) * 64 + 2 * (thread & 3);
 #pragma unroll
         for (int eighth = 0; eighth < 2; ++eighth) {
@@ -203,12 +209,10 @@ struct RowSums {
             if (r < out.rows) {
                 T* row = out.row(r) + first;
 #pragma unroll
-                for (int h = 0; h < 2; ++h)
-#pragma unroll
-                    for (int i = 0; i < 16; ++i)
-                        *reinterpret_cast<uint32_t*>(row + h * 256 + i / 8 * 128 + i % 8 * 8) =
-                            ptx::cvt_rn_x2<T>(acc[h][4 * i + 2 * eighth] * f,
-                                              acc[h][4 * i + 1 + 2 * eighth] * f);
+                for (int i = 0; i < 16; ++i)
+                    *reinterpret_cast<uint32_t*>(row + h * 256 + i / 8 * 128 + i % 8 * 8) =
+                        ptx::cvt_rn_x2<T>(acc[h][4 * i + 2 * eighth] * f,
+                                          acc[h][4 * i + 1 + 2 * eighth] * f);
             }
         }
     }

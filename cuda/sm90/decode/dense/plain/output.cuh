@@ -77,6 +77,13 @@ struct PlainOutput {
                     finish_step(std::integral_constant<int, 2>());
                 }
                 if constexpr (!C::kByRows) finish_step(std::integral_constant<int, 1>());
+                if constexpr (C::kByRows) {
+                    // The first half is complete: it goes out while the second one is summed.
+                    if (kv_tile + 1 == end && item.splits == 1) {
+                        s.stats_full.wait(queue.items & 1);
+                        sums.write_half(0, c.output_rows(item), s.inverse, thread);
+                    }
+                }
                 finish_step(std::integral_constant<int, 0>());
                 free_stage(s.rope_empty[rope.slot], lane);
                 latent.advance(C::kKvTileStages);
@@ -85,7 +92,12 @@ struct PlainOutput {
             }
             s.stats_full.wait(queue.items & 1);
             if (item.splits == 1) {
-                sums.write(c.output_rows(item), s.inverse, thread);
+                if constexpr (C::kByRows) {
+                    if (begin == end) sums.write_half(0, c.output_rows(item), s.inverse, thread);
+                    sums.write_half(1, c.output_rows(item), s.inverse, thread);
+                } else {
+                    sums.write(c.output_rows(item), s.inverse, thread);
+                }
                 s.stats_empty.arrive();
             } else {
                 splits.store(item, sums, thread);
