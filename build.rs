@@ -1,6 +1,10 @@
 //! Compiles the kernels of the families that are turned on, and writes the list of all families, on
 //! or off. With none on there is nothing to compile, and nothing of CUDA is needed.
 
+#[cfg(feature = "gpu")]
+#[path = "cuda/kernels.rs"]
+mod kernels;
+
 use std::{env, error::Error, fs, path::Path};
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -77,22 +81,10 @@ fn write(name: &str, text: &str) -> Result<(), Box<dyn Error>> {
 
 #[cfg(feature = "gpu")]
 fn compile(families: &[String]) -> Result<(), Box<dyn Error>> {
-    let kernels = mla_build::Kernels::new()
-        .sources("cuda/**/*.cu")
+    let kernels = kernels::kernels(Path::new(""), families)?
         .header("cuda/include/mla.h")
-        .declarations("cuda/include/mla.rs")
-        .include("cuda")
-        .cutlass()
-        // Machine code for four targets and PTX: a quarter of the bytes, for every driver since
-        // CUDA 12.4's.
-        .flag_for("cuda/{all,sm80}/**/*.cu", "--compress-mode=size")
-        // Its registers are counted for this PTX: others of nvcc's spill. It has no instruction of
-        // later GPUs.
-        .ptx_for("cuda/sm80/prefill/**/*.cu", "compute_80")
-        // A switch over the cache formats names them all.
-        .flag("-Xcompiler=-Werror=switch")
-        .install_command("cargo xtask toolkit");
-    let kernels = prebuilt(with_families(kernels, families)?);
+        .declarations("cuda/include/mla.rs");
+    let kernels = prebuilt(with_headers(kernels, families));
     if kernels.enabled()?.is_empty() {
         // Nothing is compiled or linked: the declarations that a test holds to the header will do.
         println!("cargo::rerun-if-changed=cuda/include/mla.rs");
@@ -107,27 +99,22 @@ fn compile(families: &[String]) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// With what each family has in the folder of its kernels: in `targets.txt`, one of nvcc's names in
-/// a line, the targets of one that mla-build does not know; in `mla_<family>.h` the functions that
-/// Rust calls.
+/// With what each family has in the folder of its kernels: in `targets.txt` its targets, which the
+/// description of the kernels reads; in `mla_<family>.h` the functions that Rust calls.
 #[cfg(feature = "gpu")]
-fn with_families(
-    mut kernels: mla_build::Kernels,
-    families: &[String],
-) -> Result<mla_build::Kernels, Box<dyn Error>> {
+fn with_headers(mut kernels: mla_build::Kernels, families: &[String]) -> mla_build::Kernels {
     for family in families {
-        let path = format!("cuda/{family}/targets.txt");
-        if Path::new(&path).exists() {
-            println!("cargo::rerun-if-changed={path}");
-            let targets = fs::read_to_string(&path)?;
-            kernels = kernels.family(mla_build::Family::new(family, targets.lines()));
+        let targets = format!("cuda/{family}/targets.txt");
+        // A file that is not there would have the build run every time.
+        if Path::new(&targets).exists() {
+            println!("cargo::rerun-if-changed={targets}");
         }
         let header = format!("cuda/{family}/mla_{family}.h");
         if Path::new(&header).exists() {
             kernels = kernels.family_header(family, header);
         }
     }
-    Ok(kernels)
+    kernels
 }
 
 /// With the objects that a release brings of each family.

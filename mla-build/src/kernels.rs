@@ -10,7 +10,7 @@ use crate::{
     family::Families,
     headers::Headers,
     toolkit::Wheel,
-    unit::{Particular, What},
+    unit::{self, Particular, Unit, What},
 };
 
 /// A library of CUDA kernels, described in one chain and compiled at its end.
@@ -33,6 +33,7 @@ use crate::{
 #[must_use = "nothing is built before `compile`"]
 pub struct Kernels {
     pub(crate) sources: Vec<String>,
+    pub(crate) only_sources: Option<String>,
     pub(crate) header: Option<PathBuf>,
     pub(crate) family_headers: Vec<(String, PathBuf)>,
     pub(crate) declarations: Option<PathBuf>,
@@ -66,6 +67,14 @@ impl Kernels {
     /// build if they lie in no family's folder, also to one without a family.
     pub fn sources(mut self, glob: impl Into<String>) -> Self {
         self.sources.push(glob.into());
+        self
+    }
+
+    /// Compiles those of the sources that this glob matches, and no others: what is said of the
+    /// others by [`flag_for`](Self::flag_for) and its like stays without effect. For tools that
+    /// look at some of a package's kernels as its build script describes them.
+    pub fn only_sources(mut self, glob: impl Into<String>) -> Self {
+        self.only_sources = Some(glob.into());
         self
     }
 
@@ -260,6 +269,23 @@ impl Kernels {
         particulars
             .filter_map(|particular| text(&particular.what).cloned())
             .collect()
+    }
+
+    /// What is compiled of the sources.
+    pub(crate) fn units(&self, root: &Path, families: &Families) -> Result<Vec<Unit>, Error> {
+        let mut units = unit::discover(root, &self.sources, families, &self.particulars)?;
+        if let Some(glob) = &self.only_sources {
+            let matcher = unit::matcher("only_sources", glob)?;
+            units.retain(|unit| matcher.is_match(&unit.source));
+            if units.is_empty() {
+                return Err(Error::Setting {
+                    field: "only_sources".into(),
+                    given: glob.clone(),
+                    accepted: "a glob that matches a source of a family that is on".into(),
+                });
+            }
+        }
+        Ok(units)
     }
 
     /// The headers that bindgen wraps, of the families that are turned on.

@@ -1,6 +1,10 @@
 //! Compares the machine code of two revisions, symbol names aside: a step that only renames or
 //! moves code leaves it as it was.
 
+// Both revisions are compiled as the build of the working tree compiles.
+#[path = "../../cuda/kernels.rs"]
+mod kernels;
+
 use std::{
     collections::{BTreeMap, HashMap},
     env, fs,
@@ -139,13 +143,10 @@ fn build(arguments: &Arguments, tree: &Path, out: &Path) -> anyhow::Result<PathB
 }
 
 fn compile(arguments: &Arguments, tree: &Path, out: &Path) -> anyhow::Result<()> {
-    let mut kernels = mla_build::Kernels::new()
+    let mut kernels = kernels::kernels(tree, &arguments.families)?
         .root(tree)
-        .sources(format!("cuda/{}", arguments.only))
-        .include("cuda")
-        .cutlass()
-        .out_dir(out)
-        .install_command("cargo xtask toolkit");
+        .only_sources(format!("cuda/{}", arguments.only))
+        .out_dir(out);
     for family in &arguments.families {
         kernels = kernels.enable(family);
     }

@@ -31,7 +31,7 @@ use crate::{
     symbols::Tag,
     target::{self, Target},
     toolkit::{self, Cuda, Found, Pins, Search, Version},
-    unit::{self, Unit},
+    unit::Unit,
     variables, workshop,
 };
 
@@ -196,7 +196,7 @@ impl Plan {
             for_cargo,
         } = Place::of(&kernels)?;
         let headers = kernels.headers(&families, &root)?;
-        let units = unit::discover(&root, &kernels.sources, &families, &kernels.particulars)?;
+        let units = kernels.units(&root, &families)?;
 
         let line_info = compiler::wants_line_info(env::var(variables::LINE_INFO).ok().as_deref())?;
         let install = kernels.install_command.clone();

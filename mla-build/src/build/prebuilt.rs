@@ -311,7 +311,7 @@ fn fitting(
             return Err(refused(&path, field, given, accepted));
         }
     }
-    let units = unit::discover(&root, &kernels.sources, &families, &kernels.particulars)?;
+    let units = kernels.units(&root, &families)?;
     let missing = |unit: &&Unit| !folders.iter().any(|(_, it)| it.find(unit).is_some());
     if let Some(unit) = units.iter().find(missing) {
         let path = folders.last().map_or(root.as_path(), |(folder, _)| folder);

@@ -119,6 +119,28 @@ fn a_flag_of_one_source_concerns_no_other() {
 }
 
 #[test]
+fn of_the_sources_those_are_compiled_that_are_asked_for() {
+    let world = World::new();
+    world.write("package/cuda/sm100/d.cu", "body-d\n");
+    let all = world.kernels().flag_for("cuda/all/**", "-lineinfo");
+    let built = all
+        .clone()
+        .only_sources("cuda/sm90/a.cu")
+        .compile("kernels")
+        .unwrap();
+    let units: Vec<_> = built.report.units.iter().map(|it| &*it.source).collect();
+    assert_eq!(units, ["cuda/sm90/a.cu"]);
+
+    // One of a family that is off is compiled by no build.
+    let off = all.only_sources("cuda/sm100/d.cu").compile("kernels");
+    assert_eq!(
+        off.unwrap_err().to_string(),
+        "only_sources: given \"cuda/sm100/d.cu\", accepted a glob that matches a source of a family \
+         that is on"
+    );
+}
+
+#[test]
 fn ptx_of_one_architecture_is_refused_where_it_cannot_serve() {
     let world = World::new();
     for name in ["compute_80", "sm_80", "ptx"] {
