@@ -45,11 +45,11 @@ MlaStatus launch_variant(const Limits& l, const Shape& s, KernelParams& p, cudaS
     p.pitch = C::pitch(s.rope_dim);
     p.stages = f.stages;
     p.pair = pair_of(s.rows, C::kRows);
-    // Making a part, leaving it and combining it take about as long as two KV tiles, of warps with
-    // roles, which have to fill and to drain, as four.
+    // Making a partial result, storing it and combining it take about as long as two KV tiles, of
+    // warps with roles, which have to fill and to drain, as four.
     p.tile_cost = C::kRoles ? 4 : 2;
     p.least_share = 128 / C::kTokens;
-    // A request in one part has no partial result: that is worth more than a tile's cost.
+    // A request in one split has no partial result: that is worth more than a tile's cost.
     p.even_gain = p.tile_cost * 3 / 2;
     cudaLaunchConfig_t config = {};
     config.gridDim = {unsigned(f.ctas), 1, 1};

@@ -63,7 +63,7 @@ struct KernelParams {
     int tile_cost, least_share;
     // How much longer ranges may be for being even (schedule.cuh).
     int even_gain;
-    // Cycles that a CTA waits for the other parts of a tile of rows; 0: kDefaultPatience, and
+    // Cycles that a CTA waits for the other splits of a tile of rows; 0: kDefaultPatience, and
     // kTilePatience for each KV tile of a CTA's share, since one may have much less than a share.
     int64_t patience;
     // softmax_scale * log2(e), times the cache's scale
