@@ -194,11 +194,7 @@ struct RowSums {
         }
     }
 
-    __device__ void write(const OutputRows<T>& out, const float* inverse, int thread) const {
-        write_half(0, out, inverse, thread);
-        write_half(1, out, inverse, thread);
-    }
-    // What a step has added to.
+    // Writes what a step has added to.
     __device__ __forceinline__ void write_half(int h, const OutputRows<T>& out,
                                                const float* inverse, int thread) const {
         const int first = (thread >> 7) * 64 + 2 * (thread & 3);

@@ -76,13 +76,14 @@ struct PlainOutput {
                     finish_step(std::integral_constant<int, 3>());
                     finish_step(std::integral_constant<int, 2>());
                 }
-                if constexpr (!C::kByRows) finish_step(std::integral_constant<int, 1>());
                 if constexpr (C::kByRows) {
                     // The first half is complete: it goes out while the second one is summed.
                     if (kv_tile + 1 == end && item.splits == 1) {
                         s.stats_full.wait(queue.items & 1);
                         sums.write_half(0, c.output_rows(item), s.inverse, thread);
                     }
+                } else {
+                    finish_step(std::integral_constant<int, 1>());
                 }
                 finish_step(std::integral_constant<int, 0>());
                 free_stage(s.rope_empty[rope.slot], lane);
