@@ -128,7 +128,7 @@ struct Fp8Scores {
                     clear_tail(c.latent_stage(stages.slot), tokens, thread);
                     if (spoils)
                         clear_hidden(c.latent_stage(stages.slot), max(seen_by_all - before, 0),
-                                     warp, lane);
+                                     tokens, warp, lane);
                     s.tail_cleared[slot].arrive();
                 }
                 if (raise) raise_maxima(d, maximum, sum, scale, slot, group, warp, lane);
@@ -389,13 +389,14 @@ struct Fp8Scores {
         }
     }
 
-    // Clears the NaN among the latent values of a warp's tokens from this one on. A row that sees
-    // them has them in its scores already.
-    __device__ void clear_hidden(uint32_t slot, int begin, int warp, int lane) const {
+    // Clears the NaN among the latent values of a warp's tokens from `begin` to `end`. A row that
+    // sees them has them in its scores already; what lies behind the last token is clear_tail's.
+    __device__ void clear_hidden(uint32_t slot, int begin, int end, int warp, int lane) const {
         // Or what follows from them would be computed before, and spilled.
         asm volatile("" : "+r"(warp), "+r"(lane));
+        const int last = min(end, warp * 16 + 16);
 #pragma unroll 1
-        for (int token = max(begin, warp * 16); token < warp * 16 + 16; ++token)
+        for (int token = max(begin, warp * 16); token < last; ++token)
             clear_not_finite<__nv_fp8_e4m3>(slot + (lane >> 3) * L::kGroupBytes + token * 128 +
                                             (lane & 7) * 16);
     }

@@ -86,7 +86,9 @@ struct PlainScores {
                         s.tail_cleared.arrive();
                     }
                 }
-                if (spoils) clear_hidden(latent, max(seen_by_all - kv_tile * kTileTokens, 0), lane);
+                if (spoils)
+                    clear_hidden(latent, max(seen_by_all - kv_tile * kTileTokens, 0),
+                                 min(tokens, kTileTokens), thread);
                 // TMA waited for the same before it filled the stage.
                 s.rope_empty[rope.slot].wait(rope.phase ^ 1);
                 if (has_rows) {
@@ -262,17 +264,18 @@ struct PlainScores {
         return __any_sync(~0u, sum[0] + sum[1] != 0.f);
     }
 
-    // Clears what is not finite among the latent values of the tokens from this one on. A row that
-    // sees them has it in its scores already. Each warp that finds some does so for all, since
-    // others need not have found it: a query may be the reason.
-    __device__ void clear_hidden(LatentRing tile, int begin, int lane) const {
+    // Clears what is not finite among the latent values of these tokens, which some rows do not
+    // see: a row that sees them has it in its scores already. Every warp that has rows finds such a
+    // token, so each clears a share. The tokens behind the last one are clear_tail's.
+    __device__ void clear_hidden(LatentRing tile, int begin, int end, int thread) const {
+        constexpr int threads = N < 16 ? 32 : N / 16 * 32;
         // Or what follows from it would be computed before, and spilled.
-        asm volatile("" : "+r"(lane));
+        asm volatile("" : "+r"(thread));
 #pragma unroll 1
         for (int i = 0; i < 8 / L::kStagePanels; ++i) {
             const uint32_t stage = c.latent_stage(tile.slot);
 #pragma unroll 1
-            for (int at = begin * 8 + lane; at < kTileTokens * 8; at += 32)
+            for (int at = begin * 8 + thread; at < end * 8; at += threads)
 #pragma unroll 1
                 for (int panel = 0; panel < L::kStagePanels; ++panel)
                     clear_not_finite<T>(stage + panel * kPanelBytes + at * 16);
