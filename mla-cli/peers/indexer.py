@@ -4,7 +4,6 @@
 # `mla bench indexer --peers` puts peers.py in front of this, whose protocol and helpers these are, and gives one case
 # in JSON. A line of JSON goes to standard output for each peer and part: its times, or why it refuses.
 
-import types
 import unittest.mock
 
 WIDTH = 128
@@ -142,7 +141,7 @@ class Vllm:
     """vLLM's selections; the translation to slots is not among them."""
 
     def __init__(self, wheels):
-        torch.ops.load_library(shared_object(wheels, "_C_stable_libtorch*.so*", "vllm"))
+        torch.ops.load_library(find(wheels, "_C_stable_libtorch*.so*", "vllm"))
 
     def parts(self, case):
         ops, k, columns = torch.ops._C, case.topk, case.longest
@@ -193,7 +192,7 @@ class VllmLayer:
     def __init__(self, wheels):
         self.gemm = DeepGemm(wheels).library
         for pattern in "_C_stable_libtorch*.so*", "_flashmla_C*.so*":
-            torch.ops.load_library(shared_object(wheels, pattern, "vllm"))
+            torch.ops.load_library(find(wheels, pattern, "vllm"))
         self.kernels = kernels_of_vllm(wheels, "vllm/models/deepseek_v32/nvidia/kernels.py")
         self.slots = kernels_of_vllm(wheels, "vllm/v1/attention/backends/mla/sparse_utils.py")
         self.forward = torch.ops._flashmla_C.sparse_decode_fwd

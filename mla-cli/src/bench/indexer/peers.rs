@@ -191,6 +191,62 @@ mod tests {
         assert_eq!(error, expected);
     }
 
+    const BUILTIN: [&str; 23] = [
+        "FileNotFoundError",
+        "ValueError",
+        "bool",
+        "enumerate",
+        "getattr",
+        "hasattr",
+        "int",
+        "len",
+        "list",
+        "max",
+        "min",
+        "next",
+        "print",
+        "range",
+        "repr",
+        "set",
+        "sorted",
+        "str",
+        "sum",
+        "tuple",
+        "type",
+        "vars",
+        "zip",
+    ];
+
+    /// Nothing here runs the script, which needs torch and a GPU.
+    #[test]
+    fn every_function_that_the_script_calls_by_name_is_there() {
+        let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        let mut calls = 0;
+        for (at, _) in SCRIPT.match_indices('(') {
+            let before = &SCRIPT[..at];
+            let name = &before[before.trim_end_matches(is_name).len()..];
+            let is_method = before[..at - name.len()].ends_with('.');
+            if name.is_empty() || is_method || BUILTIN.contains(&name) {
+                continue;
+            }
+            calls += 1;
+            let is_there = [
+                format!("def {name}("),
+                format!("class {name}"),
+                format!(" {name} = "),
+                format!(" {name}="),
+            ]
+            .iter()
+            .any(|place| SCRIPT.contains(place));
+            assert!(
+                is_there,
+                "{name}, which line {} calls",
+                before.lines().count()
+            );
+        }
+        assert!(calls > 50, "{calls} calls");
+    }
+
     #[test]
     fn peers_run_on_gpus_alone() {
         let args = args("python3".into());
