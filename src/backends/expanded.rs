@@ -7,6 +7,7 @@ use mla_runtime::backend::{Keys, LayerConfig, Output, PrefillCall};
 use mla_runtime::device::Memory as _;
 use mla_runtime::error::{Error, Result};
 use mla_runtime::spec::BackendSpec;
+use mla_runtime::tensor::TensorRef;
 
 use crate::backends::workspace;
 use crate::device::argument::{dtype_code, narrow, wide};
@@ -114,6 +115,38 @@ fn shape(config: &LayerConfig) -> Result<raw::MlaPrefillParams> {
     Ok(params)
 }
 
+/// Where one of the two parts of all keys lies.
+struct KeySource {
+    address: u64,
+    // In elements.
+    token_stride: usize,
+    head_stride: usize,
+}
+
+/// The part of each head, which takes so many bytes of a packed key, and the rotary part.
+fn key_sources(keys: &Keys<'_, Cuda>, nope_bytes: usize) -> [KeySource; 2] {
+    let source = |keys: &TensorRef<'_, Cuda>, offset: usize| KeySource {
+        address: keys.bytes().address() + offset as u64,
+        token_stride: keys.layout().strides[0],
+        head_stride: keys.layout().strides[1],
+    };
+    match keys {
+        Keys::Packed(keys) => [source(keys, 0), source(keys, nope_bytes)],
+        Keys::Split { nope, rope } => {
+            let rope = source(rope, 0);
+            // One head that every head reads.
+            let head_stride = 0;
+            [
+                source(nope, 0),
+                KeySource {
+                    head_stride,
+                    ..rope
+                },
+            ]
+        }
+    }
+}
+
 /// The call, checked, without a workspace; `None` if there is nothing to do.
 fn params(
     config: &LayerConfig,
@@ -125,23 +158,7 @@ fn params(
     let nope = problem.dims.head.nope as usize;
     let (query_tokens, key_tokens) = (call.query.shape()[0], call.values.shape()[0]);
     let (query, value) = (*call.query.layout(), *call.values.layout());
-    let (key_nope, key_nope_layout, key_rope, key_rope_layout) = match &call.keys {
-        Keys::Packed(keys) => {
-            let address = keys.bytes().address();
-            let rotary = address + (nope * problem.dtype.bytes()) as u64;
-            (address, *keys.layout(), rotary, *keys.layout())
-        }
-        Keys::Split {
-            nope: head,
-            rope: shared,
-        } => {
-            let mut shared_layout = *shared.layout();
-            // One head that every head reads.
-            shared_layout.strides[1] = 0;
-            let addresses = (head.bytes().address(), shared.bytes().address());
-            (addresses.0, *head.layout(), addresses.1, shared_layout)
-        }
-    };
+    let [key_nope, key_rope] = key_sources(&call.keys, nope * problem.dtype.bytes());
     let Output::Plain(out) = call.out else {
         return Err(Error::argument("out", "e4m3", problem.dtype));
     };
@@ -161,8 +178,8 @@ fn params(
 
     let mut params = shape(config)?;
     params.query = call.query.bytes().address() as *const _;
-    params.key_nope = key_nope as *const _;
-    params.key_rope = key_rope as *const _;
+    params.key_nope = key_nope.address as *const _;
+    params.key_rope = key_rope.address as *const _;
     params.value = call.values.bytes().address() as *const _;
     params.out = out.into_bytes().address() as *mut _;
     params.lse = lse as *mut _;
@@ -170,10 +187,10 @@ fn params(
     params.cu_key_lens = call.key_starts.bytes().address() as *const _;
     params.query_token_stride = wide("query stride", query.strides[0])?;
     params.query_head_stride = wide("query stride", query.strides[1])?;
-    params.key_nope_token_stride = wide("keys stride", key_nope_layout.strides[0])?;
-    params.key_nope_head_stride = wide("keys stride", key_nope_layout.strides[1])?;
-    params.key_rope_token_stride = wide("keys stride", key_rope_layout.strides[0])?;
-    params.key_rope_head_stride = wide("keys stride", key_rope_layout.strides[1])?;
+    params.key_nope_token_stride = wide("keys stride", key_nope.token_stride)?;
+    params.key_nope_head_stride = wide("keys stride", key_nope.head_stride)?;
+    params.key_rope_token_stride = wide("keys stride", key_rope.token_stride)?;
+    params.key_rope_head_stride = wide("keys stride", key_rope.head_stride)?;
     params.value_token_stride = wide("values stride", value.strides[0])?;
     params.value_head_stride = wide("values stride", value.strides[1])?;
     params.out_token_stride = wide("output stride", out_layout.strides[0])?;

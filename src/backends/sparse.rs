@@ -1,7 +1,7 @@
 //! Calls of sparse absorbed attention as the kernels' C interface takes them, whichever family the
 //! kernel is of.
 
-use mla_runtime::backend::{DecodeCall, LayerConfig, ListedCache, Output};
+use mla_runtime::backend::{DecodeBatch, DecodeCall, LayerConfig, ListedCache, Output};
 use mla_runtime::error::{Error, Result};
 use mla_runtime::spec::BackendSpec;
 
@@ -77,19 +77,29 @@ pub(super) fn params(
     if let Some(second) = &lists.second {
         params.second = listed(second)?;
     }
-    if lists.dense_within > 0 {
-        let batch = &call.batch;
-        params.dense_within = narrow("dense_within", lists.dense_within)?;
-        params.requests = narrow("requests", batch.block_table.requests())?;
-        params.block_table = batch.block_table.entries().bytes().address() as *const _;
-        params.block_table_stride = wide("block table", batch.block_table.max_pages())?;
-        params.seq_lens = batch.seq_lens.bytes().address() as *const _;
-        params.query_starts = batch.query_starts.bytes().address() as *const _;
-    }
+    add_dense_requests(&mut params, lists.dense_within, &call.batch)?;
     params.width = narrow("slots", lists.width)?;
     params.page_size = narrow("page_size", cache.page_size)?;
     params.cache_scale = cache.scale;
     Ok(Some(params))
+}
+
+/// Which requests are dense, if any may be, and where their tokens lie.
+fn add_dense_requests(
+    params: &mut raw::MlaSparseParams,
+    dense_within: usize,
+    batch: &DecodeBatch<'_, Cuda>,
+) -> Result<()> {
+    if dense_within == 0 {
+        return Ok(());
+    }
+    params.dense_within = narrow("dense_within", dense_within)?;
+    params.requests = narrow("requests", batch.block_table.requests())?;
+    params.block_table = batch.block_table.entries().bytes().address() as *const _;
+    params.block_table_stride = wide("block table", batch.block_table.max_pages())?;
+    params.seq_lens = batch.seq_lens.bytes().address() as *const _;
+    params.query_starts = batch.query_starts.bytes().address() as *const _;
+    Ok(())
 }
 
 /// A second cache and its lists.

@@ -85,6 +85,65 @@ impl Blas {
                     .to_owned(),
             });
         };
+        let product = Product::new((a, a_layout), (b, b_layout), c_layout)?;
+        let ([left, right], [batch, m, n, k]) = (product.factors, product.extents);
+        let (alpha, beta) = (1f32, 0f32);
+        // SAFETY: the layouts were checked to lie within their bytes, and the product's operands
+        // describe the same elements in the order that cuBLAS counts them. `alpha` and `beta` are on the host,
+        // of the compute type, and read before the call returns. The handle's stream and workspace
+        // live.
+        unsafe {
+            sys::cublasGemmStridedBatchedEx_64(
+                handle.raw,
+                right.operand.operation(),
+                left.operand.operation(),
+                n as i64,
+                m as i64,
+                k as i64,
+                (&raw const alpha).cast(),
+                right.address as *const _,
+                product.dtype,
+                right.operand.row_stride,
+                right.operand.batch_stride,
+                left.address as *const _,
+                product.dtype,
+                left.operand.row_stride,
+                left.operand.batch_stride,
+                (&raw const beta).cast(),
+                c as *mut _,
+                product.dtype,
+                product.out.row_stride,
+                product.out.batch_stride,
+                batch as i64,
+                sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+                sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
+            )
+            .result()
+            .map_err(failed("gemm"))
+        }
+    }
+}
+
+// `out[i] = left[i] · right[i]`, with rows of `out` that are contiguous.
+struct Product {
+    factors: [Factor; 2],
+    out: Operand,
+    // Of the batch, of rows and columns of the result, and of the inner dimension.
+    extents: [usize; 4],
+    dtype: sys::cudaDataType_t,
+}
+
+struct Factor {
+    address: u64,
+    operand: Operand,
+}
+
+impl Product {
+    fn new(
+        (a, a_layout): (Bytes<'_>, &Layout),
+        (b, b_layout): (Bytes<'_>, &Layout),
+        c_layout: &Layout,
+    ) -> Result<Self> {
         // As they are named where one is refused.
         let (a, b) = (("gemm a", a, a_layout), ("gemm b", b, b_layout));
         let is_row_major = is_contiguous(c_layout, 2);
@@ -93,55 +152,27 @@ impl Blas {
             true => ((a, b), |layout| *layout),
             false => ((b, a), transposed),
         };
-        let operand = |(name, _, layout): (&'static str, Bytes<'_>, &Layout)| {
-            Operand::new(&turn(layout)).ok_or_else(|| strides_refused(name, layout))
+        let factor = |(name, bytes, layout): (&'static str, Bytes<'_>, &Layout)| {
+            let operand =
+                Operand::new(&turn(layout)).ok_or_else(|| strides_refused(name, layout))?;
+            let address = bytes.address();
+            Ok::<_, Error>(Factor { address, operand })
         };
         let out = turn(c_layout);
-        let c_operand = Operand::new(&out)
-            .filter(|operand| !operand.transposed)
-            .ok_or_else(|| strides_refused("gemm c", c_layout))?;
-        let (a_operand, b_operand) = (operand(left)?, operand(right)?);
         let [batch, m, n] = out.shape;
         let k = turn(left.2).shape[2];
-        let dtype = match out.dtype {
-            DType::F32 => sys::cudaDataType_t::CUDA_R_32F,
-            DType::F16 => sys::cudaDataType_t::CUDA_R_16F,
-            DType::BF16 => sys::cudaDataType_t::CUDA_R_16BF,
-        };
-        let (alpha, beta) = (1f32, 0f32);
-        // SAFETY: the layouts were checked to lie within their bytes, and the operands describe the
-        // same elements in the order that cuBLAS counts them. `alpha` and `beta` are on the host,
-        // of the compute type, and read before the call returns. The handle's stream and workspace
-        // live.
-        unsafe {
-            sys::cublasGemmStridedBatchedEx_64(
-                handle.raw,
-                b_operand.operation(),
-                a_operand.operation(),
-                n as i64,
-                m as i64,
-                k as i64,
-                (&raw const alpha).cast(),
-                right.1.address() as *const _,
-                dtype,
-                b_operand.row_stride,
-                b_operand.batch_stride,
-                left.1.address() as *const _,
-                dtype,
-                a_operand.row_stride,
-                a_operand.batch_stride,
-                (&raw const beta).cast(),
-                c as *mut _,
-                dtype,
-                c_operand.row_stride,
-                c_operand.batch_stride,
-                batch as i64,
-                sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
-                sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
-            )
-            .result()
-            .map_err(failed("gemm"))
-        }
+        Ok(Self {
+            out: Operand::new(&out)
+                .filter(|operand| !operand.transposed)
+                .ok_or_else(|| strides_refused("gemm c", c_layout))?,
+            factors: [factor(left)?, factor(right)?],
+            extents: [batch, m, n, k],
+            dtype: match out.dtype {
+                DType::F32 => sys::cudaDataType_t::CUDA_R_32F,
+                DType::F16 => sys::cudaDataType_t::CUDA_R_16F,
+                DType::BF16 => sys::cudaDataType_t::CUDA_R_16BF,
+            },
+        })
     }
 }
 

@@ -503,6 +503,26 @@ fn write_params(
     Ok(params)
 }
 
+/// Refuses arrays of other lengths than the segments of these rows have, and more rows than `room`.
+/// Returns the number of segments.
+fn check_segments(rows: &GatherRows<'_, Cuda>, room: usize) -> Result<usize> {
+    if rows.rows > room {
+        let accepted = format!("at most {room}");
+        return Err(Error::argument("rows", rows.rows, accepted));
+    }
+    let segments = rows.row_starts.len().saturating_sub(1);
+    for (name, given) in [
+        ("token starts", rows.token_starts.len()),
+        ("block table requests", rows.block_table.requests()),
+    ] {
+        if given != segments {
+            let accepted = format!("{segments}, one per segment");
+            return Err(Error::argument(name, given, accepted));
+        }
+    }
+    Ok(segments)
+}
+
 /// What a gather of these rows takes, every tensor checked.
 fn gather_params(
     cache: &CacheRef<'_, Cuda>,
@@ -521,26 +541,7 @@ fn gather_params(
         .require("gathered rope", dtype, [room, 1, rope_dim])?;
     unit_columns("gathered latent", latent.layout())?;
     unit_columns("gathered rope", rope.layout())?;
-    if rows.rows > room {
-        return Err(Error::argument(
-            "rows",
-            rows.rows,
-            format!("at most {room}"),
-        ));
-    }
-    let segments = rows.row_starts.len().saturating_sub(1);
-    for (name, given) in [
-        ("token starts", rows.token_starts.len()),
-        ("block table requests", rows.block_table.requests()),
-    ] {
-        if given != segments {
-            return Err(Error::argument(
-                name,
-                given,
-                format!("{segments}, one per segment"),
-            ));
-        }
-    }
+    let segments = check_segments(rows, room)?;
     let (latent_stride, rope_stride) = (latent.layout().strides[0], rope.layout().strides[0]);
     Ok(raw::MlaCacheGatherParams {
         cache: cache.bytes().address() as *const _,

@@ -73,38 +73,13 @@ impl<D: Operations> Attention<D> {
         mut cache: CacheMut<'_, D>,
         tokens: usize,
     ) -> Result<()> {
-        let Common {
-            layer,
-            config,
-            rotary,
-        } = common;
-        let [hidden, heads, rank, latent, rope, qk, v, kv_b] = widths(config);
-        let (device, eps, s) = (layer.device(), config.widths.rms_norm_eps, scratch);
+        let Common { layer, rotary, .. } = common;
+        let [hidden, heads, _, latent, rope, qk, v, kv_b] = widths(&common.config);
+        let (device, s) = (layer.device(), scratch);
         let flat = |width: usize| [1, tokens, width];
         let rows = |width: usize| [tokens, 1, width];
-
-        let normed = s.normed.view(flat(hidden))?;
-        device.gemm_weights(
-            normed,
-            self.q_a.view([1, hidden, rank])?,
-            s.q_a.view_mut(flat(rank))?,
-        )?;
-        let weight = self.q_norm.view(rows_of(rank))?;
-        device.norm(
-            s.q_a.view(rows(rank))?,
-            weight,
-            eps,
-            s.q_normed.view_mut(rows(rank))?,
-        )?;
-        let q_b = self.q_b.view([1, rank, heads * qk])?;
-        let query = s.query.view_mut(flat(heads * qk))?;
-        device.gemm_weights(s.q_normed.view(flat(rank))?, q_b, query)?;
-
-        let kv_a = self.kv_a.view([1, hidden, latent + rope])?;
-        device.gemm_weights(normed, kv_a, s.kv_a.view_mut(flat(latent + rope))?)?;
-        let compressed = s.kv_a.view(rows(latent + rope))?.narrow(2, 0..latent)?;
-        let weight = self.kv_norm.view(rows_of(latent))?;
-        device.norm(compressed, weight, eps, s.latent.view_mut(rows(latent))?)?;
+        self.enqueue_queries(common, s, tokens)?;
+        self.enqueue_latents(common, s, tokens)?;
 
         // The library, for each layer of a step:
         let weights = self.kv_b.view([1, heads * kv_b, latent])?.transpose(1, 2);
@@ -126,6 +101,49 @@ impl<D: Operations> Attention<D> {
             s.attended.view(flat(heads * v))?,
             out,
             s.delta.view_mut(flat(hidden))?,
+        )
+    }
+
+    // The queries of all heads, by way of a normed row of fewer values.
+    fn enqueue_queries(&self, common: &Common<D>, s: &mut Scratch<D>, tokens: usize) -> Result<()> {
+        let [hidden, heads, rank, _, _, qk, ..] = widths(&common.config);
+        let (device, eps) = (common.layer.device(), common.config.widths.rms_norm_eps);
+        let flat = |width: usize| [1, tokens, width];
+        let rows = |width: usize| [tokens, 1, width];
+        device.gemm_weights(
+            s.normed.view(flat(hidden))?,
+            self.q_a.view([1, hidden, rank])?,
+            s.q_a.view_mut(flat(rank))?,
+        )?;
+        device.norm(
+            s.q_a.view(rows(rank))?,
+            self.q_norm.view(rows_of(rank))?,
+            eps,
+            s.q_normed.view_mut(rows(rank))?,
+        )?;
+        device.gemm_weights(
+            s.q_normed.view(flat(rank))?,
+            self.q_b.view([1, rank, heads * qk])?,
+            s.query.view_mut(flat(heads * qk))?,
+        )
+    }
+
+    // What the cache holds of each token: the normed latents, and beside them the rotary keys.
+    fn enqueue_latents(&self, common: &Common<D>, s: &mut Scratch<D>, tokens: usize) -> Result<()> {
+        let [hidden, _, _, latent, rope, ..] = widths(&common.config);
+        let (device, eps) = (common.layer.device(), common.config.widths.rms_norm_eps);
+        let flat = |width: usize| [1, tokens, width];
+        let rows = |width: usize| [tokens, 1, width];
+        device.gemm_weights(
+            s.normed.view(flat(hidden))?,
+            self.kv_a.view([1, hidden, latent + rope])?,
+            s.kv_a.view_mut(flat(latent + rope))?,
+        )?;
+        device.norm(
+            s.kv_a.view(rows(latent + rope))?.narrow(2, 0..latent)?,
+            self.kv_norm.view(rows_of(latent))?,
+            eps,
+            s.latent.view_mut(rows(latent))?,
         )
     }
 }

@@ -183,13 +183,9 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             prepared.state,
             prepared.metadata,
         )?;
-        match &wide {
-            Some(wide) => {
-                let own = wide.as_ref().narrow(2, 0..tokens.out.shape()[2])?;
-                self.device.copy(own, tokens.out.reborrow())
-            }
-            None => Ok(()),
-        }
+        let Some(wide) = &wide else { return Ok(()) };
+        let own = wide.as_ref().narrow(2, 0..tokens.out.shape()[2])?;
+        self.device.copy(own, tokens.out.reborrow())
     }
 
     /// Where outputs go that are wider than those of a call, `[T, H, V]`, if the backend's are.
