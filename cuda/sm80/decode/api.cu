@@ -1,5 +1,6 @@
 // The C interface of this kernel: checks every argument, chooses the instantiation, launches.
 
+#include "sm80/device_limits.cuh"
 #include "sm80/mla_sm80.h"
 #include "variants.cuh"
 

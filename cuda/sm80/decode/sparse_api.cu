@@ -1,6 +1,7 @@
 // The C interface of sparse attention: every query token is a request of one token, whose list of
 // slots stands in the block table's place.
 
+#include "sm80/device_limits.cuh"
 #include "sm80/mla_sm80.h"
 #include "variants.cuh"
 

@@ -1,6 +1,7 @@
 // The C interface of this kernel: checks every argument, chooses the instantiation, launches.
 
 #include "launch.cuh"
+#include "sm80/device_limits.cuh"
 #include "sm80/mla_sm80.h"
 
 namespace mla::sm80::prefill {

@@ -1,0 +1,45 @@
+// How a launch asks for what the device has. Kernels are compiled without the family's header, or a
+// new declaration there would compile them all again.
+#pragma once
+
+#include <algorithm>
+
+#include "sm80/limits.cuh"
+#include "sm80/mla_sm80.h"
+
+namespace mla::sm80 {
+
+// Of the current device, or less where `most` says so. What the driver said is remembered.
+inline MlaStatus device_limits(const MlaDeviceLimits* most, Limits& limits) {
+    static std::atomic<int> known[kMaxDevices][3];
+    int device;
+    cudaError_t e = cudaGetDevice(&device);
+    if (e != cudaSuccess) return cuda_status("cudaGetDevice", e);
+    if (device >= kMaxDevices) return unsupported("device", device, "an ordinal below 64");
+    const cudaDeviceAttr attributes[3] = {cudaDevAttrMaxSharedMemoryPerBlockOptin,
+                                          cudaDevAttrMaxSharedMemoryPerMultiprocessor,
+                                          cudaDevAttrMultiProcessorCount};
+    int values[3];
+    for (int i = 0; i < 3; ++i) {
+        values[i] = known[device][i].load(std::memory_order_relaxed);
+        if (values[i] > 0) continue;
+        if ((e = cudaDeviceGetAttribute(&values[i], attributes[i], device)) != cudaSuccess)
+            return cuda_status("cudaDeviceGetAttribute", e);
+        known[device][i].store(values[i], std::memory_order_relaxed);
+    }
+    limits = {device, values[0], values[1], values[2]};
+    if (!most) return ok();
+    if (most->shared_memory_bytes < 0)
+        return refuse("shared_memory_bytes", most->shared_memory_bytes, "0 or more");
+    if (most->multiprocessors < 0)
+        return refuse("multiprocessors", most->multiprocessors, "0 or more");
+    if (most->shared_memory_bytes > 0) {
+        limits.shared_of_cta = std::min(limits.shared_of_cta, most->shared_memory_bytes);
+        limits.shared_of_sm = std::min(limits.shared_of_sm, most->shared_memory_bytes + kReserved);
+    }
+    if (most->multiprocessors > 0)
+        limits.multiprocessors = std::min(limits.multiprocessors, most->multiprocessors);
+    return ok();
+}
+
+}  // namespace mla::sm80
