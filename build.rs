@@ -62,6 +62,8 @@ fn modules(families: &[String]) -> Result<String, Box<dyn Error>> {
         "{modules}\n\
          /// The families that this build compiled, and their targets.\n\
          pub const FAMILIES: &[CompiledFamily] = &[\n{compiled}];\n\n\
+         /// The features that compile a family each, on or off.\n\
+         pub const FAMILY_FEATURES: &[&str] = &{families:?};\n\n\
          /// The built-in prefill backends, to [choose from](mla_runtime::dispatch). {absent}\n\
          pub type PrefillBackends = {prefill};\n\n\
          /// The built-in decode backends, to [choose from](mla_runtime::dispatch). {absent}\n\

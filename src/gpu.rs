@@ -42,9 +42,9 @@ mod imp {
     use super::{Cause, Gpu};
 
     pub(super) fn gpu(_ordinal: usize) -> Result<Gpu, Cause> {
-        Err(Cause::FeatureOff {
+        Err(Cause::FeaturesOff {
             package: env!("CARGO_PKG_NAME"),
-            feature: "sm90",
+            features: crate::FAMILY_FEATURES,
         })
     }
 }
@@ -127,7 +127,10 @@ mod tests {
                 );
             }
             Err(cause) => {
-                assert_eq!(cause.to_string(), "feature `sm90` of mla-kernels is off");
+                assert_eq!(
+                    cause.to_string(),
+                    "none of the features `sm80`, `sm90`, `sm100` of mla-kernels is on"
+                );
             }
         }
     }

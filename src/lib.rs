@@ -21,7 +21,7 @@ mod library;
 #[cfg(feature = "gpu")]
 pub mod raw;
 
-pub use backends::{DecodeBackends, FAMILIES, PrefillBackends};
+pub use backends::{DecodeBackends, FAMILIES, FAMILY_FEATURES, PrefillBackends};
 #[cfg(feature = "gpu")]
 pub use device::Cuda;
 pub use gpu::{Gpu, present_gpu};

@@ -122,6 +122,18 @@ fn the_first_program_of_the_guide_is_short_and_has_one_dependency() {
     }
 }
 
+/// The first `cargo mla` compiles for minutes: whoever waits sees what.
+#[test]
+fn the_command_s_alias_shows_what_is_compiled() {
+    let aliases = fs::read_to_string(root().join(".cargo/config.toml")).unwrap();
+    let mut lines = aliases.lines();
+    let alias = lines.find(|line| line.starts_with("mla = ")).unwrap();
+    assert!(
+        !alias.contains("quiet") && !alias.contains(" -q"),
+        "{alias}"
+    );
+}
+
 /// The pages that a user reads first.
 #[test]
 fn the_manuals_keep_to_120_columns() {

@@ -4,6 +4,7 @@ use std::fmt::Display;
 
 use clap::ValueEnum;
 use mla_cpu::Cpu;
+use mla_runtime::availability::Cause;
 use mla_runtime::backend::StepLimits;
 use mla_runtime::batch::BatchSpec;
 use mla_runtime::indexer::IndexDevice;
@@ -11,6 +12,8 @@ use mla_runtime::plan::memory::MemoryPlan;
 
 use crate::error::CliError;
 use crate::figures::size;
+#[cfg(feature = "gpu")]
+use crate::progress::Progress;
 use crate::stopwatch::Stopwatch;
 
 /// A device by name.
@@ -120,11 +123,15 @@ fn run_indexed_on_gpu<J: IndexedJob>(job: J) -> Result<J::Output, CliError> {
 
 #[cfg(not(feature = "sm90"))]
 fn run_indexed_on_gpu<J: IndexedJob>(_: J) -> Result<J::Output, CliError> {
-    Err(CliError::Argument {
-        argument: "--device",
-        given: "cuda for a model with an indexer, but feature `sm90` is off".into(),
-        accepted: "cpu, or --dense; for cuda, build with `--features sm90`".into(),
-    })
+    let cause = Cause::FeatureOff {
+        package: env!("CARGO_PKG_NAME"),
+        feature: "sm90",
+    };
+    Err(CliError::argument(
+        "--device",
+        format!("cuda for a model with an indexer, but {cause}"),
+        format!("cpu, or --dense; for cuda, {}", cause.remedy()),
+    ))
 }
 
 fn cpu() -> (Cpu, About) {
@@ -144,6 +151,9 @@ fn run_on_gpu<J: Job>(job: J) -> Result<J::Output, CliError> {
 
 #[cfg(feature = "gpu")]
 fn cuda() -> Result<(mla_kernels::Cuda, About), CliError> {
+    // A driver may take seconds for its first context.
+    let progress = Progress::spinner();
+    progress.step("opening the GPU");
     let gpu = mla_kernels::present_gpu().map_err(refused)?;
     let device = mla_kernels::Cuda::new(gpu.ordinal)?;
     let about = About {
@@ -155,18 +165,18 @@ fn cuda() -> Result<(mla_kernels::Cuda, About), CliError> {
 
 #[cfg(not(feature = "gpu"))]
 fn run_on_gpu<J: Job>(_: J) -> Result<J::Output, CliError> {
-    Err(refused(mla_runtime::availability::Cause::FeatureOff {
+    Err(refused(Cause::FeaturesOff {
         package: env!("CARGO_PKG_NAME"),
-        feature: "sm90",
+        features: mla_kernels::FAMILY_FEATURES,
     }))
 }
 
-fn refused(cause: mla_runtime::availability::Cause) -> CliError {
-    CliError::Argument {
-        argument: "--device",
-        given: format!("cuda, but {cause}"),
-        accepted: format!("cpu; for cuda, {}", cause.remedy()),
-    }
+fn refused(cause: Cause) -> CliError {
+    CliError::argument(
+        "--device",
+        format!("cuda, but {cause}"),
+        format!("cpu; for cuda, {}", cause.remedy()),
+    )
 }
 
 /// What the system says can be used without swapping; `None` where it does not say.

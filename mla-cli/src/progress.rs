@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// How long a run is silent before a terminal shows that it is at work.
+/// How long a run is silent before it shows that it is at work.
 const PATIENCE: Duration = Duration::from_millis(700);
-/// How far apart lines of a log are, and how late the first one is.
+/// How far apart lines of a log are.
 const CALM: Duration = Duration::from_secs(10);
 
 /// Tells on standard error what is being done: on a terminal by a bar that leaves no trace, into a pipe
@@ -26,8 +26,8 @@ enum Audience {
     Nobody,
     /// The bar is drawn from the first step after this moment on.
     Terminal(Instant),
-    /// Lines, the newest of which is written when it is time.
-    Log(Sender<String>),
+    /// Steps, the newest of which is written when it is time, and `None` for a line that was written.
+    Log(Sender<Option<String>>),
 }
 
 impl Audience {
@@ -36,7 +36,7 @@ impl Audience {
             return Self::Terminal(Instant::now() + patience);
         }
         let (sender, messages) = mpsc::channel();
-        thread::spawn(move || write_calmly(&messages, CALM, tell));
+        thread::spawn(move || write_calmly(&messages, [PATIENCE, CALM], tell));
         Self::Log(sender)
     }
 }
@@ -66,11 +66,12 @@ impl Progress {
         Self { bar, audience }
     }
 
-    /// What is being done now. A log has such a line every [`CALM`] at most.
+    /// What is being done now. A log has such a line after [`PATIENCE`] if it has none before, and then one after
+    /// [`CALM`] without another line.
     pub(crate) fn step(&self, what: impl Into<String>) {
         let what = what.into();
         match &self.audience {
-            Audience::Log(lines) => drop(lines.send(what)),
+            Audience::Log(lines) => drop(lines.send(Some(what))),
             _ => self.draw(what),
         }
     }
@@ -78,7 +79,7 @@ impl Progress {
     /// What begins now: a part that is worth a line of a log, however soon after another.
     pub(crate) fn begin(&self, what: &str) {
         match &self.audience {
-            Audience::Log(_) => tell(what),
+            Audience::Log(lines) => tell_at_once(what, lines),
             _ => self.draw(what.to_owned()),
         }
     }
@@ -88,7 +89,9 @@ impl Progress {
         self.bar.set_length(rows as u64);
         self.bar.set_position(number as u64 - 1);
         match &self.audience {
-            Audience::Log(_) => tell(&format!("row {number} of {rows}: {what}")),
+            Audience::Log(lines) => {
+                tell_at_once(&format!("row {number} of {rows}: {what}"), lines);
+            }
             _ => self.draw(what.to_owned()),
         }
     }
@@ -124,24 +127,43 @@ impl Progress {
     }
 }
 
+/// Writes a line of a log that does not wait for its time.
+fn tell_at_once(line: &str, steps: &Sender<Option<String>>) {
+    tell(line);
+    let _ = steps.send(None);
+}
+
 /// Writes to standard error. Whoever reads it may stop before its end.
 pub(crate) fn tell(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
-/// Writes the newest message whenever `interval` has passed since the last line, until nobody can send more.
-fn write_calmly(messages: &Receiver<String>, interval: Duration, write: impl Fn(&str)) {
-    let mut due = Instant::now() + interval;
-    while let Ok(mut newest) = messages.recv() {
-        loop {
-            match messages.recv_timeout(due.saturating_duration_since(Instant::now())) {
-                Ok(newer) => newest = newer,
-                Err(RecvTimeoutError::Timeout) => break,
-                Err(RecvTimeoutError::Disconnected) => return,
+/// Writes the newest step when `patience` has passed, and then whenever `interval` has since the last line, until
+/// nobody can send more. What comes as `None` is a line that somebody else has written.
+fn write_calmly(
+    messages: &Receiver<Option<String>>,
+    [patience, interval]: [Duration; 2],
+    write: impl Fn(&str),
+) {
+    let mut due = Instant::now() + patience;
+    let mut newest: Option<String> = None;
+    loop {
+        let message = match newest {
+            None => messages.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(_) => messages.recv_timeout(due.saturating_duration_since(Instant::now())),
+        };
+        match message {
+            Ok(step @ Some(_)) => newest = step,
+            Ok(None) => {
+                newest = None;
+                due = Instant::now() + interval;
             }
+            Err(RecvTimeoutError::Timeout) => {
+                newest.take().iter().for_each(|line| write(line));
+                due = Instant::now() + interval;
+            }
+            Err(RecvTimeoutError::Disconnected) => return,
         }
-        write(&newest);
-        due = Instant::now() + interval;
     }
 }
 
@@ -158,23 +180,53 @@ mod tests {
         let lines = Mutex::new(Vec::new());
         thread::scope(|scope| {
             let write = |line: &str| lines.lock().unwrap().push(line.to_owned());
-            let log = scope.spawn(move || write_calmly(&messages, interval, write));
+            let log = scope.spawn(move || write_calmly(&messages, [interval; 2], write));
             for step in 0..1000 {
-                sender.send(step.to_string()).unwrap();
+                sender.send(Some(step.to_string())).unwrap();
             }
             // The last one is not lost, though nothing comes after it.
             while lines.lock().unwrap().last().map(String::as_str) != Some("999") {
                 thread::sleep(interval / 5);
             }
-            sender
-                .send("never shown: the run ends before its time".to_owned())
-                .unwrap();
+            let late = "never shown: the run ends before its time";
+            sender.send(Some(late.to_owned())).unwrap();
             drop(sender);
             log.join().unwrap();
         });
         let lines = lines.into_inner().unwrap();
         assert!(lines.len() <= 20, "{} lines", lines.len());
         assert_eq!(lines.last().unwrap(), "999");
+    }
+
+    #[test]
+    fn a_log_s_first_line_does_not_wait_as_long_as_the_others() {
+        let hour = Duration::from_secs(3600);
+        let (sender, messages) = mpsc::channel();
+        let (written, lines) = mpsc::channel();
+        let write = move |line: &str| written.send(line.to_owned()).unwrap();
+        let log = thread::spawn(move || write_calmly(&messages, [Duration::ZERO, hour], write));
+        sender.send(Some("allocating".to_owned())).unwrap();
+        assert_eq!(lines.recv().unwrap(), "allocating");
+        sender.send(Some("never shown".to_owned())).unwrap();
+        drop(sender);
+        log.join().unwrap();
+        assert_eq!(lines.recv().ok(), None);
+    }
+
+    #[test]
+    fn a_step_is_not_told_soon_after_another_line() {
+        let hour = Duration::from_secs(3600);
+        let (sender, messages) = mpsc::channel();
+        let log = thread::spawn(move || {
+            write_calmly(&messages, [Duration::ZERO, hour], |line| {
+                panic!("{line} was written")
+            });
+        });
+        sender.send(None).unwrap();
+        sender.send(Some("timing".to_owned())).unwrap();
+        thread::sleep(Duration::from_millis(50));
+        drop(sender);
+        log.join().unwrap();
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! `mla run` as a user runs it, on a model small enough for unoptimised code.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
@@ -38,11 +39,8 @@ fn mla_of(config: &str, name: &str, arguments: &str) -> Output {
 fn printed(name: &str, arguments: &str) -> String {
     let output = mla(name, arguments);
     let stderr = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(
-        (output.status.code(), &*stderr),
-        (Some(0), ""),
-        "{arguments}"
-    );
+    assert_eq!(output.status.code(), Some(0), "{arguments}: {stderr}");
+    assert!(stderr.starts_with("running "), "{arguments}: {stderr}");
     String::from_utf8(output.stdout).unwrap()
 }
 
@@ -152,8 +150,8 @@ fn a_model_with_an_indexer_attends_to_its_lists() {
         ),
         (
             "--batch q4 --device cuda",
-            "error: --device: given cuda for a model with an indexer, but feature `sm90` is off, \
-             accepted cpu, or --dense; for cuda, build with `--features sm90`\n",
+            "error: --device: given cuda for a model with an indexer, but feature `sm90` of mla-cli is \
+             off, accepted cpu, or --dense; for cuda, build with `--features sm90`\n",
         ),
     ] {
         if cfg!(feature = "gpu") && arguments.contains("cuda") {
@@ -163,6 +161,27 @@ fn a_model_with_an_indexer_attends_to_its_lists() {
         assert_eq!(String::from_utf8(output.stderr).unwrap(), message);
         assert_eq!(output.status.code(), Some(2));
     }
+}
+
+#[test]
+fn a_pipe_is_told_what_runs_before_it_ends() {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("run_told.json");
+    fs::write(&path, CONFIG).unwrap();
+    let mut run = Command::new(env!("CARGO_BIN_EXE_mla"))
+        .args(["run", "--batch", "q1k", "--repeat", "1000", "--config"])
+        .arg(&path)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(run.stderr.take().unwrap()).lines();
+    let first = lines.next().expect("a line at once").unwrap();
+    let said = format!("running q1k of {} on cpu (", path.display());
+    assert!(first.starts_with(&said), "{first}");
+    run.kill().unwrap();
+    // It was told before there was a result.
+    let output = run.wait_with_output().unwrap();
+    assert!(output.stdout.is_empty(), "{output:?}");
 }
 
 #[test]
@@ -311,8 +330,8 @@ fn without_a_kernel_feature_the_gpu_is_refused_with_the_feature() {
         (output.status.code(), &*stderr),
         (
             Some(2),
-            "error: --device: given cuda, but feature `sm90` of mla-cli is off, accepted cpu; for cuda, build \
-             with `--features sm90`\n"
+            "error: --device: given cuda, but none of the features `sm80`, `sm90`, `sm100` of mla-cli is \
+             on, accepted cpu; for cuda, build with `--features` and one of these: sm80, sm90, sm100\n"
         )
     );
 }

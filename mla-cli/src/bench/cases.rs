@@ -3,11 +3,13 @@
 use std::path::Path;
 
 use mla_runtime::batch::{MAX_LEN, MAX_REQUESTS, Request};
+use mla_runtime::dims::MAX_DIM;
 use mla_runtime::kv_format::KvFormat;
 use rand_mt::Mt;
 use serde::Deserialize;
 
 use super::lists::{ListKind, Lists};
+use crate::args::MAX_LIST_WIDTH;
 use crate::error::CliError;
 
 /// The whole file.
@@ -184,6 +186,12 @@ impl Sparse {
             let names = names.join(", ");
             return Err(format!("cache: given {:?}, accepted {names}", self.cache));
         };
+        if !(1..=MAX_LIST_WIDTH).contains(&self.topk) {
+            return Err(format!(
+                "topk: given {}, accepted 1 to {MAX_LIST_WIDTH}",
+                self.topk
+            ));
+        }
         let valid = self.valid.unwrap_or(self.topk);
         if !(1..=self.topk).contains(&valid) {
             return Err(format!("valid: given {valid}, accepted 1 to topk"));
@@ -231,8 +239,14 @@ impl Prefill {
 
 impl Case {
     fn checked(self) -> Result<Self, String> {
-        if self.heads == 0 {
-            return Err("h: given 0, accepted 1 and up".to_owned());
+        if !(1..=MAX_DIM).contains(&self.heads) {
+            return Err(format!("h: given {}, accepted 1 to {MAX_DIM}", self.heads));
+        }
+        if self.requests.len() > MAX_REQUESTS {
+            return Err(format!(
+                "given {} requests, accepted: at most {MAX_REQUESTS}",
+                self.requests.len()
+            ));
         }
         if self.requests.is_empty() {
             return Err("given no request, accepted: at least one".to_owned());
@@ -322,11 +336,29 @@ mod tests {
             let error = sparse(&format!("{case}{rest}")).unwrap_err();
             assert!(error.contains(message), "{rest}: {error}");
         }
-        let error = sparse(&format!("{}}}", case.replace("fp8_ds_mla", "odd"))).unwrap_err();
-        assert!(
-            error.contains(r#"cache: given "odd", accepted "#),
-            "{error}"
-        );
+        let refusals = [
+            ("fp8_ds_mla", "odd", r#"cache: given "odd", accepted "#),
+            (
+                "\"topk\": 8",
+                "\"topk\": 4000000000",
+                "topk: given 4000000000, accepted 1 to 1048576",
+            ),
+            ("\"topk\": 8", "\"topk\": 0", "topk: given 0, accepted 1 to"),
+            (
+                "\"b\": 2",
+                "\"b\": 1048577",
+                "b: given 1048577, accepted 1 to 1048576",
+            ),
+            (
+                "\"h\": 16",
+                "\"h\": 4000000000",
+                "h: given 4000000000, accepted 1 to 65536",
+            ),
+        ];
+        for (from, to, message) in refusals {
+            let error = sparse(&format!("{}}}", case.replace(from, to))).unwrap_err();
+            assert!(error.contains(message), "{to}: {error}");
+        }
 
         let decode = |case: &str| {
             let text = format!(r#"{{"protocol": "", "decode": [{case}]}}"#);

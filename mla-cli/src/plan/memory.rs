@@ -109,10 +109,12 @@ fn needs(
     rows: u32,
 ) -> Result<MemoryNeeds, CliError> {
     let layers = args.layers.or(model.config.layers);
-    let layers = layers.ok_or_else(|| CliError::Argument {
-        argument: "--layers",
-        given: "none, and none in the configuration (num_hidden_layers)".to_owned(),
-        accepted: "1 and up".to_owned(),
+    let layers = layers.ok_or_else(|| {
+        CliError::argument(
+            "--layers",
+            "none, and none in the configuration (num_hidden_layers)",
+            "1 and up",
+        )
     })?;
     let problem = Problem::new(model.config.dims, model.heads, model.dtype)
         .with_kv_format(kv_format)
@@ -158,11 +160,11 @@ fn fitted(
                 }
             }
         }
-        (Some(_), Some(_)) => Err(CliError::Argument {
-            argument: "--fit",
-            given: "together with both --tokens and --rows, which leaves nothing to find".into(),
-            accepted: "with at most one of them".into(),
-        }),
+        (Some(_), Some(_)) => Err(CliError::argument(
+            "--fit",
+            "together with both --tokens and --rows, which leaves nothing to find",
+            "with at most one of them",
+        )),
     }
 }
 

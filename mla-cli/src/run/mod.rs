@@ -156,6 +156,10 @@ fn run<D: Device, L: Lists<D>>(
     let (layer, workload) = (&step.layer, &step.workload);
 
     let progress = Progress::spinner();
+    progress.begin(&format!(
+        "running {} of {} on {}",
+        args.on.batch, model.name, about.description
+    ));
     progress.step("allocating");
     let mut workspace = layer.workspace(&step.limits)?;
     let mut data = Data::new(device, &step.config, workload, args.on.seed, &progress)?;

@@ -24,6 +24,13 @@ pub enum Cause {
         /// The feature.
         feature: &'static str,
     },
+    /// Of the Cargo features that compile it, each for other devices, none is on.
+    FeaturesOff {
+        /// The crate whose features they are.
+        package: &'static str,
+        /// The features, of which one is enough.
+        features: &'static [&'static str],
+    },
     /// The machine has no driver for its kind of device.
     NoDriver,
     /// There is a driver, but no device.
@@ -81,6 +88,13 @@ impl Cause {
                 text.push(package);
                 text.push(" is off");
             }
+            Self::FeaturesOff { package, features } => {
+                text.push("none of the features ");
+                write_list(features, "`", text);
+                text.push(" of ");
+                text.push(package);
+                text.push(" is on");
+            }
             Self::NoDriver => text.push("no driver on this machine"),
             Self::NoDevice => text.push("no device on this machine"),
             Self::LibraryMissing(library) => {
@@ -126,6 +140,10 @@ impl Cause {
                 "link a backend crate (`use its_crate as _;`) or add its ENTRY to the registry",
             ),
             Self::FeatureOff { feature, .. } => write_feature(feature, text),
+            Self::FeaturesOff { features, .. } => {
+                text.push("build with `--features` and one of these: ");
+                write_list(features, "", text);
+            }
             Self::NoDriver => text.push("install the driver"),
             Self::NoDevice => text.push("run on a machine with such a device"),
             Self::LibraryVersion {
@@ -148,6 +166,18 @@ impl Cause {
             },
             Self::NeverRun => text.push("ask for it by name, and compare its results"),
         }
+    }
+}
+
+// Each between two marks, with commas.
+const fn write_list(names: &[&str], mark: &str, text: &mut Text<'_>) {
+    let mut i = 0;
+    while i < names.len() {
+        text.comma(i);
+        text.push(mark);
+        text.push(names[i]);
+        text.push(mark);
+        i += 1;
     }
 }
 
@@ -209,6 +239,23 @@ impl From<Cause> for Availability {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn features_of_which_one_is_enough_are_all_named() {
+        let cause = Cause::FeaturesOff {
+            package: "some-kernels",
+            features: &["sm80", "sm90"],
+        };
+        assert_eq!(
+            cause.to_string(),
+            "none of the features `sm80`, `sm90` of some-kernels is on"
+        );
+        assert_eq!(
+            cause.remedy(),
+            "build with `--features` and one of these: sm80, sm90"
+        );
+        assert!(!cause.is_local());
+    }
 
     #[test]
     fn a_refused_version_is_named_with_its_number() {

@@ -173,3 +173,84 @@ impl Look {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::bench::plot::{WIDTH, draw_on};
+
+    fn svg(curves: Vec<Curve>) -> String {
+        let chart = Chart {
+            caption: String::new(),
+            x: Axis::chosen("x", &[1.0, 100.0, 1e4], &[]),
+            y: Axis::found("y", &[1.0, 1e4]),
+            curves,
+            names: Vec::new(),
+        };
+        let mut text = String::new();
+        let root = SVGBackend::with_string(&mut text, (WIDTH, chart.height()));
+        draw_on(root.into_drawing_area(), &[chart]).unwrap();
+        text
+    }
+
+    fn curve(name: &str, y: f64, form: Form) -> Curve {
+        Curve {
+            name: name.to_owned(),
+            points: vec![(1.0, y), (100.0, y), (1e4, y)],
+            form,
+        }
+    }
+
+    /// How far to the right each of the elements that begin so lies.
+    fn places(svg: &str, element: &str, attribute: &str) -> Vec<u32> {
+        let found = svg.split(element).skip(1);
+        found
+            .map(|rest| {
+                let (_, from) = rest.split_once(attribute).unwrap();
+                from.split('"').next().unwrap().parse().unwrap()
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_legend_covers_no_point_and_no_point_lies_in_it() {
+        let names = ["one", "another", "a third"];
+        let curves = names.map(|name| curve(name, 1e4, Form::Both));
+        let svg = svg(Vec::from(curves));
+        let legend = WIDTH - LEGEND;
+        let circles = places(&svg, "<circle ", "cx=\"");
+        let (samples, points): (Vec<u32>, Vec<u32>) = circles.iter().partition(|x| **x >= legend);
+        assert_eq!((samples.len(), points.len()), (3, 9));
+        for name in names {
+            let (before, _) = svg.split_once(&format!("\n{name}\n")).unwrap();
+            let (_, own) = before.rsplit_once("<text ").unwrap();
+            let x = places(&format!("<text {own}"), "<text ", "x=\"")[0];
+            assert!(x > legend, "{name} begins at {x}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_marked_where_nothing_was_measured() {
+        let marks = |form| places(&svg(vec![curve("", 50.0, form)]), "<circle ", "cx=\"").len();
+        // The points, and one in the legend.
+        assert_eq!(marks(Form::Both), 4);
+        assert_eq!(marks(Form::Points), 4);
+        assert_eq!(marks(Form::Line), 0);
+    }
+
+    #[test]
+    fn twenty_eight_curves_look_different() {
+        let looks: BTreeSet<String> = (0..28)
+            .map(|number| {
+                let mut text = String::new();
+                let area = SVGBackend::with_string(&mut text, (100, 100)).into_drawing_area();
+                Look(number).point(&area, (50, 50)).unwrap();
+                drop(area);
+                text
+            })
+            .collect();
+        assert_eq!(looks.len(), 28);
+    }
+}

@@ -71,15 +71,6 @@ pub(super) fn draw_with(
 }
 
 fn draw_charts(path: &Path, charts: &[Chart]) -> Result<(), CliError> {
-    static FONT: Once = Once::new();
-    FONT.call_once(|| {
-        // The font is whole; if it were not, drawing text would say so.
-        let _ = register_font(
-            "sans-serif",
-            FontStyle::Normal,
-            epaint_default_fonts::UBUNTU_LIGHT,
-        );
-    });
     let size = (WIDTH, charts.iter().map(Chart::height).sum());
     let extension = path.extension().and_then(|extension| extension.to_str());
     // Whole or not at all; what is no file takes it as it is drawn.
@@ -95,11 +86,24 @@ fn draw_charts(path: &Path, charts: &[Chart]) -> Result<(), CliError> {
     fs::rename(&part, path).map_err(|error| refused(path, format!("cannot be written: {error}")))
 }
 
+fn load_font() {
+    static FONT: Once = Once::new();
+    FONT.call_once(|| {
+        // The font is whole; if it were not, drawing text would say so.
+        let _ = register_font(
+            "sans-serif",
+            FontStyle::Normal,
+            epaint_default_fonts::UBUNTU_LIGHT,
+        );
+    });
+}
+
 /// The charts, one below the other.
 fn draw_on<B: DrawingBackend>(root: Area<'_, B>, charts: &[Chart]) -> Drawn
 where
     B::ErrorType: 'static,
 {
+    load_font();
     root.fill(&WHITE)?;
     let mut rest = root.clone();
     for chart in charts {
