@@ -18,6 +18,7 @@ struct Nothing;
     sm = "any",
     dtypes = "f16,bf16,f32",
     query_len = "ragged",
+    max_query_len = 8,
     plans_on_host = true
 )]
 impl DecodeBackend for Nothing {
@@ -115,6 +116,15 @@ fn main() -> ExitCode {
     assert!(
         stderr.contains("num_splits: given 2, accepted none: NOTHING divides rows by itself"),
         "{stderr}"
+    );
+    // A query that is too long for the backend takes the path that a layer would take: the other one.
+    let long = mla(&format!("bench q64s128_2q1s64 {toy} --decode NOTHING"));
+    let stdout = String::from_utf8_lossy(&long.stdout);
+    let stderr = String::from_utf8_lossy(&long.stderr);
+    assert_eq!(long.status.code(), Some(1), "{stdout}{stderr}");
+    assert!(
+        stdout.contains("q64s128_2q1s64 by NOTHING + CPU: WRONG"),
+        "{stdout}"
     );
     let right = mla(&format!("bench 2q1s64 {toy} --backends CPU"));
     assert_eq!(right.status.code(), Some(0));
