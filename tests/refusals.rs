@@ -7,7 +7,7 @@ mod refusals;
 
 use mla_kernels::raw::{self, MlaDecodeParams, MlaPrefillParams};
 
-use refusals::{Spoilt, each_is_refused};
+use refusals::{Spoilt, each_is_refused, prefill_without_addresses};
 
 /// A place that no call here looks at.
 const PLACE: usize = 1 << 40;
@@ -43,27 +43,11 @@ fn decode() -> MlaDecodeParams {
 }
 
 fn prefill() -> MlaPrefillParams {
-    // SAFETY: a struct of plain numbers and pointers, for which zeros are values.
-    let mut params: MlaPrefillParams = unsafe { std::mem::zeroed() };
+    let mut params = prefill_without_addresses();
     (params.query, params.key_nope, params.key_rope) = (place(), place(), place());
     (params.value, params.out, params.lse) = (place(), place(), place());
     (params.cu_query_lens, params.cu_key_lens) = (place(), place());
     params.workspace = place();
-    params.query_token_stride = 2 * 192;
-    params.query_head_stride = 192;
-    params.key_nope_token_stride = 2 * 128;
-    params.key_nope_head_stride = 128;
-    params.key_rope_token_stride = 64;
-    params.value_token_stride = 2 * 128;
-    params.value_head_stride = 128;
-    params.out_token_stride = 2 * 128;
-    params.out_head_stride = 128;
-    params.lse_head_stride = 130;
-    (params.query_tokens, params.key_tokens) = (130, 130);
-    (params.requests, params.heads) = (2, 2);
-    (params.max_query_len, params.max_key_len) = (100, 100);
-    (params.nope_dim, params.rope_dim, params.value_dim) = (128, 64, 128);
-    params.softmax_scale = 0.1;
     params
 }
 

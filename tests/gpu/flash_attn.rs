@@ -25,7 +25,7 @@ use rand::RngExt as _;
 use rand::rngs::StdRng;
 
 use crate::common::{download, gpu, rng, upload};
-use crate::refusals::{Spoilt, each_is_refused};
+use crate::refusals::{Spoilt, each_is_refused, prefill_without_addresses};
 use crate::tensors::normal;
 
 // Rows of NaN before and behind each tensor.
@@ -857,8 +857,7 @@ fn each_bad_argument_of_the_raw_call_is_named_before_anything_is_launched() {
     let workspace = gpu.allocate(bytes as usize).unwrap();
     let address = |host: &Host, buffer: &Buffer| buffer.address() + host.span().start as u64;
     let [query, nope, rope, _, values] = &bench.buffers;
-    // SAFETY: a struct of plain numbers and pointers, for which zeros are values.
-    let mut good: raw::MlaPrefillParams = unsafe { std::mem::zeroed() };
+    let mut good = prefill_without_addresses();
     good.query = address(&inputs.query, query) as *const _;
     good.key_nope = address(&inputs.nope, nope) as *const _;
     good.key_rope = address(&inputs.rope, rope) as *const _;
@@ -869,27 +868,6 @@ fn each_bad_argument_of_the_raw_call_is_named_before_anything_is_launched() {
     good.cu_key_lens = bench.starts[1].address() as *const _;
     good.workspace = workspace.address() as *mut _;
     good.workspace_bytes = workspace.len();
-    good.query_token_stride = 2 * 192;
-    good.query_head_stride = 192;
-    good.key_nope_token_stride = 2 * 128;
-    good.key_nope_head_stride = 128;
-    good.key_rope_token_stride = 64;
-    good.value_token_stride = 2 * 128;
-    good.value_head_stride = 128;
-    good.out_token_stride = 2 * 128;
-    good.out_head_stride = 128;
-    good.lse_head_stride = 130;
-    good.query_tokens = 130;
-    good.key_tokens = 130;
-    good.requests = 2;
-    good.heads = 2;
-    good.max_query_len = 100;
-    good.max_key_len = 100;
-    good.nope_dim = 128;
-    good.rope_dim = 64;
-    good.value_dim = 128;
-    good.dtype = raw::MLA_DTYPE_BF16 as i32;
-    good.causal = 1;
     good.softmax_scale = case.config().softmax_scale;
     let spoilt: &[Spoilt<raw::MlaPrefillParams>] = &[
         ("heads", |p| p.heads = 0),

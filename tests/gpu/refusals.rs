@@ -5,6 +5,30 @@ use mla_kernels::raw;
 /// The field of a raw call's parameters that is given something bad, and how.
 pub(crate) type Spoilt<P> = (&'static str, fn(&mut P));
 
+/// A prefill of two requests with two heads each, whose rows lie one behind the other; the addresses
+/// and the workspace are the caller's to fill in.
+pub(crate) fn prefill_without_addresses() -> raw::MlaPrefillParams {
+    // SAFETY: a struct of plain numbers and pointers, for which zeros are values.
+    let mut params: raw::MlaPrefillParams = unsafe { std::mem::zeroed() };
+    params.query_token_stride = 2 * 192;
+    params.query_head_stride = 192;
+    params.key_nope_token_stride = 2 * 128;
+    params.key_nope_head_stride = 128;
+    params.key_rope_token_stride = 64;
+    params.value_token_stride = 2 * 128;
+    params.value_head_stride = 128;
+    params.out_token_stride = 2 * 128;
+    params.out_head_stride = 128;
+    params.lse_head_stride = 130;
+    (params.query_tokens, params.key_tokens) = (130, 130);
+    (params.requests, params.heads) = (2, 2);
+    (params.max_query_len, params.max_key_len) = (100, 100);
+    (params.nope_dim, params.rope_dim, params.value_dim) = (128, 64, 128);
+    params.dtype = raw::MLA_DTYPE_BF16 as i32;
+    (params.causal, params.softmax_scale) = (1, 0.1);
+    params
+}
+
 /// A call that is good but for one field is refused, by that field's name.
 pub(crate) fn each_is_refused<P: Copy>(
     good: &P,
