@@ -53,6 +53,15 @@ inline MlaStatus sm90_facts(DeviceFacts& facts) {
     return ok();
 }
 
+// The same for a launch that remembers something of each device.
+inline MlaStatus remembered_sm90_facts(DeviceFacts& facts) {
+    const MlaStatus s = sm90_facts(facts);
+    if (s.code != MLA_OK) return s;
+    if (facts.device >= kMaxDevices)
+        return unsupported("device", facts.device, "an ordinal below 64");
+    return ok();
+}
+
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
 
 // The driver's own function, found at run time: the library links without a driver.

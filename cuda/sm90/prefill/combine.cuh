@@ -87,7 +87,7 @@ struct Combine {
         }
         if (shift == 0) return;
         if (has_lines) total.hand_over(staged, lane);
-        ptx::bar_sync(kCombineBarrier, 128 * kConsumers);
+        CombineBarrier::sync();
         if (!has_lines || way != 0) return;
 #pragma unroll 1
         for (int other = 1; other < 1 << shift; other++) total.add(staged + other * kBytes, lane);

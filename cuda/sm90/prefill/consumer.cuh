@@ -57,10 +57,10 @@ struct Consumer {
 
     // One warpgroup issues its MMAs while the other computes.
     __device__ __forceinline__ void take_turn() const {
-        ptx::bar_sync(kTurnBarrier + warpgroup, 128 * kConsumers);
+        TurnBarrier::take(warpgroup);
     }
     __device__ __forceinline__ void pass_turn() const {
-        ptx::bar_arrive(kTurnBarrier + (warpgroup + 1) % kConsumers, 128 * kConsumers);
+        TurnBarrier::pass_from(warpgroup);
     }
 
     // Each warp for itself.
@@ -351,7 +351,7 @@ struct Consumer {
             if (Tile::kDivides && work.combines()) {
                 // Queries, keys and values are no longer read, nor is what the combine before left
                 // there: their place is taken.
-                ptx::bar_sync(kCombineBarrier, 128 * kConsumers);
+                CombineBarrier::sync();
                 const uint32_t staged =
                     ptx::shared_address(shared.query) + warp * Combine<Tile>::kBytes;
                 Combine<Tile>{p, work, lane, staged}.run(work.key_len,

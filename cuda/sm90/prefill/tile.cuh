@@ -8,6 +8,8 @@
 
 #include <cstdint>
 
+#include "../../common/named_barrier.cuh"
+
 namespace mla::sm90::prefill {
 
 // Query rows of a tile: one m64 MMA for each of two warpgroups.
@@ -31,9 +33,21 @@ constexpr int kWarpRows = 16;
 constexpr int kConsumerWarps = kQueries / kWarpRows;
 // Partial results that the workspace has room for, for each SM: so many items of divided tiles.
 constexpr int kSlotsPerSm = 3;
-// Named barriers among the warps of all consumers: one for each consumer's turn, and one for
-// combining. 0 is __syncthreads'.
-enum NamedBarrier { kTurnBarrier = 1, kCombineBarrier = kTurnBarrier + kConsumers };
+// Named barriers, at which the warps of all consumers meet. 0 is __syncthreads'.
+enum class BarrierId : int {
+    turn = 1,                     // one for each consumer's turn
+    combine = turn + kConsumers,  // for combining
+};
+using CombineBarrier = NamedBarrier<BarrierId::combine, 128 * kConsumers>;
+// A consumer's turn, which begins when all others have passed it on.
+struct TurnBarrier {
+    __device__ static void take(int consumer) {
+        ptx::bar_sync(int(BarrierId::turn) + consumer, 128 * kConsumers);
+    }
+    __device__ static void pass_from(int consumer) {
+        ptx::bar_arrive(int(BarrierId::turn) + (consumer + 1) % kConsumers, 128 * kConsumers);
+    }
+};
 // Splits of a query tile, at most.
 constexpr int kMostSplits = 128;
 // A chunk: keys of a KV tile that a warp masks or leaves out together. They lie in its registers in

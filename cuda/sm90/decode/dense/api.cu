@@ -8,15 +8,6 @@
 namespace mla::sm90::decode {
 namespace {
 
-// The current device, if it is one whose occupancy a launch has room to remember.
-MlaStatus device_facts(DeviceFacts& facts) {
-    const MlaStatus s = sm90_facts(facts);
-    if (s.code != MLA_OK) return s;
-    if (facts.device >= kMaxDevices)
-        return unsupported("device", facts.device, "an ordinal below 64");
-    return ok();
-}
-
 // How this kernel reads a cache of a format: as values of the queries' type, as e4m3, or not at
 // all.
 enum class Cache { refused, values, e4m3 };
@@ -375,7 +366,7 @@ extern "C" MlaStatus mla_decode_sm90_workspace(const MlaDecodeParams* params, si
     if (params->max_pages > 0) s = check_capacity(*params, shape);
     if (s.code != MLA_OK) return s;
     DeviceFacts facts;
-    s = device_facts(facts);
+    s = remembered_sm90_facts(facts);
     if (s.code != MLA_OK) return s;
     *bytes = workspace_bytes(shape.rows, facts.multiprocessors);
     return ok();
@@ -387,7 +378,7 @@ extern "C" MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream
     MlaStatus s = check(p);
     if (s.code != MLA_OK) return s;
     DeviceFacts facts;
-    s = device_facts(facts);
+    s = remembered_sm90_facts(facts);
     if (s.code != MLA_OK) return s;
     const Shape shape = shape_of(p);
     if (p.workspace_bytes < workspace_bytes(shape.rows, facts.multiprocessors))

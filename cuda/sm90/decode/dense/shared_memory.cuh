@@ -2,6 +2,7 @@
 // The rest is the format's Layout (plain/layout.cuh, fp8/layout.cuh).
 #pragma once
 
+#include "../../../common/named_barrier.cuh"
 #include "../../../common/pipeline.cuh"
 #include "params.cuh"
 #include "schedule.cuh"
@@ -23,14 +24,6 @@ enum class BarrierId : int {
     warm_up = 4,        // the warp that warms up learns that the others have begun
 };
 
-template <BarrierId id, int threads>
-struct NamedBarrier {
-    __device__ static void sync() { ptx::bar_sync(int(id), threads); }
-    // Counts a warp in that does not wait.
-    __device__ static void arrive() { ptx::bar_arrive(int(id), threads); }
-    // Whether `own` is true for any of the threads.
-    __device__ static bool any(bool own) { return ptx::bar_red_or(int(id), threads, own); }
-};
 using OutputBarrier = NamedBarrier<BarrierId::output, kOutputThreads>;
 using ScoresBarrier = NamedBarrier<BarrierId::scores, 128>;
 using SecondScoresBarrier = NamedBarrier<BarrierId::second_scores, 128>;

@@ -235,10 +235,8 @@ extern "C" MlaStatus mla_sparse_sm90(const MlaSparseParams* params, void* stream
     MlaStatus s = check_shape(p);
     if (s.code != MLA_OK) return s;
     DeviceFacts facts;
-    s = sm90_facts(facts);
+    s = remembered_sm90_facts(facts);
     if (s.code != MLA_OK) return s;
-    if (facts.device >= kMaxDevices)
-        return unsupported("device", facts.device, "an ordinal below 64");
     if (p.tokens == 0) return ok();
     s = check(p);
     if (s.code != MLA_OK) return s;

@@ -5,6 +5,7 @@
 
 #include <atomic>
 
+#include "../../../common/clusters.cuh"
 #include "../../../common/device.cuh"
 #include "kernel.cuh"
 #include "schedule.cuh"
@@ -32,26 +33,10 @@ struct Wide {
     static constexpr auto kKernel = &wide_kernel<T>;
 };
 
-// Of a launch: the cluster, and that it may start while the kernel before is ending.
-using Attributes = cudaLaunchAttribute[2];
-
 template <class K>
 cudaLaunchConfig_t configuration(int blocks, int splits, cudaStream_t stream,
-                                 Attributes& attributes) {
-    cudaLaunchConfig_t config = {};
-    config.gridDim = {unsigned(blocks), 1, 1};
-    config.blockDim = {unsigned(K::kThreads), 1, 1};
-    config.dynamicSmemBytes = size_t(K::kSharedBytes);
-    config.stream = stream;
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim.x = unsigned(splits);
-    attributes[0].val.clusterDim.y = 1;
-    attributes[0].val.clusterDim.z = 1;
-    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[1].val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = attributes;
-    config.numAttrs = 2;
-    return config;
+                                 ClusterAttributes& attributes) {
+    return early_clusters(blocks, splits, K::kThreads, K::kSharedBytes, stream, attributes);
 }
 
 // How many clusters of 1 to kMaxSplits CTAs of a kernel a device runs at the same time; none of
@@ -72,7 +57,7 @@ cudaError_t ask_resident(const Launch& l, Resident& resident) {
         cudaSuccess;
     resident.clusters[1] = l.multiprocessors;
     for (int splits = 2; splits <= kMaxSplits; ++splits) {
-        Attributes attributes = {};
+        ClusterAttributes attributes = {};
         const cudaLaunchConfig_t config = configuration<K>(splits, splits, l.stream, attributes);
         int clusters = 0;
         if (!is_split(splits) || (splits > 8 && !large) ||
@@ -104,7 +89,7 @@ cudaError_t launch(const Launch& l, const KernelParams& p, const Divisions& divi
         KernelParams own = p;
         own.first_item = division.first;
         own.items = division.end;
-        Attributes attributes = {};
+        ClusterAttributes attributes = {};
         const cudaLaunchConfig_t config =
             configuration<K>(division.blocks, division.splits, l.stream, attributes);
         e = cudaLaunchKernelEx(&config, K::kKernel, own);

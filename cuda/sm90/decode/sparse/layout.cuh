@@ -6,10 +6,25 @@
 // while a cluster merges.
 #pragma once
 
+#include "../../../common/named_barrier.cuh"
 #include "../../../common/pipeline.cuh"
 #include "rows.cuh"
 
 namespace mla::sm90::sparse {
+
+// The named barriers of a CTA, and how many threads meet there.
+enum class BarrierId : int {
+    scores = 1,         // a warpgroup of the scores
+    second_scores = 2,  // the other one, with up to 16 heads
+    all_scores = 3,     // both
+    output = 4,         // the output warpgroups
+    load = 5,           // the loading warps
+};
+constexpr int kOutputThreads = 256;
+using ScoresBarrier = NamedBarrier<BarrierId::scores, 128>;
+using SecondScoresBarrier = NamedBarrier<BarrierId::second_scores, 128>;
+using OutputBarrier = NamedBarrier<BarrierId::output, kOutputThreads>;
+using LoadBarrier = NamedBarrier<BarrierId::load, 128>;
 
 // What a CTA may have on sm_90: 227 KiB.
 constexpr int kSharedLimit = 232448;

@@ -58,9 +58,6 @@ __device__ __forceinline__ void prefetch_item(const KernelParams& p, int index, 
                                 (Items::split() + thread * Items::splits()) * kListGroup);
 }
 
-// Of the loading warps.
-constexpr int kLoadBarrier = 5;
-
 // One of the four warps that load. Each walks all lists, and compacts their
 // valid entries; they share the rows of a KV tile.
 template <class L>
@@ -224,9 +221,9 @@ struct ListWalk {
             if (__any_sync(~0u, least < slots)) break;
         }
         // Nobody looks at what the last gap left any more.
-        ptx::bar_sync(kLoadBarrier, 128);
+        LoadBarrier::sync();
         if (lane == 0) s.behind_gap[warp] = first;
-        ptx::bar_sync(kLoadBarrier, 128);
+        LoadBarrier::sync();
         const int4 all = *reinterpret_cast<const int4*>(s.behind_gap);
         // What another warp has not looked at yet, because it found something before, is not
         // skipped: the least one of all, and the turn's groups before it.

@@ -8,9 +8,6 @@
 
 namespace mla::sm90::sparse {
 
-constexpr int kOutputThreads = 256;
-constexpr int kOutputBarrier = 4;
-
 template <typename T>
 __device__ __forceinline__ T* output_row(const KernelParams& p, const Item& item, int head) {
     return static_cast<T*>(p.out) + item.token * p.out_token_stride +
@@ -26,7 +23,7 @@ struct Merge {
     int thread;
 
     // All products are done: what they read may be overwritten.
-    __device__ static void meet() { ptx::bar_sync(kOutputBarrier, kOutputThreads); }
+    __device__ static void meet() { OutputBarrier::sync(); }
 
     // A value of this CTA's result.
     __device__ void put(int head, int latent, float value) const {

@@ -9,8 +9,6 @@
 
 namespace mla::sm90::sparse {
 
-// Named barriers: of one group of the scores, of the other, of both.
-constexpr int kScoresBarrier = 1, kSecondScoresBarrier = 2, kAllScoresBarrier = 3;
 // Probabilities are relative to a reference maximum that leaves 2^7 of
 // headroom, so that small ones keep their bits in f16; it is raised when a true
 // maximum has risen by 2^8 more.
@@ -60,15 +58,16 @@ struct Scores {
     // The numbers of barriers are constants of the instructions.
     __device__ void meet() const {
         if (group == 0)
-            ptx::bar_sync(kScoresBarrier, 128);
+            ScoresBarrier::sync();
         else
-            ptx::bar_sync(kSecondScoresBarrier, 128);
+            SecondScoresBarrier::sync();
     }
     __device__ bool meet_any(bool own) const {
-        return group == 0 ? ptx::bar_red_or(kScoresBarrier, 128, own)
-                          : ptx::bar_red_or(kSecondScoresBarrier, 128, own);
+        return group == 0 ? ScoresBarrier::any(own) : SecondScoresBarrier::any(own);
     }
-    __device__ static void meet_all() { ptx::bar_sync(kAllScoresBarrier, L::kScoreThreads); }
+    __device__ static void meet_all() {
+        NamedBarrier<BarrierId::all_scores, L::kScoreThreads>::sync();
+    }
 
     struct Running {
         float sum[kColumns];

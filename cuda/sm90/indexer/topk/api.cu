@@ -61,10 +61,8 @@ extern "C" MlaStatus mla_topk_sm90(const MlaTopkParams* params, void* stream) {
         Check().that(p.rows >= 0 && p.rows < 1 << 24, "rows", p.rows, "less than 2^24").status();
     if (s.code != MLA_OK) return s;
     DeviceFacts facts;
-    s = sm90_facts(facts);
+    s = remembered_sm90_facts(facts);
     if (s.code != MLA_OK) return s;
-    if (facts.device >= kMaxDevices)
-        return unsupported("device", facts.device, "an ordinal below 64");
     if (p.rows == 0) return ok();
     s = check(p);
     if (s.code != MLA_OK) return s;

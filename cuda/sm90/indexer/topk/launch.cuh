@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cmath>
 
+#include "../../../common/clusters.cuh"
 #include "../../../common/device.cuh"
 #include "kernel.cuh"
 
@@ -55,25 +56,6 @@ inline int choose_ctas(int rows, int columns, int multiprocessors, int most) {
     return ctas < 4 ? 1 : ctas;
 }
 
-inline cudaLaunchConfig_t configuration(int rows, int ctas, int bytes, cudaStream_t stream,
-                                        cudaLaunchAttribute (&attributes)[2]) {
-    cudaLaunchConfig_t config = {};
-    config.gridDim = {unsigned(rows) * unsigned(ctas), 1, 1};
-    config.blockDim = {unsigned(kThreads), 1, 1};
-    config.dynamicSmemBytes = size_t(bytes);
-    config.stream = stream;
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim.x = unsigned(ctas);
-    attributes[0].val.clusterDim.y = 1;
-    attributes[0].val.clusterDim.z = 1;
-    // CTAs start while the kernel before is ending.
-    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[1].val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = attributes;
-    config.numAttrs = 2;
-    return config;
-}
-
 using Kernel = void (*)(KernelParams);
 
 // Many rows hide each other's waits; of few, each has more loads in flight.
@@ -93,8 +75,9 @@ inline cudaError_t ready(int device, int& most) {
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostBytes);
         if (e != cudaSuccess) return e;
         // Clusters of 16 are an offer that a device may refuse.
-        cudaLaunchAttribute attributes[2] = {};
-        const cudaLaunchConfig_t config = configuration(1, 16, kMostBytes, nullptr, attributes);
+        ClusterAttributes attributes = {};
+        const cudaLaunchConfig_t config =
+            early_clusters(16, 16, kThreads, kMostBytes, nullptr, attributes);
         int clusters = 0;
         if (cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) !=
                 cudaSuccess ||
@@ -111,9 +94,10 @@ inline cudaError_t ready(int device, int& most) {
 inline cudaError_t launch(KernelParams p, int rows, int ctas, Kernel kernel, cudaStream_t stream) {
     p.candidates = room_for(p.rows.columns, p.topk);
     p.resident = resident_for(p.rows.columns, ctas);
-    cudaLaunchAttribute attributes[2] = {};
-    const cudaLaunchConfig_t config = configuration(
-        rows, ctas, shared_bytes(p.rows.columns, p.candidates, p.resident), stream, attributes);
+    ClusterAttributes attributes = {};
+    const cudaLaunchConfig_t config = early_clusters(
+        rows * ctas, ctas, kThreads, shared_bytes(p.rows.columns, p.candidates, p.resident), stream,
+        attributes);
     return cudaLaunchKernelEx(&config, kernel, p);
 }
 

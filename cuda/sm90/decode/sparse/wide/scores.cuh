@@ -14,8 +14,6 @@
 
 namespace mla::sm90::sparse {
 
-constexpr int kWideScoresBarrier = 1;
-
 template <typename T>
 struct WideScores {
     using L = WideLayout;
@@ -62,7 +60,7 @@ struct WideScores {
     }
 
   private:
-    __device__ static void meet() { ptx::bar_sync(kWideScoresBarrier, 128); }
+    __device__ static void meet() { ScoresBarrier::sync(); }
 
     __device__ void give_back() {
         __syncwarp();

@@ -1,0 +1,17 @@
+// A named barrier of a CTA, by the enum that names those of a kernel, with how many threads meet there.
+#pragma once
+
+#include "../ptx/sm80.cuh"
+
+namespace mla {
+
+template <auto id, int threads>
+struct NamedBarrier {
+    __device__ static void sync() { ptx::bar_sync(int(id), threads); }
+    // Counts a warp in that does not wait.
+    __device__ static void arrive() { ptx::bar_arrive(int(id), threads); }
+    // Whether `own` is true for any of the threads.
+    __device__ static bool any(bool own) { return ptx::bar_red_or(int(id), threads, own); }
+};
+
+}  // namespace mla
