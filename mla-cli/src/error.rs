@@ -58,7 +58,6 @@ pub(crate) enum CliError {
 
 impl CliError {
     /// An argument, what was given, and what is accepted.
-    #[cfg(feature = "bench")]
     pub(crate) fn argument(
         argument: &'static str,
         given: impl Into<String>,
