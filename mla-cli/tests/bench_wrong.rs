@@ -118,12 +118,14 @@ fn main() -> ExitCode {
         "{stderr}"
     );
     // A query that is too long for the backend takes the path that a layer would take: the other one.
-    let long = mla(&format!("bench q64s128_2q1s64 {toy} --decode NOTHING"));
+    let long = mla(&format!(
+        "bench q16s128_2q1s64 {toy} --measure layer --decode NOTHING"
+    ));
     let stdout = String::from_utf8_lossy(&long.stdout);
     let stderr = String::from_utf8_lossy(&long.stderr);
     assert_eq!(long.status.code(), Some(1), "{stdout}{stderr}");
     assert!(
-        stdout.contains("q64s128_2q1s64 by NOTHING + CPU: WRONG"),
+        stdout.contains("q16s128_2q1s64 by NOTHING + CPU: WRONG"),
         "{stdout}"
     );
     let right = mla(&format!("bench 2q1s64 {toy} --backends CPU"));
