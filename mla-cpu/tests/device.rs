@@ -5,6 +5,7 @@ mod common;
 use half::{bf16, f16};
 use mla_conformance::reference;
 use mla_cpu::{Buffer, Cpu, fp8};
+use mla_runtime::Error;
 use mla_runtime::cache::{BlockTable, CacheLayout, CacheMut, CacheRef};
 use mla_runtime::device::{Device, GatherRows, Memory};
 use mla_runtime::dims::{HeadDims, MlaDims};
@@ -492,6 +493,21 @@ fn a_cache_write_rotates_keys_and_queries() {
             "positions: given 3, accepted 0 and up below the tables' 3"
         );
     }
+}
+
+#[test]
+fn memory_that_is_not_there_is_an_error_of_its_own() {
+    // More than any address space holds.
+    let wanted = usize::MAX / 4;
+    let error = Cpu::new().allocate(wanted).err().unwrap();
+    let as_said = matches!(
+        error,
+        Error::OutOfMemory { device: "cpu", bytes, free: None } if bytes == wanted as u64
+    );
+    assert!(as_said, "{error:?}");
+    let said = error.to_string();
+    let begin = format!("memory: given a need of {wanted} bytes on cpu, accepted ");
+    assert!(said.starts_with(&begin), "{said}");
 }
 
 #[test]
