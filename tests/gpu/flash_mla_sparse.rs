@@ -478,6 +478,42 @@ fn lists_with_wrong_entries_anywhere_agree_with_the_cpu() {
     }
 }
 
+/// Whose ends are found ahead of the walk: CTAs that take several items, whole lists among short and
+/// empty ones, and those of a second cache.
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_mla_sparse"]
+fn lists_that_end_anywhere_agree_with_the_cpu() {
+    let gpu = &*gpu();
+    for kv in FORMATS {
+        for (heads, tokens) in [(4, 420), (20, 140), (40, 280), (128, 3)] {
+            let case = Case {
+                second_width: 200,
+                ..Case::new(kv, heads, tokens, 500)
+            };
+            let mut rng = rng(tokens as u64);
+            let mut numbers = Numbers::random(&case, &mut rng);
+            for list in numbers
+                .lists
+                .entries
+                .chunks_mut(case.width + case.second_width)
+            {
+                let (first, second) = list.split_at_mut(case.width);
+                for list in [first, second] {
+                    let end = match rng.random_range(0..4) {
+                        0 => list.len(),
+                        1 => 0,
+                        _ => rng.random_range(0..list.len()),
+                    };
+                    list[end..].fill(Entry::Wrong(-1));
+                }
+            }
+            let cache = cache(gpu, &case, &numbers);
+            let got = run(gpu, &case, &numbers, Cuda::bytes(&cache));
+            assert_close(&case, &got, &expected(&case, &numbers));
+        }
+    }
+}
+
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_mla_sparse"]
 fn rows_beyond_two_to_the_31_elements_agree_with_the_cpu() {

@@ -81,6 +81,7 @@ __device__ __forceinline__ void initialise(Small& s) {
     for (uint64_t& bar : s.decided) ptx::mbarrier_init(ptx::shared_address(&bar), 128);
     ptx::mbarrier_init(ptx::shared_address(&s.stats_full), 128);
     ptx::mbarrier_init(ptx::shared_address(&s.stats_empty), kOutputThreads);
+    s.ends.initialise();
     ptx::fence_mbarrier_init();
 }
 

@@ -8,6 +8,7 @@
 
 #include "../../../common/named_barrier.cuh"
 #include "../../../common/pipeline.cuh"
+#include "list_end.cuh"
 #include "rows.cuh"
 
 namespace mla::sm90::sparse {
@@ -18,13 +19,10 @@ enum class BarrierId : int {
     second_scores = 2,  // the other one, with up to 16 heads
     all_scores = 3,     // both
     output = 4,         // the output warpgroups
-    load = 5,           // the loading warps
 };
-constexpr int kOutputThreads = 256;
 using ScoresBarrier = NamedBarrier<BarrierId::scores, 128>;
 using SecondScoresBarrier = NamedBarrier<BarrierId::second_scores, 128>;
 using OutputBarrier = NamedBarrier<BarrierId::output, kOutputThreads>;
-using LoadBarrier = NamedBarrier<BarrierId::load, 128>;
 
 // What a CTA may have on sm_90: 227 KiB.
 constexpr int kSharedLimit = 232448;
@@ -55,9 +53,9 @@ struct Layout {
     // The pitch keeps neighbouring heads in different banks.
     static constexpr int kPartialPitch = kLatent + 4;
 
-    // Whether the loading warps look through the gaps of a list together. Being there, it costs the
-    // loop over rows something but in the kernel whose scores take longest.
-    static constexpr bool kSkipsGaps = N == 64 && Rows::kScales;
+    // Whether the loading warps ask for a list's end before they walk it, and not when its first
+    // rows are on their way: then they need not wait for it, but the walk needs a register more.
+    static constexpr bool kEndFirst = N == 64;
 
     // Entries of a list that may wait for their tile.
     static constexpr int kPending = 2 * kTileKeys;
@@ -73,8 +71,7 @@ struct Layout {
         int keys[kAnnounced];
         // Of each loading warp: valid entries that no tile has yet.
         uint32_t pending[4][kPending];
-        // Of each loading warp: where it thinks that a gap of a list ends.
-        alignas(16) int behind_gap[kSkipsGaps ? 4 : 1];
+        ListEnds ends;
         // From the scores to the output, with the probabilities: whether any row's
         // sums are to be multiplied, and by what.
         int any_factor[kProbabilityTiles];

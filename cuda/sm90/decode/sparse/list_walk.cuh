@@ -58,6 +58,19 @@ __device__ __forceinline__ void prefetch_item(const KernelParams& p, int index, 
                                 (Items::split() + thread * Items::splits()) * kListGroup);
 }
 
+// Looks for where the lists of the next item end, and before the first item for those of both.
+// Called by the output's threads, of which this is `thread`, before the `n`-th item of this CTA.
+__device__ __forceinline__ void find_ends(const KernelParams& p, ListEnds& ends, int index,
+                                          uint32_t n, int thread) {
+#pragma unroll 1
+    for (int ahead = n == 0 ? 0 : 1; ahead < 2; ++ahead) {
+        const int item = index + ahead * Items::step();
+        if (item < p.items)
+            ends.find(p, Item(p, item).token, n + ahead, Items::split(), Items::splits(),
+                      __shfl_sync(~0u, thread >> 5, 0), thread & 31);
+    }
+}
+
 // One of the four warps that load. Each walks all lists, and compacts their
 // valid entries; they share the rows of a KV tile.
 template <class L>
@@ -66,6 +79,8 @@ struct ListWalk {
     typename L::Small& s;
     int warp, lane;
     Turn<kAnnounced> tile = {};
+    // Items that are done.
+    uint32_t done = 0;
 
     // Calls `copy(taken, keys)` for each KV tile of each item: its entries are
     // those of `entry(taken)` to `entry(taken + keys - 1)`.
@@ -73,8 +88,9 @@ struct ListWalk {
     __device__ __forceinline__ void run(const Copy& copy) {
 #pragma unroll 1
         for (int i = Items::first(p); i < p.items; i += Items::step()) {
-            walk(Item(p, i).token, copy);
+            walk(i, copy);
             announce(0);
+            s.ends.give_back(done++);
         }
     }
 
@@ -124,9 +140,10 @@ struct ListWalk {
         return int(dense.pages[page] * page_size + (key - page * page_size));
     }
 
-    // This CTA's split of a token's lists.
+    // This CTA's split of an item's lists.
     template <typename Copy>
-    __device__ __forceinline__ void walk(int token, const Copy& copy) {
+    __device__ __forceinline__ void walk(int item, const Copy& copy) {
+        const int token = Item(p, item).token;
         // Valid entries in `pending`: how many were taken before, and how many
         // there are.
         uint32_t taken = 0;
@@ -144,12 +161,13 @@ struct ListWalk {
         for (uint32_t k = 0; k < kSources; ++k) {
             const Source& source = p.sources[k];
             const bool is_dense = k == 0 && dense.pages;
-            const int width = is_dense        ? dense.keys
-                              : source.counts ? max(0, min(source.counts[token], source.width))
-                                              : source.width;
+            int width = is_dense        ? dense.keys
+                        : source.counts ? max(0, min(source.counts[token], source.width))
+                                        : source.width;
             const int* list = source.lists + token * source.list_stride + lane;
             constexpr int batch = 4;
-            int from = Items::split() * kListGroup;
+            const int begin = Items::split() * kListGroup;
+            int from = begin;
             int next[batch];
             const auto read_batch = [&](int first) {
                 if (is_dense) {
@@ -170,6 +188,10 @@ struct ListWalk {
                 }
             };
             read_batch(from);
+            const auto look = [&] {
+                if (!is_dense) width = min(width, s.ends.behind_last(done, k, lane));
+            };
+            if (L::kEndFirst && from + batch * step < width) look();
 #pragma unroll 1
             while (from < width) {
                 const int entries[batch] = {next[0], next[1], next[2], next[3]};
@@ -191,46 +213,12 @@ struct ListWalk {
                     if (there >= kTileKeys) take(kTileKeys);
                 }
                 from += batch * step;
+                // The end of the list should be known by now.
+                if (!L::kEndFirst && from == begin + batch * step && from < width) look();
                 // What stands before a gap need not wait until its end is found.
                 if (there > 0 && (from >= width || taken + there == before_batch)) take(there);
-                if constexpr (L::kSkipsGaps)
-                    if (taken + there == before_batch && from < width && !is_dense) {
-                        from = behind_gap(list, from, width, source.slots);
-                        read_batch(from);
-                    }
             }
         }
-    }
-
-    // Where the groups of a list from `from` on first have a valid entry; past the end if they have
-    // none. The four warps, which all come to the same gap, look at every fourth group each.
-    __device__ __forceinline__ int behind_gap(const int* list, int from, int width,
-                                              uint32_t slots) const {
-        constexpr int warps = 4, at_once = 4;
-        const int step = Items::splits() * kListGroup;
-        int first = from + warp * step;
-#pragma unroll 1
-        for (; first < width; first += warps * at_once * step) {
-            // Of the groups that are looked at, the least entries: bad ones are large.
-            uint32_t least = ~0u;
-#pragma unroll
-            for (int i = 0; i < at_once; ++i) {
-                const int at = first + i * warps * step;
-                if (at + lane < width) least = min(least, uint32_t(list[at]));
-            }
-            if (__any_sync(~0u, least < slots)) break;
-        }
-        // Nobody looks at what the last gap left any more.
-        LoadBarrier::sync();
-        if (lane == 0) s.behind_gap[warp] = first;
-        LoadBarrier::sync();
-        const int4 all = *reinterpret_cast<const int4*>(s.behind_gap);
-        // What another warp has not looked at yet, because it found something before, is not
-        // skipped: the least one of all, and the turn's groups before it.
-        int least = min(min(all.x, all.y), min(all.z, all.w));
-        if (least < width) least -= (least - from) / step % warps * step;
-        // Known to be the same in all lanes.
-        return __shfl_sync(~0u, least, 0);
     }
 
     // Tells the others of a tile with so many keys; the first warp does, for all.

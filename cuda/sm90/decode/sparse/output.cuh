@@ -47,6 +47,7 @@ struct Output {
         for (int i = Items::first(p); i < p.items; i += Items::step(), ++done) {
             // There is nothing else to do yet.
             prefetch_item(p, i + Items::step(), thread, kOutputThreads);
+            find_ends(p, s.ends, i, done, thread);
             Sums acc;
 #pragma unroll
             for (int t = 0; t < 4; ++t)

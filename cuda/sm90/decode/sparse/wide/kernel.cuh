@@ -39,6 +39,7 @@ __device__ __forceinline__ void initialise_wide(WideLayout::Small& s) {
     for (uint64_t& bar : s.scores_issued) init(bar, 4);
     init(s.stats_full, 32);
     init(s.stats_empty, kOutputThreads);
+    s.ends.initialise();
     ptx::fence_mbarrier_init();
 }
 

@@ -28,7 +28,7 @@ struct WideLayout {
     static constexpr int kPartialPitch = kLatent + 4;
 
     // As in Layout.
-    static constexpr bool kSkipsGaps = false;
+    static constexpr bool kEndFirst = true;
 
     // Entries of a list that may wait for their tile.
     static constexpr int kPending = 2 * kTileKeys;
@@ -49,6 +49,7 @@ struct WideLayout {
         int keys[kAnnounced];
         // Of each loading warp: valid entries that no tile has yet.
         uint32_t pending[4][kPending];
+        ListEnds ends;
         // Whether a factor of a warp's 16 rows is not 1.
         alignas(16) int any_factor[kRopeStages][4];
         float factor[kRopeStages][kRows];

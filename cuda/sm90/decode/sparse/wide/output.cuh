@@ -38,6 +38,7 @@ struct WideOutput {
         for (int i = Items::first(p); i < p.items; i += Items::step(), ++done) {
             // There is nothing else to do yet.
             prefetch_item(p, i + Items::step(), thread, kOutputThreads);
+            find_ends(p, s.ends, i, done, thread);
             Sums acc;
 #pragma unroll
             for (int half = 0; half < 2; ++half)

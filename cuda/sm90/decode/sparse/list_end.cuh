@@ -1,0 +1,83 @@
+// Where lists end: engines fill them with -1 behind their valid entries, and a walk that has to
+// look there for further ones waits for memory again and again. The output warpgroups, which have
+// nothing to do before an item's first tile, look for the end of the next item's lists.
+#pragma once
+
+#include "../../../ptx/sm90.cuh"
+#include "params.cuh"
+
+namespace mla::sm90::sparse {
+
+constexpr int kOutputThreads = 256;
+constexpr int kOutputWarps = kOutputThreads / 32;
+
+// Of this item and of the next one. Each warp of the output has an equal share of the groups of a
+// CTA's split, and says behind which entry none of its own is valid.
+struct ListEnds {
+    // A lane of each warp of the output; every thread that loads.
+    uint64_t full[2], empty[2];
+    int of_warp[2][kSources][kOutputWarps];
+
+    __device__ void initialise() {
+        for (uint64_t& bar : full) ptx::mbarrier_init(ptx::shared_address(&bar), kOutputWarps);
+        for (uint64_t& bar : empty) ptx::mbarrier_init(ptx::shared_address(&bar), 128);
+    }
+
+    // By all of a loading warp, for the `n`-th item of this CTA.
+    __device__ int behind_last(uint32_t n, int source, int lane) {
+        ptx::mbarrier_wait(ptx::shared_address(&full[n & 1]), n >> 1 & 1);
+        return __reduce_max_sync(~0u, of_warp[n & 1][source][lane & (kOutputWarps - 1)]);
+    }
+    // When the item needs them no more, whether they were asked for or not.
+    __device__ void give_back(uint32_t n) {
+        // No warp may be two items ahead of another one.
+        ptx::mbarrier_wait(ptx::shared_address(&full[n & 1]), n >> 1 & 1);
+        ptx::mbarrier_arrive(ptx::shared_address(&empty[n & 1]));
+    }
+
+    // By the output warps, of which this is `warp`: finds the ends of a token's lists, which are
+    // the `n`-th item's. Whole lists follow whole lists: an end is looked for if the item before
+    // had a shorter list, and in the first item.
+    __device__ void find(const KernelParams& p, int token, uint32_t n, int split, int splits,
+                         int warp, int lane) {
+        const int place = n & 1;
+        ptx::mbarrier_wait(ptx::shared_address(&empty[place]), (n >> 1 & 1) ^ 1);
+#pragma unroll 1
+        for (int k = 0; k < kSources; ++k) {
+            const Source& source = p.sources[k];
+            int end = source.width;
+            const int before = lane == 0 && n > 0 ? of_warp[place ^ 1][k][warp] : 0;
+            if (!source.counts && __shfl_sync(~0u, before, 0) < end)
+                end = end_of(source, token, split * kListGroup + warp * splits * kListGroup,
+                             kOutputWarps * splits * kListGroup, lane);
+            if (lane == 0) of_warp[place][k][warp] = end;
+        }
+        if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&full[place]));
+    }
+
+  private:
+    // Of the groups that begin at `first` and every `step` entries from there, the end of the last
+    // one with a valid entry; that of the list if there is none behind it.
+    __device__ static int end_of(const Source& source, int token, int first, int step, int lane) {
+        const int* list = source.lists + token * source.list_stride;
+        constexpr int at_once = 8;
+        const int very_last = first + (source.width - 1 - first) / step * step;
+#pragma unroll 1
+        for (int last = very_last; last >= first; last -= at_once * step) {
+            int entries[at_once], end = 0;
+#pragma unroll
+            for (int i = 0; i < at_once; ++i) {
+                const int at = last - i * step;
+                entries[i] = at >= first && at + lane < source.width ? list[at + lane] : -1;
+            }
+#pragma unroll
+            for (int i = at_once - 1; i >= 0; --i)
+                if (uint32_t(entries[i]) < source.slots) end = last - i * step + kListGroup;
+            end = __reduce_max_sync(~0u, end);
+            if (end > 0) return end > very_last ? source.width : end;
+        }
+        return 0;
+    }
+};
+
+}  // namespace mla::sm90::sparse
