@@ -28,7 +28,7 @@ struct WideLayout {
     static constexpr int kPartialPitch = kLatent + 4;
 
     // As in Layout.
-    static constexpr bool kEndFirst = true;
+    static constexpr bool kEndFirst = false;
 
     // Entries of a list that may wait for their tile.
     static constexpr int kPending = 2 * kTileKeys;
