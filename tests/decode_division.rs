@@ -59,6 +59,11 @@ impl Batch {
         params.query_len = self.query_len as i32;
         params.latent_dim = 512;
         params.rope_dim = 64;
+        params.page_size = 64;
+        params.max_pages = (0..self.lens.len())
+            .map(|request| self.kv_tiles(request).max(1))
+            .max()
+            .unwrap_or(1) as i32;
         params.cache_format = raw::MLA_CACHE_BF16 as i32;
         (0..self.groups)
             .map(|group| {
@@ -185,6 +190,8 @@ fn every_kv_tile_is_done_once_at_equal_lengths() {
         (128, 2, 66),
         (128, 8, 7),
         (48, 4, 44),
+        (40, 8, 26),
+        (64, 7, 18),
         (16, 9, 44),
         (128, 16, 66),
     ] {
@@ -276,6 +283,35 @@ fn every_kv_tile_is_done_once_in_batches_with_many_empty_requests() {
             groups: rng.random_range(1..=160),
         }
         .check();
+    }
+}
+
+#[test]
+fn a_query_tile_has_the_rows_that_leave_the_fewest_ctas_idle() {
+    // Of 64 rows each: one CTA; two; three for 129 to 192 rows; five, seven, 11 and 13 where two
+    // and three would leave one idle, unless requests have room for at most 256 tokens.
+    for (heads, query_len, long, short) in [
+        (8, 1, 8, 8),
+        (64, 1, 64, 64),
+        (65, 1, 128, 128),
+        (128, 2, 128, 128),
+        (48, 4, 192, 192),
+        (43, 3, 192, 192),
+        (48, 6, 320, 128),
+        (100, 16, 320, 128),
+        (27, 16, 448, 128),
+        (64, 8, 128, 128),
+        (64, 9, 192, 192),
+        (44, 16, 704, 128),
+        (64, 13, 832, 128),
+        (64, 15, 192, 192),
+    ] {
+        for (len, rows) in [(500, long), (256, short)] {
+            let batch = Batch::equal(heads, query_len, 3, len, 10);
+            for item in batch.items().into_iter().flatten() {
+                assert_eq!(item.rows, rows, "{heads} heads, {query_len} query tokens");
+            }
+        }
     }
 }
 

@@ -24,8 +24,8 @@ MlaStatus mla_decode_sm90_workspace(const MlaDecodeParams* params, size_t* bytes
 MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream);
 
 /* A work item of mla_decode_sm90: some KV tiles, of 64 cached tokens each, of one query tile, for a
- * group of CTAs. A group is one CTA, or with more than 64 rows (heads * query_len) two or three,
- * which do different rows of the same query tile. */
+ * group of CTAs. A group is one CTA, or with more than 64 rows (heads * query_len) 2, 3, 5, 7, 11 or
+ * 13, which do different rows of the same query tile. */
 typedef struct MlaDecodeWorkItem {
     int32_t request;
     /* the query tile's first row, counting a request's query tokens and heads together, and the
@@ -47,8 +47,9 @@ typedef struct MlaDecodeWorkItem {
 
 /* How mla_decode_sm90 divides a batch: writes the work items of one group, in their order, and
  * their number, and no more items than `room`. The host computes what the device would. Reads
- * heads, query_len, requests, q_dtype, cache_format, and, in host memory, kv_lens and cu_q_lens,
- * which may be null. `groups`, 1..=160: those of a launch; `group` is one of them. */
+ * heads, query_len, requests, page_size, max_pages, q_dtype, cache_format, and, in host memory,
+ * kv_lens and cu_q_lens, which may be null. `groups`, 1..=160: those of a launch; `group` is one of
+ * them. */
 MlaStatus mla_decode_sm90_work_items(const MlaDecodeParams* params, int32_t groups, int32_t group,
                                      MlaDecodeWorkItem* items, int32_t room, int32_t* count);
 

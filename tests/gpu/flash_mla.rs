@@ -489,6 +489,10 @@ fn hundreds_of_launches_give_the_same_bits() {
             },
         ),
         ("64 heads", Case::new(64, random(150, 900))),
+        (
+            "48 heads, 6 query tokens",
+            Case::new(48, (1..60).map(|i| (6, i * 37 % 1900)).collect()),
+        ),
         ("16 heads", Case::new(16, random(150, 900))),
         ("one request", Case::new(128, vec![(1, 8192)])),
         ("128 heads, e4m3", Case::new(128, random(150, 500)).fp8(0.5)),
@@ -531,6 +535,10 @@ fn falling_back_gives_the_same_bits() {
         Case::new(16, vec![(1, 20_000)]),
         Case::new(64, vec![(1, 20_000)]),
         Case::new(128, vec![(1, 9000), (1, 3000)]),
+        // Query tiles of five CTAs, and of thirteen.
+        Case::new(48, vec![(6, 9000), (6, 3000)]),
+        Case::new(52, vec![(16, 5000)]),
+        Case::new(40, vec![(8, 6000)]).fp8(0.5),
         Case::new(16, lens(40)),
         Case::new(128, lens(150)),
         Case::new(16, lens(40)).fp8(0.5),
@@ -644,7 +652,7 @@ fn what_does_not_fit_is_refused_by_name() {
     );
 }
 
-// A raw call that would be launched as it stands.
+// A raw call that would be launched as it stands: all requests have as many query tokens.
 fn raw_call(step: &Step<Cuda>, case: &Case, workspace: &Buffer) -> raw::MlaDecodeParams {
     // SAFETY: a struct of plain numbers and pointers, for which zeros are values.
     let mut params: raw::MlaDecodeParams = unsafe { std::mem::zeroed() };
@@ -671,7 +679,7 @@ fn raw_call(step: &Step<Cuda>, case: &Case, workspace: &Buffer) -> raw::MlaDecod
     params.requests = case.requests.len() as i32;
     params.tokens = case.tokens() as i32;
     params.heads = case.heads as i32;
-    params.query_len = 1;
+    params.query_len = case.requests[0].0 as i32;
     params.page_size = case.page_size as i32;
     params.max_pages = case.max_pages() as i32;
     params.latent_dim = LATENT as i32;

@@ -30,10 +30,35 @@ constexpr int64_t kShortTokens = 512;
 
 // PlainConfig::kByRows
 constexpr bool is_by_rows(int group_ctas, int64_t most_tokens) {
-    return group_ctas == 3 || (group_ctas == 2 && most_tokens > kShortTokens);
+    return group_ctas > 2 || (group_ctas == 2 && most_tokens > kShortTokens);
 }
 static_assert(is_by_rows(2, 513) && !is_by_rows(2, 512));
 static_assert(is_by_rows(3, 64) && !is_by_rows(1, 8192));
+
+// With room for no more tokens than this, what a query tile costs beside its KV tiles is most of
+// it, and groups of five CTAs and more take longer than what they spare.
+constexpr int64_t kVeryShortTokens = 256;
+
+// How many CTAs, of 64 rows each, do a query tile of a request with more than 64 rows: the number
+// that leaves the fewest CTAs of its last query tile without rows. Primes: a multiple leaves no
+// fewer.
+constexpr int group_ctas_of(int row_tiles, int64_t most_tokens) {
+    int best = 2, fewest = row_tiles % 2;
+    for (const int ctas : {3, 5, 7, 11, 13}) {
+        if (ctas > 3 && most_tokens <= kVeryShortTokens) break;
+        const int idle = (row_tiles + ctas - 1) / ctas * ctas - row_tiles;
+        if (idle < fewest) {
+            best = ctas;
+            fewest = idle;
+        }
+    }
+    return best;
+}
+// 128, 192, 256, 320, 448, 640 and 704 rows.
+static_assert(group_ctas_of(2, 8192) == 2 && group_ctas_of(3, 64) == 3);
+static_assert(group_ctas_of(4, 8192) == 2 && group_ctas_of(5, 8192) == 5);
+static_assert(group_ctas_of(5, 256) == 2 && group_ctas_of(7, 257) == 7);
+static_assert(group_ctas_of(10, 8192) == 2 && group_ctas_of(11, 8192) == 11);
 
 // Rows per CTA, and CTAs that do different rows of the same query tile.
 Shape shape_of(const MlaDecodeParams& p) {
@@ -41,10 +66,10 @@ Shape shape_of(const MlaDecodeParams& p) {
     Shape shape;
     shape.fp8 = cache_of(p) == Cache::e4m3;
     shape.rows = rows <= 8 && !shape.fp8 ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : 64;
-    // Three, if two would leave the last tile's second CTA without rows: 192 rows.
+    const int64_t most_tokens = int64_t(p.max_pages) * p.page_size;
     const int row_tiles = (rows + 63) / 64;
-    shape.group_ctas = row_tiles == 1 ? 1 : row_tiles % 6 == 3 ? 3 : 2;
-    shape.by_rows = is_by_rows(shape.group_ctas, int64_t(p.max_pages) * p.page_size);
+    shape.group_ctas = row_tiles == 1 ? 1 : group_ctas_of(row_tiles, most_tokens);
+    shape.by_rows = is_by_rows(shape.group_ctas, most_tokens);
     return shape;
 }
 
@@ -97,14 +122,19 @@ constexpr bool reads_again(int tiles_of_request, int groups_of_tile) {
 }
 static_assert(reads_again(2, 66 / 128) && !reads_again(2, 66 / 48) && !reads_again(1, 66 / 128));
 
-// How many KV tiles are read as evict-first: 16/5 of what L2 holds, which is 192 MiB on an H200,
-// where it was measured to lie between 151 and 604 MB. None that are read again: evict-first lines
-// are gone by then.
+// How many KV tiles are read as evict-first: 9/2 of what L2 holds, which is 270 MiB on an H200 and
+// 225 on an H100. A batch of 216 MiB gains on both, one of 288 MiB loses. None that are read again:
+// evict-first lines are gone by then. And none if queries and output are more than the cache has
+// room for, since they push out what is in L2 anyway.
 int evict_first_kv_tiles(const MlaDecodeParams& p, const Estimate& estimate,
                          const DeviceFacts& facts) {
     if (reads_again(estimate.tiles_of_request, estimate.groups_of_tile)) return 0;
-    const int kv_tile_bytes = kTileTokens * (kLatent + kRope) * int(cache_element(p).bytes);
-    return facts.l2_bytes / 5 * 16 / kv_tile_bytes;
+    const int64_t token_bytes = (kLatent + kRope) * int64_t(cache_element(p).bytes),
+                  row_bytes = (kLatent + kRope + kLatent) * 2;
+    if (p.tokens * p.heads * row_bytes >
+        p.requests * int64_t(p.max_pages) * p.page_size * token_bytes)
+        return 0;
+    return int(facts.l2_bytes / 2 * 9 / (kTileTokens * token_bytes));
 }
 
 size_t partial_bytes(int rows) {

@@ -19,9 +19,9 @@ namespace mla::sm90::decode {
 // What each thread of a CTA has of the 65 536 registers of an SM, which are allotted in eights.
 constexpr int even_registers(int threads) { return 65536 / threads / 8 * 8; }
 
-// A cache of the queries' type. N query rows per CTA; two or three CTAs for different rows of the
-// same query tile (group_ctas) with more than 64 rows.
-template <typename Element, int rows, int group_ctas, bool by_rows = (group_ctas > 1)>
+// A cache of the queries' type. N query rows per CTA; with more than 64 rows two CTAs for different
+// rows of the same query tile (group_ctas), or kAnyGroup.
+template <typename Element, int rows, int group_ctas, bool by_rows = (group_ctas != 1)>
 struct PlainConfig {
     using T = Element;
     static constexpr int N = rows, kGroupCtas = group_ctas;

@@ -34,6 +34,39 @@ struct Context {
     // Which rows of a query tile are this CTA's, and which group of CTAs it belongs to.
     int rank, group_id;
 
+    // How many CTAs a group has, and how many groups there are. If a config says kAnyGroup, the grid
+    // has a row of CTAs for each group.
+    static constexpr bool kAny = C::kGroupCtas == kAnyGroup;
+    __device__ static int group_ctas() { return kAny ? int(gridDim.x) : C::kGroupCtas; }
+    __device__ static int groups() {
+        if constexpr (kAny)
+            return gridDim.y;
+        else
+            return gridDim.x / C::kGroupCtas;
+    }
+    // This CTA's number, and that of all.
+    __device__ static uint32_t cta() {
+        return kAny ? blockIdx.y * gridDim.x + blockIdx.x : blockIdx.x;
+    }
+    __device__ static uint32_t ctas() { return kAny ? gridDim.y * gridDim.x : gridDim.x; }
+    // `rank` and `group_id`.
+    __device__ static int own_rank() {
+        if constexpr (kAny)
+            return blockIdx.x;
+        else
+            return int(blockIdx.x) % C::kGroupCtas;
+    }
+    __device__ static int own_group() {
+        if constexpr (kAny)
+            return blockIdx.y;
+        else
+            return int(blockIdx.x) / C::kGroupCtas;
+    }
+    // Of a list with a place for each CTA: this one's rank of group g has g * kGroupStep + place().
+    // The step is a constant whatever the number of CTAs of a group.
+    static constexpr int kGroupStep = kAny ? 1 : C::kGroupCtas;
+    __device__ int place() const { return kAny ? rank * groups() : rank; }
+
     __device__ uint32_t latent_stage(int stage) const {
         return base + L::kRingOffset + stage * L::kLatentStageBytes;
     }

@@ -34,8 +34,8 @@ __global__ __launch_bounds__(C::kThreads,
     using StartBarrier = NamedBarrier<BarrierId::start, C::kThreads - 32>;
     extern __shared__ __align__(1024) char shared[];
     auto& s = *reinterpret_cast<typename C::Control*>(shared + L::kControlOffset);
-    const Context<C> context{p, ptx::shared_address(shared), s, int(blockIdx.x) % C::kGroupCtas,
-                             int(blockIdx.x) / C::kGroupCtas};
+    const Context<C> context{p, ptx::shared_address(shared), s, Context<C>::own_rank(),
+                             Context<C>::own_group()};
     typename C::CacheProducer cache_producer{context};
     typename C::QueryProducer query_producer{context};
     const Prologue<C> prologue{context};
@@ -43,7 +43,7 @@ __global__ __launch_bounds__(C::kThreads,
     const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
     const bool warms_up = warp == 1;
     Schedule schedule(p, warms_up ? &s.warm_up_length : s.lens, warms_up ? 0 : 1,
-                      C::N * C::kGroupCtas, context.group_id, gridDim.x / C::kGroupCtas);
+                      C::N * context.group_ctas(), context.group_id, context.groups());
     // The next kernel of the stream may start where this one's CTAs have ended; and until the
     // kernel before has ended, only shared memory and the launch's own parameters are touched.
     // Behind the barrier two warps have waited for all.

@@ -42,7 +42,9 @@ cudaError_t launch(const Launch& l, const KernelParams& p, const TensorMaps& map
         prepared[l.device].store(true, std::memory_order_relaxed);
     }
     cudaLaunchConfig_t config = {};
-    config.gridDim = {unsigned(groups_of(l.multiprocessors, C::kGroupCtas) * C::kGroupCtas), 1, 1};
+    const int group_ctas = l.shape.group_ctas, groups = groups_of(l.multiprocessors, group_ctas);
+    config.gridDim =
+        C::kGroupCtas == kAnyGroup ? dim3(group_ctas, groups) : dim3(groups * group_ctas);
     config.blockDim = {unsigned(C::kThreads), 1, 1};
     config.dynamicSmemBytes = C::L::kBytes;
     config.stream = l.stream;
@@ -59,14 +61,15 @@ cudaError_t launch(const Launch& l, const KernelParams& p, const TensorMaps& map
 template <typename T>
 cudaError_t launch_dtype(const Launch& l, const KernelParams& p, const TensorMaps& maps) {
     const int group_ctas = l.shape.group_ctas;
+    // Groups of one or two CTAs have kernels of their own; all others share one.
     if (l.shape.fp8) {
         switch (l.shape.rows) {
             case 16: return launch<Fp8Config<T, 16, 1>>(l, p, maps);
             case 32: return launch<Fp8Config<T, 32, 1>>(l, p, maps);
             default:
-                return group_ctas == 3   ? launch<Fp8Config<T, 64, 3>>(l, p, maps)
+                return group_ctas == 1   ? launch<Fp8Config<T, 64, 1>>(l, p, maps)
                        : group_ctas == 2 ? launch<Fp8Config<T, 64, 2>>(l, p, maps)
-                                         : launch<Fp8Config<T, 64, 1>>(l, p, maps);
+                                         : launch<Fp8Config<T, 64, kAnyGroup>>(l, p, maps);
         }
     }
     switch (l.shape.rows) {
@@ -74,8 +77,8 @@ cudaError_t launch_dtype(const Launch& l, const KernelParams& p, const TensorMap
         case 16: return launch<PlainConfig<T, 16, 1>>(l, p, maps);
         case 32: return launch<PlainConfig<T, 32, 1>>(l, p, maps);
         default:
-            return group_ctas == 3   ? launch<PlainConfig<T, 64, 3>>(l, p, maps)
-                   : group_ctas == 1 ? launch<PlainConfig<T, 64, 1>>(l, p, maps)
+            return group_ctas == 1   ? launch<PlainConfig<T, 64, 1>>(l, p, maps)
+                   : group_ctas > 2  ? launch<PlainConfig<T, 64, kAnyGroup>>(l, p, maps)
                    : l.shape.by_rows ? launch<PlainConfig<T, 64, 2>>(l, p, maps)
                                      : launch<PlainConfig<T, 64, 2, false>>(l, p, maps);
     }

@@ -17,6 +17,8 @@ constexpr int kTileTokens = 64;
 constexpr int kMaxRequests = 1024;
 // Most CTAs of a launch, one per SM.
 constexpr int kCounters = 160;
+// Instead of the number of CTAs of a group in a config: the launch's grid says it.
+constexpr int kAnyGroup = 0;
 
 // What the host knows of where CTA groups begin, as if all requests had as many query tokens
 // (Schedule::likely_start, divide_uniform), and the inverses that spare the device its divisions.

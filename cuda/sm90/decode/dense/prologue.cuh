@@ -42,7 +42,7 @@ struct Prologue {
                     ptx::cp_async_4(c.table_copy() + i * 4, p.block_table + i);
             }
         } else {
-            const int64_t entry = (int64_t(blockIdx.x) * 32 + lane) * 32;
+            const int64_t entry = (int64_t(c.cta()) * 32 + lane) * 32;
             if (entry < entries) ptx::prefetch_global_l2(p.block_table + entry);
         }
     }
@@ -78,12 +78,12 @@ struct Prologue {
     __device__ void prefetch_queries(int lane) const {
         constexpr int most = 32, lines = (kLatent + kRope) * 2 / 128;
         const int rows = p.requests * p.query_len * p.heads,
-                  own = unsigned(rows + gridDim.x - 1) / gridDim.x;
+                  own = unsigned(rows + c.ctas() - 1) / c.ctas();
         if (!p.even_query || p.cu_q_lens || own > most) return;
 #pragma unroll 1
         for (int i = lane; i < own * lines; i += 32) {
             const int of_block = unsigned(i) / lines, line = i - of_block * lines,
-                      row = blockIdx.x * own + of_block;
+                      row = c.cta() * own + of_block;
             const char* latent =
                 static_cast<const char*>(p.q_latent) + row * p.q_latent_head_stride * 2;
             const char* rope = static_cast<const char*>(p.q_rope) + row * p.q_rope_head_stride * 2;

@@ -1,5 +1,5 @@
 // Which work items each CTA group does, derived on the device from the lengths alone. A group is
-// one CTA, or two or three neighbouring ones that do different rows of the same query tile.
+// one CTA, or several neighbouring ones that do different rows of the same query tile.
 //
 // A query tile is up to N rows for each CTA of a group, of one request (rows count query tokens and
 // heads together). Its cost is its number of KV tiles (at least one) plus a constant. There are two

@@ -103,7 +103,7 @@ struct Splits {
                 return true;
             };
             const char* partials = p.partials;
-            using Source = PartialResults<C::kGroupCtas * PartialResult<N>::kBytes>;
+            using Source = PartialResults<Context<C>::kGroupStep * PartialResult<N>::kBytes>;
             const Source source{partials, uint32_t(partial(item.first_group, true) - partials),
                                 uint32_t(partial(item.first_group, false) - partials), item.splits};
 #pragma unroll 1
@@ -133,8 +133,8 @@ struct Splits {
     // A partial result's place in the workspace. A CTA group has at most two unfinished tiles: one
     // that begins in its range and one that began before it.
     __device__ char* partial(int of_group, bool begins) const {
-        return p.partials +
-               (begins * gridDim.x + of_group * C::kGroupCtas + c.rank) * PartialResult<N>::kBytes;
+        return p.partials + (begins * c.ctas() + of_group * Context<C>::kGroupStep + c.place()) *
+                                PartialResult<N>::kBytes;
     }
 
     // Where a combiner keeps its own slice: queries and ring are idle when there is no other work
@@ -164,7 +164,7 @@ struct Splits {
     }
 
     __device__ Protocol protocol_of(const WorkItem& item) const {
-        return {p.counters + item.first_group * C::kGroupCtas + c.rank, item.splits,
+        return {p.counters + item.first_group * Context<C>::kGroupStep + c.place(), item.splits,
                 item.combiners};
     }
 

@@ -27,7 +27,7 @@ struct Fp8CacheProducer {
         if (c.rank == 0)
             ptx::cp_async_bulk_prefetch_tensor(&maps.cache_pairs, policy, 0, kv_tile.token, 0,
                                                kv_tile.page);
-        if (c.rank == C::kGroupCtas - 1)
+        if (c.rank == c.group_ctas() - 1)
             ptx::cp_async_bulk_prefetch_tensor(&maps.cache, policy, kLatent, kv_tile.token,
                                                kv_tile.page);
     }

@@ -31,7 +31,7 @@ struct PlainCacheProducer {
     __device__ void prefetch_kv_tile(const TensorMaps& maps, Place kv_tile) const {
         const ptx::CachePolicy policy = ptx::createpolicy_evict_first();
 #pragma unroll 1
-        for (int i = c.rank; i < C::kKvTileStages / 2; i += C::kGroupCtas)
+        for (int i = c.rank; i < C::kKvTileStages / 2; i += c.group_ctas())
             ptx::cp_async_bulk_prefetch_tensor(&maps.cache_pairs, policy, 0, kv_tile.token, 0,
                                                i * L::kStagePanels / 2, kv_tile.page);
     }
