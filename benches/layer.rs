@@ -187,6 +187,7 @@ mod gpu {
                 n: n as i32,
                 dtype: raw::MLA_DTYPE_BF16 as i32,
                 constant_weights: 1,
+                ready: 0,
             };
             let params = [
                 raw::MlaHeadProductParams {

@@ -175,6 +175,7 @@ impl Tensors {
             n: 512,
             dtype: raw::MLA_DTYPE_BF16 as i32,
             constant_weights: 1,
+            ready: 0,
         }
     }
 

@@ -13,6 +13,8 @@ template <typename T, int Tiles, int K, bool Sparing>
 __global__ void __launch_bounds__(kProductThreads) rows_kernel(const __grid_constant__ HeadPlan p) {
     ptx::griddepcontrol_launch_dependents();
     rows_product<T, Tiles, K, Sparing>(p, blockIdx.x, blockIdx.y, blockIdx.z * Tiles * kTile);
+    // The kernel before has ended, too, when this one has: one CTA sees to that.
+    if (p.ready && blockIdx.x + blockIdx.y + blockIdx.z == 0) ptx::griddepcontrol_wait();
 }
 
 // Weights whose neighbours lie along k.
@@ -192,7 +194,8 @@ MlaStatus plan_product(const MlaHeadProductParams& p, ProductLaunch& launch) {
                    units(p.out_head_stride, p.heads),
                    uint32_t(p.tokens),
                    uint32_t(p.k),
-                   p.constant_weights != 0};
+                   p.constant_weights != 0,
+                   p.ready != 0};
     launch.rows = rows;
     launch.tiles = p.tokens <= kTile ? 1 : kTiles;
     launch.few = p.heads <= kFewHeads;

@@ -56,7 +56,7 @@ struct HeadPlan {
     uint32_t weights_head_stride, weights_stride;
     uint32_t out_token_stride, out_head_stride;
     uint32_t tokens, k;
-    bool constant_weights;
+    bool constant_weights, ready;
 
     __device__ __forceinline__ const uint4* input_at(uint32_t token, uint32_t head) const {
         return input + (uint64_t(token) * input_token_stride + uint64_t(head) * input_head_stride);
@@ -133,7 +133,7 @@ __device__ __forceinline__ void rows_product(const HeadPlan& p, uint32_t block, 
                 if (kWhole || base + row + i < k)
                     copy_weights<Sparing>(to + i * 128, from + uint64_t(i) * p.weights_stride);
         }
-        ptx::griddepcontrol_wait();
+        if (!p.ready) ptx::griddepcontrol_wait();
         const uint32_t thread = thread_again(), lane = thread % 32, warp = thread / 32;
         {
             const uint32_t row = thread / 16, unit = thread % 16;

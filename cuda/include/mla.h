@@ -567,6 +567,9 @@ typedef struct MlaHeadProductParams {
     /* nonzero where no work on the stream that is not yet done writes the weights: then they are
      * read ahead of it */
     int32_t constant_weights;
+    /* nonzero where no work on the stream that is not yet done writes `input`, or accesses `out`:
+     * then the kernel may do all of its work while the one before it is running, and ends behind it */
+    int32_t ready;
 } MlaHeadProductParams;
 
 /* Enqueues one kernel on `stream`; none where there is nothing to multiply. Pointers are aligned

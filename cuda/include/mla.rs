@@ -1103,12 +1103,13 @@ pub struct MlaHeadProductParams {
     pub n: i32,
     pub dtype: i32,
     pub constant_weights: i32,
+    pub ready: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     [
         "Size of MlaHeadProductParams",
-    ][::core::mem::size_of::<MlaHeadProductParams>() - 104usize];
+    ][::core::mem::size_of::<MlaHeadProductParams>() - 112usize];
     [
         "Alignment of MlaHeadProductParams",
     ][::core::mem::align_of::<MlaHeadProductParams>() - 8usize];
@@ -1160,6 +1161,9 @@ const _: () = {
     [
         "Offset of field: MlaHeadProductParams::constant_weights",
     ][::core::mem::offset_of!(MlaHeadProductParams, constant_weights) - 100usize];
+    [
+        "Offset of field: MlaHeadProductParams::ready",
+    ][::core::mem::offset_of!(MlaHeadProductParams, ready) - 104usize];
 };
 impl Default for MlaHeadProductParams {
     fn default() -> Self {

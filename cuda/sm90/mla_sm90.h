@@ -242,9 +242,9 @@ typedef struct MlaIndexLogitsParams {
     int32_t heads;
     /* must be 128 */
     int32_t width;
-    /* 0 or 1: the launch before this one on the stream is mla_index_queries_sm90, of these queries,
-     * and whatever else is read here was enqueued before that one. Keys are then read while it is
-     * running. */
+    /* 0 or 1: the launch before this one on the stream is mla_index_queries_sm90 or
+     * mla_index_write_sm90, and query_starts, seq_lens and block_table were enqueued before that one.
+     * They are then read while it is running. */
     int32_t after_queries;
 } MlaIndexLogitsParams;
 
@@ -299,9 +299,11 @@ typedef struct MlaTopkParams {
 /* Enqueues one kernel on `stream`; none where there are no rows. */
 MlaStatus mla_topk_sm90(const MlaTopkParams* params, void* stream);
 
-/* mla_cache_write and mla_index_keys_sm90, for the caches of one layer: one kernel for rows of 512
- * + 64 values of f16 or bf16 that can be accessed 16 bytes at a time, otherwise two. */
+/* mla_cache_write and mla_index_keys_sm90, for the caches of one layer, and mla_index_queries_sm90 if
+ * `queries` is not null: one kernel for rows of 512 + 64 values of f16 or bf16 that can be accessed
+ * 16 bytes at a time, otherwise one for each. None writes what another one reads or writes. */
 MlaStatus mla_index_write_sm90(const MlaCacheWriteParams* rows, const MlaIndexKeysParams* keys,
+                               const MlaIndexQueriesParams* queries,
                                void* stream);
 
 /* Bytes of workspace that mla_prefill_sm90 needs. Reads value_dim, and the current device's

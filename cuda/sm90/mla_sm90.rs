@@ -571,6 +571,7 @@ unsafe extern "C" {
     pub fn mla_index_write_sm90(
         rows: *const MlaCacheWriteParams,
         keys: *const MlaIndexKeysParams,
+        queries: *const MlaIndexQueriesParams,
         stream: *mut ::core::ffi::c_void,
     ) -> MlaStatus;
 }

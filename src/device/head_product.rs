@@ -8,6 +8,16 @@ use super::Cuda;
 use super::argument::{dtype_code, narrow, wide};
 use crate::raw;
 
+/// What of a product work that is enqueued and not yet done may still make or use.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pending {
+    All,
+    /// All but the weights.
+    Tokens,
+    /// Nothing, of any but the last launch, which begins when all before it is done.
+    Nothing,
+}
+
 /// What a product is launched with.
 #[derive(Clone, Copy)]
 pub(super) enum Company {
@@ -70,7 +80,7 @@ pub(super) fn params(
     a: &TensorRef<'_, Cuda>,
     b: &TensorRef<'_, Cuda>,
     c: TensorMut<'_, Cuda>,
-    constant: bool,
+    pending: Pending,
 ) -> Result<raw::MlaHeadProductParams> {
     let (a_layout, b_layout, c_layout) = (a.layout(), b.layout(), *c.layout());
     let [heads, tokens, n] = c_layout.shape;
@@ -90,6 +100,7 @@ pub(super) fn params(
         k: narrow("gemm k", a_layout.shape[2])?,
         n: narrow("gemm n", n)?,
         dtype: dtype_code(c_layout.dtype),
-        constant_weights: i32::from(constant),
+        constant_weights: i32::from(pending != Pending::All),
+        ready: i32::from(pending == Pending::Nothing),
     })
 }

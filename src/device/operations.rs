@@ -14,7 +14,7 @@ use mla_runtime::plan::crossover::{GpuFigures, Machine};
 use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 
 use super::argument::{dtype_code, format_code, narrow, unit_columns, wide};
-use super::head_product::Company;
+use super::head_product::{Company, Pending};
 use super::memory::{Buffer, Bytes, BytesMut};
 use super::{Cuda, Rotary, RotaryQuery, blas, cache_expand, failed, head_product, machine, rotary};
 use crate::{present_gpu, raw};
@@ -156,7 +156,7 @@ impl Device for Cuda {
         b: TensorRef<'_, Self>,
         c: TensorMut<'_, Self>,
     ) -> Result<()> {
-        self.product(a, b, c, false)
+        self.product(a, b, c, Pending::All)
     }
 
     fn gemm_weights(
@@ -165,7 +165,16 @@ impl Device for Cuda {
         b: TensorRef<'_, Self>,
         c: TensorMut<'_, Self>,
     ) -> Result<()> {
-        self.product(a, b, c, true)
+        self.product(a, b, c, Pending::Tokens)
+    }
+
+    fn gemm_ready(
+        &self,
+        a: TensorRef<'_, Self>,
+        b: TensorRef<'_, Self>,
+        c: TensorMut<'_, Self>,
+    ) -> Result<()> {
+        self.product(a, b, c, Pending::Nothing)
     }
 
     fn copy(&self, from: TensorRef<'_, Self>, to: TensorMut<'_, Self>) -> Result<()> {
@@ -222,7 +231,7 @@ impl Device for Cuda {
         if !head_product::fits(Company::CacheWrite, &a, &b, &c) {
             return rows.write_then_absorb(self, queries);
         }
-        let product = head_product::params(&a, &b, c, true)?;
+        let product = head_product::params(&a, &b, c, Pending::Tokens)?;
         let query = queries.rotation(&rows)?;
         let write = rows_params(rows, query)?;
         self.bind()?;
@@ -357,7 +366,7 @@ impl Cuda {
         a: TensorRef<'_, Self>,
         b: TensorRef<'_, Self>,
         c: TensorMut<'_, Self>,
-        constant: bool,
+        pending: Pending,
     ) -> Result<()> {
         let [batch, m, n] = c.shape();
         let k = a.shape()[2];
@@ -370,10 +379,10 @@ impl Cuda {
         }
         self.bind()?;
         if head_product::fits(Company::Alone, &a, &b, &c) {
-            let params = head_product::params(&a, &b, c, constant)?;
+            let params = head_product::params(&a, &b, c, pending)?;
             // SAFETY: the tensors were checked to hold what their layouts say, which agree; the output is
-            // borrowed mutably, so the inputs are elsewhere. Whoever calls the weights constant promises
-            // that nothing still writes them.
+            // borrowed mutably, so the inputs are elsewhere. Whoever says what is not pending promises that
+            // nothing still writes it, or accesses the output.
             return raw::check("gemm", unsafe {
                 raw::mla_head_product(&params, self.raw_stream())
             });

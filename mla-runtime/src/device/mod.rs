@@ -223,6 +223,22 @@ pub trait Device: Memory {
         self.gemm(a, b, c)
     }
 
+    /// As [`gemm_weights`](Self::gemm_weights), directly behind an operation that begins only when all
+    /// before it is done, such as a selection, and that neither writes `a` nor accesses `c`: the
+    /// device may do the product beside it.
+    ///
+    /// # Errors
+    ///
+    /// As [`gemm`](Self::gemm).
+    fn gemm_ready(
+        &self,
+        a: TensorRef<'_, Self>,
+        b: TensorRef<'_, Self>,
+        c: TensorMut<'_, Self>,
+    ) -> Result<()> {
+        self.gemm_weights(a, b, c)
+    }
+
     /// Copies `from` to `to`, of the same shape and dtype, with any strides.
     ///
     /// # Errors

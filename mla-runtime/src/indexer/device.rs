@@ -83,8 +83,9 @@ pub struct IndexRows<'a, D: Device> {
     /// Which of the batch's query tokens.
     pub tokens: Range<usize>,
     /// Whether what makes these rows' lists directly follows each other, the queries, the logits
-    /// and the selection, and whatever else that reads was enqueued before the first of them. Each
-    /// may then begin before the last one has ended. Otherwise false, which is always right.
+    /// and the selection, and the batch's lengths and block tables were enqueued before the first of
+    /// them. Each may then begin before the last one has ended. Otherwise false, which is always
+    /// right.
     pub in_turn: bool,
 }
 
@@ -109,8 +110,10 @@ pub trait IndexDevice: Device {
     fn write_index_keys(&self, config: &IndexerConfig, keys: IndexKeys<'_, Self>) -> Result<()>;
 
     /// Writes what both caches of a layer get of the new tokens, in one launch if the device can:
-    /// the rows, with the rotation of `query` if they are rotated, and the index keys. As
-    /// [`CacheRows::write`] and [`write_index_keys`](Self::write_index_keys).
+    /// the rows, with the rotation of `query` if they are rotated, and the index keys; and quantises
+    /// `queries`, if there are any. As [`CacheRows::write`],
+    /// [`write_index_keys`](Self::write_index_keys) and
+    /// [`quantise_index_queries`](Self::quantise_index_queries).
     ///
     /// # Errors
     ///
@@ -122,9 +125,14 @@ pub trait IndexDevice: Device {
         rows: CacheRows<'_, Self>,
         query: Option<RotaryQuery<'_, Self>>,
         keys: IndexKeys<'_, Self>,
+        queries: Option<(IndexQueryInput<'_, Self>, IndexQueriesMut<'_, Self>)>,
     ) -> Result<()> {
         rows.write(self, query)?;
-        self.write_index_keys(config, keys)
+        self.write_index_keys(config, keys)?;
+        match queries {
+            Some((from, to)) => self.quantise_index_queries(config, from, to),
+            None => Ok(()),
+        }
     }
 
     /// Rotates and quantises index queries, and folds their scales into the heads' weights.

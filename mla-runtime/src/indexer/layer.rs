@@ -6,7 +6,7 @@ use super::workspace::IndexerWorkspace;
 use crate::backend::{DecodeStage, PrefillStage, SlotLists};
 use crate::device::Device;
 use crate::error::Result;
-use crate::layer::{LayerCall, MlaLayer, Workspace};
+use crate::layer::{Absorbing, LayerCall, MlaLayer, Workspace};
 use crate::lse::LseMut;
 use crate::tensor::ArrayRef;
 
@@ -38,22 +38,37 @@ where
         lists.forget();
         self.check_tensors(workspace, &call)?;
         indexer.check(workspace, lists, &index)?;
+        // The projection first, which is the longest of what comes before the logits: the queries can
+        // then be quantised beside the writes.
+        let (queries, first) = (index.queries(), indexer.first_scored(workspace, lists)?);
+        if !first.is_empty() {
+            self.device().range(c"mla: project index queries", || {
+                indexer.project(lists, &queries, first.clone())
+            })?;
+        }
         if workspace.tokens() > 0 {
             self.device().range(c"mla: write caches", || {
                 self.with_rows(workspace, &mut call, |rows, query, positions| {
                     let slots = rows.slots.shorten();
                     let keys = indexer.keys(&mut index, slots, positions.shorten())?;
-                    self.device()
-                        .write_cache_and_index_keys(indexer.config(), rows, query, keys)
+                    let (device, config) = (self.device(), indexer.config());
+                    if first.is_empty() {
+                        return device.write_cache_and_index_keys(config, rows, query, keys, None);
+                    }
+                    let tokens = first.clone();
+                    indexer.with_queries(lists, &queries, positions, tokens, |from, to| {
+                        let queries = Some((from, to));
+                        device.write_cache_and_index_keys(config, rows, query, keys, queries)
+                    })
                 })
             })?;
         }
-        // Before the selection: its weights may be on their way while the rows are written.
-        self.device().range(c"mla: absorb queries", || {
-            self.enqueue_absorbed_queries(workspace, &mut call, false)
-        })?;
         self.device().range(c"mla: select slots", || {
-            indexer.select_written(workspace, lists, &index)
+            indexer.select_written(workspace, lists, &index, first)
+        })?;
+        // While the selection, which keeps few SMs busy, is running.
+        self.device().range(c"mla: absorb queries", || {
+            self.enqueue_absorbed_queries(workspace, &mut call, Absorbing::Ready)
         })?;
         let mut call = call.with_lists(lists.lists(workspace)?);
         self.check_lists(workspace, call.slot_lists.as_ref(), call.cache.layout())?;

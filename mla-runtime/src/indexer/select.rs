@@ -7,7 +7,7 @@ use super::{
     IndexCacheMut, IndexDevice, IndexKeys, IndexLimits, IndexNeeds, IndexQueries, IndexQueriesMut,
     IndexQueryInput, IndexRows, IndexerConfig, IndexerWorkspace, LayerNorm,
 };
-use crate::backend::{DecodeStage, PrefillStage};
+use crate::backend::{DecodeBatch, DecodeStage, PrefillStage};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -71,6 +71,24 @@ impl<'a, D: Device> IndexCall<'a, D> {
     options! {
         with_rotary(rotary: Rotation<'a, D>);
     }
+
+    /// What its queries are made from.
+    pub(crate) fn queries(&self) -> Queries<'a, D> {
+        Queries {
+            latent: self.query_latent.shorten(),
+            weights: self.query_weights.shorten(),
+            head_weights: self.head_weights.shorten(),
+            rotary: self.rotary.as_ref().map(Rotation::shorten),
+        }
+    }
+}
+
+/// What index queries are made from: those of the fields of [`IndexCall`] that nothing writes.
+pub(crate) struct Queries<'a, D: Device> {
+    latent: TensorRef<'a, D>,
+    weights: TensorRef<'a, D>,
+    head_weights: TensorRef<'a, D>,
+    rotary: Option<Rotation<'a, D>>,
 }
 
 impl<D: IndexDevice> Indexer<D> {
@@ -119,16 +137,36 @@ impl<D: IndexDevice> Indexer<D> {
                 let keys = self.keys(&mut call, slots, positions)?;
                 self.device.write_index_keys(&self.config, keys)?;
             }
-            self.select_written(workspace, own, &call)
+            self.select_written(workspace, own, &call, 0..0)
         })
     }
 
-    /// The lists of a step whose index keys are written.
+    /// The tokens that are scored first, as many as the workspace has rows for; none if nothing need
+    /// be scored.
+    pub(crate) fn first_scored<P, B>(
+        &self,
+        workspace: &Workspace<P, B>,
+        own: &IndexerWorkspace<D>,
+    ) -> Result<Range<usize>>
+    where
+        P: PrefillStage<Device = D>,
+        B: DecodeStage<Device = D>,
+    {
+        let tokens = match self.scores(&workspace.decode_batch()?) {
+            true => workspace.absorbed_tokens(),
+            false => 0,
+        };
+        Ok(0..tokens.min(own.rows().max(1)))
+    }
+
+    /// The lists of a step whose index keys are written, and the queries of the tokens `quantised`
+    /// there.
     pub(crate) fn select_written<P, B>(
         &self,
         workspace: &Workspace<P, B>,
         own: &mut IndexerWorkspace<D>,
         call: &IndexCall<'_, D>,
+        quantised: Range<usize>,
     ) -> Result<()>
     where
         P: PrefillStage<Device = D>,
@@ -139,6 +177,13 @@ impl<D: IndexDevice> Indexer<D> {
         let listed = workspace.absorbed_tokens();
         for first in (0..listed).step_by(own.rows().max(1)) {
             let chunk = first..listed.min(first + own.rows().max(1));
+            if chunk != quantised && self.scores(&workspace.decode_batch()?) {
+                let (queries, positions) = (call.queries(), workspace.positions()?);
+                self.project(own, &queries, chunk.clone())?;
+                self.with_queries(own, &queries, positions, chunk.clone(), |from, to| {
+                    self.device.quantise_index_queries(&self.config, from, to)
+                })?;
+            }
             self.select_chunk(workspace, own, call, chunk)?;
         }
         own.set_selected(Some(Selected {
@@ -188,8 +233,7 @@ impl<D: IndexDevice> Indexer<D> {
     {
         let dims = self.config.dims;
         let batch = workspace.decode_batch()?;
-        // Where no token sees more than a list holds, nothing need be scored.
-        let scored = batch.max_seq_len > dims.topk as usize;
+        let scored = self.scores(&batch);
         let rows = IndexRows {
             batch,
             tokens: tokens.clone(),
@@ -198,8 +242,7 @@ impl<D: IndexDevice> Indexer<D> {
         let columns = own.needs.columns as usize;
         let logits = Layout::contiguous(DType::F32, [1, tokens.len(), columns]);
         if scored {
-            let rotary = self.rotary(workspace.positions()?, call.rotary.as_ref());
-            self.score(own, call, rotary, &rows, logits)?;
+            self.score(own, call, &rows, logits)?;
         }
         // The lists lie behind the logits.
         let width = dims.topk as usize;
@@ -213,52 +256,84 @@ impl<D: IndexDevice> Indexer<D> {
         self.device.select_slots(logits, &rows, page_size, lists)
     }
 
+    /// Whether tokens are scored: where none sees more than a list holds, nothing need be.
+    fn scores(&self, batch: &DecodeBatch<'_, D>) -> bool {
+        batch.max_seq_len > self.config.dims.topk as usize
+    }
+
+    /// W_qb · q_latent of these tokens.
+    pub(crate) fn project(
+        &self,
+        own: &mut IndexerWorkspace<D>,
+        queries: &Queries<'_, D>,
+        tokens: Range<usize>,
+    ) -> Result<()> {
+        let dims = self.config.dims;
+        let columns = (dims.heads * dims.width) as usize;
+        let mut arena = crate::layer::Arena::<D>::new(D::bytes_mut(&mut own.buffer));
+        let to = arena.take(&own.regions.projection);
+        let layout = Layout::contiguous(self.problem.dtype, [1, tokens.len(), columns]);
+        let latent = queries.latent.shorten().narrow(0, tokens)?;
+        self.device.gemm_weights(
+            latent.transpose(0, 1),
+            queries.weights.shorten(),
+            TensorMut::new(to, layout)?,
+        )
+    }
+
+    /// Calls `quantise` with these tokens' queries, which are projected, and with where they go.
+    pub(crate) fn with_queries(
+        &self,
+        own: &mut IndexerWorkspace<D>,
+        queries: &Queries<'_, D>,
+        positions: ArrayRef<'_, D, i64>,
+        tokens: Range<usize>,
+        quantise: impl FnOnce(IndexQueryInput<'_, D>, IndexQueriesMut<'_, D>) -> Result<()>,
+    ) -> Result<()> {
+        let dims = self.config.dims;
+        let [heads, width] = [dims.heads, dims.width].map(|n| n as usize);
+        let regions = &own.regions;
+        let mut arena = crate::layer::Arena::<D>::new(D::bytes_mut(&mut own.buffer));
+        let projected = arena.take(&regions.projection);
+        let values = arena.take(&regions.queries);
+        let weights = arena.take(&regions.weights);
+        let by_head = Layout::contiguous(self.problem.dtype, [tokens.len(), heads, width]);
+        let projected = TensorMut::<D>::new(projected, by_head)?;
+        let scaled = Layout::contiguous(DType::F32, [tokens.len(), 1, heads]);
+        let rotation = queries.rotary.as_ref().map(Rotation::shorten);
+        let rotary = match self.rotary(positions.shorten(), rotation.as_ref()) {
+            Some(rotary) => Some(rotary.tokens(tokens.clone())?),
+            None => None,
+        };
+        quantise(
+            IndexQueryInput {
+                queries: projected.as_ref(),
+                weights: queries.head_weights.shorten().narrow(0, tokens)?,
+                rotary,
+            },
+            IndexQueriesMut {
+                values,
+                weights: TensorMut::new(weights, scaled)?,
+            },
+        )
+    }
+
+    /// The logits of rows whose queries are quantised.
     fn score(
         &self,
         own: &mut IndexerWorkspace<D>,
         call: &IndexCall<'_, D>,
-        rotary: Option<Rotary<'_, D>>,
         rows: &IndexRows<'_, D>,
         logits: Layout,
     ) -> Result<()> {
         let dims = self.config.dims;
-        let [heads, width] = [dims.heads, dims.width].map(|n| n as usize);
-        let tokens = rows.tokens.clone();
         let regions = &own.regions;
         let mut arena = crate::layer::Arena::<D>::new(D::bytes_mut(&mut own.buffer));
-        let projection = arena.take(&regions.projection);
-        let mut values = arena.take(&regions.queries);
+        let values = arena.take(&regions.queries);
         let weights = arena.take(&regions.weights);
         let scores = arena.take(&regions.logits);
-
-        let dtype = self.problem.dtype;
-        let flat = Layout::contiguous(dtype, [1, tokens.len(), heads * width]);
-        let mut projected = TensorMut::new(projection, flat)?;
-        let latent = call.query_latent.shorten().narrow(0, tokens.clone())?;
-        self.device.gemm_weights(
-            latent.transpose(0, 1),
-            call.query_weights.shorten(),
-            projected.reborrow(),
-        )?;
-        let by_head = Layout::contiguous(dtype, [tokens.len(), heads, width]);
-        let projected = TensorMut::<D>::new(projected.into_bytes(), by_head)?;
-        let layout = Layout::contiguous(DType::F32, [tokens.len(), 1, heads]);
-        let mut weights = TensorMut::new(weights, layout)?;
-        self.device.quantise_index_queries(
-            &self.config,
-            IndexQueryInput {
-                queries: projected.as_ref(),
-                weights: call.head_weights.shorten().narrow(0, tokens.clone())?,
-                rotary: match &rotary {
-                    Some(rotary) => Some(rotary.shorten().tokens(tokens)?),
-                    None => None,
-                },
-            },
-            IndexQueriesMut {
-                values: D::reborrow(&mut values),
-                weights: weights.reborrow(),
-            },
-        )?;
+        let scaled = Layout::contiguous(DType::F32, [rows.tokens.len(), 1, dims.heads as usize]);
+        let weights = TensorMut::<D>::new(weights, scaled)?;
         self.device.index_logits(
             dims,
             IndexQueries {

@@ -9,39 +9,50 @@ use crate::error::Result;
 use crate::spec::QueryFormat;
 use crate::tensor::{ArrayRef, TensorMut, TensorRef};
 
+/// What goes with the absorption of queries.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Absorbing {
+    /// The cache write of all tokens.
+    Writing,
+    /// Nothing.
+    Alone,
+    /// Nothing, directly behind the selection of a sparse layer: whatever made the call's queries, or
+    /// read the absorbed ones of the layer before, is done when that begins, and it has to do with
+    /// neither ([`Device::gemm_ready`]).
+    Ready,
+}
+
 impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
-    /// With `writes`, the cache write of all tokens goes with it.
     pub(crate) fn enqueue_absorbed(
         &self,
         workspace: &mut Workspace<P, D>,
         call: &mut LayerCall<'_, P::Device>,
-        writes: bool,
+        absorbing: Absorbing,
     ) -> Result<()> {
-        self.enqueue_absorbed_queries(workspace, call, writes)?;
+        self.enqueue_absorbed_queries(workspace, call, absorbing)?;
         self.enqueue_absorbed_attention(workspace, call)
     }
 
-    /// What attention begins with: the absorbed queries. With `writes`, the cache write of all
-    /// tokens goes with them.
+    /// What attention begins with: the absorbed queries.
     pub(crate) fn enqueue_absorbed_queries(
         &self,
         workspace: &mut Workspace<P, D>,
         call: &mut LayerCall<'_, P::Device>,
-        writes: bool,
+        absorbing: Absorbing,
     ) -> Result<()> {
         let step = &workspace.step;
         let tokens = step.absorbed_tokens();
         if tokens == 0 {
-            if writes {
-                self.enqueue_cache_write(workspace, call)?;
-            }
-            return Ok(());
+            return match absorbing {
+                Absorbing::Writing => self.enqueue_cache_write(workspace, call),
+                Absorbing::Alone | Absorbing::Ready => Ok(()),
+            };
         }
         let mut arena = Arena::<P::Device>::new(P::Device::bytes_mut(&mut workspace.scratch));
         let queries = arena.take(&workspace.regions.absorbed_queries);
         let queries = self.tensor(queries, self.query_shape(tokens, call))?;
         let arrays = P::Device::bytes(&workspace.arrays);
-        self.enqueue_queries(step, arrays, call, queries, writes)
+        self.enqueue_queries(step, arrays, call, queries, absorbing)
     }
 
     /// Attention of the absorbed queries, which are there, to the cache, and the product with W_UV.
@@ -117,15 +128,14 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         width as usize
     }
 
-    /// `q_lat = q_nope · W_UK`, one product per head, to `to` `[T, H, width]`. With `writes`, the
-    /// cache write of all tokens goes with it.
+    /// `q_lat = q_nope · W_UK`, one product per head, to `to` `[T, H, width]`.
     fn enqueue_queries(
         &self,
         step: &Step,
         arrays: <P::Device as Memory>::Bytes<'_>,
         call: &mut LayerCall<'_, P::Device>,
         mut to: TensorMut<'_, P::Device>,
-        writes: bool,
+        absorbing: Absorbing,
     ) -> Result<()> {
         let query = call.query.shorten().narrow(0, 0..to.shape()[0])?;
         let rotated = call.rotary.is_some();
@@ -136,13 +146,20 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
                 weights: call.weights.queries.shorten(),
                 to: to.reborrow(),
             };
-            if writes {
-                let arrays = P::Device::shorten(arrays);
-                let rows = call.rows(step.slots(arrays)?, step.positions(arrays)?);
-                self.device.write_cache_and_absorb(rows, queries)?;
-            } else {
-                let (from, weights, to) = queries.product()?;
-                self.device.gemm_weights(from, weights, to)?;
+            match absorbing {
+                Absorbing::Writing => {
+                    let arrays = P::Device::shorten(arrays);
+                    let rows = call.rows(step.slots(arrays)?, step.positions(arrays)?);
+                    self.device.write_cache_and_absorb(rows, queries)?;
+                }
+                Absorbing::Alone => {
+                    let (from, weights, to) = queries.product()?;
+                    self.device.gemm_weights(from, weights, to)?;
+                }
+                Absorbing::Ready => {
+                    let (from, weights, to) = queries.product()?;
+                    self.device.gemm_ready(from, weights, to)?;
+                }
             }
         }
         // A cache write that rotates has put rotated ones there.

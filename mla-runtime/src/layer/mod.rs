@@ -119,6 +119,7 @@ pub use step::StepBatch;
 pub use weights::Weights;
 pub use workspace::{Workspace, WorkspaceId};
 
+pub(crate) use self::absorbed::Absorbing;
 pub(crate) use self::arena::Arena;
 use crate::backend::{
     DecodeBackend, DecodeStage, LayerConfig, PrefillBackend, PrefillStage, SelectedDecode,
@@ -343,7 +344,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         self.check(workspace, &call)?;
         self.device
             .range(c"mla: write cache and attend absorbed", || {
-                self.enqueue_absorbed(workspace, &mut call, true)
+                self.enqueue_absorbed(workspace, &mut call, Absorbing::Writing)
             })?;
         self.device.range(c"mla: attend expanded", || {
             self.enqueue_expanded(workspace, &mut call)
@@ -379,7 +380,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     ) -> Result<()> {
         self.check(workspace, call)?;
         self.device.range(c"mla: attend absorbed", || {
-            self.enqueue_absorbed(workspace, call, false)
+            self.enqueue_absorbed(workspace, call, Absorbing::Alone)
         })
     }
 

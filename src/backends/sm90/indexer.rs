@@ -33,14 +33,20 @@ impl IndexDevice for Cuda {
         rows: CacheRows<'_, Self>,
         query: Option<RotaryQuery<'_, Self>>,
         keys: IndexKeys<'_, Self>,
+        queries: Option<(IndexQueryInput<'_, Self>, IndexQueriesMut<'_, Self>)>,
     ) -> Result<()> {
         let keys = keys_params(config, keys)?;
         let rows = rows_params(rows, query)?;
+        let queries = match queries {
+            Some((from, to)) => Some(queries_params(config, from, to)?),
+            None => None,
+        };
+        let given = queries.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         self.bind()?;
-        // SAFETY: as above, of both; the caches are borrowed mutably, so they are apart from each
-        // other and from all that is read.
+        // SAFETY: as above, of all three; caches and quantised queries are borrowed mutably, so they are
+        // apart from each other and from all that is read.
         raw::check("index write", unsafe {
-            raw::mla_index_write_sm90(&rows, &keys, self.raw_stream())
+            raw::mla_index_write_sm90(&rows, &keys, given, self.raw_stream())
         })
     }
 
@@ -50,26 +56,7 @@ impl IndexDevice for Cuda {
         from: IndexQueryInput<'_, Self>,
         to: IndexQueriesMut<'_, Self>,
     ) -> Result<()> {
-        let tokens = from.check(config, &to)?;
-        unit_columns("index queries", from.queries.layout())?;
-        unit_columns("index head weights", from.weights.layout())?;
-        // SAFETY: as above.
-        let mut params: raw::MlaIndexQueriesParams = unsafe { std::mem::zeroed() };
-        params.queries = from.queries.bytes().address() as *const _;
-        params.head_weights = from.weights.bytes().address() as *const _;
-        params.values = to.values.address() as *mut _;
-        params.weights = to.weights.into_bytes().address() as *mut _;
-        params.rotary = rotary(config, from.rotary.as_ref())?;
-        params.query_token_stride = wide("index queries", from.queries.layout().strides[0])?;
-        params.query_head_stride = wide("index queries", from.queries.layout().strides[1])?;
-        params.head_weight_stride = wide("index head weights", from.weights.layout().strides[0])?;
-        params.tokens = narrow("tokens", tokens)?;
-        params.heads = narrow("index_n_heads", config.dims.heads as usize)?;
-        params.width = narrow("index_head_dim", config.dims.width as usize)?;
-        params.queries_dtype = dtype_code(from.queries.dtype());
-        params.head_weights_dtype = dtype_code(from.weights.dtype());
-        params.hadamard = config.hadamard.into();
-        params.weight_scale = config.weight_scale();
+        let params = queries_params(config, from, to)?;
         self.bind()?;
         // SAFETY: every tensor was checked to hold what its layout says, and the layouts to agree.
         raw::check("index queries", unsafe {
@@ -202,6 +189,35 @@ fn keys_params(
     params.norm_bias_dtype = dtype_code(keys.norm.bias.dtype());
     params.hadamard = config.hadamard.into();
     params.epsilon = config.epsilon;
+    Ok(params)
+}
+
+/// Index queries as the C interface takes them.
+fn queries_params(
+    config: &IndexerConfig,
+    from: IndexQueryInput<'_, Cuda>,
+    to: IndexQueriesMut<'_, Cuda>,
+) -> Result<raw::MlaIndexQueriesParams> {
+    let tokens = from.check(config, &to)?;
+    unit_columns("index queries", from.queries.layout())?;
+    unit_columns("index head weights", from.weights.layout())?;
+    // SAFETY: as above.
+    let mut params: raw::MlaIndexQueriesParams = unsafe { std::mem::zeroed() };
+    params.queries = from.queries.bytes().address() as *const _;
+    params.head_weights = from.weights.bytes().address() as *const _;
+    params.values = to.values.address() as *mut _;
+    params.weights = to.weights.into_bytes().address() as *mut _;
+    params.rotary = rotary(config, from.rotary.as_ref())?;
+    params.query_token_stride = wide("index queries", from.queries.layout().strides[0])?;
+    params.query_head_stride = wide("index queries", from.queries.layout().strides[1])?;
+    params.head_weight_stride = wide("index head weights", from.weights.layout().strides[0])?;
+    params.tokens = narrow("tokens", tokens)?;
+    params.heads = narrow("index_n_heads", config.dims.heads as usize)?;
+    params.width = narrow("index_head_dim", config.dims.width as usize)?;
+    params.queries_dtype = dtype_code(from.queries.dtype());
+    params.head_weights_dtype = dtype_code(from.weights.dtype());
+    params.hadamard = config.hadamard.into();
+    params.weight_scale = config.weight_scale();
     Ok(params)
 }
 

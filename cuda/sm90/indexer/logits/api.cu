@@ -49,7 +49,7 @@ KernelParams kernel_params(const MlaIndexLogitsParams& p) {
     k.logits_stride = p.logits_stride;
     k.count = p.rows;
     k.pages = int(p.pages);
-    k.keys_ahead = p.after_queries;
+    k.facts_ahead = p.after_queries;
     // Of one page the stride is never used, but has to be one.
     if (p.pages == 1) k.page_stride = ceil_div(int64_t(p.page_size) * (kWidth + 4), 16) * 16;
     return k;

@@ -33,7 +33,7 @@ struct KernelParams {
     int pages;
     int box;          // what pages and tiles are multiples of
     int stream_once;  // whether keys are read by one CTA alone
-    int keys_ahead;   // whether keys are there before the kernel before has ended
+    int facts_ahead;  // whether requests are known before the kernel before has ended
 };
 
 // How a CTA works: so many query tokens are the second operand of a product, and its warpgroups

@@ -20,11 +20,11 @@ struct Producer {
           lane(threadIdx.x % 32),
           policy(p.stream_once ? ptx::createpolicy_evict_first() : ptx::CachePolicy{}) {}
 
-    // Of the first job keys may be read before its queries are there.
+    // Which the first job is, and where its keys lie, may be read before its queries are there.
     bool waited = false;
 
     __device__ __forceinline__ void run() {
-        if (!p.keys_ahead) wait();
+        if (!p.facts_ahead) wait();
         if (C::kShares && p.shares)
             run_share();
         else
@@ -43,15 +43,16 @@ struct Producer {
     // The queries of a job, and its keys.
     __device__ __forceinline__ void load(const Job& job, const int32_t* table) {
         const int end = job.key + job.keys;
-        int begin = job.key;
-        if (!waited) {
-            // As many as there are stages for.
-            begin = min(end, begin + C::kStages * kTileKeys);
-            load_keys(table, job.key, begin);
-            wait();
-        }
+        const bool whole = p.box == kTileKeys;
+        const Place first = whole ? find(table, job.key + lane * kTileKeys, end) : Place{-1, 0};
+        if (!waited) wait();
+        // Before the keys, each of which takes this warp a while to ask for.
         announce(job);
-        if (begin < end) load_keys(table, begin, end);
+        if (whole)
+            load_whole_tiles(table, first, job.key, end);
+        else
+            for (int position = job.key; position < end; position += kTileKeys)
+                load_boxes(table, position, end);
     }
 
     // One request after the other, from where this CTA's share of all tiles begins to its end.
@@ -138,17 +139,10 @@ struct Producer {
                place.offset * 4;
     }
 
-    __device__ __forceinline__ void load_keys(const int32_t* table, int begin, int end) {
-        if (p.box == kTileKeys)
-            load_whole_tiles(table, begin, end);
-        else
-            for (int position = begin; position < end; position += kTileKeys)
-                load_boxes(table, position, end);
-    }
-
-    // Each tile is in one page. A lane looks up one of 32 tiles, while those before are loaded.
-    __device__ __forceinline__ void load_whole_tiles(const int32_t* table, int begin, int end) {
-        Place next = find(table, begin + lane * kTileKeys, end);
+    // Each tile is in one page. A lane looks up one of 32 tiles, while those before are loaded;
+    // `next` is what it has of the first ones.
+    __device__ __forceinline__ void load_whole_tiles(const int32_t* table, Place next, int begin,
+                                                     int end) {
         for (int base = begin; base < end; base += 32 * kTileKeys) {
             const Place own = next;
             next = find(table, base + (32 + lane) * kTileKeys, end);

@@ -1,4 +1,4 @@
-// What index keys are refused for.
+// What index keys and queries are refused for.
 #pragma once
 
 #include "../../../common/device.cuh"
@@ -42,6 +42,24 @@ inline MlaStatus check(const MlaIndexKeysParams& p) {
     if (p.pages > 1)
         check.that(p.page_stride % 4 == 0, "page_stride", p.page_stride, "a multiple of 4 bytes")
             .stride(p.page_stride, "page_stride", int64_t(p.page_size) * (kWidth + 4));
+    check_rotary(check, p.rotary);
+    return check.status();
+}
+
+inline MlaStatus check(const MlaIndexQueriesParams& p) {
+    Check check;
+    check.that(p.width == kWidth, "width", p.width, "128")
+        .that(p.heads >= 1 && p.heads <= 1024, "heads", p.heads, "1..=1024")
+        .that(is_dtype(p.queries_dtype), "queries_dtype", p.queries_dtype, kDtypes)
+        .that(is_dtype(p.head_weights_dtype), "head_weights_dtype", p.head_weights_dtype, kDtypes)
+        .pointer(p.queries, p.queries_dtype == MLA_DTYPE_F32 ? 4 : 2, "queries")
+        .pointer(p.head_weights, p.head_weights_dtype == MLA_DTYPE_F32 ? 4 : 2, "head_weights")
+        .pointer(p.values, 4, "values")
+        .pointer(p.weights, 4, "weights");
+    if (p.tokens > 1)
+        check.stride(p.query_token_stride, "query_token_stride")
+            .stride(p.head_weight_stride, "head_weight_stride");
+    if (p.heads > 1) check.stride(p.query_head_stride, "query_head_stride");
     check_rotary(check, p.rotary);
     return check.status();
 }

@@ -166,6 +166,18 @@ __device__ __forceinline__ void write_query(const MlaIndexQueriesParams& p, Valu
     }
 }
 
+// What block `block` does of the queries.
+__device__ __forceinline__ void write_queries(const MlaIndexQueriesParams& p, uint32_t block) {
+    const int lane = threadIdx.x % 32;
+    const int64_t row = int64_t(block) * kRows + threadIdx.x / 32;
+    if (row >= int64_t(p.tokens) * p.heads) return;
+    const int64_t token = row / p.heads, head = row % p.heads;
+    Values v;
+    v.load(p.queries, token * p.query_token_stride + head * p.query_head_stride, p.queries_dtype,
+           lane);
+    write_query(p, v, token, head, lane);
+}
+
 // What block `block` does of the keys.
 __device__ __forceinline__ void write_keys(const MlaIndexKeysParams& p, uint32_t block) {
     const int lane = threadIdx.x % 32;

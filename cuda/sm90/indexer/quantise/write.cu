@@ -1,5 +1,5 @@
-// The rows of a layer's cache and of its index cache, in one launch: the first blocks write index
-// keys, the others are those of all/cache_write.cuh.
+// The rows of a layer's cache and of its index cache, and the index queries, in one launch: the first
+// blocks write index keys, then come those of all/cache_write.cuh, then those of queries.
 #include "../../../all/cache_write.cuh"
 #include "../launch.cuh"
 #include "check.cuh"
@@ -10,20 +10,29 @@ namespace {
 
 static_assert(kThreads == kWriteThreads, "one size of block for both");
 
+// How many blocks have index keys, and how many rows of the layer's cache.
+struct Blocks {
+    uint32_t keys, rows;
+};
+
 template <typename T, MlaCacheFormat Format, bool Turned>
 __global__ void __launch_bounds__(kThreads, 8)
     write_kernel(const __grid_constant__ MlaCacheWriteParams rows,
                  const __grid_constant__ WritePlan plan,
-                 const __grid_constant__ MlaIndexKeysParams keys, uint32_t key_blocks) {
+                 const __grid_constant__ MlaIndexKeysParams keys,
+                 const __grid_constant__ MlaIndexQueriesParams queries, Blocks blocks) {
     ptx::griddepcontrol_wait();
     ptx::griddepcontrol_launch_dependents();
-    if (blockIdx.x < key_blocks)
+    if (blockIdx.x < blocks.keys)
         write_keys(keys, blockIdx.x);
+    else if (blockIdx.x < blocks.keys + blocks.rows)
+        write_block<T, Format, true, Turned, true, kThreads>(rows, plan, blockIdx.x - blocks.keys);
     else
-        write_block<T, Format, true, Turned, true, kThreads>(rows, plan, blockIdx.x - key_blocks);
+        write_queries(queries, blockIdx.x - blocks.keys - blocks.rows);
 }
 
-using Kernel = void (*)(MlaCacheWriteParams, WritePlan, MlaIndexKeysParams, uint32_t);
+using Kernel = void (*)(MlaCacheWriteParams, WritePlan, MlaIndexKeysParams, MlaIndexQueriesParams,
+                        Blocks);
 
 template <typename T, MlaCacheFormat Own>
 Kernel kernel_of(int format, bool turned) {
@@ -58,25 +67,32 @@ using namespace mla;
 using namespace mla::sm90::quantise;
 
 extern "C" MlaStatus mla_index_write_sm90(const MlaCacheWriteParams* rows_params,
-                                          const MlaIndexKeysParams* keys_params, void* stream) {
+                                          const MlaIndexKeysParams* keys_params,
+                                          const MlaIndexQueriesParams* queries_params,
+                                          void* stream) {
     if (!rows_params) return refuse("rows", 0, "a pointer");
     if (!keys_params) return refuse("keys", 0, "a pointer");
     const MlaCacheWriteParams& rows = *rows_params;
     const MlaIndexKeysParams& keys = *keys_params;
+    const MlaIndexQueriesParams queries = queries_params ? *queries_params : MlaIndexQueriesParams{};
     WriteLaunch write;
     MlaStatus s = plan_write(rows, kThreads, write);
     if (s.code != MLA_OK) return s;
     s = check_tokens(keys.tokens);
+    if (s.code == MLA_OK) s = check_tokens(queries.tokens);
     if (s.code != MLA_OK) return s;
     const Kernel kernel = keys.tokens > 0 ? kernel_for(rows, write) : nullptr;
     if (!kernel) {
         s = mla_cache_write(rows_params, stream);
-        return s.code == MLA_OK ? mla_index_keys_sm90(keys_params, stream) : s;
+        if (s.code == MLA_OK) s = mla_index_keys_sm90(keys_params, stream);
+        return s.code == MLA_OK ? mla_index_queries_sm90(&queries, stream) : s;
     }
     s = check(keys);
+    if (s.code == MLA_OK && queries.tokens > 0) s = check(queries);
     if (s.code != MLA_OK) return s;
-    const auto key_blocks = uint32_t(ceil_div(keys.tokens, kRows));
-    const dim3 ctas(uint32_t(write.blocks) + key_blocks);
+    const Blocks blocks = {uint32_t(ceil_div(keys.tokens, kRows)), uint32_t(write.blocks)};
+    const int64_t of_queries = ceil_div(int64_t(queries.tokens) * queries.heads, int64_t(kRows));
+    const dim3 ctas(blocks.keys + blocks.rows + uint32_t(of_queries));
     return sm90::indexer::launch_early("index write", kernel, {ctas, kThreads}, stream, rows,
-                                       write.plan, keys, key_blocks);
+                                       write.plan, keys, queries, blocks);
 }

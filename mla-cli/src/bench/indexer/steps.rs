@@ -197,6 +197,7 @@ impl<D: IndexDevice + Stopwatch> Steps<D> {
                 slots,
                 cache: index.cache.reborrow(),
             },
+            None,
         )
     }
 
