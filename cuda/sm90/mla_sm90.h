@@ -303,8 +303,7 @@ MlaStatus mla_topk_sm90(const MlaTopkParams* params, void* stream);
  * `queries` is not null: one kernel for rows of 512 + 64 values of f16 or bf16 that can be accessed
  * 16 bytes at a time, otherwise one for each. None writes what another one reads or writes. */
 MlaStatus mla_index_write_sm90(const MlaCacheWriteParams* rows, const MlaIndexKeysParams* keys,
-                               const MlaIndexQueriesParams* queries,
-                               void* stream);
+                               const MlaIndexQueriesParams* queries, void* stream);
 
 /* Bytes of workspace that mla_prefill_sm90 needs. Reads value_dim, and the current device's
  * properties; the result depends on no number of tokens, requests or heads. */

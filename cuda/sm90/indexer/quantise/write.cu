@@ -74,7 +74,8 @@ extern "C" MlaStatus mla_index_write_sm90(const MlaCacheWriteParams* rows_params
     if (!keys_params) return refuse("keys", 0, "a pointer");
     const MlaCacheWriteParams& rows = *rows_params;
     const MlaIndexKeysParams& keys = *keys_params;
-    const MlaIndexQueriesParams queries = queries_params ? *queries_params : MlaIndexQueriesParams{};
+    const MlaIndexQueriesParams queries =
+        queries_params ? *queries_params : MlaIndexQueriesParams{};
     WriteLaunch write;
     MlaStatus s = plan_write(rows, kThreads, write);
     if (s.code != MLA_OK) return s;
