@@ -142,6 +142,10 @@ Together together(const MlaPrefillParams& p, const DeviceFacts& facts) {
         // The highest level brings most of the keys from device memory, and the others none: so few
         // heads that all levels run at the same time, and the load is even.
         wanted = facts.multiprocessors / levels;
+    } else if (p.causal && levels > facts.multiprocessors / 4.0) {
+        // The longest launches are bound by power, and reading keys from device memory takes some:
+        // two heads, or all levels of more at the same time.
+        wanted = fmax(2.0, facts.multiprocessors / levels);
     } else if (p.causal) {
         // So many that eight levels of one head run at the same time: they begin at different keys,
         // and more of them spread too far to share what the cache holds; but no more than eight
@@ -222,7 +226,23 @@ KernelParams kernel_params(const MlaPrefillParams& p, const DeviceFacts& facts,
     k.causal = p.causal != 0;
     // A few loads of a warp's lanes tell whether they are, while the first tile is brought.
     k.alike = are_said_alike(p) && p.requests < 256;
-    k.single_wave = k.alike && int64_t(p.requests) * k.levels * p.heads <= facts.multiprocessors;
+    const int64_t tiles = int64_t(p.requests) * k.levels * p.heads;
+    k.single_wave = k.alike && tiles <= facts.multiprocessors;
+    // run() refuses more.
+    if (k.alike && tiles <= INT32_MAX) {
+        AlikeTiles& by = k.alike_tiles;
+        by.count = int(tiles);
+        by.section = {k.section * k.levels * p.heads};
+        const int section[2] = {k.section, p.requests % k.section},
+                  group[2] = {k.group, p.heads % k.group};
+        for (int last = 0; last < 2; last++) {
+            if (section[last] > 0) {
+                by.group[last] = {section[last] * k.levels * k.group};
+                by.requests[last] = {section[last]};
+            }
+            if (group[last] > 0) by.heads[last] = {group[last]};
+        }
+    }
     k.scale_log2 = p.softmax_scale * 1.44269504088896340736f;
     return k;
 }

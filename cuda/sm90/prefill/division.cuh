@@ -5,7 +5,7 @@
 //
 //     for request: for head: for split from the first keys on: for query tile from the last one up
 //
-// so that all query tiles of a head go through the same keys at the same time, which L2 then holds.
+// (where keys are hidden, with the last splits beside the first ones, see Head), so that all query tiles of a head go through the same keys at the same time, which L2 then holds.
 // A split of a request has the same length for all of its query tiles; where keys are hidden from
 // the upper ones, their last splits are shorter, or void. A query tile that has one split is stored
 // as it is; the splits of others leave partial results in the workspace, which are combined in the
@@ -34,9 +34,10 @@ constexpr float kItemCost = 2.f, kCombineCost = 3.f, kCombineCostOfRows = 1.5f,
                 kCombineCostOfSplit = 0.02f;
 // Dividing has to promise so much.
 constexpr float kWorthwhile = 0.95f;
-// And asking the lengths so much more for each item: the more there are the later all have begun,
-// and the more partial results are written and read.
-constexpr float kAskCostOfItem = 0.034f;
+// The more items there are the later all have begun, and the more partial results are written and
+// read: what each adds where the lengths have to be asked, for all rows of a query tile, and at
+// least, where as much is gained because more CTAs read at the same time.
+constexpr float kAskCostOfItem = 0.034f, kCostOfItemRows = 0.05f, kLeastCostOfItemRows = 0.019f;
 
 __host__ __device__ inline int ceil_of(int a, int b) {
     return int((unsigned(a) + unsigned(b) - 1) / unsigned(b));
@@ -49,19 +50,42 @@ class Division {
     __host__ __device__ Division(const Lengths& batch, int ctas, int room)
         : batch_(batch), ctas_(ctas), room_(room) {}
 
+    // The same for requests of which the host says that they are alike, where the items of a head
+    // are in rows.
+    static Division in_rows(const Lengths& batch, int ctas, int room, int length = 1) {
+        Division division(batch, ctas, room);
+        division.in_rows_ = true;
+        division.length_ = length;
+        return division;
+    }
+
     // Chooses the length of a split. False: query tiles are not divided.
     __host__ __device__ bool divide() { return count() && may_gain() && choose(); }
 
     // KV tiles of a split, at most.
     __host__ __device__ int length() const { return length_; }
 
-    // Takes the length of a split that was chosen for requests which are all as long as the bounds
-    // say. They are no longer read, then.
-    __host__ __device__ void divide_alike(int length) {
-        length_ = length;
-        const int tiles = batch_.levels;
-        of_alike_ = batch_.heads * tiles *
-                    splits_of(kv_tiles(batch_.max_query_len, batch_.max_key_len, tiles - 1));
+    // The items of requests which are all as long as the bounds say, divided into splits of the
+    // length that was chosen.
+    AlikeItems alike_items() const {
+        const int query_len = batch_.max_query_len, key_len = batch_.max_key_len;
+        const int splits = splits_of(kv_tiles(query_len, key_len, batch_.levels - 1));
+        const Head head = head_of(query_len, key_len, splits, length_);
+        AlikeItems items;
+        items.request = {batch_.heads * head.items};
+        items.head = {head.items};
+        items.row = {head.width};
+        items.length = {length_};
+        items.tiles = head.tiles;
+        items.splits = head.splits;
+        return items;
+    }
+
+    // Takes these items for its own. Lengths are no longer read, then.
+    __host__ __device__ void divide_alike(const AlikeItems& items) {
+        length_ = items.length.divisor;
+        of_alike_ = items.request.divisor;
+        slots_of_alike_ = batch_.heads * items.tiles * items.splits;
     }
 
     // Counts query tiles and KV tiles. False where there are too many of the former to be divided,
@@ -109,22 +133,27 @@ class Division {
         for (int splits = 2; splits <= most; splits++) {
             const int length = ceil_of(longest, splits);
             const float items = fmaxf(total_ / float(length), float(tiles_));
-            if (predicted(length) + kAskCostOfItem * items < whole) return true;
+            if (predicted(length).end + kAskCostOfItem * items < whole) return true;
         }
         return false;
     }
 
     // Chooses the best number of splits.
     __host__ __device__ bool choose() {
-        float best = whole() * kWorthwhile;
+        const float undivided = whole() * kWorthwhile;
+        // Their cost counts if they are in rows; if not, what void ones cost has kept them few.
+        const float rows = in_rows_ ? float(batch_.rows()) / kQueries : 0.f;
+        float best = 1e30f;
         int splits = 1;
         // With more, there would be no place for their partial results.
         const float room = float(room_) * float(longest_) / total_;
         const int most = least(longest_, room < float(kMostSplits) ? int(room) + 1 : kMostSplits);
 #pragma unroll 1
         for (int candidate = Lanes::own() + 2; candidate <= most; candidate += Lanes::kCount) {
-            const float time = predicted(ceil_of(longest_, candidate));
-            if (time < best) best = time, splits = candidate;
+            const Prediction of = predicted(ceil_of(longest_, candidate));
+            const float time = of.end + kCostOfItemRows * rows * of.begun;
+            if (of.end + kLeastCostOfItemRows * rows * of.begun < undivided && time < best)
+                best = time, splits = candidate;
         }
         // Positive numbers are in the order of their bits.
         int bits;
@@ -135,51 +164,10 @@ class Division {
         return splits > 1;
     }
 
-    // The item of an index. After rewind(), the index rises from call to call.
-    __host__ __device__ Item find(int index) {
-        Item item = {};
-        item.request = -1;
-        int lane = 0;
-        if (of_alike_ > 0) {
-            const int request = unsigned(index) / unsigned(of_alike_);
-            if (request >= batch_.requests) return item;
-            item.request = request;
-            item.query_start = request * batch_.max_query_len;
-            item.query_len = batch_.max_query_len;
-            item.key_start = request * batch_.max_key_len;
-            item.key_len = batch_.max_key_len;
-        } else {
-            while (index - before_ >= of_chunk_) {
-                if (chunk_ + Lanes::kCount >= batch_.requests) return item;
-                before_ += of_chunk_;
-                enter(chunk_ + Lanes::kCount);
-            }
-            lane = Lanes::first(index - before_ < running_);
-            item.request = chunk_ + lane;
-            item.query_start = batch_.cu_q[item.request];
-            item.query_len = batch_.cu_q[item.request + 1] - item.query_start;
-            item.key_start = batch_.cu_k[item.request];
-            item.key_len = batch_.cu_k[item.request + 1] - item.key_start;
-        }
-        const int tiles = tiles_of(item.query_len);
-        const int top = kv_tiles(item.query_len, item.key_len, tiles - 1);
-        const int most = splits_of(top), length = ceil_of(top, most);
-        const int per_head = tiles * most;
-        const int first = of_alike_ > 0
-                              ? item.request * of_alike_
-                              : before_ + Lanes::of(running_, lane) - batch_.heads * per_head;
-        const int of_request = index - first;
-        item.head = unsigned(of_request) / unsigned(per_head);
-        const int of_head = of_request - item.head * per_head;
-        item.split = unsigned(of_head) / unsigned(tiles);
-        const int tile = tiles - 1 - (of_head - item.split * tiles);
-        item.query = tile * kQueries;
-        item.first_slot = first + (item.head * tiles + tile) * most;
-        const int visible = kv_tiles(item.query_len, item.key_len, tile);
-        item.splits = visible > 0 ? ceil_of(visible, length) : 1;
-        item.begin = least(item.split * length, visible);
-        item.end = least(item.begin + length, visible);
-        return item;
+    // The item of an index. After rewind(), the index rises from call to call. `by`: what
+    // divide_alike() was given, if it was.
+    __host__ __device__ Item find(int index, const AlikeItems& by) {
+        return of_alike_ > 0 ? find_alike(index, by) : find_by_lengths(index);
     }
 
     // Lets find() begin anew.
@@ -189,17 +177,125 @@ class Division {
         enter(0);
     }
 
-    // Items, void ones included: one behind the last index.
-    __host__ __device__ int items() const {
-        if (of_alike_ > 0) return batch_.requests * of_alike_;
-        int items = 0;
+    // Places of partial results: one behind the last slot.
+    __host__ __device__ int slots() const {
+        if (of_alike_ > 0) return batch_.requests * slots_of_alike_;
+        int slots = 0;
         for (int at = Lanes::own(); at < batch_.requests; at += Lanes::kCount) {
-            items += items_of(request(at));
+            slots += items_of(request(at));
         }
-        return Lanes::sum(items);
+        return Lanes::sum(slots);
     }
 
   private:
+    // The items of one head of a request: rows of `width`, of which row r has split r of the query
+    // tiles that see it, from the last one up, and behind these, where keys are hidden from the
+    // upper ones, split `splits - 1 - r` of those that see it. The fewer tiles see a split the more
+    // see the other, so few items of a row are void. A middle split has the last row for itself.
+    struct Head {
+        int tiles, splits, length, width, items;
+        __host__ __device__ bool is_folded() const { return width > tiles; }
+        __host__ __device__ int slots() const { return tiles * splits; }
+    };
+
+    // Of the query tiles, how many see keys of a split. The first split is one of all of them.
+    __host__ __device__ int seeing(int query_len, int key_len, const Head& head, int split) const {
+        if (!batch_.causal || split == 0) return head.tiles;
+        const int hidden = (split * head.length * keys + query_len - key_len) >> kQueriesLog2;
+        return hidden > 0 ? head.tiles - hidden : head.tiles;
+    }
+
+    // Of splits of `length` KV tiles, `splits` for the last query tile.
+    __host__ __device__ Head head_of(int query_len, int key_len, int splits, int length) const {
+        const int tiles = tiles_of(query_len);
+        Head head = {tiles, splits, length, tiles, tiles * splits};
+        if (!batch_.causal || splits == 1 || tiles == 1) return head;
+        const auto see = [&](int split) { return seeing(query_len, key_len, head, split); };
+        // The middle rows are the widest, but for what rounding adds; and a first split is one of
+        // tiles that see nothing, too.
+        const int half = splits / 2, rounding = length * keys % kQueries != 0;
+        const int middle = see(half - 1) + see(splits - half) + rounding;
+        const int first = tiles + see(splits - 1), width = middle > first ? middle : first;
+        const int items = half * width + (splits % 2 ? see(half) : 0);
+        if (width > tiles && items < head.items) head.width = width, head.items = items;
+        return head;
+    }
+
+    __host__ __device__ Item find_alike(int index, const AlikeItems& by) const {
+        Item item = {};
+        item.request = by.request.div(index);
+        if (item.request >= batch_.requests) {
+            item.request = -1;
+            return item;
+        }
+        item.query_start = item.request * batch_.max_query_len;
+        item.query_len = batch_.max_query_len;
+        item.key_start = item.request * batch_.max_key_len;
+        item.key_len = batch_.max_key_len;
+        const int of_request = index - item.request * by.request.divisor;
+        item.head = by.head.div(of_request);
+        const int of_head = of_request - item.head * by.head.divisor;
+        item.split = by.row.div(of_head);
+        int column = of_head - item.split * by.row.divisor;
+        const Head head = {by.tiles, by.splits, length_, by.row.divisor, by.head.divisor};
+        const auto see = [&](int split) {
+            return seeing(item.query_len, item.key_len, head, split);
+        };
+        if (head.is_folded() && column >= see(item.split)) {
+            const int other = head.splits - 1 - item.split;
+            column -= see(item.split);
+            // Void.
+            if (other <= item.split || column >= see(other)) {
+                item.split = item.splits = 1;
+                return item;
+            }
+            item.split = other;
+        }
+        const int tile = head.tiles - 1 - column;
+        const int visible = kv_tiles(item.query_len, item.key_len, tile);
+        item.splits = visible > 0 ? by.length.div(visible + length_ - 1) : 1;
+        item.first_slot = item.request * slots_of_alike_;
+        return cut(item, head, tile, visible);
+    }
+
+    __host__ __device__ Item find_by_lengths(int index) {
+        Item item = {};
+        item.request = -1;
+        while (index - before_ >= of_chunk_) {
+            if (chunk_ + Lanes::kCount >= batch_.requests) return item;
+            before_ += of_chunk_;
+            enter(chunk_ + Lanes::kCount);
+        }
+        const int lane = Lanes::first(index - before_ < running_);
+        item.request = chunk_ + lane;
+        item.query_start = batch_.cu_q[item.request];
+        item.query_len = batch_.cu_q[item.request + 1] - item.query_start;
+        item.key_start = batch_.cu_k[item.request];
+        item.key_len = batch_.cu_k[item.request + 1] - item.key_start;
+        const int tiles = tiles_of(item.query_len);
+        const int top = kv_tiles(item.query_len, item.key_len, tiles - 1);
+        const int most = splits_of(top), length = ceil_of(top, most);
+        const int per_head = tiles * most;
+        item.first_slot = before_ + Lanes::of(running_, lane) - batch_.heads * per_head;
+        const int of_request = index - item.first_slot;
+        item.head = unsigned(of_request) / unsigned(per_head);
+        const int of_head = of_request - item.head * per_head;
+        item.split = unsigned(of_head) / unsigned(tiles);
+        const int tile = tiles - 1 - (of_head - item.split * tiles);
+        const int visible = kv_tiles(item.query_len, item.key_len, tile);
+        item.splits = visible > 0 ? ceil_of(visible, length) : 1;
+        return cut(item, {tiles, most, length, tiles, per_head}, tile, visible);
+    }
+
+    // Of query tile `tile`, with so many KV tiles, the item's split.
+    __host__ __device__ static Item cut(Item item, const Head& head, int tile, int visible) {
+        item.query = tile * kQueries;
+        item.first_slot += (item.head * head.tiles + tile) * head.splits;
+        item.begin = least(item.split * head.length, visible);
+        item.end = least(item.begin + head.length, visible);
+        return item;
+    }
+
     struct Request {
         // Query tiles, and the KV tiles of the last and of the first.
         int tiles, top, bottom;
@@ -263,9 +359,14 @@ class Division {
         return kCombineCost + kCombineCostOfRows / kQueries * float(batch_.rows());
     }
 
-    // By when the last one is combined if none of them has splits of more than `length`.
-    __host__ __device__ float predicted(int length) const {
+    // By when the last one is combined if none of them has splits of more than `length`, but for
+    // what items add; and how many of these begin at the same time.
+    struct Prediction {
+        float end, begun;
+    };
+    __host__ __device__ Prediction predicted(int length) const {
         const float factor = 1.f / float(length);
+        // Void items take no KV tiles, but the places of others in a wave.
         float items = 0.f, slots = 0.f;
 #pragma unroll 1
         for (int at = 0; at < batch_.requests; at++) {
@@ -277,14 +378,20 @@ class Division {
             items += tiles * fminf(splits, 0.5f * float(r.top + r.bottom) * factor + 1.f);
             if (alike_) break;
         }
+        float places = slots;
+        if (in_rows_) {
+            const int query_len = batch_.cu_q[1] - batch_.cu_q[0],
+                      key_len = batch_.cu_k[1] - batch_.cu_k[0];
+            const int top = request(0).top, splits = top > 0 ? ceil_of(top, length) : 1;
+            items = places = float(head_of(query_len, key_len, splits, length).items);
+        }
         const float times = float(alike_ ? batch_.heads * batch_.requests : batch_.heads);
-        slots *= times;
         items *= times;
-        if (slots > float(room_)) return 1e30f;
-        // Void items take no KV tiles, but the places of others in a wave.
-        return ceilf(items / float(ctas_)) * float(length) +
-               ceilf(slots / float(ctas_)) * kItemCost + combine_cost() +
-               kCombineCostOfSplit * float(longest_) * factor;
+        if (slots * times > float(room_)) return {1e30f, 0.f};
+        return {ceilf(items / float(ctas_)) * float(length) +
+                    ceilf(places * times / float(ctas_)) * kItemCost + combine_cost() +
+                    kCombineCostOfSplit * float(longest_) * factor,
+                fminf(items, float(ctas_))};
     }
 
     Lengths batch_;
@@ -293,9 +400,10 @@ class Division {
     // and KV tiles; whether all requests are alike.
     int longest_ = 0, shortest_ = 0, length_ = 1, tiles_ = 0;
     float total_ = 0.f;
-    bool alike_ = false;
-    // Items of a request where requests are as long as the bounds say; 0: their lengths are read.
-    int of_alike_ = 0;
+    bool alike_ = false, in_rows_ = false;
+    // Items and slots of a request where requests are as long as the bounds say; 0: their lengths
+    // are read.
+    int of_alike_ = 0, slots_of_alike_ = 0;
     // The requests at hand: the first one, the items before it, the items up to each lane's request
     // and of all of them.
     int chunk_ = 0, before_ = 0, running_ = 0, of_chunk_ = 0;
@@ -330,10 +438,13 @@ bool may_divide(const MlaPrefillParams& p, KernelParams& k, int ctas) {
     // to be so, of their mean length.
     const int query[2] = {0, alike ? p.max_query_len : ceil_of(p.query_tokens, p.requests)};
     const int key[2] = {0, alike ? p.max_key_len : ceil_of(p.key_tokens, p.requests)};
-    Division<keys> division(one_request(k, p.heads * p.requests, query, key), ctas, k.slots);
-    if (!alike) return division.is_worth_asking(ceil_of(p.max_key_len, keys));
+    const Lengths one = one_request(k, p.heads * p.requests, query, key);
+    if (!alike)
+        return Division<keys>(one, ctas, k.slots).is_worth_asking(ceil_of(p.max_key_len, keys));
+    auto division = Division<keys>::in_rows(one, ctas, k.slots);
     if (!division.divide()) return false;
-    k.split_length = division.length();
+    k.alike_items =
+        Division<keys>::in_rows(Lengths(k), ctas, k.slots, division.length()).alike_items();
     return true;
 }
 

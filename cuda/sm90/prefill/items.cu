@@ -17,16 +17,15 @@ int write_items(const MlaPrefillParams& p, KernelParams& k, int ctas, MlaPrefill
     if (!may_divide<keys>(p, k, ctas)) return 0;
     const Lengths lengths(k);
     Division<keys> division(lengths, ctas, k.slots);
-    if (!division.divide()) return 0;
-    // From here on as in a launch for which the host has chosen the length of a split.
+    // From here on as the device does.
     if (k.alike && lengths.are_alike()) {
-        const int length = division.length();
-        division = Division<keys>(lengths, ctas, k.slots);
-        division.divide_alike(length);
+        division.divide_alike(k.alike_items);
+    } else if (!division.divide()) {
+        return 0;
     }
     division.rewind();
     int count = 0;
-    for (Item i; (i = division.find(count)).request >= 0; count++) {
+    for (Item i; (i = division.find(count, k.alike_items)).request >= 0; count++) {
         if (count >= room) continue;
         items[count] = {i.request, i.head,  i.query,  i.begin,
                         i.end,     i.split, i.splits, i.first_slot + i.split};

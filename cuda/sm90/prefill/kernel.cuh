@@ -27,8 +27,6 @@
 //                                      may need them again
 //     value_full[s], value_empty[s]    given back after the output
 //     work_full[i], work_empty[i]      a tile's description; given back after its last weights
-//     expected                         the description of the tile that this CTA takes first if the
-//                                      host is right; once
 //     work_wanted                      lets the scheduler claim the next tile, when the end of the
 //                                      last one announced comes near
 //
@@ -49,6 +47,27 @@
 namespace mla::sm90::prefill {
 
 template <typename Tile>
+__device__ __forceinline__ void initialize(Shared<Tile>& shared) {
+    for (int consumer = 0; consumer < kConsumers; consumer++) {
+        ptx::mbarrier_init(ptx::shared_address(&shared.query_full[consumer]), 1);
+        ptx::mbarrier_init(ptx::shared_address(&shared.query_empty[consumer]), 4);
+    }
+    for (int stage = 0; stage < kStages; stage++) {
+        ptx::mbarrier_init(ptx::shared_address(&shared.key_full[stage]), 1);
+        ptx::mbarrier_init(ptx::shared_address(&shared.key_empty[stage]), 4 * kConsumers);
+        ptx::mbarrier_init(ptx::shared_address(&shared.value_full[stage]), 1);
+        ptx::mbarrier_init(ptx::shared_address(&shared.value_empty[stage]), 4 * kConsumers);
+    }
+    for (int slot = 0; slot < kAnnounced; slot++) {
+        ptx::mbarrier_init(ptx::shared_address(&shared.work_full[slot]), 1);
+        ptx::mbarrier_init(ptx::shared_address(&shared.work_empty[slot]), 4 * kConsumers + 2);
+    }
+    ptx::mbarrier_init(ptx::shared_address(&shared.work_wanted), 1);
+    ptx::mbarrier_init(ptx::shared_address(&shared.idle), 1);
+    ptx::fence_mbarrier_init();
+}
+
+template <typename Tile>
 __global__ void __launch_bounds__(kThreads, 1)
     prefill_kernel(const __grid_constant__ KernelParams p, const __grid_constant__ Maps maps) {
     extern __shared__ uint8_t memory[];
@@ -56,38 +75,23 @@ __global__ void __launch_bounds__(kThreads, 1)
     auto& shared = *reinterpret_cast<Shared<Tile>*>((reinterpret_cast<uintptr_t>(memory) + 1023) &
                                                     ~uintptr_t(1023));
     const int warpgroup = threadIdx.x / 128;
-    if (threadIdx.x / 32 == kSchedulerWarp) prefetch_lengths(p);
-
-    if (threadIdx.x == 0) {
-        for (int consumer = 0; consumer < kConsumers; consumer++) {
-            ptx::mbarrier_init(ptx::shared_address(&shared.query_full[consumer]), 1);
-            ptx::mbarrier_init(ptx::shared_address(&shared.query_empty[consumer]), 4);
-        }
-        for (int stage = 0; stage < kStages; stage++) {
-            ptx::mbarrier_init(ptx::shared_address(&shared.key_full[stage]), 1);
-            ptx::mbarrier_init(ptx::shared_address(&shared.key_empty[stage]), 4 * kConsumers);
-            ptx::mbarrier_init(ptx::shared_address(&shared.value_full[stage]), 1);
-            ptx::mbarrier_init(ptx::shared_address(&shared.value_empty[stage]), 4 * kConsumers);
-        }
-        for (int slot = 0; slot < kAnnounced; slot++) {
-            ptx::mbarrier_init(ptx::shared_address(&shared.work_full[slot]), 1);
-            ptx::mbarrier_init(ptx::shared_address(&shared.work_empty[slot]), 4 * kConsumers + 2);
-        }
-        ptx::mbarrier_init(ptx::shared_address(&shared.work_wanted), 1);
-        ptx::mbarrier_init(ptx::shared_address(&shared.expected), 1);
-        ptx::mbarrier_init(ptx::shared_address(&shared.idle), 1);
-        ptx::fence_mbarrier_init();
-    }
-    __syncthreads();
-
     if (warpgroup == 0) {
         ptx::setmaxnreg_dec<kProducerRegisters>();
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        // It joins the start barrier when it knows what to bring first, if the host has told.
+        if (warp == kSchedulerWarp) return Scheduler<Tile>{p, shared, lane}.run();
         const Producer<Tile> producer{p, maps, shared};
+        if (lane == 0) {
+            if (warp == kSetupWarp) initialize(shared);
+            if (warp == kKeyWarp) producer.prefetch({&maps.key, &maps.key_rope, &maps.value});
+            if (warp == kQueryWarp) producer.prefetch({&maps.query, &maps.query_rope, &maps.out});
+        }
+        __syncwarp();
+        StartBarrier::sync();
         if (warp == kKeyWarp && lane == 0) producer.bring_keys_and_values();
         if (warp == kQueryWarp && lane == 0) producer.bring_queries();
-        if (warp == kSchedulerWarp) Scheduler<Tile>{p, shared, lane}.run();
     } else {
+        StartBarrier::sync();
         ptx::setmaxnreg_inc<kConsumerRegisters>();
         Consumer<Tile>{p, maps, shared, warpgroup - 1, int(threadIdx.x % 128)}.run();
     }

@@ -4,12 +4,34 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include <cutlass/fast_math.h>
+
 #include <cstdint>
 
 #include "../../common/split_protocol.cuh"
 #include "tile.cuh"
 
 namespace mla::sm90::prefill {
+
+// What indexes are divided by where every request is as long as the bounds say. The host works out
+// how to do so with a multiplication: a division of numbers that it does not know takes 30
+// instructions, and on the way to the first tile each of them is fetched for one use.
+
+// Of tiles in the order of schedule.cuh: those of a section, of a group of heads within it, heads
+// of a group and requests of a section. The last section may have fewer requests, and the last
+// group fewer heads: [1].
+struct AlikeTiles {
+    cutlass::FastDivmod section, group[2], heads[2], requests[2];
+    int count;
+};
+
+// Of items in the order of division.cuh: those of a request, of a head and of a row, and the KV
+// tiles of a split.
+struct AlikeItems {
+    cutlass::FastDivmod request, head, row, length;
+    // Query tiles of a head, and splits of the longest of them.
+    int tiles, splits;
+};
 
 struct KernelParams {
     void* out;        // [query tokens, heads, V]
@@ -39,8 +61,8 @@ struct KernelParams {
     int alike;
     // Whether no CTA has a second tile if it is, and keys are not divided.
     int single_wave;
-    // KV tiles of a split if it is.
-    int split_length;
+    AlikeTiles alike_tiles;
+    AlikeItems alike_items;
     int causal;
     float scale_log2;  // softmax scale times log2(e)
     // Read by TMA, and where rows are repaired (repair.cuh). Heads of one rotary key are 0 apart.

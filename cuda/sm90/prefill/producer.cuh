@@ -1,6 +1,8 @@
 // The threads that bring tiles into shared memory.
 #pragma once
 
+#include <initializer_list>
+
 #include "../../ptx/sm90.cuh"
 #include "params.cuh"
 #include "pipeline.cuh"
@@ -23,11 +25,7 @@ struct Producer {
 
     // Whether the first tile is brought before it is announced. Who then waits for the next
     // announcement knows that this one, too, has been made.
-    __device__ bool expects() const {
-        if (!p.alike) return false;
-        ptx::mbarrier_wait(ptx::shared_address(&shared.expected), 0);
-        return shared.first.computes();
-    }
+    __device__ bool expects() const { return p.alike && shared.first.computes(); }
 
     // Calls `bring` with each announced tile and the number of those before it.
     template <typename Bring>
@@ -53,10 +51,12 @@ struct Producer {
                                   head, row, end);
     }
 
+    // Before the start barrier: how tensors lie is in device memory, too.
+    __device__ static void prefetch(std::initializer_list<const CUtensorMap*> tensors) {
+        for (const CUtensorMap* map : tensors) ptx::prefetch_tensormap(map);
+    }
+
     __device__ void bring_queries() const {
-        for (const CUtensorMap* map : {&maps.query, &maps.query_rope, &maps.out}) {
-            ptx::prefetch_tensormap(map);
-        }
         for_each_tile([&](const Work& work, int number) {
             for (int consumer = 0; consumer < kConsumers; consumer++) {
                 ptx::mbarrier_wait(ptx::shared_address(&shared.query_empty[consumer]),
@@ -85,9 +85,6 @@ struct Producer {
     }
 
     __device__ void bring_keys_and_values() const {
-        for (const CUtensorMap* map : {&maps.key, &maps.key_rope, &maps.value}) {
-            ptx::prefetch_tensormap(map);
-        }
         Position key, value;
         for_each_tile([&](const Work& work, int) {
             const int last = work.kv_tiles - 1;

@@ -29,12 +29,44 @@
 
 namespace mla::sm90::prefill {
 
+// A query tile as one split.
+template <int keys>
+__device__ __forceinline__ Item whole(const KernelParams& p, Item item, int level) {
+    item.query = level * kQueries;
+    item.end = visible_kv_tiles<keys>(p.causal, item.query, item.query_len, item.key_len);
+    item.splits = 1;
+    return item;
+}
+
+// The tile at `index` if every request is as long as the bounds say: no length is read.
+template <int keys>
+__device__ __forceinline__ Item find_alike(const KernelParams& p, int index) {
+    Item item = {};
+    item.request = -1;
+    const AlikeTiles& by = p.alike_tiles;
+    if (index >= by.count) return item;
+    int section, group, position, in_group, down, nth;
+    by.section(section, index, index);
+    const int first_request = section * p.section;
+    const bool last_section = p.requests - first_request < p.section;
+    by.group[last_section](group, in_group, index);
+    const int first_head = group * p.group;
+    const bool last_group = p.heads - first_head < p.group;
+    by.heads[last_group](position, item.head, in_group);
+    by.requests[last_section](down, nth, position);
+    item.head += first_head;
+    item.request = first_request + nth;
+    item.query_start = item.request * p.max_query_len;
+    item.query_len = p.max_query_len;
+    item.key_start = item.request * p.max_key_len;
+    item.key_len = p.max_key_len;
+    return whole<keys>(p, item, p.levels - 1 - down);
+}
+
 template <typename Tile>
 struct Schedule {
     const KernelParams& p;
     int lane;
-    // Whether every request is as long as the bounds say. Lengths are not read, then.
-    bool alike;
     // The section at hand: its first request, the one behind its last, the tiles before it, and its
     // tiles of one head.
     int first = 0, end = 0, start = 0, per_head = 0;
@@ -43,15 +75,7 @@ struct Schedule {
     // above.
     int group = -1, top = 0, bottom = 0, requests = 0, before = 0;
 
-    __device__ Schedule(const KernelParams& params, int lane_, bool alike_)
-        : p(params), lane(lane_), alike(alike_) {
-        enter_section(0);
-    }
-
-    // Begins anew, by the lengths.
-    __device__ void read_lengths() {
-        alike = false;
-        start = 0;
+    __device__ Schedule(const KernelParams& params, int lane_) : p(params), lane(lane_) {
         enter_section(0);
     }
 
@@ -83,7 +107,6 @@ struct Schedule {
         }
         const int level = top - (position - before) / requests;
         int nth = (position - before) % requests;
-        if (alike) return describe(item, first + nth, level);
         for (int request = first;; request += 32) {
             unsigned has = __ballot_sync(~0u, tiles_of(request + lane) > level);
             int count = __popc(has);
@@ -105,8 +128,6 @@ struct Schedule {
         first = request;
         end = request + min(p.section, p.requests - request);
         group = -1;
-        per_head = (end - first) * p.levels;
-        if (alike) return;
         int tiles = 0;
 #pragma unroll 1
         for (int r = first + lane; r < end; r += 32) tiles += tiles_of(r);
@@ -117,9 +138,6 @@ struct Schedule {
     // reaches.
     __device__ void enter(int level) {
         top = level;
-        bottom = 0;
-        requests = end - first;
-        if (alike) return;
         int reach = 0, next = 0;
 #pragma unroll 1
         for (int r = first + lane; r < end; r += 32) {
@@ -136,22 +154,11 @@ struct Schedule {
 
     __device__ Item describe(Item item, int request, int level) const {
         item.request = request;
-        item.query = level * kQueries;
-        if (alike) {
-            item.query_start = request * p.max_query_len;
-            item.query_len = p.max_query_len;
-            item.key_start = request * p.max_key_len;
-            item.key_len = p.max_key_len;
-        } else {
-            item.query_start = p.cu_q[request];
-            item.query_len = p.cu_q[request + 1] - item.query_start;
-            item.key_start = p.cu_k[request];
-            item.key_len = p.cu_k[request + 1] - item.key_start;
-        }
-        item.end =
-            visible_kv_tiles<Tile::kKeys>(p.causal, item.query, item.query_len, item.key_len);
-        item.splits = 1;
-        return item;
+        item.query_start = p.cu_q[request];
+        item.query_len = p.cu_q[request + 1] - item.query_start;
+        item.key_start = p.cu_k[request];
+        item.key_len = p.cu_k[request + 1] - item.key_start;
+        return whole<Tile::kKeys>(p, item, level);
     }
 };
 

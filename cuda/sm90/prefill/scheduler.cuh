@@ -12,6 +12,7 @@ namespace mla::sm90::prefill {
 
 // The lengths lie in device memory as a rule; one thread asks for each 128 bytes of them.
 __device__ __forceinline__ void prefetch_lengths(const KernelParams& p) {
+#pragma unroll 1
     for (int at = threadIdx.x % 32 * 32; at <= p.requests; at += 32 * 32) {
         ptx::prefetch_global_l2(p.cu_q + at);
         ptx::prefetch_global_l2(p.cu_k + at);
@@ -30,6 +31,7 @@ struct Scheduler {
     // What was let be brought before the lengths were known.
     Work expected = {};
 
+    // Joins the start barrier, before which nothing is announced.
     __device__ void run() {
         if constexpr (Tile::kDivides)
             run_divided();
@@ -41,20 +43,28 @@ struct Scheduler {
     __device__ void run_divided() {
         // On its way while the lengths are read.
         const int claimed = claim();
+        prefetch_lengths(p);
         const Lengths lengths(p);
         const int2 starts = p.alike ? starts_of_lane() : int2{};
-        const int first = __shfl_sync(~0u, claimed, 0);
         Division<Tile::kKeys> division(lengths, gridDim.x, p.slots);
+        int first = 0;
         if (p.alike) {
-            division.divide_alike(p.split_length);
-            expect(division.find(first));
+            division.divide_alike(p.alike_items);
+            first = __shfl_sync(~0u, claimed, 0);
+            expect(division.find(first, p.alike_items));
         }
+        join();
+        if (!p.alike) first = __shfl_sync(~0u, claimed, 0);
         if (!(p.alike && confirmed(starts))) {
             division = Division<Tile::kKeys>(lengths, gridDim.x, p.slots);
-            if (!division.divide()) return run_claimed(first);
+            if (!division.divide()) return run_by_lengths(first, 0);
         }
         division.rewind();
-        announce_items(division, first);
+        for (int index = first;; index = __shfl_sync(~0u, claim(), 0)) {
+            const Item item = division.find(index, p.alike_items);
+            if (item.request < 0) break;
+            announce_item(item);
+        }
         // This CTA's own splits are stored before it waits for those of others.
         announce(Work::mark(false));
         division.rewind();
@@ -63,38 +73,35 @@ struct Scheduler {
         // Behind the last wait of this CTA's consumers.
         const Slot slot(announced - 2);
         ptx::mbarrier_wait(ptx::shared_address(&shared.work_empty[slot.index]), slot.phase);
-        leave(division.items());
+        leave(division.slots());
     }
 
     __device__ void run_whole() {
-        const int2 starts = p.alike ? starts_of_lane() : int2{};
-        if (p.alike && p.single_wave) {
-            // This CTA's tile is its only one.
-            const Item item = Schedule<Tile>(p, lane, true).find(blockIdx.x);
-            expect(item);
-            if (confirmed(starts)) {
-                if (item.request >= 0) announce_item(item);
-                return end_whole();
-            }
-        }
-        // In one loop, so that the second tile's search finds its instructions fetched.
-        bool unsure = p.alike && !p.single_wave;
-        Schedule<Tile> schedule(p, lane, unsure);
-        int claimed = blockIdx.x;
-        while (true) {
-            const Item item = schedule.find(claimed);
-            if (unsure) {
-                unsure = false;
-                expect(item);
-                if (!confirmed(starts)) {
-                    schedule.read_lengths();
-                    continue;
+        // Nobody waits for another CTA, so each has its first tile without a claim.
+        const int own = blockIdx.x, others = gridDim.x;
+        if (p.alike) {
+            const int2 starts = starts_of_lane();
+            prefetch_lengths(p);
+            // In one loop, so that the second tile's search finds its instructions fetched.
+            bool begun = false;
+            for (int claimed = own;; claimed = others + __shfl_sync(~0u, claim(), 0)) {
+                const Item item = find_alike<Tile::kKeys>(p, claimed);
+                if (!begun) {
+                    begun = true;
+                    expect(item);
+                    join();
+                    if (!confirmed(starts)) break;
                 }
+                if (item.request < 0) return end_whole();
+                announce_item(item);
+                // This CTA's tile is its only one.
+                if (p.single_wave) return end_whole();
             }
-            if (item.request < 0) return end_whole();
-            announce_item(item);
-            claimed = gridDim.x + __shfl_sync(~0u, claim(), 0);
+        } else {
+            prefetch_lengths(p);
+            join();
         }
+        run_by_lengths(own, others);
     }
 
     __device__ void end_whole() {
@@ -102,12 +109,21 @@ struct Scheduler {
         leave(0);
     }
 
-    // Tiles as schedule.cuh orders them, from number `first` on and then those claimed, all of
-    // which are, where keys might have been divided.
-    __device__ void run_claimed(int first) {
-        Schedule<Tile> schedule(p, lane, false);
-        announce_items(schedule, first);
-        end_whole();
+    // Tiles as schedule.cuh orders them: from number `first` on, and then those claimed, which
+    // count from `others` on.
+    __device__ void run_by_lengths(int first, int others) {
+        Schedule<Tile> schedule(p, lane);
+        for (int claimed = first;; claimed = others + __shfl_sync(~0u, claim(), 0)) {
+            const Item item = schedule.find(claimed);
+            if (item.request < 0) return end_whole();
+            announce_item(item);
+        }
+    }
+
+    // Lets the other warps begin.
+    __device__ static void join() {
+        __syncwarp();
+        StartBarrier::sync();
     }
 
     // How many query and key rows stand before the lane's request, of the first 32. They are on
@@ -120,10 +136,7 @@ struct Scheduler {
     // Lets this item be brought, which is the first one if the host is right.
     __device__ void expect(const Item& item) {
         expected = work_of(item);
-        if (lane == 0) {
-            shared.first = expected;
-            ptx::mbarrier_arrive(ptx::shared_address(&shared.expected));
-        }
+        if (lane == 0) shared.first = expected;
     }
 
     // Whether it was. If not, what is brought is computed, and not stored.
@@ -144,15 +157,6 @@ struct Scheduler {
     // Of lane 0 alone.
     __device__ int claim() const { return lane == 0 ? atomicAdd(p.claimed, 1) : 0; }
 
-    template <typename Order>
-    __device__ void announce_items(Order& order, int first) {
-        for (int claimed = first;; claimed = __shfl_sync(~0u, claim(), 0)) {
-            const Item item = order.find(claimed);
-            if (item.request < 0) return;
-            announce_item(item);
-        }
-    }
-
     __device__ void announce_item(const Item& item) {
         if (item.begin < item.end) {
             announce(work_of(item));
@@ -165,7 +169,7 @@ struct Scheduler {
     // As many shares of a combine as a query tile has splits.
     __device__ void announce_combines(Division<Tile::kKeys>& division) {
         for (int index = blockIdx.x;; index += gridDim.x) {
-            const Item item = division.find(index);
+            const Item item = division.find(index, p.alike_items);
             if (item.request < 0) return;
             if (item.splits == 1 || item.begin == item.end) continue;
             Work work = work_of(item);

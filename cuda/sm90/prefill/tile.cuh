@@ -15,10 +15,11 @@ namespace mla::sm90::prefill {
 // Query rows of a tile: one m64 MMA for each of two warpgroups.
 constexpr int kConsumers = 2;
 constexpr int kRows = 64;
-constexpr int kQueries = kConsumers * kRows;
+constexpr int kQueries = kConsumers * kRows, kQueriesLog2 = 7;
+static_assert(kQueries == 1 << kQueriesLog2);
 constexpr int kThreads = 128 * (kConsumers + 1);
 // Warps of the first warpgroup with a role.
-constexpr int kKeyWarp = 0, kQueryWarp = 2, kSchedulerWarp = 3;
+constexpr int kKeyWarp = 0, kSetupWarp = 1, kQueryWarp = 2, kSchedulerWarp = 3;
 constexpr int kPanel = 64;
 constexpr int kStages = 2;
 // Tiles that are announced and not yet finished: the one that is being computed and the one that is
@@ -33,11 +34,13 @@ constexpr int kWarpRows = 16;
 constexpr int kConsumerWarps = kQueries / kWarpRows;
 // Partial results that the workspace has room for, for each SM: so many items of divided tiles.
 constexpr int kSlotsPerSm = 3;
-// Named barriers, at which the warps of all consumers meet. 0 is __syncthreads'.
+// Named barriers, at which all warps meet at the start, and then the warps of all consumers.
 enum class BarrierId : int {
-    turn = 1,                     // one for each consumer's turn
+    start,
+    turn,                         // one for each consumer's turn
     combine = turn + kConsumers,  // for combining
 };
+using StartBarrier = NamedBarrier<BarrierId::start, kThreads>;
 using CombineBarrier = NamedBarrier<BarrierId::combine, 128 * kConsumers>;
 // A consumer's turn, which begins when all others have passed it on.
 struct TurnBarrier {
@@ -146,10 +149,9 @@ struct Shared {
     alignas(8) uint64_t key_full[kStages], key_empty[kStages];
     alignas(8) uint64_t value_full[kStages], value_empty[kStages];
     alignas(8) uint64_t work_full[kAnnounced], work_empty[kAnnounced], work_wanted;
-    alignas(8) uint64_t expected;  // one phase, of `first`
-    alignas(8) uint64_t idle;      // never completes a phase; see hold()
+    alignas(8) uint64_t idle;  // never completes a phase; see hold()
     Work work[kAnnounced];
-    // What number 0 is expected to be, for those who bring it.
+    // What number 0 is if the host is right, from the start barrier on, for those who bring it.
     Work first;
     int spoiled[kConsumerWarps];  // what each warp of the consumers has noted
 };
