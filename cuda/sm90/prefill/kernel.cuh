@@ -27,6 +27,8 @@
 //                                      may need them again
 //     value_full[s], value_empty[s]    given back after the output
 //     work_full[i], work_empty[i]      a tile's description; given back after its last weights
+//     expected                         the description of the tile that this CTA takes first if the
+//                                      host is right; once
 //     work_wanted                      lets the scheduler claim the next tile, when the end of the
 //                                      last one announced comes near
 //
@@ -63,6 +65,7 @@ __device__ __forceinline__ void initialize(Shared<Tile>& shared) {
         ptx::mbarrier_init(ptx::shared_address(&shared.work_empty[slot]), 4 * kConsumers + 2);
     }
     ptx::mbarrier_init(ptx::shared_address(&shared.work_wanted), 1);
+    ptx::mbarrier_init(ptx::shared_address(&shared.expected), 1);
     ptx::mbarrier_init(ptx::shared_address(&shared.idle), 1);
     ptx::fence_mbarrier_init();
 }
@@ -78,7 +81,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (warpgroup == 0) {
         ptx::setmaxnreg_dec<kProducerRegisters>();
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        // It joins the start barrier when it knows what to bring first, if the host has told.
+        // It works out what to bring first while the others go as far as to wait for that.
         if (warp == kSchedulerWarp) return Scheduler<Tile>{p, shared, lane}.run();
         const Producer<Tile> producer{p, maps, shared};
         if (lane == 0) {
@@ -87,6 +90,7 @@ __global__ void __launch_bounds__(kThreads, 1)
             if (warp == kQueryWarp) producer.prefetch({&maps.query, &maps.query_rope, &maps.out});
         }
         __syncwarp();
+        if (warp == kSetupWarp) SetupBarrier::arrive();
         StartBarrier::sync();
         if (warp == kKeyWarp && lane == 0) producer.bring_keys_and_values();
         if (warp == kQueryWarp && lane == 0) producer.bring_queries();

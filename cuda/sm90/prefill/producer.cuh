@@ -25,7 +25,11 @@ struct Producer {
 
     // Whether the first tile is brought before it is announced. Who then waits for the next
     // announcement knows that this one, too, has been made.
-    __device__ bool expects() const { return p.alike && shared.first.computes(); }
+    __device__ bool expects() const {
+        if (!p.alike) return false;
+        ptx::mbarrier_wait(ptx::shared_address(&shared.expected), 0);
+        return shared.first.computes();
+    }
 
     // Calls `bring` with each announced tile and the number of those before it.
     template <typename Bring>

@@ -31,7 +31,7 @@ struct Scheduler {
     // What was let be brought before the lengths were known.
     Work expected = {};
 
-    // Joins the start barrier, before which nothing is announced.
+    // Begins while another warp sets up, before which nothing is announced.
     __device__ void run() {
         if constexpr (Tile::kDivides)
             run_divided();
@@ -120,10 +120,11 @@ struct Scheduler {
         }
     }
 
-    // Lets the other warps begin.
-    __device__ static void join() {
+    // Waits for the mbarriers, and lets what is expected be brought.
+    __device__ void join() const {
         __syncwarp();
-        StartBarrier::sync();
+        SetupBarrier::sync();
+        if (p.alike && lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.expected));
     }
 
     // How many query and key rows stand before the lane's request, of the first 32. They are on
@@ -133,7 +134,7 @@ struct Scheduler {
         return {p.cu_q[at], p.cu_k[at]};
     }
 
-    // Lets this item be brought, which is the first one if the host is right.
+    // This is the first item if the host is right.
     __device__ void expect(const Item& item) {
         expected = work_of(item);
         if (lane == 0) shared.first = expected;

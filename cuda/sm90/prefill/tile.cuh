@@ -34,13 +34,16 @@ constexpr int kWarpRows = 16;
 constexpr int kConsumerWarps = kQueries / kWarpRows;
 // Partial results that the workspace has room for, for each SM: so many items of divided tiles.
 constexpr int kSlotsPerSm = 3;
-// Named barriers, at which all warps meet at the start, and then the warps of all consumers.
+// Named barriers: at the start, one for all warps but the scheduler's, and one for that warp and the
+// one that sets up; then the warps of all consumers meet.
 enum class BarrierId : int {
     start,
+    setup,
     turn,                         // one for each consumer's turn
     combine = turn + kConsumers,  // for combining
 };
-using StartBarrier = NamedBarrier<BarrierId::start, kThreads>;
+using StartBarrier = NamedBarrier<BarrierId::start, kThreads - 32>;
+using SetupBarrier = NamedBarrier<BarrierId::setup, 2 * 32>;
 using CombineBarrier = NamedBarrier<BarrierId::combine, 128 * kConsumers>;
 // A consumer's turn, which begins when all others have passed it on.
 struct TurnBarrier {
@@ -149,9 +152,10 @@ struct Shared {
     alignas(8) uint64_t key_full[kStages], key_empty[kStages];
     alignas(8) uint64_t value_full[kStages], value_empty[kStages];
     alignas(8) uint64_t work_full[kAnnounced], work_empty[kAnnounced], work_wanted;
-    alignas(8) uint64_t idle;  // never completes a phase; see hold()
+    alignas(8) uint64_t expected;  // one phase, of `first`
+    alignas(8) uint64_t idle;      // never completes a phase; see hold()
     Work work[kAnnounced];
-    // What number 0 is if the host is right, from the start barrier on, for those who bring it.
+    // What number 0 is expected to be, for those who bring it.
     Work first;
     int spoiled[kConsumerWarps];  // what each warp of the consumers has noted
 };
