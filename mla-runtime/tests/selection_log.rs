@@ -1,0 +1,79 @@
+//! What a selection logs: a line at the start of a program, and every candidate for whoever asks for more.
+
+use std::fmt::{Debug, Write as _};
+use std::sync::{Arc, Mutex};
+
+use mla_cpu::{CpuDecode, CpuPrefill};
+use mla_runtime::backend::{DecodeBackend, PrefillBackend};
+use mla_runtime::capability::Target;
+use mla_runtime::dims::MlaDims;
+use mla_runtime::dtype::DType;
+use mla_runtime::problem::Problem;
+use mla_runtime::registry::Registry;
+use mla_runtime::selection::SelectionRequest;
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
+
+type Lines = Arc<Mutex<Vec<(Level, String)>>>;
+
+/// Keeps what is logged.
+struct Log(Lines);
+
+impl Subscriber for Log {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut message = Message(String::new());
+        event.record(&mut message);
+        let level = *event.metadata().level();
+        self.0.lock().unwrap().push((level, message.0));
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+struct Message(String);
+
+impl Visit for Message {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        assert_eq!(field.name(), "message");
+        write!(self.0, "{value:?}").unwrap();
+    }
+}
+
+#[test]
+fn a_selection_is_one_short_line_by_default() {
+    let mut registry = Registry::known();
+    registry.add(CpuPrefill::ENTRY).unwrap();
+    registry.add(CpuDecode::ENTRY).unwrap();
+    let problem = Problem::new(MlaDims::R1, 16, DType::BF16);
+    let lines = Lines::default();
+    tracing::subscriber::with_default(Log(lines.clone()), || {
+        registry
+            .select(&SelectionRequest::new(Target::CPU, problem))
+            .unwrap();
+    });
+    let lines = lines.lock().unwrap();
+    let [(info, short), (debug, long)] = &lines[..] else {
+        panic!("{lines:?}");
+    };
+    assert_eq!((*info, *debug), (Level::INFO, Level::DEBUG));
+    assert_eq!(
+        short,
+        "attention on cpu: CPU and CPU, bf16 cache in pages of 64"
+    );
+    assert!(long.lines().count() > 10, "{long}");
+}
