@@ -1,40 +1,26 @@
-// How score warps and output warps hand over KV tiles, P and statistics: by named barriers at which
-// one role arrives and the other one waits.
+// How score warps and output warps hand over KV tiles, P and statistics: at one barrier of all warps
+// per tile, where each role says what it has done and begins what the other one has made possible.
 //
-// What one role says of a tile, the other one waits for once, and no role is two tiles ahead of
-// what the other one has waited for. So two barriers in turn are enough of each kind.
+//   score warps:   scores of tile t + 1          | have left P of t + 1
+//   output warps:  output of tile t, copies      | have read P of t and the tile, t + 2 has arrived
+//
+// So P has two buffers, a tile's stage is free behind the barrier after its output, and no role is
+// further than one tile ahead of the other.
 #pragma once
 
-#include "ptx/sm80.cuh"
+#include "ptx/barrier.cuh"
 
 namespace mla::sm80::decode {
 
 template <class C>
 struct Handover {
-    // The copies of a tile have arrived: output warps say so.
-    __device__ static void tile_arrived(int tile) { arrive(kTile + (tile & 1)); }
-    __device__ static void wait_for_tile(int tile) { wait(kTile + (tile & 1)); }
-
-    // P of a tile, and the factors that go with it: score warps say so. When an output warp has
-    // waited for it, all output warps have read the tile before it.
-    __device__ static void p_ready(int tile) { arrive(kReady + (tile & 1)); }
-    __device__ static void wait_for_p(int tile) { wait(kReady + (tile & 1)); }
-
-    // P of a tile has been read, its place is free: output warps say so.
-    __device__ static void p_read(int tile) { arrive(kRead + (tile & 1)); }
-    __device__ static void wait_until_p_is_read(int tile) { wait(kRead + (tile & 1)); }
-
-    // Maxima and sums of an item's rows, likewise.
-    __device__ static void statistics_ready() { arrive(kStatistics); }
-    __device__ static void wait_for_statistics() { wait(kStatistics); }
-    __device__ static void statistics_read() { arrive(kStatistics + 1); }
-    __device__ static void wait_until_statistics_are_read() { wait(kStatistics + 1); }
+    // Before the first tile, which has arrived; at each tile, whose P is there, and behind an item's
+    // last one its rows' statistics; and before P of another item's first tile, when what output
+    // warps leave in P's place and read of the statistics has been read.
+    __device__ static void meet() { ptx::barrier_sync(kBarrier, C::kCtaThreads); }
 
   private:
-    static constexpr int kTile = C::kOutputBarrier + 1, kReady = kTile + 2, kRead = kReady + 2,
-                         kStatistics = kRead + 2;
-    __device__ static void arrive(int barrier) { ptx::bar_arrive(barrier, C::kCtaThreads); }
-    __device__ static void wait(int barrier) { ptx::bar_sync(barrier, C::kCtaThreads); }
+    static constexpr int kBarrier = C::kOutputBarrier + 1;
 };
 
 }  // namespace mla::sm80::decode

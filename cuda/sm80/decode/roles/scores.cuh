@@ -30,20 +30,16 @@ class ScoreWarp {
             rows_[0] = rows_[1] = RowState{};
             const int tile_end = item.tile_end;
             unmasked_ = p_.sparse ? 0 : item.unmasked;
+            if (index == 0) Hand::meet();
 #pragma unroll 1
             for (int tile = item.tile_begin; tile < tile_end; ++tile) {
                 do_tile(item, tile);
+                if (tile + 1 == tile_end) put_statistics();
+                Hand::meet();
                 stage_ = stage_ + 1 == p_.stages ? 0 : stage_ + 1;
                 ++count_;
             }
-            put_statistics();
-            Hand::statistics_ready();
         }
-        // What output warps say at the end, too, is waited for.
-        if (count_ == 0) return;
-        if (count_ > 1) Hand::wait_until_p_is_read(count_ - 2);
-        Hand::wait_until_p_is_read(count_ - 1);
-        Hand::wait_until_statistics_are_read();
     }
 
   private:
@@ -141,9 +137,11 @@ class ScoreWarp {
     // arrive where the others belong, before these.
     __device__ void load_queries(const Item& item) {
         const bool first = count_ == 0;
-        const uint32_t own = ptx::shared_address(shared_ + C::kQueryOffset) + warp_ * (kOtherSteps * 512);
+        const uint32_t own =
+            ptx::shared_address(shared_ + C::kQueryOffset) + warp_ * (kOtherSteps * 512);
         const uint32_t stage = ptx::shared_address(shared_ + C::kStagesOffset) +
-                               (p_.stages - 1) * (C::kTokens * p_.pitch) + warp_ * (C::kHeldSteps * 512);
+                               (p_.stages - 1) * (C::kTokens * p_.pitch) +
+                               warp_ * (C::kHeldSteps * 512);
         static_assert(C::kScoreWarps * C::kHeldSteps * 512 <= C::kTokens * C::pitch(0));
         const uint32_t held = first ? stage : own;
         // All lanes have read the queries of the item before this one.
@@ -223,7 +221,6 @@ class ScoreWarp {
     __device__ void do_tile(const Item& item, int tile) {
         const int lane = threadIdx.x & 31;
         float sums[kSums][C::kBlocks][4] = {};
-        Hand::wait_for_tile(count_);
         {
             const uint32_t keys = ptx::shared_address(shared_ + C::kStagesOffset) +
                                   stage_ * (C::kTokens * p_.pitch) +
@@ -264,11 +261,9 @@ class ScoreWarp {
                 for (int i = 0; i < 2; ++i)
                     x[block][half * 2 + i] =
                         rows_[half].probability(x[block][half * 2 + i], p_.scale_log2);
-        // Until then, too, the output of the item before this one occupies P's place.
-        if (tile == item.tile_begin && count_ > 0) Hand::wait_until_statistics_are_read();
-        if (count_ >= 2) Hand::wait_until_p_is_read(count_ - 2);
+        // Until then the output of the item before this one occupies P's place.
+        if (tile == item.tile_begin && count_ > 0) Hand::meet();
         put(x, factors, raise);
-        Hand::p_ready(count_);
     }
 
     // How many tokens row r of the warp attends to.

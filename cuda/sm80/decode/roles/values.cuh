@@ -27,28 +27,26 @@ class OutputWarp {
         own_.index = 0;
         __syncwarp();
         while (loader_.has(read(own_.index))) {
+            // Score warps may take P's place, in which the item before this one left its output.
+            if (read(own_.index) > 0) Hand::meet();
             begin_item();
             Accumulators<C> o = {};
 #pragma unroll 1
             while (true) {
-                // Into the stage of the tile before this one, which all output warps have read when
-                // one of them has waited for P.
-                const RowCopy<C> copy = prepare();
-                Hand::wait_for_p(buffer());
+                // Into the stage of the tile before this one, which all warps have read when they
+                // have met.
+                const RowCopy<C> copy = loader_.prepare();
+                wait_for_all_but(p_.stages > 3);
+                Hand::meet();
                 add_values(o, copy);
                 ptx::cp_async_commit_group();
-                Hand::p_read(buffer());
-                wait_for_all_but(p_.stages > 3);
-                tell_arrived(p_.stages - 3, buffer());
                 const int next = stage() + 1 == p_.stages ? 0 : stage() + 1;
                 const unsigned left = (state_ >> kLeft) - 1;
-                state_ = (state_ & kExists) | (buffer() ^ 1) | next << kStage | left << kLeft;
+                state_ = (buffer() ^ 1) | next << kStage | left << kLeft;
                 if (left == 0) break;
             }
-            Hand::wait_for_statistics();
             Output<C>(p_, ptx::dynamic_shared(), place_.row_group(), place_.column_group())
                 .write(item(), o, own_.plan.share);
-            Hand::statistics_read();
             const int next = read(own_.index) + 1;
             __syncwarp();
             own_.index = next;
@@ -80,25 +78,12 @@ class OutputWarp {
     // one is multiplied.
     __device__ void begin_copies() {
         for (int i = 1; i < p_.stages; ++i) {
-            const RowCopy<C> copy = prepare();
+            const RowCopy<C> copy = loader_.prepare();
             if (copy.flags != 0) copy.issue_all();
             ptx::cp_async_commit_group();
         }
         wait_for_copies(p_.stages - 2);
-        tell_arrived(p_.stages - 2, 0);
-        wait_for_copies(p_.stages - 3);
-        tell_arrived(p_.stages - 3, 1);
-    }
-
-    // That the tile has arrived, after whose copies `later` others were begun, if there is one.
-    __device__ void tell_arrived(int later, int parity) const {
-        if (state_ >> (kFirstExists + later) & 1) Hand::tile_arrived(parity);
-    }
-
-    __device__ RowCopy<C> prepare() {
-        state_ = (state_ & ~kExists) | (state_ << 1 & kExists) |
-                 (loader_.more() ? 1u << kFirstExists : 0u);
-        return loader_.prepare();
+        Hand::meet();
     }
 
     __device__ void add_values(Accumulators<C>& o, const RowCopy<C>& copy) {
@@ -166,10 +151,8 @@ class OutputWarp {
     typename C::Plan& plan_;
     typename C::WarpShared& own_;
     Loader<C> loader_;
-    // In one register: the buffer, the stage, whether there are the tiles that were to be copied
-    // last, the latest one lowest, and the tiles that the item still has.
-    static constexpr int kStage = 1, kFirstExists = 3, kLeft = 6;
-    static constexpr unsigned kExists = 7u << kFirstExists;
+    // In one register: the buffer, the stage, and the tiles that the item still has.
+    static constexpr int kStage = 1, kLeft = 3;
     static_assert(C::kMostStages <= 4);
     unsigned state_ = 0;
 };
