@@ -1,48 +1,79 @@
-// e4m3 bytes become 16-bit floats by shifts and one multiplication, which every GPU has: from sm_89
-// on there is an instruction, but PTX for Ampere cannot name it.
+// e4m3 bytes become 16-bit floats: by an instruction to f16 from sm_89 on, by shifts on every GPU.
+//
+// Shifts move a byte's exponent and mantissa to where T has them, which is its value times a power
+// of two. No operand is multiplied by the rest: of a product's sums that takes fewer instructions.
 #pragma once
 
 #include "ptx/sm80.cuh"
+#include "ptx/sm89.cuh"
 
 namespace mla {
+
+// PTX for Ampere, which every later GPU may compile, cannot name the instruction.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+constexpr bool kE4m3Instruction = true;
+#else
+constexpr bool kE4m3Instruction = false;
+#endif
 
 template <typename T>
 struct E4m3Fields;
 
-// The exponent and mantissa of a byte, moved to where T has them, are its value times 2^-120.
+// Moved fields are a byte's value times 2^-120, with which f32 sums would have no bits. So the other
+// factor of a product is to be lifted by 2^60; 2^60 is left.
 template <>
 struct E4m3Fields<__nv_bfloat16> {
     static constexpr int kShift = 4;
-    static constexpr uint32_t kMask = 0x07f007f0, kUnit = 0x7b807b80;
+    static constexpr uint32_t kMask = 0x07f007f0;
+    static constexpr int kLift = 60;
+    // 2^kLift, twice.
+    static constexpr uint32_t kLiftWord = 0x5d805d80;
+    static constexpr float kRest = 0x1p60f;
 };
 
-// The same, times 2^-8.
+// A byte's value times 2^-8: nothing needs lifting.
 template <>
 struct E4m3Fields<__half> {
     static constexpr int kShift = 1;
-    static constexpr uint32_t kMask = 0x3f803f80, kUnit = 0x5c005c00;
+    static constexpr uint32_t kMask = 0x3f803f80;
+    static constexpr int kLift = 0;
+    static constexpr float kRest = 0x1p8f;
 };
 
-// The values of bytes 0 and 2 of a word.
+// The moved fields of bytes 0 and 2 of a word.
 template <typename T>
 __device__ __forceinline__ uint32_t e4m3_even(uint32_t word) {
     using F = E4m3Fields<T>;
-    const uint32_t bits = ((word << 8) & 0x80008000u) | ((word << (8 - F::kShift)) & F::kMask);
-    return ptx::mul_rn_x2<T>(bits, F::kUnit);
+    return ((word << 8) & 0x80008000u) | ((word << (8 - F::kShift)) & F::kMask);
 }
 
-// The values of bytes 1 and 3.
+// Those of bytes 1 and 3.
 template <typename T>
 __device__ __forceinline__ uint32_t e4m3_odd(uint32_t word) {
     using F = E4m3Fields<T>;
-    const uint32_t bits = (word & 0x80008000u) | ((word >> F::kShift) & F::kMask);
-    return ptx::mul_rn_x2<T>(bits, F::kUnit);
+    return (word & 0x80008000u) | ((word >> F::kShift) & F::kMask);
 }
 
 // Collects in the highest bit of each byte whether one of the words had a NaN there, which the
 // functions above take for 480.
 __device__ __forceinline__ void e4m3_note_nan(uint32_t& seen, uint32_t word) {
     seen |= (word & 0x7f7f7f7fu) + 0x01010101u;
+}
+
+// As f16: what the operands below have to be multiplied by, and its logarithm to the base of 2.
+constexpr float kE4m3HalfRest = kE4m3Instruction ? 1.f : E4m3Fields<__half>::kRest;
+constexpr int kE4m3HalfRestLog2 = kE4m3Instruction ? 0 : 8;
+
+// Bytes 0 and 2, and bytes 1 and 3.
+__device__ __forceinline__ void e4m3_halves(uint32_t word, uint32_t& even, uint32_t& odd) {
+    if constexpr (kE4m3Instruction) {
+        const uint2 halves = ptx::cvt_f16x4_e4m3x4(__byte_perm(word, 0, 0x3120));
+        even = halves.x;
+        odd = halves.y;
+    } else {
+        even = e4m3_even<__half>(word);
+        odd = e4m3_odd<__half>(word);
+    }
 }
 
 }  // namespace mla

@@ -137,6 +137,8 @@ int main(int argc, char** argv) {
     nan.heads = 16;
     check<H, 512, plain, 2, 2, 16>(nan, seed);
     check_roles<H>(nan, seed);
+    nan.format = e4m3;
+    check<B, 512, e4m3, 1, 1, 32>(nan, seed);
     check<H, 512, plain, 1, 1, 32>({"wide tiles", 16, {1, 1}, {100, 31}, 512, 64, 48}, seed);
     check<B, 512, e4m3, 1, 1, 16>({"e4m3", 16, {1, 1}, {50, 17}, 512, 64, 32, e4m3}, seed);
     check<H, 512, e4m3, 1, 1, 16>({"e4m3 f16", 7, {2}, {50}, 512, 64, 48, e4m3}, seed);

@@ -111,7 +111,7 @@ class Output {
         r.exists = true;
         r.head = head;
         r.token = item.q_begin + token;
-        r.scale = sum == 0.f ? 0.f : p_.out_scale / total;
+        r.scale = sum == 0.f ? 0.f : p_.out_scale / total * C::kOutputRest;
         r.lse = natural_lse(maximum, sum);
         r.out = static_cast<T*>(p_.out) + r.token * p_.out_token_stride + head * p_.out_head_stride;
         return r;

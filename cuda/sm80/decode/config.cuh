@@ -4,6 +4,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <type_traits>
+
+#include "formats/e4m3_words.cuh"
 #include "schedule.cuh"
 #include "sm80/split_combine.cuh"
 
@@ -43,10 +46,11 @@ struct Config {
     static constexpr int kWarpRows = 16 * WarpTiles;
     static constexpr int kRows = kWarpRows * RowGroups;
     // CTAs per SM, as far as registers go.
-    static constexpr int kResident = RowGroups > 1                  ? 1
-                                     : WarpTiles > 1 || Tokens > 16 ? 2
-                                     : Latent > 256                 ? 3
-                                                                    : 4;
+    static constexpr int kResident = RowGroups > 1                                ? 1
+                                     : WarpTiles > 1                              ? 2
+                                     : Tokens > 16 && Format != CacheFormat::e4m3 ? 2
+                                     : Tokens > 16 || Latent > 256                ? 3
+                                                                                  : 4;
     // Whether a CTA computes one KV tile at a time. Otherwise it computes the scores of the next one
     // before the values of this one.
     static constexpr bool kOneStage = RowGroups == 1;
@@ -58,6 +62,19 @@ struct Config {
     static constexpr int kSteps = kColumns / 16;
     static constexpr bool kBytes = Format != CacheFormat::plain;
     static constexpr bool kGrouped = Format == CacheFormat::e4m3_grouped;
+    // Of bytes with one scale both products have operands of f16: queries of bf16 become such with
+    // a factor per row. Grouped bytes become what the queries are: their scales may be any.
+    static constexpr bool kHalves = Format == CacheFormat::e4m3;
+    using Operand = std::conditional_t<kHalves, __half, Element>;
+    // P is multiplied by 2^kLift, so that sums, or f16, have bits for small ones.
+    static constexpr int kLift = kHalves ? 7 : kGrouped ? E4m3Fields<Element>::kLift : 0;
+    static constexpr float kUnlift = kHalves ? 0x1p-7f : kLift == 60 ? 0x1p-60f : 1.f;
+    static_assert(kLift == 0 || kLift == 7 || kLift == 60);
+    // What the sums of both products have to be multiplied by.
+    static constexpr float kScoreRest = kHalves    ? kE4m3HalfRest
+                                        : kGrouped ? E4m3Fields<Element>::kRest
+                                                   : 1.f;
+    static constexpr float kOutputRest = kHalves ? kE4m3HalfRest * kUnlift : kScoreRest;
     static constexpr int kLatentBytes = kBytes ? 1 : 2;
     static constexpr int kRopeBytes = Format == CacheFormat::e4m3 ? 1 : 2;
     // Of a cache row: where the scales and the rotary values begin.

@@ -110,7 +110,7 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void decode_kernel(
         };
         const auto add_values = [&](int tile, bool rescale) {
             if (rescale) rescale_output();
-            if (!C::kBytes && p.causal &&
+            if (!C::kGrouped && p.causal &&
                 (tile + 1) * C::kTokens > ptx::ld_shared_s32(ptx::shared_address(&item.unmasked)) &&
                 item.q_len > 1) {
                 // Row groups clear for each other what both have made scores of.

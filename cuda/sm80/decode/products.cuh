@@ -9,7 +9,6 @@
 #include <type_traits>
 
 #include "config.cuh"
-#include "formats/e4m3_words.cuh"
 #include "place.cuh"
 #include "ptx/sm80.cuh"
 
@@ -19,6 +18,19 @@ namespace mla::sm80::decode {
 template <class C>
 struct QueryFragments {
     uint32_t words[C::kWarpTiles][C::kSteps + 1][4];
+    // Of rows that became f16, the powers of two that their scores are to be multiplied by: two
+    // exponents as f32 has them, in one register.
+    static constexpr bool kConverted =
+        C::kHalves && std::is_same_v<typename C::Element, __nv_bfloat16>;
+    uint32_t exponents[C::kWarpTiles];
+
+    // What scores of row lane / 4 or 8 + lane / 4 of 16 are to be multiplied by.
+    __device__ float rest(int tile, int half) const {
+        if constexpr (kConverted)
+            return __uint_as_float(exponents[tile] << (half ? 15 : 23) & 0x7f800000u);
+        else
+            return C::kScoreRest;
+    }
 
     // `row_of(r)` answers the latent and rotary pointers of row r of the warp, null without a row.
     template <typename RowOf>
@@ -42,10 +54,46 @@ struct QueryFragments {
                     words[tile][step][half] = pair.x;
                     words[tile][step][half + 2] = pair.y;
                 }
+                if constexpr (kConverted) convert(tile, half);
             }
     }
 
   private:
+    // Makes f16 of a row of bf16: its greatest value comes to lie below 2^15, so that what f16 has no
+    // bits for is below 2^-39 of that.
+    __device__ void convert(int tile, int half) {
+        uint32_t greatest = 0;
+#pragma unroll
+        for (int step = 0; step <= C::kSteps; ++step)
+#pragma unroll
+            for (int i = half; i < 4; i += 2) {
+                const uint32_t word = words[tile][step][i];
+                greatest = max(greatest, max(word & 0x7fff, word >> 16 & 0x7fff));
+            }
+        greatest = max(greatest, __shfl_xor_sync(~0u, greatest, 1));
+        greatest = max(greatest, __shfl_xor_sync(~0u, greatest, 2));
+        // Exponents as f32 has them.
+        const uint32_t up = min(268 - (greatest >> 7), 253u);
+        const float factor = __uint_as_float(up << 23);
+        const uint32_t down = 254 - up + kE4m3HalfRestLog2;
+        exponents[tile] = half ? exponents[tile] | down << 8 : down;
+#pragma unroll
+        for (int step = 0; step <= C::kSteps; ++step)
+#pragma unroll
+            for (int i = half; i < 4; i += 2) {
+                uint32_t& word = words[tile][step][i];
+                word = ptx::cvt_rn_x2<__half>(__uint_as_float(word << 16) * factor,
+                                              __uint_as_float(word & 0xffff0000u) * factor);
+            }
+    }
+
+    __device__ static uint32_t lifted(uint32_t pair) {
+        using T = typename C::Element;
+        if constexpr (!C::kGrouped || C::kLift == 0)
+            return pair;
+        else
+            return ptx::mul_rn_x2<T>(pair, E4m3Fields<T>::kLiftWord);
+    }
     // Of 16 columns, the four that belong to this lane.
     __device__ static uint2 load_step(const char* from, bool bytes) {
         const int quad = threadIdx.x & 3;
@@ -54,7 +102,7 @@ struct QueryFragments {
             return {words[quad], words[quad + 4]};
         }
         const uint2 v = reinterpret_cast<const uint2*>(from)[quad];
-        return {(v.x & 0xffff) | (v.y << 16), (v.x >> 16) | (v.y & 0xffff0000)};
+        return {lifted((v.x & 0xffff) | (v.y << 16)), lifted((v.x >> 16) | (v.y & 0xffff0000))};
     }
 };
 
@@ -66,7 +114,7 @@ struct Scores {
 
 template <class C>
 class Products {
-    using T = typename C::Element;
+    using T = typename C::Operand;
 
   public:
     __device__ Products(const KernelParams& p, const Place& place) : p_(p), place_(place) {}
@@ -74,8 +122,8 @@ class Products {
     // Of tokens 16 * unit to 16 * unit + 15 of the stage.
     __device__ void scores(const QueryFragments<C>& q, uint32_t stage, int unit,
                            Scores<C>& s) const {
-        // Two sums where one would make a chain of few, long steps.
-        constexpr int kSums = C::kWarpTiles == 1 ? 2 : 1;
+        // Two sums where one would make a chain of few, long steps, and there are registers for them.
+        constexpr int kSums = C::kWarpTiles == 1 && !C::kHalves ? 2 : 1;
         const uint32_t from = stage + unit * 16 * p_.pitch;
         const int row = C::kBytes ? by_rows() : by_chunks();
         const uint32_t keys = from + row + column_bytes();
@@ -123,8 +171,9 @@ class Products {
                 for (int i = 0; i < 4; ++i) {
                     s.x[tile][block][i] = sums[0][tile][block][i];
                     if constexpr (kSums == 2) s.x[tile][block][i] += sums[1][tile][block][i];
+                    if constexpr (C::kHalves) s.x[tile][block][i] *= q.rest(tile, i / 2);
                 }
-        if constexpr (C::kBytes)
+        if constexpr (C::kBytes && !kConvertsNan)
             if (__any_sync(~0u, ((nan[0] | nan[1]) & 0x80808080u) != 0)) spread_nan(s, nan);
     }
 
@@ -137,19 +186,16 @@ class Products {
 
     // Makes zeros of what is no finite number in this warp's columns, each row group of a share of
     // the tokens. Rows that see such a token have a score of NaN already; P of the others is 0, and
-    // 0 times NaN would be NaN. Bytes that are NaN are taken for a number in this product.
+    // 0 times NaN would be NaN. Grouped bytes that are NaN are taken for a number in this product.
     __device__ void clear_nonfinite(char* stage, int row_group) const {
-        if constexpr (!C::kBytes) {
-            constexpr int kChunks = C::kColumns / 8;
-            constexpr uint32_t exponent = std::is_same_v<T, __half> ? 0x7c00 : 0x7f80;
+        if constexpr (!C::kGrouped) {
+            constexpr int kChunks = C::kColumns * C::kLatentBytes / 16;
             const int lane = place_.lane();
             for (int i = row_group * 32 + lane; i < C::kTokens * kChunks; i += 32 * C::kRowGroups) {
                 char* at = stage + i / kChunks * p_.pitch + column_bytes() + i % kChunks * 16;
                 const uint4 v = *reinterpret_cast<const uint4*>(at);
                 bool finite = true;
-                for (uint32_t word : {v.x, v.y, v.z, v.w})
-                    finite = finite && (word & exponent) != exponent &&
-                             (word >> 16 & exponent) != exponent;
+                for (uint32_t word : {v.x, v.y, v.z, v.w}) finite = finite && is_finite(word);
                 if (!finite) *reinterpret_cast<uint4*>(at) = uint4{0, 0, 0, 0};
             }
             __syncwarp();
@@ -181,8 +227,9 @@ class Products {
 #pragma unroll
                     for (int half = 0; half < 2; ++half) {
                         const uint32_t low = words[2 * half], high = words[2 * half + 1];
-                        const uint32_t even[2] = {e4m3_even<T>(low), e4m3_even<T>(high)};
-                        const uint32_t odd[2] = {e4m3_odd<T>(low), e4m3_odd<T>(high)};
+                        uint32_t even[2], odd[2];
+                        operands(low, even[0], odd[0]);
+                        operands(high, even[1], odd[1]);
 #pragma unroll
                         for (int tile = 0; tile < C::kWarpTiles; ++tile) {
                             ptx::mma_m16n8k16<T>(o[tile][pair * 4 + half * 2], a[tile], even[0],
@@ -204,6 +251,30 @@ class Products {
     }
 
   private:
+    // Whether a byte that is NaN makes a score that is.
+    static constexpr bool kConvertsNan = C::kHalves && kE4m3Instruction;
+
+    __device__ static bool is_finite(uint32_t word) {
+        if constexpr (C::kBytes) {
+            uint32_t nan = 0;
+            e4m3_note_nan(nan, word);
+            return (nan & 0x80808080u) == 0;
+        } else {
+            constexpr uint32_t exponent = std::is_same_v<T, __half> ? 0x7c00 : 0x7f80;
+            return (word & exponent) != exponent && (word >> 16 & exponent) != exponent;
+        }
+    }
+
+    // The operands of four bytes: those at even places and those at odd ones.
+    __device__ static void operands(uint32_t word, uint32_t& even, uint32_t& odd) {
+        if constexpr (C::kHalves) {
+            e4m3_halves(word, even, odd);
+        } else {
+            even = e4m3_even<T>(word);
+            odd = e4m3_odd<T>(word);
+        }
+    }
+
     __device__ static uint32_t half_of_bf16(uint32_t pair) {
         return ptx::cvt_rn_x2<__half>(__uint_as_float(pair << 16),
                                       __uint_as_float(pair & 0xffff0000u));
@@ -251,8 +322,9 @@ class Products {
     __device__ static void multiply_bytes(float (&sums)[C::kWarpTiles][2][4],
                                           const QueryFragments<C>& q, int step, int block,
                                           uint32_t word, uint32_t (&nan)[2]) {
-        e4m3_note_nan(nan[block], word);
-        const uint32_t b0 = e4m3_even<T>(word), b1 = e4m3_odd<T>(word);
+        if constexpr (!kConvertsNan) e4m3_note_nan(nan[block], word);
+        uint32_t b0, b1;
+        operands(word, b0, b1);
 #pragma unroll
         for (int tile = 0; tile < C::kWarpTiles; ++tile)
             ptx::mma_m16n8k16<T>(sums[tile][block], q.words[tile][step], b0, b1);
@@ -267,7 +339,8 @@ class Products {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 const int token = block * 8 + quad * 2 + i;
-                const float scale = ptx::ld_shared_f32(from + token * p_.pitch + C::kScaleOffset +
+                const float scale =
+                    C::kScoreRest * ptx::ld_shared_f32(from + token * p_.pitch + C::kScaleOffset +
                                                        place_.column_group() * 4);
 #pragma unroll
                 for (int sum = 0; sum < kSums; ++sum)

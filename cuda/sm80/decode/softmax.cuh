@@ -42,6 +42,14 @@ __device__ __forceinline__ float mask_scores(float (&x)[kBlocks][kWidth], int be
     return maximum;
 }
 
+// Leaves a row's maximum and sum, which were lifted, as they are.
+template <class C>
+__device__ __forceinline__ void put_statistics(typename C::Statistics& statistics, int row,
+                                               float maximum, float sum) {
+    statistics.rows.maximum[row] = maximum + C::kLift;
+    statistics.rows.sum[row] = sum * C::kUnlift;
+}
+
 // Of a masked token, whose scale may be NaN, 0.
 __device__ __forceinline__ float scaled_probability(float p, float scale) {
     return p == 0.f ? 0.f : p * scale;
@@ -107,7 +115,7 @@ class RegisterSoftmax {
             const Mask mask = {tile.masked ? limit_of(half * 8 + lane / 4) : 0, tile.valid};
             const float maximum =
                 quad_maximum(mask_scores(x, half * 2, tile.masked, mask, tile.first));
-            rescale_[half] = rows_[half].raise(maximum * p.scale_log2);
+            rescale_[half] = rows_[half].raise(maximum * p.scale_log2 - C::kLift);
 #pragma unroll
             for (int block = 0; block < C::kBlocks; ++block)
 #pragma unroll
@@ -131,7 +139,7 @@ class RegisterSoftmax {
 #pragma unroll
             for (int half = 0; half < 2; ++half)
                 p_[block / 2][block % 2 * 2 + half] =
-                    ptx::cvt_rn_x2<typename C::Element>(x[block][half * 2], x[block][half * 2 + 1]);
+                    ptx::cvt_rn_x2<typename C::Operand>(x[block][half * 2], x[block][half * 2 + 1]);
         return rescale_[0] != 1.f || rescale_[1] != 1.f;
     }
 
@@ -149,10 +157,8 @@ class RegisterSoftmax {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const float sum = quad_sum(rows_[half].sum);
-            if (column_group_ == 0 && lane % 4 == 0) {
-                statistics.rows.maximum[half * 8 + lane / 4] = rows_[half].maximum;
-                statistics.rows.sum[half * 8 + lane / 4] = sum;
-            }
+            if (column_group_ == 0 && lane % 4 == 0)
+                put_statistics<C>(statistics, half * 8 + lane / 4, rows_[half].maximum, sum);
         }
     }
 
@@ -215,7 +221,7 @@ class SharedSoftmax {
         }
         const Mask mask = {tile.masked ? limit_of(row) : 0, tile.valid};
         const float maximum = quad_maximum(mask_scores(x, 0, tile.masked, mask, tile.first));
-        const float factor = row_.raise(maximum * p.scale_log2);
+        const float factor = row_.raise(maximum * p.scale_log2 - C::kLift);
         if (lane % 4 == 0) rescales()[row] = factor;
 #pragma unroll
         for (int block = 0; block < C::kBlocks; ++block) {
@@ -233,7 +239,7 @@ class SharedSoftmax {
                 char* to = probabilities() + copy * (C::kRows * C::kProbabilityPitch) +
                            C::probability_offset(row, block) + lane % 4 * 4;
                 *reinterpret_cast<uint32_t*>(to) =
-                    ptx::cvt_rn_x2<typename C::Element>(scaled.x, scaled.y);
+                    ptx::cvt_rn_x2<typename C::Operand>(scaled.x, scaled.y);
             }
         }
         return factor != 1.f;
@@ -255,10 +261,7 @@ class SharedSoftmax {
     __device__ void finish(typename C::Statistics& statistics) {
         const int lane = place_.lane(), row = first_row() + column_group() * 8 + lane / 4;
         const float sum = quad_sum(row_.sum);
-        if (lane % 4 == 0) {
-            statistics.rows.maximum[row] = row_.maximum;
-            statistics.rows.sum[row] = sum;
-        }
+        if (lane % 4 == 0) put_statistics<C>(statistics, row, row_.maximum, sum);
     }
 
   private:
