@@ -35,8 +35,7 @@ constexpr int kConsumerWarps = kQueries / kWarpRows;
 // Partial results that the workspace has room for, for each SM: so many items of divided tiles.
 constexpr int kSlotsPerSm = 3;
 // Named barriers, at which the warps of all consumers meet; and at the start, one for all warps but
-// the scheduler's, and one for that warp and the one that sets up. 0 is __syncthreads', which
-// synccheck expects all warps at.
+// the scheduler's, and one for that warp and the one that sets up. 0 is __syncthreads'.
 enum class BarrierId : int {
     turn = 1,                     // one for each consumer's turn
     combine = turn + kConsumers,  // for combining
