@@ -41,7 +41,9 @@ impl IndexDevice for Cuda {
             Some((from, to)) => Some(queries_params(config, from, to)?),
             None => None,
         };
-        let given = queries.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        let given = queries
+            .as_ref()
+            .map_or(std::ptr::null(), std::ptr::from_ref);
         self.bind()?;
         // SAFETY: as above, of all three; caches and quantised queries are borrowed mutably, so they are
         // apart from each other and from all that is read.
