@@ -247,12 +247,12 @@ mod gpu {
                         let table = ArrayRef::new(table.bytes(), layout.pages)?;
                         gpu.gather_cache(
                             CacheRef::new(cache.bytes(), layout)?,
-                            GatherRows {
-                                block_table: BlockTable::new(table, segments, max_pages)?,
-                                token_starts: ArrayRef::new(token_starts.bytes(), segments)?,
-                                row_starts: ArrayRef::new(row_starts.bytes(), segments + 1)?,
+                            GatherRows::new(
+                                BlockTable::new(table, segments, max_pages)?,
+                                ArrayRef::new(token_starts.bytes(), segments)?,
+                                ArrayRef::new(row_starts.bytes(), segments + 1)?,
                                 rows,
-                            },
+                            ),
                             output(&mut latent, contiguous(DType::BF16, [rows, 1, 512]))?,
                             output(&mut rope, contiguous(DType::BF16, [rows, 1, 64]))?,
                         )

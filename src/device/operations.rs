@@ -449,6 +449,7 @@ pub(crate) fn rows_params(
         slots,
         cache,
         rotary,
+        ..
     } = rows;
     let rotation = rotary.as_ref().map(|rotary| (rotary, query));
     write_params(latent, rope, slots, cache, rotation)

@@ -463,12 +463,12 @@ fn run_expansion<D: Device>(
     let (mut latent, mut rope) = (On::new(device, &case.latent)?, On::new(device, &case.rope)?);
     let segments = case.token_starts.len();
     let cache = CacheRef::new(D::bytes(&cache), case.layout)?;
-    let rows = GatherRows {
-        block_table: BlockTable::new(indices(&table, case.table.len())?, segments, case.max_pages)?,
-        token_starts: indices(&token_starts, segments)?,
-        row_starts: indices(&row_starts, segments + 1)?,
-        rows: case.rows(),
-    };
+    let rows = GatherRows::new(
+        BlockTable::new(indices(&table, case.table.len())?, segments, case.max_pages)?,
+        indices(&token_starts, segments)?,
+        indices(&row_starts, segments + 1)?,
+        case.rows(),
+    );
     match expansion {
         None => device.gather_cache(cache, rows, latent.write()?, rope.write()?)?,
         Some((weights, to)) => {
@@ -976,12 +976,12 @@ fn offsets_go_beyond_31_bits_of_elements() {
     );
     gpu.gather_cache(
         CacheRef::new(cache.bytes(), layout).unwrap(),
-        GatherRows {
-            block_table: BlockTable::new(indices(&table, count).unwrap(), count, 1).unwrap(),
-            token_starts: indices(&token_starts, count).unwrap(),
-            row_starts: indices(&row_starts, count + 1).unwrap(),
-            rows: count,
-        },
+        GatherRows::new(
+            BlockTable::new(indices(&table, count).unwrap(), count, 1).unwrap(),
+            indices(&token_starts, count).unwrap(),
+            indices(&row_starts, count + 1).unwrap(),
+            count,
+        ),
         got_latent.write().unwrap(),
         got_rope.write().unwrap(),
     )
@@ -1066,12 +1066,12 @@ fn offsets_go_beyond_31_bits_of_elements() {
         .map(|list| upload(gpu, bytemuck::cast_slice(&list)).unwrap());
     gpu.gather_cache(
         CacheRef::new(small.bytes(), layout).unwrap(),
-        GatherRows {
-            block_table: BlockTable::new(indices(&lists[0], 2).unwrap(), 2, 1).unwrap(),
-            token_starts: indices(&lists[1], 2).unwrap(),
-            row_starts: indices(&lists[2], 3).unwrap(),
-            rows: 2,
-        },
+        GatherRows::new(
+            BlockTable::new(indices(&lists[0], 2).unwrap(), 2, 1).unwrap(),
+            indices(&lists[1], 2).unwrap(),
+            indices(&lists[2], 3).unwrap(),
+            2,
+        ),
         TensorMut::new(cache.bytes_mut(), wide).unwrap(),
         on_rope.write().unwrap(),
     )
@@ -1217,12 +1217,12 @@ impl Step {
         let [table, token_starts, row_starts] = &self.lists;
         gpu.gather_cache(
             CacheRef::new(self.cache.bytes(), Self::CACHE)?,
-            GatherRows {
-                block_table: BlockTable::new(indices(table, 8)?, 1, 8)?,
-                token_starts: indices(token_starts, 1)?,
-                row_starts: indices(row_starts, 2)?,
-                rows: Self::ROWS,
-            },
+            GatherRows::new(
+                BlockTable::new(indices(table, 8)?, 1, 8)?,
+                indices(token_starts, 1)?,
+                indices(row_starts, 2)?,
+                Self::ROWS,
+            ),
             self.latent.write()?,
             self.rope.write()?,
         )?;

@@ -158,16 +158,16 @@ impl World {
         let keys_layout = Layout::contiguous(self.dtype, [count, 1, WIDTH]);
         device.write_index_keys(
             &self.config,
-            IndexKeys {
-                keys: TensorRef::new(D::bytes(&keys), keys_layout)?,
-                norm: LayerNorm::new(
+            IndexKeys::new(
+                TensorRef::new(D::bytes(&keys), keys_layout)?,
+                LayerNorm::new(
                     TensorRef::new(D::bytes(&weight), norm)?,
                     TensorRef::new(D::bytes(&bias), norm)?,
                 ),
-                rotary: Some(self.rotary(&positions, count, [&tables[0], &tables[1]])?),
-                slots: ArrayRef::new(D::bytes(&slots), count)?,
-                cache: IndexCacheMut::new(D::bytes_mut(&mut cache), self.layout)?,
-            },
+                ArrayRef::new(D::bytes(&slots), count)?,
+                IndexCacheMut::new(D::bytes_mut(&mut cache), self.layout)?,
+            )
+            .with_rotary(self.rotary(&positions, count, [&tables[0], &tables[1]])?),
         )?;
         download(device, &cache, self.layout.pages * self.layout.page_stride)
     }
@@ -185,15 +185,15 @@ impl World {
         let of_weights = Layout::contiguous(DType::F32, [tokens, 1, heads]);
         device.quantise_index_queries(
             &self.config,
-            IndexQueryInput {
-                queries: TensorRef::new(D::bytes(&queries), Layout::contiguous(self.dtype, shape))?,
-                weights: TensorRef::new(D::bytes(&head_weights), of_weights)?,
-                rotary: Some(self.rotary(&positions, tokens, [&tables[0], &tables[1]])?),
-            },
-            IndexQueriesMut {
-                values: D::bytes_mut(&mut values),
-                weights: TensorMut::new(D::bytes_mut(&mut weights), of_weights)?,
-            },
+            IndexQueryInput::new(
+                TensorRef::new(D::bytes(&queries), Layout::contiguous(self.dtype, shape))?,
+                TensorRef::new(D::bytes(&head_weights), of_weights)?,
+            )
+            .with_rotary(self.rotary(&positions, tokens, [&tables[0], &tables[1]])?),
+            IndexQueriesMut::new(
+                D::bytes_mut(&mut values),
+                TensorMut::new(D::bytes_mut(&mut weights), of_weights)?,
+            ),
         )?;
         Ok([
             download(device, &values, tokens * heads * WIDTH)?,
@@ -210,8 +210,8 @@ impl World {
         let [lens, starts, tables] =
             [&self.lens, &self.starts, &self.tables].map(|a| upload(device, &bytes_of(a)).unwrap());
         let entries = ArrayRef::new(D::bytes(&tables), self.tables.len())?;
-        work(&IndexRows {
-            batch: DecodeBatch::new(
+        work(&IndexRows::new(
+            DecodeBatch::new(
                 BlockTable::new(entries, self.requests, self.max_pages)?,
                 (ArrayRef::new(D::bytes(&lens), self.requests)?, self.columns),
                 (
@@ -219,9 +219,8 @@ impl World {
                     self.tokens,
                 ),
             ),
-            tokens: 0..self.tokens,
-            in_turn: false,
-        })
+            0..self.tokens,
+        ))
     }
 
     /// Logits of quantised queries over a cache; NaN where nothing is written.
@@ -239,10 +238,10 @@ impl World {
         self.rows(device, |rows| {
             device.index_logits(
                 self.config.dims,
-                IndexQueries {
-                    values: D::bytes(&values),
-                    weights: TensorRef::new(D::bytes(&weights), of_weights)?,
-                },
+                IndexQueries::new(
+                    D::bytes(&values),
+                    TensorRef::new(D::bytes(&weights), of_weights)?,
+                ),
                 IndexCacheRef::new(D::bytes(&cache), self.layout)?,
                 rows,
                 TensorMut::new(D::bytes_mut(&mut logits), layout)?,
@@ -264,7 +263,7 @@ impl World {
                 TensorRef::new(D::bytes(&logits), layout)?,
                 rows,
                 PAGE,
-                SlotListsMut { slots, width },
+                SlotListsMut::new(slots, width),
             )
         })?;
         let bytes = download(device, &lists, self.tokens * width * 4)?;

@@ -326,13 +326,13 @@ impl<D: IndexDevice> Indexed<D> {
                 };
                 device.write_index_keys(
                     self.indexer.config(),
-                    IndexKeys {
-                        keys: keys.view()?,
-                        norm: LayerNorm::new(self.norm[0].view()?, self.norm[1].view()?),
-                        rotary,
-                        slots: ArrayRef::new(D::bytes(&slots), block.len())?,
-                        cache: IndexCacheMut::new(D::bytes_mut(&mut self.cache), self.layout)?,
-                    },
+                    IndexKeys::new(
+                        keys.view()?,
+                        LayerNorm::new(self.norm[0].view()?, self.norm[1].view()?),
+                        ArrayRef::new(D::bytes(&slots), block.len())?,
+                        IndexCacheMut::new(D::bytes_mut(&mut self.cache), self.layout)?,
+                    )
+                    .with_rotary(rotary),
                 )?;
                 // The block's memory is given back here.
                 device.synchronize()?;

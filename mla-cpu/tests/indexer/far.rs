@@ -41,24 +41,24 @@ fn logits(pages: usize, tables: [i32; 2]) -> (Vec<f32>, [Vec<u32>; 2]) {
     // Zeros that nobody writes need no memory.
     let mut cache = vec![0u32; pages * layout.page_stride / 4];
     let cpu = Cpu::new();
-    let keys = IndexKeys {
-        keys: TensorRef::from_slice(&keys, [TOKENS, 1, WIDTH]).unwrap(),
-        norm: LayerNorm::new(
+    let keys = IndexKeys::new(
+        TensorRef::from_slice(&keys, [TOKENS, 1, WIDTH]).unwrap(),
+        LayerNorm::new(
             TensorRef::from_slice(&weight, [1, 1, WIDTH]).unwrap(),
             TensorRef::from_slice(&bias, [1, 1, WIDTH]).unwrap(),
         ),
-        rotary: Some(rotary.view()),
-        slots: ArrayRef::from_slice(&slots),
-        cache: IndexCacheMut::new(bytemuck::cast_slice_mut(&mut cache), layout).unwrap(),
-    };
+        ArrayRef::from_slice(&slots),
+        IndexCacheMut::new(bytemuck::cast_slice_mut(&mut cache), layout).unwrap(),
+    )
+    .with_rotary(rotary.view());
     cpu.write_index_keys(&config, keys).unwrap();
     let mut logits = vec![f32::NAN; TOKENS];
     cpu.index_logits(
         config.dims,
-        IndexQueries {
-            values: &queries,
-            weights: TensorRef::from_slice(&weights, [1, 1, heads]).unwrap(),
-        },
+        IndexQueries::new(
+            &queries[..],
+            TensorRef::from_slice(&weights, [1, 1, heads]).unwrap(),
+        ),
         IndexCacheRef::new(bytemuck::cast_slice(&cache), layout).unwrap(),
         &batch.view(0..1),
         TensorMut::from_slice(&mut logits, [1, 1, TOKENS]).unwrap(),

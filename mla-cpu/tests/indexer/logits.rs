@@ -76,10 +76,10 @@ impl World {
         Cpu::new()
             .index_logits(
                 self.dims,
-                IndexQueries {
+                IndexQueries::new(
                     values,
-                    weights: TensorRef::from_slice(weights, [rows, 1, heads]).unwrap(),
-                },
+                    TensorRef::from_slice(weights, [rows, 1, heads]).unwrap(),
+                ),
                 IndexCacheRef::new(self.bytes(), self.layout).unwrap(),
                 &self.batch.view(tokens),
                 TensorMut::new(bytemuck::cast_slice_mut(&mut logits), layout).unwrap(),
@@ -189,10 +189,10 @@ fn refusals_name_the_field() {
         let error = Cpu::new()
             .index_logits(
                 dims,
-                IndexQueries {
-                    values: &world.queries,
-                    weights: TensorRef::from_slice(&world.weights, [1, 1, 32]).unwrap(),
-                },
+                IndexQueries::new(
+                    &world.queries[..],
+                    TensorRef::from_slice(&world.weights, [1, 1, 32]).unwrap(),
+                ),
                 IndexCacheRef::new(world.bytes(), layout).unwrap(),
                 &batch.view(0..1),
                 TensorMut::from_slice(&mut logits, [1, 1, columns]).unwrap(),

@@ -85,15 +85,14 @@ impl Batch {
 
     fn view(&self, tokens: std::ops::Range<usize>) -> IndexRows<'_, Cpu> {
         let tables = ArrayRef::from_slice(&self.tables);
-        IndexRows {
-            batch: DecodeBatch::new(
+        IndexRows::new(
+            DecodeBatch::new(
                 BlockTable::new(tables, self.lens.len(), self.max_pages).unwrap(),
                 (ArrayRef::from_slice(&self.lens), self.longest()),
                 (ArrayRef::from_slice(&self.starts), 1),
             ),
             tokens,
-            in_turn: false,
-        }
+        )
     }
 }
 

@@ -68,19 +68,19 @@ fn keys_are_normalised_rotated_and_rounded_into_their_slots() {
         Cpu::new()
             .write_index_keys(
                 &config,
-                IndexKeys {
-                    keys: match bf16_keys {
+                IndexKeys::new(
+                    match bf16_keys {
                         true => TensorRef::from_slice(&narrow, [tokens, 1, width]).unwrap(),
                         false => TensorRef::from_slice(&keys, [tokens, 1, width]).unwrap(),
                     },
-                    norm: LayerNorm::new(
+                    LayerNorm::new(
                         TensorRef::from_slice(&weight, [1, 1, width]).unwrap(),
                         TensorRef::from_slice(&bias, [1, 1, width]).unwrap(),
                     ),
-                    rotary: Some(tables.view()),
-                    slots: ArrayRef::from_slice(&slots),
-                    cache: IndexCacheMut::new(&mut *cache, layout).unwrap(),
-                },
+                    ArrayRef::from_slice(&slots),
+                    IndexCacheMut::new(&mut *cache, layout).unwrap(),
+                )
+                .with_rotary(tables.view()),
             )
             .unwrap();
         let bias: Vec<f64> = bias.iter().map(|x| x.to_f64()).collect();
@@ -135,15 +135,15 @@ fn queries_are_rotated_and_rounded_and_their_scales_are_in_the_weights() {
         Cpu::new()
             .quantise_index_queries(
                 &config,
-                IndexQueryInput {
-                    queries: TensorRef::from_slice(&queries, [tokens, heads, width]).unwrap(),
-                    weights: TensorRef::from_slice(&weights, [tokens, 1, heads]).unwrap(),
-                    rotary: Some(tables.view()),
-                },
-                IndexQueriesMut {
-                    values: &mut values,
-                    weights: TensorMut::from_slice(&mut scaled, [tokens, 1, heads]).unwrap(),
-                },
+                IndexQueryInput::new(
+                    TensorRef::from_slice(&queries, [tokens, heads, width]).unwrap(),
+                    TensorRef::from_slice(&weights, [tokens, 1, heads]).unwrap(),
+                )
+                .with_rotary(tables.view()),
+                IndexQueriesMut::new(
+                    &mut values[..],
+                    TensorMut::from_slice(&mut scaled, [tokens, 1, heads]).unwrap(),
+                ),
             )
             .unwrap();
         for at in 0..tokens * heads {
@@ -168,15 +168,14 @@ fn without_a_rotation_nothing_turns() {
     Cpu::new()
         .quantise_index_queries(
             &config,
-            IndexQueryInput {
-                queries: TensorRef::from_slice(&queries, [1, 1, 8]).unwrap(),
-                weights: TensorRef::from_slice(&[3.0f32], [1, 1, 1]).unwrap(),
-                rotary: None,
-            },
-            IndexQueriesMut {
-                values: &mut values,
-                weights: TensorMut::from_slice(&mut scaled, [1, 1, 1]).unwrap(),
-            },
+            IndexQueryInput::new(
+                TensorRef::from_slice(&queries, [1, 1, 8]).unwrap(),
+                TensorRef::from_slice(&[3.0f32], [1, 1, 1]).unwrap(),
+            ),
+            IndexQueriesMut::new(
+                &mut values[..],
+                TensorMut::from_slice(&mut scaled, [1, 1, 1]).unwrap(),
+            ),
         )
         .unwrap();
     assert_eq!(values.map(decode_e4m3), queries.map(f64::from));
@@ -194,16 +193,16 @@ fn refusals_name_the_field() {
     let refused = |keys: &[f32], width: usize, slots: &[i64], tables: &Tables, layout| {
         let mut cache = vec![0u32; 12];
         let cache = IndexCacheMut::new(bytemuck::cast_slice_mut(&mut cache), layout).unwrap();
-        let keys = IndexKeys {
-            keys: TensorRef::from_slice(keys, [2, 1, width]).unwrap(),
-            norm: LayerNorm::new(
+        let keys = IndexKeys::new(
+            TensorRef::from_slice(keys, [2, 1, width]).unwrap(),
+            LayerNorm::new(
                 TensorRef::from_slice(&ones, [1, 1, 8]).unwrap(),
                 TensorRef::from_slice(&ones, [1, 1, 8]).unwrap(),
             ),
-            rotary: Some(tables.view()),
-            slots: ArrayRef::from_slice(slots),
+            ArrayRef::from_slice(slots),
             cache,
-        };
+        )
+        .with_rotary(tables.view());
         let error = Cpu::new().write_index_keys(&config, keys).unwrap_err();
         error.to_string()
     };

@@ -48,10 +48,7 @@ fn select(batch: &Batch, logits: &[f32], width: usize) -> Vec<i32> {
             TensorRef::from_slice(logits, [1, tokens, columns]).unwrap(),
             &batch.view(0..tokens),
             batch.page_size,
-            SlotListsMut {
-                slots: bytemuck::cast_slice_mut(&mut lists),
-                width,
-            },
+            SlotListsMut::new(bytemuck::cast_slice_mut(&mut lists), width),
         )
         .unwrap();
     lists
@@ -160,10 +157,7 @@ fn refusals_name_the_field() {
                 TensorRef::from_slice(&[0.0f32; 5], [1, 1, 5]).unwrap(),
                 &batch.view(0..1),
                 page_size,
-                SlotListsMut {
-                    slots: bytes,
-                    width,
-                },
+                SlotListsMut::new(bytes, width),
             )
             .unwrap_err();
         error.to_string()

@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::lse::{LseConvention, LseMut, LseRef};
 use crate::plan::crossover::{GpuFigures, Machine};
 use crate::rotary::{Rotary, RotaryQuery};
+use crate::setters::options;
 use crate::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 
 pub use crate::views::memory::Memory;
@@ -17,6 +18,7 @@ pub use crate::views::memory::Memory;
 /// Which rows of the cache a gather reads, and where it puts them: segment `i` is the
 /// `row_starts[i+1] - row_starts[i]` tokens of request `i` of the block table from token
 /// `token_starts[i]` on; they go to output rows `row_starts[i] ..`.
+#[non_exhaustive]
 pub struct GatherRows<'a, D: Device> {
     /// The pages of the segments' requests, one row per segment.
     pub block_table: BlockTable<'a, D>,
@@ -27,6 +29,23 @@ pub struct GatherRows<'a, D: Device> {
     pub row_starts: ArrayRef<'a, D, i32>,
     /// The last entry of `row_starts`, which the host knows from planning.
     pub rows: usize,
+}
+
+impl<'a, D: Device> GatherRows<'a, D> {
+    /// Rows of these pages; `token_starts`, `row_starts` and `rows` as the fields say.
+    pub const fn new(
+        block_table: BlockTable<'a, D>,
+        token_starts: ArrayRef<'a, D, i32>,
+        row_starts: ArrayRef<'a, D, i32>,
+        rows: usize,
+    ) -> Self {
+        Self {
+            block_table,
+            token_starts,
+            row_starts,
+            rows,
+        }
+    }
 }
 
 impl<D: Device> GatherRows<'_, D> {
@@ -51,6 +70,7 @@ impl<D: Device> GatherRows<'_, D> {
 }
 
 /// The new tokens' cache rows, and where they go.
+#[non_exhaustive]
 pub struct CacheRows<'a, D: Device> {
     /// `[T, 1, L]`.
     pub latent: TensorRef<'a, D>,
@@ -62,6 +82,28 @@ pub struct CacheRows<'a, D: Device> {
     pub cache: CacheMut<'a, D>,
     /// The rotation that `rope` and the queries' rotary parts still need, if any.
     pub rotary: Option<Rotary<'a, D>>,
+}
+
+impl<'a, D: Device> CacheRows<'a, D> {
+    /// Rows that need no rotation, for these slots of `cache`.
+    pub const fn new(
+        latent: TensorRef<'a, D>,
+        rope: TensorRef<'a, D>,
+        slots: ArrayRef<'a, D, i64>,
+        cache: CacheMut<'a, D>,
+    ) -> Self {
+        Self {
+            latent,
+            rope,
+            slots,
+            cache,
+            rotary: None,
+        }
+    }
+
+    options! {
+        with_rotary(rotary: Rotary<'a, D>);
+    }
 }
 
 impl<D: Device> CacheRows<'_, D> {
@@ -99,6 +141,7 @@ impl<D: Device> CacheRows<'_, D> {
 }
 
 /// Queries on their way to the latent space, where the absorbed path takes them.
+#[non_exhaustive]
 pub struct AbsorbedQueries<'a, D: Device> {
     /// `[A, H, P + R]`.
     pub query: TensorRef<'a, D>,
@@ -106,6 +149,17 @@ pub struct AbsorbedQueries<'a, D: Device> {
     pub weights: TensorRef<'a, D>,
     /// `[A, H, L]`, or `[A, H, L + R]` where there is a rotation, whose result stands behind.
     pub to: TensorMut<'a, D>,
+}
+
+impl<'a, D: Device> AbsorbedQueries<'a, D> {
+    /// `query` by `weights` goes to `to`; shapes as the fields say.
+    pub const fn new(
+        query: TensorRef<'a, D>,
+        weights: TensorRef<'a, D>,
+        to: TensorMut<'a, D>,
+    ) -> Self {
+        Self { query, weights, to }
+    }
 }
 
 /// Two factors and where their product goes, as [`Device::gemm_weights`] takes them.

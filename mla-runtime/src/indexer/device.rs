@@ -8,6 +8,7 @@ use crate::device::{CacheRows, Device};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::rotary::{Rotary, RotaryQuery};
+use crate::setters::{options, setters};
 use crate::tensor::{ArrayRef, TensorMut, TensorRef};
 
 /// The LayerNorm of index keys: (x − mean) / √(variance + epsilon) · weight + bias.
@@ -35,6 +36,7 @@ impl<D: Device> Clone for LayerNorm<'_, D> {
 impl<D: Device> Copy for LayerNorm<'_, D> {}
 
 /// The new tokens' index keys on their way to the cache.
+#[non_exhaustive]
 pub struct IndexKeys<'a, D: Device> {
     /// `[T, 1, D]`, W_k · x: neither normalised nor rotated.
     pub keys: TensorRef<'a, D>,
@@ -48,7 +50,30 @@ pub struct IndexKeys<'a, D: Device> {
     pub cache: IndexCacheMut<'a, D>,
 }
 
+impl<'a, D: Device> IndexKeys<'a, D> {
+    /// Keys that need no rotation, for these slots of `cache`.
+    pub const fn new(
+        keys: TensorRef<'a, D>,
+        norm: LayerNorm<'a, D>,
+        slots: ArrayRef<'a, D, i64>,
+        cache: IndexCacheMut<'a, D>,
+    ) -> Self {
+        Self {
+            keys,
+            norm,
+            slots,
+            cache,
+            rotary: None,
+        }
+    }
+
+    options! {
+        with_rotary(rotary: Rotary<'a, D>);
+    }
+}
+
 /// Index queries before they are quantised.
+#[non_exhaustive]
 pub struct IndexQueryInput<'a, D: Device> {
     /// `[T, heads, D]`, W_qb · q_latent: not rotated.
     pub queries: TensorRef<'a, D>,
@@ -58,7 +83,23 @@ pub struct IndexQueryInput<'a, D: Device> {
     pub rotary: Option<Rotary<'a, D>>,
 }
 
+impl<'a, D: Device> IndexQueryInput<'a, D> {
+    /// Queries that need no rotation, and the weights of their heads.
+    pub const fn new(queries: TensorRef<'a, D>, weights: TensorRef<'a, D>) -> Self {
+        Self {
+            queries,
+            weights,
+            rotary: None,
+        }
+    }
+
+    options! {
+        with_rotary(rotary: Rotary<'a, D>);
+    }
+}
+
 /// Where quantised index queries go.
+#[non_exhaustive]
 pub struct IndexQueriesMut<'a, D: Device> {
     /// `[T, heads, D]` e4m3, without gaps.
     pub values: D::BytesMut<'a>,
@@ -67,7 +108,15 @@ pub struct IndexQueriesMut<'a, D: Device> {
     pub weights: TensorMut<'a, D>,
 }
 
+impl<'a, D: Device> IndexQueriesMut<'a, D> {
+    /// Where quantised queries and their weights go.
+    pub const fn new(values: D::BytesMut<'a>, weights: TensorMut<'a, D>) -> Self {
+        Self { values, weights }
+    }
+}
+
 /// Quantised index queries, as [`IndexQueriesMut`] has them.
+#[non_exhaustive]
 pub struct IndexQueries<'a, D: Device> {
     /// `[T, heads, D]` e4m3.
     pub values: D::Bytes<'a>,
@@ -75,7 +124,15 @@ pub struct IndexQueries<'a, D: Device> {
     pub weights: TensorRef<'a, D>,
 }
 
+impl<'a, D: Device> IndexQueries<'a, D> {
+    /// Quantised queries and their weights.
+    pub const fn new(values: D::Bytes<'a>, weights: TensorRef<'a, D>) -> Self {
+        Self { values, weights }
+    }
+}
+
 /// The query tokens of a selection: some of a batch's.
+#[non_exhaustive]
 pub struct IndexRows<'a, D: Device> {
     /// The requests, whose lengths say what each token sees: token i of n of a request with `len`
     /// tokens sees positions `0 .. len − n + i + 1`, and nothing if that is below 1.
@@ -89,12 +146,35 @@ pub struct IndexRows<'a, D: Device> {
     pub in_turn: bool,
 }
 
+impl<'a, D: Device> IndexRows<'a, D> {
+    /// These tokens of `batch`, not [`in_turn`](Self::in_turn).
+    pub const fn new(batch: DecodeBatch<'a, D>, tokens: Range<usize>) -> Self {
+        Self {
+            batch,
+            tokens,
+            in_turn: false,
+        }
+    }
+
+    setters! {
+        with_in_turn(in_turn: bool);
+    }
+}
+
 /// Where lists go: `[T, width]` i32, row-major without gaps.
+#[non_exhaustive]
 pub struct SlotListsMut<'a, D: Device> {
     /// The slots.
     pub slots: D::BytesMut<'a>,
     /// The entries of a list: topk.
     pub width: usize,
+}
+
+impl<'a, D: Device> SlotListsMut<'a, D> {
+    /// Lists of `width` slots each.
+    pub const fn new(slots: D::BytesMut<'a>, width: usize) -> Self {
+        Self { slots, width }
+    }
 }
 
 /// A device that can select what sparse attention attends to.

@@ -140,16 +140,16 @@ impl IndexBatch {
             );
             cpu.write_index_keys(
                 &self.config,
-                IndexKeys {
-                    keys: TensorRef::new(
+                IndexKeys::new(
+                    TensorRef::new(
                         Cpu::bytes(&keys),
                         Layout::contiguous(DType::BF16, [count, 1, WIDTH]),
                     )?,
-                    norm: norm(&engine.norm)?,
-                    rotary: Some(rotary),
-                    slots: ArrayRef::from_slice(&slots),
-                    cache: IndexCacheMut::new(Cpu::bytes_mut(&mut engine.cache), self.layout)?,
-                },
+                    norm(&engine.norm)?,
+                    ArrayRef::from_slice(&slots),
+                    IndexCacheMut::new(Cpu::bytes_mut(&mut engine.cache), self.layout)?,
+                )
+                .with_rotary(rotary),
             )?;
         }
         self.cache = download(&cpu, &engine.cache)?;

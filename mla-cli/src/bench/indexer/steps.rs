@@ -59,15 +59,14 @@ impl<D: IndexDevice> Scored<D> {
         let entries = ArrayRef::new(D::bytes(&self.tables), self.requests * self.max_pages)?;
         let lens = ArrayRef::new(D::bytes(&self.lens), self.requests)?;
         let starts = ArrayRef::new(D::bytes(&self.starts), self.requests + 1)?;
-        Ok(IndexRows {
-            batch: DecodeBatch::new(
+        Ok(IndexRows::new(
+            DecodeBatch::new(
                 BlockTable::new(entries, self.requests, self.max_pages)?,
                 (lens, self.longest),
                 (starts, self.query_len),
             ),
-            tokens: 0..self.rows,
-            in_turn: false,
-        })
+            0..self.rows,
+        ))
     }
 }
 
@@ -178,25 +177,24 @@ impl<D: IndexDevice + Stopwatch> Steps<D> {
         let slots = ArrayRef::new(D::bytes(&self.slots), tokens)?;
         let positions = ArrayRef::new(D::bytes(&self.positions), tokens)?;
         let rotary = rotary(positions, index.rotary.as_ref(), self.config.rotary);
-        let rows = CacheRows {
-            latent: call.latent.shorten(),
-            rope: call.rope.shorten(),
+        let rows = CacheRows::new(
+            call.latent.shorten(),
+            call.rope.shorten(),
             slots,
-            cache: call.cache.reborrow(),
-            rotary: None,
-        };
+            call.cache.reborrow(),
+        );
         let slots = ArrayRef::new(D::bytes(&self.slots), tokens)?;
         device.write_cache_and_index_keys(
             &self.config,
             rows,
             None,
-            IndexKeys {
-                keys: index.keys.shorten(),
-                norm: index.norm.shorten(),
-                rotary,
+            IndexKeys::new(
+                index.keys.shorten(),
+                index.norm.shorten(),
                 slots,
-                cache: index.cache.reborrow(),
-            },
+                index.cache.reborrow(),
+            )
+            .with_rotary(rotary),
             None,
         )
     }
@@ -219,15 +217,15 @@ impl<D: IndexDevice + Stopwatch> Steps<D> {
         let of_heads = Layout::contiguous(DType::F32, [rows, 1, heads]);
         device.quantise_index_queries(
             &self.config,
-            IndexQueryInput {
-                queries: TensorRef::new(D::bytes(&self.product), by_head)?,
-                weights: TensorRef::new(D::bytes(&self.head_weights), of_heads)?,
-                rotary,
-            },
-            IndexQueriesMut {
-                values: D::bytes_mut(&mut self.values),
-                weights: TensorMut::new(D::bytes_mut(&mut self.weights), of_heads)?,
-            },
+            IndexQueryInput::new(
+                TensorRef::new(D::bytes(&self.product), by_head)?,
+                TensorRef::new(D::bytes(&self.head_weights), of_heads)?,
+            )
+            .with_rotary(rotary),
+            IndexQueriesMut::new(
+                D::bytes_mut(&mut self.values),
+                TensorMut::new(D::bytes_mut(&mut self.weights), of_heads)?,
+            ),
         )
     }
 
@@ -242,10 +240,10 @@ impl<D: IndexDevice + Stopwatch> Steps<D> {
         let (_, _, index) = indexed.call()?;
         device.index_logits(
             self.config.dims,
-            IndexQueries {
-                values: D::bytes(&self.values),
-                weights: TensorRef::new(D::bytes(&self.weights), of_heads)?,
-            },
+            IndexQueries::new(
+                D::bytes(&self.values),
+                TensorRef::new(D::bytes(&self.weights), of_heads)?,
+            ),
             index.cache.as_ref(),
             &self.scored.batch()?,
             TensorMut::new(D::bytes_mut(&mut self.logits), layout)?,
@@ -259,10 +257,7 @@ impl<D: IndexDevice + Stopwatch> Steps<D> {
             TensorRef::new(D::bytes(&self.logits), layout)?,
             &self.scored.batch()?,
             self.page_size,
-            SlotListsMut {
-                slots: D::bytes_mut(&mut self.lists),
-                width,
-            },
+            SlotListsMut::new(D::bytes_mut(&mut self.lists), width),
         )
     }
 }
