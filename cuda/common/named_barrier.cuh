@@ -1,6 +1,7 @@
 // A named barrier of a CTA, by the enum that names those of a kernel, with how many threads meet there.
 #pragma once
 
+#include "../ptx/barrier.cuh"
 #include "../ptx/sm80.cuh"
 
 namespace mla {
@@ -8,6 +9,8 @@ namespace mla {
 template <auto id, int threads>
 struct NamedBarrier {
     __device__ static void sync() { ptx::bar_sync(int(id), threads); }
+    // The same for warps that come from different places in the code.
+    __device__ static void meet() { ptx::barrier_sync(int(id), threads); }
     // Counts a warp in that does not wait.
     __device__ static void arrive() { ptx::bar_arrive(int(id), threads); }
     // Whether `own` is true for any of the threads.

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "sm80.cuh"
+#include "sm89.cuh"
 
 namespace mla::ptx {
 
@@ -322,20 +323,6 @@ __device__ __forceinline__ void stmatrix_x4_trans(uint32_t address, uint32_t a, 
             address),
         "r"(a), "r"(b), "r"(c), "r"(d)
         : "memory");
-}
-
-// The four values of a word of e4m3, which f16 holds exactly.
-__device__ __forceinline__ uint2 cvt_f16x4_e4m3x4(uint32_t word) {
-    uint2 r;
-    asm("{\n"
-        ".reg .b16 low, high;\n"
-        "mov.b32 {low, high}, %2;\n"
-        "cvt.rn.f16x2.e4m3x2 %0, low;\n"
-        "cvt.rn.f16x2.e4m3x2 %1, high;\n"
-        "}\n"
-        : "=r"(r.x), "=r"(r.y)
-        : "r"(word));
-    return r;
 }
 
 // ------------------------------------------------------------------- registers and launches

@@ -310,7 +310,12 @@ proptest! {
         let mut got_rope = vec![77.0f32; (rows + 1) * r];
         cpu.gather_cache(
             CacheRef::new(&bytes[..], layout).unwrap(),
-            GatherRows::new(BlockTable::new(ArrayRef::from_slice(&table), lens.len(), max_pages).unwrap(), ArrayRef::from_slice(&token_starts), ArrayRef::from_slice(&row_starts), rows),
+            GatherRows::new(
+                BlockTable::new(ArrayRef::from_slice(&table), lens.len(), max_pages).unwrap(),
+                ArrayRef::from_slice(&token_starts),
+                ArrayRef::from_slice(&row_starts),
+                rows,
+            ),
             TensorMut::from_slice(&mut got_latent, [rows + 1, 1, l]).unwrap(),
             TensorMut::from_slice(&mut got_rope, [rows + 1, 1, r]).unwrap(),
         ).unwrap();

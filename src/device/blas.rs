@@ -89,9 +89,9 @@ impl Blas {
         let ([left, right], [batch, m, n, k]) = (product.factors, product.extents);
         let (alpha, beta) = (1f32, 0f32);
         // SAFETY: the layouts were checked to lie within their bytes, and the product's operands
-        // describe the same elements in the order that cuBLAS counts them. `alpha` and `beta` are on the host,
-        // of the compute type, and read before the call returns. The handle's stream and workspace
-        // live.
+        // describe the same elements in the order that cuBLAS counts them. `alpha` and `beta` are
+        // on the host, of the compute type, and read before the call returns. The handle's stream
+        // and workspace live.
         unsafe {
             sys::cublasGemmStridedBatchedEx_64(
                 handle.raw,

@@ -5,7 +5,8 @@
 //
 //     for request: for head: for split from the first keys on: for query tile from the last one up
 //
-// (where keys are hidden, with the last splits beside the first ones, see Head), so that all query tiles of a head go through the same keys at the same time, which L2 then holds.
+// (where keys are hidden, with the last splits beside the first ones, see Head), so that all query
+// tiles of a head go through the same keys at the same time, which L2 then holds.
 // A split of a request has the same length for all of its query tiles; where keys are hidden from
 // the upper ones, their last splits are shorter, or void. A query tile that has one split is stored
 // as it is; the splits of others leave partial results in the workspace, which are combined in the

@@ -91,11 +91,11 @@ __global__ void __launch_bounds__(kThreads, 1)
         }
         __syncwarp();
         if (warp == kSetupWarp) SetupBarrier::arrive();
-        StartBarrier::sync();
+        StartBarrier::meet();
         if (warp == kKeyWarp && lane == 0) producer.bring_keys_and_values();
         if (warp == kQueryWarp && lane == 0) producer.bring_queries();
     } else {
-        StartBarrier::sync();
+        StartBarrier::meet();
         ptx::setmaxnreg_inc<kConsumerRegisters>();
         Consumer<Tile>{p, maps, shared, warpgroup - 1, int(threadIdx.x % 128)}.run();
     }
