@@ -201,13 +201,9 @@ impl<D: IndexDevice> Indexer<D> {
         slots: ArrayRef<'b, D, i64>,
         positions: ArrayRef<'b, D, i64>,
     ) -> Result<IndexKeys<'b, D>> {
-        Ok(IndexKeys {
-            keys: call.keys.shorten(),
-            norm: call.norm.shorten(),
-            rotary: self.rotary(positions, call.rotary.as_ref()),
-            slots,
-            cache: call.cache.reborrow(),
-        })
+        let rotary = self.rotary(positions, call.rotary.as_ref());
+        let (keys, norm) = (call.keys.shorten(), call.norm.shorten());
+        Ok(IndexKeys::new(keys, norm, slots, call.cache.reborrow()).with_rotary(rotary))
     }
 
     /// The rotation of the step's tokens.
@@ -234,11 +230,7 @@ impl<D: IndexDevice> Indexer<D> {
         let dims = self.config.dims;
         let batch = workspace.decode_batch()?;
         let scored = self.scores(&batch);
-        let rows = IndexRows {
-            batch,
-            tokens: tokens.clone(),
-            in_turn: scored,
-        };
+        let rows = IndexRows::new(batch, tokens.clone()).with_in_turn(scored);
         let columns = own.needs.columns as usize;
         let logits = Layout::contiguous(DType::F32, [1, tokens.len(), columns]);
         if scored {
@@ -252,7 +244,7 @@ impl<D: IndexDevice> Indexer<D> {
         let (slots, _) = D::split_mut(lists, tokens.len() * width * 4);
         let logits = TensorRef::new(D::byte_range(D::freeze(&scratch), regions), logits)?;
         let page_size = self.problem.page_size as usize;
-        let lists = super::SlotListsMut { slots, width };
+        let lists = super::SlotListsMut::new(slots, width);
         self.device.select_slots(logits, &rows, page_size, lists)
     }
 
@@ -306,15 +298,12 @@ impl<D: IndexDevice> Indexer<D> {
             None => None,
         };
         quantise(
-            IndexQueryInput {
-                queries: projected.as_ref(),
-                weights: queries.head_weights.shorten().narrow(0, tokens)?,
-                rotary,
-            },
-            IndexQueriesMut {
-                values,
-                weights: TensorMut::new(weights, scaled)?,
-            },
+            IndexQueryInput::new(
+                projected.as_ref(),
+                queries.head_weights.shorten().narrow(0, tokens)?,
+            )
+            .with_rotary(rotary),
+            IndexQueriesMut::new(values, TensorMut::new(weights, scaled)?),
         )
     }
 
@@ -336,10 +325,7 @@ impl<D: IndexDevice> Indexer<D> {
         let weights = TensorMut::<D>::new(weights, scaled)?;
         self.device.index_logits(
             dims,
-            IndexQueries {
-                values: D::freeze(&values),
-                weights: weights.as_ref(),
-            },
+            IndexQueries::new(D::freeze(&values), weights.as_ref()),
             call.cache.as_ref(),
             rows,
             TensorMut::new(scores, logits)?,

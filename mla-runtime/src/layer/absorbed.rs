@@ -141,11 +141,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         let rotated = call.rotary.is_some();
         let concatenated = self.decode.spec().query_format == QueryFormat::Concatenated;
         {
-            let mut queries = AbsorbedQueries {
-                query: query.shorten(),
-                weights: call.weights.queries.shorten(),
-                to: to.reborrow(),
-            };
+            let weights = call.weights.queries.shorten();
+            let mut queries = AbsorbedQueries::new(query.shorten(), weights, to.reborrow());
             match absorbing {
                 Absorbing::Writing => {
                     let arrays = P::Device::shorten(arrays);

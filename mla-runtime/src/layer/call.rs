@@ -78,12 +78,8 @@ impl<D: Device> LayerCall<'_, D> {
         slots: ArrayRef<'a, D, i64>,
         positions: ArrayRef<'a, D, i64>,
     ) -> CacheRows<'a, D> {
-        CacheRows {
-            latent: self.latent.shorten(),
-            rope: self.rope.shorten(),
-            slots,
-            cache: self.cache.reborrow(),
-            rotary: self.rotary.as_ref().map(|rotary| rotary.at(positions)),
-        }
+        let rotary = self.rotary.as_ref().map(|rotary| rotary.at(positions));
+        let (latent, rope) = (self.latent.shorten(), self.rope.shorten());
+        CacheRows::new(latent, rope, slots, self.cache.reborrow()).with_rotary(rotary)
     }
 }

@@ -443,7 +443,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         let mut arena = Arena::<P::Device>::new(P::Device::bytes_mut(&mut workspace.scratch));
         let to = arena.take(&workspace.regions.absorbed_queries);
         let to = self.tensor(to, [tokens, heads, latent + rope])?;
-        let mut queries = AbsorbedQueries { query, weights, to };
+        let mut queries = AbsorbedQueries::new(query, weights, to);
         let rotation = queries.rotation(&rows)?;
         write(rows, rotation, positions)
     }

@@ -727,13 +727,12 @@ impl Step {
         Ok(StepChunk {
             chunk: None,
             tokens: self.expanded_starts[requests.start]..self.expanded_starts[requests.end],
-            gather: GatherRows {
-                block_table: self
-                    .block_table(arrays, first + requests.start..first + requests.end)?,
-                token_starts: all.range(start + 2 * count + 2..end)?,
-                row_starts: key_starts,
+            gather: GatherRows::new(
+                self.block_table(arrays, first + requests.start..first + requests.end)?,
+                all.range(start + 2 * count + 2..end)?,
+                key_starts,
                 rows,
-            },
+            ),
             query_starts: all.range(start..start + count + 1)?,
             key_starts,
             max_query_len: longest(&self.expanded_query_lens[requests]),
