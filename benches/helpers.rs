@@ -155,74 +155,63 @@ mod gpu {
         }
 
         fn writes(&mut self) -> Result<()> {
-            let gpu = self.gpu.clone();
             for tokens in [128usize, 8192, 65536] {
                 for format in [KvFormat::BF16, KvFormat::Fp8, KvFormat::Fp8DsMla] {
                     for heads in [None, Some(16)] {
-                        let layout =
-                            CacheLayout::contiguous(DIMS, format, tokens.div_ceil(PAGE) + 7, PAGE);
-                        let pages = shuffled_pages(layout.pages);
-                        let slots: Vec<i64> = (0..tokens)
-                            .map(|token| {
-                                i64::from(pages[token / PAGE]) * PAGE as i64 + (token % PAGE) as i64
-                            })
-                            .collect();
-                        let latent = normal(&gpu, tokens * 512, DType::BF16)?;
-                        let rope = normal(&gpu, tokens * 64, DType::BF16)?;
-                        let slots = upload(&gpu, &slots)?;
-                        let mut cache = gpu.allocate(layout.pages * layout.page_stride)?;
-                        let positions: Vec<i64> =
-                            (0..tokens as i64).map(|token| token % 4096).collect();
-                        let positions = upload(&gpu, &positions)?;
-                        let table = normal(&gpu, 4096 * 64, DType::F32)?;
-                        let angles = Layout {
-                            dtype: DType::F32,
-                            shape: [1, 4096, 32],
-                            strides: [0, 64, 1],
-                        };
-                        let query_layout =
-                            contiguous(DType::BF16, [tokens, heads.unwrap_or(0), 64]);
-                        let mut query = normal(&gpu, query_layout.elements().max(1), DType::BF16)?;
-                        let mut bytes = tokens * (2 * ROW + 8 + format.row_bytes(DIMS));
-                        let mut name = format!("cache write {format}, {tokens} tokens");
-                        if let Some(heads) = heads {
-                            bytes += tokens * 8 + tokens.min(4096) * 256 + 2 * tokens * heads * 128;
-                            name += &format!(", rotary, {heads} heads");
-                        }
-                        self.time(name, bytes, |gpu| {
-                            let latent =
-                                tensor(&latent, contiguous(DType::BF16, [tokens, 1, 512]))?;
-                            let rope = tensor(&rope, contiguous(DType::BF16, [tokens, 1, 64]))?;
-                            let slots = ArrayRef::new(slots.bytes(), tokens)?;
-                            let cache = CacheMut::new(cache.bytes_mut(), layout)?;
-                            if heads.is_none() {
-                                return gpu.write_cache(latent, rope, slots, cache);
-                            }
-                            let rotary = Rotary::new(
-                                ArrayRef::new(positions.bytes(), tokens)?,
-                                [
-                                    tensor(&table, angles)?,
-                                    TensorRef::new(
-                                        Cuda::byte_range(table.bytes(), 128..table.len()),
-                                        angles,
-                                    )?,
-                                ],
-                                RotaryStyle::Interleaved,
-                            );
-                            let query = RotaryQuery::InPlace(output(&mut query, query_layout)?);
-                            gpu.write_cache_rotated(
-                                latent,
-                                rope,
-                                &rotary,
-                                Some(query),
-                                slots,
-                                cache,
-                            )
-                        })?;
+                        self.write(tokens, format, heads)?;
                     }
                 }
             }
             Ok(())
+        }
+
+        /// The rows of so many tokens, also with a rotation, of them and of queries.
+        fn write(&mut self, tokens: usize, format: KvFormat, heads: Option<usize>) -> Result<()> {
+            let gpu = self.gpu.clone();
+            let layout = CacheLayout::contiguous(DIMS, format, tokens.div_ceil(PAGE) + 7, PAGE);
+            let pages = shuffled_pages(layout.pages);
+            let slots: Vec<i64> = (0..tokens)
+                .map(|token| i64::from(pages[token / PAGE]) * PAGE as i64 + (token % PAGE) as i64)
+                .collect();
+            let latent = normal(&gpu, tokens * 512, DType::BF16)?;
+            let rope = normal(&gpu, tokens * 64, DType::BF16)?;
+            let slots = upload(&gpu, &slots)?;
+            let mut cache = gpu.allocate(layout.pages * layout.page_stride)?;
+            let positions: Vec<i64> = (0..tokens as i64).map(|token| token % 4096).collect();
+            let positions = upload(&gpu, &positions)?;
+            let table = normal(&gpu, 4096 * 64, DType::F32)?;
+            let angles = Layout {
+                dtype: DType::F32,
+                shape: [1, 4096, 32],
+                strides: [0, 64, 1],
+            };
+            let query_layout = contiguous(DType::BF16, [tokens, heads.unwrap_or(0), 64]);
+            let mut query = normal(&gpu, query_layout.elements().max(1), DType::BF16)?;
+            let mut bytes = tokens * (2 * ROW + 8 + format.row_bytes(DIMS));
+            let mut name = format!("cache write {format}, {tokens} tokens");
+            if let Some(heads) = heads {
+                bytes += tokens * 8 + tokens.min(4096) * 256 + 2 * tokens * heads * 128;
+                name += &format!(", rotary, {heads} heads");
+            }
+            self.time(name, bytes, |gpu| {
+                let latent = tensor(&latent, contiguous(DType::BF16, [tokens, 1, 512]))?;
+                let rope = tensor(&rope, contiguous(DType::BF16, [tokens, 1, 64]))?;
+                let slots = ArrayRef::new(slots.bytes(), tokens)?;
+                let cache = CacheMut::new(cache.bytes_mut(), layout)?;
+                if heads.is_none() {
+                    return gpu.write_cache(latent, rope, slots, cache);
+                }
+                let rotary = Rotary::new(
+                    ArrayRef::new(positions.bytes(), tokens)?,
+                    [
+                        tensor(&table, angles)?,
+                        TensorRef::new(Cuda::byte_range(table.bytes(), 128..table.len()), angles)?,
+                    ],
+                    RotaryStyle::Interleaved,
+                );
+                let query = RotaryQuery::InPlace(output(&mut query, query_layout)?);
+                gpu.write_cache_rotated(latent, rope, &rotary, Some(query), slots, cache)
+            })
         }
 
         fn gathers(&mut self) -> Result<()> {

@@ -1,7 +1,7 @@
 //! Times whole steps of the layer on the GPU, and the products per head in them.
 //!
-//! Times are by the protocol of `protocol/mod.rs`. `layer_peer.py` beside this file times the same cases
-//! with torch and the kernels that it is shown.
+//! Times are by the protocol of `protocol/mod.rs`. `layer_peer.py` beside this file times the same
+//! cases with torch and the kernels that it is shown.
 //!
 //! ```text
 //! cargo bench --features sm90 --bench layer -- --out target/bench
@@ -120,6 +120,66 @@ mod gpu {
         )
     }
 
+    /// What the products per head of a step read and write.
+    struct Tensors {
+        weights: Buffer,
+        query: Buffer,
+        absorbed: Buffer,
+        attended: Buffer,
+        out: Buffer,
+    }
+
+    impl Tensors {
+        fn new(gpu: &Cuda, heads: usize, tokens: usize) -> Result<Self> {
+            Ok(Self {
+                weights: random(gpu, heads * (NOPE + V) * LATENT, 0.1)?,
+                query: random(gpu, tokens * heads * (NOPE + ROPE), 1.0)?,
+                absorbed: random(gpu, tokens * heads * LATENT, 1.0)?,
+                attended: random(gpu, tokens * heads * LATENT, 1.0)?,
+                out: random(gpu, tokens * heads * V, 1.0)?,
+            })
+        }
+
+        /// q_nope · W_UK and o · W_UV for the own kernel.
+        fn params(&self, heads: usize, tokens: usize) -> [raw::MlaHeadProductParams; 2] {
+            let head = ((NOPE + V) * LATENT) as i64;
+            let common = |width: usize, k: usize, n: usize| raw::MlaHeadProductParams {
+                input: std::ptr::null(),
+                weights: self.weights.address() as *const _,
+                out: std::ptr::null_mut(),
+                input_token_stride: (heads * width) as i64,
+                input_head_stride: width as i64,
+                weights_head_stride: head,
+                weights_k_stride: LATENT as i64,
+                weights_n_stride: 1,
+                out_token_stride: (heads * n) as i64,
+                out_head_stride: n as i64,
+                tokens: tokens as i32,
+                heads: heads as i32,
+                k: k as i32,
+                n: n as i32,
+                dtype: raw::MLA_DTYPE_BF16 as i32,
+                constant_weights: 1,
+                ready: 0,
+            };
+            [
+                raw::MlaHeadProductParams {
+                    input: self.query.address() as *const _,
+                    out: self.absorbed.address() as *mut _,
+                    ..common(NOPE + ROPE, NOPE, LATENT)
+                },
+                raw::MlaHeadProductParams {
+                    input: self.attended.address() as *const _,
+                    weights: (self.weights.address() + (2 * NOPE * LATENT) as u64) as *const _,
+                    out: self.out.address() as *mut _,
+                    weights_k_stride: 1,
+                    weights_n_stride: LATENT as i64,
+                    ..common(LATENT, LATENT, V)
+                },
+            ]
+        }
+    }
+
     impl Bench {
         fn time(
             &mut self,
@@ -142,26 +202,21 @@ mod gpu {
             if self.arguments.skips(&id) {
                 return Ok(());
             }
-            let gpu = self.gpu.clone();
-            let weights = random(&gpu, heads * (NOPE + V) * LATENT, 0.1)?;
-            let query = random(&gpu, tokens * heads * (NOPE + ROPE), 1.0)?;
-            let mut absorbed = random(&gpu, tokens * heads * LATENT, 1.0)?;
-            let attended = random(&gpu, tokens * heads * LATENT, 1.0)?;
-            let mut out = random(&gpu, tokens * heads * V, 1.0)?;
-            let config = config(heads);
+            let mut tensors = Tensors::new(&self.gpu, heads, tokens)?;
             let mut chosen = |gpu: &Cuda, [keys, values]: [bool; 2]| {
                 // As checkpoints have it: [H · (P + V), L], seen as [H, P, L] and [H, L, V].
-                let rows = view(&weights, [heads, NOPE + V, LATENT])?;
+                let rows = view(&tensors.weights, [heads, NOPE + V, LATENT])?;
                 let queries = rows.narrow(1, 0..NOPE)?;
                 let columns = rows.narrow(1, NOPE..NOPE + V)?.transpose(1, 2);
                 if keys {
-                    let query = view(&query, [tokens, heads, NOPE + ROPE])?.narrow(2, 0..NOPE)?;
-                    let to = view_mut(&mut absorbed, [tokens, heads, LATENT])?;
+                    let query = view(&tensors.query, [tokens, heads, NOPE + ROPE])?;
+                    let query = query.narrow(2, 0..NOPE)?;
+                    let to = view_mut(&mut tensors.absorbed, [tokens, heads, LATENT])?;
                     gpu.gemm_weights(query.transpose(0, 1), queries, to.transpose(0, 1))?;
                 }
                 if values {
-                    let attended = view(&attended, [tokens, heads, LATENT])?;
-                    let to = view_mut(&mut out, [tokens, heads, V])?;
+                    let attended = view(&tensors.attended, [tokens, heads, LATENT])?;
+                    let to = view_mut(&mut tensors.out, [tokens, heads, V])?;
                     gpu.gemm_weights(attended.transpose(0, 1), columns, to.transpose(0, 1))?;
                 }
                 Ok(())
@@ -169,45 +224,11 @@ mod gpu {
             self.time(format!("{id}-uk"), |gpu| chosen(gpu, [true, false]))?;
             self.time(format!("{id}-uv"), |gpu| chosen(gpu, [false, true]))?;
             self.time(id.clone(), |gpu| chosen(gpu, [true, true]))?;
-            let head = ((NOPE + V) * LATENT) as i64;
-            let common = |width: usize, k: usize, n: usize| raw::MlaHeadProductParams {
-                input: std::ptr::null(),
-                weights: weights.address() as *const _,
-                out: std::ptr::null_mut(),
-                input_token_stride: (heads * width) as i64,
-                input_head_stride: width as i64,
-                weights_head_stride: head,
-                weights_k_stride: LATENT as i64,
-                weights_n_stride: 1,
-                out_token_stride: (heads * n) as i64,
-                out_head_stride: n as i64,
-                tokens: tokens as i32,
-                heads: config.problem.heads as i32,
-                k: k as i32,
-                n: n as i32,
-                dtype: raw::MLA_DTYPE_BF16 as i32,
-                constant_weights: 1,
-                ready: 0,
-            };
-            let params = [
-                raw::MlaHeadProductParams {
-                    input: query.address() as *const _,
-                    out: absorbed.address() as *mut _,
-                    ..common(NOPE + ROPE, NOPE, LATENT)
-                },
-                raw::MlaHeadProductParams {
-                    input: attended.address() as *const _,
-                    weights: (weights.address() + (2 * NOPE * LATENT) as u64) as *const _,
-                    out: out.address() as *mut _,
-                    weights_k_stride: 1,
-                    weights_n_stride: LATENT as i64,
-                    ..common(LATENT, LATENT, V)
-                },
-            ];
+            let params = tensors.params(heads, tokens);
             self.time(format!("{id}-own"), |gpu| {
                 for params in &params {
-                    // SAFETY: the buffers are as large as the extents say, and live until the figures are
-                    // taken.
+                    // SAFETY: the buffers are as large as the extents say, and live until the
+                    // figures are taken.
                     raw::check("product", unsafe {
                         raw::mla_head_product(params, gpu.raw_stream())
                     })?;

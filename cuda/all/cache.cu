@@ -117,6 +117,49 @@ MlaStatus load_cache_kernels() {
     return ok();
 }
 
+namespace {
+
+// The rotation of the rows. Whether each thread may take octets of what it reads.
+bool check_rotation(Check& check, const MlaCacheWriteParams& p) {
+    check.pointer(p.positions, 8, "positions")
+        .pointer(p.cos, 4, "cos")
+        .pointer(p.sin, 4, "sin")
+        .stride(p.table_stride, "table_stride")
+        .that(p.positions_len >= 0, "positions_len", p.positions_len, "0 and up")
+        .that(p.rope_dim % 2 == 0, "rope_dim", p.rope_dim,
+              "an even number, where something is rotated")
+        .that(p.rotary_style == MLA_ROTARY_INTERLEAVED || p.rotary_style == MLA_ROTARY_HALVES,
+              "rotary_style", p.rotary_style,
+              "MLA_ROTARY_INTERLEAVED (0) or MLA_ROTARY_HALVES (1)");
+    return p.rope_dim % (2 * kOctet) == 0 && is_wide(p.cos, 4, {p.table_stride}) &&
+           is_wide(p.sin, 4, {p.table_stride});
+}
+
+// The queries to rotate. Whether each thread may take octets of them.
+bool check_queries(Check& check, const MlaCacheWriteParams& p) {
+    const int64_t bytes = dtype_bytes(p.dtype), token = used(p.query_token_stride, p.tokens),
+                  head = used(p.query_head_stride, p.heads),
+                  out_token = used(p.query_out_token_stride, p.tokens),
+                  out_head = used(p.query_out_head_stride, p.heads);
+    check
+        .that(p.positions != nullptr, "positions", 0,
+              "positions, since there are queries to rotate")
+        .pointer(p.query_rope, bytes, "query_rope")
+        .pointer(p.query_rope_out, bytes, "query_rope_out")
+        .stride(p.query_token_stride, "query_token_stride")
+        .stride(p.query_head_stride, "query_head_stride")
+        .stride(p.query_out_token_stride, "query_out_token_stride")
+        .stride(p.query_out_head_stride, "query_out_head_stride")
+        .that(p.heads <= 65536, "heads", p.heads, "at most 65536")
+        .that(p.query_rope != p.query_rope_out || (token == out_token && head == out_head),
+              "query_rope_out", address(p.query_rope_out),
+              "another tensor, or query_rope with the same strides");
+    return is_wide(p.query_rope, bytes, {token, head}) &&
+           is_wide(p.query_rope_out, bytes, {out_token, out_head});
+}
+
+}  // namespace
+
 MlaStatus plan_write(const MlaCacheWriteParams& p, int threads, WriteLaunch& launch) {
     Check check;
     check.that(is_dtype(p.dtype), "dtype", p.dtype, kDtypes)
@@ -136,48 +179,9 @@ MlaStatus plan_write(const MlaCacheWriteParams& p, int threads, WriteLaunch& lau
                               p.cache_page_stride, p.cache_slot_stride) &&
                 is_wide(p.latent, bytes, {used(p.latent_token_stride, p.tokens)}) &&
                 (!p.rope_dim || is_wide(p.rope, bytes, {used(p.rope_token_stride, p.tokens)}));
-    if (p.positions) {
-        check.pointer(p.positions, 8, "positions")
-            .pointer(p.cos, 4, "cos")
-            .pointer(p.sin, 4, "sin")
-            .stride(p.table_stride, "table_stride")
-            .that(p.positions_len >= 0, "positions_len", p.positions_len, "0 and up")
-            .that(p.rope_dim % 2 == 0, "rope_dim", p.rope_dim,
-                  "an even number, where something is rotated")
-            .that(p.rotary_style == MLA_ROTARY_INTERLEAVED || p.rotary_style == MLA_ROTARY_HALVES,
-                  "rotary_style", p.rotary_style,
-                  "MLA_ROTARY_INTERLEAVED (0) or MLA_ROTARY_HALVES (1)");
-        wide = wide && p.rope_dim % (2 * kOctet) == 0 && is_wide(p.cos, 4, {p.table_stride}) &&
-               is_wide(p.sin, 4, {p.table_stride});
-    }
-
+    if (p.positions) wide = check_rotation(check, p) && wide;
     const bool queries = p.query_rope && p.heads > 0 && p.rope_dim > 0;
-    if (queries) {
-        check
-            .that(p.positions != nullptr, "positions", 0,
-                  "positions, since there are queries to rotate")
-            .pointer(p.query_rope, bytes, "query_rope")
-            .pointer(p.query_rope_out, bytes, "query_rope_out")
-            .stride(p.query_token_stride, "query_token_stride")
-            .stride(p.query_head_stride, "query_head_stride")
-            .stride(p.query_out_token_stride, "query_out_token_stride")
-            .stride(p.query_out_head_stride, "query_out_head_stride")
-            .that(p.heads <= 65536, "heads", p.heads, "at most 65536")
-            .that(
-                p.query_rope != p.query_rope_out ||
-                    (used(p.query_token_stride, p.tokens) ==
-                         used(p.query_out_token_stride, p.tokens) &&
-                     used(p.query_head_stride, p.heads) == used(p.query_out_head_stride, p.heads)),
-                "query_rope_out", address(p.query_rope_out),
-                "another tensor, or query_rope with the same strides");
-        wide =
-            wide &&
-            is_wide(p.query_rope, bytes,
-                    {used(p.query_token_stride, p.tokens), used(p.query_head_stride, p.heads)}) &&
-            is_wide(
-                p.query_rope_out, bytes,
-                {used(p.query_out_token_stride, p.tokens), used(p.query_out_head_stride, p.heads)});
-    }
+    if (queries) wide = check_queries(check, p) && wide;
 
     const int64_t row_blocks = ceil_div(p.tokens, threads / 32);
     const int64_t query_threads =

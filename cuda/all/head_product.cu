@@ -139,9 +139,13 @@ MlaStatus load_head_product_kernels() {
     return ok();
 }
 
-MlaStatus plan_product(const MlaHeadProductParams& p, ProductLaunch& launch) {
-    const bool rows = p.weights_n_stride == 1;
-    Check check;
+namespace {
+
+// Whether neighbouring weights lie along n: otherwise they do along k.
+bool along_n(const MlaHeadProductParams& p) { return p.weights_n_stride == 1; }
+
+void check_extents(Check& check, const MlaHeadProductParams& p) {
+    const bool rows = along_n(p);
     check
         .that(p.dtype == MLA_DTYPE_BF16 || p.dtype == MLA_DTYPE_F16, "dtype", p.dtype,
               "MLA_DTYPE_BF16 (0) or MLA_DTYPE_F16 (1)")
@@ -154,8 +158,10 @@ MlaStatus plan_product(const MlaHeadProductParams& p, ProductLaunch& launch) {
               "a multiple of 16, of 32 where neighbours lie along k, to 65536")
         .that(p.n > 0 && p.n <= 65536 && p.n % (rows ? 64 : 16) == 0, "n", p.n,
               "a multiple of 64, of 16 where neighbours lie along k, to 65536");
-    launch.grid = dim3(0);
-    if (check.failed() || p.tokens == 0 || p.heads == 0) return check.status();
+}
+
+void check_tensors(Check& check, const MlaHeadProductParams& p) {
+    const bool rows = along_n(p);
     const struct {
         const void* pointer;
         const char* name;
@@ -178,6 +184,17 @@ MlaStatus plan_product(const MlaHeadProductParams& p, ProductLaunch& launch) {
             check.stride(stride, name, least)
                 .that(stride % 8 == 0 && stride / 8 <= UINT32_MAX, name, stride,
                       "a multiple of 8 below 2^35");
+}
+
+}  // namespace
+
+MlaStatus plan_product(const MlaHeadProductParams& p, ProductLaunch& launch) {
+    const bool rows = along_n(p);
+    Check check;
+    check_extents(check, p);
+    launch.grid = dim3(0);
+    if (check.failed() || p.tokens == 0 || p.heads == 0) return check.status();
+    check_tensors(check, p);
     if (check.failed()) return check.status();
 
     const auto units = [](int64_t stride, int64_t extent) {

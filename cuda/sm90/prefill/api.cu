@@ -17,7 +17,7 @@ constexpr const char *kQueryBound = "max_query_len", *kKeyBound = "max_key_len";
 // A dimension of tensor maps, which is not empty.
 int max_key_len(const MlaPrefillParams& p) { return p.max_key_len > 0 ? p.max_key_len : 1; }
 
-MlaStatus check(const MlaPrefillParams& p) {
+MlaStatus check_shape(const MlaPrefillParams& p) {
     if (p.heads < 1 || p.heads > 65535) return refuse("heads", p.heads, "1..=65535");
     if (p.requests < 1) return refuse("requests", p.requests, "at least 1");
     if (p.query_tokens < 0) return refuse("query_tokens", p.query_tokens, "at least 0");
@@ -28,7 +28,10 @@ MlaStatus check(const MlaPrefillParams& p) {
     if (p.max_key_len < 0) return refuse("max_key_len", p.max_key_len, "at least 0");
     if (p.dtype != MLA_DTYPE_BF16 && p.dtype != MLA_DTYPE_F16)
         return refuse("dtype", p.dtype, "MLA_DTYPE_BF16 (0) or MLA_DTYPE_F16 (1)");
+    return ok();
+}
 
+MlaStatus check_tensors(const MlaPrefillParams& p) {
     const struct {
         const void* pointer;
         const char* name;
@@ -72,6 +75,10 @@ MlaStatus check(const MlaPrefillParams& p) {
             return refuse(t.bound, t.max_len,
                           "a bound whose rows take no more bytes than the tensor's address");
     }
+    return ok();
+}
+
+MlaStatus check_lists(const MlaPrefillParams& p) {
     if (!p.cu_query_lens || !is_aligned(p.cu_query_lens, 4))
         return refuse("cu_query_lens", address(p.cu_query_lens),
                       "a device pointer aligned to 4 bytes");
@@ -83,6 +90,14 @@ MlaStatus check(const MlaPrefillParams& p) {
         return refuse("lse_head_stride", p.lse_head_stride, "at least query_tokens");
     if (p.lse && p.lse_head_stride >= int64_t(1) << 39)
         return refuse("lse_head_stride", p.lse_head_stride, "less than 2^39");
+    return ok();
+}
+
+MlaStatus check(const MlaPrefillParams& p) {
+    for (const auto part : {check_shape, check_tensors, check_lists}) {
+        const MlaStatus s = part(p);
+        if (s.code != MLA_OK) return s;
+    }
     // Also refuses NaN.
     if (!(p.softmax_scale > 0.f && p.softmax_scale < INFINITY))
         return refuse("softmax_scale", truncated(p.softmax_scale), "a finite number above 0");

@@ -9,6 +9,7 @@ use super::cases::Case;
 use super::ceilings::Ceilings;
 use super::crossover::Known;
 use super::environment::Environment;
+use super::layer::Layer;
 use super::report::{Report, SCHEMA};
 use super::row::Row;
 use super::sampling::Sampling;
@@ -125,19 +126,24 @@ impl Job for Bench<'_> {
             self.watcher.after_row(&report)?;
         }
         let of_gpu = Known::of(device.machine(), report.ceilings.as_ref());
-        report.crossovers = crossover::find(&jobs, &report.rows, |layer| match of_gpu {
-            Some(known) => known,
-            None => {
-                self.progress
-                    .step("timing each path on little context, for a prediction");
-                calibrate(&site, &mut flush, layer).unwrap_or_else(|error| {
-                    self.progress
-                        .line(&format!("there is no prediction: {error}"));
-                    Known::NOTHING
-                })
-            }
+        report.crossovers = crossover::find(&jobs, &report.rows, |layer| {
+            of_gpu.unwrap_or_else(|| known_by_timing(&site, &mut flush, layer, self.progress))
         });
         self.progress.finish();
         Ok(report)
     }
+}
+
+/// What predicts a crossover on a device of which nothing is known.
+fn known_by_timing<D: Stopwatch>(
+    site: &Site<'_, D>,
+    flush: &mut D::Buffer,
+    layer: &Layer,
+    progress: &Progress,
+) -> Known {
+    progress.step("timing each path on little context, for a prediction");
+    calibrate(site, flush, layer).unwrap_or_else(|error| {
+        progress.line(&format!("there is no prediction: {error}"));
+        Known::NOTHING
+    })
 }

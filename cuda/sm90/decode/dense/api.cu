@@ -187,10 +187,7 @@ MlaStatus check_capacity(const MlaDecodeParams& p, const Shape& shape) {
     return ok();
 }
 
-// All that can be said without knowing the device.
-MlaStatus check(const MlaDecodeParams& p) {
-    const MlaStatus has_shape = check_shape(p);
-    if (has_shape.code != MLA_OK) return has_shape;
+MlaStatus check_pages(const MlaDecodeParams& p) {
     if (p.tokens < 0 || p.tokens > int64_t(p.requests) * p.query_len)
         return refuse("tokens", p.tokens, "at most requests * query_len");
     if (!p.cu_q_lens && p.tokens != p.requests * p.query_len)
@@ -203,7 +200,14 @@ MlaStatus check(const MlaDecodeParams& p) {
     if (capacity.code != MLA_OK) return capacity;
     if (p.block_table_stride < p.max_pages && p.requests > 1)
         return refuse("block_table_stride", p.block_table_stride, "at least max_pages");
+    return ok();
+}
 
+// TMA's strides have 40 bits, and no product of another stride may leave 64.
+constexpr int64_t kStrideLimit = int64_t(1) << 39;
+constexpr const char* kBelowLimit = "less than 2^39";
+
+MlaStatus check_tensors(const MlaDecodeParams& p) {
     const int64_t cache_quantum = 16 / int64_t(cache_element(p).bytes);
     const struct {
         const void* pointer;
@@ -226,20 +230,21 @@ MlaStatus check(const MlaDecodeParams& p) {
                    {p.out_head_stride, "out_head_stride", 0},
                    {p.cache_slot_stride, "cache_slot_stride", kLatent + kRope, cache_quantum},
                    {p.cache_page_stride, "cache_page_stride", kLatent + kRope, cache_quantum}};
-    // TMA's strides have 40 bits, and no product of another stride may leave 64.
-    constexpr int64_t limit = int64_t(1) << 39;
-    constexpr const char* below_limit = "less than 2^39";
     for (const auto& s : strides) {
         if (s.stride % s.quantum)
             return refuse(s.name, s.stride, "a multiple of 16 bytes, in elements");
         if (s.stride < s.least)
             return refuse(s.name, s.stride, s.least ? "at least 576" : "0 or more");
-        if (s.stride >= limit) return refuse(s.name, s.stride, below_limit);
+        if (s.stride >= kStrideLimit) return refuse(s.name, s.stride, kBelowLimit);
     }
-    if (p.block_table_stride >= limit)
-        return refuse("block_table_stride", p.block_table_stride, below_limit);
-    if (p.lse && p.lse_head_stride >= limit)
-        return refuse("lse_head_stride", p.lse_head_stride, below_limit);
+    return ok();
+}
+
+MlaStatus check_lists(const MlaDecodeParams& p) {
+    if (p.block_table_stride >= kStrideLimit)
+        return refuse("block_table_stride", p.block_table_stride, kBelowLimit);
+    if (p.lse && p.lse_head_stride >= kStrideLimit)
+        return refuse("lse_head_stride", p.lse_head_stride, kBelowLimit);
     if (!p.block_table || !is_aligned(p.block_table, 4))
         return refuse("block_table", address(p.block_table), "a device pointer aligned to 4 bytes");
     if (!p.kv_lens || !is_aligned(p.kv_lens, 4))
@@ -251,6 +256,15 @@ MlaStatus check(const MlaDecodeParams& p) {
         return refuse("lse", address(p.lse), "null, or a device pointer aligned to 4 bytes");
     if (p.lse && p.lse_head_stride < p.tokens && p.heads > 1)
         return refuse("lse_head_stride", p.lse_head_stride, "at least tokens");
+    return ok();
+}
+
+// All that can be said without knowing the device.
+MlaStatus check(const MlaDecodeParams& p) {
+    for (const auto part : {check_shape, check_pages, check_tensors, check_lists}) {
+        const MlaStatus s = part(p);
+        if (s.code != MLA_OK) return s;
+    }
     if (cache_of(p) == Cache::e4m3 && !(p.cache_scale >= 0x1p-60f && p.cache_scale <= 0x1p60f))
         return refuse("cache_scale", truncated(p.cache_scale), "2^-60 to 2^60");
     // Also refuses NaN.
