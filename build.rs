@@ -56,8 +56,8 @@ fn modules(families: &[String]) -> Result<String, Box<dyn Error>> {
         prefill = format!("{family}::Prefill<{prefill}>");
         decode = format!("{family}::Decode<{decode}>");
     }
-    let absent = "Those of a family that this\n/// build leaves out are absent ones, so that a refusal names \
-                  the feature.";
+    let absent = "Those of a family that this\n\
+                  /// build leaves out are absent ones, so that a refusal names the feature.";
     Ok(format!(
         "{modules}\n\
          /// The families that this build compiled, and their targets.\n\

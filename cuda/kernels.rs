@@ -1,13 +1,13 @@
-//! How the sources of this folder are compiled: what the build script begins with, and whatever else
-//! compiles them.
+//! How the sources of this folder are compiled: what the build script begins with, and whatever
+//! else compiles them.
 
 use std::{fs, io, path::Path};
 
 use mla_build::{Family, Kernels};
 
-/// The kernels of the package in the folder `root`, without headers, and with no family on. Each of
-/// `families` has in its folder, in `targets.txt`, one of nvcc's names in a line, the targets of one
-/// that mla-build does not know.
+/// The kernels of the package in the folder `root`, without headers, and with no family on. Each
+/// of `families` has in its folder, in `targets.txt`, one of nvcc's names in a line, the targets
+/// of one that mla-build does not know.
 ///
 /// # Errors
 ///

@@ -7,7 +7,8 @@
 namespace mla::sm80::decode {
 namespace {
 
-static_assert(kCounterBytes == MLA_DECODE_SM80_COUNTER_BYTES, "mla_sm80.h states the counters' length");
+static_assert(kCounterBytes == MLA_DECODE_SM80_COUNTER_BYTES,
+              "mla_sm80.h states the counters' length");
 
 // Bytes of one element of the cache.
 int element_of(const MlaDecodeParams& p) {
