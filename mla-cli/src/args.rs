@@ -84,6 +84,12 @@ impl ModelArgs {
     }
 }
 
+/// The text of a file, or why there is none and what is accepted.
+pub(crate) fn read_text(path: &Path, accepted: &str) -> Result<String, String> {
+    fs::read_to_string(path)
+        .map_err(|error| format!("cannot read it: {error}; accepted: {accepted}"))
+}
+
 /// The model that a Hugging Face config.json describes.
 pub(crate) fn read_config(argument: &'static str, path: &Path) -> Result<ModelConfig, CliError> {
     let refused = |message: String| CliError::File {
@@ -91,11 +97,7 @@ pub(crate) fn read_config(argument: &'static str, path: &Path) -> Result<ModelCo
         path: path.to_owned(),
         message,
     };
-    let json = fs::read_to_string(path).map_err(|error| {
-        refused(format!(
-            "cannot read it: {error}; accepted: a model's config.json"
-        ))
-    })?;
+    let json = read_text(path, "a model's config.json").map_err(refused)?;
     ModelConfig::from_hf_config(&json).map_err(|error| refused(error.to_string()))
 }
 
@@ -159,9 +161,14 @@ pub(crate) const MAX_SAMPLES: u32 = 1_000_000;
 
 /// An amount of memory.
 pub(crate) fn size(text: &str) -> Result<ByteSize, String> {
-    text.parse().map_err(|_| {
-        format!("given {text:?}, accepted bytes, or a number with a unit such as 80GiB or 1.5TB")
-    })
+    match text.parse() {
+        // More becomes this.
+        Ok(ByteSize(u64::MAX)) => Err(format!("given {text:?}, accepted less than 16 EiB")),
+        Ok(size) => Ok(size),
+        Err(_) => Err(format!(
+            "given {text:?}, accepted bytes, or a number with a unit such as 80GiB or 1.5TB"
+        )),
+    }
 }
 
 // Strictly digits: no sign, no space, no other script.

@@ -56,7 +56,7 @@ mod upload;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 // Linked for their backends: nothing else here names them.
 use mla_cpu as _;
 #[cfg(feature = "cudnn")]
@@ -126,9 +126,25 @@ impl Command {
     }
 }
 
+/// Takes a negative number for a value and not for an argument: its refusal then names what it was
+/// given for.
+fn with_negative_numbers(command: clap::Command) -> clap::Command {
+    command
+        .mut_args(|arg| match arg.get_action().takes_values() {
+            true => arg.allow_negative_numbers(true),
+            false => arg,
+        })
+        .mut_subcommands(with_negative_numbers)
+}
+
+fn arguments() -> Cli {
+    let matches = with_negative_numbers(Cli::command()).get_matches();
+    Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+}
+
 /// The whole command: reads the program's arguments, prints, and says how it went.
 pub fn main() -> ExitCode {
-    let written = Cli::parse().command.output().and_then(|(output, good)| {
+    let written = arguments().command.output().and_then(|(output, good)| {
         match io::stdout().write_all(output.as_bytes()) {
             // Whoever reads the output may stop before its end.
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),

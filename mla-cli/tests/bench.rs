@@ -494,7 +494,10 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
             "--range: given b, which occurs in no batch",
         ),
         ("{b}q1 --range b".into(), "--range: given \"b\""),
-        ("{b}q1 --range b=4..1".into(), "range: given no number"),
+        (
+            "{b}q1 --range b=4..1".into(),
+            "range: given 4..1, accepted a start that is at most the stop",
+        ),
         ("8q1s1k 8q1s1k".into(), "SPEC: given 8q1s1k twice"),
         (
             "8q1s1k --threshold 3 --measure attention".into(),
@@ -566,7 +569,33 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
             "q64 --backends CPU --prefill CPU".into(),
             "cannot be used with",
         ),
-        ("8q1s1k --backends XX".into(), "given \"XX\", accepted CPU,"),
+        (
+            "8q1s1k --backends XX".into(),
+            "--backends: given \"XX\", accepted all, for decodes CPU,",
+        ),
+        ("8q1s1k --seed -1".into(), "'--seed <N>': given \"-1\""),
+        (
+            "--config .".into(),
+            "--config: \".\": cannot read it: Is a directory (os error 21); accepted: a sweep file",
+        ),
+        (
+            "--cases .".into(),
+            "--cases: \".\": cannot read it: Is a directory (os error 21); accepted: a file of cases",
+        ),
+        (
+            format!("--cases {}", file("empty.json", "")),
+            "given what is no such file (EOF while parsing a value at line 1 column 0), accepted a \
+             file of cases, as in mla-cli/cases",
+        ),
+        (
+            format!("compare {} {results}", file("empty.json", "")),
+            "given what is no such file (EOF while parsing a value at line 1 column 0), accepted \
+             what mla bench --json wrote",
+        ),
+        (
+            "8q1s1k --json /proc/mla.json".into(),
+            "output: \"/proc/mla.json\": cannot be written: ",
+        ),
         (
             "8q1s1k --backends FLASH_ATTN".into(),
             "backends: given FLASH_ATTN, which no batch comes to",

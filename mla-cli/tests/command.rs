@@ -189,7 +189,7 @@ fn bad_plans_are_refused_with_the_wrong_part() {
         ),
         (
             "plan chunks --context-lens -1 --rows 64 --align 16",
-            &["-1"],
+            &["--context-lens", "\"-1\"", "from 0"],
         ),
         (
             "plan chunks --context-lens 1,,2 --rows 64 --align 16",
@@ -227,6 +227,17 @@ fn bad_plans_are_refused_with_the_wrong_part() {
         (
             "plan memory --fit lots",
             &["\"lots\"", "--fit", "such as 80GiB"],
+        ),
+        (
+            "plan memory --fit 20EiB",
+            &["--fit", "\"20EiB\"", "less than 16 EiB"],
+        ),
+        ("plan memory --fit -1", &["--fit", "\"-1\""]),
+        ("explain --heads -1", &["--heads", "\"-1\"", "from 1"]),
+        ("explain --sm -9.0", &["--sm", "\"-9.0\"", "such as 9.0"]),
+        (
+            "plan memory --tokens 1 --page 4294967295",
+            &["page_size", "4294967295", "1 to 2147483647"],
         ),
         (
             "plan memory --tokens 64 --layers 0",

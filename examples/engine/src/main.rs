@@ -6,10 +6,12 @@
 //! ```
 
 use std::io::{ErrorKind, Write as _};
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
+use clap::builder::RangedU64ValueParser;
 use engine::Chosen;
 use engine::config::{Config, SMALL};
 use engine::engine::Engine;
@@ -20,6 +22,7 @@ use engine::status::Status;
 
 /// A small engine on a model of random weights: continuous batching, shared prefixes, drafts.
 #[derive(Parser)]
+#[command(allow_negative_numbers = true)]
 struct Arguments {
     /// A model's config.json; without one, a small model with the attention of DeepSeek-V3.
     #[arg(long)]
@@ -28,25 +31,32 @@ struct Arguments {
     #[arg(long, default_value_t = 24)]
     requests: usize,
     /// The most tokens of a prompt, the beginning that all share included.
-    #[arg(long, default_value_t = 160)]
+    #[arg(long, default_value_t = 160, value_parser = within(1..=1 << 30))]
     prompt: usize,
     /// How many tokens each request generates.
-    #[arg(long, default_value_t = 48)]
+    #[arg(long, default_value_t = 48, value_parser = within(1..=1 << 30))]
     tokens: usize,
     /// Drafts that a step verifies, for each request.
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 3, value_parser = within(0..=255))]
     drafts: usize,
     /// Pages of the cache.
-    #[arg(long, default_value_t = 64)]
+    #[arg(long, default_value_t = 64, value_parser = within(1..=MOST))]
     pages: usize,
     /// The most tokens of a step.
-    #[arg(long, default_value_t = 256)]
+    #[arg(long, default_value_t = 256, value_parser = within(REQUESTS as u64..=MOST))]
     step: usize,
     /// What weights and prompts are made from.
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
 
+/// A number that is refused by the name of its argument.
+fn within(range: RangeInclusive<u64>) -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(range)
+}
+
+/// What the engine takes at most of anything.
+const MOST: u64 = i32::MAX as u64 - 1;
 /// The most requests of a step.
 const REQUESTS: usize = 16;
 /// The tokens that all prompts begin with, at most.

@@ -9,7 +9,7 @@ use rand_mt::Mt;
 use serde::Deserialize;
 
 use super::lists::{ListKind, Lists};
-use crate::args::MAX_LIST_WIDTH;
+use crate::args::{MAX_LIST_WIDTH, read_text};
 use crate::error::CliError;
 
 /// The whole file.
@@ -89,6 +89,9 @@ pub(super) enum CaseKind {
     Prefill { causal: bool },
 }
 
+/// What a file of cases is.
+const FILE: &str = "a file of cases, as in mla-cli/cases";
+
 /// The cases by which kernels for Hopper are compared, as `cases/hopper.json` has them.
 const HOPPER: &str = include_str!("../../cases/hopper.json");
 
@@ -101,10 +104,7 @@ pub(super) fn read(path: Option<&Path>, only: &[String]) -> Result<Vec<Case>, Cl
     };
     let cases = match path {
         None => parse(HOPPER),
-        Some(path) => {
-            let text = std::fs::read_to_string(path).map_err(|error| refused(error.to_string()))?;
-            parse(&text)
-        }
+        Some(path) => parse(&read_text(path, FILE).map_err(refused)?),
     };
     let cases = cases.map_err(refused)?;
     for prefix in only {
@@ -123,7 +123,8 @@ pub(super) fn read(path: Option<&Path>, only: &[String]) -> Result<Vec<Case>, Cl
 }
 
 fn parse(text: &str) -> Result<Vec<Case>, String> {
-    let file: File = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let file: File = serde_json::from_str(text)
+        .map_err(|error| format!("given what is no such file ({error}), accepted {FILE}"))?;
     let mut cases: Vec<Case> = Vec::new();
     for case in file.decode {
         let id = case.id.clone();

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::report::{Report, SCHEMA};
 use super::row::Row;
-use crate::args::Format;
+use crate::args::{Format, read_text};
 use crate::error::CliError;
 use crate::figures::{counted, number};
 use crate::table::table;
@@ -112,8 +112,13 @@ fn read(path: &Path) -> Result<Report, CliError> {
         path: path.to_owned(),
         message,
     };
-    let text = std::fs::read_to_string(path).map_err(|error| refused(error.to_string()))?;
-    let report: Report = serde_json::from_str(&text).map_err(|error| refused(error.to_string()))?;
+    let accepted = "what mla bench --json wrote";
+    let text = read_text(path, accepted).map_err(refused)?;
+    let report: Report = serde_json::from_str(&text).map_err(|error| {
+        refused(format!(
+            "given what is no such file ({error}), accepted {accepted}"
+        ))
+    })?;
     if report.schema != SCHEMA {
         return Err(refused(format!(
             "schema: given {}, accepted {SCHEMA}",

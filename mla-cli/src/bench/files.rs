@@ -23,6 +23,8 @@ pub(super) fn check_files<const N: usize>(paths: [&Option<PathBuf>; N]) -> Resul
             "a file in a folder that exists"
         } else if paths[..index].contains(path) && (path.is_file() || !path.exists()) {
             "a file for each output"
+        } else if let Err(error) = try_to_write(path) {
+            return Err(unwritable(path, &error));
         } else {
             continue;
         };
@@ -35,6 +37,38 @@ pub(super) fn check_files<const N: usize>(paths: [&Option<PathBuf>; N]) -> Resul
     Ok(())
 }
 
+/// Begins and drops the file that [`save`] writes first.
+fn try_to_write(path: &Path) -> std::io::Result<()> {
+    let place = place(path);
+    if place.exists() && !place.is_file() {
+        return Ok(());
+    }
+    let part = part(&place);
+    let is_there = part.exists();
+    fs::File::options().append(true).create(true).open(&part)?;
+    if is_there {
+        return Ok(());
+    }
+    fs::remove_file(part)
+}
+
+fn unwritable(path: &Path, error: &std::io::Error) -> CliError {
+    CliError::File {
+        argument: "output",
+        path: path.to_owned(),
+        message: format!("cannot be written: {error}; accepted: a file in a writable folder"),
+    }
+}
+
+/// Where a link leads: it stays one.
+fn place(path: &Path) -> PathBuf {
+    fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
+}
+
+fn part(place: &Path) -> PathBuf {
+    place.with_added_extension("part")
+}
+
 /// A result as JSON.
 pub(super) fn json(result: &impl Serialize) -> String {
     // Strings, numbers, lists and structs: nothing that JSON cannot hold.
@@ -44,20 +78,15 @@ pub(super) fn json(result: &impl Serialize) -> String {
 /// Writes a file whole or not at all: who is interrupted meanwhile has the one before. What is no file, such as a
 /// pipe, takes the text at the end alone.
 pub(super) fn save(path: &Path, until: Until, text: &str) -> Result<(), CliError> {
-    let failed = |error: std::io::Error| CliError::File {
-        argument: "output",
-        path: path.to_owned(),
-        message: format!("cannot be written: {error}"),
-    };
-    // A link stays one.
-    let place = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let failed = |error: std::io::Error| unwritable(path, &error);
+    let place = place(path);
     if place.exists() && !place.is_file() {
         return match until {
             Until::Row => Ok(()),
             Until::End => fs::write(&place, text).map_err(failed),
         };
     }
-    let part = place.with_added_extension("part");
+    let part = part(&place);
     fs::write(&part, text)
         .and_then(|()| fs::rename(&part, &place))
         .map_err(failed)

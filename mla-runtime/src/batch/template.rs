@@ -238,6 +238,7 @@ impl Range {
                 accepted: "a step of 1 and up",
             });
         }
+        ordered(start, stop)?;
         let numbers = (start..=stop).step_by(step as usize);
         Self {
             numbers: numbers.take(MAX_SPECS + 1).collect(),
@@ -259,6 +260,7 @@ impl Range {
                 });
             }
         }
+        ordered(start, stop)?;
         let numbers = std::iter::successors(Some(start), |number| number.checked_mul(factor));
         Self {
             numbers: numbers.take_while(|number| *number <= stop).collect(),
@@ -279,9 +281,19 @@ impl Range {
         };
         Err(TemplateError::Bounds {
             given,
-            accepted: "1 to 65536 numbers, with start at most stop",
+            accepted: "1 to 65536 numbers",
         })
     }
+}
+
+fn ordered(start: u32, stop: u32) -> Result<(), TemplateError> {
+    if start <= stop {
+        return Ok(());
+    }
+    Err(TemplateError::Bounds {
+        given: format!("{start}..{stop}"),
+        accepted: "a start that is at most the stop",
+    })
 }
 
 impl FromStr for Range {
@@ -382,7 +394,11 @@ mod tests {
         for (range, message) in [
             (
                 "2..1",
-                "given no number, accepted 1 to 65536 numbers, with start at most stop",
+                "given 2..1, accepted a start that is at most the stop",
+            ),
+            (
+                "9..8*2",
+                "given 9..8, accepted a start that is at most the stop",
             ),
             ("1..9+0", "given a step of 0, accepted a step of 1 and up"),
             (

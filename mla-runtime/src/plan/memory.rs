@@ -190,8 +190,12 @@ impl MemoryNeeds {
     ///
     /// # Errors
     ///
-    /// If a limit is out of range, or as [`of`](Self::of).
+    /// If the problem has a [fault](Problem::fault), a limit is out of range, or as
+    /// [`of`](Self::of).
     pub fn of_steps(problem: &Problem, limits: &StepLimits) -> crate::error::Result<Self> {
+        if let Some(fault) = problem.fault() {
+            return Err(fault.into());
+        }
         let arrays = ArrayLayout::new(limits, problem.page_size)?;
         let absorbed = match problem.sparse {
             true => limits.tokens,

@@ -98,11 +98,19 @@ impl<'a, D: Stopwatch> Contenders<'a, D> {
         let Some(both) = &settings.backends else {
             return Ok(None);
         };
-        for name in both.iter().filter(|name| *name != ALL) {
+        let is_known = |name: &String| {
             // A name of the other phase says nothing about this one.
-            if registry.get(Phase::Decode, name).is_err() {
-                registry.get(Phase::Prefill, name)?;
-            }
+            let phases = [Phase::Decode, Phase::Prefill];
+            *name == ALL || phases.iter().any(|it| registry.get(*it, name).is_ok())
+        };
+        if let Some(name) = both.iter().find(|name| !is_known(name)) {
+            let [decode, prefill] =
+                [Phase::Decode, Phase::Prefill].map(|phase| registry.names(phase).join(", "));
+            return Err(CliError::argument(
+                "--backends",
+                format!("{name:?}"),
+                format!("{ALL}, for decodes {decode}, for prefills {prefill}"),
+            ));
         }
         let of_phase = both
             .iter()

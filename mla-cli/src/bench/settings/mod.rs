@@ -17,7 +17,7 @@ pub(super) use self::key::Key;
 pub(super) use self::values::{Measure, Route, Switch};
 use self::values::{RangeSetting, device_name, list};
 use super::lists::{ListKind, Lists};
-use crate::args::{list_width, natural, positive, samples, warm_up};
+use crate::args::{list_width, natural, positive, read_text, samples, warm_up};
 use crate::device::DeviceName;
 use crate::error::CliError;
 
@@ -180,7 +180,7 @@ impl Settings {
             path: path.to_owned(),
             message,
         };
-        let text = std::fs::read_to_string(path).map_err(|error| refused(error.to_string()))?;
+        let text = read_text(path, "a sweep file, as in mla-cli/sweeps").map_err(refused)?;
         let file: Self = serde_saphyr::from_str(&text).map_err(|error| {
             let line = error.location().map_or(1, |place| place.line());
             let given = text.lines().nth(line.saturating_sub(1) as usize);
