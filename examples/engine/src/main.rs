@@ -6,12 +6,10 @@
 //! ```
 
 use std::io::{ErrorKind, Write as _};
-use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use clap::builder::RangedU64ValueParser;
 use engine::Chosen;
 use engine::config::{Config, SMALL};
 use engine::engine::Engine;
@@ -31,34 +29,29 @@ struct Arguments {
     #[arg(long, default_value_t = 24)]
     requests: usize,
     /// The most tokens of a prompt, the beginning that all share included.
-    #[arg(long, default_value_t = 160, value_parser = within(1..=1 << 30))]
+    #[arg(long, default_value_t = 160)]
     prompt: usize,
     /// How many tokens each request generates.
-    #[arg(long, default_value_t = 48, value_parser = within(1..=1 << 30))]
+    #[arg(long, default_value_t = 48)]
     tokens: usize,
     /// Drafts that a step verifies, for each request.
-    #[arg(long, default_value_t = 3, value_parser = within(0..=255))]
+    #[arg(long, default_value_t = 3)]
     drafts: usize,
     /// Pages of the cache.
-    #[arg(long, default_value_t = 64, value_parser = within(1..=MOST))]
+    #[arg(long, default_value_t = 64)]
     pages: usize,
     /// The most tokens of a step.
-    #[arg(long, default_value_t = 256, value_parser = within(REQUESTS as u64..=MOST))]
+    #[arg(long, default_value_t = 256)]
     step: usize,
     /// What weights and prompts are made from.
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
 
-/// A number that is refused by the name of its argument.
-fn within(range: RangeInclusive<u64>) -> RangedU64ValueParser<usize> {
-    RangedU64ValueParser::new().range(range)
-}
-
-/// What the engine takes at most of anything.
-const MOST: u64 = i32::MAX as u64 - 1;
 /// The most requests of a step.
 const REQUESTS: usize = 16;
+/// The most tokens of a prompt, of what is generated for it, and of a step.
+const MOST_TOKENS: usize = 1 << 30;
 /// The tokens that all prompts begin with, at most.
 const SHARED: usize = 70;
 const PAGE: usize = 64;
@@ -75,7 +68,23 @@ fn main() -> ExitCode {
     }
 }
 
+/// Refuses by the name of the argument what the engine would refuse by another.
+fn check(arguments: &Arguments) -> Result<()> {
+    for (name, given, accepted) in [
+        ("--prompt", arguments.prompt, 1..=MOST_TOKENS),
+        ("--tokens", arguments.tokens, 1..=MOST_TOKENS),
+        ("--step", arguments.step, REQUESTS..=MOST_TOKENS),
+    ] {
+        if !accepted.contains(&given) {
+            let accepted = format!("{} to {}", accepted.start(), accepted.end());
+            return Err(Error::refused(name, given, accepted));
+        }
+    }
+    Ok(())
+}
+
 fn serve(arguments: &Arguments) -> Result<()> {
+    check(arguments)?;
     let mut status = Status::new("making the model");
     let json = match &arguments.config {
         None => SMALL.to_owned(),

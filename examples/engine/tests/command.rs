@@ -60,22 +60,29 @@ fn a_reader_that_stops_early_ends_it_without_an_error() {
 }
 
 #[test]
+fn a_negative_number_is_refused_by_its_argument() {
+    let output = engine("--requests -1").output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("'-1' for '--requests <REQUESTS>'"), "{said}");
+}
+
+#[test]
 fn settings_that_make_no_sense_are_refused_in_one_line() {
     let huge = usize::MAX.to_string();
     for (arguments, said) in [
         ("--pages 0", "pages: given 0, accepted 1 to "),
-        ("--prompt 0", "prompt: given no tokens, accepted 1 and up"),
-        ("--tokens 0", "max_tokens: given 0, accepted 1 and up"),
-        ("--step 15", "tokens: given 15, accepted 16 to "),
+        ("--prompt 0", "--prompt: given 0, accepted 1 to 1073741824"),
+        ("--tokens 0", "--tokens: given 0, accepted 1 to "),
+        ("--step 15", "--step: given 15, accepted 16 to "),
         (
             "--pages 1",
             "prompt: given 71 and 48 more, accepted at most 64 tokens in all",
         ),
         (&format!("--pages {huge}"), "pages: given "),
-        (&format!("--step {huge}"), "tokens: given "),
+        (&format!("--step {huge}"), "--step: given "),
         (&format!("--drafts {huge}"), "drafts: given "),
-        (&format!("--prompt {huge}"), "max_len: given "),
-        (&format!("--tokens {huge}"), "max_len: given "),
+        (&format!("--prompt {huge}"), "--prompt: given "),
+        (&format!("--tokens {huge}"), "--tokens: given "),
         (
             "--config /nowhere/config.json",
             "--config: given /nowhere/config.json (",

@@ -331,24 +331,3 @@ fn the_model_that_is_shipped_runs() {
     assert!(ids.iter().all(|id| said.tokens[id].len() == 4));
     assert_nothing_lost(&engine);
 }
-
-#[test]
-fn the_command_refuses_an_argument_by_its_name() {
-    for (argument, given, accepted) in [
-        ("--prompt", "0", "1..=1073741824"),
-        ("--prompt", "99999999999", "1..=1073741824"),
-        ("--tokens", "18446744073709551615", "1..=1073741824"),
-        ("--drafts", "1000", "0..=255"),
-        ("--pages", "0", "1..=2147483646"),
-        ("--step", "1", "16..=2147483646"),
-        ("--requests", "-1", "invalid digit"),
-    ] {
-        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_engine"));
-        let output = command.args([argument, given]).output().unwrap();
-        let error = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(2), "{argument} {given}: {error}");
-        for part in [argument, given, accepted] {
-            assert!(error.contains(part), "{argument} {given}: {error}");
-        }
-    }
-}
