@@ -59,9 +59,17 @@ fn limits_and_pages_of_no_size_or_any_are_refused_or_planned() {
     let problem = Problem::new(DIMS, 2, DType::F32);
     let none = problem.with_page_size(0);
     let limits = StepLimits::new(2, 2, 2);
+    for (page_size, refusal) in [
+        (0, "page_size: given 0, accepted 1 to 2147483647"),
+        (
+            u32::MAX,
+            "page_size: given 4294967295, accepted 1 to 2147483647",
+        ),
+    ] {
+        let needs = MemoryNeeds::of_steps(&problem.with_page_size(page_size), &limits).map(drop);
+        assert_eq!(needs.unwrap_err().to_string(), refusal);
+    }
     let refusal = "page_size: given 0, accepted 1 and up";
-    let needs = MemoryNeeds::of_steps(&none, &limits).map(drop);
-    assert_eq!(needs.unwrap_err().to_string(), refusal);
     let step = Step::within(&none, &limits, 1, &[StepRequest::new(1, 1, &[0])]).map(drop);
     assert_eq!(step.unwrap_err().to_string(), refusal);
     let many = limits.with_pages_per_request(usize::MAX / 2);
