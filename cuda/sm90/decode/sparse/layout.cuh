@@ -99,6 +99,14 @@ struct Layout {
     static_assert(kBytes <= kSharedLimit, "the CTA does not fit an SM");
 };
 
+// The number of keys of a tile, for all of a warp. One lane reads it, which is the one that gives
+// its place back.
+__device__ __forceinline__ int read_keys(const int& keys, int lane) {
+    int own = 0;
+    if (lane == 0) own = keys;
+    return __shfl_sync(~0u, own, 0);
+}
+
 // Counts uses of one of `count` places that are taken in turns.
 template <int count>
 struct Turn {

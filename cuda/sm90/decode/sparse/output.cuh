@@ -56,7 +56,7 @@ struct Output {
 #pragma unroll 1
             while (true) {
                 ptx::mbarrier_wait(ptx::shared_address(&s.announced[tile.place()]), tile.phase());
-                const int keys = __shfl_sync(~0u, s.keys[tile.place()], 0);
+                const int keys = read_keys(s.keys[tile.place()], lane);
                 if (keys > 0) {
                     if (keys == kTileKeys)
                         add_tile(acc, turn, ring);

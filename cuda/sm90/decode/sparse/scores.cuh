@@ -102,7 +102,7 @@ struct Scores {
 #pragma unroll 1
             while (true) {
                 ptx::mbarrier_wait(ptx::shared_address(&s.announced[tile.place()]), tile.phase());
-                const int keys = s.keys[tile.place()];
+                const int keys = read_keys(s.keys[tile.place()], lane);
                 if (keys == 0) break;
                 if (!kTurns || (turn.uses & 1) == group)
                     score(running, keys, ring, turn, turn.uses == first);

@@ -67,7 +67,7 @@ struct WideOutput {
     // The keys of the next tile; 0 behind the last one.
     __device__ int announced() const {
         ptx::mbarrier_wait(ptx::shared_address(&s.announced[tile.place()]), tile.phase());
-        return __shfl_sync(~0u, s.keys[tile.place()], 0);
+        return read_keys(s.keys[tile.place()], thread & 31);
     }
     __device__ void give_back() {
         free(s.announced_empty[tile.place()]);
