@@ -39,6 +39,15 @@ struct Items {
     __device__ static int splits() { return int(ptx::cluster_nctarank()); }
 };
 
+// Brings what is read first of an item's list into L2. Called by at least four threads, of which
+// this is `thread`.
+__device__ __forceinline__ void prefetch_list(const KernelParams& p, const Item& item, int thread) {
+    const Source& first = p.sources[0];
+    if (thread < 4 && (Items::split() + thread * Items::splits()) * kListGroup < first.width)
+        ptx::prefetch_global_l2(first.lists + item.token * first.list_stride +
+                                (Items::split() + thread * Items::splits()) * kListGroup);
+}
+
 // Brings what the next item begins with into L2: its queries, and what is read first of its list.
 // Called by `threads` threads, of which this is `thread`.
 __device__ __forceinline__ void prefetch_item(const KernelParams& p, int index, int thread,
@@ -52,10 +61,7 @@ __device__ __forceinline__ void prefetch_item(const KernelParams& p, int index, 
         ptx::prefetch_global_l2(line < lines - 1 ? item.latent(p, head) + line * 128
                                                  : item.rope(p, head));
     }
-    const Source& first = p.sources[0];
-    if (thread < 4 && (Items::split() + thread * Items::splits()) * kListGroup < first.width)
-        ptx::prefetch_global_l2(first.lists + item.token * first.list_stride +
-                                (Items::split() + thread * Items::splits()) * kListGroup);
+    prefetch_list(p, item, thread);
 }
 
 // Looks for where the lists of the next item end, and before the first item for those of both.

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "../../../../common/quad.cuh"
+#include "../../../../ptx/prefetch.cuh"
 #include "../merge.cuh"
 #include "scores.cuh"
 
@@ -37,7 +38,7 @@ struct WideOutput {
 #pragma unroll 1
         for (int i = Items::first(p); i < p.items; i += Items::step(), ++done) {
             // There is nothing else to do yet.
-            prefetch_item(p, i + Items::step(), thread, kOutputThreads);
+            prefetch(i + Items::step());
             find_ends(p, s.ends, i, done, thread);
             Sums acc;
 #pragma unroll
@@ -64,10 +65,25 @@ struct WideOutput {
     }
 
   private:
+    // Brings what an item begins with into L2. Its queries are read once, so they are evict-first:
+    // rows of the cache, which others read too, had better stay.
+    __device__ void prefetch(int index) const {
+        if (index >= p.items) return;
+        const Item item(p, index);
+        static_assert(2 * L::kRows <= kOutputThreads, "a thread for each part of a query");
+        const int head = thread >> 1;
+        if (head < item.heads) {
+            const bool rope = thread & 1;
+            ptx::cp_async_bulk_prefetch(rope ? item.rope(p, head) : item.latent(p, head),
+                                        (rope ? kRope : kLatent) * 2,
+                                        ptx::createpolicy_evict_first());
+        }
+        prefetch_list(p, item, thread);
+    }
     // The keys of the next tile; 0 behind the last one.
     __device__ int announced() const {
         ptx::mbarrier_wait(ptx::shared_address(&s.announced[tile.place()]), tile.phase());
-        return read_keys(s.keys[tile.place()], thread & 31);
+        return __shfl_sync(~0u, s.keys[tile.place()], 0);
     }
     __device__ void give_back() {
         free(s.announced_empty[tile.place()]);
@@ -125,7 +141,8 @@ struct WideOutput {
             }
     }
 
-    // Writes the output of an item that has no splits, 16 bytes at a time.
+    // Writes the output of an item that has no splits, 16 bytes at a time, as evict-first, as
+    // queries are read.
     __device__ void write(const Sums& acc, const Item& item) const {
         const int q = thread & 3;
 #pragma unroll
@@ -145,8 +162,8 @@ struct WideOutput {
                     }
                     transpose_quad(words, q);
                     if (head < item.heads)
-                        *reinterpret_cast<uint4*>(to + latent_of(stage, i + q)) =
-                            make_uint4(words[0], words[1], words[2], words[3]);
+                        __stcs(reinterpret_cast<uint4*>(to + latent_of(stage, i + q)),
+                               make_uint4(words[0], words[1], words[2], words[3]));
                 }
         }
     }

@@ -47,7 +47,7 @@ struct WideScores {
 #pragma unroll 1
             while (true) {
                 ptx::mbarrier_wait(ptx::shared_address(&s.announced[tile.place()]), tile.phase());
-                const int keys = read_keys(s.keys[tile.place()], lane);
+                const int keys = s.keys[tile.place()];
                 if (keys == 0) break;
                 score(held, low, high, keys);
                 give_back();
