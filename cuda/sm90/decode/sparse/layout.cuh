@@ -100,7 +100,7 @@ struct Layout {
 };
 
 // The number of keys of a tile, for all of a warp. One lane reads it, which is the one that gives
-// its place back.
+// its place back. `wide/`, whose loop took 0.6 to 0.9% longer by it, does without.
 __device__ __forceinline__ int read_keys(const int& keys, int lane) {
     int own = 0;
     if (lane == 0) own = keys;
