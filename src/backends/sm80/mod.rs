@@ -25,13 +25,13 @@ const RUN_ON: &[Run] = &[
         gpu: "H200",
         capability: Capability::new(9, 0),
         date: "2026-11-23",
-        commit: "7461515",
+        commit: "dfd90dc",
     },
     Run {
         gpu: "H100",
         capability: Capability::new(9, 0),
         date: "2026-11-23",
-        commit: "7461515",
+        commit: "dfd90dc",
     },
 ];
 
