@@ -583,6 +583,10 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
             "--cases: \".\": cannot read it: Is a directory (os error 21); accepted: a file of cases",
         ),
         (
+            "8q1s1k --ceilings .".into(),
+            "--ceilings: \".\": cannot read it: Is a directory (os error 21); accepted: what `mla bench ceilings",
+        ),
+        (
             format!("--cases {}", file("empty.json", "")),
             "given what is no such file (EOF while parsing a value at line 1 column 0), accepted a \
              file of cases, as in mla-cli/cases",

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::files::{Until, check_files, json, save};
 use super::random::Normal;
 use super::statistics::Summary;
-use crate::args::{named, positive, samples};
+use crate::args::{named, positive, read_text, samples};
 use crate::cost::Cost;
 use crate::device::{About, DeviceName, Job};
 use crate::error::CliError;
@@ -56,7 +56,8 @@ impl Ceilings {
             path: path.to_owned(),
             message,
         };
-        let text = std::fs::read_to_string(path).map_err(|error| refused(error.to_string()))?;
+        let accepted = "what `mla bench ceilings --json` writes";
+        let text = read_text(path, accepted).map_err(refused)?;
         let ceilings: Self =
             serde_json::from_str(&text).map_err(|error| refused(error.to_string()))?;
         for (field, given) in [

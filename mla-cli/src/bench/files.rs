@@ -40,7 +40,7 @@ pub(super) fn check_files<const N: usize>(paths: [&Option<PathBuf>; N]) -> Resul
 /// Begins and drops the file that [`save`] writes first.
 fn try_to_write(path: &Path) -> std::io::Result<()> {
     let place = place(path);
-    if place.exists() && !place.is_file() {
+    if is_written_in_place(&place) {
         return Ok(());
     }
     let part = part(&place);
@@ -65,6 +65,11 @@ fn place(path: &Path) -> PathBuf {
     fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
 }
 
+/// Whether it is there and no file, such as a pipe: no other file may take its place.
+fn is_written_in_place(place: &Path) -> bool {
+    place.exists() && !place.is_file()
+}
+
 fn part(place: &Path) -> PathBuf {
     place.with_added_extension("part")
 }
@@ -80,7 +85,7 @@ pub(super) fn json(result: &impl Serialize) -> String {
 pub(super) fn save(path: &Path, until: Until, text: &str) -> Result<(), CliError> {
     let failed = |error: std::io::Error| unwritable(path, &error);
     let place = place(path);
-    if place.exists() && !place.is_file() {
+    if is_written_in_place(&place) {
         return match until {
             Until::Row => Ok(()),
             Until::End => fs::write(&place, text).map_err(failed),
