@@ -1,6 +1,8 @@
 //! The public interface of each published crate, checked in: a change of it is seen in review.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use public_api::Builder;
@@ -84,16 +86,12 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 fn list(workspace: &Workspace, package: &str, features: &str) -> anyhow::Result<String> {
-    // A folder of its own: build scripts of other crates look at RUSTC_BOOTSTRAP, and everything
-    // would be built anew each time it comes and goes.
-    let target = workspace.target.join("api");
     let status = workspace
         .cargo()
         .args(["rustdoc", "--quiet", "--lib", "--package", package])
         .args(["--features", features])
         .args(["--", "-Zunstable-options", "--output-format=json"])
-        .env("CARGO_TARGET_DIR", &target)
-        .env("RUSTC_BOOTSTRAP", "1")
+        .env("RUSTDOC", unstable_rustdoc(&workspace.target)?)
         // As where documentation is hosted: without CUDA.
         .env("DOCS_RS", "1")
         .status()?;
@@ -101,7 +99,9 @@ fn list(workspace: &Workspace, package: &str, features: &str) -> anyhow::Result<
         status.success(),
         "rustdoc failed for {package}; its message stands above"
     );
-    let json = target.join(format!("doc/{}.json", package.replace('-', "_")));
+    let json = workspace
+        .target
+        .join(format!("doc/{}.json", package.replace('-', "_")));
     let api = Builder::from_rustdoc_json(json)
         .omit_blanket_impls(true)
         .omit_auto_trait_impls(true)
@@ -109,6 +109,19 @@ fn list(workspace: &Workspace, package: &str, features: &str) -> anyhow::Result<
         .build()
         .with_context(|| format!("cannot read what rustdoc says of {package}"))?;
     Ok(api.to_string())
+}
+
+/// A rustdoc that takes unstable options. Cargo and rustc are to know nothing of it: build scripts of other crates look
+/// at the variable that allows them, and everything would be built anew each time it comes and goes.
+fn unstable_rustdoc(target: &Path) -> anyhow::Result<PathBuf> {
+    let script = target.join("unstable-rustdoc");
+    fs::write(
+        &script,
+        "#!/bin/sh\nRUSTC_BOOTSTRAP=1 exec rustdoc \"$@\"\n",
+    )
+    .and_then(|()| fs::set_permissions(&script, fs::Permissions::from_mode(0o755)))
+    .with_context(|| format!("cannot write {}", script.display()))?;
+    Ok(script)
 }
 
 fn show_difference(old: &str, new: &str) {
