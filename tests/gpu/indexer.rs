@@ -386,6 +386,32 @@ fn lists_of_clustered_and_special_logits_are_exact() -> Result<()> {
 
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored indexer"]
+fn lists_of_few_long_rows_are_exact() -> Result<()> {
+    let gpu = gpu();
+    // Clusters of eight and of four that keep rows in registers, and what lies on either side.
+    let eight: &[(usize, usize)] = &[(1, 131_072), (2, 50_000), (1, 2049), (1, 9000), (1, 33_000)];
+    let sixteen = [(15, 32_900), (1, 70_001)];
+    let seventeen = [(16, 32_900), (1, 70_001)];
+    let sized: [&[(usize, usize)]; 6] = [
+        eight,
+        &sixteen,
+        &seventeen,
+        &[(1, 32_768)],
+        &[(1, 32_769)],
+        &[(1, 262_144)],
+    ];
+    for requests in sized {
+        for kind in 0..KINDS {
+            for topk in [1, 2048] {
+                check_lists(&gpu, topk, requests, kind)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored indexer"]
 fn lists_of_ten_thousand_rows_are_exact() -> Result<()> {
     let gpu = gpu();
     let mut rng = rng(79);

@@ -66,12 +66,16 @@ extern "C" MlaStatus mla_topk_sm90(const MlaTopkParams* params, void* stream) {
     if (p.rows == 0) return ok();
     s = check(p);
     if (s.code != MLA_OK) return s;
-    int most;
-    s = cuda_status("cudaFuncSetAttribute", ready(facts.device, most));
+    Places places;
+    s = cuda_status("cudaFuncSetAttribute", ready(facts.device, places));
     if (s.code != MLA_OK) return s;
-    const int ctas = choose_ctas(p.rows, p.columns, facts.multiprocessors, most);
-    const bool many = int64_t(p.rows) * ctas > facts.multiprocessors;
     const auto queue = static_cast<cudaStream_t>(stream);
+    const int swift = choose_swift(p.rows, p.columns, p.topk, facts.multiprocessors, places);
+    if (swift > 0)
+        return cuda_status("cudaLaunchKernelEx",
+                           launch_swift(kernel_params(p), p.rows, swift, queue));
+    const int ctas = choose_ctas(p.rows, p.columns, facts.multiprocessors, places.most);
+    const bool many = int64_t(p.rows) * ctas > facts.multiprocessors;
     return cuda_status("cudaLaunchKernelEx",
                        launch(kernel_params(p), p.rows, ctas, kernel_for(many), queue));
 }

@@ -10,6 +10,7 @@
 #include "../../../common/clusters.cuh"
 #include "../../../common/device.cuh"
 #include "kernel.cuh"
+#include "swift.cuh"
 
 namespace mla::sm90::topk {
 
@@ -56,6 +57,39 @@ inline int choose_ctas(int rows, int columns, int multiprocessors, int most) {
     return ctas < 4 ? 1 : ctas;
 }
 
+// What a device has room for at once.
+struct Places {
+    int most;  // CTAs of a cluster
+    // Clusters of four and of eight CTAs with an SM each.
+    int fours, eights;
+};
+
+// The fewest columns, less one, of which rows are kept in registers.
+constexpr int kLongRow = 32768;
+
+// Candidates that each CTA of a row in registers has room for; 0 if these are too few.
+inline int swift_room(int columns, int topk, int ctas) {
+    const double each = double(columns) / kSamples;
+    const double expected = topk / each, wanted = expected + 4 * std::sqrt(expected) + 8;
+    const double likely = (1.15 * wanted + 5 * std::sqrt(wanted)) * each;
+    const int want = int(std::max(std::min(double(columns), likely), 4096.)) / 32 * 32;
+    int most = (kMostBytes - swift_bytes(ctas, 0)) / 4 / (ctas + 1);
+    most = std::min(most, (1 << kPlaceBits) / ctas) / 32 * 32;
+    const int room = std::min(want, most);
+    return room >= topk && int64_t(room) * ctas >= 2 * int64_t(want) ? room : 0;
+}
+
+// How many CTAs have a row in registers, or 0: few long rows, each of which finds room at once.
+inline int choose_swift(int rows, int columns, int topk, int multiprocessors,
+                        const Places& places) {
+    if (columns <= kLongRow || int64_t(rows) * 8 > multiprocessors) return 0;
+    for (const int ctas : {8, 4})
+        if (rows <= (ctas == 8 ? places.eights : places.fours) &&
+            columns <= ctas * kMostInRegisters && swift_room(columns, topk, ctas) > 0)
+            return ctas;
+    return 0;
+}
+
 using Kernel = void (*)(KernelParams);
 
 // Many rows hide each other's waits; of few, each has more loads in flight.
@@ -63,31 +97,49 @@ inline Kernel kernel_for(bool many) {
     return many ? &topk_kernel<2, 3, false> : &topk_kernel<8, 1, true>;
 }
 
-// Readies the kernels on a device; the most CTAs that a cluster of them may have there.
-inline cudaError_t ready(int device, int& most) {
-    static std::atomic<int> known[kMaxDevices];
-    most = known[device].load(std::memory_order_relaxed);
-    if (most > 0) return cudaSuccess;
-    most = 16;
-    for (const bool many : {false, true}) {
-        const Kernel kernel = kernel_for(many);
-        const cudaError_t e =
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostBytes);
-        if (e != cudaSuccess) return e;
-        // Clusters of 16 are an offer that a device may refuse.
-        ClusterAttributes attributes = {};
-        const cudaLaunchConfig_t config =
-            early_clusters(16, 16, kThreads, kMostBytes, nullptr, attributes);
-        int clusters = 0;
-        if (cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) !=
-                cudaSuccess ||
-            cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess ||
-            clusters == 0)
-            most = 8;
+// For rows of so many logits for each CTA.
+inline Kernel swift_for(int each) {
+    if (each <= 4 * kVectorStep) return &swift_kernel<4>;
+    return each <= 8 * kVectorStep ? &swift_kernel<8> : &swift_kernel<16>;
+}
+
+// Readies the kernels on a device, and finds what has room there.
+inline cudaError_t ready(int device, Places& places) {
+    static std::atomic<uint64_t> known[kMaxDevices];
+    uint64_t packed = known[device].load(std::memory_order_relaxed);
+    if (packed == 0) {
+        uint64_t most = 16;
+        int fours = 0, eights = 0;
+        const auto clusters_of = [](Kernel kernel, int ctas, int& clusters) {
+            ClusterAttributes attributes = {};
+            const cudaLaunchConfig_t config =
+                early_clusters(ctas, ctas, kThreads, kMostBytes, nullptr, attributes);
+            if (cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess)
+                clusters = 0;
+        };
+        for (const Kernel kernel : {kernel_for(false), kernel_for(true), swift_for(4 * kVectorStep),
+                                    swift_for(8 * kVectorStep), swift_for(16 * kVectorStep)}) {
+            const cudaError_t e = cudaFuncSetAttribute(
+                kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostBytes);
+            if (e != cudaSuccess) return e;
+        }
+        for (const bool many : {false, true}) {
+            // Clusters of 16 are an offer that a device may refuse.
+            int clusters = 0;
+            if (cudaFuncSetAttribute(kernel_for(many),
+                                     cudaFuncAttributeNonPortableClusterSizeAllowed, 1) ==
+                cudaSuccess)
+                clusters_of(kernel_for(many), 16, clusters);
+            if (clusters == 0) most = 8;
+        }
+        clusters_of(swift_for(kMostInRegisters), 4, fours);
+        clusters_of(swift_for(kMostInRegisters), 8, eights);
+        // What was refused is no error of this launch.
+        cudaGetLastError();
+        packed = most | uint64_t(fours) << 16 | uint64_t(eights) << 32;
+        known[device].store(packed, std::memory_order_relaxed);
     }
-    // What was refused is no error of this launch.
-    cudaGetLastError();
-    known[device].store(most, std::memory_order_relaxed);
+    places = {int(packed & 0xffff), int(packed >> 16 & 0xffff), int(packed >> 32 & 0xffff)};
     return cudaSuccess;
 }
 
@@ -99,6 +151,18 @@ inline cudaError_t launch(KernelParams p, int rows, int ctas, Kernel kernel, cud
         rows * ctas, ctas, kThreads, shared_bytes(p.rows.columns, p.candidates, p.resident), stream,
         attributes);
     return cudaLaunchKernelEx(&config, kernel, p);
+}
+
+inline cudaError_t launch_swift(KernelParams p, int rows, int ctas, cudaStream_t stream) {
+    const int columns = p.rows.columns;
+    p.candidates = swift_room(columns, p.topk, ctas);
+    // Behind `Shared` a row that a sample misleads about has its two bitmaps.
+    const int bytes = std::max(swift_bytes(ctas, p.candidates),
+                               int(sizeof(Shared)) + 2 * bitmap_words(columns) * 4);
+    ClusterAttributes attributes = {};
+    const cudaLaunchConfig_t config =
+        early_clusters(rows * ctas, ctas, kThreads, bytes, stream, attributes);
+    return cudaLaunchKernelEx(&config, swift_for((columns + ctas - 1) / ctas), p);
 }
 
 }  // namespace mla::sm90::topk

@@ -17,6 +17,9 @@ namespace mla::sm90::topk {
 
 // Entries of the block table that a CTA keeps.
 constexpr int kPages = 2048;
+// Logits that the threads of a CTA load at once, and the most that they keep.
+constexpr int kVectorStep = 4 * kThreads;
+constexpr int kMostInRegisters = 16 * kVectorStep;
 // Candidates are numbered in so many bits.
 constexpr int kPlaceBits = 16;
 
@@ -196,8 +199,9 @@ __device__ __forceinline__ uint64_t find_cut(Shared& s, const WarpShare& share,
 __device__ __forceinline__ void exchange_candidates(const Cluster& cluster, const SwiftBuffers& b,
                                                     uint32_t found, uint32_t room) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    // All have begun.
+    // All have begun: this says nothing of what has been collected since, also in this CTA.
     ptx::barrier_cluster_wait();
+    __syncthreads();
     if (warp < cluster.ctas) {
         const float* own = b.values + cluster.rank * room;
         const uint32_t to = ptx::mapa(ptx::shared_address(own), warp);
@@ -214,7 +218,8 @@ __device__ __forceinline__ void exchange_candidates(const Cluster& cluster, cons
 }
 
 template <int kVectors>
-__global__ void __launch_bounds__(kThreads, 1) swift_kernel(const __grid_constant__ KernelParams p) {
+__global__ void __launch_bounds__(kThreads, 1)
+    swift_kernel(const __grid_constant__ KernelParams p) {
     Shared& s = *reinterpret_cast<Shared*>(ptx::dynamic_shared());
     const Cluster cluster{ptx::cluster_ctarank(), ptx::cluster_nctarank()};
     const int room = p.candidates;
@@ -235,7 +240,7 @@ __global__ void __launch_bounds__(kThreads, 1) swift_kernel(const __grid_constan
     }
     const int each = (row.seen + 4 * int(cluster.ctas) - 1) / (4 * int(cluster.ctas)) * 4;
     const int begin = min(int(cluster.rank) * each, row.seen), end = min(begin + each, row.seen);
-    const int steps = (each + 4 * kThreads - 1) / (4 * kThreads);
+    const int steps = (each + kVectorStep - 1) / kVectorStep;
     *reinterpret_cast<uint4*>(&s.bins[4 * threadIdx.x]) = {0, 0, 0, 0};
     if (threadIdx.x == 0) s.pairs = 0;
     if (cluster.ctas > 1) ptx::barrier_cluster_arrive();
