@@ -156,9 +156,10 @@ inline cudaError_t launch(KernelParams p, int rows, int ctas, Kernel kernel, cud
 inline cudaError_t launch_swift(KernelParams p, int rows, int ctas, cudaStream_t stream) {
     const int columns = p.rows.columns;
     p.candidates = swift_room(columns, p.topk, ctas);
-    // Behind `Shared` a row that a sample misleads about has its two bitmaps.
-    const int bytes = std::max(swift_bytes(ctas, p.candidates),
-                               int(sizeof(Shared)) + 2 * bitmap_words(columns) * 4);
+    // A row that the sample misleads about is put where others are brought.
+    p.resident = resident_for(columns, ctas);
+    const int bytes =
+        std::max(swift_bytes(ctas, p.candidates), shared_bytes(columns, 0, p.resident));
     ClusterAttributes attributes = {};
     const cudaLaunchConfig_t config =
         early_clusters(rows * ctas, ctas, kThreads, bytes, stream, attributes);

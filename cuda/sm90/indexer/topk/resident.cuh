@@ -125,16 +125,13 @@ __device__ __forceinline__ void share_pairs(const Cluster& cluster, Shared& s,
     __syncthreads();
 }
 
-// Chooses from a row of which this CTA has `count` logits from `begin`, and writes its slots.
-__device__ __forceinline__ void choose_resident(Shared& s, const Buffers& buffers,
-                                                const KernelParams& p, const Row& row,
-                                                const Cluster& cluster, const float* logits,
-                                                int begin, int count, int32_t* list) {
+// Chooses from a row of which this CTA's shared memory has `count` logits from `begin`, and writes
+// its slots. Bins, bitmaps and counts are zero.
+__device__ __forceinline__ void choose_kept(Shared& s, const Buffers& buffers,
+                                            const KernelParams& p, const Row& row,
+                                            const Cluster& cluster, const Guess& guessed, int begin,
+                                            int count, int32_t* list) {
     float* own = buffers.row();
-    start_row(s, own, logits + begin, count, p.vectors);
-    const Guess guessed = guess<kSampled>(s, logits, row.seen, p.vectors, p.topk);
-    s.arrived.wait(0);
-    __syncthreads();
     const Threshold t = find_threshold(cluster, s, own, count, p.topk, row.seen, guessed);
 
     // Of many equal keys those of the lowest positions, which are in a bitmap of their own. Few
@@ -203,6 +200,18 @@ __device__ __forceinline__ void choose_resident(Shared& s, const Buffers& buffer
     // No CTA has more positions than logits.
     write_list(s, p.rows, row, buffers.chosen, words, begin, buffers.positions(), list + ahead);
     if (cluster.ctas > 1) ptx::barrier_cluster_wait();
+}
+
+// The same for logits that are not there yet.
+__device__ __forceinline__ void choose_resident(Shared& s, const Buffers& buffers,
+                                                const KernelParams& p, const Row& row,
+                                                const Cluster& cluster, const float* logits,
+                                                int begin, int count, int32_t* list) {
+    start_row(s, buffers.row(), logits + begin, count, p.vectors);
+    const Guess guessed = guess<kSampled>(s, logits, row.seen, p.vectors, p.topk);
+    s.arrived.wait(0);
+    __syncthreads();
+    choose_kept(s, buffers, p, row, cluster, guessed, begin, count, list);
 }
 
 }  // namespace mla::sm90::topk

@@ -11,7 +11,7 @@
 #pragma once
 
 #include "candidates.cuh"
-#include "choose.cuh"
+#include "resident.cuh"
 
 namespace mla::sm90::topk {
 
@@ -46,18 +46,38 @@ __device__ __forceinline__ float none() { return __int_as_float(0x7fffffff); }
 
 __device__ __forceinline__ uint32_t byte_of(uint32_t word, int i) { return word >> 8 * i & 0xff; }
 
-// The guess, from one vector of the sample in each thread.
+// The guess, from one vector of the sample in each thread. Values in equal steps seldom need a
+// second histogram, as keys mostly do.
 __device__ __forceinline__ Guess guess_from(Shared& s, const float4& x, int count, int topk) {
     const float expected = float(kSamples) * float(topk) / float(count);
     const uint32_t wanted = uint32_t(expected + 4.f * sqrtf(expected) + 8.f);
     if (wanted >= kSamples) return {logit_of(0), 0};
+    const uint32_t enough = max(wanted / 3, 12u);
+    const float values[4] = {x.x, x.y, x.z, x.w};
     const uint32_t keys[4] = {key_of(x.x), key_of(x.y), key_of(x.z), key_of(x.w)};
     Range range;
 #pragma unroll
     for (const uint32_t key : keys) range.add(key);
     range = range_of_cta(s, range);
+    const float lowest = logit_of(range.least);
+    const float scale = float(kBins) / (logit_of(range.largest) - lowest);
+    // Not if all are equal, nor if there are infinite ones or NaN.
+    if (scale > 0 && scale < 1e30f) {
+#pragma unroll
+        for (const float value : values)
+            atomicAdd(&s.bins[min(uint32_t((value - lowest) * scale), kBins - 1u)], 1u);
+        __syncthreads();
+        find_bin(s, s.bins, kBins, wanted);
+        const uint32_t bin = s.bin, inside = s.inside;
+        *reinterpret_cast<uint4*>(&s.bins[4 * threadIdx.x]) = {0, 0, 0, 0};
+        __syncthreads();
+        if (inside <= enough) {
+            const float least = lowest + float(bin) / scale;
+            return {least, max(range.largest, key_of(least)) - key_of(least)};
+        }
+    }
     Threshold t = {range.least, range.largest - range.least, wanted, kSamples};
-    narrow(s, t, t.width, max(wanted / 4, 12u), [&](const auto& visit) {
+    narrow(s, t, t.width, enough, [&](const auto& visit) {
 #pragma unroll
         for (const uint32_t key : keys) visit(key);
     });
@@ -123,7 +143,7 @@ __device__ __forceinline__ uint32_t collect_in_order(Shared& s, const float4 (&x
     return found;
 }
 
-// The candidates that a warp looks at: of one CTA of the cluster, in order.
+// The candidates that a warp looks at, of one CTA of the cluster.
 struct WarpShare {
     uint32_t cta, begin, end;
     const float* values;
@@ -132,7 +152,7 @@ struct WarpShare {
     __device__ __forceinline__ WarpShare(const Cluster& cluster, const SwiftBuffers& b, int room) {
         const uint32_t warp = threadIdx.x / 32, warps = kWarps / cluster.ctas;
         cta = warp / warps;
-        const uint32_t count = b.counts[cta];
+        const uint32_t count = cta < cluster.ctas ? b.counts[cta] : 0;
         const uint32_t each = (count + 32 * warps - 1) / (32 * warps) * 32;
         begin = min(warp % warps * each, count);
         end = min(begin + each, count);
@@ -142,8 +162,13 @@ struct WarpShare {
     template <typename Visit>
     __device__ __forceinline__ void each(const Visit& visit) const {
 #pragma unroll 1
-        for (uint32_t i = begin + threadIdx.x % 32; i < end; i += 32)
-            visit(key_of(values[i]), place + i);
+        for (uint32_t i = begin + threadIdx.x % 32 * 4; i < end; i += 128) {
+            const float4 x = *reinterpret_cast<const float4*>(values + i);
+            const float of[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+                if (i + j < end) visit(key_of(of[j]), place + i + j);
+        }
     }
 };
 
@@ -168,9 +193,9 @@ __device__ __forceinline__ uint64_t find_cut(Shared& s, const WarpShare& share,
         share.each([&](uint32_t key, uint32_t) { visit(key); });
     });
     if (t.inside == t.wanted) return uint64_t(t.least) << 32;
-    // Of very many that are equal the places are narrowed in the same way.
+    // Of many that are equal the places are narrowed in the same way.
     Threshold places = {0, (1u << kPlaceBits) - 1, t.wanted, t.inside};
-    if (t.inside > kMostPairs) {
+    if (t.inside > kMostPairs / 4) {
         narrow(s, places, places.width, kMostPairs / 4, [&](const auto& visit) {
             share.each([&](uint32_t key, uint32_t place) {
                 if (key == t.least) visit(uint32_t(pair_of(key, place)));
@@ -242,7 +267,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     const int begin = min(int(cluster.rank) * each, row.seen), end = min(begin + each, row.seen);
     const int steps = (each + kVectorStep - 1) / kVectorStep;
     *reinterpret_cast<uint4*>(&s.bins[4 * threadIdx.x]) = {0, 0, 0, 0};
-    if (threadIdx.x == 0) s.pairs = 0;
+    if (threadIdx.x == 0) s.pairs = s.counts.x = s.counts.y = 0;
     if (cluster.ctas > 1) ptx::barrier_cluster_arrive();
     // The pages of this CTA's positions.
     const int first_page = begin / p.rows.page_size;
@@ -297,33 +322,49 @@ __global__ void __launch_bounds__(kThreads, 1)
     const uint32_t all = __reduce_add_sync(~0u, of_cta);
     const uint32_t most = __reduce_max_sync(~0u, of_cta);
     if (all < uint32_t(p.topk) || most > uint32_t(room)) {
-        if (cluster.rank != 0) return;
+        // The sample misled. The row is still there: its keys are counted where they are.
         const Buffers buffers(s, p.rows.columns);
         __syncthreads();
-        choose_row(s, buffers, logits, row.seen, p.topk);
-        write_list(s, p.rows, row, buffers.chosen, (row.seen + 31) / 32, 0, nullptr, list);
+        for (int i = threadIdx.x; i < (each + 31) / 32; i += kThreads)
+            buffers.chosen[i] = buffers.tied(p.resident)[i] = 0;
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i)
+            if (i < steps && first + i * 128 < end)
+                *reinterpret_cast<float4*>(buffers.row() + (first - begin) + i * 128) = x[i];
+        __syncthreads();
+        choose_kept(s, buffers, p, row, cluster, guessed, begin, end - begin, list);
         return;
     }
     const WarpShare share(cluster, b, room);
     const uint64_t cut = find_cut(s, share, guessed, all, p.topk);
 
-    uint32_t chosen = 0;
-    share.each([&](uint32_t key, uint32_t place) { chosen += pair_of(key, place) >= cut; });
-    chosen = __reduce_add_sync(~0u, chosen);
-    if (lane == 0) s.warp_sums[warp] = chosen;
+    // Every warp writes some of this CTA's own, behind what is chosen before them.
+    const uint32_t each_warp = (found + kThreads - 1) / kThreads * 32;
+    const uint32_t own_begin = min(warp * each_warp, found), own_place = cluster.rank * room;
+    const uint32_t own_end = min(own_begin + each_warp, found);
+    const auto is_chosen = [&](uint32_t i) {
+        return i < own_end && pair_of(key_of(own[i]), own_place + i) >= cut;
+    };
+    uint32_t before = 0, mine = 0;
+    if (share.cta < cluster.rank)
+        share.each([&](uint32_t key, uint32_t place) { before += pair_of(key, place) >= cut; });
+    for (uint32_t i = own_begin + lane; i < own_end; i += 32) mine += is_chosen(i);
+    // In one number: no list is as long as there are places.
+    const uint32_t both = __reduce_add_sync(~0u, before << kPlaceBits | mine);
+    if (lane == 0) s.warp_sums[warp] = both;
     __syncthreads();
-    uint32_t at = __reduce_add_sync(~0u, lane < warp ? s.warp_sums[lane] : 0);
-    if (share.cta != cluster.rank) return;
+    const uint32_t of_warp = lane < kWarps ? s.warp_sums[lane] : 0;
+    uint32_t at = __reduce_add_sync(
+        ~0u, (of_warp >> kPlaceBits) + (lane < warp ? of_warp & ((1u << kPlaceBits) - 1) : 0));
     if (kept) row.table = b.pages - first_page;
 #pragma unroll 1
-    for (uint32_t base = share.begin; base < share.end; base += 32) {
-        const uint32_t i = base + lane;
-        const bool is = i < share.end && pair_of(key_of(share.values[i]), share.place + i) >= cut;
-        const uint32_t of_warp = __ballot_sync(~0u, is);
+    for (uint32_t base = own_begin; base < own_end; base += 32) {
+        const bool is = is_chosen(base + lane);
+        const uint32_t chosen = __ballot_sync(~0u, is);
         if (is)
-            list[at + __popc(of_warp & ((1u << lane) - 1))] =
-                indexer::slot_of(p.rows, row, b.positions[i]);
-        at += __popc(of_warp);
+            list[at + __popc(chosen & ((1u << lane) - 1))] =
+                indexer::slot_of(p.rows, row, b.positions[base + lane]);
+        at += __popc(chosen);
     }
 }
 
