@@ -70,7 +70,7 @@ extern "C" MlaStatus mla_topk_sm90(const MlaTopkParams* params, void* stream) {
     s = cuda_status("cudaFuncSetAttribute", ready(facts.device, places));
     if (s.code != MLA_OK) return s;
     const auto queue = static_cast<cudaStream_t>(stream);
-    const int swift = choose_swift(p.rows, p.columns, p.topk, facts.multiprocessors, places);
+    const int swift = choose_swift(p.rows, p.columns, p.topk, places);
     if (swift > 0)
         return cuda_status("cudaLaunchKernelEx",
                            launch_swift(kernel_params(p), p.rows, swift, queue));

@@ -60,11 +60,11 @@ inline int choose_ctas(int rows, int columns, int multiprocessors, int most) {
 // What a device has room for at once.
 struct Places {
     int most;  // CTAs of a cluster
-    // Clusters of four and of eight CTAs with an SM each.
-    int fours, eights;
+    // Clusters of three, four and eight CTAs with an SM each.
+    int threes, fours, eights;
 };
 
-// The fewest columns, less one, of which rows are kept in registers.
+// The fewest columns of which rows are kept in registers.
 constexpr int kLongRow = 32768;
 
 // Candidates that each CTA of a row in registers has room for; 0 if these are too few.
@@ -80,12 +80,12 @@ inline int swift_room(int columns, int topk, int ctas) {
 }
 
 // How many CTAs have a row in registers, or 0: few long rows, each of which finds room at once.
-inline int choose_swift(int rows, int columns, int topk, int multiprocessors,
-                        const Places& places) {
-    if (columns <= kLongRow || int64_t(rows) * 8 > multiprocessors) return 0;
-    for (const int ctas : {8, 4})
-        if (rows <= (ctas == 8 ? places.eights : places.fours) &&
-            columns <= ctas * kMostInRegisters && swift_room(columns, topk, ctas) > 0)
+inline int choose_swift(int rows, int columns, int topk, const Places& places) {
+    if (columns < kLongRow) return 0;
+    const int sizes[3][2] = {{8, places.eights}, {4, places.fours}, {3, places.threes}};
+    for (const auto& [ctas, clusters] : sizes)
+        if (rows <= clusters && columns <= ctas * kMostInRegisters &&
+            swift_room(columns, topk, ctas) > 0)
             return ctas;
     return 0;
 }
@@ -109,7 +109,7 @@ inline cudaError_t ready(int device, Places& places) {
     uint64_t packed = known[device].load(std::memory_order_relaxed);
     if (packed == 0) {
         uint64_t most = 16;
-        int fours = 0, eights = 0;
+        int threes = 0, fours = 0, eights = 0;
         const auto clusters_of = [](Kernel kernel, int ctas, int& clusters) {
             ClusterAttributes attributes = {};
             const cudaLaunchConfig_t config =
@@ -132,14 +132,17 @@ inline cudaError_t ready(int device, Places& places) {
                 clusters_of(kernel_for(many), 16, clusters);
             if (clusters == 0) most = 8;
         }
+        clusters_of(swift_for(kMostInRegisters), 3, threes);
         clusters_of(swift_for(kMostInRegisters), 4, fours);
         clusters_of(swift_for(kMostInRegisters), 8, eights);
         // What was refused is no error of this launch.
         cudaGetLastError();
-        packed = most | uint64_t(fours) << 16 | uint64_t(eights) << 32;
+        packed =
+            most | uint64_t(threes) << 16 | uint64_t(fours) << 32 | uint64_t(eights) << 48;
         known[device].store(packed, std::memory_order_relaxed);
     }
-    places = {int(packed & 0xffff), int(packed >> 16 & 0xffff), int(packed >> 32 & 0xffff)};
+    places = {int(packed & 0xffff), int(packed >> 16 & 0xffff), int(packed >> 32 & 0xffff),
+              int(packed >> 48)};
     return cudaSuccess;
 }
 
