@@ -15,7 +15,6 @@ struct NamedBarrier {
     __device__ static void arrive() { ptx::bar_arrive(int(id), threads); }
     // Whether `own` is true for any of the threads.
     __device__ static bool any(bool own) { return ptx::bar_red_or(int(id), threads, own); }
-    __device__ static bool meet_any(bool own) { return ptx::barrier_red_or(int(id), threads, own); }
 };
 
 }  // namespace mla

@@ -8,7 +8,6 @@
 #include <cstring>
 #include <type_traits>
 
-#include "common/named_barrier.cuh"
 #include "loader.cuh"
 #include "output.cuh"
 #include "place.cuh"
@@ -234,7 +233,6 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void prefill_kernel(
 
     float o[C::kWarpTiles][C::kVDim / 8][4] = {};
     Softmax<C> softmax;
-    using Turn = NamedBarrier<0, C::kThreads>;
     const auto attend = [&](int key_tile, auto plain) {
         constexpr bool kPlain = decltype(plain)::value;
         // Returns whether rows that do not see all of the tile may multiply by its values: their P
@@ -242,17 +240,16 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void prefill_kernel(
         const auto turn_to_values = [&] {
             const unsigned thread = place.thread();
             ptx::cp_async_wait_group<0>();
-            // These values are there, and no warp needs these keys. Idle warps come from another
-            // place than the others.
-            Turn::meet();
+            // These values are there, and no warp needs these keys.
+            __syncthreads();
             if (kPlain)
                 // The last one once more, if there is none behind it.
                 key_copy(min(key_tile + 1, int(item.last_whole)), thread).run(key_stage);
             else if (rest_from(key_tile + 1) > 0)
                 key_copy(key_tile + 1, thread).run(key_stage, rest_from(key_tile + 1));
             ptx::cp_async_commit_group();
-            return kPlain ||
-                   !Turn::meet_any(has_nonfinite<C>(value_stage + place.thread() * 16));
+            return kPlain || !ptx::bar_red_or(0, C::kThreads,
+                                              has_nonfinite<C>(value_stage + place.thread() * 16));
         };
         // Before the barrier, since it takes time.
         const auto values = value_copy(key_tile);
