@@ -20,6 +20,10 @@ constexpr int64_t kDefaultPatience = 100000;
 //   kRowsUnits                  units of the same 16 rows, which follow one another
 //   vector_of(rows, unit)       which of the CTA's quadruples lane 0 has of such a unit
 //   kLeastAtOnce                a warp sums so many units at the same time, or up to kAtOnce
+//   kUnitsOfSlice               where splits are many, units that are exchanged between two barriers
+//                               by a CTA that has nothing else to do; others have room for
+//                               kUnitsOfAll. 0: one after another, by all warps
+//   kSplitsAtOnce               of so many units, splits that a warp has under way
 //   sync()                      a barrier of the CTA
 template <int kRows>
 struct SplitShared {
@@ -86,9 +90,10 @@ class SplitCombine {
         Layout::sync();
         const auto role = static_cast<SplitRole>(shared_.role);
         if (role == SplitRole::slice)
-            combine(slice_begin(split_.index), slice_begin(split_.index + 1));
+            combine(slice_begin(split_.index), slice_begin(split_.index + 1),
+                    Layout::kUnitsOfSlice);
         else if (role == SplitRole::everything)
-            combine(0, kUnits);
+            combine(0, kUnits, Layout::kUnitsOfAll);
         Layout::sync();
         if (threadIdx.x == 0 && protocol.leave() == split_.splits) protocol.reset();
     }
@@ -111,12 +116,16 @@ class SplitCombine {
         }
     }
 
-    // Units `begin` to `end` - 1 of all splits.
-    __device__ void combine(int begin, int end) const {
+    // Units `begin` to `end` - 1 of all splits, of which `room` may be exchanged at once.
+    __device__ void combine(int begin, int end, int room) const {
         combine_statistics();
         const int warp = threadIdx.x / 32;
         if (split_.splits > kFewSplits) {
-            for (int unit = begin; unit < end; ++unit) combine_unit(unit);
+            if constexpr (Layout::kUnitsOfSlice > 0)
+#pragma unroll 1
+                for (; begin < end; begin += room) combine_units(begin, min(end, begin + room));
+            else
+                for (int unit = begin; unit < end; ++unit) combine_unit(unit);
             return;
         }
         while (begin < end) {
@@ -209,6 +218,88 @@ class SplitCombine {
             float4 sum = own[0];
             for (int i = 1; i < kWarps; ++i) {
                 const float4 other = exchanged_[i * 32 + threadIdx.x];
+                sum.x += other.x;
+                sum.y += other.y;
+                sum.z += other.z;
+                sum.w += other.w;
+            }
+            write_(rows_of_(unit), unit, sum);
+        }
+        Layout::sync();
+    }
+
+    // Adds splits `first` to `last` - 1 of units `unit` to `unit` + kCount - 1, of the same 16
+    // rows: as add_splits does, with the loads of as many splits under way whatever their number is.
+    template <int kCount>
+    __device__ void add_many(int unit, int first, int last, float4 (&sums)[kCount]) const {
+        constexpr int kSplits = Layout::kSplitsAtOnce;
+        const int row = first_row_of<Layout>(unit), rows = unit / Layout::kRowsUnits;
+        const int of_rows = unit % Layout::kRowsUnits;
+        const float maxima[2] = {shared_.maximum[row], shared_.maximum[row + 8]};
+#pragma unroll 1
+        for (int begin = first; begin < last; begin += kSplits) {
+            float4 x[kSplits][kCount];
+            float of_splits[kSplits][2];
+#pragma unroll
+            for (int i = 0; i < kSplits; ++i) {
+                // Behind the last one that one again: a branch would keep loads from each other.
+                const float* from = partial_of_(min(begin + i, last - 1));
+                const float4* vectors =
+                    reinterpret_cast<const float4*>(from) + (threadIdx.x & 31);
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+                    of_splits[i][half] = load(from + kRowsAt + row + half * 8);
+#pragma unroll
+                for (int k = 0; k < kCount; ++k)
+                    x[i][k] = __ldcg(vectors + Layout::vector_of(rows, of_rows + k));
+            }
+#pragma unroll
+            for (int i = 0; i < kSplits; ++i) {
+                if (begin + i >= last) break;
+                const float weights[2] = {State{of_splits[i][0], 0.f}.factor(maxima[0]),
+                                          State{of_splits[i][1], 0.f}.factor(maxima[1])};
+#pragma unroll
+                for (int k = 0; k < kCount; ++k) {
+                    sums[k].x = fmaf(x[i][k].x, weights[0], sums[k].x);
+                    sums[k].y = fmaf(x[i][k].y, weights[0], sums[k].y);
+                    sums[k].z = fmaf(x[i][k].z, weights[1], sums[k].z);
+                    sums[k].w = fmaf(x[i][k].w, weights[1], sums[k].w);
+                }
+            }
+        }
+    }
+
+    // Each warp sums a range of the splits, of all these units; then the ranges of each unit are
+    // added in their order, by one warp each.
+    __device__ void combine_units(int begin, int end) const {
+        const int warp = threadIdx.x / 32;
+        const int first = warp * split_.splits / kWarps, last = (warp + 1) * split_.splits / kWarps;
+#pragma unroll 1
+        for (int unit = begin; unit < end;) {
+            float4* to = exchanged_ + (unit - begin) * Layout::kThreads + threadIdx.x;
+            // Neighbours of the same 16 rows.
+            if (unit % 2 == 0 && unit + 1 < end) {
+                float4 own[2] = {};
+                add_many<2>(unit, first, last, own);
+                to[0] = own[0];
+                to[Layout::kThreads] = own[1];
+                unit += 2;
+            } else {
+                float4 own[1] = {};
+                add_many<1>(unit, first, last, own);
+                to[0] = own[0];
+                ++unit;
+            }
+        }
+        Layout::sync();
+#pragma unroll 1
+        for (int unit = begin + warp; unit < end; unit += kWarps) {
+            const float4* from =
+                exchanged_ + (unit - begin) * Layout::kThreads + (threadIdx.x & 31);
+            float4 sum = from[0];
+#pragma unroll
+            for (int i = 1; i < kWarps; ++i) {
+                const float4 other = from[i * 32];
                 sum.x += other.x;
                 sum.y += other.y;
                 sum.z += other.z;

@@ -19,6 +19,13 @@ struct SplitLayout {
     // Of 16 rows, a warp's share of a slice is eight units only if there are two splits. Of 64 it is
     // twice as much: code for fewer units makes some launches shorter and others longer.
     static constexpr int kLeastAtOnce = C::kRows == 16 ? 2 : 8;
+    // With fewer rows a slice has few units, and most warps would wait while some add.
+    static constexpr bool kMany = C::kRows == 64;
+    static constexpr int kUnitBytes = kThreads * int(sizeof(float4));
+    static constexpr int kUnitsOfSlice = kMany ? C::kSliceBytes / kUnitBytes : 0;
+    static constexpr int kUnitsOfAll = kMany ? C::kScoreBytes / kUnitBytes : 0;
+    static constexpr int kSplitsAtOnce = 9;
+    static_assert(!kMany || (kUnitsOfSlice >= kUnitsOfAll && kUnitsOfAll >= 1));
     __device__ static int vector_of(int rows, int unit) {
         const int tile = rows % C::kWarpTiles, row_group = rows / C::kWarpTiles;
         const int fragment = tile * (C::kColumns / 8) + unit / kColumnGroups;
@@ -46,7 +53,8 @@ class Output {
         const int64_t patience =
             p_.patience != 0 ? p_.patience : kDefaultPatience + share * kTilePatience;
         auto* counters = reinterpret_cast<SplitCounters*>(p_.counters) + cta_of(item, 0);
-        // Nobody uses the scores' place between two items.
+        // Nobody uses the scores' place between two items, nor the queries' behind them after the
+        // last one.
         split_combine<Layout>(
             {counters, item.split, item.splits, item.combiners, patience}, statistics().rows,
             reinterpret_cast<float4*>(shared_ + C::kScoreOffset),

@@ -92,6 +92,8 @@ struct Config {
     // Bytes of shared memory beside the KV tiles.
     static constexpr int kScoreBytes =
         kShared ? RowGroups * 16 * kBlocks * 32 * 8 : 2 * kColumnGroups * kBlocks * 32 * 16;
+    // After a CTA's last item, so much from there on is free for combining a slice of the output.
+    static constexpr int kSliceBytes = kScoreBytes;
     // Rows of P, whose chunks of 16 bytes are exchanged so that eight rows lie in different banks.
     static constexpr int kProbabilityPitch = Tokens * 2;
     __device__ static int probability_offset(int row, int chunk) {

@@ -13,6 +13,7 @@ struct SplitLayout {
     static constexpr int kRowsUnits = C::kVDim / 8;
     // Registers are few.
     static constexpr int kLeastAtOnce = 8;
+    static constexpr int kUnitsOfSlice = 0, kUnitsOfAll = 0;
     __device__ static int vector_of(int rows, int unit) {
         const int warp = rows / C::kWarpTiles, tile = rows % C::kWarpTiles;
         return (tile * kRowsUnits + unit) * C::kThreads + warp * 32;

@@ -51,6 +51,9 @@ struct RoleConfig : Config<Element, Latent, CacheFormat::plain, 2, 2, Tokens> {
     static constexpr int kScoreBytes = 2 * kProbabilityBytes;
     static constexpr int kQueryOffset = kProbabilityOffset + 2 * kProbabilityBytes;
     static constexpr int kQueryBytes = kScoreWarps * (kQuerySteps - kHeldSteps) * 32 * 16;
+    // And a slice in the queries', too.
+    static constexpr int kSliceBytes = kScoreBytes + kQueryBytes;
+    static_assert(kQueryOffset == kScoreOffset + kScoreBytes);
     static constexpr int kStatisticsOffset = kQueryOffset + kQueryBytes;
     static constexpr int kWarpOffset = kStatisticsOffset + int(sizeof(Statistics));
     static constexpr int kStagesOffset =
