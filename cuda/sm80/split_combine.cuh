@@ -20,9 +20,9 @@ constexpr int64_t kDefaultPatience = 100000;
 //   kRowsUnits                  units of the same 16 rows, which follow one another
 //   vector_of(rows, unit)       which of the CTA's quadruples lane 0 has of such a unit
 //   kLeastAtOnce                a warp sums so many units at the same time, or up to kAtOnce
-//   kUnitsOfSlice               where splits are many, units that are exchanged between two barriers
-//                               by a CTA that has nothing else to do; others have room for
-//                               kUnitsOfAll. 0: one after another, by all warps
+//   kUnitsOfSlice               where splits are many, units that are exchanged between two
+//                               barriers by a CTA that has nothing else to do; others have room
+//                               for kUnitsOfAll. 0: one after another, by all warps
 //   kSplitsAtOnce               of so many units, splits that a warp has under way
 //   sync()                      a barrier of the CTA
 template <int kRows>
@@ -229,7 +229,8 @@ class SplitCombine {
     }
 
     // Adds splits `first` to `last` - 1 of units `unit` to `unit` + kCount - 1, of the same 16
-    // rows: as add_splits does, with the loads of as many splits under way whatever their number is.
+    // rows: as add_splits does, with the loads of as many splits under way whatever their number
+    // is.
     template <int kCount>
     __device__ void add_many(int unit, int first, int last, float4 (&sums)[kCount]) const {
         constexpr int kSplits = Layout::kSplitsAtOnce;
