@@ -388,16 +388,16 @@ fn lists_of_clustered_and_special_logits_are_exact() -> Result<()> {
 #[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored indexer"]
 fn lists_of_few_long_rows_are_exact() -> Result<()> {
     let gpu = gpu();
-    // Clusters of eight and of four that keep rows in registers, and what lies on either side.
+    // Clusters of eight, four and three that keep rows in registers, and what lies on either side.
     let eight: &[(usize, usize)] = &[(1, 131_072), (2, 50_000), (1, 2049), (1, 9000), (1, 33_000)];
-    let sixteen = [(15, 32_900), (1, 70_001)];
-    let seventeen = [(16, 32_900), (1, 70_001)];
-    let sized: [&[(usize, usize)]; 6] = [
+    let sized: [&[(usize, usize)]; 8] = [
         eight,
-        &sixteen,
-        &seventeen,
+        &[(15, 32_900), (1, 70_001)],
+        &[(30, 32_900), (1, 70_001)],
+        &[(39, 32_900), (1, 70_001)],
+        &[(31, 32_700), (1, 32_767)],
+        &[(1, 32_767)],
         &[(1, 32_768)],
-        &[(1, 32_769)],
         &[(1, 262_144)],
     ];
     for requests in sized {
