@@ -24,14 +24,14 @@ const RUN_ON: &[Run] = &[
     Run {
         gpu: "H200",
         capability: Capability::new(9, 0),
-        date: "2026-11-23",
-        commit: "dfd90dc",
+        date: "2026-11-24",
+        commit: "28e7ffc",
     },
     Run {
         gpu: "H100",
         capability: Capability::new(9, 0),
-        date: "2026-11-23",
-        commit: "dfd90dc",
+        date: "2026-11-24",
+        commit: "28e7ffc",
     },
 ];
 
