@@ -8,7 +8,7 @@
 // further than one tile ahead of the other.
 #pragma once
 
-#include "common/named_barrier.cuh"
+#include "ptx/barrier.cuh"
 
 namespace mla::sm80::decode {
 
@@ -17,10 +17,10 @@ struct Handover {
     // Before the first tile, which has arrived; at each tile, whose P is there, and behind an item's
     // last one its rows' statistics; and before P of another item's first tile, when what output
     // warps leave in P's place and read of the statistics has been read.
-    __device__ static void meet() { Barrier::meet(); }
+    __device__ static void meet() { ptx::barrier_sync(kBarrier, C::kCtaThreads); }
 
   private:
-    using Barrier = NamedBarrier<C::kOutputBarrier + 1, C::kCtaThreads>;
+    static constexpr int kBarrier = C::kOutputBarrier + 1;
 };
 
 }  // namespace mla::sm80::decode
