@@ -1,12 +1,12 @@
-//! A decode loop as an engine on cudarc would have it: its own context, stream and slices, a CUDA graph
-//! per batch size, requests that come and go.
+//! A decode loop as an engine on cudarc would have it: its own context, stream and slices, a CUDA
+//! graph per batch size, requests that come and go.
 //!
 //! ```console
 //! $ cargo run --release --features sm90 --example decode_loop
 //! ```
 //!
-//! Every latent is a vector of ones, so whatever the scores, a head's output is the sum of its value
-//! weights over the latent: that is what the end of the loop compares with.
+//! Every latent is a vector of ones, so whatever the scores, a head's output is the sum of its
+//! value weights over the latent: that is what the end of the loop compares with.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -196,8 +196,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             .ok_or("no graph is large enough")?;
         last_step = batch.len();
         let batch = StepBatch::new(&batch, BlockTables::new(&tables, PAGES, PAGE as u32)?);
-        // SAFETY: the slices outlive the loop, only this stream uses them, and the cache has a row of pages
-        // for every seat.
+        // SAFETY: the slices outlive the loop, only this stream uses them, and the cache has a row
+        // of pages for every seat.
         unsafe { graph.replay(&layer, &mut workspace, &batch) }?;
     }
     let out = stream.clone_dtoh(&tensors.out)?;

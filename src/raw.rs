@@ -1,6 +1,6 @@
-//! The raw tier: the kernels' C interface as it stands in `cuda/include/mla.h`, and for the functions
-//! of a family in its folder, such as `cuda/sm90/mla_sm90.h`; for engines with their own memory pools
-//! and streams.
+//! The raw tier: the kernels' C interface as it stands in `cuda/include/mla.h`, and for the
+//! functions of a family in its folder, such as `cuda/sm90/mla_sm90.h`; for engines with their own
+//! memory pools and streams.
 //!
 //! Every function takes a plain struct of device addresses, extents and strides, and a stream
 //! (`CUstream`). It checks what the host can see, enqueues on that stream, and answers with an

@@ -165,7 +165,8 @@ impl Batch {
             })
             .sum();
         let share = cost as f64 / self.groups as f64;
-        // What `worth` grants divided tiles and whole ones: of an even share, and KV tiles beside it.
+        // What `worth` grants divided tiles and whole ones: of an even share, and KV tiles beside
+        // it.
         let granted: &[(f64, f64)] = match rows {
             65.. => &[(17.0 / 16.0, 3.0)],
             33.. => &[(17.0 / 16.0, 7.0), (4.0 / 3.0, 4.0)],

@@ -60,7 +60,8 @@ fn fenced<'a>(guide: &'a str, language: &str) -> Vec<&'a str> {
     blocks.filter_map(|rest| rest.split("```").next()).collect()
 }
 
-/// Whether a file has what a block shows, in order, with anything where the block leaves something out.
+/// Whether a file has what a block shows, in order, with anything where the block leaves something
+/// out.
 fn holds(file: &str, block: &str) -> bool {
     let mut rest = file;
     block.split("    /* … */\n").all(|part| {

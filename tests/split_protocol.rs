@@ -8,8 +8,8 @@ use std::collections::HashSet;
 use mla_kernels::raw::{self, MlaSplitCounters, MlaSplitRole, MlaSplitStep};
 use rand::{RngExt as _, SeedableRng as _};
 
-/// The most CTAs of a tile of which every order is tried, and of which random orders are: as many as
-/// a launch has.
+/// The most CTAs of a tile of which every order is tried, and of which random orders are: as many
+/// as a launch has.
 const MOST: usize = 5;
 const MANY: usize = 160;
 

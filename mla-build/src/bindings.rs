@@ -8,8 +8,8 @@ use std::{
 
 use crate::{Error, compiler::Host, headers::Headers, symbols::Tag, toolkit::Found};
 
-/// Wraps everything that the headers declare, and the headers beside the shared one, and returns the
-/// files that were read.
+/// Wraps everything that the headers declare, and the headers beside the shared one, and returns
+/// the files that were read.
 pub(crate) fn write(
     headers: &Headers,
     output: &Path,
@@ -63,8 +63,8 @@ struct Wrap<'a> {
 }
 
 impl Wrap<'_> {
-    /// The declarations of a header and of those beside it; or, if it comes after the shared one, of
-    /// both and of those beside that.
+    /// The declarations of a header and of those beside it; or, if it comes after the shared one,
+    /// of both and of those beside that.
     fn items(&mut self, header: &Path, after: Option<&Path>) -> Result<Vec<String>, Error> {
         let failed = |message: String| Error::Bindings {
             header: header.to_owned(),

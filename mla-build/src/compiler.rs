@@ -185,8 +185,8 @@ pub(crate) struct Compiler {
     pub(crate) line_info: bool,
 }
 
-/// Whether the value of [`variables::LINE_INFO`] asks for the lines of sources. The profile's own setting does not:
-/// they make GPU code three times as large.
+/// Whether the value of [`variables::LINE_INFO`] asks for the lines of sources. The profile's own
+/// setting does not: they make GPU code three times as large.
 pub(crate) fn wants_line_info(value: Option<&str>) -> Result<bool, Error> {
     match value.map(str::trim) {
         None | Some("" | "0") => Ok(false),

@@ -86,8 +86,8 @@ impl Kernels {
     }
 
     /// Adds a C header that declares what Rust calls of a family, which bindgen wraps if the family
-    /// is on. It is read after [`header`](Self::header), which then needs an include guard, and what
-    /// both declare is declared once. Its folder becomes no include root.
+    /// is on. It is read after [`header`](Self::header), which then needs an include guard, and
+    /// what both declare is declared once. Its folder becomes no include root.
     pub fn family_header(mut self, family: impl Into<String>, header: impl Into<PathBuf>) -> Self {
         self.family_headers.push((family.into(), header.into()));
         self

@@ -1,9 +1,10 @@
-//! DeepSeek's attention as a candle module: projections, norms and rotary embedding by candle, everything
-//! between the projected queries and `o_proj` by the MLA layer, on candle's own memory.
+//! DeepSeek's attention as a candle module: projections, norms and rotary embedding by candle,
+//! everything between the projected queries and `o_proj` by the MLA layer, on candle's own memory.
 //!
-//! It runs where its weights are: on the CPU in any dtype, and with the feature `cuda` on a Hopper GPU in bf16
-//! and f16, on the stream that candle uses. Tensors are lent to the layer as they are, so nothing is copied on
-//! the way in or out; the cache and the workspace are made once, when the module is.
+//! It runs where its weights are: on the CPU in any dtype, and with the feature `cuda` on a Hopper
+//! GPU in bf16 and f16, on the stream that candle uses. Tensors are lent to the layer as they are,
+//! so nothing is copied on the way in or out; the cache and the workspace are made once, when the
+//! module is.
 
 mod attention;
 mod config;
@@ -88,13 +89,14 @@ impl MlaAttention {
         })
     }
 
-    /// The attention of `hidden` `[B, T, hidden]`, the tokens from position `offset` on of each of the B
-    /// sequences, to themselves and to everything before, which earlier calls have put into the cache. Tokens
-    /// from `offset` on that are there already are replaced.
+    /// The attention of `hidden` `[B, T, hidden]`, the tokens from position `offset` on of each of
+    /// the B sequences, to themselves and to everything before, which earlier calls have put into
+    /// the cache. Tokens from `offset` on that are there already are replaced.
     ///
     /// # Errors
     ///
-    /// If there are more sequences or tokens than the module has room for, or fewer in the cache than `offset`.
+    /// If there are more sequences or tokens than the module has room for, or fewer in the cache
+    /// than `offset`.
     pub fn forward(&mut self, hidden: &Tensor, offset: usize) -> Result<Tensor> {
         let (batch, len, _) = hidden.dims3()?;
         self.check(batch, len, offset)?;

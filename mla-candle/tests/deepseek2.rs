@@ -1,11 +1,11 @@
 //! The module against candle-transformers' DeepSeek-V2 on random weights.
 //!
-//! Its attention is private, so a whole model of one layer stands for it, made such that its output shows
-//! the attention and nothing else: the MLP's last weights are zero, and the head is the identity. So the
-//! logits are the norm of (embedding + attention), of the last token.
+//! Its attention is private, so a whole model of one layer stands for it, made such that its output
+//! shows the attention and nothing else: the MLP's last weights are zero, and the head is the
+//! identity. So the logits are the norm of (embedding + attention), of the last token.
 //!
-//! What counts is the model in f32. In another dtype the module is compared with that too, and may be about as
-//! far from it as candle's own model in that dtype.
+//! What counts is the model in f32. In another dtype the module is compared with that too, and may
+//! be about as far from it as candle's own model in that dtype.
 
 use std::collections::HashMap;
 

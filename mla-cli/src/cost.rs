@@ -22,8 +22,8 @@ impl Cost {
         Self::sparse(problem, requests, pairs(requests, true), rows, 0)
     }
 
-    /// Sparse absorbed attention: as [`decode`](Self::decode) of so many pairs of a query token and a
-    /// row of its list; each row that lists name once, and lists of so many entries.
+    /// Sparse absorbed attention: as [`decode`](Self::decode) of so many pairs of a query token and
+    /// a row of its list; each row that lists name once, and lists of so many entries.
     pub(crate) fn sparse(
         problem: &Problem,
         requests: &[Request],

@@ -131,8 +131,8 @@ fn verdict(phase: &PhaseExplanation) -> String {
     }
 }
 
-// The first backend against which nothing speaks but that this program was built without it. What has
-// run nowhere is not chosen but by its name.
+// The first backend against which nothing speaks but that this program was built without it. What
+// has run nowhere is not chosen but by its name.
 fn unbuilt(phase: &PhaseExplanation) -> Option<(&'static str, Cause)> {
     let has_run = |candidate: &&Candidate| {
         let runs = candidate.kernels.run_on;

@@ -40,7 +40,8 @@ pub(crate) struct Family {
     pub(crate) kernels: Vec<String>,
 }
 
-/// Kernels by their families and by what was loaded, each once; `families` are those that this program has.
+/// Kernels by their families and by what was loaded, each once; `families` are those that this
+/// program has.
 pub(crate) fn by_family<'a>(
     kernels: impl IntoIterator<Item = &'a Loaded>,
     families: &[&str],

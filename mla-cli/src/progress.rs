@@ -12,8 +12,8 @@ const PATIENCE: Duration = Duration::from_millis(700);
 /// How far apart lines of a log are.
 const CALM: Duration = Duration::from_secs(10);
 
-/// Tells on standard error what is being done: on a terminal by a bar that leaves no trace, into a pipe
-/// or a file by lines.
+/// Tells on standard error what is being done: on a terminal by a bar that leaves no trace, into a
+/// pipe or a file by lines.
 #[derive(Clone)]
 pub(crate) struct Progress {
     bar: ProgressBar,
@@ -26,7 +26,8 @@ enum Audience {
     Nobody,
     /// The bar is drawn from the first step after this moment on.
     Terminal(Instant),
-    /// Steps, the newest of which is written when it is time, and `None` for a line that was written.
+    /// Steps, the newest of which is written when it is time, and `None` for a line that was
+    /// written.
     Log(Sender<Option<String>>),
 }
 
@@ -66,8 +67,8 @@ impl Progress {
         Self { bar, audience }
     }
 
-    /// What is being done now. A log has such a line after [`PATIENCE`] if it has none before, and then one after
-    /// [`CALM`] without another line.
+    /// What is being done now. A log has such a line after [`PATIENCE`] if it has none before, and
+    /// then one after [`CALM`] without another line.
     pub(crate) fn step(&self, what: impl Into<String>) {
         let what = what.into();
         match &self.audience {
@@ -138,8 +139,9 @@ pub(crate) fn tell(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
-/// Writes the newest step when `patience` has passed, and then whenever `interval` has since the last line, until
-/// nobody can send more. What comes as `None` is a line that somebody else has written.
+/// Writes the newest step when `patience` has passed, and then whenever `interval` has since the
+/// last line, until nobody can send more. What comes as `None` is a line that somebody else has
+/// written.
 fn write_calmly(
     messages: &Receiver<Option<String>>,
     [patience, interval]: [Duration; 2],

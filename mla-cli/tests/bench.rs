@@ -216,7 +216,8 @@ fn parameters_compete_and_models_do_not() {
             2,
             "{ids:?}"
         );
-        // Its row in the comparison names a winner, or two that took the same time to the nanosecond.
+        // Its row in the comparison names a winner, or two that took the same time to the
+        // nanosecond.
         let line = text
             .lines()
             .rfind(|line| line.trim().starts_with(id))
@@ -853,7 +854,8 @@ fn a_sparse_layer_is_timed_part_by_part() {
         assert!(part["time"]["median"].as_f64().unwrap() > 0.0, "{part}");
         assert!(text.contains(part["name"].as_str().unwrap()), "{text}");
     }
-    // Three tokens see all of 70 positions, four 130 to 133 of each of two requests, and nine 56 to 64.
+    // Three tokens see all of 70 positions, four 130 to 133 of each of two requests, and nine 56 to
+    // 64.
     let pairs = 3.0 * 70.0 + 2.0 * (130 + 131 + 132 + 133) as f64 + 9.0 * 60.0;
     assert_eq!(report["rows"], 20);
     assert_eq!(parts[2]["flop"], json!(pairs * 2.0 * 4.0 * 32.0));

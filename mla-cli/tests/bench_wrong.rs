@@ -117,7 +117,8 @@ fn main() -> ExitCode {
         stderr.contains("num_splits: given 2, accepted none: NOTHING divides rows by itself"),
         "{stderr}"
     );
-    // A query that is too long for the backend takes the path that a layer would take: the other one.
+    // A query that is too long for the backend takes the path that a layer would take: the other
+    // one.
     let long = mla(&format!(
         "bench q16s128_2q1s64 {toy} --measure layer --decode NOTHING"
     ));

@@ -39,10 +39,10 @@ impl Random {
 /// By how much an output in `dtype`, an average of values below 1 in magnitude, may differ from the
 /// reference.
 ///
-/// f32 computes within a few roundings of the largest score, at most 8 here, times 2^−24. In f16 and
-/// bf16 the output is rounded, and a kernel may round the softmax's weights to the same dtype before it
-/// multiplies them: each moves an average by at most half a unit in the last place of a value below 1,
-/// that is 2^−12 and 2^−9.
+/// f32 computes within a few roundings of the largest score, at most 8 here, times 2^−24. In f16
+/// and bf16 the output is rounded, and a kernel may round the softmax's weights to the same dtype
+/// before it multiplies them: each moves an average by at most half a unit in the last place of a
+/// value below 1, that is 2^−12 and 2^−9.
 pub fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F32 => 2e-5,
@@ -51,11 +51,12 @@ pub fn tolerance(dtype: DType) -> f64 {
     }
 }
 
-/// By how much a log-sum-exp in f32 may differ, relative to its magnitude where that is above 1. That holds
-/// whatever the dtype, unless the spec says that weights are rounded to it.
+/// By how much a log-sum-exp in f32 may differ, relative to its magnitude where that is above 1.
+/// That holds whatever the dtype, unless the spec says that weights are rounded to it.
 const LSE_TOLERANCE: f64 = 5e-5;
 
-/// By how much the log-sum-exp of a backend may differ from `want`: not at all from that of no keys.
+/// By how much the log-sum-exp of a backend may differ from `want`: not at all from that of no
+/// keys.
 fn lse_tolerance(spec: &BackendSpec, dtype: DType, want: f64) -> f64 {
     if want.is_infinite() {
         return 0.0;

@@ -278,8 +278,8 @@ fn random_row(random: &mut Random, layout: &CacheLayout, nan: &[usize]) -> Vec<u
     reference::encode_row(layout.format, latent, &row, f64::from(layout.scale))
 }
 
-// Writes the rows of every request, and its pages into the table, which has as many columns for each.
-// Returns the slots of each request's tokens. `pages` are taken in their order.
+// Writes the rows of every request, and its pages into the table, which has as many columns for
+// each. Returns the slots of each request's tokens. `pages` are taken in their order.
 fn write_rows(
     random: &mut Random,
     case: &DecodeCase,
@@ -312,7 +312,8 @@ fn write_rows(
     slots
 }
 
-// A number that is none of so many slots: often the first one past the end, or as far away as can be.
+// A number that is none of so many slots: often the first one past the end, or as far away as can
+// be.
 fn no_slot(random: &mut Random, slots: usize) -> i32 {
     match random.below(4) {
         0 => slots as i32,

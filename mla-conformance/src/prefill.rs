@@ -25,8 +25,8 @@ pub struct PrefillCase {
     pub key_lens: Vec<usize>,
     /// Whether the keys are the new tokens', rather than a context chunk's.
     pub causal: bool,
-    /// Elements between one token's rows and the next, in every input, and in outputs if the spec has
-    /// [`StridedOutputs`](mla_runtime::feature::Feature::StridedOutputs).
+    /// Elements between one token's rows and the next, in every input, and in outputs if the spec
+    /// has [`StridedOutputs`](mla_runtime::feature::Feature::StridedOutputs).
     pub gap: usize,
     /// Whether the log-sum-exp is asked for; of a context chunk it always is.
     pub lse: bool,
@@ -65,7 +65,8 @@ impl PrefillCase {
     ///
     /// # Errors
     ///
-    /// What the backend did wrong. Two runs of one case that give equal [`Bits`] gave equal results.
+    /// What the backend did wrong. Two runs of one case that give equal [`Bits`] gave equal
+    /// results.
     pub fn check<B: PrefillBackend>(
         &self,
         device: &B::Device,

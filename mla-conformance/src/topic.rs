@@ -59,7 +59,8 @@ topics! {
         DenseRequests = "dense_requests",
         /// A second cache with lists of its own, where the spec has it.
         SecondCache = "second_cache",
-        /// A score for each head that takes part in the softmax without a value, where the spec has it.
+        /// A score for each head that takes part in the softmax without a value, where the spec has
+        /// it.
         Sinks = "sinks",
         /// Quantised outputs, where the spec has them.
         QuantisedOutputs = "quantised_outputs",

@@ -616,8 +616,8 @@ impl<T: Element> Call<'_, T> {
     }
 }
 
-// The partial results of a unit's `count` splits, which lie one after the other, merged in order into
-// the first. Each has room for `rows` rows of `pitch` outputs.
+// The partial results of a unit's `count` splits, which lie one after the other, merged in order
+// into the first. Each has room for `rows` rows of `pitch` outputs.
 fn merged<'s>(
     unit: &Unit,
     count: usize,

@@ -25,7 +25,8 @@ const ROWS: usize = 128;
 const COLUMNS: usize = 128;
 
 // The `gemm` crate takes columns of `b` that are contiguous as they are for so many rows of `a`.
-// For more it would rearrange them on its way, an element at a time, so they become rows beforehand.
+// For more it would rearrange them on its way, an element at a time, so they become rows
+// beforehand.
 const FEW_ROWS: usize = 2;
 
 // How many columns of `b`, and how much of each, become rows at a time: few enough for the

@@ -1,5 +1,5 @@
-//! Sparse attention to lists of slots: entries that are no slots, entries that stand twice, lists without
-//! any, two caches, and rows far from the first.
+//! Sparse attention to lists of slots: entries that are no slots, entries that stand twice, lists
+//! without any, two caches, and rows far from the first.
 
 mod common;
 
@@ -105,8 +105,8 @@ impl World {
     }
 }
 
-/// Runs queries over a cache: each is a request of one token. Without lists each sees the positions of
-/// its row of `tables`, which has the pages of all of its tokens.
+/// Runs queries over a cache: each is a request of one token. Without lists each sees the positions
+/// of its row of `tables`, which has the pages of all of its tokens.
 fn run<T: mla_runtime::dtype::Element + Pod>(
     queries: &[T],
     cache: CacheRef<'_, Cpu>,

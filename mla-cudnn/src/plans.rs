@@ -55,8 +55,8 @@ impl<K: Copy + Eq + Hash, P: Copy> Plans<K, P> {
         self.known.insert(key, known);
     }
 
-    /// Forgets what was not used for longest, until there is room for one more, and returns the plans
-    /// of that. No graph has them; what launched them may still run.
+    /// Forgets what was not used for longest, until there is room for one more, and returns the
+    /// plans of that. No graph has them; what launched them may still run.
     pub(crate) fn make_room(&mut self) -> Vec<P> {
         let mut free: Vec<_> = self
             .known

@@ -28,8 +28,8 @@ fn check(operation: &'static str, status: i32) -> Result<()> {
 /// again, so what goes is what it no longer meets.
 const MOST_PLANS: usize = 512;
 
-/// Plans are built when their key first occurs, and kept while they are used: a build takes far longer
-/// than a launch.
+/// Plans are built when their key first occurs, and kept while they are used: a build takes far
+/// longer than a launch.
 pub(crate) struct Session {
     device: Cuda,
     handle: *mut c_void,
@@ -143,9 +143,9 @@ impl Session {
         self.device.bind()?;
         let waited = self.device.synchronize();
         for plan in gone {
-            // SAFETY: this session made the plan and has forgotten it. Every launch of it was on the
-            // device's stream, which was waited for, and none within a capture, so no graph has it. If
-            // waiting failed, the context is lost, and nothing runs in it.
+            // SAFETY: this session made the plan and has forgotten it. Every launch of it was on
+            // the device's stream, which was waited for, and none within a capture, so no graph has
+            // it. If waiting failed, the context is lost, and nothing runs in it.
             unsafe { ffi::mc_plan_free(plan) };
         }
         waited

@@ -1,4 +1,5 @@
-//! A wrong `MLA_CUDNN` is an error that names it. A program of its own: a process opens one library.
+//! A wrong `MLA_CUDNN` is an error that names it. A program of its own: a process opens one
+//! library.
 #![cfg(feature = "cudnn")]
 
 use mla_cudnn::{Cudnn, library};

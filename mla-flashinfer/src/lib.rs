@@ -42,8 +42,8 @@ pub mod compiled {
     include!(concat!(env!("OUT_DIR"), "/flashinfer_compiled.rs"));
 }
 
-/// Where all tests passed: by fa3 in a build that has it, and by fa2 in one that has not. Of CUTLASS's
-/// kernels it says nothing: no Hopper takes them.
+/// Where all tests passed: by fa3 in a build that has it, and by fa2 in one that has not. Of
+/// CUTLASS's kernels it says nothing: no Hopper takes them.
 const RUN_ON: &[Run] = &[Run {
     gpu: "H200",
     capability: Capability::new(9, 0),

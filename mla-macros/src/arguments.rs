@@ -201,8 +201,8 @@ fn meant_by(name: &str) -> Option<Key> {
     KEYS.iter().find(|key| key.name == name).copied()
 }
 
-// What stands between two commas, cut before each further `key =`, and before a semicolon that stands
-// there in the place of the comma: no value has an equals sign.
+// What stands between two commas, cut before each further `key =`, and before a semicolon that
+// stands there in the place of the comma: no value has an equals sign.
 fn without_commas(argument: &[TokenTree]) -> Vec<&[TokenTree]> {
     let mut parts = Vec::new();
     let mut start = 0;

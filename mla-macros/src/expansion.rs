@@ -50,7 +50,8 @@ struct Gate {
 
 impl Gate {
     fn of(spec: &Spec, arguments: &Arguments) -> Self {
-        // The author's own span, so that the compiler's lint on features that do not exist shows the value.
+        // The author's own span, so that the compiler's lint on features that do not exist shows
+        // the value.
         let span = arguments.span(&key::FEATURE);
         let features = spec.features_of_cargo.iter().map(|name| {
             let name = Literal::string(name);
@@ -113,7 +114,8 @@ impl Runtime {
         self.block_with(place, &spec, None, &TokenStream::new())
     }
 
-    // The constants come last, behind any inner attributes and out of the way of the author's lines.
+    // The constants come last, behind any inner attributes and out of the way of the author's
+    // lines.
     fn block_with(
         &self,
         place: &Place,
@@ -142,8 +144,8 @@ impl Runtime {
         quote!(<<Self as #path::backend::#backend>::Device as #path::device::Device>::PLATFORM)
     }
 
-    /// The constant with what is known of the kernels, where anything is. What is left out of a build is not
-    /// compiled for anything.
+    /// The constant with what is known of the kernels, where anything is. What is left out of a
+    /// build is not compiled for anything.
     fn kernels(&self, spec: &Spec, present: bool) -> Option<TokenStream> {
         let path = &self.path;
         if !(present && runs_on_gpus(spec)) && spec.run_on.is_none() {
@@ -198,7 +200,8 @@ impl Runtime {
         });
         let fault = match &spec.compiled[..] {
             _ if !runs_on_gpus(spec) => None,
-            // What is declared and compiled in no build is a reason: the package may be another author's.
+            // What is declared and compiled in no build is a reason: the package may be another
+            // author's.
             [] => {
                 let features = &spec.features_of_cargo;
                 Some(quote!(#path::private::build!(#(#features),*).fault()))
@@ -228,8 +231,9 @@ impl Runtime {
         }
     }
 
-    /// Says which key is meant where the path leads nowhere or to another crate. If the path's first name
-    /// is unknown, the compiler shows no other name of the import; of a macro that holds it, it does.
+    /// Says which key is meant where the path leads nowhere or to another crate. If the path's
+    /// first name is unknown, the compiler shows no other name of the import; of a macro that holds
+    /// it, it does.
     fn found(&self, arguments: &Arguments) -> TokenStream {
         let path = &self.path;
         let span = match arguments.has(&key::CRATE) {

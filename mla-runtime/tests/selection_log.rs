@@ -1,4 +1,5 @@
-//! What a selection logs: a line at the start of a program, and every candidate for whoever asks for more.
+//! What a selection logs: a line at the start of a program, and every candidate for whoever asks
+//! for more.
 
 use std::fmt::{Debug, Write as _};
 use std::sync::{Arc, Mutex};

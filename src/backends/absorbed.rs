@@ -1,5 +1,5 @@
-//! Dense absorbed decode, whichever family the kernel is of: calls as the kernels' C interface takes them, and
-//! the backends that make them.
+//! Dense absorbed decode, whichever family the kernel is of: calls as the kernels' C interface
+//! takes them, and the backends that make them.
 
 use std::ffi::c_void;
 
@@ -14,7 +14,8 @@ use crate::device::argument::{dtype_code, format_code, narrow, wide};
 use crate::device::{Buffer, Cuda};
 use crate::raw;
 
-/// The functions of a family's kernel, `mla_decode_<family>` and `mla_decode_<family>_workspace` of `mla_<family>.h`.
+/// The functions of a family's kernel, `mla_decode_<family>` and `mla_decode_<family>_workspace` of
+/// `mla_<family>.h`.
 pub(super) trait DenseKernel: Copy {
     /// Writes the bytes of the workspace to `bytes`.
     ///
@@ -84,8 +85,8 @@ fn shape(config: &LayerConfig, query_len: usize) -> Result<raw::MlaDecodeParams>
     Ok(params)
 }
 
-/// The most that steps within the limits bring: what a kernel's workspace depends on, and what it refuses before
-/// anything is launched.
+/// The most that steps within the limits bring: what a kernel's workspace depends on, and what it
+/// refuses before anything is launched.
 fn largest(config: &LayerConfig, limits: &StepLimits) -> Result<raw::MlaDecodeParams> {
     let mut params = shape(config, limits.decode_query_len.max(1))?;
     params.requests = narrow("limits.requests", limits.requests.max(1))?;
@@ -218,9 +219,10 @@ pub(super) fn decode(
         return Ok(());
     };
     device.bind()?;
-    // SAFETY: `params` checked every tensor and array to hold what its layout says and the layouts to agree;
-    // the workspace was allocated zeroed for this many query tokens by the same kernel's query and is
-    // borrowed mutably, so no other launch of this stream's order uses it at the same time.
+    // SAFETY: `params` checked every tensor and array to hold what its layout says and the layouts
+    // to agree; the workspace was allocated zeroed for this many query tokens by the same kernel's
+    // query and is borrowed mutably, so no other launch of this stream's order uses it at the same
+    // time.
     raw::check("decode", unsafe {
         kernel.launch(&params, device.raw_stream())
     })

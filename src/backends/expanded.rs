@@ -14,7 +14,8 @@ use crate::device::argument::{dtype_code, narrow, wide};
 use crate::device::{Buffer, Cuda};
 use crate::raw;
 
-/// The functions of a family's kernel: `mla_prefill_<family>` of `mla_<family>.h`, and what belongs to it.
+/// The functions of a family's kernel: `mla_prefill_<family>` of `mla_<family>.h`, and what belongs
+/// to it.
 pub(super) trait ExpandedKernel: Copy {
     /// Loads the kernel, so that no launch has to.
     ///

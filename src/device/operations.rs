@@ -75,9 +75,9 @@ impl Memory for Cuda {
         }
         self.bind()?;
         refuse_capture(self)?;
-        // SAFETY: the destination is as long as the source. From ordinary host memory the driver has
-        // taken the bytes when the call returns, since no graph is being captured; from memory that
-        // is registered with it, it may not have, so that is waited for.
+        // SAFETY: the destination is as long as the source. From ordinary host memory the driver
+        // has taken the bytes when the call returns, since no graph is being captured; from memory
+        // that is registered with it, it may not have, so that is waited for.
         unsafe { result::memcpy_htod_async(to.address(), from, self.stream().cu_stream()) }
             .map_err(failed("upload"))?;
         if is_registered(from) {
@@ -93,7 +93,8 @@ impl Memory for Cuda {
             return self.synchronize();
         }
         self.bind()?;
-        // SAFETY: the source is as long as the destination, which is borrowed until the copy is done.
+        // SAFETY: the source is as long as the destination, which is borrowed until the copy is
+        // done.
         unsafe { result::memcpy_dtoh_async(to, from.address(), self.stream().cu_stream()) }
             .map_err(failed("download"))?;
         self.synchronize()
@@ -214,8 +215,9 @@ impl Device for Cuda {
             return Ok(());
         };
         self.bind()?;
-        // SAFETY: the vectors were checked to hold what their layouts say, and to agree with the tables; the
-        // kernel itself checks positions against the tables, and a cache without pages takes no row.
+        // SAFETY: the vectors were checked to hold what their layouts say, and to agree with the
+        // tables; the kernel itself checks positions against the tables, and a cache without pages
+        // takes no row.
         raw::check("rotate", unsafe {
             raw::mla_cache_write(&params, self.raw_stream())
         })
@@ -236,8 +238,9 @@ impl Device for Cuda {
         let write = rows_params(rows, query)?;
         self.bind()?;
         // SAFETY: the tensors were checked to hold what their layouts say, which agree; outputs are
-        // borrowed mutably, so they are apart from each other and from the inputs. Slots and positions are
-        // checked by the kernel itself. A layer's weights are written by nothing that is still enqueued.
+        // borrowed mutably, so they are apart from each other and from the inputs. Slots and
+        // positions are checked by the kernel itself. A layer's weights are written by nothing that
+        // is still enqueued.
         raw::check("absorb", unsafe {
             raw::mla_absorb(&write, &product, self.raw_stream())
         })
@@ -252,8 +255,9 @@ impl Device for Cuda {
     ) -> Result<()> {
         let params = gather_params(&cache, &rows, &latent, &rope)?;
         self.bind()?;
-        // SAFETY: cache and outputs were checked to hold what their layouts say, the index arrays to be
-        // as long as the segments need; the kernel itself checks the pages that it finds in them.
+        // SAFETY: cache and outputs were checked to hold what their layouts say, the index arrays
+        // to be as long as the segments need; the kernel itself checks the pages that it finds in
+        // them.
         raw::check("gather cache", unsafe {
             raw::mla_cache_gather(&params, self.raw_stream())
         })
@@ -281,8 +285,8 @@ impl Device for Cuda {
         }
         let params = cache_expand::params(gather, &weights, to)?;
         self.bind()?;
-        // SAFETY: as for a gather; besides, the weights and the output were checked to hold what their
-        // layouts say, and the output is borrowed mutably, so the inputs are elsewhere.
+        // SAFETY: as for a gather; besides, the weights and the output were checked to hold what
+        // their layouts say, and the output is borrowed mutably, so the inputs are elsewhere.
         raw::check("expand cache", unsafe {
             raw::mla_cache_expand(&params, self.raw_stream())
         })
@@ -380,9 +384,9 @@ impl Cuda {
         self.bind()?;
         if head_product::fits(Company::Alone, &a, &b, &c) {
             let params = head_product::params(&a, &b, c, pending)?;
-            // SAFETY: the tensors were checked to hold what their layouts say, which agree; the output is
-            // borrowed mutably, so the inputs are elsewhere. Whoever says what is not pending promises that
-            // nothing still writes it, or accesses the output.
+            // SAFETY: the tensors were checked to hold what their layouts say, which agree; the
+            // output is borrowed mutably, so the inputs are elsewhere. Whoever says what is not
+            // pending promises that nothing still writes it, or accesses the output.
             return raw::check("gemm", unsafe {
                 raw::mla_head_product(&params, self.raw_stream())
             });
@@ -403,8 +407,8 @@ impl Cuda {
     ) -> Result<()> {
         let params = write_params(latent, rope, slots, cache, rotation)?;
         self.bind()?;
-        // SAFETY: every tensor was checked to hold what its layout says, and the layouts to agree; the
-        // kernel itself checks slots and positions against the cache and the tables.
+        // SAFETY: every tensor was checked to hold what its layout says, and the layouts to agree;
+        // the kernel itself checks slots and positions against the cache and the tables.
         raw::check("write cache", unsafe {
             raw::mla_cache_write(&params, self.raw_stream())
         })
@@ -432,8 +436,8 @@ impl Cuda {
             element_bytes: layout.dtype.bytes() as i32,
         };
         self.bind()?;
-        // SAFETY: both tensors were checked to hold what their layouts say, of one shape and dtype; the
-        // output is borrowed mutably, so the input is elsewhere.
+        // SAFETY: both tensors were checked to hold what their layouts say, of one shape and dtype;
+        // the output is borrowed mutably, so the input is elsewhere.
         raw::check("copy", unsafe { raw::mla_copy(&params, self.raw_stream()) })
     }
 }
@@ -606,8 +610,8 @@ fn is_registered(bytes: &[u8]) -> bool {
     let mut kind = 0u32;
     let mut attribute = sys::CUpointer_attribute_enum::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
     let mut value: *mut c_void = (&raw mut kind).cast();
-    // SAFETY: one attribute is asked for, which is 32 bits wide. Any address may be asked about: for one
-    // that the driver does not know, the attribute is 0.
+    // SAFETY: one attribute is asked for, which is 32 bits wide. Any address may be asked about:
+    // for one that the driver does not know, the attribute is 0.
     let status = unsafe {
         sys::cuPointerGetAttributes(1, &raw mut attribute, &raw mut value, bytes.as_ptr() as u64)
     };

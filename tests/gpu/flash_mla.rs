@@ -466,8 +466,8 @@ fn offsets_beyond_two_to_the_31_elements_agree_with_the_cpu() {
     check("a cache of more than 4 GiB", &case, 5);
 }
 
-// Batches of more query tiles than CTA groups, so that each group goes from work item to work item: a
-// race about what one item leaves behind for the next shows in one launch of hundreds.
+// Batches of more query tiles than CTA groups, so that each group goes from work item to work item:
+// a race about what one item leaves behind for the next shows in one launch of hundreds.
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_mla"]
 fn hundreds_of_launches_give_the_same_bits() {

@@ -1,6 +1,6 @@
-//! FLASHMLA_SPARSE on a Hopper GPU against the CPU's decode backend, which gets the listed rows alone and lists
-//! without what is to be skipped. The CPU has the same queries in f32, and computes in f32 then: with queries of bf16
-//! it would round rows of other formats to bf16.
+//! FLASHMLA_SPARSE on a Hopper GPU against the CPU's decode backend, which gets the listed rows
+//! alone and lists without what is to be skipped. The CPU has the same queries in f32, and computes
+//! in f32 then: with queries of bf16 it would round rows of other formats to bf16.
 
 use half::bf16;
 use mla_cpu::{Cpu, CpuDecode};
@@ -53,7 +53,8 @@ struct Case {
     /// How many of eight entries are valid.
     valid: usize,
     with_counts: bool,
-    /// Entries of a second list, of the same rows as a cache of one page; a cache whose pages adjoin.
+    /// Entries of a second list, of the same rows as a cache of one page; a cache whose pages
+    /// adjoin.
     second_width: usize,
     with_sinks: bool,
 }
@@ -414,8 +415,8 @@ fn cache(gpu: &Cuda, case: &Case, numbers: &Numbers) -> <Cuda as Memory>::Buffer
 
 /// Compares a GPU's results with the CPU's in f32, by the tolerances of FlashMLA's tests.
 fn assert_close(case: &Case, got: &(Vec<u8>, Vec<u8>), want: &(Vec<u8>, Vec<u8>)) {
-    // The kernel rounds probabilities to bf16, a relative 2^-9 at most, or to f16, and with scales of a row's
-    // own those, too, 2^-10 in all; that is of values of up to 1.5, or 4.5 in e4m3.
+    // The kernel rounds probabilities to bf16, a relative 2^-9 at most, or to f16, and with scales
+    // of a row's own those, too, 2^-10 in all; that is of values of up to 1.5, or 4.5 in e4m3.
     let least = match case.kv {
         KvFormat::BF16 => 3e-3,
         _ => 4.5e-3,
@@ -478,8 +479,8 @@ fn lists_with_wrong_entries_anywhere_agree_with_the_cpu() {
     }
 }
 
-/// Whose ends are found ahead of the walk: CTAs that take several items, whole lists among short and
-/// empty ones, and those of a second cache.
+/// Whose ends are found ahead of the walk: CTAs that take several items, whole lists among short
+/// and empty ones, and those of a second cache.
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_mla_sparse"]
 fn lists_that_end_anywhere_agree_with_the_cpu() {
@@ -611,8 +612,8 @@ fn a_page_0_without_memory_is_never_read() {
             // SAFETY: as above.
             let to = unsafe { BytesMut::from_raw(second, memory.half) };
             place(gpu, &case, &numbers, to, memory.half);
-            // SAFETY: no list names the first page, and what no list names is not read: that is what is
-            // tested.
+            // SAFETY: no list names the first page, and what no list names is not read: that is
+            // what is tested.
             let cache = unsafe { Bytes::from_raw(memory.base, 2 * memory.half) };
             let got = run(gpu, &case, &numbers, cache);
             assert_close(&case, &got, &expected(&case, &numbers));
@@ -678,8 +679,8 @@ fn a_captured_step_replays_with_other_lists_and_counts() {
             let counts = numbers.lists.counts.as_deref().unwrap();
             let to = Cuda::bytes_mut(step.counts.as_mut().unwrap());
             gpu.upload(bytemuck::cast_slice(counts), to).unwrap();
-            // SAFETY: `step` and `cache` hold everything that the capture was given, and only this stream
-            // uses it.
+            // SAFETY: `step` and `cache` hold everything that the capture was given, and only this
+            // stream uses it.
             unsafe { graph.replay() }.unwrap();
             let got = step.results(gpu).unwrap();
             assert!(got == run(gpu, &case, &numbers, Cuda::bytes(&cache)));
@@ -754,8 +755,8 @@ fn dense_requests_beside_listed_ones_agree_with_the_cpu_in_replays() {
                 gpu.upload(bytemuck::cast_slice(ints), Cuda::bytes_mut(to))
                     .unwrap();
             }
-            // SAFETY: `step` and `cache` hold everything that the capture was given, and only this stream
-            // uses it.
+            // SAFETY: `step` and `cache` hold everything that the capture was given, and only this
+            // stream uses it.
             unsafe { graph.replay() }.unwrap();
             let got = step.results(gpu).unwrap();
             // The CPU has lists of all that a dense request sees.

@@ -1,4 +1,5 @@
-//! The lightning indexer on a GPU against the CPU device: keys, queries, logits, and lists to the last entry.
+//! The lightning indexer on a GPU against the CPU device: keys, queries, logits, and lists to the
+//! last entry.
 
 use mla_cpu::Cpu;
 use mla_kernels::Cuda;

@@ -5,8 +5,8 @@ use mla_kernels::raw;
 /// The field of a raw call's parameters that is given something bad, and how.
 pub(crate) type Spoilt<P> = (&'static str, fn(&mut P));
 
-/// A prefill of two requests with two heads each, whose rows lie one behind the other; the addresses
-/// and the workspace are the caller's to fill in.
+/// A prefill of two requests with two heads each, whose rows lie one behind the other; the
+/// addresses and the workspace are the caller's to fill in.
 pub(crate) fn prefill_without_addresses() -> raw::MlaPrefillParams {
     // SAFETY: a struct of plain numbers and pointers, for which zeros are values.
     let mut params: raw::MlaPrefillParams = unsafe { std::mem::zeroed() };

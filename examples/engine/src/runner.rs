@@ -45,7 +45,8 @@ impl Size {
 
     /// # Errors
     ///
-    /// If a size is 0 or more than the device counts, or a step has no room for a token of each request.
+    /// If a size is 0 or more than the device counts, or a step has no room for a token of each
+    /// request.
     pub fn check(&self) -> Result<()> {
         for (field, given, least, most) in [
             ("pages", self.pages, 1, Self::MOST),

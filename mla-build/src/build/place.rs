@@ -60,9 +60,9 @@ pub(super) fn output_folder(kernels: &Kernels) -> Result<PathBuf, Error> {
 
 /// Cargo's target folder that holds `out_dir`, or `out_dir` where none does.
 ///
-/// The innermost: a target folder may lie in another's, as those of tests do. Cargo marks one that it
-/// made with CACHEDIR.TAG, but leaves a folder unmarked that was there before its first build; then the
-/// place of `out_dir`, `<target>/[<triple>/]<profile>/build/<package>/out`, tells.
+/// The innermost: a target folder may lie in another's, as those of tests do. Cargo marks one that
+/// it made with CACHEDIR.TAG, but leaves a folder unmarked that was there before its first build;
+/// then the place of `out_dir`, `<target>/[<triple>/]<profile>/build/<package>/out`, tells.
 pub(super) fn target_folder(out_dir: &Path) -> &Path {
     let marked = out_dir
         .ancestors()

@@ -1,4 +1,5 @@
-//! The same promises with the real nvcc, which the search must find: `cargo xtask toolkit` installs one.
+//! The same promises with the real nvcc, which the search must find: `cargo xtask toolkit` installs
+//! one.
 
 use std::{
     fs,
@@ -22,7 +23,8 @@ const KERNEL: &str = "#include \"tile.cuh\"\n\
                       extern \"C\" int launch_NAME(float *x) { NAME<<<1, 32>>>(x); return (int)cudaGetLastError(); }\n";
 
 impl Package {
-    /// `a` and `b` include `tile.cuh`, `c` nothing, and `d` a header that only the GPU's pass reads.
+    /// `a` and `b` include `tile.cuh`, `c` nothing, and `d` a header that only the GPU's pass
+    /// reads.
     fn new() -> Self {
         let package = Self(tempfile::tempdir().unwrap());
         package.write("package/cuda/common/tile.cuh", "#define TILE 64\n");

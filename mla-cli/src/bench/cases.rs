@@ -265,8 +265,9 @@ impl Case {
 }
 
 /// Normally distributed lengths around `kv` with a standard deviation of half of it, at least
-/// `least`: those that PyTorch draws from `Generator().manual_seed(0)`, because that is how the other
-/// contenders come to them. It fills 8 + 8 numbers at a time with a Box-Muller transform of even ones.
+/// `least`: those that PyTorch draws from `Generator().manual_seed(0)`, because that is how the
+/// other contenders come to them. It fills 8 + 8 numbers at a time with a Box-Muller transform of
+/// even ones.
 fn varied(count: usize, kv: u32, least: u32) -> Vec<u32> {
     let mut twister = Mt::new(0);
     let mut normals: Vec<f32> = Vec::with_capacity(count + 16);

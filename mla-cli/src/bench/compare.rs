@@ -184,8 +184,8 @@ fn compare(before: &Report, after: &Report, significance: f64, least: f64) -> Co
     }
 }
 
-/// Says which rows differ by at least `least`, as far as chance does not explain it: by Holm's step-down, since of
-/// many rows some would differ by chance.
+/// Says which rows differ by at least `least`, as far as chance does not explain it: by Holm's
+/// step-down, since of many rows some would differ by chance.
 fn judge(rows: &mut [Compared], significance: f64, least: f64) {
     let mut order: Vec<usize> = (0..rows.len()).collect();
     order.sort_by(|a, b| rows[*a].p.total_cmp(&rows[*b].p));

@@ -74,7 +74,8 @@ impl Known {
 /// For each query length the time absorbed and the time expanded, as far as they were measured.
 type Points<'a> = BTreeMap<u32, [Option<(f64, &'a Subject)>; 2]>;
 
-/// What curves of one pair have in common: requests, kv length, and whatever else varies among the rows.
+/// What curves of one pair have in common: requests, kv length, and whatever else varies among the
+/// rows.
 type Pair = (usize, u32, String);
 
 /// Every pair of curves among the rows.

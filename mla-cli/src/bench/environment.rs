@@ -76,7 +76,8 @@ impl Environment {
     }
 }
 
-/// What the build script found out. A crate's package has no repository, and a machine may have no git.
+/// What the build script found out. A crate's package has no repository, and a machine may have no
+/// git.
 fn or_unknown(value: Option<&str>) -> String {
     value.unwrap_or("unknown").to_owned()
 }

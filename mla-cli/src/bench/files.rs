@@ -80,8 +80,8 @@ pub(super) fn json(result: &impl Serialize) -> String {
     serde_json::to_string_pretty(result).expect("the result is JSON") + "\n"
 }
 
-/// Writes a file whole or not at all: who is interrupted meanwhile has the one before. What is no file, such as a
-/// pipe, takes the text at the end alone.
+/// Writes a file whole or not at all: who is interrupted meanwhile has the one before. What is no
+/// file, such as a pipe, takes the text at the end alone.
 pub(super) fn save(path: &Path, until: Until, text: &str) -> Result<(), CliError> {
     let failed = |error: std::io::Error| unwritable(path, &error);
     let place = place(path);

@@ -61,7 +61,8 @@ enum Command {
     Compare(compare::Args),
     /// Measure what this machine does at most.
     Ceilings(ceilings::Args),
-    /// Time a sparse layer's parts: the caches' rows, the indexer's queries, logits and lists, and the layer.
+    /// Time a sparse layer's parts: the caches' rows, the indexer's queries, logits and lists, and
+    /// the layer.
     Indexer(indexer::Args),
     /// Time the built-in backends beside other libraries, in the same run on the same GPU.
     Peers(Box<peers::Args>),
@@ -128,8 +129,9 @@ fn run(args: &BenchArgs) -> Result<Report, CliError> {
     run_on_device(&settings, cases, ceilings, &mut saved, &Progress::rows())
 }
 
-/// What `mla selftest` times: a decode, a prefill and a sparse decode of few heads by every backend that fits, and a
-/// mixed batch through the layer with the best of them. Each is checked as every benchmark is.
+/// What `mla selftest` times: a decode, a prefill and a sparse decode of few heads by every backend
+/// that fits, and a mixed batch through the layer with the best of them. Each is checked as every
+/// benchmark is.
 pub(crate) fn for_selftest(device: DeviceName) -> Result<Vec<Report>, CliError> {
     let settings = |batches: &[&str], measure| Settings {
         batches: batches.iter().map(|batch| (*batch).to_owned()).collect(),

@@ -135,7 +135,8 @@ impl<D: Device> Tensor<D> {
 /// Numbers that a thread makes one after the other, from a seed of their own.
 const OF_ONE_SEED: usize = 1 << 16;
 
-/// Evenly distributed numbers up to `most`, made by all threads: the same ones however many there are.
+/// Evenly distributed numbers up to `most`, made by all threads: the same ones however many there
+/// are.
 fn random_bytes(rng: &mut Rng, dtype: DType, count: usize, most: f32) -> Vec<u8> {
     let width = dtype.bytes();
     let seed = rng.u64(..);

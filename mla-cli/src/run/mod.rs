@@ -125,8 +125,8 @@ fn check_sparse(args: &Args) -> Result<(), CliError> {
     Ok(())
 }
 
-/// The problem, before a batch says how its query lengths differ, and from how many new tokens on a request is
-/// expanded.
+/// The problem, before a batch says how its query lengths differ, and from how many new tokens on a
+/// request is expanded.
 fn problem<D: Device, L: Lists<D>>(args: &Args, model: &Model, device: &D) -> (Problem, u32) {
     let problem = Problem::new(model.config.dims, model.heads, model.dtype)
         .with_sparse(L::SPARSE)

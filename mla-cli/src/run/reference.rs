@@ -147,7 +147,8 @@ struct Attended {
 }
 
 impl Attended {
-    /// Page by page from the cache, and new rows as given unless the device reads them from there as well.
+    /// Page by page from the cache, and new rows as given unless the device reads them from there
+    /// as well.
     fn read<D: Device>(
         device: &D,
         workload: &Workload,

@@ -109,9 +109,10 @@ impl<D: Device> Lists<D> for Dense {
 
 /// How the lists of sampled tokens compare with those of the f64 reference.
 ///
-/// The reference takes the index keys as they are stored. It makes the queries itself; where one of their
-/// values lies so near the middle of two e4m3 codes that f32 rounds it to the other, logits change a
-/// little. A list may differ only by tokens whose logits are as near the last chosen one as that explains.
+/// The reference takes the index keys as they are stored. It makes the queries itself; where one of
+/// their values lies so near the middle of two e4m3 codes that f32 rounds it to the other, logits
+/// change a little. A list may differ only by tokens whose logits are as near the last chosen one
+/// as that explains.
 #[derive(Clone, Copy, Serialize)]
 pub(crate) struct ListErrors {
     /// Values of an index query, and how many heads have one.
@@ -122,8 +123,8 @@ pub(crate) struct ListErrors {
     pub(crate) lists: usize,
     /// Those that are the same, entry by entry.
     pub(crate) identical: usize,
-    /// The largest distance of a wrongly chosen or missing token's logit from the last chosen one, as a
-    /// part of the row's range.
+    /// The largest distance of a wrongly chosen or missing token's logit from the last chosen one,
+    /// as a part of the row's range.
     pub(crate) largest_distance: f64,
     /// What it may be.
     pub(crate) tolerance: f64,
@@ -131,8 +132,8 @@ pub(crate) struct ListErrors {
     pub(crate) pass: bool,
 }
 
-/// A rounding of one of 128 values to the other neighbour is at most 2⁻³ of that value; a logit adds up
-/// thousands of products.
+/// A rounding of one of 128 values to the other neighbour is at most 2⁻³ of that value; a logit
+/// adds up thousands of products.
 const TOLERANCE: f64 = 1e-2;
 
 /// An indexer with what an engine would own of it.
@@ -170,7 +171,8 @@ impl<D: IndexDevice> Lists<D> for Indexed<D> {
         let config = indexer_of(run.model)?;
         let dims = config.dims;
         let [heads, width] = [dims.heads, dims.width].map(|n| n as usize);
-        // A query that is projected in one step comes from the hidden state, which is about as wide.
+        // A query that is projected in one step comes from the hidden state, which is about as
+        // wide.
         let rank = run.model.q_lora_rank.unwrap_or(2048) as usize;
         let tokens = run.workload.tokens();
         let mut rng = Rng::with_seed(u64::from(run.seed) ^ 0x1d);

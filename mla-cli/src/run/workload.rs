@@ -214,8 +214,8 @@ impl Workload {
     }
 }
 
-/// The block tables of requests, and how many entries each has: their pages lie anywhere, as in a cache that has
-/// been in use.
+/// The block tables of requests, and how many entries each has: their pages lie anywhere, as in a
+/// cache that has been in use.
 pub(crate) fn block_tables(requests: &[Request], page_size: u32, seed: u64) -> (Vec<i32>, usize) {
     let needed = |request: &Request| request.kv.div_ceil(page_size) as usize;
     let pages: usize = requests.iter().map(needed).sum();

@@ -64,8 +64,8 @@ impl Accepted {
         changed.filter(|problem| self.accepts(problem)).collect()
     }
 
-    // Sparse problems of every cache format with one and several query tokens, and with few heads and many,
-    // where the spec has a feature.
+    // Sparse problems of every cache format with one and several query tokens, and with few heads
+    // and many, where the spec has a feature.
     pub(super) fn sparse(&self, feature: Feature) -> Vec<Problem> {
         if !self.spec.features.contains(feature) {
             return Vec::new();

@@ -136,8 +136,8 @@ impl Cases<'_, PrefillCase> {
         })
     }
 
-    /// In the middle of a prompt, at its end with the last value of a row, and at the beginning of the
-    /// next.
+    /// In the middle of a prompt, at its end with the last value of a row, and at the beginning of
+    /// the next.
     fn nan_places(&self, last: usize) -> Vec<[usize; 3]> {
         vec![
             [40, 0, 0],

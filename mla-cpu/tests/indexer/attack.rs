@@ -1,5 +1,5 @@
-//! Random selections, right ones and ones with a fault: each is refused by one error, with the cache
-//! untouched and no lists left, or makes the lists that the call without gaps makes.
+//! Random selections, right ones and ones with a fault: each is refused by one error, with the
+//! cache untouched and no lists left, or makes the lists that the call without gaps makes.
 
 use fastrand::Rng;
 use mla_cpu::Cpu;
@@ -14,7 +14,8 @@ use crate::layer::{PAGE, PAGES, RANK, World, index_dims, indexer_config, layer, 
 
 const CASES: usize = 400;
 
-/// A tensor with gaps between its rows, which are NaN, or with another shape or dtype than the call's.
+/// A tensor with gaps between its rows, which are NaN, or with another shape or dtype than the
+/// call's.
 struct Tensor {
     memory: Vec<f32>,
     layout: Layout,
@@ -54,7 +55,8 @@ impl Tensor {
     }
 }
 
-/// An index cache of another layout, with the keys of the first; `None` in a cache that lacks pages.
+/// An index cache of another layout, with the keys of the first; `None` in a cache that lacks
+/// pages.
 fn cache_layout(rng: &mut Rng, fault: bool) -> IndexCacheLayout {
     let layout = IndexCacheLayout::contiguous(index_dims(1), PAGES, PAGE);
     let layout = layout.with_page_stride(layout.page_stride + 4 * rng.usize(..3));

@@ -261,7 +261,8 @@ pub(crate) fn lists_of(own: &IndexerWorkspace<Cpu>, workspace: &Space) -> (Vec<i
     (slots, lists.width)
 }
 
-/// A prompt, then prompts with context, then decodes and a longer query: chunked prefill and decode.
+/// A prompt, then prompts with context, then decodes and a longer query: chunked prefill and
+/// decode.
 const STEPS: [[u32; 3]; 4] = [[30, 5, 0], [35, 1, 40], [1, 1, 1], [2, 9, 4]];
 
 #[test]
@@ -365,8 +366,8 @@ fn lists_are_those_of_the_reference_and_attention_is_to_them() {
                 lists_compared += 1;
                 selective += usize::from(seen > topk);
                 if list != expected {
-                    // What differs has to be within what one e4m3 rounding that f32 decides otherwise
-                    // can change: 2⁻⁴ of a product, so at most 2⁻⁴ of the largest logit.
+                    // What differs has to be within what one e4m3 rounding that f32 decides
+                    // otherwise can change: 2⁻⁴ of a product, so at most 2⁻⁴ of the largest logit.
                     on_the_edge += 1;
                     let least = chosen.iter().map(|at| logits[*at]).fold(f64::MAX, f64::min);
                     let most = logits.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
@@ -424,8 +425,8 @@ fn check_row(world: &World, layer: &Layer, step: &Step, list: &[i32], token: usi
     }
 }
 
-/// The lists and outputs of each request's tokens, in the order of their positions, of steps of so many
-/// new tokens.
+/// The lists and outputs of each request's tokens, in the order of their positions, of steps of so
+/// many new tokens.
 fn by_position(steps: &[[u32; 3]], topk: u32) -> [Vec<(Vec<usize>, Vec<f32>)>; 3] {
     let sparse = layer(true);
     let problem = &sparse.config().problem;

@@ -1,4 +1,5 @@
-//! The CPU's backends, as if they read 16 bytes at a time and took short lists: what most kernels on GPUs ask for.
+//! The CPU's backends, as if they read 16 bytes at a time and took short lists: what most kernels
+//! on GPUs ask for.
 
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::Result;

@@ -1,5 +1,5 @@
-//! Public calls with numbers of every size: each returns, whatever it is given, and an error has one
-//! form.
+//! Public calls with numbers of every size: each returns, whatever it is given, and an error has
+//! one form.
 
 use std::fmt::Display;
 

@@ -1,5 +1,5 @@
-//! What an engine can get wrong from step to step: workspaces of others, plans that are stale, pages
-//! in two hands, requests that are gone.
+//! What an engine can get wrong from step to step: workspaces of others, plans that are stale,
+//! pages in two hands, requests that are gone.
 
 use std::sync::Arc;
 
@@ -513,7 +513,8 @@ impl Lab {
             .collect()
     }
 
-    /// Does `run` with a call of so many tokens. What is refused has to leave cache and output alone.
+    /// Does `run` with a call of so many tokens. What is refused has to leave cache and output
+    /// alone.
     fn with_call(
         &mut self,
         tokens: usize,

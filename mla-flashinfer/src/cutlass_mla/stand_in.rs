@@ -1,5 +1,5 @@
-//! Everything but CUTLASS's kernel, on any GPU: a stand-in for it attends on the host, and reads what
-//! the kernel would.
+//! Everything but CUTLASS's kernel, on any GPU: a stand-in for it attends on the host, and reads
+//! what the kernel would.
 
 use std::ffi::c_void;
 

@@ -135,7 +135,8 @@ fn layer(gpu: &Cuda, (prefill, decode): (&str, &str), case: &Case) -> SelectedLa
     selection.layer(gpu, config.softmax_scale).unwrap()
 }
 
-/// A layer, its workspace for steps within `limits`, with the batch prepared, and the batch's numbers.
+/// A layer, its workspace for steps within `limits`, with the batch prepared, and the batch's
+/// numbers.
 fn prepared(
     gpu: &Cuda,
     pair: (&str, &str),

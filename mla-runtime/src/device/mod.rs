@@ -277,9 +277,9 @@ pub trait Device: Memory {
         self.gemm(a, b, c)
     }
 
-    /// As [`gemm_weights`](Self::gemm_weights), directly behind an operation that begins only when all
-    /// before it is done, such as a selection, and that neither writes `a` nor accesses `c`: the
-    /// device may do the product beside it.
+    /// As [`gemm_weights`](Self::gemm_weights), directly behind an operation that begins only when
+    /// all before it is done, such as a selection, and that neither writes `a` nor accesses `c`:
+    /// the device may do the product beside it.
     ///
     /// # Errors
     ///
@@ -305,7 +305,8 @@ pub trait Device: Memory {
     ///
     /// # Errors
     ///
-    /// If the cache has not both pages, its rows are of an odd number of bytes, or the device fails.
+    /// If the cache has not both pages, its rows are of an odd number of bytes, or the device
+    /// fails.
     fn copy_page(&self, cache: CacheMut<'_, Self>, from: usize, to: usize) -> Result<()> {
         let layout = *cache.layout();
         for (field, page) in [("from", from), ("to", to)] {

@@ -140,8 +140,8 @@ pub struct IndexRows<'a, D: Device> {
     /// Which of the batch's query tokens.
     pub tokens: Range<usize>,
     /// Whether what makes these rows' lists directly follows each other, the queries, the logits
-    /// and the selection, and the batch's lengths and block tables were enqueued before the first of
-    /// them. Each may then begin before the last one has ended. Otherwise false, which is always
+    /// and the selection, and the batch's lengths and block tables were enqueued before the first
+    /// of them. Each may then begin before the last one has ended. Otherwise false, which is always
     /// right.
     pub in_turn: bool,
 }
@@ -190,8 +190,8 @@ pub trait IndexDevice: Device {
     fn write_index_keys(&self, config: &IndexerConfig, keys: IndexKeys<'_, Self>) -> Result<()>;
 
     /// Writes what both caches of a layer get of the new tokens, in one launch if the device can:
-    /// the rows, with the rotation of `query` if they are rotated, and the index keys; and quantises
-    /// `queries`, if there are any. As [`CacheRows::write`],
+    /// the rows, with the rotation of `query` if they are rotated, and the index keys; and
+    /// quantises `queries`, if there are any. As [`CacheRows::write`],
     /// [`write_index_keys`](Self::write_index_keys) and
     /// [`quantise_index_queries`](Self::quantise_index_queries).
     ///

@@ -38,8 +38,8 @@ where
         lists.forget();
         self.check_tensors(workspace, &call)?;
         indexer.check(workspace, lists, &index)?;
-        // The projection first, which is the longest of what comes before the logits: the queries can
-        // then be quantised beside the writes.
+        // The projection first, which is the longest of what comes before the logits: the queries
+        // can then be quantised beside the writes.
         let (queries, first) = (index.queries(), indexer.first_scored(workspace, lists)?);
         if !first.is_empty() {
             self.device().range(c"mla: project index queries", || {

@@ -141,8 +141,8 @@ impl<D: IndexDevice> Indexer<D> {
         })
     }
 
-    /// The tokens that are scored first, as many as the workspace has rows for; none if nothing need
-    /// be scored.
+    /// The tokens that are scored first, as many as the workspace has rows for; none if nothing
+    /// need be scored.
     pub(crate) fn first_scored<P, B>(
         &self,
         workspace: &Workspace<P, B>,

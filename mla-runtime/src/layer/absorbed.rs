@@ -16,9 +16,9 @@ pub(crate) enum Absorbing {
     Writing,
     /// Nothing.
     Alone,
-    /// Nothing, directly behind the selection of a sparse layer: whatever made the call's queries, or
-    /// read the absorbed ones of the layer before, is done when that begins, and it has to do with
-    /// neither ([`Device::gemm_ready`]).
+    /// Nothing, directly behind the selection of a sparse layer: whatever made the call's queries,
+    /// or read the absorbed ones of the layer before, is done when that begins, and it has to do
+    /// with neither ([`Device::gemm_ready`]).
     Ready,
 }
 

@@ -24,9 +24,9 @@
 //!
 //! # On a processor
 //!
-//! What it takes for a multiply-add differs: a [`ProcessorFigures`] has seconds for those of products
-//! with the weights, and for those of pairs of tokens in either form, from a short run of both. The
-//! new tokens count as well, in the expansion and in pairs among themselves.
+//! What it takes for a multiply-add differs: a [`ProcessorFigures`] has seconds for those of
+//! products with the weights, and for those of pairs of tokens in either form, from a short run of
+//! both. The new tokens count as well, in the expansion and in pairs among themselves.
 //!
 //! # On a GPU
 //!
@@ -92,8 +92,8 @@ pub struct ProcessorFigures {
 }
 
 impl ProcessorFigures {
-    /// From seconds for each multiply-add: of products with the weights, and of pairs of a new and a
-    /// cached token, absorbed and expanded.
+    /// From seconds for each multiply-add: of products with the weights, and of pairs of a new and
+    /// a cached token, absorbed and expanded.
     ///
     /// # Errors
     ///
@@ -580,9 +580,9 @@ mod tests {
 
     #[test]
     fn times_and_crossovers_are_those_that_were_measured_on_an_h200() {
-        // Of the whole layer (BENCHMARKS.md), but with 32 heads: heads, context, the crossover; and of the row
-        // of steps of each form (docs/log/layer.md), new tokens with the µs absorbed and expanded. The
-        // latter without a cache write.
+        // Of the whole layer (BENCHMARKS.md), but with 32 heads: heads, context, the crossover; and
+        // of the row of steps of each form (docs/log/layer.md), new tokens with the µs absorbed and
+        // expanded. The latter without a cache write.
         for (heads, context, crossover, times) in [
             (8, 8192, 139.0, [(192, 70.3, 62.4), (256, 83.2, 64.5)]),
             (8, 32768, 157.0, [(128, 137.3, 156.1), (256, 244.1, 172.4)]),
@@ -670,12 +670,13 @@ mod tests {
 
     #[test]
     fn a_processor_is_held_to_what_each_kind_of_its_products_takes() {
-        // Where they are alike it is nearly that of multiply-adds alone, which leave the new tokens'
-        // own rows and pairs out.
+        // Where they are alike it is nearly that of multiply-adds alone, which leave the new
+        // tokens' own rows and pairs out.
         let alike = on_processor([1e-11; 3], 16, 8192);
         let ratio = alike / arithmetic(MlaDims::R1, Some(8192));
         assert!((0.97..1.03).contains(&ratio), "{alike}");
-        // Slow products, as the expansion has most of them, and slow pairs of expanded rows let more be absorbed.
+        // Slow products, as the expansion has most of them, and slow pairs of expanded rows let
+        // more be absorbed.
         assert!(on_processor([2e-11, 1e-11, 1e-11], 16, 8192) > 1.8 * alike);
         assert!(on_processor([1e-11, 1e-11, 2e-11], 16, 8192) > 1.5 * alike);
         assert!(on_processor([1e-11, 2e-11, 1e-11], 16, 8192) < alike / 2.0);
@@ -690,9 +691,9 @@ mod tests {
 
     #[test]
     fn the_crossover_of_a_processor_is_predicted_from_short_context() {
-        // Of one core of an AMD EPYC, in processor time: GFLOP/s of products, and of pairs absorbed and
-        // expanded, from 16 and 256 new tokens on 1024 cached ones; and where both forms took the
-        // same with 4096 tokens in all (docs/log/layer.md).
+        // Of one core of an AMD EPYC, in processor time: GFLOP/s of products, and of pairs absorbed
+        // and expanded, from 16 and 256 new tokens on 1024 cached ones; and where both forms took
+        // the same with 4096 tokens in all (docs/log/layer.md).
         for (heads, gflop, measured) in [
             (8, [51.2, 219.0, 195.6], 765.0),
             (4, [43.5, 94.9, 100.2], 335.0),

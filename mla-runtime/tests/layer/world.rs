@@ -39,7 +39,8 @@ pub(crate) struct Case {
     pub(crate) context_rows: usize,
     /// Whether each token attends to a list of slots.
     pub(crate) sparse: bool,
-    /// Which requests of a sparse case attend to all that they see: those of at most so many tokens.
+    /// Which requests of a sparse case attend to all that they see: those of at most so many
+    /// tokens.
     pub(crate) dense_within: u32,
     /// Whether W_kv_b lies as published checkpoints hold it, `[H·(P+V), L]`.
     pub(crate) transposed_weights: bool,
@@ -228,7 +229,8 @@ pub(crate) struct World {
     pub(crate) cache: Vec<u8>,
     /// A sink for each head.
     pub(crate) sinks: Option<Vec<f32>>,
-    /// Whether every other listed row of the context is taken from a second cache, which holds the same.
+    /// Whether every other listed row of the context is taken from a second cache, which holds the
+    /// same.
     pub(crate) two_caches: bool,
 }
 

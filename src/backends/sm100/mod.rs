@@ -1,5 +1,5 @@
-//! Blackwell for data centres (`sm_100f`): machine code of the device's helpers, and no backend of its own.
-//! Attention takes the portable family's backends there.
+//! Blackwell for data centres (`sm_100f`): machine code of the device's helpers, and no backend of
+//! its own. Attention takes the portable family's backends there.
 
 use mla_runtime::backends;
 

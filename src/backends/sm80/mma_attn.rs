@@ -1,16 +1,16 @@
 //! MMA_ATTN: expanded prefill on every GPU since Ampere, one launch per attention.
 //!
-//! `docs/kernels/portable.md` tells how the kernel works. It finds its tiles from the lengths on the device,
-//! so nothing is prepared.
+//! `docs/kernels/portable.md` tells how the kernel works. It finds its tiles from the lengths on
+//! the device, so nothing is prepared.
 
 use crate::backends::template::expanded_backend;
 
 expanded_backend! {
     /// Expanded attention on every GPU since Ampere, for new tokens and for context chunks.
     ///
-    /// Keys come as two sources, the head's part and the shared rotary part, so that nobody packs them;
-    /// packed keys are taken as well. Every request's end is exact: what lies behind it in memory is never
-    /// used. Pointers, and strides in bytes, are multiples of 16.
+    /// Keys come as two sources, the head's part and the shared rotary part, so that nobody packs
+    /// them; packed keys are taken as well. Every request's end is exact: what lies behind it in
+    /// memory is never used. Pointers, and strides in bytes, are multiples of 16.
     MmaAttn: super::kernel::Portable,
     feature = "sm80",
     name = "MMA_ATTN",

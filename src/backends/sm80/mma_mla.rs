@@ -1,13 +1,15 @@
 //! MMA_MLA and MMA_MLA_DS: dense absorbed decode on every GPU since Ampere, one launch per step.
 //!
-//! `docs/kernels/portable.md` tells how the kernel works. It divides a batch on the device, from the lengths
-//! there, so a captured step can be replayed with other lengths and pages in the same arrays.
+//! `docs/kernels/portable.md` tells how the kernel works. It divides a batch on the device, from
+//! the lengths there, so a captured step can be replayed with other lengths and pages in the same
+//! arrays.
 
 use crate::backends::template::dense_backend;
 
 dense_backend! {
-    /// Dense absorbed decode on every GPU since Ampere: 1 to 128 heads, up to 16 query tokens per request,
-    /// pages of any multiple of 16; caches of the queries' dtype, or of e4m3 with one scale.
+    /// Dense absorbed decode on every GPU since Ampere: 1 to 128 heads, up to 16 query tokens per
+    /// request, pages of any multiple of 16; caches of the queries' dtype, or of e4m3 with one
+    /// scale.
     MmaMla: super::kernel::Portable,
     feature = "sm80",
     name = "MMA_MLA",
@@ -30,7 +32,8 @@ dense_backend! {
 }
 
 dense_backend! {
-    /// The same for caches of `fp8_ds_mla`, of which rows of (512, 64) alone are a multiple of 16 bytes.
+    /// The same for caches of `fp8_ds_mla`, of which rows of (512, 64) alone are a multiple of 16
+    /// bytes.
     MmaMlaDs: super::kernel::Portable,
     feature = "sm80",
     name = "MMA_MLA_DS",

@@ -1,7 +1,7 @@
 //! MMA_MLA_SPARSE: sparse absorbed attention on every GPU since Ampere, one launch per step.
 //!
-//! The kernel of dense decode with another loader: `docs/kernels/portable.md`. Nothing is prepared: a captured
-//! step can be replayed with other lists in the same arrays.
+//! The kernel of dense decode with another loader: `docs/kernels/portable.md`. Nothing is prepared:
+//! a captured step can be replayed with other lists in the same arrays.
 
 use mla_runtime::mla_backend;
 
@@ -16,10 +16,10 @@ use {
     mla_runtime::error::Result,
 };
 
-/// Attention to the cache rows that each query token's list of slots names, on every GPU since Ampere: 1 to
-/// 128 heads, lists of up to 8192 slots of which any may be invalid, pages of any size; caches of the
-/// queries' dtype, of e4m3 with one scale, or of `fp8_ds_mla` with any scales. A sink per head takes part in
-/// the softmax.
+/// Attention to the cache rows that each query token's list of slots names, on every GPU since
+/// Ampere: 1 to 128 heads, lists of up to 8192 slots of which any may be invalid, pages of any
+/// size; caches of the queries' dtype, of e4m3 with one scale, or of `fp8_ds_mla` with any scales.
+/// A sink per head takes part in the softmax.
 #[derive(Debug)]
 pub struct MmaMlaSparse {
     #[cfg(feature = "sm80")]
@@ -32,7 +32,8 @@ pub struct MmaMlaSparse {
 impl MmaMlaSparse {
     fn workspace(&self, device: &Cuda) -> Result<usize> {
         let params = sparse::shape(&self.config)?;
-        // SAFETY: the context is current, and the addresses are those of values that outlive the call.
+        // SAFETY: the context is current, and the addresses are those of values that outlive the
+        // call.
         workspace::size(device, |bytes| unsafe {
             raw::mla_sparse_sm80_workspace(&params, &self.kernel.0, bytes)
         })
@@ -95,9 +96,10 @@ impl DecodeBackend for MmaMlaSparse {
             return Ok(());
         };
         device.bind()?;
-        // SAFETY: `params` checked every tensor and array to hold what its layout says, and the layouts to
-        // agree; the kernel itself skips slots that the cache does not have. The workspace was allocated
-        // zeroed and is borrowed mutably, so no other launch of this stream's order uses it at the same time.
+        // SAFETY: `params` checked every tensor and array to hold what its layout says, and the
+        // layouts to agree; the kernel itself skips slots that the cache does not have. The
+        // workspace was allocated zeroed and is borrowed mutably, so no other launch of this
+        // stream's order uses it at the same time.
         raw::check("sparse attention", unsafe {
             raw::mla_sparse_sm80(
                 &params,

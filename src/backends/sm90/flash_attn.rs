@@ -1,17 +1,17 @@
 //! FLASH_ATTN: expanded prefill on Hopper GPUs, one launch per attention.
 //!
-//! `docs/kernels/prefill.md` tells how the kernel works. It makes its schedule from the lengths on the
-//! device, so nothing is prepared. Its workspace holds the counters by which CTAs share out their work, and the
-//! partial results of query tiles whose keys they divide.
+//! `docs/kernels/prefill.md` tells how the kernel works. It makes its schedule from the lengths on
+//! the device, so nothing is prepared. Its workspace holds the counters by which CTAs share out
+//! their work, and the partial results of query tiles whose keys they divide.
 
 use crate::backends::template::expanded_backend;
 
 expanded_backend! {
     /// Expanded attention on sm_90a, for new tokens and for context chunks.
     ///
-    /// Keys come as two sources, the head's part and the shared rotary part, so that nobody packs them;
-    /// packed keys are taken as well, a little slower. Every request's end is exact: what lies behind
-    /// it in memory is never used. Pointers, and strides in bytes, are multiples of 16.
+    /// Keys come as two sources, the head's part and the shared rotary part, so that nobody packs
+    /// them; packed keys are taken as well, a little slower. Every request's end is exact: what
+    /// lies behind it in memory is never used. Pointers, and strides in bytes, are multiples of 16.
     FlashAttn: super::kernel::Hopper,
     feature = "sm90",
     name = "FLASH_ATTN",

@@ -17,8 +17,8 @@ use {
 /// Attention to the cache rows that each query token's list of slots names, on Hopper GPUs: 1 to
 /// 128 heads without padding, lists of up to 8192 slots of which any may be invalid, pages of any
 /// size; caches of the queries' dtype, of e4m3 with one scale, or of `fp8_ds_mla` with any scales.
-/// A second cache with lists of its own and a sink per head take part in the same softmax, and short
-/// requests may go by their block tables.
+/// A second cache with lists of its own and a sink per head take part in the same softmax, and
+/// short requests may go by their block tables.
 #[derive(Debug)]
 pub struct FlashMlaSparse {
     #[cfg(feature = "sm90")]

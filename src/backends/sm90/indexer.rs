@@ -45,8 +45,8 @@ impl IndexDevice for Cuda {
             .as_ref()
             .map_or(std::ptr::null(), std::ptr::from_ref);
         self.bind()?;
-        // SAFETY: as above, of all three; caches and quantised queries are borrowed mutably, so they are
-        // apart from each other and from all that is read.
+        // SAFETY: as above, of all three; caches and quantised queries are borrowed mutably, so
+        // they are apart from each other and from all that is read.
         raw::check("index write", unsafe {
             raw::mla_index_write_sm90(&rows, &keys, given, self.raw_stream())
         })

@@ -109,9 +109,9 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// A batch as the case says: requests in the planner's order, padding behind those on the absorbed
-    /// path, pages shuffled over a cache with pages to spare, NaN in every slot that holds no context, and
-    /// garbage in every entry of the block tables that no token needs.
+    /// A batch as the case says: requests in the planner's order, padding behind those on the
+    /// absorbed path, pages shuffled over a cache with pages to spare, NaN in every slot that holds
+    /// no context, and garbage in every entry of the block tables that no token needs.
     pub(crate) fn new(case: &Case) -> Self {
         let mut rng = rng(case.seed);
         let dims = case.dims;
@@ -357,8 +357,9 @@ pub(crate) struct Distance {
 impl Distance {
     /// How far two right results may be apart.
     pub(crate) fn accepted(case: &Case, chunks: usize) -> Self {
-        // Both round queries, weights, values and outputs, each on its own, to u: a row is about u apart, and
-        // the worst of thousands two to three times as much. Every chunk's merge adds a rounding.
+        // Both round queries, weights, values and outputs, each on its own, to u: a row is about u
+        // apart, and the worst of thousands two to three times as much. Every chunk's merge adds a
+        // rounding.
         let u = match case.dtype {
             DType::F16 => 2f64.powi(-12),
             _ => 2f64.powi(-9),

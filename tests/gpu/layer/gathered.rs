@@ -1,5 +1,5 @@
-//! Cache formats that only the gather of context reads: the quantised ones, beside a decode backend that
-//! has nothing to do.
+//! Cache formats that only the gather of context reads: the quantised ones, beside a decode backend
+//! that has nothing to do.
 
 use mla_kernels::Cuda;
 use mla_kernels::backends::sm90::FlashAttn;

@@ -11,8 +11,8 @@ use super::replays::{self, MAX_LEN, decodes, limits};
 use super::{MIXED, gpu_layer};
 use crate::common::gpu;
 
-/// Every step's output, log-sum-exp and cache are those of the same padded step run at once, whatever the
-/// number of requests, their lengths, pages and slots; and padding gives zeros.
+/// Every step's output, log-sum-exp and cache are those of the same padded step run at once,
+/// whatever the number of requests, their lengths, pages and slots; and padding gives zeros.
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
 fn replays_are_the_steps_run_at_once() {

@@ -1,8 +1,9 @@
 //! The layer on a Hopper GPU, end to end, against the layer on the CPU device.
 //!
-//! Under compute-sanitizer's racecheck, `parts` comes to its end, and what it reports is within cuBLAS's own `nvjet` kernels. Those cannot be left
-//! out, since with `--kernel-name-exclude` the sanitizer fails on a hardware exception. It does not bring the concurrent test to its end; memcheck
-//! does.
+//! Under compute-sanitizer's racecheck, `parts` comes to its end, and what it reports is within
+//! cuBLAS's own `nvjet` kernels. Those cannot be left out, since with `--kernel-name-exclude` the
+//! sanitizer fails on a hardware exception. It does not bring the concurrent test to its end;
+//! memcheck does.
 
 mod allocations;
 mod batch;

@@ -79,7 +79,8 @@ struct IndexBatch {
 }
 
 impl IndexBatch {
-    /// For the tokens of `batch`, with an index key for every token of its context, and 0xff elsewhere.
+    /// For the tokens of `batch`, with an index key for every token of its context, and 0xff
+    /// elsewhere.
     fn new(batch: &Batch, config: IndexerConfig) -> Result<Self> {
         let (case, tokens, seed) = (&batch.case, batch.tokens(), batch.case.seed + 100);
         let heads = config.dims.heads as usize;
@@ -410,8 +411,8 @@ fn layers_of_sparse_models_agree_with_the_cpu() -> Result<()> {
                 "{apart} bytes of the index cache"
             );
 
-            // Tensor cores add products of e4m3 with fewer bits than f32 has, so a token at the threshold may be
-            // another one: never many, and never where there is nothing to choose.
+            // Tensor cores add products of e4m3 with fewer bits than f32 has, so a token at the
+            // threshold may be another one: never many, and never where there is nothing to choose.
             let width = TOPK as usize;
             let (mut changed, mut compared) = (0, 0);
             for (token, (list, reference)) in given
@@ -479,8 +480,8 @@ fn pad(batch: &mut Batch, requests: usize, query_len: u32) {
     batch.tables.resize(requests * batch.max_pages, i32::MAX);
 }
 
-/// Two layers of a decode step, one with an indexer and one that shares its lists, are one graph, whose replays are
-/// the steps run at once: other lengths, pages and fewer requests.
+/// Two layers of a decode step, one with an indexer and one that shares its lists, are one graph,
+/// whose replays are the steps run at once: other lengths, pages and fewer requests.
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer::sparse"]
 fn a_decode_step_of_a_sparse_model_is_one_graph() -> Result<()> {
@@ -529,7 +530,8 @@ fn a_decode_step_of_a_sparse_model_is_one_graph() -> Result<()> {
             layers.own.load(gpu, &own)?;
             layers.shared.load(gpu, &shared)?;
             layers.index.load(gpu, &inputs)?;
-            // SAFETY: the layer, workspaces and tensors live, and the caches have as many pages as any batch names.
+            // SAFETY: the layer, workspaces and tensors live, and the caches have as many pages as
+            // any batch names.
             unsafe { graph.replay(&layer, &mut workspace, &batch.step()) }?;
             let given = [layers.own.outcome(gpu)?, layers.shared.outcome(gpu)?];
             let index_cache = download(gpu, &layers.index.cache)?;
@@ -540,8 +542,8 @@ fn a_decode_step_of_a_sparse_model_is_one_graph() -> Result<()> {
     Ok(())
 }
 
-/// Prompts with and without context and decodes, of two layers that share lists, are one graph for as long as the
-/// lengths stay: logits in one chunk, or in several.
+/// Prompts with and without context and decodes, of two layers that share lists, are one graph for
+/// as long as the lengths stay: logits in one chunk, or in several.
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer::sparse"]
 fn a_mixed_step_of_a_sparse_model_is_one_graph() -> Result<()> {

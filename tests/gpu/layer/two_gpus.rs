@@ -1,5 +1,5 @@
-//! The layer over two GPUs: the cache split, and the heads split, each by a thread per GPU and by a process per
-//! GPU.
+//! The layer over two GPUs: the cache split, and the heads split, each by a thread per GPU and by a
+//! process per GPU.
 
 use std::path::Path;
 use std::process::{Child, Command};
@@ -69,7 +69,8 @@ fn close(distance: Distance, lse: bool) {
     );
 }
 
-/// The shard of a batch of decodes that a rank has: its tokens, dealt by the plan, in a cache of its own.
+/// The shard of a batch of decodes that a rank has: its tokens, dealt by the plan, in a cache of
+/// its own.
 fn shard_of(batch: &Batch, parallel: ContextParallel, rank: u32) -> Batch {
     let page = batch.case.page_size as usize;
     let mut shard = batch.clone();
@@ -297,7 +298,8 @@ fn wait(children: &mut [Child]) -> Result<(), String> {
     }
 }
 
-/// Both divisions, against the whole on this rank's own GPU; leaves what all ranks have to agree on.
+/// Both divisions, against the whole on this rank's own GPU; leaves what all ranks have to agree
+/// on.
 fn as_a_process(rank: usize, folder: &Path) {
     let rank = Rank::join(rank, exchange(rank, folder));
     let decodes = Batch::new(&decodes());

@@ -67,7 +67,8 @@ impl Attention {
         }
     }
 
-    /// The positions in its request that each query token's list names; none where attention is dense.
+    /// The positions in its request that each query token's list names; none where attention is
+    /// dense.
     fn positions(&self) -> Vec<Vec<u32>> {
         let page_size = self.config.problem.page_size;
         let lists = self.lists;
@@ -110,7 +111,8 @@ impl Attention {
             })
     }
 
-    /// The bytes that the inputs and outputs take on the device. In floating point, which nothing overflows.
+    /// The bytes that the inputs and outputs take on the device. In floating point, which nothing
+    /// overflows.
     pub(super) fn bytes(&self) -> f64 {
         let problem = &self.config.problem;
         let dims = problem.dims;
@@ -193,8 +195,8 @@ impl<D: Device> Work<'_, D> {
         }
     }
 
-    /// Seconds that a plan takes which is made on the host, so that no graph can hold it: the fastest of some, until
-    /// it has arrived on the device. None where the device plans.
+    /// Seconds that a plan takes which is made on the host, so that no graph can hold it: the
+    /// fastest of some, until it has arrived on the device. None where the device plans.
     pub(super) fn planning(&mut self, device: &D) -> Result<Option<f64>> {
         let Self::Decode(work) = self else {
             return Ok(None);

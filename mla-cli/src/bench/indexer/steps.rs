@@ -262,7 +262,8 @@ impl<D: IndexDevice + Stopwatch> Steps<D> {
     }
 }
 
-/// Pairs of the first `rows` query tokens and the positions that they see, and the cached tokens of their requests.
+/// Pairs of the first `rows` query tokens and the positions that they see, and the cached tokens of
+/// their requests.
 fn pairs_and_cached(workload: &Workload, rows: usize) -> [f64; 2] {
     let (mut pairs, mut cached) = (0.0, 0.0);
     for (request, start) in workload.requests.iter().zip(&workload.token_starts) {

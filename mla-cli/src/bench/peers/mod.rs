@@ -38,9 +38,9 @@ pub(super) struct Args {
     /// Only the cases whose ids begin so.
     #[arg(long, value_name = "PREFIX", value_delimiter = ',')]
     only: Vec<String>,
-    /// Who is timed. For Hopper: flashmla, fa3, flashinfer (which compiles for two minutes) and cudnn. For every GPU
-    /// since Ampere: flashinfer-fa2 (likewise), triton (vLLM's decode), torch-flash (FlashAttention-2) and
-    /// torch-efficient.
+    /// Who is timed. For Hopper: flashmla, fa3, flashinfer (which compiles for two minutes) and
+    /// cudnn. For every GPU since Ampere: flashinfer-fa2 (likewise), triton (vLLM's decode),
+    /// torch-flash (FlashAttention-2) and torch-efficient.
     #[arg(
         long,
         value_name = "NAME",

@@ -116,8 +116,8 @@ struct Round<'a> {
 struct RoundLists {
     cache: &'static str,
     topk: u32,
-    /// The positions in its request that each query token attends to. Absent where the case is that of
-    /// the round before, since there are many of them.
+    /// The positions in its request that each query token attends to. Absent where the case is that
+    /// of the round before, since there are many of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     positions: Option<Vec<Vec<u32>>>,
 }
@@ -198,7 +198,8 @@ pub(super) struct Script {
 }
 
 impl Script {
-    /// Starts it and waits until the peers are loaded: what that takes of the machine must not fall on our times.
+    /// Starts it and waits until the peers are loaded: what that takes of the machine must not fall
+    /// on our times.
     pub(super) fn start(args: &Args, progress: &Progress) -> Result<Self, CliError> {
         let mut python = Command::new(&args.python);
         python.args(["-c", SCRIPT, "--peers", &args.peers.join(",")]);

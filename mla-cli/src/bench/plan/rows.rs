@@ -65,7 +65,8 @@ impl<'a, D: Stopwatch> Rows<'a, D> {
         }
     }
 
-    /// The rows, none of which a backend refuses, if every key and every name has an effect on some.
+    /// The rows, none of which a backend refuses, if every key and every name has an effect on
+    /// some.
     pub(super) fn finish(self) -> Result<Vec<Job>, CliError> {
         for (key, values) in self.settings.given() {
             let idle = match (self.used.get(&key), self.unused.get(&key)) {

@@ -1,7 +1,7 @@
 //! What is to be timed, as arguments and sweep files say it: the same keys in both.
 //!
-//! A key that takes a list is an axis: a benchmark has a row for every combination. An argument takes
-//! the place of the file's key.
+//! A key that takes a list is an axis: a benchmark has a row for every combination. An argument
+//! takes the place of the file's key.
 
 mod key;
 mod refusals;
@@ -114,8 +114,8 @@ pub(super) struct Settings {
     )]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
     pub(super) decode: Option<Vec<String>>,
-    /// Paths that the whole batch is sent on, whatever the threshold. With both, the query length at
-    /// which expanding becomes the faster one is found [default: by the threshold].
+    /// Paths that the whole batch is sent on, whatever the threshold. With both, the query length
+    /// at which expanding becomes the faster one is found [default: by the threshold].
     #[arg(
         long,
         value_name = "PATH",
@@ -309,7 +309,8 @@ impl Settings {
         Ok(ranges)
     }
 
-    /// Every key that was given and that not every row need be touched by, and how many values it has.
+    /// Every key that was given and that not every row need be touched by, and how many values it
+    /// has.
     pub(super) fn given(&self) -> Vec<(Key, usize)> {
         fn count<T>(key: Key, list: &Option<Vec<T>>) -> Option<(Key, usize)> {
             list.as_ref().map(|list| (key, list.len()))

@@ -36,7 +36,8 @@ impl Settings {
         }
     }
 
-    /// What arguments are held to when they are read, for files: the number that is refused, and why.
+    /// What arguments are held to when they are read, for files: the number that is refused, and
+    /// why.
     pub(super) fn number_out_of_range(&self) -> Option<String> {
         let many = |list: &Option<Vec<u32>>| list.clone().unwrap_or_default();
         let one = |number: Option<u32>| Vec::from_iter(number);
