@@ -290,7 +290,7 @@ fn what_does_not_fit_is_refused_by_its_name() -> Result<()> {
 
 #[cfg(feature = "cuda")]
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features cuda -- --include-ignored"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features cuda -- --ignored"]
 fn on_a_gpu() -> Result<()> {
     let device = Device::new_cuda_with_stream(0)?;
     for q_lora_rank in [None, Some(32)] {

@@ -6,7 +6,7 @@ mod flash_mla {
     use crate::common::gpu;
 
     mla_conformance::decode_conformance!(
-        #[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored conformance"]
+        #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored conformance"]
         FlashMla,
         gpu()
     );
@@ -18,7 +18,7 @@ mod flash_mla_sparse {
     use crate::common::gpu;
 
     mla_conformance::decode_conformance!(
-        #[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored conformance"]
+        #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored conformance"]
         FlashMlaSparse,
         gpu()
     );
@@ -30,7 +30,7 @@ mod flash_attn {
     use crate::common::gpu;
 
     mla_conformance::prefill_conformance!(
-        #[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored conformance"]
+        #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored conformance"]
         FlashAttn,
         gpu()
     );

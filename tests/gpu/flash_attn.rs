@@ -476,7 +476,7 @@ fn same(lens: &[usize]) -> Vec<(usize, usize)> {
 const BOUNDARIES: [usize; 12] = [0, 1, 127, 128, 129, 63, 0, 64, 65, 255, 256, 257];
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_attn"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_attn"]
 fn lengths_around_every_tile_boundary_mix_in_one_batch() {
     for dims in [R1, WIDE, SMALL] {
         for dtype in [DType::BF16, DType::F16] {
@@ -493,7 +493,7 @@ fn lengths_around_every_tile_boundary_mix_in_one_batch() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_attn"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_attn"]
 fn keys_may_be_more_or_fewer_than_queries() {
     let more = [(100, 400), (1, 257), (256, 700), (0, 77), (130, 641)];
     // Rows that see nothing, within a tile and in whole tiles.
@@ -513,7 +513,7 @@ fn keys_may_be_more_or_fewer_than_queries() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_attn"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_attn"]
 fn any_number_of_heads_and_of_requests() {
     for heads in [1, 3, 16, 128] {
         check(&case(R1, DType::BF16, heads, &same(&[150, 20])), 3);
@@ -532,7 +532,7 @@ fn any_number_of_heads_and_of_requests() {
 
 // The keys of few query tiles are divided among CTAs, evenly and not, and beside whole tiles.
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_attn"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_attn"]
 fn few_query_tiles_on_long_contexts_agree() {
     let batches: [(usize, &[(usize, usize)]); 5] = [
         (1, &[(16, 20_000)]),
@@ -556,7 +556,7 @@ fn few_query_tiles_on_long_contexts_agree() {
 
 // A captured graph's bounds have to hold for each batch that it is replayed for.
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_attn"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_attn"]
 fn a_graph_with_loose_bounds_replays_for_other_lengths() {
     let gpu = &*gpu();
     let captured = [(300, 700), (0, 77), (1, 257), (130, 641), (257, 64)];
@@ -608,7 +608,7 @@ fn a_graph_with_loose_bounds_replays_for_other_lengths() {
 // The kernel weighs against a reference that it raises afterwards; here that comes too late, and it
 // has to start over.
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_attn"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_attn"]
 fn scores_may_rise_beyond_what_weights_can_hold() {
     for amplitude in [3.0, 7.0, 20.0] {
         for dims in [R1, WIDE, SMALL] {
@@ -627,7 +627,7 @@ fn scores_may_rise_beyond_what_weights_can_hold() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_attn"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_attn"]
 fn random_ragged_batches_agree() {
     let mut rng = rng(8);
     for round in 0..32 {
@@ -667,7 +667,7 @@ fn random_ragged_batches_agree() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_attn"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_attn"]
 fn what_another_request_holds_changes_nothing() {
     let gpu = &*gpu();
     let lens = [(100, 70), (200, 331), (130, 130), (64, 64), (1, 300)];
@@ -757,7 +757,7 @@ impl Spread {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_attn"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_attn"]
 fn offsets_beyond_two_to_the_31_elements_change_nothing() {
     let gpu = &*gpu();
     // Heads far apart, and tokens.
@@ -811,7 +811,7 @@ fn offsets_beyond_two_to_the_31_elements_change_nothing() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_attn"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_attn"]
 fn what_the_kernel_cannot_take_is_refused_by_name() {
     let gpu = &*gpu();
     // A gap of one element leaves the first row, and every other, not aligned to 16 bytes.
@@ -844,7 +844,7 @@ fn what_the_kernel_cannot_take_is_refused_by_name() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_attn"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_attn"]
 fn each_bad_argument_of_the_raw_call_is_named_before_anything_is_launched() {
     let gpu = &*gpu();
     let case = case(R1, DType::BF16, 2, &same(&[100, 30]));

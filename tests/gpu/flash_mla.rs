@@ -361,7 +361,7 @@ fn check(name: &str, case: &Case, seed: u64) {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_mla"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_mla"]
 fn every_number_of_heads_and_query_tokens_agrees_with_the_cpu() {
     // With more than 64 rows, requests with room for up to 512 tokens have a kernel of their own;
     // the table has a page more than needed.
@@ -383,7 +383,7 @@ fn every_number_of_heads_and_query_tokens_agrees_with_the_cpu() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_mla"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_mla"]
 fn random_ragged_batches_agree_with_the_cpu() {
     let mut rng = rng(7);
     for round in 0..40 {
@@ -404,7 +404,7 @@ fn random_ragged_batches_agree_with_the_cpu() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_mla"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_mla"]
 fn e4m3_caches_agree_with_the_cpu() {
     let mut rng = rng(9);
     let lens = [0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 191, 1000, 4641];
@@ -436,7 +436,7 @@ fn e4m3_caches_agree_with_the_cpu() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_mla"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_mla"]
 fn large_batches_and_long_contexts_agree_with_the_cpu() {
     let mut rng = rng(8);
     let many = (0..1024).map(|_| (1, rng.random_range(0..300))).collect();
@@ -459,7 +459,7 @@ fn large_batches_and_long_contexts_agree_with_the_cpu() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_mla"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_mla"]
 fn offsets_beyond_two_to_the_31_elements_agree_with_the_cpu() {
     let mut case = Case::new(16, vec![(1, 700), (2, 333)]);
     case.spare_pages = (1usize << 31) / (64 * ROW) + 1;
@@ -469,7 +469,7 @@ fn offsets_beyond_two_to_the_31_elements_agree_with_the_cpu() {
 // Batches of more query tiles than CTA groups, so that each group goes from work item to work item:
 // a race about what one item leaves behind for the next shows in one launch of hundreds.
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_mla"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_mla"]
 fn hundreds_of_launches_give_the_same_bits() {
     let gpu = &*gpu();
     let mut rng = rng(29);
@@ -520,7 +520,7 @@ fn hundreds_of_launches_give_the_same_bits() {
 // CTAs that never wait for the other splits of their query tile make all of them fall back, unless
 // all are there already: then one CTA combines what several would have.
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_mla"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_mla"]
 fn falling_back_gives_the_same_bits() {
     let gpu = &*gpu();
     let mut rng = rng(31);
@@ -576,7 +576,7 @@ fn falling_back_gives_the_same_bits() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_mla"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_mla"]
 fn a_captured_step_replays_with_other_lengths_and_pages() {
     let gpu = &*gpu();
     let case = Case::new(16, vec![(1, 3000), (1, 40), (1, 0), (1, 700)]);
@@ -627,7 +627,7 @@ fn a_captured_step_replays_with_other_lengths_and_pages() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_mla"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_mla"]
 fn what_does_not_fit_is_refused_by_name() {
     let gpu = &*gpu();
     let case = Case::new(16, vec![(1, 100)]);
@@ -693,7 +693,7 @@ fn raw_call(step: &Step<Cuda>, case: &Case, workspace: &Buffer) -> raw::MlaDecod
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_mla"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_mla"]
 fn each_bad_argument_of_the_raw_call_is_named_before_anything_is_launched() {
     let gpu = &*gpu();
     let case = Case::new(16, vec![(1, 100), (1, 3)]);

@@ -120,7 +120,7 @@ fn run_write<D: Device>(device: &D, case: &Write) -> Result<Vec<u8>> {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored helpers"]
 fn cache_rows_are_written_as_on_the_cpu() {
     let (gpu, cpu) = (&*gpu(), Cpu::new());
     for format in KvFormat::ALL.iter().copied() {
@@ -143,7 +143,7 @@ fn cache_rows_are_written_as_on_the_cpu() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored helpers"]
 fn every_finite_16_bit_value_is_quantised_as_on_the_cpu() {
     let (gpu, cpu) = (&*gpu(), Cpu::new());
     for dtype in [DType::BF16, DType::F16] {
@@ -192,7 +192,7 @@ fn every_finite_16_bit_value_is_quantised_as_on_the_cpu() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored helpers"]
 fn slots_outside_the_cache_are_skipped() {
     let gpu = &*gpu();
     let mut case = random_write(&mut rng(3), KvFormat::BF16, DType::BF16);
@@ -246,7 +246,7 @@ fn turn(tensor: &mut Tensor, cos: &Tensor, sin: &Tensor, positions: &[i64], styl
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored helpers"]
 fn a_fused_rotation_is_one_beforehand() {
     let (gpu, cpu) = (&*gpu(), Cpu::new());
     for seed in 0..60 {
@@ -480,7 +480,7 @@ fn run_expansion<D: Device>(
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored helpers"]
 fn cache_rows_are_gathered_as_on_the_cpu() {
     let (gpu, cpu) = (&*gpu(), Cpu::new());
     for format in KvFormat::ALL.iter().copied() {
@@ -500,7 +500,7 @@ fn cache_rows_are_gathered_as_on_the_cpu() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored helpers"]
 fn cached_rows_are_expanded_as_gathered_rows_are() {
     let gpu = &*gpu();
     for seed in 0..24 {
@@ -567,7 +567,7 @@ fn cached_rows_are_expanded_as_gathered_rows_are() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored helpers"]
 fn every_e4m3_code_is_dequantised_as_on_the_cpu() {
     let (gpu, cpu) = (&*gpu(), Cpu::new());
     for dtype in DType::ALL.iter().copied() {
@@ -598,7 +598,7 @@ fn every_e4m3_code_is_dequantised_as_on_the_cpu() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored helpers"]
 fn a_page_that_does_not_exist_gives_nan() {
     let gpu = &*gpu();
     let mut case = random_gather(&mut rng(5), KvFormat::BF16, DType::BF16);
@@ -710,7 +710,7 @@ fn run_merge<D: Device>(device: &D, case: &Merge) -> Result<(Tensor, Vec<f32>)> 
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored helpers"]
 fn merges_agree_with_the_cpu() {
     let (gpu, cpu) = (&*gpu(), Cpu::new());
     for dtype in DType::ALL.iter().copied() {
@@ -740,7 +740,7 @@ fn merges_agree_with_the_cpu() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored helpers"]
 fn merging_touches_nothing_between_the_rows() {
     let gpu = &*gpu();
     for seed in 0..10 {
@@ -780,7 +780,7 @@ fn run_convert<D: Device, C: LseConvention>(
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored helpers"]
 fn log_sum_exps_are_converted_as_on_the_cpu() {
     let (gpu, cpu) = (&*gpu(), Cpu::new());
     for seed in 0..30 {
@@ -822,7 +822,7 @@ fn run_copy<D: Device>(device: &D, from: Option<&Tensor>, to: &Tensor) -> Result
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored helpers"]
 fn copies_agree_with_the_cpu() {
     let (gpu, cpu) = (&*gpu(), Cpu::new());
     let orders = [[0, 1, 2], [1, 0, 2], [2, 1, 0], [0, 2, 1], [1, 2, 0]];
@@ -874,7 +874,7 @@ fn run_gemm<D: Device>(device: &D, [a, b, c]: [&Tensor; 3]) -> Result<Tensor> {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored helpers"]
 fn products_agree_with_the_cpu() {
     let (gpu, cpu) = (&*gpu(), Cpu::new());
     for seed in 0..80 {
@@ -921,7 +921,7 @@ fn products_agree_with_the_cpu() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored helpers"]
 fn an_empty_inner_axis_gives_zeros() {
     let gpu = &*gpu();
     let tensor = |shape| Tensor::poison(Layout::contiguous(DType::BF16, shape), 0);
@@ -936,7 +936,7 @@ fn an_empty_inner_axis_gives_zeros() {
 // ---- Size ---------------------------------------------------------------------------------------
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored helpers"]
 fn offsets_go_beyond_31_bits_of_elements() {
     let gpu = &*gpu();
     // 4.9 GB of bf16 rows: the last elements lie past 2^31, their bytes past 2^32.
@@ -1268,7 +1268,7 @@ impl Step {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored helpers"]
 fn a_captured_step_replays_with_other_inputs_as_it_runs_without() {
     let gpu = &*gpu();
     let (mut captured, mut eager) = (Step::new(gpu).unwrap(), Step::new(gpu).unwrap());
@@ -1295,7 +1295,7 @@ fn a_captured_step_replays_with_other_inputs_as_it_runs_without() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored helpers"]
 fn a_capture_that_fails_leaves_the_stream_usable() {
     let gpu = &*gpu();
     let refused = gpu.capture(|_| Err(mla_runtime::Error::argument("capture", 1, 2)));
@@ -1320,7 +1320,7 @@ fn a_capture_that_fails_leaves_the_stream_usable() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored helpers"]
 fn slices_of_cudarc_and_raw_addresses_are_taken() {
     let gpu = &*gpu();
     let values: Vec<f32> = (0..64).map(|i| i as f32).collect();
@@ -1362,7 +1362,7 @@ fn slices_of_cudarc_and_raw_addresses_are_taken() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored helpers"]
 fn what_does_not_fit_is_refused_by_name() {
     let gpu = &*gpu();
     assert_eq!(Cuda::availability(), Availability::Available);

@@ -327,7 +327,7 @@ fn check(world: &World, gpu: &Cuda) -> Result<()> {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored indexer"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored indexer"]
 fn the_indexer_is_that_of_the_cpu_device() -> Result<()> {
     let gpu = gpu();
     let ragged = [
@@ -364,7 +364,7 @@ fn the_indexer_is_that_of_the_cpu_device() -> Result<()> {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored indexer"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored indexer"]
 fn lists_of_clustered_and_special_logits_are_exact() -> Result<()> {
     let gpu = gpu();
     // Rows that one CTA has, that a cluster keeps whole, and that it does not.
@@ -386,7 +386,7 @@ fn lists_of_clustered_and_special_logits_are_exact() -> Result<()> {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored indexer"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored indexer"]
 fn lists_of_few_long_rows_are_exact() -> Result<()> {
     let gpu = gpu();
     // Clusters of eight, four and three that keep rows in registers, and what lies on either side.
@@ -412,7 +412,7 @@ fn lists_of_few_long_rows_are_exact() -> Result<()> {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored indexer"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored indexer"]
 fn lists_of_ten_thousand_rows_are_exact() -> Result<()> {
     let gpu = gpu();
     let mut rng = rng(79);

@@ -176,7 +176,7 @@ fn check(gpu: &Cuda, family: &str, kernels: &[LoadedKernel]) {
 
 #[cfg(feature = "sm80")]
 #[test]
-#[ignore = "needs a GPU: cargo test --release --features sm80 --test gpu -- --include-ignored loaded"]
+#[ignore = "needs a GPU: cargo test -r --features sm80 --test gpu -- --ignored loaded"]
 fn of_the_portable_family_the_code_for_this_gpu_is_loaded() {
     use mla_kernels::backends::sm80::{MmaAttn, MmaMla, MmaMlaDs, MmaMlaSparse};
 
@@ -197,7 +197,7 @@ fn of_the_portable_family_the_code_for_this_gpu_is_loaded() {
 
 #[cfg(feature = "sm90")]
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored loaded"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored loaded"]
 fn of_the_hopper_family_machine_code_is_loaded() {
     use mla_kernels::backends::sm90::{FlashAttn, FlashMla, FlashMlaSparse};
 

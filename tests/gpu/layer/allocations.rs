@@ -49,7 +49,7 @@ pub(crate) fn count(work: impl FnOnce()) -> usize {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn a_call_allocates_nothing_and_takes_microseconds() {
     let gpu = &*gpu();
     for (name, heads, requests) in [

@@ -49,7 +49,7 @@ impl DecodeBackend for NoDecode {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn context_of_every_cache_format_agrees_with_the_cpu() {
     let gpu = &*gpu();
     for dtype in [DType::BF16, DType::F16] {

@@ -14,7 +14,7 @@ use crate::common::gpu;
 /// Every step's output, log-sum-exp and cache are those of the same padded step run at once,
 /// whatever the number of requests, their lengths, pages and slots; and padding gives zeros.
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn replays_are_the_steps_run_at_once() {
     let gpu = &*gpu();
     for (heads, dtype, kv_format, page_size, query_len) in [
@@ -35,7 +35,7 @@ fn replays_are_the_steps_run_at_once() {
 
 /// Prefills and chunks of their context can be captured as well, for as long as the lengths stay.
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn a_captured_mixed_step_is_the_step_run_at_once() {
     let gpu = &*gpu();
     for (heads, kv_format, context_rows) in [
@@ -53,7 +53,7 @@ fn a_captured_mixed_step_is_the_step_run_at_once() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn a_replay_allocates_nothing_and_refuses_by_name() {
     let gpu = &*gpu();
     let case = Case::new(16, &[]);

@@ -77,7 +77,7 @@ fn check(gpu: &Cuda, case: &Case) -> Distance {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn a_mixed_batch_agrees_with_the_cpu() {
     let gpu = &*gpu();
     for heads in [16, 128] {
@@ -86,7 +86,7 @@ fn a_mixed_batch_agrees_with_the_cpu() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn random_batches_agree_with_the_cpu() {
     let gpu = &*gpu();
     let mut rng = rng(7);
@@ -130,7 +130,7 @@ fn random_batches_agree_with_the_cpu() {
 
 /// A request that grows token by token gives, in every step, what one prefill gives.
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn two_hundred_decode_steps_equal_a_prefill() {
     const STEPS: u32 = 200;
     let gpu = &*gpu();
@@ -194,7 +194,7 @@ fn two_hundred_decode_steps_equal_a_prefill() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn selected_backends_compute_the_same_bits() {
     let gpu = &*gpu();
     let case = Case::new(16, MIXED);
@@ -222,7 +222,7 @@ fn selected_backends_compute_the_same_bits() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn what_is_planned_is_allocated() {
     let gpu = &*gpu();
     for (context_rows, threshold, heads) in [(64, 0, 16), (4096, 4, 16), (8192, 8, 128)] {
@@ -252,7 +252,7 @@ fn what_is_planned_is_allocated() {
 
 /// Two layers of one model share a workspace; two engines on streams of their own share the GPU.
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn layers_and_streams_keep_apart() {
     let first = &*gpu();
     let stream = first.stream().context().new_stream().unwrap();
@@ -315,7 +315,7 @@ fn layers_and_streams_keep_apart() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn limits_that_the_kernel_does_not_take_are_refused_by_a_plan() {
     let gpu = &*gpu();
     let layer = gpu_layer(gpu, &Case::new(16, &[]));

@@ -16,7 +16,7 @@ fn decodes(count: u32) -> Vec<(u32, u32)> {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn the_parts_give_the_bits_of_the_whole() {
     let gpu = &*gpu();
     let wide = Case {
@@ -64,7 +64,7 @@ fn the_parts_give_the_bits_of_the_whole() {
 /// More tokens than the product's own kernel takes without a cache write: there W_UK alone is
 /// cuBLAS's, which sums in another order.
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn more_tokens_than_a_product_alone_agree_with_the_cpu() {
     let gpu = &*gpu();
     for (heads, tokens) in [(16, 65), (16, 128), (32, 100), (16, 129)] {

@@ -24,7 +24,7 @@ fn run<D: Device>(device: &D, input: &Tensor, weights: &Tensor, out: &Tensor) ->
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn products_per_head_agree_with_the_cpu() {
     let (gpu, cpu) = (&*gpu(), Cpu::new());
     let mut rng = rng(3);
@@ -101,7 +101,7 @@ fn products_per_head_agree_with_the_cpu() {
 
 /// A token's row does not depend on how many others the own kernel takes with it.
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn a_row_is_the_same_among_however_many() {
     let gpu = &*gpu();
     let mut rng = rng(5);

@@ -137,7 +137,7 @@ impl Tables {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn a_rotating_cache_write_is_a_rotation_beforehand() {
     let gpu = &*gpu();
     let few = [(1, 700), (3, 90), (1, 1), (4, 1600), (1, 0)];
@@ -179,7 +179,7 @@ fn a_rotating_cache_write_is_a_rotation_beforehand() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn any_step_is_rotated_as_beforehand() {
     let gpu = &*gpu();
     let mixed = [(200, 200), (1, 700), (150, 1100), (2, 90), (1, 0)];
@@ -206,7 +206,7 @@ fn any_step_is_rotated_as_beforehand() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn a_rotation_with_prefills_is_refused() {
     let gpu = &*gpu();
     let case = Case::new(16, &[(1, 70), (30, 30)]);
