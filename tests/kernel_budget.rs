@@ -68,7 +68,8 @@ fn a_cold_build_takes_at_most_15_minutes_and_16_gib_on_two_cores() {
 /// GPU, is what ptxas makes of it.
 #[test]
 #[cfg(feature = "sm80")]
-#[ignore = "assembles the portable kernels for seven GPUs: cargo test --features sm80 --test kernel_budget -- --ignored"]
+#[ignore = "assembles the portable kernels for seven GPUs: \
+            cargo test --features sm80 --test kernel_budget -- --ignored"]
 fn the_portable_ptx_is_within_the_budget_on_every_gpu() {
     const PTX: &str = "compute_80";
     const GPUS: [&str; 7] = [

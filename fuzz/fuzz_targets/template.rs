@@ -17,7 +17,9 @@ fuzz_target!(|text: &str| {
     let (Ok(template), Ok(ranges)) = (template, ranges) else {
         return;
     };
-    let combinations = ranges.iter().try_fold(1usize, |n, range| n.checked_mul(range.numbers().len()));
+    let combinations = ranges
+        .iter()
+        .try_fold(1usize, |n, range| n.checked_mul(range.numbers().len()));
     // Expanding many specs of many requests takes longer than a run should.
     if combinations.is_none_or(|count| count > 64) {
         return;

@@ -6,8 +6,8 @@
 //! spill = 0
 //! warnings = 0
 //!
-//! # `*` stands for any text, in names, sources and targets. A rule that fits no kernel is a mistake, and
-//! # says so.
+//! # `*` stands for any text, in names, sources and targets. A rule that fits no kernel is a
+//! # mistake, and says so.
 //! [[kernel]]
 //! name = "mla::decode::*"
 //! target = "sm_90a"

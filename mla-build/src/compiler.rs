@@ -105,8 +105,8 @@ impl Host {
                 tool(
                     &program,
                     format!(
-                        "{error}. nvcc works with a C++ compiler of this machine: install GCC's (apt-get install g++), or \
-                         name one in NVCC_CCBIN"
+                        "{error}. nvcc works with a C++ compiler of this machine: install GCC's \
+                         (apt-get install g++), or name one in NVCC_CCBIN"
                     ),
                 )
             })?;

@@ -65,7 +65,8 @@ mod tests {
 
     #[test]
     fn a_rule_of_nvcc_is_read() {
-        let text = "a.o : cuda/a.cu \\\n    /usr/include/stdc-predef.h \\\n    /t/bin/..//include/cuda_runtime.h\n";
+        let text = "a.o : cuda/a.cu \\\n    /usr/include/stdc-predef.h \\\n    \
+                    /t/bin/..//include/cuda_runtime.h\n";
         let paths = parse(text);
         assert_eq!(
             paths,

@@ -151,7 +151,11 @@ pub(crate) fn hint(log: &str, signal: Option<i32>) -> Option<String> {
         );
     }
     if ran_out_of_memory(log, signal) {
-        return Some("the compiler ran out of memory: build with fewer jobs (cargo build -j 1), or split the unit".into());
+        return Some(
+            "the compiler ran out of memory: build with fewer jobs (cargo build -j 1), or \
+             split the unit"
+                .into(),
+        );
     }
     if log.contains("No space left on device") {
         return Some(
@@ -160,7 +164,11 @@ pub(crate) fn hint(log: &str, signal: Option<i32>) -> Option<String> {
         );
     }
     if log.contains("not supported on .target") || log.contains("requires .target") {
-        return Some("the instruction needs another architecture: the source belongs into that architecture's folder".into());
+        return Some(
+            "the instruction needs another architecture: the source belongs into that \
+             architecture's folder"
+                .into(),
+        );
     }
     // nvcc's words, then those of GCC and Clang for a C++ unit.
     let other_linkage = [
@@ -170,8 +178,8 @@ pub(crate) fn hint(log: &str, signal: Option<i32>) -> Option<String> {
     ];
     if other_linkage.iter().any(|mark| log.contains(mark)) && log.contains("extern \"C\"") {
         return Some(
-            "the header declares it without extern \"C\": put its declarations between #ifdef __cplusplus, \
-             extern \"C\" {, #endif and their end"
+            "the header declares it without extern \"C\": put its declarations between #ifdef \
+             __cplusplus, extern \"C\" {, #endif and their end"
                 .into(),
         );
     }
@@ -184,7 +192,9 @@ mod tests {
 
     #[test]
     fn the_first_error_of_each_compiler_is_found_with_its_explanation() {
-        let log = "cuda/a.cu(3): warning #177-D: unused\n\ncuda/a.cu(12): error: identifier \"x\" is undefined\n    x = 3;\n    ^\n\ncuda/a.cu(14): error: expected a \";\"\n";
+        let log = "cuda/a.cu(3): warning #177-D: unused\n\n\
+                   cuda/a.cu(12): error: identifier \"x\" is undefined\n    x = 3;\n    ^\n\n\
+                   cuda/a.cu(14): error: expected a \";\"\n";
         assert_eq!(
             first_error(log, "exit status: 2"),
             "cuda/a.cu(12): error: identifier \"x\" is undefined\n    x = 3;\n    ^"
@@ -231,8 +241,8 @@ mod tests {
         );
         hinted("", Some(9), "fewer jobs");
         hinted(
-            "a.cu(7): error: linkage specification is incompatible with previous \"f\" (declared at line 3 of a.h)\n    \
-             extern \"C\" int f(void) {\n",
+            "a.cu(7): error: linkage specification is incompatible with previous \"f\" (declared \
+             at line 3 of a.h)\n    extern \"C\" int f(void) {\n",
             None,
             "between #ifdef __cplusplus",
         );

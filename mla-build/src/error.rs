@@ -94,8 +94,8 @@ pub enum Error {
 
     /// Two units of a library define one name, of which a linker would silently take one.
     #[error(
-        "symbol {symbol}: given definitions in {} and {}, accepted one in a library; make one static, or \
-         give it a namespace or a name of its own",
+        "symbol {symbol}: given definitions in {} and {}, accepted one in a library; make one \
+         static, or give it a namespace or a name of its own",
         sources[0],
         sources[1]
     )]
@@ -108,8 +108,8 @@ pub enum Error {
 
     /// Two units of a library have a kernel of one name each, and not the same one.
     #[error(
-        "kernel {kernel}: given different code in {} and {}, accepted the same; of templates of one name \
-         a linker keeps one, so give them namespaces or names of their own",
+        "kernel {kernel}: given different code in {} and {}, accepted the same; of templates of \
+         one name a linker keeps one, so give them namespaces or names of their own",
         sources[0],
         sources[1]
     )]
@@ -123,7 +123,8 @@ pub enum Error {
     /// Objects that were compiled before are not of this package's sources and settings, or are not
     /// whole.
     #[error(
-        "{}: {field}: given {given}, accepted {accepted}; MLA_BUILD_PREBUILT=none compiles the kernels instead",
+        "{}: {field}: given {given}, accepted {accepted}; MLA_BUILD_PREBUILT=none compiles the \
+         kernels instead",
         path.display()
     )]
     Prebuilt {

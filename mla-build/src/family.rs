@@ -248,8 +248,8 @@ fn targets(
         return parse(&variable, &words);
     }
     if added.len() != words.len() {
-        let accepted = "either targets in place of the family's (sm_89,compute_80), or targets beside \
-                        them, each with a + (+sm_89)";
+        let accepted = "either targets in place of the family's (sm_89,compute_80), or targets \
+                        beside them, each with a + (+sm_89)";
         return Err(setting(&variable, &given, accepted));
     }
     for target in parse(&variable, &added)? {

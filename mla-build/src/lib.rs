@@ -3,7 +3,10 @@
 //!
 //! ```no_run
 //! fn main() -> Result<(), mla_build::Error> {
-//!     mla_build::Kernels::new().sources("cuda/**/*.cu").header("cuda/include/mla.h").compile("mla")?;
+//!     mla_build::Kernels::new()
+//!         .sources("cuda/**/*.cu")
+//!         .header("cuda/include/mla.h")
+//!         .compile("mla")?;
 //!     Ok(())
 //! }
 //! ```

@@ -56,7 +56,11 @@ mod tests {
     #[test]
     fn output_keeps_its_order_and_the_peak_is_measured() {
         let mut shell = Command::new("sh");
-        shell.args(["-c", "echo one; echo two >&2; echo three; head -c 30000000 /dev/zero | sort >/dev/null; exit 3"]);
+        shell.args([
+            "-c",
+            "echo one; echo two >&2; echo three; head -c 30000000 /dev/zero | sort \
+             >/dev/null; exit 3",
+        ]);
         let finished = run(&mut shell).unwrap();
         assert_eq!(finished.log, "one\ntwo\nthree\n");
         assert_eq!(finished.status.code(), Some(3));

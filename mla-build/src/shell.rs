@@ -91,8 +91,8 @@ mod tests {
             .to_string();
         assert_eq!(
             message,
-            "include: given \"/a/$(touch x)/include\", accepted a path without '$', which nvcc hands to \
-             a shell"
+            "include: given \"/a/$(touch x)/include\", accepted a path without '$', which nvcc \
+             hands to a shell"
         );
         assert!(!Place::Temporary.takes(Path::new("/a,b")));
         assert!(!Place::Source.takes(Path::new("a\nb.cu")));

@@ -330,7 +330,9 @@ fn of_path<'a>(source: &Path, families: &'a Families) -> Result<Place<'a>, Error
         let name = name.to_string_lossy();
         if name == "common" {
             return Err(place(
-                "given a source in common/, accepted headers there; a source of every family goes into all/".into(),
+                "given a source in common/, accepted headers there; a source of every family goes \
+                 into all/"
+                    .into(),
             ));
         }
         if name == "all" {

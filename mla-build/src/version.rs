@@ -42,7 +42,8 @@ mod tests {
 
     #[test]
     fn the_release_is_read_from_what_nvcc_prints() {
-        let text = "nvcc: NVIDIA (R) Cuda compiler driver\nCuda compilation tools, release 12.8, V12.8.93\n";
+        let text = "nvcc: NVIDIA (R) Cuda compiler driver\n\
+                    Cuda compilation tools, release 12.8, V12.8.93\n";
         assert_eq!(
             Version::from_nvcc(text),
             Some(Version {

@@ -173,7 +173,8 @@ impl MlaAttention {
         }
         if len == 0 || offset + len > max_len {
             candle_core::bail!(
-                "hidden: given {len} tokens from position {offset}, accepted 1 and up within {max_len}"
+                "hidden: given {len} tokens from position {offset}, accepted 1 and up within \
+                 {max_len}"
             );
         }
         Ok(())

@@ -159,7 +159,8 @@ fn check(device: &Device, case: Case) -> Result<()> {
         offset += len;
     }
     println!(
-        "{dtype:?} on {:?}: {:.1e} from candle's in f32, {:.1e} at most; candle's own {:.1e}, {:.1e}",
+        "{dtype:?} on {:?}: {:.1e} from candle's in f32, {:.1e} at most; candle's own {:.1e}, \
+         {:.1e}",
         device.location(),
         of_ours.mean(),
         of_ours.largest,

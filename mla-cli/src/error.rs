@@ -16,7 +16,8 @@ pub(crate) enum CliError {
     BatchSpec(#[from] BatchSpecError),
     #[cfg(feature = "build-report")]
     #[error(
-        "--target-dir: {0}; accepted: the target folder of a build with --features sm90, sm80 or sm100"
+        "--target-dir: {0}; accepted: the target folder of a build with --features sm90, sm80 or \
+         sm100"
     )]
     Build(#[from] mla_build::Error),
     #[error(transparent)]

@@ -43,7 +43,11 @@ pub(crate) struct Args {
     #[arg(long, default_value = "single", value_parser = named(QueryLen::ALL, QueryLen::name))]
     query_len: QueryLen,
     /// What has to be captured into CUDA graphs.
-    #[arg(long, default_value = "never", value_parser = named(GraphSupport::ALL, GraphSupport::name))]
+    #[arg(
+        long,
+        default_value = "never",
+        value_parser = named(GraphSupport::ALL, GraphSupport::name)
+    )]
     graphs: GraphSupport,
     /// What is wanted beyond plain causal attention.
     #[arg(long, value_delimiter = ',', value_parser = named(Feature::ALL, Feature::name))]

@@ -37,7 +37,8 @@ fn built(families: &[CompiledFamily], present: Option<Capability>) -> String {
                 format!("built with {name} ({targets}), which runs on this GPU\n")
             }
             Some(capability) => format!(
-                "built with {name} ({targets}), which cannot be run here: this GPU is sm {capability}\n"
+                "built with {name} ({targets}), which cannot be run here: this GPU is sm \
+                 {capability}\n"
             ),
             None => {
                 format!("built with {name} ({targets}), which cannot be run here: it needs a GPU\n")

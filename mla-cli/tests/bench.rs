@@ -383,8 +383,8 @@ fn a_crossover_is_found_between_the_paths() {
     let (text, report) = bench(
         "crossover",
         &format!(
-            "q{{q}}s300 --range q=1,8,200 --path absorbed,expanded --query-chunk 8 --dims 256x8x8x8 --heads 4 \
-             --samples 5 --cold-cache off --check 4 --dtype f32 --plot {}",
+            "q{{q}}s300 --range q=1,8,200 --path absorbed,expanded --query-chunk 8 --dims \
+             256x8x8x8 --heads 4 --samples 5 --cold-cache off --check 4 --dtype f32 --plot {}",
             svg.display()
         ),
     );
@@ -581,11 +581,13 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
         ),
         (
             "--cases .".into(),
-            "--cases: \".\": cannot read it: Is a directory (os error 21); accepted: a file of cases",
+            "--cases: \".\": cannot read it: Is a directory (os error 21); accepted: a file of \
+             cases",
         ),
         (
             "8q1s1k --ceilings .".into(),
-            "--ceilings: \".\": cannot read it: Is a directory (os error 21); accepted: what `mla bench ceilings",
+            "--ceilings: \".\": cannot read it: Is a directory (os error 21); accepted: what `mla \
+             bench ceilings",
         ),
         (
             format!("--cases {}", file("empty.json", "")),
@@ -715,7 +717,8 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
         ),
         (
             "peers --peers triton,sdpa".into(),
-            "[possible values: flashmla, fa3, flashinfer, cudnn, flashinfer-fa2, triton, torch-flash, torch-efficient]",
+            "[possible values: flashmla, fa3, flashinfer, cudnn, flashinfer-fa2, triton, \
+             torch-flash, torch-efficient]",
         ),
         (
             "peers --samples 2 --rounds 3".into(),
@@ -870,7 +873,8 @@ fn a_sparse_layer_is_timed_part_by_part() {
     let refusals = [
         (
             "--model deepseek-r1",
-            "error: --model: given deepseek-r1, which has no indexer, accepted a model with index_n_heads",
+            "error: --model: given deepseek-r1, which has no indexer, accepted a model with \
+             index_n_heads",
         ),
         (
             "--model deepseek-v3.2 --json /nowhere/a.json",
@@ -910,8 +914,9 @@ fn peers_are_refused_without_a_kernel_feature_before_they_are_loaded() {
         (output.status.code(), &*stderr),
         (
             Some(2),
-            "error: GPU: given none, because none of the features `sm80`, `sm90`, `sm100` of mla-kernels is on, accepted \
-             one that the built-in backends run on: build with `--features` and one of these: sm80, sm90, sm100\n"
+            "error: GPU: given none, because none of the features `sm80`, `sm90`, `sm100` of \
+             mla-kernels is on, accepted one that the built-in backends run on: build with \
+             `--features` and one of these: sm80, sm90, sm100\n"
         )
     );
 }

@@ -420,8 +420,10 @@ fn the_portable_backends_are_selected_on_every_gpu_since_ampere() {
 fn explain_names_the_feature_that_a_backend_wants() {
     let table = printed("explain --sm 9.0");
     for line in [
-        "prefill: none that fits is in this program; FLASH_ATTN would be chosen: build with `--features sm90`",
-        "decode: none that fits is in this program; FLASHMLA would be chosen: build with `--features sm90`",
+        "prefill: none that fits is in this program; FLASH_ATTN would be chosen: build with \
+         `--features sm90`",
+        "decode: none that fits is in this program; FLASHMLA would be chosen: build with \
+         `--features sm90`",
     ] {
         assert!(table.lines().any(|given| given == line), "{table}");
     }

@@ -150,8 +150,8 @@ fn a_model_with_an_indexer_attends_to_its_lists() {
         ),
         (
             "--batch q4 --device cuda",
-            "error: --device: given cuda for a model with an indexer, but feature `sm90` of mla-cli is \
-             off, accepted cpu, or --dense; for cuda, build with `--features sm90`\n",
+            "error: --device: given cuda for a model with an indexer, but feature `sm90` of \
+             mla-cli is off, accepted cpu, or --dense; for cuda, build with `--features sm90`\n",
         ),
     ] {
         if cfg!(feature = "gpu") && arguments.contains("cuda") {
@@ -330,8 +330,9 @@ fn without_a_kernel_feature_the_gpu_is_refused_with_the_feature() {
         (output.status.code(), &*stderr),
         (
             Some(2),
-            "error: --device: given cuda, but none of the features `sm80`, `sm90`, `sm100` of mla-cli is \
-             on, accepted cpu; for cuda, build with `--features` and one of these: sm80, sm90, sm100\n"
+            "error: --device: given cuda, but none of the features `sm80`, `sm90`, `sm100` of \
+             mla-cli is on, accepted cpu; for cuda, build with `--features` and one of these: \
+             sm80, sm90, sm100\n"
         )
     );
 }

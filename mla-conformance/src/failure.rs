@@ -43,7 +43,8 @@ pub enum Failure {
     /// A number differs from the reference.
     #[error(
         "{name}: {what} is {got}, but should be {want} within {tolerance}, for {}. If the \
-         implementation is not meant for this, narrow the key of #[mla_backend] that lets it through",
+         implementation is not meant for this, narrow the key of #[mla_backend] that lets it \
+         through",
         describe(problem)
     )]
     Wrong {
@@ -62,8 +63,8 @@ pub enum Failure {
     },
     /// Memory beside the output's rows was written.
     #[error(
-        "{name}: wrote byte {byte} of {tensor}, which lies between its rows, for {}. Use the strides \
-         of the output's layout",
+        "{name}: wrote byte {byte} of {tensor}, which lies between its rows, for {}. Use the \
+         strides of the output's layout",
         describe(problem)
     )]
     Touched {

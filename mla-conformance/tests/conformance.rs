@@ -197,9 +197,9 @@ fn a_spec_that_contradicts_its_implementation_is_told_what_to_do() {
     assert_eq!(
         message,
         "FEW_HEADS: the spec accepts L=512 (P,R,V)=(128,64,128), heads = 128, dtype = bf16, kv = \
-         bf16, page size = 64, query_len = single, but `new` refuses it: heads: given 128, accepted \
-         1 to 64. Narrow the key of #[mla_backend] that lets it through, or make the implementation \
-         take it"
+         bf16, page size = 64, query_len = single, but `new` refuses it: heads: given 128, \
+         accepted 1 to 64. Narrow the key of #[mla_backend] that lets it through, or make the \
+         implementation take it"
     );
     // What it does keep is not held against it.
     conformance::decode::<FewHeads>(&cpu, DecodeTopic::SingleTokens).unwrap();
@@ -215,8 +215,8 @@ fn a_spec_that_contradicts_its_implementation_is_told_what_to_do() {
     assert_eq!(
         message,
         "OTHER_GPU: the spec accepts no problem of this suite on sm 9.0; what speaks against the \
-         plainest: capability: given 9.0, accepted 10.0. Give it a device that it accepts, or widen \
-         the keys of #[mla_backend]"
+         plainest: capability: given 9.0, accepted 10.0. Give it a device that it accepts, or \
+         widen the keys of #[mla_backend]"
     );
 }
 

@@ -179,7 +179,11 @@ fn gemm_case<T: Element>([batch, m, n, k]: [usize; 4], by_columns: bool, shared:
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 40,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn gemm_matches_the_definition(
@@ -293,7 +297,8 @@ proptest! {
             let want = if kept[row] < 0 {
                 vec![0xff; row_bytes]
             } else {
-                let row: Vec<f64> = values[row * (l + r)..(row + 1) * (l + r)].iter().map(|x| f64::from(*x)).collect();
+                let row = &values[row * (l + r)..(row + 1) * (l + r)];
+                let row: Vec<f64> = row.iter().map(|x| f64::from(*x)).collect();
                 reference::encode_row(format, l, &row, layout.scale.into())
             };
             prop_assert_eq!(&bytes[at..at + row_bytes], &want[..]);
@@ -324,18 +329,23 @@ proptest! {
         for len in &lens {
             for token in len / 2..*len {
                 let slot = slots[first + token] as usize;
-                let at = slot / page_size * layout.page_stride + slot % page_size * layout.row_stride;
-                let want = reference::decode_row(format, l, r, &bytes[at..at + row_bytes], layout.scale.into());
-                let got = got_latent[row * l..(row + 1) * l].iter().chain(&got_rope[row * r..(row + 1) * r]);
+                let page = slot / page_size * layout.page_stride;
+                let at = page + slot % page_size * layout.row_stride;
+                let scale = layout.scale.into();
+                let want = reference::decode_row(format, l, r, &bytes[at..at + row_bytes], scale);
+                let latent = &got_latent[row * l..(row + 1) * l];
+                let got = latent.iter().chain(&got_rope[row * r..(row + 1) * r]);
                 for (got, want) in got.zip(want) {
                     let got = f64::from(*got);
-                    prop_assert!(got == want || (got.is_nan() && want.is_nan()), "{} for {}", got, want);
+                    let both_nan = got.is_nan() && want.is_nan();
+                    prop_assert!(got == want || both_nan, "{} for {}", got, want);
                 }
                 row += 1;
             }
             first += len;
         }
-        prop_assert!(got_latent[rows * l..].iter().chain(&got_rope[rows * r..]).all(|x| *x == 77.0));
+        let mut rest = got_latent[rows * l..].iter().chain(&got_rope[rows * r..]);
+        prop_assert!(rest.all(|x| *x == 77.0));
     }
 
     #[test]
@@ -356,8 +366,12 @@ proptest! {
             _ => value * 30.0,
         };
         let pick = |index: usize| kinds[index % kinds.len()];
-        let mut lse: Vec<f32> = (0..heads * tokens).map(|i| special(pick(i).0, random.next())).collect();
-        let other_lse: Vec<f32> = (0..heads * tokens).map(|i| special(pick(i).1, random.next())).collect();
+        let mut lse: Vec<f32> = (0..heads * tokens)
+            .map(|i| special(pick(i).0, random.next()))
+            .collect();
+        let other_lse: Vec<f32> = (0..heads * tokens)
+            .map(|i| special(pick(i).1, random.next()))
+            .collect();
         let head_stride = width + gap;
         let mut out = random.fill::<f32>(tokens * heads * head_stride);
         let mut other = random.fill::<f32>(tokens * heads * width);
@@ -531,8 +545,8 @@ fn bad_arguments_are_named() {
     let error = CacheRef::<Cpu>::new(&[0; 64], layout).err().unwrap();
     assert_eq!(
         error.to_string(),
-        "cache layout: given 2 pages of 64 bf16 rows of (512,64), strides of 73728 and 4 bytes, accepted \
-         rows of 1152 bytes that do not overlap and lie within 64 bytes"
+        "cache layout: given 2 pages of 64 bf16 rows of (512,64), strides of 73728 and 4 bytes, \
+         accepted rows of 1152 bytes that do not overlap and lie within 64 bytes"
     );
 
     let halves = [f16::ZERO; 12];
@@ -548,8 +562,8 @@ fn bad_arguments_are_named() {
     // Bytes that no f32 can be read from, or written to, make no view.
     let mut bytes = Buffer::zeroed(64).unwrap();
     let layout = Layout::contiguous(f32::DTYPE, [1, 1, 4]);
-    let message = "address: given an address 1 bytes past a multiple of 4, accepted an address of a \
-                   multiple of 4 bytes";
+    let message = "address: given an address 1 bytes past a multiple of 4, accepted an address of \
+                   a multiple of 4 bytes";
     for error in [
         TensorRef::<Cpu>::new(&bytes.as_bytes()[1..], layout).unwrap_err(),
         TensorMut::<Cpu>::new(&mut bytes.as_bytes_mut()[1..], layout).unwrap_err(),

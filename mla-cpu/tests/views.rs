@@ -131,8 +131,8 @@ fn a_stride_between_single_rows_may_be_anything() {
     let view = TensorRef::<Cpu>::new(bytes(16), layout).unwrap();
     assert_eq!(
         view.require_aligned("query", 16).unwrap_err().to_string(),
-        "query: given f32 [3, 1, 4] strides [0, 4, 1], accepted a last axis of stride 1, and rows apart by \
-         multiples of 16 bytes"
+        "query: given f32 [3, 1, 4] strides [0, 4, 1], accepted a last axis of stride 1, and rows \
+         apart by multiples of 16 bytes"
     );
     let one = view.narrow(0, 1..2).unwrap();
     one.require_aligned("query", 16).unwrap();

@@ -207,8 +207,10 @@ fn without_commas(argument: &[TokenTree]) -> Vec<&[TokenTree]> {
     let mut parts = Vec::new();
     let mut start = 0;
     for index in 2..argument.len().saturating_sub(1) {
-        let is_key = matches!(&argument[index..=index + 1], [TokenTree::Ident(_), TokenTree::Punct(equals)]
-            if equals.as_char() == '=');
+        let is_key = matches!(
+            &argument[index..=index + 1],
+            [TokenTree::Ident(_), TokenTree::Punct(equals)] if equals.as_char() == '='
+        );
         let end = match &argument[index - 1] {
             semicolon if is_semicolon(semicolon) => index - 1,
             TokenTree::Punct(_) => continue,

@@ -266,14 +266,16 @@ impl Runtime {
             }
             // With the feature off nothing but `sm` says which kind of device it was.
             Some(_) if !spec.features_of_cargo.is_empty() => {
-                let message = "sm: given `any` beside `feature`, accepted capabilities, such as `80+`: the \
-                               device is a GPU, which nothing else says with the feature off";
+                let message = "sm: given `any` beside `feature`, accepted capabilities, such as \
+                               `80+`: the device is a GPU, which nothing else says with the \
+                               feature off";
                 return Some((variant("Cuda"), message.to_owned()));
             }
             Some(_) => return None,
         };
         let message = format!(
-            "sm: given {sets}, accepted `any`: the device is a processor, which has no compute capability"
+            "sm: given {sets}, accepted `any`: the device is a processor, which has no compute \
+             capability"
         );
         Some((variant("Cpu"), message))
     }

@@ -38,7 +38,8 @@ pub(crate) const SM: Key = Key {
     form: Form::Text,
     only: None,
     default: None,
-    accepted: "`any`, `compiled`, or a list of capabilities: exact (`90`), a family (`10x`), a floor (`80+`)",
+    accepted: "`any`, `compiled`, or a list of capabilities: exact (`90`), a family (`10x`), a \
+               floor (`80+`)",
     example: "\"90|100\"",
     meaning: "The compute capabilities it runs on; `any` for a processor, `compiled` for what \
               the key `compiled` lists.",
@@ -49,12 +50,12 @@ pub(crate) const COMPILED: Key = Key {
     form: Form::Paths,
     only: None,
     default: Some("all that mla-build compiled in the package"),
-    accepted: "the path of a constant that mla-build wrote, such as `raw::SM90`, or a list of them, such as \
-               `raw::SM90|raw::SM100`",
+    accepted: "the path of a constant that mla-build wrote, such as `raw::SM90`, or a list of \
+               them, such as `raw::SM90|raw::SM100`",
     example: "\"raw::SM90|raw::SM100\"",
-    meaning: "What its kernels are compiled for. `sm` is held to it; of several families, a GPU takes \
-              the first that runs there, and a family that is left out is a reason. Needed where families of the \
-              package have GPUs in common and `feature` names none.",
+    meaning: "What its kernels are compiled for. `sm` is held to it; of several families, a GPU \
+              takes the first that runs there, and a family that is left out is a reason. Needed \
+              where families of the package have GPUs in common and `feature` names none.",
 };
 
 pub(crate) const FEATURE: Key = Key {
@@ -64,8 +65,9 @@ pub(crate) const FEATURE: Key = Key {
     default: Some("none"),
     accepted: "Cargo features of the crate, such as `sm90` or `sm90|sm100`",
     example: "\"sm90\"",
-    meaning: "The features that compile it, of which one has to be on. With all of them off the block is \
-              left out, and the type stands in the registry and in lists as absent, with the same spec.",
+    meaning: "The features that compile it, of which one has to be on. With all of them off the \
+              block is left out, and the type stands in the registry and in lists as absent, with \
+              the same spec.",
 };
 
 pub(crate) const RUN_ON: Key = Key {
@@ -166,7 +168,8 @@ pub(crate) const MAX_QUERY_LEN: Key = Key {
     default: Some("any"),
     accepted: "`any`, or a number from 1 up",
     example: "8",
-    meaning: "The most new tokens of a request that it takes; longer requests go down the expanded path.",
+    meaning: "The most new tokens of a request that it takes; longer requests go down the expanded \
+              path.",
 };
 
 pub(crate) const QUERY_FORMAT: Key = Key {
@@ -176,7 +179,8 @@ pub(crate) const QUERY_FORMAT: Key = Key {
     default: Some("split"),
     accepted: "split or concatenated",
     example: "\"concatenated\"",
-    meaning: "Whether it takes the latent and the rotary part of its queries apart, or side by side.",
+    meaning: "Whether it takes the latent and the rotary part of its queries apart, or side by \
+              side.",
 };
 
 pub(crate) const KEY_LAYOUT: Key = Key {
@@ -186,7 +190,8 @@ pub(crate) const KEY_LAYOUT: Key = Key {
     default: Some("packed"),
     accepted: "packed or split",
     example: "\"split\"",
-    meaning: "Whether the layer repeats the rotary part of the keys for every head, or hands it over once.",
+    meaning: "Whether the layer repeats the rotary part of the keys for every head, or hands it \
+              over once.",
 };
 
 pub(crate) const PADDED_VALUES: Key = Key {
@@ -246,8 +251,8 @@ pub(crate) const LSE_PRECISION: Key = Key {
     default: Some("f32"),
     accepted: "f32 or dtype",
     example: "\"dtype\"",
-    meaning: "How exact the log-sum-exp is: `dtype` if the kernel sums weights that it rounded to the \
-              dtype, which moves it by up to 2^-11 in f16 and 2^-8 in bf16.",
+    meaning: "How exact the log-sum-exp is: `dtype` if the kernel sums weights that it rounded to \
+              the dtype, which moves it by up to 2^-11 in f16 and 2^-8 in bf16.",
 };
 
 pub(crate) const QUANT_OUTPUT: Key = Key {
@@ -330,8 +335,8 @@ pub(crate) const CRATE: Key = Key {
     default: Some("::mla_runtime"),
     accepted: "a path, such as `::mla_runtime`",
     example: "::engine::mla_runtime",
-    meaning: "Where `mla-runtime` is, for a crate that renames or re-exports it: what to write where the \
-              compiler cannot find `mla_runtime`.",
+    meaning: "Where `mla-runtime` is, for a crate that renames or re-exports it: what to write \
+              where the compiler cannot find `mla_runtime`.",
 };
 
 /// Every key, in the order of the documentation.

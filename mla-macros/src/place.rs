@@ -95,7 +95,10 @@ impl Place {
                         format!("a `const {constant}` written by hand"),
                         "that of the attribute",
                     )
-                    .hint("remove the constant, or remove the attribute and add the entry to a registry by hand"),
+                    .hint(
+                        "remove the constant, or remove the attribute and add the entry to a \
+                         registry by hand",
+                    ),
                 );
             }
         }

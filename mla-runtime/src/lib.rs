@@ -86,7 +86,8 @@ macro_rules! __families {
     ($($feature:literal),*) => {{
         const BUILD: $crate::private::Build = $crate::private::build!($($feature),*);
         const TARGETS: [&::core::primitive::str; BUILD.targets()] = BUILD.read_targets();
-        const FAMILIES: [$crate::kernels::CompiledFamily; BUILD.families()] = BUILD.read_families(&TARGETS);
+        const FAMILIES: [$crate::kernels::CompiledFamily; BUILD.families()] =
+            BUILD.read_families(&TARGETS);
         BUILD.known(&FAMILIES)
     }};
 }

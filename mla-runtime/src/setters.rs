@@ -6,7 +6,9 @@
 macro_rules! setters {
     ($($method:ident($field:ident: $type:ty);)*) => {
         $(
-            #[doc = concat!("The same with this [`", stringify!($field), "`](Self::", stringify!($field), ").")]
+            #[doc = concat!(
+                "The same with this [`", stringify!($field), "`](Self::", stringify!($field), ")."
+            )]
             #[must_use]
             pub const fn $method(mut self, $field: $type) -> Self {
                 self.$field = $field;
@@ -20,7 +22,9 @@ macro_rules! setters {
 macro_rules! options {
     ($($method:ident($field:ident: $type:ty);)*) => {
         $(
-            #[doc = concat!("The same with this [`", stringify!($field), "`](Self::", stringify!($field), ").")]
+            #[doc = concat!(
+                "The same with this [`", stringify!($field), "`](Self::", stringify!($field), ")."
+            )]
             #[must_use]
             pub fn $method(mut self, $field: impl Into<Option<$type>>) -> Self {
                 self.$field = $field.into();

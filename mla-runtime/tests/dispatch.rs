@@ -162,8 +162,8 @@ fn a_backend_without_an_arm_is_an_error_that_lists_the_arms() {
     assert!(matches!(error, SelectionError::NoArm { .. }), "{error:?}");
     assert_eq!(
         error.to_string(),
-        "decode: given HOPPER (by mla-runtime), accepted one of the listed types: BLACKWELL, PARTLY, \
-         EVERY, HOPPER; add its type to the list, or make it through the registry"
+        "decode: given HOPPER (by mla-runtime), accepted one of the listed types: BLACKWELL, \
+         PARTLY, EVERY, HOPPER; add its type to the list, or make it through the registry"
     );
 }
 
@@ -231,16 +231,16 @@ fn what_is_not_compiled_or_has_run_nowhere_is_a_reason() {
         .unwrap_err();
     assert_eq!(
         error.to_string(),
-        "decode: PARTLY was asked for, but does not fit on sm 10.0: compiled for: sm_120a; build with \
-         `--features sm100`"
+        "decode: PARTLY was asked for, but does not fit on sm 10.0: compiled for: sm_120a; build \
+         with `--features sm100`"
     );
     let error = registry
         .select(&request(sm(10, 0), Some("BLACKWELL")))
         .unwrap_err();
     assert_eq!(
         error.to_string(),
-        "decode: BLACKWELL was asked for, but does not fit on sm 10.0: feature `sm1000` of mla-runtime \
-         is off; build with `--features sm1000`"
+        "decode: BLACKWELL was asked for, but does not fit on sm 10.0: feature `sm1000` of \
+         mla-runtime is off; build with `--features sm1000`"
     );
 }
 

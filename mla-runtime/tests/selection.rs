@@ -265,8 +265,8 @@ fn two_claims_to_a_name_are_an_error_that_names_both() {
     let error = registry.add(Entry::known(OTHER, available)).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "name: given D for two decode backends, `unknown` and `elsewhere`, accepted one backend of a \
-         name. Give one of them another name in its crate, or settle it in this program with \
+        "name: given D for two decode backends, `unknown` and `elsewhere`, accepted one backend of \
+         a name. Give one of them another name in its crate, or settle it in this program with \
          `Registry::linked_by`"
     );
     // The first is untouched, and the same name in the other phase is another name.
@@ -438,7 +438,8 @@ fn a_refused_preference_is_an_error_with_its_reasons() {
         registry.select(&request).unwrap_err().to_string(),
         "decode: FLASHMLA was asked for, but does not fit on sm 10.0: capability: given 10.0, \
          accepted 9.0; page_size: given 16, accepted 64; not linked: the crate mla-kernels has it; \
-         depend on mla-kernels, for a GPU with the feature of its family, and name it in the program"
+         depend on mla-kernels, for a GPU with the feature of its family, and name it in the \
+         program"
     );
 }
 

@@ -6,7 +6,8 @@ mod flash_mla {
     use crate::common::gpu;
 
     mla_conformance::decode_conformance!(
-        #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored conformance"]
+        #[ignore = "needs a Hopper GPU: \
+                    cargo test -r --features sm90 --test gpu -- --ignored conformance"]
         FlashMla,
         gpu()
     );
@@ -18,7 +19,8 @@ mod flash_mla_sparse {
     use crate::common::gpu;
 
     mla_conformance::decode_conformance!(
-        #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored conformance"]
+        #[ignore = "needs a Hopper GPU: \
+                    cargo test -r --features sm90 --test gpu -- --ignored conformance"]
         FlashMlaSparse,
         gpu()
     );
@@ -30,7 +32,8 @@ mod flash_attn {
     use crate::common::gpu;
 
     mla_conformance::prefill_conformance!(
-        #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored conformance"]
+        #[ignore = "needs a Hopper GPU: \
+                    cargo test -r --features sm90 --test gpu -- --ignored conformance"]
         FlashAttn,
         gpu()
     );

@@ -447,7 +447,8 @@ fn check(gpu: &Cuda, case: &Case, seed: u64) {
 const FORMATS: [KvFormat; 3] = [KvFormat::BF16, KvFormat::Fp8, KvFormat::Fp8DsMla];
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_mla_sparse"]
+#[ignore = "needs a Hopper GPU: \
+            cargo test -r --features sm90 --test gpu -- --ignored flash_mla_sparse"]
 fn lists_with_wrong_entries_anywhere_agree_with_the_cpu() {
     let gpu = &*gpu();
     let mut rng = rng(41);
@@ -482,7 +483,8 @@ fn lists_with_wrong_entries_anywhere_agree_with_the_cpu() {
 /// Whose ends are found ahead of the walk: CTAs that take several items, whole lists among short
 /// and empty ones, and those of a second cache.
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_mla_sparse"]
+#[ignore = "needs a Hopper GPU: \
+            cargo test -r --features sm90 --test gpu -- --ignored flash_mla_sparse"]
 fn lists_that_end_anywhere_agree_with_the_cpu() {
     let gpu = &*gpu();
     for kv in FORMATS {
@@ -516,7 +518,8 @@ fn lists_that_end_anywhere_agree_with_the_cpu() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_mla_sparse"]
+#[ignore = "needs a Hopper GPU: \
+            cargo test -r --features sm90 --test gpu -- --ignored flash_mla_sparse"]
 fn rows_beyond_two_to_the_31_elements_agree_with_the_cpu() {
     let gpu = &*gpu();
     for (kv, heads) in [(KvFormat::BF16, 16), (KvFormat::BF16, 128)] {
@@ -590,7 +593,8 @@ impl Drop for HalfMapped {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_mla_sparse"]
+#[ignore = "needs a Hopper GPU: \
+            cargo test -r --features sm90 --test gpu -- --ignored flash_mla_sparse"]
 fn a_page_0_without_memory_is_never_read() {
     let gpu = &*gpu();
     let memory = HalfMapped::new(gpu);
@@ -622,7 +626,8 @@ fn a_page_0_without_memory_is_never_read() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_mla_sparse"]
+#[ignore = "needs a Hopper GPU: \
+            cargo test -r --features sm90 --test gpu -- --ignored flash_mla_sparse"]
 fn three_hundred_launches_give_the_same_bits() {
     let gpu = &*gpu();
     for kv in FORMATS {
@@ -646,7 +651,8 @@ fn three_hundred_launches_give_the_same_bits() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_mla_sparse"]
+#[ignore = "needs a Hopper GPU: \
+            cargo test -r --features sm90 --test gpu -- --ignored flash_mla_sparse"]
 fn a_captured_step_replays_with_other_lists_and_counts() {
     let gpu = &*gpu();
     for (kv, heads, tokens) in [
@@ -691,7 +697,8 @@ fn a_captured_step_replays_with_other_lists_and_counts() {
 
 /// By every kernel, of which each takes so many heads.
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_mla_sparse"]
+#[ignore = "needs a Hopper GPU: \
+            cargo test -r --features sm90 --test gpu -- --ignored flash_mla_sparse"]
 fn two_caches_and_sinks_agree_with_the_cpu() {
     let gpu = &*gpu();
     let mut rng = rng(33);
@@ -714,7 +721,8 @@ fn two_caches_and_sinks_agree_with_the_cpu() {
 
 // Which requests are dense is decided for each, where a graph is replayed on the device.
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_mla_sparse"]
+#[ignore = "needs a Hopper GPU: \
+            cargo test -r --features sm90 --test gpu -- --ignored flash_mla_sparse"]
 fn dense_requests_beside_listed_ones_agree_with_the_cpu_in_replays() {
     const BOUND: usize = 200;
     let gpu = &*gpu();

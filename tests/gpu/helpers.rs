@@ -762,7 +762,7 @@ fn merging_touches_nothing_between_the_rows() {
     }
 }
 
-// ---- Log-sum-exps --------------------------------------------------------------------------------
+// ---- Log-sum-exps -------------------------------------------------------------------------------
 
 fn run_convert<D: Device, C: LseConvention>(
     device: &D,

@@ -19,7 +19,8 @@ macro_rules! conformance {
             use super::*;
 
             mla_conformance::$conformance!(
-                #[ignore = "needs a GPU: cargo test -r --features sm80 --test gpu -- --ignored portable"]
+                #[ignore = "needs a GPU: \
+                            cargo test -r --features sm80 --test gpu -- --ignored portable"]
                 $backend,
                 crate::common::gpu()
             );

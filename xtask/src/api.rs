@@ -78,8 +78,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     if !stale.is_empty() {
         bail!(
-            "the public interface of {} is not what xtask/api says (- there, + now); where the change \
-             is meant, run `cargo xtask api --bless`",
+            "the public interface of {} is not what xtask/api says (- there, + now); where the \
+             change is meant, run `cargo xtask api --bless`",
             stale.join(", ")
         );
     }

@@ -59,7 +59,8 @@ fn made(workspace: &Workspace) -> anyhow::Result<String> {
     let folder = folder.with_context(|| {
         format!(
             "the build script of mla-kernels failed; \
-             `MLA_BUILD_ONLY=new-bindings cargo check -p mla-kernels --features {features}` says why"
+             `MLA_BUILD_ONLY=new-bindings cargo check -p mla-kernels --features {features}` says \
+             why"
         )
     })?;
     let path = folder.join("mla.rs");

@@ -34,7 +34,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         }
         ensure!(
             command.status()?.success(),
-            "`cargo test {}` failed; where a golden file is stale, run `cargo xtask goldens --bless`",
+            "`cargo test {}` failed; where a golden file is stale, run `cargo xtask goldens \
+             --bless`",
             test.join(" ")
         );
     }

@@ -170,7 +170,8 @@ fn summary(report: &Report, top: usize) -> String {
     }
     let jobs = std::thread::available_parallelism().map_or(1, usize::from);
     lines.push(format!(
-        "{total:.1} s of compilers in all; the build took {:.1} s; library {}; the {jobs} largest units at once need {}",
+        "{total:.1} s of compilers in all; the build took {:.1} s; library {}; the {jobs} largest \
+         units at once need {}",
         report.seconds,
         size(report.library_bytes),
         size(report.peak_of_largest(jobs)),

@@ -44,7 +44,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let (before, after) = (seconds(&without)?, seconds(&with)?);
     let each = (after - before) * 1e3 / f64::from(arguments.backends);
     println!(
-        "check of mla-kernels: {before:.2} s, with {} more backends {after:.2} s: {each:.1} ms each",
+        "check of mla-kernels: {before:.2} s, with {} more backends {after:.2} s: {each:.1} ms \
+         each",
         arguments.backends
     );
     ensure!(
@@ -74,7 +75,8 @@ fn write_package(workspace: &Workspace, package: &Path) -> anyhow::Result<()> {
     fs::write(
         package.join("Cargo.toml"),
         format!(
-            "[package]\nname = \"mla-kernels\"\nversion = \"0.1.0\"\nedition = \"2024\"\n\n[workspace]\n\n\
+            "[package]\nname = \"mla-kernels\"\nversion = \"0.1.0\"\nedition = \"2024\"\n\n\
+             [workspace]\n\n\
              [lints.rust]\nunexpected_cfgs = \"allow\"\n\n[features]\n{features}\n\
              [dependencies]\nmla-cpu.path = {:?}\n\
              mla-runtime.path = {:?}\n",

@@ -67,7 +67,8 @@ pub(crate) fn run(_: &Arguments) -> anyhow::Result<()> {
     for package in published(&workspace.metadata()?) {
         ensure!(
             known.contains(&package.name.as_str()),
-            "{} is published, and PACKAGES of xtask/src/package.rs does not say what it has to hold",
+            "{} is published, and PACKAGES of xtask/src/package.rs does not say what it has to \
+             hold",
             package.name
         );
     }

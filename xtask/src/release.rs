@@ -183,11 +183,15 @@ fn notice(family: &str, description: &Value) -> anyhow::Result<String> {
     let mut text = format!(
         "mla-kernels-{family}: what its objects contain\n\n\
          1. mla-kernels, compiled. MIT or Apache-2.0: LICENSE-MIT, LICENSE-APACHE.\n\
-         2. Inline functions of the headers of CUDA's runtime and compiler, of NVIDIA Corporation. The CUDA Toolkit\n   \
-            End User License Agreement (https://docs.nvidia.com/cuda/eula/) allows to distribute them in an application.\n\
-         3. libcudart_static.a, CUDA's runtime, unchanged: Attachment A of that agreement lists it as redistributable\n   \
+         2. Inline functions of the headers of CUDA's runtime and compiler, of NVIDIA Corporation. \
+            The CUDA Toolkit\n   \
+            End User License Agreement (https://docs.nvidia.com/cuda/eula/) allows to distribute \
+            them in an application.\n\
+         3. libcudart_static.a, CUDA's runtime, unchanged: Attachment A of that agreement lists it \
+            as redistributable\n   \
             in object code. It may be used with NVIDIA's GPUs, under the agreement's terms.\n\
-         4. Templates of CUTLASS and CuTe, of NVIDIA Corporation. BSD-3-Clause, below.\n\nCompiled with:\n"
+         4. Templates of CUTLASS and CuTe, of NVIDIA Corporation. BSD-3-Clause, below.\n\n\
+         Compiled with:\n"
     );
     for compiler in description["compilers"].as_array().into_iter().flatten() {
         let [part, version] = [0, 1].map(|at| compiler[at].as_str().unwrap_or_default());

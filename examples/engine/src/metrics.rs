@@ -84,8 +84,8 @@ impl fmt::Display for Metrics {
         )?;
         writeln!(
             f,
-            "cache: at most {used} of {all} pages ({:.0}%), {} prompt tokens shared, {} pages copied, \
-             {} requests sent back",
+            "cache: at most {used} of {all} pages ({:.0}%), {} prompt tokens shared, {} pages \
+             copied, {} requests sent back",
             100.0 * used as f64 / all.max(1) as f64,
             self.shared_tokens,
             self.copied_pages,

@@ -36,7 +36,8 @@ pub(crate) fn asked() -> Result<Option<&'static str>, Error> {
             field: ONLY.into(),
             given: given.to_owned(),
             accepted: format!(
-                "bindings, or {NEW} to have those made anew that are checked in; unset it to compile"
+                "bindings, or {NEW} to have those made anew that are checked in; unset it to \
+                 compile"
             ),
         }),
     }

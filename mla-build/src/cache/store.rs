@@ -255,8 +255,8 @@ impl Cache {
         let mut writable = lock(&self.writable);
         if std::mem::take(&mut *writable) {
             self.note(format!(
-                "the cache at {} cannot be written ({error}); what this build compiles is not kept. \
-                 MLA_BUILD_CACHE names another folder",
+                "the cache at {} cannot be written ({error}); what this build compiles is not \
+                 kept. MLA_BUILD_CACHE names another folder",
                 self.folder.display()
             ));
         }

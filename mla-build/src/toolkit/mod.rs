@@ -106,8 +106,8 @@ pub(crate) fn cuda(search: &Search, install: &str) -> Result<Cuda, Error> {
             field: "NVCC".to_owned(),
             given: given.to_string_lossy().into_owned(),
             accepted: format!(
-                "bin/nvcc in the folder of a whole toolkit (above this one is {lacks}); unset it to search \
-                 elsewhere"
+                "bin/nvcc in the folder of a whole toolkit (above this one is {lacks}); unset it \
+                 to search elsewhere"
             ),
         });
     }

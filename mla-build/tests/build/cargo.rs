@@ -33,7 +33,8 @@ impl Package {
         let script = format!(
             "use std::{{io::Write, process}};\n\
              fn main() {{\n    \
-             let mut runs = std::fs::File::options().append(true).create(true).open({:?}).unwrap();\n    \
+             let mut runs = \
+             std::fs::File::options().append(true).create(true).open({:?}).unwrap();\n    \
              writeln!(runs, \"run\").unwrap();\n    \
              let status = process::Command::new({:?}).args({all:?}).status().unwrap();\n    \
              process::exit(status.code().unwrap_or(1));\n}}\n",
@@ -127,7 +128,8 @@ fn a_build_script_runs_again_for_what_changed_and_then_no_more() {
 fn the_packages_code_is_told_what_is_compiled() {
     let expected = |value: &str| {
         format!(
-            "const _: () = assert!(matches!(env!(\"MLA_BUILD_COMPILED\").as_bytes(), b{value:?}));\n"
+            "const _: () = assert!(matches!(env!(\"MLA_BUILD_COMPILED\").as_bytes(), \
+             b{value:?}));\n"
         )
     };
     let mut package = Package::new(&["--include=cuda"]);
@@ -154,7 +156,8 @@ fn what_a_build_writes_itself_does_not_start_it_again() {
     let mut package = Package::new(&["--sources=**/*.cu", "--include=.", "--include=cuda"]);
     let world = &package.world;
     let script = fs::read_to_string(world.at("package/build.rs")).unwrap();
-    let generated = "let out = std::path::PathBuf::from(std::env::var_os(\"OUT_DIR\").unwrap());\n    \
+    let generated = "let out = \
+                     std::path::PathBuf::from(std::env::var_os(\"OUT_DIR\").unwrap());\n    \
                      std::fs::create_dir_all(out.join(\"generated\")).unwrap();\n    \
                      std::fs::write(out.join(\"generated/made.h\"), \"made\\n\").unwrap();\n    \
                      std::fs::write(out.join(\"generated/copy.cu\"), \"copy\\n\").unwrap();\n    ";

@@ -32,7 +32,8 @@ fn a_cpp_source_goes_through_the_same_cache_and_needs_no_family() {
     world.write("package/shim/part.h", "#define PART 1\n");
     world.write(
         "package/shim/open.cc",
-        "#include <part.h>\n#include <cuda_runtime.h>\nextern \"C\" int open_part() { return PART; }\n",
+        "#include <part.h>\n#include <cuda_runtime.h>\n\
+         extern \"C\" int open_part() { return PART; }\n",
     );
     world.write(
         "package/shim/close.cc",
@@ -135,8 +136,8 @@ fn of_the_sources_those_are_compiled_that_are_asked_for() {
     let off = all.only_sources("cuda/sm100/d.cu").compile("kernels");
     assert_eq!(
         off.unwrap_err().to_string(),
-        "only_sources: given \"cuda/sm100/d.cu\", accepted a glob that matches a source of a family \
-         that is on"
+        "only_sources: given \"cuda/sm100/d.cu\", accepted a glob that matches a source of a \
+         family that is on"
     );
 }
 

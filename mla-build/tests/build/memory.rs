@@ -60,8 +60,8 @@ fn a_unit_that_ran_out_of_memory_is_compiled_once_more_alone() {
     wrap(
         &world,
         "case \"$*\" in *a.cu)\n  echo tried >>\"$top/tried\"\n  \
-         [ $(wc -l <\"$top/tried\") -gt 1 ] || { echo 'nvcc error   : cicc died due to signal 9 (Killed)'; exit 1; }\n  \
-         ;;\nesac\nstub \"$@\"",
+         [ $(wc -l <\"$top/tried\") -gt 1 ] || { echo 'nvcc error   : cicc died due to signal 9 \
+         (Killed)'; exit 1; }\n  ;;\nesac\nstub \"$@\"",
     );
     let built = world.build().unwrap();
     assert_eq!(built.report.units.len(), 3);
@@ -85,7 +85,8 @@ fn a_unit_that_has_too_little_memory_even_alone_fails_with_the_reason() {
     let world = World::new();
     wrap(
         &world,
-        "case \"$*\" in *a.cu) echo tried >>\"$top/tried\"; echo 'cc1plus: out of memory'; exit 1;; esac\n\
+        "case \"$*\" in *a.cu) echo tried >>\"$top/tried\"; echo 'cc1plus: out of memory'; exit \
+         1;; esac\n\
          stub \"$@\"",
     );
     let message = world.build().unwrap_err().to_string();

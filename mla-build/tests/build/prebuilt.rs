@@ -161,7 +161,10 @@ fn stale_and_foreign_objects_are_refused_by_what_differs() {
         &[("MLA_BUILD_PREBUILT", "/nonexistent")],
     ));
     assert!(
-        message.contains("MLA_BUILD_PREBUILT: given \"/nonexistent\", accepted folders with kernels.prebuilt.json"),
+        message.contains(
+            "MLA_BUILD_PREBUILT: given \"/nonexistent\", accepted folders with \
+             kernels.prebuilt.json"
+        ),
         "{message}"
     );
 }

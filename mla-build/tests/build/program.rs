@@ -26,8 +26,8 @@ fn package(world: &World, name: &str, [family, extension]: [&str; 2], number: u3
              #ifdef __CUDACC__\n\
              template <int> __global__ void kernel(int *x) {{ *x = {number}; }}\n\
              __global__ void plain(int *x) {{ *x = {number}; }}\n\
-             extern \"C\" int launch(int *x) {{\n  plain<<<1, 1>>>(x);\n  kernel<1><<<1, 1>>>(x);\n  \
-             return cudaGetLastError();\n}}\n\
+             extern \"C\" int launch(int *x) {{\n  plain<<<1, 1>>>(x);\n  \
+             kernel<1><<<1, 1>>>(x);\n  return cudaGetLastError();\n}}\n\
              #endif\n\
              int helper();\n\
              extern \"C\" int decode() {{\n  \
@@ -52,7 +52,8 @@ fn package(world: &World, name: &str, [family, extension]: [&str; 2], number: u3
     write(
         "build.rs",
         &format!(
-            "fn main() {{\n    let status = std::process::Command::new({:?}).args({arguments:?}).status();\n    \
+            "fn main() {{\n    let status = \
+             std::process::Command::new({:?}).args({arguments:?}).status();\n    \
              std::process::exit(status.unwrap().code().unwrap_or(1));\n}}\n",
             driver()
         ),
@@ -66,9 +67,10 @@ fn package(world: &World, name: &str, [family, extension]: [&str; 2], number: u3
          pub fn decode() -> i32;\n        \
          #[link_name = concat!(env!(\"MLA_BUILD_PREFIX_EXTRA\"), \"decode\")]\n        \
          pub fn extra() -> i32;\n    }\n}\n\
-         pub fn tell() -> String {\n    let (decode, extra) = unsafe { (ffi::decode(), ffi::extra()) };\n    \
-         format!(\"{decode} {extra} {:?}{:?}{:?} {}\", compiled::SM80.len(), compiled::SM90, compiled::SM100, \
-         option_env!(\"MLA_BUILD_COMPILED\").unwrap_or(\"-\"))\n}\n",
+         pub fn tell() -> String {\n    \
+         let (decode, extra) = unsafe { (ffi::decode(), ffi::extra()) };\n    \
+         format!(\"{decode} {extra} {:?}{:?}{:?} {}\", compiled::SM80.len(), compiled::SM90, \
+         compiled::SM100, option_env!(\"MLA_BUILD_COMPILED\").unwrap_or(\"-\"))\n}\n",
     );
 }
 
@@ -91,7 +93,8 @@ fn three_packages(world: &World, extension: &str) -> Command {
     package(world, "program", ["sm100", extension], 100, both);
     world.write(
         "program/src/main.rs",
-        "fn main() {\n    println!(\"{}\\n{}\\n{}\", first::tell(), program::tell(), second::tell());\n}\n",
+        "fn main() {\n    println!(\"{}\\n{}\\n{}\", first::tell(), program::tell(), \
+         second::tell());\n}\n",
     );
     cargo(world, &["run"])
 }
@@ -107,7 +110,8 @@ fn succeeded(ran: Output) -> String {
 fn each_its_own(told: [&str; 3]) -> String {
     let [first, program, second] = told;
     format!(
-        "80 1080 5[][] {first}\n100 1100 0[][\"sm_100f\"] {program}\n90 1090 0[\"sm_90a\"][] {second}\n"
+        "80 1080 5[][] {first}\n100 1100 0[][\"sm_100f\"] {program}\n\
+         90 1090 0[\"sm_90a\"][] {second}\n"
     )
 }
 
@@ -167,7 +171,8 @@ fn two_libraries_of_one_name_in_a_script_are_refused() {
     let message = String::from_utf8_lossy(&built.stderr);
     assert!(
         message.contains(
-            "library: given \"decode\", accepted a name that no other library of this build script has"
+            "library: given \"decode\", accepted a name that no other library of this build script \
+             has"
         ),
         "{message}"
     );

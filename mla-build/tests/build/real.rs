@@ -20,7 +20,8 @@ struct Package(tempfile::TempDir);
 
 const KERNEL: &str = "#include \"tile.cuh\"\n\
                       __global__ void NAME(float *x) { x[threadIdx.x] *= TILE; }\n\
-                      extern \"C\" int launch_NAME(float *x) { NAME<<<1, 32>>>(x); return (int)cudaGetLastError(); }\n";
+                      extern \"C\" int launch_NAME(float *x) { NAME<<<1, 32>>>(x); return \
+                      (int)cudaGetLastError(); }\n";
 
 impl Package {
     /// `a` and `b` include `tile.cuh`, `c` nothing, and `d` a header that only the GPU's pass
@@ -163,7 +164,8 @@ fn a_familys_header_is_wrapped_if_the_family_is_on_and_declares_nothing_twice() 
     let package = Package::new();
     package.write(
         "package/include/api.h",
-        "#ifndef API_H\n#define API_H\ntypedef struct Shape { int rows; } Shape;\nenum { LEAST = 1 };\n\
+        "#ifndef API_H\n#define API_H\ntypedef struct Shape { int rows; } Shape;\n\
+         enum { LEAST = 1 };\n\
          int shared(Shape shape);\n#endif\n",
     );
     let own = |family: &str| {
@@ -213,7 +215,8 @@ fn headers_that_newly_hide_others_are_noticed_and_a_file_of_options_counts() {
     let package = Package::new();
     package.write(
         "package/cuda/sm90/a.cu",
-        "#include <stdint.h>\n#define FLAG \"flag.opt.h\"\n#include FLAG\n#if __has_include(<extra.h>)\n#include <extra.h>\n\
+        "#include <stdint.h>\n#define FLAG \"flag.opt.h\"\n#include FLAG\n\
+         #if __has_include(<extra.h>)\n#include <extra.h>\n\
          #else\n#define EXTRA 1\n#endif\n__global__ void a(float *x) { *x = EXTRA; }\n",
     );
     package.write("package/cuda/common/flag.opt.h", "#pragma once\n");
@@ -311,7 +314,8 @@ fn two_families_make_one_object_of_a_shared_source() {
 
 /// A crate of somebody else, with one line in its build script, built by Cargo and run.
 #[test]
-#[ignore = "needs nvcc and builds a crate with bindgen: cargo xtask toolkit && cargo test -p mla-build -- --ignored real"]
+#[ignore = "needs nvcc and builds a crate with bindgen: \
+            cargo xtask toolkit && cargo test -p mla-build -- --ignored real"]
 fn a_foreign_crate_builds_with_one_line_in_its_build_script() {
     let package = Package(tempfile::tempdir().unwrap());
     // Wherever it lies: nothing of a path is a command.
@@ -345,12 +349,13 @@ fn a_foreign_crate_builds_with_one_line_in_its_build_script() {
     package.write(
         &inside("kernels/scale.cu"),
         "#include \"scale.h\"\n__global__ void scale(Scale s) { s.x[threadIdx.x] *= 2; }\n\
-         int scale_runtime_version(const Scale *s) {\n  int version = 0;\n  cudaRuntimeGetVersion(&version);\n  \
-         return version + (int)s->length;\n}\n",
+         int scale_runtime_version(const Scale *s) {\n  int version = 0;\n  \
+         cudaRuntimeGetVersion(&version);\n  return version + (int)s->length;\n}\n",
     );
     package.write(
         &inside("src/main.rs"),
-        "mod ffi {\n    #![allow(warnings)]\n    include!(concat!(env!(\"OUT_DIR\"), \"/scale.rs\"));\n}\n\
+        "mod ffi {\n    #![allow(warnings)]\n    \
+         include!(concat!(env!(\"OUT_DIR\"), \"/scale.rs\"));\n}\n\
          fn main() {\n    let scale = ffi::Scale { x: std::ptr::null_mut(), length: 1 };\n    \
          println!(\"{}\", unsafe { ffi::scale_runtime_version(&scale) });\n}\n",
     );

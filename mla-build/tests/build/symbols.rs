@@ -14,7 +14,8 @@ fn package(world: &World, name: &str, number: u32) -> Kernels {
         &at("common/which.h"),
         &format!(
             "namespace kernels {{\n\
-             template <int> int which() {{ static int called = 0; return {number} + called++ * 0; }}\n\
+             template <int> int which() {{ static int called = 0; return {number} + called++ * 0; \
+             }}\n\
              struct Base {{ virtual ~Base() {{}} virtual int which() {{ return {number}; }} }};\n\
              inline int table[] = {{ {number} }};\n}}\n"
         ),
@@ -23,7 +24,8 @@ fn package(world: &World, name: &str, number: u32) -> Kernels {
         &at("own/decode.cc"),
         "#include \"which.h\"\nint helper();\nint common_value;\n\
          extern \"C\" int decode(void) {\n  kernels::Base base;\n  \
-         return kernels::which<1>() == base.which() && helper() == kernels::table[0] ? helper() : -1;\n}\n",
+         return kernels::which<1>() == base.which() && helper() == kernels::table[0] ? helper() : \
+         -1;\n}\n",
     );
     world.write(
         &at("own/helper.cc"),
@@ -70,8 +72,8 @@ fn three_packages_with_equal_names_link_and_each_runs_its_own() {
         .collect();
     let main = "extern int first_decode__decode(void), second_decode__decode(void),\n\
                 third_decode__decode(void);\n#include <stdio.h>\n\
-                int main(void) { printf(\"%d %d %d\", first_decode__decode(), second_decode__decode(), \
-                third_decode__decode()); return 0; }\n";
+                int main(void) { printf(\"%d %d %d\", first_decode__decode(), \
+                second_decode__decode(), third_decode__decode()); return 0; }\n";
     let mut libraries: Vec<_> = built.iter().map(|built| built.library.as_path()).collect();
     // In every order: a linker takes what it finds first.
     for _ in 0..3 {
@@ -120,7 +122,8 @@ fn two_definitions_in_one_library_are_refused_with_both_places() {
     let message = world.build().unwrap_err().to_string();
     assert!(
         message.starts_with(
-            "symbol twice: given definitions in cuda/sm90/a.cu and cuda/sm90/b.cu, accepted one in a library"
+            "symbol twice: given definitions in cuda/sm90/a.cu and cuda/sm90/b.cu, accepted one in \
+             a library"
         ),
         "{message}"
     );
@@ -159,7 +162,8 @@ fn two_kernels_of_one_name_must_be_the_same() {
     let message = world.build().unwrap_err().to_string();
     assert!(
         message.starts_with(
-            "kernel void decode<64>(float*): given different code in cuda/sm90/a.cu and cuda/sm90/b.cu"
+            "kernel void decode<64>(float*): given different code in cuda/sm90/a.cu and \
+             cuda/sm90/b.cu"
         ),
         "{message}"
     );
@@ -171,7 +175,8 @@ fn what_the_compiler_made_and_is_no_object_is_named() {
     world.program(
         "toolkit/bin/nvcc",
         "#!/bin/sh\n[ \"$1\" = --version ] && exec cat \"$(dirname \"$0\")/../version\"\n\
-         while [ $# -gt 0 ]; do case $1 in -o) echo text >\"$2\" ;; -MF) echo 'unit.o:' >\"$2\" ;; esac; shift; done\n",
+         while [ $# -gt 0 ]; do case $1 in -o) echo text >\"$2\" ;; -MF) echo 'unit.o:' >\"$2\" ;; \
+         esac; shift; done\n",
     );
     let message = world.build().unwrap_err().to_string();
     assert!(

@@ -81,7 +81,11 @@ fn a_missing_header_comes_with_a_hint() {
 #[test]
 fn a_compiler_that_is_killed_is_told_from_one_that_refuses() {
     let world = World::new();
-    world.program("toolkit/bin/nvcc", "#!/bin/sh\n[ \"$1\" = --version ] && exec cat \"$(dirname \"$0\")/../version\"\nkill -9 $$\n");
+    world.program(
+        "toolkit/bin/nvcc",
+        "#!/bin/sh\n[ \"$1\" = --version ] && exec cat \"$(dirname \
+         \"$0\")/../version\"\nkill -9 $$\n",
+    );
     let message = world.build().unwrap_err().to_string();
     assert!(
         message.contains("signal: 9") && message.contains("ran out of memory"),
@@ -211,7 +215,8 @@ fn wrong_settings_are_named() {
     }
     says(
         world.kernels().host_compiler(world.at("no/g++")),
-        "No such file or directory (os error 2). nvcc works with a C++ compiler of this machine: install GCC's",
+        "No such file or directory (os error 2). nvcc works with a C++ compiler of this machine: \
+         install GCC's",
     );
     let message = world.kernels().compile("lib/x").unwrap_err().to_string();
     assert!(message.contains("library: given \"lib/x\""), "{message}");

@@ -255,8 +255,8 @@ impl Case {
         for Request { q, kv, .. } in &self.requests {
             if !(1..=*kv).contains(q) || *kv > MAX_LEN {
                 return Err(format!(
-                    "given a query of {q} and kv of {kv} tokens, accepted: 1 ≤ query ≤ kv ≤ {MAX_LEN}, \
-                     since kv includes the query tokens"
+                    "given a query of {q} and kv of {kv} tokens, accepted: 1 ≤ query ≤ kv ≤ \
+                     {MAX_LEN}, since kv includes the query tokens"
                 ));
             }
         }
@@ -396,7 +396,8 @@ mod tests {
                 "either lens, or b and kv",
             ),
             (
-                r#"{"id": "d", "b": 1, "h": 1, "s_q": 1, "kv": 3}, {"id": "d", "b": 1, "h": 1, "s_q": 1, "kv": 3}"#,
+                r#"{"id": "d", "b": 1, "h": 1, "s_q": 1, "kv": 3},
+                   {"id": "d", "b": 1, "h": 1, "s_q": 1, "kv": 3}"#,
                 "given d twice",
             ),
         ];

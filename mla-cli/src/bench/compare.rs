@@ -285,8 +285,8 @@ impl Comparison {
         let mut lines = vec![table.trim_fmt().to_string()];
         lines.push(format!(
             "{}: {} faster, {} slower, the others the same; speed-up {:.3} by geometric mean.\n\
-             Times are medians in µs. A row differs where Mann and Whitney's rank test says so at {} over \
-             all\nrows (Holm's correction), and its median by {:.0}% at least.",
+             Times are medians in µs. A row differs where Mann and Whitney's rank test says so at \
+             {} over all\nrows (Holm's correction), and its median by {:.0}% at least.",
             counted(self.rows.len() as u64, "row"),
             self.faster,
             self.slower,

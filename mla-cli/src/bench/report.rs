@@ -75,8 +75,8 @@ impl Report {
         let _ = writeln!(
             text,
             "Medians of {samples} with {cache} caches{graphs}. The spread is the range of the \
-             middle half; * is\nthe fastest of its case. The error is the largest of {} rows against \
-             attention in f64.",
+             middle half; * is\nthe fastest of its case. The error is the largest of {} rows \
+             against attention in f64.",
             self.rows
                 .iter()
                 .map(|row| row.errors.rows)
@@ -84,8 +84,8 @@ impl Report {
                 .unwrap_or(0)
         );
         if self.ceilings.is_none() {
-            text += "No ceilings are known for this device: measure them with mla bench ceilings, and \
-                     give them with\n--ceilings.\n";
+            text += "No ceilings are known for this device: measure them with mla bench ceilings, \
+                     and give them with\n--ceilings.\n";
         }
         for note in self.notes() {
             let _ = writeln!(text, "{note}");

@@ -231,7 +231,8 @@ impl Report {
             } = lists.errors;
             let _ = writeln!(
                 text,
-                "\nThe indexer has {index_heads} heads of {index_head_dim} and chooses {topk} tokens, in {}.\n\
+                "\nThe indexer has {index_heads} heads of {index_head_dim} and chooses {topk} \
+                 tokens, in {}.\n\
                  {identical} of {} compared with f64 are the same; in the others a token's\n\
                  logit is at most {} of the row's range from the last chosen one.\n\
                  The decode's costs are those of all context, of which lists leave some out.",

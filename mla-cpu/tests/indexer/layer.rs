@@ -649,8 +649,8 @@ fn refusals_name_the_field() {
                 .select(&indexer, &space, &mut foreign, &step)
                 .unwrap_err()
         ),
-        "indexer workspace: given one for 4 index heads of 32 values, 8 of them rotary, lists of 8, \
-         accepted 4 index heads of 32 values, 8 of them rotary, lists of 9"
+        "indexer workspace: given one for 4 index heads of 32 values, 8 of them rotary, lists of \
+         8, accepted 4 index heads of 32 values, 8 of them rotary, lists of 9"
     );
     // One for shorter steps.
     let short = limits().with_tokens(3);

@@ -17,7 +17,8 @@ use crate::spec::BackendSpec;
 /// the [`ENTRY`](Self::ENTRY).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no decode backend",
-    note = "write `#[mla_backend(sm = \"…\", dtypes = \"…\")] impl DecodeBackend for {Self} {{ … }}`"
+    note = "write `#[mla_backend(sm = \"…\", dtypes = \"…\")] \
+            impl DecodeBackend for {Self} {{ … }}`"
 )]
 pub trait DecodeBackend: Sized + Send + Sync + 'static {
     /// The device whose memory it reads and writes.

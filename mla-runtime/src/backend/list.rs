@@ -83,7 +83,8 @@ impl Member {
 /// `#[mla_backend(feature = "…")]` leaves out of this build.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no prefill backend",
-    note = "write `#[mla_backend(sm = \"…\", dtypes = \"…\")] impl PrefillBackend for {Self} {{ … }}`"
+    note = "write `#[mla_backend(sm = \"…\", dtypes = \"…\")] \
+            impl PrefillBackend for {Self} {{ … }}`"
 )]
 pub trait PrefillMember {
     /// What the list says of it.
@@ -94,7 +95,8 @@ pub trait PrefillMember {
 /// `#[mla_backend(feature = "…")]` leaves out of this build.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no decode backend",
-    note = "write `#[mla_backend(sm = \"…\", dtypes = \"…\")] impl DecodeBackend for {Self} {{ … }}`"
+    note = "write `#[mla_backend(sm = \"…\", dtypes = \"…\")] \
+            impl DecodeBackend for {Self} {{ … }}`"
 )]
 pub trait DecodeMember {
     /// What the list says of it.

@@ -17,7 +17,8 @@ use crate::spec::BackendSpec;
 /// the [`ENTRY`](Self::ENTRY).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no prefill backend",
-    note = "write `#[mla_backend(sm = \"…\", dtypes = \"…\")] impl PrefillBackend for {Self} {{ … }}`"
+    note = "write `#[mla_backend(sm = \"…\", dtypes = \"…\")] \
+            impl PrefillBackend for {Self} {{ … }}`"
 )]
 pub trait PrefillBackend: Sized + Send + Sync + 'static {
     /// The device whose memory it reads and writes.

@@ -416,8 +416,9 @@ mod tests {
         refused("{b}q1", &[], message);
         let message = "batch spec \"q{b}s{c}\": given 1000000 combinations, accepted at most 65536";
         refused("q{b}s{c}", &["1..1000", "1..1000"], message);
-        let message = "\"q{q}s{s}\" with q = 8, s = 4: batch spec, segment 1 \"q8s4\", byte 3: given \
-                       a kv length of 4, accepted at least the query length, 8, which is part of it";
+        let message = "\"q{q}s{s}\" with q = 8, s = 4: batch spec, segment 1 \"q8s4\", byte 3: \
+                       given a kv length of 4, accepted at least the query length, 8, which is \
+                       part of it";
         refused("q{q}s{s}", &["8", "4"], message);
     }
 

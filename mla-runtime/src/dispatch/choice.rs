@@ -95,7 +95,8 @@ pub const fn choose(
     }
     assert!(
         index <= CAPACITY,
-        "list: given more than 32 backends, accepted at most 32: leave out those that cannot be best"
+        "list: given more than 32 backends, accepted at most 32: leave out those that cannot be \
+         best"
     );
     match best.index() {
         Some(index) => index,

@@ -114,8 +114,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
                         "with {} tokens on the expanded path",
                         step.expanded_tokens()
                     ),
-                    "none, and rotated queries and keys: only the absorbed path can leave it to the \
-                     cache write. `forward_unrotated` takes any step",
+                    "none, and rotated queries and keys: only the absorbed path can leave it to \
+                     the cache write. `forward_unrotated` takes any step",
                 ));
             }
         }

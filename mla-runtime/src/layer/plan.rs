@@ -46,7 +46,8 @@ impl<'a> StepRequest<'a> {
 /// # use mla_runtime::{dims::MlaDims, dtype::DType, problem::Problem};
 /// # let problem = Problem::new(MlaDims::R1, 16, DType::BF16).with_page_size(64);
 /// # let limits = StepLimits::new(8, 512, 4).with_context_rows(64);
-/// // A prompt of 100 tokens, and a request that decodes its 71st. (`Step::plan` takes a workspace.)
+/// // A prompt of 100 tokens, and a request that decodes its 71st. (`Step::plan` takes a
+/// // workspace.)
 /// let requests = [StepRequest::new(100, 100, &[4, 0]), StepRequest::new(1, 71, &[7, 2])];
 /// let step = Step::within(&problem, &limits, 1, &requests)?;
 /// // The decode comes first: its token is row 0, and the prompt's are the rows behind it.
@@ -462,8 +463,8 @@ mod tests {
         let ragged = [StepRequest::new(1, 1, &[1]), StepRequest::new(2, 2, &[2])];
         assert_eq!(
             refused(plan(QueryLen::Ragged, &ragged).unwrap(), 3),
-            "requests: given 2 on the absorbed path, accepted some, all of one number of new tokens, \
-             for padding to have it too"
+            "requests: given 2 on the absorbed path, accepted some, all of one number of new \
+             tokens, for padding to have it too"
         );
     }
 
@@ -531,8 +532,8 @@ mod tests {
                 StepRequest::new(1, 16, &[9]),
                 StepRequest::new(1, 18, &moved)
             ]),
-            "requests.pages: given page 9 of request 1, which 0 writes too, accepted pages to write \
-             that no other request of the step writes"
+            "requests.pages: given page 9 of request 1, which 0 writes too, accepted pages to \
+             write that no other request of the step writes"
         );
         assert_eq!(
             refused(&[

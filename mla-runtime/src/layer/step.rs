@@ -341,8 +341,8 @@ impl Step {
                 "requests",
                 format!("one of {} new tokens behind one of {longer}", request.q),
                 format!(
-                    "the order that plan::split gives: those of the absorbed path first, here of at \
-                     most {} new tokens",
+                    "the order that plan::split gives: those of the absorbed path first, here of \
+                     at most {} new tokens",
                     threshold_of(problem, batch.dense_within, dense, request)
                 ),
             ));

@@ -737,7 +737,8 @@ mod tests {
                 }
                 // One more aligned segment would not have fitted, or would have been too long.
                 let segment = u64::from(align / parallel.world());
-                let cut = if request < chunk.request_end { *chunk.seq_lens.last().unwrap() } else { 0 };
+                let open = request < chunk.request_end;
+                let cut = if open { *chunk.seq_lens.last().unwrap() } else { 0 };
                 let too_long = cut + align > limits.max_chunk.unwrap_or(limits.rows);
                 prop_assert!(used + segment > budget || too_long);
                 prop_assert!(
@@ -759,7 +760,8 @@ mod tests {
                 let local = chunk.local.as_ref().unwrap();
                 prop_assert!(local.rows() <= u64::from(limits.rows / parallel.world()));
                 for (index, segment) in chunk.segments().enumerate() {
-                    let (start, padded) = (local.local_starts[index], local.padded_local_seq_lens[index]);
+                    let start = local.local_starts[index];
+                    let padded = local.padded_local_seq_lens[index];
                     prop_assert_eq!(start, cursor[segment.request]);
                     cursor[segment.request] += padded;
                     let ranks = &local.local_context_lens[index];

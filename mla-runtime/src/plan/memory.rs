@@ -769,7 +769,8 @@ mod tests {
                 r#""element_bytes":2,"offset":0,"bytes":1152},"#,
                 r#"{"name":"absorbed_outputs","allocation":"workspace","shape":[1,1,512],"#,
                 r#""element_bytes":2,"offset":1280,"bytes":1024}],"#,
-                r#""cache_bytes":73728,"workspace_bytes":2304,"indexer_bytes":0,"step_bytes":0,"backend_bytes":0,"#,
+                r#""cache_bytes":73728,"workspace_bytes":2304,"#,
+                r#""indexer_bytes":0,"step_bytes":0,"backend_bytes":0,"#,
                 r#""total_bytes":76032}"#
             )
         );

@@ -274,8 +274,8 @@ mod tests {
                 "block_table: given 3 entries / rows of max_pages = 2 entries",
                 "request: given 1 / less than the 1 rows of the block table",
                 "the position of a token of request 0: given 32 / within its 2 pages of 16 tokens",
-                "the position of a token of request 0: given 18446744073709551615 / within its 2 pages \
-                 of 16 tokens",
+                "the position of a token of request 0: given 18446744073709551615 / within its 2 \
+                 pages of 16 tokens",
                 "block_table[0][1]: given -2 / a page, 0 or above",
                 "rank: given 2 / 0 to 1",
                 "requests[0].kv: given 2 / at least its 3 new tokens",

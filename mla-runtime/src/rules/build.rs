@@ -282,8 +282,9 @@ mod tests {
         assert_eq!(
             both.as_deref(),
             Some(
-                "compiled: given nothing, accepted the constant of its family that mla-build wrote, such as \
-                 `raw::SM90`: the package's families sm80 and sm90 have GPUs in common"
+                "compiled: given nothing, accepted the constant of its family that mla-build \
+                 wrote, such as `raw::SM90`: the package's families sm80 and sm90 have GPUs in \
+                 common"
             )
         );
         // Whether a family is on makes no difference to it.

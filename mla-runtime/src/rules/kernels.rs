@@ -250,7 +250,10 @@ impl Fault {
     pub(super) const fn overlap(one: &str, other: &str) -> Self {
         let mut bytes = [0; 512];
         let mut text = Text::new(&mut bytes);
-        text.push("compiled: given nothing, accepted the constant of its family that mla-build wrote, such as ");
+        text.push(
+            "compiled: given nothing, accepted the constant of its family that mla-build \
+             wrote, such as ",
+        );
         text.push("`raw::SM90`: the package's families ");
         text.push(one);
         text.push(" and ");
@@ -366,7 +369,8 @@ mod tests {
         assert_eq!(
             fault(&[Exact(sm(9, 0)), Exact(sm(10, 0))], &[SM90]).as_deref(),
             Some(
-                "sm: given 10.0, accepted what the kernels are compiled for: sm_90a; none of it runs there"
+                "sm: given 10.0, accepted what the kernels are compiled for: sm_90a; none of it \
+                 runs there"
             )
         );
         for (declared, families) in [

@@ -14,8 +14,8 @@ use crate::spec::Phase;
 use crate::suggestion;
 
 /// How a program gets backends; part of every error that comes of having none.
-pub(crate) const HOW_TO_LINK: &str = "link a backend crate, such as `use mla_kernels as _;`, or add a backend's ENTRY with \
-     `Registry::add`";
+pub(crate) const HOW_TO_LINK: &str = "link a backend crate, such as `use mla_kernels as _;`, or \
+     add a backend's ENTRY with `Registry::add`";
 
 /// A set of backends: a value of its own, without global state.
 ///
@@ -49,9 +49,9 @@ fn is(entry: &Entry, phase: Phase, name: &str) -> bool {
 pub enum RegistryError {
     /// Two backends of one phase claim one name.
     #[error(
-        "name: given {name} for two {phase} backends, `{first}` and `{second}`, accepted one backend \
-         of a name. Give one of them another name in its crate, or settle it in this program with \
-         `Registry::linked_by`"
+        "name: given {name} for two {phase} backends, `{first}` and `{second}`, accepted one \
+         backend of a name. Give one of them another name in its crate, or settle it in this \
+         program with `Registry::linked_by`"
     )]
     Duplicate {
         /// The phase.

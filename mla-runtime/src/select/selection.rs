@@ -179,7 +179,11 @@ pub enum SelectionError {
         reasons: Box<Reasons>,
     },
     /// No backend fits; what speaks against each is part of the message.
-    #[error("{phase}: no backend fits on {}{}", explanation.target, refusals(explanation.phase(*phase)))]
+    #[error(
+        "{phase}: no backend fits on {}{}",
+        explanation.target,
+        refusals(explanation.phase(*phase))
+    )]
     NoneFits {
         /// The phase.
         phase: Phase,
@@ -201,8 +205,8 @@ pub enum SelectionError {
     },
     /// The backend that was selected is not among the types that were listed.
     #[error(
-        "{phase}: given {name} (by {provider}), accepted one of the listed types: {}; add its type to \
-         the list, or make it through the registry",
+        "{phase}: given {name} (by {provider}), accepted one of the listed types: {}; add its type \
+         to the list, or make it through the registry",
         listed.join(", ")
     )]
     NoArm {

@@ -380,7 +380,8 @@ fn distance(case: &Case, given: &[u8], expected: &[u8], token: usize) -> f64 {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer::sparse"]
+#[ignore = "needs a Hopper GPU: \
+            cargo test -r --features sm90 --test gpu -- --ignored layer::sparse"]
 fn layers_of_sparse_models_agree_with_the_cpu() -> Result<()> {
     let gpu = &*gpu();
     for (model, config) in models() {
@@ -483,7 +484,8 @@ fn pad(batch: &mut Batch, requests: usize, query_len: u32) {
 /// Two layers of a decode step, one with an indexer and one that shares its lists, are one graph,
 /// whose replays are the steps run at once: other lengths, pages and fewer requests.
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer::sparse"]
+#[ignore = "needs a Hopper GPU: \
+            cargo test -r --features sm90 --test gpu -- --ignored layer::sparse"]
 fn a_decode_step_of_a_sparse_model_is_one_graph() -> Result<()> {
     let gpu = &*gpu();
     for ((case, config), query_len) in models().into_iter().zip([1, 2]) {
@@ -545,7 +547,8 @@ fn a_decode_step_of_a_sparse_model_is_one_graph() -> Result<()> {
 /// Prompts with and without context and decodes, of two layers that share lists, are one graph for
 /// as long as the lengths stay: logits in one chunk, or in several.
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer::sparse"]
+#[ignore = "needs a Hopper GPU: \
+            cargo test -r --features sm90 --test gpu -- --ignored layer::sparse"]
 fn a_mixed_step_of_a_sparse_model_is_one_graph() -> Result<()> {
     let gpu = &*gpu();
     for (model, config) in models() {

@@ -210,7 +210,8 @@ fn joined(gathered: &[u8], expected: &Outcome, tokens: usize) -> Outcome {
 }
 
 #[test]
-#[ignore = "needs two Hopper GPUs and NCCL: cargo test --release --features sm90,nccl --test gpu -- --include-ignored two_gpus"]
+#[ignore = "needs two Hopper GPUs and NCCL: \
+            cargo test --release --features sm90,nccl --test gpu -- --include-ignored two_gpus"]
 fn a_cache_over_two_gpus_is_one_cache() {
     let case = decodes();
     let whole = Batch::new(&case);
@@ -227,7 +228,8 @@ fn a_cache_over_two_gpus_is_one_cache() {
 }
 
 #[test]
-#[ignore = "needs two Hopper GPUs and NCCL: cargo test --release --features sm90,nccl --test gpu -- --include-ignored two_gpus"]
+#[ignore = "needs two Hopper GPUs and NCCL: \
+            cargo test --release --features sm90,nccl --test gpu -- --include-ignored two_gpus"]
 fn heads_over_two_gpus_are_all_heads() {
     let case = mixed();
     let whole = Batch::new(&case);
@@ -247,7 +249,8 @@ const PATIENCE: Duration = Duration::from_secs(100);
 
 /// The program starts itself once per GPU, for this very test.
 #[test]
-#[ignore = "needs two Hopper GPUs and NCCL: cargo test --release --features sm90,nccl --test gpu -- --include-ignored two_gpus"]
+#[ignore = "needs two Hopper GPUs and NCCL: \
+            cargo test --release --features sm90,nccl --test gpu -- --include-ignored two_gpus"]
 fn a_process_per_gpu_works_as_a_thread_does() {
     if let Ok(rank) = env::var(RANK) {
         let folder = env::var_os(FOLDER).expect("set beside the rank");

@@ -114,7 +114,8 @@ fn a_circle_is_found() {
         ("b", "pub mod inner; pub use inner::Thing;"),
         (
             "b::inner",
-            "use super::Thing; fn f() { use crate::c::C; } #[cfg(test)] mod tests { use crate::a; }",
+            "use super::Thing; fn f() { use crate::c::C; } #[cfg(test)] mod tests { use crate::a; \
+             }",
         ),
         ("c", "fn f() -> crate::shown::Thing { crate::b::Thing }"),
         ("d", "fn f() { println!(\"{}\", crate::e::E); }"),

@@ -36,7 +36,8 @@ impl World {
         );
         world.write(
             "package/cuda/sm90/b.cu",
-            "#include <common/shared.h>\n#include <cute/layout.hpp>\nbody-b\n// kernel: b_kernel 40 0\n",
+            "#include <common/shared.h>\n#include <cute/layout.hpp>\nbody-b\n\
+             // kernel: b_kernel 40 0\n",
         );
         world.write(
             "package/cuda/all/c.cu",
@@ -75,7 +76,8 @@ impl World {
             "host",
             &format!(
                 "#!/bin/sh\nif [ \"$1\" = --version ]; then echo 'c++ {version}'; exit; fi\n\
-                 cat >&2 <<'END'\n#include <...> search starts here:\n{folders}End of search list.\nEND\n"
+                 cat >&2 <<'END'\n#include <...> search starts here:\n\
+                 {folders}End of search list.\nEND\n"
             ),
         );
     }

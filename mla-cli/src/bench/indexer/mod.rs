@@ -83,7 +83,8 @@ pub(super) fn output(args: &Args) -> std::result::Result<(String, bool), CliErro
         return Err(CliError::argument(
             "--model",
             format!("{}, which has no indexer", model.name),
-            "a model with index_n_heads, index_head_dim and index_topk, such as deepseek-v3.2 or glm-5",
+            "a model with index_n_heads, index_head_dim and index_topk, such as deepseek-v3.2 or \
+             glm-5",
         ));
     }
     let report = args.on.device.run_indexed(Bench {

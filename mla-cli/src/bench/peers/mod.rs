@@ -206,15 +206,16 @@ impl Beside<'_> {
                 let mean = (compared.iter().sum::<f64>() / compared.len() as f64).exp();
                 let worst = compared.iter().copied().fold(f64::INFINITY, f64::min).exp();
                 ratios.push(format!(
-                    "{name}: {}, the best peer takes {mean:.3} of our time by geometric mean, {worst:.3} \
-                     at worst.",
+                    "{name}: {}, the best peer takes {mean:.3} of our time by geometric mean, \
+                     {worst:.3} at worst.",
                     counted(compared.len() as u64, "case")
                 ));
             }
         }
         lines.extend(ratios);
         lines.push(
-            "Times in µs; * is the fastest. In e2e a step enqueues everything, in planned its schedule exists."
+            "Times in µs; * is the fastest. In e2e a step enqueues everything, in planned its \
+             schedule exists."
                 .to_owned(),
         );
         if let Some(torch) = &self.said.torch {

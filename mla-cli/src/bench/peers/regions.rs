@@ -137,8 +137,8 @@ pub(super) fn markdown(points: &[Point]) -> String {
         let (mean, least) = mean_and_least(&of_kind().map(|p| p.ratio).collect::<Vec<_>>());
         let _ = writeln!(
             text,
-            "\n{kind}: the best peer's time divided by ours, geometric mean and least (cases); over all {} cases \
-             {mean:.3} and {least:.3}.\n\n{}",
+            "\n{kind}: the best peer's time divided by ours, geometric mean and least (cases); \
+             over all {} cases {mean:.3} and {least:.3}.\n\n{}",
             of_kind().count(),
             table.trim_fmt()
         );

@@ -155,8 +155,8 @@ fn refused_python(given: String) -> CliError {
     CliError::Argument {
         argument: "--python",
         given,
-        accepted: "a Python with torch and a GPU that it can use; mla-cli/peers/requirements.txt says what to \
-                   install"
+        accepted: "a Python with torch and a GPU that it can use; mla-cli/peers/requirements.txt \
+                   says what to install"
             .to_owned(),
     }
 }
@@ -409,7 +409,8 @@ mod tests {
         ));
         assert!(matches!(
             read(r#"{"peer": "fa3", "id": "d", "e2e_us": [1.5]}"#),
-            Ok(Line::Times(Times { e2e_us, planned_us, .. })) if e2e_us == [1.5] && planned_us.is_empty()
+            Ok(Line::Times(Times { e2e_us, planned_us, .. }))
+                if e2e_us == [1.5] && planned_us.is_empty()
         ));
         assert!(matches!(
             read(r#"{"peer": "fa3", "refused": "cannot be loaded"}"#),
@@ -499,7 +500,8 @@ mod tests {
                 "none",
                 r#"echo '{"peer": "fa3", "refused": "no such library"}'
                    echo '{"torch": "2.11", "loaded": []}'"#,
-                "--peers: given fa3,cudnn, accepted at least one that can be loaded: fa3: no such library",
+                "--peers: given fa3,cudnn, accepted at least one that can be loaded: fa3: no such \
+                 library",
             ),
             (
                 "ends",

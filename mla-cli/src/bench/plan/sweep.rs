@@ -108,7 +108,8 @@ impl<D: Stopwatch> Sweep<'_, D> {
                 (Some(Measure::Layer), _) => Err(CliError::argument(
                     "topk",
                     "a value, with --measure layer",
-                    "one only where attention alone is timed: the lists of a layer are made by its indexer",
+                    "one only where attention alone is timed: the lists of a layer are made by its \
+                     indexer",
                 )),
                 (_, Some(key)) => Err(CliError::argument(
                     key.name(),
@@ -128,8 +129,8 @@ impl<D: Stopwatch> Sweep<'_, D> {
             (Some(Measure::Attention), None, _) => Err(CliError::argument(
                 "measure",
                 format!("attention, of {}", batch.text),
-                "layer for this batch: attention alone is that of decodes, speculative ones included, \
-                 or that of prefills without context",
+                "layer for this batch: attention alone is that of decodes, speculative ones \
+                 included, or that of prefills without context",
             )),
             (Some(Measure::Attention) | None, Some(phase), None) => {
                 self.attention(model, problem, batch, phase, None)

@@ -89,7 +89,13 @@ pub(super) struct Settings {
     pub(super) lists: Option<Vec<ListKind>>,
     /// Entries of a list that name a slot, if the context has so many; the others are -1
     /// [default: all].
-    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = list_width, requires = "topk")]
+    #[arg(
+        long,
+        value_name = "N",
+        value_delimiter = ',',
+        value_parser = list_width,
+        requires = "topk"
+    )]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
     pub(super) valid: Option<Vec<u32>>,
     /// Backends to compare, each in its phase; `all` is all that fit [default: the best that fits].

@@ -49,7 +49,8 @@ impl Route {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(
     untagged,
-    expecting = "accepted: a number, a list of them, a text such as 1..128*2, or start, stop, and step or factor"
+    expecting = "accepted: a number, a list of them, a text such as 1..128*2, or start, stop, and \
+                 step or factor"
 )]
 pub(in crate::bench) enum RangeSetting {
     /// One number.

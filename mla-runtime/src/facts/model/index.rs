@@ -215,8 +215,8 @@ mod tests {
         for (changes, message) in [
             (
                 json!({"index_kpool": 4}),
-                "index_kpool: given 4, accepted a model without pooled index keys, which no backend \
-                 here has"
+                "index_kpool: given 4, accepted a model without pooled index keys, which no \
+                 backend here has"
                     .to_owned(),
             ),
             (
@@ -226,8 +226,8 @@ mod tests {
             ),
             (
                 json!({"index_head_dim": 60}),
-                "index_head_dim: given 60, accepted a multiple of 4, at least qk_rope_head_dim, 64, \
-                 which has to be even"
+                "index_head_dim: given 60, accepted a multiple of 4, at least qk_rope_head_dim, \
+                 64, which has to be even"
                     .into(),
             ),
             (
@@ -237,8 +237,8 @@ mod tests {
             (
                 json!({"indexer_types": ["full"]}),
                 format!(
-                    "indexer_types: given an array of 1, accepted a list of \"full\" and \"shared\", \
-                     {each}"
+                    "indexer_types: given an array of 1, accepted a list of \"full\" and \
+                     \"shared\", {each}"
                 ),
             ),
             (
@@ -249,14 +249,15 @@ mod tests {
             ),
             (
                 json!({"index_topk_freq": 4}),
-                "index_skip_topk_offset: given nothing as index_skip_topk_offset, accepted an integer from 1 to 65536"
+                "index_skip_topk_offset: given nothing as index_skip_topk_offset, accepted an \
+                 integer from 1 to 65536"
                     .into(),
             ),
             (
                 json!({"index_topk_pattern": "F".repeat(78), "index_topk_freq": 77,
                     "index_skip_topk_offset": 77}),
-                "index_topk_pattern: given IndexLayers { shared: [] }, accepted IndexLayers { shared: [77] }, \
-                 as index_topk_freq has it"
+                "index_topk_pattern: given IndexLayers { shared: [] }, accepted IndexLayers { \
+                 shared: [77] }, as index_topk_freq has it"
                     .into(),
             ),
         ] {

@@ -878,7 +878,8 @@ mod tests {
             assert_eq!(
                 minicpm3.heads_per_rank(ranks).unwrap_err().to_string(),
                 format!(
-                    "ranks: given {ranks}, accepted a divisor of the 40 heads: 1, 2, 4, 5, 8, 10, 20, 40"
+                    "ranks: given {ranks}, accepted a divisor of the 40 heads: 1, 2, 4, 5, 8, 10, \
+                     20, 40"
                 )
             );
         }

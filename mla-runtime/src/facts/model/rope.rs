@@ -616,14 +616,14 @@ mod tests {
     fn what_has_no_tables_is_refused_by_name() {
         assert_eq!(
             preset("minicpm3").frequencies(32).unwrap_err().to_string(),
-            "rope_scaling.type: given longrope, accepted yarn, linear, default or none: there are no \
-             tables of another kind"
+            "rope_scaling.type: given longrope, accepted yarn, linear, default or none: there are \
+             no tables of another kind"
         );
         let bare = Rope::plain(1e4).with_scaling(RopeScaling::Yarn(Yarn::new(2.0, None)));
         assert_eq!(
             bare.frequencies(64).unwrap_err().to_string(),
-            "rope_scaling.original_max_position_embeddings: given none, accepted the context before \
-             yarn extended it"
+            "rope_scaling.original_max_position_embeddings: given none, accepted the context \
+             before yarn extended it"
         );
         let odd = Rope::plain(1e4).frequencies(3).unwrap_err();
         assert_eq!(
