@@ -47,7 +47,7 @@ impl Plan {
 
         let mut done = Vec::new();
         let mut jobs = Vec::new();
-        for (index, unit) in self.units.iter().enumerate() {
+        for (index, unit) in self.sources.units.iter().enumerate() {
             let first = self.first_key(unit, &hasher)?;
             match self.look_up(first, &hasher) {
                 Ok((entry, files)) => {
@@ -66,13 +66,14 @@ impl Plan {
         }
         progress.tell(&Event::Planned {
             package: self.package.clone(),
-            units: self.units.len(),
+            units: self.sources.units.len(),
             cached: done.len(),
         });
         if !jobs.is_empty() {
-            let workshop = Workshop::open(&self.out_dir)?;
+            let workshop = Workshop::open(&self.place.out_dir)?;
             let maps = workshop.path().join("maps");
-            fs::write(&maps, self.compiler.path_maps()).map_err(Error::file("write", &maps))?;
+            fs::write(&maps, self.tools.compiler.path_maps())
+                .map_err(Error::file("write", &maps))?;
             let shared = Shared {
                 trusted,
                 hasher: &hasher,
@@ -104,13 +105,13 @@ impl Plan {
                 shared.progress.tell(&Event::Noted {
                     text: format!(
                         "{} ran out of memory; it is compiled once more, alone",
-                        self.units[index]
+                        self.sources.units[index]
                     ),
                 });
                 return schedule::Done { result: done, peak };
             }
             shared.progress.tell(&Event::Finished {
-                unit: self.units[index].to_string(),
+                unit: self.sources.units[index].to_string(),
                 outcome: done.outcome,
                 seconds: started.elapsed().as_secs_f64(),
                 peak,
@@ -122,7 +123,7 @@ impl Plan {
             });
             schedule::Done { result: done, peak }
         };
-        let token = || Error::file("take a token of the jobserver for", &self.out_dir);
+        let token = || Error::file("take a token of the jobserver for", &self.place.out_dir);
         let compiled = schedule::run(jobs, limits, |work| compile(work, false)).map_err(token())?;
         let (starved, mut done): (Vec<_>, Vec<_>) =
             compiled.into_iter().partition(|done| done.again.is_some());
@@ -140,7 +141,7 @@ impl Plan {
     }
 
     fn first_key(&self, unit: &Unit, hasher: &Hasher) -> Result<Key, Error> {
-        let source = self.compiler.root.join(&unit.source);
+        let source = self.tools.compiler.root.join(&unit.source);
         let content = hasher
             .content(&source)
             .ok_or(io::ErrorKind::NotFound)
@@ -149,11 +150,11 @@ impl Plan {
                 path: source,
                 source: kind.into(),
             })?;
-        let canonical = self.compiler.canonical(unit);
+        let canonical = self.tools.compiler.canonical(unit);
         let (nvcc, programs) = match unit.language {
             Language::Cuda => (
-                self.compiler.cuda.version_text.as_str(),
-                self.programs.as_bytes().as_slice(),
+                self.tools.compiler.cuda.version_text.as_str(),
+                self.tools.programs.as_bytes().as_slice(),
             ),
             Language::Cpp => ("", [].as_slice()),
         };
@@ -162,9 +163,9 @@ impl Plan {
             unit.source.as_bytes(),
             content.hash.as_bytes(),
             nvcc.as_bytes(),
-            self.compiler.host.version_text.as_bytes(),
+            self.tools.compiler.host.version_text.as_bytes(),
             programs,
-            self.named_contents.as_bytes(),
+            self.tools.named_contents.as_bytes(),
         ];
         parts.extend(canonical.iter().map(|argument| argument.as_bytes()));
         Ok(Key::new(parts))
@@ -193,7 +194,11 @@ impl Plan {
             let folder = unit.source.rsplit_once('/');
             folder.map_or(String::new(), |(folder, _)| folder.to_owned())
         };
-        let alike = self.units.iter().filter(|other| kin(other) == kin(unit));
+        let alike = self
+            .sources
+            .units
+            .iter()
+            .filter(|other| kin(other) == kin(unit));
         let most = alike.filter_map(known).map(|estimate| estimate.peak).max();
         guess.peak = guess.peak.max(most.unwrap_or(0));
         (guess, Some(kin(unit)))
@@ -224,7 +229,7 @@ impl Plan {
     fn look_up(&self, first: Key, hasher: &Hasher) -> Result<(Entry, Vec<PathBuf>), String> {
         let mut reason = None;
         for set in &self.cache.manifest(first).sets {
-            match set.check(&self.roles, &self.lookup, hasher) {
+            match set.check(&self.tools.roles, &self.tools.lookup, hasher) {
                 Ok(files) => match self.cache.load(first.with_dependencies(set)) {
                     Loaded::Whole(entry) => {
                         self.cache.used(first);
@@ -252,7 +257,7 @@ impl Plan {
             workshop,
             ..
         } = *shared;
-        let unit = &self.units[index];
+        let unit = &self.sources.units[index];
         let _guard = self.cache.lock(first);
         // Another build may have compiled it while this one waited for the lock.
         if let Ok((entry, files)) = self.look_up(first, hasher) {
@@ -267,7 +272,7 @@ impl Plan {
             outcome: Outcome::Failed,
             reason: reason.clone(),
             entry: None,
-            files: vec![self.compiler.root.join(&unit.source)],
+            files: vec![self.tools.compiler.root.join(&unit.source)],
             failure,
             error,
             is_starved: false,
@@ -311,9 +316,9 @@ impl Plan {
         shared: &Shared<'_>,
     ) -> Result<(Command, PathBuf, Finished), Error> {
         let folder = shared.workshop.folder(&unit.file_stem())?;
-        let mut command = self.compiler.command(unit, &folder, shared.maps)?;
+        let mut command = self.tools.compiler.command(unit, &folder, shared.maps)?;
         let ran = shared.workshop.run(&mut command);
-        let finished = ran.map_err(Error::file("run", self.compiler.program(unit)))?;
+        let finished = ran.map_err(Error::file("run", self.tools.compiler.program(unit)))?;
         Ok((command, folder, finished))
     }
 
@@ -347,11 +352,12 @@ impl Plan {
             |path: &Path| fs::read(path).map_err(Error::file("read what nvcc was to write,", path));
         let object = read(&folder.join(compiler::OBJECT))?;
         let rule = read(&folder.join(compiler::DEPENDENCIES))?;
-        let files: Vec<_> = depfile::files(&String::from_utf8_lossy(&rule), &self.compiler.root)
-            .into_iter()
-            // What stands there is made for the compiler, and by it.
-            .filter(|path| !path.starts_with(workshop))
-            .collect();
+        let files: Vec<_> =
+            depfile::files(&String::from_utf8_lossy(&rule), &self.tools.compiler.root)
+                .into_iter()
+                // What stands there is made for the compiler, and by it.
+                .filter(|path| !path.starts_with(workshop))
+                .collect();
         let estimate = Estimate {
             seconds: finished.processor.as_secs_f64(),
             peak: finished.peak,
@@ -378,7 +384,7 @@ impl Plan {
         hasher: &Hasher,
     ) -> Result<DependencySet, PathBuf> {
         // The source itself is always one, whatever the compiler says.
-        let source = self.compiler.root.join(&unit.source);
+        let source = self.tools.compiler.root.join(&unit.source);
         let mut all = vec![source];
         all.extend_from_slice(files);
         let trusted = trusted
@@ -392,7 +398,7 @@ impl Plan {
                 return Err(path.clone());
             }
         }
-        DependencySet::new(&all, &self.roles, &self.lookup, hasher, trusted)
+        DependencySet::new(&all, &self.tools.roles, &self.tools.lookup, hasher, trusted)
     }
 
     fn take(

@@ -7,6 +7,8 @@ mod place;
 mod prebuilt;
 mod roots;
 mod settings;
+mod sources;
+mod tools;
 mod watch;
 
 use std::{
@@ -17,27 +19,22 @@ use std::{
 
 use crate::{
     Error, Kernels,
-    cache::{self, Cache, Entry, Key, Lookup},
+    cache::{self, Cache, Entry, Key},
     compiled,
-    compiler::{self, Compiler, Host},
     diagnostic::{FailedUnit, FailedUnits},
-    family::Families,
-    flags::Named,
-    headers::Headers,
     progress::{Event, Progress},
     report::{self, Outcome, Report},
-    roles::Roles,
     schedule::Limits,
     symbols::Tag,
     target::{self, Target},
-    toolkit::{self, Cuda, Found, Pins, Search, Version},
-    unit::Unit,
+    toolkit::Version,
     variables, workshop,
 };
 
-use place::{Place, names, output_folder, own_includes, package_folder, target_folder};
+use place::{Place, names, output_folder, package_folder, target_folder};
 use prebuilt::Export;
-use roots::Roots;
+use sources::Sources;
+use tools::Tools;
 
 /// What [`Kernels::compile`] made.
 #[derive(Clone, Debug)]
@@ -114,7 +111,7 @@ impl Kernels {
             "open the jobserver of",
             env::current_dir().unwrap_or_default(),
         ))?;
-        let plan = Plan::new(self, library).map_err(|error| match (stale, error) {
+        let plan = Plan::new(&self, library).map_err(|error| match (stale, error) {
             (Some(stale), Error::ToolkitNotFound(toolkit)) => Error::StaleWithoutToolkit {
                 stale: Box::new(stale),
                 toolkit,
@@ -130,42 +127,18 @@ pub(crate) struct Plan {
     library: String,
     package: String,
     tag: Tag,
-    out_dir: PathBuf,
+    place: Place,
     /// Objects and logs.
     objects: PathBuf,
     target_dir: PathBuf,
-    for_cargo: bool,
-    globs: Vec<String>,
-    headers: Headers,
-    families: Families,
-    units: Vec<Unit>,
-    compiler: Compiler,
-    found: Vec<Found>,
-    /// The include roots of the package's own.
-    own_includes: Vec<PathBuf>,
-    /// What flags name.
-    named: Named,
-    /// Of the contents of the files among them.
-    named_contents: blake3::Hash,
-    /// Of the contents of the toolkit's programs.
-    programs: blake3::Hash,
-    /// The environment variables that say where wheels are.
-    wheel_variables: Vec<String>,
-    roles: Roles,
-    lookup: Lookup,
-    /// The include roots, in the order of the search, without their roles.
-    #[cfg(feature = "bindings")]
-    roots: Vec<PathBuf>,
+    sources: Sources,
+    tools: Tools,
     cache: Cache,
     cache_bound: u64,
     compile_commands: Option<PathBuf>,
     export: Option<Export>,
     /// Folders of objects that were not taken.
     prebuilt: Vec<PathBuf>,
-    /// What libclang, which is looked for last, is installed with.
-    #[cfg(feature = "bindings")]
-    install_command: String,
-    search: Search,
 }
 
 /// What became of a unit.
@@ -186,83 +159,44 @@ struct Done {
 }
 
 impl Plan {
-    pub(crate) fn new(kernels: Kernels, library: &str) -> Result<Self, Error> {
-        settings::check(&kernels, library)?;
-        let export = Export::new(&kernels, library)?;
+    pub(crate) fn new(kernels: &Kernels, library: &str) -> Result<Self, Error> {
+        settings::check(kernels, library)?;
+        let export = Export::new(kernels, library)?;
         let families = kernels.resolve()?;
-        let Place {
-            root,
-            out_dir,
-            for_cargo,
-        } = Place::of(&kernels)?;
-        let headers = kernels.headers(&families, &root)?;
-        let units = kernels.units(&root, &families)?;
-
-        let line_info = compiler::wants_line_info(env::var(variables::LINE_INFO).ok().as_deref())?;
-        let install = kernels.install_command.clone();
-        let install = install.unwrap_or_else(|| Pins::current().command());
-        let search = Search::new();
-        let cuda = find_cuda(&kernels, library, &families, &search, &install)?;
-        let host = Host::find(kernels.host_compiler.as_deref())?;
-        let own = own_includes(&root, headers.shared.as_deref(), &kernels.includes)?;
-        let roots = Roots::new(&kernels, &own, &root, &families, &search, &install)?;
-        let roots = roots.with_cuda(&cuda);
-        let in_order = roots.in_order(&cuda);
-
-        let cache = Cache::open(cache_folder(&kernels, &out_dir));
-        let named = named(&kernels, &root)?;
-        let searched = searched(&in_order, &cuda, &host, &named)?;
-        let (package, tag) = names(&root, for_cargo, library);
+        let place = Place::of(kernels)?;
+        let root = &place.root;
+        let sources = Sources::of(kernels, families, root)?;
+        let cache = Cache::open(cache_folder(kernels, &place.out_dir));
+        let tools = Tools::find(kernels, library, &sources, &place, &cache)?;
+        let (package, tag) = names(root, place.for_cargo, library);
         Ok(Self {
             library: library.to_owned(),
-            tag,
             package,
-            objects: out_dir.join(format!("{library}-objects")),
-            target_dir: target_folder(&out_dir).to_owned(),
-            out_dir,
-            for_cargo,
-            headers,
-            families,
-            units,
-            own_includes: own,
-            programs: hash_programs(&cache, &cuda)?,
-            compile_commands: compile_commands(&kernels, &root),
-            globs: kernels.sources,
-            compiler: Compiler {
-                cuda,
-                host,
-                root: root.clone(),
-                includes: roots.includes,
-                defines: kernels.defines,
-                flags: kernels.flags,
-                line_info,
-            },
-            found: roots.found,
-            named_contents: named.contents()?,
-            named,
-            wheel_variables: roots.wheel_variables,
-            roles: Roles::new(roots.roles),
-            prebuilt: kernels.prebuilt.iter().map(|it| root.join(it)).collect(),
-            lookup: Lookup::new(searched, root),
-            #[cfg(feature = "bindings")]
-            roots: in_order,
+            tag,
+            objects: place.out_dir.join(format!("{library}-objects")),
+            target_dir: target_folder(&place.out_dir).to_owned(),
+            sources,
+            tools,
             cache,
             cache_bound: cache::bound()?,
+            compile_commands: compile_commands(kernels, root),
             export,
-            #[cfg(feature = "bindings")]
-            install_command: install,
-            search,
+            prebuilt: kernels.prebuilt.iter().map(|it| root.join(it)).collect(),
+            place,
         })
     }
 
     pub(crate) fn run(mut self, started: Instant, limits: &Limits) -> Result<Built, Error> {
-        if self.for_cargo {
+        if self.place.for_cargo {
             workshop::end_with_parent();
             // Before anything can fail: a build that failed must run again when its cause is gone.
             self.watch_settings()?;
         }
-        let constants = self.out_dir.join(format!("{}_compiled.rs", self.library));
-        compiled::write(&self.families, &constants)?;
+        let constants = self
+            .place
+            .out_dir
+            .join(format!("{}_compiled.rs", self.library));
+        compiled::write(&self.sources.families, &constants)?;
         let mut watched = Vec::new();
         let bindings = self.bind(&mut watched)?;
         if let Some(path) = &self.compile_commands {
@@ -270,7 +204,7 @@ impl Plan {
         }
         // Objects of units that are gone must not linger.
         empty(&self.objects)?;
-        self.compiler.check(&self.units)?;
+        self.tools.compiler.check(&self.sources.units)?;
         let progress = Progress::new();
         let done = self.compile_units(limits, &progress)?;
         self.cache.shrink(self.cache_bound);
@@ -280,7 +214,10 @@ impl Plan {
             .filter_map(|done| done.failure.clone())
             .collect();
         let mut library_bytes = 0;
-        let library = self.out_dir.join(format!("lib{}.a", self.tag.as_str()));
+        let library = self
+            .place
+            .out_dir
+            .join(format!("lib{}.a", self.tag.as_str()));
         if failures.is_empty() {
             self.archive(&library, &done)?;
             if let Some(export) = &self.export {
@@ -300,13 +237,17 @@ impl Plan {
         if !failures.is_empty() {
             return Err(Error::Compile(FailedUnits {
                 units: failures,
-                total: self.units.len(),
+                total: self.sources.units.len(),
             }));
         }
-        if self.for_cargo {
+        if self.place.for_cargo {
             self.watch_files(&watched);
             self.link();
-            compiled::tell(&self.families, &self.compiler.root, &self.globs)?;
+            compiled::tell(
+                &self.sources.families,
+                &self.tools.compiler.root,
+                &self.sources.globs,
+            )?;
         }
         Ok(Built {
             library,
@@ -318,8 +259,13 @@ impl Plan {
 
     /// Beside the library, and where `cargo mla build-report` looks for it.
     fn save(&self, report: &Report) -> Result<(), Error> {
-        report.save(&self.out_dir.join(format!("{}.report.json", self.library)))?;
-        if self.target_dir == self.out_dir {
+        report.save(
+            &self
+                .place
+                .out_dir
+                .join(format!("{}.report.json", self.library)),
+        )?;
+        if self.target_dir == self.place.out_dir {
             return Ok(());
         }
         let name = format!("{}-{}.json", self.package, self.library);
@@ -328,45 +274,31 @@ impl Plan {
 
     #[cfg(feature = "bindings")]
     fn bind(&mut self, watched: &mut Vec<PathBuf>) -> Result<Option<PathBuf>, Error> {
-        if self.headers.first().is_none() {
+        if self.sources.headers.first().is_none() {
             return Ok(None);
         }
-        let libclang = toolkit::libclang(&self.search, &self.install_command)?;
-        let output = self.out_dir.join(format!("{}.rs", self.library));
+        let libclang = crate::toolkit::libclang(&self.tools.search, &self.tools.install_command)?;
+        let output = self.place.out_dir.join(format!("{}.rs", self.library));
         let files = crate::bindings::write(
-            &self.headers,
+            &self.sources.headers,
             &output,
-            &self.roots,
+            &self.tools.roots,
             &libclang,
-            Some(&self.compiler.host),
+            Some(&self.tools.compiler.host),
             &self.tag,
         )?;
         watched.extend(files);
-        self.found.push(libclang);
+        self.tools.found.push(libclang);
         Ok(Some(output))
     }
 
     #[cfg(not(feature = "bindings"))]
     fn bind(&mut self, _: &mut Vec<PathBuf>) -> Result<Option<PathBuf>, Error> {
-        match self.headers.first() {
+        match self.sources.headers.first() {
             None => Ok(None),
             Some(header) => Err(without_bindings(header)),
         }
     }
-}
-
-/// Every folder in which a header may be found, in the order of the search.
-fn searched(
-    roots: &[PathBuf],
-    cuda: &Cuda,
-    host: &Host,
-    named: &Named,
-) -> Result<Vec<PathBuf>, Error> {
-    let mut folders = roots.to_vec();
-    folders.push(cuda.include.join("cccl"));
-    folders.extend(host.include_folders()?);
-    folders.extend(named.folders.iter().cloned());
-    Ok(folders)
 }
 
 /// Makes a folder that is there and holds nothing.
@@ -379,47 +311,10 @@ fn empty(folder: &Path) -> Result<(), Error> {
     }
 }
 
-/// A toolkit that is new enough for every target, and has no library of this one's name.
-fn find_cuda(
-    kernels: &Kernels,
-    library: &str,
-    families: &Families,
-    search: &Search,
-    install_command: &str,
-) -> Result<Cuda, Error> {
-    let cuda = match &kernels.cuda_home {
-        Some(home) => toolkit::cuda_at(home)?,
-        None => toolkit::cuda(search, install_command)?,
-    };
-    new_enough(
-        &families.targets(),
-        Target::needs_toolkit,
-        "CUDA",
-        cuda.version,
-        &cuda.nvcc,
-    )?;
-    if cuda.has_library(library) {
-        return Err(Error::Setting {
-            field: "library".into(),
-            given: library.to_owned(),
-            accepted: "a name that no library of the toolkit or the system has".into(),
-        });
-    }
-    Ok(cuda)
-}
-
 fn cache_folder(kernels: &Kernels, out_dir: &Path) -> PathBuf {
     let given = kernels.cache.clone().or_else(cache::folder);
     // Without a home there is still a build, whose cache lives and dies with its target folder.
     given.unwrap_or_else(|| out_dir.join("mla-build-cache"))
-}
-
-/// The files and folders that flags name: those of the script, and those of nvcc's own variables.
-fn named(kernels: &Kernels, root: &Path) -> Result<Named, Error> {
-    let mut all = compiler::flags_of_environment()?;
-    all.extend(kernels.flags.iter().cloned());
-    all.extend(kernels.source_flags());
-    Ok(Named::new(all.iter().map(String::as_str), root))
 }
 
 /// Where `compile_commands.json` goes, if anybody asks for it.
@@ -440,18 +335,6 @@ fn without_bindings(header: &Path) -> Error {
                   [build-dependencies], or name no header"
             .to_owned(),
     }
-}
-
-/// The hash of all that nvcc runs or reads of its toolkit, headers aside.
-fn hash_programs(cache: &Cache, cuda: &Cuda) -> Result<blake3::Hash, Error> {
-    let mut parts = Vec::new();
-    for (name, path) in cuda.programs() {
-        let hash = cache
-            .content_of(&path)
-            .map_err(Error::file("read the toolkit's program", &path))?;
-        parts.extend([name.into_bytes(), hash.as_bytes().to_vec()]);
-    }
-    Ok(Key::new(parts.iter().map(Vec::as_slice)).hash())
 }
 
 /// Whether a release serves all of `targets`.

@@ -23,7 +23,7 @@ impl Plan {
     pub(super) fn archive(&self, library: &Path, done: &[Done]) -> Result<(), Error> {
         let objects = done
             .iter()
-            .filter_map(|done| Some((&self.units[done.index], done.entry.as_ref()?)))
+            .filter_map(|done| Some((&self.sources.units[done.index], done.entry.as_ref()?)))
             .map(|(unit, entry)| {
                 let (source, bytes) = (unit.source.as_str(), entry.object.as_slice());
                 (self.object(unit), symbols::Object { source, bytes })
@@ -31,7 +31,10 @@ impl Plan {
             .collect();
         let kernels = done.iter().filter_map(|done| {
             let log = &done.entry.as_ref()?.meta.log;
-            Some((self.units[done.index].source.as_str(), ptxas::parse(log)))
+            Some((
+                self.sources.units[done.index].source.as_str(),
+                ptxas::parse(log),
+            ))
         });
         symbols::refuse_different_kernels(kernels)?;
         archive(library, objects, &self.tag)
@@ -41,7 +44,7 @@ impl Plan {
         let units = done
             .into_iter()
             .map(|done| {
-                let unit = &self.units[done.index];
+                let unit = &self.sources.units[done.index];
                 let entry = done.entry.unwrap_or(Entry {
                     meta: Meta::default(),
                     object: Vec::new(),
@@ -63,11 +66,11 @@ impl Plan {
             package: self.package.clone(),
             library: self.library.clone(),
             finished: report::now(),
-            targets: target::names(&self.families.targets()),
-            toolkit: self.found.clone(),
+            targets: target::names(&self.sources.families.targets()),
+            toolkit: self.tools.found.clone(),
             host_compiler: (
-                self.compiler.host.path.clone(),
-                self.compiler.host.version().to_owned(),
+                self.tools.compiler.host.path.clone(),
+                self.tools.compiler.host.version().to_owned(),
             ),
             cache: self.cache.folder().to_owned(),
             notes: self.cache.notes(),
@@ -79,13 +82,14 @@ impl Plan {
 
     pub(super) fn write_compile_commands(&self, path: &Path) -> Result<(), Error> {
         let commands: Vec<_> = self
+            .sources
             .units
             .iter()
             .map(|unit| {
                 serde_json::json!({
-                    "directory": self.compiler.root,
+                    "directory": self.tools.compiler.root,
                     "file": unit.source,
-                    "arguments": self.compiler.for_clangd(unit),
+                    "arguments": self.tools.compiler.for_clangd(unit),
                 })
             })
             .collect();
@@ -98,7 +102,7 @@ impl Plan {
     }
 
     pub(super) fn link(&self) {
-        let folders = [&self.out_dir, &self.compiler.cuda.library];
+        let folders = [&self.place.out_dir, &self.tools.compiler.cuda.library];
         link(&folders, &self.tag, &self.library, "=stdc++");
     }
 }

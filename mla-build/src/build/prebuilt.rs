@@ -499,7 +499,7 @@ impl Export {
         let folder = &self.folder;
         fs::create_dir_all(folder).map_err(Error::file("make", folder))?;
         let path = folder.join(file_name(&plan.library));
-        let runtime_from = plan.compiler.cuda.library.join(RUNTIME);
+        let runtime_from = plan.tools.compiler.cuda.library.join(RUNTIME);
         let bytes = fs::read(&runtime_from).map_err(Error::file("read", &runtime_from))?;
         let mut contents = Contents {
             format: FORMAT,
@@ -518,7 +518,7 @@ impl Export {
             contents.objects = known.objects;
         }
         for done in done {
-            let (unit, Some(entry)) = (&plan.units[done.index], &done.entry) else {
+            let (unit, Some(entry)) = (&plan.sources.units[done.index], &done.entry) else {
                 continue;
             };
             let name = format!("{}.o", &blake3::hash(&entry.object).to_hex()[..16]);
@@ -544,8 +544,8 @@ impl Export {
             let version = found.version.clone().unwrap_or_default();
             (found.part.clone(), version)
         };
-        let mut all: Vec<_> = plan.found.iter().map(version).collect();
-        let host = plan.compiler.host.version().to_owned();
+        let mut all: Vec<_> = plan.tools.found.iter().map(version).collect();
+        let host = plan.tools.compiler.host.version().to_owned();
         all.push(("host compiler".to_owned(), host));
         all
     }

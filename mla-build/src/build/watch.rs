@@ -26,20 +26,25 @@ impl Plan {
             .chain(variables::ALL)
             .map(|&name| name.to_owned())
             .chain(compiler::variables())
-            .chain(self.families.declared.iter().map(|f| f.variable()))
-            .chain(self.wheel_variables.iter().cloned());
+            .chain(self.sources.families.declared.iter().map(|f| f.variable()))
+            .chain(self.tools.wheel_variables.iter().cloned());
         for name in variables {
             println!("cargo::rerun-if-env-changed={name}");
         }
-        for glob in &self.globs {
+        for glob in &self.sources.globs {
             // A folder stands for all that is in it, so a new source is noticed.
-            self.watch_folder(&self.compiler.root.join(unit::fixed_part(glob)));
+            self.watch_folder(&self.tools.compiler.root.join(unit::fixed_part(glob)));
         }
         for folder in self.prebuilt.iter().filter(|folder| folder.exists()) {
             self.watch_folder(folder);
         }
         // A new header there may hide another.
-        for folder in self.own_includes.iter().chain(&self.named.folders) {
+        for folder in self
+            .tools
+            .own_includes
+            .iter()
+            .chain(&self.tools.named.folders)
+        {
             self.watch_folder(folder);
         }
         for name in compiler::INCLUDE_VARIABLES {
@@ -47,24 +52,24 @@ impl Plan {
                 self.watch_folder(&folder);
             }
         }
-        let programs = self.compiler.cuda.programs();
+        let programs = self.tools.compiler.cuda.programs();
         for path in programs
             .iter()
             .map(|(_, path)| path)
-            .chain(&self.named.files)
+            .chain(&self.tools.named.files)
         {
             self.watch_file(path);
         }
-        let host = &self.compiler.host.path;
+        let host = &self.tools.compiler.host.path;
         if host.is_absolute() {
             self.watch_file(host);
         } else if let Ok(path) = which::which(host) {
             self.watch_file(&path);
         }
-        for found in &self.found {
+        for found in &self.tools.found {
             watch_links(&found.path);
         }
-        let earlier = toolkit::earlier(&self.search, &self.compiler.cuda);
+        let earlier = toolkit::earlier(&self.tools.search, &self.tools.compiler.cuda);
         if earlier.on_path {
             println!("cargo::rerun-if-env-changed=PATH");
         }
@@ -79,7 +84,7 @@ impl Plan {
         let files: BTreeSet<_> = files
             .iter()
             // One spelling for each file, and none of Cargo's checks twice.
-            .filter_map(|path| self.roles.locate(&self.roles.name(path)))
+            .filter_map(|path| self.tools.roles.locate(&self.tools.roles.name(path)))
             .collect();
         for path in files {
             self.watch_file(&path);
@@ -88,7 +93,7 @@ impl Plan {
 
     fn watch_file(&self, path: &Path) {
         // What the build script itself generates is newer than its start each time.
-        if !path.starts_with(&self.out_dir) && path.exists() {
+        if !path.starts_with(&self.place.out_dir) && path.exists() {
             tell(path);
         }
     }
@@ -98,7 +103,7 @@ impl Plan {
         let Ok(folder) = folder.canonicalize() else {
             return;
         };
-        let written = [&self.out_dir, &self.target_dir, self.cache.folder()];
+        let written = [&self.place.out_dir, &self.target_dir, self.cache.folder()];
         if written.iter().any(|written| folder.starts_with(written)) {
             return;
         }
@@ -122,7 +127,7 @@ impl Plan {
     /// Paths that do not exist: Cargo is given a folder of links to them. It follows links, ignores
     /// one that leads nowhere, and sees what one newly leads to.
     fn watch_absent(&self, paths: &BTreeSet<PathBuf>) -> Result<(), Error> {
-        let folder = self.out_dir.join(format!("{}-absent", self.library));
+        let folder = self.place.out_dir.join(format!("{}-absent", self.library));
         let failed = || Error::file("write links into", &folder);
         if folder.exists() {
             fs::remove_dir_all(&folder).map_err(failed())?;
