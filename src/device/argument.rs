@@ -3,6 +3,7 @@
 use mla_runtime::dtype::DType;
 use mla_runtime::error::{Error, Result};
 use mla_runtime::kv_format::KvFormat;
+use mla_runtime::rotary::RotaryStyle;
 use mla_runtime::tensor::Layout;
 
 use crate::raw;
@@ -43,5 +44,13 @@ pub(crate) fn format_code(format: KvFormat) -> i32 {
         KvFormat::BF16 => raw::MLA_CACHE_BF16 as i32,
         KvFormat::Fp8 => raw::MLA_CACHE_FP8 as i32,
         KvFormat::Fp8DsMla => raw::MLA_CACHE_FP8_DS_MLA as i32,
+    }
+}
+
+/// The C interface's number of a rotary style.
+pub(crate) fn style_code(style: RotaryStyle) -> i32 {
+    match style {
+        RotaryStyle::Interleaved => raw::MLA_ROTARY_INTERLEAVED as i32,
+        RotaryStyle::Halves => raw::MLA_ROTARY_HALVES as i32,
     }
 }

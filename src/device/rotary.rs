@@ -3,10 +3,9 @@
 use mla_runtime::dtype::DType;
 use mla_runtime::error::{Error, Result};
 use mla_runtime::kv_format::KvFormat;
-use mla_runtime::rotary::RotaryStyle;
 
 use super::Cuda;
-use super::argument::{dtype_code, format_code, narrow, wide};
+use super::argument::{dtype_code, format_code, narrow, style_code, wide};
 use crate::raw;
 
 /// The runtime's rotation, on this device.
@@ -31,10 +30,7 @@ pub(super) fn fill(
     params.sin = rotary.sin.bytes().address() as *const _;
     params.table_stride = wide("cos", cos.strides[1])?;
     params.positions_len = wide("positions", cos.shape[1])?;
-    params.rotary_style = match rotary.style {
-        RotaryStyle::Interleaved => raw::MLA_ROTARY_INTERLEAVED as i32,
-        RotaryStyle::Halves => raw::MLA_ROTARY_HALVES as i32,
-    };
+    params.rotary_style = style_code(rotary.style);
     let Some(query) = query else { return Ok(()) };
     let (from, from_layout, to) = match query {
         RotaryQuery::InPlace(tensor) => {

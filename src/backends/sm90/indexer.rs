@@ -6,10 +6,10 @@ use mla_runtime::indexer::{
     IndexCacheRef, IndexDevice, IndexDims, IndexKeys, IndexQueries, IndexQueriesMut,
     IndexQueryInput, IndexRows, IndexerConfig, SlotListsMut,
 };
-use mla_runtime::rotary::{Rotary, RotaryQuery, RotaryStyle};
+use mla_runtime::rotary::{Rotary, RotaryQuery};
 use mla_runtime::tensor::{TensorMut, TensorRef};
 
-use crate::device::argument::{dtype_code, narrow, unit_columns, wide};
+use crate::device::argument::{dtype_code, narrow, style_code, unit_columns, wide};
 use crate::device::{Cuda, rows_params};
 use crate::raw;
 
@@ -242,9 +242,6 @@ fn rotary(
     params.sin = rotary.sin.bytes().address() as *const _;
     params.table_stride = wide("cos", cos.strides[1])?;
     params.positions_len = wide("positions", cos.shape[1])?;
-    params.style = match rotary.style {
-        RotaryStyle::Interleaved => raw::MLA_ROTARY_INTERLEAVED as i32,
-        RotaryStyle::Halves => raw::MLA_ROTARY_HALVES as i32,
-    };
+    params.style = style_code(rotary.style);
     Ok(params)
 }
