@@ -1,7 +1,7 @@
 //! The files that results are written to.
 
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use serde::Serialize;
 
@@ -21,7 +21,7 @@ pub(super) fn check_files<const N: usize>(paths: [&Option<PathBuf>; N]) -> Resul
         let folder = path.parent().filter(|path| !path.as_os_str().is_empty());
         let accepted = if folder.is_some_and(|folder| !folder.is_dir()) || path.is_dir() {
             "a file in a folder that exists"
-        } else if paths[..index].contains(path) && (path.is_file() || !path.exists()) {
+        } else if paths[..index].contains(path) && !is_written_in_place(path) {
             "a file for each output"
         } else if let Err(error) = try_to_write(path) {
             return Err(unwritable(path, &error));
@@ -37,13 +37,13 @@ pub(super) fn check_files<const N: usize>(paths: [&Option<PathBuf>; N]) -> Resul
     Ok(())
 }
 
-/// Begins and drops the file that [`save`] writes first.
-fn try_to_write(path: &Path) -> std::io::Result<()> {
+/// Begins and drops the file that [`replace`] writes first.
+fn try_to_write(path: &Path) -> io::Result<()> {
     let place = place(path);
     if is_written_in_place(&place) {
         return Ok(());
     }
-    let part = part(&place);
+    let part = part(path, &place);
     let is_there = part.exists();
     fs::File::options().append(true).create(true).open(&part)?;
     if is_there {
@@ -52,7 +52,7 @@ fn try_to_write(path: &Path) -> std::io::Result<()> {
     fs::remove_file(part)
 }
 
-fn unwritable(path: &Path, error: &std::io::Error) -> CliError {
+fn unwritable(path: &Path, error: &io::Error) -> CliError {
     CliError::File {
         argument: "output",
         path: path.to_owned(),
@@ -60,18 +60,40 @@ fn unwritable(path: &Path, error: &std::io::Error) -> CliError {
     }
 }
 
-/// Where a link leads: it stays one.
+/// The file that a link leads to: it is written, and the link stays one.
 fn place(path: &Path) -> PathBuf {
     fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// Whether it is there and no file, such as a pipe: no other file may take its place.
+/// Whether something is there that is not a file, such as a pipe: no file may take its place.
 fn is_written_in_place(place: &Path) -> bool {
     place.exists() && !place.is_file()
 }
 
-fn part(place: &Path) -> PathBuf {
-    place.with_added_extension("part")
+/// What the file at `place` is called until it is whole. It ends as `path` does, because the format
+/// of a drawing is known by that.
+fn part(path: &Path, place: &Path) -> PathBuf {
+    let part = place.with_added_extension("part");
+    match path.extension() {
+        Some(extension) => part.with_added_extension(extension),
+        None => part,
+    }
+}
+
+/// Writes a file whole or not at all: if that is interrupted, the file of before is still there.
+/// `write` is given the path to write to. What is there and not a file, such as a pipe, is written
+/// to directly.
+pub(super) fn replace<E: From<io::Error>>(
+    path: &Path,
+    write: impl FnOnce(&Path) -> Result<(), E>,
+) -> Result<(), E> {
+    let place = place(path);
+    if is_written_in_place(&place) {
+        return write(path);
+    }
+    let part = part(path, &place);
+    write(&part)?;
+    Ok(fs::rename(part, place)?)
 }
 
 /// A result as JSON.
@@ -80,19 +102,10 @@ pub(super) fn json(result: &impl Serialize) -> String {
     serde_json::to_string_pretty(result).expect("the result is JSON") + "\n"
 }
 
-/// Writes a file whole or not at all: who is interrupted meanwhile has the one before. What is no
-/// file, such as a pipe, takes the text at the end alone.
+/// [Replaces](replace) a file by a text. A pipe takes the text at the end alone.
 pub(super) fn save(path: &Path, until: Until, text: &str) -> Result<(), CliError> {
-    let failed = |error: std::io::Error| unwritable(path, &error);
-    let place = place(path);
-    if is_written_in_place(&place) {
-        return match until {
-            Until::Row => Ok(()),
-            Until::End => fs::write(&place, text).map_err(failed),
-        };
+    if until == Until::Row && is_written_in_place(path) {
+        return Ok(());
     }
-    let part = part(&place);
-    fs::write(&part, text)
-        .and_then(|()| fs::rename(&part, &place))
-        .map_err(failed)
+    replace(path, |path| fs::write(path, text)).map_err(|error| unwritable(path, &error))
 }

@@ -6,7 +6,6 @@ mod chart;
 mod panels;
 
 use std::error::Error;
-use std::fs;
 use std::path::Path;
 use std::sync::Once;
 
@@ -15,6 +14,7 @@ use plotters::prelude::*;
 use plotters::style::{FontStyle, register_font};
 
 use self::chart::Chart;
+use super::files::replace;
 use super::report::Report;
 use crate::error::CliError;
 
@@ -73,17 +73,11 @@ pub(super) fn draw_with(
 fn draw_charts(path: &Path, charts: &[Chart]) -> Result<(), CliError> {
     let size = (WIDTH, charts.iter().map(Chart::height).sum());
     let extension = path.extension().and_then(|extension| extension.to_str());
-    // Whole or not at all; what is no file takes it as it is drawn.
-    let part = match path.exists() && !path.is_file() {
-        true => path.to_owned(),
-        false => path.with_extension(format!("part.{}", extension.unwrap_or_default())),
-    };
-    let drawn = match extension {
-        Some("png") => draw_on(BitMapBackend::new(&part, size).into_drawing_area(), charts),
-        _ => draw_on(SVGBackend::new(&part, size).into_drawing_area(), charts),
-    };
-    drawn.map_err(|error| refused(path, format!("cannot be drawn: {error}")))?;
-    fs::rename(&part, path).map_err(|error| refused(path, format!("cannot be written: {error}")))
+    let drawn = replace(path, |path| match extension {
+        Some("png") => draw_on(BitMapBackend::new(path, size).into_drawing_area(), charts),
+        _ => draw_on(SVGBackend::new(path, size).into_drawing_area(), charts),
+    });
+    drawn.map_err(|error| refused(path, format!("cannot be drawn: {error}")))
 }
 
 fn load_font() {
