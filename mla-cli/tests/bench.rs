@@ -496,6 +496,18 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
         ),
         ("{b}q1 --range b".into(), "--range: given \"b\""),
         (
+            "q1 --range =1".into(),
+            "--range: given \"=1\", accepted a name of letters a to z",
+        ),
+        (
+            "q1 --range B=1".into(),
+            "--range: given \"B=1\", accepted a name of letters a to z",
+        ),
+        (
+            "{b}q1 --range b=1 --range b=2".into(),
+            "--range: given b twice, accepted each name once",
+        ),
+        (
             "{b}q1 --range b=4..1".into(),
             "range: given 4..1, accepted a start that is at most the stop",
         ),
@@ -574,6 +586,14 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
             "8q1s1k --backends XX".into(),
             "--backends: given \"XX\", accepted all, for decodes CPU,",
         ),
+        (
+            "8q1s1k --backends flashmla".into(),
+            "; did you mean FLASHMLA?",
+        ),
+        (
+            "8q1s1k --dims -1x128x64x128".into(),
+            "dims: given \"-1x128x64x128\", accepted LxPxRxV",
+        ),
         ("8q1s1k --seed -1".into(), "'--seed <N>': given \"-1\""),
         (
             "--config .".into(),
@@ -588,6 +608,11 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
             "8q1s1k --ceilings .".into(),
             "--ceilings: \".\": cannot read it: Is a directory (os error 21); accepted: what `mla \
              bench ceilings",
+        ),
+        (
+            format!("8q1s1k --ceilings {}", file("list.json", "[]")),
+            "given what is no such file (invalid length 0, expected the limits of a machine at \
+             line 1 column 2), accepted what `mla bench ceilings --json` writes",
         ),
         (
             format!("--cases {}", file("empty.json", "")),
@@ -639,7 +664,7 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
         ),
         (
             format!("8q1s1k --model {nothing}"),
-            "nothing.json\": num_attention_heads: given nothing",
+            "nothing.json\": kv_lora_rank: given nothing, accepted a model with Multi-head Latent",
         ),
         (
             "q300s400 --rows 1073741825 --threshold 0".into(),
@@ -690,7 +715,14 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
             "peers --python /nowhere/python".into(),
             "--python: given /nowhere/python, which cannot be started",
         ),
-        ("peers --only x".into(), "--python"),
+        (
+            "peers --only x".into(),
+            "--only: given x, accepted how an id of the file begins: ",
+        ),
+        (
+            format!("peers --cases {nothing}"),
+            "given what is no such file",
+        ),
         (
             "peers --markdown /nowhere/a.md".into(),
             "accepted: a file in a folder that exists",
@@ -728,6 +760,30 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
     for (line, message) in refusals {
         refuse(line, message);
     }
+}
+
+#[cfg(unix)]
+#[test]
+fn what_a_link_leads_to_is_written_and_the_link_stays() {
+    let folder = temporary("links");
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir(&folder).unwrap();
+    let mut line = format!("1q1s64 {TOY}");
+    let outputs = [("csv", "csv"), ("plot", "svg")].map(|(argument, extension)| {
+        let place = folder.join(format!("kept-{extension}"));
+        fs::write(&place, "before").unwrap();
+        let link = folder.join(format!("link.{extension}"));
+        std::os::unix::fs::symlink(&place, &link).unwrap();
+        line += &format!(" --{argument} {}", link.display());
+        (place, link)
+    });
+    bench("links", &line);
+    for (place, link) in outputs {
+        assert!(link.is_symlink(), "{link:?}");
+        assert_ne!(fs::read_to_string(&place).unwrap(), "before", "{place:?}");
+    }
+    // Nothing else is left beside them.
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 4);
 }
 
 /// A file that a test gives.

@@ -19,7 +19,7 @@ use crate::stopwatch::{Protocol, Stopwatch};
 
 /// The most that a machine computes and moves, and where the figures are from.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "the limits of a machine")]
 pub(super) struct Ceilings {
     pub(super) device: String,
     /// Of the products.
@@ -58,8 +58,11 @@ impl Ceilings {
         };
         let accepted = "what `mla bench ceilings --json` writes";
         let text = read_text(path, accepted).map_err(refused)?;
-        let ceilings: Self =
-            serde_json::from_str(&text).map_err(|error| refused(error.to_string()))?;
+        let ceilings: Self = serde_json::from_str(&text).map_err(|error| {
+            refused(format!(
+                "given what is no such file ({error}), accepted {accepted}"
+            ))
+        })?;
         for (field, given) in [
             ("flop_per_second", ceilings.flop_per_second),
             ("bytes_per_second", ceilings.bytes_per_second),

@@ -125,13 +125,13 @@ pub(super) fn output(args: &Args) -> Result<(String, bool), CliError> {
             accepted: format!("at most the {} samples", args.samples),
         });
     }
+    let cases = cases::read(args.cases.as_deref(), &args.only)?;
     check_python(args)?;
     present_gpu().map_err(|cause| CliError::Argument {
         argument: "GPU",
         given: format!("none, because {cause}"),
         accepted: format!("one that the built-in backends run on: {}", cause.remedy()),
     })?;
-    let cases = cases::read(args.cases.as_deref(), &args.only)?;
     let settings = Settings {
         samples: Some(args.samples),
         warm_up: Some(args.warm_up),

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use mla_runtime::capability::Target;
 use mla_runtime::problem::Problem;
+use mla_runtime::registry::RegistryError;
 use mla_runtime::selection::{SelectionError, SelectionRequest};
 use mla_runtime::spec::Phase;
 
@@ -98,18 +99,26 @@ impl<'a, D: Stopwatch> Contenders<'a, D> {
         let Some(both) = &settings.backends else {
             return Ok(None);
         };
-        let is_known = |name: &String| {
-            // A name of the other phase says nothing about this one.
-            let phases = [Phase::Decode, Phase::Prefill];
-            *name == ALL || phases.iter().any(|it| registry.get(*it, name).is_ok())
-        };
+        // A name of the other phase says nothing about this one.
+        let phases = [Phase::Decode, Phase::Prefill];
+        let is_known =
+            |name: &String| *name == ALL || phases.iter().any(|it| registry.get(*it, name).is_ok());
         if let Some(name) = both.iter().find(|name| !is_known(name)) {
-            let [decode, prefill] =
-                [Phase::Decode, Phase::Prefill].map(|phase| registry.names(phase).join(", "));
+            let [decode, prefill] = phases.map(|phase| registry.names(phase).join(", "));
+            let similar = phases
+                .iter()
+                .find_map(|phase| match registry.get(*phase, name) {
+                    Err(RegistryError::Unknown { suggestion, .. }) => suggestion,
+                    _ => None,
+                });
+            let question = similar.map(|name| format!("; did you mean {name}?"));
             return Err(CliError::argument(
                 "--backends",
                 format!("{name:?}"),
-                format!("{ALL}, for decodes {decode}, for prefills {prefill}"),
+                format!(
+                    "{ALL}, for decodes {decode}, for prefills {prefill}{}",
+                    question.unwrap_or_default()
+                ),
             ));
         }
         let of_phase = both

@@ -7,7 +7,7 @@ mod key;
 mod refusals;
 mod values;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use mla_runtime::batch::template::Range;
@@ -59,7 +59,12 @@ pub(super) struct Settings {
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
     pub(super) model: Option<Vec<String>>,
     /// Dimensions instead of the model's, each as LxPxRxV: 512x128x64x128.
-    #[arg(long, value_name = "DIMS", value_delimiter = ',')]
+    #[arg(
+        long,
+        value_name = "DIMS",
+        value_delimiter = ',',
+        allow_hyphen_values = true
+    )]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
     pub(super) dims: Option<Vec<String>>,
     /// Query heads on one device [default: the model's].
@@ -301,15 +306,16 @@ impl Settings {
         for (name, range) in &self.ranges {
             ranges.insert(name.clone(), range.read()?);
         }
+        let mut given_before = BTreeSet::new();
         for given in &self.range {
-            let Some((name, range)) = given.split_once('=') else {
-                return Err(CliError::Argument {
-                    argument: "--range",
-                    given: format!("{given:?}"),
-                    accepted: "a name, =, and its numbers: b=1,8,32 or b=1..16 or b=1..128*2"
-                        .to_owned(),
-                });
-            };
+            let (name, range) = split_range(given)?;
+            if !given_before.insert(name) {
+                return Err(CliError::argument(
+                    "--range",
+                    format!("{name} twice"),
+                    "each name once",
+                ));
+            }
             ranges.insert(name.to_owned(), range.parse()?);
         }
         Ok(ranges)
@@ -336,4 +342,17 @@ impl Settings {
         .flatten()
         .collect()
     }
+}
+
+/// The name and the numbers of a range as an argument has them.
+fn split_range(given: &str) -> Result<(&str, &str), CliError> {
+    let is_name = |name: &str| !name.is_empty() && name.bytes().all(|it| it.is_ascii_lowercase());
+    let parts = given.split_once('=').filter(|(name, _)| is_name(name));
+    parts.ok_or_else(|| {
+        CliError::argument(
+            "--range",
+            format!("{given:?}"),
+            "a name of letters a to z, =, and its numbers: b=1,8,32 or b=1..16 or b=1..128*2",
+        )
+    })
 }

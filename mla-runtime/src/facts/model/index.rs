@@ -221,8 +221,7 @@ mod tests {
             ),
             (
                 json!({"index_topk": null}),
-                "index_topk: given nothing as index_topk, accepted an integer from 1 to 65536"
-                    .into(),
+                "index_topk: given nothing, accepted an integer from 1 to 65536".into(),
             ),
             (
                 json!({"index_head_dim": 60}),
@@ -249,9 +248,7 @@ mod tests {
             ),
             (
                 json!({"index_topk_freq": 4}),
-                "index_skip_topk_offset: given nothing as index_skip_topk_offset, accepted an \
-                 integer from 1 to 65536"
-                    .into(),
+                "index_skip_topk_offset: given nothing, accepted an integer from 1 to 65536".into(),
             ),
             (
                 json!({"index_topk_pattern": "F".repeat(78), "index_topk_freq": 77,

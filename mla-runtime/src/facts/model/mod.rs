@@ -214,7 +214,10 @@ pub enum ModelError {
         given: String,
     },
     /// A field that has no default is not there.
-    #[error("{field}: given nothing as {looked_for}, accepted {accepted}")]
+    #[error(
+        "{field}: given nothing{}, accepted {accepted}",
+        elsewhere(field, looked_for)
+    )]
     Missing {
         /// The field's name.
         field: &'static str,
@@ -280,6 +283,14 @@ pub enum ModelError {
         /// The ranks asked for.
         given: u32,
     },
+}
+
+// The places of a field that has others than its own name at the top.
+fn elsewhere(field: &str, looked_for: &str) -> String {
+    match looked_for == field {
+        true => String::new(),
+        false => format!(" as {looked_for}"),
+    }
 }
 
 fn did_you_mean(suggestion: Option<&str>) -> String {
@@ -349,6 +360,7 @@ impl ModelConfig {
         })?;
         let fields = Fields::new(&value)?;
         missing::check(&fields)?;
+        fields.check_form()?;
         let heads = fields.required("num_attention_heads", 1)?;
         let nope = fields.required("qk_nope_head_dim", 1)?;
         let rope = fields.required("qk_rope_head_dim", 0)?;
@@ -417,6 +429,20 @@ impl<'a> Fields<'a> {
             Some(nested) => Some(object(nested, "text_config")?),
         };
         Ok(Self { text_config, top })
+    }
+
+    /// Refuses a model of another form of attention, which has neither of the fields that this
+    /// form is made of, rather than one that lacks a number.
+    fn check_form(&self) -> Result<(), ModelError> {
+        let field = "kv_lora_rank";
+        if self.get(field).is_some() || self.get("qk_nope_head_dim").is_some() {
+            return Ok(());
+        }
+        Err(ModelError::Missing {
+            field,
+            looked_for: self.looked_for(field),
+            accepted: "a model with Multi-head Latent Attention".to_owned(),
+        })
     }
 
     /// A field that is there and not null, and its path.
@@ -744,9 +770,13 @@ mod tests {
             assert_eq!(read(config).unwrap_err().to_string(), message);
         };
         for field in ["kv_lora_rank", "v_head_dim", "num_attention_heads"] {
-            let message = format!("{field}: given nothing as {field}, accepted {INTEGER}");
+            let message = format!("{field}: given nothing, accepted {INTEGER}");
             refused(&with(json!({field: null})), &message);
         }
+        refused(
+            &json!({"model_type": "llama", "num_attention_heads": 32, "hidden_size": 4096}),
+            "kv_lora_rank: given nothing, accepted a model with Multi-head Latent Attention",
+        );
         let nested = json!({"text_config": with(json!({"qk_nope_head_dim": null}))});
         let message = format!(
             "qk_nope_head_dim: given nothing as text_config.qk_nope_head_dim or qk_nope_head_dim, \
