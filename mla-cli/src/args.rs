@@ -9,6 +9,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use mla_runtime::dims::MAX_DIM;
 use mla_runtime::dtype::DType;
+use mla_runtime::indexer::IndexerConfig;
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::model::ModelConfig;
 use serde::Serialize;
@@ -80,6 +81,20 @@ impl ModelArgs {
             config,
             heads: self.heads.unwrap_or(config.heads),
             dtype: self.dtype.or(config.dtype).unwrap_or(DType::BF16),
+        })
+    }
+}
+
+impl Model {
+    /// The model's indexer, for what asks for one.
+    pub(crate) fn indexer(&self) -> Result<IndexerConfig, CliError> {
+        self.config.indexer.ok_or_else(|| {
+            CliError::argument(
+                "--model",
+                format!("{}, which has no indexer", self.name),
+                "a model with index_n_heads, index_head_dim and index_topk, such as deepseek-v3.2 \
+                 or glm-5",
+            )
         })
     }
 }

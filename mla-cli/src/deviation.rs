@@ -21,7 +21,7 @@ pub(crate) struct Deviation {
 }
 
 impl Deviation {
-    /// Adds a row and its reference. What is no number is infinitely far.
+    /// Adds a row and its reference. A NaN is infinitely far.
     pub(crate) fn add(&mut self, given: &[f64], expected: &[f64]) {
         let pairs = || given.iter().zip(expected);
         let sum = |of: fn(f64, f64) -> f64| -> f64 { pairs().map(|(a, b)| of(*a, *b)).sum() };
@@ -56,7 +56,7 @@ impl Deviation {
     }
 }
 
-/// The larger one; what is no number is infinitely far.
+/// The larger one; a NaN is infinitely far.
 pub(crate) fn worst(so_far: f64, error: f64) -> f64 {
     if error.is_nan() {
         f64::INFINITY

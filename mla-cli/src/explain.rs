@@ -17,6 +17,7 @@ use mla_runtime::spec::{BackendSpec, GraphSupport, Phase, QueryLen};
 
 use crate::args::{Format, Model, ModelArgs, kv_format, named, positive};
 use crate::error::CliError;
+use crate::figures::counted;
 use crate::table::{bold, numbers, table};
 use crate::target::{describe_build, describe_gpu, present_target};
 
@@ -96,10 +97,10 @@ pub(crate) fn output(args: &Args) -> Result<String, CliError> {
 fn describe(explanation: &Explanation, model: &Model) -> String {
     let problem = &explanation.problem;
     let mut text = format!(
-        "{} on {}: {} heads, {}, {} cache in pages of {}\n{}\n",
+        "{} on {}: {}, {}, {} cache in pages of {}\n{}\n",
         model.name,
         explanation.target,
-        problem.heads,
+        counted(problem.heads, "head"),
         problem.dtype,
         problem.kv_format,
         problem.page_size,

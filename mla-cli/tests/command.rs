@@ -223,7 +223,21 @@ fn bad_plans_are_refused_with_the_wrong_part() {
             "plan memory --tokens 1 --rows 1 --fit 1GiB",
             &["--fit", "--tokens and --rows"],
         ),
-        ("plan memory --fit 1GiB", &["bytes", "at least"]),
+        (
+            "plan memory --fit 1GiB",
+            &[
+                "--fit: given 1.0 GiB, accepted at least 4.4 GiB, which is 4725341696 bytes, for",
+                "a cache of 1 page",
+            ],
+        ),
+        (
+            "plan memory --fit 1MiB --tokens 64",
+            &[
+                "--fit: given 1.0 MiB, accepted at least",
+                "for a context workspace of",
+            ],
+        ),
+        ("plan memory --fit -80GiB", &["--fit", "\"-80GiB\""]),
         (
             "plan memory --fit lots",
             &["\"lots\"", "--fit", "such as 80GiB"],
@@ -315,7 +329,45 @@ fn memory_adds_up_and_what_fits_is_the_most_that_fits() {
     let more = fit["rows"].as_u64().unwrap() + 64;
     let more = json(&format!("{line} --tokens 65 --rows {more}"));
     assert!(more["total_bytes"].as_u64().unwrap() > bytes);
-    assert!(printed(&format!("{line} --tokens 65")).contains("kv_cache"));
+    let table = printed("plan memory --tokens 64 --heads 1 --layers 1");
+    assert!(table.contains("kv_cache"), "{table}");
+    assert!(
+        table.contains(": 1 head, 1 layer, ") && table.contains(": 1 page of 64\n"),
+        "{table}"
+    );
+}
+
+#[test]
+fn memory_of_sparse_attention_has_the_index_caches_and_the_lists() {
+    let line = "plan memory --tokens 65 --step-tokens 1000 --context-len 32768 --sparse --model";
+    // Of 78 layers of GLM-5.2, 21 have an indexer.
+    for (model, layers, indexers) in [("deepseek-v3.2", 61, 61), ("glm-5.2", 78, 21)] {
+        let plan = json(&format!("{line} {model}"));
+        let regions = plan["regions"].as_array().unwrap();
+        let bytes = |name: &str| {
+            let region = regions.iter().find(|region| region["name"] == name);
+            region.map(|region| region["bytes"].as_u64().unwrap())
+        };
+        // 2 pages of 64 tokens; a key has 128 values of one byte and a scale.
+        assert_eq!(bytes("kv_cache"), Some(layers * 128 * 1152), "{model}");
+        assert_eq!(bytes("index_cache"), Some(indexers * 128 * 132), "{model}");
+        assert_eq!(bytes("slot_lists"), Some(1000 * 2048 * 4), "{model}");
+        assert_eq!(bytes("expanded_kv"), None, "{model}");
+        let of_indexers = plan["indexer_bytes"].as_u64().unwrap();
+        assert!(
+            plan["total_bytes"].as_u64().unwrap() > of_indexers,
+            "{model}"
+        );
+    }
+    let fits = json("plan memory --fit 80GiB --sparse --model deepseek-v3.2");
+    assert!(fits["total_bytes"].as_u64().unwrap() <= 80 << 30);
+    let table = printed("plan memory --tokens 65 --model deepseek-v3.2");
+    assert!(table.contains("--sparse counts what that takes"), "{table}");
+    assert!(!table.contains("index_cache"), "{table}");
+    assert_refused(
+        &words("plan memory --tokens 65 --sparse"),
+        &["--model: given deepseek-r1, which has no indexer, accepted a model with index_n_heads"],
+    );
 }
 
 // The known backends among the candidates: what else is linked depends on features.
@@ -465,9 +517,14 @@ fn bad_configurations_are_refused_with_the_wrong_part() {
         (
             "empty.json",
             &b"{}"[..],
-            &["empty.json", "num_attention_heads", "given nothing"][..],
+            &["empty.json", "kv_lora_rank", "given nothing"][..],
         ),
         ("list.json", b"[]", &["JSON object"]),
+        (
+            "llama.json",
+            br#"{"model_type": "llama", "num_attention_heads": 32, "hidden_size": 4096}"#,
+            &["kv_lora_rank: given nothing, accepted a model with Multi-head Latent Attention"],
+        ),
         ("broken.json", b"{\"kv_lora_rank\": ", &["not JSON"]),
         ("binary.json", b"\xff\xfe", &["cannot read"]),
         (

@@ -1,8 +1,12 @@
 //! `mla plan memory`: every buffer of the layer, and what fits in a given amount.
 
+use std::fmt::Write as _;
+
 use bytesize::ByteSize;
 use mla_runtime::backend::StepLimits;
+use mla_runtime::indexer::{IndexLimits, IndexNeeds};
 use mla_runtime::kv_format::KvFormat;
+use mla_runtime::plan::PlanError;
 use mla_runtime::plan::memory::{MemoryNeeds, MemoryPlan, max_pages, max_rows, plan};
 use mla_runtime::plan::parallel::ContextParallel;
 use mla_runtime::plan::workspace::MAX_ROWS;
@@ -12,7 +16,7 @@ use serde::Serialize;
 use super::ParallelArgs;
 use crate::args::{self, Format, Model, ModelArgs, kv_format, natural, positive};
 use crate::error::CliError;
-use crate::figures::size;
+use crate::figures::{counted, size};
 use crate::table::{numbers, table};
 
 // Where nothing else is said: the number above which more rows do not pay.
@@ -35,12 +39,12 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TOKENS", value_parser = positive, required_unless_present = "fit")]
     tokens: Option<u32>,
     /// W: rows of the context workspace. Left out with --fit and --tokens: as many as fit;
-    /// otherwise 65536.
+    /// otherwise 65536, or 0 with --sparse, where no context is expanded.
     #[arg(long, value_name = "W", value_parser = natural)]
     rows: Option<u32>,
     /// Find what fits in this much memory, such as 80GiB: the cache, or with --tokens the
     /// workspace.
-    #[arg(long, value_name = "SIZE", value_parser = args::size)]
+    #[arg(long, value_name = "SIZE", value_parser = args::size, allow_hyphen_values = true)]
     fit: Option<ByteSize>,
     /// The most requests of a step.
     #[arg(long, value_name = "N", default_value = "256", value_parser = natural)]
@@ -54,6 +58,10 @@ pub(crate) struct Args {
     /// The tokens of the longest request, by which block tables are as wide.
     #[arg(long, value_name = "TOKENS", default_value = "131072", value_parser = natural)]
     context_len: u32,
+    /// Attend to lists of slots, as models with an indexer can: index caches, scores and lists are
+    /// counted, too.
+    #[arg(long)]
+    sparse: bool,
     #[command(flatten)]
     parallel: ParallelArgs,
     /// The prefill backend takes each head's key packed.
@@ -87,7 +95,8 @@ struct Report {
 pub(crate) fn output(args: &Args) -> Result<String, CliError> {
     let model = args.model.read()?;
     let kv_format = args.kv.unwrap_or(KvFormat::of(model.dtype));
-    let rows = args.rows.unwrap_or(DEFAULT_ROWS);
+    let default = if args.sparse { 0 } else { DEFAULT_ROWS };
+    let rows = args.rows.unwrap_or(default);
     let needs = fitted(args, |rows| needs(args, &model, kv_format, rows), rows)?;
     let report = Report {
         layers: needs.layers,
@@ -99,7 +108,9 @@ pub(crate) fn output(args: &Args) -> Result<String, CliError> {
         rows: needs.rows,
         plan: plan(&needs)?,
     };
-    Ok(args.format.write(&report, || describe(&report, &model)))
+    Ok(args
+        .format
+        .write(&report, || describe(&report, &model, args.sparse)))
 }
 
 fn needs(
@@ -118,7 +129,8 @@ fn needs(
     })?;
     let problem = Problem::new(model.config.dims, model.heads, model.dtype)
         .with_kv_format(kv_format)
-        .with_page_size(args.page);
+        .with_page_size(args.page)
+        .with_sparse(args.sparse);
     let limits = StepLimits::new(
         args.requests as usize,
         args.step_tokens as usize,
@@ -126,7 +138,17 @@ fn needs(
     )
     .with_decode_query_len(args.decode_query_len as usize)
     .with_context_rows(rows as usize);
+    let indexer = match args.sparse {
+        true => {
+            let dims = model.indexer()?.dims;
+            let mut needs = IndexNeeds::of(dims, &IndexLimits::new(limits), args.page)?;
+            needs.layers = model.config.index_layers.indexers(layers);
+            Some(needs)
+        }
+        false => None,
+    };
     Ok(MemoryNeeds::of_steps(&problem, &limits)?
+        .with_indexer(indexer)
         .with_pages(args.tokens.unwrap_or(0).div_ceil(args.page).into())
         .with_layers(layers)
         .with_parallel(args.parallel.read()?.unwrap_or(ContextParallel::SINGLE))
@@ -146,7 +168,7 @@ fn fitted(
     match (args.tokens, args.rows) {
         (None, _) => {
             let first = needs(rows)?;
-            let pages = max_pages(&first, bytes)?;
+            let pages = max_pages(&first, bytes).map_err(too_little)?;
             Ok(first.with_pages(pages))
         }
         (Some(_), None) => {
@@ -154,7 +176,8 @@ fn fitted(
             // most.
             let mut fitted = needs(MOST_ROWS)?;
             loop {
-                fitted = needs(max_rows(&fitted, bytes)?.min(MOST_ROWS))?;
+                let rows = max_rows(&fitted, bytes).map_err(too_little)?;
+                fitted = needs(rows.min(MOST_ROWS))?;
                 if plan(&fitted)?.total_bytes <= bytes {
                     return Ok(fitted);
                 }
@@ -168,7 +191,26 @@ fn fitted(
     }
 }
 
-fn describe(report: &Report, model: &Model) -> String {
+// Too little memory by the name of the argument that gave it, and in the units that it takes.
+fn too_little(error: PlanError) -> CliError {
+    match error {
+        PlanError::DoesNotFit {
+            given,
+            needed,
+            smallest,
+        } => CliError::argument(
+            "--fit",
+            size(given),
+            format!(
+                "at least {}, which is {needed} bytes, for {smallest}",
+                size(needed)
+            ),
+        ),
+        error => error.into(),
+    }
+}
+
+fn describe(report: &Report, model: &Model, sparse: bool) -> String {
     let mut table = table(["region", "shape", "bytes", "about"]);
     for region in &report.plan.regions {
         let shape: Vec<_> = region.shape.iter().map(u64::to_string).collect();
@@ -180,24 +222,39 @@ fn describe(report: &Report, model: &Model) -> String {
         ]);
     }
     numbers(&mut table, [2, 3]);
-    format!(
-        "{}: {} heads, {} layers, {} context rows\n\
-         {} cache of {} tokens: {} pages of {}\n\
+    let lists = match report.plan.indexer_bytes {
+        0 => String::new(),
+        bytes => format!(", {} for lists", size(bytes)),
+    };
+    let mut text = format!(
+        "{}: {}, {}, {}\n\
+         {} cache of {}: {} of {}\n\
          {}\n\
-         {} of cache and {} of workspace: {}, {} bytes.\n\
+         {} of cache, {} of workspace{lists}: {}, {} bytes.\n\
          Beside this comes what a backend allocates.\n",
         model.name,
-        report.heads,
-        report.layers,
-        report.rows,
+        counted(report.heads, "head"),
+        counted(report.layers, "layer"),
+        counted(report.rows, "context row"),
         report.kv_format,
-        report.tokens,
-        report.pages,
+        counted(report.tokens, "token"),
+        counted(report.pages, "page"),
         report.page_size,
         table.trim_fmt(),
         size(report.plan.cache_bytes),
         size(report.plan.workspace_bytes),
         size(report.plan.total_bytes),
         report.plan.total_bytes
-    )
+    );
+    if let Some(indexer) = model.config.indexer
+        && !sparse
+    {
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            text,
+            "This model can attend to {} slots per query token; --sparse counts what that takes.",
+            indexer.dims.topk
+        );
+    }
+    text
 }

@@ -196,10 +196,10 @@ impl Report {
 
     pub(super) fn describe(&self) -> String {
         let mut text = format!(
-            "{}: {}, {} heads, {}\n{} cache in pages of {}, on {}\n{}\n\n",
+            "{}: {}, {}, {}\n{} cache in pages of {}, on {}\n{}\n\n",
             self.model,
             self.dims,
-            self.heads,
+            counted(self.heads, "head"),
             self.dtype,
             self.kv_format,
             self.page_size,

@@ -518,7 +518,7 @@ pub fn max_rows(needs: &MemoryNeeds, bytes: u64) -> Result<u32, PlanError> {
     let count = largest(
         u64::from(u32::MAX / align),
         bytes,
-        format!("a row budget of {align}"),
+        format!("a context workspace of {align} rows"),
         |count| {
             // At most u32::MAX, by the limit above.
             let rows = count as u32 * align;
@@ -788,7 +788,8 @@ mod tests {
         // Up to as many rows as there are new tokens, rows cost only their gathering.
         assert_eq!(
             max_rows(&needs(), 1000).unwrap_err().to_string(),
-            "bytes: given 1000, accepted at least 4531822592, for a row budget of 64"
+            "bytes: given 1000, accepted at least 4531822592, for a context workspace of 64 \
+             rows"
         );
         assert_eq!(
             max_pages(&needs(), 1000).unwrap_err().to_string(),

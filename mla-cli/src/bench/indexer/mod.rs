@@ -79,14 +79,7 @@ pub(super) fn output(args: &Args) -> std::result::Result<(String, bool), CliErro
     check_files([&args.json])?;
     args.peers.check(args.on.device)?;
     let model = args.model.read()?;
-    if model.config.indexer.is_none() {
-        return Err(CliError::argument(
-            "--model",
-            format!("{}, which has no indexer", model.name),
-            "a model with index_n_heads, index_head_dim and index_topk, such as deepseek-v3.2 or \
-             glm-5",
-        ));
-    }
+    model.indexer()?;
     let report = args.on.device.run_indexed(Bench {
         args,
         model: &model,
