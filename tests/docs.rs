@@ -1,7 +1,7 @@
 //! The guides are true: what they show is what is tested.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -162,4 +162,46 @@ fn the_manuals_keep_to_120_columns() {
             );
         }
     }
+}
+
+/// The Rust sources of a folder and of those in it, but for goldens and folders with a width of their
+/// own.
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        let is_left_out = name.starts_with('.')
+            || ["target", "cuda", "expansions", "ui", "ui_build"].contains(&name)
+            || path.join("rustfmt.toml").exists();
+        if path.is_dir() && !is_left_out {
+            found.extend(sources(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+    found
+}
+
+/// As rustfmt leaves comments, strings and what it cannot break to whoever writes them.
+#[test]
+fn rust_keeps_to_100_columns() {
+    let is_table = |line: &str| ["//! |", "/// |"].iter().any(|it| line.starts_with(it));
+    // The output of a program, and a bound that rustfmt does not break.
+    let is_whole = |line: &str| line.starts_with("ptxas info ") || line.starts_with("impl<D> ");
+    let mut checked = 0;
+    for path in sources(root()) {
+        let text = fs::read_to_string(&path).unwrap();
+        for (index, line) in text.lines().enumerate() {
+            checked += 1;
+            let width = line.chars().count();
+            assert!(
+                width <= 100 || is_table(line.trim_start()) || is_whole(line),
+                "{}:{} has {width} columns",
+                path.display(),
+                index + 1
+            );
+        }
+    }
+    assert!(checked > 50_000, "{checked} lines");
 }

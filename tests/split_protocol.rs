@@ -487,9 +487,13 @@ impl Launch<'_> {
                 if (seen as usize) < self.splits[tile] * Self::WARPS {
                     return None;
                 }
-                let storing = |at: &InLaunch| matches!(at, InLaunch::Storing { item, .. } if self.tile(*item) == tile);
+                let ctas = state.at[..self.ctas].iter();
+                let mut stored = ctas.filter_map(|at| match at {
+                    InLaunch::Storing { item, .. } => Some(self.tile(*item)),
+                    _ => None,
+                });
                 assert!(
-                    !state.at[..self.ctas].iter().any(storing),
+                    !stored.any(|stored| stored == tile),
                     "combines before all are there"
                 );
                 next.combined[item] += 1;

@@ -31,7 +31,7 @@ const PAGES: usize = 5;
 const SLOTS: usize = PAGE * PAGES;
 const SCALE: f32 = 0.2;
 
-/// What is no slot of a cache of `slots` slots.
+/// Numbers that name no slot of a cache of so many slots.
 fn no_slots(slots: usize) -> [i32; 5] {
     [-1, i32::MIN, i32::MAX, slots as i32, slots as i32 + 1]
 }

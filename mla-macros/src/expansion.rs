@@ -355,7 +355,8 @@ impl Runtime {
                 let families = self.families(spec);
                 quote! {{
                     const FAMILIES: &[#path::kernels::CompiledFamily] = #families;
-                    const SETS: [#path::capability::CapabilityMatch; #path::kernels::count(FAMILIES)] =
+                    const SETS:
+                        [#path::capability::CapabilityMatch; #path::kernels::count(FAMILIES)] =
                         #path::kernels::capabilities(FAMILIES);
                     &SETS
                 }}

@@ -17,7 +17,7 @@ pub struct Metrics {
     pub shared_tokens: usize,
     /// Drafts that were verified.
     pub drafts: usize,
-    /// Of these the ones that were right.
+    /// Those drafts that were right.
     pub accepted_drafts: usize,
     /// Pages that were copied before a write.
     pub copied_pages: usize,

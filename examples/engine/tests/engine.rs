@@ -12,7 +12,8 @@ use mla_cpu::Cpu;
 /// Two layers so small that a test runs hundreds of steps.
 const TINY: &str = r#"{
     "model_type": "deepseek_v3", "vocab_size": 64, "hidden_size": 48, "intermediate_size": 64,
-    "moe_intermediate_size": 24, "n_routed_experts": 8, "n_shared_experts": 2, "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24, "n_routed_experts": 8, "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
     "n_group": 4, "topk_group": 2, "norm_topk_prob": true, "routed_scaling_factor": 2.5,
     "scoring_func": "sigmoid", "topk_method": "noaux_tc", "first_k_dense_replace": 1,
     "num_hidden_layers": 2, "num_attention_heads": 3, "q_lora_rank": 32, "kv_lora_rank": 32,

@@ -338,7 +338,8 @@ fn a_foreign_crate_builds_with_one_line_in_its_build_script() {
     package.write(
         &inside("build.rs"),
         "fn main() -> Result<(), mla_build::Error> {\n    \
-         mla_build::Kernels::new().sources(\"kernels/*.cu\").header(\"kernels/scale.h\").compile(\"scale\").map(drop)\n}\n",
+         mla_build::Kernels::new().sources(\"kernels/*.cu\").header(\"kernels/scale.h\")\n        \
+         .compile(\"scale\").map(drop)\n}\n",
     );
     package.write(
         &inside("kernels/scale.h"),

@@ -82,7 +82,7 @@ pub(super) fn logits(
     })
 }
 
-// What is not a whole f32 at the end is cut off.
+// The bytes of whole f32s: fewer than four at the end are cut off.
 fn whole(bytes: &mut [u8]) -> &mut [u8] {
     let len = bytes.len() / 4 * 4;
     &mut bytes[..len]

@@ -342,7 +342,16 @@ fn caches(r: &mut Numbers) {
 fn models(r: &mut Numbers) {
     let cpu = Cpu::new();
     let text = format!(
-        r#"{{"architectures":["DeepseekV3ForCausalLM"],"model_type":"deepseek_v3","num_attention_heads":{},"kv_lora_rank":{},"qk_nope_head_dim":{},"qk_rope_head_dim":{},"v_head_dim":{},"max_position_embeddings":{},"rope_theta":{},"rope_scaling":{{"type":"{}","factor":{},"original_max_position_embeddings":{},"beta_fast":{},"beta_slow":{}}},"num_hidden_layers":{},"torch_dtype":"bfloat16"}}"#,
+        r#"{{
+            "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3",
+            "num_attention_heads": {}, "kv_lora_rank": {}, "qk_nope_head_dim": {},
+            "qk_rope_head_dim": {}, "v_head_dim": {}, "max_position_embeddings": {},
+            "rope_theta": {}, "rope_scaling": {{
+                "type": "{}", "factor": {}, "original_max_position_embeddings": {},
+                "beta_fast": {}, "beta_slow": {}
+            }},
+            "num_hidden_layers": {}, "torch_dtype": "bfloat16"
+        }}"#,
         r.u32(),
         r.u32(),
         r.u32(),

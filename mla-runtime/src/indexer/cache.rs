@@ -13,8 +13,8 @@ const SCALE_BYTES: usize = 4;
 /// Where an index key lies: a page has the values of all its tokens, then their scales.
 ///
 /// ```text
-/// value d of slot s   page · page_stride + offset · width + d                        e4m3
-/// scale of slot s     page · page_stride + page_size · width + offset · 4            f32, native order
+/// value d of slot s   page · page_stride + offset · width + d                    e4m3
+/// scale of slot s     page · page_stride + page_size · width + offset · 4        f32, native order
 ///                     with page = s / page_size and offset = s % page_size
 /// ```
 ///

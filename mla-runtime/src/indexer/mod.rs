@@ -6,10 +6,10 @@
 //! keys of D values of which the first R are rotary, and a token t of a request:
 //!
 //! ```text
-//! key      k[t]      = quantise(H(rope(LayerNorm(W_k · x[t]))))              [D] e4m3, one f32 scale
-//! query    q[t, h]   = quantise(H(rope(W_qb · q_latent[t])))                 [D] e4m3, one f32 scale
-//! weight   w[t, h]   = (W_w · x[t])[h] · heads^-½ · D^-½ · q_scale[t, h]     f32
-//! logit    I[t, s]   = k_scale[s] · Σ_h w[t, h] · relu(q[t, h] · k[s])       f32, s ≤ t
+//! key      k[t]      = quantise(H(rope(LayerNorm(W_k · x[t]))))            [D] e4m3, one f32 scale
+//! query    q[t, h]   = quantise(H(rope(W_qb · q_latent[t])))               [D] e4m3, one f32 scale
+//! weight   w[t, h]   = (W_w · x[t])[h] · heads^-½ · D^-½ · q_scale[t, h]   f32
+//! logit    I[t, s]   = k_scale[s] · Σ_h w[t, h] · relu(q[t, h] · k[s])     f32, s ≤ t
 //! list     the topk positions s of the largest I[t, s], as slots of the cache
 //! ```
 //!

@@ -789,7 +789,7 @@ mod tests {
             max_chunk: Option<u32>,
             parallel in proptest::option::of((0u32..9, any::<u32>())),
         ) {
-            // What is no world at all is tested with the world; here it means none.
+            // A test of `ContextParallel` tries what it refuses; here that stands for none.
             let parallel = parallel.and_then(|(n, i)| ContextParallel::new(n, i).ok());
             let _ = plan_chunks(&lens, &ChunkLimits { rows, align, max_chunk, parallel });
         }

@@ -14,9 +14,12 @@ import hashlib, sys, zipfile
 path, text = sys.argv[1:]
 with zipfile.ZipFile(path, 'w') as wheel:
     wheel.writestr('pinned.txt', text)
-    wheel.writestr('pinned-1.0.dist-info/METADATA', 'Metadata-Version: 2.1\\nName: pinned\\nVersion: 1.0\\n')
-    wheel.writestr('pinned-1.0.dist-info/WHEEL', 'Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n')
-    wheel.writestr('pinned-1.0.dist-info/RECORD', '')
+    info = 'pinned-1.0.dist-info'
+    wheel.writestr(info + '/METADATA', 'Metadata-Version: 2.1\\nName: pinned\\nVersion: 1.0\\n')
+    wheel.writestr(
+        info + '/WHEEL',
+        'Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n')
+    wheel.writestr(info + '/RECORD', '')
 print(hashlib.sha256(open(path, 'rb').read()).hexdigest())
 ";
     let output = Command::new("python3")

@@ -35,7 +35,8 @@ use {
 #[derive(Debug)]
 pub struct MadeUp;
 
-#[mla_backend(feature = "sm89", sm = "89", compiled = raw::compiled::SM89, dtypes = "bf16", priority = 99)]
+#[mla_backend(feature = "sm89", sm = "89", compiled = raw::compiled::SM89, dtypes = "bf16",
+    priority = 99)]
 impl DecodeBackend for MadeUp {
     type Device = Cuda;
     type State = ();
