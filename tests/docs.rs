@@ -164,8 +164,8 @@ fn the_manuals_keep_to_120_columns() {
     }
 }
 
-/// The Rust sources of a folder and of those in it, but for goldens and folders with a width of their
-/// own.
+/// The Rust sources of a folder and of those in it, but for goldens and folders with a width of
+/// their own.
 fn sources(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {

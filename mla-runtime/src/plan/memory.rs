@@ -185,8 +185,8 @@ impl MemoryNeeds {
     }
 
     /// What a layer of the problem needs for steps within `limits`, for one layer and an empty
-    /// cache. To be completed with `..` by what the backends say: packed keys, padded values and
-    /// their workspaces.
+    /// cache. To be completed with the methods `with_…` by what the backends say (packed keys,
+    /// padded values and their workspaces), and of a sparse problem by what the indexers need.
     ///
     /// # Errors
     ///
