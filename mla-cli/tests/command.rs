@@ -237,6 +237,26 @@ fn bad_plans_are_refused_with_the_wrong_part() {
                 "for a context workspace of",
             ],
         ),
+        (
+            "plan memory --tokens 1 --step-tokens 4294967295",
+            &["--step-tokens: given 4294967295, accepted less than"],
+        ),
+        (
+            "plan memory --tokens 1 --requests 4294967295",
+            &["--requests: given 4294967295, accepted less than"],
+        ),
+        (
+            "plan memory --tokens 1 --rows 63",
+            &["--rows: given 63, accepted 0, or at least a page of 64 tokens"],
+        ),
+        (
+            "plan memory --tokens 1 --context-len 4294967295",
+            &["--context-len: given what takes 67108864 pages, accepted at most"],
+        ),
+        (
+            "plan memory --tokens 1 --fit 1GiB --sparse --model glm-5",
+            &["--fit: given together with --tokens and --sparse, which leaves nothing"],
+        ),
         ("plan memory --fit -80GiB", &["--fit", "\"-80GiB\""]),
         (
             "plan memory --fit lots",

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use bytesize::ByteSize;
+use mla_runtime::Error;
 use mla_runtime::backend::StepLimits;
 use mla_runtime::indexer::{IndexLimits, IndexNeeds};
 use mla_runtime::kv_format::KvFormat;
@@ -141,13 +142,15 @@ fn needs(
     let indexer = match args.sparse {
         true => {
             let dims = model.indexer()?.dims;
-            let mut needs = IndexNeeds::of(dims, &IndexLimits::new(limits), args.page)?;
+            let limits = IndexLimits::new(limits);
+            let mut needs = IndexNeeds::of(dims, &limits, args.page).map_err(by_argument)?;
             needs.layers = model.config.index_layers.indexers(layers);
             Some(needs)
         }
         false => None,
     };
-    Ok(MemoryNeeds::of_steps(&problem, &limits)?
+    Ok(MemoryNeeds::of_steps(&problem, &limits)
+        .map_err(by_argument)?
         .with_indexer(indexer)
         .with_pages(args.tokens.unwrap_or(0).div_ceil(args.page).into())
         .with_layers(layers)
@@ -171,6 +174,11 @@ fn fitted(
             let pages = max_pages(&first, bytes).map_err(too_little)?;
             Ok(first.with_pages(pages))
         }
+        (Some(_), None) if args.sparse => Err(CliError::argument(
+            "--fit",
+            "together with --tokens and --sparse, which leaves nothing to find",
+            "without --tokens",
+        )),
         (Some(_), None) => {
             // With fewer rows a step has more chunks, and its arrays are longer: down from the
             // most.
@@ -189,6 +197,26 @@ fn fitted(
             "with at most one of them",
         )),
     }
+}
+
+// A limit of steps by the name of the argument that gave it.
+fn by_argument(error: Error) -> CliError {
+    let Error::Argument {
+        field,
+        given,
+        accepted,
+    } = error
+    else {
+        return error.into();
+    };
+    let (argument, given) = match field {
+        "limits.requests" => ("--requests", given),
+        "limits.tokens" => ("--step-tokens", given),
+        "limits.context_rows" => ("--rows", given),
+        "limits.pages_per_request" => ("--context-len", format!("what takes {given} pages")),
+        _ => (field, given),
+    };
+    CliError::argument(argument, given, accepted)
 }
 
 // Too little memory by the name of the argument that gave it, and in the units that it takes.
