@@ -192,10 +192,7 @@ impl Plan {
             // Before anything can fail: a build that failed must run again when its cause is gone.
             self.watch_settings()?;
         }
-        let constants = self
-            .place
-            .out_dir
-            .join(format!("{}_compiled.rs", self.library));
+        let constants = self.output_path(&format!("{}_compiled.rs", self.library));
         compiled::write(&self.sources.families, &constants)?;
         let mut watched = Vec::new();
         let bindings = self.bind(&mut watched)?;
@@ -213,20 +210,11 @@ impl Plan {
             .iter()
             .filter_map(|done| done.failure.clone())
             .collect();
-        let mut library_bytes = 0;
-        let library = self
-            .place
-            .out_dir
-            .join(format!("lib{}.a", self.tag.as_str()));
-        if failures.is_empty() {
-            self.archive(&library, &done)?;
-            if let Some(export) = &self.export {
-                export.write(&self, &done)?;
-            }
-            library_bytes = fs::metadata(&library)
-                .map_err(Error::file("read", &library))?
-                .len();
-        }
+        let library = self.output_path(&format!("lib{}.a", self.tag.as_str()));
+        let library_bytes = match failures.is_empty() {
+            true => self.make_library(&library, &done)?,
+            false => 0,
+        };
         for note in self.cache.notes() {
             progress.tell(&Event::Noted { text: note });
         }
@@ -257,14 +245,24 @@ impl Plan {
         })
     }
 
+    fn output_path(&self, name: &str) -> PathBuf {
+        self.place.out_dir.join(name)
+    }
+
+    /// Makes the library, and the files of a release if any are asked for. Returns the library's
+    /// bytes.
+    fn make_library(&self, library: &Path, done: &[Done]) -> Result<u64, Error> {
+        self.archive(library, done)?;
+        if let Some(export) = &self.export {
+            export.write(self, done)?;
+        }
+        let metadata = fs::metadata(library).map_err(Error::file("read", library))?;
+        Ok(metadata.len())
+    }
+
     /// Beside the library, and where `cargo mla build-report` looks for it.
     fn save(&self, report: &Report) -> Result<(), Error> {
-        report.save(
-            &self
-                .place
-                .out_dir
-                .join(format!("{}.report.json", self.library)),
-        )?;
+        report.save(&self.output_path(&format!("{}.report.json", self.library)))?;
         if self.target_dir == self.place.out_dir {
             return Ok(());
         }
@@ -278,7 +276,7 @@ impl Plan {
             return Ok(None);
         }
         let libclang = crate::toolkit::libclang(&self.tools.search, &self.tools.install_command)?;
-        let output = self.place.out_dir.join(format!("{}.rs", self.library));
+        let output = self.output_path(&format!("{}.rs", self.library));
         let files = crate::bindings::write(
             &self.sources.headers,
             &output,
