@@ -858,7 +858,32 @@ fn sweep_files_that_make_no_sense_are_refused_with_their_line() {
         (
             "twice",
             "batches: [q1]\nbatches: [q2]\n",
-            "given \"batches: [q2]\": ",
+            "given \"batches: [q2]\": accepted: each key once at line 2, column 1",
+        ),
+        (
+            "text",
+            "batches: 8q1s1k\n",
+            "given \"batches: 8q1s1k\": accepted: a list at line 1, column 10",
+        ),
+        (
+            "list",
+            "- 8q1s1k\n",
+            "given \"- 8q1s1k\": accepted: keys with their values, as in mla-cli/sweeps at line 1",
+        ),
+        (
+            "braces",
+            "batches: [{b}q1s64]\n",
+            "given \"batches: [{b}q1s64]\": accepted: a text at line 1",
+        ),
+        (
+            "float",
+            "batches: [8q1s1k]\nsamples: 1e9\n",
+            "given \"samples: 1e9\": accepted: a whole number from 0 to 4294967295 at line 2",
+        ),
+        (
+            "capital",
+            "batches: [8q1s1k]\nranges: {B: 1}\n",
+            "ranges: given \"B\", accepted a name of letters a to z",
         ),
     ];
     for (name, text, message) in refusals {

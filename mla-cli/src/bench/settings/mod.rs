@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 pub(super) use self::key::Key;
 pub(super) use self::values::{Measure, Route, Switch};
-use self::values::{RangeSetting, device_name, list};
+use self::values::{RangeSetting, device_name, fault, list};
 use super::lists::{ListKind, Lists};
 use crate::args::{list_width, natural, positive, read_text, samples, warm_up};
 use crate::device::DeviceName;
@@ -196,7 +196,7 @@ impl Settings {
             let line = error.location().map_or(1, |place| place.line());
             let given = text.lines().nth(line.saturating_sub(1) as usize);
             let given = given.unwrap_or_default().trim();
-            refused(format!("given {given:?}: {}", error.without_snippet()))
+            refused(format!("given {given:?}: {}", fault(&error)))
         })?;
         if let Some(refusal) = file.number_out_of_range() {
             return Err(refused(refusal));
@@ -304,6 +304,9 @@ impl Settings {
     pub(super) fn ranges(&self) -> Result<BTreeMap<String, Range>, CliError> {
         let mut ranges = BTreeMap::new();
         for (name, range) in &self.ranges {
+            if !is_name(name) {
+                return Err(CliError::argument("ranges", format!("{name:?}"), NAME));
+            }
             ranges.insert(name.clone(), range.read()?);
         }
         let mut given_before = BTreeSet::new();
@@ -344,15 +347,20 @@ impl Settings {
     }
 }
 
+const NAME: &str = "a name of letters a to z";
+
+fn is_name(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_lowercase())
+}
+
 /// The name and the numbers of a range as an argument has them.
 fn split_range(given: &str) -> Result<(&str, &str), CliError> {
-    let is_name = |name: &str| !name.is_empty() && name.bytes().all(|it| it.is_ascii_lowercase());
     let parts = given.split_once('=').filter(|(name, _)| is_name(name));
     parts.ok_or_else(|| {
         CliError::argument(
             "--range",
             format!("{given:?}"),
-            "a name of letters a to z, =, and its numbers: b=1,8,32 or b=1..16 or b=1..128*2",
+            format!("{NAME}, =, and its numbers: b=1,8,32 or b=1..16 or b=1..128*2"),
         )
     })
 }

@@ -161,3 +161,25 @@ where
         Given::Many(values) => Ok(Some(values)),
     }
 }
+
+/// What is wrong with a line of a file. What the reader of YAML would say for who programs with it
+/// is said for who writes the file.
+pub(super) fn fault(error: &serde_saphyr::Error) -> String {
+    use serde_saphyr::Error as Yaml;
+    let error = error.without_snippet();
+    let accepted = match error {
+        Yaml::Unexpected { expected, .. } => match *expected {
+            "sequence start" => "a list",
+            "mapping start" => "keys with their values, as in mla-cli/sweeps",
+            "string scalar" => "a text",
+            _ => return error.to_string(),
+        },
+        Yaml::InvalidScalar { ty: "u32", .. } => "a whole number from 0 to 4294967295",
+        Yaml::DuplicateMappingKey { .. } => "each key once",
+        _ => return error.to_string(),
+    };
+    let place = error.location().map_or_else(String::new, |place| {
+        format!(" at line {}, column {}", place.line(), place.column())
+    });
+    format!("accepted: {accepted}{place}")
+}
