@@ -246,6 +246,11 @@ __device__ __forceinline__ void barrier_cluster_wait() {
     asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
 
+// The same arrival for who wants to know no more than that all have come there.
+__device__ __forceinline__ void barrier_cluster_arrive_relaxed() {
+    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+}
+
 // Where the CTA of this rank has what this CTA has at `address`.
 __device__ __forceinline__ uint32_t mapa(uint32_t address, uint32_t rank) {
     uint32_t r;
@@ -257,6 +262,28 @@ __device__ __forceinline__ uint32_t mapa(uint32_t address, uint32_t rank) {
 // there: that would take a fence.
 __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t bar) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+
+// Arrives there and announces `bytes` that st_async will deliver in this phase.
+__device__ __forceinline__ void mbarrier_arrive_expect_tx_cluster(uint32_t bar, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cluster.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
+                 : "memory");
+}
+
+// Stores to shared memory of any CTA of the cluster, and adds the bytes to a barrier there: who
+// waits for it sees what was stored.
+__device__ __forceinline__ void st_async_u32(uint32_t address, uint32_t v, uint32_t bar) {
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(address),
+        "r"(v), "r"(bar)
+        : "memory");
+}
+__device__ __forceinline__ void st_async_v4_u32(uint32_t address, uint4 v, uint32_t bar) {
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%0], {%1, %2, %3, %4}, "
+        "[%5];" ::"r"(address),
+        "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(bar)
+        : "memory");
 }
 
 __device__ __forceinline__ uint32_t ld_shared_cluster_u32(uint32_t address) {

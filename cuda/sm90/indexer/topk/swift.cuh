@@ -23,22 +23,35 @@ constexpr int kMostInRegisters = 16 * kVectorStep;
 // Candidates are numbered in so many bits.
 constexpr int kPlaceBits = 16;
 
+// The most candidates of a bin that every warp compares.
+constexpr int kMostCompared = 32;
+
 // Behind `Shared`.
+struct SwiftShared {
+    uint32_t bins[kBins];  // of the candidates
+    uint64_t pairs[kMostCompared];
+    uint2 counted[kWarps];
+    uint32_t counts[kMostCtas];  // candidates of each CTA
+    int32_t pages[kPages];
+    uint64_t filled;  // the barrier that says so of all CTAs' candidates
+    uint64_t padding;
+};
+static_assert(sizeof(SwiftShared) % 16 == 0);
+
+// Behind it.
 struct SwiftBuffers {
-    uint32_t* counts;    // [kMostCtas] candidates of each CTA
-    int32_t* pages;      // [kPages]
+    SwiftShared& more;
     float* values;       // [ctas][room]
     int32_t* positions;  // [room], of this CTA's own
 
     __device__ __forceinline__ SwiftBuffers(Shared& s, uint32_t ctas, int room)
-        : counts(reinterpret_cast<uint32_t*>(&s + 1)),
-          pages(reinterpret_cast<int32_t*>(counts + kMostCtas)),
-          values(reinterpret_cast<float*>(pages + kPages)),
+        : more(*reinterpret_cast<SwiftShared*>(&s + 1)),
+          values(reinterpret_cast<float*>(&more + 1)),
           positions(reinterpret_cast<int32_t*>(values + ctas * room)) {}
 };
 
 __host__ __device__ constexpr int swift_bytes(int ctas, int room) {
-    return int(sizeof(Shared)) + (kMostCtas + kPages + (ctas + 1) * room) * 4;
+    return int(sizeof(Shared) + sizeof(SwiftShared)) + (ctas + 1) * room * 4;
 }
 
 // NaN: no logit.
@@ -46,42 +59,66 @@ __device__ __forceinline__ float none() { return __int_as_float(0x7fffffff); }
 
 __device__ __forceinline__ uint32_t byte_of(uint32_t word, int i) { return word >> 8 * i & 0xff; }
 
+// Bins of equal steps of values. Larger values have no lower bin, and NaN has the lowest.
+struct Steps {
+    float least, width, scale;
+
+    __device__ __forceinline__ Steps(float least, float largest)
+        : least(least),
+          width((largest - least) * (1.f / kBins)) {
+        scale = __fdividef(1.f, width);
+    }
+    // Not if all are equal, nor between infinite ones.
+    __device__ __forceinline__ bool usable() const { return scale > 0 && scale < 1e30f; }
+    // Counted in bins from the first one.
+    __device__ __forceinline__ float at(float x) const { return (x - least) * scale; }
+    __device__ __forceinline__ uint32_t bin_of(float x) const {
+        return uint32_t(fminf(fmaxf(at(x), 0.f), float(kBins - 1)));
+    }
+};
+
+// Readies s.bins for another histogram.
+__device__ __forceinline__ void clear_bins(Shared& s) {
+    __syncthreads();
+    *reinterpret_cast<uint4*>(&s.bins[4 * threadIdx.x]) = {0, 0, 0, 0};
+    __syncthreads();
+}
+
 // The guess, from one vector of the sample in each thread. Values in equal steps seldom need a
-// second histogram, as keys mostly do.
+// second histogram, as keys mostly do. Bins are zero before, not afterwards.
 __device__ __forceinline__ Guess guess_from(Shared& s, const float4& x, int count, int topk) {
     const float expected = float(kSamples) * float(topk) / float(count);
     const uint32_t wanted = uint32_t(expected + 4.f * sqrtf(expected) + 8.f);
     if (wanted >= kSamples) return {logit_of(0), 0};
     const uint32_t enough = max(wanted / 3, 12u);
-    const float values[4] = {x.x, x.y, x.z, x.w};
-    const uint32_t keys[4] = {key_of(x.x), key_of(x.y), key_of(x.z), key_of(x.w)};
     Range range;
-#pragma unroll
-    for (const uint32_t key : keys) range.add(key);
+    range.add(key_of(fminf(fminf(x.x, x.y), fminf(x.z, x.w))));
+    range.add(key_of(fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w))));
     range = range_of_cta(s, range);
-    const float lowest = logit_of(range.least);
-    const float scale = float(kBins) / (logit_of(range.largest) - lowest);
-    // Not if all are equal, nor if there are infinite ones or NaN.
-    if (scale > 0 && scale < 1e30f) {
-#pragma unroll
-        for (const float value : values)
-            atomicAdd(&s.bins[min(uint32_t((value - lowest) * scale), kBins - 1u)], 1u);
+    const Steps steps(logit_of(range.least), logit_of(range.largest));
+    float least = 0;
+    bool known = false;
+    if (steps.usable()) {
+        atomicAdd(&s.bins[steps.bin_of(x.x)], 1u);
+        atomicAdd(&s.bins[steps.bin_of(x.y)], 1u);
+        atomicAdd(&s.bins[steps.bin_of(x.z)], 1u);
+        atomicAdd(&s.bins[steps.bin_of(x.w)], 1u);
         __syncthreads();
         find_bin(s, s.bins, kBins, wanted);
-        const uint32_t bin = s.bin, inside = s.inside;
-        *reinterpret_cast<uint4*>(&s.bins[4 * threadIdx.x]) = {0, 0, 0, 0};
-        __syncthreads();
-        if (inside <= enough) {
-            const float least = lowest + float(bin) / scale;
-            return {least, max(range.largest, key_of(least)) - key_of(least)};
-        }
+        least = steps.least + float(s.bin) * steps.width;
+        known = s.inside <= enough;
     }
-    Threshold t = {range.least, range.largest - range.least, wanted, kSamples};
-    narrow(s, t, t.width, enough, [&](const auto& visit) {
-#pragma unroll
-        for (const uint32_t key : keys) visit(key);
-    });
-    const float least = logit_of(t.least);
+    if (!known) {
+        clear_bins(s);
+        Threshold t = {0, range.largest, wanted, kSamples};
+        narrow(s, t, t.width, enough, [&](const auto& visit) {
+            visit(key_of(x.x));
+            visit(key_of(x.y));
+            visit(key_of(x.z));
+            visit(key_of(x.w));
+        });
+        least = logit_of(t.least);
+    }
     return {least, max(range.largest, key_of(least)) - key_of(least)};
 }
 
@@ -124,6 +161,8 @@ __device__ __forceinline__ uint32_t collect_in_order(Shared& s, const float4 (&x
     const uint32_t found = __reduce_add_sync(~0u, of_warp);
     uint32_t before = __reduce_add_sync(~0u, lane < warp ? of_warp : 0);
     if (found > room) return found;
+    // Vectors of candidates are whole.
+    if (threadIdx.x < (-found & 3)) values[found + threadIdx.x] = none();
     const uint32_t to_positions =
         ptx::shared_address(positions) - ptx::shared_address(values);
 #pragma unroll
@@ -143,32 +182,49 @@ __device__ __forceinline__ uint32_t collect_in_order(Shared& s, const float4 (&x
     return found;
 }
 
-// The candidates that a warp looks at, of one CTA of the cluster.
-struct WarpShare {
-    uint32_t cta, begin, end;
+// The candidates that a thread looks at, of one CTA of the cluster: vectors of four.
+struct Share {
+    uint32_t cta, first, step;
+
+    __device__ __forceinline__ explicit Share(const Cluster& cluster) {
+        const uint32_t warp = threadIdx.x / 32, warps = kWarps / cluster.ctas;
+        cta = ptx::in_register(warp / warps);
+        first = ptx::in_register((threadIdx.x - cta * warps * 32) * 4);
+        step = ptx::in_register(warps * 128);
+    }
+};
+
+// What a thread's share has of them. Those behind the last one are NaN, as no other is.
+struct Candidates {
     const float* values;
+    uint32_t cta, first, step, count;
     uint32_t place;  // of the CTA's first one
 
-    __device__ __forceinline__ WarpShare(const Cluster& cluster, const SwiftBuffers& b, int room) {
-        const uint32_t warp = threadIdx.x / 32, warps = kWarps / cluster.ctas;
-        cta = warp / warps;
-        const uint32_t count = cta < cluster.ctas ? b.counts[cta] : 0;
-        const uint32_t each = (count + 32 * warps - 1) / (32 * warps) * 32;
-        begin = min(warp % warps * each, count);
-        end = min(begin + each, count);
-        place = cta * room;
-        values = b.values + place;
+    __device__ __forceinline__ Candidates(const Share& share, const Cluster& cluster,
+                                          const SwiftBuffers& b, int room)
+        : values(b.values + share.cta * room),
+          cta(share.cta),
+          first(share.first),
+          step(share.step),
+          count(cta < cluster.ctas ? b.more.counts[cta] : 0),
+          place(cta * room) {}
+
+    template <typename Visit>
+    __device__ __forceinline__ void each_vector(const Visit& visit) const {
+#pragma unroll 1
+        for (uint32_t i = first; i < count; i += step) {
+            const float4 x = *reinterpret_cast<const float4*>(values + i);
+            const float of[4] = {x.x, x.y, x.z, x.w};
+            visit(of, place + i);
+        }
     }
     template <typename Visit>
     __device__ __forceinline__ void each(const Visit& visit) const {
-#pragma unroll 1
-        for (uint32_t i = begin + threadIdx.x % 32 * 4; i < end; i += 128) {
-            const float4 x = *reinterpret_cast<const float4*>(values + i);
-            const float of[4] = {x.x, x.y, x.z, x.w};
+        each_vector([&](const float (&x)[4], uint32_t at) {
 #pragma unroll
             for (int j = 0; j < 4; ++j)
-                if (i + j < end) visit(key_of(of[j]), place + i + j);
-        }
+                if (x[j] == x[j]) visit(key_of(x[j]), at + j);
+        });
     }
 };
 
@@ -177,34 +233,30 @@ __device__ __forceinline__ uint64_t pair_of(uint32_t key, uint32_t place) {
     return uint64_t(key) << 32 | ((1u << kPlaceBits) - 1 - place);
 }
 
-// The last pair that is chosen of `count` candidates.
-__device__ __forceinline__ uint64_t find_cut(Shared& s, const WarpShare& share,
-                                             const Guess& guessed, uint32_t count, uint32_t topk) {
-    Threshold t = {guessed.key(), ~0u - guessed.key(), topk, count};
-    uint32_t within = guessed.range;
-    if (within == 0) {
-        Range range;
-        share.each([&](uint32_t key, uint32_t) { range.add(key); });
-        range = range_of_cta(s, range);
-        within = range.largest - range.least;
-        t = {range.least, within, topk, count};
-    }
-    narrow(s, t, within, kMostPairs / 4, [&](const auto& visit) {
-        share.each([&](uint32_t key, uint32_t) { visit(key); });
+// The last pair that is chosen of `count` candidates, whatever they are.
+__device__ __forceinline__ uint64_t find_cut(Shared& s, const Candidates& candidates, uint32_t count,
+                                             uint32_t topk) {
+    clear_bins(s);
+    Range range;
+    candidates.each([&](uint32_t key, uint32_t) { range.add(key); });
+    range = range_of_cta(s, range);
+    Threshold t = {range.least, range.largest - range.least, topk, count};
+    narrow(s, t, t.width, kMostPairs / 4, [&](const auto& visit) {
+        candidates.each([&](uint32_t key, uint32_t) { visit(key); });
     });
     if (t.inside == t.wanted) return uint64_t(t.least) << 32;
     // Of many that are equal the places are narrowed in the same way.
     Threshold places = {0, (1u << kPlaceBits) - 1, t.wanted, t.inside};
     if (t.inside > kMostPairs / 4) {
         narrow(s, places, places.width, kMostPairs / 4, [&](const auto& visit) {
-            share.each([&](uint32_t key, uint32_t place) {
+            candidates.each([&](uint32_t key, uint32_t place) {
                 if (key == t.least) visit(uint32_t(pair_of(key, place)));
             });
         });
         if (places.inside == places.wanted) return uint64_t(t.least) << 32 | places.least;
     }
     uint64_t* pairs = reinterpret_cast<uint64_t*>(s.bins);
-    share.each([&](uint32_t key, uint32_t place) {
+    candidates.each([&](uint32_t key, uint32_t place) {
         const uint64_t pair = pair_of(key, place);
         if (t.is_inside(key) && places.is_inside(uint32_t(pair)))
             pairs[atomicAdd(&s.pairs, 1u)] = pair;
@@ -220,36 +272,155 @@ __device__ __forceinline__ uint64_t find_cut(Shared& s, const WarpShare& share,
     return s.all[0];
 }
 
-// Gives every other CTA of the cluster what this one has found.
-__device__ __forceinline__ void exchange_candidates(const Cluster& cluster, const SwiftBuffers& b,
-                                                    uint32_t found, uint32_t room) {
+// What of its CTA's own a warp writes, and where in the list.
+struct WarpPart {
+    uint32_t begin, end;
+    uint32_t at;
+    uint64_t cut;    // the last pair that is chosen for what it is
+    uint32_t tied;   // a key of which
+    uint32_t ties;   // so many are chosen, too, the first ones
+};
+
+// Adds up what the threads have counted in the CTAs before this one, and in their warp's part: the
+// sum over all that is before this warp's part.
+__device__ __forceinline__ uint32_t add_up(const SwiftBuffers& b, uint32_t before, uint32_t mine) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    // All have begun: this says nothing of what has been collected since, also in this CTA.
+    before = __reduce_add_sync(~0u, before);
+    mine = __reduce_add_sync(~0u, mine);
+    if (lane == 0) b.more.counted[warp] = {before, mine};
+    __syncthreads();
+    uint2 of = {0, 0};
+    if (lane < kWarps) of = b.more.counted[lane];
+    return __reduce_add_sync(~0u, of.x + (lane < warp ? of.y : 0));
+}
+
+// Finds what is chosen of the candidates, `all` of them. One histogram in equal steps of values
+// leaves a few, which every warp compares, or many that are equal.
+__device__ __forceinline__ void cut_candidates(Shared& s, const Cluster& cluster,
+                                               const SwiftBuffers& b, const Candidates& candidates,
+                                               const Guess& guessed, const float* own,
+                                               uint32_t own_place, uint32_t all, uint32_t topk,
+                                               WarpPart& part) {
+    const uint32_t lane = threadIdx.x % 32;
+    const bool earlier = candidates.cta < cluster.rank;
+    const Steps steps(guessed.least, logit_of(guessed.key() + guessed.range));
+    part.tied = part.ties = 0;
+    if (guessed.range > 0 && steps.usable()) {
+        candidates.each_vector([&](const float (&x)[4], uint32_t) {
+            uint32_t bins[4];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) bins[j] = steps.bin_of(x[j]);
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+                if (x[j] == x[j]) atomicAdd(&b.more.bins[bins[j]], 1u);
+        });
+        __syncthreads();
+        find_bin(s, b.more.bins, kBins, topk);
+        const uint32_t bin = s.bin, wanted = topk - s.above, inside = s.inside;
+        const bool few = inside <= kMostCompared;
+        // Where the bin begins, and the next one: the first and the last have no end.
+        const float low = bin > 0 ? float(bin) : -__int_as_float(0x7f800000);
+        const float high = bin < kBins - 1 ? float(bin + 1) : none();
+        // Above the bin in the upper half, inside in the lower.
+        uint32_t before = 0, mine = 0;
+        Range range;
+        candidates.each_vector([&](const float (&x)[4], uint32_t place) {
+            bool is[4];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const float at = steps.at(x[j]);
+                const bool above = at >= high;
+                before += above ? 1u << kPlaceBits : 0;
+                is[j] = at >= low && !above;
+            }
+            if (!(is[0] || is[1] || is[2] || is[3])) return;
+#pragma unroll 1
+            for (int j = 0; j < 4; ++j)
+                if (j == 0 ? is[0] : j == 1 ? is[1] : j == 2 ? is[2] : is[3]) {
+                    const uint32_t key = key_of(j == 0   ? x[0]
+                                                : j == 1 ? x[1]
+                                                : j == 2 ? x[2]
+                                                         : x[3]);
+                    range.add(key);
+                    ++before;
+                    if (few) b.more.pairs[atomicAdd(&s.pairs, 1u)] = pair_of(key, place + j);
+                }
+        });
+#pragma unroll 1
+        for (uint32_t i = part.begin + lane; i < part.end; i += 32) {
+            const float at = steps.at(own[i]);
+            const bool above = at >= high;
+            mine += above ? 1u << kPlaceBits : at >= low;
+        }
+        const uint32_t ahead = add_up(b, earlier ? before : 0, mine);
+        const uint32_t unknown = ahead & ((1u << kPlaceBits) - 1);
+        part.at = ahead >> kPlaceBits;
+        if (few) {
+            const uint64_t pair = lane < inside ? b.more.pairs[lane] : 0;
+            uint32_t larger = 0;
+#pragma unroll 4
+            for (uint32_t i = 0; i < inside; ++i) larger += b.more.pairs[i] > pair;
+            const bool chosen = lane < inside && larger < wanted;
+            const uint32_t last = __ballot_sync(~0u, chosen && larger == wanted - 1);
+            part.cut = __shfl_sync(~0u, pair, __ffs(last) - 1);
+            part.at += __popc(__ballot_sync(
+                ~0u, chosen && pair_of(0, own_place + part.begin) < uint32_t(pair)));
+            return;
+        }
+        range = range_of_cta(s, range);
+        if (range.least == range.largest) {
+            part.cut = uint64_t(range.least + 1) << 32;
+            part.tied = range.least;
+            part.ties = wanted - min(unknown, wanted);
+            part.at += min(unknown, wanted);
+            return;
+        }
+    }
+    part.cut = find_cut(s, candidates, all, topk);
+    uint32_t before = 0, mine = 0;
+    candidates.each(
+        [&](uint32_t key, uint32_t place) { before += pair_of(key, place) >= part.cut; });
+    for (uint32_t i = part.begin + lane; i < part.end; i += 32)
+        mine += pair_of(key_of(own[i]), own_place + i) >= part.cut;
+    part.at = add_up(b, earlier ? before : 0, mine);
+}
+
+// Gives every CTA of the cluster what this one has found, and waits for what the others have.
+__device__ __forceinline__ void exchange_candidates(const Cluster& cluster, const SwiftBuffers& b,
+                                                    const Share& share, uint32_t found,
+                                                    uint32_t room) {
+    // All have begun. Of this CTA that says nothing of what has been collected since.
     ptx::barrier_cluster_wait();
     __syncthreads();
-    if (warp < cluster.ctas) {
+    const uint32_t filled = ptx::shared_address(&b.more.filled);
+    if (share.cta < cluster.ctas) {
+        const bool sent = found <= room && share.cta != cluster.rank;
+        const uint32_t bar = ptx::mapa(filled, share.cta);
+        if (share.first == 0) {
+            ptx::mbarrier_arrive_expect_tx_cluster(bar, 4 + (sent ? (found + 3) / 4 * 16 : 0));
+            ptx::st_async_u32(
+                ptx::mapa(ptx::shared_address(b.more.counts + cluster.rank), share.cta), found,
+                bar);
+        }
         const float* own = b.values + cluster.rank * room;
-        const uint32_t to = ptx::mapa(ptx::shared_address(own), warp);
-        if (warp != cluster.rank && found <= room)
-            for (uint32_t i = lane * 4; i < found; i += 128)
-                ptx::st_shared_cluster_v4_u32(to + i * 4,
-                                              *reinterpret_cast<const uint4*>(own + i));
-        if (lane == 0)
-            ptx::st_shared_cluster_u32(
-                ptx::mapa(ptx::shared_address(b.counts + cluster.rank), warp), found);
+        const uint32_t to = ptx::mapa(ptx::shared_address(own), share.cta);
+        if (sent)
+            for (uint32_t i = share.first; i < found; i += share.step)
+                ptx::st_async_v4_u32(to + i * 4, *reinterpret_cast<const uint4*>(own + i), bar);
     }
-    ptx::barrier_cluster_arrive();
-    ptx::barrier_cluster_wait();
+    ptx::mbarrier_wait(filled, 0);
 }
 
 template <int kVectors>
 __global__ void __launch_bounds__(kThreads, 1)
     swift_kernel(const __grid_constant__ KernelParams p) {
-    Shared& s = *reinterpret_cast<Shared*>(ptx::dynamic_shared());
+    // Where shared memory lies is not found out anew for each access.
+    Shared& s = *static_cast<Shared*>(__cvta_shared_to_generic(
+        ptx::in_register(ptx::shared_address(ptx::dynamic_shared()))));
     const Cluster cluster{ptx::cluster_ctarank(), ptx::cluster_nctarank()};
     const int room = p.candidates;
     const SwiftBuffers b(s, cluster.ctas, room);
-    const int number = blockIdx.x / cluster.ctas;
+    const int number = ptx::clusterid();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
     if (!p.rows_ahead) ptx::griddepcontrol_wait();
@@ -267,16 +438,24 @@ __global__ void __launch_bounds__(kThreads, 1)
     const int begin = min(int(cluster.rank) * each, row.seen), end = min(begin + each, row.seen);
     const int steps = (each + kVectorStep - 1) / kVectorStep;
     *reinterpret_cast<uint4*>(&s.bins[4 * threadIdx.x]) = {0, 0, 0, 0};
-    if (threadIdx.x == 0) s.pairs = s.counts.x = s.counts.y = 0;
-    if (cluster.ctas > 1) ptx::barrier_cluster_arrive();
-    // The pages of this CTA's positions.
+    *reinterpret_cast<uint4*>(&b.more.bins[4 * threadIdx.x]) = {0, 0, 0, 0};
+    if (threadIdx.x == 0) {
+        s.pairs = s.counts.x = s.counts.y = 0;
+        ptx::mbarrier_init(ptx::shared_address(&b.more.filled), cluster.ctas);
+        ptx::fence_mbarrier_init();
+    }
+    ptx::barrier_cluster_arrive_relaxed();
+    const Share share(cluster);
+    // The pages of this CTA's positions are asked for before its logits, and kept behind them.
     const int first_page = begin / p.rows.page_size;
     const int pages = min(end > begin ? (end - 1) / p.rows.page_size + 1 : 0, p.rows.max_pages);
     const bool kept = pages - first_page <= kPages;
-    if (kept)
-        for (int i = first_page + threadIdx.x; i < pages; i += kThreads)
-            b.pages[i - first_page] = row.table[i];
-    __syncthreads();
+    int32_t page[kPages / kThreads];
+#pragma unroll
+    for (int i = 0; i < kPages / kThreads; ++i) {
+        const int at = first_page + i * kThreads + int(threadIdx.x);
+        if (kept && at < pages) page[i] = row.table[at];
+    }
     ptx::griddepcontrol_wait();
     ptx::griddepcontrol_launch_dependents();
 
@@ -303,6 +482,11 @@ __global__ void __launch_bounds__(kThreads, 1)
         for (int i = 0; i < kVectors; ++i)
             x[i] = load4(logits, first + i * 128, i < steps ? end : 0, false);
     }
+#pragma unroll
+    for (int i = 0; i < kPages / kThreads; ++i) {
+        const int at = i * kThreads + int(threadIdx.x);
+        if (kept && first_page + at < pages) b.more.pages[at] = page[i];
+    }
     const Guess guessed = sparing ? guess_from(s, sample, row.seen, p.topk)
                                   : Guess{logit_of(0), 0};
     if (torn) {
@@ -313,18 +497,14 @@ __global__ void __launch_bounds__(kThreads, 1)
     float* own = b.values + cluster.rank * room;
     const uint32_t found =
         collect_in_order(s, x, guessed.least, first, room, own, b.positions);
-    if (cluster.ctas > 1)
-        exchange_candidates(cluster, b, found, room);
-    else if (threadIdx.x == 0)
-        b.counts[0] = found;
-    __syncthreads();
-    const uint32_t of_cta = lane < int(cluster.ctas) ? b.counts[lane] : 0;
+    exchange_candidates(cluster, b, share, found, room);
+    const uint32_t of_cta = lane < int(cluster.ctas) ? b.more.counts[lane] : 0;
     const uint32_t all = __reduce_add_sync(~0u, of_cta);
     const uint32_t most = __reduce_max_sync(~0u, of_cta);
     if (all < uint32_t(p.topk) || most > uint32_t(room)) {
         // The sample misled. The row is still there: its keys are counted where they are.
         const Buffers buffers(s, p.rows.columns);
-        __syncthreads();
+        clear_bins(s);
         for (int i = threadIdx.x; i < (each + 31) / 32; i += kThreads)
             buffers.chosen[i] = buffers.tied(p.resident)[i] = 0;
 #pragma unroll
@@ -335,36 +515,29 @@ __global__ void __launch_bounds__(kThreads, 1)
         choose_kept(s, buffers, p, row, cluster, guessed, begin, end - begin, list);
         return;
     }
-    const WarpShare share(cluster, b, room);
-    const uint64_t cut = find_cut(s, share, guessed, all, p.topk);
-
     // Every warp writes some of this CTA's own, behind what is chosen before them.
     const uint32_t each_warp = (found + kThreads - 1) / kThreads * 32;
-    const uint32_t own_begin = min(warp * each_warp, found), own_place = cluster.rank * room;
-    const uint32_t own_end = min(own_begin + each_warp, found);
-    const auto is_chosen = [&](uint32_t i) {
-        return i < own_end && pair_of(key_of(own[i]), own_place + i) >= cut;
-    };
-    uint32_t before = 0, mine = 0;
-    if (share.cta < cluster.rank)
-        share.each([&](uint32_t key, uint32_t place) { before += pair_of(key, place) >= cut; });
-    for (uint32_t i = own_begin + lane; i < own_end; i += 32) mine += is_chosen(i);
-    // In one number: no list is as long as there are places.
-    const uint32_t both = __reduce_add_sync(~0u, before << kPlaceBits | mine);
-    if (lane == 0) s.warp_sums[warp] = both;
-    __syncthreads();
-    const uint32_t of_warp = lane < kWarps ? s.warp_sums[lane] : 0;
-    uint32_t at = __reduce_add_sync(
-        ~0u, (of_warp >> kPlaceBits) + (lane < warp ? of_warp & ((1u << kPlaceBits) - 1) : 0));
-    if (kept) row.table = b.pages - first_page;
+    const uint32_t own_place = cluster.rank * room;
+    WarpPart part;
+    part.begin = min(warp * each_warp, found);
+    part.end = min(part.begin + each_warp, found);
+    cut_candidates(s, cluster, b, Candidates(share, cluster, b, room), guessed, own, own_place, all,
+                   p.topk, part);
+    if (kept) row.table = b.more.pages - first_page;
+    const uint32_t below = (1u << lane) - 1;
 #pragma unroll 1
-    for (uint32_t base = own_begin; base < own_end; base += 32) {
-        const bool is = is_chosen(base + lane);
+    for (uint32_t base = part.begin; base < part.end; base += 32) {
+        const uint32_t i = base + lane;
+        const uint32_t key = i < part.end ? key_of(own[i]) : 0;
+        const uint32_t tied = __ballot_sync(~0u, key == part.tied);
+        const bool first = key == part.tied && uint32_t(__popc(tied & below)) < part.ties;
+        const bool is = i < part.end && (first || pair_of(key, own_place + i) >= part.cut);
         const uint32_t chosen = __ballot_sync(~0u, is);
         if (is)
-            list[at + __popc(chosen & ((1u << lane) - 1))] =
-                indexer::slot_of(p.rows, row, b.positions[base + lane]);
-        at += __popc(chosen);
+            list[part.at + __popc(chosen & below)] =
+                indexer::slot_of(p.rows, row, b.positions[i]);
+        part.at += __popc(chosen);
+        part.ties -= min(uint32_t(__popc(tied)), part.ties);
     }
 }
 
