@@ -10,6 +10,7 @@
 // done before they are there (the pages among it), and nothing is sorted or marked afterwards.
 #pragma once
 
+#include "../../../ptx/prefetch.cuh"
 #include "candidates.cuh"
 #include "resident.cuh"
 
@@ -20,6 +21,8 @@ constexpr int kPages = 2048;
 // Logits that the threads of a CTA load at once, and the most that they keep.
 constexpr int kVectorStep = 4 * kThreads;
 constexpr int kMostInRegisters = 16 * kVectorStep;
+// Logits of a line of L2.
+constexpr int kLine = 32;
 // Candidates are numbered in so many bits.
 constexpr int kPlaceBits = 16;
 
@@ -64,8 +67,7 @@ struct Steps {
     float least, width, scale;
 
     __device__ __forceinline__ Steps(float least, float largest)
-        : least(least),
-          width((largest - least) * (1.f / kBins)) {
+        : least(least), width((largest - least) * (1.f / kBins)) {
         scale = __fdividef(1.f, width);
     }
     // Not if all are equal, nor between infinite ones.
@@ -234,8 +236,8 @@ __device__ __forceinline__ uint64_t pair_of(uint32_t key, uint32_t place) {
 }
 
 // The last pair that is chosen of `count` candidates, whatever they are.
-__device__ __forceinline__ uint64_t find_cut(Shared& s, const Candidates& candidates, uint32_t count,
-                                             uint32_t topk) {
+__device__ __forceinline__ uint64_t find_cut(Shared& s, const Candidates& candidates,
+                                             uint32_t count, uint32_t topk) {
     clear_bins(s);
     Range range;
     candidates.each([&](uint32_t key, uint32_t) { range.add(key); });
@@ -276,14 +278,15 @@ __device__ __forceinline__ uint64_t find_cut(Shared& s, const Candidates& candid
 struct WarpPart {
     uint32_t begin, end;
     uint32_t at;
-    uint64_t cut;    // the last pair that is chosen for what it is
-    uint32_t tied;   // a key of which
-    uint32_t ties;   // so many are chosen, too, the first ones
+    uint64_t cut;   // the last pair that is chosen for what it is
+    uint32_t tied;  // a key of which
+    uint32_t ties;  // so many are chosen, too, the first ones
 };
 
 // Adds up what the threads have counted in the CTAs before this one, and in their warp's part: the
 // sum over all that is before this warp's part.
-__device__ __forceinline__ uint32_t add_up(const SwiftBuffers& b, uint32_t before, uint32_t mine) {
+__device__ __forceinline__ uint32_t add_counts(const SwiftBuffers& b, uint32_t before,
+                                               uint32_t mine) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     before = __reduce_add_sync(~0u, before);
     mine = __reduce_add_sync(~0u, mine);
@@ -325,26 +328,19 @@ __device__ __forceinline__ void cut_candidates(Shared& s, const Cluster& cluster
         uint32_t before = 0, mine = 0;
         Range range;
         candidates.each_vector([&](const float (&x)[4], uint32_t place) {
-            bool is[4];
+            uint32_t found = 0;
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 const float at = steps.at(x[j]);
                 const bool above = at >= high;
                 before += above ? 1u << kPlaceBits : 0;
-                is[j] = at >= low && !above;
+                found |= uint32_t(at >= low && !above) << j;
             }
-            if (!(is[0] || is[1] || is[2] || is[3])) return;
-#pragma unroll 1
-            for (int j = 0; j < 4; ++j)
-                if (j == 0 ? is[0] : j == 1 ? is[1] : j == 2 ? is[2] : is[3]) {
-                    const uint32_t key = key_of(j == 0   ? x[0]
-                                                : j == 1 ? x[1]
-                                                : j == 2 ? x[2]
-                                                         : x[3]);
-                    range.add(key);
-                    ++before;
-                    if (few) b.more.pairs[atomicAdd(&s.pairs, 1u)] = pair_of(key, place + j);
-                }
+            for (; found; found &= found - 1, ++before) {
+                const uint32_t of = place + __ffs(found) - 1, key = key_of(b.values[of]);
+                range.add(key);
+                if (few) b.more.pairs[atomicAdd(&s.pairs, 1u)] = pair_of(key, of);
+            }
         });
 #pragma unroll 1
         for (uint32_t i = part.begin + lane; i < part.end; i += 32) {
@@ -352,7 +348,7 @@ __device__ __forceinline__ void cut_candidates(Shared& s, const Cluster& cluster
             const bool above = at >= high;
             mine += above ? 1u << kPlaceBits : at >= low;
         }
-        const uint32_t ahead = add_up(b, earlier ? before : 0, mine);
+        const uint32_t ahead = add_counts(b, earlier ? before : 0, mine);
         const uint32_t unknown = ahead & ((1u << kPlaceBits) - 1);
         part.at = ahead >> kPlaceBits;
         if (few) {
@@ -382,7 +378,7 @@ __device__ __forceinline__ void cut_candidates(Shared& s, const Cluster& cluster
         [&](uint32_t key, uint32_t place) { before += pair_of(key, place) >= part.cut; });
     for (uint32_t i = part.begin + lane; i < part.end; i += 32)
         mine += pair_of(key_of(own[i]), own_place + i) >= part.cut;
-    part.at = add_up(b, earlier ? before : 0, mine);
+    part.at = add_counts(b, earlier ? before : 0, mine);
 }
 
 // Gives every CTA of the cluster what this one has found, and waits for what the others have.
@@ -423,7 +419,16 @@ __global__ void __launch_bounds__(kThreads, 1)
     const int number = ptx::clusterid();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
-    if (!p.rows_ahead) ptx::griddepcontrol_wait();
+    const float* logits = p.logits + number * p.logits_stride;
+    if (!p.rows_ahead) {
+        // Logits that no kernel has just made may be far away. If the row sees all columns, this
+        // CTA's part comes nearer while it finds that out.
+        ptx::griddepcontrol_wait();
+        const int each = (p.rows.columns + int(cluster.ctas) - 1) / int(cluster.ctas);
+        const int part = int(cluster.rank) * each, end = min(part + each, p.rows.columns);
+        for (int i = part + kLine * int(threadIdx.x); i < end; i += kLine * kThreads)
+            ptx::prefetch_l2(logits + i);
+    }
     Row row = indexer::find_row(p.rows, number, lane);
     int32_t* list = p.lists + number * p.list_stride;
     if (row.seen <= p.topk) {
@@ -459,7 +464,6 @@ __global__ void __launch_bounds__(kThreads, 1)
     ptx::griddepcontrol_wait();
     ptx::griddepcontrol_launch_dependents();
 
-    const float* logits = p.logits + number * p.logits_stride;
     const bool sparing = row.seen > room;
     float4 sample = {0, 0, 0, 0};
     if (sparing) sample = load4(logits, sampled_at(row.seen), row.seen, p.vectors);
