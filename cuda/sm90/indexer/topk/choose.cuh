@@ -6,10 +6,10 @@
 
 namespace mla::sm90::topk {
 
-// Marks the `topk` largest of the candidates, of which there are as many or more. False if so many
-// are equal that they are not told apart here: nothing is marked then.
-__device__ __forceinline__ bool choose_candidates(Shared& s, const Buffers& buffers,
-                                                  const Guess& guessed, uint32_t count,
+// Marks the `topk` largest of the candidates, of which there are as many or more, of a row that sees
+// so many positions.
+__device__ __forceinline__ void choose_candidates(Shared& s, const Buffers& buffers,
+                                                  const Guess& guessed, uint32_t count, int seen,
                                                   uint32_t topk) {
     const Candidate* candidates = buffers.candidates;
     const auto each = [&](const auto& visit) {
@@ -26,29 +26,37 @@ __device__ __forceinline__ bool choose_candidates(Shared& s, const Buffers& buff
         t = {range.least, within, topk, count};
     }
     narrow(s, t, within, kMostPairs / 4, each);
-    const bool whole = t.inside == t.wanted;
-    if (!whole && t.inside > kMostPairs) return false;
+    // Of many that are equal the positions are narrowed in the same way: lower ones are larger.
+    Threshold places = {~uint32_t(seen - 1), uint32_t(seen - 1), t.wanted, t.inside};
+    if (t.inside > kMostPairs / 4)
+        narrow(s, places, places.width, kMostPairs / 4, [&](const auto& visit) {
+            for (uint32_t i = threadIdx.x; i < count; i += kThreads) {
+                const Candidate c = candidates[i];
+                if (key_of(__uint_as_float(c.x)) == t.least) visit(~c.y);
+            }
+        });
+    const bool whole = places.inside == places.wanted;
 
     // Key and position in one number: larger is chosen earlier.
     uint64_t* pairs = reinterpret_cast<uint64_t*>(s.bins);
     for (uint32_t i = threadIdx.x; i < count; i += kThreads) {
         const Candidate c = candidates[i];
-        const uint32_t key = key_of(__uint_as_float(c.x));
-        if (t.is_above(key) || (whole && t.is_inside(key)))
+        const uint32_t key = key_of(__uint_as_float(c.x)), place = ~c.y;
+        if (!t.is_inside(key) ? t.is_above(key)
+                              : places.is_above(place) || (whole && places.is_inside(place)))
             mark(buffers.chosen, c.y);
-        else if (t.is_inside(key))
-            pairs[atomicAdd(&s.pairs, 1u)] = uint64_t(key) << 32 | uint32_t(~c.y);
+        else if (t.is_inside(key) && places.is_inside(place))
+            pairs[atomicAdd(&s.pairs, 1u)] = uint64_t(key) << 32 | place;
     }
     __syncthreads();
-    if (whole) return true;
-    for (uint32_t i = threadIdx.x; i < t.inside; i += kThreads) {
+    if (whole) return;
+    for (uint32_t i = threadIdx.x; i < places.inside; i += kThreads) {
         const uint64_t own = pairs[i];
         uint32_t rank = 0;
-        for (uint32_t j = 0; j < t.inside; ++j) rank += pairs[j] > own;
-        if (rank < t.wanted) mark(buffers.chosen, ~uint32_t(own));
+        for (uint32_t j = 0; j < places.inside; ++j) rank += pairs[j] > own;
+        if (rank < places.wanted) mark(buffers.chosen, ~uint32_t(own));
     }
     __syncthreads();
-    return true;
 }
 
 // The same for a whole row, which is read anew for each histogram: for rows of which the sample was

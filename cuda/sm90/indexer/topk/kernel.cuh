@@ -92,9 +92,10 @@ __global__ void __launch_bounds__(kThreads, kCtas)
         if (cluster.rank != 0) return;
     }
     const uint32_t topk = p.topk;
-    if (found < topk || found > p.candidates ||
-        !choose_candidates(s, buffers, guessed, found, topk))
+    if (found < topk || found > p.candidates)
         choose_row(s, buffers, logits, row.seen, topk);
+    else
+        choose_candidates(s, buffers, guessed, found, row.seen, topk);
     const bool fits = p.topk <= 2 * p.candidates;
     write_list(s, p.rows, row, buffers.chosen, words, 0, fits ? buffers.positions() : nullptr,
                list);
