@@ -245,8 +245,7 @@ __device__ __forceinline__ void barrier_cluster_arrive() {
 __device__ __forceinline__ void barrier_cluster_wait() {
     asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
-
-// The same arrival for who wants to know no more than that all have come there.
+// An arrival of a thread that has written nothing for the others: it costs no fence of the device.
 __device__ __forceinline__ void barrier_cluster_arrive_relaxed() {
     asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 }
@@ -284,6 +283,12 @@ __device__ __forceinline__ void st_async_v4_u32(uint32_t address, uint4 v, uint3
         "[%5];" ::"r"(address),
         "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(bar)
         : "memory");
+}
+__device__ __forceinline__ void st_async_v4(uint32_t address, float4 v, uint32_t bar) {
+    st_async_v4_u32(address,
+                    {__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z),
+                     __float_as_uint(v.w)},
+                    bar);
 }
 
 __device__ __forceinline__ uint32_t ld_shared_cluster_u32(uint32_t address) {

@@ -43,6 +43,8 @@
 //                                      warpgroup, for the other one
 //   stats_full, stats_empty            an item's maxima and sums: all of the
 //                                      first scores warpgroup; of the output
+//   merged_stats, merged               maxima and sums, and values, of all CTAs of
+//                                      a cluster: one thread, and what is sent
 //
 // Tiles of more than 32 heads of a cache of the queries' dtype have a kernel of
 // their own (wide/kernel.cuh).
@@ -81,6 +83,8 @@ __device__ __forceinline__ void initialise(Small& s) {
     for (uint64_t& bar : s.decided) ptx::mbarrier_init(ptx::shared_address(&bar), 128);
     ptx::mbarrier_init(ptx::shared_address(&s.stats_full), 128);
     ptx::mbarrier_init(ptx::shared_address(&s.stats_empty), kOutputThreads);
+    ptx::mbarrier_init(ptx::shared_address(&s.merged), 1);
+    ptx::mbarrier_init(ptx::shared_address(&s.merged_stats), 1);
     s.ends.initialise();
     ptx::fence_mbarrier_init();
 }
@@ -95,14 +99,17 @@ __global__ __launch_bounds__(Threads<N, Rows<T, format>>::kAll,
     typename L::Small& s = *reinterpret_cast<typename L::Small*>(shared + L::kSmallOffset);
     const uint32_t base = ptx::shared_address(shared);
 
-    if (threadIdx.x == 0) initialise<L::kScoreGroups>(s);
-    __syncthreads();
+    // By a thread that has nothing else to do yet.
+    if (threadIdx.x == Share::kAll - 1) initialise<L::kScoreGroups>(s);
     begin_behind_others(p);
-
     const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
+    Entries first;
+    if (L::kShort && warp < 4) first.read_first(p, Items::first(p), lane);
+    __syncthreads();
+
     if (warp < 4) {
         ptx::setmaxnreg_dec<Share::kLoad>();
-        KeyLoader<L, R>{{p, s, warp, lane}, base + L::kRingOffset}.run();
+        KeyLoader<L, R>{{p, s, warp, lane, first}, base + L::kRingOffset}.run();
     } else if (warp < 4 + 4 * L::kScoreGroups) {
         if constexpr (Share::kScores > Share::kEvenShare)
             ptx::setmaxnreg_inc<Share::kScores>();

@@ -108,6 +108,7 @@ cudaError_t launch_format(const Launch& l, const KernelParams& undivided) {
              [&](int splits) { return resident->clusters[splits].load(); });
     KernelParams p = undivided;
     p.head_tiles = own.head_tiles;
+    p.token_factor = ((uint32_t(1) << 31) + p.head_tiles - 1) / p.head_tiles;
     p.tile_heads = own.tile_heads;
     switch (rows_of(own.tile_heads)) {
         case 16: return launch<Narrow<T, 16, format>>(l, p, own.divisions);

@@ -2,8 +2,8 @@
 //
 // Nine query tiles come first, N rows by 64 values each, then two tiles of
 // probabilities, N rows by 64 keys, then the ring of slots. All of this is idle
-// when an item's last product is done, and holds the CTA's partial result
-// while a cluster merges.
+// when an item's last product is done, and holds partial results while a
+// cluster merges.
 #pragma once
 
 #include "../../../common/named_barrier.cuh"
@@ -44,7 +44,7 @@ struct Layout {
     static constexpr int kRingOffset = kQueryBytes + kProbabilityTiles * kProbabilityBytes;
     static constexpr int kSlotBytes = kSlotKeys * Rows::kPitch;
     // The most that `Small` has, for as many slots as there may be.
-    static constexpr int kSmallBytes = 3840 + 64 * N;
+    static constexpr int kSmallBytes = 3856 + 64 * N;
     static constexpr int kMostSlots = (kSharedLimit - kRingOffset - kSmallBytes) / kSlotBytes;
     static constexpr int kSlots = kMostSlots < 20 ? kMostSlots : 20;
     static_assert(kSlots >= kTileKeys / kSlotKeys, "a KV tile does not fit the ring");
@@ -52,6 +52,11 @@ struct Layout {
     // The CTA's partial result while a cluster merges: [N][kPartialPitch] f32.
     // The pitch keeps neighbouring heads in different banks.
     static constexpr int kPartialPitch = kLatent + 4;
+
+    // Whether what happens once per item is made short: entries are read ahead, and a cluster's
+    // CTAs send each other what they have (exchange.cuh). With more rows, the loop over tiles has
+    // no registers for it, and sending takes longer than reading.
+    static constexpr bool kShort = N <= 32;
 
     // Whether the loading warps ask for a list's end before they walk it, and not when its first
     // rows are on their way: then they need not wait for it, but the walk needs a register more.
@@ -90,6 +95,8 @@ struct Layout {
         alignas(16) float maximum[N], sum[N], inverse[N];
         // Of the keys' scales, see Scores.
         float unit;
+        // What the CTAs of a cluster send each other has come: values; maxima, sums and factors.
+        uint64_t merged, merged_stats;
     };
 
     static constexpr int kSmallOffset = kRingOffset + kSlots * kSlotBytes;

@@ -11,7 +11,8 @@ struct Item {
     int token, first_head, heads;
 
     __device__ Item(const KernelParams& p, int index) {
-        token = unsigned(index) / unsigned(p.head_tiles);
+        // Exact for less than 2^27 items, which are 8 per token at most.
+        token = int(uint64_t(index) * p.token_factor >> 31);
         first_head = (index - token * p.head_tiles) * p.tile_heads;
         heads = min(p.tile_heads, p.heads - first_head);
     }
@@ -77,6 +78,27 @@ __device__ __forceinline__ void find_ends(const KernelParams& p, ListEnds& ends,
     }
 }
 
+// Entries of a list that a warp reads together: some groups of its split, of which a lane has an
+// entry each.
+struct Entries {
+    static constexpr int kGroups = 4;
+    int of_group[kGroups];
+
+    // The first ones of an item's first list. They are asked for as soon as there is nothing else
+    // to do, and looked at when the walk begins; no count is known yet. Those of a dense request
+    // are no list's.
+    __device__ __forceinline__ void read_first(const KernelParams& p, int item, int lane) {
+        if (item >= p.items || p.dense_within > 0) return;
+        const Source& source = p.sources[0];
+        const int* list = source.lists + Item(p, item).token * source.list_stride + lane;
+#pragma unroll
+        for (int i = 0; i < kGroups; ++i) {
+            const int at = (Items::split() + i * Items::splits()) * kListGroup;
+            of_group[i] = at + lane < source.width ? list[at] : -1;
+        }
+    }
+};
+
 // One of the four warps that load. Each walks all lists, and compacts their
 // valid entries; they share the rows of a KV tile.
 template <class L>
@@ -84,6 +106,9 @@ struct ListWalk {
     const KernelParams& p;
     typename L::Small& s;
     int warp, lane;
+    // Of the current list, or the first ones of the next item's, where they are asked for ahead
+    // (Layout::kShort).
+    Entries first;
     Turn<kAnnounced> tile = {};
     // Items that are done.
     uint32_t done = 0;
@@ -95,6 +120,7 @@ struct ListWalk {
 #pragma unroll 1
         for (int i = Items::first(p); i < p.items; i += Items::step()) {
             walk(i, copy);
+            if constexpr (L::kShort) first.read_first(p, i + Items::step(), lane);
             announce(0);
             s.ends.give_back(done++);
         }
@@ -171,50 +197,59 @@ struct ListWalk {
                         : source.counts ? max(0, min(source.counts[token], source.width))
                                         : source.width;
             const int* list = source.lists + token * source.list_stride + lane;
-            constexpr int batch = 4;
+            constexpr int batch = Entries::kGroups;
             const int begin = Items::split() * kListGroup;
             int from = begin;
-            int next[batch];
+            Entries of_source;
+            Entries& next = L::kShort ? first : of_source;
             const auto read_batch = [&](int first) {
                 if (is_dense) {
 #pragma unroll 1
                     for (int i = 0; i < batch; ++i) {
                         const int slot = slot_of(dense, source.page_size, first + i * step + lane);
-                        if (i == 0) next[0] = slot;
-                        if (i == 1) next[1] = slot;
-                        if (i == 2) next[2] = slot;
-                        if (i == 3) next[3] = slot;
+                        if (i == 0) next.of_group[0] = slot;
+                        if (i == 1) next.of_group[1] = slot;
+                        if (i == 2) next.of_group[2] = slot;
+                        if (i == 3) next.of_group[3] = slot;
                     }
                 } else {
 #pragma unroll
                     for (int i = 0; i < batch; ++i) {
                         const int at = first + i * step;
-                        next[i] = at + lane < width ? list[at] : -1;
+                        next.of_group[i] = at + lane < width ? list[at] : -1;
                     }
                 }
             };
-            read_batch(from);
+            if (L::kShort && k == 0 && p.dense_within == 0) {
+#pragma unroll
+                for (int i = 0; i < batch; ++i)
+                    if (from + i * step + lane >= width) next.of_group[i] = -1;
+            } else {
+                read_batch(from);
+            }
             const auto look = [&] {
                 if (!is_dense) width = min(width, s.ends.behind_last(done, k, lane));
             };
             if (L::kEndFirst && from + batch * step < width) look();
 #pragma unroll 1
             while (from < width) {
-                const int entries[batch] = {next[0], next[1], next[2], next[3]};
+                const Entries entries = next;
                 // The next groups are under way while these are compacted.
                 read_batch(from + batch * step);
                 const uint32_t before_batch = taken + there;
 #pragma unroll 1
-                for (int i = 0; i < batch; ++i) {
-                    const int entry = i < 2 ? (i == 0 ? entries[0] : entries[1])
-                                            : (i == 2 ? entries[2] : entries[3]);
-                    const bool valid = uint32_t(entry) < source.slots;
-                    const uint32_t all = __ballot_sync(~0u, valid);
-                    const int before = __popc(all & ((1u << lane) - 1));
-                    if (valid)
-                        s.pending[warp][(taken + there + before) % L::kPending] =
-                            uint32_t(entry) | k << 31;
-                    there += __popc(all);
+                for (int i = 0; i < batch; i += 2) {
+#pragma unroll
+                    for (int j = 0; j < 2; ++j) {
+                        const int entry = i == 0 ? entries.of_group[j] : entries.of_group[2 + j];
+                        const bool valid = uint32_t(entry) < source.slots;
+                        const uint32_t all = __ballot_sync(~0u, valid);
+                        const int before = __popc(all & ((1u << lane) - 1));
+                        if (valid)
+                            s.pending[warp][(taken + there + before) % L::kPending] =
+                                uint32_t(entry) | k << 31;
+                        there += __popc(all);
+                    }
                     __syncwarp();
                     if (there >= kTileKeys) take(kTileKeys);
                 }

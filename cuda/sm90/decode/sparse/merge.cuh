@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../../../common/softmax.cuh"
+#include "../../../ptx/lanes.cuh"
 #include "results.cuh"
 #include "schedule.cuh"
 
@@ -25,9 +26,17 @@ struct Merge {
     // All products are done: what they read may be overwritten.
     __device__ static void meet() { OutputBarrier::sync(); }
 
-    // A value of this CTA's result.
-    __device__ void put(int head, int latent, float value) const {
-        ptx::st_shared(base + (head * L::kPartialPitch + latent) * 4, __float_as_uint(value));
+    // A value of this CTA's result, or two or four neighbouring ones.
+    __device__ void put(int head, int latent, float v) const {
+        ptx::st_shared(place(head, latent), __float_as_uint(v));
+    }
+    __device__ void put(int head, int latent, float2 v) const {
+        ptx::st_shared_v2(place(head, latent), __float_as_uint(v.x), __float_as_uint(v.y));
+    }
+    __device__ void put(int head, int latent, float4 v) const {
+        ptx::st_shared_v4(place(head, latent),
+                          make_uint4(__float_as_uint(v.x), __float_as_uint(v.y),
+                                     __float_as_uint(v.z), __float_as_uint(v.w)));
     }
 
     // When all values have been put.
@@ -61,6 +70,9 @@ struct Merge {
     static constexpr int kMaximaOffset = kWeightsOffset + L::kRows * kWeightsPitch * 4;
     static_assert(kMaximaOffset + L::kRows * 8 <= L::kSmallOffset, "all of it has room");
 
+    __device__ uint32_t place(int head, int latent) const {
+        return base + (head * L::kPartialPitch + latent) * 4;
+    }
     __device__ uint32_t maximum(int head) const { return base + kMaximaOffset + head * 4; }
     __device__ uint32_t sum(int head) const { return maximum(L::kRows + head); }
 

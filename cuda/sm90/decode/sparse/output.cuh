@@ -9,7 +9,7 @@
 #pragma once
 
 #include "../../../common/quad.cuh"
-#include "merge.cuh"
+#include "exchange.cuh"
 #include "scores.cuh"
 
 namespace mla::sm90::sparse {
@@ -73,10 +73,15 @@ struct Output {
             }
             ptx::mbarrier_wait(ptx::shared_address(&s.stats_full), done & 1);
             const Item item(p, i);
-            if (Items::splits() == 1)
+            if (Items::splits() == 1) {
                 write(acc, item);
-            else
+            } else if constexpr (L::kShort) {
+                exchange(acc, item);
+                // A cluster has one item.
+                return;
+            } else {
                 merge(acc, item);
+            }
             ptx::mbarrier_arrive(ptx::shared_address(&s.stats_empty));
         }
     }
@@ -270,6 +275,33 @@ struct Output {
         }
     }
 
+    // Row 8 (4 j + t) + warp of the accumulators has acc[t][4 j] to acc[t][4 j + 3].
+    struct Fragment {
+        static constexpr int kLatentStep = R::kConverts ? 1 : 8;
+        // The first value's, and of what `i` says the other.
+        __device__ static int head(int row, int lane, int i) {
+            return row / 32 * 8 + 2 * (lane & 3) + i;
+        }
+        __device__ static int latent(int row, int lane) {
+            return row % 8 * 64 + R::latent(row / 8 % 4, 0, lane >> 2);
+        }
+        // Which of the four is of the head's `e` and the latent values' `i`.
+        __device__ static constexpr int at(int e, int i) { return 2 * i + e; }
+    };
+
+    __device__ void exchange(const Sums& acc, const Item& item) const {
+        Exchange<T, L, Fragment> exchange{p, s, base, thread};
+        exchange.begin(item);
+#pragma unroll
+        for (int j = 0; j < N / 8; ++j) {
+            if (8 * j >= item.heads) break;
+#pragma unroll
+            for (int t = 0; t < 4; ++t)
+                exchange.send(8 * (4 * j + t) + first_latent / 64, acc[t] + 4 * j);
+        }
+        exchange.run(item);
+    }
+
     __device__ void merge(const Sums& acc, const Item& item) const {
         const Merge<T, L> merge{p, s, base, thread};
         merge.meet();
@@ -279,12 +311,27 @@ struct Output {
             for (int e = 0; e < 2; ++e) {
                 const int head = 8 * j + 2 * q + e;
                 const float scale = s.inverse[head];
+                const auto value = [&](int t, int half) {
+                    return acc[t][4 * j + 2 * half + e] * scale;
+                };
+                if constexpr (R::kConverts) {
+                    // Eight neighbouring ones, of which every other lane of a quad puts the last
+                    // four first: then no two lanes meet in a bank.
+                    const float4 low =
+                        make_float4(value(0, 0), value(0, 1), value(1, 0), value(1, 1));
+                    const float4 high =
+                        make_float4(value(2, 0), value(2, 1), value(3, 0), value(3, 1));
+                    const bool odd = q & 1;
+                    const int latent = first_latent + 8 * g;
+                    merge.put(head, latent + (odd ? 4 : 0), odd ? high : low);
+                    merge.put(head, latent + (odd ? 0 : 4), odd ? low : high);
+                } else {
 #pragma unroll
-                for (int t = 0; t < 4; ++t)
+                    for (int t = 0; t < 4; ++t)
 #pragma unroll
-                    for (int half = 0; half < 2; ++half)
-                        merge.put(head, first_latent + R::latent(t, half, g),
-                                  acc[t][4 * j + 2 * half + e] * scale);
+                        for (int half = 0; half < 2; ++half)
+                            merge.put(head, first_latent + R::latent(t, half, g), value(t, half));
+                }
             }
         merge.run(item);
     }

@@ -17,16 +17,16 @@ constexpr int kListGroup = 32;
 
 // A cache, and a list for each token of what is attended to in it.
 struct Source {
-    const char* cache;  // [pages, page_size] rows
-    const int* lists;   // [tokens, width]
-    const int* counts;  // [tokens], or null
+    const int* lists;  // [tokens, width]
     int64_t list_stride;
-    // In bytes.
-    int64_t page_stride, slot_stride;
+    const int* counts;  // [tokens], or null
+    int width;
     // An entry is valid if it is below this, as an unsigned number.
     uint32_t slots;
+    const char* cache;  // [pages, page_size] rows
+    // In bytes.
+    int64_t page_stride, slot_stride;
     uint32_t page_size;
-    int width;
     // Pages lie one behind the other, so that a slot's number alone says where it
     // is.
     bool pages_adjoin;
@@ -35,14 +35,23 @@ struct Source {
 // A token attends to what all of its lists name.
 constexpr int kSources = 2;
 
+// What a kernel reads first stands first, since each line of constants that it looks at is waited
+// for.
 struct KernelParams {
-    Source sources[kSources];
+    // The launch sets these. Tiles of heads of all tokens: the first of this launch, and where they
+    // end.
+    int first_item, items;
+    // Tiles of heads of a token, and the heads of each of them but the last. 2^31 / head_tiles,
+    // rounded up.
+    int head_tiles, tile_heads;
+    uint32_t token_factor;
     // Of the requests that are dense, see mla.h.
+    int dense_within, requests;
+    Source sources[kSources];
     const int* block_table;
     const int* seq_lens;
     const int* query_starts;
     int64_t block_table_stride;
-    int dense_within, requests;
     const void* q_latent;  // [tokens, heads, 512]
     const void* q_rope;    // [tokens, heads, 64]
     const float* sinks;    // [heads], or null
@@ -57,11 +66,6 @@ struct KernelParams {
     int tokens, heads;
     // Entries of all lists of a token.
     int width;
-    // The launch sets what follows. Tiles of heads of a token, and the heads of each of them but
-    // the last.
-    int head_tiles, tile_heads;
-    // Tiles of heads of all tokens: the first of this launch, and where they end.
-    int first_item, items;
     // softmax_scale * log2(e), times the cache's scale
     float scale_log2;
     // What the output is multiplied by: the cache's scale

@@ -24,11 +24,11 @@ struct WideLayout {
     static constexpr int kRingOffset = kQueryPanels * kPanelBytes;
     static constexpr int kRopeOffset = kRingOffset + kLatentStages * kStageBytes;
     static constexpr int kSmallOffset = kRopeOffset + kRopeStages * kPanelBytes;
-    // As in Layout.
-    static constexpr int kPartialPitch = kLatent + 4;
+    // As in Layout, for two neighbouring values at a time.
+    static constexpr int kPartialPitch = kLatent + 8;
 
     // As in Layout.
-    static constexpr bool kEndFirst = false;
+    static constexpr bool kEndFirst = false, kShort = false;
 
     // Entries of a list that may wait for their tile.
     static constexpr int kPending = 2 * kTileKeys;

@@ -178,11 +178,10 @@ struct WideOutput {
 #pragma unroll
             for (int stage = 0; stage < 2; ++stage)
 #pragma unroll
-                for (int i = 0; i < 16; ++i)
-#pragma unroll
-                    for (int e = 0; e < 2; ++e)
-                        merge.put(head, latent_of(stage, i) + e,
-                                  acc[stage][4 * i + 2 * half + e] * by);
+                for (int i = 0; i < 16; ++i) {
+                    const float* x = acc[stage] + 4 * i + 2 * half;
+                    merge.put(head, latent_of(stage, i), make_float2(x[0] * by, x[1] * by));
+                }
         }
         merge.run(item);
     }
