@@ -74,9 +74,14 @@ __device__ __forceinline__ float log2_sum_exp2(float maximum, float sum) {
 // the same scale, and a term is at most 2^8.
 constexpr float kLazyMaximum = 8.f;
 
+// Whether `top` demands that a reference maximum follows it.
+__device__ __forceinline__ bool exceeds_lazily(float maximum, float top) {
+    return top > maximum + kLazyMaximum;
+}
+
 // Raises a reference maximum if `top` demands it; returns what sums of before are multiplied by.
 __device__ __forceinline__ float raise_lazily(float& maximum, float top) {
-    const bool raise = top > maximum + kLazyMaximum;
+    const bool raise = exceeds_lazily(maximum, top);
     const float factor = raise ? ptx::ex2_approx(maximum - top) : 1.f;
     maximum = raise ? top : maximum;
     return factor;

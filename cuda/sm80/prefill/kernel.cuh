@@ -272,18 +272,15 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void prefill_kernel(
         const bool finite = turn_to_values();
         if (!kPlain && min(seen_from(key_tile), rest_from(key_tile)) < C::kKeys)
             mask_keys<C>(s, seen_from(key_tile), p.causal);
-        float rescale[C::kWarpTiles][2];
-        softmax.raise(s, p.scale_log2, rescale);
+        softmax.raise(s, p.scale_log2, [&](int tile, float low, float high) {
 #pragma unroll
-        for (int i = 0; i < C::kWarpTiles; ++i)
-            if (__any_sync(~0u, rescale[i][0] != 1.f || rescale[i][1] != 1.f))
-#pragma unroll
-                for (int j = 0; j < C::kVDim / 8; ++j) {
-                    o[i][j][0] *= rescale[i][0];
-                    o[i][j][1] *= rescale[i][0];
-                    o[i][j][2] *= rescale[i][1];
-                    o[i][j][3] *= rescale[i][1];
-                }
+            for (int j = 0; j < C::kVDim / 8; ++j) {
+                o[tile][j][0] *= low;
+                o[tile][j][1] *= low;
+                o[tile][j][2] *= high;
+                o[tile][j][3] *= high;
+            }
+        });
         const uint32_t values_at = value_stage + place.value_at<C>();
         if (finite) {
             multiply_values<C, false>(o, s, softmax, p.scale_log2, values_at);

@@ -10,19 +10,35 @@ namespace mla::sm80::prefill {
 template <class C>
 class Softmax {
   public:
-    // Takes scores into account; returns what earlier sums are to be multiplied by.
+    // Takes scores into account. If a row's reference has to follow them, which it has in few
+    // tiles, calls `rescale(tile, low, high)`: what earlier sums of 16 rows are to be multiplied by,
+    // of the lane's two rows.
+    template <class Rescale>
     __device__ void raise(const float (&s)[C::kWarpTiles][C::kKeys / 8][4], float scale,
-                          float (&rescale)[C::kWarpTiles][2]) {
+                          const Rescale& rescale) {
+        float top[C::kWarpTiles][2];
+        bool exceeds = false;
 #pragma unroll
         for (int tile = 0; tile < C::kWarpTiles; ++tile)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                float top = -INFINITY;
+                float& x = top[tile][half];
+                x = -INFINITY;
 #pragma unroll
                 for (int block = 0; block < C::kKeys / 8; ++block)
-                    top = fmaxf(top, fmaxf(s[tile][block][half * 2], s[tile][block][half * 2 + 1]));
-                rescale[tile][half] = rows_[tile][half].raise(quad_maximum(top) * scale);
+                    x = fmaxf(x, fmaxf(s[tile][block][half * 2], s[tile][block][half * 2 + 1]));
+                x *= scale;
+                exceeds |= exceeds_lazily(rows_[tile][half].maximum, x);
             }
+        if (!__any_sync(~0u, exceeds)) return;
+#pragma unroll
+        for (int tile = 0; tile < C::kWarpTiles; ++tile) {
+            float factor[2];
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                factor[half] = rows_[tile][half].raise(quad_maximum(top[tile][half]));
+            rescale(tile, factor[0], factor[1]);
+        }
     }
 
     // Two of P: word `word` of the fragment of 16 rows and keys, of which `s` are the scores.
