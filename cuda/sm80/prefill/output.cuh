@@ -32,22 +32,42 @@ class Output {
     __device__ Output(const KernelParams& p, int query_begin, int rows, int first_row, int head)
         : p_(p), first_token_(query_begin + first_row), rows_(rows), head_(head) {}
 
+    // Through shared memory, in the place of the warp's own queries, so that lanes side by side
+    // store what lies side by side. When all of the CTA's copies have landed.
     __device__ void write(const float (&o)[C::kWarpTiles][C::kVDim / 8][4],
                           const Softmax<C>& softmax) const {
-        const int lane = ptx::laneid(), own_row = ptx::tid_x() / 32 * 16 * C::kWarpTiles + lane / 4;
+        using Tile = typename C::QkRows;
+        static_assert(C::kVDim <= C::kQkDim);
+        const int lane = ptx::laneid(), first = ptx::tid_x() / 32 * C::kWarpRows;
+        const uint32_t staged = ptx::shared_address(ptx::dynamic_shared()) + first * Tile::kPitch;
 #pragma unroll
         for (int i = 0; i < C::kWarpTiles; ++i)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const RowState state = softmax.row(i, half);
-                const int row = own_row + i * 16 + half * 8;
-                if (row >= rows_) continue;
+                const int row = i * 16 + half * 8 + lane / 4;
                 const float scale = scale_of(state.sum);
 #pragma unroll
                 for (int j = 0; j < C::kVDim / 8; ++j)
-                    put(row, j, o[i][j][half * 2] * scale, o[i][j][half * 2 + 1] * scale);
-                if (lane % 4 == 0) put_lse(row, state.maximum, state.sum);
+                    ptx::st_shared(staged + Tile::at(row, j % 8) + j / 8 * 128 + lane % 4 * 4,
+                                   ptx::cvt_rn_x2<T>(o[i][j][half * 2] * scale,
+                                                     o[i][j][half * 2 + 1] * scale));
+                if (lane % 4 == 0 && first + row < rows_)
+                    put_lse(first + row, state.maximum, state.sum);
             }
+        __syncwarp();
+        constexpr int kChunks = C::kVDim / 8, kStep = 32 / kChunks;
+        const int chunk = lane % kChunks;
+        char* to = static_cast<char*>(p_.out) +
+                   (first_token_ + first + lane / kChunks) * p_.out_token_stride +
+                   head_ * p_.out_head_stride + chunk * 16;
+#pragma unroll 4
+        for (int row = lane / kChunks; row < C::kWarpRows; row += kStep) {
+            if (first + row >= rows_) break;
+            *reinterpret_cast<uint4*>(to) =
+                ptx::ld_shared_v4(staged + Tile::at(row, chunk % 8) + chunk / 8 * 128);
+            to += kStep * p_.out_token_stride;
+        }
     }
 
     // By all threads, when nobody uses the keys' place any more.

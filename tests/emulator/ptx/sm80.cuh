@@ -254,6 +254,9 @@ inline uint4 ld_shared_v4(uint32_t address) {
     std::memcpy(&r, emulated().shared_at(address, 16), 16);
     return r;
 }
+inline void st_shared(uint32_t address, uint32_t x) {
+    std::memcpy(emulated().shared_at(address, 4), &x, 4);
+}
 inline void st_shared_v4(uint32_t address, uint4 x) {
     std::memcpy(emulated().shared_at(address, 16), &x, 16);
 }
