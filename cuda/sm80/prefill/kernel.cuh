@@ -16,11 +16,14 @@
 
 namespace mla::sm80::prefill {
 
-// S = Q K^T: 16 * kWarpTiles rows by kKeys keys.
-template <class C>
+// S = Q K^T: 16 * kWarpTiles rows by kKeys keys. `begun` is called when the first operands are on
+// their way.
+template <class C, class Begun>
 __device__ __forceinline__ void multiply_keys(float (&s)[C::kWarpTiles][C::kKeys / 8][4],
-                                              uint32_t a_at, uint32_t b_at) {
+                                              uint32_t a_at, uint32_t b_at, const Begun& begun) {
+    using T = typename C::Element;
     using Tile = typename C::QkRows;
+    constexpr int kPairs = C::kKeys / 16;
 #pragma unroll
     for (int tile = 0; tile < C::kWarpTiles; ++tile)
 #pragma unroll
@@ -29,21 +32,21 @@ __device__ __forceinline__ void multiply_keys(float (&s)[C::kWarpTiles][C::kKeys
             for (int i = 0; i < 4; ++i) s[tile][block][i] = 0.f;
 #pragma unroll
     for (int step = 0; step < C::kQkDim / 16; ++step) {
-        uint32_t a[C::kWarpTiles][4];
+        uint32_t a[C::kWarpTiles][4], b[kPairs][4];
 #pragma unroll
         for (int tile = 0; tile < C::kWarpTiles; ++tile)
             ptx::ldmatrix_x4(a[tile], Tile::right(a_at, step * 2) + tile * 16 * Tile::kPitch);
 #pragma unroll
-        for (int pair = 0; pair < C::kKeys / 16; ++pair) {
-            uint32_t b[4];
-            ptx::ldmatrix_x4(b, Tile::right(b_at, step * 2) + pair * 16 * Tile::kPitch);
+        for (int pair = 0; pair < kPairs; ++pair)
+            ptx::ldmatrix_x4(b[pair], Tile::right(b_at, step * 2) + pair * 16 * Tile::kPitch);
+        if (step == 0) begun();
+#pragma unroll
+        for (int pair = 0; pair < kPairs; ++pair)
 #pragma unroll
             for (int tile = 0; tile < C::kWarpTiles; ++tile) {
-                using T = typename C::Element;
-                ptx::mma_m16n8k16<T>(s[tile][pair * 2], a[tile], b[0], b[1]);
-                ptx::mma_m16n8k16<T>(s[tile][pair * 2 + 1], a[tile], b[2], b[3]);
+                ptx::mma_m16n8k16<T>(s[tile][pair * 2], a[tile], b[pair][0], b[pair][1]);
+                ptx::mma_m16n8k16<T>(s[tile][pair * 2 + 1], a[tile], b[pair][2], b[pair][3]);
             }
-        }
     }
 }
 
@@ -251,24 +254,29 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void prefill_kernel(
             return kPlain || !ptx::bar_red_or(0, C::kThreads,
                                               has_nonfinite<C>(value_stage + place.thread() * 16));
         };
-        // Before the barrier, since it takes time.
+        // Before the barrier, since they take time.
         const auto values = value_copy(key_tile);
+        const unsigned thread = ptx::tid_x();
         const bool idle = ptx::tid_x() / 32 * C::kWarpRows >= item.rows ||
                           (!kPlain && seen_from(key_tile) + (p.causal ? C::kWarpRows - 1 : 0) <= 0);
         ptx::cp_async_wait_group<0>();
         // These keys are there, and no warp needs the values before these.
         __syncthreads();
-        if (kPlain)
-            values.run(value_stage);
-        else
-            values.run(value_stage, rest_from(key_tile));
-        ptx::cp_async_commit_group();
+        const auto copy_values = [&] {
+            if (kPlain)
+                values.run(value_stage);
+            else
+                values.run(value_stage, rest_from(key_tile));
+            ptx::cp_async_commit_group();
+        };
         if (idle) {
+            copy_values();
             turn_to_values();
             return;
         }
         float s[C::kWarpTiles][C::kKeys / 8][4];
-        multiply_keys<C>(s, shared + place.query_at<C>(), key_stage + place.key_at<C>());
+        multiply_keys<C>(s, shared + Place::query_at<C>(thread), key_stage + place.key_at<C>(),
+                         copy_values);
         const bool finite = turn_to_values();
         if (!kPlain && min(seen_from(key_tile), rest_from(key_tile)) < C::kKeys)
             mask_keys<C>(s, seen_from(key_tile), p.causal);

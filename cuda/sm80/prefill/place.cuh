@@ -27,12 +27,11 @@ class Place {
     }
 
     // Where the rows begin that this lane names to ldmatrix: in the queries, in a stage of keys and
-    // in that of values.
+    // in that of values. The thread is read for the queries where it costs no time: between two uses
+    // it would take a register.
     template <class C>
-    __device__ int query_at() const {
-        // Read from its special register wherever it is needed: that takes registers least.
-        const auto thread = [] { return ptx::tid_x(); };
-        return C::QkRows::at(thread() / 32 * C::kWarpRows + thread() % 16, thread() / 16 % 2);
+    __device__ static int query_at(unsigned thread) {
+        return C::QkRows::at(thread / 32 * C::kWarpRows + thread % 16, thread / 16 % 2);
     }
     template <class C>
     __device__ int key_at() const {
