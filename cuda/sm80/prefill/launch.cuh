@@ -84,6 +84,19 @@ int splits_of(const Limits& l, const Shape& s, int64_t tiles) {
     return best;
 }
 
+// Heads whose tiles are done side by side: few, so that CTAs that run at the same time read the same
+// keys and L2 has them, which spares bandwidth and power. But the tiles that take longest come first
+// of each group, so the last one needs enough others to even out when CTAs end: the more, the more
+// the keys of causal tiles differ. Where requests differ, too, all heads are one group.
+template <class C>
+int head_group_of(const Limits& l, const Shape& s, bool causal, int64_t tiles_of_head) {
+    if (10 * int64_t(s.query_tokens) < 9 * int64_t(s.requests) * s.max_query_len) return s.heads;
+    const float differ = causal ? std::min(float(s.max_query_len) / float(s.max_key_len), 1.f) : 0.f;
+    const float tiles = float(slots_of<C>(l)) * (1.f + 3.f * differ);
+    const int groups = std::max(int(float(tiles_of_head) * float(s.heads) / tiles), 1);
+    return (s.heads + groups - 1) / groups;
+}
+
 // Loads a kernel into the current context and allows it its shared memory.
 template <class C>
 MlaStatus load(const Limits& l) {
@@ -110,9 +123,7 @@ MlaStatus launch(const Limits& l, const Shape& s, KernelParams& p, cudaStream_t 
         p.patience = 0;
     else
         p.patience += s.max_key_len / (int64_t(C::kKeys) * p.splits) * kCyclesOfKvTile;
-    // All heads' tiles of the same number side by side: shared out evenly, they matter more than
-    // what the L2 cache might hold of fewer heads.
-    p.head_group = s.heads;
+    p.head_group = p.splits == 1 ? head_group_of<C>(l, s, p.causal, tiles) : s.heads;
     cudaLaunchConfig_t config = {};
     config.gridDim = {unsigned(tiles * s.heads * p.splits), 1, 1};
     config.blockDim = {unsigned(C::kThreads), 1, 1};
