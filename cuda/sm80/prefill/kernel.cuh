@@ -258,8 +258,8 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void prefill_kernel(
         const auto values = value_copy(key_tile);
         const unsigned thread = ptx::tid_x();
         // Which of the two takes no register that is not there, only the assembler knows.
-        const unsigned own = C::kQkDim == 128 ? thread : ptx::tid_x();
-        const bool idle = own / 32 * C::kWarpRows >= item.rows ||
+        const int warp = C::kQkDim == 128 ? int(thread / 32) : ptx::tid_x() / 32;
+        const bool idle = warp * C::kWarpRows >= item.rows ||
                           (!kPlain && seen_from(key_tile) + (p.causal ? C::kWarpRows - 1 : 0) <= 0);
         ptx::cp_async_wait_group<0>();
         // These keys are there, and no warp needs the values before these.
