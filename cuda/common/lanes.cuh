@@ -14,6 +14,7 @@ struct Lanes {
     __device__ static int highest(int x) { return __reduce_max_sync(~0u, x); }
     __device__ static int sum(int x) { return __reduce_add_sync(~0u, x); }
     __device__ static int of(int x, int lane) { return __shfl_sync(~0u, x, lane); }
+    __device__ static float of(float x, int lane) { return __shfl_sync(~0u, x, lane); }
     __device__ static int last(int x) { return of(x, kCount - 1); }
     __device__ static bool all(bool own) { return __all_sync(~0u, own); }
     // The first lane that says so; there is one.
@@ -47,6 +48,7 @@ struct Lanes {
     static int highest(int x) { return x; }
     static int sum(int x) { return x; }
     static int of(int x, int) { return x; }
+    static float of(float x, int) { return x; }
     static int last(int x) { return x; }
     static bool all(bool own) { return own; }
     static int first(bool) { return 0; }

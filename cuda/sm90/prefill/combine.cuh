@@ -60,12 +60,13 @@ struct Combine {
     static_assert(kLineBytes + kSumBytes <= kWarpSplits * kSumBytes);
 
     // Share `share` of `splits` of the lines, by the warps of all consumers. They wait for the
-    // splits, whose CTAs have claimed them and so go on.
-    __device__ __forceinline__ void run(int splits, int share, int warp) const {
+    // splits, whose CTAs have claimed them and so go on; `waited` is called behind that.
+    template <typename Waited>
+    __device__ __forceinline__ void run(int splits, int share, int warp, Waited waited) const {
         const int rows = min(kQueries, work.query_len - work.query);
         const int lines = (rows + kWarpRows - 1) / kWarpRows * kLines;
         const int begin = lines * share / splits, end = lines * (share + 1) / splits;
-        if (begin == end) return;
+        if (begin == end) return waited();
         // 2^shift warps have a line together.
         const int shift = shift_of(end - begin, splits), way = warp & ((1 << shift) - 1);
         const int each = shift > 0 ? 1 : (end - begin + kConsumerWarps - 1) / kConsumerWarps;
@@ -77,6 +78,7 @@ struct Combine {
             const Arrivals<DeviceMemory> warps = p.arrivals(work.first_slot());
             while (warps.seen() < splits * kConsumerWarps) __nanosleep(20);
         }
+        waited();
         Total total;
         // The lines of one warp's rows at a time.
 #pragma unroll 1

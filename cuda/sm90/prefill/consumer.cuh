@@ -348,18 +348,25 @@ struct Consumer {
             await_work(number);
             const Work work = work_at(number);
             if (work.is_end()) break;
+            const auto give_back = [&] {
+                __syncwarp();
+                if (lane == 0)
+                    ptx::mbarrier_arrive(
+                        ptx::shared_address(&shared.work_empty[Slot(number).index]));
+            };
             if (Tile::kDivides && work.combines()) {
                 // Queries, keys and values are no longer read, nor is what the combine before left
                 // there: their place is taken.
                 CombineBarrier::sync();
                 const uint32_t staged =
                     ptx::shared_address(shared.query) + warp * Combine<Tile>::kBytes;
-                Combine<Tile>{p, work, lane, staged}.run(work.key_len,
-                                                         work.slot() - work.first_slot(), warp);
+                // Given back behind the last look at counters, for which alone a CTA waits before
+                // it leaves.
+                Combine<Tile>{p, work, lane, staged}.run(
+                    work.key_len, work.slot() - work.first_slot(), warp, give_back);
+            } else {
+                give_back();
             }
-            __syncwarp();
-            if (lane == 0)
-                ptx::mbarrier_arrive(ptx::shared_address(&shared.work_empty[Slot(number).index]));
         }
         if (lane == 0) ptx::cp_async_bulk_wait_group();
         __syncwarp();

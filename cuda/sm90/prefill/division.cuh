@@ -21,6 +21,9 @@
 #include <cstring>
 
 #include "../../common/lanes.cuh"
+#ifdef __CUDACC__
+#include "../../ptx/sm90.cuh"
+#endif
 #include "item.cuh"
 #include "lengths.cuh"
 #include "params.cuh"
@@ -44,6 +47,27 @@ __host__ __device__ inline int ceil_of(int a, int b) {
     return int((unsigned(a) + unsigned(b) - 1) / unsigned(b));
 }
 
+// 1 / x, in one instruction on the device.
+__host__ __device__ inline float reciprocal(float x) {
+#ifdef __CUDA_ARCH__
+    return ptx::rcp_approx(x);
+#else
+    return 1.f / x;
+#endif
+}
+
+// Divides numbers below 2^20 by one that is no larger, exactly: a division of integers takes 20 to
+// 30 instructions, and on the way to the first tile each is fetched for one use. What is rounded is
+// half of 1 / n away from any integer, at least.
+struct Divisor {
+    float reciprocal_;
+
+    __host__ __device__ explicit Divisor(int n) : reciprocal_(reciprocal(float(n))) {}
+    __host__ __device__ int floor(int a) const { return int((float(a) + 0.5f) * reciprocal_); }
+    __host__ __device__ float ceil(float a) const { return ceilf((a - 0.5f) * reciprocal_); }
+    __host__ __device__ int ceil(int a) const { return int(ceil(float(a))); }
+};
+
 template <int keys>
 class Division {
   public:
@@ -59,6 +83,13 @@ class Division {
         division.length_ = length;
         return division;
     }
+
+    // Asks for the lengths of the first requests, one for each lane, which are on their way until
+    // divide() or whoever asks for starts() needs them.
+    __host__ __device__ void ask() { read(0); }
+
+    // How many query and key rows stand before the lane's request, of the first ones.
+    __host__ __device__ int2 starts() const { return make_int2(own_.query_start, own_.key_start); }
 
     // Chooses the length of a split. False: query tiles are not divided.
     __host__ __device__ bool divide() { return count() && may_gain() && choose(); }
@@ -89,29 +120,35 @@ class Division {
         slots_of_alike_ = batch_.heads * items.tiles * items.splits;
     }
 
+    // Is no longer of alike requests.
+    __host__ __device__ void divide_by_lengths() { of_alike_ = 0; }
+
     // Counts query tiles and KV tiles. False where there are too many of the former to be divided,
     // or nothing to divide.
     __host__ __device__ bool count() {
-        int tiles = 0, same = 1;
+        int tiles = 0;
         longest_ = 0;
         shortest_ = INT32_MAX;
         total_ = 0.f;
-        const Request first = request(0);
+        alike_ = true;
+        const int query_len = Lanes::of(own_.query_len(), 0),
+                  key_len = Lanes::of(own_.key_len(), 0);
 #pragma unroll 1
-        for (int begin = 0; begin < batch_.requests; begin += Lanes::kCount) {
-            const Request own = request(begin + Lanes::own());
-            if (begin + Lanes::own() < batch_.requests) {
-                same = same && own.top == first.top && own.bottom == first.bottom &&
-                       own.tiles == first.tiles;
-            }
+        for (int begin = 0;;) {
+            const Request own = request();
+            alike_ = alike_ && Lanes::all(begin + Lanes::own() >= batch_.requests ||
+                                          (own_.query_len() == query_len &&
+                                           own_.key_len() == key_len));
             tiles += Lanes::sum(own.tiles);
             longest_ = Lanes::highest(own.top > longest_ ? own.top : longest_);
             shortest_ = Lanes::lowest(own.tiles && own.bottom < shortest_ ? own.bottom : shortest_);
             // A sum that is cut is one of tiles that are divided anyway.
-            total_ += Lanes::sum(least(own.kv_tiles(), 1 << 25));
-            if (int64_t(tiles) * batch_.heads > room_) return false;
+            total_ += float(Lanes::sum(int(fminf(float(own.tiles) * own.mean, float(1 << 25)))));
+            if (float(tiles) * float(batch_.heads) > float(room_)) return false;
+            begin += Lanes::kCount;
+            if (begin >= batch_.requests) break;
+            read(begin);
         }
-        alike_ = Lanes::lowest(same) != 0;
         tiles_ = tiles * batch_.heads;
         total_ *= float(batch_.heads);
         return tiles > 0 && longest_ > 1;
@@ -119,7 +156,7 @@ class Division {
 
     // Whether an even division would end earlier. Most launches have their answer here.
     __host__ __device__ bool may_gain() const {
-        const float even = total_ / float(ctas_) + kItemCost + combine_cost();
+        const float even = total_ * per_cta() + kItemCost + combine_cost();
         return whole() * kWorthwhile > even;
     }
 
@@ -127,6 +164,7 @@ class Division {
     // batch is as long in all, of requests which are alike, and the longest query tile has no more
     // than so many KV tiles.
     bool is_worth_asking(int longest) {
+        ask();
         count();
         longest_ = longest;
         const float whole = (float(longest) + kItemCost) * kWorthwhile;
@@ -147,13 +185,15 @@ class Division {
         float best = 1e30f;
         int splits = 1;
         // With more, there would be no place for their partial results.
-        const float room = float(room_) * float(longest_) / total_;
+        const float room = float(room_) * float(longest_) * reciprocal(total_);
         const int most = least(longest_, room < float(kMostSplits) ? int(room) + 1 : kMostSplits);
 #pragma unroll 1
-        for (int candidate = Lanes::own() + 2; candidate <= most; candidate += Lanes::kCount) {
-            const Prediction of = predicted(ceil_of(longest_, candidate));
+        for (int first = 2; first <= most; first += Lanes::kCount) {
+            const int candidate = first + Lanes::own();
+            const Prediction of = predicted(Divisor(candidate).ceil(longest_));
             const float time = of.end + kCostOfItemRows * rows * of.begun;
-            if (of.end + kLeastCostOfItemRows * rows * of.begun < undivided && time < best)
+            if (candidate <= most && time < best &&
+                of.end + kLeastCostOfItemRows * rows * of.begun < undivided)
                 best = time, splits = candidate;
         }
         // Positive numbers are in the order of their bits.
@@ -161,7 +201,7 @@ class Division {
         memcpy(&bits, &best, sizeof bits);
         const int lowest = Lanes::lowest(bits);
         splits = Lanes::lowest(bits == lowest ? splits : kMostSplits);
-        length_ = ceil_of(longest_, splits);
+        length_ = Divisor(splits).ceil(longest_);
         return splits > 1;
     }
 
@@ -171,57 +211,7 @@ class Division {
         return of_alike_ > 0 ? find_alike(index, by) : find_by_lengths(index);
     }
 
-    // Lets find() begin anew.
-    __host__ __device__ void rewind() {
-        if (of_alike_ > 0) return;
-        before_ = 0;
-        enter(0);
-    }
-
-    // Places of partial results: one behind the last slot.
-    __host__ __device__ int slots() const {
-        if (of_alike_ > 0) return batch_.requests * slots_of_alike_;
-        int slots = 0;
-        for (int at = Lanes::own(); at < batch_.requests; at += Lanes::kCount) {
-            slots += items_of(request(at));
-        }
-        return Lanes::sum(slots);
-    }
-
-  private:
-    // The items of one head of a request: rows of `width`, of which row r has split r of the query
-    // tiles that see it, from the last one up, and behind these, where keys are hidden from the
-    // upper ones, split `splits - 1 - r` of those that see it. The fewer tiles see a split the more
-    // see the other, so few items of a row are void. A middle split has the last row for itself.
-    struct Head {
-        int tiles, splits, length, width, items;
-        __host__ __device__ bool is_folded() const { return width > tiles; }
-        __host__ __device__ int slots() const { return tiles * splits; }
-    };
-
-    // Of the query tiles, how many see keys of a split. The first split is one of all of them.
-    __host__ __device__ int seeing(int query_len, int key_len, const Head& head, int split) const {
-        if (!batch_.causal || split == 0) return head.tiles;
-        const int hidden = (split * head.length * keys + query_len - key_len) >> kQueriesLog2;
-        return hidden > 0 ? head.tiles - hidden : head.tiles;
-    }
-
-    // Of splits of `length` KV tiles, `splits` for the last query tile.
-    __host__ __device__ Head head_of(int query_len, int key_len, int splits, int length) const {
-        const int tiles = tiles_of(query_len);
-        Head head = {tiles, splits, length, tiles, tiles * splits};
-        if (!batch_.causal || splits == 1 || tiles == 1) return head;
-        const auto see = [&](int split) { return seeing(query_len, key_len, head, split); };
-        // The middle rows are the widest, but for what rounding adds; and a first split is one of
-        // tiles that see nothing, too.
-        const int half = splits / 2, rounding = length * keys % kQueries != 0;
-        const int middle = see(half - 1) + see(splits - half) + rounding;
-        const int first = tiles + see(splits - 1), width = middle > first ? middle : first;
-        const int items = half * width + (splits % 2 ? see(half) : 0);
-        if (width > tiles && items < head.items) head.width = width, head.items = items;
-        return head;
-    }
-
+    // The same where divide_alike() was the last word.
     __host__ __device__ Item find_alike(int index, const AlikeItems& by) const {
         Item item = {};
         item.request = by.request.div(index);
@@ -259,32 +249,88 @@ class Division {
         return cut(item, head, tile, visible);
     }
 
+    // Lets find() begin anew.
+    __host__ __device__ void rewind() {
+        if (of_alike_ > 0) return;
+        before_ = 0;
+        if (chunk_ != 0) read(0);
+        enter();
+    }
+
+    // Places of partial results: one behind the last slot.
+    __host__ __device__ int slots() {
+        if (of_alike_ > 0) return batch_.requests * slots_of_alike_;
+        if (batch_.requests <= Lanes::kCount) return of_chunk_;
+        int slots = 0;
+        for (int at = 0; at < batch_.requests; at += Lanes::kCount) {
+            read(at);
+            slots += Lanes::sum(items_of(request()));
+        }
+        return slots;
+    }
+
+  private:
+    // The items of one head of a request: rows of `width`, of which row r has split r of the query
+    // tiles that see it, from the last one up, and behind these, where keys are hidden from the
+    // upper ones, split `splits - 1 - r` of those that see it. The fewer tiles see a split the more
+    // see the other, so few items of a row are void. A middle split has the last row for itself.
+    struct Head {
+        int tiles, splits, length, width, items;
+        __host__ __device__ bool is_folded() const { return width > tiles; }
+        __host__ __device__ int slots() const { return tiles * splits; }
+    };
+
+    // Of the query tiles, how many see keys of a split. The first split is one of all of them.
+    __host__ __device__ int seeing(int query_len, int key_len, const Head& head, int split) const {
+        if (!batch_.causal || split == 0) return head.tiles;
+        const int hidden = (split * head.length * keys + query_len - key_len) >> kQueriesLog2;
+        return hidden > 0 ? head.tiles - hidden : head.tiles;
+    }
+
+    // Of splits of `length` KV tiles, `splits` for the last query tile.
+    __host__ __device__ Head head_of(int query_len, int key_len, int splits, int length) const {
+        const int tiles = tiles_of(query_len);
+        Head head = {tiles, splits, length, tiles, tiles * splits};
+        if (!batch_.causal || splits == 1 || tiles == 1) return head;
+        const auto see = [&](int split) { return seeing(query_len, key_len, head, split); };
+        // The middle rows are the widest, but for what rounding adds; and a first split is one of
+        // tiles that see nothing, too.
+        const int half = splits / 2, rounding = length * keys % kQueries != 0;
+        const int middle = see(half - 1) + see(splits - half) + rounding;
+        const int first = tiles + see(splits - 1), width = middle > first ? middle : first;
+        const int items = half * width + (splits % 2 ? see(half) : 0);
+        if (width > tiles && items < head.items) head.width = width, head.items = items;
+        return head;
+    }
+
     __host__ __device__ Item find_by_lengths(int index) {
         Item item = {};
         item.request = -1;
         while (index - before_ >= of_chunk_) {
             if (chunk_ + Lanes::kCount >= batch_.requests) return item;
             before_ += of_chunk_;
-            enter(chunk_ + Lanes::kCount);
+            read(chunk_ + Lanes::kCount);
+            enter();
         }
         const int lane = Lanes::first(index - before_ < running_);
+        const auto of_lane = [&](int x) { return Lanes::of(x, lane); };
         item.request = chunk_ + lane;
-        item.query_start = batch_.cu_q[item.request];
-        item.query_len = batch_.cu_q[item.request + 1] - item.query_start;
-        item.key_start = batch_.cu_k[item.request];
-        item.key_len = batch_.cu_k[item.request + 1] - item.key_start;
+        item.query_start = of_lane(own_.query_start);
+        item.query_len = of_lane(own_.query_end) - item.query_start;
+        item.key_start = of_lane(own_.key_start);
+        item.key_len = of_lane(own_.key_end) - item.key_start;
         const int tiles = tiles_of(item.query_len);
         const int top = kv_tiles(item.query_len, item.key_len, tiles - 1);
-        const int most = splits_of(top), length = ceil_of(top, most);
+        const int most = splits_of(top), length = Divisor(most).ceil(top);
         const int per_head = tiles * most;
-        item.first_slot = before_ + Lanes::of(running_, lane) - batch_.heads * per_head;
+        item.first_slot = before_ + of_lane(running_) - batch_.heads * per_head;
         const int of_request = index - item.first_slot;
-        item.head = unsigned(of_request) / unsigned(per_head);
+        item.head = Divisor(per_head).floor(of_request);
         const int of_head = of_request - item.head * per_head;
-        item.split = unsigned(of_head) / unsigned(tiles);
+        item.split = Divisor(tiles).floor(of_head);
         const int tile = tiles - 1 - (of_head - item.split * tiles);
         const int visible = kv_tiles(item.query_len, item.key_len, tile);
-        item.splits = visible > 0 ? ceil_of(visible, length) : 1;
+        item.splits = visible > 0 ? Divisor(length).ceil(visible) : 1;
         return cut(item, {tiles, most, length, tiles, per_head}, tile, visible);
     }
 
@@ -298,51 +344,59 @@ class Division {
     }
 
     struct Request {
-        // Query tiles, and the KV tiles of the last and of the first.
+        // Query tiles, the KV tiles of the last of them and of the first, and what they have on
+        // average: they see ever more where keys are hidden.
         int tiles, top, bottom;
-
-        // Of all query tiles of a head, which see ever more of them where keys are hidden.
-        __host__ __device__ int64_t kv_tiles() const {
-            return int64_t(tiles) * (int64_t(top) + bottom) / 2;
-        }
+        float mean;
     };
 
-    __host__ __device__ static int least(int64_t a, int b) { return a < b ? int(a) : b; }
+    // Where a lane's request of those at hand begins and ends.
+    struct Rows {
+        int query_start, query_end, key_start, key_end;
+
+        __host__ __device__ int query_len() const { return query_end - query_start; }
+        __host__ __device__ int key_len() const { return key_end - key_start; }
+    };
+
+    __host__ __device__ static int least(int a, int b) { return a < b ? a : b; }
 
     __host__ __device__ int tiles_of(int query_len) const {
-        return least((query_len + kQueries - 1) / kQueries, batch_.levels);
+        return least((unsigned(query_len) + kQueries - 1) / kQueries, batch_.levels);
     }
 
     __host__ __device__ int kv_tiles(int query_len, int key_len, int tile) const {
         return visible_kv_tiles<keys>(batch_.causal, tile * kQueries, query_len, key_len);
     }
 
-    // Without any tile behind the last request.
-    __host__ __device__ Request request(int at) const {
-        Request r = {};
-        if (at >= batch_.requests) return r;
-        const int query_len = batch_.cu_q[at + 1] - batch_.cu_q[at];
-        const int key_len = batch_.cu_k[at + 1] - batch_.cu_k[at];
-        r.tiles = tiles_of(query_len);
-        if (r.tiles == 0) return r;
-        r.top = kv_tiles(query_len, key_len, r.tiles - 1);
-        r.bottom = kv_tiles(query_len, key_len, 0);
-        return r;
+    // Asks for the requests from `chunk` on, one for each lane; behind the last one they are empty.
+    __host__ __device__ void read(int chunk) {
+        chunk_ = chunk;
+        const int at = least(chunk + Lanes::own(), batch_.requests),
+                  next = least(at + 1, batch_.requests);
+        own_ = {batch_.cu_q[at], batch_.cu_q[next], batch_.cu_k[at], batch_.cu_k[next]};
+    }
+
+    // Without any tile where it has no rows.
+    __host__ __device__ Request request() const {
+        const int query_len = own_.query_len(), tiles = tiles_of(query_len),
+                  key_len = tiles > 0 ? own_.key_len() : 0;
+        const int top = kv_tiles(query_len, key_len, tiles - 1),
+                  bottom = kv_tiles(query_len, key_len, 0);
+        return {tiles, top, bottom, 0.5f * float(top + bottom)};
     }
 
     // Splits of a query tile of so many KV tiles.
     __host__ __device__ int splits_of(int kv_tiles) const {
-        return kv_tiles > 0 ? ceil_of(kv_tiles, length_) : 1;
+        return kv_tiles > 0 ? Divisor(length_).ceil(kv_tiles) : 1;
     }
 
     __host__ __device__ int items_of(const Request& r) const {
-        return r.tiles ? batch_.heads * r.tiles * splits_of(r.top) : 0;
+        return batch_.heads * r.tiles * splits_of(r.top);
     }
 
-    // Goes to the requests of which each lane has one.
-    __host__ __device__ void enter(int chunk) {
-        chunk_ = chunk;
-        running_ = Lanes::running_sum(items_of(request(chunk + Lanes::own())));
+    // Goes to the requests at hand.
+    __host__ __device__ void enter() {
+        running_ = Lanes::running_sum(items_of(request()));
         of_chunk_ = Lanes::of(running_, Lanes::kCount - 1);
     }
 
@@ -350,9 +404,16 @@ class Division {
     // one, all of them, and as many of the shortest as some CTA has.
     __host__ __device__ float whole() const {
         const float alone = float(longest_) + kItemCost;
-        const float even = (total_ + kItemCost * float(tiles_)) / float(ctas_);
-        const float waves = float(ceil_of(tiles_, ctas_)) * (float(shortest_) + kItemCost);
+        const float even = (total_ + kItemCost * float(tiles_)) * per_cta();
+        const float waves = waves_of(float(tiles_)) * (float(shortest_) + kItemCost);
         return fmaxf(alone, fmaxf(even, waves));
+    }
+
+    __host__ __device__ float per_cta() const { return reciprocal(float(ctas_)); }
+    // Waves of so many items, of which some are counted by halves or less: what rounding adds to
+    // whole waves is no wave.
+    __host__ __device__ float waves_of(float items) const {
+        return ceilf((items - 0.01f) * per_cta());
     }
 
     // Of any number of splits.
@@ -365,33 +426,39 @@ class Division {
     struct Prediction {
         float end, begun;
     };
-    __host__ __device__ Prediction predicted(int length) const {
-        const float factor = 1.f / float(length);
+    __host__ __device__ Prediction predicted(int length) {
+        const float factor = reciprocal(float(length));
         // Void items take no KV tiles, but the places of others in a wave.
         float items = 0.f, slots = 0.f;
 #pragma unroll 1
-        for (int at = 0; at < batch_.requests; at++) {
-            const Request r = request(at);
-            const float tiles = float(r.tiles);
-            // Exact as long as KV tiles are fewer than 2^20.
-            const float splits = r.top > 0 ? ceilf((float(r.top) - 0.5f) * factor) : 1.f;
-            slots += tiles * splits;
-            items += tiles * fminf(splits, 0.5f * float(r.top + r.bottom) * factor + 1.f);
+        for (int begin = 0; begin < batch_.requests; begin += Lanes::kCount) {
+            if (begin != chunk_) read(begin);
+            const Request own = request();
+            const float tiles = float(own.tiles), last = float(own.top) - 0.5f;
+            const int count = alike_ ? 1 : least(batch_.requests - begin, Lanes::kCount);
+#pragma unroll 1
+            for (int lane = 0; lane < count; lane++) {
+                const float times = Lanes::of(tiles, lane);
+                // Exact as long as KV tiles are fewer than 2^20.
+                const float splits = fmaxf(ceilf(Lanes::of(last, lane) * factor), 1.f);
+                slots += times * splits;
+                items += times * fminf(splits, Lanes::of(own.mean, lane) * factor + 1.f);
+            }
             if (alike_) break;
         }
         float places = slots;
         if (in_rows_) {
             const int query_len = batch_.cu_q[1] - batch_.cu_q[0],
                       key_len = batch_.cu_k[1] - batch_.cu_k[0];
-            const int top = request(0).top, splits = top > 0 ? ceil_of(top, length) : 1;
+            const int top = kv_tiles(query_len, key_len, tiles_of(query_len) - 1),
+                      splits = top > 0 ? ceil_of(top, length) : 1;
             items = places = float(head_of(query_len, key_len, splits, length).items);
         }
         const float times = float(alike_ ? batch_.heads * batch_.requests : batch_.heads);
         items *= times;
         if (slots * times > float(room_)) return {1e30f, 0.f};
-        return {ceilf(items / float(ctas_)) * float(length) +
-                    ceilf(places * times / float(ctas_)) * kItemCost + combine_cost() +
-                    kCombineCostOfSplit * float(longest_) * factor,
+        return {waves_of(items) * float(length) + waves_of(places * times) * kItemCost +
+                    combine_cost() + kCombineCostOfSplit * float(longest_) * factor,
                 fminf(items, float(ctas_))};
     }
 
@@ -405,9 +472,11 @@ class Division {
     // Items and slots of a request where requests are as long as the bounds say; 0: their lengths
     // are read.
     int of_alike_ = 0, slots_of_alike_ = 0;
-    // The requests at hand: the first one, the items before it, the items up to each lane's request
-    // and of all of them.
-    int chunk_ = 0, before_ = 0, running_ = 0, of_chunk_ = 0;
+    // The requests at hand: the first one, the lane's, the items before the first, the items up to
+    // the lane's and of all of them.
+    int chunk_ = 0;
+    Rows own_;
+    int before_ = 0, running_ = 0, of_chunk_ = 0;
 };
 
 // A batch of one request with so many heads. `query_starts`, `key_starts`: 0 and its lengths.
@@ -430,6 +499,8 @@ bool may_divide(const MlaPrefillParams& p, KernelParams& k, int ctas) {
     // have no room.
     if (p.max_key_len <= 5 * keys || int64_t(p.query_tokens / kQueries) * p.heads > k.slots)
         return false;
+    // What Divisor divides. Nobody's device has memory for more.
+    if (p.max_key_len > int64_t(keys) << 20) return false;
     const bool alike = are_said_alike(p);
     // If each query tile has a CTA of its own the longest one is the end.
     const int64_t rows = p.query_tokens + int64_t(p.requests) * (kQueries - 1);
@@ -443,6 +514,7 @@ bool may_divide(const MlaPrefillParams& p, KernelParams& k, int ctas) {
     if (!alike)
         return Division<keys>(one, ctas, k.slots).is_worth_asking(ceil_of(p.max_key_len, keys));
     auto division = Division<keys>::in_rows(one, ctas, k.slots);
+    division.ask();
     if (!division.divide()) return false;
     k.alike_items =
         Division<keys>::in_rows(Lengths(k), ctas, k.slots, division.length()).alike_items();

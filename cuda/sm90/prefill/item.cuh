@@ -25,7 +25,7 @@ template <int keys>
 __host__ __device__ inline int visible_kv_tiles(int causal, int query, int query_len, int key_len) {
     const int last = query + kQueries + key_len - query_len;
     const int visible = causal && last < key_len ? last : key_len;
-    return visible > 0 ? (visible + keys - 1) / keys : 0;
+    return visible > 0 ? int((unsigned(visible) + keys - 1) / keys) : 0;
 }
 
 }  // namespace mla::sm90::prefill

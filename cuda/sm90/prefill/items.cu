@@ -17,6 +17,7 @@ int write_items(const MlaPrefillParams& p, KernelParams& k, int ctas, MlaPrefill
     if (!may_divide<keys>(p, k, ctas)) return 0;
     const Lengths lengths(k);
     Division<keys> division(lengths, ctas, k.slots);
+    division.ask();
     // From here on as the device does.
     if (k.alike && lengths.are_alike()) {
         division.divide_alike(k.alike_items);

@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                                                     ~uintptr_t(1023));
     const int warpgroup = threadIdx.x / 128;
     if (warpgroup == 0) {
-        ptx::setmaxnreg_dec<kProducerRegisters>();
+        ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         // It works out what to bring first while the others go as far as to wait for that.
         if (warp == kSchedulerWarp) return Scheduler<Tile>{p, shared, lane}.run();
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         if (warp == kQueryWarp && lane == 0) producer.bring_queries();
     } else {
         StartBarrier::meet();
-        ptx::setmaxnreg_inc<kConsumerRegisters>();
+        ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
         Consumer<Tile>{p, maps, shared, warpgroup - 1, int(threadIdx.x % 128)}.run();
     }
 }

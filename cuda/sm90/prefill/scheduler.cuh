@@ -10,10 +10,11 @@
 
 namespace mla::sm90::prefill {
 
-// The lengths lie in device memory as a rule; one thread asks for each 128 bytes of them.
-__device__ __forceinline__ void prefetch_lengths(const KernelParams& p) {
+// The lengths lie in device memory as a rule; one thread asks for each 128 bytes of them from
+// request `from` on.
+__device__ __forceinline__ void prefetch_lengths(const KernelParams& p, int from) {
 #pragma unroll 1
-    for (int at = threadIdx.x % 32 * 32; at <= p.requests; at += 32 * 32) {
+    for (int at = from + threadIdx.x % 32 * 32; at <= p.requests; at += 32 * 32) {
         ptx::prefetch_global_l2(p.cu_q + at);
         ptx::prefetch_global_l2(p.cu_k + at);
     }
@@ -28,8 +29,6 @@ struct Scheduler {
     Shared<Tile>& shared;
     int lane;
     int announced = 0;
-    // What was let be brought before the lengths were known.
-    Work expected = {};
 
     // Begins while another warp sets up, before which nothing is announced.
     __device__ void run() {
@@ -41,23 +40,24 @@ struct Scheduler {
 
   private:
     __device__ void run_divided() {
-        // On its way while the lengths are read.
+        // On its way while the lengths are.
         const int claimed = claim();
-        prefetch_lengths(p);
         const Lengths lengths(p);
-        const int2 starts = p.alike ? starts_of_lane() : int2{};
         Division<Tile::kKeys> division(lengths, gridDim.x, p.slots);
+        division.ask();
+        prefetch_lengths(p, 32);
         int first = 0;
         if (p.alike) {
             division.divide_alike(p.alike_items);
             first = __shfl_sync(~0u, claimed, 0);
-            expect(division.find(first, p.alike_items));
+            expect(division.find_alike(first, p.alike_items));
         }
         join();
-        if (!p.alike) first = __shfl_sync(~0u, claimed, 0);
-        if (!(p.alike && confirmed(starts))) {
-            division = Division<Tile::kKeys>(lengths, gridDim.x, p.slots);
-            if (!division.divide()) return run_by_lengths(first, 0);
+        if (!(p.alike && confirmed(division.starts()))) {
+            division.divide_by_lengths();
+            const bool divides = division.divide();
+            first = __shfl_sync(~0u, claimed, 0);
+            if (!divides) return run_by_lengths(first, 0);
         }
         division.rewind();
         for (int index = first;; index = __shfl_sync(~0u, claim(), 0)) {
@@ -73,7 +73,7 @@ struct Scheduler {
         // Behind the last wait of this CTA's consumers.
         const Slot slot(announced - 2);
         ptx::mbarrier_wait(ptx::shared_address(&shared.work_empty[slot.index]), slot.phase);
-        leave(division.slots());
+        leave([&] { return division.slots(); });
     }
 
     __device__ void run_whole() {
@@ -81,7 +81,7 @@ struct Scheduler {
         const int own = blockIdx.x, others = gridDim.x;
         if (p.alike) {
             const int2 starts = starts_of_lane();
-            prefetch_lengths(p);
+            prefetch_lengths(p, 32);
             // In one loop, so that the second tile's search finds its instructions fetched.
             bool begun = false;
             for (int claimed = own;; claimed = others + __shfl_sync(~0u, claim(), 0)) {
@@ -98,7 +98,7 @@ struct Scheduler {
                 if (p.single_wave) return end_whole();
             }
         } else {
-            prefetch_lengths(p);
+            prefetch_lengths(p, 0);
             join();
         }
         run_by_lengths(own, others);
@@ -106,7 +106,7 @@ struct Scheduler {
 
     __device__ void end_whole() {
         announce(Work::mark(true));
-        leave(0);
+        leave([] { return 0; });
     }
 
     // Tiles as schedule.cuh orders them: from number `first` on, and then those claimed, which
@@ -136,27 +136,37 @@ struct Scheduler {
 
     // This is the first item if the host is right.
     __device__ void expect(const Item& item) {
-        expected = work_of(item);
+        const Work expected = work_of(item);
         if (lane == 0) shared.first = expected;
     }
 
     // Whether it was. If not, what is brought is computed, and not stored.
     __device__ bool confirmed(int2 starts) {
         const Lengths lengths(p);
+        // Not to be compared before, which would wait for them.
+        asm volatile("" : "+r"(starts.x), "+r"(starts.y));
         bool as_said = lengths.as_said(min(lane, p.requests), starts.x, starts.y);
 #pragma unroll 1
         for (int at = lane + 32; at <= p.requests; at += 32)
             as_said &= lengths.as_said(at, p.cu_q[at], p.cu_k[at]);
         const bool right = __all_sync(~0u, as_said);
-        if (!right && expected.computes()) {
+        if (right) return true;
+        const Work expected = shared.first;
+        if (expected.computes()) {
             announce(expected.void_tile());
             ptx::mbarrier_wait(ptx::shared_address(&shared.work_wanted), 0);
         }
-        return right;
+        return false;
     }
 
-    // Of lane 0 alone.
-    __device__ int claim() const { return lane == 0 ? atomicAdd(p.claimed, 1) : 0; }
+    // Of lane 0 alone. As far as the compiler can tell the address depends on the lane: where all
+    // lanes have the same it adds up what they add, and waits for the answer to hand it out.
+    __device__ int claim() const {
+        int before = 0, own = lane;
+        asm volatile("" : "+r"(own));
+        if (lane == 0) before = ptx::atom_inc_relaxed(p.claimed + own);
+        return before;
+    }
 
     __device__ void announce_item(const Item& item) {
         if (item.begin < item.end) {
@@ -207,14 +217,16 @@ struct Scheduler {
 
     // The last CTA leaves the counters as it found them: nobody claims or waits any more, and what
     // was waited for has arrived.
-    __device__ void leave(int slots) const {
+    template <typename Slots>
+    __device__ void leave(Slots slots) const {
         int is_last;
         if (lane == 0) {
             is_last = Departures<DeviceMemory>{p.left}.leave() == int(gridDim.x);
             if (is_last) *p.claimed = *p.left = 0;
         }
         if (!__shfl_sync(~0u, is_last, 0)) return;
-        for (int slot = lane; slot < slots; slot += 32) p.arrived[slot] = 0;
+        const int count = slots();
+        for (int slot = lane; slot < count; slot += 32) p.arrived[slot] = 0;
     }
 
     // What rows that see nothing give: zeros, and minus infinity.

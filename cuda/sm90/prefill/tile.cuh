@@ -59,11 +59,6 @@ constexpr int kMostSplits = 128;
 // A chunk: keys of a KV tile that a warp masks or leaves out together. They lie in its registers in
 // octets.
 constexpr int kChunkOctets = 4, kChunkKeys = 8 * kChunkOctets;
-// Registers of a thread. All start with 168, which is what an SM has for each of
-// kThreads, in eights.
-constexpr int kConsumerRegisters = 232, kProducerRegisters = 40;
-static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= (kConsumers + 1) * 168);
-
 // `divides`: whether the keys of a query tile may be divided into splits. A kernel that never does
 // so is shorter, and its consumers have registers to spare.
 template <typename Element_, int nope_, int rope_, int value_, int keys_, bool divides = true>
@@ -71,6 +66,11 @@ struct Tile {
     using Element = Element_;
     using Whole = Tile<Element_, nope_, rope_, value_, keys_, false>;
     static constexpr bool kDivides = divides;
+    // Registers of a thread. All start with 168, which is what an SM has for each of kThreads, in
+    // eights. Who divides keys has more to remember before the first tile.
+    static constexpr int kConsumerRegisters = divides ? 224 : 232,
+                         kProducerRegisters = divides ? 56 : 40;
+    static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= (kConsumers + 1) * 168);
     static constexpr int kNope = nope_, kRope = rope_, kValue = value_;
     static constexpr int kKeys = keys_;
     static_assert(nope_ % kPanel == 0 && value_ % kPanel == 0 && rope_ % 16 == 0 &&
