@@ -55,6 +55,14 @@ __device__ __forceinline__ int first_row_of(int unit) {
     return unit / Layout::kRowsUnits * 16 + (threadIdx.x & 31) / 4;
 }
 
+// Adds what is known of a row from other keys.
+__device__ __forceinline__ void merge(SoftmaxState<Base2>& state,
+                                      const SoftmaxState<Base2>& other) {
+    const float maximum = fmaxf(state.maximum, other.maximum);
+    state.raise(maximum);
+    state.add(other, other.factor(maximum));
+}
+
 template <class Layout, class PartialOf, class RowsOf, class Write>
 class SplitCombine {
     using State = SoftmaxState<Base2>;
@@ -63,7 +71,12 @@ class SplitCombine {
     static constexpr int kUnits = Layout::kRows / 16 * Layout::kRowsUnits;
     // Units that a warp sums at the same time where a slice has one or more for each warp.
     static constexpr int kAtOnce = 8;
+
+  public:
+    // Up to so many splits are added one after another, by one warp.
     static constexpr int kFewSplits = kUnits / kWarps;
+
+  private:
     // Threads that share the splits' maxima and sums of a row.
     static constexpr int kThreadsOfRow = Layout::kThreads / Layout::kRows;
     static constexpr int kRowsAt = kPartialRowsAt<Layout>;
@@ -73,20 +86,22 @@ class SplitCombine {
     // of rows `first_row_of(unit)` and eight rows on, of which the statistics have maxima and
     // sums: the same of all units of 16 rows; `write(rows, unit, x)` writes x.
     __device__ SplitCombine(const Split& split, Shared& shared, float4* exchanged,
-                            const PartialOf& partial_of, const RowsOf& rows_of, const Write& write)
+                            const PartialOf& partial_of, const RowsOf& rows_of, const Write& write,
+                            int few = kFewSplits)
         : split_(split),
           shared_(shared),
           exchanged_(exchanged),
           partial_of_(partial_of),
           rows_of_(rows_of),
-          write_(write) {}
+          write_(write),
+          few_(few) {}
 
     // After all threads have written this CTA's partial result.
     __device__ void run() const {
         const SplitProtocol<DeviceMemory> protocol = {split_.counters, split_.splits,
                                                       split_.combiners};
         Layout::sync();
-        if (threadIdx.x == 0) shared_.role = int(take_role(protocol));
+        if (threadIdx.x == 0) shared_.role = int(take_role<true>(protocol));
         Layout::sync();
         const auto role = static_cast<SplitRole>(shared_.role);
         if (role == SplitRole::slice)
@@ -98,10 +113,38 @@ class SplitCombine {
         if (threadIdx.x == 0 && protocol.leave() == split_.splits) protocol.reset();
     }
 
+    // The same, but `slice` combines this CTA's slice in a way of its own, with the same bits, or
+    // answers that it does not. What the CTA has kept for itself `put_back` writes to the workspace
+    // if the CTAs fall back.
+    template <class Slice, class PutBack>
+    __device__ void run(const Slice& slice, const PutBack& put_back) const {
+        const SplitProtocol<DeviceMemory> protocol = {split_.counters, split_.splits,
+                                                      split_.combiners};
+        Layout::sync();
+        if (threadIdx.x == 0) shared_.role = int(take_role<false>(protocol));
+        Layout::sync();
+        auto role = static_cast<SplitRole>(shared_.role);
+        if (role == SplitRole::yield) {
+            put_back();
+            Layout::sync();
+            if (threadIdx.x == 0) shared_.role = int(protocol.yield());
+            Layout::sync();
+            role = static_cast<SplitRole>(shared_.role);
+        }
+        const bool all = role == SplitRole::everything;
+        if (all || (role == SplitRole::slice && !slice()))
+            combine(all ? 0 : slice_begin(split_.index),
+                    all ? kUnits : slice_begin(split_.index + 1), Layout::kUnitsOfAll);
+        Layout::sync();
+        if (threadIdx.x == 0 && protocol.leave() == split_.splits) protocol.reset();
+    }
+
   private:
     __device__ int slice_begin(int combiner) const { return combiner * kUnits / split_.combiners; }
 
     // Counts this split in, and waits for the others if the CTA has nothing else to do.
+    // `kYield`: its partial result is in the workspace already.
+    template <bool kYield>
     __device__ SplitRole take_role(const SplitProtocol<DeviceMemory>& protocol) const {
         if (split_.index >= split_.combiners) return protocol.arrive();
         protocol.arrive_combiner();
@@ -110,8 +153,7 @@ class SplitCombine {
             const int seen = protocol.seen();
             const SplitRole role = protocol.role_of(seen);
             if (role == SplitRole::slice) return role;
-            // Its partial result is in the workspace already.
-            if (role == SplitRole::yield) return protocol.yield();
+            if (role == SplitRole::yield) return kYield ? protocol.yield() : role;
             if (clock64() - start > split_.patience) protocol.fall_back(seen);
         }
     }
@@ -120,7 +162,7 @@ class SplitCombine {
     __device__ void combine(int begin, int end, int room) const {
         combine_statistics();
         const int warp = threadIdx.x / 32;
-        if (split_.splits > kFewSplits) {
+        if (split_.splits > few_) {
             if constexpr (Layout::kUnitsOfSlice > 0)
 #pragma unroll 1
                 for (; begin < end; begin += room) combine_units(begin, min(end, begin + room));
@@ -170,12 +212,6 @@ class SplitCombine {
             shared_.sum[row] = own.sum;
         }
         Layout::sync();
-    }
-
-    __device__ static void merge(State& state, const State& other) {
-        const float maximum = fmaxf(state.maximum, other.maximum);
-        state.raise(maximum);
-        state.add(other, other.factor(maximum));
     }
 
     // Adds splits `first` to `last` - 1 of `count` units of the same 16 rows.
@@ -321,6 +357,7 @@ class SplitCombine {
     const PartialOf& partial_of_;
     const RowsOf& rows_of_;
     const Write& write_;
+    int few_;
 };
 
 template <class Layout, class PartialOf, class RowsOf, class Write>

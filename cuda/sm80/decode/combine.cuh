@@ -4,6 +4,7 @@
 
 #include "sm80/split_combine.cuh"
 #include "softmax.cuh"
+#include "staged_combine.cuh"
 
 namespace mla::sm80::decode {
 
@@ -21,6 +22,8 @@ struct SplitLayout {
     static constexpr int kLeastAtOnce = C::kRows == 16 ? 2 : 8;
     // With fewer rows a slice has few units, and most warps would wait while some add.
     static constexpr bool kMany = C::kRows == 64;
+    // The KV tiles' place has room for many of the splits' results (staged_combine.cuh).
+    static constexpr bool kStaged = C::kRoles;
     static constexpr int kUnitBytes = kThreads * int(sizeof(float4));
     static constexpr int kUnitsOfSlice = kMany ? C::kSliceBytes / kUnitBytes : 0;
     static constexpr int kUnitsOfAll = kMany ? C::kScoreBytes / kUnitBytes : 0;
@@ -49,18 +52,15 @@ class Output {
     // is the length.
     __device__ void write(const Item& item, const Accumulators<C>& o, int share) const {
         if (item.splits == 1) return write_rows(item, o);
-        store(partial(item, item.split), o);
-        const int64_t patience =
-            p_.patience != 0 ? p_.patience : kDefaultPatience + share * kTilePatience;
-        auto* counters = reinterpret_cast<SplitCounters*>(p_.counters) + cta_of(item, 0);
-        // Nobody uses the scores' place between two items, nor the queries' behind them after the
-        // last one.
-        split_combine<Layout>(
-            {counters, item.split, item.splits, item.combiners, patience}, statistics().rows,
-            reinterpret_cast<float4*>(shared_ + C::kScoreOffset),
-            [&](int split) { return partial(item, split); },
-            [&](int unit) { return rows_of(item, unit); },
-            [&](const Rows& rows, int unit, const float4& x) { write_unit(rows, unit, x); });
+        if constexpr (Layout::kStaged) {
+            // Nothing of what follows is known before, where registers are few.
+            const int thread = Place::hide(threadIdx.x);
+            store(PartialOf(p_, item)(item.split), o, kept_of(item), thread);
+            combine_staged(p_, shared_, item, share, thread);
+        } else {
+            store(PartialOf(p_, item)(item.split), o, 0, threadIdx.x);
+            combine(item, share);
+        }
     }
 
   private:
@@ -68,31 +68,133 @@ class Output {
         return *reinterpret_cast<typename C::Statistics*>(shared_ + C::kStatisticsOffset);
     }
 
+    // Of a tile of rows, the CTA that has this one's split 0.
+    __device__ static int cta_of(const KernelParams& p, const Item& item) {
+        // Not known before, where registers are few.
+        const int pair = Place::hide(p.pair);
+        return item.first_cta_group * pair + (blockIdx.x & (pair - 1));
+    }
+
     // What of the workspace belongs to a split: a CTA group has at most the end of one tile of rows
     // and the beginning of another.
-    __device__ float* partial(const Item& item, int split) const {
-        const int64_t entry = int64_t(cta_of(item, split)) * 2 + (split == 0);
-        return p_.partials + entry * C::kPartialFloats;
+    class PartialOf {
+      public:
+        __device__ PartialOf(const KernelParams& p, const Item& item)
+            : begin_(p.partials + int64_t(cta_of(p, item)) * 2 * C::kPartialFloats),
+              step_(Place::hide(p.pair) * (2 * C::kPartialFloats)) {}
+        __device__ float* operator()(int split) const {
+            return begin_ + (split == 0 ? int64_t(C::kPartialFloats) : int64_t(split) * step_);
+        }
+
+      private:
+        float* begin_;
+        int step_;
+    };
+
+    // Nobody uses the scores' place between two items, nor the queries' behind them after the last
+    // one.
+    __device__ void combine(const Item& item, int share) const {
+        const PartialOf partial_of(p_, item);
+        split_combine<Layout>(
+            split_of(p_, item, share), statistics().rows,
+            reinterpret_cast<float4*>(shared_ + C::kScoreOffset), partial_of,
+            [&](int unit) { return rows_of(item, unit); },
+            [&](const Rows& rows, int unit, const float4& x) { write_unit(rows, unit, x); });
     }
 
-    __device__ int cta_of(const Item& item, int split) const {
-        return (item.first_cta_group + split) * p_.pair + blockIdx.x % p_.pair;
+    __device__ static Split split_of(const KernelParams& p, const Item& item, int share) {
+        auto* counters = reinterpret_cast<SplitCounters*>(p.counters) + cta_of(p, item);
+        return {counters, item.split, item.splits, item.combiners,
+                p.patience != 0 ? p.patience : kDefaultPatience + share * kTilePatience};
     }
 
-    __device__ void store(float* to, const Accumulators<C>& o) const {
-        float4* vectors = reinterpret_cast<float4*>(to) + threadIdx.x;
+    // Which fragments of its slice the CTA keeps in the stage, first to last.
+    struct Kept {
+        int begin, end;
+    };
+    __device__ static Kept kept_fragments(const KernelParams& p, const Item& item) {
+        using Stage = Staging<C>;
+        const int begin = Stage::begin(item.split, item.combiners),
+                  end = Stage::begin(item.split + 1, item.combiners);
+        const bool keeps = item.split < item.combiners &&
+                           Stage::keeps(p, end - begin, item.splits);
+        return {begin, keeps ? end : begin};
+    }
+    // One bit each.
+    __device__ uint32_t kept_of(const Item& item) const {
+        const Kept kept = kept_fragments(p_, item);
+        if (kept.begin == kept.end) return 0;
+        // Others may still read the last KV tile.
+        Layout::sync();
+        static_assert(C::kFragments == 32);
+        return (~0u >> (32 - (kept.end - kept.begin))) << kept.begin;
+    }
+
+    // Called where no thread has an output any more: inlined, it would take registers of the loop over
+    // KV tiles.
+    __device__ static __noinline__ void combine_staged(const KernelParams& p, char* shared,
+                                                       const Item& item, int share, int thread) {
+        const Output output(p, shared, thread / 32 / kColumnGroups, thread / 32 % kColumnGroups);
+        const PartialOf partial_of(p, item);
+        const auto rows_of = [&](int unit) { return output.rows_of(item, unit); };
+        const auto write = [&](const Rows& rows, int unit, const float4& x) {
+            output.write_unit(rows, unit, x);
+        };
+        const auto write_four = [&](const Rows& rows, int first, const float4 (&x)[4]) {
+            output.write_four(rows, first, x);
+        };
+        const Split split = split_of(p, item, share);
+        using Combine = SplitCombine<Layout, PartialOf, decltype(rows_of), decltype(write)>;
+        using Staged = StagedCombine<C, Layout, PartialOf, decltype(rows_of), decltype(write),
+                                     decltype(write_four)>;
+        const Staging<C> stage(p, shared, thread);
+        const int few = Staging<C>::few(p);
+        const Kept kept = kept_fragments(p, item);
+        auto& rows = output.statistics().rows;
+        char* exchanged = shared + C::kScoreOffset;
+        const Staged staged(split, rows, exchanged, stage, kept.begin < kept.end, partial_of,
+                            rows_of, write, write_four, thread);
+        const Combine combine(split, rows, reinterpret_cast<float4*>(exchanged), partial_of,
+                              rows_of, write, few);
+        combine.run(
+            [&] {
+                if (item.splits <= few)
+                    staged.few();
+                else if (staged.fits(item.splits))
+                    staged.many();
+                else
+                    return false;
+                return true;
+            },
+            [&] {
+                float4* to = reinterpret_cast<float4*>(partial_of(item.split)) + thread;
+                for (int i = kept.begin; i < kept.end; ++i)
+                    to[i * C::kThreads] = stage[i - kept.begin];
+            });
+    }
+
+    // Of `kept` fragments, one bit each, the first one goes to the stage's first place.
+    __device__ void store(float* to, const Accumulators<C>& o, uint32_t kept, int thread) const {
+        float4* vectors = reinterpret_cast<float4*>(to) + thread;
+        float4* staged = nullptr;
+        if constexpr (Layout::kStaged)
+            staged = Staging<C>(p_, shared_, thread).place - (kept == 0 ? 0 : __ffs(kept) - 1) * 32;
 #pragma unroll
         for (int tile = 0; tile < C::kWarpTiles; ++tile)
 #pragma unroll
-            for (int i = 0; i < C::kColumns / 8; ++i) {
-                const float* x = o[tile][i];
-                vectors[(tile * (C::kColumns / 8) + i) * C::kThreads] =
-                    make_float4(x[0], x[1], x[2], x[3]);
+            for (int j = 0; j < C::kColumns / 8; ++j) {
+                const int i = tile * (C::kColumns / 8) + j;
+                const float* x = o[tile][j];
+                const float4 quadruple = make_float4(x[0], x[1], x[2], x[3]);
+                if (Layout::kStaged && (kept >> i & 1))
+                    staged[i * 32] = quadruple;
+                else
+                    vectors[i * C::kThreads] = quadruple;
             }
         float* rows = to + kPartialRowsAt<Layout>;
-        if (threadIdx.x < C::kRows) {
-            rows[threadIdx.x] = statistics().rows.maximum[threadIdx.x];
-            rows[C::kRows + threadIdx.x] = statistics().rows.sum[threadIdx.x];
+        if (thread < C::kRows) {
+            rows[thread] = statistics().rows.maximum[thread];
+            rows[C::kRows + thread] = statistics().rows.sum[thread];
         }
     }
 
@@ -159,6 +261,26 @@ class Output {
         }
     }
 
+    // Of this warp's columns, fragments `first` to `first` + 3 of the same 16 rows.
+    __device__ void write_four(const Rows& rows, int first, const float4 (&x)[4]) const {
+        const int quad = threadIdx.x & 3, column_group = column_group_;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const Row& row = rows.of_half[half];
+            uint32_t words[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                words[i] = half == 0
+                               ? ptx::cvt_rn_x2<T>(x[i].x * row.scale, x[i].y * row.scale)
+                               : ptx::cvt_rn_x2<T>(x[i].z * row.scale, x[i].w * row.scale);
+            const uint4 eight = transpose(words, quad);
+            if (!row.exists) continue;
+            *reinterpret_cast<uint4*>(row.out + column_group * C::kColumns + (first + quad) * 8) =
+                eight;
+            if (column_group == 0 && first == 0 && quad == 0) write_lse(row);
+        }
+    }
+
     __device__ void write_lse(const Row& row) const {
         if (p_.lse) p_.lse[row.head * p_.lse_head_stride + row.token] = row.lse;
     }
@@ -172,29 +294,67 @@ class Output {
                 const int of_tile =
                     row_group_ * C::kWarpRows + tile * 16 + half * 8 + (threadIdx.x & 31) / 4;
                 const Row row = row_of(item, of_tile);
-                if (!row.exists) continue;
-                write_row(row.out + column_group_ * C::kColumns, o[tile], half * 2, row.scale,
-                          quad);
-                if (column_group_ == 0 && quad == 0) write_lse(row);
+                if (kExchanges ? !__any_sync(~0u, row.exists) : !row.exists) continue;
+                if (row.exists && column_group_ == 0 && quad == 0) write_lse(row);
+                write_row(row, o[tile], half * 2, quad);
             }
     }
 
-    // Of a cache of bytes, two fragments have the even and the odd columns of sixteen.
-    __device__ static void write_row(T* to, const float (&o)[C::kColumns / 8][4], int begin,
-                                     float scale, int quad) {
+    // Whether the four lanes of a row exchange words, so that each writes 16 bytes at a time. With 32
+    // rows there are no registers for it.
+    static constexpr bool kExchanges = !C::kBytes && C::kRows != 32;
+
+    // By all lanes that have this row, and where they exchange words by the whole warp.
+    __device__ void write_row(const Row& row, const float (&o)[C::kColumns / 8][4], int begin,
+                              int quad) const {
+        constexpr int kEach = C::kBytes ? 4 : kExchanges ? 8 : 2;
+        T* to = row.out + column_group_ * C::kColumns + quad * kEach;
+        if constexpr (C::kBytes) {
+            // Two fragments have the even and the odd columns of sixteen.
 #pragma unroll
-        for (int i = 0; i < C::kColumns / 8; i += 2) {
-            const float a[2] = {o[i][begin] * scale, o[i][begin + 1] * scale};
-            const float b[2] = {o[i + 1][begin] * scale, o[i + 1][begin + 1] * scale};
-            if constexpr (C::kBytes) {
-                const uint2 words = {ptx::cvt_rn_x2<T>(a[0], b[0]), ptx::cvt_rn_x2<T>(a[1], b[1])};
-                *reinterpret_cast<uint2*>(to + i * 8 + quad * 4) = words;
-            } else {
-                *reinterpret_cast<uint32_t*>(to + i * 8 + quad * 2) = ptx::cvt_rn_x2<T>(a[0], a[1]);
-                *reinterpret_cast<uint32_t*>(to + i * 8 + 8 + quad * 2) =
-                    ptx::cvt_rn_x2<T>(b[0], b[1]);
+            for (int i = 0; i < C::kColumns / 8; i += 2) {
+                const float(&even)[4] = o[i], (&odd)[4] = o[i + 1];
+                const uint2 words = {
+                    ptx::cvt_rn_x2<T>(even[begin] * row.scale, odd[begin] * row.scale),
+                    ptx::cvt_rn_x2<T>(even[begin + 1] * row.scale, odd[begin + 1] * row.scale)};
+                *reinterpret_cast<uint2*>(to + i * 8) = words;
+            }
+        } else if constexpr (!kExchanges) {
+#pragma unroll
+            for (int i = 0; i < C::kColumns / 8; ++i)
+                *reinterpret_cast<uint32_t*>(to + i * 8) =
+                    ptx::cvt_rn_x2<T>(o[i][begin] * row.scale, o[i][begin + 1] * row.scale);
+        } else {
+#pragma unroll
+            for (int i = 0; i < C::kColumns / 8; i += 4) {
+                uint32_t words[4];
+#pragma unroll
+                for (int j = 0; j < 4; ++j)
+                    words[j] = ptx::cvt_rn_x2<T>(o[i + j][begin] * row.scale,
+                                                 o[i + j][begin + 1] * row.scale);
+                const uint4 eight = transpose(words, quad);
+                if (row.exists) *reinterpret_cast<uint4*>(to + i * 8) = eight;
             }
         }
+    }
+
+    // Lane j of four has words[i] of row i, column j, and gets row j.
+    __device__ static uint4 transpose(uint32_t (&words)[4], int quad) {
+#pragma unroll
+        for (int d = 1; d < 4; d *= 2) {
+            const bool high = (quad & d) != 0;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                if (i & d) continue;
+                uint32_t &low_word = words[i], &high_word = words[i + d];
+                const uint32_t other = __shfl_xor_sync(~0u, high ? low_word : high_word, d);
+                if (high)
+                    low_word = other;
+                else
+                    high_word = other;
+            }
+        }
+        return {words[0], words[1], words[2], words[3]};
     }
 
     const KernelParams& p_;

@@ -144,6 +144,13 @@ class Loader {
                 s.index = state_.index;
             }
             if (--s.tiles == 0) {
+                if constexpr (C::kRoles) {
+                    // Of the item that has ended no register keeps anything in the meantime.
+                    LoaderState next = {};
+                    next.index = s.index;
+                    next.stage = s.stage;
+                    s = next;
+                }
                 s.more = plan_.next(++s.index);
                 if (s.more) begin_item(s);
             }

@@ -16,6 +16,7 @@
 #pragma once
 
 #include "params.cuh"
+#include "ptx/sm80.cuh"
 
 namespace mla::sm80::decode {
 
@@ -47,66 +48,88 @@ class Schedule {
         int cta_group, member;
         // Of a CTA group's range: all ranges are as long. The line's length.
         int share, end, total;
-        bool even;
+        bool even, any;
         // The line up to where items were made, the request there, and where it begins.
         int position, request, begins;
     };
 
     __device__ Schedule(const KernelParams& p, Shared& shared) : p_(p), shared_(shared) {}
 
-    // Divides the line. Called once, by the whole warp.
+    // Divides the line and makes the first item, entry 0 of the ring. Called once, by the whole
+    // warp, as all that follows.
     __device__ void begin() {
         const int lane = threadIdx.x & 31;
         // Each lane has neighbouring requests.
         const int own = (p_.requests + 31) / 32;
         const int first = lane * own, last = min(first + own, p_.requests);
-        const int cta_groups = gridDim.x / p_.pair, cta_group = blockIdx.x / p_.pair;
-        const Ranges ranges = divide(first, last, cta_groups);
-        const int share = ranges.share;
-        int units = 0;
+        const int cta_groups = by_pair(gridDim.x), cta_group = by_pair(blockIdx.x);
+        int groups = 0, tiles = 0;
 #pragma unroll 1
-        for (int request = first; request < last; ++request)
-            units += groups_of(request) *
-                     (ranges.even ? cost_of<true>(request, share) : cost_of<false>(request, share));
+        for (int request = first; request < last; ++request) {
+            const int of_request = groups_of(request);
+            groups += of_request;
+            tiles += of_request * tiles_of(request);
+        }
+        const int all_groups = __reduce_add_sync(~0u, groups);
+        const int all_tiles = __reduce_add_sync(~0u, tiles);
+        const auto share_of = [&](int cost) {
+            return max(int(unsigned(cost + cta_groups - 1) / unsigned(cta_groups)),
+                       p_.least_share);
+        };
+        int share = share_of(all_tiles + all_groups * p_.tile_cost);
+        // Of this lane's requests: cost, or ranges if they are even.
+        int units = tiles + groups * p_.tile_cost;
+        bool even = false;
+        if (all_groups <= cta_groups) {
+            const int most = min(share + p_.even_gain, INT32_MAX / kMaxCtas);
+#pragma unroll 1
+            for (int length = share_of(all_tiles); length <= most && !even; ++length) {
+                int ranges = 0;
+#pragma unroll 1
+                for (int request = first; request < last; ++request)
+                    ranges += groups_of(request) * ranges_of(request, length);
+                even = __reduce_add_sync(~0u, ranges) <= cta_groups;
+                if (even) {
+                    share = length;
+                    units = ranges;
+                }
+            }
+        }
         int sum = units;
+#pragma unroll
         for (int d = 1; d < 32; d *= 2) {
             const int other = __shfl_up_sync(~0u, sum, d);
             if (lane >= d) sum += other;
         }
         const int total = __shfl_sync(~0u, sum, 31);
-        const int position = int(min(int64_t(cta_group) * share, int64_t(total)));
+        const int position = int(min(int64_t(cta_group) * (even ? 1 : share), int64_t(total)));
         // The first lane whose requests end after the position has it among them.
         const unsigned after = __ballot_sync(~0u, sum > position);
         const int owner = after ? __ffs(after) - 1 : 31;
-        int request = __shfl_sync(~0u, first, owner);
         const int begins = __shfl_sync(~0u, sum - units, owner);
         if (lane == 0) {
             shared_.cta_group = cta_group;
             shared_.member = blockIdx.x - cta_group * p_.pair;
             shared_.share = share;
-            shared_.even = ranges.even;
+            shared_.even = even;
             shared_.total = total;
-            shared_.end = int(min(int64_t(position) + share, int64_t(total)));
+            // Even ranges have no other item than the first one.
+            shared_.end = even ? position : int(min(int64_t(position) + share, int64_t(total)));
             shared_.position = position;
-            shared_.request = request;
+            shared_.request = owner * own;
             shared_.begins = begins;
         }
         __syncwarp();
+        const bool any = even ? first_of_even() : next(0);
+        if (lane == 0) shared_.any = any;
+        __syncwarp();
     }
 
-    // Puts the first item into entry 0 of the ring; false if there is none. Called by the whole
-    // warp, as all that follows.
-    __device__ bool first() { return shared_.even ? next<true>(0) : next<false>(0); }
-    // Puts the next item into entry `index`. Even ranges have no other than the first one.
-    __device__ bool next(int index) { return next<false>(index); }
-
-    __device__ const Item& item(int index) const { return shared_.items[index & (kItems - 1)]; }
-
-  private:
-    template <bool kEven>
+    // Whether there is a first item.
+    __device__ bool first() const { return shared_.any; }
+    // Puts the next item into entry `index`.
     __device__ bool next(int index) {
-        const int head = kEven ? 0 : p_.tile_cost;
-        const int end = shared_.end;
+        const int head = p_.tile_cost, end = shared_.end, share = shared_.share;
         int position = shared_.position, request = shared_.request, begins = shared_.begins;
         Item& item = shared_.items[index & (kItems - 1)];
         bool found = false;
@@ -114,40 +137,33 @@ class Schedule {
         while (position < end && !found) {
             int cost;
             while (true) {
-                cost = cost_of<kEven>(request, shared_.share);
+                cost = tiles_of(request) + head;
                 const int units = groups_of(request) * cost;
                 if (begins + units > position) break;
                 begins += units;
                 ++request;
             }
-            const int group = (position - begins) / cost;
+            const int group = unsigned(position - begins) / unsigned(cost);
             const int group_begin = begins + group * cost;
             const int from = position - group_begin - head;
             position = min(end, group_begin + cost);
             const int to = position - group_begin - head;
-            const int first_row = (group * p_.pair + shared_.member) * kTileRows;
+            const int first_row = first_row_of(group);
             found = to > 0 && first_row < query_len(request) * p_.heads;
-            if (found && (threadIdx.x & 31) == 0) {
+            if (found && ptx::laneid() == 0) {
                 item.first_row = first_row;
                 item.tile_begin = max(from, 0);
-                item.tile_end = kEven ? min(to, tiles_of(request)) : to;
-                const int share = shared_.share;
-                const int first_cta_group = (group_begin + head) / share;
+                item.tile_end = to;
+                const int first_cta_group = unsigned(group_begin + head) / unsigned(share);
                 item.first_cta_group = first_cta_group;
-                item.splits = (group_begin + cost - 1) / share - first_cta_group + 1;
+                const int last_cta_group = unsigned(group_begin + cost - 1) / unsigned(share);
+                item.splits = last_cta_group - first_cta_group + 1;
                 item.split = shared_.cta_group - first_cta_group;
-                item.combiners = item.splits - (!kEven && group_begin + cost < shared_.total);
+                item.combiners = item.splits - (group_begin + cost < shared_.total);
             }
         }
-        if ((threadIdx.x & 31) == 0) {
-            if (found) {
-                item.request = request;
-                item.q_begin = p_.cu_q_lens ? p_.cu_q_lens[request] : request * p_.query_len;
-                item.q_len = query_len(request);
-                item.kv_len = kv_len(request);
-                item.before = item.kv_len - item.q_len;
-                item.unmasked = p_.causal ? item.before + 1 : item.kv_len;
-            }
+        if (ptx::laneid() == 0) {
+            if (found) put_request(item, request);
             shared_.position = position;
             shared_.request = request;
             shared_.begins = begins;
@@ -156,39 +172,51 @@ class Schedule {
         return found;
     }
 
-    // How the line is cut: how long a range is, and whether groups are whole ranges.
-    struct Ranges {
-        int share;
-        bool even;
-    };
+    __device__ const Item& item(int index) const { return shared_.items[index & (kItems - 1)]; }
 
-    // Each lane knows of requests `first` to `last` - 1.
-    __device__ Ranges divide(int first, int last, int cta_groups) const {
-        int groups = 0, tiles = 0;
-#pragma unroll 1
-        for (int request = first; request < last; ++request) {
-            const int of_request = groups_of(request);
-            groups += of_request;
-            tiles += of_request * tiles_of(request);
+  private:
+    // Of even ranges, a group has some for itself.
+    __device__ bool first_of_even() {
+        const int range = shared_.cta_group, share = shared_.share;
+        int request = shared_.request, begins = shared_.begins;
+        if (range >= shared_.total) return false;
+        int ranges;
+        while (true) {
+            ranges = ranges_of(request, share);
+            const int of_request = groups_of(request) * ranges;
+            if (begins + of_request > range) break;
+            begins += of_request;
+            ++request;
         }
-        groups = __reduce_add_sync(~0u, groups);
-        tiles = __reduce_add_sync(~0u, tiles);
-        const auto share_of = [&](int cost) {
-            return max((cost + cta_groups - 1) / cta_groups, p_.least_share);
-        };
-        const int share = share_of(tiles + groups * p_.tile_cost);
-        if (groups <= cta_groups) {
-            const int most = min(share + p_.even_gain, INT32_MAX / cta_groups);
-#pragma unroll 1
-            for (int even = share_of(tiles); even <= most; ++even) {
-                int ranges = 0;
-#pragma unroll 1
-                for (int request = first; request < last; ++request)
-                    ranges += groups_of(request) * ((tiles_of(request) + even - 1) / even);
-                if (__reduce_add_sync(~0u, ranges) <= cta_groups) return {even, true};
-            }
+        const int group = unsigned(range - begins) / unsigned(ranges);
+        const int first_cta_group = begins + group * ranges, split = range - first_cta_group;
+        const int first_row = first_row_of(group);
+        if (first_row >= query_len(request) * p_.heads) return false;
+        if ((threadIdx.x & 31) == 0) {
+            Item& item = shared_.items[0];
+            item.first_row = first_row;
+            item.tile_begin = split * share;
+            item.tile_end = min(item.tile_begin + share, tiles_of(request));
+            item.first_cta_group = first_cta_group;
+            item.split = split;
+            item.splits = item.combiners = ranges;
+            put_request(item, request);
         }
-        return {share, false};
+        __syncwarp();
+        return true;
+    }
+
+    __device__ void put_request(Item& item, int request) const {
+        item.request = request;
+        item.q_begin = p_.cu_q_lens ? p_.cu_q_lens[request] : request * p_.query_len;
+        item.q_len = query_len(request);
+        item.kv_len = kv_len(request);
+        item.before = item.kv_len - item.q_len;
+        item.unmasked = p_.causal ? item.before + 1 : item.kv_len;
+    }
+
+    __device__ int first_row_of(int group) const {
+        return (group * p_.pair + shared_.member) * kTileRows;
     }
 
     __device__ int query_len(int request) const {
@@ -201,15 +229,16 @@ class Schedule {
     __device__ int tiles_of(int request) const {
         return max((kv_len(request) + kTileTokens - 1) / kTileTokens, 1);
     }
-    template <bool kEven>
-    __device__ int cost_of(int request, int share) const {
-        const int tiles = tiles_of(request);
-        return kEven ? (tiles + share - 1) / share * share : tiles + p_.tile_cost;
+    // Ranges of so many KV tiles that a group of the request takes.
+    __device__ int ranges_of(int request, int length) const {
+        return unsigned(tiles_of(request) + length - 1) / unsigned(length);
     }
     __device__ int groups_of(int request) const {
-        const int group_rows = kTileRows * p_.pair;
-        return (query_len(request) * p_.heads + group_rows - 1) / group_rows;
+        const int tiles = (query_len(request) * p_.heads + kTileRows - 1) / kTileRows;
+        return by_pair(tiles + p_.pair - 1);
     }
+    // A pair is one or two.
+    __device__ int by_pair(int x) const { return x >> (p_.pair - 1); }
 
     const KernelParams& p_;
     Shared& shared_;

@@ -95,23 +95,33 @@ class ScoreWarp {
     __device__ static int exchanged(int row, int chunk) { return chunk ^ (row >> 1 & 3); }
 
     // Begins to copy steps `begin` to `end` - 1 of the warp's rows: four lanes a row.
+    template <int begin, int end>
     __device__ static __noinline__ void copy_queries(const KernelParams& p, const Item& item,
-                                                     int warp, int begin, int end, uint32_t to) {
+                                                     int warp, uint32_t to) {
         const int lane = threadIdx.x & 31, quad = lane & 3;
-#pragma unroll 1
+        QueryRow rows[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+            rows[half] = row_of(p, item, warp * 16 + half * 8 + lane / 4);
+#pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int r = half * 8 + lane / 4;
-            const QueryRow row = row_of(p, item, warp * 16 + r);
-            uint32_t at = to + r * 64 + exchanged(r, quad) * 16;
-#pragma unroll 1
-            for (int step = begin; step < end; step += 2, at += kPairBytes) {
-                const int column = (step - C::kLatentSteps) * 16;
-                const bool rope = column >= 0, exists = row.exists && column < p.rope_dim;
-                const char* from =
-                    rope ? row.rope + (exists ? column * 2 : 0) : row.latent + step * 32;
-                ptx::cp_async_16(at, from + quad * 16, exists);
-            }
+            copy_steps<begin, begin, end>(rows[half], quad * 16, p.rope_dim,
+                                          to + r * 64 + exchanged(r, quad) * 16);
         }
+    }
+    // Of a row, 16 bytes of each pair of steps. What a copy adds to the addresses is part of its
+    // instruction, which reads its registers late.
+    template <int step, int begin, int end>
+    __device__ static void copy_steps(const QueryRow& row, int byte, int rope_dim, uint32_t to) {
+        constexpr int at = (step - begin) / 2 * kPairBytes, column = step * 16 - C::kLatent;
+        if constexpr (column < 0)
+            ptx::cp_async_16_at<at, step * 32>(to, row.latent + byte, row.exists);
+        else
+            ptx::cp_async_16(to + at, row.rope + byte + (column < rope_dim ? column * 2 : 0),
+                             row.exists && column < rope_dim);
+        if constexpr (step + 2 < end)
+            copy_steps<step + 2, begin, end>(row, byte, rope_dim, to);
     }
     // Of steps that have arrived each lane's operands together, in the place of the rows that they
     // are of.
@@ -119,15 +129,20 @@ class ScoreWarp {
         const int lane = threadIdx.x & 31, row = lane & 15;
         const uint32_t at = from + row * 64 + exchanged(row, lane >> 4) * 16;
 #pragma unroll 1
-        for (int step = 0; step < steps; step += 2) {
-            uint32_t even[4], odd[4];
-            ptx::ldmatrix_x4(even, at + step * 512);
-            // Two chunks further.
-            ptx::ldmatrix_x4(odd, (at ^ 32) + step * 512);
+        for (int step = 0; step < steps; step += 4) {
+            uint32_t words[4][4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                if (i < 2 || step + 2 < steps)
+                    // Of odd steps two chunks further.
+                    ptx::ldmatrix_x4(words[i], (i % 2 ? at ^ 32 : at) + (step + (i & 2)) * 512);
             __syncwarp();
             const uint32_t own = from + step * 512 + lane * 16;
-            ptx::st_shared_v4(own, {even[0], even[1], even[2], even[3]});
-            ptx::st_shared_v4(own + 512, {odd[0], odd[1], odd[2], odd[3]});
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                if (i < 2 || step + 2 < steps)
+                    ptx::st_shared_v4(own + i * 512,
+                                      {words[i][0], words[i][1], words[i][2], words[i][3]});
         }
         __syncwarp();
     }
@@ -146,8 +161,8 @@ class ScoreWarp {
         const uint32_t held = first ? stage : own;
         // All lanes have read the queries of the item before this one.
         __syncwarp();
-        copy_queries(p_, item, warp_, 0, C::kHeldSteps, held);
-        if (first) copy_queries(p_, item, warp_, C::kHeldSteps, C::kQuerySteps, own);
+        copy_queries<0, C::kHeldSteps>(p_, item, warp_, held);
+        if (first) copy_queries<C::kHeldSteps, C::kQuerySteps>(p_, item, warp_, own);
         ptx::cp_async_wait_all();
         __syncwarp();
         arrange(held, C::kHeldSteps);
@@ -159,7 +174,7 @@ class ScoreWarp {
         }
         __syncwarp();
         if (!first) {
-            copy_queries(p_, item, warp_, C::kHeldSteps, C::kQuerySteps, own);
+            copy_queries<C::kHeldSteps, C::kQuerySteps>(p_, item, warp_, own);
             ptx::cp_async_wait_all();
             __syncwarp();
         }

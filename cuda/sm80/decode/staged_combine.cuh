@@ -1,0 +1,268 @@
+// How a CTA that has nothing else to do combines its slice of the output, where its KV tiles' place
+// takes other splits' partial results: copies of all of them are under way at once, while the rows'
+// statistics are combined.
+//
+// Where splits are few, a slice is some fragments of every warp, which each warp adds for itself.
+// What the CTA has of them itself never leaves it. Where splits are many, a slice is some units, of
+// which each warp adds a range of the splits.
+#pragma once
+
+#include "config.cuh"
+#include "place.cuh"
+#include "ptx/sm80.cuh"
+#include "sm80/split_combine.cuh"
+
+namespace mla::sm80::decode {
+
+// This warp's share of the KV tiles' place.
+template <class C>
+struct Staging {
+    // Of a warp: fragments, and the units that they are.
+    static constexpr int kFragments = C::kFragments;
+    static constexpr int kTileFragments = C::kColumns / 8;
+
+    // This lane's first quadruple; the next ones follow 32 quadruples on. So many there are.
+    float4* place;
+    int room;
+
+    __device__ static int room_of(const KernelParams& p) {
+        return Place::hide(p.stages) * (C::kTokens * C::pitch(0)) / (C::kWarps * 512);
+    }
+    __device__ Staging(const KernelParams& p, char* shared, int thread) : room(room_of(p)) {
+        place = reinterpret_cast<float4*>(shared + C::kStagesOffset) + thread / 32 * room * 32 +
+                (thread & 31);
+    }
+    __device__ float4& operator[](int i) const { return place[i * 32]; }
+
+    // Up to so many splits each warp adds its fragments for itself.
+    __device__ static int few(const KernelParams& p) { return min(kFragments, room_of(p) - 1); }
+    // Of combiner `i` of `combiners`, the first fragment then.
+    __device__ static int begin(int i, int combiners) { return i * kFragments / combiners; }
+    // Whether so many of the CTA's own stay here: if there is room for others'.
+    __device__ static bool keeps(const KernelParams& p, int fragments, int splits) {
+        const int room = room_of(p);
+        return splits <= few(p) && fragments <= room / 2 && fragments + splits - 1 <= room;
+    }
+};
+
+template <class C, class Layout, class PartialOf, class RowsOf, class Write, class WriteFour>
+class StagedCombine {
+    using State = SoftmaxState<Base2>;
+    using Stage = Staging<C>;
+    static constexpr int kRowsAt = kPartialRowsAt<Layout>;
+    static constexpr int kStateBytes = C::kThreads * int(sizeof(State));
+    static constexpr int kUnits = Layout::kRows / 16 * Layout::kRowsUnits;
+    static constexpr int kUnitBytes = C::kThreads * int(sizeof(float4));
+
+  public:
+    __device__ StagedCombine(const Split& split, SplitShared<C::kRows>& rows, char* exchanged,
+                             const Stage& stage, bool keeps, const PartialOf& partial_of,
+                             const RowsOf& rows_of, const Write& write,
+                             const WriteFour& write_four, int thread)
+        : split_(split),
+          thread_(thread),
+          rows_(rows),
+          exchanged_(exchanged),
+          stage_(stage),
+          keeps_(keeps),
+          partial_of_(partial_of),
+          rows_of_(rows_of),
+          write_(write),
+          write_four_(write_four) {}
+
+    // Whether there is room for the weights of so many splits and a unit's sums.
+    __device__ static bool fits(int splits) {
+        return kStateBytes + splits * (C::kRows * 4) + kUnitBytes <= C::kSliceBytes;
+    }
+
+    __device__ void few() const {
+        const int begin = Stage::begin(split_.index, split_.combiners),
+                  end = Stage::begin(split_.index + 1, split_.combiners);
+        const int own = keeps_ ? end - begin : 0, others = split_.splits - keeps_;
+        int at_once = (stage_.room - own) / others;
+        if (at_once >= 4) at_once &= ~3;
+        int from = begin;
+        copy_few(from, min(from + at_once, end), own);
+        combine_statistics();
+#pragma unroll 1
+        for (int unit = begin; unit < end;) {
+            if (unit >= from + at_once) {
+                from = unit;
+                copy_few(from, min(from + at_once, end), own);
+            }
+            ptx::cp_async_wait_all();
+            // Fragments of the same rows.
+            const int tile = unit / Stage::kTileFragments;
+            const int count = min(min(min(from + at_once, end),
+                                      (tile + 1) * Stage::kTileFragments) - unit, 4);
+            const float* weights = this->weights() + tile * 16 + row_of_lane();
+            const float4* other = &stage_[own + (unit - from) * others];
+            const float4* kept = &stage_[unit - begin];
+            float4 sums[4] = {};
+#pragma unroll 1
+            for (int split = 0; split < split_.splits; ++split, weights += C::kRows) {
+                const bool stays = keeps_ && split == split_.index;
+                const float4* at = stays ? kept : other;
+                const int step = (stays ? 1 : others) * 32;
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    add(sums[i], at[min(i, count - 1) * step], weights[0], weights[8]);
+                if (!stays) other += 32;
+            }
+            const auto rows = rows_of_(unit_of(unit));
+            if (count == 4)
+                write_four_(rows, unit % Stage::kTileFragments, sums);
+            else
+#pragma unroll
+                for (int i = 0; i < 3; ++i)
+                    if (i < count) write_(rows, unit_of(unit + i), sums[i]);
+            unit += count;
+        }
+    }
+
+    __device__ void many() const {
+        const int warp = thread_ / 32, splits = split_.splits;
+        const int first = warp * splits / C::kWarps, last = (warp + 1) * splits / C::kWarps;
+        const int most = (splits + C::kWarps - 1) / C::kWarps;
+        float4* sums =
+            reinterpret_cast<float4*>(exchanged_ + kStateBytes + splits * (C::kRows * 4));
+        const int at_once =
+            min(max(stage_.room / most, 1),
+                (C::kSliceBytes - kStateBytes - splits * (C::kRows * 4)) / kUnitBytes);
+        const int end = (split_.index + 1) * kUnits / split_.combiners;
+        int unit = split_.index * kUnits / split_.combiners;
+        copy_many(unit, min(unit + at_once, end), first, last);
+        combine_statistics();
+        while (true) {
+            const int until = min(unit + at_once, end);
+            ptx::cp_async_wait_all();
+            int slot = 0;
+#pragma unroll 1
+            for (int i = unit; i < until; ++i) {
+                const float* weights =
+                    this->weights() + first * C::kRows + first_row(i);
+                float4 sum = {};
+#pragma unroll 4
+                for (int split = first; split < last; ++split, weights += C::kRows)
+                    add(sum, stage_[slot++], weights[0], weights[8]);
+                sums[(i - unit) * C::kThreads + thread_] = sum;
+            }
+            Layout::sync();
+#pragma unroll 1
+            for (int i = unit + warp; i < until; i += C::kWarps) {
+                const float4* from = sums + (i - unit) * C::kThreads + (thread_ & 31);
+                float4 sum = from[0];
+#pragma unroll
+                for (int k = 1; k < C::kWarps; ++k) {
+                    const float4 other = from[k * 32];
+                    sum.x += other.x;
+                    sum.y += other.y;
+                    sum.z += other.z;
+                    sum.w += other.w;
+                }
+                write_(rows_of_(i), i, sum);
+            }
+            unit = until;
+            if (unit >= end) break;
+            Layout::sync();
+            copy_many(unit, min(unit + at_once, end), first, last);
+        }
+    }
+
+  private:
+    __device__ float* weights() const { return reinterpret_cast<float*>(exchanged_ + kStateBytes); }
+
+    // Of the CTA's tile, the first row of this lane in the warp's first fragments.
+    __device__ int row_of_lane() const {
+        return thread_ / (32 * kColumnGroups) * C::kWarpRows + (thread_ & 31) / 4;
+    }
+    // Of a unit, the first of this lane's two rows.
+    __device__ int first_row(int unit) const {
+        return unit / Layout::kRowsUnits * 16 + (thread_ & 31) / 4;
+    }
+    // Which unit this warp's fragment is.
+    __device__ int unit_of(int fragment) const {
+        const int warp = thread_ / 32;
+        const int rows = warp / kColumnGroups * C::kWarpTiles + fragment / Stage::kTileFragments;
+        return rows * Layout::kRowsUnits + fragment % Stage::kTileFragments * kColumnGroups +
+               warp % kColumnGroups;
+    }
+
+    __device__ static void add(float4& sum, const float4& x, float low, float high) {
+        sum.x = fmaf(x.x, low, sum.x);
+        sum.y = fmaf(x.y, low, sum.y);
+        sum.z = fmaf(x.z, high, sum.z);
+        sum.w = fmaf(x.w, high, sum.w);
+    }
+
+    // Begins to copy these fragments of the warp, of all splits but what the CTA has kept.
+    __device__ void copy_few(int begin, int end, int slot) const {
+        uint32_t to = ptx::shared_address(&stage_[slot]);
+#pragma unroll 1
+        for (int fragment = begin; fragment < end; ++fragment)
+#pragma unroll 1
+            for (int split = 0; split < split_.splits; ++split) {
+                if (keeps_ && split == split_.index) continue;
+                const float4* from = reinterpret_cast<const float4*>(partial_of_(split));
+                ptx::cp_async_16(to, from + fragment * C::kThreads + thread_, true);
+                to += 512;
+            }
+    }
+    __device__ void copy_many(int begin, int end, int first, int last) const {
+        uint32_t to = ptx::shared_address(&stage_[0]);
+#pragma unroll 1
+        for (int unit = begin; unit < end; ++unit) {
+            const int vector = Layout::vector_of(unit / Layout::kRowsUnits,
+                                                 unit % Layout::kRowsUnits) +
+                               (thread_ & 31);
+#pragma unroll 1
+            for (int split = first; split < last; ++split, to += 512)
+                ptx::cp_async_16(to, reinterpret_cast<const float4*>(partial_of_(split)) + vector,
+                                 true);
+        }
+    }
+
+    // Every row's maximum, its sum under it, and what each split's values weigh.
+    __device__ void combine_statistics() const {
+        constexpr int kShare = C::kThreads / C::kRows;
+        State* states = reinterpret_cast<State*>(exchanged_);
+        const int row = thread_ % C::kRows;
+        float* weights = this->weights() + row;
+        State own;
+#pragma unroll 4
+        for (int i = thread_ / C::kRows; i < split_.splits; i += kShare) {
+            const float* from = partial_of_(i) + kRowsAt + row;
+            const State state = {__ldcg(from), __ldcg(from + C::kRows)};
+            weights[i * C::kRows] = state.maximum;
+            merge(own, state);
+        }
+        states[thread_] = own;
+        Layout::sync();
+        own = states[row];
+#pragma unroll
+        for (int i = 1; i < kShare; ++i) merge(own, states[i * C::kRows + row]);
+#pragma unroll 4
+        for (int i = thread_ / C::kRows; i < split_.splits; i += kShare)
+            weights[i * C::kRows] = State{weights[i * C::kRows], 0.f}.factor(own.maximum);
+        if (thread_ < C::kRows) {
+            rows_.maximum[row] = own.maximum;
+            rows_.sum[row] = own.sum;
+        }
+        Layout::sync();
+    }
+
+    const Split& split_;
+    int thread_;
+    SplitShared<C::kRows>& rows_;
+    // In shared memory: states of all threads, weights of all splits' rows, sums of all warps.
+    char* exchanged_;
+    const Stage& stage_;
+    // Whether what the CTA has of its slice lies in the first quadruples of the stage.
+    bool keeps_;
+    const PartialOf& partial_of_;
+    const RowsOf& rows_of_;
+    const Write& write_;
+    const WriteFour& write_four_;
+};
+
+}  // namespace mla::sm80::decode
