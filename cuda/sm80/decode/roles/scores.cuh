@@ -126,7 +126,8 @@ class ScoreWarp {
     // Of steps that have arrived each lane's operands together, in the place of the rows that they
     // are of.
     __device__ static void arrange(uint32_t from, int steps) {
-        const int lane = threadIdx.x & 31, row = lane & 15;
+        // Found anew each time: registers are few.
+        const int lane = Place::hide(threadIdx.x) & 31, row = lane & 15;
         const uint32_t at = from + row * 64 + exchanged(row, lane >> 4) * 16;
 #pragma unroll 1
         for (int step = 0; step < steps; step += 4) {
