@@ -39,39 +39,84 @@ struct Guess {
     __device__ __forceinline__ uint32_t key() const { return key_of(least); }
 };
 
+// Bins of equal steps of values. Larger values have no lower bin, and NaN has the lowest.
+struct Steps {
+    float least, width, scale;
+
+    __device__ __forceinline__ Steps(float least, float largest)
+        : least(least), width((largest - least) * (1.f / kBins)) {
+        scale = __fdividef(1.f, width);
+    }
+    // Not if all are equal, nor between infinite ones.
+    __device__ __forceinline__ bool usable() const { return scale > 0 && scale < 1e30f; }
+    // Counted in bins from the first one.
+    __device__ __forceinline__ float at(float x) const { return (x - least) * scale; }
+    __device__ __forceinline__ uint32_t bin_of(float x) const {
+        return uint32_t(fminf(fmaxf(at(x), 0.f), float(kBins - 1)));
+    }
+};
+
+// Readies s.bins for another histogram.
+__device__ __forceinline__ void clear_bins(Shared& s) {
+    __syncthreads();
+    *reinterpret_cast<uint4*>(&s.bins[4 * threadIdx.x]) = {0, 0, 0, 0};
+    __syncthreads();
+}
+
 // So many of the sample are above the guess as the row's part that is chosen, and four standard
-// deviations more.
-template <int kOfThread>
+// deviations more. Each thread has a vector of the sample. Values in equal steps seldom need a
+// second histogram, as keys mostly do. Bins are zero before, not afterwards.
+__device__ __forceinline__ Guess guess_from(Shared& s, const float4& x, int count, int topk) {
+    const float expected = float(kSamples) * float(topk) / float(count);
+    const uint32_t wanted = uint32_t(expected + 4.f * sqrtf(expected) + 8.f);
+    if (wanted >= kSamples) return {logit_of(0), 0};
+    const uint32_t enough = max(wanted / 3, 12u);
+    Range range;
+    range.add(key_of(fminf(fminf(x.x, x.y), fminf(x.z, x.w))));
+    range.add(key_of(fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w))));
+    range = range_of_cta(s, range);
+    const Steps steps(logit_of(range.least), logit_of(range.largest));
+    float least = 0;
+    bool known = false;
+    if (steps.usable()) {
+        atomicAdd(&s.bins[steps.bin_of(x.x)], 1u);
+        atomicAdd(&s.bins[steps.bin_of(x.y)], 1u);
+        atomicAdd(&s.bins[steps.bin_of(x.z)], 1u);
+        atomicAdd(&s.bins[steps.bin_of(x.w)], 1u);
+        __syncthreads();
+        find_bin(s, s.bins, kBins, wanted);
+        least = steps.least + float(s.bin) * steps.width;
+        known = s.inside <= enough;
+    }
+    if (!known) {
+        clear_bins(s);
+        Threshold t = {0, range.largest, wanted, kSamples};
+        narrow(s, t, t.width, enough, [&](const auto& visit) {
+            visit(key_of(x.x));
+            visit(key_of(x.y));
+            visit(key_of(x.z));
+            visit(key_of(x.w));
+        });
+        least = logit_of(t.least);
+    }
+    return {least, max(range.largest, key_of(least)) - key_of(least)};
+}
+
+// Where the sample's vector of this thread begins.
+__device__ __forceinline__ int sampled_at(int count) {
+    constexpr int together = kSampled * kSampledTogether, places = kThreads / kSampledTogether;
+    const int place = threadIdx.x / kSampledTogether;
+    return int(int64_t(count / together) * place / places) * together +
+           int(threadIdx.x) % kSampledTogether * kSampled;
+}
+
+// The same with a sample that is not there yet. Bins are zero, here and afterwards.
 __device__ __forceinline__ Guess guess(Shared& s, const float* logits, int count, bool vectors,
                                        int topk) {
-    constexpr uint32_t samples = kOfThread * kThreads;
-    const float expected = float(samples) * float(topk) / float(count);
-    const uint32_t wanted = uint32_t(expected + 4.f * sqrtf(expected) + 8.f);
-    if (wanted >= samples) return {logit_of(0), 0};
-    constexpr int together = kOfThread * kSampledTogether, places = kThreads / kSampledTogether;
-    const int place = threadIdx.x / kSampledTogether;
-    const int at = int(int64_t(count / together) * place / places) * together +
-                   threadIdx.x % kSampledTogether * kOfThread;
-    uint32_t keys[kOfThread];
-#pragma unroll
-    for (int i = 0; i < kOfThread; i += 4) {
-        const float4 x = load4(logits, at + i, count, vectors);
-        keys[i] = key_of(x.x);
-        keys[i + 1] = key_of(x.y);
-        keys[i + 2] = key_of(x.z);
-        keys[i + 3] = key_of(x.w);
-    }
-    Range range;
-#pragma unroll
-    for (const uint32_t key : keys) range.add(key);
-    range = range_of_cta(s, range);
-    Threshold t = {range.least, range.largest - range.least, wanted, samples};
-    narrow(s, t, t.width, wanted / 8, [&](const auto& visit) {
-#pragma unroll
-        for (const uint32_t key : keys) visit(key);
-    });
-    const float least = logit_of(t.least);
-    return {least, max(range.largest, key_of(least)) - key_of(least)};
+    const Guess guessed =
+        guess_from(s, load4(logits, sampled_at(count), count, vectors), count, topk);
+    clear_bins(s);
+    return guessed;
 }
 
 // Adds to the candidates what is at least `least` of these logits, which are vectors of four from

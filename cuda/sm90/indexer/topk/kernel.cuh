@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kThreads, kCtas)
     }
     const bool sparing = row.seen > p.candidates;
     const Guess guessed =
-        sparing ? guess<kSampled>(s, logits, row.seen, p.vectors, p.topk) : Guess{logit_of(0), 0};
+        sparing ? guess(s, logits, row.seen, p.vectors, p.topk) : Guess{logit_of(0), 0};
     collect<kBatch>(s, buffers.candidates, p.candidates, logits, begin, end, p.vectors,
                     guessed.least);
     __syncthreads();

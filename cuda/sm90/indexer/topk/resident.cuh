@@ -208,7 +208,7 @@ __device__ __forceinline__ void choose_resident(Shared& s, const Buffers& buffer
                                                 const Cluster& cluster, const float* logits,
                                                 int begin, int count, int32_t* list) {
     start_row(s, buffers.row(), logits + begin, count, p.vectors);
-    const Guess guessed = guess<kSampled>(s, logits, row.seen, p.vectors, p.topk);
+    const Guess guessed = guess(s, logits, row.seen, p.vectors, p.topk);
     s.arrived.wait(0);
     __syncthreads();
     choose_kept(s, buffers, p, row, cluster, guessed, begin, count, list);

@@ -62,76 +62,6 @@ __device__ __forceinline__ float none() { return __int_as_float(0x7fffffff); }
 
 __device__ __forceinline__ uint32_t byte_of(uint32_t word, int i) { return word >> 8 * i & 0xff; }
 
-// Bins of equal steps of values. Larger values have no lower bin, and NaN has the lowest.
-struct Steps {
-    float least, width, scale;
-
-    __device__ __forceinline__ Steps(float least, float largest)
-        : least(least), width((largest - least) * (1.f / kBins)) {
-        scale = __fdividef(1.f, width);
-    }
-    // Not if all are equal, nor between infinite ones.
-    __device__ __forceinline__ bool usable() const { return scale > 0 && scale < 1e30f; }
-    // Counted in bins from the first one.
-    __device__ __forceinline__ float at(float x) const { return (x - least) * scale; }
-    __device__ __forceinline__ uint32_t bin_of(float x) const {
-        return uint32_t(fminf(fmaxf(at(x), 0.f), float(kBins - 1)));
-    }
-};
-
-// Readies s.bins for another histogram.
-__device__ __forceinline__ void clear_bins(Shared& s) {
-    __syncthreads();
-    *reinterpret_cast<uint4*>(&s.bins[4 * threadIdx.x]) = {0, 0, 0, 0};
-    __syncthreads();
-}
-
-// The guess, from one vector of the sample in each thread. Values in equal steps seldom need a
-// second histogram, as keys mostly do. Bins are zero before, not afterwards.
-__device__ __forceinline__ Guess guess_from(Shared& s, const float4& x, int count, int topk) {
-    const float expected = float(kSamples) * float(topk) / float(count);
-    const uint32_t wanted = uint32_t(expected + 4.f * sqrtf(expected) + 8.f);
-    if (wanted >= kSamples) return {logit_of(0), 0};
-    const uint32_t enough = max(wanted / 3, 12u);
-    Range range;
-    range.add(key_of(fminf(fminf(x.x, x.y), fminf(x.z, x.w))));
-    range.add(key_of(fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w))));
-    range = range_of_cta(s, range);
-    const Steps steps(logit_of(range.least), logit_of(range.largest));
-    float least = 0;
-    bool known = false;
-    if (steps.usable()) {
-        atomicAdd(&s.bins[steps.bin_of(x.x)], 1u);
-        atomicAdd(&s.bins[steps.bin_of(x.y)], 1u);
-        atomicAdd(&s.bins[steps.bin_of(x.z)], 1u);
-        atomicAdd(&s.bins[steps.bin_of(x.w)], 1u);
-        __syncthreads();
-        find_bin(s, s.bins, kBins, wanted);
-        least = steps.least + float(s.bin) * steps.width;
-        known = s.inside <= enough;
-    }
-    if (!known) {
-        clear_bins(s);
-        Threshold t = {0, range.largest, wanted, kSamples};
-        narrow(s, t, t.width, enough, [&](const auto& visit) {
-            visit(key_of(x.x));
-            visit(key_of(x.y));
-            visit(key_of(x.z));
-            visit(key_of(x.w));
-        });
-        least = logit_of(t.least);
-    }
-    return {least, max(range.largest, key_of(least)) - key_of(least)};
-}
-
-// Where the sample's vector of this thread begins.
-__device__ __forceinline__ int sampled_at(int count) {
-    constexpr int together = kSampled * kSampledTogether, places = kThreads / kSampledTogether;
-    const int place = threadIdx.x / kSampledTogether;
-    return int(int64_t(count / together) * place / places) * together +
-           int(threadIdx.x) % kSampledTogether * kSampled;
-}
-
 // Puts what is at least `least` of this thread's vectors into `values` and `positions`, in the
 // order of positions, of which a warp has `kVectors` times 128 that follow each other. Returns how
 // many the CTA has: nothing is written if there is no room.
@@ -467,6 +397,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     const bool sparing = row.seen > room;
     float4 sample = {0, 0, 0, 0};
     if (sparing) sample = load4(logits, sampled_at(row.seen), row.seen, p.vectors);
+    // All warps ask for the sample before any asks for its part of the row.
+    __syncthreads();
     const int first = begin + warp * steps * 128 + lane * 4;
     float4 x[kVectors];
     const int last = end & ~3;
