@@ -16,7 +16,7 @@ pub(crate) trait SingleProducts: Copy + Send {
     fn arrange(self, rows: usize, queries: &[f32], width: usize, to: &mut [f32]);
 
     /// scores[..count][..rows] = keys · queries, scores `[KEYS, MAX_BLOCK]`. There are scores of
-    /// whole sixteens of rows, of which the last ones may change.
+    /// whole sixteens of rows, of which the last ones may change, as those of further keys may.
     fn score(
         self,
         keys: Rows<'_, f32>,
@@ -39,8 +39,59 @@ pub(crate) trait SingleProducts: Copy + Send {
 }
 
 /// The `gemm` crate: every processor.
+///
+/// It adds up small products in another order: of rows along the inner dimension with at most 256
+/// results, with one row, or with an inner dimension of at most two. A row would then depend on how
+/// many others there are, so no product is smaller than the constants below: what is added is not
+/// read, or 0.
 #[derive(Clone, Copy)]
 pub(crate) struct Gemm;
+
+impl Gemm {
+    /// Together with `LANES` rows they have more than 256 scores.
+    const LEAST_SCORED_KEYS: usize = 256 / LANES + 1;
+    const LEAST_ROWS: usize = 2;
+    const LEAST_KEYS: usize = 3;
+    /// Columns of values that are copied at a time. The last copy may have one more, so that none
+    /// has a single one.
+    const STRIP: usize = 64;
+
+    /// Adds the products of fewer keys than `LEAST_KEYS`, as those of so many: the others are 0.
+    fn accumulate_few(
+        values: &[f32],
+        pitch: usize,
+        [count, rows, width]: [usize; 3],
+        weights: &[f32],
+        out: &mut [f32],
+    ) {
+        let mut padded = [0.0; Self::LEAST_KEYS * MAX_BLOCK];
+        padded[..count * MAX_BLOCK].copy_from_slice(&weights[..count * MAX_BLOCK]);
+        let mut begin = 0;
+        while begin < width {
+            let left = width - begin;
+            let columns = if left <= Self::STRIP + 1 {
+                left
+            } else {
+                Self::STRIP
+            };
+            let mut strip = [0.0; Self::LEAST_KEYS * (Self::STRIP + 1)];
+            for (key, to) in strip.chunks_exact_mut(columns).take(count).enumerate() {
+                to.copy_from_slice(&values[key * pitch + begin..][..columns]);
+            }
+            product_f32(
+                [rows, columns, Self::LEAST_KEYS],
+                &mut out[begin..],
+                (1, width),
+                true,
+                &padded,
+                (MAX_BLOCK, 1),
+                &strip,
+                (1, columns),
+            );
+            begin += columns;
+        }
+    }
+}
 
 impl SingleProducts for Gemm {
     const IN_PLACE: bool = false;
@@ -56,6 +107,7 @@ impl SingleProducts for Gemm {
         queries: &[f32],
         scores: &mut [f32],
     ) {
+        let count = count.max(Self::LEAST_SCORED_KEYS);
         product_f32(
             [count, rows.next_multiple_of(LANES), width],
             scores,
@@ -76,6 +128,11 @@ impl SingleProducts for Gemm {
         weights: &[f32],
         out: &mut [f32],
     ) {
+        let rows = rows.max(Self::LEAST_ROWS);
+        if count < Self::LEAST_KEYS {
+            let size = [count, rows, width];
+            return Self::accumulate_few(values.loaded(), pitch, size, weights, out);
+        }
         product_f32(
             [rows, width, count],
             out,
