@@ -1,4 +1,4 @@
-// Prefetches to L2; those in bulk sm_90 has.
+// Bulk prefetches to L2, which sm_90 has.
 #pragma once
 
 #include "sm80.cuh"
@@ -11,11 +11,6 @@ __device__ __forceinline__ void cp_async_bulk_prefetch(const void* source, uint3
     asm volatile("cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, %2;" ::"l"(source),
                  "r"(bytes), "l"(policy.bits)
                  : "memory");
-}
-
-// Brings the line of an address into L2.
-__device__ __forceinline__ void prefetch_l2(const void* address) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory");
 }
 
 }  // namespace mla::ptx

@@ -10,7 +10,6 @@
 // done before they are there (the pages among it), and nothing is sorted or marked afterwards.
 #pragma once
 
-#include "../../../ptx/prefetch.cuh"
 #include "candidates.cuh"
 #include "resident.cuh"
 
@@ -357,7 +356,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         const int each = (p.rows.columns + int(cluster.ctas) - 1) / int(cluster.ctas);
         const int part = int(cluster.rank) * each, end = min(part + each, p.rows.columns);
         for (int i = part + kLine * int(threadIdx.x); i < end; i += kLine * kThreads)
-            ptx::prefetch_l2(logits + i);
+            ptx::prefetch_global_l2(logits + i);
     }
     Row row = indexer::find_row(p.rows, number, lane);
     int32_t* list = p.lists + number * p.list_stride;
