@@ -284,11 +284,14 @@ __device__ __forceinline__ void st_async_v4_u32(uint32_t address, uint4 v, uint3
         "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(bar)
         : "memory");
 }
-__device__ __forceinline__ void st_async_v4(uint32_t address, float4 v, uint32_t bar) {
-    st_async_v4_u32(address,
-                    {__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z),
-                     __float_as_uint(v.w)},
-                    bar);
+// As floats: taken for integers, accumulators would be copied among products that are under way,
+// which makes ptxas serialise these.
+__device__ __forceinline__ void st_async_v4_f32(uint32_t address, float4 v, uint32_t bar) {
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
+        "[%5];" ::"r"(address),
+        "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(bar)
+        : "memory");
 }
 
 __device__ __forceinline__ uint32_t ld_shared_cluster_u32(uint32_t address) {

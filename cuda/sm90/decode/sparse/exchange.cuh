@@ -35,17 +35,17 @@ struct Exchange {
 #pragma unroll 1
         for (int i = thread; i < L::kRows * int(splits); i += kOutputThreads) {
             const int head = i % L::kRows, to = i / L::kRows;
-            ptx::st_async_v4(ptx::mapa(stat(Items::split(), head), to),
-                             make_float4(s.maximum[head], s.sum[head], s.inverse[head], 0.f),
-                             ptx::mapa(stats_bar(), to));
+            ptx::st_async_v4_f32(ptx::mapa(stat(Items::split(), head), to),
+                                 make_float4(s.maximum[head], s.sum[head], s.inverse[head], 0.f),
+                                 ptx::mapa(stats_bar(), to));
         }
     }
 
     // Sends a row of this warp's. Row r is of CTA r % splits: so warps send to different ones.
     __device__ void send(int row, const float* x) const {
         const int at = row * factor >> 16, to = row - at * Items::splits();
-        ptx::st_async_v4(ptx::mapa(place(at, Items::split()), to),
-                         make_float4(x[0], x[1], x[2], x[3]), ptx::mapa(bar(), to));
+        ptx::st_async_v4_f32(ptx::mapa(place(at, Items::split()), to),
+                             make_float4(x[0], x[1], x[2], x[3]), ptx::mapa(bar(), to));
     }
 
     // When all have been sent.
