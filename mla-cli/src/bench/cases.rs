@@ -423,6 +423,13 @@ mod tests {
     }
 
     #[test]
+    fn the_random_cases_can_be_read() {
+        let cases = parse(include_str!("../../cases/random.json")).unwrap();
+        let decodes = cases.iter().filter(|case| case.kind == CaseKind::Decode);
+        assert_eq!((decodes.count(), cases.len()), (44, 88));
+    }
+
+    #[test]
     fn the_sparse_cases_can_be_read() {
         let cases = parse(include_str!("../../cases/sparse.json")).unwrap();
         let is_sparse = |case: &Case| matches!(case.kind, CaseKind::Sparse { .. });
