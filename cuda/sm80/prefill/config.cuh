@@ -26,6 +26,8 @@ struct Item {
     int needed, seen, last_whole;
     // Among all tiles; among the CTAs that divide its keys.
     int tile, split;
+    // The last tile of keys whose values were found to hold one that is no finite number.
+    int nonfinite;
 };
 
 // Rows of 16-bit numbers in shared memory. The same chunks (of 16 bytes) of eight rows lie in

@@ -11,6 +11,7 @@
 #include "loader.cuh"
 #include "output.cuh"
 #include "place.cuh"
+#include "ptx/barrier.cuh"
 #include "schedule.cuh"
 #include "softmax.cuh"
 
@@ -57,23 +58,25 @@ __device__ __forceinline__ uint32_t nonfinite(uint32_t word) {
     return __vcmpeq2(word & exponents, exponents);
 }
 
-// Whether this thread finds any such number in its share of a tile of values, of which the first
-// chunk is given.
+// Whether this thread finds any such number among the values that it has copied to the stage.
 template <class C>
-__device__ __forceinline__ bool has_nonfinite(uint32_t own) {
-    constexpr int kChunks = C::kKeys * C::VRows::kPitch / 16;
-    static_assert(C::VRows::kSwizzled && kChunks % C::kThreads == 0);
+__device__ __forceinline__ bool has_nonfinite(uint32_t stage, unsigned thread) {
+    constexpr int kStep = C::kThreads / 8;
+    static_assert(C::VRows::kSwizzled);
     // Of an exponent that is all ones, one more is the sign.
     constexpr bool half = std::is_same_v<typename C::Element, __half>;
     constexpr uint32_t exponents = half ? 0x7c007c00u : 0x7f807f80u;
     constexpr uint32_t one = half ? 0x04000400u : 0x00800080u;
+    const uint32_t own = stage + C::VRows::at(thread / 8, thread % 8);
     uint32_t found = 0;
 #pragma unroll
-    for (int i = 0; i < kChunks / C::kThreads; ++i) {
-        const uint4 x = ptx::ld_shared_v4(own + i * C::kThreads * 16);
-        found |= ((x.x & exponents) + one) | ((x.y & exponents) + one) | ((x.z & exponents) + one) |
-                 ((x.w & exponents) + one);
-    }
+    for (int row = 0; row < C::kKeys; row += kStep)
+#pragma unroll
+        for (int j = 0; j < C::kVDim / 64; ++j) {
+            const uint4 x = ptx::ld_shared_v4(own + row * C::VRows::kPitch + j * 128);
+            found |= ((x.x & exponents) + one) | ((x.y & exponents) + one) |
+                     ((x.z & exponents) + one) | ((x.w & exponents) + one);
+        }
     return (found & 0x80008000u) != 0;
 }
 
@@ -206,6 +209,7 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void prefill_kernel(
         item.seen = p.causal ? keys - queries + first_row + 1 : keys;
         item.tile = block;
         item.split = split;
+        item.nonfinite = -1;
     }
     const char* query_rows =
         p.query + query_begin * p.query_token_stride + tile.head * p.query_head_stride;
@@ -239,20 +243,20 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void prefill_kernel(
     const auto attend = [&](int key_tile, auto plain) {
         constexpr bool kPlain = decltype(plain)::value;
         // Returns whether rows that do not see all of the tile may multiply by its values: their P
-        // is 0 then, and 0 times NaN would be NaN.
+        // is 0 then, and 0 times NaN would be NaN. Warps come to its barrier from two places.
         const auto turn_to_values = [&] {
             const unsigned thread = place.thread();
             ptx::cp_async_wait_group<0>();
+            if (!kPlain && has_nonfinite<C>(value_stage, thread)) item.nonfinite = key_tile;
             // These values are there, and no warp needs these keys.
-            __syncthreads();
+            ptx::barrier_sync_all();
             if (kPlain)
                 // The last one once more, if there is none behind it.
                 key_copy(min(key_tile + 1, int(item.last_whole)), thread).run(key_stage);
             else if (rest_from(key_tile + 1) > 0)
                 key_copy(key_tile + 1, thread).run(key_stage, rest_from(key_tile + 1));
             ptx::cp_async_commit_group();
-            return kPlain || !ptx::bar_red_or(0, C::kThreads,
-                                              has_nonfinite<C>(value_stage + place.thread() * 16));
+            return kPlain || item.nonfinite != key_tile;
         };
         // Before the barrier, since they take time.
         const auto values = value_copy(key_tile);
