@@ -59,7 +59,8 @@ struct KernelParams {
     int pair;
     int causal;
     int sparse;
-    // What a tile of rows costs beside its KV tiles, and the least cost that is worth a CTA.
+    // What a tile of rows costs beside its KV tiles, and the least cost that is worth a CTA where
+    // splits are many.
     int tile_cost, least_share;
     // How much longer ranges may be for being even (schedule.cuh).
     int even_gain;

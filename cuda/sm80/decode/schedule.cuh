@@ -38,6 +38,8 @@ struct Item {
 template <int kTileRows, int kTileTokens>
 class Schedule {
   public:
+    // So many splits of a tile of rows take little longer to combine than fewer.
+    static constexpr int kFewSplits = 64;
     // Entries of the ring: what a warp computes, what it loads, and one per tile between them.
     static constexpr int kItems = 8;
     static_assert(kItems >= kMaxStages + 2);
@@ -63,18 +65,20 @@ class Schedule {
         const int own = (p_.requests + 31) / 32;
         const int first = lane * own, last = min(first + own, p_.requests);
         const int cta_groups = by_pair(gridDim.x), cta_group = by_pair(blockIdx.x);
-        int groups = 0, tiles = 0;
+        int groups = 0, tiles = 0, longest = 1;
 #pragma unroll 1
         for (int request = first; request < last; ++request) {
-            const int of_request = groups_of(request);
+            const int of_request = groups_of(request), each = tiles_of(request);
             groups += of_request;
-            tiles += of_request * tiles_of(request);
+            tiles += of_request * each;
+            longest = max(longest, each);
         }
         const int all_groups = __reduce_add_sync(~0u, groups);
         const int all_tiles = __reduce_add_sync(~0u, tiles);
+        const int most_tiles = __reduce_max_sync(~0u, unsigned(longest));
+        const int least = min(p_.least_share, (most_tiles + kFewSplits - 1) / kFewSplits);
         const auto share_of = [&](int cost) {
-            return max(int(unsigned(cost + cta_groups - 1) / unsigned(cta_groups)),
-                       p_.least_share);
+            return max(int(unsigned(cost + cta_groups - 1) / unsigned(cta_groups)), least);
         };
         int share = share_of(all_tiles + all_groups * p_.tile_cost);
         // Of this lane's requests: cost, or ranges if they are even.

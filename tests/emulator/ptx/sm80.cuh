@@ -98,6 +98,13 @@ inline int __reduce_add_sync(unsigned mask, int x) {
     for (int d = 16; d > 0; d /= 2) x += __shfl_xor_sync(mask, x, d);
     return x;
 }
+inline unsigned __reduce_max_sync(unsigned mask, unsigned x) {
+    for (int d = 16; d > 0; d /= 2) {
+        const unsigned other = __shfl_xor_sync(mask, x, d);
+        x = other > x ? other : x;
+    }
+    return x;
+}
 inline bool __any_sync(unsigned mask, bool x) { return __ballot_sync(mask, x) != 0; }
 inline void __syncwarp() { __ballot_sync(~0u, true); }
 
