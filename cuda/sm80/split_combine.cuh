@@ -63,6 +63,21 @@ __device__ __forceinline__ void merge(SoftmaxState<Base2>& state,
     state.add(other, other.factor(maximum));
 }
 
+// Of a quadruple, the sum of what `kWarps` warps have left in shared memory, in their order.
+template <int kWarps>
+__device__ __forceinline__ float4 sum_of_warps(const float4* from) {
+    float4 sum = from[0];
+#pragma unroll
+    for (int i = 1; i < kWarps; ++i) {
+        const float4 other = from[i * 32];
+        sum.x += other.x;
+        sum.y += other.y;
+        sum.z += other.z;
+        sum.w += other.w;
+    }
+    return sum;
+}
+
 template <class Layout, class PartialOf, class RowsOf, class Write>
 class SplitCombine {
     using State = SoftmaxState<Base2>;
@@ -333,16 +348,7 @@ class SplitCombine {
         for (int unit = begin + warp; unit < end; unit += kWarps) {
             const float4* from =
                 exchanged_ + (unit - begin) * Layout::kThreads + (threadIdx.x & 31);
-            float4 sum = from[0];
-#pragma unroll
-            for (int i = 1; i < kWarps; ++i) {
-                const float4 other = from[i * 32];
-                sum.x += other.x;
-                sum.y += other.y;
-                sum.z += other.z;
-                sum.w += other.w;
-            }
-            write_(rows_of_(unit), unit, sum);
+            write_(rows_of_(unit), unit, sum_of_warps<kWarps>(from));
         }
         Layout::sync();
     }

@@ -82,13 +82,13 @@ class StagedCombine {
         int at_once = (stage_.room - own) / others;
         if (at_once >= 4) at_once &= ~3;
         int from = begin;
-        copy_few(from, min(from + at_once, end), own);
+        copy_few(from, min(at_once, end - from), own, at_once);
         combine_statistics();
 #pragma unroll 1
         for (int unit = begin; unit < end;) {
             if (unit >= from + at_once) {
                 from = unit;
-                copy_few(from, min(from + at_once, end), own);
+                copy_few(from, min(at_once, end - from), own, at_once);
             }
             ptx::cp_async_wait_all();
             // Fragments of the same rows.
@@ -96,18 +96,17 @@ class StagedCombine {
             const int count = min(min(min(from + at_once, end),
                                       (tile + 1) * Stage::kTileFragments) - unit, 4);
             const float* weights = this->weights() + tile * 16 + row_of_lane();
-            const float4* other = &stage_[own + (unit - from) * others];
+            const float4* other = &stage_[own + unit - from];
             const float4* kept = &stage_[unit - begin];
             float4 sums[4] = {};
 #pragma unroll 1
             for (int split = 0; split < split_.splits; ++split, weights += C::kRows) {
                 const bool stays = keeps_ && split == split_.index;
                 const float4* at = stays ? kept : other;
-                const int step = (stays ? 1 : others) * 32;
 #pragma unroll
                 for (int i = 0; i < 4; ++i)
-                    add(sums[i], at[min(i, count - 1) * step], weights[0], weights[8]);
-                if (!stays) other += 32;
+                    add(sums[i], at[min(i, count - 1) * 32], weights[0], weights[8]);
+                if (!stays) other += at_once * 32;
             }
             const auto rows = rows_of_(unit_of(unit));
             if (count == 4)
@@ -151,16 +150,7 @@ class StagedCombine {
 #pragma unroll 1
             for (int i = unit + warp; i < until; i += C::kWarps) {
                 const float4* from = sums + (i - unit) * C::kThreads + (thread_ & 31);
-                float4 sum = from[0];
-#pragma unroll
-                for (int k = 1; k < C::kWarps; ++k) {
-                    const float4 other = from[k * 32];
-                    sum.x += other.x;
-                    sum.y += other.y;
-                    sum.z += other.z;
-                    sum.w += other.w;
-                }
-                write_(rows_of_(i), i, sum);
+                write_(rows_of_(i), i, sum_of_warps<C::kWarps>(from));
             }
             unit = until;
             if (unit >= end) break;
@@ -195,18 +185,30 @@ class StagedCombine {
         sum.w = fmaf(x.w, high, sum.w);
     }
 
-    // Begins to copy these fragments of the warp, of all splits but what the CTA has kept.
-    __device__ void copy_few(int begin, int end, int slot) const {
+    // Copies that follow one another, whose offsets are part of the instruction: it reads its
+    // registers late.
+    static constexpr int kCopies = 4;
+
+    // Begins to copy `count` fragments of the warp, of all splits but what the CTA has kept: those
+    // of a split to places that follow one another, of the next split `step` places on.
+    __device__ void copy_few(int begin, int count, int slot, int step) const {
         uint32_t to = ptx::shared_address(&stage_[slot]);
 #pragma unroll 1
-        for (int fragment = begin; fragment < end; ++fragment)
+        for (int split = 0; split < split_.splits; ++split) {
+            if (keeps_ && split == split_.index) continue;
+            const float4* from =
+                reinterpret_cast<const float4*>(partial_of_(split)) + begin * C::kThreads + thread_;
 #pragma unroll 1
-            for (int split = 0; split < split_.splits; ++split) {
-                if (keeps_ && split == split_.index) continue;
-                const float4* from = reinterpret_cast<const float4*>(partial_of_(split));
-                ptx::cp_async_16(to, from + fragment * C::kThreads + thread_, true);
-                to += 512;
-            }
+            for (int i = 0; i < count; i += kCopies)
+                copy_fragments<0>(to + i * 512, from + i * C::kThreads, count - i);
+            to += step * 512;
+        }
+    }
+    template <int i>
+    __device__ static void copy_fragments(uint32_t to, const float4* from, int count) {
+        if (i < count)
+            ptx::cp_async_16_at<i * 512, i * C::kThreads * int(sizeof(float4))>(to, from, true);
+        if constexpr (i + 1 < kCopies) copy_fragments<i + 1>(to, from, count);
     }
     __device__ void copy_many(int begin, int end, int first, int last) const {
         uint32_t to = ptx::shared_address(&stage_[0]);

@@ -42,6 +42,9 @@ struct RoleConfig : Config<Element, Latent, CacheFormat::plain, 2, 2, Tokens> {
         // The keys of columns that cached rows do not have.
         uint32_t zeros[4];
         SplitShared<Base::kRows> rows;
+        // For who copies queries, in a function that is called: through a pointer to constant
+        // memory it would wait for loads of what no cache has yet.
+        KernelParams params;
     };
 
     static constexpr int kProbabilityOffset = 0;

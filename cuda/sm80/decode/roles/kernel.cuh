@@ -20,10 +20,11 @@ __global__ __launch_bounds__(C::kCtaThreads, C::kResident) void roles_kernel(
         shared + place.hide(C::kWarpOffset +
                             place.thread() / 32 * unsigned(sizeof(typename C::WarpShared))));
     auto& statistics = *reinterpret_cast<typename C::Statistics*>(shared + C::kStatisticsOffset);
-    // Read by score warps behind the first barrier.
     if (threadIdx.x < 4) statistics.zeros[threadIdx.x] = 0;
     typename C::Plan plan(p, own.plan);
     plan.begin();
+    if (threadIdx.x == 0) statistics.params = p;
+    __syncthreads();
     if (place.thread() >= C::kThreads)
         ScoreWarp<C>(p, shared, plan).run();
     else

@@ -52,6 +52,11 @@ class ScoreWarp {
     __device__ typename C::Statistics& statistics() const {
         return *reinterpret_cast<typename C::Statistics*>(shared_ + C::kStatisticsOffset);
     }
+    __device__ static const KernelParams& params() {
+        return reinterpret_cast<typename C::Statistics*>(ptx::dynamic_shared() +
+                                                         C::kStatisticsOffset)
+            ->params;
+    }
 
     // Of the warp's row r, where its latent and rotary values are: those of the item's first row if
     // there is no such row.
@@ -96,8 +101,8 @@ class ScoreWarp {
 
     // Begins to copy steps `begin` to `end` - 1 of the warp's rows: four lanes a row.
     template <int begin, int end>
-    __device__ static __noinline__ void copy_queries(const KernelParams& p, const Item& item,
-                                                     int warp, uint32_t to) {
+    __device__ static __noinline__ void copy_queries(const Item& item, int warp, uint32_t to) {
+        const KernelParams& p = params();
         const int lane = threadIdx.x & 31, quad = lane & 3;
         QueryRow rows[2];
 #pragma unroll
@@ -162,8 +167,8 @@ class ScoreWarp {
         const uint32_t held = first ? stage : own;
         // All lanes have read the queries of the item before this one.
         __syncwarp();
-        copy_queries<0, C::kHeldSteps>(p_, item, warp_, held);
-        if (first) copy_queries<C::kHeldSteps, C::kQuerySteps>(p_, item, warp_, own);
+        copy_queries<0, C::kHeldSteps>(item, warp_, held);
+        if (first) copy_queries<C::kHeldSteps, C::kQuerySteps>(item, warp_, own);
         ptx::cp_async_wait_all();
         __syncwarp();
         arrange(held, C::kHeldSteps);
@@ -175,7 +180,7 @@ class ScoreWarp {
         }
         __syncwarp();
         if (!first) {
-            copy_queries<C::kHeldSteps, C::kQuerySteps>(p_, item, warp_, own);
+            copy_queries<C::kHeldSteps, C::kQuerySteps>(item, warp_, own);
             ptx::cp_async_wait_all();
             __syncwarp();
         }
