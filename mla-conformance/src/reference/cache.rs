@@ -27,15 +27,7 @@ pub fn encode_e4m3(value: f64) -> u8 {
     if value.is_nan() {
         return sign + 127;
     }
-    let distance = |code: u8| (decode_e4m3(code) - value.abs().min(448.0)).abs();
-    let mut nearest = 0;
-    for code in 1..127 {
-        let (here, least) = (distance(code), distance(nearest));
-        if here < least || (here == least && code % 2 == 0) {
-            nearest = code;
-        }
-    }
-    sign + nearest
+    sign + nearest(value.abs().min(448.0), 126, |code| decode_e4m3(code as u8)) as u8
 }
 
 /// The code nearest to a value, the even one of two as near, in a format of sixteen bits whose
@@ -54,22 +46,27 @@ fn encode_half(value: f64, infinity: u16, decode: impl Fn(u16) -> f64) -> [u8; 2
         }
     };
     let magnitude = value.abs().min(place(infinity));
-    let (mut below, mut above) = (0, infinity);
+    (sign + nearest(magnitude, infinity, place)).to_le_bytes()
+}
+
+/// The code from 0 to `last` nearest to a magnitude, the even one of two as near, where the codes'
+/// values ascend and the last one's is not below the magnitude.
+fn nearest(magnitude: f64, last: u16, decode: impl Fn(u16) -> f64) -> u16 {
+    let (mut below, mut above) = (0, last);
     while above - below > 1 {
         let middle = below + (above - below) / 2;
-        if place(middle) <= magnitude {
+        if decode(middle) <= magnitude {
             below = middle;
         } else {
             above = middle;
         }
     }
-    let (down, up) = (magnitude - place(below), place(above) - magnitude);
-    let nearest = if down < up || (down == up && below % 2 == 0) {
+    let (down, up) = (magnitude - decode(below), decode(above) - magnitude);
+    if down < up || (down == up && below % 2 == 0) {
         below
     } else {
         above
-    };
-    (sign + nearest).to_le_bytes()
+    }
 }
 
 /// The bytes of the bf16 nearest to a value.
