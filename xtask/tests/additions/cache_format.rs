@@ -278,7 +278,7 @@ fn kernels(tree: &Tree, unit: &str, which: &str) -> BTreeSet<String> {
 fn a_made_up_cache_format_lacks_exactly_the_listed_places_in_rust() {
     let mut listed = contributing("Add a cache format", "made_up");
     listed.retain(|file| file.ends_with(".rs"));
-    let tree = Tree::new();
+    let tree = Tree::for_cargo();
     assert_eq!(rust(&tree), listed);
     // The tests take formats as they are listed.
     let errors = tree.check(&["--workspace", "--tests", FEATURES]);
@@ -290,5 +290,5 @@ fn a_made_up_cache_format_lacks_exactly_the_listed_places_in_rust() {
 fn a_made_up_cache_format_lacks_exactly_the_listed_places_in_cuda() {
     let mut listed = contributing("Add a cache format", "made_up");
     listed.retain(|file| !file.ends_with(".rs"));
-    assert_eq!(cuda(&Tree::new()), listed);
+    assert_eq!(cuda(&Tree::for_nvcc()), listed);
 }

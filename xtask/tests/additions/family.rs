@@ -157,7 +157,7 @@ fn example(on: bool) -> String {
 #[test]
 #[ignore = "needs nvcc: cargo xtask toolkit && cargo test -p xtask --test additions -- --ignored"]
 fn a_made_up_family_is_its_folders_and_one_row() {
-    let tree = Tree::new();
+    let tree = Tree::for_cargo();
     for (file, text) in FILES {
         tree.write(file, text);
     }

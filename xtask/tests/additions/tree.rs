@@ -16,22 +16,31 @@ use cargo_metadata::{
 /// A copy of all that belongs to the repository, below the target folder.
 pub(crate) struct Tree {
     pub(crate) root: PathBuf,
-    // One test at a time: Cargo takes two copies that build in one folder for the same packages,
-    // and what they depend on takes a minute to check.
     _alone: MutexGuard<'static, ()>,
 }
 
-static ALONE: Mutex<()> = Mutex::new(());
-
 impl Tree {
+    /// For Cargo. One test at a time: Cargo takes two copies that build in one folder for the same
+    /// packages, and what they depend on takes a minute to check.
+    pub(crate) fn for_cargo() -> Self {
+        static ALONE: Mutex<()> = Mutex::new(());
+        Self::copied("tree", &ALONE)
+    }
+
+    /// For nvcc alone, so that its test runs beside those of Cargo.
+    pub(crate) fn for_nvcc() -> Self {
+        static ALONE: Mutex<()> = Mutex::new(());
+        Self::copied("nvcc-tree", &ALONE)
+    }
+
     /// Copies what differs, so that a second run compiles little.
-    pub(crate) fn new() -> Self {
+    fn copied(name: &str, alone: &'static Mutex<()>) -> Self {
         let workspace = workspace();
         let program = std::env::current_exe().unwrap();
         let target = program.ancestors().nth(3).unwrap();
         let tree = Self {
-            root: target.join("additions/tree"),
-            _alone: ALONE.lock().unwrap_or_else(PoisonError::into_inner),
+            root: target.join("additions").join(name),
+            _alone: alone.lock().unwrap_or_else(PoisonError::into_inner),
         };
         let listed = Command::new("git")
             .args([
