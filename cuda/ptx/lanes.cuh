@@ -6,6 +6,15 @@
 
 namespace mla::ptx {
 
+// Loads are made in the order of the source.
+__device__ __forceinline__ float4 ld_global_nc(const float* address) {
+    float4 x;
+    asm volatile("ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+                 : "l"(address));
+    return x;
+}
+
 __device__ __forceinline__ void st_shared_v2(uint32_t address, uint32_t x, uint32_t y) {
     asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(x), "r"(y) : "memory");
 }

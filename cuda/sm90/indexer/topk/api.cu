@@ -75,7 +75,8 @@ extern "C" MlaStatus mla_topk_sm90(const MlaTopkParams* params, void* stream) {
         return cuda_status("cudaLaunchKernelEx",
                            launch_swift(kernel_params(p), p.rows, swift, queue));
     const int ctas = choose_ctas(p.rows, p.columns, facts.multiprocessors, places.most);
-    const bool many = int64_t(p.rows) * ctas > facts.multiprocessors;
-    return cuda_status("cudaLaunchKernelEx",
-                       launch(kernel_params(p), p.rows, ctas, kernel_for(many), queue));
+    const cudaError_t launched =
+        ctas > 1 ? launch_clusters(kernel_params(p), p.rows, ctas, queue)
+                 : launch_rows(kernel_params(p), p.rows, facts.multiprocessors, queue);
+    return cuda_status("cudaLaunchKernelEx", launched);
 }

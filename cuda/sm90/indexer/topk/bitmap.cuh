@@ -12,27 +12,27 @@ __device__ __forceinline__ void mark(uint32_t* bitmap, uint32_t position) {
     atomicOr(&bitmap[position / 32], 1u << position % 32);
 }
 
-// Calls `visit` with the number of each word, the word, and how many bits are set before it. A warp
-// has words that follow each other. Returns how many bits are set.
-template <typename Visit>
-__device__ __forceinline__ int for_each_word(Shared& s, const uint32_t* bitmap, int words,
+// Calls `visit` with the number of each word, the word, and how many bits are set before it. A
+// thread has words that follow each other, an odd number, so that those of a warp are in different
+// banks. Returns how many bits are set.
+template <typename S, typename Visit>
+__device__ __forceinline__ int for_each_word(S& s, const uint32_t* bitmap, int words,
                                              const Visit& visit) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int each = (words + kThreads - 1) / kThreads * 32;
-    const int begin = warp * each, end = min(begin + each, words);
+    const int each = (words + S::kThreads - 1) / S::kThreads | 1;
+    const int begin = min(int(threadIdx.x) * each, words), end = min(begin + each, words);
     uint32_t own = 0;
-    for (int i = begin + lane; i < end; i += 32) own += __popc(bitmap[i]);
-    own = __reduce_add_sync(~0u, own);
-    if (lane == 0) s.warp_sums[warp] = own;
+    for (int i = begin; i < end; ++i) own += __popc(bitmap[i]);
+    const uint32_t inclusive = inclusive_sum(own);
+    if (lane == 31) s.warp_sums[warp] = inclusive;
     __syncthreads();
-    const uint32_t of_warp = lane < kWarps ? s.warp_sums[lane] : 0;
+    const uint32_t of_warp = lane < S::kWarps ? s.warp_sums[lane] : 0;
     const uint32_t all = __reduce_add_sync(~0u, of_warp);
-    uint32_t before = __reduce_add_sync(~0u, lane < warp ? of_warp : 0);
-    for (int base = begin; base < end; base += 32) {
-        const uint32_t bits = base + lane < end ? bitmap[base + lane] : 0;
-        const uint32_t count = __popc(bits), inclusive = inclusive_sum(count);
-        if (base + lane < end) visit(base + lane, bits, before + inclusive - count);
-        before += __shfl_sync(~0u, inclusive, 31);
+    uint32_t before = __reduce_add_sync(~0u, lane < warp ? of_warp : 0) + inclusive - own;
+    for (int i = begin; i < end; ++i) {
+        const uint32_t bits = bitmap[i];
+        visit(i, bits, before);
+        before += __popc(bits);
     }
     __syncthreads();
     return int(all);
@@ -46,10 +46,11 @@ __device__ __forceinline__ uint32_t first_bits(uint32_t bits, uint32_t count) {
 
 // Writes the slots of `count` positions: by all threads at once, since every one waits for the
 // block table.
-template <bool kPower>
+template <int kThreads, bool kPower>
 __device__ __forceinline__ void translate(const Requests& requests, const Row& row,
                                           const int32_t* positions, int count, int32_t* list) {
-    constexpr int kBatch = 4;
+    // As many as a thread has of a list of 2048.
+    constexpr int kBatch = 2048 / kThreads;
     for (int base = threadIdx.x; base < count; base += kBatch * kThreads) {
         int32_t slots[kBatch];
 #pragma unroll
@@ -64,7 +65,8 @@ __device__ __forceinline__ void translate(const Requests& requests, const Row& r
 
 // Writes the slots of the set positions in ascending order. The first bit is that of position
 // `begin`. `positions` is room for as many as are set, if there is such a place, or null.
-__device__ __forceinline__ void write_list(Shared& s, const Requests& requests, const Row& row,
+template <typename S>
+__device__ __forceinline__ void write_list(S& s, const Requests& requests, const Row& row,
                                            const uint32_t* bitmap, int words, int begin,
                                            int32_t* positions, int32_t* list) {
     if (!positions) positions = list;
@@ -72,9 +74,9 @@ __device__ __forceinline__ void write_list(Shared& s, const Requests& requests, 
         for (; bits; bits &= bits - 1) positions[before++] = begin + word * 32 + __ffs(bits) - 1;
     });
     if (requests.page_shift >= 0)
-        translate<true>(requests, row, positions, set, list);
+        translate<S::kThreads, true>(requests, row, positions, set, list);
     else
-        translate<false>(requests, row, positions, set, list);
+        translate<S::kThreads, false>(requests, row, positions, set, list);
 }
 
 }  // namespace mla::sm90::topk

@@ -19,7 +19,7 @@ struct Cluster {
 
 // Logits `at .. at + 4` of a row of `count`; NaN behind its end.
 __device__ __forceinline__ float4 load4(const float* logits, int at, int count, bool vectors) {
-    if (vectors && at + 4 <= count) return __ldg(reinterpret_cast<const float4*>(logits + at));
+    if (vectors && at + 4 <= count) return ptx::ld_global_nc(logits + at);
     const float none = __int_as_float(0x7fffffff);
     float4 x;
     x.x = at < count ? logits[at] : none;
@@ -40,6 +40,7 @@ struct Guess {
 };
 
 // Bins of equal steps of values. Larger values have no lower bin, and NaN has the lowest.
+template <int kBins>
 struct Steps {
     float least, width, scale;
 
@@ -57,34 +58,43 @@ struct Steps {
 };
 
 // Readies s.bins for another histogram.
-__device__ __forceinline__ void clear_bins(Shared& s) {
+template <typename S>
+__device__ __forceinline__ void clear_bins(S& s) {
     __syncthreads();
     *reinterpret_cast<uint4*>(&s.bins[4 * threadIdx.x]) = {0, 0, 0, 0};
     __syncthreads();
 }
 
 // So many of the sample are above the guess as the row's part that is chosen, and four standard
-// deviations more. Each thread has a vector of the sample. Values in equal steps seldom need a
+// deviations more. Each thread has some vectors of the sample. Values in equal steps seldom need a
 // second histogram, as keys mostly do. Bins are zero before, not afterwards.
-__device__ __forceinline__ Guess guess_from(Shared& s, const float4& x, int count, int topk) {
+template <typename S>
+__device__ __forceinline__ Guess guess_from(S& s, const float4 (&x)[S::kSampledEach], int count,
+                                            int topk) {
     const float expected = float(kSamples) * float(topk) / float(count);
     const uint32_t wanted = uint32_t(expected + 4.f * sqrtf(expected) + 8.f);
     if (wanted >= kSamples) return {logit_of(0), 0};
     const uint32_t enough = max(wanted / 3, 12u);
     Range range;
-    range.add(key_of(fminf(fminf(x.x, x.y), fminf(x.z, x.w))));
-    range.add(key_of(fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w))));
+#pragma unroll
+    for (const float4& v : x) {
+        range.add(key_of(fminf(fminf(v.x, v.y), fminf(v.z, v.w))));
+        range.add(key_of(fmaxf(fmaxf(v.x, v.y), fmaxf(v.z, v.w))));
+    }
     range = range_of_cta(s, range);
-    const Steps steps(logit_of(range.least), logit_of(range.largest));
+    const Steps<S::kBins> steps(logit_of(range.least), logit_of(range.largest));
     float least = 0;
     bool known = false;
     if (steps.usable()) {
-        atomicAdd(&s.bins[steps.bin_of(x.x)], 1u);
-        atomicAdd(&s.bins[steps.bin_of(x.y)], 1u);
-        atomicAdd(&s.bins[steps.bin_of(x.z)], 1u);
-        atomicAdd(&s.bins[steps.bin_of(x.w)], 1u);
+#pragma unroll
+        for (const float4& v : x) {
+            atomicAdd(&s.bins[steps.bin_of(v.x)], 1u);
+            atomicAdd(&s.bins[steps.bin_of(v.y)], 1u);
+            atomicAdd(&s.bins[steps.bin_of(v.z)], 1u);
+            atomicAdd(&s.bins[steps.bin_of(v.w)], 1u);
+        }
         __syncthreads();
-        find_bin(s, s.bins, kBins, wanted);
+        find_bin(s, s.bins, S::kBins, wanted);
         least = steps.least + float(s.bin) * steps.width;
         known = s.inside <= enough;
     }
@@ -92,37 +102,39 @@ __device__ __forceinline__ Guess guess_from(Shared& s, const float4& x, int coun
         clear_bins(s);
         Threshold t = {0, range.largest, wanted, kSamples};
         narrow(s, t, t.width, enough, [&](const auto& visit) {
-            visit(key_of(x.x));
-            visit(key_of(x.y));
-            visit(key_of(x.z));
-            visit(key_of(x.w));
+#pragma unroll
+            for (const float4& v : x) {
+                visit(key_of(v.x));
+                visit(key_of(v.y));
+                visit(key_of(v.z));
+                visit(key_of(v.w));
+            }
         });
         least = logit_of(t.least);
     }
     return {least, max(range.largest, key_of(least)) - key_of(least)};
 }
 
-// Where the sample's vector of this thread begins.
-__device__ __forceinline__ int sampled_at(int count) {
-    constexpr int together = kSampled * kSampledTogether, places = kThreads / kSampledTogether;
-    const int place = threadIdx.x / kSampledTogether;
-    return int(int64_t(count / together) * place / places) * together +
-           int(threadIdx.x) % kSampledTogether * kSampled;
+// Where a vector of the sample begins.
+__device__ __forceinline__ int sampled_at(int vector, int count) {
+    constexpr int together = kSampled * kSampledTogether, places = kSamples / together;
+    return int(int64_t(count / together) * (vector / kSampledTogether) / places) * together +
+           vector % kSampledTogether * kSampled;
 }
 
-// The same with a sample that is not there yet. Bins are zero, here and afterwards.
-__device__ __forceinline__ Guess guess(Shared& s, const float* logits, int count, bool vectors,
-                                       int topk) {
-    const Guess guessed =
-        guess_from(s, load4(logits, sampled_at(count), count, vectors), count, topk);
-    clear_bins(s);
-    return guessed;
+// This thread's vectors of the sample.
+template <int kThreads, int kEach>
+__device__ __forceinline__ void load_sample(float4 (&x)[kEach], const float* logits, int count,
+                                            bool vectors) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i)
+        x[i] = load4(logits, sampled_at(i * kThreads + int(threadIdx.x), count), count, vectors);
 }
 
 // Adds to the candidates what is at least `least` of these logits, which are vectors of four from
 // position `first` on.
-template <int kBatch>
-__device__ __forceinline__ void keep(Shared& s, Candidate* candidates, uint32_t room,
+template <typename S, int kBatch>
+__device__ __forceinline__ void keep(S& s, Candidate* candidates, uint32_t room,
                                      const float4 (&x)[kBatch], int first, float least) {
     // Counted as numbers, so that no predicates have to be kept until they are needed again.
     float number = 0;
@@ -145,33 +157,44 @@ __device__ __forceinline__ void keep(Shared& s, Candidate* candidates, uint32_t 
         for (int j = 0; j < 4; ++j)
             if (of[j] >= least) {
                 ptx::st_shared_v2(to, __float_as_uint(of[j]),
-                                  uint32_t(first + i * 4 * kThreads + j));
+                                  uint32_t(first + i * 4 * S::kThreads + j));
                 to += uint32_t(sizeof(Candidate));
             }
     }
 }
 
-// Keeps what is at least `least` of the logits `begin .. end`, in no particular order.
-template <int kBatch>
-__device__ __forceinline__ void collect(Shared& s, Candidate* candidates, uint32_t room,
+// Loads this thread's vectors of a step of logits that begins at `begin`, if it does before `end`.
+// Whole steps of a row that begins on 16 bytes need not ask where it ends.
+template <int kThreads, int kBatch>
+__device__ __forceinline__ void load_step(float4 (&x)[kBatch], const float* logits, int begin,
+                                          int end, bool vectors) {
+    constexpr int kEach = 4 * kThreads;
+    const int first = begin + 4 * int(threadIdx.x);
+    if (vectors && begin + kBatch * kEach <= end) {
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) x[i] = ptx::ld_global_nc(logits + first + i * kEach);
+    } else if (begin < end) {
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) x[i] = load4(logits, first + i * kEach, end, vectors);
+    }
+}
+
+// Keeps what is at least `least` of the logits `begin .. end`, in no particular order. `x` has been
+// loaded; each further step is on its way while the one before is looked at.
+template <typename S, int kBatch>
+__device__ __forceinline__ void collect(S& s, Candidate* candidates, uint32_t room,
                                         const float* logits, int begin, int end, bool vectors,
-                                        float least) {
-    constexpr int kStep = kBatch * 4 * kThreads;
+                                        float least, float4 (&x)[kBatch]) {
+    constexpr int kStep = kBatch * 4 * S::kThreads;
+    float4 next[kBatch];
     int first = begin + 4 * int(threadIdx.x);
-    const float4* vector = reinterpret_cast<const float4*>(logits + first);
-    float4 x[kBatch];
-    // Whole steps of a row that begins on 16 bytes need not ask where it ends.
-    if (vectors)
-        for (; begin + kStep <= end; begin += kStep, first += kStep, vector += kStep / 4) {
-#pragma unroll
-            for (int i = 0; i < kBatch; ++i) x[i] = __ldg(vector + i * kThreads);
-            keep(s, candidates, room, x, first, least);
-        }
-    for (; begin < end; begin += kStep, first += kStep) {
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i)
-            x[i] = load4(logits, first + i * 4 * kThreads, end, vectors);
+#pragma unroll 1
+    for (; begin < end; begin += 2 * kStep, first += 2 * kStep) {
+        load_step<S::kThreads>(next, logits, begin + kStep, end, vectors);
         keep(s, candidates, room, x, first, least);
+        if (begin + kStep >= end) return;
+        load_step<S::kThreads>(x, logits, begin + 2 * kStep, end, vectors);
+        keep(s, candidates, room, next, first + kStep, least);
     }
 }
 

@@ -8,13 +8,28 @@ namespace mla::sm90::topk {
 
 // Marks the `topk` largest of the candidates, of which there are as many or more, of a row that sees
 // so many positions.
-__device__ __forceinline__ void choose_candidates(Shared& s, const Buffers& buffers,
+template <typename S>
+__device__ __forceinline__ void choose_candidates(S& s, const Buffers& buffers,
                                                   const Guess& guessed, uint32_t count, int seen,
                                                   uint32_t topk) {
-    const Candidate* candidates = buffers.candidates;
+    constexpr int kMost = S::kMostPairs / 4;
+    // Some of a thread's wait for shared memory together.
+    const auto each_candidate = [&](const auto& visit) {
+        constexpr int kBatch = 4;
+#pragma unroll 1
+        for (uint32_t base = threadIdx.x; base < count; base += kBatch * S::kThreads) {
+            Candidate c[kBatch];
+#pragma unroll
+            for (int i = 0; i < kBatch; ++i)
+                if (base + i * S::kThreads < count)
+                    c[i] = buffers.candidates[base + i * S::kThreads];
+#pragma unroll
+            for (int i = 0; i < kBatch; ++i)
+                if (base + i * S::kThreads < count) visit(c[i]);
+        }
+    };
     const auto each = [&](const auto& visit) {
-        for (uint32_t i = threadIdx.x; i < count; i += kThreads)
-            visit(key_of(__uint_as_float(candidates[i].x)));
+        each_candidate([&](const Candidate& c) { visit(key_of(__uint_as_float(c.x))); });
     };
     Threshold t = {guessed.key(), ~0u - guessed.key(), topk, count};
     uint32_t within = guessed.range;
@@ -25,32 +40,33 @@ __device__ __forceinline__ void choose_candidates(Shared& s, const Buffers& buff
         within = range.largest - range.least;
         t = {range.least, within, topk, count};
     }
-    narrow(s, t, within, kMostPairs / 4, each);
+    narrow(s, t, within, kMost, each);
     // Of many that are equal the positions are narrowed in the same way: lower ones are larger.
     Threshold places = {~uint32_t(seen - 1), uint32_t(seen - 1), t.wanted, t.inside};
-    if (t.inside > kMostPairs / 4)
-        narrow(s, places, places.width, kMostPairs / 4, [&](const auto& visit) {
-            for (uint32_t i = threadIdx.x; i < count; i += kThreads) {
-                const Candidate c = candidates[i];
+    if (t.inside > kMost)
+        narrow(s, places, places.width, kMost, [&](const auto& visit) {
+            each_candidate([&](const Candidate& c) {
                 if (key_of(__uint_as_float(c.x)) == t.least) visit(~c.y);
-            }
+            });
         });
     const bool whole = places.inside == places.wanted;
 
     // Key and position in one number: larger is chosen earlier.
     uint64_t* pairs = reinterpret_cast<uint64_t*>(s.bins);
-    for (uint32_t i = threadIdx.x; i < count; i += kThreads) {
-        const Candidate c = candidates[i];
-        const uint32_t key = key_of(__uint_as_float(c.x)), place = ~c.y;
-        if (!t.is_inside(key) ? t.is_above(key)
-                              : places.is_above(place) || (whole && places.is_inside(place)))
+    // No candidate is NaN, so logits are compared instead of keys: beyond that of +inf is none.
+    const float low = logit_of(t.least), high = logit_of(t.least + t.width);
+    each_candidate([&](const Candidate& c) {
+        const float x = __uint_as_float(c.x);
+        const uint32_t place = ~c.y;
+        const bool above = x > high, inside = x >= low && !above;
+        if (above || (inside && (places.is_above(place) || (whole && places.is_inside(place)))))
             mark(buffers.chosen, c.y);
-        else if (t.is_inside(key) && places.is_inside(place))
-            pairs[atomicAdd(&s.pairs, 1u)] = uint64_t(key) << 32 | place;
-    }
+        else if (inside && places.is_inside(place))
+            pairs[atomicAdd(&s.pairs, 1u)] = uint64_t(key_of(x)) << 32 | place;
+    });
     __syncthreads();
     if (whole) return;
-    for (uint32_t i = threadIdx.x; i < places.inside; i += kThreads) {
+    for (uint32_t i = threadIdx.x; i < places.inside; i += S::kThreads) {
         const uint64_t own = pairs[i];
         uint32_t rank = 0;
         for (uint32_t j = 0; j < places.inside; ++j) rank += pairs[j] > own;
@@ -61,8 +77,10 @@ __device__ __forceinline__ void choose_candidates(Shared& s, const Buffers& buff
 
 // The same for a whole row, which is read anew for each histogram: for rows of which the sample was
 // misleading, or that have very many equal logits.
-__device__ __forceinline__ void choose_row(Shared& s, const Buffers& buffers, const float* logits,
+template <typename S>
+__device__ __forceinline__ void choose_row(S& s, const Buffers& buffers, const float* logits,
                                            int count, uint32_t topk) {
+    constexpr int kThreads = S::kThreads;
     const auto each = [&](const auto& visit) {
         constexpr int kBatch = 8;
         for (int base = threadIdx.x; base < count; base += kBatch * kThreads) {
@@ -83,7 +101,7 @@ __device__ __forceinline__ void choose_row(Shared& s, const Buffers& buffers, co
     const bool whole = t.inside == t.wanted;
     uint32_t* equal = buffers.equal();
     const int lane = threadIdx.x % 32, words = (count + 31) / 32;
-    for (int word = threadIdx.x / 32; word < words; word += kWarps) {
+    for (int word = threadIdx.x / 32; word < words; word += S::kWarps) {
         const int at = word * 32 + lane;
         const uint32_t key = at < count ? key_of(logits[at]) : 0;
         const bool inside = at < count && t.is_inside(key);

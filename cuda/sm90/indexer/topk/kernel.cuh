@@ -9,6 +9,8 @@
 // A cluster of CTAs has a row. Each collects from its part, the first does the rest.
 #pragma once
 
+#include <type_traits>
+
 #include "../../../ptx/sm90.cuh"
 #include "candidates.cuh"
 #include "choose.cuh"
@@ -17,6 +19,7 @@
 namespace mla::sm90::topk {
 
 // A row that sees no more than it may choose.
+template <int kThreads>
 __device__ __forceinline__ void choose_all(const KernelParams& p, const Row& row, int32_t* list,
                                            const Cluster& cluster) {
     const int first = cluster.rank * kThreads + threadIdx.x;
@@ -33,14 +36,16 @@ __device__ __forceinline__ void wait_for_logits() {
     ptx::griddepcontrol_launch_dependents();
 }
 
-template <int kBatch, int kCtas, bool kFew>
+// `kBatch` vectors of each thread are looked at together, and as many are on their way. A row has a
+// CTA, or a cluster if `kCluster`.
+template <int kThreads, int kBatch, int kCtas, bool kCluster>
 __global__ void __launch_bounds__(kThreads, kCtas)
     topk_kernel(const __grid_constant__ KernelParams p) {
-    Shared& s = *reinterpret_cast<Shared*>(ptx::dynamic_shared());
+    using S = std::conditional_t<kCluster, Shared, SharedOf<kThreads>>;
+    S& s = *reinterpret_cast<S*>(ptx::dynamic_shared());
     const Buffers buffers(s, p.rows.columns);
-    // Of many rows each has one CTA.
     const Cluster cluster =
-        kFew ? Cluster{ptx::cluster_ctarank(), ptx::cluster_nctarank()} : Cluster{0, 1};
+        kCluster ? Cluster{ptx::cluster_ctarank(), ptx::cluster_nctarank()} : Cluster{0, 1};
     const int number = blockIdx.x / cluster.ctas;
 
     // What says which logits a row has was there before the kernel that makes them.
@@ -49,48 +54,60 @@ __global__ void __launch_bounds__(kThreads, kCtas)
     int32_t* list = p.lists + number * p.list_stride;
     if (row.seen <= p.topk) {
         wait_for_logits();
-        choose_all(p, row, list, cluster);
+        choose_all<kThreads>(p, row, list, cluster);
         return;
     }
     // Each begins at a multiple of four, as vectors do.
     const int each = (row.seen + 4 * int(cluster.ctas) - 1) / (4 * int(cluster.ctas)) * 4;
     const int begin = min(int(cluster.rank) * each, row.seen), end = min(begin + each, row.seen);
-    const bool resident = kFew && each <= p.resident;
+    const bool resident = kCluster && each <= p.resident;
     const int words = ((resident ? end - begin : row.seen) + 31) / 32;
     *reinterpret_cast<uint4*>(&s.bins[4 * threadIdx.x]) = {0, 0, 0, 0};
-    if (threadIdx.x == 0) {
-        s.candidates = s.pairs = s.counts.x = s.counts.y = 0;
-        s.arrived.init();
-        ptx::fence_mbarrier_init();
-    }
+    if (threadIdx.x == 0) s.candidates = s.pairs = 0;
     if (resident || cluster.rank == 0)
         for (int i = threadIdx.x; i < words; i += kThreads) buffers.chosen[i] = 0;
-    if (resident)
-        for (int i = threadIdx.x; i < words; i += kThreads) buffers.tied(p.resident)[i] = 0;
+    if constexpr (kCluster) {
+        if (threadIdx.x == 0) {
+            s.counts.x = s.counts.y = 0;
+            s.arrived.init();
+            ptx::fence_mbarrier_init();
+        }
+        if (resident)
+            for (int i = threadIdx.x; i < words; i += kThreads) buffers.tied(p.resident)[i] = 0;
+    }
     __syncthreads();
     wait_for_logits();
 
     const float* logits = p.logits + number * p.logits_stride;
-    if (resident) {
-        choose_resident(s, buffers, p, row, cluster, logits, begin, end - begin, list);
-        return;
-    }
+    if constexpr (kCluster)
+        if (resident) {
+            choose_resident(s, buffers, p, row, cluster, logits, begin, end - begin, list);
+            return;
+        }
+    // The first step of the row is on its way while the sample is looked at.
     const bool sparing = row.seen > p.candidates;
-    const Guess guessed =
-        sparing ? guess(s, logits, row.seen, p.vectors, p.topk) : Guess{logit_of(0), 0};
-    collect<kBatch>(s, buffers.candidates, p.candidates, logits, begin, end, p.vectors,
-                    guessed.least);
+    float4 sample[S::kSampledEach], first[kBatch];
+    if (sparing) load_sample<kThreads>(sample, logits, row.seen, p.vectors);
+    load_step<kThreads>(first, logits, begin, end, p.vectors);
+    Guess guessed = {logit_of(0), 0};
+    if (sparing) {
+        guessed = guess_from(s, sample, row.seen, p.topk);
+        clear_bins(s);
+    }
+    collect(s, buffers.candidates, p.candidates, logits, begin, end, p.vectors, guessed.least,
+            first);
     __syncthreads();
     uint32_t found = s.candidates;
-    if (cluster.ctas > 1) {
-        cluster.sync();
-        if (cluster.rank == 0) found = gather(cluster, s, buffers.candidates, p.candidates);
-        // Nobody's shared memory is read any more when all have come here.
-        __syncthreads();
-        ptx::barrier_cluster_arrive();
-        ptx::barrier_cluster_wait();
-        if (cluster.rank != 0) return;
-    }
+    if constexpr (kCluster)
+        if (cluster.ctas > 1) {
+            cluster.sync();
+            if (cluster.rank == 0) found = gather(cluster, s, buffers.candidates, p.candidates);
+            // Nobody's shared memory is read any more when all have come here.
+            __syncthreads();
+            ptx::barrier_cluster_arrive();
+            ptx::barrier_cluster_wait();
+            if (cluster.rank != 0) return;
+        }
     const uint32_t topk = p.topk;
     if (found < topk || found > p.candidates)
         choose_row(s, buffers, logits, row.seen, topk);

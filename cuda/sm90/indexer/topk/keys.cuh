@@ -36,13 +36,14 @@ struct Range {
 };
 
 // The range of all threads' keys, in every thread.
-__device__ __forceinline__ Range range_of_cta(Shared& s, Range range) {
+template <typename S>
+__device__ __forceinline__ Range range_of_cta(S& s, Range range) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     range.reduce();
     if (lane == 0) s.warp_range[warp] = {range.least, range.largest};
     __syncthreads();
     Range all;
-    if (lane < kWarps) all = {s.warp_range[lane].x, s.warp_range[lane].y};
+    if (lane < S::kWarps) all = {s.warp_range[lane].x, s.warp_range[lane].y};
     all.reduce();
     return all;
 }

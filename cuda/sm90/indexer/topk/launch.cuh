@@ -20,6 +20,9 @@ constexpr int kLeastKeys = 4096;
 constexpr int kMostResident = 32768;
 // What a CTA may have of shared memory.
 constexpr int kMostBytes = 227 * 1024;
+// What an SM has, and how much of it is not each CTA's own.
+constexpr int kBytesOfSm = 228 * 1024;
+constexpr int kReservedBytes = 1024;
 
 // Room for what the guess leaves of a row, and five standard deviations more.
 inline int room_for(int columns, int topk) {
@@ -41,10 +44,11 @@ inline int resident_for(int columns, int ctas) {
     return logits;
 }
 
-inline int shared_bytes(int columns, int candidates, int resident) {
+template <typename S>
+int shared_bytes(int columns, int candidates, int resident) {
     const int bitmap = bitmap_words(columns) * 4;
     const int behind = std::max(candidates * int(sizeof(Candidate)), resident_bytes(resident));
-    return int(sizeof(Shared)) + bitmap + std::max(behind, bitmap);
+    return int(sizeof(S)) + bitmap + std::max(behind, bitmap);
 }
 
 // More than one if there are few rows. Clusters of many CTAs find room in half of the SMs; with
@@ -92,9 +96,20 @@ inline int choose_swift(int rows, int columns, int topk, const Places& places) {
 
 using Kernel = void (*)(KernelParams);
 
-// Many rows hide each other's waits; of few, each has more loads in flight.
-inline Kernel kernel_for(bool many) {
-    return many ? &topk_kernel<2, 3, false> : &topk_kernel<8, 1, true>;
+inline Kernel kernel_of_clusters() { return &topk_kernel<kThreads, 4, 1, true>; }
+
+// Rows that have a CTA each: so many threads, and CTAs of an SM.
+struct Shape {
+    int threads, ctas;
+};
+constexpr Shape kAlone = {kThreads, 1}, kTwo = {kThreads, 2}, kFour = {kThreadsOfMany, 4};
+
+inline Kernel kernel_of(const Shape& shape) {
+    switch (shape.ctas) {
+        case kAlone.ctas: return &topk_kernel<kAlone.threads, 4, kAlone.ctas, false>;
+        case kTwo.ctas: return &topk_kernel<kTwo.threads, 4, kTwo.ctas, false>;
+        default: return &topk_kernel<kFour.threads, 4, kFour.ctas, false>;
+    }
 }
 
 // For rows of so many logits for each CTA.
@@ -117,28 +132,25 @@ inline cudaError_t ready(int device, Places& places) {
             if (cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess)
                 clusters = 0;
         };
-        for (const Kernel kernel : {kernel_for(false), kernel_for(true), swift_for(4 * kVectorStep),
+        for (const Kernel kernel : {kernel_of_clusters(), kernel_of(kAlone), kernel_of(kTwo),
+                                    kernel_of(kFour), swift_for(4 * kVectorStep),
                                     swift_for(8 * kVectorStep), swift_for(16 * kVectorStep)}) {
             const cudaError_t e = cudaFuncSetAttribute(
                 kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostBytes);
             if (e != cudaSuccess) return e;
         }
-        for (const bool many : {false, true}) {
-            // Clusters of 16 are an offer that a device may refuse.
-            int clusters = 0;
-            if (cudaFuncSetAttribute(kernel_for(many),
-                                     cudaFuncAttributeNonPortableClusterSizeAllowed, 1) ==
-                cudaSuccess)
-                clusters_of(kernel_for(many), 16, clusters);
-            if (clusters == 0) most = 8;
-        }
+        // Clusters of 16 are an offer that a device may refuse.
+        int sixteens = 0;
+        if (cudaFuncSetAttribute(kernel_of_clusters(),
+                                 cudaFuncAttributeNonPortableClusterSizeAllowed, 1) == cudaSuccess)
+            clusters_of(kernel_of_clusters(), 16, sixteens);
+        if (sixteens == 0) most = 8;
         clusters_of(swift_for(kMostInRegisters), 3, threes);
         clusters_of(swift_for(kMostInRegisters), 4, fours);
         clusters_of(swift_for(kMostInRegisters), 8, eights);
         // What was refused is no error of this launch.
         cudaGetLastError();
-        packed =
-            most | uint64_t(threes) << 16 | uint64_t(fours) << 32 | uint64_t(eights) << 48;
+        packed = most | uint64_t(threes) << 16 | uint64_t(fours) << 32 | uint64_t(eights) << 48;
         known[device].store(packed, std::memory_order_relaxed);
     }
     places = {int(packed & 0xffff), int(packed >> 16 & 0xffff), int(packed >> 32 & 0xffff),
@@ -146,14 +158,33 @@ inline cudaError_t ready(int device, Places& places) {
     return cudaSuccess;
 }
 
-inline cudaError_t launch(KernelParams p, int rows, int ctas, Kernel kernel, cudaStream_t stream) {
-    p.candidates = room_for(p.rows.columns, p.topk);
-    p.resident = resident_for(p.rows.columns, ctas);
+inline cudaError_t launch_clusters(KernelParams p, int rows, int ctas, cudaStream_t stream) {
+    const int columns = p.rows.columns;
+    p.candidates = room_for(columns, p.topk);
+    p.resident = resident_for(columns, ctas);
     ClusterAttributes attributes = {};
-    const cudaLaunchConfig_t config = early_clusters(
-        rows * ctas, ctas, kThreads, shared_bytes(p.rows.columns, p.candidates, p.resident), stream,
-        attributes);
-    return cudaLaunchKernelEx(&config, kernel, p);
+    const cudaLaunchConfig_t config =
+        early_clusters(rows * ctas, ctas, kThreads,
+                       shared_bytes<Shared>(columns, p.candidates, p.resident), stream, attributes);
+    return cudaLaunchKernelEx(&config, kernel_of_clusters(), p);
+}
+
+// Many rows hide each other's waits. Smaller CTAs do more with the same instructions, if an SM has
+// room for enough of them.
+inline cudaError_t launch_rows(KernelParams p, int rows, int multiprocessors, cudaStream_t stream) {
+    const int columns = p.rows.columns;
+    p.candidates = room_for(columns, p.topk);
+    p.resident = 0;
+    Shape shape = kFour;
+    int bytes = shared_bytes<SharedOf<kFour.threads>>(columns, p.candidates, 0);
+    if (rows <= multiprocessors || kFour.ctas * (bytes + kReservedBytes) > kBytesOfSm) {
+        shape = rows <= multiprocessors ? kAlone : kTwo;
+        bytes = shared_bytes<SharedOf<kThreads>>(columns, p.candidates, 0);
+    }
+    ClusterAttributes attributes = {};
+    const cudaLaunchConfig_t config =
+        early_clusters(rows, 1, shape.threads, bytes, stream, attributes);
+    return cudaLaunchKernelEx(&config, kernel_of(shape), p);
 }
 
 inline cudaError_t launch_swift(KernelParams p, int rows, int ctas, cudaStream_t stream) {
@@ -162,7 +193,7 @@ inline cudaError_t launch_swift(KernelParams p, int rows, int ctas, cudaStream_t
     // A row that the sample misleads about is put where others are brought.
     p.resident = resident_for(columns, ctas);
     const int bytes =
-        std::max(swift_bytes(ctas, p.candidates), shared_bytes(columns, 0, p.resident));
+        std::max(swift_bytes(ctas, p.candidates), shared_bytes<Shared>(columns, 0, p.resident));
     ClusterAttributes attributes = {};
     const cudaLaunchConfig_t config =
         early_clusters(rows * ctas, ctas, kThreads, bytes, stream, attributes);

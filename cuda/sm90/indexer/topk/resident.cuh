@@ -208,7 +208,10 @@ __device__ __forceinline__ void choose_resident(Shared& s, const Buffers& buffer
                                                 const Cluster& cluster, const float* logits,
                                                 int begin, int count, int32_t* list) {
     start_row(s, buffers.row(), logits + begin, count, p.vectors);
-    const Guess guessed = guess(s, logits, row.seen, p.vectors, p.topk);
+    float4 sample[Shared::kSampledEach];
+    load_sample<kThreads>(sample, logits, row.seen, p.vectors);
+    const Guess guessed = guess_from(s, sample, row.seen, p.topk);
+    clear_bins(s);
     s.arrived.wait(0);
     __syncthreads();
     choose_kept(s, buffers, p, row, cluster, guessed, begin, count, list);

@@ -235,7 +235,7 @@ __device__ __forceinline__ void cut_candidates(Shared& s, const Cluster& cluster
                                                WarpPart& part) {
     const uint32_t lane = threadIdx.x % 32;
     const bool earlier = candidates.cta < cluster.rank;
-    const Steps steps(guessed.least, logit_of(guessed.key() + guessed.range));
+    const Steps<kBins> steps(guessed.least, logit_of(guessed.key() + guessed.range));
     part.tied = part.ties = 0;
     if (guessed.range > 0 && steps.usable()) {
         candidates.each_vector([&](const float (&x)[4], uint32_t) {
@@ -394,8 +394,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     ptx::griddepcontrol_launch_dependents();
 
     const bool sparing = row.seen > room;
-    float4 sample = {0, 0, 0, 0};
-    if (sparing) sample = load4(logits, sampled_at(row.seen), row.seen, p.vectors);
+    float4 sample[Shared::kSampledEach] = {};
+    if (sparing) load_sample<kThreads>(sample, logits, row.seen, p.vectors);
     // All warps ask for the sample before any asks for its part of the row.
     __syncthreads();
     const int first = begin + warp * steps * 128 + lane * 4;

@@ -27,7 +27,8 @@ struct Threshold {
         return min((key - least) >> shift, bins - 1);
     }
     // Goes on inside the bin that find_bin has found.
-    __device__ __forceinline__ void enter(const Shared& s, int shift, uint32_t bins) {
+    template <typename S>
+    __device__ __forceinline__ void enter(const S& s, int shift, uint32_t bins) {
         const uint32_t below = s.bin << shift;
         least += below;
         width = s.bin == bins - 1 ? width - below : min(width - below, (1u << shift) - 1);
@@ -43,8 +44,8 @@ __device__ __forceinline__ int shift_for(uint32_t range, int bin_bits) {
 
 // Finds the bin of `count`, from the last one down, in which the key number `wanted` lies: s.bin,
 // how many keys are in bins above it, and how many in it. They stay as they were if there is none.
-__device__ __forceinline__ void find_bin(Shared& s, const uint32_t* bins, int count,
-                                         uint32_t wanted) {
+template <typename S>
+__device__ __forceinline__ void find_bin(S& s, const uint32_t* bins, int count, uint32_t wanted) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int last = count - 4 - 4 * int(threadIdx.x);
     uint4 own = {0, 0, 0, 0};
@@ -72,17 +73,17 @@ __device__ __forceinline__ void find_bin(Shared& s, const uint32_t* bins, int co
 // Narrows the threshold down until no more than `most` keys are inside, or it is a single key.
 // `each` calls what it is given with this thread's keys, of which most are within `range` from the
 // threshold's least. Bins are zero, here and afterwards.
-template <typename Each>
-__device__ __forceinline__ void narrow(Shared& s, Threshold& t, uint32_t range, uint32_t most,
+template <typename S, typename Each>
+__device__ __forceinline__ void narrow(S& s, Threshold& t, uint32_t range, uint32_t most,
                                        const Each& each) {
     for (; t.width > 0 && t.inside > most && t.inside != t.wanted; range = t.width) {
-        const int shift = shift_for(range, kBinBits);
+        const int shift = shift_for(range, S::kBinBits);
         each([&](uint32_t key) {
-            if (t.is_inside(key)) atomicAdd(&s.bins[t.bin_of(key, shift, kBins)], 1u);
+            if (t.is_inside(key)) atomicAdd(&s.bins[t.bin_of(key, shift, S::kBins)], 1u);
         });
         __syncthreads();
-        find_bin(s, s.bins, kBins, t.wanted);
-        t.enter(s, shift, kBins);
+        find_bin(s, s.bins, S::kBins, t.wanted);
+        t.enter(s, shift, S::kBins);
         *reinterpret_cast<uint4*>(&s.bins[4 * threadIdx.x]) = {0, 0, 0, 0};
         __syncthreads();
     }
