@@ -6,10 +6,11 @@
 
 namespace mla::ptx {
 
-// Loads are made in the order of the source.
+// What is read once, and takes no place of L1 from what is on its way. Loads are made in the order
+// of the source.
 __device__ __forceinline__ float4 ld_global_nc(const float* address) {
     float4 x;
-    asm volatile("ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.global.nc.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];"
                  : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
                  : "l"(address));
     return x;

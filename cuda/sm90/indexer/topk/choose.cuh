@@ -82,7 +82,7 @@ __device__ __forceinline__ void choose_row(S& s, const Buffers& buffers, const f
                                            int count, uint32_t topk) {
     constexpr int kThreads = S::kThreads;
     const auto each = [&](const auto& visit) {
-        constexpr int kBatch = 8;
+        constexpr int kBatch = 4096 / kThreads;
         for (int base = threadIdx.x; base < count; base += kBatch * kThreads) {
             float x[kBatch];
 #pragma unroll
