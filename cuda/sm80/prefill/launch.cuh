@@ -87,14 +87,18 @@ int splits_of(const Limits& l, const Shape& s, int64_t tiles) {
 // Heads whose tiles are done side by side: few, so that CTAs that run at the same time read the same
 // keys and L2 has them, which spares bandwidth and power. But the tiles that take longest come first
 // of each group, so the last one needs enough others to even out when CTAs end: the more, the more
-// the keys of causal tiles differ. Where requests differ, too, all heads are one group.
+// the keys of causal tiles differ. Only tiles of a request and a head share keys, and what CTAs take
+// at a time is one tile of each such pair after the other: a group has so few pairs that four tiles
+// of each are under way. Where requests differ, all heads are one group.
 template <class C>
 int head_group_of(const Limits& l, const Shape& s, bool causal, int64_t tiles_of_head) {
     if (10 * int64_t(s.query_tokens) < 9 * int64_t(s.requests) * s.max_query_len) return s.heads;
     const float differ = causal ? std::min(float(s.max_query_len) / float(s.max_key_len), 1.f) : 0.f;
     const float tiles = float(slots_of<C>(l)) * (1.f + 3.f * differ);
     const int groups = std::max(int(float(tiles_of_head) * float(s.heads) / tiles), 1);
-    return (s.heads + groups - 1) / groups;
+    const int heads = (s.heads + groups - 1) / groups;
+    if (tiles_of_head <= s.requests) return heads;
+    return std::max(std::min(heads, slots_of<C>(l) / (4 * s.requests)), 1);
 }
 
 // Loads a kernel into the current context and allows it its shared memory.
