@@ -27,12 +27,12 @@ const RUN_ON: &[Run] = &[
         gpu: "H200",
         capability: Capability::new(9, 0),
         date: "2026-11-24",
-        commit: "892d3e1",
+        commit: "a2ead4f",
     },
     Run {
         gpu: "H100",
         capability: Capability::new(9, 0),
         date: "2026-11-24",
-        commit: "892d3e1",
+        commit: "a2ead4f",
     },
 ];
