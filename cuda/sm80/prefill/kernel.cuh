@@ -247,7 +247,7 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void prefill_kernel(
         const auto turn_to_values = [&] {
             const unsigned thread = place.thread();
             ptx::cp_async_wait_group<0>();
-            if (!kPlain && has_nonfinite<C>(value_stage, thread)) item.nonfinite = key_tile;
+            if (!kPlain && has_nonfinite<C>(value_stage, place.thread())) item.nonfinite = key_tile;
             // These values are there, and no warp needs these keys.
             ptx::barrier_sync_all();
             if (kPlain)
