@@ -6,7 +6,7 @@
 //             misleading, so that the result never depends on it
 //   list      the set positions in ascending order, translated to slots
 //
-// A cluster of CTAs has a row. Each collects from its part, the first does the rest.
+// A row has a CTA, or of few rows a cluster: each collects from its part, the first does the rest.
 #pragma once
 
 #include <type_traits>
@@ -36,9 +36,8 @@ __device__ __forceinline__ void wait_for_logits() {
     ptx::griddepcontrol_launch_dependents();
 }
 
-// `kBatch` vectors of each thread are looked at together, and as many are on their way. A row has a
-// CTA, or a cluster if `kCluster`.
-template <int kThreads, int kBatch, int kCtas, bool kCluster>
+// A row has a CTA, of which an SM has room for `kCtas`, or a cluster if `kCluster`.
+template <int kThreads, int kCtas, bool kCluster>
 __global__ void __launch_bounds__(kThreads, kCtas)
     topk_kernel(const __grid_constant__ KernelParams p) {
     using S = std::conditional_t<kCluster, Shared, SharedOf<kThreads>>;
@@ -86,7 +85,7 @@ __global__ void __launch_bounds__(kThreads, kCtas)
         }
     // The first step of the row is on its way while the sample is looked at.
     const bool sparing = row.seen > p.candidates;
-    float4 sample[S::kSampledEach], first[kBatch];
+    float4 sample[S::kSampledEach], first[kTogether];
     if (sparing) load_sample<kThreads>(sample, logits, row.seen, p.vectors);
     load_step<kThreads>(first, logits, begin, end, p.vectors);
     Guess guessed = {logit_of(0), 0};

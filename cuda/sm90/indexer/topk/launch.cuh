@@ -96,7 +96,7 @@ inline int choose_swift(int rows, int columns, int topk, const Places& places) {
 
 using Kernel = void (*)(KernelParams);
 
-inline Kernel kernel_of_clusters() { return &topk_kernel<kThreads, 4, 1, true>; }
+inline Kernel kernel_of_clusters() { return &topk_kernel<kThreads, 1, true>; }
 
 // Rows that have a CTA each: so many threads, and CTAs of an SM.
 struct Shape {
@@ -106,9 +106,9 @@ constexpr Shape kAlone = {kThreads, 1}, kTwo = {kThreads, 2}, kFour = {kThreadsO
 
 inline Kernel kernel_of(const Shape& shape) {
     switch (shape.ctas) {
-        case kAlone.ctas: return &topk_kernel<kAlone.threads, 4, kAlone.ctas, false>;
-        case kTwo.ctas: return &topk_kernel<kTwo.threads, 4, kTwo.ctas, false>;
-        default: return &topk_kernel<kFour.threads, 4, kFour.ctas, false>;
+        case kAlone.ctas: return &topk_kernel<kAlone.threads, kAlone.ctas, false>;
+        case kTwo.ctas: return &topk_kernel<kTwo.threads, kTwo.ctas, false>;
+        default: return &topk_kernel<kFour.threads, kFour.ctas, false>;
     }
 }
 

@@ -15,6 +15,8 @@ using indexer::Row;
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / 32;
 constexpr int kThreadsOfMany = 256;
+// Vectors of logits that a thread looks at together, while as many are on their way.
+constexpr int kTogether = 4;
 constexpr int kMostCtas = 16;
 // The longest row: what shared memory holds two bits of for each position.
 constexpr int kMostColumns = 786432;
