@@ -93,7 +93,8 @@ int splits_of(const Limits& l, const Shape& s, int64_t tiles) {
 template <class C>
 int head_group_of(const Limits& l, const Shape& s, bool causal, int64_t tiles_of_head) {
     if (10 * int64_t(s.query_tokens) < 9 * int64_t(s.requests) * s.max_query_len) return s.heads;
-    const float differ = causal ? std::min(float(s.max_query_len) / float(s.max_key_len), 1.f) : 0.f;
+    const float differ =
+        causal ? std::min(float(s.max_query_len) / float(s.max_key_len), 1.f) : 0.f;
     const float tiles = float(slots_of<C>(l)) * (1.f + 3.f * differ);
     const int groups = std::max(int(float(tiles_of_head) * float(s.heads) / tiles), 1);
     const int heads = (s.heads + groups - 1) / groups;
