@@ -26,6 +26,9 @@ pub struct DecodeCase {
     pub query_lens: Vec<usize>,
     /// The tokens of each request in the cache, its query tokens included.
     pub seq_lens: Vec<usize>,
+    /// Columns of the block table behind those that the longest request needs. If there are any,
+    /// the batch says that a request may have as many tokens as the table has room for.
+    pub spare_pages: usize,
     /// The slots per query token, where the problem is sparse.
     pub list_width: usize,
     /// Requests of at most so many tokens attend to all that they see, by the block table.
@@ -101,7 +104,7 @@ impl<D: Device> Inputs<D> {
         let table = array(&self.table, data.table.len())?;
         let batch = DecodeBatch::new(
             BlockTable::new(table, requests, data.max_pages)?,
-            (array(&self.lens, requests)?, most(&case.seq_lens)),
+            (array(&self.lens, requests)?, data.max_seq_len),
             (array(&self.starts, requests + 1)?, most(&case.query_lens)),
         );
         let [query_lens, seq_lens] = &self.host_lens;
@@ -162,6 +165,7 @@ impl DecodeCase {
             problem,
             query_lens: vec![1; seq_lens.len()],
             seq_lens: seq_lens.to_vec(),
+            spare_pages: 0,
             list_width: 37,
             dense_within: 0,
             second_width: 0,
@@ -220,6 +224,8 @@ impl DecodeCase {
 struct Step {
     table: Vec<i32>,
     max_pages: usize,
+    // The most tokens of a request, as the batch says.
+    max_seq_len: usize,
     cache: Vec<u8>,
     layout: CacheLayout,
     // Where each request's tokens lie.
@@ -368,7 +374,12 @@ impl Step {
         let page_size = problem.page_size as usize;
         let mut random = Random::new(case.seed);
         let needs = |len: &usize| len.div_ceil(page_size);
-        let max_pages = case.seq_lens.iter().map(needs).max().unwrap_or(0) + 2;
+        let max_pages = case.seq_lens.iter().map(needs).max().unwrap_or(0);
+        let max_pages = max_pages + 2.max(case.spare_pages);
+        let max_seq_len = match case.spare_pages {
+            0 => most(&case.seq_lens),
+            _ => max_pages * page_size,
+        };
         let pages = case.seq_lens.iter().map(needs).sum::<usize>() + 3;
         let mut order: Vec<i32> = (0..pages as i32).collect();
         for i in (1..pages).rev() {
@@ -402,6 +413,7 @@ impl Step {
             sinks,
             table,
             max_pages,
+            max_seq_len,
             cache,
             layout,
             slots,

@@ -72,6 +72,7 @@ macro_rules! decode_conformance {
             heads => Heads,
             page_sizes => PageSizes,
             long_contexts => LongContexts,
+            long_tables => LongTables,
             strides => Strides,
             empty_batches => EmptyBatches,
             nan_queries => NanQueries,

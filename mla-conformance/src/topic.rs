@@ -44,6 +44,9 @@ topics! {
         PageSizes = "page_sizes",
         /// Contexts that are worth splitting.
         LongContexts = "long_contexts",
+        /// Requests that may be longer than they are, as the batch says and the block table has
+        /// room for, or the lists of slots: a backend may have other kernels for them.
+        LongTables = "long_tables",
         /// Queries with gaps between tokens, and outputs if the spec says so; no log-sum-exp.
         Strides = "strides",
         /// No request, no query token, no context.

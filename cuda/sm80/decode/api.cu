@@ -25,7 +25,9 @@ int64_t row_elements(const MlaDecodeParams& p) {
     return p.latent_dim + p.rope_dim;
 }
 
-Shape shape_of(const MlaDecodeParams& p) { return {p.query_len * p.heads, p.rope_dim}; }
+Shape shape_of(const MlaDecodeParams& p) {
+    return {p.query_len * p.heads, p.rope_dim, p.requests, int64_t(p.max_pages) * p.page_size};
+}
 
 MlaStatus check_shape(const MlaDecodeParams& p) {
     const bool bf16 = p.q_dtype == MLA_DTYPE_BF16, f16 = p.q_dtype == MLA_DTYPE_F16;
@@ -203,13 +205,9 @@ extern "C" MlaStatus mla_decode_sm80_workspace(const MlaDecodeParams* params,
     // Shorter requests may get an instantiation with more CTAs.
     *bytes = 0;
     for (int query_len = 1; query_len <= params->query_len; ++query_len) {
-        MlaDecodeParams shorter = *params;
-        shorter.query_len = query_len;
-        const Shape shape = shape_of(shorter);
-        Fit f;
-        s = variant_for(kind_of(shorter), device, shape).fit(device, shape, f);
+        const int rows = query_len * params->heads;
+        s = most_workspace(kind_of(*params), device, rows, params->rope_dim, *bytes);
         if (s.code != MLA_OK) return s;
-        *bytes = std::max(*bytes, f.workspace_bytes);
     }
     return ok();
 }

@@ -12,6 +12,9 @@ struct Shape {
     // Query rows of the longest request.
     int rows;
     int rope_dim;
+    // How many requests there are, and the cached tokens that one has at most.
+    int requests;
+    int64_t kv_len;
 };
 
 // One instantiation, as functions that do not depend on it.
@@ -79,15 +82,40 @@ Variant variant_with_room(const Limits& l, const Shape& s) {
     return has_room<Large>(l, s) ? variant<Large>() : variant<Small>();
 }
 
-// By the rows of a request: 16, 32 and 64 rows per CTA. Warps of 64 rows have roles if there is
-// room for them and no bytes are to be converted.
+template <typename T, int kLatent, CacheFormat kFormat>
+Variant variant_of_16(const Limits& l, const Shape& s) {
+    if constexpr (kFormat != CacheFormat::e4m3_grouped && kLatent == 512)
+        return variant_with_room<T, kLatent, kFormat>(l, s);
+    else
+        return variant<Config<T, kLatent, kFormat, 1, 1, 32>>();
+}
+
+// Up to so many tokens for each CTA, tiles of 16 rows end sooner than the larger ones that so many
+// rows would fill, though each of them reads its request's tokens: they begin and combine sooner.
+// As measured on an H200; the larger ones take bytes, which they convert, less well.
+constexpr int most_of_short(CacheFormat format, int rows) {
+    switch (format) {
+        case CacheFormat::plain: return rows <= 32 ? 320 : 192;
+        case CacheFormat::e4m3: return 512;
+        case CacheFormat::e4m3_grouped: return rows <= 32 ? 512 : 256;
+    }
+    return 0;
+}
+
+// Whether a batch is so short, by what its requests have at most, and no CTA has two of its tiles.
+inline bool is_short(const Limits& l, const Shape& s, CacheFormat format, const Variant& of_16) {
+    Fit f;
+    if (of_16.fit(l, s, f).code != MLA_OK) return false;
+    const int64_t tiles = int64_t(s.requests) * ceil_div(s.rows, 16);
+    return tiles <= f.ctas && tiles * s.kv_len <= int64_t(most_of_short(format, s.rows)) * f.ctas;
+}
+
+// By the rows of a request: 16, 32 and 64 rows per CTA, of short batches 16. Warps of 64 rows have
+// roles if there is room for them and no bytes are to be converted.
 template <typename T, int kLatent, CacheFormat kFormat>
 Variant variant_of(const Limits& l, const Shape& s) {
-    if (s.rows <= 16) {
-        if constexpr (kFormat != CacheFormat::e4m3_grouped && kLatent == 512)
-            return variant_with_room<T, kLatent, kFormat>(l, s);
-        return variant<Config<T, kLatent, kFormat, 1, 1, 32>>();
-    }
+    const Variant of_16 = variant_of_16<T, kLatent, kFormat>(l, s);
+    if (s.rows <= 16 || is_short(l, s, kFormat, of_16)) return of_16;
     if constexpr (kFormat != CacheFormat::e4m3_grouped)
         if (s.rows <= 32) return variant<Config<T, kLatent, kFormat, 2, 1, 16>>();
     if constexpr (kFormat == CacheFormat::plain && kLatent == 512) {

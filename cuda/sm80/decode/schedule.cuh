@@ -9,7 +9,8 @@
 //
 // Where groups are few, ranges are even instead if they are not much longer for it: the cost of a
 // group is its KV tiles, rounded up to whole ranges. Then every CTA has KV tiles of one group
-// alone, and nothing else to do before it combines splits.
+// alone, and nothing else to do before it combines splits. Where groups are many and alike, ranges
+// are whole groups if they are not much longer for it.
 //
 // Every warp does this for itself and keeps its items in a ring in shared memory, because it begins
 // to load an item long before it computes it.
@@ -98,6 +99,12 @@ class Schedule {
                     units = ranges;
                 }
             }
+        }
+        // Where groups are alike, ranges of whole ones leave nothing to combine.
+        if (!even && all_tiles == all_groups * most_tiles) {
+            const int cost = most_tiles + p_.tile_cost;
+            const int whole = int(unsigned(share + cost - 1) / unsigned(cost)) * cost;
+            if (whole <= share + p_.even_gain) share = whole;
         }
         int sum = units;
 #pragma unroll

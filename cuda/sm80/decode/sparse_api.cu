@@ -142,16 +142,10 @@ KernelParams kernel_params(const MlaSparseParams& p, void* workspace) {
     return k;
 }
 
-// What every entry point begins with: the instantiation, and how it fits the device.
-MlaStatus find(const MlaSparseParams& p, const MlaDeviceLimits* limits, Limits& device,
-               Variant& variant, Fit& f) {
+// What every entry point begins with.
+MlaStatus begin(const MlaSparseParams& p, const MlaDeviceLimits* limits, Limits& device) {
     const MlaStatus s = check_shape(p);
-    if (s.code != MLA_OK) return s;
-    const MlaStatus known = device_limits(limits, device);
-    if (known.code != MLA_OK) return known;
-    const Shape shape = {p.heads, p.rope_dim};
-    variant = variant_for(kind_of(p), device, shape);
-    return variant.fit(device, shape, f);
+    return s.code == MLA_OK ? device_limits(limits, device) : s;
 }
 
 }  // namespace
@@ -166,11 +160,10 @@ extern "C" MlaStatus mla_sparse_sm80_workspace(const MlaSparseParams* params,
     if (!params) return refuse("params", 0, "a pointer");
     if (!bytes) return refuse("bytes", 0, "a pointer");
     Limits device;
-    Variant variant;
-    Fit f;
-    const MlaStatus s = find(*params, limits, device, variant, f);
-    if (s.code == MLA_OK) *bytes = f.workspace_bytes;
-    return s;
+    const MlaStatus s = begin(*params, limits, device);
+    if (s.code != MLA_OK) return s;
+    *bytes = 0;
+    return most_workspace(kind_of(*params), device, params->heads, params->rope_dim, *bytes);
 }
 
 extern "C" MlaStatus mla_sparse_sm80(const MlaSparseParams* params, const MlaDeviceLimits* limits,
@@ -178,12 +171,15 @@ extern "C" MlaStatus mla_sparse_sm80(const MlaSparseParams* params, const MlaDev
     if (!params) return refuse("params", 0, "a pointer");
     const MlaSparseParams& p = *params;
     Limits device;
-    Variant variant;
-    Fit f;
-    MlaStatus s = find(p, limits, device, variant, f);
+    MlaStatus s = begin(p, limits, device);
     if (s.code != MLA_OK || p.tokens == 0) return s;
+    const Shape shape = {p.heads, p.rope_dim, int(p.tokens), p.width};
+    const Variant variant = variant_for(kind_of(p), device, shape);
+    Fit f;
+    s = variant.fit(device, shape, f);
+    if (s.code != MLA_OK) return s;
     s = check(p, workspace, workspace_bytes, f.workspace_bytes);
     if (s.code != MLA_OK) return s;
     KernelParams k = kernel_params(p, workspace);
-    return variant.launch(device, {p.heads, p.rope_dim}, k, static_cast<cudaStream_t>(stream));
+    return variant.launch(device, shape, k, static_cast<cudaStream_t>(stream));
 }

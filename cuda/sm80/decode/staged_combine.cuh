@@ -34,8 +34,8 @@ struct Staging {
     }
     __device__ float4& operator[](int i) const { return place[i * 32]; }
 
-    // Up to so many splits each warp adds its fragments for itself.
-    __device__ static int few(const KernelParams& p) { return min(kFragments, room_of(p) - 1); }
+    // Up to so many splits each warp adds its fragments for itself: two of them or more.
+    __device__ static int few(const KernelParams& p) { return min(kFragments / 2, room_of(p) - 1); }
     // Of combiner `i` of `combiners`, the first fragment then.
     __device__ static int begin(int i, int combiners) { return i * kFragments / combiners; }
     // Whether so many of the CTA's own stay here: if there is room for others'.

@@ -27,6 +27,19 @@ inline Variant variant_for(const Kind& k, const Limits& l, const Shape& s) {
     return k.bf16 ? variant_for<__nv_bfloat16>(k, l, s) : variant_for<__half>(k, l, s);
 }
 
+// Raises `bytes` to what any number of requests of so many rows takes, of any length: few and short
+// ones have an instantiation of their own. Loads both.
+inline MlaStatus most_workspace(const Kind& k, const Limits& l, int rows, int rope_dim,
+                                size_t& bytes) {
+    for (const Shape& s : {Shape{rows, rope_dim, INT32_MAX, 1}, Shape{rows, rope_dim, 1, 1}}) {
+        Fit f;
+        const MlaStatus status = variant_for(k, l, s).fit(l, s, f);
+        if (status.code != MLA_OK) return status;
+        bytes = std::max(bytes, f.workspace_bytes);
+    }
+    return ok();
+}
+
 // How the kernels name a format that they take. A check refuses what they do not.
 inline CacheFormat cache_format(int format) {
     // Without a default: a new format is an error of the compiler here, too.

@@ -58,7 +58,7 @@ impl Cases<'_, DecodeCase> {
             DecodeTopic::NanQueries | DecodeTopic::NanRows if !propagates_nan => Ok(()),
             DecodeTopic::SingleTokens => self.check(DecodeCase::new(plain, &self.lens())),
             DecodeTopic::QueryLengths => self.query_lengths(),
-            DecodeTopic::Formats => self.formats(),
+            DecodeTopic::Formats => self.each(self.every_format(), &self.lens()),
             DecodeTopic::Dimensions => {
                 let problems = accepted.with(accepted.dims(), |p, dims| p.dims = dims);
                 self.each(problems, &[5, 90])
@@ -72,6 +72,7 @@ impl Cases<'_, DecodeCase> {
                 self.each(problems, &[1, 200, 17])
             }
             DecodeTopic::LongContexts => self.check(DecodeCase::new(plain, &[2100, 40, 900])),
+            DecodeTopic::LongTables => self.long_tables(),
             DecodeTopic::Strides => self.check(DecodeCase {
                 gap: 16,
                 lse: false,
@@ -117,14 +118,51 @@ impl Cases<'_, DecodeCase> {
         })
     }
 
-    fn formats(&self) -> Result<(), Failure> {
+    /// The problems of every dtype with every cache format.
+    fn every_format(&self) -> Vec<Problem> {
         let spec = &self.accepted.spec;
         let of = |dtype| spec.kv_formats.iter().map(move |format| (dtype, *format));
         let pairs = spec.dtypes.iter().copied().flat_map(of).collect();
-        let problems = self.accepted.with(pairs, |p, (dtype, format)| {
+        self.accepted.with(pairs, |p, (dtype, format)| {
             (p.dtype, p.kv_format) = (dtype, format);
-        });
-        self.each(problems, &self.lens())
+        })
+    }
+
+    fn long_tables(&self) -> Result<(), Failure> {
+        let accepted = &self.accepted;
+        let long = |problem, seq_lens: &[usize]| DecodeCase {
+            spare_pages: 4096,
+            ..DecodeCase::new(problem, seq_lens)
+        };
+        for problem in self.every_format() {
+            self.check(long(problem, &self.lens()))?;
+        }
+        for problem in accepted.with(accepted.dims(), |p, dims| p.dims = dims) {
+            self.check(long(problem, &[5, 90]))?;
+        }
+        for problem in accepted.with(accepted.heads(), |p, heads| p.heads = heads) {
+            self.check(long(problem, &[70, 1, 33]))?;
+        }
+        for problem in self.several() {
+            let query_lens = match problem.query_len {
+                QueryLen::Uniform => vec![3; 4],
+                _ => vec![1, 4, 0, 2],
+            };
+            self.check(DecodeCase {
+                query_lens,
+                ..long(problem, &[3, 140, 65, 2])
+            })?;
+        }
+        for problem in accepted.with(accepted.heads(), |p, heads| {
+            (p.heads, p.sparse) = (heads, true);
+        }) {
+            self.check(DecodeCase {
+                list_width: 8192,
+                with_counts: true,
+                ..long(problem, &[300, 17, 0])
+            })?;
+        }
+        self.repeated(|| long(self.plain, &[2100, 40, 900]))
     }
 
     fn nan_queries(&self) -> Result<(), Failure> {

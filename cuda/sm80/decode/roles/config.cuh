@@ -61,7 +61,7 @@ struct RoleConfig : Config<Element, Latent, CacheFormat::plain, 2, 2, Tokens> {
     static constexpr int kWarpOffset = kStatisticsOffset + int(sizeof(Statistics));
     static constexpr int kStagesOffset =
         (kWarpOffset + int(sizeof(WarpShared)) * (kCtaThreads / 32) + 63) & ~63;
-    static_assert(kStatisticsOffset % 16 == 0);
+    static_assert(kStatisticsOffset % 16 == 0 && kWarpOffset % 16 == 0);
 
     // The same for all rotary dimensions: queries that registers hold arrive in a stage.
     static constexpr int pitch(int) { return Base::pitch(16 * kRopeSteps); }
