@@ -168,6 +168,10 @@ int main(int argc, char** argv) {
     check_roles<B>({"rope 32", 33, {1, 1}, {40, 90}, 512, 32}, seed);
     check<H, 512, plain, 1, 1, 16>({"many parts", 16, {1}, {900}, 512, 64, 64}, seed,
                                    {101376, 102400}, 40);
+    // Of odd seeds each range has whole tiles of rows.
+    check<B, 512, plain, 1, 1, 16>({"alike", 16, {1, 1, 1}, {40, 40, 40}}, seed, {101376, 102400},
+                                   1);
+    check_roles<B>({"alike", 64, {1, 1, 1, 1, 1}, {70, 70, 70, 70, 70}}, seed, kLarge, 3);
     check<B, 512, plain, 2, 2, 16>({"128 rows", 128, {2, 1}, {70, 33}, 512, 64, 32}, seed);
     check<B, 512, e4m3, 2, 2, 16>({"64 rows e4m3", 64, {1}, {70}, 512, 64, 16, e4m3}, seed);
     check<B, 512, grouped, 2, 2, 16>({"64 rows grouped", 50, {1}, {70}, 512, 64, 16, grouped},

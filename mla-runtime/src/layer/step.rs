@@ -43,7 +43,8 @@ pub struct StepBatch<'a> {
     pub threshold: Option<u32>,
     /// The most tokens that a request on the absorbed path will have while this step is replayed
     /// from a graph with other lengths; `None`: the most that one has now. More than the limits'
-    /// pages hold count as that many.
+    /// pages hold count as that many. Backends may choose a kernel by it: a replay has the bits of
+    /// a step that is run at once and says as much.
     pub max_len: Option<u32>,
     /// Of sparse problems: requests of at most so many tokens attend to all that they see, by the
     /// dense paths, and their slot lists are not read. It is what a model chooses of each context

@@ -91,7 +91,8 @@ where
         let (tokens, all) = (batch.tokens(), shape.tokens());
         let at_once = padded(&batch, shape.requests, query_len);
         let mut eager = Engine::new(gpu, &at_once).unwrap();
-        eager_workspace.prepare(layer, &at_once.step()).unwrap();
+        let step_at_once = at_once.step().with_max_len(Some(MAX_LEN));
+        eager_workspace.prepare(layer, &step_at_once).unwrap();
         eager.forward(layer, &mut eager_workspace, all).unwrap();
         let expected = eager.outcome(gpu).unwrap();
 
