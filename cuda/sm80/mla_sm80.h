@@ -37,7 +37,8 @@ MlaStatus mla_decode_sm80_workspace(const MlaDecodeParams* params, const MlaDevi
  * of (latent_dim, rope_dim) (512, 0), (256, 64) and (256, 32), 1..=16 query tokens, 1..=65535
  * requests, and, with rows of (512, 64), a cache of MLA_CACHE_FP8_DS_MLA, of which strides are in
  * bytes and scales any f32. A split_patience of 0 is 100 000 cycles, and what a CTA's share of the
- * work takes at most. */
+ * work takes at most. Batches that are short, by requests, max_pages and page_size, have other
+ * kernels: a max_pages of no more columns than may be used saves them up to half of their time. */
 MlaStatus mla_decode_sm80(const MlaDecodeParams* params, const MlaDeviceLimits* limits,
                           void* stream);
 
