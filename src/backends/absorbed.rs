@@ -173,7 +173,8 @@ fn params(
     params.cache_scale = cache.scale;
     params.requests = narrow("requests", requests)?;
     params.tokens = narrow("tokens", tokens)?;
-    // Of a wide table, the columns that a request may have pages in: few of them make a short launch.
+    // Of a wide table, the columns that a request may have pages in: few of them make a short
+    // launch.
     let used = batch.max_seq_len.div_ceil(cache.page_size).max(1);
     params.max_pages = narrow("max pages", used.min(batch.block_table.max_pages()))?;
     Ok(Some(params))
