@@ -36,8 +36,8 @@ pub struct DecodeBatch<'a, D: Device> {
     pub query_starts: ArrayRef<'a, D, i32>,
     /// The most query tokens of one request.
     pub max_query_len: usize,
-    /// The most tokens of one request that the step may hold. Backends may choose a kernel by it: the
-    /// nearer it is to what the requests have, the better.
+    /// The most tokens of one request that the step may hold. Backends may choose a kernel by it:
+    /// the nearer it is to what the requests have, the better.
     pub max_seq_len: usize,
     /// The lengths as the host knows them, for backends that plan there. `None`: they are on the
     /// device alone. A step that is replayed from a graph is prepared anew with its own.
