@@ -118,8 +118,7 @@ impl Tree {
             .args(["check", "--quiet", "--keep-going", "--message-format=json"])
             .args(arguments)
             .current_dir(&self.root)
-            // Where what they depend on is checked already, if anything was.
-            .env("CARGO_TARGET_DIR", self.root.ancestors().nth(2).unwrap())
+            .env("CARGO_TARGET_DIR", self.root.with_file_name("target"))
             .env("MLA_BUILD_ONLY", "bindings")
             .env_remove("RUSTFLAGS")
             .output()
