@@ -44,6 +44,9 @@ pub fn decode_entry<D: Device>(
     Cases::new(entry.spec, device.target(), DecodeCase::new, run)?.topic(topic)
 }
 
+/// Columns of a block table that has room for requests longer than any in it.
+const SPARE_PAGES: usize = 4096;
+
 impl Cases<'_, DecodeCase> {
     /// Around the end of a page, nothing, and several pages.
     fn lens(&self) -> [usize; 6] {
@@ -57,7 +60,7 @@ impl Cases<'_, DecodeCase> {
         match topic {
             DecodeTopic::NanQueries | DecodeTopic::NanRows if !propagates_nan => Ok(()),
             DecodeTopic::SingleTokens => self.check(DecodeCase::new(plain, &self.lens())),
-            DecodeTopic::QueryLengths => self.query_lengths(),
+            DecodeTopic::QueryLengths => self.query_lengths().try_for_each(|case| self.check(case)),
             DecodeTopic::Formats => self.each(self.every_format(), &self.lens()),
             DecodeTopic::Dimensions => {
                 let problems = accepted.with(accepted.dims(), |p, dims| p.dims = dims);
@@ -105,16 +108,14 @@ impl Cases<'_, DecodeCase> {
         self.accepted.with(levels, |p, level| p.query_len = level)
     }
 
-    fn query_lengths(&self) -> Result<(), Failure> {
-        self.several().into_iter().try_for_each(|problem| {
-            let query_lens = match problem.query_len {
+    /// A case of each of them.
+    fn query_lengths(&self) -> impl Iterator<Item = DecodeCase> {
+        self.several().into_iter().map(|problem| DecodeCase {
+            query_lens: match problem.query_len {
                 QueryLen::Uniform => vec![3; 4],
                 _ => vec![1, 4, 0, 2],
-            };
-            self.check(DecodeCase {
-                query_lens,
-                ..DecodeCase::new(problem, &[3, 140, 65, 2])
-            })
+            },
+            ..DecodeCase::new(problem, &[3, 140, 65, 2])
         })
     }
 
@@ -131,7 +132,7 @@ impl Cases<'_, DecodeCase> {
     fn long_tables(&self) -> Result<(), Failure> {
         let accepted = &self.accepted;
         let long = |problem, seq_lens: &[usize]| DecodeCase {
-            spare_pages: 4096,
+            spare_pages: SPARE_PAGES,
             ..DecodeCase::new(problem, seq_lens)
         };
         for problem in self.every_format() {
@@ -143,14 +144,10 @@ impl Cases<'_, DecodeCase> {
         for problem in accepted.with(accepted.heads(), |p, heads| p.heads = heads) {
             self.check(long(problem, &[70, 1, 33]))?;
         }
-        for problem in self.several() {
-            let query_lens = match problem.query_len {
-                QueryLen::Uniform => vec![3; 4],
-                _ => vec![1, 4, 0, 2],
-            };
+        for case in self.query_lengths() {
             self.check(DecodeCase {
-                query_lens,
-                ..long(problem, &[3, 140, 65, 2])
+                spare_pages: SPARE_PAGES,
+                ..case
             })?;
         }
         for problem in accepted.with(accepted.heads(), |p, heads| {
