@@ -12,8 +12,9 @@ using mla::test::PrefillProblem;
 
 int failures = 0;
 
+// With 0 `splits` each request has its own, as for a device that runs `slots` CTAs at a time.
 template <typename T, int kQkDim, int kVDim, int kWarpTiles, int kWarps, int kKeys>
-void check(const PrefillCase& c, unsigned seed, int splits = 1) {
+void check(const PrefillCase& c, unsigned seed, int splits = 1, int slots = 0) {
     using C = Config<T, kQkDim, kVDim, kWarpTiles, kWarps, kKeys>;
     PrefillProblem<T> x(c, seed);
     KernelParams p = {};
@@ -44,19 +45,23 @@ void check(const PrefillCase& c, unsigned seed, int splits = 1) {
     p.causal = c.causal;
     p.scale_log2 = x.softmax_scale * 1.44269504088896340736f;
     p.splits = splits;
+    p.slots = slots;
+    p.most_divided = 2 * slots;
+    if (splits == 0) p.head_group = c.heads;
     const int tiles = p.tiles * c.heads;
+    const int ctas = splits > 0 ? tiles * splits : tiles + p.most_divided;
     constexpr int kFloats = mla::sm80::kPartialFloats<SplitLayout<C>>;
-    std::vector<float> partials(size_t(tiles) * splits * kFloats, NAN);
-    std::vector<int32_t> counters(tiles * 2);
+    std::vector<float> partials(size_t(ctas) * kFloats, NAN);
+    std::vector<int32_t> counters(ctas * 2);
     p.partials = partials.data();
     p.counters = counters.data();
     std::vector<T> first;
     bool same = true;
     // CTAs find each other, lose patience, and, at last, never meet.
-    for (int run = 0; run < (splits > 1 ? 3 : 1); ++run) {
+    for (int run = 0; run < (splits == 1 ? 1 : 3); ++run) {
         p.patience = run == 0 ? INT64_MAX : run == 1 ? 100000 : -1;
-        mla::emulator::launch(prefill_kernel<C>, tiles * splits, C::kThreads, C::kSharedBytes, p,
-                              seed + run, splits > 1 && run < 2);
+        mla::emulator::launch(prefill_kernel<C>, ctas, C::kThreads, C::kSharedBytes, p, seed + run,
+                              splits != 1 && run < 2);
         if (run == 0) first = x.out;
         same = same && !std::memcmp(first.data(), x.out.data(), first.size() * sizeof(T));
         for (int32_t n : counters) same = same && n == 0;
@@ -103,6 +108,17 @@ int main(int argc, char** argv) {
     check<H, 192, 128, 2, 4, 64>(
         {"splits, ragged", 1, {40, 0, 1, 130}, {90, 5, 0, 330}, 128, 64, 128, true, 6.f}, seed, 5);
     check<B, 256, 256, 1, 4, 64>({"splits, context", 1, {50}, {300}, 192, 64, 256, false}, seed, 4);
+    // Those of the longest request, of two, and, of many, of all but those of one tile.
+    const PrefillCase uneven = {"own splits", 2, {40, 0, 130}, {90, 5, 900}, 128, 64, 128, false};
+    check<B, 192, 128, 2, 4, 64>(uneven, seed, 0, 24);
+    check<H, 192, 128, 2, 4, 64>(
+        {"own splits, causal", 1, {40, 0, 1, 130}, {900, 5, 70, 530}, 128, 64, 128, true, 6.f}, seed, 0, 16);
+    PrefillCase many = {"own splits, many requests", 1, {}, {}, 64, 32, 64};
+    for (int i = 0; i < 70; ++i) {
+        many.queries.push_back(1 + i % 3);
+        many.keys.push_back(i % 9 == 4 ? 300 + i : 20);
+    }
+    check<B, 96, 64, 1, 4, 64>(many, seed, 0, 40);
     std::printf("%d failures\n", failures);
     return failures != 0;
 }

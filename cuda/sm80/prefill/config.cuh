@@ -17,15 +17,19 @@ struct Item {
     // many there are from it on.
     int query_begin, first_row, rows;
     int head;
-    // The request's first key of the head, and its value.
-    const char *nope, *rope, *values;
+    // The request's first query of the head, its first key, and its value.
+    const char *query, *nope, *rope, *values;
     // Its first tile of keys.
     int first_tile;
     // Keys that some row of the CTA sees, those that its first row would if there were enough, and
     // the last tile that has needed ones alone.
     int needed, seen, last_whole;
-    // Among all tiles; among the CTAs that divide its keys.
-    int tile, split;
+    // The end of the tiles behind which there is another whole one, or none.
+    int whole_end;
+    // Of the CTAs that divide these keys: how many there are, which one this is, which counters they
+    // have, where the first one's partial result lies, and how long they wait for each other.
+    int splits, split, counter, place;
+    int64_t patience;
     // The last tile of keys whose values were found to hold one that is no finite number.
     int nonfinite;
 };

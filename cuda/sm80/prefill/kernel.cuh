@@ -169,12 +169,14 @@ __device__ __forceinline__ void mask_keys(float (&s)[C::kWarpTiles][C::kKeys / 8
             }
 }
 
+// What this CTA works on; of no splits if it has nothing to do. Called by one warp.
 template <class C>
-__global__ __launch_bounds__(C::kThreads, C::kResident) void prefill_kernel(
-    const __grid_constant__ KernelParams p) {
+__device__ __forceinline__ void find_item(const KernelParams& p, volatile Item& item) {
     Tile tile;
-    const int split = blockIdx.x % p.splits, block = blockIdx.x / p.splits;
-    if (!Schedule<C::kRows>(p).find(block, tile)) return;
+    if (!Schedule<C>(p).find(tile)) {
+        item.splits = 0;
+        return;
+    }
     const int query_begin = p.cu_query_lens[tile.request];
     const int queries = p.cu_query_lens[tile.request + 1] - query_begin;
     const int key_begin = p.cu_key_lens[tile.request];
@@ -185,38 +187,48 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void prefill_kernel(
     const int visible = p.causal ? min(max(keys - queries + last_row + 1, 0), keys) : keys;
     // Of these the CTA has some tiles, up to `needed`.
     const int tiles = (visible + C::kKeys - 1) / C::kKeys;
-    const int first_tile = split * tiles / p.splits;
-    const int needed = min((split + 1) * tiles / p.splits * C::kKeys, visible);
+    const int needed = min((tile.split + 1) * tiles / tile.splits * C::kKeys, visible);
+    const int seen = p.causal ? keys - queries + first_row + 1 : keys;
+    if (threadIdx.x > 0) return;
+    item.query_begin = query_begin;
+    item.first_row = first_row;
+    item.rows = queries - first_row;
+    item.head = tile.head;
+    item.query = p.query + query_begin * p.query_token_stride + tile.head * p.query_head_stride;
+    item.nope =
+        p.key_nope + key_begin * p.key_nope_token_stride + tile.head * p.key_nope_head_stride;
+    item.rope =
+        p.key_rope + key_begin * p.key_rope_token_stride + tile.head * p.key_rope_head_stride;
+    item.values = p.value + key_begin * p.value_token_stride + tile.head * p.value_head_stride;
+    item.first_tile = tile.split * tiles / tile.splits;
+    item.whole_end = needed / C::kKeys - (needed % C::kKeys != 0);
+    item.needed = needed;
+    item.seen = seen;
+    item.last_whole = needed / C::kKeys - 1;
+    item.splits = tile.splits;
+    item.split = tile.split;
+    item.counter = tile.counter;
+    item.place = tile.place;
+    item.patience = tile.patience;
+    item.nonfinite = -1;
+}
 
+template <class C>
+__global__ __launch_bounds__(C::kThreads, C::kResident) void prefill_kernel(
+    const __grid_constant__ KernelParams p) {
     const uint32_t shared = ptx::shared_address(ptx::dynamic_shared());
     const uint32_t key_stage = shared + C::kKeyOffset, value_stage = shared + C::kValueOffset;
     const Place place;
     // Volatile: what is read is not kept.
     auto& item = *reinterpret_cast<volatile Item*>(ptx::dynamic_shared() + C::kItemOffset);
-    if (threadIdx.x == 0) {
-        item.query_begin = query_begin;
-        item.rows = queries - first_row;
-        item.first_row = first_row;
-        item.head = tile.head;
-        item.nope =
-            p.key_nope + key_begin * p.key_nope_token_stride + tile.head * p.key_nope_head_stride;
-        item.rope =
-            p.key_rope + key_begin * p.key_rope_token_stride + tile.head * p.key_rope_head_stride;
-        item.values = p.value + key_begin * p.value_token_stride + tile.head * p.value_head_stride;
-        item.first_tile = first_tile;
-        item.needed = needed;
-        item.last_whole = needed / C::kKeys - 1;
-        item.seen = p.causal ? keys - queries + first_row + 1 : keys;
-        item.tile = block;
-        item.split = split;
-        item.nonfinite = -1;
-    }
-    const char* query_rows =
-        p.query + query_begin * p.query_token_stride + tile.head * p.query_head_stride;
-    TileCopy<C::kRows, C::kQkDim, C::kThreads>(
-        {query_rows, p.query_token_stride, query_rows, 0, C::kQkDim}, first_row, place.thread())
-        .run(shared, queries - first_row);
+    if (threadIdx.x < 32) find_item<C>(p, item);
     __syncthreads();
+    if (item.splits == 0) return;
+    const char* query_rows = item.query;
+    TileCopy<C::kRows, C::kQkDim, C::kThreads>(
+        {query_rows, p.query_token_stride, query_rows, 0, C::kQkDim}, item.first_row,
+        place.thread())
+        .run(shared, item.rows);
 
     const auto key_copy = [&](int key_tile, unsigned thread) {
         const Source keys = {item.nope, p.key_nope_token_stride, item.rope, p.key_rope_token_stride,
@@ -260,7 +272,7 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void prefill_kernel(
         };
         // Before the barrier, since they take time.
         const auto values = value_copy(key_tile);
-        const unsigned thread = ptx::tid_x();
+        const unsigned thread = place.thread();
         // Which of the two takes no register that is not there, only the assembler knows.
         const int warp = C::kQkDim == 128 ? int(thread / 32) : ptx::tid_x() / 32;
         const bool idle = warp * C::kWarpRows >= item.rows ||
@@ -303,11 +315,11 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void prefill_kernel(
             add_nonfinite<C>(o, value_stage, seen_from(key_tile), p.causal);
         }
     };
-    // Tiles that all rows see, and behind which there is another whole one, or none.
-    const int plain_end =
-        min(item.seen / C::kKeys, item.needed / C::kKeys - (item.needed % C::kKeys != 0));
+    // Tiles that all rows see, and behind which there is another whole one, or none. Both are read
+    // each time: kept, they take registers that there are not.
 #pragma unroll 1
-    for (; key_tile < plain_end; ++key_tile) attend(key_tile, std::true_type{});
+    for (; key_tile < item.whole_end && item.seen - key_tile * C::kKeys >= C::kKeys; ++key_tile)
+        attend(key_tile, std::true_type{});
 #pragma unroll 1
     for (; rest_from(key_tile) > 0; ++key_tile) attend(key_tile, std::false_type{});
     // Where there were no keys, the queries.
@@ -315,12 +327,13 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void prefill_kernel(
     __syncthreads();
 
     Output<C> output(p, item.query_begin, item.rows, item.first_row, item.head);
-    if (p.splits == 1)
+    const int splits = item.splits;
+    if (splits == 1)
         output.write(o, softmax);
     else
-        output.combine(o, softmax,
-                       {reinterpret_cast<SplitCounters*>(p.counters) + item.tile, item.split,
-                        p.splits, p.splits, p.patience});
+        output.combine(o, softmax, item.place,
+                       {reinterpret_cast<SplitCounters*>(p.counters) + item.counter, item.split,
+                        splits, splits, item.patience});
 }
 
 }  // namespace mla::sm80::prefill

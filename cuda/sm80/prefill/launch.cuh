@@ -10,19 +10,14 @@ namespace mla::sm80::prefill {
 
 // Requests' lengths are on the device: what the host knows is how many tiles there are at most.
 struct Shape {
-    int query_tokens, requests, heads, max_query_len, max_key_len;
+    int query_tokens, key_tokens, requests, heads, max_query_len, max_key_len;
 };
 
 constexpr int kMostCounters = MLA_PREFILL_COUNTER_BYTES / sizeof(SplitCounters);
-// The fewest KV tiles that are worth a CTA.
-constexpr int kLeastKvTiles = 2;
 constexpr int kMostSplits = 128;
 // CTAs that do not all run at the same time have to promise that much of an earlier end: a part of
 // them runs beside fewer others, and faster, than is predicted.
 constexpr float kWorthWaves = 0.75f;
-// More than a CTA takes for a KV tile: so much earlier than others one may be done that has its SM
-// for itself.
-constexpr int64_t kCyclesOfKvTile = 10000;
 
 // CTAs that an SM runs at the same time; 0 if it cannot run any.
 template <class C>
@@ -84,6 +79,15 @@ int splits_of(const Limits& l, const Shape& s, int64_t tiles) {
     return best;
 }
 
+// Whether requests' numbers of keys differ so much, for so few tiles, that those of the longest one
+// would end long after the others. Of how many tiles that are the lengths tell, on the device.
+template <class C>
+bool is_uneven(const Limits& l, const Shape& s, int64_t tiles) {
+    const int64_t every = int64_t(s.requests) * s.max_key_len;
+    const int64_t slots = slots_of<C>(l);
+    return 10 * int64_t(s.key_tokens) < 9 * every && tiles * s.key_tokens < 2 * every * slots;
+}
+
 // Heads whose tiles are done side by side: few, so that CTAs that run at the same time read the same
 // keys and L2 has them, which spares bandwidth and power. But the tiles that take longest come first
 // of each group, so the last one needs enough others to even out when CTAs end: the more, the more
@@ -119,18 +123,28 @@ MlaStatus launch(const Limits& l, const Shape& s, KernelParams& p, cudaStream_t 
     p.levels = (s.max_query_len + C::kRows - 1) / C::kRows;
     const int64_t packed = (s.query_tokens + int64_t(s.requests) * (C::kRows - 1)) / C::kRows;
     const int64_t tiles = std::min(packed, int64_t(s.requests) * p.levels);
-    if (tiles * s.heads > INT32_MAX)
+    if (tiles * s.heads > INT32_MAX - 2 * kMostCounters)
         return refuse("query_tokens", s.query_tokens, "less than 2^31 tiles of 64 rows and a head");
     p.tiles = int(tiles);
-    p.splits = p.counters ? splits_of<C>(l, s, tiles * s.heads) : 1;
-    // Who would wait for a CTA that has no place yet leaves the work to the last one.
-    if (tiles * s.heads * p.splits > slots_of<C>(l))
-        p.patience = 0;
-    else
-        p.patience += s.max_key_len / (int64_t(C::kKeys) * p.splits) * kCyclesOfKvTile;
-    p.head_group = p.splits == 1 ? head_group_of<C>(l, s, p.causal, tiles) : s.heads;
+    p.slots = slots_of<C>(l);
+    int64_t ctas;
+    if (p.counters && is_uneven<C>(l, s, tiles * s.heads)) {
+        p.splits = 0;
+        p.head_group = s.heads;
+        p.most_divided = int(std::min<int64_t>(room_of<C>(l), 2 * kMostCounters));
+        ctas = tiles * s.heads + p.most_divided;
+    } else {
+        p.splits = p.counters ? splits_of<C>(l, s, tiles * s.heads) : 1;
+        p.head_group = p.splits == 1 ? head_group_of<C>(l, s, p.causal, tiles) : s.heads;
+        ctas = tiles * s.heads * p.splits;
+        // Who would wait for a CTA that has no place yet leaves the work to the last one.
+        if (ctas > p.slots)
+            p.patience = 0;
+        else
+            p.patience += s.max_key_len / (int64_t(C::kKeys) * p.splits) * kCyclesOfKvTile;
+    }
     cudaLaunchConfig_t config = {};
-    config.gridDim = {unsigned(tiles * s.heads * p.splits), 1, 1};
+    config.gridDim = {unsigned(ctas), 1, 1};
     config.blockDim = {unsigned(C::kThreads), 1, 1};
     config.dynamicSmemBytes = C::kSharedBytes;
     config.stream = stream;

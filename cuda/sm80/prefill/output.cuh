@@ -70,14 +70,14 @@ class Output {
         }
     }
 
-    // By all threads, when nobody uses the keys' place any more.
+    // By all threads, when nobody uses the keys' place any more. The partial result of the first
+    // split lies at `place`.
     __device__ void combine(const float (&o)[C::kWarpTiles][C::kVDim / 8][4],
-                            const Softmax<C>& softmax, const Split& split) const {
+                            const Softmax<C>& softmax, int place, const Split& split) const {
         char* const shared = ptx::dynamic_shared();
         auto& statistics = *reinterpret_cast<SplitShared<C::kRows>*>(shared + C::kStatisticsOffset);
         const auto partial_of = [&](int index) {
-            const int64_t cta = blockIdx.x / p_.splits * p_.splits + index;
-            return p_.partials + cta * kPartialFloats<Layout>;
+            return p_.partials + int64_t(place + index) * kPartialFloats<Layout>;
         };
         store(partial_of(split.index), o, softmax);
         split_combine<Layout>(

@@ -27,15 +27,18 @@ struct KernelParams {
     // Tiles of query rows that there may be, and heads whose tiles are done side by side.
     int tiles, head_group;
     int causal;
-    // CTAs that divide the keys of a tile, what they leave each other, and how long they wait.
+    // CTAs that divide the keys of a tile; 0 if that depends on the request. What they leave each
+    // other, and how long they wait.
     int splits;
-    int32_t* counters;  // [tiles] SplitCounters, zero before and after
+    int32_t* counters;  // [kMostCounters] SplitCounters, zero before and after
     float* partials;    // [CTAs][kPartialFloats]
     int64_t patience;
     // softmax_scale * log2(e)
     float scale_log2;
     // Tiles of one request, at most.
     int levels;
+    // CTAs that run at the same time, and those that may divide keys if splits is 0.
+    int slots, most_divided;
 };
 
 }  // namespace mla::sm80::prefill

@@ -105,6 +105,9 @@ inline unsigned __reduce_max_sync(unsigned mask, unsigned x) {
     }
     return x;
 }
+inline unsigned __reduce_min_sync(unsigned mask, unsigned x) {
+    return ~__reduce_max_sync(mask, ~x);
+}
 inline bool __any_sync(unsigned mask, bool x) { return __ballot_sync(mask, x) != 0; }
 inline void __syncwarp() { __ballot_sync(~0u, true); }
 
