@@ -99,17 +99,19 @@ class SplitCombine {
   public:
     // `partial_of(split)` answers where its result lies; `rows_of(unit)` what `write` has to know
     // of rows `first_row_of(unit)` and eight rows on, of which the statistics have maxima and
-    // sums: the same of all units of 16 rows; `write(rows, unit, x)` writes x.
+    // sums: the same of all units of 16 rows; `write(rows, unit, x)` writes x. `units`: those whose
+    // rows exist, or all.
     __device__ SplitCombine(const Split& split, Shared& shared, float4* exchanged,
                             const PartialOf& partial_of, const RowsOf& rows_of, const Write& write,
-                            int few = kFewSplits)
+                            int few = kFewSplits, int units = kUnits)
         : split_(split),
           shared_(shared),
           exchanged_(exchanged),
           partial_of_(partial_of),
           rows_of_(rows_of),
           write_(write),
-          few_(few) {}
+          few_(few),
+          units_(units) {}
 
     // After all threads have written this CTA's partial result.
     __device__ void run() const {
@@ -123,7 +125,7 @@ class SplitCombine {
             combine(slice_begin(split_.index), slice_begin(split_.index + 1),
                     Layout::kUnitsOfSlice);
         else if (role == SplitRole::everything)
-            combine(0, kUnits, Layout::kUnitsOfAll);
+            combine(0, units_, Layout::kUnitsOfAll);
         Layout::sync();
         if (threadIdx.x == 0 && protocol.leave() == split_.splits) protocol.reset();
     }
@@ -149,13 +151,13 @@ class SplitCombine {
         const bool all = role == SplitRole::everything;
         if (all || (role == SplitRole::slice && !slice()))
             combine(all ? 0 : slice_begin(split_.index),
-                    all ? kUnits : slice_begin(split_.index + 1), Layout::kUnitsOfAll);
+                    all ? units_ : slice_begin(split_.index + 1), Layout::kUnitsOfAll);
         Layout::sync();
         if (threadIdx.x == 0 && protocol.leave() == split_.splits) protocol.reset();
     }
 
   private:
-    __device__ int slice_begin(int combiner) const { return combiner * kUnits / split_.combiners; }
+    __device__ int slice_begin(int combiner) const { return combiner * units_ / split_.combiners; }
 
     // Counts this split in, and waits for the others if the CTA has nothing else to do.
     // `kYield`: its partial result is in the workspace already.
@@ -363,16 +365,16 @@ class SplitCombine {
     const PartialOf& partial_of_;
     const RowsOf& rows_of_;
     const Write& write_;
-    int few_;
+    int few_, units_;
 };
 
 template <class Layout, class PartialOf, class RowsOf, class Write>
 __device__ void split_combine(const Split& split, SplitShared<Layout::kRows>& shared,
                               float4* exchanged, const PartialOf& partial_of, const RowsOf& rows_of,
-                              const Write& write) {
-    SplitCombine<Layout, PartialOf, RowsOf, Write>(split, shared, exchanged, partial_of, rows_of,
-                                                   write)
-        .run();
+                              const Write& write,
+                              int units = Layout::kRows / 16 * Layout::kRowsUnits) {
+    using Combine = SplitCombine<Layout, PartialOf, RowsOf, Write>;
+    Combine(split, shared, exchanged, partial_of, rows_of, write, Combine::kFewSplits, units).run();
 }
 
 }  // namespace mla::sm80

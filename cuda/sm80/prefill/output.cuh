@@ -79,7 +79,9 @@ class Output {
         const auto partial_of = [&](int index) {
             return p_.partials + int64_t(place + index) * kPartialFloats<Layout>;
         };
-        store(partial_of(split.index), o, softmax);
+        // A warp without rows has nothing to leave.
+        const bool any = ptx::tid_x() / 32 * C::kWarpRows < rows_;
+        if (any) store(partial_of(split.index), o, softmax);
         split_combine<Layout>(
             split, statistics, reinterpret_cast<float4*>(shared + C::kExchangeOffset), partial_of,
             [&](int unit) {
@@ -99,7 +101,8 @@ class Output {
                     if (of_rows == 0 && ptx::laneid() % 4 == 0)
                         put_lse(row, statistics.maximum[row], statistics.sum[row]);
                 }
-            });
+            },
+            (min(rows_, C::kRows) + 15) / 16 * Layout::kRowsUnits);
     }
 
   private:
