@@ -12,7 +12,7 @@ namespace mla::sm80::prefill {
 // More than a CTA takes for a KV tile: so much earlier than others one may be done that has its SM
 // for itself.
 constexpr int64_t kCyclesOfKvTile = 10000;
-// The fewest KV tiles that are worth a CTA.
+// The fewest KV tiles that are worth a CTA of many rows.
 constexpr int kLeastKvTiles = 2;
 
 // Of a request, its tiles of query rows and of keys.
@@ -56,10 +56,9 @@ __device__ inline float predicted_end(float share, float splits, float work, flo
 }
 
 // One over the best share. `own` are the lengths of the request whose number is the lane's. Called by
-// whole warps. What it answers the compiler knows to be the same in all lanes, as after __shfl_sync
-// it would not: warps that may diverge take more registers.
+// whole warps. Not inlined: kernels that need none would have to fetch the code around it.
 template <class C>
-__device__ float dividing_rate(const KernelParams& p, Lengths own) {
+__device__ __noinline__ float dividing_rate(const KernelParams& p, Lengths own) {
     const int lane = threadIdx.x & 31;
     const auto of_lane = [&](int first) {
         return first == 0 ? own : lengths_of<C>(p, first + lane);

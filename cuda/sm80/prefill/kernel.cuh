@@ -315,11 +315,17 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void prefill_kernel(
             add_nonfinite<C>(o, value_stage, seen_from(key_tile), p.causal);
         }
     };
-    // Tiles that all rows see, and behind which there is another whole one, or none. Both are read
-    // each time: kept, they take registers that there are not.
+    // Tiles that all rows see, and behind which there is another whole one, or none.
+    if constexpr (C::kQkDim == 128) {
+        // Kept, the end takes a register that there is not.
 #pragma unroll 1
-    for (; key_tile < item.whole_end && item.seen - key_tile * C::kKeys >= C::kKeys; ++key_tile)
-        attend(key_tile, std::true_type{});
+        for (; key_tile < item.whole_end && item.seen - key_tile * C::kKeys >= C::kKeys; ++key_tile)
+            attend(key_tile, std::true_type{});
+    } else {
+        const int end = min(int(item.whole_end), item.seen / C::kKeys);
+#pragma unroll 1
+        for (; key_tile < end; ++key_tile) attend(key_tile, std::true_type{});
+    }
 #pragma unroll 1
     for (; rest_from(key_tile) > 0; ++key_tile) attend(key_tile, std::false_type{});
     // Where there were no keys, the queries.

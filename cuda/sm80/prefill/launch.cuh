@@ -57,7 +57,9 @@ float predicted_end(const Limits& l, const Shape& s, int64_t tiles, int64_t spli
     const float end = float((ctas + slots - 1) / slots) * of_cta;
     if (splits == 1) return end;
     const float rows = float(std::min(s.max_query_len, C::kRows)) / C::kRows;
-    return end + 2.f + 3.f * rows * float(ctas) / float(slots) + 0.06f * float(splits);
+    // Only rows that exist are combined.
+    const float of_split = s.max_query_len <= 64 ? 0.f : 0.06f;
+    return end + 2.f + 3.f * rows * float(ctas) / float(slots) + of_split * float(splits);
 }
 
 // CTAs that divide the keys of every query tile: if these are few, as many as bring the end first.
@@ -67,8 +69,9 @@ int splits_of(const Limits& l, const Shape& s, int64_t tiles) {
     // Tiles of few rows wait for memory: more CTAs than run at the same time bring them nothing.
     const bool full = 2 * int64_t(s.max_query_len) > C::kRows;
     const int64_t room = full ? room_of<C>(l) : slots_of<C>(l);
+    const int64_t least = s.max_query_len <= 64 ? 1 : kLeastKvTiles;
     const int64_t most =
-        std::min<int64_t>({room / tiles, s.max_key_len / (kLeastKvTiles * C::kKeys), kMostSplits});
+        std::min<int64_t>({room / tiles, s.max_key_len / (least * C::kKeys), kMostSplits});
     int best = 1;
     float end = predicted_end<C>(l, s, tiles, 1);
     for (int splits = 2; splits <= most; ++splits) {
