@@ -17,8 +17,8 @@ struct Item {
     // many there are from it on.
     int query_begin, first_row, rows;
     int head;
-    // The request's first query of the head, its first key, and its value.
-    const char *query, *nope, *rope, *values;
+    // The request's first key of the head, and its value.
+    const char *nope, *rope, *values;
     // Its first tile of keys.
     int first_tile;
     // Keys that some row of the CTA sees, those that its first row would if there were enough, and

@@ -169,14 +169,11 @@ __device__ __forceinline__ void mask_keys(float (&s)[C::kWarpTiles][C::kKeys / 8
             }
 }
 
-// What this CTA works on; of no splits if it has nothing to do. Called by one warp.
 template <class C>
-__device__ __forceinline__ void find_item(const KernelParams& p, volatile Item& item) {
+__global__ __launch_bounds__(C::kThreads, C::kResident) void prefill_kernel(
+    const __grid_constant__ KernelParams p) {
     Tile tile;
-    if (!Schedule<C>(p).find(tile)) {
-        item.splits = 0;
-        return;
-    }
+    if (!Schedule<C>(p).find(tile)) return;
     const int query_begin = p.cu_query_lens[tile.request];
     const int queries = p.cu_query_lens[tile.request + 1] - query_begin;
     const int key_begin = p.cu_key_lens[tile.request];
@@ -187,48 +184,42 @@ __device__ __forceinline__ void find_item(const KernelParams& p, volatile Item& 
     const int visible = p.causal ? min(max(keys - queries + last_row + 1, 0), keys) : keys;
     // Of these the CTA has some tiles, up to `needed`.
     const int tiles = (visible + C::kKeys - 1) / C::kKeys;
+    const int first_tile = tile.split * tiles / tile.splits;
     const int needed = min((tile.split + 1) * tiles / tile.splits * C::kKeys, visible);
-    const int seen = p.causal ? keys - queries + first_row + 1 : keys;
-    if (threadIdx.x > 0) return;
-    item.query_begin = query_begin;
-    item.first_row = first_row;
-    item.rows = queries - first_row;
-    item.head = tile.head;
-    item.query = p.query + query_begin * p.query_token_stride + tile.head * p.query_head_stride;
-    item.nope =
-        p.key_nope + key_begin * p.key_nope_token_stride + tile.head * p.key_nope_head_stride;
-    item.rope =
-        p.key_rope + key_begin * p.key_rope_token_stride + tile.head * p.key_rope_head_stride;
-    item.values = p.value + key_begin * p.value_token_stride + tile.head * p.value_head_stride;
-    item.first_tile = tile.split * tiles / tile.splits;
-    item.whole_end = needed / C::kKeys - (needed % C::kKeys != 0);
-    item.needed = needed;
-    item.seen = seen;
-    item.last_whole = needed / C::kKeys - 1;
-    item.splits = tile.splits;
-    item.split = tile.split;
-    item.counter = tile.counter;
-    item.place = tile.place;
-    item.patience = tile.patience;
-    item.nonfinite = -1;
-}
 
-template <class C>
-__global__ __launch_bounds__(C::kThreads, C::kResident) void prefill_kernel(
-    const __grid_constant__ KernelParams p) {
     const uint32_t shared = ptx::shared_address(ptx::dynamic_shared());
     const uint32_t key_stage = shared + C::kKeyOffset, value_stage = shared + C::kValueOffset;
     const Place place;
     // Volatile: what is read is not kept.
     auto& item = *reinterpret_cast<volatile Item*>(ptx::dynamic_shared() + C::kItemOffset);
-    if (threadIdx.x < 32) find_item<C>(p, item);
-    __syncthreads();
-    if (item.splits == 0) return;
-    const char* query_rows = item.query;
+    if (threadIdx.x == 0) {
+        item.query_begin = query_begin;
+        item.rows = queries - first_row;
+        item.first_row = first_row;
+        item.head = tile.head;
+        item.nope =
+            p.key_nope + key_begin * p.key_nope_token_stride + tile.head * p.key_nope_head_stride;
+        item.rope =
+            p.key_rope + key_begin * p.key_rope_token_stride + tile.head * p.key_rope_head_stride;
+        item.values = p.value + key_begin * p.value_token_stride + tile.head * p.value_head_stride;
+        item.first_tile = first_tile;
+        item.needed = needed;
+        item.whole_end = needed / C::kKeys - (needed % C::kKeys != 0);
+        item.last_whole = needed / C::kKeys - 1;
+        item.seen = p.causal ? keys - queries + first_row + 1 : keys;
+        item.splits = tile.splits;
+        item.split = tile.split;
+        item.counter = tile.counter;
+        item.place = tile.place;
+        item.patience = tile.patience;
+        item.nonfinite = -1;
+    }
+    const char* query_rows =
+        p.query + query_begin * p.query_token_stride + tile.head * p.query_head_stride;
     TileCopy<C::kRows, C::kQkDim, C::kThreads>(
-        {query_rows, p.query_token_stride, query_rows, 0, C::kQkDim}, item.first_row,
-        place.thread())
-        .run(shared, item.rows);
+        {query_rows, p.query_token_stride, query_rows, 0, C::kQkDim}, first_row, place.thread())
+        .run(shared, queries - first_row);
+    __syncthreads();
 
     const auto key_copy = [&](int key_tile, unsigned thread) {
         const Source keys = {item.nope, p.key_nope_token_stride, item.rope, p.key_rope_token_stride,
