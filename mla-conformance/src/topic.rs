@@ -89,7 +89,7 @@ topics! {
         Dimensions = "dimensions",
         /// Few heads, many, odd numbers.
         Heads = "heads",
-        /// Prompts of several tiles.
+        /// Prompts of several tiles, and batches of which one request has most of the keys.
         LongPrompts = "long_prompts",
         /// Inputs with gaps between tokens, and outputs if the spec says so; no log-sum-exp.
         Strides = "strides",

@@ -111,6 +111,17 @@ impl Cases<'_, PrefillCase> {
         self.check(PrefillCase {
             key_lens: vec![700],
             ..PrefillCase::new(problem, &[600])
+        })?;
+        // One request has most of the keys: of a few, and of more than a warp has lanes.
+        self.check(PrefillCase {
+            key_lens: vec![40, 1500, 0, 20, 900],
+            ..PrefillCase::new(problem, &[3, 130, 0, 20, 45])
+        })?;
+        let key_lens = (0..40).map(|i| if i == 35 { 1000 } else { i }).collect();
+        self.check(PrefillCase {
+            key_lens,
+            causal: false,
+            ..PrefillCase::new(problem, &[2; 40])
         })
     }
 
