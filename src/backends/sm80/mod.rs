@@ -24,14 +24,14 @@ const RUN_ON: &[Run] = &[
     Run {
         gpu: "H200",
         capability: Capability::new(9, 0),
-        date: "2026-11-25",
-        commit: "e8cb813",
+        date: "2026-11-27",
+        commit: "197afc5",
     },
     Run {
         gpu: "H100",
         capability: Capability::new(9, 0),
-        date: "2026-11-25",
-        commit: "e8cb813",
+        date: "2026-11-27",
+        commit: "197afc5",
     },
 ];
 
