@@ -56,7 +56,7 @@ __device__ inline float predicted_end(float share, float splits, float work, flo
 }
 
 // One over the best share. `own` are the lengths of the request whose number is the lane's. Called by
-// whole warps. Not inlined: kernels that need none would have to fetch the code around it.
+// whole warps. Not inlined: launches that need none would fetch the code, too.
 template <class C>
 __device__ __noinline__ float dividing_rate(const KernelParams& p, Lengths own) {
     const int lane = threadIdx.x & 31;
