@@ -90,7 +90,7 @@ bool is_uneven(const Limits& l, const Shape& s, int64_t tiles) {
     const int64_t every = int64_t(s.requests) * s.max_key_len;
     const int64_t slots = slots_of<C>(l), kv_tiles = s.max_key_len / C::kKeys;
     return 10 * int64_t(s.key_tokens) < 9 * every && tiles * s.key_tokens < 2 * every * slots &&
-           tiles * s.requests < 50 * kv_tiles * slots;
+           tiles * s.requests < 20 * kv_tiles * slots;
 }
 
 // Heads whose tiles are done side by side: few, so that CTAs that run at the same time read the same
