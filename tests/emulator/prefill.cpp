@@ -108,11 +108,13 @@ int main(int argc, char** argv) {
     check<H, 192, 128, 2, 4, 64>(
         {"splits, ragged", 1, {40, 0, 1, 130}, {90, 5, 0, 330}, 128, 64, 128, true, 6.f}, seed, 5);
     check<B, 256, 256, 1, 4, 64>({"splits, context", 1, {50}, {300}, 192, 64, 256, false}, seed, 4);
-    // Those of the longest request, of two, and, of many, of all but those of one tile.
+    // Splits of each request's own: of one long request, of two, and of eight among seventy, which
+    // are more than a warp has lanes.
     const PrefillCase uneven = {"own splits", 2, {40, 0, 130}, {90, 5, 900}, 128, 64, 128, false};
     check<B, 192, 128, 2, 4, 64>(uneven, seed, 0, 24);
     check<H, 192, 128, 2, 4, 64>(
-        {"own splits, causal", 1, {40, 0, 1, 130}, {900, 5, 70, 530}, 128, 64, 128, true, 6.f}, seed, 0, 16);
+        {"own splits, causal", 1, {40, 0, 1, 130}, {900, 5, 70, 530}, 128, 64, 128, true, 6.f},
+        seed, 0, 16);
     PrefillCase many = {"own splits, many requests", 1, {}, {}, 64, 32, 64};
     for (int i = 0; i < 70; ++i) {
         many.queries.push_back(1 + i % 3);

@@ -159,10 +159,9 @@ extern "C" MlaStatus mla_prefill_sm80(const MlaPrefillParams* params, const MlaD
     if (s.code != MLA_OK) return s;
     if (p.query_tokens == 0) return ok();
     KernelParams k = kernel_params(p);
-    return variant.launch(device,
-                          {p.query_tokens, p.key_tokens, p.requests, p.heads,
-                           p.max_query_len, p.max_key_len}, k,
-                          static_cast<cudaStream_t>(stream));
+    const Shape shape = {p.query_tokens, p.key_tokens,    p.requests,
+                         p.heads,        p.max_query_len, p.max_key_len};
+    return variant.launch(device, shape, k, static_cast<cudaStream_t>(stream));
 }
 
 extern "C" MlaStatus mla_prefill_sm80_workspace(const MlaPrefillParams* params,

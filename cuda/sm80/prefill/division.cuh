@@ -43,8 +43,8 @@ __device__ Lengths lengths_of(const KernelParams& p, int request) {
     return lengths;
 }
 
-// When the last CTA ends, in the time of a KV tile: `work` KV tiles of as many CTAs, of which some
-// divide keys.
+// When the last CTA ends, in the time that one needs for a KV tile. `work` KV tiles are those of all
+// `ctas`, of which `divided` divide keys; those of a tile of the longest request are `splits`.
 __device__ inline float predicted_end(float share, float splits, float work, float ctas,
                                       float divided, float slots) {
     const float longest = share + 2.f + (divided > 0.f ? 3.f : 0.f);

@@ -89,8 +89,7 @@ class Schedule {
         return __reduce_add_sync(~0u, sum) * p_.heads;
     }
 
-    // Of those CTAs, the one of that number. Those that read the same keys follow one
-    // another.
+    // Of those CTAs, the one of that number. Those that read the same keys follow one another.
     __device__ void find_divided(int block, Tile& tile) const {
         for (int first = 0, begin = 0;; first += 32) {
             const Lengths own = first == 0 ? own_ : lengths_of<C>(p_, first + lane());
