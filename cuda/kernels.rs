@@ -20,9 +20,11 @@ pub(crate) fn kernels(root: &Path, families: &[String]) -> io::Result<Kernels> {
         // Machine code for four targets and PTX: a quarter of the bytes, for every driver since
         // CUDA 12.4's.
         .flag_for("cuda/{all,sm80}/**/*.cu", "--compress-mode=size")
-        // Its registers are counted for this PTX: others of nvcc's spill. It has no instruction of
-        // later GPUs.
-        .ptx_for("cuda/sm80/prefill/**/*.cu", "compute_80")
+        // Where later GPUs have no instruction that would be used, they get this PTX, which a Hopper
+        // has run. Prefill's registers are counted for it: others of nvcc's spill.
+        .ptx_for("cuda/sm80/**/*.cu", "compute_80")
+        // Caches of e4m3 are converted by an instruction that 8.0 lacks.
+        .ptx_for("cuda/sm80/decode/instantiations/*_e4m3*.cu", "compute_89")
         // A switch over the cache formats names them all.
         .flag("-Xcompiler=-Werror=switch")
         .install_command("cargo xtask toolkit");

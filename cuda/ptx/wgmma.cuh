@@ -41,6 +41,17 @@ __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
+// Keeps the compiler from moving a use of a register that a product reads or writes across this
+// place.
+__device__ __forceinline__ void wgmma_settle(float& x) {
+    asm volatile("" : "+f"(x)::"memory");
+}
+__device__ __forceinline__ void wgmma_settle(uint32_t& x) {
+    asm volatile("" : "+r"(x)::"memory");
+}
+
+// Along which dimension the elements of an operand's rows lie. M stands for N where the operand is
+// B.
 enum class Major { K = 0, M = 1 };
 
 // What the accumulators add to an instruction: their names in its text, and their operands.
@@ -56,11 +67,19 @@ enum class Major { K = 0, M = 1 };
     ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, " \
     "%49, %50, %51, %52, %53, "                                                               \
     "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define MLA_NAMES_128                                                                       \
+    MLA_NAMES_64                                                                            \
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "    \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, " \
+    "%97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "     \
+    "%111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, "  \
+    "%125, %126, %127"
 #define MLA_SUMS_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define MLA_SUMS_8(d, i) MLA_SUMS_4(d, i), MLA_SUMS_4(d, i + 4)
 #define MLA_SUMS_16(d, i) MLA_SUMS_8(d, i), MLA_SUMS_8(d, i + 8)
 #define MLA_SUMS_32(d, i) MLA_SUMS_16(d, i), MLA_SUMS_16(d, i + 16)
 #define MLA_SUMS_64(d, i) MLA_SUMS_32(d, i), MLA_SUMS_32(d, i + 32)
+#define MLA_SUMS_128(d, i) MLA_SUMS_64(d, i), MLA_SUMS_64(d, i + 64)
 
 // The instruction's text: the type of both operands, N, the number of accumulators, and the names
 // of its other operands, which are counted on from the accumulators'. `majors` says which way the
@@ -94,7 +113,8 @@ struct Wgmma;
     MLA_WGMMA(T, type, 8, 4, "%4", "%5", "%6", "%7")       \
     MLA_WGMMA(T, type, 16, 8, "%8", "%9", "%10", "%11")    \
     MLA_WGMMA(T, type, 32, 16, "%16", "%17", "%18", "%19") \
-    MLA_WGMMA(T, type, 64, 32, "%32", "%33", "%34", "%35")
+    MLA_WGMMA(T, type, 64, 32, "%32", "%33", "%34", "%35") \
+    MLA_WGMMA(T, type, 128, 64, "%64", "%65", "%66", "%67")
 
 MLA_WGMMA_OF(__nv_bfloat16, "bf16")
 MLA_WGMMA_OF(__half, "f16")
@@ -117,32 +137,34 @@ struct WgmmaPanels;
 MLA_WGMMA_PANELS(__nv_bfloat16, "bf16", 128, 64, "%64", "%65")
 MLA_WGMMA_PANELS(__half, "f16", 128, 64, "%64", "%65")
 
-// The first form with A in registers, as accumulators lie: a[0..3] of lane 4 g + q are (row 16 w +
-// g, columns 2 q, + 1), the same columns of row 16 w + g + 8, and both rows' columns 2 q + 8, + 9.
-// They must stay as they are until the product is waited for.
-template <typename T, int N>
+// The same with A in registers, as accumulators lie: a[0..3] of lane 4 g + q are (row 16 w + g,
+// columns 2 q, + 1), the same columns of row 16 w + g + 8, and both rows' columns 2 q + 8, + 9. They
+// must stay as they are until the product is waited for. B is K-major, or lies as that of
+// WgmmaPanels.
+template <typename T, int N, Major b_major = Major::K>
 struct WgmmaFromRegisters;
 
-#define MLA_WGMMA_FROM_REGISTERS(T, type, n, count, names_a, name_b, name_accumulate)         \
-    template <>                                                                               \
-    struct WgmmaFromRegisters<T, n> {                                                         \
-        __device__ static __forceinline__ void run(float (&d)[count], const uint32_t* a,      \
-                                                   uint64_t b, int accumulate) {              \
-            asm volatile(                                                                     \
-                MLA_WGMMA_TEXT(type, n, count, "{" names_a "}", name_b, name_accumulate, "0") \
-                : MLA_SUMS_##count(d, 0)                                                      \
-                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));       \
-        }                                                                                     \
+#define MLA_WGMMA_FROM_REGISTERS(T, type, n, count, names_a, name_b, name_accumulate, name_major) \
+    template <Major b_major>                                                                      \
+    struct WgmmaFromRegisters<T, n, b_major> {                                                    \
+        __device__ static __forceinline__ void run(float (&d)[count], const uint32_t* a,          \
+                                                   uint64_t b, int accumulate) {                  \
+            asm volatile(MLA_WGMMA_TEXT(type, n, count, "{" names_a "}", name_b, name_accumulate, \
+                                        name_major)                                               \
+                         : MLA_SUMS_##count(d, 0)                                                 \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate),   \
+                           "n"(int(b_major)));                                                    \
+        }                                                                                         \
     };
+#define MLA_WGMMA_FROM_REGISTERS_OF(T, type)                                                      \
+    MLA_WGMMA_FROM_REGISTERS(T, type, 16, 8, "%8, %9, %10, %11", "%12", "%13", "%14")             \
+    MLA_WGMMA_FROM_REGISTERS(T, type, 32, 16, "%16, %17, %18, %19", "%20", "%21", "%22")          \
+    MLA_WGMMA_FROM_REGISTERS(T, type, 64, 32, "%32, %33, %34, %35", "%36", "%37", "%38")          \
+    MLA_WGMMA_FROM_REGISTERS(T, type, 128, 64, "%64, %65, %66, %67", "%68", "%69", "%70")         \
+    MLA_WGMMA_FROM_REGISTERS(T, type, 256, 128, "%128, %129, %130, %131", "%132", "%133", "%134")
 
-MLA_WGMMA_FROM_REGISTERS(__half, "f16", 16, 8, "%8, %9, %10, %11", "%12", "%13")
-MLA_WGMMA_FROM_REGISTERS(__half, "f16", 32, 16, "%16, %17, %18, %19", "%20", "%21")
-MLA_WGMMA_FROM_REGISTERS(__half, "f16", 64, 32, "%32, %33, %34, %35", "%36", "%37")
-MLA_WGMMA_FROM_REGISTERS(__nv_bfloat16, "bf16", 16, 8, "%8, %9, %10, %11", "%12", "%13")
-MLA_WGMMA_FROM_REGISTERS(__nv_bfloat16, "bf16", 32, 16, "%16, %17, %18, %19", "%20", "%21")
-MLA_WGMMA_FROM_REGISTERS(__nv_bfloat16, "bf16", 64, 32, "%32, %33, %34, %35", "%36", "%37")
-MLA_WGMMA_FROM_REGISTERS(__half, "f16", 128, 64, "%64, %65, %66, %67", "%68", "%69")
-MLA_WGMMA_FROM_REGISTERS(__nv_bfloat16, "bf16", 128, 64, "%64, %65, %66, %67", "%68", "%69")
+MLA_WGMMA_FROM_REGISTERS_OF(__nv_bfloat16, "bf16")
+MLA_WGMMA_FROM_REGISTERS_OF(__half, "f16")
 
 // d (64 x N) = a (64 x 32) b (N x 32)^T of e4m3, plus d when `accumulate` is non-zero. Both are
 // K-major; an instruction's 32 columns are 32 bytes.
@@ -173,16 +195,19 @@ MLA_WGMMA_E4M3(64, 32, "%32", "%33", "%34")
 MLA_WGMMA_E4M3(128, 64, "%64", "%65", "%66")
 
 #undef MLA_WGMMA_E4M3
+#undef MLA_WGMMA_FROM_REGISTERS_OF
 #undef MLA_WGMMA_FROM_REGISTERS
 #undef MLA_WGMMA_PANELS
 #undef MLA_WGMMA_OF
 #undef MLA_WGMMA
 #undef MLA_WGMMA_TEXT
+#undef MLA_SUMS_128
 #undef MLA_SUMS_64
 #undef MLA_SUMS_32
 #undef MLA_SUMS_16
 #undef MLA_SUMS_8
 #undef MLA_SUMS_4
+#undef MLA_NAMES_128
 #undef MLA_NAMES_64
 #undef MLA_NAMES_32
 #undef MLA_NAMES_16

@@ -214,11 +214,7 @@ impl Compiler {
             .into(),
             Language::Cpp => ["-std=c++17", "-O2", "-fPIC"].map(str::to_owned).into(),
         };
-        arguments.extend(
-            unit.targets
-                .iter()
-                .map(|target| format!("-gencode={}", target.gencode(unit.ptx))),
-        );
+        arguments.extend(unit.gencodes().map(|gencode| format!("-gencode={gencode}")));
         if self.line_info {
             let flag = match unit.language {
                 Language::Cuda => "-lineinfo",

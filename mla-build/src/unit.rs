@@ -23,8 +23,8 @@ pub(crate) struct Unit {
     pub(crate) language: Language,
     /// Empty for C++.
     pub(crate) targets: Vec<Target>,
-    /// The PTX that the code for all targets is made from, if it is not each one's own.
-    pub(crate) ptx: Option<Target>,
+    /// PTX that the code for later targets is made from, in place of each one's own.
+    pub(crate) ptx: Vec<Target>,
     /// Flags and macros of this source alone.
     pub(crate) flags: Vec<String>,
     /// Bytes that the build script says its compilation needs.
@@ -97,6 +97,14 @@ impl Unit {
         format!("{stem}-{}", &hash[..8])
     }
 
+    /// The value of `-gencode` for each target, each from the latest PTX that serves it.
+    pub(crate) fn gencodes(&self) -> impl Iterator<Item = String> {
+        self.targets.iter().map(|&target| {
+            let serve = self.ptx.iter().copied().filter(|ptx| ptx.serves(target));
+            target.gencode(serve.max_by_key(|ptx| ptx.number()))
+        })
+    }
+
     /// The names of its targets.
     pub(crate) fn targets(&self) -> Vec<String> {
         target::names(&self.targets)
@@ -137,7 +145,7 @@ pub(crate) fn discover(
                 source: source.clone(),
                 language,
                 targets: targets.to_vec(),
-                ptx: None,
+                ptx: Vec::new(),
                 flags: Vec::new(),
                 memory: None,
             });
@@ -205,7 +213,7 @@ fn particularise(
             match what {
                 What::Flag(flag) => unit.flags.push(flag.clone()),
                 What::Define(define) => unit.flags.push(format!("-D{define}")),
-                What::Ptx(name) => unit.ptx = Some(ptx(name, unit)?),
+                What::Ptx(name) => unit.ptx.push(ptx(name)?),
                 What::Memory(bytes) => unit.memory = Some(*bytes),
             }
         }
@@ -213,15 +221,15 @@ fn particularise(
     Ok(())
 }
 
-/// The PTX of that name, which serves every target of the unit.
-fn ptx(name: &str, unit: &Unit) -> Result<Target, Error> {
+/// The PTX of that name, which later targets can be made from.
+fn ptx(name: &str) -> Result<Target, Error> {
     let parsed: Option<Target> = name.parse().ok();
     parsed
-        .filter(|ptx| unit.targets.iter().all(|&target| ptx.serves(target)))
+        .filter(|ptx| ptx.serves(*ptx))
         .ok_or_else(|| Error::Setting {
             field: "ptx_for".into(),
-            given: format!("{name} for {unit}"),
-            accepted: "PTX such as compute_80, and targets without a or f that are no older".into(),
+            given: name.to_owned(),
+            accepted: "PTX of one capability and all later ones, such as compute_80".into(),
         })
 }
 
@@ -453,7 +461,7 @@ mod tests {
             language: Language::Cuda,
             targets: vec!["sm_90a".parse().unwrap()],
             flags: Vec::new(),
-            ptx: None,
+            ptx: Vec::new(),
             memory: None,
         };
         assert_ne!(
@@ -461,5 +469,30 @@ mod tests {
             unit("cuda/sm90/prefill/bf16.cu").file_stem()
         );
         assert_eq!(unit("cuda/a.cu").to_string(), "cuda/a.cu (sm_90a)");
+    }
+
+    #[test]
+    fn each_target_is_made_from_the_latest_ptx_that_serves_it() {
+        let names = ["sm_86", "sm_89", "sm_120", "compute_80", "sm_90a"];
+        let unit = Unit {
+            source: "cuda/all/a.cu".into(),
+            language: Language::Cuda,
+            targets: names.map(|name| name.parse().unwrap()).into(),
+            flags: Vec::new(),
+            ptx: ["compute_89", "compute_80"]
+                .map(|name| ptx(name).unwrap())
+                .into(),
+            memory: None,
+        };
+        assert_eq!(
+            unit.gencodes().collect::<Vec<_>>(),
+            [
+                "arch=compute_80,code=sm_86",
+                "arch=compute_89,code=sm_89",
+                "arch=compute_89,code=sm_120",
+                "arch=compute_80,code=compute_80",
+                "arch=compute_90a,code=sm_90a",
+            ]
+        );
     }
 }

@@ -193,13 +193,13 @@ Variant variant_of() {
     return {&T_::load, &T_::workspace_bytes, &T_::launch};
 }
 
-#define MLA_PREFILL_DIMS(prefix, T)                    \
-    prefix template Variant variant_of<T, 192, 128>(); \
-    prefix template Variant variant_of<T, 256, 256>(); \
-    prefix template Variant variant_of<T, 128, 128>(); \
-    prefix template Variant variant_of<T, 96, 64>();
-
-MLA_PREFILL_DIMS(extern, __nv_bfloat16)
-MLA_PREFILL_DIMS(extern, __half)
+extern template Variant variant_of<__nv_bfloat16, 192, 128>();
+extern template Variant variant_of<__nv_bfloat16, 256, 256>();
+extern template Variant variant_of<__nv_bfloat16, 128, 128>();
+extern template Variant variant_of<__nv_bfloat16, 96, 64>();
+extern template Variant variant_of<__half, 192, 128>();
+extern template Variant variant_of<__half, 256, 256>();
+extern template Variant variant_of<__half, 128, 128>();
+extern template Variant variant_of<__half, 96, 64>();
 
 }  // namespace mla::sm80::prefill

@@ -39,12 +39,12 @@ struct Consumer {
     template <int registers>
     __device__ __forceinline__ static void settle(float (&d)[registers]) {
 #pragma unroll
-        for (int i = 0; i < registers; i++) cute::warpgroup_fence_operand(d[i]);
+        for (int i = 0; i < registers; i++) ptx::wgmma_settle(d[i]);
     }
     __device__ __forceinline__ static void settle(uint32_t (&weights)[Tile::kKeySteps][4]) {
 #pragma unroll
         for (int i = 0; i < Tile::kKeySteps * 4; i++)
-            cute::warpgroup_fence_operand(weights[i / 4][i % 4]);
+            ptx::wgmma_settle(weights[i / 4][i % 4]);
     }
 
     // Waits for nothing, in a way that needs `sum`, which is never negative. The exponentials
@@ -111,10 +111,10 @@ struct Consumer {
     // Enqueues the scores of the KV tile at hand.
     __device__ __forceinline__ void begin_scores(float (&scores)[Tile::kKeys / 2]) const {
         settle(scores);
-        cute::warpgroup_arrive();
+        ptx::wgmma_fence();
         multiply_query_key<Tile>(scores, ptx::shared_address(shared.query[warpgroup]),
                                  ptx::shared_address(shared.key[key.stage]));
-        cute::warpgroup_commit_batch();
+        ptx::wgmma_commit_group();
     }
 
     // Enqueues the output of the KV tile at hand. The output so far is corrected as late as
@@ -124,10 +124,10 @@ struct Consumer {
         settle(rows.weights);
         settle(rows.out);
         ptx::mbarrier_wait(ptx::shared_address(&shared.value_full[value.stage]), value.phase);
-        cute::warpgroup_arrive();
+        ptx::wgmma_fence();
         multiply_weight_value<Tile>(rows.out, rows.weights,
                                     ptx::shared_address(shared.value[value.stage]), !first);
-        cute::warpgroup_commit_batch();
+        ptx::wgmma_commit_group();
     }
 
     __device__ __forceinline__ void begin_step(float (&scores)[Tile::kKeys / 2],
@@ -160,13 +160,13 @@ struct Consumer {
     __device__ __forceinline__ void end_step(float (&scores)[Tile::kKeys / 2], const Work& work,
                                              int kv_tile, int unmasked, Rows<Tile>& rows,
                                              int chunks = Tile::kChunks) {
-        cute::warpgroup_wait<1>();
+        ptx::wgmma_wait_group<1>();
         settle(scores);
         release_scores(kv_tile);
         if (kv_tile >= unmasked) mask(scores, work, kv_tile, chunks);
         rows.template absorb<first>(scores, p.scale_log2, chunks);
         hold(rows.sum[0] + rows.sum[1]);
-        cute::warpgroup_wait<0>();
+        ptx::wgmma_wait_group<0>();
         end_output(rows);
         rows.round(scores);
     }
@@ -176,7 +176,7 @@ struct Consumer {
     // computes its scores once more.
     __device__ __forceinline__ void end_step_unmasked(float (&scores)[Tile::kKeys / 2],
                                                       Rows<Tile>& rows) {
-        cute::warpgroup_wait<1>();
+        ptx::wgmma_wait_group<1>();
         settle(scores);
         if (!rows.absorb_by_sum(scores, p.scale_log2)) {
             multiply_query_key_by_warp<Tile>(scores, ptx::shared_address(shared.query[warpgroup]),
@@ -185,7 +185,7 @@ struct Consumer {
         }
         __syncwarp();
         release_scores(-1);
-        cute::warpgroup_wait<0>();
+        ptx::wgmma_wait_group<0>();
         end_output(rows);
         rows.round(scores);
     }
@@ -389,7 +389,7 @@ struct Consumer {
             take_turn();
             begin_scores(scores);
             pass_turn();
-            cute::warpgroup_wait<0>();
+            ptx::wgmma_wait_group<0>();
             settle(scores);
             release_scores(kv_tiles - 1);
             const int chunks = chunks_seen(work, kv_tiles - 1);
@@ -454,7 +454,7 @@ struct Consumer {
         }
         if (kv_tiles == 1 && number > 0) store(older, rows);
         begin_output(rows, kv_tiles == 1);
-        cute::warpgroup_wait<0>();
+        ptx::wgmma_wait_group<0>();
         end_output(rows);
         store(before, rows);
         return number + 1;

@@ -1,12 +1,7 @@
 // The two matrix products of a tile, for one warpgroup of 64 query rows.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cute/arch/mma_sm90.hpp>
-#include <cute/tensor.hpp>
-
-#include <utility>
+#include <cstdint>
 
 #include "../../common/swizzle.cuh"
 #include "../../ptx/sm90.cuh"
@@ -15,57 +10,25 @@
 
 namespace mla::sm90::prefill {
 
-namespace detail {
-
-// CUTLASS's names of the element types.
-template <typename T>
-struct Operand;
-template <>
-struct Operand<__nv_bfloat16> {
-    using Type = cute::bfloat16_t;
-};
-template <>
-struct Operand<__half> {
-    using Type = cute::half_t;
-};
-
-template <typename Op, int registers, size_t... i>
-__device__ __forceinline__ void multiply(float (&d)[registers], uint64_t a, uint64_t b,
-                                         bool accumulate, std::index_sequence<i...>) {
-    Op::fma(a, b, d[i]..., accumulate ? cute::GMMA::ScaleOut::One : cute::GMMA::ScaleOut::Zero);
-}
-
-template <typename Op, int registers, size_t... i>
-__device__ __forceinline__ void multiply(float (&d)[registers], const uint32_t (&a)[4], uint64_t b,
-                                         bool accumulate, std::index_sequence<i...>) {
-    Op::fma(a[0], a[1], a[2], a[3], b, d[i]...,
-            accumulate ? cute::GMMA::ScaleOut::One : cute::GMMA::ScaleOut::Zero);
-}
-
 // All lanes have the same address. Told so, the compiler keeps the descriptors made of it in
 // uniform registers.
 __device__ __forceinline__ uint32_t uniform(uint32_t address) {
     return __shfl_sync(~0u, address, 0);
 }
 
-}  // namespace detail
-
 // scores = query (64 x P+R) key^T (keys x P+R), both with the summed dimension along their rows.
 template <typename Tile>
 __device__ __forceinline__ void multiply_query_key(float (&scores)[Tile::kKeys / 2], uint32_t query,
                                                    uint32_t key) {
-    using T = typename detail::Operand<typename Tile::Element>::Type;
-    using Op = decltype(cute::GMMA::ss_op_selector<
-                        T, T, float, cute::Shape<cute::_64, cute::Int<Tile::kKeys>, cute::_16>>());
+    using Mma = ptx::Wgmma<typename Tile::Element, Tile::kKeys, ptx::Major::K>;
     // Adding bytes / 16 moves a descriptor's start.
-    const uint64_t query_start = ptx::wgmma_descriptor(detail::uniform(query)),
-                   key_start = ptx::wgmma_descriptor(detail::uniform(key));
+    const uint64_t query_start = ptx::wgmma_descriptor(uniform(query)),
+                   key_start = ptx::wgmma_descriptor(uniform(key));
 #pragma unroll
     for (int step = 0; step < Tile::kQkSteps; step++) {
         const int panel = step / 4, column = step % 4 * 32;
-        detail::multiply<Op>(scores, query_start + (panel * Tile::kQueryPanelBytes + column) / 16,
-                             key_start + (panel * Tile::kKeyPanelBytes + column) / 16, step > 0,
-                             std::make_index_sequence<Tile::kKeys / 2>());
+        Mma::run(scores, query_start + (panel * Tile::kQueryPanelBytes + column) / 16,
+                 key_start + (panel * Tile::kKeyPanelBytes + column) / 16, step > 0);
     }
 }
 
@@ -105,15 +68,11 @@ template <typename Tile>
 __device__ __forceinline__ void multiply_weight_value(float (&out)[Tile::kValue / 2],
                                                       const uint32_t (&weights)[Tile::kKeySteps][4],
                                                       uint32_t value, bool accumulate) {
-    using T = typename detail::Operand<typename Tile::Element>::Type;
-    using Op = decltype(cute::GMMA::rs_op_selector<
-                        T, T, float, cute::Shape<cute::_64, cute::Int<Tile::kValue>, cute::_16>,
-                        cute::GMMA::Major::K, cute::GMMA::Major::MN>());
-    const uint64_t start = ptx::wgmma_descriptor(detail::uniform(value), Tile::kKeyPanelBytes);
+    using Mma = ptx::WgmmaFromRegisters<typename Tile::Element, Tile::kValue, ptx::Major::M>;
+    const uint64_t start = ptx::wgmma_descriptor(uniform(value), Tile::kKeyPanelBytes);
 #pragma unroll
     for (int step = 0; step < Tile::kKeySteps; step++) {
-        detail::multiply<Op>(out, weights[step], start + step * 16 * kPanel * 2 / 16,
-                             accumulate || step > 0, std::make_index_sequence<Tile::kValue / 2>());
+        Mma::run(out, weights[step], start + step * 16 * kPanel * 2 / 16, accumulate || step > 0);
     }
 }
 

@@ -1,7 +1,0 @@
-#include "sm80/prefill/launch.cuh"
-
-namespace mla::sm80::prefill {
-
-MLA_PREFILL_DIMS(, __nv_bfloat16)
-
-}  // namespace mla::sm80::prefill
