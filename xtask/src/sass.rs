@@ -288,7 +288,9 @@ fn functions(text: &str, resources: &Resources) -> Vec<Function> {
         } else if line.starts_with("/*")
             && let Some(function) = functions.last_mut()
         {
-            function.code.lines.push(line.to_owned());
+            // The longest instruction of a file decides where encodings stand.
+            let words: Vec<_> = line.split_whitespace().collect();
+            function.code.lines.push(words.join(" "));
         }
     }
     functions
@@ -416,6 +418,13 @@ Resource usage:
         twice.push(before[0].clone());
         assert_eq!(unmatched(&twice, &before).len(), 1);
         assert!(unmatched(&before, &twice).is_empty());
+    }
+
+    #[test]
+    fn where_an_encoding_stands_does_not_matter() {
+        let wider = DUMP.replace(" ;  ", " ;          ");
+        assert_ne!(wider, DUMP);
+        report(&parsed(DUMP), &parsed(&wider)).unwrap();
     }
 
     #[test]
