@@ -81,66 +81,50 @@ enum class Major { K = 0, M = 1 };
 #define MLA_SUMS_64(d, i) MLA_SUMS_32(d, i), MLA_SUMS_32(d, i + 32)
 #define MLA_SUMS_128(d, i) MLA_SUMS_64(d, i), MLA_SUMS_64(d, i + 64)
 
-// The instruction's text: the type of both operands, N, the number of accumulators, and the names
-// of its other operands, which are counted on from the accumulators'. `majors` says which way the
-// operands in shared memory lie.
-#define MLA_WGMMA_TEXT(type, n, count, a, b, accumulate, majors)                           \
-    "{\n"                                                                                  \
-    ".reg .pred p;\n"                                                                      \
-    "setp.ne.b32 p, " accumulate                                                           \
-    ", 0;\n"                                                                               \
-    "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" MLA_NAMES_##count \
-        "}, " a ", " b ", p, 1, 1, " majors                                                \
-        ";\n"                                                                              \
+// The instruction's text: what one sums over, the type of both operands, N, the number of
+// accumulators, and the names of its other operands, which are counted on from the accumulators'.
+// `majors` says which way the operands in shared memory lie, where that can be chosen.
+#define MLA_WGMMA_TEXT(k, type, n, count, a, b, accumulate, majors)                            \
+    "{\n"                                                                                      \
+    ".reg .pred p;\n"                                                                          \
+    "setp.ne.b32 p, " accumulate                                                               \
+    ", 0;\n"                                                                                   \
+    "wgmma.mma_async.sync.aligned.m64n" #n "k" #k ".f32." type "." type " {" MLA_NAMES_##count \
+        "}, " a ", " b ", p, 1, 1" majors                                                      \
+        ";\n"                                                                                  \
         "}\n"
 
-// d (64 x N) = a (64 x 16) b (N x 16)^T, plus d when `accumulate` is non-zero. B is K-major.
-template <typename T, int N, Major a_major>
+// d (64 x N) = a (64 x 16) b (16 x N), plus d when `accumulate` is non-zero. Where an operand is
+// not K-major its rows are the summed dimension, and its tiles of 64 columns lie apart as the
+// descriptor's `panel` says.
+template <typename T, int N, Major a_major, Major b_major = Major::K>
 struct Wgmma;
 
-#define MLA_WGMMA(T, type, n, count, name_a, name_b, name_accumulate, name_major)                 \
-    template <Major a_major>                                                                      \
-    struct Wgmma<T, n, a_major> {                                                                 \
+#define MLA_WGMMA(T, type, n, count, name_a, name_b, name_accumulate, name_a_major, name_b_major) \
+    template <Major a_major, Major b_major>                                                       \
+    struct Wgmma<T, n, a_major, b_major> {                                                        \
         __device__ static __forceinline__ void run(float (&d)[count], uint64_t a, uint64_t b,     \
                                                    int accumulate) {                              \
-            asm volatile(                                                                         \
-                MLA_WGMMA_TEXT(type, n, count, name_a, name_b, name_accumulate, name_major ", 0") \
-                : MLA_SUMS_##count(d, 0)                                                          \
-                : "l"(a), "l"(b), "r"(accumulate), "n"(int(a_major)));                            \
+            asm volatile(MLA_WGMMA_TEXT(16, type, n, count, name_a, name_b, name_accumulate,      \
+                                        ", " name_a_major ", " name_b_major)                      \
+                         : MLA_SUMS_##count(d, 0)                                                 \
+                         : "l"(a), "l"(b), "r"(accumulate), "n"(int(a_major)),                    \
+                           "n"(int(b_major)));                                                    \
         }                                                                                         \
     };
-#define MLA_WGMMA_OF(T, type)                              \
-    MLA_WGMMA(T, type, 8, 4, "%4", "%5", "%6", "%7")       \
-    MLA_WGMMA(T, type, 16, 8, "%8", "%9", "%10", "%11")    \
-    MLA_WGMMA(T, type, 32, 16, "%16", "%17", "%18", "%19") \
-    MLA_WGMMA(T, type, 64, 32, "%32", "%33", "%34", "%35") \
-    MLA_WGMMA(T, type, 128, 64, "%64", "%65", "%66", "%67")
+#define MLA_WGMMA_OF(T, type)                                      \
+    MLA_WGMMA(T, type, 8, 4, "%4", "%5", "%6", "%7", "%8")         \
+    MLA_WGMMA(T, type, 16, 8, "%8", "%9", "%10", "%11", "%12")     \
+    MLA_WGMMA(T, type, 32, 16, "%16", "%17", "%18", "%19", "%20")  \
+    MLA_WGMMA(T, type, 64, 32, "%32", "%33", "%34", "%35", "%36")  \
+    MLA_WGMMA(T, type, 128, 64, "%64", "%65", "%66", "%67", "%68")
 
 MLA_WGMMA_OF(__nv_bfloat16, "bf16")
 MLA_WGMMA_OF(__half, "f16")
 
-// d (64 x N) += a (64 x 16) b (16 x N). A is K-major; B's rows are the summed dimension, and its
-// tiles of 64 columns lie apart as the descriptor's `panel` says.
-template <typename T, int N>
-struct WgmmaPanels;
-
-#define MLA_WGMMA_PANELS(T, type, n, count, name_a, name_b)                                     \
-    template <>                                                                                 \
-    struct WgmmaPanels<T, n> {                                                                  \
-        __device__ static __forceinline__ void run(float (&d)[count], uint64_t a, uint64_t b) { \
-            asm volatile(MLA_WGMMA_TEXT(type, n, count, name_a, name_b, "1", "0, 1")            \
-                         : MLA_SUMS_##count(d, 0)                                               \
-                         : "l"(a), "l"(b));                                                     \
-        }                                                                                       \
-    };
-
-MLA_WGMMA_PANELS(__nv_bfloat16, "bf16", 128, 64, "%64", "%65")
-MLA_WGMMA_PANELS(__half, "f16", 128, 64, "%64", "%65")
-
 // The same with A in registers, as accumulators lie: a[0..3] of lane 4 g + q are (row 16 w + g,
-// columns 2 q, + 1), the same columns of row 16 w + g + 8, and both rows' columns 2 q + 8, + 9. They
-// must stay as they are until the product is waited for. B is K-major, or lies as that of
-// WgmmaPanels.
+// columns 2 q, + 1), the same columns of row 16 w + g + 8, and both rows' columns 2 q + 8, + 9.
+// They must stay as they are until the product is waited for.
 template <typename T, int N, Major b_major = Major::K>
 struct WgmmaFromRegisters;
 
@@ -149,8 +133,8 @@ struct WgmmaFromRegisters;
     struct WgmmaFromRegisters<T, n, b_major> {                                                    \
         __device__ static __forceinline__ void run(float (&d)[count], const uint32_t* a,          \
                                                    uint64_t b, int accumulate) {                  \
-            asm volatile(MLA_WGMMA_TEXT(type, n, count, "{" names_a "}", name_b, name_accumulate, \
-                                        name_major)                                               \
+            asm volatile(MLA_WGMMA_TEXT(16, type, n, count, "{" names_a "}", name_b,              \
+                                        name_accumulate, ", " name_major)                         \
                          : MLA_SUMS_##count(d, 0)                                                 \
                          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate),   \
                            "n"(int(b_major)));                                                    \
@@ -171,23 +155,16 @@ MLA_WGMMA_FROM_REGISTERS_OF(__half, "f16")
 template <int N>
 struct WgmmaE4m3;
 
-#define MLA_WGMMA_E4M3(n, count, name_a, name_b, name_accumulate)                              \
-    template <>                                                                                \
-    struct WgmmaE4m3<n> {                                                                      \
-        __device__ static __forceinline__ void run(float (&d)[count], uint64_t a, uint64_t b,  \
-                                                   int accumulate) {                           \
-            asm volatile(                                                                      \
-                "{\n"                                                                          \
-                ".reg .pred p;\n"                                                              \
-                "setp.ne.b32 p, " name_accumulate                                              \
-                ", 0;\n"                                                                       \
-                "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" MLA_NAMES_##count \
-                "}, " name_a ", " name_b                                                       \
-                ", p, 1, 1;\n"                                                                 \
-                "}\n"                                                                          \
-                : MLA_SUMS_##count(d, 0)                                                       \
-                : "l"(a), "l"(b), "r"(accumulate));                                            \
-        }                                                                                      \
+#define MLA_WGMMA_E4M3(n, count, name_a, name_b, name_accumulate)                             \
+    template <>                                                                               \
+    struct WgmmaE4m3<n> {                                                                     \
+        __device__ static __forceinline__ void run(float (&d)[count], uint64_t a, uint64_t b, \
+                                                   int accumulate) {                          \
+            asm volatile(                                                                     \
+                MLA_WGMMA_TEXT(32, "e4m3", n, count, name_a, name_b, name_accumulate, "")     \
+                : MLA_SUMS_##count(d, 0)                                                      \
+                : "l"(a), "l"(b), "r"(accumulate));                                           \
+        }                                                                                     \
     };
 
 MLA_WGMMA_E4M3(32, 16, "%16", "%17", "%18")
@@ -197,7 +174,6 @@ MLA_WGMMA_E4M3(128, 64, "%64", "%65", "%66")
 #undef MLA_WGMMA_E4M3
 #undef MLA_WGMMA_FROM_REGISTERS_OF
 #undef MLA_WGMMA_FROM_REGISTERS
-#undef MLA_WGMMA_PANELS
 #undef MLA_WGMMA_OF
 #undef MLA_WGMMA
 #undef MLA_WGMMA_TEXT

@@ -155,11 +155,12 @@ struct RowSums {
     }
 
     __device__ void add(int step, uint32_t probabilities, uint32_t tile) {
+        using Mma = ptx::Wgmma<T, 128, ptx::Major::K, ptx::Major::M>;
         const uint64_t a = ptx::wgmma_descriptor(probabilities),
                        b = ptx::wgmma_descriptor(tile, kSameOutput * kPanelBytes);
 #pragma unroll
         for (int k = 0; k < 4; ++k)
-            ptx::WgmmaPanels<T, 128>::run(acc[step], a + 2 * k, b + 128 * k);
+            Mma::run(acc[step], a + 2 * k, b + 128 * k, 1);
     }
 
     __device__ float largest(const float* inverse, int thread) const {

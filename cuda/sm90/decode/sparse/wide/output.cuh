@@ -115,6 +115,7 @@ struct WideOutput {
     }
 
     __device__ void add_stage(float (&acc)[64], uint32_t probabilities) {
+        using Mma = ptx::Wgmma<T, 128, ptx::Major::K, ptx::Major::M>;
         const auto at = latent.uniform();
         const uint64_t a = ptx::wgmma_descriptor(probabilities);
         const uint64_t b = ptx::wgmma_descriptor(
@@ -122,7 +123,7 @@ struct WideOutput {
             2 * kPanelBytes);
         ptx::wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < 4; ++k) ptx::WgmmaPanels<T, 128>::run(acc, a + 2 * k, b + 128 * k);
+        for (int k = 0; k < 4; ++k) Mma::run(acc, a + 2 * k, b + 128 * k, 1);
         ptx::wgmma_commit_group();
         ptx::wgmma_wait_group<0>();
         free(s.latent_empty[at.slot]);
