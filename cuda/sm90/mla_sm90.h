@@ -328,7 +328,7 @@ typedef struct MlaPrefillItem {
     /* this is split `split` of `splits`; from `splits` on they are void */
     int32_t split;
     int32_t splits;
-    /* where its partial result is kept */
+    /* where its partial result is kept, if there are several splits */
     int32_t slot;
 } MlaPrefillItem;
 

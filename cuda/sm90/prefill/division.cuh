@@ -13,10 +13,13 @@
 // order of the splits, whoever computed them.
 //
 // The number of splits of the longest query tile is the one of 1 to 128 for which the end is
-// predicted to come first (`predicted`); 1 leaves the order to schedule.cuh. All of it follows from
-// the lengths on the device. One warp does this, or a thread on the host (mla_prefill_sm90_items).
+// predicted to come first (`predicted`); 1 leaves the order to schedule.cuh. Where query tiles are
+// many, but few of them long, it is found among fewer numbers, and by the work alone
+// (`predicted_of_many`). All of it follows from the lengths on the device. One warp does this, or a
+// thread on the host (mla_prefill_sm90_items).
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -42,6 +45,8 @@ constexpr float kWorthwhile = 0.95f;
 // read: what each adds where the lengths have to be asked, for all rows of a query tile, and at
 // least, where as much is gained because more CTAs read at the same time.
 constexpr float kAskCostOfItem = 0.034f, kCostOfItemRows = 0.05f, kLeastCostOfItemRows = 0.019f;
+// What each request adds where query tiles are many: every CTA goes over all lengths.
+constexpr float kCostOfRequest = 0.05f;
 
 __host__ __device__ inline int ceil_of(int a, int b) {
     return int((unsigned(a) + unsigned(b) - 1) / unsigned(b));
@@ -123,8 +128,7 @@ class Division {
     // Is no longer of alike requests.
     __host__ __device__ void divide_by_lengths() { of_alike_ = 0; }
 
-    // Counts query tiles and KV tiles. False where there are too many of the former to be divided,
-    // or nothing to divide.
+    // Counts query tiles and KV tiles. False where there is nothing to divide.
     __host__ __device__ bool count() {
         int tiles = 0;
         longest_ = 0;
@@ -144,19 +148,24 @@ class Division {
             shortest_ = Lanes::lowest(own.tiles && own.bottom < shortest_ ? own.bottom : shortest_);
             // A sum that is cut is one of tiles that are divided anyway.
             total_ += float(Lanes::sum(int(fminf(float(own.tiles) * own.mean, float(1 << 25)))));
-            if (float(tiles) * float(batch_.heads) > float(room_)) return false;
             begin += Lanes::kCount;
             if (begin >= batch_.requests) break;
             read(begin);
         }
         tiles_ = tiles * batch_.heads;
         total_ *= float(batch_.heads);
-        return tiles > 0 && longest_ > 1;
+        return tiles > 0 && longest_ > 1 && (!is_many() || is_countable(batch_.heads, batch_.levels));
+    }
+
+    // Whether Divisor can divide the number of any item of a request.
+    __host__ __device__ static bool is_countable(int heads, int levels) {
+        return int64_t(heads) * levels <= (1 << 20) / kMostSplits;
     }
 
     // Whether an even division would end earlier. Most launches have their answer here.
     __host__ __device__ bool may_gain() const {
-        const float even = total_ * per_cta() + kItemCost + combine_cost();
+        const float even = total_ * per_cta() + kItemCost + combine_cost() +
+                           (is_many() ? kCostOfRequest * float(batch_.requests) : 0.f);
         return whole() * kWorthwhile > even;
     }
 
@@ -179,6 +188,7 @@ class Division {
 
     // Chooses the best number of splits.
     __host__ __device__ bool choose() {
+        if (is_many()) return choose_of_many();
         const float undivided = whole() * kWorthwhile;
         // Their cost counts if they are in rows; if not, what void ones cost has kept them few.
         const float rows = in_rows_ ? float(batch_.rows()) / kQueries : 0.f;
@@ -196,13 +206,7 @@ class Division {
                 of.end + kLeastCostOfItemRows * rows * of.begun < undivided)
                 best = time, splits = candidate;
         }
-        // Positive numbers are in the order of their bits.
-        int bits;
-        memcpy(&bits, &best, sizeof bits);
-        const int lowest = Lanes::lowest(bits);
-        splits = Lanes::lowest(bits == lowest ? splits : kMostSplits);
-        length_ = Divisor(splits).ceil(longest_);
-        return splits > 1;
+        return take_best(best, splits);
     }
 
     // The item of an index. After rewind(), the index rises from call to call. `by`: what
@@ -252,7 +256,7 @@ class Division {
     // Lets find() begin anew.
     __host__ __device__ void rewind() {
         if (of_alike_ > 0) return;
-        before_ = 0;
+        before_ = {};
         if (chunk_ != 0) read(0);
         enter();
     }
@@ -260,11 +264,11 @@ class Division {
     // Places of partial results: one behind the last slot.
     __host__ __device__ int slots() {
         if (of_alike_ > 0) return batch_.requests * slots_of_alike_;
-        if (batch_.requests <= Lanes::kCount) return of_chunk_;
+        if (batch_.requests <= Lanes::kCount) return of_chunk_.slots;
         int slots = 0;
         for (int at = 0; at < batch_.requests; at += Lanes::kCount) {
             read(at);
-            slots += Lanes::sum(items_of(request()));
+            slots += Lanes::sum(places_of(request()).slots);
         }
         return slots;
     }
@@ -306,13 +310,13 @@ class Division {
     __host__ __device__ Item find_by_lengths(int index) {
         Item item = {};
         item.request = -1;
-        while (index - before_ >= of_chunk_) {
+        while (index - before_.items >= of_chunk_.items) {
             if (chunk_ + Lanes::kCount >= batch_.requests) return item;
-            before_ += of_chunk_;
+            before_ = {before_.items + of_chunk_.items, before_.slots + of_chunk_.slots};
             read(chunk_ + Lanes::kCount);
             enter();
         }
-        const int lane = Lanes::first(index - before_ < running_);
+        const int lane = Lanes::first(index - before_.items < running_.items);
         const auto of_lane = [&](int x) { return Lanes::of(x, lane); };
         item.request = chunk_ + lane;
         item.query_start = of_lane(own_.query_start);
@@ -322,9 +326,9 @@ class Division {
         const int tiles = tiles_of(item.query_len);
         const int top = kv_tiles(item.query_len, item.key_len, tiles - 1);
         const int most = splits_of(top), length = Divisor(most).ceil(top);
-        const int per_head = tiles * most;
-        item.first_slot = before_ + of_lane(running_) - batch_.heads * per_head;
-        const int of_request = index - item.first_slot;
+        const int per_head = tiles * most, own = batch_.heads * per_head;
+        item.first_slot = before_.slots + of_lane(running_.slots) - own;
+        const int of_request = index - (before_.items + of_lane(running_.items) - own);
         item.head = Divisor(per_head).floor(of_request);
         const int of_head = of_request - item.head * per_head;
         item.split = Divisor(tiles).floor(of_head);
@@ -390,14 +394,79 @@ class Division {
         return kv_tiles > 0 ? Divisor(length_).ceil(kv_tiles) : 1;
     }
 
-    __host__ __device__ int items_of(const Request& r) const {
-        return batch_.heads * r.tiles * splits_of(r.top);
+    // How many items there are, and how many places of partial results: query tiles of one split
+    // leave none.
+    struct Places {
+        int items, slots;
+    };
+
+    __host__ __device__ Places places_of(const Request& r) const {
+        const int splits = splits_of(r.top), items = batch_.heads * r.tiles * splits;
+        return {items, splits > 1 ? items : 0};
     }
 
     // Goes to the requests at hand.
     __host__ __device__ void enter() {
-        running_ = Lanes::running_sum(items_of(request()));
-        of_chunk_ = Lanes::of(running_, Lanes::kCount - 1);
+        const Places own = places_of(request());
+        running_ = {Lanes::running_sum(own.items), Lanes::running_sum(own.slots)};
+        of_chunk_ = {Lanes::last(running_.items), Lanes::last(running_.slots)};
+    }
+
+    // Whether query tiles are so many that not all of them could have a partial result.
+    __host__ __device__ bool is_many() const { return tiles_ > room_; }
+
+    // The number of splits that some lane has the best time for.
+    __host__ __device__ bool take_best(float best, int splits) {
+        // Positive numbers are in the order of their bits.
+        int bits;
+        memcpy(&bits, &best, sizeof bits);
+        const int lowest = Lanes::lowest(bits);
+        splits = Lanes::lowest(bits == lowest ? splits : kMostSplits);
+        length_ = Divisor(splits).ceil(longest_);
+        return splits > 1;
+    }
+
+    // The best of 2, 2, 3, 3, 4, 5, 6, 7, 8, 10, ... 128 splits.
+    __host__ __device__ bool choose_of_many() {
+        constexpr int kNumbers = 25;
+        const float undivided = whole() * kWorthwhile;
+        float best = 1e30f;
+        int splits = 1;
+#pragma unroll 1
+        for (int first = 0; first < kNumbers; first += Lanes::kCount) {
+            const int number = least(first + Lanes::own(), kNumbers - 1);
+            const int candidate = ((4 + number % 4) << number / 4) / 2;
+            const float time = predicted_of_many(Divisor(candidate).ceil(longest_));
+            if (candidate <= longest_ && time < best && time < undivided)
+                best = time, splits = candidate;
+        }
+        return take_best(best, splits);
+    }
+
+    // When the last of many items of different lengths ends: all CTAs share their work, and the last
+    // one begins when no CTA is free of it.
+    __host__ __device__ float predicted_of_many(int length) {
+        const float factor = reciprocal(float(length));
+        float items = 0.f, slots = 0.f;
+#pragma unroll 1
+        for (int begin = 0; begin < batch_.requests; begin += Lanes::kCount) {
+            if (begin != chunk_) read(begin);
+            const Request own = request();
+            const float tiles = float(own.tiles), last = float(own.top) - 0.5f;
+            const int count = least(batch_.requests - begin, Lanes::kCount);
+#pragma unroll 1
+            for (int lane = 0; lane < count; lane++) {
+                const float splits = fmaxf(ceilf(Lanes::of(last, lane) * factor), 1.f);
+                const float of_request = Lanes::of(tiles, lane) * splits;
+                items += of_request;
+                if (splits > 1.f) slots += of_request;
+            }
+        }
+        const float heads = float(batch_.heads);
+        if (slots * heads > float(room_)) return 1e30f;
+        return (total_ + kItemCost * items * heads) * per_cta() + float(length) + kItemCost +
+               combine_cost() + kCombineCostOfSplit * float(longest_) * factor +
+               kCostOfRequest * float(batch_.requests);
     }
 
     // In KV tiles, before when the last query tile cannot end if they are not divided: the longest
@@ -472,11 +541,11 @@ class Division {
     // Items and slots of a request where requests are as long as the bounds say; 0: their lengths
     // are read.
     int of_alike_ = 0, slots_of_alike_ = 0;
-    // The requests at hand: the first one, the lane's, the items before the first, the items up to
-    // the lane's and of all of them.
+    // The requests at hand: the first one, the lane's, what stands before the first, what there is
+    // up to the lane's and of all of them.
     int chunk_ = 0;
     Rows own_;
-    int before_ = 0, running_ = 0, of_chunk_ = 0;
+    Places before_ = {}, running_ = {}, of_chunk_ = {};
 };
 
 // A batch of one request with so many heads. `query_starts`, `key_starts`: 0 and its lengths.
@@ -490,22 +559,34 @@ inline Lengths one_request(const KernelParams& k, int heads, const int* query_st
     return one;
 }
 
+// Whether some request is so much longer than the others that its query tiles end long after all
+// others, though these are many, by what the host knows. The more work is supposed the less is
+// asked: for each request there is a query tile, and all have as many KV tiles on average.
+template <int keys>
+bool may_outlast(const MlaPrefillParams& p, const KernelParams& k, int ctas) {
+    if (!Division<keys>::is_countable(p.heads, k.levels)) return false;
+    const double tiles = fmax(double(p.query_tokens) / kQueries, double(p.requests)) * p.heads;
+    const double mean = double(p.key_tokens) / p.requests / keys * (p.causal ? 0.5 : 1.0);
+    const double even = tiles * (mean + kItemCost) / ctas;
+    const double longest = double(p.max_key_len) / keys + kItemCost;
+    return longest * kWorthwhile > even + kItemCost + kCombineCost + kCostOfRequest * p.requests;
+}
+
 // Whether the launch has to be of the kernel that may divide the keys of query tiles: asking the
 // lengths takes it some time. If a graph is replayed they may be shorter than said here, which
 // costs time at most. Where requests are alike the length of a split is chosen here.
 template <int keys>
 bool may_divide(const MlaPrefillParams& p, KernelParams& k, int ctas) {
-    // With fewer KV tiles combining takes longer than what dividing saves, and so many query tiles
-    // have no room.
-    if (p.max_key_len <= 5 * keys || int64_t(p.query_tokens / kQueries) * p.heads > k.slots)
-        return false;
+    // With fewer KV tiles combining takes longer than what dividing saves.
+    if (p.max_key_len <= 5 * keys) return false;
     // What Divisor divides. Nobody's device has memory for more.
     if (p.max_key_len > int64_t(keys) << 20) return false;
     const bool alike = are_said_alike(p);
+    const int64_t tiles = std::max<int64_t>(p.query_tokens / kQueries, p.requests) * p.heads;
+    if (tiles > k.slots) return !alike && may_outlast<keys>(p, k, ctas);
     // If each query tile has a CTA of its own the longest one is the end.
     const int64_t rows = p.query_tokens + int64_t(p.requests) * (kQueries - 1);
     if (!alike && rows / kQueries * p.heads > ctas) return true;
-    if (int64_t(p.requests) * p.heads > k.slots) return false;
     // As many heads of one request come to the same as requests which are alike. Others are taken
     // to be so, of their mean length.
     const int query[2] = {0, alike ? p.max_query_len : ceil_of(p.query_tokens, p.requests)};
