@@ -13,11 +13,8 @@ struct Consumer {
     static constexpr int kOfToken = C::kHeads / 4;  // columns of a token that a lane has
     static constexpr int kStep = C::kStep;
 
-    // What a product gives, and the scale of this lane's key.
-    struct Sums {
-        float x[C::kColumns / 2];
-        float scale;
-    };
+    // Accumulators of a part of a tile.
+    static constexpr int kSums = C::kColumnsOfPart / 2;
 
     const KernelParams& p;
     Shared<C>& s;
@@ -73,15 +70,13 @@ struct Consumer {
 
     __device__ __forceinline__ void begin(const Job& job) {
         const int first = job.first + (C::kOwnTokens ? warpgroup * kTokens : 0);
-        // Of columns 8 i + 2 q and the next, as the accumulators are. Half of each, since a sum
-        // below is of twice the positive parts.
+        // Of columns 8 i + 2 q and the next, as the accumulators are.
 #pragma unroll
         for (int i = 0; i < C::kColumns / 4; ++i) {
             const int column = i / 2 * 8 + 2 * q + i % 2;
             const int row = first + column / C::kHeads;
-            weights[i] = row < p.count
-                             ? 0.5f * p.weights[int64_t(row) * C::kHeads + column % C::kHeads]
-                             : 0.f;
+            weights[i] =
+                row < p.count ? p.weights[int64_t(row) * C::kHeads + column % C::kHeads] : 0.f;
         }
         const int tile = C::kOwnTokens ? warpgroup * C::kColumns * kWidth : 0;
         queries = ptx::shared_address(s.queries[jobs.slot]) + tile;
@@ -109,88 +104,79 @@ struct Consumer {
         if (position >= end) return;
 #pragma unroll
         for (float*& row : out) row += position + key();
-        if constexpr (C::kBuffers == 1) {
-            for (; position < end; position += kNext) {
-                Sums x;
-                start(x);
-                ptx::wgmma_wait_group<0>();
-                finish(x, position, ring);
-                ring.advance(kStep);
-            }
-        } else {
-            Sums a, b;
-            start(a);
-            for (;;) {
-                if (!follow(a, b, position, end)) return;
-                if (!follow(b, a, position, end)) return;
-            }
+        for (; position < end; position += kNext) {
+            ptx::mbarrier_wait(base + offsetof(Shared<C>, keys_full) + ring.slot * 8, ring.phase);
+            const uint32_t scales = base + offsetof(Shared<C>, scales) + key() * 4;
+            const float scale = ptx::ld_shared_f32(scales + ring.slot * (kTileKeys * 4));
+            float sums[C::kParts][kSums];
+            ptx::wgmma_fence();
+#pragma unroll
+            for (int part = 0; part < C::kParts; ++part) start(sums[part], part);
+            finish<0>(sums, scale, position);
+            ring.advance(kStep);
         }
-    }
-
-    // Starts the next product, if there is one, and sums what the present one gives.
-    __device__ __forceinline__ bool follow(Sums& present, Sums& next, int& position, int end) {
-        const Ring<C::kStages> own = ring;
-        const int at = position;
-        ring.advance(kStep);
-        position += kStep * kTileKeys;
-        if (position >= end) {
-            ptx::wgmma_wait_group<0>();
-            finish(present, at, own);
-            return false;
-        }
-        start(next);
-        ptx::wgmma_wait_group<1>();
-        finish(present, at, own);
-        return true;
     }
 
     // The key of a tile whose logits this lane ends with.
     __device__ __forceinline__ int key() const { return warp * 16 + g + 8 * (q % 2); }
 
-    __device__ __forceinline__ void start(Sums& sums) {
-        ptx::mbarrier_wait(base + offsetof(Shared<C>, keys_full) + ring.slot * 8, ring.phase);
-        const uint32_t scales = base + offsetof(Shared<C>, scales) + key() * 4;
-        sums.scale = ptx::ld_shared_f32(scales + ring.slot * (kTileKeys * 4));
+    // Multiplies the keys with the columns of a part.
+    __device__ __forceinline__ void start(float (&sums)[kSums], int part) {
         // Tiles differ in the lower half of their descriptors alone.
         const uint64_t first = ptx::wgmma_descriptor(0);
         const uint64_t upper = first >> 32 << 32;
         const uint32_t keys = uint32_t(first) + (base + ring.slot * kTileBytes) / 16;
-        const uint32_t heads = uint32_t(first) + queries / 16;
-        ptx::wgmma_fence();
+        const uint32_t heads =
+            uint32_t(first) + queries / 16 + part * (C::kColumnsOfPart * kWidth / 16);
 #pragma unroll
         for (int step = 0; step < kWidth / 32; ++step)
             // 32 bytes of a row, in units of 16.
-            ptx::WgmmaE4m3<C::kColumns>::run(sums.x, upper | (keys + step * 2),
-                                             upper | (heads + step * 2), step > 0);
+            ptx::WgmmaE4m3<C::kColumnsOfPart>::run(sums, upper | (keys + step * 2),
+                                                   upper | (heads + step * 2), step > 0);
         ptx::wgmma_commit_group();
     }
 
-    // Sums over heads, and the logits of a tile. The product is done.
-    __device__ __forceinline__ void finish(const Sums& of_tile, int position,
-                                           const Ring<C::kStages>& at) {
-        // Every lane has read its scale before the product began.
-        if (threadIdx.x % 32 == 0)
-            ptx::mbarrier_arrive(base + offsetof(Shared<C>, keys_empty) + at.slot * 8);
-        const auto& x = of_tile.x;
-        const float scale = of_tile.scale;
+    // The logits of a tile, from one part on: while its sums are made the parts behind it are still
+    // multiplied.
+    template <int part>
+    __device__ __forceinline__ void finish(const float (&sums)[C::kParts][kSums], float scale,
+                                           int position) {
+        if constexpr (part < C::kParts) {
+            ptx::wgmma_wait_group<C::kParts - 1 - part>();
+            // Every lane has read its scale before the product began.
+            if (part == C::kParts - 1 && threadIdx.x % 32 == 0)
+                ptx::mbarrier_arrive(base + offsetof(Shared<C>, keys_empty) + ring.slot * 8);
+            store<part>(sums[part], scale, position + key());
+            finish<part + 1>(sums, scale, position);
+        }
+    }
+
+    // The positive part; NaN, whose sign a product leaves clear, stays NaN. The comparison is of
+    // integers because these do not keep the tensor cores from their operands, as each addition of
+    // floats does.
+    __device__ __forceinline__ static float positive(float x) {
+        return __int_as_float(max(__float_as_int(x), 0));
+    }
+
+    // Sums over heads, and the logits of a part's tokens for this lane's key.
+    template <int part>
+    __device__ __forceinline__ void store(const float (&x)[kSums], float scale, int own) {
+        constexpr int kOwn = C::kTokensOfPart;
         // Of each token the key g and the key g + 8.
-        float sums[kTokens][2];
+        float sums[kOwn][2];
 #pragma unroll
-        for (int t = 0; t < kTokens; ++t) {
+        for (int t = 0; t < kOwn; ++t)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                float sum = 0;
+                float& sum = sums[t][half];
+                sum = 0;
 #pragma unroll
                 for (int i = 0; i < kOfToken; ++i) {
                     const int column = t * kOfToken + i;
-                    const float of = x[column / 2 * 4 + 2 * half + column % 2];
-                    // Twice the positive part, at the full rate; NaN stays NaN.
-                    sum = fmaf(weights[column], of + fabsf(of), sum);
+                    sum = fmaf(weights[part * (C::kColumnsOfPart / 4) + column],
+                               positive(x[column / 2 * 4 + 2 * half + column % 2]), sum);
                 }
-                sums[t][half] = sum;
             }
-        }
-        const int own = position + key();
         if constexpr (kTokens == 1) {
             const float sum = exchange(sums[0][0], sums[0][1], 1);
             const float all = sum + __shfl_xor_sync(~0u, sum, 2);
@@ -198,12 +184,13 @@ struct Consumer {
             out[0] += kStep * kTileKeys;
         } else {
 #pragma unroll
-            for (int t = 0; t < kTokens; t += 2) {
+            for (int t = 0; t < kOwn; t += 2) {
                 const float first = exchange(sums[t][0], sums[t][1], 1);
                 const float second = exchange(sums[t + 1][0], sums[t + 1][1], 1);
                 const float all = exchange(first, second, 2);
-                if (own < seen[t / 2]) *out[t / 2] = all * scale;
-                out[t / 2] += kStep * kTileKeys;
+                const int i = (part * kOwn + t) / 2;
+                if (own < seen[i]) *out[i] = all * scale;
+                out[i] += kStep * kTileKeys;
             }
         }
     }

@@ -3,8 +3,8 @@
 //   logit[t, s] = scale[s] * sum over h of weight[t, h] * relu(query[t, h] . key[s])
 //
 // 64 keys are the first operand of a product, the heads of one or more tokens of a request the
-// second. One warp loads, warpgroups multiply and sum over heads. CTAs stay. With one or two tokens
-// a request each has an equal share of all keys (shares.cuh); otherwise it goes on from item to
+// second. One warp loads, warpgroups multiply and sum over heads. CTAs stay. Where blocks of tokens
+// are few each CTA has an equal share of all keys (shares.cuh); otherwise it goes on from item to
 // item: an item is a block of tokens and a range of the columns.
 #pragma once
 
@@ -33,10 +33,10 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas)
     }
     __syncthreads();
     if (threadIdx.x >= C::kConsumers * 128) {
-        if constexpr (C::kBuffers > 1) ptx::setmaxnreg_dec<72>();
+        if constexpr (C::kGivesRegisters) ptx::setmaxnreg_dec<56>();
         if (threadIdx.x < C::kConsumers * 128 + 32) Producer<C>(p, s).run();
     } else {
-        if constexpr (C::kBuffers > 1) ptx::setmaxnreg_inc<216>();
+        if constexpr (C::kGivesRegisters) ptx::setmaxnreg_inc<224>();
         Consumer<C>(p, s).run();
     }
 }

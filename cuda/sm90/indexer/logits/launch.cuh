@@ -12,16 +12,15 @@
 
 namespace mla::sm90::logits {
 
-// One token for each request: memory is the limit, and several CTAs of an SM hide waits.
-template <int heads>
-using OneToken = Config<heads, 1, false, 2, 1, 3>;
-// Two tokens share a request's keys. Three CTAs of an SM, each with a warp that loads for it, take
-// less time than more warpgroups of one; with 64 heads there are no registers for two in each.
-template <int heads>
-using TwoTokens = Config<heads, 2, false, heads == 32 ? 2 : 1, 1, 3>;
-// Many tokens: each warpgroup has 128 columns of its own.
-template <int heads>
-using ManyTokens = Config<heads, 128 / heads, true, 3, 1, 1>;
+// Warpgroups take turns with the tiles of as many tokens as these columns are. With one token
+// memory is the limit, and several CTAs of an SM, each with a warp that loads for it, hide waits; of
+// 128 columns there are registers for one warpgroup in each, of 256 for one CTA.
+template <int heads, int columns>
+using InTurn =
+    Config<heads, columns / heads, false, columns == 128 ? 1 : 2, columns == 256 ? 1 : 3>;
+// Each warpgroup has tokens of its own, of so many columns.
+template <int heads, int columns, int consumers>
+using OfTheirOwn = Config<heads, columns / heads, true, consumers, 1>;
 
 // What beginning an item costs, in keys.
 constexpr int kItemKeys = 192;
@@ -62,8 +61,8 @@ MlaStatus launch(KernelParams p, const void* queries, int multiprocessors, void*
     const int ctas = C::kCtas * multiprocessors;
     p.blocks = int(ceil_div(p.count, C::kBlock));
     // Ranges of one block are equal anyway.
-    p.shares = C::kShares && p.ranges == 0 && p.blocks > 1 && p.blocks <= kMostSharing;
-    if (p.ranges == 0) p.ranges = choose_ranges(p.blocks, p.rows.columns, ctas);
+    p.shares = p.blocks > 1 && p.blocks <= kMostSharing;
+    p.ranges = choose_ranges(p.blocks, p.rows.columns, ctas);
     const int64_t keys = ceil_div(p.rows.columns, p.ranges);
     p.keys_of_range = int(ceil_div(keys, kTileKeys)) * kTileKeys;
     p.ranges = int(ceil_div(p.rows.columns, p.keys_of_range));
@@ -90,18 +89,30 @@ MlaStatus launch(KernelParams p, const void* queries, int multiprocessors, void*
                                  stream, p);
 }
 
-// By how many tokens a request has.
+// By how many tokens a request has on average: each block of its tokens is multiplied with all of
+// its keys, and a block that is not full takes as long as one that is.
+template <int heads>
+MlaStatus launch_of(const KernelParams& p, const void* queries, int multiprocessors, void* stream) {
+    const auto with = [&](auto config) {
+        return launch<decltype(config)>(p, queries, multiprocessors, stream);
+    };
+    const int64_t rows = p.count, requests = p.rows.requests;
+    if (2 * rows <= 3 * requests) return with(InTurn<heads, heads>());
+    const int64_t columns = ceil_div(rows, requests) * heads;
+    if (columns <= 2 * heads) return with(InTurn<heads, 2 * heads>());
+    if (columns <= 128) return with(InTurn<heads, 128>());
+    // What a block of a request takes, relatively, as measured on an H100.
+    const int64_t by_256 = ceil_div(columns, 256) * 72, by_384 = ceil_div(columns, 384) * 105,
+                  by_512 = ceil_div(columns, 512) * 130;
+    if (by_256 <= std::min(by_384, by_512)) return with(InTurn<heads, 256>());
+    if (by_384 <= by_512) return with(OfTheirOwn<heads, 128, 3>());
+    return with(OfTheirOwn<heads, 256, 2>());
+}
+
 inline MlaStatus launch(const KernelParams& p, const void* queries, int heads, int multiprocessors,
                         void* stream) {
-    const int64_t rows = p.count, requests = p.rows.requests;
-    if (2 * rows <= 3 * requests)
-        return heads == 32 ? launch<OneToken<32>>(p, queries, multiprocessors, stream)
-                           : launch<OneToken<64>>(p, queries, multiprocessors, stream);
-    if (rows <= 2 * requests)
-        return heads == 32 ? launch<TwoTokens<32>>(p, queries, multiprocessors, stream)
-                           : launch<TwoTokens<64>>(p, queries, multiprocessors, stream);
-    return heads == 32 ? launch<ManyTokens<32>>(p, queries, multiprocessors, stream)
-                       : launch<ManyTokens<64>>(p, queries, multiprocessors, stream);
+    return heads == 32 ? launch_of<32>(p, queries, multiprocessors, stream)
+                       : launch_of<64>(p, queries, multiprocessors, stream);
 }
 
 }  // namespace mla::sm90::logits

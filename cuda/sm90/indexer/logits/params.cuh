@@ -38,20 +38,24 @@ struct KernelParams {
 
 // How a CTA works: so many query tokens are the second operand of a product, and its warpgroups
 // either take turns with tiles of keys, or multiply each with tokens of their own.
-template <int heads, int tokens, bool own_tokens, int consumers, int buffers, int ctas>
+template <int heads, int tokens, bool own_tokens, int consumers, int ctas>
 struct Config {
     static constexpr int kHeads = heads;
     static constexpr int kTokens = tokens;
     static constexpr bool kOwnTokens = own_tokens;
     // Warpgroups that multiply.
     static constexpr int kConsumers = consumers;
-    // Sets of accumulators: with two, sums over heads are made while the next product runs.
-    static constexpr int kBuffers = buffers;
     // CTAs of an SM.
     static constexpr int kCtas = ctas;
-    // One warp loads. With two sets it gives registers away, which a whole warpgroup has to do.
-    static constexpr int kThreads = consumers * 128 + (buffers > 1 ? 128 : 32);
     static constexpr int kColumns = heads * tokens;
+    // A warpgroup multiplies a tile in parts: it sums over the heads of one while the next runs.
+    static constexpr int kParts = (kColumns + 127) / 128;
+    static constexpr int kColumnsOfPart = kColumns / kParts;
+    static constexpr int kTokensOfPart = tokens / kParts;
+    // One warp loads. Where there are several parts it gives registers away, which a whole
+    // warpgroup has to do.
+    static constexpr bool kGivesRegisters = kParts > 1;
+    static constexpr int kThreads = consumers * 128 + (kGivesRegisters ? 128 : 32);
     static constexpr int kBlock = own_tokens ? tokens * consumers : tokens;
     static constexpr int kQueryBytes = kBlock * heads * kWidth;
     // Tiles of keys from one that a warpgroup has to its next.
@@ -59,8 +63,6 @@ struct Config {
     // A stage is always the same warpgroup's, which thus sees every phase of its barrier.
     static constexpr int kStages =
         (220 * 1024 / ctas - 2 * kQueryBytes - 2048) / (kTileBytes + kTileKeys * 4) / kStep * kStep;
-    // Whether CTAs may have shares instead of items.
-    static constexpr bool kShares = !own_tokens;
 };
 
 // Tokens of one request, and a range of its positions.

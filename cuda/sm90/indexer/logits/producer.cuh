@@ -25,7 +25,7 @@ struct Producer {
 
     __device__ __forceinline__ void run() {
         if (!p.facts_ahead) wait();
-        if (C::kShares && p.shares)
+        if (p.shares)
             run_share();
         else
             run_items();
