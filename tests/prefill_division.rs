@@ -416,6 +416,23 @@ fn one_long_request_among_many_short_ones_is_divided() {
 }
 
 #[test]
+fn a_long_prompt_beside_short_ones_is_divided() {
+    for (heads, short, queries, prompt, keys) in [
+        (8, 20, 100, 1000, 21_000),
+        (4, 30, 60, 2000, 18_000),
+        (16, 10, 128, 500, 30_000),
+        (8, 24, 16, 900, 12_000),
+    ] {
+        let mut batch = Batch::context(heads, short, queries, queries);
+        batch.causal = true;
+        batch.lens[short / 2] = (prompt, keys);
+        let whole = batch.end_of_whole();
+        let end = batch.check().unwrap();
+        assert!(end <= 0.8 * whole, "{batch:?}: {end} of {whole}");
+    }
+}
+
+#[test]
 fn dividing_the_long_ones_of_many_random_requests_is_exact_and_pays() {
     let mut rng = rand::rngs::StdRng::seed_from_u64(30);
     let (mut divided, mut undivided) = (0, 0);

@@ -365,6 +365,30 @@ fn the_indexer_is_that_of_the_cpu_device() -> Result<()> {
 
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored indexer"]
+fn any_number_of_query_tokens_agrees_with_the_cpu_device() -> Result<()> {
+    let gpu = gpu();
+    for base in [IndexerConfig::DEEPSEEK_V3_2, IndexerConfig::GLM_5] {
+        let config = base.with_dims(base.dims.with_topk(300));
+        // The kernel multiplies blocks of 1 to 16 of them, by how many a request has on average.
+        for tokens in [2, 3, 4, 5, 6, 8, 9, 12, 16, 20, 40] {
+            let requests: Vec<(usize, usize)> = (0..9)
+                .map(|i| match i {
+                    3 => (0, 200),
+                    5 => (2 * tokens, 90),
+                    _ => (tokens, 64 * i + 150 * (i % 3)),
+                })
+                .collect();
+            check(
+                &World::new(config, DType::BF16, &requests, tokens as u64),
+                &gpu,
+            )?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored indexer"]
 fn lists_of_clustered_and_special_logits_are_exact() -> Result<()> {
     let gpu = gpu();
     // Rows that one CTA has, that a cluster keeps whole, and that it does not.

@@ -14,9 +14,8 @@
 //
 // The number of splits of the longest query tile is the one of 1 to 128 for which the end is
 // predicted to come first (`predicted`); 1 leaves the order to schedule.cuh. Where query tiles are
-// many, but few of them long, it is found among fewer numbers, and by the work alone
-// (`predicted_of_many`). All of it follows from the lengths on the device. One warp does this, or a
-// thread on the host (mla_prefill_sm90_items).
+// many, but few of them long, it is found among fewer numbers. All of it follows from the lengths on
+// the device. One warp does this, or a thread on the host (mla_prefill_sm90_items).
 #pragma once
 
 #include <algorithm>
@@ -45,8 +44,10 @@ constexpr float kWorthwhile = 0.95f;
 // read: what each adds where the lengths have to be asked, for all rows of a query tile, and at
 // least, where as much is gained because more CTAs read at the same time.
 constexpr float kAskCostOfItem = 0.034f, kCostOfItemRows = 0.05f, kLeastCostOfItemRows = 0.019f;
-// What each request adds where query tiles are many: every CTA goes over all lengths.
+// What each request adds where query tiles are many: every CTA goes over all lengths. And the
+// numbers of splits that are tried then.
 constexpr float kCostOfRequest = 0.05f;
+constexpr int kFewNumbers = 25;
 
 __host__ __device__ inline int ceil_of(int a, int b) {
     return int((unsigned(a) + unsigned(b) - 1) / unsigned(b));
@@ -188,25 +189,32 @@ class Division {
 
     // Chooses the best number of splits.
     __host__ __device__ bool choose() {
-        if (is_many()) return choose_of_many();
         const float undivided = whole() * kWorthwhile;
-        // Their cost counts if they are in rows; if not, what void ones cost has kept them few.
-        const float rows = in_rows_ ? float(batch_.rows()) / kQueries : 0.f;
         float best = 1e30f;
         int splits = 1;
-        // With more, there would be no place for their partial results.
-        const float room = float(room_) * float(longest_) * reciprocal(total_);
-        const int most = least(longest_, room < float(kMostSplits) ? int(room) + 1 : kMostSplits);
+        if (is_many()) {
+            // 2, 3, 4, 5, 6, 7, 8, 10, ... 128: one for each lane.
 #pragma unroll 1
-        for (int first = 2; first <= most; first += Lanes::kCount) {
-            const int candidate = first + Lanes::own();
-            const Prediction of = predicted(Divisor(candidate).ceil(longest_));
-            const float time = of.end + kCostOfItemRows * rows * of.begun;
-            if (candidate <= most && time < best &&
-                of.end + kLeastCostOfItemRows * rows * of.begun < undivided)
-                best = time, splits = candidate;
+            for (int first = 0; first < kFewNumbers; first += Lanes::kCount) {
+                const int number = first + Lanes::own();
+                consider(((4 + number % 4) << number / 4) / 2, undivided, best, splits);
+            }
+        } else {
+            // With more, splits are shorter than what all CTAs have to do on average.
+            const float room = float(room_) * float(longest_) * reciprocal(total_);
+            const int most =
+                least(longest_, room < float(kMostSplits) ? int(room) + 1 : kMostSplits);
+#pragma unroll 1
+            for (int first = 2; first <= most; first += Lanes::kCount)
+                consider(least(first + Lanes::own(), most), undivided, best, splits);
         }
-        return take_best(best, splits);
+        // Positive numbers are in the order of their bits.
+        int bits;
+        memcpy(&bits, &best, sizeof bits);
+        const int lowest = Lanes::lowest(bits);
+        splits = Lanes::lowest(bits == lowest ? splits : kMostSplits);
+        length_ = Divisor(splits).ceil(longest_);
+        return splits > 1;
     }
 
     // The item of an index. After rewind(), the index rises from call to call. `by`: what
@@ -415,60 +423,6 @@ class Division {
     // Whether query tiles are so many that not all of them could have a partial result.
     __host__ __device__ bool is_many() const { return tiles_ > room_; }
 
-    // The number of splits that some lane has the best time for.
-    __host__ __device__ bool take_best(float best, int splits) {
-        // Positive numbers are in the order of their bits.
-        int bits;
-        memcpy(&bits, &best, sizeof bits);
-        const int lowest = Lanes::lowest(bits);
-        splits = Lanes::lowest(bits == lowest ? splits : kMostSplits);
-        length_ = Divisor(splits).ceil(longest_);
-        return splits > 1;
-    }
-
-    // The best of 2, 2, 3, 3, 4, 5, 6, 7, 8, 10, ... 128 splits.
-    __host__ __device__ bool choose_of_many() {
-        constexpr int kNumbers = 25;
-        const float undivided = whole() * kWorthwhile;
-        float best = 1e30f;
-        int splits = 1;
-#pragma unroll 1
-        for (int first = 0; first < kNumbers; first += Lanes::kCount) {
-            const int number = least(first + Lanes::own(), kNumbers - 1);
-            const int candidate = ((4 + number % 4) << number / 4) / 2;
-            const float time = predicted_of_many(Divisor(candidate).ceil(longest_));
-            if (candidate <= longest_ && time < best && time < undivided)
-                best = time, splits = candidate;
-        }
-        return take_best(best, splits);
-    }
-
-    // When the last of many items of different lengths ends: all CTAs share their work, and the last
-    // one begins when no CTA is free of it.
-    __host__ __device__ float predicted_of_many(int length) {
-        const float factor = reciprocal(float(length));
-        float items = 0.f, slots = 0.f;
-#pragma unroll 1
-        for (int begin = 0; begin < batch_.requests; begin += Lanes::kCount) {
-            if (begin != chunk_) read(begin);
-            const Request own = request();
-            const float tiles = float(own.tiles), last = float(own.top) - 0.5f;
-            const int count = least(batch_.requests - begin, Lanes::kCount);
-#pragma unroll 1
-            for (int lane = 0; lane < count; lane++) {
-                const float splits = fmaxf(ceilf(Lanes::of(last, lane) * factor), 1.f);
-                const float of_request = Lanes::of(tiles, lane) * splits;
-                items += of_request;
-                if (splits > 1.f) slots += of_request;
-            }
-        }
-        const float heads = float(batch_.heads);
-        if (slots * heads > float(room_)) return 1e30f;
-        return (total_ + kItemCost * items * heads) * per_cta() + float(length) + kItemCost +
-               combine_cost() + kCombineCostOfSplit * float(longest_) * factor +
-               kCostOfRequest * float(batch_.requests);
-    }
-
     // In KV tiles, before when the last query tile cannot end if they are not divided: the longest
     // one, all of them, and as many of the shortest as some CTA has.
     __host__ __device__ float whole() const {
@@ -490,15 +444,27 @@ class Division {
         return kCombineCost + kCombineCostOfRows / kQueries * float(batch_.rows());
     }
 
+    // Takes so many splits if they bring an earlier end than what is best so far, and than none.
+    __host__ __device__ void consider(int candidate, float undivided, float& best, int& splits) {
+        // Their cost counts if they are in rows; if not, what void ones cost has kept them few.
+        const float rows = in_rows_ ? float(batch_.rows()) / kQueries : 0.f;
+        const Prediction of = predicted(Divisor(candidate).ceil(longest_));
+        const float time = of.end + kCostOfItemRows * rows * of.begun;
+        if (candidate > 1 && candidate <= least(longest_, kMostSplits) && time < best &&
+            of.end + kLeastCostOfItemRows * rows * of.begun < undivided)
+            best = time, splits = candidate;
+    }
+
     // By when the last one is combined if none of them has splits of more than `length`, but for
-    // what items add; and how many of these begin at the same time.
+    // what items add; and how many of these begin at the same time, of those of about that length.
     struct Prediction {
         float end, begun;
     };
     __host__ __device__ Prediction predicted(int length) {
         const float factor = reciprocal(float(length));
-        // Void items take no KV tiles, but the places of others in a wave.
-        float items = 0.f, slots = 0.f;
+        // Items of about this length, how many of these are not void, and what those of half of it
+        // and less take. Void items take no KV tiles, but the places of others in a wave.
+        float places = 0.f, items = 0.f, short_items = 0.f, short_work = 0.f;
 #pragma unroll 1
         for (int begin = 0; begin < batch_.requests; begin += Lanes::kCount) {
             if (begin != chunk_) read(begin);
@@ -507,15 +473,20 @@ class Division {
             const int count = alike_ ? 1 : least(batch_.requests - begin, Lanes::kCount);
 #pragma unroll 1
             for (int lane = 0; lane < count; lane++) {
-                const float times = Lanes::of(tiles, lane);
-                // Exact as long as KV tiles are fewer than 2^20.
-                const float splits = fmaxf(ceilf(Lanes::of(last, lane) * factor), 1.f);
-                slots += times * splits;
-                items += times * fminf(splits, Lanes::of(own.mean, lane) * factor + 1.f);
+                const float times = Lanes::of(tiles, lane), mean = Lanes::of(own.mean, lane);
+                const float of_length = Lanes::of(last, lane) * factor;
+                if (of_length > 0.5f) {
+                    // Exact as long as KV tiles are fewer than 2^20.
+                    const float splits = ceilf(of_length);
+                    places += times * splits;
+                    items += times * fminf(splits, mean * factor + 1.f);
+                } else {
+                    short_items += times;
+                    short_work += times * mean;
+                }
             }
             if (alike_) break;
         }
-        float places = slots;
         if (in_rows_) {
             const int query_len = batch_.cu_q[1] - batch_.cu_q[0],
                       key_len = batch_.cu_k[1] - batch_.cu_k[0];
@@ -525,9 +496,21 @@ class Division {
         }
         const float times = float(alike_ ? batch_.heads * batch_.requests : batch_.heads);
         items *= times;
-        if (slots * times > float(room_)) return {1e30f, 0.f};
-        return {waves_of(items) * float(length) + waves_of(places * times) * kItemCost +
-                    combine_cost() + kCombineCostOfSplit * float(longest_) * factor,
+        if (places * times > float(room_)) return {1e30f, 0.f};
+        const float item = float(length) + kItemCost, all = (places + short_items) * times;
+        // Where query tiles are many: all work, shared evenly, and then an item that begins when no
+        // CTA is free of it.
+        float end = (total_ + kItemCost * all) * per_cta() + item +
+                    kCostOfRequest * float(batch_.requests);
+        if (!is_many()) {
+            end = waves_of(items) * float(length) + waves_of(places * times) * kItemCost;
+            // Behind these waves the short items, which all CTAs share, until the last one ends.
+            if (all > float(ctas_)) {
+                const float work = (short_work + kItemCost * short_items) * times;
+                if (work > 0.f) end += work * per_cta() + 0.5f * item;
+            }
+        }
+        return {end + combine_cost() + kCombineCostOfSplit * float(longest_) * factor,
                 fminf(items, float(ctas_))};
     }
 
