@@ -24,14 +24,14 @@ const RUN_ON: &[Run] = &[
     Run {
         gpu: "H200",
         capability: Capability::new(9, 0),
-        date: "2026-11-27",
-        commit: "197afc5",
+        date: "2026-11-28",
+        commit: "b32e90e",
     },
     Run {
         gpu: "H100",
         capability: Capability::new(9, 0),
-        date: "2026-11-27",
-        commit: "197afc5",
+        date: "2026-11-28",
+        commit: "7bec47a",
     },
 ];
 
