@@ -452,7 +452,7 @@ fn explain_defaults_to_this_machine_and_the_model_s_own_numbers() {
 
 // On every GPU since Ampere, with the portable family alone; without it, the feature is named.
 /// Whether both GPUs are named, at the same commit or at one each.
-#[cfg(not(all(feature = "sm80", feature = "sm90")))]
+#[cfg(not(any(feature = "sm90", all(feature = "sm80", feature = "sm100"))))]
 fn has_run_on_hopper(table: &str) -> bool {
     ["has run on H200 ", "H100 (sm"]
         .iter()
