@@ -185,6 +185,16 @@ impl Batch {
         self.check_items(&self.items())
     }
 
+    /// Whether the batch is divided, which has to be right and to end earlier than it does undivided.
+    fn divides_and_pays(&self) -> bool {
+        let Some(end) = self.check() else {
+            return false;
+        };
+        let whole = self.end_of_whole();
+        assert!(end + COMBINE <= whole, "{self:?}: {end} for {whole}");
+        true
+    }
+
     fn check_items(&self, items: &[MlaPrefillItem]) -> Option<f64> {
         if items.is_empty() {
             return None;
@@ -337,10 +347,7 @@ fn dividing_random_batches_is_exact_and_pays() {
         if batch.query_tiles().next().is_none() {
             continue;
         }
-        let Some(end) = batch.check() else { continue };
-        divided += 1;
-        let whole = batch.end_of_whole();
-        assert!(end + COMBINE <= whole, "{batch:?}: {end} for {whole}");
+        divided += usize::from(batch.divides_and_pays());
     }
     assert!(divided > 300, "{divided}");
 }
@@ -378,13 +385,9 @@ fn dividing_thousands_of_requests_and_empty_ones_is_exact() {
             heads,
             ctas: 1 + below(160),
         };
-        match batch.check() {
-            Some(end) => {
-                divided += 1;
-                let whole = batch.end_of_whole();
-                assert!(end + COMBINE <= whole, "{batch:?}: {end} for {whole}");
-            }
-            None => undivided += 1,
+        match batch.divides_and_pays() {
+            true => divided += 1,
+            false => undivided += 1,
         }
     }
     assert!(divided > 100 && undivided > 100, "{divided} {undivided}");
@@ -463,13 +466,9 @@ fn dividing_the_long_ones_of_many_random_requests_is_exact_and_pays() {
         if batch.query_tiles().next().is_none() {
             continue;
         }
-        match batch.check() {
-            Some(end) => {
-                divided += 1;
-                let whole = batch.end_of_whole();
-                assert!(end + COMBINE <= whole, "{batch:?}: {end} for {whole}");
-            }
-            None => undivided += 1,
+        match batch.divides_and_pays() {
+            true => divided += 1,
+            false => undivided += 1,
         }
     }
     assert!(divided > 50 && undivided > 100, "{divided} {undivided}");
