@@ -185,7 +185,8 @@ impl Batch {
         self.check_items(&self.items())
     }
 
-    /// Whether the batch is divided, which has to be right and to end earlier than it does undivided.
+    /// Whether the batch is divided, which has to be right and to end earlier than it does
+    /// undivided.
     fn divides_and_pays(&self) -> bool {
         let Some(end) = self.check() else {
             return false;
