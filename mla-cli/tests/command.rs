@@ -450,11 +450,15 @@ fn explain_defaults_to_this_machine_and_the_model_s_own_numbers() {
     );
 }
 
-/// Whether both GPUs are named, at the same commit or at one each.
+/// Whether a backend has run on both GPUs, at the same commit or at one each.
 #[cfg(not(any(feature = "sm90", all(feature = "sm80", feature = "sm100"))))]
 fn has_run_on_hopper(table: &str) -> bool {
-    table.contains("has run on H200 and H100 (sm 9.0; ")
-        || table.contains("has run on H200 (sm 9.0; ") && table.contains("H100 (sm")
+    // The table breaks lines between any two words.
+    let words: Vec<_> = table.split_whitespace().collect();
+    words.join(" ").split("has run on ").skip(1).any(|runs| {
+        runs.starts_with("H200 and H100 (sm 9.0; ")
+            || runs.starts_with("H200 (sm 9.0; ") && runs.contains(", H100 (sm 9.0; ")
+    })
 }
 
 // On every GPU since Ampere, with the portable family alone; without it, the feature is named.
