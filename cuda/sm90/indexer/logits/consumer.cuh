@@ -55,8 +55,7 @@ struct Consumer {
             const int after = (skipped + tiles * (kStep - 1)) % kStep;
             if (after) ring = ring.back(after);
             behind += tiles;
-            __syncwarp();
-            if (threadIdx.x % 32 == 0) s.queries_empty[jobs.slot].arrive();
+            s.queries_empty[jobs.slot].arrive();
             jobs.advance(1);
         }
     }

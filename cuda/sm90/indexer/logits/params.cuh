@@ -84,7 +84,8 @@ struct Shared {
     // A warpgroup's warps, or those of all.
     Barrier<C::kOwnTokens ? 4 * C::kConsumers : 4> keys_empty[C::kStages];
     Barrier<1> queries_full[2];
-    Barrier<4 * C::kConsumers> queries_empty[2];
+    // All threads that multiply, each of which reads the job.
+    Barrier<128 * C::kConsumers> queries_empty[2];
 };
 
 // A tile starts on 1024 bytes, which dynamic shared memory need not.
