@@ -1,10 +1,10 @@
-//! How the prefill kernel divides the keys of few query tiles among CTAs, computed on the host by
-//! the kernel's own code.
+//! In which order the prefill kernel hands out query tiles, and how it divides the keys of few of
+//! them among CTAs, computed on the host by the kernel's own code.
 #![cfg(feature = "sm90")]
 
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
-use mla_kernels::raw::{self, MlaPrefillItem, MlaPrefillParams};
+use mla_kernels::raw::{self, MlaPrefillItem, MlaPrefillParams, MlaStatus};
 use rand::{RngExt as _, SeedableRng as _};
 
 const QUERIES: usize = 128;
@@ -63,14 +63,7 @@ impl Batch {
 
     /// `alike`: as if the host's numbers said that all requests are as long as the longest.
     fn items_if_said(&self, alike: bool, max_key_len: usize) -> Vec<MlaPrefillItem> {
-        let starts = |len: fn(&(usize, usize)) -> usize| -> Vec<i32> {
-            let mut starts = vec![0];
-            for request in &self.lens {
-                starts.push(starts[starts.len() - 1] + len(request) as i32);
-            }
-            starts
-        };
-        let (queries, keys) = (starts(|len| len.0), starts(|len| len.1));
+        let (queries, keys) = (self.starts(|len| len.0), self.starts(|len| len.1));
         let (max_query_len, requests) = (self.longest_request().0, self.lens.len());
         let most = requests * max_key_len;
         let [query_tokens, key_tokens] = match alike {
@@ -80,19 +73,23 @@ impl Batch {
         };
         let key_tokens = key_tokens - usize::from(!alike && key_tokens == most && most > 0);
         let params = MlaPrefillParams {
-            cu_query_lens: queries.as_ptr(),
-            cu_key_lens: keys.as_ptr(),
-            requests: requests as i32,
-            heads: self.heads as i32,
-            max_query_len: max_query_len as i32,
-            value_dim: self.value_dim,
-            causal: i32::from(self.causal),
             max_key_len: max_key_len as i32,
             query_tokens: query_tokens as i32,
             key_tokens: key_tokens as i32,
-            // SAFETY: the struct is plain data, for which zero is a value.
-            ..unsafe { std::mem::zeroed() }
+            ..self.params(&queries, &keys)
         };
+        self.listed("mla_prefill_sm90_items", |items, room, count| {
+            // SAFETY: the pointers are to arrays of as many elements as the header asks for.
+            unsafe { raw::mla_prefill_sm90_items(&params, self.ctas as i32, items, room, count) }
+        })
+    }
+
+    /// What `list` writes to so many places, and its number.
+    fn listed(
+        &self,
+        name: &'static str,
+        list: impl Fn(*mut MlaPrefillItem, i32, &mut i32) -> MlaStatus,
+    ) -> Vec<MlaPrefillItem> {
         let mut count = 0;
         let mut items = Vec::new();
         // First how many there are, then which.
@@ -100,19 +97,57 @@ impl Batch {
             let room = count;
             // SAFETY: the struct is plain data, for which zero is a value.
             items = vec![unsafe { std::mem::zeroed::<MlaPrefillItem>() }; room as usize];
-            // SAFETY: the pointers are to arrays of as many elements as the header asks for.
-            let status = unsafe {
-                raw::mla_prefill_sm90_items(
-                    &params,
-                    self.ctas as i32,
-                    items.as_mut_ptr(),
-                    room,
-                    &mut count,
-                )
-            };
-            raw::check("mla_prefill_sm90_items", status).unwrap();
+            raw::check(name, list(items.as_mut_ptr(), room, &mut count)).unwrap();
         }
         items
+    }
+
+    /// The query tiles in their order if none is divided.
+    fn whole_items(&self, section: usize, group: usize) -> Vec<MlaPrefillItem> {
+        let (queries, keys) = (self.starts(|len| len.0), self.starts(|len| len.1));
+        let params = self.params(&queries, &keys);
+        self.listed("mla_prefill_sm90_whole_items", |items, room, count| {
+            // SAFETY: the pointers are to arrays of as many elements as the header asks for.
+            unsafe {
+                raw::mla_prefill_sm90_whole_items(
+                    &params,
+                    self.ctas as i32,
+                    section as i32,
+                    group as i32,
+                    items,
+                    room,
+                    count,
+                )
+            }
+        })
+    }
+
+    /// Where each request begins, and the end.
+    fn starts(&self, len: fn(&(usize, usize)) -> usize) -> Vec<i32> {
+        let mut starts = vec![0];
+        for request in &self.lens {
+            starts.push(starts[starts.len() - 1] + len(request) as i32);
+        }
+        starts
+    }
+
+    /// What the host knows of the batch.
+    fn params(&self, queries: &[i32], keys: &[i32]) -> MlaPrefillParams {
+        let (max_query_len, max_key_len) = self.longest_request();
+        MlaPrefillParams {
+            cu_query_lens: queries.as_ptr(),
+            cu_key_lens: keys.as_ptr(),
+            requests: self.lens.len() as i32,
+            heads: self.heads as i32,
+            max_query_len: max_query_len as i32,
+            max_key_len: max_key_len as i32,
+            query_tokens: queries[self.lens.len()],
+            key_tokens: keys[self.lens.len()],
+            value_dim: self.value_dim,
+            causal: i32::from(self.causal),
+            // SAFETY: the struct is plain data, for which zero is a value.
+            ..unsafe { std::mem::zeroed() }
+        }
     }
 
     /// Checks what the host's word that requests are alike leads to: their own items, in rows, if
@@ -267,6 +302,61 @@ fn numbers(items: Vec<MlaPrefillItem>) -> Vec<([i32; 4], [i32; 4])> {
         (place, [i.begin, i.end, i.split, i.splits])
     };
     items.iter().map(of).collect()
+}
+
+#[test]
+fn whole_query_tiles_are_handed_out_once_and_the_longest_early() {
+    let mut rng = rand::rngs::StdRng::seed_from_u64(40);
+    let (mut worst, mut logs, mut batches): (f64, f64, u32) = (0.0, 0.0, 0);
+    for run in 0..300 {
+        let mut below = |most: u32| rng.random_range(0..most) as usize;
+        let most_queries = [16, 200, 2000][below(3)];
+        let (queries, keys) = (1 + below(most_queries), 1 + below(4000));
+        let most_long = 1 << (10 + below(7));
+        let batch = Batch {
+            lens: (0..1 + below(60))
+                .map(|_| {
+                    let most = if below(8) == 0 { most_long } else { keys };
+                    (below(queries as u32 + 1), below(most as u32))
+                })
+                .collect(),
+            causal: run % 2 == 0,
+            value_dim: [64, 128, 256][below(3)],
+            heads: 1 + below(32),
+            ctas: 132,
+        };
+        for (section, group) in [(60, 32), (1 + below(8), 32), (60, 1 + below(8))] {
+            let items = batch.whole_items(section, group);
+            let mut tiles: Vec<_> = items
+                .iter()
+                .map(|item| {
+                    assert_eq!((item.begin, item.split, item.splits), (0, 0, 1), "{item:?}");
+                    let tile = (
+                        item.request as usize,
+                        item.head as usize,
+                        item.query as usize,
+                    );
+                    assert_eq!(
+                        item.end as usize,
+                        batch.kv_tiles(tile.0, tile.2),
+                        "{item:?}"
+                    );
+                    tile
+                })
+                .collect();
+            tiles.sort_unstable();
+            assert!(tiles.into_iter().eq(batch.query_tiles()), "{batch:?}");
+            let end = batch.end(items.iter().map(|item| item.end as usize));
+            let later = end / batch.end_of_whole().max(1.0);
+            worst = worst.max(later);
+            logs += later.ln();
+            batches += 1;
+        }
+    }
+    // Beside the order of their lengths: powers of two are all that is known here, and short ones
+    // come in any order.
+    let mean = (logs / f64::from(batches)).exp();
+    assert!(worst < 1.4 && mean < 1.015, "{worst} {mean}");
 }
 
 #[test]

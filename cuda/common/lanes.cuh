@@ -13,6 +13,11 @@ struct Lanes {
     __device__ static int lowest(int x) { return __reduce_min_sync(~0u, x); }
     __device__ static int highest(int x) { return __reduce_max_sync(~0u, x); }
     __device__ static int sum(int x) { return __reduce_add_sync(~0u, x); }
+    __device__ static float sum(float x) {
+#pragma unroll
+        for (int d = kCount / 2; d > 0; d /= 2) x += __shfl_xor_sync(~0u, x, d);
+        return x;
+    }
     __device__ static int of(int x, int lane) { return __shfl_sync(~0u, x, lane); }
     __device__ static float of(float x, int lane) { return __shfl_sync(~0u, x, lane); }
     __device__ static int last(int x) { return of(x, kCount - 1); }
@@ -24,6 +29,12 @@ struct Lanes {
         const unsigned lanes = __ballot_sync(~0u, own);
         return lanes ? __ffs(lanes) - 1 : 0;
     }
+    // A bit for each lane that says so, how many there are, and the lane of the n-th one, from 0 on.
+    __device__ static unsigned ballot(bool own) { return __ballot_sync(~0u, own); }
+    __device__ static int count(unsigned lanes) { return __popc(lanes); }
+    __device__ static int nth(unsigned lanes, int n) { return __fns(lanes, 0, n + 1); }
+    // How many of the lanes come before this one.
+    __device__ static int before(unsigned lanes) { return __popc(lanes & ((1u << own()) - 1)); }
     // The sum of the lanes up to this one.
     __device__ static int running_sum(int x) {
 #pragma unroll
@@ -47,12 +58,16 @@ struct Lanes {
     static int lowest(int x) { return x; }
     static int highest(int x) { return x; }
     static int sum(int x) { return x; }
+    static float sum(float x) { return x; }
     static int of(int x, int) { return x; }
     static float of(float x, int) { return x; }
     static int last(int x) { return x; }
     static bool all(bool own) { return own; }
     static int first(bool) { return 0; }
     static int first_or_zero(bool) { return 0; }
+    static unsigned ballot(bool own) { return own; }
+    static int count(unsigned lanes) { return int(lanes); }
+    static int nth(unsigned, int) { return 0; }
     static int running_sum(int x) { return x; }
     template <typename F>
     static int2 both(F f, int a, int b) {

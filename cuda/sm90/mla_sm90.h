@@ -341,6 +341,12 @@ typedef struct MlaPrefillItem {
 MlaStatus mla_prefill_sm90_items(const MlaPrefillParams* params, int32_t ctas,
                                  MlaPrefillItem* items, int32_t room, int32_t* count);
 
+/* The same of query tiles that are not divided, whatever mla_prefill_sm90_items says: `section`
+ * requests and `group` heads are taken together. */
+MlaStatus mla_prefill_sm90_whole_items(const MlaPrefillParams* params, int32_t ctas,
+                                       int32_t section, int32_t group, MlaPrefillItem* items,
+                                       int32_t room, int32_t* count);
+
 /* Loads the prefill kernels into the current context, as mla_load_helpers does the helpers. */
 MlaStatus mla_load_prefill_sm90(void);
 

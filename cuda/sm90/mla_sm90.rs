@@ -641,6 +641,18 @@ unsafe extern "C" {
     ) -> MlaStatus;
 }
 unsafe extern "C" {
+    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_prefill_sm90_whole_items"]
+    pub fn mla_prefill_sm90_whole_items(
+        params: *const MlaPrefillParams,
+        ctas: i32,
+        section: i32,
+        group: i32,
+        items: *mut MlaPrefillItem,
+        room: i32,
+        count: *mut i32,
+    ) -> MlaStatus;
+}
+unsafe extern "C" {
     #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_load_prefill_sm90"]
     pub fn mla_load_prefill_sm90() -> MlaStatus;
 }

@@ -143,15 +143,18 @@ struct Together {
     int section, group;
 };
 
-// All requests, and as many heads as keep their keys and values in half of the L2 cache. Under
-// causal attention there is more to it.
+// All requests, and as many heads as keep their keys and values in half of the L2 cache. For short
+// requests and under causal attention there is more to it.
 Together together(const MlaPrefillParams& p, const DeviceFacts& facts) {
     const double head_bytes = 2.0 * p.key_tokens * (p.nope_dim + p.rope_dim + p.value_dim) + 1;
     // Tiles of the longest request and head, and how many such requests the query rows make up.
     const double levels = (p.max_query_len + kQueries - 1) / kQueries,
                  longest_requests = (p.query_tokens + 1.0) / p.max_query_len;
-    // Where all levels fit on the device for many heads at the same time.
-    const bool is_short = p.causal && levels <= 4;
+    // Where all levels fit on the device for many heads at the same time, and the keys that they
+    // share stay in the cache meanwhile.
+    const double at_once = facts.multiprocessors / levels * head_bytes / p.requests;
+    const bool is_shared = levels > 1 && !p.causal,
+               is_short = levels <= 4 && !(is_shared && at_once > 0.5 * facts.l2_bytes);
     double wanted = 0.5 * facts.l2_bytes / head_bytes;
     if (is_short) {
         // The highest level brings most of the keys from device memory, and the others none: so few
@@ -317,7 +320,8 @@ MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t 
                       "fewer than 2^31 tiles of 128 rows over all requests and heads");
     // Each item is a CTA's, if there are so few, and none has less than a KV tile.
     const int64_t items = tiles * ceil_div(k.max_key_len, Tile::kKeys);
-    const Launch l{int(items < facts.multiprocessors ? items : facts.multiprocessors), stream};
+    k.ctas = int(items < facts.multiprocessors ? items : facts.multiprocessors);
+    const Launch l{k.ctas, stream};
     const cudaError_t e =
         divides ? launch<Tile>(l, k, maps) : launch<typename Tile::Whole>(l, k, maps);
     return cuda_status("launch of mla_prefill_sm90", e);

@@ -33,11 +33,9 @@
 
 namespace mla::sm90::prefill {
 
-// What the prediction counts with, in KV tiles: what an item takes beside its own, and what
-// combining takes at the end, for any number of splits, for all rows of a query tile, and for each
-// split.
-constexpr float kItemCost = 2.f, kCombineCost = 3.f, kCombineCostOfRows = 1.5f,
-                kCombineCostOfSplit = 0.02f;
+// What the prediction counts with beside an item's cost, in KV tiles: what combining takes at the
+// end, for any number of splits, for all rows of a query tile, and for each split.
+constexpr float kCombineCost = 3.f, kCombineCostOfRows = 1.5f, kCombineCostOfSplit = 0.02f;
 // Dividing has to promise so much.
 constexpr float kWorthwhile = 0.95f;
 // The more items there are the later all have begun, and the more partial results are written and

@@ -20,6 +20,9 @@ struct Item {
     int first_slot;
 };
 
+// What an item takes beside its KV tiles, in those.
+constexpr float kItemCost = 2.f;
+
 // KV tiles of `keys` keys that any row of a query tile sees.
 template <int keys>
 __host__ __device__ inline int visible_kv_tiles(int causal, int query, int query_len, int key_len) {

@@ -1,19 +1,33 @@
-// What the schedule of divided query tiles comes to, computed on the host by the kernel's own code.
+// In which order query tiles and their splits are handed out, computed on the host by the kernel's
+// own code.
 
 #include <cuda_fp16.h>
 
 #include "../../common/status.cuh"
 #include "division.cuh"
 #include "launch.cuh"
+#include "schedule.cuh"
 #include "sm90/mla_sm90.h"
 
 namespace mla::sm90::prefill {
 namespace {
 
+// Writes the items that `find` gives for 0, 1, ... Returns how many there are.
+template <typename Find>
+int write(MlaPrefillItem* items, int room, const Find& find) {
+    int count = 0;
+    for (Item i; (i = find(count)).request >= 0; count++) {
+        if (count >= room) continue;
+        items[count] = {i.request, i.head,  i.query,  i.begin,
+                        i.end,     i.split, i.splits, i.first_slot + i.split};
+    }
+    return count;
+}
+
 // `keys`: of a KV tile.
 template <int keys>
-int write_items(const MlaPrefillParams& p, KernelParams& k, int ctas, MlaPrefillItem* items,
-                int room) {
+int write_divided(const MlaPrefillParams& p, KernelParams& k, int ctas, MlaPrefillItem* items,
+                  int room) {
     if (!may_divide<keys>(p, k, ctas)) return 0;
     const Lengths lengths(k);
     Division<keys> division(lengths, ctas, k.slots);
@@ -25,22 +39,18 @@ int write_items(const MlaPrefillParams& p, KernelParams& k, int ctas, MlaPrefill
         return 0;
     }
     division.rewind();
-    int count = 0;
-    for (Item i; (i = division.find(count, k.alike_items)).request >= 0; count++) {
-        if (count >= room) continue;
-        items[count] = {i.request, i.head,  i.query,  i.begin,
-                        i.end,     i.split, i.splits, i.first_slot + i.split};
-    }
-    return count;
+    return write(items, room, [&](int at) { return division.find(at, k.alike_items); });
 }
 
-}  // namespace
-}  // namespace mla::sm90::prefill
+template <int keys>
+int write_whole(const KernelParams& k, MlaPrefillItem* items, int room) {
+    Schedule<keys> schedule(k);
+    return write(items, room, [&](int at) { return schedule.find(at); });
+}
 
-extern "C" MlaStatus mla_prefill_sm90_items(const MlaPrefillParams* params, int32_t ctas,
-                                            MlaPrefillItem* items, int32_t room, int32_t* count) {
-    using namespace mla;
-    using namespace mla::sm90::prefill;
+// What both orders need; `k` is filled if nothing is wrong.
+MlaStatus read(const MlaPrefillParams* params, MlaPrefillItem* items, int32_t room, int32_t* count,
+               KernelParams& k) {
     if (!params) return refuse("params", 0, "a pointer");
     const MlaPrefillParams& p = *params;
     if (p.heads < 1 || p.heads > 65535) return refuse("heads", p.heads, "1..=65535");
@@ -49,11 +59,11 @@ extern "C" MlaStatus mla_prefill_sm90_items(const MlaPrefillParams* params, int3
         return refuse("max_query_len", p.max_query_len, "0..=2147483519");
     if (!p.cu_query_lens) return refuse("cu_query_lens", 0, "a host pointer");
     if (!p.cu_key_lens) return refuse("cu_key_lens", 0, "a host pointer");
-    if (ctas < 1 || ctas > 256) return refuse("ctas", ctas, "1..=256");
     if (room < 0) return refuse("room", room, "at least 0");
     if (!items && room > 0) return refuse("items", 0, "a host pointer");
     if (!count) return refuse("count", 0, "a host pointer");
-    KernelParams k = {};
+    if (p.value_dim != 64 && p.value_dim != 128 && p.value_dim != 256)
+        return refuse("value_dim", p.value_dim, "64, 128 or 256");
     k.cu_q = p.cu_query_lens;
     k.cu_k = p.cu_key_lens;
     k.requests = p.requests;
@@ -63,11 +73,43 @@ extern "C" MlaStatus mla_prefill_sm90_items(const MlaPrefillParams* params, int3
     k.max_key_len = p.max_key_len;
     k.alike = are_said_alike(p);
     k.causal = p.causal;
+    return ok();
+}
+
+constexpr int kSmallKeys = Tile_192_64_256<__half>::kKeys, kLargeKeys = Tile_128_64_128<__half>::kKeys;
+
+}  // namespace
+}  // namespace mla::sm90::prefill
+
+using namespace mla;
+using namespace mla::sm90::prefill;
+
+extern "C" MlaStatus mla_prefill_sm90_items(const MlaPrefillParams* params, int32_t ctas,
+                                            MlaPrefillItem* items, int32_t room, int32_t* count) {
+    KernelParams k = {};
+    const MlaStatus status = read(params, items, room, count, k);
+    if (status.code != MLA_OK) return status;
+    if (ctas < 1 || ctas > 256) return refuse("ctas", ctas, "1..=256");
     k.slots = kSlotsPerSm * ctas;
-    if (p.value_dim != 64 && p.value_dim != 128 && p.value_dim != 256)
-        return refuse("value_dim", p.value_dim, "64, 128 or 256");
-    *count = p.value_dim == 256
-                 ? write_items<Tile_192_64_256<__half>::kKeys>(p, k, ctas, items, room)
-                 : write_items<Tile_128_64_128<__half>::kKeys>(p, k, ctas, items, room);
+    *count = params->value_dim == 256 ? write_divided<kSmallKeys>(*params, k, ctas, items, room)
+                                      : write_divided<kLargeKeys>(*params, k, ctas, items, room);
+    return ok();
+}
+
+extern "C" MlaStatus mla_prefill_sm90_whole_items(const MlaPrefillParams* params, int32_t ctas,
+                                                  int32_t section, int32_t group,
+                                                  MlaPrefillItem* items, int32_t room,
+                                                  int32_t* count) {
+    KernelParams k = {};
+    const MlaStatus status = read(params, items, room, count, k);
+    if (status.code != MLA_OK) return status;
+    if (ctas < 1 || ctas > 256) return refuse("ctas", ctas, "1..=256");
+    if (section < 1) return refuse("section", section, "at least 1");
+    if (group < 1) return refuse("group", group, "at least 1");
+    k.ctas = ctas;
+    k.section = std::min(section, k.requests);
+    k.group = std::min(group, k.heads);
+    *count = params->value_dim == 256 ? write_whole<kSmallKeys>(k, items, room)
+                                      : write_whole<kLargeKeys>(k, items, room);
     return ok();
 }

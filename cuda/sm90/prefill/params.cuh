@@ -46,6 +46,8 @@ struct KernelParams {
     // warp, row % 8] of two rows each.
     float4 *partial_out, *partial_sum;
     int slots;
+    // Of the launch.
+    int ctas;
     // [CTA, warp of the consumers, kMostSpoiled]
     Spoiled* spoiled;
     int64_t out_token_stride, out_head_stride, lse_head_stride;

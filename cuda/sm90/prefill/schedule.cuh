@@ -2,9 +2,12 @@
 //
 // A tile is (request, head, level): level l is the l-th 128 query rows of a request. Under causal
 // attention its cost grows with the level, so tiles are handed out from the highest level of any
-// request down to level 0: the longest come first and the last ones are short, whatever the mix of
-// lengths, without sorting anything. A counter hands them out, because CTAs run at different
-// speeds.
+// request down to level 0. What they cost beside that is the context, which level 0 sees alone:
+// requests come by its number of KV tiles, as the power of two that this is below. So the longest
+// come first and the last ones are short, whatever the mix of lengths. Those of less than a small
+// share of what a CTA has to do are left in their own order: it matters little when they come, and
+// among longer ones the time in which a short one loads and stores is put to use. A counter hands
+// tiles out, because CTAs run at different speeds.
 //
 // All heads at once would touch the keys of all heads between two tiles of one head. So heads are
 // taken in groups, small enough that a group's keys stay in the L2 cache from level to level, or
@@ -12,17 +15,20 @@
 // few at a time, so that what runs at the same time lies close together in memory; all others are
 // one section. The host says how many heads and requests (`together` in api.cu):
 //
-//     for section of requests:
-//         for group of heads:
-//             for level from high to low:
-//                 for request with that level:
-//                     for head in group
+//     for power of two from high to low:
+//         for section of its requests:
+//             for group of heads:
+//                 for level from high to low:
+//                     for request with that level:
+//                         for head in group
 //
-// Everything here is done by one warp, from the lengths on the device. It claims tiles in this
-// order, so it walks along with them: from each run of levels that the same requests reach to the
-// next lower one.
+// Everything here is done by one warp, or a thread on the host, from the lengths on the device. It
+// claims tiles in this order, so it walks along with them: from each run of levels that the same
+// requests reach to the next lower one.
 #pragma once
 
+#include "../../common/lanes.cuh"
+#include "../../common/marks.cuh"
 #include "item.cuh"
 #include "params.cuh"
 #include "tile.cuh"
@@ -31,7 +37,7 @@ namespace mla::sm90::prefill {
 
 // A query tile as one split.
 template <int keys>
-__device__ __forceinline__ Item whole(const KernelParams& p, Item item, int level) {
+__host__ __device__ inline Item whole(const KernelParams& p, Item item, int level) {
     item.query = level * kQueries;
     item.end = visible_kv_tiles<keys>(p.causal, item.query, item.query_len, item.key_len);
     item.splits = 1;
@@ -63,35 +69,45 @@ __device__ __forceinline__ Item find_alike(const KernelParams& p, int index) {
     return whole<keys>(p, item, p.levels - 1 - down);
 }
 
-template <typename Tile>
+// The number of bits that x, which is not negative, takes.
+__host__ __device__ inline int bits_of(int x) {
+#ifdef __CUDA_ARCH__
+    return 32 - __clz(x);
+#else
+    return x > 0 ? 32 - __builtin_clz(unsigned(x)) : 0;
+#endif
+}
+
+// The tiles by their requests' lengths.
+template <int keys>
 struct Schedule {
     const KernelParams& p;
-    int lane;
-    // The section at hand: its first request, the one behind its last, the tiles before it, and its
-    // tiles of one head.
-    int first = 0, end = 0, start = 0, per_head = 0;
+    // The power of two at hand, as bits, the next lower one of the requests that were looked at, and
+    // the lowest one, which has those of less, too.
+    int power = kMostBits, below = -1, lowest = 0;
+    // The requests of that power among 1024 from `chunk` on. The section at hand is a range of
+    // them; `start` tiles come before it, and a head has `per_head` in it.
+    Marks of_power;
+    int chunk = -Marks::kMost, first = 0, end = 0, start = 0, per_head = 0;
     // The group of heads at hand within it and the run of levels within that, from `top` down to
     // `bottom`: `requests` requests reach each of them, and a head has `before` tiles at the levels
     // above.
     int group = -1, top = 0, bottom = 0, requests = 0, before = 0;
 
-    __device__ Schedule(const KernelParams& params, int lane_) : p(params), lane(lane_) {
-        enter_section(0);
-    }
+    __host__ __device__ explicit Schedule(const KernelParams& params) : p(params) {}
 
     // The tile at `index`, in one split. From call to call the index rises.
-    __device__ Item find(int index) {
+    __host__ __device__ Item find(int index) {
         Item item = {};
         item.request = -1;
         while (index - start >= per_head * p.heads) {
-            if (end == p.requests) return item;
             start += per_head * p.heads;
-            enter_section(end);
+            if (!advance()) return item;
         }
         index -= start;
         const int at_group = index / (per_head * p.group);
         const int first_head = at_group * p.group;
-        const int heads = min(p.group, p.heads - first_head);
+        const int heads = p.group < p.heads - first_head ? p.group : p.heads - first_head;
         const int within = index - at_group * (per_head * p.group);
         item.head = first_head + within % heads;
         const int position = within / heads;
@@ -105,60 +121,145 @@ struct Schedule {
             before += requests * (top - bottom + 1);
             enter(bottom - 1);
         }
-        const int level = top - (position - before) / requests;
-        int nth = (position - before) % requests;
-        for (int request = first;; request += 32) {
-            unsigned has = __ballot_sync(~0u, tiles_of(request + lane) > level);
-            int count = __popc(has);
-            if (nth < count) return describe(item, request + __fns(has, 0, nth + 1), level);
-            nth -= count;
-        }
+        const int of_level = top - (position - before) / requests;
+        const int nth = (position - before) % requests;
+        return describe(item, chunk + nth_with(of_level, nth), of_level);
     }
 
   private:
-    __device__ int tiles_of(int request) const {
-        return request < end
-                   ? min((p.cu_q[request + 1] - p.cu_q[request] + kQueries - 1) / kQueries,
-                         p.levels)
-                   : 0;
+    // No number of bits of an int.
+    static constexpr int kMostBits = 33;
+    // So small a share of a CTA's work is left to come in any order.
+    static constexpr float kShare = 1 / 24.f;
+
+    __host__ __device__ int tiles_of(int request) const {
+        const int tiles = (p.cu_q[request + 1] - p.cu_q[request] + kQueries - 1) / kQueries;
+        return tiles < p.levels ? tiles : p.levels;
     }
 
-    // Goes to the section that begins with a request.
-    __device__ void enter_section(int request) {
-        first = request;
-        end = request + min(p.section, p.requests - request);
-        group = -1;
-        int tiles = 0;
+    // KV tiles that the first query tile sees; -1 without tiles, or if there is no such request.
+    __host__ __device__ int first_kv_tiles(int request) const {
+        // Read in any case, so that nothing waits between the reads for several requests.
+        const int existing = request < p.requests ? request : 0;
+        const int query_len = p.cu_q[existing + 1] - p.cu_q[existing];
+        const int key_len = p.cu_k[existing + 1] - p.cu_k[existing];
+        const int kv_tiles = visible_kv_tiles<keys>(p.causal, 0, query_len, key_len);
+        return request < p.requests && query_len > 0 ? kv_tiles : -1;
+    }
+
+    // Goes to the next section, or says that there is none.
+    __host__ __device__ bool advance() {
+        if (power == kMostBits) look_at_all();
+        while (end == of_power.count) {
+            chunk += Marks::kMost;
+            if (chunk >= p.requests) {
+                if (below < 0) return false;
+                power = below;
+                below = -1;
+                chunk = 0;
+            }
+            enter_chunk();
+        }
+        enter_section();
+        return true;
+    }
+
+    // Chooses the lowest power, and finds the highest one.
+    __host__ __device__ void look_at_all() {
+        float work = 0;
+        int most = -1;
 #pragma unroll 1
-        for (int r = first + lane; r < end; r += 32) tiles += tiles_of(r);
-        per_head = __reduce_add_sync(~0u, tiles);
+        for (int r = Lanes::own(); r < p.requests; r += Lanes::kCount) {
+            const int kv_tiles = first_kv_tiles(r);
+            if (kv_tiles < 0) continue;
+            work += float(tiles_of(r)) * (float(kv_tiles) + kItemCost);
+            if (kv_tiles > most) most = kv_tiles;
+        }
+        const float of_cta = Lanes::sum(work) * float(p.heads) / float(p.ctas);
+        lowest = bits_of(int(fminf(of_cta * kShare, 1e9f)));
+        most = Lanes::highest(most);
+        if (most >= 0) below = power_of(most);
+        chunk = p.requests;
+    }
+
+    __host__ __device__ int power_of(int kv_tiles) const {
+        const int bits = bits_of(kv_tiles);
+        return kv_tiles < 0 ? -1 : bits > lowest ? bits : lowest;
+    }
+
+    // Looks for the requests of the power at hand, and for the next lower power.
+    __host__ __device__ void enter_chunk() {
+        int lower = below;
+        of_power.set(p.requests - chunk, [&](int nth) {
+            const int own = power_of(first_kv_tiles(chunk + nth));
+            if (own < power && own > lower) lower = own;
+            return own == power;
+        });
+        below = Lanes::highest(lower);
+        end = 0;
+    }
+
+    // Of each lane's request of a block, if it belongs to the section at hand.
+    __host__ __device__ int tiles_in(int of_block) const {
+        const bool belongs = of_power.has(of_block, first, end);
+        return belongs ? tiles_of(chunk + of_block + Lanes::own()) : 0;
+    }
+
+    __host__ __device__ void enter_section() {
+        first = end;
+        end = p.section < of_power.count - first ? first + p.section : of_power.count;
+        group = -1;
+        per_head = end - first;
+        if (p.levels == 1) return;
+        int tiles = 0;
+        const int last = of_power.block_of(end - 1);
+#pragma unroll 1
+        for (int b = of_power.block_of(first); b <= last; b += Lanes::kCount) tiles += tiles_in(b);
+        per_head = Lanes::sum(tiles);
     }
 
     // Goes to the run that begins with a level: it ends at the first level that another request
     // reaches.
-    __device__ void enter(int level) {
-        top = level;
+    __host__ __device__ void enter(int highest) {
+        top = highest;
+        bottom = 0;
+        requests = end - first;
+        if (p.levels == 1) return;
         int reach = 0, next = 0;
+        const int last = of_power.block_of(end - 1);
 #pragma unroll 1
-        for (int r = first + lane; r < end; r += 32) {
-            const int tiles = tiles_of(r);
-            if (tiles > level) {
+        for (int b = of_power.block_of(first); b <= last; b += Lanes::kCount) {
+            const int tiles = tiles_in(b);
+            if (tiles > highest) {
                 reach++;
-            } else {
-                next = max(next, tiles);
+            } else if (tiles > next) {
+                next = tiles;
             }
         }
-        bottom = __reduce_max_sync(~0u, next);
-        requests = __reduce_add_sync(~0u, reach);
+        bottom = Lanes::highest(next);
+        requests = Lanes::sum(reach);
     }
 
-    __device__ Item describe(Item item, int request, int level) const {
+    // The n-th request of the section, from 0 on, that has the level, counted from `chunk` on.
+    __host__ __device__ int nth_with(int level, int n) const {
+        // All requests of a power have one.
+        if (p.levels == 1) return of_power.at(first + n);
+#pragma unroll 1
+        for (int block = of_power.block_of(first);; block += Lanes::kCount) {
+            const unsigned has = Lanes::ballot(tiles_in(block) > level);
+            const int count = Lanes::count(has);
+            if (n < count) return block + Lanes::nth(has, n);
+            n -= count;
+        }
+    }
+
+    __host__ __device__ Item describe(Item item, int request, int of_level) const {
         item.request = request;
         item.query_start = p.cu_q[request];
         item.query_len = p.cu_q[request + 1] - item.query_start;
         item.key_start = p.cu_k[request];
         item.key_len = p.cu_k[request + 1] - item.key_start;
-        return whole<Tile::kKeys>(p, item, level);
+        return whole<keys>(p, item, of_level);
     }
 };
 

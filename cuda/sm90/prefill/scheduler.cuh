@@ -112,7 +112,7 @@ struct Scheduler {
     // Tiles as schedule.cuh orders them: from number `first` on, and then those claimed, which
     // count from `others` on.
     __device__ void run_by_lengths(int first, int others) {
-        Schedule<Tile> schedule(p, lane);
+        Schedule<Tile::kKeys> schedule(p);
         for (int claimed = first;; claimed = others + __shfl_sync(~0u, claim(), 0)) {
             const Item item = schedule.find(claimed);
             if (item.request < 0) return end_whole();

@@ -28,7 +28,7 @@ constexpr int kAnnounced = 2;
 // A CTA claims its next tile when it brings this KV tile of the one at hand: late, since one
 // that claims early may be outrun by others and end after all of them; but early enough to know the
 // tile before it can be brought.
-constexpr int kClaimKvTile = 1;
+constexpr int kClaimKvTile = 3;
 // Query rows of a warp, which it stores by itself.
 constexpr int kWarpRows = 16;
 constexpr int kConsumerWarps = kQueries / kWarpRows;

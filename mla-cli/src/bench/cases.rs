@@ -430,6 +430,13 @@ mod tests {
     }
 
     #[test]
+    fn the_uneven_prefills_can_be_read() {
+        let cases = parse(include_str!("../../cases/uneven.json")).unwrap();
+        assert!(cases.iter().all(|case| case.kind == CaseKind::Prefill));
+        assert_eq!(cases.len(), 67);
+    }
+
+    #[test]
     fn the_sparse_cases_can_be_read() {
         let cases = parse(include_str!("../../cases/sparse.json")).unwrap();
         let is_sparse = |case: &Case| matches!(case.kind, CaseKind::Sparse { .. });
