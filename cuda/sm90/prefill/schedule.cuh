@@ -88,7 +88,7 @@ struct Schedule {
     // The requests of that power among 1024 from `chunk` on. The section at hand is a range of
     // them; `start` tiles come before it, and a head has `per_head` in it.
     Marks of_power;
-    int chunk = -Marks::kMost, first = 0, end = 0, start = 0, per_head = 0;
+    int chunk = 0, first = 0, end = 0, start = 0, per_head = 0;
     // The group of heads at hand within it and the run of levels within that, from `top` down to
     // `bottom`: `requests` requests reach each of them, and a head has `before` tiles at the levels
     // above.

@@ -25,7 +25,7 @@ const RUN_ON: &[Run] = &[
         gpu: "H200",
         capability: Capability::new(9, 0),
         date: "2026-11-28",
-        commit: "b32e90e",
+        commit: "4dd2fac",
     },
     Run {
         gpu: "H100",
