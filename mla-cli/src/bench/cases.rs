@@ -432,7 +432,8 @@ mod tests {
     #[test]
     fn the_uneven_prefills_can_be_read() {
         let cases = parse(include_str!("../../cases/uneven.json")).unwrap();
-        assert!(cases.iter().all(|case| case.kind == CaseKind::Prefill));
+        let is_prefill = |case: &Case| matches!(case.kind, CaseKind::Prefill { .. });
+        assert!(cases.iter().all(is_prefill));
         assert_eq!(cases.len(), 67);
     }
 
