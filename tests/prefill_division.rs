@@ -313,8 +313,10 @@ fn whole_query_tiles_are_handed_out_once_and_the_longest_early() {
         let most_queries = [16, 200, 2000][below(3)];
         let (queries, keys) = (1 + below(most_queries), 1 + below(4000));
         let most_long = 1 << (10 + below(7));
+        // More than the kernel looks at together, at times.
+        let (most_requests, most_heads) = if run % 9 == 0 { (3000, 4) } else { (60, 32) };
         let batch = Batch {
-            lens: (0..1 + below(60))
+            lens: (0..1 + below(most_requests))
                 .map(|_| {
                     let most = if below(8) == 0 { most_long } else { keys };
                     (below(queries as u32 + 1), below(most as u32))
@@ -322,11 +324,15 @@ fn whole_query_tiles_are_handed_out_once_and_the_longest_early() {
                 .collect(),
             causal: run % 2 == 0,
             value_dim: [64, 128, 256][below(3)],
-            heads: 1 + below(32),
+            heads: 1 + below(most_heads),
             ctas: 132,
         };
-        for (section, group) in [(60, 32), (1 + below(8), 32), (60, 1 + below(8))] {
+        for (section, group) in [(3000, 32), (1 + below(8), 32), (3000, 1 + below(8))] {
             let items = batch.whole_items(section, group);
+            if items.is_empty() {
+                assert_eq!(batch.query_tiles().count(), 0, "{batch:?}");
+                continue;
+            }
             let mut tiles: Vec<_> = items
                 .iter()
                 .map(|item| {
@@ -354,9 +360,9 @@ fn whole_query_tiles_are_handed_out_once_and_the_longest_early() {
         }
     }
     // Beside the order of their lengths: powers of two are all that is known here, and short ones
-    // come in any order.
+    // come in any order. The worst are of one or two waves, in groups of heads one after the other.
     let mean = (logs / f64::from(batches)).exp();
-    assert!(worst < 1.4 && mean < 1.015, "{worst} {mean}");
+    assert!(worst < 1.7 && mean < 1.015, "{worst} {mean}");
 }
 
 #[test]
