@@ -1,9 +1,10 @@
 //! Decode steps as CUDA graphs: captured once for a number of requests, replayed while lengths,
 //! pages and slots change.
 //!
-//! What a step of decodes enqueues depends on its counts alone. So a graph that was captured for
-//! `n` requests of `q` tokens serves every step of up to `n` such requests: the others are padding,
-//! which attends to nothing, writes no cache row, and gives zeros.
+//! What a step of decodes enqueues depends on its counts and on the longest length that it allows
+//! for. So a graph that was captured for `n` requests of `q` tokens and for `max_len` serves every
+//! step of up to `n` such requests of at most `max_len` tokens: the others are padding, which
+//! attends to nothing, writes no cache row, and gives zeros.
 //!
 //! ```text
 //! once       DecodeGraphs::capture   for each size: prepare padding, run it, capture it
@@ -138,7 +139,8 @@ impl DecodeGraph {
     }
 
     /// Prepares the step, filled up with padding behind its own requests, and enqueues the graph.
-    /// The batch's `threshold` and `max_len` are the graph's.
+    /// The batch's `threshold` and `max_len` are the graph's, and its `dense_within` is taken as 0:
+    /// every request goes by its slot lists.
     ///
     /// # Safety
     ///

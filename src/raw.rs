@@ -2,16 +2,18 @@
 //! functions of a family in its folder, such as `cuda/sm90/mla_sm90.h`; for engines with their own
 //! memory pools and streams.
 //!
-//! Every function takes a plain struct of device addresses, extents and strides, and a stream
+//! A launch takes a plain struct of device addresses, extents and strides, and a stream
 //! (`CUstream`). It checks what the host can see, enqueues on that stream, and answers with an
 //! [`MlaStatus`]; [`check`] makes a `Result` of it. The calling thread must have the stream's
-//! context current. [`mla_decode_sm90_work_items`] alone takes addresses of host memory and
-//! enqueues nothing: it says how a decode would be divided.
+//! context current. Other functions enqueue nothing: those that end in `_workspace` or begin with
+//! `mla_load_`, and those that say how work would be divided, such as
+//! [`mla_decode_sm90_work_items`]. The latter take addresses of host memory.
 //!
 //! # Safety
 //!
-//! The functions are `unsafe`: every address must be that of device memory which holds what the
-//! header says, and stays so until the stream has passed the launch.
+//! The functions are `unsafe`: every address must be that of memory which holds what the header
+//! says, the device's unless it says the host's, and stays so until the stream has passed the
+//! launch, or until a function that enqueues nothing has returned.
 
 use std::ffi::CStr;
 

@@ -123,8 +123,8 @@ typedef struct MlaDecodeParams {
     int32_t query_len;
     /* tokens per page: a multiple of 16 */
     int32_t page_size;
-    /* columns of block_table: with page_size at most 2^29 tokens, and over all requests and
-     * tiles of their query rows less than 2^31 KV tiles of 64 tokens */
+    /* columns of block_table; what they may be at most stands beside mla_decode_sm90 and
+     * mla_decode_sm80 */
     int32_t max_pages;
     /* must be 512 and 64 */
     int32_t latent_dim;

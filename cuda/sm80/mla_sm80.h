@@ -26,10 +26,10 @@ typedef struct MlaDeviceLimits {
 #define MLA_DECODE_SM80_COUNTER_BYTES 8192
 
 /* Bytes of workspace that mla_decode_sm80 needs for requests of up to query_len tokens. Reads
- * heads, query_len, latent_dim, rope_dim, q_dtype and cache_format, and what the current device
- * has; the result does not depend on the number of requests nor on any length. If max_pages is
- * above 0, what no launch takes of so many requests, pages and tokens in a page is refused here.
- * Loads the kernels, so that no launch has to. */
+ * heads, query_len, requests, latent_dim, rope_dim, q_dtype and cache_format, and what the current
+ * device has; requests has to be one that a launch takes, but the result depends neither on it nor
+ * on any length. If max_pages is above 0, what no launch takes of so many requests, pages and
+ * tokens in a page is refused here. Loads the kernels, so that no launch has to. */
 MlaStatus mla_decode_sm80_workspace(const MlaDecodeParams* params, const MlaDeviceLimits* limits,
                                     size_t* bytes);
 
@@ -38,7 +38,10 @@ MlaStatus mla_decode_sm80_workspace(const MlaDecodeParams* params, const MlaDevi
  * requests, and, with rows of (512, 64), a cache of MLA_CACHE_FP8_DS_MLA, of which strides are in
  * bytes and scales any f32. A split_patience of 0 is 100 000 cycles, and what a CTA's share of the
  * work takes at most. Batches that are short, by requests, max_pages and page_size, have other
- * kernels: a max_pages of no more columns than may be used saves them up to half of their time. */
+ * kernels: a max_pages of no more columns than may be used saves them up to half of their time.
+ * max_pages * page_size is at most 2^31 - 65. Over all requests and tiles of 16 query rows there
+ * are less than 2^31 tiles of 16 tokens, four more of each counted. cache_slot_stride is less than
+ * 2^27 bytes, and cache_page_stride less than 2^48 elements. */
 MlaStatus mla_decode_sm80(const MlaDecodeParams* params, const MlaDeviceLimits* limits,
                           void* stream);
 

@@ -20,7 +20,9 @@ extern "C" {
 MlaStatus mla_decode_sm90_workspace(const MlaDecodeParams* params, size_t* bytes);
 
 /* Enqueues one kernel on `stream`. A split_patience of 0 is 100 000 cycles. Strides are below 2^39
- * elements; those of queries, cache and output are multiples of 16 bytes. */
+ * elements; those of queries, cache and output are multiples of 16 bytes. A request has room for
+ * at most 2^29 tokens (max_pages * page_size), and over all requests and tiles of their query rows
+ * there are less than 2^31 KV tiles of 64 tokens, one more of each counted. */
 MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream);
 
 /* A work item of mla_decode_sm90: some KV tiles, of 64 cached tokens each, of one query tile, for a
@@ -47,9 +49,9 @@ typedef struct MlaDecodeWorkItem {
 
 /* How mla_decode_sm90 divides a batch: writes the work items of one group, in their order, and
  * their number, and no more items than `room`. The host computes what the device would. Reads
- * heads, query_len, requests, page_size, max_pages, q_dtype, cache_format, and, in host memory,
- * kv_lens and cu_q_lens, which may be null. `groups`, 1..=160: those of a launch; `group` is one of
- * them. */
+ * heads, query_len, requests, page_size, max_pages, latent_dim, rope_dim, q_dtype, cache_format,
+ * and, in host memory, kv_lens, and cu_q_lens, which may be null. `groups`, 1..=160: those of a
+ * launch; `group` is one of them. */
 MlaStatus mla_decode_sm90_work_items(const MlaDecodeParams* params, int32_t groups, int32_t group,
                                      MlaDecodeWorkItem* items, int32_t room, int32_t* count);
 
@@ -103,9 +105,9 @@ MlaStatus mla_sparse_sm90(const MlaSparseParams* params, void* stream);
 
 /* How mla_sparse_sm90 divides a batch: how many CTAs share the lists of a token, or of those that are
  * left when the others have filled the device so many times; and the heads of a tile, which a CTA
- * works on at a time. Reads heads, tokens, both widths and cache_format. `clusters` is [16] in host
- * memory: how many clusters of 1, 2, ... 16 CTAs the device runs at the same time, 0 where it does
- * not take them. */
+ * works on at a time. Reads heads, tokens, both widths, latent_dim, rope_dim, q_dtype and
+ * cache_format. `clusters` is [16] in host memory: how many clusters of 1, 2, ... 16 CTAs the
+ * device runs at the same time, 0 where it does not take them. */
 MlaStatus mla_sparse_sm90_splits(const MlaSparseParams* params, const int32_t* clusters,
                                  int32_t* splits, int32_t* tile_heads);
 

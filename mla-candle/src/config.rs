@@ -39,6 +39,7 @@ impl Config {
         for (field, given) in [
             ("output gate", attention.output_gate),
             ("sinks", attention.sinks),
+            ("indexer", attention.indexer.is_some()),
         ] {
             if given {
                 return Err(Error::msg(format!(

@@ -49,13 +49,15 @@ pub(crate) const COMPILED: Key = Key {
     name: "compiled",
     form: Form::Paths,
     only: None,
-    default: Some("all that mla-build compiled in the package"),
+    default: Some(
+        "the families that `feature` names, or all that mla-build compiled in the package",
+    ),
     accepted: "the path of a constant that mla-build wrote, such as `raw::SM90`, or a list of \
                them, such as `raw::SM90|raw::SM100`",
     example: "\"raw::SM90|raw::SM100\"",
     meaning: "What its kernels are compiled for. `sm` is held to it; of several families, a GPU \
               takes the first that runs there, and a family that is left out is a reason. Needed \
-              where families of the package have GPUs in common and `feature` names none.",
+              where families have GPUs in common, unless `feature` names one of these alone.",
 };
 
 pub(crate) const FEATURE: Key = Key {

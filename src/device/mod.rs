@@ -9,7 +9,9 @@
 //!
 //! Everything is enqueued on the device's own stream and returns at once, except
 //! [`download`](mla_runtime::device::Memory::download),
-//! [`synchronize`](mla_runtime::device::Memory::synchronize) and freeing a [`Buffer`]. Nothing but
+//! [`synchronize`](mla_runtime::device::Memory::synchronize), freeing a [`Buffer`], and
+//! [`upload`](mla_runtime::device::Memory::upload) from memory that is registered with the driver
+//! (pinned), which waits for the stream. Nothing but
 //! [`allocate`](mla_runtime::device::Memory::allocate) allocates, so that everything else can be
 //! captured into a [`Graph`], but for [`upload`](mla_runtime::device::Memory::upload), which a
 //! capture refuses: a replay would read the host's memory again.

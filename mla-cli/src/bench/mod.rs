@@ -62,7 +62,7 @@ enum Command {
     /// Measure what this machine does at most.
     Ceilings(ceilings::Args),
     /// Time a sparse layer's parts: the caches' rows, the indexer's queries, logits and lists, and
-    /// the layer.
+    /// the layer. --model or --config has to name a model with an indexer, such as deepseek-v3.2.
     Indexer(indexer::Args),
     /// Time the built-in backends beside other libraries, in the same run on the same GPU.
     Peers(Box<peers::Args>),
@@ -84,7 +84,8 @@ struct BenchArgs {
 /// Cases by a protocol, instead of batches.
 #[derive(clap::Args)]
 struct CaseArgs {
-    /// Cases in JSON, run by the protocol of their file: R1's dimensions in bf16, pages of 64.
+    /// Cases in JSON, as in mla-cli/cases: R1's dimensions in bf16, pages of 64. Their protocol is
+    /// text for people: samples, graphs and caches are as these arguments say.
     #[arg(long, value_name = "FILE")]
     cases: Option<PathBuf>,
     /// Only the cases whose ids begin so.

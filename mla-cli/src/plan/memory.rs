@@ -40,7 +40,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TOKENS", value_parser = positive, required_unless_present = "fit")]
     tokens: Option<u32>,
     /// W: rows of the context workspace. Left out with --fit and --tokens: as many as fit;
-    /// otherwise 65536, or 0 with --sparse, where no context is expanded.
+    /// otherwise 65536, or 0 with --sparse: then no context is expanded.
     #[arg(long, value_name = "W", value_parser = natural)]
     rows: Option<u32>,
     /// Find what fits in this much memory, such as 80GiB: the cache, or with --tokens the

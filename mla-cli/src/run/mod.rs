@@ -13,6 +13,9 @@ use mla_runtime::device::Device;
 use mla_runtime::indexer::IndexDevice;
 use mla_runtime::layer::crossover_threshold;
 use mla_runtime::problem::Problem;
+use mla_runtime::registry::Registry;
+use mla_runtime::selection::SelectionRequest;
+use mla_runtime::spec::Phase;
 
 use self::batch_args::BatchArgs;
 use self::data::Data;
@@ -43,7 +46,8 @@ pub(crate) struct Args {
     /// but no more than the batch can use].
     #[arg(long, value_name = "W", value_parser = positive)]
     rows: Option<u32>,
-    /// The most new tokens of a request on the absorbed path [default: the crossover].
+    /// The most new tokens of a request on the absorbed path [default: the crossover, but no more
+    /// than the decode backend takes].
     #[arg(long, value_name = "TOKENS", value_parser = natural)]
     threshold: Option<u32>,
     /// Attend to all context, although the model has an indexer that chooses from it.
@@ -127,7 +131,11 @@ fn check_sparse(args: &Args) -> Result<(), CliError> {
 
 /// The problem, before a batch says how its query lengths differ, and from how many new tokens on a
 /// request is expanded.
-fn problem<D: Device, L: Lists<D>>(args: &Args, model: &Model, device: &D) -> (Problem, u32) {
+fn problem<D: Device, L: Lists<D>>(
+    args: &Args,
+    model: &Model,
+    device: &D,
+) -> Result<(Problem, u32), CliError> {
     let problem = Problem::new(model.config.dims, model.heads, model.dtype)
         .with_sparse(L::SPARSE)
         .with_kv_format(args.on.kv_format(model.dtype))
@@ -136,9 +144,22 @@ fn problem<D: Device, L: Lists<D>>(args: &Args, model: &Model, device: &D) -> (P
         // The expanded form has no lists.
         (true, _) => u32::MAX,
         (false, Some(threshold)) => threshold,
-        (false, None) => crossover_threshold(&device.machine(), &problem, false, None),
+        (false, None) => crossover_threshold(&device.machine(), &problem, false, None)
+            .min(longest_decode(args, &problem, device)?),
     };
-    (problem, threshold)
+    Ok((problem, threshold))
+}
+
+/// The most new tokens of a request that the decode backend takes, as the layer asks it.
+fn longest_decode<D: Device>(args: &Args, problem: &Problem, device: &D) -> Result<u32, CliError> {
+    let mut request = SelectionRequest::new(device.target(), *problem);
+    request.decode.clone_from(&args.decode);
+    let explanation = Registry::linked()?.explain(&request)?;
+    // If none fits, the selection says so.
+    let decode = explanation.phase(Phase::Decode).selected();
+    Ok(decode
+        .and_then(|candidate| candidate.spec.max_query_len)
+        .unwrap_or(u32::MAX))
 }
 
 fn run<D: Device, L: Lists<D>>(
@@ -150,7 +171,7 @@ fn run<D: Device, L: Lists<D>>(
     if L::SPARSE {
         check_sparse(args)?;
     }
-    let (problem, threshold) = problem::<D, L>(args, model, device);
+    let (problem, threshold) = problem::<D, L>(args, model, device)?;
     let wanted = args.wanted(model, problem, threshold);
     let step = Step::new::<L>(&wanted, device, about)?;
     let (layer, workload) = (&step.layer, &step.workload);

@@ -10,7 +10,7 @@ pub use plan::PlanError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An argument that does not fit: nothing was enqueued.
+    /// An argument that does not fit. Nothing was enqueued, unless the function says otherwise.
     #[error("{field}: given {given}, accepted {accepted}")]
     Argument {
         /// Which argument, or which part of one.

@@ -233,8 +233,10 @@ pub trait IndexDevice: Device {
     ///
     /// # Errors
     ///
-    /// If shapes disagree, a request has more tokens than there are columns, or the cache does not
-    /// have a page that the block table names.
+    /// If shapes disagree, or the batch's `max_seq_len` exceeds the columns. A device that reads
+    /// the lengths and the block table on the host also refuses a longer request, and a page that
+    /// the cache does not have. On others a row ends at the last column, and the logits of such a
+    /// page are 0.
     fn index_logits(
         &self,
         dims: IndexDims,
@@ -250,8 +252,9 @@ pub trait IndexDevice: Device {
     ///
     /// # Errors
     ///
-    /// If shapes disagree, a request has more tokens than there are columns, or a slot does not fit
-    /// 32 bits.
+    /// If shapes disagree, or the batch's `max_seq_len` exceeds the columns. A device that reads
+    /// the lengths and the block table on the host also refuses a longer request, and a slot that
+    /// does not fit 32 bits. On others a row ends at the last column, and such a slot is −1.
     fn select_slots(
         &self,
         logits: TensorRef<'_, Self>,

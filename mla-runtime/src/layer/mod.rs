@@ -34,11 +34,12 @@
 //! | [`LayerCall`] | per layer and step | views of the engine's own tensors: weights, queries, new rows, cache, outputs |
 //!
 //! [`MlaLayer::forward`] only enqueues: it allocates nothing, waits for nothing and reads nothing
-//! back. What it enqueues depends on the prepared step's counts alone (tokens and requests of the
-//! absorbed path, chunks); lengths, pages and slots are read on the device from arrays that never
-//! move. So a step of decodes can be captured into a graph. It is replayed after another
-//! [`prepare`](Workspace::prepare) of as many requests with as many tokens; a smaller batch is
-//! filled up with padding.
+//! back. What it enqueues depends on the prepared step's counts (tokens and requests of the
+//! absorbed path, chunks) and on the longest length that it allows for; lengths, pages and slots
+//! are read on the device from arrays that never move. So a step of decodes can be captured into a
+//! graph, with [`max_len`](StepBatch::max_len) set to the most tokens that a request will have. It
+//! is replayed after another [`prepare`](Workspace::prepare) of as many requests with as many
+//! tokens, the same `max_len` and no longer request; a smaller batch is filled up with padding.
 //!
 //! The layer is one implementation for backends chosen by type ([`MlaLayer::of`]) and at run time
 //! ([`SelectedPrefill`] and [`SelectedDecode`] in [`MlaLayer::new`]).

@@ -116,8 +116,9 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
     ///
     /// # Errors
     ///
-    /// If the batch contradicts itself or exceeds the limits, or the device or a backend fails.
-    /// No layer runs until a step has been prepared without error.
+    /// If the layer is on another device or for another problem: then the step that was prepared
+    /// last stays. If the batch contradicts itself or exceeds the limits, or the device or a
+    /// backend fails: then no layer runs until a step has been prepared without error.
     pub fn prepare(&mut self, layer: &MlaLayer<P, D>, batch: &StepBatch<'_>) -> Result<()> {
         self.check(layer)?;
         self.step_number += 1;

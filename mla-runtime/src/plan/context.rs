@@ -17,8 +17,9 @@
 //! What follows from that, and what the layer relies on:
 //!
 //! - every context row is in exactly one chunk, and rows and requests keep their order;
-//! - only the first request of a chunk can be a continuation, so only its partial result is
-//!   merged with an earlier one, all others are written;
+//! - only the first request of a chunk can be a continuation. (The layer attends to the new tokens
+//!   first and merges every request's partial result of every chunk into that, so it does not
+//!   look at `is_continuation`);
 //! - a request without context is in no chunk. A chunk's requests are consecutive, so such a
 //!   request ends a chunk even if rows are left.
 //!

@@ -30,13 +30,18 @@ pub struct Problem {
     pub query_len: QueryLen,
     /// What has to be captured into CUDA graphs.
     pub graphs: GraphSupport,
-    /// Whether the cache is split over ranks, so that results merge by their log-sum-exp.
+    /// Whether the cache is split over ranks, so that results merge by their log-sum-exp: a
+    /// selection then takes backends that give one. [`MlaLayer`](crate::layer::MlaLayer) refuses
+    /// it: each rank's layer is made for the same problem with `false`.
     pub context_parallel: bool,
-    /// Whether the output is to be written quantised.
+    /// Whether the output is to be written quantised: for backends that are called without the
+    /// layer, which refuses it.
     pub quant_output: bool,
     /// Whether each query attends to a list of slots instead of its whole context.
     pub sparse: bool,
-    /// What is wanted beyond plain causal attention.
+    /// What is wanted beyond plain causal attention, of both backends. None for prefill has sinks,
+    /// dense requests or a second cache: a problem that names one of these gets no selection. A
+    /// call with them is checked against the decode backend's spec alone.
     pub features: FeatureSet,
 }
 

@@ -62,9 +62,14 @@ impl<'a, D: Stopwatch> Contenders<'a, D> {
                 continue;
             }
             let known = registry.get(phase, &name)?.spec.name;
-            let candidate = candidates
-                .iter()
-                .find(|candidate| candidate.spec.name == known);
+            // By its name one that has run nowhere is taken, too.
+            let asked = match phase {
+                Phase::Prefill => request.clone().with_prefill(known),
+                Phase::Decode => request.clone().with_decode(known),
+            };
+            let explanation = registry.explain(&asked)?;
+            let mut candidates = explanation.phase(phase).candidates.iter();
+            let candidate = candidates.find(|candidate| candidate.spec.name == known);
             if let Some(candidate) = candidate.filter(|candidate| !candidate.is_valid()) {
                 return Err(SelectionError::Refused {
                     phase,

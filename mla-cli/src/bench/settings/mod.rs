@@ -43,7 +43,8 @@ pub(super) struct Settings {
     /// The same, in files.
     #[arg(skip)]
     pub(super) ranges: BTreeMap<String, RangeSetting>,
-    /// What is timed [default: attention alone where a batch takes one path, and the layer else].
+    /// What is timed [default: attention alone for decodes of up to 16 new tokens and for prefills
+    /// without context, and the layer for any other batch and for a key of the layer's].
     #[arg(long, value_name = "WHAT")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) measure: Option<Measure>,
@@ -89,18 +90,12 @@ pub(super) struct Settings {
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
     pub(super) topk: Option<Vec<u32>>,
     /// How the entries of lists lie [default: random].
-    #[arg(long, value_name = "KIND", value_delimiter = ',', requires = "topk")]
+    #[arg(long, value_name = "KIND", value_delimiter = ',')]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
     pub(super) lists: Option<Vec<ListKind>>,
     /// Entries of a list that name a slot, if the context has so many; the others are -1
     /// [default: all].
-    #[arg(
-        long,
-        value_name = "N",
-        value_delimiter = ',',
-        value_parser = list_width,
-        requires = "topk"
-    )]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = list_width)]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
     pub(super) valid: Option<Vec<u32>>,
     /// Backends to compare, each in its phase; `all` is all that fit [default: the best that fits].
@@ -135,7 +130,8 @@ pub(super) struct Settings {
     )]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
     pub(super) path: Option<Vec<Route>>,
-    /// The most new tokens of a request on the absorbed path [default: the crossover].
+    /// The most new tokens of a request on the absorbed path [default: the crossover, but no more
+    /// than the decode backends take].
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = natural)]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
     pub(super) threshold: Option<Vec<u32>>,
@@ -259,7 +255,6 @@ impl Settings {
             })
         };
         let Some(widths) = &self.topk else {
-            // An argument asks for it by itself; a file does not.
             return match (&self.lists, &self.valid) {
                 (None, None) => Ok(vec![None]),
                 (lists, _) => {

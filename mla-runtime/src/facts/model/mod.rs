@@ -349,6 +349,9 @@ impl ModelConfig {
     /// | `mla_use_output_gate` or `gated_mla`; `learnable_sink` | true or false; false, if left out |
     /// | `rope_scaling` or `rope_parameters` | an object, or left out, or null; of type (`type` or `rope_type`) `linear` with a `factor`, or `yarn` with a `factor` and what else [`Yarn`] has |
     ///
+    /// A scaling of another type is read, too, as [`RopeScaling::Other`]. Its tables are refused
+    /// later, by [`Rope::frequencies`].
+    ///
     /// # Errors
     ///
     /// If a required field is missing or a field has a value that is not accepted; if the model
