@@ -528,7 +528,10 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
             "8q1s1k --topk 9 --valid 10".into(),
             "valid: given 10, accepted at most topk, 9",
         ),
-        ("8q1s1k --lists sorted".into(), "--topk"),
+        (
+            "8q1s1k --lists sorted".into(),
+            "lists: given a value without topk",
+        ),
         (
             format!("--config {listed}"),
             "lists: given a value without topk",
