@@ -12,9 +12,9 @@
 //! [`synchronize`](mla_runtime::device::Memory::synchronize), freeing a [`Buffer`], and
 //! [`upload`](mla_runtime::device::Memory::upload) from memory that is registered with the driver
 //! (pinned), which waits for the stream. Nothing but
-//! [`allocate`](mla_runtime::device::Memory::allocate) allocates, so that everything else can be
-//! captured into a [`Graph`], but for [`upload`](mla_runtime::device::Memory::upload), which a
-//! capture refuses: a replay would read the host's memory again.
+//! [`allocate`](mla_runtime::device::Memory::allocate) allocates, so that everything but an upload
+//! can be captured into a [`Graph`]: a capture refuses that, since a replay would read the host's
+//! memory again.
 
 pub(crate) mod argument;
 mod blas;

@@ -49,10 +49,11 @@ int write_whole(const KernelParams& k, MlaPrefillItem* items, int room) {
 }
 
 // What both orders need; `k` is filled if nothing is wrong.
-MlaStatus read(const MlaPrefillParams* params, MlaPrefillItem* items, int32_t room, int32_t* count,
-               KernelParams& k) {
+MlaStatus read(const MlaPrefillParams* params, int32_t ctas, MlaPrefillItem* items, int32_t room,
+               int32_t* count, KernelParams& k) {
     if (!params) return refuse("params", 0, "a pointer");
     const MlaPrefillParams& p = *params;
+    if (ctas < 1 || ctas > 256) return refuse("ctas", ctas, "1..=256");
     if (p.heads < 1 || p.heads > 65535) return refuse("heads", p.heads, "1..=65535");
     if (p.requests < 1) return refuse("requests", p.requests, "at least 1");
     if (p.max_query_len < 0 || p.max_query_len > INT32_MAX - kQueries)
@@ -73,10 +74,12 @@ MlaStatus read(const MlaPrefillParams* params, MlaPrefillItem* items, int32_t ro
     k.max_key_len = p.max_key_len;
     k.alike = are_said_alike(p);
     k.causal = p.causal;
+    k.ctas = ctas;
     return ok();
 }
 
-constexpr int kSmallKeys = Tile_192_64_256<__half>::kKeys, kLargeKeys = Tile_128_64_128<__half>::kKeys;
+constexpr int kSmallKeys = Tile_192_64_256<__half>::kKeys,
+              kLargeKeys = Tile_128_64_128<__half>::kKeys;
 
 }  // namespace
 }  // namespace mla::sm90::prefill
@@ -87,9 +90,8 @@ using namespace mla::sm90::prefill;
 extern "C" MlaStatus mla_prefill_sm90_items(const MlaPrefillParams* params, int32_t ctas,
                                             MlaPrefillItem* items, int32_t room, int32_t* count) {
     KernelParams k = {};
-    const MlaStatus status = read(params, items, room, count, k);
+    const MlaStatus status = read(params, ctas, items, room, count, k);
     if (status.code != MLA_OK) return status;
-    if (ctas < 1 || ctas > 256) return refuse("ctas", ctas, "1..=256");
     k.slots = kSlotsPerSm * ctas;
     *count = params->value_dim == 256 ? write_divided<kSmallKeys>(*params, k, ctas, items, room)
                                       : write_divided<kLargeKeys>(*params, k, ctas, items, room);
@@ -101,12 +103,10 @@ extern "C" MlaStatus mla_prefill_sm90_whole_items(const MlaPrefillParams* params
                                                   MlaPrefillItem* items, int32_t room,
                                                   int32_t* count) {
     KernelParams k = {};
-    const MlaStatus status = read(params, items, room, count, k);
+    const MlaStatus status = read(params, ctas, items, room, count, k);
     if (status.code != MLA_OK) return status;
-    if (ctas < 1 || ctas > 256) return refuse("ctas", ctas, "1..=256");
     if (section < 1) return refuse("section", section, "at least 1");
     if (group < 1) return refuse("group", group, "at least 1");
-    k.ctas = ctas;
     k.section = std::min(section, k.requests);
     k.group = std::min(group, k.heads);
     *count = params->value_dim == 256 ? write_whole<kSmallKeys>(k, items, room)
