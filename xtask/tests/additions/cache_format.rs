@@ -108,19 +108,22 @@ fn cuda(tree: &Tree) -> BTreeSet<String> {
         "    MLA_CACHE_FP8_DS_MLA = 4\n",
         "    MLA_CACHE_FP8_DS_MLA = 4,\n    MLA_CACHE_MADE_UP = 5\n",
     );
-    places.extend(switches(tree));
+    let units = units();
+    places.extend(switches(tree, &units));
     assert!(places.contains(LIST), "{places:?}");
     places.insert(row(tree));
+    let left = errors(tree, &units);
+    assert!(left.is_empty(), "{left:?}");
     places.insert(instantiation(tree));
     places
 }
 
 /// Each switch over the formats: the compiler names them all, and each gets a case but that of the
 /// list.
-fn switches(tree: &Tree) -> BTreeSet<String> {
+fn switches(tree: &Tree, units: &[String]) -> BTreeSet<String> {
     let lacks = "'MLA_CACHE_MADE_UP' not handled in switch";
     let mut places = BTreeSet::new();
-    for error in errors(tree) {
+    for error in errors(tree, units) {
         assert!(error.message.contains(lacks), "{error:?}");
         if error.file != LIST {
             let source = tree.read(&error.file);
@@ -142,14 +145,16 @@ fn row(tree: &Tree) -> String {
         "    each(MLA_CACHE_FP8_DS_MLA)\n",
         "    each(MLA_CACHE_FP8_DS_MLA) each(MLA_CACHE_MADE_UP)\n",
     );
-    let of_the_list = errors(tree);
+    // Whatever includes the list says the same.
+    let units = [CACHE_UNIT.to_owned()];
+    let of_the_list = errors(tree, &units);
     let counts = |error: &Error| error.message.contains("kCacheFormats") && error.file == LIST;
     assert!(
         !of_the_list.is_empty() && of_the_list.iter().all(counts),
         "{of_the_list:?}"
     );
     tree.edit(LIST, "(MLA_ONE_MORE) == 5", "(MLA_ONE_MORE) == 6");
-    let rows = errors(tree);
+    let rows = errors(tree, &units);
     assert!(
         rows.iter().any(|error| error.message.contains("Row<")),
         "{rows:?}"
@@ -165,14 +170,12 @@ fn row(tree: &Tree) -> String {
         "#include \"fp8.cuh\"\n",
         "#include \"fp8.cuh\"\n#include \"made_up.cuh\"\n",
     );
-    let left = errors(tree);
-    assert!(left.is_empty(), "{left:?}");
     file.to_owned()
 }
 
 /// It compiles, and does not link before this source has its cache writes and gathers.
 fn instantiation(tree: &Tree) -> String {
-    let wanted = kernels(tree, "cuda/all/cache.cu", "--undefined-only");
+    let wanted = kernels(tree, CACHE_UNIT, "--undefined-only");
     assert_eq!(wanted.len(), 2, "{wanted:?}");
     let source = "cuda/all/instantiations/cache_made_up.cu";
     let fp8 = tree.read("cuda/all/instantiations/cache_fp8.cu");
@@ -182,6 +185,8 @@ fn instantiation(tree: &Tree) -> String {
 }
 
 const LIST: &str = "cuda/formats/formats.cuh";
+/// The unit that chooses among the cache's kernels by the list.
+const CACHE_UNIT: &str = "cuda/all/cache.cu";
 
 /// What a compiler says of a line.
 #[derive(Debug)]
@@ -191,18 +196,23 @@ struct Error {
     message: String,
 }
 
-/// The errors in the sources that choose kernels; what is compiled for the GPU is looked at, and no
-/// more.
-fn errors(tree: &Tree) -> Vec<Error> {
+/// The sources that choose kernels.
+fn units() -> Vec<String> {
     let listed = Command::new("git")
         .args(["ls-files", "cuda/*.cu"])
         .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
         .output()
         .unwrap();
     let listed = String::from_utf8(listed.stdout).unwrap();
-    let units = listed
+    listed
         .lines()
-        .filter(|unit| !unit.contains("/instantiations/"));
+        .filter(|unit| !unit.contains("/instantiations/"))
+        .map(str::to_owned)
+        .collect()
+}
+
+/// The errors in these sources; what is compiled for the GPU is looked at, and no more.
+fn errors(tree: &Tree, units: &[String]) -> Vec<Error> {
     let mut errors: Vec<Error> = Vec::new();
     for unit in units {
         let output = tree.compile(unit);
