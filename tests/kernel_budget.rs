@@ -68,9 +68,9 @@ fn a_cold_build_takes_at_most_twice_15_minutes_and_16_gib_on_two_cores() {
     );
 }
 
-/// What the driver makes of the portable family's PTX is what ptxas makes of it: for GPUs that a
-/// build has no machine code for and, where caches are e4m3, for those whose machine code is made
-/// from other PTX. All else is in the build's own report.
+/// What ptxas makes of the portable family's PTX, as the driver would: for 8.6, 8.9 and 12.1, for
+/// which a build has machine code only if it is asked for, and, where caches are e4m3, for those
+/// whose machine code is made from other PTX. All else is in the build's own report.
 #[test]
 #[cfg(feature = "sm80")]
 #[ignore = "assembles the portable kernels for more GPUs: \
