@@ -6,6 +6,7 @@ mod cache;
 mod declarations;
 mod goldens;
 mod kernels;
+mod language;
 mod macro_cost;
 mod package;
 mod release;
@@ -44,6 +45,8 @@ enum Chore {
     Api(api::Arguments),
     /// Compare the machine code of two revisions, symbol names aside.
     Sass(sass::Arguments),
+    /// Count comments that begin without a subject, and compare them with their bounds.
+    Language(language::Arguments),
     /// Check that what would be published is complete, and nothing else.
     Package(package::Arguments),
     /// Compile the kernels into packages, so that a release needs no nvcc, and check what would be
@@ -73,6 +76,7 @@ fn run(chore: Chore) -> anyhow::Result<()> {
         Chore::Declarations => declarations::run(),
         Chore::Api(arguments) => api::run(&arguments),
         Chore::Sass(arguments) => sass::run(&arguments),
+        Chore::Language(arguments) => language::run(&arguments),
         Chore::Package(arguments) => package::run(&arguments),
         Chore::Release(arguments) => release::run(&arguments),
         Chore::MacroCost(arguments) => macro_cost::run(&arguments),
