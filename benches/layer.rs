@@ -229,9 +229,9 @@ mod gpu {
                 for params in &params {
                     // SAFETY: the buffers are as large as the extents say, and live until the
                     // figures are taken.
-                    raw::check("product", unsafe {
-                        raw::mla_head_product(params, gpu.raw_stream())
-                    })?;
+                    unsafe {
+                        raw::check("product", raw::mla_head_product(params, gpu.raw_stream()))
+                    }?;
                 }
                 Ok(())
             })

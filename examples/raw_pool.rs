@@ -269,9 +269,12 @@ fn launch(pool: &mut Pool, tensors: &Tensors) -> Result<(), Box<dyn Error>> {
     let mut decode = tensors.decode();
     let mut workspace_bytes = 0;
     // SAFETY: both are values on this stack.
-    raw::check("workspace", unsafe {
-        raw::mla_decode_sm90_workspace(&decode, &mut workspace_bytes)
-    })?;
+    unsafe {
+        raw::check(
+            "workspace",
+            raw::mla_decode_sm90_workspace(&decode, &mut workspace_bytes),
+        )
+    }?;
     decode.workspace = pool.workspace(workspace_bytes)? as *mut _;
     decode.workspace_bytes = workspace_bytes;
     let stream = pool.stream.cast();

@@ -63,42 +63,41 @@ fn left_out() -> MlaStatus {
 /// A status as a result: a refused argument becomes [`Error::Argument`], anything else an
 /// [`Error::Device`].
 ///
+/// # Safety
+///
+/// `field` and `accepted` of the status are null, or point to texts that end in a zero byte and are
+/// never freed or changed: a status of a function of this module has such texts.
+///
 /// # Errors
 ///
 /// The status, where it is not `MLA_OK`.
-pub fn check(operation: &'static str, status: MlaStatus) -> Result<()> {
+pub unsafe fn check(operation: &'static str, status: MlaStatus) -> Result<()> {
+    // SAFETY: the caller's promise, of both.
+    let [field, accepted] = unsafe { [text(status.field), text(status.accepted)] };
     const OK: i64 = MLA_OK as i64;
     const BAD_ARGUMENT: i64 = MLA_BAD_ARGUMENT as i64;
     match i64::from(status.code) {
         OK => Ok(()),
-        BAD_ARGUMENT => Err(Error::argument(
-            text(status.field),
-            status.given,
-            text(status.accepted),
-        )),
-        _ if status.code == LEFT_OUT => Err(Error::argument(
-            text(status.field),
-            "none",
-            text(status.accepted),
-        )),
+        BAD_ARGUMENT => Err(Error::argument(field, status.given, accepted)),
+        _ if status.code == LEFT_OUT => Err(Error::argument(field, "none", accepted)),
         _ => Err(Error::Device {
             device: "cuda",
             operation,
-            message: format!(
-                "{}: {} (accepted: {})",
-                text(status.field),
-                status.given,
-                text(status.accepted)
-            ),
+            message: format!("{}: {} (accepted: {})", field, status.given, accepted),
         }),
     }
 }
 
-fn text(pointer: *const std::ffi::c_char) -> &'static str {
+/// A text of a status; an empty one if there is none.
+///
+/// # Safety
+///
+/// It is null, or points to a text that ends in a zero byte and is never freed or changed.
+unsafe fn text(pointer: *const std::ffi::c_char) -> &'static str {
     if pointer.is_null() {
         return "";
     }
-    // SAFETY: the header promises that the texts of a status are static and end in a zero byte.
+    // SAFETY: the caller's promise.
     unsafe { CStr::from_ptr(pointer) }.to_str().unwrap_or("")
 }
 

@@ -86,7 +86,8 @@ impl Batch {
                             &mut count,
                         )
                     };
-                    raw::check("mla_decode_sm90_work_items", status).unwrap();
+                    // SAFETY: the status is that of a function of `raw`.
+                    unsafe { raw::check("mla_decode_sm90_work_items", status) }.unwrap();
                 }
                 items
             })
@@ -365,7 +366,9 @@ fn arguments_that_cannot_be_divided_are_refused() {
                 &mut count,
             )
         };
-        raw::check("mla_decode_sm90_work_items", status).map_err(|error| error.to_string())
+        // SAFETY: the status is that of a function of `raw`.
+        unsafe { raw::check("mla_decode_sm90_work_items", status) }
+            .map_err(|error| error.to_string())
     };
     assert!(refusal(&params, 1, 0).unwrap_err().contains("heads"));
     let lens = [64, -1];

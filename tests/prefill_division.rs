@@ -97,7 +97,8 @@ impl Batch {
             let room = count;
             // SAFETY: the struct is plain data, for which zero is a value.
             items = vec![unsafe { std::mem::zeroed::<MlaPrefillItem>() }; room as usize];
-            raw::check(name, list(items.as_mut_ptr(), room, &mut count)).unwrap();
+            // SAFETY: the status is that of a function of `raw`.
+            unsafe { raw::check(name, list(items.as_mut_ptr(), room, &mut count)) }.unwrap();
         }
         items
     }
@@ -677,7 +678,8 @@ fn arguments_that_cannot_be_divided_are_refused() {
         let status = unsafe {
             raw::mla_prefill_sm90_items(params, ctas, std::ptr::null_mut(), 0, &mut count)
         };
-        raw::check("mla_prefill_sm90_items", status).map_err(|error| error.to_string())
+        // SAFETY: the status is that of a function of `raw`.
+        unsafe { raw::check("mla_prefill_sm90_items", status) }.map_err(|error| error.to_string())
     };
     assert!(refusal(&params, 1).unwrap_err().contains("heads"));
     params.heads = 1;

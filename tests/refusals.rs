@@ -96,7 +96,10 @@ fn the_workspace_of_a_decode_is_refused_before_its_rows_are_multiplied() {
     let mut bytes = 0;
     // SAFETY: both live on this stack.
     let status = unsafe { raw::mla_decode_sm90_workspace(&params, &mut bytes) };
-    let error = raw::check("workspace", status).unwrap_err().to_string();
+    // SAFETY: the status is that of a function of `raw`.
+    let error = unsafe { raw::check("workspace", status) }
+        .unwrap_err()
+        .to_string();
     assert!(
         error.contains("heads: given 2147483647, accepted 1..=128"),
         "{error}"

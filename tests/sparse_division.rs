@@ -28,7 +28,8 @@ fn division(tokens: i32, heads: i32, width: i32, clusters: [i32; 16]) -> (i32, i
     // SAFETY: all four addresses are those of values on this stack, `clusters` has sixteen.
     let status =
         unsafe { raw::mla_sparse_sm90_splits(&params, clusters.as_ptr(), &mut splits, &mut tile) };
-    raw::check("sparse splits", status).unwrap();
+    // SAFETY: the status is that of a function of `raw`.
+    unsafe { raw::check("sparse splits", status) }.unwrap();
     (splits, tile)
 }
 

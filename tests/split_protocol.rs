@@ -257,7 +257,8 @@ fn split_step(
     // SAFETY: counters and answer live on this stack, and the function touches nothing else.
     let status =
         unsafe { raw::mla_split_step(step as i32, counters, splits, combiners, seen, &mut answer) };
-    raw::check("mla_split_step", status).unwrap();
+    // SAFETY: the status is that of a function of `raw`.
+    unsafe { raw::check("mla_split_step", status) }.unwrap();
     answer
 }
 
@@ -612,7 +613,8 @@ fn steps_that_do_not_exist_are_refused() {
                 std::ptr::null_mut(),
             )
         };
-        let refused = raw::check("mla_split_step", status);
+        // SAFETY: the status is that of a function of `raw`.
+        let refused = unsafe { raw::check("mla_split_step", status) };
         refused.map_err(|error| error.to_string())
     };
     refusal(0, 2, 1).unwrap();

@@ -16,6 +16,13 @@
  *     value and `accepted` says what would have been taken. Both texts are static.
  *   - Log-sum-exp is natural log, f32, [heads, tokens]; minus infinity where a row attends to
  *     nothing, and then the output row is zero.
+ *   - Arrays in device memory are believed, since the host cannot see them. Where a struct says
+ *     nothing else, the caller owes what the contract of a call of mla_runtime::backend says, in
+ *     the same words. Starts (cu_q_lens, query_starts, cu_query_lens, cu_key_lens) begin at 0,
+ *     never fall, and end at the rows of their tensors; no two neighbours differ by more than the
+ *     struct's bound. Lengths (kv_lens, seq_lens) are 0 or above and at most max_pages * page_size.
+ *     Entries of a block table that a length uses are 0 or above and below `pages`; others may hold
+ *     anything, and so may lists of slots and their counts.
  */
 #ifndef MLA_H
 #define MLA_H
@@ -85,8 +92,7 @@ typedef struct MlaDecodeParams {
     /* [requests, max_pages] int32; entries past a request's last page may hold anything */
     const int32_t* block_table;
     /* [requests] int32: cached tokens of each request, its query tokens included: 0 to max_pages
-     * * page_size, which the caller guarantees, as it does that the table's entries are below
-     * `pages` and that cu_q_lens rises by at most query_len */
+     * * page_size */
     const int32_t* kv_lens;
     /* [requests + 1] int32, or null: then every request has query_len tokens */
     const int32_t* cu_q_lens;

@@ -56,7 +56,13 @@ impl DecodeBackend for Nothing {
         }
     }
 
-    fn decode(&self, cpu: &Cpu, call: DecodeCall<'_, Cpu>, (): &mut (), (): &()) -> Result<()> {
+    unsafe fn decode(
+        &self,
+        cpu: &Cpu,
+        call: DecodeCall<'_, Cpu>,
+        (): &mut (),
+        (): &(),
+    ) -> Result<()> {
         match call.out {
             Output::Plain(out) => cpu.clear(out),
             _ => Ok(()),

@@ -215,8 +215,9 @@ impl Numbers {
             let call = inputs.call(case, out)?.with_lse(lse);
             let of_chunk = Chunk::new(0, &lens.query, &lens.key);
             let call = call.with_chunk((!case.causal).then_some(of_chunk));
-            stage
-                .prefill(device, call, &mut state, &metadata)
+            // SAFETY: the starts add up the case's lengths, of which the tensors have as many rows
+            // and the call the maxima; state and metadata are this stage's, prepared for the batch.
+            unsafe { stage.prefill(device, call, &mut state, &metadata) }
                 .map_err(refused("prefill"))?;
         }
         Ok(outputs.finish(device)?)

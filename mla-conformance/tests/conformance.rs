@@ -82,7 +82,7 @@ macro_rules! mistaken {
                 DecodeBackend::prepare(&self.0, device, batch, state, metadata)
             }
 
-            fn decode(
+            unsafe fn decode(
                 &self,
                 device: &Cpu,
                 call: DecodeCall<'_, Cpu>,
@@ -90,7 +90,8 @@ macro_rules! mistaken {
                 metadata: &(),
             ) -> Result<()> {
                 let change: fn(DecodeCall<'_, Cpu>) -> DecodeCall<'_, Cpu> = $call;
-                DecodeBackend::decode(&self.0, device, change(call), state, metadata)
+                // SAFETY: the caller keeps to the same contract.
+                unsafe { DecodeBackend::decode(&self.0, device, change(call), state, metadata) }
             }
         }
     };

@@ -12,7 +12,7 @@ use super::cache::{Pages, check_starts, decode_row, row_offset};
 use super::prefill::check_scale;
 use super::view::{Elements, Lane, Places, lse_places, scalars, with_element};
 use mla_runtime::backend::{
-    DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, Query, SlotLists, StepLimits,
+    DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, MadeFor, Query, SlotLists, StepLimits,
 };
 use mla_runtime::cache::CacheLayout;
 use mla_runtime::dtype::Element;
@@ -64,6 +64,7 @@ pub struct CpuDecode {
 
 /// Its workspaces.
 pub struct DecodeState {
+    made_for: MadeFor,
     engines: Engines,
     limits: StepLimits,
     units: Vec<Unit>,
@@ -141,6 +142,7 @@ impl DecodeBackend for CpuDecode {
         let out_pitch = engines.value_pitch();
         let shared_rows = threads * MAX_SPLITS * rows;
         Ok(DecodeState {
+            made_for: MadeFor::new(&self.config),
             engines,
             limits: *limits,
             units: Vec::new(),
@@ -155,15 +157,16 @@ impl DecodeBackend for CpuDecode {
         Ok(())
     }
 
-    fn decode(
+    unsafe fn decode(
         &self,
         device: &Cpu,
         call: DecodeCall<'_, Cpu>,
         state: &mut DecodeState,
         (): &(),
     ) -> Result<()> {
+        state.made_for.check("state", &self.config)?;
         with_element!(self.config.problem.dtype, T => {
-            let DecodeState { engines, units, splits, running, out, slots, limits } = state;
+            let DecodeState { engines, units, splits, running, out, slots, limits, .. } = state;
             let (call, lists) = self.check::<T>(call, limits)?;
             call.schedule(lists, units, slots)?;
             let shared = Shared { units, splits, running, out, slots };
@@ -527,7 +530,10 @@ impl<T: Element> Call<'_, T> {
             let Split { unit, keys } = &splits[index];
             let unit = &units[*unit];
             let padded = unit.rows.next_multiple_of(LANES);
-            // SAFETY: the rooms of two splits do not overlap, and each split is handed out once.
+            debug_assert!(padded <= rows);
+            // SAFETY: each split is handed out once, and the rooms of two splits do not overlap: the
+            // state was made for this problem, and a request has no more query tokens than its
+            // limits, as was checked of both; so no unit has more than `rows` rows.
             let mut partial = unsafe {
                 Partial {
                     running: running.slice(index * rows / LANES, padded / LANES),

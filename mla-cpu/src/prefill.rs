@@ -8,7 +8,7 @@ use super::attention::{
 };
 use super::cache::check_starts;
 use super::view::{Elements, Lane, Places, lse_places, scalars, with_element};
-use mla_runtime::backend::{Keys, LayerConfig, PrefillBackend, PrefillCall, StepLimits};
+use mla_runtime::backend::{Keys, LayerConfig, MadeFor, PrefillBackend, PrefillCall, StepLimits};
 use mla_runtime::dtype::Element;
 use mla_runtime::mla_backend;
 use mla_runtime::{Error, Result};
@@ -24,6 +24,7 @@ pub struct CpuPrefill {
 
 /// Its workspaces.
 pub struct PrefillState {
+    made_for: MadeFor,
     engines: Engines,
     units: Vec<Unit>,
 }
@@ -66,6 +67,7 @@ impl PrefillBackend for CpuPrefill {
         };
         let dtype = self.config.problem.dtype;
         Ok(PrefillState {
+            made_for: MadeFor::new(&self.config),
             engines: Engines::new(device, dtype, ROWS, widths, false)?,
             units: Vec::new(),
         })
@@ -75,13 +77,14 @@ impl PrefillBackend for CpuPrefill {
         Ok(())
     }
 
-    fn prefill(
+    unsafe fn prefill(
         &self,
         device: &Cpu,
         call: PrefillCall<'_, Cpu>,
         state: &mut PrefillState,
         (): &(),
     ) -> Result<()> {
+        state.made_for.check("state", &self.config)?;
         with_element!(self.config.problem.dtype, T => {
             let call = self.check::<T>(call)?;
             call.schedule(self.config.problem.heads as usize, &mut state.units);

@@ -237,7 +237,8 @@ fn rows_do_not_depend_on_the_rows_around_them() {
             (ArrayRef::from_slice(&starts), len),
             (ArrayRef::from_slice(&starts), len),
         );
-        backend.prefill(cpu, call, &mut state, &()).unwrap();
+        // SAFETY: the CPU's backend checks the arrays of a call; the state is its own.
+        unsafe { backend.prefill(cpu, call, &mut state, &()) }.unwrap();
         out
     }
     fn check<T: Element>(cpu: &Cpu, inputs: [&[f32]; 3], heads: usize, most: usize) {
@@ -381,7 +382,8 @@ impl Small {
             ),
             out,
         );
-        backend.decode(&cpu, call, &mut state, &())
+        // SAFETY: the CPU's backend checks the arrays of a call; the state is its own.
+        unsafe { backend.decode(&cpu, call, &mut state, &()) }
     }
 
     fn prefill<'a>(&'a self, out: Output<'a, Cpu>) -> mla_runtime::Result<()> {
@@ -397,7 +399,8 @@ impl Small {
             (ArrayRef::from_slice(&self.starts), 1),
             (ArrayRef::from_slice(&[0, 2]), 2),
         );
-        backend.prefill(&cpu, call, &mut state, &())
+        // SAFETY: the CPU's backend checks the arrays of a call; the state is its own.
+        unsafe { backend.prefill(&cpu, call, &mut state, &()) }
     }
 }
 

@@ -21,7 +21,7 @@ use {
     mla_kernels::device::Buffer,
     mla_runtime::availability::Availability,
     mla_runtime::backend::{
-        Keys, LayerConfig, Output, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
+        Keys, LayerConfig, MadeFor, Output, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
     },
     mla_runtime::device::{Device, Memory},
     mla_runtime::dtype::DType,
@@ -43,6 +43,7 @@ pub struct Cudnn {
 /// The session with cuDNN, the lengths and offsets of the step's calls, and a log-sum-exp.
 #[cfg(feature = "cudnn")]
 pub struct CudnnState {
+    made_for: MadeFor,
     session: Session,
     query_lens: Vec<u32>,
     key_lens: Vec<u32>,
@@ -145,6 +146,7 @@ impl PrefillBackend for Cudnn {
 
     fn state(&self, device: &Cuda, limits: &StepLimits) -> Result<CudnnState> {
         Ok(CudnnState {
+            made_for: MadeFor::new(&self.config),
             session: Session::new(device)?,
             query_lens: Vec::with_capacity(limits.requests),
             key_lens: Vec::with_capacity(limits.requests),
@@ -166,6 +168,7 @@ impl PrefillBackend for Cudnn {
         state: &mut CudnnState,
         (): &mut (),
     ) -> Result<()> {
+        state.made_for.check("state", &self.config)?;
         for (to, from) in [
             (&mut state.query_lens, batch.query_lens),
             (&mut state.key_lens, batch.key_lens),
@@ -188,13 +191,14 @@ impl PrefillBackend for Cudnn {
         Ok(())
     }
 
-    fn prefill(
+    unsafe fn prefill(
         &self,
         device: &Cuda,
         call: PrefillCall<'_, Cuda>,
         state: &mut CudnnState,
         (): &(),
     ) -> Result<()> {
+        state.made_for.check("state", &self.config)?;
         if let Some(chunk) = call.chunk {
             let lens = Lens::of_chunk(chunk.query_lens, chunk.key_lens, chunk.index);
             return self.attend(device, call, state, lens);

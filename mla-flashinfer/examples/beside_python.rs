@@ -455,8 +455,12 @@ impl Decode {
             Output::Plain(TensorMut::new(Cuda::bytes_mut(&mut self.out), layout(512))?),
         )
         .with_lse(lse_view(&mut self.lse, heads, tokens)?);
-        self.backend
-            .decode(device, call, &mut self.state, &self.plan)
+        // SAFETY: lengths, starts and pages are those of the case, for which every tensor was made
+        // and the plan prepared.
+        unsafe {
+            self.backend
+                .decode(device, call, &mut self.state, &self.plan)
+        }
     }
 }
 
@@ -521,8 +525,12 @@ impl Prefill {
             (starts()?, self.longest),
         )
         .with_lse(lse_view(&mut self.lse, heads, tokens)?);
-        self.backend
-            .prefill(device, call, &mut self.state, &self.plan)
+        // SAFETY: the starts are those of the case, for which every tensor was made and the plan
+        // prepared.
+        unsafe {
+            self.backend
+                .prefill(device, call, &mut self.state, &self.plan)
+        }
     }
 }
 

@@ -15,7 +15,9 @@ use {
     crate::status::{check, dtype_code, int, sms},
     mla_kernels::Cuda,
     mla_kernels::device::Buffer,
-    mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, StepLimits},
+    mla_runtime::backend::{
+        DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, MadeFor, StepLimits,
+    },
     mla_runtime::device::Memory as _,
     mla_runtime::error::{Error, Result},
 };
@@ -49,6 +51,7 @@ const ROPE: usize = 64;
 /// What the kernel is given instead of the call's own tensors, and what it gives.
 #[cfg(feature = "sm100")]
 pub struct CutlassMlaState {
+    made_for: MadeFor,
     /// `[requests, 128, 512 + 64]`.
     query: Buffer,
     /// `[requests, 128, 512 + 64]`.
@@ -148,6 +151,7 @@ impl DecodeBackend for CutlassMla {
         let sizes = self.sizes(limits, sms)?;
         let two = |bytes| Ok::<_, Error>([device.allocate(bytes)?, device.allocate(bytes)?]);
         Ok(CutlassMlaState {
+            made_for: MadeFor::new(&self.config),
             query: device.allocate(sizes.rows)?,
             tail: device.allocate(sizes.rows)?,
             outs: two(sizes.out)?,
@@ -165,7 +169,7 @@ impl DecodeBackend for CutlassMla {
         Ok(())
     }
 
-    fn decode(
+    unsafe fn decode(
         &self,
         device: &Cuda,
         call: DecodeCall<'_, Cuda>,
@@ -173,6 +177,7 @@ impl DecodeBackend for CutlassMla {
         (): &(),
     ) -> Result<()> {
         call.check(&self.config, &Self::SPEC)?;
+        state.made_for.check("state", &self.config)?;
         let (batch, cache) = (call.batch, call.cache);
         let absorbed = Absorbed::of(call)?;
         let requests = batch.block_table.requests();
@@ -200,13 +205,16 @@ impl DecodeBackend for CutlassMla {
             state,
             width,
         };
-        step.split(&absorbed, &cache)?;
         let has_tiles = batch.max_seq_len >= TILE && cache.layout().pages > 0;
-        if has_tiles {
-            step.attend(step.tiles(&cache)?)?;
+        // SAFETY: the caller keeps to the same contract.
+        unsafe {
+            step.split(&absorbed, &cache)?;
+            if has_tiles {
+                step.attend(step.tiles(&cache)?)?;
+            }
+            step.attend(step.tails()?)?;
+            step.merge(absorbed)
         }
-        step.attend(step.tails()?)?;
-        step.merge(absorbed)
     }
 }
 
@@ -274,7 +282,10 @@ impl Step<'_, '_> {
         })
     }
 
-    fn split(&self, absorbed: &Absorbed<'_>, cache: &Cache<'_>) -> Result<()> {
+    /// # Safety
+    ///
+    /// As [`DecodeBackend::decode`], of the step's batch.
+    unsafe fn split(&self, absorbed: &Absorbed<'_>, cache: &Cache<'_>) -> Result<()> {
         let (state, layout, element) = (self.state, cache.layout(), self.element());
         let wide = |stride: usize| stride as i64;
         let [latent, rope] = [absorbed.latent, absorbed.rope].map(|place| place.layout.strides);
@@ -304,12 +315,16 @@ impl Step<'_, '_> {
         };
         // SAFETY: every tensor was checked to hold what its layout says, rows begin at multiples of
         // 16 bytes, and the state's buffers have room for this number of requests and entries.
+        // Lengths and pages keep to the contract of a call, by the caller's promise.
         check("division of CUTLASS_MLA", unsafe {
             ffi::fi_cutlass_mla_split(&raw const call, self.device.raw_stream())
         })
     }
 
-    fn attend(&self, keys: Keys) -> Result<()> {
+    /// # Safety
+    ///
+    /// As [`DecodeBackend::decode`], of the step's batch, which was divided before.
+    unsafe fn attend(&self, keys: Keys) -> Result<()> {
         let (state, config) = (self.state, &self.backend.config);
         let row = LATENT + ROPE;
         let [token_stride, head_stride] = [HEADS * row, row].map(|stride| stride as i64);
@@ -346,7 +361,10 @@ impl Step<'_, '_> {
         })
     }
 
-    fn merge(&self, absorbed: Absorbed<'_>) -> Result<()> {
+    /// # Safety
+    ///
+    /// As [`DecodeBackend::decode`], of the step's batch, which was attended to before.
+    unsafe fn merge(&self, absorbed: Absorbed<'_>) -> Result<()> {
         let (state, out) = (self.state, absorbed.out);
         let (lse, lse_head_stride) = match absorbed.lse {
             None => (0, 0),

@@ -15,7 +15,9 @@ use {
     crate::status::{check, dtype_code, int, sms, stride, strides},
     mla_kernels::Cuda,
     mla_kernels::device::Buffer,
-    mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, StepLimits},
+    mla_runtime::backend::{
+        DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, MadeFor, StepLimits,
+    },
     mla_runtime::cache::{BlockTable, CacheRef},
     mla_runtime::device::Memory as _,
     mla_runtime::error::{Error, Result},
@@ -40,6 +42,7 @@ type Launch = unsafe extern "C" fn(*const ffi::FiMlaRun, *mut std::ffi::c_void) 
 /// Partial results of split requests, and the log-sum-exp in FlashInfer's order.
 #[cfg(feature = "fa")]
 pub struct FlashInferMlaState {
+    made_for: MadeFor,
     partial: Buffer,
     lse: Buffer,
 }
@@ -58,8 +61,9 @@ pub struct FlashInferMlaPlan {
     seq_lens: Vec<i32>,
     /// The CTAs of the launch, x and y.
     grid: [i32; 2],
-    /// What it was made for; `None` before the first batch, and after one that was refused.
-    made_for: Option<Extents>,
+    made_for: MadeFor,
+    /// The batch that it is of; `None` before the first one, and after one that was refused.
+    prepared_for: Option<Extents>,
 }
 
 /// What the lists of a plan assume of a batch, besides its lengths.
@@ -167,6 +171,7 @@ impl DecodeBackend for FlashInferMla {
     fn state(&self, device: &Cuda, limits: &StepLimits) -> Result<FlashInferMlaState> {
         let [partial, lse, _] = self.sizes(device, limits)?;
         Ok(FlashInferMlaState {
+            made_for: MadeFor::new(&self.config),
             partial: device.allocate(partial)?,
             lse: device.allocate(lse)?,
         })
@@ -184,7 +189,8 @@ impl DecodeBackend for FlashInferMla {
             table_starts: Vec::with_capacity(limits.requests),
             seq_lens: Vec::with_capacity(limits.requests),
             grid: [0; 2],
-            made_for: None,
+            made_for: MadeFor::new(&self.config),
+            prepared_for: None,
         })
     }
 
@@ -195,9 +201,10 @@ impl DecodeBackend for FlashInferMla {
         _: &mut FlashInferMlaState,
         plan: &mut FlashInferMlaPlan,
     ) -> Result<()> {
-        let made_for = plan.read(batch, self.config.problem.page_size as usize)?;
-        if made_for.tokens == 0 {
-            plan.made_for = Some(made_for);
+        plan.made_for.check("metadata", &self.config)?;
+        let extents = plan.read(batch, self.config.problem.page_size as usize)?;
+        if extents.tokens == 0 {
+            plan.prepared_for = Some(extents);
             return Ok(());
         }
         let capacity = plan.capacity();
@@ -223,11 +230,11 @@ impl DecodeBackend for FlashInferMla {
         plan.grid = [call.grid_x, call.grid_y];
         let bytes: Vec<u8> = plan.written.iter().flat_map(|n| n.to_ne_bytes()).collect();
         device.upload(&bytes, plan.lists.bytes_mut())?;
-        plan.made_for = Some(made_for);
+        plan.prepared_for = Some(extents);
         Ok(())
     }
 
-    fn decode(
+    unsafe fn decode(
         &self,
         device: &Cuda,
         call: DecodeCall<'_, Cuda>,
@@ -235,13 +242,17 @@ impl DecodeBackend for FlashInferMla {
         plan: &FlashInferMlaPlan,
     ) -> Result<()> {
         call.check(&self.config, &Self::SPEC)?;
+        state.made_for.check("state", &self.config)?;
+        plan.made_for.check("metadata", &self.config)?;
         let (batch, cache) = (call.batch, call.cache);
         let absorbed = Absorbed::of(call)?;
         let given = Extents::of(absorbed.tokens, &batch.block_table);
-        if plan.made_for != Some(given) {
+        if plan.prepared_for != Some(given) {
             let none = || "a batch that was prepared".to_owned();
-            let made_for = plan.made_for.map_or_else(none, |made| made.to_string());
-            let accepted = format!("{made_for}, for which it was prepared");
+            let extents = plan
+                .prepared_for
+                .map_or_else(none, |extents| extents.to_string());
+            let accepted = format!("{extents}, for which it was prepared");
             return Err(Error::argument("batch", given, accepted));
         }
         if given.tokens == 0 || given.requests == 0 {
@@ -264,7 +275,7 @@ impl DecodeBackend for FlashInferMla {
         device.bind()?;
         // SAFETY: every tensor was checked to hold what its layout says and the layouts to agree;
         // the lists are those of a plan for this batch, and the workspace is as large as the plan
-        // assumes.
+        // assumes. Pages and lengths keep to the contract of a call, by the caller's promise.
         let status = unsafe { (self.launch)(&raw const run, device.raw_stream()) };
         check("FLASHINFER_MLA", status)?;
         let Some(target) = target else {
@@ -364,7 +375,7 @@ impl FlashInferMlaPlan {
 
     /// Takes over the lengths of a batch. Until a plan is made for them there is none.
     fn read(&mut self, batch: &DecodeBatch<'_, Cuda>, page_size: usize) -> Result<Extents> {
-        self.made_for = None;
+        self.prepared_for = None;
         let accepted =
             "the query tokens and the length of each request: FlashInfer plans on the host";
         let host = batch

@@ -17,7 +17,7 @@ use {
     mla_kernels::Cuda,
     mla_kernels::device::Buffer,
     mla_runtime::backend::{
-        Keys, LayerConfig, Output, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
+        Keys, LayerConfig, MadeFor, Output, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
     },
     mla_runtime::device::Memory as _,
     mla_runtime::error::{Error, Result},
@@ -66,6 +66,7 @@ const PLANNED_CHUNKS: usize = 8;
 /// The plans of a step: those of its new tokens, and of its first context chunks.
 #[cfg(feature = "gpu")]
 pub struct FlashInferPlans {
+    made_for: MadeFor,
     new_tokens: Plan,
     chunks: Vec<Plan>,
 }
@@ -89,6 +90,7 @@ struct Plan {
 /// log-sum-exp in FlashInfer's order.
 #[cfg(feature = "gpu")]
 pub struct FlashInferState {
+    made_for: MadeFor,
     chunk: Plan,
     workspace: Buffer,
     lse: Buffer,
@@ -180,7 +182,10 @@ impl FlashInfer {
         check("plan of FLASHINFER", status)
     }
 
-    fn attend(
+    /// # Safety
+    ///
+    /// As [`PrefillBackend::prefill`].
+    unsafe fn attend(
         &self,
         device: &Cuda,
         call: PrefillCall<'_, Cuda>,
@@ -199,7 +204,8 @@ impl FlashInfer {
         if run.key_tokens > 0 {
             // SAFETY: every tensor was checked to hold what its layout says and the layouts to
             // agree; the plan is for these numbers of tokens, and the workspace as large as was
-            // said when it was made.
+            // said when it was made. The starts on the device are those of the plan, by the
+            // caller's promise.
             let status = unsafe { (self.version.launch)(&raw const run, stream) };
             check("FLASHINFER", status)?;
             if let Some(Target { lse, head_stride }) = target {
@@ -401,6 +407,7 @@ impl PrefillBackend for FlashInfer {
 
     fn state(&self, device: &Cuda, limits: &StepLimits) -> Result<FlashInferState> {
         Ok(FlashInferState {
+            made_for: MadeFor::new(&self.config),
             chunk: self.plan(device, limits)?,
             workspace: device.allocate(self.sizes(device, limits)?.workspace as usize)?,
             lse: device.allocate(self.lse_bytes(limits))?,
@@ -410,6 +417,7 @@ impl PrefillBackend for FlashInfer {
     fn metadata(&self, device: &Cuda, limits: &StepLimits) -> Result<FlashInferPlans> {
         let chunks = (0..Self::planned_chunks(limits)).map(|_| self.plan(device, limits));
         Ok(FlashInferPlans {
+            made_for: MadeFor::new(&self.config),
             new_tokens: self.plan(device, limits)?,
             chunks: chunks.collect::<Result<_>>()?,
         })
@@ -422,6 +430,8 @@ impl PrefillBackend for FlashInfer {
         state: &mut FlashInferState,
         plans: &mut FlashInferPlans,
     ) -> Result<()> {
+        state.made_for.check("state", &self.config)?;
+        plans.made_for.check("metadata", &self.config)?;
         let workspace = state.workspace.len();
         let lens = (batch.query_lens, batch.key_lens);
         self.divide(device, lens, true, workspace, &mut plans.new_tokens)?;
@@ -441,13 +451,15 @@ impl PrefillBackend for FlashInfer {
         Ok(())
     }
 
-    fn prefill(
+    unsafe fn prefill(
         &self,
         device: &Cuda,
         call: PrefillCall<'_, Cuda>,
         state: &mut FlashInferState,
         plans: &FlashInferPlans,
     ) -> Result<()> {
+        state.made_for.check("state", &self.config)?;
+        plans.made_for.check("metadata", &self.config)?;
         let plan = match call.chunk {
             None => &plans.new_tokens,
             Some(chunk) => {
@@ -464,7 +476,8 @@ impl PrefillBackend for FlashInfer {
                 }
             }
         };
-        self.attend(device, call, plan, (&mut state.workspace, &mut state.lse))
+        // SAFETY: the caller keeps to the same contract.
+        unsafe { self.attend(device, call, plan, (&mut state.workspace, &mut state.lse)) }
     }
 }
 

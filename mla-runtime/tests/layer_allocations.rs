@@ -91,7 +91,13 @@ impl PrefillBackend for Nothing {
         Ok(0)
     }
 
-    fn prefill(&self, _: &Inert, _: PrefillCall<'_, Inert>, _: &mut u64, _: &u64) -> Result<()> {
+    unsafe fn prefill(
+        &self,
+        _: &Inert,
+        _: PrefillCall<'_, Inert>,
+        _: &mut u64,
+        _: &u64,
+    ) -> Result<()> {
         done()
     }
 }
@@ -121,7 +127,13 @@ impl DecodeBackend for Nothing {
         Ok(0)
     }
 
-    fn decode(&self, _: &Inert, _: DecodeCall<'_, Inert>, _: &mut u64, _: &u64) -> Result<()> {
+    unsafe fn decode(
+        &self,
+        _: &Inert,
+        _: DecodeCall<'_, Inert>,
+        _: &mut u64,
+        _: &u64,
+    ) -> Result<()> {
         done()
     }
 }

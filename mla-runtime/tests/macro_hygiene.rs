@@ -1,6 +1,6 @@
 //! `#[mla_backend]` where every name that it could trip over means something else.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 #![deny(warnings, missing_docs)]
 
 #[macro_use]

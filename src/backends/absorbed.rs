@@ -3,7 +3,7 @@
 
 use std::ffi::c_void;
 
-use mla_runtime::backend::{DecodeBatch, DecodeCall, LayerConfig, Output, StepLimits};
+use mla_runtime::backend::{DecodeBatch, DecodeCall, LayerConfig, MadeFor, Output, StepLimits};
 use mla_runtime::device::Memory as _;
 use mla_runtime::error::{Error, Result};
 use mla_runtime::kv_format::KvFormat;
@@ -34,15 +34,17 @@ pub(super) trait DenseKernel: Copy {
 
 /// The workspace, which bounds the query tokens of a request but not the number of requests.
 pub struct AbsorbedState {
+    made_for: MadeFor,
     workspace: Buffer,
     query_len: usize,
 }
 
 impl AbsorbedState {
     /// A workspace of so many bytes, for requests of up to `query_len` query tokens.
-    fn new(device: &Cuda, bytes: usize, query_len: usize) -> Result<Self> {
+    fn new(config: &LayerConfig, device: &Cuda, bytes: usize, query_len: usize) -> Result<Self> {
         // Zeros are how the kernels' counters have to begin.
         Ok(Self {
+            made_for: MadeFor::new(config),
             workspace: device.allocate(bytes)?,
             query_len,
         })
@@ -127,6 +129,7 @@ fn params(
     state: &AbsorbedState,
 ) -> Result<Option<raw::MlaDecodeParams>> {
     call.check(config, spec)?;
+    state.made_for.check("state", config)?;
     let problem = &config.problem;
     let batch = &call.batch;
     state.check(batch)?;
@@ -207,10 +210,13 @@ pub(super) fn state(
     limits: &StepLimits,
 ) -> Result<AbsorbedState> {
     let bytes = workspace(kernel, config, device, limits)?;
-    AbsorbedState::new(device, bytes, limits.decode_query_len.max(1))
+    AbsorbedState::new(config, device, bytes, limits.decode_query_len.max(1))
 }
 
-pub(super) fn decode(
+/// # Safety
+///
+/// As [`DecodeBackend::decode`](mla_runtime::backend::DecodeBackend::decode).
+pub(super) unsafe fn decode(
     kernel: impl DenseKernel,
     config: &LayerConfig,
     spec: &BackendSpec,
@@ -223,10 +229,9 @@ pub(super) fn decode(
     };
     device.bind()?;
     // SAFETY: `params` checked every tensor and array to hold what its layout says and the layouts
-    // to agree; the workspace was allocated zeroed for this many query tokens by the same kernel's
-    // query and is borrowed mutably, so no other launch of this stream's order uses it at the same
-    // time.
-    raw::check("decode", unsafe {
-        kernel.launch(&params, device.raw_stream())
-    })
+    // to agree; what stands in the arrays keeps to the contract of a call, by the caller's promise.
+    // The workspace was allocated zeroed for this many query tokens by the same kernel's query and
+    // is borrowed mutably, so no other launch of this stream's order uses it at the same time. The
+    // status is the launch's own.
+    unsafe { raw::check("decode", kernel.launch(&params, device.raw_stream())) }
 }

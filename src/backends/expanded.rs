@@ -44,7 +44,7 @@ pub(super) fn load(kernel: impl ExpandedKernel, config: &LayerConfig, device: &C
     let params = shape(config)?;
     device.bind()?;
     // SAFETY: the context is current.
-    raw::check("load prefill kernels", unsafe { kernel.load(&params) })
+    unsafe { raw::check("load prefill kernels", kernel.load(&params)) }
 }
 
 fn workspace(kernel: impl ExpandedKernel, config: &LayerConfig, device: &Cuda) -> Result<usize> {
@@ -70,7 +70,10 @@ pub(super) fn state(
     device.allocate(workspace(kernel, config, device)?)
 }
 
-pub(super) fn prefill(
+/// # Safety
+///
+/// As [`PrefillBackend::prefill`](mla_runtime::backend::PrefillBackend::prefill).
+pub(super) unsafe fn prefill(
     kernel: impl ExpandedKernel,
     config: &LayerConfig,
     spec: &BackendSpec,
@@ -85,12 +88,10 @@ pub(super) fn prefill(
     params.workspace_bytes = workspace.len();
     device.bind()?;
     // SAFETY: `params` checked every tensor to hold what its layout says and the layouts to agree;
-    // the output and the workspace are borrowed mutably, the latter was allocated zeroed by the
-    // same kernel's query; and the call states the bounds of the lengths, on which the kernel
-    // relies.
-    raw::check("prefill", unsafe {
-        kernel.launch(&params, device.raw_stream())
-    })
+    // what stands in the arrays keeps to the contract of a call, by the caller's promise. The
+    // output and the workspace are borrowed mutably, and the latter was allocated zeroed by the
+    // same kernel's query. The status is the launch's own.
+    unsafe { raw::check("prefill", kernel.launch(&params, device.raw_stream())) }
 }
 
 /// What decides about the kernel, without any tensor.

@@ -77,16 +77,19 @@ macro_rules! dense_backend {
                 state.check(batch)
             }
 
-            fn decode(
+            unsafe fn decode(
                 &self,
                 device: &Self::Device,
                 call: mla_runtime::backend::DecodeCall<'_, Self::Device>,
                 state: &mut Self::State,
                 (): &(),
             ) -> mla_runtime::Result<()> {
-                $crate::backends::absorbed::decode(
-                    self.kernel, &self.config, &Self::SPEC, device, call, state,
-                )
+                // SAFETY: the caller keeps to the same contract.
+                unsafe {
+                    $crate::backends::absorbed::decode(
+                        self.kernel, &self.config, &Self::SPEC, device, call, state,
+                    )
+                }
             }
         }
     };
@@ -142,16 +145,19 @@ macro_rules! expanded_backend {
                 Ok(())
             }
 
-            fn prefill(
+            unsafe fn prefill(
                 &self,
                 device: &Self::Device,
                 call: mla_runtime::backend::PrefillCall<'_, Self::Device>,
                 workspace: &mut Self::State,
                 (): &(),
             ) -> mla_runtime::Result<()> {
-                $crate::backends::expanded::prefill(
-                    self.kernel, &self.config, &Self::SPEC, device, call, workspace,
-                )
+                // SAFETY: the caller keeps to the same contract.
+                unsafe {
+                    $crate::backends::expanded::prefill(
+                        self.kernel, &self.config, &Self::SPEC, device, call, workspace,
+                    )
+                }
             }
         }
     };

@@ -12,6 +12,7 @@ pub(super) fn size(
 ) -> Result<usize> {
     let mut bytes = 0;
     device.bind()?;
-    raw::check("workspace", query(&mut bytes))?;
+    // SAFETY: the status is that of a function of `raw`.
+    unsafe { raw::check("workspace", query(&mut bytes)) }?;
     Ok(bytes)
 }

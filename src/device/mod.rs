@@ -98,7 +98,8 @@ impl Cuda {
         // In a build without kernels there is nothing to load, and each operation says so that
         // needs one.
         if loaded.code != raw::LEFT_OUT {
-            raw::check("load kernels", loaded)?;
+            // SAFETY: the status is that of a function of `raw`.
+            unsafe { raw::check("load kernels", loaded) }?;
         }
         let blas = Blas::new(&stream)?;
         Ok(Self {

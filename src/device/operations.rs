@@ -218,9 +218,7 @@ impl Device for Cuda {
         // SAFETY: the vectors were checked to hold what their layouts say, and to agree with the
         // tables; the kernel itself checks positions against the tables, and a cache without pages
         // takes no row.
-        raw::check("rotate", unsafe {
-            raw::mla_cache_write(&params, self.raw_stream())
-        })
+        unsafe { raw::check("rotate", raw::mla_cache_write(&params, self.raw_stream())) }
     }
 
     fn write_cache_and_absorb(
@@ -241,9 +239,12 @@ impl Device for Cuda {
         // borrowed mutably, so they are apart from each other and from the inputs. Slots and
         // positions are checked by the kernel itself. A layer's weights are written by nothing that
         // is still enqueued.
-        raw::check("absorb", unsafe {
-            raw::mla_absorb(&write, &product, self.raw_stream())
-        })
+        unsafe {
+            raw::check(
+                "absorb",
+                raw::mla_absorb(&write, &product, self.raw_stream()),
+            )
+        }
     }
 
     fn gather_cache(
@@ -258,9 +259,12 @@ impl Device for Cuda {
         // SAFETY: cache and outputs were checked to hold what their layouts say, the index arrays
         // to be as long as the segments need; the kernel itself checks the pages that it finds in
         // them.
-        raw::check("gather cache", unsafe {
-            raw::mla_cache_gather(&params, self.raw_stream())
-        })
+        unsafe {
+            raw::check(
+                "gather cache",
+                raw::mla_cache_gather(&params, self.raw_stream()),
+            )
+        }
     }
 
     fn gather_cache_and_expand(
@@ -287,9 +291,12 @@ impl Device for Cuda {
         self.bind()?;
         // SAFETY: as for a gather; besides, the weights and the output were checked to hold what
         // their layouts say, and the output is borrowed mutably, so the inputs are elsewhere.
-        raw::check("expand cache", unsafe {
-            raw::mla_cache_expand(&params, self.raw_stream())
-        })
+        unsafe {
+            raw::check(
+                "expand cache",
+                raw::mla_cache_expand(&params, self.raw_stream()),
+            )
+        }
     }
 
     fn merge(
@@ -328,9 +335,7 @@ impl Device for Cuda {
         };
         self.bind()?;
         // SAFETY: all four tensors were checked to hold what their layouts say, which agree.
-        raw::check("merge", unsafe {
-            raw::mla_merge(&params, self.raw_stream())
-        })
+        unsafe { raw::check("merge", raw::mla_merge(&params, self.raw_stream())) }
     }
 
     #[cfg(feature = "nvtx")]
@@ -358,9 +363,12 @@ impl Device for Cuda {
         };
         self.bind()?;
         // SAFETY: both were checked to hold what their layouts say, which agree.
-        raw::check("convert lse", unsafe {
-            raw::mla_lse_natural(&params, self.raw_stream())
-        })
+        unsafe {
+            raw::check(
+                "convert lse",
+                raw::mla_lse_natural(&params, self.raw_stream()),
+            )
+        }
     }
 }
 
@@ -387,9 +395,9 @@ impl Cuda {
             // SAFETY: the tensors were checked to hold what their layouts say, which agree; the
             // output is borrowed mutably, so the inputs are elsewhere. Whoever says what is not
             // pending promises that nothing still writes it, or accesses the output.
-            return raw::check("gemm", unsafe {
-                raw::mla_head_product(&params, self.raw_stream())
-            });
+            return unsafe {
+                raw::check("gemm", raw::mla_head_product(&params, self.raw_stream()))
+            };
         }
         let layout = *c.layout();
         let c = (c.into_bytes().address(), &layout);
@@ -409,9 +417,12 @@ impl Cuda {
         self.bind()?;
         // SAFETY: every tensor was checked to hold what its layout says, and the layouts to agree;
         // the kernel itself checks slots and positions against the cache and the tables.
-        raw::check("write cache", unsafe {
-            raw::mla_cache_write(&params, self.raw_stream())
-        })
+        unsafe {
+            raw::check(
+                "write cache",
+                raw::mla_cache_write(&params, self.raw_stream()),
+            )
+        }
     }
 
     fn copy_elements(
@@ -438,7 +449,7 @@ impl Cuda {
         self.bind()?;
         // SAFETY: both tensors were checked to hold what their layouts say, of one shape and dtype;
         // the output is borrowed mutably, so the input is elsewhere.
-        raw::check("copy", unsafe { raw::mla_copy(&params, self.raw_stream()) })
+        unsafe { raw::check("copy", raw::mla_copy(&params, self.raw_stream())) }
     }
 }
 

@@ -322,8 +322,11 @@ impl<'a, B: PrefillBackend> Bench<'a, B> {
         )?);
         let (state, metadata) = (&mut self.state, &self.metadata);
         let chunk = (!case.causal).then_some(Chunk::new(0, &query_lens, &key_lens));
-        self.backend
-            .prefill(self.device, call.with_chunk(chunk), state, metadata)
+        // SAFETY: lengths, starts and pages are those of the case, for which all tensors were made.
+        unsafe {
+            self.backend
+                .prefill(self.device, call.with_chunk(chunk), state, metadata)
+        }
     }
 
     fn outcome(&self) -> Outcome {
@@ -800,7 +803,8 @@ fn offsets_beyond_two_to_the_31_elements_change_nothing() {
         )
         .with_lse(lse.unwrap());
         let mut state = compact.backend.state(gpu, &case.limits()).unwrap();
-        compact.backend.prefill(gpu, call, &mut state, &()).unwrap();
+        // SAFETY: lengths, starts and pages are those of the case, for which all tensors were made.
+        unsafe { compact.backend.prefill(gpu, call, &mut state, &()) }.unwrap();
         for (at, from) in rows {
             let mut row = vec![0; at.len()];
             gpu.download(Cuda::byte_range(Cuda::bytes(&out.buffer), at), &mut row)
@@ -929,7 +933,8 @@ fn each_bad_argument_of_the_raw_call_is_named_before_anything_is_launched() {
     );
     // SAFETY: the call describes what `bench` and `workspace` hold.
     let status = unsafe { raw::mla_prefill_sm90(&good, gpu.raw_stream()) };
-    raw::check("prefill", status).unwrap();
+    // SAFETY: the status is that of a function of `raw`.
+    unsafe { raw::check("prefill", status) }.unwrap();
     let expected = expected(&case, &inputs);
     compare(
         "the raw call",

@@ -288,7 +288,8 @@ impl<D: Device> Step<D> {
             D::bytes_mut(&mut self.lse),
             LseLayout::heads_first(case.heads, tokens),
         )?);
-        backend.decode(device, call, state, metadata)
+        // SAFETY: lengths, starts and pages are those of the case, for which all tensors were made.
+        unsafe { backend.decode(device, call, state, metadata) }
     }
 
     fn results(&self, device: &D) -> Result<(Vec<u8>, Vec<u8>)> {
@@ -562,7 +563,8 @@ fn falling_back_gives_the_same_bits() {
                 // SAFETY: the parameters describe memory that lives as long as the step and the
                 // workspace.
                 let status = unsafe { raw::mla_decode_sm90(&params, gpu.raw_stream()) };
-                raw::check("decode", status).unwrap();
+                // SAFETY: the status is that of a function of `raw`.
+                unsafe { raw::check("decode", status) }.unwrap();
                 let got = step.results(gpu).unwrap();
                 let expected = expected.get_or_insert_with(|| got.clone());
                 assert!(
@@ -786,7 +788,8 @@ fn each_bad_argument_of_the_raw_call_is_named_before_anything_is_launched() {
     );
     // SAFETY: the call describes what `step` and `workspace` hold.
     let status = unsafe { raw::mla_decode_sm90(&good, gpu.raw_stream()) };
-    raw::check("decode", status).unwrap();
+    // SAFETY: the status is that of a function of `raw`.
+    unsafe { raw::check("decode", status) }.unwrap();
     let want = run::<CpuDecode>(&Cpu::new(), &case, &numbers);
     assert_close(
         "the raw call",

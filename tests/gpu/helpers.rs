@@ -1352,7 +1352,7 @@ fn slices_of_cudarc_and_raw_addresses_are_taken() {
             element_bytes: 4,
         };
         // SAFETY: 32 f32 lie at the address, which is lent until the end of the block.
-        raw::check("copy", unsafe { raw::mla_copy(&params, gpu.raw_stream()) }).unwrap();
+        unsafe { raw::check("copy", raw::mla_copy(&params, gpu.raw_stream())) }.unwrap();
     }
     let result = stream.clone_dtoh(&to).unwrap();
     assert_eq!(
@@ -1393,11 +1393,9 @@ fn what_does_not_fit_is_refused_by_name() {
     // The C interface itself, which engines may call without the typed tier.
     let refused = |params: raw::MlaMergeParams| {
         // SAFETY: the parameters are refused before anything is launched.
-        raw::check("merge", unsafe {
-            raw::mla_merge(&params, gpu.raw_stream())
-        })
-        .unwrap_err()
-        .to_string()
+        unsafe { raw::check("merge", raw::mla_merge(&params, gpu.raw_stream())) }
+            .unwrap_err()
+            .to_string()
     };
     let valid = raw::MlaMergeParams {
         tokens: 2,

@@ -100,7 +100,8 @@ fn decode<B: DecodeBackend<Device = Cuda>>(
             let cache = CacheRef::new(cache.bytes(), layout)?;
             let call = DecodeCall::new(query, cache, batch(), Output::Plain(out.write()))
                 .with_slots(lists.transpose()?);
-            backend.decode(gpu, call, &mut state, &metadata)
+            // SAFETY: one request, whose numbers are those of the tensors. Nothing is run.
+            unsafe { backend.decode(gpu, call, &mut state, &metadata) }
         })
         .unwrap();
     gpu.loaded_kernels(&graph).unwrap()
@@ -144,7 +145,8 @@ fn prefill<B: PrefillBackend<Device = Cuda>>(gpu: &Cuda) -> Vec<LoadedKernel> {
                 (starts()?, TOKENS),
                 (starts()?, TOKENS),
             );
-            backend.prefill(gpu, call, &mut state, &metadata)
+            // SAFETY: one request, whose numbers are those of the tensors. Nothing is run.
+            unsafe { backend.prefill(gpu, call, &mut state, &metadata) }
         })
         .unwrap();
     gpu.loaded_kernels(&graph).unwrap()

@@ -38,7 +38,8 @@ pub(crate) fn each_is_refused<P: Copy>(
     for (field, spoil) in spoilt {
         let mut params = *good;
         spoil(&mut params);
-        let refused = raw::check("a spoilt call", call(&params));
+        // SAFETY: the status is that of a function of `raw`.
+        let refused = unsafe { raw::check("a spoilt call", call(&params)) };
         let refused = refused.expect_err(field).to_string();
         assert!(
             refused.starts_with(&format!("{field}: given ")) && refused.contains("accepted "),

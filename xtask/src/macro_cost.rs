@@ -146,7 +146,7 @@ impl DecodeBackend for More{number} {{
     fn new(_: &Cpu, config: &LayerConfig) -> Result<Self> {{ Ok(Self(*config)) }}
     fn state(&self, _: &Cpu, _: &StepLimits) -> Result<()> {{ Ok(()) }}
     fn metadata(&self, _: &Cpu, _: &StepLimits) -> Result<()> {{ Ok(()) }}
-    fn decode(&self, _: &Cpu, call: DecodeCall<'_, Cpu>, _: &mut (), _: &()) -> Result<()> {{
+    unsafe fn decode(&self, _: &Cpu, call: DecodeCall<'_, Cpu>, _: &mut (), _: &()) -> Result<()> {{
         Err(Error::argument(\"heads\", self.0.problem.heads, call.batch.block_table.requests()))
     }}
 }}

@@ -50,7 +50,7 @@ impl DecodeBackend for Naive {
         Ok(())
     }
 
-    fn decode(&self, device: &Cuda, call: DecodeCall<'_, Cuda>, _: &mut (), _: &()) -> Result<()> {
+    unsafe fn decode(&self, device: &Cuda, call: DecodeCall<'_, Cuda>, _: &mut (), _: &()) -> Result<()> {
         let (Query::Split { latent, rope }, Output::Plain(out)) = (call.query, call.out) else {
             return Err(Error::argument("call", "another form", "split and plain"));
         };
@@ -98,7 +98,8 @@ impl DecodeBackend for Naive {
         };
         device.bind()?;
         // SAFETY: every tensor was checked to hold what its layout says and the layouts to agree,
-        // and the output is borrowed mutably; the launch reads nothing beyond them.
+        // and the output is borrowed mutably; starts, lengths and pages keep to the contract of a
+        // call, by the caller's promise. The launch reads nothing beyond them.
         match unsafe { ffi::naive_decode(&params, device.raw_stream()) } {
             0 => Ok(()),
             status => Err(Error::Device {

@@ -55,9 +55,9 @@ fn the_built_in_backends_say_which_feature_they_want() {
 #[test]
 #[cfg(not(feature = "built-in"))]
 fn an_operation_of_the_device_that_needs_a_kernel_says_so() {
-    // SAFETY: without kernels the function reads nothing.
-    let status = unsafe { mla_kernels::raw::mla_load_helpers() };
-    let error = mla_kernels::raw::check("load", status).unwrap_err().to_string();
+    // SAFETY: without kernels the function reads nothing. The status is its own.
+    let loaded = unsafe { mla_kernels::raw::check("load", mla_kernels::raw::mla_load_helpers()) };
+    let error = loaded.unwrap_err().to_string();
     assert_eq!(
         error,
         "kernels: given none, accepted those of a family: build with its feature, such as `sm90`"

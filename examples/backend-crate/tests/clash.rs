@@ -37,8 +37,15 @@ impl DecodeBackend for Mine {
         DecodeBackend::prepare(&self.0, device, batch, state, metadata)
     }
 
-    fn decode(&self, device: &Cuda, call: DecodeCall<'_, Cuda>, state: &mut (), metadata: &()) -> Result<()> {
-        DecodeBackend::decode(&self.0, device, call, state, metadata)
+    unsafe fn decode(
+        &self,
+        device: &Cuda,
+        call: DecodeCall<'_, Cuda>,
+        state: &mut (),
+        metadata: &(),
+    ) -> Result<()> {
+        // SAFETY: the caller keeps to the same contract.
+        unsafe { DecodeBackend::decode(&self.0, device, call, state, metadata) }
     }
 }
 

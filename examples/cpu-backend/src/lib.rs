@@ -25,7 +25,7 @@ impl DecodeBackend for Simple {
         Ok(())
     }
 
-    fn decode(&self, _: &Cpu, call: DecodeCall<'_, Cpu>, _: &mut (), _: &()) -> Result<()> {
+    unsafe fn decode(&self, _: &Cpu, call: DecodeCall<'_, Cpu>, _: &mut (), _: &()) -> Result<()> {
         let (Query::Split { latent, rope }, Output::Plain(mut out)) = (call.query, call.out) else {
             return Err(Error::argument("call", "another form", "split and plain"));
         };

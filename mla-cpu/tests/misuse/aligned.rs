@@ -44,14 +44,15 @@ impl PrefillBackend for Aligned<CpuPrefill> {
         PrefillBackend::prepare(&self.0, device, batch, state, &mut ())
     }
 
-    fn prefill(
+    unsafe fn prefill(
         &self,
         device: &Cpu,
         call: PrefillCall<'_, Cpu>,
         state: &mut Self::State,
         (): &(),
     ) -> Result<()> {
-        PrefillBackend::prefill(&self.0, device, call, state, &())
+        // SAFETY: the caller keeps to the same contract.
+        unsafe { PrefillBackend::prefill(&self.0, device, call, state, &()) }
     }
 }
 
@@ -86,13 +87,14 @@ impl DecodeBackend for Aligned<CpuDecode> {
         DecodeBackend::prepare(&self.0, device, batch, state, &mut ())
     }
 
-    fn decode(
+    unsafe fn decode(
         &self,
         device: &Cpu,
         call: DecodeCall<'_, Cpu>,
         state: &mut Self::State,
         (): &(),
     ) -> Result<()> {
-        DecodeBackend::decode(&self.0, device, call, state, &())
+        // SAFETY: the caller keeps to the same contract.
+        unsafe { DecodeBackend::decode(&self.0, device, call, state, &()) }
     }
 }

@@ -38,14 +38,15 @@ impl DecodeBackend for StandIn {
         Ok(())
     }
 
-    fn decode(
+    unsafe fn decode(
         &self,
         device: &Cuda,
         call: DecodeCall<'_, Cuda>,
         state: &mut CutlassMlaState,
         (): &(),
     ) -> Result<()> {
-        self.0.decode(device, call, state, &())
+        // SAFETY: the caller keeps to the same contract.
+        unsafe { self.0.decode(device, call, state, &()) }
     }
 }
 

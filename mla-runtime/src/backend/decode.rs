@@ -78,6 +78,9 @@ pub trait DecodeBackend: Sized + Send + Sync + 'static {
     /// Prepares the metadata of a step, such as a schedule, from the lengths on the device. If this
     /// is left out, nothing is prepared.
     ///
+    /// It is safe to call: whatever the batch's arrays hold, it writes nothing but the state and
+    /// the metadata. Only [`decode`](Self::decode) may take the arrays at their word.
+    ///
     /// # Errors
     ///
     /// If the batch exceeds the limits that the metadata was made for, or the device fails.
@@ -95,10 +98,16 @@ pub trait DecodeBackend: Sized + Send + Sync + 'static {
     /// Attends each query token to its request's rows, with the whole row as key and its latent as
     /// value. A token that sees nothing gives 0 and −inf.
     ///
+    /// # Safety
+    ///
+    /// The caller keeps to [the contract of a call](super#the-contract-of-a-call): the arrays on
+    /// the device say what can be, and the state and the metadata are of this configuration, the
+    /// latter prepared for this batch.
+    ///
     /// # Errors
     ///
     /// If the call's shapes disagree, or the device fails.
-    fn decode(
+    unsafe fn decode(
         &self,
         device: &Self::Device,
         call: DecodeCall<'_, Self::Device>,
@@ -167,10 +176,14 @@ pub trait DecodeStage: Send + Sync + 'static {
 
     /// As [`DecodeBackend::decode`].
     ///
+    /// # Safety
+    ///
+    /// As [`DecodeBackend::decode`].
+    ///
     /// # Errors
     ///
     /// The backend's.
-    fn decode(
+    unsafe fn decode(
         &self,
         device: &Self::Device,
         call: DecodeCall<'_, Self::Device>,
@@ -209,7 +222,7 @@ macro_rules! stage {
             $source::prepare($receiver, device, batch, state, metadata)
         }
 
-        fn decode(
+        unsafe fn decode(
             &self,
             device: &Self::Device,
             call: DecodeCall<'_, Self::Device>,
@@ -217,7 +230,8 @@ macro_rules! stage {
             metadata: &Self::Metadata,
         ) -> Result<()> {
             let $this = self;
-            $source::decode($receiver, device, call, state, metadata)
+            // SAFETY: the contract is the same, and the caller keeps to it.
+            unsafe { $source::decode($receiver, device, call, state, metadata) }
         }
     };
 }
@@ -241,13 +255,22 @@ pub struct SelectedDecode<D: Device> {
     config: LayerConfig,
 }
 
+/// An implementation, and what it was made for: so are its state and metadata.
+struct Configured<B> {
+    backend: B,
+    config: LayerConfig,
+}
+
 impl<D: Device> SelectedDecode<D> {
     pub(crate) fn new<B: DecodeBackend<Device = D>>(
         device: &D,
         config: &LayerConfig,
     ) -> Result<Self> {
         Ok(Self {
-            object: Box::new(B::new(device, config)?),
+            object: Box::new(Configured {
+                backend: B::new(device, config)?,
+                config: *config,
+            }),
             config: *config,
         })
     }
@@ -332,7 +355,10 @@ trait DecodeObject<D: Device>: Send + Sync {
         state: &mut Opaque,
         metadata: &mut Opaque,
     ) -> Result<()>;
-    fn decode(
+    /// # Safety
+    ///
+    /// As [`DecodeBackend::decode`].
+    unsafe fn decode(
         &self,
         device: &D,
         call: DecodeCall<'_, D>,
@@ -342,22 +368,23 @@ trait DecodeObject<D: Device>: Send + Sync {
     fn set_num_splits(&mut self, splits: u32) -> Result<()>;
 }
 
-impl<D: Device, B: DecodeBackend<Device = D>> DecodeObject<D> for B {
+impl<D: Device, B: DecodeBackend<Device = D>> DecodeObject<D> for Configured<B> {
     fn spec(&self) -> &'static BackendSpec {
         const { &B::SPEC }
     }
 
     fn workspace_bytes(&self, device: &D, limits: &StepLimits) -> Result<u64> {
-        DecodeBackend::workspace_bytes(self, device, limits)
+        DecodeBackend::workspace_bytes(&self.backend, device, limits)
     }
 
     fn state(&self, device: &D, limits: &StepLimits) -> Result<Opaque> {
-        DecodeBackend::state(self, device, limits).map(|state| Opaque::new(B::SPEC.name, state))
+        let state = DecodeBackend::state(&self.backend, device, limits)?;
+        Ok(Opaque::new(B::SPEC.name, &self.config, state))
     }
 
     fn metadata(&self, device: &D, limits: &StepLimits) -> Result<Opaque> {
-        DecodeBackend::metadata(self, device, limits)
-            .map(|metadata| Opaque::new(B::SPEC.name, metadata))
+        let metadata = DecodeBackend::metadata(&self.backend, device, limits)?;
+        Ok(Opaque::new(B::SPEC.name, &self.config, metadata))
     }
 
     fn prepare(
@@ -368,31 +395,28 @@ impl<D: Device, B: DecodeBackend<Device = D>> DecodeObject<D> for B {
         metadata: &mut Opaque,
     ) -> Result<()> {
         DecodeBackend::prepare(
-            self,
+            &self.backend,
             device,
             batch,
-            state.get_mut(B::SPEC.name)?,
-            metadata.get_mut(B::SPEC.name)?,
+            state.get_mut(B::SPEC.name, &self.config)?,
+            metadata.get_mut(B::SPEC.name, &self.config)?,
         )
     }
 
-    fn decode(
+    unsafe fn decode(
         &self,
         device: &D,
         call: DecodeCall<'_, D>,
         state: &mut Opaque,
         metadata: &Opaque,
     ) -> Result<()> {
-        DecodeBackend::decode(
-            self,
-            device,
-            call,
-            state.get_mut(B::SPEC.name)?,
-            metadata.get(B::SPEC.name)?,
-        )
+        let state = state.get_mut(B::SPEC.name, &self.config)?;
+        let metadata = metadata.get(B::SPEC.name, &self.config)?;
+        // SAFETY: the contract is the same, and the caller keeps to it.
+        unsafe { DecodeBackend::decode(&self.backend, device, call, state, metadata) }
     }
 
     fn set_num_splits(&mut self, splits: u32) -> Result<()> {
-        DecodeBackend::set_num_splits(self, splits)
+        DecodeBackend::set_num_splits(&mut self.backend, splits)
     }
 }

@@ -13,12 +13,40 @@
 //! The layer is written once, for two other traits: [`PrefillStage`] and [`DecodeStage`]. Every
 //! type with the traits above has them, and so has a backend that is selected at run time
 //! ([`SelectedPrefill`], [`SelectedDecode`]).
+//!
+//! # The contract of a call
+//!
+//! [`DecodeBackend::decode`] and [`PrefillBackend::prefill`] are `unsafe`, because they believe
+//! what stands in arrays on the device: to check it, a backend would have to wait and read it back.
+//! [`DecodeCall::check`] and [`PrefillCall::check`] compare what the host sees; the caller owes the
+//! rest. The kernels' C interface (`cuda/include/mla.h`) asks for the same in the same words.
+//!
+//! 1. **Starts.** `query_starts` and `key_starts` begin at 0, never fall, and end at the rows of
+//!    their tensors. No two neighbours differ by more than `max_query_len` or `max_key_len`, and
+//!    `max_query_len` of a decode is within the limits that the state was made for.
+//! 2. **Lengths.** Each of `seq_lens` is 0 or above, at most `max_seq_len`, and at most what a row
+//!    of the block table has room for: `max_pages · page_size`.
+//! 3. **Pages.** Entries of the block table that a request's length uses are pages of the cache: 0
+//!    or above, and below its `pages`. Others may hold anything. Of a sparse call that holds for
+//!    the requests within `dense_within`; lists of slots and their counts may hold anything.
+//! 4. **The host's numbers** are the device's: [`HostLens`], the lengths of a [`Chunk`], and the
+//!    batch that was prepared. If a captured call is replayed, all of this holds at each replay.
+//! 5. **State and metadata** were made by this instance, or by one of the same type, device and
+//!    problem, and the metadata's last successful `prepare` was for this batch. (The backends here
+//!    compare the problem all the same, by [`MadeFor`].)
+//! 6. **Memory.** All views are of memory of `device`, and nothing accesses it in conflict until
+//!    the device has done the call; outputs are borrowed mutably, and so are apart from all else.
+//!
+//! [`MlaLayer`](crate::layer::MlaLayer) is the safe way:
+//! [`Workspace::prepare`](crate::layer::Workspace::prepare) checks a step on the host and writes the
+//! arrays itself, into memory that nobody else can reach.
 
 mod check;
 mod decode;
 mod decode_call;
 mod entry;
 pub(crate) mod list;
+mod made_for;
 mod opaque;
 mod prefill;
 mod prefill_call;
@@ -30,6 +58,7 @@ pub use decode::{DecodeBackend, DecodeStage, SelectedDecode};
 pub use decode_call::{DecodeBatch, DecodeCall, HostLens, Query};
 pub use entry::{Entry, LINKED};
 pub(crate) use entry::{not_built, not_linked, not_registered};
+pub use made_for::MadeFor;
 pub use opaque::Opaque;
 pub use prefill::{PrefillBackend, PrefillStage, SelectedPrefill};
 pub use prefill_call::{Chunk, Keys, PrefillBatch, PrefillCall};

@@ -3,34 +3,52 @@
 use std::any::Any;
 use std::fmt;
 
+use super::{LayerConfig, MadeFor};
 use crate::error::{Error, Result};
 
-/// The state or metadata of one backend, without its type. Handing it to another backend is an
-/// error, not undefined behaviour.
+/// The state or metadata of one backend, without its type. Handing it to another backend, or to one
+/// of another problem, is an error.
 pub struct Opaque {
     backend: &'static str,
+    made_for: MadeFor,
     value: Box<dyn Any + Send>,
 }
 
 impl Opaque {
-    pub(super) fn new<T: Send + 'static>(backend: &'static str, value: T) -> Self {
+    pub(super) fn new<T: Send + 'static>(
+        backend: &'static str,
+        config: &LayerConfig,
+        value: T,
+    ) -> Self {
         Self {
             backend,
+            made_for: MadeFor::new(config),
             value: Box::new(value),
         }
     }
 
-    pub(super) fn get<T: 'static>(&self, backend: &'static str) -> Result<&T> {
-        self.value
-            .downcast_ref()
-            .ok_or_else(|| foreign(self.backend, backend))
+    pub(super) fn get<T: 'static>(
+        &self,
+        backend: &'static str,
+        config: &LayerConfig,
+    ) -> Result<&T> {
+        let Some(value) = self.value.downcast_ref() else {
+            return Err(foreign(self.backend, backend));
+        };
+        self.made_for.check(FIELD, config)?;
+        Ok(value)
     }
 
-    pub(super) fn get_mut<T: 'static>(&mut self, backend: &'static str) -> Result<&mut T> {
-        let given = self.backend;
-        self.value
-            .downcast_mut()
-            .ok_or_else(|| foreign(given, backend))
+    pub(super) fn get_mut<T: 'static>(
+        &mut self,
+        backend: &'static str,
+        config: &LayerConfig,
+    ) -> Result<&mut T> {
+        let Some(value) = self.value.downcast_mut() else {
+            return Err(foreign(self.backend, backend));
+        };
+        self.made_for.check(FIELD, config)?;
+        Ok(value)
     }
 }
 
@@ -40,10 +58,12 @@ impl fmt::Debug for Opaque {
     }
 }
 
+const FIELD: &str = "state or metadata";
+
 #[cold]
 fn foreign(given: &str, accepted: &str) -> Error {
     Error::argument(
-        "state or metadata",
+        FIELD,
         format!("that of {given}"),
         format!("that of {accepted}"),
     )

@@ -95,10 +95,16 @@ pub trait PrefillBackend: Sized + Send + Sync + 'static {
     /// queries). If it has one, to all of them, and the log-sum-exp is always asked for. A row
     /// that sees nothing gives 0 and −inf.
     ///
+    /// # Safety
+    ///
+    /// The caller keeps to [the contract of a call](super#the-contract-of-a-call): the arrays on
+    /// the device say what can be, and the state and the metadata are of this configuration, the
+    /// latter prepared for this batch.
+    ///
     /// # Errors
     ///
     /// If the call's shapes disagree, or the device fails.
-    fn prefill(
+    unsafe fn prefill(
         &self,
         device: &Self::Device,
         call: PrefillCall<'_, Self::Device>,
@@ -156,10 +162,14 @@ pub trait PrefillStage: Send + Sync + 'static {
 
     /// As [`PrefillBackend::prefill`].
     ///
+    /// # Safety
+    ///
+    /// As [`PrefillBackend::prefill`].
+    ///
     /// # Errors
     ///
     /// The backend's.
-    fn prefill(
+    unsafe fn prefill(
         &self,
         device: &Self::Device,
         call: PrefillCall<'_, Self::Device>,
@@ -198,7 +208,7 @@ macro_rules! stage {
             $source::prepare($receiver, device, batch, state, metadata)
         }
 
-        fn prefill(
+        unsafe fn prefill(
             &self,
             device: &Self::Device,
             call: PrefillCall<'_, Self::Device>,
@@ -206,7 +216,8 @@ macro_rules! stage {
             metadata: &Self::Metadata,
         ) -> Result<()> {
             let $this = self;
-            $source::prefill($receiver, device, call, state, metadata)
+            // SAFETY: the contract is the same, and the caller keeps to it.
+            unsafe { $source::prefill($receiver, device, call, state, metadata) }
         }
     };
 }
@@ -230,13 +241,22 @@ pub struct SelectedPrefill<D: Device> {
     config: LayerConfig,
 }
 
+/// An implementation, and what it was made for: so are its state and metadata.
+struct Configured<B> {
+    backend: B,
+    config: LayerConfig,
+}
+
 impl<D: Device> SelectedPrefill<D> {
     pub(crate) fn new<B: PrefillBackend<Device = D>>(
         device: &D,
         config: &LayerConfig,
     ) -> Result<Self> {
         Ok(Self {
-            object: Box::new(B::new(device, config)?),
+            object: Box::new(Configured {
+                backend: B::new(device, config)?,
+                config: *config,
+            }),
             config: *config,
         })
     }
@@ -312,7 +332,10 @@ trait PrefillObject<D: Device>: Send + Sync {
         state: &mut Opaque,
         metadata: &mut Opaque,
     ) -> Result<()>;
-    fn prefill(
+    /// # Safety
+    ///
+    /// As [`PrefillBackend::prefill`].
+    unsafe fn prefill(
         &self,
         device: &D,
         call: PrefillCall<'_, D>,
@@ -321,22 +344,23 @@ trait PrefillObject<D: Device>: Send + Sync {
     ) -> Result<()>;
 }
 
-impl<D: Device, B: PrefillBackend<Device = D>> PrefillObject<D> for B {
+impl<D: Device, B: PrefillBackend<Device = D>> PrefillObject<D> for Configured<B> {
     fn spec(&self) -> &'static BackendSpec {
         const { &B::SPEC }
     }
 
     fn workspace_bytes(&self, device: &D, limits: &StepLimits) -> Result<u64> {
-        PrefillBackend::workspace_bytes(self, device, limits)
+        PrefillBackend::workspace_bytes(&self.backend, device, limits)
     }
 
     fn state(&self, device: &D, limits: &StepLimits) -> Result<Opaque> {
-        PrefillBackend::state(self, device, limits).map(|state| Opaque::new(B::SPEC.name, state))
+        let state = PrefillBackend::state(&self.backend, device, limits)?;
+        Ok(Opaque::new(B::SPEC.name, &self.config, state))
     }
 
     fn metadata(&self, device: &D, limits: &StepLimits) -> Result<Opaque> {
-        PrefillBackend::metadata(self, device, limits)
-            .map(|metadata| Opaque::new(B::SPEC.name, metadata))
+        let metadata = PrefillBackend::metadata(&self.backend, device, limits)?;
+        Ok(Opaque::new(B::SPEC.name, &self.config, metadata))
     }
 
     fn prepare(
@@ -347,27 +371,24 @@ impl<D: Device, B: PrefillBackend<Device = D>> PrefillObject<D> for B {
         metadata: &mut Opaque,
     ) -> Result<()> {
         PrefillBackend::prepare(
-            self,
+            &self.backend,
             device,
             batch,
-            state.get_mut(B::SPEC.name)?,
-            metadata.get_mut(B::SPEC.name)?,
+            state.get_mut(B::SPEC.name, &self.config)?,
+            metadata.get_mut(B::SPEC.name, &self.config)?,
         )
     }
 
-    fn prefill(
+    unsafe fn prefill(
         &self,
         device: &D,
         call: PrefillCall<'_, D>,
         state: &mut Opaque,
         metadata: &Opaque,
     ) -> Result<()> {
-        PrefillBackend::prefill(
-            self,
-            device,
-            call,
-            state.get_mut(B::SPEC.name)?,
-            metadata.get(B::SPEC.name)?,
-        )
+        let state = state.get_mut(B::SPEC.name, &self.config)?;
+        let metadata = metadata.get(B::SPEC.name, &self.config)?;
+        // SAFETY: the contract is the same, and the caller keeps to it.
+        unsafe { PrefillBackend::prefill(&self.backend, device, call, state, metadata) }
     }
 }

@@ -56,6 +56,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     }
 
     /// Attention of the absorbed queries, which are there, to the cache, and the product with W_UV.
+    /// The call was [checked](MlaLayer::check) against the prepared step.
     pub(crate) fn enqueue_absorbed_attention(
         &self,
         workspace: &mut Workspace<P, D>,
@@ -89,20 +90,32 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             }),
             None => None,
         };
-        self.decode.decode(
-            &self.device,
-            DecodeCall {
-                query: self.query(own, queries.as_ref(), rotated)?,
-                cache: call.cache.as_ref(),
-                batch: step.decode_batch(arrays)?,
-                out: Output::Plain(attended.reborrow()),
-                lse,
-                slots,
-                sinks: call.sinks.as_ref().map(ArrayRef::shorten),
-            },
-            &mut workspace.decode_state,
-            &workspace.decode_metadata,
-        )?;
+        let attention = DecodeCall {
+            query: self.query(own, queries.as_ref(), rotated)?,
+            cache: call.cache.as_ref(),
+            batch: step.decode_batch(arrays)?,
+            out: Output::Plain(attended.reborrow()),
+            lse,
+            slots,
+            sinks: call.sinks.as_ref().map(ArrayRef::shorten),
+        };
+        // SAFETY: the contract of a call, which the caller's check of the call and the step's own
+        // (`Step::check`, `Step::split`) establish. Starts: `Step::stage` adds up the absorbed
+        // requests' tokens from 0, whose sum is `tokens` and whose largest is `max_query_len`, at
+        // most the limit of the state. Lengths and pages: `Step::check_requests` holds lengths to
+        // the table's room and entries in use to 0 and above, `Step::take_absorbed` makes
+        // `max_seq_len` their maximum, and `check` held the cache to `pages_end`. The host's numbers
+        // are those that were staged. State and metadata are of this workspace, which `check` held
+        // to the layer's device and problem and `check_prepared` to a step whose `prepare`
+        // succeeded. Arrays and scratch are the workspace's own memory, on the layer's device.
+        unsafe {
+            self.decode.decode(
+                &self.device,
+                attention,
+                &mut workspace.decode_state,
+                &workspace.decode_metadata,
+            )?;
+        }
 
         // out = o_lat · W_UV, one product per head.
         self.device.gemm_weights(

@@ -166,26 +166,40 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             Some(wide) => wide.reborrow(),
             None => tokens.out.reborrow(),
         };
-        self.prefill.prefill(
-            &self.device,
-            PrefillCall {
-                chunk: None,
-                query: tokens.query.shorten(),
-                keys,
-                values,
-                out: Output::Plain(out),
-                lse: tokens.lse.as_mut().map(LseMut::reborrow),
-                query_starts: starts()?,
-                key_starts,
-                max_query_len: longest,
-                max_key_len,
-            },
-            prepared.state,
-            prepared.metadata,
-        )?;
+        let attention = PrefillCall {
+            chunk: None,
+            query: tokens.query.shorten(),
+            keys,
+            values,
+            out: Output::Plain(out),
+            lse: tokens.lse.as_mut().map(LseMut::reborrow),
+            query_starts: starts()?,
+            key_starts,
+            max_query_len: longest,
+            max_key_len,
+        };
+        self.enqueue_prefill(attention, prepared)?;
         let Some(wide) = &wide else { return Ok(()) };
         let own = wide.as_ref().narrow(2, 0..tokens.out.shape()[2])?;
         self.device.copy(own, tokens.out.reborrow())
+    }
+
+    /// One attention of the prepared step, whose starts and lengths are those that it staged.
+    fn enqueue_prefill(
+        &self,
+        attention: PrefillCall<'_, P::Device>,
+        prepared: &mut Prepared<'_, P>,
+    ) -> Result<()> {
+        // SAFETY: the contract of a call. Starts: `Step::stage` adds up the query and key lengths
+        // of the call's requests from 0. Their sums are the rows of its tensors, which the two
+        // callers make for as many, and their maxima `max_query_len` and `max_key_len`. The host's
+        // numbers are those that were staged. State and metadata are of the call's workspace, which
+        // the layer's `check` held to its device and problem, and to a step whose `prepare`
+        // succeeded. Arrays and scratch are the workspace's own memory, on the layer's device.
+        unsafe {
+            self.prefill
+                .prefill(&self.device, attention, prepared.state, prepared.metadata)
+        }
     }
 
     /// Where outputs go that are wider than those of a call, `[T, H, V]`, if the backend's are.
@@ -227,23 +241,19 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         let mut out = self.tensor(bytes, [count, heads, self.values_width()])?;
         let bytes = P::Device::reborrow(&mut buffers.partial_lse);
         let mut out_lse = LseMut::new(bytes, LseLayout::heads_first(heads, count))?;
-        self.prefill.prefill(
-            &self.device,
-            PrefillCall {
-                chunk: chunk.chunk,
-                query: tokens.query.shorten().narrow(0, chunk.tokens.clone())?,
-                keys,
-                values,
-                out: Output::Plain(out.reborrow()),
-                lse: Some(out_lse.reborrow()),
-                query_starts: chunk.query_starts,
-                key_starts: chunk.key_starts,
-                max_query_len: chunk.max_query_len,
-                max_key_len: chunk.max_key_len,
-            },
-            prepared.state,
-            prepared.metadata,
-        )?;
+        let attention = PrefillCall {
+            chunk: chunk.chunk,
+            query: tokens.query.shorten().narrow(0, chunk.tokens.clone())?,
+            keys,
+            values,
+            out: Output::Plain(out.reborrow()),
+            lse: Some(out_lse.reborrow()),
+            query_starts: chunk.query_starts,
+            key_starts: chunk.key_starts,
+            max_query_len: chunk.max_query_len,
+            max_key_len: chunk.max_key_len,
+        };
+        self.enqueue_prefill(attention, prepared)?;
         self.device.merge(
             tokens.out.reborrow().narrow(0, chunk.tokens.clone())?,
             lse.reborrow().tokens(chunk.tokens)?,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::step::{Step, StepBatch};
 use super::{MlaLayer, device_plan};
-use crate::backend::{DecodeBatch, DecodeStage, LayerConfig, PrefillStage, StepLimits};
+use crate::backend::{DecodeBatch, DecodeStage, LayerConfig, MadeFor, PrefillStage, StepLimits};
 use crate::device::{Device, Memory};
 use crate::error::{Error, Result};
 use crate::plan::context::ContextPlan;
@@ -168,17 +168,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
     }
 
     fn check_problem(&self, theirs: &Problem) -> Result<()> {
-        let own = &self.config.problem;
-        if own == theirs {
-            return Ok(());
-        }
-        let (field, values) = own.difference(theirs).unwrap_or_default();
-        let [given, accepted] = values.map(|value| format!("one for {field} = {value}"));
-        Err(Error::argument(
-            "workspace",
-            given,
-            accepted + ", as the layer has it",
-        ))
+        MadeFor::new(&self.config).check_problem("workspace", theirs)
     }
 
     /// Refuses to go on without a prepared step of `problem`.

@@ -229,7 +229,9 @@ macro_rules! prefill_body {
             ::core::result::Result::Ok(())
         }
 
-        fn prefill(
+        // Only a declaration: what the attribute writes stays without.
+        #[allow(unsafe_code)]
+        unsafe fn prefill(
             &self,
             _: &$device,
             _: ::mla_runtime::backend::PrefillCall<'_, $device>,
@@ -256,7 +258,8 @@ macro_rules! decode_body {
             ::core::result::Result::Ok(())
         }
 
-        fn decode(
+        #[allow(unsafe_code)]
+        unsafe fn decode(
             &self,
             _: &$device,
             _: ::mla_runtime::backend::DecodeCall<'_, $device>,

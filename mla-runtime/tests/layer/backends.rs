@@ -136,7 +136,7 @@ impl<const PACKED: bool, const PADDED: bool> PrefillBackend for Demanding<PACKED
         Ok(())
     }
 
-    fn prefill(
+    unsafe fn prefill(
         &self,
         device: &Cpu,
         call: PrefillCall<'_, Cpu>,
@@ -146,7 +146,8 @@ impl<const PACKED: bool, const PADDED: bool> PrefillBackend for Demanding<PACKED
         let index = call.chunk.map_or(metadata.len() - 1, |chunk| chunk.index);
         let sizes = (call.query.shape()[0], call.values.shape()[0]);
         assert_eq!(sizes, metadata[index]);
-        PrefillBackend::prefill(&self.cpu, device, self.checked(call), state, &())
+        // SAFETY: the caller keeps to the same contract.
+        unsafe { PrefillBackend::prefill(&self.cpu, device, self.checked(call), state, &()) }
     }
 }
 
@@ -197,7 +198,7 @@ impl DecodeBackend for Concatenated {
         DecodeBackend::prepare(&self.cpu, device, batch, state, metadata)
     }
 
-    fn decode(
+    unsafe fn decode(
         &self,
         device: &Cpu,
         call: DecodeCall<'_, Cpu>,
@@ -205,6 +206,7 @@ impl DecodeBackend for Concatenated {
         metadata: &Self::Metadata,
     ) -> Result<()> {
         assert!(matches!(call.query, Query::Concatenated(_)));
-        DecodeBackend::decode(&self.cpu, device, call, state, metadata)
+        // SAFETY: the caller keeps to the same contract.
+        unsafe { DecodeBackend::decode(&self.cpu, device, call, state, metadata) }
     }
 }

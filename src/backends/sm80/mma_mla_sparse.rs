@@ -85,7 +85,7 @@ impl DecodeBackend for MmaMlaSparse {
         Ok(())
     }
 
-    fn decode(
+    unsafe fn decode(
         &self,
         device: &Cuda,
         call: DecodeCall<'_, Cuda>,
@@ -97,17 +97,21 @@ impl DecodeBackend for MmaMlaSparse {
         };
         device.bind()?;
         // SAFETY: `params` checked every tensor and array to hold what its layout says, and the
-        // layouts to agree; the kernel itself skips slots that the cache does not have. The
+        // layouts to agree; the kernel itself skips slots that the cache does not have, and what
+        // stands in the batch's arrays keeps to the contract of a call, by the caller's promise. The
         // workspace was allocated zeroed and is borrowed mutably, so no other launch of this
         // stream's order uses it at the same time.
-        raw::check("sparse attention", unsafe {
-            raw::mla_sparse_sm80(
-                &params,
-                &self.kernel.0,
-                workspace.address() as *mut _,
-                workspace.len(),
-                device.raw_stream(),
+        unsafe {
+            raw::check(
+                "sparse attention",
+                raw::mla_sparse_sm80(
+                    &params,
+                    &self.kernel.0,
+                    workspace.address() as *mut _,
+                    workspace.len(),
+                    device.raw_stream(),
+                ),
             )
-        })
+        }
     }
 }

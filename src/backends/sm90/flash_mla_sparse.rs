@@ -62,7 +62,7 @@ impl DecodeBackend for FlashMlaSparse {
         Ok(())
     }
 
-    fn decode(
+    unsafe fn decode(
         &self,
         device: &Cuda,
         call: DecodeCall<'_, Cuda>,
@@ -74,9 +74,13 @@ impl DecodeBackend for FlashMlaSparse {
         };
         device.bind()?;
         // SAFETY: `params` checked every tensor and array to hold what its layout says, and the
-        // layouts to agree; the kernel itself skips slots that the cache does not have.
-        raw::check("sparse attention", unsafe {
-            raw::mla_sparse_sm90(&params, device.raw_stream())
-        })
+        // layouts to agree; the kernel itself skips slots that the cache does not have, and what
+        // stands in the batch's arrays keeps to the contract of a call, by the caller's promise.
+        unsafe {
+            raw::check(
+                "sparse attention",
+                raw::mla_sparse_sm90(&params, device.raw_stream()),
+            )
+        }
     }
 }

@@ -22,9 +22,12 @@ impl IndexDevice for Cuda {
         self.bind()?;
         // SAFETY: every tensor and array was checked to hold what its layout says, and the layouts
         // to agree; the kernel itself skips slots that the cache does not have.
-        raw::check("index keys", unsafe {
-            raw::mla_index_keys_sm90(&params, self.raw_stream())
-        })
+        unsafe {
+            raw::check(
+                "index keys",
+                raw::mla_index_keys_sm90(&params, self.raw_stream()),
+            )
+        }
     }
 
     fn write_cache_and_index_keys(
@@ -47,9 +50,12 @@ impl IndexDevice for Cuda {
         self.bind()?;
         // SAFETY: as above, of all three; caches and quantised queries are borrowed mutably, so
         // they are apart from each other and from all that is read.
-        raw::check("index write", unsafe {
-            raw::mla_index_write_sm90(&rows, &keys, given, self.raw_stream())
-        })
+        unsafe {
+            raw::check(
+                "index write",
+                raw::mla_index_write_sm90(&rows, &keys, given, self.raw_stream()),
+            )
+        }
     }
 
     fn quantise_index_queries(
@@ -61,9 +67,12 @@ impl IndexDevice for Cuda {
         let params = queries_params(config, from, to)?;
         self.bind()?;
         // SAFETY: every tensor was checked to hold what its layout says, and the layouts to agree.
-        raw::check("index queries", unsafe {
-            raw::mla_index_queries_sm90(&params, self.raw_stream())
-        })
+        unsafe {
+            raw::check(
+                "index queries",
+                raw::mla_index_queries_sm90(&params, self.raw_stream()),
+            )
+        }
     }
 
     fn index_logits(
@@ -108,9 +117,12 @@ impl IndexDevice for Cuda {
         // SAFETY: every tensor and array was checked to hold what its layout says, and the layouts
         // to agree; the kernel itself leaves out pages that the cache does not have, and columns
         // that are not there.
-        raw::check("index logits", unsafe {
-            raw::mla_index_logits_sm90(&params, self.raw_stream())
-        })
+        unsafe {
+            raw::check(
+                "index logits",
+                raw::mla_index_logits_sm90(&params, self.raw_stream()),
+            )
+        }
     }
 
     fn select_slots(
@@ -155,9 +167,7 @@ impl IndexDevice for Cuda {
         self.bind()?;
         // SAFETY: every tensor and array was checked to hold what its layout says, and the layouts
         // to agree.
-        raw::check("top-k", unsafe {
-            raw::mla_topk_sm90(&params, self.raw_stream())
-        })
+        unsafe { raw::check("top-k", raw::mla_topk_sm90(&params, self.raw_stream())) }
     }
 }
 

@@ -43,7 +43,7 @@ impl DecodeBackend for NoDecode {
         Err(Error::argument("decode", "a step with decodes", "none"))
     }
 
-    fn decode(&self, _: &Cuda, _: DecodeCall<'_, Cuda>, (): &mut (), (): &()) -> Result<()> {
+    unsafe fn decode(&self, _: &Cuda, _: DecodeCall<'_, Cuda>, (): &mut (), (): &()) -> Result<()> {
         Err(Error::argument("decode", "a step with decodes", "none"))
     }
 }

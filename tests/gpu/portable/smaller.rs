@@ -73,14 +73,15 @@ where
         self.0.prepare(device, batch, state, metadata)
     }
 
-    fn decode(
+    unsafe fn decode(
         &self,
         device: &Cuda,
         call: DecodeCall<'_, Cuda>,
         state: &mut Self::State,
         metadata: &Self::Metadata,
     ) -> Result<()> {
-        self.0.decode(device, call, state, metadata)
+        // SAFETY: the caller keeps to the same contract.
+        unsafe { self.0.decode(device, call, state, metadata) }
     }
 }
 
@@ -120,13 +121,14 @@ where
         self.0.prepare(device, batch, state, metadata)
     }
 
-    fn prefill(
+    unsafe fn prefill(
         &self,
         device: &Cuda,
         call: PrefillCall<'_, Cuda>,
         state: &mut Self::State,
         metadata: &Self::Metadata,
     ) -> Result<()> {
-        self.0.prefill(device, call, state, metadata)
+        // SAFETY: the caller keeps to the same contract.
+        unsafe { self.0.prefill(device, call, state, metadata) }
     }
 }

@@ -54,11 +54,18 @@ impl DecodeBackend for MadeUp {
         Ok(())
     }
 
-    fn decode(&self, device: &Cuda, _: DecodeCall<'_, Cuda>, _: &mut (), _: &()) -> Result<()> {
+    unsafe fn decode(
+        &self,
+        device: &Cuda,
+        _: DecodeCall<'_, Cuda>,
+        _: &mut (),
+        _: &(),
+    ) -> Result<()> {
         // SAFETY: it reads nothing and enqueues nothing.
-        raw::check("decode", unsafe {
-            raw::mla_decode_sm89(&raw::MlaMadeUpParams { rows: 0 }, device.raw_stream())
-        })
+        unsafe {
+            let params = raw::MlaMadeUpParams { rows: 0 };
+            raw::check("decode", raw::mla_decode_sm89(&params, device.raw_stream()))
+        }
     }
 }
 "#;

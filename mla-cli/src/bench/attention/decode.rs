@@ -165,8 +165,13 @@ impl<'a, D: Device> Decode<'a, D> {
             )
             .with_lse(lse)
             .with_slots(slots);
-            self.backend
-                .decode(device, call, &mut self.state, &self.metadata)?;
+            // SAFETY: starts, lengths and pages are those of the requests, for which every tensor
+            // and the cache were made and the metadata prepared; state and metadata are this
+            // backend's.
+            unsafe {
+                self.backend
+                    .decode(device, call, &mut self.state, &self.metadata)?;
+            }
         }
         Ok(())
     }

@@ -40,14 +40,15 @@ mod tests {
                 DecodeBackend::prepare(&self.0, device, batch, state, metadata)
             }
 
-            fn decode(
+            unsafe fn decode(
                 &self,
                 device: &Cpu,
                 call: DecodeCall<'_, Cpu>,
                 state: &mut Self::State,
                 metadata: &Self::Metadata,
             ) -> mla::Result<()> {
-                DecodeBackend::decode(&self.0, device, call, state, metadata)
+                // SAFETY: the caller keeps to the same contract.
+                unsafe { DecodeBackend::decode(&self.0, device, call, state, metadata) }
             }
         };
     }

@@ -118,7 +118,7 @@ impl DecodeBackend for Launch {
     }
 
     #[inline]
-    fn decode(
+    unsafe fn decode(
         &self,
         _: &Cpu,
         call: DecodeCall<'_, Cpu>,
@@ -180,7 +180,7 @@ impl DecodeBackend for Other {
         Ok(())
     }
 
-    fn decode(
+    unsafe fn decode(
         &self,
         device: &Cpu,
         call: DecodeCall<'_, Cpu>,
@@ -188,7 +188,8 @@ impl DecodeBackend for Other {
         (): &(),
     ) -> Result<()> {
         black_box(());
-        DecodeBackend::decode(&self.0, device, call, state, &())
+        // SAFETY: the caller keeps to the same contract.
+        unsafe { DecodeBackend::decode(&self.0, device, call, state, &()) }
     }
 }
 

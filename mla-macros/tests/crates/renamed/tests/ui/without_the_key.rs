@@ -28,7 +28,7 @@ impl DecodeBackend for NoKey {
         Ok(())
     }
 
-    fn decode(&self, _: &Cpu, _: DecodeCall<'_, Cpu>, _: &mut (), _: &()) -> Result<()> {
+    unsafe fn decode(&self, _: &Cpu, _: DecodeCall<'_, Cpu>, _: &mut (), _: &()) -> Result<()> {
         Ok(())
     }
 }

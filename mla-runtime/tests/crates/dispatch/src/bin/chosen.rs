@@ -16,7 +16,8 @@ fn chosen(engine: &mut Engine<Chosen>, call: DecodeCall<'_, Cpu>) -> Result<()> 
         state,
         metadata,
     } = engine;
-    DecodeBackend::decode(backend, device, call, state, metadata)
+    // SAFETY: the backend reads no array of a call; the state is its own.
+    unsafe { DecodeBackend::decode(backend, device, call, state, metadata) }
 }
 
 fn main() -> Result<()> {

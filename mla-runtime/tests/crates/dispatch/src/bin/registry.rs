@@ -16,7 +16,8 @@ fn registry(
     state: &mut Opaque,
     metadata: &Opaque,
 ) -> Result<()> {
-    backend.decode(device, call, state, metadata)
+    // SAFETY: the backend reads no array of a call; the state is its own.
+    unsafe { backend.decode(device, call, state, metadata) }
 }
 
 fn main() -> std::result::Result<(), SelectionError> {

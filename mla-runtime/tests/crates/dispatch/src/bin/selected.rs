@@ -22,7 +22,8 @@ impl<B: DecodeBackend<Device = Cpu>> Step for Engine<B> {
             state,
             metadata,
         } = self;
-        DecodeBackend::decode(backend, device, call, state, metadata)
+        // SAFETY: the backend reads no array of a call; the state is its own.
+        unsafe { DecodeBackend::decode(backend, device, call, state, metadata) }
     }
 }
 
