@@ -1,0 +1,59 @@
+// A call of a backend believes arrays on the device, so it is unsafe: to make, and to write as if it
+// were not.
+
+use mla_runtime::backend::{
+    DecodeBackend, DecodeCall, DecodeStage, Opaque, PrefillBackend, PrefillCall, PrefillStage,
+    SelectedDecode, SelectedPrefill,
+};
+use mla_runtime::error::Result;
+use mla_runtime::mla_backend;
+
+#[macro_use]
+#[path = "../common/mod.rs"]
+mod common;
+
+type Gpu = common::Bytes;
+
+fn decode<B: DecodeBackend>(
+    backend: &B,
+    device: &B::Device,
+    call: DecodeCall<'_, B::Device>,
+    state: &mut B::State,
+    metadata: &B::Metadata,
+) -> Result<()> {
+    DecodeBackend::decode(backend, device, call, state, metadata)
+}
+
+fn prefill<B: PrefillBackend>(
+    backend: &B,
+    device: &B::Device,
+    call: PrefillCall<'_, B::Device>,
+    state: &mut B::State,
+    metadata: &B::Metadata,
+) -> Result<()> {
+    PrefillBackend::prefill(backend, device, call, state, metadata)
+}
+
+fn selected(
+    (decode, prefill): (&SelectedDecode<Gpu>, &SelectedPrefill<Gpu>),
+    device: &Gpu,
+    (call, other): (DecodeCall<'_, Gpu>, PrefillCall<'_, Gpu>),
+    state: &mut Opaque,
+    metadata: &Opaque,
+) -> Result<()> {
+    decode.decode(device, call, state, metadata)?;
+    prefill.prefill(device, other, state, metadata)
+}
+
+struct Safe;
+
+#[mla_backend(sm = "90", dtypes = "bf16")]
+impl DecodeBackend for Safe {
+    common_body!(Gpu);
+
+    fn decode(&self, _: &Gpu, _: DecodeCall<'_, Gpu>, _: &mut (), _: &()) -> Result<()> {
+        Ok(())
+    }
+}
+
+fn main() {}
