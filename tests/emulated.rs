@@ -1,20 +1,29 @@
-//! The portable family's kernels on the host: compiled for the processor, every thread a fiber, and
-//! compared with f64. What tests/emulator leaves to a GPU is its timing and its memory model.
-#![cfg(feature = "sm80")]
+//! Kernels on the host: compiled for the processor, every thread a fiber. Those of the portable family
+//! run whole and are compared with f64. Of Hopper's sparse decode the loading warps run, and their
+//! ring is explored. Timing and the memory model are left to a GPU.
+#![cfg(any(feature = "sm80", feature = "sm90"))]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use mla_build::report::Report;
 
+#[cfg(feature = "sm80")]
 #[test]
 fn decode_agrees_with_f64() {
     run("decode");
 }
 
+#[cfg(feature = "sm80")]
 #[test]
 fn prefill_agrees_with_f64() {
     run("prefill");
+}
+
+#[cfg(feature = "sm90")]
+#[test]
+fn no_slot_of_the_sparse_ring_is_filled_early_and_nobody_waits_for_ever() {
+    run("sparse_ring");
 }
 
 /// Compiles tests/emulator/`name`.cpp with the compiler and the headers of the kernels' build, and

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../ptx/barrier.cuh"
-#include "../ptx/sm80.cuh"
+#include "ptx/sm80.cuh"
 
 namespace mla {
 

@@ -1,7 +1,7 @@
 // A position in a ring of stages, and barriers that know how many arrivals complete a phase.
 #pragma once
 
-#include "../ptx/sm90.cuh"
+#include "ptx/sm90.cuh"
 
 namespace mla {
 

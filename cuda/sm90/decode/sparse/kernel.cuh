@@ -31,8 +31,8 @@
 // and who arrives:
 //
 //   announced[i], announced_empty[i]   the number of keys of a tile: lane 0 of
-//                                      warp 0; lane 0 of each warp of the scores
-//                                      and the output
+//                                      each loading warp; lane 0 of each warp of
+//                                      the scores and the output
 //   full[i], empty[i]                  a slot's rows: the copies; all of the
 //                                      output. The scores have read them before
 //                                      the probabilities are there.
@@ -50,6 +50,7 @@
 // their own (wide/kernel.cuh).
 #pragma once
 
+#include "barriers.cuh"
 #include "load.cuh"
 #include "output.cuh"
 #include "start.cuh"
@@ -69,25 +70,6 @@ struct Threads {
     static constexpr int kScores = N == 16 ? 96 : N == 32 ? 136 : Rows::kScales ? 136 : 120;
     static constexpr int kOutput = (kShares - kLoad - kGroups * kScores) / 16 * 8;
 };
-
-template <int groups, class Small>
-__device__ __forceinline__ void initialise(Small& s) {
-    for (uint64_t& bar : s.full) ptx::mbarrier_init(ptx::shared_address(&bar), 1);
-    for (uint64_t& bar : s.empty) ptx::mbarrier_init(ptx::shared_address(&bar), kOutputThreads);
-    for (uint64_t& bar : s.announced) ptx::mbarrier_init(ptx::shared_address(&bar), 1);
-    for (uint64_t& bar : s.announced_empty)
-        ptx::mbarrier_init(ptx::shared_address(&bar), 4 * groups + 8);
-    for (uint64_t& bar : s.scores_full) ptx::mbarrier_init(ptx::shared_address(&bar), 128);
-    for (uint64_t& bar : s.scores_empty)
-        ptx::mbarrier_init(ptx::shared_address(&bar), kOutputThreads);
-    for (uint64_t& bar : s.decided) ptx::mbarrier_init(ptx::shared_address(&bar), 128);
-    ptx::mbarrier_init(ptx::shared_address(&s.stats_full), 128);
-    ptx::mbarrier_init(ptx::shared_address(&s.stats_empty), kOutputThreads);
-    ptx::mbarrier_init(ptx::shared_address(&s.merged), 1);
-    ptx::mbarrier_init(ptx::shared_address(&s.merged_stats), 1);
-    s.ends.initialise();
-    ptx::fence_mbarrier_init();
-}
 
 template <typename T, int N, Format format>
 __global__ __launch_bounds__(Threads<N, Rows<T, format>>::kAll,
@@ -119,8 +101,8 @@ __global__ __launch_bounds__(Threads<N, Rows<T, format>>::kAll,
     } else {
         ptx::setmaxnreg_inc<Share::kOutput>();
         Output<T, N, format>(p, s, base).run();
+        end_behind_others(p);
     }
-    end_behind_others(p);
 }
 
 }  // namespace mla::sm90::sparse

@@ -26,8 +26,13 @@ using OutputBarrier = NamedBarrier<BarrierId::output, kOutputThreads>;
 
 // What a CTA may have on sm_90: 227 KiB.
 constexpr int kSharedLimit = 232448;
+// Warps that walk the lists and load.
+constexpr int kLoadWarps = 4;
 // KV tiles that are announced ahead of the ones worked on.
 constexpr int kAnnounced = 4;
+// Slots of a full KV tile; each is filled by one of the loading warps.
+constexpr int kTileSlots = kTileKeys / kSlotKeys;
+static_assert(kTileSlots == kLoadWarps, "a loading warp fills one slot of a tile");
 // Probabilities of so many KV tiles.
 constexpr int kProbabilityTiles = 2;
 
@@ -47,7 +52,14 @@ struct Layout {
     static constexpr int kSmallBytes = 3856 + 64 * N;
     static constexpr int kMostSlots = (kSharedLimit - kRingOffset - kSmallBytes) / kSlotBytes;
     static constexpr int kSlots = kMostSlots < 20 ? kMostSlots : 20;
-    static_assert(kSlots >= kTileKeys / kSlotKeys, "a KV tile does not fit the ring");
+    // A loading warp at tile t knows that the output has freed all of tile t - kAnnounced
+    // (ListWalk::announce). Its own slot of tile t lies at most kTileSlots * kAnnounced slots
+    // behind that: of the slot's uses at most one more than the awaited one is open.
+    static_assert(2 * kSlots >= kTileSlots * kAnnounced, "parity cannot tell uses of a slot apart");
+    // A scores warp waits for the slot of its own keys alone. It has met its group in every tile
+    // before (meet_any), so that the last use that it did not wait for is complete if the ring
+    // holds more than a tile.
+    static_assert(kSlots > kTileSlots, "a scores warp could pass a slot's wait a turn too early");
 
     // The CTA's partial result while a cluster merges: [N][kPartialPitch] f32.
     // The pitch keeps neighbouring heads in different banks.
@@ -75,7 +87,7 @@ struct Layout {
         // The keys of a tile; 0 behind an item's last one.
         int keys[kAnnounced];
         // Of each loading warp: valid entries that no tile has yet.
-        uint32_t pending[4][kPending];
+        uint32_t pending[kLoadWarps][kPending];
         ListEnds ends;
         // From the scores to the output, with the probabilities: whether any row's
         // sums are to be multiplied, and by what.

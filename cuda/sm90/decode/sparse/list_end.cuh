@@ -3,8 +3,8 @@
 // nothing to do before an item's first tile, look for the end of the next item's lists.
 #pragma once
 
-#include "../../../ptx/sm90.cuh"
 #include "params.cuh"
+#include "ptx/sm90.cuh"
 
 namespace mla::sm90::sparse {
 

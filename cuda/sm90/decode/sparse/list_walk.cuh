@@ -1,8 +1,8 @@
 // How the loading warps walk the lists of a token.
 #pragma once
 
-#include "../../../ptx/sm90.cuh"
 #include "layout.cuh"
+#include "ptx/sm90.cuh"
 
 namespace mla::sm90::sparse {
 
@@ -99,7 +99,7 @@ struct Entries {
     }
 };
 
-// One of the four warps that load. Each walks all lists, and compacts their
+// One of the warps that load. Each walks all lists, and compacts their
 // valid entries; they share the rows of a KV tile.
 template <class L>
 struct ListWalk {
@@ -262,18 +262,19 @@ struct ListWalk {
         }
     }
 
-    // Tells the others of a tile with so many keys; the first warp does, for all.
+    // Announces a tile of `keys` keys. All four warps arrive and all four wait for the place, also
+    // those that copy nothing of the tile: a warp may then be kAnnounced tiles ahead of the output
+    // and no more, so that each of its waits for a slot is for one of two phases, which parity
+    // tells apart (Layout::kSlots). And since no phase of a place ends without this warp, it cannot
+    // miss one.
     __device__ void announce(int keys) {
-        if (warp == 0) {
-            ptx::mbarrier_wait(ptx::shared_address(&s.announced_empty[tile.place()]),
-                               tile.phase() ^ 1);
-            if (lane == 0) {
-                s.keys[tile.place()] = keys;
-                ptx::mbarrier_arrive(ptx::shared_address(&s.announced[tile.place()]));
-            }
-            ++tile.uses;
-            __syncwarp();
+        ptx::mbarrier_wait(ptx::shared_address(&s.announced_empty[tile.place()]), tile.phase() ^ 1);
+        if (lane == 0) {
+            if (warp == 0) s.keys[tile.place()] = keys;
+            ptx::mbarrier_arrive(ptx::shared_address(&s.announced[tile.place()]));
         }
+        ++tile.uses;
+        __syncwarp();
     }
 };
 

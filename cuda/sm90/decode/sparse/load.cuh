@@ -19,7 +19,6 @@ struct KeyLoader {
         walk.run([&](uint32_t taken, int keys) { copy(taken, keys); });
     }
 
-  private:
     // Copies this warp's slot of a tile. Where the slot has fewer keys than room,
     // the last row is copied again: what is multiplied by a probability of zero
     // has to be finite.

@@ -17,9 +17,9 @@
 
 #include <type_traits>
 
-#include "../../../ptx/sm90.cuh"
-#include "../../../ptx/wgmma.cuh"
 #include "params.cuh"
+#include "ptx/sm90.cuh"
+#include "ptx/wgmma.cuh"
 
 namespace mla::sm90::sparse {
 

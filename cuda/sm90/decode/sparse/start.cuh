@@ -1,8 +1,8 @@
 // What the kernels do before anything else.
 #pragma once
 
-#include "../../../ptx/sm90.cuh"
 #include "params.cuh"
+#include "ptx/sm90.cuh"
 
 namespace mla::sm90::sparse {
 
@@ -24,7 +24,9 @@ __device__ __forceinline__ void begin_behind_others(const KernelParams& p) {
     ptx::griddepcontrol_launch_dependents();
 }
 
-// Called by every thread behind its last access to global memory.
+// Called by the output's threads behind their last access to global memory: a grid ends with its
+// last thread. Threads of other roles exit before, since the barriers of a cluster count all that
+// have not, and a merge would wait there for the first launch.
 __device__ __forceinline__ void end_behind_others(const KernelParams& p) {
     if (p.first_item != 0) ptx::griddepcontrol_wait();
 }

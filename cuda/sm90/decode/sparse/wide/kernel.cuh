@@ -33,7 +33,7 @@ __device__ __forceinline__ void initialise_wide(WideLayout::Small& s) {
     for (uint64_t& bar : s.latent_empty) init(bar, output_warps);
     for (uint64_t& bar : s.rope_full) init(bar, 128);
     for (uint64_t& bar : s.rope_empty) init(bar, kOutputThreads);
-    for (uint64_t& bar : s.announced) init(bar, 1);
+    for (uint64_t& bar : s.announced) init(bar, kLoadWarps);
     for (uint64_t& bar : s.announced_empty) init(bar, 4 + output_warps);
     for (uint64_t& bar : s.scores_full) init(bar, 32);
     for (uint64_t& bar : s.scores_issued) init(bar, 4);
@@ -66,8 +66,8 @@ __global__ __launch_bounds__(WideThreads::kAll,
     } else {
         ptx::setmaxnreg_inc<Share::kOutput>();
         WideOutput<T>{p, s, base, int(threadIdx.x) - 256, warp >> 2 & 1}.run();
+        end_behind_others(p);
     }
-    end_behind_others(p);
 }
 
 }  // namespace mla::sm90::sparse

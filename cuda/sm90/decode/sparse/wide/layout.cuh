@@ -38,7 +38,7 @@ struct WideLayout {
         uint64_t latent_full[kLatentStages], latent_empty[kLatentStages];
         // Every thread that loads; every thread of the output.
         uint64_t rope_full[kRopeStages], rope_empty[kRopeStages];
-        // Lane 0 of warp 0; a lane of each warp of the scores and the output.
+        // A lane of each loading warp; a lane of each warp of the scores and the output.
         uint64_t announced[kAnnounced], announced_empty[kAnnounced];
         // Of a KV tile: the probabilities and factors are there (the lanes that write factors); the
         // MMAs of its scores have been issued (a lane of each scores warp).
@@ -48,7 +48,7 @@ struct WideLayout {
         // Of a tile; 0 behind an item's last one.
         int keys[kAnnounced];
         // Of each loading warp: valid entries that no tile has yet.
-        uint32_t pending[4][kPending];
+        uint32_t pending[kLoadWarps][kPending];
         ListEnds ends;
         // Whether a factor of a warp's 16 rows is not 1.
         alignas(16) int any_factor[kRopeStages][4];

@@ -1,0 +1,4 @@
+// Matrix products of warpgroups are not emulated.
+#pragma once
+
+#include "sm90.cuh"

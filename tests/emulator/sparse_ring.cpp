@@ -1,0 +1,340 @@
+// The ring of sparse decode on the host: the loading warps' own code (load.cuh, list_walk.cuh) fills
+// it, and threads that wait and arrive as scores.cuh and output.cuh do empty it. A slot must not be
+// filled before the whole output has freed its use before, every row must be the one that the lists
+// name there, and nobody may wait for ever.
+#include "ptx/sm90.cuh"
+#include "sm90/decode/sparse/barriers.cuh"
+#include "sm90/decode/sparse/load.cuh"
+
+namespace {
+
+using namespace mla::sm90::sparse;
+using mla::Ring;
+using mla::emulator::Block;
+using mla::emulator::Flight;
+using mla::emulator::Hopper;
+using mla::emulator::Mbarrier;
+namespace ptx = mla::ptx;
+
+// The lists of one launch, of one CTA: of each token those of both caches.
+struct Lists {
+    std::vector<std::vector<int>> of[kSources];
+    bool with_counts = false;
+
+    size_t tokens() const { return of[0].size(); }
+};
+
+// `keys` valid entries.
+std::vector<int> whole(std::minstd_rand& random, int keys) {
+    std::vector<int> list(keys);
+    for (int& slot : list) slot = random() % 4096;
+    return list;
+}
+
+// `keys` entries of one batch that a warp reads together, the rest of it empty.
+void append_batch(std::vector<int>& list, std::minstd_rand& random, int keys, int ranks) {
+    for (int i = 0; i < Entries::kGroups * kListGroup * ranks; ++i) {
+        // Entries of this CTA are those of the groups that its rank takes.
+        const bool own = i / kListGroup % ranks == 0;
+        list.push_back(own && keys-- > 0 ? int(random() % 4096) : -1);
+    }
+}
+
+enum class Kind { one_list, two_lists, gaps, mixed };
+
+Lists draw(Kind kind, std::minstd_rand& random, int ranks) {
+    const auto between = [&](int low, int high) { return low + int(random() % (high - low + 1)); };
+    Lists lists;
+    const auto add = [&](std::vector<int> first, std::vector<int> second) {
+        lists.of[0].push_back(std::move(first));
+        lists.of[1].push_back(std::move(second));
+    };
+    lists.with_counts = kind == Kind::two_lists || random() % 2;
+    if (kind == Kind::one_list)
+        for (int i = 0; i < 2; ++i) {
+            add(whole(random, 64 * between(2, 4) + between(33, 48)), {});
+            add(whole(random, between(33, 48)), {});
+            add(whole(random, 64 * between(1, 3) + between(1, 48)), {});
+        }
+    if (kind == Kind::two_lists || kind == Kind::mixed) {
+        add(whole(random, 128), whole(random, 256 + between(33, 48)));
+        for (int i = 0; i < 3; ++i) {
+            add(whole(random, between(1, 48)), whole(random, between(33, 48)));
+            add(whole(random, between(33, 48)), whole(random, 64 * between(0, 3) + 40));
+        }
+    }
+    if (kind == Kind::gaps || kind == Kind::mixed) {
+        std::vector<int> list;
+        for (int part = 0; part < 3; ++part) {
+            // Tiles of three slots in a row are those that the fourth loading warp skips.
+            const int least = random() % 2 ? 33 : 1;
+            for (int n = between(2, 12); n > 0; --n) {
+                append_batch(list, random, between(least, 48), ranks);
+                append_batch(list, random, 0, ranks);
+            }
+            for (int n = between(1, 3); n > 0; --n) append_batch(list, random, 128, ranks);
+        }
+        add(std::move(list), {});
+    }
+    return lists;
+}
+
+// A run: lists, the caches that they name rows of, and how slow some threads are.
+template <class L, class R>
+struct Run {
+    static constexpr int kGroups = L::kScoreGroups;
+    static constexpr int kConsumers = 128 * kGroups + kOutputThreads;
+    static constexpr int kThreads = 128 + kConsumers + 1;
+    static constexpr int kRows = 4096, kStride = (R::kBytes + 15) / 16 * 16;
+
+    KernelParams p = {};
+    std::vector<char> caches[kSources];
+    std::vector<int> lists[kSources], counts[kSources];
+    // What this CTA attends to, token by token, as ListWalk::pending has it.
+    std::vector<std::vector<uint32_t>> expected;
+    // Rounds that each role lets pass before it goes on.
+    int load_pause[kLoadWarps] = {}, scores_pause = 0, output_pause = 0;
+    unsigned seed;
+    // Copies to a slot that have begun, and threads of the output that have freed it.
+    std::vector<int> filled = std::vector<int>(L::kSlots), freed = std::vector<int>(L::kSlots);
+    int left = 0;
+
+    Run(const Lists& drawn, unsigned seed_) : seed(seed_) {
+        const int ranks = int(Hopper::current().ranks);
+        expected.resize(drawn.tokens());
+        for (int k = 0; k < kSources; ++k) {
+            caches[k].resize(size_t(kRows) * kStride);
+            for (uint32_t row = 0; row < kRows; ++row) {
+                const uint32_t tag = row | uint32_t(k) << 31;
+                std::memcpy(&caches[k][size_t(row) * kStride], &tag, 4);
+            }
+            size_t width = 0;
+            for (const auto& list : drawn.of[k]) width = std::max(width, list.size());
+            for (size_t token = 0; token < drawn.tokens(); ++token) {
+                const auto& list = drawn.of[k][token];
+                for (size_t i = 0; i < list.size(); ++i)
+                    if (list[i] >= 0 && int(i / kListGroup) % ranks == 0)
+                        expected[token].push_back(uint32_t(list[i]) | uint32_t(k) << 31);
+                lists[k].insert(lists[k].end(), list.begin(), list.end());
+                lists[k].resize((token + 1) * width, -1);
+                counts[k].push_back(int(list.size()));
+            }
+            Source& s = p.sources[k];
+            s = {};
+            if (width == 0) continue;
+            s.lists = lists[k].data();
+            s.list_stride = int64_t(width);
+            s.counts = drawn.with_counts ? counts[k].data() : nullptr;
+            s.width = int(width);
+            s.slots = kRows;
+            s.cache = caches[k].data();
+            s.slot_stride = kStride;
+            s.page_size = 64;
+            s.pages_adjoin = true;
+        }
+        p.items = p.tokens = int(drawn.tokens());
+        p.head_tiles = 1;
+        p.tile_heads = p.heads = 1;
+        p.token_factor = 1u << 31;
+        // Queries are brought into L2 alone; any addresses will do.
+        p.q_latent = p.q_rope = caches[0].data();
+    }
+
+    // A launch of one CTA; the answer is whether it ended.
+    bool go() {
+        left = kConsumers + 128;
+        Hopper::current().flights.clear();
+        Hopper::current().begins = [&](const Flight& f) { begins(f); };
+        const std::function<void()> body = [&] { thread(); };
+        mla::emulator::Index block, grid;
+        grid.x = 1;
+        Block cta(kThreads, L::kBytes, seed, block, grid);
+        cta.start(body);
+        uint64_t seen = 0;
+        int idle = 0;
+        while (cta.step()) {
+            idle = Mbarrier::progress() == seen ? idle + 1 : 0;
+            seen = Mbarrier::progress();
+            if (idle > 4000) return false;
+        }
+        return true;
+    }
+
+  private:
+    static uint32_t ring_base() { return Block::kSharedBase + L::kRingOffset; }
+
+    void begins(const Flight& f) {
+        const int slot = int((f.to - ring_base()) / L::kSlotBytes);
+        const int use = filled[slot]++ / kSlotKeys;
+        if (freed[slot] != use * kOutputThreads)
+            Mbarrier::fail("a slot is filled before its use before has been freed");
+    }
+
+    static void pause(int rounds) {
+        for (int i = 0; i < rounds; ++i) mla::emulator::Block::current()->yield();
+    }
+
+    void thread() {
+        auto& s = *reinterpret_cast<typename L::Small*>(ptx::dynamic_shared() + L::kSmallOffset);
+        const int own = int(threadIdx.x);
+        if (own == 0) initialise<kGroups>(s);
+        emulated().sync_threads();
+        if (own < 128)
+            load(s, own / 32);
+        else if (own < 128 + 128 * kGroups)
+            scores(s, (own - 128) / 128);
+        else if (own < 128 + kConsumers)
+            output(s, own - 128 - 128 * kGroups);
+        else
+            return copies();
+        --left;
+    }
+
+    // The engine that copies.
+    void copies() {
+        std::minstd_rand random(seed);
+        auto& flights = Hopper::current().flights;
+        while (left > 0) {
+            for (size_t n = flights.size() / 4 + 1; n > 0 && !flights.empty(); --n)
+                if (random() % 4 == 0) Hopper::current().land(random() % flights.size());
+            emulated().yield();
+        }
+    }
+
+    void load(typename L::Small& s, int warp) {
+        Entries first = {};
+        const int lane = ptx::laneid();
+        if (L::kShort) first.read_first(p, Items::first(p), lane);
+        KeyLoader<L, R> loader{{p, s, warp, lane, first}, ring_base()};
+        loader.walk.run([&](uint32_t taken, int keys) {
+            pause(load_pause[warp]);
+            loader.copy(taken, keys);
+        });
+    }
+
+    void scores(typename L::Small& s, int group) {
+        Ring<L::kSlots> ring;
+        Turn<kAnnounced> tile;
+        Turn<kProbabilityTiles> turn;
+        const int lane = ptx::laneid(), warp = int(threadIdx.x) / 32 % 4;
+        const auto give_back = [&] {
+            __syncwarp();
+            if (lane == 0)
+                ptx::mbarrier_arrive(ptx::shared_address(&s.announced_empty[tile.place()]));
+            ++tile.uses;
+        };
+        const auto follow = [&](uint32_t use) {
+            const Turn<kProbabilityTiles> before{use};
+            if (kGroups == 2)
+                ptx::mbarrier_wait(ptx::shared_address(&s.decided[before.place()]), before.phase());
+        };
+        for (uint32_t item = 0; item < uint32_t(p.items); ++item) {
+            const uint32_t first = turn.uses;
+            while (true) {
+                ptx::mbarrier_wait(ptx::shared_address(&s.announced[tile.place()]), tile.phase());
+                const int keys = read_keys(s.keys[tile.place()], lane);
+                if (keys == 0) break;
+                if (kGroups == 1 || int(turn.uses & 1) == group) {
+                    pause(scores_pause);
+                    auto slot = ring;
+                    slot.advance(warp * kSlotKeys < keys ? warp : 0);
+                    ptx::mbarrier_wait(ptx::shared_address(&s.full[slot.slot]), slot.phase);
+                    if (turn.uses != first) follow(turn.uses - 1);
+                    ptx::mbarrier_wait(ptx::shared_address(&s.scores_empty[turn.place()]),
+                                       turn.phase() ^ 1);
+                    emulated().bar_sync(1 + group, 128);
+                    if (kGroups == 2)
+                        ptx::mbarrier_arrive(ptx::shared_address(&s.decided[turn.place()]));
+                    ptx::mbarrier_arrive(ptx::shared_address(&s.scores_full[turn.place()]));
+                }
+                ring.advance((keys + kSlotKeys - 1) / kSlotKeys);
+                ++turn.uses;
+                give_back();
+            }
+            if (kGroups == 2 && turn.uses != first && int((turn.uses - 1) & 1) != group)
+                follow(turn.uses - 1);
+            ptx::mbarrier_wait(ptx::shared_address(&s.stats_empty), (item & 1) ^ 1);
+            if (group == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.stats_full));
+            give_back();
+        }
+    }
+
+    void output(typename L::Small& s, int own) {
+        Ring<L::kSlots> ring;
+        Turn<kAnnounced> tile;
+        Turn<kProbabilityTiles> turn;
+        const int lane = ptx::laneid();
+        for (uint32_t item = 0; item < uint32_t(p.items); ++item) {
+            find_ends(p, s.ends, int(item), item, own);
+            size_t taken = 0;
+            while (true) {
+                ptx::mbarrier_wait(ptx::shared_address(&s.announced[tile.place()]), tile.phase());
+                const int keys = read_keys(s.keys[tile.place()], lane);
+                if (keys > 0) {
+                    ptx::mbarrier_wait(ptx::shared_address(&s.scores_full[turn.place()]),
+                                       turn.phase());
+                    for (int key = 0; key < keys; key += kSlotKeys) {
+                        ptx::mbarrier_wait(ptx::shared_address(&s.full[ring.slot]), ring.phase);
+                        check_rows(item, taken + key, std::min(keys - key, kSlotKeys), ring.slot);
+                        pause(output_pause);
+                        ++freed[ring.slot];
+                        ptx::mbarrier_arrive(ptx::shared_address(&s.empty[ring.slot]));
+                        ring.advance(1);
+                    }
+                    taken += keys;
+                    ptx::mbarrier_arrive(ptx::shared_address(&s.scores_empty[turn.place()]));
+                    ++turn.uses;
+                }
+                __syncwarp();
+                if (lane == 0)
+                    ptx::mbarrier_arrive(ptx::shared_address(&s.announced_empty[tile.place()]));
+                ++tile.uses;
+                if (keys == 0) break;
+            }
+            if (taken != expected[item].size()) Mbarrier::fail("an item lacks rows");
+            ptx::mbarrier_wait(ptx::shared_address(&s.stats_full), item & 1);
+            ptx::mbarrier_arrive(ptx::shared_address(&s.stats_empty));
+        }
+    }
+
+    void check_rows(uint32_t item, size_t first, int keys, int slot) const {
+        for (int key = 0; key < keys; ++key) {
+            uint32_t tag;
+            std::memcpy(
+                &tag,
+                ptx::dynamic_shared() + L::kRingOffset + slot * L::kSlotBytes + key * R::kPitch, 4);
+            if (first + key >= expected[item].size() || tag != expected[item][first + key])
+                Mbarrier::fail("a slot has the rows of another tile");
+        }
+    }
+};
+
+template <int N, class R>
+void explore(const char* name, unsigned seed) {
+    using L = Layout<N, R>;
+    std::minstd_rand random(seed);
+    constexpr const char* kinds[] = {"one list", "two lists", "gaps", "all"};
+    for (int kind = 0; kind < 4; ++kind)
+        for (int speed = 0; speed < 4; ++speed) {
+            // A cluster has one item, so lists alone can take it by surprise.
+            Hopper::current().ranks = kind == 2 && speed == 3 ? 3 : 1;
+            const Lists lists = draw(Kind(kind), random, int(Hopper::current().ranks));
+            Run<L, R> run(lists, unsigned(random()));
+            if (speed == 1) run.output_pause = 40;
+            if (speed == 2) run.load_pause[random() % kLoadWarps] = 200, run.output_pause = 5;
+            if (speed == 3) run.scores_pause = 100;
+            std::printf("%s, %d slots, %s, speed %d\n", name, L::kSlots, kinds[kind], speed);
+            if (!run.go()) Mbarrier::fail("everybody waits");
+        }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    const unsigned seed = argc > 1 ? std::atoi(argv[1]) : 1;
+    explore<32, SameRows<__nv_bfloat16>>("bf16, 32 heads", seed);
+    explore<16, SameRows<__half>>("f16, 16 heads", seed);
+    explore<64, DsMlaRows<__half>>("fp8_ds_mla, 64 heads", seed);
+    explore<32, E4m3Rows<__half>>("e4m3, 32 heads", seed);
+    explore<16, DsMlaRows<__half>>("fp8_ds_mla, 16 heads", seed);
+}
