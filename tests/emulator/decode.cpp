@@ -115,6 +115,18 @@ void check_roles(const Case& c, unsigned seed, const Room& room = kLarge, int mu
         check_config<More>(c, seed, room, multiprocessors);
 }
 
+// All configurations of grouped bytes, and both kinds of queries.
+void check_scales(const Case& c, unsigned seed) {
+    using B = __nv_bfloat16;
+    using H = __half;
+    constexpr auto grouped = CacheFormat::e4m3_grouped;
+    check<B, 512, grouped, 1, 1, 16>(c, seed);
+    check<H, 512, grouped, 1, 1, 16>(c, seed);
+    check<H, 512, grouped, 1, 1, 32>(c, seed);
+    check<H, 512, grouped, 2, 1, 16>(c, seed);
+    check<H, 512, grouped, 2, 2, 16>(c, seed);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -184,6 +196,23 @@ int main(int argc, char** argv) {
     check<B, 256, plain, 1, 1, 16>({"256 + 32", 16, {1}, {40}, 256, 32}, seed);
     check<H, 256, e4m3, 1, 1, 16>({"256 + 64 e4m3", 16, {1}, {40}, 256, 64, 16, e4m3}, seed);
     check<B, 256, plain, 2, 2, 16>({"256 + 64, 64 rows", 40, {2, 1}, {40, 20}, 256, 64}, seed);
+    // Scales that differ between groups; also between tokens; and the tokens of the smaller ones have
+    // the weight. The largest values are near f16's greatest, or the smallest near its least.
+    for (int far : {-10, -20, -30}) {
+        const int top = std::min(12, -14 - far), low = top + far;
+        Case scales = {
+            "scales 2^" + std::to_string(far), 16, {1, 1}, {50, 17}, 512, 64, 16, grouped};
+        scales.spread = std::ldexp(1.f, -top);
+        scales.exponents = {{{top, low, top, (top + low) / 2}, {top, low, top, (top + low) / 2}}};
+        check_scales(scales, seed);
+        scales.name += ", tokens";
+        scales.exponents = {{{low, low, low, low}, {top, top, top, low}}};
+        check_scales(scales, seed);
+        scales.name += ", weight";
+        std::swap(scales.exponents[0], scales.exponents[1]);
+        scales.lead = std::ldexp(7.5f, top);
+        if (far >= -20) check_scales(scales, seed);
+    }
     std::printf("%d failures\n", failures);
     return failures != 0;
 }

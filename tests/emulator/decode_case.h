@@ -5,6 +5,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -32,6 +33,12 @@ struct Case {
     float holes = 0.2f;
     // A token of request 0 of which a value is NaN: rows that see it are NaN, and no others.
     int nan_token = -1;
+    // Exponents to the base of 2 by which the scales of grouped bytes are multiplied: those of 16 tokens
+    // and of the next 16, in turn.
+    std::array<std::array<int, 4>, 2> exponents = {};
+    // Unless it is 0, the rotary values of queries are 1, and of cached tokens this, negated in the
+    // first, third … 16 tokens: so the others have nearly all the weight.
+    float lead = 0.f;
 };
 
 inline float e4m3_value(uint8_t byte) {
@@ -93,13 +100,14 @@ struct Problem {
         lse_stride = tokens + 5;
         q_latent = values(size_t(tokens) * c.heads * c.latent);
         q_rope = values(size_t(tokens) * c.heads * c.rope);
+        if (c.lead != 0.f) q_rope.assign(q_rope.size(), T(1.f));
         fill_cache();
         out.assign(size_t(tokens) * c.heads * c.latent, poison());
         lse.assign(size_t(c.heads) * lse_stride, NAN);
     }
 
-    // The largest deviations of an output, relative to its row, and of a log-sum-exp; -1 where
-    // something is NaN that must not be.
+    // The largest deviations of an output, relative to its row, or to the columns of a row that share
+    // a scale, and of a log-sum-exp; infinite where something is NaN that must not be.
     void deviations(double& of_out, double& of_lse) const {
         of_out = of_lse = 0;
         for (int request = 0; request < requests; ++request)
@@ -142,7 +150,7 @@ struct Problem {
                     if (!c.sparse) table[request * max_pages + token / c.page] = page;
                 }
                 const int slot = page * c.page + token % c.page;
-                write_row(cache.data() + offset(slot));
+                write_row(cache.data() + offset(slot), token / 16 % 2);
                 if (request == 0 && token == c.nan_token) {
                     const T nan = poison();
                     std::memcpy(cache.data() + offset(slot) + 6, &nan, sizeof(nan));
@@ -158,7 +166,7 @@ struct Problem {
         }
     }
 
-    void write_row(char* row) {
+    void write_row(char* row, int half) {
         std::normal_distribution<float> normal;
         const auto wide = [&](char* to, int n, auto type) {
             for (int i = 0; i < n; ++i) {
@@ -172,10 +180,15 @@ struct Problem {
         for (int i = 0; i < bytes; ++i) row[i] = char(e4m3_byte(normal(random_) * spread));
         if (c.format == CacheFormat::e4m3) return;
         for (int group = 0; group < c.latent / 128; ++group) {
-            const float scale = 0.01f * (0.3f + std::fabs(normal(random_)));
+            const float scale =
+                std::ldexp(0.01f * (0.3f + std::fabs(normal(random_))), c.exponents[half][group]);
             std::memcpy(row + c.latent + 4 * group, &scale, 4);
         }
-        wide(row + c.latent + c.latent / 32, c.rope, __nv_bfloat16());
+        char* rope = row + c.latent + c.latent / 32;
+        wide(rope, c.rope, __nv_bfloat16());
+        const auto lead = __nv_bfloat16(half ? c.lead : -c.lead);
+        if (c.lead != 0.f)
+            for (int i = 0; i < c.rope; ++i) std::memcpy(rope + 2 * i, &lead, 2);
     }
 
     double cached(int64_t row, int column) const {
@@ -230,29 +243,31 @@ struct Problem {
             for (int j = 0; j < c.latent; ++j) expected[j] += weight * cached(rows[t], j);
         }
         const double expected_lse = rows.empty() ? -INFINITY : maximum + std::log(total);
-        double largest = 1e-30, deviation = 0;
         const T* got = out.data() + (size_t(token) * c.heads + head) * c.latent;
+        const auto keep = [](double& most, double x) {
+            if (!(x <= most)) most = std::isnan(x) ? INFINITY : x;
+        };
         if (request == 0 && c.nan_token >= 0 && c.nan_token < limit) {
             for (int j = 0; j < c.latent; ++j)
                 if (!std::isnan(float(got[j]))) of_out = INFINITY;
             if (!std::isnan(lse[head * lse_stride + token])) of_lse = INFINITY;
             return;
         }
-        for (int j = 0; j < c.latent; ++j) {
-            const double x = rows.empty() ? 0 : expected[j] / total;
-            largest = std::max(largest, std::fabs(x));
-            const double d = std::fabs(double(float(got[j])) - x);
-            deviation = d > deviation || std::isnan(d) ? d : deviation;
-            if (std::isnan(deviation)) break;
+        // Half a step of f16's smallest numbers is what the output itself rounds away.
+        const double rounding = std::is_same_v<T, __half> ? 0x1p-25 : 0;
+        const int width = c.format == CacheFormat::e4m3_grouped ? 128 : c.latent;
+        for (int first = 0; first < c.latent; first += width) {
+            double largest = 1e-30, deviation = 0;
+            for (int j = first; j < first + width; ++j) {
+                const double x = rows.empty() ? 0 : expected[j] / total;
+                largest = std::max(largest, std::fabs(x));
+                keep(deviation, std::fabs(double(float(got[j])) - x) - rounding);
+            }
+            keep(of_out, rows.empty() ? deviation : deviation / largest);
         }
-        if (rows.empty() && deviation == 0) largest = 1;
         const double got_lse = lse[head * lse_stride + token];
         const double lse_deviation =
             expected_lse == got_lse ? 0 : std::fabs(expected_lse - got_lse);
-        const auto keep = [](double& most, double x) {
-            if (!(x <= most)) most = std::isnan(x) ? INFINITY : x;
-        };
-        keep(of_out, deviation / largest);
         keep(of_lse, lse_deviation);
     }
 

@@ -66,15 +66,19 @@ struct Config {
     // a factor per row. Grouped bytes become what the queries are: their scales may be any.
     static constexpr bool kHalves = Format == CacheFormat::e4m3;
     using Operand = std::conditional_t<kHalves, __half, Element>;
+    // P times a scale has to lie in f16's range: scale_unit.cuh.
+    static constexpr bool kScaleUnits = kGrouped && std::is_same_v<Element, __half>;
     // P is multiplied by 2^kLift, so that sums, or f16, have bits for small ones.
-    static constexpr int kLift = kHalves ? 7 : kGrouped ? E4m3Fields<Element>::kLift : 0;
-    static constexpr float kUnlift = kHalves ? 0x1p-7f : kLift == 60 ? 0x1p-60f : 1.f;
+    static constexpr int kLift = kHalves || kScaleUnits ? 7
+                                 : kGrouped             ? E4m3Fields<Element>::kLift
+                                                        : 0;
+    static constexpr float kUnlift = kLift == 7 ? 0x1p-7f : kLift == 60 ? 0x1p-60f : 1.f;
     static_assert(kLift == 0 || kLift == 7 || kLift == 60);
     // What the sums of both products have to be multiplied by.
     static constexpr float kScoreRest = kHalves    ? kE4m3HalfRest
                                         : kGrouped ? E4m3Fields<Element>::kRest
                                                    : 1.f;
-    static constexpr float kOutputRest = kHalves ? kE4m3HalfRest * kUnlift : kScoreRest;
+    static constexpr float kOutputRest = kLift == 7 ? kScoreRest * kUnlift : kScoreRest;
     static constexpr int kLatentBytes = kBytes ? 1 : 2;
     static constexpr int kRopeBytes = Format == CacheFormat::e4m3 ? 1 : 2;
     // Of a cache row: where the scales and the rotary values begin.
@@ -103,6 +107,9 @@ struct Config {
     static constexpr int kProbabilityCopies = kGrouped ? kColumnGroups : 1;
     static constexpr int kProbabilityBytes =
         kShared ? kProbabilityCopies * kRows * kProbabilityPitch : 0;
+    // Each warp's copy of a tile's scales in their groups' units, if it makes P of several groups.
+    static constexpr int kScaleBytes =
+        kScaleUnits && kShared ? kWarps * kColumnGroups * Tokens * 4 : 0;
     struct WarpShared {
         typename Plan::Shared plan;
         LoaderState loader;
@@ -118,7 +125,8 @@ struct Config {
     };
     static constexpr int kScoreOffset = 0;
     static constexpr int kProbabilityOffset = kScoreOffset + kScoreBytes;
-    static constexpr int kStatisticsOffset = kProbabilityOffset + kProbabilityBytes;
+    static constexpr int kScalesOffset = kProbabilityOffset + kProbabilityBytes;
+    static constexpr int kStatisticsOffset = kScalesOffset + kScaleBytes;
     static constexpr int kWarpOffset = kStatisticsOffset + int(sizeof(Statistics));
     static constexpr int kStagesOffset =
         (kWarpOffset + int(sizeof(WarpShared)) * kWarps + 15) & ~15;

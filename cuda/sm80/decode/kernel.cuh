@@ -173,6 +173,15 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void decode_kernel(
             stage = ahead;
         }
         softmax.finish(statistics);
+        if constexpr (C::kScaleUnits) {
+            const float by = softmax.output_unit();
+#pragma unroll
+            for (auto& tile : o)
+#pragma unroll
+                for (auto& columns : tile)
+#pragma unroll
+                    for (float& x : columns) x *= by;
+        }
         __syncthreads();
         output.write(item, o, own.plan.share);
         // The last tile's copies were followed by a look at what comes next.

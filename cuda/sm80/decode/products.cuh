@@ -89,7 +89,7 @@ struct QueryFragments {
 
     __device__ static uint32_t lifted(uint32_t pair) {
         using T = typename C::Element;
-        if constexpr (!C::kGrouped || C::kLift == 0)
+        if constexpr (!C::kGrouped || E4m3Fields<T>::kLift == 0)
             return pair;
         else
             return ptx::mul_rn_x2<T>(pair, E4m3Fields<T>::kLiftWord);
@@ -177,11 +177,18 @@ class Products {
             if (__any_sync(~0u, ((nan[0] | nan[1]) & 0x80808080u) != 0)) spread_nan(s, nan);
     }
 
-    // What P of two neighbouring tokens of the tile has to be multiplied by for `column_group`.
+    // The factor that P of a token of the tile has for `column_group`. A scale that is no finite number
+    // is 0: the token's scores are none either, so that P is NaN in rows that see it, and rows that do
+    // not keep their 0.
+    __device__ float value_scale(const char* stage, int token, int column_group) const {
+        const float scale = *reinterpret_cast<const float*>(stage + token * p_.pitch +
+                                                            C::kScaleOffset + column_group * 4);
+        return fabsf(scale) < INFINITY ? scale : 0.f;
+    }
+    // The factors of two neighbouring tokens.
     __device__ float2 value_scales(const char* stage, int token, int column_group) const {
-        const char* from = stage + token * p_.pitch + C::kScaleOffset + column_group * 4;
-        return {*reinterpret_cast<const float*>(from),
-                *reinterpret_cast<const float*>(from + p_.pitch)};
+        return {value_scale(stage, token, column_group),
+                value_scale(stage, token + 1, column_group)};
     }
 
     // Makes zeros of what is no finite number in this warp's columns, each row group of a share of

@@ -4,6 +4,7 @@
 
 #include "place.cuh"
 #include "products.cuh"
+#include "scale_unit.cuh"
 #include "sm80/row_state.cuh"
 
 namespace mla::sm80::decode {
@@ -48,11 +49,6 @@ __device__ __forceinline__ void put_statistics(typename C::Statistics& statistic
                                                float maximum, float sum) {
     statistics.rows.maximum[row] = maximum + C::kLift;
     statistics.rows.sum[row] = sum * C::kUnlift;
-}
-
-// Of a masked token, whose scale may be NaN, 0.
-__device__ __forceinline__ float scaled_probability(float p, float scale) {
-    return p == 0.f ? 0.f : p * scale;
 }
 
 // What a softmax needs to know of a KV tile.
@@ -124,15 +120,17 @@ class RegisterSoftmax {
                         rows_[half].probability(x[block][half * 2 + i], p.scale_log2);
         }
         if constexpr (C::kGrouped) {
+            float2 scales[C::kBlocks];
 #pragma unroll
-            for (int block = 0; block < C::kBlocks; ++block) {
-                const float2 scale =
+            for (int block = 0; block < C::kBlocks; ++block)
+                scales[block] =
                     products.value_scales(tile.stage, block * 8 + (lane & 3) * 2, column_group_);
-                x[block][0] = scaled_probability(x[block][0], scale.x);
-                x[block][1] = scaled_probability(x[block][1], scale.y);
-                x[block][2] = scaled_probability(x[block][2], scale.x);
-                x[block][3] = scaled_probability(x[block][3], scale.y);
-            }
+            if constexpr (C::kScaleUnits) follow_scales(scales);
+#pragma unroll
+            for (int block = 0; block < C::kBlocks; ++block)
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    x[block][i] *= i % 2 ? scales[block].y : scales[block].x;
         }
 #pragma unroll
         for (int block = 0; block < C::kBlocks; ++block)
@@ -142,6 +140,9 @@ class RegisterSoftmax {
                     ptx::cvt_rn_x2<typename C::Operand>(x[block][half * 2], x[block][half * 2 + 1]);
         return rescale_[0] != 1.f || rescale_[1] != 1.f;
     }
+
+    // The factor that O has behind its last tile.
+    __device__ float output_unit() const { return 1.f / unit_.unit; }
 
     // Rows lane / 4 and 8 + lane / 4.
     __device__ float2 rescale(int) const { return {rescale_[0], rescale_[1]}; }
@@ -163,6 +164,19 @@ class RegisterSoftmax {
     }
 
   private:
+    // Brings scales to the unit of the warp's columns.
+    __device__ void follow_scales(float2 (&scales)[C::kBlocks]) {
+        float top = 0.f;
+#pragma unroll
+        for (const float2& scale : scales) top = fmaxf(top, fmaxf(fabsf(scale.x), fabsf(scale.y)));
+        // Every four lanes have all tokens.
+        const float by = unit_.follow<1, 4>(top);
+        rescale_[0] *= by;
+        rescale_[1] *= by;
+#pragma unroll
+        for (float2& scale : scales) scale = {scale.x * unit_.unit, scale.y * unit_.unit};
+    }
+
     __device__ float4* buffer() const {
         return scores_ + parity_ * (kColumnGroups * C::kBlocks * 32);
     }
@@ -170,6 +184,7 @@ class RegisterSoftmax {
     float4* scores_;
     int column_group_, parity_ = 0;
     RowState rows_[2];
+    ScaleUnit unit_;
     float rescale_[2] = {1.f, 1.f};
     uint32_t p_[C::kTokens / 16][4];
 };
@@ -183,7 +198,10 @@ class SharedSoftmax {
   public:
     __device__ SharedSoftmax(char* shared, const Place& place) : shared_(shared), place_(place) {}
 
-    __device__ void begin_item() { row_ = RowState{}; }
+    __device__ void begin_item() {
+        row_ = RowState{};
+        unit_ = ScaleUnit{};
+    }
 
     __device__ void put(int unit, const Scores<C>& s) {
         const int lane = place_.lane();
@@ -223,6 +241,7 @@ class SharedSoftmax {
         const float maximum = quad_maximum(mask_scores(x, 0, tile.masked, mask, tile.first));
         const float factor = row_.raise(maximum * p.scale_log2 - C::kLift);
         if (lane % 4 == 0) rescales()[row] = factor;
+        if constexpr (C::kScaleUnits) follow_scales(products, tile.stage);
 #pragma unroll
         for (int block = 0; block < C::kBlocks; ++block) {
             const float2 pair = {row_.probability(x[block][0], p.scale_log2),
@@ -231,10 +250,11 @@ class SharedSoftmax {
             for (int copy = 0; copy < C::kProbabilityCopies; ++copy) {
                 float2 scaled = pair;
                 if constexpr (C::kGrouped) {
+                    const int token = block * 8 + lane % 4 * 2;
                     const float2 scale =
-                        products.value_scales(tile.stage, block * 8 + lane % 4 * 2, copy);
-                    scaled = {scaled_probability(pair.x, scale.x),
-                              scaled_probability(pair.y, scale.y)};
+                        C::kScaleUnits ? *reinterpret_cast<const float2*>(scales(copy) + token)
+                                       : products.value_scales(tile.stage, token, copy);
+                    scaled = {pair.x * scale.x, pair.y * scale.y};
                 }
                 char* to = probabilities() + copy * (C::kRows * C::kProbabilityPitch) +
                            C::probability_offset(row, block) + lane % 4 * 4;
@@ -242,11 +262,17 @@ class SharedSoftmax {
                     ptx::cvt_rn_x2<typename C::Operand>(scaled.x, scaled.y);
             }
         }
-        return factor != 1.f;
+        return factor != 1.f || by_unit_ != 1.f;
+    }
+
+    // The factor that O has behind its last tile.
+    __device__ float output_unit() const {
+        return 1.f / __shfl_sync(~0u, unit_.unit, column_group());
     }
 
     __device__ float2 rescale(int tile) const {
         const float* from = rescales() + tile * 16 + place_.lane() / 4;
+        if constexpr (C::kScaleUnits) return {from[0] * by_unit_, from[8] * by_unit_};
         return {from[0], from[8]};
     }
 
@@ -268,6 +294,31 @@ class SharedSoftmax {
     // Of 16 tokens.
     static constexpr int kUnits = C::kTokens / 16;
 
+    // Leaves the tile's scales to the warp, in the units of their groups. Lane l has group l % 4, of
+    // every eighth token.
+    __device__ void follow_scales(const Products<C>& products, const char* stage) {
+        const int lane = place_.lane(), group = lane % 4;
+        static_assert(kColumnGroups == 4);
+        float own[C::kBlocks], top = 0.f;
+#pragma unroll
+        for (int block = 0; block < C::kBlocks; ++block) {
+            own[block] = products.value_scale(stage, block * 8 + lane / 4, group);
+            top = fmaxf(top, fabsf(own[block]));
+        }
+        by_unit_ = __shfl_sync(~0u, unit_.follow<4, 32>(top), column_group());
+        // The last tile's have been read.
+        __syncwarp();
+#pragma unroll
+        for (int block = 0; block < C::kBlocks; ++block)
+            scales(group)[block * 8 + lane / 4] = own[block] * unit_.unit;
+        __syncwarp();
+    }
+    __device__ float* scales(int group) const {
+        return reinterpret_cast<float*>(shared_ + C::kScalesOffset) +
+               ((row_group() * kColumnGroups + column_group()) * kColumnGroups + group) *
+                   C::kTokens;
+    }
+
     __device__ int row_group() const { return place_.row_group(); }
     __device__ int column_group() const { return place_.column_group(); }
     __device__ int first_row() const { return row_group() * C::kWarpRows; }
@@ -287,6 +338,10 @@ class SharedSoftmax {
     char* shared_;
     const Place& place_;
     RowState row_;
+    // The unit of group lane % 4, and the factor that the last tile's gives the output of this warp's
+    // columns.
+    ScaleUnit unit_;
+    float by_unit_ = 1.f;
 };
 
 }  // namespace mla::sm80::decode

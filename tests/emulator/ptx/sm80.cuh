@@ -35,6 +35,7 @@ inline uint32_t __vcmpeq2(uint32_t a, uint32_t b) {
 }
 inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
 inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
+inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
 template <typename T>
 T __ldcg(const T* from) {
     return *from;

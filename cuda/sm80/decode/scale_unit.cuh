@@ -1,0 +1,38 @@
+// The unit of a group's scales, by which P times a scale fits f16.
+//
+// V's bytes become f16 as they are, so P carries their scales. Scales are any f32, and below 2^-14
+// f16 loses bits: so a product p * s is rounded as p * s * unit, and O is kept in the same unit. Each
+// group of columns has a unit of its own, which follows the largest scale of its tokens, because
+// another group's may be larger by any factor. It is a power of two: no rounding is added.
+//
+// With P up to 2^7 (2^15 while its reference follows lazily), and s * unit up to 1, no operand
+// overflows. Those of 2^-14 and more have f16's 11 bits, and what smaller ones lose is at most 2^-25:
+// of a value, 2^-32 times the group's largest scale times the largest byte. A row whose weight lies
+// on tokens with scales of 2^-20 of that still has 12 bits.
+#pragma once
+
+#include "ptx/sm80.cuh"
+
+namespace mla::sm80::decode {
+
+struct ScaleUnit {
+    // Any scale that is not subnormal lowers it.
+    float unit = 0x1p126f;
+
+    // Takes each lane's largest of some scales, for the group of lanes whose numbers differ in the bits
+    // from `kFirst` to below `kEnd`; returns what older sums are to be multiplied by. By whole warps.
+    template <int kFirst, int kEnd>
+    __device__ float follow(float top) {
+        if (!__any_sync(~0u, top * unit > 1.f)) return 1.f;
+#pragma unroll
+        for (int distance = kFirst; distance < kEnd; distance *= 2)
+            top = fmaxf(top, __shfl_xor_sync(~0u, top, distance));
+        const float before = unit;
+        // Makes the largest scale less than 1/2: a somewhat larger one changes nothing.
+        if (top * unit > 1.f)
+            unit = __int_as_float(max(252 - (__float_as_int(top) >> 23), 1) << 23);
+        return unit / before;
+    }
+};
+
+}  // namespace mla::sm80::decode
