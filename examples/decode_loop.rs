@@ -76,23 +76,22 @@ impl Tensors {
             MAX_REQUESTS * PAGES,
             PAGE,
         );
-        let (weights, query) = (gpu.lend(&self.weights), gpu.lend(&self.query));
-        let (latent, rope) = (gpu.lend(&self.latent), gpu.lend(&self.rope));
-        let (mut cache, mut out) = (gpu.lend_mut(&mut self.cache), gpu.lend_mut(&mut self.out));
-        let kv_b = TensorRef::new(weights.bytes(), layout([1, HEADS * 256, 512]))?;
-        layer.forward(
-            workspace,
-            LayerCall::new(
-                Weights::new(kv_b.transpose(1, 2), config)?,
-                TensorRef::new(query.bytes(), layout([tokens, HEADS, 192]))?,
-                [
-                    TensorRef::new(latent.bytes(), layout([tokens, 1, 512]))?,
-                    TensorRef::new(rope.bytes(), layout([tokens, 1, 64]))?,
-                ],
-                CacheMut::new(cache.bytes_mut(), cache_layout)?,
-                TensorMut::new(out.bytes_mut(), layout([tokens, HEADS, 128]))?,
-            ),
-        )
+        gpu.lending(|loans| {
+            let kv_b = TensorRef::new(loans.lend(&self.weights)?, layout([1, HEADS * 256, 512]))?;
+            layer.forward(
+                workspace,
+                LayerCall::new(
+                    Weights::new(kv_b.transpose(1, 2), config)?,
+                    TensorRef::new(loans.lend(&self.query)?, layout([tokens, HEADS, 192]))?,
+                    [
+                        TensorRef::new(loans.lend(&self.latent)?, layout([tokens, 1, 512]))?,
+                        TensorRef::new(loans.lend(&self.rope)?, layout([tokens, 1, 64]))?,
+                    ],
+                    CacheMut::new(loans.lend_mut(&mut self.cache)?, cache_layout)?,
+                    TensorMut::new(loans.lend_mut(&mut self.out)?, layout([tokens, HEADS, 128]))?,
+                ),
+            )
+        })
     }
 }
 

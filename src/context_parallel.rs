@@ -15,13 +15,25 @@
 //!
 //! So V values per head and token travel instead of L, and every rank ends with the same bits. It
 //! is for steps of one new token per request: of several, those that another rank holds would be
-//! seen too late. Everything but [`Communicator::new`] and [`PartialResults::new`] only enqueues.
+//! seen too late.
+//!
+//! NCCL does not check that the ranks of a call agree: ranks of other lengths write past each
+//! other's memory. So the ranks exchange what each is about to send, on a group and a stream of
+//! their own, and every rank refuses a call on which they disagree before NCCL gets it. The host
+//! waits for the other ranks' hosts meanwhile, not for the stream: some 30 µs, and nothing when a
+//! captured graph is replayed. An engine whose ranks agree by construction leaves that out with
+//! [`Communicator::all_gather_unchecked`] and [`PartialResults::merge_unchecked`]: these only
+//! enqueue.
 //!
 //! [`local_len`]: mla_runtime::plan::parallel::ContextParallel::local_len
 //! [`new_token_slots_on`]: mla_runtime::plan::slots::BlockTables::new_token_slots_on
 
 use std::ffi::c_char;
+use std::fmt;
+use std::sync::Arc;
 
+use cudarc::driver::sys::{CUstreamCaptureMode, cuThreadExchangeStreamCaptureMode};
+use cudarc::driver::{CudaStream, DriverError, result as driver};
 use cudarc::nccl::{result, sys};
 use mla_runtime::device::{Device, Memory};
 use mla_runtime::dtype::DType;
@@ -30,7 +42,7 @@ use mla_runtime::lse::{LseLayout, LseMut, LseRef};
 use mla_runtime::problem::Problem;
 use mla_runtime::tensor::{Layout, TensorMut, TensorRef};
 
-use crate::device::{Buffer, Bytes, BytesMut, Cuda};
+use crate::device::{Account, Buffer, Bytes, BytesMut, Cuda};
 use crate::library;
 
 /// What the ranks of a group have in common: made by one of them, and carried to the others by
@@ -64,7 +76,8 @@ impl GroupId {
 
 /// One rank of a group of GPUs, in this process or several.
 pub struct Communicator {
-    raw: sys::ncclComm_t,
+    group: Group,
+    agreement: Agreement,
     device: Cuda,
     rank: usize,
     ranks: usize,
@@ -73,6 +86,227 @@ pub struct Communicator {
 // SAFETY: NCCL asks that calls on one communicator do not overlap, from whatever thread. It is not
 // `Sync`.
 unsafe impl Send for Communicator {}
+
+/// NCCL's own handle.
+struct Group {
+    raw: sys::ncclComm_t,
+    /// What its calls are enqueued on.
+    stream: Arc<CudaStream>,
+}
+
+impl Group {
+    /// Joins a group; waits for all ranks. The stream's context is current.
+    fn join(stream: &Arc<CudaStream>, rank: usize, ranks: usize, id: GroupId) -> Result<Self> {
+        let mut raw = std::ptr::null_mut();
+        let id = sys::ncclUniqueId { internal: id.0 };
+        // SAFETY: the context is current, and NCCL writes the communicator before it returns.
+        unsafe { result::comm_init_rank(&mut raw, ranks as i32, id, rank as i32) }
+            .map_err(failed("join group"))?;
+        Ok(Self {
+            raw,
+            stream: stream.clone(),
+        })
+    }
+
+    /// Every rank's bytes to every rank.
+    ///
+    /// # Safety
+    ///
+    /// `from` is the address of `len` bytes and `to` of as many for each rank, on the stream's
+    /// device, in order with the stream; every rank calls this with the same length, as its next
+    /// call on the group. The context is current.
+    unsafe fn all_gather(&self, from: u64, to: u64, len: usize) -> Result<()> {
+        // SAFETY: the caller's promise is what NCCL asks for.
+        unsafe {
+            result::all_gather(
+                from as *const _,
+                to as *mut _,
+                len,
+                sys::ncclDataType_t::ncclUint8,
+                self.raw,
+                self.stream.cu_stream().cast(),
+            )
+        }
+        .map(drop)
+        .map_err(failed("all gather"))
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // SAFETY: stream and context live.
+        let waited = unsafe {
+            driver::ctx::set_current(self.stream.context().cu_ctx())
+                .and_then(|()| driver::stream::synchronize(self.stream.cu_stream()))
+        };
+        // SAFETY: made once, destroyed once, with nothing of it on the stream any more.
+        let destroyed = unsafe { result::comm_destroy(self.raw) }.map(drop);
+        if waited.is_err() || destroyed.is_err() {
+            tracing::error!(?waited, ?destroyed, "a group of GPUs was not left");
+        }
+    }
+}
+
+/// What a rank is about to do, of one size whatever it is: so the exchange itself cannot disagree.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Intent {
+    call: Call,
+    /// Bytes that it sends, or elements of each kind.
+    extents: [u64; 4],
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u64)]
+enum Call {
+    AllGather = 1,
+    /// Room of partial results: tokens, heads, width, and the bytes of an element.
+    Room = 2,
+    /// A merge: tokens, heads, width, and the bytes of an element.
+    Merge = 3,
+}
+
+const INTENT_BYTES: usize = 40;
+
+/// In place of the first extent where a rank refuses its call: the others would wait for it.
+const REFUSED: u64 = u64::MAX;
+
+impl Intent {
+    fn to_bytes(self) -> [u8; INTENT_BYTES] {
+        let mut bytes = [0; INTENT_BYTES];
+        let words = std::iter::once(self.call as u64).chain(self.extents);
+        for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
+            to.copy_from_slice(&word.to_ne_bytes());
+        }
+        bytes
+    }
+
+    /// Refuses intents of the ranks, in their order, that are not all this rank's own.
+    fn check(self, rank: usize, all: &[u8]) -> Result<()> {
+        let own = self.to_bytes();
+        let other = all
+            .chunks_exact(INTENT_BYTES)
+            .position(|other| other != own);
+        let Some(other) = other else { return Ok(()) };
+        let theirs = Shown(&all[other * INTENT_BYTES..][..INTENT_BYTES]);
+        Err(Error::argument(
+            "ranks",
+            format!("{} on rank {rank}, {theirs} on rank {other}", Shown(&own)),
+            "the same call of the same extents on every rank",
+        ))
+    }
+}
+
+/// An intent in words.
+struct Shown<'a>(&'a [u8]);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut words = [0; INTENT_BYTES / 8];
+        for (to, from) in words.iter_mut().zip(self.0.chunks_exact(8)) {
+            *to = u64::from_ne_bytes(from.try_into().unwrap_or_default());
+        }
+        let [call, a, b, c, d] = words;
+        let extents = format!("{a} tokens, {b} heads, {c} values of {d} bytes");
+        match call {
+            _ if a == REFUSED => write!(f, "a call that the rank itself refuses"),
+            call if call == Call::AllGather as u64 => write!(f, "all_gather of {a} bytes"),
+            call if call == Call::Room as u64 => write!(f, "results of up to {extents}"),
+            call if call == Call::Merge as u64 => write!(f, "merge of {extents}"),
+            other => write!(f, "call {other}"),
+        }
+    }
+}
+
+/// The second group, on a stream of its own, through which ranks learn each other's intents.
+struct Agreement {
+    group: Group,
+    own: Buffer,
+    all: Buffer,
+}
+
+impl Agreement {
+    /// A second group of the ranks of `first`, whose id rank 0 makes. This waits for all ranks.
+    fn of(first: &Group, device: &Cuda, rank: usize, ranks: usize) -> Result<Self> {
+        let id = match rank {
+            0 => GroupId::new()?,
+            _ => GroupId([0; 128]),
+        };
+        let ids = exchange(first, &id.to_bytes(), ranks)?;
+        let (first_id, _) = ids.split_first_chunk().ok_or_else(no_rank)?;
+        let stream = device.new_stream()?;
+        let agreement = Self {
+            group: Group::join(&stream, rank, ranks, GroupId::from_bytes(*first_id))?,
+            own: Buffer::zeroed(&stream, INTENT_BYTES, &Account::default())?,
+            all: Buffer::zeroed(&stream, INTENT_BYTES * ranks, &Account::default())?,
+        };
+        // NCCL allocates at a group's first call: not in a capture then.
+        agreement.intents(&[0; INTENT_BYTES])?;
+        Ok(agreement)
+    }
+
+    /// Tells every rank the intent of this one, and is told theirs.
+    fn intents(&self, own: &[u8; INTENT_BYTES]) -> Result<Vec<u8>> {
+        gather_host(&self.group, own, &self.own, &self.all)
+    }
+}
+
+fn no_rank() -> Error {
+    Error::argument("ranks", 0, "1 and up")
+}
+
+/// Bytes of the host of every rank, of one length on all of them.
+fn exchange(group: &Group, own: &[u8], ranks: usize) -> Result<Vec<u8>> {
+    let account = Account::default();
+    let from = Buffer::zeroed(&group.stream, own.len(), &account)?;
+    let to = Buffer::zeroed(&group.stream, own.len() * ranks, &account)?;
+    gather_host(group, own, &from, &to)
+}
+
+/// As [`exchange`], by way of these buffers of the group's stream: as long as `own`, and as that of
+/// all ranks.
+fn gather_host(group: &Group, own: &[u8], from: &Buffer, to: &Buffer) -> Result<Vec<u8>> {
+    let stream = group.stream.cu_stream();
+    let mut all = vec![0; to.len()];
+    // SAFETY: the context is current, and the buffers were made on the stream with these lengths.
+    // The source is ordinary memory, which the driver has read when the call returns; the
+    // destination lives until the stream has been waited for.
+    let upload = unsafe { driver::memcpy_htod_async(from.address(), own, stream) };
+    upload.map_err(driver_failed("exchange"))?;
+    // SAFETY: as above; every rank exchanges as many bytes.
+    unsafe { group.all_gather(from.address(), to.address(), own.len()) }?;
+    // SAFETY: as above.
+    let download = unsafe { driver::memcpy_dtoh_async(&mut all, to.address(), stream) };
+    // SAFETY: as above.
+    let waited = unsafe { driver::stream::synchronize(stream) };
+    download.and(waited).map_err(driver_failed("exchange"))?;
+    Ok(all)
+}
+
+/// Lets this thread do what is not captured while one of its streams captures a graph.
+struct Uncaptured {
+    mode: CUstreamCaptureMode,
+}
+
+impl Uncaptured {
+    fn new() -> Result<Self> {
+        let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the driver writes the mode that was and takes the one that is there.
+        unsafe { cuThreadExchangeStreamCaptureMode(&raw mut mode) }
+            .result()
+            .map_err(driver_failed("exchange"))?;
+        Ok(Self { mode })
+    }
+}
+
+impl Drop for Uncaptured {
+    fn drop(&mut self) {
+        // SAFETY: as above; this restores what was.
+        let restored = unsafe { cuThreadExchangeStreamCaptureMode(&raw mut self.mode) };
+        if let Err(error) = restored.result() {
+            tracing::error!(%error, "a thread's capture mode was not restored");
+        }
+    }
+}
 
 impl Communicator {
     /// Joins the group. This waits until every rank has called it.
@@ -90,14 +324,11 @@ impl Communicator {
         }
         load()?;
         device.bind()?;
-        let mut raw = std::ptr::null_mut();
-        let id = sys::ncclUniqueId { internal: id.0 };
-        // SAFETY: the device's context is current, and NCCL writes the communicator before it
-        // returns.
-        unsafe { result::comm_init_rank(&mut raw, ranks as i32, id, rank as i32) }
-            .map_err(failed("join group"))?;
+        let group = Group::join(device.stream(), rank, ranks, id)?;
+        let agreement = Agreement::of(&group, device, rank, ranks)?;
         Ok(Self {
-            raw,
+            group,
+            agreement,
             device: device.clone(),
             rank,
             ranks,
@@ -115,46 +346,78 @@ impl Communicator {
     }
 
     /// Every rank's `from` to every rank's `to`, in the order of the ranks. Every rank has to call
-    /// it.
+    /// it; this waits until it has.
     ///
     /// # Errors
     ///
-    /// If `to` has not as many bytes as all ranks send, or NCCL refuses.
+    /// If `to` has not as many bytes as all ranks send, on every rank if they do not all send as
+    /// many bytes, if the memory is of another stream, or NCCL refuses.
     pub fn all_gather(&self, from: Bytes<'_>, to: BytesMut<'_>) -> Result<()> {
-        if from.len().checked_mul(self.ranks) != Some(to.len()) {
-            return Err(Error::argument(
-                "to",
-                format!("{} bytes", to.len()),
-                format!("{} from each of {} ranks", from.len(), self.ranks),
-            ));
+        let checked = self.check_gather(from, &to);
+        let len = if checked.is_ok() {
+            from.len() as u64
+        } else {
+            REFUSED
+        };
+        let agreed = self.agree(Call::AllGather, [len, 0, 0, 0]);
+        checked.and(agreed)?;
+        // SAFETY: every rank is about to send as many bytes.
+        unsafe { self.enqueue_gather(from, to) }
+    }
+
+    /// As [`all_gather`](Self::all_gather), without asking the other ranks. This only enqueues.
+    ///
+    /// # Safety
+    ///
+    /// Every rank calls it with a `from` of the same length, as its next call on the group.
+    ///
+    /// # Errors
+    ///
+    /// If `to` has not as many bytes as all ranks send, if the memory is of another stream, or NCCL
+    /// refuses.
+    pub unsafe fn all_gather_unchecked(&self, from: Bytes<'_>, to: BytesMut<'_>) -> Result<()> {
+        self.check_gather(from, &to)?;
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.enqueue_gather(from, to) }
+    }
+
+    fn check_gather(&self, from: Bytes<'_>, to: &BytesMut<'_>) -> Result<()> {
+        self.device.check_bytes("from", from)?;
+        self.device.check_bytes("to", Cuda::freeze(to))?;
+        if from.len().checked_mul(self.ranks) == Some(to.len()) {
+            return Ok(());
         }
+        Err(Error::argument(
+            "to",
+            format!("{} bytes", to.len()),
+            format!("{} from each of {} ranks", from.len(), self.ranks),
+        ))
+    }
+
+    /// Refuses, on every rank, what the ranks disagree on. Waits for the ranks' hosts.
+    fn agree(&self, call: Call, extents: [u64; 4]) -> Result<()> {
+        self.device.bind()?;
+        let intent = Intent { call, extents };
+        let _uncaptured = Uncaptured::new()?;
+        let all = self.agreement.intents(&intent.to_bytes())?;
+        intent.check(self.rank, &all)
+    }
+
+    /// # Safety
+    ///
+    /// As [`all_gather_unchecked`](Self::all_gather_unchecked), of bytes that
+    /// [`check_gather`](Self::check_gather) takes.
+    unsafe fn enqueue_gather(&self, from: Bytes<'_>, to: BytesMut<'_>) -> Result<()> {
         if from.is_empty() {
             return Ok(());
         }
         self.device.bind()?;
-        // SAFETY: both ranges are device memory of the lengths that are checked above, the second
-        // is borrowed mutably; the stream is the device's.
+        // SAFETY: both ranges are memory of the device's stream, of the lengths that were checked,
+        // the second borrowed mutably; the ranks send as many bytes, as the caller says.
         unsafe {
-            result::all_gather(
-                from.address() as *const _,
-                to.address() as *mut _,
-                from.len(),
-                sys::ncclDataType_t::ncclUint8,
-                self.raw,
-                self.device.raw_stream().cast(),
-            )
+            self.group
+                .all_gather(from.address(), to.address(), from.len())
         }
-        .map(drop)
-        .map_err(failed("all gather"))
-    }
-}
-
-impl Drop for Communicator {
-    fn drop(&mut self) {
-        // There is nobody to tell of an error.
-        let _ = self.device.synchronize();
-        // SAFETY: made once, destroyed once, with nothing of it on the stream any more.
-        let _ = unsafe { result::comm_destroy(self.raw) };
     }
 }
 
@@ -168,13 +431,17 @@ pub struct PartialResults {
 }
 
 impl PartialResults {
-    /// For layers of this problem and steps of up to so many tokens.
+    /// For layers of this problem and steps of up to so many tokens. Every rank has to call it; this
+    /// waits until it has.
     ///
     /// # Errors
     ///
-    /// If there are more tokens than memory could hold, or the device has not as much left.
+    /// If there are more tokens than memory could hold, or the device has not as much left; on every
+    /// rank if one has another number of tokens or heads, another width, or a dtype of another size.
     pub fn new(communicator: &Communicator, problem: &Problem, tokens: usize) -> Result<Self> {
         let (heads, width) = (problem.heads as usize, problem.dims.head.v as usize);
+        let extents = [tokens, heads, width, problem.dtype.bytes()].map(|extent| extent as u64);
+        communicator.agree(Call::Room, extents)?;
         let too_many = || Error::argument("tokens", tokens, "as many as memory can hold");
         let bytes = |row: usize| {
             let row = row.checked_mul(heads)?.checked_mul(communicator.ranks)?;
@@ -193,16 +460,60 @@ impl PartialResults {
     }
 
     /// Makes of each rank's own `out` `[T, H, V]` and `lse` `[H, T]`, both without gaps, those of
-    /// the whole cache. Every rank has to call it.
+    /// the whole cache. Every rank has to call it; this waits until it has.
     ///
     /// # Errors
     ///
-    /// If a tensor has another shape, dtype or strides, or there are too many tokens.
+    /// If a tensor has another shape, dtype or strides or is of another stream, or there are too
+    /// many tokens; on every rank if they have not all as many tokens.
     pub fn merge(
         &mut self,
         communicator: &Communicator,
-        mut out: TensorMut<'_, Cuda>,
-        mut lse: LseMut<'_, Cuda>,
+        out: TensorMut<'_, Cuda>,
+        lse: LseMut<'_, Cuda>,
+    ) -> Result<()> {
+        let checked = self.check(communicator, &out, &lse);
+        let tokens = if checked.is_ok() {
+            out.shape()[0] as u64
+        } else {
+            REFUSED
+        };
+        let [heads, width, bytes] =
+            [self.heads, self.width, self.dtype.bytes()].map(|extent| extent as u64);
+        let agreed = communicator.agree(Call::Merge, [tokens, heads, width, bytes]);
+        checked.and(agreed)?;
+        // SAFETY: every rank is about to merge as much.
+        unsafe { self.enqueue_merge(communicator, out, lse) }
+    }
+
+    /// As [`merge`](Self::merge), without asking the other ranks. This only enqueues.
+    ///
+    /// # Safety
+    ///
+    /// Every rank calls it with as many tokens, of results made for the same problem, as its next
+    /// call on the group.
+    ///
+    /// # Errors
+    ///
+    /// If a tensor has another shape, dtype or strides or is of another stream, or there are too
+    /// many tokens.
+    pub unsafe fn merge_unchecked(
+        &mut self,
+        communicator: &Communicator,
+        out: TensorMut<'_, Cuda>,
+        lse: LseMut<'_, Cuda>,
+    ) -> Result<()> {
+        self.check(communicator, &out, &lse)?;
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.enqueue_merge(communicator, out, lse) }
+    }
+
+    /// Refuses results that do not fit.
+    fn check(
+        &self,
+        communicator: &Communicator,
+        out: &TensorMut<'_, Cuda>,
+        lse: &LseMut<'_, Cuda>,
     ) -> Result<()> {
         let (device, ranks) = (&communicator.device, communicator.ranks);
         let tokens = out.shape()[0];
@@ -214,19 +525,41 @@ impl PartialResults {
         if lse.layout() != lse_layout {
             return Err(Error::argument("lse", lse.layout(), lse_layout));
         }
+        device.check_bytes("results", self.outputs.bytes())?;
+        device.check_bytes("out", out.as_ref().bytes())?;
+        device.check_bytes("lse", lse.as_ref().bytes())?;
+        let row = ranks * self.heads * self.width * self.dtype.bytes();
+        if tokens * row > self.outputs.len() {
+            let accepted = format!("at most {}", self.outputs.len() / row);
+            return Err(Error::argument("tokens", tokens, accepted));
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    ///
+    /// As [`merge_unchecked`](Self::merge_unchecked), of tensors that [`check`](Self::check) takes.
+    unsafe fn enqueue_merge(
+        &mut self,
+        communicator: &Communicator,
+        mut out: TensorMut<'_, Cuda>,
+        mut lse: LseMut<'_, Cuda>,
+    ) -> Result<()> {
+        let (device, ranks) = (&communicator.device, communicator.ranks);
+        let (whole, lse_layout) = (*out.layout(), lse.layout());
+        let tokens = whole.shape[0];
         let each = whole.elements() * self.dtype.bytes();
         let each_lse = 4 * self.heads * tokens;
-        if ranks * each > self.outputs.len() {
-            let most = self.outputs.len() / (ranks * self.heads * self.width * self.dtype.bytes());
-            return Err(Error::argument("tokens", tokens, format!("at most {most}")));
-        }
         if tokens == 0 {
             return Ok(());
         }
         let (outputs, _) = Cuda::split_mut(self.outputs.bytes_mut(), ranks * each);
         let (lses, _) = Cuda::split_mut(self.lses.bytes_mut(), ranks * each_lse);
-        communicator.all_gather(first(out.as_ref().bytes(), each), outputs)?;
-        communicator.all_gather(first(lse.as_ref().bytes(), each_lse), lses)?;
+        // SAFETY: tokens, heads and width are the same on every rank, as the caller says.
+        unsafe {
+            communicator.all_gather_unchecked(first(out.as_ref().bytes(), each), outputs)?;
+            communicator.all_gather_unchecked(first(lse.as_ref().bytes(), each_lse), lses)?;
+        }
         for rank in 0..ranks {
             let other = TensorRef::new(nth(&self.outputs, rank, each), whole)?;
             let other_lse = nth(&self.lses, rank, each_lse);
@@ -271,5 +604,52 @@ fn failed(operation: &'static str) -> impl FnOnce(result::NcclError) -> Error {
         device: "cuda",
         operation,
         message: format!("{error:?}"),
+    }
+}
+
+fn driver_failed(operation: &'static str) -> impl FnOnce(DriverError) -> Error {
+    move |error| Error::Device {
+        device: "cuda",
+        operation,
+        message: error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn intent(call: Call, extents: [u64; 4]) -> Intent {
+        Intent { call, extents }
+    }
+
+    #[test]
+    fn ranks_that_agree_go_on_and_others_are_refused_by_what_they_say() {
+        let own = intent(Call::Merge, [8, 16, 128, 2]);
+        let all = |others: &[Intent]| -> Vec<u8> {
+            others.iter().flat_map(|other| other.to_bytes()).collect()
+        };
+        own.check(1, &all(&[own, own, own])).unwrap();
+        let fewer = intent(Call::Merge, [7, 16, 128, 2]);
+        assert_eq!(
+            own.check(1, &all(&[own, own, fewer]))
+                .unwrap_err()
+                .to_string(),
+            "ranks: given merge of 8 tokens, 16 heads, 128 values of 2 bytes on rank 1, merge of 7 \
+             tokens, 16 heads, 128 values of 2 bytes on rank 2, accepted the same call of the same \
+             extents on every rank"
+        );
+        let gather = intent(Call::AllGather, [8, 16, 128, 2]);
+        let itself = intent(Call::Merge, [REFUSED, 16, 128, 2]);
+        let refused = own.check(0, &all(&[own, itself])).unwrap_err().to_string();
+        assert!(
+            refused.contains("a call that the rank itself refuses on rank 1"),
+            "{refused}"
+        );
+        let refused = own.check(0, &all(&[own, gather])).unwrap_err().to_string();
+        assert!(
+            refused.contains("all_gather of 8 bytes on rank 1"),
+            "{refused}"
+        );
     }
 }

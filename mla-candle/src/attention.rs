@@ -85,21 +85,18 @@ impl Attention {
                 let device = tensors.query.device().as_cuda_device()?.clone();
                 // SAFETY: every element is written by the layer before anyone reads it.
                 let mut out = unsafe { device.alloc::<T>(count) }?;
-                {
-                    let (query, latent) = (query.view::<T>()?, latent.view::<T>()?);
-                    let (rope, kv_b) = (rope.view::<T>()?, kv_b.view::<T>()?);
-                    let lent = [&query, &latent, &rope, &kv_b].map(|view| gpu.lend(view));
+                let (query, latent) = (query.view::<T>()?, latent.view::<T>()?);
+                let (rope, kv_b) = (rope.view::<T>()?, kv_b.view::<T>()?);
+                gpu.lending(|loans| {
                     let inputs = Inputs {
-                        query: lent[0].bytes(),
-                        latent: lent[1].bytes(),
-                        rope: lent[2].bytes(),
-                        kv_b: lent[3].bytes(),
+                        query: loans.lend(&query)?,
+                        latent: loans.lend(&latent)?,
+                        rope: loans.lend(&rope)?,
+                        kv_b: loans.lend(&kv_b)?,
                     };
-                    let mut out = gpu.lend_mut(&mut out);
-                    paged
-                        .attend(span, inputs, out.bytes_mut())
-                        .map_err(Error::wrap)?;
-                }
+                    paged.attend(span, inputs, loans.lend_mut(&mut out)?)
+                })
+                .map_err(Error::wrap)?;
                 let out = candle_core::CudaStorage::wrap_cuda_slice(out, device);
                 let none = candle_core::op::BackpropOp::none();
                 Ok(Tensor::from_storage(Storage::Cuda(out), shape, none, false))

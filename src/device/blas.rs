@@ -13,6 +13,7 @@ use mla_runtime::error::{Error, Result};
 use mla_runtime::tensor::Layout;
 
 use super::memory::{Account, Buffer, Bytes};
+use super::stream;
 use crate::library;
 
 // What cuBLAS recommends for Hopper and later. With a workspace of its own it allocates nothing, so
@@ -39,9 +40,10 @@ unsafe impl Sync for Handle {}
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // SAFETY: the handle was created once and is destroyed once. There is nobody to tell of an
-        // error.
-        let _ = unsafe { result::destroy_handle(self.raw) };
+        // SAFETY: the handle was created once and is destroyed once.
+        if let Err(error) = unsafe { result::destroy_handle(self.raw) } {
+            stream::log("destroy cublas handle", &error);
+        }
     }
 }
 

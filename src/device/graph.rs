@@ -1,17 +1,22 @@
 //! CUDA graphs: what was enqueued once, enqueued again at the cost of one launch.
 
+use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use cudarc::driver::sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as THREAD_LOCAL;
-use cudarc::driver::sys::{CUgraph, CUgraphInstantiate_flags};
-use cudarc::driver::{CudaContext, CudaGraph, CudaStream};
+use cudarc::driver::sys::{CUgraph, CUgraphExec, CUgraphInstantiate_flags};
+use cudarc::driver::{CudaStream, DriverError, result};
 use mla_runtime::error::{Error, Result};
 
+use super::stream::{self, StreamId, this_thread};
 use super::{Cuda, failed};
 
 /// Work that was captured from a device's stream.
 pub struct Graph {
-    graph: CudaGraph,
+    graph: CUgraph,
+    executable: CUgraphExec,
+    stream: Arc<CudaStream>,
 }
 
 // SAFETY: the driver asks that calls on one graph do not overlap, from whatever thread. `Graph` is
@@ -25,17 +30,28 @@ impl Graph {
     ///
     /// All memory that the captured launches were given is still allocated and stays so until the
     /// stream has passed this, and no other stream accesses it in conflict meanwhile. The borrows
-    /// that the capture was made with have ended, so the compiler cannot check it.
+    /// that the capture was made with have ended, so the compiler cannot check it. Slices that were
+    /// [lent](Cuda::lending) in the capture are such memory: no event orders a replay with other
+    /// streams. Nor did other threads enqueue anything on the stream during the capture, unless the
+    /// same holds of that.
     ///
     /// # Errors
     ///
     /// Where the driver refuses.
     pub unsafe fn replay(&self) -> Result<()> {
-        self.graph.launch().map_err(failed("replay graph"))
+        stream::bind(self.stream.context()).map_err(failed("bind context"))?;
+        // SAFETY: graph and stream live; the caller answers for what the graph accesses.
+        unsafe { result::graph::launch(self.executable, self.stream.cu_stream()) }
+            .map_err(failed("replay graph"))
     }
 
     pub(super) fn raw(&self) -> CUgraph {
-        self.graph.cu_graph()
+        self.graph
+    }
+
+    /// The stream that it was captured from, on which it is replayed.
+    pub fn stream_id(&self) -> StreamId {
+        StreamId::of(&self.stream)
     }
 
     /// Moves what the graph needs to the device, so that the first replay is as fast as any other.
@@ -44,92 +60,123 @@ impl Graph {
     ///
     /// Where the driver refuses.
     pub fn upload(&self) -> Result<()> {
-        self.graph.upload().map_err(failed("upload graph"))
+        stream::bind(self.stream.context()).map_err(failed("bind context"))?;
+        // SAFETY: graph and stream live.
+        unsafe { result::graph::upload(self.executable, self.stream.cu_stream()) }
+            .map_err(failed("upload graph"))
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        let destroy = || {
+            stream::bind(self.stream.context())?;
+            if !self.executable.is_null() {
+                // SAFETY: instantiated once, destroyed once; the driver lets a replay that is
+                // enqueued run to its end.
+                unsafe { result::graph::exec_destroy(self.executable) }?;
+            }
+            // SAFETY: the capture gave it, and it is destroyed once.
+            unsafe { result::graph::destroy(self.graph) }
+        };
+        if let Err(error) = destroy() {
+            stream::log("destroy graph", &error);
+        }
     }
 }
 
 impl Cuda {
     /// Captures what `record` enqueues on this device instead of running it.
     ///
-    /// cudarc's event tracking is off meanwhile for the whole context, since its events would tie
-    /// the graph to work outside of it.
+    /// Other threads and other streams go on as before: nothing of the context's state changes.
+    /// Another thread's operations on this handle or a clone of it are refused meanwhile, since
+    /// they would be captured, too. Slices that `record` [lends](Cuda::lending) are captured by
+    /// their addresses, without cudarc's events; `record` does not enqueue cudarc's own operations
+    /// on slices that cudarc tracks, since their events lie outside of the graph.
     ///
     /// # Errors
     ///
     /// That of `record`, or the driver's: where something was called that cannot be captured, such
     /// as an allocation, a copy to the host or a wait.
     pub fn capture(&self, record: impl FnOnce(&Self) -> Result<()>) -> Result<Graph> {
-        let tracking = Untracked::new(self.stream().context());
-        self.stream()
-            .begin_capture(THREAD_LOCAL)
-            .map_err(failed("begin capture"))?;
-        let capture = Capture {
-            stream: Some(self.stream()),
-        };
-        let recorded = record(self);
-        let graph = capture.end();
-        drop(tracking);
-        recorded?;
-        match graph? {
-            Some(graph) => Ok(Graph { graph }),
-            None => Err(Error::Device {
-                device: "cuda",
-                operation: "end capture",
-                message: "the capture was invalidated".to_owned(),
-            }),
-        }
+        let capture = Capture::begin(self)?;
+        record(self)?;
+        let graph = capture.end()?;
+        graph.ok_or_else(|| Error::Device {
+            device: "cuda",
+            operation: "end capture",
+            message: "the capture was invalidated".to_owned(),
+        })
     }
 }
 
-// Ends the capture also where `record` unwinds: the stream would be useless otherwise.
+/// A capture that has begun. Dropping it ends it, too: the stream would be useless otherwise.
 struct Capture<'a> {
-    stream: Option<&'a Arc<CudaStream>>,
+    device: &'a Cuda,
+    is_open: bool,
 }
 
-impl Capture<'_> {
-    fn end(mut self) -> Result<Option<CudaGraph>> {
-        match self.stream.take() {
-            Some(stream) => stream
-                .end_capture(CUgraphInstantiate_flags(0))
-                .map_err(failed("end capture")),
-            None => Ok(None),
+impl<'a> Capture<'a> {
+    fn begin(device: &'a Cuda) -> Result<Self> {
+        device.make_current()?;
+        // Made now: a capture is no time to make streams.
+        device.aside()?;
+        let capturing = &device.inner.capturing;
+        capturing
+            .compare_exchange(0, this_thread(), Ordering::AcqRel, Ordering::Relaxed)
+            .map_err(|_| {
+                let accepted = "one that captures no graph yet";
+                Error::argument("stream", "one that captures a graph", accepted)
+            })?;
+        // SAFETY: the stream lives, and its context is current.
+        let begun =
+            unsafe { result::stream::begin_capture(device.stream().cu_stream(), THREAD_LOCAL) };
+        if let Err(error) = begun {
+            capturing.store(0, Ordering::Release);
+            return Err(failed("begin capture")(error));
         }
+        Ok(Self {
+            device,
+            is_open: true,
+        })
+    }
+
+    /// Nothing if the capture was invalidated without the driver calling it an error.
+    fn end(mut self) -> Result<Option<Graph>> {
+        self.close().map_err(failed("end capture"))
+    }
+
+    fn close(&mut self) -> std::result::Result<Option<Graph>, DriverError> {
+        self.is_open = false;
+        let stream = self.device.stream();
+        let ended = stream::bind(stream.context())
+            // SAFETY: the stream lives, and the capture began on this thread.
+            .and_then(|()| unsafe { result::stream::end_capture(stream.cu_stream()) });
+        self.device.inner.capturing.store(0, Ordering::Release);
+        let graph = ended?;
+        if graph.is_null() {
+            return Ok(None);
+        }
+        let mut graph = Graph {
+            graph,
+            executable: ptr::null_mut(),
+            stream: stream.clone(),
+        };
+        // SAFETY: the driver just gave the graph.
+        graph.executable =
+            unsafe { result::graph::instantiate(graph.graph, CUgraphInstantiate_flags(0)) }?;
+        Ok(Some(graph))
     }
 }
 
 impl Drop for Capture<'_> {
     fn drop(&mut self) {
-        if let Some(stream) = self.stream.take() {
-            drop(stream.end_capture(CUgraphInstantiate_flags(0)));
+        if !self.is_open {
+            return;
         }
-    }
-}
-
-struct Untracked<'a> {
-    context: &'a Arc<CudaContext>,
-    was_tracking: bool,
-}
-
-impl<'a> Untracked<'a> {
-    fn new(context: &'a Arc<CudaContext>) -> Self {
-        let was_tracking = context.is_event_tracking();
-        // SAFETY: slices that are made meanwhile have no events, which is what not tracking means
-        // to their maker; those made before keep theirs. Captured work does not run yet, so nothing
-        // of it can conflict with other streams; `Graph::replay` states what its caller must
-        // ensure.
-        unsafe { context.disable_event_tracking() };
-        Self {
-            context,
-            was_tracking,
-        }
-    }
-}
-
-impl Drop for Untracked<'_> {
-    fn drop(&mut self) {
-        if self.was_tracking {
-            // SAFETY: as above: this restores what was.
-            unsafe { self.context.enable_event_tracking() };
+        // The error that ended it early is the one that the caller gets.
+        if let Err(error) = self.close() {
+            tracing::debug!(%error, "a capture that was given up");
         }
     }
 }

@@ -34,9 +34,10 @@ impl Cuda {
     ///
     /// # Errors
     ///
-    /// Where the driver refuses.
+    /// Where the driver refuses, or the graph is of another stream.
     pub fn loaded_kernels(&self, graph: &Graph) -> Result<Vec<LoadedKernel>> {
-        self.bind()?;
+        self.check_stream("graph", graph.stream_id())?;
+        self.make_current()?;
         let nodes = nodes(graph).map_err(failed("list a graph's nodes"))?;
         let functions: std::result::Result<Vec<_>, _> = nodes
             .into_iter()

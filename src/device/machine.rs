@@ -1,7 +1,7 @@
 //! What a GPU does at most, by its own figures.
 
-use cudarc::driver::CudaContext;
 use cudarc::driver::sys::CUdevice_attribute_enum as Attribute;
+use cudarc::driver::{CudaContext, result};
 use mla_runtime::capability::Capability;
 use mla_runtime::plan::crossover::GpuFigures;
 
@@ -13,10 +13,12 @@ const BYTES_REACHED: f64 = 0.854;
 /// The figures of the GPU, as the model of a layer's times takes them; none if the driver does not
 /// say.
 pub(super) fn of(context: &CudaContext, capability: Capability) -> Option<GpuFigures> {
-    let figure = |attribute| context.attribute(attribute).ok().map(f64::from);
-    let multiprocessors = context
-        .attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
-        .ok()?;
+    let attribute = |attribute| {
+        // SAFETY: the device is the context's, which lives.
+        unsafe { result::device::get_attribute(context.cu_device(), attribute) }.ok()
+    };
+    let figure = |name| attribute(name).map(f64::from);
+    let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
     // In kHz, both.
     let clock = 1e3 * figure(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?;
     let memory_clock = 1e3 * figure(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?;

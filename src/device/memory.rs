@@ -6,15 +6,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::sys::CUresult;
-use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DriverError, SyncOnDrop, result};
+use cudarc::driver::{CudaStream, DriverError, result};
 use mla_runtime::error::{Error, Result};
 
-use super::{Cuda, failed};
+use super::failed;
+#[cfg(feature = "faults")]
+use super::faults::{Faults, Operation};
+use super::stream::{self, StreamId};
 
 /// Device memory that was allocated through a [`Cuda`], and is freed with it.
 ///
 /// It is a plain allocation, at one address for its whole life: what a captured graph needs, and
-/// peer access and NCCL as well. Freeing waits for the stream on which it was allocated.
+/// peer access and NCCL as well. Freeing waits for the stream on which it was allocated. Where it
+/// cannot wait, as while the stream captures a graph, the memory is not freed, and a `tracing` event
+/// says so.
 pub struct Buffer {
     address: u64,
     len: usize,
@@ -24,32 +29,46 @@ pub struct Buffer {
 
 /// The bytes of the buffers that a device has handed out and not got back.
 #[derive(Clone, Default)]
-pub(super) struct Account(Arc<AtomicU64>);
+pub(crate) struct Account(Arc<Counts>);
+
+#[derive(Default)]
+struct Counts {
+    bytes: AtomicU64,
+    #[cfg(feature = "faults")]
+    faults: Faults,
+}
 
 impl Account {
     pub(super) fn bytes(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+        self.0.bytes.load(Ordering::Relaxed)
+    }
+
+    #[cfg(feature = "faults")]
+    pub(super) fn faults(&self) -> &Faults {
+        &self.0.faults
     }
 }
 
-/// What an allocation's failure means: mostly, that too little memory is free.
+/// What an allocation's failure means: mostly, that too little memory is free. A size that no GPU
+/// has is an invalid value to some drivers.
 fn not_allocated(len: usize) -> impl FnOnce(DriverError) -> Error {
     move |error| match error.0 {
-        CUresult::CUDA_ERROR_OUT_OF_MEMORY => Error::OutOfMemory {
-            device: "cuda",
-            bytes: len as u64,
-            free: result::mem_get_info().ok().map(|(free, _)| free as u64),
-        },
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY | CUresult::CUDA_ERROR_INVALID_VALUE => {
+            Error::OutOfMemory {
+                device: "cuda",
+                bytes: len as u64,
+                free: result::mem_get_info().ok().map(|(free, _)| free as u64),
+            }
+        }
         _ => failed("allocate")(error),
     }
 }
 
 impl Buffer {
-    pub(super) fn zeroed(stream: &Arc<CudaStream>, len: usize, account: &Account) -> Result<Self> {
-        stream
-            .context()
-            .bind_to_thread()
-            .map_err(failed("bind context"))?;
+    pub(crate) fn zeroed(stream: &Arc<CudaStream>, len: usize, account: &Account) -> Result<Self> {
+        #[cfg(feature = "faults")]
+        account.faults().reach(Operation::Allocation)?;
+        stream::bind(stream.context()).map_err(failed("bind context"))?;
         // SAFETY: the context is bound; `cuMemAlloc` refuses 0 bytes, so an empty buffer has one.
         let address = unsafe { result::malloc_sync(len.max(1)) }.map_err(not_allocated(len))?;
         let buffer = Self {
@@ -58,7 +77,7 @@ impl Buffer {
             stream: stream.clone(),
             account: account.clone(),
         };
-        account.0.fetch_add(len as u64, Ordering::Relaxed);
+        account.0.bytes.fetch_add(len as u64, Ordering::Relaxed);
         // SAFETY: the range is the allocation above, which nobody else knows yet.
         unsafe { result::memset_d8_async(address, 0, len.max(1), stream.cu_stream()) }
             .map_err(failed("clear"))?;
@@ -85,6 +104,7 @@ impl Buffer {
         Bytes {
             address: self.address,
             len: self.len,
+            stream: Some(StreamId::of(&self.stream)),
             owner: PhantomData,
         }
     }
@@ -94,20 +114,41 @@ impl Buffer {
         BytesMut {
             address: self.address,
             len: self.len,
+            stream: Some(StreamId::of(&self.stream)),
             owner: PhantomData,
         }
     }
 }
 
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        let context = self.stream.context();
-        context.record_err(context.bind_to_thread());
-        context.record_err(self.stream.synchronize());
+impl Buffer {
+    /// Frees the memory when the stream has passed every launch that was given it. An error leaves
+    /// it allocated: it may be in use.
+    fn free(&self) -> std::result::Result<(), DriverError> {
+        stream::bind(self.stream.context())?;
+        if stream::is_capturing(&self.stream)? {
+            return Err(DriverError(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED));
+        }
+        if StreamId::of(&self.stream).is_per_thread() {
+            // Here the handle may stand for another stream than where the launches went.
+            result::ctx::synchronize()?;
+        } else {
+            stream::synchronize(&self.stream)?;
+        }
         // SAFETY: the address came from `malloc_sync`, is freed once, and the stream has passed
         // every launch that was given it.
-        context.record_err(unsafe { result::free_sync(self.address) });
-        self.account.0.fetch_sub(self.len as u64, Ordering::Relaxed);
+        unsafe { result::free_sync(self.address) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        match self.free() {
+            Ok(()) => {
+                let bytes = &self.account.0.bytes;
+                bytes.fetch_sub(self.len as u64, Ordering::Relaxed);
+            }
+            Err(error) => stream::log("free", &error),
+        }
     }
 }
 
@@ -116,23 +157,46 @@ impl Drop for Buffer {
 pub struct Bytes<'a> {
     address: u64,
     len: usize,
+    /// The stream that orders accesses; none if the maker of the view does.
+    stream: Option<StreamId>,
     owner: PhantomData<&'a [u8]>,
 }
 
 impl Bytes<'_> {
-    /// Memory of another owner.
+    /// Memory of another owner. It belongs to no stream: every device takes it.
     ///
     /// # Safety
     ///
     /// `address` is that of `len` bytes of memory of the device that the bytes are used on. Until
     /// the stream has passed every launch that reads them, they stay allocated and nothing else
-    /// writes them.
+    /// writes them. That holds for each device that the bytes are used on: whoever uses them on
+    /// several orders their streams, by events through [`Cuda::stream`](super::Cuda::stream).
     pub const unsafe fn from_raw(address: u64, len: usize) -> Self {
         Self {
             address,
             len,
+            stream: None,
             owner: PhantomData,
         }
+    }
+
+    /// Memory that `stream` orders.
+    ///
+    /// # Safety
+    ///
+    /// As [`from_raw`](Self::from_raw), on that stream.
+    pub(super) const unsafe fn ordered(address: u64, len: usize, stream: StreamId) -> Self {
+        Self {
+            address,
+            len,
+            stream: Some(stream),
+            owner: PhantomData,
+        }
+    }
+
+    /// The stream that orders accesses; none if the maker of the view does.
+    pub(super) fn stream(self) -> Option<StreamId> {
+        self.stream
     }
 
     /// The device address.
@@ -159,6 +223,7 @@ impl Bytes<'_> {
         Self {
             address: self.address + range.start as u64,
             len: range.len(),
+            stream: self.stream,
             owner: PhantomData,
         }
     }
@@ -168,6 +233,8 @@ impl Bytes<'_> {
 pub struct BytesMut<'a> {
     address: u64,
     len: usize,
+    /// As in [`Bytes`].
+    stream: Option<StreamId>,
     owner: PhantomData<&'a mut [u8]>,
 }
 
@@ -181,6 +248,21 @@ impl BytesMut<'_> {
         Self {
             address,
             len,
+            stream: None,
+            owner: PhantomData,
+        }
+    }
+
+    /// As [`Bytes::ordered`].
+    ///
+    /// # Safety
+    ///
+    /// As [`from_raw`](Self::from_raw), on that stream.
+    pub(super) const unsafe fn ordered(address: u64, len: usize, stream: StreamId) -> Self {
+        Self {
+            address,
+            len,
+            stream: Some(stream),
             owner: PhantomData,
         }
     }
@@ -206,11 +288,13 @@ impl BytesMut<'_> {
             Self {
                 address: self.address,
                 len: at,
+                stream: self.stream,
                 owner: PhantomData,
             },
             Self {
                 address: self.address + at as u64,
                 len: self.len - at,
+                stream: self.stream,
                 owner: PhantomData,
             },
         )
@@ -220,6 +304,7 @@ impl BytesMut<'_> {
         BytesMut {
             address: self.address,
             len: self.len,
+            stream: self.stream,
             owner: PhantomData,
         }
     }
@@ -228,71 +313,8 @@ impl BytesMut<'_> {
         Bytes {
             address: self.address,
             len: self.len,
+            stream: self.stream,
             owner: PhantomData,
-        }
-    }
-}
-
-/// A slice of cudarc's, lent to be read. Where cudarc tracks events, the device's stream waits for
-/// the slice's last write, and the slice's next writer waits for everything enqueued before this is
-/// dropped.
-pub struct Lent<'a> {
-    bytes: Bytes<'a>,
-    // Records its event when it is dropped, so after the launches that borrow from this.
-    _guard: SyncOnDrop<'a>,
-}
-
-impl Lent<'_> {
-    /// All bytes of the slice.
-    pub fn bytes(&self) -> Bytes<'_> {
-        self.bytes
-    }
-}
-
-/// A slice of cudarc's, lent to be written; otherwise as [`Lent`].
-pub struct LentMut<'a> {
-    bytes: BytesMut<'a>,
-    _guard: SyncOnDrop<'a>,
-}
-
-impl LentMut<'_> {
-    /// All bytes of the slice, to write.
-    pub fn bytes_mut(&mut self) -> BytesMut<'_> {
-        self.bytes.reborrow()
-    }
-
-    /// All bytes of the slice, to read.
-    pub fn bytes(&self) -> Bytes<'_> {
-        self.bytes.freeze()
-    }
-}
-
-impl Cuda {
-    /// Borrows a slice or view of cudarc's, to read it.
-    pub fn lend<'a, T>(&'a self, slice: &'a impl DevicePtr<T>) -> Lent<'a> {
-        let len = slice.num_bytes();
-        let (address, guard) = slice.device_ptr(self.stream());
-        Lent {
-            bytes: Bytes {
-                address,
-                len,
-                owner: PhantomData,
-            },
-            _guard: guard,
-        }
-    }
-
-    /// Borrows a slice or view of cudarc's, to write it.
-    pub fn lend_mut<'a, T>(&'a self, slice: &'a mut impl DevicePtrMut<T>) -> LentMut<'a> {
-        let len = slice.num_bytes();
-        let (address, guard) = slice.device_ptr_mut(self.stream());
-        LentMut {
-            bytes: BytesMut {
-                address,
-                len,
-                owner: PhantomData,
-            },
-            _guard: guard,
         }
     }
 }

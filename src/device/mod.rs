@@ -3,9 +3,15 @@
 //! tokens with a matrix per head through a kernel of this crate.
 //!
 //! There are two tiers. The typed one is [`Cuda`] with the runtime's tensors over [`Bytes`]: those
-//! of a [`Buffer`], or of a cudarc slice through [`Cuda::lend`]. The raw one, for engines with
+//! of a [`Buffer`], or of a cudarc slice through [`Cuda::lending`]. The raw one, for engines with
 //! pools of their own, is [`Bytes::from_raw`] over any address, and below that [`raw`], the C
 //! interface itself.
+//!
+//! A handle is a context and a stream, and its memory belongs to that stream: buffers, loans, and
+//! what is made from them (views, workspaces, graphs). Nothing orders two streams, so every
+//! operation and every layer refuses memory of another one, by the name of the field. Two handles
+//! of the same stream are one. Memory that two streams share is lent to each by [`Bytes::from_raw`],
+//! whose caller orders them.
 //!
 //! Everything is enqueued on the device's own stream and returns at once, except
 //! [`download`](mla_runtime::device::Memory::download),
@@ -19,36 +25,42 @@
 pub(crate) mod argument;
 mod blas;
 mod cache_expand;
+#[cfg(feature = "faults")]
+pub mod faults;
 mod graph;
 mod head_product;
+mod lend;
 mod loaded;
 mod machine;
 mod memory;
 mod operations;
 mod rotary;
+mod stream;
 
 use std::ffi::c_void;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// The version of cudarc whose contexts, streams and slices this crate takes.
 pub use cudarc;
-use cudarc::driver::sys::CUstreamCaptureStatus;
-use cudarc::driver::{CudaContext, CudaStream, DriverError};
+use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
 pub use graph::Graph;
+pub use lend::{Lend, LendMut, Loans};
 pub use loaded::LoadedKernel;
-pub use memory::{Buffer, Bytes, BytesMut, Lent, LentMut};
+pub use memory::{Buffer, Bytes, BytesMut};
 use mla_runtime::capability::Target;
 use mla_runtime::error::{Error, Result};
 pub use mla_runtime::rotary::RotaryStyle;
 #[cfg(feature = "sm90")]
 pub(crate) use operations::rows_params;
 pub use rotary::{Rotary, RotaryQuery};
+pub use stream::StreamId;
 
 use crate::gpu::{self, Gpu};
 use crate::raw;
 use blas::Blas;
-use memory::Account;
+pub(crate) use memory::Account;
 
 /// A GPU and one stream of it. Cloning gives another handle to the same stream.
 #[derive(Clone)]
@@ -61,6 +73,12 @@ struct Inner {
     gpu: Gpu,
     blas: Blas,
     account: Account,
+    /// A stream that nothing is enqueued on but waits: see [`Cuda::aside`].
+    aside: OnceLock<Arc<CudaStream>>,
+    /// The thread that captures a graph from the stream through this handle; 0: none.
+    capturing: AtomicU64,
+    /// The thread that used the handle last, if the stream is another one on each thread.
+    last_thread: AtomicU64,
 }
 
 impl Cuda {
@@ -89,10 +107,7 @@ impl Cuda {
     pub fn on_stream(stream: Arc<CudaStream>) -> Result<Self> {
         let ordinal = stream.context().ordinal();
         let gpu = gpu::gpu(ordinal).map_err(|cause| unavailable(ordinal, cause))?;
-        stream
-            .context()
-            .bind_to_thread()
-            .map_err(failed("bind context"))?;
+        stream::bind(stream.context()).map_err(failed("bind context"))?;
         // SAFETY: the function takes nothing; the context it loads into is current.
         let loaded = unsafe { raw::mla_load_helpers() };
         // In a build without kernels there is nothing to load, and each operation says so that
@@ -108,6 +123,9 @@ impl Cuda {
                 gpu,
                 blas,
                 account: Account::default(),
+                aside: OnceLock::new(),
+                capturing: AtomicU64::new(0),
+                last_thread: AtomicU64::new(stream::this_thread()),
             }),
         })
     }
@@ -116,6 +134,11 @@ impl Cuda {
     /// between streams.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.inner.stream
+    }
+
+    /// Identity of the stream, which all memory of this handle has.
+    pub fn stream_id(&self) -> StreamId {
+        StreamId::of(self.stream())
     }
 
     /// The GPU.
@@ -141,9 +164,7 @@ impl Cuda {
     ///
     /// Where the driver refuses.
     pub fn is_capturing(&self) -> Result<bool> {
-        let status = self.stream().capture_status();
-        let status = status.map_err(failed("ask for a capture"))?;
-        Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+        stream::is_capturing(self.stream()).map_err(failed("ask for a capture"))
     }
 
     fn target(&self) -> Target {
@@ -158,18 +179,79 @@ impl Cuda {
         &self.inner.blas
     }
 
-    /// Makes the stream's context current for this thread. A launch through the [raw
-    /// tier](crate::raw), or through a C function of one's own, goes to the current context.
+    /// Makes the stream's context current for this thread: before each launch through the [raw
+    /// tier](crate::raw), or through a C function of one's own, which goes to the current context.
     ///
     /// # Errors
     ///
-    /// Where the driver refuses.
+    /// Where the driver refuses, or another thread [captures](Self::capture) the stream.
     pub fn bind(&self) -> Result<()> {
-        self.inner
-            .stream
-            .context()
-            .bind_to_thread()
-            .map_err(failed("bind context"))
+        #[cfg(feature = "faults")]
+        self.account().faults().reach(faults::Operation::Launch)?;
+        self.make_current()
+    }
+
+    /// As [`bind`](Self::bind), for what is no launch.
+    fn make_current(&self) -> Result<()> {
+        let inner = &self.inner;
+        stream::bind(inner.stream.context()).map_err(failed("bind context"))?;
+        let capturing = inner.capturing.load(Ordering::Acquire);
+        if capturing != 0 && capturing != stream::this_thread() {
+            return Err(Error::argument(
+                "stream",
+                "one that another thread captures a graph from",
+                "one that no other thread captures",
+            ));
+        }
+        if self.stream_id().is_per_thread() {
+            self.follow_thread()?;
+        }
+        Ok(())
+    }
+
+    /// What another thread enqueued through this handle went to another stream, so it is waited
+    /// for.
+    fn follow_thread(&self) -> Result<()> {
+        let this = stream::this_thread();
+        if self.inner.last_thread.swap(this, Ordering::AcqRel) == this {
+            return Ok(());
+        }
+        result::ctx::synchronize().map_err(failed("wait for another thread's stream"))
+    }
+
+    /// Another stream of the same context.
+    pub(crate) fn new_stream(&self) -> Result<Arc<CudaStream>> {
+        let context = self.stream().context();
+        stream::apart(context, || context.new_stream()).map_err(failed("create stream"))
+    }
+
+    /// A stream that waits for the events of a slice whose address alone is wanted, so that the
+    /// device's own does not: no event from outside may enter a capture. It is the device's own if
+    /// cudarc has no events to wait for.
+    fn aside(&self) -> Result<&Arc<CudaStream>> {
+        let context = self.stream().context();
+        if !context.is_managing_stream_synchronization() {
+            return Ok(self.stream());
+        }
+        if let Some(aside) = self.inner.aside.get() {
+            return Ok(aside);
+        }
+        let made = self.new_stream()?;
+        Ok(self.inner.aside.get_or_init(|| made))
+    }
+
+    /// Refuses memory that another stream orders.
+    fn check_stream(&self, field: &'static str, given: StreamId) -> Result<()> {
+        let own = self.stream_id();
+        if given == own {
+            return Ok(());
+        }
+        let accepted = format!("that of {own}, which the device enqueues on");
+        Err(Error::argument(
+            field,
+            format!("memory of {given}"),
+            accepted,
+        ))
     }
 }
 

@@ -14,9 +14,13 @@ use mla_runtime::plan::crossover::{GpuFigures, Machine};
 use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 
 use super::argument::{dtype_code, format_code, narrow, unit_columns, wide};
+#[cfg(feature = "faults")]
+use super::faults::Operation;
 use super::head_product::{Company, Pending};
 use super::memory::{Buffer, Bytes, BytesMut};
-use super::{Cuda, Rotary, RotaryQuery, blas, cache_expand, failed, head_product, machine, rotary};
+use super::{
+    Cuda, Rotary, RotaryQuery, blas, cache_expand, failed, head_product, machine, rotary, stream,
+};
 use crate::{present_gpu, raw};
 
 impl Memory for Cuda {
@@ -68,12 +72,21 @@ impl Memory for Cuda {
         bytes.freeze()
     }
 
+    fn check_bytes(&self, field: &'static str, bytes: Bytes<'_>) -> Result<()> {
+        bytes
+            .stream()
+            .map_or(Ok(()), |stream| self.check_stream(field, stream))
+    }
+
     fn upload(&self, from: &[u8], to: BytesMut<'_>) -> Result<()> {
         same_length(from.len(), to.len())?;
+        self.check_bytes("device bytes", to.freeze())?;
         if from.is_empty() {
             return Ok(());
         }
-        self.bind()?;
+        #[cfg(feature = "faults")]
+        self.account().faults().reach(Operation::Upload)?;
+        self.make_current()?;
         refuse_capture(self)?;
         // SAFETY: the destination is as long as the source. From ordinary host memory the driver
         // has taken the bytes when the call returns, since no graph is being captured; from memory
@@ -89,10 +102,11 @@ impl Memory for Cuda {
 
     fn download(&self, from: Bytes<'_>, to: &mut [u8]) -> Result<()> {
         same_length(to.len(), from.len())?;
+        self.check_bytes("device bytes", from)?;
         if to.is_empty() {
             return self.synchronize();
         }
-        self.bind()?;
+        self.make_current()?;
         // SAFETY: the source is as long as the destination, which is borrowed until the copy is
         // done.
         unsafe { result::memcpy_dtoh_async(to, from.address(), self.stream().cu_stream()) }
@@ -101,7 +115,8 @@ impl Memory for Cuda {
     }
 
     fn synchronize(&self) -> Result<()> {
-        self.stream().synchronize().map_err(failed("synchronize"))
+        self.make_current()?;
+        stream::synchronize(self.stream()).map_err(failed("synchronize"))
     }
 }
 
@@ -181,6 +196,7 @@ impl Device for Cuda {
     fn copy(&self, from: TensorRef<'_, Self>, to: TensorMut<'_, Self>) -> Result<()> {
         from.layout()
             .require("copy source", to.dtype(), to.shape())?;
+        self.check_bytes("copy source", from.bytes())?;
         self.copy_elements(Some((from.bytes(), from.layout())), to)
     }
 
@@ -211,7 +227,7 @@ impl Device for Cuda {
     }
 
     fn rotate(&self, rotary: &Rotary<'_>, vectors: RotaryQuery<'_>) -> Result<()> {
-        let Some(params) = rotary::params(rotary, vectors)? else {
+        let Some(params) = rotary::params(self, rotary, vectors)? else {
             return Ok(());
         };
         self.bind()?;
@@ -227,13 +243,13 @@ impl Device for Cuda {
         mut queries: AbsorbedQueries<'_, Self>,
     ) -> Result<()> {
         let (a, b, c) = queries.product()?;
-        check_product(&a, &b, &c)?;
+        self.check_product(&a, &b, &c)?;
         if !head_product::fits(Company::CacheWrite, &a, &b, &c) {
             return rows.write_then_absorb(self, queries);
         }
         let product = head_product::params(&a, &b, c, Pending::Tokens)?;
         let query = queries.rotation(&rows)?;
-        let write = rows_params(rows, query)?;
+        let write = rows_params(self, rows, query)?;
         self.bind()?;
         // SAFETY: the tensors were checked to hold what their layouts say, which agree; outputs are
         // borrowed mutably, so they are apart from each other and from the inputs. Slots and
@@ -254,7 +270,7 @@ impl Device for Cuda {
         latent: TensorMut<'_, Self>,
         rope: TensorMut<'_, Self>,
     ) -> Result<()> {
-        let params = gather_params(&cache, &rows, &latent, &rope)?;
+        let params = gather_params(self, &cache, &rows, &latent, &rope)?;
         self.bind()?;
         // SAFETY: cache and outputs were checked to hold what their layouts say, the index arrays
         // to be as long as the segments need; the kernel itself checks the pages that it finds in
@@ -276,7 +292,7 @@ impl Device for Cuda {
         to: TensorMut<'_, Self>,
     ) -> Result<()> {
         let (latent, rope) = &gathered;
-        let gather = gather_params(&cache, &rows, latent, rope)?;
+        let gather = gather_params(self, &cache, &rows, latent, rope)?;
         let (dtype, latent_dim) = (to.dtype(), latent.shape()[2]);
         let [_, _, columns] = to.shape();
         to.layout()
@@ -284,6 +300,10 @@ impl Device for Cuda {
         weights
             .layout()
             .require("weights", dtype, [1, latent_dim, columns])?;
+        self.check_memory([
+            ("weights", weights.bytes()),
+            ("expanded rows", to.as_ref().bytes()),
+        ])?;
         if !cache_expand::fits(self, cache.layout(), &gather, &weights, &to) {
             return rows.gather_then_expand(self, cache, gathered, weights, to);
         }
@@ -317,6 +337,12 @@ impl Device for Cuda {
         for (name, lse) in [("lse", lse_layout), ("other lse", other_lse_layout)] {
             lse.require(name, heads, tokens)?;
         }
+        self.check_memory([
+            ("out", out.as_ref().bytes()),
+            ("lse", lse.as_ref().bytes()),
+            ("other", other.bytes()),
+            ("other lse", other_lse.bytes()),
+        ])?;
         let params = raw::MlaMergeParams {
             out: out.into_bytes().address() as *mut _,
             lse: lse.into_bytes().address() as *mut _,
@@ -351,6 +377,7 @@ impl Device for Cuda {
     ) -> Result<()> {
         let (from_layout, to_layout) = (from.layout(), to.layout());
         from_layout.require("lse", to_layout.heads, to_layout.tokens)?;
+        self.check_memory([("lse", from.bytes()), ("natural lse", to.as_ref().bytes())])?;
         let params = raw::MlaLseParams {
             from: from.bytes().address() as *const _,
             to: to.into_bytes().address() as *mut _,
@@ -373,6 +400,33 @@ impl Device for Cuda {
 }
 
 impl Cuda {
+    /// Refuses views of memory that another stream orders.
+    pub(crate) fn check_memory<const N: usize>(
+        &self,
+        views: [(&'static str, Bytes<'_>); N],
+    ) -> Result<()> {
+        views
+            .into_iter()
+            .try_for_each(|(field, bytes)| self.check_bytes(field, bytes))
+    }
+
+    /// Refuses factors that do not fit each other or their product.
+    fn check_product(
+        &self,
+        a: &TensorRef<'_, Self>,
+        b: &TensorRef<'_, Self>,
+        c: &TensorMut<'_, Self>,
+    ) -> Result<()> {
+        let ([batch, m, n], k, dtype) = (c.shape(), a.shape()[2], c.dtype());
+        a.layout().require("gemm a", dtype, [batch, m, k])?;
+        b.layout().require("gemm b", dtype, [batch, k, n])?;
+        self.check_memory([
+            ("gemm a", a.bytes()),
+            ("gemm b", b.bytes()),
+            ("gemm c", c.as_ref().bytes()),
+        ])
+    }
+
     fn product(
         &self,
         a: TensorRef<'_, Self>,
@@ -382,7 +436,7 @@ impl Cuda {
     ) -> Result<()> {
         let [batch, m, n] = c.shape();
         let k = a.shape()[2];
-        check_product(&a, &b, &c)?;
+        self.check_product(&a, &b, &c)?;
         if batch * m * n == 0 {
             return Ok(());
         }
@@ -413,7 +467,7 @@ impl Cuda {
         cache: CacheMut<'_, Self>,
         rotation: Option<(&Rotary<'_>, Option<RotaryQuery<'_>>)>,
     ) -> Result<()> {
-        let params = write_params(latent, rope, slots, cache, rotation)?;
+        let params = write_params(self, latent, rope, slots, cache, rotation)?;
         self.bind()?;
         // SAFETY: every tensor was checked to hold what its layout says, and the layouts to agree;
         // the kernel itself checks slots and positions against the cache and the tables.
@@ -431,6 +485,7 @@ impl Cuda {
         to: TensorMut<'_, Self>,
     ) -> Result<()> {
         let layout = *to.layout();
+        self.check_bytes("copy target", to.as_ref().bytes())?;
         let strides = |strides: [usize; 3]| -> Result<[i64; 3]> {
             Ok([
                 wide("stride", strides[0])?,
@@ -455,6 +510,7 @@ impl Cuda {
 
 /// What a cache write of these rows takes, with the rotation of `query`, every tensor checked.
 pub(crate) fn rows_params(
+    device: &Cuda,
     rows: CacheRows<'_, Cuda>,
     query: Option<RotaryQuery<'_>>,
 ) -> Result<raw::MlaCacheWriteParams> {
@@ -467,11 +523,12 @@ pub(crate) fn rows_params(
         ..
     } = rows;
     let rotation = rotary.as_ref().map(|rotary| (rotary, query));
-    write_params(latent, rope, slots, cache, rotation)
+    write_params(device, latent, rope, slots, cache, rotation)
 }
 
 /// What a cache write takes, every tensor checked.
 fn write_params(
+    device: &Cuda,
     latent: TensorRef<'_, Cuda>,
     rope: TensorRef<'_, Cuda>,
     slots: ArrayRef<'_, Cuda, i64>,
@@ -491,6 +548,12 @@ fn write_params(
     if slots.len() != tokens {
         return Err(Error::argument("slots", slots.len(), tokens));
     }
+    device.check_memory([
+        ("latent", latent.bytes()),
+        ("rope", rope.bytes()),
+        ("slots", slots.bytes()),
+        ("cache", cache.as_ref().bytes()),
+    ])?;
     let mut params = raw::MlaCacheWriteParams {
         latent: latent.bytes().address() as *const _,
         rope: rope.bytes().address() as *const _,
@@ -523,7 +586,7 @@ fn write_params(
         cache_scale: layout.scale,
     };
     if let Some((rotary, query)) = rotation {
-        rotary::fill(rotary, query, tokens, rope_dim, dtype, &mut params)?;
+        rotary::fill(device, rotary, query, tokens, rope_dim, dtype, &mut params)?;
     }
     Ok(params)
 }
@@ -550,6 +613,7 @@ fn check_segments(rows: &GatherRows<'_, Cuda>, room: usize) -> Result<usize> {
 
 /// What a gather of these rows takes, every tensor checked.
 fn gather_params(
+    device: &Cuda,
     cache: &CacheRef<'_, Cuda>,
     rows: &GatherRows<'_, Cuda>,
     latent: &TensorMut<'_, Cuda>,
@@ -567,6 +631,14 @@ fn gather_params(
     unit_columns("gathered latent", latent.layout())?;
     unit_columns("gathered rope", rope.layout())?;
     let segments = check_segments(rows, room)?;
+    device.check_memory([
+        ("cache", cache.bytes()),
+        ("block table", rows.block_table.entries().bytes()),
+        ("token starts", rows.token_starts.bytes()),
+        ("row starts", rows.row_starts.bytes()),
+        ("gathered latent", latent.as_ref().bytes()),
+        ("gathered rope", rope.as_ref().bytes()),
+    ])?;
     let (latent_stride, rope_stride) = (latent.layout().strides[0], rope.layout().strides[0]);
     Ok(raw::MlaCacheGatherParams {
         cache: cache.bytes().address() as *const _,
@@ -591,17 +663,6 @@ fn gather_params(
         cache_format: format_code(layout.format),
         cache_scale: layout.scale,
     })
-}
-
-/// Refuses factors that do not fit each other or their product.
-fn check_product(
-    a: &TensorRef<'_, Cuda>,
-    b: &TensorRef<'_, Cuda>,
-    c: &TensorMut<'_, Cuda>,
-) -> Result<()> {
-    let ([batch, m, n], k, dtype) = (c.shape(), a.shape()[2], c.dtype());
-    a.layout().require("gemm a", dtype, [batch, m, k])?;
-    b.layout().require("gemm b", dtype, [batch, k, n])
 }
 
 fn same_length(host: usize, device: usize) -> Result<()> {

@@ -1,5 +1,6 @@
 //! The rotary embedding in the parameters of a cache write.
 
+use mla_runtime::device::Memory as _;
 use mla_runtime::dtype::DType;
 use mla_runtime::error::{Error, Result};
 use mla_runtime::kv_format::KvFormat;
@@ -16,6 +17,7 @@ pub type RotaryQuery<'a> = mla_runtime::rotary::RotaryQuery<'a, Cuda>;
 /// Writes the rotation into the parameters of a cache write of `tokens` rotary keys of `dtype` and
 /// `width`.
 pub(super) fn fill(
+    device: &Cuda,
     rotary: &Rotary<'_>,
     query: Option<RotaryQuery<'_>>,
     tokens: usize,
@@ -24,6 +26,11 @@ pub(super) fn fill(
     params: &mut raw::MlaCacheWriteParams,
 ) -> Result<()> {
     rotary.check(tokens, width)?;
+    device.check_memory([
+        ("positions", rotary.positions.bytes()),
+        ("cos", rotary.cos.bytes()),
+        ("sin", rotary.sin.bytes()),
+    ])?;
     let cos = rotary.cos.layout();
     params.positions = rotary.positions.bytes().address() as *const _;
     params.cos = rotary.cos.bytes().address() as *const _;
@@ -32,6 +39,13 @@ pub(super) fn fill(
     params.positions_len = wide("positions", cos.shape[1])?;
     params.rotary_style = style_code(rotary.style);
     let Some(query) = query else { return Ok(()) };
+    match &query {
+        RotaryQuery::InPlace(tensor) => device.check_bytes("query", tensor.as_ref().bytes())?,
+        RotaryQuery::Into { from, to } => device.check_memory([
+            ("query", from.bytes()),
+            ("rotated query", to.as_ref().bytes()),
+        ])?,
+    }
     let (from, from_layout, to) = match query {
         RotaryQuery::InPlace(tensor) => {
             let layout = *tensor.layout();
@@ -70,6 +84,7 @@ pub(super) fn fill(
 /// A rotation alone, as a cache write: of a cache without pages, to which no slot belongs. What
 /// stands for its rows and slots is read and not used. `None`: there is nothing to rotate.
 pub(super) fn params(
+    device: &Cuda,
     rotary: &Rotary<'_>,
     vectors: RotaryQuery<'_>,
 ) -> Result<Option<raw::MlaCacheWriteParams>> {
@@ -114,6 +129,7 @@ pub(super) fn params(
         cache_scale: 1.0,
     };
     fill(
+        device,
         rotary,
         Some(vectors),
         tokens,

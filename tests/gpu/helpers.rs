@@ -1329,31 +1329,29 @@ fn slices_of_cudarc_and_raw_addresses_are_taken() {
     let from = stream.clone_htod(&values).unwrap();
     let mut to = stream.alloc_zeros::<f32>(64).unwrap();
     let layout = Layout::contiguous(DType::F32, [2, 4, 8]);
-    {
-        let (from, mut to) = (gpu.lend(&from), gpu.lend_mut(&mut to));
-        assert_eq!((from.bytes().len(), to.bytes().len()), (256, 256));
-        gpu.copy(
-            TensorRef::new(from.bytes(), layout).unwrap(),
-            TensorMut::new(to.bytes_mut(), layout).unwrap(),
-        )
-        .unwrap();
-    }
+    gpu.lending(|loans| {
+        let (from, to) = (loans.lend(&from)?, loans.lend_mut(&mut to)?);
+        assert_eq!((from.len(), to.len()), (256, 256));
+        gpu.copy(TensorRef::new(from, layout)?, TensorMut::new(to, layout)?)
+    })
+    .unwrap();
     assert_eq!(stream.clone_dtoh(&to).unwrap(), values);
 
     // The raw tier, on the same memory: zeros over the first half.
-    {
-        let mut to = gpu.lend_mut(&mut to);
+    gpu.lending(|loans| {
         let params = raw::MlaCopyParams {
             from: std::ptr::null(),
-            to: to.bytes_mut().address() as *mut _,
+            to: loans.lend_mut(&mut to)?.address() as *mut _,
             shape: [1, 1, 32],
             from_strides: [0; 3],
             to_strides: [32, 32, 1],
             element_bytes: 4,
         };
-        // SAFETY: 32 f32 lie at the address, which is lent until the end of the block.
-        unsafe { raw::check("copy", raw::mla_copy(&params, gpu.raw_stream())) }.unwrap();
-    }
+        gpu.bind()?;
+        // SAFETY: 32 f32 lie at the address, which is lent until the end of the closure.
+        unsafe { raw::check("copy", raw::mla_copy(&params, gpu.raw_stream())) }
+    })
+    .unwrap();
     let result = stream.clone_dtoh(&to).unwrap();
     assert_eq!(
         (&result[..32], &result[32..]),

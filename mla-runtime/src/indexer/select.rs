@@ -344,6 +344,7 @@ impl<D: IndexDevice> Indexer<D> {
         B: DecodeStage<Device = D>,
     {
         workspace.check_prepared_for(&self.problem)?;
+        workspace.check_memory(&self.device)?;
         let dims = self.config.dims;
         if own.needs.dims != dims {
             let given = format!("one for {}", own.needs.dims);
@@ -361,8 +362,26 @@ impl<D: IndexDevice> Indexer<D> {
                 return Err(Error::argument(field, given, accepted));
             }
         }
+        self.check_memory(own, call)?;
         self.check_tensors(tokens, call)?;
         self.check_cache(workspace.pages_end(), call)
+    }
+
+    /// Refuses memory that the device's work must not access.
+    fn check_memory(&self, own: &IndexerWorkspace<D>, call: &IndexCall<'_, D>) -> Result<()> {
+        let device = &self.device;
+        device.check_bytes("indexer workspace", D::bytes(&own.buffer))?;
+        device.check_bytes("query latent", call.query_latent.bytes())?;
+        device.check_bytes("index query weights", call.query_weights.bytes())?;
+        device.check_bytes("index keys", call.keys.bytes())?;
+        device.check_bytes("index norm weight", call.norm.weight.bytes())?;
+        device.check_bytes("index norm bias", call.norm.bias.bytes())?;
+        device.check_bytes("index head weights", call.head_weights.bytes())?;
+        device.check_bytes("index cache", call.cache.as_ref().bytes())?;
+        match &call.rotary {
+            Some(rotary) => rotary.check_memory(device),
+            None => Ok(()),
+        }
     }
 
     fn check_tensors(&self, tokens: usize, call: &IndexCall<'_, D>) -> Result<()> {

@@ -7,7 +7,7 @@ use crate::backend::{
     check_sinks,
 };
 use crate::cache::CacheLayout;
-use crate::device::Device;
+use crate::device::{Device, Memory};
 use crate::error::{Error, Result};
 use crate::spec::{KeyLayout, QueryFormat};
 use crate::tensor::{ArrayRef, TensorRef};
@@ -71,6 +71,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         let Some(lists) = lists else {
             return Ok(());
         };
+        self.check_lists_memory(lists)?;
         if ![0, step.dense_within()].contains(&lists.dense_within) {
             let accepted = format!("{}, as the step has it, or 0", step.dense_within());
             let given = lists.dense_within;
@@ -95,6 +96,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         workspace.check(self)?;
         let step = &workspace.step;
         step.check_prepared()?;
+        self.check_memory(call)?;
         self.check_shapes(step.tokens(), call)?;
         let cache = call.cache.layout();
         check_cache(cache, &self.config.problem)?;
@@ -121,6 +123,41 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         }
         self.check_places(step, call)?;
         self.check_sinks(workspace, call.sinks.as_ref())
+    }
+
+    /// Refuses tensors in memory that the device's work must not access. Lists are checked when they
+    /// are there.
+    fn check_memory(&self, call: &LayerCall<'_, P::Device>) -> Result<()> {
+        let device = &self.device;
+        device.check_bytes("W_kv_b", call.weights.kv.bytes())?;
+        device.check_bytes("query", call.query.bytes())?;
+        device.check_bytes("latent", call.latent.bytes())?;
+        device.check_bytes("rope", call.rope.bytes())?;
+        device.check_bytes("cache", call.cache.as_ref().bytes())?;
+        device.check_bytes("out", call.out.as_ref().bytes())?;
+        if let Some(lse) = &call.lse {
+            device.check_bytes("lse", lse.as_ref().bytes())?;
+        }
+        if let Some(sinks) = &call.sinks {
+            device.check_bytes("sinks", sinks.bytes())?;
+        }
+        match &call.rotary {
+            Some(rotary) => rotary.check_memory(device),
+            None => Ok(()),
+        }
+    }
+
+    fn check_lists_memory(&self, lists: &SlotLists<'_, P::Device>) -> Result<()> {
+        let device = &self.device;
+        device.check_bytes("slot_lists.slots", lists.slots.bytes())?;
+        if let Some(counts) = &lists.counts {
+            device.check_bytes("slot_lists.counts", counts.bytes())?;
+        }
+        let Some(second) = &lists.second else {
+            return Ok(());
+        };
+        device.check_bytes("slot_lists.second.cache", second.cache.bytes())?;
+        device.check_bytes("slot_lists.second.slots", second.slots.bytes())
     }
 
     /// Refuses tensors of other shapes and dtypes than `tokens` tokens of the problem have.

@@ -164,7 +164,13 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
             let accepted = format!("one on device {ordinal}, as the layer is");
             return Err(Error::argument("workspace", given, accepted));
         }
+        self.check_memory(layer.device())?;
         self.check_problem(&layer.config().problem)
+    }
+
+    /// Refuses a handle that does not order the workspace's memory.
+    pub(crate) fn check_memory(&self, device: &P::Device) -> Result<()> {
+        device.check_bytes("workspace", P::Device::bytes(&self.scratch))
     }
 
     fn check_problem(&self, theirs: &Problem) -> Result<()> {

@@ -302,8 +302,8 @@ impl<'a> Best<'a> {
 }
 
 impl Registry {
-    /// Chooses backends to run, and says which as a `tracing` event: the only one in this project,
-    /// as nothing that runs per step logs.
+    /// Chooses backends to run, and says which as a `tracing` event. Nothing that runs per step
+    /// logs; a GPU's resource that cannot be given back is the only other event of this project.
     ///
     /// # Errors
     ///

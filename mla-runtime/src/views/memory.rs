@@ -62,6 +62,19 @@ pub trait Memory: Clone + Send + Sync + 'static {
     /// The same bytes, read.
     fn freeze<'a>(bytes: &'a Self::BytesMut<'_>) -> Self::Bytes<'a>;
 
+    /// Refuses bytes that this handle's work must not access: of a handle whose work nothing orders
+    /// with this one's, such as that of another stream. `field` is their name. A layer asks before
+    /// it enqueues anything. Memory that every handle may access, as on a device that is done when a
+    /// call returns, is never refused.
+    ///
+    /// # Errors
+    ///
+    /// If the bytes belong to another handle.
+    fn check_bytes(&self, field: &'static str, bytes: Self::Bytes<'_>) -> Result<()> {
+        let _ = (field, bytes);
+        Ok(())
+    }
+
     /// Copies from the host. The source may be reused when this returns.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! The lightning indexer on Hopper GPUs: `docs/kernels/indexer.md`.
 
-use mla_runtime::device::CacheRows;
+use mla_runtime::device::{CacheRows, Memory as _};
 use mla_runtime::error::{Error, Result};
 use mla_runtime::indexer::{
     IndexCacheRef, IndexDevice, IndexDims, IndexKeys, IndexQueries, IndexQueriesMut,
@@ -18,7 +18,7 @@ const ROPE: u32 = 64;
 
 impl IndexDevice for Cuda {
     fn write_index_keys(&self, config: &IndexerConfig, keys: IndexKeys<'_, Self>) -> Result<()> {
-        let params = keys_params(config, keys)?;
+        let params = keys_params(self, config, keys)?;
         self.bind()?;
         // SAFETY: every tensor and array was checked to hold what its layout says, and the layouts
         // to agree; the kernel itself skips slots that the cache does not have.
@@ -38,10 +38,10 @@ impl IndexDevice for Cuda {
         keys: IndexKeys<'_, Self>,
         queries: Option<(IndexQueryInput<'_, Self>, IndexQueriesMut<'_, Self>)>,
     ) -> Result<()> {
-        let keys = keys_params(config, keys)?;
-        let rows = rows_params(rows, query)?;
+        let keys = keys_params(self, config, keys)?;
+        let rows = rows_params(self, rows, query)?;
         let queries = match queries {
-            Some((from, to)) => Some(queries_params(config, from, to)?),
+            Some((from, to)) => Some(queries_params(self, config, from, to)?),
             None => None,
         };
         let given = queries
@@ -64,7 +64,7 @@ impl IndexDevice for Cuda {
         from: IndexQueryInput<'_, Self>,
         to: IndexQueriesMut<'_, Self>,
     ) -> Result<()> {
-        let params = queries_params(config, from, to)?;
+        let params = queries_params(self, config, from, to)?;
         self.bind()?;
         // SAFETY: every tensor was checked to hold what its layout says, and the layouts to agree.
         unsafe {
@@ -91,6 +91,13 @@ impl IndexDevice for Cuda {
             let accepted = format!("{}, as index_head_dim says", dims.width);
             return Err(Error::argument("index cache", given, accepted));
         }
+        check_rows(self, rows)?;
+        self.check_memory([
+            ("index logits", logits.as_ref().bytes()),
+            ("index queries", queries.values),
+            ("scaled head weights", queries.weights.bytes()),
+            ("index cache", cache.bytes()),
+        ])?;
         // SAFETY: as above.
         let mut params: raw::MlaIndexLogitsParams = unsafe { std::mem::zeroed() };
         params.logits_stride = wide("index logits", logits.layout().strides[1])?;
@@ -144,6 +151,11 @@ impl IndexDevice for Cuda {
                 format!("lists of 1 and up, for each of {tokens} tokens"),
             ));
         }
+        check_rows(self, rows)?;
+        self.check_memory([
+            ("index logits", logits.bytes()),
+            ("slot lists", Self::freeze(&lists.slots)),
+        ])?;
         // SAFETY: as above.
         let mut params: raw::MlaTopkParams = unsafe { std::mem::zeroed() };
         params.logits = logits.bytes().address() as *const _;
@@ -171,8 +183,18 @@ impl IndexDevice for Cuda {
     }
 }
 
+/// Refuses a batch whose arrays another stream orders.
+fn check_rows(device: &Cuda, rows: &IndexRows<'_, Cuda>) -> Result<()> {
+    device.check_memory([
+        ("query starts", rows.batch.query_starts.bytes()),
+        ("lengths", rows.batch.seq_lens.bytes()),
+        ("block table", rows.batch.block_table.entries().bytes()),
+    ])
+}
+
 /// New index keys as the C interface takes them.
 fn keys_params(
+    device: &Cuda,
     config: &IndexerConfig,
     keys: IndexKeys<'_, Cuda>,
 ) -> Result<raw::MlaIndexKeysParams> {
@@ -180,6 +202,13 @@ fn keys_params(
     unit_columns("index keys", keys.keys.layout())?;
     unit_columns("index norm weight", keys.norm.weight.layout())?;
     unit_columns("index norm bias", keys.norm.bias.layout())?;
+    device.check_memory([
+        ("index keys", keys.keys.bytes()),
+        ("index norm weight", keys.norm.weight.bytes()),
+        ("index norm bias", keys.norm.bias.bytes()),
+        ("slots", keys.slots.bytes()),
+        ("index cache", keys.cache.as_ref().bytes()),
+    ])?;
     let cache = *keys.cache.layout();
     // SAFETY: a struct of plain numbers and pointers, for which zeros are values: null pointers are
     // refused by the launch, or mean that something is absent.
@@ -189,7 +218,7 @@ fn keys_params(
     params.norm_bias = keys.norm.bias.bytes().address() as *const _;
     params.slots = keys.slots.bytes().address() as *const _;
     params.cache = keys.cache.into_bytes().address() as *mut _;
-    params.rotary = rotary(config, keys.rotary.as_ref())?;
+    params.rotary = rotary(device, config, keys.rotary.as_ref())?;
     params.key_stride = wide("index keys", keys.keys.layout().strides[0])?;
     params.page_stride = wide("page stride", cache.page_stride)?;
     params.pages = wide("pages", cache.pages)?;
@@ -206,6 +235,7 @@ fn keys_params(
 
 /// Index queries as the C interface takes them.
 fn queries_params(
+    device: &Cuda,
     config: &IndexerConfig,
     from: IndexQueryInput<'_, Cuda>,
     to: IndexQueriesMut<'_, Cuda>,
@@ -213,13 +243,19 @@ fn queries_params(
     let tokens = from.check(config, &to)?;
     unit_columns("index queries", from.queries.layout())?;
     unit_columns("index head weights", from.weights.layout())?;
+    device.check_memory([
+        ("index queries", from.queries.bytes()),
+        ("index head weights", from.weights.bytes()),
+        ("quantised index queries", Cuda::freeze(&to.values)),
+        ("scaled head weights", to.weights.as_ref().bytes()),
+    ])?;
     // SAFETY: as above.
     let mut params: raw::MlaIndexQueriesParams = unsafe { std::mem::zeroed() };
     params.queries = from.queries.bytes().address() as *const _;
     params.head_weights = from.weights.bytes().address() as *const _;
     params.values = to.values.address() as *mut _;
     params.weights = to.weights.into_bytes().address() as *mut _;
-    params.rotary = rotary(config, from.rotary.as_ref())?;
+    params.rotary = rotary(device, config, from.rotary.as_ref())?;
     params.query_token_stride = wide("index queries", from.queries.layout().strides[0])?;
     params.query_head_stride = wide("index queries", from.queries.layout().strides[1])?;
     params.head_weight_stride = wide("index head weights", from.weights.layout().strides[0])?;
@@ -235,6 +271,7 @@ fn queries_params(
 
 /// The rotation as the C interface takes it.
 fn rotary(
+    device: &Cuda,
     config: &IndexerConfig,
     rotary: Option<&Rotary<'_, Cuda>>,
 ) -> Result<raw::MlaIndexRotary> {
@@ -246,6 +283,11 @@ fn rotary(
     if config.dims.rope != ROPE {
         return Err(Error::argument("index rope", config.dims.rope, ROPE));
     }
+    device.check_memory([
+        ("positions", rotary.positions.bytes()),
+        ("cos", rotary.cos.bytes()),
+        ("sin", rotary.sin.bytes()),
+    ])?;
     let cos = rotary.cos.layout();
     params.positions = rotary.positions.bytes().address() as *const _;
     params.cos = rotary.cos.bytes().address() as *const _;

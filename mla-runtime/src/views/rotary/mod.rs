@@ -171,6 +171,16 @@ impl<'a, D: Memory> Rotation<'a, D> {
         self
     }
 
+    /// Refuses tables and positions in memory that the device's work must not access.
+    pub(crate) fn check_memory(&self, device: &D) -> Result<()> {
+        device.check_bytes("rotary.cos", self.cos.bytes())?;
+        device.check_bytes("rotary.sin", self.sin.bytes())?;
+        match &self.positions {
+            Some(positions) => device.check_bytes("rotary.positions", positions.bytes()),
+            None => Ok(()),
+        }
+    }
+
     /// The rotation of tokens at the caller's positions, or, if it has none, at these.
     pub(crate) fn at<'short>(&self, positions: ArrayRef<'short, D, i64>) -> Rotary<'short, D>
     where

@@ -1,0 +1,81 @@
+//! Failures on demand, for tests of what an engine is left with after one.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use mla_runtime::error::{Error, Result};
+
+use super::Cuda;
+
+/// A kind of operation that can be told to fail.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Operation {
+    /// An allocation of device memory.
+    Allocation,
+    /// A launch, this library's or a backend's: each begins with [`Cuda::bind`].
+    Launch,
+    /// A copy from the host.
+    Upload,
+}
+
+impl Operation {
+    /// All kinds.
+    pub const ALL: [Self; 3] = [Self::Allocation, Self::Launch, Self::Upload];
+}
+
+/// Operations so far of each kind, and which of them fails.
+#[derive(Default)]
+pub(super) struct Faults([Counter; 3]);
+
+#[derive(Default)]
+struct Counter {
+    reached: AtomicU64,
+    /// The number of the operation that fails, from 1; 0: none.
+    failing: AtomicU64,
+}
+
+impl Faults {
+    /// Counts an operation, and refuses it if its turn to fail has come.
+    pub(super) fn reach(&self, operation: Operation) -> Result<()> {
+        let counter = self.counter(operation);
+        let number = counter.reached.fetch_add(1, Ordering::Relaxed) + 1;
+        if number != counter.failing.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        counter.failing.store(0, Ordering::Relaxed);
+        Err(Error::Device {
+            device: "cuda",
+            operation: match operation {
+                Operation::Allocation => "allocate",
+                Operation::Launch => "launch",
+                Operation::Upload => "upload",
+            },
+            message: "a failure that was asked for".to_owned(),
+        })
+    }
+
+    fn counter(&self, operation: Operation) -> &Counter {
+        let [allocation, launch, upload] = &self.0;
+        match operation {
+            Operation::Allocation => allocation,
+            Operation::Launch => launch,
+            Operation::Upload => upload,
+        }
+    }
+}
+
+impl Cuda {
+    /// Operations of a kind so far, of this device and its clones.
+    pub fn operations(&self, operation: Operation) -> u64 {
+        let counter = self.account().faults().counter(operation);
+        counter.reached.load(Ordering::Relaxed)
+    }
+
+    /// Lets the `number`th operation of a kind from now on fail, from 1, before the driver is asked
+    /// for it: once, or never if `number` is 0.
+    pub fn fail(&self, operation: Operation, number: u64) {
+        let counter = self.account().faults().counter(operation);
+        let from = counter.reached.load(Ordering::Relaxed);
+        let failing = if number == 0 { 0 } else { from + number };
+        counter.failing.store(failing, Ordering::Relaxed);
+    }
+}

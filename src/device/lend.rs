@@ -1,0 +1,256 @@
+//! cudarc's slices as memory of the device, for a while.
+
+use std::cell::RefCell;
+use std::mem;
+use std::sync::Arc;
+
+use bytemuck::Pod;
+use cudarc::driver::{
+    CudaEvent, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DriverError,
+    SyncOnDrop, result,
+};
+use mla_runtime::error::{Error, Result};
+
+use super::memory::{Bytes, BytesMut};
+use super::{Cuda, failed, stream};
+
+mod sealed {
+    /// Nobody else can say that memory is where it is not.
+    pub trait Sealed {}
+}
+
+/// A slice or view of cudarc's that can be lent to be read: of elements that any bytes are a value
+/// of.
+pub trait Lend: sealed::Sealed + DevicePtr<<Self as Lend>::Element> {
+    /// The elements.
+    type Element: Pod;
+}
+
+/// A slice or view of cudarc's that can be lent to be written.
+pub trait LendMut: Lend + DevicePtrMut<<Self as Lend>::Element> {}
+
+impl<T: Pod> sealed::Sealed for CudaSlice<T> {}
+impl<T: Pod> sealed::Sealed for CudaView<'_, T> {}
+impl<T: Pod> sealed::Sealed for CudaViewMut<'_, T> {}
+
+impl<T: Pod> Lend for CudaSlice<T> {
+    type Element = T;
+}
+
+impl<T: Pod> Lend for CudaView<'_, T> {
+    type Element = T;
+}
+
+impl<T: Pod> Lend for CudaViewMut<'_, T> {
+    type Element = T;
+}
+
+impl<T: Pod> LendMut for CudaSlice<T> {}
+impl<T: Pod> LendMut for CudaViewMut<'_, T> {}
+
+/// Lends slices for as long as the closure of [`Cuda::lending`] runs.
+#[derive(Clone, Copy)]
+pub struct Loans<'scope, 'env> {
+    open: &'scope Open<'env>,
+}
+
+/// The loans of a closure, which end with it also if it unwinds.
+struct Open<'env> {
+    device: &'env Cuda,
+    returns: RefCell<Vec<Return<'env>>>,
+}
+
+/// What the owner of a slice waits for before it goes on.
+enum Return<'env> {
+    /// cudarc's own event of the slice, which its later users wait for.
+    Record(&'env CudaEvent),
+    /// The stream that the slice is freed on, where cudarc tracks nothing.
+    Join(Arc<CudaStream>),
+}
+
+impl Cuda {
+    /// Calls `work` with the means to borrow cudarc's slices and views.
+    ///
+    /// The device's stream waits for the last write of each slice, and of one that is written for
+    /// the last reads. Later users of the slice wait for everything that is enqueued here until
+    /// `work` returns: by cudarc's events where it tracks the slice, otherwise by its stream. In a
+    /// [capture](Self::capture) nothing waits, since nothing runs; whoever replays the graph orders
+    /// it. A capture that begins within `work` ends within it.
+    ///
+    /// # Errors
+    ///
+    /// That of `work`, or the driver's.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # use mla_kernels::{Cuda, Result};
+    /// # use mla_kernels::runtime::device::Device as _;
+    /// # use mla_kernels::runtime::tensor::{Layout, TensorMut, TensorRef};
+    /// # use mla_kernels::device::cudarc::driver::CudaSlice;
+    /// # fn copy(gpu: &Cuda, from: &CudaSlice<f32>, to: &mut CudaSlice<f32>, layout: Layout) -> Result<()> {
+    /// gpu.lending(|loans| {
+    ///     let (from, to) = (loans.lend(from)?, loans.lend_mut(to)?);
+    ///     gpu.copy(TensorRef::new(from, layout)?, TensorMut::new(to, layout)?)
+    /// })
+    /// # }
+    /// ```
+    ///
+    /// What is borrowed ends with the closure:
+    ///
+    /// ```compile_fail,E0521
+    /// # use mla_kernels::device::{Bytes, cudarc::driver::CudaSlice};
+    /// fn keep<'a>(gpu: &'a mla_kernels::Cuda, slice: &'a CudaSlice<f32>) {
+    ///     let mut kept: Option<Bytes<'a>> = None;
+    ///     gpu.lending(|loans| {
+    ///         kept = Some(loans.lend(slice)?);
+    ///         Ok(())
+    ///     });
+    /// }
+    /// ```
+    ///
+    /// Only elements that any bytes are a value of are lent, not `bool` or an enum:
+    ///
+    /// ```compile_fail,E0277
+    /// # use mla_kernels::device::cudarc::driver::CudaSlice;
+    /// fn write(gpu: &mla_kernels::Cuda, slice: &mut CudaSlice<bool>) {
+    ///     gpu.lending(|loans| loans.lend_mut(slice).map(|_| ()));
+    /// }
+    /// ```
+    ///
+    /// An implementation of cudarc's safe trait may name any address, so it does not count:
+    ///
+    /// ```compile_fail,E0277
+    /// # use std::sync::Arc;
+    /// # use mla_kernels::device::cudarc::driver::{CudaStream, DevicePtr, DeviceSlice, SyncOnDrop};
+    /// struct Liar(Arc<CudaStream>);
+    /// # impl DeviceSlice<f32> for Liar {
+    /// #     fn len(&self) -> usize { 1 << 30 }
+    /// #     fn stream(&self) -> &Arc<CudaStream> { &self.0 }
+    /// # }
+    /// impl DevicePtr<f32> for Liar {
+    ///     fn device_ptr<'a>(&'a self, _: &'a CudaStream) -> (u64, SyncOnDrop<'a>) {
+    ///         (16, SyncOnDrop::Sync(None))
+    ///     }
+    /// }
+    /// fn read(gpu: &mla_kernels::Cuda, liar: &Liar) {
+    ///     gpu.lending(|loans| loans.lend(liar).map(|_| ()));
+    /// }
+    /// ```
+    pub fn lending<'env, R>(
+        &'env self,
+        work: impl for<'scope> FnOnce(Loans<'scope, 'env>) -> Result<R>,
+    ) -> Result<R> {
+        let open = Open {
+            device: self,
+            returns: RefCell::default(),
+        };
+        let done = work(Loans { open: &open });
+        let returned = open.give_back();
+        let done = done?;
+        returned.map(|()| done).map_err(failed("return slices"))
+    }
+}
+
+impl<'scope, 'env> Loans<'scope, 'env> {
+    /// All bytes of a slice, to read.
+    ///
+    /// # Errors
+    ///
+    /// If the slice is of another context, or the driver refuses.
+    pub fn lend(&self, slice: &'env impl Lend) -> Result<Bytes<'scope>> {
+        let len = slice.num_bytes();
+        let owner = slice.stream().clone();
+        let address = self.open.borrow(owner, |stream| slice.device_ptr(stream))?;
+        // SAFETY: cudarc has so many bytes there, which are borrowed for longer than the scope. The
+        // stream waits for what wrote them, and whoever frees or writes them next waits for it.
+        Ok(unsafe { Bytes::ordered(address, len, self.open.device.stream_id()) })
+    }
+
+    /// All bytes of a slice, to write.
+    ///
+    /// # Errors
+    ///
+    /// As [`lend`](Self::lend).
+    pub fn lend_mut(&self, slice: &'env mut impl LendMut) -> Result<BytesMut<'scope>> {
+        let len = slice.num_bytes();
+        let owner = slice.stream().clone();
+        let address = self
+            .open
+            .borrow(owner, move |stream| slice.device_ptr_mut(stream))?;
+        // SAFETY: as above, and the borrow is the only one.
+        Ok(unsafe { BytesMut::ordered(address, len, self.open.device.stream_id()) })
+    }
+}
+
+impl<'env> Open<'env> {
+    /// The address of a slice whose memory `owner` orders, once the device's stream is in order
+    /// with it.
+    fn borrow(
+        &self,
+        owner: Arc<CudaStream>,
+        pointer: impl FnOnce(&'env CudaStream) -> (u64, SyncOnDrop<'env>),
+    ) -> Result<u64> {
+        let own = self.device.stream();
+        let (context, theirs) = (own.context(), owner.context());
+        if context != theirs {
+            let shown = |stream: &CudaStream| stream::StreamId::of(stream).to_string();
+            return Err(Error::argument("slice", shown(&owner), shown(own)));
+        }
+        let is_capturing = self.device.is_capturing()?;
+        let waiting = if is_capturing {
+            self.device.aside()?
+        } else {
+            own
+        };
+        let (address, mut guard) =
+            stream::apart(context, || Ok(pointer(waiting))).map_err(failed("wait for a slice"))?;
+        // What it would do when it is dropped is done in `give_back`, where an error is seen.
+        let event = match &mut guard {
+            SyncOnDrop::Record(target) => mem::take(target).map(|(event, _)| event),
+            SyncOnDrop::Sync(_) => None,
+        };
+        if is_capturing {
+            return Ok(address);
+        }
+        let tracked = [context, theirs]
+            .iter()
+            .all(|context| context.is_managing_stream_synchronization());
+        match event.filter(|_| tracked) {
+            Some(event) => self.returns.borrow_mut().push(Return::Record(event)),
+            None if owner == *own => {}
+            None => {
+                stream::join(own, &owner).map_err(failed("wait for a slice"))?;
+                self.returns.borrow_mut().push(Return::Join(owner));
+            }
+        }
+        Ok(address)
+    }
+
+    /// Lets the slices' later users wait for the stream. Where that fails, the host waits for it.
+    fn give_back(&self) -> std::result::Result<(), DriverError> {
+        let own = self.device.stream();
+        let returns = self.returns.take();
+        if returns.is_empty() {
+            return Ok(());
+        }
+        let returned = returns.iter().try_for_each(|back| match back {
+            Return::Record(event) => stream::bind(own.context())
+                // SAFETY: event and stream live, and are of one context.
+                .and_then(|()| unsafe { result::event::record(event.cu_event(), own.cu_stream()) }),
+            Return::Join(owner) => stream::join(owner, own),
+        });
+        match returned {
+            Ok(()) => Ok(()),
+            Err(error) => stream::synchronize(own).and(Err(error)),
+        }
+    }
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = self.give_back() {
+            stream::log("return slices", &error);
+        }
+    }
+}

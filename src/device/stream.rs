@@ -1,0 +1,120 @@
+//! A stream: its identity, and calls of the driver that report their own errors alone.
+//!
+//! cudarc keeps an error that a drop could not return, and gives it to the next call on the same
+//! context. An operation here would fail in its place, and a free would not wait. So nothing here
+//! goes through the calls of cudarc that look at that error.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cudarc::driver::sys::{CUevent_flags, CUevent_wait_flags, CUstreamCaptureStatus};
+use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
+
+type Result<T> = std::result::Result<T, DriverError>;
+
+/// The driver's handle of the stream that each thread has by default.
+const PER_THREAD: usize = 2;
+
+/// Identity of a stream: accesses to memory are in order if they are enqueued on equal ones.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct StreamId {
+    ordinal: usize,
+    context: usize,
+    stream: usize,
+}
+
+impl StreamId {
+    pub(super) fn of(stream: &CudaStream) -> Self {
+        Self {
+            ordinal: stream.context().ordinal(),
+            context: stream.context().cu_ctx().addr(),
+            stream: stream.cu_stream().addr(),
+        }
+    }
+
+    /// True for the handle that stands for another stream on each thread.
+    pub(super) fn is_per_thread(self) -> bool {
+        self.stream == PER_THREAD
+    }
+}
+
+impl fmt::Display for StreamId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            ordinal,
+            context,
+            stream,
+        } = self;
+        write!(
+            f,
+            "stream {stream:#x} of GPU {ordinal}, context {context:#x}"
+        )
+    }
+}
+
+/// A number that no other thread of the process has or had.
+pub(super) fn this_thread() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    thread_local! {
+        static NUMBER: u64 = NEXT.fetch_add(1, Ordering::Relaxed);
+    }
+    NUMBER.with(|number| *number)
+}
+
+/// Makes the context current for this thread.
+pub(super) fn bind(context: &CudaContext) -> Result<()> {
+    let wanted = context.cu_ctx();
+    if result::ctx::get_current()? == Some(wanted) {
+        return Ok(());
+    }
+    // SAFETY: the context lives as long as the object that has it.
+    unsafe { result::ctx::set_current(wanted) }
+}
+
+/// Waits for everything that is enqueued on the stream.
+pub(super) fn synchronize(stream: &CudaStream) -> Result<()> {
+    bind(stream.context())?;
+    // SAFETY: the stream lives as long as the object that has it.
+    unsafe { result::stream::synchronize(stream.cu_stream()) }
+}
+
+/// True if the stream captures a graph.
+pub(super) fn is_capturing(stream: &CudaStream) -> Result<bool> {
+    bind(stream.context())?;
+    // SAFETY: the stream lives as long as the object that has it.
+    let status = unsafe { result::stream::is_capturing(stream.cu_stream()) }?;
+    Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+}
+
+/// Lets `waiting` wait for everything that is enqueued on `other`.
+pub(super) fn join(waiting: &CudaStream, other: &CudaStream) -> Result<()> {
+    bind(other.context())?;
+    let event = result::event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING)?;
+    // SAFETY: the streams live as long as the objects that have them, and the event was just made.
+    let joined = unsafe {
+        result::event::record(event, other.cu_stream()).and_then(|()| {
+            let flags = CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+            result::stream::wait_event(waiting.cu_stream(), event, flags)
+        })
+    };
+    // SAFETY: the event is destroyed once; the driver keeps what the wait above needs of it.
+    let destroyed = unsafe { result::event::destroy(event) };
+    joined.and(destroyed)
+}
+
+/// Does a call of cudarc's that looks at the error that its context keeps or that keeps its own
+/// there: an earlier error is out of its way, and its own is returned.
+pub(super) fn apart<T>(context: &Arc<CudaContext>, call: impl FnOnce() -> Result<T>) -> Result<T> {
+    let earlier = context.check_err();
+    let given = call();
+    let own = context.check_err();
+    context.record_err(earlier);
+    let given = given?;
+    own.map(|()| given)
+}
+
+/// Logs an error that nobody is there to be told of.
+pub(super) fn log(operation: &'static str, error: &dyn fmt::Display) {
+    tracing::error!(operation, %error, "a GPU's resource was not given back");
+}
