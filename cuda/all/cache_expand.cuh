@@ -82,9 +82,10 @@ class ExpandTiles {
     __device__ explicit ExpandTiles(const MlaCacheGatherParams& p) {
         const int lane = threadIdx.x % 32;
         const bool has = lane < p.segments;
-        row_ = has ? p.row_starts[lane] : p.rows;
+        // No start leads out of the output, whatever the array holds.
+        row_ = has ? max(0, min(p.row_starts[lane], p.rows)) : p.rows;
         token_ = has ? p.token_starts[lane] : 0;
-        rows_ = has ? p.row_starts[lane + 1] - row_ : 0;
+        rows_ = has ? max(0, min(p.row_starts[lane + 1], p.rows) - row_) : 0;
         const int tiles = (rows_ + kExpandRows - 1) / kExpandRows;
         end_ = tiles;
 #pragma unroll

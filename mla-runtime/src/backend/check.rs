@@ -1,6 +1,6 @@
 //! What holds of every call that a backend is given: checked here, for all of them.
 
-use super::{DecodeCall, Keys, LayerConfig, Output, PrefillCall, Query};
+use super::{DecodeBatch, DecodeCall, Keys, LayerConfig, Output, PrefillCall, Query};
 use crate::cache::{CacheLayout, CacheRef};
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -184,6 +184,17 @@ impl<'a, D: Device> Query<'a, D> {
     }
 }
 
+impl<D: Device> DecodeBatch<'_, D> {
+    /// Refuses arrays of other lengths than the requests of the block table need.
+    pub(crate) fn check_lens(&self) -> Result<()> {
+        let requests = self.block_table.requests();
+        let one = "one per request of the block table";
+        check_len("seq_lens", self.seq_lens.len(), requests, one)?;
+        let ends = "one per request of the block table and an end";
+        check_len("query_starts", self.query_starts.len(), requests + 1, ends)
+    }
+}
+
 impl<D: Device> DecodeCall<'_, D> {
     /// Checks the call against what a backend was made for: dtypes, shapes, the spec's alignment,
     /// the cache, the lengths of arrays, sinks, and lists of slots. What is left to a backend is
@@ -216,12 +227,7 @@ impl<D: Device> DecodeCall<'_, D> {
         }
         check_cache(self.cache.layout(), problem)?;
         check_rows(&self.cache, spec.alignment)?;
-        let batch = &self.batch;
-        let requests = batch.block_table.requests();
-        let one = "one per request of the block table";
-        check_len("seq_lens", batch.seq_lens.len(), requests, one)?;
-        let ends = "one per request of the block table and an end";
-        check_len("query_starts", batch.query_starts.len(), requests + 1, ends)?;
+        self.batch.check_lens()?;
         check_sinks(self.sinks.as_ref(), heads, spec)?;
         check_lists("slots", self.slots.as_ref(), tokens, problem)?;
         match &self.slots {

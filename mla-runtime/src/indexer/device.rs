@@ -387,8 +387,14 @@ impl<D: Device> IndexRows<'_, D> {
     /// # Errors
     ///
     /// If the shape or dtype is another, columns are apart, or the batch may see more than there
-    /// are columns.
+    /// are columns; if the batch's arrays are of other lengths than its block table needs, or rows
+    /// are asked for and there is no request.
     pub fn check(&self, logits: &TensorRef<'_, D>) -> Result<usize> {
+        self.batch.check_lens()?;
+        if self.batch.block_table.requests() == 0 && !self.tokens.is_empty() {
+            let given = format!("none, for {} query tokens", self.tokens.len());
+            return Err(Error::argument("requests", given, "1 and up"));
+        }
         let columns = logits.shape()[2];
         let layout = logits.layout();
         layout.require("index logits", DType::F32, [1, self.tokens.len(), columns])?;

@@ -19,6 +19,8 @@ pub struct Workspace<P: PrefillStage, D: DecodeStage<Device = P::Device>> {
     pub(super) config: LayerConfig,
     /// Of the device that has its memory.
     ordinal: usize,
+    /// The names of the backends whose states it has, which the types need not say.
+    backends: [&'static str; 2],
     pub(super) regions: Regions,
     pub(super) scratch: Buffer<P>,
     pub(super) arrays: Buffer<P>,
@@ -95,6 +97,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
         Ok(Self {
             config: *config,
             ordinal: device.ordinal(),
+            backends: backends(layer),
             regions: Regions::new(&plan),
             scratch: device.allocate(device_plan(plan.workspace_bytes)?)?,
             arrays: device.allocate(device_plan(plan.step_bytes)?)?,
@@ -165,7 +168,16 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
             return Err(Error::argument("workspace", given, accepted));
         }
         self.check_memory(layer.device())?;
-        self.check_problem(&layer.config().problem)
+        self.check_problem(&layer.config().problem)?;
+        let own = self.backends.iter().zip(backends(layer));
+        for (phase, (given, accepted)) in ["prefill", "decode"].into_iter().zip(own) {
+            if *given != accepted {
+                let given = format!("one for {phase} backend {given}");
+                let accepted = format!("one for {accepted}, as the layer has it");
+                return Err(Error::argument("workspace", given, accepted));
+            }
+        }
+        Ok(())
     }
 
     /// Refuses a handle that does not order the workspace's memory.
@@ -253,4 +265,13 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
     pub fn context(&self) -> &ContextPlan {
         self.step.context()
     }
+}
+
+/// The names of a layer's prefill and decode backend.
+fn backends<P, D>(layer: &MlaLayer<P, D>) -> [&'static str; 2]
+where
+    P: PrefillStage,
+    D: DecodeStage<Device = P::Device>,
+{
+    [layer.prefill().spec().name, layer.decode().spec().name]
 }

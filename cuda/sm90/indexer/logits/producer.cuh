@@ -87,7 +87,8 @@ struct Producer {
             const int first = block * C::kBlock, last = min(first + C::kBlock, p.count);
             for (int row = first; row < last;) {
                 const indexer::Row of = indexer::find_row(p.rows, row, lane);
-                const int rows = min(last - row, of.behind + 1);
+                // One at least, whatever the starts are: otherwise this would not end.
+                const int rows = max(1, min(last - row, of.behind + 1));
                 const int seen = indexer::seen_by(p.rows, of.length, of.behind - (rows - 1));
                 const int begin = range * p.keys_of_range;
                 const int end = min(seen, begin + p.keys_of_range);
