@@ -71,6 +71,19 @@ fn left_out() -> MlaStatus {
 /// # Errors
 ///
 /// The status, where it is not `MLA_OK`.
+///
+/// Safe code cannot have it read what a status of its own points to:
+///
+/// ```compile_fail,E0133
+/// use mla_kernels::raw::{MLA_BAD_ARGUMENT, MlaStatus, check};
+///
+/// let status = MlaStatus {
+///     code: MLA_BAD_ARGUMENT as i32,
+///     field: 8 as *const _,
+///     ..MlaStatus::default()
+/// };
+/// let _ = check("launch", status);
+/// ```
 pub unsafe fn check(operation: &'static str, status: MlaStatus) -> Result<()> {
     // SAFETY: the caller's promise, of both.
     let [field, accepted] = unsafe { [text(status.field), text(status.accepted)] };

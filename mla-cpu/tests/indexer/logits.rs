@@ -3,10 +3,12 @@
 use fastrand::Rng;
 use mla_conformance::reference::{decode_e4m3, index_logit};
 use mla_cpu::Cpu;
+use mla_runtime::backend::DecodeBatch;
+use mla_runtime::cache::BlockTable;
 use mla_runtime::indexer::{
-    IndexCacheLayout, IndexCacheRef, IndexDevice as _, IndexDims, IndexQueries,
+    IndexCacheLayout, IndexCacheRef, IndexDevice as _, IndexDims, IndexQueries, IndexRows,
 };
-use mla_runtime::tensor::{Layout, TensorMut, TensorRef};
+use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 
 use crate::{Batch, random};
 
@@ -219,5 +221,34 @@ fn refusals_name_the_field() {
     assert_eq!(
         refused(dims, layout, 90, &batch),
         "block table entry: given 99 at [0, 1], accepted 0 and up below 5"
+    );
+}
+
+#[test]
+fn arrays_that_are_shorter_than_the_block_table_are_refused() {
+    // On a GPU a kernel would read what lies behind them.
+    let refused = |requests: usize, lens: &[i32], starts: &[i32]| {
+        let mut logits = vec![0.0f32; 90];
+        let logits = TensorMut::<Cpu>::from_slice(&mut logits, [1, 1, 90]).unwrap();
+        let table = BlockTable::new(ArrayRef::from_slice(&[0, 1][..2 * requests]), requests, 2);
+        let batch = DecodeBatch::new(
+            table.unwrap(),
+            (ArrayRef::from_slice(lens), 90),
+            (ArrayRef::from_slice(starts), 1),
+        );
+        let error = IndexRows::new(batch, 0..1).check(&logits.as_ref());
+        error.unwrap_err().to_string()
+    };
+    assert_eq!(
+        refused(1, &[], &[0, 1]),
+        "seq_lens: given 0, accepted 1, one per request of the block table"
+    );
+    assert_eq!(
+        refused(1, &[90], &[0]),
+        "query_starts: given 1, accepted 2, one per request of the block table and an end"
+    );
+    assert_eq!(
+        refused(0, &[], &[0]),
+        "requests: given none, for 1 query tokens, accepted 1 and up"
     );
 }

@@ -28,15 +28,20 @@ fn cpu_layer(case: &Case) -> CpuLayer {
 }
 
 fn selected_layer(case: &Case) -> MlaLayer<SelectedPrefill<Cpu>, SelectedDecode<Cpu>> {
+    layer_of(case, CpuDecode::SPEC.name)
+}
+
+fn layer_of(case: &Case, decode: &str) -> MlaLayer<SelectedPrefill<Cpu>, SelectedDecode<Cpu>> {
     let (device, config) = (Cpu::new(), case.config());
     let mut registry = Registry::empty();
     registry.add(CpuPrefill::ENTRY).unwrap();
     registry.add(CpuDecode::ENTRY).unwrap();
+    registry.add(Concatenated::ENTRY).unwrap();
     let prefill = registry
         .instantiate_prefill(CpuPrefill::SPEC.name, &device, &config)
         .unwrap();
     let decode = registry
-        .instantiate_decode(CpuDecode::SPEC.name, &device, &config)
+        .instantiate_decode(decode, &device, &config)
         .unwrap();
     MlaLayer::new(&device, &config, prefill, decode).unwrap()
 }
@@ -412,6 +417,24 @@ fn selected_backends_compute_the_same_bits() {
         assert_eq!(of_types, selected);
         world.check(&selected).unwrap();
     }
+}
+
+/// Layers of selected backends have workspaces of one type, whichever backends these are.
+#[test]
+fn a_workspace_of_another_backend_is_refused_before_the_cache_is_written() {
+    let case = Case::small(MIXED);
+    let (own, other) = (layer_of(&case, "CPU"), layer_of(&case, "CONCATENATED"));
+    let refusal = "workspace: given one for decode backend CPU, accepted one for CONCATENATED, as \
+                   the layer has it";
+    let world = World::new(&case);
+    let mut workspace = own.workspace(&case.limits()).unwrap();
+    let error = workspace.prepare(&other, &world.batch()).unwrap_err();
+    assert_eq!(error.to_string(), refusal);
+    workspace.prepare(&own, &world.batch()).unwrap();
+    let error = world.forward(&other, &mut workspace, true).unwrap_err();
+    assert_eq!(error.to_string(), refusal);
+    // The step is still there for layers of its own backends.
+    world.forward(&own, &mut workspace, true).unwrap();
 }
 
 #[test]
