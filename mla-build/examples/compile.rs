@@ -24,9 +24,15 @@ struct Arguments {
     /// one is made, `kernels`, of all sources.
     #[arg(long, value_parser = pair)]
     library: Vec<(String, String)>,
-    /// Families of kernels, by the name of their feature.
+    /// Families of kernels, by the name of their feature; `none` for the features of the package.
     #[arg(long, default_value = "sm90")]
     family: Vec<String>,
+    /// Build without a family, too.
+    #[arg(long)]
+    optional: bool,
+    /// The header that declares what Rust calls.
+    #[arg(long)]
+    header: Option<PathBuf>,
     /// Include roots.
     #[arg(long)]
     include: Vec<PathBuf>,
@@ -78,8 +84,14 @@ fn main() -> Result<(), mla_build::Error> {
     if let Some(jobs) = arguments.jobs {
         kernels = kernels.jobs(jobs);
     }
-    for family in arguments.family {
+    for family in arguments.family.iter().filter(|family| *family != "none") {
         kernels = kernels.enable(family);
+    }
+    if arguments.optional {
+        kernels = kernels.optional();
+    }
+    if let Some(header) = arguments.header {
+        kernels = kernels.header(header);
     }
     for folder in arguments.include {
         kernels = kernels.include(folder);

@@ -8,8 +8,15 @@ use std::{
 
 use crate::{Error, compiler::Host, headers::Headers, symbols::Tag, toolkit::Found};
 
-/// Wraps everything that the headers declare, and the headers beside the shared one, and returns
-/// the files that were read.
+/// What became of the headers.
+pub(crate) struct Written {
+    /// The files that were read.
+    pub(crate) read: Vec<PathBuf>,
+    /// The functions and variables that are declared, by their own names, with the header.
+    pub(crate) declared: Vec<(String, PathBuf)>,
+}
+
+/// Wraps everything that the headers declare, and the headers beside the shared one.
 pub(crate) fn write(
     headers: &Headers,
     output: &Path,
@@ -17,7 +24,7 @@ pub(crate) fn write(
     libclang: &Found,
     host: Option<&Host>,
     tag: &Tag,
-) -> Result<Vec<PathBuf>, Error> {
+) -> Result<Written, Error> {
     if env::var_os("LIBCLANG_PATH").is_none() {
         // bindgen takes the library's place from the environment and from nowhere else.
         //
@@ -36,7 +43,10 @@ pub(crate) fn write(
         None => Vec::new(),
     };
     let mut text = String::new();
+    let mut declared = Vec::new();
     if let Some(header) = &headers.shared {
+        let names = shared.iter().flat_map(|item| linked(item, tag));
+        declared.extend(names.map(|name| (name, header.clone())));
         text += &headers.heading(header);
         text.extend(shared.iter().map(String::as_str));
     }
@@ -45,11 +55,25 @@ pub(crate) fn write(
         let own = wrap.items(&header.path, headers.shared.as_deref())?;
         // bindgen numbers the types of enums without a name, in each header anew.
         let named = format!("_bindgen_ty_{}_", header.family.replace('-', "_"));
-        let own = own.iter().filter(|item| !shared.contains(item));
-        text.extend(own.map(|item| item.replace("_bindgen_ty_", &named)));
+        let own: Vec<_> = own.iter().filter(|item| !shared.contains(item)).collect();
+        let names = own.iter().flat_map(|item| linked(item, tag));
+        declared.extend(names.map(|name| (name, header.path.clone())));
+        text.extend(own.iter().map(|item| item.replace("_bindgen_ty_", &named)));
     }
     fs::write(output, text).map_err(Error::file("write", output))?;
-    Ok(wrap.read)
+    Ok(Written {
+        read: wrap.read,
+        declared,
+    })
+}
+
+/// The names that an item of the bindings links, without what stands before each.
+fn linked<'a>(item: &'a str, tag: &Tag) -> impl Iterator<Item = String> + use<'a> {
+    const ATTRIBUTE: &str = "#[link_name = \"\\u{1}";
+    let prefix = tag.of_c("");
+    let attributes = item.split(ATTRIBUTE).skip(1);
+    let names = attributes.filter_map(|rest| rest.split('"').next());
+    names.filter_map(move |name| name.strip_prefix(&prefix).map(str::to_owned))
 }
 
 /// How headers of one build are wrapped.

@@ -24,7 +24,16 @@ pub(crate) struct Host {
     /// What it prints of its version, without its own name: `g++` and `c++` are often the same
     /// program.
     pub(crate) version_text: String,
+    /// The folders in which it searches for headers after those of the command line: those of
+    /// `CPATH` and its kin, and the system's.
+    pub(crate) includes: Vec<PathBuf>,
 }
+
+/// nvcc's own variable for the C++ compiler.
+pub(crate) const CCBIN: &str = "NVCC_CCBIN";
+
+/// CMake's.
+pub(crate) const CUDAHOSTCXX: &str = "CUDAHOSTCXX";
 
 /// Environment variables whose text is in every key.
 pub(crate) const KEYED: &[&str] = &[
@@ -47,7 +56,7 @@ const BINDGEN: &str = "BINDGEN_EXTRA_CLANG_ARGS";
 /// program, whose version is part of the key.
 pub(crate) fn variables() -> Vec<String> {
     let mut names: Vec<_> = KEYED.iter().map(|&name| name.to_owned()).collect();
-    names.push("NVCC_CCBIN".to_owned());
+    names.extend([CCBIN, CUDAHOSTCXX].map(str::to_owned));
     names.push(BINDGEN.to_owned());
     let target = env::var("TARGET").unwrap_or_default();
     // As the `cc` crate looks for them.
@@ -69,10 +78,13 @@ pub(crate) fn variables() -> Vec<String> {
     names
 }
 
+/// The variables by which flags are added to every call of nvcc.
+const FLAGS: &[&str] = &["NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"];
+
 /// The flags that environment variables add to every call of nvcc.
 pub(crate) fn flags_of_environment() -> Result<Vec<String>, Error> {
     let mut all = Vec::new();
-    for name in ["NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"] {
+    for name in FLAGS {
         if let Ok(value) = env::var(name) {
             flags::check_variable(name, &value)?;
             all.push(value);
@@ -81,70 +93,121 @@ pub(crate) fn flags_of_environment() -> Result<Vec<String>, Error> {
     Ok(all)
 }
 
+/// A C++ compiler, and the setter or variable that names it.
+struct Named {
+    path: PathBuf,
+    by: String,
+}
+
+impl Named {
+    /// The setter, [`CCBIN`], `-ccbin` among the flags of nvcc's variables, and [`CUDAHOSTCXX`], in
+    /// this order. nvcc takes the flag whatever else is asked for, so it may contradict nothing.
+    fn find(given: Option<&Path>) -> Result<Option<Self>, Error> {
+        let of = |path: PathBuf, by: &str| Self {
+            path,
+            by: by.to_owned(),
+        };
+        let setter = given.map(|path| of(path.to_owned(), "Kernels::host_compiler"));
+        let variable = |name: &str| variables::set(name).map(|path| of(path.into(), name));
+        let first = setter.or_else(|| variable(CCBIN));
+        let in_flags = FLAGS.iter().rev().find_map(|name| {
+            let value = env::var(name).ok()?;
+            Some(of(flags::host_compiler(&value)?.into(), name))
+        });
+        match (first, in_flags) {
+            (Some(first), Some(flag)) if first.path != flag.path => Err(Error::Setting {
+                field: flag.by,
+                given: format!("-ccbin {}", flag.path.display()),
+                accepted: format!(
+                    "no other C++ compiler than that of {}, {}",
+                    first.by,
+                    first.path.display()
+                ),
+            }),
+            (Some(named), _) | (None, Some(named)) => Ok(Some(named)),
+            (None, None) => Ok(variable(CUDAHOSTCXX)),
+        }
+    }
+}
+
 impl Host {
-    /// `NVCC_CCBIN`, then what the `cc` crate would take for C++ (`CXX` and its kin, the system's).
+    /// What a setter or a variable names, or what the `cc` crate would take for C++ (`CXX` and its
+    /// kin, the system's).
     pub(crate) fn find(given: Option<&Path>) -> Result<Self, Error> {
-        let path = match given
-            .map(Path::to_owned)
-            .or_else(|| env::var_os("NVCC_CCBIN").map(PathBuf::from))
-        {
+        let Named { path, by } = match Named::find(given)? {
             // nvcc takes a folder too.
-            Some(path) if path.is_dir() => path.join("g++"),
-            Some(path) => path,
-            None => tools()
-                .try_get_compiler()
-                .map_err(|e| tool("C++ compiler", e))?
-                .path()
-                .to_owned(),
+            Some(Named { path, by }) if path.is_dir() => Named {
+                path: path.join("g++"),
+                by,
+            },
+            Some(named) => named,
+            None => {
+                let compiler = tools()
+                    .try_get_compiler()
+                    .map_err(|e| tool("C++ compiler", e))?;
+                Named {
+                    path: compiler.path().to_owned(),
+                    by: "CXX or the system".to_owned(),
+                }
+            }
         };
         let program = path.display().to_string();
+        let failed = |what: String| {
+            let way = format!(
+                "{what}. nvcc works with a C++ compiler of this machine: install GCC's (apt-get \
+                 install g++), or name one in {CCBIN}; this one is named by {by}"
+            );
+            tool(&program, way)
+        };
         let output = Command::new(&path)
             .arg("--version")
             .output()
-            .map_err(|error| {
-                tool(
-                    &program,
-                    format!(
-                        "{error}. nvcc works with a C++ compiler of this machine: install GCC's \
-                         (apt-get install g++), or name one in NVCC_CCBIN"
-                    ),
-                )
-            })?;
+            .map_err(|error| failed(error.to_string()))?;
         if !output.status.success() {
-            return Err(tool(&program, format!("--version: {}", output.status)));
+            return Err(failed(format!("--version: {}", output.status)));
         }
         let text = String::from_utf8_lossy(&output.stdout);
         let version_text = text
             .split_once(' ')
             .map_or(text.as_ref(), |(_, rest)| rest)
             .to_owned();
-        Ok(Self { path, version_text })
-    }
-
-    /// The folders in which it searches for headers after those of the command line: those of
-    /// `CPATH` and its kin, and the system's.
-    pub(crate) fn include_folders(&self) -> Result<Vec<PathBuf>, Error> {
-        let output = Command::new(&self.path)
-            .args(["-x", "c++", "-E", "-v", "/dev/null"])
-            .env("LC_ALL", "C")
-            .stdin(std::process::Stdio::null())
-            .output()
-            .map_err(|e| tool(&self.path.display().to_string(), e))?;
-        // GCC and Clang print the list between two lines, a folder per line.
-        let text = String::from_utf8_lossy(&output.stderr);
-        Ok(text
-            .lines()
-            .skip_while(|line| !line.ends_with("search starts here:"))
-            .take_while(|line| !line.starts_with("End of search list"))
-            .filter_map(|line| line.strip_prefix(' '))
-            .map(PathBuf::from)
-            .collect())
+        let includes = include_folders(&path).map_err(|e| failed(e.to_string()))?;
+        // Another program may have a version, too.
+        let includes = includes.ok_or_else(|| {
+            failed("it lists no folders of headers (-x c++ -E -v), as GCC and Clang do".to_owned())
+        })?;
+        Ok(Self {
+            path,
+            version_text,
+            includes,
+        })
     }
 
     /// The first line of its version.
     pub(crate) fn version(&self) -> &str {
         self.version_text.lines().next().unwrap_or_default()
     }
+}
+
+/// The folders in which a C++ compiler searches for headers after those of the command line: those
+/// of `CPATH` and its kin, and the system's. `None` if it prints no such list.
+fn include_folders(compiler: &Path) -> std::io::Result<Option<Vec<PathBuf>>> {
+    let output = Command::new(compiler)
+        .args(["-x", "c++", "-E", "-v", "/dev/null"])
+        .env("LC_ALL", "C")
+        .stdin(std::process::Stdio::null())
+        .output()?;
+    // GCC and Clang print the list between two lines, a folder per line.
+    let text = String::from_utf8_lossy(&output.stderr);
+    let mut lines = text.lines();
+    if !lines.any(|line| line.ends_with("search starts here:")) {
+        return Ok(None);
+    }
+    let folders = lines
+        .take_while(|line| !line.starts_with("End of search list"))
+        .filter_map(|line| line.strip_prefix(' '))
+        .map(PathBuf::from);
+    Ok(Some(folders.collect()))
 }
 
 /// The `cc` crate's knowledge of this machine's tools, also outside a build script.
@@ -183,20 +246,6 @@ pub(crate) struct Compiler {
     pub(crate) flags: Vec<String>,
     /// Whether objects tell the lines of their sources, for profilers.
     pub(crate) line_info: bool,
-}
-
-/// Whether the value of [`variables::LINE_INFO`] asks for the lines of sources. The profile's own
-/// setting does not: they make GPU code three times as large.
-pub(crate) fn wants_line_info(value: Option<&str>) -> Result<bool, Error> {
-    match value.map(str::trim) {
-        None | Some("" | "0") => Ok(false),
-        Some("1") => Ok(true),
-        Some(other) => Err(Error::Setting {
-            field: variables::LINE_INFO.into(),
-            given: other.to_owned(),
-            accepted: "1 or 0".into(),
-        }),
-    }
 }
 
 impl Compiler {

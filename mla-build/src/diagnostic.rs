@@ -3,6 +3,8 @@
 
 use std::{fmt, path::PathBuf};
 
+use crate::variables::KEEP_GOING;
+
 /// A unit that did not compile.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -17,7 +19,7 @@ pub struct FailedUnit {
     pub log: PathBuf,
 }
 
-/// All units that did not compile, in the order of their sources.
+/// All units that did not compile, in the order in which they failed.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct FailedUnits {
@@ -25,6 +27,21 @@ pub struct FailedUnits {
     pub units: Vec<FailedUnit>,
     /// How many units the build has.
     pub total: usize,
+    /// How many were stopped or not begun, because one of `units` failed first.
+    pub stopped: usize,
+}
+
+impl FailedUnits {
+    /// The lines of the first unit's error, with the hint.
+    pub(crate) fn first(&self) -> String {
+        let Some(first) = self.units.first() else {
+            return String::new();
+        };
+        match &first.hint {
+            Some(hint) => format!("{}\nhint: {hint}", first.first_error),
+            None => first.first_error.clone(),
+        }
+    }
 }
 
 impl fmt::Display for FailedUnits {
@@ -32,10 +49,7 @@ impl fmt::Display for FailedUnits {
         let Some((first, others)) = self.units.split_first() else {
             return Ok(());
         };
-        writeln!(f, "{}", first.first_error)?;
-        if let Some(hint) = &first.hint {
-            writeln!(f, "hint: {hint}")?;
-        }
+        writeln!(f, "{}", self.first())?;
         writeln!(
             f,
             "in {}; all of its output is in {}",
@@ -53,12 +67,18 @@ impl fmt::Display for FailedUnits {
                 )?;
             }
         }
-        write!(
-            f,
-            "{} of {} units failed; the others are kept and will not be compiled again",
-            self.units.len(),
-            self.total
-        )
+        write!(f, "{} of {} units failed", self.units.len(), self.total)?;
+        match self.stopped {
+            0 => writeln!(f, "; the others are kept and will not be compiled again")?,
+            stopped => writeln!(
+                f,
+                ", and {stopped} were stopped; what was compiled is kept. \
+                 {KEEP_GOING}=1 compiles the others all the same"
+            )?,
+        }
+        // The last line of a long output is what is seen first.
+        let summary = first.first_error.lines().next().unwrap_or_default();
+        write!(f, "{summary}")
     }
 }
 

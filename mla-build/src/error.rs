@@ -13,7 +13,11 @@ use crate::{diagnostic::FailedUnits, version::Version};
 #[non_exhaustive]
 pub enum Error {
     /// A feature or an argument names a family of kernels that the build does not declare.
-    #[error("family: given {given:?}, accepted {accepted}")]
+    #[error(
+        "family: given {given:?}, accepted {accepted}; another is declared with \
+         Kernels::family(Family::new({given:?}, [{:?}]))",
+        target_of(given)
+    )]
     UnknownFamily {
         /// As it was spelled.
         given: String,
@@ -24,7 +28,8 @@ pub enum Error {
     /// No family of kernels was turned on, neither by a feature nor by a call.
     #[error(
         "family: none is turned on; enable a feature of this package named one of {accepted} \
-         (cargo build --features sm90), or call Kernels::enable"
+         (cargo build --features sm90), or call Kernels::enable. A package that is of use \
+         without kernels calls Kernels::optional"
     )]
     NoFamily {
         /// Every family of this build.
@@ -78,7 +83,12 @@ pub enum Error {
 
     /// The globs given to [`Kernels::sources`](crate::Kernels::sources) match nothing that is
     /// compiled for the families that are turned on.
-    #[error("sources: no source for {families} among {globs}, in {}", root.display())]
+    #[error(
+        "sources: no source for {families} among {globs}, in {}; globs are relative to that \
+         folder, as in Kernels::sources(\"kernels/**/*.cu\"), and a family's sources lie below a \
+         folder of its name",
+        root.display()
+    )]
     NoSources {
         /// The families that are turned on.
         families: String,
@@ -118,6 +128,23 @@ pub enum Error {
         kernel: String,
         /// The sources, relative to the package.
         sources: [String; 2],
+    },
+
+    /// A header declares what no source defines.
+    #[error(
+        "symbol {}: declared in {}, accepted a definition in a source{}; without one a program \
+         fails when it is linked",
+        symbols.join(", "),
+        header.display(),
+        hint(mangled.as_ref())
+    )]
+    UndefinedSymbols {
+        /// The names, as they are declared.
+        symbols: Vec<String>,
+        /// The header that declares the first of them.
+        header: PathBuf,
+        /// A C++ function of the first one's name, with its source.
+        mangled: Option<(String, String)>,
     },
 
     /// Objects that were compiled before are not of this package's sources and settings, or are not
@@ -222,6 +249,24 @@ impl Error {
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
+    }
+}
+
+/// The target that a family of this name is likely for.
+fn target_of(family: &str) -> String {
+    let digits = family
+        .strip_prefix("sm")
+        .map(|rest| rest.trim_start_matches('_'));
+    let number = digits.filter(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+    format!("sm_{}", number.unwrap_or("120"))
+}
+
+fn hint(mangled: Option<&(String, String)>) -> String {
+    match mangled {
+        Some((function, source)) => {
+            format!(", with extern \"C\" (in {source} is the C++ function {function})")
+        }
+        None => " of a family that is on, with extern \"C\"".to_owned(),
     }
 }
 

@@ -435,7 +435,8 @@ mod tests {
         let message = families(&[], &["sm91"], &[]).unwrap_err().to_string();
         assert_eq!(
             message,
-            "family: given \"sm91\", accepted sm80, sm90, sm100"
+            "family: given \"sm91\", accepted sm80, sm90, sm100; another is declared with \
+             Kernels::family(Family::new(\"sm91\", [\"sm_91\"]))"
         );
     }
 

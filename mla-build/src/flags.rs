@@ -8,17 +8,6 @@ use crate::Error;
 /// Flags that are refused, by their names without dashes, and what to do in their place.
 const REFUSED: &[(&[&str], &str)] = &[
     (
-        &[
-            "arch",
-            "gencode",
-            "gpu-architecture",
-            "gpu-code",
-            "generate-code",
-            "code",
-        ],
-        "Kernels::family, or a feature such as sm90",
-    ),
-    (
         &["I", "isystem", "include-path", "system-include"],
         "Kernels::include",
     ),
@@ -30,6 +19,41 @@ const REFUSED: &[(&[&str], &str)] = &[
     (
         &["ccbin", "compiler-bindir"],
         "the environment variable NVCC_CCBIN",
+    ),
+    (
+        &[
+            "arch",
+            "gencode",
+            "gpu-architecture",
+            "gpu-code",
+            "generate-code",
+            "code",
+        ],
+        "Kernels::family, a feature such as sm90, or the environment variable \
+         MLA_BUILD_TARGETS_<FAMILY>",
+    ),
+    (
+        &["G", "device-debug"],
+        "MLA_BUILD_LINE_INFO=1, which adds the lines of sources: with -G kernels are compiled \
+         without optimisation, and the report and the budget describe other code",
+    ),
+    (
+        &[
+            "t",
+            "threads",
+            "split-compile",
+            "split-compile-extended",
+            "jobserver",
+        ],
+        "none: Cargo's jobserver decides how many compilers run (cargo build -j), or Kernels::jobs",
+    ),
+    (
+        &["w", "disable-warnings"],
+        "-diag-suppress=<number> for a single warning: the report lists those of ptxas",
+    ),
+    (
+        &["e", "entries"],
+        "none: all kernels of a source are compiled",
     ),
     (
         &[
@@ -53,11 +77,25 @@ const REFUSED: &[(&[&str], &str)] = &[
             "dlink",
             "device-link",
             "shared",
+            "fdevice-syntax-only",
+            "r",
+            "relocatable-link",
+            "reloc-ptx",
+            "relocatable-ptx",
         ],
         "a flag that leaves the product what it is, one object per source",
     ),
     (
-        &["rdc", "relocatable-device-code", "dlto", "dlink-time-opt"],
+        &[
+            "rdc",
+            "relocatable-device-code",
+            "dlto",
+            "dlink-time-opt",
+            "lto",
+            "gen-opt-lto",
+            "ewp",
+            "extensible-whole-program",
+        ],
         "sources that call no device function of another: what is linked is host code alone",
     ),
     (
@@ -71,6 +109,7 @@ const REFUSED: &[(&[&str], &str)] = &[
             "save-temps",
             "keep-dir",
             "time",
+            "fdevice-time-trace",
         ],
         "a flag that writes no file; the output of every compilation is in OUT_DIR",
     ),
@@ -98,6 +137,9 @@ const REFUSED: &[(&[&str], &str)] = &[
             "dryrun",
             "dry-run",
             "clean-targets",
+            "clean",
+            "code-ls",
+            "arch-ls",
             "version",
             "V",
             "help",
@@ -109,8 +151,9 @@ const REFUSED: &[(&[&str], &str)] = &[
     ),
 ];
 
-/// Where in the list those begin that make another product, or none.
-const PRODUCTS: usize = 5;
+/// The number of entries at the start of the list that an environment variable may hold: its whole
+/// text is part of every key.
+const OF_VARIABLES: usize = 4;
 
 /// Refuses a flag that the tool itself sets or that makes another product, with what to do in its
 /// place.
@@ -131,11 +174,10 @@ pub(crate) fn check(flag: &str) -> Result<(), Error> {
             "a flag without {bad:?}: nvcc hands flags to a shell as they are"
         ));
     }
-    let name = flag.trim_start_matches('-');
-    let (name, value) = name.split_once('=').unwrap_or((name, ""));
+    let (name, value) = name_and_value(flag);
     let own = REFUSED.iter().find(|(names, _)| names.contains(&name));
     // One letter may have its value right behind it.
-    let joined = [("-I", 1), ("-D", 2)]
+    let joined = [("-I", 0), ("-D", 1)]
         .into_iter()
         .find(|(start, _)| flag.starts_with(start));
     match (own, joined) {
@@ -146,29 +188,97 @@ pub(crate) fn check(flag: &str) -> Result<(), Error> {
         (None, None) if passed(name, value).any(|v| v.starts_with("-I")) => {
             refuse("Kernels::include")
         }
+        (None, None) if silences_ptxas(name, value) => refuse(REFUSED_WARNINGS),
         (None, None) => Ok(()),
     }
 }
 
-/// Refuses a flag in the value of an environment variable that makes another product. Include roots
-/// and macros are accepted there: the whole text is part of every key.
+/// Accepted in place of a flag that silences ptxas.
+const REFUSED_WARNINGS: &str = "ptxas with its warnings, which the report lists";
+
+/// The name of a flag without dashes, and the value behind its `=`. The number of threads may stand
+/// right behind its letter.
+fn name_and_value(flag: &str) -> (&str, &str) {
+    let name = flag.trim_start_matches('-');
+    let threads = name.strip_prefix('t').filter(|rest| !rest.is_empty());
+    match threads.filter(|rest| rest.chars().all(|c| c.is_ascii_digit())) {
+        Some(number) => ("t", number),
+        None => name.split_once('=').unwrap_or((name, "")),
+    }
+}
+
+fn silences_ptxas(name: &str, value: &str) -> bool {
+    let is_silent = |flag: &str| matches!(flag.trim_start_matches('-'), "w" | "disable-warnings");
+    matches!(name, "Xptxas" | "ptxas-options") && value.split(',').any(is_silent)
+}
+
+/// Refuses a flag in the value of an environment variable, or in a file of options, that adds code
+/// for another GPU, makes another product or changes what the report says. Include roots and macros
+/// are accepted there.
 pub(crate) fn check_variable(variable: &str, value: &str) -> Result<(), Error> {
     for flag in value
         .split_whitespace()
         .filter(|word| word.starts_with('-'))
     {
-        let name = flag.trim_start_matches('-');
-        let (name, given) = name.split_once('=').unwrap_or((name, ""));
+        let (name, given) = name_and_value(flag);
         let refused = |(names, _): &&(&[&str], &str)| names.contains(&name) && given != "false";
-        if let Some((_, accepted)) = REFUSED[PRODUCTS..].iter().find(refused) {
+        let in_list = REFUSED[OF_VARIABLES..].iter().find(refused);
+        let accepted = in_list.map(|(_, accepted)| *accepted);
+        let silent = silences_ptxas(name, given).then_some(REFUSED_WARNINGS);
+        if let Some(accepted) = accepted.or(silent) {
             return Err(Error::Setting {
                 field: variable.to_owned(),
                 given: flag.to_owned(),
-                accepted: (*accepted).to_owned(),
+                accepted: accepted.to_owned(),
             });
         }
     }
     Ok(())
+}
+
+/// Refuses the same in the files of options that flags name, and in those that such files name.
+pub(crate) fn check_option_files<'a>(
+    flags: impl IntoIterator<Item = &'a str>,
+    root: &Path,
+) -> Result<(), Error> {
+    let mut texts: Vec<String> = flags.into_iter().map(str::to_owned).collect();
+    let mut known = Vec::new();
+    while let Some(text) = texts.pop() {
+        for path in option_files(&text).map(|name| root.join(name)) {
+            if !push_new(&mut known, path.clone()) {
+                continue;
+            }
+            let content = std::fs::read_to_string(&path)
+                .map_err(Error::file("read the options in", &path))?;
+            check_variable(&path.display().to_string(), &content)?;
+            texts.push(content);
+        }
+    }
+    Ok(())
+}
+
+/// The files of options that a text of flags names.
+fn option_files(text: &str) -> impl Iterator<Item = &str> {
+    let words: Vec<_> = text.split_whitespace().collect();
+    let named = |at: usize| match name_and_value(words[at]) {
+        ("optf" | "options-file", "") => words.get(at + 1).copied(),
+        ("optf" | "options-file", value) => Some(value),
+        _ => None,
+    };
+    let lists: Vec<_> = (0..words.len()).filter_map(named).collect();
+    lists.into_iter().flat_map(|list| list.split(','))
+}
+
+/// The C++ compiler that the value of an environment variable names.
+pub(crate) fn host_compiler(value: &str) -> Option<&str> {
+    let words: Vec<_> = value.split_whitespace().collect();
+    let named = |at: usize| match name_and_value(words[at]) {
+        ("ccbin" | "compiler-bindir", "") => words.get(at + 1).copied(),
+        ("ccbin" | "compiler-bindir", path) => Some(path),
+        _ => None,
+    };
+    // nvcc takes the last.
+    (0..words.len()).rev().find_map(named)
 }
 
 /// Refuses a macro whose value a shell would change.
@@ -276,6 +386,9 @@ mod tests {
             ("-DX=1", "Kernels::define"),
             ("-ccbin=g++-11", "NVCC_CCBIN"),
             ("-include=x.h", "an #include"),
+            ("-G", "MLA_BUILD_LINE_INFO"),
+            ("-t4", "jobserver"),
+            ("-Xptxas=-w", "warnings"),
             ("main.cu", "one flag"),
             ("-maxrregcount 128", "one flag"),
         ] {
@@ -324,13 +437,62 @@ mod tests {
             "-I /opt/include -DX=1 --use_fast_math -rdc=false -ccbin g++-12",
         )
         .unwrap();
-        for flag in ["-keep", "--ptx", "-rdc=true", "-MD", "--dryrun"] {
+        for flag in [
+            "-keep",
+            "--ptx",
+            "-rdc=true",
+            "-MD",
+            "--dryrun",
+            "-gencode",
+            "--generate-code=arch=compute_80,code=sm_80",
+            "-arch=native",
+            "--gpu-architecture=sm_80",
+            "-code=sm_80",
+            "-G",
+            "--device-debug",
+            "-t",
+            "-t4",
+            "--threads=4",
+            "-split-compile=0",
+            "-dc",
+            "-w",
+            "-Xptxas=-O3,-w",
+            "--entries",
+            "-fdevice-syntax-only",
+        ] {
             let message = check_variable(NAME, &format!("-lineinfo {flag}"))
                 .unwrap_err()
                 .to_string();
             let expected = format!("{NAME}: given {flag:?}, accepted ");
             assert!(message.starts_with(&expected), "{message}");
         }
+    }
+
+    #[test]
+    fn files_of_options_are_held_to_the_same_however_deep() {
+        let folder = tempfile::tempdir().unwrap();
+        let write =
+            |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+        write("outer.opt", "-lineinfo -optf inner.opt");
+        write("inner.opt", "--options-file=outer.opt -DX");
+        let check = |flag| check_option_files([flag], folder.path());
+        check("-lineinfo --options-file outer.opt").unwrap();
+        write("inner.opt", "-DX -gencode arch=compute_80,code=sm_80");
+        let message = check("--options-file=outer.opt").unwrap_err().to_string();
+        assert!(
+            message.contains("inner.opt: given \"-gencode\", accepted Kernels::family"),
+            "{message}"
+        );
+        let message = check("-optf gone.opt").unwrap_err().to_string();
+        assert!(message.contains("gone.opt"), "{message}");
+    }
+
+    #[test]
+    fn the_last_host_compiler_of_a_variable_counts() {
+        assert_eq!(host_compiler("-lineinfo -ccbin g++-12"), Some("g++-12"));
+        let both = "-ccbin=/a/g++ --compiler-bindir /b/g++";
+        assert_eq!(host_compiler(both), Some("/b/g++"));
+        assert_eq!(host_compiler("-lineinfo"), None);
     }
 
     #[test]
@@ -364,8 +526,12 @@ mod tests {
             "-default-stream=per-thread",
             "--options-file=flags.txt",
             "-Ofc=max",
+            "-ftz=true",
+            "--target-directory=x86_64-linux",
+            "-g",
         ] {
             check(flag).unwrap();
+            check_variable("NVCC_APPEND_FLAGS", flag).unwrap();
         }
     }
 

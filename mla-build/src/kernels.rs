@@ -25,7 +25,8 @@ use crate::{
 /// }
 /// ```
 ///
-/// All paths are relative to the package. A source below a folder with a [family](Family)'s name is
+/// All paths are relative to the package; an absolute glob of sources is taken if it lies there. A
+/// source below a folder with a [family](Family)'s name is
 /// compiled for its targets if the family is turned on; any other (by habit below `all`) for
 /// everything that any family is compiled for, into one object. `common` is for headers, and a
 /// source there is an error.
@@ -47,6 +48,7 @@ pub struct Kernels {
     pub(crate) cutlass: bool,
     pub(crate) compile_commands: Option<PathBuf>,
     pub(crate) prebuilt: Vec<PathBuf>,
+    pub(crate) optional: bool,
     pub(crate) install_command: Option<String>,
     pub(crate) root: Option<PathBuf>,
     pub(crate) out_dir: Option<PathBuf>,
@@ -178,6 +180,14 @@ impl Kernels {
         self
     }
 
+    /// Lets the package be built with no family on: the bindings and the constants are then empty,
+    /// nothing is linked, and a toolkit is not needed. A backend whose attribute has the key
+    /// `feature` stays in the registry as absent.
+    pub fn optional(mut self) -> Self {
+        self.optional = true;
+        self
+    }
+
     /// Writes `compile_commands.json` there, for clangd. The environment variable
     /// `MLA_BUILD_COMPILE_COMMANDS` asks for the same, with the path as its value.
     pub fn compile_commands(mut self, path: impl Into<PathBuf>) -> Self {
@@ -236,6 +246,20 @@ impl Kernels {
     pub fn jobs(mut self, jobs: usize) -> Self {
         self.jobs = Some(jobs);
         self
+    }
+
+    /// With every glob relative to the package's folder.
+    pub(crate) fn with_relative_globs(mut self, root: &Path) -> Result<Self, Error> {
+        for glob in &mut self.sources {
+            *glob = unit::relative_glob(root, "sources", glob)?;
+        }
+        if let Some(glob) = &mut self.only_sources {
+            *glob = unit::relative_glob(root, "only_sources", glob)?;
+        }
+        for Particular { glob, what } in &mut self.particulars {
+            *glob = unit::relative_glob(root, what.setter(), glob)?;
+        }
+        Ok(self)
     }
 
     /// The names of the families that are turned on.

@@ -27,6 +27,7 @@ mod compiler;
 mod depfile;
 mod diagnostic;
 mod error;
+mod exposure;
 mod family;
 mod fatbin;
 mod flags;

@@ -214,9 +214,11 @@ impl Tokens {
 }
 
 /// Runs every job on a thread of its own, and returns the results in the order in which they ended.
+/// Once `is_stopped`, which is asked again and again, no further job starts.
 pub(crate) fn run<T: Send, R: Send + 'static>(
     jobs: Vec<Job<T>>,
     limits: &Limits,
+    is_stopped: impl Fn() -> bool,
     work: impl Fn(T) -> Done<R> + Sync,
 ) -> std::io::Result<Vec<R>> {
     if jobs.is_empty() {
@@ -228,6 +230,9 @@ pub(crate) fn run<T: Send, R: Send + 'static>(
     let mut tokens = Tokens::new(limits, sender.clone())?;
     thread::scope(|scope| -> std::io::Result<()> {
         loop {
+            if is_stopped() {
+                queue.waiting.clear();
+            }
             while let Some(at) = queue.next() {
                 let Some(token) = tokens.take() else { break };
                 let (number, job) = queue.start(at);
@@ -295,12 +300,17 @@ mod tests {
                 seconds: 1.0,
             })
             .collect();
-        let results = run(jobs, &limits, |number: usize| {
-            most.fetch_max(now.fetch_add(1, SeqCst) + 1, SeqCst);
-            thread::sleep(Duration::from_millis(60));
-            now.fetch_sub(1, SeqCst);
-            done(number)
-        })
+        let results = run(
+            jobs,
+            &limits,
+            || false,
+            |number: usize| {
+                most.fetch_max(now.fetch_add(1, SeqCst) + 1, SeqCst);
+                thread::sleep(Duration::from_millis(60));
+                now.fetch_sub(1, SeqCst);
+                done(number)
+            },
+        )
         .unwrap();
         let mut numbers = results.clone();
         numbers.sort_unstable();
@@ -344,17 +354,22 @@ mod tests {
                     seconds: 1.0,
                 })
                 .collect();
-            run(jobs, &limits, |number: usize| {
-                let running = now.fetch_add(1, SeqCst) + 1;
-                seen.lock().unwrap().push(running);
-                // The first of a pair ends before the second.
-                thread::sleep(Duration::from_millis(40 + 40 * (number as u64 % 2)));
-                now.fetch_sub(1, SeqCst);
-                Done {
-                    result: (),
-                    peak: 10,
-                }
-            })
+            run(
+                jobs,
+                &limits,
+                || false,
+                |number: usize| {
+                    let running = now.fetch_add(1, SeqCst) + 1;
+                    seen.lock().unwrap().push(running);
+                    // The first of a pair ends before the second.
+                    thread::sleep(Duration::from_millis(40 + 40 * (number as u64 % 2)));
+                    now.fetch_sub(1, SeqCst);
+                    Done {
+                        result: (),
+                        peak: 10,
+                    }
+                },
+            )
             .unwrap();
             seen.into_inner().unwrap()
         };
@@ -376,7 +391,10 @@ mod tests {
             kin: None,
             seconds,
         });
-        assert_eq!(run(jobs.into(), &limits, done).unwrap(), [3.0, 2.0, 1.0]);
+        assert_eq!(
+            run(jobs.into(), &limits, || false, done).unwrap(),
+            [3.0, 2.0, 1.0]
+        );
     }
 
     #[test]
@@ -393,7 +411,7 @@ mod tests {
                 seconds: 0.0,
             })
             .collect();
-        run(jobs, &limits, |_: i32| done(())).unwrap();
+        run(jobs, &limits, || false, |_: i32| done(())).unwrap();
         for _ in 0..2 {
             std::mem::forget(limits.jobserver.acquire().unwrap());
         }

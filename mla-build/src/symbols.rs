@@ -133,6 +133,58 @@ fn refuse_duplicates(objects: &[Object<'_>], tables: &[Table<'_>]) -> Result<(),
     Ok(())
 }
 
+/// What is declared, and what the objects have of it.
+#[derive(Debug, Default)]
+pub(crate) struct Undefined {
+    /// The declared names that no object defines.
+    pub(crate) names: Vec<String>,
+    /// A C++ function of one of these names, and its source.
+    pub(crate) mangled: Option<(String, String)>,
+}
+
+/// Whether a demangled C++ function has this name, in whatever namespace.
+pub(crate) fn is_function(function: &str, name: &str) -> bool {
+    let path = function.split('(').next().unwrap_or_default();
+    path.rsplit("::").next() == Some(name)
+}
+
+/// Those of the declared C names that no object of the library defines.
+pub(crate) fn undefined<'a, 'b>(
+    objects: impl Iterator<Item = &'a Object<'a>>,
+    declared: impl Iterator<Item = &'b str>,
+) -> Result<Undefined, Error> {
+    let mut missing: Vec<&str> = declared.collect();
+    if missing.is_empty() {
+        return Ok(Undefined::default());
+    }
+    let mut of_cpp = Vec::new();
+    for object in objects {
+        let table = Table::read(object.bytes).map_err(|error| unreadable(object, &error))?;
+        let symbols = table.symbols.iter().filter(|symbol| symbol.is_defined);
+        for symbol in symbols {
+            missing.retain(|name| name.as_bytes() != symbol.name);
+            if is_cpp(symbol.name) {
+                of_cpp.push((symbol.name, object.source));
+            }
+        }
+    }
+    let functions = of_cpp.iter().map(|(name, source)| {
+        let function = ptxas::demangled(&String::from_utf8_lossy(name));
+        (function, (*source).to_owned())
+    });
+    let is_of = |(function, _): &(String, String)| {
+        missing.iter().any(|missing| is_function(function, missing))
+    };
+    let mangled = match missing.is_empty() {
+        true => None,
+        false => functions.into_iter().find(is_of),
+    };
+    Ok(Undefined {
+        names: missing.into_iter().map(str::to_owned).collect(),
+        mangled,
+    })
+}
+
 /// Two kernels of one name that are not the same. If they are templates a linker keeps one,
 /// whichever source launches it. What ptxas says of them tells them apart mostly, if not always.
 pub(crate) fn refuse_different_kernels<'a>(

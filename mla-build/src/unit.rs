@@ -75,7 +75,7 @@ pub(crate) enum What {
 
 impl What {
     /// The setter of `Kernels` that says it.
-    fn setter(&self) -> &'static str {
+    pub(crate) fn setter(&self) -> &'static str {
         match self {
             Self::Flag(_) => "flag_for",
             Self::Define(_) => "define_for",
@@ -128,6 +128,13 @@ pub(crate) fn discover(
     families: &Families,
     particulars: &[Particular],
 ) -> Result<Vec<Unit>, Error> {
+    if globs.is_empty() {
+        return Err(Error::Setting {
+            field: "sources".into(),
+            given: "no glob".into(),
+            accepted: "at least one, as in Kernels::sources(\"kernels/**/*.cu\")".into(),
+        });
+    }
     let sources = find(root, globs)?;
     let mut units = Vec::new();
     for source in &sources {
@@ -190,6 +197,18 @@ pub(crate) fn folders<'a>(
     Ok(folders)
 }
 
+/// The names of families that have CUDA sources, and are off.
+pub(crate) fn off(
+    root: &Path,
+    globs: &[String],
+    families: &Families,
+) -> Result<Vec<String>, Error> {
+    let folders = folders(root, globs, families)?;
+    let declared = families.declared.iter();
+    let off = declared.filter(|it| !it.enabled && folders.contains(&Some(it.name.as_str())));
+    Ok(off.map(|family| family.name.clone()).collect())
+}
+
 /// Gives units what is said of their sources. A glob that matches no source, of whatever family, is
 /// a mistake.
 fn particularise(
@@ -244,6 +263,67 @@ pub(crate) fn matcher(field: &str, glob: &str) -> Result<GlobMatcher, Error> {
             given: glob.to_owned(),
             accepted: format!("a glob ({})", error.kind()),
         })
+}
+
+/// A glob as one relative to the package in `root`. An absolute one must lie there.
+pub(crate) fn relative_glob(root: &Path, field: &str, glob: &str) -> Result<String, Error> {
+    let path = Path::new(glob);
+    let relative = if path.is_absolute() {
+        // `root` has no links left, and the glob may have some.
+        let given = fixed_part(glob);
+        let real = given.canonicalize().unwrap_or_else(|_| given.clone());
+        let inside = real.strip_prefix(root).ok();
+        let rest = path.strip_prefix(&given).ok();
+        inside.zip(rest).map(|(inside, rest)| inside.join(rest))
+    } else {
+        let parts = path.components().filter(|part| *part != Component::CurDir);
+        Some(parts.collect())
+    };
+    let relative = relative.ok_or_else(|| Error::Setting {
+        field: field.to_owned(),
+        given: glob.to_owned(),
+        accepted: format!("a glob relative to the package, {}", root.display()),
+    })?;
+    Ok(relative.to_string_lossy().into_owned())
+}
+
+/// The folders of CUDA sources that are in no family's folder and not in `all`, as a sentence each:
+/// who calls a folder `hopper` may mean a family.
+pub(crate) fn unnamed_folders(
+    globs: &[String],
+    units: &[Unit],
+    families: &Families,
+) -> Vec<String> {
+    let mut folders = BTreeSet::new();
+    for unit in units.iter().filter(|unit| unit.language == Language::Cuda) {
+        let folder = Path::new(&unit.source).parent().unwrap_or(Path::new(""));
+        let is_named = folder.iter().any(|part| {
+            part == "all"
+                || families
+                    .declared
+                    .iter()
+                    .any(|family| part == family.name.as_str())
+        });
+        let base = globs.iter().map(|glob| fixed_part(glob));
+        let base = base.filter(|base| folder.starts_with(base));
+        let base = base.max_by_key(|base| base.components().count());
+        let Some(base) = base.filter(|_| !is_named) else {
+            continue;
+        };
+        let inside = folder.strip_prefix(&base).unwrap_or(folder);
+        if let Some(first) = inside.iter().next() {
+            folders.insert((base.join(first), unit.targets()));
+        }
+    }
+    let sentence = |(folder, targets): (PathBuf, Vec<String>)| {
+        format!(
+            "{} has no family's name ({}), so what is in it is compiled for all that are on: {}",
+            folder.display(),
+            families.names(),
+            targets.join(", ")
+        )
+    };
+    folders.into_iter().map(sentence).collect()
 }
 
 /// Whether a folder is a target folder of Cargo's. It marks one that it made with the first of
@@ -445,6 +525,58 @@ mod tests {
         .unwrap_err()
         .to_string();
         assert!(bad.starts_with("sources: given \"cuda/[\""), "{bad}");
+    }
+
+    #[test]
+    fn absolute_globs_are_taken_within_the_package_and_refused_elsewhere() {
+        let tree = tree(&["cuda/sm90/a.cu"]);
+        let root = tree.path().canonicalize().unwrap();
+        std::os::unix::fs::symlink(&root, root.join("link")).unwrap();
+        let of = |glob: String| relative_glob(&root, "sources", &glob);
+        let inside = |folder: &Path| format!("{}/cuda/**/*.cu", folder.display());
+        for glob in [
+            inside(&root),
+            inside(&root.join("link")),
+            "./cuda/**/*.cu".into(),
+            "cuda/./**/*.cu".into(),
+        ] {
+            assert_eq!(of(glob).unwrap(), "cuda/**/*.cu");
+        }
+        assert_eq!(of("../shared/*.cu".into()).unwrap(), "../shared/*.cu");
+        let message = of("/elsewhere/*.cu".into()).unwrap_err().to_string();
+        assert!(
+            message.starts_with(
+                "sources: given \"/elsewhere/*.cu\", accepted a glob relative to the package, "
+            ),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn a_folder_that_is_no_family_is_told() {
+        let tree = tree(&[
+            "cuda/hopper/a.cu",
+            "cuda/all/b.cu",
+            "cuda/c.cu",
+            "cuda/sm90/x/d.cu",
+        ]);
+        let (globs, families) = (["cuda/**/*.cu".to_owned()], families(&["sm90"]));
+        let units = discover(tree.path(), &globs, &families, &[]).unwrap();
+        assert_eq!(
+            unnamed_folders(&globs, &units, &families),
+            [
+                "cuda/hopper has no family's name (sm80, sm90, sm100), so what is in it is \
+                 compiled for all that are on: sm_90a"
+            ]
+        );
+    }
+
+    #[test]
+    fn without_a_glob_the_message_says_what_to_call() {
+        let message = discover(Path::new("/"), &[], &families(&["sm90"]), &[]);
+        let message = message.unwrap_err().to_string();
+        let start = "sources: given \"no glob\", accepted at least one, as in Kernels::sources(";
+        assert!(message.starts_with(start), "{message}");
     }
 
     #[test]

@@ -1,6 +1,14 @@
 //! The environment variables by which a user changes a build. Those of the toolkit's search and of
 //! the compilers are listed beside what reads them.
 
+use std::{
+    env,
+    ffi::{OsStr, OsString},
+    path::Path,
+};
+
+use crate::{Error, progress};
+
 /// Asks for bindings alone.
 pub(crate) const ONLY: &str = "MLA_BUILD_ONLY";
 
@@ -25,6 +33,9 @@ pub(crate) const CACHE: &str = "MLA_BUILD_CACHE";
 /// The cache's bound.
 pub(crate) const CACHE_SIZE: &str = "MLA_BUILD_CACHE_SIZE";
 
+/// Asks for all units to be compiled although one has failed.
+pub(crate) const KEEP_GOING: &str = "MLA_BUILD_KEEP_GOING";
+
 /// All of them: a change of one asks for another build.
 pub(crate) const ALL: &[&str] = &[
     ONLY,
@@ -35,4 +46,217 @@ pub(crate) const ALL: &[&str] = &[
     COMPILE_COMMANDS,
     CACHE,
     CACHE_SIZE,
+    KEEP_GOING,
 ];
+
+/// Those that name a folder or file for all packages of a build.
+const PATHS: &[&str] = &[
+    CACHE,
+    EXPORT,
+    progress::VARIABLE,
+    "MLA_TOOLKIT",
+    "MLA_WHEELS",
+];
+
+/// What every variable of this crate's own begins with.
+const OWN: &str = "MLA_BUILD_";
+
+/// The beginnings of names among which a misspelt one is looked for.
+const CHECKED: &[&str] = &["MLA_", "NVCC", "CUDA_", "CUTLASS_", "LIBCLANG_"];
+
+/// Variables by which other build systems are told the same, and what this one reads.
+const FOREIGN: &[(&str, &str)] = &[
+    ("CUDACXX", "NVCC"),
+    ("CUDAFLAGS", "NVCC_APPEND_FLAGS"),
+    ("NVCCFLAGS", "NVCC_APPEND_FLAGS"),
+    ("NVCC_FLAGS", "NVCC_APPEND_FLAGS"),
+    ("CUDA_ROOT", "CUDA_HOME"),
+    ("CUDA_TOOLKIT_ROOT_DIR", "CUDA_HOME"),
+    ("CUDAToolkit_ROOT", "CUDA_HOME"),
+];
+
+/// The value of a variable that is set and not empty.
+pub(crate) fn set(name: &str) -> Option<OsString> {
+    env::var_os(name).filter(|value| !value.is_empty())
+}
+
+/// Refuses a relative path: a build script runs in its package's folder, so each package would take
+/// another.
+pub(crate) fn check_absolute(name: &str, value: &OsStr) -> Result<(), Error> {
+    if Path::new(value).is_absolute() {
+        return Ok(());
+    }
+    Err(Error::Setting {
+        field: name.to_owned(),
+        given: value.to_string_lossy().into_owned(),
+        accepted: ABSOLUTE.into(),
+    })
+}
+
+/// Accepted in place of a relative path.
+pub(crate) const ABSOLUTE: &str =
+    "an absolute path (a shell replaces ~ only at the start of a word, outside of quotes)";
+
+/// Refuses relative paths in the variables that name one for all packages, and in `more`.
+pub(crate) fn check_paths(more: &[String]) -> Result<(), Error> {
+    let names = PATHS.iter().copied().chain(more.iter().map(String::as_str));
+    for name in names {
+        if let Some(value) = set(name) {
+            check_absolute(name, &value)?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether a variable asks for something: 1 or 0.
+pub(crate) fn is_on(name: &str, value: Option<&str>) -> Result<bool, Error> {
+    match value.map(str::trim) {
+        None | Some("" | "0") => Ok(false),
+        Some("1") => Ok(true),
+        Some(other) => Err(Error::Setting {
+            field: name.into(),
+            given: other.to_owned(),
+            accepted: "1 or 0".into(),
+        }),
+    }
+}
+
+/// A variable that is set and that nothing reads, with a sentence for the user.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Unread {
+    pub(crate) name: String,
+    pub(crate) sentence: String,
+    /// Whether nothing else reads it either.
+    pub(crate) is_misspelt: bool,
+}
+
+/// The names among `given` that are nearly those of `known` variables, that only this crate's have,
+/// or by which other build systems are told.
+pub(crate) fn unread(given: impl Iterator<Item = String>, known: &[String]) -> Vec<Unread> {
+    // What the package's code is told.
+    let is_told = |name: &str| {
+        ["COMPILED", "PREFIX_"]
+            .iter()
+            .any(|it| name.starts_with(it))
+    };
+    let mut found = Vec::new();
+    for name in given {
+        let reads = FOREIGN.iter().find(|(foreign, _)| *foreign == name);
+        let is_checked = CHECKED.iter().any(|start| name.starts_with(start));
+        if reads.is_none() && (!is_checked || known.contains(&name)) {
+            continue;
+        }
+        let own_name = name.strip_prefix(OWN);
+        let hint = match (reads, nearest(&name, known), own_name) {
+            (Some((_, read)), ..) => (*read).to_owned(),
+            (None, _, Some(rest)) if is_told(rest) => continue,
+            (None, Some(near), _) => near.to_owned(),
+            (None, None, Some(_)) => own(known, &name),
+            (None, None, None) => continue,
+        };
+        let sentence = format!("the environment variable {name} is not read here; accepted {hint}");
+        found.push(Unread {
+            name,
+            sentence,
+            is_misspelt: reads.is_none(),
+        });
+    }
+    found
+}
+
+/// This crate's own variables; of those with targets, if `name` is like one.
+fn own(known: &[String], name: &str) -> String {
+    const TARGETS: &str = "MLA_BUILD_TARGETS_";
+    let is_like = |known: &&String| {
+        known.starts_with(OWN) && known.starts_with(TARGETS) == name.starts_with(TARGETS)
+    };
+    let names: Vec<_> = known.iter().filter(is_like).map(String::as_str).collect();
+    names.join(", ")
+}
+
+/// The known name that differs by at most two letters.
+fn nearest<'a>(name: &str, known: &'a [String]) -> Option<&'a str> {
+    let near = known
+        .iter()
+        .map(|known| (distance(name, known), known.as_str()))
+        .min_by_key(|(distance, _)| *distance);
+    near.filter(|(distance, _)| *distance <= 2)
+        .map(|(_, near)| near)
+}
+
+/// The number of letters to insert, remove or replace.
+fn distance(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, y) in b.bytes().enumerate() {
+            let replaced = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_misspelt_variable_is_named_with_the_one_that_is_meant() {
+        let known = [
+            CACHE,
+            KEEP_GOING,
+            "MLA_BUILD_TARGETS_SM90",
+            "MLA_CUDA_HOME",
+            "NVCC",
+            "NVCC_APPEND_FLAGS",
+        ]
+        .map(str::to_owned);
+        let of = |names: &[&str]| {
+            let names = names.iter().map(|&name| name.to_owned());
+            let found = unread(names, &known).into_iter();
+            found.map(|it| it.sentence).collect::<Vec<_>>()
+        };
+        for (given, meant) in [
+            ("MLA_BUILD_TARGETS_SM9O", "accepted MLA_BUILD_TARGETS_SM90"),
+            (
+                "MLA_BUILD_TARGETS_GEFORCE",
+                "accepted MLA_BUILD_TARGETS_SM90",
+            ),
+            ("MLA_BUILD_CASHE", "accepted MLA_BUILD_CACHE"),
+            (
+                "MLA_BUILD_VERBOSE",
+                "accepted MLA_BUILD_CACHE, MLA_BUILD_KEEP_GOING",
+            ),
+            ("MLA_CUDA_HOM", "accepted MLA_CUDA_HOME"),
+            ("NVCC_APPEND_FLAG", "accepted NVCC_APPEND_FLAGS"),
+            ("NVCC_FLAGS", "accepted NVCC_APPEND_FLAGS"),
+            ("CUDACXX", "accepted NVCC"),
+        ] {
+            let found = of(&[given]);
+            assert_eq!(found.len(), 1, "{given}");
+            let named = format!("the environment variable {given} is not read here; {meant}");
+            assert_eq!(found[0], named);
+        }
+        let others = [
+            "MLA_BUILD_CACHE",
+            "MLA_BUILD_COMPILED",
+            "MLA_BUILD_PREFIX_API",
+            "CUDA_VISIBLE_DEVICES",
+            "MLA_SEED",
+            "HOME",
+        ];
+        assert_eq!(of(&others), [""; 0]);
+    }
+
+    #[test]
+    fn a_relative_path_is_refused_by_name() {
+        for given in ["~/cuda", "cache", "./x"] {
+            let message = check_absolute("MLA_BUILD_CACHE", given.as_ref()).unwrap_err();
+            let start = format!("MLA_BUILD_CACHE: given {given:?}, accepted an absolute path");
+            assert!(message.to_string().starts_with(&start), "{message}");
+        }
+        check_absolute("MLA_BUILD_CACHE", "/x".as_ref()).unwrap();
+    }
+}

@@ -83,6 +83,13 @@ impl Workshop {
         Ok(path)
     }
 
+    /// Ends the compilers that run now. The watcher ignores the signal.
+    pub(crate) fn stop(&self) {
+        let group = rustix::process::Pid::from_child(&self.watcher);
+        // A group without a process is one whose compilers have ended.
+        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::TERM);
+    }
+
     /// Runs a compiler in the watched group.
     pub(crate) fn run(&self, command: &mut Command) -> std::io::Result<process::Finished> {
         process::run(command.process_group(self.watcher.id().cast_signed()))

@@ -37,10 +37,9 @@ enum Command {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let folder = arguments
-        .folder
-        .clone()
-        .or_else(cache::folder)
+    let given = arguments.folder.clone();
+    let folder = given
+        .map_or_else(cache::folder, |folder| Ok(Some(folder)))?
         .context("no cache: set MLA_BUILD_CACHE, XDG_CACHE_HOME or HOME")?;
     match &arguments.command {
         None => show(&folder)?,

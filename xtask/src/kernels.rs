@@ -45,6 +45,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         .args(["build", "--quiet", "--package", "mla-kernels", "--features"])
         .arg(arguments.features.join(","))
         .env(progress::VARIABLE, &events)
+        // An error is shown at once, and what compiles beside it is kept.
+        .env("MLA_BUILD_KEEP_GOING", "1")
         .stdin(Stdio::null());
     if arguments.cold {
         cargo.env("MLA_BUILD_CACHE", folder.path().join("cache"));

@@ -4,6 +4,7 @@ use std::{
     fs, io,
     path::{Path, PathBuf},
     process::Command,
+    sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant, SystemTime},
 };
@@ -31,6 +32,20 @@ struct Shared<'a> {
     workshop: &'a Workshop,
     /// The file of [`Compiler::path_maps`](crate::compiler::Compiler::path_maps).
     maps: &'a Path,
+    /// Set when a unit has failed and the others are not to be compiled.
+    is_stopped: AtomicBool,
+}
+
+impl Shared<'_> {
+    /// Whether the others are stopped; then ends those of their compilers that still run, also one
+    /// that was about to start when that was first said.
+    fn is_stopped(&self) -> bool {
+        let is_stopped = self.is_stopped.load(Ordering::SeqCst);
+        if is_stopped {
+            self.workshop.stop();
+        }
+        is_stopped
+    }
 }
 
 impl Plan {
@@ -80,10 +95,17 @@ impl Plan {
                 progress,
                 workshop: &workshop,
                 maps: &maps,
+                is_stopped: AtomicBool::new(false),
             };
             done.extend(self.compile_jobs(jobs, limits, &shared)?);
         }
-        done.sort_by_key(|done| done.index);
+        // Of those that failed the first one stays first.
+        done.sort_by_key(|done| {
+            (
+                done.failure.is_none(),
+                done.failure.is_none().then_some(done.index),
+            )
+        });
         match done.iter_mut().find_map(|done| done.error.take()) {
             Some(error) => Err(error),
             None => Ok(done),
@@ -110,6 +132,9 @@ impl Plan {
                 });
                 return schedule::Done { result: done, peak };
             }
+            if !self.keep_going && (done.failure.is_some() || done.error.is_some()) {
+                shared.is_stopped.store(true, Ordering::SeqCst);
+            }
             shared.progress.tell(&Event::Finished {
                 unit: self.sources.units[index].to_string(),
                 outcome: done.outcome,
@@ -124,7 +149,9 @@ impl Plan {
             schedule::Done { result: done, peak }
         };
         let token = || Error::file("take a token of the jobserver for", &self.place.out_dir);
-        let compiled = schedule::run(jobs, limits, |work| compile(work, false)).map_err(token())?;
+        let is_stopped = || shared.is_stopped();
+        let compiled = schedule::run(jobs, limits, is_stopped, |work| compile(work, false));
+        let compiled = compiled.map_err(token())?;
         let (starved, mut done): (Vec<_>, Vec<_>) =
             compiled.into_iter().partition(|done| done.again.is_some());
         // Nothing has as much memory as that, so each runs when nothing else does.
@@ -135,7 +162,8 @@ impl Plan {
             kin: None,
             seconds: 0.0,
         });
-        let again = schedule::run(alone.collect(), limits, |work| compile(work, true));
+        let alone = alone.collect();
+        let again = schedule::run(alone, limits, is_stopped, |work| compile(work, true));
         done.extend(again.map_err(token())?);
         Ok(done)
     }
@@ -263,20 +291,29 @@ impl Plan {
         if let Ok((entry, files)) = self.look_up(first, hasher) {
             return self.take(index, entry, files, Outcome::Cached, String::new());
         }
+        let stopped = |reason: &str| Done {
+            index,
+            outcome: Outcome::Stopped,
+            reason: reason.to_owned(),
+            entry: None,
+            files: vec![self.tools.compiler.root.join(&unit.source)],
+            failure: None,
+            error: None,
+            is_starved: false,
+            again: None,
+        };
+        if shared.is_stopped() {
+            return stopped(&reason);
+        }
         progress.tell(&Event::Started {
             unit: unit.to_string(),
             reason: reason.clone(),
         });
         let failed = |failure, error| Done {
-            index,
             outcome: Outcome::Failed,
-            reason: reason.clone(),
-            entry: None,
-            files: vec![self.tools.compiler.root.join(&unit.source)],
             failure,
             error,
-            is_starved: false,
-            again: None,
+            ..stopped(&reason)
         };
         let (command, folder, finished) = match self.run_compiler(unit, shared) {
             Ok(ran) => ran,
@@ -287,6 +324,9 @@ impl Plan {
         // shown.
         let _ = fs::write(&log, format!("{command:?}\n{}", finished.log));
         if !finished.status.success() {
+            if shared.is_stopped() {
+                return stopped(&reason);
+            }
             let (failure, is_starved) = self.failure(unit, &finished, log);
             return Done {
                 is_starved,

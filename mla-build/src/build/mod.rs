@@ -5,6 +5,7 @@ mod only;
 mod output;
 mod place;
 mod prebuilt;
+mod products;
 mod roots;
 mod settings;
 mod sources;
@@ -18,21 +19,22 @@ use std::{
 };
 
 use crate::{
-    Error, Kernels,
+    Error, Kernels, Wheel,
     cache::{self, Cache, Entry, Key},
-    compiled,
+    compiled, compiler,
     diagnostic::{FailedUnit, FailedUnits},
-    progress::{Event, Progress},
+    progress::{self, Event, Progress},
     report::{self, Outcome, Report},
     schedule::Limits,
     symbols::Tag,
     target::{self, Target},
-    toolkit::Version,
-    variables, workshop,
+    toolkit::{self, Version},
+    unit, variables, workshop,
 };
 
 use place::{Place, names, output_folder, package_folder, target_folder};
 use prebuilt::Export;
+use products::Products;
 use sources::Sources;
 use tools::Tools;
 
@@ -63,11 +65,14 @@ impl Kernels {
     /// As [`enabled`](Self::enabled), a source in a folder that says nothing, or a file that cannot
     /// be written.
     pub fn constants(&self, library: &str) -> Result<PathBuf, Error> {
-        let path = output_folder(self)?.join(format!("{library}_compiled.rs"));
         let families = self.resolve()?;
+        let for_cargo = self.out_dir.is_none();
+        let path = Products::begin(&output_folder(self)?, library, for_cargo)?.constants;
         compiled::write(&families, &path)?;
-        if self.out_dir.is_none() {
-            compiled::tell(&families, &package_folder(self)?, &self.sources)?;
+        if for_cargo {
+            let root = package_folder(self)?;
+            let kernels = self.clone().with_relative_globs(&root)?;
+            compiled::tell(&families, &root, &kernels.sources)?;
         }
         Ok(path)
     }
@@ -91,34 +96,98 @@ impl Kernels {
     ///
     /// # Errors
     ///
-    /// See [`Error`]. When a unit fails, all others are compiled and kept first.
+    /// See [`Error`]. When a unit fails the others are stopped, and what was compiled is kept; with
+    /// the environment variable `MLA_BUILD_KEEP_GOING=1` they are compiled first.
     pub fn compile(self, library: &str) -> Result<Built, Error> {
-        if let Some(variable) = only::asked()? {
-            return only::run(self, library, variable);
+        let wheels: Vec<_> = self.wheels.iter().map(Wheel::variable).collect();
+        variables::check_paths(&wheels)?;
+        let for_cargo = self.out_dir.is_none();
+        settings::check_library(library)?;
+        let products = Products::begin(&output_folder(&self)?, library, for_cargo)?;
+        let made = self.make(library, wheels);
+        made.inspect_err(|error| {
+            products.remove();
+            if for_cargo && let Error::Compile(failures) = error {
+                // Cargo shows these above all that the script printed.
+                for line in failures.first().lines() {
+                    println!("cargo::warning={line}");
+                }
+            }
+        })
+    }
+
+    fn make(self, library: &str, wheels: Vec<String>) -> Result<Built, Error> {
+        let root = package_folder(&self)?;
+        let kernels = self.with_relative_globs(&root)?;
+        let unread = kernels.unread(wheels)?;
+        if kernels.optional && kernels.is_off(&root)? {
+            return only::nothing(kernels, library);
         }
-        let stale = match prebuilt::search(&self, library)? {
-            prebuilt::Search::Found(found) => return found.run(self, library),
+        if let Some(variable) = only::asked()? {
+            return only::run(kernels, library, variable);
+        }
+        let stale = match prebuilt::search(&kernels, library)? {
+            prebuilt::Search::Found(found) => return found.run(kernels, library),
             prebuilt::Search::Nothing => None,
             prebuilt::Search::Stale(error) => {
-                if self.out_dir.is_none() {
+                if kernels.out_dir.is_none() {
                     println!("cargo::warning=prebuilt kernels are not taken: {error}");
                 }
                 Some(error)
             }
         };
         let started = Instant::now();
-        let limits = Limits::new(self.jobs).map_err(Error::file(
+        let limits = Limits::new(kernels.jobs).map_err(Error::file(
             "open the jobserver of",
             env::current_dir().unwrap_or_default(),
         ))?;
-        let plan = Plan::new(&self, library).map_err(|error| match (stale, error) {
+        let mut plan = Plan::new(&kernels, library).map_err(|error| match (stale, error) {
             (Some(stale), Error::ToolkitNotFound(toolkit)) => Error::StaleWithoutToolkit {
                 stale: Box::new(stale),
                 toolkit,
             },
             (_, error) => error,
         })?;
+        plan.notes.splice(0..0, unread);
         plan.run(started, &limits)
+    }
+
+    /// Warns of variables that are set and that nothing reads, and returns the warnings.
+    fn unread(&self, wheels: Vec<String>) -> Result<Vec<String>, Error> {
+        let families = self.resolve()?;
+        let known: Vec<_> = [progress::VARIABLE, "MLA_WHEELS"]
+            .iter()
+            .chain(variables::ALL)
+            .chain(toolkit::VARIABLES)
+            .map(|&name| name.to_owned())
+            .chain(compiler::variables())
+            .chain(families.declared.iter().map(|it| it.variable()))
+            .chain(wheels)
+            .collect();
+        let given = env::vars_os().filter(|(_, value)| !value.is_empty());
+        let given = given.filter_map(|(name, _)| name.into_string().ok());
+        let unread = variables::unread(given, &known);
+        if self.out_dir.is_none() {
+            for variable in &unread {
+                println!("cargo::rerun-if-env-changed={}", variable.name);
+                if variable.is_misspelt {
+                    println!("cargo::warning={}", variable.sentence);
+                }
+            }
+        }
+        Ok(unread
+            .into_iter()
+            .map(|variable| variable.sentence)
+            .collect())
+    }
+
+    /// Whether nothing can be compiled because no family is on.
+    fn is_off(&self, root: &Path) -> Result<bool, Error> {
+        match self.units(root, &self.resolve()?) {
+            Err(Error::NoFamily { .. }) => Ok(true),
+            Err(error) => Err(error),
+            Ok(_) => Ok(false),
+        }
     }
 }
 
@@ -139,6 +208,14 @@ pub(crate) struct Plan {
     export: Option<Export>,
     /// Folders of objects that were not taken.
     prebuilt: Vec<PathBuf>,
+    /// Whether all units are compiled although one has failed.
+    keep_going: bool,
+    /// Families that have sources, and are off.
+    off: Vec<String>,
+    /// What the user should know; the first of them Cargo is told, too.
+    notes: Vec<String>,
+    /// What the headers declare: names as they are linked, and the header of each.
+    declared: Vec<(String, PathBuf)>,
 }
 
 /// What became of a unit.
@@ -166,10 +243,24 @@ impl Plan {
         let place = Place::of(kernels)?;
         let root = &place.root;
         let sources = Sources::of(kernels, families, root)?;
-        let cache = Cache::open(cache_folder(kernels, &place.out_dir));
+        let cache = Cache::open(cache_folder(kernels, &place.out_dir)?);
         let tools = Tools::find(kernels, library, &sources, &place, &cache)?;
         let (package, tag) = names(root, place.for_cargo, library);
+        let keep_going = env::var(variables::KEEP_GOING).ok();
+        let warnings = tools.search.warnings().into_iter().chain(cache.warning());
+        let mut notes: Vec<_> = warnings.collect();
+        if place.for_cargo {
+            for warning in &notes {
+                println!("cargo::warning={warning}");
+            }
+        }
+        let (globs, units) = (&kernels.sources, &sources.units);
+        notes.extend(unit::unnamed_folders(globs, units, &sources.families));
         Ok(Self {
+            keep_going: variables::is_on(variables::KEEP_GOING, keep_going.as_deref())?,
+            off: unit::off(root, globs, &sources.families)?,
+            notes,
+            declared: Vec::new(),
             library: library.to_owned(),
             package,
             tag,
@@ -203,6 +294,9 @@ impl Plan {
         empty(&self.objects)?;
         self.tools.compiler.check(&self.sources.units)?;
         let progress = Progress::new();
+        for note in &self.notes {
+            progress.tell(&Event::Noted { text: note.clone() });
+        }
         let done = self.compile_units(limits, &progress)?;
         self.cache.shrink(self.cache_bound);
 
@@ -210,6 +304,7 @@ impl Plan {
             .iter()
             .filter_map(|done| done.failure.clone())
             .collect();
+        let compiled = done.iter().filter(|done| done.entry.is_some()).count();
         let library = self.output_path(&format!("lib{}.a", self.tag.as_str()));
         let library_bytes = match failures.is_empty() {
             true => self.make_library(&library, &done)?,
@@ -223,9 +318,11 @@ impl Plan {
         self.cache.count(&report);
         self.save(&report)?;
         if !failures.is_empty() {
+            let total = self.sources.units.len();
             return Err(Error::Compile(FailedUnits {
+                stopped: total.saturating_sub(compiled + failures.len()),
                 units: failures,
-                total: self.sources.units.len(),
+                total,
             }));
         }
         if self.place.for_cargo {
@@ -251,7 +348,7 @@ impl Plan {
 
     /// Makes the library, and the files of a release if any are asked for. Returns the library's
     /// bytes.
-    fn make_library(&self, library: &Path, done: &[Done]) -> Result<u64, Error> {
+    fn make_library(&mut self, library: &Path, done: &[Done]) -> Result<u64, Error> {
         self.archive(library, done)?;
         if let Some(export) = &self.export {
             export.write(self, done)?;
@@ -285,7 +382,8 @@ impl Plan {
             Some(&self.tools.compiler.host),
             &self.tag,
         )?;
-        watched.extend(files);
+        watched.extend(files.read);
+        self.declared = files.declared;
         self.tools.found.push(libclang);
         Ok(Some(output))
     }
@@ -309,10 +407,13 @@ fn empty(folder: &Path) -> Result<(), Error> {
     }
 }
 
-fn cache_folder(kernels: &Kernels, out_dir: &Path) -> PathBuf {
-    let given = kernels.cache.clone().or_else(cache::folder);
+fn cache_folder(kernels: &Kernels, out_dir: &Path) -> Result<PathBuf, Error> {
+    let given = match &kernels.cache {
+        Some(folder) => Some(folder.clone()),
+        None => cache::folder()?,
+    };
     // Without a home there is still a build, whose cache lives and dies with its target folder.
-    given.unwrap_or_else(|| out_dir.join("mla-build-cache"))
+    Ok(given.unwrap_or_else(|| out_dir.join("mla-build-cache")))
 }
 
 /// Where `compile_commands.json` goes, if anybody asks for it.

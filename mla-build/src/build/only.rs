@@ -80,7 +80,52 @@ pub(crate) fn run(kernels: Kernels, library: &str, variable: &str) -> Result<Bui
         library: out_dir.join(format!("lib{}.a", tag.as_str())),
         bindings,
         compiled: constants,
-        report: Report::of_nothing(package, library, started, variable),
+        report: Report::of_nothing(
+            package,
+            library,
+            started,
+            format!("{variable} is set: bindings were made, and nothing compiled"),
+        ),
+    })
+}
+
+/// Makes bindings without a declaration, and constants without a target: no family is on.
+pub(crate) fn nothing(kernels: Kernels, library: &str) -> Result<Built, Error> {
+    let started = Instant::now();
+    let families = kernels.resolve()?;
+    let Place {
+        root,
+        out_dir,
+        for_cargo,
+    } = Place::of(&kernels)?;
+    let (package, tag) = names(&root, for_cargo, library);
+    let constants = out_dir.join(format!("{library}_compiled.rs"));
+    compiled::write(&families, &constants)?;
+    let headers = kernels.headers(&families, &root)?;
+    let bindings = headers
+        .first()
+        .map(|_| out_dir.join(format!("{library}.rs")));
+    if let Some(bindings) = &bindings {
+        fs::write(bindings, "").map_err(Error::file("write", bindings))?;
+    }
+    if for_cargo {
+        // Without a line Cargo would start the script again for any file of the package.
+        for name in [ONLY, DOCUMENTATION] {
+            println!("cargo::rerun-if-env-changed={name}");
+        }
+        println!("cargo::{}", tag.prefix_variable(library));
+        compiled::tell(&families, &root, &kernels.sources)?;
+    }
+    Ok(Built {
+        library: out_dir.join(format!("lib{}.a", tag.as_str())),
+        bindings,
+        compiled: constants,
+        report: Report::of_nothing(
+            package,
+            library,
+            started,
+            "no family is on: nothing was compiled".to_owned(),
+        ),
     })
 }
 
@@ -142,7 +187,8 @@ fn bind(
 ) -> Result<Vec<PathBuf>, Error> {
     let libclang = toolkit::libclang(search, install)?;
     let host = crate::compiler::Host::find(None).ok();
-    crate::bindings::write(headers, output, roots, &libclang, host.as_ref(), tag)
+    let written = crate::bindings::write(headers, output, roots, &libclang, host.as_ref(), tag)?;
+    Ok(written.read)
 }
 
 #[cfg(not(feature = "bindings"))]

@@ -20,8 +20,8 @@ use crate::{
 
 impl Plan {
     /// Gives the objects names of their own and puts them into the library.
-    pub(super) fn archive(&self, library: &Path, done: &[Done]) -> Result<(), Error> {
-        let objects = done
+    pub(super) fn archive(&mut self, library: &Path, done: &[Done]) -> Result<(), Error> {
+        let objects: Vec<_> = done
             .iter()
             .filter_map(|done| Some((&self.sources.units[done.index], done.entry.as_ref()?)))
             .map(|(unit, entry)| {
@@ -37,10 +37,61 @@ impl Plan {
             ))
         });
         symbols::refuse_different_kernels(kernels)?;
-        archive(library, objects, &self.tag)
+        let note = self.refuse_undefined(objects.iter().map(|(_, object)| object))?;
+        archive(library, objects, &self.tag)?;
+        self.notes.extend(note);
+        Ok(())
     }
 
-    pub(super) fn report(&self, done: Vec<Done>, started: Instant, library_bytes: u64) -> Report {
+    /// Refuses a header that declares what no source defines. If a family with sources is off, what
+    /// is missing may be that family's, and is a note.
+    fn refuse_undefined<'a>(
+        &self,
+        objects: impl Iterator<Item = &'a symbols::Object<'a>>,
+    ) -> Result<Option<String>, Error> {
+        let names = self.declared.iter().map(|(name, _)| name.as_str());
+        let mut undefined = symbols::undefined(objects, names)?;
+        let Some(first) = undefined.names.first() else {
+            return Ok(None);
+        };
+        if !self.off.is_empty() && undefined.mangled.is_none() {
+            return Ok(Some(format!(
+                "declared and defined by no source of a family that is on (off: {}): {}",
+                self.off.join(", "),
+                undefined.names.join(", ")
+            )));
+        }
+        // What C++ calls by the name is the likeliest cause.
+        let is_mangled = |name: &String| {
+            let function = undefined.mangled.as_ref().map(|(function, _)| function);
+            function.is_some_and(|function| symbols::is_function(function, name))
+        };
+        let first = undefined
+            .names
+            .iter()
+            .find(|name| is_mangled(name))
+            .unwrap_or(first)
+            .clone();
+        undefined.names.sort_by_key(|name| *name != first);
+        let header = self.declared.iter().find(|(name, _)| *name == first);
+        let header = header.map_or(Path::new(""), |(_, header)| header);
+        Err(Error::UndefinedSymbols {
+            symbols: undefined.names,
+            header: header
+                .strip_prefix(&self.place.root)
+                .unwrap_or(header)
+                .to_owned(),
+            mangled: undefined.mangled,
+        })
+    }
+
+    pub(super) fn report(
+        &self,
+        mut done: Vec<Done>,
+        started: Instant,
+        library_bytes: u64,
+    ) -> Report {
+        done.sort_by_key(|done| done.index);
         let units = done
             .into_iter()
             .map(|done| {
@@ -73,7 +124,12 @@ impl Plan {
                 self.tools.compiler.host.version().to_owned(),
             ),
             cache: self.cache.folder().to_owned(),
-            notes: self.cache.notes(),
+            notes: self
+                .notes
+                .iter()
+                .cloned()
+                .chain(self.cache.notes())
+                .collect(),
             seconds: started.elapsed().as_secs_f64(),
             library_bytes,
             units,

@@ -18,7 +18,7 @@ use super::{
 use crate::{
     Error, Kernels,
     cache::Key,
-    compiled, compiler,
+    compiled, compiler, exposure,
     family::Families,
     ptxas,
     report::{self, Outcome, Report},
@@ -218,7 +218,7 @@ fn asked(kernels: &Kernels, families: &Families) -> Option<String> {
         .chain(&others)
         .copied()
         .chain(targets.iter().map(String::as_str));
-    let is_set = |name: &&str| env::var_os(name).is_some_and(|value| !value.is_empty());
+    let is_set = |name: &&str| variables::set(name).is_some();
     if let Some(name) = names.find(is_set) {
         return Some(name.to_owned());
     }
@@ -234,13 +234,29 @@ fn asked(kernels: &Kernels, families: &Families) -> Option<String> {
 
 /// Looks for objects of all that a build needs.
 pub(crate) fn search(kernels: &Kernels, library: &str) -> Result<Search, Error> {
-    if env::var_os(variables::EXPORT).is_some_and(|value| !value.is_empty()) {
-        return Ok(Search::Nothing);
+    let given = variables::set(variables::PREBUILT);
+    if let Some(export) = variables::set(variables::EXPORT) {
+        return match given {
+            Some(given) if given != NONE => Err(Error::Setting {
+                field: variables::EXPORT.into(),
+                given: export.to_string_lossy().into_owned(),
+                accepted: format!(
+                    "nothing beside {}: what is exported is compiled",
+                    variables::PREBUILT
+                ),
+            }),
+            _ => Ok(Search::Nothing),
+        };
     }
-    let given = env::var_os(variables::PREBUILT).filter(|value| !value.is_empty());
     let folders = match &given {
         Some(value) if value == NONE => return Ok(Search::Nothing),
-        Some(value) => env::split_paths(value).collect(),
+        Some(value) => {
+            let folders: Vec<_> = env::split_paths(value).collect();
+            for folder in &folders {
+                variables::check_absolute(variables::PREBUILT, folder.as_os_str())?;
+            }
+            folders
+        }
         None if kernels.prebuilt.is_empty() => return Ok(Search::Nothing),
         None => {
             let root = package_folder(kernels)?;
@@ -301,6 +317,7 @@ fn fitting(
     let target = env::var("TARGET").unwrap_or_else(|_| platform());
     for (folder, contents) in &folders {
         let path = folder.join(file_name(library));
+        refuse_exposed(folder, &path, kernels.out_dir.is_none())?;
         let fields = [
             ("format", contents.format.to_string(), FORMAT.to_string()),
             ("library", contents.tag.clone(), tag.as_str().to_owned()),
@@ -323,6 +340,21 @@ fn fitting(
         units,
         folders,
     })
+}
+
+/// Refuses objects that every user may have put there, and warns of those of other users.
+fn refuse_exposed(folder: &Path, description: &Path, for_cargo: bool) -> Result<(), Error> {
+    let Some(exposure) = exposure::of([folder, description]) else {
+        return Ok(());
+    };
+    if exposure.is_to_all {
+        let accepted = "a folder that others cannot write to";
+        return Err(refused(folder, "owner", &exposure.sentence, accepted));
+    }
+    if for_cargo {
+        println!("cargo::warning=prebuilt kernels: {}", exposure.sentence);
+    }
+    Ok(())
 }
 
 impl Prebuilt {
@@ -477,7 +509,7 @@ pub(crate) struct Export {
 impl Export {
     /// `None` if nothing is to be exported.
     pub(crate) fn new(kernels: &Kernels, library: &str) -> Result<Option<Self>, Error> {
-        let Some(folder) = env::var_os(variables::EXPORT).filter(|value| !value.is_empty()) else {
+        let Some(folder) = variables::set(variables::EXPORT) else {
             return Ok(None);
         };
         let families = kernels.resolve()?;

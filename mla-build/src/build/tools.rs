@@ -17,7 +17,7 @@ use crate::{
     cache::{Cache, Key, Lookup},
     compiler::{self, Compiler, Host},
     family::Families,
-    flags::Named,
+    flags::{self, Named},
     roles::Roles,
     target::Target,
     toolkit::{self, Cuda, Found, Pins, Search},
@@ -59,7 +59,8 @@ impl Tools {
     ) -> Result<Self, Error> {
         let root = &place.root;
         let families = &sources.families;
-        let line_info = compiler::wants_line_info(env::var(variables::LINE_INFO).ok().as_deref())?;
+        let line_info = env::var(variables::LINE_INFO).ok();
+        let line_info = variables::is_on(variables::LINE_INFO, line_info.as_deref())?;
         let install = kernels.install_command.clone();
         let install = install.unwrap_or_else(|| Pins::current().command());
         let search = Search::new();
@@ -70,7 +71,7 @@ impl Tools {
         let roots = roots.with_cuda(&cuda);
         let in_order = roots.in_order(&cuda);
         let named = named(kernels, root)?;
-        let searched = searched(&in_order, &cuda, &host, &named)?;
+        let searched = searched(&in_order, &cuda, &host, &named);
         Ok(Self {
             programs: hash_programs(cache, &cuda)?,
             compiler: Compiler {
@@ -99,17 +100,12 @@ impl Tools {
 }
 
 /// Every folder in which a header may be found, in the order of the search.
-fn searched(
-    roots: &[PathBuf],
-    cuda: &Cuda,
-    host: &Host,
-    named: &Named,
-) -> Result<Vec<PathBuf>, Error> {
+fn searched(roots: &[PathBuf], cuda: &Cuda, host: &Host, named: &Named) -> Vec<PathBuf> {
     let mut folders = roots.to_vec();
     folders.push(cuda.include.join("cccl"));
-    folders.extend(host.include_folders()?);
+    folders.extend(host.includes.iter().cloned());
     folders.extend(named.folders.iter().cloned());
-    Ok(folders)
+    folders
 }
 
 /// A toolkit that is new enough for every target, and has no library of this one's name.
@@ -146,6 +142,7 @@ fn named(kernels: &Kernels, root: &Path) -> Result<Named, Error> {
     let mut all = compiler::flags_of_environment()?;
     all.extend(kernels.flags.iter().cloned());
     all.extend(kernels.source_flags());
+    flags::check_option_files(all.iter().map(String::as_str), root)?;
     Ok(Named::new(all.iter().map(String::as_str), root))
 }
 

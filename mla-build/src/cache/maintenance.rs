@@ -10,10 +10,10 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{Cache, Manifest, store::STAGING};
-use crate::{Error, report, variables};
+use crate::{Error, exposure, report, variables};
 
 /// What the cache holds, by the folders in it.
-const KINDS: [&str; 4] = ["objects", "manifests", "estimates", "files"];
+pub(super) const KINDS: [&str; 4] = ["objects", "manifests", "estimates", "files"];
 
 /// The file of builds in the cache, one line each, and how long it may grow.
 const BUILDS: &str = "builds";
@@ -21,29 +21,43 @@ const MOST_BUILDS: u64 = 1 << 18;
 
 /// The cache's folder: `MLA_BUILD_CACHE`, or `mla-build` in the user's cache folder. `None` without
 /// either.
-pub fn folder() -> Option<PathBuf> {
-    env::var_os(variables::CACHE)
-        .filter(|given| !given.is_empty())
-        .map(PathBuf::from)
-        .or_else(|| Some(dirs::cache_dir()?.join("mla-build")))
+///
+/// # Errors
+///
+/// The variable's value is a relative path.
+pub fn folder() -> Result<Option<PathBuf>, Error> {
+    if let Some(given) = variables::set(variables::CACHE) {
+        variables::check_absolute(variables::CACHE, &given)?;
+        return Ok(Some(given.into()));
+    }
+    Ok(dirs::cache_dir().map(|folder| folder.join("mla-build")))
 }
+
+/// The least bound: a few builds of a package with many kernels.
+const LEAST_BOUND: u64 = 64 << 20;
 
 /// The bound of the cache in bytes: `MLA_BUILD_CACHE_SIZE`, or 10 GiB.
 ///
 /// # Errors
 ///
-/// The variable's value is no size.
+/// The variable's value is no size, or one to which the cache would be emptied.
 pub fn bound() -> Result<u64, Error> {
-    let Some(given) = env::var(variables::CACHE_SIZE)
-        .ok()
-        .filter(|v| !v.is_empty())
-    else {
-        return Ok(10 << 30);
-    };
-    parse_size(&given).ok_or_else(|| Error::Setting {
+    let given = env::var(variables::CACHE_SIZE).ok();
+    match given.filter(|given| !given.is_empty()) {
+        None => Ok(10 << 30),
+        Some(given) => bound_of(given),
+    }
+}
+
+fn bound_of(given: String) -> Result<u64, Error> {
+    let bound = parse_size(&given).filter(|&bound| bound >= LEAST_BOUND);
+    bound.ok_or_else(|| Error::Setting {
         field: variables::CACHE_SIZE.into(),
         given,
-        accepted: "a number of bytes, or one with MiB or GiB after it".into(),
+        accepted: "64 MiB and up, as a number of bytes, or one with MiB or GiB after it: the \
+                   cache, which all checkouts share, is cut to it. For a build of its own, \
+                   MLA_BUILD_CACHE names another folder"
+            .into(),
     })
 }
 
@@ -150,6 +164,17 @@ pub fn copy(from: &Path, to: &Path) -> Result<usize, Error> {
             accepted: "the folder of a cache, which holds a folder `objects`".into(),
         });
     }
+    let exposed = exposure::of([from, &from.join("objects")]);
+    if let Some(exposed) = exposed.filter(|it| it.is_to_all) {
+        return Err(Error::Setting {
+            field: "cache".into(),
+            given: from.display().to_string(),
+            accepted: format!(
+                "a folder that others cannot write to ({})",
+                exposed.sentence
+            ),
+        });
+    }
     let cache = Cache::open(to.to_owned());
     if !cache.is_writable() {
         return Err(Error::Setting {
@@ -157,7 +182,12 @@ pub fn copy(from: &Path, to: &Path) -> Result<usize, Error> {
             given: to.display().to_string(),
             accepted: format!(
                 "a folder that can be written ({})",
-                cache.notes().join("; ")
+                cache
+                    .warning()
+                    .into_iter()
+                    .chain(cache.notes())
+                    .collect::<Vec<_>>()
+                    .join("; ")
             ),
         });
     }
@@ -278,6 +308,16 @@ mod tests {
         assert_eq!(parse_size("2GiB"), Some(2 << 30));
         assert_eq!(parse_size("much"), None);
         assert_eq!(parse_size("99999999999999GiB"), None);
+    }
+
+    #[test]
+    fn a_bound_that_would_empty_the_cache_is_refused() {
+        for given in ["0", "10", "1 MiB", "much"] {
+            let message = bound_of(given.to_owned()).unwrap_err().to_string();
+            let start = format!("MLA_BUILD_CACHE_SIZE: given {given:?}, accepted 64 MiB and up");
+            assert!(message.starts_with(&start), "{message}");
+        }
+        assert_eq!(bound_of("64 MiB".to_owned()).unwrap(), 64 << 20);
     }
 
     #[test]

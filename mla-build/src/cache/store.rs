@@ -11,6 +11,8 @@ use std::{
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
+use crate::exposure::{self, Exposure};
+
 use super::{Entry, Key, Manifest, Meta, hasher::content_now, last_change, lock};
 
 /// The folder in the cache of files on their way.
@@ -22,6 +24,8 @@ pub(super) const STAGING: &str = "staging";
 pub(crate) struct Cache {
     folder: PathBuf,
     notes: Mutex<Vec<String>>,
+    /// Who else may write to it.
+    exposure: Option<Exposure>,
     /// Once writing has failed it is not tried again in this build.
     writable: Mutex<bool>,
 }
@@ -49,13 +53,23 @@ pub(crate) struct Estimate {
 
 impl Cache {
     pub(crate) fn open(folder: PathBuf) -> Self {
+        let made = exposure::make_private(&folder);
+        let inside = super::maintenance::KINDS.map(|kind| folder.join(kind));
+        let all = inside.iter().map(PathBuf::as_path);
+        let exposure = exposure::of(all.chain([folder.as_path()]));
+        let is_usable = exposure.as_ref().is_none_or(|it| !it.is_to_all);
         let cache = Self {
             folder,
             notes: Mutex::default(),
-            writable: Mutex::new(true),
+            exposure,
+            writable: Mutex::new(is_usable),
         };
+        if !is_usable {
+            return cache;
+        }
         let staging = cache.folder.join(STAGING);
-        let opened = fs::create_dir_all(&staging)
+        let opened = made
+            .and_then(|()| fs::create_dir_all(&staging))
             .and_then(|()| fs::create_dir_all(cache.folder.join("locks")))
             // Only a file that is written tells whether files can be written.
             .and_then(|()| tempfile::NamedTempFile::new_in(&staging).map(drop));
@@ -72,6 +86,21 @@ impl Cache {
     /// What the user should know, in the order in which it happened.
     pub(crate) fn notes(&self) -> Vec<String> {
         lock(&self.notes).clone()
+    }
+
+    /// Whether what it holds may be taken: not if every user may have put it there.
+    fn is_trusted(&self) -> bool {
+        self.exposure.as_ref().is_none_or(|it| !it.is_to_all)
+    }
+
+    /// Who else may write to it, and what comes of that.
+    pub(crate) fn warning(&self) -> Option<String> {
+        let exposure = self.exposure.as_ref()?;
+        let consequence = match exposure.is_to_all {
+            true => "the cache is not used",
+            false => "the cache is used; MLA_BUILD_CACHE names another folder",
+        };
+        Some(format!("{}; {consequence}", exposure.sentence))
     }
 
     pub(crate) fn is_writable(&self) -> bool {
@@ -121,6 +150,9 @@ impl Cache {
     }
 
     pub(crate) fn load(&self, key: Key) -> Loaded {
+        if !self.is_trusted() {
+            return Loaded::Missing;
+        }
         let path = self.object(key);
         let bytes = match fs::read(&path) {
             Ok(bytes) => bytes,
@@ -225,7 +257,7 @@ impl Cache {
     }
 
     fn read_json<T: DeserializeOwned>(&self, path: &Path) -> Option<T> {
-        let bytes = fs::read(path).ok()?;
+        let bytes = self.is_trusted().then(|| fs::read(path).ok())??;
         match serde_json::from_slice(&bytes) {
             Ok(value) => Some(value),
             Err(_) => {

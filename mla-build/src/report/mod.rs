@@ -85,6 +85,8 @@ pub enum Outcome {
     Prebuilt,
     /// There is none.
     Failed,
+    /// There is none, because another unit failed first.
+    Stopped,
 }
 
 impl fmt::Display for Outcome {
@@ -94,17 +96,18 @@ impl fmt::Display for Outcome {
             Self::Compiled => "compiled",
             Self::Prebuilt => "prebuilt",
             Self::Failed => "failed",
+            Self::Stopped => "stopped",
         })
     }
 }
 
 impl Report {
-    /// Of a build that compiled nothing because a variable asked for bindings alone.
+    /// Of a build that compiled nothing, with the reason.
     pub(crate) fn of_nothing(
         package: String,
         library: &str,
         started: Instant,
-        variable: &str,
+        note: String,
     ) -> Self {
         Self {
             package,
@@ -114,9 +117,7 @@ impl Report {
             toolkit: Vec::new(),
             host_compiler: Default::default(),
             cache: PathBuf::new(),
-            notes: vec![format!(
-                "{variable} is set: bindings were made, and nothing compiled"
-            )],
+            notes: vec![note],
             seconds: started.elapsed().as_secs_f64(),
             library_bytes: 0,
             units: Vec::new(),

@@ -19,7 +19,9 @@ mod search;
 mod wheel;
 
 use std::{
-    path::{Path, PathBuf},
+    env,
+    ffi::OsStr,
+    path::{Component, Path, PathBuf},
     process::Command,
 };
 
@@ -30,7 +32,7 @@ pub use wheel::Wheel;
 
 pub(crate) use search::Search;
 
-use crate::Error;
+use crate::{Error, variables};
 pub use crate::{error::NotFound, version::Version};
 
 /// One part of the toolkit: where it was found, its version, and which place of the order held it.
@@ -89,39 +91,104 @@ pub(crate) fn cuda_at(root: &Path) -> Result<Cuda, Error> {
     }
 }
 
+/// The CUDA that `NVCC` names.
+fn cuda_of_nvcc(search: &Search, given: &OsStr) -> Result<Cuda, Error> {
+    let refuse = |accepted: String| {
+        Err(Error::Setting {
+            field: "NVCC".to_owned(),
+            given: given.to_string_lossy().into_owned(),
+            accepted,
+        })
+    };
+    let nvcc = PathBuf::from(given);
+    if !nvcc.is_absolute() {
+        return refuse(
+            "the absolute path of bin/nvcc of a whole toolkit, such as /usr/local/cuda/bin/nvcc; \
+             unset it to have nvcc looked for on PATH and elsewhere"
+                .into(),
+        );
+    }
+    let words: Vec<_> = nvcc
+        .to_str()
+        .into_iter()
+        .flat_map(str::split_whitespace)
+        .collect();
+    if words.len() > 1 && !nvcc.exists() {
+        return refuse(format!(
+            "the path alone, {}; flags go into NVCC_APPEND_FLAGS",
+            words[0]
+        ));
+    }
+    let lacks = match root_of(&nvcc) {
+        None => "no folder".to_owned(),
+        Some(root) => match layout(&root) {
+            Ok(_) => {
+                agree(search, &root)?;
+                return describe(&root, Some(nvcc), "NVCC");
+            }
+            Err(lacks) => format!("{}, which lacks {lacks}", root.display()),
+        },
+    };
+    refuse(format!(
+        "bin/nvcc in the folder of a whole toolkit (above this one is {lacks}); unset it to search \
+         elsewhere"
+    ))
+}
+
+/// Refuses an `NVCC` of another toolkit than that of `MLA_CUDA_HOME`.
+fn agree(search: &Search, root: &Path) -> Result<(), Error> {
+    let Some(home) = search.variable("MLA_CUDA_HOME") else {
+        return Ok(());
+    };
+    let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    if real(Path::new(&home)) == real(root) {
+        return Ok(());
+    }
+    Err(Error::Setting {
+        field: "MLA_CUDA_HOME".into(),
+        given: home.to_string_lossy().into_owned(),
+        accepted: format!(
+            "the toolkit of NVCC, {}; unset one of the two",
+            root.display()
+        ),
+    })
+}
+
 /// Finds CUDA.
 pub(crate) fn cuda(search: &Search, install: &str) -> Result<Cuda, Error> {
     let mut looked = Vec::new();
     if let Some(given) = search.variable("NVCC") {
-        let nvcc = PathBuf::from(&given);
-        let root = root_of(&nvcc);
-        let lacks = match &root {
-            None => "no folder".to_owned(),
-            Some(root) => match layout(root) {
-                Ok(_) => return describe(root, Some(nvcc), "NVCC"),
-                Err(lacks) => format!("{}, which lacks {lacks}", root.display()),
-            },
-        };
-        return Err(Error::Setting {
-            field: "NVCC".to_owned(),
-            given: given.to_string_lossy().into_owned(),
-            accepted: format!(
-                "bin/nvcc in the folder of a whole toolkit (above this one is {lacks}); unset it \
-                 to search elsewhere"
-            ),
-        });
+        return cuda_of_nvcc(search, &given);
     }
     if let Some(given) = search.variable("MLA_CUDA_HOME") {
+        variables::check_absolute("MLA_CUDA_HOME", &given)?;
         let root = PathBuf::from(&given);
         return match layout(&root) {
             Ok(_) => describe(&root, None, "MLA_CUDA_HOME"),
             Err(lacks) => Err(unusable("MLA_CUDA_HOME", &given, &lacks)),
         };
     }
+    let mut passed_over = Vec::new();
+    let taken = |cuda: Cuda, passed_over: Vec<String>| {
+        let (path, place) = (cuda.found.path.display(), &cuda.found.place);
+        search.warn(passed_over, &format!("CUDA of {path} ({place}) compiles"));
+        Ok(cuda)
+    };
     for (place, root) in search.cuda_roots(&mut looked) {
         match layout(&root) {
-            Ok(_) => return describe(&root, None, &place),
-            Err(lacks) => looked.push(format!("{place}: {} lacks {lacks}", root.display())),
+            Ok(_) => return taken(describe(&root, None, &place)?, passed_over),
+            Err(lacks) => {
+                if is_variable(&place) {
+                    let above = root.parent().filter(|above| layout(above).is_ok());
+                    let meant = above.map(|it| format!("; {} is one", it.display()));
+                    let meant = meant.unwrap_or_default();
+                    passed_over.push(format!(
+                        "{place}: given {root:?}, accepted the folder of a toolkit: it lacks \
+                         {lacks}{meant}"
+                    ));
+                }
+                looked.push(format!("{place}: {} lacks {lacks}", root.display()));
+            }
         }
     }
     // The slow places are asked last: each question to Python starts an interpreter.
@@ -133,7 +200,7 @@ pub(crate) fn cuda(search: &Search, install: &str) -> Result<Cuda, Error> {
         }
         for root in roots {
             match layout(&root) {
-                Ok(_) => return describe(&root, None, &place),
+                Ok(_) => return taken(describe(&root, None, &place)?, passed_over),
                 Err(lacks) => looked.push(format!("{place}: {} lacks {lacks}", root.display())),
             }
         }
@@ -156,6 +223,7 @@ pub(crate) fn cutlass(search: &Search, install: &str) -> Result<Found, Error> {
         place: place.to_owned(),
     };
     if let Some(given) = search.variable("MLA_CUTLASS") {
+        variables::check_absolute("MLA_CUTLASS", &given)?;
         let root = PathBuf::from(&given);
         for folder in [root.clone(), root.join("include")] {
             if folder.join(HEADER).is_file() {
@@ -165,11 +233,26 @@ pub(crate) fn cutlass(search: &Search, install: &str) -> Result<Found, Error> {
         return Err(unusable("MLA_CUTLASS", &given, HEADER));
     }
     let mut looked = Vec::new();
+    let mut passed_over = Vec::new();
+    let taken = |cutlass: Found, passed_over: Vec<String>| {
+        let (path, place) = (cutlass.path.display(), &cutlass.place);
+        search.warn(
+            passed_over,
+            &format!("CUTLASS of {path} ({place}) is taken"),
+        );
+        Ok(cutlass)
+    };
     for (place, root) in search.cutlass_roots(&mut looked) {
         for folder in [root.join("include"), root.clone()] {
             if folder.join(HEADER).is_file() {
-                return Ok(found(folder, &place));
+                return taken(found(folder, &place), passed_over);
             }
+        }
+        // A toolkit may be without CUTLASS.
+        if matches!(place.as_str(), "CUTLASS_PATH" | "CUTLASS_HOME") {
+            passed_over.push(format!(
+                "{place}: given {root:?}, accepted a folder of CUTLASS: it lacks include/{HEADER}"
+            ));
         }
         looked.push(format!(
             "{place}: {} lacks include/{HEADER}",
@@ -179,7 +262,7 @@ pub(crate) fn cutlass(search: &Search, install: &str) -> Result<Found, Error> {
     for (place, folder) in search.site_packages(&mut looked) {
         let include = folder.join("cutlass_library/source/include");
         if include.join(HEADER).is_file() {
-            return Ok(found(include, &place));
+            return taken(found(include, &place), passed_over);
         }
         looked.push(format!(
             "{place}: {} lacks cutlass_library/source/include",
@@ -204,6 +287,7 @@ pub(crate) fn libclang(search: &Search, install: &str) -> Result<Found, Error> {
         place: place.to_owned(),
     };
     if let Some(given) = search.variable("LIBCLANG_PATH") {
+        variables::check_absolute("LIBCLANG_PATH", &given)?;
         let path = PathBuf::from(&given);
         return if path.is_file() {
             Ok(found(&path, "LIBCLANG_PATH"))
@@ -285,8 +369,9 @@ pub(crate) fn earlier(search: &Search, cuda: &Cuda) -> Earlier {
         .chain(in_wheels)
         .take_while(|(place, root)| *root != cuda.found.path || *place != cuda.found.place)
         .map(|(_, root)| root)
+        .filter(|root| root.is_absolute())
         .collect();
-    if !matches!(cuda.found.place.as_str(), "CUDA_HOME" | "CUDA_PATH") {
+    if !is_variable(&cuda.found.place) {
         earlier.on_path = true;
         earlier.folders = search.path_folders();
     }
@@ -303,13 +388,18 @@ pub(crate) fn earlier(search: &Search, cuda: &Cuda) -> Earlier {
     earlier
 }
 
+/// Whether a place of a toolkit is that of a variable which other programs read, too.
+fn is_variable(place: &str) -> bool {
+    matches!(place, "CUDA_HOME" | "CUDA_PATH")
+}
+
 /// The first part of a path that does not exist.
 fn first_absent(path: &Path) -> Option<PathBuf> {
     let absent = path.ancestors().take_while(|part| !part.exists());
     absent.last().map(Path::to_owned)
 }
 
-fn unusable(field: &str, given: &std::ffi::OsStr, lacks: &str) -> Error {
+fn unusable(field: &str, given: &OsStr, lacks: &str) -> Error {
     Error::Setting {
         field: field.to_owned(),
         given: given.to_string_lossy().into_owned(),
@@ -329,33 +419,90 @@ fn root_of(nvcc: &Path) -> Option<PathBuf> {
     above(&nvcc.canonicalize().ok()?).or(Some(given))
 }
 
+/// The folders of `targets` for a kind of machine, and Debian's name of its libraries' folder.
+struct Machine {
+    targets: &'static [&'static str],
+    libraries: &'static str,
+}
+
+impl Machine {
+    /// That of this machine, by its processor.
+    fn of(arch: &str) -> Self {
+        match arch {
+            "aarch64" => Self {
+                targets: &["sbsa-linux", "aarch64-linux"],
+                libraries: "lib/aarch64-linux-gnu",
+            },
+            _ => Self {
+                targets: &["x86_64-linux"],
+                libraries: "lib/x86_64-linux-gnu",
+            },
+        }
+    }
+
+    /// The folders of `root` in which one of its kind looks: `usual`, and those of `targets`.
+    fn folders(&self, usual: &[&str], inside: &str) -> Vec<String> {
+        let usual = usual.iter().map(|&folder| folder.to_owned());
+        let of_targets = self.targets.iter();
+        let of_targets = of_targets.map(|target| format!("targets/{target}/{inside}"));
+        usual.chain(of_targets).collect()
+    }
+
+    /// The folder of `root` that has `file`. What a link leads to may be another machine's.
+    fn find(&self, root: &Path, folders: &[String], file: &str) -> Result<PathBuf, String> {
+        let lacks = || format!("{file} in {}", folders.join(", "));
+        let has = |folder: &PathBuf| folder.join(file).is_file();
+        let mut all = folders.iter().map(|folder| root.join(folder));
+        let found = all.find(|folder| has(folder) && self.owns(folder));
+        found.ok_or_else(|| match self.foreign(root) {
+            None => lacks(),
+            Some(other) => format!(
+                "{} (targets/{other} is for another machine than this, {})",
+                lacks(),
+                self.targets[0]
+            ),
+        })
+    }
+
+    /// Whether a folder, its links resolved, lies in no other machine's.
+    fn owns(&self, folder: &Path) -> bool {
+        let real = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+        let parts: Vec<_> = real.components().collect();
+        !parts.windows(2).any(|pair| {
+            pair[0] == Component::Normal("targets".as_ref())
+                && !self.targets.iter().any(|it| pair[1].as_os_str() == *it)
+        })
+    }
+
+    /// Another machine's folder of a toolkit.
+    fn foreign(&self, root: &Path) -> Option<String> {
+        let folders = search::children(&root.join("targets"), "");
+        let names = folders.iter().filter_map(|path| path.file_name()?.to_str());
+        let mut others = names.filter(|name| !self.targets.contains(name));
+        others.next().map(str::to_owned)
+    }
+}
+
 /// The parts of a toolkit root, or what it lacks.
 fn layout(root: &Path) -> Result<(PathBuf, PathBuf, PathBuf), String> {
+    layout_for(&Machine::of(env::consts::ARCH), root)
+}
+
+fn layout_for(machine: &Machine, root: &Path) -> Result<(PathBuf, PathBuf, PathBuf), String> {
+    if !root.is_absolute() {
+        return Err(
+            "the / of an absolute path (a shell replaces ~ outside of quotes alone)".into(),
+        );
+    }
     let nvcc = root.join("bin/nvcc");
     if !nvcc.is_file() {
         return Err("bin/nvcc".into());
     }
-    let include = [
-        "include",
-        "targets/x86_64-linux/include",
-        "targets/sbsa-linux/include",
-    ]
-    .map(|folder| root.join(folder))
-    .into_iter()
-    .find(|folder| folder.join("cuda_runtime.h").is_file())
-    .ok_or("include/cuda_runtime.h")?;
-    let library = [
-        "lib64",
-        "lib",
-        "targets/x86_64-linux/lib",
-        "targets/sbsa-linux/lib",
-        "lib/x86_64-linux-gnu",
-        "lib/aarch64-linux-gnu",
-    ]
-    .map(|folder| root.join(folder))
-    .into_iter()
-    .find(|folder| folder.join("libcudart_static.a").is_file())
-    .ok_or("libcudart_static.a in lib or lib64")?;
+    let headers = machine.folders(&["include"], "include");
+    let include = machine.find(root, &headers, "cuda_runtime.h")?;
+    let mut libraries = machine.folders(&["lib64", "lib"], "lib");
+    libraries.push(machine.libraries.to_owned());
+    let library = machine.find(root, &libraries, "libcudart_static.a")?;
     Ok((nvcc, include, library))
 }
 

@@ -6,7 +6,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
-    sync::OnceLock,
+    sync::{Mutex, OnceLock, PoisonError},
 };
 
 use super::{Pins, root_of};
@@ -25,6 +25,8 @@ pub(crate) struct Search {
     python_folders: OnceLock<Result<Vec<PathBuf>, String>>,
     /// The folder of this crate's own toolkit.
     own: Option<PathBuf>,
+    /// What the user should know of variables that were passed over.
+    warnings: Mutex<Vec<String>>,
 }
 
 impl Search {
@@ -64,6 +66,7 @@ impl Search {
             python,
             python_folders: OnceLock::new(),
             own: Pins::current().folder(),
+            warnings: Mutex::default(),
         }
     }
 
@@ -84,7 +87,26 @@ impl Search {
             python: python.map(Path::to_owned),
             python_folders: OnceLock::new(),
             own: own.map(Path::to_owned),
+            warnings: Mutex::default(),
         }
+    }
+
+    /// Warns of places that were passed over, and says what was taken in their place.
+    pub(super) fn warn(&self, passed_over: Vec<String>, taken: &str) {
+        // A list holds whole warnings at every moment, so a panic elsewhere leaves it sound.
+        let mut warnings = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
+        for place in passed_over {
+            let warning = format!("{place}; {taken}");
+            if !warnings.contains(&warning) {
+                warnings.push(warning);
+            }
+        }
+    }
+
+    /// The warnings of all searches.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        let warnings = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
+        warnings.clone()
     }
 
     /// A variable that is set and not empty.

@@ -106,7 +106,7 @@ fn a_toolkit_without_its_headers_is_passed_over_and_named() {
         .to_string();
     assert!(
         message.contains(&format!(
-            "CUDA_HOME: {} lacks include/cuda_runtime.h",
+            "CUDA_HOME: {} lacks cuda_runtime.h in include, targets/",
             half.display()
         )),
         "{message}"
@@ -145,7 +145,10 @@ fn an_explicit_place_that_is_wrong_is_an_error() {
     }
     let stray = Search::for_test(&[("NVCC", "nvcc".as_ref())], &[], None, None);
     let message = cuda(&stray, "").unwrap_err().to_string();
-    assert!(message.contains("above this one is no folder"), "{message}");
+    assert!(
+        message.contains("accepted the absolute path of bin/nvcc"),
+        "{message}"
+    );
     let search = Search::for_test(&[("LIBCLANG_PATH", good.as_os_str())], &[], None, None);
     assert!(
         libclang(&search, "")
@@ -160,6 +163,136 @@ fn an_explicit_place_that_is_wrong_is_an_error() {
             .to_string()
             .starts_with("MLA_CUTLASS: given")
     );
+}
+
+#[test]
+fn a_variable_that_is_passed_over_is_a_warning() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fake(&at("usual"), "13.0");
+    fake(&at("home"), "12.8");
+    fs::create_dir(at("empty")).unwrap();
+    let usual = at("usual");
+    for (variable, value, says) in [
+        ("CUDA_HOME", PathBuf::from("/nonexistent"), "lacks bin/nvcc"),
+        ("CUDA_HOME", at("home/bin"), "/home is one; "),
+        ("CUDA_PATH", at("empty"), "lacks bin/nvcc"),
+        ("CUDA_HOME", "~/cuda".into(), "an absolute path"),
+        ("CUDA_PATH", "nope/cuda".into(), "an absolute path"),
+    ] {
+        let variables = [(variable, value.as_os_str())];
+        let search = Search::for_test(&variables, &[&usual], None, None);
+        let cuda = cuda(&search, "").unwrap();
+        assert_eq!(cuda.found.path, usual);
+        let warnings = search.warnings();
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        let start = format!("{variable}: given {value:?}, accepted ");
+        let end = format!("CUDA of {} (usual folder) compiles", usual.display());
+        assert!(
+            warnings[0].starts_with(&start)
+                && warnings[0].contains(says)
+                && warnings[0].ends_with(&end),
+            "{warnings:?}"
+        );
+        // What is not absolute is nothing that may come to exist.
+        assert!(
+            earlier(&search, &cuda)
+                .absent
+                .iter()
+                .all(|it| it.is_absolute())
+        );
+    }
+    let whole = at("home");
+    let variables = [("CUDA_HOME", whole.as_os_str())];
+    let search = Search::for_test(&variables, &[&usual], None, None);
+    cuda(&search, "").unwrap();
+    assert_eq!(search.warnings(), [""; 0]);
+}
+
+#[test]
+fn nvcc_is_one_path_and_agrees_with_the_toolkits_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fake(&at("good"), "13.0");
+    fake(&at("other"), "12.8");
+    let nvcc = at("good/bin/nvcc");
+    let message = |variables: &[(&str, &OsStr)]| {
+        let search = Search::for_test(variables, &[], None, None);
+        cuda(&search, "")
+            .map(|_| ())
+            .map_err(|error| error.to_string())
+    };
+    let with_flags = format!("{} --threads 2", nvcc.display());
+    let refused = message(&[("NVCC", with_flags.as_ref())]).unwrap_err();
+    let expected = format!(
+        "accepted the path alone, {}; flags go into NVCC_APPEND_FLAGS",
+        nvcc.display()
+    );
+    assert!(refused.contains(&expected), "{refused}");
+    let (good, other) = (at("good"), at("other"));
+    message(&[("NVCC", nvcc.as_ref()), ("MLA_CUDA_HOME", good.as_ref())]).unwrap();
+    let refused = message(&[("NVCC", nvcc.as_ref()), ("MLA_CUDA_HOME", other.as_ref())]);
+    let refused = refused.unwrap_err();
+    assert!(
+        refused.starts_with("MLA_CUDA_HOME: given") && refused.contains("the toolkit of NVCC"),
+        "{refused}"
+    );
+    for variable in ["MLA_CUDA_HOME", "MLA_CUTLASS", "LIBCLANG_PATH"] {
+        let variables = [(variable, "~/cuda".as_ref())];
+        let search = Search::for_test(&variables, &[], None, None);
+        let refused = match variable {
+            "MLA_CUDA_HOME" => cuda(&search, "").map(|_| ()),
+            "MLA_CUTLASS" => cutlass(&search, "").map(|_| ()),
+            _ => libclang(&search, "").map(|_| ()),
+        };
+        let refused = refused.unwrap_err().to_string();
+        let start = format!("{variable}: given \"~/cuda\", accepted an absolute path");
+        assert!(refused.starts_with(&start), "{refused}");
+    }
+}
+
+#[test]
+fn a_toolkit_of_another_machine_is_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    fake(root, "13.0");
+    for (own, other) in [
+        ("x86_64", "sbsa-linux"),
+        ("x86_64", "aarch64-linux"),
+        ("aarch64", "x86_64-linux"),
+    ] {
+        for name in ["include", "lib", "targets"] {
+            let _ = fs::remove_dir_all(root.join(name));
+            let _ = fs::remove_file(root.join(name));
+        }
+        let fill = |target: &str| {
+            let target = root.join("targets").join(target);
+            fs::create_dir_all(target.join("include")).unwrap();
+            fs::create_dir_all(target.join("lib")).unwrap();
+            fs::write(target.join("include/cuda_runtime.h"), "").unwrap();
+            fs::write(target.join("lib/libcudart_static.a"), "").unwrap();
+        };
+        fill(other);
+        let machine = Machine::of(own);
+        let lacks = layout_for(&machine, root).unwrap_err();
+        let folders = format!(
+            "cuda_runtime.h in include, targets/{}/include",
+            machine.targets[0]
+        );
+        assert!(
+            lacks.starts_with(&folders)
+                && lacks.contains(&format!("targets/{other} is for another")),
+            "{lacks}"
+        );
+        // The usual names lead there by a link.
+        std::os::unix::fs::symlink(format!("targets/{other}/include"), root.join("include"))
+            .unwrap();
+        std::os::unix::fs::symlink(format!("targets/{other}/lib"), root.join("lib")).unwrap();
+        layout_for(&machine, root).unwrap_err();
+        fill(machine.targets.last().unwrap());
+        let (_, _, library) = layout_for(&machine, root).unwrap();
+        assert!(library.starts_with(root.join("targets")), "{library:?}");
+    }
 }
 
 #[test]

@@ -101,7 +101,7 @@ fn a_flag_of_one_source_concerns_no_other() {
     );
 
     let message = |kernels: Kernels| kernels.compile("kernels").unwrap_err().to_string();
-    let gone = message(world.kernels().flag_for("cuda/sm90/gone.cu", "-G"));
+    let gone = message(world.kernels().flag_for("cuda/sm90/gone.cu", "-lineinfo"));
     assert!(
         gone.starts_with(
             "flag_for: given \"cuda/sm90/gone.cu\", accepted a glob that matches a source"

@@ -1,5 +1,6 @@
 //! Whole builds, with a script in place of nvcc where the real one would take too long.
 
+mod author;
 mod cargo;
 mod cpp;
 mod family;
