@@ -406,7 +406,8 @@ fn nothing_linked_says_how_to_link() {
         assert_eq!(
             error.to_string(),
             "no backend is linked into this program; link a backend crate, such as \
-             `use mla_kernels as _;`, or add a backend's ENTRY with `Registry::add`"
+             `use mla_kernels as _;`, or add a backend's ENTRY with `Registry::add`; a C program \
+             links a staticlib whole (-Wl,--whole-archive)"
         );
     }
     let explanation = Registry::empty().explain(&request(SM90)).unwrap();

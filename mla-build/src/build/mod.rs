@@ -210,6 +210,8 @@ pub(crate) struct Plan {
     prebuilt: Vec<PathBuf>,
     /// Whether all units are compiled although one has failed.
     keep_going: bool,
+    /// Whether some of the sources alone are compiled.
+    is_partial: bool,
     /// Families that have sources, and are off.
     off: Vec<String>,
     /// What the user should know; the first of them Cargo is told, too.
@@ -258,6 +260,7 @@ impl Plan {
         notes.extend(unit::unnamed_folders(globs, units, &sources.families));
         Ok(Self {
             keep_going: variables::is_on(variables::KEEP_GOING, keep_going.as_deref())?,
+            is_partial: kernels.only_sources.is_some(),
             off: unit::off(root, globs, &sources.families)?,
             notes,
             declared: Vec::new(),
@@ -383,7 +386,9 @@ impl Plan {
             &self.tag,
         )?;
         watched.extend(files.read);
-        self.declared = files.declared;
+        if !self.is_partial {
+            self.declared = files.declared;
+        }
         self.tools.found.push(libclang);
         Ok(Some(output))
     }

@@ -15,7 +15,8 @@ use crate::suggestion;
 
 /// How a program gets backends; part of every error that comes of having none.
 pub(crate) const HOW_TO_LINK: &str = "link a backend crate, such as `use mla_kernels as _;`, or \
-     add a backend's ENTRY with `Registry::add`";
+     add a backend's ENTRY with `Registry::add`; a C program links a staticlib whole \
+     (-Wl,--whole-archive)";
 
 /// A set of backends: a value of its own, without global state.
 ///
