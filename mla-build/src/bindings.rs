@@ -8,7 +8,7 @@ use std::{
 
 use crate::{Error, compiler::Host, headers::Headers, symbols::Tag, toolkit::Found};
 
-/// What became of the headers.
+/// The outcome of wrapping the headers.
 pub(crate) struct Written {
     /// The files that were read.
     pub(crate) read: Vec<PathBuf>,

@@ -131,7 +131,7 @@ impl Named {
 }
 
 impl Host {
-    /// What a setter or a variable names, or what the `cc` crate would take for C++ (`CXX` and its
+    /// The compiler of a setter or variable, or what the `cc` crate would take for C++ (`CXX` and its
     /// kin, the system's).
     pub(crate) fn find(given: Option<&Path>) -> Result<Self, Error> {
         let Named { path, by } = match Named::find(given)? {

@@ -27,7 +27,7 @@ pub struct FailedUnits {
     pub units: Vec<FailedUnit>,
     /// How many units the build has.
     pub total: usize,
-    /// How many were stopped or not begun, because one of `units` failed first.
+    /// The number of units that were stopped or not begun, because one of `units` failed first.
     pub stopped: usize,
 }
 

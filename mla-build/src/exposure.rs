@@ -8,17 +8,17 @@ use std::{
     path::Path,
 };
 
-/// Who else may write to a folder or file, in words.
+/// Other users who may write to a folder or file, in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Exposure {
-    /// Who may, and what to do about it.
+    /// The users, and the remedy.
     pub(crate) sentence: String,
-    /// Whether everybody may. Others are named, and trusted.
+    /// True if every user may. Others are named, and trusted.
     pub(crate) is_to_all: bool,
 }
 
-/// Who beside this user and the administrator may write to one of these, if anybody may. What does
-/// not exist is nobody's.
+/// The users beside this one and the administrator who may write to one of these, if any may. A path
+/// that does not exist is nobody's.
 pub(crate) fn of<'a>(paths: impl IntoIterator<Item = &'a Path>) -> Option<Exposure> {
     let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
     let found = paths.into_iter().filter_map(|path| {

@@ -133,7 +133,7 @@ fn refuse_duplicates(objects: &[Object<'_>], tables: &[Table<'_>]) -> Result<(),
     Ok(())
 }
 
-/// What is declared, and what the objects have of it.
+/// The difference between declarations and objects.
 #[derive(Debug, Default)]
 pub(crate) struct Undefined {
     /// The declared names that no object defines.
@@ -142,13 +142,13 @@ pub(crate) struct Undefined {
     pub(crate) mangled: Option<(String, String)>,
 }
 
-/// Whether a demangled C++ function has this name, in whatever namespace.
+/// True if a demangled C++ function has this name, in whatever namespace.
 pub(crate) fn is_function(function: &str, name: &str) -> bool {
     let path = function.split('(').next().unwrap_or_default();
     path.rsplit("::").next() == Some(name)
 }
 
-/// Those of the declared C names that no object of the library defines.
+/// The declared C names that no object of the library defines.
 pub(crate) fn undefined<'a, 'b>(
     objects: impl Iterator<Item = &'a Object<'a>>,
     declared: impl Iterator<Item = &'b str>,

@@ -49,7 +49,7 @@ pub(crate) const ALL: &[&str] = &[
     KEEP_GOING,
 ];
 
-/// Those that name a folder or file for all packages of a build.
+/// Variables that name a folder or file for all packages of a build.
 const PATHS: &[&str] = &[
     CACHE,
     EXPORT,
@@ -58,7 +58,7 @@ const PATHS: &[&str] = &[
     "MLA_WHEELS",
 ];
 
-/// What every variable of this crate's own begins with.
+/// The prefix of every variable of this crate's own.
 const OWN: &str = "MLA_BUILD_";
 
 /// The beginnings of names among which a misspelt one is looked for.
@@ -108,7 +108,7 @@ pub(crate) fn check_paths(more: &[String]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether a variable asks for something: 1 or 0.
+/// Reads a switch: 1 is true; 0, empty and unset are false.
 pub(crate) fn is_on(name: &str, value: Option<&str>) -> Result<bool, Error> {
     match value.map(str::trim) {
         None | Some("" | "0") => Ok(false),
@@ -126,14 +126,14 @@ pub(crate) fn is_on(name: &str, value: Option<&str>) -> Result<bool, Error> {
 pub(crate) struct Unread {
     pub(crate) name: String,
     pub(crate) sentence: String,
-    /// Whether nothing else reads it either.
+    /// True if no other build system reads it either.
     pub(crate) is_misspelt: bool,
 }
 
 /// The names among `given` that are nearly those of `known` variables, that only this crate's have,
 /// or by which other build systems are told.
 pub(crate) fn unread(given: impl Iterator<Item = String>, known: &[String]) -> Vec<Unread> {
-    // What the package's code is told.
+    // Variables of the package's code.
     let is_told = |name: &str| {
         ["COMPILED", "PREFIX_"]
             .iter()

@@ -37,7 +37,7 @@ struct Shared<'a> {
 }
 
 impl Shared<'_> {
-    /// Whether the others are stopped; then ends those of their compilers that still run, also one
+    /// True if the others are stopped; then ends those of their compilers that still run, also one
     /// that was about to start when that was first said.
     fn is_stopped(&self) -> bool {
         let is_stopped = self.is_stopped.load(Ordering::SeqCst);
@@ -99,7 +99,7 @@ impl Plan {
             };
             done.extend(self.compile_jobs(jobs, limits, &shared)?);
         }
-        // Of those that failed the first one stays first.
+        // The first failure stays first.
         done.sort_by_key(|done| {
             (
                 done.failure.is_none(),

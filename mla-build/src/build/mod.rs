@@ -181,7 +181,7 @@ impl Kernels {
             .collect())
     }
 
-    /// Whether nothing can be compiled because no family is on.
+    /// True if nothing can be compiled because no family is on.
     fn is_off(&self, root: &Path) -> Result<bool, Error> {
         match self.units(root, &self.resolve()?) {
             Err(Error::NoFamily { .. }) => Ok(true),
@@ -208,15 +208,15 @@ pub(crate) struct Plan {
     export: Option<Export>,
     /// Folders of objects that were not taken.
     prebuilt: Vec<PathBuf>,
-    /// Whether all units are compiled although one has failed.
+    /// True if all units are compiled although one has failed.
     keep_going: bool,
-    /// Whether some of the sources alone are compiled.
+    /// True if some of the sources alone are compiled.
     is_partial: bool,
     /// Families that have sources, and are off.
     off: Vec<String>,
-    /// What the user should know; the first of them Cargo is told, too.
+    /// Notes for the user; Cargo is told the first of them, too.
     notes: Vec<String>,
-    /// What the headers declare: names as they are linked, and the header of each.
+    /// Functions and variables that the headers declare, and the header of each.
     declared: Vec<(String, PathBuf)>,
 }
 
@@ -386,9 +386,7 @@ impl Plan {
             &self.tag,
         )?;
         watched.extend(files.read);
-        if !self.is_partial {
-            self.declared = files.declared;
-        }
+        self.declared = files.declared;
         self.tools.found.push(libclang);
         Ok(Some(output))
     }

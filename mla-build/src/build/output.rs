@@ -49,6 +49,9 @@ impl Plan {
         &self,
         objects: impl Iterator<Item = &'a symbols::Object<'a>>,
     ) -> Result<Option<String>, Error> {
+        if self.is_partial {
+            return Ok(None);
+        }
         let names = self.declared.iter().map(|(name, _)| name.as_str());
         let mut undefined = symbols::undefined(objects, names)?;
         let Some(first) = undefined.names.first() else {
@@ -61,7 +64,7 @@ impl Plan {
                 undefined.names.join(", ")
             )));
         }
-        // What C++ calls by the name is the likeliest cause.
+        // A C++ function of that name is the likeliest cause.
         let is_mangled = |name: &String| {
             let function = undefined.mangled.as_ref().map(|(function, _)| function);
             function.is_some_and(|function| symbols::is_function(function, name))

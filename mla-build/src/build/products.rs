@@ -13,7 +13,7 @@ use crate::Error;
 /// The file in `OUT_DIR` that lists the products of the build script's last run.
 const LIST: &str = "mla-build-products";
 
-/// What a build of a library writes for the package's code.
+/// The files that a build of a library writes for the package's code.
 #[derive(Clone, Debug)]
 pub(super) struct Products {
     pub(super) bindings: PathBuf,
@@ -21,7 +21,7 @@ pub(super) struct Products {
 }
 
 impl Products {
-    /// Of a library. In a build script's `OUT_DIR`, removes what its last run made for libraries
+    /// The files of a library. In a build script's `OUT_DIR`, removes what its last run made for libraries
     /// that other names have now.
     pub(super) fn begin(out_dir: &Path, library: &str, for_cargo: bool) -> Result<Self, Error> {
         let products = Self {

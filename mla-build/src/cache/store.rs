@@ -24,7 +24,7 @@ pub(super) const STAGING: &str = "staging";
 pub(crate) struct Cache {
     folder: PathBuf,
     notes: Mutex<Vec<String>>,
-    /// Who else may write to it.
+    /// Other users who may write to it.
     exposure: Option<Exposure>,
     /// Once writing has failed it is not tried again in this build.
     writable: Mutex<bool>,
@@ -88,12 +88,12 @@ impl Cache {
         lock(&self.notes).clone()
     }
 
-    /// Whether what it holds may be taken: not if every user may have put it there.
+    /// True if what it holds may be taken: not if every user may have put it there.
     fn is_trusted(&self) -> bool {
         self.exposure.as_ref().is_none_or(|it| !it.is_to_all)
     }
 
-    /// Who else may write to it, and what comes of that.
+    /// A warning about other users who may write to it, with the consequence.
     pub(crate) fn warning(&self) -> Option<String> {
         let exposure = self.exposure.as_ref()?;
         let consequence = match exposure.is_to_all {

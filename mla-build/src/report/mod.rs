@@ -102,7 +102,7 @@ impl fmt::Display for Outcome {
 }
 
 impl Report {
-    /// Of a build that compiled nothing, with the reason.
+    /// The report of a build that compiled nothing, with the reason.
     pub(crate) fn of_nothing(
         package: String,
         library: &str,

@@ -388,7 +388,7 @@ pub(crate) fn earlier(search: &Search, cuda: &Cuda) -> Earlier {
     earlier
 }
 
-/// Whether a place of a toolkit is that of a variable which other programs read, too.
+/// True for places of variables that other programs read, too.
 fn is_variable(place: &str) -> bool {
     matches!(place, "CUDA_HOME" | "CUDA_PATH")
 }
@@ -426,7 +426,7 @@ struct Machine {
 }
 
 impl Machine {
-    /// That of this machine, by its processor.
+    /// The kind of this machine, by its processor.
     fn of(arch: &str) -> Self {
         match arch {
             "aarch64" => Self {
@@ -464,7 +464,7 @@ impl Machine {
         })
     }
 
-    /// Whether a folder, its links resolved, lies in no other machine's.
+    /// True if a folder, its links resolved, lies in no other machine's.
     fn owns(&self, folder: &Path) -> bool {
         let real = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
         let parts: Vec<_> = real.components().collect();

@@ -25,7 +25,7 @@ pub(crate) struct Search {
     python_folders: OnceLock<Result<Vec<PathBuf>, String>>,
     /// The folder of this crate's own toolkit.
     own: Option<PathBuf>,
-    /// What the user should know of variables that were passed over.
+    /// Warnings about variables that were passed over.
     warnings: Mutex<Vec<String>>,
 }
 

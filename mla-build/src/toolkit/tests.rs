@@ -194,7 +194,7 @@ fn a_variable_that_is_passed_over_is_a_warning() {
                 && warnings[0].ends_with(&end),
             "{warnings:?}"
         );
-        // What is not absolute is nothing that may come to exist.
+        // A relative path is no place that may come to exist.
         assert!(
             earlier(&search, &cuda)
                 .absent

@@ -1,4 +1,4 @@
-//! What authors of kernels get wrong: each is refused, named or taken.
+//! Mistakes of kernels' authors: each is refused, named or taken.
 
 use std::{
     fs,
@@ -388,7 +388,7 @@ fn the_files_of_a_library_that_has_another_name_now_are_gone() {
         let mut arguments = vec![host.as_str()];
         arguments.extend(libraries);
         warnings(&script(&world, &arguments, &[]));
-        // As with a header, for which bindgen is needed.
+        // Stands for the bindings, which need libclang.
         for library in libraries {
             let name = library.split('=').nth(1).unwrap();
             world.write(&format!("script-out/{name}.rs"), "");

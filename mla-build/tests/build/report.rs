@@ -168,6 +168,7 @@ fn progress_is_one_line_per_unit_while_it_happens() {
     let output = world
         .command("out")
         .env("MLA_BUILD_PROGRESS", world.at("events"))
+        .env("MLA_BUILD_KEEP_GOING", "1")
         .output()
         .unwrap();
     assert!(!output.status.success());
