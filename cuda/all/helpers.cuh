@@ -12,5 +12,6 @@ MlaStatus load_lse_kernels();
 MlaStatus load_copy_kernels();
 MlaStatus load_head_product_kernels();
 MlaStatus load_absorb_kernels();
+MlaStatus load_fence_kernels();
 
 }  // namespace mla

@@ -593,6 +593,13 @@ MlaStatus mla_head_product(const MlaHeadProductParams* params, void* stream);
 MlaStatus mla_absorb(const MlaCacheWriteParams* write, const MlaHeadProductParams* product,
                      void* stream);
 
+/* Enqueues an empty kernel that neither begins before all work before it on the stream has ended nor
+ * lets anything behind it begin before its own end. It stands before and behind kernels that do not
+ * keep the contract of programmatic dependent launch: a kernel that may start early waits
+ * (griddepcontrol.wait) before it first reads or writes memory, and does not end before that wait
+ * is over. */
+MlaStatus mla_fence(void* stream);
+
 /* Loads every helper kernel into the current context, so that no later launch has to: a launch
  * that loads its kernel first takes milliseconds, and may not be possible while a graph is
  * captured. */

@@ -1190,6 +1190,10 @@ unsafe extern "C" {
     ) -> MlaStatus;
 }
 unsafe extern "C" {
+    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_fence"]
+    pub fn mla_fence(stream: *mut ::core::ffi::c_void) -> MlaStatus;
+}
+unsafe extern "C" {
     #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_load_helpers"]
     pub fn mla_load_helpers() -> MlaStatus;
 }

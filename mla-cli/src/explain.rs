@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use comfy_table::Cell;
 use mla_runtime::availability::Cause;
-use mla_runtime::capability::{Capability, Target};
+use mla_runtime::capability::{Capability, Platform, Target};
 use mla_runtime::explain::{Candidate, Explanation, PhaseExplanation};
 use mla_runtime::feature::{Feature, FeatureSet};
 use mla_runtime::kernels::{KernelFacts, Run};
@@ -172,7 +172,8 @@ fn candidates(phase: &PhaseExplanation) -> String {
         };
         // Of what cannot be had here nothing else matters.
         if could_run(candidate) {
-            let declared = [graphs(&candidate.spec), lse(&candidate.spec)];
+            let spec = &candidate.spec;
+            let declared = [graphs(spec), overlap(spec), lse(spec)];
             let declared = declared.into_iter().flatten();
             for fact in declared.chain(facts(&candidate.kernels)) {
                 why += "\n";
@@ -219,6 +220,12 @@ fn graphs(spec: &BackendSpec) -> Option<String> {
         GraphSupport::Always => "of any query lengths",
     };
     (spec.phase == Phase::Decode).then(|| format!("CUDA graphs of steps {steps}"))
+}
+
+// A GPU backend's silence about dependent launches, which costs a fence before and behind its calls.
+fn overlap(spec: &BackendSpec) -> Option<String> {
+    let apart = spec.platform != Platform::Cpu && !spec.dependent_launch;
+    apart.then(|| "no kernel overlaps its calls: it declares no dependent_launch".to_owned())
 }
 
 // What a log-sum-exp is off by where that is more than what f32 makes of it.

@@ -18,6 +18,7 @@
 | plans on | the host |
 | alignment | 16 bytes |
 | CUDA graphs | always |
+| dependent launch | yes |
 | log-sum-exp | log2, as exact as the dtype |
 | quantised output | yes |
 | features | sinks, deterministic |
@@ -80,6 +81,7 @@ impl mla_runtime::backend::DecodeBackend for inner::Flash {
         .with_alignment(16)
         .with_graphs(crate::engine::mla_runtime::spec::GraphSupport::Always)
         .with_plans_on_host(true)
+        .with_dependent_launch(true)
         .with_lse(crate::engine::mla_runtime::spec::LseOutput::Log2)
         .with_lse_precision(crate::engine::mla_runtime::spec::LsePrecision::DType)
         .with_quant_output(true)

@@ -17,6 +17,7 @@
 | plans on | the device |
 | alignment | an element's |
 | CUDA graphs | never |
+| dependent launch | no |
 | log-sum-exp | ln |
 | quantised output | no |
 | features | none |
@@ -52,6 +53,7 @@ impl DecodeBackend for Flash {
         .with_alignment(1)
         .with_graphs(::mla_runtime::spec::GraphSupport::Never)
         .with_plans_on_host(false)
+        .with_dependent_launch(false)
         .with_lse(::mla_runtime::spec::LseOutput::Ln)
         .with_lse_precision(::mla_runtime::spec::LsePrecision::F32)
         .with_quant_output(false)
@@ -118,6 +120,7 @@ const _: () = {
 | plans on | the device |
 | alignment | an element's |
 | CUDA graphs | never |
+| dependent launch | no |
 | log-sum-exp | ln |
 | quantised output | no |
 | features | none |
@@ -152,6 +155,7 @@ impl ::mla_runtime::dispatch::Absent for Flash {
         .with_alignment(1)
         .with_graphs(::mla_runtime::spec::GraphSupport::Never)
         .with_plans_on_host(false)
+        .with_dependent_launch(false)
         .with_lse(::mla_runtime::spec::LseOutput::Ln)
         .with_lse_precision(::mla_runtime::spec::LsePrecision::F32)
         .with_quant_output(false)

@@ -11,6 +11,7 @@
 | values | plain |
 | alignment | an element's |
 | CUDA graphs | never |
+| dependent launch | no |
 | log-sum-exp | ln |
 | quantised output | no |
 | features | none |
@@ -54,6 +55,7 @@ impl PrefillBackend for FlashAttn {
         .with_alignment(1)
         .with_graphs(::mla_runtime::spec::GraphSupport::Never)
         .with_plans_on_host(false)
+        .with_dependent_launch(false)
         .with_lse(::mla_runtime::spec::LseOutput::Ln)
         .with_lse_precision(::mla_runtime::spec::LsePrecision::F32)
         .with_quant_output(false)

@@ -440,6 +440,7 @@ impl Runtime {
         let path = &self.path;
         let graphs = variant(spec.graphs.variant);
         let plans_on_host = spec.plans_on_host;
+        let dependent_launch = spec.dependent_launch;
         let lse = variant(spec.lse.variant);
         let lse_precision = variant(spec.lse_precision.variant);
         let quant_output = spec.quant_output;
@@ -449,6 +450,7 @@ impl Runtime {
         quote! {
             .with_graphs(#path::spec::GraphSupport::#graphs)
             .with_plans_on_host(#plans_on_host)
+            .with_dependent_launch(#dependent_launch)
             .with_lse(#path::spec::LseOutput::#lse)
             .with_lse_precision(#path::spec::LsePrecision::#lse_precision)
             .with_quant_output(#quant_output)
@@ -613,6 +615,7 @@ mod tests {
                 alignment = 16,
                 graphs = "always",
                 plans_on_host = true,
+                dependent_launch = true,
                 lse = "log2",
                 lse_precision = "dtype",
                 quant_output = true,

@@ -236,6 +236,18 @@ pub(crate) const PLANS_ON_HOST: Key = Key {
     meaning: "Whether it plans a step on the host, from the lengths in `DecodeBatch::host`.",
 };
 
+pub(crate) const DEPENDENT_LAUNCH: Key = Key {
+    name: "dependent_launch",
+    form: Form::Flag,
+    only: None,
+    default: Some("false"),
+    accepted: "true or false",
+    example: "true",
+    meaning: "Whether its kernels keep the contract of programmatic dependent launch, which \
+              stands at `mla_runtime::backend`. If not, the device lets no kernel before or behind \
+              a call overlap it.",
+};
+
 pub(crate) const LSE: Key = Key {
     name: "lse",
     form: Form::Text,
@@ -362,6 +374,7 @@ pub(crate) const KEYS: &[Key] = &[
     ALIGNMENT,
     GRAPHS,
     PLANS_ON_HOST,
+    DEPENDENT_LAUNCH,
     LSE,
     LSE_PRECISION,
     QUANT_OUTPUT,

@@ -168,6 +168,7 @@ impl Reader<'_> {
             padded_values: self.arguments.flag(&key::PADDED_VALUES).unwrap_or(false),
             graphs: self.name(&key::GRAPHS, vocabulary::GRAPHS),
             plans_on_host: self.arguments.flag(&key::PLANS_ON_HOST).unwrap_or(false),
+            dependent_launch: (self.arguments.flag(&key::DEPENDENT_LAUNCH)).unwrap_or(false),
             lse: self.name(&key::LSE, vocabulary::LSES),
             lse_precision: self.name(&key::LSE_PRECISION, vocabulary::LSE_PRECISIONS),
             quant_output: self.arguments.flag(&key::QUANT_OUTPUT).unwrap_or(false),

@@ -37,6 +37,7 @@ pub(crate) struct Spec {
     pub(crate) alignment: u32,
     pub(crate) graphs: Name,
     pub(crate) plans_on_host: bool,
+    pub(crate) dependent_launch: bool,
     pub(crate) lse: Name,
     pub(crate) lse_precision: Name,
     pub(crate) quant_output: bool,

@@ -72,15 +72,16 @@ fn of_prefill(spec: &Spec) -> Vec<Row> {
 
 /// What it asks for and brings, in either phase.
 fn abilities(spec: &Spec) -> Vec<Row> {
-    let quantised = match spec.quant_output {
-        true => "yes",
-        false => "no",
-    };
+    let yes_or_no = |yes| if yes { "yes" } else { "no" };
     let mut rows = vec![
         ("alignment", alignment(spec)),
         ("CUDA graphs", spec.graphs.text.to_owned()),
+        (
+            "dependent launch",
+            yes_or_no(spec.dependent_launch).to_owned(),
+        ),
         ("log-sum-exp", lse(spec)),
-        ("quantised output", quantised.to_owned()),
+        ("quantised output", yes_or_no(spec.quant_output).to_owned()),
         ("features", names(&spec.features)),
         ("priority", priority(spec)),
     ];

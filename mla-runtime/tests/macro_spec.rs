@@ -86,6 +86,7 @@ struct EveryKey;
     alignment = 16,
     graphs = "always",
     plans_on_host = true,
+    dependent_launch = true,
     lse = "log2",
     lse_precision = "dtype",
     quant_output = true,
@@ -132,6 +133,7 @@ fn every_key_reaches_its_field() {
         .with_alignment(16)
         .with_graphs(GraphSupport::Always)
         .with_plans_on_host(true)
+        .with_dependent_launch(true)
         .with_lse(LseOutput::Log2)
         .with_lse_precision(LsePrecision::DType)
         .with_quant_output(true)

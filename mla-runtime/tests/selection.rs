@@ -481,6 +481,7 @@ fn a_selection_serialises_with_what_was_given_and_accepted() {
             "priority": 5,
             "valid": false,
             "graphs": "never",
+            "dependent_launch": false,
             "lse_precision": "f32",
             "compiled_for": null,
             "run_on": null,

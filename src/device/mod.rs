@@ -34,6 +34,7 @@ mod loaded;
 mod machine;
 mod memory;
 mod operations;
+mod probe;
 mod rotary;
 mod stream;
 

@@ -6,7 +6,8 @@ use std::ops::Range;
 use cudarc::driver::{result, sys};
 use mla_runtime::availability::Availability;
 use mla_runtime::cache::{CacheLayout, CacheMut, CacheRef};
-use mla_runtime::capability::{Platform, Target};
+use mla_runtime::capability::{Capability, Platform, Target};
+use mla_runtime::device::probe::{Dependents, Replayed};
 use mla_runtime::device::{AbsorbedQueries, CacheRows, Device, GatherRows, Memory};
 use mla_runtime::error::{Error, Result};
 use mla_runtime::lse::{LseConvention, LseMut, LseRef};
@@ -19,7 +20,8 @@ use super::faults::Operation;
 use super::head_product::{Company, Pending};
 use super::memory::{Buffer, Bytes, BytesMut};
 use super::{
-    Cuda, Rotary, RotaryQuery, blas, cache_expand, failed, head_product, machine, rotary, stream,
+    Cuda, Rotary, RotaryQuery, blas, cache_expand, failed, head_product, machine, probe, rotary,
+    stream,
 };
 use crate::{present_gpu, raw};
 
@@ -364,6 +366,33 @@ impl Device for Cuda {
         unsafe { raw::check("merge", raw::mla_merge(&params, self.raw_stream())) }
     }
 
+    fn fence(&self) -> Result<()> {
+        if !self.has_dependent_launch() {
+            return Ok(());
+        }
+        self.bind()?;
+        // SAFETY: the function takes a stream alone, which is the device's, of the context that is
+        // current.
+        let status = unsafe { raw::mla_fence(self.raw_stream()) };
+        // A build without kernels has none that lets another begin early.
+        match status.code {
+            raw::LEFT_OUT => Ok(()),
+            // SAFETY: the status is a launch function's own.
+            _ => unsafe { raw::check("fence", status) },
+        }
+    }
+
+    fn probe_dependents(&self) -> Result<Option<Box<dyn Dependents<Self> + '_>>> {
+        if !self.has_dependent_launch() {
+            return Ok(None);
+        }
+        Ok(Some(Box::new(probe::Copies::load(self)?)))
+    }
+
+    fn probe_replay(&self, work: &mut dyn Replayed) -> Result<bool> {
+        probe::replay(self, work).map(|()| true)
+    }
+
     #[cfg(feature = "nvtx")]
     fn range<R>(&self, name: &'static std::ffi::CStr, work: impl FnOnce() -> R) -> R {
         let _range = nvtx::LocalRange::new(name);
@@ -425,6 +454,11 @@ impl Cuda {
             ("gemm b", b.bytes()),
             ("gemm c", c.as_ref().bytes()),
         ])
+    }
+
+    /// Whether a kernel may begin here before the one before it has ended.
+    fn has_dependent_launch(&self) -> bool {
+        self.gpu().capability >= Capability::new(9, 0)
     }
 
     fn product(

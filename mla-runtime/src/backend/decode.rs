@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use super::decode_call::{DecodeBatch, DecodeCall};
 use super::entry::Entry;
 use super::opaque::Opaque;
-use super::{LayerConfig, StepLimits};
+use super::{LayerConfig, StepLimits, keep_apart};
 use crate::availability::Availability;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -97,6 +97,9 @@ pub trait DecodeBackend: Sized + Send + Sync + 'static {
 
     /// Attends each query token to its request's rows, with the whole row as key and its latent as
     /// value. A token that sees nothing gives 0 and −inf.
+    ///
+    /// Kernels that are launched to begin early keep [the contract of dependent
+    /// launches](super#dependent-launches), or the spec does not declare `dependent_launch`.
     ///
     /// # Safety
     ///
@@ -195,7 +198,7 @@ pub trait DecodeStage: Send + Sync + 'static {
 // As in the prefill module: two implementations that must never differ in anything but where their
 // methods come from.
 macro_rules! stage {
-    ($source:ident, |$this:ident| $receiver:expr) => {
+    ($source:ident, |$this:ident| $receiver:expr, $keep_apart:expr) => {
         fn workspace_bytes(&self, device: &Self::Device, limits: &StepLimits) -> Result<u64> {
             let $this = self;
             $source::workspace_bytes($receiver, device, limits)
@@ -219,7 +222,10 @@ macro_rules! stage {
             metadata: &mut Self::Metadata,
         ) -> Result<()> {
             let $this = self;
-            $source::prepare($receiver, device, batch, state, metadata)
+            $keep_apart(device)?;
+            let prepared = $source::prepare($receiver, device, batch, state, metadata);
+            $keep_apart(device)?;
+            prepared
         }
 
         unsafe fn decode(
@@ -230,8 +236,11 @@ macro_rules! stage {
             metadata: &Self::Metadata,
         ) -> Result<()> {
             let $this = self;
+            $keep_apart(device)?;
             // SAFETY: the contract is the same, and the caller keeps to it.
-            unsafe { $source::decode($receiver, device, call, state, metadata) }
+            let enqueued = unsafe { $source::decode($receiver, device, call, state, metadata) };
+            $keep_apart(device)?;
+            enqueued
         }
     };
 }
@@ -245,7 +254,10 @@ impl<B: DecodeBackend> DecodeStage for B {
         const { &B::SPEC }
     }
 
-    stage!(DecodeBackend, |this| this);
+    stage!(DecodeBackend, |this| this, |device| keep_apart(
+        device,
+        &B::SPEC
+    ));
 }
 
 /// A decode backend chosen at run time: a call goes through one pointer into the backend's own
@@ -299,7 +311,8 @@ impl<D: Device> DecodeStage for SelectedDecode<D> {
         self.object.spec()
     }
 
-    stage!(DecodeObject, |this| &*this.object);
+    // The object's methods are those of the backend's own stage.
+    stage!(DecodeObject, |this| &*this.object, |_| Result::Ok(()));
 }
 
 impl Entry {
@@ -394,7 +407,7 @@ impl<D: Device, B: DecodeBackend<Device = D>> DecodeObject<D> for Configured<B> 
         state: &mut Opaque,
         metadata: &mut Opaque,
     ) -> Result<()> {
-        DecodeBackend::prepare(
+        DecodeStage::prepare(
             &self.backend,
             device,
             batch,
@@ -413,7 +426,7 @@ impl<D: Device, B: DecodeBackend<Device = D>> DecodeObject<D> for Configured<B> 
         let state = state.get_mut(B::SPEC.name, &self.config)?;
         let metadata = metadata.get(B::SPEC.name, &self.config)?;
         // SAFETY: the contract is the same, and the caller keeps to it.
-        unsafe { DecodeBackend::decode(&self.backend, device, call, state, metadata) }
+        unsafe { DecodeStage::decode(&self.backend, device, call, state, metadata) }
     }
 
     fn set_num_splits(&mut self, splits: u32) -> Result<()> {

@@ -40,6 +40,29 @@
 //! [`MlaLayer`](crate::layer::MlaLayer) is the safe way:
 //! [`Workspace::prepare`](crate::layer::Workspace::prepare) checks a step on the host and writes the
 //! arrays itself, into memory that nobody else can reach.
+//!
+//! # Dependent launches
+//!
+//! With programmatic dependent launch a kernel may begin while the one before it in the stream is
+//! still running: as soon as every CTA of that one has executed `griddepcontrol.launch_dependents`
+//! or ended. Kernels of a device do so at their start, which says nothing about their results. The
+//! kernels that `prepare`, [`decode`](DecodeBackend::decode) and
+//! [`prefill`](PrefillBackend::prefill) enqueue owe, if they are launched with the attribute
+//! (`cudaLaunchAttributeProgrammaticStreamSerialization`):
+//!
+//! 1. **Before the first access**: every thread executes `griddepcontrol.wait`, or is ordered
+//!    behind a thread that has, before it reads or writes memory that others access: the call's
+//!    tensors and arrays, outputs included, the state, and the metadata. Shared memory, barriers,
+//!    parameters and constants may be touched ahead of it.
+//! 2. **Behind the last write**: no kernel ends before its wait is over, not even one that has
+//!    nothing to do, since `griddepcontrol.wait` of the next kernel waits for this one alone.
+//!    `griddepcontrol.launch_dependents` may stand anywhere: it orders nothing.
+//! 3. **At the end of the call**: when the last kernel has ended, all others of the call have.
+//!
+//! A kernel that is launched without the attribute begins when all before it have ended, and keeps
+//! the contract by that. A backend all of whose kernels keep it declares `dependent_launch = true`.
+//! Around the calls of any other the stages put a [fence](Device::fence), so that nothing overlaps
+//! them; whoever calls [`DecodeBackend`] or [`PrefillBackend`] without a stage does the same.
 
 mod check;
 mod decode;
@@ -65,8 +88,10 @@ pub use prefill_call::{Chunk, Keys, PrefillBatch, PrefillCall};
 pub use slot_lists::{ListedCache, SlotLists};
 
 use crate::device::Device;
+use crate::error::Result;
 use crate::problem::Problem;
 use crate::setters::setters;
+use crate::spec::BackendSpec;
 use crate::tensor::TensorMut;
 
 /// What an implementation is made for: one layer of one model on one cache.
@@ -115,4 +140,13 @@ pub enum Output<'a, D: Device> {
         /// The scale of the whole tensor.
         scale: f32,
     },
+}
+
+/// What stands before and behind the calls of a backend: a [fence](Device::fence), unless its spec
+/// declares that its kernels keep the contract of programmatic dependent launch.
+pub(crate) fn keep_apart<D: Device>(device: &D, spec: &BackendSpec) -> Result<()> {
+    match spec.dependent_launch {
+        true => Ok(()),
+        false => device.fence(),
+    }
 }

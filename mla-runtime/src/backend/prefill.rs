@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use super::entry::Entry;
 use super::opaque::Opaque;
 use super::prefill_call::{PrefillBatch, PrefillCall};
-use super::{LayerConfig, StepLimits};
+use super::{LayerConfig, StepLimits, keep_apart};
 use crate::availability::Availability;
 use crate::device::Device;
 use crate::error::Result;
@@ -95,6 +95,9 @@ pub trait PrefillBackend: Sized + Send + Sync + 'static {
     /// queries). If it has one, to all of them, and the log-sum-exp is always asked for. A row
     /// that sees nothing gives 0 and −inf.
     ///
+    /// Kernels that are launched to begin early keep [the contract of dependent
+    /// launches](super#dependent-launches), or the spec does not declare `dependent_launch`.
+    ///
     /// # Safety
     ///
     /// The caller keeps to [the contract of a call](super#the-contract-of-a-call): the arrays on
@@ -181,7 +184,7 @@ pub trait PrefillStage: Send + Sync + 'static {
 // The stage's methods, from those of the same name of another trait on another receiver. A macro,
 // because the two implementations below must never differ in anything else.
 macro_rules! stage {
-    ($source:ident, |$this:ident| $receiver:expr) => {
+    ($source:ident, |$this:ident| $receiver:expr, $keep_apart:expr) => {
         fn workspace_bytes(&self, device: &Self::Device, limits: &StepLimits) -> Result<u64> {
             let $this = self;
             $source::workspace_bytes($receiver, device, limits)
@@ -205,7 +208,10 @@ macro_rules! stage {
             metadata: &mut Self::Metadata,
         ) -> Result<()> {
             let $this = self;
-            $source::prepare($receiver, device, batch, state, metadata)
+            $keep_apart(device)?;
+            let prepared = $source::prepare($receiver, device, batch, state, metadata);
+            $keep_apart(device)?;
+            prepared
         }
 
         unsafe fn prefill(
@@ -216,8 +222,11 @@ macro_rules! stage {
             metadata: &Self::Metadata,
         ) -> Result<()> {
             let $this = self;
+            $keep_apart(device)?;
             // SAFETY: the contract is the same, and the caller keeps to it.
-            unsafe { $source::prefill($receiver, device, call, state, metadata) }
+            let enqueued = unsafe { $source::prefill($receiver, device, call, state, metadata) };
+            $keep_apart(device)?;
+            enqueued
         }
     };
 }
@@ -231,7 +240,10 @@ impl<B: PrefillBackend> PrefillStage for B {
         const { &B::SPEC }
     }
 
-    stage!(PrefillBackend, |this| this);
+    stage!(PrefillBackend, |this| this, |device| keep_apart(
+        device,
+        &B::SPEC
+    ));
 }
 
 /// A prefill backend chosen at run time: a call goes through one pointer into the backend's own
@@ -276,7 +288,8 @@ impl<D: Device> PrefillStage for SelectedPrefill<D> {
         self.object.spec()
     }
 
-    stage!(PrefillObject, |this| &*this.object);
+    // The object's methods are those of the backend's own stage.
+    stage!(PrefillObject, |this| &*this.object, |_| Result::Ok(()));
 }
 
 impl Entry {
@@ -370,7 +383,7 @@ impl<D: Device, B: PrefillBackend<Device = D>> PrefillObject<D> for Configured<B
         state: &mut Opaque,
         metadata: &mut Opaque,
     ) -> Result<()> {
-        PrefillBackend::prepare(
+        PrefillStage::prepare(
             &self.backend,
             device,
             batch,
@@ -389,6 +402,6 @@ impl<D: Device, B: PrefillBackend<Device = D>> PrefillObject<D> for Configured<B
         let state = state.get_mut(B::SPEC.name, &self.config)?;
         let metadata = metadata.get(B::SPEC.name, &self.config)?;
         // SAFETY: the contract is the same, and the caller keeps to it.
-        unsafe { PrefillBackend::prefill(&self.backend, device, call, state, metadata) }
+        unsafe { PrefillStage::prefill(&self.backend, device, call, state, metadata) }
     }
 }

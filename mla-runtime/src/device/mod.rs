@@ -15,6 +15,9 @@ use crate::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 
 pub use crate::views::memory::Memory;
 
+#[doc(hidden)]
+pub mod probe;
+
 /// Which rows of the cache a gather reads, and where it puts them: segment `i` is the
 /// `row_starts[i+1] - row_starts[i]` tokens of request `i` of the block table from token
 /// `token_starts[i]` on; they go to output rows `row_starts[i] ..`.
@@ -457,6 +460,46 @@ pub trait Device: Memory {
         other: TensorRef<'_, Self>,
         other_lse: LseRef<'_, Self>,
     ) -> Result<()>;
+
+    /// Lets nothing that is enqueued from now on begin before everything enqueued until now has
+    /// ended, not even a kernel that was launched to begin early. A device that lets no kernel
+    /// begin early has nothing to do.
+    ///
+    /// # Errors
+    ///
+    /// If the device fails.
+    fn fence(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// For conformance tests: kernels that overlap with others, if kernels of this device can.
+    ///
+    /// # Errors
+    ///
+    /// If they cannot be loaded.
+    #[doc(hidden)]
+    fn probe_dependents(&self) -> Result<Option<Box<dyn probe::Dependents<Self> + '_>>> {
+        Ok(None)
+    }
+
+    /// For conformance tests: does what `work` enqueues once, so that all is loaded, captures it into
+    /// a graph, changes its inputs, and replays the graph twice. `false`: the device has no graphs,
+    /// and nothing was done.
+    ///
+    /// # Errors
+    ///
+    /// Those of `work`, or the device's.
+    #[doc(hidden)]
+    fn probe_replay(&self, work: &mut dyn probe::Replayed) -> Result<bool> {
+        let _ = work;
+        Ok(false)
+    }
+
+    /// For conformance tests: guards around the buffers of this device, if it has any.
+    #[doc(hidden)]
+    fn probe_guards(&self) -> Option<&dyn probe::Guards> {
+        None
+    }
 
     /// Does `work`, which a profiler may show as a range of this name on the host's time line.
     fn range<R>(&self, name: &'static CStr, work: impl FnOnce() -> R) -> R {

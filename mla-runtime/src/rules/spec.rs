@@ -65,6 +65,10 @@ pub struct BackendSpec {
     /// [`DecodeBatch::host`](crate::backend::DecodeBatch::host) and no graph can hold it. Decode
     /// only.
     pub plans_on_host: bool,
+    /// Whether its kernels keep [the contract of dependent
+    /// launches](crate::backend#dependent-launches). If not, the device lets no kernel before or
+    /// behind a call overlap it.
+    pub dependent_launch: bool,
     /// The log-sum-exp its kernel produces.
     pub lse: LseOutput,
     /// How exact that log-sum-exp is.
@@ -114,6 +118,7 @@ impl BackendSpec {
             alignment: 1,
             graphs: GraphSupport::Never,
             plans_on_host: false,
+            dependent_launch: false,
             lse: LseOutput::Ln,
             lse_precision: LsePrecision::F32,
             quant_output: false,
@@ -143,6 +148,7 @@ impl BackendSpec {
         with_alignment(alignment: u32);
         with_graphs(graphs: GraphSupport);
         with_plans_on_host(plans_on_host: bool);
+        with_dependent_launch(dependent_launch: bool);
         with_lse(lse: LseOutput);
         with_lse_precision(lse_precision: LsePrecision);
         with_quant_output(quant_output: bool);

@@ -82,9 +82,9 @@ impl PhaseExplanation {
 /// What a selection considered and chose.
 ///
 /// Serialises as `{"target", …, "prefill": {"selected": NAME or null, "candidates": [{"name",
-/// "provider", "priority", "valid", "graphs", "lse_precision", "compiled_for": ["sm_90a"] or null,
-/// "run_on": [{"gpu", "capability", "date", "commit"}] or null, "reasons": [{"field", "given",
-/// "accepted", "message"}]}]}, "decode": {…}}`.
+/// "provider", "priority", "valid", "graphs", "dependent_launch", "lse_precision", "compiled_for":
+/// ["sm_90a"] or null, "run_on": [{"gpu", "capability", "date", "commit"}] or null, "reasons":
+/// [{"field", "given", "accepted", "message"}]}]}, "decode": {…}}`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Explanation {
@@ -225,6 +225,7 @@ struct CandidateReport<'a> {
     priority: i32,
     valid: bool,
     graphs: &'static str,
+    dependent_launch: bool,
     lse_precision: &'static str,
     // Null where nobody says.
     compiled_for: Option<Vec<&'static str>>,
@@ -297,6 +298,7 @@ impl<'a> PhaseReport<'a> {
                     priority: candidate.priority,
                     valid: candidate.is_valid(),
                     graphs: candidate.spec.graphs.name(),
+                    dependent_launch: candidate.spec.dependent_launch,
                     lse_precision: candidate.spec.lse_precision.name(),
                     compiled_for: candidate.kernels.families.map(|families| {
                         let targets = families.iter().flat_map(|family| family.targets);

@@ -23,6 +23,7 @@ expanded_backend! {
     key_layout = "split",
     alignment = 16,
     graphs = "always",
+    dependent_launch = true,
     features = "deterministic,nan_propagation,strided_outputs",
     priority = "50"
 }

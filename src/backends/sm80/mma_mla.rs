@@ -27,6 +27,7 @@ dense_backend! {
     max_query_len = 16,
     alignment = 16,
     graphs = "always",
+    dependent_launch = true,
     features = "deterministic,nan_propagation,strided_outputs",
     priority = "50"
 }
@@ -51,6 +52,7 @@ dense_backend! {
     max_query_len = 16,
     alignment = 16,
     graphs = "always",
+    dependent_launch = true,
     features = "deterministic,nan_propagation,strided_outputs",
     priority = "50"
 }

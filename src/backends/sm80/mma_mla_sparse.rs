@@ -54,6 +54,7 @@ impl MmaMlaSparse {
     query_len = "ragged",
     alignment = 16,
     graphs = "always",
+    dependent_launch = true,
     sparse = "required",
     // What the C interface takes: `width` in mla.h.
     max_list_width = 8192,

@@ -38,6 +38,7 @@ pub struct FlashMlaSparse {
     heads = "1..=128",
     query_len = "ragged",
     graphs = "always",
+    dependent_launch = true,
     alignment = 16,
     sparse = "required",
     // What the C interface takes: `width` in mla.h.

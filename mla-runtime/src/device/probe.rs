@@ -1,0 +1,56 @@
+//! What conformance tests ask of a device beside its operations. No part of the public interface.
+
+use super::Memory;
+use crate::error::Result;
+
+/// Two kernels that overlap with those before and behind them, on a device whose kernels can.
+pub trait Dependents<D: Memory> {
+    /// Copies in a kernel that lets those behind it begin at its own start, and that writes some
+    /// hundred microseconds later.
+    ///
+    /// # Errors
+    ///
+    /// If the lengths differ, or the device fails.
+    fn copy_late(&self, from: D::Bytes<'_>, to: D::BytesMut<'_>) -> Result<()>;
+
+    /// Copies in a kernel that begins as soon as the one before it lets it, and that waits for that
+    /// one alone before it reads.
+    ///
+    /// # Errors
+    ///
+    /// If the lengths differ, or the device fails.
+    fn copy_dependent(&self, from: D::Bytes<'_>, to: D::BytesMut<'_>) -> Result<()>;
+}
+
+/// Work that a graph is made of, and other inputs for it.
+pub trait Replayed {
+    /// Enqueues the work: what is captured.
+    ///
+    /// # Errors
+    ///
+    /// That of the work.
+    fn enqueue(&mut self) -> Result<()>;
+
+    /// Writes other inputs to the same memory, between the capture and the replays.
+    ///
+    /// # Errors
+    ///
+    /// If the device fails.
+    fn change(&mut self) -> Result<()>;
+}
+
+/// Memory in front of and behind each buffer of a device, which nobody may write.
+pub trait Guards {
+    /// Gives the buffers that are allocated from now on guards, or none.
+    fn guard(&self, on: bool);
+
+    /// The bytes that live buffers with guards were asked for.
+    fn guarded_bytes(&self) -> u64;
+
+    /// The first guard of a live buffer that was written, in words.
+    ///
+    /// # Errors
+    ///
+    /// If the device fails.
+    fn damage(&self) -> Result<Option<String>>;
+}

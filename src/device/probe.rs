@@ -1,0 +1,155 @@
+//! What conformance tests ask of a GPU: kernels that overlap with those before and behind them,
+//! replays of graphs, and guards around buffers.
+
+use std::ffi::{CStr, c_void};
+
+use cudarc::driver::result;
+use cudarc::driver::sys::CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION as EARLY;
+use cudarc::driver::sys::{self, CUfunction, CUlaunchAttribute, CUlaunchConfig, CUmodule};
+use mla_runtime::device::Memory as _;
+use mla_runtime::device::probe::{Dependents, Replayed};
+use mla_runtime::error::{Error, Result};
+
+use super::memory::{Bytes, BytesMut};
+use super::{Cuda, failed, stream};
+
+/// The two copies, which end in a zero byte as the driver wants it.
+const PTX: &str = concat!(include_str!("probe.ptx"), "\0");
+
+/// How long a late copy waits: far longer than it takes to enqueue a call behind it.
+const DELAY_NS: u64 = 500_000;
+
+/// Threads of a copy's one CTA. It leaves the other SMs to whatever begins early.
+const THREADS: u32 = 1024;
+
+/// The copies, loaded into a device's context.
+pub(super) struct Copies {
+    device: Cuda,
+    module: CUmodule,
+    late: CUfunction,
+    dependent: CUfunction,
+}
+
+impl Copies {
+    pub(super) fn load(device: &Cuda) -> Result<Self> {
+        device.bind()?;
+        // SAFETY: the image is text that ends in a zero byte.
+        let module = unsafe { result::module::load_data(PTX.as_ptr().cast()) };
+        let module = module.map_err(failed("load test kernels"))?;
+        // So that it is unloaded, too, if it lacks a function.
+        let mut copies = Self {
+            device: device.clone(),
+            module,
+            late: std::ptr::null_mut(),
+            dependent: std::ptr::null_mut(),
+        };
+        copies.late = copies.function(c"copy_late")?;
+        copies.dependent = copies.function(c"copy_dependent")?;
+        Ok(copies)
+    }
+
+    fn function(&self, name: &CStr) -> Result<CUfunction> {
+        // SAFETY: the module was loaded, and is unloaded when this is dropped.
+        unsafe { result::module::get_function(self.module, name.to_owned()) }
+            .map_err(failed("find a test kernel"))
+    }
+
+    /// Enqueues a copy with these parameters, which may begin before the kernel before it has ended
+    /// or not.
+    ///
+    /// # Safety
+    ///
+    /// The parameters are those of the function, and its addresses those of as many bytes on the
+    /// device, which stay allocated until the stream has passed this.
+    unsafe fn launch<const N: usize>(
+        &self,
+        function: CUfunction,
+        mut values: [u64; N],
+        is_early: bool,
+    ) -> Result<()> {
+        self.device.bind()?;
+        // SAFETY: a struct of plain numbers, for which zeros are values.
+        let mut early: CUlaunchAttribute = unsafe { std::mem::zeroed() };
+        early.id = EARLY;
+        early.value.programmaticStreamSerializationAllowed = 1;
+        let config = CUlaunchConfig {
+            gridDimX: 1,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: THREADS,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: 0,
+            hStream: self.device.stream().cu_stream(),
+            attrs: &raw mut early,
+            numAttrs: is_early.into(),
+        };
+        let mut parameters = values
+            .each_mut()
+            .map(|value| std::ptr::from_mut(value).cast::<c_void>());
+        // SAFETY: the function is of a module that lives, in the context that is current; the driver
+        // reads the configuration and the parameters before it returns. Of their values the caller
+        // answers.
+        unsafe {
+            sys::cuLaunchKernelEx(
+                &raw const config,
+                function,
+                parameters.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        }
+        .result()
+        .map_err(failed("launch a test kernel"))
+    }
+}
+
+impl Drop for Copies {
+    fn drop(&mut self) {
+        let unload = || {
+            stream::bind(self.device.stream().context())?;
+            stream::synchronize(self.device.stream())?;
+            // SAFETY: it was loaded once, and the stream has passed every launch of it.
+            unsafe { result::module::unload(self.module) }
+        };
+        if let Err(error) = unload() {
+            stream::log("unload test kernels", &error);
+        }
+    }
+}
+
+/// Refuses copies between other lengths.
+fn lengths(from: Bytes<'_>, to: &BytesMut<'_>) -> Result<u64> {
+    match from.len() == to.len() {
+        true => Ok(from.len() as u64),
+        false => Err(Error::argument("to", to.len(), from.len())),
+    }
+}
+
+impl Dependents<Cuda> for Copies {
+    fn copy_late(&self, from: Bytes<'_>, to: BytesMut<'_>) -> Result<()> {
+        let values = [from.address(), to.address(), lengths(from, &to)?, DELAY_NS];
+        // SAFETY: the parameters are those of the function in the PTX; both views are of memory of
+        // this device with as many bytes, whose buffers wait for the stream before they are freed.
+        unsafe { self.launch(self.late, values, false) }
+    }
+
+    fn copy_dependent(&self, from: Bytes<'_>, to: BytesMut<'_>) -> Result<()> {
+        let values = [from.address(), to.address(), lengths(from, &to)?];
+        // SAFETY: as above.
+        unsafe { self.launch(self.dependent, values, true) }
+    }
+}
+
+/// Does what `work` enqueues, captures it, changes its inputs, and replays it twice.
+pub(super) fn replay(device: &Cuda, work: &mut dyn Replayed) -> Result<()> {
+    work.enqueue()?;
+    device.synchronize()?;
+    let graph = device.capture(|_| work.enqueue())?;
+    work.change()?;
+    for _ in 0..2 {
+        // SAFETY: what was captured is memory that `work` holds, which is borrowed until the stream
+        // has passed the replays.
+        unsafe { graph.replay() }?;
+    }
+    device.synchronize()
+}
