@@ -1,10 +1,14 @@
 //! Numbers in host memory, on a device, and compared.
 
 use super::Failure;
+use super::trial::Placement;
 use crate::reference;
+use std::ops::Range;
+
 use mla_runtime::Result;
 use mla_runtime::backend::{LayerConfig, Output};
 use mla_runtime::device::Device;
+use mla_runtime::device::probe::Dependents;
 use mla_runtime::dtype::DType;
 use mla_runtime::feature::Feature;
 use mla_runtime::lse::{LseLayout, LseMut};
@@ -65,7 +69,7 @@ fn lse_tolerance(spec: &BackendSpec, dtype: DType, want: f64) -> f64 {
 }
 
 /// The bits of a result, to be compared with those of another.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Bits {
     pub(super) out: Vec<u8>,
     pub(super) lse: Option<Vec<u8>>,
@@ -75,12 +79,11 @@ pub(super) fn config(problem: Problem) -> LayerConfig {
     LayerConfig::new(problem, 1.0 / (problem.dims.head.qk().max(1) as f32).sqrt())
 }
 
-/// The gap between rows of an output, where the spec has any.
-pub(super) fn out_gap(spec: &BackendSpec, gap: usize) -> usize {
-    if spec.features.contains(Feature::StridedOutputs) {
-        gap
-    } else {
-        0
+/// How an output lies: with distances between its rows where the spec has any.
+pub(super) fn of_output(spec: &BackendSpec, placement: Placement) -> Placement {
+    match spec.features.contains(Feature::StridedOutputs) {
+        true => placement,
+        false => placement.contiguous(),
     }
 }
 
@@ -98,27 +101,35 @@ pub(super) fn starts(lens: &[usize]) -> Vec<i32> {
     starts
 }
 
-/// A tensor in host memory, with poison between its rows.
+/// A tensor in host memory, with poison in front of it and between its rows.
 #[derive(Clone)]
 pub(super) struct Tensor {
     pub(super) bytes: Vec<u8>,
     pub(super) layout: Layout,
+    /// The bytes in front of it.
+    start: usize,
 }
 
 impl Tensor {
-    /// `gap` elements between one token and the next, all of it poison.
-    pub(super) fn poison(dtype: DType, shape: [usize; 3], gap: usize) -> Self {
+    /// All of it poison.
+    pub(super) fn poison(dtype: DType, shape: [usize; 3], placement: Placement) -> Self {
         let mut layout = Layout::contiguous(dtype, shape);
-        layout.strides[0] += gap;
-        let elements = shape[0] * layout.strides[0];
+        layout.strides[0] = placement.stride(dtype, layout.strides[0]);
+        let (elements, start) = (shape[0] * layout.strides[0], placement.start(dtype.bytes()));
         Self {
-            bytes: vec![POISON; elements * dtype.bytes()],
+            bytes: vec![POISON; start + elements * dtype.bytes()],
             layout,
+            start,
         }
     }
 
-    pub(super) fn random(random: &mut Random, dtype: DType, shape: [usize; 3], gap: usize) -> Self {
-        let mut tensor = Self::poison(dtype, shape, gap);
+    pub(super) fn random(
+        random: &mut Random,
+        dtype: DType,
+        shape: [usize; 3],
+        placement: Placement,
+    ) -> Self {
+        let mut tensor = Self::poison(dtype, shape, placement);
         tensor.fill(|_, _, _| random.next());
         tensor
     }
@@ -146,7 +157,8 @@ impl Tensor {
 
     fn offset(&self, t: usize, h: usize, k: usize) -> usize {
         let strides = self.layout.strides;
-        (t * strides[0] + h * strides[1] + k * strides[2]) * self.layout.dtype.bytes()
+        let element = t * strides[0] + h * strides[1] + k * strides[2];
+        self.start + element * self.layout.dtype.bytes()
     }
 
     pub(super) fn at(&self, t: usize, h: usize, k: usize) -> f64 {
@@ -158,13 +170,17 @@ impl Tensor {
         let [_, heads, width] = self.layout.shape;
         let size = self.layout.dtype.bytes();
         let (stride, row) = (self.layout.strides[0] * size, heads * width * size);
-        (0..self.bytes.len())
-            .find(|byte| byte % stride.max(1) >= row && self.bytes[*byte] != POISON)
+        let is_between = |byte: usize| match byte.checked_sub(self.start) {
+            None => true,
+            Some(byte) => byte % stride.max(1) >= row,
+        };
+        (0..self.bytes.len()).find(|byte| is_between(*byte) && self.bytes[*byte] != POISON)
     }
 
     pub(super) fn upload<D: Device>(&self, device: &D) -> Result<OnDevice<D>> {
         Ok(OnDevice {
             buffer: upload(device, &self.bytes)?,
+            range: self.start..self.bytes.len(),
             layout: self.layout,
         })
     }
@@ -181,13 +197,56 @@ fn read(dtype: DType, bytes: &[u8], at: usize) -> f64 {
 
 /// A tensor in a device's memory.
 pub(super) struct OnDevice<D: Device> {
-    buffer: D::Buffer,
+    pub(super) buffer: D::Buffer,
+    range: Range<usize>,
     layout: Layout,
 }
 
 impl<D: Device> OnDevice<D> {
     pub(super) fn view(&self) -> Result<TensorRef<'_, D>> {
-        TensorRef::new(D::bytes(&self.buffer), self.layout)
+        let bytes = D::byte_range(D::bytes(&self.buffer), self.range.clone());
+        TensorRef::new(bytes, self.layout)
+    }
+}
+
+/// Copies what each of some buffers holds to one of the same length.
+pub(super) fn copy_all<D: Device>(
+    device: &D,
+    from: Vec<&D::Buffer>,
+    to: Vec<&mut D::Buffer>,
+) -> Result<()> {
+    for (from, to) in from.into_iter().zip(to) {
+        let bytes = download(device, from, D::byte_len(D::bytes(from)))?;
+        device.upload(&bytes, D::bytes_mut(to))?;
+    }
+    Ok(())
+}
+
+/// The inputs of a call that some kernel writes late: what they will hold, and their memory, which
+/// holds poison until then.
+pub(super) struct Late<D: Device>(Vec<D::Buffer>);
+
+impl<D: Device> Late<D> {
+    pub(super) fn new(device: &D, inputs: Vec<&mut D::Buffer>) -> Result<Self> {
+        let mut staged = Vec::new();
+        for input in inputs {
+            let bytes = download(device, input, D::byte_len(D::bytes(input)))?;
+            staged.push(upload(device, &bytes)?);
+            device.upload(&vec![POISON; bytes.len()], D::bytes_mut(input))?;
+        }
+        Ok(Self(staged))
+    }
+
+    /// Enqueues the writes, of which the last one is under way when this returns.
+    pub(super) fn write(
+        &self,
+        dependents: &dyn Dependents<D>,
+        inputs: Vec<&mut D::Buffer>,
+    ) -> Result<()> {
+        for (staged, input) in self.0.iter().zip(inputs) {
+            dependents.copy_late(D::bytes(staged), D::bytes_mut(input))?;
+        }
+        Ok(())
     }
 }
 
@@ -233,12 +292,12 @@ impl<D: Device> Outputs<D> {
         problem: Problem,
         shape: [usize; 3],
         width: usize,
-        gap: usize,
+        placement: Placement,
         lse: bool,
     ) -> Result<Self> {
-        let mut out = Tensor::poison(problem.dtype, shape, gap);
+        let mut out = Tensor::poison(problem.dtype, shape, placement);
         if problem.quant_output {
-            out.bytes = vec![POISON; shape.iter().product()];
+            (out.bytes, out.start) = (vec![POISON; shape.iter().product()], 0);
         }
         let lse_bytes = vec![POISON; 4 * shape[0] * shape[1]];
         Ok(Self {
@@ -256,8 +315,9 @@ impl<D: Device> Outputs<D> {
     }
 
     pub(super) fn views(&mut self) -> Result<(Output<'_, D>, Option<LseMut<'_, D>>)> {
-        let len = self.out.bytes.len();
+        let (len, start) = (self.out.bytes.len(), self.out.start);
         let (bytes, _) = D::split_mut(D::bytes_mut(&mut self.out_buffer), len);
+        let (_, bytes) = D::split_mut(bytes, start);
         let out = if self.problem.quant_output {
             Output::Fp8 {
                 bytes,
@@ -272,6 +332,37 @@ impl<D: Device> Outputs<D> {
             None => None,
         };
         Ok((out, lse))
+    }
+
+    /// Memory for copies of the outputs.
+    pub(super) fn copies(&self, device: &D) -> Result<Vec<D::Buffer>> {
+        let copy = |buffer| device.allocate(D::byte_len(D::bytes(buffer)));
+        self.buffers().into_iter().map(copy).collect()
+    }
+
+    fn buffers(&self) -> Vec<&D::Buffer> {
+        [&self.out_buffer]
+            .into_iter()
+            .chain(&self.lse_buffer)
+            .collect()
+    }
+
+    /// Enqueues copies of the outputs, of which the first begins as early as it can.
+    pub(super) fn copy_to(
+        &self,
+        copies: &mut [D::Buffer],
+        dependents: &dyn Dependents<D>,
+    ) -> Result<()> {
+        let mut pairs = self.buffers().into_iter().zip(copies);
+        pairs.try_for_each(|(from, to)| dependents.copy_dependent(D::bytes(from), D::bytes_mut(to)))
+    }
+
+    /// The same, with copies in the place of what the backend wrote to.
+    pub(super) fn with(mut self, copies: Vec<D::Buffer>) -> Self {
+        let mut copies = copies.into_iter();
+        self.out_buffer = copies.next().unwrap_or(self.out_buffer);
+        self.lse_buffer = copies.next();
+        self
     }
 
     /// What the backend wrote.
@@ -389,7 +480,7 @@ mod tests {
         let written = Written {
             problem: Problem::new(MlaDims::R1, 1, dtype),
             width: 0,
-            out: Tensor::poison(dtype, [1, 1, 0], 0),
+            out: Tensor::poison(dtype, [1, 1, 0], Placement::default()),
             lse: Some(got.to_le_bytes().to_vec()),
         };
         written.check_row(&spec, 0, 0, &[], want).is_ok()

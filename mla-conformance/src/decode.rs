@@ -1,21 +1,25 @@
 //! One decode call against the reference.
 
 use super::data::{
-    Bits, OnDevice, Outputs, POISON, Random, Tensor, Written, array, config, most, out_gap, starts,
-    upload,
+    Bits, Late, OnDevice, Outputs, POISON, Random, Tensor, Written, array, config, copy_all, most,
+    of_output, starts, upload,
 };
-use super::failure::{Failure, refused};
+use super::failure::{Failure, Promise, refused};
+use super::guarded::Guarded;
+use super::trial::{Placement, Trial};
 use crate::reference::{self, Array, Attended};
-use mla_runtime::Result;
 use mla_runtime::backend::{
     DecodeBackend, DecodeBatch, DecodeCall, DecodeStage, HostLens, ListedCache, Query, SlotLists,
     StepLimits,
 };
 use mla_runtime::cache::{BlockTable, CacheLayout, CacheRef};
-use mla_runtime::device::Device;
+use mla_runtime::device::probe::Replayed;
+use mla_runtime::device::{Device, Memory as _};
+use mla_runtime::dtype::DType;
 use mla_runtime::problem::Problem;
 use mla_runtime::spec::{BackendSpec, QueryFormat};
-use mla_runtime::tensor::ArrayRef;
+use mla_runtime::tensor::{ArrayRef, Layout};
+use mla_runtime::{Error, Result};
 
 /// A decode step of random numbers over a shuffled, poisoned cache.
 #[derive(Clone, Debug)]
@@ -50,6 +54,8 @@ pub struct DecodeCase {
     pub nan_rows: Vec<[usize; 3]>,
     /// How the queries are given; `None`: as the backend asks for them.
     pub query_format: Option<QueryFormat>,
+    /// How it is run.
+    pub trial: Trial,
     /// What the random numbers are made from.
     pub seed: u64,
 }
@@ -73,7 +79,7 @@ struct Inputs<D: Device> {
 
 impl<D: Device> Inputs<D> {
     fn upload(data: &Step, case: &DecodeCase, format: QueryFormat, device: &D) -> Result<Self> {
-        let queries = data.queries(case, format);
+        let queries = data.queries(format);
         let queries = queries.iter().map(|query| query.upload(device));
         let ints = |ints: &[i32]| upload(device, bytemuck::cast_slice(ints));
         let seq_lens: Vec<i32> = case.seq_lens.iter().map(|len| *len as i32).collect();
@@ -87,7 +93,7 @@ impl<D: Device> Inputs<D> {
             table: ints(&data.table)?,
             lens: ints(&seq_lens)?,
             starts: ints(&data.starts)?,
-            cache: upload(device, &data.cache)?,
+            cache: upload(device, &[&vec![POISON; data.start], &*data.cache].concat())?,
             lists: data.lists.as_deref().map(ints).transpose()?,
             counts: data.counts.as_deref().map(ints).transpose()?,
             sinks: sinks.transpose()?,
@@ -125,7 +131,8 @@ impl<D: Device> Inputs<D> {
     }
 
     fn cache(&self, data: &Step) -> Result<CacheRef<'_, D>> {
-        let bytes = D::byte_range(D::bytes(&self.cache), 0..data.cache.len());
+        let range = data.start..data.start + data.cache.len();
+        let bytes = D::byte_range(D::bytes(&self.cache), range);
         CacheRef::new(bytes, data.layout)
     }
 
@@ -145,6 +152,54 @@ impl<D: Device> Inputs<D> {
             .with_dense_within(case.dense_within)
             .with_second(second.transpose()?);
         Ok(Some(slots))
+    }
+
+    /// All buffers, in an order of their own.
+    fn buffers(&self) -> Vec<&D::Buffer> {
+        let second = self.second.iter().flat_map(|second| [&second.0, &second.1]);
+        let queries = self.queries.iter().map(|query| &query.buffer);
+        [&self.table, &self.lens, &self.starts, &self.cache]
+            .into_iter()
+            .chain(
+                [&self.lists, &self.counts, &self.sinks]
+                    .into_iter()
+                    .flatten(),
+            )
+            .chain(second)
+            .chain(queries)
+            .collect()
+    }
+
+    /// The same, to write.
+    fn buffers_mut(&mut self) -> Vec<&mut D::Buffer> {
+        let second = self.second.iter_mut();
+        let second = second.flat_map(|second| [&mut second.0, &mut second.1]);
+        let queries = self.queries.iter_mut().map(|query| &mut query.buffer);
+        let optional = [&mut self.lists, &mut self.counts, &mut self.sinks];
+        [
+            &mut self.table,
+            &mut self.lens,
+            &mut self.starts,
+            &mut self.cache,
+        ]
+        .into_iter()
+        .chain(optional.into_iter().flatten())
+        .chain(second)
+        .chain(queries)
+        .collect()
+    }
+
+    /// What a trial writes late. The last one is under way when the call begins.
+    fn late(&mut self, trial: Trial) -> Vec<&mut D::Buffer> {
+        match trial {
+            Trial::LateRows => vec![&mut self.cache],
+            _ => self
+                .queries
+                .iter_mut()
+                .map(|query| &mut query.buffer)
+                .rev()
+                .collect(),
+        }
     }
 
     fn sinks(&self, case: &DecodeCase) -> Result<Option<ArrayRef<'_, D, f32>>> {
@@ -176,6 +231,7 @@ impl DecodeCase {
             nan_queries: Vec::new(),
             nan_rows: Vec::new(),
             query_format: None,
+            trial: Trial::Once,
             seed: 1,
         }
     }
@@ -211,12 +267,275 @@ impl DecodeCase {
         stage: &S,
         device: &S::Device,
     ) -> std::result::Result<Bits, Failure> {
-        let step = Step::new(self);
-        let written = step.run(self, stage, device)?;
+        match self.trial {
+            Trial::Once => self.once(stage, device),
+            Trial::ExactlyAligned => {
+                let broken = Promise::Alignment.broken(stage.spec().name);
+                self.once(stage, device).map_err(broken)
+            }
+            Trial::LateQueries | Trial::LateRows => self.overlapped(stage, device),
+            Trial::Replayed => self.replayed(stage, device),
+            Trial::Guarded => self.guarded(stage, device),
+            Trial::BeyondLimits => Ok(self.beyond_limits(stage, device)?.unwrap_or_default()),
+        }
+    }
+
+    fn once<S: DecodeStage>(
+        &self,
+        stage: &S,
+        device: &S::Device,
+    ) -> std::result::Result<Bits, Failure> {
+        let mut call = Call::new(self, stage, device)?;
+        call.prepare().map_err(call.refused("prepare"))?;
+        call.decode().map_err(call.refused("decode"))?;
+        call.compare()
+    }
+
+    /// Between kernels that overlap with those of the call as far as they let them.
+    fn overlapped<S: DecodeStage>(
+        &self,
+        stage: &S,
+        device: &S::Device,
+    ) -> std::result::Result<Bits, Failure> {
+        let Some(dependents) = device.probe_dependents()? else {
+            return Ok(Bits::default());
+        };
+        let mut call = Call::new(self, stage, device)?;
+        let late = Late::new(device, call.inputs.late(self.trial))?;
+        let mut copies = call.outputs.copies(device)?;
+        call.prepare().map_err(call.refused("prepare"))?;
+        // Once without what is late, so that nothing is loaded for the first time meanwhile.
+        call.decode().map_err(call.refused("decode"))?;
+        device.synchronize()?;
+        late.write(&*dependents, call.inputs.late(self.trial))?;
+        call.decode().map_err(call.refused("decode"))?;
+        call.outputs.copy_to(&mut copies, &*dependents)?;
+        device.synchronize()?;
+        call.outputs = call.outputs.with(copies);
+        let broken = Promise::DependentLaunch.broken(stage.spec().name);
+        call.compare().map_err(broken)
+    }
+
+    /// As a graph that was captured with other numbers and lengths.
+    fn replayed<S: DecodeStage>(
+        &self,
+        stage: &S,
+        device: &S::Device,
+    ) -> std::result::Result<Bits, Failure> {
+        let mut call = Call::new(self, stage, device)?;
+        call.prepare().map_err(call.refused("prepare"))?;
+        let broken = || Promise::Graphs.broken(stage.spec().name);
+        let refused = call.refused("decode");
+        match device.probe_replay(&mut call) {
+            Ok(false) => Ok(Bits::default()),
+            Ok(true) => call.compare().map_err(broken()),
+            Err(error) => Err(broken()(refused(error))),
+        }
+    }
+
+    /// With guards around the state and the metadata.
+    fn guarded<S: DecodeStage>(
+        &self,
+        stage: &S,
+        device: &S::Device,
+    ) -> std::result::Result<Bits, Failure> {
+        if device.probe_guards().is_none() {
+            return Ok(Bits::default());
+        }
+        let within = Guarded::new(stage.spec().name, self.problem, device);
+        let limits = self.limits();
+        let said = stage.workspace_bytes(device, &limits);
+        let said = said.map_err(within.refused("workspace_bytes"))?;
+        let kept = within.made(said, || self.kept(stage, device, &limits))?;
+        let mut call = Call::with(self, stage, device, kept)?;
+        call.prepare().map_err(call.refused("prepare"))?;
+        call.decode().map_err(call.refused("decode"))?;
+        within.check()?;
+        call.compare()
+    }
+
+    /// With a state and metadata that are made for less: refused by an argument's name, or right.
+    fn beyond_limits<S: DecodeStage>(
+        &self,
+        stage: &S,
+        device: &S::Device,
+    ) -> std::result::Result<Option<Bits>, Failure> {
+        let within = Guarded::new(stage.spec().name, self.problem, device);
+        let kept = within.made(u64::MAX, || {
+            self.kept(stage, device, &StepLimits::new(1, 1, 1))
+        })?;
+        let mut call = Call::with(self, stage, device, kept)?;
+        let enqueued = match call.prepare() {
+            Ok(()) => call.decode(),
+            refused => refused,
+        };
+        within.check()?;
+        match enqueued {
+            Ok(()) => call.compare().map(Some),
+            Err(Error::Argument { .. }) => Ok(None),
+            Err(error) => Err(call.refused("decode")(error)),
+        }
+    }
+
+    /// A state and metadata for limits.
+    fn kept<S: DecodeStage>(
+        &self,
+        stage: &S,
+        device: &S::Device,
+        limits: &StepLimits,
+    ) -> std::result::Result<(S::State, S::Metadata), Failure> {
+        let refused = |operation| {
+            let (problem, name) = (self.problem, stage.spec().name);
+            move |error| refused(problem, name, operation, error)
+        };
+        let state = stage.state(device, limits).map_err(refused("state"))?;
+        let metadata = stage
+            .metadata(device, limits)
+            .map_err(refused("metadata"))?;
+        Ok((state, metadata))
+    }
+
+    /// The limits of its step.
+    fn limits(&self) -> StepLimits {
+        let tokens = self.query_lens.iter().sum();
+        StepLimits::new(self.seq_lens.len(), tokens, self.max_pages())
+            .with_decode_query_len(most(&self.query_lens))
+    }
+
+    /// Columns of the block table.
+    fn max_pages(&self) -> usize {
+        let page_size = self.problem.page_size as usize;
+        most(&self.seq_lens).div_ceil(page_size) + 2.max(self.spare_pages)
+    }
+
+    /// The same requests in another order, with other numbers: memory of the same sizes.
+    fn turned(&self) -> Self {
+        let mut turned = Self {
+            seed: self.seed + 1,
+            ..self.clone()
+        };
+        turned.query_lens.rotate_right(1);
+        turned.seq_lens.rotate_right(1);
+        turned
+    }
+}
+
+/// A case with all that it takes on a device.
+struct Call<'a, S: DecodeStage> {
+    case: DecodeCase,
+    step: Step,
+    stage: &'a S,
+    device: &'a S::Device,
+    state: S::State,
+    metadata: S::Metadata,
+    inputs: Inputs<S::Device>,
+    outputs: Outputs<S::Device>,
+}
+
+impl<'a, S: DecodeStage> Call<'a, S> {
+    fn new(
+        case: &DecodeCase,
+        stage: &'a S,
+        device: &'a S::Device,
+    ) -> std::result::Result<Self, Failure> {
+        Self::with(
+            case,
+            stage,
+            device,
+            case.kept(stage, device, &case.limits())?,
+        )
+    }
+
+    /// With a state and metadata that were made already.
+    fn with(
+        case: &DecodeCase,
+        stage: &'a S,
+        device: &'a S::Device,
+        (state, metadata): (S::State, S::Metadata),
+    ) -> std::result::Result<Self, Failure> {
         let spec = stage.spec();
-        step.compare(self, spec, &written)?;
+        let placement = Placement::new(case.trial, spec, case.gap);
+        let step = Step::new(case, placement);
+        let format = case.query_format.unwrap_or(spec.query_format);
+        let inputs = Inputs::upload(&step, case, format, device)?;
+        let [tokens, heads, _] = step.query.layout.shape;
+        let latent = case.problem.dims.latent as usize;
+        let outputs = Outputs::new(
+            device,
+            case.problem,
+            [tokens, heads, latent],
+            latent,
+            of_output(spec, placement),
+            case.lse,
+        )?;
+        Ok(Self {
+            case: case.clone(),
+            step,
+            stage,
+            device,
+            state,
+            metadata,
+            inputs,
+            outputs,
+        })
+    }
+
+    fn prepare(&mut self) -> Result<()> {
+        let on_host = self.stage.spec().plans_on_host;
+        let batch = self.inputs.batch(&self.step, &self.case, on_host)?;
+        self.stage
+            .prepare(self.device, &batch, &mut self.state, &mut self.metadata)
+    }
+
+    fn decode(&mut self) -> Result<()> {
+        let (step, case, inputs) = (&self.step, &self.case, &self.inputs);
+        let tokens = step.query.layout.shape[0];
+        let (out, lse) = self.outputs.views()?;
+        let batch = inputs.batch(step, case, self.stage.spec().plans_on_host)?;
+        let call = DecodeCall::new(inputs.query()?, inputs.cache(step)?, batch, out)
+            .with_lse(lse)
+            .with_slots(inputs.slot_lists(case, tokens)?)
+            .with_sinks(inputs.sinks(case)?);
+        // SAFETY: starts, lengths and pages are those of the case, for which the tensors, the cache
+        // and the block table were made; what is poison stands where the contract says that anything
+        // may, or is written before the call reads it. State and metadata are this stage's, for
+        // requests as long as these, and prepared for the batch.
+        unsafe {
+            self.stage
+                .decode(self.device, call, &mut self.state, &self.metadata)
+        }
+    }
+
+    /// A refusal of the backend's, by one of its functions.
+    fn refused(&self, operation: &'static str) -> impl FnOnce(Error) -> Failure + use<S> {
+        let (problem, name) = (self.case.problem, self.stage.spec().name);
+        move |error| refused(problem, name, operation, error)
+    }
+
+    /// Compares every number with the reference.
+    fn compare(self) -> std::result::Result<Bits, Failure> {
+        let spec = self.stage.spec();
+        let written = self.outputs.finish(self.device)?;
+        self.step.compare(&self.case, spec, &written)?;
         written.check_gaps(spec.name)?;
         Ok(written.bits())
+    }
+}
+
+impl<S: DecodeStage> Replayed for Call<'_, S> {
+    fn enqueue(&mut self) -> Result<()> {
+        self.decode()
+    }
+
+    fn change(&mut self) -> Result<()> {
+        let spec = self.stage.spec();
+        self.case = self.case.turned();
+        self.step = Step::new(&self.case, self.step.placement);
+        let format = self.case.query_format.unwrap_or(spec.query_format);
+        let changed = Inputs::upload(&self.step, &self.case, format, self.device)?;
+        copy_all(self.device, changed.buffers(), self.inputs.buffers_mut())?;
+        self.inputs.host_lens = changed.host_lens;
+        self.prepare()
     }
 }
 
@@ -228,6 +547,9 @@ struct Step {
     max_seq_len: usize,
     cache: Vec<u8>,
     layout: CacheLayout,
+    // The bytes in front of the cache.
+    start: usize,
+    placement: Placement,
     // Where each request's tokens lie.
     slots: Vec<Vec<usize>>,
     // `[tokens, heads, L+R]` without gaps.
@@ -368,14 +690,13 @@ fn random_sinks(random: &mut Random, heads: u32) -> Vec<f32> {
 }
 
 impl Step {
-    fn new(case: &DecodeCase) -> Self {
+    fn new(case: &DecodeCase, placement: Placement) -> Self {
         let problem = &case.problem;
         let (dims, format) = (problem.dims, problem.kv_format);
         let page_size = problem.page_size as usize;
         let mut random = Random::new(case.seed);
         let needs = |len: &usize| len.div_ceil(page_size);
-        let max_pages = case.seq_lens.iter().map(needs).max().unwrap_or(0);
-        let max_pages = max_pages + 2.max(case.spare_pages);
+        let max_pages = case.max_pages();
         let max_seq_len = match case.spare_pages {
             0 => most(&case.seq_lens),
             _ => max_pages * page_size,
@@ -386,6 +707,10 @@ impl Step {
             order.swap(i, random.below(i + 1));
         }
         let mut layout = CacheLayout::contiguous(dims, format, pages, page_size);
+        // Of a quantised row the bytes are the elements.
+        let element = format.dtype().map_or(1, DType::bytes);
+        layout.row_stride = placement.row_bytes(element, layout.row_stride);
+        layout.page_stride = page_size * layout.row_stride;
         if format.has_tensor_scale() {
             layout.scale = 0.037;
         }
@@ -394,7 +719,7 @@ impl Step {
         let slots = write_rows(&mut random, case, order, &layout, &mut cache, &mut table);
         let tokens: usize = case.query_lens.iter().sum();
         let shape = [tokens, problem.heads as usize, dims.row() as usize];
-        let mut query = Tensor::random(&mut random, problem.dtype, shape, 0);
+        let mut query = Tensor::random(&mut random, problem.dtype, shape, Placement::default());
         for nan in &case.nan_queries {
             query.set(*nan, f64::NAN);
         }
@@ -416,6 +741,8 @@ impl Step {
             max_seq_len,
             cache,
             layout,
+            start: placement.start(element),
+            placement,
             slots,
             query,
             lists,
@@ -425,69 +752,22 @@ impl Step {
     }
 
     // The queries as a backend wants them: in one tensor or two.
-    fn queries(&self, case: &DecodeCase, format: QueryFormat) -> Vec<Tensor> {
-        let dims = case.problem.dims;
+    fn queries(&self, format: QueryFormat) -> Vec<Tensor> {
+        let dims = self.layout.dims;
         let (latent, row) = (dims.latent as usize, dims.row() as usize);
         match format {
-            QueryFormat::Concatenated => vec![self.columns(case, 0, row)],
-            QueryFormat::Split => vec![
-                self.columns(case, 0, latent),
-                self.columns(case, latent, row),
-            ],
+            QueryFormat::Concatenated => vec![self.columns(0, row)],
+            QueryFormat::Split => vec![self.columns(0, latent), self.columns(latent, row)],
         }
     }
 
     // Columns `from..to` of the queries, with gaps.
-    fn columns(&self, case: &DecodeCase, from: usize, to: usize) -> Tensor {
-        let [tokens, heads, _] = self.query.layout.shape;
-        let mut columns = Tensor::poison(case.problem.dtype, [tokens, heads, to - from], case.gap);
+    fn columns(&self, from: usize, to: usize) -> Tensor {
+        let Layout { dtype, shape, .. } = self.query.layout;
+        let shape = [shape[0], shape[1], to - from];
+        let mut columns = Tensor::poison(dtype, shape, self.placement);
         columns.fill(|t, h, k| self.query.at(t, h, from + k));
         columns
-    }
-
-    fn run<S: DecodeStage>(
-        &self,
-        case: &DecodeCase,
-        stage: &S,
-        device: &S::Device,
-    ) -> std::result::Result<Written, Failure> {
-        let spec = stage.spec();
-        let refused = |operation| move |error| refused(case.problem, spec.name, operation, error);
-        let [tokens, heads, _] = self.query.layout.shape;
-        let limits = StepLimits::new(case.seq_lens.len(), tokens, self.max_pages)
-            .with_decode_query_len(most(&case.query_lens));
-        let mut state = stage.state(device, &limits).map_err(refused("state"))?;
-        let metadata = stage.metadata(device, &limits);
-        let mut metadata = metadata.map_err(refused("metadata"))?;
-
-        let format = case.query_format.unwrap_or(spec.query_format);
-        let inputs = Inputs::upload(self, case, format, device)?;
-        let latent = case.problem.dims.latent as usize;
-        let mut outputs = Outputs::<S::Device>::new(
-            device,
-            case.problem,
-            [tokens, heads, latent],
-            latent,
-            out_gap(spec, case.gap),
-            case.lse,
-        )?;
-        {
-            let (out, lse) = outputs.views()?;
-            let batch = inputs.batch(self, case, spec.plans_on_host)?;
-            stage
-                .prepare(device, &batch, &mut state, &mut metadata)
-                .map_err(refused("prepare"))?;
-            let call = DecodeCall::new(inputs.query()?, inputs.cache(self)?, batch, out)
-                .with_lse(lse)
-                .with_slots(inputs.slot_lists(case, tokens)?)
-                .with_sinks(inputs.sinks(case)?);
-            // SAFETY: starts, lengths and pages are those of the case, for which the tensors, the
-            // cache and the block table were made; what is poison stands where the contract says
-            // that anything may. State and metadata are this stage's, prepared for the batch.
-            unsafe { stage.decode(device, call, &mut state, &metadata) }
-                .map_err(refused("decode"))?;
-        }
-        Ok(outputs.finish(device)?)
     }
 
     fn stored(&self, slot: usize) -> Vec<f64> {

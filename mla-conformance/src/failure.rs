@@ -77,11 +77,52 @@ pub enum Failure {
         /// Which byte of it.
         byte: usize,
     },
+    /// Something goes wrong only when the backend is held to one of its promises.
+    #[error("{name}: {}: {failure}. {}", promise.tried(), promise.remedy())]
+    Broken {
+        /// The backend.
+        name: &'static str,
+        /// Which promise.
+        promise: Promise,
+        /// What goes wrong.
+        #[source]
+        failure: Box<Self>,
+    },
+    /// The state and the metadata take more memory than is said.
+    #[error(
+        "{name}: state and metadata allocate {allocated} bytes, but `workspace_bytes` says {said}, \
+         for {}. Count all of them",
+        describe(problem)
+    )]
+    Workspace {
+        /// The backend.
+        name: &'static str,
+        /// What was to be computed.
+        problem: Box<Problem>,
+        /// The bytes that `workspace_bytes` says.
+        said: u64,
+        /// The bytes that were allocated.
+        allocated: u64,
+    },
+    /// Memory beside the state's and the metadata's own was written.
+    #[error(
+        "{name}: wrote beyond its workspace, {damage}, for {}. Let `workspace_bytes` and `state` \
+         take as much as the kernels write, or refuse what needs more",
+        describe(problem)
+    )]
+    Beyond {
+        /// The backend.
+        name: &'static str,
+        /// What was computed.
+        problem: Box<Problem>,
+        /// Where.
+        damage: String,
+    },
     /// Two runs over the same inputs differ, though the spec says `deterministic`, or what came
     /// from the registry differs from the type.
     #[error(
-        "{name}: {how} gives other bits than the first, for {}. Make the order of additions follow \
-         from the shapes, or remove the feature `deterministic`",
+        "{name}: {how} gives other bits than the first, for {}. Make the order of additions the \
+         same in every run, or remove the feature `deterministic`",
         describe(problem)
     )]
     Differs {
@@ -104,6 +145,53 @@ pub enum Failure {
     /// The device failed before the backend was called.
     #[error("the device failed: {0}")]
     Device(#[from] Error),
+}
+
+/// A promise of a spec that a case holds a backend to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Promise {
+    /// The key `dependent_launch`; without it, that nothing overlaps with the backend's calls.
+    DependentLaunch,
+    /// The key `graphs`.
+    Graphs,
+    /// The key `alignment`.
+    Alignment,
+}
+
+impl Promise {
+    /// What a failure is, of a case that is right without it.
+    pub(crate) fn broken(self, name: &'static str) -> impl FnOnce(Failure) -> Failure {
+        move |failure| Failure::Broken {
+            name,
+            promise: self,
+            failure: Box::new(failure),
+        }
+    }
+
+    const fn tried(self) -> &'static str {
+        match self {
+            Self::DependentLaunch => {
+                "between a kernel that writes its inputs late and one that reads its results early"
+            }
+            Self::Graphs => "captured into a graph and replayed with other inputs",
+            Self::Alignment => "with tensors that are no better aligned than the spec asks for",
+        }
+    }
+
+    const fn remedy(self) -> &'static str {
+        match self {
+            Self::DependentLaunch => {
+                "Let every kernel wait (griddepcontrol.wait) before its first access and end behind \
+                 that, or remove the key `dependent_launch`"
+            }
+            Self::Graphs => {
+                "Read lengths and tables on the device, from the call's own arrays, or narrow the \
+                 key `graphs`"
+            }
+            Self::Alignment => "Widen the key `alignment` to what the kernel reads at a time",
+        }
+    }
 }
 
 // The keys of the attribute, and what the problem asks of each.

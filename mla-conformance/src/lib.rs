@@ -32,16 +32,19 @@ mod cases;
 mod data;
 mod decode;
 mod failure;
+mod guarded;
 mod prefill;
 pub mod reference;
 mod topic;
+mod trial;
 
 pub use cases::{decode, decode_entry, prefill, prefill_entry};
 pub use data::{Bits, tolerance};
 pub use decode::DecodeCase;
-pub use failure::Failure;
+pub use failure::{Failure, Promise};
 pub use prefill::PrefillCase;
 pub use topic::{DecodeTopic, PrefillTopic};
+pub use trial::Trial;
 
 /// One test of the two macros below.
 #[doc(hidden)]
@@ -83,6 +86,10 @@ macro_rules! decode_conformance {
             sinks => Sinks,
             quantised_outputs => QuantisedOutputs,
             repetition => Repetition,
+            dependent_launch => DependentLaunch,
+            graphs => Graphs,
+            workspace_bytes => Workspace,
+            alignment => Alignment,
             through_the_registry => ThroughTheRegistry,
         }
     };
@@ -115,6 +122,10 @@ macro_rules! prefill_conformance {
             nan_values => NanValues,
             quantised_outputs => QuantisedOutputs,
             repetition => Repetition,
+            dependent_launch => DependentLaunch,
+            graphs => Graphs,
+            workspace_bytes => Workspace,
+            alignment => Alignment,
             through_the_registry => ThroughTheRegistry,
         }
     };

@@ -1,18 +1,22 @@
 //! One prefill call against the reference.
 
 use super::data::{
-    Bits, OnDevice, Outputs, Random, Tensor, Written, array, config, most, out_gap, starts, upload,
+    Bits, Late, OnDevice, Outputs, Random, Tensor, Written, array, config, copy_all, most,
+    of_output, starts, upload,
 };
-use super::failure::{Failure, refused};
+use super::failure::{Failure, Promise, refused};
+use super::guarded::Guarded;
+use super::trial::{Placement, Trial};
 use crate::reference::{self, Array};
-use mla_runtime::Result;
 use mla_runtime::backend::{
     Chunk, Keys, Output, PrefillBackend, PrefillBatch, PrefillCall, PrefillStage, StepLimits,
 };
-use mla_runtime::device::Device;
+use mla_runtime::device::probe::Replayed;
+use mla_runtime::device::{Device, Memory as _};
 use mla_runtime::plan::context::ContextChunk;
 use mla_runtime::problem::Problem;
 use mla_runtime::spec::{BackendSpec, KeyLayout};
+use mla_runtime::{Error, Result};
 
 /// A prefill call of random numbers.
 #[derive(Clone, Debug)]
@@ -39,6 +43,8 @@ pub struct PrefillCase {
     pub nan_values: Vec<[usize; 3]>,
     /// How the keys are given; `None`: as the backend asks for them.
     pub key_layout: Option<KeyLayout>,
+    /// How it is run.
+    pub trial: Trial,
     /// What the random numbers are made from.
     pub seed: u64,
 }
@@ -57,6 +63,7 @@ impl PrefillCase {
             nan_keys: Vec::new(),
             nan_values: Vec::new(),
             key_layout: None,
+            trial: Trial::Once,
             seed: 1,
         }
     }
@@ -92,12 +99,254 @@ impl PrefillCase {
         stage: &S,
         device: &S::Device,
     ) -> std::result::Result<Bits, Failure> {
-        let numbers = Numbers::new(self);
-        let written = numbers.run(self, stage, device)?;
+        match self.trial {
+            Trial::Once => self.once(stage, device),
+            Trial::ExactlyAligned => {
+                let broken = Promise::Alignment.broken(stage.spec().name);
+                self.once(stage, device).map_err(broken)
+            }
+            Trial::LateQueries | Trial::LateRows => self.overlapped(stage, device),
+            Trial::Replayed => self.replayed(stage, device),
+            Trial::Guarded => self.guarded(stage, device),
+            Trial::BeyondLimits => Ok(self.beyond_limits(stage, device)?.unwrap_or_default()),
+        }
+    }
+
+    fn once<S: PrefillStage>(
+        &self,
+        stage: &S,
+        device: &S::Device,
+    ) -> std::result::Result<Bits, Failure> {
+        let mut call = Call::new(self, stage, device)?;
+        call.prepare().map_err(call.refused("prepare"))?;
+        call.prefill().map_err(call.refused("prefill"))?;
+        call.compare()
+    }
+
+    /// Between kernels that overlap with those of the call as far as they let them.
+    fn overlapped<S: PrefillStage>(
+        &self,
+        stage: &S,
+        device: &S::Device,
+    ) -> std::result::Result<Bits, Failure> {
+        let Some(dependents) = device.probe_dependents()? else {
+            return Ok(Bits::default());
+        };
+        let mut call = Call::new(self, stage, device)?;
+        let late = Late::new(device, call.inputs.late(self.trial))?;
+        let mut copies = call.outputs.copies(device)?;
+        call.prepare().map_err(call.refused("prepare"))?;
+        // Once without what is late, so that nothing is loaded for the first time meanwhile.
+        call.prefill().map_err(call.refused("prefill"))?;
+        device.synchronize()?;
+        late.write(&*dependents, call.inputs.late(self.trial))?;
+        call.prefill().map_err(call.refused("prefill"))?;
+        call.outputs.copy_to(&mut copies, &*dependents)?;
+        device.synchronize()?;
+        call.outputs = call.outputs.with(copies);
+        let broken = Promise::DependentLaunch.broken(stage.spec().name);
+        call.compare().map_err(broken)
+    }
+
+    /// As a graph that was captured with other numbers.
+    fn replayed<S: PrefillStage>(
+        &self,
+        stage: &S,
+        device: &S::Device,
+    ) -> std::result::Result<Bits, Failure> {
+        let mut call = Call::new(self, stage, device)?;
+        call.prepare().map_err(call.refused("prepare"))?;
+        let broken = || Promise::Graphs.broken(stage.spec().name);
+        let refused = call.refused("prefill");
+        match device.probe_replay(&mut call) {
+            Ok(false) => Ok(Bits::default()),
+            Ok(true) => call.compare().map_err(broken()),
+            Err(error) => Err(broken()(refused(error))),
+        }
+    }
+
+    /// With guards around the state and the metadata.
+    fn guarded<S: PrefillStage>(
+        &self,
+        stage: &S,
+        device: &S::Device,
+    ) -> std::result::Result<Bits, Failure> {
+        if device.probe_guards().is_none() {
+            return Ok(Bits::default());
+        }
+        let within = Guarded::new(stage.spec().name, self.problem, device);
+        let limits = self.limits();
+        let said = stage.workspace_bytes(device, &limits);
+        let said = said.map_err(within.refused("workspace_bytes"))?;
+        let kept = within.made(said, || self.kept(stage, device, &limits))?;
+        let mut call = Call::with(self, stage, device, kept)?;
+        call.prepare().map_err(call.refused("prepare"))?;
+        call.prefill().map_err(call.refused("prefill"))?;
+        within.check()?;
+        call.compare()
+    }
+
+    /// With a state and metadata that are made for less: refused by an argument's name, or right.
+    fn beyond_limits<S: PrefillStage>(
+        &self,
+        stage: &S,
+        device: &S::Device,
+    ) -> std::result::Result<Option<Bits>, Failure> {
+        let within = Guarded::new(stage.spec().name, self.problem, device);
+        let least = StepLimits::new(1, 1, 0)
+            .with_decode_query_len(0)
+            .with_context_rows(1);
+        let kept = within.made(u64::MAX, || self.kept(stage, device, &least))?;
+        let mut call = Call::with(self, stage, device, kept)?;
+        let enqueued = match call.prepare() {
+            Ok(()) => call.prefill(),
+            refused => refused,
+        };
+        within.check()?;
+        match enqueued {
+            Ok(()) => call.compare().map(Some),
+            Err(Error::Argument { .. }) => Ok(None),
+            Err(error) => Err(call.refused("prefill")(error)),
+        }
+    }
+
+    /// A state and metadata for limits.
+    fn kept<S: PrefillStage>(
+        &self,
+        stage: &S,
+        device: &S::Device,
+        limits: &StepLimits,
+    ) -> std::result::Result<(S::State, S::Metadata), Failure> {
+        let refused = |operation| {
+            let (problem, name) = (self.problem, stage.spec().name);
+            move |error| refused(problem, name, operation, error)
+        };
+        let state = stage.state(device, limits).map_err(refused("state"))?;
+        let metadata = stage
+            .metadata(device, limits)
+            .map_err(refused("metadata"))?;
+        Ok((state, metadata))
+    }
+
+    /// The limits of its step.
+    fn limits(&self) -> StepLimits {
+        let [tokens, keys] = [&self.query_lens, &self.key_lens].map(|lens| lens.iter().sum());
+        StepLimits::new(self.query_lens.len(), tokens, 0)
+            .with_decode_query_len(0)
+            .with_context_rows(keys)
+    }
+}
+
+/// A case with all that it takes on a device.
+struct Call<'a, S: PrefillStage> {
+    case: PrefillCase,
+    lens: Lens,
+    numbers: Numbers,
+    stage: &'a S,
+    device: &'a S::Device,
+    state: S::State,
+    metadata: S::Metadata,
+    inputs: Inputs<S::Device>,
+    outputs: Outputs<S::Device>,
+}
+
+impl<'a, S: PrefillStage> Call<'a, S> {
+    fn new(
+        case: &PrefillCase,
+        stage: &'a S,
+        device: &'a S::Device,
+    ) -> std::result::Result<Self, Failure> {
+        Self::with(
+            case,
+            stage,
+            device,
+            case.kept(stage, device, &case.limits())?,
+        )
+    }
+
+    /// With a state and metadata that were made already.
+    fn with(
+        case: &PrefillCase,
+        stage: &'a S,
+        device: &'a S::Device,
+        (state, metadata): (S::State, S::Metadata),
+    ) -> std::result::Result<Self, Failure> {
         let spec = stage.spec();
-        numbers.compare(self, spec, &written)?;
+        let placement = Placement::new(case.trial, spec, case.gap);
+        let numbers = Numbers::new(case, placement);
+        let [queries, heads, _] = numbers.query.layout.shape;
+        let (columns, v) = numbers.columns(spec);
+        let outputs = Outputs::new(
+            device,
+            case.problem,
+            [queries, heads, columns],
+            v,
+            of_output(spec, placement),
+            case.lse || !case.causal,
+        )?;
+        Ok(Self {
+            case: case.clone(),
+            lens: Lens::new(case),
+            inputs: Inputs::upload(&numbers, case, spec, device)?,
+            numbers,
+            stage,
+            device,
+            state,
+            metadata,
+            outputs,
+        })
+    }
+
+    fn prepare(&mut self) -> Result<()> {
+        let chunk = self.lens.chunk(self.case.causal);
+        let batch = self.lens.batch(&chunk);
+        self.stage
+            .prepare(self.device, &batch, &mut self.state, &mut self.metadata)
+    }
+
+    fn prefill(&mut self) -> Result<()> {
+        let (out, lse) = self.outputs.views()?;
+        let of_chunk = Chunk::new(0, &self.lens.query, &self.lens.key);
+        let call = self
+            .inputs
+            .call(&self.case, out)?
+            .with_lse(lse)
+            .with_chunk((!self.case.causal).then_some(of_chunk));
+        // SAFETY: the starts add up the case's lengths, of which the tensors have as many rows and
+        // the call the maxima; state and metadata are this stage's, prepared for the batch.
+        unsafe {
+            self.stage
+                .prefill(self.device, call, &mut self.state, &self.metadata)
+        }
+    }
+
+    /// A refusal of the backend's, by one of its functions.
+    fn refused(&self, operation: &'static str) -> impl FnOnce(Error) -> Failure + use<S> {
+        let (problem, name) = (self.case.problem, self.stage.spec().name);
+        move |error| refused(problem, name, operation, error)
+    }
+
+    /// Compares every number with the reference.
+    fn compare(self) -> std::result::Result<Bits, Failure> {
+        let spec = self.stage.spec();
+        let written = self.outputs.finish(self.device)?;
+        self.numbers.compare(&self.case, spec, &written)?;
         written.check_gaps(spec.name)?;
         Ok(written.bits())
+    }
+}
+
+impl<S: PrefillStage> Replayed for Call<'_, S> {
+    fn enqueue(&mut self) -> Result<()> {
+        self.prefill()
+    }
+
+    fn change(&mut self) -> Result<()> {
+        self.case.seed += 1;
+        self.numbers = Numbers::new(&self.case, self.numbers.placement);
+        let spec = self.stage.spec();
+        let changed = Inputs::upload(&self.numbers, &self.case, spec, self.device)?;
+        copy_all(self.device, changed.buffers(), self.inputs.buffers_mut())
     }
 }
 
@@ -109,10 +358,11 @@ struct Numbers {
     values: Tensor,
     query_starts: Vec<i32>,
     key_starts: Vec<i32>,
+    placement: Placement,
 }
 
 impl Numbers {
-    fn new(case: &PrefillCase) -> Self {
+    fn new(case: &PrefillCase, placement: Placement) -> Self {
         let Problem {
             dims, heads, dtype, ..
         } = case.problem;
@@ -123,7 +373,7 @@ impl Numbers {
             case.query_lens.iter().sum(),
             case.key_lens.iter().sum::<usize>(),
         );
-        let mut tensor = |shape| Tensor::random(&mut random, dtype, shape, case.gap);
+        let mut tensor = |shape| Tensor::random(&mut random, dtype, shape, placement);
         let mut numbers = Self {
             query: tensor([queries, heads, p + r]),
             nope: tensor([keys, heads, p]),
@@ -131,6 +381,7 @@ impl Numbers {
             values: tensor([keys, heads, v]),
             query_starts: starts(&case.query_lens),
             key_starts: starts(&case.key_lens),
+            placement,
         };
         for nan in &case.nan_queries {
             numbers.query.set(*nan, f64::NAN);
@@ -157,12 +408,13 @@ impl Numbers {
     }
 
     // The keys as a backend wants them: in two tensors or one.
-    fn keys(&self, case: &PrefillCase, layout: KeyLayout) -> Vec<Tensor> {
+    fn keys(&self, layout: KeyLayout) -> Vec<Tensor> {
         let ([_, heads, qk], [keys, ..]) = (self.query.layout.shape, self.values.layout.shape);
+        let dtype = self.query.layout.dtype;
         match layout {
             KeyLayout::Split => vec![self.nope.clone(), self.rope.clone()],
             KeyLayout::Packed => {
-                let mut packed = Tensor::poison(case.problem.dtype, [keys, heads, qk], case.gap);
+                let mut packed = Tensor::poison(dtype, [keys, heads, qk], self.placement);
                 packed.fill(|t, h, k| self.key(t, h, k));
                 vec![packed]
             }
@@ -170,57 +422,18 @@ impl Numbers {
     }
 
     // The values, with zeros up to so many columns.
-    fn values(&self, case: &PrefillCase, columns: usize) -> Tensor {
+    fn values(&self, columns: usize) -> Tensor {
         let [keys, heads, v] = self.values.layout.shape;
-        let mut values = Tensor::poison(case.problem.dtype, [keys, heads, columns], case.gap);
+        let dtype = self.values.layout.dtype;
+        let mut values = Tensor::poison(dtype, [keys, heads, columns], self.placement);
         values.fill(|t, h, k| if k < v { self.values.at(t, h, k) } else { 0.0 });
         values
     }
 
-    fn run<S: PrefillStage>(
-        &self,
-        case: &PrefillCase,
-        stage: &S,
-        device: &S::Device,
-    ) -> std::result::Result<Written, Failure> {
-        let spec = stage.spec();
-        let refused = |operation| move |error| refused(case.problem, spec.name, operation, error);
-        let [queries, heads, qk] = self.query.layout.shape;
-        let [keys, _, v] = self.values.layout.shape;
-        let limits = StepLimits::new(case.query_lens.len(), queries, 0)
-            .with_decode_query_len(0)
-            .with_context_rows(keys);
-        let mut state = stage.state(device, &limits).map_err(refused("state"))?;
-        let metadata = stage.metadata(device, &limits);
-        let mut metadata = metadata.map_err(refused("metadata"))?;
-        let lens = Lens::new(case);
-        let chunk = lens.chunk(case.causal);
-        stage
-            .prepare(device, &lens.batch(&chunk), &mut state, &mut metadata)
-            .map_err(refused("prepare"))?;
-
-        let columns = if spec.padded_values { qk } else { v };
-        let layout = case.key_layout.unwrap_or(spec.key_layout);
-        let inputs = Inputs::upload(self, case, layout, columns, device)?;
-        let mut outputs = Outputs::<S::Device>::new(
-            device,
-            case.problem,
-            [queries, heads, columns],
-            v,
-            out_gap(spec, case.gap),
-            case.lse || !case.causal,
-        )?;
-        {
-            let (out, lse) = outputs.views()?;
-            let call = inputs.call(case, out)?.with_lse(lse);
-            let of_chunk = Chunk::new(0, &lens.query, &lens.key);
-            let call = call.with_chunk((!case.causal).then_some(of_chunk));
-            // SAFETY: the starts add up the case's lengths, of which the tensors have as many rows
-            // and the call the maxima; state and metadata are this stage's, prepared for the batch.
-            unsafe { stage.prefill(device, call, &mut state, &metadata) }
-                .map_err(refused("prefill"))?;
-        }
-        Ok(outputs.finish(device)?)
+    /// The columns of values and outputs as a spec wants them, and how many of them count.
+    fn columns(&self, spec: &BackendSpec) -> (usize, usize) {
+        let ([.., qk], [.., v]) = (self.query.layout.shape, self.values.layout.shape);
+        (if spec.padded_values { qk } else { v }, v)
     }
 
     fn compare(
@@ -296,24 +509,51 @@ struct Inputs<D: Device> {
 }
 
 impl<D: Device> Inputs<D> {
-    // The keys in a layout, and values of so many columns.
+    // As a spec wants them.
     fn upload(
         numbers: &Numbers,
         case: &PrefillCase,
-        layout: KeyLayout,
-        columns: usize,
+        spec: &BackendSpec,
         device: &D,
     ) -> Result<Self> {
-        let keys = numbers.keys(case, layout);
+        let keys = numbers.keys(case.key_layout.unwrap_or(spec.key_layout));
+        let (columns, _) = numbers.columns(spec);
         let keys = keys.iter().map(|keys| keys.upload(device));
         let ints = |ints: &[i32]| upload(device, bytemuck::cast_slice(ints));
         Ok(Self {
             query: numbers.query.upload(device)?,
             keys: keys.collect::<Result<_>>()?,
-            values: numbers.values(case, columns).upload(device)?,
+            values: numbers.values(columns).upload(device)?,
             query_starts: ints(&numbers.query_starts)?,
             key_starts: ints(&numbers.key_starts)?,
         })
+    }
+
+    /// All buffers, in an order of their own.
+    fn buffers(&self) -> Vec<&D::Buffer> {
+        let tensors = [&self.query, &self.values].into_iter().chain(&self.keys);
+        tensors
+            .map(|tensor| &tensor.buffer)
+            .chain([&self.query_starts, &self.key_starts])
+            .collect()
+    }
+
+    /// The same, to write.
+    fn buffers_mut(&mut self) -> Vec<&mut D::Buffer> {
+        let tensors = [&mut self.query, &mut self.values].into_iter();
+        tensors
+            .chain(&mut self.keys)
+            .map(|tensor| &mut tensor.buffer)
+            .chain([&mut self.query_starts, &mut self.key_starts])
+            .collect()
+    }
+
+    /// What a trial writes late. The last one is under way when the call begins.
+    fn late(&mut self, trial: Trial) -> Vec<&mut D::Buffer> {
+        vec![match trial {
+            Trial::LateRows => &mut self.values.buffer,
+            _ => &mut self.query.buffer,
+        }]
     }
 
     fn call<'a>(&'a self, case: &PrefillCase, out: Output<'a, D>) -> Result<PrefillCall<'a, D>> {

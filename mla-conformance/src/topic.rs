@@ -67,8 +67,20 @@ topics! {
         Sinks = "sinks",
         /// Quantised outputs, where the spec has them.
         QuantisedOutputs = "quantised_outputs",
-        /// The same step again, where the spec says that it is deterministic.
+        /// The same step again, bit for bit, where the spec says that it is deterministic.
         Repetition = "repetition",
+        /// Programmatic dependent launch: inputs that a kernel writes late, and a kernel behind that
+        /// begins early; whatever the spec says, since the device keeps others apart. Nothing on a
+        /// device whose kernels do not overlap.
+        DependentLaunch = "dependent_launch",
+        /// Captured into a graph and replayed with other inputs, where the spec says that it can be
+        /// and the device has graphs.
+        Graphs = "graphs",
+        /// State and metadata of as many bytes as `workspace_bytes` says, with nothing written
+        /// beyond them where the device has guards, nor by a step that exceeds their limits.
+        Workspace = "workspace_bytes",
+        /// Tensors that are as aligned as the spec asks for, and no better.
+        Alignment = "alignment",
         /// The backend as a registry gives it by name.
         ThroughTheRegistry = "through_the_registry",
     }
@@ -105,8 +117,20 @@ topics! {
         NanValues = "nan_values",
         /// Quantised outputs, where the spec has them.
         QuantisedOutputs = "quantised_outputs",
-        /// The same call again, where the spec says that it is deterministic.
+        /// The same call again, bit for bit, where the spec says that it is deterministic.
         Repetition = "repetition",
+        /// Programmatic dependent launch: inputs that a kernel writes late, and a kernel behind that
+        /// begins early; whatever the spec says, since the device keeps others apart. Nothing on a
+        /// device whose kernels do not overlap.
+        DependentLaunch = "dependent_launch",
+        /// Captured into a graph and replayed with other inputs, where the spec says that it can be
+        /// and the device has graphs.
+        Graphs = "graphs",
+        /// State and metadata of as many bytes as `workspace_bytes` says, with nothing written
+        /// beyond them where the device has guards, nor by a step that exceeds their limits.
+        Workspace = "workspace_bytes",
+        /// Tensors that are as aligned as the spec asks for, and no better.
+        Alignment = "alignment",
         /// The backend as a registry gives it by name.
         ThroughTheRegistry = "through_the_registry",
     }

@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use mla_conformance::{self as conformance, DecodeTopic};
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{
-    DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, Output, StepLimits,
+    DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, Output, Query, StepLimits,
 };
+use mla_runtime::device::Memory as _;
 use mla_runtime::tensor::TensorMut;
 use mla_runtime::{Error, Result, mla_backend};
 
@@ -179,6 +180,20 @@ mistaken! {
     call: |call| call
 }
 
+mistaken! {
+    ReadsLines, [sm = "any", dtypes = "f32,bf16", alignment = 16],
+    new: Ok,
+    call: |mut call| {
+        let Query::Split { latent, .. } = &call.query else {
+            return call;
+        };
+        if !Cpu::address(latent.bytes()).is_multiple_of(32) {
+            call.lse = None;
+        }
+        call
+    }
+}
+
 struct OtherGpu;
 
 #[mla_backend(sm = "100", dtypes = "bf16")]
@@ -246,6 +261,15 @@ fn wrong_numbers_are_found() {
         message.starts_with("BETWEEN_ROWS: wrote byte 16384 of out, which lies between its rows"),
         "{message}"
     );
+    let message = said::<ReadsLines>(&cpu, DecodeTopic::Alignment);
+    assert!(
+        message.starts_with(
+            "READS_LINES: with tensors that are no better aligned than the spec asks for: \
+             READS_LINES: lse[0, 0] is NaN"
+        ),
+        "{message}"
+    );
+    conformance::decode::<ReadsLines>(&cpu, DecodeTopic::SingleTokens).unwrap();
     let message = said::<EachTimeAnother>(&cpu, DecodeTopic::Repetition);
     assert!(
         message.starts_with("EACH_TIME_ANOTHER: a second run gives other bits"),

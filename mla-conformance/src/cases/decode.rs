@@ -4,12 +4,12 @@ use mla_runtime::backend::{DecodeBackend, Entry, SelectedDecode};
 use mla_runtime::device::Device;
 use mla_runtime::feature::Feature;
 use mla_runtime::problem::Problem;
-use mla_runtime::spec::QueryLen;
+use mla_runtime::spec::{GraphSupport, QueryLen};
 
 use super::{Cases, registry, unregistered};
 use crate::data::config;
 use crate::topic::DecodeTopic;
-use crate::{DecodeCase, Failure};
+use crate::{DecodeCase, Failure, Trial};
 
 /// Runs every case of a topic that the backend's spec accepts on the device.
 ///
@@ -96,6 +96,10 @@ impl Cases<'_, DecodeCase> {
                 let quantised = accepted.with(vec![true], |p, on| p.quant_output = on);
                 self.each(quantised, &[130, 7])
             }
+            DecodeTopic::DependentLaunch => self.dependent_launch(),
+            DecodeTopic::Graphs => self.graphs(),
+            DecodeTopic::Workspace => self.workspace(),
+            DecodeTopic::Alignment => self.alignment(),
             DecodeTopic::Repetition => self.repeated(|| DecodeCase::new(plain, &[600, 3])),
             // By whatever the cases are run.
             DecodeTopic::ThroughTheRegistry => self.check(DecodeCase::new(plain, &[600, 3])),
@@ -225,6 +229,68 @@ impl Cases<'_, DecodeCase> {
                 ..DecodeCase::new(problem, &[20])
             })
         })
+    }
+
+    fn tried(&self, case: DecodeCase, trials: &[Trial]) -> Result<(), Failure> {
+        let mut trials = trials.iter().copied();
+        trials.try_for_each(|trial| {
+            self.check(DecodeCase {
+                trial,
+                ..case.clone()
+            })
+        })
+    }
+
+    fn dependent_launch(&self) -> Result<(), Failure> {
+        let late = [Trial::LateQueries, Trial::LateRows];
+        for problem in self.every_format() {
+            self.tried(DecodeCase::new(problem, &self.lens()), &late)?;
+        }
+        // In several splits, and with several query tokens.
+        self.tried(DecodeCase::new(self.plain, &[2100, 40, 900]), &late)?;
+        self.query_lengths()
+            .try_for_each(|case| self.tried(case, &late))
+    }
+
+    /// Of the batches that the spec says can be captured, with the shapes of each level.
+    fn graphs(&self) -> Result<(), Failure> {
+        let levels = [
+            (GraphSupport::SingleToken, QueryLen::Single, [1; 4]),
+            (GraphSupport::UniformBatch, QueryLen::Uniform, [3; 4]),
+            (GraphSupport::Always, QueryLen::Ragged, [1, 4, 0, 2]),
+        ];
+        let captured = levels.into_iter();
+        let captured = captured.filter(|(level, ..)| self.accepted.spec.graphs >= *level);
+        for (_, query_len, query_lens) in captured {
+            let problems = self
+                .accepted
+                .with(vec![query_len], |p, level| p.query_len = level);
+            for problem in problems {
+                let case = DecodeCase {
+                    query_lens: query_lens.to_vec(),
+                    ..DecodeCase::new(problem, &[3, 1100, 65, 20])
+                };
+                self.tried(case, &[Trial::Replayed])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn workspace(&self) -> Result<(), Failure> {
+        let trials = [Trial::Guarded, Trial::BeyondLimits];
+        self.tried(DecodeCase::new(self.plain, &self.lens()), &trials)?;
+        self.tried(DecodeCase::new(self.plain, &[2100, 40, 900]), &trials)?;
+        self.query_lengths()
+            .try_for_each(|case| self.tried(case, &[Trial::Guarded]))
+    }
+
+    fn alignment(&self) -> Result<(), Failure> {
+        let exactly = [Trial::ExactlyAligned];
+        for problem in self.every_format() {
+            self.tried(DecodeCase::new(problem, &self.lens()), &exactly)?;
+        }
+        self.query_lengths()
+            .try_for_each(|case| self.tried(case, &exactly))
     }
 
     fn dense_requests(&self) -> Result<(), Failure> {

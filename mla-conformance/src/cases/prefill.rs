@@ -4,11 +4,12 @@ use mla_runtime::backend::{Entry, PrefillBackend, SelectedPrefill};
 use mla_runtime::device::Device;
 use mla_runtime::feature::Feature;
 use mla_runtime::problem::Problem;
+use mla_runtime::spec::GraphSupport;
 
 use super::{Cases, registry, unregistered};
 use crate::data::config;
 use crate::topic::PrefillTopic;
-use crate::{Failure, PrefillCase};
+use crate::{Failure, PrefillCase, Trial};
 
 /// Runs every case of a topic that the backend's spec accepts on the device.
 ///
@@ -99,10 +100,42 @@ impl Cases<'_, PrefillCase> {
                 let quantised = accepted.with(vec![true], |p, on| p.quant_output = on);
                 self.each(quantised, &LENS)
             }
+            PrefillTopic::DependentLaunch => self.tried(&[Trial::LateQueries, Trial::LateRows]),
+            PrefillTopic::Graphs if spec.graphs == GraphSupport::Never => Ok(()),
+            PrefillTopic::Graphs => self.tried(&[Trial::Replayed]),
+            PrefillTopic::Workspace => self.tried(&[Trial::Guarded, Trial::BeyondLimits]),
+            PrefillTopic::Alignment => self.tried(&[Trial::ExactlyAligned]),
             PrefillTopic::Repetition => self.repeated(|| PrefillCase::new(plain, &[100, 30])),
             // By whatever the cases are run.
             PrefillTopic::ThroughTheRegistry => self.check(case()),
         }
+    }
+
+    /// New tokens and a context, of every dtype, and a long prompt.
+    fn tried(&self, trials: &[Trial]) -> Result<(), Failure> {
+        let dtypes = self.accepted.spec.dtypes.to_vec();
+        let problems = self.accepted.with(dtypes, |p, dtype| p.dtype = dtype);
+        let cases = problems.into_iter().flat_map(|problem| {
+            let of_chunk = PrefillCase {
+                key_lens: vec![0, 5, 300, 0],
+                causal: false,
+                ..PrefillCase::new(problem, &LENS)
+            };
+            [PrefillCase::new(problem, &LENS), of_chunk]
+        });
+        let long = PrefillCase {
+            key_lens: vec![700],
+            ..PrefillCase::new(self.plain, &[600])
+        };
+        cases.chain([long]).try_for_each(|case| {
+            let mut trials = trials.iter().copied();
+            trials.try_for_each(|trial| {
+                self.check(PrefillCase {
+                    trial,
+                    ..case.clone()
+                })
+            })
+        })
     }
 
     fn long_prompts(&self) -> Result<(), Failure> {

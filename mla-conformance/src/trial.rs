@@ -1,0 +1,116 @@
+//! How a case is run.
+
+use mla_runtime::dtype::DType;
+use mla_runtime::spec::BackendSpec;
+
+/// How a case is run. What a device has no means for, such as graphs on a processor, is not run
+/// there, and gives no bits.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[non_exhaustive]
+pub enum Trial {
+    /// Once.
+    #[default]
+    Once,
+    /// Behind a kernel that lets its dependents begin at its start and writes the queries late, and
+    /// before one that begins as early as it is let, waits for the kernel before it, and copies the
+    /// results.
+    LateQueries,
+    /// The same with what is attended to: the rows of the cache, or the values.
+    LateRows,
+    /// Captured into a graph, which is replayed with the numbers of another seed and, of a decode,
+    /// the requests' lengths in another order.
+    Replayed,
+    /// With a state and metadata between guards, which allocate no more than is said.
+    Guarded,
+    /// With a state and metadata for fewer requests, tokens and pages: refused, or right, and
+    /// nothing written beyond them.
+    BeyondLimits,
+    /// With tensors whose addresses, and distances between tokens and cache rows, are odd multiples
+    /// of the spec's alignment.
+    ExactlyAligned,
+}
+
+/// How tensors lie in a case.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Placement {
+    /// Elements between one token's rows and the next.
+    gap: usize,
+    /// Whether there may be any distance between them.
+    is_apart: bool,
+    /// What addresses and distances are odd multiples of, in bytes; 0: of whatever they are.
+    alignment: usize,
+}
+
+impl Placement {
+    pub(crate) fn new(trial: Trial, spec: &BackendSpec, gap: usize) -> Self {
+        Self {
+            gap,
+            is_apart: true,
+            alignment: match trial {
+                Trial::ExactlyAligned => spec.alignment as usize,
+                _ => 0,
+            },
+        }
+    }
+
+    /// The same without distances between rows.
+    pub(crate) fn contiguous(self) -> Self {
+        Self {
+            is_apart: false,
+            ..self
+        }
+    }
+
+    /// Bytes in front of a tensor of elements of `element` bytes.
+    pub(crate) fn start(self, element: usize) -> usize {
+        match self.alignment {
+            0 => 0,
+            alignment => alignment.max(element),
+        }
+    }
+
+    /// The elements from one token to the next, of `row` elements each.
+    pub(crate) fn stride(self, dtype: DType, row: usize) -> usize {
+        match self.is_apart {
+            true => self.row_bytes(dtype.bytes(), row * dtype.bytes()) / dtype.bytes() + self.gap,
+            false => row,
+        }
+    }
+
+    /// The bytes from one row of `bytes` to the next.
+    pub(crate) fn row_bytes(self, element: usize, bytes: usize) -> usize {
+        match self.start(element) {
+            0 => bytes,
+            unit => (bytes.div_ceil(unit) | 1) * unit,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mla_runtime::capability::Platform;
+    use mla_runtime::spec::Phase;
+
+    #[test]
+    fn rows_are_as_aligned_as_the_spec_asks_for_and_no_better() {
+        for (alignment, element, bytes, apart) in [
+            (16, 2, 1152, 1168),
+            (16, 1, 656, 656),
+            (1, 2, 1024, 1026),
+            (1, 4, 20, 20),
+            (64, 2, 1024, 1088),
+        ] {
+            let spec =
+                BackendSpec::new("ANY", Phase::Decode, Platform::Cpu).with_alignment(alignment);
+            let exact = Placement::new(Trial::ExactlyAligned, &spec, 0);
+            assert_eq!(exact.row_bytes(element, bytes), apart);
+            assert_eq!(exact.start(element), element.max(alignment as usize));
+            let plain = Placement::new(Trial::Once, &spec, 0);
+            assert_eq!(
+                [plain.row_bytes(element, bytes), plain.start(element)],
+                [bytes, 0]
+            );
+        }
+    }
+}

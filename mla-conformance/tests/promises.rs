@@ -1,0 +1,225 @@
+//! What a spec promises beside right numbers: a backend that breaks a promise is found, one that
+//! keeps it or does not make it is not.
+
+mod simulated;
+
+use mla_conformance::{self as conformance, DecodeTopic};
+use mla_cpu::{Cpu, CpuDecode};
+use mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, StepLimits};
+use mla_runtime::device::Memory as _;
+use mla_runtime::{Error, Result, mla_backend};
+
+use simulated::{Graph, Kept, OnCpu as _, Simulated};
+
+/// How the kernels of a backend behave.
+struct Conduct {
+    /// They wait for those before them.
+    wait: bool,
+    /// The last one ends behind the others.
+    end_last: bool,
+    /// They take lengths as they were when the launch was captured.
+    bake: bool,
+    /// Bytes of workspace for each request, as the backend says.
+    said: usize,
+    /// As the kernels write.
+    written: usize,
+    /// Steps beyond the limits are refused.
+    refuse: bool,
+}
+
+/// Bytes of workspace for each request that is allocated.
+const ALLOCATED: usize = 16;
+
+const RIGHT: Conduct = Conduct {
+    wait: true,
+    end_last: true,
+    bake: false,
+    said: ALLOCATED,
+    written: ALLOCATED,
+    refuse: true,
+};
+
+/// What is kept for an engine.
+struct State {
+    cpu: <CpuDecode as DecodeBackend>::State,
+    workspace: Kept,
+    requests: usize,
+    captured: Vec<i32>,
+}
+
+impl State {
+    /// Whether the kernels of a call see the lengths that it has now.
+    fn sees(&mut self, device: &Simulated, lens: Vec<i32>, bake: bool) -> bool {
+        match device.graph() {
+            Graph::None => true,
+            Graph::Captures => {
+                self.captured = lens;
+                true
+            }
+            Graph::Replays => !bake || self.captured == lens,
+        }
+    }
+}
+
+// The processor's decode on the simulated device, with kernels that behave so.
+macro_rules! conducted {
+    ($name:ident, [$($key:tt)*], $conduct:expr) => {
+        struct $name(CpuDecode);
+
+        impl $name {
+            const CONDUCT: Conduct = $conduct;
+        }
+
+        #[mla_backend(sm = "any", dtypes = "f32", $($key)*)]
+        impl DecodeBackend for $name {
+            type Device = Simulated;
+            type State = State;
+            type Metadata = ();
+
+            fn new(_: &Simulated, config: &LayerConfig) -> Result<Self> {
+                CpuDecode::new(&Cpu::new(), config).map(Self)
+            }
+
+            fn workspace_bytes(&self, _: &Simulated, limits: &StepLimits) -> Result<u64> {
+                Ok((limits.requests * Self::CONDUCT.said) as u64)
+            }
+
+            fn state(&self, device: &Simulated, limits: &StepLimits) -> Result<State> {
+                Ok(State {
+                    cpu: DecodeBackend::state(&self.0, &Cpu::new(), limits)?,
+                    workspace: device.allocate(limits.requests * ALLOCATED)?,
+                    requests: limits.requests,
+                    captured: Vec::new(),
+                })
+            }
+
+            fn metadata(&self, _: &Simulated, _: &StepLimits) -> Result<()> {
+                Ok(())
+            }
+
+            fn prepare(
+                &self,
+                _: &Simulated,
+                batch: &DecodeBatch<'_, Simulated>,
+                state: &mut State,
+                (): &mut (),
+            ) -> Result<()> {
+                let requests = batch.block_table.requests();
+                match Self::CONDUCT.refuse && requests > state.requests {
+                    true => Err(Error::argument("requests", requests, state.requests)),
+                    false => Ok(()),
+                }
+            }
+
+            unsafe fn decode(
+                &self,
+                device: &Simulated,
+                call: DecodeCall<'_, Simulated>,
+                state: &mut State,
+                (): &(),
+            ) -> Result<()> {
+                let requests = call.batch.block_table.requests();
+                state.workspace.write(requests * Self::CONDUCT.written);
+                let lens = (0..requests).map(|i| call.batch.seq_lens.at(i)).collect();
+                let sees = state.sees(device, lens, Self::CONDUCT.bake);
+                if !device.begin(Self::CONDUCT.wait) || !sees {
+                    // What is computed of other inputs is anything but the result.
+                    return Ok(());
+                }
+                let call = call.on_cpu()?;
+                // SAFETY: the call is the caller's own, who keeps to the contract.
+                unsafe { DecodeBackend::decode(&self.0, &Cpu::new(), call, &mut state.cpu, &()) }?;
+                device.end(Self::CONDUCT.end_last);
+                Ok(())
+            }
+        }
+    };
+}
+
+conducted! { Right, [dependent_launch = true, graphs = "single_token"], RIGHT }
+
+conducted! { Impatient, [dependent_launch = true], Conduct { wait: false, ..RIGHT } }
+conducted! { ImpatientAlone, [], Conduct { wait: false, ..RIGHT } }
+
+conducted! { Hasty, [dependent_launch = true], Conduct { end_last: false, ..RIGHT } }
+conducted! { HastyAlone, [], Conduct { end_last: false, ..RIGHT } }
+
+conducted! { Baked, [graphs = "single_token"], Conduct { bake: true, ..RIGHT } }
+conducted! { BakedWithoutGraphs, [], Conduct { bake: true, ..RIGHT } }
+
+conducted! { SaysLess, [], Conduct { said: ALLOCATED - 1, ..RIGHT } }
+conducted! { WritesMore, [], Conduct { written: ALLOCATED + 1, ..RIGHT } }
+conducted! { TakesMore, [], Conduct { refuse: false, ..RIGHT } }
+
+fn check<B: DecodeBackend<Device = Simulated>>(
+    topic: DecodeTopic,
+) -> std::result::Result<(), String> {
+    conformance::decode::<B>(&Simulated::default(), topic).map_err(|failure| failure.to_string())
+}
+
+fn said<B: DecodeBackend<Device = Simulated>>(topic: DecodeTopic) -> String {
+    check::<B>(topic).expect_err("a broken promise")
+}
+
+#[test]
+fn promises_that_are_kept_pass() {
+    for topic in [
+        DecodeTopic::SingleTokens,
+        DecodeTopic::DependentLaunch,
+        DecodeTopic::Graphs,
+        DecodeTopic::Workspace,
+        DecodeTopic::Alignment,
+    ] {
+        assert_eq!(check::<Right>(topic), Ok(()), "{topic:?}");
+    }
+}
+
+#[test]
+fn a_kernel_that_does_not_wait_is_found_if_it_is_declared_to() {
+    let message = said::<Impatient>(DecodeTopic::DependentLaunch);
+    let between = "IMPATIENT: between a kernel that writes its inputs late and one that reads its \
+                   results early: IMPATIENT: out[0, 0, 0] is NaN, but should be ";
+    assert!(message.starts_with(between), "{message}");
+    assert!(
+        message.ends_with("or remove the key `dependent_launch`"),
+        "{message}"
+    );
+    // Its inputs are there without kernels that overlap.
+    assert_eq!(check::<Impatient>(DecodeTopic::SingleTokens), Ok(()));
+    // The device keeps apart what does not promise to wait.
+    assert_eq!(
+        check::<ImpatientAlone>(DecodeTopic::DependentLaunch),
+        Ok(())
+    );
+}
+
+#[test]
+fn a_last_kernel_that_ends_before_others_is_found_if_it_is_declared_to_be_last() {
+    let message = said::<Hasty>(DecodeTopic::DependentLaunch);
+    assert!(message.contains("out[0, 0, 0] is NaN"), "{message}");
+    assert_eq!(check::<HastyAlone>(DecodeTopic::DependentLaunch), Ok(()));
+}
+
+#[test]
+fn a_graph_that_keeps_the_lengths_of_its_capture_is_found_if_graphs_are_promised() {
+    let message = said::<Baked>(DecodeTopic::Graphs);
+    let replayed = "BAKED: captured into a graph and replayed with other inputs: BAKED: ";
+    assert!(message.starts_with(replayed), "{message}");
+    assert!(message.ends_with("or narrow the key `graphs`"), "{message}");
+    assert_eq!(check::<BakedWithoutGraphs>(DecodeTopic::Graphs), Ok(()));
+}
+
+#[test]
+fn a_workspace_is_as_large_as_is_said_and_nothing_is_written_beyond() {
+    let message = said::<SaysLess>(DecodeTopic::Workspace);
+    let said_less = "SAYS_LESS: state and metadata allocate 96 bytes, but `workspace_bytes` says \
+                     90, for ";
+    assert!(message.starts_with(said_less), "{message}");
+    let beyond = "wrote beyond its workspace, behind a buffer of 96 bytes, for ";
+    let message = said::<WritesMore>(DecodeTopic::Workspace);
+    assert!(message.contains(beyond), "{message}");
+    // The state is for one request, and is given six.
+    let beyond = "wrote beyond its workspace, behind a buffer of 16 bytes, for ";
+    let message = said::<TakesMore>(DecodeTopic::Workspace);
+    assert!(message.contains(beyond), "{message}");
+}
