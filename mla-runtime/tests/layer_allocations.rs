@@ -13,10 +13,11 @@ use std::cell::Cell;
 use mla_cpu::Buffer;
 use mla_runtime::Result;
 use mla_runtime::backend::{
-    DecodeBackend, DecodeCall, LayerConfig, PrefillBackend, PrefillCall, StepLimits,
+    DecodeBackend, DecodeCall, LayerConfig, ListedCache, PrefillBackend, PrefillCall, SlotLists,
+    StepLimits,
 };
 use mla_runtime::batch::Request;
-use mla_runtime::cache::{CacheLayout, CacheMut};
+use mla_runtime::cache::{CacheLayout, CacheMut, CacheRef};
 use mla_runtime::capability::Platform;
 use mla_runtime::device::Memory as _;
 use mla_runtime::dims::MlaDims;
@@ -26,10 +27,11 @@ use mla_runtime::lse::{LseLayout, LseMut};
 use mla_runtime::plan::slots::BlockTables;
 use mla_runtime::problem::Problem;
 use mla_runtime::registry::Registry;
+use mla_runtime::rotary::{RotaryStyle, Rotation};
 use mla_runtime::spec::{BackendSpec, Phase, QueryFormat, QueryLen};
-use mla_runtime::tensor::{Layout, TensorMut, TensorRef};
+use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 
-use crate::common::{Bytes, done, operations, set_ordinal};
+use crate::common::{Bytes, done, operations, set_handle, set_ordinal};
 
 thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
@@ -283,4 +285,153 @@ fn a_workspace_is_for_the_device_that_it_was_made_on() {
         workspace.prepare(&layer, &batch).unwrap_err().to_string(),
         "workspace: given one on device 1, accepted one on device 0, as the layer is"
     );
+}
+
+/// A call of one decode, in buffers of which any may be another handle's.
+struct Decode {
+    weights: Buffer,
+    query: Buffer,
+    latent: Buffer,
+    rope: Buffer,
+    cache: Buffer,
+    out: Buffer,
+    lse: Buffer,
+    sinks: Buffer,
+    cos: Buffer,
+    sin: Buffer,
+    positions: Buffer,
+    slots: Buffer,
+    counts: Buffer,
+    second_cache: Buffer,
+    second_slots: Buffer,
+}
+
+impl Decode {
+    const HEADS: usize = 16;
+
+    fn new() -> Self {
+        let bytes = |bytes: usize| Bytes::<true>.allocate(bytes).unwrap();
+        Self {
+            weights: bytes(2 * 512 * Self::HEADS * 256),
+            query: bytes(2 * Self::HEADS * 192),
+            latent: bytes(2 * 512),
+            rope: bytes(2 * 64),
+            cache: bytes(2 * 64 * 576),
+            out: bytes(2 * Self::HEADS * 128),
+            lse: bytes(4 * Self::HEADS),
+            sinks: bytes(4 * Self::HEADS),
+            cos: bytes(4 * 32),
+            sin: bytes(4 * 32),
+            positions: bytes(8),
+            slots: bytes(4),
+            counts: bytes(4),
+            second_cache: bytes(2 * 64 * 576),
+            second_slots: bytes(4),
+        }
+    }
+
+    /// The buffers by the names that a refusal has.
+    fn fields(&mut self) -> [(&'static str, &mut Buffer); 15] {
+        [
+            ("W_kv_b", &mut self.weights),
+            ("query", &mut self.query),
+            ("latent", &mut self.latent),
+            ("rope", &mut self.rope),
+            ("cache", &mut self.cache),
+            ("out", &mut self.out),
+            ("lse", &mut self.lse),
+            ("sinks", &mut self.sinks),
+            ("rotary.cos", &mut self.cos),
+            ("rotary.sin", &mut self.sin),
+            ("rotary.positions", &mut self.positions),
+            ("slot_lists.slots", &mut self.slots),
+            ("slot_lists.counts", &mut self.counts),
+            ("slot_lists.second.cache", &mut self.second_cache),
+            ("slot_lists.second.slots", &mut self.second_slots),
+        ]
+    }
+
+    fn call(&mut self, config: &LayerConfig, lists: bool) -> LayerCall<'_, Inert> {
+        let heads = Self::HEADS;
+        let layout = CacheLayout::contiguous(MlaDims::R1, config.problem.kv_format, 1, 64);
+        let table = Layout::contiguous(DType::F32, [1, 1, 32]);
+        let [cos, sin] = [&self.cos, &self.sin]
+            .map(|buffer| TensorRef::new(Inert::bytes(buffer), table).unwrap());
+        let positions = ArrayRef::new(Inert::bytes(&self.positions), 1).unwrap();
+        let list = |buffer| ArrayRef::new(Inert::bytes(buffer), 1).unwrap();
+        let second = CacheRef::new(Inert::bytes(&self.second_cache), layout).unwrap();
+        let second = ListedCache::new(second, list(&self.second_slots), 1);
+        let slots = SlotLists::new(list(&self.slots), 1)
+            .with_counts(Some(list(&self.counts)))
+            .with_second(Some(second));
+        let out = Layout::contiguous(DType::BF16, [1, heads, 128]);
+        LayerCall::new(
+            Weights::new(view(&self.weights, [1, 512, heads * 256]), config).unwrap(),
+            view(&self.query, [1, heads, 192]),
+            [
+                view(&self.latent, [1, 1, 512]),
+                view(&self.rope, [1, 1, 64]),
+            ],
+            CacheMut::new(Inert::bytes_mut(&mut self.cache), layout).unwrap(),
+            TensorMut::new(Inert::bytes_mut(&mut self.out), out).unwrap(),
+        )
+        .with_lse(Some(
+            LseMut::new(
+                Inert::bytes_mut(&mut self.lse),
+                LseLayout::heads_first(heads, 1),
+            )
+            .unwrap(),
+        ))
+        .with_sinks((!lists).then(|| ArrayRef::new(Inert::bytes(&self.sinks), heads).unwrap()))
+        .with_rotary(
+            (!lists).then(|| {
+                Rotation::new([cos, sin], RotaryStyle::Interleaved).with_positions(positions)
+            }),
+        )
+        .with_slot_lists(lists.then_some(slots))
+    }
+}
+
+/// Nothing orders the work of two handles.
+#[test]
+fn memory_of_another_handle_is_refused_by_its_field() {
+    let device: Inert = Bytes;
+    let config = LayerConfig::new(Problem::new(MlaDims::R1, 16, DType::BF16), 0.07);
+    let layer = MlaLayer::<Nothing, Nothing>::of(&device, &config).unwrap();
+    let limits = StepLimits::new(1, 1, 1);
+    let mut workspace = layer.workspace(&limits).unwrap();
+    set_handle(1);
+    let mut theirs = layer.workspace(&limits).unwrap();
+    set_handle(0);
+    let (requests, tables) = ([Request::new(1, 1)], BlockTables::new(&[0], 1, 64).unwrap());
+    let batch = StepBatch::new(&requests, tables);
+    workspace.prepare(&layer, &batch).unwrap();
+    operations();
+    let refused = |field| format!("{field}: given memory of handle 1, accepted memory of handle 0");
+    let message = |result: Result<()>| result.unwrap_err().to_string();
+    assert_eq!(
+        message(theirs.prepare(&layer, &batch)),
+        refused("workspace")
+    );
+
+    let mut decode = Decode::new();
+    for at in 0..decode.fields().len() {
+        let (field, buffer) = &mut decode.fields()[at];
+        let field = *field;
+        set_handle(1);
+        let bytes = buffer.as_bytes().len();
+        let own = std::mem::replace(*buffer, device.allocate(bytes).unwrap());
+        set_handle(0);
+        let lists = field.starts_with("slot_lists");
+        let call = decode.call(&config, lists);
+        assert_eq!(message(layer.forward(&mut workspace, call)), refused(field));
+        assert_eq!(operations(), 0, "{field}");
+        *decode.fields()[at].1 = own;
+    }
+    let call = decode.call(&config, false);
+    assert_eq!(
+        message(layer.forward(&mut theirs, call)),
+        refused("workspace")
+    );
+    assert_eq!(operations(), 0);
 }

@@ -67,11 +67,13 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         let step = &workspace.step;
         // Tokens on the expanded path see all that there is.
         let tokens = step.absorbed_tokens();
+        if let Some(lists) = lists {
+            self.check_lists_memory(lists)?;
+        }
         check_lists("slot_lists", lists, tokens, &self.config.problem)?;
         let Some(lists) = lists else {
             return Ok(());
         };
-        self.check_lists_memory(lists)?;
         if ![0, step.dense_within()].contains(&lists.dense_within) {
             let accepted = format!("{}, as the step has it, or 0", step.dense_within());
             let given = lists.dense_within;

@@ -2,7 +2,8 @@
 
 #![allow(dead_code, unused_macros, reason = "each test program uses some of it")]
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
 
 use mla_cpu::Buffer;
 use mla_runtime::availability::Availability;
@@ -22,6 +23,14 @@ pub(crate) struct Bytes<const PROCESSOR: bool = false>;
 thread_local! {
     static OPERATIONS: Cell<usize> = const { Cell::new(0) };
     static ORDINAL: Cell<usize> = const { Cell::new(0) };
+    static HANDLE: Cell<usize> = const { Cell::new(0) };
+    static OTHERS: RefCell<Vec<(Range<usize>, usize)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// From now on this thread's handles are this one, whose memory no other may access. Everyone may
+/// access that of handle 0, which is the first.
+pub(crate) fn set_handle(handle: usize) {
+    HANDLE.set(handle);
 }
 
 /// From now on this thread's handles are of this device.
@@ -46,7 +55,27 @@ impl<const PROCESSOR: bool> Memory for Bytes<PROCESSOR> {
     mla_runtime::host_bytes!();
 
     fn allocate(&self, bytes: usize) -> Result<Self::Buffer> {
-        Buffer::zeroed(bytes)
+        let buffer = Buffer::zeroed(bytes)?;
+        let handle = HANDLE.get();
+        if handle != 0 {
+            let range = buffer.as_bytes().as_ptr_range();
+            let range = range.start.addr()..range.end.addr();
+            OTHERS.with_borrow_mut(|others| others.push((range, handle)));
+        }
+        Ok(buffer)
+    }
+
+    fn check_bytes(&self, field: &'static str, bytes: Self::Bytes<'_>) -> Result<()> {
+        let (at, handle) = (bytes.as_ptr().addr(), HANDLE.get());
+        let owner = OTHERS.with_borrow(|others| {
+            let owner = others.iter().find(|(range, _)| range.contains(&at));
+            owner.map_or(handle, |(_, owner)| *owner)
+        });
+        if owner == handle {
+            return Ok(());
+        }
+        let shown = |handle| format!("memory of handle {handle}");
+        Err(Error::argument(field, shown(owner), shown(handle)))
     }
 
     fn bytes(buffer: &Self::Buffer) -> Self::Bytes<'_> {

@@ -7,8 +7,11 @@
 
 mod allocations;
 mod batch;
+#[cfg(feature = "faults")]
+mod faults;
 mod gathered;
 mod graphs;
+mod handles;
 mod parts;
 mod places;
 mod products;

@@ -11,12 +11,15 @@ use mla_kernels::Cuda;
 use mla_kernels::context_parallel::{Communicator, GroupId, PartialResults};
 use mla_runtime::batch::Request;
 use mla_runtime::device::Memory;
+use mla_runtime::dtype::DType;
+use mla_runtime::lse::{LseLayout, LseMut};
 use mla_runtime::plan::parallel::ContextParallel;
 use mla_runtime::plan::slots::BlockTables;
+use mla_runtime::tensor::{Layout, TensorMut};
 
 use super::batch::{Batch, Case, Distance, Engine, Outcome};
 use super::gpu_layer;
-use crate::common::{download, gpu};
+use crate::common::{download, gpu, upload};
 
 const RANKS: usize = 2;
 
@@ -240,6 +243,120 @@ fn heads_over_two_gpus_are_all_heads() {
     assert!(gathered[0] == gathered[1]);
     let given = joined(&gathered[0], &expected, whole.tokens());
     close(given.distance(&expected, &case), false);
+}
+
+/// NCCL itself would write past the shorter rank's memory.
+#[test]
+#[ignore = "needs two Hopper GPUs and NCCL: \
+            cargo test --release --features sm90,nccl --test gpu -- --include-ignored two_gpus"]
+fn ranks_of_other_lengths_are_refused_and_go_on() {
+    // Held to the end: the ranks' devices are this test's turn too.
+    let _gpu = gpu();
+    let messages = in_threads(|rank| {
+        let (device, communicator) = (&rank.device, &rank.communicator);
+        let at = communicator.rank();
+        let gather = |bytes: usize| {
+            let own = upload(device, &vec![at as u8; bytes]).unwrap();
+            let mut all = device.allocate(RANKS * bytes).unwrap();
+            communicator.all_gather(own.bytes(), all.bytes_mut())?;
+            download(device, &all)
+        };
+        let apart = gather(64 * (1 + at)).unwrap_err().to_string();
+        let own = device.allocate(64).unwrap();
+        let mut room = device.allocate(if at == 0 { 100 } else { 128 }).unwrap();
+        let short = communicator.all_gather(own.bytes(), room.bytes_mut());
+        let together = gather(1 << 20).unwrap();
+        assert!(together[..1 << 20].iter().all(|byte| *byte == 0));
+        assert!(together[1 << 20..].iter().all(|byte| *byte == 1));
+        (apart, short.unwrap_err().to_string())
+    });
+    for (rank, (apart, _)) in messages.iter().enumerate() {
+        let (own, other) = (64 * (1 + rank), 64 * (2 - rank));
+        let expected = format!(
+            "ranks: given all_gather of {own} bytes on rank {rank}, all_gather of {other} bytes on \
+             rank {}, accepted the same call of the same extents on every rank",
+            1 - rank
+        );
+        assert_eq!(*apart, expected);
+    }
+    assert_eq!(
+        messages[0].1,
+        "to: given 100 bytes, accepted 64 from each of 2 ranks"
+    );
+    assert!(
+        messages[1]
+            .1
+            .contains("a call that the rank itself refuses on rank 0")
+    );
+}
+
+#[test]
+#[ignore = "needs two Hopper GPUs and NCCL: \
+            cargo test --release --features sm90,nccl --test gpu -- --include-ignored two_gpus"]
+fn ranks_of_other_problems_are_refused_and_go_on() {
+    let _gpu = gpu();
+    let messages = in_threads(|rank| {
+        let (device, communicator) = (&rank.device, &rank.communicator);
+        let at = communicator.rank();
+        let problem = |heads| Case::new(heads, &[]).config().problem;
+        let results = |heads, tokens| PartialResults::new(communicator, &problem(heads), tokens);
+        let heads = results(16 * (1 + at as u32), 4).map(drop);
+        let room = results(16, 4 + at).map(drop);
+        let mut results = results(16, 4).unwrap();
+        let mut merge = |tokens: usize| {
+            let rows = 16 * tokens;
+            let mut out = device.allocate(rows * 128 * 2).unwrap();
+            let mut lse = device.allocate(4 * rows).unwrap();
+            let layout = Layout::contiguous(DType::BF16, [tokens, 16, 128]);
+            results.merge(
+                communicator,
+                TensorMut::new(out.bytes_mut(), layout)?,
+                LseMut::new(lse.bytes_mut(), LseLayout::heads_first(16, tokens))?,
+            )
+        };
+        let tokens = merge(2 + at);
+        merge(3).unwrap();
+        device.synchronize().unwrap();
+        [heads, room, tokens].map(|refused| refused.unwrap_err().to_string())
+    });
+    for (rank, messages) in messages.iter().enumerate() {
+        for (message, what) in messages.iter().zip(["results", "results", "merge"]) {
+            let expected = format!("ranks: given {what} of ");
+            assert!(message.starts_with(&expected), "rank {rank}: {message}");
+        }
+    }
+}
+
+/// The ranks' agreement is not captured, and the gather is.
+#[test]
+#[ignore = "needs a Hopper GPU and NCCL: \
+            cargo test --release --features sm90,nccl --test gpu -- --include-ignored two_gpus"]
+fn a_group_of_one_gathers_in_a_capture_as_without() {
+    let gpu = &*gpu();
+    let communicator = Communicator::new(gpu, 0, 1, GroupId::new().unwrap()).unwrap();
+    let own = upload(gpu, &[5; 64]).unwrap();
+    let mut all = gpu.allocate(64).unwrap();
+    communicator
+        .all_gather(own.bytes(), all.bytes_mut())
+        .unwrap();
+    assert_eq!(download(gpu, &all).unwrap(), [5; 64]);
+    gpu.upload(&[0; 64], all.bytes_mut()).unwrap();
+    let graph = gpu
+        .capture(|_| communicator.all_gather(own.bytes(), all.bytes_mut()))
+        .unwrap();
+    assert_eq!(download(gpu, &all).unwrap(), [0; 64]);
+    // SAFETY: buffers and group live, and only this stream uses them.
+    unsafe { graph.replay() }.unwrap();
+    assert_eq!(download(gpu, &all).unwrap(), [5; 64]);
+
+    let second = Cuda::on_stream(gpu.stream().context().new_stream().unwrap()).unwrap();
+    let theirs = second.allocate(64).unwrap();
+    let refused = communicator.all_gather(theirs.bytes(), all.bytes_mut());
+    let refused = refused.unwrap_err().to_string();
+    assert!(
+        refused.starts_with("from: given memory of stream"),
+        "{refused}"
+    );
 }
 
 // Tell a process which rank it is, and the folder through which the group's processes meet.
