@@ -1,7 +1,6 @@
 //! Arguments that several subcommands take, and how their values are read.
 
 use std::fmt::Display;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use bytesize::ByteSize;
@@ -15,6 +14,7 @@ use mla_runtime::model::ModelConfig;
 use serde::Serialize;
 
 use crate::error::CliError;
+use crate::input::read_text;
 
 /// How the output is written.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -97,12 +97,6 @@ impl Model {
             )
         })
     }
-}
-
-/// The text of a file, or why there is none and what is accepted.
-pub(crate) fn read_text(path: &Path, accepted: &str) -> Result<String, String> {
-    fs::read_to_string(path)
-        .map_err(|error| format!("cannot read it: {error}; accepted: {accepted}"))
 }
 
 /// The model that a Hugging Face config.json describes.

@@ -34,6 +34,7 @@ mod device;
 mod error;
 mod explain;
 mod figures;
+mod input;
 #[cfg(feature = "bench")]
 mod loaded;
 mod plan;

@@ -555,7 +555,11 @@ fn bad_configurations_are_refused_with_the_wrong_part() {
             &["kv_lora_rank: given nothing, accepted a model with Multi-head Latent Attention"],
         ),
         ("broken.json", b"{\"kv_lora_rank\": ", &["not JSON"]),
-        ("binary.json", b"\xff\xfe", &["cannot read"]),
+        (
+            "binary.json",
+            b"\xff\xfe",
+            &["cannot read", "byte 0 is not UTF-8"],
+        ),
         (
             "negative.json",
             br#"{"num_attention_heads": -1, "kv_lora_rank": 512}"#,
@@ -574,6 +578,10 @@ fn bad_configurations_are_refused_with_the_wrong_part() {
     assert_refused(
         &["explain", "--config", folder],
         &["--config", "cannot read"],
+    );
+    assert_refused(
+        &["explain", "--config", "/dev/zero"],
+        &["--config", "more than 67108864 bytes"],
     );
     assert_refused(
         &["explain", "--config", "no/such/config.json"],

@@ -9,8 +9,9 @@ use rand_mt::Mt;
 use serde::Deserialize;
 
 use super::lists::{ListKind, Lists};
-use crate::args::{MAX_LIST_WIDTH, read_text};
+use crate::args::MAX_LIST_WIDTH;
 use crate::error::CliError;
+use crate::input::read_text;
 
 /// The whole file.
 #[derive(Deserialize)]

@@ -10,11 +10,12 @@ use serde::{Deserialize, Serialize};
 use super::files::{Until, check_files, json, save};
 use super::random::Normal;
 use super::statistics::Summary;
-use crate::args::{named, positive, read_text, samples};
+use crate::args::{named, positive, samples};
 use crate::cost::Cost;
 use crate::device::{About, DeviceName, Job};
 use crate::error::CliError;
 use crate::figures::number;
+use crate::input::read_text;
 use crate::stopwatch::{Protocol, Stopwatch};
 
 /// The most that a machine computes and moves, and where the figures are from.

@@ -7,9 +7,10 @@ use serde::Serialize;
 
 use super::report::{Report, SCHEMA};
 use super::row::Row;
-use crate::args::{Format, read_text};
+use crate::args::Format;
 use crate::error::CliError;
 use crate::figures::{counted, number};
+use crate::input::read_text;
 use crate::table::table;
 
 #[derive(clap::Args)]

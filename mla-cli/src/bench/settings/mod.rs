@@ -17,9 +17,10 @@ pub(super) use self::key::Key;
 pub(super) use self::values::{Measure, Route, Switch};
 use self::values::{RangeSetting, device_name, fault, list};
 use super::lists::{ListKind, Lists};
-use crate::args::{list_width, natural, positive, read_text, samples, warm_up};
+use crate::args::{list_width, natural, positive, samples, warm_up};
 use crate::device::DeviceName;
 use crate::error::CliError;
+use crate::input::read_text;
 
 /// What random numbers are made from where nothing is said.
 pub(super) const SEED: u32 = 1;
