@@ -26,14 +26,8 @@ impl Buffer {
     ///
     /// If the allocator refuses.
     pub fn zeroed(len: usize) -> Result<Self> {
-        let lines =
-            bytemuck::try_zeroed_slice_box(len.div_ceil(Self::ALIGNMENT)).map_err(|()| {
-                Error::OutOfMemory {
-                    device: "cpu",
-                    bytes: len as u64,
-                    free: None,
-                }
-            })?;
+        let lines = bytemuck::try_zeroed_slice_box(len.div_ceil(Self::ALIGNMENT))
+            .map_err(|()| out_of_memory(len))?;
         Ok(Self { lines, len })
     }
 
@@ -64,6 +58,22 @@ impl std::fmt::Debug for Buffer {
     }
 }
 
+/// Refuses rows that the allocator would refuse: of each one thread has a copy as f32. A row is of
+/// any width if there are none, or if all of its elements are one.
+pub(crate) fn check_row(width: usize) -> Result<()> {
+    let mut row = Vec::<f32>::new();
+    let refused = row.try_reserve_exact(width);
+    refused.map_err(|_| out_of_memory(width.saturating_mul(size_of::<f32>())))
+}
+
+pub(crate) fn out_of_memory(bytes: usize) -> Error {
+    Error::OutOfMemory {
+        device: "cpu",
+        bytes: bytes as u64,
+        free: None,
+    }
+}
+
 // Scratch of a kernel: elements of one type, aligned as a buffer is.
 pub(crate) struct Scratch<T> {
     buffer: Buffer,
@@ -82,13 +92,8 @@ impl<T: Pod> Scratch<T> {
     }
 
     pub(crate) fn new(len: usize) -> Result<Self> {
-        let bytes = len
-            .checked_mul(size_of::<T>())
-            .ok_or_else(|| Error::Device {
-                device: "cpu",
-                operation: "allocate",
-                message: format!("{len} elements of scratch overflow the address space"),
-            })?;
+        // What saturates is refused.
+        let bytes = len.saturating_mul(size_of::<T>());
         Ok(Self {
             buffer: Buffer::zeroed(bytes)?,
             element: std::marker::PhantomData,

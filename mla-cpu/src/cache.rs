@@ -3,6 +3,7 @@
 use half::bf16;
 use rayon::prelude::*;
 
+use super::buffer::check_row;
 use super::view::{Elements, Lane, Places, narrow, scalars, widen, with_element};
 use super::{Cpu, fp8};
 use mla_runtime::cache::{BlockTable, CacheLayout, CacheMut, CacheRef};
@@ -39,6 +40,7 @@ pub(crate) fn write(
         ));
     }
     check_slots(slots, layout.slots())?;
+    check_row(l + r)?;
     with_element!(latent.dtype(), T => {
         let latent = Elements::<T>::of("latent", &latent)?;
         let rope = Elements::<T>::of("rope", &rope)?;
@@ -256,6 +258,7 @@ pub(crate) fn gather(
         token_starts,
         pages,
     } = Segments::of(&rows, layout.page_size, layout.pages)?;
+    check_row(l + r)?;
     let bytes = cache.bytes();
     let row_bytes = layout.format.row_bytes(layout.dims);
     with_element!(latent.dtype(), T => {

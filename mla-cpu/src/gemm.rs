@@ -13,11 +13,11 @@ use super::buffer::Scratch;
 use super::dots::{Pairs, Singles};
 use super::transpose::transpose;
 use super::view::{Elements, Lane as _, Places, with_element};
-use mla_runtime::Result;
 #[cfg(target_arch = "x86_64")]
 use mla_runtime::dtype::DType;
 use mla_runtime::dtype::Element;
 use mla_runtime::tensor::{TensorMut, TensorRef};
+use mla_runtime::{Error, Result};
 
 // The block of the result that one task computes. Fixed, so that nothing depends on how many
 // threads there are; small enough that a block of each operand stays in the second-level cache.
@@ -43,6 +43,17 @@ pub(crate) fn gemm(
     let k = a.shape()[2];
     a.layout().require("gemm a", c.dtype(), [batch, m, k])?;
     b.layout().require("gemm b", c.dtype(), [batch, k, n])?;
+    // Without elements no memory bounds the extents, nor those of operands that repeat an element.
+    if c.layout().elements() == 0 {
+        return Ok(());
+    }
+    if k > isize::MAX as usize / (ROWS.max(COLUMNS) * size_of::<f32>()) {
+        return Err(Error::argument(
+            "gemm a",
+            a.layout(),
+            "an inner axis that can be summed",
+        ));
+    }
     with_element!(c.dtype(), T => {
         let a = Elements::<T>::of("gemm a", &a)?;
         let b = Elements::<T>::of("gemm b", &b)?;

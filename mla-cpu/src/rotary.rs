@@ -1,5 +1,6 @@
 //! The rotary embedding: pairs turned in f32, one product after the other, rounded to the dtype.
 
+use super::buffer::Scratch;
 use super::view::{Elements, Places, scalars, with_element};
 use super::{Cpu, cache};
 use mla_runtime::cache::CacheMut;
@@ -17,22 +18,23 @@ pub(crate) fn write_cache(
     slots: ArrayRef<'_, Cpu, i64>,
     cache: CacheMut<'_, Cpu>,
 ) -> Result<()> {
-    let [tokens, _, width] = rope.shape();
+    let tokens = latent.shape()[0];
+    let width = cache.layout().dims.head.rope as usize;
     rope.layout()
-        .require("rope", rope.dtype(), [latent.shape()[0], 1, width])?;
+        .require("rope", rope.dtype(), [tokens, 1, width])?;
     let turn = Turn::new(rotary, tokens, width)?;
     with_element!(rope.dtype(), T => {
         let from = Elements::<T>::of("rope", &rope)?;
-        let mut row = vec![0.0; width];
-        let mut turned = vec![T::from_f32(0.0); tokens * width];
+        let mut row = Scratch::new(width)?;
+        let mut turned = Scratch::<T>::new(tokens.saturating_mul(width))?;
         for (token, to) in turned.chunks_mut(width.max(1)).enumerate() {
             from.read_row(token, 0, &mut row);
             turn.apply(token, &mut row);
-            for (to, value) in to.iter_mut().zip(&row) {
+            for (to, value) in to.iter_mut().zip(&*row) {
                 *to = T::from_f32(*value);
             }
         }
-        let turned = TensorRef::from_slice(&turned, [tokens, 1, width])?;
+        let turned = TensorRef::from_slice(&turned[..tokens * width], [tokens, 1, width])?;
         cache::write(cpu, latent, turned, slots, cache)?;
         if let Some(query) = query {
             turn_queries::<T>(&turn, query, tokens, width)?;
@@ -69,8 +71,12 @@ fn turn_queries<T: Element>(
         Some(from) => Some(Elements::<T>::of("query", from)?),
         None => None,
     };
+    // Without elements no memory bounds the extents.
+    if to.layout().elements() == 0 {
+        return Ok(());
+    }
     let to = Places::<T>::of("query", to)?;
-    let mut row = vec![0.0; width];
+    let mut row = Scratch::new(width)?;
     for token in 0..tokens {
         for head in 0..shape[1] {
             match &from {

@@ -39,6 +39,7 @@ pub mod indexer;
 pub mod layer;
 pub mod plan;
 pub mod prelude;
+mod room;
 mod rules;
 mod select;
 mod setters;
@@ -52,7 +53,7 @@ pub use rules::{availability, kernels, problem, reason, spec};
 pub use select::{explain, known, registry, selection};
 pub use views::{cache, host, lse, rotary, tensor};
 
-pub use error::{Error, Result};
+pub use error::{Error, Named, Result};
 pub use mla_macros::mla_backend;
 
 /// What only this crate has: if the attribute's `crate` names another, the compiler's error says

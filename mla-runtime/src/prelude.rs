@@ -5,6 +5,7 @@ pub use crate::cache::{CacheLayout, CacheMut};
 pub use crate::device::{Device, Memory};
 pub use crate::dims::{HeadDims, MlaDims};
 pub use crate::dtype::DType;
+pub use crate::error::Named;
 pub use crate::kv_format::KvFormat;
 pub use crate::layer::{
     LayerCall, MlaLayer, SelectedLayer, SelectedWorkspace, Step, StepBatch, StepRequest,

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use crate::Cpu;
+use crate::buffer::out_of_memory;
 use crate::view::scalars;
 use mla_runtime::error::{Error, Result};
 use mla_runtime::indexer::IndexRows;
@@ -37,7 +38,9 @@ pub(super) fn rows(of: &IndexRows<'_, Cpu>, columns: usize) -> Result<Vec<Row>> 
             accepted,
         ));
     }
-    let mut rows = Vec::with_capacity(end - start);
+    let mut rows = Vec::new();
+    let refused = rows.try_reserve_exact(end - start);
+    refused.map_err(|_| out_of_memory((end - start).saturating_mul(size_of::<Row>())))?;
     for (request, (range, len)) in starts.windows(2).zip(lens).enumerate() {
         if usize::try_from(*len).is_ok_and(|len| len > columns) {
             return Err(Error::argument(

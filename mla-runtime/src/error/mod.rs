@@ -22,7 +22,7 @@ pub enum Error {
     },
     /// A step that no plan can be made for.
     #[error(transparent)]
-    Plan(#[from] PlanError),
+    Plan(PlanError),
     /// The device has not as much memory left: what a cache or a workspace can be made smaller for.
     #[error(
         "memory: given a need of {bytes} bytes on {device}, accepted {}",
@@ -54,6 +54,19 @@ fn accepted_bytes(free: Option<u64>) -> String {
     })
 }
 
+impl From<PlanError> for Error {
+    fn from(error: PlanError) -> Self {
+        match error {
+            PlanError::OutOfMemory { bytes } => Self::OutOfMemory {
+                device: "host",
+                bytes,
+                free: None,
+            },
+            error => Self::Plan(error),
+        }
+    }
+}
+
 impl Error {
     /// An [`Error::Argument`] from displayable parts.
     pub fn argument(
@@ -67,7 +80,53 @@ impl Error {
             accepted: accepted.to_string(),
         }
     }
+
+    /// The error of a part of argument `name`: an [`Error::Argument`] then has this name, and what
+    /// was given says which part. Every other error is as it was.
+    #[must_use]
+    pub fn named(self, name: &'static str) -> Self {
+        match self {
+            Self::Argument {
+                field,
+                given,
+                accepted,
+            } if field != name => Self::Argument {
+                field: name,
+                given: format!("{field} {given}"),
+                accepted,
+            },
+            error => error,
+        }
+    }
 }
 
 /// The result of most functions here.
 pub type Result<T> = std::result::Result<T, Error>;
+
+/// Says of which argument an error is: a view is made without a name, and refused by the name that
+/// it is given here.
+///
+/// ```
+/// # use mla_cpu::Cpu;
+/// use mla_runtime::Named as _;
+/// use mla_runtime::tensor::TensorRef;
+///
+/// let q_latent = [0.0f32; 8];
+/// let error = TensorRef::<Cpu>::from_slice(&q_latent, [2, 1, 8]).named("q_latent").unwrap_err();
+/// assert_eq!(
+///     error.to_string(),
+///     "q_latent: given layout f32 [2, 1, 8] strides [8, 8, 1], accepted one that lies within 32 \
+///      bytes"
+/// );
+/// ```
+pub trait Named {
+    /// The same, with [`Error::named`] of an error.
+    #[must_use]
+    fn named(self, name: &'static str) -> Self;
+}
+
+impl<T> Named for Result<T> {
+    fn named(self, name: &'static str) -> Self {
+        self.map_err(|error| error.named(name))
+    }
+}

@@ -22,6 +22,12 @@ pub enum PlanError {
         /// The largest value it may have.
         limit: u64,
     },
+    /// The host has not as much memory left as a list takes.
+    #[error("memory: given a need of {bytes} bytes on host, accepted as many as are free")]
+    OutOfMemory {
+        /// How many bytes were asked for.
+        bytes: u64,
+    },
     /// Not even the smallest plan fits into the memory given.
     #[error("bytes: given {given}, accepted at least {needed}, for {smallest}")]
     DoesNotFit {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use super::step::threshold_of;
+use super::step::{check_dense_within, threshold_of};
 use super::{StepBatch, Workspace};
 use crate::backend::{DecodeStage, PrefillStage, StepLimits};
 use crate::batch::Request;
@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::plan::slots::BlockTables;
 use crate::plan::split::{BatchSplit, split_by};
 use crate::problem::Problem;
+use crate::room::{reserve, with_room};
 use crate::spec::QueryLen;
 
 /// A request of a step, as an engine's scheduler has it.
@@ -135,6 +136,7 @@ impl Step {
         requests: &[StepRequest<'_>],
     ) -> Result<Self> {
         check(problem, limits, requests)?;
+        check_dense_within(problem, dense_within)?;
         let most = u32::try_from(limits.decode_query_len).unwrap_or(u32::MAX);
         let threshold = match problem.query_len {
             _ if problem.sparse && limits.context_rows == 0 => u32::MAX,
@@ -153,7 +155,7 @@ impl Step {
             |request| threshold_of(problem, dense_within, threshold, request),
             problem.query_len != QueryLen::Ragged,
         )?;
-        let mut step = Self::of(problem, limits, threshold, requests, &split);
+        let mut step = Self::of(problem, limits, threshold, requests, &split)?;
         step.dense_within = dense_within;
         Ok(step)
     }
@@ -164,14 +166,15 @@ impl Step {
         threshold: u32,
         requests: &[StepRequest<'_>],
         split: &BatchSplit,
-    ) -> Self {
+    ) -> Result<Self> {
         let used = |request: &StepRequest<'_>| request.total.div_ceil(problem.page_size) as usize;
         let max_pages = requests.iter().map(used).max().unwrap_or(0).max(1);
         let mut step = Self {
             requests: Vec::with_capacity(requests.len()),
             rows: vec![0..0; requests.len()],
             order: split.order.clone(),
-            tables: Vec::with_capacity(requests.len() * max_pages),
+            // As wide as the longest request for every one: more than their own pages in all.
+            tables: with_room(requests.len().saturating_mul(max_pages))?,
             max_pages,
             page_size: problem.page_size,
             threshold,
@@ -194,7 +197,7 @@ impl Step {
             let entries = step.requests.len() * max_pages;
             step.tables.resize(entries, 0);
         }
-        step
+        Ok(step)
     }
 
     /// The same with padding behind the requests with new tokens on the absorbed path, of as many
@@ -204,29 +207,35 @@ impl Step {
     ///
     /// # Errors
     ///
-    /// If the limits have no room for so many, or the absorbed path's requests differ in length.
+    /// If the step has more already, the limits have no room for so many, or the absorbed path's
+    /// requests differ in length, or the host has not as much memory left.
     pub fn padded_to(mut self, requests: usize) -> Result<Self> {
-        if requests > self.limit {
-            let accepted = format!("at most the limit of {}", self.limit);
+        let own = self.requests.len();
+        if !(own..=self.limit).contains(&requests) {
+            let accepted = format!("{own}, as the step has, to the limit of {}", self.limit);
             return Err(Error::argument("requests", requests, accepted));
         }
-        let Some(missing) = requests.checked_sub(self.requests.len()).filter(|n| *n > 0) else {
+        let missing = requests - own;
+        if missing == 0 {
             return Ok(self);
-        };
+        }
         let Some(len) = self.uniform_len else {
             let given = format!("{} on the absorbed path", self.absorbed);
             let accepted = "some, all of one number of new tokens, for padding to have it too";
             return Err(Error::argument("requests", given, accepted));
         };
+        let entries = missing.saturating_mul(self.max_pages);
+        reserve(&mut self.requests, missing)?;
+        reserve(&mut self.tables, entries)?;
         let padding = std::iter::repeat_n(Request { q: len, kv: 0 }, missing);
         self.requests.splice(self.absorbed..self.absorbed, padding);
         let entry = self.absorbed * self.max_pages;
-        let entries = std::iter::repeat_n(0, missing * self.max_pages);
-        self.tables.splice(entry..entry, entries);
+        self.tables
+            .splice(entry..entry, std::iter::repeat_n(0, entries));
         for &index in &self.order[self.absorbed..] {
             let rows = &mut self.rows[index];
-            let moved = missing * len as usize;
-            *rows = rows.start + moved..rows.end + moved;
+            let moved = missing.saturating_mul(len as usize);
+            *rows = rows.start.saturating_add(moved)..rows.end.saturating_add(moved);
         }
         Ok(self)
     }
@@ -458,8 +467,14 @@ mod tests {
         let refused = |step: Step, to| step.padded_to(to).unwrap_err().to_string();
         assert_eq!(
             refused(step, 7),
-            "requests: given 7, accepted at most the limit of 6"
+            "requests: given 7, accepted 4, as the step has, to the limit of 6"
         );
+        let own = || plan(QueryLen::Uniform, &requests).unwrap();
+        assert_eq!(
+            refused(own(), 1),
+            "requests: given 1, accepted 2, as the step has, to the limit of 6"
+        );
+        assert_eq!(own().padded_to(2).unwrap().requests(), own().requests());
         let ragged = [StepRequest::new(1, 1, &[1]), StepRequest::new(2, 2, &[2])];
         assert_eq!(
             refused(plan(QueryLen::Ragged, &ragged).unwrap(), 3),

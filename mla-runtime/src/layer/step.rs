@@ -14,6 +14,7 @@ use crate::plan::context::{ChunkLimits, ContextPlan, plan_chunks};
 use crate::plan::limits::ArrayLayout;
 use crate::plan::slots::{BlockTables, SKIPPED};
 use crate::problem::Problem;
+use crate::room::{with_room, zeros};
 use crate::setters::setters;
 use crate::spec::QueryLen;
 use crate::tensor::ArrayRef;
@@ -75,6 +76,15 @@ impl<'a> StepBatch<'a> {
     }
 }
 
+/// Refuses dense requests of a problem whose requests are all dense.
+pub(super) fn check_dense_within(problem: &Problem, tokens: u32) -> Result<()> {
+    if tokens == 0 || problem.sparse {
+        return Ok(());
+    }
+    let accepted = "0, as the problem is not sparse";
+    Err(Error::argument("dense_within", tokens, accepted))
+}
+
 /// A step as the host knows it, and the bytes that tell the device.
 pub(super) struct Step {
     limits: StepLimits,
@@ -117,23 +127,23 @@ impl Step {
         let layout = ArrayLayout::new(limits, page_size)?;
         Ok(Self {
             limits: *limits,
-            staging: vec![0; layout.bytes()],
+            staging: zeros(layout.bytes())?,
             layout,
             prepared: false,
             tokens: 0,
-            slots: Vec::with_capacity(limits.tokens),
-            written: Vec::with_capacity(limits.tokens),
+            slots: with_room(limits.tokens)?,
+            written: with_room(limits.tokens)?,
             absorbed_requests: 0,
             absorbed_tokens: 0,
             max_absorbed_query_len: 0,
             max_seq_len: 0,
-            absorbed_query_lens: Vec::with_capacity(limits.requests),
-            absorbed_seq_lens: Vec::with_capacity(limits.requests),
+            absorbed_query_lens: with_room(limits.requests)?,
+            absorbed_seq_lens: with_room(limits.requests)?,
             dense_within: 0,
             requests: 0,
-            expanded_query_lens: Vec::with_capacity(limits.requests),
-            expanded_starts: Vec::with_capacity(limits.requests + 1),
-            expanded_key_lens: Vec::with_capacity(limits.requests),
+            expanded_query_lens: with_room(limits.requests)?,
+            expanded_starts: with_room(limits.requests + 1)?,
+            expanded_key_lens: with_room(limits.requests)?,
             context_in_one_call: false,
             context: ContextPlan { chunks: Vec::new() },
             chunk_starts: vec![0],
@@ -175,13 +185,15 @@ impl Step {
                 format!("the problem's, {}", problem.page_size),
             ));
         }
-        if tables.requests() < batch.requests.len() {
+        // A table of more rows may be one of rows of another width.
+        if tables.requests() != batch.requests.len() {
             return Err(Error::argument(
                 "block_tables",
                 format!("{} rows", tables.requests()),
                 format!("a row for each of {} requests", batch.requests.len()),
             ));
         }
+        check_dense_within(problem, batch.dense_within)?;
         self.check_requests(batch)?;
         self.place(batch)?;
         self.check_written()
@@ -896,7 +908,7 @@ mod tests {
             context_rows: 32,
         };
         let mut step = Step::new(&limits, 16).unwrap();
-        let pages = [0; 15];
+        let pages = [0; 10];
         let mut places = Vec::new();
         for requests in [
             &[Request { q: 1, kv: 70 }, Request { q: 1, kv: 0 }][..],

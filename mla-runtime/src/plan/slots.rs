@@ -16,6 +16,7 @@
 use super::PlanError;
 use super::parallel::ContextParallel;
 use crate::batch::Request;
+use crate::room::with_room;
 
 /// The slot of a token that is not written.
 pub const SKIPPED: i64 = -1;
@@ -143,8 +144,8 @@ impl<'a> BlockTables<'a> {
     ///
     /// # Errors
     ///
-    /// If there are more requests than rows, a request has fewer tokens in all than new ones, or
-    /// as [`Self::slot`].
+    /// If there are more requests than rows, a request has fewer tokens in all than new ones, the
+    /// host has not as much memory left, or as [`Self::slot`].
     pub fn new_token_slots(&self, requests: &[Request]) -> Result<Vec<i64>, PlanError> {
         self.new_token_slots_on(requests, ContextParallel::SINGLE, 0)
     }
@@ -161,7 +162,8 @@ impl<'a> BlockTables<'a> {
         parallel: ContextParallel,
         rank: u32,
     ) -> Result<Vec<i64>, PlanError> {
-        let mut slots = Vec::new();
+        let new_tokens: u64 = requests.iter().map(|request| u64::from(request.q)).sum();
+        let mut slots = with_room(usize::try_from(new_tokens).unwrap_or(usize::MAX))?;
         for (index, request) in requests.iter().enumerate() {
             if request.is_padding() {
                 slots.extend((0..request.q).map(|_| SKIPPED));

@@ -23,6 +23,7 @@ use serde_json::{Map, Value};
 use super::{Fields, MAX_DIM, MAX_POSITIONS, ModelError, shown};
 use crate::error::{Error, Result};
 use crate::facts::rotary_style::RotaryStyle;
+use crate::room::with_room;
 
 /// The rotary embedding of a model.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -158,15 +159,7 @@ impl Rope {
         let factor = self.attention_factor();
         let table = |of: fn(f64) -> f64| -> Result<Vec<f32>> {
             // 2³¹ positions of 2¹⁵ pairs at most.
-            let mut values = Vec::new();
-            let count = positions * frequencies.len();
-            values
-                .try_reserve_exact(count)
-                .map_err(|_| Error::OutOfMemory {
-                    device: "host",
-                    bytes: (count * size_of::<f32>()) as u64,
-                    free: None,
-                })?;
+            let mut values = with_room(positions * frequencies.len())?;
             for position in 0..positions {
                 let angle = |frequency: &f64| position as f64 * frequency;
                 let row = frequencies.iter().map(angle);
