@@ -292,7 +292,7 @@ mod gpu {
                 layer.forward(
                     &mut workspace,
                     LayerCall::new(
-                        Weights::new(kv_b.transpose(1, 2), &config)?,
+                        Weights::from_checkpoint(kv_b, &config)?,
                         view(&query, [tokens, heads, NOPE + ROPE])?,
                         [
                             view(&latent, [tokens, 1, LATENT])?,

@@ -81,7 +81,7 @@ impl Tensors {
             layer.forward(
                 workspace,
                 LayerCall::new(
-                    Weights::new(kv_b.transpose(1, 2), config)?,
+                    Weights::from_checkpoint(kv_b, config)?,
                     TensorRef::new(loans.lend(&self.query)?, layout([tokens, HEADS, 192]))?,
                     [
                         TensorRef::new(loans.lend(&self.latent)?, layout([tokens, 1, 512]))?,

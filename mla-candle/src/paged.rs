@@ -109,19 +109,19 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Paged<P, D> {
         let requests =
             vec![Request::new(span.len as u32, (span.offset + span.len) as u32); span.batch];
         let pages = self.workspace.limits().pages_per_request;
-        let block_tables = BlockTables::new(&self.block_tables, pages, PAGE as u32)?;
+        let used = &self.block_tables[..span.batch * pages];
+        let block_tables = BlockTables::new(used, pages, PAGE as u32)?;
         let batch = StepBatch::new(&requests, block_tables);
         self.workspace.prepare(&self.layer, &batch)?;
         let tokens = span.batch * span.len;
         let layout = |shape: Shape| Layout::contiguous(dtype, shape);
         let view =
             |bytes, shape| TensorRef::<P::Device>::new(P::Device::shorten(bytes), layout(shape));
-        // Seen as [1, L, H·(P+V)].
-        let kv_b = view(inputs.kv_b, [1, heads * kv_b, latent])?.transpose(1, 2);
+        let kv_b = view(inputs.kv_b, [1, heads * kv_b, latent])?;
         self.layer.forward(
             &mut self.workspace,
             LayerCall::new(
-                Weights::new(kv_b, &config)?,
+                Weights::from_checkpoint(kv_b, &config)?,
                 view(inputs.query, [tokens, heads, qk])?,
                 [
                     view(inputs.latent, [tokens, 1, latent])?,

@@ -2,7 +2,8 @@
 
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{LayerConfig, StepLimits};
-use mla_runtime::cache::{CacheLayout, CacheRef};
+use mla_runtime::cache::{BlockTable, CacheLayout, CacheMut, CacheRef};
+use mla_runtime::device::Memory as _;
 use mla_runtime::dims::{HeadDims, MlaDims};
 use mla_runtime::dtype::DType;
 use mla_runtime::indexer::{IndexCacheLayout, IndexDims};
@@ -12,7 +13,8 @@ use mla_runtime::lse::{LseLayout, LseRef, Natural};
 use mla_runtime::plan::memory::MemoryNeeds;
 use mla_runtime::problem::Problem;
 use mla_runtime::spec::QueryLen;
-use mla_runtime::tensor::{Layout, TensorRef};
+use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+use mla_runtime::{Named as _, Result};
 
 const DIMS: MlaDims = MlaDims::new(8, HeadDims::new(4, 4, 4));
 
@@ -52,6 +54,80 @@ fn sizes_that_overflow_are_refused() {
         (widest.qk(), MlaDims::new(u32::MAX, widest).row()),
         (u32::MAX, u32::MAX)
     );
+}
+
+#[test]
+fn a_refused_view_has_the_name_that_it_is_given() {
+    fn said<T>(name: &'static str, view: Result<T>) -> String {
+        let error = view.named(name).map(drop).unwrap_err();
+        // A name once given stays.
+        let again = Err::<(), _>(error).named(name);
+        again.unwrap_err().to_string()
+    }
+    let mut out = [0u8; 64];
+    let layout = Layout::contiguous(DType::F32, [2, 2, 4]);
+    assert_eq!(
+        said("q_latent", TensorRef::<Cpu>::new(bytes(60), layout)),
+        "q_latent: given layout f32 [2, 2, 4] strides [8, 4, 1], accepted one that lies within 60 \
+         bytes"
+    );
+    assert_eq!(
+        said("q_latent", TensorRef::<Cpu>::new(&bytes(66)[2..], layout)),
+        "q_latent: given address 2 bytes past a multiple of 4, accepted a multiple of 4 bytes"
+    );
+    let overlapping = Layout {
+        strides: [1, 1, 1],
+        ..layout
+    };
+    assert_eq!(
+        said("attended", TensorMut::<Cpu>::new(&mut out, overlapping)),
+        "attended: given layout f32 [2, 2, 4] strides [1, 1, 1], accepted an output in which no \
+         two indices share an element"
+    );
+    assert_eq!(
+        said("lens", ArrayRef::<Cpu, i64>::new(bytes(64), 9)),
+        "lens: given array length 9, accepted at most 8 elements of i64"
+    );
+    let lse = LseLayout::heads_first(4, 5);
+    assert_eq!(
+        said("lse", LseRef::<Cpu, Natural>::new(bytes(64), lse)),
+        "lse: given lse layout 4 heads of 5 tokens, rows 5 apart, accepted rows that do not \
+         overlap and lie within 64 bytes"
+    );
+    let cache = CacheLayout::contiguous(DIMS, KvFormat::F32, 1, 1);
+    assert_eq!(
+        said(
+            "layer 3",
+            CacheRef::<Cpu>::new(bytes(48), cache.with_scale(2.0))
+        ),
+        "layer 3: given cache scale 2.0, accepted 1, as f32 rows have no scale"
+    );
+    assert_eq!(
+        said("layer 3", CacheMut::<Cpu>::new(&mut out[..32], cache)),
+        "layer 3: given cache layout 1 pages of 1 f32 rows of (8,4), strides of 48 and 48 bytes, \
+         accepted rows of 48 bytes that do not overlap and lie within 32 bytes"
+    );
+    // What is no argument keeps its words.
+    let error = Cpu::new().allocate(usize::MAX).named("cache").map(drop);
+    assert_eq!(
+        error.unwrap_err().to_string(),
+        "memory: given a need of 18446744073709551615 bytes on cpu, accepted as many as are free"
+    );
+}
+
+#[test]
+fn a_block_table_has_the_entries_of_its_rows() {
+    // Rows of eight entries, read as rows of four, would be those of other requests.
+    let entries = [0; 16];
+    let table = |requests, max_pages| {
+        BlockTable::<Cpu>::new(ArrayRef::from_slice(&entries), requests, max_pages).map(drop)
+    };
+    assert_eq!(
+        table(2, 4).unwrap_err().to_string(),
+        "block table: given 2 requests of 4 pages, accepted rows that make up its 16 entries"
+    );
+    assert!(table(3, 8).is_err() && table(usize::MAX, 2).is_err());
+    table(2, 8).unwrap();
 }
 
 #[test]

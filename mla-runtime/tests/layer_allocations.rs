@@ -195,7 +195,7 @@ fn a_call_allocates_nothing() {
             .forward(
                 &mut workspace,
                 LayerCall::new(
-                    Weights::new(weights, &config).unwrap(),
+                    Weights::from_transposed(weights, &config).unwrap(),
                     view(&query, [tokens, HEADS, 192]),
                     [
                         view(&latent, [tokens, 1, 512]),
@@ -249,7 +249,7 @@ fn a_call_allocates_nothing() {
         let refused = layer.forward(
             &mut workspace,
             LayerCall::new(
-                Weights::new(weights, &config).unwrap(),
+                Weights::from_transposed(weights, &config).unwrap(),
                 TensorRef::new(Inert::bytes(&query), query_layout).unwrap(),
                 [
                     view(&latent, [tokens, 1, 512]),

@@ -514,7 +514,10 @@ fn weights() {
         if let Ok(view) = TensorRef::<Cpu>::from_slice::<f32>(&values, shape) {
             for [latent, nope, v, heads] in tuples(&U32) {
                 let problem = Problem::new(dims([latent, nope, 2, v]), heads, DType::F32);
-                check(Weights::new(view, &LayerConfig::new(problem, 1.0)));
+                check(Weights::from_transposed(
+                    view,
+                    &LayerConfig::new(problem, 1.0),
+                ));
             }
         }
     }

@@ -316,7 +316,7 @@ fn forward(
     };
     let weights = TensorRef::from_slice::<f32>(&weights, [1, latent, columns]).unwrap();
     let call = LayerCall::new(
-        Weights::new(weights, layer.config()).unwrap(),
+        Weights::from_transposed(weights, layer.config()).unwrap(),
         view([tokens, HEADS, qk]),
         [view([tokens, 1, latent]), view([tokens, 1, rope])],
         CacheMut::new(bytemuck::cast_slice_mut(&mut cache), layout).unwrap(),

@@ -82,11 +82,11 @@ impl<D: Operations> Attention<D> {
         self.enqueue_latents(common, s, tokens)?;
 
         // The library, for each layer of a step:
-        let weights = self.kv_b.view([1, heads * kv_b, latent])?.transpose(1, 2);
+        let weights = self.kv_b.view([1, heads * kv_b, latent])?;
         let unrotated = latent..latent + rope;
         let keys = s.kv_a.view_mut(rows(latent + rope))?.narrow(2, unrotated)?;
         let call = UnrotatedCall::new(
-            Weights::new(weights, layer.config())?,
+            Weights::from_checkpoint(weights, layer.config())?,
             s.query.view_mut([tokens, heads, qk])?,
             s.latent.view(rows(latent))?,
             keys,

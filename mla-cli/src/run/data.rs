@@ -294,7 +294,7 @@ impl<D: Device> Data<D> {
     /// The layer's call on these tensors.
     pub(crate) fn call(&mut self, config: &LayerConfig) -> Result<LayerCall<'_, D>> {
         Ok(LayerCall::new(
-            Weights::new(self.weights.view()?.transpose(1, 2), config)?,
+            Weights::from_checkpoint(self.weights.view()?, config)?,
             self.query.view()?,
             [self.latent.view()?, self.rope.view()?],
             CacheMut::new(D::bytes_mut(&mut self.cache), self.cache_layout)?,

@@ -189,7 +189,7 @@ impl World {
         let view = |values, shape| TensorRef::from_slice::<f32>(values, shape).unwrap();
         let kv_b = view(&self.kv_b, [1, 128, HEADS * 32]);
         LayerCall::new(
-            Weights::new(kv_b, layer.config()).unwrap(),
+            Weights::from_transposed(kv_b, layer.config()).unwrap(),
             view(&step.query, [tokens, HEADS, 24]),
             [
                 view(&step.latent, [tokens, 1, 128]),

@@ -445,9 +445,15 @@ fn pages(cases: &mut Vec<Case>) {
     add(cases, "pages: tables for another size", Refused, |setup| {
         setup.table_page = 8
     });
-    add(cases, "pages: a row more", Right, |setup| {
+    add(cases, "pages: a row more", Refused, |setup| {
         setup.tables.extend([-1, -1, -1])
     });
+    add(
+        cases,
+        "pages: rows of twice as many entries, read as twice as many rows",
+        Refused,
+        |setup| setup.tables = vec![3, 1, -7, -7, -7, -7, 0, 4, 2, -7, -7, -7],
+    );
 }
 
 fn slots(cases: &mut Vec<Case>) {
@@ -753,6 +759,31 @@ fn lists(cases: &mut Vec<Case>) {
             sparse(setup);
             setup.slot_lists = Some((4, 4 * TOKENS - 1));
         },
+    );
+    add(
+        cases,
+        "slot lists: twice as wide as they say",
+        Refused,
+        move |setup| {
+            sparse(setup);
+            setup.slot_lists = Some((4, 8 * TOKENS));
+        },
+    );
+    add(
+        cases,
+        "slot lists: too many counts",
+        Refused,
+        move |setup| {
+            sparse(setup);
+            setup.slot_lists = Some((4, 4 * TOKENS));
+            setup.slot_counts = Some(TOKENS + 1);
+        },
+    );
+    add(
+        cases,
+        "slot lists: dense requests of a problem that is not sparse",
+        Refused,
+        |setup| setup.dense_within = 4,
     );
     add(cases, "slot lists: too few counts", Refused, move |setup| {
         sparse(setup);

@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
-use mla_runtime::Result;
 use mla_runtime::backend::{DecodeBackend, LayerConfig, PrefillBackend, SlotLists, StepLimits};
 use mla_runtime::batch::Request;
 use mla_runtime::cache::{CacheLayout, CacheMut};
@@ -18,6 +17,7 @@ use mla_runtime::problem::Problem;
 use mla_runtime::rotary::RotaryTables;
 use mla_runtime::spec::QueryLen;
 use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+use mla_runtime::{Named as _, Result};
 
 use crate::aligned::Aligned;
 
@@ -286,7 +286,9 @@ impl Setup {
             Prepared::Nothing => {}
             Prepared::Another => {
                 let fewer = &self.requests[..self.requests.len().min(1)];
-                let fewer = StepBatch::new(fewer, tables);
+                let rows = &self.tables[..(fewer.len() * self.max_pages).min(self.tables.len())];
+                let rows = BlockTables::new(rows, self.max_pages, self.table_page)?;
+                let fewer = StepBatch::new(fewer, rows);
                 workspace.prepare(&layer, &fewer)?;
             }
             _ => workspace.prepare(&layer, &batch)?,
@@ -301,14 +303,14 @@ impl Setup {
         let [mut query, latent, mut rope, weights] =
             [0, 1, 2, 3].map(|at| memories[at].memory(at as u32));
         let part = |view: &View| view.offset..view.offset + view.len();
-        let read = |memory, view: &View| -> Result<TensorRef<'_, Cpu>> {
-            TensorRef::new(&bytes(memory)[part(view)], view.layout)
+        let read = |name, memory, view: &View| -> Result<TensorRef<'_, Cpu>> {
+            TensorRef::new(&bytes(memory)[part(view)], view.layout).named(name)
         };
         let mut lse_memory = vec![0.0f32; self.lse_bytes.div_ceil(4)];
         let lse = match self.lse {
             Some(layout) => {
                 let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut lse_memory);
-                Some(LseMut::new(&mut bytes[..self.lse_bytes], layout)?)
+                Some(LseMut::new(&mut bytes[..self.lse_bytes], layout).named("lse")?)
             }
             None => None,
         };
@@ -344,17 +346,21 @@ impl Setup {
         let cache = CacheMut::new(
             &mut cache[self.cache_offset..][..self.cache_bytes],
             self.cache,
-        )?;
+        )
+        .named("cache")?;
         let out: &mut [u8] = bytemuck::cast_slice_mut(out);
-        let out = TensorMut::new(&mut out[part(&self.out)], self.out.layout)?;
-        let weights = Weights::new(read(&weights, &self.weights)?, &self.config)?;
-        let latent = read(&latent, &self.latent)?;
+        let out = TensorMut::new(&mut out[part(&self.out)], self.out.layout).named("out")?;
+        let weights =
+            Weights::from_transposed(read("W_kv_b", &weights, &self.weights)?, &self.config)?;
+        let latent = read("latent", &latent, &self.latent)?;
         match (self.rotation, rotary) {
             (Some(Rotation { fused: false, .. }), Some(rotary)) => {
                 let query: &mut [u8] = bytemuck::cast_slice_mut(&mut query);
                 let rope: &mut [u8] = bytemuck::cast_slice_mut(&mut rope);
-                let query = TensorMut::new(&mut query[part(&self.query)], self.query.layout)?;
-                let rope = TensorMut::new(&mut rope[part(&self.rope)], self.rope.layout)?;
+                let query = TensorMut::new(&mut query[part(&self.query)], self.query.layout)
+                    .named("query")?;
+                let rope =
+                    TensorMut::new(&mut rope[part(&self.rope)], self.rope.layout).named("rope")?;
                 layer.forward_unrotated(
                     &mut workspace,
                     UnrotatedCall::new(weights, query, latent, rope, rotary, cache, out)
@@ -366,8 +372,8 @@ impl Setup {
                 &mut workspace,
                 LayerCall::new(
                     weights,
-                    read(&query, &self.query)?,
-                    [latent, read(&rope, &self.rope)?],
+                    read("query", &query, &self.query)?,
+                    [latent, read("rope", &rope, &self.rope)?],
                     cache,
                     out,
                 )

@@ -132,6 +132,10 @@ pub(crate) const REFUSED: &[Case] = &[
         Lab::new().plan(&TWO)?.padded_to(usize::MAX)?;
         never()
     }),
+    ("steps: padded to fewer than it has", || {
+        Lab::new().plan(&TWO)?.padded_to(1)?;
+        never()
+    }),
     ("steps: padding for prompts alone", || {
         Lab::new().plan(&TWO[1..])?.padded_to(3)?;
         never()
@@ -242,6 +246,7 @@ pub(crate) const REFUSED: &[Case] = &[
     }),
     // Positions of the caller's own.
     ("steps: fewer positions than tokens", || rotated(&[0; 5])),
+    ("steps: more positions than tokens", || rotated(&[0; 7])),
     ("steps: a negative position", || {
         rotated(&[0, 0, 0, -1, 0, 0])
     }),
@@ -260,6 +265,9 @@ pub(crate) const REFUSED: &[Case] = &[
     }),
     ("steps: a second cache with too few entries", || {
         second(DIMS, 3)
+    }),
+    ("steps: a second cache with lists of more tokens", || {
+        second(DIMS, 8)
     }),
     // Parts of a call.
     ("steps: a part of a call without a step", || {
@@ -317,12 +325,6 @@ pub(crate) const RIGHT: &[Case] = &[
         let step = lab.plan(&TWO)?;
         lab.prepare(&step)?;
         assert!(lab.plan(&[TWO[0], TWO[0]]).is_err());
-        Ok([lab.call(6)?, Lab::new().run(&TWO, 6)?])
-    }),
-    ("steps: padded to fewer than it has", || {
-        let mut lab = Lab::new();
-        let step = lab.plan(&TWO)?.padded_to(1)?;
-        lab.prepare(&step)?;
         Ok([lab.call(6)?, Lab::new().run(&TWO, 6)?])
     }),
     ("steps: padded", || {
@@ -539,7 +541,7 @@ impl Lab {
         let mut out = vec![f32::NAN; tokens * HEADS * 16];
         let result = (|| {
             let call = LayerCall::new(
-                Weights::new(TensorRef::from_slice(&weights, kv_b)?, &self.weights)?,
+                Weights::from_transposed(TensorRef::from_slice(&weights, kv_b)?, &self.weights)?,
                 TensorRef::from_slice(&query.0, query.1)?,
                 [
                     TensorRef::from_slice(&latent.0, latent.1)?,
@@ -615,7 +617,7 @@ fn rotated(positions: &[i64]) -> Result<Outputs> {
     let (before, mut out) = (lab.cache.clone(), vec![f32::NAN; 6 * HEADS * 16]);
     let cache = CacheMut::new(bytemuck::cast_slice_mut(&mut lab.cache), layout())?;
     let call = UnrotatedCall::new(
-        Weights::new(TensorRef::from_slice(&kv_b, [1, 32, 64])?, &lab.weights)?,
+        Weights::from_transposed(TensorRef::from_slice(&kv_b, [1, 32, 64])?, &lab.weights)?,
         TensorMut::from_slice(&mut query, [6, HEADS, 24])?,
         TensorRef::from_slice(&latent, [6, 1, 32])?,
         TensorMut::from_slice(&mut rope, [6, 1, 8])?,

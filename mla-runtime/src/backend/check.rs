@@ -3,11 +3,11 @@
 use super::{DecodeBatch, DecodeCall, Keys, LayerConfig, Output, PrefillCall, Query};
 use crate::cache::{CacheLayout, CacheRef};
 use crate::device::Device;
-use crate::error::{Error, Result};
+use crate::error::{Error, Named as _, Result};
 use crate::feature::Feature;
 use crate::problem::Problem;
 use crate::spec::BackendSpec;
-use crate::tensor::{ArrayRef, Layout, Shape, TensorRef, check_address};
+use crate::tensor::{ArrayRef, Layout, Shape, TensorRef, check_alignment};
 
 /// What the tensors of a call have in common.
 #[derive(Clone, Copy)]
@@ -81,7 +81,7 @@ pub(crate) fn check_cache(layout: &CacheLayout, problem: &Problem) -> Result<()>
 /// Refuses a cache whose rows do not begin at multiples of `alignment` bytes.
 pub(crate) fn check_rows<D: Device>(cache: &CacheRef<'_, D>, alignment: u32) -> Result<()> {
     let alignment = alignment as usize;
-    check_address::<D>("cache", cache.bytes(), alignment)?;
+    check_alignment::<D>(cache.bytes(), alignment).named("cache")?;
     let layout = cache.layout();
     let apart = [
         (layout.pages, layout.page_stride),
@@ -97,29 +97,41 @@ pub(crate) fn check_rows<D: Device>(cache: &CacheRef<'_, D>, alignment: u32) -> 
     Err(Error::argument("cache", layout, accepted))
 }
 
-/// Refuses lists of slots if the problem is not sparse, none if it is, and too few entries.
+/// Refuses lists of slots if the problem is not sparse, none if it is, and lists of other tokens
+/// than the call's: `tokens` of them, or `all` if some attend to no list. Lists of another width
+/// would be read as those of other tokens.
 pub(crate) fn check_lists<D: Device>(
     field: &'static str,
     lists: Option<&super::SlotLists<'_, D>>,
-    tokens: usize,
+    [tokens, all]: [usize; 2],
     problem: &Problem,
 ) -> Result<()> {
+    let is_of = |entries: usize, width: usize| {
+        [tokens, all]
+            .map(|tokens| width.checked_mul(tokens))
+            .contains(&Some(entries))
+    };
     let (given, accepted) = match (lists, problem.sparse) {
         (Some(lists), true) => {
-            let needed = lists.width.checked_mul(tokens);
-            if needed.is_some_and(|needed| needed <= lists.slots.len()) {
-                if let Some(counts) = lists.counts.filter(|counts| counts.len() < tokens) {
-                    let accepted = format!("{tokens}, one for each token");
-                    return Err(Error::argument("counts", counts.len(), accepted));
+            let second = lists.second.as_ref();
+            let second = second.map(|second| ("second cache", &second.slots, second.width));
+            for (field, slots, width) in [Some((field, &lists.slots, lists.width)), second]
+                .into_iter()
+                .flatten()
+            {
+                if !is_of(slots.len(), width) {
+                    let given = format!("{} entries", slots.len());
+                    let accepted = format!("{width} for each of {tokens} tokens");
+                    return Err(Error::argument(field, given, accepted));
                 }
-                return match &lists.second {
-                    Some(second) => check_entries("second cache", second, tokens),
-                    None => Ok(()),
-                };
             }
-            let given = format!("{} entries", lists.slots.len());
-            let accepted = format!("{} for each of {tokens} tokens", lists.width);
-            return Err(Error::argument(field, given, accepted));
+            return match &lists.counts {
+                Some(counts) if !is_of(counts.len(), 1) => {
+                    let accepted = format!("{tokens}, one for each token");
+                    Err(Error::argument("counts", counts.len(), accepted))
+                }
+                _ => Ok(()),
+            };
         }
         (None, false) => return Ok(()),
         (Some(_), false) => ("present", "absent, as the problem is not sparse"),
@@ -142,20 +154,6 @@ pub(crate) fn check_sinks<D: Device>(
         return Err(Error::argument("sinks", "present", accepted));
     }
     check_len("sinks", sinks.len(), heads, "one for each head")
-}
-
-fn check_entries<D: Device>(
-    field: &'static str,
-    listed: &super::ListedCache<'_, D>,
-    tokens: usize,
-) -> Result<()> {
-    let needed = listed.width.checked_mul(tokens);
-    if needed.is_some_and(|needed| needed <= listed.slots.len()) {
-        return Ok(());
-    }
-    let given = format!("{} entries", listed.slots.len());
-    let accepted = format!("{} for each of {tokens} tokens", listed.width);
-    Err(Error::argument(field, given, accepted))
 }
 
 impl<'a, D: Device> Query<'a, D> {
@@ -229,7 +227,7 @@ impl<D: Device> DecodeCall<'_, D> {
         check_rows(&self.cache, spec.alignment)?;
         self.batch.check_lens()?;
         check_sinks(self.sinks.as_ref(), heads, spec)?;
-        check_lists("slots", self.slots.as_ref(), tokens, problem)?;
+        check_lists("slots", self.slots.as_ref(), [tokens; 2], problem)?;
         match &self.slots {
             Some(lists) => lists.check(spec, self.cache.layout()),
             None => Ok(()),

@@ -66,7 +66,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     ) -> Result<()> {
         let step = &workspace.step;
         // Tokens on the expanded path see all that there is.
-        let tokens = step.absorbed_tokens();
+        let tokens = [step.absorbed_tokens(), step.tokens()];
         if let Some(lists) = lists {
             self.check_lists_memory(lists)?;
         }

@@ -85,7 +85,7 @@
 //! layer.forward(
 //!     &mut workspace,
 //!     LayerCall::new(
-//!         Weights::new(TensorRef::from_slice::<f32>(&kv_b, [1, 64, 128])?, &config)?,
+//!         Weights::from_transposed(TensorRef::from_slice::<f32>(&kv_b, [1, 64, 128])?, &config)?,
 //!         TensorRef::from_slice::<f32>(&query, [4, 2, 48])?,
 //!         [
 //!             TensorRef::from_slice::<f32>(&latent, [4, 1, 64])?,

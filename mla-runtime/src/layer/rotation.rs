@@ -7,7 +7,7 @@ use crate::cache::CacheMut;
 use crate::device::{Device, Memory};
 use crate::error::{Error, Result};
 use crate::lse::LseMut;
-use crate::rotary::{RotaryQuery, Rotation};
+use crate::rotary::{RotaryQuery, Rotation, check_positions};
 use crate::setters::options;
 use crate::tensor::{ArrayRef, TensorMut, TensorRef};
 
@@ -79,7 +79,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     ///
     /// # Errors
     ///
-    /// As [`Self::forward`], and if the tables are shorter than the step's longest request.
+    /// As [`Self::forward`], and if the tables are shorter than the step's longest request, or there
+    /// are positions of the caller's own and not one for each token.
     pub fn forward_unrotated(
         &self,
         workspace: &mut Workspace<P, D>,
@@ -115,7 +116,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         self.device.rotate(&rotary, RotaryQuery::InPlace(rope))
     }
 
-    /// Refuses tables that do not fit the model or end before the step's longest request.
+    /// Refuses tables that do not fit the model or end before the step's longest request, and
+    /// positions of another number of tokens.
     pub(super) fn check_rotation(
         &self,
         step: &Step,
@@ -131,7 +133,10 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
                 accepted,
             ));
         }
-        if rotary.positions.is_none() && step.longest() > positions {
+        if let Some(own) = &rotary.positions {
+            return check_positions(own.len(), step.tokens());
+        }
+        if step.longest() > positions {
             let accepted = format!("at least {}, the step's longest request", step.longest());
             let given = format!("tables of {positions} positions");
             return Err(Error::argument("rotary", given, accepted));

@@ -3,7 +3,7 @@
 use crate::backend::LayerConfig;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::tensor::{Layout, TensorRef};
+use crate::tensor::{Layout, Shape, TensorRef};
 
 /// `W_kv_b`, and what the two forms of attention use of it.
 ///
@@ -12,6 +12,9 @@ use crate::tensor::{Layout, TensorRef};
 /// strided views, which every matrix product takes as they are: so there is no second copy, which
 /// would be as large as the first (32 MiB for DeepSeek-V3 in bf16, for each layer), and an engine
 /// that swaps or offloads weights has one place to do it.
+///
+/// A constructor is named by the orientation of its matrix. None guesses it from the shape, which
+/// is the same for both if H·(P+V) = L.
 pub struct Weights<'a, D: Device> {
     /// `[1, L, H·(P+V)]`: latents to keys and values.
     pub(super) kv: TensorRef<'a, D>,
@@ -32,16 +35,32 @@ impl<D: Device> Clone for Weights<'_, D> {
 impl<D: Device> Copy for Weights<'_, D> {}
 
 impl<'a, D: Device> Weights<'a, D> {
-    /// From `W_kv_b` as `[1, L, H·(P+V)]`, with any strides.
-    ///
-    /// Published checkpoints hold the transpose, `kv_b_proj.weight` of shape `[H·(P+V), L]`: a
-    /// view of it as `[1, H·(P+V), L]` with [`TensorRef::transpose`] of its last two axes is what
-    /// is wanted here. In that form both W_UK and W_UV have unit stride along L.
+    /// From `kv_b_proj.weight` as published checkpoints hold it: `[1, H·(P+V), L]`, a row for each
+    /// output, with any strides. W_UK and W_UV then have unit stride along L.
     ///
     /// # Errors
     ///
     /// If the shape or the dtype is not that of the configuration's problem.
-    pub fn new(kv_b: TensorRef<'a, D>, config: &LayerConfig) -> Result<Self> {
+    pub fn from_checkpoint(kv_b: TensorRef<'a, D>, config: &LayerConfig) -> Result<Self> {
+        let [latent, columns] = extents(config);
+        check_matrix(&kv_b, config, [1, columns, latent], "[1, H·(P+V), L]")?;
+        Self::new(kv_b.transpose(1, 2), config)
+    }
+
+    /// From the transpose of a checkpoint's matrix, as a product of latents has it on its right:
+    /// `[1, L, H·(P+V)]`, a column for each output, with any strides.
+    ///
+    /// # Errors
+    ///
+    /// If the shape or the dtype is not that of the configuration's problem.
+    pub fn from_transposed(kv_b: TensorRef<'a, D>, config: &LayerConfig) -> Result<Self> {
+        let [latent, columns] = extents(config);
+        check_matrix(&kv_b, config, [1, latent, columns], "[1, L, H·(P+V)]")?;
+        Self::new(kv_b, config)
+    }
+
+    /// From a matrix `[1, L, H·(P+V)]` that was checked.
+    fn new(kv_b: TensorRef<'a, D>, config: &LayerConfig) -> Result<Self> {
         let problem = &config.problem;
         let heads = problem.heads as usize;
         let latent = problem.dims.latent as usize;
@@ -50,15 +69,6 @@ impl<'a, D: Device> Weights<'a, D> {
             problem.dims.head.v as usize,
         );
         let width = nope + v;
-        // No matrix has as many columns as what saturates.
-        let expected = [1, latent, heads.saturating_mul(width)];
-        if kv_b.shape() != expected || kv_b.dtype() != problem.dtype {
-            return Err(Error::argument(
-                "W_kv_b",
-                format!("{} {:?}", kv_b.dtype(), kv_b.shape()),
-                format!("{} {expected:?}, that is [1, L, H·(P+V)]", problem.dtype),
-            ));
-        }
         let [_, row, column] = kv_b.layout().strides;
         // The part of every head from column `from` on, with axes of the given extents and strides.
         let part = |from: usize, shape: [usize; 2], strides: [usize; 2]| {
@@ -93,4 +103,29 @@ impl<'a, D: Device> Weights<'a, D> {
             values: self.values.shorten(),
         }
     }
+}
+
+/// L and H·(P+V). No matrix has as many columns as what saturates.
+fn extents(config: &LayerConfig) -> [usize; 2] {
+    let problem = &config.problem;
+    let width = problem.dims.head.nope as usize + problem.dims.head.v as usize;
+    let columns = (problem.heads as usize).saturating_mul(width);
+    [problem.dims.latent as usize, columns]
+}
+
+fn check_matrix<D: Device>(
+    kv_b: &TensorRef<'_, D>,
+    config: &LayerConfig,
+    shape: Shape,
+    axes: &str,
+) -> Result<()> {
+    let dtype = config.problem.dtype;
+    if kv_b.shape() == shape && kv_b.dtype() == dtype {
+        return Ok(());
+    }
+    Err(Error::argument(
+        "W_kv_b",
+        format!("{} {:?}", kv_b.dtype(), kv_b.shape()),
+        format!("{dtype} {shape:?}, that is {axes}"),
+    ))
 }

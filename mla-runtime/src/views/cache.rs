@@ -279,10 +279,10 @@ impl<'a, D: Memory> BlockTable<'a, D> {
     ///
     /// # Errors
     ///
-    /// If there are fewer entries.
+    /// If there are fewer or more entries: rows of another width would be read as others.
     pub fn new(entries: ArrayRef<'a, D, i32>, requests: usize, max_pages: usize) -> Result<Self> {
         match requests.checked_mul(max_pages) {
-            Some(needed) if needed <= entries.len() => Ok(Self {
+            Some(needed) if needed == entries.len() => Ok(Self {
                 entries,
                 requests,
                 max_pages,
@@ -290,7 +290,7 @@ impl<'a, D: Memory> BlockTable<'a, D> {
             _ => Err(Error::argument(
                 "block table",
                 format!("{requests} requests of {max_pages} pages"),
-                format!("at most {} entries", entries.len()),
+                format!("rows that make up its {} entries", entries.len()),
             )),
         }
     }

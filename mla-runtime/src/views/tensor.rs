@@ -9,7 +9,7 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Named as _, Result};
 use crate::views::memory::Memory;
 
 /// The extents of a tensor's three axes.
@@ -116,30 +116,20 @@ impl fmt::Display for Layout {
     }
 }
 
-/// Refuses memory whose first byte is not where an element may be. Memory without bytes is
-/// anywhere.
-pub(crate) fn check_alignment<D: Memory>(bytes: D::Bytes<'_>, element: usize) -> Result<()> {
-    check_address::<D>("address", bytes, element)
-}
-
 /// Refuses memory whose first byte is at no multiple of `alignment` bytes. Memory without bytes is
 /// anywhere.
-pub(crate) fn check_address<D: Memory>(
-    field: &'static str,
-    bytes: D::Bytes<'_>,
-    alignment: usize,
-) -> Result<()> {
+pub(crate) fn check_alignment<D: Memory>(bytes: D::Bytes<'_>, alignment: usize) -> Result<()> {
     let address = D::address(bytes);
     if D::byte_len(bytes) == 0 || address.is_multiple_of(alignment) {
         return Ok(());
     }
     Err(Error::argument(
-        field,
+        "address",
         format!(
-            "an address {} bytes past a multiple of {alignment}",
+            "{} bytes past a multiple of {alignment}",
             address % alignment
         ),
-        format!("an address of a multiple of {alignment} bytes"),
+        format!("a multiple of {alignment} bytes"),
     ))
 }
 
@@ -176,7 +166,7 @@ impl<D: Memory> fmt::Debug for TensorRef<'_, D> {
 
 impl<'a, D: Memory> TensorRef<'a, D> {
     /// A view that begins at the first of `bytes`. The stride of an axis of at most one index may
-    /// be anything.
+    /// be anything. [`Named`](crate::Named) says of which tensor an error is.
     ///
     /// # Errors
     ///
@@ -245,7 +235,7 @@ impl<'a, D: Memory> TensorRef<'a, D> {
             );
             return Err(Error::argument(field, self.layout, accepted));
         }
-        check_address::<D>(field, self.bytes, alignment)
+        check_alignment::<D>(self.bytes, alignment).named(field)
     }
 
     /// The part with `range` along `axis`.
@@ -312,7 +302,7 @@ impl<D: Memory> fmt::Debug for TensorMut<'_, D> {
 
 impl<'a, D: Memory> TensorMut<'a, D> {
     /// A view that begins at the first of `bytes`. The stride of an axis of at most one index may
-    /// be anything.
+    /// be anything. [`Named`](crate::Named) says of which tensor an error is.
     ///
     /// # Errors
     ///

@@ -86,6 +86,24 @@ fn a_mixed_batch_is_what_the_oracle_says() {
 }
 
 #[test]
+fn a_square_matrix_lies_as_its_constructor_says() {
+    for transposed_weights in [true, false] {
+        // One head of P + V = 16 + 16 by L = 32: the shape does not tell the two apart.
+        let case = Case {
+            heads: 1,
+            transposed_weights,
+            ..Case::small(MIXED)
+        };
+        let (world, right) = run(&case);
+        let mut other = World::new(&case);
+        other.case.transposed_weights = !transposed_weights;
+        let wrong = other.run(&cpu_layer(&case));
+        assert_eq!(world.weights.view().shape(), [1, 32, 32]);
+        assert!(difference(case.dtype, &right, &wrong) > 0.01);
+    }
+}
+
+#[test]
 fn absorbed_equals_expanded() {
     let requests: Vec<(u32, u32)> = MIXED.iter().filter(|(q, _)| *q > 1).copied().collect();
     let case = Case::small(&requests);

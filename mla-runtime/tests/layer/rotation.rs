@@ -5,7 +5,7 @@ use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::cache::CacheMut;
 use mla_runtime::device::Memory;
 use mla_runtime::dims::{HeadDims, MlaDims};
-use mla_runtime::layer::{MlaLayer, UnrotatedCall, Weights};
+use mla_runtime::layer::{MlaLayer, UnrotatedCall};
 use mla_runtime::lse::{LseLayout, LseMut};
 use mla_runtime::model::{Rope, RopeScaling, Yarn};
 use mla_runtime::rotary::{RotaryStyle, RotaryTables};
@@ -81,7 +81,7 @@ fn run(world: &World, tables: &RotaryTables<Cpu>) -> Result<(Vec<f32>, Vec<f32>,
     layer.forward_unrotated(
         &mut workspace,
         UnrotatedCall::new(
-            Weights::new(world.kv_b(), layer.config())?,
+            world.weights()?,
             TensorMut::from_slice(&mut query, [tokens, heads, qk])?,
             world.latent.view(),
             TensorMut::from_slice(&mut keys, [tokens, 1, rope])?,

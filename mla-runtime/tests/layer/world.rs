@@ -439,11 +439,12 @@ impl World {
         .with_dense_within(self.case.dense_within)
     }
 
-    /// `W_kv_b` as `[1, L, H·(P+V)]`.
-    pub(crate) fn kv_b(&self) -> TensorRef<'_, Cpu> {
+    /// `W_kv_b` in the orientation in which it lies.
+    pub(crate) fn weights(&self) -> Result<Weights<'_, Cpu>> {
+        let config = self.case.config();
         match self.case.transposed_weights {
-            true => self.weights.view().transpose(1, 2),
-            false => self.weights.view(),
+            true => Weights::from_checkpoint(self.weights.view(), &config),
+            false => Weights::from_transposed(self.weights.view(), &config),
         }
     }
 
@@ -508,7 +509,7 @@ impl World {
         layer.forward(
             workspace,
             LayerCall::new(
-                Weights::new(self.kv_b(), layer.config())?,
+                self.weights()?,
                 self.query.view(),
                 [self.latent.view(), self.rope.view()],
                 CacheMut::new(Cpu::bytes_mut(&mut cache), self.cache_layout)?,

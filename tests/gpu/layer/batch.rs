@@ -290,7 +290,7 @@ impl<D: Device> Engine<D> {
         let layout = |shape: Shape| Layout::contiguous(problem.dtype, shape);
         let weights = TensorRef::new(D::bytes(&self.weights), layout([1, heads * kv_b, latent]))?;
         Ok(LayerCall::new(
-            Weights::new(weights.transpose(1, 2), &self.config)?,
+            Weights::from_checkpoint(weights, &self.config)?,
             TensorRef::new(D::bytes(&self.query), layout([tokens, heads, qk]))?,
             [
                 TensorRef::new(D::bytes(&self.latent), layout([tokens, 1, latent]))?,

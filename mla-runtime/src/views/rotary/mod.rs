@@ -82,13 +82,7 @@ impl<'a, D: Memory> Rotary<'a, D> {
         if !width.is_multiple_of(2) {
             return Err(Error::argument("rope", width, "an even number of columns"));
         }
-        if self.positions.len() < tokens {
-            return Err(Error::argument(
-                "positions",
-                self.positions.len(),
-                format!("at least {tokens}"),
-            ));
-        }
+        check_positions(self.positions.len(), tokens)?;
         let (cos, sin) = (self.cos.layout(), self.sin.layout());
         let expected = [1, cos.shape[1], width / 2];
         for (name, table) in [("cos", cos), ("sin", sin)] {
@@ -109,6 +103,15 @@ impl<'a, D: Memory> Rotary<'a, D> {
         }
         Ok(())
     }
+}
+
+/// Refuses positions of other tokens than the step's.
+pub(crate) fn check_positions(given: usize, tokens: usize) -> Result<()> {
+    if given == tokens {
+        return Ok(());
+    }
+    let accepted = format!("{tokens}, one for each token");
+    Err(Error::argument("positions", given, accepted))
 }
 
 /// The rotation that a layer's call asks for: tables, and the positions of the step's tokens.
@@ -144,7 +147,7 @@ impl<'a, D: Memory> Rotation<'a, D> {
         }
     }
 
-    /// The same at positions of the caller's own.
+    /// The same at positions of the caller's own, one for each of the step's tokens.
     #[must_use]
     pub fn with_positions(mut self, positions: ArrayRef<'a, D, i64>) -> Self {
         self.positions = Some(positions);
