@@ -366,7 +366,7 @@ impl Decode {
             .with_second(Some(second));
         let out = Layout::contiguous(DType::BF16, [1, heads, 128]);
         LayerCall::new(
-            Weights::new(view(&self.weights, [1, 512, heads * 256]), config).unwrap(),
+            Weights::from_transposed(view(&self.weights, [1, 512, heads * 256]), config).unwrap(),
             view(&self.query, [1, heads, 192]),
             [
                 view(&self.latent, [1, 1, 512]),
