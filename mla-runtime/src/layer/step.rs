@@ -164,7 +164,6 @@ impl Step {
         self.split(problem, threshold, batch)?;
         self.plan_context(problem, batch)?;
         self.stage(problem, batch);
-        self.prepared = true;
         Ok(())
     }
 
@@ -581,8 +580,10 @@ impl Step {
         ))
     }
 
-    pub(super) fn invalidate(&mut self) {
-        self.prepared = false;
+    /// To be called when the arrays are uploaded and the backends have prepared. Until then there is
+    /// no step, also if one of them panics.
+    pub(super) fn set_prepared(&mut self) {
+        self.prepared = true;
     }
 
     pub(super) fn tokens(&self) -> usize {

@@ -125,13 +125,11 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
     pub fn prepare(&mut self, layer: &MlaLayer<P, D>, batch: &StepBatch<'_>) -> Result<()> {
         self.check(layer)?;
         self.step_number += 1;
-        let prepared = layer
+        layer
             .device()
-            .range(c"mla: prepare", || self.prepare_unchecked(layer, batch));
-        if prepared.is_err() {
-            self.step.invalidate();
-        }
-        prepared
+            .range(c"mla: prepare", || self.prepare_unchecked(layer, batch))?;
+        self.step.set_prepared();
+        Ok(())
     }
 
     fn prepare_unchecked(&mut self, layer: &MlaLayer<P, D>, batch: &StepBatch<'_>) -> Result<()> {

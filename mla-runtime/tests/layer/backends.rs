@@ -1,6 +1,8 @@
 //! Backends that ask of the layer what the CPU's own do not: packed keys, padded values,
 //! concatenated queries. Each checks what it is given and computes with the CPU's.
 
+use std::cell::Cell;
+
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::Result;
 use mla_runtime::backend::{
@@ -151,6 +153,11 @@ impl<const PACKED: bool, const PADDED: bool> PrefillBackend for Demanding<PACKED
     }
 }
 
+thread_local! {
+    /// True if the decode backend below shall panic when it prepares.
+    pub(crate) static PANICS: Cell<bool> = const { Cell::new(false) };
+}
+
 /// A decode backend that takes its queries concatenated.
 pub(crate) struct Concatenated {
     cpu: CpuDecode,
@@ -187,6 +194,7 @@ impl DecodeBackend for Concatenated {
         state: &mut Self::State,
         metadata: &mut Self::Metadata,
     ) -> Result<()> {
+        assert!(!PANICS.get(), "as the test has it");
         // The host's lengths are those that the device gets.
         let host = batch.host.expect("the layer knows the lengths");
         assert_eq!(host.query_lens.len(), batch.block_table.requests());

@@ -6,7 +6,9 @@ mod oracle;
 mod rotation;
 mod world;
 
-use backends::{Concatenated, Demanding};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use backends::{Concatenated, Demanding, PANICS};
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{
     DecodeBackend as _, LayerConfig, PrefillBackend as _, SelectedDecode, SelectedPrefill,
@@ -435,6 +437,25 @@ fn selected_backends_compute_the_same_bits() {
         assert_eq!(of_types, selected);
         world.check(&selected).unwrap();
     }
+}
+
+#[test]
+fn nothing_runs_on_a_step_whose_backend_panicked() {
+    let case = Case::small(MIXED);
+    let layer = MlaLayer::<CpuPrefill, Concatenated>::of(&Cpu::new(), &case.config()).unwrap();
+    let world = World::new(&case);
+    let mut workspace = layer.workspace(&case.limits()).unwrap();
+    PANICS.set(true);
+    let prepare = AssertUnwindSafe(|| workspace.prepare(&layer, &world.batch()));
+    catch_unwind(prepare).unwrap_err();
+    PANICS.set(false);
+    let error = world.forward(&layer, &mut workspace, true).unwrap_err();
+    assert!(
+        error.to_string().contains("without a prepared step"),
+        "{error}"
+    );
+    workspace.prepare(&layer, &world.batch()).unwrap();
+    world.forward(&layer, &mut workspace, true).unwrap();
 }
 
 /// Layers of selected backends have workspaces of one type, whichever backends these are.
