@@ -2,8 +2,8 @@
 
 use std::marker::PhantomData;
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::CUresult;
 use cudarc::driver::{CudaStream, DriverError, result};
@@ -23,6 +23,8 @@ use super::stream::{self, StreamId};
 pub struct Buffer {
     address: u64,
     len: usize,
+    /// The bytes of the guard in front of it, and of the one behind.
+    guard: usize,
     stream: Arc<CudaStream>,
     account: Account,
 }
@@ -34,13 +36,35 @@ pub(crate) struct Account(Arc<Counts>);
 #[derive(Default)]
 struct Counts {
     bytes: AtomicU64,
+    /// What a conformance test asks for, and the addresses and lengths of live buffers with guards.
+    guards: AtomicBool,
+    guarded: Mutex<Vec<(u64, usize)>>,
     #[cfg(feature = "faults")]
     faults: Faults,
 }
 
+/// The bytes of a guard: buffers are as aligned as without.
+pub(super) const GUARD: usize = 256;
+
+/// What each byte of a guard holds.
+pub(super) const GUARD_BYTE: u8 = 0xa5;
+
 impl Account {
     pub(super) fn bytes(&self) -> u64 {
         self.0.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Gives buffers guards from now on, or none.
+    pub(super) fn guard(&self, on: bool) {
+        self.0.guards.store(on, Ordering::Relaxed);
+    }
+
+    /// The addresses and lengths of live buffers with guards.
+    pub(super) fn guarded(&self) -> MutexGuard<'_, Vec<(u64, usize)>> {
+        self.0
+            .guarded
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     #[cfg(feature = "faults")]
@@ -69,18 +93,32 @@ impl Buffer {
         #[cfg(feature = "faults")]
         account.faults().reach(Operation::Allocation)?;
         stream::bind(stream.context()).map_err(failed("bind context"))?;
+        let guard = match account.0.guards.load(Ordering::Relaxed) {
+            true => GUARD,
+            false => 0,
+        };
+        let bytes = len.max(1).saturating_add(2 * guard);
         // SAFETY: the context is bound; `cuMemAlloc` refuses 0 bytes, so an empty buffer has one.
-        let address = unsafe { result::malloc_sync(len.max(1)) }.map_err(not_allocated(len))?;
+        let first = unsafe { result::malloc_sync(bytes) }.map_err(not_allocated(len))?;
         let buffer = Self {
-            address,
+            address: first + guard as u64,
             len,
+            guard,
             stream: stream.clone(),
             account: account.clone(),
         };
         account.0.bytes.fetch_add(len as u64, Ordering::Relaxed);
-        // SAFETY: the range is the allocation above, which nobody else knows yet.
-        unsafe { result::memset_d8_async(address, 0, len.max(1), stream.cu_stream()) }
-            .map_err(failed("clear"))?;
+        if guard > 0 {
+            account.guarded().push((buffer.address, len));
+            // SAFETY: the range is the allocation above, which nobody else knows yet.
+            unsafe { result::memset_d8_async(first, GUARD_BYTE, bytes, stream.cu_stream()) }
+                .map_err(failed("write guards"))?;
+        }
+        if len > 0 {
+            // SAFETY: the range lies in the allocation above, which nobody else knows yet.
+            unsafe { result::memset_d8_async(buffer.address, 0, len, stream.cu_stream()) }
+                .map_err(failed("clear"))?;
+        }
         Ok(buffer)
     }
 
@@ -136,12 +174,16 @@ impl Buffer {
         }
         // SAFETY: the address came from `malloc_sync`, is freed once, and the stream has passed
         // every launch that was given it.
-        unsafe { result::free_sync(self.address) }
+        unsafe { result::free_sync(self.address - self.guard as u64) }
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
+        if self.guard > 0 {
+            let mut guarded = self.account.guarded();
+            guarded.retain(|(address, _)| *address != self.address);
+        }
         match self.free() {
             Ok(()) => {
                 let bytes = &self.account.0.bytes;

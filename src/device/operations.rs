@@ -7,7 +7,7 @@ use cudarc::driver::{result, sys};
 use mla_runtime::availability::Availability;
 use mla_runtime::cache::{CacheLayout, CacheMut, CacheRef};
 use mla_runtime::capability::{Capability, Platform, Target};
-use mla_runtime::device::probe::{Dependents, Replayed};
+use mla_runtime::device::probe::{Dependents, Guards, Replayed};
 use mla_runtime::device::{AbsorbedQueries, CacheRows, Device, GatherRows, Memory};
 use mla_runtime::error::{Error, Result};
 use mla_runtime::lse::{LseConvention, LseMut, LseRef};
@@ -391,6 +391,10 @@ impl Device for Cuda {
 
     fn probe_replay(&self, work: &mut dyn Replayed) -> Result<bool> {
         probe::replay(self, work).map(|()| true)
+    }
+
+    fn probe_guards(&self) -> Option<&dyn Guards> {
+        Some(self)
     }
 
     #[cfg(feature = "nvtx")]

@@ -7,10 +7,10 @@ use cudarc::driver::result;
 use cudarc::driver::sys::CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION as EARLY;
 use cudarc::driver::sys::{self, CUfunction, CUlaunchAttribute, CUlaunchConfig, CUmodule};
 use mla_runtime::device::Memory as _;
-use mla_runtime::device::probe::{Dependents, Replayed};
+use mla_runtime::device::probe::{Dependents, Guards, Replayed};
 use mla_runtime::error::{Error, Result};
 
-use super::memory::{Bytes, BytesMut};
+use super::memory::{Bytes, BytesMut, GUARD, GUARD_BYTE};
 use super::{Cuda, failed, stream};
 
 /// The two copies, which end in a zero byte as the driver wants it.
@@ -152,4 +152,34 @@ pub(super) fn replay(device: &Cuda, work: &mut dyn Replayed) -> Result<()> {
         unsafe { graph.replay() }?;
     }
     device.synchronize()
+}
+
+impl Guards for Cuda {
+    fn guard(&self, on: bool) {
+        self.account().guard(on);
+    }
+
+    fn guarded_bytes(&self) -> u64 {
+        let guarded = self.account().guarded();
+        guarded.iter().map(|(_, len)| *len as u64).sum()
+    }
+
+    fn damage(&self) -> Result<Option<String>> {
+        self.synchronize()?;
+        for (address, len) in self.account().guarded().iter().copied() {
+            let behind = address + len as u64;
+            for (place, first) in [("in front of", address - GUARD as u64), ("behind", behind)] {
+                let mut guard = [0; GUARD];
+                // SAFETY: the guards of a live buffer are a part of its allocation, and its list is
+                // held until they are read: a buffer leaves it before it is freed.
+                let bytes = unsafe { Bytes::from_raw(first, GUARD) };
+                self.download(bytes, &mut guard)?;
+                if let Some(at) = guard.iter().position(|byte| *byte != GUARD_BYTE) {
+                    let damage = format!("byte {at} {place} a buffer of {len} bytes");
+                    return Ok(Some(damage));
+                }
+            }
+        }
+        Ok(None)
+    }
 }
