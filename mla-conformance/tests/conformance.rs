@@ -150,6 +150,41 @@ mistaken! {
     }
 }
 
+mistaken! {
+    NoSecondCache, [
+        sm = "any", dtypes = "bf16", query_len = "ragged", sparse = "required",
+        features = "second_cache",
+    ],
+    new: Ok,
+    call: |mut call| {
+        call.slots = call.slots.map(|slots| slots.with_second(None));
+        call
+    }
+}
+
+mistaken! {
+    NoDenseRequests, [
+        sm = "any", dtypes = "bf16", query_len = "ragged", sparse = "required",
+        features = "dense_requests",
+    ],
+    new: Ok,
+    call: |mut call| {
+        call.slots = call.slots.map(|slots| slots.with_dense_within(0));
+        call
+    }
+}
+
+mistaken! {
+    OtherScale, [sm = "any", dtypes = "bf16", quant_output = true],
+    new: Ok,
+    call: |mut call| {
+        if let Output::Fp8 { bytes, scale } = call.out {
+            call.out = Output::Fp8 { bytes, scale: 2.0 * scale };
+        }
+        call
+    }
+}
+
 fn host_lens(batch: &DecodeBatch<'_, Cpu>) -> Result<()> {
     let given = batch.host.map(drop);
     given.ok_or_else(|| Error::argument("host lengths", "none", "each request's"))
@@ -256,6 +291,25 @@ fn wrong_numbers_are_found() {
     );
     let message = said::<NoSinks>(&cpu, DecodeTopic::Sinks);
     assert!(message.starts_with("NO_SINKS: out["), "{message}");
+    for (message, name) in [
+        (
+            said::<NoSecondCache>(&cpu, DecodeTopic::SecondCache),
+            "NO_SECOND_CACHE",
+        ),
+        (
+            said::<NoDenseRequests>(&cpu, DecodeTopic::DenseRequests),
+            "NO_DENSE_REQUESTS",
+        ),
+        (
+            said::<OtherScale>(&cpu, DecodeTopic::QuantisedOutputs),
+            "OTHER_SCALE",
+        ),
+    ] {
+        assert!(
+            message.starts_with(&format!("{name}: out[0, 0, 0] is ")),
+            "{message}"
+        );
+    }
     let message = said::<BetweenRows>(&cpu, DecodeTopic::Strides);
     assert!(
         message.starts_with("BETWEEN_ROWS: wrote byte 16384 of out, which lies between its rows"),

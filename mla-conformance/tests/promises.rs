@@ -186,7 +186,13 @@ fn a_kernel_that_does_not_wait_is_found_if_it_is_declared_to() {
     );
     // Its inputs are there without kernels that overlap.
     assert_eq!(check::<Impatient>(DecodeTopic::SingleTokens), Ok(()));
-    // The device keeps apart what does not promise to wait.
+    let selected = |entry| {
+        let device = Simulated::default();
+        conformance::decode_entry(entry, &device, DecodeTopic::DependentLaunch)
+    };
+    assert!(selected(Impatient::ENTRY).is_err());
+    // The device keeps apart what does not promise to wait, chosen by type or at run time.
+    assert!(selected(ImpatientAlone::ENTRY).is_ok());
     assert_eq!(
         check::<ImpatientAlone>(DecodeTopic::DependentLaunch),
         Ok(())

@@ -30,6 +30,7 @@ pub struct Naive(LayerConfig);
     heads = "1..=65535",
     query_len = "ragged",
     graphs = "always",
+    dependent_launch = true,
     features = "deterministic,nan_propagation,strided_outputs",
     priority = 10
 )]

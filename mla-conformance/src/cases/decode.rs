@@ -114,12 +114,23 @@ impl Cases<'_, DecodeCase> {
 
     /// A case of each of them.
     fn query_lengths(&self) -> impl Iterator<Item = DecodeCase> {
-        self.several().into_iter().map(|problem| DecodeCase {
-            query_lens: match problem.query_len {
-                QueryLen::Uniform => vec![3; 4],
-                _ => vec![1, 4, 0, 2],
-            },
-            ..DecodeCase::new(problem, &[3, 140, 65, 2])
+        let longest = self.accepted.spec.max_query_len;
+        self.several().into_iter().flat_map(move |problem| {
+            let lens = match problem.query_len {
+                QueryLen::Uniform => [3; 4],
+                _ => [1, 4, 0, 2],
+            };
+            let case = |query_lens| DecodeCase {
+                query_lens,
+                ..DecodeCase::new(problem, &[3, 140, 65, 2])
+            };
+            // As long as the spec says that a request may be, if it says so, within reason.
+            let longest = longest.map(|longest| longest.min(64) as usize);
+            let at_bound = longest.map(|longest| case(vec![longest; 4]));
+            let within = |len: usize| len.min(longest.unwrap_or(len));
+            [case(lens.map(within).to_vec())]
+                .into_iter()
+                .chain(at_bound)
         })
     }
 
@@ -157,8 +168,9 @@ impl Cases<'_, DecodeCase> {
         for problem in accepted.with(accepted.heads(), |p, heads| {
             (p.heads, p.sparse) = (heads, true);
         }) {
+            let widest = accepted.spec.max_list_width;
             self.check(DecodeCase {
-                list_width: 8192,
+                list_width: widest.map_or(8192, |widest| widest.min(1 << 16) as usize),
                 with_counts: true,
                 ..long(problem, &[300, 17, 0])
             })?;
