@@ -79,7 +79,7 @@ pub(super) fn config(problem: Problem) -> LayerConfig {
     LayerConfig::new(problem, 1.0 / (problem.dims.head.qk().max(1) as f32).sqrt())
 }
 
-/// How an output lies: with distances between its rows where the spec has any.
+/// Placement of an output: with distances between its rows if the spec has any.
 pub(super) fn of_output(spec: &BackendSpec, placement: Placement) -> Placement {
     match spec.features.contains(Feature::StridedOutputs) {
         true => placement,

@@ -54,7 +54,7 @@ pub struct DecodeCase {
     pub nan_rows: Vec<[usize; 3]>,
     /// How the queries are given; `None`: as the backend asks for them.
     pub query_format: Option<QueryFormat>,
-    /// How it is run.
+    /// The way in which it is run.
     pub trial: Trial,
     /// What the random numbers are made from.
     pub seed: u64,
@@ -189,7 +189,7 @@ impl<D: Device> Inputs<D> {
         .collect()
     }
 
-    /// What a trial writes late. The last one is under way when the call begins.
+    /// Inputs that a trial writes late. The last write is under way when the call begins.
     fn late(&mut self, trial: Trial) -> Vec<&mut D::Buffer> {
         match trial {
             Trial::LateRows => vec![&mut self.cache],
@@ -316,7 +316,7 @@ impl DecodeCase {
         call.compare().map_err(broken)
     }
 
-    /// As a graph that was captured with other numbers and lengths.
+    /// Replays a graph that was captured with other numbers and lengths.
     fn replayed<S: DecodeStage>(
         &self,
         stage: &S,
@@ -707,7 +707,7 @@ impl Step {
             order.swap(i, random.below(i + 1));
         }
         let mut layout = CacheLayout::contiguous(dims, format, pages, page_size);
-        // Of a quantised row the bytes are the elements.
+        // The elements of a quantised row are its bytes.
         let element = format.dtype().map_or(1, DType::bytes);
         layout.row_stride = placement.row_bytes(element, layout.row_stride);
         layout.page_stride = page_size * layout.row_stride;

@@ -82,9 +82,9 @@ pub enum Failure {
     Broken {
         /// The backend.
         name: &'static str,
-        /// Which promise.
+        /// The promise.
         promise: Promise,
-        /// What goes wrong.
+        /// The failure of a case that is right otherwise.
         #[source]
         failure: Box<Self>,
     },
@@ -97,7 +97,7 @@ pub enum Failure {
     Workspace {
         /// The backend.
         name: &'static str,
-        /// What was to be computed.
+        /// The problem that it was made for.
         problem: Box<Problem>,
         /// The bytes that `workspace_bytes` says.
         said: u64,
@@ -115,7 +115,7 @@ pub enum Failure {
         name: &'static str,
         /// What was computed.
         problem: Box<Problem>,
-        /// Where.
+        /// The place that was written.
         damage: String,
     },
     /// Two runs over the same inputs differ, though the spec says `deterministic`, or what came
@@ -160,7 +160,7 @@ pub enum Promise {
 }
 
 impl Promise {
-    /// What a failure is, of a case that is right without it.
+    /// Wraps the failure of a case that is right without the promise.
     pub(crate) fn broken(self, name: &'static str) -> impl FnOnce(Failure) -> Failure {
         move |failure| Failure::Broken {
             name,

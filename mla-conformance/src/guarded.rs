@@ -6,7 +6,7 @@ use mla_runtime::problem::Problem;
 
 use super::failure::{Failure, refused};
 
-/// What is held to its workspace: the calls of one backend for one problem.
+/// Calls of one backend for one problem that are held to their workspace.
 pub(super) struct Guarded<'a, D> {
     name: &'static str,
     problem: Problem,
@@ -30,7 +30,7 @@ impl<'a, D: Device> Guarded<'a, D> {
         move |error| refused(problem, name, operation, error)
     }
 
-    /// What `make` gives, whose memory lies between guards and is at most `said` bytes.
+    /// Returns what `make` gives, if its memory, between guards, is at most `said` bytes.
     pub(super) fn made<T>(
         &self,
         said: u64,

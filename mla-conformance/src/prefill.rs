@@ -43,7 +43,7 @@ pub struct PrefillCase {
     pub nan_values: Vec<[usize; 3]>,
     /// How the keys are given; `None`: as the backend asks for them.
     pub key_layout: Option<KeyLayout>,
-    /// How it is run.
+    /// The way in which it is run.
     pub trial: Trial,
     /// What the random numbers are made from.
     pub seed: u64,
@@ -148,7 +148,7 @@ impl PrefillCase {
         call.compare().map_err(broken)
     }
 
-    /// As a graph that was captured with other numbers.
+    /// Replays a graph that was captured with other numbers.
     fn replayed<S: PrefillStage>(
         &self,
         stage: &S,
@@ -509,7 +509,7 @@ struct Inputs<D: Device> {
 }
 
 impl<D: Device> Inputs<D> {
-    // As a spec wants them.
+    // In the form that a spec asks for.
     fn upload(
         numbers: &Numbers,
         case: &PrefillCase,
@@ -548,7 +548,7 @@ impl<D: Device> Inputs<D> {
             .collect()
     }
 
-    /// What a trial writes late. The last one is under way when the call begins.
+    /// Inputs that a trial writes late. The last write is under way when the call begins.
     fn late(&mut self, trial: Trial) -> Vec<&mut D::Buffer> {
         vec![match trial {
             Trial::LateRows => &mut self.values.buffer,

@@ -1,10 +1,10 @@
-//! How a case is run.
+//! Ways in which a case is run.
 
 use mla_runtime::dtype::DType;
 use mla_runtime::spec::BackendSpec;
 
-/// How a case is run. What a device has no means for, such as graphs on a processor, is not run
-/// there, and gives no bits.
+/// A way in which a case is run. A trial for which the device has no means, such as graphs on a
+/// processor, is not run there, and gives no bits.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub enum Trial {
@@ -30,14 +30,14 @@ pub enum Trial {
     ExactlyAligned,
 }
 
-/// How tensors lie in a case.
+/// Placement of a case's tensors in memory.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Placement {
     /// Elements between one token's rows and the next.
     gap: usize,
-    /// Whether there may be any distance between them.
+    /// True if there may be any distance between them.
     is_apart: bool,
-    /// What addresses and distances are odd multiples of, in bytes; 0: of whatever they are.
+    /// Addresses and distances are odd multiples of this, in bytes; 0: no such rule.
     alignment: usize,
 }
 

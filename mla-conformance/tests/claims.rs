@@ -66,7 +66,8 @@ fn every_promise_has_a_topic_or_says_why_not() {
         .collect();
     assert_eq!(keys, known, "the keys of mla-macros/keys.md, in its order");
     let mut known: Vec<&str> = Feature::ALL.iter().map(|feature| feature.name()).collect();
-    (known.sort_unstable(), features.sort_unstable());
+    known.sort_unstable();
+    features.sort_unstable();
     assert_eq!(features, known, "every feature once");
     assert_eq!(named, topics(), "every topic holds somebody to something");
 }

@@ -1,5 +1,5 @@
-//! What a spec promises beside right numbers: a backend that breaks a promise is found, one that
-//! keeps it or does not make it is not.
+//! Promises of a spec beside right numbers: a backend that breaks one is found, and one that keeps it
+//! or does not make it is not.
 
 mod simulated;
 
@@ -11,7 +11,7 @@ use mla_runtime::{Error, Result, mla_backend};
 
 use simulated::{Graph, Kept, OnCpu as _, Simulated};
 
-/// How the kernels of a backend behave.
+/// Behaviour of a backend's kernels.
 struct Conduct {
     /// They wait for those before them.
     wait: bool,
@@ -21,7 +21,7 @@ struct Conduct {
     bake: bool,
     /// Bytes of workspace for each request, as the backend says.
     said: usize,
-    /// As the kernels write.
+    /// Bytes for each request that the kernels write.
     written: usize,
     /// Steps beyond the limits are refused.
     refuse: bool,
@@ -39,7 +39,7 @@ const RIGHT: Conduct = Conduct {
     refuse: true,
 };
 
-/// What is kept for an engine.
+/// Workspaces of an engine.
 struct State {
     cpu: <CpuDecode as DecodeBackend>::State,
     workspace: Kept,
@@ -48,7 +48,7 @@ struct State {
 }
 
 impl State {
-    /// Whether the kernels of a call see the lengths that it has now.
+    /// True if the kernels of a call see the lengths that it has now.
     fn sees(&mut self, device: &Simulated, lens: Vec<i32>, bake: bool) -> bool {
         match device.graph() {
             Graph::None => true,
@@ -123,7 +123,7 @@ macro_rules! conducted {
                 let lens = (0..requests).map(|i| call.batch.seq_lens.at(i)).collect();
                 let sees = state.sees(device, lens, Self::CONDUCT.bake);
                 if !device.begin(Self::CONDUCT.wait) || !sees {
-                    // What is computed of other inputs is anything but the result.
+                    // Results of other inputs would be wrong, so none are written.
                     return Ok(());
                 }
                 let call = call.on_cpu()?;

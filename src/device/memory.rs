@@ -36,8 +36,9 @@ pub(crate) struct Account(Arc<Counts>);
 #[derive(Default)]
 struct Counts {
     bytes: AtomicU64,
-    /// What a conformance test asks for, and the addresses and lengths of live buffers with guards.
+    /// True while a conformance test wants new buffers to have guards.
     guards: AtomicBool,
+    /// Addresses and lengths of live buffers with guards.
     guarded: Mutex<Vec<(u64, usize)>>,
     #[cfg(feature = "faults")]
     faults: Faults,
@@ -46,7 +47,7 @@ struct Counts {
 /// The bytes of a guard: buffers are as aligned as without.
 pub(super) const GUARD: usize = 256;
 
-/// What each byte of a guard holds.
+/// The value of each byte of a guard.
 pub(super) const GUARD_BYTE: u8 = 0xa5;
 
 impl Account {

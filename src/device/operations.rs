@@ -460,7 +460,7 @@ impl Cuda {
         ])
     }
 
-    /// Whether a kernel may begin here before the one before it has ended.
+    /// True if a kernel may begin here before the one before it has ended.
     fn has_dependent_launch(&self) -> bool {
         self.gpu().capability >= Capability::new(9, 0)
     }

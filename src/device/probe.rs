@@ -1,4 +1,4 @@
-//! What conformance tests ask of a GPU: kernels that overlap with those before and behind them,
+//! Means of a GPU for conformance tests: kernels that overlap with those before and behind them,
 //! replays of graphs, and guards around buffers.
 
 use std::ffi::{CStr, c_void};
@@ -16,7 +16,7 @@ use super::{Cuda, failed, stream};
 /// The two copies, which end in a zero byte as the driver wants it.
 const PTX: &str = concat!(include_str!("probe.ptx"), "\0");
 
-/// How long a late copy waits: far longer than it takes to enqueue a call behind it.
+/// Delay of a late copy: far longer than it takes to enqueue a call behind it.
 const DELAY_NS: u64 = 500_000;
 
 /// Threads of a copy's one CTA. It leaves the other SMs to whatever begins early.
@@ -36,7 +36,7 @@ impl Copies {
         // SAFETY: the image is text that ends in a zero byte.
         let module = unsafe { result::module::load_data(PTX.as_ptr().cast()) };
         let module = module.map_err(failed("load test kernels"))?;
-        // So that it is unloaded, too, if it lacks a function.
+        // It is unloaded, too, if it lacks a function.
         let mut copies = Self {
             device: device.clone(),
             module,

@@ -124,7 +124,7 @@ impl Cases<'_, DecodeCase> {
                 query_lens,
                 ..DecodeCase::new(problem, &[3, 140, 65, 2])
             };
-            // As long as the spec says that a request may be, if it says so, within reason.
+            // The spec's own bound, if it has one, within reason.
             let longest = longest.map(|longest| longest.min(64) as usize);
             let at_bound = longest.map(|longest| case(vec![longest; 4]));
             let within = |len: usize| len.min(longest.unwrap_or(len));
@@ -264,7 +264,7 @@ impl Cases<'_, DecodeCase> {
             .try_for_each(|case| self.tried(case, &late))
     }
 
-    /// Of the batches that the spec says can be captured, with the shapes of each level.
+    /// Batches of each level that the spec says can be captured.
     fn graphs(&self) -> Result<(), Failure> {
         let levels = [
             (GraphSupport::SingleToken, QueryLen::Single, [1; 4]),

@@ -20,7 +20,7 @@ use mla_runtime::{Error, Result};
 #[derive(Clone, Default)]
 pub(crate) struct Simulated(Arc<Mutex<Stream>>);
 
-/// What is under way, and what a call is part of.
+/// State of the device's one stream.
 #[derive(Default)]
 struct Stream {
     /// A kernel has let its dependents begin, and has not written yet.
@@ -32,7 +32,7 @@ struct Stream {
     guarded: Vec<Weak<Guarded>>,
 }
 
-/// What is done with what a call enqueues.
+/// The part that graphs play in what a call enqueues.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Graph {
     #[default]
@@ -76,7 +76,7 @@ struct Guarded {
 }
 
 impl Kept {
-    /// What a kernel does that writes so many bytes from the beginning on.
+    /// Plays a kernel that writes so many bytes from the beginning on.
     pub(crate) fn write(&self, bytes: usize) {
         let is_beyond = bytes > self.guarded.bytes;
         self.guarded
@@ -193,7 +193,7 @@ impl Device for Simulated {
         Ok(Some(Box::new(self.clone())))
     }
 
-    /// What is captured sees the inputs of the capture, and each replay those of its own.
+    /// A capture sees its own inputs, and each replay those that are there then.
     fn probe_replay(&self, work: &mut dyn Replayed) -> Result<bool> {
         work.enqueue()?;
         self.stream().graph = Graph::Captures;

@@ -142,7 +142,7 @@ pub enum Output<'a, D: Device> {
     },
 }
 
-/// What stands before and behind the calls of a backend: a [fence](Device::fence), unless its spec
+/// Enqueues a [fence](Device::fence), before and behind the calls of a backend, unless its spec
 /// declares that its kernels keep the contract of programmatic dependent launch.
 pub(crate) fn keep_apart<D: Device>(device: &D, spec: &BackendSpec) -> Result<()> {
     match spec.dependent_launch {

@@ -488,7 +488,7 @@ pub trait Device: Memory {
     ///
     /// # Errors
     ///
-    /// Those of `work`, or the device's.
+    /// Errors of `work`, or the device's.
     #[doc(hidden)]
     fn probe_replay(&self, work: &mut dyn probe::Replayed) -> Result<bool> {
         let _ = work;

@@ -1,4 +1,4 @@
-//! What conformance tests ask of a device beside its operations. No part of the public interface.
+//! Means of a device for conformance tests, beside its operations. No part of the public interface.
 
 use super::Memory;
 use crate::error::Result;
@@ -28,7 +28,7 @@ pub trait Replayed {
     ///
     /// # Errors
     ///
-    /// That of the work.
+    /// Errors of the work.
     fn enqueue(&mut self) -> Result<()>;
 
     /// Writes other inputs to the same memory, between the capture and the replays.

@@ -65,7 +65,7 @@ pub struct BackendSpec {
     /// [`DecodeBatch::host`](crate::backend::DecodeBatch::host) and no graph can hold it. Decode
     /// only.
     pub plans_on_host: bool,
-    /// Whether its kernels keep [the contract of dependent
+    /// True if its kernels keep [the contract of dependent
     /// launches](crate::backend#dependent-launches). If not, the device lets no kernel before or
     /// behind a call overlap it.
     pub dependent_launch: bool,
