@@ -2,13 +2,14 @@
 
 use crate::availability::Availability;
 use crate::capability::{CapabilityMatch, Platform, Target};
-use crate::dims::HeadDims;
+use crate::dims::{HeadDims, MAX_DIM, MlaDims};
 use crate::dtype::DType;
 use crate::feature::{Feature, FeatureSet};
 use crate::kv_format::KvFormat;
 use crate::problem::Problem;
 use crate::reason::{Accepted, Field, Given, Reason, Reasons};
 use crate::setters::setters;
+use crate::text::is_equal;
 
 use super::support::contains;
 pub use super::support::{
@@ -318,15 +319,21 @@ impl BackendSpec {
     ///
     /// # Panics
     ///
-    /// In a constant, which makes it a compile error: if a list is empty, a size is zero, a
-    /// range is reversed, or a key contradicts the phase.
+    /// In a constant, which makes it a compile error: if a list is empty, a size is zero or beyond
+    /// every problem's, a range is reversed, or two fields contradict each other or the phase.
     pub const fn checked(self) -> Self {
         self.check_lists();
+        self.check_platform();
         self.check_heads();
         self.check_memory();
+        self.check_dims();
         match self.phase {
             Phase::Prefill => self.check_prefill(),
-            Phase::Decode => self.check_decode(),
+            Phase::Decode => {
+                self.check_decode();
+                self.check_caches();
+                self.check_step();
+            }
         }
         self
     }
@@ -337,6 +344,14 @@ impl BackendSpec {
             !self.name.is_empty(),
             "name: given \"\", accepted a non-empty name"
         );
+        let mut i = 0;
+        while i < RESERVED_NAMES.len() {
+            assert!(
+                !is_equal(self.name, RESERVED_NAMES[i]),
+                "name: given a word that stands for backends of any name, accepted the name of one"
+            );
+            i += 1;
+        }
         assert!(
             !self.capabilities.is_empty(),
             "sm: given an empty list, accepted at least one capability"
@@ -359,6 +374,18 @@ impl BackendSpec {
         }
     }
 
+    /// A processor has no compute capability.
+    const fn check_platform(&self) {
+        if !matches!(self.platform, Platform::Cpu) {
+            return;
+        }
+        assert!(
+            self.priority.by_capability.is_empty(),
+            "priority: given one per capability, accepted an integer: a processor has no compute \
+             capability"
+        );
+    }
+
     const fn check_heads(&self) {
         match self.heads {
             HeadCounts::Range(least, most) => {
@@ -366,12 +393,24 @@ impl BackendSpec {
                     0 < least && least <= most,
                     "heads: given a reversed or zero range, accepted 1 and up"
                 );
+                assert!(
+                    least <= MAX_DIM,
+                    "heads: given a range beyond 65536, accepted one that begins at 1 to 65536"
+                );
             }
             HeadCounts::List(counts) => {
                 assert!(
                     !counts.is_empty(),
                     "heads: given an empty list, accepted at least one count"
                 );
+                let mut i = 0;
+                while i < counts.len() {
+                    assert!(
+                        0 < counts[i] && counts[i] <= MAX_DIM,
+                        "heads: given 0 or a count beyond 65536, accepted 1 to 65536"
+                    );
+                    i += 1;
+                }
             }
             HeadCounts::Any => {}
         }
@@ -401,6 +440,34 @@ impl BackendSpec {
         );
     }
 
+    /// Dimensions that some problem can have.
+    const fn check_dims(&self) {
+        let mut i = 0;
+        while let Some(dims) = self.dims
+            && i < dims.len()
+        {
+            let HeadDims { nope, rope, v } = dims[i];
+            assert!(
+                0 < nope && nope <= MAX_DIM && rope <= MAX_DIM && 0 < v && v <= MAX_DIM,
+                "dims: given one that no problem has, accepted P and V of 1 to 65536, and R of 0 \
+                 to 65536"
+            );
+            i += 1;
+        }
+        let mut i = 0;
+        while let Some(rows) = self.cache_dims
+            && i < rows.len()
+        {
+            let CacheDims { latent, rope } = rows[i];
+            assert!(
+                0 < latent && latent <= MAX_DIM && rope <= MAX_DIM,
+                "cache_dims: given one that no problem has, accepted L of 1 to 65536, and R of 0 \
+                 to 65536"
+            );
+            i += 1;
+        }
+    }
+
     /// Prefill names nothing that a cache or a list of slots would ask for.
     const fn check_prefill(&self) {
         assert!(
@@ -422,6 +489,11 @@ impl BackendSpec {
         assert!(
             !matches!(self.lse, LseOutput::None),
             "lse: given none, accepted ln or log2: prefill merges context chunks by log-sum-exp"
+        );
+        assert!(
+            matches!(self.sparse, SparseSupport::Never) && !self.has_features_of_lists(),
+            "features: given what only a call with lists of slots has, accepted the others: \
+             prefill takes no lists"
         );
     }
 
@@ -446,6 +518,87 @@ impl BackendSpec {
         assert!(
             !self.padded_values,
             "padded_values: given true, accepted false: only prefill has values of its own"
+        );
+    }
+
+    const fn has_features_of_lists(&self) -> bool {
+        self.features.contains(Feature::DenseRequests)
+            || self.features.contains(Feature::SecondCache)
+    }
+
+    /// Each dtype has a cache, and each cache a dtype and rows that it can hold.
+    const fn check_caches(&self) {
+        let (mut i, mut quantised) = (0, false);
+        while i < self.kv_formats.len() {
+            match self.kv_formats[i].dtype() {
+                Some(dtype) => assert!(
+                    self.accepts_dtype(dtype),
+                    "kv: given a format whose dtype is not among the dtypes, accepted theirs, fp8 \
+                     and fp8_ds_mla"
+                ),
+                None => quantised = true,
+            }
+            self.check_rows(self.kv_formats[i]);
+            i += 1;
+        }
+        let mut i = 0;
+        while i < self.dtypes.len() && !quantised {
+            assert!(
+                self.has_format(KvFormat::of(self.dtypes[i])),
+                "kv: given no format for one of the dtypes, accepted one for each"
+            );
+            i += 1;
+        }
+    }
+
+    const fn has_format(&self, format: KvFormat) -> bool {
+        let mut i = 0;
+        while i < self.kv_formats.len() {
+            if self.kv_formats[i].same(format) {
+                return true;
+            }
+            i += 1;
+        }
+        false
+    }
+
+    const fn check_rows(&self, format: KvFormat) {
+        let mut i = 0;
+        while let Some(rows) = self.cache_dims
+            && i < rows.len()
+        {
+            let head = HeadDims {
+                rope: rows[i].rope,
+                ..HeadDims::R1
+            };
+            assert!(
+                format.holds(MlaDims::new(rows[i].latent, head)),
+                "cache_dims: given a row that a format of `kv` cannot hold, accepted latent widths \
+                 that are multiples of 128 beside fp8_ds_mla"
+            );
+            i += 1;
+        }
+    }
+
+    /// What a step may ask for, against the steps that there are.
+    const fn check_step(&self) {
+        let single = matches!(self.query_len, QueryLen::Single);
+        assert!(
+            !(single && matches!(self.max_query_len, Some(2..))),
+            "max_query_len: given several beside the query_len single, accepted 1 or none"
+        );
+        assert!(
+            self.graphs as u8 <= self.query_len as u8 + 1,
+            "graphs: given batches that the query_len refuses, accepted those that it takes"
+        );
+        assert!(
+            !matches!(self.lse, LseOutput::None) || matches!(self.lse_precision, LsePrecision::F32),
+            "lse_precision: given dtype beside the lse none, accepted f32, which says nothing"
+        );
+        assert!(
+            !matches!(self.sparse, SparseSupport::Never) || !self.has_features_of_lists(),
+            "features: given what only a call with lists of slots has, accepted the others beside \
+             the sparse never"
         );
     }
 
@@ -494,6 +647,9 @@ impl BackendSpec {
         Some(Accepted::KvFormats(self.kv_formats))
     }
 }
+
+/// Words that stand for backends of any name, as in `--decode all`.
+const RESERVED_NAMES: &[&str] = &["ALL", "AUTO"];
 
 const fn contains_dims(list: &[HeadDims], dims: HeadDims) -> bool {
     let mut i = 0;
