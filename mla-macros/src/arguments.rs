@@ -1,10 +1,14 @@
 //! What stands in the attribute's parentheses: `key = value`, separated by commas.
 
-use proc_macro2::{Delimiter, Span, TokenStream, TokenTree};
+use proc_macro2::{Delimiter, Ident, Span, TokenStream, TokenTree};
 use syn::{Lit, LitStr, Path};
 
+use crate::capability;
 use crate::errors::{Errors, Fault, nearest};
-use crate::key::{Form, KEYS, Key};
+use crate::key::{self, Form, KEYS, Key};
+use crate::list::quoted;
+use crate::place::compact;
+use crate::synonym::{self, Meant};
 use crate::value;
 
 /// The arguments of one attribute, each key at most once.
@@ -87,16 +91,7 @@ impl Arguments {
         };
         let name = ident.to_string();
         let Some(key) = KEYS.iter().find(|key| key.name == name).copied() else {
-            let meant = meant_by(&name);
-            let accepted = KEYS
-                .iter()
-                .map(|key| key.name)
-                .collect::<Vec<_>>()
-                .join(", ");
-            let fault = Fault::new(format!("unknown key `{name}`"), accepted);
-            let fault = fault.meant(meant.map(|key| key.name));
-            self.meant.extend(meant);
-            return errors.fault(ident.span(), "mla_backend", fault);
+            return self.unknown(ident, &name, errors);
         };
         if self.arguments.iter().any(|other| other.key == key) {
             return errors.fault(
@@ -105,27 +100,35 @@ impl Arguments {
                 Fault::new("a second time", "each key once"),
             );
         }
-        let (span, value) = match rest.split_first() {
-            Some((TokenTree::Punct(equals), value))
-                if equals.as_char() == '=' && !value.is_empty() =>
-            {
-                (span_of(value), read(value, key))
-            }
-            _ => {
-                let given = match rest {
-                    [] | [TokenTree::Punct(_)] => "no value".to_owned(),
-                    rest => format!("`{}`", text_of(rest)),
-                };
-                (
-                    ident.span(),
-                    Err(Fault::new(given, kind(key)).hint(write(key, key.example))),
-                )
-            }
+        let (span, value) = match behind_equals(rest) {
+            Some(value) => (span_of(value), read(value, key)),
+            None => (ident.span(), Err(without_equals(rest, key))),
         };
         let value = value
             .map_err(|fault| errors.fault(span, key.name, fault))
             .ok();
         self.arguments.push(Argument { key, span, value });
+    }
+
+    fn unknown(&mut self, ident: &Ident, name: &str, errors: &mut Errors) {
+        let accepted: Vec<_> = KEYS.iter().map(|key| key.name).collect();
+        let fault = Fault::new(format!("unknown key `{name}`"), accepted.join(", "));
+        let near = || {
+            let name = nearest(name, KEYS.iter().map(|key| key.name))?;
+            let key = KEYS.iter().find(|key| key.name == name).copied();
+            Some((key, Meant::Value(name.into())))
+        };
+        let fault = match synonym::of_key(name).or_else(near) {
+            Some((key, meant)) => {
+                self.meant.extend(key);
+                match meant {
+                    Meant::Value(name) => fault.meant(Some(name)),
+                    Meant::Advice(advice) => fault.hint(advice),
+                }
+            }
+            None => fault,
+        };
+        errors.fault(ident.span(), "mla_backend", fault);
     }
 
     fn get(&self, key: &Key) -> Option<&Argument> {
@@ -142,9 +145,12 @@ impl Arguments {
         !self.has(key) && !self.meant.contains(key)
     }
 
-    /// Whether a key is absent, or has a value of the right kind.
+    /// Whether a key's value, or its default where it is absent, is what the author meant.
     pub(crate) fn reads_well(&self, key: &Key) -> bool {
-        self.get(key).is_none_or(|it| it.value.is_some())
+        match self.get(key) {
+            Some(argument) => argument.value.is_some(),
+            None => key.default.is_some() && !self.meant.contains(key),
+        }
     }
 
     /// Where a key's value stands, or the attribute where the key was not written.
@@ -185,20 +191,37 @@ impl Arguments {
     }
 }
 
-// The key that an unknown name looks like, or what a newcomer may call it.
-fn meant_by(name: &str) -> Option<Key> {
-    let name = match name {
-        "arch" | "archs" | "capability" | "capabilities" | "compute_capability" | "cc" => "sm",
-        "types" | "precision" => "dtypes",
-        "kv_cache" | "kv_format" | "kv_formats" | "cache" => "kv",
-        "block_size" | "block_sizes" | "pages" => "page_sizes",
-        "r1" => "requires_r1",
-        "cfg" | "features_of_cargo" | "cargo_feature" => "feature",
-        "targets" | "families" => "compiled",
-        "tested_on" | "ran_on" => "run_on",
-        _ => nearest(name, KEYS.iter().map(|key| key.name))?,
+// What stands behind the equals sign, where it is one and not the beginning of `==` or `=>`.
+fn behind_equals(rest: &[TokenTree]) -> Option<&[TokenTree]> {
+    let (equals, value) = rest.split_first()?;
+    let is = |token: &TokenTree, marks: &str| match token {
+        TokenTree::Punct(mark) => marks.contains(mark.as_char()),
+        _ => false,
     };
-    KEYS.iter().find(|key| key.name == name).copied()
+    let is_value = is(equals, "=") && !is(value.first()?, "=>");
+    is_value.then_some(value)
+}
+
+// `key: value`, `key == value`, `key(value)`, `key value`, or nothing behind the key.
+fn without_equals(rest: &[TokenTree], key: Key) -> Fault {
+    let is_mark = |token: &TokenTree| match token {
+        TokenTree::Punct(it) => ":=>-<".contains(it.as_char()),
+        _ => false,
+    };
+    let marks = rest.iter().take_while(|token| is_mark(token)).count();
+    let value = match &rest[marks..] {
+        [TokenTree::Group(group)] => group.stream().into_iter().collect(),
+        value => value.to_vec(),
+    };
+    if value.is_empty() {
+        return Fault::new("no value", kind(key)).hint(write(key, key.example));
+    }
+    let accepted = format!("`=` and {}", kind(key));
+    let hint = match read(&value, key) {
+        Ok(_) => write(key, &text_of(&value)),
+        Err(fault) => fault.hint.unwrap_or_default(),
+    };
+    Fault::new(format!("`{}`", text_of(rest)), accepted).hint(hint)
 }
 
 // What stands between two commas, cut before each further `key =`, and before a semicolon that
@@ -241,14 +264,8 @@ fn ungrouped(tokens: &[TokenTree]) -> Vec<TokenTree> {
 
 fn read(tokens: &[TokenTree], key: Key) -> Result<Value, Fault> {
     let tokens = ungrouped(tokens);
-    let fault = || {
-        let text = text_of(&tokens);
-        let hint = match meant(&tokens, key) {
-            Some(meant) => write(key, &format!("\"{meant}\"")),
-            None => write(key, key.example),
-        };
-        Fault::new(format!("`{text}`"), kind(key)).hint(hint)
-    };
+    let fault =
+        || Fault::new(format!("`{}`", text_of(&tokens)), kind(key)).hint(hint(&tokens, key));
     let literal = match tokens.as_slice() {
         [TokenTree::Literal(literal)] => Some(Lit::new(literal.clone())),
         [TokenTree::Ident(ident)] => match ident.to_string().as_str() {
@@ -265,36 +282,65 @@ fn read(tokens: &[TokenTree], key: Key) -> Result<Value, Fault> {
         (Form::Text, Some(Lit::Int(number))) if number.suffix().is_empty() => {
             Ok(Value::Text(number.base10_digits().to_owned()))
         }
-        (Form::Text, None) => match tokens.as_slice() {
-            [TokenTree::Punct(minus), TokenTree::Literal(number)] if minus.as_char() == '-' => {
-                match Lit::new(number.clone()) {
-                    Lit::Int(number) if number.suffix().is_empty() => {
-                        Ok(Value::Text(format!("-{}", number.base10_digits())))
-                    }
-                    _ => Err(fault()),
-                }
-            }
-            _ => Err(fault()),
-        },
+        (Form::Text, None) => negative(&tokens).map(Value::Text).ok_or_else(fault),
         (Form::Path, Some(Lit::Str(text))) if text.suffix().is_empty() => text
             .parse_with(Path::parse_mod_style)
-            .map(Value::Path)
-            .map_err(|_| fault()),
-        (Form::Path, None) => {
-            syn::parse::Parser::parse2(Path::parse_mod_style, tokens.iter().cloned().collect())
-                .map(Value::Path)
-                .map_err(|_| fault())
-        }
-        (Form::Paths, Some(Lit::Str(text))) if text.suffix().is_empty() => {
-            paths(&text).map(Value::Paths).map_err(|_| fault())
-        }
-        (Form::Paths, None) => {
-            syn::parse::Parser::parse2(Path::parse_mod_style, tokens.iter().cloned().collect())
-                .map(|path| Value::Paths(vec![path]))
-                .map_err(|_| fault())
-        }
+            .map_err(|_| fault())
+            .and_then(|path| no_constant(&path, true, key).map_or(Ok(Value::Path(path)), Err)),
+        (Form::Path, None) => path(&tokens)
+            .ok_or_else(fault)
+            .and_then(|path| no_constant(&path, false, key).map_or(Ok(Value::Path(path)), Err)),
+        (Form::Paths, Some(Lit::Str(text))) if text.suffix().is_empty() => paths(&text)
+            .map_err(|_| fault())
+            .and_then(|paths| constants(paths, key)),
+        (Form::Paths, None) => path(&tokens)
+            .ok_or_else(fault)
+            .and_then(|path| constants(vec![path], key)),
         _ => Err(fault()),
     }
+}
+
+// A minus and a number without a suffix.
+fn negative(tokens: &[TokenTree]) -> Option<String> {
+    match tokens {
+        [TokenTree::Punct(minus), TokenTree::Literal(number)] if minus.as_char() == '-' => {
+            match Lit::new(number.clone()) {
+                Lit::Int(number) if number.suffix().is_empty() => {
+                    Some(format!("-{}", number.base10_digits()))
+                }
+                _ => None,
+            }
+        }
+        _ => None,
+    }
+}
+
+fn path(tokens: &[TokenTree]) -> Option<Path> {
+    syn::parse::Parser::parse2(Path::parse_mod_style, tokens.iter().cloned().collect()).ok()
+}
+
+fn constants(paths: Vec<Path>, key: Key) -> Result<Value, Fault> {
+    match paths.iter().find_map(|path| no_constant(path, false, key)) {
+        Some(fault) => Err(fault),
+        None => Ok(Value::Paths(paths)),
+    }
+}
+
+// A name that is meant for itself, such as that of a target or a GPU, and not for a constant.
+// Without quotes, a GPU's may be that of a constant.
+fn no_constant(path: &Path, is_quoted: bool, key: Key) -> Option<Fault> {
+    let name = path.get_ident()?.to_string();
+    let hint = match key {
+        key::COMPILED if capability::meant(&name).is_some() && !value::is_upper_snake(&name) => {
+            "mla-build writes a constant for each family; of kernels from elsewhere, write \
+             `const TARGETS: &[&str] = &[\"sm_90a\"];` and `compiled = TARGETS`"
+        }
+        key::RUN_ON if is_quoted && capability::meant(&name).is_some() => {
+            "write `const RUN_ON: &[Run] = &[…];` with a `Run` for each GPU, and `run_on = RUN_ON`"
+        }
+        _ => return None,
+    };
+    Some(Fault::new(quoted(&name), key.accepted).hint(hint))
 }
 
 // Paths between `|` or `,`, of which a path has neither.
@@ -305,16 +351,77 @@ fn paths(text: &LitStr) -> syn::Result<Vec<Path>> {
     value.split(['|', ',']).map(parse).collect()
 }
 
-// What the tokens would say in quotes, without brackets around them and quotes within: if the key
-// takes it.
-fn meant(tokens: &[TokenTree], key: Key) -> Option<String> {
-    let unquoted = |tokens: &[TokenTree]| text_of(tokens).replace('"', "");
-    let mut candidates = vec![unquoted(tokens)];
-    if let [TokenTree::Group(group)] = tokens {
-        candidates.push(unquoted(&group.stream().into_iter().collect::<Vec<_>>()));
+// What to write where the tokens are no value of the key.
+fn hint(tokens: &[TokenTree], key: Key) -> String {
+    let macro_call = |pair: &[TokenTree]| match pair {
+        [TokenTree::Ident(name), TokenTree::Punct(mark)] => mark.as_char() == '!' && name != "vec",
+        _ => false,
+    };
+    let is_macro = tokens.windows(2).any(macro_call);
+    let is_flag = |name: &Ident| name == "true" || name == "false";
+    let is_named = |token: &TokenTree| matches!(token, TokenTree::Ident(it) if !is_flag(it));
+    let found = match is_macro {
+        true => synonym::of_value(&key, &text_of(tokens)),
+        false => meant(&unquoted(tokens), key),
+    };
+    match found {
+        Some(Meant::Value(value)) => write(key, &literal(key, &value)),
+        Some(Meant::Advice(advice)) => advice.into_owned(),
+        None if is_macro => "macros are not expanded here: write the text itself".to_owned(),
+        None if key.form == Form::Text && (tokens.iter().any(is_named) || tokens.len() > 2) => {
+            NOT_EVALUATED.to_owned()
+        }
+        None => write(key, key.example),
     }
-    let takes = |text: &String| key.form == Form::Text && value::accepts(&key, text);
-    candidates.into_iter().find(takes)
+}
+
+const NOT_EVALUATED: &str =
+    "constants and expressions are not evaluated here: write the value itself";
+
+// The texts that the tokens may stand for: in quotes, without brackets around them, quotes within,
+// or a literal's prefix and suffix.
+fn unquoted(tokens: &[TokenTree]) -> Vec<String> {
+    let plain = |tokens: &[TokenTree]| text_of(tokens).replace('"', "");
+    let mut texts = vec![plain(tokens)];
+    match tokens {
+        [.., TokenTree::Group(group)] => {
+            texts.push(plain(&group.stream().into_iter().collect::<Vec<_>>()));
+        }
+        [TokenTree::Literal(literal)] => texts.extend(match Lit::new(literal.clone()) {
+            Lit::Str(text) => Some(text.value()),
+            Lit::ByteStr(bytes) => String::from_utf8(bytes.value()).ok(),
+            Lit::CStr(text) => text.value().into_string().ok(),
+            Lit::Char(letter) => Some(letter.value().to_string()),
+            Lit::Int(number) => Some(number.base10_digits().to_owned()),
+            Lit::Float(number) => Some(number.base10_digits().to_owned()),
+            _ => None,
+        }),
+        _ => {}
+    }
+    texts
+}
+
+// The first of the texts that is a value, or the first of which it is known what is meant.
+fn meant(texts: &[String], key: Key) -> Option<Meant> {
+    let known = |text: &String| match key.form {
+        Form::Text => value::mended(&key, text),
+        Form::Flag => synonym::of_value(&key, text),
+        Form::Path | Form::Paths => None,
+    };
+    let is_value = |text: &&String| key.form == Form::Text && value::accepts(&key, text);
+    match texts.iter().find(is_value) {
+        Some(text) => Some(Meant::Value(text.clone().into())),
+        None => texts.iter().find_map(known),
+    }
+}
+
+// A value as it is written: a number, and true or false, without quotes.
+fn literal(key: Key, value: &str) -> String {
+    let is_bare = key.form == Form::Flag || value.bytes().all(|byte| byte.is_ascii_digit());
+    match is_bare {
+        true => value.to_owned(),
+        false => format!("\"{value}\""),
+    }
 }
 
 fn flag(key: Key, flag: bool) -> Option<Value> {
@@ -327,6 +434,8 @@ fn write(key: Key, value: &str) -> String {
 
 fn kind(key: Key) -> String {
     match key.form {
+        // A single number is the usual value of these.
+        Form::Text if !key.example.starts_with('"') => key.accepted.to_owned(),
         Form::Text => format!("a string: {}", key.accepted),
         Form::Flag => "true or false without quotes".to_owned(),
         Form::Path | Form::Paths => key.accepted.to_owned(),
@@ -334,7 +443,7 @@ fn kind(key: Key) -> String {
 }
 
 fn text_of(tokens: &[TokenTree]) -> String {
-    tokens.iter().cloned().collect::<TokenStream>().to_string()
+    compact(&tokens.iter().cloned().collect::<TokenStream>())
 }
 
 // All of the value's tokens, or its first where spans cannot be joined.

@@ -97,7 +97,7 @@ fn exact(text: &str) -> Option<Capability> {
 /// The set that an element is.
 pub(crate) fn parse(element: Element<'_>, accepted: &str) -> Result<Capabilities, Fault> {
     let Some(set) = read(element.text) else {
-        return Err(element.fault(accepted).meant(meant(element.text)));
+        return Err(element.fault(accepted));
     };
     match of_a_generation(set) {
         Some(meant) => Err(element
@@ -145,6 +145,20 @@ pub(crate) fn meant(text: &str) -> Option<Capabilities> {
     }
     if let Some(set) = called(&lower.replace([' ', '_', '-'], "")) {
         return Some(set);
+    }
+    let and_later = [
+        "+",
+        " and up",
+        " and later",
+        " and newer",
+        " or later",
+        " or newer",
+    ];
+    if let Some(least) = and_later.iter().find_map(|words| lower.strip_suffix(words)) {
+        return match meant(least)? {
+            Capabilities::Exact(least) => Some(Capabilities::Floor(least)),
+            _ => None,
+        };
     }
     let bare = ["sm_", "sm", "compute_", "compute"]
         .iter()

@@ -8,6 +8,9 @@ use crate::priority;
 use crate::spec::Spec;
 use crate::vocabulary::{self, Name};
 
+/// The features of calls with lists of slots.
+const FEATURES_OF_LISTS: &[&str] = &["dense_requests", "second_cache"];
+
 /// What `key` says against `beside`.
 pub(crate) struct Contradiction {
     pub(crate) key: Key,
@@ -33,6 +36,7 @@ pub(crate) fn find(spec: &Spec) -> Vec<Contradiction> {
         );
         add(key::COMPILED, key::SM, kernels_without_gpu(spec, sm));
     }
+    add(key::FEATURES, key::SPARSE, features_of_lists(spec));
     match spec.phase {
         Phase::Prefill => add(key::LSE, key::LSE, prefill_without_lse(spec)),
         Phase::Decode => {
@@ -41,6 +45,7 @@ pub(crate) fn find(spec: &Spec) -> Vec<Contradiction> {
             add(key::CACHE_DIMS, key::KV, partial_groups(spec));
             add(key::CACHE_DIMS, key::DIMS, other_rope(spec));
             add(key::GRAPHS, key::QUERY_LEN, graphs_beyond_queries(spec));
+            add(key::MAX_QUERY_LEN, key::QUERY_LEN, several_of_single(spec));
             add(key::MAX_LIST_WIDTH, key::SPARSE, width_without_lists(spec));
         }
     }
@@ -104,6 +109,39 @@ fn dtypes_without_cache(spec: &Spec) -> Vec<Fault> {
             .hint("add one, or take the dtype out of `dtypes`")
         })
         .collect()
+}
+
+// What a sparse call brings, on a backend that is given none.
+fn features_of_lists(spec: &Spec) -> Vec<Fault> {
+    if spec.phase == Phase::Decode && spec.sparse.text != "never" {
+        return Vec::new();
+    }
+    let given = |name: &Name| match spec.phase {
+        Phase::Decode => format!("`{}` beside `sparse = \"never\"`", name.text),
+        Phase::Prefill => format!("`{}` on `impl PrefillBackend`", name.text),
+    };
+    let features = spec.features.iter();
+    features
+        .filter(|name| FEATURES_OF_LISTS.contains(&name.text))
+        .map(|name| {
+            Fault::new(given(name), "the other features").hint(
+                "only a call with lists of slots has it: a decode backend that takes them says \
+                 `sparse = \"optional\"` or `\"required\"`",
+            )
+        })
+        .collect()
+}
+
+fn several_of_single(spec: &Spec) -> Vec<Fault> {
+    let several = spec.max_query_len.filter(|most| *most > 1);
+    let several = several.filter(|_| spec.query_len.text == "single");
+    let fault =
+        |most| {
+            Fault::new(format!("{most} beside the query_len `single`"), "1, or no value").hint(
+            "`query_len = \"uniform\"` or `\"ragged\"` says that a request may have several tokens",
+        )
+        };
+    several.map(fault).into_iter().collect()
 }
 
 fn width_without_lists(spec: &Spec) -> Vec<Fault> {

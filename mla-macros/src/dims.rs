@@ -1,9 +1,11 @@
 //! Dimensions, head counts and page sizes.
 
 use crate::errors::Fault;
-use crate::key;
+use crate::key::{self, Key};
 use crate::list::{self, Element, quoted};
 use crate::number;
+use crate::synonym::Meant;
+use crate::value;
 
 /// A number from 1 up, or `None` for `any`: the value of `max_query_len` and `max_list_width`.
 pub(crate) fn any_or_positive(text: &str, faults: &mut Vec<Fault>) -> Option<u32> {
@@ -37,7 +39,7 @@ fn tuples<const N: usize>(
     if text.trim_matches(' ') == "any" {
         return None;
     }
-    if let Some(fault) = bare::<N>(text, accepted, zeroable) {
+    if let Some(fault) = bare::<N>(text, accepted) {
         faults.push(fault);
         return None;
     }
@@ -46,23 +48,42 @@ fn tuples<const N: usize>(
     }))
 }
 
-// Tuples without their parentheses, as in `128,64,128`, would be a list of numbers.
-fn bare<const N: usize>(text: &str, accepted: &str, zeroable: &[usize]) -> Option<Fault> {
-    let is_number = |part: &str| number::read::<u32>(part.trim()).is_some();
-    let bare = !text.contains(['(', ')']) && text.split([',', '|']).all(is_number);
-    let tuples: Vec<String> = text.split('|').map(|tuple| format!("({tuple})")).collect();
-    let meant = tuples.join("|");
-    let mut faults = Vec::new();
-    list::distinct(&meant, accepted, &mut faults, |element| {
-        tuple::<N>(element, accepted, zeroable)
-    });
-    let fault = Fault::new(quoted(text), accepted);
-    bare.then(|| match faults.is_empty() {
-        true => fault.hint(format!("parentheses are missing, did you mean `{meant}`?")),
-        false => fault.hint(format!(
+// A text without parentheses, such as `128,64,128` or `[128, 64, 128]`, is wrong as a whole.
+fn bare<const N: usize>(text: &str, accepted: &str) -> Option<Fault> {
+    if text.contains(['(', ')']) || text.trim_matches(' ').is_empty() {
+        return None;
+    }
+    let fault = Fault::of(text, accepted);
+    let numbers = numbers(text).unwrap_or_default().concat();
+    Some(match numbers.len() % N {
+        0 => fault,
+        _ => fault.hint(format!(
             "{N} numbers stand in parentheses, with a comma between"
         )),
     })
+}
+
+// The numbers of a text that has nothing but numbers and marks between them, by the parts that
+// stand between `|`.
+fn numbers(text: &str) -> Option<Vec<Vec<u32>>> {
+    let is_mark = |c: char| c.is_whitespace() || "()[]{}<>,;:x*×/-".contains(c);
+    let part = |part: &str| {
+        let digits = part.split(is_mark).filter(|digits| !digits.is_empty());
+        digits.map(number::read::<u32>).collect::<Option<Vec<_>>>()
+    };
+    text.split('|').map(part).collect()
+}
+
+/// The tuples that are meant by numbers between other marks.
+pub(crate) fn meant_tuples<const N: usize>(key: &Key, text: &str) -> Option<Meant> {
+    let parts = numbers(text)?;
+    let tuples = parts.iter().flat_map(|part| part.chunks(N));
+    let tuple = |numbers: &[u32]| {
+        let numbers: Vec<_> = numbers.iter().map(u32::to_string).collect();
+        format!("({})", numbers.join(","))
+    };
+    let meant = tuples.map(tuple).collect::<Vec<_>>().join("|");
+    value::accepts(key, &meant).then(|| Meant::Value(meant.into()))
 }
 
 fn tuple<const N: usize>(
@@ -92,13 +113,29 @@ fn tuple<const N: usize>(
         *number = if zeroable.contains(&index) && *part == "0" {
             0
         } else {
-            number::positive(part, element, accepted).map_err(|fault| match fault.hint {
+            let number = number::positive(part, element, accepted);
+            let number = number.and_then(|number| up_to(MAX_DIM, number, element, accepted));
+            number.map_err(|fault| match fault.hint {
                 Some(_) => fault,
-                None => fault.hint(format!("{} is no number up to {}", quoted(part), u32::MAX)),
+                None => fault.hint(format!("{} is no number up to {MAX_DIM}", quoted(part))),
             })?
         };
     }
     Ok(numbers)
+}
+
+/// The largest dimension and number of heads, and the largest page, of the runtime's problems.
+const MAX_DIM: u32 = 65_536;
+const MAX_PAGE: u32 = i32::MAX as u32;
+
+// A number that some problem can have.
+fn up_to(most: u32, number: u32, element: Element<'_>, accepted: &str) -> Result<u32, Fault> {
+    match number <= most {
+        true => Ok(number),
+        false => Err(element
+            .fault(accepted)
+            .hint(format!("no problem has {number}, the largest is {most}"))),
+    }
 }
 
 /// The value of `dims`: (P, R, V). R may be zero, in a model without rotary embedding.
@@ -135,7 +172,7 @@ pub(crate) fn heads(text: &str, faults: &mut Vec<Fault>) -> Heads {
             },
         );
     }
-    Heads::List(counts(text, accepted, faults, |range| {
+    Heads::List(counts(text, accepted, MAX_DIM, faults, |range| {
         let ends = range.split_once("..");
         ends.is_some_and(|(least, most)| self::range(least.trim(), most.trim(), range).is_ok())
     }))
@@ -143,14 +180,14 @@ pub(crate) fn heads(text: &str, faults: &mut Vec<Fault>) -> Heads {
 
 // `least..=most`; `most` still has its `=`.
 fn range(least: &str, most: &str, text: &str) -> Result<Heads, Fault> {
-    let fault = || Fault::new(quoted(text), key::HEADS.accepted);
+    let fault = || Fault::of(text, key::HEADS.accepted);
     let Some(included) = most.strip_prefix('=') else {
         let meant = format!("{least}..={most}");
         let both = heads(&meant, &mut Vec::new()) != Heads::Any;
-        return Err(fault().hint(match both {
-            true => format!("both ends belong to a range: write `{meant}`"),
-            false => "a range has two ends, the smaller one first, as in `1..=128`".to_owned(),
-        }));
+        return Err(match both {
+            true => fault().hint(format!("both ends belong to a range: write `{meant}`")),
+            false => fault(),
+        });
     };
     let (Some(least), Some(included)) = (
         number::read::<u32>(least),
@@ -161,12 +198,58 @@ fn range(least: &str, most: &str, text: &str) -> Result<Heads, Fault> {
     if least == 0 || included == 0 {
         return Err(fault().hint("a range begins at 1 or more"));
     }
+    if least > MAX_DIM {
+        return Err(fault().hint(format!(
+            "no problem has {least} heads, the most is {MAX_DIM}"
+        )));
+    }
     if least > included {
         return Err(fault().hint(format!(
             "the range is reversed, did you mean `{included}..={least}`?"
         )));
     }
     Ok(Heads::Range(least, included))
+}
+
+/// The range that is meant by `1-128`, `..=128`, `<=128` and the like.
+pub(crate) fn meant_heads(text: &str) -> Option<Meant> {
+    const TWO_ENDS: &str = "a range has two ends, the smaller one first, as in `1..=128`";
+    let text = text.replace(' ', "");
+    let accepted = |meant: String| {
+        let accepts = value::accepts(&key::HEADS, &meant);
+        accepts.then(|| Meant::Value(meant.into()))
+    };
+    for mark in ["..=", "<=", "..", "<", ">=", ">"] {
+        match (text.strip_prefix(mark), text.strip_suffix(mark)) {
+            (Some(least), _) if mark.starts_with('>') && is_number(least) => {
+                return Some(Meant::Advice(TWO_ENDS.into()));
+            }
+            (Some(most), _) if is_number(most) => return accepted(format!("1..={most}")),
+            (_, Some(least)) if is_number(least) => return Some(Meant::Advice(TWO_ENDS.into())),
+            _ => {}
+        }
+    }
+    if text.strip_suffix('+').is_some_and(is_number) {
+        return Some(Meant::Advice(TWO_ENDS.into()));
+    }
+    if meant_page_sizes(&text).is_some_and(|meant| matches!(meant, Meant::Value(_))) {
+        let advice = "multiples are no value of `heads`: a range or a list names the numbers";
+        return Some(Meant::Advice(advice.into()));
+    }
+    let (least, most) = ends(&text)?;
+    accepted(format!("{least}..={most}"))
+}
+
+// Both ends of a range, in the spellings of other languages.
+fn ends(text: &str) -> Option<(&str, &str)> {
+    ["..=", "...", "..", "-", "–", "~", ":", "to"]
+        .iter()
+        .filter_map(|mark| text.split_once(mark))
+        .find(|(least, most)| is_number(least) && is_number(most))
+}
+
+fn is_number(text: &str) -> bool {
+    number::read::<u32>(text).is_some()
 }
 
 /// The runtime's `PageSizes`.
@@ -189,22 +272,58 @@ pub(crate) fn page_sizes(text: &str, faults: &mut Vec<Fault>) -> PageSizes {
             Some(0) => {
                 faults.push(Fault::new(quoted(text), accepted).hint("the least multiple is `x1`"));
             }
+            Some(unit) if unit > MAX_PAGE => {
+                let hint = format!("no problem has pages of {unit}, the largest is {MAX_PAGE}");
+                faults.push(Fault::new(quoted(text), accepted).hint(hint));
+            }
             Some(unit) => return PageSizes::MultipleOf(unit),
-            None => faults.push(Fault::new(quoted(text), accepted)),
+            None => faults.push(Fault::of(text, accepted)),
         }
         return PageSizes::Any;
     }
-    PageSizes::List(counts(text, accepted, faults, |multiple| {
+    PageSizes::List(counts(text, accepted, MAX_PAGE, faults, |multiple| {
         multiple
             .strip_prefix('x')
             .is_some_and(|unit| number::read::<u32>(unit).is_some())
     }))
 }
 
+/// The value that is meant by `16x`, `*16`, `multiples of 16` and the like.
+pub(crate) fn meant_page_sizes(text: &str) -> Option<Meant> {
+    let text = text.replace(' ', "").to_lowercase();
+    let words = [
+        "multiplesof",
+        "multipleof",
+        "anymultipleof",
+        "x",
+        "*",
+        "%",
+        "n*",
+    ];
+    let before = words.iter().find_map(|word| text.strip_prefix(word));
+    let behind = ["x", "*", "n", "*n", "*k"]
+        .iter()
+        .find_map(|word| text.strip_suffix(word));
+    if let Some(unit) = before.or(behind).filter(|unit| is_number(unit)) {
+        let meant = format!("x{unit}");
+        let accepts = value::accepts(&key::PAGE_SIZES, &meant);
+        return accepts.then(|| Meant::Value(meant.into()));
+    }
+    let is_open = |mark: &&str| {
+        let least = text.strip_prefix(*mark).or(text.strip_suffix(*mark));
+        least.is_some_and(is_number)
+    };
+    let is_range =
+        ends(&text).is_some() || ["+", ">=", "<=", "..=", "..", ">", "<"].iter().any(is_open);
+    let advice = "a range of sizes is no value: a list names each, and `x16` every multiple of 16";
+    is_range.then(|| Meant::Advice(advice.into()))
+}
+
 // A list of numbers from 1 up. Beside `any`, some other values stand alone.
 fn counts(
     text: &str,
     accepted: &str,
+    most: u32,
     faults: &mut Vec<Fault>,
     stands_alone: impl Fn(&str) -> bool,
 ) -> Vec<u32> {
@@ -214,6 +333,7 @@ fn counts(
                 .fault(accepted)
                 .hint(format!("{} stands alone", quoted(element.text))));
         }
-        number::positive(element.text, element, accepted)
+        let number = number::positive(element.text, element, accepted)?;
+        up_to(most, number, element, accepted)
     })
 }

@@ -5,6 +5,8 @@ use std::fmt::Display;
 use proc_macro2::{Span, TokenStream};
 use quote::quote_spanned;
 
+use crate::list::quoted;
+
 /// What was given, what is accepted, and what may have been meant; without a place, so that values
 /// can be read without one.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -12,6 +14,8 @@ pub(crate) struct Fault {
     pub(crate) given: String,
     pub(crate) accepted: String,
     pub(crate) hint: Option<String>,
+    /// The text that is wrong: the value, or the element of it.
+    pub(crate) text: Option<String>,
 }
 
 impl Fault {
@@ -20,6 +24,15 @@ impl Fault {
             given: given.into(),
             accepted: accepted.into(),
             hint: None,
+            text: None,
+        }
+    }
+
+    /// What is wrong with a text, in which a key's tables may find what was meant.
+    pub(crate) fn of(text: &str, accepted: impl Into<String>) -> Self {
+        Self {
+            text: Some(text.to_owned()),
+            ..Self::new(quoted(text), accepted)
         }
     }
 

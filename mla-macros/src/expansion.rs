@@ -19,11 +19,14 @@ use crate::vocabulary::Name;
 pub(crate) fn expand(arguments: TokenStream, item: TokenStream) -> TokenStream {
     let mut errors = Errors::default();
     let arguments = Arguments::parse(arguments, &mut errors);
-    let place = Place::parse(item.clone(), &mut errors);
-    let spec = reader::read(&arguments, place.as_ref(), &mut errors);
-    let Some(place) = place else {
-        let errors = errors.to_tokens();
-        return quote! { #item #errors };
+    let place = Place::parse(item, &mut errors);
+    let spec = reader::read(&arguments, place.as_ref().ok(), &mut errors);
+    let place = match place {
+        Ok(place) => place,
+        Err(item) => {
+            let errors = errors.to_tokens();
+            return quote! { #item #errors };
+        }
     };
     place.check_body(&mut errors);
 
@@ -36,7 +39,7 @@ pub(crate) fn expand(arguments: TokenStream, item: TokenStream) -> TokenStream {
         let on = gate.on();
         quote! { #on #block #on #link #absent }
     } else {
-        let block = runtime.block_without_spec(&place);
+        let block = (!place.generic).then(|| runtime.block_without_spec(&place));
         let errors = errors.to_tokens();
         let on = gate.on();
         quote! { #on #block #errors }
@@ -93,23 +96,27 @@ impl Runtime {
 
     /// The block with its constants and its documentation.
     fn block(&self, place: &Place, spec: &Spec) -> TokenStream {
+        let path = &self.path;
         let spec_value = self.spec(spec, &self.platform(place));
         let kernels = self.kernels(spec, true);
+        let spec_value = quote!(const SPEC: #path::spec::BackendSpec = #spec_value;);
         self.block_with(place, &spec_value, kernels, &documentation(spec))
     }
 
     /// The block with some spec, so that what was reported is not reported again as a missing
     /// constant, and what else is wrong in the block is seen as well.
     fn block_without_spec(&self, place: &Place) -> TokenStream {
-        if place.has_spec() {
+        let Some(condition) = place.misses_spec() else {
             let (attributes, head, body) = (&place.attributes, &place.head, &place.body);
             return quote! { #(#attributes)* #head #body };
-        }
+        };
         let path = &self.path;
         let phase = variant(place.phase.variant());
         let platform = self.platform(place);
         let spec = quote! {
-            #path::spec::BackendSpec::new("", #path::spec::Phase::#phase, #platform)
+            #condition
+            const SPEC: #path::spec::BackendSpec =
+                #path::spec::BackendSpec::new("", #path::spec::Phase::#phase, #platform);
         };
         self.block_with(place, &spec, None, &TokenStream::new())
     }
@@ -123,14 +130,13 @@ impl Runtime {
         kernels: Option<TokenStream>,
         doc: &TokenStream,
     ) -> TokenStream {
-        let path = &self.path;
         let (attributes, head) = (&place.attributes, &place.head);
         let items = place.body.stream();
         let mut body = Group::new(
             place.body.delimiter(),
             quote! {
                 #items
-                const SPEC: #path::spec::BackendSpec = #spec;
+                #spec
                 #kernels
             },
         );

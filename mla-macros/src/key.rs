@@ -64,7 +64,7 @@ pub(crate) const FEATURE: Key = Key {
     name: "feature",
     form: Form::Text,
     only: None,
-    default: Some("none"),
+    default: Some("no feature: it is always compiled"),
     accepted: "Cargo features of the crate, such as `sm90` or `sm90|sm100`",
     example: "\"sm90\"",
     meaning: "The features that compile it, of which one has to be on. With all of them off the \
@@ -304,7 +304,7 @@ pub(crate) const FEATURES: Key = Key {
     form: Form::Text,
     only: None,
     default: Some("none"),
-    accepted: "a list of alibi_slopes, sliding_window, block_sparsity, logits_soft_cap, \
+    accepted: "`none`, or a list of alibi_slopes, sliding_window, block_sparsity, logits_soft_cap, \
                encoder_attention, cross_attention, sinks, deterministic, nan_propagation, \
                strided_outputs, dense_requests, second_cache",
     example: "\"sinks,deterministic\"",
@@ -463,6 +463,7 @@ mod tests {
         ] {
             let words: Vec<&str> = key
                 .accepted
+                .trim_start_matches("`none`, or ")
                 .trim_start_matches("a list of ")
                 .split([',', ' '])
                 .filter(|word| !word.is_empty() && *word != "or")

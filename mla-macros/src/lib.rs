@@ -4,6 +4,7 @@
 
 mod arguments;
 mod capability;
+mod cargo;
 mod contradiction;
 mod dims;
 mod errors;
@@ -19,6 +20,7 @@ mod priority;
 mod properties;
 mod reader;
 mod spec;
+mod synonym;
 mod table;
 mod value;
 mod vocabulary;

@@ -1,6 +1,6 @@
 //! Lists in strings: elements between `|` or `,`, outside parentheses.
 
-use crate::errors::{Fault, nearest};
+use crate::errors::Fault;
 use crate::vocabulary::Name;
 
 /// An element of a list, and where it stands.
@@ -38,13 +38,14 @@ impl<'a> Element<'a> {
     }
 
     pub(crate) fn fault(&self, accepted: &str) -> Fault {
-        let fault = Fault::new(self.given(), accepted);
+        let fault = Fault {
+            text: Some(self.text.to_owned()),
+            ..Fault::new(self.given(), accepted)
+        };
         if self.text.is_empty() {
             fault.hint("an element is missing before or after a separator")
         } else if !self.text.is_ascii() {
             fault.hint("only ASCII is accepted")
-        } else if self.text.contains(' ') && !self.text.contains('(') {
-            fault.hint("elements stand between `|` or `,`")
         } else {
             fault
         }
@@ -122,27 +123,35 @@ pub(crate) fn name(element: Element<'_>, names: &[Name], accepted: &str) -> Resu
     if let Some(name) = names.iter().find(|name| name.text == element.text) {
         return Ok(*name);
     }
-    let meant = synonym(element.text, names);
-    Err(element.fault(accepted).meant(meant))
+    Err(element.fault(accepted))
 }
 
-// What other libraries call the same things, and whatever looks similar.
-fn synonym<'a>(text: &str, names: &'a [Name]) -> Option<&'a str> {
-    let lower = text.to_lowercase();
-    let known = match lower.as_str() {
-        "float" | "float32" | "fp32" => "f32",
-        "half" | "float16" | "fp16" => "f16",
-        "bfloat16" | "bfloat" => "bf16",
-        "fp8_e4m3" | "e4m3" | "f8" | "float8" => "fp8",
-        "varlen" | "variable" | "jagged" => "ragged",
-        "natural" | "e" | "nat" => "ln",
-        "base2" | "base_2" | "binary" | "2" => "log2",
-        other => other,
-    };
-    let mut texts = names.iter().map(|name| name.text);
-    texts
-        .find(|text| *text == known)
-        .or_else(|| nearest(text, names.iter().map(|name| name.text)))
+/// The names that `text` lists.
+pub(crate) fn names(
+    text: &str,
+    names: &[Name],
+    accepted: &str,
+    faults: &mut Vec<Fault>,
+) -> Vec<Name> {
+    distinct(text, accepted, faults, |element| {
+        name(element, names, accepted)
+    })
+}
+
+/// The names that `text` lists, or none where it says `none`.
+pub(crate) fn none_or_names(
+    text: &str,
+    names: &[Name],
+    accepted: &str,
+    faults: &mut Vec<Fault>,
+) -> Vec<Name> {
+    if text.trim_matches(' ') == "none" {
+        return Vec::new();
+    }
+    distinct(text, accepted, faults, |element| match element.text {
+        "none" => Err(element.fault(accepted).hint("`none` stands alone")),
+        _ => name(element, names, accepted),
+    })
 }
 
 /// The one name that `text` is; the first of `names`, and a fault, where it is none.

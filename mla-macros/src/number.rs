@@ -10,6 +10,21 @@ pub(crate) fn read<T: std::str::FromStr>(text: &str) -> Option<T> {
     canonical.then(|| text.parse().ok())?
 }
 
+/// The number that is meant by `1_024`, `0x10`, `064`, `+16`, `16.0` or `16 bytes`.
+pub(crate) fn meant(text: &str) -> Option<String> {
+    let plain = text.trim().to_ascii_lowercase().replace(['_', '\''], "");
+    let number = match plain.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16).ok()?,
+        None => {
+            let plain = plain.strip_prefix('+').unwrap_or(&plain);
+            let units = ["bytes", "byte", "tokens", "token", "heads", "b", ".0"];
+            let digits = units.iter().find_map(|unit| plain.strip_suffix(unit));
+            digits.unwrap_or(plain).trim().parse().ok()?
+        }
+    };
+    Some(number.to_string())
+}
+
 /// A number from 1 up, of which `element` is or holds the text.
 pub(crate) fn positive(text: &str, element: Element<'_>, accepted: &str) -> Result<u32, Fault> {
     match read::<u32>(text) {

@@ -2,11 +2,12 @@
 
 use heck::ToShoutySnakeCase;
 use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
-use quote::ToTokens;
+use quote::{ToTokens, quote};
 use syn::parse::{Parse, ParseStream, Parser};
 use syn::spanned::Spanned;
 use syn::{
-    Attribute, Generics, Path, PathArguments, PathSegment, Token, Type, Visibility, WhereClause,
+    Attribute, GenericArgument, GenericParam, Generics, Path, PathArguments, PathSegment, Token,
+    Type, Visibility, WhereClause,
 };
 
 use crate::errors::{Errors, Fault, nearest};
@@ -36,6 +37,8 @@ impl Phase {
     }
 }
 
+const PHASES: [Phase; 2] = [Phase::Prefill, Phase::Decode];
+
 /// `impl Trait for Type { … }`, of which the body stays as it was written.
 pub(crate) struct Place {
     pub(crate) attributes: Vec<Attribute>,
@@ -43,7 +46,8 @@ pub(crate) struct Place {
     pub(crate) head: TokenStream,
     pub(crate) phase: Phase,
     pub(crate) self_type: Type,
-    /// Whether it has parameters, which is an error of its own.
+    /// Whether it has parameters, which is an error of its own; without them the rest of the block
+    /// makes no sense.
     pub(crate) generic: bool,
     pub(crate) body: Group,
 }
@@ -52,20 +56,21 @@ pub(crate) struct Place {
 const BELONGS: &str = "`impl PrefillBackend for T` or `impl DecodeBackend for T`";
 
 impl Place {
-    /// Reads the item, or reports why the attribute cannot stand there.
-    pub(crate) fn parse(item: TokenStream, errors: &mut Errors) -> Option<Self> {
-        let head = match Head::parse.parse2(item) {
+    /// Reads the item, or reports why the attribute cannot stand there and gives what is left of
+    /// the item: nothing where the compiler would report the same again.
+    pub(crate) fn parse(item: TokenStream, errors: &mut Errors) -> Result<Self, TokenStream> {
+        let head = match Head::parse.parse2(item.clone()) {
             Ok(head) => head,
             Err(error) => {
                 errors.message(error.span(), format!("mla_backend: {error}"));
-                return None;
+                return Err(item);
             }
         };
         match head {
-            Head::Impl(block) => block.place(errors),
+            Head::Impl(block) => block.place(item, errors),
             Head::Other { span, what } => {
                 errors.fault(span, "mla_backend", Fault::new(what, BELONGS));
-                None
+                Err(item)
             }
         }
     }
@@ -79,15 +84,26 @@ impl Place {
         }
         let Type::Path(path) = ty else { return None };
         let last = path.path.segments.last()?;
-        let named = path.qself.is_none() && matches!(last.arguments, PathArguments::None);
+        let named = path.qself.is_none() && has_one_instance(&last.arguments);
         let name = last.ident.to_string();
         named.then(|| name.trim_start_matches("r#").to_shouty_snake_case())
+    }
+
+    // Writes `'static` for these lifetimes, and for those that the type elides.
+    fn give_static(&mut self, mut lifetimes: Vec<String>) {
+        let span = self.body.span();
+        let stream = with_static(self.body.stream(), &lifetimes);
+        self.body = Group::new(Delimiter::Brace, stream);
+        self.body.set_span(span);
+        lifetimes.push("_".to_owned());
+        let ty = with_static(self.self_type.to_token_stream(), &lifetimes);
+        self.self_type = syn::parse2(ty.clone()).unwrap_or(Type::Verbatim(ty));
     }
 
     /// Reports the constants that the attribute writes, where they are written by hand as well.
     pub(crate) fn check_body(&self, errors: &mut Errors) {
         for constant in ["SPEC", "ENTRY", "KERNELS"] {
-            if let Some(ident) = self.constant(constant) {
+            if let Some((ident, _)) = self.constant(constant) {
                 errors.fault(
                     ident.span(),
                     "mla_backend",
@@ -104,21 +120,51 @@ impl Place {
         }
     }
 
-    /// Whether the body already has the constant that the attribute writes.
-    pub(crate) fn has_spec(&self) -> bool {
-        self.constant("SPEC").is_some()
+    /// Whether the body has no spec of its own: in every build (`Some` of nothing), or where what
+    /// its `#[cfg(…)]` ask for is not all given. `None` where it always has one.
+    pub(crate) fn misses_spec(&self) -> Option<Option<TokenStream>> {
+        match self.constant("SPEC") {
+            None => Some(None),
+            Some((_, conditions)) if conditions.is_empty() => None,
+            Some((_, conditions)) => Some(Some(quote!(#[cfg(not(all(#(#conditions),*)))]))),
+        }
     }
 
-    fn constant(&self, name: &str) -> Option<Ident> {
+    // The constant of this name, and what its `#[cfg(…)]` ask for.
+    fn constant(&self, name: &str) -> Option<(Ident, Vec<TokenStream>)> {
         let tokens: Vec<TokenTree> = self.body.stream().into_iter().collect();
-        tokens.windows(2).find_map(|pair| match pair {
-            [TokenTree::Ident(keyword), TokenTree::Ident(ident)]
-                if keyword == "const" && ident == name =>
+        let at = tokens.windows(2).position(|pair| {
+            matches!(pair, [TokenTree::Ident(keyword), TokenTree::Ident(ident)]
+                if keyword == "const" && ident == name)
+        })?;
+        let TokenTree::Ident(ident) = &tokens[at + 1] else {
+            return None;
+        };
+        let mut before = &tokens[..at];
+        let mut conditions = Vec::new();
+        while let [rest @ .., TokenTree::Punct(mark), TokenTree::Group(group)] = before
+            && mark.as_char() == '#'
+        {
+            let attribute: Vec<TokenTree> = group.stream().into_iter().collect();
+            if let [TokenTree::Ident(cfg), TokenTree::Group(condition)] = attribute.as_slice()
+                && cfg == "cfg"
             {
-                Some(ident.clone())
+                conditions.push(condition.stream());
             }
-            _ => None,
-        })
+            before = rest;
+        }
+        Some((ident.clone(), conditions))
+    }
+}
+
+// Whether the arguments of a type's name leave one type, whose own name it is.
+fn has_one_instance(arguments: &PathArguments) -> bool {
+    match arguments {
+        PathArguments::None => true,
+        PathArguments::AngleBracketed(given) => (given.args.iter()).all(
+            |it| matches!(it, GenericArgument::Lifetime(lifetime) if lifetime.ident == "static"),
+        ),
+        PathArguments::Parenthesized(_) => false,
     }
 }
 
@@ -217,41 +263,34 @@ fn item_name(tokens: &[TokenTree]) -> String {
     }
 }
 
+/// The parameters of a block.
+#[derive(PartialEq)]
+enum Parameters {
+    None,
+    /// Lifetimes alone, by their names; those that are elided have none.
+    Lifetimes(Vec<String>),
+    Types,
+}
+
 impl ImplBlock {
-    fn place(self, errors: &mut Errors) -> Option<Place> {
-        let Some(self_type) = self.self_type else {
+    fn place(self, item: TokenStream, errors: &mut Errors) -> Result<Place, TokenStream> {
+        let Some(self_type) = &self.self_type else {
             let given = format!("`impl {}` without a trait", compact(&self.first));
             errors.fault(self.impl_span, "mla_backend", Fault::new(given, BELONGS));
-            return None;
+            return Err(item);
         };
-        if let Some(unsafety) = self.unsafety {
-            errors.fault(
-                unsafety.span,
-                "mla_backend",
-                Fault::new("`unsafe impl`", BELONGS)
-                    .hint("the traits are safe to implement: remove `unsafe`"),
-            );
-        }
         if let Some(negative) = self.negative {
-            errors.fault(
-                negative.span,
-                "mla_backend",
-                Fault::new("a negative `impl`", BELONGS),
-            );
-            return None;
+            let fault = Fault::new("a negative `impl`", BELONGS);
+            errors.fault(negative.span, "mla_backend", fault);
+            return Err(TokenStream::new());
         }
-        let generic = !self.generics.params.is_empty();
-        if generic {
-            errors.fault(
-                self.generics.params.span(),
-                "mla_backend",
-                Fault::new("generic parameters", "an `impl` without any").hint(
-                    "an entry is one concrete type: implement the trait for each, as in \
-                     `impl DecodeBackend for Flash<bf16>`",
-                ),
-            );
+        let (phase, implemented) = self.implemented(self_type, item, errors)?;
+        if let Some(unsafety) = self.unsafety {
+            let fault = Fault::new("`unsafe impl`", BELONGS)
+                .hint("the traits are safe to implement: remove `unsafe`");
+            errors.fault(unsafety.span, "mla_backend", fault);
         }
-        let phase = phase(&self.first, errors)?;
+        let parameters = self.check_parameters(self_type, errors);
         let (again, attributes) = (self.attributes.into_iter())
             .partition::<Vec<_>, _>(|it| it.path().segments.last().is_some_and(is_this_attribute));
         for attribute in again {
@@ -262,38 +301,189 @@ impl ImplBlock {
                     .hint("write every key in one of them, and remove the other"),
             );
         }
-        Some(Place {
+        let mut place = Place {
             attributes,
             head: self.head,
             phase,
-            self_type,
-            generic,
+            self_type: self_type.clone(),
+            generic: parameters == Parameters::Types,
             body: self.body,
+        };
+        // What is reported is mended, so that the compiler does not report it again.
+        if !errors.is_empty() {
+            let mut clause = self.generics.where_clause.to_token_stream();
+            if let Parameters::Lifetimes(names) = parameters {
+                clause = with_static(clause, &names);
+                place.give_static(names);
+            }
+            let self_type = &place.self_type;
+            place.head = quote!(impl #implemented for #self_type #clause);
+        }
+        Ok(place)
+    }
+
+    /// The phase, and the trait: as it was written, or as it was meant.
+    fn implemented(
+        &self,
+        self_type: &Type,
+        item: TokenStream,
+        errors: &mut Errors,
+    ) -> Result<(Phase, Type), TokenStream> {
+        let given = ungrouped(&self.first);
+        if let Some(phase) = phase(given) {
+            return Ok((phase, self.first.clone()));
+        }
+        report_trait(given, self_type, errors);
+        let meant = nearest_trait(given).or_else(|| self.trait_of_body());
+        meant.ok_or(match names_a_trait(self_type) {
+            true => TokenStream::new(),
+            false => item,
         })
+    }
+
+    /// Reports parameters, which an entry cannot have, and says which there are.
+    fn check_parameters(&self, self_type: &Type, errors: &mut Errors) -> Parameters {
+        let lifetimes = "an entry is one type that borrows nothing: write `'static`, as in \
+                         `impl DecodeBackend for Flash<'static>`";
+        let types = "an entry is one concrete type: implement the trait for each, as in \
+                     `impl DecodeBackend for Flash<bf16>`";
+        let given = &self.generics.params;
+        let names = given.iter().map(|it| match it {
+            GenericParam::Lifetime(lifetime) => Some(lifetime.lifetime.ident.to_string()),
+            _ => None,
+        });
+        let names: Option<Vec<String>> = names.collect();
+        let (span, text, hint, parameters) = match (elided(self_type), names) {
+            (_, None) => (given.span(), "generic parameters", types, Parameters::Types),
+            (None, Some(names)) if names.is_empty() => return Parameters::None,
+            (Some(span), Some(names)) if names.is_empty() => (
+                span,
+                "an elided lifetime",
+                lifetimes,
+                Parameters::Lifetimes(names),
+            ),
+            (_, Some(names)) => {
+                let parameters = Parameters::Lifetimes(names);
+                (given.span(), "generic parameters", lifetimes, parameters)
+            }
+        };
+        let fault = Fault::new(text, "an `impl` without any").hint(hint);
+        errors.fault(span, "mla_backend", fault);
+        parameters
+    }
+
+    /// The trait under another name: the one whose function the body has.
+    fn trait_of_body(&self) -> Option<(Phase, Type)> {
+        let tokens: Vec<TokenTree> = self.body.stream().into_iter().collect();
+        let has = |name: &str| {
+            tokens.windows(2).any(|pair| {
+                matches!(pair, [TokenTree::Ident(keyword), TokenTree::Ident(ident)]
+                    if keyword == "fn" && ident == name)
+            })
+        };
+        match (has("prefill"), has("decode")) {
+            (true, false) => Some((Phase::Prefill, self.first.clone())),
+            (false, true) => Some((Phase::Decode, self.first.clone())),
+            _ => None,
+        }
     }
 }
 
-fn phase(implemented: &Type, errors: &mut Errors) -> Option<Phase> {
-    let mut ty = implemented;
+fn ungrouped(mut ty: &Type) -> &Type {
     while let Type::Group(group) = ty {
         ty = &group.elem;
     }
-    let name = match ty {
+    ty
+}
+
+fn phase(implemented: &Type) -> Option<Phase> {
+    let name = trait_name(implemented)?;
+    PHASES.into_iter().find(|phase| name == phase.backend())
+}
+
+fn names_a_trait(ty: &Type) -> bool {
+    phase(ungrouped(ty)).is_some()
+}
+
+// The trait whose name is nearly this one, in its place.
+fn nearest_trait(implemented: &Type) -> Option<(Phase, Type)> {
+    let name = trait_name(implemented)?;
+    let meant = nearest(&name.to_string(), PHASES.map(Phase::backend))?;
+    let Type::Path(mut path) = implemented.clone() else {
+        return None;
+    };
+    path.path.segments.last_mut()?.ident = Ident::new(meant, name.span());
+    let mended = Type::Path(path);
+    Some((phase(&mended)?, mended))
+}
+
+fn report_trait(implemented: &Type, self_type: &Type, errors: &mut Errors) {
+    let name = trait_name(implemented);
+    let span = name.as_ref().map_or_else(Span::call_site, Ident::span);
+    let given = format!("`impl {} for …`", compact(implemented));
+    let fault = Fault::new(given, BELONGS);
+    let fault = match nearest_trait(implemented) {
+        Some((phase, _)) => fault.meant(Some(phase.backend())),
+        None if names_a_trait(self_type) => fault.hint(format!(
+            "the trait stands first: write `impl {} for {}`",
+            compact(self_type),
+            compact(implemented)
+        )),
+        None => fault.hint("a trait is known by its own name, not by one from `use … as …`"),
+    };
+    errors.fault(span, "mla_backend", fault);
+}
+
+fn trait_name(ty: &Type) -> Option<Ident> {
+    match ty {
         Type::Path(path) => last(&path.path),
         _ => None,
-    };
-    let phases = [Phase::Prefill, Phase::Decode];
-    if let Some(phase) = phases
-        .into_iter()
-        .find(|phase| name.as_ref().is_some_and(|name| name == phase.backend()))
-    {
-        return Some(phase);
     }
-    let span = name.as_ref().map_or_else(Span::call_site, Ident::span);
-    let given = format!("`impl {} for …`", compact(ty));
-    let meant = name.and_then(|name| nearest(&name.to_string(), phases.map(Phase::backend)));
-    errors.fault(span, "mla_backend", Fault::new(given, BELONGS).meant(meant));
-    None
+}
+
+// The first lifetime that is not written out: `'_`, or `&` without one.
+fn elided(ty: &Type) -> Option<Span> {
+    let tokens: Vec<TokenTree> = ty.to_token_stream().into_iter().collect();
+    (0..tokens.len()).find_map(|at| {
+        let TokenTree::Punct(mark) = &tokens[at] else {
+            return None;
+        };
+        match (mark.as_char(), tokens.get(at + 1)) {
+            ('\'', Some(TokenTree::Ident(name))) => (name == "_").then(|| name.span()),
+            ('&', next) => (!is_tick(next)).then(|| mark.span()),
+            _ => None,
+        }
+    })
+}
+
+fn is_tick(token: Option<&TokenTree>) -> bool {
+    matches!(token, Some(TokenTree::Punct(mark)) if mark.as_char() == '\'')
+}
+
+// The tokens with `'static` for these lifetimes, and behind each `&` without one if `_` is among
+// them.
+fn with_static(tokens: TokenStream, lifetimes: &[String]) -> TokenStream {
+    let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+    let is_given = |name: &Ident| lifetimes.iter().any(|it| name == it);
+    let is_elided = lifetimes.iter().any(|it| it == "_");
+    let mended = tokens.iter().enumerate().map(|(at, token)| match token {
+        TokenTree::Ident(name) if is_tick(tokens[..at].last()) && is_given(name) => {
+            Ident::new("static", name.span()).into_token_stream()
+        }
+        TokenTree::Punct(mark) if mark.as_char() == '&' && !is_tick(tokens.get(at + 1)) => {
+            match is_elided {
+                true => quote!(&'static),
+                false => token.to_token_stream(),
+            }
+        }
+        TokenTree::Group(group) => {
+            let mut mended = Group::new(group.delimiter(), with_static(group.stream(), lifetimes));
+            mended.set_span(group.span());
+            mended.into_token_stream()
+        }
+        token => token.to_token_stream(),
+    });
+    mended.collect()
 }
 
 fn is_this_attribute(segment: &PathSegment) -> bool {
@@ -314,6 +504,7 @@ pub(crate) fn compact(tokens: &impl ToTokens) -> String {
         (" <", "<"),
         ("< ", "<"),
         (" >", ">"),
+        ("! (", "!("),
     ] {
         text = text.replace(spaced, close);
     }

@@ -114,6 +114,10 @@ fn integer(text: &str) -> Option<i32> {
 
 /// The priorities on capabilities that are not among `sm`.
 pub(crate) fn outside(priority: &Priority, sm: &[Capabilities]) -> Vec<Fault> {
+    if sm == [Capabilities::Any] && !priority.by_capability.is_empty() {
+        let fault = Fault::new("one per capability beside `sm = \"any\"`", "an integer");
+        return vec![fault.hint("a processor has no compute capability")];
+    }
     let texts: Vec<_> = sm.iter().map(|set| format!("`{set}`")).collect();
     priority
         .by_capability

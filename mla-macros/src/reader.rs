@@ -5,6 +5,7 @@ use syn::spanned::Spanned;
 
 use crate::arguments::Arguments;
 use crate::capability;
+use crate::cargo;
 use crate::contradiction::{self, Contradiction};
 use crate::dims;
 use crate::errors::{Errors, Fault};
@@ -32,7 +33,7 @@ pub(crate) fn read(arguments: &Arguments, place: Option<&Place>, errors: &mut Er
     let mut spec = reader.spec(phase.unwrap_or(Phase::Decode));
     if let Some(place) = place {
         reader.contradictions(&spec);
-        if !arguments.has(&key::NAME) && !place.generic {
+        if arguments.misses(&key::NAME) && !place.generic {
             spec.name = default_name(place, errors);
         }
     }
@@ -74,6 +75,14 @@ fn check_presence(arguments: &Arguments, phase: Option<Phase>, errors: &mut Erro
     {
         check_compiled(arguments, errors);
     }
+    if arguments.text(&key::LSE) == Some("none") && arguments.has(&key::LSE_PRECISION) {
+        errors.fault(
+            arguments.span(&key::LSE_PRECISION),
+            key::LSE_PRECISION.name,
+            Fault::new("a value beside `lse = \"none\"`", "none")
+                .hint("a kernel that writes no log-sum-exp has none to be exact: leave it out"),
+        );
+    }
     if arguments.has(&key::REQUIRES_R1) && arguments.has(&key::DIMS) {
         errors.fault(
             arguments.span(&key::REQUIRES_R1),
@@ -87,7 +96,7 @@ fn check_presence(arguments: &Arguments, phase: Option<Phase>, errors: &mut Erro
 // `sm = "compiled"` takes what another key lists, and needs it always.
 fn check_compiled(arguments: &Arguments, errors: &mut Errors) {
     let mut fault = |fault| errors.fault(arguments.span(&key::SM), key::SM.name, fault);
-    if !arguments.has(&key::COMPILED) {
+    if arguments.misses(&key::COMPILED) {
         fault(
             Fault::new("`compiled` without the key `compiled`", "both").hint(format!(
                 "add `{} = {}`",
@@ -107,6 +116,12 @@ fn check_compiled(arguments: &Arguments, errors: &mut Errors) {
 
 fn default_name(place: &Place, errors: &mut Errors) -> String {
     let given = match place.default_name() {
+        Some(name) if value::reserved(&name).is_some() => {
+            format!(
+                "none, and the type's name gives {}, which stands for backends of any name",
+                quoted(&name)
+            )
+        }
         Some(name) if value::is_upper_snake(&name) => return name,
         Some(name) => format!("none, and the type's name gives {}", quoted(&name)),
         None => format!(
@@ -143,7 +158,7 @@ impl Reader<'_> {
             sm: self.text(&key::SM, capability::sm),
             compiled: self.arguments.paths(&key::COMPILED).to_vec(),
             features_of_cargo: match self.arguments.text(&key::FEATURE) {
-                Some(_) => self.text(&key::FEATURE, value::feature),
+                Some(_) => self.features_of_cargo(),
                 None => Vec::new(),
             },
             run_on: self.arguments.path(&key::RUN_ON).cloned(),
@@ -174,12 +189,28 @@ impl Reader<'_> {
             quant_output: self.arguments.flag(&key::QUANT_OUTPUT).unwrap_or(false),
             sparse: self.name(&key::SPARSE, vocabulary::SPARSE),
             max_list_width: self.text(&key::MAX_LIST_WIDTH, dims::any_or_positive),
-            features: match self.arguments.text(&key::FEATURES) {
-                Some(_) => self.names(&key::FEATURES, vocabulary::FEATURES),
-                None => Vec::new(),
-            },
+            features: self.text(&key::FEATURES, |text, faults| {
+                list::none_or_names(text, vocabulary::FEATURES, key::FEATURES.accepted, faults)
+            }),
             priority: self.text(&key::PRIORITY, priority::parse),
         }
+    }
+
+    // Cargo never turns on a feature that the package does not have: the backend would be absent
+    // from every build.
+    fn features_of_cargo(&mut self) -> Vec<String> {
+        let mut features = self.text(&key::FEATURE, value::feature);
+        let declared = cargo::features();
+        features.retain(|feature| {
+            let fault = value::undeclared(feature, &declared);
+            let is_declared = fault.is_none();
+            if let Some(fault) = fault {
+                let span = self.arguments.span(&key::FEATURE);
+                self.errors.fault(span, key::FEATURE.name, fault);
+            }
+            is_declared
+        });
+        features
     }
 
     // An unquantised cache holds the dtype, under the dtype's own name and variant.
@@ -217,11 +248,15 @@ impl Reader<'_> {
         parse: impl FnOnce(&str, &mut Vec<Fault>) -> T,
     ) -> T {
         let mut faults = Vec::new();
-        let value = parse(self.arguments.text(key).unwrap_or(default), &mut faults);
+        let Some(text) = self.arguments.text(key) else {
+            return parse(default, &mut faults);
+        };
+        let value = parse(text, &mut faults);
         if !faults.is_empty() {
             self.faulty.push(*key);
         }
         for fault in faults {
+            let fault = value::explained(key, text, fault);
             self.errors.fault(self.arguments.span(key), key.name, fault);
         }
         value
@@ -229,9 +264,7 @@ impl Reader<'_> {
 
     fn names(&mut self, key: &Key, names: &[Name]) -> Vec<Name> {
         self.text(key, |text, faults| {
-            list::distinct(text, key.accepted, faults, |element| {
-                list::name(element, names, key.accepted)
-            })
+            list::names(text, names, key.accepted, faults)
         })
     }
 

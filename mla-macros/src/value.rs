@@ -1,23 +1,35 @@
-//! Values that are texts, and which values a key takes.
+//! Values that are texts, which values a key takes, and which is meant where it takes none.
 
 use heck::ToShoutySnakeCase;
 
 use crate::capability;
 use crate::dims;
-use crate::errors::Fault;
+use crate::errors::{Fault, nearest};
 use crate::key::{self, Key};
 use crate::list::{self, quoted};
+use crate::number;
 use crate::priority;
+use crate::synonym::{self, Meant};
 use crate::vocabulary::{self, Name};
+
+/// Words that stand for backends of any name, as in `--decode all`.
+const RESERVED_NAMES: &[&str] = &["ALL", "AUTO"];
 
 /// The value of `name`.
 pub(crate) fn name(text: &str, faults: &mut Vec<Fault>) -> String {
-    if !is_upper_snake(text) {
-        let meant = text.to_shouty_snake_case();
-        let meant = is_upper_snake(&meant).then_some(meant);
-        faults.push(Fault::new(quoted(text), key::NAME.accepted).meant(meant));
+    if let Some(fault) = reserved(text) {
+        faults.push(fault);
+    } else if !is_upper_snake(text) {
+        faults.push(Fault::of(text, key::NAME.accepted));
     }
     text.to_owned()
+}
+
+/// What is wrong with a name that stands for something else.
+pub(crate) fn reserved(name: &str) -> Option<Fault> {
+    let given = format!("{}, which stands for backends of any name", quoted(name));
+    let is_reserved = RESERVED_NAMES.contains(&name);
+    is_reserved.then(|| Fault::new(given, key::NAME.accepted).hint("write the name of one"))
 }
 
 /// Whether a text is capitals, digits and single underscores, as backends are named.
@@ -44,53 +56,199 @@ pub(crate) fn feature(text: &str, faults: &mut Vec<Fault>) -> Vec<String> {
     })
 }
 
+/// What is wrong with a feature that the package does not have which has `declared`. Of a package
+/// without features, only one that was meant for another key: the compiler warns of the others.
+pub(crate) fn undeclared(feature: &String, declared: &[String]) -> Option<Fault> {
+    if declared.contains(feature) {
+        return None;
+    }
+    let accepted = match declared {
+        [] => key::FEATURE.accepted.to_owned(),
+        _ => format!("the Cargo features of the package: {}", declared.join(", ")),
+    };
+    let fault = Fault::new(quoted(feature), accepted);
+    if vocabulary::FEATURES.iter().any(|name| name.text == feature) {
+        return Some(fault.hint(format!(
+            "what a backend can do is another key: write `features = \"{feature}\"`"
+        )));
+    }
+    let meant = nearest(feature, declared.iter().map(String::as_str));
+    (!declared.is_empty()).then(|| fault.meant(meant))
+}
+
 /// The value of `provider`.
 pub(crate) fn provider(text: &str, faults: &mut Vec<Fault>) -> String {
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     if text.is_empty() || !text.bytes().all(fits) {
-        faults.push(Fault::new(quoted(text), key::PROVIDER.accepted));
+        faults.push(Fault::of(text, key::PROVIDER.accepted));
     }
     text.to_owned()
+}
+
+/// The names that a key's value is, or that it lists; none where it takes others as well.
+pub(crate) fn names(key: &Key) -> &'static [Name] {
+    match *key {
+        key::DTYPES => vocabulary::DTYPES,
+        key::KV => vocabulary::KV_FORMATS,
+        key::QUERY_LEN => vocabulary::QUERY_LENS,
+        key::QUERY_FORMAT => vocabulary::QUERY_FORMATS,
+        key::KEY_LAYOUT => vocabulary::KEY_LAYOUTS,
+        key::GRAPHS => vocabulary::GRAPHS,
+        key::LSE => vocabulary::LSES,
+        key::LSE_PRECISION => vocabulary::LSE_PRECISIONS,
+        key::SPARSE => vocabulary::SPARSE,
+        key::FEATURES => vocabulary::FEATURES,
+        _ => &[],
+    }
 }
 
 /// Whether `text` is a value that `key` takes, so that a hint does not recommend an error.
 pub(crate) fn accepts(key: &Key, text: &str) -> bool {
     let mut faults = Vec::new();
-    let names = |names: &[Name], faults: &mut Vec<Fault>| {
-        list::distinct(text, key.accepted, faults, |element| {
-            list::name(element, names, key.accepted)
-        });
-    };
     match *key {
         key::SM => drop(capability::sm(text, &mut faults)),
-        key::DTYPES => names(vocabulary::DTYPES, &mut faults),
         key::DIMS => drop(dims::head(text, &mut faults)),
         key::CACHE_DIMS => drop(dims::cache(text, &mut faults)),
         key::HEADS => drop(dims::heads(text, &mut faults)),
-        key::KV => names(vocabulary::KV_FORMATS, &mut faults),
         key::PAGE_SIZES => drop(dims::page_sizes(text, &mut faults)),
-        key::QUERY_LEN => drop(list::only(text, vocabulary::QUERY_LENS, "", &mut faults)),
         key::MAX_QUERY_LEN | key::MAX_LIST_WIDTH => {
             dims::any_or_positive(text, &mut faults);
         }
         key::ALIGNMENT => drop(dims::power_of_two(text, &mut faults)),
-        key::QUERY_FORMAT => drop(list::only(text, vocabulary::QUERY_FORMATS, "", &mut faults)),
-        key::KEY_LAYOUT => drop(list::only(text, vocabulary::KEY_LAYOUTS, "", &mut faults)),
-        key::GRAPHS => drop(list::only(text, vocabulary::GRAPHS, "", &mut faults)),
-        key::LSE => drop(list::only(text, vocabulary::LSES, "", &mut faults)),
-        key::LSE_PRECISION => drop(list::only(
+        key::FEATURES => drop(list::none_or_names(
             text,
-            vocabulary::LSE_PRECISIONS,
-            "",
+            vocabulary::FEATURES,
+            key.accepted,
             &mut faults,
         )),
-        key::SPARSE => drop(list::only(text, vocabulary::SPARSE, "", &mut faults)),
-        key::FEATURES => names(vocabulary::FEATURES, &mut faults),
+        key::DTYPES | key::KV => drop(list::names(text, names(key), key.accepted, &mut faults)),
         key::FEATURE => drop(feature(text, &mut faults)),
         key::NAME => drop(name(text, &mut faults)),
         key::PROVIDER => drop(provider(text, &mut faults)),
         key::PRIORITY => drop(priority::parse(text, &mut faults)),
+        _ if !names(key).is_empty() => drop(list::only(text, names(key), "", &mut faults)),
         _ => return false,
     }
     faults.is_empty()
+}
+
+/// A fault of a value with a hint, where one is known.
+pub(crate) fn explained(key: &Key, whole: &str, fault: Fault) -> Fault {
+    let (None, Some(text)) = (&fault.hint, &fault.text) else {
+        return fault;
+    };
+    match meant(key, text) {
+        // Of a list, it may be a value that stands alone.
+        Some(Meant::Value(value)) if text != whole.trim_matches(' ') && is_alone(key, &value) => {
+            fault.hint(format!("`{value}` stands alone"))
+        }
+        Some(Meant::Value(value)) => fault.meant(Some(value)),
+        Some(Meant::Advice(advice)) => fault.hint(advice),
+        None if is_list(key) && text.contains([' ', ';', '/', '&', '\t', '\n']) => {
+            fault.hint("elements stand between `|` or `,`")
+        }
+        None => fault,
+    }
+}
+
+fn is_list(key: &Key) -> bool {
+    matches!(*key, key::FEATURE | key::PRIORITY) || key.accepted.contains("list")
+}
+
+fn is_alone(key: &Key, value: &str) -> bool {
+    value == "any" || matches!(*key, key::HEADS if value.contains("..")) || value.starts_with('x')
+}
+
+/// What is meant by a text that `key` does not take.
+pub(crate) fn meant(key: &Key, text: &str) -> Option<Meant> {
+    let value = |value: String| Meant::Value(value.into());
+    let accepted = |text: String| accepts(key, &text).then_some(text);
+    synonym::of_value(key, text)
+        .or_else(|| with_separators(text).and_then(accepted).map(value))
+        .or_else(|| spelled(key, text))
+        .or_else(|| number::meant(text).and_then(accepted).map(value))
+        .or_else(|| {
+            let names = names(key).iter().map(|name| name.text);
+            nearest(text, names).map(|name| value(name.to_owned()))
+        })
+}
+
+// What the form of the text says, key by key.
+fn spelled(key: &Key, text: &str) -> Option<Meant> {
+    match *key {
+        key::SM => capability::meant(text).map(|set| Meant::Value(set.to_string().into())),
+        key::DIMS => dims::meant_tuples::<3>(key, text),
+        key::CACHE_DIMS => dims::meant_tuples::<2>(key, text),
+        key::HEADS => dims::meant_heads(text),
+        key::PAGE_SIZES => dims::meant_page_sizes(text),
+        key::QUERY_LEN => {
+            let number = number::read::<u32>(text)?;
+            let advice = format!("a number stands in `max_query_len = {number}`");
+            Some(Meant::Advice(advice.into()))
+        }
+        key::NAME => {
+            let name = text.to_shouty_snake_case();
+            accepts(key, &name).then(|| Meant::Value(name.into()))
+        }
+        _ => None,
+    }
+}
+
+// The text with `|` where other separators stand.
+fn with_separators(text: &str) -> Option<String> {
+    let words = text.split(|c: char| c.is_whitespace() || ";/&|,".contains(c));
+    let words: Vec<&str> = words
+        .filter(|word| !matches!(*word, "" | "and" | "or"))
+        .collect();
+    (words.len() > 1).then(|| words.join("|"))
+}
+
+/// A value that `key` takes and that is meant by `text`, in which each element may be meant.
+pub(crate) fn mended(key: &Key, text: &str) -> Option<Meant> {
+    if accepts(key, text) {
+        return Some(Meant::Value(text.to_owned().into()));
+    }
+    let whole = meant(key, text);
+    if let Some(Meant::Value(value)) = &whole
+        && accepts(key, value)
+    {
+        return whole;
+    }
+    let elements = list::elements(text, "", &mut Vec::new());
+    let elements = elements
+        .iter()
+        .map(|element| match meant(key, element.text) {
+            _ if accepts(key, element.text) => element.text.to_owned(),
+            Some(Meant::Value(value)) => value.into_owned(),
+            _ => element.text.to_owned(),
+        });
+    let mended = elements.collect::<Vec<_>>().join("|");
+    match accepts(key, &mended) {
+        true => Some(Meant::Value(mended.into())),
+        false => whole.filter(|meant| matches!(meant, Meant::Advice(_))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_feature_that_the_package_does_not_have_is_a_fault() {
+        let hint = |feature: &str, declared: &[&str]| {
+            let declared: Vec<_> = declared.iter().map(|it| (*it).to_owned()).collect();
+            undeclared(&feature.to_owned(), &declared).map(|fault| fault.hint.unwrap_or_default())
+        };
+        assert_eq!(hint("sm90", &["sm80", "sm90"]), None);
+        assert_eq!(
+            hint("sm9O", &["sm80", "sm90"]).as_deref(),
+            Some("did you mean `sm90`?")
+        );
+        assert_eq!(hint("fast", &["sm80"]).as_deref(), Some(""));
+        // Of no declared feature, it is not known whether the compiler was told.
+        assert_eq!(hint("sm90", &[]), None);
+        let other_key = "what a backend can do is another key: write `features = \"sinks\"`";
+        assert_eq!(hint("sinks", &[]).as_deref(), Some(other_key));
+        assert_eq!(hint("sinks", &["sinks"]), None);
+    }
 }

@@ -98,4 +98,39 @@ impl DecodeBackend for WidthWithoutLists {
     decode_body!(common::Bytes);
 }
 
+struct SeveralOfSingle;
+
+#[mla_backend(sm = "90", dtypes = "bf16", max_query_len = 8)]
+impl DecodeBackend for SeveralOfSingle {
+    decode_body!(common::Bytes);
+}
+
+struct PrecisionOfNothing;
+
+#[mla_backend(sm = "90", dtypes = "bf16", lse = "none", lse_precision = "f32")]
+impl DecodeBackend for PrecisionOfNothing {
+    decode_body!(common::Bytes);
+}
+
+struct FeaturesOfLists;
+
+#[mla_backend(sm = "90", dtypes = "bf16", features = "second_cache,sinks,dense_requests")]
+impl DecodeBackend for FeaturesOfLists {
+    decode_body!(common::Bytes);
+}
+
+struct PrefillLists;
+
+#[mla_backend(sm = "90", dtypes = "bf16", features = "dense_requests")]
+impl PrefillBackend for PrefillLists {
+    prefill_body!(common::Bytes);
+}
+
+struct PriorityOnProcessors;
+
+#[mla_backend(sm = "any", dtypes = "bf16", priority = "90:10")]
+impl DecodeBackend for PriorityOnProcessors {
+    decode_body!(common::Bytes<true>);
+}
+
 fn main() {}

@@ -30,4 +30,11 @@ impl DecodeBackend for Empty {
     decode_body!(common::Bytes);
 }
 
+struct AnotherKey;
+
+#[mla_backend(sm = "90", dtypes = "bf16", feature = "deterministic")]
+impl DecodeBackend for AnotherKey {
+    decode_body!(common::Bytes);
+}
+
 fn main() {}

@@ -70,4 +70,18 @@ impl DecodeBackend for Größe {
     decode_body!(common::Bytes);
 }
 
+struct Reserved;
+
+#[mla_backend(sm = "90", dtypes = "bf16", name = "ALL")]
+impl DecodeBackend for Reserved {
+    decode_body!(common::Bytes);
+}
+
+struct Auto;
+
+#[mla_backend(sm = "90", dtypes = "bf16")]
+impl DecodeBackend for Auto {
+    decode_body!(common::Bytes);
+}
+
 fn main() {}

@@ -1,6 +1,8 @@
 // Where the attribute does not belong.
 
-use mla_runtime::backend::{DecodeBackend, Entry, PrefillBackend};
+use mla_runtime::Result;
+use mla_runtime::backend::DecodeBackend as D;
+use mla_runtime::backend::{DecodeBackend, DecodeCall, Entry, PrefillBackend};
 use mla_runtime::capability::Platform;
 use mla_runtime::mla_backend;
 use mla_runtime::spec::{BackendSpec, Phase};
@@ -31,7 +33,9 @@ impl Struct {}
 impl Trait for Struct {}
 
 #[mla_backend(sm = "90", dtypes = "bf16")]
-impl mla_runtime::backend::DecodeBackends for Struct {}
+impl mla_runtime::backend::DecodeBackends for Struct {
+    decode_body!(common::Bytes);
+}
 
 struct Generic<T>(T);
 struct Instance<T>(T);
@@ -78,5 +82,65 @@ impl DecodeBackend for WithEntry {
 // The place and the arguments are both wrong, and both are said to be.
 #[mla_backend(sm = "90", dtype = "bf16")]
 struct Both;
+
+struct Renamed;
+
+// With its functions, the block can be checked as that of the trait.
+#[mla_backend(sm = "90", dtypes = "bf16")]
+impl D for Renamed {
+    common_body!(common::Bytes);
+
+    unsafe fn decode(
+        &self,
+        _: &common::Bytes,
+        _: DecodeCall<'_, common::Bytes>,
+        _: &mut (),
+        _: &(),
+    ) -> Result<()> {
+        Ok(())
+    }
+}
+
+struct Borrowed<'a>(&'a str);
+
+#[mla_backend(sm = "90", dtypes = "bf16")]
+impl DecodeBackend for Borrowed<'_> {
+    decode_body!(common::Bytes);
+}
+
+#[mla_backend(sm = "90", dtypes = "bf16")]
+impl<'a> PrefillBackend for Borrowed<'a> {
+    prefill_body!(common::Bytes);
+}
+
+struct Borrows;
+
+#[mla_backend(sm = "90", dtypes = "bf16", name = "BORROWS")]
+impl DecodeBackend for &Borrows {
+    decode_body!(common::Bytes);
+}
+
+struct Swapped;
+
+#[mla_backend(sm = "90", dtypes = "bf16")]
+impl Swapped for DecodeBackend {
+    decode_body!(common::Bytes);
+}
+
+struct Misspelt;
+
+#[mla_backend(sm = "90", dtypes = "bf16")]
+impl DecodBackend for Misspelt {
+    decode_body!(common::Bytes);
+}
+
+struct Conditional;
+
+#[mla_backend(sm = "90", dtypes = "bf16")]
+impl DecodeBackend for Conditional {
+    decode_body!(common::Bytes);
+    #[cfg(any())]
+    const SPEC: u32 = 0;
+}
 
 fn main() {}

@@ -1,0 +1,52 @@
+//! The Cargo features of the package that is being compiled.
+
+/// The features that Cargo declares to the compiler, in whose process the attribute runs; none
+/// under a program that was started without them, such as an editor's server for macros.
+pub(crate) fn features() -> Vec<String> {
+    read(std::env::args())
+}
+
+// Those of `--check-cfg` are declared, those of `--cfg` are on.
+fn read(arguments: impl Iterator<Item = String>) -> Vec<String> {
+    let mut features = Vec::new();
+    let mut option = String::new();
+    for argument in arguments {
+        let (name, value) = match argument.split_once('=') {
+            Some((name @ ("--check-cfg" | "--cfg"), value)) => (name, value),
+            _ => (option.as_str(), argument.as_str()),
+        };
+        let declared = match name {
+            "--check-cfg" => value.trim_start().strip_prefix("cfg(feature,"),
+            "--cfg" => value.trim_start().strip_prefix("feature="),
+            _ => None,
+        };
+        // Every second part stands between quotes.
+        let quoted = declared.unwrap_or_default().split('"').skip(1).step_by(2);
+        features.extend(quoted.map(str::to_owned));
+        option = argument;
+    }
+    features
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn declared_features_are_read_from_the_arguments_of_the_compiler() {
+        let read = |arguments: &[&str]| super::read(arguments.iter().map(|it| (*it).to_owned()));
+        let declared = r#"cfg(feature, values("default", "sm90", "sm100"))"#;
+        assert_eq!(
+            read(&[
+                "rustc",
+                "--check-cfg",
+                "cfg(docsrs,test)",
+                "--check-cfg",
+                declared
+            ]),
+            ["default", "sm90", "sm100"]
+        );
+        assert_eq!(read(&[&format!("--check-cfg={declared}")]).len(), 3);
+        assert_eq!(read(&["--cfg", r#"feature="sm120""#, "-o", "x"]), ["sm120"]);
+        assert_eq!(read(&["--check-cfg", "cfg(feature, values())"]), [""; 0]);
+        assert_eq!(read(&[r#"cfg(feature, values("sm90"))"#]), [""; 0]);
+    }
+}
