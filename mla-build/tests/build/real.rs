@@ -178,6 +178,16 @@ fn a_familys_header_is_wrapped_if_the_family_is_on_and_declares_nothing_twice() 
     for family in ["sm80", "sm90", "sm100"] {
         package.write(&format!("package/cuda/{family}/api.h"), &own(family));
     }
+    package.write(
+        "package/cuda/all/shared.cu",
+        "struct Shape { int rows; };\nextern \"C\" int shared(Shape shape) { return shape.rows; }\n",
+    );
+    for family in ["sm80", "sm90"] {
+        package.write(
+            &format!("package/cuda/{family}/launch.cu"),
+            &format!("extern \"C\" int launch_{family}(const void*) {{ return 0; }}\n"),
+        );
+    }
     let bindings = |families: &[&str]| {
         let mut kernels = package.kernels("package", "out").header("include/api.h");
         for family in families {
@@ -256,14 +266,22 @@ fn a_bad_unit_leaves_the_others_and_says_what_the_compiler_said() {
         "package/cuda/sm90/a.cu",
         "__global__ void a(float *x) { *x = missing; }\n",
     );
-    let message = package.build().unwrap_err().to_string();
+    // One after another, in the order of the sources.
+    let one_by_one = package.kernels("package", "out").jobs(1);
+    let message = one_by_one.compile("kernels").unwrap_err().to_string();
     assert!(
         message.starts_with("cuda/sm90/a.cu(1): error: identifier \"missing\" is undefined"),
         "{message}"
     );
-    assert!(message.contains("1 of 4 units failed"), "{message}");
+    assert!(
+        message.contains("1 of 4 units failed, and 2 were stopped"),
+        "{message}"
+    );
     package.write("package/cuda/sm90/a.cu", &KERNEL.replace("NAME", "a"));
-    assert_eq!(package.compiled(), ["cuda/sm90/a.cu"]);
+    assert_eq!(
+        package.compiled(),
+        ["cuda/sm90/a.cu", "cuda/sm90/b.cu", "cuda/sm90/d.cu"]
+    );
 
     package.write("package/cuda/sm90/a.cu", "#include <cutlass/cutlass.h>\n");
     let message = package.build().unwrap_err().to_string();
