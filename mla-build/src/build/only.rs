@@ -21,7 +21,7 @@ use crate::{
     report::Report,
     symbols::Tag,
     toolkit::{self, Pins, Search},
-    variables::{DOCUMENTATION, ONLY},
+    variables::{self, DOCUMENTATION, EXPORT, ONLY},
 };
 
 /// The value of [`ONLY`] by which bindgen makes what the package has checked in, too.
@@ -30,6 +30,14 @@ const NEW: &str = "new-bindings";
 /// The name of the variable that asks for bindings alone, if one does.
 pub(crate) fn asked() -> Result<Option<&'static str>, Error> {
     match env::var(ONLY).as_deref() {
+        Ok("bindings" | NEW) if variables::set(EXPORT).is_some() => Err(Error::Setting {
+            field: EXPORT.into(),
+            given: variables::set(EXPORT)
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned(),
+            accepted: format!("nothing beside {ONLY}, with which no kernels are compiled"),
+        }),
         Ok("bindings" | NEW) => Ok(Some(ONLY)),
         Ok("") | Err(_) => Ok(env::var_os(DOCUMENTATION).map(|_| DOCUMENTATION)),
         Ok(given) => Err(Error::Setting {

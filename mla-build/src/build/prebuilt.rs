@@ -207,9 +207,12 @@ fn files(kernels: &Kernels, root: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(files)
 }
 
-/// What the user or the script asks for that objects of a release cannot be.
-fn asked(kernels: &Kernels, families: &Families) -> Option<String> {
-    let of_toolkit = ["NVCC", "MLA_CUDA_HOME", "MLA_CUTLASS", "NVCC_CCBIN"];
+/// The variables that name a toolkit. The owner of a package may compile a release with any.
+const OF_TOOLKIT: [&str; 4] = ["NVCC", "MLA_CUDA_HOME", "MLA_CUTLASS", "NVCC_CCBIN"];
+
+/// A setting of the user or the script that objects of a release cannot serve; of the toolkit's
+/// variables one of `of_toolkit`.
+fn asked(kernels: &Kernels, families: &Families, of_toolkit: &[&str]) -> Option<String> {
     let others = [variables::LINE_INFO, variables::COMPILE_COMMANDS];
     let targets: Vec<_> = families.declared.iter().map(|it| it.variable()).collect();
     let mut names = of_toolkit
@@ -278,7 +281,7 @@ pub(crate) fn search(kernels: &Kernels, library: &str) -> Result<Search, Error> 
         return Ok(Search::Nothing);
     }
     let families = kernels.resolve()?;
-    if let Some(asked) = asked(kernels, &families) {
+    if let Some(asked) = asked(kernels, &families, &OF_TOOLKIT) {
         if given.is_none() {
             return Ok(Search::Nothing);
         }
@@ -513,7 +516,7 @@ impl Export {
             return Ok(None);
         };
         let families = kernels.resolve()?;
-        if let Some(asked) = asked(kernels, &families) {
+        if let Some(asked) = asked(kernels, &families, &[]) {
             return Err(Error::Setting {
                 field: variables::EXPORT.into(),
                 given: folder.to_string_lossy().into_owned(),

@@ -289,6 +289,15 @@ fn a_variable_that_nothing_reads_and_a_relative_folder_are_named() {
         error.contains("accepted nothing beside MLA_BUILD_PREBUILT"),
         "{error}"
     );
+    let both = [
+        ("MLA_BUILD_EXPORT", &*folder),
+        ("MLA_BUILD_ONLY", "bindings"),
+    ];
+    let error = error_of(&script(&world, &[&host], &both));
+    assert!(
+        error.contains("accepted nothing beside MLA_BUILD_ONLY"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -482,7 +491,14 @@ fn prebuilt_objects_that_everybody_may_write_to_are_refused() {
     let host = host(&world);
     let objects = world.at("objects");
     let named = objects.display().to_string();
-    let exported = script(&world, &[], &[("MLA_BUILD_EXPORT", &named), ("CXX", "c++")]);
+    // The owner of a package may compile a release with any toolkit.
+    let toolkit = world.at("toolkit").display().to_string();
+    let export = [
+        ("MLA_BUILD_EXPORT", &*named),
+        ("MLA_CUDA_HOME", &*toolkit),
+        ("CXX", "c++"),
+    ];
+    let exported = script(&world, &[], &export);
     warnings(&exported);
     world.calls();
     set_mode(&objects, 0o777);
