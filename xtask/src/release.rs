@@ -7,12 +7,13 @@ use std::{
     fmt::Write as _,
     fs,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 use anyhow::{Context, ensure};
 use cargo_metadata::{DependencyKind, Metadata, Package};
 use mla_build::{report::size, toolkit::Pins};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{Workspace, package};
 
@@ -21,6 +22,10 @@ pub(crate) struct Arguments {
     /// The families to compile, each in all combinations with those before it.
     #[arg(long, value_delimiter = ',', default_values = FAMILIES)]
     families: Vec<String>,
+    /// Compile with the CUDA of this folder in place of the pinned one: for drivers that are older
+    /// than the pinned release.
+    #[arg(long)]
+    toolkit: Option<PathBuf>,
     /// Check sizes and the order alone, of what was compiled before.
     #[arg(long)]
     check: bool,
@@ -32,6 +37,24 @@ const FAMILIES: [&str; 3] = ["sm80", "sm90", "sm100"];
 
 /// What crates.io takes.
 const MOST: u64 = 10 << 20;
+
+/// The file in a family's package that says what its objects were made of and by.
+const PROVENANCE: &str = "PROVENANCE.json";
+
+/// The first driver for each release of CUDA, from its release notes. Objects of one release run
+/// on later drivers; their machine code also on the first driver of the same major release.
+const DRIVERS: &[((u32, u32), u32)] = &[
+    ((12, 0), 525),
+    ((12, 1), 530),
+    ((12, 2), 535),
+    ((12, 3), 545),
+    ((12, 4), 550),
+    ((12, 5), 555),
+    ((12, 6), 560),
+    ((12, 8), 570),
+    ((12, 9), 575),
+    ((13, 0), 580),
+];
 
 /// The description that mla-build writes beside objects.
 const DESCRIPTION: &str = "mla.prebuilt.json";
@@ -49,16 +72,18 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         .into_iter()
         .filter(|family| arguments.families.iter().any(|given| given == family))
         .collect();
+    let toolkit = arguments.toolkit.as_deref().map(Path::canonicalize);
+    let toolkit = toolkit.transpose().context("toolkit: no such folder")?;
     if !arguments.check {
         let folder = workspace.target.join("release-objects");
         if folder.exists() {
             fs::remove_dir_all(&folder)?;
         }
         for combination in combinations(&families) {
-            compile(&workspace, &combination, &folder)?;
+            compile(&workspace, &combination, &folder, toolkit.as_deref())?;
         }
         for family in &families {
-            fill(&workspace, family, &folder)?;
+            fill(&workspace, family, &folder, toolkit.is_none())?;
         }
     }
     for family in &families {
@@ -82,15 +107,23 @@ fn combinations<'a>(families: &[&'a str]) -> Vec<Vec<&'a str>> {
 }
 
 /// Builds mla-kernels, which adds its objects to a folder named after the last family.
-fn compile(workspace: &Workspace, combination: &[&str], folder: &Path) -> anyhow::Result<()> {
+fn compile(
+    workspace: &Workspace,
+    combination: &[&str],
+    folder: &Path,
+    toolkit: Option<&Path>,
+) -> anyhow::Result<()> {
     let last = combination.last().context("a combination is empty")?;
     println!("compiling for {}", combination.join(", "));
-    let status = workspace
-        .cargo()
+    let mut cargo = workspace.cargo();
+    cargo
         .args(["build", "--quiet", "--package", "mla-kernels", "--features"])
         .arg(combination.join(","))
-        .env("MLA_BUILD_EXPORT", folder.join(last))
-        .status()?;
+        .env("MLA_BUILD_EXPORT", folder.join(last));
+    if let Some(toolkit) = toolkit {
+        cargo.env("MLA_CUDA_HOME", toolkit).env_remove("NVCC");
+    }
+    let status = cargo.status()?;
     ensure!(
         status.success(),
         "the build failed; its message stands above"
@@ -99,7 +132,7 @@ fn compile(workspace: &Workspace, combination: &[&str], folder: &Path) -> anyhow
 }
 
 /// Gives a family's package what is compiled for it, and the notice of what that contains.
-fn fill(workspace: &Workspace, family: &str, from: &Path) -> anyhow::Result<()> {
+fn fill(workspace: &Workspace, family: &str, from: &Path, is_pinned: bool) -> anyhow::Result<()> {
     let from = from.join(family);
     let package = workspace.root.join("prebuilt").join(family);
     let to = package.join("objects");
@@ -108,7 +141,9 @@ fn fill(workspace: &Workspace, family: &str, from: &Path) -> anyhow::Result<()> 
     }
     fs::create_dir_all(&to)?;
     let mut description = read(&from.join(DESCRIPTION))?;
-    pinned(&description)?;
+    if is_pinned {
+        pinned(&description)?;
+    }
     // Another family's sources are in that family's package.
     let others: Vec<_> = FAMILIES
         .into_iter()
@@ -143,8 +178,84 @@ fn fill(workspace: &Workspace, family: &str, from: &Path) -> anyhow::Result<()> 
     let text = serde_json::to_string_pretty(&description)?;
     fs::write(to.join(DESCRIPTION), text)?;
     fs::write(package.join("NOTICE"), notice(family, &description)?)?;
+    let provenance = provenance(&description, &revision(&workspace.root)?)?;
+    println!(
+        "{family}: {}",
+        provenance["driver"].as_str().unwrap_or_default()
+    );
+    let text = serde_json::to_string_pretty(&provenance)?;
+    fs::write(package.join(PROVENANCE), text)?;
     println!("{}: {} files", to.display(), files.len());
     Ok(())
+}
+
+/// The revision of a checkout, and the tracked files that differ from it.
+struct Revision {
+    commit: String,
+    changed: Vec<String>,
+}
+
+fn revision(root: &Path) -> anyhow::Result<Revision> {
+    let git = |arguments: &[&str]| -> anyhow::Result<String> {
+        let output = Command::new("git")
+            .current_dir(root)
+            .args(arguments)
+            .output()?;
+        ensure!(
+            output.status.success(),
+            "git: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    let changed = git(&["diff", "--name-only", "HEAD"])?;
+    Ok(Revision {
+        commit: git(&["rev-parse", "HEAD"])?,
+        changed: changed.lines().map(str::to_owned).collect(),
+    })
+}
+
+/// The origin of a family's objects: the revision, whether it was changed, the compilers, the
+/// driver that they need, and the hash of each file.
+fn provenance(description: &Value, revision: &Revision) -> anyhow::Result<Value> {
+    let objects = description["objects"].as_array().into_iter().flatten();
+    let parts = objects
+        .map(|object| &object["part"])
+        .chain([&description["runtime"]]);
+    let files: serde_json::Map<String, Value> = parts
+        .filter_map(|part| Some((part["file"].as_str()?.to_owned(), part["hash"].clone())))
+        .collect();
+    Ok(json!({
+        "commit": revision.commit,
+        "clean": revision.changed.is_empty(),
+        "changed": revision.changed,
+        "sources": description["key"],
+        "compilers": description["compilers"],
+        "driver": driver(description)?,
+        "blake3": files,
+    }))
+}
+
+/// A sentence about the driver that objects need, by the release of CUDA that compiled them.
+fn driver(description: &Value) -> anyhow::Result<String> {
+    let compilers = description["compilers"].as_array().into_iter().flatten();
+    let mut cuda = compilers.filter(|it| it[0] == "CUDA");
+    let version = cuda
+        .next()
+        .and_then(|it| it[1].as_str())
+        .context("CUDA has no version")?;
+    let mut numbers = version.split('.').map(|number| number.parse::<u32>().ok());
+    let release = numbers.next().flatten().zip(numbers.next().flatten());
+    let release = release.with_context(|| format!("no release of CUDA: {version}"))?;
+    let known = DRIVERS.iter().find(|(known, _)| *known == release);
+    let (_, ptx) = known.with_context(|| {
+        format!("CUDA {version}: DRIVERS of xtask/src/release.rs does not know its driver")
+    })?;
+    let mut of_major = DRIVERS.iter().filter(|((major, _), _)| *major == release.0);
+    let first = of_major.next().map_or(*ptx, |(_, first)| *first);
+    Ok(format!(
+        "compiled by CUDA {version}: machine code needs driver R{first} or later, PTX R{ptx}"
+    ))
 }
 
 fn read(path: &Path) -> anyhow::Result<Value> {
@@ -286,5 +397,44 @@ mod tests {
         assert_eq!(all.len(), 7);
         let of = |family| all.iter().filter(|it| it.last() == Some(&family)).count();
         assert_eq!([of("sm80"), of("sm90"), of("sm100")], [1, 2, 4]);
+    }
+
+    fn description(cuda: &str) -> Value {
+        json!({
+            "key": "abc",
+            "compilers": [["CUTLASS", "4.2.0"], ["CUDA", cuda]],
+            "runtime": { "file": "libcudart_static.a", "hash": "r" },
+            "objects": [{ "part": { "file": "1.o", "hash": "o" } }],
+        })
+    }
+
+    #[test]
+    fn a_package_says_what_its_objects_are_made_of() {
+        let revision = Revision {
+            commit: "c0ffee".to_owned(),
+            changed: vec!["cuda/all/lse.cu".to_owned()],
+        };
+        let made = provenance(&description("13.0.88"), &revision).unwrap();
+        assert_eq!(made["commit"], "c0ffee");
+        assert_eq!(made["clean"], false);
+        assert_eq!(made["changed"][0], "cuda/all/lse.cu");
+        assert_eq!(made["sources"], "abc");
+        assert_eq!(made["compilers"][1][1], "13.0.88");
+        assert_eq!(
+            made["blake3"],
+            json!({ "1.o": "o", "libcudart_static.a": "r" })
+        );
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        assert_eq!(super::revision(root).unwrap().commit.len(), 40);
+    }
+
+    #[test]
+    fn the_driver_is_that_of_the_release_that_compiled() {
+        let of = |cuda| driver(&description(cuda));
+        let start = "compiled by CUDA 13.0.88: machine code needs driver R580 or later, PTX R580";
+        assert_eq!(of("13.0.88").unwrap(), start);
+        assert!(of("12.9.41").unwrap().ends_with("R525 or later, PTX R575"));
+        let unknown = of("14.7").unwrap_err().to_string();
+        assert!(unknown.contains("does not know its driver"), "{unknown}");
     }
 }
