@@ -90,7 +90,7 @@ unsafe impl Send for Communicator {}
 /// NCCL's own handle.
 struct Group {
     raw: sys::ncclComm_t,
-    /// What its calls are enqueued on.
+    /// The stream that its calls are enqueued on.
     stream: Arc<CudaStream>,
 }
 
@@ -147,7 +147,7 @@ impl Drop for Group {
     }
 }
 
-/// What a rank is about to do, of one size whatever it is: so the exchange itself cannot disagree.
+/// A call that a rank is about to make, of one size whatever it is: so no exchange can disagree.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Intent {
     call: Call,
@@ -262,7 +262,7 @@ fn exchange(group: &Group, own: &[u8], ranks: usize) -> Result<Vec<u8>> {
     gather_host(group, own, &from, &to)
 }
 
-/// As [`exchange`], by way of these buffers of the group's stream: as long as `own`, and as that of
+/// Does an [`exchange`] by way of these buffers of the group's stream: as long as `own`, and as that of
 /// all ranks.
 fn gather_host(group: &Group, own: &[u8], from: &Buffer, to: &Buffer) -> Result<Vec<u8>> {
     let stream = group.stream.cu_stream();
@@ -365,7 +365,7 @@ impl Communicator {
         unsafe { self.enqueue_gather(from, to) }
     }
 
-    /// As [`all_gather`](Self::all_gather), without asking the other ranks. This only enqueues.
+    /// Does an [`all_gather`](Self::all_gather) without asking the other ranks. This only enqueues.
     ///
     /// # Safety
     ///
@@ -405,7 +405,7 @@ impl Communicator {
 
     /// # Safety
     ///
-    /// As [`all_gather_unchecked`](Self::all_gather_unchecked), of bytes that
+    /// The caller keeps the contract of [`all_gather_unchecked`](Self::all_gather_unchecked), of bytes that
     /// [`check_gather`](Self::check_gather) takes.
     unsafe fn enqueue_gather(&self, from: Bytes<'_>, to: BytesMut<'_>) -> Result<()> {
         if from.is_empty() {
@@ -486,7 +486,7 @@ impl PartialResults {
         unsafe { self.enqueue_merge(communicator, out, lse) }
     }
 
-    /// As [`merge`](Self::merge), without asking the other ranks. This only enqueues.
+    /// Does a [`merge`](Self::merge) without asking the other ranks. This only enqueues.
     ///
     /// # Safety
     ///
@@ -538,7 +538,7 @@ impl PartialResults {
 
     /// # Safety
     ///
-    /// As [`merge_unchecked`](Self::merge_unchecked), of tensors that [`check`](Self::check) takes.
+    /// The caller keeps the contract of [`merge_unchecked`](Self::merge_unchecked), of tensors that [`check`](Self::check) takes.
     unsafe fn enqueue_merge(
         &mut self,
         communicator: &Communicator,

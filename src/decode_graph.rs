@@ -118,7 +118,7 @@ impl DecodeGraph {
         let page_size = layer.config().problem.page_size;
         shape.check(workspace.limits(), page_size)?;
         let max_pages = workspace.limits().pages_per_request;
-        let mut padded = Padded::new(shape, max_pages, page_size);
+        let mut padded = Padded::new(shape, max_pages, page_size)?;
         padded.fill(&[], &[], 1, None);
         padded.prepare(layer, workspace)?;
         record(workspace)?;
@@ -257,16 +257,18 @@ struct Padded {
 }
 
 impl Padded {
-    fn new(shape: DecodeShape, max_pages: usize, page_size: u32) -> Self {
-        Self {
+    fn new(shape: DecodeShape, max_pages: usize, page_size: u32) -> Result<Self> {
+        let entries = shape.requests.saturating_mul(max_pages);
+        let tables = bytemuck::try_zeroed_vec(entries).map_err(|()| too_long::<i32>(entries))?;
+        Ok(Self {
             shape,
             page_size,
             max_pages,
-            requests: Vec::with_capacity(shape.requests),
-            tables: vec![0; shape.requests * max_pages],
-            slots: Vec::with_capacity(shape.tokens()),
+            requests: with_room(shape.requests)?,
+            tables,
+            slots: with_room(shape.tokens())?,
             has_slots: false,
-        }
+        })
     }
 
     /// `tables` has a row of `width` entries for each request, as many as its tokens need.
@@ -313,6 +315,21 @@ impl Padded {
                 layer.config().problem.query_len
             ),
         ))
+    }
+}
+
+/// An empty list with room for `len` elements.
+fn with_room<T>(len: usize) -> Result<Vec<T>> {
+    let mut list = Vec::new();
+    let reserved = list.try_reserve_exact(len);
+    reserved.map(|()| list).map_err(|_| too_long::<T>(len))
+}
+
+fn too_long<T>(len: usize) -> Error {
+    Error::OutOfMemory {
+        device: "host",
+        bytes: (len as u64).saturating_mul(size_of::<T>() as u64),
+        free: None,
     }
 }
 
@@ -363,5 +380,20 @@ impl DecodeGraphs {
         self.graphs
             .iter_mut()
             .find(|graph| graph.shape.requests >= requests)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shape_that_no_memory_holds_is_an_error() {
+        let huge = DecodeShape::new(usize::MAX / 8, 1, 1);
+        let refused = Padded::new(huge, 4, 64).map(drop).unwrap_err();
+        assert!(
+            matches!(refused, Error::OutOfMemory { device: "host", .. }),
+            "{refused}"
+        );
     }
 }

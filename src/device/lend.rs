@@ -60,7 +60,7 @@ struct Open<'env> {
     returns: RefCell<Vec<Return<'env>>>,
 }
 
-/// What the owner of a slice waits for before it goes on.
+/// The means by which the owner of a slice waits before it goes on.
 enum Return<'env> {
     /// cudarc's own event of the slice, which its later users wait for.
     Record(&'env CudaEvent),
@@ -79,7 +79,7 @@ impl Cuda {
     ///
     /// # Errors
     ///
-    /// That of `work`, or the driver's.
+    /// The error of `work`, or the driver's.
     ///
     /// # Examples
     ///
@@ -96,7 +96,7 @@ impl Cuda {
     /// # }
     /// ```
     ///
-    /// What is borrowed ends with the closure:
+    /// A loan ends with the closure:
     ///
     /// ```compile_fail,E0521
     /// # use mla_kernels::device::{Bytes, cudarc::driver::CudaSlice};
@@ -171,7 +171,7 @@ impl<'scope, 'env> Loans<'scope, 'env> {
     ///
     /// # Errors
     ///
-    /// As [`lend`](Self::lend).
+    /// The same as for [`lend`](Self::lend).
     pub fn lend_mut(&self, slice: &'env mut impl LendMut) -> Result<BytesMut<'scope>> {
         let len = slice.num_bytes();
         let owner = slice.stream().clone();
@@ -205,7 +205,7 @@ impl<'env> Open<'env> {
         };
         let (address, mut guard) =
             stream::apart(context, || Ok(pointer(waiting))).map_err(failed("wait for a slice"))?;
-        // What it would do when it is dropped is done in `give_back`, where an error is seen.
+        // The guard records its event in `give_back` instead, where an error is seen.
         let event = match &mut guard {
             SyncOnDrop::Record(target) => mem::take(target).map(|(event, _)| event),
             SyncOnDrop::Sync(_) => None,

@@ -74,7 +74,7 @@ impl Account {
     }
 }
 
-/// What an allocation's failure means: mostly, that too little memory is free. A size that no GPU
+/// The meaning of an allocation's failure: mostly, that too little memory is free. A size that no GPU
 /// has is an invalid value to some drivers.
 fn not_allocated(len: usize) -> impl FnOnce(DriverError) -> Error {
     move |error| match error.0 {
@@ -227,7 +227,7 @@ impl Bytes<'_> {
     ///
     /// # Safety
     ///
-    /// As [`from_raw`](Self::from_raw), on that stream.
+    /// The contract of [`from_raw`](Self::from_raw) holds on that stream.
     pub(super) const unsafe fn ordered(address: u64, len: usize, stream: StreamId) -> Self {
         Self {
             address,
@@ -276,7 +276,7 @@ impl Bytes<'_> {
 pub struct BytesMut<'a> {
     address: u64,
     len: usize,
-    /// As in [`Bytes`].
+    /// The same as in [`Bytes`].
     stream: Option<StreamId>,
     owner: PhantomData<&'a mut [u8]>,
 }
@@ -296,11 +296,11 @@ impl BytesMut<'_> {
         }
     }
 
-    /// As [`Bytes::ordered`].
+    /// Memory that `stream` orders.
     ///
     /// # Safety
     ///
-    /// As [`from_raw`](Self::from_raw), on that stream.
+    /// The contract of [`from_raw`](Self::from_raw) holds on that stream.
     pub(super) const unsafe fn ordered(address: u64, len: usize, stream: StreamId) -> Self {
         Self {
             address,

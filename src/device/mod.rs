@@ -192,7 +192,7 @@ impl Cuda {
         self.make_current()
     }
 
-    /// As [`bind`](Self::bind), for what is no launch.
+    /// Makes the stream's context current for work that is no launch.
     fn make_current(&self) -> Result<()> {
         let inner = &self.inner;
         stream::bind(inner.stream.context()).map_err(failed("bind context"))?;
@@ -210,8 +210,8 @@ impl Cuda {
         Ok(())
     }
 
-    /// What another thread enqueued through this handle went to another stream, so it is waited
-    /// for.
+    /// Waits for the work that another thread enqueued through this handle: it went to another
+    /// stream.
     fn follow_thread(&self) -> Result<()> {
         let this = stream::this_thread();
         if self.inner.last_thread.swap(this, Ordering::AcqRel) == this {

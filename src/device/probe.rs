@@ -117,8 +117,9 @@ impl Drop for Copies {
     }
 }
 
-/// Refuses copies between other lengths.
-fn lengths(from: Bytes<'_>, to: &BytesMut<'_>) -> Result<u64> {
+/// Refuses copies between other lengths, and in memory of other streams.
+fn lengths(device: &Cuda, from: Bytes<'_>, to: &BytesMut<'_>) -> Result<u64> {
+    device.check_memory([("from", from), ("to", Cuda::freeze(to))])?;
     match from.len() == to.len() {
         true => Ok(from.len() as u64),
         false => Err(Error::argument("to", to.len(), from.len())),
@@ -127,14 +128,16 @@ fn lengths(from: Bytes<'_>, to: &BytesMut<'_>) -> Result<u64> {
 
 impl Dependents<Cuda> for Copies {
     fn copy_late(&self, from: Bytes<'_>, to: BytesMut<'_>) -> Result<()> {
-        let values = [from.address(), to.address(), lengths(from, &to)?, DELAY_NS];
+        let bytes = lengths(&self.device, from, &to)?;
+        let values = [from.address(), to.address(), bytes, DELAY_NS];
         // SAFETY: the parameters are those of the function in the PTX; both views are of memory of
         // this device with as many bytes, whose buffers wait for the stream before they are freed.
         unsafe { self.launch(self.late, values, false) }
     }
 
     fn copy_dependent(&self, from: Bytes<'_>, to: BytesMut<'_>) -> Result<()> {
-        let values = [from.address(), to.address(), lengths(from, &to)?];
+        let bytes = lengths(&self.device, from, &to)?;
+        let values = [from.address(), to.address(), bytes];
         // SAFETY: as above.
         unsafe { self.launch(self.dependent, values, true) }
     }
