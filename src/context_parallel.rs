@@ -262,8 +262,8 @@ fn exchange(group: &Group, own: &[u8], ranks: usize) -> Result<Vec<u8>> {
     gather_host(group, own, &from, &to)
 }
 
-/// Does an [`exchange`] by way of these buffers of the group's stream: as long as `own`, and as that of
-/// all ranks.
+/// Does an [`exchange`] by way of these buffers of the group's stream: as long as `own`, and as
+/// that of all ranks.
 fn gather_host(group: &Group, own: &[u8], from: &Buffer, to: &Buffer) -> Result<Vec<u8>> {
     let stream = group.stream.cu_stream();
     let mut all = vec![0; to.len()];
@@ -405,8 +405,8 @@ impl Communicator {
 
     /// # Safety
     ///
-    /// The caller keeps the contract of [`all_gather_unchecked`](Self::all_gather_unchecked), of bytes that
-    /// [`check_gather`](Self::check_gather) takes.
+    /// The caller keeps the contract of [`all_gather_unchecked`](Self::all_gather_unchecked), of
+    /// bytes that [`check_gather`](Self::check_gather) takes.
     unsafe fn enqueue_gather(&self, from: Bytes<'_>, to: BytesMut<'_>) -> Result<()> {
         if from.is_empty() {
             return Ok(());
@@ -431,13 +431,14 @@ pub struct PartialResults {
 }
 
 impl PartialResults {
-    /// For layers of this problem and steps of up to so many tokens. Every rank has to call it; this
-    /// waits until it has.
+    /// Room for layers of this problem and steps of up to so many tokens. Every rank has to call
+    /// it; this waits until it has.
     ///
     /// # Errors
     ///
-    /// If there are more tokens than memory could hold, or the device has not as much left; on every
-    /// rank if one has another number of tokens or heads, another width, or a dtype of another size.
+    /// If there are more tokens than memory could hold, or the device has not as much left; on
+    /// every rank if one has another number of tokens or heads, another width, or a dtype of
+    /// another size.
     pub fn new(communicator: &Communicator, problem: &Problem, tokens: usize) -> Result<Self> {
         let (heads, width) = (problem.heads as usize, problem.dims.head.v as usize);
         let extents = [tokens, heads, width, problem.dtype.bytes()].map(|extent| extent as u64);

@@ -37,7 +37,7 @@ impl Graph {
     ///
     /// # Errors
     ///
-    /// Where the driver refuses.
+    /// If the driver refuses.
     pub unsafe fn replay(&self) -> Result<()> {
         stream::bind(self.stream.context()).map_err(failed("bind context"))?;
         // SAFETY: graph and stream live; the caller answers for what the graph accesses.
@@ -58,7 +58,7 @@ impl Graph {
     ///
     /// # Errors
     ///
-    /// Where the driver refuses.
+    /// If the driver refuses.
     pub fn upload(&self) -> Result<()> {
         stream::bind(self.stream.context()).map_err(failed("bind context"))?;
         // SAFETY: graph and stream live.

@@ -34,7 +34,7 @@ impl Cuda {
     ///
     /// # Errors
     ///
-    /// Where the driver refuses, or the graph is of another stream.
+    /// If the driver refuses, or the graph is of another stream.
     pub fn loaded_kernels(&self, graph: &Graph) -> Result<Vec<LoadedKernel>> {
         self.check_stream("graph", graph.stream_id())?;
         self.make_current()?;

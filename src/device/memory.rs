@@ -133,7 +133,7 @@ impl Buffer {
         self.len
     }
 
-    /// Whether there are none.
+    /// True if there are none.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -252,7 +252,7 @@ impl Bytes<'_> {
         self.len
     }
 
-    /// Whether there are none.
+    /// True if there are none.
     pub fn is_empty(self) -> bool {
         self.len == 0
     }
@@ -320,7 +320,7 @@ impl BytesMut<'_> {
         self.len
     }
 
-    /// Whether there are none.
+    /// True if there are none.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

@@ -104,7 +104,7 @@ impl Cuda {
     ///
     /// # Errors
     ///
-    /// Where the driver refuses.
+    /// If the driver refuses.
     pub fn on_stream(stream: Arc<CudaStream>) -> Result<Self> {
         let ordinal = stream.context().ordinal();
         let gpu = gpu::gpu(ordinal).map_err(|cause| unavailable(ordinal, cause))?;
@@ -158,12 +158,12 @@ impl Cuda {
         self.inner.stream.cu_stream().cast()
     }
 
-    /// Whether the stream captures a graph at present. What a backend prepares on the host, or
+    /// True if the stream captures a graph at present. What a backend prepares on the host, or
     /// copies from there, is not to be done then: the graph would not do it again.
     ///
     /// # Errors
     ///
-    /// Where the driver refuses.
+    /// If the driver refuses.
     pub fn is_capturing(&self) -> Result<bool> {
         stream::is_capturing(self.stream()).map_err(failed("ask for a capture"))
     }
@@ -185,7 +185,7 @@ impl Cuda {
     ///
     /// # Errors
     ///
-    /// Where the driver refuses, or another thread [captures](Self::capture) the stream.
+    /// If the driver refuses, or another thread [captures](Self::capture) the stream.
     pub fn bind(&self) -> Result<()> {
         #[cfg(feature = "faults")]
         self.account().faults().reach(faults::Operation::Launch)?;
