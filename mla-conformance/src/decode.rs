@@ -497,8 +497,8 @@ impl<'a, S: DecodeStage> Call<'a, S> {
             .with_slots(inputs.slot_lists(case, tokens)?)
             .with_sinks(inputs.sinks(case)?);
         // SAFETY: starts, lengths and pages are those of the case, for which the tensors, the cache
-        // and the block table were made; what is poison stands where the contract says that anything
-        // may, or is written before the call reads it. State and metadata are this stage's, for
+        // and the block table were made; poison stands where the contract says that anything may,
+        // or is overwritten before the call reads it. State and metadata are this stage's, for
         // requests as long as these, and prepared for the batch.
         unsafe {
             self.stage

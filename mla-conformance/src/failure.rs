@@ -182,8 +182,8 @@ impl Promise {
     const fn remedy(self) -> &'static str {
         match self {
             Self::DependentLaunch => {
-                "Let every kernel wait (griddepcontrol.wait) before its first access and end behind \
-                 that, or remove the key `dependent_launch`"
+                "Let every kernel wait (griddepcontrol.wait) before its first access and end \
+                 behind that, or remove the key `dependent_launch`"
             }
             Self::Graphs => {
                 "Read lengths and tables on the device, from the call's own arrays, or narrow the \

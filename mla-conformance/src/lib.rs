@@ -26,9 +26,10 @@
 //! may not be touched beside their rows. A NaN in what a row attends to is NaN in its output, and
 //! in no other row's.
 //!
-//! Promises of a spec beside numbers are tried by a [`Trial`], as far as the device has the means: kernels that overlap, graphs that are replayed with other inputs, guards around
-//! workspaces, and tensors that are no better aligned than is asked for. `docs/new-backend.md` says
-//! of each key and each feature which topic fails if it is not kept.
+//! Promises of a spec beside numbers are tried by a [`Trial`], as far as the device has the means:
+//! kernels that overlap, graphs that are replayed with other inputs, guards around workspaces, and
+//! tensors that are no better aligned than is asked for. `docs/new-backend.md` says of each key and
+//! each feature which topic fails if it is not kept.
 //!
 //! [`DecodeCase`] and [`PrefillCase`] are the cases' building blocks, for tests of one's own.
 

@@ -69,9 +69,9 @@ topics! {
         QuantisedOutputs = "quantised_outputs",
         /// The same step again, bit for bit, where the spec says that it is deterministic.
         Repetition = "repetition",
-        /// Programmatic dependent launch: inputs that a kernel writes late, and a kernel behind that
-        /// begins early; whatever the spec says, since the device keeps others apart. Nothing on a
-        /// device whose kernels do not overlap.
+        /// Programmatic dependent launch: inputs that a kernel writes late, and a kernel behind
+        /// that begins early; whatever the spec says, since the device keeps others apart. Nothing
+        /// on a device whose kernels do not overlap.
         DependentLaunch = "dependent_launch",
         /// Captured into a graph and replayed with other inputs, where the spec says that it can be
         /// and the device has graphs.
@@ -119,9 +119,9 @@ topics! {
         QuantisedOutputs = "quantised_outputs",
         /// The same call again, bit for bit, where the spec says that it is deterministic.
         Repetition = "repetition",
-        /// Programmatic dependent launch: inputs that a kernel writes late, and a kernel behind that
-        /// begins early; whatever the spec says, since the device keeps others apart. Nothing on a
-        /// device whose kernels do not overlap.
+        /// Programmatic dependent launch: inputs that a kernel writes late, and a kernel behind
+        /// that begins early; whatever the spec says, since the device keeps others apart. Nothing
+        /// on a device whose kernels do not overlap.
         DependentLaunch = "dependent_launch",
         /// Captured into a graph and replayed with other inputs, where the spec says that it can be
         /// and the device has graphs.

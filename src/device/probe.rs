@@ -87,9 +87,9 @@ impl Copies {
         let mut parameters = values
             .each_mut()
             .map(|value| std::ptr::from_mut(value).cast::<c_void>());
-        // SAFETY: the function is of a module that lives, in the context that is current; the driver
-        // reads the configuration and the parameters before it returns. Of their values the caller
-        // answers.
+        // SAFETY: the function is of a module that lives, in the context that is current, and the
+        // driver reads the configuration and the parameters before it returns. The caller answers
+        // for their values.
         unsafe {
             sys::cuLaunchKernelEx(
                 &raw const config,
