@@ -154,3 +154,10 @@ const _: () = {
         < inner::Flash as crate ::engine::mla_runtime::backend::DecodeBackend > ::ENTRY
     }
 };
+#[cfg(feature = "flash")]
+#[doc(hidden)]
+#[allow(non_local_definitions)]
+#[macro_export]
+macro_rules! a_second_decode_backend_EVERY_KEY_needs_the_key_name {
+    () => {};
+}

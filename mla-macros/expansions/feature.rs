@@ -185,3 +185,9 @@ const _: () = {
         < Flash as ::mla_runtime::dispatch::Absent > ::ENTRY
     }
 };
+#[doc(hidden)]
+#[allow(non_local_definitions)]
+#[macro_export]
+macro_rules! a_second_decode_backend_FLASH_needs_the_key_name {
+    () => {};
+}

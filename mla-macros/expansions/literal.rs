@@ -95,3 +95,9 @@ const _: () = {
         < FlashAttn as ::mla_runtime::backend::PrefillBackend > ::ENTRY
     }
 };
+#[doc(hidden)]
+#[allow(non_local_definitions)]
+#[macro_export]
+macro_rules! a_second_prefill_backend_FLASH_ATTN_needs_the_key_name {
+    () => {};
+}

@@ -3,6 +3,7 @@
 use proc_macro2::{Group, Ident, Literal, Span, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
 use syn::Attribute;
+use syn::spanned::Spanned;
 
 use crate::arguments::Arguments;
 use crate::capability::{Capabilities, Capability};
@@ -36,8 +37,8 @@ pub(crate) fn expand(arguments: TokenStream, item: TokenStream) -> TokenStream {
         let block = runtime.block(&place, &spec);
         let link = runtime.link(&place, &spec, &arguments);
         let absent = gate.off().map(|off| runtime.absent(&place, &spec, &off));
-        let on = gate.on();
-        quote! { #on #block #on #link #absent }
+        let (on, claim) = (gate.on(), claim(&place, &spec));
+        quote! { #on #block #on #link #absent #claim }
     } else {
         let block = (!place.generic).then(|| runtime.block_without_spec(&place));
         let errors = errors.to_tokens();
@@ -539,6 +540,24 @@ fn variant(name: &str) -> Ident {
 
 fn cfgs(place: &Place) -> impl Iterator<Item = &Attribute> {
     place.attributes.iter().filter(|it| is_cfg(it))
+}
+
+// Two macros of one name at the crate's root are an error of the compiler, in whatever modules their
+// blocks stand: it shows both types, and the name says the cure. Of two crates, a registry says it.
+fn claim(place: &Place, spec: &Spec) -> TokenStream {
+    let phase = place.phase.variant().to_lowercase();
+    let name = format!("a_second_{phase}_backend_{}_needs_the_key_name", spec.name);
+    let name = Ident::new(&name, Span::call_site().located_at(place.self_type.span()));
+    let cfgs = cfgs(place);
+    quote_spanned! {name.span()=>
+        #(#cfgs)*
+        #[doc(hidden)]
+        #[allow(non_local_definitions)]
+        #[macro_export]
+        macro_rules! #name {
+            () => {};
+        }
+    }
 }
 
 fn runs_on_gpus(spec: &Spec) -> bool {

@@ -17,10 +17,15 @@ impl DecodeBackend for One {
 
 struct Other;
 
-#[mla_backend(name = "CLAIMED", sm = "100", dtypes = "bf16", kv = "bf16")]
+#[mla_backend(name = "OTHER", sm = "100", dtypes = "bf16", kv = "bf16")]
 impl DecodeBackend for Other {
     decode_body!(common::Bytes<false>);
 }
+
+// As if it were another crate's: within one, the compiler refuses a second claim.
+const _: () = {
+    mla_runtime::private::link! { <Other as DecodeBackend>::ENTRY.named("CLAIMED") }
+};
 
 #[test]
 fn one_name_twice_is_an_error_that_names_both() {
@@ -44,7 +49,8 @@ fn one_name_twice_is_an_error_that_names_both() {
 
 #[test]
 fn the_program_that_links_both_settles_it() {
-    let other = |entry: &Entry| entry.origin() == "selection_clash::Other";
+    let other =
+        |entry: &Entry| entry.origin() == "selection_clash::Other" && entry.spec.name == "CLAIMED";
     let renamed = Registry::linked_by(|entry| match other(&entry) {
         true => Some(entry.named("CLAIMED_TOO")),
         false => Some(entry),
