@@ -145,7 +145,7 @@ impl Arguments {
         !self.has(key) && !self.meant.contains(key)
     }
 
-    /// Whether a key's value, or its default where it is absent, is what the author meant.
+    /// True if a key's value, or its default where it is absent, is what the author meant.
     pub(crate) fn reads_well(&self, key: &Key) -> bool {
         match self.get(key) {
             Some(argument) => argument.value.is_some(),
@@ -191,7 +191,7 @@ impl Arguments {
     }
 }
 
-// What stands behind the equals sign, where it is one and not the beginning of `==` or `=>`.
+// The tokens behind the equals sign, where it is one and not the beginning of `==` or `=>`.
 fn behind_equals(rest: &[TokenTree]) -> Option<&[TokenTree]> {
     let (equals, value) = rest.split_first()?;
     let is = |token: &TokenTree, marks: &str| match token {
@@ -351,7 +351,7 @@ fn paths(text: &LitStr) -> syn::Result<Vec<Path>> {
     value.split(['|', ',']).map(parse).collect()
 }
 
-// What to write where the tokens are no value of the key.
+// The hint where the tokens are no value of the key.
 fn hint(tokens: &[TokenTree], key: Key) -> String {
     let macro_call = |pair: &[TokenTree]| match pair {
         [TokenTree::Ident(name), TokenTree::Punct(mark)] => mark.as_char() == '!' && name != "vec",

@@ -6,7 +6,7 @@ pub(crate) fn features() -> Vec<String> {
     read(std::env::args())
 }
 
-// Those of `--check-cfg` are declared, those of `--cfg` are on.
+// The features of `--check-cfg` are declared, the ones of `--cfg` are on.
 fn read(arguments: impl Iterator<Item = String>) -> Vec<String> {
     let mut features = Vec::new();
     let mut option = String::new();

@@ -111,7 +111,7 @@ fn dtypes_without_cache(spec: &Spec) -> Vec<Fault> {
         .collect()
 }
 
-// What a sparse call brings, on a backend that is given none.
+// Features of sparse calls, on a backend that is given none.
 fn features_of_lists(spec: &Spec) -> Vec<Fault> {
     if spec.phase == Phase::Decode && spec.sparse.text != "never" {
         return Vec::new();

@@ -28,7 +28,7 @@ impl Fault {
         }
     }
 
-    /// What is wrong with a text, in which a key's tables may find what was meant.
+    /// The fault of a text, in which a key's tables may find what was meant.
     pub(crate) fn of(text: &str, accepted: impl Into<String>) -> Self {
         Self {
             text: Some(text.to_owned()),

@@ -46,7 +46,7 @@ pub(crate) struct Place {
     pub(crate) head: TokenStream,
     pub(crate) phase: Phase,
     pub(crate) self_type: Type,
-    /// Whether it has parameters, which is an error of its own; without them the rest of the block
+    /// True if it has parameters, which is an error of its own; without them the rest of the block
     /// makes no sense.
     pub(crate) generic: bool,
     pub(crate) body: Group,
@@ -120,7 +120,7 @@ impl Place {
         }
     }
 
-    /// Whether the body has no spec of its own: in every build (`Some` of nothing), or where what
+    /// `Some` if the body has no spec of its own: in every build (of nothing), or where what
     /// its `#[cfg(…)]` ask for is not all given. `None` where it always has one.
     pub(crate) fn misses_spec(&self) -> Option<Option<TokenStream>> {
         match self.constant("SPEC") {
@@ -157,7 +157,7 @@ impl Place {
     }
 }
 
-// Whether the arguments of a type's name leave one type, whose own name it is.
+// True if the arguments of a type's name leave one type, whose own name it is.
 fn has_one_instance(arguments: &PathArguments) -> bool {
     match arguments {
         PathArguments::None => true,
@@ -309,7 +309,7 @@ impl ImplBlock {
             generic: parameters == Parameters::Types,
             body: self.body,
         };
-        // What is reported is mended, so that the compiler does not report it again.
+        // Reported faults are mended, so that the compiler does not report it again.
         if !errors.is_empty() {
             let mut clause = self.generics.where_clause.to_token_stream();
             if let Parameters::Lifetimes(names) = parameters {

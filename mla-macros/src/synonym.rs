@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use crate::key::{self, Key};
 use crate::value;
 
-/// What is meant by a text that a key does not take.
+/// The meaning of a text that a key does not take.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Meant {
     /// This value.
@@ -324,7 +324,7 @@ fn normal(text: &str) -> String {
         .replace('-', "_")
 }
 
-/// What the tables say of a value.
+/// The meaning of a value in the tables.
 pub(crate) fn of_value(key: &Key, text: &str) -> Option<Meant> {
     let (plain, normal) = (text.trim().to_lowercase(), normal(text));
     let (_, table) = VALUES.iter().find(|(other, _)| other == key)?;
@@ -333,7 +333,7 @@ pub(crate) fn of_value(key: &Key, text: &str) -> Option<Meant> {
     Some(meant.clone())
 }
 
-/// What the tables say of a key: the one that is meant, if it is one, and by its name or with its
+/// The meaning of a key in the tables: the one that is meant, if it is one, and by its name or with its
 /// value.
 pub(crate) fn of_key(name: &str) -> Option<(Option<Key>, Meant)> {
     let name = normal(name);

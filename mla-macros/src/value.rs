@@ -25,7 +25,7 @@ pub(crate) fn name(text: &str, faults: &mut Vec<Fault>) -> String {
     text.to_owned()
 }
 
-/// What is wrong with a name that stands for something else.
+/// The fault of a name that stands for something else.
 pub(crate) fn reserved(name: &str) -> Option<Fault> {
     let given = format!("{}, which stands for backends of any name", quoted(name));
     let is_reserved = RESERVED_NAMES.contains(&name);
@@ -56,7 +56,7 @@ pub(crate) fn feature(text: &str, faults: &mut Vec<Fault>) -> Vec<String> {
     })
 }
 
-/// What is wrong with a feature that the package does not have which has `declared`. Of a package
+/// The fault of a feature that the package does not have which has `declared`. Of a package
 /// without features, only one that was meant for another key: the compiler warns of the others.
 pub(crate) fn undeclared(feature: &String, declared: &[String]) -> Option<Fault> {
     if declared.contains(feature) {
@@ -138,7 +138,7 @@ pub(crate) fn explained(key: &Key, whole: &str, fault: Fault) -> Fault {
         return fault;
     };
     match meant(key, text) {
-        // Of a list, it may be a value that stands alone.
+        // An element of a list may mean a value that stands alone.
         Some(Meant::Value(value)) if text != whole.trim_matches(' ') && is_alone(key, &value) => {
             fault.hint(format!("`{value}` stands alone"))
         }
@@ -159,7 +159,7 @@ fn is_alone(key: &Key, value: &str) -> bool {
     value == "any" || matches!(*key, key::HEADS if value.contains("..")) || value.starts_with('x')
 }
 
-/// What is meant by a text that `key` does not take.
+/// The meaning of a text that `key` does not take.
 pub(crate) fn meant(key: &Key, text: &str) -> Option<Meant> {
     let value = |value: String| Meant::Value(value.into());
     let accepted = |text: String| accepts(key, &text).then_some(text);
@@ -173,7 +173,7 @@ pub(crate) fn meant(key: &Key, text: &str) -> Option<Meant> {
         })
 }
 
-// What the form of the text says, key by key.
+// The meaning of the form of a text, key by key.
 fn spelled(key: &Key, text: &str) -> Option<Meant> {
     match *key {
         key::SM => capability::meant(text).map(|set| Meant::Value(set.to_string().into())),
@@ -245,7 +245,7 @@ mod tests {
             Some("did you mean `sm90`?")
         );
         assert_eq!(hint("fast", &["sm80"]).as_deref(), Some(""));
-        // Of no declared feature, it is not known whether the compiler was told.
+        // A package without features: the compiler was perhaps not told.
         assert_eq!(hint("sm90", &[]), None);
         let other_key = "what a backend can do is another key: write `features = \"sinks\"`";
         assert_eq!(hint("sinks", &[]).as_deref(), Some(other_key));

@@ -22,7 +22,7 @@ impl DecodeBackend for Other {
     decode_body!(common::Bytes<false>);
 }
 
-// As if it were another crate's: within one, the compiler refuses a second claim.
+// Stands for another crate's: within one, the compiler refuses a second claim.
 const _: () = {
     mla_runtime::private::link! { <Other as DecodeBackend>::ENTRY.named("CLAIMED") }
 };

@@ -580,7 +580,7 @@ impl BackendSpec {
         }
     }
 
-    /// What a step may ask for, against the steps that there are.
+    /// Requests of a step, against the steps that there are.
     const fn check_step(&self) {
         let single = matches!(self.query_len, QueryLen::Single);
         assert!(

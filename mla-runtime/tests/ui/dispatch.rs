@@ -25,7 +25,7 @@ impl DecodeBackend for Hopper {
 
 struct Later;
 
-// As another crate's: within one, the compiler refuses a second claim of a name.
+// Stands for another crate's: within one, the compiler refuses a second claim of a name.
 impl DecodeBackend for Later {
     decode_body!(common::Bytes);
     const SPEC: mla_runtime::spec::BackendSpec = <Hopper as DecodeBackend>::SPEC;
