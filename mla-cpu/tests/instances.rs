@@ -19,7 +19,7 @@ use mla_runtime::{Error, Result};
 const DIMS: MlaDims = MlaDims::new(16, HeadDims::new(8, 8, 8));
 const ROW: usize = 24;
 const PAGE: usize = 64;
-// So long that few units are divided among the threads.
+// Long enough for few units to be divided among the threads.
 const LEN: usize = 4096;
 const MANY: usize = 64;
 
@@ -116,7 +116,7 @@ fn a_decode_refuses_the_state_of_another_problem() {
     // Another instance of the same problem shares it.
     let same = CpuDecode::new(&cpu, &config(MANY)).unwrap();
     right(run(&many, MANY, &mut state(&same)), 0.25);
-    // So does a device of another number of threads.
+    // A device of another number of threads shares it, too.
     let alone = Cpu::with_pool(Arc::new(
         rayon::ThreadPoolBuilder::new()
             .num_threads(1)
@@ -184,7 +184,7 @@ fn selected_backends_refuse_states_and_metadata_of_another_problem() {
     prepares(&cpu, &prefill[1], [&prefill[0], &prefill[1]]);
 }
 
-/// What safe code can reach alone.
+/// The part that safe code can reach.
 fn prepares<S>(cpu: &Cpu, backend: &S, [other, own]: [&S; 2])
 where
     S: PrefillStage<Device = Cpu, State = Opaque, Metadata = Opaque>,

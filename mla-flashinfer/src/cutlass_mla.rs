@@ -284,7 +284,7 @@ impl Step<'_, '_> {
 
     /// # Safety
     ///
-    /// As [`DecodeBackend::decode`], of the step's batch.
+    /// The contract of [`DecodeBackend::decode`], of the step's batch.
     unsafe fn split(&self, absorbed: &Absorbed<'_>, cache: &Cache<'_>) -> Result<()> {
         let (state, layout, element) = (self.state, cache.layout(), self.element());
         let wide = |stride: usize| stride as i64;
@@ -323,7 +323,7 @@ impl Step<'_, '_> {
 
     /// # Safety
     ///
-    /// As [`DecodeBackend::decode`], of the step's batch, which was divided before.
+    /// The contract of [`DecodeBackend::decode`], of the step's batch, which was divided before.
     unsafe fn attend(&self, keys: Keys) -> Result<()> {
         let (state, config) = (self.state, &self.backend.config);
         let row = LATENT + ROPE;
@@ -363,7 +363,7 @@ impl Step<'_, '_> {
 
     /// # Safety
     ///
-    /// As [`DecodeBackend::decode`], of the step's batch, which was attended to before.
+    /// The contract of [`DecodeBackend::decode`], of the step's batch, which was attended to before.
     unsafe fn merge(&self, absorbed: Absorbed<'_>) -> Result<()> {
         let (state, out) = (self.state, absorbed.out);
         let (lse, lse_head_stride) = match absorbed.lse {

@@ -184,7 +184,7 @@ impl FlashInfer {
 
     /// # Safety
     ///
-    /// As [`PrefillBackend::prefill`].
+    /// The contract of [`PrefillBackend::prefill`].
     unsafe fn attend(
         &self,
         device: &Cuda,

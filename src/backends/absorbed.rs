@@ -215,7 +215,7 @@ pub(super) fn state(
 
 /// # Safety
 ///
-/// As [`DecodeBackend::decode`](mla_runtime::backend::DecodeBackend::decode).
+/// The contract of [`DecodeBackend::decode`](mla_runtime::backend::DecodeBackend::decode).
 pub(super) unsafe fn decode(
     kernel: impl DenseKernel,
     config: &LayerConfig,

@@ -72,7 +72,7 @@ pub(super) fn state(
 
 /// # Safety
 ///
-/// As [`PrefillBackend::prefill`](mla_runtime::backend::PrefillBackend::prefill).
+/// The contract of [`PrefillBackend::prefill`](mla_runtime::backend::PrefillBackend::prefill).
 pub(super) unsafe fn prefill(
     kernel: impl ExpandedKernel,
     config: &LayerConfig,

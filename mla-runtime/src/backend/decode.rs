@@ -181,7 +181,7 @@ pub trait DecodeStage: Send + Sync + 'static {
     ///
     /// # Safety
     ///
-    /// As [`DecodeBackend::decode`].
+    /// The contract of [`DecodeBackend::decode`].
     ///
     /// # Errors
     ///
@@ -370,7 +370,7 @@ trait DecodeObject<D: Device>: Send + Sync {
     ) -> Result<()>;
     /// # Safety
     ///
-    /// As [`DecodeBackend::decode`].
+    /// The contract of [`DecodeBackend::decode`].
     unsafe fn decode(
         &self,
         device: &D,

@@ -167,7 +167,7 @@ pub trait PrefillStage: Send + Sync + 'static {
     ///
     /// # Safety
     ///
-    /// As [`PrefillBackend::prefill`].
+    /// The contract of [`PrefillBackend::prefill`].
     ///
     /// # Errors
     ///
@@ -347,7 +347,7 @@ trait PrefillObject<D: Device>: Send + Sync {
     ) -> Result<()>;
     /// # Safety
     ///
-    /// As [`PrefillBackend::prefill`].
+    /// The contract of [`PrefillBackend::prefill`].
     unsafe fn prefill(
         &self,
         device: &D,
