@@ -51,6 +51,11 @@ __device__ __forceinline__ void put_statistics(typename C::Statistics& statistic
     statistics.rows.sum[row] = sum * C::kUnlift;
 }
 
+// The state of a softmax that has no scales, or whose operands fit them.
+struct NoUnit {};
+template <class C>
+using UnitOf = std::conditional_t<C::kScaleUnits, ScaleUnit, NoUnit>;
+
 // What a softmax needs to know of a KV tile.
 struct TileFacts {
     // Its first token, counted from the request's first.
@@ -184,7 +189,7 @@ class RegisterSoftmax {
     float4* scores_;
     int column_group_, parity_ = 0;
     RowState rows_[2];
-    ScaleUnit unit_;
+    UnitOf<C> unit_;
     float rescale_[2] = {1.f, 1.f};
     uint32_t p_[C::kTokens / 16][4];
 };
@@ -200,7 +205,7 @@ class SharedSoftmax {
 
     __device__ void begin_item() {
         row_ = RowState{};
-        unit_ = ScaleUnit{};
+        unit_ = {};
     }
 
     __device__ void put(int unit, const Scores<C>& s) {
@@ -262,7 +267,7 @@ class SharedSoftmax {
                     ptx::cvt_rn_x2<typename C::Operand>(scaled.x, scaled.y);
             }
         }
-        return factor != 1.f || by_unit_ != 1.f;
+        return factor != 1.f || (C::kScaleUnits && by_unit_ != 1.f);
     }
 
     // The factor that O has behind its last tile.
@@ -340,7 +345,7 @@ class SharedSoftmax {
     RowState row_;
     // The unit of group lane % 4, and the factor that the last tile's gives the output of this warp's
     // columns.
-    ScaleUnit unit_;
+    UnitOf<C> unit_;
     float by_unit_ = 1.f;
 };
 
