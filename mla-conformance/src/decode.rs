@@ -52,12 +52,52 @@ pub struct DecodeCase {
     pub nan_queries: Vec<[usize; 3]>,
     /// Where rows of the cache are NaN: `[request, position, column]`.
     pub nan_rows: Vec<[usize; 3]>,
+    /// Rewrites the scales of a cache whose groups of latent values have their own.
+    pub group_scales: Option<GroupScales>,
     /// How the queries are given; `None`: as the backend asks for them.
     pub query_format: Option<QueryFormat>,
     /// The way in which it is run.
     pub trial: Trial,
     /// What the random numbers are made from.
     pub seed: u64,
+}
+
+/// Scales that are far apart.
+#[derive(Clone, Copy, Debug)]
+pub struct GroupScales {
+    /// The exponents of the powers of two that multiply the scales of four groups: of 40 rows of a
+    /// request and of the next 40, in turn.
+    pub exponents: [[i32; 4]; 2],
+    /// The exponent of the power of two that multiplies the latent part of queries.
+    pub queries: i32,
+    /// The rotary values of the second, fourth … 40 rows, and negated of the others, where those of
+    /// queries are 1; 0: all are random.
+    pub lead: f64,
+}
+
+impl GroupScales {
+    fn half(token: usize) -> usize {
+        token / 40 % 2
+    }
+
+    // A row of random latent values. Its scales stay powers of two, as the format has them.
+    fn encode(self, random: &mut Random, token: usize, layout: &CacheLayout) -> Vec<u8> {
+        let latent = layout.dims.latent as usize;
+        let half = Self::half(token);
+        let mut row: Vec<f64> = (0..layout.dims.row()).map(|_| random.next()).collect();
+        if self.lead != 0.0 {
+            row[latent..].fill(if half == 1 { self.lead } else { -self.lead });
+        }
+        let scale = f64::from(layout.scale);
+        let mut bytes = reference::encode_row(layout.format, latent, &row, scale);
+        let scales = bytes[latent..][..latent / 128 * 4].chunks_exact_mut(4);
+        for (group, scale) in scales.enumerate() {
+            let by = 2f64.powi(self.exponents[half][group % 4]);
+            let old = f32::from_le_bytes([scale[0], scale[1], scale[2], scale[3]]);
+            scale.copy_from_slice(&((f64::from(old) * by) as f32).to_le_bytes());
+        }
+        bytes
+    }
 }
 
 /// A case's inputs in a device's memory.
@@ -230,6 +270,7 @@ impl DecodeCase {
             lse: true,
             nan_queries: Vec::new(),
             nan_rows: Vec::new(),
+            group_scales: None,
             query_format: None,
             trial: Trial::Once,
             seed: 1,
@@ -631,7 +672,10 @@ fn write_rows(
             let nans = case.nan_rows.iter();
             let own = nans.filter(|nan| nan[..2] == [request, token]);
             let nan: Vec<usize> = own.map(|nan| nan[2]).collect();
-            let bytes = random_row(random, layout, &nan);
+            let bytes = match case.group_scales {
+                Some(scales) => scales.encode(random, token, layout),
+                None => random_row(random, layout, &nan),
+            };
             cache[slot * layout.row_stride..][..bytes.len()].copy_from_slice(&bytes);
             of_request.push(slot);
         }
@@ -720,6 +764,14 @@ impl Step {
         let tokens: usize = case.query_lens.iter().sum();
         let shape = [tokens, problem.heads as usize, dims.row() as usize];
         let mut query = Tensor::random(&mut random, problem.dtype, shape, Placement::default());
+        if let Some(scales) = case.group_scales {
+            let (by, latent) = (2f64.powi(scales.queries), dims.latent as usize);
+            query.fill(|_, _, k| match k < latent {
+                true => random.next() * by,
+                false if scales.lead != 0.0 => 1.0,
+                false => random.next(),
+            });
+        }
         for nan in &case.nan_queries {
             query.set(*nan, f64::NAN);
         }
@@ -833,7 +885,9 @@ impl Step {
                         reference::left_by_sink(f64::from(sinks[h]), want_lse)
                     });
                     let want: Vec<f64> = want.iter().map(|value| value * left).collect();
-                    written.check_row(spec, first + t, h, &want, want_lse)?;
+                    // The columns that are held to the largest value of theirs.
+                    let group = case.group_scales.map(|_| 128);
+                    written.check_row(spec, first + t, h, &want, want_lse, group)?;
                 }
             }
         }

@@ -45,7 +45,7 @@ mod trial;
 
 pub use cases::{decode, decode_entry, prefill, prefill_entry};
 pub use data::{Bits, tolerance};
-pub use decode::DecodeCase;
+pub use decode::{DecodeCase, GroupScales};
 pub use failure::{Failure, Promise};
 pub use prefill::PrefillCase;
 pub use topic::{DecodeTopic, PrefillTopic};
@@ -85,6 +85,7 @@ macro_rules! decode_conformance {
             empty_batches => EmptyBatches,
             nan_queries => NanQueries,
             nan_rows => NanRows,
+            group_scales => GroupScales,
             slot_lists => SlotLists,
             dense_requests => DenseRequests,
             second_cache => SecondCache,

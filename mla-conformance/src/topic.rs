@@ -56,6 +56,9 @@ topics! {
         /// A NaN in a cache row: in the outputs of those that see the row, and in no other, where
         /// the spec promises that.
         NanRows = "nan_rows",
+        /// Groups of latent values whose scales are far apart, in a row and from row to row, where
+        /// the spec has a cache format with such: each group's outputs are held to its own largest.
+        GroupScales = "group_scales",
         /// Lists of slots, where the spec has them.
         SlotLists = "slot_lists",
         /// Requests of a sparse call that attend to all of their tokens, where the spec has them.

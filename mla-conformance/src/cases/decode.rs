@@ -3,13 +3,14 @@
 use mla_runtime::backend::{DecodeBackend, Entry, SelectedDecode};
 use mla_runtime::device::Device;
 use mla_runtime::feature::Feature;
+use mla_runtime::kv_format::KvFormat;
 use mla_runtime::problem::Problem;
 use mla_runtime::spec::{GraphSupport, QueryLen};
 
 use super::{Cases, registry, unregistered};
 use crate::data::config;
 use crate::topic::DecodeTopic;
-use crate::{DecodeCase, Failure, Trial};
+use crate::{DecodeCase, Failure, GroupScales, Trial};
 
 /// Runs every case of a topic that the backend's spec accepts on the device.
 ///
@@ -88,6 +89,7 @@ impl Cases<'_, DecodeCase> {
             }
             DecodeTopic::NanQueries => self.nan_queries(),
             DecodeTopic::NanRows => self.nan_rows(),
+            DecodeTopic::GroupScales => self.group_scales(),
             DecodeTopic::SlotLists => self.slot_lists(),
             DecodeTopic::DenseRequests => self.dense_requests(),
             DecodeTopic::SecondCache => self.second_cache(),
@@ -223,6 +225,40 @@ impl Cases<'_, DecodeCase> {
                 ..DecodeCase::new(problem, &[3, 70, 300])
             })
         })
+    }
+
+    fn group_scales(&self) -> Result<(), Failure> {
+        let dtypes = self.accepted.spec.dtypes.iter();
+        let both = dtypes.flat_map(|dtype| [false, true].map(|sparse| (*dtype, sparse)));
+        let problems = self.accepted.with(both.collect(), |p, (dtype, sparse)| {
+            (p.dtype, p.sparse, p.kv_format) = (dtype, sparse, KvFormat::Fp8DsMla);
+        });
+        for (problem, far) in problems
+            .iter()
+            .flat_map(|p| [-10, -20, -30].map(|far| (*p, far)))
+        {
+            // Near the greatest number of f16, or so that the smallest is not below its least.
+            let top = 12.min(-14 - far);
+            let (low, middle) = (top + far, top + far / 2);
+            let check = |exponents, lead| {
+                self.check(DecodeCase {
+                    group_scales: Some(GroupScales {
+                        exponents,
+                        queries: -top,
+                        lead,
+                    }),
+                    ..DecodeCase::new(problem, &[150, 90, 17, 1])
+                })
+            };
+            check([[top, low, top, middle]; 2], 0.0)?;
+            let rows = [[low; 4], [top, top, top, low]];
+            check(rows, 0.0)?;
+            // Nearly all weight is that of rows with small scales.
+            if far >= -20 {
+                check([rows[1], rows[0]], 2.0)?;
+            }
+        }
+        Ok(())
     }
 
     fn slot_lists(&self) -> Result<(), Failure> {

@@ -1,0 +1,93 @@
+//! Numbers at the ends of their ranges on their way through a cache: docs/numbers.md.
+
+use half::f16;
+use mla_cpu::Cpu;
+use mla_runtime::cache::{BlockTable, CacheLayout, CacheMut, CacheRef};
+use mla_runtime::device::{Device, GatherRows};
+use mla_runtime::dims::{HeadDims, MlaDims};
+use mla_runtime::dtype::Element;
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
+
+const LATENT: usize = 128;
+
+/// The latent part of one row, written to a cache and gathered.
+fn through<To: Element + Default + Clone>(
+    format: KvFormat,
+    scale: f32,
+    first: &[f32],
+) -> (Vec<u8>, Vec<To>) {
+    let dims = MlaDims::new(LATENT as u32, HeadDims::new(8, 2, 8));
+    let mut layout = CacheLayout::contiguous(dims, format, 1, 1);
+    layout.scale = scale;
+    let mut bytes = vec![0u8; layout.page_stride];
+    let mut latent = vec![1.0f32; LATENT];
+    latent[..first.len()].copy_from_slice(first);
+    let cpu = Cpu::new();
+    cpu.write_cache(
+        TensorRef::from_slice(&latent, [1, 1, LATENT]).unwrap(),
+        TensorRef::from_slice(&[1.0f32; 2], [1, 1, 2]).unwrap(),
+        ArrayRef::from_slice(&[0i64]),
+        CacheMut::new(&mut bytes[..], layout).unwrap(),
+    )
+    .unwrap();
+    let mut gathered = vec![To::default(); LATENT];
+    let mut rope = vec![To::default(); 2];
+    cpu.gather_cache(
+        CacheRef::new(&bytes[..], layout).unwrap(),
+        GatherRows::new(
+            BlockTable::new(ArrayRef::from_slice(&[0]), 1, 1).unwrap(),
+            ArrayRef::from_slice(&[0]),
+            ArrayRef::from_slice(&[0, 1]),
+            1,
+        ),
+        TensorMut::from_slice(&mut gathered, [1, 1, LATENT]).unwrap(),
+        TensorMut::from_slice(&mut rope, [1, 1, 2]).unwrap(),
+    )
+    .unwrap();
+    (bytes, gathered)
+}
+
+#[test]
+fn a_quantised_cache_saturates_and_keeps_nan() {
+    let given = [f32::INFINITY, f32::NEG_INFINITY, 1e6, f32::NAN, 1e-9, 2e-3];
+    let (_, got) = through::<f32>(KvFormat::Fp8, 1.0, &given);
+    assert_eq!(got[..3], [448.0, -448.0, 448.0]);
+    assert!(got[3].is_nan());
+    // Below half of the least code, and the least.
+    assert_eq!(got[4..7], [0.0, 2f32.powi(-9), 1.0]);
+}
+
+#[test]
+fn a_nan_leaves_its_group_and_an_infinity_all_of_its_range() {
+    let (_, got) = through::<f32>(KvFormat::Fp8DsMla, 1.0, &[f32::NAN, 100.0]);
+    assert!(got[0].is_nan());
+    assert_eq!(got[1..3], [96.0, 1.0]);
+
+    let (bytes, got) = through::<f32>(KvFormat::Fp8DsMla, 1.0, &[f32::INFINITY]);
+    let scale = f32::from_le_bytes(bytes[LATENT..LATENT + 4].try_into().unwrap());
+    assert!(scale.is_finite() && scale > 1e35, "{scale}");
+    assert_eq!(got[..2], [448.0 * scale, 0.0]);
+}
+
+#[test]
+fn a_cache_of_16_bits_overflows_to_infinity_and_keeps_subnormals() {
+    let least = 2f32.powi(-24);
+    let given = [65519.0, -65520.0, 3.0 * least, least / 2.0, f32::NAN];
+    let (_, got) = through::<f32>(KvFormat::F16, 1.0, &given);
+    assert_eq!(got[..4], [65504.0, f32::NEG_INFINITY, 3.0 * least, 0.0]);
+    assert!(got[4].is_nan());
+    let given = [f32::MAX, f32::MIN_POSITIVE / 2.0];
+    let (_, got) = through::<f32>(KvFormat::BF16, 1.0, &given);
+    assert_eq!(got[..2], [f32::INFINITY, f32::MIN_POSITIVE / 2.0]);
+}
+
+#[test]
+fn gathers_to_f16_overflow_to_infinity_and_keep_subnormals() {
+    let (_, got) = through::<f16>(KvFormat::Fp8, 1024.0, &[448.0 * 1024.0, 32.0 * 1024.0]);
+    assert_eq!(got[..2], [f16::INFINITY, f16::from_f32(32768.0)]);
+    let scale = 2f32.powi(-20);
+    let (_, got) = through::<f16>(KvFormat::Fp8, scale, &[3.0 * scale, 2f32.powi(-6) * scale]);
+    // Three times 2^-20 is a subnormal, and 2^-26 is nothing.
+    assert_eq!(got[..2], [f16::from_bits(48), f16::ZERO]);
+}
