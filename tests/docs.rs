@@ -148,6 +148,7 @@ fn the_manuals_keep_to_120_columns() {
         "docs/glossary.md",
         "docs/kernel-build.md",
         "docs/new-backend.md",
+        "docs/numbers.md",
         "mla-candle/README.md",
     ] {
         let text = fs::read_to_string(root().join(page)).unwrap();
@@ -160,6 +161,29 @@ fn the_manuals_keep_to_120_columns() {
                 "{page}:{} has {width} columns",
                 index + 1
             );
+        }
+    }
+}
+
+/// Each row of the table ends with the names of tests and of topics.
+#[test]
+fn the_page_about_numbers_names_tests_that_exist() {
+    let page = fs::read_to_string(root().join("docs/numbers.md")).unwrap();
+    let topics = fs::read_to_string(root().join("mla-conformance/src/topic.rs")).unwrap();
+    let all: Vec<String> = ["tests", "mla-cpu"]
+        .iter()
+        .flat_map(|folder| sources(&root().join(folder)))
+        .map(|path| fs::read_to_string(path).unwrap())
+        .collect();
+    let rows = page.lines().filter(|line| line.starts_with('|')).skip(2);
+    for row in rows {
+        let tests = row.trim_end_matches(" |").rsplit(" | ").next().unwrap();
+        let names: Vec<&str> = tests.split('`').skip(1).step_by(2).collect();
+        assert!(!names.is_empty(), "{row}");
+        for name in names.into_iter().filter(|name| !name.contains('/')) {
+            let exists = topics.contains(&format!("\"{name}\""))
+                || all.iter().any(|text| text.contains(&format!("fn {name}(")));
+            assert!(exists, "{name}");
         }
     }
 }
