@@ -539,7 +539,8 @@ impl PartialResults {
 
     /// # Safety
     ///
-    /// The caller keeps the contract of [`merge_unchecked`](Self::merge_unchecked), of tensors that [`check`](Self::check) takes.
+    /// The caller keeps the contract of [`merge_unchecked`](Self::merge_unchecked), of tensors that
+    /// [`check`](Self::check) takes.
     unsafe fn enqueue_merge(
         &mut self,
         communicator: &Communicator,

@@ -96,8 +96,8 @@ impl Cuda {
     ///
     /// # Errors
     ///
-    /// The error of `record`, or the driver's: where something was called that cannot be captured, such
-    /// as an allocation, a copy to the host or a wait.
+    /// The error of `record`, or the driver's: where something was called that cannot be captured,
+    /// such as an allocation, a copy to the host or a wait.
     pub fn capture(&self, record: impl FnOnce(&Self) -> Result<()>) -> Result<Graph> {
         let capture = Capture::begin(self)?;
         record(self)?;

@@ -88,7 +88,8 @@ impl Cuda {
     /// # use mla_kernels::runtime::device::Device as _;
     /// # use mla_kernels::runtime::tensor::{Layout, TensorMut, TensorRef};
     /// # use mla_kernels::device::cudarc::driver::CudaSlice;
-    /// # fn copy(gpu: &Cuda, from: &CudaSlice<f32>, to: &mut CudaSlice<f32>, layout: Layout) -> Result<()> {
+    /// # type Slice = CudaSlice<f32>;
+    /// # fn copy(gpu: &Cuda, from: &Slice, to: &mut Slice, layout: Layout) -> Result<()> {
     /// gpu.lending(|loans| {
     ///     let (from, to) = (loans.lend(from)?, loans.lend_mut(to)?);
     ///     gpu.copy(TensorRef::new(from, layout)?, TensorMut::new(to, layout)?)

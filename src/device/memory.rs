@@ -18,8 +18,8 @@ use super::stream::{self, StreamId};
 ///
 /// It is a plain allocation, at one address for its whole life: what a captured graph needs, and
 /// peer access and NCCL as well. Freeing waits for the stream on which it was allocated. Where it
-/// cannot wait, as while the stream captures a graph, the memory is not freed, and a `tracing` event
-/// says so.
+/// cannot wait, as while the stream captures a graph, the memory is not freed, and a `tracing`
+/// event says so.
 pub struct Buffer {
     address: u64,
     len: usize,
@@ -74,8 +74,8 @@ impl Account {
     }
 }
 
-/// The meaning of an allocation's failure: mostly, that too little memory is free. A size that no GPU
-/// has is an invalid value to some drivers.
+/// The meaning of an allocation's failure: mostly, that too little memory is free. A size that no
+/// GPU has is an invalid value to some drivers.
 fn not_allocated(len: usize) -> impl FnOnce(DriverError) -> Error {
     move |error| match error.0 {
         CUresult::CUDA_ERROR_OUT_OF_MEMORY | CUresult::CUDA_ERROR_INVALID_VALUE => {

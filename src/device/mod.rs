@@ -10,8 +10,8 @@
 //! A handle is a context and a stream, and its memory belongs to that stream: buffers, loans, and
 //! what is made from them (views, workspaces, graphs). Nothing orders two streams, so every
 //! operation and every layer refuses memory of another one, by the name of the field. Two handles
-//! of the same stream are one. Memory that two streams share is lent to each by [`Bytes::from_raw`],
-//! whose caller orders them.
+//! of the same stream are one. Memory that two streams share is lent to each by
+//! [`Bytes::from_raw`], whose caller orders them.
 //!
 //! Everything is enqueued on the device's own stream and returns at once, except
 //! [`download`](mla_runtime::device::Memory::download),
