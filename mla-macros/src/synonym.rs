@@ -333,7 +333,7 @@ pub(crate) fn of_value(key: &Key, text: &str) -> Option<Meant> {
     Some(meant.clone())
 }
 
-/// The meaning of a key in the tables: the one that is meant, if it is one, and by its name or with its
+/// The meaning of a key in the tables: the key, if it is one, and its name or a sentence with its
 /// value.
 pub(crate) fn of_key(name: &str) -> Option<(Option<Key>, Meant)> {
     let name = normal(name);
