@@ -122,24 +122,25 @@ unsafe impl Unit for Amx {
 }
 
 fn detect() -> bool {
-    if !PairVectors::detect() || __cpuid(0).eax < 7 {
-        return false;
-    }
-    // Leaf 7, edx: bit 22 is AMX-BF16, bit 24 AMX-TILE.
-    let features = __cpuid_count(7, 0).edx;
-    if features & (1 << 22) == 0 || features & (1 << 24) == 0 {
-        return false;
-    }
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
     const XFEATURE_XTILEDATA: libc::c_long = 18;
-    // SAFETY: this call asks for the permission to use the tile registers and touches no memory;
-    // where the kernel does not know it, it returns an error.
+    // Bits of edx in leaf 7.
+    const AMX_BF16: u32 = 1 << 22;
+    const AMX_TILE: u32 = 1 << 24;
+    if !PairVectors::detect() {
+        return false;
+    }
+    // SAFETY: every x86-64 processor has the instruction `cpuid`. The call asks for the permission to
+    // use the tile registers and touches no memory; where the kernel does not know it, it returns an
+    // error.
     unsafe {
-        libc::syscall(
-            libc::SYS_arch_prctl,
-            ARCH_REQ_XCOMP_PERM,
-            XFEATURE_XTILEDATA,
-        ) == 0
+        __cpuid(0).eax >= 7
+            && __cpuid_count(7, 0).edx & (AMX_BF16 | AMX_TILE) == AMX_BF16 | AMX_TILE
+            && libc::syscall(
+                libc::SYS_arch_prctl,
+                ARCH_REQ_XCOMP_PERM,
+                XFEATURE_XTILEDATA,
+            ) == 0
     }
 }
 

@@ -118,12 +118,12 @@ macro_rules! products {
                     let next: [*const u32; K] = std::array::from_fn(|i| key(first + K + i));
                     let mut sums = [_mm512_setzero_ps(); K];
                     for step in (0..steps).step_by(2 * U) {
-                        for next in next {
-                            _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(step).cast());
-                        }
                         // SAFETY: every key has `steps` entries, whole sixteens of them, and the
-                        // queries half as many registers.
+                        // queries half as many registers. A prefetch takes any address.
                         unsafe {
+                            for next in next {
+                                _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(step).cast());
+                            }
                             let vectors: [__m512; U] = std::array::from_fn(|u| {
                                 _mm512_loadu_ps(queries.add((step / 2 + u) * LANES))
                             });
@@ -164,14 +164,15 @@ macro_rules! products {
                     let mut sums = [[_mm512_setzero_ps(); G]; K];
                     let mut step = 0;
                     while step < steps {
-                        // The next keys, which come from memory, a line of each.
-                        for next in next {
-                            let line = next.wrapping_add(step);
-                            _mm_prefetch::<_MM_HINT_T0>(line.cast());
-                        }
                         let end = steps.min(step + LANES);
-                        // SAFETY: `step + U` and `step + 1` are at most `steps`.
+                        // SAFETY: `step + U` and `step + 1` are at most `steps`. A prefetch takes any
+                        // address.
                         unsafe {
+                            // The next keys, which come from memory, a line of each.
+                            for next in next {
+                                let line = next.wrapping_add(step);
+                                _mm_prefetch::<_MM_HINT_T0>(line.cast());
+                            }
                             while step + U <= end {
                                 add_scores::<G, K, U>(&now, step, queries, steps, &mut sums);
                                 step += U;
