@@ -10,8 +10,9 @@ use crate::figures::counted;
 /// A kernel, and what the driver loaded for it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub(crate) struct Loaded {
-    /// Its name in the machine code, as the C++ compiler mangled it.
-    pub(crate) symbol: String,
+    /// Its name in the machine code, as the C++ compiler mangled it. Drivers before CUDA 12.3 do
+    /// not tell it.
+    pub(crate) symbol: Option<String>,
     /// The compute capability that the machine code is for, whether nvcc made it or the driver.
     pub(crate) machine_code: String,
     /// That of the PTX that it was made of.
@@ -32,7 +33,8 @@ impl From<mla_kernels::device::LoadedKernel> for Loaded {
 /// The kernels of a family for which the same was loaded.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct Family {
-    /// `helpers` for those of the device, `others` for those of libraries.
+    /// `helpers` for those of the device, `others` for those of libraries, `unnamed` for those whose
+    /// names the driver does not tell.
     pub(crate) family: String,
     pub(crate) machine_code: String,
     pub(crate) ptx: String,
@@ -48,12 +50,11 @@ pub(crate) fn by_family<'a>(
 ) -> Vec<Family> {
     let mut found: BTreeMap<[&str; 3], Vec<&str>> = BTreeMap::new();
     for kernel in kernels {
-        let family = family_of(&kernel.symbol, families);
+        let symbol = kernel.symbol.as_deref();
+        let family = symbol.map_or("unnamed", |symbol| family_of(symbol, families));
         let symbols = found.entry([family, &kernel.machine_code, &kernel.ptx]);
         let symbols = symbols.or_default();
-        if !symbols.contains(&kernel.symbol.as_str()) {
-            symbols.push(&kernel.symbol);
-        }
+        symbols.extend(symbol.filter(|symbol| !symbols.contains(symbol)));
     }
     found
         .into_iter()
@@ -83,7 +84,10 @@ impl fmt::Display for Family {
             ptx,
             kernels,
         } = self;
-        let count = counted(kernels.len() as u64, "kernel");
+        let count = match kernels.len() {
+            0 => "kernels".to_owned(),
+            number => counted(number as u64, "kernel"),
+        };
         write!(
             f,
             "{family}: {count} with code for {machine_code}, made of PTX for {ptx}"
@@ -97,7 +101,7 @@ mod tests {
 
     fn loaded(symbol: &str, machine_code: &str, ptx: &str) -> Loaded {
         Loaded {
-            symbol: symbol.to_owned(),
+            symbol: Some(symbol.to_owned()),
             machine_code: machine_code.to_owned(),
             ptx: ptx.to_owned(),
         }
@@ -128,6 +132,16 @@ mod tests {
             ]
         );
         assert_eq!(found[2].kernels, [prefill]);
+        // A driver that names no kernel tells what it loaded all the same.
+        let unnamed = Loaded {
+            symbol: None,
+            ..kernels[0].clone()
+        };
+        let line = by_family([&unnamed, &unnamed], &["sm80"])[0].to_string();
+        assert_eq!(
+            line,
+            "unnamed: kernels with code for 9.0, made of PTX for 9.0"
+        );
         // Of a family that the program has not got, nothing is known but that it is ours.
         assert_eq!(by_family(&kernels[..1], &[])[0].family, "helpers");
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use cudarc::driver::sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as THREAD_LOCAL;
-use cudarc::driver::sys::{CUgraph, CUgraphExec, CUgraphInstantiate_flags};
+use cudarc::driver::sys::{self, CUgraph, CUgraphExec};
 use cudarc::driver::{CudaStream, DriverError, result};
 use mla_runtime::error::{Error, Result};
 
@@ -62,7 +62,8 @@ impl Graph {
     pub fn upload(&self) -> Result<()> {
         stream::bind(self.stream.context()).map_err(failed("bind context"))?;
         // SAFETY: graph and stream live.
-        unsafe { result::graph::upload(self.executable, self.stream.cu_stream()) }
+        unsafe { sys::cuGraphUpload(self.executable, self.stream.cu_stream()) }
+            .result()
             .map_err(failed("upload graph"))
     }
 }
@@ -162,9 +163,9 @@ impl<'a> Capture<'a> {
             executable: ptr::null_mut(),
             stream: stream.clone(),
         };
-        // SAFETY: the driver just gave the graph.
-        graph.executable =
-            unsafe { result::graph::instantiate(graph.graph, CUgraphInstantiate_flags(0)) }?;
+        // SAFETY: the driver just gave the graph, and writes to one place that lives.
+        unsafe { sys::cuGraphInstantiateWithFlags(&raw mut graph.executable, graph.graph, 0) }
+            .result()?;
         Ok(Some(graph))
     }
 }

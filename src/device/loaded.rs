@@ -3,14 +3,14 @@
 //! A family has code for several GPUs, and PTX for those that have none. Which of it runs is the
 //! driver's choice, so the driver is asked.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, c_char, c_void};
 use std::{mem, ptr};
 
 use cudarc::driver::DriverError;
 use cudarc::driver::sys::CUfunction_attribute::{
     self, CU_FUNC_ATTRIBUTE_BINARY_VERSION, CU_FUNC_ATTRIBUTE_PTX_VERSION,
 };
-use cudarc::driver::sys::{self, CUfunction, CUgraphNode, CUgraphNodeType};
+use cudarc::driver::sys::{self, CUfunction, CUgraphNode, CUgraphNodeType, CUresult};
 use mla_runtime::capability::Capability;
 use mla_runtime::error::Result;
 
@@ -21,8 +21,9 @@ use super::{Cuda, failed};
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct LoadedKernel {
-    /// Its name in the machine code, as the C++ compiler mangled it.
-    pub symbol: String,
+    /// Its name in the machine code, as the C++ compiler mangled it. Drivers before CUDA 12.3 do
+    /// not tell it.
+    pub symbol: Option<String>,
     /// The GPU that the machine code is for, whether nvcc made it or the driver.
     pub machine_code: Capability,
     /// The GPU that the PTX is for of which it was made.
@@ -89,16 +90,40 @@ fn describe(function: CUfunction) -> std::result::Result<LoadedKernel, DriverErr
         unsafe { sys::cuFuncGetAttribute(&raw mut version, attribute, function) }.result()?;
         Ok::<_, DriverError>(capability(version))
     };
-    let mut name = ptr::null();
-    // SAFETY: as above.
-    unsafe { sys::cuFuncGetName(&raw mut name, function) }.result()?;
-    // SAFETY: the driver gave a string that ends in NUL and lives as long as the function.
-    let symbol = unsafe { CStr::from_ptr(name) };
     Ok(LoadedKernel {
-        symbol: symbol.to_string_lossy().into_owned(),
+        symbol: symbol(function)?,
         machine_code: version(CU_FUNC_ATTRIBUTE_BINARY_VERSION)?,
         ptx: version(CU_FUNC_ATTRIBUTE_PTX_VERSION)?,
     })
+}
+
+/// The driver function that names a function, which is of CUDA 12.3.
+type FunctionName = unsafe extern "C" fn(*mut *const c_char, CUfunction) -> CUresult;
+
+/// Looks the driver function up, since cudarc declares it for CUDA 12.3 and later alone.
+fn function_name() -> Option<FunctionName> {
+    let mut found = ptr::null_mut();
+    let name = c"cuFuncGetName".as_ptr();
+    // SAFETY: the name ends in NUL, the driver writes to one place that lives, and a status need not
+    // be asked for.
+    let result =
+        unsafe { sys::cuGetProcAddress_v2(name, &raw mut found, 12030, 0, ptr::null_mut()) };
+    let exists = result.result().is_ok() && !found.is_null();
+    // SAFETY: the driver gave the address of the function of this name and version, whose type this
+    // is in CUDA's header.
+    exists.then(|| unsafe { mem::transmute::<*mut c_void, FunctionName>(found) })
+}
+
+fn symbol(function: CUfunction) -> std::result::Result<Option<String>, DriverError> {
+    let Some(name_of) = function_name() else {
+        return Ok(None);
+    };
+    let mut name = ptr::null();
+    // SAFETY: the function is loaded, as its graph was instantiated.
+    unsafe { name_of(&raw mut name, function) }.result()?;
+    // SAFETY: the driver gave a string that ends in NUL and lives as long as the function.
+    let name = unsafe { CStr::from_ptr(name) };
+    Ok(Some(name.to_string_lossy().into_owned()))
 }
 
 /// From ten times the major number and the minor one.

@@ -161,7 +161,8 @@ fn check(gpu: &Cuda, family: &str, kernels: &[LoadedKernel]) {
     // `mla::sm80::decode::…`, mangled.
     let namespace = format!("3mla{}{family}", family.len());
     for kernel in kernels {
-        assert!(kernel.symbol.contains(&namespace), "{family}: {kernel:?}");
+        let symbol = kernel.symbol.as_deref().unwrap();
+        assert!(symbol.contains(&namespace), "{family}: {kernel:?}");
         match compiled.machine_code_on(here).filter(|_| !forced) {
             Some((target, of)) => {
                 assert_eq!(kernel.machine_code, of, "{target}: {kernel:?}");
