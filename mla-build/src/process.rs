@@ -35,7 +35,7 @@ pub(crate) fn run(command: &mut Command) -> io::Result<Finished> {
         .stdin(Stdio::null())
         .stdout(writer.try_clone()?)
         .stderr(writer);
-    let child = command.spawn()?;
+    let mut child = command.spawn()?;
     // The command holds the writing ends; they must go, or the reader never sees the end.
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut bytes = Vec::new();

@@ -4,6 +4,7 @@ mod api;
 mod bundle;
 mod cache;
 mod declarations;
+mod engines;
 mod goldens;
 mod kernels;
 mod language;
@@ -41,6 +42,8 @@ enum Chore {
     Goldens(goldens::Arguments),
     /// Write the Rust declarations beside each C header of the kernels, as bindgen makes them.
     Declarations,
+    /// Resolve and check the library beside what engines pin, and with the oldest dependencies.
+    Engines(engines::Arguments),
     /// Compare the public interface of each crate with the checked-in list, or write it anew.
     Api(api::Arguments),
     /// Compare the machine code of two revisions, symbol names aside.
@@ -72,6 +75,7 @@ fn run(chore: Chore) -> anyhow::Result<()> {
         Chore::Kernels(arguments) => kernels::run(&arguments),
         Chore::Cache(arguments) => cache::run(&arguments),
         Chore::Bundle(arguments) => bundle::run(&arguments),
+        Chore::Engines(arguments) => engines::run(&arguments),
         Chore::Goldens(arguments) => goldens::run(&arguments),
         Chore::Declarations => declarations::run(),
         Chore::Api(arguments) => api::run(&arguments),

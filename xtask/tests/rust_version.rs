@@ -1,0 +1,89 @@
+//! The crates that an engine adds to its own ask for no newer Rust than they declare, nor does
+//! anything that they depend on.
+
+use std::collections::{BTreeSet, HashMap};
+
+use cargo_metadata::semver::Version;
+use cargo_metadata::{CargoOpt, DependencyKind, Metadata, MetadataCommand, Package, PackageId};
+
+/// The crates that an engine adds, with every feature.
+const CRATES: [&str; 5] = [
+    "mla-kernels",
+    "mla-runtime",
+    "mla-macros",
+    "mla-build",
+    "mla-cpu",
+];
+
+fn metadata() -> Metadata {
+    MetadataCommand::new()
+        .manifest_path(concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml"))
+        .features(CargoOpt::AllFeatures)
+        // Packages of other systems need not be downloaded.
+        .other_options(
+            ["--locked", "--filter-platform", "x86_64-unknown-linux-gnu"].map(String::from),
+        )
+        .exec()
+        .unwrap()
+}
+
+/// The crates themselves, and everything that they or their build scripts are compiled with.
+fn compiled(metadata: &Metadata) -> Vec<&Package> {
+    let nodes = &metadata.resolve.as_ref().unwrap().nodes;
+    let nodes: HashMap<_, _> = nodes.iter().map(|node| (&node.id, node)).collect();
+    let members = metadata.workspace_packages();
+    let crates = members
+        .iter()
+        .filter(|it| CRATES.contains(&it.name.as_str()));
+    let mut left: Vec<&PackageId> = crates.map(|it| &it.id).collect();
+    assert_eq!(left.len(), CRATES.len());
+    let mut found = BTreeSet::new();
+    while let Some(id) = left.pop() {
+        if found.insert(id) {
+            let used = nodes[id].deps.iter().filter(|dependency| {
+                let mut kinds = dependency.dep_kinds.iter();
+                kinds.any(|it| it.kind != DependencyKind::Development)
+            });
+            left.extend(used.map(|dependency| &dependency.pkg));
+        }
+    }
+    found.into_iter().map(|id| &metadata[id]).collect()
+}
+
+#[test]
+fn an_engine_needs_no_newer_rust_than_is_declared() {
+    let metadata = metadata();
+    let packages = compiled(&metadata);
+    let declared = |name: &str| -> &Version {
+        let package = packages.iter().find(|it| it.name == name).unwrap();
+        let version = package.rust_version.as_ref();
+        version.unwrap_or_else(|| panic!("{name} declares no rust-version"))
+    };
+    let lowest = CRATES.map(declared).into_iter().min().unwrap();
+    // The oldest compiler of an engine that these crates are for.
+    assert!(
+        CRATES
+            .iter()
+            .all(|name| *declared(name) <= Version::new(1, 90, 0))
+    );
+    let newer: Vec<_> = packages
+        .iter()
+        .filter(|it| {
+            it.rust_version
+                .as_ref()
+                .is_some_and(|version| version > lowest)
+        })
+        .map(|it| {
+            format!(
+                "{} {} asks for Rust {}",
+                it.name,
+                it.version,
+                it.rust_version.as_ref().unwrap()
+            )
+        })
+        .collect();
+    assert!(newer.is_empty(), "declared: {lowest}; {newer:#?}");
+    for known in ["wait4", "cudarc", "bindgen", "gemm", "serde_json"] {
+        assert!(packages.iter().any(|it| it.name == known), "{known}");
+    }
+}
