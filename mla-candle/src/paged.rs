@@ -1,6 +1,5 @@
 //! The MLA layer with a cache of its own, on any device.
 
-use mla_runtime::Result;
 use mla_runtime::backend::{
     DecodeBackend, DecodeStage, LayerConfig, PrefillBackend, PrefillStage, StepLimits,
 };
@@ -13,6 +12,7 @@ use mla_runtime::plan::slots::BlockTables;
 use mla_runtime::problem::Problem;
 use mla_runtime::spec::QueryLen;
 use mla_runtime::tensor::{Layout, Shape, TensorMut, TensorRef};
+use mla_runtime::{Named as _, Result};
 
 use crate::config::{Config, Room};
 
@@ -115,20 +115,22 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Paged<P, D> {
         self.workspace.prepare(&self.layer, &batch)?;
         let tokens = span.batch * span.len;
         let layout = |shape: Shape| Layout::contiguous(dtype, shape);
-        let view =
-            |bytes, shape| TensorRef::<P::Device>::new(P::Device::shorten(bytes), layout(shape));
-        let kv_b = view(inputs.kv_b, [1, heads * kv_b, latent])?;
+        let view = |name, bytes, shape| {
+            TensorRef::<P::Device>::new(P::Device::shorten(bytes), layout(shape)).named(name)
+        };
+        let kv_b = view("kv_b_proj", inputs.kv_b, [1, heads * kv_b, latent])?;
         self.layer.forward(
             &mut self.workspace,
             LayerCall::new(
                 Weights::from_checkpoint(kv_b, &config)?,
-                view(inputs.query, [tokens, heads, qk])?,
+                view("query", inputs.query, [tokens, heads, qk])?,
                 [
-                    view(inputs.latent, [tokens, 1, latent])?,
-                    view(inputs.rope, [tokens, 1, rope])?,
+                    view("latent", inputs.latent, [tokens, 1, latent])?,
+                    view("rope", inputs.rope, [tokens, 1, rope])?,
                 ],
                 CacheMut::new(P::Device::bytes_mut(&mut self.cache), self.cache_layout)?,
-                TensorMut::new(P::Device::reborrow(&mut out), layout([tokens, heads, v]))?,
+                TensorMut::new(P::Device::reborrow(&mut out), layout([tokens, heads, v]))
+                    .named("out")?,
             ),
         )
     }

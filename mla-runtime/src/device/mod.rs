@@ -6,7 +6,7 @@ use crate::availability::Availability;
 use crate::cache::{BlockTable, CacheMut, CacheRef};
 use crate::capability::{Platform, Target};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Named as _, Result};
 use crate::lse::{LseConvention, LseMut, LseRef};
 use crate::plan::crossover::{GpuFigures, Machine};
 use crate::rotary::{Rotary, RotaryQuery};
@@ -339,7 +339,8 @@ pub trait Device: Memory {
         let (low, high) = (from.min(to), from.max(to));
         let (below, high) = Self::split_mut(cache.into_bytes(), high * layout.page_stride);
         let (_, low) = Self::split_mut(below, low * layout.page_stride);
-        let (low, high) = (TensorMut::new(low, rows)?, TensorMut::new(high, rows)?);
+        let rows = |bytes| TensorMut::new(bytes, rows).named("cache");
+        let (low, high) = (rows(low)?, rows(high)?);
         match from < to {
             true => self.copy(low.as_ref(), high),
             false => self.copy(high.as_ref(), low),

@@ -127,7 +127,7 @@ use crate::backend::{
     SelectedPrefill, StepLimits,
 };
 use crate::device::{AbsorbedQueries, CacheRows, Device, Memory};
-use crate::error::{Error, Result};
+use crate::error::{Error, Named as _, Result};
 use crate::plan::crossover::{Attention, ExpansionTraffic, Machine, threshold};
 use crate::plan::memory::{self, MemoryNeeds, MemoryPlan};
 use crate::problem::Problem;
@@ -460,6 +460,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         shape: Shape,
     ) -> Result<TensorMut<'a, P::Device>> {
         TensorMut::new(bytes, Layout::contiguous(self.config.problem.dtype, shape))
+            .named("workspace")
     }
 }
 
