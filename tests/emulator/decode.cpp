@@ -116,15 +116,15 @@ void check_roles(const Case& c, unsigned seed, const Room& room = kLarge, int mu
 }
 
 // All configurations of grouped bytes, and both kinds of queries.
-void check_scales(const Case& c, unsigned seed) {
+void check_scales(const Case& c, unsigned seed, int multiprocessors = 6) {
     using B = __nv_bfloat16;
     using H = __half;
     constexpr auto grouped = CacheFormat::e4m3_grouped;
-    check<B, 512, grouped, 1, 1, 16>(c, seed);
-    check<H, 512, grouped, 1, 1, 16>(c, seed);
-    check<H, 512, grouped, 1, 1, 32>(c, seed);
-    check<H, 512, grouped, 2, 1, 16>(c, seed);
-    check<H, 512, grouped, 2, 2, 16>(c, seed);
+    check<B, 512, grouped, 1, 1, 16>(c, seed, kMiddle, multiprocessors);
+    check<H, 512, grouped, 1, 1, 16>(c, seed, kMiddle, multiprocessors);
+    check<H, 512, grouped, 1, 1, 32>(c, seed, kMiddle, multiprocessors);
+    check<H, 512, grouped, 2, 1, 16>(c, seed, kMiddle, multiprocessors);
+    check<H, 512, grouped, 2, 2, 16>(c, seed, kMiddle, multiprocessors);
 }
 
 }  // namespace
@@ -213,6 +213,13 @@ int main(int argc, char** argv) {
         scales.lead = std::ldexp(7.5f, top);
         if (far >= -20) check_scales(scales, seed);
     }
+    // A CTA's items are of requests whose scales are far apart.
+    Case requests = {"scales of requests", 16, {1, 1, 1, 1, 1, 1}, {33, 40, 35, 50, 33, 40}};
+    requests.format = grouped;
+    requests.spread = 0x1p-12f;
+    requests.exponents = {{{12, 12, 12, 12}, {12, 12, 12, 12}}};
+    requests.of_odd_requests = -25;
+    check_scales(requests, seed, 1);
     std::printf("%d failures\n", failures);
     return failures != 0;
 }

@@ -36,6 +36,8 @@ struct Case {
     // Exponents to the base of 2 by which the scales of grouped bytes are multiplied: those of 16 tokens
     // and of the next 16, in turn.
     std::array<std::array<int, 4>, 2> exponents = {};
+    // More of them, for every other request.
+    int of_odd_requests = 0;
     // Unless it is 0, the rotary values of queries are 1, and of cached tokens this, negated in the
     // first, third … 16 tokens: so the others have nearly all the weight.
     float lead = 0.f;
@@ -150,7 +152,8 @@ struct Problem {
                     if (!c.sparse) table[request * max_pages + token / c.page] = page;
                 }
                 const int slot = page * c.page + token % c.page;
-                write_row(cache.data() + offset(slot), token / 16 % 2);
+                write_row(cache.data() + offset(slot), token / 16 % 2,
+                          request % 2 * c.of_odd_requests);
                 if (request == 0 && token == c.nan_token) {
                     const T nan = poison();
                     std::memcpy(cache.data() + offset(slot) + 6, &nan, sizeof(nan));
@@ -166,7 +169,7 @@ struct Problem {
         }
     }
 
-    void write_row(char* row, int half) {
+    void write_row(char* row, int half, int exponent) {
         std::normal_distribution<float> normal;
         const auto wide = [&](char* to, int n, auto type) {
             for (int i = 0; i < n; ++i) {
@@ -180,8 +183,8 @@ struct Problem {
         for (int i = 0; i < bytes; ++i) row[i] = char(e4m3_byte(normal(random_) * spread));
         if (c.format == CacheFormat::e4m3) return;
         for (int group = 0; group < c.latent / 128; ++group) {
-            const float scale =
-                std::ldexp(0.01f * (0.3f + std::fabs(normal(random_))), c.exponents[half][group]);
+            const float scale = std::ldexp(0.01f * (0.3f + std::fabs(normal(random_))),
+                                           c.exponents[half][group] + exponent);
             std::memcpy(row + c.latent + 4 * group, &scale, 4);
         }
         char* rope = row + c.latent + c.latent / 32;

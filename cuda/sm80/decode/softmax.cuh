@@ -74,7 +74,10 @@ class RegisterSoftmax {
         : scores_(reinterpret_cast<float4*>(shared + C::kScoreOffset)),
           column_group_(place.column_group()) {}
 
-    __device__ void begin_item() { rows_[0] = rows_[1] = RowState{}; }
+    __device__ void begin_item() {
+        rows_[0] = rows_[1] = RowState{};
+        unit_ = {};
+    }
 
     __device__ void put(int unit, const Scores<C>& s) {
         const int lane = threadIdx.x & 31;
@@ -175,7 +178,7 @@ class RegisterSoftmax {
 #pragma unroll
         for (const float2& scale : scales) top = fmaxf(top, fmaxf(fabsf(scale.x), fabsf(scale.y)));
         // Every four lanes have all tokens.
-        const float by = unit_.follow<1, 4>(top);
+        const float by = unit_.template follow<1, 4>(top);
         rescale_[0] *= by;
         rescale_[1] *= by;
 #pragma unroll
@@ -310,7 +313,7 @@ class SharedSoftmax {
             own[block] = products.value_scale(stage, block * 8 + lane / 4, group);
             top = fmaxf(top, fabsf(own[block]));
         }
-        by_unit_ = __shfl_sync(~0u, unit_.follow<4, 32>(top), column_group());
+        by_unit_ = __shfl_sync(~0u, unit_.template follow<4, 32>(top), column_group());
         // The last tile's have been read.
         __syncwarp();
 #pragma unroll
