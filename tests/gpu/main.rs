@@ -26,3 +26,5 @@ mod layer;
 mod portable;
 #[cfg(feature = "sm90")]
 mod refusals;
+#[cfg(any(feature = "sm80", feature = "sm90"))]
+mod stress;

@@ -1,0 +1,274 @@
+//! What surrounds a launch under stress: buffers, random contents made on the device, a kernel that
+//! fills shared memory, and a comparison that does not leave the device.
+
+use std::ffi::{CString, c_void};
+use std::sync::Arc;
+
+use cudarc::driver::sys::{CUdevice_attribute, CUdeviceptr, CUfunction, CUfunction_attribute};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, result};
+
+/// Words of shared memory that a CTA of Hopper may ask for.
+const SHARED_WORDS: u32 = 227 * 256;
+
+/// The addresses of a kernel's arguments.
+macro_rules! arguments {
+    ($($argument:expr),*) => {
+        &mut [$((&raw const $argument).cast_mut().cast::<c_void>()),*]
+    };
+}
+
+/// Contents of a buffer, finite in their type and of magnitudes from 2^-4 to 1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Values {
+    Bf16,
+    F16,
+    F32,
+    E4m3,
+    /// Rows of `fp8_ds_mla`: 656 bytes.
+    DsMla,
+}
+
+impl Values {
+    /// The arguments `keep`, `shift`, `vary` and `add` of `fill_random`.
+    fn fields(self) -> [u32; 4] {
+        match self {
+            Self::Bf16 => [0x807f_807f, 1, 0x0180_0180, 0x3d80_3d80],
+            Self::F16 => [0x83ff_83ff, 1, 0x0c00_0c00, 0x2c00_2c00],
+            Self::F32 => [0x807f_ffff, 1, 0x0180_0000, 0x3d80_0000],
+            Self::E4m3 | Self::DsMla => [0x8787_8787, 2, 0x1818_1818, 0x2020_2020],
+        }
+    }
+}
+
+/// A stream and the kernels of `stress.ptx`.
+pub(super) struct Machine {
+    stream: Arc<CudaStream>,
+    fill_shared: CUfunction,
+    fill_random: CUfunction,
+    compare: CUfunction,
+    ctas: u32,
+}
+
+/// Device memory by its address. It lives as long as its owner, [`Memory`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Region {
+    pub(super) address: CUdeviceptr,
+    pub(super) bytes: usize,
+}
+
+impl Region {
+    pub(super) fn pointer<T>(self) -> *mut T {
+        self.address as *mut T
+    }
+}
+
+/// What a case has allocated.
+#[derive(Default)]
+pub(super) struct Memory {
+    slices: Vec<CudaSlice<u8>>,
+}
+
+impl Machine {
+    pub(super) fn new(stream: Arc<CudaStream>) -> Self {
+        let context = stream.context();
+        context.bind_to_thread().unwrap();
+        let source = CString::new(include_str!("stress.ptx")).unwrap();
+        // SAFETY: the image is a text that ends with 0. Its module lives as long as the context.
+        let module = unsafe { result::module::load_data(source.as_ptr().cast()) }.unwrap();
+        let function = |name| {
+            // SAFETY: the module is loaded.
+            unsafe { result::module::get_function(module, CString::new(name).unwrap()) }.unwrap()
+        };
+        let fill_shared = function("fill_shared");
+        // SAFETY: the function is of a loaded module.
+        unsafe {
+            result::function::set_function_attribute(
+                fill_shared,
+                CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                (SHARED_WORDS * 4) as i32,
+            )
+        }
+        .unwrap();
+        let multiprocessors = context
+            .attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+            .unwrap();
+        Self {
+            fill_random: function("fill_random"),
+            compare: function("compare"),
+            fill_shared,
+            ctas: 2 * multiprocessors as u32,
+            stream,
+        }
+    }
+
+    pub(super) fn raw_stream(&self) -> *mut std::ffi::c_void {
+        self.stream.cu_stream().cast()
+    }
+
+    pub(super) fn synchronize(&self) {
+        self.stream.synchronize().unwrap();
+    }
+
+    /// Zeros.
+    pub(super) fn zeros(&self, memory: &mut Memory, bytes: usize) -> Region {
+        let slice = self
+            .stream
+            .alloc_zeros::<u8>(bytes.next_multiple_of(256).max(256))
+            .unwrap();
+        let address = slice.device_ptr(&self.stream).0;
+        memory.slices.push(slice);
+        Region { address, bytes }
+    }
+
+    /// Random elements, a function of the seed.
+    pub(super) fn random(
+        &self,
+        memory: &mut Memory,
+        bytes: usize,
+        values: Values,
+        seed: u32,
+    ) -> Region {
+        let region = self.zeros(memory, bytes);
+        let words = (bytes as u64).div_ceil(4);
+        let [keep, shift, vary, add] = values.fields();
+        let (row, first, last) = match values {
+            Values::DsMla => (164u32, 128u32, 132u32),
+            _ => (0, 0, 0),
+        };
+        let tail = Values::Bf16.fields()[3];
+        // SAFETY: the arguments are those that `stress.ptx` declares, and the words lie in the region,
+        // which is rounded up to 256 bytes.
+        unsafe {
+            self.launch(
+                self.fill_random,
+                0,
+                arguments![
+                    region.address,
+                    words,
+                    seed,
+                    keep,
+                    shift,
+                    vary,
+                    add,
+                    row,
+                    first,
+                    last,
+                    tail
+                ],
+            );
+        }
+        region
+    }
+
+    pub(super) fn upload(&self, memory: &mut Memory, words: &[i32]) -> Region {
+        let region = self.zeros(memory, words.len() * 4);
+        // The copy waits for no stream.
+        self.synchronize();
+        // SAFETY: the region has room for the words, and the copy is over when this returns.
+        unsafe { result::memcpy_htod_sync(region.address, words) }.unwrap();
+        region
+    }
+
+    pub(super) fn upload_long(&self, memory: &mut Memory, words: &[i64]) -> Region {
+        let region = self.zeros(memory, words.len() * 8);
+        self.synchronize();
+        // SAFETY: as above.
+        unsafe { result::memcpy_htod_sync(region.address, words) }.unwrap();
+        region
+    }
+
+    /// Sets all bytes from `from` on to `byte`.
+    pub(super) fn fill(&self, region: Region, from: usize, byte: u8) {
+        if region.bytes > from {
+            // SAFETY: the bytes lie in the region.
+            unsafe {
+                result::memset_d8_async(
+                    region.address + from as CUdeviceptr,
+                    byte,
+                    region.bytes - from,
+                    self.stream.cu_stream(),
+                )
+            }
+            .unwrap();
+        }
+    }
+
+    pub(super) fn copy(&self, from: Region, to: Region) {
+        assert_eq!(from.bytes, to.bytes);
+        // SAFETY: both regions have so many bytes.
+        unsafe {
+            result::memcpy_dtod_async(
+                to.address,
+                from.address,
+                from.bytes,
+                self.stream.cu_stream(),
+            )
+        }
+        .unwrap();
+    }
+
+    /// Enqueues a kernel that leaves a pattern in the shared memory of every SM.
+    pub(super) fn poison(&self, number: u32) {
+        // Zeros, ones, NaN, the least and the most negative word, and random words.
+        let (pattern, hashed) = match number % 7 {
+            0 => (0, 0u32),
+            1 => (u32::MAX, 0),
+            2 => (0x7fc0_7fc0, 0),
+            3 => (1, 0),
+            4 => (0x8000_0000, 0),
+            _ => (number, 1),
+        };
+        let words = SHARED_WORDS;
+        // SAFETY: the arguments are those that `stress.ptx` declares; the CTA has that many words.
+        unsafe {
+            self.launch(
+                self.fill_shared,
+                SHARED_WORDS * 4,
+                arguments![pattern, hashed, words],
+            );
+        }
+    }
+
+    /// Counts words that differ into the counter at `count`.
+    pub(super) fn compare(&self, a: Region, b: Region, count: CUdeviceptr) {
+        assert!(a.bytes == b.bytes && a.bytes.is_multiple_of(4));
+        let words = a.bytes as u64 / 4;
+        // SAFETY: the arguments are those that `stress.ptx` declares, and the words lie in both.
+        unsafe {
+            self.launch(
+                self.compare,
+                0,
+                arguments![a.address, b.address, words, count],
+            );
+        }
+    }
+
+    pub(super) fn download(&self, region: Region) -> Vec<u32> {
+        self.synchronize();
+        let mut words = vec![0u32; region.bytes / 4];
+        // SAFETY: the region has so many words, and nothing writes to it.
+        unsafe { result::memcpy_dtoh_sync(&mut words, region.address) }.unwrap();
+        words
+    }
+
+    /// Enqueues one of the kernels of `stress.ptx`.
+    ///
+    /// # Safety
+    ///
+    /// `arguments` are addresses of values of the types that the kernel declares, in their order, and
+    /// what they say of memory is true.
+    unsafe fn launch(&self, kernel: CUfunction, shared_bytes: u32, arguments: &mut [*mut c_void]) {
+        // SAFETY: as this function's caller owes.
+        unsafe {
+            result::launch_kernel(
+                kernel,
+                (self.ctas, 1, 1),
+                (512, 1, 1),
+                shared_bytes,
+                self.stream.cu_stream(),
+                arguments,
+            )
+        }
+        .unwrap();
+    }
+}
