@@ -235,10 +235,10 @@ impl Cases<'_, DecodeCase> {
         });
         for (problem, far) in problems
             .iter()
-            .flat_map(|p| [-10, -20, -30].map(|far| (*p, far)))
+            .flat_map(|p| [-10, -20].map(|far| (*p, far)))
         {
-            // Near the greatest number of f16, or so that the smallest is not below its least.
-            let top = 12.min(-14 - far);
+            // The smallest is the least normal number of f16.
+            let top = -14 - far;
             let (low, middle) = (top + far, top + far / 2);
             let check = |exponents, lead| {
                 self.check(DecodeCase {
@@ -251,10 +251,11 @@ impl Cases<'_, DecodeCase> {
                 })
             };
             check([[top, low, top, middle]; 2], 0.0)?;
-            let rows = [[low; 4], [top, top, top, low]];
-            check(rows, 0.0)?;
-            // Nearly all weight is that of rows with small scales.
-            if far >= -20 {
+            // Rows as far apart share what brings a row's scales into f16's range on some GPUs.
+            if far >= -10 {
+                let rows = [[low; 4], [top, top, top, low]];
+                check(rows, 0.0)?;
+                // Nearly all weight is that of rows with small scales.
                 check([rows[1], rows[0]], 2.0)?;
             }
         }

@@ -77,9 +77,6 @@ struct Layout {
     // Entries of a list that may wait for their tile.
     static constexpr int kPending = 2 * kTileKeys;
 
-    // Groups of latent values, if these have scales of their own.
-    static constexpr int kGroups = Rows::kScales ? 4 : 0;
-
     struct Small {
         uint64_t full[kSlots], empty[kSlots];
         uint64_t announced[kAnnounced], announced_empty[kAnnounced];
@@ -95,22 +92,21 @@ struct Layout {
         // From the scores to the output, with the probabilities: whether any row's
         // sums are to be multiplied, and by what.
         int any_factor[kProbabilityTiles];
-        // Behind those of the rows, those of groups of latent values: see Scores.
-        alignas(16) float factor[kProbabilityTiles][N + kGroups];
-        // A key's scale of each group of latent values, relative to its largest.
+        alignas(16) float factor[kProbabilityTiles][N];
+        // A key's scale of each group of latent values, relative to its largest, times kRatioLift.
         alignas(16) __half ratio[Rows::kScales ? kProbabilityTiles : 1][4][kTileKeys];
         // Per row: what scores are multiplied by, in units of log2; the reference
         // maximum, and what its last rise multiplies older sums by; what each warp
         // has to say.
         alignas(16) float query_scale[N], reference[N], raised_by[N];
         alignas(16) float of_warp[4 * kScoreGroups][N];
-        float scale_of_warp[4 * kScoreGroups][kGroups > 0 ? kGroups : 1];
+        float scale_of_warp[4 * kScoreGroups];
         // Of a finished item: the maximum (in units of log2), the sum, and what the
         // output is multiplied by; between splits of one item, before the sum
         // divides.
-        alignas(16) float maximum[N], sum[N], inverse[N + kGroups];
+        alignas(16) float maximum[N], sum[N], inverse[N];
         // Of the keys' scales, see Scores.
-        float unit[kGroups > 0 ? kGroups : 1];
+        float unit;
         // What the CTAs of a cluster send each other has come: values; maxima, sums and factors.
         uint64_t merged, merged_stats;
     };

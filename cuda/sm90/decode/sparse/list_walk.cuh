@@ -169,7 +169,10 @@ struct ListWalk {
     __device__ static int slot_of(const Dense& dense, uint32_t page_size, uint32_t key) {
         if (key >= uint32_t(dense.keys)) return -1;
         const uint32_t page = key / page_size;
-        return int(dense.pages[page] * page_size + (key - page * page_size));
+        // In 64 bits: what a broken table names is no slot rather than another one.
+        const uint64_t slot =
+            uint64_t(uint32_t(dense.pages[page])) * page_size + (key - page * page_size);
+        return slot >> 31 ? -1 : int(slot);
     }
 
     // This CTA's split of an item's lists.

@@ -86,26 +86,10 @@ struct Output {
         }
     }
 
-    // The factor of this warp's group of latent values, which stands behind those of the rows.
-    __device__ float of_group(const float* factor) const {
-        return factor[N + first_latent / R::kGroupValues];
-    }
-
-    // The factors of two neighbouring rows.
-    __device__ float2 factors_of(const float* factor, int row) const {
-        float2 f = *reinterpret_cast<const float2*>(&factor[row]);
-        if constexpr (R::kScales) {
-            const float by = of_group(factor);
-            f.x *= by;
-            f.y *= by;
-        }
-        return f;
-    }
-
     __device__ void rescale(Sums& acc, const float* factor) const {
 #pragma unroll
         for (int j = 0; j < N / 8; ++j) {
-            const float2 f = factors_of(factor, 8 * j + 2 * q);
+            const float2 f = *reinterpret_cast<const float2*>(&factor[8 * j + 2 * q]);
 #pragma unroll
             for (int t = 0; t < 4; ++t) {
                 acc[t][4 * j] *= f.x;
@@ -253,7 +237,7 @@ struct Output {
 #pragma unroll
         for (int j = 0; j < N / 8; ++j) {
             if (8 * j >= item.heads) break;
-            const float2 f = factors_of(s.inverse, 8 * j + 2 * q);
+            const float2 f = *reinterpret_cast<const float2*>(&s.inverse[8 * j + 2 * q]);
             if constexpr (R::kConverts) {
                 // A lane has eight neighbouring latent values.
 #pragma unroll
@@ -305,14 +289,7 @@ struct Output {
         __device__ static constexpr int at(int e, int i) { return 2 * i + e; }
     };
 
-    __device__ void exchange(Sums& acc, const Item& item) const {
-        if constexpr (R::kScales) {
-            const float by = of_group(s.inverse);
-#pragma unroll
-            for (auto& tile : acc)
-#pragma unroll
-                for (float& x : tile) x *= by;
-        }
+    __device__ void exchange(const Sums& acc, const Item& item) const {
         Exchange<T, L, Fragment> exchange{p, s, base, thread};
         exchange.begin(item);
 #pragma unroll
@@ -333,8 +310,7 @@ struct Output {
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
                 const int head = 8 * j + 2 * q + e;
-                float scale = s.inverse[head];
-                if constexpr (R::kScales) scale *= of_group(s.inverse);
+                const float scale = s.inverse[head];
                 const auto value = [&](int t, int half) {
                     return acc[t][4 * j + 2 * half + e] * scale;
                 };

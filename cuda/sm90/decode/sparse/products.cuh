@@ -30,16 +30,22 @@ struct Products {
         }
     }
 
-    // The scale of a lane's key 0 or 1, of a group of latent values. It is read when it is needed,
-    // since registers are few.
-    __device__ static float scale_of_key(uint32_t slot, int lane, int key, int group) {
-        const uint32_t row = slot + R::key_row((lane >> 2) + 8 * key) * R::kPitch;
-        return __int_as_float(ptx::ld_shared_s32(row + R::kScalesOffset + 4 * group));
+    // The scales of this lane's key 0 or 1, and the one of a group of latent values. They are read
+    // when they are needed, since registers are few.
+    __device__ uint4 scales_of_key(uint32_t slot, int key) const {
+        return ptx::ld_shared_v4(scales_address(slot, key));
+    }
+    __device__ float scale_of_key(uint32_t slot, int key, int group) const {
+        return __int_as_float(ptx::ld_shared_s32(scales_address(slot, key) + 4 * group));
     }
 
   private:
     __device__ int g() const { return lane >> 2; }
     __device__ int q() const { return lane & 3; }
+
+    __device__ uint32_t scales_address(uint32_t slot, int key) const {
+        return slot + R::key_row(g() + 8 * key) * R::kPitch + R::kScalesOffset;
+    }
 
     // Describes the queries of a step of 16 values.
     __device__ uint64_t query(int step) const {
@@ -168,8 +174,7 @@ struct Products {
     }
 
     __device__ void add_group(Sums& d, const Sums& sum, uint32_t slot, int group) const {
-        const float scales[2] = {scale_of_key(slot, lane, 0, group),
-                                 scale_of_key(slot, lane, 1, group)};
+        const float scales[2] = {scale_of_key(slot, 0, group), scale_of_key(slot, 1, group)};
 #pragma unroll
         for (int i = 0; i < N / 2; ++i) d[i] = fmaf(sum[i], scales[i >> 1 & 1], d[i]);
     }

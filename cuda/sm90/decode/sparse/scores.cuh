@@ -14,17 +14,10 @@ namespace mla::sm90::sparse {
 // maximum has risen by 2^8 more.
 constexpr float kHeadroom = 7.f;
 
-// A key's scales, one for each group of latent values, are factors of both operands of the second
-// product, which are f16: an operand of less than 2^-14 loses bits. So each group has a unit, a power
-// of two that brings its scales to 1 at most. Of a key's scales in these units the largest, `top`,
-// goes to its probabilities, which are common to all groups, and what is left, `ratio`, up to 1 times
-// 2^7, to its values: these are up to 448, and 2^7 * 448 is below f16's greatest. The output of a group
-// is in its unit until the item's end.
-//
-// A key that counts in a group, with a scale of 2^-12 of the group's largest, has a top and a ratio of
-// at least that: with the headroom of either both are normal numbers. What smaller ones lose is at
-// most 2^-25 of either, which is 2^-32 of the group's largest scale. Units of all groups together
-// would not do: a group could then be as far below the others as f16 reaches, and no further.
+// The ratio of a group's scale to its key's largest multiplies the group's values, and both become
+// f16. The factor brings a ratio of 2^-21 to a normal number, as precise as any other; below that it
+// loses a bit each time it is halved. A value is 448 at most, and 448 * 2^7 is below f16's greatest.
+// Units of each group instead would reach further, and cost 9% of the time of 64 rows.
 constexpr float kRatioLift = 128.f;
 
 template <typename T, int N, Format format>
@@ -87,7 +80,8 @@ struct Scores {
         // The reference maxima, where the other group may be raising those in
         // shared memory.
         float maximum[kTurns ? kColumns : 1];
-        // The unit of group q() of latent values.
+        // What the keys' scales are multiplied by: a power of two that brings them
+        // to 1 at most.
         float unit;
     };
 
@@ -139,7 +133,7 @@ struct Scores {
             ptx::mbarrier_wait(ptx::shared_address(&s.decided[before.place()]), before.phase());
             if (!s.any_factor[before.place()]) return;
             take_raised(running);
-            if constexpr (R::kScales) running.unit = s.unit[q()];
+            if constexpr (R::kScales) running.unit = s.unit;
         }
     }
 
@@ -186,51 +180,45 @@ struct Scores {
         // Keys past the last one weigh nothing.
         const int of_warp = keys - warp * kSlotKeys;
         const bool valid[2] = {R::key_row(g()) < of_warp, R::key_row(g() + 8) < of_warp};
+        float top_scale[2] = {0.f, 0.f};
+        if constexpr (R::kScales) {
+#pragma unroll
+            for (int k = 0; k < 2; ++k) {
+                const uint4 scales = products.scales_of_key(slot, k);
+                if (valid[k]) top_scale[k] = largest(scales);
+            }
+        }
         scale(d, valid);
         if (!first) follow(running, turn.uses - 1);
-        const bool own_rises = rises(running, d, largest_scale(slot, valid));
+        const bool own_rises = rises(running, d, top_scale);
         const int place = turn.place();
         // The output has done with what lies in this tile's place.
         ptx::mbarrier_wait(ptx::shared_address(&s.scores_empty[place]), turn.phase() ^ 1);
         const bool any = meet_any(own_rises);
-        if (any) raise(running, d, largest_scale(slot, valid), place);
+        if (any) raise(running, d, top_scale, place);
         if (thread == 0) s.any_factor[place] = any;
         if constexpr (kTurns) ptx::mbarrier_arrive(ptx::shared_address(&s.decided[place]));
 
-        float top[2] = {1.f, 1.f};
-        if constexpr (R::kScales) {
-#pragma unroll
-            for (int k = 0; k < 2; ++k) {
-                top[k] = fabsf(scale_of(slot, valid, k) * running.unit);
-                top[k] = fmaxf(top[k], __shfl_xor_sync(~0u, top[k], 1));
-                top[k] = fmaxf(top[k], __shfl_xor_sync(~0u, top[k], 2));
-            }
-        }
-        weigh(running, d, top);
+        weigh(running, d, top_scale);
         store(d, place);
         if constexpr (R::kScales) {
-            const int own = lane_again();
+            // A lane writes those of one group.
 #pragma unroll
             for (int k = 0; k < 2; ++k) {
-                const float scale = scale_of(slot, valid, k) * running.unit * kRatioLift;
-                s.ratio[place][own & 3][warp * 16 + (own >> 2) + 8 * k] =
-                    __float2half_rn(top[k] > 0.f ? scale / top[k] : 0.f);
+                const float of_group = products.scale_of_key(slot, k, q());
+                const float top = top_scale[k];
+                s.ratio[place][q()][warp * 16 + g() + 8 * k] =
+                    __float2half_rn(top > 0.f ? of_group / top * kRatioLift : 0.f);
             }
         }
         ptx::fence_proxy_async();
         ptx::mbarrier_arrive(ptx::shared_address(&s.scores_full[place]));
     }
 
-    // The scale of this lane's key 0 or 1 and group, and the larger of both; 0 of keys that are none.
-    __device__ float scale_of(uint32_t slot, const bool (&valid)[2], int k) const {
-        const int own = lane_again();
-        const float scale = products.scale_of_key(slot, own, k, own & 3);
-        return valid[k] ? scale : 0.f;
-    }
-    __device__ float largest_scale(uint32_t slot, const bool (&valid)[2]) const {
-        if constexpr (R::kScales)
-            return fmaxf(fabsf(scale_of(slot, valid, 0)), fabsf(scale_of(slot, valid, 1)));
-        return 0.f;
+    // The largest magnitude of four floats.
+    __device__ static float largest(const uint4& v) {
+        const auto size = [](uint32_t x) { return fabsf(__uint_as_float(x)); };
+        return fmaxf(fmaxf(size(v.x), size(v.y)), fmaxf(size(v.z), size(v.w)));
     }
 
     // Products become scores, in units of log2; those of keys that are none become -inf.
@@ -250,8 +238,9 @@ struct Scores {
     }
 
     // Whether this lane's scores, or its keys' scales, are too large for the references.
-    __device__ bool rises(const Running& running, const Sums& d, float scale) const {
-        bool rises = R::kScales && scale * running.unit > 1.f;
+    __device__ bool rises(const Running& running, const Sums& d,
+                          const float (&top_scale)[2]) const {
+        bool rises = R::kScales && fmaxf(top_scale[0], top_scale[1]) * running.unit > 1.f;
 #pragma unroll
         for (int c = 0; c < kColumns; c += 2) {
             const float2 reference = reference_of(running, c);
@@ -264,9 +253,8 @@ struct Scores {
         return rises;
     }
 
-    // Scores become probabilities, which are added up, and then get the largest of their keys' scales as
-    // factors.
-    __device__ void weigh(Running& running, Sums& d, const float (&top)[2]) const {
+    // Scores become probabilities, which are added up, and then get their keys' scales as factors.
+    __device__ void weigh(Running& running, Sums& d, const float (&top_scale)[2]) const {
 #pragma unroll
         for (int c = 0; c < kColumns; c += 2) {
             const float2 reference = reference_of(running, c);
@@ -278,15 +266,15 @@ struct Scores {
                     float& x = d[at(c + e) + 2 * k];
                     x = ptx::ex2_approx(x - offset);
                     running.sum[c + e] += x;
-                    if constexpr (R::kScales) x *= top[k];
+                    if constexpr (R::kScales) x *= top_scale[k] * running.unit;
                 }
             }
         }
     }
 
-    // Raises the reference maxima of those rows whose scores demand it, and lowers the units of the
-    // keys' scales; called by all four warps.
-    __device__ void raise(Running& running, const Sums& d, float scale, int place) {
+    // Raises the reference maxima of those rows whose scores demand it, and the
+    // unit of the keys' scales; called by all four warps.
+    __device__ void raise(Running& running, const Sums& d, const float (&top_scale)[2], int place) {
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) {
             float top = fmaxf(d[at(c)], d[at(c) + 2]);
@@ -296,19 +284,15 @@ struct Scores {
             if (lane_again() < 4) s.of_warp[4 * group + warp][head(c)] = top;
         }
         if constexpr (R::kScales) {
-#pragma unroll
-            for (int distance = 4; distance < 32; distance *= 2)
-                scale = fmaxf(scale, __shfl_xor_sync(~0u, scale, distance));
-            const int own = lane_again();
-            if (own < 4) s.scale_of_warp[4 * group + warp][own] = scale;
+            const float top = fmaxf(top_scale[0], top_scale[1]);
+            const uint32_t of_warp = __reduce_max_sync(~0u, __float_as_uint(top));
+            if (lane == 0) s.scale_of_warp[4 * group + warp] = __uint_as_float(of_warp);
         }
         meet();
+        float change = 1.f;
         if constexpr (R::kScales) {
-            const int own = lane_again() & 3;
-            const auto* of_warp = s.scale_of_warp + 4 * group;
-            const float top = fmaxf(fmaxf(of_warp[0][own], of_warp[1][own]),
-                                    fmaxf(of_warp[2][own], of_warp[3][own]));
-            float change = 1.f;
+            const float* of_warp = s.scale_of_warp + 4 * group;
+            const float top = fmaxf(fmaxf(of_warp[0], of_warp[1]), fmaxf(of_warp[2], of_warp[3]));
             if (top * running.unit > 1.f) {
                 // Brings the scale below 1/2, so that the next one may be somewhat
                 // larger.
@@ -317,10 +301,7 @@ struct Scores {
                 change = unit / running.unit;
                 running.unit = unit;
             }
-            if (thread < R::kGroups) {
-                s.factor[place][N + thread] = change;
-                if (kTurns) s.unit[thread] = running.unit;
-            }
+            if (kTurns && thread == 0) s.unit = running.unit;
         }
         if (thread < N) {
             const auto* of_warp = s.of_warp + 4 * group;
@@ -331,7 +312,7 @@ struct Scores {
             const float by = rises ? ptx::ex2_approx(reference - (top - kHeadroom)) : 1.f;
             if (rises) s.reference[thread] = top - kHeadroom;
             s.raised_by[thread] = by;
-            s.factor[place][thread] = by;
+            s.factor[place][thread] = by * change;
         }
         meet();
         take_raised(running);
@@ -368,15 +349,13 @@ struct Scores {
             float sum = 0.f;
 #pragma unroll
             for (const auto& of_warp : s.of_warp) sum += of_warp[thread];
-            const float maximum = s.reference[thread], scale = p.out_scale;
+            constexpr float lift = R::kScales ? kRatioLift : 1.f;
+            const float maximum = s.reference[thread], scale = p.out_scale / lift / running.unit;
             s.maximum[thread] = maximum;
             s.sum[thread] = sum;
             s.inverse[thread] =
                 Items::splits() > 1 ? scale : finish_row(p, item, thread, maximum, sum, scale);
         }
-        if constexpr (R::kScales)
-            if (group == 0 && thread < R::kGroups)
-                s.inverse[N + thread] = 1.f / kRatioLift / running.unit;
         // All that the output waits for, and all that the next item writes to.
         ptx::fence_proxy_async();
         if (group == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.stats_full));
