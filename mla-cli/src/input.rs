@@ -10,7 +10,7 @@ use std::time::Duration;
 /// the results of a long benchmark.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// How long to wait until a pipe whose writer is slow is tried again.
+/// The pause before a pipe whose writer is slow is tried again.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// The text of a file, or why there is none and what is accepted.

@@ -50,7 +50,7 @@ pub enum Failure {
     Wrong {
         /// The backend.
         name: &'static str,
-        /// What was computed.
+        /// The computed value.
         problem: Box<Problem>,
         /// Which number.
         what: String,
@@ -70,7 +70,7 @@ pub enum Failure {
     Touched {
         /// The backend.
         name: &'static str,
-        /// What was computed.
+        /// The computed value.
         problem: Box<Problem>,
         /// Which output.
         tensor: &'static str,
@@ -113,7 +113,7 @@ pub enum Failure {
     Beyond {
         /// The backend.
         name: &'static str,
-        /// What was computed.
+        /// The computed value.
         problem: Box<Problem>,
         /// The place that was written.
         damage: String,
@@ -128,7 +128,7 @@ pub enum Failure {
     Differs {
         /// The backend.
         name: &'static str,
-        /// What was computed.
+        /// The computed value.
         problem: Box<Problem>,
         /// What the second run was.
         how: &'static str,

@@ -92,7 +92,7 @@ impl<T: Pod> Scratch<T> {
     }
 
     pub(crate) fn new(len: usize) -> Result<Self> {
-        // What saturates is refused.
+        // A saturated size is refused.
         let bytes = len.saturating_mul(size_of::<T>());
         Ok(Self {
             buffer: Buffer::zeroed(bytes)?,

@@ -115,7 +115,7 @@ pub(crate) fn convert_lse<C: LseConvention>(
 ) -> Result<()> {
     let LseLayout { heads, tokens, .. } = from.layout();
     to.layout().require("lse", heads, tokens)?;
-    // As above.
+    // Without rows nothing is read, whatever the extents say.
     if tokens == 0 || heads == 0 {
         return Ok(());
     }

@@ -162,7 +162,7 @@ fn what_has_no_elements_is_done_at_once_however_wide() {
             RotaryStyle::Halves,
         );
         let rotated = cpu.rotate(&rotary, RotaryQuery::InPlace(written(shape)));
-        // As many positions as tokens nobody has.
+        // No machine has memory for so many positions.
         assert_eq!(rotated.is_ok(), batch == 0, "{shape:?}");
     }
     assert!(

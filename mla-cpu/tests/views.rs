@@ -107,7 +107,7 @@ fn a_refused_view_has_the_name_that_it_is_given() {
         "layer 3: given cache layout 1 pages of 1 f32 rows of (8,4), strides of 48 and 48 bytes, \
          accepted rows of 48 bytes that do not overlap and lie within 32 bytes"
     );
-    // What is no argument keeps its words.
+    // A view that is no argument keeps its words.
     let error = Cpu::new().allocate(usize::MAX).named("cache").map(drop);
     assert_eq!(
         error.unwrap_err().to_string(),

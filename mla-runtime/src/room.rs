@@ -2,7 +2,7 @@
 
 use crate::error::{Error, PlanError};
 
-/// So many bytes were refused.
+/// The bytes that were refused.
 #[derive(Debug)]
 pub(crate) struct Refused {
     bytes: u64,

@@ -90,7 +90,7 @@ struct Run {
     KernelParams p = {};
     std::vector<char> caches[kSources];
     std::vector<int> lists[kSources], counts[kSources];
-    // What this CTA attends to, token by token, as ListWalk::pending has it.
+    // Entries that this CTA attends to, token by token, as ListWalk::pending has them.
     std::vector<std::vector<uint32_t>> expected;
     // Rounds that each role lets pass before it goes on.
     int load_pause[kLoadWarps] = {}, scores_pause = 0, output_pause = 0;

@@ -19,12 +19,12 @@ use mla_runtime::spec::BackendSpec;
 use mla_runtime::tensor::{ArrayRef, Scalar, TensorMut, TensorRef};
 use mla_runtime::{Error, Result};
 
-/// What is counted.
+/// The counted kinds of calls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     Allocation,
     Upload,
-    /// Of the device, or a call or preparation of a backend.
+    /// An operation of the device, or a call or preparation of a backend.
     Operation,
 }
 
@@ -37,7 +37,7 @@ pub(crate) struct Faulty {
 
 #[derive(Default)]
 struct Counter {
-    /// How many there are still until one fails; 0: none does.
+    /// The number of calls until one fails; 0: none does.
     left: AtomicUsize,
 }
 

@@ -25,7 +25,7 @@ pub enum PlanError {
     /// The host has not as much memory left as a list takes.
     #[error("memory: given a need of {bytes} bytes on host, accepted as many as are free")]
     OutOfMemory {
-        /// How many bytes were asked for.
+        /// The bytes that were asked for.
         bytes: u64,
     },
     /// Not even the smallest plan fits into the memory given.

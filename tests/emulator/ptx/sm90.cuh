@@ -53,7 +53,7 @@ struct Flight {
     uint32_t bytes, bar;
 };
 
-// What the copies of a CTA go through, and its place in a cluster.
+// The copies of a CTA that are in flight, and its place in a cluster.
 struct Hopper {
     std::vector<Flight> flights;
     // Called when a copy begins.

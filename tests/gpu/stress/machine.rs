@@ -1,5 +1,5 @@
-//! What surrounds a launch under stress: buffers, random contents made on the device, a kernel that
-//! fills shared memory, and a comparison that does not leave the device.
+//! The surroundings of a launch under stress: buffers, random contents made on the device, a kernel
+//! that fills shared memory, and a comparison that does not leave the device.
 
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
@@ -62,7 +62,7 @@ impl Region {
     }
 }
 
-/// What a case has allocated.
+/// The allocations of a case.
 #[derive(Default)]
 pub(super) struct Memory {
     slices: Vec<CudaSlice<u8>>,

@@ -1,4 +1,4 @@
-// How many arrivals complete a phase of each barrier of a CTA; kernel.cuh says who arrives.
+// The arrivals that complete a phase of each barrier of a CTA; kernel.cuh says who arrives.
 #pragma once
 
 #include "layout.cuh"

@@ -24,7 +24,7 @@ struct Fp8Layout {
     static constexpr int kStagesInFlight = N == 32 ? kLatentStages : 2;
     // Warpgroups that take turns with the scores; with 64 rows there are no registers for a second.
     static constexpr int kScoreGroups = N == 64 ? 1 : 2;
-    // Of two groups, each waits for its own KV tiles alone. With an odd number of stages the use of
+    // Each of two groups waits for its own KV tiles alone. With an odd number of stages the use of
     // a stage before is the other group's, and is known to be complete if that group has decided a
     // later KV tile, of which the third one before this has been followed.
     static_assert(kScoreGroups == 1 || kLatentStages % 2 == 0 || kLatentStages > 3,
