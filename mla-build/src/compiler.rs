@@ -131,8 +131,8 @@ impl Named {
 }
 
 impl Host {
-    /// The compiler of a setter or variable, or what the `cc` crate would take for C++ (`CXX` and its
-    /// kin, the system's).
+    /// The compiler of a setter or variable, or what the `cc` crate would take for C++ (`CXX` and
+    /// its kin, the system's).
     pub(crate) fn find(given: Option<&Path>) -> Result<Self, Error> {
         let Named { path, by } = match Named::find(given)? {
             // nvcc takes a folder too.

@@ -222,7 +222,8 @@ fn graphs(spec: &BackendSpec) -> Option<String> {
     (spec.phase == Phase::Decode).then(|| format!("CUDA graphs of steps {steps}"))
 }
 
-// A GPU backend's silence about dependent launches, which costs a fence before and behind its calls.
+// A GPU backend's silence about dependent launches, which costs a fence before and behind its
+// calls.
 fn overlap(spec: &BackendSpec) -> Option<String> {
     let apart = spec.platform != Platform::Cpu && !spec.dependent_launch;
     apart.then(|| "no kernel overlaps its calls: it declares no dependent_launch".to_owned())

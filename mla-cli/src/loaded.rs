@@ -33,8 +33,8 @@ impl From<mla_kernels::device::LoadedKernel> for Loaded {
 /// The kernels of a family for which the same was loaded.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct Family {
-    /// `helpers` for those of the device, `others` for those of libraries, `unnamed` for those whose
-    /// names the driver does not tell.
+    /// `helpers` for those of the device, `others` for those of libraries, `unnamed` for those
+    /// whose names the driver does not tell.
     pub(crate) family: String,
     pub(crate) machine_code: String,
     pub(crate) ptx: String,

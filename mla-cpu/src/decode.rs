@@ -531,8 +531,8 @@ impl<T: Element> Call<'_, T> {
             let unit = &units[*unit];
             let padded = unit.rows.next_multiple_of(LANES);
             debug_assert!(padded <= rows);
-            // SAFETY: each split is handed out once, and the rooms of two splits do not overlap: the
-            // state was made for this problem, and a request has no more query tokens than its
+            // SAFETY: each split is handed out once, and the rooms of two splits do not overlap:
+            // the state was made for this problem, and a request has no more query tokens than its
             // limits, as was checked of both; so no unit has more than `rows` rows.
             let mut partial = unsafe {
                 Partial {

@@ -363,7 +363,8 @@ impl Step<'_, '_> {
 
     /// # Safety
     ///
-    /// The contract of [`DecodeBackend::decode`], of the step's batch, which was attended to before.
+    /// The contract of [`DecodeBackend::decode`], of the step's batch, which was attended to
+    /// before.
     unsafe fn merge(&self, absorbed: Absorbed<'_>) -> Result<()> {
         let (state, out) = (self.state, absorbed.out);
         let (lse, lse_head_stride) = match absorbed.lse {

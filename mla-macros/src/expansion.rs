@@ -542,8 +542,9 @@ fn cfgs(place: &Place) -> impl Iterator<Item = &Attribute> {
     place.attributes.iter().filter(|it| is_cfg(it))
 }
 
-// Two macros of one name at the crate's root are an error of the compiler, in whatever modules their
-// blocks stand: it shows both types, and the name says the cure. Of two crates, a registry says it.
+// Two macros of one name at the crate's root are an error of the compiler, in whatever modules
+// their blocks stand: it shows both types, and the name says the cure. Of two crates, a registry
+// says it.
 fn claim(place: &Place, spec: &Spec) -> TokenStream {
     let phase = place.phase.variant().to_lowercase();
     let name = format!("a_second_{phase}_backend_{}_needs_the_key_name", spec.name);

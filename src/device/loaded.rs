@@ -104,8 +104,8 @@ type FunctionName = unsafe extern "C" fn(*mut *const c_char, CUfunction) -> CUre
 fn function_name() -> Option<FunctionName> {
     let mut found = ptr::null_mut();
     let name = c"cuFuncGetName".as_ptr();
-    // SAFETY: the name ends in NUL, the driver writes to one place that lives, and a status need not
-    // be asked for.
+    // SAFETY: the name ends in NUL, the driver writes to one place that lives, and a status need
+    // not be asked for.
     let result =
         unsafe { sys::cuGetProcAddress_v2(name, &raw mut found, 12030, 0, ptr::null_mut()) };
     let exists = result.result().is_ok() && !found.is_null();

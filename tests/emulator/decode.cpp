@@ -196,8 +196,8 @@ int main(int argc, char** argv) {
     check<B, 256, plain, 1, 1, 16>({"256 + 32", 16, {1}, {40}, 256, 32}, seed);
     check<H, 256, e4m3, 1, 1, 16>({"256 + 64 e4m3", 16, {1}, {40}, 256, 64, 16, e4m3}, seed);
     check<B, 256, plain, 2, 2, 16>({"256 + 64, 64 rows", 40, {2, 1}, {40, 20}, 256, 64}, seed);
-    // Scales that differ between groups; also between tokens; and the tokens of the smaller ones have
-    // the weight. The largest values are near f16's greatest, or the smallest near its least.
+    // Scales that differ between groups; also between tokens; and the tokens of the smaller ones
+    // have the weight. The largest values are near f16's greatest, or the smallest near its least.
     for (int far : {-10, -20, -30}) {
         const int top = std::min(12, -14 - far), low = top + far;
         Case scales = {

@@ -33,8 +33,8 @@ struct Case {
     float holes = 0.2f;
     // A token of request 0 of which a value is NaN: rows that see it are NaN, and no others.
     int nan_token = -1;
-    // Exponents to the base of 2 by which the scales of grouped bytes are multiplied: those of 16 tokens
-    // and of the next 16, in turn.
+    // Exponents to the base of 2 by which the scales of grouped bytes are multiplied: those of 16
+    // tokens and of the next 16, in turn.
     std::array<std::array<int, 4>, 2> exponents = {};
     // More of them, for every other request.
     int of_odd_requests = 0;
@@ -108,8 +108,8 @@ struct Problem {
         lse.assign(size_t(c.heads) * lse_stride, NAN);
     }
 
-    // The largest deviations of an output, relative to its row, or to the columns of a row that share
-    // a scale, and of a log-sum-exp; infinite where something is NaN that must not be.
+    // The largest deviations of an output, relative to its row, or to the columns of a row that
+    // share a scale, and of a log-sum-exp; infinite where something is NaN that must not be.
     void deviations(double& of_out, double& of_lse) const {
         of_out = of_lse = 0;
         for (int request = 0; request < requests; ++request)

@@ -1,7 +1,7 @@
-// The ring of sparse decode on the host: the loading warps' own code (load.cuh, list_walk.cuh) fills
-// it, and threads that wait and arrive as scores.cuh and output.cuh do empty it. A slot must not be
-// filled before the whole output has freed its use before, every row must be the one that the lists
-// name there, and nobody may wait for ever.
+// The ring of sparse decode on the host: the loading warps' own code (load.cuh, list_walk.cuh)
+// fills it, and threads that wait and arrive as scores.cuh and output.cuh do empty it. A slot must
+// not be filled before the whole output has freed its use before, every row must be the one that
+// the lists name there, and nobody may wait for ever.
 #include "ptx/sm90.cuh"
 #include "sm90/decode/sparse/barriers.cuh"
 #include "sm90/decode/sparse/load.cuh"

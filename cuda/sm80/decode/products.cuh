@@ -177,9 +177,9 @@ class Products {
             if (__any_sync(~0u, ((nan[0] | nan[1]) & 0x80808080u) != 0)) spread_nan(s, nan);
     }
 
-    // The factor that P of a token of the tile has for `column_group`. A scale that is no finite number
-    // is 0: the token's scores are none either, so that P is NaN in rows that see it, and rows that do
-    // not keep their 0.
+    // The factor that P of a token of the tile has for `column_group`. A scale that is no finite
+    // number is 0: the token's scores are none either, so that P is NaN in rows that see it, and
+    // rows that do not keep their 0.
     __device__ float value_scale(const char* stage, int token, int column_group) const {
         const float scale = *reinterpret_cast<const float*>(stage + token * p_.pitch +
                                                             C::kScaleOffset + column_group * 4);

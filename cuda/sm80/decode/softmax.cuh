@@ -302,8 +302,8 @@ class SharedSoftmax {
     // Of 16 tokens.
     static constexpr int kUnits = C::kTokens / 16;
 
-    // Leaves the tile's scales to the warp, in the units of their groups. Lane l has group l % 4, of
-    // every eighth token.
+    // Leaves the tile's scales to the warp, in the units of their groups. Lane l has group l % 4,
+    // of every eighth token.
     __device__ void follow_scales(const Products<C>& products, const char* stage) {
         const int lane = place_.lane(), group = lane % 4;
         static_assert(kColumnGroups == 4);
@@ -346,8 +346,8 @@ class SharedSoftmax {
     char* shared_;
     const Place& place_;
     RowState row_;
-    // The unit of group lane % 4, and the factor that the last tile's gives the output of this warp's
-    // columns.
+    // The unit of group lane % 4, and the factor that the last tile's gives the output of this
+    // warp's columns.
     UnitOf<C> unit_;
     float by_unit_ = 1.f;
 };

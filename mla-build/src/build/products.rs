@@ -21,8 +21,8 @@ pub(super) struct Products {
 }
 
 impl Products {
-    /// The files of a library. In a build script's `OUT_DIR`, removes what its last run made for libraries
-    /// that other names have now.
+    /// The files of a library. In a build script's `OUT_DIR`, removes what its last run made for
+    /// libraries that other names have now.
     pub(super) fn begin(out_dir: &Path, library: &str, for_cargo: bool) -> Result<Self, Error> {
         let products = Self {
             bindings: out_dir.join(bindings_name(library)),

@@ -130,9 +130,9 @@ fn detect() -> bool {
     if !PairVectors::detect() {
         return false;
     }
-    // SAFETY: every x86-64 processor has the instruction `cpuid`. The call asks for the permission to
-    // use the tile registers and touches no memory; where the kernel does not know it, it returns an
-    // error.
+    // SAFETY: every x86-64 processor has the instruction `cpuid`. The call asks for the permission
+    // to use the tile registers and touches no memory; where the kernel does not know it, it
+    // returns an error.
     unsafe {
         __cpuid(0).eax >= 7
             && __cpuid_count(7, 0).edx & (AMX_BF16 | AMX_TILE) == AMX_BF16 | AMX_TILE

@@ -165,8 +165,8 @@ macro_rules! products {
                     let mut step = 0;
                     while step < steps {
                         let end = steps.min(step + LANES);
-                        // SAFETY: `step + U` and `step + 1` are at most `steps`. A prefetch takes any
-                        // address.
+                        // SAFETY: `step + U` and `step + 1` are at most `steps`. A prefetch takes
+                        // any address.
                         unsafe {
                             // The next keys, which come from memory, a line of each.
                             for next in next {

@@ -38,8 +38,8 @@
 //!    the device has done the call; outputs are borrowed mutably, and so are apart from all else.
 //!
 //! [`MlaLayer`](crate::layer::MlaLayer) is the safe way:
-//! [`Workspace::prepare`](crate::layer::Workspace::prepare) checks a step on the host and writes the
-//! arrays itself, into memory that nobody else can reach.
+//! [`Workspace::prepare`](crate::layer::Workspace::prepare) checks a step on the host and writes
+//! the arrays itself, into memory that nobody else can reach.
 //!
 //! # Dependent launches
 //!

@@ -483,9 +483,9 @@ pub trait Device: Memory {
         Ok(None)
     }
 
-    /// For conformance tests: does what `work` enqueues once, so that all is loaded, captures it into
-    /// a graph, changes its inputs, and replays the graph twice. `false`: the device has no graphs,
-    /// and nothing was done.
+    /// For conformance tests: does what `work` enqueues once, so that all is loaded, captures it
+    /// into a graph, changes its inputs, and replays the graph twice. `false`: the device has no
+    /// graphs, and nothing was done.
     ///
     /// # Errors
     ///

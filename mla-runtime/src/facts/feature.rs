@@ -21,8 +21,8 @@ pub enum Feature {
     CrossAttention,
     /// Learned logits that take part in the softmax without a value.
     Sinks,
-    /// Repeatable: a launch that is repeated, on the same GPU with the same shapes and inputs, gives
-    /// the same bits. A request's bits may well depend on the others in the batch.
+    /// Repeatable: a launch that is repeated, on the same GPU with the same shapes and inputs,
+    /// gives the same bits. A request's bits may well depend on the others in the batch.
     Deterministic,
     /// A NaN in an input is in the output of every row that sees it, and of no other. Without this
     /// it may be lost, and may reach rows that are computed beside it: earlier ones of the request,

@@ -104,10 +104,11 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         // requests' tokens from 0, whose sum is `tokens` and whose largest is `max_query_len`, at
         // most the limit of the state. Lengths and pages: `Step::check_requests` holds lengths to
         // the table's room and entries in use to 0 and above, `Step::take_absorbed` makes
-        // `max_seq_len` their maximum, and `check` held the cache to `pages_end`. The host's numbers
-        // are those that were staged. State and metadata are of this workspace, which `check` held
-        // to the layer's device and problem and `check_prepared` to a step whose `prepare`
-        // succeeded. Arrays and scratch are the workspace's own memory, on the layer's device.
+        // `max_seq_len` their maximum, and `check` held the cache to `pages_end`. The host's
+        // numbers are those that were staged. State and metadata are of this workspace, which
+        // `check` held to the layer's device and problem and `check_prepared` to a step whose
+        // `prepare` succeeded. Arrays and scratch are the workspace's own memory, on the layer's
+        // device.
         unsafe {
             self.decode.decode(
                 &self.device,

@@ -127,8 +127,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         self.check_sinks(workspace, call.sinks.as_ref())
     }
 
-    /// Refuses tensors in memory that the device's work must not access. Lists are checked when they
-    /// are there.
+    /// Refuses tensors in memory that the device's work must not access. Lists are checked when
+    /// they are there.
     fn check_memory(&self, call: &LayerCall<'_, P::Device>) -> Result<()> {
         let device = &self.device;
         device.check_bytes("W_kv_b", call.weights.kv.bytes())?;

@@ -173,7 +173,8 @@ impl Step {
             requests: Vec::with_capacity(requests.len()),
             rows: vec![0..0; requests.len()],
             order: split.order.clone(),
-            // Every request's row is as wide as the longest one's: more than their own pages in all.
+            // Every request's row is as wide as the longest one's: more than their own pages in
+            // all.
             tables: with_room(requests.len().saturating_mul(max_pages))?,
             max_pages,
             page_size: problem.page_size,

@@ -580,8 +580,8 @@ impl Step {
         ))
     }
 
-    /// To be called when the arrays are uploaded and the backends have prepared. Until then there is
-    /// no step, also if one of them panics.
+    /// To be called when the arrays are uploaded and the backends have prepared. Until then there
+    /// is no step, also if one of them panics.
     pub(super) fn set_prepared(&mut self) {
         self.prepared = true;
     }

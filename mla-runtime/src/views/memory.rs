@@ -64,8 +64,8 @@ pub trait Memory: Clone + Send + Sync + 'static {
 
     /// Refuses bytes that this handle's work must not access: of a handle whose work nothing orders
     /// with this one's, such as that of another stream. `field` is their name. A layer asks before
-    /// it enqueues anything. Memory that every handle may access, as on a device that is done when a
-    /// call returns, is never refused.
+    /// it enqueues anything. Memory that every handle may access, as on a device that is done when
+    /// a call returns, is never refused.
     ///
     /// # Errors
     ///

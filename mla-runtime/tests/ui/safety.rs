@@ -1,5 +1,5 @@
-// A call of a backend believes arrays on the device, so it is unsafe: to make, and to write as if it
-// were not.
+// A call of a backend believes arrays on the device, so it is unsafe: to make, and to write as if
+// it were not.
 
 use mla_runtime::backend::{
     DecodeBackend, DecodeCall, DecodeStage, Opaque, PrefillBackend, PrefillCall, PrefillStage,

@@ -99,8 +99,8 @@ impl DecodeBackend for MmaMlaSparse {
         device.bind()?;
         // SAFETY: `params` checked every tensor and array to hold what its layout says, and the
         // layouts to agree; the kernel itself skips slots that the cache does not have, and what
-        // stands in the batch's arrays keeps to the contract of a call, by the caller's promise. The
-        // workspace was allocated zeroed and is borrowed mutably, so no other launch of this
+        // stands in the batch's arrays keeps to the contract of a call, by the caller's promise.
+        // The workspace was allocated zeroed and is borrowed mutably, so no other launch of this
         // stream's order uses it at the same time.
         unsafe {
             raw::check(

@@ -1,5 +1,5 @@
-// cuda/ptx/sm90.cuh on the host, as far as the loading warps of sparse decode need it: mbarriers with
-// the arrivals and bytes of a phase, and bulk copies that land at random times.
+// cuda/ptx/sm90.cuh on the host, as far as the loading warps of sparse decode need it: mbarriers
+// with the arrivals and bytes of a phase, and bulk copies that land at random times.
 #pragma once
 
 #include "sm80.cuh"

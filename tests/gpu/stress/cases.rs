@@ -360,8 +360,8 @@ impl Draw<'_> {
         self.sparse_of(launch, of, rows, heads, pages, first, second)
     }
 
-    /// Two caches: CTAs get a short list and a long one, then short ones of three slots a tile, then
-    /// whole tiles. `first` tokens are one for each CTA.
+    /// Two caches: CTAs get a short list and a long one, then short ones of three slots a tile,
+    /// then whole tiles. `first` tokens are one for each CTA.
     #[cfg(feature = "sm90")]
     fn two_lists(&mut self, of: Type, rows: Rows, heads: i32, tokens: usize, first: usize) -> Case {
         let keys = |in_first, between, rest| -> Vec<usize> {
@@ -542,8 +542,8 @@ impl Draw<'_> {
         };
         Case {
             name: format!(
-                "{} decode {of:?} {rows:?}, {heads} heads, {query_len} tokens of {requests} requests, \
-                 lengths up to {}",
+                "{} decode {of:?} {rows:?}, {heads} heads, {query_len} tokens of {requests} \
+                 requests, lengths up to {}",
                 launch.family,
                 lens.iter().max().unwrap()
             ),
@@ -675,7 +675,8 @@ impl Draw<'_> {
         let columns = (max_pages * 64) as usize;
         let queries = self.random(&mut memory, rows * heads * 128, Values::E4m3);
         let weights = self.random(&mut memory, rows * heads * 4, Values::F32);
-        // A page's scales lie behind its values; e4m3 bytes of this kind are finite numbers as f32, too.
+        // A page's scales lie behind its values; e4m3 bytes of this kind are finite numbers as f32,
+        // too.
         let cache = self.random(&mut memory, table.len() * 64 * 132, Values::E4m3);
         let logits = self.machine.zeros(&mut memory, rows * columns * 4);
         let params = raw::MlaIndexLogitsParams {

@@ -136,8 +136,8 @@ impl Machine {
             _ => (0, 0, 0),
         };
         let tail = Values::Bf16.fields()[3];
-        // SAFETY: the arguments are those that `stress.ptx` declares, and the words lie in the region,
-        // which is rounded up to 256 bytes.
+        // SAFETY: the arguments are those that `stress.ptx` declares, and the words lie in the
+        // region, which is rounded up to 256 bytes.
         unsafe {
             self.launch(
                 self.fill_random,
@@ -255,8 +255,8 @@ impl Machine {
     ///
     /// # Safety
     ///
-    /// `arguments` are addresses of values of the types that the kernel declares, in their order, and
-    /// what they say of memory is true.
+    /// `arguments` are addresses of values of the types that the kernel declares, in their order,
+    /// and what they say of memory is true.
     unsafe fn launch(&self, kernel: CUfunction, shared_bytes: u32, arguments: &mut [*mut c_void]) {
         // SAFETY: as this function's caller owes.
         unsafe {
