@@ -92,7 +92,7 @@ fn what_no_kernel_takes_is_refused_before_the_cache_is_written() {
     call.out = TensorMut::new(bytes, layout).unwrap();
     let refused = layer.forward(&mut workspace, call).unwrap_err().to_string();
     assert!(
-        refused.starts_with("out: given an address 2 bytes past"),
+        refused.starts_with("out: given address 2 bytes past"),
         "{refused}"
     );
 
@@ -102,7 +102,7 @@ fn what_no_kernel_takes_is_refused_before_the_cache_is_written() {
     call.cache = CacheMut::new(bytes, layout).unwrap();
     let refused = layer.forward(&mut workspace, call).unwrap_err().to_string();
     assert!(
-        refused.starts_with("cache: given an address 2 bytes past"),
+        refused.starts_with("cache: given address 2 bytes past"),
         "{refused}"
     );
 
