@@ -1,6 +1,6 @@
 //! What a kernel author implements: [`PrefillBackend`] and [`DecodeBackend`].
 //!
-//! A backend is a type per phase. Its static part is a [`BackendSpec`](crate::spec::BackendSpec),
+//! A backend is a type per phase. Its static part is a [`BackendSpec`],
 //! written by `#[mla_backend]`. Its dynamic part comes in three lifetimes, each of a type of its
 //! own:
 //!
