@@ -3,7 +3,8 @@
 
 use std::{fmt, path::PathBuf};
 
-use crate::variables::KEEP_GOING;
+/// Asks for all units to be compiled although one has failed.
+pub(crate) const KEEP_GOING: &str = "MLA_BUILD_KEEP_GOING";
 
 /// A unit that did not compile.
 #[derive(Clone, Debug)]

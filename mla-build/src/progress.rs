@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::report::Outcome;
 
 /// The environment variable that names the file. It is no reason to build again.
-pub const VARIABLE: &str = "MLA_BUILD_PROGRESS";
+pub const VARIABLE: &str = crate::variables::PROGRESS;
 
 /// Something happened.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -7,7 +7,7 @@ use std::{
     path::Path,
 };
 
-use crate::{Error, progress};
+use crate::{Error, diagnostic::KEEP_GOING};
 
 /// Asks for bindings alone.
 pub(crate) const ONLY: &str = "MLA_BUILD_ONLY";
@@ -33,8 +33,8 @@ pub(crate) const CACHE: &str = "MLA_BUILD_CACHE";
 /// The cache's bound.
 pub(crate) const CACHE_SIZE: &str = "MLA_BUILD_CACHE_SIZE";
 
-/// Asks for all units to be compiled although one has failed.
-pub(crate) const KEEP_GOING: &str = "MLA_BUILD_KEEP_GOING";
+/// Names the file that is told what happens.
+pub(crate) const PROGRESS: &str = "MLA_BUILD_PROGRESS";
 
 /// All of them: a change of one asks for another build.
 pub(crate) const ALL: &[&str] = &[
@@ -50,13 +50,7 @@ pub(crate) const ALL: &[&str] = &[
 ];
 
 /// Variables that name a folder or file for all packages of a build.
-const PATHS: &[&str] = &[
-    CACHE,
-    EXPORT,
-    progress::VARIABLE,
-    "MLA_TOOLKIT",
-    "MLA_WHEELS",
-];
+const PATHS: &[&str] = &[CACHE, EXPORT, PROGRESS, "MLA_TOOLKIT", "MLA_WHEELS"];
 
 /// The prefix of every variable of this crate's own.
 const OWN: &str = "MLA_BUILD_";

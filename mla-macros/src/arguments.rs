@@ -4,9 +4,8 @@ use proc_macro2::{Delimiter, Ident, Span, TokenStream, TokenTree};
 use syn::{Lit, LitStr, Path};
 
 use crate::capability;
-use crate::errors::{Errors, Fault, nearest};
+use crate::errors::{Errors, Fault, nearest, quoted};
 use crate::key::{self, Form, KEYS, Key};
-use crate::list::quoted;
 use crate::place::compact;
 use crate::synonym::{self, Meant};
 use crate::value;

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use crate::errors::Fault;
+use crate::errors::{Fault, quoted};
 use crate::key;
-use crate::list::{self, Element, quoted};
+use crate::list::{self, Element};
 use crate::number;
 
 /// `major.minor` as one number, as in `90` or `103`.

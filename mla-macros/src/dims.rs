@@ -1,11 +1,10 @@
 //! Dimensions, head counts and page sizes.
 
-use crate::errors::Fault;
-use crate::key::{self, Key};
-use crate::list::{self, Element, quoted};
+use crate::errors::{Fault, quoted};
+use crate::key;
+use crate::list::{self, Element};
 use crate::number;
 use crate::synonym::Meant;
-use crate::value;
 
 /// A number from 1 up, or `None` for `any`: the value of `max_query_len` and `max_list_width`.
 pub(crate) fn any_or_positive(text: &str, faults: &mut Vec<Fault>) -> Option<u32> {
@@ -75,7 +74,7 @@ fn numbers(text: &str) -> Option<Vec<Vec<u32>>> {
 }
 
 /// The tuples that are meant by numbers between other marks.
-pub(crate) fn meant_tuples<const N: usize>(key: &Key, text: &str) -> Option<Meant> {
+pub(crate) fn meant_tuples<const N: usize>(text: &str) -> Option<Meant> {
     let parts = numbers(text)?;
     let tuples = parts.iter().flat_map(|part| part.chunks(N));
     let tuple = |numbers: &[u32]| {
@@ -83,7 +82,7 @@ pub(crate) fn meant_tuples<const N: usize>(key: &Key, text: &str) -> Option<Mean
         format!("({})", numbers.join(","))
     };
     let meant = tuples.map(tuple).collect::<Vec<_>>().join("|");
-    value::accepts(key, &meant).then(|| Meant::Value(meant.into()))
+    Some(Meant::Value(meant.into()))
 }
 
 fn tuple<const N: usize>(
@@ -215,16 +214,13 @@ fn range(least: &str, most: &str, text: &str) -> Result<Heads, Fault> {
 pub(crate) fn meant_heads(text: &str) -> Option<Meant> {
     const TWO_ENDS: &str = "a range has two ends, the smaller one first, as in `1..=128`";
     let text = text.replace(' ', "");
-    let accepted = |meant: String| {
-        let accepts = value::accepts(&key::HEADS, &meant);
-        accepts.then(|| Meant::Value(meant.into()))
-    };
+    let range = |least: &str, most: &str| Some(Meant::Value(format!("{least}..={most}").into()));
     for mark in ["..=", "<=", "..", "<", ">=", ">"] {
         match (text.strip_prefix(mark), text.strip_suffix(mark)) {
             (Some(least), _) if mark.starts_with('>') && is_number(least) => {
                 return Some(Meant::Advice(TWO_ENDS.into()));
             }
-            (Some(most), _) if is_number(most) => return accepted(format!("1..={most}")),
+            (Some(most), _) if is_number(most) => return range("1", most),
             (_, Some(least)) if is_number(least) => return Some(Meant::Advice(TWO_ENDS.into())),
             _ => {}
         }
@@ -237,7 +233,7 @@ pub(crate) fn meant_heads(text: &str) -> Option<Meant> {
         return Some(Meant::Advice(advice.into()));
     }
     let (least, most) = ends(&text)?;
-    accepted(format!("{least}..={most}"))
+    range(least, most)
 }
 
 // Both ends of a range, in the spellings of other languages.
@@ -305,9 +301,7 @@ pub(crate) fn meant_page_sizes(text: &str) -> Option<Meant> {
         .iter()
         .find_map(|word| text.strip_suffix(word));
     if let Some(unit) = before.or(behind).filter(|unit| is_number(unit)) {
-        let meant = format!("x{unit}");
-        let accepts = value::accepts(&key::PAGE_SIZES, &meant);
-        return accepts.then(|| Meant::Value(meant.into()));
+        return Some(Meant::Value(format!("x{unit}").into()));
     }
     let is_open = |mark: &&str| {
         let least = text.strip_prefix(*mark).or(text.strip_suffix(*mark));

@@ -5,8 +5,6 @@ use std::fmt::Display;
 use proc_macro2::{Span, TokenStream};
 use quote::quote_spanned;
 
-use crate::list::quoted;
-
 /// What was given, what is accepted, and what may have been meant; without a place, so that values
 /// can be read without one.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -107,5 +105,14 @@ impl Errors {
             .iter()
             .map(|(span, message)| quote_spanned!(*span=> ::core::compile_error! { #message }))
             .collect()
+    }
+}
+
+/// `text` in quotes that show what cannot be seen.
+pub(crate) fn quoted(text: &str) -> String {
+    if text.is_empty() || text.trim() != text || text.chars().any(|c| c.is_control() || c == '`') {
+        format!("{text:?}")
+    } else {
+        format!("`{text}`")
     }
 }

@@ -415,6 +415,23 @@ const fn lists(text: &str, names: &[vocabulary::Name]) -> bool {
 }
 
 /// The table in the attribute's documentation.
+/// The names that a key's value is, or that it lists; none where it takes others as well.
+pub(crate) fn names(key: &Key) -> &'static [vocabulary::Name] {
+    match *key {
+        DTYPES => vocabulary::DTYPES,
+        KV => vocabulary::KV_FORMATS,
+        QUERY_LEN => vocabulary::QUERY_LENS,
+        QUERY_FORMAT => vocabulary::QUERY_FORMATS,
+        KEY_LAYOUT => vocabulary::KEY_LAYOUTS,
+        GRAPHS => vocabulary::GRAPHS,
+        LSE => vocabulary::LSES,
+        LSE_PRECISION => vocabulary::LSE_PRECISIONS,
+        SPARSE => vocabulary::SPARSE,
+        FEATURES => vocabulary::FEATURES,
+        _ => &[],
+    }
+}
+
 #[cfg(test)]
 pub(crate) fn markdown() -> String {
     let mut table =

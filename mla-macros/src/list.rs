@@ -1,6 +1,6 @@
 //! Lists in strings: elements between `|` or `,`, outside parentheses.
 
-use crate::errors::Fault;
+use crate::errors::{Fault, quoted};
 use crate::vocabulary::Name;
 
 /// An element of a list, and where it stands.
@@ -49,15 +49,6 @@ impl<'a> Element<'a> {
         } else {
             fault
         }
-    }
-}
-
-/// `text` in quotes that show what cannot be seen.
-pub(crate) fn quoted(text: &str) -> String {
-    if text.is_empty() || text.trim() != text || text.chars().any(|c| c.is_control() || c == '`') {
-        format!("{text:?}")
-    } else {
-        format!("`{text}`")
     }
 }
 

@@ -1,7 +1,7 @@
 //! Strict numbers: ASCII digits without sign or leading zero.
 
-use crate::errors::Fault;
-use crate::list::{Element, quoted};
+use crate::errors::{Fault, quoted};
+use crate::list::Element;
 
 /// A number of type `T`, if `text` is one.
 pub(crate) fn read<T: std::str::FromStr>(text: &str) -> Option<T> {

@@ -1,9 +1,9 @@
 //! The order in which backends are tried.
 
 use crate::capability::{self, Capabilities};
-use crate::errors::Fault;
+use crate::errors::{Fault, quoted};
 use crate::key;
-use crate::list::{self, Element, quoted};
+use crate::list::{self, Element};
 use crate::number;
 
 /// The runtime's `Priority`.

@@ -3,7 +3,6 @@
 use std::borrow::Cow;
 
 use crate::key::{self, Key};
-use crate::value;
 
 /// The meaning of a text that a key does not take.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -207,7 +206,7 @@ const FLAG: &[Synonym] = &[
 ];
 
 /// The table of each key that has one.
-const VALUES: &[(Key, &[Synonym])] = &[
+pub(crate) const VALUES: &[(Key, &[Synonym])] = &[
     (key::DTYPES, DTYPES),
     (key::REQUIRES_R1, FLAG),
     (
@@ -360,7 +359,7 @@ pub(crate) fn of_key(name: &str) -> Option<(Option<Key>, Meant)> {
 fn of_value_as_key(key: Key, name: &str) -> Option<(Option<Key>, Meant)> {
     let value = match of_value(&key, name) {
         Some(Meant::Value(value)) => value,
-        _ if value::names(&key).iter().any(|it| it.text == name) => name.to_owned().into(),
+        _ if key::names(&key).iter().any(|it| it.text == name) => name.to_owned().into(),
         _ => return None,
     };
     let sentence = format!("write `{} = \"{value}\"`", key.name);
@@ -370,35 +369,6 @@ fn of_value_as_key(key: Key, name: &str) -> Option<(Option<Key>, Meant)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::key::Form;
-
-    #[test]
-    fn a_synonym_is_no_value_and_means_one() {
-        for (key, table) in VALUES {
-            for (texts, meant) in *table {
-                let takes = |text: &str| match key.form {
-                    Form::Flag => matches!(text, "true" | "false"),
-                    _ => value::accepts(key, text),
-                };
-                if let Meant::Value(value) = meant {
-                    assert!(takes(value), "{}: {value}", key.name);
-                }
-                for text in texts.split(' ') {
-                    assert!(
-                        key.form == Form::Flag || !takes(text),
-                        "{}: {text}",
-                        key.name
-                    );
-                    assert_eq!(
-                        of_value(key, text).as_ref(),
-                        Some(meant),
-                        "{}: {text}",
-                        key.name
-                    );
-                }
-            }
-        }
-    }
 
     #[test]
     fn a_key_from_elsewhere_is_no_key_and_means_one() {

@@ -4,13 +4,13 @@ use heck::ToShoutySnakeCase;
 
 use crate::capability;
 use crate::dims;
-use crate::errors::{Fault, nearest};
+use crate::errors::{Fault, nearest, quoted};
 use crate::key::{self, Key};
-use crate::list::{self, quoted};
+use crate::list;
 use crate::number;
 use crate::priority;
 use crate::synonym::{self, Meant};
-use crate::vocabulary::{self, Name};
+use crate::vocabulary;
 
 /// Words that stand for backends of any name, as in `--decode all`.
 const RESERVED_NAMES: &[&str] = &["ALL", "AUTO"];
@@ -85,25 +85,9 @@ pub(crate) fn provider(text: &str, faults: &mut Vec<Fault>) -> String {
     text.to_owned()
 }
 
-/// The names that a key's value is, or that it lists; none where it takes others as well.
-pub(crate) fn names(key: &Key) -> &'static [Name] {
-    match *key {
-        key::DTYPES => vocabulary::DTYPES,
-        key::KV => vocabulary::KV_FORMATS,
-        key::QUERY_LEN => vocabulary::QUERY_LENS,
-        key::QUERY_FORMAT => vocabulary::QUERY_FORMATS,
-        key::KEY_LAYOUT => vocabulary::KEY_LAYOUTS,
-        key::GRAPHS => vocabulary::GRAPHS,
-        key::LSE => vocabulary::LSES,
-        key::LSE_PRECISION => vocabulary::LSE_PRECISIONS,
-        key::SPARSE => vocabulary::SPARSE,
-        key::FEATURES => vocabulary::FEATURES,
-        _ => &[],
-    }
-}
-
 /// Whether `text` is a value that `key` takes, so that a hint does not recommend an error.
 pub(crate) fn accepts(key: &Key, text: &str) -> bool {
+    let names = key::names(key);
     let mut faults = Vec::new();
     match *key {
         key::SM => drop(capability::sm(text, &mut faults)),
@@ -121,12 +105,12 @@ pub(crate) fn accepts(key: &Key, text: &str) -> bool {
             key.accepted,
             &mut faults,
         )),
-        key::DTYPES | key::KV => drop(list::names(text, names(key), key.accepted, &mut faults)),
+        key::DTYPES | key::KV => drop(list::names(text, names, key.accepted, &mut faults)),
         key::FEATURE => drop(feature(text, &mut faults)),
         key::NAME => drop(name(text, &mut faults)),
         key::PROVIDER => drop(provider(text, &mut faults)),
         key::PRIORITY => drop(priority::parse(text, &mut faults)),
-        _ if !names(key).is_empty() => drop(list::only(text, names(key), "", &mut faults)),
+        _ if !names.is_empty() => drop(list::only(text, names, "", &mut faults)),
         _ => return false,
     }
     faults.is_empty()
@@ -168,17 +152,17 @@ pub(crate) fn meant(key: &Key, text: &str) -> Option<Meant> {
         .or_else(|| spelled(key, text))
         .or_else(|| number::meant(text).and_then(accepted).map(value))
         .or_else(|| {
-            let names = names(key).iter().map(|name| name.text);
+            let names = key::names(key).iter().map(|name| name.text);
             nearest(text, names).map(|name| value(name.to_owned()))
         })
 }
 
 // The meaning of the form of a text, key by key.
 fn spelled(key: &Key, text: &str) -> Option<Meant> {
-    match *key {
+    let meant = match *key {
         key::SM => capability::meant(text).map(|set| Meant::Value(set.to_string().into())),
-        key::DIMS => dims::meant_tuples::<3>(key, text),
-        key::CACHE_DIMS => dims::meant_tuples::<2>(key, text),
+        key::DIMS => dims::meant_tuples::<3>(text),
+        key::CACHE_DIMS => dims::meant_tuples::<2>(text),
         key::HEADS => dims::meant_heads(text),
         key::PAGE_SIZES => dims::meant_page_sizes(text),
         key::QUERY_LEN => {
@@ -186,12 +170,13 @@ fn spelled(key: &Key, text: &str) -> Option<Meant> {
             let advice = format!("a number stands in `max_query_len = {number}`");
             Some(Meant::Advice(advice.into()))
         }
-        key::NAME => {
-            let name = text.to_shouty_snake_case();
-            accepts(key, &name).then(|| Meant::Value(name.into()))
-        }
+        key::NAME => Some(Meant::Value(text.to_shouty_snake_case().into())),
         _ => None,
-    }
+    };
+    meant.filter(|meant| match meant {
+        Meant::Value(value) => accepts(key, value),
+        Meant::Advice(_) => true,
+    })
 }
 
 // The text with `|` where other separators stand.
@@ -232,6 +217,35 @@ pub(crate) fn mended(key: &Key, text: &str) -> Option<Meant> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::key::Form;
+
+    #[test]
+    fn a_synonym_is_no_value_and_means_one() {
+        for (key, table) in synonym::VALUES {
+            for (texts, meant) in *table {
+                let takes = |text: &str| match key.form {
+                    Form::Flag => matches!(text, "true" | "false"),
+                    _ => accepts(key, text),
+                };
+                if let Meant::Value(value) = meant {
+                    assert!(takes(value), "{}: {value}", key.name);
+                }
+                for text in texts.split(' ') {
+                    assert!(
+                        key.form == Form::Flag || !takes(text),
+                        "{}: {text}",
+                        key.name
+                    );
+                    assert_eq!(
+                        synonym::of_value(key, text).as_ref(),
+                        Some(meant),
+                        "{}: {text}",
+                        key.name
+                    );
+                }
+            }
+        }
+    }
 
     #[test]
     fn a_feature_that_the_package_does_not_have_is_a_fault() {

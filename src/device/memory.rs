@@ -14,7 +14,7 @@ use super::failed;
 use super::faults::{Faults, Operation};
 use super::stream::{self, StreamId};
 
-/// Device memory that was allocated through a [`Cuda`], and is freed with it.
+/// Device memory that was allocated through a [`Cuda`](super::Cuda), and is freed with it.
 ///
 /// It is a plain allocation, at one address for its whole life: what a captured graph needs, and
 /// peer access and NCCL as well. Freeing waits for the stream on which it was allocated. Where it

@@ -4,7 +4,7 @@
 use std::ffi::{CStr, c_void};
 
 use cudarc::driver::result;
-use cudarc::driver::sys::CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION as EARLY;
+use cudarc::driver::sys::CUlaunchAttributeID_enum as LaunchAttribute;
 use cudarc::driver::sys::{self, CUfunction, CUlaunchAttribute, CUlaunchConfig, CUmodule};
 use mla_runtime::device::Memory as _;
 use mla_runtime::device::probe::{Dependents, Guards, Replayed};
@@ -70,7 +70,7 @@ impl Copies {
         self.device.bind()?;
         // SAFETY: a struct of plain numbers, for which zeros are values.
         let mut early: CUlaunchAttribute = unsafe { std::mem::zeroed() };
-        early.id = EARLY;
+        early.id = LaunchAttribute::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
         early.value.programmaticStreamSerializationAllowed = 1;
         let config = CUlaunchConfig {
             gridDimX: 1,

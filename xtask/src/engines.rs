@@ -67,9 +67,11 @@ const ENGINES: &[Engine] = &[
     Engine {
         name: "atoma-infer",
         rust: Some("1.90"),
-        dependencies: &[
-            r#"cudarc = { version = "0.19.8", default-features = false, features = ["std", "driver", "cublas", "f16", "fallback-dynamic-loading", "cuda-12000"] }"#,
-        ],
+        dependencies: &[concat!(
+            r#"cudarc = { version = "0.19.8", default-features = false, features = ["#,
+            r#""std", "driver", "cublas", "f16", "fallback-dynamic-loading", "#,
+            r#""cuda-12000"] }"#,
+        )],
         features: &["sm90"],
         compiles: true,
     },
@@ -99,7 +101,11 @@ const ENGINES: &[Engine] = &[
 ];
 
 /// The dependency of candle-core, which links CUDA's libraries.
-const CUDARC_OF_CANDLE: &str = r#"cudarc = { version = "0.19.8", default-features = false, features = ["std", "cublas", "cublaslt", "curand", "driver", "nvrtc", "f16", "f8", "cuda-version-from-build-system", "dynamic-linking"] }"#;
+const CUDARC_OF_CANDLE: &str = concat!(
+    r#"cudarc = { version = "0.19.8", default-features = false, features = ["#,
+    r#""std", "cublas", "cublaslt", "curand", "driver", "nvrtc", "f16", "f8", "#,
+    r#""cuda-version-from-build-system", "dynamic-linking"] }"#,
+);
 
 /// An engine that names a version of CUDA's interface beside one that a feature of ours names.
 const TWO_VERSIONS: Engine = Engine {

@@ -26,9 +26,9 @@ const BOUNDS: &str = "xtask/language.txt";
 
 /// The first lines of the file of bounds.
 const HEADING: &str = "\
-# Comment blocks that begin with What, Whether, Where, Which, Who, How, As, Of, By, Those, That or So, for each crate and
-# CUDA folder: all of them, and the rustdoc summaries among them. These bounds only fall:
-# `cargo xtask language --lower` writes what is there now wherever it is less.
+# Comment blocks that begin with What, Whether, Where, Which, Who, How, As, Of, By, Those, That or
+# So, for each crate and CUDA folder: all of them, and the rustdoc summaries among them. These
+# bounds only fall: `cargo xtask language --lower` writes what is there now wherever it is less.
 ";
 
 #[derive(clap::Args)]
@@ -297,8 +297,8 @@ mod tests {
 
     #[test]
     fn comments_are_read_in_blocks() {
-        let source = "//! One\n//! So\n\n/// Two\n// Of three\nlet a = 'x'; // Four\n    // So on\nlet \
-                      b = 1'000; // Five\n\n// Six\n\n// Seven\nint c; /* What */ // Eight\n";
+        let source = "//! One\n//! So\n\n/// Two\n// Of three\nlet a = 'x'; // Four\n    // So on\n\
+                      let b = 1'000; // Five\n\n// Six\n\n// Seven\nint c; /* What */ // Eight\n";
         let read = blocks(source);
         let lines: Vec<_> = read.iter().map(|it| (it.line, it.text)).collect();
         assert_eq!(

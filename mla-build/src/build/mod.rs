@@ -22,6 +22,7 @@ use crate::{
     Error, Kernels, Wheel,
     cache::{self, Cache, Entry, Key},
     compiled, compiler,
+    diagnostic::KEEP_GOING,
     diagnostic::{FailedUnit, FailedUnits},
     progress::{self, Event, Progress},
     report::{self, Outcome, Report},
@@ -248,7 +249,7 @@ impl Plan {
         let cache = Cache::open(cache_folder(kernels, &place.out_dir)?);
         let tools = Tools::find(kernels, library, &sources, &place, &cache)?;
         let (package, tag) = names(root, place.for_cargo, library);
-        let keep_going = env::var(variables::KEEP_GOING).ok();
+        let keep_going = env::var(KEEP_GOING).ok();
         let warnings = tools.search.warnings().into_iter().chain(cache.warning());
         let mut notes: Vec<_> = warnings.collect();
         if place.for_cargo {
@@ -259,7 +260,7 @@ impl Plan {
         let (globs, units) = (&kernels.sources, &sources.units);
         notes.extend(unit::unnamed_folders(globs, units, &sources.families));
         Ok(Self {
-            keep_going: variables::is_on(variables::KEEP_GOING, keep_going.as_deref())?,
+            keep_going: variables::is_on(KEEP_GOING, keep_going.as_deref())?,
             is_partial: kernels.only_sources.is_some(),
             off: unit::off(root, globs, &sources.families)?,
             notes,

@@ -9,11 +9,11 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{Cache, Manifest, store::STAGING};
+use super::{
+    Cache, Manifest,
+    store::{KINDS, STAGING},
+};
 use crate::{Error, exposure, report, variables};
-
-/// What the cache holds, by the folders in it.
-pub(super) const KINDS: [&str; 4] = ["objects", "manifests", "estimates", "files"];
 
 /// The file of builds in the cache, one line each, and how long it may grow.
 const BUILDS: &str = "builds";

@@ -15,6 +15,9 @@ use crate::exposure::{self, Exposure};
 
 use super::{Entry, Key, Manifest, Meta, hasher::content_now, last_change, lock};
 
+/// The folders in the cache, by what they hold.
+pub(super) const KINDS: [&str; 4] = ["objects", "manifests", "estimates", "files"];
+
 /// The folder in the cache of files on their way.
 pub(super) const STAGING: &str = "staging";
 
@@ -54,7 +57,7 @@ pub(crate) struct Estimate {
 impl Cache {
     pub(crate) fn open(folder: PathBuf) -> Self {
         let made = exposure::make_private(&folder);
-        let inside = super::maintenance::KINDS.map(|kind| folder.join(kind));
+        let inside = KINDS.map(|kind| folder.join(kind));
         let all = inside.iter().map(PathBuf::as_path);
         let exposure = exposure::of(all.chain([folder.as_path()]));
         let is_usable = exposure.as_ref().is_none_or(|it| !it.is_to_all);

@@ -337,7 +337,8 @@ fn the_first_error_ends_the_build_at_once_and_comes_first_and_last() {
 }
 
 #[test]
-#[ignore = "needs libclang, as `cargo xtask toolkit` installs it: cargo test -p mla-build -- --ignored declared"]
+#[ignore = "needs libclang, which `cargo xtask toolkit` installs: \
+            cargo test -p mla-build -- --ignored declared"]
 fn a_declared_function_that_no_source_defines_is_refused() {
     let world = World::new();
     world.write(

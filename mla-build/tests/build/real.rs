@@ -180,7 +180,8 @@ fn a_familys_header_is_wrapped_if_the_family_is_on_and_declares_nothing_twice() 
     }
     package.write(
         "package/cuda/all/shared.cu",
-        "struct Shape { int rows; };\nextern \"C\" int shared(Shape shape) { return shape.rows; }\n",
+        "struct Shape { int rows; };\n\
+         extern \"C\" int shared(Shape shape) { return shape.rows; }\n",
     );
     for family in ["sm80", "sm90"] {
         package.write(

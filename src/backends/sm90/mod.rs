@@ -27,12 +27,12 @@ const RUN_ON: &[Run] = &[
         gpu: "H200",
         capability: Capability::new(9, 0),
         date: "2026-11-28",
-        commit: "4dd2fac",
+        commit: "2501cb2",
     },
     Run {
         gpu: "H100",
         capability: Capability::new(9, 0),
         date: "2026-11-28",
-        commit: "7bec47a",
+        commit: "2501cb2",
     },
 ];

@@ -34,7 +34,8 @@ impl Bystander<'_> {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90,faults --test gpu -- --ignored faults"]
+#[ignore = "needs a Hopper GPU: \
+            cargo test -r --features sm90,faults --test gpu -- --ignored faults"]
 fn a_step_that_fails_anywhere_leaves_the_next_one_right() {
     let gpu = &*gpu();
     for case in [
@@ -89,7 +90,8 @@ fn a_step_that_fails_anywhere_leaves_the_next_one_right() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90,faults --test gpu -- --ignored faults"]
+#[ignore = "needs a Hopper GPU: \
+            cargo test -r --features sm90,faults --test gpu -- --ignored faults"]
 fn a_workspace_or_layer_that_cannot_be_made_gives_back_what_it_took() {
     let gpu = &*gpu();
     let case = Case::new(16, MIXED);
@@ -116,7 +118,8 @@ fn a_workspace_or_layer_that_cannot_be_made_gives_back_what_it_took() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90,faults --test gpu -- --ignored faults"]
+#[ignore = "needs a Hopper GPU: \
+            cargo test -r --features sm90,faults --test gpu -- --ignored faults"]
 fn a_capture_or_replay_that_fails_leaves_the_next_one_right() {
     let gpu = &*gpu();
     let case = Case::new(16, &[]);
