@@ -138,7 +138,7 @@ pub struct More{number}(LayerConfig);
 #[mla_backend(name = \"MORE_{number}\", sm = \"any\", dtypes = \"f16,bf16\",
     dims = \"(128,64,128)|(192,64,256)\", cache_dims = \"(512,64)\", heads = \"1..=128\",
     kv = \"f16,bf16,fp8\", page_sizes = \"x16\",
-    query_len = \"ragged\", features = \"deterministic\", priority = \"90:{number},*:0\")]
+    query_len = \"ragged\", features = \"deterministic\", priority = {number})]
 impl DecodeBackend for More{number} {{
     type Device = Cpu;
     type State = ();

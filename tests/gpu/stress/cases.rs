@@ -264,6 +264,14 @@ struct Lists {
     counts: Option<Vec<i32>>,
 }
 
+/// The heads of a sparse problem, the pages of its caches, and the lists of one or both.
+struct Listed {
+    heads: i32,
+    pages: i32,
+    first: Lists,
+    second: Option<Lists>,
+}
+
 impl Draw<'_> {
     fn pick<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.rng.random_range(0..of.len())]
@@ -357,7 +365,13 @@ impl Draw<'_> {
             let width = self.pick(&[64, 512]);
             self.lists(tokens, width, pages * 64)
         });
-        self.sparse_of(launch, of, rows, heads, pages, first, second)
+        let listed = Listed {
+            heads,
+            pages,
+            first,
+            second,
+        };
+        self.sparse_of(launch, of, rows, listed)
     }
 
     /// Two caches: CTAs get a short list and a long one, then short ones of three slots a tile,
@@ -375,7 +389,13 @@ impl Draw<'_> {
         };
         let one = self.prefixes(128, 6400, &keys(128, 40, 128), true);
         let two = self.prefixes(552, 6400, &keys(552, 40, 128), true);
-        self.sparse_of(SPARSE_90, of, rows, heads, 100, one, Some(two))
+        let listed = Listed {
+            heads,
+            pages: 100,
+            first: one,
+            second: Some(two),
+        };
+        self.sparse_of(SPARSE_90, of, rows, listed)
     }
 
     /// One list, padded: a long request, one of 40 keys, one of two tiles, for each CTA.
@@ -383,7 +403,13 @@ impl Draw<'_> {
     fn padded_list(&mut self, of: Type) -> Case {
         let keys: Vec<_> = (0..396).map(|token| [296, 40, 128][token / 132]).collect();
         let lists = self.prefixes(2048, 6400, &keys, false);
-        self.sparse_of(SPARSE_90, of, Rows::Same, 32, 100, lists, None)
+        let listed = Listed {
+            heads: 32,
+            pages: 100,
+            first: lists,
+            second: None,
+        };
+        self.sparse_of(SPARSE_90, of, Rows::Same, listed)
     }
 
     /// One list in which twelve times 40 valid entries stand before a gap, and whole tiles behind.
@@ -395,7 +421,13 @@ impl Draw<'_> {
                 gap[40..].fill(-1);
             }
         }
-        self.sparse_of(SPARSE_90, of, rows, heads, 100, lists, None)
+        let listed = Listed {
+            heads,
+            pages: 100,
+            first: lists,
+            second: None,
+        };
+        self.sparse_of(SPARSE_90, of, rows, listed)
     }
 
     fn sparse_of(
@@ -403,18 +435,21 @@ impl Draw<'_> {
         launch: Launch<raw::MlaSparseParams>,
         of: Type,
         rows: Rows,
-        heads: i32,
-        pages: i32,
-        first: Lists,
-        second: Option<Lists>,
+        listed: Listed,
     ) -> Case {
+        let Listed {
+            heads,
+            pages,
+            first,
+            second,
+        } = listed;
         let mut memory = Memory::default();
         let tokens = first.entries.len() / first.width;
         let values = tokens * heads as usize;
         let q = self.random(&mut memory, values * (LATENT + ROPE) * 2, of.values());
         let out = self.machine.zeros(&mut memory, values * LATENT * 2);
         let lse = self.machine.zeros(&mut memory, values * 4);
-        let mut listed = |draw: &mut Self, lists: &Lists| {
+        let mut upload = |draw: &mut Self, lists: &Lists| {
             let bytes = pages as usize * 64 * rows.bytes();
             let cache = draw.random(&mut memory, bytes, rows.values(of));
             raw::MlaListedCache {
@@ -431,8 +466,8 @@ impl Draw<'_> {
                 page_size: 64,
             }
         };
-        let one = listed(self, &first);
-        let two = second.as_ref().map(|lists| listed(self, lists));
+        let one = upload(self, &first);
+        let two = second.as_ref().map(|lists| upload(self, lists));
         let name = format!(
             "{} sparse {of:?} {rows:?}, {heads} heads, {tokens} tokens, width {} and {}, counts {}",
             launch.family,
@@ -661,7 +696,7 @@ impl Draw<'_> {
             }))
             .collect();
         let max_pages = lens.iter().max().unwrap() / 64 + 1;
-        let mut table: Vec<i32> = (0..requests as i32 * max_pages).collect();
+        let mut table: Vec<i32> = (0..requests * max_pages).collect();
         table.shuffle(self.rng);
         (starts, lens, table, max_pages)
     }

@@ -61,7 +61,7 @@ fn mend(tree: &Tree, errors: &[Diagnostic]) -> BTreeSet<String> {
     for error in errors {
         let named = NAMED.iter().find(|it| error.message.contains(it.0));
         let Some((_, file, before, after)) = named else {
-            arms.insert(missing_arm(error));
+            arms.insert(missing_arm(tree, error));
             continue;
         };
         // Several crates may report one place.
@@ -80,7 +80,7 @@ fn mend(tree: &Tree, errors: &[Diagnostic]) -> BTreeSet<String> {
 }
 
 /// Where a match lacks the format, and the arm that the compiler suggests.
-fn missing_arm(error: &Diagnostic) -> (String, usize, String) {
+fn missing_arm(tree: &Tree, error: &Diagnostic) -> (String, usize, String) {
     let is_missing = error.code.as_ref().is_some_and(|code| code.code == "E0004");
     assert!(
         is_missing,
@@ -92,12 +92,26 @@ fn missing_arm(error: &Diagnostic) -> (String, usize, String) {
         .filter_map(|span| Some((span, span.suggested_replacement.clone()?)))
         .next()
         .unwrap_or_else(|| panic!("the compiler suggests an arm: {error:#?}"));
-    // Its number in the C interface is another place.
-    let text = match span.file_name.as_str() {
-        "src/device/argument.rs" => text.replace("todo!()", "raw::MLA_CACHE_MADE_UP as i32"),
-        _ => text,
+    let at = span.byte_start as usize;
+    // Its number in the C interface is another place. The rest is what a spec is checked by when it
+    // is compiled.
+    let arm = match span.file_name.as_str() {
+        "src/device/argument.rs" => "raw::MLA_CACHE_MADE_UP as i32",
+        file @ "mla-runtime/src/facts/kv_format.rs" => match function_at(&tree.read(file), at) {
+            "dtype" => "None",
+            "holds" => "true",
+            _ => "todo!()",
+        },
+        _ => "todo!()",
     };
-    (span.file_name.clone(), span.byte_start as usize, text)
+    let text = text.replace("todo!()", arm);
+    (span.file_name.clone(), at, text)
+}
+
+/// The name of the constant function around a place in a source.
+fn function_at(source: &str, at: usize) -> &str {
+    let (_, signature) = source[..at].rsplit_once("const fn ").unwrap_or_default();
+    signature.split('(').next().unwrap_or_default()
 }
 
 /// The CUDA sources: what is not compiled, in the order in which an author meets it.
