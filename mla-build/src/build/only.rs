@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     Error, Kernels, compiled,
+    family::Families,
     headers::Headers,
     report::Report,
     symbols::Tag,
@@ -51,24 +52,59 @@ pub(crate) fn asked() -> Result<Option<&'static str>, Error> {
     }
 }
 
+/// A build without compilers, whose constants are written.
+struct Draft {
+    started: Instant,
+    families: Families,
+    place: Place,
+    package: String,
+    tag: Tag,
+    constants: PathBuf,
+}
+
+impl Draft {
+    fn begin(kernels: &Kernels, library: &str) -> Result<Self, Error> {
+        let started = Instant::now();
+        check_library(library)?;
+        let families = kernels.resolve()?;
+        let place = Place::of(kernels)?;
+        let (package, tag) = names(&place.root, place.for_cargo, library);
+        let constants = place.out_dir.join(format!("{library}_compiled.rs"));
+        compiled::write(&families, &constants)?;
+        Ok(Self {
+            started,
+            families,
+            place,
+            package,
+            tag,
+            constants,
+        })
+    }
+
+    /// Tells Cargo the prefix of names, and the targets.
+    fn tell(&self, kernels: &Kernels, library: &str) -> Result<(), Error> {
+        println!("cargo::{}", self.tag.prefix_variable(library));
+        compiled::tell(&self.families, &self.place.root, &kernels.sources)
+    }
+
+    fn built(self, library: &str, bindings: Option<PathBuf>, why: String) -> Built {
+        Built {
+            library: (self.place.out_dir).join(format!("lib{}.a", self.tag.as_str())),
+            bindings,
+            compiled: self.constants,
+            report: Report::of_nothing(self.package, library, self.started, why),
+        }
+    }
+}
+
 /// Makes the bindings and the constants, because `variable` asks for no more.
 pub(crate) fn run(kernels: Kernels, library: &str, variable: &str) -> Result<Built, Error> {
-    let started = Instant::now();
-    check_library(library)?;
-    let families = kernels.resolve()?;
-    let Place {
-        root,
-        out_dir,
-        for_cargo,
-    } = Place::of(&kernels)?;
-    let (package, tag) = names(&root, for_cargo, library);
-    let constants = out_dir.join(format!("{library}_compiled.rs"));
-    compiled::write(&families, &constants)?;
-
+    let draft = Draft::begin(&kernels, library)?;
+    let (out_dir, tag) = (&draft.place.out_dir, &draft.tag);
     let mut watched = Vec::new();
-    let headers = kernels.headers(&families, &root)?;
-    let bindings = bindings(&kernels, &headers, library, &out_dir, &tag, &mut watched)?;
-    if for_cargo {
+    let headers = kernels.headers(&draft.families, &draft.place.root)?;
+    let bindings = bindings(&kernels, &headers, library, out_dir, tag, &mut watched)?;
+    if draft.place.for_cargo {
         let names = [ONLY, DOCUMENTATION].iter().chain(toolkit::VARIABLES);
         let compilers = crate::compiler::variables();
         for name in names.copied().chain(compilers.iter().map(String::as_str)) {
@@ -77,64 +113,35 @@ pub(crate) fn run(kernels: Kernels, library: &str, variable: &str) -> Result<Bui
         for path in &watched {
             println!("cargo::rerun-if-changed={}", path.display());
         }
-        println!("cargo::{}", tag.prefix_variable(library));
-        compiled::tell(&families, &root, &kernels.sources)?;
+        draft.tell(&kernels, library)?;
         // Nothing looks for it before something is linked, and then its name is the message.
         println!(
             "cargo::rustc-link-lib=static={library}_is_not_compiled_because_{variable}_is_set"
         );
     }
-    Ok(Built {
-        library: out_dir.join(format!("lib{}.a", tag.as_str())),
-        bindings,
-        compiled: constants,
-        report: Report::of_nothing(
-            package,
-            library,
-            started,
-            format!("{variable} is set: bindings were made, and nothing compiled"),
-        ),
-    })
+    let why = format!("{variable} is set: bindings were made, and nothing compiled");
+    Ok(draft.built(library, bindings, why))
 }
 
 /// Makes bindings without a declaration, and constants without a target: no family is on.
 pub(crate) fn nothing(kernels: Kernels, library: &str) -> Result<Built, Error> {
-    let started = Instant::now();
-    let families = kernels.resolve()?;
-    let Place {
-        root,
-        out_dir,
-        for_cargo,
-    } = Place::of(&kernels)?;
-    let (package, tag) = names(&root, for_cargo, library);
-    let constants = out_dir.join(format!("{library}_compiled.rs"));
-    compiled::write(&families, &constants)?;
-    let headers = kernels.headers(&families, &root)?;
+    let draft = Draft::begin(&kernels, library)?;
+    let headers = kernels.headers(&draft.families, &draft.place.root)?;
     let bindings = headers
         .first()
-        .map(|_| out_dir.join(format!("{library}.rs")));
+        .map(|_| draft.place.out_dir.join(format!("{library}.rs")));
     if let Some(bindings) = &bindings {
         fs::write(bindings, "").map_err(Error::file("write", bindings))?;
     }
-    if for_cargo {
+    if draft.place.for_cargo {
         // Without a line Cargo would start the script again for any file of the package.
         for name in [ONLY, DOCUMENTATION] {
             println!("cargo::rerun-if-env-changed={name}");
         }
-        println!("cargo::{}", tag.prefix_variable(library));
-        compiled::tell(&families, &root, &kernels.sources)?;
+        draft.tell(&kernels, library)?;
     }
-    Ok(Built {
-        library: out_dir.join(format!("lib{}.a", tag.as_str())),
-        bindings,
-        compiled: constants,
-        report: Report::of_nothing(
-            package,
-            library,
-            started,
-            "no family is on: nothing was compiled".to_owned(),
-        ),
-    })
+    let why = "no family is on: nothing was compiled".to_owned();
+    Ok(draft.built(library, bindings, why))
 }
 
 /// The bindings without a toolkit: those that are checked in, or what libclang makes of the
