@@ -25,8 +25,8 @@ mod gpu {
     use clap::Parser as _;
     use half::bf16;
     use mla_kernels::Cuda;
-    use mla_kernels::backends::sm90::FlashAttn;
-    use mla_kernels::backends::sm90::FlashMla;
+    use mla_kernels::backends::sm90::WgmmaAttn;
+    use mla_kernels::backends::sm90::WgmmaMla;
     use mla_kernels::device::Buffer;
     use mla_kernels::raw;
     use mla_runtime::backend::{LayerConfig, StepLimits};
@@ -266,7 +266,7 @@ mod gpu {
         ) -> Result<()> {
             let gpu = self.gpu.clone();
             let config = config(heads);
-            let layer: MlaLayer<FlashAttn, FlashMla> = MlaLayer::of(&gpu, &config)?;
+            let layer: MlaLayer<WgmmaAttn, WgmmaMla> = MlaLayer::of(&gpu, &config)?;
             let tokens: usize = requests.iter().map(|r| r.q as usize).sum();
             let max_pages = requests[0].kv as usize / PAGE;
             let pages = requests.len() * max_pages;

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use half::bf16;
-use mla_kernels::backends::sm90::FlashAttn;
-use mla_kernels::backends::sm90::FlashMla;
+use mla_kernels::backends::sm90::WgmmaAttn;
+use mla_kernels::backends::sm90::WgmmaMla;
 use mla_kernels::decode_graph::{DecodeGraphs, DecodeShape};
 use mla_kernels::device::cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use mla_kernels::{Cuda, present_gpu};
@@ -65,7 +65,7 @@ impl Tensors {
     fn forward(
         &mut self,
         layer: &Layer,
-        workspace: &mut Workspace<FlashAttn, FlashMla>,
+        workspace: &mut Workspace<WgmmaAttn, WgmmaMla>,
         tokens: usize,
     ) -> mla_runtime::Result<()> {
         let (gpu, config) = (layer.device(), layer.config());
@@ -158,7 +158,7 @@ impl Requests {
     }
 }
 
-type Layer = MlaLayer<FlashAttn, FlashMla>;
+type Layer = MlaLayer<WgmmaAttn, WgmmaMla>;
 
 fn main() -> Result<(), Box<dyn Error>> {
     // Without a driver, cudarc would panic.

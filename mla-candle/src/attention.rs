@@ -14,7 +14,7 @@ use crate::paged::{Inputs, Paged, Span};
 pub(crate) enum Attention {
     Cpu(Paged<CpuPrefill, CpuDecode>),
     #[cfg(feature = "cuda")]
-    Cuda(Paged<mla_kernels::backends::sm90::FlashAttn, mla_kernels::backends::sm90::FlashMla>),
+    Cuda(Paged<mla_kernels::backends::sm90::WgmmaAttn, mla_kernels::backends::sm90::WgmmaMla>),
 }
 
 impl Attention {

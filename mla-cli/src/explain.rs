@@ -278,7 +278,11 @@ fn same_runs(runs: &[Run]) -> String {
 fn line(reason: Reason) -> String {
     match reason.given {
         Given::Cause(
-            Cause::NotBuilt | Cause::Needs(_) | Cause::NotLinked(_) | Cause::NotRegistered,
+            Cause::NotBuilt
+            | Cause::Needs(_)
+            | Cause::Instead(_)
+            | Cause::NotLinked(_)
+            | Cause::NotRegistered,
         ) => reason.given.to_string(),
         Given::Cause(_) => reason.to_string(),
         Given::Text(text) => format!("{text}: takes {}", reason.accepted),

@@ -590,8 +590,8 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
             "--backends: given \"XX\", accepted all, for decodes CPU,",
         ),
         (
-            "8q1s1k --backends flashmla".into(),
-            "; did you mean FLASHMLA?",
+            "8q1s1k --backends wgmma_mla".into(),
+            "; did you mean WGMMA_MLA?",
         ),
         (
             "8q1s1k --dims -1x128x64x128".into(),
@@ -632,8 +632,8 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
             "output: \"/proc/mla.json\": cannot be written: ",
         ),
         (
-            "8q1s1k --backends FLASH_ATTN".into(),
-            "backends: given FLASH_ATTN, which no batch comes to",
+            "8q1s1k --backends WGMMA_ATTN".into(),
+            "backends: given WGMMA_ATTN, which no batch comes to",
         ),
         (
             "8q1s1k --graphs on".into(),

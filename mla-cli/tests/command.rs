@@ -484,7 +484,7 @@ fn the_portable_backends_are_selected_on_every_gpu_since_ampere() {
         // Of what cannot run on this GPU, or for dense attention, the reason is enough.
         let lines = table.lines();
         let refused: Vec<_> = lines
-            .skip_while(|line| !line.starts_with(" FLASHMLA_SPARSE "))
+            .skip_while(|line| !line.starts_with(" WGMMA_MLA_SPARSE "))
             .enumerate()
             .take_while(|(number, line)| *number == 0 || line.starts_with("  "))
             .map(|(_, line)| line)
@@ -502,9 +502,9 @@ fn the_portable_backends_are_selected_on_every_gpu_since_ampere() {
 fn explain_names_the_feature_that_a_backend_wants() {
     let table = printed("explain --sm 9.0");
     for line in [
-        "prefill: none that fits is in this program; FLASH_ATTN would be chosen: build with \
+        "prefill: none that fits is in this program; WGMMA_ATTN would be chosen: build with \
          `--features sm90`",
-        "decode: none that fits is in this program; FLASHMLA would be chosen: build with \
+        "decode: none that fits is in this program; WGMMA_MLA would be chosen: build with \
          `--features sm90`",
     ] {
         assert!(table.lines().any(|given| given == line), "{table}");
@@ -619,12 +619,16 @@ fn unknown_names_and_values_are_refused_with_what_exists() {
             &["long", "single, uniform, ragged"],
         ),
         (
-            "explain --prefill FLASHMLA",
-            &["prefill: given \"FLASHMLA\"", "FLASH_ATTN", "TRTLLM_RAGGED"],
+            "explain --prefill WGMMA_MLA",
+            &[
+                "prefill: given \"WGMMA_MLA\"",
+                "WGMMA_ATTN",
+                "TRTLLM_RAGGED",
+            ],
         ),
         (
-            "explain --decode flash_mla",
-            &["decode: given \"flash_mla\"", "did you mean FLASHMLA?"],
+            "explain --decode wgmma_mla",
+            &["decode: given \"wgmma_mla\"", "did you mean WGMMA_MLA?"],
         ),
         ("explain --frobnicate", &["--frobnicate"]),
         ("explian", &["explian", "explain"]),
@@ -809,8 +813,8 @@ fn the_selftest_of_one_backend_times_nothing_and_says_what_was_right() {
 #[test]
 fn the_selftest_refuses_backends_that_are_not_there() {
     assert_refused(
-        &["selftest", "--device", "cpu", "--only", "FLASHMLA"],
-        &["--only", "\"FLASHMLA\"", "accepted CPU"],
+        &["selftest", "--device", "cpu", "--only", "WGMMA_MLA"],
+        &["--only", "\"WGMMA_MLA\"", "accepted CPU"],
     );
 }
 

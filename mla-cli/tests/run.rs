@@ -287,8 +287,8 @@ fn bad_input_is_refused_in_one_line() {
         ),
         (
             "refused",
-            "--batch q4 --prefill FLASH_ATTN",
-            ["FLASH_ATTN was asked for", "given cpu"],
+            "--batch q4 --prefill WGMMA_ATTN",
+            ["WGMMA_ATTN was asked for", "given cpu"],
         ),
         ("samples", "--batch q4 --samples 0", ["--samples", "from 1"]),
         (

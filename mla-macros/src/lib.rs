@@ -29,7 +29,7 @@ mod vocabulary;
 ///
 /// ```text
 /// #[mla_backend(sm = "90|100", dtypes = "f16,bf16", requires_r1 = true)]
-/// impl PrefillBackend for FlashAttn { … }
+/// impl PrefillBackend for MyAttention { … }
 /// ```
 ///
 /// It writes the block's `const SPEC`, checked by the compiler, an entry in the registry of every

@@ -324,6 +324,9 @@ fn an_override_takes_the_name_until_it_is_reset() {
     assert!(registry.reset(Phase::Decode, "NEW").is_err());
 }
 
+const INSTEAD_OF_FLASH_ATTN: &str = "not built here: in its place mla-kernels has WGMMA_ATTN on \
+     Hopper, MMA_ATTN on every GPU since Ampere; ask for that by its name, or for none";
+
 #[test]
 fn the_crate_that_has_a_backend_is_named() {
     let registry = Registry::known();
@@ -333,13 +336,46 @@ fn the_crate_that_has_a_backend_is_named() {
         let row = candidates.find(|c| c.spec.name == name).unwrap();
         row.reasons.to_string()
     };
-    let not_linked = "not linked: the crate mla-kernels has it; depend on mla-kernels, for a \
-                      GPU with the feature of its family, and name it in the program";
-    assert_eq!(row(SM90, |e| e.prefill, "FLASH_ATTN"), not_linked);
-    assert_eq!(row(SM90, |e| e.decode, "FLASHMLA"), not_linked);
-    // It has none for these GPUs.
-    let not_built = "not built in this version; choose a backend that this version implements";
-    assert_eq!(row(SM80, |e| e.prefill, "FLASH_ATTN"), not_built);
+    assert_eq!(
+        row(SM80, |e| e.decode, "FLASHINFER_MLA"),
+        "not linked: the crate mla-flashinfer has it; depend on mla-flashinfer, for a GPU with \
+         the feature of its family, and name it in the program"
+    );
+}
+
+#[test]
+fn a_name_from_elsewhere_says_what_takes_its_place() {
+    let explanation = Registry::known().explain(&request(SM90)).unwrap();
+    let row = |phase: &PhaseExplanation, name: &str| {
+        let row = phase.candidates.iter().find(|c| c.spec.name == name);
+        let reasons = row.unwrap().reasons.iter();
+        reasons.last().unwrap().to_string()
+    };
+    assert_eq!(
+        row(&explanation.prefill, "FLASH_ATTN"),
+        INSTEAD_OF_FLASH_ATTN
+    );
+    for (name, backends) in [
+        ("FLASHMLA", "WGMMA_MLA"),
+        ("FLASH_ATTN_MLA", "WGMMA_MLA"),
+        (
+            "TRITON_MLA",
+            "WGMMA_MLA on Hopper, MMA_MLA on every GPU since Ampere",
+        ),
+        (
+            "FLASHMLA_SPARSE",
+            "WGMMA_MLA_SPARSE on Hopper, MMA_MLA_SPARSE on every GPU since Ampere",
+        ),
+        ("FLASHINFER_MLA_SPARSE", "MMA_MLA_SPARSE"),
+        ("FLASH_ATTN_MLA_SPARSE", "WGMMA_MLA_SPARSE"),
+        ("FLASHINFER_MLA_SPARSE_SM90", "WGMMA_MLA_SPARSE"),
+    ] {
+        let expected = format!(
+            "not built here: in its place mla-kernels has {backends}; ask for that by its name, \
+             or for none"
+        );
+        assert_eq!(row(&explanation.decode, name), expected);
+    }
 }
 
 #[test]
@@ -357,10 +393,7 @@ fn a_linked_backend_takes_a_known_name_only_on_hardware_that_it_accepts() {
     assert_eq!(row(SM90), ("unknown", String::new()));
     assert_eq!(
         row(SM80),
-        (
-            "flash-attention",
-            "not built in this version; choose a backend that this version implements".to_owned()
-        )
+        ("flash-attention", INSTEAD_OF_FLASH_ATTN.to_owned())
     );
     // Where neither runs, the linked one stands for the name.
     assert_eq!(
@@ -438,9 +471,8 @@ fn a_refused_preference_is_an_error_with_its_reasons() {
     assert_eq!(
         registry.select(&request).unwrap_err().to_string(),
         "decode: FLASHMLA was asked for, but does not fit on sm 10.0: capability: given 10.0, \
-         accepted 9.0; page_size: given 16, accepted 64; not linked: the crate mla-kernels has it; \
-         depend on mla-kernels, for a GPU with the feature of its family, and name it in the \
-         program"
+         accepted 9.0; page_size: given 16, accepted 64; not built here: in its place mla-kernels \
+         has WGMMA_MLA; ask for that by its name, or for none"
     );
 }
 

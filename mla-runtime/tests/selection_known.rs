@@ -10,7 +10,7 @@ use mla_runtime::capability::{Capability, Platform, Target};
 use mla_runtime::dims::{HeadDims, MlaDims};
 use mla_runtime::dtype::DType;
 use mla_runtime::explain::PhaseExplanation;
-use mla_runtime::known::{FLASH_ATTN, KNOWN};
+use mla_runtime::known::KNOWN;
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::problem::Problem;
 use mla_runtime::registry::Registry;
@@ -328,11 +328,9 @@ fn found(phase: &PhaseExplanation) -> Vec<(&'static str, Vec<&'static str>)> {
 fn all_built() -> Registry {
     let mut registry = Registry::known();
     for entry in KNOWN {
-        // CUSTOM is known for every kind of device, but can be registered only once; and of two
-        // entries the one for every GPU stands for those that know more about some.
+        // CUSTOM is known for every kind of device, but can be registered only once.
         let is_custom = entry.spec.name == "CUSTOM" && entry.spec.platform != Platform::Cuda;
-        let is_part = entry.spec.name == "FLASH_ATTN" && entry.spec != FLASH_ATTN;
-        if !is_custom && !is_part {
+        if !is_custom {
             let built = Entry::known(entry.spec, || Availability::Available);
             registry.add(built).unwrap();
         }

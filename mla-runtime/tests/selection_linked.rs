@@ -57,7 +57,7 @@ fn linked_backends_are_selected_and_others_never_fall_in_for_them() {
     assert_eq!(selection.prefill, FlashAttn::SPEC);
     assert_eq!(selection.decode, Foreign::SPEC);
     let sm = |text: &str| Target::dry_run(text.parse().unwrap());
-    // On 8.0 FLASH_ATTN is known, but not built.
+    // On 8.0 FLASH_ATTN is a known name alone.
     let error = registry.select(&request(sm("8.0"))).unwrap_err();
     assert!(
         matches!(
@@ -75,7 +75,7 @@ fn linked_backends_are_selected_and_others_never_fall_in_for_them() {
         "{message}"
     );
     assert!(
-        message.contains("\n  FLASH_ATTN: not built in this version"),
+        message.contains("\n  FLASH_ATTN: not built here: in its place mla-kernels has WGMMA_ATTN"),
         "{message}"
     );
     // A capability below the floor.

@@ -1,40 +1,40 @@
 //! The built-in GPU backends do what their specs say.
 
-mod flash_mla {
-    use mla_kernels::backends::sm90::FlashMla;
+mod wgmma_mla {
+    use mla_kernels::backends::sm90::WgmmaMla;
 
     use crate::common::gpu;
 
     mla_conformance::decode_conformance!(
         #[ignore = "needs a Hopper GPU: \
                     cargo test -r --features sm90 --test gpu -- --ignored conformance"]
-        FlashMla,
+        WgmmaMla,
         gpu()
     );
 }
 
-mod flash_mla_sparse {
-    use mla_kernels::backends::sm90::FlashMlaSparse;
+mod wgmma_mla_sparse {
+    use mla_kernels::backends::sm90::WgmmaMlaSparse;
 
     use crate::common::gpu;
 
     mla_conformance::decode_conformance!(
         #[ignore = "needs a Hopper GPU: \
                     cargo test -r --features sm90 --test gpu -- --ignored conformance"]
-        FlashMlaSparse,
+        WgmmaMlaSparse,
         gpu()
     );
 }
 
-mod flash_attn {
-    use mla_kernels::backends::sm90::FlashAttn;
+mod wgmma_attn {
+    use mla_kernels::backends::sm90::WgmmaAttn;
 
     use crate::common::gpu;
 
     mla_conformance::prefill_conformance!(
         #[ignore = "needs a Hopper GPU: \
                     cargo test -r --features sm90 --test gpu -- --ignored conformance"]
-        FlashAttn,
+        WgmmaAttn,
         gpu()
     );
 }

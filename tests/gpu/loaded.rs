@@ -202,15 +202,15 @@ fn of_the_portable_family_the_code_for_this_gpu_is_loaded() {
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored loaded"]
 fn of_the_hopper_family_machine_code_is_loaded() {
-    use mla_kernels::backends::sm90::{FlashAttn, FlashMla, FlashMlaSparse};
+    use mla_kernels::backends::sm90::{WgmmaAttn, WgmmaMla, WgmmaMlaSparse};
 
     // It has no PTX: with `CUDA_FORCE_PTX_JIT=1` nothing of it runs.
     let gpu = &*gpu();
-    check(gpu, "sm90", &decode::<FlashMla>(gpu, KvFormat::BF16, None));
+    check(gpu, "sm90", &decode::<WgmmaMla>(gpu, KvFormat::BF16, None));
     check(
         gpu,
         "sm90",
-        &decode::<FlashMlaSparse>(gpu, KvFormat::BF16, Some(64)),
+        &decode::<WgmmaMlaSparse>(gpu, KvFormat::BF16, Some(64)),
     );
-    check(gpu, "sm90", &prefill::<FlashAttn>(gpu));
+    check(gpu, "sm90", &prefill::<WgmmaAttn>(gpu));
 }

@@ -1,6 +1,6 @@
 //! What needs a GPU, in one program, since each carries the code of all kernels: a module per
 //! kernel, and the conformance suite and the layer over them. A filter runs one of them: `cargo
-//! test --release --features sm90 --test gpu -- --include-ignored flash_mla`.
+//! test --release --features sm90 --test gpu -- --include-ignored wgmma_mla`.
 
 #![cfg(feature = "gpu")]
 
@@ -13,12 +13,6 @@ mod tensors;
 #[cfg(feature = "sm90")]
 mod conformance;
 #[cfg(feature = "sm90")]
-mod flash_attn;
-#[cfg(feature = "sm90")]
-mod flash_mla;
-#[cfg(feature = "sm90")]
-mod flash_mla_sparse;
-#[cfg(feature = "sm90")]
 mod indexer;
 #[cfg(feature = "sm90")]
 mod layer;
@@ -28,3 +22,9 @@ mod portable;
 mod refusals;
 #[cfg(any(feature = "sm80", feature = "sm90"))]
 mod stress;
+#[cfg(feature = "sm90")]
+mod wgmma_attn;
+#[cfg(feature = "sm90")]
+mod wgmma_mla;
+#[cfg(feature = "sm90")]
+mod wgmma_mla_sparse;

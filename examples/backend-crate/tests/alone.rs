@@ -39,9 +39,9 @@ fn it_is_selected_where_it_is_compiled_for() {
 #[cfg(not(feature = "built-in"))]
 fn the_built_in_backends_say_which_feature_they_want() {
     let registry = Registry::linked().unwrap();
-    let flash_mla = registry.get(Phase::Decode, "FLASHMLA").unwrap();
-    assert!(!flash_mla.is_implemented());
-    let missing = flash_mla.availability_on(Target::dry_run(Capability::new(9, 0)), true);
+    let wgmma_mla = registry.get(Phase::Decode, "WGMMA_MLA").unwrap();
+    assert!(!wgmma_mla.is_implemented());
+    let missing = wgmma_mla.availability_on(Target::dry_run(Capability::new(9, 0)), true);
     let cause = mla_runtime::availability::Cause::FeatureOff {
         package: "mla-kernels",
         feature: "sm90",

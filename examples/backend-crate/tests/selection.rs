@@ -4,7 +4,7 @@ use std::any::TypeId;
 use std::process::Command;
 
 use backend_crate::Naive;
-use mla_kernels::backends::sm90::FlashMla;
+use mla_kernels::backends::sm90::WgmmaMla;
 use mla_kernels::{Cuda, DecodeBackends, PrefillBackends};
 use mla_runtime::backend::{DecodeBackend, Entry};
 use mla_runtime::capability::{Capability, Target};
@@ -30,11 +30,11 @@ type Prefill = best_prefill!(PrefillBackends, HOPPER, R1);
 
 #[test]
 fn the_compiler_chooses_among_built_in_and_foreign_backends() {
-    assert_eq!(TypeId::of::<ForR1>(), TypeId::of::<FlashMla>());
+    assert_eq!(TypeId::of::<ForR1>(), TypeId::of::<WgmmaMla>());
     assert_eq!(TypeId::of::<ForManyHeads>(), TypeId::of::<Naive>());
     assert_eq!(
         TypeId::of::<Prefill>(),
-        TypeId::of::<mla_kernels::backends::sm90::FlashAttn>()
+        TypeId::of::<mla_kernels::backends::sm90::WgmmaAttn>()
     );
 }
 
@@ -49,7 +49,7 @@ fn the_registry_finds_it_and_selects_it_where_the_others_do_not_fit() {
         registry.get(Phase::Decode, "NAIVE").unwrap().origin(),
         "backend_crate::Naive"
     );
-    assert_eq!(registry.select(&request(R1)).unwrap().decode, FlashMla::SPEC);
+    assert_eq!(registry.select(&request(R1)).unwrap().decode, WgmmaMla::SPEC);
     let selection = registry.select(&request(MANY_HEADS)).unwrap();
     assert_eq!(selection.decode, Naive::SPEC);
 
@@ -67,19 +67,19 @@ fn the_registry_finds_it_and_selects_it_where_the_others_do_not_fit() {
 #[test]
 fn it_takes_the_place_of_a_built_in_backend_by_name_until_that_is_reset() {
     let mut registry = Registry::linked().unwrap();
-    let origin = |registry: &Registry| registry.get(Phase::Decode, "FLASHMLA").map(Entry::origin);
-    registry.replace(Naive::ENTRY.named("FLASHMLA")).unwrap();
+    let origin = |registry: &Registry| registry.get(Phase::Decode, "WGMMA_MLA").map(Entry::origin);
+    registry.replace(Naive::ENTRY.named("WGMMA_MLA")).unwrap();
     assert_eq!(origin(&registry), Ok("backend_crate::Naive"));
-    let asked = request(R1).with_decode("FLASHMLA");
+    let asked = request(R1).with_decode("WGMMA_MLA");
     let selection = registry.select(&asked).unwrap();
     assert_eq!(
         (selection.decode.name, selection.decode.provider),
-        ("FLASHMLA", "backend-crate")
+        ("WGMMA_MLA", "backend-crate")
     );
-    assert_eq!(registry.reset(Phase::Decode, "FLASHMLA"), Ok(true));
+    assert_eq!(registry.reset(Phase::Decode, "WGMMA_MLA"), Ok(true));
     assert_eq!(
         origin(&registry),
-        Ok("mla_kernels::backends::sm90::flash_mla::FlashMla")
+        Ok("mla_kernels::backends::sm90::wgmma_mla::WgmmaMla")
     );
     assert_eq!(registry.select(&asked).unwrap().decode.provider, "native");
 }

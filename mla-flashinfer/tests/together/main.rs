@@ -37,10 +37,10 @@ use common::gpu;
 const BACKENDS: &[(Phase, &str, &str)] = &[
     (Phase::Prefill, "FLASHINFER", "flashinfer"),
     (Phase::Prefill, "CUDNN", "cudnn"),
-    (Phase::Prefill, "FLASH_ATTN", "native"),
+    (Phase::Prefill, "WGMMA_ATTN", "native"),
     (Phase::Decode, "FLASHINFER_MLA", "flashinfer"),
     (Phase::Decode, "CUTLASS_MLA", "cutlass"),
-    (Phase::Decode, "FLASHMLA", "native"),
+    (Phase::Decode, "WGMMA_MLA", "native"),
 ];
 
 fn explain(target: Target) -> Explanation {
@@ -106,7 +106,7 @@ fn has_blackwells_fa2() -> bool {
 /// The prefill and decode backends that this program and this machine have.
 fn pairs(gpu: &Cuda) -> Vec<(&'static str, &'static str)> {
     let native = explain(gpu.target());
-    let has_native = [(Phase::Prefill, "FLASH_ATTN"), (Phase::Decode, "FLASHMLA")]
+    let has_native = [(Phase::Prefill, "WGMMA_ATTN"), (Phase::Decode, "WGMMA_MLA")]
         .iter()
         .all(|(phase, name)| {
             let mut candidates = native.phase(*phase).candidates.iter();
@@ -121,7 +121,7 @@ fn pairs(gpu: &Cuda) -> Vec<(&'static str, &'static str)> {
         }
     }
     if has_native {
-        pairs.push(("FLASH_ATTN", "FLASHMLA"));
+        pairs.push(("WGMMA_ATTN", "WGMMA_MLA"));
     }
     pairs
 }

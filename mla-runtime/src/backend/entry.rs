@@ -104,11 +104,6 @@ pub(crate) fn not_built() -> Availability {
     Availability::Unavailable(Cause::NotBuilt)
 }
 
-/// Implemented by the GPU kernels' own crate, which is not linked where this entry decides.
-pub(crate) fn not_linked() -> Availability {
-    Availability::Unavailable(Cause::NotLinked("mla-kernels"))
-}
-
 /// A name kept for whatever a third party registers.
 pub(crate) fn not_registered() -> Availability {
     Availability::Unavailable(Cause::NotRegistered)

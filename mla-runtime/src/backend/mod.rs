@@ -80,7 +80,7 @@ pub(crate) use check::{check_cache, check_gaps, check_lists, check_rows, check_s
 pub use decode::{DecodeBackend, DecodeStage, SelectedDecode};
 pub use decode_call::{DecodeBatch, DecodeCall, HostLens, Query};
 pub use entry::{Entry, LINKED};
-pub(crate) use entry::{not_built, not_linked, not_registered};
+pub(crate) use entry::{not_built, not_registered};
 pub use made_for::MadeFor;
 pub use opaque::Opaque;
 pub use prefill::{PrefillBackend, PrefillStage, SelectedPrefill};

@@ -13,6 +13,8 @@ pub enum Cause {
     /// The backend is known by name, but its kernels are to be had only with what no crate here
     /// brings along.
     Needs(&'static str),
+    /// The backend is known by name, and backends of mla-kernels compute what it does.
+    Instead(&'static str),
     /// A crate that has an implementation is not linked into the program.
     NotLinked(&'static str),
     /// The name is kept for backends from elsewhere, and none was registered.
@@ -75,6 +77,10 @@ impl Cause {
                 text.push("not built: it needs ");
                 text.push(what);
             }
+            Self::Instead(backends) => {
+                text.push("not built here: in its place mla-kernels has ");
+                text.push(backends);
+            }
             Self::NotLinked(package) => {
                 text.push("not linked: the crate ");
                 text.push(package);
@@ -131,6 +137,7 @@ impl Cause {
             Self::NotBuilt | Self::Needs(_) => {
                 text.push("choose a backend that this version implements");
             }
+            Self::Instead(_) => text.push("ask for that by its name, or for none"),
             Self::NotLinked(package) => {
                 text.push("depend on ");
                 text.push(package);

@@ -21,7 +21,7 @@ pub use super::support::{
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct BackendSpec {
-    /// The name by which it is chosen, such as `FLASHMLA`.
+    /// The name by which it is chosen, such as `WGMMA_MLA`.
     pub name: &'static str,
     /// Who provides the kernel: by default the package that the attribute stands in, and `native`
     /// if it is this project's own.

@@ -1,7 +1,7 @@
 //! The backends that are known by name, whether or not this version implements them.
 //!
 //! An engine that is asked for `FLASHINFER_MLA` deserves a better answer than "no such name": its
-//! true constraints, and that it is not built in this version, or which crate has it. So the
+//! true constraints, and which crate has it, or what takes its place in mla-kernels. So the
 //! support matrix is complete, and its gaps can be seen. If a backend of the same name is
 //! linked, it takes the known one's place; [`Registry`](crate::registry::Registry) says how.
 //!
@@ -13,7 +13,7 @@
 //! reference order.
 
 use crate::availability::{Availability, Cause};
-use crate::backend::{Entry, not_built, not_linked, not_registered};
+use crate::backend::{Entry, not_built, not_registered};
 use crate::capability::{Capability, CapabilityMatch, Platform};
 use crate::dims::HeadDims;
 use crate::dtype::DType;
@@ -273,11 +273,27 @@ const fn unbuilt(spec: BackendSpec) -> Entry {
     Entry::known(spec, not_built)
 }
 
-const fn unlinked(spec: BackendSpec) -> Entry {
-    Entry::known(spec, not_linked)
+// Kernels of mla-kernels compute what these do, under names of their own.
+macro_rules! here {
+    ($($function:ident: $backends:literal,)*) => {$(
+        const fn $function(spec: BackendSpec) -> Entry {
+            Entry::known(spec, || {
+                Availability::Unavailable(Cause::Instead($backends))
+            })
+        }
+    )*};
 }
 
-/// Implemented by a crate of other people's kernels.
+here! {
+    attention_is_here: "WGMMA_ATTN on Hopper, MMA_ATTN on every GPU since Ampere",
+    decode_is_here: "WGMMA_MLA on Hopper, MMA_MLA on every GPU since Ampere",
+    hopper_decode_is_here: "WGMMA_MLA",
+    sparse_is_here: "WGMMA_MLA_SPARSE on Hopper, MMA_MLA_SPARSE on every GPU since Ampere",
+    hopper_sparse_is_here: "WGMMA_MLA_SPARSE",
+    portable_sparse_is_here: "MMA_MLA_SPARSE",
+}
+
+// Implemented by a crate of other people's kernels.
 const fn in_mla_flashinfer(spec: BackendSpec) -> Entry {
     Entry::known(spec, || {
         Availability::Unavailable(Cause::NotLinked("mla-flashinfer"))
@@ -303,13 +319,6 @@ const fn with_python(spec: BackendSpec) -> Entry {
         ))
     })
 }
-
-// On the GPUs that mla-kernels has it for. On others the entry behind it decides.
-const FLASH_ATTN_ON_HOPPER: BackendSpec = BackendSpec {
-    capabilities: &[HOPPER],
-    ..FLASH_ATTN
-}
-.checked();
 
 const fn unregistered(spec: BackendSpec) -> Entry {
     Entry::known(spec, not_registered)
@@ -359,8 +368,7 @@ const fn in_mla_cpu(spec: BackendSpec) -> Entry {
 
 /// Every known backend. A name may occur more than once, for different kinds of devices.
 pub static KNOWN: &[Entry] = &[
-    unlinked(FLASH_ATTN_ON_HOPPER),
-    unbuilt(FLASH_ATTN),
+    attention_is_here(FLASH_ATTN),
     in_mla_flashinfer(FLASHINFER),
     with_cubins(TRTLLM_RAGGED),
     with_python(TOKENSPEED_MLA_PREFILL),
@@ -369,16 +377,16 @@ pub static KNOWN: &[Entry] = &[
     unregistered(custom(Platform::Cuda)),
     unregistered(custom(Platform::Rocm)),
     unregistered(custom(Platform::Cpu)),
-    unlinked(FLASHMLA),
-    unbuilt(FLASH_ATTN_MLA),
+    hopper_decode_is_here(FLASHMLA),
+    hopper_decode_is_here(FLASH_ATTN_MLA),
     in_mla_flashinfer(FLASHINFER_MLA),
     with_python(TOKENSPEED_MLA_DECODE),
     in_mla_flashinfer(CUTLASS_MLA),
-    unbuilt(TRITON_MLA),
-    unbuilt(FLASHMLA_SPARSE),
-    unbuilt(FLASHINFER_MLA_SPARSE),
-    unbuilt(FLASH_ATTN_MLA_SPARSE),
-    unbuilt(FLASHINFER_MLA_SPARSE_SM90),
+    decode_is_here(TRITON_MLA),
+    sparse_is_here(FLASHMLA_SPARSE),
+    portable_sparse_is_here(FLASHINFER_MLA_SPARSE),
+    hopper_sparse_is_here(FLASH_ATTN_MLA_SPARSE),
+    hopper_sparse_is_here(FLASHINFER_MLA_SPARSE_SM90),
     in_mla_cpu(CPU_PREFILL),
     in_mla_cpu(CPU_DECODE),
 ];

@@ -1,25 +1,25 @@
 //! Kernels for Hopper, by its own instructions (`sm_90a`).
 
-mod flash_attn;
-mod flash_mla;
-mod flash_mla_sparse;
 #[cfg(feature = "sm90")]
 mod indexer;
 #[cfg(feature = "sm90")]
 mod kernel;
+mod wgmma_attn;
+mod wgmma_mla;
+mod wgmma_mla_sparse;
 
-pub use flash_attn::FlashAttn;
-pub use flash_mla::FlashMla;
-pub use flash_mla_sparse::FlashMlaSparse;
 use mla_runtime::backends;
 use mla_runtime::capability::Capability;
 use mla_runtime::kernels::Run;
+pub use wgmma_attn::WgmmaAttn;
+pub use wgmma_mla::WgmmaMla;
+pub use wgmma_mla_sparse::WgmmaMlaSparse;
 
 /// This family's prefill backends, and then those of a list.
-pub type Prefill<Rest> = backends![FlashAttn, ..Rest];
+pub type Prefill<Rest> = backends![WgmmaAttn, ..Rest];
 
 /// This family's decode backends, and then those of a list.
-pub type Decode<Rest> = backends![FlashMla, FlashMlaSparse, ..Rest];
+pub type Decode<Rest> = backends![WgmmaMla, WgmmaMlaSparse, ..Rest];
 
 /// Where all tests of this family's backends passed, the latest commit for each GPU.
 const RUN_ON: &[Run] = &[

@@ -2,7 +2,7 @@
 //! that has nothing to do.
 
 use mla_kernels::Cuda;
-use mla_kernels::backends::sm90::FlashAttn;
+use mla_kernels::backends::sm90::WgmmaAttn;
 use mla_runtime::Result;
 use mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, StepLimits};
 use mla_runtime::capability::Platform;
@@ -62,7 +62,7 @@ fn context_of_every_cache_format_agrees_with_the_cpu() {
                     context_rows,
                     ..Case::new(16, &[(1, 300), (65, 640), (3, 200), (128, 128), (2, 2)])
                 };
-                let layer: MlaLayer<FlashAttn, NoDecode> =
+                let layer: MlaLayer<WgmmaAttn, NoDecode> =
                     MlaLayer::of(gpu, &case.config()).unwrap();
                 let batch = Batch::new(&case);
                 let (given, expected) = (batch.run(&layer).unwrap(), batch.on_cpu());

@@ -22,8 +22,8 @@ mod sparse;
 mod two_gpus;
 
 use mla_kernels::Cuda;
-use mla_kernels::backends::sm90::FlashAttn;
-use mla_kernels::backends::sm90::FlashMla;
+use mla_kernels::backends::sm90::WgmmaAttn;
+use mla_kernels::backends::sm90::WgmmaMla;
 use mla_runtime::backend::{DecodeBackend, PrefillBackend, StepLimits};
 use mla_runtime::batch::Request;
 use mla_runtime::device::Device;
@@ -54,7 +54,7 @@ const MIXED: &[(u32, u32)] = &[
 ];
 
 /// A layer on the GPU with this build's own backends.
-type GpuLayer = MlaLayer<FlashAttn, FlashMla>;
+type GpuLayer = MlaLayer<WgmmaAttn, WgmmaMla>;
 
 fn gpu_layer(device: &Cuda, case: &Case) -> GpuLayer {
     MlaLayer::of(device, &case.config()).unwrap()
@@ -217,7 +217,7 @@ fn selected_backends_compute_the_same_bits() {
         .unwrap();
     assert_eq!(
         (selection.prefill.name, selection.decode.name),
-        (FlashAttn::SPEC.name, FlashMla::SPEC.name)
+        (WgmmaAttn::SPEC.name, WgmmaMla::SPEC.name)
     );
     let selected = MlaLayer::new(gpu, &config, prefill, decode).unwrap();
     let batch = Batch::new(&case);

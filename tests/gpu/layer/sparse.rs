@@ -2,7 +2,7 @@
 
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_kernels::Cuda;
-use mla_kernels::backends::sm90::{FlashAttn, FlashMlaSparse};
+use mla_kernels::backends::sm90::{WgmmaAttn, WgmmaMlaSparse};
 use mla_kernels::decode_graph::{DecodeGraph, DecodeShape};
 use mla_runtime::Result;
 use mla_runtime::backend::{DecodeStage, PrefillStage, StepLimits};
@@ -343,7 +343,7 @@ where
     layers.outcome(device, &workspace, &lists)
 }
 
-type GpuLayer = MlaLayer<FlashAttn, FlashMlaSparse>;
+type GpuLayer = MlaLayer<WgmmaAttn, WgmmaMlaSparse>;
 
 fn gpu_layer(gpu: &Cuda, case: &Case) -> GpuLayer {
     MlaLayer::of(gpu, &case.config()).unwrap()

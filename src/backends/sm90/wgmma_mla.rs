@@ -1,4 +1,4 @@
-//! FLASHMLA: dense absorbed decode on Hopper GPUs, one launch per step.
+//! WGMMA_MLA: dense absorbed decode on Hopper GPUs, one launch per step.
 //!
 //! `docs/kernels/decode.md` tells how the kernel works. Everything a step needs is worked out on
 //! the device from the lengths there, so a captured step can be replayed with other lengths and
@@ -10,9 +10,9 @@ dense_backend! {
     /// Dense absorbed decode on Hopper GPUs: 1 to 128 heads without padding waste, up to 16 query
     /// tokens per request, batches of up to 1024 requests, pages of any multiple of 16; caches of
     /// the queries' dtype, or of e4m3 with one scale.
-    FlashMla: super::kernel::Hopper,
+    WgmmaMla: super::kernel::Hopper,
     feature = "sm90",
-    name = "FLASHMLA",
+    name = "WGMMA_MLA",
     provider = "native",
     sm = "90",
     compiled = crate::raw::compiled::SM90,

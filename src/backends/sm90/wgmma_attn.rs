@@ -1,4 +1,4 @@
-//! FLASH_ATTN: expanded prefill on Hopper GPUs, one launch per attention.
+//! WGMMA_ATTN: expanded prefill on Hopper GPUs, one launch per attention.
 //!
 //! `docs/kernels/prefill.md` tells how the kernel works. It makes its schedule from the lengths on
 //! the device, so nothing is prepared. Its workspace holds the counters by which CTAs share out
@@ -12,9 +12,9 @@ expanded_backend! {
     /// Keys come as two sources, the head's part and the shared rotary part, so that nobody packs
     /// them; packed keys are taken as well, a little slower. Every request's end is exact: what
     /// lies behind it in memory is never used. Pointers, and strides in bytes, are multiples of 16.
-    FlashAttn: super::kernel::Hopper,
+    WgmmaAttn: super::kernel::Hopper,
     feature = "sm90",
-    name = "FLASH_ATTN",
+    name = "WGMMA_ATTN",
     provider = "native",
     sm = "90",
     compiled = crate::raw::compiled::SM90,

@@ -1,10 +1,10 @@
-//! FLASHMLA on a Hopper GPU against the CPU's decode backend, on batches with poison wherever
+//! WGMMA_MLA on a Hopper GPU against the CPU's decode backend, on batches with poison wherever
 //! nothing may be read.
 
 use half::{bf16, f16};
 use mla_cpu::{Cpu, CpuDecode};
 use mla_kernels::Cuda;
-use mla_kernels::backends::sm90::FlashMla;
+use mla_kernels::backends::sm90::WgmmaMla;
 use mla_kernels::device::Buffer;
 use mla_kernels::raw;
 use mla_runtime::Result;
@@ -355,14 +355,14 @@ fn check(name: &str, case: &Case, seed: u64) {
     let numbers = Numbers::random(case, seed);
     let want = run::<CpuDecode>(&Cpu::new(), case, &numbers);
     let gpu = &*gpu();
-    let got = run::<FlashMla>(gpu, case, &numbers);
+    let got = run::<WgmmaMla>(gpu, case, &numbers);
     assert_close(name, case.dtype, &got, &want);
-    let again = run::<FlashMla>(gpu, case, &numbers);
+    let again = run::<WgmmaMla>(gpu, case, &numbers);
     assert!(got == again, "{name}: a second run differs");
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_mla"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla"]
 fn every_number_of_heads_and_query_tokens_agrees_with_the_cpu() {
     // With more than 64 rows, requests with room for up to 512 tokens have a kernel of their own;
     // the table has a page more than needed.
@@ -384,7 +384,7 @@ fn every_number_of_heads_and_query_tokens_agrees_with_the_cpu() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_mla"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla"]
 fn random_ragged_batches_agree_with_the_cpu() {
     let mut rng = rng(7);
     for round in 0..40 {
@@ -405,7 +405,7 @@ fn random_ragged_batches_agree_with_the_cpu() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_mla"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla"]
 fn e4m3_caches_agree_with_the_cpu() {
     let mut rng = rng(9);
     let lens = [0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 191, 1000, 4641];
@@ -437,7 +437,7 @@ fn e4m3_caches_agree_with_the_cpu() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_mla"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla"]
 fn large_batches_and_long_contexts_agree_with_the_cpu() {
     let mut rng = rng(8);
     let many = (0..1024).map(|_| (1, rng.random_range(0..300))).collect();
@@ -460,7 +460,7 @@ fn large_batches_and_long_contexts_agree_with_the_cpu() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_mla"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla"]
 fn offsets_beyond_two_to_the_31_elements_agree_with_the_cpu() {
     let mut case = Case::new(16, vec![(1, 700), (2, 333)]);
     case.spare_pages = (1usize << 31) / (64 * ROW) + 1;
@@ -470,7 +470,7 @@ fn offsets_beyond_two_to_the_31_elements_agree_with_the_cpu() {
 // Batches of more query tiles than CTA groups, so that each group goes from work item to work item:
 // a race about what one item leaves behind for the next shows in one launch of hundreds.
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_mla"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla"]
 fn hundreds_of_launches_give_the_same_bits() {
     let gpu = &*gpu();
     let mut rng = rng(29);
@@ -501,7 +501,7 @@ fn hundreds_of_launches_give_the_same_bits() {
     ];
     for (seed, (name, case)) in (17..).zip(&cases) {
         let numbers = Numbers::random(case, seed);
-        let backend = FlashMla::new(gpu, &case.config()).unwrap();
+        let backend = WgmmaMla::new(gpu, &case.config()).unwrap();
         let mut state = backend.state(gpu, &case.limits()).unwrap();
         let mut step = Step::<Cuda>::new(gpu, case, &numbers).unwrap();
         let mut first = None;
@@ -521,7 +521,7 @@ fn hundreds_of_launches_give_the_same_bits() {
 // CTAs that never wait for the other splits of their query tile make all of them fall back, unless
 // all are there already: then one CTA combines what several would have.
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_mla"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla"]
 fn falling_back_gives_the_same_bits() {
     let gpu = &*gpu();
     let mut rng = rng(31);
@@ -548,7 +548,7 @@ fn falling_back_gives_the_same_bits() {
     for (seed, case) in (23..).zip(&cases) {
         let numbers = Numbers::random(case, seed);
         let step = Step::<Cuda>::new(gpu, case, &numbers).unwrap();
-        let backend = FlashMla::new(gpu, &case.config()).unwrap();
+        let backend = WgmmaMla::new(gpu, &case.config()).unwrap();
         let bytes = backend.workspace_bytes(gpu, &case.limits()).unwrap();
         let workspace = upload(gpu, &vec![0; bytes as usize]).unwrap();
         let mut params = raw_call(&step, case, &workspace);
@@ -578,7 +578,7 @@ fn falling_back_gives_the_same_bits() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_mla"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla"]
 fn a_captured_step_replays_with_other_lengths_and_pages() {
     let gpu = &*gpu();
     let case = Case::new(16, vec![(1, 3000), (1, 40), (1, 0), (1, 700)]);
@@ -596,7 +596,7 @@ fn a_captured_step_replays_with_other_lengths_and_pages() {
         (vec![1, 2800, 129, 0], shorter),
         (numbers.lens.clone(), numbers.block_table.clone()),
     ];
-    let backend = FlashMla::new(gpu, &case.config()).unwrap();
+    let backend = WgmmaMla::new(gpu, &case.config()).unwrap();
     let mut state = backend.state(gpu, &case.limits()).unwrap();
     let mut step = Step::<Cuda>::new(gpu, &case, &numbers).unwrap();
     let graph = gpu
@@ -629,11 +629,11 @@ fn a_captured_step_replays_with_other_lengths_and_pages() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_mla"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla"]
 fn what_does_not_fit_is_refused_by_name() {
     let gpu = &*gpu();
     let case = Case::new(16, vec![(1, 100)]);
-    let backend = FlashMla::new(gpu, &case.config()).unwrap();
+    let backend = WgmmaMla::new(gpu, &case.config()).unwrap();
     let mut limits = case.limits();
     limits.decode_query_len = 17;
     let refused = backend
@@ -695,13 +695,13 @@ fn raw_call(step: &Step<Cuda>, case: &Case, workspace: &Buffer) -> raw::MlaDecod
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_mla"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla"]
 fn each_bad_argument_of_the_raw_call_is_named_before_anything_is_launched() {
     let gpu = &*gpu();
     let case = Case::new(16, vec![(1, 100), (1, 3)]);
     let numbers = Numbers::random(&case, 1);
     let step = Step::<Cuda>::new(gpu, &case, &numbers).unwrap();
-    let backend = FlashMla::new(gpu, &case.config()).unwrap();
+    let backend = WgmmaMla::new(gpu, &case.config()).unwrap();
     let bytes = backend.workspace_bytes(gpu, &case.limits()).unwrap();
     let workspace = gpu.allocate(bytes as usize).unwrap();
     let good = raw_call(&step, &case, &workspace);

@@ -1,11 +1,11 @@
-//! FLASHMLA_SPARSE on a Hopper GPU against the CPU's decode backend, which gets the listed rows
+//! WGMMA_MLA_SPARSE on a Hopper GPU against the CPU's decode backend, which gets the listed rows
 //! alone and lists without what is to be skipped. The CPU has the same queries in f32, and computes
 //! in f32 then: with queries of bf16 it would round rows of other formats to bf16.
 
 use half::bf16;
 use mla_cpu::{Cpu, CpuDecode};
 use mla_kernels::Cuda;
-use mla_kernels::backends::sm90::FlashMlaSparse;
+use mla_kernels::backends::sm90::WgmmaMlaSparse;
 use mla_kernels::device::{Bytes, BytesMut};
 use mla_runtime::Result;
 use mla_runtime::backend::{
@@ -380,7 +380,7 @@ fn step(gpu: &Cuda, case: &Case, numbers: &Numbers) -> Step<Cuda> {
 
 fn run(gpu: &Cuda, case: &Case, numbers: &Numbers, cache: Bytes<'_>) -> (Vec<u8>, Vec<u8>) {
     let mut step = step(gpu, case, numbers);
-    let backend = FlashMlaSparse::new(gpu, &case.config(case.page_size, DTYPE)).unwrap();
+    let backend = WgmmaMlaSparse::new(gpu, &case.config(case.page_size, DTYPE)).unwrap();
     step.enqueue(gpu, case, &backend, &mut (), cache).unwrap();
     step.results(gpu).unwrap()
 }
@@ -449,7 +449,7 @@ const FORMATS: [KvFormat; 3] = [KvFormat::BF16, KvFormat::Fp8, KvFormat::Fp8DsMl
 
 #[test]
 #[ignore = "needs a Hopper GPU: \
-            cargo test -r --features sm90 --test gpu -- --ignored flash_mla_sparse"]
+            cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla_sparse"]
 fn lists_with_wrong_entries_anywhere_agree_with_the_cpu() {
     let gpu = &*gpu();
     let mut rng = rng(41);
@@ -485,7 +485,7 @@ fn lists_with_wrong_entries_anywhere_agree_with_the_cpu() {
 /// and empty ones, and those of a second cache.
 #[test]
 #[ignore = "needs a Hopper GPU: \
-            cargo test -r --features sm90 --test gpu -- --ignored flash_mla_sparse"]
+            cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla_sparse"]
 fn lists_that_end_anywhere_agree_with_the_cpu() {
     let gpu = &*gpu();
     for kv in FORMATS {
@@ -520,7 +520,7 @@ fn lists_that_end_anywhere_agree_with_the_cpu() {
 
 #[test]
 #[ignore = "needs a Hopper GPU: \
-            cargo test -r --features sm90 --test gpu -- --ignored flash_mla_sparse"]
+            cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla_sparse"]
 fn rows_beyond_two_to_the_31_elements_agree_with_the_cpu() {
     let gpu = &*gpu();
     for (kv, heads) in [(KvFormat::BF16, 16), (KvFormat::BF16, 128)] {
@@ -595,7 +595,7 @@ impl Drop for HalfMapped {
 
 #[test]
 #[ignore = "needs a Hopper GPU: \
-            cargo test -r --features sm90 --test gpu -- --ignored flash_mla_sparse"]
+            cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla_sparse"]
 fn a_page_0_without_memory_is_never_read() {
     let gpu = &*gpu();
     let memory = HalfMapped::new(gpu);
@@ -628,7 +628,7 @@ fn a_page_0_without_memory_is_never_read() {
 
 #[test]
 #[ignore = "needs a Hopper GPU: \
-            cargo test -r --features sm90 --test gpu -- --ignored flash_mla_sparse"]
+            cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla_sparse"]
 fn three_hundred_launches_give_the_same_bits() {
     let gpu = &*gpu();
     for kv in FORMATS {
@@ -637,7 +637,7 @@ fn three_hundred_launches_give_the_same_bits() {
             let case = Case::new(kv, heads, tokens, 400);
             let numbers = Numbers::random(&case, &mut rng(9));
             let cache = cache(gpu, &case, &numbers);
-            let backend = FlashMlaSparse::new(gpu, &case.config(case.page_size, DTYPE)).unwrap();
+            let backend = WgmmaMlaSparse::new(gpu, &case.config(case.page_size, DTYPE)).unwrap();
             let mut step = step(gpu, &case, &numbers);
             let mut first = None;
             for launch in 0..300 {
@@ -653,7 +653,7 @@ fn three_hundred_launches_give_the_same_bits() {
 
 #[test]
 #[ignore = "needs a Hopper GPU: \
-            cargo test -r --features sm90 --test gpu -- --ignored flash_mla_sparse"]
+            cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla_sparse"]
 fn a_captured_step_replays_with_other_lists_and_counts() {
     let gpu = &*gpu();
     for (kv, heads, tokens) in [
@@ -668,7 +668,7 @@ fn a_captured_step_replays_with_other_lists_and_counts() {
         let mut rng = rng(15);
         let mut numbers = Numbers::random(&case, &mut rng);
         let cache = cache(gpu, &case, &numbers);
-        let backend = FlashMlaSparse::new(gpu, &case.config(case.page_size, DTYPE)).unwrap();
+        let backend = WgmmaMlaSparse::new(gpu, &case.config(case.page_size, DTYPE)).unwrap();
         let mut step = step(gpu, &case, &numbers);
         let graph = gpu
             .capture(|gpu| step.enqueue(gpu, &case, &backend, &mut (), Cuda::bytes(&cache)))
@@ -699,7 +699,7 @@ fn a_captured_step_replays_with_other_lists_and_counts() {
 /// By every kernel, of which each takes so many heads.
 #[test]
 #[ignore = "needs a Hopper GPU: \
-            cargo test -r --features sm90 --test gpu -- --ignored flash_mla_sparse"]
+            cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla_sparse"]
 fn two_caches_and_sinks_agree_with_the_cpu() {
     let gpu = &*gpu();
     let mut rng = rng(33);
@@ -723,7 +723,7 @@ fn two_caches_and_sinks_agree_with_the_cpu() {
 // Which requests are dense is decided for each, where a graph is replayed on the device.
 #[test]
 #[ignore = "needs a Hopper GPU: \
-            cargo test -r --features sm90 --test gpu -- --ignored flash_mla_sparse"]
+            cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla_sparse"]
 fn dense_requests_beside_listed_ones_agree_with_the_cpu_in_replays() {
     const BOUND: usize = 200;
     let gpu = &*gpu();
@@ -740,7 +740,7 @@ fn dense_requests_beside_listed_ones_agree_with_the_cpu_in_replays() {
         let more = numbers.slots.iter().map(|_| random_row(kv, &mut rng));
         numbers.rows = more.collect();
         let cache = cache(gpu, &case, &numbers);
-        let backend = FlashMlaSparse::new(gpu, &case.config(case.page_size, DTYPE)).unwrap();
+        let backend = WgmmaMlaSparse::new(gpu, &case.config(case.page_size, DTYPE)).unwrap();
         let mut step = step(gpu, &case, &numbers);
         step.dense_within = BOUND;
         let graph = gpu

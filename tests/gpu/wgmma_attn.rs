@@ -1,4 +1,4 @@
-//! FLASH_ATTN against the f64 reference and the CPU device: lengths around every tile boundary,
+//! WGMMA_ATTN against the f64 reference and the CPU device: lengths around every tile boundary,
 //! mixed in one batch, and random batches; keys fewer and more than queries, packed and split; NaN
 //! around everything and in other requests; offsets beyond 2^31 elements; bad arguments; and five
 //! runs, of which the last four replay a captured graph, with the same bits; and graphs captured
@@ -8,7 +8,7 @@ use std::ops::Range;
 use half::{bf16, f16};
 use mla_conformance::reference::{self, Array};
 use mla_cpu::{Cpu, CpuPrefill};
-use mla_kernels::backends::sm90::FlashAttn;
+use mla_kernels::backends::sm90::WgmmaAttn;
 use mla_kernels::device::Buffer;
 use mla_kernels::{Cuda, raw};
 use mla_runtime::backend::{
@@ -442,10 +442,10 @@ fn check(case: &Case, seed: u64) {
     compare("CPU", case, &oracle.out, &oracle.outcome(), &expected);
 
     let gpu = &*gpu();
-    let mut bench = Bench::<FlashAttn>::new(gpu, case, &inputs);
+    let mut bench = Bench::<WgmmaAttn>::new(gpu, case, &inputs);
     bench.enqueue().unwrap();
     let first = bench.outcome();
-    compare("FLASH_ATTN", case, &bench.out, &first, &expected);
+    compare("WGMMA_ATTN", case, &bench.out, &first, &expected);
 
     let graph = gpu.capture(|_| bench.enqueue()).unwrap();
     for _ in 0..4 {
@@ -479,7 +479,7 @@ fn same(lens: &[usize]) -> Vec<(usize, usize)> {
 const BOUNDARIES: [usize; 12] = [0, 1, 127, 128, 129, 63, 0, 64, 65, 255, 256, 257];
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_attn"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_attn"]
 fn lengths_around_every_tile_boundary_mix_in_one_batch() {
     for dims in [R1, WIDE, SMALL] {
         for dtype in [DType::BF16, DType::F16] {
@@ -496,7 +496,7 @@ fn lengths_around_every_tile_boundary_mix_in_one_batch() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_attn"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_attn"]
 fn keys_may_be_more_or_fewer_than_queries() {
     let more = [(100, 400), (1, 257), (256, 700), (0, 77), (130, 641)];
     // Rows that see nothing, within a tile and in whole tiles.
@@ -516,7 +516,7 @@ fn keys_may_be_more_or_fewer_than_queries() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_attn"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_attn"]
 fn any_number_of_heads_and_of_requests() {
     for heads in [1, 3, 16, 128] {
         check(&case(R1, DType::BF16, heads, &same(&[150, 20])), 3);
@@ -535,7 +535,7 @@ fn any_number_of_heads_and_of_requests() {
 
 // The keys of few query tiles are divided among CTAs, evenly and not, and beside whole tiles.
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_attn"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_attn"]
 fn few_query_tiles_on_long_contexts_agree() {
     let batches: [(usize, &[(usize, usize)]); 5] = [
         (1, &[(16, 20_000)]),
@@ -559,7 +559,7 @@ fn few_query_tiles_on_long_contexts_agree() {
 
 // A captured graph's bounds have to hold for each batch that it is replayed for.
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_attn"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_attn"]
 fn a_graph_with_loose_bounds_replays_for_other_lengths() {
     let gpu = &*gpu();
     let captured = [(300, 700), (0, 77), (1, 257), (130, 641), (257, 64)];
@@ -589,7 +589,7 @@ fn a_graph_with_loose_bounds_replays_for_other_lengths() {
                     bounds: Some(bounds),
                     ..exact.clone()
                 };
-                let mut bench = Bench::<FlashAttn>::new(gpu, &case, &inputs);
+                let mut bench = Bench::<WgmmaAttn>::new(gpu, &case, &inputs);
                 let graph = gpu.capture(|_| bench.enqueue()).unwrap();
                 let batches = [(&exact, &inputs), (&other, &other_inputs)];
                 for (at, (batch, inputs)) in batches.into_iter().enumerate() {
@@ -611,7 +611,7 @@ fn a_graph_with_loose_bounds_replays_for_other_lengths() {
 // The kernel weighs against a reference that it raises afterwards; here that comes too late, and it
 // has to start over.
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_attn"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_attn"]
 fn scores_may_rise_beyond_what_weights_can_hold() {
     for amplitude in [3.0, 7.0, 20.0] {
         for dims in [R1, WIDE, SMALL] {
@@ -630,7 +630,7 @@ fn scores_may_rise_beyond_what_weights_can_hold() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_attn"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_attn"]
 fn random_ragged_batches_agree() {
     let mut rng = rng(8);
     for round in 0..32 {
@@ -670,7 +670,7 @@ fn random_ragged_batches_agree() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_attn"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_attn"]
 fn what_another_request_holds_changes_nothing() {
     let gpu = &*gpu();
     let lens = [(100, 70), (200, 331), (130, 130), (64, 64), (1, 300)];
@@ -682,7 +682,7 @@ fn what_another_request_holds_changes_nothing() {
                 ..case(R1, DType::BF16, 3, &lens)
             };
             let inputs = Inputs::new(&case, 9);
-            let mut bench = Bench::<FlashAttn>::new(gpu, &case, &inputs);
+            let mut bench = Bench::<WgmmaAttn>::new(gpu, &case, &inputs);
             bench.enqueue().unwrap();
             let clean = bench.outcome();
 
@@ -702,7 +702,7 @@ fn what_another_request_holds_changes_nothing() {
                     host.poison(keys.clone());
                 }
             }
-            let mut bench = Bench::<FlashAttn>::new(gpu, &case, &poisoned);
+            let mut bench = Bench::<WgmmaAttn>::new(gpu, &case, &poisoned);
             bench.enqueue().unwrap();
             let other = bench.outcome();
             let (tokens, row) = (case.tokens().0, bench.out.layout.strides[0] * 2);
@@ -760,14 +760,14 @@ impl Spread {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_attn"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_attn"]
 fn offsets_beyond_two_to_the_31_elements_change_nothing() {
     let gpu = &*gpu();
     // Heads far apart, and tokens.
     for (len, far) in [(300, [0, 1 << 31, 1]), (9, [1 << 28, 0, 1])] {
         let case = case(R1, DType::BF16, 2, &same(&[len]));
         let inputs = Inputs::new(&case, 10);
-        let mut compact = Bench::<FlashAttn>::new(gpu, &case, &inputs);
+        let mut compact = Bench::<WgmmaAttn>::new(gpu, &case, &inputs);
         compact.enqueue().unwrap();
         let expected = compact.outcome();
 
@@ -815,7 +815,7 @@ fn offsets_beyond_two_to_the_31_elements_change_nothing() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_attn"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_attn"]
 fn what_the_kernel_cannot_take_is_refused_by_name() {
     let gpu = &*gpu();
     // A gap of one element leaves the first row, and every other, not aligned to 16 bytes.
@@ -824,7 +824,7 @@ fn what_the_kernel_cannot_take_is_refused_by_name() {
         ..case(R1, DType::BF16, 2, &same(&[8]))
     };
     let inputs = Inputs::new(&case, 6);
-    let error = Bench::<FlashAttn>::new(gpu, &case, &inputs)
+    let error = Bench::<WgmmaAttn>::new(gpu, &case, &inputs)
         .enqueue()
         .unwrap_err();
     assert!(
@@ -833,14 +833,14 @@ fn what_the_kernel_cannot_take_is_refused_by_name() {
     );
 
     // Partial results of three splits for each SM, of 128 rows in f32.
-    let bytes = FlashAttn::new(gpu, &case.config())
+    let bytes = WgmmaAttn::new(gpu, &case.config())
         .unwrap()
         .workspace_bytes(gpu, &case.limits())
         .unwrap();
     assert!((1..=32 << 20).contains(&bytes), "{bytes}");
     let mut config = case.config();
     config.softmax_scale = f32::NAN;
-    let error = FlashAttn::new(gpu, &config).unwrap_err();
+    let error = WgmmaAttn::new(gpu, &config).unwrap_err();
     assert!(
         matches!(&error, Error::Argument { field, .. } if *field == "softmax_scale"),
         "{error}"
@@ -848,13 +848,13 @@ fn what_the_kernel_cannot_take_is_refused_by_name() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored flash_attn"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_attn"]
 fn each_bad_argument_of_the_raw_call_is_named_before_anything_is_launched() {
     let gpu = &*gpu();
     let case = case(R1, DType::BF16, 2, &same(&[100, 30]));
     let inputs = Inputs::new(&case, 11);
-    let bench = Bench::<FlashAttn>::new(gpu, &case, &inputs);
-    let bytes = FlashAttn::new(gpu, &case.config())
+    let bench = Bench::<WgmmaAttn>::new(gpu, &case, &inputs);
+    let bytes = WgmmaAttn::new(gpu, &case.config())
         .unwrap()
         .workspace_bytes(gpu, &case.limits())
         .unwrap();

@@ -1,4 +1,4 @@
-//! FLASHMLA_SPARSE: sparse absorbed attention on Hopper GPUs, one or two launches per step.
+//! WGMMA_MLA_SPARSE: sparse absorbed attention on Hopper GPUs, one or two launches per step.
 //!
 //! `docs/kernels/sparse.md` tells how the kernel works. It needs no workspace and nothing prepared:
 //! a captured step can be replayed with other lists in the same arrays.
@@ -20,13 +20,13 @@ use {
 /// A second cache with lists of its own and a sink per head take part in the same softmax, and
 /// short requests may go by their block tables.
 #[derive(Debug)]
-pub struct FlashMlaSparse {
+pub struct WgmmaMlaSparse {
     #[cfg(feature = "sm90")]
     config: LayerConfig,
 }
 
 #[mla_backend(
-    name = "FLASHMLA_SPARSE",
+    name = "WGMMA_MLA_SPARSE",
     provider = "native",
     feature = "sm90",
     sm = "90",
@@ -46,7 +46,7 @@ pub struct FlashMlaSparse {
     features = "sinks,deterministic,nan_propagation,strided_outputs,dense_requests,second_cache",
     priority = "100"
 )]
-impl DecodeBackend for FlashMlaSparse {
+impl DecodeBackend for WgmmaMlaSparse {
     type Device = Cuda;
     type State = ();
     type Metadata = ();
