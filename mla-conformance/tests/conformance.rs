@@ -229,9 +229,11 @@ mistaken! {
     }
 }
 
+const ANY_GPU: &[&str] = &["compute_80"];
+
 struct OtherGpu;
 
-#[mla_backend(sm = "100", dtypes = "bf16")]
+#[mla_backend(sm = "100", dtypes = "bf16", compiled = ANY_GPU)]
 impl DecodeBackend for OtherGpu {
     decode_body!(common::Bytes<false>);
 }

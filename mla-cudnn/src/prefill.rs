@@ -95,11 +95,16 @@ struct Tensors {
     lse: (u64, usize),
 }
 
+/// cuDNN compiles for the GPU that it finds.
+#[cfg(feature = "cudnn")]
+const ANY_GPU: &[&str] = &["compute_80"];
+
 #[mla_backend(
     name = "CUDNN",
     provider = "cudnn",
     feature = "cudnn",
     sm = "8x|90|10x|12x",
+    compiled = ANY_GPU,
     run_on = crate::RUN_ON,
     dtypes = "f16,bf16",
     requires_r1 = true,

@@ -87,7 +87,9 @@ const _: () = {
         )
     };
     const _: () = if let ::core::option::Option::Some(fault) = ::mla_runtime::private::build!()
-        .fault()
+        .fault(
+            <<FlashAttn as ::mla_runtime::backend::PrefillBackend>::Device as ::mla_runtime::device::Device>::PLATFORM,
+        )
     {
         ::core::panic!("{}", fault.as_str())
     };

@@ -6,6 +6,20 @@ pub(crate) fn features() -> Vec<String> {
     read(std::env::args())
 }
 
+/// Name of the family whose targets a constant lists. mla-build names the constant after the
+/// family, and so after its Cargo feature, but in upper case. A constant without a feature keeps its
+/// own spelling, by which the runtime tells the two apart: nobody can turn it on.
+pub(crate) fn family(constant: String, declared: &[String]) -> String {
+    let lower = constant.to_ascii_lowercase();
+    let digits = lower.strip_prefix("sm").unwrap_or_default();
+    // A family of GPUs may be a feature of the package that the constant comes from.
+    let is_of_gpus = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    match is_of_gpus || declared.contains(&lower) {
+        true => lower,
+        false => constant,
+    }
+}
+
 // The features of `--check-cfg` are declared, the ones of `--cfg` are on.
 fn read(arguments: impl Iterator<Item = String>) -> Vec<String> {
     let mut features = Vec::new();
@@ -30,6 +44,21 @@ fn read(arguments: impl Iterator<Item = String>) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn a_constant_is_named_after_a_feature_if_there_is_one() {
+        let declared = ["hopper".to_owned()];
+        for (constant, family) in [
+            ("SM90", "sm90"),
+            ("HOPPER", "hopper"),
+            ("NONE", "NONE"),
+            ("ALL", "ALL"),
+            ("SM", "SM"),
+            ("SMALL", "SMALL"),
+        ] {
+            assert_eq!(super::family(constant.to_owned(), &declared), family);
+        }
+    }
+
     #[test]
     fn declared_features_are_read_from_the_arguments_of_the_compiler() {
         let read = |arguments: &[&str]| super::read(arguments.iter().map(|it| (*it).to_owned()));

@@ -7,6 +7,7 @@ use syn::spanned::Spanned;
 
 use crate::arguments::Arguments;
 use crate::capability::{Capabilities, Capability};
+use crate::cargo;
 use crate::dims::{Heads, PageSizes};
 use crate::errors::Errors;
 use crate::key;
@@ -175,12 +176,12 @@ impl Runtime {
         })
     }
 
-    // A constant of mla-build is named as its family, and its Cargo feature, but in upper case.
     fn families(&self, spec: &Spec) -> TokenStream {
         let path = &self.path;
+        let declared = cargo::features();
         let families = spec.compiled.iter().map(|targets| {
             let last = targets.segments.last().map(|it| it.ident.to_string());
-            let name = last.unwrap_or_default().to_ascii_lowercase();
+            let name = cargo::family(last.unwrap_or_default(), &declared);
             quote!(#path::kernels::CompiledFamily { name: #name, targets: #targets })
         });
         quote!(&[#(#families),*])
@@ -211,7 +212,8 @@ impl Runtime {
             // author's.
             [] => {
                 let features = &spec.features_of_cargo;
-                Some(quote!(#path::private::build!(#(#features),*).fault()))
+                let platform = quote!(<#this::Device as #path::device::Device>::PLATFORM);
+                Some(quote!(#path::private::build!(#(#features),*).fault(#platform)))
             }
             // What is compiled is itself what it declares.
             _ if spec.sm.is_none() => None,

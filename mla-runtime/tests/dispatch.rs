@@ -28,23 +28,30 @@ use proptest::prelude::*;
 
 type Gpu = common::Bytes<false>;
 
+const ANY_GPU: &[&str] = &["compute_80"];
+
 struct Hopper;
 
-#[mla_backend(sm = "90", dtypes = "bf16", priority = 10)]
+#[mla_backend(sm = "90", dtypes = "bf16", compiled = ANY_GPU, priority = 10)]
 impl DecodeBackend for Hopper {
     decode_body!(Gpu);
 }
 
 struct Every;
 
-#[mla_backend(sm = "80+", dtypes = "f16,bf16", priority = "100:20,*:5")]
+#[mla_backend(
+    sm = "80+",
+    dtypes = "f16,bf16",
+    compiled = ANY_GPU,
+    priority = "100:20,*:5"
+)]
 impl DecodeBackend for Every {
     decode_body!(Gpu);
 }
 
 struct Prefill;
 
-#[mla_backend(sm = "80+", dtypes = "f16,bf16")]
+#[mla_backend(sm = "80+", dtypes = "f16,bf16", compiled = ANY_GPU)]
 impl PrefillBackend for Prefill {
     prefill_body!(Gpu);
 }

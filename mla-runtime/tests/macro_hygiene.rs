@@ -6,6 +6,8 @@
 #[macro_use]
 mod common;
 
+const ANY_GPU: &[&str] = &["compute_80"];
+
 /// No prelude, and other things under the names of the standard library and the runtime.
 #[allow(dead_code, non_camel_case_types, non_upper_case_globals)]
 mod hostile {
@@ -60,7 +62,12 @@ mod hostile {
 
     pub(crate) struct HostilePrefill;
 
-    #[mla_backend(sm = "90|100", dtypes = "f16,bf16", requires_r1 = true)]
+    #[mla_backend(
+        sm = "90|100",
+        dtypes = "f16,bf16",
+        requires_r1 = true,
+        compiled = super::ANY_GPU
+    )]
     impl ::mla_runtime::backend::PrefillBackend for HostilePrefill {
         prefill_body!(crate::common::Bytes);
     }
@@ -69,6 +76,7 @@ mod hostile {
 
     #[mla_backend(
         sm = "80+",
+        compiled = super::ANY_GPU,
         dtypes = "bf16",
         kv = "bf16|fp8",
         dims = "(128,64,128)",

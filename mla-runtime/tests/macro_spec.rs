@@ -17,9 +17,11 @@ use mla_runtime::spec::{
     PageSizes, Phase, Priority, QueryFormat, QueryLen, SparseSupport,
 };
 
+const ANY_GPU: &[&str] = &["compute_80"];
+
 struct FlashAttn;
 
-#[mla_backend(sm = "90|100", dtypes = "f16,bf16", requires_r1 = true)]
+#[mla_backend(sm = "90|100", dtypes = "f16,bf16", requires_r1 = true, compiled = ANY_GPU)]
 impl PrefillBackend for FlashAttn {
     prefill_body!(common::Bytes);
 }
@@ -56,7 +58,7 @@ fn the_literal_form_gives_the_spec_it_says() {
 
 struct Padded;
 
-#[mla_backend(sm = "90", dtypes = "bf16", key_layout = "split", padded_values = true)]
+#[mla_backend(sm = "90", dtypes = "bf16", compiled = ANY_GPU, key_layout = "split", padded_values = true)]
 impl PrefillBackend for Padded {
     prefill_body!(common::Bytes);
 }
@@ -74,6 +76,7 @@ struct EveryKey;
 
 #[mla_backend(
     sm = "9.0 | 10x | 120+",
+    compiled = ANY_GPU,
     dtypes = "f16|bf16",
     dims = "(128,64,128) | (192, 64, 256)",
     cache_dims = "(512,64)",
@@ -176,7 +179,7 @@ fn defaults_are_those_of_the_phase() {
 fn a_block_may_stand_in_a_function() {
     struct Local;
 
-    #[mla_backend(sm = "90", dtypes = "bf16")]
+    #[mla_backend(sm = "90", dtypes = "bf16", compiled = ANY_GPU)]
     impl DecodeBackend for Local {
         decode_body!(common::Bytes);
     }
@@ -194,7 +197,7 @@ macro_rules! backend {
     ($ty:ident, $sm:literal, $flag:expr) => {
         struct $ty;
 
-        #[mla_backend(sm = $sm, dtypes = "bf16", requires_r1 = $flag)]
+        #[mla_backend(sm = $sm, dtypes = "bf16", compiled = ANY_GPU, requires_r1 = $flag)]
         impl DecodeBackend for $ty {
             decode_body!(common::Bytes);
         }

@@ -8,16 +8,18 @@ use mla_runtime::mla_backend;
 use mla_runtime::registry::{Registry, RegistryError};
 use mla_runtime::spec::Phase;
 
+const ANY_GPU: &[&str] = &["compute_80"];
+
 struct One;
 
-#[mla_backend(name = "CLAIMED", sm = "90", dtypes = "bf16", kv = "bf16")]
+#[mla_backend(name = "CLAIMED", sm = "90", compiled = ANY_GPU, dtypes = "bf16", kv = "bf16")]
 impl DecodeBackend for One {
     decode_body!(common::Bytes<false>);
 }
 
 struct Other;
 
-#[mla_backend(name = "OTHER", sm = "100", dtypes = "bf16", kv = "bf16")]
+#[mla_backend(name = "OTHER", sm = "100", compiled = ANY_GPU, dtypes = "bf16", kv = "bf16")]
 impl DecodeBackend for Other {
     decode_body!(common::Bytes<false>);
 }

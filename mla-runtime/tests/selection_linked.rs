@@ -23,11 +23,18 @@ use mla_runtime::spec::Phase;
 
 type Gpu = common::Bytes<false>;
 const GPU: Gpu = common::Bytes;
+const ANY_GPU: &[&str] = &["compute_80"];
 
 // Takes the place of the known backend on 9.0, which is all that it accepts.
 struct FlashAttn;
 
-#[mla_backend(sm = "90", dtypes = "bf16", requires_r1 = true, priority = 100)]
+#[mla_backend(
+    sm = "90",
+    compiled = ANY_GPU,
+    dtypes = "bf16",
+    requires_r1 = true,
+    priority = 100
+)]
 impl PrefillBackend for FlashAttn {
     prefill_body!(Gpu);
 }
@@ -38,6 +45,7 @@ struct Foreign;
     name = "FOREIGN",
     provider = "elsewhere",
     sm = "80+",
+    compiled = ANY_GPU,
     dtypes = "bf16",
     kv = "bf16"
 )]

@@ -1,6 +1,6 @@
 //! Whether a backend can run here at all, and if not, why.
 
-use super::family::{self, CompiledFamily};
+use super::family::{self, CompiledFamily, write_feature};
 use crate::capability::Target;
 use crate::text::{self, Text};
 
@@ -167,10 +167,11 @@ impl Cause {
                 text.push(library);
                 text.push(" where the loader finds it");
             }
-            Self::CompiledFor(families) => match family::left_out(families) {
-                Some(feature) => write_feature(feature, text),
-                None => text.push("choose a backend with kernels for this GPU"),
-            },
+            Self::CompiledFor(families) => {
+                if !family::write_remedy(families, text) {
+                    text.push("choose a backend with kernels for this GPU");
+                }
+            }
             Self::NeverRun => text.push("ask for it by name, and compare its results"),
         }
     }
@@ -186,13 +187,6 @@ const fn write_list(names: &[&str], mark: &str, text: &mut Text<'_>) {
         text.push(mark);
         i += 1;
     }
-}
-
-// How a feature is turned on.
-const fn write_feature(feature: &str, text: &mut Text<'_>) {
-    text.push("build with `--features ");
-    text.push(feature);
-    text.push("`");
 }
 
 // The remedy as something to show.

@@ -5,6 +5,7 @@
 
 use super::family::{Code, CompiledFamily};
 use super::kernels::Fault;
+use crate::capability::Platform;
 use crate::text::is_equal;
 
 /// The families that a backend's kernels can be of: those that its key `feature` names, or else
@@ -80,8 +81,10 @@ impl Build {
             if let Some(group) = group {
                 let (targets, others) = left.split_at(group.count());
                 left = others;
+                // No feature has this name: it stands for the constant of what is in no folder.
+                let of_none = is_equal(group.name, "all");
                 families[len] = CompiledFamily {
-                    name: group.name,
+                    name: if of_none { "ALL" } else { group.name },
                     targets,
                 };
                 len += 1;
@@ -102,9 +105,13 @@ impl Build {
         }
     }
 
-    /// What keeps the families from saying where the backend runs: two that have a GPU in common,
-    /// of which nothing says whose kernels it launches there.
-    pub const fn fault(self) -> Option<Fault> {
+    /// The reason why nothing says where a backend of this platform runs: a GPU's without any
+    /// family, or two families that have a GPU in common, so that either's kernels may be launched
+    /// there.
+    pub const fn fault(self, platform: Platform) -> Option<Fault> {
+        if self.text.is_none() && !platform.same(Platform::Cpu) {
+            return Some(Fault::nothing_compiled());
+        }
         let mut rest = self.text;
         while let Some(text) = rest {
             let (group, next) = self.group(text);
@@ -243,7 +250,7 @@ mod tests {
     }
 
     fn fault(text: &'static str, features: &'static [&'static str]) -> Option<String> {
-        let fault = Build::new(Some(text), features).fault()?;
+        let fault = Build::new(Some(text), features).fault(Platform::Cuda)?;
         Some(fault.as_str().to_owned())
     }
 
@@ -256,9 +263,9 @@ mod tests {
         assert_eq!((sm90.name, sm90.targets), ("sm90", &["sm_90a"][..]));
         assert_eq!((sm100.name, sm100.targets), ("sm100", &[][..]));
         let [all] = read::<1, 2>(Build::new(Some("all:on:sm_90a,sm_100f"), &["fast"]));
-        assert_eq!((all.name, all.targets), ("all", &["sm_90a", "sm_100f"][..]));
+        assert_eq!((all.name, all.targets), ("ALL", &["sm_90a", "sm_100f"][..]));
         let [none] = read::<1, 0>(Build::new(Some("all:off:"), &[]));
-        assert_eq!((none.name, none.targets), ("all", &[][..]));
+        assert_eq!((none.name, none.targets), ("ALL", &[][..]));
         let none = Build::new(None, &["sm90"]);
         assert_eq!(read::<0, 0>(none), []);
         assert_eq!(none.known(&[]), None);
@@ -271,6 +278,28 @@ mod tests {
         let [portable, hopper] = read::<2, 4>(Build::new(Some(THREE), &["sm80", "sm90"]));
         assert_eq!(portable.targets, ["sm_80", "sm_90", "compute_80"]);
         assert_eq!(hopper.targets, ["sm_90a"]);
+    }
+
+    #[test]
+    fn a_gpu_without_any_family_is_a_fault() {
+        let said = |text, platform| {
+            let fault = Build::new(text, &["fast"]).fault(platform)?;
+            Some(fault.as_str().to_owned())
+        };
+        for platform in [Platform::Cuda, Platform::Rocm] {
+            assert_eq!(
+                said(None, platform).as_deref(),
+                Some(
+                    "compiled: given nothing, accepted the targets that its kernels are compiled \
+                     for: the path of a constant, such as `ANY_GPU` with `const ANY_GPU: \
+                     &[&str] = &[\"compute_80\"]`, or a build script with mla-build, which says \
+                     it"
+                )
+            );
+        }
+        assert_eq!(said(None, Platform::Cpu), None);
+        // A family that is off may be on in another build.
+        assert_eq!(said(Some("all:off:"), Platform::Cuda), None);
     }
 
     #[test]

@@ -6,7 +6,8 @@ use crate::text::Text;
 /// Kernels that are compiled together, for the same targets.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct CompiledFamily {
-    /// Its name: that of the Cargo feature that compiles it.
+    /// Its name: that of the Cargo feature that compiles it, in lower case. The name of a constant,
+    /// in upper case, if no feature does.
     pub name: &'static str,
     /// What this build compiled it for, under nvcc's names (`sm_90a`, `sm_100f`, `sm_80`,
     /// `compute_80`); empty if the feature is off.
@@ -64,6 +65,19 @@ impl CompiledFamily {
             .map(|(target, code)| (target, code.from))
     }
 
+    /// True if its name is that of a Cargo feature.
+    const fn is_a_feature(&self) -> bool {
+        let name = self.name.as_bytes();
+        let mut i = 0;
+        while i < name.len() {
+            if name[i].is_ascii_uppercase() {
+                return false;
+            }
+            i += 1;
+        }
+        true
+    }
+
     pub(super) const fn is_left_out(&self) -> bool {
         self.targets.is_empty()
     }
@@ -87,17 +101,32 @@ pub(crate) const fn write_targets(families: &[CompiledFamily], text: &mut Text<'
     }
 }
 
-/// The last family that was left out, if one was: the first is the one that its backend prefers,
-/// the last the one that runs on the most GPUs.
-pub(crate) const fn left_out(families: &[CompiledFamily]) -> Option<&'static str> {
+/// The way to a build that has what was left out; false if nothing was. Of several families it is
+/// the last: the first is the one that its backend prefers, the last the one that runs on the most
+/// GPUs.
+pub(crate) const fn write_remedy(families: &[CompiledFamily], text: &mut Text<'_>) -> bool {
     let mut i = families.len();
     while i > 0 {
         i -= 1;
         if families[i].is_left_out() {
-            return Some(families[i].name);
+            if families[i].is_a_feature() {
+                write_feature(families[i].name, text);
+            } else {
+                text.push("turn on what compiles its kernels: the constant `");
+                text.push(families[i].name);
+                text.push("` is empty");
+            }
+            return true;
         }
     }
-    None
+    false
+}
+
+/// The option that turns a feature on.
+pub(super) const fn write_feature(feature: &str, text: &mut Text<'_>) {
+    text.push("build with `--features ");
+    text.push(feature);
+    text.push("`");
 }
 
 // How far a target's code runs beyond the capability in its name.
@@ -195,6 +224,34 @@ const fn digit(byte: u8) -> Option<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_remedy_names_a_feature_or_the_empty_constant() {
+        use crate::availability::Cause;
+
+        const fn of(name: &'static str, targets: &'static [&'static str]) -> CompiledFamily {
+            CompiledFamily { name, targets }
+        }
+        const SM90: CompiledFamily = of("sm90", &["sm_90a"]);
+        const SM100: CompiledFamily = of("sm100", &[]);
+        const OFF: [CompiledFamily; 1] = [of("NONE", &[])];
+        // The last one runs on the most GPUs.
+        const ALL: [CompiledFamily; 2] = [SM100, of("ALL", &[])];
+        for (families, wanted) in [
+            (&[SM90][..], "choose a backend with kernels for this GPU"),
+            (&[SM90, SM100], "build with `--features sm100`"),
+            (
+                &OFF,
+                "turn on what compiles its kernels: the constant `NONE` is empty",
+            ),
+            (
+                &ALL,
+                "turn on what compiles its kernels: the constant `ALL` is empty",
+            ),
+        ] {
+            assert_eq!(Cause::CompiledFor(families).remedy(), wanted);
+        }
+    }
 
     #[test]
     fn a_driver_takes_the_latest_machine_code_and_else_ptx() {

@@ -246,6 +246,17 @@ pub struct Fault {
 }
 
 impl Fault {
+    /// A GPU's backend of which neither an attribute nor a build script says what is compiled.
+    pub(super) const fn nothing_compiled() -> Self {
+        let mut bytes = [0; 512];
+        let mut text = Text::new(&mut bytes);
+        text.push("compiled: given nothing, accepted the targets that its kernels are compiled ");
+        text.push("for: the path of a constant, such as `ANY_GPU` with `const ANY_GPU: &[&str] = ");
+        text.push("&[\"compute_80\"]`, or a build script with mla-build, which says it");
+        let len = text.as_str().len();
+        Self { bytes, len }
+    }
+
     /// Two families of a package of which an attribute names none.
     pub(super) const fn overlap(one: &str, other: &str) -> Self {
         let mut bytes = [0; 512];

@@ -16,9 +16,11 @@ use mla_runtime::{best_decode, best_prefill, mla_backend};
 #[path = "../common/mod.rs"]
 mod common;
 
+const ANY_GPU: &[&str] = &["compute_80"];
+
 struct Hopper;
 
-#[mla_backend(sm = "90", dtypes = "bf16", heads = "16|128", page_sizes = "64", kv = "bf16,fp8")]
+#[mla_backend(sm = "90", compiled = ANY_GPU, dtypes = "bf16", heads = "16|128", page_sizes = "64", kv = "bf16,fp8")]
 impl DecodeBackend for Hopper {
     decode_body!(common::Bytes);
 }

@@ -4,18 +4,20 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+const ANY_GPU: &[&str] = &["compute_80"];
+
 mod hopper {
     use mla_runtime::backend::{DecodeBackend, PrefillBackend};
     use mla_runtime::mla_backend;
 
     struct Naive;
 
-    #[mla_backend(sm = "90", dtypes = "bf16")]
+    #[mla_backend(sm = "90", dtypes = "bf16", compiled = crate::ANY_GPU)]
     impl DecodeBackend for Naive {
         decode_body!(crate::common::Bytes);
     }
 
-    #[mla_backend(sm = "90", dtypes = "bf16")]
+    #[mla_backend(sm = "90", dtypes = "bf16", compiled = crate::ANY_GPU)]
     impl PrefillBackend for Naive {
         prefill_body!(crate::common::Bytes);
     }
@@ -27,7 +29,7 @@ mod blackwell {
 
     struct Naive;
 
-    #[mla_backend(sm = "100", dtypes = "bf16")]
+    #[mla_backend(sm = "100", dtypes = "bf16", compiled = crate::ANY_GPU)]
     impl DecodeBackend for Naive {
         decode_body!(crate::common::Bytes);
     }

@@ -47,7 +47,9 @@ fn selected(
 
 struct Safe;
 
-#[mla_backend(sm = "90", dtypes = "bf16")]
+const ANY_GPU: &[&str] = &["compute_80"];
+
+#[mla_backend(sm = "90", dtypes = "bf16", compiled = ANY_GPU)]
 impl DecodeBackend for Safe {
     common_body!(Gpu);
 

@@ -8,9 +8,11 @@ use mla_runtime::mla_backend;
 #[path = "../common/mod.rs"]
 mod common;
 
+const ANY_GPU: &[&str] = &["compute_80"];
+
 struct WrongReturn;
 
-#[mla_backend(sm = "90", dtypes = "bf16")]
+#[mla_backend(sm = "90", dtypes = "bf16", compiled = ANY_GPU)]
 impl DecodeBackend for WrongReturn {
     decode_body!(common::Bytes);
 
