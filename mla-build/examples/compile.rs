@@ -15,7 +15,7 @@ struct Arguments {
     /// Cargo.
     #[arg(requires = "output")]
     root: Option<PathBuf>,
-    /// Where the library goes.
+    /// The folder for the library.
     output: Option<PathBuf>,
     /// Globs of the sources.
     #[arg(long, default_value = "cuda/**/*.cu")]
@@ -55,7 +55,8 @@ struct Arguments {
     /// The C++ compiler.
     #[arg(long)]
     host_compiler: Option<PathBuf>,
-    /// How many compilers run at once; by default what the jobserver of a parent process allows.
+    /// The maximal number of compilers that run at once. The default is what the jobserver of a
+    /// parent process allows.
     #[arg(long)]
     jobs: Option<usize>,
 }

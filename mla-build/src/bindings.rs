@@ -76,10 +76,10 @@ fn linked<'a>(item: &'a str, tag: &Tag) -> impl Iterator<Item = String> + use<'a
     names.filter_map(move |name| name.strip_prefix(&prefix).map(str::to_owned))
 }
 
-/// How headers of one build are wrapped.
+/// The settings with which the headers of one build are wrapped.
 struct Wrap<'a> {
     output: &'a Path,
-    /// What libclang is given.
+    /// The arguments for libclang.
     arguments: Vec<String>,
     tag: &'a Tag,
     /// The files that were read.

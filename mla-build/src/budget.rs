@@ -1,4 +1,5 @@
-//! What a kernel may use: a file of limits, and the check of a report against it.
+//! Limits of the resources that a kernel may use: a file of limits, and the check of a report
+//! against it.
 //!
 //! ```toml
 //! # Holds for every kernel that no rule below says more of. What is not named is not limited.
@@ -54,7 +55,7 @@ struct Limits {
     /// Static shared memory, in bytes per block.
     shared: Option<u32>,
     barriers: Option<u32>,
-    /// How many times ptxas may warn.
+    /// The number of warnings that ptxas may give.
     warnings: Option<u32>,
 }
 
@@ -69,7 +70,7 @@ struct Rule {
     target: Option<String>,
     #[serde(default)]
     most: Limits,
-    /// Of a rule that allows more than what holds without it.
+    /// The reason, if the rule allows more than the limits that hold without it.
     why: Option<String>,
 }
 
@@ -81,11 +82,11 @@ pub enum Violation {
     Exceeded {
         /// Its name and target.
         kernel: String,
-        /// Of what.
+        /// The limited resource.
         field: &'static str,
-        /// How much it uses.
+        /// The kernel's use.
         used: u32,
-        /// How much it may.
+        /// The limit.
         allowed: u32,
     },
     /// A rule fits no kernel of a target that was built.
@@ -97,7 +98,7 @@ pub enum Violation {
     Unexplained {
         /// The rule's name.
         rule: String,
-        /// Of what.
+        /// The resource whose limit the rule raises.
         field: &'static str,
     },
 }
@@ -176,7 +177,7 @@ impl Budget {
     }
 }
 
-/// Whether a glob that may be absent matches.
+/// True if the glob matches `text`, or if there is no glob.
 fn matches(glob: Option<&String>, text: &str) -> bool {
     glob.is_none_or(|glob| matcher(glob).is_ok_and(|glob| glob.is_match(text)))
 }
@@ -188,8 +189,8 @@ impl Rule {
             && matches(Some(&self.name), short(&kernel.name))
     }
 
-    /// Whether the build has a target and a source of which the rule speaks: what a feature leaves
-    /// out is no mistake.
+    /// True if the build has a target and a source that the rule is about. A rule about sources or
+    /// targets that a feature leaves out is no mistake.
     fn is_about(&self, report: &Report) -> bool {
         let built = |target: &String| matches(self.target.as_ref(), target);
         let units = &report.units;

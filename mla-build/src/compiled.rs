@@ -1,4 +1,4 @@
-//! What was compiled: as constants that the package's own code is checked against, and as a
+//! The compiled targets: as constants that the package's own code is checked against, and as a
 //! variable for an attribute that names none of them.
 
 use std::{
@@ -42,7 +42,8 @@ pub(crate) fn tell(families: &Families, root: &Path, globs: &[String]) -> Result
     for family in &families.declared {
         println!("cargo::rerun-if-env-changed={}", family.variable());
     }
-    // Of several libraries each tells of all before it too: Cargo keeps the last value.
+    // A package's later library also tells the targets of all libraries before it: Cargo keeps the
+    // last value.
     if let Some(value) = value(&known) {
         println!("cargo::rustc-env={VARIABLE}={value}");
     }
@@ -160,7 +161,7 @@ mod tests {
             told(&[(&["sm90", "sm100"], &["all/a.cu"])]).as_deref(),
             Some("all:on:sm_90a,sm_100f")
         );
-        // Of C++ alone nothing is known: its kernels come from elsewhere.
+        // Sources of C++ alone tell nothing: their kernels come from elsewhere.
         assert_eq!(told(&[(&["sm90"], &["all/shim.cc"])]), None);
         // Each library says more, and `all` says less than any family's folder.
         assert_eq!(

@@ -21,7 +21,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub(crate) struct Host {
     pub(crate) path: PathBuf,
-    /// What it prints of its version, without its own name: `g++` and `c++` are often the same
+    /// The version that it prints, without its own name: `g++` and `c++` are often the same
     /// program.
     pub(crate) version_text: String,
     /// The folders in which it searches for headers after those of the command line: those of
@@ -46,7 +46,7 @@ pub(crate) const KEYED: &[&str] = &[
     "COMPILER_PATH",
 ];
 
-/// Those that list folders of headers.
+/// Environment variables that list folders of headers.
 pub(crate) const INCLUDE_VARIABLES: &[&str] = &["CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"];
 
 /// Flags of libclang's, which bindgen reads.
@@ -59,7 +59,7 @@ pub(crate) fn variables() -> Vec<String> {
     names.extend([CCBIN, CUDAHOSTCXX].map(str::to_owned));
     names.push(BINDGEN.to_owned());
     let target = env::var("TARGET").unwrap_or_default();
-    // As the `cc` crate looks for them.
+    // The `cc` crate looks for these variables.
     for tool in ["CXX", "AR"] {
         names.extend([
             tool.to_owned(),
@@ -233,7 +233,7 @@ fn tool(program: &str, message: impl ToString) -> Error {
     }
 }
 
-/// What is the same for all units of a build.
+/// The settings that are the same for all units of a build.
 #[derive(Debug)]
 pub(crate) struct Compiler {
     pub(crate) cuda: Cuda,
@@ -244,7 +244,7 @@ pub(crate) struct Compiler {
     pub(crate) includes: Vec<IncludeRoot>,
     pub(crate) defines: Vec<String>,
     pub(crate) flags: Vec<String>,
-    /// Whether objects tell the lines of their sources, for profilers.
+    /// True if objects hold the line numbers of their sources, for profilers.
     pub(crate) line_info: bool,
 }
 

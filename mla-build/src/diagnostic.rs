@@ -1,5 +1,5 @@
-//! What went wrong in a unit, reduced to what a person reads first: the compiler's first error, in
-//! the compiler's words, and a hint where the cause is known.
+//! The failure of a unit, reduced to what a person reads first: the compiler's first error, in the
+//! compiler's words, and a hint if the cause is known.
 
 use std::{fmt, path::PathBuf};
 
@@ -14,7 +14,7 @@ pub struct FailedUnit {
     pub unit: String,
     /// The compiler's first error, with the lines that belong to it.
     pub first_error: String,
-    /// What to do about it, where that is known.
+    /// A way to mend it, if one is known.
     pub hint: Option<String>,
     /// All that the compiler printed.
     pub log: PathBuf,
@@ -26,7 +26,7 @@ pub struct FailedUnit {
 pub struct FailedUnits {
     /// At least one.
     pub units: Vec<FailedUnit>,
-    /// How many units the build has.
+    /// The number of units of the build.
     pub total: usize,
     /// The number of units that were stopped or not begun, because one of `units` failed first.
     pub stopped: usize,
@@ -135,7 +135,7 @@ fn is_error(line: &str) -> bool {
         || line.starts_with("error:")
 }
 
-/// Whether a compiler ended for want of memory, by its own word or killed by the system.
+/// True if a compiler ended because memory ran out: it said so, or the system killed it.
 pub(crate) fn ran_out_of_memory(log: &str, signal: Option<i32>) -> bool {
     let exhausted = [
         "out of memory",
@@ -148,7 +148,7 @@ pub(crate) fn ran_out_of_memory(log: &str, signal: Option<i32>) -> bool {
     signal == Some(9) || exhausted.iter().any(|mark| log.contains(mark))
 }
 
-/// What to do about an error whose cause is known.
+/// A way to mend an error whose cause is known.
 pub(crate) fn hint(log: &str, signal: Option<i32>) -> Option<String> {
     let missing = log.lines().find_map(|line| {
         let rest = line.split("fatal error: ").nth(1)?;

@@ -19,7 +19,7 @@ pub enum Error {
         target_of(given)
     )]
     UnknownFamily {
-        /// As it was spelled.
+        /// The name as it was spelled.
         given: String,
         /// Every family of this build.
         accepted: String,
@@ -41,7 +41,7 @@ pub enum Error {
     SourcePlace {
         /// The source, relative to the package.
         source_file: PathBuf,
-        /// What is wrong with its place, and where it would be accepted.
+        /// The problem of its place, and the accepted places.
         problem: String,
     },
 
@@ -56,13 +56,13 @@ pub enum Error {
     ToolkitTooOld {
         /// Every target for which this release is too old, under nvcc's name.
         targets: Vec<String>,
-        /// What is too old: `CUDA` or `CUTLASS`.
+        /// The part that is too old: `CUDA` or `CUTLASS`.
         part: &'static str,
         /// The first release that would do for all of them.
         needed: Version,
         /// The release that was found.
         found: Version,
-        /// Where it was found: CUDA's compiler, or the folder of CUTLASS's headers.
+        /// The path of CUDA's compiler or of the folder of CUTLASS's headers.
         path: PathBuf,
     },
 
@@ -77,7 +77,7 @@ pub enum Error {
         field: String,
         /// Its value.
         given: String,
-        /// What it may be.
+        /// The accepted values.
         accepted: String,
     },
 
@@ -157,11 +157,12 @@ pub enum Error {
     Prebuilt {
         /// The objects' description, or an object.
         path: PathBuf,
-        /// What differs: `format`, `library`, `platform`, `sources`, `objects` or `content`.
+        /// The field that differs: `format`, `library`, `platform`, `sources`, `objects` or
+        /// `content`.
         field: String,
-        /// As it is there.
+        /// The value that was found.
         given: String,
-        /// As it would have to be.
+        /// The value that is needed.
         accepted: String,
     },
 
@@ -170,7 +171,7 @@ pub enum Error {
     StaleWithoutToolkit {
         /// Why the objects are refused.
         stale: Box<Error>,
-        /// What is missing.
+        /// The missing part.
         toolkit: NotFound,
     },
 
@@ -179,7 +180,7 @@ pub enum Error {
     Bindings {
         /// The header.
         header: PathBuf,
-        /// What bindgen or clang said.
+        /// The message of bindgen or clang.
         message: String,
     },
 
@@ -188,7 +189,7 @@ pub enum Error {
     Tool {
         /// The program.
         program: String,
-        /// What happened.
+        /// The problem.
         message: String,
     },
 
@@ -196,11 +197,11 @@ pub enum Error {
     /// where it cannot be used, the build goes on without it and says so.
     #[error("cannot {action} {}: {source}{}", path.display(), full(source))]
     File {
-        /// What was attempted, as a verb.
+        /// The attempted action, as a verb.
         action: &'static str,
         /// On what.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -208,7 +209,7 @@ pub enum Error {
 /// A part that was found nowhere.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotFound {
-    /// What is missing.
+    /// The name of the missing part.
     pub part: String,
     /// Every place that was looked at, in order, and what it lacked.
     pub looked: Vec<String>,

@@ -102,7 +102,7 @@ pub(crate) struct Declared {
 }
 
 impl Declared {
-    /// What it is compiled for: nothing if it is not turned on.
+    /// The targets that it is compiled for: none if it is not turned on.
     pub(crate) fn compiled(&self) -> &[Target] {
         if self.enabled { &self.targets } else { &[] }
     }
@@ -129,7 +129,7 @@ fn variable(name: &str) -> String {
 #[derive(Clone, Debug)]
 pub(crate) struct Families {
     pub(crate) declared: Vec<Declared>,
-    /// What a source in no family's folder is compiled for.
+    /// The targets of a source in no family's folder.
     pub(crate) of_all: Vec<Target>,
 }
 
@@ -319,7 +319,7 @@ fn by_features(declared: &[Declared]) -> Result<BTreeSet<String>, Error> {
     Ok(found)
 }
 
-/// Whether `name` is spelled like a built-in family (`sm90`, `sm_91`, `SM120`), known or not.
+/// True if `name` is spelled like a built-in family (`sm90`, `sm_91`, `SM120`), known or not.
 pub(crate) fn looks_like_one(name: &str) -> bool {
     let lower = name.to_ascii_lowercase();
     lower

@@ -1,10 +1,10 @@
-//! How much of an object is code for the GPU, for each target.
+//! The bytes of GPU code in an object, for each target.
 
 use std::collections::BTreeMap;
 
 use object::{Object as _, ObjectSection as _};
 
-/// What an entry of a fat binary is for.
+/// The target of an entry of a fat binary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Code {
     /// The compute capability as nvcc writes it: 90, 100.
@@ -28,7 +28,7 @@ pub(crate) fn code_by_target(object: &[u8]) -> BTreeMap<Code, u64> {
         if section.name().is_ok_and(|name| name == ".nv_fatbin")
             && let Ok(data) = section.data()
         {
-            // What was counted before the form stopped being known stays counted.
+            // Entries before the first of an unknown form stay counted.
             let _ = count(data, &mut bytes);
         }
     }

@@ -168,7 +168,7 @@ pub(crate) fn check(flag: &str) -> Result<(), Error> {
     if !flag.starts_with('-') || flag.chars().any(char::is_whitespace) {
         return refuse("one flag with its value in one text, such as -maxrregcount=128");
     }
-    // What goes into a shell's line must not be able to end it.
+    // A flag must not be able to end the shell's command line.
     if let Some(bad) = flag.chars().find(|c| "`$;|&<>\"'\\\n".contains(*c)) {
         return refuse(&format!(
             "a flag without {bad:?}: nvcc hands flags to a shell as they are"
@@ -309,7 +309,8 @@ pub(crate) struct Named {
 }
 
 impl Named {
-    /// Of flags that are read in `root`. A file of options is itself read for what it names.
+    /// Collects the files that flags name, with paths relative to `root`. A file of options is
+    /// itself searched for names.
     pub(crate) fn new<'a>(flags: impl IntoIterator<Item = &'a str>, root: &Path) -> Self {
         let mut named = Self::default();
         let mut texts: Vec<String> = flags.into_iter().map(str::to_owned).collect();

@@ -9,9 +9,9 @@ use crate::{Error, family::Families};
 pub(crate) struct Headers {
     /// The package's folder.
     pub(crate) root: PathBuf,
-    /// What families share.
+    /// The header that the families share.
     pub(crate) shared: Option<PathBuf>,
-    /// Those of the families that are turned on, in the order in which they were named.
+    /// The headers of the families that are turned on, in the order in which they were named.
     pub(crate) of_families: Vec<OfFamily>,
 }
 
@@ -27,7 +27,7 @@ pub(crate) struct OfFamily {
 }
 
 impl Headers {
-    /// Of a package in `root`. A family's header counts if the family is turned on.
+    /// The headers of a package in `root`. A family's header counts if the family is turned on.
     pub(crate) fn new(
         root: &Path,
         shared: Option<&Path>,

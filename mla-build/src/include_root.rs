@@ -14,7 +14,7 @@ pub(crate) struct IncludeRoot {
 }
 
 impl IncludeRoot {
-    /// What comes before its folder on the command line.
+    /// The flag before its folder on the command line.
     pub(crate) fn flag(&self, language: Language) -> &'static str {
         match (self.is_system, language) {
             (false, _) => "-I",

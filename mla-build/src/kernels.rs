@@ -217,8 +217,8 @@ impl Kernels {
         self
     }
 
-    /// Where the library goes, by default `OUT_DIR`. With a folder given, nothing is printed for
-    /// Cargo.
+    /// Sets the folder for the library; the default is `OUT_DIR`. With a folder given, nothing is
+    /// printed for Cargo.
     pub fn out_dir(mut self, folder: impl Into<PathBuf>) -> Self {
         self.out_dir = Some(folder.into());
         self
@@ -242,7 +242,8 @@ impl Kernels {
         self
     }
 
-    /// How many compilers run at once, in place of what Cargo's jobserver allows.
+    /// Sets the maximal number of compilers that run at once, in place of what Cargo's jobserver
+    /// allows.
     pub fn jobs(mut self, jobs: usize) -> Self {
         self.jobs = Some(jobs);
         self
@@ -296,7 +297,7 @@ impl Kernels {
             .collect()
     }
 
-    /// What is compiled of the sources.
+    /// The units to compile.
     pub(crate) fn units(&self, root: &Path, families: &Families) -> Result<Vec<Unit>, Error> {
         let mut units = unit::discover(root, &self.sources, families, &self.particulars)?;
         if let Some(glob) = &self.only_sources {

@@ -1,4 +1,4 @@
-//! How much memory there is to compile in.
+//! The memory that is available for compiling.
 
 use std::fs;
 
@@ -24,7 +24,7 @@ fn mem_available(meminfo: &str) -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// Of the control groups (version 2) above this process, the least that one has left.
+/// The minimum of what is left in the control groups (version 2) above this process.
 fn group_left() -> Option<u64> {
     let text = fs::read_to_string("/proc/self/cgroup").ok()?;
     let own = text

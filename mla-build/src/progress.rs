@@ -1,4 +1,4 @@
-//! What happens while a build runs, as it happens.
+//! The events of a build, reported while it runs.
 //!
 //! Cargo shows a build script's output only when it has ended, so a driver that wants to show
 //! progress names a file in [`VARIABLE`]; one JSON [`Event`] is appended per line. Without a driver
@@ -26,9 +26,9 @@ pub enum Event {
     Planned {
         /// The package that is built.
         package: String,
-        /// How many units there are.
+        /// The number of units.
         units: usize,
-        /// How many of them the cache holds.
+        /// The number of units that the cache holds.
         cached: usize,
     },
     /// A compiler starts.
@@ -42,7 +42,7 @@ pub enum Event {
     Finished {
         /// The unit.
         unit: String,
-        /// How.
+        /// The result.
         outcome: Outcome,
         /// Seconds that it took now.
         seconds: f64,
@@ -58,7 +58,7 @@ pub enum Event {
     },
 }
 
-/// Where events go.
+/// The output of the events.
 pub(crate) struct Progress {
     file: Option<File>,
 }

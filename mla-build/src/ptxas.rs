@@ -1,13 +1,13 @@
-//! What `ptxas -v` says about each kernel.
+//! The output of `ptxas -v` about each kernel.
 
 use serde::{Deserialize, Serialize};
 
-/// What one kernel uses on one target.
+/// The resources that one kernel uses on one target.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kernel {
-    /// As the linker knows it.
+    /// The name that the linker knows.
     pub symbol: String,
-    /// As its author wrote it.
+    /// The name that its author wrote.
     pub name: String,
     /// The target, as ptxas spells it: `sm_90a`.
     pub target: String,
@@ -25,7 +25,7 @@ pub struct Kernel {
     pub constant: u32,
     /// Named barriers per block.
     pub barriers: u32,
-    /// What ptxas warns about, for example that it serialised `wgmma` instructions.
+    /// The warnings of ptxas, for example that it serialised `wgmma` instructions.
     pub warnings: Vec<String>,
 }
 
@@ -38,7 +38,7 @@ pub(crate) fn parse(log: &str) -> Vec<Kernel> {
     read.kernels
 }
 
-/// What has been read so far.
+/// The kernels that have been read so far.
 #[derive(Default)]
 struct Reading {
     kernels: Vec<Kernel>,

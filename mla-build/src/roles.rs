@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 /// The role of the package's own folder.
 pub(crate) const PACKAGE: &str = "package";
 
-/// What the roles of include roots elsewhere begin with; a number follows.
+/// The prefix of the roles of include roots elsewhere; a number follows.
 pub(crate) const ADDED: &str = "include ";
 
 /// A file by the role of its folder.
@@ -29,7 +29,7 @@ pub(crate) struct RolePath {
 }
 
 impl RolePath {
-    /// Whether it lies in the package or in an include root that its script adds.
+    /// True if it lies in the package or in an include root that its script adds.
     pub(crate) fn is_of_the_script(&self) -> bool {
         self.role == PACKAGE || self.role.starts_with(ADDED)
     }

@@ -26,7 +26,7 @@ pub(crate) struct Job<T> {
     pub(crate) seconds: f64,
 }
 
-/// Where the limits come from.
+/// The sources of the limits.
 pub(crate) struct Limits {
     /// The build's jobserver.
     pub(crate) jobserver: jobserver::Client,
@@ -78,7 +78,7 @@ struct Running {
     kin: Option<String>,
 }
 
-/// What a job comes to.
+/// The result of a job.
 pub(crate) struct Done<R> {
     pub(crate) result: R,
     /// Bytes that it did need at its peak.
@@ -111,8 +111,8 @@ struct Queue<'a, T> {
     limits: &'a Limits,
     waiting: Vec<Job<T>>,
     running: Vec<Running>,
-    /// What there was when nothing ran: what the running jobs may still come to need counts against
-    /// it.
+    /// The memory that was available when nothing ran. The memory that the running jobs may still
+    /// come to need counts against it.
     budget: u64,
     started: usize,
 }
@@ -168,7 +168,7 @@ impl<'a, T> Queue<'a, T> {
 
 /// The right to run one job.
 enum Token {
-    /// What this process has by right.
+    /// The token that this process has by right.
     Own,
     /// One of the jobserver's, which goes back when it is dropped.
     Acquired(#[expect(dead_code, reason = "held, and dropped")] jobserver::Acquired),

@@ -1,4 +1,4 @@
-//! Which paths survive the shell.
+//! Paths that survive the shell.
 //!
 //! nvcc runs its passes through `sh -c`. It puts some paths in double quotes, some in none, and
 //! splits some at commas, so a folder named `$(…)` would run its command. What such a path holds is
@@ -9,7 +9,7 @@ use std::path::Path;
 
 use crate::Error;
 
-/// What a path is for, and the characters that break nvcc there. Tried with nvcc 13.0.
+/// The use of a path, with the characters that break nvcc there. Tried with nvcc 13.0.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Place {
     /// A source, relative to the package.
@@ -22,7 +22,7 @@ pub(crate) enum Place {
     Toolkit,
     /// The host compiler's path.
     HostCompiler,
-    /// Where the passes write.
+    /// The folder that the passes write to.
     Temporary,
     /// The package's folder: nvcc asks for the real path of a source.
     Package,
@@ -47,7 +47,7 @@ impl Place {
         path.to_string_lossy().chars().find(breaks)
     }
 
-    /// Whether nvcc can be given the path.
+    /// True if nvcc can be given the path.
     pub(crate) fn takes(self, path: &Path) -> bool {
         self.broken_by(path).is_none() && path.to_str().is_some()
     }

@@ -26,12 +26,12 @@ use crate::{
     ptxas::{self, Kernel},
 };
 
-/// What is added to a library's names.
+/// The tag that is added to a library's names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Tag(String);
 
 impl Tag {
-    /// Of a package, its version if it has one, and a library.
+    /// The tag of a library of a package; the version is left out if the package has none.
     pub(crate) fn new(package: &str, version: Option<&str>, library: &str) -> Self {
         let parts = [Some(package), version, Some(library)];
         let parts: Vec<_> = parts.into_iter().flatten().map(identifier).collect();
@@ -217,13 +217,13 @@ struct Table<'a> {
     endian: Endianness,
     symbols: Vec<Symbol<'a>>,
     strings: &'a [u8],
-    /// Where the header of the section of names lies in the file.
+    /// The offset of the header of the section of names in the file.
     strings_header: usize,
 }
 
 struct Symbol<'a> {
     name: &'a [u8],
-    /// Where it lies in the file.
+    /// Its offset in the file.
     at: usize,
     is_defined: bool,
     /// Defined so that there can be no other definition.

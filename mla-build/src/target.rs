@@ -1,4 +1,4 @@
-//! What nvcc compiles for: machine code of one compute capability, or PTX.
+//! The targets of nvcc: machine code of one compute capability, or PTX.
 
 use std::{fmt, str::FromStr};
 
@@ -21,7 +21,8 @@ enum Code {
     Ptx,
 }
 
-/// Which instructions beyond the common ones a target has, and so where else its code runs.
+/// The instructions that a target has beyond the common ones. They decide which other GPUs run its
+/// code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Variant {
     Plain,
@@ -108,8 +109,8 @@ impl Target {
         format!("arch=compute_{number}{},code={self}", variant.suffix())
     }
 
-    /// Whether PTX of this target can be made into code of the other: PTX that has the instructions
-    /// of one capability alone, or of a few, goes no further.
+    /// True if PTX of this target can be compiled for the other. PTX that uses instructions of one
+    /// capability, or of a few, cannot be compiled for others.
     pub(crate) fn serves(self, other: Self) -> bool {
         let plain = |target: Self| target.variant == Variant::Plain;
         self.is_ptx() && plain(self) && plain(other) && self.number <= other.number
@@ -143,7 +144,7 @@ impl Target {
         self.number
     }
 
-    /// Whether beside this target in one object the other would never be chosen.
+    /// True if `other` is never chosen when both targets are in one object.
     fn makes_useless(self, other: Self) -> bool {
         let alike =
             self.number == other.number && self.code == Code::Real && other.code == Code::Real;

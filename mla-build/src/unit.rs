@@ -31,7 +31,7 @@ pub(crate) struct Unit {
     pub(crate) memory: Option<u64>,
 }
 
-/// What a source is written in, by its extension, and so who compiles it.
+/// The language of a source, by its extension. It decides which compiler is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Language {
     /// nvcc.
@@ -56,7 +56,7 @@ impl Language {
     }
 }
 
-/// What a build script says of the sources that a glob matches.
+/// A setting of a build script for the sources that a glob matches.
 #[derive(Clone, Debug)]
 pub(crate) struct Particular {
     pub(crate) glob: String,
@@ -326,7 +326,7 @@ pub(crate) fn unnamed_folders(
     folders.into_iter().map(sentence).collect()
 }
 
-/// Whether a folder is a target folder of Cargo's. It marks one that it made with the first of
+/// True if a folder is a target folder of Cargo's. Cargo marks one that it made with the first of
 /// these files, and keeps the second in every one.
 pub(crate) fn is_target_folder(folder: &Path) -> bool {
     ["CACHEDIR.TAG", ".rustc_info.json"]
@@ -396,16 +396,16 @@ pub(crate) fn fixed_part(glob: &str) -> PathBuf {
     }
 }
 
-/// Where a source belongs: to a family, or to all.
+/// The family that a source belongs to, or all.
 #[derive(Clone, Copy)]
 enum Place<'a> {
     Family(&'a Declared),
     All,
 }
 
-/// What the folders of a source say about it: a family's name means that family, `all` means
-/// everything that any family is compiled for, and a source in neither means the same. `common` is
-/// for headers.
+/// The family that the folders of a source name. A family's name means that family, and `all` means
+/// everything that any family is compiled for; a source in neither means the same. `common` is for
+/// headers.
 fn of_path<'a>(source: &Path, families: &'a Families) -> Result<Place<'a>, Error> {
     let place = |problem: String| Error::SourcePlace {
         source_file: source.to_owned(),

@@ -12,7 +12,7 @@ use crate::{Error, diagnostic::KEEP_GOING};
 /// Asks for bindings alone.
 pub(crate) const ONLY: &str = "MLA_BUILD_ONLY";
 
-/// By this one docs.rs makes itself known, where bindings are all that is needed.
+/// Identifies docs.rs, which needs bindings alone.
 pub(crate) const DOCUMENTATION: &str = "DOCS_RS";
 
 /// Names folders of objects that were compiled before, or refuses those of the package.

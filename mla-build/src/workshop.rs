@@ -1,4 +1,4 @@
-//! Where compilers work, and who ends them when the build is killed.
+//! The folder in which compilers work, and the process that ends them when the build is killed.
 //!
 //! A build that dies of SIGKILL can clean up nothing. So all its compilers, with everything that
 //! they start, share the process group of a *watcher*: a shell that reads a pipe whose other end
@@ -123,7 +123,7 @@ fn remove_left_over(out_dir: &Path) {
 /// Asks the system to end this process when the one that started it dies: a build script without
 /// its Cargo works for nobody.
 pub(crate) fn end_with_parent() {
-    // Where it cannot be asked for, the build is as good as without.
+    // If the system cannot do it, the build works all the same.
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
 }
 

@@ -23,7 +23,7 @@ use crate::{
     workshop::Workshop,
 };
 
-/// What all compilations of a build share.
+/// The state that all compilations of a build share.
 struct Shared<'a> {
     /// Files that changed since are not trusted.
     trusted: SystemTime,
@@ -199,7 +199,8 @@ impl Plan {
         Ok(Key::new(parts))
     }
 
-    /// What compiling a unit is expected to need, and of what kin it is if that is a guess.
+    /// Estimates the time and the memory that compiling a unit takes. If the estimate is a guess,
+    /// the result also names the folder of the similar units that it was derived from.
     fn expected(&self, unit: &Unit) -> (Estimate, Option<String>) {
         // A unit that includes CUTLASS needs a few GiB, a small one half of one.
         const UNKNOWN: Estimate = Estimate {
@@ -232,7 +233,8 @@ impl Plan {
         (guess, Some(kin(unit)))
     }
 
-    /// Of the source for whatever targets, for one that is compiled for others than before.
+    /// The key of the estimate for a source, whatever its targets. It serves a source that is
+    /// compiled for other targets than before.
     fn source_key(&self, unit: &Unit) -> Key {
         Key::new([self.package.as_bytes(), unit.source.as_bytes()])
     }
@@ -243,7 +245,8 @@ impl Plan {
         }
     }
 
-    /// Of the unit whatever its content: what its last compilation needed is kept under it.
+    /// The key of the estimate for a unit, whatever its content. The time and memory of its last
+    /// compilation are stored under it.
     fn unit_key(&self, unit: &Unit) -> Key {
         let targets = unit.targets().join(" ");
         Key::new([
@@ -362,7 +365,8 @@ impl Plan {
         Ok((command, folder, finished))
     }
 
-    /// What a compiler that failed said, and whether it had too little memory.
+    /// Describes the failure of a compiler. The second value is true if the compiler had too little
+    /// memory.
     fn failure(&self, unit: &Unit, finished: &Finished, log: PathBuf) -> (FailedUnit, bool) {
         let failure = FailedUnit {
             unit: unit.to_string(),
@@ -372,7 +376,7 @@ impl Plan {
         };
         let is_starved = diagnostic::ran_out_of_memory(&finished.log, finished.signal());
         if is_starved {
-            // So that the next build does not begin it beside others.
+            // The larger estimate keeps the next build from running this unit beside others.
             let (mut estimate, _) = self.expected(unit);
             estimate.peak = estimate.peak.max(finished.peak).saturating_mul(2);
             self.keep_estimate(unit, estimate);
@@ -380,7 +384,8 @@ impl Plan {
         (failure, is_starved)
     }
 
-    /// What a compiler wrote into its folder of the workshop, and the files that it read.
+    /// The object that a compiler wrote into its folder of the workshop, and the files that it
+    /// read.
     fn made(
         &self,
         unit: &Unit,
@@ -395,7 +400,7 @@ impl Plan {
         let files: Vec<_> =
             depfile::files(&String::from_utf8_lossy(&rule), &self.tools.compiler.root)
                 .into_iter()
-                // What stands there is made for the compiler, and by it.
+                // Files below the workshop are made for the compiler or by it.
                 .filter(|path| !path.starts_with(workshop))
                 .collect();
         let estimate = Estimate {
@@ -414,8 +419,8 @@ impl Plan {
         Ok((entry, files))
     }
 
-    /// What the compilation depended on, or a file that may have been read in another state than it
-    /// is in now.
+    /// The dependencies of the compilation. The error is a file that may have changed since the
+    /// compiler read it.
     fn dependencies(
         &self,
         unit: &Unit,
@@ -462,7 +467,7 @@ impl Plan {
         }
     }
 
-    /// Where the archiver takes a unit's object.
+    /// The path from which the archiver takes a unit's object.
     pub(super) fn object(&self, unit: &Unit) -> PathBuf {
         self.objects.join(format!("{}.o", unit.file_stem()))
     }

@@ -39,7 +39,7 @@ use products::Products;
 use sources::Sources;
 use tools::Tools;
 
-/// What [`Kernels::compile`] made.
+/// The result of [`Kernels::compile`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Built {
@@ -48,11 +48,11 @@ pub struct Built {
     /// The Rust declarations of the headers, to be included with
     /// `include!(concat!(env!("OUT_DIR"), "/<library>.rs"))`.
     pub bindings: Option<PathBuf>,
-    /// What was compiled, as Rust constants: for each family, by its name in capitals, the targets,
-    /// and `ALL` for sources in no family's folder. To be included with
+    /// The compiled targets as Rust constants: one for each family, named like the family in
+    /// capitals, and `ALL` for sources in no family's folder. To be included with
     /// `include!(concat!(env!("OUT_DIR"), "/<library>_compiled.rs"))`.
     pub compiled: PathBuf,
-    /// What was done.
+    /// The report of the build.
     pub report: Report,
 }
 
@@ -221,7 +221,7 @@ pub(crate) struct Plan {
     declared: Vec<(String, PathBuf)>,
 }
 
-/// What became of a unit.
+/// The result of one unit.
 struct Done {
     index: usize,
     outcome: Outcome,
@@ -232,9 +232,9 @@ struct Done {
     failure: Option<FailedUnit>,
     /// A problem that is not the unit's.
     error: Option<Error>,
-    /// Whether its compiler had too little memory.
+    /// True if its compiler had too little memory.
     is_starved: bool,
-    /// What is to be compiled once more for that.
+    /// The unit to compile once more because it had too little memory.
     again: Option<(usize, Key, String)>,
 }
 
@@ -420,7 +420,7 @@ fn cache_folder(kernels: &Kernels, out_dir: &Path) -> Result<PathBuf, Error> {
     Ok(given.unwrap_or_else(|| out_dir.join("mla-build-cache")))
 }
 
-/// Where `compile_commands.json` goes, if anybody asks for it.
+/// The path for `compile_commands.json`, if it is asked for.
 fn compile_commands(kernels: &Kernels, root: &Path) -> Option<PathBuf> {
     let asked = || {
         let value = env::var_os(variables::COMPILE_COMMANDS);
@@ -440,7 +440,7 @@ fn without_bindings(header: &Path) -> Error {
     }
 }
 
-/// Whether a release serves all of `targets`.
+/// Checks that a release is new enough for all of `targets`.
 fn new_enough(
     targets: &[Target],
     needs: impl Fn(Target) -> Version,

@@ -1,4 +1,4 @@
-//! What a build makes of its objects: the library, the report, and what Cargo is told.
+//! The outputs of a build: the library, the report, and the lines for Cargo.
 
 use std::{
     collections::BTreeMap,

@@ -1,4 +1,4 @@
-//! Where a build reads and writes, and what it is called there.
+//! The folders that a build reads and writes, and its names there.
 
 use std::{
     env, fs,
@@ -7,12 +7,12 @@ use std::{
 
 use crate::{Error, Kernels, shell, symbols::Tag};
 
-/// Where a build reads and writes.
+/// The folders that a build reads and writes.
 pub(super) struct Place {
     /// The package's folder.
     pub(super) root: PathBuf,
     pub(super) out_dir: PathBuf,
-    /// Whether it is a build script's build.
+    /// True in a build script.
     pub(super) for_cargo: bool,
 }
 

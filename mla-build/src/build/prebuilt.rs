@@ -38,18 +38,18 @@ const FORMAT: u32 = 1;
 /// The library of CUDA's runtime, which programs with kernels link.
 const RUNTIME: &str = "libcudart_static.a";
 
-/// What a folder of objects holds.
+/// The description of a folder of objects.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Contents {
     format: u32,
     package: String,
-    /// What is added to the library's names: package, version and library.
+    /// The tag that is added to the library's names: package, version and library.
     tag: String,
     /// The platform of the host's code.
     platform: String,
-    /// Of the sources, flags, targets and pinned wheels.
+    /// The hash of the sources, flags, targets and pinned wheels.
     key: String,
-    /// What compiled it: CUDA, CUTLASS and the C++ compiler, with versions.
+    /// The compilers: CUDA, CUTLASS and the C++ compiler, with versions.
     compilers: Vec<(String, String)>,
     runtime: Part,
     objects: Vec<Compiled>,
@@ -68,7 +68,7 @@ struct Compiled {
     part: Part,
     seconds: f64,
     peak: u64,
-    /// What the compiler said, for the report.
+    /// The compiler's output, for the report.
     log: String,
 }
 
@@ -81,7 +81,7 @@ pub(crate) struct Prebuilt {
     folders: Vec<(PathBuf, Contents)>,
 }
 
-/// What was found.
+/// The result of the search for prebuilt objects.
 pub(crate) enum Search {
     /// Everything.
     Found(Prebuilt),
@@ -139,7 +139,7 @@ impl Part {
     }
 }
 
-/// Of everything that objects are made of and that the package or this crate decides.
+/// The hash of everything that determines the objects and that the package or this crate decides.
 fn key(kernels: &Kernels, root: &Path, families: &Families, tag: &Tag) -> Result<String, Error> {
     let mut parts: Vec<String> = vec![
         FORMAT.to_string(),
@@ -293,7 +293,7 @@ pub(crate) fn search(kernels: &Kernels, library: &str) -> Result<Search, Error> 
     }
     match fitting(kernels, library, families, found) {
         Ok(prebuilt) => Ok(Search::Found(prebuilt)),
-        // What the user named is taken or refused.
+        // Objects that the user named are used or refused, never passed over.
         Err(error) if given.is_some() => Err(error),
         Err(error) => Ok(Search::Stale(error)),
     }
@@ -410,7 +410,7 @@ impl Prebuilt {
             for path in watched {
                 println!("cargo::rerun-if-changed={}", path.display());
             }
-            // By the name under which the C++ library is on machines without a compiler too.
+            // This name of the C++ library also exists on machines without a compiler.
             link(&[&out_dir], &tag, library, ":+verbatim=libstdc++.so.6");
             compiled::tell(&self.families, &self.root, &kernels.sources)?;
         }
@@ -503,7 +503,7 @@ impl Prebuilt {
     }
 }
 
-/// What a build adds to the folder that [`variables::EXPORT`] names.
+/// The objects that a build adds to the folder that [`variables::EXPORT`] names.
 pub(crate) struct Export {
     folder: PathBuf,
     key: String,

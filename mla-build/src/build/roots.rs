@@ -14,11 +14,11 @@ use crate::{
 
 /// Include roots, with their roles.
 pub(super) struct Roots {
-    /// As the compiler is given them.
+    /// The include roots, in the form in which the compiler is given them.
     pub(super) includes: Vec<IncludeRoot>,
     /// The folders that paths are told by.
     pub(super) roles: Vec<(String, PathBuf)>,
-    /// What of them is no part of the package.
+    /// The parts that are outside the package.
     pub(super) found: Vec<Found>,
     /// The environment variables that say where wheels are.
     pub(super) wheel_variables: Vec<String>,

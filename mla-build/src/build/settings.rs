@@ -1,4 +1,4 @@
-//! What can be refused before anything is looked for.
+//! Checks of the settings that need no search of the system.
 
 use std::{
     collections::BTreeSet,
@@ -8,7 +8,7 @@ use std::{
 
 use crate::{Error, Kernels, flags, variables};
 
-/// What can be refused before anything is looked for.
+/// Refuses wrong settings before anything is searched for.
 pub(super) fn check(kernels: &Kernels, library: &str) -> Result<(), Error> {
     check_library(library)?;
     check_target(

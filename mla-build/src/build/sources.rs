@@ -1,4 +1,4 @@
-//! What is compiled, and for which targets.
+//! The sources to compile, and their targets.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! What compiles, and what it reads beside the sources: nvcc, the host's compiler, include roots,
-//! and the files that flags name.
+//! The compilers and the files that they read beside the sources: nvcc, the host's compiler,
+//! include roots, and the files that flags name.
 
 use std::{
     env,
@@ -26,15 +26,15 @@ use crate::{
 
 pub(super) struct Tools {
     pub(super) compiler: Compiler,
-    /// What is no part of the package, and where it was found.
+    /// The parts outside the package, and the places where they were found.
     pub(super) found: Vec<Found>,
     /// The include roots of the package's own.
     pub(super) own_includes: Vec<PathBuf>,
-    /// What flags name.
+    /// The files that flags name.
     pub(super) named: Named,
-    /// Of the contents of the files among them.
+    /// The hash of the contents of the files in `named`.
     pub(super) named_contents: blake3::Hash,
-    /// Of the contents of the toolkit's programs.
+    /// The hash of the contents of the toolkit's programs.
     pub(super) programs: blake3::Hash,
     /// The environment variables that say where wheels are.
     pub(super) wheel_variables: Vec<String>,
@@ -43,7 +43,7 @@ pub(super) struct Tools {
     /// The include roots, in the order of the search, without their roles.
     #[cfg(feature = "bindings")]
     pub(super) roots: Vec<PathBuf>,
-    /// What libclang, which is looked for last, is installed with.
+    /// The command that installs libclang, which is looked for last.
     #[cfg(feature = "bindings")]
     pub(super) install_command: String,
     pub(super) search: Search,

@@ -1,4 +1,4 @@
-//! What Cargo is told to watch.
+//! The variables and paths that Cargo is told to watch.
 //!
 //! Cargo starts a build script again if a variable has another value, or if a path is newer than
 //! the script's last start. Of a folder the newest file in it counts, and a path that does not
@@ -92,7 +92,7 @@ impl Plan {
     }
 
     fn watch_file(&self, path: &Path) {
-        // What the build script itself generates is newer than its start each time.
+        // Files that the build script generates are newer than its start each time.
         if !path.starts_with(&self.place.out_dir) && path.exists() {
             tell(path);
         }

@@ -12,7 +12,7 @@ use super::{
     lock,
 };
 
-/// What is known of a file.
+/// The hash and the includes of a file.
 #[derive(Clone, Debug)]
 pub(crate) struct Content {
     pub(crate) hash: blake3::Hash,

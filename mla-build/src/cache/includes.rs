@@ -1,4 +1,4 @@
-//! What the includes of a file find.
+//! The files that the includes of a file find.
 //!
 //! A dependency whose content is the same may still mean something else: a header that newly stands
 //! in a folder that is searched earlier hides the one that was found before, and `__has_include`
@@ -122,11 +122,11 @@ pub(crate) struct Lookup {
     folders: Vec<PathBuf>,
     /// nvcc includes `cuda_runtime.h` itself, as if a file in the folder where it runs did.
     root: PathBuf,
-    /// Of a name, in the folders.
+    /// The candidates of each name, in the folders.
     found: Mutex<HashMap<String, Arc<Vec<Candidate>>>>,
     /// The folders that hold a folder of this name.
     parents: Mutex<HashMap<String, Arc<Vec<PathBuf>>>>,
-    /// Of a file, beside which a name in quotes is searched.
+    /// The meaning of each file; a name in quotes is searched beside the file.
     files: Mutex<HashMap<PathBuf, Meaning>>,
 }
 
@@ -138,10 +138,10 @@ struct Candidate {
     changed: Duration,
 }
 
-/// What the includes of one file find.
+/// The files that the includes of one file find.
 #[derive(Clone, Debug)]
 pub(crate) struct Meaning {
-    /// Of all candidates, by their roles.
+    /// The hash of all candidates, by their roles.
     pub(crate) hash: blake3::Hash,
     /// The candidate that changed last.
     newest: Option<(Duration, PathBuf)>,
@@ -167,8 +167,8 @@ impl Lookup {
         }
     }
 
-    /// What the includes of a file find, and what its own name finds elsewhere: a macro of another
-    /// file may name it.
+    /// The files that the includes of `file` find, and the other files that have its name: a macro
+    /// of another file may name it.
     pub(crate) fn meaning(
         &self,
         file: &Path,

@@ -1,4 +1,4 @@
-//! What a person does with the cache: look at it, clean it, take it elsewhere.
+//! Maintenance of the cache by a person: statistics, cleaning, copying.
 
 use std::{
     env, fs,
@@ -73,17 +73,17 @@ fn parse_size(text: &str) -> Option<u64> {
     number.trim().parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
-/// What a cache holds and what it was good for.
+/// The content of a cache, and its use in the latest builds.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Statistics {
-    /// How many objects there are.
+    /// The number of objects.
     pub objects: usize,
     /// Bytes of everything in it.
     pub bytes: u64,
     /// When the object that was not used for longest was last used.
     pub oldest: Option<SystemTime>,
-    /// How many of the latest builds are counted below.
+    /// The number of latest builds that are counted below.
     pub builds: usize,
     /// Units that they found in the cache.
     pub cached: u64,
@@ -233,7 +233,8 @@ impl Cache {
         }
         let folders = KINDS.iter().map(|kind| self.folder().join(kind));
         let mut kept: Vec<_> = folders.flat_map(|folder| files(&folder)).collect();
-        // Of one age the smaller goes first: a manifest without its object is an empty promise.
+        // Among files of the same age the smaller one goes first: a manifest without its object is
+        // of no use.
         kept.sort_by_key(|file| (file.used, file.bytes));
         let mut total: u64 = kept.iter().map(|file| file.bytes).sum();
         for file in kept {

@@ -119,9 +119,9 @@ pub(crate) struct DependencySet {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Dependency {
     pub(crate) file: RolePath,
-    /// Of its content, in hexadecimal.
+    /// The hash of the file's content, in hexadecimal.
     pub(crate) hash: String,
-    /// Of what its includes find, in hexadecimal.
+    /// The hash of the files that its includes find, in hexadecimal.
     pub(crate) finds: String,
 }
 
@@ -138,7 +138,7 @@ impl DependencySet {
         let mut dependencies = Vec::new();
         for path in files {
             let file = roles.name(path);
-            // As it will be located when it is checked.
+            // The path is resolved in the way in which a later check resolves it.
             let path = roles.locate(&file).unwrap_or_else(|| path.clone());
             let content = hasher.content(&path).ok_or_else(|| path.clone())?;
             let meaning = lookup.meaning(&path, &content.includes, roles);
@@ -190,7 +190,7 @@ impl DependencySet {
     }
 }
 
-/// What is kept of a compilation beside its object.
+/// The data that is kept of a compilation beside its object.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Meta {
     pub(crate) seconds: f64,
@@ -214,6 +214,6 @@ pub(crate) fn last_change(data: &Metadata) -> Duration {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What it guards is whole at every moment, so a panic elsewhere leaves it sound.
+    // The guarded value is whole at every moment, so a panic elsewhere leaves it sound.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -33,12 +33,12 @@ pub(crate) struct Cache {
     writable: Mutex<bool>,
 }
 
-/// What a look-up of an object comes to.
+/// The result of the look-up of an object.
 #[derive(Debug)]
 pub(crate) enum Loaded {
     Whole(Entry),
     Missing,
-    /// What is there is not what was stored.
+    /// The content differs from what was stored.
     Corrupted,
 }
 
@@ -46,7 +46,7 @@ pub(crate) enum Loaded {
 #[derive(Debug)]
 pub(crate) struct Guard(#[allow(dead_code, reason = "its drop is its use")] Option<File>);
 
-/// Of the last compilation of a unit.
+/// The time and the memory of the last compilation of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Estimate {
     pub(crate) seconds: f64,
@@ -86,7 +86,7 @@ impl Cache {
         &self.folder
     }
 
-    /// What the user should know, in the order in which it happened.
+    /// The warnings for the user, in the order in which they arose.
     pub(crate) fn notes(&self) -> Vec<String> {
         lock(&self.notes).clone()
     }

@@ -1,4 +1,4 @@
-//! What a build did and what came out of it.
+//! The report of a build: its actions and its results.
 //!
 //! Every build writes its report, as JSON, to `OUT_DIR/<library>.report.json` and to
 //! `<target folder>/mla-build/<package>-<library>.json`; [`newest`] finds the latter. With the
@@ -33,7 +33,7 @@ pub struct Report {
     pub finished: f64,
     /// The targets, as the compiler spells them.
     pub targets: Vec<String>,
-    /// What was found of the toolkit, where, and which version.
+    /// The parts of the toolkit, with their places and versions.
     pub toolkit: Vec<Found>,
     /// The C++ compiler and its version.
     pub host_compiler: (PathBuf, String),
@@ -57,7 +57,7 @@ pub struct Unit {
     pub source: String,
     /// The targets, as the compiler spells them.
     pub targets: Vec<String>,
-    /// Where the object came from.
+    /// The origin of the object.
     pub outcome: Outcome,
     /// Why it was compiled; empty for one that was not.
     pub reason: String,
@@ -67,13 +67,13 @@ pub struct Unit {
     pub peak: u64,
     /// Size of its object, in bytes.
     pub object_bytes: u64,
-    /// Of that, code for the GPU, per target.
+    /// The bytes of code for the GPU in the object, per target.
     pub device_bytes: BTreeMap<String, u64>,
     /// Its kernels, per target.
     pub kernels: Vec<Kernel>,
 }
 
-/// Where an object came from.
+/// The origin of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
@@ -172,7 +172,7 @@ impl Report {
         peaks.iter().take(count).sum()
     }
 
-    /// How many units came from where.
+    /// The number of units whose objects have this origin.
     pub fn count(&self, outcome: Outcome) -> usize {
         self.units
             .iter()

@@ -18,7 +18,7 @@ pub fn table(report: &Report) -> String {
     lines.join("\n") + "\n"
 }
 
-/// What compiled the library, and where it was found.
+/// The tools that compiled the library, and their places.
 fn toolkit(report: &Report) -> Vec<String> {
     let mut lines = vec![format!(
         "{} {} for {}",
@@ -41,7 +41,7 @@ fn toolkit(report: &Report) -> Vec<String> {
     lines
 }
 
-/// What the whole build took and made.
+/// The time and the size of the whole build.
 fn totals(report: &Report) -> [String; 2] {
     let units = format!(
         "{} units: {} cached, {} compiled, {} failed, in {:.1} s; library {}",

@@ -38,13 +38,13 @@ pub use crate::{error::NotFound, version::Version};
 /// One part of the toolkit: where it was found, its version, and which place of the order held it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Found {
-    /// What it is: `CUDA`, `CUTLASS`, `libclang`.
+    /// The name of the part: `CUDA`, `CUTLASS`, `libclang`.
     pub part: String,
     /// Its folder.
     pub path: PathBuf,
     /// Its version, where it tells one.
     pub version: Option<String>,
-    /// Which place of the order held it.
+    /// The place of the search order at which it was found.
     pub place: String,
 }
 
@@ -61,7 +61,7 @@ pub(crate) struct Cuda {
 }
 
 impl Cuda {
-    /// Whether the toolkit, or what every program links, has a library of this name.
+    /// True if the toolkit, or the set that every program links, has a library of this name.
     pub(crate) fn has_library(&self, name: &str) -> bool {
         const ALWAYS: &[&str] = &[
             "c",
@@ -337,14 +337,14 @@ pub(crate) const VARIABLES: &[&str] = &[
     "CONDA_PREFIX",
 ];
 
-/// Where a toolkit would be found before the one that was.
+/// The places that come before the toolkit's own in the search.
 #[derive(Debug, Default)]
 pub(crate) struct Earlier {
-    /// Whether folders of `PATH` are among the places.
+    /// True if folders of `PATH` are among the places.
     pub(crate) on_path: bool,
     /// Folders that exist, into which an nvcc may come.
     pub(crate) folders: Vec<PathBuf>,
-    /// What does not exist, and would be or hold a part of a toolkit.
+    /// Paths that do not exist, and that would be or hold a part of a toolkit.
     pub(crate) absent: std::collections::BTreeSet<PathBuf>,
 }
 
@@ -376,7 +376,8 @@ pub(crate) fn earlier(search: &Search, cuda: &Cuda) -> Earlier {
         earlier.folders = search.path_folders();
     }
     for root in roots {
-        // What any of its layouts lacks; that of wheels is the first of each.
+        // All layouts need these files; here they have the paths of a wheel, the first layout of
+        // each.
         for part in [
             "bin/nvcc",
             "include/cuda_runtime.h",

@@ -23,7 +23,7 @@ impl Pins {
         &PINS
     }
 
-    /// Of a file of pip's requirements with a line for the folder.
+    /// Reads a file of pip's requirements with a line for the folder.
     fn read(text: &str) -> Self {
         let mut pins = Self {
             name: String::new(),

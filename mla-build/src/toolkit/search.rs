@@ -11,7 +11,7 @@ use std::{
 
 use super::{Pins, root_of};
 
-/// What the search may look at. A test gives its own; a build takes the process's.
+/// The places that the search may look at. A test gives its own; a build takes the process's.
 pub(crate) struct Search {
     variables: BTreeMap<OsString, OsString>,
     /// The usual folders of a toolkit.

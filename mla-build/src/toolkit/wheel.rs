@@ -131,7 +131,7 @@ impl Wheel {
         Some(wheels.join(format!("{}-{}", normal(&self.name), self.version)))
     }
 
-    /// Whether site-packages hold it, or what they lack.
+    /// Checks that site-packages hold the wheel. The error says what they lack.
     fn at(&self, site: &Path) -> Result<(), String> {
         let versions: Vec<_> = search::children(site, "")
             .iter()
@@ -188,8 +188,8 @@ impl Wheel {
         })
     }
 
-    /// Of the paths and contents of all files in the include roots, but for the bytecode that pip
-    /// and Python write beside Python's sources.
+    /// The hash of the paths and contents of all files in the include roots, except for the
+    /// bytecode that pip and Python write beside Python's sources.
     fn hash(&self, site: &Path) -> Result<String, Error> {
         let mut files = BTreeMap::new();
         for root in &self.roots {
@@ -302,7 +302,7 @@ mod tests {
         assert!(find(&here, hash).is_ok());
         let elsewhere = site(&[("flash_infer_py", "0.7.2.post1")]);
         header(&elsewhere, "one");
-        // What lies beside the include roots does not count, nor does what pip compiles within
+        // Files beside the include roots do not count, nor does bytecode that pip writes within
         // them.
         fs::write(elsewhere.path().join("flash/module.py"), "pass").unwrap();
         let bytecode = elsewhere.path().join("flash/include/tools/__pycache__");

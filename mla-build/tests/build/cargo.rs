@@ -82,7 +82,7 @@ impl Package {
         runs() != before
     }
 
-    /// Whether it runs again after a change, and then no more.
+    /// Checks that the build script runs again after a change, and then no more.
     fn notices(&self, what: &str) {
         assert!(self.ran(), "{what} is noticed");
         assert!(!self.ran(), "{what} is noticed once");
@@ -194,8 +194,8 @@ fn a_switched_link_to_a_toolkit_is_noticed() {
         .status()
         .unwrap();
     assert!(copied.success());
-    // As old as a toolkit that was installed long ago, and linked twice, as by Debian's
-    // alternatives.
+    // The folders are as old as a toolkit that was installed long ago. Two links lead to them, as
+    // with Debian's alternatives.
     let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
     for entry in walkdir::WalkDir::new(world.at("other")).contents_first(true) {
         let file = fs::File::open(entry.unwrap().path()).unwrap();

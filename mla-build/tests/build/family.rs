@@ -1,4 +1,4 @@
-//! Which sources are compiled for which targets, and what the package is told of it.
+//! The targets of each source, and what the package is told of it.
 
 use std::fs;
 

@@ -145,7 +145,7 @@ fn a_replaced_program_of_the_toolkit_compiles_all() {
     ] {
         world.program(&format!("toolkit/{program}"), "other");
         assert_eq!(world.compiled(), ALL, "{program}");
-        // What was replaced by an equal one, with another time, is the same.
+        // A file that was replaced by an equal one, with another time, is the same.
         std::thread::sleep(Duration::from_millis(20));
         world.program(&format!("toolkit/{program}"), "other");
         assert_eq!(world.compiled(), NONE, "{program}");

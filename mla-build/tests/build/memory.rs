@@ -1,4 +1,4 @@
-//! How many compilers run at once where memory is what is scarce.
+//! The number of compilers that run at once if memory is scarce.
 
 use std::fs;
 
@@ -45,7 +45,7 @@ fn what_the_script_says_of_a_units_memory_holds_until_it_is_known() {
     let huge = || world.kernels().memory_for("cuda/**", 1 << 50);
     huge().compile("kernels").unwrap();
     assert!(!overlapped(&world), "each needs more than there is");
-    // What they did need is known by now, for other flags and other targets too.
+    // The memory that they did need is known by now, for other flags and other targets too.
     huge()
         .define("OTHER")
         .enable("sm100")

@@ -25,7 +25,7 @@ fn names(paths: Vec<String>) -> Vec<String> {
     paths.into_iter().map(name).collect()
 }
 
-/// Whether anything ran that stands in the name.
+/// True if a command in a path's name ran.
 fn ran(world: &World) -> bool {
     walkdir::WalkDir::new(world.at(""))
         .into_iter()
@@ -38,7 +38,7 @@ fn a_package_and_its_target_folder_may_lie_anywhere() {
     let world = World::new();
     assert_eq!(world.compiled(), ALL);
     let (package, out) = strange(&world);
-    // What is made for OUT_DIR may be an include root, as it lies in the package.
+    // A folder of generated files in OUT_DIR may be an include root, since it lies in the package.
     world.write(&format!("{out}/generated/made.h"), "made-1\n");
     world.write(
         &format!("{package}/cuda/sm90/d.cu"),

@@ -38,7 +38,7 @@ fn package(world: &World, name: &str, [family, extension]: [&str; 2], number: u3
         &format!("kernels/{family}/helper.{extension}"),
         &format!("int helper() {{ return {number}; }}\n"),
     );
-    // Of another library, with the same names again.
+    // The other library has the same names again.
     write(
         &format!("extra/decode.{extension}"),
         &format!("extern \"C\" int decode() {{ return 1000 + {number}; }}\n"),
@@ -105,8 +105,8 @@ fn succeeded(ran: Output) -> String {
     String::from_utf8_lossy(&ran.stdout).into_owned()
 }
 
-/// What it prints: for each package, of which library its functions are, what it compiled, and what
-/// its attribute is told.
+/// The program's output. For each package it names the library of its functions, the compiled
+/// targets, and what its attribute is told.
 fn each_its_own(told: [&str; 3]) -> String {
     let [first, program, second] = told;
     format!(
@@ -145,7 +145,7 @@ fn three_packages_of_two_libraries_each_link_and_run_their_own() {
         .env("MLA_CUDA_HOME", world.at("toolkit"))
         .output()
         .unwrap();
-    // Of C++ alone nothing is told.
+    // Sources of C++ alone tell nothing.
     assert_eq!(succeeded(ran), each_its_own(["-"; 3]));
     let report = |name: &str| world.at(&format!("target/mla-build/{name}.json"));
     for name in [

@@ -1,4 +1,4 @@
-//! What a build leaves for people and tools to read.
+//! The output of a build for people and tools to read.
 
 use std::{collections::BTreeMap, fs};
 
@@ -39,7 +39,7 @@ fn the_report_has_every_unit_and_every_kernel() {
     assert_eq!(read.toolkit[0].path, world.at("toolkit"));
     assert_eq!(read.host_compiler.1, "(Stub) 12.2.0");
 
-    // What comes from the cache is described like what was compiled.
+    // Units from the cache are described like compiled ones.
     let again = world.build().unwrap().report;
     assert_eq!(again.count(Outcome::Cached), 3);
     assert_eq!(again.units[2].kernels, read.units[2].kernels);

@@ -198,7 +198,7 @@ fn cutlass_headers_count_like_any_other() {
         "package/cuda/sm90/d.cu",
         "#include <cute/tensor.hpp>\nbody-d\n",
     );
-    // As a plain include root: the search for CUTLASS has tests of its own, and reads the
+    // CUTLASS is a plain include root here: the search for it has tests of its own, and reads the
     // environment.
     let kernels = || world.kernels().include(world.at("cutlass/include"));
     world.compiled_by(kernels());
@@ -335,7 +335,7 @@ fn a_cache_is_counted_exported_and_cleaned() {
     assert_eq!((counted.cached, counted.compiled), (3, 3));
     assert!(counted.bytes > 0 && counted.oldest.is_some());
 
-    // What was exported serves another machine, beside what that one has.
+    // Exported objects serve another machine, beside those that it has.
     assert_eq!(
         cache::copy(&world.at("cache"), &world.at("taken")).unwrap(),
         3

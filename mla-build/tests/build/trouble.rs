@@ -1,4 +1,4 @@
-//! What goes wrong, and what is left when it has.
+//! Failures, and the state that they leave.
 
 use std::{
     fs,
@@ -139,7 +139,7 @@ fn targets_that_a_toolkit_cannot_serve_together_say_which_release_can() {
         let kernels = world.kernels().enable("sm100");
         kernels.compile("kernels").unwrap_err().to_string()
     };
-    // What would do for one of them is not enough for both.
+    // A release that is new enough for one of them is not enough for both.
     let both = message("11.8");
     assert!(
         both.starts_with(
@@ -273,8 +273,7 @@ fn a_killed_build_loses_only_what_was_being_compiled() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // Where nothing is known of any unit they are compiled in order, so the others are stored by
-    // then.
+    // Units of which nothing is known are compiled in order, so the others are stored by then.
     let mut seen = String::new();
     let mut stderr = build.stderr.take().unwrap();
     let deadline = Instant::now() + Duration::from_secs(20);
