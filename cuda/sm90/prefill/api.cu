@@ -14,7 +14,7 @@ namespace {
 
 constexpr const char *kQueryBound = "max_query_len", *kKeyBound = "max_key_len";
 
-// A dimension of tensor maps, which is not empty.
+// Bound on the keys of a request, at least 1: no dimension of a tensor map is empty.
 int max_key_len(const MlaPrefillParams& p) { return p.max_key_len > 0 ? p.max_key_len : 1; }
 
 MlaStatus check_shape(const MlaPrefillParams& p) {
@@ -22,7 +22,7 @@ MlaStatus check_shape(const MlaPrefillParams& p) {
     if (p.requests < 1) return refuse("requests", p.requests, "at least 1");
     if (p.query_tokens < 0) return refuse("query_tokens", p.query_tokens, "at least 0");
     if (p.key_tokens < 0) return refuse("key_tokens", p.key_tokens, "at least 0");
-    // Rounded up to whole tiles it is an int, too.
+    // Rounded up to whole query tiles, it still fits an int.
     if (p.max_query_len < 0 || p.max_query_len > INT32_MAX - kQueries)
         return refuse("max_query_len", p.max_query_len, "0..=2147483519");
     if (p.max_key_len < 0) return refuse("max_key_len", p.max_key_len, "at least 0");
@@ -40,7 +40,7 @@ MlaStatus check_tensors(const MlaPrefillParams& p) {
         int64_t head_stride;
         const char* head_name;
         bool may_be_shared;
-        // As many rows may belong to a request.
+        // Bound on the rows of one request.
         int max_len;
         const char* bound;
     } tensors[] = {
@@ -70,7 +70,7 @@ MlaStatus check_tensors(const MlaPrefillParams& p) {
             if (s.stride < (s.zero ? 0 : 8) || s.stride >= int64_t(1) << 39)
                 return refuse(s.name, s.stride, s.zero ? "0..=549755813887" : "8..=549755813887");
         }
-        // A tensor map begins as many rows before the tensor (`describe`).
+        // The tensor map begins `max_len` rows before the tensor (`describe`).
         if (t.max_len > address(t.pointer) / 2 / t.token_stride)
             return refuse(t.bound, t.max_len,
                           "a bound whose rows take no more bytes than the tensor's address");
@@ -106,7 +106,7 @@ MlaStatus check(const MlaPrefillParams& p) {
     return ok();
 }
 
-// A tensor [tokens, heads, columns] as params.cuh says, in boxes of one panel of `rows` rows.
+// A tensor [tokens, heads, columns] for a map as in params.cuh; a box is one panel of `rows` rows.
 struct Operand {
     const void* pointer;
     int64_t token_stride, head_stride;
@@ -116,9 +116,10 @@ struct Operand {
 MlaStatus describe(EncodeTiled encode, int dtype, const Operand& o, CUtensorMap& map) {
     const auto type = dtype == MLA_DTYPE_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                               : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-    // `check` knows that it is not negative.
+    // Not negative: check_tensors() refuses larger bounds.
     const int64_t base = address(o.pointer) - int64_t(o.max_len) * o.token_stride * 2;
-    // A dimension of one head still needs a stride.
+    // TMA refuses a stride of 0, the stride of a rotary key that all heads share, even for one
+    // head.
     const cuuint64_t head_bytes = cuuint64_t(o.head_stride ? o.head_stride : 8) * 2,
                      token_bytes = cuuint64_t(o.token_stride) * 2;
     const cuuint64_t sizes[4] = {cuuint64_t(o.columns), cuuint64_t(o.heads), cuuint64_t(o.max_len),
@@ -130,7 +131,7 @@ MlaStatus describe(EncodeTiled encode, int dtype, const Operand& o, CUtensorMap&
         encode(&map, type, 4, reinterpret_cast<void*>(base), sizes, strides, box, steps,
                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    // The driver's codes and the runtime's agree on what can come here.
+    // Driver and runtime use the same codes for the errors that are possible here.
     return cuda_status("cuTensorMapEncodeTiled", cudaError_t(r));
 }
 
@@ -138,49 +139,51 @@ const void* columns_from(const void* p, int column) {
     return static_cast<const uint16_t*>(p) + column;
 }
 
-// How many requests and heads to take together (schedule.cuh).
+// Number of requests and heads whose tiles are worked through together (schedule.cuh).
 struct Together {
     int section, group;
 };
 
-// All requests, and as many heads as keep their keys and values in half of the L2 cache. For short
-// requests and under causal attention there is more to it.
+// All requests, and as many heads as have keys and values for half of the L2 cache. Short requests
+// and causal attention have rules of their own.
 Together together(const MlaPrefillParams& p, const DeviceFacts& facts) {
     const double head_bytes = 2.0 * p.key_tokens * (p.nope_dim + p.rope_dim + p.value_dim) + 1;
-    // Tiles of the longest request and head, and how many such requests the query rows make up.
+    // Query tiles of the longest request and head, and the number of such requests that would have
+    // as many query rows as the batch.
     const double levels = (p.max_query_len + kQueries - 1) / kQueries,
                  longest_requests = (p.query_tokens + 1.0) / p.max_query_len;
-    // Where all levels fit on the device for many heads at the same time, and the keys that they
-    // share stay in the cache meanwhile.
+    // Bytes of keys and values of the heads that fit on the device with all of their levels at the
+    // same time. Levels that share keys are worth running together only if these bytes stay in the
+    // cache meanwhile.
     const double at_once = facts.multiprocessors / levels * head_bytes / p.requests;
     const bool is_shared = levels > 1 && !p.causal,
                is_short = levels <= 4 && !(is_shared && at_once > 0.5 * facts.l2_bytes);
     double wanted = 0.5 * facts.l2_bytes / head_bytes;
     if (is_short) {
-        // The highest level brings most of the keys from device memory, and the others none: so few
-        // heads that all levels run at the same time, and the load is even.
+        // The highest level reads most of the keys from device memory, and the others find them in
+        // L2. With few enough heads, all levels run at the same time, and the load is even.
         wanted = facts.multiprocessors / levels;
     } else if (p.causal && levels > facts.multiprocessors / 4.0) {
-        // The longest launches are bound by power, and reading keys from device memory takes some:
-        // two heads, or all levels of more at the same time.
+        // The longest launches are bound by power, and reads of device memory draw some of it: two
+        // heads, or more if all of their levels run at the same time.
         wanted = fmax(2.0, facts.multiprocessors / levels);
     } else if (p.causal) {
-        // So many that eight levels of one head run at the same time: they begin at different keys,
-        // and more of them spread too far to share what the cache holds; but no more than eight
-        // heads if they exceed the cache by half.
+        // Enough heads that eight levels of one head run at the same time: levels begin at
+        // different keys, and more of them spread too far to share what the cache holds. But no
+        // more than eight heads if they exceed the cache by half.
         const double spread = facts.multiprocessors / 8.0 / longest_requests;
         wanted = fmax(wanted, fmin(spread, fmax(8.0, 1.5 * facts.l2_bytes / head_bytes)));
     }
     const int most = int(fmin(fmax(wanted, 1.0), p.heads)), groups = (p.heads + most - 1) / most;
     const int group = (p.heads + groups - 1) / groups;
     if (!is_short) return {p.requests, group};
-    // Neighbouring heads lie side by side in memory, and requests far apart: no more of these than
-    // keep all CTAs busy.
+    // Neighbouring heads lie side by side in memory, and requests far apart: take no more requests
+    // than keep all CTAs busy.
     const double request_tiles = levels * longest_requests / p.requests * group;
     return {int(fmin(fmax(round(facts.multiprocessors / request_tiles), 1.0), p.requests)), group};
 }
 
-// The workspace of a launch: counters, then partial results, then lists of spoiled rows.
+// The workspace of a launch: counters, then partial results, then lists of contaminated rows.
 struct Workspace {
     int64_t slots, value;
 
@@ -209,7 +212,7 @@ struct Workspace {
     }
 };
 
-// What the kernel is told, but for how query tiles are divided.
+// The kernel's parameters, except for the split plan and the number of CTAs.
 KernelParams kernel_params(const MlaPrefillParams& p, const DeviceFacts& facts,
                            const Workspace& workspace) {
     KernelParams k = {};
@@ -242,11 +245,11 @@ KernelParams kernel_params(const MlaPrefillParams& p, const DeviceFacts& facts,
     k.max_query_len = p.max_query_len;
     k.max_key_len = max_key_len(p);
     k.causal = p.causal != 0;
-    // A few loads of a warp's lanes tell whether they are, while the first tile is brought.
+    // The lanes of one warp verify it with a few loads while the first tile is loaded.
     k.alike = are_said_alike(p) && p.requests < 256;
     const int64_t tiles = int64_t(p.requests) * k.levels * p.heads;
     k.single_wave = k.alike && tiles <= facts.multiprocessors;
-    // run() refuses more.
+    // run() refuses a larger number of tiles.
     if (k.alike && tiles <= INT32_MAX) {
         AlikeTiles& by = k.alike_tiles;
         by.count = int(tiles);
@@ -265,7 +268,7 @@ KernelParams kernel_params(const MlaPrefillParams& p, const DeviceFacts& facts,
     return k;
 }
 
-// How TMA is to read and write the tensors.
+// Makes the tensor maps of all operands.
 template <typename Tile>
 MlaStatus describe_operands(const MlaPrefillParams& p, Maps& maps) {
     EncodeTiled encode;
@@ -314,11 +317,11 @@ MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t 
     if (s.code != MLA_OK) return s;
 
     const int64_t tiles = (int64_t(p.query_tokens) / kQueries + p.requests) * p.heads;
-    // Each CTA counts one tile further than there are.
+    // The counter of claimed tiles rises to the number of tiles plus one for each CTA.
     if (tiles > INT32_MAX - facts.multiprocessors)
         return refuse("query_tokens", p.query_tokens,
                       "fewer than 2^31 tiles of 128 rows over all requests and heads");
-    // Each item is a CTA's, if there are so few, and none has less than a KV tile.
+    // One CTA for each item if items are fewer than SMs; no item has less than one KV tile.
     const int64_t items = tiles * ceil_div(k.max_key_len, Tile::kKeys);
     k.ctas = int(items < facts.multiprocessors ? items : facts.multiprocessors);
     const Launch l{k.ctas, stream};

@@ -1,11 +1,11 @@
-// Partial results of splits, and how they are combined.
+// Partial results of splits, and their combine.
 //
-// Split s of a query tile leaves, of each row, sums over its keys, with weights 2^(score - m_s):
+// For each row, split s of a query tile stores sums over its keys, with weights 2^(score - m_s):
 //
 //     l_s = sum of weights,  o_s = sum of weights times values
 //
-// With m the largest m_s, the row's output is sum_s 2^(m_s - m) o_s / sum_s 2^(m_s - m) l_s. The
-// order of the sums is fixed, so the bits do not depend on who computed what and when.
+// With m the maximum of m_s, the row's output is sum_s 2^(m_s - m) o_s / sum_s 2^(m_s - m) l_s. The
+// order of the sums is fixed: the bits do not depend on which CTA computed what, or when.
 #pragma once
 
 #include "../../common/softmax.cuh"
@@ -21,7 +21,7 @@ namespace mla::sm90::prefill {
 template <typename Tile>
 struct Partial {
     float4* out;  // [V / 8, lane]: as the lane has them in registers
-    float4* sum;  // [row % 8]: (m, l) of the row, then of the one 8 further
+    float4* sum;  // [row % 8]: (m, l) of the row, then of the row 8 further down
 
     __device__ Partial(const KernelParams& p, int slot, int warp) {
         const int64_t rows = int64_t(slot) * kConsumerWarps + warp;
@@ -30,17 +30,18 @@ struct Partial {
     }
 };
 
-// What a warp combines of a query tile: some of its lines, each eight columns of the rows of a
-// warp. Where a CTA has fewer lines than warps, several warps have a line, and each of them some of
-// its splits; what they amount to goes through shared memory to the first of them. A warp brings
-// what it needs into shared memory, as much as it has room for at the same time.
+// Combines a warp's share of a query tile. The share is counted in lines; a line is eight columns
+// of the rows of a consumer warp. If a CTA has fewer lines than warps, several warps share a line,
+// each with some of the splits, and the first of them adds up their totals through shared memory. A
+// warp copies its operands into shared memory, with as many copies in flight as its buffer has room
+// for.
 template <typename Tile>
 struct Combine {
     const KernelParams& p;
     const Work& work;
     int lane;
-    // The warp's bytes of shared memory: the sums of each split's rows, the weights of its rows,
-    // and lines. When they have been read, what the warp's splits amount to.
+    // The warp's buffer in shared memory: (m, l) of each split's rows, the weights of the splits,
+    // and lines. Once these have been read, it holds the total of the warp's splits.
     uint32_t staged;
 
     static constexpr int kLines = Tile::kValue / 8;
@@ -50,24 +51,24 @@ struct Combine {
     static constexpr int kBytes =
         (kConsumers * Tile::kQueryBytes + kStages * (Tile::kKeyBytes + Tile::kValueBytes)) /
         kConsumerWarps;
-    // Splits of a warp, at most: see shift_of.
+    // Maximum number of splits of a warp: see shift_of.
     static constexpr int kWarpSplits = kMostSplits / 2;
-    // From so many splits on several warps have a line together.
+    // Number of splits from which several warps may share a line.
     static constexpr int kSharedFrom = 20;
     static constexpr int kStagedLines =
         (kBytes - kWarpSplits * (kSumBytes + kWeightBytes)) / kLineBytes;
     static_assert(kStagedLines >= 4);
     static_assert(kLineBytes + kSumBytes <= kWarpSplits * kSumBytes);
 
-    // Share `share` of `splits` of the lines, by the warps of all consumers. They wait for the
-    // splits, whose CTAs have claimed them and so go on; `waited` is called behind that.
+    // Combines share `share` of `splits` of the lines, by the warps of all consumers. Waits for the
+    // splits, which CTAs have claimed that run and make progress; calls `waited` after that wait.
     template <typename Waited>
     __device__ __forceinline__ void run(int splits, int share, int warp, Waited waited) const {
         const int rows = min(kQueries, work.query_len - work.query);
         const int lines = (rows + kWarpRows - 1) / kWarpRows * kLines;
         const int begin = lines * share / splits, end = lines * (share + 1) / splits;
         if (begin == end) return waited();
-        // 2^shift warps have a line together.
+        // 2^shift warps share a line.
         const int shift = shift_of(end - begin, splits), way = warp & ((1 << shift) - 1);
         const int each = shift > 0 ? 1 : (end - begin + kConsumerWarps - 1) / kConsumerWarps;
         int line = begin + (warp >> shift) * each;
@@ -80,7 +81,7 @@ struct Combine {
         }
         waited();
         Total total;
-        // The lines of one warp's rows at a time.
+        // One iteration for the lines of each consumer warp's rows.
 #pragma unroll 1
         while (line < last) {
             const int of_warp = line / kLines, stop = min(last, (of_warp + 1) * kLines);
@@ -104,12 +105,12 @@ struct Combine {
         int begin, end;
     };
 
-    // What splits amount to: of a lane's two rows of a line.
+    // The total of some splits: a lane's two rows of a line.
     struct Total {
         SoftmaxState<Base2> rows[2];
         float4 value = {};
 
-        // Writes it to shared memory, for another warp's lane.
+        // Writes the total to shared memory, for a lane of another warp.
         __device__ void hand_over(uint32_t to, int lane) const {
             store4(to + lane * sizeof(float4), value);
             if (lane % 4 == 0) {
@@ -117,7 +118,7 @@ struct Combine {
                        make_float4(rows[0].maximum, rows[0].sum, rows[1].maximum, rows[1].sum));
             }
         }
-        // Adds what another warp's lane wrote.
+        // Adds the total that a lane of another warp wrote.
         __device__ void add(uint32_t from, int lane) {
             const float4 more = load4(from + lane * sizeof(float4)),
                          sums = load4(from + kLineBytes + lane / 4 * sizeof(float4));
@@ -137,18 +138,18 @@ struct Combine {
         }
     };
 
-    // Where a lane's two rows go, and what they are multiplied by.
+    // Output address of a lane's two rows, and the factors that normalise them.
     struct Target {
         typename Tile::Element* out;
         int query;
         float factor[2];
     };
 
-    // How many warps have a line together, as a power of two, if a CTA has so many lines: as many
-    // as there are, four splits for each at least. With few splits the way through shared memory,
-    // whose instructions are fetched for it alone, takes longer than what it saves. With more than
-    // half of kMostSplits it is two warps at least, since a tile of 128 rows by 256 values has 256
-    // lines.
+    // log2 of the number of warps that share a line if a CTA has `lines` lines: as many as there
+    // are, with at least four splits each. With few splits, the exchange through shared memory
+    // takes longer than it saves, since its instructions are fetched for it alone. With more than
+    // half of kMostSplits there are at least two warps for a line: a share of a tile of 128 rows by
+    // 256 values, which has 256 lines, is that small.
     __device__ static int shift_of(int lines, int splits) {
         int shift = 0;
         if (splits < kSharedFrom) return shift;
@@ -159,11 +160,12 @@ struct Combine {
     static_assert(1 << 3 == kConsumerWarps && kSharedFrom <= kMostSplits / 2 &&
                   kQueries / kWarpRows * kLines / (kMostSplits / 2 + 1) < kConsumerWarps / 2);
 
-    // Lines of one warp's rows: writes each, or, if it is not `whole`, leaves the only one's total.
+    // Combines lines `line` to `stop` of one consumer warp's rows. Writes each of them if `whole`;
+    // otherwise there is one line, and its sum stays in `total`.
     __device__ __forceinline__ void combine(Splits own, int of_warp, int line, int stop, int rows,
                                             bool whole, Total& total) const {
         const int splits = own.end - own.begin, first_slot = work.first_slot() + own.begin;
-        // One lane for each eight of the sums' 16 bytes.
+        // A lane copies 16 bytes: (m, l) of two rows of a split.
 #pragma unroll 1
         for (int i = lane; i < splits * (kWarpRows / 2); i += 32) {
             const Partial<Tile> partial(p, first_slot + i / (kWarpRows / 2), of_warp);
@@ -173,7 +175,7 @@ struct Combine {
         int entry = line * splits;
         const int entries = stop * splits;
         bring(splits, first_slot, of_warp, entry, min(entry + kStagedLines, entries));
-        // The sums; lines are in flight while they are weighed.
+        // Waits for the (m, l); lines stay in flight while weigh() computes.
         ptx::cp_async_wait_group<1>();
         __syncwarp();
         total = {};
@@ -186,7 +188,8 @@ struct Combine {
         for (int first = entry; entry < entries; first = entry) {
             const int until = min(first + kStagedLines, entries);
             if (first > line * splits) {
-                // What was there has been read by the lanes that it was brought for.
+                // No barrier is needed before the buffer is overwritten: each lane reads only what
+                // it copied.
                 bring(splits, first_slot, of_warp, first, until);
                 ptx::cp_async_wait_group<0>();
             }
@@ -216,7 +219,7 @@ struct Combine {
         return {out, query, {row_factor(total.rows[0].sum), row_factor(total.rows[1].sum)}};
     }
 
-    // Writes the log-sum-exps of a warp's rows, with their first line.
+    // Writes the log-sum-exps of a consumer warp's rows if `line` is the first line of these rows.
     __device__ __forceinline__ void write_lse(const Total& total, int line, int rows) const {
         if (line % kLines != 0 || lane % 4 != 0 || !p.lse) return;
         const int query = line / kLines * kWarpRows + lane / 4;
@@ -248,8 +251,8 @@ struct Combine {
         }
     }
 
-    // Entries `begin` to `end`: entry l * splits + s is line l of split s, which
-    // slot `first_slot` + s has.
+    // Copies entries `begin` to `end`: entry l * splits + s is line l of split s, from slot
+    // `first_slot` + s.
     __device__ __forceinline__ void bring(int splits, int first_slot, int of_warp, int begin,
                                           int end) const {
         int line = begin / splits, split = begin - line * splits;
@@ -262,8 +265,8 @@ struct Combine {
         ptx::cp_async_commit_group();
     }
 
-    // The states of this lane's two rows over all splits, and each split's weights for them. The
-    // four lanes of the same rows have the splits in turns.
+    // Computes the softmax states of this lane's two rows over all splits, and each split's weights
+    // for them. The four lanes that have the same rows take the splits in turn.
     __device__ __forceinline__ void weigh(int splits, SoftmaxState<Base2> (&state)[2]) const {
         const uint32_t sums = staged + lane / 4 * sizeof(float4);
 #pragma unroll 2

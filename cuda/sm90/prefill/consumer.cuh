@@ -1,4 +1,4 @@
-// A warpgroup that computes.
+// A consumer warpgroup.
 #pragma once
 
 #include <cstring>
@@ -22,20 +22,20 @@ struct Consumer {
     Shared<Tile>& shared;
     int warpgroup, thread;
     Position key, value;
-    // Which half of the tile's rows is its own: 0, the upper one, or 1. It changes with each tile,
-    // as in Producer::bring_queries.
+    // Half of the tile's rows that this warpgroup computes: 0, the upper one, or 1. It alternates
+    // from tile to tile, as in Producer::bring_queries.
     int half = warpgroup;
 
-    // What is the same for all lanes. Told so, the compiler keeps what depends on it in uniform
-    // registers.
+    // A number that is the same in all lanes. The shuffle tells the compiler so, which then keeps
+    // what depends on it in uniform registers.
     __device__ __forceinline__ static int same(int number) { return __shfl_sync(~0u, number, 0); }
 
     __device__ int row_in_tile() const {
         return half * kRows + thread / 32 * kWarpRows + thread % 32 / 4;
     }
 
-    // Keeps the compiler from moving a use of registers that an MMA reads or writes across this
-    // place.
+    // Keeps the compiler from moving uses of registers that an MMA reads or writes across this
+    // call.
     template <int registers>
     __device__ __forceinline__ static void settle(float (&d)[registers]) {
 #pragma unroll
@@ -43,46 +43,43 @@ struct Consumer {
     }
     __device__ __forceinline__ static void settle(uint32_t (&weights)[Tile::kKeySteps][4]) {
 #pragma unroll
-        for (int i = 0; i < Tile::kKeySteps * 4; i++)
-            ptx::wgmma_settle(weights[i / 4][i % 4]);
+        for (int i = 0; i < Tile::kKeySteps * 4; i++) ptx::wgmma_settle(weights[i / 4][i % 4]);
     }
 
-    // Waits for nothing, in a way that needs `sum`, which is never negative. The exponentials
-    // belong before the wait for the MMAs that hide them; ptxas would sink them behind it, but
-    // not across a loop that needs their sum. The barrier is one that nobody arrives at: a warp may
-    // come here long after another of its warpgroup has released what it read.
+    // Returns at once, but depends on `sum`, which is never negative. The exponentials belong
+    // before the wait for the MMAs that hide them; ptxas would sink them behind it, but not across
+    // a loop that needs their sum. Nothing ever arrives at `idle`. A barrier in use would not do: a
+    // warp may come here long after another warp of its warpgroup has released the stage that it
+    // read.
     __device__ __forceinline__ void hold(float sum) const {
         ptx::mbarrier_wait(ptx::shared_address(&shared.idle), 1 ^ uint32_t(sum < 0.f));
     }
 
-    // One warpgroup issues its MMAs while the other computes.
-    __device__ __forceinline__ void take_turn() const {
-        TurnBarrier::take(warpgroup);
-    }
-    __device__ __forceinline__ void pass_turn() const {
-        TurnBarrier::pass_from(warpgroup);
-    }
+    // Order of the two consumers at the tensor cores: one issues its MMAs while the other computes.
+    __device__ __forceinline__ void take_turn() const { TurnBarrier::take(warpgroup); }
+    __device__ __forceinline__ void pass_turn() const { TurnBarrier::pass_from(warpgroup); }
 
-    // Each warp for itself.
+    // Arrives once for each warp.
     __device__ __forceinline__ void release(uint64_t& empty) const {
         if (thread % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&empty));
     }
 
-    // How many keys of its request a query row sees.
+    // Number of keys of its request that a query row sees.
     __device__ __forceinline__ int visible_keys(const Work& work, int query) const {
         return p.causal ? min(work.key_len, query + work.key_len - work.query_len + 1)
                         : work.key_len;
     }
 
-    // How many chunks of a KV tile any row of this warp sees keys of, the same for all lanes.
+    // Number of leading chunks of a KV tile that have keys which a row of this warp sees; the same
+    // in all lanes.
     __device__ __forceinline__ int chunks_seen(const Work& work, int kv_tile) const {
         const int last = work.query + half * kRows + thread / 32 * kWarpRows + kWarpRows - 1;
         return (same(max(visible_keys(work, last) - kv_tile * Tile::kKeys, 0)) + kChunkKeys - 1) /
                kChunkKeys;
     }
 
-    // Hides the keys of a KV tile's first `chunks` that a row must not see; most warps have to look
-    // at few of these chunks.
+    // Masks the keys that a row must not see in the first `chunks` chunks of a KV tile. Most warps
+    // have keys to mask in few of these chunks.
     __device__ __forceinline__ void mask(float (&scores)[Tile::kKeys / 2], const Work& work,
                                          int kv_tile, int chunks) const {
         const int query = work.query + row_in_tile(), before = kv_tile * Tile::kKeys;
@@ -103,12 +100,12 @@ struct Consumer {
         }
     }
 
-    // The number of KV tiles that every row of this warpgroup sees whole, the same for all lanes.
+    // Number of KV tiles that every row of this warpgroup sees whole; the same in all lanes.
     __device__ __forceinline__ int unmasked_kv_tiles(const Work& work) const {
         return same(max(visible_keys(work, work.query + half * kRows), 0) / Tile::kKeys);
     }
 
-    // Enqueues the scores of the KV tile at hand.
+    // Enqueues the MMAs for the scores of the current KV tile.
     __device__ __forceinline__ void begin_scores(float (&scores)[Tile::kKeys / 2]) const {
         settle(scores);
         ptx::wgmma_fence();
@@ -117,8 +114,8 @@ struct Consumer {
         ptx::wgmma_commit_group();
     }
 
-    // Enqueues the output of the KV tile at hand. The output so far is corrected as late as
-    // that: behind scores in flight, where it costs nothing.
+    // Enqueues the MMAs for the output of the current KV tile. Corrects the output so far only now,
+    // while the scores are in flight, where it costs nothing.
     __device__ __forceinline__ void begin_output(Rows<Tile>& rows, bool first) const {
         if (!first) rows.rescale();
         settle(rows.weights);
@@ -140,7 +137,7 @@ struct Consumer {
         pass_turn();
     }
 
-    // Gives back the KV tile, and after the tile's last, number 0, the query rows.
+    // Releases the key stage, and after the tile's last KV tile, number 0, the query rows.
     __device__ __forceinline__ void release_scores(int kv_tile) {
         release(shared.key_empty[key.stage]);
         if (kv_tile == 0) release(shared.query_empty[warpgroup]);
@@ -154,8 +151,9 @@ struct Consumer {
         value.advance();
     }
 
-    // Ends a step: the softmax of the scores in flight, up to the weights, behind the output that
-    // was enqueued after them. Of a tile's first KV tile, what no row of a warp sees is left out.
+    // Ends a step: computes the softmax of the scores in flight, up to the weights, while the
+    // output MMAs run that were enqueued after them. For a tile's first KV tile, leaves out the
+    // chunks that no row of the warp sees.
     template <bool first>
     __device__ __forceinline__ void end_step(float (&scores)[Tile::kKeys / 2], const Work& work,
                                              int kv_tile, int unmasked, Rows<Tile>& rows,
@@ -171,9 +169,9 @@ struct Consumer {
         rows.round(scores);
     }
 
-    // The same for a KV tile that every row sees whole. It keeps the KV tile until the softmax is
-    // done: if a score lies so far above the reference that its weight overflows, each warp
-    // computes its scores once more.
+    // The same for a KV tile that every row sees whole. Releases the key stage only after the
+    // softmax: if a score lies so far above the reference that its weight overflows, each warp
+    // computes its scores once more from the keys.
     __device__ __forceinline__ void end_step_unmasked(float (&scores)[Tile::kKeys / 2],
                                                       Rows<Tile>& rows) {
         ptx::wgmma_wait_group<1>();
@@ -190,15 +188,15 @@ struct Consumer {
         rows.round(scores);
     }
 
-    // What the store of a tile needs beside its output. Another tile's softmax comes before the
-    // store.
+    // State that the store of a tile needs beside its output; a copy, since the next tile's softmax
+    // comes before the store.
     struct Finished {
-        int slots;  // as Work has them
+        int slots;  // as in Work
         int head, query, query_start, query_len;
         float reference[2], sum[2];
     };
 
-    // Once the last weights of a tile are there. Gives its description back.
+    // Describes a tile whose last weights have been computed, and releases its announcement.
     __device__ __forceinline__ Finished finish(const Work& work, int number,
                                                const Rows<Tile>& rows) const {
         release(shared.work_empty[Slot(number).index]);
@@ -244,8 +242,8 @@ struct Consumer {
         if (lane == 0) p.arrivals(finished.slots & 0xffff).arrive();
     }
 
-    // Writes one panel of columns after the other: rounded into shared memory, and from there by
-    // TMA, which leaves out rows that the request does not have.
+    // Writes one panel of columns after the other: rounds it into shared memory, from where TMA
+    // stores it. TMA leaves out rows behind the end of the request.
     __device__ __forceinline__ void store_out(const Finished& finished, const Rows<Tile>& rows,
                                               const float (&sum)[2]) const {
         const int warp = thread / 32, lane = thread % 32;
@@ -265,8 +263,8 @@ struct Consumer {
         // Lane 8 i + j gives the address of row j of matrix i: rows 0..7 and 8..15 of eight
         // columns, then of the next eight.
         const int row = lane % 16, chunk = lane / 16;
-        // A NaN where a value is not finite: such a value is in all rows of its column, so half of
-        // them tell.
+        // Becomes NaN if an output is not finite. A value that is not finite reaches all rows of
+        // its column, so half of the rows are enough to find it.
         uint32_t spoiled = 0;
 #pragma unroll
         for (int panel = 0; panel < Tile::kValuePanels; panel++) {
@@ -288,7 +286,7 @@ struct Consumer {
             }
             ptx::fence_proxy_async();
             __syncwarp();
-            // Never a box that lies behind the last row altogether, as for queries.
+            // No box may lie wholly behind the last row: see Producer::bring_query.
             if (lane == 0 && first < finished.query_len) {
                 ptx::cp_async_bulk_tensor_store(&maps.out, staged, panel * kPanel, finished.head,
                                                 first + p.max_query_len - finished.query_len,
@@ -300,16 +298,16 @@ struct Consumer {
     }
 
     __device__ SpoiledList spoiled_list() const {
-        // What follows from the warp's number is not to be computed, and kept, before it comes to
-        // this.
+        // Hides the warp's number from the compiler, which would otherwise compute addresses from
+        // it early and keep them in registers.
         int warp = threadIdx.x / 32 - 4;
         asm volatile("" : "+r"(warp));
         return {p, shared.spoiled, warp};
     }
 
-    // A tile's description stays in shared memory: its registers are needed for the MMAs. Only
-    // the first lane reads it, the one that gives it back, and told that all lanes have the same,
-    // the compiler keeps it in uniform registers.
+    // Reads a tile's description. It stays in shared memory, because the MMAs need its registers.
+    // Only the first lane, which later releases it, reads it; the shuffles tell the compiler that
+    // all lanes have the same values, and it keeps them in uniform registers.
     __device__ __forceinline__ Work work_at(int number) const {
         const uint32_t address = ptx::shared_address(&shared.work[Slot(number).index]);
         int words[sizeof(Work) / 4];
@@ -335,12 +333,13 @@ struct Consumer {
         ptx::mbarrier_wait(ptx::shared_address(&shared.work_full[slot.index]), slot.phase);
     }
 
-    // Inlined, since MMAs do not stay in flight across a call.
+    // Inlined: MMAs do not stay in flight across a call.
     __device__ __forceinline__ void run() {
         if (thread % 32 == 0) spoiled_list().clear();
         if (warpgroup == kConsumers - 1) pass_turn();
         int number = attend();
-        // What follows from it is not to be computed before, and kept.
+        // Hides the thread's number from the compiler, which would otherwise compute what depends
+        // on it before attend(), and keep that in registers.
         int of_consumers = threadIdx.x - 128;
         asm volatile("" : "+r"(of_consumers));
         const int warp = of_consumers / 32, lane = of_consumers % 32;
@@ -355,13 +354,13 @@ struct Consumer {
                         ptx::shared_address(&shared.work_empty[Slot(number).index]));
             };
             if (Tile::kDivides && work.combines()) {
-                // Queries, keys and values are no longer read, nor is what the combine before left
-                // there: their place is taken.
+                // Combine takes over the buffers of queries, keys and values. Behind this barrier,
+                // neither these nor the previous combine's operands are still being read.
                 CombineBarrier::sync();
                 const uint32_t staged =
                     ptx::shared_address(shared.query) + warp * Combine<Tile>::kBytes;
-                // Given back behind the last look at counters, for which alone a CTA waits before
-                // it leaves.
+                // Releases the announcement after the last read of the counters `arrived`: a CTA
+                // leaves, and the last one clears them, as soon as all announcements are released.
                 Combine<Tile>{p, work, lane, staged}.run(
                     work.key_len, work.slot() - work.first_slot(), warp, give_back);
             } else {
@@ -373,9 +372,10 @@ struct Consumer {
         Repair<Tile>{p, lane}.repair_all(spoiled_list());
     }
 
-    // Computes all tiles; returns the number of the first announcement that is none. Steps go on
-    // across tiles: the first scores of a tile are in flight with the last output of the one
-    // before, and that output is stored behind the second scores.
+    // Computes all tiles; returns the number of the first announcement that is not a tile to
+    // compute. The pipeline does not drain between tiles: the first scores of a tile are in flight
+    // together with the last output of the previous tile, and that output is stored after the
+    // second scores have been enqueued.
     __device__ __forceinline__ int attend() {
         await_work(0);
         Work work = work_at(0);
@@ -408,8 +408,8 @@ struct Consumer {
                     begin_scores(scores);
                     pass_turn();
                     if (number > 0) store(before, rows);
-                    // Without its turn, which would come late: the other consumer's softmax of its
-                    // first KV tile takes long.
+                    // Not in this consumer's turn, which would come late: the other consumer's
+                    // softmax of its first KV tile takes long.
                     begin_output(rows, true);
                     end_step<false>(scores, work, kv_tiles - 2, unmasked, rows);
                 }
@@ -419,15 +419,15 @@ struct Consumer {
                         begin_step(scores, rows);
                         end_step_unmasked(scores, rows);
                     }
-                    // The last KV tile gives its keys and the query rows back early, for the next
-                    // tile.
+                    // The last KV tile releases its keys and the query rows before its softmax, for
+                    // the next tile.
                     float scores[Tile::kKeys / 2];
                     begin_step(scores, rows);
                     end_step<false>(scores, work, kv_tile, unmasked, rows);
                 }
             }
-            // Of a tile of one KV tile the output has not begun, and that of the one before has not
-            // been stored.
+            // If this tile has only one KV tile, its output MMAs have not been enqueued, and the
+            // previous tile's output has not been stored.
             older = before;
             before = finish(work, number, rows);
             await_work(number + 1);

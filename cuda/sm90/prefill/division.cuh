@@ -1,21 +1,21 @@
-// How the keys of few query tiles are divided among CTAs.
+// Division of the keys of few query tiles among CTAs.
 //
-// Where query tiles do not fill the GPU, the KV tiles of each are divided into splits of about
-// equal length, and the items of work are (request, head, split, query tile), in this order:
+// If query tiles do not fill the GPU, the KV tiles of each are divided into splits of about equal
+// length. Work items are (request, head, split, query tile), in this order:
 //
 //     for request: for head: for split from the first keys on: for query tile from the last one up
 //
-// (where keys are hidden, with the last splits beside the first ones, see Head), so that all query
-// tiles of a head go through the same keys at the same time, which L2 then holds.
-// A split of a request has the same length for all of its query tiles; where keys are hidden from
-// the upper ones, their last splits are shorter, or void. A query tile that has one split is stored
-// as it is; the splits of others leave partial results in the workspace, which are combined in the
-// order of the splits, whoever computed them.
+// (under causal masking, with the last splits beside the first ones, see Head). All query tiles of
+// a head thus go through the same keys at the same time, and L2 holds these. All query tiles of a
+// request have splits of the same length; under causal masking the upper tiles see fewer keys, and
+// their last splits are shorter or empty. The output of a query tile with one split is stored
+// directly. The splits of other query tiles store partial results in the workspace, which are
+// combined in the order of the splits, whichever CTAs computed them.
 //
-// The number of splits of the longest query tile is the one of 1 to 128 for which the end is
-// predicted to come first (`predicted`); 1 leaves the order to schedule.cuh. Where query tiles are
-// many, but few of them long, it is found among fewer numbers. All of it follows from the lengths on
-// the device. One warp does this, or a thread on the host (mla_prefill_sm90_items).
+// The number of splits of the longest query tile is the one of 1 to 128 with the earliest predicted
+// end (`predicted`); 1 leaves the order to schedule.cuh. If there are many query tiles, and few of
+// them are long, only some of these numbers are tried. Everything follows from the lengths on the
+// device. One warp computes it, or a thread on the host (mla_prefill_sm90_items).
 #pragma once
 
 #include <algorithm>
@@ -33,17 +33,18 @@
 
 namespace mla::sm90::prefill {
 
-// What the prediction counts with beside an item's cost, in KV tiles: what combining takes at the
-// end, for any number of splits, for all rows of a query tile, and for each split.
+// Costs in the prediction beside those of items, in KV tiles: the combine at the end, for any
+// number of splits, for all rows of a query tile, and for each split.
 constexpr float kCombineCost = 3.f, kCombineCostOfRows = 1.5f, kCombineCostOfSplit = 0.02f;
-// Dividing has to promise so much.
+// The predicted end must be earlier than this share of the undivided time.
 constexpr float kWorthwhile = 0.95f;
-// The more items there are the later all have begun, and the more partial results are written and
-// read: what each adds where the lengths have to be asked, for all rows of a query tile, and at
-// least, where as much is gained because more CTAs read at the same time.
+// Costs of each item: the more items there are, the later all of them have begun, and the more
+// partial results are written and read. In turn: the cost if the lengths have to be read on the
+// device; the cost for all rows of a query tile; and the minimum of the latter, which holds if as
+// much is gained because more CTAs read at the same time.
 constexpr float kAskCostOfItem = 0.034f, kCostOfItemRows = 0.05f, kLeastCostOfItemRows = 0.019f;
-// What each request adds where query tiles are many: every CTA goes over all lengths. And the
-// numbers of splits that are tried then.
+// Cost of each request if query tiles are many, since every CTA goes over all lengths; and how many
+// numbers of splits are tried then.
 constexpr float kCostOfRequest = 0.05f;
 constexpr int kFewNumbers = 25;
 
@@ -60,9 +61,9 @@ __host__ __device__ inline float reciprocal(float x) {
 #endif
 }
 
-// Divides numbers below 2^20 by one that is no larger, exactly: a division of integers takes 20 to
-// 30 instructions, and on the way to the first tile each is fetched for one use. What is rounded is
-// half of 1 / n away from any integer, at least.
+// Exact division of numbers below 2^20 by one that is no larger. An integer division takes 20 to 30
+// instructions, and on the way to the first tile each of them is fetched for a single use. Exact
+// because what is rounded is at least half of 1 / n away from any integer.
 struct Divisor {
     float reciprocal_;
 
@@ -75,12 +76,13 @@ struct Divisor {
 template <int keys>
 class Division {
   public:
-    // `ctas`: those of the launch. `room`: for how many partial results the workspace has a place.
+    // `ctas`: CTAs of the launch. `room`: number of partial results that the workspace has slots
+    // for.
     __host__ __device__ Division(const Lengths& batch, int ctas, int room)
         : batch_(batch), ctas_(ctas), room_(room) {}
 
-    // The same for requests of which the host says that they are alike, where the items of a head
-    // are in rows.
+    // The same for requests that are equally long by the host's numbers; the items of a head are in
+    // rows (see Head).
     static Division in_rows(const Lengths& batch, int ctas, int room, int length = 1) {
         Division division(batch, ctas, room);
         division.in_rows_ = true;
@@ -88,21 +90,22 @@ class Division {
         return division;
     }
 
-    // Asks for the lengths of the first requests, one for each lane, which are on their way until
-    // divide() or whoever asks for starts() needs them.
+    // Issues the loads of the first requests' lengths, one request for each lane. They stay in
+    // flight until divide(), or the caller of starts(), uses them.
     __host__ __device__ void ask() { read(0); }
 
-    // How many query and key rows stand before the lane's request, of the first ones.
+    // Numbers of query and key rows before the lane's request; for the first requests, one for each
+    // lane.
     __host__ __device__ int2 starts() const { return make_int2(own_.query_start, own_.key_start); }
 
-    // Chooses the length of a split. False: query tiles are not divided.
+    // Chooses the length of a split. Returns false if query tiles are not divided.
     __host__ __device__ bool divide() { return count() && may_gain() && choose(); }
 
-    // KV tiles of a split, at most.
+    // Maximum number of KV tiles of a split.
     __host__ __device__ int length() const { return length_; }
 
-    // The items of requests which are all as long as the bounds say, divided into splits of the
-    // length that was chosen.
+    // The items of requests that are all as long as the bounds, divided into splits of the chosen
+    // length.
     AlikeItems alike_items() const {
         const int query_len = batch_.max_query_len, key_len = batch_.max_key_len;
         const int splits = splits_of(kv_tiles(query_len, key_len, batch_.levels - 1));
@@ -117,17 +120,17 @@ class Division {
         return items;
     }
 
-    // Takes these items for its own. Lengths are no longer read, then.
+    // Adopts these items. Lengths are no longer read then.
     __host__ __device__ void divide_alike(const AlikeItems& items) {
         length_ = items.length.divisor;
         of_alike_ = items.request.divisor;
         slots_of_alike_ = batch_.heads * items.tiles * items.splits;
     }
 
-    // Is no longer of alike requests.
+    // Undoes divide_alike(): items follow from the lengths again.
     __host__ __device__ void divide_by_lengths() { of_alike_ = 0; }
 
-    // Counts query tiles and KV tiles. False where there is nothing to divide.
+    // Counts query tiles and KV tiles. Returns false if there is nothing to divide.
     __host__ __device__ bool count() {
         int tiles = 0;
         longest_ = 0;
@@ -139,13 +142,13 @@ class Division {
 #pragma unroll 1
         for (int begin = 0;;) {
             const Request own = request();
-            alike_ = alike_ && Lanes::all(begin + Lanes::own() >= batch_.requests ||
-                                          (own_.query_len() == query_len &&
-                                           own_.key_len() == key_len));
+            alike_ =
+                alike_ && Lanes::all(begin + Lanes::own() >= batch_.requests ||
+                                     (own_.query_len() == query_len && own_.key_len() == key_len));
             tiles += Lanes::sum(own.tiles);
             longest_ = Lanes::highest(own.top > longest_ ? own.top : longest_);
             shortest_ = Lanes::lowest(own.tiles && own.bottom < shortest_ ? own.bottom : shortest_);
-            // A sum that is cut is one of tiles that are divided anyway.
+            // A sum so large that it is cut belongs to tiles that are divided anyway.
             total_ += float(Lanes::sum(int(fminf(float(own.tiles) * own.mean, float(1 << 25)))));
             begin += Lanes::kCount;
             if (begin >= batch_.requests) break;
@@ -153,24 +156,25 @@ class Division {
         }
         tiles_ = tiles * batch_.heads;
         total_ *= float(batch_.heads);
-        return tiles > 0 && longest_ > 1 && (!is_many() || is_countable(batch_.heads, batch_.levels));
+        return tiles > 0 && longest_ > 1 &&
+               (!is_many() || is_countable(batch_.heads, batch_.levels));
     }
 
-    // Whether Divisor can divide the number of any item of a request.
+    // True if Divisor can divide the index of any item of a request.
     __host__ __device__ static bool is_countable(int heads, int levels) {
         return int64_t(heads) * levels <= (1 << 20) / kMostSplits;
     }
 
-    // Whether an even division would end earlier. Most launches have their answer here.
+    // True if an even division would end earlier. Most launches are decided here.
     __host__ __device__ bool may_gain() const {
         const float even = total_ * per_cta() + kItemCost + combine_cost() +
                            (is_many() ? kCostOfRequest * float(batch_.requests) : 0.f);
         return whole() * kWorthwhile > even;
     }
 
-    // Whether asking the lengths on the device is predicted to pay, by what the host knows: this
-    // batch is as long in all, of requests which are alike, and the longest query tile has no more
-    // than so many KV tiles.
+    // True if it is predicted to pay that the device reads the lengths, by what the host knows:
+    // this batch has the same total lengths, in requests of equal lengths, and the longest query
+    // tile has at most `longest` KV tiles.
     bool is_worth_asking(int longest) {
         ask();
         count();
@@ -198,7 +202,8 @@ class Division {
                 consider(((4 + number % 4) << number / 4) / 2, undivided, best, splits);
             }
         } else {
-            // With more, splits are shorter than what all CTAs have to do on average.
+            // With more splits than these, the KV tiles of a split would be fewer than all KV tiles
+            // divided by the slots for partial results, and slots would not suffice.
             const float room = float(room_) * float(longest_) * reciprocal(total_);
             const int most =
                 least(longest_, room < float(kMostSplits) ? int(room) + 1 : kMostSplits);
@@ -206,7 +211,7 @@ class Division {
             for (int first = 2; first <= most; first += Lanes::kCount)
                 consider(least(first + Lanes::own(), most), undivided, best, splits);
         }
-        // Positive numbers are in the order of their bits.
+        // The bits of positive floats are ordered as their values are.
         int bits;
         memcpy(&bits, &best, sizeof bits);
         const int lowest = Lanes::lowest(bits);
@@ -215,13 +220,13 @@ class Division {
         return splits > 1;
     }
 
-    // The item of an index. After rewind(), the index rises from call to call. `by`: what
-    // divide_alike() was given, if it was.
+    // The item at `index`. After rewind(), the index rises from call to call. `by`: the argument of
+    // divide_alike(), if that was called.
     __host__ __device__ Item find(int index, const AlikeItems& by) {
         return of_alike_ > 0 ? find_alike(index, by) : find_by_lengths(index);
     }
 
-    // The same where divide_alike() was the last word.
+    // The same if divide_alike() was called last.
     __host__ __device__ Item find_alike(int index, const AlikeItems& by) const {
         Item item = {};
         item.request = by.request.div(index);
@@ -245,7 +250,7 @@ class Division {
         if (head.is_folded() && column >= see(item.split)) {
             const int other = head.splits - 1 - item.split;
             column -= see(item.split);
-            // Void.
+            // The item is empty.
             if (other <= item.split || column >= see(other)) {
                 item.split = item.splits = 1;
                 return item;
@@ -259,7 +264,7 @@ class Division {
         return cut(item, head, tile, visible);
     }
 
-    // Lets find() begin anew.
+    // Lets find() start anew.
     __host__ __device__ void rewind() {
         if (of_alike_ > 0) return;
         before_ = {};
@@ -267,7 +272,7 @@ class Division {
         enter();
     }
 
-    // Places of partial results: one behind the last slot.
+    // Number of slots for partial results: one more than the last slot.
     __host__ __device__ int slots() {
         if (of_alike_ > 0) return batch_.requests * slots_of_alike_;
         if (batch_.requests <= Lanes::kCount) return of_chunk_.slots;
@@ -280,30 +285,31 @@ class Division {
     }
 
   private:
-    // The items of one head of a request: rows of `width`, of which row r has split r of the query
-    // tiles that see it, from the last one up, and behind these, where keys are hidden from the
-    // upper ones, split `splits - 1 - r` of those that see it. The fewer tiles see a split the more
-    // see the other, so few items of a row are void. A middle split has the last row for itself.
+    // The items of one head of a request, in rows of `width` items. Row r holds split r of the
+    // query tiles that see it, from the last tile up. Behind these, under causal masking, it holds
+    // split `splits - 1 - r` of the tiles that see that split. The fewer tiles see one of the two
+    // splits, the more see the other, so few items of a row are empty. A middle split has the last
+    // row for itself.
     struct Head {
         int tiles, splits, length, width, items;
         __host__ __device__ bool is_folded() const { return width > tiles; }
         __host__ __device__ int slots() const { return tiles * splits; }
     };
 
-    // Of the query tiles, how many see keys of a split. The first split is one of all of them.
+    // Number of query tiles that see keys of a split. All tiles count for the first split.
     __host__ __device__ int seeing(int query_len, int key_len, const Head& head, int split) const {
         if (!batch_.causal || split == 0) return head.tiles;
         const int hidden = (split * head.length * keys + query_len - key_len) >> kQueriesLog2;
         return hidden > 0 ? head.tiles - hidden : head.tiles;
     }
 
-    // Of splits of `length` KV tiles, `splits` for the last query tile.
+    // Items of a head with splits of `length` KV tiles, `splits` of them for the last query tile.
     __host__ __device__ Head head_of(int query_len, int key_len, int splits, int length) const {
         const int tiles = tiles_of(query_len);
         Head head = {tiles, splits, length, tiles, tiles * splits};
         if (!batch_.causal || splits == 1 || tiles == 1) return head;
         const auto see = [&](int split) { return seeing(query_len, key_len, head, split); };
-        // The middle rows are the widest, but for what rounding adds; and a first split is one of
+        // The middle rows are the widest, up to what rounding adds; but the first split belongs to
         // tiles that see nothing, too.
         const int half = splits / 2, rounding = length * keys % kQueries != 0;
         const int middle = see(half - 1) + see(splits - half) + rounding;
@@ -344,7 +350,7 @@ class Division {
         return cut(item, {tiles, most, length, tiles, per_head}, tile, visible);
     }
 
-    // Of query tile `tile`, with so many KV tiles, the item's split.
+    // Completes the item: its split of query tile `tile`, which sees `visible` KV tiles.
     __host__ __device__ static Item cut(Item item, const Head& head, int tile, int visible) {
         item.query = tile * kQueries;
         item.first_slot += (item.head * head.tiles + tile) * head.splits;
@@ -354,13 +360,13 @@ class Division {
     }
 
     struct Request {
-        // Query tiles, the KV tiles of the last of them and of the first, and what they have on
-        // average: they see ever more where keys are hidden.
+        // Number of query tiles; KV tiles of the last query tile, of the first, and on average.
+        // Under causal masking they grow from the first query tile to the last.
         int tiles, top, bottom;
         float mean;
     };
 
-    // Where a lane's request of those at hand begins and ends.
+    // First and last query and key rows of the lane's request among the current ones.
     struct Rows {
         int query_start, query_end, key_start, key_end;
 
@@ -378,7 +384,8 @@ class Division {
         return visible_kv_tiles<keys>(batch_.causal, tile * kQueries, query_len, key_len);
     }
 
-    // Asks for the requests from `chunk` on, one for each lane; behind the last one they are empty.
+    // Issues loads of the requests from `chunk` on, one for each lane. Lanes behind the last
+    // request get empty ones.
     __host__ __device__ void read(int chunk) {
         chunk_ = chunk;
         const int at = least(chunk + Lanes::own(), batch_.requests),
@@ -386,7 +393,7 @@ class Division {
         own_ = {batch_.cu_q[at], batch_.cu_q[next], batch_.cu_k[at], batch_.cu_k[next]};
     }
 
-    // Without any tile where it has no rows.
+    // The lane's request; it has no query tiles if it has no query rows.
     __host__ __device__ Request request() const {
         const int query_len = own_.query_len(), tiles = tiles_of(query_len),
                   key_len = tiles > 0 ? own_.key_len() : 0;
@@ -395,13 +402,12 @@ class Division {
         return {tiles, top, bottom, 0.5f * float(top + bottom)};
     }
 
-    // Splits of a query tile of so many KV tiles.
+    // Number of splits of a query tile of `kv_tiles` KV tiles.
     __host__ __device__ int splits_of(int kv_tiles) const {
         return kv_tiles > 0 ? Divisor(length_).ceil(kv_tiles) : 1;
     }
 
-    // How many items there are, and how many places of partial results: query tiles of one split
-    // leave none.
+    // Number of items, and of slots for partial results; query tiles of one split need no slot.
     struct Places {
         int items, slots;
     };
@@ -411,18 +417,19 @@ class Division {
         return {items, splits > 1 ? items : 0};
     }
 
-    // Goes to the requests at hand.
+    // Enters the current chunk of requests.
     __host__ __device__ void enter() {
         const Places own = places_of(request());
         running_ = {Lanes::running_sum(own.items), Lanes::running_sum(own.slots)};
         of_chunk_ = {Lanes::last(running_.items), Lanes::last(running_.slots)};
     }
 
-    // Whether query tiles are so many that not all of them could have a partial result.
+    // True if there are so many query tiles that not all of them could have a partial result.
     __host__ __device__ bool is_many() const { return tiles_ > room_; }
 
-    // In KV tiles, before when the last query tile cannot end if they are not divided: the longest
-    // one, all of them, and as many of the shortest as some CTA has.
+    // Time in KV tiles before which the last query tile cannot end if query tiles are not divided:
+    // the maximum of the longest query tile, of all of them shared evenly, and of as many of the
+    // shortest as some CTA gets.
     __host__ __device__ float whole() const {
         const float alone = float(longest_) + kItemCost;
         const float even = (total_ + kItemCost * float(tiles_)) * per_cta();
@@ -431,20 +438,22 @@ class Division {
     }
 
     __host__ __device__ float per_cta() const { return reciprocal(float(ctas_)); }
-    // Waves of so many items, of which some are counted by halves or less: what rounding adds to
-    // whole waves is no wave.
+    // Number of waves of `items` items. Since some items are counted by halves or less, a rest that
+    // is due to rounding is no wave.
     __host__ __device__ float waves_of(float items) const {
         return ceilf((items - 0.01f) * per_cta());
     }
 
-    // Of any number of splits.
+    // Cost of the combine for any number of splits.
     __host__ __device__ float combine_cost() const {
         return kCombineCost + kCombineCostOfRows / kQueries * float(batch_.rows());
     }
 
-    // Takes so many splits if they bring an earlier end than what is best so far, and than none.
+    // Chooses `candidate` splits if they are predicted to end earlier than the best number so far,
+    // and than without division.
     __host__ __device__ void consider(int candidate, float undivided, float& best, int& splits) {
-        // Their cost counts if they are in rows; if not, what void ones cost has kept them few.
+        // The cost of items counts if they are in rows. If not, the cost of empty items has kept
+        // their number small.
         const float rows = in_rows_ ? float(batch_.rows()) / kQueries : 0.f;
         const Prediction of = predicted(Divisor(candidate).ceil(longest_));
         const float time = of.end + kCostOfItemRows * rows * of.begun;
@@ -453,15 +462,17 @@ class Division {
             best = time, splits = candidate;
     }
 
-    // By when the last one is combined if none of them has splits of more than `length`, but for
-    // what items add; and how many of these begin at the same time, of those of about that length.
+    // `end`: time at which the last query tile is combined if no split is longer than `length`,
+    // without what items add. `begun`: number of items of about that length that begin at the same
+    // time.
     struct Prediction {
         float end, begun;
     };
     __host__ __device__ Prediction predicted(int length) {
         const float factor = reciprocal(float(length));
-        // Items of about this length, how many of these are not void, and what those of half of it
-        // and less take. Void items take no KV tiles, but the places of others in a wave.
+        // Items of about this length; those of them that are not empty; query tiles of up to half
+        // of it, and their KV tiles. An empty item takes no KV tiles, but the place of another item
+        // in a wave.
         float places = 0.f, items = 0.f, short_items = 0.f, short_work = 0.f;
 #pragma unroll 1
         for (int begin = 0; begin < batch_.requests; begin += Lanes::kCount) {
@@ -474,7 +485,7 @@ class Division {
                 const float times = Lanes::of(tiles, lane), mean = Lanes::of(own.mean, lane);
                 const float of_length = Lanes::of(last, lane) * factor;
                 if (of_length > 0.5f) {
-                    // Exact as long as KV tiles are fewer than 2^20.
+                    // Exact for fewer than 2^20 KV tiles.
                     const float splits = ceilf(of_length);
                     places += times * splits;
                     items += times * fminf(splits, mean * factor + 1.f);
@@ -496,13 +507,13 @@ class Division {
         items *= times;
         if (places * times > float(room_)) return {1e30f, 0.f};
         const float item = float(length) + kItemCost, all = (places + short_items) * times;
-        // Where query tiles are many: all work, shared evenly, and then an item that begins when no
-        // CTA is free of it.
-        float end = (total_ + kItemCost * all) * per_cta() + item +
-                    kCostOfRequest * float(batch_.requests);
+        // If query tiles are many: all work, shared evenly, and then one item, which begins when no
+        // CTA is free of work.
+        float end =
+            (total_ + kItemCost * all) * per_cta() + item + kCostOfRequest * float(batch_.requests);
         if (!is_many()) {
             end = waves_of(items) * float(length) + waves_of(places * times) * kItemCost;
-            // Behind these waves the short items, which all CTAs share, until the last one ends.
+            // After these waves, the short items, which all CTAs share until the last one ends.
             if (all > float(ctas_)) {
                 const float work = (short_work + kItemCost * short_items) * times;
                 if (work > 0.f) end += work * per_cta() + 0.5f * item;
@@ -514,22 +525,22 @@ class Division {
 
     Lengths batch_;
     int ctas_, room_;
-    // KV tiles of the longest and the shortest query tile, and of a split at most; all query tiles
-    // and KV tiles; whether all requests are alike.
+    // KV tiles of the longest and the shortest query tile, and maximum of a split; number of all
+    // query tiles, and of their KV tiles; true if all requests are equally long.
     int longest_ = 0, shortest_ = 0, length_ = 1, tiles_ = 0;
     float total_ = 0.f;
     bool alike_ = false, in_rows_ = false;
-    // Items and slots of a request where requests are as long as the bounds say; 0: their lengths
+    // Items and slots of a request if all requests are as long as the bounds; 0 if their lengths
     // are read.
     int of_alike_ = 0, slots_of_alike_ = 0;
-    // The requests at hand: the first one, the lane's, what stands before the first, what there is
-    // up to the lane's and of all of them.
+    // The current chunk of requests: the first one, the lane's, totals of what comes before the
+    // chunk, running totals up to the lane's request, and totals of the chunk.
     int chunk_ = 0;
     Rows own_;
     Places before_ = {}, running_ = {}, of_chunk_ = {};
 };
 
-// A batch of one request with so many heads. `query_starts`, `key_starts`: 0 and its lengths.
+// A batch of one request with `heads` heads. `query_starts`, `key_starts`: 0 and its lengths.
 inline Lengths one_request(const KernelParams& k, int heads, const int* query_starts,
                            const int* key_starts) {
     Lengths one(k);
@@ -540,9 +551,10 @@ inline Lengths one_request(const KernelParams& k, int heads, const int* query_st
     return one;
 }
 
-// Whether some request is so much longer than the others that its query tiles end long after all
-// others, though these are many, by what the host knows. The more work is supposed the less is
-// asked: for each request there is a query tile, and all have as many KV tiles on average.
+// True if, by what the host knows, some request may be so much longer than the others that its
+// query tiles end long after all others, although these are many. The estimate of all work is high,
+// so that lengths are read less often: each request has a query tile, and all query tiles have the
+// same mean number of KV tiles.
 template <int keys>
 bool may_outlast(const MlaPrefillParams& p, const KernelParams& k, int ctas) {
     if (!Division<keys>::is_countable(p.heads, k.levels)) return false;
@@ -553,23 +565,23 @@ bool may_outlast(const MlaPrefillParams& p, const KernelParams& k, int ctas) {
     return longest * kWorthwhile > even + kItemCost + kCombineCost + kCostOfRequest * p.requests;
 }
 
-// Whether the launch has to be of the kernel that may divide the keys of query tiles: asking the
-// lengths takes it some time. If a graph is replayed they may be shorter than said here, which
-// costs time at most. Where requests are alike the length of a split is chosen here.
+// True if the launch needs the kernel that may divide the keys of query tiles, which spends some
+// time on reading the lengths. The lengths of a replayed graph may be shorter than said here, which
+// costs time at most. For requests of equal lengths, chooses the length of a split.
 template <int keys>
 bool may_divide(const MlaPrefillParams& p, KernelParams& k, int ctas) {
-    // With fewer KV tiles combining takes longer than what dividing saves.
+    // With fewer KV tiles, the combine takes longer than dividing saves.
     if (p.max_key_len <= 5 * keys) return false;
-    // What Divisor divides. Nobody's device has memory for more.
+    // The range of Divisor. No device has memory for more.
     if (p.max_key_len > int64_t(keys) << 20) return false;
     const bool alike = are_said_alike(p);
     const int64_t tiles = std::max<int64_t>(p.query_tokens / kQueries, p.requests) * p.heads;
     if (tiles > k.slots) return !alike && may_outlast<keys>(p, k, ctas);
-    // If each query tile has a CTA of its own the longest one is the end.
+    // The longest query tile determines the end only if each query tile has a CTA of its own.
     const int64_t rows = p.query_tokens + int64_t(p.requests) * (kQueries - 1);
     if (!alike && rows / kQueries * p.heads > ctas) return true;
-    // As many heads of one request come to the same as requests which are alike. Others are taken
-    // to be so, of their mean length.
+    // A batch of equal requests is equivalent to one request with as many heads as all of them
+    // have. Other requests are taken to be equal, of their mean length.
     const int query[2] = {0, alike ? p.max_query_len : ceil_of(p.query_tokens, p.requests)};
     const int key[2] = {0, alike ? p.max_key_len : ceil_of(p.key_tokens, p.requests)};
     const Lengths one = one_request(k, p.heads * p.requests, query, key);

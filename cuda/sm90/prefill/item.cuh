@@ -1,4 +1,4 @@
-// What is handed out to CTAs.
+// Work items, which are handed out to CTAs.
 #pragma once
 
 #include "params.cuh"
@@ -8,22 +8,22 @@ namespace mla::sm90::prefill {
 
 // One split of a query tile.
 struct Item {
-    int request;  // -1: there are no more
+    int request;  // -1: there are no more items
     int head;
     int query;  // first query row of the tile within its request
     int query_start, query_len, key_start, key_len;
-    // KV tiles `begin` to `end`; none in a void split, or for rows that see nothing.
+    // KV tiles `begin` to `end`; none in an empty split, or for rows that see nothing.
     int begin, end;
-    // This is split `split` of `splits`, of which none is void.
+    // Index of this split, and number of splits of the query tile that are not empty.
     int split, splits;
-    // Where the partial result of split 0 of this query tile is kept; those of the others follow.
+    // Slot of the partial result of this query tile's split 0; those of the other splits follow.
     int first_slot;
 };
 
-// What an item takes beside its KV tiles, in those.
+// Cost of an item beside its KV tiles, in KV tiles.
 constexpr float kItemCost = 2.f;
 
-// KV tiles of `keys` keys that any row of a query tile sees.
+// Number of KV tiles of `keys` keys that any row of a query tile sees.
 template <int keys>
 __host__ __device__ inline int visible_kv_tiles(int causal, int query, int query_len, int key_len) {
     const int last = query + kQueries + key_len - query_len;

@@ -1,5 +1,5 @@
-// In which order query tiles and their splits are handed out, computed on the host by the kernel's
-// own code.
+// The order in which query tiles and their splits are handed out, computed on the host by the
+// kernel's own code.
 
 #include <cuda_fp16.h>
 
@@ -12,7 +12,7 @@
 namespace mla::sm90::prefill {
 namespace {
 
-// Writes the items that `find` gives for 0, 1, ... Returns how many there are.
+// Writes the items that `find` returns for 0, 1, ...; returns their number.
 template <typename Find>
 int write(MlaPrefillItem* items, int room, const Find& find) {
     int count = 0;
@@ -24,7 +24,7 @@ int write(MlaPrefillItem* items, int room, const Find& find) {
     return count;
 }
 
-// `keys`: of a KV tile.
+// `keys`: number of keys of a KV tile.
 template <int keys>
 int write_divided(const MlaPrefillParams& p, KernelParams& k, int ctas, MlaPrefillItem* items,
                   int room) {
@@ -32,7 +32,7 @@ int write_divided(const MlaPrefillParams& p, KernelParams& k, int ctas, MlaPrefi
     const Lengths lengths(k);
     Division<keys> division(lengths, ctas, k.slots);
     division.ask();
-    // From here on as the device does.
+    // The rest is what the device does.
     if (k.alike && lengths.are_alike()) {
         division.divide_alike(k.alike_items);
     } else if (!division.divide()) {
@@ -48,7 +48,7 @@ int write_whole(const KernelParams& k, MlaPrefillItem* items, int room) {
     return write(items, room, [&](int at) { return schedule.find(at); });
 }
 
-// What both orders need; `k` is filled if nothing is wrong.
+// Checks the arguments that both functions have; `k` is filled if nothing is wrong.
 MlaStatus read(const MlaPrefillParams* params, int32_t ctas, MlaPrefillItem* items, int32_t room,
                int32_t* count, KernelParams& k) {
     if (!params) return refuse("params", 0, "a pointer");

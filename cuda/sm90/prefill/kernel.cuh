@@ -1,10 +1,11 @@
 // Expanded attention of query rows to keys and values per head, on sm_90a.
 //
-// One persistent CTA per SM, three warpgroups. Of the first, two threads bring tiles
-// with TMA and one warp works out which tile comes next; the other two warpgroups
-// compute, 64 query rows each, and go on from tile to tile without a stop. Each has the upper rows
-// of one tile and the lower ones of the next, since where keys are hidden the upper ones have less
-// to do (tile a of three KV tiles, then b):
+// One persistent CTA per SM, with three warpgroups. In the first one, two producer threads load
+// tiles with TMA, and the scheduler warp finds the next tile. The other two warpgroups are
+// consumers, of 64 query rows each, whose pipelines do not drain between tiles. A consumer has the
+// upper rows of one tile and the lower rows of the next, since under causal masking the upper ones
+// have less to do. For tile a of three KV tiles, then tile b (K, V and Q are loads, S scores, O
+// outputs):
 //
 //     scheduler        claims b ...                     claims c ...
 //     producers    Ka2 Ka1 Va2 Ka0 Va1 Va0 | Kb2 Kb1 Vb2 ...
@@ -12,29 +13,30 @@
 //     consumer 0   Sa2 |  Sa1, softmax a2  |  Sa0, Oa2, softmax a1  |  Sb2, Oa1, softmax a0  |  ...
 //     consumer 1      the same, half a step later
 //
-// that is, in each step: enqueue the scores of a KV tile and the output of the one before;
-// then, while the tensor cores work on the output and on the other consumer's MMAs, the softmax
-// of the scores. Between the two consumers, named barriers let one enqueue its MMAs while the
-// other computes exponentials. KV tiles are taken from the last to the first, so that the ones
-// that need a mask come first; of the first of them a warp leaves out what none of its rows sees. A
-// tile's output is stored behind the second scores of the next tile, through shared memory.
+// In each step, a consumer enqueues the scores of a KV tile and the output of the previous one.
+// While the tensor cores work on that output and on the other consumer's MMAs, it computes the
+// softmax of the scores. Between the two consumers, named barriers let one enqueue its MMAs while
+// the other computes exponentials. KV tiles are taken from the last to the first, so that those
+// that need a mask come first; in the first of them, a warp leaves out the chunks that none of its
+// rows sees. A tile's output is stored through shared memory, after the second scores of the next
+// tile.
 //
-// What waits for what, each barrier with one phase per use of what it guards:
+// mbarriers, each with one phase per use of what it guards:
 //
-//     query_full[c], query_empty[c]    the rows of consumer c, upper or lower; given back after the
+//     query_full[c], query_empty[c]    the rows of consumer c, upper or lower; released after the
 //                                      tile's last scores
-//     key_full[s], key_empty[s]        given back after the scores, or after their softmax where it
-//                                      may need them again
-//     value_full[s], value_empty[s]    given back after the output
-//     work_full[i], work_empty[i]      a tile's description; given back after its last weights
+//     key_full[s], key_empty[s]        a stage of keys; released after the scores, or after their
+//                                      softmax if it may need the keys again
+//     value_full[s], value_empty[s]    a stage of values; released after the output
+//     work_full[i], work_empty[i]      a tile's description; released after its last weights
 //     expected                         the description of the tile that this CTA takes first if the
-//                                      host is right; once
-//     work_wanted                      lets the scheduler claim the next tile, when the end of the
-//                                      last one announced comes near
+//                                      host is right; one phase
+//     work_wanted                      lets the scheduler claim the next tile, near the end of the
+//                                      last one announced
 //
-// Each warp of a consumer gives back for itself, and only what it has waited for itself: a barrier
-// that goes on while a warp has yet to wait for it is a phase missed, and the parity that the warp
-// then waits for may never come.
+// Each warp of a consumer releases for itself, and only what it has waited for itself. If a barrier
+// advanced while a warp has yet to wait for it, the warp would miss a phase, and the parity that it
+// then waits for might never come.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -74,14 +76,14 @@ template <typename Tile>
 __global__ void __launch_bounds__(kThreads, 1)
     prefill_kernel(const __grid_constant__ KernelParams p, const __grid_constant__ Maps maps) {
     extern __shared__ uint8_t memory[];
-    // The panels' swizzle counts from multiples of 1024 bytes.
+    // The 128-byte swizzle of panels is relative to multiples of 1024 bytes.
     auto& shared = *reinterpret_cast<Shared<Tile>*>((reinterpret_cast<uintptr_t>(memory) + 1023) &
                                                     ~uintptr_t(1023));
     const int warpgroup = threadIdx.x / 128;
     if (warpgroup == 0) {
         ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        // It works out what to bring first while the others go as far as to wait for that.
+        // The scheduler finds the first tile while the other warps get ready to wait for it.
         if (warp == kSchedulerWarp) return Scheduler<Tile>{p, shared, lane}.run();
         const Producer<Tile> producer{p, maps, shared};
         if (lane == 0) {

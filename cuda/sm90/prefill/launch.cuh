@@ -21,14 +21,14 @@ cudaError_t launch(const Launch& l, const KernelParams& p, const Maps& maps);
 template <typename Tile>
 cudaError_t load();
 
-// What a CTA may have on sm_90.
+// Maximum shared memory of a CTA on sm_90.
 constexpr int kMaxSharedBytes = 232448;
 
-// Panels begin at multiples of 1024 bytes, and dynamic shared memory anywhere.
+// Dynamic shared memory may begin anywhere, but panels begin at multiples of 1024 bytes.
 template <typename Tile>
 constexpr int kSharedBytes = sizeof(Shared<Tile>) + 1024;
 
-// Named after the widths of keys without rotary embedding, of the rotary part, and of values.
+// Names give the widths of keys without rotary embedding, of the rotary part, and of values.
 template <typename T>
 using Tile_128_64_128 = Tile<T, 128, 64, 128, 128>;
 template <typename T>

@@ -29,7 +29,7 @@ cudaError_t load() {
     return cudaFuncGetAttributes(&attributes, &prefill_kernel<Tile>);
 }
 
-// The kernel that may divide the keys of a query tile, and the one that never does.
+// Both kernels of a tile shape: one that may divide the keys of a query tile, one that never does.
 #define MLA_PREFILL_INSTANTIATE(Tile)                                                          \
     template cudaError_t launch<Tile>(const Launch&, const KernelParams&, const Maps&);        \
     template cudaError_t launch<Tile::Whole>(const Launch&, const KernelParams&, const Maps&); \

@@ -8,7 +8,7 @@
 
 namespace mla::sm90::prefill {
 
-// Whether the host's numbers leave no doubt that all requests are as long as the bounds say.
+// True if the host's numbers imply that all requests are as long as the bounds.
 inline bool are_said_alike(const MlaPrefillParams& p) {
     return p.max_key_len > 0 && int64_t(p.requests) * p.max_query_len == p.query_tokens &&
            int64_t(p.requests) * p.max_key_len == p.key_tokens;
@@ -17,7 +17,7 @@ inline bool are_said_alike(const MlaPrefillParams& p) {
 struct Lengths {
     const int *cu_q, *cu_k;  // [requests + 1]
     int requests, heads;
-    // Query tiles of the longest request, at most.
+    // Maximum number of query tiles of a request.
     int levels;
     int max_query_len, max_key_len;
     int causal;
@@ -32,12 +32,12 @@ struct Lengths {
           max_key_len(p.max_key_len),
           causal(p.causal) {}
 
-    // Rows of a query tile, at most.
+    // Maximum number of rows of a query tile.
     __host__ __device__ int rows() const {
         return max_query_len < kQueries ? max_query_len : kQueries;
     }
 
-    // Whether every request is as long as the bounds say.
+    // True if every request is as long as the bounds.
     __host__ __device__ bool are_alike() const {
         bool same = true;
 #pragma unroll 1
@@ -47,7 +47,8 @@ struct Lengths {
         return Lanes::all(same);
     }
 
-    // Whether so many query and key rows stand before a request.
+    // True if `q` query and `k` key rows precede request `at` when all requests are as long as the
+    // bounds.
     __host__ __device__ bool as_said(int at, int q, int k) const {
         return q == at * max_query_len && k == at * max_key_len;
     }

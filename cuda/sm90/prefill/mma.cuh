@@ -1,4 +1,4 @@
-// The two matrix products of a tile, for one warpgroup of 64 query rows.
+// The two GEMMs of a KV tile, for one warpgroup of 64 query rows.
 #pragma once
 
 #include <cstdint>
@@ -10,18 +10,18 @@
 
 namespace mla::sm90::prefill {
 
-// All lanes have the same address. Told so, the compiler keeps the descriptors made of it in
-// uniform registers.
+// An address that is the same in all lanes. The shuffle tells the compiler so, which then keeps the
+// descriptors made from it in uniform registers.
 __device__ __forceinline__ uint32_t uniform(uint32_t address) {
     return __shfl_sync(~0u, address, 0);
 }
 
-// scores = query (64 x P+R) key^T (keys x P+R), both with the summed dimension along their rows.
+// scores = query (64 x P+R) key^T (keys x P+R), both K-major.
 template <typename Tile>
 __device__ __forceinline__ void multiply_query_key(float (&scores)[Tile::kKeys / 2], uint32_t query,
                                                    uint32_t key) {
     using Mma = ptx::Wgmma<typename Tile::Element, Tile::kKeys, ptx::Major::K>;
-    // Adding bytes / 16 moves a descriptor's start.
+    // The start address of a descriptor is in units of 16 bytes.
     const uint64_t query_start = ptx::wgmma_descriptor(uniform(query)),
                    key_start = ptx::wgmma_descriptor(uniform(key));
 #pragma unroll
@@ -32,15 +32,15 @@ __device__ __forceinline__ void multiply_query_key(float (&scores)[Tile::kKeys /
     }
 }
 
-// The same for the 16 rows of one warp, without the warpgroup's others; slower.
+// The same for the 16 rows of one warp, without the warpgroup's other warps; slower.
 template <typename Tile>
 __device__ __forceinline__ void multiply_query_key_by_warp(float (&scores)[Tile::kKeys / 2],
                                                            uint32_t query, uint32_t key,
                                                            int thread) {
     const int lane = thread % 32;
-    // Lane 8 i + j gives the address of row j of matrix i. Of the queries: rows 0..7 and 8..15 of
-    // the first 8 columns, then of the next 8; of the keys: keys 0..7 in the first 8 columns and
-    // the next 8, then keys 8..15.
+    // Lane 8 i + j gives the address of row j of matrix i. Queries: rows 0..7 and 8..15 of the
+    // first 8 columns, then of the next 8. Keys: keys 0..7 in the first 8 columns and the next 8,
+    // then keys 8..15.
     const int query_row = thread / 32 * 16 + lane % 16, query_chunk = lane / 16;
     const int key_row = lane / 16 * 8 + lane % 8, key_chunk = lane / 8 % 2;
 #pragma unroll
@@ -63,7 +63,7 @@ __device__ __forceinline__ void multiply_query_key_by_warp(float (&scores)[Tile:
     }
 }
 
-// out += weights (64 x keys, in registers) value (keys x V, the summed dimension across its rows).
+// out += weights (64 x keys, in registers) value (keys x V, MN-major).
 template <typename Tile>
 __device__ __forceinline__ void multiply_weight_value(float (&out)[Tile::kValue / 2],
                                                       const uint32_t (&weights)[Tile::kKeySteps][4],

@@ -1,4 +1,4 @@
-// Where the warps of a CTA stand in the buffers that they hand on.
+// Pipeline states of a CTA's buffers.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace mla::sm90::prefill {
 
-// A pipeline's position: which stage, and the parity of the phase that a consumer waits for there.
+// Pipeline state: a stage, and the parity of the phase that a consumer waits for there.
 struct Position {
     int stage = 0;
     uint32_t phase = 0;
@@ -20,7 +20,8 @@ struct Position {
     }
 };
 
-// Where the tile of a number is announced, and the parity of the phase that its readers wait for.
+// Slot in which the tile of a number is announced, and the parity of the phase that readers wait
+// for.
 struct Slot {
     int index;
     uint32_t phase;

@@ -1,4 +1,4 @@
-// The threads that bring tiles into shared memory.
+// The producer threads, which load tiles into shared memory.
 #pragma once
 
 #include <initializer_list>
@@ -10,8 +10,8 @@
 
 namespace mla::sm90::prefill {
 
-// Two threads bring what the announced tiles need: one the query rows, whose places become free
-// late and are needed soon, one keys and values, in the order in which they are needed.
+// Two threads load what the announced tiles need: one the query rows, whose buffers become free
+// late and are needed soon; the other keys and values, in the order of their use.
 template <typename Tile>
 struct Producer {
     const KernelParams& p;
@@ -23,24 +23,24 @@ struct Producer {
         return shared.work[slot.index];
     }
 
-    // Whether the first tile is brought before it is announced. Who then waits for the next
-    // announcement knows that this one, too, has been made.
+    // True if the first tile is loaded before it is announced. The wait for the second announcement
+    // then covers the first one, too.
     __device__ bool expects() const {
         if (!p.alike) return false;
         ptx::mbarrier_wait(ptx::shared_address(&shared.expected), 0);
         return shared.first.computes();
     }
 
-    // Calls `bring` with each announced tile and the number of those before it.
+    // Calls `bring` with each announced tile and the number of tiles before it.
     template <typename Bring>
     __device__ void for_each_tile(Bring bring) const {
 #pragma unroll 1
         for (int number = 0;; number++) {
             const Slot slot(number);
             int tile = number;
-            // The compiler would write the first tile's code apart, and code that runs for the
-            // first time waits for its instructions. Where keys are divided there are no registers
-            // for it.
+            // Hides the number from the compiler, which would write separate code for the first
+            // tile; code that runs for the first time waits for its instructions. The kernel that
+            // divides keys has no registers to spare for this.
             if constexpr (!Tile::kDivides) asm volatile("" : "+r"(tile));
             const Work work = tile == 0 && expects() ? shared.first : announced(slot);
             if (work.is_end()) break;
@@ -55,7 +55,7 @@ struct Producer {
                                   head, row, end);
     }
 
-    // Before the start barrier: how tensors lie is in device memory, too.
+    // Prefetches tensor maps, which are in device memory, too; called before the start barrier.
     __device__ static void prefetch(std::initializer_list<const CUtensorMap*> tensors) {
         for (const CUtensorMap* map : tensors) ptx::prefetch_tensormap(map);
     }
@@ -65,16 +65,15 @@ struct Producer {
             for (int consumer = 0; consumer < kConsumers; consumer++) {
                 ptx::mbarrier_wait(ptx::shared_address(&shared.query_empty[consumer]),
                                    (number & 1) ^ 1);
-                // The halves change sides with each tile.
+                // Consumers change halves with each tile.
                 bring_query(work, consumer, consumer ^ (number & 1));
             }
         });
     }
 
     __device__ void bring_query(const Work& work, int consumer, int half) const {
-        // Never a box that lies behind the last row altogether: with bounds far apart the copy
-        // engine faults on it. Rows that do not exist are computed with whatever comes, and not
-        // stored.
+        // No box may lie wholly behind the last row: with bounds far apart the copy engine faults
+        // on it. Rows that do not exist are computed from arbitrary data, and not stored.
         const int query = min(work.query + half * kRows, work.query_len - 1);
         const int row = query + p.max_query_len - work.query_len,
                   end = work.query_start + work.query_len;

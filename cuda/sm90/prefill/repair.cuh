@@ -1,12 +1,12 @@
-// Rows that a value spoiled which they do not see.
+// Recomputes output rows that a non-finite value of a masked key has turned into NaN.
 //
-// Under causal attention the last KV tiles of a query tile have keys that some of its rows do not
-// see. Their weights are 0, but 0 times a NaN or an infinity is a NaN, and so a column of values
-// with one of these spoils that column of all rows. To look for it among the values would cost time
-// in every launch. So each warp of a consumer looks at what it stores, which is a few instructions,
-// and notes tiles with a NaN. When it has no other work it looks whether hidden values are the
-// reason, and if so computes these rows and columns once more, one key after the other. It takes
-// long, and happens where an input is broken.
+// Under causal attention, the last KV tiles of a query tile have keys that some of its rows do not
+// see. The weights of these keys are 0, but 0 times NaN or infinity is NaN. So one value that is
+// not finite contaminates its column in all rows. A search for such values would cost time in every
+// launch. Instead, each consumer warp checks what it stores, which takes a few instructions, and
+// notes tiles with a NaN. When it has no other work, it checks if masked values are the reason, and
+// if so computes these rows and columns again, key by key. This is slow, and happens only for
+// broken inputs.
 #pragma once
 
 #include "../../common/finite.cuh"
@@ -19,7 +19,7 @@
 
 namespace mla::sm90::prefill {
 
-// Where a warp of the consumers notes what it has to look at.
+// List in which a consumer warp notes rows to check.
 struct SpoiledList {
     Spoiled* entries;
     int* count;
@@ -28,14 +28,14 @@ struct SpoiledList {
         : entries(p.spoiled + (blockIdx.x * kConsumerWarps + warp) * kMostSpoiled),
           count(counts + warp) {}
 
-    // By one lane, always the same. What there is no room for stays as it is: NaN.
+    // Called by one lane, always the same. Rows for which the list has no room stay NaN.
     __device__ void clear() const { *count = 0; }
     __device__ void add(const Spoiled& rows) const {
         if (*count < kMostSpoiled) entries[(*count)++] = rows;
     }
 };
 
-// By a whole warp, when its stores are done.
+// Called by a whole warp, when its stores are done.
 template <typename Tile>
 struct Repair {
     const KernelParams& p;
@@ -48,7 +48,7 @@ struct Repair {
         for (int i = 0; i < *list.count; i++) repair({list.entries[i], 0, Tile::kValue});
     }
 
-    // The rows of a warp, and the columns to look at.
+    // The rows of a warp, and the columns to check.
     struct Rows {
         Spoiled first;
         int column, columns;
@@ -62,13 +62,13 @@ struct Repair {
     }
 
   private:
-    // The rows' keys, and which two columns of theirs are this lane's.
+    // Keys of the rows' request, and the first of the lane's two columns.
     struct Place {
         int key_start, key_len, column;
-        // How many keys the first row would see if there were no end to them.
+        // Number of keys that the first row would see if the request had keys without end.
         int seen;
 
-        // How many keys the i-th of the rows sees.
+        // Number of keys that the i-th row sees.
         __device__ int sees(int i) const { return max(min(key_len, seen + i), 0); }
     };
 
@@ -91,7 +91,8 @@ struct Repair {
     }
 
     __device__ void repair(const Rows& rows, const Place& at) const {
-        // The last key whose value is not finite, among those that may be hidden.
+        // For each of the two columns, the last key with a value that is not finite, among the keys
+        // that may be masked.
         int2 last = {-1, -1};
         const int end = min(at.key_len, at.sees(0) + kQueries + Tile::kKeys);
 #pragma unroll 8
@@ -105,7 +106,7 @@ struct Repair {
 #pragma unroll 1
         for (int row = 0; row < count; row++) {
             const int sees = at.sees(row);
-            // Later rows see more.
+            // Later rows see more keys.
             if (!__any_sync(~0u, max(last.x, last.y) >= sees)) break;
             const float2 out = attend(rows, at, row, sees);
             T* to = static_cast<T*>(p.out) +
@@ -138,7 +139,7 @@ struct Repair {
             state.sum += sum;
             out.x *= factor;
             out.y *= factor;
-            // A lane's weight is 0 where there is no key.
+            // The weight of a lane without a key is 0.
             const int count = min(32, sees - first);
 #pragma unroll 1
             for (int i = 0; i < count; i += 8) {
@@ -157,7 +158,7 @@ struct Repair {
                     out.y = fmaf(of_key, values.y, out.y);
                 }
             }
-            // What is not finite stays so.
+            // Outputs that are not finite stay so: stops when the warp has no others.
             if (!__any_sync(~0u, at.column < rows.columns &&
                                      (fabsf(out.x) < INFINITY || fabsf(out.y) < INFINITY)))
                 break;

@@ -1,30 +1,32 @@
-// In which order tiles are worked through.
+// Order of query tiles whose keys are not divided.
 //
 // A tile is (request, head, level): level l is the l-th 128 query rows of a request. Under causal
 // attention its cost grows with the level, so tiles are handed out from the highest level of any
-// request down to level 0. What they cost beside that is the context, which level 0 sees alone:
-// requests come by its number of KV tiles, as the power of two that this is below. So the longest
-// come first and the last ones are short, whatever the mix of lengths. Those of less than a small
-// share of what a CTA has to do are left in their own order: it matters little when they come, and
-// among longer ones the time in which a short one loads and stores is put to use. A counter hands
+// request down to level 0. The rest of the cost is the context, which is all that level 0 sees. So
+// requests are put into buckets by the number of KV tiles that level 0 sees: a bucket is given by
+// the lowest power of two above that number. This approximates longest processing time first: the
+// longest tiles come first and the last ones are short, whatever the mix of lengths. Requests with
+// less than a small share of a CTA's work stay in their own order: it matters little when they
+// come, and among longer tiles the loads and stores of a short one are hidden. A counter hands
 // tiles out, because CTAs run at different speeds.
 //
-// All heads at once would touch the keys of all heads between two tiles of one head. So heads are
-// taken in groups, small enough that a group's keys stay in the L2 cache from level to level, or
-// that several levels of a head run at the same time. Short requests, too, are taken in sections,
-// few at a time, so that what runs at the same time lies close together in memory; all others are
-// one section. The host says how many heads and requests (`together` in api.cu):
+// If all heads ran at once, the keys of all heads would be read between two tiles of one head. So
+// heads are taken in groups, small enough that a group's keys stay in the L2 cache from level to
+// level, or that several levels of a head run at the same time. Short requests, too, are taken in
+// sections of a few, so that what runs at the same time lies close together in memory; in other
+// batches one section holds all requests. The host chooses the sizes of sections and groups
+// (`together` in api.cu):
 //
-//     for power of two from high to low:
+//     for bucket from high to low:
 //         for section of its requests:
 //             for group of heads:
 //                 for level from high to low:
 //                     for request with that level:
 //                         for head in group
 //
-// Everything here is done by one warp, or a thread on the host, from the lengths on the device. It
-// claims tiles in this order, so it walks along with them: from each run of levels that the same
-// requests reach to the next lower one.
+// All of this is computed from the lengths on the device by one warp, or by a thread on the host.
+// It claims tiles in this order, so it advances with them: from each run of levels that the same
+// requests reach to the next lower run.
 #pragma once
 
 #include "../../common/lanes.cuh"
@@ -35,7 +37,7 @@
 
 namespace mla::sm90::prefill {
 
-// A query tile as one split.
+// A query tile as a single split.
 template <int keys>
 __host__ __device__ inline Item whole(const KernelParams& p, Item item, int level) {
     item.query = level * kQueries;
@@ -44,7 +46,7 @@ __host__ __device__ inline Item whole(const KernelParams& p, Item item, int leve
     return item;
 }
 
-// The tile at `index` if every request is as long as the bounds say: no length is read.
+// The tile at `index` if every request is as long as the bounds: no length is read.
 template <int keys>
 __device__ __forceinline__ Item find_alike(const KernelParams& p, int index) {
     Item item = {};
@@ -69,7 +71,7 @@ __device__ __forceinline__ Item find_alike(const KernelParams& p, int index) {
     return whole<keys>(p, item, p.levels - 1 - down);
 }
 
-// The number of bits that x, which is not negative, takes.
+// Bit width of x, which is not negative.
 __host__ __device__ inline int bits_of(int x) {
 #ifdef __CUDA_ARCH__
     return 32 - __clz(x);
@@ -78,25 +80,26 @@ __host__ __device__ inline int bits_of(int x) {
 #endif
 }
 
-// The tiles by their requests' lengths.
+// The order of tiles by their requests' lengths.
 template <int keys>
 struct Schedule {
     const KernelParams& p;
-    // The power of two at hand, as bits, the next lower one of the requests that were looked at, and
-    // the lowest one, which has those of less, too.
+    // The current bucket, as a bit width; the next lower one of the requests seen so far; and the
+    // lowest one, which holds all shorter requests, too.
     int power = kMostBits, below = -1, lowest = 0;
-    // The requests of that power among 1024 from `chunk` on. The section at hand is a range of
-    // them; `start` tiles come before it, and a head has `per_head` in it.
+    // Requests of that bucket among Marks::kMost from `chunk` on. The current section is the range
+    // `first` to `end` of them; `start` tiles come before it, and a head has `per_head` tiles in
+    // it.
     Marks of_power;
     int chunk = 0, first = 0, end = 0, start = 0, per_head = 0;
-    // The group of heads at hand within it and the run of levels within that, from `top` down to
-    // `bottom`: `requests` requests reach each of them, and a head has `before` tiles at the levels
-    // above.
+    // The current group of heads within the section, and the current run of levels within the
+    // group, from `top` down to `bottom`: `requests` requests reach each of these levels, and a
+    // head has `before` tiles at the levels above.
     int group = -1, top = 0, bottom = 0, requests = 0, before = 0;
 
     __host__ __device__ explicit Schedule(const KernelParams& params) : p(params) {}
 
-    // The tile at `index`, in one split. From call to call the index rises.
+    // The tile at `index`, as a single split. The index rises from call to call.
     __host__ __device__ Item find(int index) {
         Item item = {};
         item.request = -1;
@@ -127,9 +130,9 @@ struct Schedule {
     }
 
   private:
-    // No number of bits of an int.
+    // Above the bit width of any int.
     static constexpr int kMostBits = 33;
-    // So small a share of a CTA's work is left to come in any order.
+    // Requests whose first query tile takes less than this share of a CTA's work come in any order.
     static constexpr float kShare = 1 / 24.f;
 
     __host__ __device__ int tiles_of(int request) const {
@@ -139,7 +142,7 @@ struct Schedule {
 
     // KV tiles that the first query tile sees; -1 without tiles, or if there is no such request.
     __host__ __device__ int first_kv_tiles(int request) const {
-        // Read in any case, so that nothing waits between the reads for several requests.
+        // Reads in any case, so that the loads for several requests do not wait for one another.
         const int existing = request < p.requests ? request : 0;
         const int query_len = p.cu_q[existing + 1] - p.cu_q[existing];
         const int key_len = p.cu_k[existing + 1] - p.cu_k[existing];
@@ -147,7 +150,7 @@ struct Schedule {
         return request < p.requests && query_len > 0 ? kv_tiles : -1;
     }
 
-    // Goes to the next section, or says that there is none.
+    // Goes to the next section; returns false if there is none.
     __host__ __device__ bool advance() {
         if (power == kMostBits) look_at_all();
         while (end == of_power.count) {
@@ -164,7 +167,7 @@ struct Schedule {
         return true;
     }
 
-    // Chooses the lowest power, and finds the highest one.
+    // Chooses the lowest bucket, and finds the highest one.
     __host__ __device__ void look_at_all() {
         float work = 0;
         int most = -1;
@@ -187,7 +190,7 @@ struct Schedule {
         return kv_tiles < 0 ? -1 : bits > lowest ? bits : lowest;
     }
 
-    // Looks for the requests of the power at hand, and for the next lower power.
+    // Finds the requests of the current bucket, and the next lower bucket.
     __host__ __device__ void enter_chunk() {
         int lower = below;
         of_power.set(p.requests - chunk, [&](int nth) {
@@ -199,7 +202,8 @@ struct Schedule {
         end = 0;
     }
 
-    // Of each lane's request of a block, if it belongs to the section at hand.
+    // Query tiles of each lane's request of a block; 0 if it does not belong to the current
+    // section.
     __host__ __device__ int tiles_in(int of_block) const {
         const bool belongs = of_power.has(of_block, first, end);
         return belongs ? tiles_of(chunk + of_block + Lanes::own()) : 0;
@@ -218,8 +222,8 @@ struct Schedule {
         per_head = Lanes::sum(tiles);
     }
 
-    // Goes to the run that begins with a level: it ends at the first level that another request
-    // reaches.
+    // Enters the run of levels that begins with `highest`. It ends above the first level that one
+    // more request reaches.
     __host__ __device__ void enter(int highest) {
         top = highest;
         bottom = 0;
@@ -240,9 +244,9 @@ struct Schedule {
         requests = Lanes::sum(reach);
     }
 
-    // The n-th request of the section, from 0 on, that has the level, counted from `chunk` on.
+    // Index, from `chunk` on, of the section's n-th request, from 0 on, that has the level.
     __host__ __device__ int nth_with(int level, int n) const {
-        // All requests of a power have one.
+        // With a single level, all requests of a bucket have it.
         if (p.levels == 1) return of_power.at(first + n);
 #pragma unroll 1
         for (int block = of_power.block_of(first);; block += Lanes::kCount) {

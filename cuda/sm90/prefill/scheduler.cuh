@@ -1,4 +1,4 @@
-// The warp that works out which tile comes next.
+// The scheduler warp.
 #pragma once
 
 #include "../../ptx/sm90.cuh"
@@ -10,8 +10,8 @@
 
 namespace mla::sm90::prefill {
 
-// The lengths lie in device memory as a rule; one thread asks for each 128 bytes of them from
-// request `from` on.
+// Prefetches the lengths from request `from` on, which are usually in device memory; one lane for
+// each 128 bytes.
 __device__ __forceinline__ void prefetch_lengths(const KernelParams& p, int from) {
 #pragma unroll 1
     for (int at = from + threadIdx.x % 32 * 32; at <= p.requests; at += 32 * 32) {
@@ -20,9 +20,9 @@ __device__ __forceinline__ void prefetch_lengths(const KernelParams& p, int from
     }
 }
 
-// Announces what the others bring and compute: first the items that this CTA claims, then, where
-// query tiles are divided, its shares of combining them. All items are claimed, by CTAs that run,
-// so whoever waits for the splits of a query tile waits for CTAs that go on.
+// Announces what the other warps load and compute: first the items that this CTA claims, then, if
+// query tiles are divided, its shares of combining them. All items are claimed by CTAs that run, so
+// a warp that waits for the splits of a query tile waits for CTAs that make progress.
 template <typename Tile>
 struct Scheduler {
     const KernelParams& p;
@@ -30,7 +30,7 @@ struct Scheduler {
     int lane;
     int announced = 0;
 
-    // Begins while another warp sets up, before which nothing is announced.
+    // Begins while another warp initialises the mbarriers; announces nothing before that is done.
     __device__ void run() {
         if constexpr (Tile::kDivides)
             run_divided();
@@ -40,7 +40,7 @@ struct Scheduler {
 
   private:
     __device__ void run_divided() {
-        // On its way while the lengths are.
+        // In flight together with the lengths.
         const int claimed = claim();
         const Lengths lengths(p);
         Division<Tile::kKeys> division(lengths, gridDim.x, p.slots);
@@ -65,24 +65,25 @@ struct Scheduler {
             if (item.request < 0) break;
             announce_item(item);
         }
-        // This CTA's own splits are stored before it waits for those of others.
+        // This CTA stores its own splits before it waits for those of others.
         announce(Work::mark(false));
         division.rewind();
         announce_combines(division);
         announce(Work::mark(true));
-        // Behind the last wait of this CTA's consumers.
+        // Waits until this CTA's consumers have waited for the last time.
         const Slot slot(announced - 2);
         ptx::mbarrier_wait(ptx::shared_address(&shared.work_empty[slot.index]), slot.phase);
         leave([&] { return division.slots(); });
     }
 
     __device__ void run_whole() {
-        // Nobody waits for another CTA, so each has its first tile without a claim.
+        // No CTA waits for another here, so each has its first tile without a claim.
         const int own = blockIdx.x, others = gridDim.x;
         if (p.alike) {
             const int2 starts = starts_of_lane();
             prefetch_lengths(p, 32);
-            // In one loop, so that the second tile's search finds its instructions fetched.
+            // One loop for all tiles, so that the search for the second one finds its instructions
+            // fetched.
             bool begun = false;
             for (int claimed = own;; claimed = others + __shfl_sync(~0u, claim(), 0)) {
                 const Item item = find_alike<Tile::kKeys>(p, claimed);
@@ -94,7 +95,7 @@ struct Scheduler {
                 }
                 if (item.request < 0) return end_whole();
                 announce_item(item);
-                // This CTA's tile is its only one.
+                // This tile is the CTA's only one.
                 if (p.single_wave) return end_whole();
             }
         } else {
@@ -109,7 +110,7 @@ struct Scheduler {
         leave([] { return 0; });
     }
 
-    // Tiles as schedule.cuh orders them: from number `first` on, and then those claimed, which
+    // Announces tiles in the order of schedule.cuh: tile `first`, and then claimed ones, which
     // count from `others` on.
     __device__ void run_by_lengths(int first, int others) {
         Schedule<Tile::kKeys> schedule(p);
@@ -120,30 +121,31 @@ struct Scheduler {
         }
     }
 
-    // Waits for the mbarriers, and lets what is expected be brought.
+    // Waits until the mbarriers are initialised, and lets the producers load the expected tile.
     __device__ void join() const {
         __syncwarp();
         SetupBarrier::sync();
         if (p.alike && lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.expected));
     }
 
-    // How many query and key rows stand before the lane's request, of the first 32. They are on
-    // their way until they are compared.
+    // Numbers of query and key rows before the lane's request, of the first 32. The loads stay in
+    // flight until these are compared.
     __device__ int2 starts_of_lane() const {
         const int at = min(lane, p.requests);
         return {p.cu_q[at], p.cu_k[at]};
     }
 
-    // This is the first item if the host is right.
+    // Describes the first item for the producers, on the assumption that the host is right.
     __device__ void expect(const Item& item) {
         const Work expected = work_of(item);
         if (lane == 0) shared.first = expected;
     }
 
-    // Whether it was. If not, what is brought is computed, and not stored.
+    // True if that assumption holds. If not, the tile that is being loaded is computed, but not
+    // stored.
     __device__ bool confirmed(int2 starts) {
         const Lengths lengths(p);
-        // Not to be compared before, which would wait for them.
+        // Keeps the compiler from comparing earlier, which would wait for the loads.
         asm volatile("" : "+r"(starts.x), "+r"(starts.y));
         bool as_said = lengths.as_said(min(lane, p.requests), starts.x, starts.y);
 #pragma unroll 1
@@ -159,8 +161,9 @@ struct Scheduler {
         return false;
     }
 
-    // Of lane 0 alone. As far as the compiler can tell the address depends on the lane: where all
-    // lanes have the same it adds up what they add, and waits for the answer to hand it out.
+    // Lane 0 claims. The asm makes the address depend on the lane as far as the compiler can tell:
+    // for an address that all lanes have in common, it sums up what they add, and waits for the
+    // answer to distribute it.
     __device__ int claim() const {
         int before = 0, own = lane;
         asm volatile("" : "+r"(own));
@@ -177,7 +180,7 @@ struct Scheduler {
         }
     }
 
-    // As many shares of a combine as a query tile has splits.
+    // A query tile has as many shares of its combine as splits.
     __device__ void announce_combines(Division<Tile::kKeys>& division) {
         for (int index = blockIdx.x;; index += gridDim.x) {
             const Item item = division.find(index, p.alike_items);
@@ -215,8 +218,8 @@ struct Scheduler {
         announced++;
     }
 
-    // The last CTA leaves the counters as it found them: nobody claims or waits any more, and what
-    // was waited for has arrived.
+    // The last CTA resets the counters: no CTA claims or waits any more, and all that was waited
+    // for has arrived.
     template <typename Slots>
     __device__ void leave(Slots slots) const {
         int is_last;
@@ -229,7 +232,7 @@ struct Scheduler {
         for (int slot = lane; slot < count; slot += 32) p.arrived[slot] = 0;
     }
 
-    // What rows that see nothing give: zeros, and minus infinity.
+    // Stores the results of rows that see nothing: output 0, log-sum-exp minus infinity.
     __device__ void store_nothing(const Item& item) const {
         const int rows = min(kQueries, item.query_len - item.query);
         const int64_t token = int64_t(item.query_start) + item.query;

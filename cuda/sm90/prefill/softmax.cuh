@@ -6,8 +6,8 @@
 
 namespace mla::sm90::prefill {
 
-// What a row's output is multiplied by, and its log-sum-exp, of the weights' sum: of a row that
-// sees nothing 0 and minus infinity, and of one that sees a NaN a NaN.
+// The factor that normalises a row's output, and its log-sum-exp, from the sum of its weights: 0
+// and minus infinity for a row that sees nothing, NaN for one that sees a NaN.
 __device__ __forceinline__ float row_factor(float sum) {
     return sum == 0.f ? 0.f : ptx::rcp_approx(sum);
 }
@@ -16,33 +16,34 @@ __device__ __forceinline__ float row_log_sum_exp(float reference, float sum) {
     return sum == 0.f ? -INFINITY : (reference + ptx::lg2_approx(sum)) * kLn2;
 }
 
-// What a thread holds of its two query rows.
+// A thread's state of its two query rows.
 template <typename Tile>
 struct Rows {
     float out[Tile::kValue / 2];
     uint32_t weights[Tile::kKeySteps][4];
-    // Weights are 2^(score - reference), scores in units of log2. The reference is near the largest
-    // score so far: it rises only when a weight, or a thread's sum of weights, would pass kRise.
-    // Weights up to that do no harm, and the output hardly ever needs a correction.
+    // Lazy rescale: weights are 2^(score - reference), with scores in units of log2. The reference
+    // is near the maximum score so far: it rises only when a weight, or a thread's sum of weights,
+    // would exceed kRise. Weights up to that do no harm, and the output hardly ever needs a
+    // correction.
     float reference[2], sum[2];
-    // What the output so far has to be multiplied by before the next weights count, and whether any
-    // lane's is not 1.
+    // Factors for the output so far, to be applied before the next weights count; `corrected` is
+    // false if they are 1 in all lanes.
     float correction[2];
     bool corrected;
 
     static constexpr float kRise = 256.f, kRiseLog2 = 8.f;
-    // Sums from here on are not to be trusted: their weights may have overflowed, and 1 over them
-    // would be flushed to 0.
+    // Sums from here on are not to be trusted: their weights may have overflowed, and the
+    // reciprocal of the sum would be flushed to 0.
     static constexpr float kLost = 1e30f;
 
-    // Takes the scores of one KV tile and leaves the weights in their place: 0 behind the first
-    // `chunks`, whose scores are not looked at. What was there before the tile's first KV tile does
-    // not count.
+    // Turns the scores of one KV tile into weights in place. Behind the first `chunks` chunks,
+    // weights are 0, and scores are not read. `first`: this is the tile's first KV tile, and
+    // earlier state is ignored.
     template <bool first>
     __device__ __forceinline__ void absorb(float (&scores)[Tile::kKeys / 2], float scale_log2,
                                            int chunks) {
-        // Both rows side by side, and four maxima of each, so that no chain of instructions is
-        // long. The first chunk sets all four.
+        // Handles both rows in parallel, with four maxima for each, to keep chains of dependent
+        // instructions short. The first chunk sets all four.
         static_assert(kChunkOctets >= 4);
         float largest[2][4];
 #pragma unroll
@@ -75,7 +76,7 @@ struct Rows {
             float now = fmaxf(before, top[row] * scale_log2);
             if (!first && now - before <= kRiseLog2) now = before;
             reference[row] = now;
-            // A row that has seen nothing yet keeps -inf: subtracting it from itself would give
+            // A row that has seen nothing yet keeps -inf, which subtracted from itself would give
             // NaN.
             shift[row] = now == -INFINITY ? 0.f : now;
             if (!first) correction[row] = ptx::ex2_approx(before - shift[row]);
@@ -102,8 +103,8 @@ struct Rows {
             sum[row] = first ? total[row] : sum[row] * correction[row] + total[row];
     }
 
-    // The same without looking for the largest score first: the sums of the weights tell afterwards
-    // whether the reference has to rise. False if they are too large for that, as for a row without
+    // The same without a search for the maximum score: the sums of the weights tell afterwards if
+    // the reference has to rise. Returns false if they are too large for that, as for a row without
     // a reference; then the scores are lost.
     __device__ __forceinline__ bool absorb_by_sum(float (&scores)[Tile::kKeys / 2],
                                                   float scale_log2) {
@@ -151,7 +152,7 @@ struct Rows {
         }
     }
 
-    // Rounds the weights into the layout of an MMA's left operand.
+    // Rounds the weights into the layout of an MMA's A operand.
     __device__ __forceinline__ void round(const float (&scores)[Tile::kKeys / 2]) {
 #pragma unroll
         for (int step = 0; step < Tile::kKeySteps; step++) {

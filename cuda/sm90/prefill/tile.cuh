@@ -1,9 +1,9 @@
-// The sizes of a tile and how it lies in shared memory.
+// The sizes of a tile and its layout in shared memory.
 //
-// Everything that TMA brings is cut into panels of 64 columns, 128 bytes wide with
-// 128-byte swizzle, which is what the tensor cores read. A query or key row is its panels without
-// rotary embedding, then one panel that holds the rotary part; where that part is narrower than 64
-// columns TMA fills up with zeros, and the MMA stops before them.
+// TMA loads everything in panels of 64 columns: 128 bytes wide with 128-byte swizzle, as the tensor
+// cores read them. A query or key row consists of its panels without rotary embedding, and of one
+// panel that holds the rotary part. If that part is narrower than 64 columns, TMA fills the panel
+// up with zeros, and the MMA stops before them.
 #pragma once
 
 #include <cstdint>
@@ -22,20 +22,21 @@ constexpr int kThreads = 128 * (kConsumers + 1);
 constexpr int kKeyWarp = 0, kSetupWarp = 1, kQueryWarp = 2, kSchedulerWarp = 3;
 constexpr int kPanel = 64;
 constexpr int kStages = 2;
-// Tiles that are announced and not yet finished: the one that is being computed and the one that is
-// being brought.
+// Tiles that are announced and not yet finished: one that is being computed and one that is being
+// loaded.
 constexpr int kAnnounced = 2;
-// A CTA claims its next tile when it brings this KV tile of the one at hand: late, since one
-// that claims early may be outrun by others and end after all of them; but early enough to know the
-// tile before it can be brought.
+// A CTA claims its next tile when it loads this KV tile of the current one: late, since a CTA that
+// claims early may be overtaken by others and end after all of them; but early enough to know the
+// tile before it can be loaded.
 constexpr int kClaimKvTile = 3;
-// Query rows of a warp, which it stores by itself.
+// Query rows of a warp; each warp stores its rows by itself.
 constexpr int kWarpRows = 16;
 constexpr int kConsumerWarps = kQueries / kWarpRows;
-// Partial results that the workspace has room for, for each SM: so many items of divided tiles.
+// Slots for partial results in the workspace, for each SM; each item of a divided tile takes one.
 constexpr int kSlotsPerSm = 3;
-// Named barriers, at which the warps of all consumers meet; and at the start, one for all warps but
-// the scheduler's, and one for that warp and the one that sets up. 0 is __syncthreads'.
+// Named barriers: for the warps of all consumers; at the start, one for all warps but the
+// scheduler, and one for the scheduler and the warp that initialises the mbarriers. 0 is
+// __syncthreads'.
 enum class BarrierId : int {
     turn = 1,                     // one for each consumer's turn
     combine = turn + kConsumers,  // for combining
@@ -45,7 +46,7 @@ enum class BarrierId : int {
 using StartBarrier = NamedBarrier<BarrierId::start, kThreads - 32>;
 using SetupBarrier = NamedBarrier<BarrierId::setup, 2 * 32>;
 using CombineBarrier = NamedBarrier<BarrierId::combine, 128 * kConsumers>;
-// A consumer's turn, which begins when all others have passed it on.
+// A consumer's turn at the tensor cores, which begins when the other consumer has passed it on.
 struct TurnBarrier {
     __device__ static void take(int consumer) {
         ptx::bar_sync(int(BarrierId::turn) + consumer, 128 * kConsumers);
@@ -54,20 +55,20 @@ struct TurnBarrier {
         ptx::bar_arrive(int(BarrierId::turn) + (consumer + 1) % kConsumers, 128 * kConsumers);
     }
 };
-// Splits of a query tile, at most.
+// Maximum number of splits of a query tile.
 constexpr int kMostSplits = 128;
-// A chunk: keys of a KV tile that a warp masks or leaves out together. They lie in its registers in
-// octets.
+// A chunk: keys of a KV tile that a warp masks or leaves out together. A thread holds scores of
+// them octet by octet.
 constexpr int kChunkOctets = 4, kChunkKeys = 8 * kChunkOctets;
-// `divides`: whether the keys of a query tile may be divided into splits. A kernel that never does
+// `divides`: true if the keys of a query tile may be divided into splits. A kernel that never does
 // so is shorter, and its consumers have registers to spare.
 template <typename Element_, int nope_, int rope_, int value_, int keys_, bool divides = true>
 struct Tile {
     using Element = Element_;
     using Whole = Tile<Element_, nope_, rope_, value_, keys_, false>;
     static constexpr bool kDivides = divides;
-    // Registers of a thread. All start with 168, which is what an SM has for each of kThreads, in
-    // eights. Who divides keys has more to remember before the first tile.
+    // Registers of a thread. All threads start with 168, an SM's registers divided by kThreads, in
+    // eights. A kernel that divides keys has more state before the first tile.
     static constexpr int kConsumerRegisters = divides ? 224 : 232,
                          kProducerRegisters = divides ? 56 : 40;
     static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= (kConsumers + 1) * 168);
@@ -79,7 +80,7 @@ struct Tile {
     static constexpr int kNopePanels = nope_ / kPanel;
     static constexpr int kQkPanels = kNopePanels + 1;
     static constexpr int kValuePanels = value_ / kPanel;
-    // Sums of 16: over the width of a query, and over the keys of a KV tile.
+    // K steps of 16: over the width of a query, and over the keys of a KV tile.
     static constexpr int kQkSteps = (nope_ + rope_) / 16;
     static constexpr int kKeySteps = keys_ / 16;
     static constexpr int kChunks = keys_ / kChunkKeys;
@@ -93,19 +94,18 @@ struct Tile {
     static constexpr int kOutPanelBytes = kWarpRows * kPanel * 2;
 };
 
-// What the scheduler announces: first query tiles, or splits of them, to compute, and a mark behind
-// the last one; then, where query tiles are divided, shares of their combine, and a mark behind
-// these.
+// What the scheduler announces: first query tiles, or splits of them, to compute, and an end mark;
+// then, if query tiles are divided, shares of their combine, and an end mark again.
 struct alignas(16) Work {
-    // Where the partial results of this query tile begin in the workspace, in the lower half, and
-    // this split's in the upper one; -1 where there are none. Both in one register, of which there
-    // are few.
+    // Slots of partial results in the workspace: the first one of this query tile in the lower
+    // half, this split's in the upper one; -1 without partial results. Packed into one register,
+    // because registers are scarce.
     int slots;
     int head;
     int query;  // first query row of the tile within its request
     int query_start, query_len;
-    // Keys from the split's first one to the request's last one, and where the latter ends. Of a
-    // combine: the splits.
+    // Keys from the split's first one to the request's last one, and the key row behind the latter.
+    // In a combine, key_len is the number of splits.
     int key_len, key_end;
     int kv_tiles;  // KV tiles to go through
 
@@ -121,7 +121,7 @@ struct alignas(16) Work {
         return work;
     }
 
-    // The same KV tiles, of which no row is stored.
+    // The same KV tiles, but no row of them is stored.
     __device__ Work void_tile() const {
         Work work = *this;
         work.slots = pack(-1, -1);
@@ -129,17 +129,17 @@ struct alignas(16) Work {
         return work;
     }
 
-    // A tile to compute; a share of a combine; a mark behind which nothing comes.
+    // A tile to compute; a share of a combine; the mark behind which nothing comes.
     __device__ bool computes() const { return kv_tiles > 0; }
     __device__ bool combines() const { return kv_tiles == 0 && first_slot() >= 0; }
     __device__ bool is_end() const { return kv_tiles == 0 && slot() < 0; }
 };
 
-// Rows of a warp whose output has a NaN (repair.cuh): the first one's number in the batch.
+// First row, within the batch, of a warp's rows whose output has a NaN (repair.cuh).
 struct Spoiled {
     int token, head;
 };
-// So many of them are noted by a warp.
+// Maximum number of entries that a warp notes.
 constexpr int kMostSpoiled = 512;
 
 template <typename Tile>
@@ -155,9 +155,9 @@ struct Shared {
     alignas(8) uint64_t expected;  // one phase, of `first`
     alignas(8) uint64_t idle;      // never completes a phase; see hold()
     Work work[kAnnounced];
-    // What number 0 is expected to be, for those who bring it.
+    // The tile that number 0 is expected to be, for the producers.
     Work first;
-    int spoiled[kConsumerWarps];  // what each warp of the consumers has noted
+    int spoiled[kConsumerWarps];  // number of entries that each consumer warp has noted
 };
 
 }  // namespace mla::sm90::prefill
