@@ -1,4 +1,4 @@
-// One instantiation of the kernel, and where things lie in its shared memory.
+// One instantiation of the kernel, and the layout of its shared memory.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -11,32 +11,33 @@
 
 namespace mla::sm80::prefill {
 
-// What a CTA works on, in shared memory: there it occupies no registers from one use to the next.
+// A CTA's work item. In shared memory it occupies no registers from one use to the next.
 struct Item {
-    // The request's first query row among all; the CTA's first one among the request's, and how
-    // many there are from it on.
+    // The request's first query row in the batch; the CTA's first row within the request; and the
+    // number of the request's rows from that one on.
     int query_begin, first_row, rows;
     int head;
-    // The request's first key of the head, and its value.
+    // Addresses of the request's first key and value for the head.
     const char *nope, *rope, *values;
-    // Its first tile of keys.
+    // The CTA's first KV tile.
     int first_tile;
-    // Keys that some row of the CTA sees, those that its first row would if there were enough, and
-    // the last tile that has needed ones alone.
+    // End of the CTA's keys, which some row of it sees; number of keys that its first row would see
+    // if there were enough; and the last KV tile whose keys are all needed.
     int needed, seen, last_whole;
-    // The end of the tiles behind which there is another whole one, or none.
+    // End of the KV tiles behind which there is another whole one, or none.
     int whole_end;
-    // Of the CTAs that divide these keys: how many there are, which one this is, which counters they
-    // have, where the first one's partial result lies, and how long they wait for each other.
+    // The CTAs that divide these keys: their number, this CTA's index among them, the index of
+    // their counters, the slot of the first one's partial result, and how long they wait for each
+    // other.
     int splits, split, counter, place;
     int64_t patience;
-    // The last tile of keys whose values were found to hold one that is no finite number.
+    // The last KV tile in which a value was found that is not finite.
     int nonfinite;
 };
 
-// Rows of 16-bit numbers in shared memory. The same chunks (of 16 bytes) of eight rows lie in
-// different banks: rows of whole 128 bytes have theirs exchanged, as `swizzled` does, and of others
-// the number of chunks is made odd. They start at a multiple of 128 bytes.
+// Rows of 16-bit numbers in shared memory. Chunks (16 bytes) in the same place of eight rows lie in
+// different banks: rows of whole 128 bytes are swizzled, as by `swizzled`, and other rows are
+// padded to an odd number of chunks. The first row begins at a multiple of 128 bytes.
 template <int kColumns>
 struct Rows {
     static constexpr int kChunks = kColumns / 8;
@@ -44,17 +45,19 @@ struct Rows {
     static constexpr int kPitch = kSwizzled ? kColumns * 2 : kColumns * 2 + 16;
     static_assert(kSwizzled || kChunks % 2 == 0);
 
-    // In bytes from the first row. `chunk` is one of the first eight.
+    // Offset in bytes from the first row. `chunk` is one of the first eight.
     __device__ static constexpr int at(unsigned row, unsigned chunk) {
         return row * kPitch + (kSwizzled ? chunk ^ row % 8 : chunk) * 16;
     }
-    // What is so many chunks, an even number, right of one of a row's first two.
+    // The address `chunks` chunks, an even number, to the right of `at`, which is one of a row's
+    // first two.
     __device__ static constexpr uint32_t right(uint32_t at, int chunks) {
         return kSwizzled ? (at ^ chunks % 8 * 16) + chunks / 8 * 128 : at + chunks * 16;
     }
 };
 
-// A CTA has Warps * WarpTiles * 16 query rows of one head; Keys: keys per tile.
+// A CTA has Warps * WarpTiles * 16 query rows of one head; `Keys` is the number of keys of a KV
+// tile.
 template <typename Element_, int QkDim, int VDim, int WarpTiles, int Warps, int Keys>
 struct Config {
     using Element = Element_;
@@ -67,7 +70,7 @@ struct Config {
     static constexpr int kThreads = 32 * Warps;
     static constexpr int kWarpRows = 16 * WarpTiles;
     static constexpr int kRows = kWarpRows * Warps;
-    // CTAs of an SM that there are registers for.
+    // CTAs that the registers of an SM are enough for.
     static constexpr int kResident = WarpTiles == 1 && VDim <= 128 ? 3 : 2;
 
     static constexpr int kKeyOffset = kRows * QkRows::kPitch;
@@ -76,13 +79,14 @@ struct Config {
     static constexpr int kSharedBytes = kItemOffset + int(sizeof(Item));
     static_assert(kKeyOffset % 128 == 0 && kValueOffset % 128 == 0);
 
-    // Where the keys were, once there are none.
+    // These take the place of the keys when no more keys come.
     static constexpr int kStatisticsOffset = kKeyOffset;
     static constexpr int kExchangeOffset = kStatisticsOffset + int(sizeof(SplitShared<kRows>));
     static_assert(kStatisticsOffset % 16 == 0 && sizeof(SplitShared<kRows>) % 16 == 0);
     static_assert(kExchangeOffset + kThreads * 16 <= kItemOffset);
 
-    // Columns of a key that the head has for itself; 0 where more than one number is possible.
+    // Columns of a key that the head has for itself; 0 if the instantiation serves more than one
+    // number.
     static constexpr int kNopeDim = QkDim == 192 ? 128 : QkDim == 256 ? 0 : 64;
 };
 

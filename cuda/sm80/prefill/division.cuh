@@ -1,36 +1,36 @@
-// By how many CTAs the keys of each request's tiles are divided where requests differ.
+// Division of query tiles' keys among CTAs if requests differ in length.
 //
-// A CTA has at most `share` KV tiles, whatever request they are of. A smaller share evens out when
-// CTAs end, but dividing costs time. Each lane tries a share and predicts when the last CTA would
-// end; all warps of all CTAs find the same one.
+// A CTA has at most `share` KV tiles, whatever request they belong to. With a smaller share, CTAs
+// end at more similar times, but dividing costs time. Each lane tries one share and predicts when
+// the last CTA would end; all warps of all CTAs come to the same choice.
 #pragma once
 
 #include "config.cuh"
 
 namespace mla::sm80::prefill {
 
-// More than a CTA takes for a KV tile: so much earlier than others one may be done that has its SM
-// for itself.
+// More cycles than a CTA takes for a KV tile. A CTA that has its SM for itself may be done that
+// much earlier than others, and has to wait for them.
 constexpr int64_t kCyclesOfKvTile = 10000;
-// The fewest KV tiles that are worth a CTA of many rows.
+// Minimum number of KV tiles that are worth a CTA of many rows.
 constexpr int kLeastKvTiles = 2;
 
-// Of a request, its tiles of query rows and of keys.
+// Numbers of a request's query tiles and KV tiles.
 struct Lengths {
     int tiles, kv_tiles;
 
-    // CTAs that divide the keys of each of its tiles, for `rate` CTAs per KV tile.
+    // Number of CTAs that divide the keys of each query tile, for `rate` CTAs per KV tile.
     __device__ int splits(float rate) const {
         return max(int(ceilf(fmaf(float(kv_tiles), rate, -1e-3f))), 1);
     }
-    // CTAs of a head that divide keys.
+    // Number of CTAs of a head that divide keys.
     __device__ int dividing(float rate) const {
         const int of_tile = splits(rate);
         return of_tile > 1 ? tiles * of_tile : 0;
     }
 };
 
-// Of none: zero.
+// The lengths are zero if there is no such request.
 template <class C>
 __device__ Lengths lengths_of(const KernelParams& p, int request) {
     if (request >= p.requests) return {0, 0};
@@ -43,20 +43,21 @@ __device__ Lengths lengths_of(const KernelParams& p, int request) {
     return lengths;
 }
 
-// When the last CTA ends, in the time that one needs for a KV tile. `work` KV tiles are those of all
-// `ctas`, of which `divided` divide keys; those of a tile of the longest request are `splits`.
+// Predicted end of the last CTA, in units of a CTA's time for a KV tile. `work`: KV tiles of all
+// `ctas` CTAs, of which `divided` divide keys. `splits`: number of CTAs that divide the keys of a
+// tile of the longest request.
 __device__ inline float predicted_end(float share, float splits, float work, float ctas,
                                       float divided, float slots) {
     const float longest = share + 2.f + (divided > 0.f ? 3.f : 0.f);
     const float load = (work + 2.f * ctas + 3.f * divided) / slots;
-    // Those that do not all run at the same time are combined by one of them alone.
+    // Splits that do not all run at the same time are combined by one CTA alone.
     const float of_split = divided > slots ? 0.25f : 0.06f;
     const float end = ctas > slots ? fmaxf(longest, load + 0.5f * longest) : longest;
     return divided > 0.f ? end + splits * of_split : end;
 }
 
-// One over the best share. `own` are the lengths of the request whose number is the lane's. Called by
-// whole warps. Not inlined: launches that need none would fetch the code, too.
+// Returns one over the best share. `own`: lengths of the request whose number is the lane's. Called
+// by whole warps. Not inlined: launches that do not need it would fetch its code, too.
 template <class C>
 __device__ __noinline__ float dividing_rate(const KernelParams& p, Lengths own) {
     const int lane = threadIdx.x & 31;
@@ -67,14 +68,15 @@ __device__ __noinline__ float dividing_rate(const KernelParams& p, Lengths own) 
     for (int first = 0; first < p.requests; first += 32) {
         const Lengths of = of_lane(first);
         longest = max(longest, of.kv_tiles);
-        // Of causal attention, what its earlier tiles do not see, as far as they see any.
+        // KV tiles that causal attention hides from the earlier query tiles, if all of these see
+        // some.
         const int unseen = p.causal ? of.tiles * (of.tiles - 1) / 2 * (C::kRows / C::kKeys) : 0;
         work += max(of.tiles * of.kv_tiles - unseen, of.tiles * of.kv_tiles / 2);
     }
     longest = __reduce_max_sync(~0u, unsigned(longest));
     work = __reduce_add_sync(~0u, work);
 
-    // The first lane's share divides nothing, and that of every fourth one is half as large.
+    // Lane 0's share divides nothing, and every four lanes it halves.
     const auto rate_of = [&](int lane) { return exp2f(float(lane) * 0.25f) / float(longest); };
     const float rate = rate_of(lane), splits = rate * float(longest);
     int ctas = 0, divided = 0;
@@ -92,7 +94,7 @@ __device__ __noinline__ float dividing_rate(const KernelParams& p, Lengths own) 
     float end = predicted_end(share, splits, float(work) * heads, float(ctas) * heads,
                               float(divided) * heads, float(p.slots));
     if (lane == 0)
-        // A gain has to be worth it.
+        // Dividing has to promise 5%.
         end *= 0.95f;
     else if (divided * heads > float(p.most_divided) || share < kLeastKvTiles)
         end = 1e9f;

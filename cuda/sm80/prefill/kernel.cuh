@@ -1,8 +1,8 @@
-// Expanded attention on mma.sync: one CTA per tile of query rows and head.
+// Expanded attention on mma.sync: one CTA per query tile and head.
 //
-// Queries stay in shared memory. Scores, softmax and output are the warp's own. Values are copied
-// while scores are computed, and the next keys from then on: so one stage of each is
-// enough, and a second CTA has the matrix units while this one takes exponentials.
+// Queries stay in shared memory. Each warp computes the scores, softmax and output of its own rows.
+// Values are copied while scores are computed, and the next keys after that. So one stage of each
+// is enough, and a second CTA of the SM uses the tensor cores while this one computes exponentials.
 #pragma once
 
 #include <cstring>
@@ -17,8 +17,8 @@
 
 namespace mla::sm80::prefill {
 
-// S = Q K^T: 16 * kWarpTiles rows by kKeys keys. `begun` is called when the first operands are on
-// their way.
+// S = Q K^T: 16 * kWarpTiles rows by kKeys keys. Calls `begun` when the loads of the first operands
+// have been issued.
 template <class C, class Begun>
 __device__ __forceinline__ void multiply_keys(float (&s)[C::kWarpTiles][C::kKeys / 8][4],
                                               uint32_t a_at, uint32_t b_at, const Begun& begun) {
@@ -51,19 +51,19 @@ __device__ __forceinline__ void multiply_keys(float (&s)[C::kWarpTiles][C::kKeys
     }
 }
 
-// Of two 16-bit numbers, all bits of those that are infinite or NaN.
+// Sets all bits of those of two 16-bit numbers that are infinite or NaN, and clears the others.
 template <typename T>
 __device__ __forceinline__ uint32_t nonfinite(uint32_t word) {
     constexpr uint32_t exponents = std::is_same_v<T, __half> ? 0x7c007c00u : 0x7f807f80u;
     return __vcmpeq2(word & exponents, exponents);
 }
 
-// Whether this thread finds any such number among the values that it has copied to the stage.
+// True if any of the values that this thread has copied to the stage is infinite or NaN.
 template <class C>
 __device__ __forceinline__ bool has_nonfinite(uint32_t stage, unsigned thread) {
     constexpr int kStep = C::kThreads / 8;
     static_assert(C::VRows::kSwizzled);
-    // Of an exponent that is all ones, one more is the sign.
+    // One added to an exponent of all ones carries into the sign.
     constexpr bool half = std::is_same_v<typename C::Element, __half>;
     constexpr uint32_t exponents = half ? 0x7c007c00u : 0x7f807f80u;
     constexpr uint32_t one = half ? 0x04000400u : 0x00800080u;
@@ -80,8 +80,7 @@ __device__ __forceinline__ bool has_nonfinite(uint32_t stage, unsigned thread) {
     return (found & 0x80008000u) != 0;
 }
 
-// O += P V, of which P is made between the products. With `kFinite`, values that are no finite
-// numbers are taken for 0.
+// O += P V; P is computed between the MMAs. With `kFinite`, values that are not finite count as 0.
 template <class C, bool kFinite>
 __device__ __forceinline__ void multiply_values(float (&o)[C::kWarpTiles][C::kVDim / 8][4],
                                                 const float (&s)[C::kWarpTiles][C::kKeys / 8][4],
@@ -103,7 +102,7 @@ __device__ __forceinline__ void multiply_values(float (&o)[C::kWarpTiles][C::kVD
             uint32_t b[4];
             ptx::ldmatrix_x4_trans(b, Tile::right(b_at, pair * 2) + step * 16 * Tile::kPitch);
             if constexpr (kFinite) {
-                // One after another: many at the same time take registers that there are not.
+                // One after another: there are no registers for many at the same time.
                 __syncwarp();
 #pragma unroll
                 for (uint32_t& word : b) word &= ~nonfinite<T>(word);
@@ -120,8 +119,8 @@ __device__ __forceinline__ void multiply_values(float (&o)[C::kWarpTiles][C::kVD
         }
 }
 
-// Adds the values that are no finite numbers to the rows that see them: row r of the warp sees the
-// keys below `limit` + r * per_row.
+// Adds the values that are not finite to the rows that see them: row r of the warp sees the keys
+// below `limit` + r * per_row.
 template <class C>
 __device__ __forceinline__ void add_nonfinite(float (&o)[C::kWarpTiles][C::kVDim / 8][4],
                                               uint32_t values, int limit, int per_row) {
@@ -152,7 +151,7 @@ __device__ __forceinline__ void add_nonfinite(float (&o)[C::kWarpTiles][C::kVDim
         }
 }
 
-// Masks the keys from `limit` + row * per_row on, counted from the tile's first.
+// Masks the keys from `limit` + row * per_row on, counted from the tile's first key.
 template <class C>
 __device__ __forceinline__ void mask_keys(float (&s)[C::kWarpTiles][C::kKeys / 8][4], int limit,
                                           int per_row) {
@@ -182,7 +181,7 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void prefill_kernel(
     // Keys that some row of the tile sees.
     const int last_row = min(first_row + C::kRows, queries) - 1;
     const int visible = p.causal ? min(max(keys - queries + last_row + 1, 0), keys) : keys;
-    // Of these the CTA has some tiles, up to `needed`.
+    // The CTA's split of these: KV tiles from `first_tile` on, keys up to `needed`.
     const int tiles = (visible + C::kKeys - 1) / C::kKeys;
     const int first_tile = tile.split * tiles / tile.splits;
     const int needed = min((tile.split + 1) * tiles / tile.splits * C::kKeys, visible);
@@ -190,7 +189,7 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void prefill_kernel(
     const uint32_t shared = ptx::shared_address(ptx::dynamic_shared());
     const uint32_t key_stage = shared + C::kKeyOffset, value_stage = shared + C::kValueOffset;
     const Place place;
-    // Volatile: what is read is not kept.
+    // Volatile: the compiler must not keep in registers what it has read.
     auto& item = *reinterpret_cast<volatile Item*>(ptx::dynamic_shared() + C::kItemOffset);
     if (threadIdx.x == 0) {
         item.query_begin = query_begin;
@@ -231,7 +230,8 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void prefill_kernel(
         return TileCopy<C::kKeys, C::kVDim, C::kThreads>(
             {rows, p.value_token_stride, rows, 0, C::kVDim}, key_tile * C::kKeys, place.thread());
     };
-    // How many keys there are from a tile's first on, and how many the warp's first row sees.
+    // Number of keys from a tile's first one on, and number of those that the warp's first row
+    // sees.
     const auto rest_from = [&](int key_tile) { return item.needed - key_tile * C::kKeys; };
     const auto seen_from = [&](int key_tile) {
         return item.seen + (p.causal ? place.first_row<C>() : 0) - key_tile * C::kKeys;
@@ -245,31 +245,32 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void prefill_kernel(
     Softmax<C> softmax;
     const auto attend = [&](int key_tile, auto plain) {
         constexpr bool kPlain = decltype(plain)::value;
-        // Returns whether rows that do not see all of the tile may multiply by its values: their P
-        // is 0 then, and 0 times NaN would be NaN. Warps come to its barrier from two places.
+        // Waits for the values and issues the copies of the next keys. Returns false if a value is
+        // not finite: rows that do not see all of the tile must not multiply by it then, since
+        // their P is 0, and 0 times NaN would be NaN. Warps come to its barrier from two places.
         const auto turn_to_values = [&] {
             const unsigned thread = place.thread();
             ptx::cp_async_wait_group<0>();
             if (!kPlain && has_nonfinite<C>(value_stage, place.thread())) item.nonfinite = key_tile;
-            // These values are there, and no warp needs these keys.
+            // These values have landed, and no warp needs these keys any more.
             ptx::barrier_sync_all();
             if (kPlain)
-                // The last one once more, if there is none behind it.
+                // Copies the last tile once more if there is none behind it.
                 key_copy(min(key_tile + 1, int(item.last_whole)), thread).run(key_stage);
             else if (rest_from(key_tile + 1) > 0)
                 key_copy(key_tile + 1, thread).run(key_stage, rest_from(key_tile + 1));
             ptx::cp_async_commit_group();
             return kPlain || item.nonfinite != key_tile;
         };
-        // Before the barrier, since they take time.
+        // These addresses are computed before the barrier, since they take time.
         const auto values = value_copy(key_tile);
         const unsigned thread = place.thread();
-        // Which of the two takes no register that is not there, only the assembler knows.
+        // Two ways to the same number: ptxas alone decides which of them avoids a spill.
         const int warp = C::kQkDim == 128 ? int(thread / 32) : ptx::tid_x() / 32;
         const bool idle = warp * C::kWarpRows >= item.rows ||
                           (!kPlain && seen_from(key_tile) + (p.causal ? C::kWarpRows - 1 : 0) <= 0);
         ptx::cp_async_wait_group<0>();
-        // These keys are there, and no warp needs the values before these.
+        // These keys have landed, and no warp needs the previous values any more.
         __syncthreads();
         const auto copy_values = [&] {
             if (kPlain)
@@ -306,9 +307,9 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void prefill_kernel(
             add_nonfinite<C>(o, value_stage, seen_from(key_tile), p.causal);
         }
     };
-    // Tiles that all rows see, and behind which there is another whole one, or none.
+    // KV tiles that all rows see, and behind which there is another whole one, or none.
     if constexpr (C::kQkDim == 128) {
-        // Kept, the end takes a register that there is not.
+        // The end is computed anew each time: to keep it would take one register too many.
 #pragma unroll 1
         for (; key_tile < item.whole_end && item.seen - key_tile * C::kKeys >= C::kKeys; ++key_tile)
             attend(key_tile, std::true_type{});
@@ -319,7 +320,7 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void prefill_kernel(
     }
 #pragma unroll 1
     for (; rest_from(key_tile) > 0; ++key_tile) attend(key_tile, std::false_type{});
-    // Where there were no keys, the queries.
+    // Without keys, the copies of the queries may still be in flight.
     ptx::cp_async_wait_group<0>();
     __syncthreads();
 

@@ -8,15 +8,16 @@
 
 namespace mla::sm80::prefill {
 
-// Requests' lengths are on the device: what the host knows is how many tiles there are at most.
+// Bounds of a batch. The lengths of requests are on the device; the host knows the maximum number
+// of tiles.
 struct Shape {
     int query_tokens, key_tokens, requests, heads, max_query_len, max_key_len;
 };
 
 constexpr int kMostCounters = MLA_PREFILL_COUNTER_BYTES / sizeof(SplitCounters);
 constexpr int kMostSplits = 128;
-// CTAs that do not all run at the same time have to promise that much of an earlier end: a part of
-// them runs beside fewer others, and faster, than is predicted.
+// Factor by which the end has to be earlier if CTAs do not all run at the same time: some of them
+// run beside fewer others, and faster, than is predicted.
 constexpr float kWorthWaves = 0.75f;
 
 // CTAs that an SM runs at the same time; 0 if it cannot run any.
@@ -26,28 +27,28 @@ int ctas_of_sm(const Limits& l) {
     return std::min(l.shared_of_sm / (C::kSharedBytes + kReserved), C::kResident);
 }
 
-// The same of the device.
+// CTAs that the device runs at the same time, at least one for each SM.
 template <class C>
 int slots_of(const Limits& l) {
     return l.multiprocessors * std::max(ctas_of_sm<C>(l), 1);
 }
 
-// Partial results that there is room for: those of two CTAs, one after another, or of three small
-// ones.
+// Number of partial results that the workspace has room for: two of each CTA that runs at the same
+// time, one after another, or three of a small one.
 template <class C>
 int64_t room_of(const Limits& l) {
     return int64_t(slots_of<C>(l)) * C::kResident;
 }
 
-// Counters first, then partial results.
+// The workspace: counters first, then partial results.
 template <class C>
 size_t workspace_bytes(const Limits& l) {
     return MLA_PREFILL_COUNTER_BYTES +
            sizeof(float) * kPartialFloats<SplitLayout<C>> * room_of<C>(l);
 }
 
-// When the last CTA ends if so many divide the keys of every query tile, as far as the bounds tell,
-// in the time that one needs for a KV tile while others share its SM.
+// Predicted end of the last CTA if `splits` CTAs divide the keys of every query tile, as far as the
+// bounds tell; in units of a CTA's time for a KV tile while others share its SM.
 template <class C>
 float predicted_end(const Limits& l, const Shape& s, int64_t tiles, int64_t splits) {
     const int64_t kv_tiles = (s.max_key_len + int64_t(C::kKeys) - 1) / C::kKeys;
@@ -62,11 +63,12 @@ float predicted_end(const Limits& l, const Shape& s, int64_t tiles, int64_t spli
     return end + 2.f + 3.f * rows * float(ctas) / float(slots) + of_split * float(splits);
 }
 
-// CTAs that divide the keys of every query tile: if these are few, as many as bring the end first.
+// Number of CTAs that divide the keys of every query tile: if query tiles are few, the number with
+// the earliest predicted end.
 template <class C>
 int splits_of(const Limits& l, const Shape& s, int64_t tiles) {
     if (tiles == 0 || tiles > kMostCounters) return 1;
-    // Tiles of few rows wait for memory: more CTAs than run at the same time bring them nothing.
+    // Tiles of few rows are bound by memory: more CTAs than run at the same time gain nothing.
     const bool full = 2 * int64_t(s.max_query_len) > C::kRows;
     const int64_t room = full ? room_of<C>(l) : slots_of<C>(l);
     const int64_t least = s.max_query_len <= 64 ? 1 : kLeastKvTiles;
@@ -82,9 +84,9 @@ int splits_of(const Limits& l, const Shape& s, int64_t tiles) {
     return best;
 }
 
-// Whether requests' numbers of keys differ so much, for so few tiles, that those of the longest one
-// would end long after the others. Of how many tiles that are the lengths tell, on the device, where
-// every CTA goes over all requests: that has to be short beside what the longest one takes.
+// True if requests differ so much in their number of keys, for so few tiles, that the CTAs of the
+// longest one would end long after the others. Every CTA then goes over the lengths of all requests
+// on the device to find its tile, which has to be short beside the time of the longest request.
 template <class C>
 bool is_uneven(const Limits& l, const Shape& s, int64_t tiles) {
     const int64_t every = int64_t(s.requests) * s.max_key_len;
@@ -93,12 +95,12 @@ bool is_uneven(const Limits& l, const Shape& s, int64_t tiles) {
            tiles * s.requests < 20 * kv_tiles * slots;
 }
 
-// Heads whose tiles are done side by side: few, so that CTAs that run at the same time read the same
-// keys and L2 has them, which spares bandwidth and power. But the tiles that take longest come first
-// of each group, so the last one needs enough others to even out when CTAs end: the more, the more
-// the keys of causal tiles differ. Only tiles of a request and a head share keys, and what CTAs take
-// at a time is one tile of each such pair after the other: a group has so few pairs that four tiles
-// of each are under way. Where requests differ, all heads are one group.
+// Number of heads whose tiles are done side by side. With few heads, CTAs that run at the same time
+// read the same keys, and L2 holds these, which saves bandwidth and power. But the longest tiles
+// come first in each group, so the last group needs enough others to even out when CTAs end: the
+// more, the more the keys of causal tiles differ. Only tiles of one request and head share keys,
+// and CTAs take one tile of each such pair after the other: a group has so few pairs that four
+// tiles of each run at the same time. If requests differ in length, all heads are one group.
 template <class C>
 int head_group_of(const Limits& l, const Shape& s, bool causal, int64_t tiles_of_head) {
     if (10 * int64_t(s.query_tokens) < 9 * int64_t(s.requests) * s.max_query_len) return s.heads;
@@ -142,7 +144,7 @@ MlaStatus launch(const Limits& l, const Shape& s, KernelParams& p, cudaStream_t 
         p.splits = p.counters ? splits_of<C>(l, s, tiles * s.heads) : 1;
         p.head_group = p.splits == 1 ? head_group_of<C>(l, s, p.causal, tiles) : s.heads;
         ctas = tiles * s.heads * p.splits;
-        // Who would wait for a CTA that has no place yet leaves the work to the last one.
+        // No CTA waits for one that is not running yet: the last one combines everything.
         if (ctas > p.slots)
             p.patience = 0;
         else
@@ -156,14 +158,14 @@ MlaStatus launch(const Limits& l, const Shape& s, KernelParams& p, cudaStream_t 
     return cuda_status("cudaLaunchKernelEx", cudaLaunchKernelEx(&config, &prefill_kernel<C>, p));
 }
 
-// The instantiations for a type and the columns of queries and of values.
+// The instantiations for one type and one number of columns of queries and of values.
 template <typename T, int kQkDim, int kVDim>
 struct Tiles {
-    // 32 rows per warp feed two products with each operand from shared memory; with 256 columns of
-    // output there are registers for 16.
+    // With 32 rows, a warp uses each operand from shared memory in two MMAs. With 256 columns of
+    // output, there are registers for 16 rows only.
     static constexpr int kWarpTiles = kVDim == 256 ? 1 : 2;
     using Usual = Config<T, kQkDim, kVDim, kWarpTiles, 4, 64>;
-    // For requests of few rows.
+    // For batches whose requests all have few rows.
     using Short = Config<T, kQkDim, kVDim, 1, 4, 64>;
 
     static MlaStatus load(const Limits& l) {
@@ -180,7 +182,7 @@ struct Tiles {
     }
 };
 
-// The same as functions that do not depend on them.
+// The same as functions, of types that do not depend on the instantiation.
 struct Variant {
     MlaStatus (*load)(const Limits&);
     size_t (*workspace_bytes)(const Limits&);

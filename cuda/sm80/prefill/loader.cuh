@@ -7,18 +7,18 @@
 
 namespace mla::sm80::prefill {
 
-// Rows of one tensor, or of two side by side. Strides in bytes.
+// Rows of one tensor, or of two side by side. Strides are in bytes.
 struct Source {
     const char* first;
     int64_t first_stride;
-    // From column `split` on, a multiple of 64.
+    // Columns from `split` on, a multiple of 64.
     const char* second;
     int64_t second_stride;
     int split;
 };
 
-// A tile of kTileRows rows, copied by all threads: eight of them copy 128 bytes of a row, and each
-// one chunk of every kStep-th row.
+// A tile of kTileRows rows, copied by all threads: eight threads copy 128 bytes of a row, and each
+// of them copies one chunk of every kStep-th row.
 template <int kTileRows, int kColumns, int kThreads>
 class TileCopy {
     using Tile = Rows<kColumns>;
@@ -26,7 +26,7 @@ class TileCopy {
     static_assert(kTileRows % kStep == 0 && kStep % 8 == 0);
 
   public:
-    // Of the rows from `begin` on, by this thread.
+    // Prepares this thread's copies of the rows from `begin` on.
     __device__ TileCopy(const Source& source, int begin, unsigned thread)
         : source_(source), thread_(thread) {
         const int64_t row = unsigned(begin) + own_row();
@@ -34,7 +34,7 @@ class TileCopy {
         source_.second += row * source.second_stride + own_chunk() * 16 - source.split * 2;
     }
 
-    // To `tile`, if all rows exist.
+    // Copies to `tile`; all rows exist.
     __device__ __forceinline__ void run(uint32_t tile) const {
         Source from = source_;
         const uint32_t to = tile + Tile::at(own_row(), own_chunk());
@@ -46,11 +46,11 @@ class TileCopy {
         }
     }
 
-    // To `tile`, if so many rows exist, one at least; zeros are the others.
+    // Copies to `tile`; `exist` rows exist, at least one, and the others are filled with zeros.
     __device__ __forceinline__ void run(uint32_t tile, int exist) const {
         if (exist >= kTileRows) return run(tile);
         Source from = source_;
-        // An address behind the last row may be none.
+        // Behind the last row, addresses may be invalid: its first row stands in for them.
         const char* some = from.first - int64_t(own_row()) * from.first_stride;
         uint32_t to = tile + Tile::at(own_row(), own_chunk());
 #pragma unroll 1
@@ -66,7 +66,7 @@ class TileCopy {
     __device__ unsigned own_row() const { return thread_ / 8; }
     __device__ unsigned own_chunk() const { return thread_ % 8; }
 
-    // Zeros if another address is given.
+    // Writes zeros if `instead` is given; it is then the address that cp.async is told.
     __device__ __forceinline__ void copy_row(uint32_t to, const Source& from,
                                              const char* instead) const {
 #pragma unroll

@@ -1,17 +1,17 @@
-// Output of a tile of query rows: written at once if one CTA saw all of its keys, otherwise combined
-// from the partial results of all that saw some.
+// Output of a query tile: written directly if one CTA saw all of its keys, otherwise combined from
+// the partial results of all CTAs that saw some.
 #pragma once
 
 #include "softmax.cuh"
 
 namespace mla::sm80::prefill {
 
-// How split_combine.cuh finds its way in the accumulators.
+// Layout of the accumulators, for split_combine.cuh.
 template <class C>
 struct SplitLayout {
     static constexpr int kThreads = C::kThreads, kRows = C::kRows;
     static constexpr int kRowsUnits = C::kVDim / 8;
-    // Registers are few.
+    // Small, since registers are scarce.
     static constexpr int kLeastAtOnce = 8;
     static constexpr int kUnitsOfSlice = 0, kUnitsOfAll = 0;
     __device__ static int vector_of(int rows, int unit) {
@@ -27,13 +27,13 @@ class Output {
     using Layout = SplitLayout<C>;
 
   public:
-    // The CTA's first row among the request's, which begin at `query_begin`, and how many there are
-    // from it on.
+    // `first_row`: the CTA's first row within the request, whose rows begin at `query_begin`.
+    // `rows`: number of the request's rows from the CTA's first one on.
     __device__ Output(const KernelParams& p, int query_begin, int rows, int first_row, int head)
         : p_(p), first_token_(query_begin + first_row), rows_(rows), head_(head) {}
 
-    // Through shared memory, in the place of the warp's own queries, so that lanes side by side
-    // store what lies side by side. When all of the CTA's copies have landed.
+    // Writes through shared memory, in the place of the warp's own queries, so that neighbouring
+    // lanes store neighbouring bytes. All of the CTA's copies have landed by then.
     __device__ void write(const float (&o)[C::kWarpTiles][C::kVDim / 8][4],
                           const Softmax<C>& softmax) const {
         using Tile = typename C::QkRows;
@@ -70,8 +70,8 @@ class Output {
         }
     }
 
-    // By all threads, when nobody uses the keys' place any more. The partial result of the first
-    // split lies at `place`.
+    // Called by all threads, when no thread uses the keys' buffer any more. The first split's
+    // partial result is in slot `place`.
     __device__ void combine(const float (&o)[C::kWarpTiles][C::kVDim / 8][4],
                             const Softmax<C>& softmax, int place, const Split& split) const {
         char* const shared = ptx::dynamic_shared();
@@ -79,7 +79,7 @@ class Output {
         const auto partial_of = [&](int index) {
             return p_.partials + int64_t(place + index) * kPartialFloats<Layout>;
         };
-        // A warp without rows has nothing to leave.
+        // A warp without rows has nothing to store.
         const bool any = ptx::tid_x() / 32 * C::kWarpRows < rows_;
         if (any) store(partial_of(split.index), o, softmax);
         split_combine<Layout>(
@@ -106,7 +106,7 @@ class Output {
     }
 
   private:
-    // Of a unit's first row, and the row eight rows on: what sums are multiplied by.
+    // Factors for a unit's first row, and for the row eight rows on.
     struct Scales {
         int row;
         float low, high;
@@ -137,7 +137,7 @@ class Output {
 
     __device__ static float scale_of(float sum) { return sum == 0.f ? 0.f : 1.f / sum; }
 
-    // Two of the eight columns of block `j`.
+    // Stores two of the eight columns of block `j`.
     __device__ void put(int row, int j, float low, float high) const {
         char* to = static_cast<char*>(p_.out) + (first_token_ + row) * p_.out_token_stride +
                    head_ * p_.out_head_stride + ptx::laneid() % 4 * 4 + j * 16;

@@ -1,4 +1,4 @@
-// What the kernel is told by the host.
+// The kernel's parameters.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ struct KernelParams {
     float* lse;            // [heads, query_tokens], or null
     const int* cu_query_lens;
     const int* cu_key_lens;
-    // In bytes, but the log-sum-exp's.
+    // Strides in bytes, except for the log-sum-exp's.
     int64_t query_token_stride, query_head_stride;
     int64_t key_nope_token_stride, key_nope_head_stride;
     int64_t key_rope_token_stride, key_rope_head_stride;
@@ -24,20 +24,21 @@ struct KernelParams {
     int requests, heads;
     // Columns of a key that come from key_nope.
     int nope_dim;
-    // Tiles of query rows that there may be, and heads whose tiles are done side by side.
+    // Maximum number of query tiles, and number of heads whose tiles are done side by side.
     int tiles, head_group;
     int causal;
-    // CTAs that divide the keys of a tile; 0 if that depends on the request. What they leave each
-    // other, and how long they wait.
+    // Number of CTAs that divide the keys of a tile, 0 if that depends on the request; the memory
+    // through which they combine; and how many cycles they wait.
     int splits;
     int32_t* counters;  // [kMostCounters] SplitCounters, zero before and after
     float* partials;    // [CTAs][kPartialFloats]
     int64_t patience;
     // softmax_scale * log2(e)
     float scale_log2;
-    // Tiles of one request, at most.
+    // Maximum number of query tiles of one request.
     int levels;
-    // CTAs that run at the same time, and those that may divide keys if splits is 0.
+    // CTAs that run at the same time, and maximum number of CTAs that may divide keys if `splits`
+    // is 0.
     int slots, most_divided;
 };
 

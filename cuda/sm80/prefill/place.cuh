@@ -1,4 +1,4 @@
-// Which thread of the CTA this is, and what follows from that: of rows and of operands.
+// The thread's number within the CTA, and what follows from it: rows, and addresses of operands.
 #pragma once
 
 #include "config.cuh"
@@ -6,8 +6,8 @@
 
 namespace mla::sm80::prefill {
 
-// What is asked of it is computed anew each time, so that it occupies no register in the meantime:
-// the compiler takes each copy of the number for another one.
+// Everything is computed anew at each use, so that it occupies no register in between: the compiler
+// takes each copy of the number for a different one.
 class Place {
   public:
     __device__ Place() : thread_(threadIdx.x) {}
@@ -26,9 +26,9 @@ class Place {
         return thread() / 32 * C::kWarpRows;
     }
 
-    // Where the rows begin that this lane names to ldmatrix: in the queries, in a stage of keys and
-    // in that of values. The thread is read for the queries where it costs no time: between two uses
-    // it would take a register.
+    // Offsets of the row that this lane names to ldmatrix: in the queries, in the stage of keys and
+    // in that of values. For the queries, the caller reads the thread's number when it costs no
+    // time: kept between two uses, it would take a register.
     template <class C>
     __device__ static int query_at(unsigned thread) {
         return C::QkRows::at(thread / 32 * C::kWarpRows + thread % 16, thread / 16 % 2);

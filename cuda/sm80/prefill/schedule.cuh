@@ -1,11 +1,12 @@
-// Which keys of which tile of query rows a CTA has.
+// Tile scheduler: the query tile of each CTA, and its split of the keys.
 //
-// Tiles are counted per request from its first rows. CTAs take the tiles of the highest number
-// first, those of all requests that have so many, since these see the most keys; of each, all
-// heads of a group, whose keys and values the L2 cache holds.
+// A request's tiles are numbered from its first rows on. CTAs take the tiles of the highest number
+// first, of all requests that have that many, since these see the most keys; of each tile they take
+// all heads of a group, whose keys and values the L2 cache holds.
 //
-// Where every tile's keys are divided by as many CTAs, these follow one another. Where that depends
-// on the request (division.cuh), those that divide keys come first, request after request.
+// If the same number of CTAs divides every tile's keys, a tile's CTAs follow one another. If the
+// number depends on the request (division.cuh), the CTAs that divide keys come first, request after
+// request.
 #pragma once
 
 #include "config.cuh"
@@ -15,10 +16,11 @@ namespace mla::sm80::prefill {
 
 struct Tile {
     int request, head;
-    // Among the request's tiles.
+    // Number among the request's tiles.
     int number;
-    // Of the CTAs that divide its keys: how many there are, which one this is, which counters they
-    // have, where the first one's partial result lies, and how many cycles they wait for each other.
+    // The CTAs that divide its keys: their number, this CTA's index among them, the index of their
+    // counters, the slot of the first one's partial result, and how many cycles they wait for each
+    // other.
     int splits, split, counter, place;
     int64_t patience;
 };
@@ -28,7 +30,7 @@ class Schedule {
   public:
     __device__ explicit Schedule(const KernelParams& p) : p_(p), own_(lengths_of<C>(p, lane())) {}
 
-    // This CTA's tile; false if there is none. Called by whole warps.
+    // Finds this CTA's tile; returns false if there is none. Called by whole warps.
     __device__ bool find(Tile& tile) {
         int block = blockIdx.x;
         tile.patience = p_.patience;
@@ -37,7 +39,7 @@ class Schedule {
             const int dividing = this->dividing();
             if (block < dividing) {
                 find_divided(block, tile);
-                // Who would wait for a CTA that has no place yet leaves the work to the last one.
+                // No CTA waits for one that is not running yet: the last one combines everything.
                 if (dividing > p_.slots)
                     tile.patience = 0;
                 else
@@ -57,7 +59,8 @@ class Schedule {
   private:
     __device__ static int lane() { return threadIdx.x & 31; }
 
-    // Of the tiles that are divided by as many CTAs all, the one of that number in order.
+    // Finds tile number `block` in the order of tiles that are all divided by the same number of
+    // CTAs.
     __device__ bool find_alike(int block, Tile& tile) const {
         const int of_group = p_.tiles * p_.head_group;
         const int group = block / of_group, first_head = group * p_.head_group;
@@ -67,7 +70,7 @@ class Schedule {
         const int index = within / heads;
         tile.head = first_head + within % heads;
         if (index >= tiles_from(0)) return false;
-        // The highest number from which on there are more tiles than come before this one.
+        // Finds the highest number from which on there are more tiles than come before this one.
         int low = 0, high = p_.levels;
         while (high - low > 1) {
             const int middle = (low + high) / 2;
@@ -81,7 +84,7 @@ class Schedule {
         return true;
     }
 
-    // CTAs that divide keys where that depends on the request.
+    // Number of CTAs that divide keys, if that depends on the request.
     __device__ int dividing() const {
         int sum = own_.dividing(rate_);
         for (int request = lane() + 32; request < p_.requests; request += 32)
@@ -89,7 +92,8 @@ class Schedule {
         return __reduce_add_sync(~0u, sum) * p_.heads;
     }
 
-    // Of those CTAs, the one of that number. Those that read the same keys follow one another.
+    // Finds the tile of number `block` of those CTAs. CTAs that read the same keys follow one
+    // another.
     __device__ void find_divided(int block, Tile& tile) const {
         for (int first = 0, begin = 0;; first += 32) {
             const Lengths own = first == 0 ? own_ : lengths_of<C>(p_, first + lane());
@@ -114,19 +118,19 @@ class Schedule {
             tile.head = of_request / tiles;
             tile.number = of_request % tiles;
             tile.place = begin + of_request * tile.splits;
-            // At least two CTAs have the same.
+            // Distinct for each tile, which has at least two slots.
             tile.counter = tile.place / 2;
             return;
         }
     }
 
-    // Of a request whose keys are not divided by CTAs of its own.
+    // Number of a request's tiles; 0 if its keys are divided by CTAs of its own.
     __device__ int tiles_of(int request) const {
         const Lengths lengths = lengths_of<C>(p_, request);
         return p_.splits == 0 && lengths.splits(rate_) > 1 ? 0 : lengths.tiles;
     }
 
-    // Tiles of that number and above, of all requests.
+    // Number of tiles of that number and above, of all requests.
     __device__ int tiles_from(int number) const {
         int sum = max(own_.tiles - number, 0);
         for (int request = lane() + 32; request < p_.requests; request += 32)
@@ -134,7 +138,7 @@ class Schedule {
         return __reduce_add_sync(~0u, sum);
     }
 
-    // Of the requests that have a tile of that number, the one after `before` others.
+    // The request that has a tile of that number and comes after `before` others that have one.
     __device__ int request_of(int number, int before) const {
         for (int first = 0;; first += 32) {
             const bool has = (first == 0 ? own_.tiles : tiles_of(first + lane())) > number;
@@ -149,9 +153,9 @@ class Schedule {
     }
 
     const KernelParams& p_;
-    // Of the request whose number is this lane's.
+    // Lengths of the request whose number is this lane's.
     Lengths own_;
-    // Where it depends on the request: CTAs per KV tile.
+    // CTAs per KV tile, if that depends on the request.
     float rate_ = 0.f;
 };
 

@@ -1,4 +1,4 @@
-// From scores to P.
+// Softmax: turns scores into P.
 #pragma once
 
 #include "config.cuh"
@@ -10,9 +10,9 @@ namespace mla::sm80::prefill {
 template <class C>
 class Softmax {
   public:
-    // Takes scores into account. If a row's reference has to follow them, which it has in few
-    // tiles, calls `rescale(tile, low, high)`: what earlier sums of 16 rows are to be multiplied by,
-    // of the lane's two rows.
+    // Takes scores into account. If a row's reference has to rise to them, which it does in few
+    // tiles (lazy rescale), calls `rescale(tile, low, high)` with the factors for earlier sums of
+    // 16 rows: one for each of the lane's two rows.
     template <class Rescale>
     __device__ void raise(const float (&s)[C::kWarpTiles][C::kKeys / 8][4], float scale,
                           const Rescale& rescale) {
@@ -41,7 +41,8 @@ class Softmax {
         }
     }
 
-    // Two of P: word `word` of the fragment of 16 rows and keys, of which `s` are the scores.
+    // Two numbers of P: word `word` of the fragment of 16 rows and 16 keys, whose scores are in
+    // `s`.
     __device__ uint32_t probabilities(const float (&s)[C::kKeys / 8][4], int tile, int step,
                                       int word, float scale) {
         const float* x = &s[step * 2 + word / 2][word % 2 * 2];
