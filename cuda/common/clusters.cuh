@@ -1,4 +1,4 @@
-// Launches of clusters of CTAs, which may start while the kernel before in the stream is ending
+// Launches of clusters of CTAs, which may start while the previous kernel of the stream is ending
 // (programmatic dependent launch).
 #pragma once
 
@@ -6,10 +6,10 @@
 
 namespace mla {
 
-// What the description of such a launch points to.
+// Attributes that the configuration of such a launch points to.
 using ClusterAttributes = cudaLaunchAttribute[2];
 
-// `ctas` in all, in clusters of `cluster` along x.
+// Configuration of a launch of `ctas` CTAs, in clusters of `cluster` along x.
 inline cudaLaunchConfig_t early_clusters(int ctas, int cluster, int threads, size_t shared_bytes,
                                          cudaStream_t stream, ClusterAttributes& attributes) {
     attributes[0].id = cudaLaunchAttributeClusterDimension;

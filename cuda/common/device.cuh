@@ -1,5 +1,5 @@
-// What a launch asks of the driver: the facts of the current device, and the encoder of tensor
-// maps.
+// Queries that launches make to the driver: the facts of the current device, and the encoder of
+// tensor maps.
 #pragma once
 
 #include <cuda.h>
@@ -10,15 +10,15 @@
 
 namespace mla {
 
-// Devices of which something is remembered from launch to launch.
+// Number of devices for which something is cached from launch to launch.
 constexpr int kMaxDevices = 64;
 
 struct DeviceFacts {
     int device, multiprocessors, l2_bytes;
 };
 
-// The current device, if it has the compute capability 9.0 that sm_90a code needs. What the driver
-// said of it is remembered, since each question costs a launch some 0.03 us.
+// Facts of the current device, if it has the compute capability 9.0 that sm_90a code needs. The
+// driver's answers are cached, since each query costs a launch some 0.03 us.
 inline MlaStatus sm90_facts(DeviceFacts& facts) {
     struct Remembered {
         int multiprocessors, l2_bytes;
@@ -53,7 +53,7 @@ inline MlaStatus sm90_facts(DeviceFacts& facts) {
     return ok();
 }
 
-// The same for a launch that remembers something of each device.
+// The same for a launch that caches something for each device.
 inline MlaStatus remembered_sm90_facts(DeviceFacts& facts) {
     const MlaStatus s = sm90_facts(facts);
     if (s.code != MLA_OK) return s;

@@ -1,5 +1,5 @@
-// Operands that must not spoil others: a probability of 0 times what is not finite is a NaN, so
-// such values are taken out of a KV tile where some query rows do not see them.
+// Removal of values that are not finite. A probability of 0 times such a value is NaN, so these
+// values are zeroed in a KV tile if some query rows do not see them.
 //
 // Numbers come as words of two values of 16 bits, or of four of e4m3.
 #pragma once
@@ -19,7 +19,7 @@ namespace mla {
 template <typename T>
 constexpr uint32_t kExponents = std::is_same_v<T, __half> ? 0x7c007c00u : 0x7f807f80u;
 
-// The bits of those values of a word that are NaN or infinite.
+// Sets the bits of those values of a word that are NaN or infinite.
 template <typename T>
 __device__ __forceinline__ uint32_t not_finite(uint32_t word) {
     constexpr uint32_t low = kExponents<T> & 0xffff, high = kExponents<T> & 0xffff0000u;
@@ -33,8 +33,8 @@ __device__ __forceinline__ uint32_t not_finite<__nv_fp8_e4m3>(uint32_t word) {
     return (nan >> 7) * 0xffu;
 }
 
-// Zeroes what is not finite among the 16 bytes at `at` in shared memory. Hardly ever is anything,
-// so that takes a word at a time, and few registers.
+// Zeroes the values that are not finite among the 16 bytes at `at` in shared memory. There hardly
+// ever are any, so they are handled a word at a time, in few registers.
 template <typename T>
 __device__ __forceinline__ void clear_not_finite(uint32_t at) {
     const uint4 v = ptx::ld_shared_v4(at);

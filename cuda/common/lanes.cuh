@@ -1,5 +1,5 @@
-// What the lanes of a warp do together. On the host one lane stands for them, so that what they
-// compute can be tested there.
+// Collective operations of the lanes of a warp. On the host one lane stands for them, so that code
+// which uses them can be tested there.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -22,20 +22,20 @@ struct Lanes {
     __device__ static float of(float x, int lane) { return __shfl_sync(~0u, x, lane); }
     __device__ static int last(int x) { return of(x, kCount - 1); }
     __device__ static bool all(bool own) { return __all_sync(~0u, own); }
-    // The first lane that says so; there is one.
+    // First lane whose `own` is true; there is one.
     __device__ static int first(bool own) { return __ffs(__ballot_sync(~0u, own)) - 1; }
-    // The first lane that says so; 0 if none does.
+    // First lane whose `own` is true; 0 if there is none.
     __device__ static int first_or_zero(bool own) {
         const unsigned lanes = __ballot_sync(~0u, own);
         return lanes ? __ffs(lanes) - 1 : 0;
     }
-    // A bit for each lane that says so, how many there are, and the lane of the n-th one, from 0 on.
+    // Mask of the lanes whose `own` is true, their number, and the n-th of them, from 0 on.
     __device__ static unsigned ballot(bool own) { return __ballot_sync(~0u, own); }
     __device__ static int count(unsigned lanes) { return __popc(lanes); }
     __device__ static int nth(unsigned lanes, int n) { return __fns(lanes, 0, n + 1); }
-    // How many of the lanes come before this one.
+    // Number of lanes of a mask that come before this one.
     __device__ static int before(unsigned lanes) { return __popc(lanes & ((1u << own()) - 1)); }
-    // The sum of the lanes up to this one.
+    // Inclusive prefix sum over the lanes.
     __device__ static int running_sum(int x) {
 #pragma unroll
         for (int d = 1; d < kCount; d *= 2) {

@@ -1,5 +1,6 @@
-// Which of 1024 things in a row are marked, as a warp keeps it: lane l knows of those from 32 l on.
-// The place of a marked thing is how many are marked before it. All lanes call each function.
+// A bit set over 1024 consecutive items, kept by a warp: lane l has the bits of the items from 32 l
+// on. The place of a marked item is the number of marked items before it. All lanes call each
+// function.
 #pragma once
 
 #include "lanes.cuh"
@@ -11,14 +12,14 @@ struct Marks {
     static constexpr int kMost = 32 * Lanes::kCount;
     int count = 0;
 
-    // Marks those of 0, 1, ... for which `is_marked` holds, which is asked of some beyond the last
-    // of `things`, too.
+    // Marks those of 0, 1, ... for which `is_marked` holds. It is called for some items beyond the
+    // last of `things`, too.
     template <typename F>
     __device__ void set(int things, const F& is_marked) {
         own = 0;
 #pragma unroll 1
         for (int from = 0; from < things && from < kMost; from += 2 * Lanes::kCount) {
-            // What they are asked for is on its way for both at the same time.
+            // The loads of both calls are in flight at the same time.
             bool marked[2];
 #pragma unroll
             for (int i = 0; i < 2; i++)
@@ -34,27 +35,28 @@ struct Marks {
         count = Lanes::last(upto);
     }
 
-    // Where the block of 32 things begins that has the one at a place below `count`.
+    // First item of the block of 32 items that contains the item at `place`, which is below
+    // `count`.
     __device__ int block_of(int place) const {
         return 32 * (__popc(Lanes::ballot(before <= place)) - 1);
     }
 
-    // Whether the lane's thing of the block that begins there is marked and has a place from `first`
-    // on, before `end`.
+    // True if the lane's item of the block that begins with `block` is marked and its place is at
+    // least `first` and below `end`.
     __device__ bool has(int block, int first, int end) const {
         const unsigned word = Lanes::of(int(own), block / 32);
         const int place = Lanes::of(before, block / 32) + Lanes::before(word);
         return word >> Lanes::own() & 1 && place >= first && place < end;
     }
 
-    // The thing at a place below `count`.
+    // The item at a place below `count`.
     __device__ int at(int place) const {
         const int block = block_of(place);
         return block + Lanes::first(has(block, place, place + 1));
     }
 
   private:
-    // Its 32 things, and how many are marked before them.
+    // The lane's 32 bits, and the number of marked items before them.
     unsigned own = 0;
     int before = 0;
 };
@@ -72,7 +74,7 @@ struct Marks {
         }
     }
 
-    // A block is one thing.
+    // A block is one item.
     int block_of(int place) const { return marked[place]; }
     bool has(int block, int first, int end) const {
         return places[block] >= first && places[block] < end;

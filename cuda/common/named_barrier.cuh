@@ -1,4 +1,4 @@
-// A named barrier of a CTA, by the enum that names those of a kernel, with how many threads meet there.
+// A named barrier of a CTA: its id in the kernel's enum, and how many threads meet there.
 #pragma once
 
 #include "../ptx/barrier.cuh"
@@ -11,9 +11,9 @@ struct NamedBarrier {
     __device__ static void sync() { ptx::bar_sync(int(id), threads); }
     // The same for warps that come from different places in the code.
     __device__ static void meet() { ptx::barrier_sync(int(id), threads); }
-    // Counts a warp in that does not wait.
+    // Arrives without waiting.
     __device__ static void arrive() { ptx::bar_arrive(int(id), threads); }
-    // Whether `own` is true for any of the threads.
+    // Waits; returns true if `own` is true for any of the threads.
     __device__ static bool any(bool own) { return ptx::bar_red_or(int(id), threads, own); }
 };
 

@@ -1,25 +1,25 @@
-// A position in a ring of stages, and barriers that know how many arrivals complete a phase.
+// The pipeline state of a ring of stages, and mbarriers that know their number of arrivals.
 #pragma once
 
 #include "ptx/sm90.cuh"
 
 namespace mla {
 
-// Walks a ring of `count` stages. `phase` is the parity that a consumer waits for at this stage; a
-// producer that waits until the stage is free waits for the other one.
+// Pipeline state in a ring of `count` stages. `phase` is the parity that a consumer waits for at
+// this stage; a producer that waits until the stage is released waits for the other parity.
 template <int count>
 struct Ring {
     int slot = 0;
     uint32_t phase = 0;
 
-    // The use of a stage `n` uses ago, fewer than there are stages.
+    // The state `n` stages ago; `n` is below `count`.
     __device__ Ring back(int n) const {
         Ring r;
         r.slot = slot < n ? slot - n + count : slot - n;
         r.phase = slot < n ? phase ^ 1 : phase;
         return r;
     }
-    // Goes on by `n`, at most `count`.
+    // Advances by `n` stages, at most `count`.
     __device__ void advance(int n) {
         slot += n;
         if (slot >= count) {
@@ -27,14 +27,14 @@ struct Ring {
             phase ^= 1;
         }
     }
-    // As `advance`, for any number.
+    // The same as `advance`, for any number.
     __device__ void skip(int n) {
         const int to = slot + n, rounds = unsigned(to) / unsigned(count);
         slot = to - rounds * count;
         phase ^= rounds & 1;
     }
-    // The same position, in a form that the compiler knows to be the same in all lanes: what is
-    // computed from it stays in uniform registers, where descriptors of wgmma have to be.
+    // The same state, in a form that the compiler knows to be the same in all lanes: what is
+    // computed from it stays in uniform registers, where wgmma descriptors have to be.
     __device__ Ring uniform() const {
         Ring r = *this;
         r.slot = __shfl_sync(~0u, slot, 0);
@@ -43,8 +43,8 @@ struct Ring {
     }
 };
 
-// An mbarrier in shared memory whose phases are complete after `arrivals` arrivals, and after the
-// bytes that were announced; 0 if the number is known at run time alone.
+// An mbarrier in shared memory. Its phases complete after `arrivals` arrivals and the bytes that
+// were announced; `arrivals` is 0 if the number is known at run time only.
 template <uint32_t arrivals>
 struct Barrier {
     uint64_t bits;

@@ -1,12 +1,13 @@
-// What the four lanes of a quad do together: the lanes that hold a row of an MMA's operand or sum.
+// Collective operations of a quad: the four lanes that hold a row of an MMA's operand or
+// accumulator.
 #pragma once
 
 #include <cstdint>
 
 namespace mla {
 
-// Lane q of a quad has word i of row q, and then word q of row i. `q` is the lane's number in its
-// quad.
+// Transposes words within a quad: words[i] of lane q is word i of row q before, and word q of row i
+// after. `q` is the lane's number in its quad.
 __device__ __forceinline__ void transpose_quad(uint32_t (&words)[4], int q) {
     const auto exchange = [](uint32_t& a, uint32_t& b, bool upper, int distance) {
         const uint32_t got = __shfl_xor_sync(~0u, upper ? a : b, distance);

@@ -1,5 +1,5 @@
-// The algebra of split softmax: what is known of a row after some of its keys, and how two such
-// states become one.
+// The algebra of split softmax: the state of a row after some of its keys, and the merge of two
+// such states.
 //
 //   state (m, l, o)   m  the reference maximum that exponents are taken relative to
 //                     l  the sum of base^(score - m)
@@ -9,31 +9,31 @@
 //   result            o / l, and the log-sum-exp m + log(l)
 //
 // A row that has seen no key has m = -inf and l = 0: its log-sum-exp is -inf and its output 0. A
-// score that is NaN makes l NaN, and so the row's log-sum-exp and all of its output; m passes over
+// score that is NaN makes l NaN, and with it the row's log-sum-exp and all of its output; m ignores
 // it. A result whose log-sum-exp is `lse` is the state (lse, 1, output). The order of merging
-// changes roundings only; who needs the same bits each time merges in a fixed order.
+// changes roundings only; code that needs the same bits each time merges in a fixed order.
 //
-// o lies in registers, spread over lanes in many ways, so it is not a member: whoever holds it
-// multiplies it by `factor`.
+// o is in registers, spread over lanes in many ways, so it is not a member: its owner multiplies it
+// by `factor`.
 #pragma once
 
 #include "ptx/sm80.cuh"
 
 namespace mla {
 
-// Attention kernels: scores in units of log2, by the special-function unit.
+// For attention kernels: scores in units of log2, exponentials by the special-function unit.
 struct Base2 {
     __device__ static __forceinline__ float exp(float x) { return ptx::ex2_approx(x); }
     __device__ static __forceinline__ float log(float x) { return log2f(x); }
 };
 
-// What crosses the interface: natural logarithms, correctly rounded or nearly so.
+// For results that cross the interface: natural logarithms, correctly rounded or nearly so.
 struct BaseE {
     __device__ static __forceinline__ float exp(float x) { return expf(x); }
     __device__ static __forceinline__ float log(float x) { return logf(x); }
 };
 
-// What exponents under this maximum are taken relative to: -inf less -inf would be no number.
+// The number that is subtracted from scores: 0 for a maximum of -inf, since -inf minus -inf is NaN.
 __device__ __forceinline__ float offset_of(float maximum) {
     return maximum == -INFINITY ? 0.f : maximum;
 }
@@ -42,15 +42,15 @@ template <typename Base>
 struct SoftmaxState {
     float maximum = -INFINITY, sum = 0.f;
 
-    // What sums relative to this state's maximum are multiplied by in one with maximum `to`.
+    // Factor that converts sums relative to this state's maximum to sums relative to `to`.
     __device__ __forceinline__ float factor(float to) const {
         return Base::exp(maximum - offset_of(to));
     }
-    // Adds a state whose maximum is not above this one's, and that state's factor.
+    // Adds a state whose maximum is not above this one's; `factor` is that state's factor.
     __device__ __forceinline__ void add(const SoftmaxState& other, float factor) {
         sum = fmaf(other.sum, factor, sum);
     }
-    // Raises the maximum to `to`, and returns what sums of before are multiplied by.
+    // Raises the maximum to `to`; returns the factor for earlier sums.
     __device__ __forceinline__ float raise(float to) {
         const float by = factor(to);
         maximum = to;
@@ -58,7 +58,7 @@ struct SoftmaxState {
         return by;
     }
 
-    // Of a row that saw a NaN the sum is NaN, and so is this.
+    // The sum of a row that saw a NaN is NaN, and so is this.
     __device__ __forceinline__ float log_sum_exp() const {
         return sum == 0.f ? -INFINITY : maximum + Base::log(sum);
     }
@@ -69,17 +69,17 @@ __device__ __forceinline__ float log2_sum_exp2(float maximum, float sum) {
     return SoftmaxState<Base2>{maximum, sum}.log_sum_exp();
 }
 
-// Lazy rescale: the reference maximum follows a row's true one only when that exceeds it by more
-// than this (in units of log2). Nearly every factor is then 1, and nothing is lost: l and o carry
-// the same scale, and a term is at most 2^8.
+// Lazy rescale: the reference maximum rises to a row's true maximum only when that exceeds it by
+// more than this (in units of log2). Nearly every factor is then 1, and no accuracy is lost: l and
+// o carry the same scale, and a term is at most 2^8.
 constexpr float kLazyMaximum = 8.f;
 
-// Whether `top` demands that a reference maximum follows it.
+// True if the reference maximum has to rise to `top`.
 __device__ __forceinline__ bool exceeds_lazily(float maximum, float top) {
     return top > maximum + kLazyMaximum;
 }
 
-// Raises a reference maximum if `top` demands it; returns what sums of before are multiplied by.
+// Raises a reference maximum if it has to rise to `top`; returns the factor for earlier sums.
 __device__ __forceinline__ float raise_lazily(float& maximum, float top) {
     const bool raise = exceeds_lazily(maximum, top);
     const float factor = raise ? ptx::ex2_approx(maximum - top) : 1.f;

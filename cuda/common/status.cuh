@@ -1,4 +1,4 @@
-// What a launch function answers: refusals that name the argument, and errors of CUDA.
+// Results of launch functions: refusals that name the argument, and errors of CUDA.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -17,7 +17,7 @@ inline MlaStatus refuse(const char* field, int64_t given, const char* accepted) 
     return {MLA_BAD_ARGUMENT, 0, field, given, accepted};
 }
 
-// This device lacks something that the kernel needs.
+// Refuses a device that lacks something which the kernel needs.
 inline MlaStatus unsupported(const char* field, int64_t given, const char* accepted) {
     return {MLA_UNSUPPORTED_DEVICE, 0, field, given, accepted};
 }
@@ -31,14 +31,14 @@ inline int64_t address(const void* pointer) {
     return static_cast<int64_t>(reinterpret_cast<uintptr_t>(pointer));
 }
 
-// A number as far as a status can say it.
+// A number within the range that a status can hold; 0 for NaN.
 inline int64_t truncated(float x) {
     return x >= 0x1p62f ? INT64_MAX : x <= -0x1p62f ? INT64_MIN : x == x ? int64_t(x) : 0;
 }
 
 inline bool is_aligned(const void* pointer, int64_t bytes) { return address(pointer) % bytes == 0; }
 
-// Arguments are checked in a row, and the first refusal is the answer.
+// Checks arguments one after another; the first refusal is the result.
 class Check {
   public:
     Check& that(bool holds, const char* field, int64_t given, const char* accepted) {
@@ -64,7 +64,7 @@ class Check {
     MlaStatus status_ = ok();
 };
 
-// Unlike <<<>>>, this answers with the error of this launch rather than leaving it to be asked for.
+// Unlike <<<>>>, this returns the error of the launch instead of leaving it for a later query.
 template <typename... Parameters, typename... Arguments>
 MlaStatus launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block,
                  void* stream, Arguments&&... arguments) {

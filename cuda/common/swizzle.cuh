@@ -1,15 +1,16 @@
-// Where a row's 16-byte chunks lie in a swizzled tile of shared memory.
+// The place of a row's 16-byte chunks in a swizzled tile of shared memory.
 //
-// The chunks of a row are exchanged by its number, so that eight neighbouring rows have their chunk
+// The chunks of a row are permuted by its number, so that eight neighbouring rows have their chunks
 // of one column in eight different groups of four banks. With rows of 128 and 64 bytes this is what
-// TMA writes with SWIZZLE_128B and SWIZZLE_64B and what wgmma reads; a tile starts on 1024 bytes.
+// TMA writes with SWIZZLE_128B and SWIZZLE_64B and what wgmma reads; a tile begins at a multiple of
+// 1024 bytes.
 #pragma once
 
 #include <cstdint>
 
 namespace mla {
 
-// In bytes from the tile's start.
+// Offset in bytes from the tile's start.
 template <uint32_t row_bytes>
 __host__ __device__ constexpr uint32_t swizzled(uint32_t row, uint32_t chunk) {
     static_assert(row_bytes >= 32 && (row_bytes & (row_bytes - 1)) == 0, "whole chunks");

@@ -1,15 +1,15 @@
-// Named barriers of warps that come from different places in the code.
+// Named barriers for warps that come from different places in the code.
 #pragma once
 
 namespace mla::ptx {
 
-// Waits until `threads` threads, this warp's among them, have come to barrier `id`. Unlike bar.sync,
+// Waits until `threads` threads, including this warp's, have come to barrier `id`. Unlike bar.sync,
 // it does not promise that all of them come to the same instruction.
 __device__ __forceinline__ void barrier_sync(int id, int threads) {
     asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// The same of all threads of the CTA.
+// The same for all threads of the CTA.
 __device__ __forceinline__ void barrier_sync_all() { asm volatile("barrier.sync 0;" ::: "memory"); }
 
 }  // namespace mla::ptx

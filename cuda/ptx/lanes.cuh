@@ -1,13 +1,13 @@
-// Instructions of a thread and of a warp's lanes that a few kernels alone need, under the names
-// that PTX gives them.
+// Instructions of threads and warps that only a few kernels need, under the names that PTX gives
+// them.
 #pragma once
 
 #include <cstdint>
 
 namespace mla::ptx {
 
-// What is read once, and takes no place of L1 from what is on its way. Loads are made in the order
-// of the source.
+// Loads data that is read once, without taking lines of L1 from data in flight. Loads are issued in
+// the order of the source.
 __device__ __forceinline__ float4 ld_global_nc(const float* address) {
     float4 x;
     asm volatile("ld.global.nc.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -27,7 +27,7 @@ __device__ __forceinline__ float set_ge(float x, float least) {
     return r;
 }
 
-// Adds what the lane `delta` before this one has, if there is one.
+// Adds the value of the lane `delta` before this one, if there is one.
 __device__ __forceinline__ uint32_t shfl_up_add(uint32_t x, int delta) {
     asm volatile(
         "{\n"
@@ -41,20 +41,20 @@ __device__ __forceinline__ uint32_t shfl_up_add(uint32_t x, int delta) {
     return x;
 }
 
-// The sum of what the lanes up to this one have.
+// Inclusive prefix sum over the lanes.
 __device__ __forceinline__ uint32_t inclusive_sum(uint32_t x) {
 #pragma unroll
     for (int delta = 1; delta < 32; delta *= 2) x = shfl_up_add(x, delta);
     return x;
 }
 
-// `x` in a register, which is not computed anew wherever it is needed.
+// Keeps `x` in a register: the compiler does not compute it anew at each use.
 __device__ __forceinline__ uint32_t in_register(uint32_t x) {
     asm volatile("" : "+r"(x));
     return x;
 }
 
-// What was there before `n` was added.
+// Adds `n`; returns the previous value.
 __device__ __forceinline__ uint32_t atom_shared_add(uint32_t address, uint32_t n) {
     uint32_t r;
     asm volatile("atom.shared.add.u32 %0, [%1], %2;" : "=r"(r) : "r"(address), "r"(n) : "memory");

@@ -1,7 +1,7 @@
 // Instructions that every GPU since Ampere has, under the names that PTX gives them.
 //
-// Addresses in shared memory are 32-bit numbers (`shared_address`). Nothing here decides anything:
-// one function is one instruction, or one conversion.
+// Addresses in shared memory are 32-bit numbers (`shared_address`). Nothing here has logic of its
+// own: one function is one instruction, or one conversion.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -21,8 +21,8 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// The lane of its warp. Unlike threadIdx, it is read again wherever it is asked for: what is
-// computed from it occupies no register in the meantime.
+// Lane within the warp. Unlike threadIdx, it is read again at each use, so that what is computed
+// from it occupies no register in between.
 __device__ __forceinline__ int laneid() {
     int r;
     asm volatile("mov.u32 %0, %%laneid;" : "=r"(r));
@@ -81,13 +81,13 @@ __device__ __forceinline__ void prefetch_global_l2(const void* address) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
-// What L2 does with the lines that a copy reads. To TMA 0 names no policy, which is not the same as
+// L2 policy for the lines that a copy reads. For TMA, 0 means no policy, which is not the same as
 // `evict_normal`: that makes long streams slower.
 struct CachePolicy {
     uint64_t bits = 0;
 };
 
-// Its lines go before all others when room is needed.
+// Lines with this policy are evicted before all others.
 __device__ __forceinline__ CachePolicy createpolicy_evict_first() {
     CachePolicy policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy.bits));
@@ -104,8 +104,8 @@ __device__ __forceinline__ void cp_async_16(uint32_t destination, const void* so
                  : "memory");
 }
 
-// The same so many bytes behind the addresses: as parts of the instruction, which reads its
-// registers late, so that one pair of them serves several copies.
+// The same at constant distances behind the addresses. These are parts of the instruction, which
+// reads its registers late, so that one pair of registers serves several copies.
 template <int destination_offset, int source_offset>
 __device__ __forceinline__ void cp_async_16_at(uint32_t destination, const void* source,
                                                bool valid) {
@@ -115,7 +115,7 @@ __device__ __forceinline__ void cp_async_16_at(uint32_t destination, const void*
                  : "memory");
 }
 
-// The same, under a policy.
+// The same with a policy.
 __device__ __forceinline__ void cp_async_16(uint32_t destination, const void* source, bool valid,
                                             CachePolicy policy) {
     int bytes = valid ? 16 : 0;
@@ -160,7 +160,7 @@ __device__ __forceinline__ void ldmatrix_x4(uint32_t (&d)[4], uint32_t address) 
                  : "memory");
 }
 
-// Loads two of them, of which lanes 0 to 15 give the addresses.
+// Loads two such matrices; lanes 0 to 15 give the addresses.
 __device__ __forceinline__ void ldmatrix_x2(uint32_t (&d)[2], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared::cta.b16 {%0, %1}, [%2];"
                  : "=r"(d[0]), "=r"(d[1])
@@ -168,7 +168,7 @@ __device__ __forceinline__ void ldmatrix_x2(uint32_t (&d)[2], uint32_t address) 
                  : "memory");
 }
 
-// Four of them, each transposed.
+// Loads four such matrices, each transposed.
 __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&d)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
@@ -213,7 +213,7 @@ __device__ __forceinline__ void mma_m16n8k16<__half>(float* d, const uint32_t (&
 
 // ------------------------------------------------------------------------------------- arithmetic
 
-// Two floats as two neighbouring values of T, `low` in the lower half.
+// Rounds two floats to two neighbouring values of T, `low` in the lower half.
 template <typename T>
 __device__ __forceinline__ uint32_t cvt_rn_x2(float low, float high);
 
@@ -238,7 +238,7 @@ __device__ __forceinline__ uint32_t mul_rn_x2(uint32_t a, uint32_t b);
 template <>
 __device__ __forceinline__ uint32_t mul_rn_x2<__nv_bfloat16>(uint32_t a, uint32_t b) {
     uint32_t r;
-    // Before sm_90 bf16 is multiplied only where it is added, too: minus zero changes nothing.
+    // Before sm_90, bf16 is multiplied only by fma; the minus zero that is added changes nothing.
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(0x80008000u));
     return r;
 }
@@ -281,8 +281,8 @@ __device__ __forceinline__ float rcp_approx(float x) {
 
 // ------------------------------------------------------------------- atomics in device memory
 
-// Adds and returns what was there before. Orders this thread's earlier writes, and those that
-// barriers order before them, before later reads of any thread that sees the sum; and acquires.
+// Adds and returns the previous value. Releases this thread's earlier writes, and those that
+// barriers order before them, to any thread that sees the sum; and acquires.
 __device__ __forceinline__ int atom_add_acq_rel(int* counter, int n) {
     int before;
     asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
@@ -292,12 +292,12 @@ __device__ __forceinline__ int atom_add_acq_rel(int* counter, int n) {
     return before;
 }
 
-// Adds, after this thread's earlier writes and those that barriers order before them.
+// Adds, and releases this thread's earlier writes and those that barriers order before them.
 __device__ __forceinline__ void red_add_release(int* counter, int n) {
     asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(counter), "r"(n) : "memory");
 }
 
-// Adds one without any order, and returns what was there before.
+// Adds one in relaxed order, and returns the previous value.
 __device__ __forceinline__ int atom_inc_relaxed(int* counter) {
     int before;
     asm volatile("atom.relaxed.gpu.global.add.s32 %0, [%1], 1;"
@@ -320,7 +320,7 @@ __device__ __forceinline__ void bar_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Counts this warp in at such a barrier, and does not wait for the others.
+// Arrives at such a barrier for this warp, and does not wait for the others.
 __device__ __forceinline__ void bar_arrive(int id, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }

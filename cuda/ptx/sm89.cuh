@@ -5,7 +5,7 @@
 
 namespace mla::ptx {
 
-// The four values of a word of e4m3, which f16 holds exactly.
+// The four values of a word of e4m3 in f16, which holds them exactly.
 __device__ __forceinline__ uint2 cvt_f16x4_e4m3x4(uint32_t word) {
     uint2 r;
     asm("{\n"

@@ -1,5 +1,5 @@
-// What Hopper and Blackwell add to sm80.cuh, under the names that PTX gives it. The matrix products
-// of warpgroups have a file of their own, wgmma.cuh.
+// Instructions that Hopper and Blackwell add to sm80.cuh, under the names that PTX gives them.
+// Warpgroup MMAs have a file of their own, wgmma.cuh.
 #pragma once
 
 #include <cuda.h>
@@ -13,7 +13,7 @@ namespace mla::ptx {
 
 // --------------------------------------------------------------------------------------- mbarrier
 //
-// A barrier in shared memory that counts arrivals and bytes, named by its address. A wait names the
+// A barrier in shared memory that counts arrivals and bytes, given by its address. A wait names the
 // parity of the phase that it waits for: the first phase is 0, and a wait for parity 1 on a fresh
 // barrier returns at once.
 
@@ -50,8 +50,8 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t bar, uint32_t parity) {
         : "memory");
 }
 
-// Arrives when all of this thread's cp.async copies so far have landed. The arrival is one of those
-// that the barrier counts.
+// Arrives when all cp.async copies that this thread has issued have landed. The arrival is one of
+// those that the barrier counts.
 __device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(uint32_t bar) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
 }
@@ -64,8 +64,8 @@ __device__ __forceinline__ void fence_proxy_async() {
 
 // -------------------------------------------------------------------------------------------- TMA
 
-// Copies `bytes` bytes of device memory to `destination` and adds them to `bar`: addresses and
-// count are multiples of 16.
+// Copies `bytes` bytes of device memory to `destination` and counts them at `bar`. Addresses and
+// `bytes` are multiples of 16.
 __device__ __forceinline__ void cp_async_bulk(uint32_t destination, const void* source,
                                               uint32_t bytes, uint32_t bar) {
     asm volatile(
@@ -75,7 +75,7 @@ __device__ __forceinline__ void cp_async_bulk(uint32_t destination, const void* 
         : "memory");
 }
 
-// The same, under a policy.
+// The same with a policy.
 __device__ __forceinline__ void cp_async_bulk(uint32_t destination, const void* source,
                                               uint32_t bytes, uint32_t bar, CachePolicy policy) {
     asm volatile(
@@ -89,8 +89,8 @@ __device__ __forceinline__ void prefetch_tensormap(const CUtensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// The text of a copy with a policy or without: the number of dimensions, and the names of the
-// coordinates.
+// Assembly of a tensor copy with a policy, or without if the policy is 0. `rank`: the number of
+// dimensions; `coordinates`: the names of the coordinates.
 #define MLA_TMA_LOAD_TEXT(rank, coordinates)                                              \
     "{\n"                                                                                 \
     ".reg .pred named;\n"                                                                 \
@@ -104,7 +104,7 @@ __device__ __forceinline__ void prefetch_tensormap(const CUtensorMap* map) {
     "}], [%2];\n"                                                                         \
     "}\n"
 
-// Copies the box at (x, y, z) to `destination` and adds its bytes to `bar`.
+// Copies the box at (x, y, z) to `destination` and counts its bytes at `bar`.
 __device__ __forceinline__ void cp_async_bulk_tensor(const CUtensorMap* map, uint32_t destination,
                                                      uint32_t bar, CachePolicy policy, int x, int y,
                                                      int z) {
@@ -113,7 +113,7 @@ __device__ __forceinline__ void cp_async_bulk_tensor(const CUtensorMap* map, uin
                  : "memory");
 }
 
-// As above, in a tensor of four dimensions.
+// The same in a tensor of four dimensions.
 __device__ __forceinline__ void cp_async_bulk_tensor(const CUtensorMap* map, uint32_t destination,
                                                      uint32_t bar, CachePolicy policy, int x, int y,
                                                      int z, int w) {
@@ -122,7 +122,7 @@ __device__ __forceinline__ void cp_async_bulk_tensor(const CUtensorMap* map, uin
                  : "memory");
 }
 
-// As above, of five.
+// The same in a tensor of five dimensions.
 __device__ __forceinline__ void cp_async_bulk_tensor(const CUtensorMap* map, uint32_t destination,
                                                      uint32_t bar, CachePolicy policy, int x, int y,
                                                      int z, int w, int v) {
@@ -133,8 +133,8 @@ __device__ __forceinline__ void cp_async_bulk_tensor(const CUtensorMap* map, uin
 
 #undef MLA_TMA_LOAD_TEXT
 
-// Copies the box at (x, y, z) to `destination` of each CTA of the cluster whose bit is set, and adds
-// its bytes to `bar` there.
+// Copies the box at (x, y, z) to `destination` in each CTA of the cluster whose bit of `ctas` is
+// set, and counts its bytes at `bar` there.
 __device__ __forceinline__ void cp_async_bulk_tensor_multicast(const CUtensorMap* map,
                                                                uint32_t destination, uint32_t bar,
                                                                uint16_t ctas, int x, int y, int z) {
@@ -145,7 +145,7 @@ __device__ __forceinline__ void cp_async_bulk_tensor_multicast(const CUtensorMap
         : "memory");
 }
 
-// Brings the box at (x, y, z) into L2.
+// Prefetches the box at (x, y, z) into L2.
 __device__ __forceinline__ void cp_async_bulk_prefetch_tensor(const CUtensorMap* map,
                                                               CachePolicy policy, int x, int y,
                                                               int z) {
@@ -156,7 +156,7 @@ __device__ __forceinline__ void cp_async_bulk_prefetch_tensor(const CUtensorMap*
         : "memory");
 }
 
-// As above, in a tensor of four dimensions.
+// The same in a tensor of four dimensions.
 __device__ __forceinline__ void cp_async_bulk_prefetch_tensor(const CUtensorMap* map,
                                                               CachePolicy policy, int x, int y,
                                                               int z, int w) {
@@ -167,7 +167,7 @@ __device__ __forceinline__ void cp_async_bulk_prefetch_tensor(const CUtensorMap*
         : "memory");
 }
 
-// As above, of five.
+// The same in a tensor of five dimensions.
 __device__ __forceinline__ void cp_async_bulk_prefetch_tensor(const CUtensorMap* map,
                                                               CachePolicy policy, int x, int y,
                                                               int z, int w, int v) {
@@ -178,7 +178,7 @@ __device__ __forceinline__ void cp_async_bulk_prefetch_tensor(const CUtensorMap*
         : "memory");
 }
 
-// In a tensor of four dimensions, without a policy.
+// Copies a box of a tensor of four dimensions, without a policy.
 __device__ __forceinline__ void cp_async_bulk_tensor(const CUtensorMap* map, uint32_t destination,
                                                      uint32_t bar, int x, int y, int z, int w) {
     asm volatile(
@@ -188,8 +188,8 @@ __device__ __forceinline__ void cp_async_bulk_tensor(const CUtensorMap* map, uin
         : "memory");
 }
 
-// Copies the box at (x, y, z, w) from `source` to device memory, all but what lies outside of the
-// tensor. What was written to `source` before has to be ordered by fence_proxy_async().
+// Stores the box at (x, y, z, w) from `source` to device memory, except for what lies outside of
+// the tensor. Earlier writes to `source` have to be ordered by fence_proxy_async().
 __device__ __forceinline__ void cp_async_bulk_tensor_store(const CUtensorMap* map, uint32_t source,
                                                            int x, int y, int z, int w) {
     asm volatile(
@@ -200,7 +200,7 @@ __device__ __forceinline__ void cp_async_bulk_tensor_store(const CUtensorMap* ma
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-// Waits until this thread's stores have read what they copy.
+// Waits until this thread's stores have read their sources.
 __device__ __forceinline__ void cp_async_bulk_wait_group_read() {
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
@@ -212,8 +212,8 @@ __device__ __forceinline__ void cp_async_bulk_wait_group() {
 
 // ------------------------------------------------------------------------------ clusters
 
-// The number of this CTA's cluster, and of all clusters, along x; a launch without clusters has
-// clusters of one.
+// Index of this CTA's cluster, and number of clusters, along x. In a launch without clusters, each
+// CTA is a cluster.
 __device__ __forceinline__ uint32_t clusterid() {
     uint32_t r;
     asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(r));
@@ -225,7 +225,7 @@ __device__ __forceinline__ uint32_t nclusterid() {
     return r;
 }
 
-// This CTA's rank in its cluster, and how many there are.
+// Rank of this CTA in its cluster, and number of the cluster's CTAs.
 __device__ __forceinline__ uint32_t cluster_ctarank() {
     uint32_t r;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
@@ -237,7 +237,7 @@ __device__ __forceinline__ uint32_t cluster_nctarank() {
     return r;
 }
 
-// The cluster's barrier, for all of its threads that have not ended: what was written before the
+// The cluster's barrier, for all of its threads that have not exited: what was written before the
 // arrival can be read after the wait.
 __device__ __forceinline__ void barrier_cluster_arrive() {
     asm volatile("barrier.cluster.arrive.release;" ::: "memory");
@@ -245,32 +245,32 @@ __device__ __forceinline__ void barrier_cluster_arrive() {
 __device__ __forceinline__ void barrier_cluster_wait() {
     asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
-// An arrival of a thread that has written nothing for the others: it costs no fence of the device.
+// Arrival of a thread that has written nothing for the others: it needs no device-wide fence.
 __device__ __forceinline__ void barrier_cluster_arrive_relaxed() {
     asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 }
 
-// Where the CTA of this rank has what this CTA has at `address`.
+// Address in the shared memory of CTA `rank` that corresponds to `address` in this CTA.
 __device__ __forceinline__ uint32_t mapa(uint32_t address, uint32_t rank) {
     uint32_t r;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(address), "r"(rank));
     return r;
 }
 
-// Arrives at a barrier of any CTA of the cluster. What this thread wrote before need not be seen
+// Arrives at a barrier of any CTA of the cluster. Earlier writes of this thread need not be visible
 // there: that would take a fence.
 __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t bar) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
 }
 
-// Arrives there and announces `bytes` that st_async will deliver in this phase.
+// Arrives at such a barrier and announces `bytes` that st_async will deliver in this phase.
 __device__ __forceinline__ void mbarrier_arrive_expect_tx_cluster(uint32_t bar, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cluster.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
                  : "memory");
 }
 
-// Stores to shared memory of any CTA of the cluster, and adds the bytes to a barrier there: who
-// waits for it sees what was stored.
+// Stores to the shared memory of any CTA of the cluster, and counts the bytes at a barrier there. A
+// thread that waits for the barrier sees what was stored.
 __device__ __forceinline__ void st_async_u32(uint32_t address, uint32_t v, uint32_t bar) {
     asm volatile(
         "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(address),
@@ -284,7 +284,7 @@ __device__ __forceinline__ void st_async_v4_u32(uint32_t address, uint4 v, uint3
         "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(bar)
         : "memory");
 }
-// As floats: taken for integers, accumulators would be copied among products that are under way,
+// Stores floats as floats: taken for integers, accumulators would be copied between MMAs in flight,
 // which makes ptxas serialise these.
 __device__ __forceinline__ void st_async_v4_f32(uint32_t address, float4 v, uint32_t bar) {
     asm volatile(
@@ -366,7 +366,7 @@ __device__ __forceinline__ void stmatrix_x4_trans(uint32_t address, uint32_t a, 
 
 // ------------------------------------------------------------------- registers and launches
 
-// Changes what each thread of this warpgroup has of the registers.
+// These change the number of registers that each thread of this warpgroup has.
 template <int registers>
 __device__ __forceinline__ void setmaxnreg_inc() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
@@ -378,15 +378,16 @@ __device__ __forceinline__ void setmaxnreg_dec() {
 }
 
 // Programmatic dependent launch: from here on the next kernel of the stream may start, if its
-// launch allows it. Before sm_90 nothing of the kind exists, and kernels follow each other whole.
+// launch allows it. Before sm_90 there is no such thing, and a kernel starts when the previous one
+// has ended.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 
-// In a kernel that was launched so: until here nothing may be read that an earlier kernel of the
-// stream writes, and nothing written that one accesses.
+// In a kernel that was launched so, waits for earlier kernels of the stream: before this, nothing
+// may be read that one of them writes, and nothing written that one of them accesses.
 __device__ __forceinline__ void griddepcontrol_wait() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

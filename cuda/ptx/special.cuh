@@ -1,5 +1,5 @@
-// Special registers, under the names that PTX gives them. Unlike threadIdx, one is read again
-// wherever it is asked for: what is computed from it occupies no register in the meantime.
+// Special registers, under the names that PTX gives them. Unlike threadIdx, they are read again at
+// each use, so that what is computed from them occupies no register in between.
 #pragma once
 
 namespace mla::ptx {

@@ -1,11 +1,9 @@
-// Warpgroup matrix products (wgmma) of f16 and bf16 tiles in shared memory, with f32 accumulators
-// in registers.
+// Warpgroup MMAs (wgmma) of tiles in shared memory, with f32 accumulators in registers.
 //
-// Operand tiles are 64 elements (128 bytes) wide with 128-byte swizzle, as TMA writes
-// them, and start on 1024 bytes. K-major: the 64 elements run along the summed dimension. M-major:
-// they run along M, and the rows of the tile are the summed dimension. One instruction sums over
-// 16: the next 16 lie 32 bytes further in a K-major tile and 16 rows (2048 bytes) further in an
-// M-major one.
+// Operand tiles are 64 elements (128 bytes) wide with 128-byte swizzle, as TMA writes them, and
+// begin at multiples of 1024 bytes. K-major: the 64 elements run along K. M-major: they run along
+// M, and the rows of the tile run along K. One instruction has a K of 16: the next 16 lie 32 bytes
+// further in a K-major tile and 16 rows (2048 bytes) further in an M-major one.
 //
 // Accumulator layout of m64nN: with g = lane / 4 and q = lane % 4, d[4 i + 0..3] of warp w of the
 // warpgroup are (row 16 w + g, columns 8 i + 2 q, + 1), then the same columns of row 16 w + g + 8.
@@ -18,9 +16,9 @@
 
 namespace mla::ptx {
 
-// Descriptor of a tile whose groups of eight rows are 1024 bytes apart. Of tiles side by side whose
-// rows are the summed dimension, the next one lies `panel` bytes further; a single tile has none,
-// and the field is ignored.
+// Descriptor of a tile whose groups of eight rows are 1024 bytes apart. `panel` is the distance in
+// bytes of the next tile if tiles lie side by side and their rows run along K. For a single tile
+// the field is ignored.
 __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address, uint32_t panel = 16) {
     constexpr uint64_t swizzle_128 = uint64_t(1) << 62;
     constexpr uint64_t stride = uint64_t(1024 >> 4) << 32;
@@ -41,8 +39,7 @@ __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-// Keeps the compiler from moving a use of a register that a product reads or writes across this
-// place.
+// Keeps the compiler from moving a use of a register that an MMA reads or writes across this call.
 __device__ __forceinline__ void wgmma_settle(float& x) {
     asm volatile("" : "+f"(x)::"memory");
 }
@@ -50,11 +47,10 @@ __device__ __forceinline__ void wgmma_settle(uint32_t& x) {
     asm volatile("" : "+r"(x)::"memory");
 }
 
-// Along which dimension the elements of an operand's rows lie. M stands for N where the operand is
-// B.
+// Dimension along which an operand's rows run. M stands for N if the operand is B.
 enum class Major { K = 0, M = 1 };
 
-// What the accumulators add to an instruction: their names in its text, and their operands.
+// The accumulators' part of an instruction: their names in its text, and their operands.
 #define MLA_NAMES_4 "%0, %1, %2, %3"
 #define MLA_NAMES_8 MLA_NAMES_4 ", %4, %5, %6, %7"
 #define MLA_NAMES_16 MLA_NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
@@ -81,9 +77,9 @@ enum class Major { K = 0, M = 1 };
 #define MLA_SUMS_64(d, i) MLA_SUMS_32(d, i), MLA_SUMS_32(d, i + 32)
 #define MLA_SUMS_128(d, i) MLA_SUMS_64(d, i), MLA_SUMS_64(d, i + 64)
 
-// The instruction's text: what one sums over, the type of both operands, N, the number of
-// accumulators, and the names of its other operands, which are counted on from the accumulators'.
-// `majors` says which way the operands in shared memory lie, where that can be chosen.
+// The instruction's text: K, the type of both operands, N, the number of accumulators, and the
+// names of its other operands, which are numbered on from the accumulators'. `majors` gives the
+// major dimension of the operands in shared memory, for types that allow a choice.
 #define MLA_WGMMA_TEXT(k, type, n, count, a, b, accumulate, majors)                            \
     "{\n"                                                                                      \
     ".reg .pred p;\n"                                                                          \
@@ -94,9 +90,9 @@ enum class Major { K = 0, M = 1 };
         ";\n"                                                                                  \
         "}\n"
 
-// d (64 x N) = a (64 x 16) b (16 x N), plus d when `accumulate` is non-zero. Where an operand is
-// not K-major its rows are the summed dimension, and its tiles of 64 columns lie apart as the
-// descriptor's `panel` says.
+// d (64 x N) = a (64 x 16) b (16 x N), plus d when `accumulate` is non-zero. The rows of an operand
+// that is not K-major run along K, and the descriptor's `panel` is the distance of its tiles of 64
+// columns.
 template <typename T, int N, Major a_major, Major b_major = Major::K>
 struct Wgmma;
 
@@ -122,9 +118,9 @@ struct Wgmma;
 MLA_WGMMA_OF(__nv_bfloat16, "bf16")
 MLA_WGMMA_OF(__half, "f16")
 
-// The same with A in registers, as accumulators lie: a[0..3] of lane 4 g + q are (row 16 w + g,
-// columns 2 q, + 1), the same columns of row 16 w + g + 8, and both rows' columns 2 q + 8, + 9.
-// They must stay as they are until the product is waited for.
+// The same with A in registers, in the layout of accumulators: a[0..3] of lane 4 g + q are (row 16
+// w + g, columns 2 q, + 1), the same columns of row 16 w + g + 8, and both rows' columns 2 q + 8, +
+// 9. They must not change until the MMA has been waited for.
 template <typename T, int N, Major b_major = Major::K>
 struct WgmmaFromRegisters;
 

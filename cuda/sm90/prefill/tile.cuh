@@ -94,8 +94,8 @@ struct Tile {
     static constexpr int kOutPanelBytes = kWarpRows * kPanel * 2;
 };
 
-// Work that the scheduler announces: first query tiles, or splits of them, to compute, and an end mark;
-// then, if query tiles are divided, shares of their combine, and an end mark again.
+// Work that the scheduler announces: first query tiles, or splits of them, to compute, and an end
+// mark; then, if query tiles are divided, shares of their combine, and an end mark again.
 struct alignas(16) Work {
     // Slots of partial results in the workspace: the first one of this query tile in the lower
     // half, this split's in the upper one; -1 without partial results. Packed into one register,
