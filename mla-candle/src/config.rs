@@ -39,6 +39,7 @@ impl Config {
         for (field, given) in [
             ("output gate", attention.output_gate),
             ("sinks", attention.sinks),
+            ("query scaling", attention.query_scaling.is_some()),
             ("indexer", attention.indexer.is_some()),
         ] {
             if given {

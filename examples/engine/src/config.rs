@@ -199,6 +199,7 @@ impl Config {
         for (field, given) in [
             ("output gate", attention.output_gate),
             ("sinks", attention.sinks),
+            ("query scaling", attention.query_scaling.is_some()),
             ("linear attention", attention.other_layers > 0),
         ] {
             if given {

@@ -10,7 +10,7 @@ mod rope;
 
 use serde_json::{Map, Value};
 
-pub use self::rope::{OTHER_SCALINGS, Rope, RopeScaling, Yarn};
+pub use self::rope::{OTHER_SCALINGS, QueryScaling, Rope, RopeScaling, Yarn};
 pub use crate::dims::MAX_DIM;
 use crate::dims::{HeadDims, MlaDims};
 use crate::dtype::DType;
@@ -51,6 +51,9 @@ pub struct ModelConfig {
     /// Whether each head has a learnt sink, which the engine passes as
     /// [`LayerCall::sinks`](crate::layer::LayerCall::sinks).
     pub sinks: bool,
+    /// A factor of queries that grows with their position, which the engine applies before it
+    /// passes them.
+    pub query_scaling: Option<QueryScaling>,
 }
 
 /// A public model and its configuration.
@@ -81,6 +84,7 @@ const DEEPSEEK_V3: ModelConfig = ModelConfig {
         )),
     output_gate: false,
     sinks: false,
+    query_scaling: None,
 };
 
 const DEEPSEEK_V2: ModelConfig = ModelConfig {
@@ -91,7 +95,7 @@ const DEEPSEEK_V2: ModelConfig = ModelConfig {
     ..DEEPSEEK_V3
 };
 
-/// GLM-5 and 5.1; 5.2 has as many layers, most of which share their lists.
+/// GLM-5 and 5.1; 5.2 has as many layers, most of which share their lists, and a longer context.
 const GLM_5: ModelConfig = ModelConfig {
     dims: MlaDims::new(512, HeadDims::new(192, 64, 256)),
     heads: 64,
@@ -105,12 +109,31 @@ const GLM_5: ModelConfig = ModelConfig {
     rope: Rope::plain(1e6).with_max_positions(202_752),
     output_gate: false,
     sinks: false,
+    query_scaling: None,
+};
+
+const MISTRAL_SMALL_4: ModelConfig = ModelConfig {
+    dims: MlaDims::new(256, HeadDims::new(64, 64, 128)),
+    heads: 32,
+    layers: Some(36),
+    q_lora_rank: Some(1024),
+    rope: Rope::plain(1e4)
+        .with_max_positions(1_048_576)
+        .with_scaling(RopeScaling::Yarn(
+            Yarn::new(128.0, Some(8192)).with_mscale(1.0, 1.0),
+        )),
+    query_scaling: Some(QueryScaling::new(0.1, 8192)),
+    ..DEEPSEEK_V3
 };
 
 /// The public models known by name.
 ///
 /// `kimi-k2` is the first Kimi-K2-Instruct, whose context is extended 32-fold; later releases
 /// (0905, Thinking) have a factor of 64 and otherwise the same attention.
+///
+/// `mistral-small-4` has the numbers of its `config.json`, so the softmax scale has yarn's factor
+/// m², 0.194969. Mistral's own `params.json` says `apply_scale: false`, which makes it 0.088388;
+/// an engine that goes by it leaves out the factor: [`Yarn::with_applied_scale`].
 pub const PRESETS: &[Preset] = &[
     Preset {
         name: "deepseek-v2-lite",
@@ -160,12 +183,24 @@ pub const PRESETS: &[Preset] = &[
         },
     },
     Preset {
+        name: "glm-4.7-flash",
+        config: ModelConfig {
+            heads: 20,
+            layers: Some(47),
+            q_lora_rank: Some(768),
+            index_topk: None,
+            indexer: None,
+            ..GLM_5
+        },
+    },
+    Preset {
         name: "glm-5",
         config: GLM_5,
     },
     Preset {
         name: "glm-5.2",
         config: ModelConfig {
+            rope: Rope::plain(8e6).with_max_positions(1_048_576),
             index_layers: match IndexLayers::every(4, 3, 78) {
                 Some(layers) => layers,
                 None => panic!("the first layer has an indexer"),
@@ -191,7 +226,12 @@ pub const PRESETS: &[Preset] = &[
                 .with_scaling(RopeScaling::Other { kind: "longrope" }),
             output_gate: false,
             sinks: false,
+            query_scaling: None,
         },
+    },
+    Preset {
+        name: "mistral-small-4",
+        config: MISTRAL_SMALL_4,
     },
 ];
 
@@ -348,6 +388,7 @@ impl ModelConfig {
     /// | `mla_use_nope` | true if rotary parts are not rotated; false, if left out |
     /// | `mla_use_output_gate` or `gated_mla`; `learnable_sink` | true or false; false, if left out |
     /// | `rope_scaling` or `rope_parameters` | an object, or left out, or null; of type (`type` or `rope_type`) `linear` with a `factor`, or `yarn` with a `factor` and what else [`Yarn`] has |
+    /// | `llama_4_scaling_beta` in it | at least 0, or left out, or null; above 0 with the original context: [`QueryScaling`] |
     ///
     /// A scaling of another type is read, too, as [`RopeScaling::Other`]. Its tables are refused
     /// later, by [`Rope::frequencies`].
@@ -385,6 +426,7 @@ impl ModelConfig {
             rope: rope::read(&fields)?,
             output_gate: fields.flag("mla_use_output_gate")? || fields.flag("gated_mla")?,
             sinks: fields.flag("learnable_sink")?,
+            query_scaling: rope::query_scaling(&fields)?,
         })
     }
 
@@ -723,6 +765,47 @@ mod tests {
         assert!((scale("kimi-k2") - 0.130_860_8).abs() < 1e-7);
         assert_eq!(scale("glm-5"), 1.0 / 16.0);
         assert_eq!(scale("minicpm3"), 1.0 / 96f64.sqrt());
+        assert_eq!(scale("glm-4.7-flash"), 1.0 / 16.0);
+        // m = 0.1·ln 128 + 1 = 1.485203, and m²/√128; without it 1/√128.
+        assert!((scale("mistral-small-4") - 0.194_969_494_7).abs() < 1e-9);
+        let mut own = ModelConfig::preset("mistral-small-4").unwrap();
+        let yarn = own.rope.yarn().unwrap().with_applied_scale(false);
+        own.rope = own.rope.with_scaling(RopeScaling::Yarn(yarn));
+        assert_eq!(own.softmax_scale(), 1.0 / 128f64.sqrt());
+        assert_eq!(own.rope.attention_factor(), 1.0);
+    }
+
+    #[test]
+    fn queries_grow_with_their_position() {
+        let model = ModelConfig::preset("mistral-small-4").unwrap();
+        let scaling = model.query_scaling.unwrap();
+        for (position, expected) in [
+            (0, 1.0),
+            (8191, 1.0),
+            (8192, 1.0 + 0.1 * 2f64.ln()),
+            (1_048_575, 1.0 + 0.1 * 128f64.ln()),
+        ] {
+            let given = scaling.factor(position);
+            assert!((given - expected).abs() < 1e-15, "{position}: {given}");
+        }
+        // It is read with any kind of rotation, and from a context that the file must give.
+        let plain = |rope: Value| {
+            let config = read(&with(
+                json!({"rope_scaling": null, "rope_parameters": rope}),
+            ))?;
+            Ok::<_, ModelError>(config.query_scaling)
+        };
+        let rope = json!({"llama_4_scaling_beta": 0.5, "original_max_position_embeddings": 100});
+        assert_eq!(plain(rope), Ok(Some(QueryScaling::new(0.5, 100))));
+        assert_eq!(plain(json!({"llama_4_scaling_beta": 0})), Ok(None));
+        assert_eq!(
+            plain(json!({"llama_4_scaling_beta": 0.1}))
+                .unwrap_err()
+                .to_string(),
+            "original_max_position_embeddings: given nothing as \
+             rope_parameters.original_max_position_embeddings, accepted an integer above 0, from \
+             which llama_4_scaling_beta counts"
+        );
     }
 
     #[test]

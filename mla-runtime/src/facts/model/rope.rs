@@ -217,6 +217,9 @@ pub struct Yarn {
     pub given_attention_factor: Option<f64>,
     /// Whether the ends of the ramp are whole pairs (`truncate`).
     pub truncate: bool,
+    /// Whether cosines, sines and scores are corrected at all (`apply_yarn_scaling`, or
+    /// `apply_scale`).
+    pub applies_scale: bool,
 }
 
 impl Yarn {
@@ -232,6 +235,15 @@ impl Yarn {
             mscale_all_dim: 0.0,
             given_attention_factor: None,
             truncate: true,
+            applies_scale: true,
+        }
+    }
+
+    /// The same with its corrections of cosines, sines and scores, or without them.
+    pub const fn with_applied_scale(self, applies_scale: bool) -> Self {
+        Self {
+            applies_scale,
+            ..self
         }
     }
 
@@ -267,7 +279,7 @@ impl Yarn {
     }
 
     fn correction(self, weight: f64) -> f64 {
-        if self.factor > 1.0 {
+        if self.applies_scale && self.factor > 1.0 {
             0.1 * weight * self.factor.ln() + 1.0
         } else {
             1.0
@@ -314,22 +326,53 @@ impl Ramp {
     }
 }
 
-/// The fields of a configuration's rotary embedding.
-pub(super) fn read(fields: &Fields<'_>) -> std::result::Result<Rope, ModelError> {
+/// The factor of queries at position p, 1 + β · ln(1 + ⌊p / original⌋): 1 within the original
+/// context (`llama_4_scaling_beta`). It multiplies all P+R values of a query, after rotation; the
+/// cached keys have no part in it.
+#[derive(Clone, Copy, PartialEq, Debug)]
+#[non_exhaustive]
+pub struct QueryScaling {
+    /// β.
+    pub beta: f64,
+    /// The context from which on queries grow (`original_max_position_embeddings`).
+    pub original_max_positions: u32,
+}
+
+impl QueryScaling {
+    /// With β and the context that the model was first made for.
+    pub const fn new(beta: f64, original_max_positions: u32) -> Self {
+        Self {
+            beta,
+            original_max_positions,
+        }
+    }
+
+    /// The factor of a query at `position`.
+    pub fn factor(self, position: u32) -> f64 {
+        let times = position / self.original_max_positions.max(1);
+        1.0 + self.beta * f64::from(times).ln_1p()
+    }
+}
+
+/// The rotary section of a configuration.
+fn section<'a>(fields: &Fields<'a>) -> std::result::Result<Option<Section<'a>>, ModelError> {
     let found = ["rope_scaling", "rope_parameters"]
         .into_iter()
         .find_map(|field| fields.get(field));
-    let section = match found {
-        None => None,
-        Some((path, Value::Object(values))) => Some(Section { path, values }),
-        Some((field, value)) => {
-            return Err(ModelError::Invalid {
-                field,
-                given: shown(value),
-                accepted: "an object or null".into(),
-            });
-        }
-    };
+    match found {
+        None => Ok(None),
+        Some((path, Value::Object(values))) => Ok(Some(Section { path, values })),
+        Some((field, value)) => Err(ModelError::Invalid {
+            field,
+            given: shown(value),
+            accepted: "an object or null".into(),
+        }),
+    }
+}
+
+/// The fields of a configuration's rotary embedding.
+pub(super) fn read(fields: &Fields<'_>) -> std::result::Result<Rope, ModelError> {
+    let section = section(fields)?;
     let max_positions = fields.count("max_position_embeddings")?;
     let inside = match &section {
         Some(section) => section.number("rope_theta", ABOVE_ONE, |theta| theta > 1.0)?,
@@ -445,41 +488,70 @@ impl Section<'_> {
         }
     }
 
+    fn flag(&self, field: &str, default: bool) -> std::result::Result<bool, ModelError> {
+        match self.get(field) {
+            None => Ok(default),
+            Some(Value::Bool(flag)) => Ok(*flag),
+            Some(other) => Err(self.invalid(field, other, "true or false")),
+        }
+    }
+
+    fn original_positions(&self) -> std::result::Result<Option<u32>, ModelError> {
+        let field = "original_max_position_embeddings";
+        let Some(value) = self.get(field) else {
+            return Ok(None);
+        };
+        let count = value.as_u64().and_then(|count| u32::try_from(count).ok());
+        let count = count.filter(|count| *count > 0);
+        let count = count.ok_or_else(|| self.invalid(field, value, "an integer above 0"))?;
+        Ok(Some(count))
+    }
+
     fn yarn(
         &self,
         max_positions: Option<u32>,
         mscale_all_dim: Option<f64>,
     ) -> std::result::Result<RopeScaling, ModelError> {
         let positive = |field| self.number(field, POSITIVE, |number| number > 0.0);
-        let original = match self.get("original_max_position_embeddings") {
-            None => max_positions,
-            Some(value) => {
-                let count = value.as_u64().and_then(|count| u32::try_from(count).ok());
-                let count = count.filter(|count| *count > 0);
-                let field = "original_max_position_embeddings";
-                Some(count.ok_or_else(|| self.invalid(field, value, "an integer above 0"))?)
-            }
-        };
+        let original = self.original_positions()?.or(max_positions);
         let plain = Yarn::new(self.required("factor")?, original);
-        let truncate = match self.get("truncate") {
-            None => plain.truncate,
-            Some(Value::Bool(truncate)) => *truncate,
-            Some(other) => return Err(self.invalid("truncate", other, "true or false")),
-        };
+        let applies_scale = self.flag("apply_yarn_scaling", plain.applies_scale)?
+            && self.flag("apply_scale", plain.applies_scale)?;
         let mscale = self.number("mscale", "a number, at least 0", |m| m >= 0.0)?;
-        // It scales whole queries by position, which no table does.
-        let scales_queries = |number: f64| number == 0.0;
-        self.number("llama_4_scaling_beta", "0, or none", scales_queries)?;
         Ok(RopeScaling::Yarn(Yarn {
             beta_fast: positive("beta_fast")?.unwrap_or(plain.beta_fast),
             beta_slow: positive("beta_slow")?.unwrap_or(plain.beta_slow),
             mscale: mscale.unwrap_or(plain.mscale),
             mscale_all_dim: mscale_all_dim.unwrap_or(plain.mscale_all_dim),
             given_attention_factor: positive("attention_factor")?,
-            truncate,
+            truncate: self.flag("truncate", plain.truncate)?,
+            applies_scale,
             ..plain
         }))
     }
+}
+
+/// The field of a configuration's rotary section that scales queries by their position.
+pub(super) fn query_scaling(
+    fields: &Fields<'_>,
+) -> std::result::Result<Option<QueryScaling>, ModelError> {
+    let Some(section) = section(fields)? else {
+        return Ok(None);
+    };
+    let beta = section.number("llama_4_scaling_beta", "a number, at least 0", |beta| {
+        beta >= 0.0
+    })?;
+    let Some(beta) = beta.filter(|beta| *beta > 0.0) else {
+        return Ok(None);
+    };
+    let original = section.original_positions()?;
+    let field = "original_max_position_embeddings";
+    let original = original.ok_or_else(|| ModelError::Missing {
+        field,
+        looked_for: format!("{}.{field}", section.path),
+        accepted: "an integer above 0, from which llama_4_scaling_beta counts".into(),
+    })?;
+    Ok(Some(QueryScaling::new(beta, original)))
 }
 
 #[cfg(test)]
@@ -645,7 +717,7 @@ mod tests {
             r#""rope_theta": 50000, "max_position_embeddings": 1000, "rope_interleave": false,
                "rope_scaling": {"type": "yarn", "factor": 8, "beta_fast": 16, "beta_slow": 2,
                "original_max_position_embeddings": 500, "mscale": 0.5, "mscale_all_dim": 0.25,
-               "attention_factor": 1.25, "truncate": false}"#,
+               "attention_factor": 1.25, "truncate": false, "apply_yarn_scaling": false}"#,
         );
         let yarn = Yarn {
             factor: 8.0,
@@ -656,6 +728,7 @@ mod tests {
             mscale_all_dim: 0.25,
             given_attention_factor: Some(1.25),
             truncate: false,
+            applies_scale: false,
         };
         let expected = Rope::plain(5e4)
             .with_max_positions(1000)
@@ -691,8 +764,12 @@ mod tests {
                 "rope_scaling.beta_slow: given 0, accepted a number above 0",
             ),
             (
-                r#""rope_scaling": {"type": "yarn", "factor": 2, "llama_4_scaling_beta": 0.1}"#,
-                "rope_scaling.llama_4_scaling_beta: given 0.1, accepted 0, or none",
+                r#""rope_scaling": {"type": "yarn", "factor": 2, "llama_4_scaling_beta": -0.1}"#,
+                "rope_scaling.llama_4_scaling_beta: given -0.1, accepted a number, at least 0",
+            ),
+            (
+                r#""rope_scaling": {"type": "yarn", "factor": 2, "apply_scale": 0}"#,
+                "rope_scaling.apply_scale: given 0, accepted true or false",
             ),
             (
                 r#""rope_scaling": {"factor": 2}"#,
