@@ -74,7 +74,10 @@ impl ModelArgs {
     pub(crate) fn read(&self) -> Result<Model, CliError> {
         let (name, config) = match &self.config {
             Some(path) => (path.display().to_string(), read_config("--config", path)?),
-            None => (self.model.clone(), ModelConfig::preset(&self.model)?),
+            None => {
+                let config = ModelConfig::preset(&self.model).map_err(CliError::Preset)?;
+                (self.model.clone(), config)
+            }
         };
         Ok(Model {
             name,
@@ -82,6 +85,24 @@ impl ModelArgs {
             heads: self.heads.unwrap_or(config.heads),
             dtype: self.dtype.or(config.dtype).unwrap_or(DType::BF16),
         })
+    }
+}
+
+/// Which form of attention, if a model has an indexer.
+#[derive(Args)]
+pub(crate) struct SparseArgs {
+    /// Attend to lists of slots, as models with an indexer do unless --dense is given.
+    #[arg(long, conflicts_with = "dense")]
+    sparse: bool,
+    /// Attend to all context, although the model has an indexer that chooses from it.
+    #[arg(long)]
+    dense: bool,
+}
+
+impl SparseArgs {
+    /// Whether lists of slots are attended to.
+    pub(crate) fn read(&self, model: &Model) -> bool {
+        self.sparse || (model.config.indexer.is_some() && !self.dense)
     }
 }
 

@@ -22,6 +22,9 @@ pub(crate) enum CliError {
     Build(#[from] mla_build::Error),
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// A name that is no preset's.
+    #[error("{0}; any other model by its config.json: --config FILE")]
+    Preset(ModelError),
     #[error(transparent)]
     Plan(#[from] PlanError),
     #[error(transparent)]

@@ -15,7 +15,7 @@ use mla_runtime::registry::Registry;
 use mla_runtime::selection::SelectionRequest;
 use mla_runtime::spec::{BackendSpec, GraphSupport, Phase, QueryLen};
 
-use crate::args::{Format, Model, ModelArgs, kv_format, named, positive};
+use crate::args::{Format, Model, ModelArgs, SparseArgs, kv_format, named, positive};
 use crate::error::CliError;
 use crate::figures::counted;
 use crate::table::{bold, numbers, table};
@@ -53,9 +53,8 @@ pub(crate) struct Args {
     /// What is wanted beyond plain causal attention.
     #[arg(long, value_delimiter = ',', value_parser = named(Feature::ALL, Feature::name))]
     feature: Vec<Feature>,
-    /// Attend to lists of slots, as models with an index do.
-    #[arg(long)]
-    sparse: bool,
+    #[command(flatten)]
+    form: SparseArgs,
     /// Spread the cache over ranks and merge their results.
     #[arg(long)]
     context_parallel: bool,
@@ -75,7 +74,7 @@ pub(crate) fn output(args: &Args) -> Result<String, CliError> {
         .with_graphs(args.graphs)
         .with_context_parallel(args.context_parallel)
         .with_quant_output(args.quant_output)
-        .with_sparse(args.sparse)
+        .with_sparse(args.form.read(&model))
         .with_features(FeatureSet::of(&args.feature));
     let mut request = SelectionRequest::new(target, problem)
         .with_kv_formats(&args.kv)
@@ -110,13 +109,18 @@ fn describe(explanation: &Explanation, model: &Model) -> String {
         // Writing to a string cannot fail.
         let _ = write!(text, "\n{}\n{}\n", verdict(phase), candidates(phase));
     }
-    if let Some(slots) = model.config.index_topk
-        && !problem.sparse
-    {
-        let _ = writeln!(
-            text,
-            "\nThis model can attend to {slots} slots per query token; --sparse asks for that."
-        );
+    if let Some(slots) = model.config.index_topk {
+        let _ = match problem.sparse {
+            true => writeln!(
+                text,
+                "\nEach query token attends to {slots} slots, which the model's indexer chooses; \
+                 --dense asks for all."
+            ),
+            false => writeln!(
+                text,
+                "\nThis model can attend to {slots} slots per query token; --sparse asks for that."
+            ),
+        };
     }
     text
 }

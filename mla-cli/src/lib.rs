@@ -37,6 +37,7 @@ mod figures;
 mod input;
 #[cfg(feature = "bench")]
 mod loaded;
+mod models;
 mod plan;
 #[cfg(feature = "bench")]
 mod progress;
@@ -73,6 +74,7 @@ const FIRST: &str = "\
 Try first:
   mla explain --sm 9.0 --model deepseek-r1   # which backend on Hopper, and why not the others
   mla run --model deepseek-v2-lite --batch 2q512_8q1s4k   # a layer on this processor, checked
+  mla models   # every known model on every GPU, and what its cache takes
   mla spec 4q2k_8q4s1k_64q1s2k   # what a batch spec means";
 
 /// Multi-head Latent Attention: select, plan, run and measure.
@@ -87,6 +89,8 @@ struct Cli {
 enum Command {
     /// Say which backends a model gets on a GPU, and why not the others.
     Explain(explain::Args),
+    /// List the public models: what runs each on which GPU, and what its cache takes.
+    Models(models::Args),
     /// Read a batch spec such as `2q2k_32q1s1k`.
     Spec(spec::Args),
     /// Plan a step without running it.
@@ -112,6 +116,7 @@ impl Command {
     fn output(&self) -> Result<(String, bool), CliError> {
         let output = match self {
             Self::Explain(args) => explain::output(args)?,
+            Self::Models(args) => models::output(args)?,
             Self::Spec(args) => spec::output(args)?,
             Self::Plan(command) => plan::output(command)?,
             #[cfg(feature = "bench")]

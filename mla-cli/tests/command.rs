@@ -255,7 +255,7 @@ fn bad_plans_are_refused_with_the_wrong_part() {
         ),
         (
             "plan memory --tokens 1 --fit 1GiB --sparse --model glm-5",
-            &["--fit: given together with --tokens and --sparse, which leaves nothing"],
+            &["--fit: given together with --tokens for a sparse layer, which leaves nothing"],
         ),
         ("plan memory --fit -80GiB", &["--fit", "\"-80GiB\""]),
         (
@@ -359,7 +359,7 @@ fn memory_adds_up_and_what_fits_is_the_most_that_fits() {
 
 #[test]
 fn memory_of_sparse_attention_has_the_index_caches_and_the_lists() {
-    let line = "plan memory --tokens 65 --step-tokens 1000 --context-len 32768 --sparse --model";
+    let line = "plan memory --tokens 65 --step-tokens 1000 --context-len 32768 --model";
     // Of 78 layers of GLM-5.2, 21 have an indexer.
     for (model, layers, indexers) in [("deepseek-v3.2", 61, 61), ("glm-5.2", 78, 21)] {
         let plan = json(&format!("{line} {model}"));
@@ -379,9 +379,10 @@ fn memory_of_sparse_attention_has_the_index_caches_and_the_lists() {
             "{model}"
         );
     }
-    let fits = json("plan memory --fit 80GiB --sparse --model deepseek-v3.2");
+    let fits = json("plan memory --fit 80GiB --model deepseek-v3.2");
+    assert!(fits["indexer_bytes"].as_u64().unwrap() > 0);
     assert!(fits["total_bytes"].as_u64().unwrap() <= 80 << 30);
-    let table = printed("plan memory --tokens 65 --model deepseek-v3.2");
+    let table = printed("plan memory --tokens 65 --dense --model deepseek-v3.2");
     assert!(table.contains("--sparse counts what that takes"), "{table}");
     assert!(!table.contains("index_cache"), "{table}");
     assert_refused(
@@ -825,4 +826,68 @@ fn the_selftest_without_a_gpu_says_so() {
     let message = refused(&["selftest"]);
     assert_eq!(message.lines().count(), 1, "{message}");
     assert!(message.contains("--device: given cuda, but"), "{message}");
+}
+
+#[test]
+fn the_page_of_support_is_what_the_command_prints() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/support.md");
+    let page = printed("models");
+    if std::env::var_os("MLA_BLESS").is_some() {
+        fs::write(&path, &page).unwrap();
+    }
+    let expected = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path:?}: {error}"));
+    assert_eq!(
+        page, expected,
+        "run `cargo xtask goldens --bless`, and read what changed"
+    );
+    let report = json("models");
+    let names: Vec<_> = report["models"].as_array().unwrap().iter().collect();
+    let names: Vec<_> = names
+        .iter()
+        .map(|it| it["name"].as_str().unwrap())
+        .collect();
+    let presets: Vec<_> = mla_runtime::model::PRESETS
+        .iter()
+        .map(|it| it.name)
+        .collect();
+    assert_eq!(names, presets);
+    for name in presets {
+        assert!(page.contains(&format!("| {name} |")), "{name}");
+    }
+}
+
+#[test]
+fn a_model_with_an_indexer_is_sparse_unless_dense_is_asked_for() {
+    for (line, sparse) in [
+        ("explain --sm 9.0 --model deepseek-v3.2", true),
+        ("explain --sm 9.0 --model glm-5.2 --dense", false),
+        ("explain --sm 9.0 --model glm-5 --sparse", true),
+        ("explain --sm 9.0 --model deepseek-r1", false),
+        ("explain --sm 9.0 --model deepseek-r1 --sparse", true),
+    ] {
+        assert_eq!(json(line)["sparse"], sparse, "{line}");
+    }
+    assert_refused(
+        &words("explain --sm 9.0 --model glm-5 --sparse --dense"),
+        &["'--sparse'", "'--dense'"],
+    );
+}
+
+#[test]
+fn a_model_of_another_name_is_asked_for_by_its_configuration() {
+    for command in [
+        "explain --sm 9.0",
+        "plan memory --tokens 64",
+        "run --batch q1s64",
+    ] {
+        assert_refused(
+            &words(&format!("{command} --model glm-9")),
+            &[
+                "model: given \"glm-9\"",
+                "glm-4.7-flash",
+                "mistral-small-4",
+                "--config FILE",
+            ],
+        );
+    }
 }

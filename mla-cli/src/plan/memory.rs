@@ -15,7 +15,7 @@ use mla_runtime::problem::Problem;
 use serde::Serialize;
 
 use super::ParallelArgs;
-use crate::args::{self, Format, Model, ModelArgs, kv_format, natural, positive};
+use crate::args::{self, Format, Model, ModelArgs, SparseArgs, kv_format, natural, positive};
 use crate::error::CliError;
 use crate::figures::{counted, size};
 use crate::table::{numbers, table};
@@ -40,7 +40,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TOKENS", value_parser = positive, required_unless_present = "fit")]
     tokens: Option<u32>,
     /// W: rows of the context workspace. Left out with --fit and --tokens: as many as fit;
-    /// otherwise 65536, or 0 with --sparse: then no context is expanded.
+    /// otherwise 65536, or 0 for a sparse layer, which expands no context.
     #[arg(long, value_name = "W", value_parser = natural)]
     rows: Option<u32>,
     /// Find what fits in this much memory, such as 80GiB: the cache, or with --tokens the
@@ -59,10 +59,8 @@ pub(crate) struct Args {
     /// The tokens of the longest request, by which block tables are as wide.
     #[arg(long, value_name = "TOKENS", default_value = "131072", value_parser = natural)]
     context_len: u32,
-    /// Attend to lists of slots, as models with an indexer can: index caches, scores and lists are
-    /// counted, too.
-    #[arg(long)]
-    sparse: bool,
+    #[command(flatten)]
+    form: SparseArgs,
     #[command(flatten)]
     parallel: ParallelArgs,
     /// The prefill backend takes each head's key packed.
@@ -96,9 +94,11 @@ struct Report {
 pub(crate) fn output(args: &Args) -> Result<String, CliError> {
     let model = args.model.read()?;
     let kv_format = args.kv.unwrap_or(KvFormat::of(model.dtype));
-    let default = if args.sparse { 0 } else { DEFAULT_ROWS };
+    let sparse = args.form.read(&model);
+    let default = if sparse { 0 } else { DEFAULT_ROWS };
     let rows = args.rows.unwrap_or(default);
-    let needs = fitted(args, |rows| needs(args, &model, kv_format, rows), rows)?;
+    let needs = |rows| needs(args, &model, kv_format, rows);
+    let needs = fitted(args, sparse, needs, rows)?;
     let report = Report {
         layers: needs.layers,
         heads: needs.heads,
@@ -109,9 +109,8 @@ pub(crate) fn output(args: &Args) -> Result<String, CliError> {
         rows: needs.rows,
         plan: plan(&needs)?,
     };
-    Ok(args
-        .format
-        .write(&report, || describe(&report, &model, args.sparse)))
+    let table = || describe(&report, &model, sparse);
+    Ok(args.format.write(&report, table))
 }
 
 fn needs(
@@ -131,7 +130,7 @@ fn needs(
     let problem = Problem::new(model.config.dims, model.heads, model.dtype)
         .with_kv_format(kv_format)
         .with_page_size(args.page)
-        .with_sparse(args.sparse);
+        .with_sparse(args.form.read(model));
     let limits = StepLimits::new(
         args.requests as usize,
         args.step_tokens as usize,
@@ -139,7 +138,7 @@ fn needs(
     )
     .with_decode_query_len(args.decode_query_len as usize)
     .with_context_rows(rows as usize);
-    let indexer = match args.sparse {
+    let indexer = match problem.sparse {
         true => {
             let dims = model.indexer()?.dims;
             let limits = IndexLimits::new(limits);
@@ -162,6 +161,7 @@ fn needs(
 // With what is left open filled in from the memory there is.
 fn fitted(
     args: &Args,
+    sparse: bool,
     needs: impl Fn(u32) -> Result<MemoryNeeds, CliError>,
     rows: u32,
 ) -> Result<MemoryNeeds, CliError> {
@@ -174,10 +174,10 @@ fn fitted(
             let pages = max_pages(&first, bytes).map_err(too_little)?;
             Ok(first.with_pages(pages))
         }
-        (Some(_), None) if args.sparse => Err(CliError::argument(
+        (Some(_), None) if sparse => Err(CliError::argument(
             "--fit",
-            "together with --tokens and --sparse, which leaves nothing to find",
-            "without --tokens",
+            "together with --tokens for a sparse layer, which leaves nothing to find",
+            "without --tokens, or with --dense",
         )),
         (Some(_), None) => {
             // With fewer rows a step has more chunks, and its arrays are longer: down from the

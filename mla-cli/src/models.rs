@@ -1,0 +1,311 @@
+//! `mla models`: which backends each public model gets on which hardware, and what its cache takes.
+//!
+//! The output is docs/support.md, and a test holds the two to each other. It must not depend on what
+//! this program was built with: a backend that is left out counts as if its feature were on.
+
+mod measured;
+mod page;
+
+use mla_runtime::availability::Cause;
+use mla_runtime::capability::{Capability, Platform, Target};
+use mla_runtime::explain::{Candidate, PhaseExplanation};
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::model::{ModelConfig, PRESETS};
+use mla_runtime::problem::Problem;
+use mla_runtime::reason::Given;
+use mla_runtime::registry::Registry;
+use mla_runtime::selection::SelectionRequest;
+use serde::Serialize;
+
+use crate::args::Format;
+use crate::error::CliError;
+use measured::Measured;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// How to write the result; the table is the page docs/support.md.
+    #[arg(long, default_value = "table")]
+    format: Format,
+}
+
+pub(crate) fn output(args: &Args) -> Result<String, CliError> {
+    let report = Report::new()?;
+    Ok(args.format.write(&report, || page::write(&report)))
+}
+
+/// Hardware that people ask about.
+const HARDWARE: &[(&str, Target)] = &[
+    ("A100", gpu(8, 0)),
+    ("RTX 4090", gpu(8, 9)),
+    ("L40S", gpu(8, 9)),
+    ("H100", gpu(9, 0)),
+    ("H200", gpu(9, 0)),
+    ("B200", gpu(10, 0)),
+    ("RTX 5090", gpu(12, 0)),
+    ("CPU", Target::CPU),
+];
+
+const fn gpu(major: u8, minor: u8) -> Target {
+    Target::dry_run(Capability::new(major, minor))
+}
+
+/// The GPUs on which the device has an indexer, and the feature that compiles it.
+const INDEXER: (Capability, &str) = (Capability::new(9, 0), "sm90");
+
+/// What is to be said of all models.
+#[derive(Serialize)]
+struct Report {
+    models: Vec<ModelReport>,
+    measured: &'static [Measured],
+}
+
+/// What is to be said of a model.
+#[derive(Serialize)]
+struct ModelReport {
+    name: &'static str,
+    heads: u32,
+    layers: u32,
+    /// L, P, R and V.
+    dims: [u32; 4],
+    /// Entries of each query token's list, if the model is sparse.
+    slots: Option<u32>,
+    positions: Option<u32>,
+    softmax_scale: f64,
+    memory: Vec<Memory>,
+    hardware: Vec<HardwareReport>,
+    #[serde(skip)]
+    config: ModelConfig,
+}
+
+/// What a token takes in the cache of one format.
+#[derive(Serialize)]
+struct Memory {
+    format: &'static str,
+    /// In each layer, without the indexer's keys.
+    layer_bytes: usize,
+    /// In each layer with an indexer, for its keys.
+    index_bytes: usize,
+    /// In all layers together.
+    model_bytes: usize,
+}
+
+/// What a model gets on some hardware.
+#[derive(Serialize, PartialEq)]
+struct HardwareReport {
+    name: &'static str,
+    capability: Option<String>,
+    /// Absent for a sparse model, whose prompts are attended to as its decodes are.
+    prefill: Option<Support>,
+    decode: Support,
+    indexer: Option<Indexer>,
+}
+
+/// The backends of one phase.
+#[derive(Serialize, PartialEq)]
+struct Support {
+    /// The one that a selection takes once its feature is on.
+    native: Option<Native>,
+    /// Those of crates that adapt other people's kernels.
+    adapted: Vec<Adapted>,
+}
+
+#[derive(Serialize, PartialEq)]
+struct Native {
+    name: &'static str,
+    feature: Option<&'static str>,
+    run: Ran,
+}
+
+/// The evidence that a backend runs.
+#[derive(Serialize, PartialEq)]
+#[serde(rename_all = "snake_case")]
+enum Ran {
+    /// All tests passed on these GPUs of the capability, as they do wherever the tests run on a
+    /// CPU.
+    On(Vec<&'static str>),
+    /// On none of this capability.
+    Declared,
+}
+
+#[derive(Serialize, PartialEq)]
+struct Adapted {
+    name: &'static str,
+    package: &'static str,
+}
+
+/// Who makes a sparse model's lists.
+#[derive(Serialize, PartialEq)]
+#[serde(rename_all = "snake_case")]
+enum Indexer {
+    /// The device does, with a feature on if one is named.
+    Native(Option<&'static str>),
+    /// The engine does: the device has no indexer there.
+    Engine,
+}
+
+impl Report {
+    fn new() -> Result<Self, CliError> {
+        let registry = Registry::linked()?;
+        let models = PRESETS
+            .iter()
+            .map(|preset| ModelReport::new(preset.name, &preset.config, &registry));
+        Ok(Self {
+            models: models.collect::<Result<_, _>>()?,
+            measured: measured::MEASURED,
+        })
+    }
+}
+
+impl ModelReport {
+    fn new(
+        name: &'static str,
+        config: &ModelConfig,
+        registry: &Registry,
+    ) -> Result<Self, CliError> {
+        let dims = config.dims;
+        let layers = config.layers.unwrap_or(1);
+        let index_bytes = config.indexer.map_or(0, |it| it.dims.token_bytes());
+        let memory = |format: KvFormat| {
+            let layer_bytes = format.row_bytes(dims);
+            let indexers = config.index_layers.indexers(layers) as usize;
+            Memory {
+                format: format.name(),
+                layer_bytes,
+                index_bytes,
+                model_bytes: layers as usize * layer_bytes + indexers * index_bytes,
+            }
+        };
+        let formats = [KvFormat::BF16, KvFormat::Fp8, KvFormat::Fp8DsMla];
+        let hardware = HARDWARE
+            .iter()
+            .map(|(name, target)| HardwareReport::new(name, *target, config, registry));
+        Ok(Self {
+            name,
+            heads: config.heads,
+            layers,
+            dims: [dims.latent, dims.head.nope, dims.head.rope, dims.head.v],
+            slots: config.indexer.map(|it| it.dims.topk),
+            positions: config.rope.max_positions,
+            softmax_scale: config.softmax_scale(),
+            memory: formats
+                .into_iter()
+                .filter(|format| format.holds(dims))
+                .map(memory)
+                .collect(),
+            hardware: hardware.collect::<Result<_, _>>()?,
+            config: *config,
+        })
+    }
+}
+
+impl HardwareReport {
+    fn new(
+        name: &'static str,
+        target: Target,
+        config: &ModelConfig,
+        registry: &Registry,
+    ) -> Result<Self, CliError> {
+        let sparse = config.indexer.is_some();
+        let dtype = config.dtype.unwrap_or(mla_runtime::dtype::DType::BF16);
+        let problem = Problem::new(config.dims, config.heads, dtype).with_sparse(sparse);
+        let explanation = registry.explain(&SelectionRequest::new(target, problem))?;
+        let indexer = match target.capability {
+            None => Indexer::Native(None),
+            Some(capability) if capability == INDEXER.0 => Indexer::Native(Some(INDEXER.1)),
+            Some(_) => Indexer::Engine,
+        };
+        Ok(Self {
+            name,
+            capability: target.capability.map(|it| it.to_string()),
+            prefill: (!sparse).then(|| Support::new(&explanation.prefill, target)),
+            decode: Support::new(&explanation.decode, target),
+            indexer: sparse.then_some(indexer),
+        })
+    }
+}
+
+impl Support {
+    fn new(phase: &PhaseExplanation, target: Target) -> Self {
+        let could_run = |candidate: &&Candidate| {
+            candidate.reasons.iter().all(
+                |reason| matches!(reason.given, Given::Cause(cause) if another_build_has_it(cause)),
+            )
+        };
+        let mut fits = phase.candidates.iter().filter(could_run);
+        let (mut native, mut adapted) = (None, Vec::new());
+        for candidate in &mut fits {
+            match package(candidate) {
+                Some(package) => adapted.push(Adapted {
+                    name: candidate.spec.name,
+                    package,
+                }),
+                None if native.is_none() => native = Some(Native::new(candidate, target)),
+                None => {}
+            }
+        }
+        adapted.sort_by_key(|it| it.name);
+        Self { native, adapted }
+    }
+}
+
+/// Whether a program with other features or crates, or on its own hardware, could run it.
+fn another_build_has_it(cause: Cause) -> bool {
+    let by_a_build = matches!(
+        cause,
+        Cause::NotLinked(_)
+            | Cause::FeatureOff { .. }
+            | Cause::FeaturesOff { .. }
+            | Cause::CompiledFor(_)
+    );
+    by_a_build || cause.is_local()
+}
+
+/// The crate that adapts a backend's kernels, unless they are this project's own.
+fn package(candidate: &Candidate) -> Option<&'static str> {
+    if candidate.spec.provider == "native" {
+        return None;
+    }
+    let package = candidate
+        .reasons
+        .iter()
+        .find_map(|reason| match reason.given {
+            Given::Cause(
+                Cause::NotLinked(package)
+                | Cause::FeatureOff { package, .. }
+                | Cause::FeaturesOff { package, .. },
+            ) => Some(package),
+            _ => None,
+        });
+    Some(package.unwrap_or(candidate.spec.provider))
+}
+
+impl Native {
+    fn new(candidate: &Candidate, target: Target) -> Self {
+        let runs = candidate.kernels.run_on.unwrap_or(&[]);
+        let here = |run: &&mla_runtime::kernels::Run| Some(run.capability) == target.capability;
+        let gpus: Vec<_> = runs.iter().filter(here).map(|run| run.gpu).collect();
+        let run = match candidate.spec.platform {
+            Platform::Cpu => Ran::On(Vec::new()),
+            _ if gpus.is_empty() => Ran::Declared,
+            _ => Ran::On(gpus),
+        };
+        Self {
+            name: candidate.spec.name,
+            feature: feature(candidate),
+            run,
+        }
+    }
+}
+
+/// The feature that compiles a backend, whether it is on or off.
+fn feature(candidate: &Candidate) -> Option<&'static str> {
+    let off = candidate
+        .reasons
+        .iter()
+        .find_map(|reason| match reason.given {
+            Given::Cause(Cause::FeatureOff { feature, .. }) => Some(feature),
+            _ => None,
+        });
+    let families = candidate.kernels.families.unwrap_or(&[]);
+    off.or_else(|| families.first().map(|family| family.name))
+}

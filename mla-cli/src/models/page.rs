@@ -1,0 +1,222 @@
+//! The page docs/support.md.
+
+use std::fmt::Write as _;
+
+use super::measured::{Form, Measured};
+use super::{Adapted, HardwareReport, Indexer, ModelReport, Native, Ran, Report, Support};
+
+const HEAD: &str = "\
+# Support
+
+`mla models` prints this page from the models that are known by name, and `cargo xtask goldens --bless` writes it. Any
+other model is asked about by its own configuration, `mla explain --config config.json --sm 9.0`, and every reason is
+said there.
+";
+
+const RUNS: &str = "\
+## What runs
+
+Two backends serve a dense model: one for prompts (prefill), and one for decodes. A sparse model has one for both, which
+attends to the lists that an indexer makes.
+
+- **native**: kernels of this project. A build has them with the feature that is named.
+- **adapted**: other people's kernels, from the crate that is named: [adapters.md](adapters.md) says where each has run.
+- **run**: all tests passed on the GPUs that are named; `mla explain` has the day and the commit. **declared**: the
+  kernels are compiled for the GPU, and have run on none of its kind.
+- **indexer**: the device makes the lists, with the feature that is named; or the engine does, as the device has no
+  indexer there.
+
+Every row is for bf16 and a cache of bf16; `mla explain --kv fp8` asks about another.
+";
+
+pub(super) fn write(report: &Report) -> String {
+    let mut text = HEAD.to_owned();
+    memory(&report.models, &mut text);
+    text.push('\n');
+    text += RUNS;
+    for models in groups(&report.models) {
+        hardware(&models, &mut text);
+    }
+    measured(report, &mut text);
+    text
+}
+
+// Writing to a string cannot fail.
+macro_rules! line {
+    ($text:expr, $($argument:tt)*) => { let _ = writeln!($text, $($argument)*); };
+}
+
+fn memory(models: &[ModelReport], text: &mut String) {
+    *text += "
+## Memory
+
+Bytes of cache per token: in a layer, and in all layers of the model together. A sparse model's layers with an indexer
+also keep its keys, which the model's bytes count. `mla plan memory --model NAME --fit 80GiB` plans a whole card.
+
+| model | heads | layers | (L, P, R, V) | softmax scale | context | slots | index | bf16 | model | fp8 | model | \
+fp8_ds_mla | model |
+|---|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|
+";
+    for model in models {
+        let [latent, nope, rope, v] = model.dims;
+        let index = model.memory[0].index_bytes;
+        let _ = write!(
+            text,
+            "| {} | {} | {} | ({latent}, {nope}, {rope}, {v}) | {:.6} | {} | {} | {} |",
+            model.name,
+            model.heads,
+            model.layers,
+            model.softmax_scale,
+            or_dash(model.positions),
+            or_dash(model.slots),
+            or_dash((index > 0).then_some(index)),
+        );
+        for format in ["bf16", "fp8", "fp8_ds_mla"] {
+            let _ = match model.memory.iter().find(|it| it.format == format) {
+                Some(memory) => write!(text, " {} | {} |", memory.layer_bytes, memory.model_bytes),
+                None => write!(text, " – | – |"),
+            };
+        }
+        text.push('\n');
+    }
+    for model in models {
+        if let Some(scaling) = model.config.query_scaling {
+            line!(
+                text,
+                "\n{}: queries grow with their position, by {} from {} tokens on, and the engine \
+                 scales them. Its softmax\nscale is that of its `config.json`; Mistral's own \
+                 `params.json` leaves out yarn's factor, which makes it {:.6}.",
+                model.name,
+                scaling.beta,
+                scaling.original_max_positions,
+                1.0 / f64::from(model.config.dims.head.qk()).sqrt()
+            );
+        }
+    }
+}
+
+fn or_dash<T: ToString>(value: Option<T>) -> String {
+    value.map_or_else(|| "–".to_owned(), |value| value.to_string())
+}
+
+/// Models that get the same everywhere, in the order of the first of each.
+fn groups(models: &[ModelReport]) -> Vec<Vec<&ModelReport>> {
+    let mut groups: Vec<Vec<&ModelReport>> = Vec::new();
+    for model in models {
+        match groups
+            .iter_mut()
+            .find(|it| it[0].hardware == model.hardware)
+        {
+            Some(group) => group.push(model),
+            None => groups.push(vec![model]),
+        }
+    }
+    groups
+}
+
+fn hardware(models: &[&ModelReport], text: &mut String) {
+    let names: Vec<_> = models.iter().map(|model| model.name).collect();
+    line!(text, "\n### {}\n", names.join(", "));
+    *text += match models[0].slots {
+        None => "| hardware | prefill | decode |\n|---|---|---|\n",
+        Some(_) => "| hardware | prefill and decode | indexer |\n|---|---|---|\n",
+    };
+    let rows = &models[0].hardware;
+    for alike in rows.chunk_by(|a, b| cells(a) == cells(b)) {
+        let names: Vec<_> = alike.iter().map(label).collect();
+        let [first, second] = cells(&alike[0]);
+        line!(text, "| {} | {first} | {second} |", names.join(", "));
+    }
+}
+
+fn label(hardware: &HardwareReport) -> String {
+    match &hardware.capability {
+        Some(capability) => format!("{} ({capability})", hardware.name),
+        None => hardware.name.to_owned(),
+    }
+}
+
+fn cells(hardware: &HardwareReport) -> [String; 2] {
+    let decode = support(&hardware.decode);
+    match (&hardware.prefill, &hardware.indexer) {
+        (Some(prefill), _) => [support(prefill), decode],
+        (None, Some(Indexer::Native(Some(feature)))) => [decode, format!("device, `{feature}`")],
+        (None, Some(Indexer::Native(None))) => [decode, "device".to_owned()],
+        (None, _) => [decode, "engine".to_owned()],
+    }
+}
+
+fn support(support: &Support) -> String {
+    let native = match &support.native {
+        Some(native) => describe(native),
+        None => "no native one".to_owned(),
+    };
+    let adapted = |it: &Adapted| format!("{} ({})", it.name, it.package);
+    let adapted: Vec<_> = support.adapted.iter().map(adapted).collect();
+    match adapted.is_empty() {
+        true => native,
+        false => format!("{native}; adapted: {}", adapted.join(", ")),
+    }
+}
+
+fn describe(native: &Native) -> String {
+    let ran = match &native.run {
+        Ran::Declared => "declared".to_owned(),
+        Ran::On(gpus) if gpus.is_empty() => "run".to_owned(),
+        Ran::On(gpus) => format!("run on {}", gpus.join(" and ")),
+    };
+    match native.feature {
+        Some(feature) => format!("{} (`{feature}`), {ran}", native.name),
+        None => format!("{}, {ran}", native.name),
+    }
+}
+
+fn measured(report: &Report, text: &mut String) {
+    *text += "
+## Measured
+
+Attention of one layer from end to end, in µs, with cold caches: [BENCHMARKS.md](../BENCHMARKS.md) has the command, the
+protocol, and other libraries beside it. A shape is that of a rank whose heads are what is left of the model's after
+tensor parallelism: \"kimi-k2 / 4\" is kimi-k2 on four GPUs. `mla bench BATCH --model NAME --heads N --device cuda` times
+any other.
+
+| form | batch | heads | cache | µs | GPU | models / ranks |
+|---|---|---:|---|---:|---|---|
+";
+    for it in report.measured {
+        let form = match it.form {
+            Form::Decode => "decode",
+            Form::Prefill => "prefill",
+            Form::Sparse => "sparse",
+        };
+        line!(
+            text,
+            "| {form} | {} | {} | {} | {} | {} ({}, {}) | {} |",
+            it.batch,
+            it.heads,
+            it.kv_format,
+            it.micros,
+            it.session.gpu,
+            it.session.date,
+            it.session.commit,
+            shapes_of(it, &report.models)
+        );
+    }
+    let unmeasured = report.models.iter().filter(|model| {
+        let shapes = |it: &Measured| it.ranks(&model.config);
+        report.measured.iter().find_map(shapes).is_none()
+    });
+    let names: Vec<_> = unmeasured.map(|model| model.name).collect();
+    line!(text, "\nNot measured yet: {}.", names.join(", "));
+}
+
+fn shapes_of(measured: &Measured, models: &[ModelReport]) -> String {
+    let named = models.iter().filter_map(|model| {
+        let ranks = measured.ranks(&model.config)?;
+        Some(match ranks {
+            1 => model.name.to_owned(),
+            ranks => format!("{} / {ranks}", model.name),
+        })
+    });
+    named.collect::<Vec<_>>().join(", ")
+}
