@@ -1,5 +1,5 @@
-// Launches of the indexer's kernels, each of which may start while the one before it in the stream
-// is ending (programmatic dependent launch).
+// Launches of the indexer's kernels, each of which may start while the previous kernel of the
+// stream is ending (programmatic dependent launch).
 #pragma once
 
 #include "../../common/status.cuh"
@@ -13,15 +13,15 @@ struct Grid {
     int cluster = 1;  // CTAs of a cluster, along x
 };
 
-// The kernel calls griddepcontrol.wait before it reads or writes what others do.
+// The kernel calls griddepcontrol.wait before it reads or writes what other kernels do.
 template <typename... Parameters, typename... Arguments>
 MlaStatus launch_early(const char* name, void (*kernel)(Parameters...), const Grid& grid,
                        void* stream, Arguments&&... arguments) {
     cudaLaunchAttribute attributes[3] = {};
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    // An SM can only hold CTAs of the kernel before and of this one together if both divide its
-    // memory the same way.
+    // An SM can hold CTAs of the previous kernel and of this one at the same time only if both have
+    // the same shared-memory carveout.
     attributes[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
     attributes[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
     attributes[2].id = cudaLaunchAttributeClusterDimension;

@@ -1,4 +1,4 @@
-// Which request a query token belongs to, and what it sees.
+// The request of a query token, and the positions that it sees.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +13,11 @@ struct Requests {
     int64_t block_table_stride;
     int requests;
     int first_token;
-    int columns;  // the most positions that a row has
+    int columns;  // maximum number of positions of a row
     int max_pages;
     int page_size;
     int page_shift;  // log2 of page_size, or -1
-    int slots;       // how many the cache has
+    int slots;       // number of slots of the cache
 };
 
 inline int shift_of(int page_size) {
@@ -28,25 +28,25 @@ inline int shift_of(int page_size) {
 
 struct Row {
     const int32_t* table;  // the request's pages
-    int seen;              // positions
-    int length;            // of the request
+    int seen;              // positions that it sees
+    int length;            // length of the request
     int behind;            // query tokens of the request that come after this one
 };
 
-// What the request's query token that many before its last one sees.
+// Positions that a request's query token sees; `behind` query tokens come after it.
 __device__ __forceinline__ int seen_by(const Requests& p, int length, int behind) {
     return min(max(length - behind, 0), p.columns);
 }
 
-// The last request that begins at or before the token, which is the one that has it: those of no
-// tokens begin where the next one does. A warp looks at 32 requests at a time.
+// The request of a token: the last one that begins at or before it, since requests without tokens
+// begin where the next one does. A warp looks at 32 requests at a time.
 __device__ __forceinline__ int request_of(const Requests& p, int token, int lane) {
     int first = 0, count = p.requests;
     while (count > 1) {
         const int step = (count + 31) / 32;
         const int at = first + lane * step;
         const bool before = lane * step < count && p.query_starts[at] <= token;
-        // Starts ascend, so the lanes that are before it come first.
+        // Starts ascend, so the lanes whose `before` is true come first.
         const int last = __popc(__ballot_sync(~0u, before)) - 1;
         const int skipped = max(last, 0) * step;
         first += skipped;
@@ -55,10 +55,10 @@ __device__ __forceinline__ int request_of(const Requests& p, int token, int lane
     return first;
 }
 
-// The same in every lane.
+// The result is the same in all lanes.
 __device__ __forceinline__ Row find_row(const Requests& p, int row, int lane) {
     const int token = p.first_token + row;
-    // Decode mostly has one token for each request: all that it needs is then read at once.
+    // Decode usually has one token per request: then all loads are in flight at the same time.
     int request = min(token, p.requests - 1);
     const int start = p.query_starts[request];
     int end = p.query_starts[request + 1], len = p.seq_lens[request];
@@ -67,13 +67,13 @@ __device__ __forceinline__ Row find_row(const Requests& p, int row, int lane) {
         end = p.query_starts[request + 1];
         len = p.seq_lens[request];
     }
-    // The request's last token sees all of it, each before it one less.
+    // The request's last token sees all of its positions, and each earlier one sees one less.
     const int behind = end - 1 - token;
     return {p.block_table + request * p.block_table_stride, seen_by(p, len, behind), len, behind};
 }
 
-// The slot of a position; -1 if the block table has no page of the cache there. Pages whose size is
-// a power of two need no division.
+// The slot of a position; -1 if the block table has no page of the cache there. With kPower, page
+// sizes are powers of two and need no division.
 template <bool kPower>
 __device__ __forceinline__ int slot_of(const Requests& p, const Row& row, int position) {
     const int column = kPower ? position >> p.page_shift : position / p.page_size;

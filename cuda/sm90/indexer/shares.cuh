@@ -1,5 +1,5 @@
-// Equal shares of all requests' tiles of keys, one request after the other: whatever the lengths
-// are, CTAs end together. Each of them reads all lengths, so requests must be few.
+// Equal shares of the KV tiles of all requests, one request after the other: CTAs end together
+// whatever the lengths are. Every CTA reads all lengths, so requests must be few.
 #pragma once
 
 #include "../../ptx/lanes.cuh"
@@ -7,31 +7,31 @@
 
 namespace mla::sm90::indexer {
 
-// Keys of one product of a warpgroup.
+// Keys of one MMA of a warpgroup.
 constexpr int kTileKeys = 64;
 
 __host__ __device__ constexpr int tiles_for(int keys) { return (keys + kTileKeys - 1) / kTileKeys; }
 
-// The rows of a request among a batch's `rows`, and what is known of it.
+// The rows of a request among a batch's `rows` rows, and the request's length.
 struct RequestRows {
     int begin, end;
     int last;    // the request's last row, which may be behind `rows`
-    int length;  // of the request
+    int length;  // length of the request
 
-    // `request` is one of the batch.
+    // `request` exists in the batch.
     static __device__ __forceinline__ RequestRows of(const Requests& p, int request, int rows) {
         const int start = p.query_starts[request] - p.first_token;
         const int end = p.query_starts[request + 1] - p.first_token;
         return {max(start, 0), min(end, rows), end - 1, p.seq_lens[request]};
     }
 
-    // What the last of up to `block` rows from `row` on sees, which is the most that any of them
-    // does.
+    // Positions that the last of up to `block` rows from `row` on sees, which is the maximum of
+    // these rows.
     __device__ __forceinline__ int seen(const Requests& p, int row, int block) const {
         return seen_by(p, length, last - (min(row + block, end) - 1));
     }
 
-    // Blocks of so many rows share the tiles of what they see.
+    // KV tiles of all blocks of `block` rows. The rows of a block share the tiles of what they see.
     __device__ __forceinline__ int tiles(const Requests& p, int block) const {
         int all = 0;
         for (int row = begin; row < end; row += block) all += tiles_for(seen(p, row, block));
@@ -39,26 +39,26 @@ struct RequestRows {
     }
 };
 
-// A CTA's share of all requests' tiles, and the request in which it begins.
+// A CTA's share of the tiles of all requests, and the request in which it begins.
 struct Share {
     int begin, end;
     int request;
     int before;  // tiles of the requests before that one
 };
 
-// The same in every lane.
+// The result is the same in all lanes.
 template <int block>
 __device__ __forceinline__ Share share_of(const Requests& p, int rows, int cta, int ctas,
                                           int lane) {
     int first = 0, last = p.requests - 1;
-    // If there are more requests than rows, some have none of these.
+    // With more requests than rows, some requests have none of these rows.
     if (last >= rows) {
         first = request_of(p, p.first_token, lane);
         last = request_of(p, p.first_token + rows - 1, lane);
     }
     int all = 0;
-    // Several are asked for before the first is looked at: what is known of requests may be far
-    // away. The second time it is near.
+    // The loads of several requests are issued before the first result is used: their lengths may
+    // be far away. The second pass finds them in a cache.
     constexpr int kAtOnce = 4;
     for (int base = first; base <= last; base += 32 * kAtOnce) {
         RequestRows of[kAtOnce];

@@ -1,4 +1,4 @@
-// A warpgroup that multiplies tiles of keys with queries, and sums over heads.
+// A consumer warpgroup: multiplies KV tiles with queries, and sums over heads.
 #pragma once
 
 #include "../../../ptx/lanes.cuh"
@@ -13,19 +13,19 @@ struct Consumer {
     static constexpr int kOfToken = C::kHeads / 4;  // columns of a token that a lane has
     static constexpr int kStep = C::kStep;
 
-    // Accumulators of a part of a tile.
+    // Accumulators that a thread has for a part of a tile.
     static constexpr int kSums = C::kColumnsOfPart / 2;
 
     const KernelParams& p;
     Shared<C>& s;
     const int warpgroup, warp, g, q;
-    // Where `s` lies: a register, instead of instructions for every tile.
+    // Address of `s`: a register, instead of instructions for every tile.
     const uint32_t base;
     Ring<C::kStages> ring;  // at this warpgroup's next tile
     Ring<2> jobs;
     float weights[C::kColumns / 4];
-    uint32_t queries;  // the address
-    // Where this lane's next logits go.
+    uint32_t queries;  // address of the job's queries
+    // Addresses of this lane's next logits, and the positions that their rows see.
     float* out[kTokens > 2 ? kTokens / 2 : 1];
     int seen[kTokens > 2 ? kTokens / 2 : 1];
 
@@ -39,7 +39,7 @@ struct Consumer {
           base(ptx::in_register(ptx::shared_address(&s))) {}
 
     __device__ __forceinline__ void run() {
-        // The heads' weights come from the kernel before.
+        // The heads' weights come from the previous kernel.
         ptx::griddepcontrol_wait();
         int behind = 0;  // tiles of earlier jobs
         for (;;) {
@@ -51,7 +51,7 @@ struct Consumer {
             const int skipped = C::kOwnTokens ? 0 : (warpgroup + behind * (kStep - 1)) % kStep;
             ring.advance(skipped);
             multiply(job, skipped, tiles);
-            // To the first tile of the next job.
+            // Goes to the first tile of the next job.
             const int after = (skipped + tiles * (kStep - 1)) % kStep;
             if (after) ring = ring.back(after);
             behind += tiles;
@@ -60,8 +60,8 @@ struct Consumer {
         }
     }
 
-    // The row of the logits whose sums this lane ends with, number `i` of them, relative to the
-    // first token: lanes of q 2 and 3 have the second of two tokens.
+    // Row of the logits that this lane ends up with, number `i` of them, relative to the first
+    // token. Of two tokens, the lanes with q of 2 and 3 have the second one.
     __device__ __forceinline__ int token_of(int i) const {
         const int own = kTokens == 1 ? 0 : 2 * i + q / 2;
         return C::kOwnTokens ? warpgroup * kTokens + own : own;
@@ -69,7 +69,7 @@ struct Consumer {
 
     __device__ __forceinline__ void begin(const Job& job) {
         const int first = job.first + (C::kOwnTokens ? warpgroup * kTokens : 0);
-        // Of columns 8 i + 2 q and the next, as the accumulators are.
+        // Weights of columns 8 i + 2 q and 8 i + 2 q + 1, in the layout of the accumulators.
 #pragma unroll
         for (int i = 0; i < C::kColumns / 4; ++i) {
             const int column = i / 2 * 8 + 2 * q + i % 2;
@@ -93,8 +93,8 @@ struct Consumer {
     }
 
     __device__ __forceinline__ void multiply(const Job& job, int first, int tiles) {
-        // What the loop counts with is known to be the same in all lanes, and stays in uniform
-        // registers.
+        // The shuffles tell the compiler that the loop's counters are the same in all lanes; they
+        // stay in uniform registers.
         ring = ring.uniform();
         queries = __shfl_sync(~0u, queries, 0);
         const int end = __shfl_sync(~0u, job.key + tiles * kTileKeys, 0);
@@ -116,12 +116,12 @@ struct Consumer {
         }
     }
 
-    // The key of a tile whose logits this lane ends with.
+    // Key of a tile whose logits this lane ends up with.
     __device__ __forceinline__ int key() const { return warp * 16 + g + 8 * (q % 2); }
 
-    // Multiplies the keys with the columns of a part.
+    // Enqueues the MMAs of the keys with the columns of a part.
     __device__ __forceinline__ void start(float (&sums)[kSums], int part) {
-        // Tiles differ in the lower half of their descriptors alone.
+        // The descriptors of tiles differ in their lower halves only.
         const uint64_t first = ptx::wgmma_descriptor(0);
         const uint64_t upper = first >> 32 << 32;
         const uint32_t keys = uint32_t(first) + (base + ring.slot * kTileBytes) / 16;
@@ -135,14 +135,14 @@ struct Consumer {
         ptx::wgmma_commit_group();
     }
 
-    // The logits of a tile, from one part on: while its sums are made the parts behind it are still
-    // multiplied.
+    // Computes the logits of a tile, from one part on. While a part's sums are computed, the MMAs
+    // of later parts are in flight.
     template <int part>
     __device__ __forceinline__ void finish(const float (&sums)[C::kParts][kSums], float scale,
                                            int position) {
         if constexpr (part < C::kParts) {
             ptx::wgmma_wait_group<C::kParts - 1 - part>();
-            // Every lane has read its scale before the product began.
+            // Every lane has read its scale before the MMAs began.
             if (part == C::kParts - 1 && threadIdx.x % 32 == 0)
                 ptx::mbarrier_arrive(base + offsetof(Shared<C>, keys_empty) + ring.slot * 8);
             store<part>(sums[part], scale, position + key());
@@ -150,18 +150,18 @@ struct Consumer {
         }
     }
 
-    // The positive part; NaN, whose sign a product leaves clear, stays NaN. The comparison is of
-    // integers because these do not keep the tensor cores from their operands, as each addition of
-    // floats does.
+    // relu. NaN, whose sign an MMA leaves clear, stays NaN. The comparison is one of integers,
+    // because these do not keep the tensor cores from their operands, as each addition of floats
+    // does.
     __device__ __forceinline__ static float positive(float x) {
         return __int_as_float(max(__float_as_int(x), 0));
     }
 
-    // Sums over heads, and the logits of a part's tokens for this lane's key.
+    // Sums over heads, and stores the logits of a part's tokens for this lane's key.
     template <int part>
     __device__ __forceinline__ void store(const float (&x)[kSums], float scale, int own) {
         constexpr int kOwn = C::kTokensOfPart;
-        // Of each token the key g and the key g + 8.
+        // Sums of each token for key g and for key g + 8.
         float sums[kOwn][2];
 #pragma unroll
         for (int t = 0; t < kOwn; ++t)
@@ -194,7 +194,8 @@ struct Consumer {
         }
     }
 
-    // Adds up what two lanes have of two sums: the one without the bit gets the first.
+    // Adds up two sums across two lanes: the lane without the bit gets the first sum, the other
+    // lane the second.
     __device__ __forceinline__ float exchange(float first, float second, int bit) const {
         const bool upper = q & bit;
         const float given = __shfl_xor_sync(~0u, upper ? first : second, bit);

@@ -2,10 +2,10 @@
 //
 //   logit[t, s] = scale[s] * sum over h of weight[t, h] * relu(query[t, h] . key[s])
 //
-// 64 keys are the first operand of a product, the heads of one or more tokens of a request the
-// second. One warp loads, warpgroups multiply and sum over heads. CTAs stay. Where blocks of tokens
-// are few each CTA has an equal share of all keys (shares.cuh); otherwise it goes on from item to
-// item: an item is a block of tokens and a range of the columns.
+// 64 keys are the A operand of an MMA, the heads of one or more tokens of a request the B operand.
+// One warp loads; consumer warpgroups multiply and sum over heads. CTAs are persistent. If blocks
+// of tokens are few, each CTA has an equal share of all keys (shares.cuh). Otherwise it goes from
+// work item to work item: an item is a block of tokens and a range of columns.
 #pragma once
 
 #include "../../../ptx/sm90.cuh"

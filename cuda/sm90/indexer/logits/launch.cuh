@@ -1,4 +1,4 @@
-// How rows and columns are divided, and the launch.
+// The division of rows and columns among CTAs, and the launch.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,20 +12,21 @@
 
 namespace mla::sm90::logits {
 
-// Warpgroups take turns with the tiles of as many tokens as these columns are. With one token
-// memory is the limit, and several CTAs of an SM, each with a warp that loads for it, hide waits; of
-// 128 columns there are registers for one warpgroup in each, of 256 for one CTA.
+// Warpgroups take turns with the KV tiles of as many tokens as have `columns` columns. With one
+// token, memory is the limit, and several CTAs of an SM, each with a warp that loads for it, hide
+// latency. With 128 columns there are registers for one consumer warpgroup in each CTA, with 256
+// for one CTA.
 template <int heads, int columns>
 using InTurn =
     Config<heads, columns / heads, false, columns == 128 ? 1 : 2, columns == 256 ? 1 : 3>;
-// Each warpgroup has tokens of its own, of so many columns.
+// Each warpgroup has tokens of its own, with `columns` columns.
 template <int heads, int columns, int consumers>
 using OfTheirOwn = Config<heads, columns / heads, true, consumers, 1>;
 
-// What beginning an item costs, in keys.
+// Cost of beginning an item, in keys.
 constexpr int kItemKeys = 192;
 
-// The number of ranges of columns that keeps all CTAs busy for the shortest time.
+// Number of ranges of columns with which all CTAs are done earliest.
 inline int choose_ranges(int64_t blocks, int columns, int64_t ctas) {
     int best = 1;
     int64_t least = INT64_MAX;
@@ -53,14 +54,15 @@ inline MlaStatus describe(CUtensorMap& map, const void* base, const cuuint64_t (
     return ok();
 }
 
-// Blocks of rows whose lengths every CTA reads, to find its share.
+// Maximum number of blocks of rows for equal shares: every CTA reads their lengths to find its
+// share.
 constexpr int kMostSharing = 512;
 
 template <typename C>
 MlaStatus launch(KernelParams p, const void* queries, int multiprocessors, void* stream) {
     const int ctas = C::kCtas * multiprocessors;
     p.blocks = int(ceil_div(p.count, C::kBlock));
-    // Ranges of one block are equal anyway.
+    // The ranges of a single block are equal anyway.
     p.shares = p.blocks > 1 && p.blocks <= kMostSharing;
     p.ranges = choose_ranges(p.blocks, p.rows.columns, ctas);
     const int64_t keys = ceil_div(p.rows.columns, p.ranges);
@@ -89,8 +91,8 @@ MlaStatus launch(KernelParams p, const void* queries, int multiprocessors, void*
                                  stream, p);
 }
 
-// By how many tokens a request has on average: each block of its tokens is multiplied with all of
-// its keys, and a block that is not full takes as long as one that is.
+// Chooses the config by the mean number of tokens of a request: each block of its tokens is
+// multiplied with all of its keys, and a block that is not full takes as long as a full one.
 template <int heads>
 MlaStatus launch_of(const KernelParams& p, const void* queries, int multiprocessors, void* stream) {
     const auto with = [&](auto config) {
@@ -101,7 +103,7 @@ MlaStatus launch_of(const KernelParams& p, const void* queries, int multiprocess
     const int64_t columns = ceil_div(rows, requests) * heads;
     if (columns <= 2 * heads) return with(InTurn<heads, 2 * heads>());
     if (columns <= 128) return with(InTurn<heads, 128>());
-    // What a block of a request takes, relatively, as measured on an H100.
+    // Relative times of the blocks of a request, as measured on an H100.
     const int64_t by_256 = ceil_div(columns, 256) * 72, by_384 = ceil_div(columns, 384) * 105,
                   by_512 = ceil_div(columns, 512) * 130;
     if (by_256 <= std::min(by_384, by_512)) return with(InTurn<heads, 256>());

@@ -1,4 +1,4 @@
-// What the kernel of index logits is given, and how it lays shared memory out.
+// The parameters of the index logits kernel, and its layout of shared memory.
 #pragma once
 
 #include <cuda.h>
@@ -11,56 +11,57 @@
 
 namespace mla::sm90::logits {
 
-// Values of a key and of a query: bytes of e4m3.
+// Width of a key and of a query, in e4m3 values of one byte.
 constexpr int kWidth = 128;
 using indexer::kTileKeys;
 constexpr int kTileBytes = kTileKeys * kWidth;
 
 struct KernelParams {
     CUtensorMap keys;     // [pages, page_size, 128] e4m3, in boxes of `box` keys
-    CUtensorMap queries;  // [rows * heads, 128] e4m3, in boxes of what is multiplied at once
+    CUtensorMap queries;  // [rows * heads, 128] e4m3, in boxes of the columns of a warpgroup
     indexer::Requests rows;
     const float* weights;  // [rows, heads]
     const uint8_t* cache;  // pages of [page_size, 128] e4m3 and [page_size] f32
     float* logits;         // [rows, columns]
     int64_t page_stride;   // in bytes
     int64_t logits_stride;
-    int count;          // rows
-    int blocks;         // of as many rows as a CTA does together
-    int shares;         // whether CTAs have equal shares of all tiles, instead of items
-    int ranges;         // of the columns
+    int count;          // number of rows
+    int blocks;         // number of blocks; a CTA handles the rows of a block together
+    int shares;         // true if CTAs have equal shares of all tiles, instead of items
+    int ranges;         // number of ranges of columns
     int keys_of_range;  // a multiple of kTileKeys
     int pages;
-    int box;          // what pages and tiles are multiples of
-    int stream_once;  // whether keys are read by one CTA alone
-    int facts_ahead;  // whether requests are known before the kernel before has ended
+    int box;          // keys of a box, a divisor of pages and tiles
+    int stream_once;  // true if only one CTA reads a key
+    int facts_ahead;  // true if requests are known before the previous kernel has ended
 };
 
-// How a CTA works: so many query tokens are the second operand of a product, and its warpgroups
-// either take turns with tiles of keys, or multiply each with tokens of their own.
+// A CTA's config. `tokens` query tokens are the B operand of an MMA. The consumer warpgroups either
+// take turns with KV tiles, or each of them multiplies with tokens of its own.
 template <int heads, int tokens, bool own_tokens, int consumers, int ctas>
 struct Config {
     static constexpr int kHeads = heads;
     static constexpr int kTokens = tokens;
     static constexpr bool kOwnTokens = own_tokens;
-    // Warpgroups that multiply.
+    // Consumer warpgroups.
     static constexpr int kConsumers = consumers;
     // CTAs of an SM.
     static constexpr int kCtas = ctas;
     static constexpr int kColumns = heads * tokens;
-    // A warpgroup multiplies a tile in parts: it sums over the heads of one while the next runs.
+    // A warpgroup multiplies a tile in parts: it sums over the heads of one part while the MMAs of
+    // the next one run.
     static constexpr int kParts = (kColumns + 127) / 128;
     static constexpr int kColumnsOfPart = kColumns / kParts;
     static constexpr int kTokensOfPart = tokens / kParts;
-    // One warp loads. Where there are several parts it gives registers away, which a whole
-    // warpgroup has to do.
+    // One warp loads. If there are several parts, its warpgroup gives registers away, for which it
+    // has to be a whole one.
     static constexpr bool kGivesRegisters = kParts > 1;
     static constexpr int kThreads = consumers * 128 + (kGivesRegisters ? 128 : 32);
     static constexpr int kBlock = own_tokens ? tokens * consumers : tokens;
     static constexpr int kQueryBytes = kBlock * heads * kWidth;
-    // Tiles of keys from one that a warpgroup has to its next.
+    // Distance of a warpgroup's next KV tile.
     static constexpr int kStep = own_tokens ? 1 : consumers;
-    // A stage is always the same warpgroup's, which thus sees every phase of its barrier.
+    // A stage always belongs to the same warpgroup, which thus sees every phase of its barrier.
     static constexpr int kStages =
         (220 * 1024 / ctas - 2 * kQueryBytes - 2048) / (kTileBytes + kTileKeys * 4) / kStep * kStep;
 };
@@ -69,7 +70,7 @@ struct Config {
 struct Job {
     int first;       // row of the block's first token
     int begin, end;  // rows that belong to the request
-    int length;      // of the request
+    int length;      // length of the request
     int behind;      // tokens of the request that come after row `begin`
     int key, keys;   // the first position and how many; 0 after the last job
 };
@@ -81,14 +82,14 @@ struct Shared {
     float scales[C::kStages][kTileKeys];
     Job jobs[2];
     Barrier<1> keys_full[C::kStages];
-    // A warpgroup's warps, or those of all.
+    // The warps of one warpgroup arrive, or those of all.
     Barrier<C::kOwnTokens ? 4 * C::kConsumers : 4> keys_empty[C::kStages];
     Barrier<1> queries_full[2];
-    // All threads that multiply, each of which reads the job.
+    // All consumer threads arrive, since each of them reads the job.
     Barrier<128 * C::kConsumers> queries_empty[2];
 };
 
-// A tile starts on 1024 bytes, which dynamic shared memory need not.
+// Tiles begin at multiples of 1024 bytes, dynamic shared memory anywhere.
 template <typename C>
 constexpr int kSharedBytes = int(sizeof(Shared<C>)) + 1024;
 

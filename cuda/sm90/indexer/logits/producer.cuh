@@ -1,4 +1,4 @@
-// The warp that loads: queries of a job once, then its keys and their scales, tile by tile.
+// The producer warp: loads the queries of a job once, then its keys and their scales, tile by tile.
 #pragma once
 
 #include "params.cuh"
@@ -20,7 +20,8 @@ struct Producer {
           lane(threadIdx.x % 32),
           policy(p.stream_once ? ptx::createpolicy_evict_first() : ptx::CachePolicy{}) {}
 
-    // Which the first job is, and where its keys lie, may be read before its queries are there.
+    // True after griddepcontrol.wait. The first job, and the pages of its keys, may be read before
+    // its queries have been written.
     bool waited = false;
 
     __device__ __forceinline__ void run() {
@@ -36,17 +37,18 @@ struct Producer {
     __device__ __forceinline__ void wait() {
         waited = true;
         ptx::griddepcontrol_wait();
-        // Not earlier: so the next kernel finds complete what was there before this one began.
+        // Not earlier: when the next kernel starts, all that was written before this one began is
+        // complete.
         ptx::griddepcontrol_launch_dependents();
     }
 
-    // The queries of a job, and its keys.
+    // Loads the queries of a job, and its keys.
     __device__ __forceinline__ void load(const Job& job, const int32_t* table) {
         const int end = job.key + job.keys;
         const bool whole = p.box == kTileKeys;
         const Place first = whole ? find(table, job.key + lane * kTileKeys, end) : Place{-1, 0};
         if (!waited) wait();
-        // Before the keys, each of which takes this warp a while to ask for.
+        // Before the keys: this warp takes a while to issue the copy of each tile.
         announce(job);
         if (whole)
             load_whole_tiles(table, first, job.key, end);
@@ -55,7 +57,7 @@ struct Producer {
                 load_boxes(table, position, end);
     }
 
-    // One request after the other, from where this CTA's share of all tiles begins to its end.
+    // Goes through this CTA's share of all tiles, one request after the other.
     __device__ __forceinline__ void run_share() {
         const indexer::Share share =
             indexer::share_of<C::kBlock>(p.rows, p.count, blockIdx.x, gridDim.x, lane);
@@ -82,12 +84,12 @@ struct Producer {
     __device__ __forceinline__ void run_items() {
         const int items = p.blocks * p.ranges;
         for (int item = blockIdx.x; item < items; item += gridDim.x) {
-            // Later ranges, which short requests have not, come last for all blocks.
+            // Later ranges, which short requests do not reach, come last for all blocks.
             const int block = item % p.blocks, range = item / p.blocks;
             const int first = block * C::kBlock, last = min(first + C::kBlock, p.count);
             for (int row = first; row < last;) {
                 const indexer::Row of = indexer::find_row(p.rows, row, lane);
-                // One at least, whatever the starts are: otherwise this would not end.
+                // At least one row, whatever the starts are: otherwise the loop would not end.
                 const int rows = max(1, min(last - row, of.behind + 1));
                 const int seen = indexer::seen_by(p.rows, of.length, of.behind - (rows - 1));
                 const int begin = range * p.keys_of_range;
@@ -100,7 +102,7 @@ struct Producer {
         }
     }
 
-    // The job's queries; none if it is the end.
+    // Publishes a job and loads its queries. An empty job is the end.
     __device__ __forceinline__ void announce(const Job& job) {
         s.queries_empty[jobs.slot].wait(jobs.phase ^ 1);
         if (lane == 0) {
@@ -124,8 +126,8 @@ struct Producer {
         return p.rows.page_shift >= 0 ? position >> p.rows.page_shift : position / p.rows.page_size;
     }
 
-    // Where keys lie: their page, -1 if the block table has none of the cache there, and the first
-    // one's place in it.
+    // The place of a key: its page, -1 if the block table has no page of the cache there, and its
+    // offset within the page.
     struct Place {
         int page, offset;
     };
@@ -140,8 +142,8 @@ struct Producer {
                place.offset * 4;
     }
 
-    // Each tile is in one page. A lane looks up one of 32 tiles, while those before are loaded;
-    // `next` is what it has of the first ones.
+    // Each tile is within one page. A lane looks up one of 32 tiles while the tiles before these
+    // are loaded; `next` is its result for the first 32.
     __device__ __forceinline__ void load_whole_tiles(const int32_t* table, Place next, int begin,
                                                      int end) {
         for (int base = begin; base < end; base += 32 * kTileKeys) {
@@ -172,13 +174,13 @@ struct Producer {
         load_box(ptx::shared_address(s.keys[ring.slot]), place);
     }
 
-    // What lies outside of the tensor becomes zeros.
+    // TMA reads zeros outside of the tensor, as behind its last page.
     __device__ __forceinline__ void load_box(uint32_t to, const Place& place) {
         ptx::cp_async_bulk_tensor(&p.keys, to, s.keys_full[ring.slot].address(), policy, 0,
                                   place.offset, place.page >= 0 ? place.page : p.pages);
     }
 
-    // Tiles have keys of several pages, or of a fraction of one.
+    // For tiles with keys of several pages, or of a fraction of one: loads them in boxes.
     __device__ __forceinline__ void load_boxes(const int32_t* table, int position, int end) {
         s.keys_empty[ring.slot].wait(ring.phase ^ 1);
         for (int key = lane; key < kTileKeys; key += 32) {

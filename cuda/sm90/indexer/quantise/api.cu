@@ -16,12 +16,13 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     queries_kernel(const __grid_constant__ MlaIndexQueriesParams p) {
     ptx::griddepcontrol_wait();
-    // Not earlier: so the next kernel finds complete what was there before this one began.
+    // Not earlier: when the next kernel starts, all that was written before this one began is
+    // complete.
     ptx::griddepcontrol_launch_dependents();
     write_queries(p, blockIdx.x);
 }
 
-// Common to both: where a launch is possible at all.
+// Launches either kernel, if there are tokens and the parameters are accepted.
 template <typename Params, typename Kernel>
 MlaStatus enqueue(const Params* params, const char* name, Kernel kernel, int64_t rows_each,
                   void* stream) {

@@ -1,4 +1,4 @@
-// What index keys and queries are refused for.
+// Checks of the parameters of index keys and queries.
 #pragma once
 
 #include "../../../common/device.cuh"

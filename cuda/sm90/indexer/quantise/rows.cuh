@@ -1,11 +1,11 @@
 // Index keys and queries: normalised, rotated, transformed and rounded to e4m3.
 //
-// A warp has a row of 128 values, four neighbouring ones in each lane. Everything is done in the
-// order of the CPU device's code, product by product, so that the same values come out, to the last
-// bit but for the sums of the LayerNorm, which are in f64.
+// A warp has a row of 128 values, four neighbouring ones in each lane. Operations have the order of
+// the CPU device's code, and each is rounded, so that the same values come out, to the last bit
+// except for the sums of the LayerNorm, which are in f64.
 //
-// Few tokens leave an SM nothing to do while it waits for instructions that it runs once: there are
-// as few of them as there can be.
+// With few tokens, an SM has nothing to do while it waits for instructions that run once, so there
+// are as few instructions as possible.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -59,7 +59,7 @@ __device__ __forceinline__ double sum_of_warp(double x) {
 
 // (x - mean) / sqrt(variance + epsilon) * weight + bias.
 __device__ __forceinline__ void normalise(Values& v, const MlaIndexKeysParams& p, int lane) {
-    // Asked for before anything waits.
+    // Loaded before anything waits.
     Values weight, bias;
     weight.load(p.norm_weight, 0, p.norm_weight_dtype, lane);
     bias.load(p.norm_bias, 0, p.norm_bias_dtype, lane);
@@ -76,7 +76,7 @@ __device__ __forceinline__ void normalise(Values& v, const MlaIndexKeysParams& p
         v.x[i] = float((v.x[i] - mean) * factor * double(weight.x[i]) + double(bias.x[i]));
 }
 
-// Turns the first 64 values. Lanes 0 to 15 have them.
+// Rotates the first 64 values, which lanes 0 to 15 have.
 __device__ __forceinline__ void rotate(Values& v, const MlaIndexRotary& r, int64_t token,
                                        int lane) {
     if (!r.positions) return;
@@ -127,20 +127,20 @@ __device__ __forceinline__ void hadamard(Values& v, int lane) {
     for (int i = 0; i < 4; ++i) v.x[i] = __fmul_rn(v.x[i], factor);
 }
 
-// The least power of two that is not below max(|x|, 1e-4) / 448. NaN counts as nothing.
+// The smallest power of two that is at least max(|x|, 1e-4) / 448. NaN is ignored.
 __device__ __forceinline__ float scale_of(const Values& v) {
     float most = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) most = fmaxf(most, fabsf(v.x[i]));
     for (int mask = 16; mask > 0; mask /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, mask));
     most = fminf(fmaxf(most, 1e-4f), 3.402823466e38f);
-    // 448 is 1.75 times 2^8: what is above 1.75 times a power of two takes the next one.
+    // 448 is 1.75 times 2^8: a maximum above 1.75 times a power of two takes the next power.
     const uint32_t bits = __float_as_uint(most);
     return __uint_as_float((bits >> 23) - 8 + ((bits & 0x7fffff) > 0x600000) << 23);
 }
 
 __device__ __forceinline__ uint32_t codes_of(const Values& v, float scale) {
-    // Of a power of two from 2^-22 to 2^120, and exact.
+    // Exact: the scale is a power of two from 2^-22 to 2^120.
     const float inverse = __uint_as_float((254u << 23) - __float_as_uint(scale));
     uint32_t codes = 0;
 #pragma unroll
@@ -166,7 +166,7 @@ __device__ __forceinline__ void write_query(const MlaIndexQueriesParams& p, Valu
     }
 }
 
-// What block `block` does of the queries.
+// The work of block `block` on the queries.
 __device__ __forceinline__ void write_queries(const MlaIndexQueriesParams& p, uint32_t block) {
     const int lane = threadIdx.x % 32;
     const int64_t row = int64_t(block) * kRows + threadIdx.x / 32;
@@ -178,7 +178,7 @@ __device__ __forceinline__ void write_queries(const MlaIndexQueriesParams& p, ui
     write_query(p, v, token, head, lane);
 }
 
-// What block `block` does of the keys.
+// The work of block `block` on the keys.
 __device__ __forceinline__ void write_keys(const MlaIndexKeysParams& p, uint32_t block) {
     const int lane = threadIdx.x % 32;
     const int64_t token = int64_t(block) * kRows + threadIdx.x / 32;

@@ -1,5 +1,6 @@
-// The rows of a layer's cache and of its index cache, and the index queries, in one launch: the first
-// blocks write index keys, then come those of all/cache_write.cuh, then those of queries.
+// Writes the rows of a layer's cache and of its index cache, and the index queries, in one launch:
+// the first blocks write index keys, the next ones the rows of all/cache_write.cuh, the last ones
+// queries.
 #include "../../../all/cache_write.cuh"
 #include "../launch.cuh"
 #include "check.cuh"
@@ -10,7 +11,7 @@ namespace {
 
 static_assert(kThreads == kWriteThreads, "one size of block for both");
 
-// How many blocks have index keys, and how many rows of the layer's cache.
+// Numbers of blocks for index keys, and for rows of the layer's cache.
 struct Blocks {
     uint32_t keys, rows;
 };
@@ -48,7 +49,7 @@ Kernel kernel_of(int format, bool turned) {
     }
 }
 
-// None if the rows are not those of the models that have an indexer.
+// Null if the rows are not those of the models that have an indexer.
 Kernel kernel_for(const MlaCacheWriteParams& rows, const WriteLaunch& write) {
     if (write.blocks == 0 || !write.wide || !write.r1) return nullptr;
     switch (rows.dtype) {

@@ -1,4 +1,4 @@
-// A bit for each position of a row, and the list of those that are set.
+// A bitmap of a row's positions, and the list of those that are set.
 #pragma once
 
 #include "../../../ptx/lanes.cuh"
@@ -12,9 +12,9 @@ __device__ __forceinline__ void mark(uint32_t* bitmap, uint32_t position) {
     atomicOr(&bitmap[position / 32], 1u << position % 32);
 }
 
-// Calls `visit` with the number of each word, the word, and how many bits are set before it. A
-// thread has words that follow each other, an odd number, so that those of a warp are in different
-// banks. Returns how many bits are set.
+// Calls `visit` with the index of each word, the word, and the number of bits that are set before
+// it. A thread has consecutive words, an odd number of them, so that those of a warp are in
+// different banks. Returns the number of set bits.
 template <typename S, typename Visit>
 __device__ __forceinline__ int for_each_word(S& s, const uint32_t* bitmap, int words,
                                              const Visit& visit) {
@@ -38,18 +38,18 @@ __device__ __forceinline__ int for_each_word(S& s, const uint32_t* bitmap, int w
     return int(all);
 }
 
-// The lowest `count` of the bits that are set.
+// The lowest `count` of the set bits.
 __device__ __forceinline__ uint32_t first_bits(uint32_t bits, uint32_t count) {
     while (uint32_t(__popc(bits)) > count) bits ^= 0x80000000u >> __clz(bits);
     return bits;
 }
 
-// Writes the slots of `count` positions: by all threads at once, since every one waits for the
-// block table.
+// Writes the slots of `count` positions. All threads take part, since each load waits for the block
+// table.
 template <int kThreads, bool kPower>
 __device__ __forceinline__ void translate(const Requests& requests, const Row& row,
                                           const int32_t* positions, int count, int32_t* list) {
-    // As many as a thread has of a list of 2048.
+    // A thread's part of a list of 2048.
     constexpr int kBatch = 2048 / kThreads;
     for (int base = threadIdx.x; base < count; base += kBatch * kThreads) {
         int32_t slots[kBatch];
@@ -64,7 +64,7 @@ __device__ __forceinline__ void translate(const Requests& requests, const Row& r
 }
 
 // Writes the slots of the set positions in ascending order. The first bit is that of position
-// `begin`. `positions` is room for as many as are set, if there is such a place, or null.
+// `begin`. `positions` has room for as many as are set; if it is null, the list serves.
 template <typename S>
 __device__ __forceinline__ void write_list(S& s, const Requests& requests, const Row& row,
                                            const uint32_t* bitmap, int words, int begin,

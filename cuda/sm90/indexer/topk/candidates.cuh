@@ -1,4 +1,5 @@
-// The logits that may be chosen: a sample of the row says which are worth keeping.
+// Candidates: logits that may be chosen. A sample of the row gives a bound, and only logits from
+// there on are kept.
 #pragma once
 
 #include "../../../ptx/sm90.cuh"
@@ -6,7 +7,7 @@
 
 namespace mla::sm90::topk {
 
-// CTAs that share a row. The first chooses among what all have found.
+// CTAs that share a row. The first one chooses among the candidates of all.
 struct Cluster {
     uint32_t rank, ctas;
 
@@ -17,7 +18,7 @@ struct Cluster {
     }
 };
 
-// Logits `at .. at + 4` of a row of `count`; NaN behind its end.
+// Logits `at` to `at + 4` of a row of `count`; NaN behind its end.
 __device__ __forceinline__ float4 load4(const float* logits, int at, int count, bool vectors) {
     if (vectors && at + 4 <= count) return ptx::ld_global_nc(logits + at);
     const float none = __int_as_float(0x7fffffff);
@@ -29,17 +30,18 @@ __device__ __forceinline__ float4 load4(const float* logits, int at, int count, 
     return x;
 }
 
-// What a sample says of a row.
+// Estimates from a sample of a row.
 struct Guess {
     // A logit below which nothing is chosen, almost certainly.
     float least;
-    // How far above its key the keys of most others lie; 0 if nothing is known.
+    // Distance of the sample's largest key from that key, below which the keys of most logits lie;
+    // 0 if nothing is known.
     uint32_t range;
 
     __device__ __forceinline__ uint32_t key() const { return key_of(least); }
 };
 
-// Bins of equal steps of values. Larger values have no lower bin, and NaN has the lowest.
+// Bins of equal steps of values. Larger values are never in a lower bin, and NaN is in the lowest.
 template <int kBins>
 struct Steps {
     float least, width, scale;
@@ -48,16 +50,16 @@ struct Steps {
         : least(least), width((largest - least) * (1.f / kBins)) {
         scale = __fdividef(1.f, width);
     }
-    // Not if all are equal, nor between infinite ones.
+    // False if all values are equal, or if some are infinite.
     __device__ __forceinline__ bool usable() const { return scale > 0 && scale < 1e30f; }
-    // Counted in bins from the first one.
+    // Distance from the first bin, in bins.
     __device__ __forceinline__ float at(float x) const { return (x - least) * scale; }
     __device__ __forceinline__ uint32_t bin_of(float x) const {
         return uint32_t(fminf(fmaxf(at(x), 0.f), float(kBins - 1)));
     }
 };
 
-// Readies s.bins for another histogram.
+// Clears s.bins for another histogram.
 template <typename S>
 __device__ __forceinline__ void clear_bins(S& s) {
     __syncthreads();
@@ -65,9 +67,10 @@ __device__ __forceinline__ void clear_bins(S& s) {
     __syncthreads();
 }
 
-// So many of the sample are above the guess as the row's part that is chosen, and four standard
-// deviations more. Each thread has some vectors of the sample. Values in equal steps seldom need a
-// second histogram, as keys mostly do. Bins are zero before, not afterwards.
+// Estimates the bound of candidates. The expected number of chosen logits in the sample, and four
+// standard deviations more, are above it. Each thread has some vectors of the sample. A histogram
+// of equal steps of values seldom needs a second one, while a histogram of keys usually does. Bins
+// are zero at entry, not at return.
 template <typename S>
 __device__ __forceinline__ Guess guess_from(S& s, const float4 (&x)[S::kSampledEach], int count,
                                             int topk) {
@@ -115,7 +118,7 @@ __device__ __forceinline__ Guess guess_from(S& s, const float4 (&x)[S::kSampledE
     return {least, max(range.largest, key_of(least)) - key_of(least)};
 }
 
-// Where a vector of the sample begins.
+// Position of a vector of the sample.
 __device__ __forceinline__ int sampled_at(int vector, int count) {
     constexpr int together = kSampled * kSampledTogether, places = kSamples / together;
     return int(int64_t(count / together) * (vector / kSampledTogether) / places) * together +
@@ -131,12 +134,12 @@ __device__ __forceinline__ void load_sample(float4 (&x)[kEach], const float* log
         x[i] = load4(logits, sampled_at(i * kThreads + int(threadIdx.x), count), count, vectors);
 }
 
-// Adds to the candidates what is at least `least` of these logits, which are vectors of four from
-// position `first` on.
+// Adds those of these logits to the candidates that are at least `least`. The logits are vectors of
+// four, the first one at position `first`.
 template <typename S, int kBatch>
 __device__ __forceinline__ void keep(S& s, Candidate* candidates, uint32_t room,
                                      const float4 (&x)[kBatch], int first, float least) {
-    // Counted as numbers, so that no predicates have to be kept until they are needed again.
+    // Counted in floats, so that no predicates have to be kept until the second loop.
     float number = 0;
 #pragma unroll
     for (int i = 0; i < kBatch; ++i)
@@ -163,8 +166,8 @@ __device__ __forceinline__ void keep(S& s, Candidate* candidates, uint32_t room,
     }
 }
 
-// Loads this thread's vectors of a step of logits that begins at `begin`, if it does before `end`.
-// Whole steps of a row that begins on 16 bytes need not ask where it ends.
+// Loads this thread's vectors of the step of logits that begins at `begin`, if that is before
+// `end`. Whole steps of a row that is aligned to 16 bytes need no check of the row's end.
 template <int kThreads, int kBatch>
 __device__ __forceinline__ void load_step(float4 (&x)[kBatch], const float* logits, int begin,
                                           int end, bool vectors) {
@@ -179,8 +182,8 @@ __device__ __forceinline__ void load_step(float4 (&x)[kBatch], const float* logi
     }
 }
 
-// Keeps what is at least `least` of the logits `begin .. end`, in no particular order. `x` has been
-// loaded; each further step is on its way while the one before is looked at.
+// Keeps those of the logits `begin .. end` that are at least `least`, in no particular order. `x`
+// has been loaded; each further step is in flight while the previous one is handled.
 template <typename S, int kBatch>
 __device__ __forceinline__ void collect(S& s, Candidate* candidates, uint32_t room,
                                         const float* logits, int begin, int end, bool vectors,
@@ -198,8 +201,8 @@ __device__ __forceinline__ void collect(S& s, Candidate* candidates, uint32_t ro
     }
 }
 
-// Brings what the other CTAs of the cluster have found to the first one, and says how many there
-// are in all; more than `room` if any had no room.
+// Copies the candidates of the cluster's other CTAs to the first one, and returns the number of
+// all; more than `room` if a CTA had no room.
 __device__ __forceinline__ uint32_t gather(const Cluster& cluster, Shared& s, Candidate* candidates,
                                            uint32_t room) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -208,7 +211,7 @@ __device__ __forceinline__ uint32_t gather(const Cluster& cluster, Shared& s, Ca
         own = ptx::ld_shared_cluster_u32(ptx::mapa(ptx::shared_address(&s.candidates), lane));
     const uint32_t all = __reduce_add_sync(~0u, own);
     if (all > room) return all;
-    // A warp reads what one CTA has.
+    // A warp copies the candidates of one CTA.
     for (int rank = 1 + warp; rank < int(cluster.ctas); rank += kWarps) {
         const uint32_t before = __reduce_add_sync(~0u, lane < rank ? own : 0);
         const uint32_t count = __shfl_sync(~0u, own, rank);

@@ -1,4 +1,4 @@
-// Marks the positions that are chosen, a bit for each.
+// Marks the chosen positions, a bit for each.
 #pragma once
 
 #include "bitmap.cuh"
@@ -6,14 +6,14 @@
 
 namespace mla::sm90::topk {
 
-// Marks the `topk` largest of the candidates, of which there are as many or more, of a row that sees
-// so many positions.
+// Marks the `topk` largest of `count` candidates, which are at least as many. The row sees `seen`
+// positions.
 template <typename S>
 __device__ __forceinline__ void choose_candidates(S& s, const Buffers& buffers,
                                                   const Guess& guessed, uint32_t count, int seen,
                                                   uint32_t topk) {
     constexpr int kMost = S::kMostPairs / 4;
-    // Some of a thread's wait for shared memory together.
+    // Several of a thread's loads from shared memory are in flight together.
     const auto each_candidate = [&](const auto& visit) {
         constexpr int kBatch = 4;
 #pragma unroll 1
@@ -41,7 +41,8 @@ __device__ __forceinline__ void choose_candidates(S& s, const Buffers& buffers,
         t = {range.least, within, topk, count};
     }
     narrow(s, t, within, kMost, each);
-    // Of many that are equal the positions are narrowed in the same way: lower ones are larger.
+    // Among many equal logits, the positions are narrowed in the same way: lower positions rank
+    // higher.
     Threshold places = {~uint32_t(seen - 1), uint32_t(seen - 1), t.wanted, t.inside};
     if (t.inside > kMost)
         narrow(s, places, places.width, kMost, [&](const auto& visit) {
@@ -51,9 +52,9 @@ __device__ __forceinline__ void choose_candidates(S& s, const Buffers& buffers,
         });
     const bool whole = places.inside == places.wanted;
 
-    // Key and position in one number: larger is chosen earlier.
+    // Key and position in one number; larger numbers are chosen earlier.
     uint64_t* pairs = reinterpret_cast<uint64_t*>(s.bins);
-    // No candidate is NaN, so logits are compared instead of keys: beyond that of +inf is none.
+    // No candidate is NaN, so logits are compared instead of keys: no logit is above +inf.
     const float low = logit_of(t.least), high = logit_of(t.least + t.width);
     each_candidate([&](const Candidate& c) {
         const float x = __uint_as_float(c.x);
@@ -75,7 +76,7 @@ __device__ __forceinline__ void choose_candidates(S& s, const Buffers& buffers,
     __syncthreads();
 }
 
-// The same for a whole row, which is read anew for each histogram: for rows of which the sample was
+// The same for a whole row, which is read again for each histogram: for rows whose sample was
 // misleading, or that have very many equal logits.
 template <typename S>
 __device__ __forceinline__ void choose_row(S& s, const Buffers& buffers, const float* logits,
@@ -113,7 +114,7 @@ __device__ __forceinline__ void choose_row(S& s, const Buffers& buffers, const f
     }
     __syncthreads();
     if (whole) return;
-    // Of equal logits those of the lowest positions.
+    // Among equal logits, those of the lowest positions are chosen.
     for_each_word(s, equal, words, [&](int word, uint32_t bits, uint32_t before) {
         buffers.chosen[word] |= first_bits(bits, before < t.wanted ? t.wanted - before : 0);
     });

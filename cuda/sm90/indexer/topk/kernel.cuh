@@ -1,12 +1,13 @@
-// The largest logits of each row, exactly and always the same, as slots of the cache.
+// Top-k: the largest logits of each row, exact and deterministic, as slots of the cache.
 //
-//   guess     a sample of the row gives a logit below which nothing is chosen, almost certainly
-//   collect   the row is read once, and what is not below it kept in shared memory
-//   choose    the largest of these, as a bit for each position; of the whole row if the sample was
-//             misleading, so that the result never depends on it
+//   guess     a sample of the row gives a bound below which nothing is chosen, almost certainly
+//   collect   the row is read once, and logits from the bound on are kept in shared memory
+//   choose    the largest of these, as a bit for each position; if the sample was misleading, the
+//             largest of the whole row, so that the result never depends on the sample
 //   list      the set positions in ascending order, translated to slots
 //
-// A row has a CTA, or of few rows a cluster: each collects from its part, the first does the rest.
+// A row has a CTA, or a cluster if rows are few: each CTA collects from its part of the row, and
+// the first one does the rest.
 #pragma once
 
 #include <type_traits>
@@ -18,7 +19,7 @@
 
 namespace mla::sm90::topk {
 
-// A row that sees no more than it may choose.
+// For a row that sees no more positions than it may choose.
 template <int kThreads>
 __device__ __forceinline__ void choose_all(const KernelParams& p, const Row& row, int32_t* list,
                                            const Cluster& cluster) {
@@ -27,16 +28,17 @@ __device__ __forceinline__ void choose_all(const KernelParams& p, const Row& row
         list[i] = i < row.seen ? indexer::slot_of(p.rows, row, i) : -1;
 }
 
-// Every CTA comes here, whatever its row. The next kernel is let go no earlier: when it starts, all
-// but the lists is complete, the logits too. Sparse attention waits before it reads anything, the
-// indexer's own kernels before all but keys and lengths, which are older; a product may read
-// constant weights. What is launched without the attribute begins when this kernel has ended.
+// Called by every CTA, whatever its row. The next kernel is released no earlier: when it starts,
+// everything but the lists is complete, including the logits. Sparse attention waits before it
+// reads anything, and the indexer's own kernels wait before they read anything but keys and
+// lengths, which are older; a GEMM may read constant weights. A kernel that was launched without
+// the attribute begins when this kernel has ended.
 __device__ __forceinline__ void wait_for_logits() {
     ptx::griddepcontrol_wait();
     ptx::griddepcontrol_launch_dependents();
 }
 
-// A row has a CTA, of which an SM has room for `kCtas`, or a cluster if `kCluster`.
+// A row has a CTA, `kCtas` of which an SM has room for, or a cluster if `kCluster`.
 template <int kThreads, int kCtas, bool kCluster>
 __global__ void __launch_bounds__(kThreads, kCtas)
     topk_kernel(const __grid_constant__ KernelParams p) {
@@ -47,7 +49,7 @@ __global__ void __launch_bounds__(kThreads, kCtas)
         kCluster ? Cluster{ptx::cluster_ctarank(), ptx::cluster_nctarank()} : Cluster{0, 1};
     const int number = blockIdx.x / cluster.ctas;
 
-    // What says which logits a row has was there before the kernel that makes them.
+    // With rows_ahead, the lengths were written before the kernel that computes the logits began.
     if (!p.rows_ahead) ptx::griddepcontrol_wait();
     const Row row = indexer::find_row(p.rows, number, threadIdx.x % 32);
     int32_t* list = p.lists + number * p.list_stride;
@@ -56,7 +58,7 @@ __global__ void __launch_bounds__(kThreads, kCtas)
         choose_all<kThreads>(p, row, list, cluster);
         return;
     }
-    // Each begins at a multiple of four, as vectors do.
+    // Each part begins at a multiple of four, as vectors do.
     const int each = (row.seen + 4 * int(cluster.ctas) - 1) / (4 * int(cluster.ctas)) * 4;
     const int begin = min(int(cluster.rank) * each, row.seen), end = min(begin + each, row.seen);
     const bool resident = kCluster && each <= p.resident;
@@ -83,7 +85,7 @@ __global__ void __launch_bounds__(kThreads, kCtas)
             choose_resident(s, buffers, p, row, cluster, logits, begin, end - begin, list);
             return;
         }
-    // The first step of the row is on its way while the sample is looked at.
+    // The first step of the row is in flight while the sample is evaluated.
     const bool sparing = row.seen > p.candidates;
     float4 sample[S::kSampledEach], first[kTogether];
     if (sparing) load_sample<kThreads>(sample, logits, row.seen, p.vectors);
@@ -101,7 +103,7 @@ __global__ void __launch_bounds__(kThreads, kCtas)
         if (cluster.ctas > 1) {
             cluster.sync();
             if (cluster.rank == 0) found = gather(cluster, s, buffers.candidates, p.candidates);
-            // Nobody's shared memory is read any more when all have come here.
+            // After this barrier of the cluster, no CTA reads another's shared memory.
             __syncthreads();
             ptx::barrier_cluster_arrive();
             ptx::barrier_cluster_wait();

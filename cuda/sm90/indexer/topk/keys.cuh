@@ -1,4 +1,4 @@
-// Logits as keys: numbers without sign in the order of the logits.
+// Sortable keys of logits: unsigned numbers in the order of the logits.
 #pragma once
 
 #include "params.cuh"
@@ -15,13 +15,14 @@ __device__ __forceinline__ uint32_t key_of(float logit) {
     return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-// The logit of a key, at least -inf: what is not below it has no lower key, except for NaN.
+// The logit of a key, at least -inf. A logit that is not below it has no lower key, unless it is
+// NaN.
 __device__ __forceinline__ float logit_of(uint32_t key) {
     key = max(key, kKeyOfMinusInfinity);
     return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
 }
 
-// The least and the largest key.
+// Minimum and maximum of keys.
 struct Range {
     uint32_t least = ~0u, largest = 0;
 

@@ -1,4 +1,4 @@
-// How many CTAs share a row, and the launch.
+// The number of CTAs that share a row, and the launch.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,17 +14,17 @@
 
 namespace mla::sm90::topk {
 
-// Fewer logits are not worth another CTA's waiting for the others.
+// Minimum number of logits that are worth another CTA, for which the others have to wait.
 constexpr int kLeastKeys = 4096;
-// The most logits of a row that a CTA of a cluster keeps as a whole.
+// Maximum number of logits that a CTA of a cluster keeps whole.
 constexpr int kMostResident = 32768;
-// What a CTA may have of shared memory.
+// Maximum shared memory of a CTA.
 constexpr int kMostBytes = 227 * 1024;
-// What an SM has, and how much of it is not each CTA's own.
+// Shared memory of an SM, and the part of it that is reserved for each CTA.
 constexpr int kBytesOfSm = 228 * 1024;
 constexpr int kReservedBytes = 1024;
 
-// Room for what the guess leaves of a row, and five standard deviations more.
+// Room for the expected number of candidates, and five standard deviations more.
 inline int room_for(int columns, int topk) {
     const double each = double(columns) / kSamples;
     const double expected = topk / each, wanted = expected + 4 * std::sqrt(expected) + 8;
@@ -34,7 +34,7 @@ inline int room_for(int columns, int topk) {
     return int(std::min(double(most), std::max(room, 4096.))) / 32 * 32;
 }
 
-// Room for a CTA's part of a row as a whole. A CTA that has a row alone is faster with candidates.
+// Room for a CTA's part of a row, kept whole. A CTA that has a row alone is faster with candidates.
 inline int resident_for(int columns, int ctas) {
     if (ctas == 1) return 0;
     const int each = (columns + 4 * ctas - 1) / (4 * ctas) * 4;
@@ -51,8 +51,8 @@ int shared_bytes(int columns, int candidates, int resident) {
     return int(sizeof(S)) + bitmap + std::max(behind, bitmap);
 }
 
-// More than one if there are few rows. Clusters of many CTAs find room in half of the SMs; with
-// fewer than four, waiting for each other takes what they save.
+// More than one CTA if rows are few. Clusters of many CTAs fit into half of the SMs. With fewer
+// than four CTAs, waiting for one another takes what they save.
 inline int choose_ctas(int rows, int columns, int multiprocessors, int most) {
     int ctas = 1;
     while (ctas < most && int64_t(rows) * ctas * 4 <= multiprocessors &&
@@ -61,17 +61,18 @@ inline int choose_ctas(int rows, int columns, int multiprocessors, int most) {
     return ctas < 4 ? 1 : ctas;
 }
 
-// What a device has room for at once.
+// Clusters that a device has room for.
 struct Places {
-    int most;  // CTAs of a cluster
-    // Clusters of three, four and eight CTAs with an SM each.
+    int most;  // maximum number of CTAs of a cluster
+    // Numbers of clusters of three, four and eight CTAs that run at the same time, with an SM for
+    // each CTA.
     int threes, fours, eights;
 };
 
-// The fewest columns of which rows are kept in registers.
+// Minimum number of columns of rows that are kept in registers.
 constexpr int kLongRow = 32768;
 
-// Candidates that each CTA of a row in registers has room for; 0 if these are too few.
+// Room for candidates in each CTA of a register-resident row; 0 if it is too little.
 inline int swift_room(int columns, int topk, int ctas) {
     const double each = double(columns) / kSamples;
     const double expected = topk / each, wanted = expected + 4 * std::sqrt(expected) + 8;
@@ -83,7 +84,8 @@ inline int swift_room(int columns, int topk, int ctas) {
     return room >= topk && int64_t(room) * ctas >= 2 * int64_t(want) ? room : 0;
 }
 
-// How many CTAs have a row in registers, or 0: few long rows, each of which finds room at once.
+// Number of CTAs of a register-resident row, or 0: for few long rows, all of which run at the same
+// time.
 inline int choose_swift(int rows, int columns, int topk, const Places& places) {
     if (columns < kLongRow) return 0;
     const int sizes[3][2] = {{8, places.eights}, {4, places.fours}, {3, places.threes}};
@@ -98,7 +100,7 @@ using Kernel = void (*)(KernelParams);
 
 inline Kernel kernel_of_clusters() { return &topk_kernel<kThreads, 1, true>; }
 
-// Rows that have a CTA each: so many threads, and CTAs of an SM.
+// Threads of a CTA, and CTAs of an SM, for rows that have a CTA each.
 struct Shape {
     int threads, ctas;
 };
@@ -112,13 +114,13 @@ inline Kernel kernel_of(const Shape& shape) {
     }
 }
 
-// For rows of so many logits for each CTA.
+// The kernel for rows of `each` logits for each CTA.
 inline Kernel swift_for(int each) {
     if (each <= 4 * kVectorStep) return &swift_kernel<4>;
     return each <= 8 * kVectorStep ? &swift_kernel<8> : &swift_kernel<16>;
 }
 
-// Readies the kernels on a device, and finds what has room there.
+// Sets the attributes of the kernels on a device, and finds the clusters that it has room for.
 inline cudaError_t ready(int device, Places& places) {
     static std::atomic<uint64_t> known[kMaxDevices];
     uint64_t packed = known[device].load(std::memory_order_relaxed);
@@ -139,7 +141,7 @@ inline cudaError_t ready(int device, Places& places) {
                 kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostBytes);
             if (e != cudaSuccess) return e;
         }
-        // Clusters of 16 are an offer that a device may refuse.
+        // Clusters of 16 CTAs are optional: a device may refuse them.
         int sixteens = 0;
         if (cudaFuncSetAttribute(kernel_of_clusters(),
                                  cudaFuncAttributeNonPortableClusterSizeAllowed, 1) == cudaSuccess)
@@ -148,7 +150,7 @@ inline cudaError_t ready(int device, Places& places) {
         clusters_of(swift_for(kMostInRegisters), 3, threes);
         clusters_of(swift_for(kMostInRegisters), 4, fours);
         clusters_of(swift_for(kMostInRegisters), 8, eights);
-        // What was refused is no error of this launch.
+        // Clears the error of what was refused: it is none of this launch.
         cudaGetLastError();
         packed = most | uint64_t(threes) << 16 | uint64_t(fours) << 32 | uint64_t(eights) << 48;
         known[device].store(packed, std::memory_order_relaxed);
@@ -169,8 +171,8 @@ inline cudaError_t launch_clusters(KernelParams p, int rows, int ctas, cudaStrea
     return cudaLaunchKernelEx(&config, kernel_of_clusters(), p);
 }
 
-// Many rows hide each other's waits. Smaller CTAs do more with the same instructions, if an SM has
-// room for enough of them.
+// Many rows hide one another's latency. Smaller CTAs do more with the same instructions, if an SM
+// has room for enough of them.
 inline cudaError_t launch_rows(KernelParams p, int rows, int multiprocessors, cudaStream_t stream) {
     const int columns = p.rows.columns;
     p.candidates = room_for(columns, p.topk);
@@ -190,7 +192,7 @@ inline cudaError_t launch_rows(KernelParams p, int rows, int multiprocessors, cu
 inline cudaError_t launch_swift(KernelParams p, int rows, int ctas, cudaStream_t stream) {
     const int columns = p.rows.columns;
     p.candidates = swift_room(columns, p.topk, ctas);
-    // A row that the sample misleads about is put where others are brought.
+    // A row whose sample misleads is kept in shared memory like a resident row.
     p.resident = resident_for(columns, ctas);
     const int bytes =
         std::max(swift_bytes(ctas, p.candidates), shared_bytes<Shared>(columns, 0, p.resident));

@@ -1,15 +1,16 @@
-// A row that the shared memory of its CTAs holds: it is read once, and no candidates are kept.
+// Top-k of a row that fits into the shared memory of its CTAs: it is read once, and no candidates
+// are kept.
 //
-// Each CTA of the cluster has positions that follow each other. A sample says where the last chosen
-// key is about; histograms of all CTAs' keys from there on, added up, say it exactly. Few rows
-// leave an SM nothing to do while it waits, for instructions too: loops are short and not unrolled.
+// Each CTA of the cluster has a range of positions. A sample estimates the last chosen key.
+// Histograms of all CTAs' keys from there on, added up, give it exactly. With few rows, an SM has
+// nothing to do while it waits, even for instructions: loops are short and not unrolled.
 #pragma once
 
 #include "candidates.cuh"
 
 namespace mla::sm90::topk {
 
-// Brings `count` logits to shared memory: what is whole vectors by TMA, which s.arrived tells of.
+// Loads `count` logits to shared memory: whole vectors by TMA, which completes s.arrived.
 __device__ __forceinline__ void start_row(Shared& s, float* to, const float* logits, int count,
                                           bool vectors) {
     const int whole = vectors ? count / 4 * 4 : 0;
@@ -21,8 +22,8 @@ __device__ __forceinline__ void start_row(Shared& s, float* to, const float* log
     for (int i = whole + threadIdx.x; i < count; i += kThreads) to[i] = logits[i];
 }
 
-// Calls `visit` with four keys of this thread, not 0, at a time, and the position of the first: 0
-// where there is none. NaN has the lowest, 1.
+// Calls `visit` with four keys of this thread at a time, and the position of the first one. A key
+// behind the end is 0; other keys are not, and NaN has the lowest, 1.
 template <typename Visit>
 __device__ __forceinline__ void each_vector(const float* row, int count, const Visit& visit) {
 #pragma unroll 1
@@ -36,8 +37,8 @@ __device__ __forceinline__ void each_vector(const float* row, int count, const V
     }
 }
 
-// Adds up the histograms of all CTAs of the cluster, each in `bins` of its own shared memory: all
-// of them have the sum in s.totals.
+// Adds up the histograms of all CTAs of the cluster, each of them in `bins` of its shared memory.
+// Every CTA gets the sum in s.totals.
 __device__ __forceinline__ void add_up(const Cluster& cluster, Shared& s, const uint32_t* bins) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     if (threadIdx.x < kClusterBins)
@@ -58,16 +59,16 @@ __device__ __forceinline__ void add_up(const Cluster& cluster, Shared& s, const 
     __syncthreads();
 }
 
-// The threshold of the cluster's keys: a single key, or so few inside that they are compared pair
-// by pair.
+// The threshold of the cluster's keys: a single key, or a range with so few keys that they are
+// compared pair by pair.
 __device__ __forceinline__ Threshold find_threshold(const Cluster& cluster, Shared& s,
                                                     const float* own, int count, uint32_t topk,
                                                     uint32_t seen, const Guess& guessed) {
-    // Everything above is inside at first, however large.
+    // At first all keys above are inside, however large.
     const uint32_t least = max(guessed.key(), 1u);
     Threshold t = {least, ~0u - least, topk, seen};
     uint32_t range = guessed.range ? guessed.range : t.width;
-    // Each round has bins of its own: others still read those of the last one.
+    // Each round has bins of its own: other CTAs may still read those of the previous round.
     for (uint32_t* bins = s.bins;; bins += kClusterBins) {
         const int shift = shift_for(range, kClusterBinBits);
         each_vector(own, count, [&](const uint32_t (&keys)[4], int) {
@@ -90,13 +91,13 @@ __device__ __forceinline__ Threshold find_threshold(const Cluster& cluster, Shar
     }
 }
 
-// How many keys of the CTAs before this one are chosen: of those above the threshold, and inside.
+// Numbers of keys of the CTAs before this one: above the threshold, and chosen from inside.
 struct Before {
     uint32_t above, inside;
 };
 
-// Tells all CTAs of the cluster of each other's counts. Nobody's shared memory is read any more
-// when all have arrived at the cluster's barrier next.
+// Exchanges the counts of all CTAs of the cluster. Other CTAs' shared memory is no longer read once
+// all have arrived at the cluster's next barrier.
 __device__ __forceinline__ Before exchange(const Cluster& cluster, Shared& s) {
     const int lane = threadIdx.x % 32;
     cluster.sync();
@@ -106,7 +107,7 @@ __device__ __forceinline__ Before exchange(const Cluster& cluster, Shared& s) {
     return {__reduce_add_sync(~0u, of.x), __reduce_add_sync(~0u, of.y)};
 }
 
-// Brings the pairs of all CTAs together, s.all.
+// Copies the pairs of all CTAs to s.all.
 __device__ __forceinline__ void share_pairs(const Cluster& cluster, Shared& s,
                                             const uint64_t* pairs) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -125,8 +126,8 @@ __device__ __forceinline__ void share_pairs(const Cluster& cluster, Shared& s,
     __syncthreads();
 }
 
-// Chooses from a row of which this CTA's shared memory has `count` logits from `begin`, and writes
-// its slots. Bins, bitmaps and counts are zero.
+// Chooses from a row of which this CTA has `count` logits from `begin` on in shared memory, and
+// writes its slots. Bins, bitmaps and counts are zero at entry.
 __device__ __forceinline__ void choose_kept(Shared& s, const Buffers& buffers,
                                             const KernelParams& p, const Row& row,
                                             const Cluster& cluster, const Guess& guessed, int begin,
@@ -134,8 +135,9 @@ __device__ __forceinline__ void choose_kept(Shared& s, const Buffers& buffers,
     float* own = buffers.row();
     const Threshold t = find_threshold(cluster, s, own, count, p.topk, row.seen, guessed);
 
-    // Of many equal keys those of the lowest positions, which are in a bitmap of their own. Few
-    // that are inside are pairs of key and position, larger if chosen earlier.
+    // Among many equal keys, those of the lowest positions are chosen, from a bitmap of their own.
+    // If few keys are inside, they become pairs of key and position, and larger pairs are chosen
+    // earlier.
     const bool whole = t.inside == t.wanted, tied = !whole && t.inside > kMostInside;
     uint64_t* pairs = reinterpret_cast<uint64_t*>(s.bins + kBins) - kMostInside;
     uint32_t* equal = buffers.tied(p.resident);
@@ -197,12 +199,12 @@ __device__ __forceinline__ void choose_kept(Shared& s, const Buffers& buffers,
         ahead += __syncthreads_count(earlier);
     }
     if (cluster.ctas > 1) ptx::barrier_cluster_arrive();
-    // No CTA has more positions than logits.
+    // The buffer is large enough: no CTA has more positions than logits.
     write_list(s, p.rows, row, buffers.chosen, words, begin, buffers.positions(), list + ahead);
     if (cluster.ctas > 1) ptx::barrier_cluster_wait();
 }
 
-// The same for logits that are not there yet.
+// The same for logits that have not been loaded.
 __device__ __forceinline__ void choose_resident(Shared& s, const Buffers& buffers,
                                                 const KernelParams& p, const Row& row,
                                                 const Cluster& cluster, const float* logits,

@@ -1,13 +1,15 @@
-// Rows that the registers of their CTAs hold: each is read once, beside the sample.
+// Top-k of rows that fit into the registers of one cluster: one pass over the logits, beside the
+// sample.
 //
 //   guess      a sample of the whole row, the same in every CTA of the cluster
-//   collect    what is not below the guess, in the order of positions
-//   exchange   every CTA has all CTAs' candidates: one barrier of the cluster
+//   collect    the logits that are not below the guess, in the order of positions
+//   exchange   every CTA gets the candidates of all CTAs: one barrier of the cluster
 //   cut        the last chosen candidate, as key and place, found by every CTA
-//   list       each CTA's own, from where those before it end
+//   list       each CTA's own candidates, behind those of the CTAs before it
 //
-// Few rows leave an SM nothing to do while a step waits, so steps are few: what needs no logits is
-// done before they are there (the pages among it), and nothing is sorted or marked afterwards.
+// With few rows, an SM has nothing to do while a step waits, so steps are few: work that needs no
+// logits is done before they are there (also the loads of pages), and nothing is sorted or marked
+// afterwards.
 #pragma once
 
 #include "candidates.cuh"
@@ -17,34 +19,34 @@ namespace mla::sm90::topk {
 
 // Entries of the block table that a CTA keeps.
 constexpr int kPages = 2048;
-// Logits that the threads of a CTA load at once, and the most that they keep.
+// Logits that the threads of a CTA load at once, and the maximum that they keep.
 constexpr int kVectorStep = 4 * kThreads;
 constexpr int kMostInRegisters = 16 * kVectorStep;
 // Logits of a line of L2.
 constexpr int kLine = 32;
-// Candidates are numbered in so many bits.
+// Number of bits of a candidate's place.
 constexpr int kPlaceBits = 16;
 
-// The most candidates of a bin that every warp compares.
+// Maximum number of candidates of a bin that every warp compares.
 constexpr int kMostCompared = 32;
 
-// Behind `Shared`.
+// Memory behind `Shared`.
 struct SwiftShared {
-    uint32_t bins[kBins];  // of the candidates
+    uint32_t bins[kBins];  // histogram of the candidates
     uint64_t pairs[kMostCompared];
     uint2 counted[kWarps];
     uint32_t counts[kMostCtas];  // candidates of each CTA
     int32_t pages[kPages];
-    uint64_t filled;  // the barrier that says so of all CTAs' candidates
+    uint64_t filled;  // mbarrier: the candidates of all CTAs have arrived
     uint64_t padding;
 };
 static_assert(sizeof(SwiftShared) % 16 == 0);
 
-// Behind it.
+// Memory behind `SwiftShared`.
 struct SwiftBuffers {
     SwiftShared& more;
     float* values;       // [ctas][room]
-    int32_t* positions;  // [room], of this CTA's own
+    int32_t* positions;  // [room], of this CTA's candidates
 
     __device__ __forceinline__ SwiftBuffers(Shared& s, uint32_t ctas, int room)
         : more(*reinterpret_cast<SwiftShared*>(&s + 1)),
@@ -56,20 +58,20 @@ __host__ __device__ constexpr int swift_bytes(int ctas, int room) {
     return int(sizeof(Shared) + sizeof(SwiftShared)) + (ctas + 1) * room * 4;
 }
 
-// NaN: no logit.
+// NaN stands for no logit.
 __device__ __forceinline__ float none() { return __int_as_float(0x7fffffff); }
 
 __device__ __forceinline__ uint32_t byte_of(uint32_t word, int i) { return word >> 8 * i & 0xff; }
 
-// Puts what is at least `least` of this thread's vectors into `values` and `positions`, in the
-// order of positions, of which a warp has `kVectors` times 128 that follow each other. Returns how
-// many the CTA has: nothing is written if there is no room.
+// Puts those of this thread's logits that are at least `least` into `values` and `positions`, in
+// the order of positions. A warp has `kVectors` times 128 consecutive positions. Returns the CTA's
+// number of candidates; nothing is written if there is no room for them.
 template <int kVectors>
 __device__ __forceinline__ uint32_t collect_in_order(Shared& s, const float4 (&x)[kVectors],
                                                      float least, int first, uint32_t room,
                                                      float* values, int32_t* positions) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    // A byte for each vector: a warp has up to 128 of each.
+    // A byte counts the candidates of a vector, of which a warp has up to 128.
     constexpr int kWords = (kVectors + 3) / 4;
     uint32_t own[kWords] = {}, inclusive[kWords], all[kWords];
 #pragma unroll
@@ -92,7 +94,7 @@ __device__ __forceinline__ uint32_t collect_in_order(Shared& s, const float4 (&x
     const uint32_t found = __reduce_add_sync(~0u, of_warp);
     uint32_t before = __reduce_add_sync(~0u, lane < warp ? of_warp : 0);
     if (found > room) return found;
-    // Vectors of candidates are whole.
+    // Fills up the last vector of candidates.
     if (threadIdx.x < (-found & 3)) values[found + threadIdx.x] = none();
     const uint32_t to_positions =
         ptx::shared_address(positions) - ptx::shared_address(values);
@@ -113,7 +115,7 @@ __device__ __forceinline__ uint32_t collect_in_order(Shared& s, const float4 (&x
     return found;
 }
 
-// The candidates that a thread looks at, of one CTA of the cluster: vectors of four.
+// A thread's share of the candidates: vectors of four, of one CTA of the cluster.
 struct Share {
     uint32_t cta, first, step;
 
@@ -125,11 +127,11 @@ struct Share {
     }
 };
 
-// What a thread's share has of them. Those behind the last one are NaN, as no other is.
+// The candidates of a thread's share. Those behind the last one are NaN, as no other is.
 struct Candidates {
     const float* values;
     uint32_t cta, first, step, count;
-    uint32_t place;  // of the CTA's first one
+    uint32_t place;  // place of the CTA's first candidate
 
     __device__ __forceinline__ Candidates(const Share& share, const Cluster& cluster,
                                           const SwiftBuffers& b, int room)
@@ -159,12 +161,12 @@ struct Candidates {
     }
 };
 
-// Larger is chosen earlier: key, then the lower place.
+// Larger pairs are chosen earlier: by key, then by lower place.
 __device__ __forceinline__ uint64_t pair_of(uint32_t key, uint32_t place) {
     return uint64_t(key) << 32 | ((1u << kPlaceBits) - 1 - place);
 }
 
-// The last pair that is chosen of `count` candidates, whatever they are.
+// The last chosen pair of any `count` candidates.
 __device__ __forceinline__ uint64_t find_cut(Shared& s, const Candidates& candidates,
                                              uint32_t count, uint32_t topk) {
     clear_bins(s);
@@ -176,7 +178,7 @@ __device__ __forceinline__ uint64_t find_cut(Shared& s, const Candidates& candid
         candidates.each([&](uint32_t key, uint32_t) { visit(key); });
     });
     if (t.inside == t.wanted) return uint64_t(t.least) << 32;
-    // Of many that are equal the places are narrowed in the same way.
+    // Among many equal keys, the places are narrowed in the same way.
     Threshold places = {0, (1u << kPlaceBits) - 1, t.wanted, t.inside};
     if (t.inside > kMostPairs / 4) {
         narrow(s, places, places.width, kMostPairs / 4, [&](const auto& visit) {
@@ -203,17 +205,17 @@ __device__ __forceinline__ uint64_t find_cut(Shared& s, const Candidates& candid
     return s.all[0];
 }
 
-// What of its CTA's own a warp writes, and where in the list.
+// The range of its CTA's candidates that a warp writes, and where it writes them in the list.
 struct WarpPart {
     uint32_t begin, end;
     uint32_t at;
-    uint64_t cut;   // the last pair that is chosen for what it is
-    uint32_t tied;  // a key of which
+    uint64_t cut;   // pairs from this one on are chosen
+    uint32_t tied;  // of the candidates with this key
     uint32_t ties;  // so many are chosen, too, the first ones
 };
 
-// Adds up what the threads have counted in the CTAs before this one, and in their warp's part: the
-// sum over all that is before this warp's part.
+// Adds up what the threads have counted in the CTAs before this one, and in their warp's range.
+// Returns the sum over all that is before this warp's range.
 __device__ __forceinline__ uint32_t add_counts(const SwiftBuffers& b, uint32_t before,
                                                uint32_t mine) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -226,8 +228,8 @@ __device__ __forceinline__ uint32_t add_counts(const SwiftBuffers& b, uint32_t b
     return __reduce_add_sync(~0u, of.x + (lane < warp ? of.y : 0));
 }
 
-// Finds what is chosen of the candidates, `all` of them. One histogram in equal steps of values
-// leaves a few, which every warp compares, or many that are equal.
+// Finds the chosen ones of `all` candidates. One histogram of equal steps of values leaves a few
+// candidates, which every warp compares, or many that are equal.
 __device__ __forceinline__ void cut_candidates(Shared& s, const Cluster& cluster,
                                                const SwiftBuffers& b, const Candidates& candidates,
                                                const Guess& guessed, const float* own,
@@ -250,10 +252,12 @@ __device__ __forceinline__ void cut_candidates(Shared& s, const Cluster& cluster
         find_bin(s, b.more.bins, kBins, topk);
         const uint32_t bin = s.bin, wanted = topk - s.above, inside = s.inside;
         const bool few = inside <= kMostCompared;
-        // Where the bin begins, and the next one: the first and the last have no end.
+        // The lower ends of the bin and of the next one. The first bin has no lower end, the last
+        // one no upper end.
         const float low = bin > 0 ? float(bin) : -__int_as_float(0x7f800000);
         const float high = bin < kBins - 1 ? float(bin + 1) : none();
-        // Above the bin in the upper half, inside in the lower.
+        // Counts of candidates: above the bin in the upper half of the word, inside in the lower
+        // half.
         uint32_t before = 0, mine = 0;
         Range range;
         candidates.each_vector([&](const float (&x)[4], uint32_t place) {
@@ -310,11 +314,11 @@ __device__ __forceinline__ void cut_candidates(Shared& s, const Cluster& cluster
     part.at = add_counts(b, earlier ? before : 0, mine);
 }
 
-// Gives every CTA of the cluster what this one has found, and waits for what the others have.
+// Sends this CTA's candidates to every CTA of the cluster, and waits for those of the others.
 __device__ __forceinline__ void exchange_candidates(const Cluster& cluster, const SwiftBuffers& b,
                                                     const Share& share, uint32_t found,
                                                     uint32_t room) {
-    // All have begun. Of this CTA that says nothing of what has been collected since.
+    // All CTAs have begun. That says nothing of what this CTA's threads have collected since.
     ptx::barrier_cluster_wait();
     __syncthreads();
     const uint32_t filled = ptx::shared_address(&b.more.filled);
@@ -339,7 +343,7 @@ __device__ __forceinline__ void exchange_candidates(const Cluster& cluster, cons
 template <int kVectors>
 __global__ void __launch_bounds__(kThreads, 1)
     swift_kernel(const __grid_constant__ KernelParams p) {
-    // Where shared memory lies is not found out anew for each access.
+    // The address of shared memory in a register, so that it is not computed for each access.
     Shared& s = *static_cast<Shared*>(__cvta_shared_to_generic(
         ptx::in_register(ptx::shared_address(ptx::dynamic_shared()))));
     const Cluster cluster{ptx::cluster_ctarank(), ptx::cluster_nctarank()};
@@ -350,8 +354,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 
     const float* logits = p.logits + number * p.logits_stride;
     if (!p.rows_ahead) {
-        // Logits that no kernel has just made may be far away. If the row sees all columns, this
-        // CTA's part comes nearer while it finds that out.
+        // Logits that no kernel has just written may be far away. In case the row sees all columns,
+        // this CTA's part is prefetched while the row's length is being found.
         ptx::griddepcontrol_wait();
         const int each = (p.rows.columns + int(cluster.ctas) - 1) / int(cluster.ctas);
         const int part = int(cluster.rank) * each, end = min(part + each, p.rows.columns);
@@ -380,7 +384,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     ptx::barrier_cluster_arrive_relaxed();
     const Share share(cluster);
-    // The pages of this CTA's positions are asked for before its logits, and kept behind them.
+    // The loads of pages are issued before those of logits, and their results are stored later.
     const int first_page = begin / p.rows.page_size;
     const int pages = min(end > begin ? (end - 1) / p.rows.page_size + 1 : 0, p.rows.max_pages);
     const bool kept = pages - first_page <= kPages;
@@ -396,7 +400,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     const bool sparing = row.seen > room;
     float4 sample[Shared::kSampledEach] = {};
     if (sparing) load_sample<kThreads>(sample, logits, row.seen, p.vectors);
-    // All warps ask for the sample before any asks for its part of the row.
+    // All warps issue the loads of the sample before any of them loads its part of the row.
     __syncthreads();
     const int first = begin + warp * steps * 128 + lane * 4;
     float4 x[kVectors];
@@ -437,7 +441,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     const uint32_t all = __reduce_add_sync(~0u, of_cta);
     const uint32_t most = __reduce_max_sync(~0u, of_cta);
     if (all < uint32_t(p.topk) || most > uint32_t(room)) {
-        // The sample misled. The row is still there: its keys are counted where they are.
+        // The sample misled. The row is still in registers: it is stored, and its keys are counted
+        // there.
         const Buffers buffers(s, p.rows.columns);
         clear_bins(s);
         for (int i = threadIdx.x; i < (each + 31) / 32; i += kThreads)
@@ -450,7 +455,8 @@ __global__ void __launch_bounds__(kThreads, 1)
         choose_kept(s, buffers, p, row, cluster, guessed, begin, end - begin, list);
         return;
     }
-    // Every warp writes some of this CTA's own, behind what is chosen before them.
+    // Every warp writes some of this CTA's candidates, behind the chosen ones that come before
+    // them.
     const uint32_t each_warp = (found + kThreads - 1) / kThreads * 32;
     const uint32_t own_place = cluster.rank * room;
     WarpPart part;

@@ -1,7 +1,7 @@
-// The key above which everything is chosen, by histograms of ever narrower ranges of keys.
+// The threshold above which all keys are chosen, by histograms of ever narrower ranges of keys.
 //
-// The first range goes from the least key to the largest, so clustered logits spread over the bins
-// as others do. Each further one is the bin in which the last chosen key lies: after at most three
+// The first range goes from the minimum key to the maximum, so that clustered logits spread over
+// the bins as others do. Each further range is the bin of the last chosen key: after at most three
 // histograms it is a single key.
 #pragma once
 
@@ -11,8 +11,8 @@
 
 namespace mla::sm90::topk {
 
-// What is chosen: every key above `least + width`, and `wanted` of those from `least` to there, of
-// which there are `inside`.
+// All keys above `least + width` are chosen, and `wanted` of the `inside` keys from `least` to
+// there.
 struct Threshold {
     uint32_t least, width;
     uint32_t wanted, inside;
@@ -22,11 +22,12 @@ struct Threshold {
     }
     __device__ __forceinline__ bool is_inside(uint32_t key) const { return key - least <= width; }
 
-    // The bin of a key that is inside, of `bins` of 2^shift keys: the last one has all above, too.
+    // The bin of a key that is inside, of `bins` bins of 2^shift keys. The last bin has all keys
+    // above, too.
     __device__ __forceinline__ uint32_t bin_of(uint32_t key, int shift, uint32_t bins) const {
         return min((key - least) >> shift, bins - 1);
     }
-    // Goes on inside the bin that find_bin has found.
+    // Narrows the threshold to the bin that find_bin has found.
     template <typename S>
     __device__ __forceinline__ void enter(const S& s, int shift, uint32_t bins) {
         const uint32_t below = s.bin << shift;
@@ -37,13 +38,14 @@ struct Threshold {
     }
 };
 
-// Such that so many bins of 2^shift keys have a range of keys.
+// The shift with which 2^bin_bits bins of 2^shift keys cover a range of keys.
 __device__ __forceinline__ int shift_for(uint32_t range, int bin_bits) {
     return max(0, 32 - __clz(range) - bin_bits);
 }
 
-// Finds the bin of `count`, from the last one down, in which the key number `wanted` lies: s.bin,
-// how many keys are in bins above it, and how many in it. They stay as they were if there is none.
+// Finds the bin of `count` bins, from the last one down, that contains key number `wanted`: s.bin,
+// the number of keys in bins above it, s.above, and in it, s.inside. These stay as they were if
+// there is no such bin.
 template <typename S>
 __device__ __forceinline__ void find_bin(S& s, const uint32_t* bins, int count, uint32_t wanted) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -59,7 +61,7 @@ __device__ __forceinline__ void find_bin(S& s, const uint32_t* bins, int count, 
     uint32_t above = inclusive - sum + __reduce_add_sync(~0u, of_warp);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        // In one bin of one thread.
+        // True in one bin of one thread.
         if (above < wanted && wanted <= above + descending[i]) {
             s.bin = last + 3 - i;
             s.above = above;
@@ -70,9 +72,9 @@ __device__ __forceinline__ void find_bin(S& s, const uint32_t* bins, int count, 
     __syncthreads();
 }
 
-// Narrows the threshold down until no more than `most` keys are inside, or it is a single key.
-// `each` calls what it is given with this thread's keys, of which most are within `range` from the
-// threshold's least. Bins are zero, here and afterwards.
+// Narrows the threshold until no more than `most` keys are inside, or it is a single key. `each`
+// calls its argument with this thread's keys, most of which are within `range` from the threshold's
+// `least`. Bins are zero at entry and at return.
 template <typename S, typename Each>
 __device__ __forceinline__ void narrow(S& s, Threshold& t, uint32_t range, uint32_t most,
                                        const Each& each) {
