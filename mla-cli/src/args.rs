@@ -16,7 +16,7 @@ use serde::Serialize;
 use crate::error::CliError;
 use crate::input::read_text;
 
-/// How the output is written.
+/// The format of the output.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// For people.
@@ -39,7 +39,7 @@ impl Format {
     }
 }
 
-/// Which model.
+/// The choice of a model.
 #[derive(Args)]
 pub(crate) struct ModelArgs {
     /// A public model, by name.
@@ -163,13 +163,13 @@ pub(crate) fn natural(text: &str) -> Result<u32, String> {
     within(text, 0, u32::MAX)
 }
 
-/// How often something is timed: few enough that all times are kept.
+/// Parses the number of samples. It is small enough that all times are kept.
 #[cfg(feature = "bench")]
 pub(crate) fn samples(text: &str) -> Result<u32, String> {
     within(text, 1, MAX_SAMPLES)
 }
 
-/// How often something runs before it is timed.
+/// Parses the number of warm-up runs before the samples.
 #[cfg(feature = "bench")]
 pub(crate) fn warm_up(text: &str) -> Result<u32, String> {
     within(text, 0, MAX_SAMPLES)

@@ -15,7 +15,7 @@ pub(crate) struct Args {
     /// here].
     #[arg(long, value_name = "DIR")]
     target_dir: Option<PathBuf>,
-    /// How to write the result.
+    /// Format of the result.
     #[arg(long, default_value = "table")]
     format: Format,
 }

@@ -1,4 +1,4 @@
-//! What an attention computes and moves at least.
+//! The minimal arithmetic and memory traffic of an attention.
 
 use mla_runtime::batch::Request;
 use mla_runtime::problem::Problem;

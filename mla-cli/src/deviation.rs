@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use fastrand::Rng;
 
-/// How far rows are from their references, as vectors.
+/// The deviation of rows from their references, as vectors.
 #[derive(Clone, Default)]
 pub(crate) struct Deviation {
     /// The rows that were compared.
@@ -48,8 +48,8 @@ impl Deviation {
         )
     }
 
-    /// Whether no row is farther off than `tolerance`, relative to its reference, and all together
-    /// by no larger angle.
+    /// True if no row deviates by more than `tolerance`, relative to its reference, and all rows
+    /// together by no larger angle.
     pub(crate) fn is_within(&self, tolerance: f64) -> bool {
         // 1 − cos α is α²/2 for small α.
         self.max_relative <= tolerance && self.cosine_difference() <= tolerance * tolerance / 2.0

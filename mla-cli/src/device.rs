@@ -27,7 +27,7 @@ pub(crate) enum DeviceName {
 
 /// Work that runs on any device.
 pub(crate) trait Job {
-    /// What comes of it.
+    /// The result.
     type Output;
 
     /// Does it on `device`, which `about` describes.
@@ -36,7 +36,7 @@ pub(crate) trait Job {
 
 /// Work that runs on a device that can select slots.
 pub(crate) trait IndexedJob {
-    /// What comes of it.
+    /// The result.
     type Output;
 
     /// Does it on `device`, which `about` describes.
@@ -47,7 +47,7 @@ pub(crate) trait IndexedJob {
     ) -> Result<Self::Output, CliError>;
 }
 
-/// What there is to say about a device beyond what it can do.
+/// The description of a device, beyond its capabilities.
 pub(crate) struct About {
     /// In words, for a report.
     pub(crate) description: String,
@@ -179,7 +179,8 @@ fn refused(cause: Cause) -> CliError {
     )
 }
 
-/// What the system says can be used without swapping; `None` where it does not say.
+/// The bytes of memory that can be used without swapping, according to the system; `None` if it
+/// does not say.
 fn available_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text

@@ -40,17 +40,17 @@ pub(crate) struct Args {
     /// Ask for this decode backend, and no other.
     #[arg(long, value_name = "NAME")]
     decode: Option<String>,
-    /// How query lengths differ within a decode batch.
+    /// Query lengths within a decode batch.
     #[arg(long, default_value = "single", value_parser = named(QueryLen::ALL, QueryLen::name))]
     query_len: QueryLen,
-    /// What has to be captured into CUDA graphs.
+    /// Steps that have to be captured into CUDA graphs.
     #[arg(
         long,
         default_value = "never",
         value_parser = named(GraphSupport::ALL, GraphSupport::name)
     )]
     graphs: GraphSupport,
-    /// What is wanted beyond plain causal attention.
+    /// Features beyond plain causal attention.
     #[arg(long, value_delimiter = ',', value_parser = named(Feature::ALL, Feature::name))]
     feature: Vec<Feature>,
     #[command(flatten)]
@@ -61,7 +61,7 @@ pub(crate) struct Args {
     /// Write the output quantised.
     #[arg(long)]
     quant_output: bool,
-    /// How to write the result.
+    /// Format of the result.
     #[arg(long, default_value = "table")]
     format: Format,
 }
@@ -84,7 +84,7 @@ pub(crate) fn output(args: &Args) -> Result<String, CliError> {
     let explanation = Registry::linked()?.explain(&request)?;
     Ok(args.format.write(&explanation, || {
         let text = describe(&explanation, &model);
-        // What was asked about by name need not be here; what was found here is named.
+        // A GPU that was asked about by name need not be here; one that was found here is named.
         let here = match args.sm {
             Some(_) => String::new(),
             None => describe_gpu() + "\n",
@@ -174,7 +174,7 @@ fn candidates(phase: &PhaseExplanation) -> String {
         } else {
             reasons(candidate)
         };
-        // Of what cannot be had here nothing else matters.
+        // A backend that cannot be had here needs no more than its reasons.
         if could_run(candidate) {
             let spec = &candidate.spec;
             let declared = [graphs(spec), overlap(spec), lse(spec)];
@@ -198,13 +198,13 @@ fn candidates(phase: &PhaseExplanation) -> String {
     table.trim_fmt()
 }
 
-// Whether nothing speaks against it, or another build, crate or version would have it.
+// True if no reason speaks against it, or if another build, crate or version would have it.
 fn could_run(candidate: &Candidate) -> bool {
     let mut reasons = candidate.reasons.iter();
     reasons.all(|reason| matches!(reason.given, Given::Cause(_)))
 }
 
-// What speaks against it. One for another platform has no other reason worth reading.
+// The reasons against it. A backend for another platform has no other reason worth reading.
 fn reasons(candidate: &Candidate) -> String {
     let all = || candidate.reasons.iter();
     let platform = all().find(|reason| matches!(reason.given, Given::Platform(_)));
@@ -215,7 +215,7 @@ fn reasons(candidate: &Candidate) -> String {
     lines.join("\n")
 }
 
-// Which steps of decodes can be captured in a CUDA graph and replayed with other lengths.
+// The decode steps that can be captured in a CUDA graph and replayed with other lengths.
 fn graphs(spec: &BackendSpec) -> Option<String> {
     let steps = match spec.graphs {
         GraphSupport::Never => return None,
@@ -233,7 +233,7 @@ fn overlap(spec: &BackendSpec) -> Option<String> {
     apart.then(|| "no kernel overlaps its calls: it declares no dependent_launch".to_owned())
 }
 
-// What a log-sum-exp is off by where that is more than what f32 makes of it.
+// The error of a log-sum-exp, if it is larger than that of f32.
 fn lse(spec: &BackendSpec) -> Option<String> {
     let errors: Vec<_> = spec
         .dtypes
@@ -245,7 +245,7 @@ fn lse(spec: &BackendSpec) -> Option<String> {
     (!errors.is_empty()).then(|| format!("its log-sum-exp is off by up to {}", errors.join(", ")))
 }
 
-// What the backend's kernels are compiled for, and where they have run, as far as anybody says.
+// The targets of the backend's kernels, and the GPUs they have run on, if they are known.
 fn facts(kernels: &KernelFacts) -> impl Iterator<Item = String> {
     let compiled = kernels.families.map(|families| {
         let targets: Vec<_> = families.iter().flat_map(|it| it.targets).copied().collect();

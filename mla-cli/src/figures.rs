@@ -28,7 +28,7 @@ pub(crate) fn size(bytes: u64) -> String {
     ByteSize(bytes).display().iec().to_string()
 }
 
-/// So many of a thing: `1 chunk`, `2 chunks`.
+/// A number of things in words: `1 chunk`, `2 chunks`.
 pub(crate) fn counted(count: impl Into<u64>, thing: &str) -> String {
     match count.into() {
         1 => format!("1 {thing}"),

@@ -69,7 +69,7 @@ use mla_kernels as _;
 
 use crate::error::CliError;
 
-/// What to try first: no GPU is needed.
+/// Commands to try first: they need no GPU.
 const FIRST: &str = "\
 Try first:
   mla explain --sm 9.0 --model deepseek-r1   # which backend on Hopper, and why not the others
@@ -112,7 +112,7 @@ enum Command {
 }
 
 impl Command {
-    /// What to print, and whether what it says is good.
+    /// The output, and true if the result is good.
     fn output(&self) -> Result<(String, bool), CliError> {
         let output = match self {
             Self::Explain(args) => explain::output(args)?,

@@ -1,4 +1,4 @@
-//! Which code the driver loaded for kernels, family by family.
+//! The code that the driver loaded for kernels, family by family.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,7 +15,7 @@ pub(crate) struct Loaded {
     pub(crate) symbol: Option<String>,
     /// The compute capability that the machine code is for, whether nvcc made it or the driver.
     pub(crate) machine_code: String,
-    /// That of the PTX that it was made of.
+    /// The compute capability of the PTX that it was made of.
     pub(crate) ptx: String,
 }
 
@@ -142,7 +142,7 @@ mod tests {
             line,
             "unnamed: kernels with code for 9.0, made of PTX for 9.0"
         );
-        // Of a family that the program has not got, nothing is known but that it is ours.
+        // A kernel of a family that the program does not have counts as a helper.
         assert_eq!(by_family(&kernels[..1], &[])[0].family, "helpers");
     }
 }

@@ -1,4 +1,4 @@
-//! What is going on, for someone who waits at a terminal or reads a log.
+//! The progress of a run, for someone who waits at a terminal or reads a log.
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// How long a run is silent before it shows that it is at work.
+/// The time for which a run is silent before it shows that it is at work.
 const PATIENCE: Duration = Duration::from_millis(700);
-/// How far apart lines of a log are.
+/// The interval between lines of a log.
 const CALM: Duration = Duration::from_secs(10);
 
 /// Tells on standard error what is being done: on a terminal by a bar that leaves no trace, into a
@@ -20,7 +20,7 @@ pub(crate) struct Progress {
     audience: Audience,
 }
 
-/// Who is told.
+/// The receiver of the progress.
 #[derive(Clone)]
 enum Audience {
     Nobody,
@@ -67,7 +67,7 @@ impl Progress {
         Self { bar, audience }
     }
 
-    /// What is being done now. A log has such a line after [`PATIENCE`] if it has none before, and
+    /// Tells the present step. A log has such a line after [`PATIENCE`] if it has none before, and
     /// then one after [`CALM`] without another line.
     pub(crate) fn step(&self, what: impl Into<String>) {
         let what = what.into();
@@ -77,7 +77,7 @@ impl Progress {
         }
     }
 
-    /// What begins now: a part that is worth a line of a log, however soon after another.
+    /// Tells the start of a part that is worth a line of a log, however soon after another line.
     pub(crate) fn begin(&self, what: &str) {
         match &self.audience {
             Audience::Log(lines) => tell_at_once(what, lines),

@@ -29,13 +29,13 @@ const SCHEMA: u32 = 1;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// What to try.
+    /// Device to try.
     #[arg(long, default_value = "cuda")]
     device: DeviceName,
     /// Try these backends alone, and time nothing.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     only: Vec<String>,
-    /// How to write the result.
+    /// Format of the result.
     #[arg(long, default_value = "table")]
     format: Format,
 }
@@ -44,14 +44,14 @@ pub(crate) struct Args {
 #[derive(Serialize)]
 struct Report {
     schema: u32,
-    /// Whether nothing went wrong.
+    /// True if nothing went wrong.
     pass: bool,
     device: String,
     environment: Environment,
     /// The families of kernels in this program, and what they are compiled for.
     compiled: Vec<Compiled>,
     backends: Vec<Tried>,
-    /// Which code the driver loaded for the kernels of what was timed.
+    /// The code that the driver loaded for the kernels that were timed.
     loaded: Vec<Family>,
     /// Times, each of which is checked as well.
     times: Vec<bench::Report>,
@@ -71,7 +71,7 @@ struct Tried {
     name: &'static str,
     phase: &'static str,
     provider: &'static str,
-    /// What speaks against it on this device, where anything does: then it was not tried.
+    /// The reasons against it on this device, if there are any: then it was not tried.
     not_here: Option<String>,
     topics: Vec<Topic>,
 }
@@ -81,7 +81,7 @@ struct Tried {
 struct Topic {
     name: &'static str,
     seconds: f64,
-    /// What was wrong.
+    /// The failure, if there was one.
     failure: Option<String>,
 }
 

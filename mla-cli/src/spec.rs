@@ -13,7 +13,7 @@ pub(crate) struct Args {
     /// of 2048 tokens, 8 requests of 4 new tokens with 1024 in all, and 64 decodes at 2048.
     #[arg(allow_hyphen_values = true)]
     spec: String,
-    /// How to write the result.
+    /// Format of the result.
     #[arg(long, default_value = "table")]
     format: Format,
 }

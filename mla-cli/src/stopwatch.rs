@@ -6,32 +6,33 @@ use serde::{Deserialize, Serialize};
 
 use crate::loaded::Loaded;
 
-/// How samples are taken.
+/// The protocol by which samples are taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Protocol {
     pub(crate) samples: usize,
     /// Runs that do not count, before the first sample.
     pub(crate) warm_up: usize,
-    /// Whether the caches are filled with something else before every sample.
+    /// True if the caches are filled with something else before every sample.
     pub(crate) cold_cache: bool,
-    /// Whether the work is captured once and replayed.
+    /// True if the work is captured once and replayed.
     pub(crate) graphs: bool,
 }
 
 /// The state of the device while samples were taken.
 #[derive(Clone, Default, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) struct Conditions {
-    /// Of the multiprocessors or cores.
+    /// The clock of the multiprocessors or cores.
     pub(crate) clock_mhz: Option<f64>,
     pub(crate) temperature_celsius: Option<f64>,
     pub(crate) power_watts: Option<f64>,
-    /// What keeps the clock below its highest, such as a power limit; empty where nothing does.
+    /// The cause that keeps the clock below its maximum, such as a power limit; empty if there is
+    /// none.
     pub(crate) throttled: Option<String>,
 }
 
 /// A device that work can be timed on.
 pub(crate) trait Stopwatch: Device {
-    /// What has to be written so that no cache holds anything else.
+    /// The number of bytes to write so that no cache holds anything else.
     fn flush_bytes(&self) -> usize;
 
     /// Seconds that `work` takes, for each sample, and what the device's state was meanwhile.
@@ -42,8 +43,8 @@ pub(crate) trait Stopwatch: Device {
         work: &mut dyn FnMut(&Self) -> Result<()>,
     ) -> Result<(Vec<f64>, Conditions)>;
 
-    /// What was loaded for the kernels that `work` launches, where there are kernels to load. The
-    /// work must be one that a graph can hold, and have run before.
+    /// The code that was loaded for the kernels that `work` launches; empty on devices without
+    /// kernels. The work must be one that a graph can hold, and have run before.
     fn loaded(&self, _work: &mut dyn FnMut(&Self) -> Result<()>) -> Result<Vec<Loaded>> {
         Ok(Vec::new())
     }
@@ -69,7 +70,7 @@ mod cpu {
 
     use super::*;
 
-    /// Where the system does not say how large its last cache is.
+    /// The default, if the system does not say how large its last cache is.
     const FLUSH: usize = 64 << 20;
 
     impl Stopwatch for Cpu {
@@ -184,7 +185,7 @@ mod cuda {
             flush: &mut Self::Buffer,
             work: &mut dyn FnMut(&Self) -> Result<()>,
         ) -> Result<(Vec<f64>, Conditions)> {
-            // What is loaded at the first call cannot be loaded within a capture.
+            // The first call loads the kernels, which is not possible within a capture.
             work(self)?;
             self.synchronize()?;
             let graph = match protocol.graphs {

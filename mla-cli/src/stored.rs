@@ -1,4 +1,4 @@
-//! What a cache holds, read back.
+//! The contents of a cache, read back.
 
 use mla_conformance::reference::decode_row;
 use mla_runtime::Result;

@@ -1,8 +1,8 @@
-//! What all tables have in common.
+//! The common form of all tables.
 
 use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle, presets};
 
-// Where the output is no terminal, as wide as a page of text is comfortable to read.
+// The width if the output is no terminal: that of a page of text that is comfortable to read.
 const DEFAULT_WIDTH: u16 = 100;
 
 // Lines around the header and at the end: rows are told apart by their first column.

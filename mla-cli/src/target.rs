@@ -4,8 +4,8 @@ use mla_kernels::{FAMILIES, Gpu, present_gpu};
 use mla_runtime::capability::{Capability, Target};
 use mla_runtime::kernels::CompiledFamily;
 
-/// What a selection is made for where no other hardware is named: the first GPU, or the processor
-/// where there is none that can be used.
+/// The default target of a selection: the first GPU, or the processor if there is no GPU that can
+/// be used.
 pub(crate) fn present_target() -> Target {
     present_gpu().map_or(Target::CPU, |gpu| gpu.target())
 }
@@ -23,7 +23,7 @@ pub(crate) fn name_gpu(gpu: &Gpu) -> String {
     format!("GPU {}: {}, sm {}", gpu.ordinal, gpu.name, gpu.capability)
 }
 
-/// What this build compiled, and whether it runs on this machine: a line for each family.
+/// The families that this build compiled, and whether they run on this machine: a line for each.
 pub(crate) fn describe_build() -> String {
     let present = present_gpu().ok().map(|gpu| gpu.capability);
     built(FAMILIES, present)

@@ -21,7 +21,7 @@ fn temporary(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
 }
 
-/// What a benchmark that succeeds prints and writes.
+/// The output and the JSON of a benchmark that succeeds.
 fn bench(name: &str, line: &str) -> (String, Value) {
     let json = temporary(&format!("{name}.json"));
     let output = mla(&format!("bench {line} --json {}", json.display()));

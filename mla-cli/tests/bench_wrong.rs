@@ -137,7 +137,7 @@ fn main() -> ExitCode {
     );
     let right = mla(&format!("bench 2q1s64 {toy} --backends CPU"));
     assert_eq!(right.status.code(), Some(0));
-    // What is wrong fails the selftest, in the words of the conformance tests.
+    // A wrong backend fails the selftest, in the words of the conformance tests.
     let selftest = mla("selftest --device cpu --only NOTHING --format json");
     assert_eq!(selftest.status.code(), Some(1));
     let report: serde_json::Value =

@@ -25,7 +25,7 @@ fn words(line: &str) -> Vec<&str> {
     line.split_whitespace().collect()
 }
 
-// What a command that succeeds prints.
+// The output of a command that succeeds.
 fn printed(line: &str) -> String {
     let output = mla(&words(line));
     let stderr = String::from_utf8_lossy(&output.stderr);
@@ -37,7 +37,7 @@ fn json(line: &str) -> Value {
     serde_json::from_str(&printed(&format!("{line} --format json"))).unwrap()
 }
 
-// What a command that is refused says, after checking how it is refused.
+// The message of a command that is refused, after checks of its exit status and output.
 fn refused<S: AsRef<OsStr> + std::fmt::Debug>(arguments: &[S]) -> String {
     let output = mla(arguments);
     let stderr = String::from_utf8(output.stderr).unwrap();
@@ -360,7 +360,7 @@ fn memory_adds_up_and_what_fits_is_the_most_that_fits() {
 #[test]
 fn memory_of_sparse_attention_has_the_index_caches_and_the_lists() {
     let line = "plan memory --tokens 65 --step-tokens 1000 --context-len 32768 --model";
-    // Of 78 layers of GLM-5.2, 21 have an indexer.
+    // In GLM-5.2, 21 of 78 layers have an indexer.
     for (model, layers, indexers) in [("deepseek-v3.2", 61, 61), ("glm-5.2", 78, 21)] {
         let plan = json(&format!("{line} {model}"));
         let regions = plan["regions"].as_array().unwrap();
@@ -451,7 +451,7 @@ fn explain_defaults_to_this_machine_and_the_model_s_own_numbers() {
     );
 }
 
-/// Whether a backend has run on both GPUs, at the same commit or at one each.
+/// True if a backend has run on both GPUs, at the same commit or at one each.
 #[cfg(not(any(feature = "sm90", all(feature = "sm80", feature = "sm100"))))]
 fn has_run_on_hopper(table: &str) -> bool {
     // The table breaks lines between any two words.
@@ -480,9 +480,9 @@ fn the_portable_backends_are_selected_on_every_gpu_since_ampere() {
         for verdict in verdicts {
             assert!(table.contains(verdict), "{sm}: {table}");
         }
-        // What it declares, and what it has run on.
+        // The table has its declarations, and the GPUs it has run on.
         assert!(has_run_on_hopper(&table), "{sm}: {table}");
-        // Of what cannot run on this GPU, or for dense attention, the reason is enough.
+        // For a backend that cannot run on this GPU, or for dense attention, the reason is enough.
         let lines = table.lines();
         let refused: Vec<_> = lines
             .skip_while(|line| !line.starts_with(" WGMMA_MLA_SPARSE "))
@@ -803,7 +803,7 @@ fn the_selftest_of_one_backend_times_nothing_and_says_what_was_right() {
     assert!(text.contains("decode CPU"), "{text}");
     assert!(text.contains(": 24 topics right, in "), "{text}");
     assert!(text.ends_with("\nAll is right.\n"), "{text}");
-    // What it is about goes elsewhere meanwhile.
+    // Its progress goes to standard error meanwhile.
     let progress = String::from_utf8(output.stderr).unwrap();
     assert!(
         progress.lines().any(|line| line == "decode CPU: nan_rows"),

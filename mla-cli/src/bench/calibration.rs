@@ -1,4 +1,4 @@
-//! What a processor takes for the products of each form, from a short run of both.
+//! Measures a processor's speed in the products of each form, by a short run of both.
 
 use std::time::Instant;
 

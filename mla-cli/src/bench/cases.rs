@@ -49,7 +49,7 @@ struct Prefill {
     id: String,
     h: u32,
     q: Vec<u32>,
-    /// As many as queries where absent.
+    /// One for each entry of `q`; absent if they are equal to `q`.
     kv: Option<Vec<u32>>,
     causal: bool,
 }
@@ -90,7 +90,7 @@ pub(super) enum CaseKind {
     Prefill { causal: bool },
 }
 
-/// What a file of cases is.
+/// The accepted form of a file of cases.
 const FILE: &str = "a file of cases, as in mla-cli/cases";
 
 /// The cases by which kernels for Hopper are compared, as `cases/hopper.json` has them.

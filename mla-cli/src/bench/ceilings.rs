@@ -1,4 +1,4 @@
-//! What a machine does at most: as stated for known GPUs, or measured by `mla bench ceilings`.
+//! A machine's maximal throughput: as stated for known GPUs, or measured by `mla bench ceilings`.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ use crate::stopwatch::{Protocol, Stopwatch};
 #[serde(deny_unknown_fields, expecting = "the limits of a machine")]
 pub(super) struct Ceilings {
     pub(super) device: String,
-    /// Of the products.
+    /// The dtype of the products.
     pub(super) dtype: String,
     pub(super) flop_per_second: f64,
     pub(super) bytes_per_second: f64,
@@ -40,7 +40,7 @@ const STATED: [(&str, f64, f64, &str); 1] = [(
 )];
 
 impl Ceilings {
-    /// Those of a file, or those stated for a device.
+    /// The ceilings of a file, or those stated for a device.
     pub(super) fn find(file: Option<&Path>, device: &str) -> Result<Option<Self>, CliError> {
         let Some(path) = file else {
             let known = STATED.iter().find(|(name, ..)| device.contains(name));
@@ -83,7 +83,7 @@ impl Ceilings {
         Ok(Some(ceilings))
     }
 
-    /// Whether products in this dtype are as fast: those of 16 bits are alike.
+    /// True if products in this dtype are as fast: all dtypes of 16 bits have the same ceiling.
     pub(super) fn hold_for(&self, dtype: DType) -> bool {
         let wide = |name: &str| name == DType::F32.name();
         wide(&self.dtype) == wide(dtype.name())
@@ -111,7 +111,7 @@ impl fmt::Display for Ceilings {
 /// Measure what this machine does at most.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// Where to measure.
+    /// The device to measure.
     #[arg(long, default_value = "cpu")]
     device: DeviceName,
     /// The dtype of the products.
@@ -126,7 +126,7 @@ pub(super) struct Args {
     /// Timed runs, of which the fastest counts.
     #[arg(long, value_name = "N", default_value = "20", value_parser = samples)]
     samples: u32,
-    /// Where to write them, for --ceilings.
+    /// File for the result, which --ceilings takes.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }

@@ -1,4 +1,4 @@
-//! Whether an output is right, and how far from it.
+//! The check of an output: its errors, and their tolerances.
 
 use mla_runtime::dtype::DType;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -13,7 +13,7 @@ pub(super) struct Row {
     pub(super) expected: (Vec<f64>, f64),
 }
 
-/// How far sampled rows are from the reference.
+/// The errors of sampled rows against the reference.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub(super) struct Errors {
     /// The rows that were compared.
@@ -26,9 +26,9 @@ pub(super) struct Errors {
     pub(super) cosine_difference: f64,
     /// The largest difference of a log-sum-exp; absent where there is none to compare.
     pub(super) lse: Option<f64>,
-    /// What `relative` may be.
+    /// The maximum for `relative`.
     pub(super) tolerance: f64,
-    /// Whether all are within their tolerances.
+    /// True if all errors are within their tolerances.
     pub(super) pass: bool,
 }
 
@@ -37,12 +37,13 @@ fn finite_or_infinite<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64,
     Ok(Option::deserialize(deserializer)?.unwrap_or(f64::INFINITY))
 }
 
-/// What a log-sum-exp may be off by: sums of hundreds of products, each off by 2⁻²⁴ of the largest.
+/// The tolerance of a log-sum-exp: it comes from sums of hundreds of products, each off by 2⁻²⁴ of
+/// the largest.
 const LSE_TOLERANCE: f64 = 1e-3;
 
-/// What a row's relative error may be: weights, values and the output are each rounded to the dtype
-/// once, at random from key to key, and the worst of many rows is a few times the typical one. In
-/// f32 sums of thousands of terms and the exponential count instead.
+/// The tolerance of a row's relative error. Weights, values and the output are each rounded to the
+/// dtype once, at random from key to key, and the worst of many rows is a few times the typical
+/// one. In f32 sums of thousands of terms and the exponential count instead.
 fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::BF16 => 10.0 * 2f64.powi(-9),
@@ -69,7 +70,7 @@ impl Errors {
         }
     }
 
-    /// Those of a layer's paths together.
+    /// The errors of a layer's paths together.
     pub(super) fn of_paths(paths: [Option<reference::Errors>; 2]) -> Self {
         let paths: Vec<_> = paths.into_iter().flatten().collect();
         let most = |of: fn(&reference::Errors) -> f64| paths.iter().map(of).fold(0.0, worst);

@@ -30,7 +30,7 @@ const COLUMNS: [&str; 23] = [
     "temperature_celsius",
 ];
 
-/// What stands in them.
+/// The values of the columns for a row.
 fn cells(row: &Row) -> [String; COLUMNS.len()] {
     fn optional(value: Option<impl ToString>) -> String {
         value.map(|value| value.to_string()).unwrap_or_default()

@@ -25,7 +25,7 @@ pub(super) struct Args {
     /// The least change of the median, relative to it, that matters.
     #[arg(long, value_name = "PART", default_value_t = 0.02, value_parser = part)]
     least: f64,
-    /// How to write the result.
+    /// Format of the result.
     #[arg(long, default_value = "table")]
     format: Format,
 }
@@ -45,9 +45,9 @@ struct Comparison {
     /// Rows of one result that the other lacks.
     only_before: Vec<String>,
     only_after: Vec<String>,
-    /// What differs between the two runs beside the times.
+    /// Differences between the two runs other than the times.
     differences: Vec<String>,
-    /// Of all rows, time before divided by time after, as a geometric mean.
+    /// The geometric mean over all rows of the time before divided by the time after.
     speedup: f64,
     slower: usize,
     faster: usize,
@@ -206,7 +206,7 @@ fn judge(rows: &mut [Compared], significance: f64, least: f64) {
     }
 }
 
-/// What else differs, of the things that may make a time another one.
+/// Differences in the settings and the machine that may change the times.
 fn differences(before: &Report, after: &Report) -> Vec<String> {
     let facts = |report: &Report| {
         let (machine, versions) = (&report.environment.machine, &report.environment.versions);

@@ -16,26 +16,27 @@ use crate::figures::number;
 /// One pair of curves: the same requests but for their query length.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(super) struct Crossover {
-    /// What the rows have in common.
+    /// The description of all that the rows have in common.
     pub(super) series: String,
     /// Query length, microseconds absorbed, microseconds expanded.
     pub(super) points: Vec<(u32, f64, f64)>,
     /// The query length at which the curves meet as they are drawn.
     pub(super) measured: Option<f64>,
-    /// By the model of the machine; absent where absorbing always wins, and where nothing is known.
+    /// The query length that the model of the machine predicts. Absent if absorbing always wins, or
+    /// if nothing is known of the machine.
     pub(super) predicted: Option<f64>,
-    /// What that is made from.
+    /// The basis of `predicted`.
     #[serde(default)]
     pub(super) basis: Basis,
-    /// By multiply-adds alone.
+    /// The query length at which both paths take the same number of multiply-adds.
     pub(super) predicted_by_arithmetic: Option<f64>,
 }
 
-/// What a prediction is made from.
+/// The basis of a prediction.
 #[derive(Clone, Copy, PartialEq, Default, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Basis {
-    /// What the machine is known to do at most.
+    /// The machine's known ceilings.
     #[default]
     Figures,
     /// A run of both forms on this machine, of so many seconds.
@@ -44,7 +45,7 @@ pub(super) enum Basis {
     Nothing,
 }
 
-/// What is known of a machine.
+/// The model of a machine, and its basis.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Known {
     pub(super) machine: Machine,
@@ -74,8 +75,8 @@ impl Known {
 /// For each query length the time absorbed and the time expanded, as far as they were measured.
 type Points<'a> = BTreeMap<u32, [Option<(f64, &'a Subject)>; 2]>;
 
-/// What curves of one pair have in common: requests, kv length, and whatever else varies among the
-/// rows.
+/// The properties that the curves of one pair share: the number of requests, the kv length, and the
+/// other parameters that vary among the rows.
 type Pair = (usize, u32, String);
 
 /// Every pair of curves among the rows.
@@ -126,7 +127,8 @@ fn pairs<'a>(jobs: &'a [Job], rows: &[Row]) -> BTreeMap<Pair, Points<'a>> {
     pairs
 }
 
-/// Where two curves meet, and where that is predicted; none if they share fewer than two lengths.
+/// The measured and the predicted crossover of two curves. `None` if they share fewer than two
+/// query lengths.
 fn of_pair(
     (count, kv, others): Pair,
     points: Points<'_>,
@@ -167,8 +169,9 @@ fn of_pair(
     })
 }
 
-/// Where absorbing begins to be the slower one: between the last length at which it is not and the
-/// next. The curves are drawn as straight lines on logarithmic axes, and meet where these do.
+/// The query length at which absorbing becomes the slower path: between the last length at which it
+/// is not and the next. The curves are drawn as straight lines on logarithmic axes, and cross at
+/// that point.
 fn meeting(points: &[(u32, f64, f64)]) -> Option<f64> {
     let ahead = |&(_, absorbed, expanded): &(u32, f64, f64)| (expanded / absorbed).ln();
     let pairs = points.windows(2).rev();

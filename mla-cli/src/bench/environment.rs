@@ -1,4 +1,4 @@
-//! What a benchmark ran on, and from which sources it was built.
+//! The machine that a benchmark ran on, and the sources that it was built from.
 
 use std::fs;
 use std::time::SystemTime;
@@ -76,8 +76,8 @@ impl Environment {
     }
 }
 
-/// What the build script found out. A crate's package has no repository, and a machine may have no
-/// git.
+/// A value that the build script found out. A crate's package has no repository, and a machine may
+/// have no git.
 fn or_unknown(value: Option<&str>) -> String {
     value.unwrap_or("unknown").to_owned()
 }

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::error::CliError;
 
-/// How far a run has come when a file is written.
+/// The progress of a run after which a file is written.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Until {
     Row,
@@ -65,13 +65,13 @@ fn place(path: &Path) -> PathBuf {
     fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// Whether something is there that is not a file, such as a pipe: no file may take its place.
+/// True if something is there that is not a file, such as a pipe: no file may take its place.
 fn is_written_in_place(place: &Path) -> bool {
     place.exists() && !place.is_file()
 }
 
-/// What the file at `place` is called until it is whole. It ends as `path` does, because the format
-/// of a drawing is known by that.
+/// The name of the file at `place` until it is whole. It ends as `path` does, because the format of
+/// a drawing is known by its extension.
 fn part(path: &Path, place: &Path) -> PathBuf {
     let part = place.with_added_extension("part");
     match path.extension() {

@@ -13,9 +13,9 @@ use crate::error::CliError;
 /// One row to be measured.
 #[derive(Clone, Debug)]
 pub(super) struct Job {
-    /// What rows that compete with each other have in common.
+    /// The description of the case. Rows of the same case compete with each other.
     pub(super) case: String,
-    /// Who competes: backends, and the path where that is chosen.
+    /// The name of the contender: its backends, and the path if it is chosen.
     pub(super) contender: String,
     /// The batch in words.
     pub(super) label: String,
@@ -24,7 +24,7 @@ pub(super) struct Job {
     pub(super) subject: Subject,
 }
 
-/// What is timed.
+/// The attention or the layer to time.
 #[derive(Clone, Debug)]
 pub(super) enum Subject {
     Attention(Attention),
@@ -53,7 +53,7 @@ impl Subject {
         }
     }
 
-    /// Of one layer.
+    /// The cost of one layer.
     pub(super) fn cost(&self) -> Result<Cost, CliError> {
         match self {
             Self::Attention(attention) => Ok(attention.cost()),

@@ -41,7 +41,7 @@ impl Layer {
         }
     }
 
-    /// Of one layer, whatever the chunks.
+    /// The cost of one layer, regardless of chunks.
     pub(super) fn cost(&self) -> Result<Cost, CliError> {
         let page = self.config.problem.page_size;
         let workload = Workload::new(&self.spec, self.threshold, page, self.seed)?;
@@ -78,7 +78,7 @@ impl Layer {
         let prefill = registry.instantiate_prefill(self.prefill, device, &self.config)?;
         let decode = self.decode_backend(registry, device)?;
         let layer = MlaLayer::new(device, &self.config, prefill, decode)?;
-        // Of its caches there are as many as layers.
+        // Each layer has a cache of its own.
         let plan = layer.memory_plan(&limits, self.layers as u32, workload.pages)?;
         site.about
             .check_plan("memory", &self.spec, &limits, &plan)?;

@@ -5,7 +5,7 @@ use fastrand::Rng;
 use mla_runtime::batch::Request;
 use serde::{Deserialize, Serialize};
 
-/// How the entries of lists lie.
+/// The order and the distribution of the entries of lists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum ListKind {
@@ -18,7 +18,7 @@ pub(super) enum ListKind {
     Clustered,
     /// Whole pages of the cache.
     Pages,
-    /// As random, but each query token's list has 15 of 16 entries of the one before it.
+    /// Random order, but each query token's list has 15 of 16 entries of the one before it.
     Shared,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct Lists {
     pub(super) kind: ListKind,
     /// Entries of a list.
     pub(super) topk: u32,
-    /// Those that name a token, where its query token sees so many.
+    /// The number of entries that name a token, if the query token sees so many.
     pub(super) valid: u32,
 }
 
@@ -63,7 +63,7 @@ impl Lists {
         requests.iter().flat_map(of_request).collect()
     }
 
-    /// Those of one request, for each of its query tokens.
+    /// The lists of one request: one for each of its query tokens.
     fn of_request(&self, request: Request, page_size: u32, rng: &mut Rng) -> Vec<Vec<u32>> {
         let context = request.kv - request.q;
         // All that a query token sees, in an order that starts with its list.
@@ -116,7 +116,7 @@ fn runs(seen: u32, count: usize, length: u32, rng: &mut Rng) -> Vec<u32> {
     list
 }
 
-/// How many rows of the cache some lists of a batch name at least once.
+/// The number of cache rows that occur in the lists of a batch, each counted once.
 pub(super) fn distinct_rows(requests: &[Request], positions: &[Vec<u32>]) -> usize {
     let mut rest = positions;
     let rows_of = |request: &Request| {

@@ -130,9 +130,9 @@ fn run(args: &BenchArgs) -> Result<Report, CliError> {
     run_on_device(&settings, cases, ceilings, &mut saved, &Progress::rows())
 }
 
-/// What `mla selftest` times: a decode, a prefill and a sparse decode of few heads by every backend
-/// that fits, and a mixed batch through the layer with the best of them. Each is checked as every
-/// benchmark is.
+/// Runs the timings of `mla selftest`: a decode, a prefill and a sparse decode of few heads by
+/// every backend that fits, and a mixed batch through the layer with the best of them. Each is
+/// checked like every benchmark.
 pub(crate) fn for_selftest(device: DeviceName) -> Result<Vec<Report>, CliError> {
     let settings = |batches: &[&str], measure| Settings {
         batches: batches.iter().map(|batch| (*batch).to_owned()).collect(),

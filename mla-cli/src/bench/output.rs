@@ -1,4 +1,4 @@
-//! Which files a benchmark writes.
+//! The files that a benchmark writes.
 
 use std::path::PathBuf;
 
@@ -10,16 +10,17 @@ use crate::error::CliError;
 
 #[derive(clap::Args, Clone, Default)]
 pub(super) struct OutputArgs {
-    /// What the machine does at most, as `mla bench ceilings` wrote it [default: what is known].
+    /// File of the machine's ceilings, as `mla bench ceilings` wrote it [default: the known ones].
     #[arg(long, value_name = "FILE")]
     pub(super) ceilings: Option<PathBuf>,
-    /// Where to write everything, samples included. It is written anew after each row.
+    /// File for all results, samples included. It is written anew after each row.
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
-    /// Where to write a line per row, which it has as soon as the row is measured.
+    /// File for a line per row, which is added as soon as the row is measured.
     #[arg(long, value_name = "FILE")]
     pub(super) csv: Option<PathBuf>,
-    /// Where to draw: roofline, time by what varies, crossover, whichever apply.
+    /// File for the drawings: roofline, time by the parameter that varies, crossover, whichever
+    /// apply.
     #[arg(long, value_name = "FILE.svg|FILE.png")]
     pub(super) plot: Option<PathBuf>,
 }

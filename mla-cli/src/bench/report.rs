@@ -1,4 +1,4 @@
-//! What a benchmark found out, for programs and for people.
+//! The result of a benchmark, for programs and for people.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -32,7 +32,7 @@ pub(crate) struct Report {
     pub(super) protocol: Protocol,
     pub(super) ceilings: Option<Ceilings>,
     pub(super) rows: Vec<Row>,
-    /// How many rows are not measured, where the run did not come to its end.
+    /// The number of rows that are not measured because the run did not come to its end.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(super) missing: usize,
     #[serde(default)]
@@ -50,7 +50,7 @@ impl Report {
         self.rows.iter().all(|row| row.errors.pass)
     }
 
-    /// What was loaded for the kernels of all rows.
+    /// The code that was loaded for the kernels of all rows.
     pub(crate) fn loaded(&self) -> impl Iterator<Item = &Loaded> {
         self.rows.iter().flat_map(|row| &row.loaded)
     }
@@ -104,7 +104,7 @@ impl Report {
             "case", "backend", "µs", "mean", "spread", "min", "max", "tokens/s", "TFLOP/s", "GB/s",
             "limit", "memory", "error",
         ]);
-        // As wide as it has to be: whoever needs less reads the JSON.
+        // The table is as wide as it has to be; the JSON serves for less.
         table.set_content_arrangement(ContentArrangement::Disabled);
         let mut last = None;
         for row in &self.rows {
@@ -146,7 +146,7 @@ impl Report {
         table
     }
 
-    /// What to know before trusting a row.
+    /// Warnings to read before trusting a row.
     fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         let named = |row: &Row| format!("{} by {}", row.id, row.contender);
@@ -205,7 +205,7 @@ impl Report {
     }
 }
 
-/// Whether a row is right and the fastest of at least two of its case.
+/// True if a row is right and the fastest of at least two of its case.
 fn is_best(rows: &[Row], row: &Row) -> bool {
     let rivals = || {
         rows.iter()

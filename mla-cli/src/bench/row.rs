@@ -1,4 +1,4 @@
-//! What was measured of one contender on one case.
+//! The measurement of one contender on one case.
 
 use std::collections::BTreeMap;
 
@@ -17,11 +17,11 @@ use crate::stopwatch::Conditions;
 /// One contender on one case.
 #[derive(Clone, Serialize, Deserialize)]
 pub(super) struct Row {
-    /// What rows that compete with each other have in common.
+    /// The description of the case. Rows of the same case compete with each other.
     pub(super) id: String,
     /// `decode`, `sparse` or `prefill` for attention alone, or `layer`.
     pub(super) kind: String,
-    /// Who competes.
+    /// The name of the contender.
     #[serde(rename = "impl")]
     pub(super) contender: String,
     /// The batch in words.
@@ -46,7 +46,7 @@ pub(super) struct Row {
     pub(super) peak_bytes: Option<u64>,
     pub(super) errors: Errors,
     pub(super) conditions: Conditions,
-    /// What the driver loaded for the kernels, where they were replayed.
+    /// The code that the driver loaded for the kernels, if they were replayed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) loaded: Vec<Loaded>,
     pub(super) cost: Cost,

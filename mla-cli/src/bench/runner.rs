@@ -21,7 +21,7 @@ use crate::error::CliError;
 use crate::progress::Progress;
 use crate::stopwatch::Stopwatch;
 
-/// What goes on beside the measuring of rows.
+/// Hooks around the measuring of rows.
 pub(super) trait Watcher {
     /// In how many rounds the samples of a row are taken.
     fn rounds(&self) -> usize {
@@ -61,7 +61,7 @@ pub(super) fn run_on_device<'a>(
     })
 }
 
-/// What is to be timed, on whichever device.
+/// The rows to time, on whichever device.
 struct Bench<'a> {
     settings: &'a Settings,
     cases: Option<Vec<Case>>,
@@ -134,7 +134,7 @@ impl Job for Bench<'_> {
     }
 }
 
-/// What predicts a crossover on a device of which nothing is known.
+/// Predicts a crossover on a device of which nothing is known.
 fn known_by_timing<D: Stopwatch>(
     site: &Site<'_, D>,
     flush: &mut D::Buffer,

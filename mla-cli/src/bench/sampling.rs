@@ -1,4 +1,4 @@
-//! How samples are taken, and what was found out by them.
+//! The taking of samples, and its results.
 
 use super::check::Errors;
 use super::statistics::Summary;
@@ -6,7 +6,7 @@ use crate::error::CliError;
 use crate::loaded::Loaded;
 use crate::stopwatch::{Conditions, Memory, Protocol, Stopwatch};
 
-/// What was found out about one row. Times are of all its layers together.
+/// The results of one row. Times are of all its layers together.
 pub(super) struct Measured {
     /// Seconds with everything that a step has to enqueue when only queries, cache, block table and
     /// lengths are on the device.
@@ -16,21 +16,22 @@ pub(super) struct Measured {
     pub(super) errors: Errors,
 }
 
-/// How samples are taken, in how many rounds, and what is done after each with as many samples.
+/// The settings for taking samples: the protocol, the number of rounds, and a hook after each
+/// round, which takes the number of its samples.
 pub(super) struct Sampling<'a> {
     pub(super) protocol: &'a Protocol,
     pub(super) rounds: usize,
     pub(super) after_round: &'a mut dyn FnMut(usize) -> Result<(), CliError>,
 }
 
-/// What was seen while samples were taken.
+/// The samples, and observations made meanwhile.
 pub(super) struct Sampled {
     pub(super) samples: Vec<f64>,
-    /// Of the first round.
+    /// The conditions of the first round.
     pub(super) conditions: Conditions,
-    /// What was loaded for the kernels, if they were replayed.
+    /// The code that was loaded for the kernels, if they were replayed.
     pub(super) loaded: Vec<Loaded>,
-    /// Of the first round: what is done after it may need memory of its own.
+    /// The peak of the first round: the hook after a round may need memory of its own.
     pub(super) peak_bytes: Option<u64>,
 }
 

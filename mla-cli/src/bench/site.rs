@@ -1,4 +1,4 @@
-//! Where rows are planned for.
+//! The place that rows are planned for.
 
 use mla_runtime::registry::Registry;
 

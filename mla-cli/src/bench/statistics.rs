@@ -1,4 +1,4 @@
-//! What samples say.
+//! Statistics of samples.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +19,7 @@ pub(super) struct Summary {
 }
 
 impl Summary {
-    /// Of at least one sample.
+    /// Summarises one sample or more.
     pub(super) fn of(samples: &[f64]) -> Self {
         let mut sorted = samples.to_vec();
         sorted.sort_by(f64::total_cmp);

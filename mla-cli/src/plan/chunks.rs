@@ -22,7 +22,7 @@ pub(crate) struct Args {
     /// W: the rows of the workspace, over all ranks.
     #[arg(long, value_name = "W", value_parser = positive)]
     rows: u32,
-    /// Where a context may be cut: at multiples of this many tokens, the page size.
+    /// Alignment of the cuts in a context: a multiple of this many tokens, the page size.
     #[arg(long, value_name = "TOKENS", value_parser = positive)]
     align: u32,
     /// The most tokens that a cut leaves in a chunk [default: W, rounded down to the alignment].
@@ -30,7 +30,7 @@ pub(crate) struct Args {
     max_chunk: Option<u32>,
     #[command(flatten)]
     parallel: ParallelArgs,
-    /// How to write the result.
+    /// Format of the result.
     #[arg(long, default_value = "table")]
     format: Format,
 }

@@ -20,7 +20,7 @@ use crate::error::CliError;
 use crate::figures::{counted, size};
 use crate::table::{numbers, table};
 
-// Where nothing else is said: the number above which more rows do not pay.
+// The default: the number above which more rows do not pay.
 const DEFAULT_ROWS: u32 = MAX_ROWS as u32;
 
 #[derive(clap::Args)]
@@ -69,7 +69,7 @@ pub(crate) struct Args {
     /// The prefill backend takes values as wide as keys.
     #[arg(long)]
     padded_values: bool,
-    /// How to write the result.
+    /// Format of the result.
     #[arg(long, default_value = "table")]
     format: Format,
 }

@@ -24,13 +24,13 @@ pub(crate) fn output(command: &Command) -> Result<String, CliError> {
     }
 }
 
-/// How the cache is spread over ranks.
+/// The division of the cache over ranks.
 #[derive(clap::Args)]
 struct ParallelArgs {
     /// The ranks that the cache is spread over (decode context parallelism).
     #[arg(long, value_name = "N", value_parser = positive)]
     world: Option<u32>,
-    /// How many consecutive tokens go to one rank.
+    /// Number of consecutive tokens that go to one rank.
     #[arg(long, value_name = "I", default_value = "1", value_parser = positive, requires = "world")]
     interleave: u32,
 }

@@ -7,20 +7,20 @@ use mla_runtime::kv_format::KvFormat;
 use crate::args::{kv_format, natural};
 use crate::device::DeviceName;
 
-/// Which batch of random data, where, and in which cache.
+/// A batch of random data, its device, and its cache.
 #[derive(Args)]
 pub(crate) struct BatchArgs {
     /// The requests, as `mla spec` reads them: `2q512_8q1s4k` is 2 prefills of 512 tokens and 8
     /// decodes at 4096.
     #[arg(long, value_name = "SPEC", allow_hyphen_values = true)]
     pub(crate) batch: String,
-    /// Where to run.
+    /// Device to run on.
     #[arg(long, default_value = "cpu")]
     pub(crate) device: DeviceName,
     /// The format of the cache [default: the dtype].
     #[arg(long, value_parser = kv_format())]
     kv: Option<KvFormat>,
-    /// What the random numbers are made from.
+    /// Seed of the random numbers.
     #[arg(long, value_name = "N", default_value = "1", value_parser = natural)]
     pub(crate) seed: u32,
 }

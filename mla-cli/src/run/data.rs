@@ -26,7 +26,7 @@ const QUERY: f32 = 2.0 * UNIT;
 /// Context rows that are made at a time.
 pub(super) const BLOCK: usize = 4096;
 
-/// What an engine would own.
+/// The data that an engine would own.
 pub(crate) struct Data<D: Device> {
     pub(crate) query: Tensor<D>,
     pub(crate) latent: Tensor<D>,
@@ -36,7 +36,7 @@ pub(crate) struct Data<D: Device> {
     pub(crate) out: Tensor<D>,
     pub(crate) cache: D::Buffer,
     pub(crate) cache_layout: CacheLayout,
-    /// What each token attends to, if the layer is sparse; once it was selected.
+    /// The lists of slots that each token attends to. Set after the selection of a sparse layer.
     pub(crate) lists: Option<HostLists>,
 }
 

@@ -1,4 +1,4 @@
-//! How long each part of the layer takes.
+//! Times of each part of the layer.
 
 use std::time::{Duration, Instant};
 

@@ -53,13 +53,13 @@ pub(crate) struct Args {
     /// Attend to all context, although the model has an indexer that chooses from it.
     #[arg(long)]
     dense: bool,
-    /// How many (token, head) rows of each phase are compared with the reference.
+    /// Number of (token, head) rows of each phase to compare with the reference.
     #[arg(long, value_name = "N", default_value = "64", value_parser = positive)]
     samples: u32,
-    /// How often the layer is timed; the median counts.
+    /// Number of timed runs of the layer; the median counts.
     #[arg(long, value_name = "N", default_value = "5", value_parser = samples)]
     repeat: u32,
-    /// How to write the result.
+    /// Format of the result.
     #[arg(long, default_value = "table")]
     format: Format,
 }
@@ -93,7 +93,7 @@ pub(crate) fn output(args: &Args) -> Result<(String, bool), CliError> {
     Ok((text, report.pass))
 }
 
-/// What is to be run, on whichever device.
+/// The job of `mla run`, on whichever device.
 struct Run<'a> {
     args: &'a Args,
     model: &'a Model,

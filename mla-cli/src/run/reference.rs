@@ -23,7 +23,7 @@ use crate::error::CliError;
 use crate::progress::Progress;
 use crate::stored::stored_rows;
 
-/// How far the sampled rows of a phase are from the reference.
+/// The errors of the sampled rows of a phase against the reference.
 #[derive(Clone, Copy, Serialize)]
 pub(crate) struct Errors {
     /// The rows that were compared.
@@ -34,9 +34,9 @@ pub(crate) struct Errors {
     pub(crate) max_relative: f64,
     /// 1 − cos of the angle between all rows and their references, as one vector each.
     pub(crate) cosine_difference: f64,
-    /// What `max_relative` may be.
+    /// The maximum for `max_relative`.
     pub(crate) tolerance: f64,
-    /// Whether both are within their tolerances.
+    /// True if both errors are within their tolerances.
     pub(crate) pass: bool,
 }
 
@@ -59,7 +59,7 @@ pub(crate) struct PhaseErrors {
     pub(crate) expanded: Option<Errors>,
 }
 
-/// What a row's relative error may be.
+/// The tolerance of a row's relative error.
 ///
 /// In f16 and bf16 what counts is rounding to u, half the distance from 1 to the next number. A
 /// score is a sum over a query or key that was rounded once, so with scores of a standard deviation
@@ -138,11 +138,11 @@ impl Workload {
     }
 }
 
-/// What a request's tokens attend to.
+/// The rows that a request's tokens attend to.
 struct Attended {
     /// Latent and rotary part of each token.
     rows: Vec<Vec<f64>>,
-    /// Where each page of the cache stands among the request's.
+    /// The index of each page of the cache among the request's.
     pages: HashMap<usize, usize>,
 }
 

@@ -1,4 +1,4 @@
-//! What a run found out.
+//! The result of a run.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::cost::Cost;
 use crate::figures::{counted, number, size};
 use crate::table::{numbers, table};
 
-/// What a report is made from.
+/// The parts that a report is made from.
 pub(super) struct Run<'a> {
     pub(super) model: &'a Model,
     pub(super) device: &'a str,
@@ -52,11 +52,11 @@ pub(super) struct Report {
     /// Why these backends.
     selection: [String; 2],
     memory: MemoryPlan,
-    /// What the indexer of a sparse layer chose.
+    /// The lists that the indexer of a sparse layer chose.
     #[serde(skip_serializing_if = "Option::is_none")]
     lists: Option<Selected>,
     phases: Vec<Phase>,
-    /// Whether every phase agrees with the reference.
+    /// True if every phase agrees with the reference.
     pub(super) pass: bool,
 }
 
@@ -110,7 +110,7 @@ impl Phase {
     }
 }
 
-/// What either path took, where requests went there, and what both have to compute and to move.
+/// The times of each path that requests took, and the arithmetic and traffic of both.
 fn phases_of(run: &Run<'_>) -> (Vec<Phase>, Cost) {
     let Run {
         selection,

@@ -24,12 +24,12 @@ use crate::error::CliError;
 use crate::progress::Progress;
 use crate::upload::upload;
 
-/// What makes the lists of slots that a layer attends to.
+/// The source of the lists of slots that a layer attends to.
 pub(crate) trait Lists<D: Device>: Sized {
-    /// Whether there are any.
+    /// True if there are lists.
     const SPARSE: bool;
 
-    /// What it adds to the memory plan.
+    /// The additions to the memory plan.
     fn needs(model: &ModelConfig, limits: &StepLimits, page: u32) -> Result<Option<IndexNeeds>>;
 
     /// Everything that an engine would own, on the device.
@@ -56,7 +56,7 @@ pub(crate) trait Lists<D: Device>: Sized {
     ) -> std::result::Result<Option<ListErrors>, CliError>;
 }
 
-/// What a run is made from.
+/// The input of a run.
 pub(crate) struct Run<'a, D: Device> {
     pub(crate) device: &'a D,
     pub(crate) model: &'a ModelConfig,
@@ -107,7 +107,7 @@ impl<D: Device> Lists<D> for Dense {
     }
 }
 
-/// How the lists of sampled tokens compare with those of the f64 reference.
+/// The comparison of the lists of sampled tokens with those of the f64 reference.
 ///
 /// The reference takes the index keys as they are stored. It makes the queries itself; where one of
 /// their values lies so near the middle of two e4m3 codes that f32 rounds it to the other, logits
@@ -121,14 +121,14 @@ pub(crate) struct ListErrors {
     pub(crate) topk: u32,
     /// The lists that were compared.
     pub(crate) lists: usize,
-    /// Those that are the same, entry by entry.
+    /// The number of lists that are the same, entry by entry.
     pub(crate) identical: usize,
     /// The largest distance of a wrongly chosen or missing token's logit from the last chosen one,
     /// as a part of the row's range.
     pub(crate) largest_distance: f64,
-    /// What it may be.
+    /// The maximum for `largest_distance`.
     pub(crate) tolerance: f64,
-    /// Whether it is.
+    /// True if `largest_distance` is within `tolerance`.
     pub(crate) pass: bool,
 }
 
@@ -191,7 +191,7 @@ impl<D: IndexDevice> Lists<D> for Indexed<D> {
             }
         };
         let page_size = problem.page_size as usize;
-        // As many as the layer's cache has, which was allocated.
+        // The cache has as many pages as the layer's, which was allocated.
         let layout = IndexCacheLayout::contiguous(dims, run.workload.pages as usize, page_size);
         let indexer = Indexer::new(device, &config, problem)?;
         let mut indexed = Self {
@@ -278,7 +278,7 @@ impl<D: IndexDevice> Indexed<D> {
         self.query_latent.width()
     }
 
-    /// Of that latent, and of the product.
+    /// The dtype of that latent and of the product.
     pub(crate) fn query_dtype(&self) -> DType {
         self.query_latent.dtype()
     }
@@ -344,7 +344,7 @@ impl<D: IndexDevice> Indexed<D> {
     }
 }
 
-/// What the f64 logits are made from.
+/// The operands of the f64 logits.
 struct Reference<'a, D: IndexDevice> {
     indexed: &'a Indexed<D>,
     weights: Vec<Vec<f64>>,
@@ -369,7 +369,7 @@ impl<'a, D: IndexDevice> Reference<'a, D> {
         })
     }
 
-    /// How far a list is from the reference's: `None` if they are the same.
+    /// The distance of a list from the reference's: `None` if they are the same.
     fn distance(
         &self,
         run: &Run<'_, D>,

@@ -17,7 +17,7 @@ use crate::device::About;
 use crate::error::CliError;
 use crate::progress::Progress;
 
-/// What is wanted.
+/// The step that is asked for.
 pub(crate) struct Wanted<'a> {
     pub(crate) model: &'a Model,
     pub(crate) on: &'a BatchArgs,
@@ -77,7 +77,7 @@ impl<D: Device> Step<D> {
         })
     }
 
-    /// What its data is made from.
+    /// The input of its data.
     pub(crate) const fn made_from<'a>(
         &'a self,
         wanted: &Wanted<'a>,

@@ -27,7 +27,7 @@ pub(crate) struct Workload {
     pub(crate) requests: Vec<Request>,
     /// The requests on the absorbed path; the others follow.
     pub(crate) absorbed: Range<usize>,
-    /// Where each request's new tokens begin, and the end of the last.
+    /// Offsets of the requests' first new tokens, and the end of the last.
     pub(crate) token_starts: Vec<usize>,
     pub(crate) query_len: QueryLen,
     threshold: u32,
@@ -172,9 +172,9 @@ impl Workload {
         )
     }
 
-    /// What the absorbed path computes and moves at least: the queries to the latent and back, the
-    /// pairs of query tokens and cache rows; weights, queries and outputs once, and each request's
-    /// cache rows once for all its tokens and heads.
+    /// The minimal arithmetic and traffic of the absorbed path. It computes the queries' projection
+    /// to the latent and back, and the pairs of query tokens and cache rows. It moves weights,
+    /// queries and outputs once, and each request's cache rows once for all its tokens and heads.
     pub(crate) fn absorbed_cost(&self, problem: &Problem) -> Cost {
         let n = Sizes::of(problem);
         let requests = &self.requests[self.absorbed.clone()];
@@ -189,9 +189,10 @@ impl Workload {
         }
     }
 
-    /// What the expanded path computes and moves at least: the expansion of new rows and of context
-    /// rows, the pairs of query tokens and keys; weights, queries, outputs, new rows and cache rows
-    /// once, and the expanded keys and values written and read once.
+    /// The minimal arithmetic and traffic of the expanded path. It computes the expansion of new
+    /// rows and of context rows, and the pairs of query tokens and keys. It moves weights, queries,
+    /// outputs, new rows and cache rows once, and writes and reads the expanded keys and values
+    /// once.
     pub(crate) fn expanded_cost(&self, problem: &Problem) -> Cost {
         let n = Sizes::of(problem);
         let requests = &self.requests[self.expanded()];
@@ -231,7 +232,7 @@ pub(crate) fn block_tables(requests: &[Request], page_size: u32, seed: u64) -> (
     (tables, width)
 }
 
-/// How the query lengths of requests on the absorbed path differ.
+/// The query lengths of requests on the absorbed path: single, uniform or ragged.
 pub(crate) fn query_len(absorbed: &[Request]) -> QueryLen {
     match absorbed {
         // Nothing on the absorbed path asks nothing of the decode backend.
@@ -242,7 +243,7 @@ pub(crate) fn query_len(absorbed: &[Request]) -> QueryLen {
     }
 }
 
-/// Where each request's new tokens begin, and the end of the last.
+/// Offsets of the requests' first new tokens, and the end of the last.
 fn token_starts(requests: &[Request]) -> Vec<usize> {
     let mut starts = vec![0];
     for request in requests {
@@ -278,7 +279,7 @@ struct Sizes {
     element_bytes: f64,
     weight_bytes: f64,
     row_bytes: f64,
-    /// Of one token's queries and outputs.
+    /// Bytes of one token's queries and outputs.
     token_bytes: f64,
 }
 

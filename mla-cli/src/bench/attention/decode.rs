@@ -43,7 +43,8 @@ pub(in crate::bench) struct Decode<'a, D: Device> {
     query_starts: D::Buffer,
     /// The query tokens and all tokens of each request.
     host_lens: [Vec<u32>; 2],
-    /// Of a sparse attention: what each query token's list names, and the lists.
+    /// The positions in each query token's list, and the lists of slots; both for sparse attention
+    /// alone.
     positions: Vec<Vec<u32>>,
     slots: Option<D::Buffer>,
     outcome: Outcome<D>,

@@ -19,22 +19,23 @@ use super::lists::{Lists, distinct_rows};
 use crate::cost::{Cost, query_tokens};
 use crate::error::CliError;
 
-/// What is attended to, and by whom.
+/// An attention to time: its backend and its input.
 #[derive(Clone, Debug)]
 pub(super) struct Attention {
     pub(super) backend: &'static str,
     pub(super) kind: Kind,
     pub(super) config: LayerConfig,
-    /// Where expanded and not causal, `kv` counts keys alone.
+    /// The requests. For expanded attention that is not causal, `kv` is the number of keys alone.
     pub(super) requests: Vec<Request>,
     /// The standard deviation of queries, keys and values.
     pub(super) deviation: f32,
-    /// How many layers run one after another, each with a cache, or keys and values, of its own.
+    /// The number of layers that run one after another, each with a cache, or keys and values, of
+    /// its own.
     pub(super) layers: usize,
     /// Parts into which a decode backend is told to divide rows.
     pub(super) num_splits: Option<u32>,
     pub(super) seed: u64,
-    /// What each query token of a sparse attention attends to.
+    /// The lists of a sparse attention: the tokens that each query token attends to.
     pub(super) lists: Option<Lists>,
 }
 
@@ -52,7 +53,7 @@ impl Attention {
         self.requests.iter().map(|r| r.q as usize).sum()
     }
 
-    /// Of one layer.
+    /// The cost of one layer.
     pub(super) fn cost(&self) -> Cost {
         let problem = &self.config.problem;
         if let Some(lists) = self.lists {
@@ -81,7 +82,7 @@ impl Attention {
         self.requests.iter().map(of).max().unwrap_or(0) as usize
     }
 
-    /// Where each request's tokens begin, and the end of the last.
+    /// Offsets of the requests' first tokens, and the end of the last.
     fn starts(&self, of: fn(&Request) -> u32) -> Vec<i32> {
         let mut starts = vec![0];
         for request in &self.requests {
@@ -215,7 +216,7 @@ impl<D: Device> Work<'_, D> {
         Ok(Some(fastest))
     }
 
-    /// Whether there is anything to plan ahead.
+    /// True if a plan can be made ahead of the run.
     pub(super) const fn has_plan(&self) -> bool {
         matches!(self, Self::Decode(_))
     }

@@ -1,4 +1,4 @@
-//! What an attention wrote, and which of it is compared with the reference.
+//! The output of an attention, and the rows of it that are compared with the reference.
 
 use fastrand::Rng;
 use mla_conformance::reference::decode_row;

@@ -34,7 +34,7 @@ pub(in crate::bench) struct Prefill<'a, D: Device> {
     outcome: Outcome<D>,
 }
 
-/// Of one layer.
+/// Keys and values of one layer.
 struct KeysAndValues<D: Device> {
     nope_numbers: Normal,
     rope_numbers: Normal,

@@ -44,15 +44,15 @@ pub(super) struct Args {
     /// Runs of each part that do not count, before the first sample.
     #[arg(long, value_name = "N", default_value = "3", value_parser = args::warm_up)]
     warm_up: u32,
-    /// How many tokens' lists, and rows of the output, are compared with the reference.
+    /// Number of tokens whose lists, and of output rows, to compare with the reference.
     #[arg(long, value_name = "N", default_value = "16", value_parser = positive)]
     check: u32,
     #[command(flatten)]
     peers: peers::PeerArgs,
-    /// Where to write everything.
+    /// File for all results.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// How to write the result.
+    /// Format of the result.
     #[arg(long, default_value = "table")]
     format: Format,
 }

@@ -1,4 +1,4 @@
-//! What a sparse layer is timed in: its parts, and the layer whole.
+//! The parts of a sparse layer that are timed, and the whole layer.
 
 use mla_runtime::Result;
 use mla_runtime::backend::{SelectedDecode, SelectedPrefill};
@@ -14,13 +14,13 @@ use crate::run::data::Data;
 use crate::run::sparse::{Indexed, Lists};
 use crate::stopwatch::{Protocol, Stopwatch};
 
-/// What a part took.
+/// The time and the cost of a part.
 #[derive(Serialize)]
 pub(super) struct Part {
     pub(super) name: &'static str,
     /// In seconds.
     pub(super) time: Summary,
-    /// What it computes and moves at least, if that is said.
+    /// The arithmetic of the part. It is 0, and so is `bytes`, if no cost is known.
     pub(super) flop: f64,
     pub(super) bytes: f64,
 }

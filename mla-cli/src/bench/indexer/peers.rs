@@ -38,7 +38,7 @@ pub(super) struct PeerArgs {
     python: PathBuf,
 }
 
-/// What the script is given.
+/// The input of the script.
 #[derive(Serialize)]
 pub(super) struct Case {
     /// Query and kv tokens.
@@ -50,11 +50,11 @@ pub(super) struct Case {
     pub(super) layer: LayerCase,
 }
 
-/// Of the layer, of which the indexer is a part.
+/// The layer that contains the indexer.
 #[derive(Serialize)]
 pub(super) struct LayerCase {
     pub(super) heads: u32,
-    /// Of the latent that queries are made from.
+    /// The width of the latent that queries are made from.
     pub(super) query_rank: usize,
     /// The format of its cache.
     pub(super) kv: &'static str,

@@ -1,4 +1,4 @@
-//! What the timing of a sparse layer found out.
+//! The result of timing a sparse layer.
 
 use comfy_table::Cell;
 use serde::Serialize;
@@ -24,7 +24,7 @@ pub(super) struct Report {
     pub(super) rows: usize,
     pub(super) parts: Vec<Part>,
     pub(super) lists: ListErrors,
-    /// Of sampled rows of the output.
+    /// The largest error of sampled rows of the output.
     pub(super) largest_error: f64,
     pub(super) pass: bool,
     /// The same batch by others.
@@ -77,7 +77,7 @@ impl Report {
         )
     }
 
-    /// What others take, and how many times ours that is.
+    /// The times of the peers, and our time divided by each.
     fn describe_peers(&self, said: &Said) -> String {
         let mut table = table(["peer", "part", "µs", "of ours"]);
         numbers(&mut table, 2..4);

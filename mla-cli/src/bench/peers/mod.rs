@@ -38,7 +38,7 @@ pub(super) struct Args {
     /// Only the cases whose ids begin so.
     #[arg(long, value_name = "PREFIX", value_delimiter = ',')]
     only: Vec<String>,
-    /// Who is timed. For Hopper: flashmla, fa3, flashinfer (which compiles for two minutes) and
+    /// Peers to time. For Hopper: flashmla, fa3, flashinfer (which compiles for two minutes) and
     /// cudnn. For every GPU since Ampere: flashinfer-fa2 (likewise), triton (vLLM's decode),
     /// torch-flash (FlashAttention-2) and torch-efficient.
     #[arg(
@@ -64,18 +64,18 @@ pub(super) struct Args {
     /// Runs of each case that do not count, before each round.
     #[arg(long, value_name = "N", default_value = "3", value_parser = args::warm_up)]
     warm_up: u32,
-    /// Where to write the table in Markdown, as BENCHMARKS.md has it.
+    /// File for the table in Markdown, as BENCHMARKS.md has it.
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
-    /// Where to write, in Markdown, how far ahead of the best peer we are by query tiles and
-    /// context. With --plot it is drawn, too.
+    /// File for a table in Markdown of our speed over the best peer, by query tiles and context.
+    /// With --plot it is drawn, too.
     #[arg(long, value_name = "FILE")]
     regions: Option<PathBuf>,
     #[command(flatten)]
     output: OutputArgs,
 }
 
-/// What ours and the others take.
+/// Our times and the peers' times.
 #[derive(Serialize)]
 struct Beside<'a> {
     #[serde(flatten)]
@@ -281,7 +281,7 @@ impl Beside<'_> {
                     }
                     Some(time) => Cell::new(format!("{}  ", number(*time))),
                 });
-                // Of the whole step; what is planned has no other limit.
+                // The limit is that of the whole step. A planned step has no other one.
                 let limit = row.of_limit.filter(|_| name == METRICS[0].1);
                 let limit = limit.map(|part| format!("{:.0}%", 100.0 * part));
                 let limit = limit.unwrap_or_default();
@@ -302,7 +302,7 @@ impl Beside<'_> {
     }
 }
 
-/// What a step has to enqueue for a time to count.
+/// The work that a time includes.
 #[derive(Clone, Copy)]
 enum Metric {
     Everything,

@@ -1,5 +1,5 @@
-//! How far ahead of the best peer, by region: how many query tiles there are, and how much context
-//! they attend to.
+//! Speed over the best peer by region: by the number of query tiles and the length of the context
+//! that they attend to.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -29,7 +29,7 @@ pub(super) const PEERS: [&str; 8] = [
     "torch-efficient",
 ];
 
-/// What the script says of its torch and of the peers.
+/// The script's output about its torch and the peers.
 #[derive(Default, Serialize)]
 pub(in crate::bench) struct Said {
     pub(in crate::bench) torch: Option<String>,
@@ -62,7 +62,7 @@ impl Figures {
     }
 }
 
-/// What one peer took for one case in one round.
+/// The times of one peer for one case in one round.
 #[derive(Deserialize)]
 pub(in crate::bench) struct Times {
     pub(super) peer: String,
@@ -83,7 +83,7 @@ pub(in crate::bench) enum Line {
         refused: String,
     },
     Times(Times),
-    /// Who is at work, and what on.
+    /// The peer that is at work, and its case.
     Progress {
         progress: String,
     },
@@ -111,7 +111,7 @@ struct Round<'a> {
     sparse: Option<RoundLists>,
 }
 
-/// What a round of sparse attention says besides.
+/// The further input of a round of sparse attention.
 #[derive(Serialize)]
 struct RoundLists {
     cache: &'static str,
@@ -274,7 +274,7 @@ impl Script {
         }
     }
 
-    /// What was said so far.
+    /// The output so far.
     pub(super) const fn said(&self) -> &Said {
         &self.said
     }

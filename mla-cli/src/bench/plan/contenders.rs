@@ -20,7 +20,7 @@ pub(in crate::bench) const ALL: &str = "all";
 pub(super) struct Contenders<'a, D> {
     site: &'a Site<'a, D>,
     settings: &'a Settings,
-    /// Those names of the settings that some row uses.
+    /// The names of the settings that some row uses.
     names: BTreeSet<String>,
 }
 
@@ -62,7 +62,7 @@ impl<'a, D: Stopwatch> Contenders<'a, D> {
                 continue;
             }
             let known = registry.get(phase, &name)?.spec.name;
-            // By its name one that has run nowhere is taken, too.
+            // A backend that is asked for by name is accepted even if it has run nowhere.
             let asked = match phase {
                 Phase::Prefill => request.clone().with_prefill(known),
                 Phase::Decode => request.clone().with_decode(known),

@@ -23,7 +23,7 @@ use super::settings::{Settings, Switch};
 use crate::error::CliError;
 use crate::stopwatch::{Protocol, Stopwatch};
 
-/// How samples are taken.
+/// The protocol by which samples are taken.
 pub(super) fn protocol<D: Stopwatch>(settings: &Settings) -> Result<Protocol, CliError> {
     let on_gpu = D::PLATFORM == Platform::Cuda;
     let graphs = settings

@@ -1,4 +1,4 @@
-//! What cases and contenders are called.
+//! The names of cases and contenders.
 
 use std::collections::BTreeMap;
 

@@ -60,7 +60,7 @@ pub(in crate::bench) fn sweep<D: Stopwatch>(
     sweep.rows.finish()
 }
 
-/// What a batch does, by the kinds of its requests.
+/// The phase of a batch, by the kinds of its requests.
 fn phase_of(spec: &BatchSpec) -> Option<Phase> {
     let decode = |r: &Request| {
         r.kind() == RequestKind::Decode || (r.is_speculative_decode() && r.q <= MAX_SPECULATIVE_LEN)
@@ -262,7 +262,7 @@ impl<D: Stopwatch> Sweep<'_, D> {
         let config = LayerConfig::new(problem, model.config.softmax_scale() as f32);
         let mut prefills = self.rows.contenders.of(&problem, Phase::Prefill)?;
         let mut decodes = self.rows.contenders.of(&problem, Phase::Decode)?;
-        // Where several are compared, only those that the batch comes to.
+        // Several backends are compared only for the paths that the batch takes.
         if paths.expanded.is_empty() {
             prefills.truncate(1);
         }

@@ -5,7 +5,7 @@ use mla_runtime::spec::QueryLen;
 
 use crate::bench::settings::Route;
 
-/// How a layer runs a batch.
+/// The settings with which a layer runs a batch.
 #[derive(Clone, Copy)]
 pub(super) struct Way {
     pub(super) route: Option<Route>,
@@ -28,7 +28,7 @@ pub(super) fn splits(number: Option<u32>) -> impl Iterator<Item = (&'static str,
 }
 
 impl Way {
-    /// What a row says of it.
+    /// The parameters that a row shows.
     pub(super) fn parameters(self) -> Vec<(&'static str, String)> {
         let mut parameters = match self.route {
             Some(route) => vec![("path", route.name().to_owned())],
@@ -57,7 +57,8 @@ impl<'b> Paths<'b> {
         Self { absorbed, expanded }
     }
 
-    /// How the query lengths differ of what decode backends are given, in chunks if so.
+    /// The query lengths of the requests for decode backends: single, uniform or ragged. With
+    /// `chunk` they are given in chunks.
     pub(super) fn query_len(&self, chunk: Option<u32>) -> QueryLen {
         let longest = self.absorbed.iter().map(|r| r.q).max().unwrap_or(0);
         match (longest, chunk) {

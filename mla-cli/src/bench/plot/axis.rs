@@ -71,7 +71,8 @@ fn round(range: &Range<f64>) -> Vec<f64> {
     multiples(&fine)
 }
 
-/// Those of rising values whose labels do not run into each other, the first always among them.
+/// Thins out rising values so that their labels do not run into each other. The first is always
+/// kept.
 fn apart(range: &Range<f64>, values: Vec<f64>) -> Vec<f64> {
     let least = CLOSEST * (range.end / range.start).ln();
     let mut kept: Vec<f64> = Vec::new();

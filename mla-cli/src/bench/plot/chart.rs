@@ -41,7 +41,7 @@ pub(super) struct Curve {
     pub(super) form: Form,
 }
 
-/// What of a curve is drawn.
+/// The form in which a curve is drawn.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Form {
     /// A line without points: nothing was measured at its ends.
@@ -106,7 +106,8 @@ impl Chart {
     }
 }
 
-/// How the curve of a number looks: its colour and, if these are used up, the shape of its points.
+/// The look of the curve of a number: its colour and, if these are used up, the shape of its
+/// points.
 #[derive(Clone, Copy)]
 struct Look(usize);
 
@@ -203,7 +204,7 @@ mod tests {
         }
     }
 
-    /// How far to the right each of the elements that begin so lies.
+    /// Horizontal positions of the elements that begin with `element`.
     fn places(svg: &str, element: &str, attribute: &str) -> Vec<u32> {
         let found = svg.split(element).skip(1);
         found

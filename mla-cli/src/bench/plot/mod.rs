@@ -31,7 +31,7 @@ fn refused(path: &Path, message: impl ToString) -> CliError {
     }
 }
 
-/// Whether the path names a format that can be drawn, before anything is measured.
+/// Checks that the path names a format that can be drawn, before anything is measured.
 pub(super) fn check(path: &Path) -> Result<(), CliError> {
     match path.extension().and_then(|extension| extension.to_str()) {
         Some("svg" | "png") => Ok(()),

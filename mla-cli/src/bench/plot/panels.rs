@@ -1,4 +1,4 @@
-//! What a report has the figures for, as charts.
+//! The charts that a report has the figures for.
 
 use std::collections::BTreeSet;
 
@@ -108,7 +108,7 @@ fn roofline(ceilings: &Ceilings, rows: &[Row]) -> Chart {
     }
 }
 
-/// What a batch is described by, each a candidate for the x axis.
+/// A size of a batch, each a candidate for the x axis.
 #[derive(Clone, Copy, PartialEq)]
 enum Size {
     KvLen,
@@ -153,7 +153,7 @@ impl Size {
     }
 }
 
-/// What a row's curve is called: its contender, and whatever else varies.
+/// Names a row's curve: its contender, and the other parameters that vary.
 fn naming<'a>(rows: &'a [Row], others: &'a [Size]) -> impl Fn(&Row) -> String + use<'a> {
     let parameters: BTreeSet<&String> = rows.iter().flat_map(|row| row.parameters.keys()).collect();
     let varying: Vec<&String> = parameters

@@ -1,4 +1,4 @@
-//! What is to be timed, as arguments and sweep files say it: the same keys in both.
+//! The settings of a benchmark, from arguments and sweep files: the same keys in both.
 //!
 //! A key that takes a list is an axis: a benchmark has a row for every combination. An argument
 //! takes the place of the file's key.
@@ -22,14 +22,14 @@ use crate::device::DeviceName;
 use crate::error::CliError;
 use crate::input::read_text;
 
-/// What random numbers are made from where nothing is said.
+/// The default seed of random numbers.
 pub(super) const SEED: u32 = 1;
 
 /// The keys.
 #[derive(clap::Args, Clone, Default, Debug, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Settings {
-    /// What the sweep is about; in files only.
+    /// The topic of the sweep; in files only.
     #[arg(skip)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) description: Option<String>,
@@ -44,12 +44,12 @@ pub(super) struct Settings {
     /// The same, in files.
     #[arg(skip)]
     pub(super) ranges: BTreeMap<String, RangeSetting>,
-    /// What is timed [default: attention alone for decodes of up to 16 new tokens and for prefills
-    /// without context, and the layer for any other batch and for a key of the layer's].
+    /// Subject of the timing [default: attention alone for decodes of up to 16 new tokens and for
+    /// prefills without context, and the layer for any other batch and for a key of the layer's].
     #[arg(long, value_name = "WHAT")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) measure: Option<Measure>,
-    /// Where to run [default: cpu].
+    /// Device to run on [default: cpu].
     #[arg(long, value_name = "DEVICE")]
     #[serde(
         skip_serializing_if = "Option::is_none",
@@ -90,7 +90,7 @@ pub(super) struct Settings {
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = list_width)]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
     pub(super) topk: Option<Vec<u32>>,
-    /// How the entries of lists lie [default: random].
+    /// Distribution of the entries of lists [default: random].
     #[arg(long, value_name = "KIND", value_delimiter = ',')]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
     pub(super) lists: Option<Vec<ListKind>>,
@@ -162,11 +162,11 @@ pub(super) struct Settings {
     #[arg(long, value_name = "N", value_parser = warm_up)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) warm_up: Option<u32>,
-    /// Whether to replay a CUDA graph [default: on a GPU].
+    /// Replay a CUDA graph, or not [default: on for a GPU].
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) graphs: Option<Switch>,
-    /// Whether to fill the caches with something else before every sample [default: on].
+    /// Fill the caches with something else before every sample, or not [default: on].
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) cold_cache: Option<Switch>,
@@ -174,14 +174,14 @@ pub(super) struct Settings {
     #[arg(long, value_name = "N", value_parser = positive)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) check: Option<u32>,
-    /// What the random numbers are made from [default: 1].
+    /// Seed of the random numbers [default: 1].
     #[arg(long, value_name = "N", value_parser = natural)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) seed: Option<u32>,
 }
 
 impl Settings {
-    /// Those of a file, with these in their place where they are given.
+    /// The settings of a file, each replaced by the one in `self` if that is given.
     pub(super) fn over(self, path: &Path) -> Result<Self, CliError> {
         let refused = |message: String| CliError::File {
             argument: "--config",

@@ -1,4 +1,4 @@
-//! What settings are held to, whether arguments or a file gave them.
+//! Limits of the settings, whether arguments or a file gave them.
 
 use super::Settings;
 use crate::args::{MAX_LIST_WIDTH, MAX_SAMPLES};
@@ -36,8 +36,8 @@ impl Settings {
         }
     }
 
-    /// What arguments are held to when they are read, for files: the number that is refused, and
-    /// why.
+    /// Checks the settings of a file against the ranges that arguments are checked against when
+    /// they are read. Returns the number that is refused, and the reason.
     pub(super) fn number_out_of_range(&self) -> Option<String> {
         let many = |list: &Option<Vec<u32>>| list.clone().unwrap_or_default();
         let one = |number: Option<u32>| Vec::from_iter(number);

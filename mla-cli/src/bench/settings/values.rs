@@ -16,7 +16,7 @@ pub(in crate::bench) enum Switch {
     Off,
 }
 
-/// What is timed.
+/// The subject of the timing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(in crate::bench) enum Measure {
@@ -30,9 +30,9 @@ pub(in crate::bench) enum Measure {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(in crate::bench) enum Route {
-    /// As a decode backend does it.
+    /// The path of decode backends.
     Absorbed,
-    /// As a prefill backend does it.
+    /// The path of prefill backends.
     Expanded,
 }
 
@@ -57,7 +57,7 @@ pub(in crate::bench) enum RangeSetting {
     One(u32),
     /// These numbers.
     List(Vec<u32>),
-    /// As in an argument.
+    /// A text as in an argument.
     Text(String),
     /// From `start` to `stop`.
     Steps(Steps),
@@ -162,8 +162,8 @@ where
     }
 }
 
-/// What is wrong with a line of a file. What the reader of YAML would say for who programs with it
-/// is said for who writes the file.
+/// Describes the fault in a line of a file, for the writer of the file. The message of the YAML
+/// reader is for programmers.
 pub(super) fn fault(error: &serde_saphyr::Error) -> String {
     use serde_saphyr::Error as Yaml;
     let error = error.without_snippet();
