@@ -88,7 +88,7 @@ impl ModelArgs {
     }
 }
 
-/// Which form of attention, if a model has an indexer.
+/// The form of attention, if a model has an indexer.
 #[derive(Args)]
 pub(crate) struct SparseArgs {
     /// Attend to lists of slots, as models with an indexer do unless --dense is given.
@@ -100,7 +100,7 @@ pub(crate) struct SparseArgs {
 }
 
 impl SparseArgs {
-    /// Whether lists of slots are attended to.
+    /// True if the layer attends to lists of slots.
     pub(crate) fn read(&self, model: &Model) -> bool {
         self.sparse || (model.config.indexer.is_some() && !self.dense)
     }

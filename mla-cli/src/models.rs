@@ -23,7 +23,7 @@ use measured::Measured;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// How to write the result; the table is the page docs/support.md.
+    /// Format of the result; the table is the page docs/support.md.
     #[arg(long, default_value = "table")]
     format: Format,
 }
@@ -52,14 +52,14 @@ const fn gpu(major: u8, minor: u8) -> Target {
 /// The GPUs on which the device has an indexer, and the feature that compiles it.
 const INDEXER: (Capability, &str) = (Capability::new(9, 0), "sm90");
 
-/// What is to be said of all models.
+/// The report on all models.
 #[derive(Serialize)]
 struct Report {
     models: Vec<ModelReport>,
     measured: &'static [Measured],
 }
 
-/// What is to be said of a model.
+/// The report on a model.
 #[derive(Serialize)]
 struct ModelReport {
     name: &'static str,
@@ -77,7 +77,7 @@ struct ModelReport {
     config: ModelConfig,
 }
 
-/// What a token takes in the cache of one format.
+/// The memory of a token in the cache of one format.
 #[derive(Serialize)]
 struct Memory {
     format: &'static str,
@@ -89,7 +89,7 @@ struct Memory {
     model_bytes: usize,
 }
 
-/// What a model gets on some hardware.
+/// The support of a model on some hardware.
 #[derive(Serialize, PartialEq)]
 struct HardwareReport {
     name: &'static str,
@@ -105,7 +105,7 @@ struct HardwareReport {
 struct Support {
     /// The one that a selection takes once its feature is on.
     native: Option<Native>,
-    /// Those of crates that adapt other people's kernels.
+    /// The backends of crates that adapt other people's kernels.
     adapted: Vec<Adapted>,
 }
 
@@ -133,7 +133,7 @@ struct Adapted {
     package: &'static str,
 }
 
-/// Who makes a sparse model's lists.
+/// The maker of a sparse model's lists.
 #[derive(Serialize, PartialEq)]
 #[serde(rename_all = "snake_case")]
 enum Indexer {
@@ -248,7 +248,7 @@ impl Support {
     }
 }
 
-/// Whether a program with other features or crates, or on its own hardware, could run it.
+/// True if a program with other features or crates, or on its own hardware, could run it.
 fn another_build_has_it(cause: Cause) -> bool {
     let by_a_build = matches!(
         cause,
