@@ -2,6 +2,7 @@
 //! more of it than smaller ones have. With `CUDA_FORCE_PTX_JIT=1` the driver compiles the PTX for
 //! this GPU, as it does for one that no machine code was made for.
 
+mod impatient;
 mod smaller;
 
 use mla_kernels::backends::sm80::{MmaAttn, MmaMla, MmaMlaDs, MmaMlaSparse};
