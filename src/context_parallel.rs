@@ -20,8 +20,8 @@
 //! NCCL does not check that the ranks of a call agree: ranks of other lengths write past each
 //! other's memory. So the ranks exchange what each is about to send, on a group and a stream of
 //! their own, and every rank refuses a call on which they disagree before NCCL gets it. The host
-//! waits for the other ranks' hosts meanwhile, not for the stream: some 30 µs, and nothing when a
-//! captured graph is replayed. An engine whose ranks agree by construction leaves that out with
+//! waits for the other ranks' hosts meanwhile, not for the stream, and for nothing when a captured
+//! graph is replayed. An engine whose ranks agree by construction leaves that out with
 //! [`Communicator::all_gather_unchecked`] and [`PartialResults::merge_unchecked`]: these only
 //! enqueue.
 //!

@@ -1,7 +1,5 @@
-//! The driver loaded what was compiled for this GPU: machine code where the build made some, and
-//! else, or with `CUDA_FORCE_PTX_JIT=1`, what it made of the family's PTX.
-
-use std::env;
+//! The driver loaded what was compiled for this GPU: machine code if the build made some, and else
+//! what it made of the family's PTX.
 
 use mla_kernels::device::{Buffer, LoadedKernel};
 use mla_kernels::{Cuda, FAMILIES};
@@ -156,14 +154,13 @@ fn prefill<B: PrefillBackend<Device = Cuda>>(gpu: &Cuda) -> Vec<LoadedKernel> {
 fn check(gpu: &Cuda, family: &str, kernels: &[LoadedKernel]) {
     let compiled = FAMILIES.iter().find(|it| it.name == family).unwrap();
     let here = gpu.gpu().capability;
-    let forced = env::var("CUDA_FORCE_PTX_JIT").is_ok_and(|value| value == "1");
     assert!(!kernels.is_empty(), "{family}: no kernel was launched");
     // `mla::sm80::decode::…`, mangled.
     let namespace = format!("3mla{}{family}", family.len());
     for kernel in kernels {
         let symbol = kernel.symbol.as_deref().unwrap();
         assert!(symbol.contains(&namespace), "{family}: {kernel:?}");
-        match compiled.machine_code_on(here).filter(|_| !forced) {
+        match compiled.machine_code_on(here) {
             Some((target, of)) => {
                 assert_eq!(kernel.machine_code, of, "{target}: {kernel:?}");
                 assert!(kernel.ptx <= of, "{target}: {kernel:?}");
@@ -204,7 +201,6 @@ fn of_the_portable_family_the_code_for_this_gpu_is_loaded() {
 fn of_the_hopper_family_machine_code_is_loaded() {
     use mla_kernels::backends::sm90::{WgmmaAttn, WgmmaMla, WgmmaMlaSparse};
 
-    // It has no PTX: with `CUDA_FORCE_PTX_JIT=1` nothing of it runs.
     let gpu = &*gpu();
     check(gpu, "sm90", &decode::<WgmmaMla>(gpu, KvFormat::BF16, None));
     check(

@@ -1,6 +1,6 @@
 //! The backends of the portable family do what their specs say: with all of the GPU, and with no
-//! more of it than smaller ones have. With `CUDA_FORCE_PTX_JIT=1` the driver compiles the PTX for
-//! this GPU, as it does for one that no machine code was made for.
+//! more of it than smaller ones have. Built with `MLA_BUILD_TARGETS_SM80=compute_80` they are PTX
+//! alone, which the driver compiles for this GPU as it does for one without machine code.
 
 mod impatient;
 mod smaller;

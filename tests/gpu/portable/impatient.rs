@@ -36,23 +36,31 @@ unsafe impl<const WAITS: bool> Send for Impatient<WAITS> {}
 // SAFETY: as above; nothing of it changes.
 unsafe impl<const WAITS: bool> Sync for Impatient<WAITS> {}
 
-/// The inner state, and the copies of the queries of every call.
+/// Room for the copies of one call. An allocation within the call would stand between the kernels
+/// on the stream, and nothing would overlap.
+const COPY_BYTES: usize = 32 << 20;
+
+/// The inner state, and room for the copies.
 struct State {
     decode: <MmaMla as DecodeBackend>::State,
-    copies: Vec<Buffer>,
+    copies: Buffer,
 }
 
 impl<const WAITS: bool> Impatient<WAITS> {
-    /// A copy of a tensor, which is made by the kernel.
+    /// A copy of a tensor at this address of the room for copies, which the kernel makes.
     fn copied<'a>(
         &self,
         device: &Cuda,
         tensor: TensorRef<'a, Cuda>,
-        copies: &mut Vec<Buffer>,
+        to: u64,
     ) -> Result<TensorRef<'a, Cuda>> {
         let from = tensor.bytes();
-        let copy = device.allocate(from.len())?;
-        let mut values = [from.address(), copy.address(), from.len() as u64];
+        assert!(
+            from.len() <= COPY_BYTES / 2,
+            "{} bytes of queries",
+            from.len()
+        );
+        let mut values = [from.address(), to, from.len() as u64];
         let mut parameters = values
             .each_mut()
             .map(|value| std::ptr::from_mut(value).cast::<c_void>());
@@ -73,7 +81,7 @@ impl<const WAITS: bool> Impatient<WAITS> {
             numAttrs: 1,
         };
         // SAFETY: the parameters are those of the function in the PTX, both regions have that many
-        // bytes, and the copy is freed with the state, behind the stream's work.
+        // bytes, and the copies are freed with the state, behind the stream's work.
         unsafe {
             sys::cuLaunchKernelEx(
                 &raw const config,
@@ -84,9 +92,8 @@ impl<const WAITS: bool> Impatient<WAITS> {
         }
         .result()
         .expect("a launch of the copy");
-        // SAFETY: the buffer has that many bytes, and lives as long as the state.
-        let bytes = unsafe { Bytes::from_raw(copy.address(), copy.len()) };
-        copies.push(copy);
+        // SAFETY: the buffer of copies has that many bytes there, and lives as long as the state.
+        let bytes = unsafe { Bytes::from_raw(to, from.len()) };
         TensorRef::new(bytes, *tensor.layout())
     }
 }
@@ -117,7 +124,7 @@ impl<const WAITS: bool> DecodeBackend for Impatient<WAITS> {
     fn state(&self, device: &Cuda, limits: &StepLimits) -> Result<State> {
         Ok(State {
             decode: self.decode.state(device, limits)?,
-            copies: Vec::new(),
+            copies: device.allocate(COPY_BYTES)?,
         })
     }
 
@@ -143,12 +150,13 @@ impl<const WAITS: bool> DecodeBackend for Impatient<WAITS> {
         state: &mut State,
         (): &(),
     ) -> Result<()> {
-        let copies = &mut state.copies;
+        let first = state.copies.address();
+        let second = first + COPY_BYTES as u64 / 2;
         call.query = match call.query {
-            Query::Concatenated(q) => Query::Concatenated(self.copied(device, q, copies)?),
+            Query::Concatenated(q) => Query::Concatenated(self.copied(device, q, first)?),
             Query::Split { latent, rope } => Query::Split {
-                latent: self.copied(device, latent, copies)?,
-                rope: self.copied(device, rope, copies)?,
+                latent: self.copied(device, latent, first)?,
+                rope: self.copied(device, rope, second)?,
             },
         };
         // SAFETY: the caller keeps to the same contract.
