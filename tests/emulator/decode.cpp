@@ -13,7 +13,7 @@ using mla::test::Problem;
 
 int failures = 0;
 
-// Bytes of shared memory: those of 8.0, and of 9.0.
+// Bytes of shared memory of a CTA and of an SM: those of compute capability 8.0, and of 9.0.
 struct Room {
     int of_cta, of_sm;
 };
@@ -64,14 +64,15 @@ void check_config(const Case& c, unsigned seed, const Room& room, int multiproce
     p.sparse = c.sparse;
     p.tile_cost = 1;
     p.least_share = 2;
-    // Each case in both ways, where groups are few: of odd seeds ranges are even.
+    // Both divisions are tested if groups are few: with odd seeds, ranges are even.
     p.even_gain = seed % 2 ? 2 : -1000;
     p.scale_log2 = x.softmax_scale * x.cache_scale * 1.44269504088896340736f;
     p.out_scale = x.cache_scale;
 
     std::vector<T> first;
     std::vector<float> first_lse;
-    // CTAs find each other, lose patience, and, at last, never meet.
+    // In turn: CTAs wait for each other; they lose patience; they run one after another and never
+    // meet.
     for (unsigned run = 0; run < 3; ++run) {
         p.patience = run == 0 ? INT64_MAX : run == 1 ? 100000 : -1;
         mla::emulator::launch(kernel_of<C>(), f.ctas, C::kCtaThreads, f.shared_bytes, p,
@@ -104,7 +105,7 @@ void check(const Case& c, unsigned seed, const Room& room = {101376, 102400},
                                                                                multiprocessors);
 }
 
-// Warps with roles, as a launch chooses them: 64 rows by 32 tokens.
+// Warps with roles, configured as a launch does it: 64 rows by 32 tokens.
 template <typename T>
 void check_roles(const Case& c, unsigned seed, const Room& room = kLarge, int multiprocessors = 6) {
     using Fewer = RoleConfig<T, 512, 32, 16>;
@@ -115,7 +116,7 @@ void check_roles(const Case& c, unsigned seed, const Room& room = kLarge, int mu
         check_config<More>(c, seed, room, multiprocessors);
 }
 
-// All configurations of grouped bytes, and both kinds of queries.
+// All configs of grouped bytes, with both types of queries.
 void check_scales(const Case& c, unsigned seed, int multiprocessors = 6) {
     using B = __nv_bfloat16;
     using H = __half;
@@ -180,7 +181,7 @@ int main(int argc, char** argv) {
     check_roles<B>({"rope 32", 33, {1, 1}, {40, 90}, 512, 32}, seed);
     check<H, 512, plain, 1, 1, 16>({"many parts", 16, {1}, {900}, 512, 64, 64}, seed,
                                    {101376, 102400}, 40);
-    // Of odd seeds each range has whole tiles of rows.
+    // With odd seeds, each range has whole tiles of rows.
     check<B, 512, plain, 1, 1, 16>({"alike", 16, {1, 1, 1}, {40, 40, 40}}, seed, {101376, 102400},
                                    1);
     check_roles<B>({"alike", 64, {1, 1, 1, 1, 1}, {70, 70, 70, 70, 70}}, seed, kLarge, 3);
@@ -196,8 +197,9 @@ int main(int argc, char** argv) {
     check<B, 256, plain, 1, 1, 16>({"256 + 32", 16, {1}, {40}, 256, 32}, seed);
     check<H, 256, e4m3, 1, 1, 16>({"256 + 64 e4m3", 16, {1}, {40}, 256, 64, 16, e4m3}, seed);
     check<B, 256, plain, 2, 2, 16>({"256 + 64, 64 rows", 40, {2, 1}, {40, 20}, 256, 64}, seed);
-    // Scales that differ between groups; also between tokens; and the tokens of the smaller ones
-    // have the weight. The largest values are near f16's greatest, or the smallest near its least.
+    // Scales that differ between groups; also between tokens; and with the weight on the tokens of
+    // the smaller scales. The largest values are near f16's maximum, or the smallest near its
+    // minimum.
     for (int far : {-10, -20, -30}) {
         const int top = std::min(12, -14 - far), low = top + far;
         Case scales = {
@@ -213,7 +215,7 @@ int main(int argc, char** argv) {
         scales.lead = std::ldexp(7.5f, top);
         if (far >= -20) check_scales(scales, seed);
     }
-    // A CTA's items are of requests whose scales are far apart.
+    // A CTA's items belong to requests whose scales are far apart.
     Case requests = {"scales of requests", 16, {1, 1, 1, 1, 1, 1}, {33, 40, 35, 50, 33, 40}};
     requests.format = grouped;
     requests.spread = 0x1p-12f;

@@ -1,5 +1,5 @@
-// One decode problem in host memory, with everything poisoned that must not be read, and its result
-// in f64.
+// A decode problem in host memory, in which everything that must not be read is poisoned, and its
+// result in f64.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -27,19 +27,19 @@ struct Case {
     int latent = 512, rope = 64, page = 16;
     CacheFormat format = CacheFormat::plain;
     bool sparse = false, causal = true;
-    // How far scores spread: at 1 all tokens weigh about the same.
+    // Spread of the scores: at 1 all tokens weigh about the same.
     float spread = 1.f;
-    // Of sparse lists: the share of slots that are none.
+    // Share of the entries of sparse lists that name no slot.
     float holes = 0.2f;
-    // A token of request 0 of which a value is NaN: rows that see it are NaN, and no others.
+    // A token of request 0 with a value that is NaN: rows that see it are NaN, and no others.
     int nan_token = -1;
     // Exponents to the base of 2 by which the scales of grouped bytes are multiplied: those of 16
     // tokens and of the next 16, in turn.
     std::array<std::array<int, 4>, 2> exponents = {};
-    // More of them, for every other request.
+    // Added to these exponents in every other request.
     int of_odd_requests = 0;
-    // Unless it is 0, the rotary values of queries are 1, and of cached tokens this, negated in the
-    // first, third … 16 tokens: so the others have nearly all the weight.
+    // If not 0, the rotary values of queries are 1, and those of cached tokens are this number,
+    // negated in the first, third … 16 tokens: the other tokens then have nearly all the weight.
     float lead = 0.f;
 };
 
@@ -51,11 +51,11 @@ inline float e4m3_value(uint8_t byte) {
     return byte & 128 ? -x : x;
 }
 
-// To nearest.
+// Rounds to nearest.
 inline uint8_t e4m3_byte(float x) {
     const float a = std::fabs(x);
     uint8_t best = 0;
-    // Bytes of one sign rise with their values.
+    // Bytes of one sign ascend with their values.
     int low = 0, high = 126;
     while (low < high) {
         const int middle = (low + high + 1) / 2;
@@ -108,8 +108,8 @@ struct Problem {
         lse.assign(size_t(c.heads) * lse_stride, NAN);
     }
 
-    // The largest deviations of an output, relative to its row, or to the columns of a row that
-    // share a scale, and of a log-sum-exp; infinite where something is NaN that must not be.
+    // Maximum deviations of an output, relative to its row, or to the columns of a row that share a
+    // scale, and of a log-sum-exp; infinite if something is NaN that must not be.
     void deviations(double& of_out, double& of_lse) const {
         of_out = of_lse = 0;
         for (int request = 0; request < requests; ++request)
@@ -136,7 +136,7 @@ struct Problem {
         return slot / c.page * page_stride + int64_t(slot % c.page) * row_bytes;
     }
 
-    // Pages in random order; NaN wherever no token is.
+    // Puts pages in random order; all slots without a token are NaN.
     void fill_cache() {
         cache.assign(pages * page_stride, char(0xff));
         std::vector<int> free(pages);
@@ -256,7 +256,7 @@ struct Problem {
             if (!std::isnan(lse[head * lse_stride + token])) of_lse = INFINITY;
             return;
         }
-        // Half a step of f16's smallest numbers is what the output itself rounds away.
+        // The rounding of the output itself loses half a step of f16's smallest numbers.
         const double rounding = std::is_same_v<T, __half> ? 0x1p-25 : 0;
         const int width = c.format == CacheFormat::e4m3_grouped ? 128 : c.latent;
         for (int first = 0; first < c.latent; first += width) {

@@ -1,7 +1,7 @@
 // A CUDA grid on the host: every thread of a block is a fiber, and all blocks run at the same time.
 //
-// Which fiber runs next is random, and a fiber may be interrupted at every instruction that
-// tests/emulator/ptx/sm80.cuh stands for, so that a missing barrier shows as a wrong result.
+// The next fiber to run is random, and a fiber may be interrupted at every instruction that
+// tests/emulator/ptx/sm80.cuh emulates, so that a missing barrier shows as a wrong result.
 #pragma once
 
 #include <csetjmp>
@@ -34,7 +34,7 @@ struct Copy {
     }
 };
 
-// What the lanes of a warp give to and take from a common operation.
+// Words that the lanes of a warp give to, and take from, a collective operation.
 struct Warp {
     uint32_t given[32][8], taken[32][8];
     int arrived = 0;
@@ -42,7 +42,7 @@ struct Warp {
 };
 
 struct Thread {
-    // Where it begins, and where it goes on once it has begun.
+    // Context in which it begins, and the point from which it resumes later.
     ucontext_t begin;
     jmp_buf resume;
     std::unique_ptr<char[]> stack;
@@ -86,7 +86,7 @@ class Block {
         }
     }
 
-    // Runs every fiber once, in random order. False if none is left.
+    // Runs every fiber once, in random order. Returns false if none is left.
     bool step() {
         current() = this;
         for (Thread* t : shuffled()) {
@@ -100,14 +100,14 @@ class Block {
     }
 
     Thread& thread() { return *running_; }
-    // Dynamic shared memory begins at a multiple of 128 bytes that is one of no larger power of two:
-    // who flips a bit of an address has to know that much of where it lies.
+    // Dynamic shared memory begins at a multiple of 128 bytes that is not one of 256: code that
+    // flips bits of an address may rely on no larger alignment.
     static constexpr uint32_t kSharedBase = 9 * 128;
     char* shared() {
         const uintptr_t at = reinterpret_cast<uintptr_t>(shared_.data());
         return shared_.data() + (128 - at % 128) % 128;
     }
-    // What lies at an address of shared memory, `bytes` of it at a multiple of so many.
+    // Data at an address of shared memory: `bytes` bytes, aligned to their number.
     char* shared_at(uint32_t address, unsigned bytes) {
         if (address % bytes != 0 || address < kSharedBase ||
             address + bytes > kSharedBase + shared_bytes_) {
@@ -128,14 +128,14 @@ class Block {
 
     void sync_threads() { bar_sync(0, int(threads_.size())); }
 
-    // Barrier `id`, of which `threads` threads are part.
+    // Barrier `id` among `threads` threads.
     void bar_sync(int id, int threads) {
         const unsigned generation = barriers_[id].generation;
         bar_arrive(id, threads);
         while (barriers_[id].generation == generation) yield();
         perhaps_yield();
     }
-    // The same, and answers whether `own` is true of one of them.
+    // The same; returns true if `own` is true for one of them.
     bool bar_red_or(int id, int threads, bool own) {
         barriers_[id].any |= own;
         bar_sync(id, threads);
@@ -152,7 +152,7 @@ class Block {
         perhaps_yield();
     }
 
-    // All lanes give words; the last one to come makes of them what each takes.
+    // All lanes give words; the last one to arrive computes from them what each lane takes.
     template <int kGiven, int kTaken, typename Make>
     void together(const uint32_t (&given)[kGiven], uint32_t (&taken)[kTaken], const Make& make) {
         perhaps_yield();
@@ -182,8 +182,8 @@ class Block {
         _longjmp(block->scheduler_, 1);
     }
 
-    // Until the fiber yields or is done. swapcontext would set the signal mask, a system call that
-    // takes longer than all else that a switch does.
+    // Runs the fiber until it yields or is done. swapcontext would set the signal mask, a system
+    // call that takes longer than all the rest of a switch.
     void run(Thread& t) {
         if (_setjmp(scheduler_) != 0) return;
         if (t.begun) _longjmp(t.resume, 1);
@@ -210,13 +210,13 @@ class Block {
     struct Barrier {
         int arrived = 0;
         unsigned generation = 0;
-        // Of those who have arrived, and of the generation before.
+        // For the threads that have arrived, and for the previous generation.
         bool any = false, result = false;
     };
     Barrier barriers_[16];
 };
 
-// Runs all blocks of a grid: at the same time, or one after another, in random order.
+// Runs all blocks of a grid in random order: at the same time, or one after another.
 template <typename Kernel, typename Params>
 void launch(Kernel kernel, unsigned grid, unsigned threads, size_t shared_bytes,
             const Params& params, unsigned seed, bool together = true) {

@@ -12,7 +12,8 @@ using mla::test::PrefillProblem;
 
 int failures = 0;
 
-// With 0 `splits` each request has its own, as for a device that runs `slots` CTAs at a time.
+// With `splits` of 0 each request has its own number, as on a device that runs `slots` CTAs at a
+// time.
 template <typename T, int kQkDim, int kVDim, int kWarpTiles, int kWarps, int kKeys>
 void check(const PrefillCase& c, unsigned seed, int splits = 1, int slots = 0) {
     using C = Config<T, kQkDim, kVDim, kWarpTiles, kWarps, kKeys>;
@@ -57,7 +58,8 @@ void check(const PrefillCase& c, unsigned seed, int splits = 1, int slots = 0) {
     p.counters = counters.data();
     std::vector<T> first;
     bool same = true;
-    // CTAs find each other, lose patience, and, at last, never meet.
+    // In turn: CTAs wait for each other; they lose patience; they run one after another and never
+    // meet.
     for (int run = 0; run < (splits == 1 ? 1 : 3); ++run) {
         p.patience = run == 0 ? INT64_MAX : run == 1 ? 100000 : -1;
         mla::emulator::launch(prefill_kernel<C>, ctas, C::kThreads, C::kSharedBytes, p, seed + run,
@@ -90,7 +92,7 @@ int main(int argc, char** argv) {
     check<B, 256, 256, 1, 4, 64>({"no rope", 1, {20}, {80}, 256, 0, 256}, seed);
     check<B, 128, 64, 2, 4, 64>({"128/64", 1, {70}, {80}, 64, 64, 64}, seed);
     check<H, 96, 64, 2, 4, 64>({"96/64", 2, {70}, {50}, 64, 32, 64}, seed);
-    // Within and at the edges of tiles of 32, in rows that see them and rows that do not.
+    // Bad values within tiles of 32 and at their edges, in rows that see them and rows that do not.
     PrefillCase bad = {"NaN values", 2, {150}, {150}, 128, 64, 128};
     bad.bad_values = {{0, 1, 3},  {33, 0, 0},   {63, 0, 127},
                       {64, 0, 5}, {149, 1, 64}, {100, 0, 7, INFINITY}};
@@ -108,8 +110,8 @@ int main(int argc, char** argv) {
     check<H, 192, 128, 2, 4, 64>(
         {"splits, ragged", 1, {40, 0, 1, 130}, {90, 5, 0, 330}, 128, 64, 128, true, 6.f}, seed, 5);
     check<B, 256, 256, 1, 4, 64>({"splits, context", 1, {50}, {300}, 192, 64, 256, false}, seed, 4);
-    // Splits of each request's own: of one long request, of two, and of eight among seventy, which
-    // are more than a warp has lanes.
+    // Each request has its own number of splits: one long request, two of them, and eight among
+    // seventy, which are more than a warp has lanes.
     const PrefillCase uneven = {"own splits", 2, {40, 0, 130}, {90, 5, 900}, 128, 64, 128, false};
     check<B, 192, 128, 2, 4, 64>(uneven, seed, 0, 24);
     check<H, 192, 128, 2, 4, 64>(

@@ -1,4 +1,4 @@
-// One prefill problem in host memory, with everything poisoned that must not be read, and its
+// A prefill problem in host memory, in which everything that must not be read is poisoned, and its
 // result in f64.
 #pragma once
 
@@ -19,7 +19,7 @@ struct PrefillCase {
     int nope, rope, value;
     bool causal = true;
     float spread = 1.f;
-    // Where a value or a key is no finite number: its place among the packed ones, head and column.
+    // A value or a key that is not finite: its packed token, its head and its column.
     struct Place {
         int token, head, column;
         float value = NAN;
@@ -56,7 +56,7 @@ struct PrefillProblem {
         lse.assign(size_t(c.heads) * query_tokens, NAN);
     }
 
-    // The largest deviations of an output, relative to its row, and of a log-sum-exp.
+    // Maximum deviations of an output, relative to its row, and of a log-sum-exp.
     void deviations(double& of_out, double& of_lse) const {
         of_out = of_lse = 0;
         for (int request = 0; request < requests; ++request)
@@ -66,7 +66,7 @@ struct PrefillProblem {
     }
 
   private:
-    // NaN stands behind the last row.
+    // Random values, with NaN behind the last row.
     std::vector<T> values(size_t n) {
         std::normal_distribution<float> normal;
         std::vector<T> x(n + 4096);

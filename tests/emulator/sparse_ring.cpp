@@ -1,7 +1,7 @@
-// The ring of sparse decode on the host: the loading warps' own code (load.cuh, list_walk.cuh)
+// The ring of sparse decode on the host. The loading warps' own code (load.cuh, list_walk.cuh)
 // fills it, and threads that wait and arrive as scores.cuh and output.cuh do empty it. A slot must
-// not be filled before the whole output has freed its use before, every row must be the one that
-// the lists name there, and nobody may wait for ever.
+// not be filled before all output threads have released its previous use, every row must be the one
+// that the lists name there, and no thread may wait for ever.
 #include "ptx/sm90.cuh"
 #include "sm90/decode/sparse/barriers.cuh"
 #include "sm90/decode/sparse/load.cuh"
@@ -16,7 +16,7 @@ using mla::emulator::Hopper;
 using mla::emulator::Mbarrier;
 namespace ptx = mla::ptx;
 
-// The lists of one launch, of one CTA: of each token those of both caches.
+// The lists of a launch of one CTA: for each token, those of both caches.
 struct Lists {
     std::vector<std::vector<int>> of[kSources];
     bool with_counts = false;
@@ -24,17 +24,17 @@ struct Lists {
     size_t tokens() const { return of[0].size(); }
 };
 
-// `keys` valid entries.
+// A list of `keys` valid entries.
 std::vector<int> whole(std::minstd_rand& random, int keys) {
     std::vector<int> list(keys);
     for (int& slot : list) slot = random() % 4096;
     return list;
 }
 
-// `keys` entries of one batch that a warp reads together, the rest of it empty.
+// Appends a batch of entries that a warp reads together: `keys` of them are valid, the rest empty.
 void append_batch(std::vector<int>& list, std::minstd_rand& random, int keys, int ranks) {
     for (int i = 0; i < Entries::kGroups * kListGroup * ranks; ++i) {
-        // Entries of this CTA are those of the groups that its rank takes.
+        // This CTA's entries are those of the groups that its rank takes.
         const bool own = i / kListGroup % ranks == 0;
         list.push_back(own && keys-- > 0 ? int(random() % 4096) : -1);
     }
@@ -66,7 +66,7 @@ Lists draw(Kind kind, std::minstd_rand& random, int ranks) {
     if (kind == Kind::gaps || kind == Kind::mixed) {
         std::vector<int> list;
         for (int part = 0; part < 3; ++part) {
-            // Tiles of three slots in a row are those that the fourth loading warp skips.
+            // The fourth loading warp skips tiles of three slots, also several in a row.
             const int least = random() % 2 ? 33 : 1;
             for (int n = between(2, 12); n > 0; --n) {
                 append_batch(list, random, between(least, 48), ranks);
@@ -79,7 +79,7 @@ Lists draw(Kind kind, std::minstd_rand& random, int ranks) {
     return lists;
 }
 
-// A run: lists, the caches that they name rows of, and how slow some threads are.
+// A run: lists, the caches whose rows they name, and how slow some threads are.
 template <class L, class R>
 struct Run {
     static constexpr int kGroups = L::kScoreGroups;
@@ -90,12 +90,12 @@ struct Run {
     KernelParams p = {};
     std::vector<char> caches[kSources];
     std::vector<int> lists[kSources], counts[kSources];
-    // Entries that this CTA attends to, token by token, as ListWalk::pending has them.
+    // Entries that this CTA attends to, token by token, in the format of ListWalk::pending.
     std::vector<std::vector<uint32_t>> expected;
-    // Rounds that each role lets pass before it goes on.
+    // Rounds that each role pauses before it goes on.
     int load_pause[kLoadWarps] = {}, scores_pause = 0, output_pause = 0;
     unsigned seed;
-    // Copies to a slot that have begun, and threads of the output that have freed it.
+    // Copies to each slot that have begun, and output threads that have released it.
     std::vector<int> filled = std::vector<int>(L::kSlots), freed = std::vector<int>(L::kSlots);
     int left = 0;
 
@@ -136,11 +136,11 @@ struct Run {
         p.head_tiles = 1;
         p.tile_heads = p.heads = 1;
         p.token_factor = 1u << 31;
-        // Queries are brought into L2 alone; any addresses will do.
+        // Queries are only prefetched into L2; any addresses will do.
         p.q_latent = p.q_rope = caches[0].data();
     }
 
-    // A launch of one CTA; the answer is whether it ended.
+    // Runs a launch of one CTA; returns true if it ended.
     bool go() {
         left = kConsumers + 128;
         Hopper::current().flights.clear();
@@ -190,7 +190,7 @@ struct Run {
         --left;
     }
 
-    // The engine that copies.
+    // The copy engine.
     void copies() {
         std::minstd_rand random(seed);
         auto& flights = Hopper::current().flights;
@@ -316,7 +316,7 @@ void explore(const char* name, unsigned seed) {
     constexpr const char* kinds[] = {"one list", "two lists", "gaps", "all"};
     for (int kind = 0; kind < 4; ++kind)
         for (int speed = 0; speed < 4; ++speed) {
-            // A cluster has one item, so lists alone can take it by surprise.
+            // A cluster has one item, so only its lists can take it by surprise.
             Hopper::current().ranks = kind == 2 && speed == 3 ? 3 : 1;
             const Lists lists = draw(Kind(kind), random, int(Hopper::current().ranks));
             Run<L, R> run(lists, unsigned(random()));

@@ -1,5 +1,5 @@
-// What cuda/ptx/sm80.cuh names, and what of CUDA's own functions the kernels use, on the host. It
-// comes first on the include path where the kernels are compiled by a compiler for C++.
+// Host versions of the functions of cuda/ptx/sm80.cuh, and of CUDA's own functions that the kernels
+// use. They come first on the include path when a C++ compiler compiles the kernels.
 #pragma once
 
 #define __forceinline__ inline
@@ -40,20 +40,21 @@ template <typename T>
 T __ldcg(const T* from) {
     return *from;
 }
-// Every look at the clock takes so long.
+// Each read of the clock advances it by the same time.
 inline int64_t clock64() {
     static int64_t clock = 0;
     return clock += 1000;
 }
 
-// Each lane takes the words of the lane that `source` names for it.
+// Each lane takes the words of the lane that `source` returns for it.
 template <typename T, typename Source>
 T emulated_shuffle(T x, const Source& source) {
     uint32_t given[2] = {}, taken[2];
     std::memcpy(given, &x, sizeof(x));
     emulated().together(given, taken, [&](mla::emulator::Warp& w) {
         for (int lane = 0; lane < 32; ++lane) {
-            // The source is this lane's unless it is computed from the lane.
+            // The last lane to arrive has given `source`: what differs between lanes has to be
+            // computed from `lane` and `w`.
             const int from = source(lane, w);
             w.taken[lane][0] = w.given[from][0];
             w.taken[lane][1] = w.given[from][1];
@@ -114,7 +115,7 @@ inline void __syncwarp() { __ballot_sync(~0u, true); }
 
 namespace mla {
 
-// What split_protocol.cuh has for the device: one thread at a time runs, until it yields.
+// Host version of split_protocol.cuh's memory: one thread at a time runs, until it yields.
 struct DeviceMemory {
     static int add_acq_rel(int32_t* at, int n) { return (*at += n) - n; }
     static void add_release(int32_t* at, int n) { *at += n; }
@@ -149,7 +150,7 @@ inline uint32_t shared_address(const void* p) {
            uint32_t(static_cast<const char*>(p) - emulated().shared());
 }
 
-// `matrices` of eight rows of 16 bytes.
+// Loads `matrices` of eight rows of 16 bytes.
 template <int kMatrices>
 void emulated_ldmatrix(uint32_t (&r)[kMatrices], uint32_t address, bool transposed) {
     const uint32_t given[1] = {address};
@@ -206,8 +207,8 @@ void mma_m16n8k16(float* d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     for (int i = 0; i < 4; ++i) d[i] += std::bit_cast<float>(taken[i]);
 }
 
-// Until a copy is waited for, there are NaN in its place. Its source has to be an address of
-// something even if nothing of it is read.
+// The destination of a copy holds NaN until the copy is waited for. The source has to be the
+// address of something even if none of it is read.
 inline void emulated_copy(uint32_t to, const void* from, int bytes, bool valid) {
     emulated().perhaps_yield();
     char* at = emulated().shared_at(to, bytes);
@@ -243,7 +244,7 @@ void cp_async_wait_group() {
     emulated().perhaps_yield();
 }
 
-// Those of no group, too.
+// Waits also for copies of no group.
 inline void cp_async_wait_all() {
     cp_async_commit_group();
     cp_async_wait_group<0>();

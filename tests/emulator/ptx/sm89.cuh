@@ -1,4 +1,4 @@
-// What the kernels have an instruction for from 8.9 on: they are emulated as PTX for Ampere has them.
+// Instructions that GPUs have from 8.9 on. The kernels are emulated as PTX for Ampere has them.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// cuda/ptx/sm90.cuh on the host, as far as the loading warps of sparse decode need it: mbarriers
-// with the arrivals and bytes of a phase, and bulk copies that land at random times.
+// Host version of cuda/ptx/sm90.cuh, as far as the loading warps of sparse decode need it:
+// mbarriers with the arrivals and bytes of a phase, and bulk copies that land at random times.
 #pragma once
 
 #include "sm80.cuh"
@@ -7,12 +7,12 @@
 
 namespace mla::emulator {
 
-// The bits of a barrier.
+// The bits of an mbarrier.
 struct Mbarrier {
     uint16_t count, pending;
     uint32_t parity : 1, bytes : 31;
 
-    // Arrivals at a count that is complete are what the hardware answers with a launch failure.
+    // The hardware answers an arrival at a complete count with a launch failure.
     void arrive() {
         if (pending == 0) fail("an arrival at a barrier whose count is complete");
         --pending;
@@ -29,7 +29,7 @@ struct Mbarrier {
         pending = count;
     }
 
-    // Counts what has happened at all barriers: if it stands still, nobody will go on.
+    // Number of events at all barriers: if it stands still, no thread will go on.
     static uint64_t& progress() {
         static uint64_t events = 0;
         return events;

@@ -1,4 +1,4 @@
-// What cuda/ptx/special.cuh names, on the host.
+// Host version of cuda/ptx/special.cuh.
 #pragma once
 
 #include "sm80.cuh"

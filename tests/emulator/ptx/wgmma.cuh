@@ -1,4 +1,4 @@
-// Matrix products of warpgroups are not emulated.
+// Warpgroup MMAs are not emulated.
 #pragma once
 
 #include "sm90.cuh"
