@@ -1,4 +1,4 @@
-// L + R values of bf16.
+// Rows of L + R values of bf16.
 #pragma once
 
 #include "plain.cuh"

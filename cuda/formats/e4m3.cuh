@@ -31,7 +31,7 @@ __device__ __forceinline__ void from_e4m3_octet(const Octet<uint8_t>& from, floa
     }
 }
 
-// Dequantised, rounded once.
+// Dequantises an octet, rounding once.
 template <typename To>
 __device__ __forceinline__ Octet<To> scaled(const Octet<uint8_t>& from, float scale) {
     float x[kOctet];

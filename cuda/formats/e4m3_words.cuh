@@ -1,7 +1,9 @@
-// e4m3 bytes become 16-bit floats: by an instruction to f16 from sm_89 on, by shifts on every GPU.
+// Conversion of e4m3 bytes to 16-bit floats: by an instruction to f16 from sm_89 on, by shifts on
+// every GPU.
 //
-// Shifts move a byte's exponent and mantissa to where T has them, which is its value times a power
-// of two. No operand is multiplied by the rest: of a product's sums that takes fewer instructions.
+// Shifts move a byte's exponent and mantissa to their places in T, which gives its value times a
+// power of two. The rest of the factor is not applied to operands: an MMA's sums take fewer
+// instructions.
 #pragma once
 
 #include "ptx/sm80.cuh"
@@ -9,7 +11,7 @@
 
 namespace mla {
 
-// PTX for Ampere, which every later GPU may compile, cannot name the instruction.
+// PTX for Ampere, which every later GPU may compile, must not contain the instruction.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
 constexpr bool kE4m3Instruction = true;
 #else
@@ -19,8 +21,8 @@ constexpr bool kE4m3Instruction = false;
 template <typename T>
 struct E4m3Fields;
 
-// Moved fields are a byte's value times 2^-120, with which f32 sums would have no bits. So the other
-// factor of a product is to be lifted by 2^60; 2^60 is left.
+// Moved fields are a byte's value times 2^-120, for which f32 sums would have no bits. So the MMA's
+// other operand has to be lifted by 2^60, and a factor of 2^60 is left.
 template <>
 struct E4m3Fields<__nv_bfloat16> {
     static constexpr int kShift = 4;
@@ -31,7 +33,7 @@ struct E4m3Fields<__nv_bfloat16> {
     static constexpr float kRest = 0x1p60f;
 };
 
-// A byte's value times 2^-8: nothing needs lifting.
+// Moved fields are a byte's value times 2^-8: no operand needs a lift.
 template <>
 struct E4m3Fields<__half> {
     static constexpr int kShift = 1;
@@ -47,24 +49,24 @@ __device__ __forceinline__ uint32_t e4m3_even(uint32_t word) {
     return ((word << 8) & 0x80008000u) | ((word << (8 - F::kShift)) & F::kMask);
 }
 
-// Those of bytes 1 and 3.
+// The moved fields of bytes 1 and 3.
 template <typename T>
 __device__ __forceinline__ uint32_t e4m3_odd(uint32_t word) {
     using F = E4m3Fields<T>;
     return (word & 0x80008000u) | ((word >> F::kShift) & F::kMask);
 }
 
-// Collects in the highest bit of each byte whether one of the words had a NaN there, which the
-// functions above take for 480.
+// Collects NaN in the highest bit of each byte of `seen`, which is set if one of the words had a
+// NaN there. The functions above take NaN for 480.
 __device__ __forceinline__ void e4m3_note_nan(uint32_t& seen, uint32_t word) {
     seen |= (word & 0x7f7f7f7fu) + 0x01010101u;
 }
 
-// As f16: what the operands below have to be multiplied by, and its logarithm to the base of 2.
+// For f16: the factor that is left for the operands below, and its logarithm to the base of 2.
 constexpr float kE4m3HalfRest = kE4m3Instruction ? 1.f : E4m3Fields<__half>::kRest;
 constexpr int kE4m3HalfRestLog2 = kE4m3Instruction ? 0 : 8;
 
-// Bytes 0 and 2, and bytes 1 and 3.
+// Converts bytes 0 and 2, and bytes 1 and 3.
 __device__ __forceinline__ void e4m3_halves(uint32_t word, uint32_t& even, uint32_t& odd) {
     if constexpr (kE4m3Instruction) {
         const uint2 halves = ptx::cvt_f16x4_e4m3x4(__byte_perm(word, 0, 0x3120));

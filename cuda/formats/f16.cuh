@@ -1,4 +1,4 @@
-// L + R values of f16.
+// Rows of L + R values of f16.
 #pragma once
 
 #include "plain.cuh"

@@ -1,4 +1,4 @@
-// L + R values of f32.
+// Rows of L + R values of f32.
 #pragma once
 
 #include "plain.cuh"

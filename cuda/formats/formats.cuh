@@ -1,5 +1,6 @@
 // All cache formats. A new one adds its file, a line here in both lists, and its name to the enum
-// of mla.h; what else has to handle it does not compile before it does (CONTRIBUTING.md lists it).
+// of mla.h. Other code that has to handle it does not compile before it does (CONTRIBUTING.md lists
+// it).
 #pragma once
 
 #include <type_traits>
@@ -20,7 +21,7 @@ namespace mla {
     each(MLA_CACHE_FP8)         \
     each(MLA_CACHE_FP8_DS_MLA)
 
-// For refusals.
+// Accepted formats, for refusals.
 constexpr const char* kCacheFormats = "a value of MlaCacheFormat (0..=4)";
 
 #define MLA_ONE_MORE(Format) +1
@@ -28,8 +29,8 @@ static_assert(0 MLA_CACHE_FORMATS(MLA_ONE_MORE) == 5, "kCacheFormats says which 
 #undef MLA_ONE_MORE
 
 // Calls f(std::integral_constant<MlaCacheFormat, ...>) for a format of the C interface, and returns
-// what it returns; `other` if there is no such format. The switch has no default: a format that is
-// missing here is an error of the compiler.
+// its result; returns `other` if there is no such format. The switch has no default: the compiler
+// reports a format that is missing here.
 template <typename F, typename R>
 R with_format(int32_t format, R other, F f) {
 #define MLA_CALL(Format) \
@@ -43,7 +44,7 @@ inline bool is_cache_format(int32_t format) {
     return with_format(format, false, [](auto) { return true; });
 }
 
-// Of a format that is one; that of f32 otherwise.
+// Shape of a format's rows; that of f32 if there is no such format.
 inline RowShape row_shape(int32_t format, int64_t latent_dim, int64_t rope_dim) {
     return with_format(format, Row<MLA_CACHE_F32>::shape(latent_dim, rope_dim),
                        [&](auto f) { return Row<f.value>::shape(latent_dim, rope_dim); });

@@ -1,4 +1,4 @@
-// L + R bytes of e4m3 with one scale for the whole tensor: stored = value / scale.
+// Rows of L + R bytes of e4m3 with one scale for the whole tensor: stored = value / scale.
 #pragma once
 
 #include "e4m3.cuh"

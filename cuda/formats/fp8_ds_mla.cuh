@@ -1,4 +1,4 @@
-// L bytes of e4m3, an f32 scale for each 128 of them (a power of two), then R values of bf16.
+// Rows of L bytes of e4m3, an f32 scale for each 128 of them (a power of two), R values of bf16.
 #pragma once
 
 #include "e4m3.cuh"
@@ -9,8 +9,8 @@ namespace mla {
 // Latent values that share a scale: sixteen octets, half a warp.
 constexpr int kScaleGroup = 128;
 
-// The smallest power of two that is at least amax / 448. As 448 = 1.75 * 2^8, it is 2^(e - 8) for
-// an amax of m * 2^e with m up to 1.75, and twice that above: the addition carries into the
+// The smallest power of two that is at least amax / 448. Since 448 = 1.75 * 2^8, it is 2^(e - 8)
+// for an amax of m * 2^e with m up to 1.75, and twice that above: the addition carries into the
 // exponent exactly then.
 __device__ __forceinline__ float power_of_two_scale(float amax) {
     const uint32_t bits = __float_as_uint(fmaxf(amax, 1e-4f));
@@ -26,8 +26,8 @@ struct Row<MLA_CACHE_FP8_DS_MLA> {
         return {rope_offset + 2 * rope_dim, rope_offset, 16, 4};
     }
 
-    // That of the octet's group, which half a warp finds out together. Every lane of the warp must
-    // ask, also those without an octet (`mine` is false).
+    // The scale of the octet's group, which half a warp computes together. Every lane of the warp
+    // must call this, also those without an octet (`mine` is false).
     template <typename Source>
     static __device__ __forceinline__ Scale latent_scale(const Octet<Source>& x, bool mine,
                                                          const Scale&) {
@@ -45,8 +45,8 @@ struct Row<MLA_CACHE_FP8_DS_MLA> {
         return {scale, {__uint_as_float(0x7f000000 - __float_as_uint(scale)), 0.f}};
     }
 
-    // The latent is whole groups, so its octets are whole; a scale is a power of two, so its
-    // inverse is one, and the product is exact.
+    // The latent consists of whole groups, so its octets are whole. A scale is a power of two, so
+    // its inverse is one, too, and the product is exact.
     template <bool Wide, typename Source>
     static __device__ __forceinline__ void put_latent(char* row, int octet, const Octet<Source>& x,
                                                       const Scale& scale, int latent_dim) {

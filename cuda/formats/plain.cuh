@@ -1,4 +1,4 @@
-// Rows of L + R values of one type, as they are: what f32, f16 and bf16 caches have.
+// Rows of L + R values of one type, without scales: those of f32, f16 and bf16 caches.
 #pragma once
 
 #include "format.cuh"

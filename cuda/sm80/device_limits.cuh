@@ -1,5 +1,5 @@
-// How a launch asks for what the device has. Kernels are compiled without the family's header, or a
-// new declaration there would compile them all again.
+// The query of launches for a device's limits. Kernels are compiled without the family's header:
+// otherwise a new declaration there would compile them all again.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,8 @@
 
 namespace mla::sm80 {
 
-// Of the current device, or less where `most` says so. What the driver said is remembered.
+// Limits of the current device, or lower ones if `most` asks for them. The driver's answers are
+// cached.
 inline MlaStatus device_limits(const MlaDeviceLimits* most, Limits& limits) {
     static std::atomic<int> known[kMaxDevices][3];
     int device;

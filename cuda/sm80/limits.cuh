@@ -1,4 +1,4 @@
-// What of a device the launches of this family depend on.
+// Facts about a device on which the launches of this family depend.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -17,10 +17,10 @@ struct Limits {
     int multiprocessors;
 };
 
-// Bytes of shared memory that the system takes of every CTA.
+// Bytes of shared memory that the system takes from every CTA.
 constexpr int kReserved = 1024;
 
-// Allows a kernel its dynamic shared memory, once per device and size: twice does no harm.
+// Allows a kernel its dynamic shared memory, once per device and size; twice does no harm.
 template <auto kernel>
 cudaError_t allow_shared(int device, size_t bytes) {
     static std::atomic<size_t> allowed[kMaxDevices];

@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 /*
- * What mla_decode_sm80 and mla_prefill_sm80 may use of a device at most, so that what they do on a
+ * Limits on what mla_decode_sm80 and mla_prefill_sm80 use of a device, so that their behaviour on a
  * smaller one can be tested; null, or a 0, means all that the current device has.
  */
 typedef struct MlaDeviceLimits {
@@ -27,21 +27,21 @@ typedef struct MlaDeviceLimits {
 
 /* Bytes of workspace that mla_decode_sm80 needs for requests of up to query_len tokens. Reads
  * heads, query_len, requests, latent_dim, rope_dim, q_dtype and cache_format, and what the current
- * device has; requests has to be one that a launch takes, but the result depends neither on it nor
- * on any length. If max_pages is above 0, what no launch takes of so many requests, pages and
- * tokens in a page is refused here. Loads the kernels, so that no launch has to. */
+ * device has; a launch has to accept requests, but the result depends neither on it nor on any
+ * length. If max_pages is above 0, numbers of requests, pages and tokens in a page that no launch
+ * accepts are refused here. Loads the kernels, so that no launch has to. */
 MlaStatus mla_decode_sm80_workspace(const MlaDecodeParams* params, const MlaDeviceLimits* limits,
                                     size_t* bytes);
 
 /* The same as mla_decode_sm90 on every GPU since Ampere: one kernel on `stream`. It also takes rows
  * of (latent_dim, rope_dim) (512, 0), (256, 64) and (256, 32), 1..=16 query tokens, 1..=65535
- * requests, and, with rows of (512, 64), a cache of MLA_CACHE_FP8_DS_MLA, of which strides are in
- * bytes and scales any f32. A split_patience of 0 is 100 000 cycles, and what a CTA's share of the
- * work takes at most. Batches that are short, by requests, max_pages and page_size, have other
- * kernels: a max_pages of no more columns than may be used saves them up to half of their time.
- * max_pages * page_size is at most 2^31 - 65. Over all requests and tiles of 16 query rows there
- * are less than 2^31 tiles of 16 tokens, four more of each counted. cache_slot_stride is less than
- * 2^27 bytes, and cache_page_stride less than 2^48 elements. */
+ * requests, and, with rows of (512, 64), a cache of MLA_CACHE_FP8_DS_MLA, whose strides are in
+ * bytes and whose scales are any f32. A split_patience of 0 means 100 000 cycles more than the
+ * maximum time of a CTA's share of the work. Batches that are short, by requests, max_pages and
+ * page_size, have kernels of their own: a max_pages of no more columns than may be used saves them
+ * up to half of their time. max_pages * page_size is at most 2^31 - 65. Over all requests and tiles
+ * of 16 query rows there are less than 2^31 tiles of 16 tokens, with four more for each of these.
+ * cache_slot_stride is less than 2^27 bytes, and cache_page_stride less than 2^48 elements. */
 MlaStatus mla_decode_sm80(const MlaDecodeParams* params, const MlaDeviceLimits* limits,
                           void* stream);
 
@@ -54,7 +54,7 @@ MlaStatus mla_sparse_sm80_workspace(const MlaSparseParams* params, const MlaDevi
 /* The same as mla_sparse_sm90 on every GPU since Ampere: one kernel on `stream`. There is no second
  * cache, and no request is dense: second.width and dense_within are 0. There are less than
  * 2^31 tiles of 16 entries over all tokens and tiles of 16 heads. `workspace` holds workspace_bytes
- * bytes, aligned to 256; the rules of mla_decode_sm80's hold for it. */
+ * bytes, aligned to 256; the rules for that of mla_decode_sm80 hold for it, too. */
 MlaStatus mla_sparse_sm80(const MlaSparseParams* params, const MlaDeviceLimits* limits,
                           void* workspace, size_t workspace_bytes, void* stream);
 
@@ -62,7 +62,7 @@ MlaStatus mla_sparse_sm80(const MlaSparseParams* params, const MlaDeviceLimits* 
  * does the helpers. Reads nope_dim, rope_dim, value_dim and dtype. */
 MlaStatus mla_load_prefill_sm80(const MlaPrefillParams* params);
 
-/* Bytes of workspace with which mla_prefill_sm80 divides the keys of query tiles that are few.
+/* Bytes of workspace with which mla_prefill_sm80 divides the keys of query tiles if these are few.
  * Reads nope_dim, rope_dim, value_dim and dtype, and what the current device has; the result
  * depends on no number of tokens, requests or heads. */
 MlaStatus mla_prefill_sm80_workspace(const MlaPrefillParams* params, const MlaDeviceLimits* limits,

@@ -1,24 +1,24 @@
-// The softmax of one row, as its scores come.
+// The softmax state of one row.
 #pragma once
 
 #include "common/softmax.cuh"
 
 namespace mla::sm80 {
 
-// Its reference maximum follows lazily, in units of log2.
+// The reference maximum rises lazily, in units of log2.
 struct RowState {
     float maximum = -INFINITY;
-    // Of this lane's keys alone.
+    // Sum over this lane's keys only.
     float sum = 0.f;
 
-    // Takes the greatest of some scores; returns what earlier sums are to be multiplied by.
+    // Takes the maximum of some scores; returns the factor for earlier sums.
     __device__ float raise(float top) {
         const float factor = raise_lazily(maximum, top);
         sum *= factor;
         return factor;
     }
 
-    // Of a score times `scale`, which is in units of log2: 0 of minus infinity.
+    // Probability of a score times `scale`, which is in units of log2; 0 for minus infinity.
     __device__ float probability(float score, float scale) {
         const float p = ptx::ex2_approx(fmaf(score, scale, -offset_of(maximum)));
         sum += p;
@@ -26,13 +26,13 @@ struct RowState {
     }
 };
 
-// The natural log-sum-exp of a row: NaN where its sum is.
+// The natural log-sum-exp of a row; NaN if its sum is NaN.
 __device__ __forceinline__ float natural_lse(float maximum, float sum) {
     constexpr float ln2 = 0.69314718055994531f;
     return sum == 0.f ? -INFINITY : (maximum + log2f(sum)) * ln2;
 }
 
-// Over the four lanes that have a row's tokens.
+// Reductions over the four lanes that have a row's tokens.
 __device__ __forceinline__ float quad_maximum(float x) {
     x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
     return fmaxf(x, __shfl_xor_sync(~0u, x, 2));

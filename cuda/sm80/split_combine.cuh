@@ -1,10 +1,10 @@
-// Combines the splits of a tile of rows whose keys several CTAs divide: each leaves its partial
+// Combines the splits of a tile of rows whose keys several CTAs divide. Each CTA stores its partial
 // result in the workspace, and those that have nothing else to do combine a slice of the output
 // each (common/split_protocol.cuh).
 //
-// The output is counted in units: what one warp has in an accumulator register quadruple, 16 rows
-// by 8 columns. Sums are made in an order that depends on the number of splits alone, whoever makes
-// them.
+// The output is counted in units: the accumulators of one warp in one quadruple of registers, 16
+// rows by 8 columns. The order of sums depends only on the number of splits, not on the CTAs that
+// compute them.
 #pragma once
 
 #include "common/softmax.cuh"
@@ -12,36 +12,37 @@
 
 namespace mla::sm80 {
 
-// Cycles that a CTA waits for others unless the caller says how many, beside what their work takes.
+// Default patience: cycles that a CTA waits for others, beside the time that their work takes.
 constexpr int64_t kDefaultPatience = 100000;
 
 // Layout: how a CTA's threads hold a tile.
 //   kThreads, kRows             of the CTA
 //   kRowsUnits                  units of the same 16 rows, which follow one another
-//   vector_of(rows, unit)       which of the CTA's quadruples lane 0 has of such a unit
-//   kLeastAtOnce                a warp sums so many units at the same time, or up to kAtOnce
-//   kUnitsOfSlice               where splits are many, units that are exchanged between two
-//                               barriers by a CTA that has nothing else to do; others have room
-//                               for kUnitsOfAll. 0: one after another, by all warps
-//   kSplitsAtOnce               of so many units, splits that a warp has under way
+//   vector_of(rows, unit)       index, among the CTA's quadruples, of lane 0's in such a unit
+//   kLeastAtOnce                minimum number of units that a warp sums at the same time; the
+//                               maximum is kAtOnce
+//   kUnitsOfSlice               if splits are many, number of units that a CTA without other work
+//                               exchanges between two barriers; other CTAs have room for
+//                               kUnitsOfAll. 0: one after another, by all warps
+//   kSplitsAtOnce               number of splits of such units that a warp has in flight
 //   sync()                      a barrier of the CTA
 template <int kRows>
 struct SplitShared {
-    // Of each row: maximum (base 2) and sum.
+    // Maximum (base 2) and sum of each row.
     float maximum[kRows], sum[kRows];
     // A SplitRole.
     int role;
     int padding[3];
 };
 
-// Of a partial result: the quadruples of all threads, then the rows' maxima and sums.
+// Layout of a partial result: the quadruples of all threads, then the rows' maxima and sums.
 template <class Layout>
 constexpr int kPartialRowsAt = Layout::kRows / 16 * Layout::kRowsUnits * 32 * 4;
 template <class Layout>
 constexpr int kPartialFloats = kPartialRowsAt<Layout> + 2 * Layout::kRows;
 
-// This CTA's split of a tile, of `splits`, of which the first `combiners` belong to CTAs that have
-// nothing else to do.
+// This CTA's split of a tile with `splits` splits. The first `combiners` of them belong to CTAs
+// that have nothing else to do.
 struct Split {
     SplitCounters* counters;
     int index, splits, combiners;
@@ -49,13 +50,13 @@ struct Split {
     int64_t patience;
 };
 
-// Of the CTA's tile, the first of this lane's two rows in a unit.
+// The first of this lane's two rows in a unit of the CTA's tile.
 template <class Layout>
 __device__ __forceinline__ int first_row_of(int unit) {
     return unit / Layout::kRowsUnits * 16 + (threadIdx.x & 31) / 4;
 }
 
-// Adds what is known of a row from other keys.
+// Adds the state of a row from other keys.
 __device__ __forceinline__ void merge(SoftmaxState<Base2>& state,
                                       const SoftmaxState<Base2>& other) {
     const float maximum = fmaxf(state.maximum, other.maximum);
@@ -63,7 +64,7 @@ __device__ __forceinline__ void merge(SoftmaxState<Base2>& state,
     state.add(other, other.factor(maximum));
 }
 
-// Of a quadruple, the sum of what `kWarps` warps have left in shared memory, in their order.
+// Sum of the quadruples that `kWarps` warps have left in shared memory, in the order of the warps.
 template <int kWarps>
 __device__ __forceinline__ float4 sum_of_warps(const float4* from) {
     float4 sum = from[0];
@@ -84,11 +85,11 @@ class SplitCombine {
     using Shared = SplitShared<Layout::kRows>;
     static constexpr int kWarps = Layout::kThreads / 32;
     static constexpr int kUnits = Layout::kRows / 16 * Layout::kRowsUnits;
-    // Units that a warp sums at the same time where a slice has one or more for each warp.
+    // Units that a warp sums at the same time if a slice has one or more for each warp.
     static constexpr int kAtOnce = 8;
 
   public:
-    // Up to so many splits are added one after another, by one warp.
+    // Up to this number, splits are added one after another, by one warp.
     static constexpr int kFewSplits = kUnits / kWarps;
 
   private:
@@ -97,10 +98,10 @@ class SplitCombine {
     static constexpr int kRowsAt = kPartialRowsAt<Layout>;
 
   public:
-    // `partial_of(split)` answers where its result lies; `rows_of(unit)` what `write` has to know
-    // of rows `first_row_of(unit)` and eight rows on, of which the statistics have maxima and
-    // sums: the same of all units of 16 rows; `write(rows, unit, x)` writes x. `units`: those whose
-    // rows exist, or all.
+    // `partial_of(split)` returns the address of a split's result. `rows_of(unit)` returns what
+    // `write` has to know of row `first_row_of(unit)` and the row eight further, whose maxima and
+    // sums are in `shared`: the same for all units of 16 rows. `write(rows, unit, x)` writes x.
+    // `units`: number of units whose rows exist, or of all.
     __device__ SplitCombine(const Split& split, Shared& shared, float4* exchanged,
                             const PartialOf& partial_of, const RowsOf& rows_of, const Write& write,
                             int few = kFewSplits, int units = kUnits)
@@ -113,7 +114,7 @@ class SplitCombine {
           few_(few),
           units_(units) {}
 
-    // After all threads have written this CTA's partial result.
+    // Called after all threads have written this CTA's partial result.
     __device__ void run() const {
         const SplitProtocol<DeviceMemory> protocol = {split_.counters, split_.splits,
                                                       split_.combiners};
@@ -131,8 +132,8 @@ class SplitCombine {
     }
 
     // The same, but `slice` combines this CTA's slice in a way of its own, with the same bits, or
-    // answers that it does not. What the CTA has kept for itself `put_back` writes to the workspace
-    // if the CTAs fall back.
+    // returns false. If the CTAs fall back, `put_back` writes to the workspace what the CTA has
+    // kept.
     template <class Slice, class PutBack>
     __device__ void run(const Slice& slice, const PutBack& put_back) const {
         const SplitProtocol<DeviceMemory> protocol = {split_.counters, split_.splits,
@@ -159,8 +160,8 @@ class SplitCombine {
   private:
     __device__ int slice_begin(int combiner) const { return combiner * units_ / split_.combiners; }
 
-    // Counts this split in, and waits for the others if the CTA has nothing else to do.
-    // `kYield`: its partial result is in the workspace already.
+    // Counts this split in, and waits for the others if the CTA has nothing else to do. `kYield`:
+    // the whole partial result is in the workspace already.
     template <bool kYield>
     __device__ SplitRole take_role(const SplitProtocol<DeviceMemory>& protocol) const {
         if (split_.index >= split_.combiners) return protocol.arrive();
@@ -175,7 +176,7 @@ class SplitCombine {
         }
     }
 
-    // Units `begin` to `end` - 1 of all splits, of which `room` may be exchanged at once.
+    // Combines units `begin` to `end` - 1 of all splits; `room` of them may be exchanged at once.
     __device__ void combine(int begin, int end, int room) const {
         combine_statistics();
         const int warp = threadIdx.x / 32;
@@ -188,7 +189,7 @@ class SplitCombine {
             return;
         }
         while (begin < end) {
-            // Of the same 16 rows.
+            // Units of the same 16 rows.
             const int last = min(end, (begin / Layout::kRowsUnits + 1) * Layout::kRowsUnits);
             const int each = min((last - begin + kWarps - 1) / kWarps, kAtOnce);
             for (int unit = begin + warp * each; unit < last; unit += kWarps * each)
@@ -197,8 +198,8 @@ class SplitCombine {
         }
     }
 
-    // One warp sums `count` units of the same 16 rows: at most kCount. As many loads are under way
-    // whatever their number is.
+    // One warp sums `count` units of the same 16 rows, at most kCount. The same number of loads is
+    // in flight for any count.
     template <int kCount>
     __device__ void combine_alone(int unit, int count) const {
         if constexpr (kCount > Layout::kLeastAtOnce)
@@ -211,7 +212,7 @@ class SplitCombine {
             if (k < count) write_(rows, unit + k, sums[k]);
     }
 
-    // Every row's maximum, and its sum under it.
+    // Computes every row's maximum, and its sum relative to that.
     __device__ void combine_statistics() const {
         State* states = reinterpret_cast<State*>(exchanged_);
         const int row = threadIdx.x % Layout::kRows;
@@ -248,7 +249,8 @@ class SplitCombine {
                     State{load(from + kRowsAt + row + half * 8), 0.f}.factor(maxima[half]);
 #pragma unroll
             for (int k = 0; k < kCount; ++k) {
-                // Behind the last one that one again: a branch would keep loads from each other.
+                // Behind the last unit, the last one again: a branch would make loads wait for one
+                // another.
                 const int of_rows = (unit + min(k, count - 1)) % Layout::kRowsUnits;
                 const float4 x = __ldcg(vectors + Layout::vector_of(rows, of_rows));
                 sums[k].x = fmaf(x.x, weights[0], sums[k].x);
@@ -282,8 +284,8 @@ class SplitCombine {
     }
 
     // Adds splits `first` to `last` - 1 of units `unit` to `unit` + kCount - 1, of the same 16
-    // rows: as add_splits does, with the loads of as many splits under way whatever their number
-    // is.
+    // rows: as add_splits does, with the loads of the same number of splits in flight, however many
+    // there are.
     template <int kCount>
     __device__ void add_many(int unit, int first, int last, float4 (&sums)[kCount]) const {
         constexpr int kSplits = Layout::kSplitsAtOnce;
@@ -296,7 +298,8 @@ class SplitCombine {
             float of_splits[kSplits][2];
 #pragma unroll
             for (int i = 0; i < kSplits; ++i) {
-                // Behind the last one that one again: a branch would keep loads from each other.
+                // Behind the last split, the last one again: a branch would make loads wait for one
+                // another.
                 const float* from = partial_of_(min(begin + i, last - 1));
                 const float4* vectors =
                     reinterpret_cast<const float4*>(from) + (threadIdx.x & 31);
@@ -323,15 +326,15 @@ class SplitCombine {
         }
     }
 
-    // Each warp sums a range of the splits, of all these units; then the ranges of each unit are
-    // added in their order, by one warp each.
+    // Each warp sums a range of the splits for all these units. Then one warp for each unit adds up
+    // the unit's ranges in their order.
     __device__ void combine_units(int begin, int end) const {
         const int warp = threadIdx.x / 32;
         const int first = warp * split_.splits / kWarps, last = (warp + 1) * split_.splits / kWarps;
 #pragma unroll 1
         for (int unit = begin; unit < end;) {
             float4* to = exchanged_ + (unit - begin) * Layout::kThreads + threadIdx.x;
-            // Neighbours of the same 16 rows.
+            // Two neighbours of the same 16 rows.
             if (unit % 2 == 0 && unit + 1 < end) {
                 float4 own[2] = {};
                 add_many<2>(unit, first, last, own);
@@ -355,12 +358,12 @@ class SplitCombine {
         Layout::sync();
     }
 
-    // Others wrote it: the first-level cache may hold what was there before.
+    // Not from L1, which may hold older data: other CTAs wrote it.
     __device__ static float load(const float* from) { return __ldcg(from); }
 
     const Split& split_;
     Shared& shared_;
-    // Of each thread, in shared memory: what they tell each other.
+    // Buffer in shared memory by which all threads exchange sums.
     float4* exchanged_;
     const PartialOf& partial_of_;
     const RowsOf& rows_of_;
