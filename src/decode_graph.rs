@@ -20,7 +20,7 @@ use mla_runtime::backend::{DecodeStage, PrefillStage, StepLimits};
 use mla_runtime::batch::Request;
 use mla_runtime::error::{Error, Result};
 use mla_runtime::layer::{MlaLayer, StepBatch, Workspace, WorkspaceId};
-use mla_runtime::plan::slots::{BlockTables, SKIPPED};
+use mla_runtime::plan::slots::{BlockTables, HostIndex, SKIPPED};
 
 use crate::device::{Cuda, Graph};
 
@@ -119,7 +119,10 @@ impl DecodeGraph {
         shape.check(workspace.limits(), page_size)?;
         let max_pages = workspace.limits().pages_per_request;
         let mut padded = Padded::new(shape, max_pages, page_size)?;
-        padded.fill(&[], &[], 1, None);
+        padded.fill(&StepBatch::new(
+            &[],
+            BlockTables::<i32>::new(&[], 1, page_size)?,
+        ))?;
         padded.prepare(layer, workspace)?;
         record(workspace)?;
         let device = layer.device();
@@ -152,15 +155,17 @@ impl DecodeGraph {
     ///
     /// If the batch does not fit the graph, the workspace is not the one that it was captured with,
     /// or the device fails.
-    pub unsafe fn replay<P, D>(
+    pub unsafe fn replay<P, D, T, S>(
         &mut self,
         layer: &MlaLayer<P, D>,
         workspace: &mut Workspace<P, D>,
-        batch: &StepBatch<'_>,
+        batch: &StepBatch<'_, T, S>,
     ) -> Result<()>
     where
         P: PrefillStage<Device = Cuda>,
         D: DecodeStage<Device = Cuda>,
+        T: HostIndex,
+        S: HostIndex,
     {
         if workspace.id() != self.workspace {
             return Err(Error::argument(
@@ -170,19 +175,13 @@ impl DecodeGraph {
             ));
         }
         self.check(batch)?;
-        let tables = batch.block_tables;
-        self.padded.fill(
-            batch.requests,
-            tables.entries(),
-            tables.max_pages(),
-            batch.slots,
-        );
+        self.padded.fill(batch)?;
         self.padded.prepare(layer, workspace)?;
         // SAFETY: the caller's promise is the same.
         unsafe { self.graph.replay() }
     }
 
-    fn check(&self, batch: &StepBatch<'_>) -> Result<()> {
+    fn check<T: HostIndex, S: HostIndex>(&self, batch: &StepBatch<'_, T, S>) -> Result<()> {
         let DecodeShape {
             requests,
             query_len,
@@ -201,6 +200,19 @@ impl DecodeGraph {
                 format!("{} rows", batch.block_tables.requests()),
                 format!("a row for each of {} requests", batch.requests.len()),
             ));
+        }
+        if let Some(rows) = batch.rows {
+            let starts = rows.starts.iter().enumerate();
+            if let Some((index, start)) = starts
+                .clone()
+                .find(|(index, start)| **start != index.saturating_mul(query_len as usize))
+            {
+                return Err(Error::argument(
+                    "rows.starts",
+                    format!("{start} of request {index}"),
+                    "rows in the order of the requests: the graph was captured for them",
+                ));
+            }
         }
         let tables = batch.block_tables;
         if tables.page_size() != self.padded.page_size {
@@ -271,21 +283,35 @@ impl Padded {
         })
     }
 
-    /// `tables` has a row of `width` entries for each request, as many as its tokens need.
-    fn fill(&mut self, requests: &[Request], tables: &[i32], width: usize, slots: Option<&[i64]>) {
+    /// The batch was checked to fit.
+    fn fill<T: HostIndex, S: HostIndex>(&mut self, batch: &StepBatch<'_, T, S>) -> Result<()> {
         let padding = Request::new(self.shape.query_len, 0);
         self.requests.clear();
-        self.requests.extend_from_slice(requests);
+        self.requests.extend_from_slice(batch.requests);
         self.requests.resize(self.shape.requests, padding);
         self.slots.clear();
-        self.has_slots = slots.is_some();
-        self.slots.extend_from_slice(slots.unwrap_or_default());
-        self.slots.resize(self.shape.tokens(), SKIPPED);
-        let rows = self.tables.chunks_exact_mut(self.max_pages);
-        for ((to, from), request) in rows.zip(tables.chunks(width)).zip(requests) {
-            let pages = request.kv.div_ceil(self.page_size) as usize;
-            to[..pages].copy_from_slice(&from[..pages]);
+        self.has_slots = batch.slots.is_some();
+        for (token, slot) in batch.slots.unwrap_or_default().iter().enumerate() {
+            let number = slot.to_i64().ok_or_else(|| {
+                let accepted = "where the block table has it, or −1";
+                Error::argument("slots", format!("{slot} of token {token}"), accepted)
+            })?;
+            self.slots.push(number);
         }
+        self.slots.resize(self.shape.tokens(), SKIPPED);
+        let tables = batch.block_tables;
+        let from = tables.entries().chunks(tables.max_pages());
+        let rows = self.tables.chunks_exact_mut(self.max_pages).zip(from);
+        for (index, ((to, from), request)) in rows.zip(batch.requests).enumerate() {
+            let pages = request.kv.div_ceil(self.page_size) as usize;
+            for (place, (to, from)) in to.iter_mut().zip(&from[..pages]).enumerate() {
+                *to = from.to_page().map_err(|accepted| {
+                    let given = format!("{from} at [{index}][{place}]");
+                    Error::argument("block_tables", given, accepted)
+                })?;
+            }
+        }
+        Ok(())
     }
 
     fn prepare<P, D>(&self, layer: &MlaLayer<P, D>, workspace: &mut Workspace<P, D>) -> Result<()>

@@ -544,6 +544,31 @@ typedef struct MlaCopyParams {
 /* Enqueues one kernel on `stream`; none where there are no elements. */
 MlaStatus mla_copy(const MlaCopyParams* params, void* stream);
 
+/* Copies rows of [heads, width] elements to the places that an index names, with any strides. */
+typedef struct MlaCopyRowsParams {
+    /* [rows, heads, width] elements */
+    const void* from;
+    /* [rows] int64: the row of `to` for each row of `from`; one below 0 or past the last is skipped,
+     * and no two are the same */
+    const int64_t* places;
+    /* [to_rows, heads, width] elements, no two at one address, none in `from` */
+    void* to;
+
+    int64_t rows;
+    int64_t to_rows;
+    int64_t heads;
+    int64_t width;
+    /* of rows, heads and columns */
+    int64_t from_strides[3];
+    int64_t to_strides[3];
+
+    /* 1, 2 or 4 */
+    int32_t element_bytes;
+} MlaCopyRowsParams;
+
+/* Enqueues one kernel on `stream`; none where there are no elements. */
+MlaStatus mla_copy_rows(const MlaCopyRowsParams* params, void* stream);
+
 /* Few tokens times a matrix per head: out[t, h, j] = sum over i of input[t, h, i] * weights[h,
  * i, j], summed in f32 and rounded once. */
 typedef struct MlaHeadProductParams {

@@ -1086,6 +1086,75 @@ unsafe extern "C" {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct MlaCopyRowsParams {
+    pub from: *const ::core::ffi::c_void,
+    pub places: *const i64,
+    pub to: *mut ::core::ffi::c_void,
+    pub rows: i64,
+    pub to_rows: i64,
+    pub heads: i64,
+    pub width: i64,
+    pub from_strides: [i64; 3usize],
+    pub to_strides: [i64; 3usize],
+    pub element_bytes: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    [
+        "Size of MlaCopyRowsParams",
+    ][::core::mem::size_of::<MlaCopyRowsParams>() - 112usize];
+    [
+        "Alignment of MlaCopyRowsParams",
+    ][::core::mem::align_of::<MlaCopyRowsParams>() - 8usize];
+    [
+        "Offset of field: MlaCopyRowsParams::from",
+    ][::core::mem::offset_of!(MlaCopyRowsParams, from) - 0usize];
+    [
+        "Offset of field: MlaCopyRowsParams::places",
+    ][::core::mem::offset_of!(MlaCopyRowsParams, places) - 8usize];
+    [
+        "Offset of field: MlaCopyRowsParams::to",
+    ][::core::mem::offset_of!(MlaCopyRowsParams, to) - 16usize];
+    [
+        "Offset of field: MlaCopyRowsParams::rows",
+    ][::core::mem::offset_of!(MlaCopyRowsParams, rows) - 24usize];
+    [
+        "Offset of field: MlaCopyRowsParams::to_rows",
+    ][::core::mem::offset_of!(MlaCopyRowsParams, to_rows) - 32usize];
+    [
+        "Offset of field: MlaCopyRowsParams::heads",
+    ][::core::mem::offset_of!(MlaCopyRowsParams, heads) - 40usize];
+    [
+        "Offset of field: MlaCopyRowsParams::width",
+    ][::core::mem::offset_of!(MlaCopyRowsParams, width) - 48usize];
+    [
+        "Offset of field: MlaCopyRowsParams::from_strides",
+    ][::core::mem::offset_of!(MlaCopyRowsParams, from_strides) - 56usize];
+    [
+        "Offset of field: MlaCopyRowsParams::to_strides",
+    ][::core::mem::offset_of!(MlaCopyRowsParams, to_strides) - 80usize];
+    [
+        "Offset of field: MlaCopyRowsParams::element_bytes",
+    ][::core::mem::offset_of!(MlaCopyRowsParams, element_bytes) - 104usize];
+};
+impl Default for MlaCopyRowsParams {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+unsafe extern "C" {
+    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_copy_rows"]
+    pub fn mla_copy_rows(
+        params: *const MlaCopyRowsParams,
+        stream: *mut ::core::ffi::c_void,
+    ) -> MlaStatus;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct MlaHeadProductParams {
     pub input: *const ::core::ffi::c_void,
     pub weights: *const ::core::ffi::c_void,

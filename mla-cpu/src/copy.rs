@@ -3,13 +3,67 @@
 use rayon::prelude::*;
 
 use super::Cpu;
-use super::view::{Elements, Places, with_element};
-use mla_runtime::Result;
+use super::view::{Elements, Places, scalars, with_element};
 use mla_runtime::dtype::Element;
-use mla_runtime::tensor::{TensorMut, TensorRef};
+use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
+use mla_runtime::{Error, Result};
 
 // What one thread does at a time: enough to outweigh handing it out.
 const ELEMENTS_PER_TASK: usize = 1 << 14;
+
+/// Copies row n of `from` to row `places[n]` of `to`.
+pub(crate) fn scatter_rows(
+    cpu: &Cpu,
+    from: TensorRef<'_, Cpu>,
+    places: ArrayRef<'_, Cpu, i64>,
+    to: TensorMut<'_, Cpu>,
+) -> Result<()> {
+    let ([rows, ..], [last, heads, width]) = (from.shape(), to.shape());
+    from.layout()
+        .require("rows to copy", to.dtype(), [rows, heads, width])?;
+    let places = scalars("places", &places)?;
+    if places.len() != rows {
+        let accepted = format!("{rows}, one for each row");
+        return Err(Error::argument("places", places.len(), accepted));
+    }
+    // Two rows of one place would be written by two threads at once.
+    let mut taken = vec![false; last];
+    for place in places
+        .iter()
+        .filter_map(|place| usize::try_from(*place).ok())
+    {
+        match taken.get_mut(place) {
+            Some(true) => {
+                let given = format!("row {place} twice");
+                return Err(Error::argument("places", given, "rows that differ"));
+            }
+            Some(free) => *free = true,
+            None => {}
+        }
+    }
+    with_element!(to.dtype(), T => {
+        let from = Elements::<T>::of("rows to copy", &from)?;
+        let to = Places::<T>::of("destination", to)?;
+        cpu.install(|| {
+            places.par_iter().enumerate().for_each(|(row, place)| {
+                let place = usize::try_from(*place).unwrap_or(usize::MAX);
+                if place >= last {
+                    return;
+                }
+                for head in 0..heads {
+                    let start = from.at(row, head);
+                    for column in 0..width {
+                        let value = from.data[start + column * from.strides[2]];
+                        // SAFETY: no two rows have one place, and the elements of an output are
+                        // distinct.
+                        unsafe { to.write(to.at(place, head, column), value) };
+                    }
+                }
+            });
+        });
+    });
+    Ok(())
+}
 
 pub(crate) fn copy(cpu: &Cpu, from: TensorRef<'_, Cpu>, to: TensorMut<'_, Cpu>) -> Result<()> {
     from.layout()

@@ -197,6 +197,15 @@ impl Device for Cpu {
         copy::copy(self, from, to)
     }
 
+    fn scatter_rows(
+        &self,
+        from: TensorRef<'_, Self>,
+        places: ArrayRef<'_, Self, i64>,
+        to: TensorMut<'_, Self>,
+    ) -> Result<()> {
+        copy::scatter_rows(self, from, places, to)
+    }
+
     fn clear(&self, to: TensorMut<'_, Self>) -> Result<()> {
         copy::clear(self, to)
     }

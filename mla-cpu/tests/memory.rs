@@ -106,7 +106,7 @@ fn limits_within_range_are_out_of_memory_and_the_layer_goes_on() {
 fn tables_and_slots_of_long_steps_are_out_of_memory() {
     // A row of every request is as wide as that of the longest.
     let pages: Vec<i32> = (0..1 << 16).collect();
-    let mut requests = vec![StepRequest::new(0, 0, &[]); 1 << 12];
+    let mut requests = vec![StepRequest::<i32>::new(0, 0, &[]); 1 << 12];
     requests.push(StepRequest::new(1, 1 << 18, &pages));
     let limits = StepLimits::new(usize::MAX, usize::MAX, 1 << 16);
     let step = Step::within(&problem(), &limits, 1, &requests);

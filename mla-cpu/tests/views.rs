@@ -149,7 +149,7 @@ fn limits_and_pages_of_no_size_or_any_are_refused_or_planned() {
     let step = Step::within(&none, &limits, 1, &[StepRequest::new(1, 1, &[0])]).map(drop);
     assert_eq!(step.unwrap_err().to_string(), refusal);
     let many = limits.with_pages_per_request(usize::MAX / 2);
-    let step = Step::within(&problem, &many, 1, &[StepRequest::new(1, 9, &[])]).map(drop);
+    let step = Step::within(&problem, &many, 1, &[StepRequest::<i32>::new(1, 9, &[])]).map(drop);
     assert_eq!(
         step.unwrap_err().to_string(),
         "requests.pages: given 0 of request 0, accepted at least 1, for 9 tokens"

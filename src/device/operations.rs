@@ -195,6 +195,45 @@ impl Device for Cuda {
         self.product(a, b, c, Pending::Nothing)
     }
 
+    fn scatter_rows(
+        &self,
+        from: TensorRef<'_, Self>,
+        places: ArrayRef<'_, Self, i64>,
+        to: TensorMut<'_, Self>,
+    ) -> Result<()> {
+        let (layout, [rows, ..]) = (*to.layout(), from.shape());
+        let [to_rows, heads, width] = layout.shape;
+        from.layout()
+            .require("rows to copy", layout.dtype, [rows, heads, width])?;
+        if places.len() != rows {
+            let accepted = format!("{rows}, one for each row");
+            return Err(Error::argument("places", places.len(), accepted));
+        }
+        self.check_memory([
+            ("rows to copy", from.bytes()),
+            ("places", places.bytes()),
+            ("destination", to.as_ref().bytes()),
+        ])?;
+        let params = raw::MlaCopyRowsParams {
+            from: from.bytes().address() as *const _,
+            places: places.bytes().address() as *const _,
+            to: to.into_bytes().address() as *mut _,
+            rows: wide("rows", rows)?,
+            to_rows: wide("rows", to_rows)?,
+            heads: wide("heads", heads)?,
+            width: wide("width", width)?,
+            from_strides: wide_all(from.layout().strides)?,
+            to_strides: wide_all(layout.strides)?,
+            element_bytes: layout.dtype.bytes() as i32,
+        };
+        self.bind()?;
+        // SAFETY: both tensors were checked to hold what their layouts say, of one dtype and of rows
+        // of one shape, and `places` to have one for each row of the first; the kernel itself checks
+        // places against the rows of the second. That is borrowed mutably, so the others are
+        // elsewhere.
+        unsafe { raw::check("copy rows", raw::mla_copy_rows(&params, self.raw_stream())) }
+    }
+
     fn copy(&self, from: TensorRef<'_, Self>, to: TensorMut<'_, Self>) -> Result<()> {
         from.layout()
             .require("copy source", to.dtype(), to.shape())?;
@@ -524,19 +563,12 @@ impl Cuda {
     ) -> Result<()> {
         let layout = *to.layout();
         self.check_bytes("copy target", to.as_ref().bytes())?;
-        let strides = |strides: [usize; 3]| -> Result<[i64; 3]> {
-            Ok([
-                wide("stride", strides[0])?,
-                wide("stride", strides[1])?,
-                wide("stride", strides[2])?,
-            ])
-        };
         let params = raw::MlaCopyParams {
             from: from.map_or(std::ptr::null(), |(bytes, _)| bytes.address() as *const _),
             to: to.into_bytes().address() as *mut _,
-            shape: strides(layout.shape)?,
-            from_strides: from.map_or(Ok([0; 3]), |(_, layout)| strides(layout.strides))?,
-            to_strides: strides(layout.strides)?,
+            shape: wide_all(layout.shape)?,
+            from_strides: from.map_or(Ok([0; 3]), |(_, layout)| wide_all(layout.strides))?,
+            to_strides: wide_all(layout.strides)?,
             element_bytes: layout.dtype.bytes() as i32,
         };
         self.bind()?;
@@ -544,6 +576,12 @@ impl Cuda {
         // the output is borrowed mutably, so the input is elsewhere.
         unsafe { raw::check("copy", raw::mla_copy(&params, self.raw_stream())) }
     }
+}
+
+/// Extents or strides as the C interface takes them.
+fn wide_all(numbers: [usize; 3]) -> Result<[i64; 3]> {
+    let [a, b, c] = numbers.map(|number| wide("stride", number));
+    Ok([a?, b?, c?])
 }
 
 /// What a cache write of these rows takes, with the rotation of `query`, every tensor checked.

@@ -224,6 +224,15 @@ impl Device for Simulated {
         left_out()
     }
 
+    fn scatter_rows(
+        &self,
+        _: TensorRef<'_, Self>,
+        _: ArrayRef<'_, Self, i64>,
+        _: TensorMut<'_, Self>,
+    ) -> Result<()> {
+        left_out()
+    }
+
     fn clear(&self, _: TensorMut<'_, Self>) -> Result<()> {
         left_out()
     }

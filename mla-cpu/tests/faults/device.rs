@@ -201,6 +201,16 @@ impl Device for Faulty {
         self.operation()?.copy(tensor(&from)?, output(to)?)
     }
 
+    fn scatter_rows(
+        &self,
+        from: TensorRef<'_, Self>,
+        places: ArrayRef<'_, Self, i64>,
+        to: TensorMut<'_, Self>,
+    ) -> Result<()> {
+        self.operation()?
+            .scatter_rows(tensor(&from)?, array(&places)?, output(to)?)
+    }
+
     fn clear(&self, to: TensorMut<'_, Self>) -> Result<()> {
         self.operation()?.clear(output(to)?)
     }

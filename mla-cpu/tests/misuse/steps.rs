@@ -85,7 +85,12 @@ pub(crate) const REFUSED: &[Case] = &[
     // Plans.
     (
         "steps: planned for more requests than there is room for",
-        || planned_within(&LIMITS.with_requests(9), &[StepRequest::new(0, 0, &[]); 5]),
+        || {
+            planned_within(
+                &LIMITS.with_requests(9),
+                &[StepRequest::<i32>::new(0, 0, &[]); 5],
+            )
+        },
     ),
     (
         "steps: planned for more tokens than there is room for",
@@ -344,11 +349,14 @@ pub(crate) const RIGHT: &[Case] = &[
         Ok([Lab::new().run(&[], 0)?, Vec::new()])
     }),
     ("steps: nobody with new tokens", || {
-        let idle = [StepRequest::new(0, 5, &[3, 1]), StepRequest::new(0, 0, &[])];
+        let idle = [
+            StepRequest::new(0, 5, &[3, 1]),
+            StepRequest::<i32>::new(0, 0, &[]),
+        ];
         Ok([Lab::new().run(&idle, 0)?, Vec::new()])
     }),
     ("steps: a cancelled request that is still listed", || {
-        let with = [TWO[0], StepRequest::new(0, 0, &[]), TWO[1]];
+        let with = [TWO[0], StepRequest::<i32>::new(0, 0, &[]), TWO[1]];
         Ok([Lab::new().run(&with, 6)?, Lab::new().run(&TWO, 6)?])
     }),
     ("steps: more pages than a request needs", || {

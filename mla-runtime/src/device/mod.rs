@@ -303,6 +303,21 @@ pub trait Device: Memory {
     /// If shapes or dtypes disagree.
     fn copy(&self, from: TensorRef<'_, Self>, to: TensorMut<'_, Self>) -> Result<()>;
 
+    /// Copies rows to the places that an index names: `to[places[n]] = from[n]` for each row n of
+    /// `from`, `[N, H, W]`. A row whose place is −1, or any other number that is no row of `to`
+    /// `[M, H, W]`, is skipped; no two rows have one place; the rows of `to` that no place names are
+    /// left as they are. Any strides.
+    ///
+    /// # Errors
+    ///
+    /// If dtypes, heads or widths disagree, or there are not N places.
+    fn scatter_rows(
+        &self,
+        from: TensorRef<'_, Self>,
+        places: ArrayRef<'_, Self, i64>,
+        to: TensorMut<'_, Self>,
+    ) -> Result<()>;
+
     /// Copies the rows of page `from` to page `to` of a cache: what an engine does before a request
     /// writes to a page that others have, too.
     ///

@@ -23,6 +23,21 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         self.check_lists(workspace, call.slot_lists.as_ref(), call.cache.layout())
     }
 
+    /// The same for a part of a layer, which takes the rows of the step's tokens alone, in order.
+    pub(super) fn check_packed(
+        &self,
+        workspace: &Workspace<P, D>,
+        call: &LayerCall<'_, P::Device>,
+    ) -> Result<()> {
+        self.check(workspace, call)?;
+        if workspace.step.is_packed() {
+            return Ok(());
+        }
+        let given = "a step with padding or an order of the engine's own";
+        let accepted = "rows in the order of the requests, without padding: `forward` takes others";
+        Err(Error::argument("rows", given, accepted))
+    }
+
     fn check_sinks(
         &self,
         workspace: &Workspace<P, D>,
@@ -129,7 +144,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
 
     /// Refuses tensors in memory that the device's work must not access. Lists are checked when
     /// they are there.
-    fn check_memory(&self, call: &LayerCall<'_, P::Device>) -> Result<()> {
+    pub(super) fn check_memory(&self, call: &LayerCall<'_, P::Device>) -> Result<()> {
         let device = &self.device;
         device.check_bytes("W_kv_b", call.weights.kv.bytes())?;
         device.check_bytes("query", call.query.bytes())?;
@@ -163,7 +178,11 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     }
 
     /// Refuses tensors of other shapes and dtypes than `tokens` tokens of the problem have.
-    fn check_shapes(&self, tokens: usize, call: &LayerCall<'_, P::Device>) -> Result<()> {
+    pub(super) fn check_shapes(
+        &self,
+        tokens: usize,
+        call: &LayerCall<'_, P::Device>,
+    ) -> Result<()> {
         let problem = &self.config.problem;
         let dims = problem.dims;
         let [heads, latent, rope, qk, v] = [

@@ -105,10 +105,12 @@ mod arena;
 mod call;
 mod check;
 mod expanded;
+mod packed;
 mod plan;
 mod rotation;
 mod selected;
 mod step;
+mod token_rows;
 mod weights;
 mod workspace;
 
@@ -117,6 +119,7 @@ pub use plan::{Step, StepRequest};
 pub use rotation::UnrotatedCall;
 pub use selected::{SelectedLayer, SelectedWorkspace};
 pub use step::StepBatch;
+pub use token_rows::TokenRows;
 pub use weights::Weights;
 pub use workspace::{Workspace, WorkspaceId};
 
@@ -342,13 +345,25 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         workspace: &mut Workspace<P, D>,
         mut call: LayerCall<'_, P::Device>,
     ) -> Result<()> {
+        if !workspace.step.is_packed() {
+            return self.forward_rows(workspace, call);
+        }
         self.check(workspace, &call)?;
+        self.enqueue(workspace, &mut call)
+    }
+
+    /// Enqueues a call that was checked.
+    fn enqueue(
+        &self,
+        workspace: &mut Workspace<P, D>,
+        call: &mut LayerCall<'_, P::Device>,
+    ) -> Result<()> {
         self.device
             .range(c"mla: write cache and attend absorbed", || {
-                self.enqueue_absorbed(workspace, &mut call, Absorbing::Writing)
+                self.enqueue_absorbed(workspace, call, Absorbing::Writing)
             })?;
         self.device.range(c"mla: attend expanded", || {
-            self.enqueue_expanded(workspace, &mut call)
+            self.enqueue_expanded(workspace, call)
         })
     }
 
@@ -357,13 +372,14 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     ///
     /// # Errors
     ///
-    /// As [`Self::forward`].
+    /// As [`Self::forward`], and if the step's [rows](StepBatch::rows) are not its tokens' alone, in
+    /// order. The same holds for the other parts.
     pub fn write_cache(
         &self,
         workspace: &mut Workspace<P, D>,
         call: &mut LayerCall<'_, P::Device>,
     ) -> Result<()> {
-        self.check(workspace, call)?;
+        self.check_packed(workspace, call)?;
         self.device.range(c"mla: write cache", || {
             self.enqueue_cache_write(workspace, call)
         })
@@ -379,7 +395,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         workspace: &mut Workspace<P, D>,
         call: &mut LayerCall<'_, P::Device>,
     ) -> Result<()> {
-        self.check(workspace, call)?;
+        self.check_packed(workspace, call)?;
         self.device.range(c"mla: attend absorbed", || {
             self.enqueue_absorbed(workspace, call, Absorbing::Alone)
         })
@@ -395,7 +411,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         workspace: &mut Workspace<P, D>,
         call: &mut LayerCall<'_, P::Device>,
     ) -> Result<()> {
-        self.check(workspace, call)?;
+        self.check_packed(workspace, call)?;
         self.device.range(c"mla: attend expanded", || {
             self.enqueue_expanded(workspace, call)
         })

@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use super::step::{check_dense_within, threshold_of};
+use super::step::{check_dense_within, checked_page as page_number, threshold_of};
+use super::token_rows::{TokenRows, check_rows, in_order};
 use super::{StepBatch, Workspace};
 use crate::backend::{DecodeStage, PrefillStage, StepLimits};
 use crate::batch::Request;
 use crate::error::{Error, Result};
-use crate::plan::slots::BlockTables;
+use crate::plan::slots::{BlockTables, HostIndex};
 use crate::plan::split::{BatchSplit, split_by};
 use crate::problem::Problem;
 use crate::room::{reserve, with_room};
@@ -17,19 +18,19 @@ use crate::spec::QueryLen;
 /// A request of a step, as an engine's scheduler has it.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
-pub struct StepRequest<'a> {
+pub struct StepRequest<'a, T = i32> {
     /// The tokens that the step brings: all of a prompt, a part of it, one token, or a token and
     /// its drafts.
     pub new_tokens: u32,
     /// The tokens that there will then be: those in the cache and the new ones.
     pub total: u32,
-    /// The pages of those tokens, in order. There may be more.
-    pub pages: &'a [i32],
+    /// The pages of those tokens, in order, in any integer type of [`HostIndex`]. There may be more.
+    pub pages: &'a [T],
 }
 
-impl<'a> StepRequest<'a> {
+impl<'a, T: HostIndex> StepRequest<'a, T> {
     /// `new_tokens` more, which make `total` in these pages.
-    pub const fn new(new_tokens: u32, total: u32, pages: &'a [i32]) -> Self {
+    pub const fn new(new_tokens: u32, total: u32, pages: &'a [T]) -> Self {
         Self {
             new_tokens,
             total,
@@ -59,8 +60,11 @@ impl<'a> StepRequest<'a> {
 pub struct Step {
     /// In the order of the layer.
     requests: Vec<Request>,
-    /// By number, as they were given.
+    /// By number, as they were given; those of padding behind them.
     rows: Vec<Range<usize>>,
+    /// The first row of each request in the order of the layer, and how many rows there are, if
+    /// rows are in an order of the engine's own.
+    own_rows: Option<(Vec<usize>, usize)>,
     order: Vec<usize>,
     tables: Vec<i32>,
     max_pages: usize,
@@ -83,10 +87,14 @@ impl Step {
     ///
     /// If a request contradicts itself or has too few pages, if two write to one page or one reads
     /// it as another of its own, or if there are more than the workspace was made for.
-    pub fn plan<P, D>(workspace: &Workspace<P, D>, requests: &[StepRequest<'_>]) -> Result<Self>
+    pub fn plan<P, D, T>(
+        workspace: &Workspace<P, D>,
+        requests: &[StepRequest<'_, T>],
+    ) -> Result<Self>
     where
         P: PrefillStage,
         D: DecodeStage<Device = P::Device>,
+        T: HostIndex,
     {
         Self::plan_sparse(workspace, requests, 0)
     }
@@ -99,14 +107,15 @@ impl Step {
     /// # Errors
     ///
     /// As [`Self::plan`].
-    pub fn plan_sparse<P, D>(
+    pub fn plan_sparse<P, D, T>(
         workspace: &Workspace<P, D>,
-        requests: &[StepRequest<'_>],
+        requests: &[StepRequest<'_, T>],
         dense_within: u32,
     ) -> Result<Self>
     where
         P: PrefillStage,
         D: DecodeStage<Device = P::Device>,
+        T: HostIndex,
     {
         let problem = &workspace.config.problem;
         let (limits, threshold) = (workspace.limits(), workspace.threshold());
@@ -119,21 +128,21 @@ impl Step {
     /// # Errors
     ///
     /// As [`Self::plan`].
-    pub fn within(
+    pub fn within<T: HostIndex>(
         problem: &Problem,
         limits: &StepLimits,
         threshold: u32,
-        requests: &[StepRequest<'_>],
+        requests: &[StepRequest<'_, T>],
     ) -> Result<Self> {
         Self::ordered(problem, limits, threshold, 0, requests)
     }
 
-    fn ordered(
+    fn ordered<T: HostIndex>(
         problem: &Problem,
         limits: &StepLimits,
         threshold: u32,
         dense_within: u32,
-        requests: &[StepRequest<'_>],
+        requests: &[StepRequest<'_, T>],
     ) -> Result<Self> {
         check(problem, limits, requests)?;
         check_dense_within(problem, dense_within)?;
@@ -160,18 +169,20 @@ impl Step {
         Ok(step)
     }
 
-    fn of(
+    fn of<T: HostIndex>(
         problem: &Problem,
         limits: &StepLimits,
         threshold: u32,
-        requests: &[StepRequest<'_>],
+        requests: &[StepRequest<'_, T>],
         split: &BatchSplit,
     ) -> Result<Self> {
-        let used = |request: &StepRequest<'_>| request.total.div_ceil(problem.page_size) as usize;
+        let used =
+            |request: &StepRequest<'_, T>| request.total.div_ceil(problem.page_size) as usize;
         let max_pages = requests.iter().map(used).max().unwrap_or(0).max(1);
         let mut step = Self {
             requests: Vec::with_capacity(requests.len()),
             rows: vec![0..0; requests.len()],
+            own_rows: None,
             order: split.order.clone(),
             // Every request's row is as wide as the longest one's: more than their own pages in
             // all.
@@ -194,7 +205,9 @@ impl Step {
                 q: request.new_tokens,
                 kv: request.total,
             });
-            step.tables.extend(&request.pages[..used(request)]);
+            let pages = &request.pages[..used(request)];
+            step.tables
+                .extend(pages.iter().map(|page| page_number(*page)));
             let entries = step.requests.len() * max_pages;
             step.tables.resize(entries, 0);
         }
@@ -209,8 +222,13 @@ impl Step {
     /// # Errors
     ///
     /// If the step has more already, the limits have no room for so many, or the absorbed path's
-    /// requests differ in length, or the host has not as much memory left.
+    /// requests differ in length, or the host has not as much memory left. If it has rows of the
+    /// engine's own already: padding comes first.
     pub fn padded_to(mut self, requests: usize) -> Result<Self> {
+        if self.own_rows.is_some() {
+            let accepted = "none yet: padded_to comes before rows of the engine's own";
+            return Err(Error::argument("rows", "those of a step", accepted));
+        }
         let own = self.requests.len();
         if !(own..=self.limit).contains(&requests) {
             let accepted = format!("{own}, as the step has, to the limit of {}", self.limit);
@@ -241,6 +259,109 @@ impl Step {
         Ok(self)
     }
 
+    /// The same for tensors that are padded to `max_len` rows a request, `[requests, max_len, …]`,
+    /// with the requests in the order in which they were given and the padding of
+    /// [`padded_to`](Self::padded_to) behind them. New tokens are the first rows of their request's.
+    /// [`TokenRows`] says what is done with the others.
+    ///
+    /// ```
+    /// # use mla_runtime::layer::{Step, StepRequest};
+    /// # use mla_runtime::backend::StepLimits;
+    /// # use mla_runtime::{dims::MlaDims, dtype::DType, problem::Problem};
+    /// # let problem = Problem::new(MlaDims::R1, 16, DType::BF16).with_page_size(64);
+    /// # let limits = StepLimits::new(8, 512, 4).with_context_rows(64).with_call_rows(512);
+    /// // Tensors of [2, 100] rows, and pages as the engine's block manager has them.
+    /// let tables: Vec<Vec<usize>> = vec![vec![4, 0], vec![7, 2]];
+    /// let requests = [StepRequest::new(100, 100, &tables[0]), StepRequest::new(1, 71, &tables[1])];
+    /// let step = Step::within(&problem, &limits, 1, &requests)?.with_padded_rows(100)?;
+    /// assert_eq!((step.rows(0), step.rows(1)), (0..100, 100..101));
+    /// assert_eq!((step.tensor_rows(), step.rows_in_order()), (200, false));
+    /// # Ok::<(), mla_runtime::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If a request brings more than `max_len` tokens, or no tensor has as many rows.
+    pub fn with_padded_rows(self, max_len: usize) -> Result<Self> {
+        let count = self.requests.len();
+        for (at, request) in self.requests.iter().enumerate() {
+            if request.q as usize > max_len {
+                let number = self.number(at);
+                let accepted = format!("at least the {} new tokens of request {number}", request.q);
+                return Err(Error::argument("max_len", max_len, accepted));
+            }
+        }
+        let Some(rows) = count.checked_mul(max_len) else {
+            let accepted = format!("a length that {count} requests can be padded to");
+            return Err(Error::argument("max_len", max_len, accepted));
+        };
+        // Each is below `rows`.
+        let starts: Vec<usize> = (0..count).map(|number| number * max_len).collect();
+        self.with_row_starts(&starts, rows)
+    }
+
+    /// The same for tensors in which the requests stand one behind the other in the order in which
+    /// they were given, with the padding of [`padded_to`](Self::padded_to) behind them.
+    ///
+    /// # Errors
+    ///
+    /// None, since the rows are as many as the tokens.
+    pub fn with_rows_as_given(self) -> Result<Self> {
+        let mut lens = vec![0; self.requests.len()];
+        for (at, request) in self.requests.iter().enumerate() {
+            lens[self.number(at)] = request.q as usize;
+        }
+        let mut rows = 0usize;
+        let starts: Vec<usize> = lens
+            .iter()
+            .map(|len| {
+                let start = rows;
+                rows += len;
+                start
+            })
+            .collect();
+        self.with_row_starts(&starts, rows)
+    }
+
+    /// The same for tensors of `rows` rows in which the new tokens of request number i, as they were
+    /// given, stand from row `starts[i]` on. [`TokenRows`] says what is done with other rows. The
+    /// padding of [`padded_to`](Self::padded_to) has the numbers behind those of the requests.
+    ///
+    /// # Errors
+    ///
+    /// If there is not a start for each request, one lies outside, or two requests share a row.
+    pub fn with_row_starts(mut self, starts: &[usize], rows: usize) -> Result<Self> {
+        let count = self.requests.len();
+        if starts.len() != count {
+            let accepted = format!("one for each of {count} requests, padding included");
+            let given = format!("{} entries", starts.len());
+            return Err(Error::argument("rows.starts", given, accepted));
+        }
+        let starts: Vec<usize> = (0..count).map(|at| starts[self.number(at)]).collect();
+        let own = TokenRows::new(&starts, rows);
+        check_rows(&self.requests, own)?;
+        for (at, (request, &start)) in self.requests.iter().zip(&starts).enumerate() {
+            let number = self.number(at);
+            if let Some(place) = self.rows.get_mut(number) {
+                *place = start..start.saturating_add(request.q as usize);
+            }
+        }
+        self.own_rows = Some((starts, rows));
+        Ok(self)
+    }
+
+    /// The number of the request at a place of the layer's order, those of padding behind the
+    /// others.
+    fn number(&self, at: usize) -> usize {
+        let own = self.order.len();
+        let padding = self.requests.len() - own;
+        match at.checked_sub(self.absorbed) {
+            None => self.order[at],
+            Some(behind) if behind < padding => own + behind,
+            Some(_) => self.order[at - padding],
+        }
+    }
+
     /// What [`Workspace::prepare`] takes.
     ///
     /// # Errors
@@ -248,7 +369,9 @@ impl Step {
     /// None: the tables are rows of as many entries. Their check is a `Result` all the same.
     pub fn batch(&self) -> Result<StepBatch<'_>> {
         let tables = BlockTables::new(&self.tables, self.max_pages, self.page_size)?;
+        let rows = self.own_rows.as_ref();
         Ok(StepBatch {
+            rows: rows.map(|(starts, rows)| TokenRows::new(starts, *rows)),
             threshold: Some(self.threshold),
             dense_within: self.dense_within,
             ..StepBatch::new(&self.requests, tables)
@@ -266,7 +389,24 @@ impl Step {
         &self.order
     }
 
-    /// The new tokens in all, padding included: the rows of every tensor of the step.
+    /// The rows of every tensor of the step: its [tokens](Self::tokens), or what was said of rows of
+    /// the engine's own.
+    pub fn tensor_rows(&self) -> usize {
+        match &self.own_rows {
+            Some((_, rows)) => *rows,
+            None => self.tokens(),
+        }
+    }
+
+    /// Whether the tensors are taken as they lie. If not, the layer copies rows by an index, which
+    /// takes [`call_rows`](StepLimits::call_rows) in the limits.
+    pub fn rows_in_order(&self) -> bool {
+        self.own_rows.as_ref().is_none_or(|(starts, rows)| {
+            in_order(&self.requests, &TokenRows::new(starts, *rows)).is_some()
+        })
+    }
+
+    /// The new tokens in all, padding included.
     pub fn tokens(&self) -> usize {
         self.requests.iter().map(|request| request.q as usize).sum()
     }
@@ -288,7 +428,11 @@ impl Step {
 }
 
 /// Refuses requests that contradict themselves or each other.
-fn check(problem: &Problem, limits: &StepLimits, requests: &[StepRequest<'_>]) -> Result<()> {
+fn check<T: HostIndex>(
+    problem: &Problem,
+    limits: &StepLimits,
+    requests: &[StepRequest<'_, T>],
+) -> Result<()> {
     if requests.len() > limits.requests {
         let accepted = format!("at most the limit of {}", limits.requests);
         return Err(Error::argument("requests", requests.len(), accepted));
@@ -319,13 +463,11 @@ fn check(problem: &Problem, limits: &StepLimits, requests: &[StepRequest<'_>]) -
             let accepted = format!("at least {needed}, for {} tokens", request.total);
             return Err(Error::argument("requests.pages", given, accepted));
         };
-        if let Some(place) = pages.iter().position(|entry| *entry < 0) {
-            let given = format!("{} at [{index}][{place}]", pages[place]);
-            return Err(Error::argument(
-                "requests.pages",
-                given,
-                "a page, 0 or above",
-            ));
+        for (place, entry) in pages.iter().enumerate() {
+            entry.to_page().map_err(|accepted| {
+                let given = format!("{entry} at [{index}][{place}]");
+                Error::argument("requests.pages", given, accepted)
+            })?;
         }
         let first = (request.total - request.new_tokens) / page;
         let written = if request.new_tokens == 0 {
@@ -334,7 +476,7 @@ fn check(problem: &Problem, limits: &StepLimits, requests: &[StepRequest<'_>]) -
             &pages[first as usize..]
         };
         for (place, entry) in (first as usize..).zip(written) {
-            if let Some((other, _)) = writers.insert(*entry, (index, place)) {
+            if let Some((other, _)) = writers.insert(page_number(*entry), (index, place)) {
                 let given = format!("page {entry} of request {index}, which {other} writes too");
                 let accepted = "pages to write that no other request of the step writes";
                 return Err(Error::argument("requests.pages", given, accepted));
@@ -351,9 +493,9 @@ fn check(problem: &Problem, limits: &StepLimits, requests: &[StepRequest<'_>]) -
 /// Refuses a page that one request writes and one reads at another place of its own: the new tokens
 /// would lie where those are that it attends to. At the same place it is a shared prefix, which may
 /// be written by the step that reads it.
-fn check_reads(
+fn check_reads<T: HostIndex>(
     page: u32,
-    requests: &[StepRequest<'_>],
+    requests: &[StepRequest<'_, T>],
     writers: &HashMap<i32, (usize, usize)>,
 ) -> Result<()> {
     // Most pages are written by nobody: sixteen bits for each one that is tell most of them apart.
@@ -368,11 +510,11 @@ fn check_reads(
             continue;
         }
         let read = &request.pages[..request.total.div_ceil(page) as usize];
-        for (place, entry) in read.iter().enumerate() {
-            if marks[bit(*entry) / 64] >> (bit(*entry) % 64) & 1 == 0 {
+        for (place, entry) in read.iter().map(|entry| page_number(*entry)).enumerate() {
+            if marks[bit(entry) / 64] >> (bit(entry) % 64) & 1 == 0 {
                 continue;
             }
-            match writers.get(entry) {
+            match writers.get(&entry) {
                 Some((writer, at)) if *at != place => {
                     let given = format!(
                         "page {entry} at [{index}][{place}], which request {writer} writes at \
@@ -522,7 +664,7 @@ mod tests {
             assert_eq!(refused(&[fine, request]), message);
         }
         assert_eq!(
-            refused(&[StepRequest::new(0, 0, &[]); 7]),
+            refused(&[StepRequest::<i32>::new(0, 0, &[]); 7]),
             "requests: given 7, accepted at most the limit of 6"
         );
         let long = [

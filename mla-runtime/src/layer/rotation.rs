@@ -72,6 +72,17 @@ impl<'a, D: Device> UnrotatedCall<'a, D> {
     }
 }
 
+/// When a step's queries and keys are rotated.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Rotating {
+    /// In place, before everything else.
+    Before,
+    /// By the cache write.
+    OnTheWay,
+    /// They have no rotary part.
+    Nothing,
+}
+
 impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     /// [Runs](Self::forward) the layer on queries and keys that are not rotated yet. The cache
     /// write rotates on its way if every token is on the absorbed path, at no launch of its own;
@@ -86,17 +97,48 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         workspace: &mut Workspace<P, D>,
         mut call: UnrotatedCall<'_, P::Device>,
     ) -> Result<()> {
-        let head = self.config.problem.dims.head;
-        let fused = workspace.step.expanded_tokens() == 0;
-        let rotates = head.rope > 0;
-        if rotates && !fused {
-            // Refused before anything is enqueued.
-            self.check(workspace, &call.layer_call(false))?;
-            self.check_rotation(&workspace.step, &call.rotary)?;
+        if !workspace.step.is_packed() {
+            return self.forward_rows_unrotated(workspace, call);
+        }
+        self.check_unrotated(workspace, &mut call)?;
+        self.enqueue_unrotated(workspace, call)
+    }
+
+    /// Refuses what does not fit the prepared step, before anything is enqueued.
+    pub(super) fn check_unrotated(
+        &self,
+        workspace: &Workspace<P, D>,
+        call: &mut UnrotatedCall<'_, P::Device>,
+    ) -> Result<()> {
+        let rotation = self.rotates(workspace);
+        self.check(workspace, &call.layer_call(rotation == Rotating::OnTheWay))?;
+        match rotation {
+            Rotating::Before => self.check_rotation(&workspace.step, &call.rotary),
+            Rotating::OnTheWay | Rotating::Nothing => Ok(()),
+        }
+    }
+
+    /// Enqueues a call that was checked.
+    pub(super) fn enqueue_unrotated(
+        &self,
+        workspace: &mut Workspace<P, D>,
+        mut call: UnrotatedCall<'_, P::Device>,
+    ) -> Result<()> {
+        let rotation = self.rotates(workspace);
+        if rotation == Rotating::Before {
             self.device
                 .range(c"mla: rotate", || self.rotate(workspace, &mut call))?;
         }
-        self.forward(workspace, call.layer_call(rotates && fused))
+        let mut call = call.layer_call(rotation == Rotating::OnTheWay);
+        self.enqueue(workspace, &mut call)
+    }
+
+    fn rotates(&self, workspace: &Workspace<P, D>) -> Rotating {
+        match workspace.step.expanded_tokens() {
+            _ if self.config.problem.dims.head.rope == 0 => Rotating::Nothing,
+            0 => Rotating::OnTheWay,
+            _ => Rotating::Before,
+        }
     }
 
     fn rotate(
@@ -147,7 +189,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
 
 impl<D: Device> UnrotatedCall<'_, D> {
     /// The call for tensors that are rotated already, or for a cache write that rotates them.
-    fn layer_call(&mut self, rotates: bool) -> LayerCall<'_, D> {
+    pub(super) fn layer_call(&mut self, rotates: bool) -> LayerCall<'_, D> {
         LayerCall {
             weights: self.weights.shorten(),
             query: self.query.as_ref(),

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use bytemuck::Pod;
 
+use super::token_rows::{Arrangement, RowOrder, TokenRows};
 use crate::backend::{Chunk, DecodeBatch, HostLens, PrefillBatch, StepLimits};
 use crate::batch::Request;
 use crate::cache::BlockTable;
@@ -12,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::kv_format::KvFormat;
 use crate::plan::context::{ChunkLimits, ContextPlan, plan_chunks};
 use crate::plan::limits::ArrayLayout;
-use crate::plan::slots::{BlockTables, SKIPPED};
+use crate::plan::slots::{BlockTables, HostIndex, SKIPPED};
 use crate::problem::Problem;
 use crate::room::{with_room, zeros};
 use crate::setters::setters;
@@ -27,17 +28,22 @@ use crate::tensor::ArrayRef;
 /// request behind that one which belongs before it is refused.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
-pub struct StepBatch<'a> {
+pub struct StepBatch<'a, T = i32, S = i64> {
     /// The requests. One with q new tokens and a kv of 0 is padding: its tokens attend to nothing,
     /// and their outputs are 0. (Of sparse problems they attend to what their lists name, as other
     /// tokens do; lists of an [`Indexer`](crate::indexer::Indexer) name nothing.) One with a q of 0
     /// is skipped.
     pub requests: &'a [Request],
-    /// The pages of each request, row i being that of request i.
-    pub block_tables: BlockTables<'a>,
+    /// The pages of each request, row i being that of request i. Pages are held in any integer type
+    /// of [`HostIndex`].
+    pub block_tables: BlockTables<'a, T>,
+    /// The rows of each request's new tokens in the tensors of a call. `None`: one request's behind
+    /// the other's, in the order of `requests`, from row 0 on.
+    pub rows: Option<TokenRows<'a>>,
     /// Where each new token's row is written: where the block tables have the token, or [`SKIPPED`]
-    /// if it is not to be written. `None`: where the block tables have them all.
-    pub slots: Option<&'a [i64]>,
+    /// if it is not to be written. `None`: where the block tables have them all. In the order of
+    /// `requests`, whatever `rows` says.
+    pub slots: Option<&'a [S]>,
     /// The most new tokens of a request on the absorbed path; `None`: the workspace's
     /// [threshold](super::Workspace::threshold). More than
     /// [`decode_query_len`](StepLimits::decode_query_len) count as that many.
@@ -55,21 +61,39 @@ pub struct StepBatch<'a> {
     pub dense_within: u32,
 }
 
-impl<'a> StepBatch<'a> {
+impl<'a, T: HostIndex> StepBatch<'a, T> {
     /// Requests and their pages; every new token is written, and the workspace's threshold decides.
-    pub const fn new(requests: &'a [Request], block_tables: BlockTables<'a>) -> Self {
+    pub const fn new(requests: &'a [Request], block_tables: BlockTables<'a, T>) -> Self {
         Self {
             requests,
             block_tables,
+            rows: None,
             slots: None,
             threshold: None,
             max_len: None,
             dense_within: 0,
         }
     }
+}
+
+impl<'a, T: HostIndex, S: HostIndex> StepBatch<'a, T, S> {
+    /// The same with these [`slots`](Self::slots), of any integer type of [`HostIndex`]. Types
+    /// without a sign cannot say [`SKIPPED`].
+    #[must_use]
+    pub const fn with_slots<N: HostIndex>(self, slots: Option<&'a [N]>) -> StepBatch<'a, T, N> {
+        StepBatch {
+            requests: self.requests,
+            block_tables: self.block_tables,
+            rows: self.rows,
+            slots,
+            threshold: self.threshold,
+            max_len: self.max_len,
+            dense_within: self.dense_within,
+        }
+    }
 
     setters! {
-        with_slots(slots: Option<&'a [i64]>);
+        with_rows(rows: Option<TokenRows<'a>>);
         with_threshold(threshold: Option<u32>);
         with_max_len(max_len: Option<u32>);
         with_dense_within(dense_within: u32);
@@ -120,6 +144,7 @@ pub(super) struct Step {
     longest: usize,
     /// One past the largest page that the step names: what the cache must have.
     pages_end: usize,
+    order: RowOrder,
 }
 
 impl Step {
@@ -149,15 +174,16 @@ impl Step {
             chunk_starts: vec![0],
             longest: 0,
             pages_end: 0,
+            order: RowOrder::new(limits)?,
         })
     }
 
     /// Checks a batch, decides which request takes which path, and writes the arrays.
-    pub(super) fn plan(
+    pub(super) fn plan<T: HostIndex, S: HostIndex>(
         &mut self,
         problem: &Problem,
         threshold: u32,
-        batch: &StepBatch<'_>,
+        batch: &StepBatch<'_, T, S>,
     ) -> Result<()> {
         self.prepared = false;
         self.check(problem, batch)?;
@@ -167,7 +193,11 @@ impl Step {
         Ok(())
     }
 
-    fn check(&mut self, problem: &Problem, batch: &StepBatch<'_>) -> Result<()> {
+    fn check<T: HostIndex, S: HostIndex>(
+        &mut self,
+        problem: &Problem,
+        batch: &StepBatch<'_, T, S>,
+    ) -> Result<()> {
         let limits = self.limits;
         if batch.requests.len() > limits.requests {
             return Err(Error::argument(
@@ -195,11 +225,19 @@ impl Step {
         check_dense_within(problem, batch.dense_within)?;
         self.check_requests(batch)?;
         self.place(batch)?;
-        self.check_written()
+        self.check_written()?;
+        self.order.plan(batch.requests, self.tokens, batch.rows)?;
+        // Lists of slots, and what makes them, are in the order of the step.
+        if problem.sparse && !self.order.is_packed() {
+            let given = "an order of the engine's own, of a sparse problem";
+            let accepted = "rows in the order of the requests, without padding";
+            return Err(Error::argument("rows", given, accepted));
+        }
+        Ok(())
     }
 
     // The most tokens of a request in a replay, of a batch whose page size was checked.
-    fn max_len(&self, batch: &StepBatch<'_>) -> Option<u32> {
+    fn max_len<T: HostIndex, S: HostIndex>(&self, batch: &StepBatch<'_, T, S>) -> Option<u32> {
         let page = batch.block_tables.page_size() as usize;
         // Less than 2³¹, as checked with the limits.
         let room = (self.limits.pages_per_request * page) as u32;
@@ -207,7 +245,10 @@ impl Step {
     }
 
     // Checks the lengths and pages of requests that are as many as there is room for.
-    fn check_requests(&mut self, batch: &StepBatch<'_>) -> Result<()> {
+    fn check_requests<T: HostIndex, S: HostIndex>(
+        &mut self,
+        batch: &StepBatch<'_, T, S>,
+    ) -> Result<()> {
         let limits = self.limits;
         let tables = batch.block_tables;
         let page = tables.page_size() as usize;
@@ -236,11 +277,12 @@ impl Step {
                 .iter()
                 .enumerate()
             {
-                let Ok(entry) = usize::try_from(entry) else {
+                let page = entry.to_page().map_err(|accepted| {
                     let given = format!("{entry} at [{index}][{place}]");
-                    return Err(Error::argument("block_tables", given, "a page, 0 or above"));
-                };
-                pages_end = pages_end.max(entry + 1);
+                    Error::argument("block_tables", given, accepted)
+                })?;
+                // A page is 0 or above.
+                pages_end = pages_end.max(page as usize + 1);
             }
         }
         if tokens > limits.tokens {
@@ -259,7 +301,7 @@ impl Step {
     }
 
     // Finds the slot of every new token in a batch whose pages were checked.
-    fn place(&mut self, batch: &StepBatch<'_>) -> Result<()> {
+    fn place<T: HostIndex, S: HostIndex>(&mut self, batch: &StepBatch<'_, T, S>) -> Result<()> {
         let tables = batch.block_tables;
         let page = i64::from(tables.page_size());
         self.slots.clear();
@@ -267,7 +309,7 @@ impl Step {
         for (request, row) in batch.requests.iter().zip(rows) {
             let slot = |position: u32| {
                 let position = i64::from(position);
-                i64::from(row[(position / page) as usize]) * page + position % page
+                i64::from(checked_page(row[(position / page) as usize])) * page + position % page
             };
             match request.is_padding() {
                 true => self.slots.extend((0..request.q).map(|_| SKIPPED)),
@@ -287,7 +329,8 @@ impl Step {
             ));
         }
         for (index, (slot, given)) in self.slots.iter_mut().zip(given).enumerate() {
-            if given != slot && *given != SKIPPED {
+            let number = given.to_i64();
+            if number != Some(*slot) && number != Some(SKIPPED) {
                 return Err(Error::argument(
                     "slots",
                     format!("{given} of token {index}"),
@@ -297,7 +340,9 @@ impl Step {
                     },
                 ));
             }
-            *slot = *given;
+            if number == Some(SKIPPED) {
+                *slot = SKIPPED;
+            }
         }
         Ok(())
     }
@@ -318,7 +363,12 @@ impl Step {
         }
     }
 
-    fn split(&mut self, problem: &Problem, threshold: u32, batch: &StepBatch<'_>) -> Result<()> {
+    fn split<T: HostIndex, S: HostIndex>(
+        &mut self,
+        problem: &Problem,
+        threshold: u32,
+        batch: &StepBatch<'_, T, S>,
+    ) -> Result<()> {
         let limit = u32::try_from(self.limits.decode_query_len).unwrap_or(u32::MAX);
         let most = match problem.query_len {
             QueryLen::Single => limit.min(1),
@@ -364,10 +414,10 @@ impl Step {
     }
 
     // Notes the requests on the absorbed path, the first ones.
-    fn take_absorbed(
+    fn take_absorbed<T: HostIndex, S: HostIndex>(
         &mut self,
         problem: &Problem,
-        batch: &StepBatch<'_>,
+        batch: &StepBatch<'_, T, S>,
         absorbed: &[Request],
     ) -> Result<()> {
         self.absorbed_requests = absorbed.len();
@@ -395,10 +445,10 @@ impl Step {
     }
 
     // Notes the requests on the expanded path, which follow.
-    fn take_expanded(
+    fn take_expanded<T: HostIndex, S: HostIndex>(
         &mut self,
         problem: &Problem,
-        batch: &StepBatch<'_>,
+        batch: &StepBatch<'_, T, S>,
         expanded: &[Request],
     ) -> Result<()> {
         let first = self.absorbed_requests;
@@ -434,7 +484,11 @@ impl Step {
         Ok(())
     }
 
-    fn plan_context(&mut self, problem: &Problem, batch: &StepBatch<'_>) -> Result<()> {
+    fn plan_context<T: HostIndex, S: HostIndex>(
+        &mut self,
+        problem: &Problem,
+        batch: &StepBatch<'_, T, S>,
+    ) -> Result<()> {
         // A request without new tokens needs none of its context.
         let context_len = |request: &Request| match request.q {
             0 => 0,
@@ -494,7 +548,11 @@ impl Step {
     }
 
     // Every number below fits its array's integers, by the checks of the limits and the batch.
-    fn stage(&mut self, problem: &Problem, batch: &StepBatch<'_>) {
+    fn stage<T: HostIndex, S: HostIndex>(
+        &mut self,
+        problem: &Problem,
+        batch: &StepBatch<'_, T, S>,
+    ) {
         let (layout, staging) = (&self.layout, &mut self.staging);
         let requests = batch.requests;
         let absorbed = &requests[..self.absorbed_requests];
@@ -545,8 +603,12 @@ impl Step {
         for (index, (request, row)) in requests.iter().zip(rows).enumerate() {
             let start = layout.block_table.start + index * row_bytes;
             let pages = &row[..(request.kv as usize).div_ceil(page)];
-            write(staging, &(start..start + row_bytes), pages.iter().copied());
+            let pages = pages.iter().map(|entry| checked_page(*entry));
+            write(staging, &(start..start + row_bytes), pages);
         }
+        let [tokens, rows] = self.order.index();
+        write(staging, &layout.row_tokens, tokens.iter().copied());
+        write(staging, &layout.token_rows, rows.iter().copied());
     }
 
     /// Copies what this step uses of the arrays.
@@ -554,10 +616,13 @@ impl Step {
         let layout = &self.layout;
         let chunk_bytes = 4 * self.chunk_starts.last().copied().unwrap_or(0);
         let table_bytes = 4 * self.requests * self.limits.pages_per_request;
+        let [tokens, rows] = self.order.index();
         for range in [
             0..layout.expanded_starts.end,
             layout.chunks.start..layout.chunks.start + chunk_bytes,
             layout.block_table.start..layout.block_table.start + table_bytes,
+            layout.row_tokens.start..layout.row_tokens.start + size_of_val(tokens),
+            layout.token_rows.start..layout.token_rows.start + size_of_val(rows),
         ] {
             if !range.is_empty() {
                 let (_, to) = D::split_mut(D::reborrow(&mut arrays), range.start);
@@ -604,6 +669,32 @@ impl Step {
 
     pub(super) fn pages_end(&self) -> usize {
         self.pages_end
+    }
+
+    /// The rows of a call's tensors.
+    pub(super) fn call_rows(&self) -> usize {
+        self.order.rows
+    }
+
+    /// The rows of the step's tokens, if they are in order.
+    pub(super) fn rows_in_order(&self) -> Option<Range<usize>> {
+        match &self.order.arrangement {
+            Arrangement::InOrder(rows) => Some(rows.clone()),
+            Arrangement::Indexed => None,
+        }
+    }
+
+    /// Whether a call's tensors have the rows of the step's tokens alone, in order.
+    pub(super) fn is_packed(&self) -> bool {
+        self.order.is_packed()
+    }
+
+    /// The token of each row and the row of each token, of rows that are not in order.
+    pub(super) fn row_index<'a, D: Device>(
+        &self,
+        arrays: D::Bytes<'a>,
+    ) -> Result<[ArrayRef<'a, D, i64>; 2]> {
+        self.order.arrays(&self.layout, arrays)
     }
 
     pub(super) fn context(&self) -> &ContextPlan {
@@ -753,6 +844,11 @@ impl Step {
             max_key_len: longest(key_lens),
         })
     }
+}
+
+/// A page of a batch whose entries in use were checked.
+pub(super) fn checked_page(entry: impl HostIndex) -> i32 {
+    entry.to_page().unwrap_or_default()
 }
 
 /// Whether a request attends to all that it sees.

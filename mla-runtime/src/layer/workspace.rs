@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::packed::Packed;
 use super::step::{Step, StepBatch};
 use super::{MlaLayer, device_plan};
 use crate::backend::{DecodeBatch, DecodeStage, LayerConfig, MadeFor, PrefillStage, StepLimits};
@@ -10,6 +11,7 @@ use crate::device::{Device, Memory};
 use crate::error::{Error, Result};
 use crate::plan::context::ContextPlan;
 use crate::plan::memory::MemoryPlan;
+use crate::plan::slots::HostIndex;
 use crate::problem::Problem;
 use crate::tensor::ArrayRef;
 
@@ -29,6 +31,8 @@ pub struct Workspace<P: PrefillStage, D: DecodeStage<Device = P::Device>> {
     pub(super) decode_state: D::State,
     pub(super) decode_metadata: D::Metadata,
     pub(super) step: Step,
+    /// Tensors in the order of the step, made of those of a call whose rows are in another.
+    pub(super) packed: Option<Packed<P::Device>>,
     id: WorkspaceId,
     /// Counts the steps that were prepared.
     step_number: u64,
@@ -106,6 +110,10 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
             decode_state: layer.decode().state(device, limits)?,
             decode_metadata: layer.decode().metadata(device, limits)?,
             step,
+            packed: match limits.call_rows {
+                0 => None,
+                _ => Some(Packed::new(device, &plan)?),
+            },
             id: WorkspaceId::new(),
             step_number: 0,
             limits: *limits,
@@ -122,7 +130,11 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
     /// If the layer is on another device or for another problem: then the step that was prepared
     /// last stays. If the batch contradicts itself or exceeds the limits, or the device or a
     /// backend fails: then no layer runs until a step has been prepared without error.
-    pub fn prepare(&mut self, layer: &MlaLayer<P, D>, batch: &StepBatch<'_>) -> Result<()> {
+    pub fn prepare<T: HostIndex, S: HostIndex>(
+        &mut self,
+        layer: &MlaLayer<P, D>,
+        batch: &StepBatch<'_, T, S>,
+    ) -> Result<()> {
         self.check(layer)?;
         self.step_number += 1;
         layer
@@ -132,7 +144,11 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
         Ok(())
     }
 
-    fn prepare_unchecked(&mut self, layer: &MlaLayer<P, D>, batch: &StepBatch<'_>) -> Result<()> {
+    fn prepare_unchecked<T: HostIndex, S: HostIndex>(
+        &mut self,
+        layer: &MlaLayer<P, D>,
+        batch: &StepBatch<'_, T, S>,
+    ) -> Result<()> {
         let device = layer.device();
         self.step
             .plan(&self.config.problem, self.threshold, batch)?;
@@ -242,6 +258,17 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
     /// and `step_bytes`.
     pub fn allocated_bytes(&self) -> [usize; 2] {
         [&self.scratch, &self.arrays].map(|buffer| P::Device::byte_len(P::Device::bytes(buffer)))
+    }
+
+    /// Whether the tensors of a call of the prepared step are taken as they lie: if not, each call
+    /// copies rows into the order of the step, and results back.
+    pub fn rows_in_order(&self) -> bool {
+        self.step.rows_in_order().is_some()
+    }
+
+    /// The rows of the tensors of a call of the prepared step: its new tokens, and padding.
+    pub fn call_rows(&self) -> usize {
+        self.step.call_rows()
     }
 
     /// The new tokens of the prepared step.

@@ -21,6 +21,9 @@ pub struct StepLimits {
     /// W: rows of a context chunk. If a step's context and its new tokens on the expanded path fit
     /// in as many, and the cache holds rows in the queries' format, one attention does for both.
     pub context_rows: usize,
+    /// Rows of a call's tensors, padding included, in steps whose rows are not in the order of their
+    /// requests: memory is set aside to bring them into it. 0: every step has rows in order.
+    pub call_rows: usize,
 }
 
 impl StepLimits {
@@ -34,6 +37,7 @@ impl StepLimits {
             decode_query_len: 1,
             pages_per_request,
             context_rows: 0,
+            call_rows: 0,
         }
     }
 
@@ -43,6 +47,7 @@ impl StepLimits {
         with_decode_query_len(decode_query_len: usize);
         with_pages_per_request(pages_per_request: usize);
         with_context_rows(context_rows: usize);
+        with_call_rows(call_rows: usize);
     }
 }
 
@@ -64,6 +69,10 @@ pub(crate) struct ArrayLayout {
     pub(crate) chunks: Range<usize>,
     /// `[requests, pages_per_request]` i32.
     pub(crate) block_table: Range<usize>,
+    /// `[call_rows]` i64: the token of each row.
+    pub(crate) row_tokens: Range<usize>,
+    /// `[tokens]` i64, if there are rows out of order: the row of each token.
+    pub(crate) token_rows: Range<usize>,
 }
 
 impl ArrayLayout {
@@ -86,11 +95,20 @@ impl ArrayLayout {
             // Of each segment a start of queries, keys and tokens; of each chunk two ends.
             chunks: array(5 * segments, 4),
             block_table: array(table, 4),
+            row_tokens: array(limits.call_rows, 8),
+            token_rows: array(
+                if limits.call_rows == 0 {
+                    0
+                } else {
+                    limits.tokens
+                },
+                8,
+            ),
         })
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.block_table.end
+        self.token_rows.end
     }
 }
 
@@ -105,6 +123,7 @@ fn checked(limits: &StepLimits, page: usize) -> Result<(usize, usize)> {
         ("limits.requests", limits.requests),
         ("limits.tokens", limits.tokens),
         ("limits.context_rows", limits.context_rows),
+        ("limits.call_rows", limits.call_rows),
     ] {
         // One more than the last is counted as well.
         if given >= most {
@@ -159,6 +178,7 @@ mod tests {
             decode_query_len: 1,
             pages_per_request: 1,
             context_rows: 64,
+            call_rows: 0,
         };
         let refused = |limits: StepLimits| ArrayLayout::new(&limits, 64).unwrap_err().to_string();
         assert_eq!(

@@ -22,6 +22,11 @@
 //! | `partial_outputs` | [T_e, H, V] or [T_e, H, P+R] | the latest partial result | W > 0, or values are padded |
 //! | `partial_lse` | [H, T_e] f32 | its log-sum-exp | W > 0 |
 //! | `expanded_lse` | [H, T_e] f32 | that of the results so far, which are in the output itself | W > 0 |
+//! | `packed_query` | `[T, H, P+R]` | the queries of a call, in the order of the step | rows out of order |
+//! | `packed_latent` | [T, L] | the new tokens' latents | rows out of order |
+//! | `packed_rope` | [T, R] | their rotary keys | rows out of order |
+//! | `packed_outputs` | [T, H, V] | the outputs, before they are copied back | rows out of order |
+//! | `packed_lse` | [H, T] f32 | their log-sum-exp | rows out of order |
 //! | `index_projection` | [rows, index heads, D] | index queries as they are projected | an indexer |
 //! | `index_queries` | [rows, index heads, D] e4m3 | quantised | an indexer |
 //! | `index_head_weights` | [rows, index heads] f32 | with the scales of the queries | an indexer |
@@ -98,6 +103,8 @@ pub struct MemoryNeeds {
     pub expanded_tokens: u32,
     /// W: the row budget of context chunks, over all ranks; 0 if no context is ever expanded.
     pub rows: u32,
+    /// The most query tokens of a step whose rows are not in order: T of the packed regions.
+    pub packed_tokens: u32,
     /// How the cache is spread over ranks.
     pub parallel: ContextParallel,
     /// Whether the prefill backend takes each head's key packed: nope and rotary part side by side.
@@ -124,6 +131,7 @@ impl MemoryNeeds {
         with_absorbed_tokens(absorbed_tokens: u32);
         with_expanded_tokens(expanded_tokens: u32);
         with_rows(rows: u32);
+        with_packed_tokens(packed_tokens: u32);
         with_parallel(parallel: ContextParallel);
         with_packed_keys(packed_keys: bool);
         with_padded_values(padded_values: bool);
@@ -173,6 +181,7 @@ impl MemoryNeeds {
             absorbed_tokens: 0,
             expanded_tokens: 0,
             rows: 0,
+            packed_tokens: 0,
             parallel: ContextParallel::SINGLE,
             packed_keys: false,
             padded_values: false,
@@ -213,6 +222,10 @@ impl MemoryNeeds {
             absorbed_tokens: count(absorbed),
             expanded_tokens: count(expanded(limits.tokens)),
             rows: count(expanded(limits.context_rows)),
+            packed_tokens: match limits.call_rows {
+                0 => 0,
+                _ => count(limits.tokens),
+            },
             step_bytes: arrays.bytes() as u64,
             ..Self::of(problem)?
         })
@@ -227,6 +240,8 @@ pub enum Allocation {
     Cache,
     /// The workspace, whose contents last for one layer of one step.
     Workspace,
+    /// Tensors of a call in the order of the step, if the call's own are not.
+    Packed,
     /// The indexers' workspace, and the lists of a step.
     Indexer,
     /// What is prepared for a step and read by every layer.
@@ -265,6 +280,8 @@ pub struct MemoryPlan {
     pub cache_bytes: u64,
     /// The size of the workspace.
     pub workspace_bytes: u64,
+    /// The size of the tensors that are brought into the order of the step.
+    pub packed_bytes: u64,
     /// The size of the indexers' workspace.
     pub indexer_bytes: u64,
     /// The size of what is prepared for a step.
@@ -297,6 +314,8 @@ pub fn plan(needs: &MemoryNeeds) -> Result<MemoryPlan, PlanError> {
     add_absorbed(needs, &mut regions)?;
     add_expanded(needs, &mut regions)?;
     let workspace_bytes = regions.finish(Allocation::Workspace)?;
+    add_packed(needs, &mut regions)?;
+    let packed_bytes = regions.finish(Allocation::Packed)?;
     if let Some(index) = &needs.indexer {
         add_indexer(needs, index, &mut regions)?;
     }
@@ -311,13 +330,20 @@ pub fn plan(needs: &MemoryNeeds) -> Result<MemoryPlan, PlanError> {
         regions: regions.done,
         cache_bytes,
         workspace_bytes,
+        packed_bytes,
         indexer_bytes,
         step_bytes,
         backend_bytes,
-        total_bytes: [workspace_bytes, indexer_bytes, step_bytes, backend_bytes]
-            .iter()
-            .try_fold(cache_bytes, |sum, &bytes| sum.checked_add(bytes))
-            .ok_or(PlanError::overflow("the size of all allocations"))?,
+        total_bytes: [
+            workspace_bytes,
+            packed_bytes,
+            indexer_bytes,
+            step_bytes,
+            backend_bytes,
+        ]
+        .iter()
+        .try_fold(cache_bytes, |sum, &bytes| sum.checked_add(bytes))
+        .ok_or(PlanError::overflow("the size of all allocations"))?,
     })
 }
 
@@ -380,6 +406,18 @@ fn add_expanded(needs: &MemoryNeeds, regions: &mut Regions) -> Result<(), PlanEr
         regions.add("expanded_lse", &[heads, tokens], LSE_BYTES)?;
     }
     Ok(())
+}
+
+fn add_packed(needs: &MemoryNeeds, regions: &mut Regions) -> Result<(), PlanError> {
+    let (dims, bytes) = (needs.dims, needs.element_bytes);
+    let [latent, nope, rope, v] =
+        [dims.latent, dims.head.nope, dims.head.rope, dims.head.v].map(u64::from);
+    let [heads, tokens] = [needs.heads, needs.packed_tokens].map(u64::from);
+    regions.add("packed_query", &[tokens, heads, nope + rope], bytes)?;
+    regions.add("packed_latent", &[tokens, latent], bytes)?;
+    regions.add("packed_rope", &[tokens, rope], bytes)?;
+    regions.add("packed_outputs", &[tokens, heads, v], bytes)?;
+    regions.add("packed_lse", &[heads, tokens], LSE_BYTES)
 }
 
 fn add_indexer(
@@ -770,7 +808,7 @@ mod tests {
                 r#"{"name":"absorbed_outputs","allocation":"workspace","shape":[1,1,512],"#,
                 r#""element_bytes":2,"offset":1280,"bytes":1024}],"#,
                 r#""cache_bytes":73728,"workspace_bytes":2304,"#,
-                r#""indexer_bytes":0,"step_bytes":0,"backend_bytes":0,"#,
+                r#""packed_bytes":0,"indexer_bytes":0,"step_bytes":0,"backend_bytes":0,"#,
                 r#""total_bytes":76032}"#
             )
         );
@@ -887,6 +925,7 @@ mod tests {
             for (allocation, total) in [
                 (Allocation::Cache, plan.cache_bytes),
                 (Allocation::Workspace, plan.workspace_bytes),
+                (Allocation::Packed, plan.packed_bytes),
                 (Allocation::Indexer, plan.indexer_bytes),
                 (Allocation::Step, plan.step_bytes),
                 (Allocation::Backends, plan.backend_bytes),
@@ -907,6 +946,7 @@ mod tests {
                 plan.total_bytes,
                 plan.cache_bytes
                     + plan.workspace_bytes
+                    + plan.packed_bytes
                     + plan.indexer_bytes
                     + plan.step_bytes
                     + plan.backend_bytes

@@ -13,6 +13,8 @@
 //! Under [context parallelism](super::parallel) each rank has a cache and block tables of its own,
 //! for the tokens it holds; all others are skipped there.
 
+use std::fmt;
+
 use super::PlanError;
 use super::parallel::ContextParallel;
 use crate::batch::Request;
@@ -21,22 +23,61 @@ use crate::room::with_room;
 /// The slot of a token that is not written.
 pub const SKIPPED: i64 = -1;
 
-/// The block tables of a batch, and the page size they are for.
+/// A whole number on the host, as an engine holds pages and slots: [`i32`], [`u32`], [`i64`],
+/// [`u64`] or [`usize`]. Numbers that are out of range are refused by the name of their field.
+pub trait HostIndex: sealed::Sealed + Copy + fmt::Display + fmt::Debug + Send + Sync {
+    /// The number, if 64 bits with a sign hold it.
+    #[doc(hidden)]
+    fn to_i64(self) -> Option<i64>;
+
+    /// The number as a page, or what would have been accepted.
+    #[doc(hidden)]
+    fn to_page(self) -> Result<i32, &'static str> {
+        match self.to_i64() {
+            Some(page) if page < 0 => Err("a page, 0 or above"),
+            page => page
+                .and_then(|page| i32::try_from(page).ok())
+                .ok_or("a page, at most 2147483647"),
+        }
+    }
+}
+
+mod sealed {
+    /// Keeps [`HostIndex`](super::HostIndex) to the types of this file.
+    pub trait Sealed {}
+}
+
+macro_rules! host_index {
+    ($($integer:ty),*) => {$(
+        impl sealed::Sealed for $integer {}
+
+        impl HostIndex for $integer {
+            fn to_i64(self) -> Option<i64> {
+                i64::try_from(self).ok()
+            }
+        }
+    )*};
+}
+
+host_index!(i32, u32, i64, u64, usize);
+
+/// The block tables of a batch, and the page size they are for. Pages are held in any integer type
+/// of [`HostIndex`].
 #[derive(Clone, Copy, Debug)]
-pub struct BlockTables<'a> {
-    pages: &'a [i32],
+pub struct BlockTables<'a, T = i32> {
+    pages: &'a [T],
     max_pages: usize,
     page_size: u32,
 }
 
-impl<'a> BlockTables<'a> {
+impl<'a, T: HostIndex> BlockTables<'a, T> {
     /// From `pages`, `[requests, max_pages]`, row by row. Entries beyond a request's last page may
     /// hold anything.
     ///
     /// # Errors
     ///
     /// If `max_pages` or `page_size` is zero, or `pages` is not a whole number of rows.
-    pub fn new(pages: &'a [i32], max_pages: usize, page_size: u32) -> Result<Self, PlanError> {
+    pub fn new(pages: &'a [T], max_pages: usize, page_size: u32) -> Result<Self, PlanError> {
         if max_pages == 0 {
             return Err(PlanError::invalid("max_pages", 0, "at least 1"));
         }
@@ -58,7 +99,7 @@ impl<'a> BlockTables<'a> {
     }
 
     /// The entries, row by row.
-    pub const fn entries(&self) -> &'a [i32] {
+    pub const fn entries(&self) -> &'a [T] {
         self.pages
     }
 
@@ -105,11 +146,11 @@ impl<'a> BlockTables<'a> {
                     ),
                 )
             })?;
-        let page = self.pages[request * self.max_pages + index];
-        if page < 0 {
+        let entry = self.pages[request * self.max_pages + index];
+        let page = entry.to_page().map_err(|accepted| {
             let field = format!("block_table[{request}][{index}]");
-            return Err(PlanError::invalid(field, page, "a page, 0 or above"));
-        }
+            PlanError::invalid(field, entry, accepted)
+        })?;
         // Below 2³¹·2³², so far within 64 bits.
         Ok(i64::from(page) * i64::from(self.page_size) + offset as i64)
     }

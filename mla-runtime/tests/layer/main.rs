@@ -4,6 +4,7 @@ mod backends;
 mod nan;
 mod oracle;
 mod rotation;
+mod rows;
 mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

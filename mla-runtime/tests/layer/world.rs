@@ -130,7 +130,7 @@ impl Numbers {
         ((self.next() >> 11) as f64 / (1u64 << 52) as f64 - 1.0) * most
     }
 
-    fn shuffle<T>(&mut self, items: &mut [T]) {
+    pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             items.swap(last, (self.next() % (last as u64 + 1)) as usize);
         }

@@ -1,0 +1,374 @@
+//! Rows in an order of the engine's own, and padding: the bits of packed rows, which the oracle has
+//! checked, at the places that the engine said; everything else is left as it was.
+
+use mla_cpu::Cpu;
+use mla_runtime::Result;
+use mla_runtime::cache::CacheMut;
+use mla_runtime::dtype::DType;
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::layer::{LayerCall, StepBatch, TokenRows, Workspace};
+use mla_runtime::lse::{LseLayout, LseMut};
+use mla_runtime::plan::slots::BlockTables;
+use mla_runtime::tensor::{Layout, TensorMut, TensorRef};
+use proptest::prelude::*;
+
+use crate::world::{Case, Numbers, Outcome, Owned, World};
+use crate::{CpuLayer, MIXED, cpu_layer, run};
+
+const UNTOUCHED: u8 = 0xff;
+
+/// Bytes of rows of `bytes` each, moved to where they stand in tensors of `rows` rows.
+fn spread(packed: &[u8], bytes: usize, places: &[usize], rows: usize) -> Vec<u8> {
+    let mut spread = vec![UNTOUCHED; rows * bytes];
+    for (from, &place) in packed.chunks(bytes.max(1)).zip(places) {
+        spread[place * bytes..][..bytes].copy_from_slice(from);
+    }
+    spread
+}
+
+/// The row of each token.
+fn places(world: &World, starts: &[usize]) -> Vec<usize> {
+    let requests = world.requests.iter().zip(starts);
+    requests
+        .flat_map(|(request, start)| *start..start + request.q as usize)
+        .collect()
+}
+
+struct Own<'a> {
+    world: &'a World,
+    starts: &'a [usize],
+    rows: usize,
+}
+
+impl Own<'_> {
+    fn prepare(
+        &self,
+        layer: &CpuLayer,
+    ) -> Result<Workspace<mla_cpu::CpuPrefill, mla_cpu::CpuDecode>> {
+        let limits = self.world.case.limits().with_call_rows(self.rows);
+        let mut workspace = layer.workspace(&limits)?;
+        let rows = TokenRows::new(self.starts, self.rows);
+        workspace.prepare(layer, &self.world.batch().with_rows(Some(rows)))?;
+        Ok(workspace)
+    }
+
+    /// Runs the step on tensors of its own rows; NaN stands in all others.
+    fn run(&self, layer: &CpuLayer, with_lse: bool) -> Result<Outcome> {
+        let world = self.world;
+        let mut workspace = self.prepare(layer)?;
+        let places = places(world, self.starts);
+        let own = |owned: &Owned| {
+            let layout = *owned.view().layout();
+            let [tokens, heads, width] = layout.shape;
+            let bytes = heads * width * layout.dtype.bytes();
+            let packed = &owned.view().bytes()[..tokens * bytes];
+            let spread = spread(packed, bytes, &places, self.rows);
+            let layout = Layout::contiguous(layout.dtype, [self.rows, heads, width]);
+            (spread, layout)
+        };
+        let tensors = [&world.query, &world.latent, &world.rope].map(own);
+        let [query, latent, rope] = [0, 1, 2].map(|at| {
+            let (bytes, layout) = &tensors[at];
+            TensorRef::<Cpu>::new(bytes, *layout).unwrap()
+        });
+        let (heads, v) = (world.case.heads as usize, world.case.dims.head.v as usize);
+        let layout = Layout::contiguous(world.case.dtype, [self.rows, heads, v]);
+        let mut out = vec![UNTOUCHED; layout.elements() * layout.dtype.bytes()];
+        let mut lse = vec![UNTOUCHED; 4 * heads * self.rows];
+        let mut cache = world.cache.clone();
+        let call = LayerCall::new(
+            world.weights()?,
+            query,
+            [latent, rope],
+            CacheMut::new(&mut cache[..], world.cache_layout)?,
+            TensorMut::new(&mut out[..], layout)?,
+        );
+        let lse_layout = LseLayout::heads_first(heads, self.rows);
+        let wanted = match with_lse {
+            true => Some(LseMut::new(&mut lse[..], lse_layout)?),
+            false => None,
+        };
+        layer.forward(&mut workspace, call.with_lse(wanted))?;
+        Ok(Outcome {
+            out,
+            lse,
+            cache,
+            absorbed_tokens: workspace.absorbed_tokens(),
+            chunks: workspace.context().chunks.len(),
+        })
+    }
+
+    /// A packed run's results where this one must have them.
+    fn expected(&self, packed: &Outcome, with_lse: bool) -> Outcome {
+        let case = &self.world.case;
+        let (heads, v) = (case.heads as usize, case.dims.head.v as usize);
+        let places = places(self.world, self.starts);
+        let mut lse = vec![UNTOUCHED; 4 * heads * self.rows];
+        if with_lse {
+            let of_heads = packed.lse.chunks((4 * places.len()).max(1));
+            for (to, from) in lse.chunks_mut((4 * self.rows).max(1)).zip(of_heads) {
+                to.copy_from_slice(&spread(from, 4, &places, self.rows));
+            }
+        }
+        let bytes = heads * v * case.dtype.bytes();
+        Outcome {
+            out: spread(&packed.out, bytes, &places, self.rows),
+            lse,
+            ..packed.clone()
+        }
+    }
+
+    fn check(&self, layer: &CpuLayer, packed: &Outcome) {
+        for with_lse in [true, false] {
+            let outcome = self.run(layer, with_lse).unwrap();
+            assert!(
+                outcome == self.expected(packed, with_lse),
+                "rows {:?} of {} in {:?}",
+                self.starts,
+                self.rows,
+                self.world.case
+            );
+        }
+    }
+}
+
+/// Starts of the requests in an order drawn from `seed`, with up to `gap` rows between them.
+fn shuffled(world: &World, seed: u64, gap: usize) -> (Vec<usize>, usize) {
+    let mut numbers = Numbers::new(seed);
+    let mut order: Vec<usize> = (0..world.requests.len()).collect();
+    numbers.shuffle(&mut order);
+    let (mut starts, mut end) = (vec![0; order.len()], 0);
+    for request in order {
+        end += numbers.next() as usize % (gap + 1);
+        starts[request] = end;
+        end += world.requests[request].q as usize;
+    }
+    (starts, end + gap)
+}
+
+#[test]
+fn a_padded_batch_is_the_packed_one_at_its_rows() {
+    for (dtype, kv_format) in [
+        (DType::F32, KvFormat::F32),
+        (DType::BF16, KvFormat::BF16),
+        (DType::F16, KvFormat::Fp8),
+    ] {
+        let case = Case {
+            dtype,
+            kv_format,
+            heads: 3,
+            ..Case::small(MIXED)
+        };
+        let (world, packed) = run(&case);
+        let max_len = MIXED.iter().map(|(q, _)| *q as usize).max().unwrap();
+        let count = world.requests.len();
+        // The engine's order is the reverse of the step's.
+        let starts: Vec<usize> = (0..count).rev().map(|at| at * max_len).collect();
+        let own = Own {
+            world: &world,
+            starts: &starts,
+            rows: count * max_len,
+        };
+        let layer = cpu_layer(&case);
+        assert!(!own.prepare(&layer).unwrap().rows_in_order());
+        own.check(&layer, &packed);
+    }
+}
+
+#[test]
+fn rows_in_order_are_taken_as_they_lie() {
+    for (requests, before, behind) in [
+        (MIXED, 0, 0),
+        (MIXED, 5, 3),
+        (&[(1, 9), (1, 4), (1, 30)][..], 0, 2),
+        (&[(1, 9)], 7, 0),
+        // A prompt padded at its end.
+        (&[(21, 40)], 0, 11),
+    ] {
+        let case = Case::small(requests);
+        let (world, packed) = run(&case);
+        let mut end = before;
+        let starts: Vec<usize> = world
+            .requests
+            .iter()
+            .map(|request| {
+                let start = end;
+                end += request.q as usize;
+                start
+            })
+            .collect();
+        let own = Own {
+            world: &world,
+            starts: &starts,
+            rows: end + behind,
+        };
+        let layer = cpu_layer(&case);
+        let workspace = own.prepare(&layer).unwrap();
+        assert!(workspace.rows_in_order());
+        assert_eq!(workspace.call_rows(), end + behind);
+        own.check(&layer, &packed);
+        // No memory is set aside for an index.
+        let mut plain = layer.workspace(&case.limits()).unwrap();
+        assert_eq!(plain.plan().packed_bytes, 0);
+        let rows = TokenRows::new(&starts, own.rows);
+        let batch = world.batch().with_rows(Some(rows));
+        plain.prepare(&layer, &batch).unwrap();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Any order, any gaps, any step: the same bits at other rows.
+    #[test]
+    fn any_rows_have_the_packed_bits(
+        requests in proptest::collection::vec((1u32..12, 0u32..40), 1..7),
+        threshold in 0u32..6,
+        seed in 0u64..1000,
+        gap in 0usize..4,
+    ) {
+        let requests: Vec<(u32, u32)> = requests
+            .into_iter()
+            .map(|(q, context)| (q, q + context))
+            .collect();
+        let case = Case { threshold, seed, ..Case::small(&requests) };
+        let (world, packed) = run(&case);
+        let (starts, rows) = shuffled(&world, seed, gap);
+        Own { world: &world, starts: &starts, rows }.check(&cpu_layer(&case), &packed);
+    }
+}
+
+#[test]
+fn rows_that_contradict_the_requests_are_refused() {
+    let case = Case::small(&[(1, 9), (3, 5), (6, 6)]);
+    let world = World::new(&case);
+    let layer = cpu_layer(&case);
+    let refused = |starts: &[usize], rows: usize, room: usize| {
+        let limits = case.limits().with_call_rows(room);
+        let mut workspace = layer.workspace(&limits).unwrap();
+        let rows = TokenRows::new(starts, rows);
+        let batch = world.batch().with_rows(Some(rows));
+        workspace.prepare(&layer, &batch).unwrap_err().to_string()
+    };
+    assert_eq!(
+        refused(&[0, 1], 10, 0),
+        "rows.starts: given 2 entries, accepted one for each of 3 requests"
+    );
+    assert_eq!(
+        refused(&[0, 1, 5], 10, 0),
+        "rows.starts: given 5 of request 2, which brings 6 tokens, accepted a row with as many \
+         behind it of 10 in all"
+    );
+    assert_eq!(
+        refused(&[0, usize::MAX, 4], 10, 0),
+        "rows.starts: given 18446744073709551615 of request 1, which brings 3 tokens, accepted a \
+         row with as many behind it of 10 in all"
+    );
+    assert_eq!(
+        refused(&[9, 0, 3], 10, 9),
+        "limits.call_rows: given 9, accepted at least the 10 rows of the step's tensors, whose \
+         order is not that of the requests"
+    );
+    assert_eq!(
+        refused(&[3, 1, 4], 10, 10),
+        "rows.starts: given row 3 of two tokens, accepted rows that differ"
+    );
+}
+
+#[test]
+fn a_call_with_other_rows_than_the_step_says_is_refused() {
+    let case = Case::small(&[(1, 9), (3, 5), (6, 6)]);
+    let (world, _) = run(&case);
+    let layer = cpu_layer(&case);
+    let starts = [9, 0, 3];
+    let own = Own {
+        world: &world,
+        starts: &starts,
+        rows: 10,
+    };
+    let mut workspace = own.prepare(&layer).unwrap();
+    // Packed tensors have as many rows, but a step of 12 rows has more.
+    let wider = Own { rows: 12, ..own };
+    let mut wider = wider.prepare(&layer).unwrap();
+    let refused = world.forward(&layer, &mut wider, true).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "query: given f32 [10, 4, 24] strides [96, 24, 1], accepted f32 [12, 4, 24]"
+    );
+    // The parts of a layer take packed rows alone.
+    let mut cache = world.cache.clone();
+    let mut out = vec![0.0f32; 10 * 4 * 16];
+    let mut call = LayerCall::new(
+        world.weights().unwrap(),
+        world.query.view(),
+        [world.latent.view(), world.rope.view()],
+        CacheMut::new(&mut cache[..], world.cache_layout).unwrap(),
+        TensorMut::from_slice(&mut out, [10, 4, 16]).unwrap(),
+    );
+    for refused in [
+        layer.write_cache(&mut workspace, &mut call),
+        layer.attend_absorbed(&mut workspace, &mut call),
+        layer.attend_expanded(&mut workspace, &mut call),
+    ] {
+        assert_eq!(
+            refused.unwrap_err().to_string(),
+            "rows: given a step with padding or an order of the engine's own, accepted rows in the \
+             order of the requests, without padding: `forward` takes others"
+        );
+    }
+    assert!(cache == world.cache && out.iter().all(|value| *value == 0.0));
+}
+
+/// Block tables and slots in the integer types that engines have.
+#[test]
+fn pages_and_slots_of_any_integer_give_the_same_bits() {
+    let case = Case::small(MIXED);
+    let (world, expected) = run(&case);
+    let layer = cpu_layer(&case);
+    // Entries that no token needs are of any value that the type has.
+    let wide: Vec<i64> = world.tables.iter().map(|page| i64::from(*page)).collect();
+    let words: Vec<u32> = world.tables.iter().map(|page| *page as u32).collect();
+    let sizes: Vec<usize> = world.tables.iter().map(|page| *page as usize).collect();
+    let slots: Vec<usize> = world.slots.iter().map(|slot| *slot as usize).collect();
+    let slot_words: Vec<u32> = world.slots.iter().map(|slot| *slot as u32).collect();
+    let mut workspace = layer.workspace(&case.limits()).unwrap();
+    let page = case.page_size;
+    let tables = BlockTables::new(&sizes, world.max_pages, page).unwrap();
+    let batch = StepBatch::new(&world.requests, tables)
+        .with_slots(Some(&slots))
+        .with_threshold(Some(case.threshold));
+    workspace.prepare(&layer, &batch).unwrap();
+    assert!(world.forward(&layer, &mut workspace, true).unwrap() == expected);
+    let tables = BlockTables::new(&words, world.max_pages, page).unwrap();
+    let batch = StepBatch::new(&world.requests, tables)
+        .with_slots(Some(&slot_words))
+        .with_threshold(Some(case.threshold));
+    workspace.prepare(&layer, &batch).unwrap();
+    assert!(world.forward(&layer, &mut workspace, true).unwrap() == expected);
+    let tables = BlockTables::new(&wide, world.max_pages, page).unwrap();
+    let batch = StepBatch::new(&world.requests, tables).with_threshold(Some(case.threshold));
+    workspace.prepare(&layer, &batch).unwrap();
+    assert!(world.forward(&layer, &mut workspace, true).unwrap() == expected);
+
+    let refused = |pages: &[u64], slots: Option<&[u64]>| {
+        let request = [mla_runtime::batch::Request::new(1, 5)];
+        let tables = BlockTables::new(pages, 2, page).unwrap();
+        let batch = StepBatch::new(&request, tables).with_slots(slots);
+        let mut workspace = layer.workspace(&case.limits()).unwrap();
+        workspace.prepare(&layer, &batch).unwrap_err().to_string()
+    };
+    assert_eq!(
+        refused(&[0, 1 << 31], None),
+        "block_tables: given 2147483648 at [0][1], accepted a page, at most 2147483647"
+    );
+    assert_eq!(
+        refused(&[0, u64::MAX], None),
+        "block_tables: given 18446744073709551615 at [0][1], accepted a page, at most 2147483647"
+    );
+    // The slot of token 4 is the first of page 1.
+    assert_eq!(
+        refused(&[0, 1], Some(&[u64::MAX])),
+        "slots: given 18446744073709551615 of token 0, accepted 4, where the block table has it, \
+         or −1"
+    );
+}
