@@ -569,6 +569,29 @@ typedef struct MlaCopyRowsParams {
 /* Enqueues one kernel on `stream`; none where there are no elements. */
 MlaStatus mla_copy_rows(const MlaCopyRowsParams* params, void* stream);
 
+/* Dequantises a matrix in block fp8: out[i, j] = codes[i, j] * scales[(first_row + i) / 128, j /
+ * 128] in f32, rounded once. */
+typedef struct MlaDequantizeParams {
+    /* [rows, columns] e4m3 */
+    const void* codes;
+    /* [ceil((first_row + rows) / 128), ceil(columns / 128)] f32 */
+    const float* scales;
+    /* [rows, columns] of dtype */
+    void* out;
+
+    int64_t out_row_stride;
+    int64_t rows;
+    int64_t columns;
+
+    /* 0..=127 */
+    int32_t first_row;
+    /* MLA_DTYPE_BF16, MLA_DTYPE_F16 or MLA_DTYPE_F32 */
+    int32_t dtype;
+} MlaDequantizeParams;
+
+/* Enqueues one kernel on `stream`; none where there are no elements. */
+MlaStatus mla_dequantize(const MlaDequantizeParams* params, void* stream);
+
 /* Few tokens times a matrix per head: out[t, h, j] = sum over i of input[t, h, i] * weights[h,
  * i, j], summed in f32 and rounded once. */
 typedef struct MlaHeadProductParams {

@@ -1155,6 +1155,67 @@ unsafe extern "C" {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct MlaDequantizeParams {
+    pub codes: *const ::core::ffi::c_void,
+    pub scales: *const f32,
+    pub out: *mut ::core::ffi::c_void,
+    pub out_row_stride: i64,
+    pub rows: i64,
+    pub columns: i64,
+    pub first_row: i32,
+    pub dtype: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    [
+        "Size of MlaDequantizeParams",
+    ][::core::mem::size_of::<MlaDequantizeParams>() - 56usize];
+    [
+        "Alignment of MlaDequantizeParams",
+    ][::core::mem::align_of::<MlaDequantizeParams>() - 8usize];
+    [
+        "Offset of field: MlaDequantizeParams::codes",
+    ][::core::mem::offset_of!(MlaDequantizeParams, codes) - 0usize];
+    [
+        "Offset of field: MlaDequantizeParams::scales",
+    ][::core::mem::offset_of!(MlaDequantizeParams, scales) - 8usize];
+    [
+        "Offset of field: MlaDequantizeParams::out",
+    ][::core::mem::offset_of!(MlaDequantizeParams, out) - 16usize];
+    [
+        "Offset of field: MlaDequantizeParams::out_row_stride",
+    ][::core::mem::offset_of!(MlaDequantizeParams, out_row_stride) - 24usize];
+    [
+        "Offset of field: MlaDequantizeParams::rows",
+    ][::core::mem::offset_of!(MlaDequantizeParams, rows) - 32usize];
+    [
+        "Offset of field: MlaDequantizeParams::columns",
+    ][::core::mem::offset_of!(MlaDequantizeParams, columns) - 40usize];
+    [
+        "Offset of field: MlaDequantizeParams::first_row",
+    ][::core::mem::offset_of!(MlaDequantizeParams, first_row) - 48usize];
+    [
+        "Offset of field: MlaDequantizeParams::dtype",
+    ][::core::mem::offset_of!(MlaDequantizeParams, dtype) - 52usize];
+};
+impl Default for MlaDequantizeParams {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+unsafe extern "C" {
+    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_dequantize"]
+    pub fn mla_dequantize(
+        params: *const MlaDequantizeParams,
+        stream: *mut ::core::ffi::c_void,
+    ) -> MlaStatus;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct MlaHeadProductParams {
     pub input: *const ::core::ffi::c_void,
     pub weights: *const ::core::ffi::c_void,

@@ -2,8 +2,9 @@
 
 use rayon::prelude::*;
 
-use super::Cpu;
 use super::view::{Elements, Places, scalars, with_element};
+use super::{Cpu, fp8};
+use mla_runtime::device::{BLOCK, Fp8Blocks};
 use mla_runtime::dtype::Element;
 use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
 use mla_runtime::{Error, Result};
@@ -13,7 +14,6 @@ const ELEMENTS_PER_TASK: usize = 1 << 14;
 
 /// Copies row n of `from` to row `places[n]` of `to`.
 pub(crate) fn scatter_rows(
-    cpu: &Cpu,
     from: TensorRef<'_, Cpu>,
     places: ArrayRef<'_, Cpu, i64>,
     to: TensorMut<'_, Cpu>,
@@ -26,40 +26,53 @@ pub(crate) fn scatter_rows(
         let accepted = format!("{rows}, one for each row");
         return Err(Error::argument("places", places.len(), accepted));
     }
-    // Two rows of one place would be written by two threads at once.
-    let mut taken = vec![false; last];
-    for place in places
-        .iter()
-        .filter_map(|place| usize::try_from(*place).ok())
-    {
-        match taken.get_mut(place) {
-            Some(true) => {
-                let given = format!("row {place} twice");
-                return Err(Error::argument("places", given, "rows that differ"));
-            }
-            Some(free) => *free = true,
-            None => {}
-        }
-    }
     with_element!(to.dtype(), T => {
         let from = Elements::<T>::of("rows to copy", &from)?;
         let to = Places::<T>::of("destination", to)?;
-        cpu.install(|| {
-            places.par_iter().enumerate().for_each(|(row, place)| {
-                let place = usize::try_from(*place).unwrap_or(usize::MAX);
-                if place >= last {
-                    return;
+        let unit = from.strides[2] == 1 && to.strides[2] == 1;
+        let inside = |place: &i64| usize::try_from(*place).ok().filter(|place| *place < last);
+        for (row, place) in places.iter().enumerate() {
+            let Some(place) = inside(place) else { continue };
+            for head in 0..heads {
+                let start = from.at(row, head);
+                if unit {
+                    // SAFETY: one thread alone does it, so two rows of one place follow each other.
+                    let to = unsafe { to.slice(to.at(place, head, 0), width) };
+                    to.copy_from_slice(&from.data[start..start + width]);
+                    continue;
                 }
-                for head in 0..heads {
-                    let start = from.at(row, head);
-                    for column in 0..width {
-                        let value = from.data[start + column * from.strides[2]];
-                        // SAFETY: no two rows have one place, and the elements of an output are
-                        // distinct.
-                        unsafe { to.write(to.at(place, head, column), value) };
-                    }
+                for column in 0..width {
+                    let value = from.data[start + column * from.strides[2]];
+                    // SAFETY: as above.
+                    unsafe { to.write(to.at(place, head, column), value) };
                 }
-            });
+            }
+        }
+    });
+    Ok(())
+}
+
+/// Writes the values of a matrix in block fp8.
+pub(crate) fn dequantize_blocks(
+    cpu: &Cpu,
+    from: Fp8Blocks<'_, Cpu>,
+    to: TensorMut<'_, Cpu>,
+) -> Result<()> {
+    let [count, columns] = from.shape();
+    to.layout()
+        .require("dequantized matrix", to.dtype(), [1, count, columns])?;
+    let scales = scalars("weight_scale_inv", &from.scales())?;
+    let (codes, width) = (from.codes(), columns.div_ceil(BLOCK));
+    with_element!(to.dtype(), T => {
+        let to = Places::<T>::of("dequantized matrix", to)?;
+        rows(cpu, to, |i, row| {
+            let scales = &scales[(from.first_row() + row) / BLOCK * width..][..width];
+            let codes = &codes[row * columns..][..columns];
+            for (column, code) in codes.iter().enumerate() {
+                let value = fp8::decode(*code) * scales[column / BLOCK];
+                // SAFETY: each row is visited once, and the elements of an output are distinct.
+                unsafe { to.write(to.at(i, row, column), T::from_f32(value)) };
+            }
         });
     });
     Ok(())

@@ -57,7 +57,7 @@ pub use rows::ReadRow;
 use mla_runtime::availability::Availability;
 use mla_runtime::cache::{CacheMut, CacheRef};
 use mla_runtime::capability::{Platform, Target};
-use mla_runtime::device::{Device, GatherRows, Memory};
+use mla_runtime::device::{Device, Fp8Blocks, GatherRows, Memory};
 use mla_runtime::lse::{LseConvention, LseMut, LseRef};
 use mla_runtime::rotary::{Rotary, RotaryQuery};
 use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
@@ -203,7 +203,11 @@ impl Device for Cpu {
         places: ArrayRef<'_, Self, i64>,
         to: TensorMut<'_, Self>,
     ) -> Result<()> {
-        copy::scatter_rows(self, from, places, to)
+        copy::scatter_rows(from, places, to)
+    }
+
+    fn dequantize_blocks(&self, from: Fp8Blocks<'_, Self>, to: TensorMut<'_, Self>) -> Result<()> {
+        copy::dequantize_blocks(self, from, to)
     }
 
     fn clear(&self, to: TensorMut<'_, Self>) -> Result<()> {

@@ -8,8 +8,8 @@ pub use crate::dtype::DType;
 pub use crate::error::Named;
 pub use crate::kv_format::KvFormat;
 pub use crate::layer::{
-    LayerCall, MlaLayer, SelectedLayer, SelectedWorkspace, Step, StepBatch, StepRequest,
-    UnrotatedCall, Weights, Workspace,
+    LayerCall, MlaLayer, OwnedWeights, SelectedLayer, SelectedWorkspace, Step, StepBatch,
+    StepRequest, TokenRows, UnrotatedCall, Weights, Workspace,
 };
 pub use crate::lse::{LseLayout, LseMut};
 pub use crate::model::ModelConfig;

@@ -8,7 +8,7 @@ use mla_runtime::availability::Availability;
 use mla_runtime::cache::{CacheLayout, CacheMut, CacheRef};
 use mla_runtime::capability::{Capability, Platform, Target};
 use mla_runtime::device::probe::{Dependents, Guards, Replayed};
-use mla_runtime::device::{AbsorbedQueries, CacheRows, Device, GatherRows, Memory};
+use mla_runtime::device::{AbsorbedQueries, CacheRows, Device, Fp8Blocks, GatherRows, Memory};
 use mla_runtime::error::{Error, Result};
 use mla_runtime::lse::{LseConvention, LseMut, LseRef};
 use mla_runtime::plan::crossover::{GpuFigures, Machine};
@@ -232,6 +232,36 @@ impl Device for Cuda {
         // places against the rows of the second. That is borrowed mutably, so the others are
         // elsewhere.
         unsafe { raw::check("copy rows", raw::mla_copy_rows(&params, self.raw_stream())) }
+    }
+
+    fn dequantize_blocks(&self, from: Fp8Blocks<'_, Self>, to: TensorMut<'_, Self>) -> Result<()> {
+        let ([rows, columns], layout) = (from.shape(), *to.layout());
+        layout.require("dequantized matrix", layout.dtype, [1, rows, columns])?;
+        unit_columns("dequantized matrix", &layout)?;
+        self.check_memory([
+            ("weight", from.codes()),
+            ("weight_scale_inv", from.scales().bytes()),
+            ("dequantized matrix", to.as_ref().bytes()),
+        ])?;
+        let params = raw::MlaDequantizeParams {
+            codes: from.codes().address() as *const _,
+            scales: from.scales().bytes().address() as *const _,
+            out: to.into_bytes().address() as *mut _,
+            out_row_stride: wide("row stride", layout.strides[1])?,
+            rows: wide("rows", rows)?,
+            columns: wide("columns", columns)?,
+            first_row: narrow("first_row", from.first_row())?,
+            dtype: dtype_code(layout.dtype),
+        };
+        self.bind()?;
+        // SAFETY: `Fp8Blocks` has a code for each element and a scale for each block; the output was
+        // checked to hold as many elements and is borrowed mutably, so the others are elsewhere.
+        unsafe {
+            raw::check(
+                "dequantize",
+                raw::mla_dequantize(&params, self.raw_stream()),
+            )
+        }
     }
 
     fn copy(&self, from: TensorRef<'_, Self>, to: TensorMut<'_, Self>) -> Result<()> {

@@ -10,7 +10,7 @@ use mla_runtime::backend::{DecodeBatch, DecodeCall, Output, Query};
 use mla_runtime::cache::{BlockTable, CacheMut, CacheRef};
 use mla_runtime::capability::{Platform, Target};
 use mla_runtime::device::probe::{Dependents, Guards, Replayed};
-use mla_runtime::device::{Device, GatherRows, Memory};
+use mla_runtime::device::{Device, Fp8Blocks, GatherRows, Memory};
 use mla_runtime::lse::{LseConvention, LseMut, LseRef};
 use mla_runtime::rotary::{Rotary, RotaryQuery};
 use mla_runtime::tensor::{ArrayRef, Scalar, TensorMut, TensorRef};
@@ -230,6 +230,10 @@ impl Device for Simulated {
         _: ArrayRef<'_, Self, i64>,
         _: TensorMut<'_, Self>,
     ) -> Result<()> {
+        left_out()
+    }
+
+    fn dequantize_blocks(&self, _: Fp8Blocks<'_, Self>, _: TensorMut<'_, Self>) -> Result<()> {
         left_out()
     }
 

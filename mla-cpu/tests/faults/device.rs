@@ -12,7 +12,7 @@ use mla_runtime::backend::{
 };
 use mla_runtime::cache::{BlockTable, CacheMut, CacheRef};
 use mla_runtime::capability::{Platform, Target};
-use mla_runtime::device::{Device, GatherRows, Memory};
+use mla_runtime::device::{Device, Fp8Blocks, GatherRows, Memory};
 use mla_runtime::lse::{LseConvention, LseMut, LseRef};
 use mla_runtime::rotary::{Rotary, RotaryQuery};
 use mla_runtime::spec::BackendSpec;
@@ -209,6 +209,16 @@ impl Device for Faulty {
     ) -> Result<()> {
         self.operation()?
             .scatter_rows(tensor(&from)?, array(&places)?, output(to)?)
+    }
+
+    fn dequantize_blocks(&self, from: Fp8Blocks<'_, Self>, to: TensorMut<'_, Self>) -> Result<()> {
+        let blocks = Fp8Blocks::from_row(
+            from.codes(),
+            array(&from.scales())?,
+            from.shape(),
+            from.first_row(),
+        )?;
+        self.operation()?.dequantize_blocks(blocks, output(to)?)
     }
 
     fn clear(&self, to: TensorMut<'_, Self>) -> Result<()> {

@@ -13,7 +13,10 @@ use crate::rotary::{Rotary, RotaryQuery};
 use crate::setters::options;
 use crate::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 
+mod blocks;
+
 pub use crate::views::memory::Memory;
+pub use blocks::{BLOCK, Fp8Blocks};
 
 #[doc(hidden)]
 pub mod probe;
@@ -317,6 +320,15 @@ pub trait Device: Memory {
         places: ArrayRef<'_, Self, i64>,
         to: TensorMut<'_, Self>,
     ) -> Result<()>;
+
+    /// Writes the values of a matrix in block fp8, `[rows, columns]`, to `to` `[1, rows, columns]`
+    /// with any stride of rows and unit stride of columns: products of codes and scales in f32,
+    /// rounded once. What an engine does at load.
+    ///
+    /// # Errors
+    ///
+    /// If the shapes disagree, or the device fails.
+    fn dequantize_blocks(&self, from: Fp8Blocks<'_, Self>, to: TensorMut<'_, Self>) -> Result<()>;
 
     /// Copies the rows of page `from` to page `to` of a cache: what an engine does before a request
     /// writes to a page that others have, too.

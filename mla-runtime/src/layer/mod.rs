@@ -105,6 +105,8 @@ mod arena;
 mod call;
 mod check;
 mod expanded;
+mod own_rows;
+mod owned_weights;
 mod packed;
 mod plan;
 mod rotation;
@@ -115,6 +117,7 @@ mod weights;
 mod workspace;
 
 pub use call::LayerCall;
+pub use owned_weights::OwnedWeights;
 pub use plan::{Step, StepRequest};
 pub use rotation::UnrotatedCall;
 pub use selected::{SelectedLayer, SelectedWorkspace};

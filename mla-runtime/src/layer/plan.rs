@@ -542,6 +542,7 @@ mod tests {
         decode_query_len: 4,
         pages_per_request: 3,
         context_rows: 16,
+        call_rows: 0,
     };
 
     fn problem(query_len: QueryLen) -> Problem {

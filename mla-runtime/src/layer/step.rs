@@ -956,6 +956,7 @@ mod tests {
                         decode_query_len: threshold,
                         pages_per_request: pages,
                         context_rows: rows.max(page as usize),
+                        call_rows: 0,
                     };
                     (limits, page, requests)
                 })
@@ -1003,6 +1004,7 @@ mod tests {
             decode_query_len: 2,
             pages_per_request: 5,
             context_rows: 32,
+            call_rows: 0,
         };
         let mut step = Step::new(&limits, 16).unwrap();
         let pages = [0; 10];

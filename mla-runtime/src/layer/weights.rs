@@ -1,5 +1,7 @@
 //! The weights of a layer, as views of one matrix.
 
+use std::ops::Range;
+
 use crate::backend::LayerConfig;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -42,9 +44,29 @@ impl<'a, D: Device> Weights<'a, D> {
     ///
     /// If the shape or the dtype is not that of the configuration's problem.
     pub fn from_checkpoint(kv_b: TensorRef<'a, D>, config: &LayerConfig) -> Result<Self> {
-        let [latent, columns] = extents(config);
-        check_matrix(&kv_b, config, [1, columns, latent], "[1, H·(P+V), L]")?;
+        let extents = Extents::of(config);
+        let shape = [1, extents.columns(), extents.latent];
+        check_matrix(&kv_b, config, shape, "[1, H·(P+V), L]")?;
         Self::new(kv_b.transpose(1, 2), config)
+    }
+
+    /// From the same of all heads of the model, `[1, heads·(P+V), L]`, of which these are the ones
+    /// of this rank: as many as the configuration's problem has. Nothing is copied.
+    ///
+    /// # Errors
+    ///
+    /// As [`from_checkpoint`](Self::from_checkpoint), or if the range has another number of heads or
+    /// lies outside.
+    pub fn from_checkpoint_heads(
+        kv_b: TensorRef<'a, D>,
+        heads: Range<usize>,
+        config: &LayerConfig,
+    ) -> Result<Self> {
+        let extents = Extents::of(config);
+        let [_, rows, columns] = kv_b.shape();
+        let all = extents.whole_heads("W_kv_b", rows, columns)?;
+        let part = extents.columns_of(&heads, all, config)?;
+        Self::from_checkpoint(kv_b.narrow(1, part)?, config)
     }
 
     /// From the transpose of a checkpoint's matrix, as a product of latents has it on its right:
@@ -54,9 +76,29 @@ impl<'a, D: Device> Weights<'a, D> {
     ///
     /// If the shape or the dtype is not that of the configuration's problem.
     pub fn from_transposed(kv_b: TensorRef<'a, D>, config: &LayerConfig) -> Result<Self> {
-        let [latent, columns] = extents(config);
-        check_matrix(&kv_b, config, [1, latent, columns], "[1, L, H·(P+V)]")?;
+        let extents = Extents::of(config);
+        let shape = [1, extents.latent, extents.columns()];
+        check_matrix(&kv_b, config, shape, "[1, L, H·(P+V)]")?;
         Self::new(kv_b, config)
+    }
+
+    /// From the same of all heads of the model, `[1, L, heads·(P+V)]`, of which these are the ones
+    /// of this rank: as many as the configuration's problem has. Nothing is copied.
+    ///
+    /// # Errors
+    ///
+    /// As [`from_transposed`](Self::from_transposed), or if the range has another number of heads or
+    /// lies outside.
+    pub fn from_transposed_heads(
+        kv_b: TensorRef<'a, D>,
+        heads: Range<usize>,
+        config: &LayerConfig,
+    ) -> Result<Self> {
+        let extents = Extents::of(config);
+        let [_, rows, columns] = kv_b.shape();
+        let all = extents.whole_heads("W_kv_b", columns, rows)?;
+        let part = extents.columns_of(&heads, all, config)?;
+        Self::from_transposed(kv_b.narrow(2, part)?, config)
     }
 
     /// From a matrix `[1, L, H·(P+V)]` that was checked.
@@ -105,12 +147,81 @@ impl<'a, D: Device> Weights<'a, D> {
     }
 }
 
-/// L and H·(P+V). No matrix has as many columns as what saturates.
-fn extents(config: &LayerConfig) -> [usize; 2] {
-    let problem = &config.problem;
-    let width = problem.dims.head.nope as usize + problem.dims.head.v as usize;
-    let columns = (problem.heads as usize).saturating_mul(width);
-    [problem.dims.latent as usize, columns]
+/// The widths that a layer's weights follow from.
+pub(super) struct Extents {
+    pub(super) heads: usize,
+    pub(super) latent: usize,
+    pub(super) nope: usize,
+    pub(super) v: usize,
+}
+
+impl Extents {
+    pub(super) fn of(config: &LayerConfig) -> Self {
+        let problem = &config.problem;
+        let head = problem.dims.head;
+        let [heads, latent, nope, v] =
+            [problem.heads, problem.dims.latent, head.nope, head.v].map(|n| n as usize);
+        Self {
+            heads,
+            latent,
+            nope,
+            v,
+        }
+    }
+
+    /// P+V.
+    pub(super) fn width(&self) -> usize {
+        self.nope + self.v
+    }
+
+    /// H·(P+V). No matrix has as many columns as what saturates.
+    pub(super) fn columns(&self) -> usize {
+        self.heads.saturating_mul(self.width())
+    }
+
+    /// The heads of a matrix of so many outputs and inputs, which have to be whole heads and L.
+    pub(super) fn whole_heads(
+        &self,
+        field: &'static str,
+        outputs: usize,
+        inputs: usize,
+    ) -> Result<usize> {
+        let (width, latent) = (self.width(), self.latent);
+        if inputs == latent && width > 0 && outputs.is_multiple_of(width) {
+            return Ok(outputs / width);
+        }
+        Err(Error::argument(
+            field,
+            format!("{outputs} outputs of {inputs} inputs"),
+            format!("heads of P + V = {width} outputs each, of L = {latent} inputs"),
+        ))
+    }
+
+    /// Where the outputs of these heads of `all` stand.
+    fn columns_of(
+        &self,
+        heads: &Range<usize>,
+        all: usize,
+        config: &LayerConfig,
+    ) -> Result<Range<usize>> {
+        head_range(heads, all, config)?;
+        Ok(heads.start * self.width()..heads.end * self.width())
+    }
+}
+
+/// Refuses heads of a tensor of `all` heads that are not as many as the problem has.
+pub(super) fn head_range(heads: &Range<usize>, all: usize, config: &LayerConfig) -> Result<()> {
+    let own = config.problem.heads as usize;
+    let count = heads.end.checked_sub(heads.start);
+    if count == Some(own) && heads.end <= all {
+        return Ok(());
+    }
+    let of = match all {
+        usize::MAX => String::new(),
+        all => format!(" of the tensor's {all}"),
+    };
+    let accepted = format!("a range of the problem's {own} heads{of}");
+    Err(Error::argument("heads", format!("{heads:?}"), accepted))
 }
 
 fn check_matrix<D: Device>(

@@ -650,6 +650,7 @@ mod tests {
             decode_query_len: 4096,
             pages_per_request: 2048,
             context_rows: 0,
+            call_rows: 0,
         });
         let index = IndexNeeds::of(IndexDims::GLM_5, &limits, 64).unwrap();
         // 256 MiB of rows of 512 KiB.
@@ -899,6 +900,7 @@ mod tests {
                 absorbed_tokens: step.0,
                 expanded_tokens: step.1,
                 rows: step.2,
+                packed_tokens: step.0 * backends.2,
                 parallel,
                 packed_keys: flags.0,
                 padded_values: flags.1 && dims.head.v <= dims.head.qk(),

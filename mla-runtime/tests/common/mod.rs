@@ -9,7 +9,7 @@ use mla_cpu::Buffer;
 use mla_runtime::availability::Availability;
 use mla_runtime::cache::{CacheMut, CacheRef};
 use mla_runtime::capability::{Capability, Platform, Target};
-use mla_runtime::device::{Device, GatherRows, Memory};
+use mla_runtime::device::{Device, Fp8Blocks, GatherRows, Memory};
 use mla_runtime::lse::{LseConvention, LseMut, LseRef};
 use mla_runtime::rotary::{Rotary, RotaryQuery};
 use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
@@ -148,6 +148,19 @@ impl<const PROCESSOR: bool> Device for Bytes<PROCESSOR> {
     }
 
     fn copy(&self, _: TensorRef<'_, Self>, _: TensorMut<'_, Self>) -> Result<()> {
+        done()
+    }
+
+    fn scatter_rows(
+        &self,
+        _: TensorRef<'_, Self>,
+        _: ArrayRef<'_, Self, i64>,
+        _: TensorMut<'_, Self>,
+    ) -> Result<()> {
+        done()
+    }
+
+    fn dequantize_blocks(&self, _: Fp8Blocks<'_, Self>, _: TensorMut<'_, Self>) -> Result<()> {
         done()
     }
 

@@ -5,6 +5,7 @@ mod nan;
 mod oracle;
 mod rotation;
 mod rows;
+mod weights;
 mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -469,6 +469,21 @@ impl World {
         P: PrefillStage<Device = Cpu>,
         D: DecodeStage<Device = Cpu>,
     {
+        self.forward_with(layer, workspace, with_lse, self.weights()?)
+    }
+
+    /// The same with these weights.
+    pub(crate) fn forward_with<P, D>(
+        &self,
+        layer: &MlaLayer<P, D>,
+        workspace: &mut Workspace<P, D>,
+        with_lse: bool,
+        weights: Weights<'_, Cpu>,
+    ) -> Result<Outcome>
+    where
+        P: PrefillStage<Device = Cpu>,
+        D: DecodeStage<Device = Cpu>,
+    {
         let (heads, tokens) = (self.case.heads as usize, self.slots.len());
         let v = self.case.dims.head.v as usize;
         let layout = Layout::contiguous(self.case.dtype, [tokens, heads, v]);
@@ -509,7 +524,7 @@ impl World {
         layer.forward(
             workspace,
             LayerCall::new(
-                self.weights()?,
+                weights.shorten(),
                 self.query.view(),
                 [self.latent.view(), self.rope.view()],
                 CacheMut::new(Cpu::bytes_mut(&mut cache), self.cache_layout)?,

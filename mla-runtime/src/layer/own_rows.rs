@@ -1,0 +1,241 @@
+//! Calls whose tensors have rows in an order of the engine's own, or padding.
+
+use std::ops::Range;
+
+use super::packed::PackedTensors;
+use super::{LayerCall, MlaLayer, UnrotatedCall, Workspace};
+use crate::backend::{DecodeStage, PrefillStage};
+use crate::device::{Device, Memory};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::lse::{LseLayout, LseMut, LseRef};
+use crate::rotary::Rotation;
+use crate::tensor::{Layout, TensorMut, TensorRef};
+
+/// A call's own tensors, of which rows are in an order of the engine's own.
+struct OwnTensors<'a, D: Device> {
+    query: TensorRef<'a, D>,
+    latent: TensorRef<'a, D>,
+    rope: TensorRef<'a, D>,
+    out: TensorMut<'a, D>,
+    lse: Option<LseMut<'a, D>>,
+}
+
+/// The two passes over a call: everything is refused before anything is enqueued.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pass {
+    Check,
+    Enqueue,
+}
+
+impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
+    /// [`forward`](Self::forward) for a step whose tensors have other rows than its tokens alone, in
+    /// order.
+    pub(super) fn forward_rows(
+        &self,
+        workspace: &mut Workspace<P, D>,
+        mut call: LayerCall<'_, P::Device>,
+    ) -> Result<()> {
+        self.check_call_rows(workspace, &call, call.rotary.as_ref())?;
+        if let Some(rows) = workspace.step.rows_in_order() {
+            let mut call = call.rows_in_order(rows)?;
+            self.check(workspace, &call)?;
+            return self.enqueue(workspace, &mut call);
+        }
+        let own = OwnTensors {
+            query: call.query,
+            latent: call.latent,
+            rope: call.rope,
+            out: call.out,
+            lse: call.lse,
+        };
+        let wants_lse = own.lse.is_some();
+        let (weights, sinks, rotary) = (call.weights, call.sinks, call.rotary);
+        self.with_packed(workspace, own, |workspace, packed, pass| {
+            let mut call = LayerCall::new(
+                weights.shorten(),
+                packed.query.as_ref(),
+                [packed.latent.as_ref(), packed.rope.as_ref()],
+                call.cache.reborrow(),
+                packed.out.reborrow(),
+            )
+            .with_lse(wants_lse.then(|| packed.lse.reborrow()))
+            .with_sinks(sinks.as_ref().map(|sinks| sinks.shorten()))
+            .with_rotary(rotary.as_ref().map(Rotation::shorten));
+            match pass {
+                Pass::Check => self.check(workspace, &call),
+                Pass::Enqueue => self.enqueue(workspace, &mut call),
+            }
+        })
+    }
+
+    /// [`forward_unrotated`](Self::forward_unrotated) for such a step.
+    pub(super) fn forward_rows_unrotated(
+        &self,
+        workspace: &mut Workspace<P, D>,
+        mut call: UnrotatedCall<'_, P::Device>,
+    ) -> Result<()> {
+        let rotary = call.rotary.shorten();
+        self.check_call_rows(workspace, &call.layer_call(false), Some(&rotary))?;
+        if let Some(rows) = workspace.step.rows_in_order() {
+            let mut call = call.rows_in_order(rows)?;
+            self.check_unrotated(workspace, &mut call)?;
+            return self.enqueue_unrotated(workspace, call);
+        }
+        let own = OwnTensors {
+            query: call.query.as_ref(),
+            latent: call.latent.shorten(),
+            rope: call.rope.as_ref(),
+            out: call.out.reborrow(),
+            lse: call.lse.as_mut().map(LseMut::reborrow),
+        };
+        let wants_lse = own.lse.is_some();
+        let (weights, sinks, rotary) = (call.weights, call.sinks, call.rotary);
+        self.with_packed(workspace, own, |workspace, packed, pass| {
+            let mut call = UnrotatedCall::new(
+                weights.shorten(),
+                packed.query.reborrow(),
+                packed.latent.as_ref(),
+                packed.rope.reborrow(),
+                rotary.shorten(),
+                call.cache.reborrow(),
+                packed.out.reborrow(),
+            )
+            .with_lse(wants_lse.then(|| packed.lse.reborrow()))
+            .with_sinks(sinks.as_ref().map(|sinks| sinks.shorten()));
+            match pass {
+                Pass::Check => self.check_unrotated(workspace, &mut call),
+                Pass::Enqueue => self.enqueue_unrotated(workspace, call),
+            }
+        })
+    }
+
+    /// Copies rows into the order of the step, calls `run` with them, and copies results back.
+    fn with_packed(
+        &self,
+        workspace: &mut Workspace<P, D>,
+        own: OwnTensors<'_, P::Device>,
+        mut run: impl FnMut(&mut Workspace<P, D>, &mut PackedTensors<'_, P::Device>, Pass) -> Result<()>,
+    ) -> Result<()> {
+        let Some(mut packed) = workspace.packed.take() else {
+            let accepted = "one whose last call did not end in a panic";
+            return Err(Error::argument(
+                "workspace",
+                "one without memory for rows",
+                accepted,
+            ));
+        };
+        let done = (|| {
+            let tokens = workspace.step.tokens();
+            let mut packed = packed.tensors(&self.config.problem, tokens)?;
+            run(workspace, &mut packed, Pass::Check)?;
+            self.device.range(c"mla: bring rows into order", || {
+                self.gather_rows(workspace, &own, &mut packed)
+            })?;
+            run(workspace, &mut packed, Pass::Enqueue)?;
+            self.device.range(c"mla: bring results back", || {
+                self.scatter_results(workspace, own, &packed)
+            })
+        })();
+        workspace.packed = Some(packed);
+        done
+    }
+
+    fn gather_rows(
+        &self,
+        workspace: &Workspace<P, D>,
+        own: &OwnTensors<'_, P::Device>,
+        packed: &mut PackedTensors<'_, P::Device>,
+    ) -> Result<()> {
+        let arrays = P::Device::bytes(&workspace.arrays);
+        let [tokens, _] = workspace.step.row_index(arrays)?;
+        for (from, to) in [
+            (&own.query, &mut packed.query),
+            (&own.latent, &mut packed.latent),
+            (&own.rope, &mut packed.rope),
+        ] {
+            self.device
+                .scatter_rows(from.shorten(), tokens, to.reborrow())?;
+        }
+        Ok(())
+    }
+
+    fn scatter_results(
+        &self,
+        workspace: &Workspace<P, D>,
+        own: OwnTensors<'_, P::Device>,
+        packed: &PackedTensors<'_, P::Device>,
+    ) -> Result<()> {
+        let arrays = P::Device::bytes(&workspace.arrays);
+        let [_, rows] = workspace.step.row_index(arrays)?;
+        self.device
+            .scatter_rows(packed.out.as_ref(), rows, own.out)?;
+        let Some(lse) = own.lse else { return Ok(()) };
+        let from = packed.lse.as_ref();
+        let layout = lse_rows(from.layout());
+        let from = TensorRef::<P::Device>::new(LseRef::bytes(&from), layout)?;
+        let layout = lse_rows(lse.layout());
+        let to = TensorMut::new(lse.into_bytes(), layout)?;
+        self.device.scatter_rows(from, rows, to)
+    }
+
+    /// Refuses a call whose tensors have not the rows that the step says, and positions that nobody
+    /// can tell the order of.
+    fn check_call_rows(
+        &self,
+        workspace: &Workspace<P, D>,
+        call: &LayerCall<'_, P::Device>,
+        rotary: Option<&Rotation<'_, P::Device>>,
+    ) -> Result<()> {
+        workspace.check(self)?;
+        let step = &workspace.step;
+        step.check_prepared()?;
+        self.check_memory(call)?;
+        self.check_shapes(step.call_rows(), call)?;
+        if rotary.is_some_and(|rotary| rotary.positions.is_some()) {
+            let given = "of the caller's own, for rows in an order of the engine's own";
+            let accepted = "none: each token then has its position in its request";
+            return Err(Error::argument("rotary.positions", given, accepted));
+        }
+        if call.slot_lists.is_some() {
+            let given = "present, for rows in an order of the engine's own";
+            return Err(Error::argument("slot_lists", given, "absent"));
+        }
+        Ok(())
+    }
+}
+
+/// A log-sum-exp `[H, T]` as a tensor `[T, H, 1]`.
+fn lse_rows(layout: LseLayout) -> Layout {
+    Layout {
+        dtype: DType::F32,
+        shape: [layout.tokens, layout.heads, 1],
+        strides: [1, layout.row_stride, 1],
+    }
+}
+
+impl<'a, D: Device> LayerCall<'a, D> {
+    fn rows_in_order(self, rows: Range<usize>) -> Result<Self> {
+        Ok(Self {
+            query: self.query.narrow(0, rows.clone())?,
+            latent: self.latent.narrow(0, rows.clone())?,
+            rope: self.rope.narrow(0, rows.clone())?,
+            out: self.out.narrow(0, rows.clone())?,
+            lse: self.lse.map(|lse| lse.tokens(rows)).transpose()?,
+            ..self
+        })
+    }
+}
+
+impl<'a, D: Device> UnrotatedCall<'a, D> {
+    fn rows_in_order(self, rows: Range<usize>) -> Result<Self> {
+        Ok(Self {
+            query: self.query.narrow(0, rows.clone())?,
+            latent: self.latent.narrow(0, rows.clone())?,
+            rope: self.rope.narrow(0, rows.clone())?,
+            out: self.out.narrow(0, rows.clone())?,
+            lse: self.lse.map(|lse| lse.tokens(rows)).transpose()?,
+            ..self
+        })
+    }
+}

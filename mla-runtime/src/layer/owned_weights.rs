@@ -1,0 +1,205 @@
+//! Weights in memory of their own, made at load of what a checkpoint or an engine has.
+
+use std::ops::Range;
+
+use super::Weights;
+use super::weights::{Extents, head_range};
+use crate::backend::LayerConfig;
+use crate::device::{Device, Fp8Blocks};
+use crate::dtype::{DType, Element};
+use crate::error::{Error, Result};
+use crate::problem::Problem;
+use crate::room::{with_room, zeros};
+use crate::tensor::{Layout, TensorMut, TensorRef};
+
+/// `W_kv_b` in memory of its own, in the problem's dtype, made once at load where the engine's own
+/// lies in another form: for each layer H·(P+V)·L elements, which an engine counts with its weights.
+/// A plain matrix needs none: [`Weights::from_checkpoint`] and the others view it as it is.
+///
+/// | the engine has | is taken by |
+/// |---|---|
+/// | `[H·(P+V), L]`, fused | [`Weights::from_checkpoint`], [`Weights::from_checkpoint_heads`], as it is |
+/// | `[L, H·(P+V)]`, transposed | [`Weights::from_transposed`], [`Weights::from_transposed_heads`], as it is |
+/// | `[H, L, P]` and `[H, V, L]`, per head (GGUF's `attn_k_b` and `attn_v_b`) | [`from_split`](Self::from_split) |
+/// | block fp8 128 × 128 with `weight_scale_inv` | [`from_fp8_blocks`](Self::from_fp8_blocks) |
+/// | quantised in a way of its own, dequantised on the device | [`from_device`](Self::from_device) |
+/// | the same, dequantised on the host | [`from_rows`](Self::from_rows) |
+///
+/// Each takes a range of the model's heads, those of this rank under tensor parallelism, as many as
+/// the configuration's problem has: the engine's tensor is that of all heads.
+///
+/// Everything but [`from_rows`](Self::from_rows) is done on the device, and enqueued.
+pub struct OwnedWeights<D: Device> {
+    buffer: D::Buffer,
+    problem: Problem,
+}
+
+impl<D: Device> OwnedWeights<D> {
+    /// From `k_b` `[heads, L, P]` and `v_b` `[heads, V, L]` of all heads, with any strides.
+    ///
+    /// # Errors
+    ///
+    /// If a shape or dtype is another than the problem's, the range has another number of heads or
+    /// lies outside, or the device fails.
+    pub fn from_split(
+        device: &D,
+        k_b: TensorRef<'_, D>,
+        v_b: TensorRef<'_, D>,
+        heads: Range<usize>,
+        config: &LayerConfig,
+    ) -> Result<Self> {
+        let Extents {
+            latent, nope, v, ..
+        } = Extents::of(config);
+        let [all, ..] = k_b.shape();
+        head_range(&heads, all, config)?;
+        let dtype = config.problem.dtype;
+        for (field, given, shape, axes) in [
+            ("k_b", k_b.layout(), [all, latent, nope], "[heads, L, P]"),
+            ("v_b", v_b.layout(), [all, v, latent], "[heads, V, L]"),
+        ] {
+            if given.shape != shape || given.dtype != dtype {
+                return Err(Error::argument(
+                    field,
+                    format!("{} {:?}", given.dtype, given.shape),
+                    format!("{dtype} {shape:?}, that is {axes}"),
+                ));
+            }
+        }
+        device.check_bytes("k_b", k_b.bytes())?;
+        device.check_bytes("v_b", v_b.bytes())?;
+        Self::from_device(device, config, |to| {
+            let layout = *to.layout();
+            let [count, width] = [heads.len(), nope + v];
+            // [H, P+V, L] of what is [1, H·(P+V), L].
+            let layout = Layout {
+                shape: [count, width, latent],
+                strides: [width * latent, latent, 1],
+                ..layout
+            };
+            let mut to = TensorMut::<D>::new(to.into_bytes(), layout)?;
+            let keys = k_b.narrow(0, heads.clone())?.transpose(1, 2);
+            device.copy(keys, to.reborrow().narrow(1, 0..nope)?)?;
+            device.copy(v_b.narrow(0, heads.clone())?, to.narrow(1, nope..width)?)
+        })
+    }
+
+    /// From `kv_b_proj.weight` in block fp8, `[heads·(P+V), L]` of all heads, with its
+    /// `weight_scale_inv`. Products of codes and scales are f32, and rounded once.
+    ///
+    /// A tensor that is a rank's part already, whose rows begin inside a block, is
+    /// [`Fp8Blocks::from_row`], and its heads are 0 to H.
+    ///
+    /// # Errors
+    ///
+    /// If the shape is another than the problem's, the range has another number of heads or lies
+    /// outside, or the device fails.
+    pub fn from_fp8_blocks(
+        device: &D,
+        weight: Fp8Blocks<'_, D>,
+        heads: Range<usize>,
+        config: &LayerConfig,
+    ) -> Result<Self> {
+        let extents = Extents::of(config);
+        let [rows, columns] = weight.shape();
+        let all = extents.whole_heads("weight", rows, columns)?;
+        head_range(&heads, all, config)?;
+        let width = extents.width();
+        let weight = weight.rows(heads.start * width..heads.end * width)?;
+        Self::from_device(device, config, |to| device.dequantize_blocks(weight, to))
+    }
+
+    /// From what `write` leaves in `[1, H·(P+V), L]` of the problem's dtype, row by row without
+    /// gaps: a row for each output, head by head its P keys and then its V values. So an engine's
+    /// own kernels dequantise into it, without a matrix in between.
+    ///
+    /// # Errors
+    ///
+    /// Errors of `write`, or if the device has no memory left.
+    pub fn from_device<E: From<Error>>(
+        device: &D,
+        config: &LayerConfig,
+        write: impl FnOnce(TensorMut<'_, D>) -> std::result::Result<(), E>,
+    ) -> std::result::Result<Self, E> {
+        let problem = config.problem;
+        if let Some(fault) = problem.fault() {
+            return Err(Error::from(fault).into());
+        }
+        let layout = layout(config);
+        let bytes = layout.elements().saturating_mul(layout.dtype.bytes());
+        let mut buffer = device.allocate(bytes)?;
+        write(TensorMut::new(D::bytes_mut(&mut buffer), layout)?)?;
+        Ok(Self { buffer, problem })
+    }
+
+    /// From rows that `dequantize` makes on the host, one at a time: the L values of row
+    /// `h·(P+V) + j` of the matrix of all heads, for the heads h of the range. They are rounded to
+    /// the problem's dtype, and uploaded a head at a time.
+    ///
+    /// # Errors
+    ///
+    /// Errors of `dequantize`, or if the range has another number of heads, or the device fails.
+    pub fn from_rows<E: From<Error>>(
+        device: &D,
+        heads: Range<usize>,
+        config: &LayerConfig,
+        mut dequantize: impl FnMut(usize, &mut [f32]) -> std::result::Result<(), E>,
+    ) -> std::result::Result<Self, E> {
+        let extents = Extents::of(config);
+        head_range(&heads, usize::MAX, config)?;
+        let (width, latent) = (extents.width(), extents.latent);
+        let dtype = config.problem.dtype;
+        Self::from_device(device, config, |to| {
+            let mut row = with_room(latent).map_err(Error::from)?;
+            row.resize(latent, 0.0f32);
+            let row_bytes = latent * dtype.bytes();
+            let mut staging = zeros(width.saturating_mul(row_bytes)).map_err(Error::from)?;
+            let mut rest = to.into_bytes();
+            for head in heads {
+                for (own, staged) in staging.chunks_exact_mut(row_bytes).enumerate() {
+                    dequantize(head * width + own, &mut row)?;
+                    match dtype {
+                        DType::F32 => round::<f32>(&row, staged),
+                        DType::F16 => round::<half::f16>(&row, staged),
+                        DType::BF16 => round::<half::bf16>(&row, staged),
+                    }
+                }
+                let (to, behind) = D::split_mut(rest, staging.len());
+                device.upload(&staging, to)?;
+                rest = behind;
+            }
+            Ok(())
+        })
+    }
+
+    /// The weights as a layer's call takes them.
+    ///
+    /// # Errors
+    ///
+    /// If they were made for other heads, dimensions or another dtype than the configuration's.
+    pub fn weights(&self, config: &LayerConfig) -> Result<Weights<'_, D>> {
+        let (own, theirs) = (&self.problem, &config.problem);
+        let made = |problem: &Problem| (problem.heads, problem.dims, problem.dtype);
+        if made(own) != made(theirs) {
+            let shown = |problem: &Problem| {
+                let (heads, dims) = (problem.heads, problem.dims);
+                format!("{} for {heads} heads of {dims:?}", problem.dtype)
+            };
+            return Err(Error::argument("W_kv_b", shown(own), shown(theirs)));
+        }
+        let kv_b = TensorRef::new(D::bytes(&self.buffer), layout(config))?;
+        Weights::from_checkpoint(kv_b, config)
+    }
+}
+
+fn round<T: Element>(row: &[f32], to: &mut [u8]) {
+    for (value, to) in row.iter().zip(to.chunks_exact_mut(size_of::<T>())) {
+        to.copy_from_slice(bytemuck::bytes_of(&T::from_f32(*value)));
+    }
+}
+
+/// `[1, H·(P+V), L]`, as checkpoints have it.
+fn layout(config: &LayerConfig) -> Layout {
+    let extents = Extents::of(config);
+    Layout::contiguous(config.problem.dtype, [1, extents.columns(), extents.latent])
+}
