@@ -1,11 +1,11 @@
-// What a step begins with on the absorbed path, in one launch: the new tokens' rows go to the
-// cache, the queries are rotated and multiplied by W_UK. None of these needs what another makes.
+// The start of a step on the absorbed path, in one launch: the new tokens' rows are written to the
+// cache, and the queries are rotated and multiplied by W_UK. None of these depends on another.
 //
 //   blockIdx.y   0 .. rows - 1   CTAs of cache_write.cuh
 //                rows ..         a head of head_product.cuh each
 //
-// Each on its own would cost a launch, on the host as well, and begin when the one before has
-// ended.
+// Separate launches would cost time each, on the host as well, and each would begin when the
+// previous one has ended.
 
 #include "cache_write.cuh"
 #include "head_product.cuh"
@@ -14,18 +14,18 @@
 namespace mla {
 namespace {
 
-// The most tokens of a write that the product's CTAs do beside their own work; for more, the
-// write's own kernel is the better one.
+// Maximum number of tokens of a write whose CTAs run beside the GEMM's own; for more, the write's
+// own kernel is the better one.
 constexpr int kMostTokens = 256;
 
-// CTAs of a write, in as many rows of the grid.
+// CTAs of a write, and the rows of the grid that they fill.
 struct WriteBlocks {
     WritePlan plan;
     uint32_t count, rows;
 };
 
-// So many CTAs of an SM at once that those of 128 heads and one tile all fit, or
-// nearly so.
+// CTAs of an SM: enough that those of 128 heads and one tile all run at the same time, or nearly
+// so.
 constexpr int absorb_blocks(int tiles, bool turned) { return tiles > 1 || turned ? 5 : 8; }
 
 template <typename T, int Tiles, bool Sparing, MlaCacheFormat Format, bool Turned>
@@ -65,7 +65,7 @@ Kernel kernel_of(int format, bool turned, int tiles, bool sparing) {
     return nullptr;
 }
 
-// None for a cache of another format.
+// Null for a cache of another format.
 Kernel absorb_kernel_of(int dtype, int format, bool turned, int tiles, bool sparing) {
     return dtype == MLA_DTYPE_F16
                ? kernel_of<__half, MLA_CACHE_F16>(format, turned, tiles, sparing)

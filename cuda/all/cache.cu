@@ -18,7 +18,7 @@ bool is_dtype(int dtype) {
 
 int64_t dtype_bytes(int dtype) { return dtype == MLA_DTYPE_F32 ? 4 : 2; }
 
-// What a format asks of the latent's width, and whether it has one scale for the whole cache.
+// The number that must divide the latent's width, and true if the whole cache has one scale.
 int64_t latent_multiple(int format) {
     return with_format(format, int64_t(1), [](auto f) { return Row<f.value>::kLatentMultiple; });
 }
@@ -26,7 +26,7 @@ bool has_tensor_scale(int format) {
     return with_format(format, false, [](auto f) { return Row<f.value>::kTensorScale; });
 }
 
-// What both directions ask of a cache.
+// Checks of a cache that writes and gathers have in common.
 void check_cache(Check& check, const void* cache, int format, int64_t latent_dim, int64_t rope_dim,
                  int64_t pages, int64_t page_size, int64_t page_stride, int64_t slot_stride,
                  float scale) {
@@ -82,8 +82,8 @@ bool is_r1(int64_t latent_dim, int64_t rope_dim) {
     return latent_dim == kR1Latent && rope_dim == kR1Rope;
 }
 
-// Shared memory of a gather's CTA: what every kernel may have without asking, less its own
-// variables.
+// Shared memory of a gather's CTA: the amount that every kernel may have without an attribute, less
+// its own variables.
 constexpr int64_t kStagedBytes = 47 * 1024;
 
 // In double precision the remainder is exact to 2^-29 of its last place in f32.
@@ -119,7 +119,7 @@ MlaStatus load_cache_kernels() {
 
 namespace {
 
-// The rotation of the rows. Whether each thread may take octets of what it reads.
+// Checks the rotation of the rows. Returns true if each thread may read octets.
 bool check_rotation(Check& check, const MlaCacheWriteParams& p) {
     check.pointer(p.positions, 8, "positions")
         .pointer(p.cos, 4, "cos")
@@ -135,7 +135,7 @@ bool check_rotation(Check& check, const MlaCacheWriteParams& p) {
            is_wide(p.sin, 4, {p.table_stride});
 }
 
-// The queries to rotate. Whether each thread may take octets of them.
+// Checks the queries to rotate. Returns true if each thread may access octets of them.
 bool check_queries(Check& check, const MlaCacheWriteParams& p) {
     const int64_t bytes = dtype_bytes(p.dtype), token = used(p.query_token_stride, p.tokens),
                   head = used(p.query_head_stride, p.heads),
@@ -238,7 +238,7 @@ extern "C" MlaStatus mla_cache_gather(const MlaCacheGatherParams* params, void* 
             .stride(p.rope_row_stride, "rope_row_stride", p.rows > 1 ? p.rope_dim : 0);
     if (check.failed()) return check.status();
     const int64_t row_bytes = row_shape(p.cache_format, p.latent_dim, p.rope_dim).bytes;
-    // Bulk copies want whole rows in units of 16 bytes.
+    // Bulk copies need whole rows in units of 16 bytes.
     const bool wide = is_wide_cache(p.cache, p.cache_format, p.latent_dim, p.rope_dim,
                                     p.cache_page_stride, p.cache_slot_stride) &&
                       is_wide(p.cache, 1, {row_bytes, p.cache_page_stride, p.cache_slot_stride}) &&

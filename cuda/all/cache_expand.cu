@@ -17,7 +17,7 @@ Kernel expand_kernel(int dtype) {
                                   : cache_expand_kernel<__nv_bfloat16>;
 }
 
-// Extents of axes, innermost first, the strides of all but the first in bytes, and those of a box.
+// Extents of axes, innermost first; strides of all but the first, in bytes; extents of a box.
 struct Tensor {
     const void* base;
     cuuint64_t extents[4], strides[3];
@@ -63,8 +63,8 @@ MlaStatus describe_all(const MlaCacheExpandParams& p, ExpandMaps& maps) {
     return ok();
 }
 
-// Into how many runs the tiles of rows are divided, so that all clusters end at about the same
-// time. Weights take a CTA about as long as a tile.
+// Number of runs into which the tiles of rows are divided, so that all clusters end at about the
+// same time. Loading the weights takes a CTA about as long as a tile.
 int runs_of(int columns, int tiles, int clusters) {
     int best = 1;
     int64_t least = INT64_MAX;
@@ -144,7 +144,7 @@ extern "C" MlaStatus mla_cache_expand(const MlaCacheExpandParams* params, void* 
     s = describe_all(p, maps);
     if (s.code != MLA_OK) return s;
 
-    // Segments may end within a tile, each.
+    // Each segment may end within a tile.
     const int tiles = p.rows.rows / kExpandRows + p.rows.segments;
     const int clusters = facts.multiprocessors / kExpandCtas,
               columns = p.columns / (kExpandColumns * kExpandCtas),

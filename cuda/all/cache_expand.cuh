@@ -1,22 +1,20 @@
 // Keys and values of all heads from a paged cache: out (rows x columns) = latents (rows x 512)
-// weights (columns x 512)^T. The latents are read where they lie in their pages; the rotary parts
-// of their rows are gathered beside.
+// weights (columns x 512)^T. The latents are read in place, in their pages; the rotary parts of
+// their rows are gathered separately.
 //
-// The products are transposed: a warpgroup keeps the weights of 64 columns in registers, as
-// operands A, and latents are operands B, so that shared memory is read for them alone. A CTA has
-// 128 columns, and walks over tiles of 128 rows. Two CTAs of a cluster have the same tiles of rows:
-// each brings half of them for both, or L2 would bound the kernel.
+// The GEMM is transposed: a warpgroup keeps the weights of 64 columns in registers, as A operands,
+// and latents are B operands, so that shared memory is read for these alone. A CTA has 128 columns
+// and loops over tiles of 128 rows. The two CTAs of a cluster have the same tiles of rows: each
+// loads half of them for both, or L2 would be the bound of the kernel.
 //
 // The warps of a CTA:
 //
-//   warp 0              brings the weights, then the latents in panels of 64 values
+//   warp 0              loads the weights, then the latents in panels of 64 values
 //   warps 1 to 3        gather rotary parts
-//   warpgroups 1 and 2  multiply a tile one after the other: while one rounds and stores, the other
-//                       multiplies
+//   warpgroups 1 and 2  take turns: one multiplies a tile while the other rounds and stores
 //
-// A tile's rows are of one segment, so a segment's last tile may be a short one. Latents are copied
-// by TMA, 64 rows of a page at a time; where a segment does not begin at a multiple of 64 tokens,
-// row by row.
+// A tile's rows are of one segment, so a segment's last tile may be short. TMA copies latents, 64
+// rows of a page at a time; if a segment does not begin at a multiple of 64 tokens, row by row.
 //
 // Needs code for sm_90a.
 #pragma once
@@ -32,7 +30,7 @@ constexpr int kExpandRows = 128, kExpandColumns = 128, kExpandDepth = 512;
 constexpr int kExpandThreads = 384;
 // CTAs of a cluster.
 constexpr int kExpandCtas = 2;
-// Segments are found by the lanes of a warp.
+// Maximum number of segments: the lanes of a warp have one each.
 constexpr int kExpandSegments = 32;
 
 // A panel is 64 values of 128 rows, or of 128 columns.
@@ -49,19 +47,19 @@ struct ExpandPlan {
     MlaCacheGatherParams rows;
     void* out;
     int64_t out_row_stride;  // bytes
-    // Tiles of columns for each CTA of a cluster, and into how many runs the tiles of rows are
-    // divided.
+    // Number of column tiles for each CTA of a cluster, and number of runs into which the tiles of
+    // rows are divided.
     int columns, runs;
 };
 
 struct ExpandMemory {
     uint8_t panels[kExpandStages][kExpandPanelBytes];
-    // What each warpgroup has rounded: 128 rows of 64 columns.
+    // Rounded results of each warpgroup: 128 rows of 64 columns.
     uint8_t rounded[2][kExpandPanelBytes];
     Barrier<1> full[kExpandStages];
-    // A lane for each warp of both CTAs that multiplies.
+    // A lane of each consumer warp of both CTAs arrives.
     Barrier<8 * kExpandCtas> empty[kExpandStages];
-    // The other warpgroup has enqueued its products with a tile.
+    // Arrived at when the other warpgroup has enqueued its MMAs of a tile.
     Barrier<4> turn[2];
 };
 constexpr int kExpandBytes = sizeof(ExpandMemory) + 1024;
@@ -70,13 +68,13 @@ static_assert(kExpandBytes <= 232448, "the CTA fits an SM");
 // A tile of rows.
 struct ExpandTile {
     int segment;
-    // In the output, and how many of its rows are the segment's.
+    // First row in the output, and number of rows, all of them the segment's.
     int first_row, rows;
-    // The first one's token.
+    // Token of the first row.
     int token;
 };
 
-// Finds tiles by all lanes of a warp: each knows a segment.
+// Finds tiles by all lanes of a warp, each of which has a segment.
 class ExpandTiles {
   public:
     __device__ explicit ExpandTiles(const MlaCacheGatherParams& p) {
@@ -115,7 +113,7 @@ struct Expansion {
     const ExpandPlan& p;
     const ExpandMaps& maps;
     ExpandMemory& s;
-    // In the cluster.
+    // Rank of the CTA in its cluster.
     int rank;
 
     // Calls work(column tile, first and last tile of rows) for each item of this CTA. Neighbouring
@@ -130,7 +128,7 @@ struct Expansion {
         }
     }
 
-    // Warp 0.
+    // Warp 0: loads weights and latents.
     __device__ void produce() const {
         const int lane = threadIdx.x % 32;
         if (lane == 0) {
@@ -151,7 +149,7 @@ struct Expansion {
         });
     }
 
-    // Warps 1 to 3: eight lanes have a row of 64 values.
+    // Warps 1 to 3: gather rotary parts; eight lanes copy a row of 64 values.
     __device__ void gather_rope() const {
         const int lane = threadIdx.x % 32, chunk = lane % 8;
         const int warp = blockIdx.x * 3 + threadIdx.x / 32 - 1, warps = gridDim.x * 3;
@@ -174,7 +172,7 @@ struct Expansion {
         }
     }
 
-    // Warpgroups 1 and 2.
+    // Warpgroups 1 and 2: the consumers.
     __device__ void multiply_and_store(int group) const {
         const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
         const ExpandTiles tiles(p.rows);
@@ -196,7 +194,7 @@ struct Expansion {
     }
 
   private:
-    // Calls bring(first value, place, barrier) for the panels of 128 rows or columns.
+    // Calls bring(first value, address, barrier) for the panels of 128 rows or columns.
     template <typename Bring>
     __device__ void bring_panels(Ring<kExpandStages>& ring, Bring bring) const {
         for (int i = 0; i < kExpandPanels; ++i, ring.advance(1)) {
@@ -215,7 +213,8 @@ struct Expansion {
         const int2 begin = place(tile, first);
         if (lane == 0)
             bring_panels(ring, [&](int x, uint32_t to, uint32_t full) {
-                // Rows behind the segment's end are brought from no page, and not stored.
+                // Rows behind the segment's end have no page: TMA fills them, and they are not
+                // stored.
                 for (int row = first; row < first + rows; row += whole ? rows : 1) {
                     const int2 at = whole ? begin : place(tile, row);
                     ptx::cp_async_bulk_tensor_multicast(whole ? &maps.latents : &maps.latent_row,
@@ -225,7 +224,7 @@ struct Expansion {
         __syncwarp();
     }
 
-    // Page and slot of a tile's row; no page if there is none.
+    // Page and slot of a tile's row; page -1 if there is none.
     __device__ int2 place(const ExpandTile& tile, int row) const {
         const int token = tile.token + row;
         if (row >= tile.rows || token < 0) return {-1, 0};
@@ -235,7 +234,7 @@ struct Expansion {
                 int(uint32_t(token) - page * uint32_t(p.rows.page_size))};
     }
 
-    // Takes the weights of a warp's sixteen columns as operands A.
+    // Loads the weights of a warp's sixteen columns as A operands.
     __device__ __forceinline__ void hold_weights(uint32_t (&weights)[kExpandDepth / 16][4],
                                                  Ring<kExpandStages>& ring, int column,
                                                  int lane) const {
@@ -247,8 +246,8 @@ struct Expansion {
             for (int k = 0; k < 4; ++k)
                 ptx::ldmatrix_x4(weights[4 * i + k],
                                  panel + swizzled<128>(column + (lane & 15), 2 * k + (lane >> 4)));
-            // TMA is going to write where a warp has read. An arrival does not wait for what was
-            // read to come; the fence does.
+            // TMA is going to write where a warp has read. An arrival does not wait until the data
+            // of earlier loads has come; the fence does.
             ptx::fence_proxy_async();
             __syncwarp();
             free(ring, lane);
@@ -256,7 +255,8 @@ struct Expansion {
         }
     }
 
-    // By a warp that has read a stage: both CTAs bring what comes next.
+    // Called by a warp that has read a stage. Releases it in both CTAs, each of which loads half of
+    // it.
     __device__ void free(const Ring<kExpandStages>& ring, int lane) const {
         if (lane < kExpandCtas)
             ptx::mbarrier_arrive_cluster(ptx::mapa(s.empty[ring.slot].address(), lane));
@@ -295,7 +295,8 @@ struct Expansion {
         const bool first_thread = warp == 0 && lane == 0;
         if (first_thread) ptx::cp_async_bulk_wait_group_read();
         sync(group);
-        // Of the matrix that a lane has the address for: a row of it, and its eight columns.
+        // The row whose address a lane gives for its matrix, and the chunk of the matrix's eight
+        // columns.
         const int matrix = lane / 8, row = matrix / 2 * 8 + lane % 8, chunk = 2 * warp + matrix % 2;
 #pragma unroll
         for (int i = 0; i < 16; i += 2) {
@@ -306,7 +307,7 @@ struct Expansion {
         }
         ptx::fence_proxy_async();
         sync(group);
-        // What lies behind the output's end is left out.
+        // TMA leaves out rows behind the output's end.
         if (tile.rows == kExpandRows || tile.first_row + tile.rows == p.rows.rows) {
             if (first_thread)
                 ptx::cp_async_bulk_tensor_store(&maps.out, rounded, column, tile.first_row, 0, 0);
@@ -338,7 +339,7 @@ __global__ void __launch_bounds__(kExpandThreads, 1)
                         const __grid_constant__ ExpandMaps maps) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ uint8_t memory[];
-    // The panels' swizzle counts from multiples of 1024 bytes.
+    // The 128-byte swizzle of panels is relative to multiples of 1024 bytes.
     auto& s = *reinterpret_cast<ExpandMemory*>((reinterpret_cast<uintptr_t>(memory) + 1023) &
                                                ~uintptr_t(1023));
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
@@ -365,7 +366,7 @@ __global__ void __launch_bounds__(kExpandThreads, 1)
         ptx::setmaxnreg_inc<232>();
         expansion.multiply_and_store(warp / 4 - 1);
     }
-    // Until then the other CTA may copy to this one, and arrive here.
+    // Until then the other CTA may copy to this one's shared memory, and arrive at its barriers.
     ptx::barrier_cluster_arrive();
     ptx::barrier_cluster_wait();
 #endif

@@ -1,4 +1,4 @@
-// Reads cache rows into contiguous tensors, a CTA for every few rows.
+// Reads cache rows into contiguous tensors; each CTA reads a few rows.
 //
 //   warp 0                                all warps
 //   +--------------------------------+    +-------------------------------------------+
@@ -8,10 +8,10 @@
 //   | copy them)                     |    |                                           |
 //   +--------------------------------+    +-------------------------------------------+
 //
-// A row is found in dependent loads: its segment, the segment's first token, the page. Rows on
-// their way to shared memory occupy no registers, and an SM holds a dozen such CTAs,
-// so that finding, loading and storing overlap among them. Without Wide, warps read the cache
-// itself, element by element.
+// Finding a row takes dependent loads: its segment, the segment's first token, the page. Rows in
+// flight to shared memory occupy no registers, and an SM holds a dozen such CTAs, so that finding,
+// loading and storing overlap among them. Without Wide, warps read the cache itself, element by
+// element.
 #pragma once
 
 #include "../common/status.cuh"
@@ -22,10 +22,10 @@ namespace mla {
 
 constexpr int kGatherThreads = 128;
 constexpr int kGatherWarps = kGatherThreads / 32;
-// Rows of a CTA at most.
+// Maximum number of rows of a CTA.
 constexpr int kGatherRows = 16;
-// Bytes of a CTA's rows, where they are not one: with as many a dozen CTAs of an SM
-// keep the memory busy, with twice as many they are too few.
+// Bytes of a CTA's rows, unless it has only one. With so many, a dozen CTAs of an SM keep the
+// memory busy; with twice as many bytes, too few CTAs fit.
 constexpr int64_t kGatherBytes = 10752;
 
 constexpr int gather_rows(int64_t row_bytes) {
@@ -34,8 +34,8 @@ constexpr int gather_rows(int64_t row_bytes) {
     return rows;
 }
 
-// The last segment of low..high that begins at or before row `row`, which `low` does. Empty
-// segments begin where the next one does, and the last of equals is taken.
+// The last segment of low..high that begins at or before row `row`; `low` does so. Empty segments
+// begin where the next one does, and the last of equals is taken.
 __device__ __forceinline__ int last_segment(const MlaCacheGatherParams& p, int row, int low,
                                             int high) {
 #pragma unroll 1
@@ -49,14 +49,14 @@ __device__ __forceinline__ int last_segment(const MlaCacheGatherParams& p, int r
     return low;
 }
 
-// Of `count` rows from `first` on, the offset in the cache of the one that is this lane's, or -1
-// where its page does not exist or the lane has none. Found by a whole warp: every step of the
-// search asks 32 segments at once, and the last one brings in what else there is to know about the
-// segment it finds.
+// Offset in the cache of this lane's row, of `count` rows from `first` on; -1 if its page does not
+// exist or the lane has no row. Called by a whole warp: every step of the search compares 32
+// segments at once, and the last step loads all other facts about the segment that it finds.
 __device__ __forceinline__ int64_t find_row(const MlaCacheGatherParams& p, int first, int count,
                                             int lane) {
     int low = 0, high = p.segments;
-    // Starts ascend, so the lanes that say yes are the first ones, and lane 0 is among them.
+    // Starts ascend, so the lanes for which this holds are the first ones, and lane 0 is among
+    // them.
     const auto last_before = [&](int64_t at, int start) {
         return 31 - __clz(__ballot_sync(~0u, at < high && start <= first) | 1);
     };
@@ -68,7 +68,7 @@ __device__ __forceinline__ int64_t find_row(const MlaCacheGatherParams& p, int f
         high = high - low < step ? high : low + step;
     }
     const int at = low + lane;
-    // row_starts has an entry more than there are segments.
+    // row_starts has one entry more than there are segments.
     int row_start = at <= p.segments ? p.row_starts[at] : 0;
     int token_start = at < p.segments ? p.token_starts[at] : 0;
     const int found = last_before(at, row_start);
@@ -79,7 +79,7 @@ __device__ __forceinline__ int64_t find_row(const MlaCacheGatherParams& p, int f
     token_start = __shfl_sync(~0u, token_start, found);
     if (lane >= count) return -1;
     const int row = first + lane;
-    // Mostly all rows lie in one segment.
+    // Usually all rows are in one segment.
     if (segment + 1 < p.segments && next_start <= row) {
         segment = last_segment(p, row, segment + 1, p.segments);
         row_start = p.row_starts[segment];
@@ -95,7 +95,7 @@ __device__ __forceinline__ int64_t find_row(const MlaCacheGatherParams& p, int f
     return page * p.cache_page_stride + slot * p.cache_slot_stride;
 }
 
-// Rows of a CTA and bytes of a row. Of kR1Latent and kR1Rope both are known to the compiler.
+// Rows of a CTA and bytes of a row. For kR1Latent and kR1Rope, the compiler knows both.
 struct GatherPlan {
     int rows;
     int row_bytes;
@@ -105,7 +105,7 @@ template <typename To, MlaCacheFormat Format, bool Wide, bool R1>
 __global__ void __launch_bounds__(kGatherThreads, R1 ? 16 : 8)
     cache_gather_kernel(const __grid_constant__ MlaCacheGatherParams p,
                         const __grid_constant__ GatherPlan plan) {
-    // At 16 bytes, where bulk copies take it as well, every gather was a microsecond slower.
+    // Aligned to 16 bytes, which bulk copies accept as well, every gather was a microsecond slower.
     extern __shared__ __align__(128) char staged[];
     __shared__ uint64_t arrived;
     __shared__ int64_t offsets[kGatherRows];
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(kGatherThreads, R1 ? 16 : 8)
                 ptx::cp_async_bulk(ptx::shared_address(staged) + lane * row_bytes, cache + offset,
                                    row_bytes, bar);
             } else if (lane < rows) {
-                // All ones are not a number in any format.
+                // All ones is NaN in every format.
 #pragma unroll 1
                 for (int i = 0; i < row_bytes; i += 16)
                     *reinterpret_cast<uint4*>(staged + lane * row_bytes + i) = {~0u, ~0u, ~0u, ~0u};
@@ -210,8 +210,8 @@ template <MlaCacheFormat Format>
 struct CacheGather {
     using Kernel = CacheGatherKernel;
 
-    // `r1`: the widths are kR1Latent and kR1Rope. Defined outside, so that only instantiations/
-    // compiles kernels.
+    // `r1`: the widths are kR1Latent and kR1Rope. Defined outside of the class, so that only
+    // instantiations/ compiles kernels.
     static Kernel kernel(int dtype, bool wide, bool r1);
 
   private:

@@ -7,9 +7,9 @@
 //   | then quantise and store        |               |                                |
 //   +--------------------------------+               +--------------------------------+
 //
-// A row of 512 + 64 values is 64 + 8 octets: three accesses per lane. Several tokens per warp, in
-// turn or loaded ahead, and rows copied through shared memory by bulk copies were slower or no
-// faster: docs/log/helpers.md.
+// A row of 512 + 64 values is 64 + 8 octets: three accesses per lane. Several tokens per warp (one
+// after another, or loaded ahead), and rows copied through shared memory by bulk copies, were
+// slower or no faster: docs/log/helpers.md.
 #pragma once
 
 #include "../common/status.cuh"
@@ -21,17 +21,17 @@ namespace mla {
 
 constexpr int kWriteThreads = 128;
 
-// What the checks found out, beside the parameters themselves.
+// Results of the checks, beside the parameters themselves.
 struct WritePlan {
     // CTAs that write rows; those after them rotate queries.
     uint32_t row_blocks;
     // Threads that share a token's queries.
     uint32_t query_threads;
-    // Of cache_scale, for MLA_CACHE_FP8.
+    // Inverse of cache_scale, for MLA_CACHE_FP8.
     Inverse inverse;
 };
 
-// What thread `thread` of those that rotate queries does.
+// The work of thread `thread` among those that rotate queries.
 template <typename Source, bool Wide>
 __device__ __forceinline__ void turn_queries(const MlaCacheWriteParams& p, const WritePlan& plan,
                                              uint32_t thread) {
@@ -47,7 +47,7 @@ __device__ __forceinline__ void turn_queries(const MlaCacheWriteParams& p, const
     turn_pairs<Wide, Source, pairs>(p, token, from, to, int(item % per_head) * pairs);
 }
 
-// What CTA `block` of `Threads` threads does.
+// The work of CTA `block` of `Threads` threads.
 template <typename Source, MlaCacheFormat Format, bool Wide, bool Turned, bool R1, int Threads>
 __device__ __forceinline__ void write_block(const MlaCacheWriteParams& p, const WritePlan& plan,
                                             uint32_t block) {
@@ -76,8 +76,9 @@ __device__ __forceinline__ void write_block(const MlaCacheWriteParams& p, const 
     const auto read_rope = [&](int octet) {
         if (octet < rope_octets) r = load<Wide>(rope + octet * kOctet, rope_dim - octet * kOctet);
     };
-    // The same for the whole warp. All loads in one condition: after a return the compiler would
-    // move those of the latent behind the look at the slot, and with them a second wait.
+    // The slot is the same for the whole warp. All loads are in one condition: after a return, the
+    // compiler would move those of the latent behind the check of the slot, which would add a
+    // second wait.
     int64_t slot = -1;
     if (token < p.tokens) {
         read_latent(0);
@@ -107,8 +108,8 @@ __device__ __forceinline__ void write_block(const MlaCacheWriteParams& p, const 
     }
 }
 
-// CTAs of an SM at once: what is copied or quantised from 16 bits needs 32 registers,
-// and then all its 64 warps have a row on its way.
+// CTAs of an SM: data that is copied, or quantised from 16 bits, needs 32 registers, and then all
+// 64 warps of the SM have a row in flight.
 template <typename Source>
 constexpr int write_blocks(bool wide, bool turned, bool r1) {
     return !wide || sizeof(Source) == 4 ? 4 : turned ? (r1 ? 10 : 8) : r1 ? 16 : 10;
@@ -118,17 +119,17 @@ template <typename Source, MlaCacheFormat Format, bool Wide, bool Turned, bool R
 __global__ void __launch_bounds__(kWriteThreads, write_blocks<Source>(Wide, Turned, R1))
     cache_write_kernel(const __grid_constant__ MlaCacheWriteParams p,
                        const __grid_constant__ WritePlan plan) {
-    // What follows in a layer may be a product that need not wait to bring in its weights.
+    // The next kernel of a layer may be a GEMM that need not wait to load its weights.
     ptx::griddepcontrol_launch_dependents();
     write_block<Source, Format, Wide, Turned, R1, kWriteThreads>(p, plan, blockIdx.x);
 }
 
-// A write as the kernels take it.
+// A write as planned for the kernels.
 struct WriteLaunch {
     WritePlan plan;
     int64_t blocks;
-    // Whether everything can be accessed 16 bytes at a time, something is rotated, and the widths
-    // are kR1Latent and kR1Rope.
+    // True if everything can be accessed 16 bytes at a time, if something is rotated, and if the
+    // widths are kR1Latent and kR1Rope.
     bool wide, turned, r1;
 };
 
@@ -142,8 +143,8 @@ template <MlaCacheFormat Format>
 struct CacheWrite {
     using Kernel = CacheWriteKernel;
 
-    // `r1`: the widths are kR1Latent and kR1Rope. Defined outside, so that only instantiations/
-    // compiles kernels.
+    // `r1`: the widths are kR1Latent and kR1Rope. Defined outside of the class, so that only
+    // instantiations/ compiles kernels.
     static Kernel kernel(int dtype, bool wide, bool turned, bool r1);
 
   private:

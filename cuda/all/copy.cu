@@ -1,9 +1,9 @@
 // Copies, repeats or clears up to three axes of elements with any strides.
 //
-// The host reduces the problem first: axes of one element go, the others are put in the order of
-// the output's strides, neighbours that continue each other become one, and the elements of a
-// contiguous innermost axis are taken in units of up to 16 bytes. What is left is a loop over
-// units, of which each thread has four in flight.
+// The host reduces the problem first: it drops axes of one element, sorts the others by the
+// output's strides, merges neighbours that continue each other, and takes the elements of a
+// contiguous innermost axis in units of up to 16 bytes. A loop over units is left, of which each
+// thread has four in flight.
 
 #include <algorithm>
 
@@ -67,7 +67,7 @@ struct Axis {
     int64_t extent, from, to;
 };
 
-// The reduced problem, and the bytes of a unit.
+// Reduces the problem; returns the bytes of a unit.
 int64_t reduce(const MlaCopyParams& p, CopyPlan& plan) {
     Axis axes[3];
     int count = 0;
@@ -163,7 +163,7 @@ extern "C" MlaStatus mla_copy(const MlaCopyParams* params, void* stream) {
     const int64_t unit = reduce(p, plan);
     const int64_t blocks = ceil_div(plan.units, kThreads * kUnits);
     if (blocks > INT32_MAX) return refuse("shape", elements, "fewer elements");
-    // Indices up to the end of the last CTA must fit.
+    // Indexes up to the end of the last CTA must fit.
     const bool small = plan.units <= INT32_MAX;
     return launch("copy", copy_kernel_for(unit, small), dim3(uint32_t(blocks)), dim3(kThreads),
                   stream, plan);

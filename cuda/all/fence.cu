@@ -1,12 +1,12 @@
-// An order of launches: what is enqueued behind it begins when everything before it has ended.
+// A fence between launches: work enqueued behind it begins when everything before it has ended.
 
 #include "helpers.cuh"
 
 namespace mla {
 namespace {
 
-// It is launched without programmatic dependence, and so begins when all work before it on the
-// stream has ended; its dependents begin when it has, since it never lets them go ahead.
+// Launched without programmatic dependent launch, it begins when all earlier work of the stream has
+// ended. It never releases its dependents early, so they begin when it has ended.
 __global__ void __launch_bounds__(32) fence_kernel() {}
 
 }  // namespace

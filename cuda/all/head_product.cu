@@ -1,4 +1,5 @@
-// The products' kernels and their C interface: checks every argument, chooses the kernel, launches.
+// The kernels of the GEMM per head, and their C interface: checks every argument, chooses the
+// kernel, launches.
 
 #include "head_product.cuh"
 #include "helpers.cuh"
@@ -6,26 +7,26 @@
 namespace mla {
 namespace {
 
-// A width that published models have, which the compiler then knows: what W_UV sums over.
+// The width that W_UV sums over in published models, which the compiler then knows.
 constexpr int kLatent = 512;
 
 template <typename T, int Tiles, int K, bool Sparing>
 __global__ void __launch_bounds__(kProductThreads) rows_kernel(const __grid_constant__ HeadPlan p) {
     ptx::griddepcontrol_launch_dependents();
     rows_product<T, Tiles, K, Sparing>(p, blockIdx.x, blockIdx.y, blockIdx.z * Tiles * kTile);
-    // The kernel before has ended, too, when this one has: one CTA sees to that.
+    // When this kernel has ended, the previous one has ended, too: one CTA waits for that.
     if (p.ready && blockIdx.x + blockIdx.y + blockIdx.z == 0) ptx::griddepcontrol_wait();
 }
 
-// Weights whose neighbours lie along k.
+// GEMM with weights that are contiguous along k.
 template <typename T, int Tiles, int K, bool Sparing>
 __global__ void __launch_bounds__(kProductThreads)
     columns_kernel(const __grid_constant__ HeadPlan p) {
     constexpr uint32_t kN = 16, kSlice = 64, kChunk = kProductWarps * kSlice,
                        kTokens = Tiles * kTile;
     constexpr bool kWhole = K > 0 && K % kChunk == 0;
-    // Each warp's k of the weights and, after them, of the input: rows of 8 units. Its sums follow
-    // in the same place.
+    // Each warp's k of the weights and, behind them, of the input: rows of 8 units. Its sums take
+    // the same place later.
     __shared__ __align__(128) char slices[kProductWarps][(kN + kTokens) * kSlice * 2];
     ptx::griddepcontrol_launch_dependents();
     const uint32_t head = blockIdx.y, first_token = blockIdx.z * kTokens, k = K ? K : p.k;
@@ -50,8 +51,8 @@ __global__ void __launch_bounds__(kProductThreads)
         const uint32_t thread = thread_again(), lane = thread % 32;
         const uint32_t weights = ptx::shared_address(slices[thread / 32]),
                        input = weights + kN * kSlice * 2;
-        // What the kernel before may still be writing is fetched into L2 already, which sees what
-        // is written: a line per token.
+        // Data that the previous kernel may still be writing can be fetched into L2 before the
+        // wait, since L2 sees the writes: a line per token.
         if (lane < kTokens && first_token + lane < p.tokens && (kWhole || base < k))
             ptx::prefetch_global_l2(p.input_at(first_token + lane, head) + base / 8);
         ptx::griddepcontrol_wait();
@@ -83,7 +84,7 @@ __global__ void __launch_bounds__(kProductThreads)
             }
         }
     }
-    // A fragment's sums are added by a warp, each thread its own; always in the same order.
+    // One warp adds up the sums of a fragment, each thread its own, always in the same order.
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     __syncwarp();
 #pragma unroll
@@ -141,7 +142,7 @@ MlaStatus load_head_product_kernels() {
 
 namespace {
 
-// Whether neighbouring weights lie along n: otherwise they do along k.
+// True if weights are contiguous along n; otherwise they are contiguous along k.
 bool along_n(const MlaHeadProductParams& p) { return p.weights_n_stride == 1; }
 
 void check_extents(Check& check, const MlaHeadProductParams& p) {

@@ -1,15 +1,15 @@
-// Few tokens times a matrix per head: the absorbed path's q_nope * W_UK and o * W_UV.
+// GEMM of few tokens with a matrix per head: the absorbed path's q_nope * W_UK and o * W_UV.
 //
 //   out[t, h, :] = input[t, h, :] * weights[h]        weights[h]: [k, n]
 //
-// Such a product reads each weight once and uses it for a few tokens, so its floor is the time in
-// which the weights stream in, and with few heads that is less than what a launch takes: then every
+// Such a GEMM reads each weight once and uses it for a few tokens, so its minimum time is that in
+// which the weights are read. With few heads this is less than the time of a launch: then every
 // step between the launch and the last result counts, and so do the instructions themselves, which
-// come from memory as well. A CTA has 16 KB of weights on their way to shared memory before it
-// does anything else; whole lines, asked for by neighbouring threads. 16 tokens are the tensor
-// core's first operand, 8 n its second.
+// come from memory as well. A CTA has 16 KB of weights in flight to shared memory before it does
+// anything else, and neighbouring threads load whole lines. 16 tokens are the A operand of an MMA,
+// 8 n its B operand.
 //
-//   neighbours along n (W_UK of published      neighbours along k (their W_UV)
+//   contiguous along n (W_UK of published      contiguous along k (their W_UV)
 //   checkpoints)
 //   a CTA: 64 n of one head                    a CTA: 16 n of one head
 //   a warp:  8 n, every k                      a warp:  every eighth 64 k, in memory that no
@@ -17,9 +17,9 @@
 //   results leave the warps, of two tiles      the warps' sums are added through shared memory,
 //   as lines                                   in order
 //
-// The launch allows programmatic dependence: CTAs start while the kernel before is ending (or,
-// where that one lets them, running). They load weights that the caller calls constant at once, and
-// wait before they read anything else.
+// With programmatic dependent launch, CTAs start while the previous kernel is ending (or running,
+// if that one lets them). They load weights that the caller calls constant at once, and wait before
+// they read anything else.
 
 #pragma once
 
@@ -35,16 +35,16 @@ namespace mla {
 
 constexpr int kProductWarps = 8;
 constexpr int kProductThreads = 32 * kProductWarps;
-// Tokens of a fragment, and how many of those a CTA has at most.
+// Tokens of a fragment, and maximum number of fragments of a CTA.
 constexpr int kTile = 16;
 constexpr int kTiles = 2;
-// With as many, and one tile of tokens, all CTAs fit at once.
+// Up to this number of heads, with one tile of tokens, all CTAs run at the same time.
 constexpr int kFewHeads = 32;
 
-// n of a CTA, where neighbours lie along n.
+// n of a CTA, if weights are contiguous along n.
 constexpr int kRowsN = 64;
 
-// A width that published models have, which the compiler then knows: what W_UK sums over.
+// The width that W_UK sums over in published models, which the compiler then knows.
 constexpr int kNope = 128;
 
 // Strides in units of 16 bytes, eight elements.
@@ -62,13 +62,13 @@ struct HeadPlan {
         return input + (uint64_t(token) * input_token_stride + uint64_t(head) * input_head_stride);
     }
 
-    // Row `row` of a head's weights: of 64 n where neighbours lie along n, of k otherwise.
+    // Row `row` of a head's weights: 64 n if they are contiguous along n, otherwise k.
     __device__ __forceinline__ const uint4* weights_at(uint32_t head, uint32_t row) const {
         return weights + (uint64_t(head) * weights_head_stride + uint64_t(row) * weights_stride);
     }
 
-    // Writes a fragment of results, 16 tokens by 8 n from those on that are given, as far as there
-    // are tokens.
+    // Writes a fragment of results, 16 tokens by 8 n from `token` and `n` on, as far as there are
+    // tokens.
     template <typename T>
     __device__ __forceinline__ void put(uint32_t token, uint32_t head, uint32_t n,
                                         const float4& c) const {
@@ -81,17 +81,17 @@ struct HeadPlan {
     }
 };
 
-// The thread's number, read once more: so the compiler keeps the addresses that are computed from
-// it apart from those of the weights, which have to be ready first.
+// The thread's number, read again: the compiler thus keeps the addresses that are computed from it
+// apart from those of the weights, which have to be ready first.
 __device__ __forceinline__ uint32_t thread_again() {
     uint32_t thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
     return thread;
 }
 
-// Weights are read once: sparing L2, they go before everything else there, and nothing that others
-// wrote is pushed out for them. For few heads and tokens, making the policy takes as long as it
-// saves.
+// Weights are read once. With Sparing, L2 evicts them before everything else, and no data that
+// other kernels wrote is evicted for them. For few heads and tokens, making the policy takes as
+// long as it saves.
 template <bool Sparing>
 __device__ __forceinline__ void copy_weights(uint32_t to, const uint4* from) {
     if constexpr (Sparing)
@@ -100,15 +100,15 @@ __device__ __forceinline__ void copy_weights(uint32_t to, const uint4* from) {
         ptx::cp_async_16(to, from, true);
 }
 
-// Where a unit of 16 bytes lies in shared memory, of rows of `Units`. It is moved by its row's
-// number, so that loads of fragments, which take a unit of eight rows each, find them in different
-// banks.
+// Offset in shared memory of a unit of 16 bytes, in rows of `Units` units. Units are permuted by
+// their row's number, so that loads of fragments, which take one unit from each of eight rows, find
+// them in different banks.
 template <uint32_t Units>
 __device__ __forceinline__ uint32_t place(uint32_t row, uint32_t unit) {
     return (row * Units + (unit ^ row % 8)) * 16;
 }
 
-// Weights whose neighbours lie along n. `K` is k, or 0 where the compiler does not know it.
+// GEMM with weights that are contiguous along n. `K` is k, or 0 if the compiler does not know it.
 template <typename T, int Tiles, int K, bool Sparing>
 __device__ __forceinline__ void rows_product(const HeadPlan& p, uint32_t block, uint32_t head,
                                              uint32_t first_token) {
@@ -119,7 +119,7 @@ __device__ __forceinline__ void rows_product(const HeadPlan& p, uint32_t block, 
     const uint32_t k = K ? K : p.k;
     if (!p.constant_weights) ptx::griddepcontrol_wait();
 
-    // Two sums, so that a step need not wait for the one before.
+    // Two accumulators, so that a step need not wait for the previous one.
     float c[2][Tiles][4] = {};
 #pragma unroll 1
     for (uint32_t base = 0; base < k; base += kChunk) {
@@ -172,7 +172,7 @@ __device__ __forceinline__ void rows_product(const HeadPlan& p, uint32_t block, 
         p.put<T>(first_token, head, block * kN + threadIdx.x / 32 * 8,
                  {a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3]});
     } else {
-        // Through shared memory, where the weights were, so that whole lines are written.
+        // Results go through shared memory, in the place of the weights, to write whole lines.
         __syncthreads();
         const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32,
                        staged = ptx::shared_address(weights);
@@ -193,30 +193,30 @@ __device__ __forceinline__ void rows_product(const HeadPlan& p, uint32_t block, 
     }
 }
 
-// A product as the kernels take it, and how many CTAs of how many tokens each.
+// A GEMM as planned for the kernels, and its grid.
 struct ProductLaunch {
     HeadPlan plan;
     dim3 grid;
-    // Whether neighbours lie along n.
+    // True if weights are contiguous along n.
     bool rows;
     // Fragments of tokens of a CTA.
     int tiles;
-    // Whether all CTAs fit at once.
+    // True if all CTAs run at the same time.
     bool few;
 };
 
 // Checks every argument. Without tokens or heads there is nothing to launch, and only `grid` is
-// set: to nothing.
+// set, to 0.
 MlaStatus plan_product(const MlaHeadProductParams& p, ProductLaunch& launch);
 
-// Launches what was planned, on its own.
+// Launches a planned GEMM by itself.
 MlaStatus launch_product(const MlaHeadProductParams& p, const ProductLaunch& launch, void* stream);
 
-// Whether a kernel's code for the current device has programmatic dependence: a cubin for 9.0 or
-// later has, PTX of compute_80 has not, whichever device the driver compiles it for. The answer is
-// that of the first kernel asked about: all helpers are compiled for the same targets.
+// Sets `can` to true if a kernel's code for the current device has programmatic dependent launch: a
+// cubin for 9.0 or later has it, PTX of compute_80 has not, whichever device the driver compiles it
+// for. The first kernel's answer holds for all: all helpers are compiled for the same targets.
 inline MlaStatus can_start_early(const void* kernel, bool& can) {
-    // 0: not asked yet.
+    // 0 means not known yet.
     static std::atomic<int> ptx_version[kMaxDevices];
     int device;
     cudaError_t e = cudaGetDevice(&device);
@@ -233,7 +233,7 @@ inline MlaStatus can_start_early(const void* kernel, bool& can) {
     return ok();
 }
 
-// Launches a kernel that may start while the one before it in the stream is ending.
+// Launches a kernel that may start while the previous one in the stream is ending.
 template <typename... Parameters, typename... Arguments>
 MlaStatus launch_early(const char* name, void (*kernel)(Parameters...), dim3 grid, bool few,
                        void* stream, Arguments&&... arguments) {
@@ -246,9 +246,9 @@ MlaStatus launch_early(const char* name, void (*kernel)(Parameters...), dim3 gri
         attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
         attributes[count++].val.programmaticStreamSerializationAllowed = 1;
     }
-    // An SM can only hold CTAs of the kernel before and of this one together if both
-    // divide its memory the same way. Asked for with few heads alone: where there are more CTAs
-    // than fit at once, the driver's own choice was faster.
+    // An SM can hold CTAs of the previous kernel and of this one at the same time only if both have
+    // the same shared-memory carveout. Set only with few heads: if there are more CTAs than run at
+    // the same time, the driver's own choice was faster.
     if (few) {
         attributes[count].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
         attributes[count++].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;

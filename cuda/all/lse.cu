@@ -1,4 +1,4 @@
-// Rewrites log-sum-exps of another convention as natural ones, heads first.
+// Converts log-sum-exps of another convention to natural ones, heads first.
 
 #include "helpers.cuh"
 
@@ -8,7 +8,7 @@ namespace {
 constexpr int kTile = 32;
 constexpr int kRowsAtOnce = 8;
 
-// Through a tile of shared memory where the axes change places, so that both sides move whole
+// If the axes change places, goes through a tile of shared memory, so that both sides move whole
 // sectors; the odd row length keeps a column's elements in different banks.
 template <bool HeadsFirst>
 __global__ void __launch_bounds__(kTile* kRowsAtOnce)

@@ -1,4 +1,4 @@
-// Rotary embedding: pairs of elements, turned by an angle per position and pair.
+// Rotary embedding: pairs of elements are rotated by an angle per position and pair.
 #pragma once
 
 #include "../common/octet.cuh"
@@ -6,7 +6,7 @@
 
 namespace mla {
 
-// The tables' rows of one token; a position outside them has none, and its vectors become NaN.
+// Rows of the tables for one token; null for a position outside of them, whose vectors become NaN.
 struct Angles {
     const float* cos;
     const float* sin;
@@ -29,7 +29,7 @@ __device__ __forceinline__ Group<float, N> angle(const float* table, int first, 
     return to;
 }
 
-// The products are rounded on their own, without fused multiply-adds: so any implementation in f32
+// Each product is rounded by itself, without fused multiply-adds, so that any implementation in f32
 // gives the same bits.
 __device__ __forceinline__ float turned_first(float a, float b, float cos, float sin) {
     return __fsub_rn(__fmul_rn(a, cos), __fmul_rn(b, sin));
@@ -39,9 +39,9 @@ __device__ __forceinline__ float turned_second(float a, float b, float cos, floa
     return __fadd_rn(__fmul_rn(b, cos), __fmul_rn(a, sin));
 }
 
-// Octet `octet` of a rotary vector after the turn, rounded to its type. `x` is the octet itself;
-// its partners are read from `vector` where they lie outside of it. With Wide and MLA_ROTARY_HALVES
-// a half is whole octets.
+// Octet `octet` of a rotary vector after the rotation, rounded to its type. `x` is the octet
+// itself; partners outside of it are read from `vector`. With Wide and MLA_ROTARY_HALVES, a half
+// consists of whole octets.
 template <bool Wide, typename T>
 __device__ __forceinline__ Octet<T> turned(const Octet<T>& x, const T* vector, int octet,
                                            const Angles& angles, int style, int rope_dim) {
@@ -89,8 +89,8 @@ __device__ __forceinline__ Octet<T> turned(const Octet<T>& x, const T* vector, i
     return from_floats<T>(own);
 }
 
-// Turns `N` pairs of one vector of the queries from pair `first` on; the thread owns both sides of
-// each pair, so the vector may be turned in place. What is to be turned is on its way before the
+// Rotates `N` pairs of one vector of the queries from pair `first` on. The thread owns both sides
+// of each pair, so the vector may be rotated in place. Its values are in flight before the
 // position, and with it the angles, are known.
 template <bool Wide, typename T, int N>
 __device__ __forceinline__ void turn_pairs(const MlaCacheWriteParams& p, int64_t token,
