@@ -33,6 +33,7 @@ mod gpu {
     use mla_runtime::batch::Request;
     use mla_runtime::cache::{CacheLayout, CacheMut};
     use mla_runtime::device::Device;
+    use mla_runtime::device::Memory as _;
     use mla_runtime::dims::MlaDims;
     use mla_runtime::dtype::DType;
     use mla_runtime::kv_format::KvFormat;
@@ -99,7 +100,9 @@ mod gpu {
             .flat_map(|_| bf16::from_f32((2.0 * rng.random::<f32>() - 1.0) * most).to_le_bytes())
             .collect();
         let bytes: Vec<u8> = block.iter().copied().cycle().take(2 * elements).collect();
-        upload(gpu, &bytes)
+        let buffer = upload(gpu, &bytes)?;
+        gpu.synchronize()?;
+        Ok(buffer)
     }
 
     fn view(buffer: &Buffer, shape: [usize; 3]) -> mla_runtime::Result<TensorRef<'_, Cuda>> {
@@ -206,6 +209,8 @@ mod gpu {
             let mut chosen = |gpu: &Cuda, [keys, values]: [bool; 2]| {
                 // As checkpoints have it: [H · (P + V), L], seen as [H, P, L] and [H, L, V].
                 let rows = view(&tensors.weights, [heads, NOPE + V, LATENT])?;
+                // SAFETY: `random` waits for its upload, and nothing writes the weights again.
+                let rows = unsafe { rows.assume_constant() };
                 let queries = rows.narrow(1, 0..NOPE)?;
                 let columns = rows.narrow(1, NOPE..NOPE + V)?.transpose(1, 2);
                 if keys {
@@ -289,6 +294,8 @@ mod gpu {
             let layout = CacheLayout::contiguous(DIMS, KvFormat::BF16, pages, PAGE);
             self.time(id, |_| {
                 let kv_b = view(&weights, [1, heads * (NOPE + V), LATENT])?;
+                // SAFETY: `random` waits for its upload, and nothing writes the weights again.
+                let kv_b = unsafe { kv_b.assume_constant() };
                 layer.forward(
                     &mut workspace,
                     LayerCall::new(

@@ -9,7 +9,7 @@ use mla_runtime::Error;
 use mla_runtime::cache::{BlockTable, CacheLayout, CacheMut, CacheRef};
 use mla_runtime::device::{Device, GatherRows, Memory};
 use mla_runtime::dims::{HeadDims, MlaDims};
-use mla_runtime::dtype::Element;
+use mla_runtime::dtype::{DType, Element};
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::lse::{Base2TokensFirst, LseLayout, LseMut, LseRef};
 use mla_runtime::rotary::{Rotary, RotaryQuery, RotaryStyle};
@@ -605,4 +605,21 @@ fn bad_arguments_are_named() {
         assert_eq!(error.to_string(), message);
     }
     assert!(cache.iter().all(|value| *value == 0.0));
+}
+
+#[test]
+fn only_views_of_a_constant_view_are_constant() {
+    let mut bytes = [0u8; 96];
+    let layout = Layout::contiguous(DType::F32, [1, 4, 6]);
+    let view = TensorRef::<Cpu>::new(&bytes, layout).unwrap();
+    let constant = view.constant(&Cpu::new()).unwrap();
+    assert!(!view.is_constant() && constant.is_constant());
+    let views = |it: TensorRef<'_, Cpu>| {
+        let narrowed = it.narrow(1, 1..3).unwrap();
+        let repeated = it.broadcast(0, 2).unwrap();
+        [it.shorten(), it.transpose(0, 1), narrowed, repeated].map(|it| it.is_constant())
+    };
+    assert_eq!((views(view), views(constant)), ([false; 4], [true; 4]));
+    let written = TensorMut::<Cpu>::new(&mut bytes, layout).unwrap();
+    assert!(!written.as_ref().is_constant());
 }

@@ -13,8 +13,8 @@ use std::cell::Cell;
 use mla_cpu::Buffer;
 use mla_runtime::Result;
 use mla_runtime::backend::{
-    DecodeBackend, DecodeCall, LayerConfig, ListedCache, PrefillBackend, PrefillCall, SlotLists,
-    StepLimits,
+    DecodeBackend, DecodeCall, LayerConfig, ListedCache, PrefillBackend, PrefillCall,
+    SelectedDecode, SelectedPrefill, SlotLists, StepLimits,
 };
 use mla_runtime::batch::Request;
 use mla_runtime::cache::{CacheLayout, CacheMut, CacheRef};
@@ -285,6 +285,36 @@ fn a_workspace_is_for_the_device_that_it_was_made_on() {
         workspace.prepare(&layer, &batch).unwrap_err().to_string(),
         "workspace: given one on device 1, accepted one on device 0, as the layer is"
     );
+}
+
+/// Backends that are made for a device belong to it.
+#[test]
+fn a_selected_backend_is_for_the_device_that_it_was_made_for() {
+    let device: Inert = Bytes;
+    let config = LayerConfig::new(Problem::new(MlaDims::R1, 16, DType::BF16), 0.07);
+    let prefill = <Nothing as PrefillBackend>::ENTRY;
+    let decode = <Nothing as DecodeBackend>::ENTRY;
+    let refused = |of_prefill, of_decode| {
+        set_ordinal(of_prefill);
+        let prefill = prefill.make_prefill(&device, &config).unwrap().unwrap();
+        set_ordinal(of_decode);
+        let decode = decode.make_decode(&device, &config).unwrap().unwrap();
+        set_ordinal(0);
+        let layer = MlaLayer::<SelectedPrefill<_>, SelectedDecode<_>>::new(
+            &device, &config, prefill, decode,
+        );
+        layer.map(drop).map_err(|error| error.to_string())
+    };
+    refused(0, 0).unwrap();
+    for (ordinals, backend) in [([1, 0], "prefill"), ([0, 1], "decode"), ([1, 1], "prefill")] {
+        assert_eq!(
+            refused(ordinals[0], ordinals[1]).unwrap_err(),
+            format!(
+                "{backend} backend: given one for device 1, accepted one for device 0, as the \
+                 layer is"
+            )
+        );
+    }
 }
 
 /// A call of one decode, in buffers of which any may be another handle's.

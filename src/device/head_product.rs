@@ -8,16 +8,6 @@ use super::Cuda;
 use super::argument::{dtype_code, narrow, wide};
 use crate::raw;
 
-/// What of a product work that is enqueued and not yet done may still make or use.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Pending {
-    All,
-    /// All but the weights.
-    Tokens,
-    /// Nothing, of any but the last launch, which begins when all before it is done.
-    Nothing,
-}
-
 /// What a product is launched with.
 #[derive(Clone, Copy)]
 pub(super) enum Company {
@@ -75,12 +65,14 @@ pub(super) fn fits(
         && counted(along)
 }
 
-/// What the kernel takes for a product that [`fits`].
+/// What the kernel takes for a product that [`fits`]. It reads constant weights before the launches
+/// in front of it are done. A product that is `ready` waits for none but the last of them, which
+/// begins when all before it is done, and neither writes `a` nor accesses `c`.
 pub(super) fn params(
     a: &TensorRef<'_, Cuda>,
     b: &TensorRef<'_, Cuda>,
     c: TensorMut<'_, Cuda>,
-    pending: Pending,
+    ready: bool,
 ) -> Result<raw::MlaHeadProductParams> {
     let (a_layout, b_layout, c_layout) = (a.layout(), b.layout(), *c.layout());
     let [heads, tokens, n] = c_layout.shape;
@@ -100,7 +92,34 @@ pub(super) fn params(
         k: narrow("gemm k", a_layout.shape[2])?,
         n: narrow("gemm n", n)?,
         dtype: dtype_code(c_layout.dtype),
-        constant_weights: i32::from(pending != Pending::All),
-        ready: i32::from(pending == Pending::Nothing),
+        constant_weights: b.is_constant().into(),
+        ready: (ready && b.is_constant()).into(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use mla_runtime::tensor::Layout;
+
+    use super::*;
+    use crate::device::{Bytes, BytesMut};
+
+    #[test]
+    fn weights_that_may_still_be_written_are_waited_for() {
+        let layout = Layout::contiguous(DType::BF16, [2, 16, 64]);
+        // SAFETY: nothing reads or writes what these addresses stand for.
+        let (from, to) = unsafe { (Bytes::from_raw(256, 4096), BytesMut::from_raw(8192, 4096)) };
+        let weights = TensorRef::new(from, layout).unwrap();
+        // SAFETY: as above.
+        let constant = unsafe { weights.assume_constant() };
+        let mut to = TensorMut::new(to, layout).unwrap();
+        let mut flags = |weights: &TensorRef<'_, Cuda>, ready| {
+            let params = params(&weights.transpose(1, 2), weights, to.reborrow(), ready).unwrap();
+            (params.constant_weights, params.ready)
+        };
+        assert_eq!(flags(&weights, false), (0, 0));
+        assert_eq!(flags(&weights, true), (0, 0));
+        assert_eq!(flags(&constant, false), (1, 0));
+        assert_eq!(flags(&constant, true), (1, 1));
+    }
 }

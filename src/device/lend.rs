@@ -158,7 +158,8 @@ impl<'scope, 'env> Loans<'scope, 'env> {
     ///
     /// # Errors
     ///
-    /// If the slice is of another context, or the driver refuses.
+    /// If the slice is of another context, or the driver refuses; of the default stream of each
+    /// thread, if cudarc does not track it.
     pub fn lend(&self, slice: &'env impl Lend) -> Result<Bytes<'scope>> {
         let len = slice.num_bytes();
         let owner = slice.stream().clone();
@@ -221,6 +222,8 @@ impl<'env> Open<'env> {
             Some(event) => self.returns.borrow_mut().push(Return::Record(event)),
             None if owner == *own => {}
             None => {
+                // Its work may be another thread's, which this thread's handle does not order.
+                stream::check_shared("slice's stream", &owner)?;
                 stream::join(own, &owner).map_err(failed("wait for a slice"))?;
                 self.returns.borrow_mut().push(Return::Join(owner));
             }

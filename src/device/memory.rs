@@ -167,12 +167,7 @@ impl Buffer {
         if stream::is_capturing(&self.stream)? {
             return Err(DriverError(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED));
         }
-        if StreamId::of(&self.stream).is_per_thread() {
-            // Here the handle may stand for another stream than where the launches went.
-            result::ctx::synchronize()?;
-        } else {
-            stream::synchronize(&self.stream)?;
-        }
+        stream::synchronize(&self.stream)?;
         // SAFETY: the address came from `malloc_sync`, is freed once, and the stream has passed
         // every launch that was given it.
         unsafe { result::free_sync(self.address - self.guard as u64) }

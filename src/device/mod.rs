@@ -45,7 +45,7 @@ use std::sync::{Arc, OnceLock};
 
 /// The version of cudarc whose contexts, streams and slices this crate takes.
 pub use cudarc;
-use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
+use cudarc::driver::{CudaContext, CudaStream, DriverError};
 pub use graph::Graph;
 pub use lend::{Lend, LendMut, Loans};
 pub use loaded::LoadedKernel;
@@ -78,8 +78,6 @@ struct Inner {
     aside: OnceLock<Arc<CudaStream>>,
     /// The thread that captures a graph from the stream through this handle; 0: none.
     capturing: AtomicU64,
-    /// The thread that used the handle last, if the stream is another one on each thread.
-    last_thread: AtomicU64,
 }
 
 impl Cuda {
@@ -100,12 +98,14 @@ impl Cuda {
     }
 
     /// The GPU that a stream of cudarc's belongs to, and that stream. For another library's stream,
-    /// adopt it first with cudarc's `wrap_borrowed_stream`.
+    /// adopt it first with cudarc's `wrap_borrowed_stream`. The default stream of each thread is
+    /// refused: its handle stands for another stream on each thread, and nothing orders them.
     ///
     /// # Errors
     ///
-    /// If the driver refuses.
+    /// If the stream is the default one of each thread, or the driver refuses.
     pub fn on_stream(stream: Arc<CudaStream>) -> Result<Self> {
+        stream::check_shared("stream", &stream)?;
         let ordinal = stream.context().ordinal();
         let gpu = gpu::gpu(ordinal).map_err(|cause| unavailable(ordinal, cause))?;
         stream::bind(stream.context()).map_err(failed("bind context"))?;
@@ -126,7 +126,6 @@ impl Cuda {
                 account: Account::default(),
                 aside: OnceLock::new(),
                 capturing: AtomicU64::new(0),
-                last_thread: AtomicU64::new(stream::this_thread()),
             }),
         })
     }
@@ -204,20 +203,7 @@ impl Cuda {
                 "one that no other thread captures",
             ));
         }
-        if self.stream_id().is_per_thread() {
-            self.follow_thread()?;
-        }
         Ok(())
-    }
-
-    /// Waits for the work that another thread enqueued through this handle: it went to another
-    /// stream.
-    fn follow_thread(&self) -> Result<()> {
-        let this = stream::this_thread();
-        if self.inner.last_thread.swap(this, Ordering::AcqRel) == this {
-            return Ok(());
-        }
-        result::ctx::synchronize().map_err(failed("wait for another thread's stream"))
     }
 
     /// Another stream of the same context.

@@ -17,7 +17,7 @@ use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 use super::argument::{dtype_code, format_code, narrow, unit_columns, wide};
 #[cfg(feature = "faults")]
 use super::faults::Operation;
-use super::head_product::{Company, Pending};
+use super::head_product::Company;
 use super::memory::{Buffer, Bytes, BytesMut};
 use super::{
     Cuda, Rotary, RotaryQuery, blas, cache_expand, failed, head_product, machine, probe, rotary,
@@ -174,25 +174,16 @@ impl Device for Cuda {
         b: TensorRef<'_, Self>,
         c: TensorMut<'_, Self>,
     ) -> Result<()> {
-        self.product(a, b, c, Pending::All)
+        self.product(a, b, c, false)
     }
 
-    fn gemm_weights(
+    unsafe fn gemm_ready(
         &self,
         a: TensorRef<'_, Self>,
         b: TensorRef<'_, Self>,
         c: TensorMut<'_, Self>,
     ) -> Result<()> {
-        self.product(a, b, c, Pending::Tokens)
-    }
-
-    fn gemm_ready(
-        &self,
-        a: TensorRef<'_, Self>,
-        b: TensorRef<'_, Self>,
-        c: TensorMut<'_, Self>,
-    ) -> Result<()> {
-        self.product(a, b, c, Pending::Nothing)
+        self.product(a, b, c, true)
     }
 
     fn scatter_rows(
@@ -318,14 +309,14 @@ impl Device for Cuda {
         if !head_product::fits(Company::CacheWrite, &a, &b, &c) {
             return rows.write_then_absorb(self, queries);
         }
-        let product = head_product::params(&a, &b, c, Pending::Tokens)?;
+        let product = head_product::params(&a, &b, c, false)?;
         let query = queries.rotation(&rows)?;
         let write = rows_params(self, rows, query)?;
         self.bind()?;
         // SAFETY: the tensors were checked to hold what their layouts say, which agree; outputs are
         // borrowed mutably, so they are apart from each other and from the inputs. Slots and
-        // positions are checked by the kernel itself. A layer's weights are written by nothing that
-        // is still enqueued.
+        // positions are checked by the kernel itself. Constant weights are written by nothing that
+        // is still enqueued (`TensorRef::assume_constant`), and others are waited for.
         unsafe {
             raw::check(
                 "absorb",
@@ -539,7 +530,7 @@ impl Cuda {
         a: TensorRef<'_, Self>,
         b: TensorRef<'_, Self>,
         c: TensorMut<'_, Self>,
-        pending: Pending,
+        ready: bool,
     ) -> Result<()> {
         let [batch, m, n] = c.shape();
         let k = a.shape()[2];
@@ -552,10 +543,11 @@ impl Cuda {
         }
         self.bind()?;
         if head_product::fits(Company::Alone, &a, &b, &c) {
-            let params = head_product::params(&a, &b, c, pending)?;
+            let params = head_product::params(&a, &b, c, ready)?;
             // SAFETY: the tensors were checked to hold what their layouts say, which agree; the
-            // output is borrowed mutably, so the inputs are elsewhere. Whoever says what is not
-            // pending promises that nothing still writes it, or accesses the output.
+            // output is borrowed mutably, so the inputs are elsewhere. Only constant weights are
+            // not waited for (`TensorRef::assume_constant`), and the rest only if the contract of
+            // `gemm_ready` holds.
             return unsafe {
                 raw::check("gemm", raw::mla_head_product(&params, self.raw_stream()))
             };

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::sys::{CUevent_flags, CUevent_wait_flags, CUstreamCaptureStatus};
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
+use mla_runtime::Error;
 
 type Result<T> = std::result::Result<T, DriverError>;
 
@@ -32,11 +33,6 @@ impl StreamId {
             stream: stream.cu_stream().addr(),
         }
     }
-
-    /// True for the handle that stands for another stream on each thread.
-    pub(super) fn is_per_thread(self) -> bool {
-        self.stream == PER_THREAD
-    }
 }
 
 impl fmt::Display for StreamId {
@@ -51,6 +47,19 @@ impl fmt::Display for StreamId {
             "stream {stream:#x} of GPU {ordinal}, context {context:#x}"
         )
     }
+}
+
+/// Refuses the handle that stands for another stream on each thread: nothing orders what threads
+/// enqueue through it.
+pub(super) fn check_shared(field: &'static str, stream: &CudaStream) -> mla_runtime::Result<()> {
+    if stream.cu_stream().addr() != PER_THREAD {
+        return Ok(());
+    }
+    Err(Error::argument(
+        field,
+        "the default stream of each thread",
+        "one stream on all threads, such as that of `CudaContext::new_stream`",
+    ))
 }
 
 /// A number that no other thread of the process has or had.

@@ -352,24 +352,15 @@ fn more_memory_than_there_is_is_an_error() {
     gpu.synchronize().unwrap();
 }
 
-/// The default stream of each thread has one handle: a device of it follows the thread.
+/// The default stream of each thread has one handle on all of them.
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored handles"]
-fn a_device_of_the_threads_default_stream_keeps_its_order_between_threads() {
-    let gpu = &*gpu();
-    let device = &Cuda::on_stream(gpu.stream().context().per_thread_stream()).unwrap();
-    let layout = Layout::contiguous(DType::F32, [1, 1, BYTES / 4]);
-    let (ones, zeros) = (vec![1; BYTES], vec![0; BYTES]);
-    let [ones, zeros] = [&ones, &zeros].map(|bytes| upload(device, bytes).unwrap());
-    let mut buffer = device.allocate(BYTES).unwrap();
-    let copy = |from: &Buffer, to: &mut Buffer| {
-        let from = TensorRef::new(Cuda::bytes(from), layout)?;
-        device.copy(from, TensorMut::new(Cuda::bytes_mut(to), layout)?)
-    };
-    for _ in 0..200 {
-        copy(&zeros, &mut buffer).unwrap();
-    }
-    copy(&ones, &mut buffer).unwrap();
-    let read = thread::scope(|scope| scope.spawn(|| download(device, &buffer)).join().unwrap());
-    assert!(are_ones(&read.unwrap()));
+fn the_default_stream_of_each_thread_is_refused() {
+    let stream = gpu().stream().context().per_thread_stream();
+    let refused = Cuda::on_stream(stream).map(drop).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "stream: given the default stream of each thread, accepted one stream on all threads, such \
+         as that of `CudaContext::new_stream`"
+    );
 }

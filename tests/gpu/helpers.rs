@@ -473,7 +473,8 @@ fn run_expansion<D: Device>(
         None => device.gather_cache(cache, rows, latent.write()?, rope.write()?)?,
         Some((weights, to)) => {
             let gathered = (latent.write()?, rope.write()?);
-            device.gather_cache_and_expand(cache, rows, gathered, weights.read()?, to.write()?)?;
+            let weights = weights.read()?.constant(device)?;
+            device.gather_cache_and_expand(cache, rows, gathered, weights, to.write()?)?;
         }
     }
     Ok((latent.download(device)?, rope.download(device)?))
@@ -538,8 +539,8 @@ fn cached_rows_are_expanded_as_gathered_rows_are() {
                 };
                 let latent = On::new(gpu, &latent).unwrap();
                 let a = latent.read().unwrap().transpose(0, 1);
-                gpu.gemm_weights(a, weights.read().unwrap(), to.write().unwrap())
-                    .unwrap();
+                let constant = weights.read().and_then(|it| it.constant(gpu)).unwrap();
+                gpu.gemm_weights(a, constant, to.write().unwrap()).unwrap();
                 rope
             } else {
                 run_expansion(gpu, &case, Some((&weights, &mut to)))

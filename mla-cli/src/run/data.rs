@@ -84,6 +84,7 @@ impl<D: Device> Tensor<D> {
         let layout = Layout::contiguous(dtype, shape);
         let host = random_bytes(rng, dtype, layout.elements(), most);
         let buffer = upload(device, &host)?;
+        device.synchronize()?;
         Ok(Self {
             buffer,
             layout,
@@ -102,6 +103,13 @@ impl<D: Device> Tensor<D> {
 
     pub(super) fn view(&self) -> Result<TensorRef<'_, D>> {
         TensorRef::new(D::bytes(&self.buffer), self.layout)
+    }
+
+    /// The same view of weights.
+    pub(super) fn constant_view(&self) -> Result<TensorRef<'_, D>> {
+        // SAFETY: `random` waits for its upload, and nothing else writes a tensor's buffer but
+        // through `out`, which is none of the weights.
+        Ok(unsafe { self.view()?.assume_constant() })
     }
 
     pub(super) fn dtype(&self) -> DType {
@@ -294,7 +302,7 @@ impl<D: Device> Data<D> {
     /// The layer's call on these tensors.
     pub(crate) fn call(&mut self, config: &LayerConfig) -> Result<LayerCall<'_, D>> {
         Ok(LayerCall::new(
-            Weights::from_checkpoint(self.weights.view()?, config)?,
+            Weights::from_checkpoint(self.weights.constant_view()?, config)?,
             self.query.view()?,
             [self.latent.view()?, self.rope.view()?],
             CacheMut::new(D::bytes_mut(&mut self.cache), self.cache_layout)?,

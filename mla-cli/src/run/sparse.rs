@@ -286,7 +286,10 @@ impl<D: IndexDevice> Indexed<D> {
     /// The selection of the prepared step.
     pub(crate) fn call(&mut self) -> Result<Selecting<'_, D>> {
         let call = IndexCall::new(
-            [self.query_latent.view()?, self.query_weights.view()?],
+            [
+                self.query_latent.view()?,
+                self.query_weights.constant_view()?,
+            ],
             self.keys.view()?,
             LayerNorm::new(self.norm[0].view()?, self.norm[1].view()?),
             self.head_weights.view()?,

@@ -265,6 +265,7 @@ impl<B: DecodeBackend> DecodeStage for B {
 pub struct SelectedDecode<D: Device> {
     object: Box<dyn DecodeObject<D>>,
     config: LayerConfig,
+    ordinal: usize,
 }
 
 /// An implementation, and what it was made for: so are its state and metadata.
@@ -284,12 +285,18 @@ impl<D: Device> SelectedDecode<D> {
                 config: *config,
             }),
             config: *config,
+            ordinal: device.ordinal(),
         })
     }
 
     /// What it was made for.
     pub fn config(&self) -> &LayerConfig {
         &self.config
+    }
+
+    /// The number of the device that it was made for.
+    pub fn ordinal(&self) -> usize {
+        self.ordinal
     }
 
     /// As [`DecodeBackend::set_num_splits`].

@@ -251,6 +251,7 @@ impl<B: PrefillBackend> PrefillStage for B {
 pub struct SelectedPrefill<D: Device> {
     object: Box<dyn PrefillObject<D>>,
     config: LayerConfig,
+    ordinal: usize,
 }
 
 /// An implementation, and what it was made for: so are its state and metadata.
@@ -270,12 +271,18 @@ impl<D: Device> SelectedPrefill<D> {
                 config: *config,
             }),
             config: *config,
+            ordinal: device.ordinal(),
         })
     }
 
     /// What it was made for.
     pub fn config(&self) -> &LayerConfig {
         &self.config
+    }
+
+    /// The number of the device that it was made for.
+    pub fn ordinal(&self) -> usize {
+        self.ordinal
     }
 }
 

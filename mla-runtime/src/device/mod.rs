@@ -268,8 +268,8 @@ pub trait Device: Memory {
         c: TensorMut<'_, Self>,
     ) -> Result<()>;
 
-    /// As [`gemm`](Self::gemm), if `b` is a weight: no work that is enqueued and not yet done
-    /// writes it, so the device may read it before that work is done.
+    /// As [`gemm`](Self::gemm), for weights `b`. A device may read them before the work is done that
+    /// was enqueued earlier, if they are [constant](TensorRef::constant).
     ///
     /// # Errors
     ///
@@ -283,14 +283,17 @@ pub trait Device: Memory {
         self.gemm(a, b, c)
     }
 
-    /// As [`gemm_weights`](Self::gemm_weights), directly behind an operation that begins only when
-    /// all before it is done, such as a selection, and that neither writes `a` nor accesses `c`:
-    /// the device may do the product beside it.
+    /// As [`gemm_weights`](Self::gemm_weights), beside the operation that was enqueued last.
     ///
     /// # Errors
     ///
     /// As [`gemm`](Self::gemm).
-    fn gemm_ready(
+    ///
+    /// # Safety
+    ///
+    /// The operation that was enqueued last begins only when all before it is done, as a selection
+    /// does, and neither writes `a` nor accesses `c`.
+    unsafe fn gemm_ready(
         &self,
         a: TensorRef<'_, Self>,
         b: TensorRef<'_, Self>,

@@ -8,7 +8,7 @@ use crate::device::{CacheRows, Device};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::rotary::{Rotary, RotaryQuery};
-use crate::setters::{options, setters};
+use crate::setters::options;
 use crate::tensor::{ArrayRef, TensorMut, TensorRef};
 
 /// The LayerNorm of index keys: (x − mean) / √(variance + epsilon) · weight + bias.
@@ -139,15 +139,11 @@ pub struct IndexRows<'a, D: Device> {
     pub batch: DecodeBatch<'a, D>,
     /// Which of the batch's query tokens.
     pub tokens: Range<usize>,
-    /// Whether what makes these rows' lists directly follows each other, the queries, the logits
-    /// and the selection, and the batch's lengths and block tables were enqueued before the first
-    /// of them. Each may then begin before the last one has ended. Otherwise false, which is always
-    /// right.
-    pub in_turn: bool,
+    in_turn: bool,
 }
 
 impl<'a, D: Device> IndexRows<'a, D> {
-    /// These tokens of `batch`, not [`in_turn`](Self::in_turn).
+    /// These tokens of `batch`, each operation behind the last.
     pub const fn new(batch: DecodeBatch<'a, D>, tokens: Range<usize>) -> Self {
         Self {
             batch,
@@ -156,8 +152,22 @@ impl<'a, D: Device> IndexRows<'a, D> {
         }
     }
 
-    setters! {
-        with_in_turn(in_turn: bool);
+    /// The same rows, for operations that may begin before the last one has ended.
+    ///
+    /// # Safety
+    ///
+    /// If `in_turn`, the operations that make these rows' lists follow each other directly: the
+    /// queries, the logits and the selection. The batch's starts, lengths and block tables are
+    /// written by no work that is enqueued and not yet done when the first of them is.
+    #[must_use]
+    pub const unsafe fn with_in_turn(mut self, in_turn: bool) -> Self {
+        self.in_turn = in_turn;
+        self
+    }
+
+    /// True if each operation may begin before the last one has ended.
+    pub const fn in_turn(&self) -> bool {
+        self.in_turn
     }
 }
 

@@ -230,7 +230,10 @@ impl<D: IndexDevice> Indexer<D> {
         let dims = self.config.dims;
         let batch = workspace.decode_batch()?;
         let scored = self.scores(&batch);
-        let rows = IndexRows::new(batch, tokens.clone()).with_in_turn(scored);
+        let rows = IndexRows::new(batch, tokens.clone());
+        // SAFETY: `score` enqueues the queries and the logits, and the selection follows here. The
+        // arrays are the workspace's, which nothing but `prepare` writes.
+        let rows = unsafe { rows.with_in_turn(scored) };
         let columns = own.needs.columns as usize;
         let logits = Layout::contiguous(DType::F32, [1, tokens.len(), columns]);
         if scored {

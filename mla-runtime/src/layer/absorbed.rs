@@ -169,7 +169,11 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
                 }
                 Absorbing::Ready => {
                     let (from, weights, to) = queries.product()?;
-                    self.device.gemm_ready(from, weights, to)?;
+                    // SAFETY: the selection of the layer's lists was enqueued last, and begins when
+                    // all before it is done. It reads logits and the step's arrays, and writes
+                    // lists: none of them is the call's query or the absorbed queries, which lie in
+                    // regions of the workspace of their own.
+                    unsafe { self.device.gemm_ready(from, weights, to)? };
                 }
             }
         }

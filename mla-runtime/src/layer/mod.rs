@@ -172,19 +172,25 @@ impl<D: Device> MlaLayer<SelectedPrefill<D>, SelectedDecode<D>> {
     ///
     /// # Errors
     ///
-    /// If a backend was made for another configuration, or does not fit the device or the
-    /// problem, with every reason; if the problem contradicts itself or wants what the layer
-    /// does not do.
+    /// If a backend was made for another configuration or another device, or does not fit the
+    /// device or the problem, with every reason; if the problem contradicts itself or wants what
+    /// the layer does not do.
     pub fn new(
         device: &D,
         config: &LayerConfig,
         prefill: SelectedPrefill<D>,
         decode: SelectedDecode<D>,
     ) -> Result<Self> {
-        for (field, made_for) in [
-            ("prefill backend", prefill.config()),
-            ("decode backend", decode.config()),
+        let accepted = device.ordinal();
+        for (field, made_for, ordinal) in [
+            ("prefill backend", prefill.config(), prefill.ordinal()),
+            ("decode backend", decode.config(), decode.ordinal()),
         ] {
+            if ordinal != accepted {
+                let given = format!("one for device {ordinal}");
+                let accepted = format!("one for device {accepted}, as the layer is");
+                return Err(Error::argument(field, given, accepted));
+            }
             if let Some((name, values)) = made_for.difference(config) {
                 let [given, accepted] = values.map(|value| format!("one for {name} = {value}"));
                 let accepted = accepted + ", as the layer has it";

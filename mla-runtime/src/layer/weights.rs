@@ -15,6 +15,9 @@ use crate::tensor::{Layout, Shape, TensorRef};
 /// would be as large as the first (32 MiB for DeepSeek-V3 in bf16, for each layer), and an engine
 /// that swaps or offloads weights has one place to do it.
 ///
+/// Of a matrix that is [constant](TensorRef::constant) a GPU reads them before the work is done that
+/// was enqueued earlier, which saves time.
+///
 /// A constructor is named by the orientation of its matrix. None guesses it from the shape, which
 /// is the same for both if H·(P+V) = L.
 pub struct Weights<'a, D: Device> {
@@ -115,14 +118,11 @@ impl<'a, D: Device> Weights<'a, D> {
         // The part of every head from column `from` on, with axes of the given extents and strides.
         let part = |from: usize, shape: [usize; 2], strides: [usize; 2]| {
             let columns = kv_b.narrow(2, from..kv_b.shape()[2])?;
-            TensorRef::new(
-                columns.bytes(),
-                Layout {
-                    dtype: problem.dtype,
-                    shape: [heads, shape[0], shape[1]],
-                    strides: [width * column, strides[0], strides[1]],
-                },
-            )
+            columns.with_layout(Layout {
+                dtype: problem.dtype,
+                shape: [heads, shape[0], shape[1]],
+                strides: [width * column, strides[0], strides[1]],
+            })
         };
         Ok(Self {
             kv: kv_b,

@@ -148,6 +148,7 @@ fn check_span(layout: &Layout, available: usize) -> Result<()> {
 pub struct TensorRef<'a, D: Memory> {
     bytes: D::Bytes<'a>,
     layout: Layout,
+    constant: bool,
 }
 
 impl<D: Memory> Clone for TensorRef<'_, D> {
@@ -175,7 +176,43 @@ impl<'a, D: Memory> TensorRef<'a, D> {
         check_span(&layout, D::byte_len(bytes))?;
         check_alignment::<D>(bytes, layout.dtype.bytes())?;
         let layout = layout.settled();
-        Ok(Self { bytes, layout })
+        Ok(Self {
+            bytes,
+            layout,
+            constant: false,
+        })
+    }
+
+    /// The same view of elements that no work writes any more, enqueued or not: a device may read
+    /// them before the work is done that was enqueued earlier. Waits for the device, which is for
+    /// the time when weights are loaded. Views that are made of this one are constant, too.
+    ///
+    /// # Errors
+    ///
+    /// If the memory is not this device's, or the device fails, or cannot wait since it captures a
+    /// graph.
+    pub fn constant(self, device: &D) -> Result<Self> {
+        device.check_bytes("constant", self.bytes)?;
+        device.synchronize()?;
+        // SAFETY: what was enqueued is done, and for the lifetime of the borrow nobody else may
+        // enqueue what writes these bytes.
+        Ok(unsafe { self.assume_constant() })
+    }
+
+    /// As [`constant`](Self::constant) without waiting, for a view that is made anew for each call.
+    ///
+    /// # Safety
+    ///
+    /// No work that is enqueued and not yet done writes the elements.
+    #[must_use]
+    pub unsafe fn assume_constant(mut self) -> Self {
+        self.constant = true;
+        self
+    }
+
+    /// True if no enqueued work writes the elements: [`constant`](Self::constant).
+    pub fn is_constant(&self) -> bool {
+        self.constant
     }
 
     /// The bytes, which begin at the first element and may go on past the last.
@@ -206,7 +243,17 @@ impl<'a, D: Memory> TensorRef<'a, D> {
         TensorRef {
             bytes: D::shorten(self.bytes),
             layout: self.layout,
+            constant: self.constant,
         }
+    }
+
+    /// Another view of the same bytes.
+    pub(crate) fn with_layout(self, layout: Layout) -> Result<Self> {
+        let view = Self::new(self.bytes, layout)?;
+        Ok(Self {
+            constant: self.constant,
+            ..view
+        })
     }
 
     /// Checks what a kernel relies on that reads `alignment` bytes at a time: that rows are without
@@ -250,7 +297,11 @@ impl<'a, D: Memory> TensorRef<'a, D> {
     pub fn narrow(&self, axis: usize, range: std::ops::Range<usize>) -> Result<Self> {
         let (layout, offset) = narrowed(&self.layout, axis, range)?;
         let bytes = D::byte_range(self.bytes, offset..D::byte_len(self.bytes));
-        Ok(Self { bytes, layout })
+        Ok(Self {
+            bytes,
+            layout,
+            constant: self.constant,
+        })
     }
 
     /// The same elements with axes `a` and `b` exchanged.
@@ -355,6 +406,7 @@ impl<'a, D: Memory> TensorMut<'a, D> {
         TensorRef {
             bytes: D::freeze(&self.bytes),
             layout: self.layout,
+            constant: false,
         }
     }
 

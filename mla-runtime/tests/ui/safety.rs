@@ -1,12 +1,15 @@
 // A call of a backend believes arrays on the device, so it is unsafe: to make, and to write as if
-// it were not.
+// it were not. An order that a device believes is unsafe to promise.
 
 use mla_runtime::backend::{
     DecodeBackend, DecodeCall, DecodeStage, Opaque, PrefillBackend, PrefillCall, PrefillStage,
     SelectedDecode, SelectedPrefill,
 };
+use mla_runtime::device::Device;
 use mla_runtime::error::Result;
+use mla_runtime::indexer::IndexRows;
 use mla_runtime::mla_backend;
+use mla_runtime::tensor::{TensorMut, TensorRef};
 
 #[macro_use]
 #[path = "../common/mod.rs"]
@@ -43,6 +46,14 @@ fn selected(
 ) -> Result<()> {
     decode.decode(device, call, state, metadata)?;
     prefill.prefill(device, other, state, metadata)
+}
+
+fn ready(device: &Gpu, a: TensorRef<'_, Gpu>, b: TensorRef<'_, Gpu>, c: TensorMut<'_, Gpu>) -> Result<()> {
+    device.gemm_ready(a, b.assume_constant(), c)
+}
+
+fn in_turn(rows: IndexRows<'_, Gpu>) -> IndexRows<'_, Gpu> {
+    rows.with_in_turn(true)
 }
 
 struct Safe;

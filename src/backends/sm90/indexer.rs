@@ -119,7 +119,7 @@ impl IndexDevice for Cuda {
         params.page_size = narrow("page_size", layout.page_size)?;
         params.heads = narrow("index_n_heads", dims.heads as usize)?;
         params.width = narrow("index_head_dim", dims.width as usize)?;
-        params.after_queries = rows.in_turn.into();
+        params.after_queries = rows.in_turn().into();
         self.bind()?;
         // SAFETY: every tensor and array was checked to hold what its layout says, and the layouts
         // to agree; the kernel itself leaves out pages that the cache does not have, and columns
@@ -175,7 +175,7 @@ impl IndexDevice for Cuda {
         params.topk = narrow("slot lists", lists.width)?;
         params.max_pages = narrow("block table", rows.batch.block_table.max_pages())?;
         params.page_size = narrow("page_size", page_size)?;
-        params.after_logits = rows.in_turn.into();
+        params.after_logits = rows.in_turn().into();
         self.bind()?;
         // SAFETY: every tensor and array was checked to hold what its layout says, and the layouts
         // to agree.

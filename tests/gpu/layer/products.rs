@@ -17,7 +17,7 @@ fn run<D: Device>(device: &D, input: &Tensor, weights: &Tensor, out: &Tensor) ->
     let mut out = On::new(device, out)?;
     device.gemm_weights(
         input.read()?.transpose(0, 1),
-        weights.read()?,
+        weights.read()?.constant(device)?,
         out.write()?.transpose(0, 1),
     )?;
     out.host(device)
