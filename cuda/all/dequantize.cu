@@ -1,5 +1,5 @@
-// Dequantises a matrix of e4m3 with a scale for each block of 128 x 128, once at load. A thread takes
-// an octet, which lies in one block.
+// Dequantises a matrix of e4m3 with a scale for each block of 128 x 128, once at load. A thread
+// handles an octet, which is within one block.
 
 #include "../formats/e4m3.cuh"
 #include "helpers.cuh"

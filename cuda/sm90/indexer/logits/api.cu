@@ -50,7 +50,7 @@ KernelParams kernel_params(const MlaIndexLogitsParams& p) {
     k.count = p.rows;
     k.pages = int(p.pages);
     k.facts_ahead = p.after_queries;
-    // Of one page the stride is never used, but has to be one.
+    // The stride of a single page is never used, but has to be a valid one.
     if (p.pages == 1) k.page_stride = ceil_div(int64_t(p.page_size) * (kWidth + 4), 16) * 16;
     return k;
 }
