@@ -8,7 +8,7 @@ use crate::memory::{Layer, Scratch, Shared};
 use crate::operations::Operations;
 use crate::tensor::Tensor;
 
-/// What the attention of all decoder layers shares.
+/// The data that the attention of all decoder layers shares.
 pub struct Common<D: Device> {
     /// The library's layer: the weights are of the call.
     pub layer: Layer<D>,
@@ -128,7 +128,8 @@ impl<D: Operations> Attention<D> {
         )
     }
 
-    // What the cache holds of each token: the normed latents, and beside them the rotary keys.
+    // Computes the cached values of each token: the normed latents, and beside them the rotary
+    // keys.
     fn enqueue_latents(&self, common: &Common<D>, s: &mut Scratch<D>, tokens: usize) -> Result<()> {
         let [hidden, _, _, latent, rope, ..] = widths(&common.config);
         let (device, eps) = (common.layer.device(), common.config.widths.rms_norm_eps);

@@ -12,7 +12,7 @@ pub struct Config {
     pub attention: ModelConfig,
     /// The widths around it.
     pub widths: Widths,
-    /// How tokens find experts, if there are any.
+    /// The routing of tokens to experts, if there are any.
     pub routing: Option<Routing>,
 }
 
@@ -21,15 +21,15 @@ pub struct Config {
 pub struct Routing {
     /// The experts that tokens are routed to.
     pub experts: usize,
-    /// Those of a token.
+    /// The number of experts of a token.
     pub per_token: usize,
     /// The groups that experts are in, of as many each.
     pub groups: usize,
     /// The groups that a token's experts are chosen from.
     pub groups_per_token: usize,
-    /// Whether the weights of a token's experts add up to `scale`.
+    /// True if the weights of a token's experts are scaled to add up to `scale`.
     pub normalise: bool,
-    /// What weights are multiplied by.
+    /// The factor of the weights.
     pub scale: f32,
     /// The width within an expert.
     pub inner: usize,
@@ -161,8 +161,8 @@ impl Routing {
 /// The most experts that the kernel on a GPU routes to.
 pub const MOST_EXPERTS: usize = 256;
 
-/// Where the `count` largest values are of those that are `eligible`, the first of equal ones
-/// first.
+/// The positions of the `count` largest values among the `eligible` ones. Of equal values the first
+/// comes first.
 fn largest(values: &[f32], count: usize, eligible: impl Fn(usize) -> bool) -> Vec<usize> {
     let mut places: Vec<usize> = (0..values.len()).filter(|at| eligible(*at)).collect();
     places.sort_by(|a, b| values[*b].total_cmp(&values[*a]));
@@ -170,7 +170,7 @@ fn largest(values: &[f32], count: usize, eligible: impl Fn(usize) -> bool) -> Ve
     places
 }
 
-/// What a configuration says beside its attention.
+/// The fields of a configuration beside its attention.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub struct Widths {
     /// The number of tokens.
@@ -179,7 +179,7 @@ pub struct Widths {
     pub hidden_size: usize,
     /// The width within the MLP.
     pub intermediate_size: usize,
-    /// Of the norms.
+    /// The epsilon of the norms.
     pub rms_norm_eps: f32,
 }
 
@@ -307,7 +307,7 @@ mod tests {
             ..ROUTING
         };
         near(weigh(plain, scores, none), [0.0, 0.0, 0.0, 1.5, 1.75, 0.0]);
-        // Of equal ones the first.
+        // Among equal scores the first are taken.
         near(
             weigh(plain, [0.5; 6], none),
             [1.25, 1.25, 0.0, 0.0, 0.0, 0.0],

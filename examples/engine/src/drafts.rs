@@ -1,7 +1,8 @@
 //! Guesses of a request's next tokens, which one step then verifies all at once.
 
-/// What followed the last time the request's last two tokens, or else its last one, stood there: at
-/// most `most` tokens. Text repeats itself; where it does not, there is nothing to verify.
+/// Drafts the next tokens of a request: at most `most` of the tokens that followed the last earlier
+/// occurrence of its last two tokens, or else of its last one. Text repeats itself; where it does
+/// not, there is nothing to verify.
 pub fn guess(tokens: &[u32], most: usize) -> &[u32] {
     for length in [2, 1] {
         let Some(start) = tokens.len().checked_sub(length) else {
@@ -16,8 +17,8 @@ pub fn guess(tokens: &[u32], most: usize) -> &[u32] {
     &[]
 }
 
-/// How many of these drafts are what the model would have said: `best[i]` is the likeliest token
-/// behind draft i − 1, and `best[0]` behind the token before all drafts.
+/// The number of drafts that the model agrees with: `best[i]` is the likeliest token behind draft i
+/// − 1, and `best[0]` behind the token before all drafts.
 pub fn accepted(drafts: &[u32], best: &[u32]) -> usize {
     let agrees = |(draft, best): &(&u32, &u32)| draft == best;
     drafts.iter().zip(best).take_while(agrees).count()

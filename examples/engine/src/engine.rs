@@ -10,7 +10,7 @@ use crate::request::{Ending, Request, RequestId};
 use crate::runner::{Brought, Runner, Size};
 use crate::scheduler::Scheduler;
 
-/// What a step has done for a request.
+/// The result of a step for a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
     /// It got tokens.
@@ -89,7 +89,7 @@ impl<D: Graphs> Engine<D> {
         Some(Event::Ended(id, Ending::Cancelled))
     }
 
-    /// Whether there is nothing to do.
+    /// True if there is nothing to do.
     pub fn is_idle(&self) -> bool {
         self.scheduler.running().is_empty() && self.scheduler.waiting() == 0
     }

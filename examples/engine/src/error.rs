@@ -1,10 +1,10 @@
-//! What can go wrong, and what refuses a request.
+//! The engine's errors, and the refusals of requests.
 
 /// An error of the engine.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Of the layer or the device.
+    /// The layer or the device failed.
     #[error(transparent)]
     Layer(#[from] mla_runtime::Error),
     /// No backend fits.
@@ -13,20 +13,20 @@ pub enum Error {
     /// The model's configuration.
     #[error(transparent)]
     Model(#[from] mla_runtime::model::ModelError),
-    /// What the engine itself reads of the configuration.
+    /// The fields of the configuration that the engine itself reads.
     #[error("config: {0}")]
     Config(#[from] serde_json::Error),
-    /// What is shown cannot be written.
+    /// The output cannot be written.
     #[error("output: {0}")]
     Output(#[from] std::io::Error),
     /// A request or setting that cannot be served.
     #[error("{field}: given {given}, accepted {accepted}")]
     Refused {
-        /// Which field.
+        /// The field.
         field: &'static str,
         /// Its value.
         given: String,
-        /// What would be served.
+        /// The accepted values.
         accepted: String,
     },
 }

@@ -25,13 +25,13 @@ struct Arguments {
     /// A model's config.json; without one, a small model with the attention of DeepSeek-V3.
     #[arg(long)]
     config: Option<PathBuf>,
-    /// How many requests arrive, one every two steps.
+    /// Number of requests that arrive, one every two steps.
     #[arg(long, default_value_t = 24)]
     requests: usize,
     /// The most tokens of a prompt, the beginning that all share included.
     #[arg(long, default_value_t = 160)]
     prompt: usize,
-    /// How many tokens each request generates.
+    /// Number of tokens that each request generates.
     #[arg(long, default_value_t = 48)]
     tokens: usize,
     /// Drafts that a step verifies, for each request.
@@ -43,7 +43,7 @@ struct Arguments {
     /// The most tokens of a step.
     #[arg(long, default_value_t = 256)]
     step: usize,
-    /// What weights and prompts are made from.
+    /// Seed of the weights and prompts.
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }

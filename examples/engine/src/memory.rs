@@ -17,15 +17,15 @@ pub struct Memory<D: Device> {
     pub ids: Ids<D>,
     /// The likeliest token behind each.
     pub best: Ids<D>,
-    /// What layers compute.
+    /// The values that layers compute.
     pub scratch: Scratch<D>,
     /// One for each decoder layer.
     pub caches: Vec<D::Buffer>,
-    /// Of each of them.
+    /// The layout of each of them.
     pub cache_layout: CacheLayout,
 }
 
-/// What the layers of a step compute, one layer after the other in the same place.
+/// The values that the layers of a step compute, one layer after the other in the same place.
 #[expect(missing_docs, reason = "each is named by what it holds")]
 pub struct Scratch<D: Device> {
     pub hidden: Tensor<D>,

@@ -1,4 +1,4 @@
-//! What is counted, and what is said of it at the end.
+//! The counts of an engine, and their summary at the end.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ pub struct Metrics {
     pub shared_tokens: usize,
     /// Drafts that were verified.
     pub drafts: usize,
-    /// Those drafts that were right.
+    /// The drafts that were right.
     pub accepted_drafts: usize,
     /// Pages that were copied before a write.
     pub copied_pages: usize,
@@ -25,7 +25,7 @@ pub struct Metrics {
     pub preemptions: usize,
     /// Requests that ran to their end.
     pub finished: usize,
-    /// Of each request that got one, from its arrival to its first token.
+    /// The times from arrival to first token, of each request that got one.
     pub first_tokens: Vec<Duration>,
     /// The most pages that were used at once, and all there are.
     pub pages: [usize; 2],

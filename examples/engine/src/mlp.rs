@@ -1,5 +1,5 @@
-//! What stands behind the attention of a decoder layer: a gated MLP, or a mixture of experts as
-//! DeepSeek-V3 has it.
+//! The part of a decoder layer behind its attention: a gated MLP, or a mixture of experts as in
+//! DeepSeek-V3.
 //!
 //! Every expert computes every token, and the router's weights, of which all but a few are 0, add
 //! up what they say. A step then enqueues the same launches wherever its tokens are routed, as a
@@ -34,7 +34,7 @@ struct Experts<D: Device> {
     shared: Gated<D>,
 }
 
-/// What a decoder layer has.
+/// The kind of the part.
 enum Kind<D: Device> {
     Dense(Gated<D>),
     Experts(Experts<D>),

@@ -9,7 +9,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
-/// What a registered page holds: its tokens, behind the prefix of this hash.
+/// The content of a registered page: its tokens, behind the prefix of this hash.
 #[derive(PartialEq, Eq, Hash, Clone)]
 struct Prefix {
     before: u64,
@@ -27,13 +27,13 @@ impl Prefix {
 /// All pages of the cache.
 pub struct Pages {
     page_size: usize,
-    /// By page, how many requests refer to it.
+    /// The number of requests that refer to each page.
     holders: Vec<u32>,
     free: Vec<i32>,
     /// Registered pages that nobody refers to, the longest unused first.
     idle: VecDeque<i32>,
     by_prefix: HashMap<Prefix, i32>,
-    /// By page, what it is registered under.
+    /// The prefix that each page is registered under.
     registered: Vec<Option<Prefix>>,
     most_used: usize,
 }
@@ -130,7 +130,7 @@ impl Pages {
         }
     }
 
-    /// Whether its only holder may write to it: no one else refers to it or will find it by its
+    /// True if its only holder may write to it: no one else refers to it or will find it by its
     /// prefix.
     pub fn is_private(&self, page: i32) -> bool {
         self.holders[page as usize] == 1 && self.registered[page as usize].is_none()

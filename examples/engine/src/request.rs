@@ -17,13 +17,13 @@ pub enum Ending {
 
 /// A request between its arrival and its end.
 pub struct Request {
-    /// Which it is.
+    /// The request's number.
     pub id: RequestId,
     /// The prompt, and behind it what was generated.
     pub tokens: Vec<u32>,
-    /// Of these the prompt's.
+    /// The number of tokens of the prompt.
     pub prompt: usize,
-    /// How many tokens there will be in the end.
+    /// The number of tokens at the end.
     pub end: usize,
     /// The tokens whose rows are in the cache.
     pub cached: usize,
@@ -61,17 +61,17 @@ impl Request {
         self.tokens.len() - self.cached
     }
 
-    /// Whether the next step gives it a token at the cost of one.
+    /// True if one token is pending: the next step computes it and generates the one after it.
     pub fn decodes(&self) -> bool {
         self.pending() == 1
     }
 
-    /// Whether there is nothing more to generate.
+    /// True if there is nothing more to generate.
     pub fn is_done(&self) -> bool {
         self.tokens.len() >= self.end
     }
 
-    /// What was generated.
+    /// The generated tokens.
     pub fn generated(&self) -> &[u32] {
         &self.tokens[self.prompt..]
     }

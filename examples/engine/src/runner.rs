@@ -12,7 +12,7 @@ use crate::memory::{Layer, Memory, Scratch, Shared};
 use crate::model::Model;
 use crate::tensor::Ids;
 
-/// What one request brings to a step.
+/// The part of one request in a step.
 pub struct Brought<'a> {
     /// Its new tokens.
     pub tokens: &'a [u32],
@@ -22,7 +22,7 @@ pub struct Brought<'a> {
     pub pages: &'a [i32],
 }
 
-/// How large a runner is.
+/// The size of a runner.
 #[derive(Clone, Copy, Debug)]
 pub struct Size {
     /// The pages of the cache.

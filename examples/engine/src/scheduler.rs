@@ -1,4 +1,4 @@
-//! Which requests a step brings, and how many tokens each.
+//! The scheduler: it chooses the requests of a step, and the number of tokens of each.
 //!
 //! Requests that decode come first, each with its drafts; what is left of a step's tokens goes to
 //! prompts, in parts if need be. A request that finds no page waits until the youngest ones have
@@ -13,9 +13,9 @@ use crate::metrics::Metrics;
 use crate::pages::Pages;
 use crate::request::{Request, RequestId};
 
-/// What a step brings of one running request.
+/// The part of one running request in a step.
 pub struct Share {
-    /// Which request.
+    /// The request.
     pub id: RequestId,
     /// Tokens that are known, from the first that is not in the cache.
     pub known: usize,
@@ -67,7 +67,7 @@ impl Scheduler {
         &self.running
     }
 
-    /// How many wait.
+    /// The number of waiting requests.
     pub fn waiting(&self) -> usize {
         self.waiting.len()
     }
@@ -107,7 +107,7 @@ impl Scheduler {
         let mut shares: Vec<Share> = Vec::new();
         let mut left = self.most_tokens;
         for decodes in [true, false] {
-            // By id, since some may be sent back meanwhile.
+            // Ids are collected first, since some requests may be sent back meanwhile.
             let of_kind = |request: &&Request| request.decodes() == decodes;
             let ids = self
                 .running

@@ -1,4 +1,4 @@
-//! What a terminal shows while the engine runs: a line of its state, and above it the tokens as
+//! The display in a terminal while the engine runs: a line of its state, and above it the tokens as
 //! they come.
 
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use crate::engine::{Engine, Event};
 use crate::graphs::Graphs;
 use crate::request::{Ending, RequestId};
 
-/// How many tokens of a request make a line.
+/// The number of a request's tokens in a line.
 const LINE: usize = 12;
 
 /// The live line, and what each request has said since its last line.

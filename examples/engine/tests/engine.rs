@@ -36,7 +36,7 @@ fn tiny(size: Size) -> Engine<Cpu> {
     Engine::new(&Cpu::new(), &config, &size, 7).unwrap()
 }
 
-/// What was generated, by request, and how each one ended.
+/// The generated tokens of each request, and its end.
 #[derive(Default)]
 struct Said {
     tokens: BTreeMap<RequestId, Vec<u32>>,
@@ -85,7 +85,8 @@ fn prompts() -> Vec<Vec<u32>> {
     prompts
 }
 
-/// Of each prompt what a fresh engine without drafts and with room for it in one step says.
+/// The output of a fresh engine for each prompt alone, without drafts and with room for all of it
+/// in one step.
 fn alone(prompts: &[Vec<u32>], more: usize) -> Vec<Vec<u32>> {
     let size = Size {
         drafts: 0,
@@ -278,7 +279,7 @@ fn what_cannot_be_served_is_refused_by_its_name() {
             SIZE.tokens - 1
         )
     );
-    // As many pages as can be counted, and more than any machine has memory for.
+    // The page count is the largest that is accepted, and no machine has memory for it.
     let said = refused(Size {
         pages: Size::MOST,
         ..SIZE

@@ -1,4 +1,4 @@
-//! How much of the engine is the library's use: what an author writes for a step.
+//! Counts the lines of the engine that use the library: those that an author writes for a step.
 
 const ATTENTION: &str = include_str!("../src/attention.rs");
 const RUNNER: &str = include_str!("../src/runner.rs");
@@ -43,7 +43,7 @@ fn a_step_takes_at_most_25_lines_of_the_library() {
     );
     assert!(layer.len() + plan.len() + prepare.len() <= 25);
     assert!(plan.len() + replay.len() <= 25);
-    // What makes a step is within these parts, and nowhere else.
+    // Each call that makes a step is within one of these parts, and nowhere else.
     for (call, part, source) in [
         (".forward_unrotated(", layer, ATTENTION),
         ("Step::plan(", plan, RUNNER),

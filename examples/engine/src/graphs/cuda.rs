@@ -13,7 +13,7 @@ use crate::model::Model;
 const SIZES: [usize; 6] = [1, 2, 4, 8, 16, 32];
 
 impl Graphs for Cuda {
-    /// By new tokens of a request.
+    /// The graphs by the number of new tokens of a request.
     type Captured = Vec<(u32, DecodeGraphs)>;
 
     fn capture(

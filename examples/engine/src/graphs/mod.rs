@@ -1,4 +1,4 @@
-//! How a device replays a step that it has run before.
+//! Replays of steps that a device has run before.
 
 mod cpu;
 #[cfg(feature = "gpu")]

@@ -23,7 +23,7 @@ mod ffi {
 
 type Launch<Params> = unsafe extern "C" fn(*const Params, *mut std::ffi::c_void) -> i32;
 
-/// What is read and where results go, as addresses.
+/// The operands and the result of a launch, as addresses.
 struct Rows<'a> {
     from: TensorRef<'a, Cuda>,
     other: u64,

@@ -1,4 +1,4 @@
-//! What a model does beside attention and matrix products.
+//! The operations of a model beside attention and matrix products.
 
 mod cpu;
 #[cfg(feature = "gpu")]
@@ -11,7 +11,7 @@ use crate::config::Routing;
 
 /// A device that the engine runs on. Rows are `[T, 1, W]`.
 pub trait Operations: Device {
-    /// What the model is computed in.
+    /// The dtype in which the model is computed.
     const DTYPE: DType;
 
     /// The device itself.
