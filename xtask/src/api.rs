@@ -93,7 +93,7 @@ fn list(workspace: &Workspace, package: &str, features: &str) -> anyhow::Result<
         .args(["--features", features])
         .args(["--", "-Zunstable-options", "--output-format=json"])
         .env("RUSTDOC", unstable_rustdoc(&workspace.target)?)
-        // As where documentation is hosted: without CUDA.
+        // Documentation is hosted without CUDA: this takes the same path.
         .env("DOCS_RS", "1")
         .status()?;
     ensure!(

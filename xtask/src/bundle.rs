@@ -22,7 +22,7 @@ pub(crate) struct Arguments {
     /// takes: nvcc on the path, a CUDA toolkit to link, `CUDA_COMPUTE_CAP`.
     #[arg(long)]
     candle: bool,
-    /// Where the bundle goes; what is there is replaced. By default `bundle` in the target folder.
+    /// Folder of the bundle; what is there is replaced. By default `bundle` in the target folder.
     #[arg(long)]
     output: Option<PathBuf>,
 }
@@ -30,8 +30,9 @@ pub(crate) struct Arguments {
 /// The most that a bundle may hold: it travels with every run.
 const MOST: u64 = 60 << 20;
 
-/// Where all programs are if they hold more than that. Each carries the kernels of all families, so
-/// one archive that sees across programs is little larger than one of them; `run.sh` unpacks it.
+/// The archive of all programs, used if they hold more than that. Each carries the kernels of all
+/// families, so one archive that sees across programs is little larger than one of them; `run.sh`
+/// unpacks it.
 const ARCHIVE: &str = "programs.tar.xz";
 
 const FOLDERS: [&str; 4] = ["tests", "benches", "examples", "bin"];

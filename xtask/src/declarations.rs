@@ -10,7 +10,7 @@ use crate::Workspace;
 pub(crate) fn run() -> anyhow::Result<()> {
     let workspace = Workspace::find()?;
     let all = made(&workspace)?;
-    // Those of each header follow a line that names it.
+    // The declarations of each header follow a line that names it.
     for of_header in all.split("\n// ") {
         let of_header = of_header.trim_start_matches("// ");
         let (header, items) = of_header.split_once('\n').context("no declarations")?;
@@ -33,8 +33,8 @@ pub(crate) fn run() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What bindgen makes of the headers of all families. The package itself need not compile: what it
-/// lacks may be what is to be declared.
+/// The declarations that bindgen writes for the headers of all families. The package itself need
+/// not compile: it may lack the very declarations that are to be written.
 fn made(workspace: &Workspace) -> anyhow::Result<String> {
     let features = families(workspace)?.join(",");
     let mut check = workspace

@@ -29,7 +29,7 @@ pub(crate) struct Arguments {
     /// Write compile_commands.json for clangd into the workspace's folder.
     #[arg(long)]
     compile_commands: bool,
-    /// How many units the summary names.
+    /// Number of units that the summary names.
     #[arg(long, default_value_t = 10)]
     top: usize,
 }
@@ -135,7 +135,7 @@ impl Follow {
         }
     }
 
-    /// Whether the build script ran at all.
+    /// True if the build script ran at all.
     fn finish(self) -> bool {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
@@ -144,7 +144,7 @@ impl Follow {
     }
 }
 
-/// Where the time goes: the slowest units first.
+/// The units that take the most time, the slowest first.
 fn summary(report: &Report, top: usize) -> String {
     let mut units: Vec<_> = report.units.iter().collect();
     units.sort_by(|a, b| b.compile_seconds.total_cmp(&a.compile_seconds));

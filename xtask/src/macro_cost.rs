@@ -1,4 +1,4 @@
-//! What one more backend adds to a check build of mla-kernels, by Cargo's own timings.
+//! The time that one more backend adds to a check build of mla-kernels, by Cargo's own timings.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -10,10 +10,10 @@ use crate::Workspace;
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// How many backends are added.
+    /// Number of backends to add.
     #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..))]
     backends: u32,
-    /// How often each build is timed; the fastest counts.
+    /// Number of timings of each build; the fastest counts.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
     /// Fail where a backend adds more.

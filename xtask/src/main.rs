@@ -62,7 +62,8 @@ enum Chore {
 fn main() -> ExitCode {
     match run(Arguments::parse().chore) {
         Ok(()) => ExitCode::SUCCESS,
-        // What failed and why, and no backtrace: a chore's error is its user's to mend.
+        // The error and its causes are printed without a backtrace: a chore's error is its user's
+        // to mend.
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
@@ -87,11 +88,12 @@ fn run(chore: Chore) -> anyhow::Result<()> {
     }
 }
 
-/// What the chores need to know of the workspace: where it is, and where its target folder is.
+/// The folders of the workspace that the chores need.
 struct Workspace {
     root: PathBuf,
     target: PathBuf,
-    /// Where build scripts write: the target folder, if the user did not choose another.
+    /// The folder that build scripts write to: the target folder, if the user did not choose
+    /// another.
     build: PathBuf,
 }
 
@@ -111,7 +113,7 @@ impl Workspace {
         })
     }
 
-    /// What Cargo knows of the packages, without those from elsewhere.
+    /// Cargo's metadata of the packages, without those from elsewhere.
     fn metadata(&self) -> anyhow::Result<cargo_metadata::Metadata> {
         let mut command = cargo_metadata::MetadataCommand::new();
         Ok(command.current_dir(&self.root).no_deps().exec()?)

@@ -1,4 +1,4 @@
-//! Whether what would be published is complete, and nothing else.
+//! Checks that the published packages are complete and hold nothing else.
 
 use std::collections::HashSet;
 
@@ -47,7 +47,7 @@ const PACKAGES: &[(&str, &str, &[&str])] = &[
     ),
 ];
 
-/// What has no place in the root package, whose folder holds everything.
+/// Paths that have no place in the root package, whose folder holds everything.
 const FOREIGN: &[&str] = &[
     ".ci",
     ".cargo/",

@@ -35,7 +35,7 @@ pub(crate) struct Arguments {
 /// of these.
 const FAMILIES: [&str; 3] = ["sm80", "sm90", "sm100"];
 
-/// What crates.io takes.
+/// The maximal size of a package on crates.io.
 const MOST: u64 = 10 << 20;
 
 /// The file in a family's package that says what its objects were made of and by.
@@ -286,7 +286,7 @@ fn pinned(description: &Value) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the objects contain, and under which terms.
+/// The contents of the objects, and their licences.
 fn notice(family: &str, description: &Value) -> anyhow::Result<String> {
     let folder = Pins::current()
         .folder()

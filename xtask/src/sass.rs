@@ -70,12 +70,12 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 /// A function of the machine code, for one target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Function {
-    /// As the compiler wrote it.
+    /// The name that the compiler wrote.
     symbol: String,
     code: Code,
 }
 
-/// What is compared of a function.
+/// The parts of a function that are compared.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Code {
     target: String,
@@ -158,10 +158,10 @@ fn compile(arguments: &Arguments, tree: &Path, out: &Path) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Where the disassemblers are.
+/// The disassemblers.
 struct Tools {
     cuobjdump: PathBuf,
-    /// What PATH has to hold for it.
+    /// The value of PATH that it needs.
     path: std::ffi::OsString,
 }
 
@@ -243,10 +243,10 @@ fn installed(python: &Path, folder: &Path, package: &str) -> anyhow::Result<Path
     Ok(target.join("nvidia/cu13/bin"))
 }
 
-/// What each function uses, by its target and its symbol.
+/// The resources of each function, by its target and its symbol.
 type Resources = HashMap<(String, String), String>;
 
-/// Of `cuobjdump -res-usage`.
+/// Reads the output of `cuobjdump -res-usage`.
 fn resources(text: &str) -> Resources {
     let mut lines = text.lines();
     let mut target = String::new();
@@ -265,7 +265,8 @@ fn resources(text: &str) -> Resources {
     found
 }
 
-/// Of `cuobjdump -sass`: its functions. Names of symbols stand in their headings alone.
+/// Reads the functions from the output of `cuobjdump -sass`. Names of symbols stand in their
+/// headings alone.
 fn functions(text: &str, resources: &Resources) -> Vec<Function> {
     let mut target = String::new();
     let mut functions: Vec<Function> = Vec::new();

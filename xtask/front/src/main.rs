@@ -1,6 +1,6 @@
-//! What `cargo xtask` starts. The toolkit is wanted before anything is compiled, so its chore is
-//! here, with hardly a dependency; every other chore is in `xtask`, which is compiled when one is
-//! asked for.
+//! The program that `cargo xtask` starts. The toolkit is wanted before anything is compiled, so its
+//! chore is here, with hardly a dependency; every other chore is in `xtask`, which is compiled when
+//! one is asked for.
 
 mod toolkit;
 
@@ -24,7 +24,7 @@ mod pins;
 fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
-        // What failed and why, and no backtrace.
+        // The error and its causes, without a backtrace.
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE

@@ -79,7 +79,7 @@ fn mend(tree: &Tree, errors: &[Diagnostic]) -> BTreeSet<String> {
     changed
 }
 
-/// Where a match lacks the format, and the arm that the compiler suggests.
+/// The place of a match that lacks the format, and the arm that the compiler suggests.
 fn missing_arm(tree: &Tree, error: &Diagnostic) -> (String, usize, String) {
     let is_missing = error.code.as_ref().is_some_and(|code| code.code == "E0004");
     assert!(
@@ -202,7 +202,7 @@ const LIST: &str = "cuda/formats/formats.cuh";
 /// The unit that chooses among the cache's kernels by the list.
 const CACHE_UNIT: &str = "cuda/all/cache.cu";
 
-/// What a compiler says of a line.
+/// A compiler's error about a line.
 #[derive(Debug)]
 struct Error {
     file: String,
@@ -248,7 +248,7 @@ fn errors(tree: &Tree, units: &[String]) -> Vec<Error> {
     errors
 }
 
-// As GCC says it, `file:line:column: error: …`, or nvcc, `file(line): error: …`.
+// Reads GCC's `file:line:column: error: …` or nvcc's `file(line): error: …`.
 fn error(line: &str) -> Option<Error> {
     let (place, message) = line.split_once(": error: ")?;
     let (file, numbers) = place.split_once([':', '('])?;

@@ -93,7 +93,7 @@ MlaStatus mla_decode_sm89(const MlaMadeUpParams* params, void* stream);
 #endif
 "#;
 
-/// What bindgen makes of the header.
+/// The declarations that bindgen writes for the header.
 const DECLARATIONS: &str = r#"// cuda/sm89/mla_sm89.h
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
@@ -125,7 +125,7 @@ extern "C" MlaStatus mla_decode_sm89(const MlaMadeUpParams* params, void*) {
 }
 "#;
 
-/// What the family consists of, in folders of its name.
+/// The files of the family, in folders of its name.
 const FILES: [(&str, &str); 6] = [
     ("cuda/sm89/targets.txt", "sm_89\n"),
     ("cuda/sm89/mla_sm89.h", HEADER),
@@ -135,10 +135,10 @@ const FILES: [(&str, &str); 6] = [
     ("src/backends/sm89/made_up.rs", BACKEND),
 ];
 
-/// Where they lie.
+/// The folders of the files.
 const FOLDERS: [&str; 2] = ["cuda/sm89/", "src/backends/sm89/"];
 
-/// What it adds to a file that is there, before this text.
+/// The row that it adds to an existing file, before this text.
 const ROW: (&str, &str, &str) = ("Cargo.toml", "sm90 = [\"gpu\"", "sm89 = [\"gpu\"]\n");
 
 /// Holds, if it compiles, where the family is `on` or not.

@@ -1,5 +1,5 @@
-//! What it takes to add a cache format or a family: exactly what CONTRIBUTING.md says, tried in a
-//! copy of this tree.
+//! The steps that add a cache format or a family: exactly those of CONTRIBUTING.md, tried in a copy
+//! of this tree.
 
 mod cache_format;
 mod family;

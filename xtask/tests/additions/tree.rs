@@ -61,7 +61,7 @@ impl Tree {
             let bytes = fs::read(workspace.join(file)).unwrap();
             tree.write_bytes(file, &bytes);
         }
-        // What an earlier run added.
+        // Files that an earlier run added are removed.
         for entry in walk(&tree.root) {
             let relative = entry.strip_prefix(&tree.root).unwrap();
             if !files.contains(relative.to_str().unwrap()) {
@@ -96,7 +96,7 @@ impl Tree {
         self.write(file, &text.replace(from, to));
     }
 
-    /// What was written since: the new files, and those that are edited.
+    /// The changes since: the new files, and those that are edited.
     pub(crate) fn changes(&self) -> [BTreeSet<String>; 2] {
         let [mut new, mut edited] = [BTreeSet::new(), BTreeSet::new()];
         for entry in walk(&self.root) {
@@ -152,7 +152,7 @@ impl Tree {
             nvcc.display()
         );
         Command::new(nvcc)
-            // Which quotes GCC writes depends on it.
+            // The locale decides which quotes GCC writes.
             .env("LC_ALL", "C")
             .args([
                 "-std=c++17",
@@ -172,7 +172,7 @@ impl Tree {
             .unwrap()
     }
 
-    /// What [`compile`](Self::compile) writes.
+    /// The file that [`compile`](Self::compile) writes.
     pub(crate) fn object(&self) -> PathBuf {
         self.root.with_extension("o")
     }
@@ -187,7 +187,7 @@ fn walk(folder: &Path) -> Vec<PathBuf> {
     for entry in fs::read_dir(folder).into_iter().flatten() {
         let path = entry.unwrap().path();
         match path.is_dir() {
-            // Of a build in the copy.
+            // The folder of a build in the copy is skipped.
             true if path.ends_with("target") => {}
             true => files.extend(walk(&path)),
             false => files.push(path),

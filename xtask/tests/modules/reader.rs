@@ -22,7 +22,7 @@ pub(crate) struct Crate {
 struct Module {
     /// The paths that it names, from the crate's root.
     names: BTreeSet<Name>,
-    /// What it re-exports: a name of its own, and the path behind it.
+    /// The re-exports: a name of its own, and the path behind it.
     exports: BTreeMap<String, Name>,
 }
 
@@ -158,7 +158,7 @@ impl Crate {
     }
 }
 
-/// Whether imports lead from one module to another.
+/// True if imports lead from one module to another.
 fn leads(imports: &BTreeMap<String, BTreeSet<String>>, from: &str, to: &str) -> bool {
     let mut seen = BTreeSet::new();
     let mut next = vec![from];
