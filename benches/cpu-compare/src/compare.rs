@@ -15,7 +15,7 @@ const PAUSE: Duration = Duration::from_millis(300);
 // At least one run, and long enough for the system to spread threads over cores.
 const WARM_UP: Duration = Duration::from_millis(200);
 
-/// What one case came to.
+/// The result of one case.
 pub(crate) struct Comparison {
     pub(crate) case: String,
     pub(crate) flop: f64,
@@ -25,7 +25,7 @@ pub(crate) struct Comparison {
     pub(crate) without_torch: Option<String>,
 }
 
-/// What one contender took.
+/// The times of one contender.
 pub(crate) struct Row {
     pub(crate) who: String,
     /// A call when everything has settled.
@@ -42,7 +42,7 @@ pub(crate) struct Time {
     pub(crate) ratio: f64,
 }
 
-/// Who takes part.
+/// The contenders that take part.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Who {
     Everybody,
@@ -155,7 +155,8 @@ fn contenders<'a, T: Element + candle_core::WithDType>(
     Ok((contenders, truth))
 }
 
-// By a single run each: who takes four times as long as the fastest but us is left out.
+// Leaves out contenders that take four times as long as the fastest one but ours, by a single run
+// each.
 fn leave_slow_ones_out(contenders: &mut Vec<Contender<'_>>) -> Result<(), Failure> {
     let runs = contenders.iter_mut().map(|contender| (contender.run)());
     let times = runs.collect::<Result<Vec<f64>, Failure>>()?;
@@ -168,7 +169,7 @@ fn leave_slow_ones_out(contenders: &mut Vec<Contender<'_>>) -> Result<(), Failur
     Ok(())
 }
 
-// Of each contender: the first call after a pause, and a call when everything has settled.
+// Times each contender: the first call after a pause, and a call when everything has settled.
 fn take_turns(
     contenders: &mut [Contender<'_>],
     rounds: usize,

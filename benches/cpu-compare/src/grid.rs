@@ -10,7 +10,7 @@ use crate::work::{Case, Numbers};
 
 const ROUNDS: usize = 5;
 
-// What a case may take: everybody does it some dozens of times, and candle holds its scores.
+// The limits of a case: every contender runs it some dozens of times, and candle holds its scores.
 const MOST_FLOP: f64 = 1e10;
 const MOST_BYTES: usize = 400 << 20;
 

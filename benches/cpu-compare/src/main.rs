@@ -23,7 +23,7 @@ use work::Case;
 
 type Failure = Box<dyn std::error::Error>;
 
-/// What the arguments say.
+/// The arguments.
 struct Options {
     candle: bool,
     cases: String,

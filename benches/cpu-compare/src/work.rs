@@ -24,7 +24,7 @@ pub(crate) struct Case {
     phase: Phase,
     requests: usize,
     heads: usize,
-    /// Of each request: new ones in prefill, cached ones in decode.
+    /// The number of tokens of each request: new ones in prefill, cached ones in decode.
     tokens: usize,
 }
 
