@@ -1,4 +1,4 @@
-/// What the author says about it.
+/// The author's description.
 #[cfg(feature = "flash")]
 /**
 | backend | `EVERY_KEY` |

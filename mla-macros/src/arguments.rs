@@ -1,4 +1,4 @@
-//! What stands in the attribute's parentheses: `key = value`, separated by commas.
+//! The arguments in the attribute's parentheses: `key = value`, separated by commas.
 
 use proc_macro2::{Delimiter, Ident, Span, TokenStream, TokenTree};
 use syn::{Lit, LitStr, Path};
@@ -134,12 +134,12 @@ impl Arguments {
         self.arguments.iter().find(|argument| argument.key == *key)
     }
 
-    /// Whether a key was written, whatever its value.
+    /// True if a key was written, whatever its value.
     pub(crate) fn has(&self, key: &Key) -> bool {
         self.get(key).is_some()
     }
 
-    /// Whether a key was neither written nor meant.
+    /// True if a key was neither written nor meant.
     pub(crate) fn misses(&self, key: &Key) -> bool {
         !self.has(key) && !self.meant.contains(key)
     }
@@ -152,7 +152,7 @@ impl Arguments {
         }
     }
 
-    /// Where a key's value stands, or the attribute where the key was not written.
+    /// The place of a key's value, or of the attribute if the key was not written.
     pub(crate) fn span(&self, key: &Key) -> Span {
         self.get(key).map_or_else(Span::call_site, |it| it.span)
     }
@@ -223,8 +223,8 @@ fn without_equals(rest: &[TokenTree], key: Key) -> Fault {
     Fault::new(format!("`{}`", text_of(rest)), accepted).hint(hint)
 }
 
-// What stands between two commas, cut before each further `key =`, and before a semicolon that
-// stands there in the place of the comma: no value has an equals sign.
+// Cuts the tokens between two commas before each further `key =`. Also cuts before a semicolon that
+// stands in the place of the comma there: no value has an equals sign.
 fn without_commas(argument: &[TokenTree]) -> Vec<&[TokenTree]> {
     let mut parts = Vec::new();
     let mut start = 0;

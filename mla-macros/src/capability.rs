@@ -40,14 +40,14 @@ impl Capabilities {
         }
     }
 
-    /// Whether every capability of `other` is in this set.
+    /// True if every capability of `other` is in this set.
     pub(crate) fn covers(self, other: Self) -> bool {
         let (least, most) = self.bounds();
         let (other_least, other_most) = other.bounds();
         least <= other_least && other_most <= most
     }
 
-    /// Whether some capability is in both sets.
+    /// True if some capability is in both sets.
     pub(crate) fn overlaps(self, other: Self) -> bool {
         let (least, most) = self.bounds();
         let (other_least, other_most) = other.bounds();
@@ -55,7 +55,7 @@ impl Capabilities {
     }
 }
 
-/// As the attribute writes it.
+/// Writes the set in the attribute's notation.
 impl fmt::Display for Capabilities {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -121,7 +121,7 @@ fn of_a_generation(set: Capabilities) -> Option<Capabilities> {
     }
 }
 
-// What a GPU or a generation of them is called.
+// The capabilities of a GPU, or of a generation of GPUs, by its name.
 fn called(name: &str) -> Option<Capabilities> {
     let exact = |major, minor| Some(Capabilities::Exact(Capability { major, minor }));
     match name {
@@ -177,7 +177,7 @@ pub(crate) fn meant(text: &str) -> Option<Capabilities> {
         .map(|set| of_a_generation(set).unwrap_or(set))
 }
 
-/// Whether the value of `sm` is the word for whatever the kernels are compiled for.
+/// True if the value of `sm` is the word `compiled`, which stands for the targets of the kernels.
 pub(crate) fn is_compiled(text: &str) -> bool {
     text.trim_matches(' ') == "compiled"
 }

@@ -11,7 +11,7 @@ use crate::vocabulary::{self, Name};
 /// The features of calls with lists of slots.
 const FEATURES_OF_LISTS: &[&str] = &["dense_requests", "second_cache"];
 
-/// What `key` says against `beside`.
+/// The contradiction of `key` with `beside`.
 pub(crate) struct Contradiction {
     pub(crate) key: Key,
     pub(crate) beside: Key,

@@ -1,12 +1,12 @@
-//! What is wrong with a use of the attribute, collected so that everything is reported at once.
+//! The errors in a use of the attribute, collected so that all of them are reported at once.
 
 use std::fmt::Display;
 
 use proc_macro2::{Span, TokenStream};
 use quote::quote_spanned;
 
-/// What was given, what is accepted, and what may have been meant; without a place, so that values
-/// can be read without one.
+/// The given text, the accepted ones, and the one that was probably meant. It has no place, so that
+/// values can be read without one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Fault {
     pub(crate) given: String,
@@ -69,7 +69,7 @@ pub(crate) struct Errors {
 }
 
 impl Errors {
-    /// What is wrong with `subject` (a key, or the place of the attribute).
+    /// Adds an error about `subject` (a key, or the place of the attribute).
     pub(crate) fn fault(&mut self, span: Span, subject: &str, fault: Fault) {
         let mut message = format!(
             "{subject}: given {}, accepted {}",

@@ -1,4 +1,4 @@
-//! What the attribute writes.
+//! The code that the attribute writes.
 
 use proc_macro2::{Group, Ident, Literal, Span, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
@@ -193,7 +193,8 @@ impl Runtime {
         let backend = variant(place.phase.backend());
         let self_type = &place.self_type;
         let this = quote!(<#self_type as #path::backend::#backend>);
-        // What holds for the block holds for its entry: `#[cfg(…)]` may stand below the attribute.
+        // Conditions of the block also hold for its entry: `#[cfg(…)]` may stand below the
+        // attribute.
         let cfgs = cfgs(place);
         // At the key, but not as if the author had written it.
         let span = Span::call_site().located_at(arguments.span(&key::SM));
@@ -208,14 +209,14 @@ impl Runtime {
         });
         let fault = match &spec.compiled[..] {
             _ if !runs_on_gpus(spec) => None,
-            // What is declared and compiled in no build is a reason: the package may be another
-            // author's.
+            // A declared capability that no build compiles is a reason against the backend, not an
+            // error: the package may be another author's.
             [] => {
                 let features = &spec.features_of_cargo;
                 let platform = quote!(<#this::Device as #path::device::Device>::PLATFORM);
                 Some(quote!(#path::private::build!(#(#features),*).fault(#platform)))
             }
-            // What is compiled is itself what it declares.
+            // Without `sm`, the compiled targets are themselves the declared ones.
             _ if spec.sm.is_none() => None,
             _ => Some(quote!(#this::KERNELS.fault(#this::SPEC.capabilities))),
         };
@@ -289,7 +290,7 @@ impl Runtime {
         Some((variant("Cpu"), message))
     }
 
-    /// What stands for the backend where it is left out: the same spec, and why.
+    /// Writes the code that replaces the backend if it is left out: the same spec, and the reason.
     fn absent(&self, place: &Place, spec: &Spec, off: &TokenStream) -> TokenStream {
         let path = &self.path;
         let (attributes, self_type) = (&place.attributes, &place.self_type);
@@ -425,7 +426,7 @@ impl Runtime {
         }
     }
 
-    /// How it takes its queries, keys and values.
+    /// The layouts and formats in which it takes its queries, keys and values.
     fn tensors(&self, spec: &Spec) -> TokenStream {
         let path = &self.path;
         let query_len = variant(spec.query_len.variant);
@@ -444,7 +445,7 @@ impl Runtime {
         }
     }
 
-    /// What it can do beside attention over a whole cache.
+    /// The abilities beside attention over a whole cache.
     fn abilities(&self, spec: &Spec) -> TokenStream {
         let path = &self.path;
         let graphs = variant(spec.graphs.variant);
@@ -567,7 +568,7 @@ fn runs_on_gpus(spec: &Spec) -> bool {
     !matches!(spec.sm.as_deref(), Some([Capabilities::Any]))
 }
 
-// Of the package that is being compiled, which only the compiler knows.
+// The default is the package that is being compiled, which only the compiler knows.
 fn provider(spec: &Spec) -> TokenStream {
     match &spec.provider {
         Some(provider) => quote!(#provider),
@@ -658,7 +659,7 @@ mod tests {
                 crate = crate::engine::mla_runtime,
             ),
             quote! {
-                /// What the author says about it.
+                /// The author's description.
                 #[cfg(feature = "flash")]
                 impl mla_runtime::backend::DecodeBackend for inner::Flash {
                     #![allow(unused)]

@@ -3,7 +3,7 @@
 use crate::place::Phase;
 use crate::vocabulary;
 
-/// What kind of literal a key's value is.
+/// The kind of literal of a key's value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Form {
     /// A string; for a single element, an integer will do.
@@ -23,13 +23,13 @@ pub(crate) struct Key {
     pub(crate) form: Form,
     /// The phase whose backends alone have it.
     pub(crate) only: Option<Phase>,
-    /// What it is where it is not given; `None` where it must be given.
+    /// The default; `None` if the key must be given.
     pub(crate) default: Option<&'static str>,
-    /// What it takes, as error messages say it.
+    /// The accepted values, in the words of error messages.
     pub(crate) accepted: &'static str,
     /// A value, as it is written.
     pub(crate) example: &'static str,
-    /// What it says about the backend.
+    /// The property of the backend that it states.
     pub(crate) meaning: &'static str,
 }
 
@@ -393,7 +393,7 @@ const _: () = assert!(
     "KV.accepted has other names than vocabulary::KV_FORMATS"
 );
 
-// Whether a text says `a list of` these names.
+// True if a text says `a list of` these names.
 const fn lists(text: &str, names: &[vocabulary::Name]) -> bool {
     let text = text.as_bytes();
     let mut at = "a list of ".len();

@@ -12,7 +12,7 @@ use syn::{
 
 use crate::errors::{Errors, Fault, nearest};
 
-/// Which of the two traits is implemented.
+/// The phase whose trait is implemented.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Phase {
     Prefill,
@@ -52,7 +52,7 @@ pub(crate) struct Place {
     pub(crate) body: Group,
 }
 
-/// Where the attribute belongs, as error messages say it.
+/// The place where the attribute belongs, in the words of error messages.
 const BELONGS: &str = "`impl PrefillBackend for T` or `impl DecodeBackend for T`";
 
 impl Place {
@@ -237,7 +237,7 @@ impl Parse for Head {
     }
 }
 
-// What an item without `impl` is, by its first keyword.
+// The kind of an item without `impl`, by its first keyword.
 fn item_name(tokens: &[TokenTree]) -> String {
     const KEYWORDS: [&str; 12] = [
         "struct",

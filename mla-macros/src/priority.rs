@@ -11,7 +11,7 @@ use crate::number;
 pub(crate) struct Priority {
     /// The first that matches decides.
     pub(crate) by_capability: Vec<(Capabilities, i32)>,
-    /// Where none matches.
+    /// The priority if none matches.
     pub(crate) otherwise: Option<i32>,
 }
 

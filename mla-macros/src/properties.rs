@@ -119,7 +119,7 @@ proptest! {
         expand(arguments, item.into_iter().collect());
     }
 
-    // What a hint recommends is never itself an error.
+    // A recommendation in a hint is never itself an error.
     #[test]
     fn hints_are_accepted(index in 0..KEYS.len(), value in hinted()) {
         let key = Ident::new(KEYS[index].name, Span::call_site());
@@ -210,7 +210,7 @@ fn every_example_in_the_table_is_accepted() {
     for key in KEYS {
         let example: TokenStream = key.example.parse().expect("an example is tokens");
         let name = Ident::new(key.name, Span::call_site());
-        // What some examples need beside them.
+        // Some examples need other keys beside them.
         let beside = match key.name {
             "sm" => quote!(dtypes = "bf16"),
             "compiled" | "feature" => quote!(sm = "90", dtypes = "bf16"),

@@ -234,8 +234,8 @@ impl Reader<'_> {
         !self.faulty.contains(key) && self.arguments.reads_well(key)
     }
 
-    /// What `parse` makes of the key's text or of its default. A key that must be given and was not
-    /// is an error already: then its example takes its place.
+    /// Applies `parse` to the key's text or to its default. A key that must be given and was not is
+    /// an error already: then its example takes its place.
     fn text<T>(&mut self, key: &Key, parse: impl FnOnce(&str, &mut Vec<Fault>) -> T) -> T {
         let example = key.example.trim_matches('"');
         self.text_or(key, key.default.unwrap_or(example), parse)

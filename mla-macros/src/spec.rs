@@ -1,4 +1,5 @@
-//! What the arguments say about a backend: the runtime's `BackendSpec`, with defaults filled in.
+//! The backend's properties from the arguments: the runtime's `BackendSpec`, with defaults filled
+//! in.
 
 use syn::Path;
 

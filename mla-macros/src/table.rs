@@ -9,8 +9,8 @@ use crate::vocabulary::Name;
 /// A row: what is said, and what the spec says of it.
 type Row = (&'static str, String);
 
-/// What the spec says, as a table of two columns: what comes before the provider and what behind
-/// it, since only the compiler knows the one that is not given.
+/// The spec as a table of two columns. It is in two parts, before and behind the provider, since
+/// only the compiler knows the default provider.
 pub(crate) fn markdown(spec: &Spec) -> [String; 2] {
     let of_phase = match spec.phase {
         Phase::Prefill => of_prefill(spec),
@@ -70,7 +70,7 @@ fn of_prefill(spec: &Spec) -> Vec<Row> {
     ]
 }
 
-/// What it asks for and brings, in either phase.
+/// The abilities of the backend, and its requirements, in either phase.
 fn abilities(spec: &Spec) -> Vec<Row> {
     let yes_or_no = |yes| if yes { "yes" } else { "no" };
     let mut rows = vec![
@@ -178,7 +178,7 @@ fn priority(spec: &Spec) -> String {
     parts.join(", ")
 }
 
-// As the command line and reasons write capabilities.
+// The notation of capabilities of the command line and of reasons.
 fn dotted(set: Capabilities) -> String {
     match set {
         Capabilities::Any => "any".to_owned(),

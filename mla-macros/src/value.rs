@@ -32,7 +32,7 @@ pub(crate) fn reserved(name: &str) -> Option<Fault> {
     is_reserved.then(|| Fault::new(given, key::NAME.accepted).hint("write the name of one"))
 }
 
-/// Whether a text is capitals, digits and single underscores, as backends are named.
+/// True if a text has only capitals, digits and single underscores, like the names of backends.
 pub(crate) fn is_upper_snake(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_uppercase())
         && text.split('_').all(|word| {
@@ -85,7 +85,7 @@ pub(crate) fn provider(text: &str, faults: &mut Vec<Fault>) -> String {
     text.to_owned()
 }
 
-/// Whether `text` is a value that `key` takes, so that a hint does not recommend an error.
+/// True if `text` is a value that `key` takes, so that a hint does not recommend an error.
 pub(crate) fn accepts(key: &Key, text: &str) -> bool {
     let names = key::names(key);
     let mut faults = Vec::new();

@@ -1,5 +1,5 @@
-//! What the compiler says where the attribute does not find its runtime. After a change of a
-//! message, run `cargo xtask goldens --bless` and read the difference.
+//! The compiler's messages if the attribute does not find its runtime. After a change of a message,
+//! run `cargo xtask goldens --bless` and read the difference.
 
 #[test]
 fn errors() {
