@@ -7,7 +7,7 @@ use mla_runtime::rotary::RotaryStyle;
 /// The rotation of one token: an angle's cosine and sine for each pair.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Turn {
-    /// Which elements form a pair.
+    /// The choice of elements that form a pair.
     pub style: RotaryStyle,
     /// `(cos, sin)` of each pair.
     pub pairs: Vec<(f64, f64)>,

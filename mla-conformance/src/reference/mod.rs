@@ -97,8 +97,8 @@ pub fn attend(query: &[f64], keys: &[&[f64]], values: &[&[f64]], scale: f64) -> 
     (out, most + sum.ln())
 }
 
-/// What a sink leaves of an output with this log-sum-exp: e^lse / (e^lse + e^sink). All of it where
-/// nothing was attended to, which is 0 anyway.
+/// The part of an output that a sink leaves, for an output with this log-sum-exp: e^lse / (e^lse +
+/// e^sink). It is 1 if nothing was attended to, since the output is 0 then.
 pub fn left_by_sink(sink: f64, lse: f64) -> f64 {
     match lse == f64::NEG_INFINITY {
         true => 1.0,
