@@ -1,4 +1,4 @@
-//! What the module has to know of a model.
+//! The module's view of a model.
 
 use candle_core::{Error, Result};
 use mla_runtime::model::ModelConfig;
@@ -12,13 +12,13 @@ pub struct Config {
     pub attention: ModelConfig,
     /// The width of hidden states.
     pub hidden_size: usize,
-    /// Of the norms.
+    /// The norms' epsilon.
     pub rms_norm_eps: f64,
-    /// Whether the projections from and to hidden states have a bias.
+    /// True if the projections from and to hidden states have a bias.
     pub attention_bias: bool,
 }
 
-/// What a configuration says beside its attention.
+/// The fields of a configuration beside its attention.
 #[derive(Deserialize)]
 struct Around {
     hidden_size: usize,
@@ -57,7 +57,7 @@ impl Config {
     }
 }
 
-/// How much a module has room for: what its cache and its workspace are made for.
+/// The limits that a module's cache and workspace are made for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Room {

@@ -1,187 +1,60 @@
-//! DeepSeek's attention as a candle module: projections, norms and rotary embedding by candle,
-//! everything between the projected queries and `o_proj` by the MLA layer, on candle's own memory.
+//! Multi-head Latent Attention over candle tensors, on the CPU and on NVIDIA GPUs.
 //!
-//! It runs where its weights are: on the CPU in any dtype, and with the feature `cuda` on a Hopper
-//! GPU in bf16 and f16, on the stream that candle uses. Tensors are lent to the layer as they are,
-//! so nothing is copied on the way in or out; the cache and the workspace are made once, when the
-//! module is.
+//! [`attend`] runs a layer on an engine's own tensors: its queries, its paged cache and block
+//! tables, its output. Nothing is copied on the way in or out: candle's storage is lent to the
+//! layer for the time of a call ([`Lending`]), on a GPU in candle's own stream.
+//!
+//! ```
+//! use candle_core::{DType, Device, Tensor};
+//! use mla_candle::{Attention, Layer, attend};
+//! use mla_runtime::backend::StepLimits;
+//! use mla_runtime::dims::{HeadDims, MlaDims};
+//! use mla_runtime::layer::StepRequest;
+//! use mla_runtime::problem::Problem;
+//!
+//! // L = 64, (P, R, V) = (32, 16, 32), two heads, pages of 16.
+//! let dims = MlaDims::new(64, HeadDims::new(32, 16, 32));
+//! let problem = Problem::new(dims, 2, mla_runtime::dtype::DType::F32).with_page_size(16);
+//! let device = Device::Cpu; // Device::new_cuda_with_stream(0)?
+//!
+//! // Once for the model: backends, and memory for every step within the limits. Then each layer.
+//! let attention = Attention::new(&device, &problem, 1.0 / 48f64.sqrt())?;
+//! let limits = StepLimits::new(8, 32, 4).with_context_rows(64);
+//! let mut step = attention.workspace(&limits)?;
+//! let kv_b = Tensor::rand(-1f32, 1., (2 * (32 + 32), 64), &device)?;
+//! let layer = Layer::new(attention.clone(), kv_b);
+//! let cache = Tensor::zeros((2, 16, 64 + 16), DType::F32, &device)?;
+//!
+//! // Once per step: a prompt of three tokens in page 0, and a decode of a sixth token in page 1.
+//! let requests = [StepRequest::new(3, 3, &[0]), StepRequest::new(1, 6, &[1])];
+//! let planned = step.plan(&requests)?;
+//! step.prepare(&attention, &planned)?;
+//!
+//! // Once per layer and step, on the rows of four tokens in the step's order.
+//! let query = Tensor::rand(-1f32, 1., (4, 2, 48), &device)?;
+//! let latent = Tensor::rand(-1f32, 1., (4, 64), &device)?;
+//! let rope = Tensor::rand(-1f32, 1., (4, 16), &device)?;
+//! let out = Tensor::zeros((4, 2, 32), DType::F32, &device)?;
+//! attend(&mut step, &layer, &query, &latent, &rope, &cache, &out)?;
+//! let prompt = out.narrow(0, planned.rows(0).start, 3)?;
+//! # assert!(prompt.abs()?.sum_all()?.to_scalar::<f32>()? > 0.0);
+//! # Ok::<(), candle_core::Error>(())
+//! ```
+//!
+//! [`select`] makes the lists of a sparse layer. [`MlaAttention`] is a whole module, with
+//! projections, norms, rotation and a cache of its own.
+//!
+//! Features: none for the CPU alone; `sm80`, `sm90` and `sm100` for the kernels of a family of
+//! GPUs. None sets a version of CUDA's interface, as candle takes that of nvcc.
 
-mod attention;
+mod attend;
 mod config;
-mod paged;
+mod lend;
+mod module;
 
-use candle_core::{D, DType, Error, Result, Tensor};
-use candle_nn::rotary_emb::{rope, rope_i};
-use candle_nn::{Linear, Module, RmsNorm, VarBuilder, linear_b, linear_no_bias, rms_norm};
-use mla_runtime::rotary::RotaryStyle;
-
-use crate::attention::Attention;
+pub use crate::attend::{
+    Attention, Cache, IndexInputs, IndexWeights, Layer, Workspace, attend, select, target,
+};
 pub use crate::config::{Config, Room};
-use crate::paged::{Inputs, Span};
-
-/// The attention of one decoder layer, with its cache.
-pub struct MlaAttention {
-    config: Config,
-    room: Room,
-    query: Query,
-    kv_a: Linear,
-    kv_a_norm: RmsNorm,
-    /// `[H·(P+V), L]`, as checkpoints hold it.
-    kv_b: Tensor,
-    out: Linear,
-    /// Cosines and sines, `[max_len, R/2]` each.
-    angles: [Tensor; 2],
-    attention: Attention,
-    /// The tokens of each sequence that are in the cache.
-    cached: usize,
-}
-
-enum Query {
-    Plain(Linear),
-    LowRank {
-        down: Linear,
-        norm: RmsNorm,
-        up: Linear,
-    },
-}
-
-impl MlaAttention {
-    /// With the weights of `self_attn`, by their published names.
-    ///
-    /// # Errors
-    ///
-    /// If a weight is missing, the rotary embedding has no tables, or the layer cannot be made.
-    pub fn new(config: &Config, room: Room, weights: VarBuilder) -> Result<Self> {
-        let (model, hidden, eps) = (&config.attention, config.hidden_size, config.rms_norm_eps);
-        let (head, latent) = (model.dims.head, model.dims.latent as usize);
-        let heads = model.heads as usize;
-        let columns = heads * head.qk() as usize;
-        let bias = config.attention_bias;
-        let query = match model.q_lora_rank.map(|rank| rank as usize) {
-            None => Query::Plain(linear_no_bias(hidden, columns, weights.pp("q_proj"))?),
-            Some(rank) => Query::LowRank {
-                down: linear_b(hidden, rank, bias, weights.pp("q_a_proj"))?,
-                norm: rms_norm(rank, eps, weights.pp("q_a_layernorm"))?,
-                up: linear_no_bias(rank, columns, weights.pp("q_b_proj"))?,
-            },
-        };
-        let (device, dtype) = (weights.device(), weights.dtype());
-        let kv_a = weights.pp("kv_a_proj_with_mqa");
-        let kv_b = (heads * head.kv_b() as usize, latent);
-        let pairs = head.rope as usize / 2;
-        let tables = model
-            .rope
-            .cos_sin(head.rope, room.max_len)
-            .map_err(Error::wrap)?;
-        let [cos, sin] = tables
-            .map(|table| Tensor::from_vec(table, (room.max_len, pairs), device)?.to_dtype(dtype));
-        Ok(Self {
-            query,
-            kv_a: linear_b(hidden, latent + head.rope as usize, bias, kv_a)?,
-            kv_a_norm: rms_norm(latent, eps, weights.pp("kv_a_layernorm"))?,
-            kv_b: weights.pp("kv_b_proj").get(kv_b, "weight")?,
-            out: linear_b(heads * head.v as usize, hidden, bias, weights.pp("o_proj"))?,
-            angles: [cos?, sin?],
-            attention: Attention::new(device, dtype, config, room)?,
-            config: *config,
-            room,
-            cached: 0,
-        })
-    }
-
-    /// The attention of `hidden` `[B, T, hidden]`, the tokens from position `offset` on of each of
-    /// the B sequences, to themselves and to everything before, which earlier calls have put into
-    /// the cache. Tokens from `offset` on that are there already are replaced.
-    ///
-    /// # Errors
-    ///
-    /// If there are more sequences or tokens than the module has room for, or fewer in the cache
-    /// than `offset`.
-    pub fn forward(&mut self, hidden: &Tensor, offset: usize) -> Result<Tensor> {
-        let (batch, len, _) = hidden.dims3()?;
-        self.check(batch, len, offset)?;
-        let model = &self.config.attention;
-        let head = model.dims.head;
-        let [heads, latent, nope, width, v] =
-            [model.heads, model.dims.latent, head.nope, head.rope, head.v].map(|n| n as usize);
-        let query = match &self.query {
-            Query::Plain(projection) => projection.forward(hidden)?,
-            Query::LowRank { down, norm, up } => {
-                up.forward(&norm.forward(&down.forward(hidden)?)?)?
-            }
-        };
-        let query = query.reshape((batch, len, heads, nope + width))?;
-        let compressed = self.kv_a.forward(hidden)?;
-        let key = compressed
-            .narrow(D::Minus1, latent, width)?
-            .reshape((batch, len, 1, width))?;
-        let turned = self.rotate(&query.narrow(D::Minus1, nope, width)?, offset)?;
-        let query = Tensor::cat(&[&query.narrow(D::Minus1, 0, nope)?, &turned], D::Minus1)?;
-        let key = self.rotate(&key, offset)?.contiguous()?;
-        let normed = self
-            .kv_a_norm
-            .forward(&compressed.narrow(D::Minus1, 0, latent)?.contiguous()?)?;
-
-        let span = Span { batch, len, offset };
-        let inputs = Inputs {
-            query: &query.contiguous()?,
-            latent: &normed,
-            rope: &key,
-            kv_b: &self.kv_b,
-        };
-        let attended = self.attention.attend(span, &inputs, heads * v)?;
-        self.cached = offset + len;
-        self.out.forward(&attended)
-    }
-
-    /// Forgets all tokens.
-    pub fn clear_kv_cache(&mut self) {
-        self.cached = 0;
-    }
-
-    /// `[B, T, heads, R]`, turned by each token's position.
-    fn rotate(&self, x: &Tensor, offset: usize) -> Result<Tensor> {
-        if x.elem_count() == 0 {
-            return Ok(x.clone());
-        }
-        let len = x.dim(1)?;
-        let [cos, sin] = &self.angles;
-        let (cos, sin) = (cos.narrow(0, offset, len)?, sin.narrow(0, offset, len)?);
-        // candle turns [B, heads, T, R].
-        let x = x.transpose(1, 2)?.contiguous()?;
-        match self.config.attention.rope.style {
-            RotaryStyle::Interleaved => rope_i(&x, &cos, &sin),
-            RotaryStyle::Halves => rope(&x, &cos, &sin),
-        }?
-        .transpose(1, 2)
-    }
-
-    fn check(&self, batch: usize, len: usize, offset: usize) -> Result<()> {
-        let Room {
-            batch: most,
-            max_len,
-            ..
-        } = self.room;
-        if batch > most {
-            candle_core::bail!("batch: given {batch}, accepted at most {most}");
-        }
-        if offset > self.cached {
-            let cached = self.cached;
-            candle_core::bail!(
-                "offset: given {offset}, accepted at most the {cached} cached tokens"
-            );
-        }
-        if len == 0 || offset + len > max_len {
-            candle_core::bail!(
-                "hidden: given {len} tokens from position {offset}, accepted 1 and up within \
-                 {max_len}"
-            );
-        }
-        Ok(())
-    }
-}
-
-/// An error for a dtype that the layer does not take.
-fn dtype_refused<T>(dtype: DType) -> Result<T> {
-    candle_core::bail!("dtype: given {dtype:?}, accepted F32, BF16, F16")
-}
+pub use crate::lend::{Lending, Lent, LentMut};
+pub use crate::module::MlaAttention;

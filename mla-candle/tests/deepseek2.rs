@@ -289,9 +289,9 @@ fn what_does_not_fit_is_refused_by_its_name() -> Result<()> {
     Ok(())
 }
 
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "sm80", feature = "sm90"))]
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features cuda -- --ignored"]
+#[ignore = "needs a GPU: cargo test -r --features sm90 -- --ignored; sm80 for other GPUs"]
 fn on_a_gpu() -> Result<()> {
     let device = Device::new_cuda_with_stream(0)?;
     for q_lora_rank in [None, Some(32)] {

@@ -18,7 +18,7 @@ pub(crate) struct Arguments {
     /// The features to pack: those of architectures, and `nccl` for the tests of two GPUs.
     #[arg(long, value_delimiter = ',', default_value = "sm90")]
     features: Vec<String>,
-    /// Also the test of `mla-candle` on a GPU, packed by xz. Building it takes what candle's `cuda`
+    /// Also the tests of `mla-candle` on a GPU, packed by xz. Building them takes what candle's `cuda`
     /// takes: nvcc on the path, a CUDA toolkit to link, `CUDA_COMPUTE_CAP`.
     #[arg(long)]
     candle: bool,
@@ -120,9 +120,10 @@ fn tests(workspace: &Workspace, features: &str, output: &Path) -> anyhow::Result
 
 fn candle(workspace: &Workspace, output: &Path) -> anyhow::Result<()> {
     let manifest = ["--manifest-path", "mla-candle/Cargo.toml"];
-    for artifact in build(workspace, "test", &manifest, "cuda")? {
+    for artifact in build(workspace, "test", &manifest, "sm90")? {
         if artifact.target.kind.contains(&TargetKind::Test) {
-            pack(&executable(&artifact)?, &output.join("tests/candle.xz"))?;
+            let name = format!("tests/candle-{}.xz", artifact.target.name);
+            pack(&executable(&artifact)?, &output.join(name))?;
         }
     }
     Ok(())

@@ -15,9 +15,10 @@ const CRATES: [&str; 5] = [
     "mla-cpu",
 ];
 
-fn metadata() -> Metadata {
+fn metadata(folder: &str) -> Metadata {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
     MetadataCommand::new()
-        .manifest_path(concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml"))
+        .manifest_path(format!("{root}/{folder}/Cargo.toml"))
         .features(CargoOpt::AllFeatures)
         // Packages of other systems need not be downloaded.
         .other_options(
@@ -28,15 +29,15 @@ fn metadata() -> Metadata {
 }
 
 /// The crates themselves, and everything that they or their build scripts are compiled with.
-fn compiled(metadata: &Metadata) -> Vec<&Package> {
+fn compiled<'m>(metadata: &'m Metadata, names: &[&str]) -> Vec<&'m Package> {
     let nodes = &metadata.resolve.as_ref().unwrap().nodes;
     let nodes: HashMap<_, _> = nodes.iter().map(|node| (&node.id, node)).collect();
     let members = metadata.workspace_packages();
     let crates = members
         .iter()
-        .filter(|it| CRATES.contains(&it.name.as_str()));
+        .filter(|it| names.contains(&it.name.as_str()));
     let mut left: Vec<&PackageId> = crates.map(|it| &it.id).collect();
-    assert_eq!(left.len(), CRATES.len());
+    assert_eq!(left.len(), names.len());
     let mut found = BTreeSet::new();
     while let Some(id) = left.pop() {
         if found.insert(id) {
@@ -50,10 +51,36 @@ fn compiled(metadata: &Metadata) -> Vec<&Package> {
     found.into_iter().map(|id| &metadata[id]).collect()
 }
 
+/// The packages that ask for a newer Rust than `declared`.
+fn newer(packages: &[&Package], declared: &Version) -> Vec<String> {
+    let asks = |it: &&Package| {
+        let version = it
+            .rust_version
+            .as_ref()
+            .filter(|version| *version > declared)?;
+        Some(format!(
+            "{} {} asks for Rust {version}",
+            it.name, it.version
+        ))
+    };
+    packages.iter().filter_map(asks).collect()
+}
+
+#[test]
+fn candle_s_crate_needs_no_newer_rust_than_it_declares() {
+    let metadata = metadata("mla-candle");
+    let packages = compiled(&metadata, &["mla-candle"]);
+    let own = packages.iter().find(|it| it.name == "mla-candle").unwrap();
+    let declared = own.rust_version.as_ref().expect("it declares one");
+    let newer = newer(&packages, declared);
+    assert!(newer.is_empty(), "declared: {declared}; {newer:#?}");
+    assert!(packages.iter().any(|it| it.name == "candle-kernels"));
+}
+
 #[test]
 fn an_engine_needs_no_newer_rust_than_is_declared() {
-    let metadata = metadata();
-    let packages = compiled(&metadata);
+    let metadata = metadata(".");
+    let packages = compiled(&metadata, &CRATES);
     let declared = |name: &str| -> &Version {
         let package = packages.iter().find(|it| it.name == name).unwrap();
         let version = package.rust_version.as_ref();
@@ -66,22 +93,7 @@ fn an_engine_needs_no_newer_rust_than_is_declared() {
             .iter()
             .all(|name| *declared(name) <= Version::new(1, 90, 0))
     );
-    let newer: Vec<_> = packages
-        .iter()
-        .filter(|it| {
-            it.rust_version
-                .as_ref()
-                .is_some_and(|version| version > lowest)
-        })
-        .map(|it| {
-            format!(
-                "{} {} asks for Rust {}",
-                it.name,
-                it.version,
-                it.rust_version.as_ref().unwrap()
-            )
-        })
-        .collect();
+    let newer = newer(&packages, lowest);
     assert!(newer.is_empty(), "declared: {lowest}; {newer:#?}");
     for known in ["wait4", "cudarc", "bindgen", "gemm", "serde_json"] {
         assert!(packages.iter().any(|it| it.name == known), "{known}");

@@ -217,7 +217,7 @@ pub struct Yarn {
     pub given_attention_factor: Option<f64>,
     /// Whether the ends of the ramp are whole pairs (`truncate`).
     pub truncate: bool,
-    /// Whether cosines, sines and scores are corrected at all (`apply_yarn_scaling`, or
+    /// True if cosines, sines and scores are corrected at all (`apply_yarn_scaling`, or
     /// `apply_scale`).
     pub applies_scale: bool,
 }

@@ -1,0 +1,304 @@
+//! The attention of a layer on an engine's own candle tensors.
+
+mod cache;
+mod device;
+mod parts;
+
+use std::sync::Arc;
+
+use candle_core::{Device, Error, Result, Tensor};
+use mla_cpu::Cpu;
+use mla_runtime::backend::StepLimits;
+use mla_runtime::capability::Target;
+use mla_runtime::indexer::IndexerConfig;
+use mla_runtime::layer::{Step, StepRequest};
+use mla_runtime::problem::Problem;
+use mla_runtime::registry::Registry;
+use mla_runtime::selection::{Selection, SelectionRequest};
+
+pub use self::cache::Cache;
+use self::parts::{Parts, Work};
+
+/// The attention of a model on a device: the backends, which all its layers share.
+///
+/// A clone is the same.
+#[derive(Clone)]
+pub struct Attention(Arc<On>);
+
+enum On {
+    Cpu(Parts<Cpu>),
+    #[cfg(feature = "cuda")]
+    Cuda(Parts<mla_kernels::Cuda>),
+}
+
+/// The memory of steps, and the step that is prepared: one for all layers of an engine.
+pub struct Workspace(Of);
+
+enum Of {
+    Cpu(Work<Cpu>),
+    #[cfg(feature = "cuda")]
+    Cuda(Work<mla_kernels::Cuda>),
+}
+
+/// One layer: its weights, and the model's attention.
+pub struct Layer {
+    attention: Attention,
+    /// `[H·(P+V), L]`.
+    kv_b: Tensor,
+    sinks: Option<Tensor>,
+    index: Option<IndexWeights>,
+}
+
+/// The weights of a layer's indexer, as a checkpoint holds them.
+pub struct IndexWeights {
+    /// `indexer.wq_b.weight`, `[heads · D, Q]`.
+    pub query: Tensor,
+    /// `indexer.k_norm`: its weight and bias, `[D]` each.
+    pub norm: [Tensor; 2],
+    /// Cosines and sines, `[positions, R/2]` each, in f32.
+    pub angles: [Tensor; 2],
+}
+
+/// The hidden states' part in a selection, for the new tokens.
+#[derive(Clone, Copy)]
+pub struct IndexInputs<'a> {
+    /// The normalised latent of the queries, `[…, Q]`.
+    pub query_latent: &'a Tensor,
+    /// The index keys, neither normalised nor rotated, `[…, D]`.
+    pub keys: &'a Tensor,
+    /// The weights of the indexer's heads, `[…, heads]`.
+    pub head_weights: &'a Tensor,
+}
+
+impl Attention {
+    /// The best backends for tensors of `device`, of those that this program has.
+    ///
+    /// # Errors
+    ///
+    /// If none fits; the error says why, of each.
+    pub fn new(device: &Device, problem: &Problem, softmax_scale: f64) -> Result<Self> {
+        let request = SelectionRequest::new(target(device)?, *problem);
+        let registry = Registry::linked().map_err(Error::wrap)?;
+        let selection = registry.select(&request).map_err(Error::wrap)?;
+        Self::of(device, &selection, softmax_scale)
+    }
+
+    /// The backends of a selection, which was made for [`target`] of `device`.
+    ///
+    /// # Errors
+    ///
+    /// If they cannot be made on the device.
+    pub fn of(device: &Device, selection: &Selection, softmax_scale: f64) -> Result<Self> {
+        let scale = softmax_scale as f32;
+        let on = match device {
+            Device::Cpu => On::Cpu(Parts::new(Cpu::new(), selection, scale)?),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(device) => {
+                // On candle's own stream, so that neither waits for the other.
+                let device = mla_kernels::Cuda::on_stream(device.cuda_stream());
+                let device = device.map_err(Error::wrap)?;
+                On::Cuda(Parts::new(device, selection, scale)?)
+            }
+            other => return Err(device_refused(other)),
+        };
+        Ok(Self(Arc::new(on)))
+    }
+
+    /// The same with the model's indexer, for a sparse problem. Give it before layers and
+    /// workspaces are made.
+    ///
+    /// # Errors
+    ///
+    /// If the problem is not sparse, the device has no indexer, or others share the attention
+    /// already.
+    pub fn with_indexer(mut self, config: &IndexerConfig) -> Result<Self> {
+        let on = Arc::get_mut(&mut self.0)
+            .ok_or_else(|| Error::msg("attention: given one that is shared, accepted a new one"))?;
+        match on {
+            On::Cpu(parts) => parts.add_indexer(config)?,
+            #[cfg(feature = "cuda")]
+            On::Cuda(parts) => parts.add_indexer(config)?,
+        }
+        Ok(self)
+    }
+
+    /// The problem that it was made for, with the cache format and page size that were chosen.
+    pub fn problem(&self) -> &Problem {
+        match &*self.0 {
+            On::Cpu(parts) => &parts.layer.config().problem,
+            #[cfg(feature = "cuda")]
+            On::Cuda(parts) => &parts.layer.config().problem,
+        }
+    }
+
+    /// The memory for steps within these limits.
+    ///
+    /// # Errors
+    ///
+    /// If the device does not have it.
+    pub fn workspace(&self, limits: &StepLimits) -> Result<Workspace> {
+        let of = match &*self.0 {
+            On::Cpu(parts) => Of::Cpu(parts.work(limits)?),
+            #[cfg(feature = "cuda")]
+            On::Cuda(parts) => Of::Cuda(parts.work(limits)?),
+        };
+        Ok(Workspace(of))
+    }
+}
+
+/// The hardware of a candle device, to select for.
+///
+/// # Errors
+///
+/// If it is neither the CPU nor, built with `cuda`, a GPU of NVIDIA.
+pub fn target(device: &Device) -> Result<Target> {
+    match device {
+        Device::Cpu => Ok(Target::CPU),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(device) => {
+            let device = mla_kernels::Cuda::on_stream(device.cuda_stream());
+            let device = device.map_err(Error::wrap)?;
+            Ok(mla_runtime::device::Device::target(&device))
+        }
+        other => Err(device_refused(other)),
+    }
+}
+
+fn device_refused(given: &Device) -> Error {
+    let location = given.location();
+    Error::msg(format!(
+        "device: given {location:?}, accepted the CPU or, built with cuda, a GPU of NVIDIA"
+    ))
+}
+
+impl Layer {
+    /// With `kv_b_proj.weight` as checkpoints hold it, `[H·(P+V), L]`.
+    pub const fn new(attention: Attention, kv_b: Tensor) -> Self {
+        Self {
+            attention,
+            kv_b,
+            sinks: None,
+            index: None,
+        }
+    }
+
+    /// The model's attention.
+    pub const fn attention(&self) -> &Attention {
+        &self.attention
+    }
+
+    /// The same with a score per head that takes part in the softmax, `[H]` in f32.
+    #[must_use]
+    pub fn with_sinks(self, sinks: Tensor) -> Self {
+        Self {
+            sinks: Some(sinks),
+            ..self
+        }
+    }
+
+    /// The same with the weights of an indexer of its own. A sparse layer without shares the lists
+    /// of the last one before it that has.
+    #[must_use]
+    pub fn with_indexer(self, index: IndexWeights) -> Self {
+        Self {
+            index: Some(index),
+            ..self
+        }
+    }
+}
+
+impl Workspace {
+    /// Plans a step of these requests; [`Step`] says where each one's tokens stand.
+    ///
+    /// # Errors
+    ///
+    /// If they contradict themselves or each other, or exceed the limits.
+    pub fn plan(&self, requests: &[StepRequest<'_>]) -> Result<Step> {
+        match &self.0 {
+            Of::Cpu(work) => work.plan(requests),
+            #[cfg(feature = "cuda")]
+            Of::Cuda(work) => work.plan(requests),
+        }
+        .map_err(Error::wrap)
+    }
+
+    /// Prepares a planned step, once for all layers.
+    ///
+    /// # Errors
+    ///
+    /// If the attention is of another device, or the device fails.
+    pub fn prepare(&mut self, attention: &Attention, step: &Step) -> Result<()> {
+        match (&mut self.0, &*attention.0) {
+            (Of::Cpu(work), On::Cpu(parts)) => work.prepare(parts, step),
+            #[cfg(feature = "cuda")]
+            (Of::Cuda(work), On::Cuda(parts)) => work.prepare(parts, step),
+            #[cfg(feature = "cuda")]
+            _ => return Err(workspace_refused()),
+        }
+        .map_err(Error::wrap)
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn workspace_refused() -> Error {
+    Error::msg("step: given a workspace of another device, accepted one of the layer's attention")
+}
+
+/// Runs a layer for the prepared step, on the engine's own tensors: writes the new rows to the
+/// cache, and to `out` what the new tokens attend to.
+///
+/// | tensor | shape | |
+/// |---|---|---|
+/// | `query` | `[…, H, P+R]` | rotated |
+/// | `latent` | `[…, L]` | normalised |
+/// | `rope` | `[…, R]` | rotated |
+/// | `cache` | as [`Cache`] says | |
+/// | `out` | `[…, H, V]` | written |
+///
+/// The axes before are the rows of the step, in its order, however many axes they are; rows stand
+/// at any distance. On a GPU everything is enqueued on candle's stream, and nothing is waited for.
+///
+/// # Errors
+///
+/// If a tensor does not fit the step, by its name, with nothing written; if `out` or a cache shares
+/// its storage with another tensor of the call; or if the device fails.
+pub fn attend<'t>(
+    step: &mut Workspace,
+    layer: &Layer,
+    query: &Tensor,
+    latent: &Tensor,
+    rope: &Tensor,
+    cache: impl Into<Cache<'t>>,
+    out: &Tensor,
+) -> Result<()> {
+    let (cache, inputs) = (cache.into(), [query, latent, rope]);
+    match (&mut step.0, &*layer.attention.0) {
+        (Of::Cpu(work), On::Cpu(parts)) => work.attend(parts, layer, inputs, &cache, out),
+        #[cfg(feature = "cuda")]
+        (Of::Cuda(work), On::Cuda(parts)) => work.attend(parts, layer, inputs, &cache, out),
+        #[cfg(feature = "cuda")]
+        _ => Err(workspace_refused()),
+    }
+}
+
+/// Makes the lists of slots that a sparse layer with an indexer attends to, before [`attend`]:
+/// writes the new tokens' index keys to `cache`, `[pages, page size · (D + 4)]` of u8, and scores
+/// what is there. Layers without an indexer that follow take the same lists.
+///
+/// # Errors
+///
+/// If the layer has no indexer, or as [`attend`].
+pub fn select(
+    step: &mut Workspace,
+    layer: &Layer,
+    inputs: &IndexInputs<'_>,
+    cache: &Tensor,
+) -> Result<()> {
+    match (&mut step.0, &*layer.attention.0) {
+        (Of::Cpu(work), On::Cpu(parts)) => work.select(parts, layer, inputs, cache),
+        #[cfg(feature = "cuda")]
+        (Of::Cuda(work), On::Cuda(parts)) => work.select(parts, layer, inputs, cache),
+        #[cfg(feature = "cuda")]
+        _ => Err(workspace_refused()),
+    }
+}

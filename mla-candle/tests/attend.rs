@@ -1,0 +1,400 @@
+//! The attention on an engine's own tensors: views, lists, refusals, and tensors that are lent at
+//! the same time.
+
+use candle_core::{D, DType, Device, Result, Tensor};
+use mla_candle::{Attention, IndexInputs, IndexWeights, Layer, Lending, Workspace, attend, select};
+use mla_cpu::Cpu;
+use mla_runtime::backend::StepLimits;
+use mla_runtime::dims::{HeadDims, MlaDims};
+use mla_runtime::indexer::{IndexDims, IndexerConfig};
+use mla_runtime::layer::StepRequest;
+use mla_runtime::model::Rope;
+use mla_runtime::problem::Problem;
+use mla_runtime::rotary::RotaryStyle;
+use mla_runtime::spec::QueryLen;
+
+const HEADS: usize = 3;
+const LATENT: usize = 64;
+const NOPE: usize = 24;
+const ROPE: usize = 16;
+const V: usize = 40;
+const DIMS: MlaDims = MlaDims::new(64, HeadDims::new(24, 16, 40));
+const PAGE: usize = 16;
+const PAGES: usize = 8;
+const SCALE: f64 = 0.2;
+
+fn problem() -> Problem {
+    Problem::new(DIMS, HEADS as u32, mla_runtime::dtype::DType::F32)
+        .with_page_size(PAGE as u32)
+        .with_query_len(QueryLen::Ragged)
+}
+
+fn limits() -> StepLimits {
+    StepLimits::new(4, 64, PAGES).with_context_rows(64)
+}
+
+fn random(shape: &[usize]) -> Result<Tensor> {
+    Tensor::randn(0f32, 1.0, shape, &Device::Cpu)
+}
+
+fn cache() -> Result<Tensor> {
+    Tensor::zeros((PAGES, PAGE, LATENT + ROPE), DType::F32, &Device::Cpu)
+}
+
+/// A layer, its workspace, and a step of a prompt of 20 tokens and a decode of a fourth token,
+/// which is row 0.
+fn prepared() -> Result<(Layer, Workspace)> {
+    let attention = Attention::new(&Device::Cpu, &problem(), SCALE)?;
+    let mut step = attention.workspace(&limits())?;
+    let requests = [
+        StepRequest::new(20, 20, &[5, 2]),
+        StepRequest::new(1, 4, &[0]),
+    ];
+    let planned = step.plan(&requests)?;
+    assert_eq!((planned.rows(1), planned.rows(0)), (0..1, 1..21));
+    step.prepare(&attention, &planned)?;
+    let kv_b = random(&[HEADS * (NOPE + V), LATENT])?;
+    Ok((Layer::new(attention, kv_b), step))
+}
+
+fn difference(a: &Tensor, b: &Tensor) -> Result<f32> {
+    (a - b)?.abs()?.max_all()?.to_scalar()
+}
+
+#[test]
+fn views_say_what_contiguous_tensors_say() -> Result<()> {
+    let (layer, mut step) = prepared()?;
+    let query = random(&[21, HEADS, NOPE + ROPE])?;
+    // As a fused projection leaves them: latents and rotary keys in one row.
+    let kv = random(&[21, LATENT + ROPE])?;
+    let (latent, rope) = (kv.narrow(1, 0, LATENT)?, kv.narrow(1, LATENT, ROPE)?);
+    let (own, plain) = (
+        cache()?,
+        Tensor::zeros((21, HEADS, V), DType::F32, &Device::Cpu)?,
+    );
+    let packed = [latent.contiguous()?, rope.contiguous()?];
+    attend(
+        &mut step, &layer, &query, &packed[0], &packed[1], &own, &plain,
+    )?;
+    assert!(plain.abs()?.max_all()?.to_scalar::<f32>()? > 0.1);
+
+    // Heads before tokens, rows of a longer tensor, an output within a larger one, and pages of
+    // which each is followed by another layer's.
+    let by_head = query.transpose(0, 1)?.contiguous()?.transpose(0, 1)?;
+    let layers = Tensor::zeros((PAGES, 2, PAGE, LATENT + ROPE), DType::F32, &Device::Cpu)?;
+    let pages = layers.narrow(1, 1, 1)?.squeeze(1)?;
+    let wide = Tensor::full(7f32, (23, HEADS, V + 3), &Device::Cpu)?;
+    let out = wide.narrow(0, 1, 21)?.narrow(2, 2, V)?;
+    attend(&mut step, &layer, &by_head, &latent, &rope, &pages, &out)?;
+    assert!(difference(&out, &plain)? < 1e-5);
+    assert_eq!(difference(&pages, &own)?, 0.0);
+    // Nothing beside them was written.
+    assert_eq!(
+        layers
+            .narrow(1, 0, 1)?
+            .abs()?
+            .max_all()?
+            .to_scalar::<f32>()?,
+        0.0
+    );
+    let around = wide.sum_all()?.to_scalar::<f32>()? - out.sum_all()?.to_scalar::<f32>()?;
+    let expected = 7.0 * (wide.elem_count() - out.elem_count()) as f32;
+    assert!((around - expected).abs() < 1e-2, "{around} {expected}");
+
+    // Rows of a batch that has more axes.
+    let [batched, latent, rope] = [
+        query.reshape((3, 7, HEADS, NOPE + ROPE))?,
+        packed[0].reshape((3, 7, LATENT))?,
+        packed[1].reshape((3, 7, ROPE))?,
+    ];
+    let out = Tensor::zeros((3, 7, HEADS, V), DType::F32, &Device::Cpu)?;
+    attend(&mut step, &layer, &batched, &latent, &rope, &own, &out)?;
+    assert_eq!(difference(&out.flatten_to(1)?, &plain)?, 0.0);
+    Ok(())
+}
+
+#[test]
+fn a_tensor_that_does_not_fit_is_refused_by_name_with_nothing_written() -> Result<()> {
+    let (layer, mut step) = prepared()?;
+    let query = random(&[21, HEADS, NOPE + ROPE])?;
+    let (latent, rope) = (random(&[21, LATENT])?, random(&[21, ROPE])?);
+    let (own, out) = (
+        cache()?,
+        Tensor::zeros((21, HEADS, V), DType::F32, &Device::Cpu)?,
+    );
+    let shared = Tensor::zeros((42, HEADS, V), DType::F32, &Device::Cpu)?;
+    let halves = [shared.narrow(0, 0, 21)?, shared.narrow(0, 21, 21)?];
+    let alike = "shares its storage with another tensor of the call";
+    let in_pages = own.flatten_to(1)?.narrow(0, 0, 21)?;
+    let out_of_pages = own.flatten_all()?.narrow(0, 0, 21 * HEADS * V)?;
+    let out_of_pages = out_of_pages.reshape((21, HEADS, V))?;
+    for (message, query, latent, cache, out) in [
+        ("query", &query.narrow(0, 0, 20)?, &latent, &own, &out),
+        ("query", &query.to_dtype(DType::F64)?, &latent, &own, &out),
+        ("latent", &query, &random(&[21, LATENT + 1])?, &own, &out),
+        (
+            "out",
+            &query,
+            &latent,
+            &own,
+            &halves[0].narrow(2, 1, V - 1)?,
+        ),
+        (
+            "cache: given f32 [8, 16, 79]",
+            &query,
+            &latent,
+            &own.narrow(2, 0, 79)?,
+            &out,
+        ),
+        (
+            "cache: given u8",
+            &query,
+            &latent,
+            &own.to_dtype(DType::U8)?,
+            &out,
+        ),
+        (
+            "cache: given f32 [4, 32, 80]",
+            &query,
+            &latent,
+            &own.reshape((4, 32, 80))?,
+            &out,
+        ),
+        (alike, &query, &in_pages.narrow(1, 0, LATENT)?, &own, &out),
+        (alike, &query, &latent, &own, &query.narrow(2, 0, V)?),
+        (alike, &query, &latent, &own, &out_of_pages),
+    ] {
+        let refused = attend(&mut step, &layer, query, latent, &rope, cache, out);
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains(message), "{message}: {refused}");
+    }
+    for written in [&own, &out, &shared] {
+        assert_eq!(written.abs()?.max_all()?.to_scalar::<f32>()?, 0.0);
+    }
+    // Then the step is run all the same.
+    attend(&mut step, &layer, &query, &latent, &rope, &own, &halves[1])?;
+    assert_eq!(halves[0].abs()?.max_all()?.to_scalar::<f32>()?, 0.0);
+    assert!(halves[1].abs()?.max_all()?.to_scalar::<f32>()? > 0.0);
+    Ok(())
+}
+
+#[test]
+fn an_engine_s_threads_share_layers_and_hand_on_workspaces() {
+    const fn shared<T: Send + Sync>() {}
+    const fn sent<T: Send>() {}
+    shared::<Attention>();
+    shared::<Layer>();
+    sent::<Workspace>();
+}
+
+#[test]
+fn tensors_that_two_threads_lend_crosswise_block_neither_for_ever() -> Result<()> {
+    let tensors = [random(&[64])?, random(&[64])?];
+    std::thread::scope(|scope| {
+        let lend = |read: usize, written: usize| {
+            let tensors = &tensors;
+            scope.spawn(move || {
+                for _ in 0..2000 {
+                    let (read, written) = ([&tensors[read]], [&tensors[written]]);
+                    Cpu::new().lending(&read, &written, |mut read, mut written| {
+                        let from = read.remove(0).bytes("read")?;
+                        written.remove(0).bytes("written")?.copy_from_slice(from);
+                        Ok(())
+                    })?;
+                }
+                Ok::<_, candle_core::Error>(())
+            })
+        };
+        let threads = [lend(0, 1), lend(1, 0)];
+        threads
+            .into_iter()
+            .try_for_each(|thread| thread.join().expect("no panic"))
+    })?;
+    assert_eq!(difference(&tensors[0], &tensors[1])?, 0.0);
+    Ok(())
+}
+
+const INDEX_HEADS: usize = 4;
+const INDEX_WIDTH: usize = 32;
+const QUERY_RANK: usize = 48;
+const SLOTS: u32 = 8;
+
+/// One request's prompt of 40 tokens, and the context that it leaves.
+struct Prompt {
+    hidden: [Tensor; 3],
+    index: [Tensor; 3],
+}
+
+impl Prompt {
+    fn new(tokens: usize) -> Result<Self> {
+        Ok(Self {
+            hidden: [
+                random(&[tokens, HEADS, NOPE + ROPE])?,
+                random(&[tokens, LATENT])?,
+                random(&[tokens, ROPE])?,
+            ],
+            index: [
+                random(&[tokens, QUERY_RANK])?,
+                random(&[tokens, INDEX_WIDTH])?,
+                random(&[tokens, INDEX_HEADS])?,
+            ],
+        })
+    }
+
+    /// The same but for the tokens from `start` on.
+    fn rest(&self, start: usize) -> Result<Self> {
+        let cut = |tensors: &[Tensor; 3]| -> Result<[Tensor; 3]> {
+            let [a, b, c] = tensors;
+            let cut = |it: &Tensor| it.narrow(0, start, it.dim(0)? - start);
+            Ok([cut(a)?, cut(b)?, cut(c)?])
+        };
+        Ok(Self {
+            hidden: cut(&self.hidden)?,
+            index: cut(&self.index)?,
+        })
+    }
+}
+
+/// A sparse model of two layers, of which the second shares the first's lists.
+struct Sparse {
+    attention: Attention,
+    layers: [Layer; 2],
+    caches: [Tensor; 2],
+    index_cache: Tensor,
+    step: Workspace,
+}
+
+impl Sparse {
+    fn new(slots: u32, kv_b: &Tensor, index: &IndexWeights) -> Result<Self> {
+        let dims = IndexDims::new(INDEX_HEADS as u32, INDEX_WIDTH as u32, ROPE as u32, slots);
+        let config = IndexerConfig::new(dims, RotaryStyle::Halves);
+        let problem = problem().with_sparse(true);
+        let attention = Attention::new(&Device::Cpu, &problem, SCALE)?.with_indexer(&config)?;
+        let page = PAGE * (INDEX_WIDTH + 4);
+        let indexed = IndexWeights {
+            query: index.query.clone(),
+            norm: index.norm.clone(),
+            angles: index.angles.clone(),
+        };
+        Ok(Self {
+            layers: [
+                Layer::new(attention.clone(), kv_b.clone()).with_indexer(indexed),
+                Layer::new(attention.clone(), kv_b.clone()),
+            ],
+            caches: [cache()?, cache()?],
+            index_cache: Tensor::zeros((PAGES, page), DType::U8, &Device::Cpu)?,
+            step: attention.workspace(&limits().with_decode_query_len(64))?,
+            attention,
+        })
+    }
+
+    /// The output of both layers for new tokens that make `total` with those before.
+    fn forward(&mut self, prompt: &Prompt, total: u32) -> Result<[Tensor; 2]> {
+        let [query, latent, rope] = &prompt.hidden;
+        let tokens = query.dim(0)?;
+        let requests = [StepRequest::new(tokens as u32, total, &[3, 6, 1])];
+        let planned = self.step.plan(&requests)?;
+        self.step.prepare(&self.attention, &planned)?;
+        let [query_latent, keys, head_weights] = &prompt.index;
+        let inputs = IndexInputs {
+            query_latent,
+            keys,
+            head_weights,
+        };
+        select(&mut self.step, &self.layers[0], &inputs, &self.index_cache)?;
+        let mut outs = Vec::new();
+        for (layer, cache) in self.layers.iter().zip(&self.caches) {
+            let out = Tensor::zeros((tokens, HEADS, V), DType::F32, &Device::Cpu)?;
+            attend(&mut self.step, layer, query, latent, rope, cache, &out)?;
+            outs.push(out);
+        }
+        let [first, second] = [outs.remove(0), outs.remove(0)];
+        Ok([first, second])
+    }
+}
+
+fn index_weights() -> Result<IndexWeights> {
+    let tables = Rope::plain(1e4).cos_sin(ROPE as u32, 64).unwrap();
+    let [cos, sin] = tables.map(|it| Tensor::from_vec(it, (64, ROPE / 2), &Device::Cpu));
+    Ok(IndexWeights {
+        query: random(&[INDEX_HEADS * INDEX_WIDTH, QUERY_RANK])?,
+        norm: [random(&[INDEX_WIDTH])?, random(&[INDEX_WIDTH])?],
+        angles: [cos?, sin?],
+    })
+}
+
+#[test]
+fn a_sparse_layer_attends_to_what_its_indexer_chooses() -> Result<()> {
+    let (kv_b, index) = (random(&[HEADS * (NOPE + V), LATENT])?, index_weights()?);
+    let prompt = Prompt::new(40)?;
+    let mut few = Sparse::new(SLOTS, &kv_b, &index)?;
+    let mut all = Sparse::new(64, &kv_b, &index)?;
+    let [chosen, shared] = few.forward(&prompt, 40)?;
+    let [everything, _] = all.forward(&prompt, 40)?;
+    // The second layer has the same tensors, and so attends to the same by the shared lists.
+    assert_eq!(difference(&chosen, &shared)?, 0.0);
+    // The first tokens see no more than a list holds.
+    let first = |out: &Tensor| out.narrow(0, 0, SLOTS as usize);
+    assert!(difference(&first(&chosen)?, &first(&everything)?)? < 1e-5);
+    assert!(difference(&chosen, &everything)? > 1e-2);
+
+    // Lists as long as the context say what a dense layer says.
+    let attention = Attention::new(&Device::Cpu, &problem(), SCALE)?;
+    let mut step = attention.workspace(&limits())?;
+    let planned = step.plan(&[StepRequest::new(40, 40, &[3, 6, 1])])?;
+    step.prepare(&attention, &planned)?;
+    let [query, latent, rope] = &prompt.hidden;
+    let dense = Tensor::zeros((40, HEADS, V), DType::F32, &Device::Cpu)?;
+    let layer = Layer::new(attention, kv_b.clone());
+    attend(&mut step, &layer, query, latent, rope, &cache()?, &dense)?;
+    assert!(difference(&everything, &dense)? < 1e-4);
+
+    // In two parts, the second of which reads the keys that the first has written.
+    let mut parts = Sparse::new(SLOTS, &kv_b, &index)?;
+    let start = Prompt {
+        hidden: prompt
+            .hidden
+            .clone()
+            .map(|it| it.narrow(0, 0, 30).expect("rows")),
+        index: prompt
+            .index
+            .clone()
+            .map(|it| it.narrow(0, 0, 30).expect("rows")),
+    };
+    parts.forward(&start, 30)?;
+    let [rest, _] = parts.forward(&prompt.rest(30)?, 40)?;
+    assert!(difference(&rest, &chosen.narrow(0, 30, 10)?)? < 1e-5);
+    Ok(())
+}
+
+#[test]
+fn a_selection_without_an_indexer_is_refused() -> Result<()> {
+    let (layer, mut step) = prepared()?;
+    let tensor = random(&[21, 4])?;
+    let inputs = IndexInputs {
+        query_latent: &tensor,
+        keys: &tensor,
+        head_weights: &tensor,
+    };
+    let refused = select(&mut step, &layer, &inputs, &cache()?).unwrap_err();
+    assert!(
+        refused.to_string().contains("indexer: given none"),
+        "{refused}"
+    );
+    let config = IndexerConfig::new(IndexDims::new(4, 32, 16, 8), RotaryStyle::Halves);
+    let dense = Attention::new(&Device::Cpu, &problem(), SCALE)?.with_indexer(&config);
+    let refused = dense.err().expect("the problem is dense").to_string();
+    assert!(refused.contains("problem.sparse"), "{refused}");
+    let mut sparse = Sparse::new(
+        SLOTS,
+        &random(&[HEADS * (NOPE + V), LATENT])?,
+        &index_weights()?,
+    )?;
+    sparse.index_cache = sparse.index_cache.narrow(D::Minus1, 0, 7)?;
+    let refused = sparse.forward(&Prompt::new(4)?, 4).unwrap_err().to_string();
+    assert!(
+        refused.contains("index cache: given u8 [8, 7]"),
+        "{refused}"
+    );
+    Ok(())
+}
