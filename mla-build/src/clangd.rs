@@ -55,8 +55,8 @@ impl Compiler {
     }
 }
 
-/// A flag of nvcc in clang's words. What clang has no word for is left out: extended lambdas,
-/// say, need no flag there.
+/// A flag of nvcc in clang's words. A flag that clang has no word for is left out: extended
+/// lambdas, say, need no flag there.
 fn in_clang(flag: &str) -> Vec<String> {
     if ["-D", "-U", "-O", "-W", "-g"]
         .iter()

@@ -30,8 +30,8 @@ pub(crate) fn write(families: &Families, output: &Path) -> Result<(), Error> {
 }
 
 /// Tells Cargo, in a variable of the package's code, which families have CUDA sources in these
-/// globs, whether each is turned on, and its targets. Where no folder is a family's, `all` stands
-/// for them.
+/// globs, whether each is turned on, and its targets. If no folder is a family's, `all` stands for
+/// them.
 pub(crate) fn tell(families: &Families, root: &Path, globs: &[String]) -> Result<(), Error> {
     static KNOWN: Mutex<Vec<Group>> = Mutex::new(Vec::new());
     // A list holds whole groups at every moment, so a panic elsewhere leaves it sound.
@@ -80,8 +80,9 @@ fn groups(families: &Families, root: &Path, globs: &[String]) -> Result<Vec<Grou
     Ok(groups)
 }
 
-/// Adds what one library more was compiled for. Of a family that libraries compile for different
-/// targets, those count that all have: nothing says which library's kernels an attribute means.
+/// Adds the targets of one more library. If libraries compile a family for different targets, only
+/// the targets that all of them have count: nothing says which library's kernels an attribute
+/// means.
 fn add(known: &mut Vec<Group>, group: Group) {
     match known.iter_mut().find(|it| it.family == group.family) {
         None => known.push(group),
@@ -92,8 +93,9 @@ fn add(known: &mut Vec<Group>, group: Group) {
     }
 }
 
-/// Nothing without a CUDA source. What is in no family's folder was compiled for at least what each
-/// family was, so it says nothing where there are folders.
+/// The value of the variable; `None` without a CUDA source. Sources in no family's folder were
+/// compiled for at least the targets of each family, so they are left out if there are families'
+/// folders.
 fn value(known: &[Group]) -> Option<String> {
     let by_family = known.iter().any(|group| group.family.is_some());
     let groups: Vec<_> = known

@@ -350,8 +350,9 @@ impl Compiler {
             command.arg(&unit.source);
             return Ok(command);
         }
-        // nvcc hands the real path of what it compiles to a shell. So it is given a file elsewhere,
-        // which includes the source from the folder where the compiler runs, searched last of all.
+        // nvcc hands the real path of its source to a shell. It is therefore given a file
+        // elsewhere, which includes the source from the folder where the compiler runs, searched
+        // last of all.
         let name = Path::new(&unit.source).file_name().unwrap_or_default();
         let wrapper = folder.join(name);
         fs::write(&wrapper, format!("#include \"{}\"\n", unit.source))

@@ -1,4 +1,4 @@
-//! Folders of objects that others may write to. Whoever changes an object there decides what the
+//! Folders of objects that others may write to. A user who changes an object there decides what the
 //! programs do that are linked with it.
 
 use std::{
@@ -18,7 +18,7 @@ pub(crate) struct Exposure {
 }
 
 /// The users beside this one and the administrator who may write to one of these, if any may. A
-/// path that does not exist is nobody's.
+/// path that does not exist has no such users.
 pub(crate) fn of<'a>(paths: impl IntoIterator<Item = &'a Path>) -> Option<Exposure> {
     let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
     let found = paths.into_iter().filter_map(|path| {

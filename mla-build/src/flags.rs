@@ -300,7 +300,7 @@ fn passed<'a>(name: &str, value: &'a str) -> impl Iterator<Item = &'a str> {
 }
 
 /// The files and folders that flags name, in whatever way: `--options-file=x`, `-Xcompiler=@x`,
-/// `-Xcompiler=-specs=x`. What a compilation reads because a flag says so is in no list of
+/// `-Xcompiler=-specs=x`. Files that a compilation reads because of a flag are in no list of
 /// dependencies.
 #[derive(Debug, Default)]
 pub(crate) struct Named {

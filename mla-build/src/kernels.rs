@@ -137,8 +137,9 @@ impl Kernels {
     /// Makes the code of the sources that a glob matches, for every target that is no older, from
     /// PTX of one architecture, `compute_80`: what a GPU that is there has run is then what others
     /// compile, and nvcc's first half runs once instead of once per target. This code gets no
-    /// instruction that the architecture lacks. Of several for one source, each target takes the
-    /// latest that serves it. Older targets, and those with `a` or `f`, keep PTX of their own.
+    /// instruction that the architecture lacks. With several architectures for one source, each
+    /// target takes the latest that serves it. Older targets, and those with `a` or `f`, keep PTX
+    /// of their own.
     pub fn ptx_for(self, glob: impl Into<String>, target: impl Into<String>) -> Self {
         self.particular(glob.into(), What::Ptx(target.into()))
     }

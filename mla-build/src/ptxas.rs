@@ -19,7 +19,7 @@ pub struct Kernel {
     pub spill_stores: u32,
     /// Loaded from there.
     pub spill_loads: u32,
-    /// Static shared memory per block, in bytes. What is asked for at launch is not in it.
+    /// Static shared memory per block, in bytes. Dynamic shared memory is not included.
     pub shared: u32,
     /// Constant bank 0: the parameters, in bytes. Not printed by every release.
     pub constant: u32,

@@ -44,7 +44,7 @@ pub(crate) struct Roles {
 }
 
 impl Roles {
-    /// Folders are absolute. Where one lies within another, the more deeply nested comes first.
+    /// Folders are absolute. If one lies within another, the more deeply nested comes first.
     pub(crate) fn new(folders: impl IntoIterator<Item = (String, PathBuf)>) -> Self {
         let mut folders: Vec<_> = folders
             .into_iter()

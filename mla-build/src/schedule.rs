@@ -18,8 +18,8 @@ pub(crate) struct Job<T> {
     pub(crate) work: T,
     /// Bytes that it is expected to need at its peak.
     pub(crate) memory: u64,
-    /// If that is a guess, what it resembles: a job of the same kin that needed more raises the
-    /// guess.
+    /// The folder of its source if `memory` is a guess: a job of the same folder that needed more
+    /// raises the guess.
     pub(crate) kin: Option<String>,
     /// Seconds that it is expected to take; the longest goes first, so that none is left over
     /// alone.
@@ -85,7 +85,8 @@ pub(crate) struct Done<R> {
     pub(crate) peak: u64,
 }
 
-/// Raises the guesses of the jobs, waiting and running, that resemble one that has ended.
+/// Raises the guessed memory of the jobs, waiting and running, that have the same kin as one that
+/// has ended.
 fn learn<T>(jobs: &mut [Job<T>], running: &mut [Running], ended: &Running, peak: u64) {
     let Some(kin) = &ended.kin else { return };
     let waiting = jobs.iter_mut().map(|job| (&job.kin, &mut job.memory));
@@ -285,7 +286,7 @@ mod tests {
         Done { result, peak: 0 }
     }
 
-    /// The most jobs that ran at once.
+    /// The maximal number of jobs that ran at once.
     fn most_at_once(memory: u64, tokens: usize, available: fn() -> Option<u64>) -> usize {
         let limits = Limits {
             jobserver: jobserver::Client::new(tokens).unwrap(),

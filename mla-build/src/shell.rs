@@ -1,9 +1,8 @@
 //! Paths that survive the shell.
 //!
 //! nvcc runs its passes through `sh -c`. It puts some paths in double quotes, some in none, and
-//! splits some at commas, so a folder named `$(…)` would run its command. What such a path holds is
-//! refused here with the reason, or kept from nvcc in another way: the package itself may lie
-//! anywhere.
+//! splits some at commas, so a folder named `$(…)` would run its command. Such a path is refused
+//! here with the reason, or kept from nvcc in another way: the package itself may lie anywhere.
 
 use std::path::Path;
 

@@ -1,9 +1,9 @@
 //! Names that no other library has.
 //!
 //! A static library has one space of names with everything else in the program. Two packages that
-//! both have a function `decode` would link, and one would call the other's. So each name that a
-//! library defines is made its own, in all of its objects, where it is defined and where it is
-//! used:
+//! both have a function `decode` would link, and one would call the other's. Each name that a
+//! library defines is therefore made its own, in all of its objects, where it is defined and where
+//! it is used:
 //!
 //! - a C name gets a prefix of package, version and library, which the bindings hide;
 //! - a C++ name gets the same as a suffix, which demanglers take for that of a clone, and is
@@ -11,7 +11,7 @@
 //!
 //! Only the table of names is written anew. Groups of sections of which a linker keeps one (inline
 //! functions, templates) are known by a name too, and so are merged within a library and never with
-//! another's. What the GPU's code calls its kernels is not touched: profilers show the author's
+//! another's. The names of kernels in the GPU's code are not touched: profilers show the author's
 //! names.
 
 use std::collections::{HashMap, HashSet};
@@ -186,7 +186,8 @@ pub(crate) fn undefined<'a, 'b>(
 }
 
 /// Two kernels of one name that are not the same. If they are templates a linker keeps one,
-/// whichever source launches it. What ptxas says of them tells them apart mostly, if not always.
+/// whichever source launches it. Their resources, as ptxas reports them, tell them apart mostly, if
+/// not always.
 pub(crate) fn refuse_different_kernels<'a>(
     units: impl Iterator<Item = (&'a str, Vec<Kernel>)>,
 ) -> Result<(), Error> {

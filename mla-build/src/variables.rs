@@ -1,5 +1,5 @@
-//! The environment variables by which a user changes a build. Those of the toolkit's search and of
-//! the compilers are listed beside what reads them.
+//! The environment variables by which a user changes a build. The variables of the toolkit's search
+//! and of the compilers are listed beside the code that reads them.
 
 use std::{
     env,

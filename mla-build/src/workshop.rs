@@ -1,9 +1,9 @@
 //! The folder in which compilers work, and the process that ends them when the build is killed.
 //!
-//! A build that dies of SIGKILL can clean up nothing. So all its compilers, with everything that
-//! they start, share the process group of a *watcher*: a shell that reads a pipe whose other end
-//! only the build holds. The system closes that end however the build dies, and the watcher then
-//! ends the group and removes the folder in which the compilers work.
+//! A build that dies of SIGKILL can clean up nothing. All its compilers, with everything that they
+//! start, therefore share the process group of a *watcher*: a shell that reads a pipe whose other
+//! end only the build holds. The system closes that end however the build dies, and the watcher
+//! then ends the group and removes the folder in which the compilers work.
 
 use std::{
     fs,
@@ -72,8 +72,8 @@ impl Workshop {
         self.folder.path()
     }
 
-    /// A new folder in it, for one compilation. What an earlier one of the same unit left goes
-    /// first.
+    /// A new folder in it, for one compilation. The remains of an earlier one of the same unit are
+    /// removed first.
     pub(crate) fn folder(&self, name: &str) -> Result<PathBuf, Error> {
         let path = self.path().join(name);
         if path.is_dir() {
@@ -114,14 +114,14 @@ fn remove_left_over(out_dir: &Path) {
             .as_encoded_bytes()
             .starts_with(PREFIX.as_bytes())
         {
-            // One that stays is in nobody's way.
+            // One that stays does no harm.
             let _ = fs::remove_dir_all(entry.path());
         }
     }
 }
 
 /// Asks the system to end this process when the one that started it dies: a build script without
-/// its Cargo works for nobody.
+/// its Cargo is of no use.
 pub(crate) fn end_with_parent() {
     // If the system cannot do it, the build works all the same.
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));

@@ -89,8 +89,8 @@ impl Kernels {
     ///
     /// With the environment variable `MLA_BUILD_ONLY=bindings`, and where docs.rs builds, nothing
     /// is compiled and CUDA is not needed: bindings and constants are made, which is enough for
-    /// `cargo check`. What is then linked all the same fails with a missing library whose name says
-    /// why.
+    /// `cargo check`. A program that is linked all the same fails with a missing library whose name
+    /// says why.
     ///
     /// It sets `LIBCLANG_PATH` for bindgen where it is not set, so no other thread of the build
     /// script may read or write the environment meanwhile.

@@ -1,6 +1,6 @@
-//! Objects that were compiled before, by whoever released the package: for machines with Rust and a
-//! driver alone. A folder of them holds a file that says what they are made of and for, and the
-//! hash of each.
+//! Prebuilt objects, compiled by the releaser of the package: for machines with Rust and a driver
+//! alone. A folder of them holds a file that says what they are made of and for, and the hash of
+//! each.
 
 use std::{
     env, fs,

@@ -1,9 +1,9 @@
 //! The variables and paths that Cargo is told to watch.
 //!
 //! Cargo starts a build script again if a variable has another value, or if a path is newer than
-//! the script's last start. Of a folder the newest file in it counts, and a path that does not
-//! exist is always newer. So what this build writes itself must not be watched, and what may come
-//! to exist takes the detour of [`watch_absent`](Plan::watch_absent).
+//! the script's last start. For a folder the newest file in it counts, and a path that does not
+//! exist is always newer. Files that this build writes itself must therefore not be watched, and
+//! paths that may come to exist take the detour of [`watch_absent`](Plan::watch_absent).
 
 use std::{
     collections::BTreeSet,

@@ -2,8 +2,8 @@
 //!
 //! A dependency whose content is the same may still mean something else: a header that newly stands
 //! in a folder that is searched earlier hides the one that was found before, and `__has_include`
-//! asks for a header that may come or go. So each dependency is kept with a hash of *every* file
-//! that an include in it would find in any of the folders that are searched. The order of the
+//! asks for a header that may come or go. Each dependency is therefore kept with a hash of *every*
+//! file that an include in it would find in any of the folders that are searched. The order of the
 //! folders does not matter then, and neither does which branch of an `#if` was taken.
 
 use std::{

@@ -33,7 +33,7 @@ pub fn folder() -> Result<Option<PathBuf>, Error> {
     Ok(dirs::cache_dir().map(|folder| folder.join("mla-build")))
 }
 
-/// The least bound: a few builds of a package with many kernels.
+/// The minimal bound: a few builds of a package with many kernels.
 const LEAST_BOUND: u64 = 64 << 20;
 
 /// The bound of the cache in bytes: `MLA_BUILD_CACHE_SIZE`, or 10 GiB.
@@ -131,7 +131,7 @@ pub fn statistics(cache: &Path) -> Statistics {
 ///
 /// A folder that is no cache, or a file that cannot be removed.
 pub fn clean(cache: &Path, age: Duration) -> Result<u64, Error> {
-    // Whoever names another folder by mistake may keep files of his own in one called `objects`.
+    // A folder that is named by mistake may have a folder `objects` with other files.
     if cache.is_dir() && !cache.join(STAGING).is_dir() {
         return Err(Error::Setting {
             field: "cache".into(),
@@ -247,7 +247,7 @@ impl Cache {
         }
     }
 
-    /// Remembers a build, for [`statistics`]. Where that fails, nothing is lost but a count.
+    /// Remembers a build, for [`statistics`]. If that fails, nothing is lost but a count.
     pub(crate) fn count(&self, report: &report::Report) {
         if !self.is_writable() {
             return;

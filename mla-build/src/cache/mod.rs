@@ -1,11 +1,11 @@
 //! Objects that outlive a target folder, shared by checkouts, profiles and packages.
 //!
-//! Two steps lead to an object, as in ccache's direct mode. What is known before compiling (the
+//! Two steps lead to an object, as in ccache's direct mode. The facts known before compiling (the
 //! source's bytes and its place in the package, the flags, the compilers' versions and programs)
-//! makes the *first key*, which names a **manifest**: the sets of files that this source was found
+//! make the *first key*, which names a **manifest**: the sets of files that this source was found
 //! to depend on, with the hash of each and of what its includes find (`includes`). A set whose
-//! every file still has both makes the *second key*, which names the **object**. So a hit costs no
-//! preprocessing, and a header that changes back finds its old object.
+//! every file still has both makes the *second key*, which names the **object**. A hit therefore
+//! costs no preprocessing, and a header that changes back finds its old object.
 //!
 //! ```text
 //! <cache>/manifests/ab/<first key>.json
@@ -18,7 +18,7 @@
 //! ```
 //!
 //! Everything is written into `staging`, synchronised and renamed, so a file in its place is a
-//! whole file. What a disk does to it afterwards is found by its hash.
+//! whole file. Its hash reveals later damage by the disk.
 
 mod hasher;
 mod includes;
@@ -207,8 +207,8 @@ pub(crate) struct Entry {
     pub(crate) object: Vec<u8>,
 }
 
-/// When a file's data or name last changed, since 1970. Unlike the time of modification, nobody can
-/// set it.
+/// The time since 1970 at which a file's data or name last changed. Unlike the time of
+/// modification, it cannot be set.
 pub(crate) fn last_change(data: &Metadata) -> Duration {
     Duration::new(data.ctime().max(0) as u64, data.ctime_nsec().max(0) as u32)
 }

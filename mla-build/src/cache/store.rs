@@ -206,8 +206,8 @@ impl Cache {
     }
 
     /// The hash of a large file that rarely changes, which is read again only if it was: the file's
-    /// number, length and times are kept with the hash, and nobody can set the time of its last
-    /// change.
+    /// number, length and times are kept with the hash, and the time of its last change cannot be
+    /// set.
     pub(crate) fn content_of(&self, path: &Path) -> io::Result<blake3::Hash> {
         let path = path.canonicalize()?;
         let data = fs::metadata(&path)?;

@@ -81,7 +81,7 @@ pub enum Outcome {
     Cached,
     /// From the compiler.
     Compiled,
-    /// Compiled by whoever released the package.
+    /// Compiled by the releaser of the package.
     Prebuilt,
     /// There is none.
     Failed,

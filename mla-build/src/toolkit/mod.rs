@@ -449,7 +449,7 @@ impl Machine {
         usual.chain(of_targets).collect()
     }
 
-    /// The folder of `root` that has `file`. What a link leads to may be another machine's.
+    /// The folder of `root` that has `file`. The target of a link may be another machine's.
     fn find(&self, root: &Path, folders: &[String], file: &str) -> Result<PathBuf, String> {
         let lacks = || format!("{file} in {}", folders.join(", "));
         let has = |folder: &PathBuf| folder.join(file).is_file();

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::Cuda;
 
-/// Relative to the toolkit. Of a folder, every file in it.
+/// Paths relative to the toolkit. A folder stands for every file in it.
 const PROGRAMS: &[&str] = &[
     "bin/nvcc.profile",
     "bin/cudafe++",

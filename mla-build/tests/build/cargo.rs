@@ -280,8 +280,8 @@ fn a_build_folder_apart_from_the_target_folder_holds_the_report_and_is_no_source
     );
 }
 
-/// Seconds of processors: they are the same however busy the machine is. The least of some runs
-/// counts, and the limit is several times of what is seen.
+/// Seconds of processors: they are the same however busy the machine is. The minimum of several
+/// runs counts, and the limit is several times the usual value.
 #[test]
 fn a_build_of_nothing_costs_less_than_a_second_beside_cargos_own() {
     const LIMIT: Duration = Duration::from_secs(1);
