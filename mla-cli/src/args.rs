@@ -181,11 +181,11 @@ pub(crate) fn list_width(text: &str) -> Result<u32, String> {
     within(text, 1, MAX_LIST_WIDTH)
 }
 
-/// The most entries of a list: hundreds of times what any model has.
+/// The maximal number of entries of a list: hundreds of times that of any model.
 #[cfg(feature = "bench")]
 pub(crate) const MAX_LIST_WIDTH: u32 = 1 << 20;
 
-/// The most samples of one row.
+/// The maximal number of samples of one row.
 #[cfg(feature = "bench")]
 pub(crate) const MAX_SAMPLES: u32 = 1_000_000;
 

@@ -22,8 +22,9 @@ impl Cost {
         Self::sparse(problem, requests, pairs(requests, true), rows, 0)
     }
 
-    /// Sparse absorbed attention: as [`decode`](Self::decode) of so many pairs of a query token and
-    /// a row of its list; each row that lists name once, and lists of so many entries.
+    /// The cost of sparse absorbed attention: like [`decode`](Self::decode) with `pairs` pairs of a
+    /// query token and a row of its list. Each row that lists name is read once, and so are the
+    /// lists.
     pub(crate) fn sparse(
         problem: &Problem,
         requests: &[Request],

@@ -51,7 +51,7 @@ pub(crate) trait IndexedJob {
 pub(crate) struct About {
     /// In words, for a report.
     pub(crate) description: String,
-    /// The bytes of memory that tensors on it can take; `None` where nobody says.
+    /// The bytes of memory that tensors on it can take; `None` if it is not known.
     pub(crate) memory: Option<u64>,
 }
 
@@ -67,7 +67,7 @@ impl About {
         match self.memory {
             Some(available) if bytes > available as f64 => Err(CliError::Argument {
                 argument,
-                // More than 64 bits count is shown as the most that they count.
+                // A size above the maximum of 64 bits is shown as that maximum.
                 given: format!(
                     "{given}, which takes {} of memory at least",
                     size(bytes as u64)

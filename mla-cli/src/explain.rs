@@ -277,8 +277,8 @@ fn same_runs(runs: &[Run]) -> String {
     texts.join(", ")
 }
 
-// A reason in one short line: the table's heading has said what was given and to whom. What would
-// help against "not built" is the same in every row: another backend.
+// A reason in one short line: the table's heading has said what was given and to whom. The remedy
+// for "not built" is the same in every row: another backend.
 fn line(reason: Reason) -> String {
     match reason.given {
         Given::Cause(

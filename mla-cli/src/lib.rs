@@ -152,7 +152,7 @@ fn arguments() -> Cli {
 pub fn main() -> ExitCode {
     let written = arguments().command.output().and_then(|(output, good)| {
         match io::stdout().write_all(output.as_bytes()) {
-            // Whoever reads the output may stop before its end.
+            // The reader of the output may stop before its end.
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
             _ => Ok(good),
         }
@@ -164,7 +164,7 @@ pub fn main() -> ExitCode {
             if let CliError::Unsaved { result, .. } = &error {
                 let _ = io::stdout().write_all(result.as_bytes());
             }
-            // Whoever reads it may be gone as well.
+            // Its reader may be gone as well.
             let _ = writeln!(io::stderr(), "error: {error}");
             ExitCode::from(error.exit_code())
         }

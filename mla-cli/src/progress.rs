@@ -134,14 +134,13 @@ fn tell_at_once(line: &str, steps: &Sender<Option<String>>) {
     let _ = steps.send(None);
 }
 
-/// Writes to standard error. Whoever reads it may stop before its end.
+/// Writes to standard error. Its reader may stop before its end.
 pub(crate) fn tell(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
 /// Writes the newest step when `patience` has passed, and then whenever `interval` has since the
-/// last line, until nobody can send more. What comes as `None` is a line that somebody else has
-/// written.
+/// last line, until all senders are gone. `None` stands for a line that was written elsewhere.
 fn write_calmly(
     messages: &Receiver<Option<String>>,
     [patience, interval]: [Duration; 2],

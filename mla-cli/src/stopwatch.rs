@@ -52,7 +52,8 @@ pub(crate) trait Stopwatch: Device {
     /// Begins to watch the memory that is in use.
     fn watch_memory(&self) -> Memory;
 
-    /// The most bytes that have been in use beyond those at the beginning of the watch.
+    /// The maximal number of bytes that have been in use beyond those at the beginning of the
+    /// watch.
     fn peak_memory(&self, since: Memory) -> Option<u64>;
 }
 

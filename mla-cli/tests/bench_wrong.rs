@@ -113,7 +113,7 @@ fn main() -> ExitCode {
     let compared = mla(&format!("bench compare {0} {0}", json.display()));
     assert_eq!(compared.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&compared.stdout).contains("WRONG"));
-    // It lets nobody decide how it divides rows, and says so before anything runs.
+    // It does not accept a number of splits, and says so before anything runs.
     let refused = mla(&format!(
         "bench 2q1s64 {toy} --backends NOTHING --num-splits 2"
     ));

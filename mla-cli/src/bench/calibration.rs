@@ -19,7 +19,7 @@ use crate::stopwatch::{Protocol, Stopwatch};
 const CONTEXT: u32 = 1024;
 const QUERIES: [u32; 2] = [16, 256];
 
-/// The most heads of the run: what each of them takes is the same.
+/// The maximal number of heads of the run: each takes the same time.
 const HEADS: u32 = 8;
 
 /// Samples of each, of which the fastest counts: others are slower because of what else goes on.

@@ -18,7 +18,7 @@ use crate::figures::number;
 use crate::input::read_text;
 use crate::stopwatch::{Protocol, Stopwatch};
 
-/// The most that a machine computes and moves, and where the figures are from.
+/// The maximal arithmetic and traffic of a machine, and the source of the figures.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "the limits of a machine")]
 pub(super) struct Ceilings {
@@ -223,7 +223,7 @@ impl<D: Stopwatch> Fastest<'_, D> {
         })
     }
 
-    /// Bytes a second of reading so many bytes, and of copying them.
+    /// Bytes a second of reading `bytes` bytes, and of copying them.
     fn traffic(&mut self, bytes: usize) -> Result<[f64; 2], CliError> {
         let (device, dtype) = (self.device, self.dtype);
         // Reading is fastest without writing; a product with a vector reads a matrix once.

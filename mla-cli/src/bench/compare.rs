@@ -22,7 +22,7 @@ pub(super) struct Args {
     /// The chance, over all rows together, of calling a difference what is none.
     #[arg(long, value_name = "P", default_value_t = 0.01, value_parser = part)]
     significance: f64,
-    /// The least change of the median, relative to it, that matters.
+    /// Minimal change of the median, relative to it, that matters.
     #[arg(long, value_name = "PART", default_value_t = 0.02, value_parser = part)]
     least: f64,
     /// Format of the result.

@@ -39,7 +39,7 @@ pub(super) enum Basis {
     /// The machine's known ceilings.
     #[default]
     Figures,
-    /// A run of both forms on this machine, of so many seconds.
+    /// A run of both forms on this machine, of `seconds` seconds.
     Run { seconds: f64 },
     /// Nothing: there is no prediction.
     Nothing,

@@ -81,8 +81,8 @@ fn part(path: &Path, place: &Path) -> PathBuf {
 }
 
 /// Writes a file whole or not at all: if that is interrupted, the file of before is still there.
-/// `write` is given the path to write to. What is there and not a file, such as a pipe, is written
-/// to directly.
+/// `write` is given the path to write to. A path that is not a file, such as a pipe, is written to
+/// directly.
 pub(super) fn replace<E: From<io::Error>>(
     path: &Path,
     write: impl FnOnce(&Path) -> Result<(), E>,

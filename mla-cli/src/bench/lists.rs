@@ -37,7 +37,7 @@ impl ListKind {
 /// Neighbours of a clustered list.
 const CLUSTER: u32 = 32;
 
-/// One entry of so many changes from a query token to the next where lists are shared.
+/// One in `CHANGED` entries changes from a query token to the next if lists are shared.
 const CHANGED: usize = 16;
 
 /// The lists of a batch. Entries behind the valid ones are -1.
@@ -46,7 +46,7 @@ pub(super) struct Lists {
     pub(super) kind: ListKind,
     /// Entries of a list.
     pub(super) topk: u32,
-    /// The number of entries that name a token, if the query token sees so many.
+    /// The number of entries that name a token, if the query token sees that many.
     pub(super) valid: u32,
 }
 

@@ -25,7 +25,8 @@ pub(crate) struct Args {
     /// Alignment of the cuts in a context: a multiple of this many tokens, the page size.
     #[arg(long, value_name = "TOKENS", value_parser = positive)]
     align: u32,
-    /// The most tokens that a cut leaves in a chunk [default: W, rounded down to the alignment].
+    /// Maximal number of tokens that a cut leaves in a chunk [default: W, rounded down to the
+    /// alignment].
     #[arg(long, value_name = "TOKENS", value_parser = positive)]
     max_chunk: Option<u32>,
     #[command(flatten)]

@@ -47,13 +47,13 @@ pub(crate) struct Args {
     /// workspace.
     #[arg(long, value_name = "SIZE", value_parser = args::size, allow_hyphen_values = true)]
     fit: Option<ByteSize>,
-    /// The most requests of a step.
+    /// Maximal number of requests of a step.
     #[arg(long, value_name = "N", default_value = "256", value_parser = natural)]
     requests: u32,
-    /// The most new tokens of a step.
+    /// Maximal number of new tokens of a step.
     #[arg(long, value_name = "TOKENS", default_value = "8192", value_parser = natural)]
     step_tokens: u32,
-    /// The most new tokens of a request on the absorbed path.
+    /// Maximal number of new tokens of a request on the absorbed path.
     #[arg(long, value_name = "TOKENS", default_value = "1", value_parser = natural)]
     decode_query_len: u32,
     /// The tokens of the longest request, by which block tables are as wide.
@@ -74,7 +74,7 @@ pub(crate) struct Args {
     format: Format,
 }
 
-/// The most rows that a step's limits may have.
+/// The maximal number of rows that a step's limits may have.
 const MOST_ROWS: u32 = i32::MAX as u32 - 1;
 
 /// The plan, and what it was made for.
@@ -181,7 +181,7 @@ fn fitted(
         )),
         (Some(_), None) => {
             // With fewer rows a step has more chunks, and its arrays are longer: down from the
-            // most.
+            // maximum.
             let mut fitted = needs(MOST_ROWS)?;
             loop {
                 let rows = max_rows(&fitted, bytes).map_err(too_little)?;

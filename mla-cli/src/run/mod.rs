@@ -46,8 +46,8 @@ pub(crate) struct Args {
     /// but no more than the batch can use].
     #[arg(long, value_name = "W", value_parser = positive)]
     rows: Option<u32>,
-    /// The most new tokens of a request on the absorbed path [default: the crossover, but no more
-    /// than the decode backend takes].
+    /// Maximal number of new tokens of a request on the absorbed path [default: the crossover, but
+    /// no more than the decode backend takes].
     #[arg(long, value_name = "TOKENS", value_parser = natural)]
     threshold: Option<u32>,
     /// Attend to all context, although the model has an indexer that chooses from it.
@@ -150,7 +150,8 @@ fn problem<D: Device, L: Lists<D>>(
     Ok((problem, threshold))
 }
 
-/// The most new tokens of a request that the decode backend takes, as the layer asks it.
+/// The maximal number of new tokens of a request that the decode backend takes, for the queries of
+/// the layer.
 fn longest_decode<D: Device>(args: &Args, problem: &Problem, device: &D) -> Result<u32, CliError> {
     let mut request = SelectionRequest::new(device.target(), *problem);
     request.decode.clone_from(&args.decode);

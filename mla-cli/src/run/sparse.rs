@@ -47,7 +47,7 @@ pub(crate) trait Lists<D: Device>: Sized {
         P: PrefillStage<Device = D>,
         B: DecodeStage<Device = D>;
 
-    /// Compares the lists of so many tokens with f64.
+    /// Compares the lists of `samples` tokens with f64.
     fn compare(
         &self,
         run: &Run<'_, D>,

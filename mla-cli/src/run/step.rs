@@ -23,7 +23,7 @@ pub(crate) struct Wanted<'a> {
     pub(crate) on: &'a BatchArgs,
     /// Before the batch says how its query lengths differ.
     pub(crate) problem: Problem,
-    /// The most new tokens of a request on the absorbed path.
+    /// The maximal number of new tokens of a request on the absorbed path.
     pub(crate) threshold: u32,
     /// Rows of the context workspace, the customary number if absent.
     pub(crate) rows: Option<u32>,

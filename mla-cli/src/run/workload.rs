@@ -18,7 +18,8 @@ use mla_runtime::spec::QueryLen;
 use crate::cost::{Cost, pairs, query_tokens};
 use crate::error::CliError;
 
-/// The most rows of a context workspace: with the last page rounded up still fewer than 2³¹.
+/// The maximal number of rows of a context workspace: with the last page rounded up still fewer
+/// than 2³¹.
 const MAX_ROWS: u32 = 1 << 30;
 
 /// A batch in the order of the step.
@@ -109,7 +110,7 @@ impl Workload {
         })
     }
 
-    /// The block tables' entries, so many of each request, and each new token's slot.
+    /// The block tables' entries, their number for each request, and each new token's slot.
     #[cfg(feature = "bench")]
     pub(crate) fn entries(&self) -> (&[i32], usize, &[i64]) {
         (&self.tables, self.max_pages, &self.slots)

@@ -2,8 +2,8 @@
 //! the same protocol on the same GPU.
 //!
 //! Case by case and in rounds, first ours and then the others: a card at the limit of its power
-//! remembers what it did before, so whoever ran all of its cases first would look better than it
-//! is.
+//! remembers what it did before, so a contender that ran all of its cases first would look better
+//! than it is.
 
 mod regions;
 mod script;

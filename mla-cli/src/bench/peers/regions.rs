@@ -13,10 +13,10 @@ use crate::table::table;
 /// Query rows of a tile: tokens and heads of a decode, tokens of each head of a prefill.
 const TILE_ROWS: u64 = 128;
 
-/// The most query tiles of a region; an H100 or H200 has 132 SMs.
+/// The maximal number of query tiles of a region; an H100 or H200 has 132 SMs.
 const TILES: [u64; 5] = [32, 65, 132, 396, u64::MAX];
 
-/// The most context tokens of a request in a region.
+/// The maximal number of context tokens of a request in a region.
 const CONTEXT: [u32; 6] = [0, 2048, 8192, 32768, 65536, u32::MAX];
 
 /// A case, and the best peer's time divided by ours.
@@ -93,7 +93,7 @@ fn kinds(points: &[Point]) -> Vec<&'static str> {
     kinds
 }
 
-/// Geometric mean and least.
+/// Geometric mean and minimum.
 fn mean_and_least(ratios: &[f64]) -> (f64, f64) {
     let mean = ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64;
     let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);

@@ -12,7 +12,7 @@ use crate::bench::site::Site;
 use crate::error::CliError;
 use crate::stopwatch::Stopwatch;
 
-/// The most rows of one benchmark.
+/// The maximal number of rows of one benchmark.
 const MAX_ROWS: usize = 10_000;
 
 /// Rows as they are being collected.

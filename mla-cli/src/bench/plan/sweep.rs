@@ -236,8 +236,8 @@ impl<D: Stopwatch> Sweep<'_, D> {
         Ok(())
     }
 
-    /// The most new tokens of a request that every decode backend of the comparison takes, as the
-    /// layer asks it.
+    /// The maximal number of new tokens of a request that every decode backend of the comparison
+    /// takes, for the queries of the layer.
     fn longest_decode(&mut self, problem: &Problem) -> Result<u32, CliError> {
         let (registry, target) = (self.rows.site.registry, self.rows.site.device.target());
         let mut least = u32::MAX;

@@ -47,7 +47,7 @@ pub(super) fn time_unit(microseconds: &[f64]) -> (&'static str, f64) {
     }
 }
 
-/// The least and the most of some numbers above 0, with room around them.
+/// The minimum and the maximum of some numbers above 0, with room around them.
 fn span<'a>(numbers: impl Iterator<Item = &'a f64> + Clone) -> Range<f64> {
     let least = numbers.clone().copied().fold(f64::INFINITY, f64::min);
     let most = numbers.copied().fold(0.0, f64::max);

@@ -94,7 +94,7 @@ pub(super) struct Settings {
     #[arg(long, value_name = "KIND", value_delimiter = ',')]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
     pub(super) lists: Option<Vec<ListKind>>,
-    /// Entries of a list that name a slot, if the context has so many; the others are -1
+    /// Entries of a list that name a slot, if the context has that many; the others are -1
     /// [default: all].
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = list_width)]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
@@ -131,8 +131,8 @@ pub(super) struct Settings {
     )]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
     pub(super) path: Option<Vec<Route>>,
-    /// The most new tokens of a request on the absorbed path [default: the crossover, but no more
-    /// than the decode backends take].
+    /// Maximal number of new tokens of a request on the absorbed path [default: the crossover, but
+    /// no more than the decode backends take].
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = natural)]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
     pub(super) threshold: Option<Vec<u32>>,
