@@ -132,7 +132,7 @@ impl Routing {
     }
 
     /// The weight of each expert for one token, 0 of those that it does not go to; `scores` are
-    /// sigmoids of the router's logits. Of equal ones the first is chosen.
+    /// sigmoids of the router's logits. Among equal scores the first is chosen.
     pub fn weigh(&self, scores: &[f32], bias: &[f32], weights: &mut [f32]) {
         let biased: Vec<f32> = scores.iter().zip(bias).map(|(x, bias)| x + bias).collect();
         let of_group = self.experts / self.groups;
@@ -158,7 +158,7 @@ impl Routing {
     }
 }
 
-/// The most experts that the kernel on a GPU routes to.
+/// The maximal number of experts that the kernel on a GPU routes to.
 pub const MOST_EXPERTS: usize = 256;
 
 /// The positions of the `count` largest values among the `eligible` ones. Of equal values the first
@@ -220,7 +220,8 @@ impl Config {
         Ok(config)
     }
 
-    /// The most elements within MLPs for a token: of one layer's MLP, or of all experts.
+    /// The maximal number of elements within MLPs for a token: of one layer's MLP, or of all
+    /// experts.
     pub fn inner(&self) -> usize {
         let of_experts =
             |routing: Routing| (routing.experts * routing.inner).max(routing.shared_inner);

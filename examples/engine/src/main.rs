@@ -28,7 +28,7 @@ struct Arguments {
     /// Number of requests that arrive, one every two steps.
     #[arg(long, default_value_t = 24)]
     requests: usize,
-    /// The most tokens of a prompt, the beginning that all share included.
+    /// Maximal number of tokens of a prompt, the beginning that all share included.
     #[arg(long, default_value_t = 160)]
     prompt: usize,
     /// Number of tokens that each request generates.
@@ -40,7 +40,7 @@ struct Arguments {
     /// Pages of the cache.
     #[arg(long, default_value_t = 64)]
     pages: usize,
-    /// The most tokens of a step.
+    /// Maximal number of tokens of a step.
     #[arg(long, default_value_t = 256)]
     step: usize,
     /// Seed of the weights and prompts.
@@ -48,9 +48,9 @@ struct Arguments {
     seed: u64,
 }
 
-/// The most requests of a step.
+/// The maximal number of requests of a step.
 const REQUESTS: usize = 16;
-/// The most tokens of a prompt, of what is generated for it, and of a step.
+/// The maximal number of tokens of a prompt, of its generated tokens, and of a step.
 const MOST_TOKENS: usize = 1 << 30;
 /// The tokens that all prompts begin with, at most.
 const SHARED: usize = 70;
@@ -59,7 +59,7 @@ const PAGE: usize = 64;
 fn main() -> ExitCode {
     match serve(&Arguments::parse()) {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever reads the output may stop before its end.
+        // The reader of the output may stop before its end.
         Err(Error::Output(error)) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             let _ = writeln!(std::io::stderr(), "engine: {error}");

@@ -46,7 +46,7 @@ pub struct Scratch<D: Device> {
 }
 
 impl<D: Operations> Scratch<D> {
-    /// Room for so many tokens.
+    /// Allocates memory for `tokens` tokens.
     ///
     /// # Errors
     ///

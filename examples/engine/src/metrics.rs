@@ -27,7 +27,7 @@ pub struct Metrics {
     pub finished: usize,
     /// The times from arrival to first token, of each request that got one.
     pub first_tokens: Vec<Duration>,
-    /// The most pages that were used at once, and all there are.
+    /// The maximal number of pages in use at once, and the number of all pages.
     pub pages: [usize; 2],
 }
 

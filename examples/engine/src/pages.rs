@@ -2,9 +2,9 @@
 //! hold.
 //!
 //! A page whose tokens are all there may be registered under them and everything before them. A
-//! later request with the same beginning refers to it instead of computing it again. A page that
-//! nobody refers to any more keeps its prefix until the room is needed, the longest unused first.
-//! Whoever writes to a page that others may read gets a copy.
+//! later request with the same beginning refers to it instead of computing it again. A page without
+//! any reference keeps its prefix until the room is needed; the longest unused page goes first. A
+//! request that writes to a page that others may read gets a copy.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -30,7 +30,7 @@ pub struct Pages {
     /// The number of requests that refer to each page.
     holders: Vec<u32>,
     free: Vec<i32>,
-    /// Registered pages that nobody refers to, the longest unused first.
+    /// Registered pages without any reference, the longest unused first.
     idle: VecDeque<i32>,
     by_prefix: HashMap<Prefix, i32>,
     /// The prefix that each page is registered under.
@@ -72,7 +72,7 @@ impl Pages {
         self.count() - self.available()
     }
 
-    /// The most that were ever used at once.
+    /// The maximal number of pages that were in use at once.
     pub fn most_used(&self) -> usize {
         self.most_used
     }

@@ -29,18 +29,18 @@ pub struct Size {
     pub pages: usize,
     /// Tokens in a page.
     pub page_size: usize,
-    /// The most requests of a step.
+    /// The maximal number of requests of a step.
     pub requests: usize,
-    /// The most new tokens of a step.
+    /// The maximal number of new tokens of a step.
     pub tokens: usize,
-    /// The most tokens of a request.
+    /// The maximal number of tokens of a request.
     pub max_len: usize,
-    /// The most drafts of a request.
+    /// The maximal number of drafts of a request.
     pub drafts: usize,
 }
 
 impl Size {
-    /// The most of anything: pages, positions and token counts are 32-bit numbers on a device.
+    /// The maximum of every size: pages, positions and token counts are 32-bit numbers on a device.
     pub const MOST: usize = i32::MAX as usize - 1;
 
     /// # Errors

@@ -3,7 +3,7 @@
 //! Requests that decode come first, each with its drafts; what is left of a step's tokens goes to
 //! prompts, in parts if need be. A request that finds no page waits until the youngest ones have
 //! given theirs back: they start again later, with what they have generated as part of their
-//! prompt. So the oldest always gets on.
+//! prompt. The oldest request therefore always proceeds.
 
 use std::collections::VecDeque;
 
@@ -45,7 +45,8 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// For steps of at most so many requests and tokens, and so many drafts a request.
+    /// A scheduler of steps of at most `requests` requests and `tokens` tokens, with at most
+    /// `drafts` drafts a request.
     pub fn new(pages: Pages, requests: usize, tokens: usize, drafts: usize) -> Self {
         Self {
             pages,

@@ -70,7 +70,7 @@ impl Status {
     ///
     /// # Errors
     ///
-    /// If it cannot be written: whoever reads it may have stopped before its end.
+    /// If it cannot be written: its reader may have stopped before its end.
     pub fn line(&self, text: &str) -> io::Result<()> {
         self.bar.suspend(|| writeln!(io::stdout(), "{text}"))
     }

@@ -56,7 +56,7 @@ impl Said {
     }
 }
 
-/// Runs to the end, within so many steps.
+/// Runs to the end, within a limited number of steps.
 fn run(engine: &mut Engine<Cpu>, said: &mut Said, most: usize) -> Result<()> {
     for _ in 0..most {
         said.hear(engine.step()?);

@@ -65,7 +65,7 @@ __global__ void gather(EngineRows p) {
     for (int i = threadIdx.x; i < p.width; i += kThreads) to[i] = from[i];
 }
 
-// Of equally large elements the first.
+// The position of the largest element, the first among equal ones.
 __global__ void argmax(EngineRows p) {
     const bf16 *from = static_cast<const bf16 *>(p.from) + blockIdx.x * p.from_stride;
     __shared__ float most[kThreads];
@@ -106,7 +106,8 @@ __device__ int take_largest(const float *values, int count, bool *taken) {
     return best;
 }
 
-// As Routing::weigh. One thread chooses: there are few experts, and a step's time is in their products.
+// Computes Routing::weigh. One thread chooses: there are few experts, and a step's time is in their
+// products.
 __global__ void route(EngineRoute p) {
     __shared__ float scores[kMostExperts], biased[kMostExperts], weights[kMostExperts];
     const bf16 *logits = static_cast<const bf16 *>(p.logits) + int64_t(blockIdx.x) * p.experts;
