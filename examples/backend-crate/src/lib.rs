@@ -14,7 +14,7 @@ mod ffi {
     include!(concat!(env!("OUT_DIR"), "/naive.rs"));
 }
 
-/// What this build compiled the kernels for.
+/// The targets for which this build compiled the kernels.
 pub mod compiled {
     include!(concat!(env!("OUT_DIR"), "/naive_compiled.rs"));
 }

@@ -23,7 +23,7 @@ const MANY_HEADS: Problem = R1.with_heads(256);
 
 type Decode = backends![Naive, ..DecodeBackends];
 
-// What an engine for one GPU would write.
+// The types that an engine for one GPU would write.
 type ForR1 = best_decode!(Decode, HOPPER, R1);
 type ForManyHeads = best_decode!(Decode, HOPPER, MANY_HEADS);
 type Prefill = best_prefill!(PrefillBackends, HOPPER, R1);
