@@ -30,7 +30,7 @@ pub(crate) enum Capabilities {
 }
 
 impl Capabilities {
-    // The least and the greatest number in the set.
+    // The minimum and the maximum of the numbers in the set.
     fn bounds(self) -> (u16, u16) {
         match self {
             Self::Any => (0, u16::MAX),

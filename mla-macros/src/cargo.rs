@@ -7,8 +7,8 @@ pub(crate) fn features() -> Vec<String> {
 }
 
 /// Name of the family whose targets a constant lists. mla-build names the constant after the
-/// family, and so after its Cargo feature, but in upper case. A constant without a feature keeps its
-/// own spelling, by which the runtime tells the two apart: nobody can turn it on.
+/// family, and so after its Cargo feature, but in upper case. A constant without a feature keeps
+/// its own spelling, by which the runtime tells the two apart: it cannot be turned on.
 pub(crate) fn family(constant: String, declared: &[String]) -> String {
     let lower = constant.to_ascii_lowercase();
     let digits = lower.strip_prefix("sm").unwrap_or_default();

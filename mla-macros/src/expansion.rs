@@ -152,8 +152,8 @@ impl Runtime {
         quote!(<<Self as #path::backend::#backend>::Device as #path::device::Device>::PLATFORM)
     }
 
-    /// The constant with what is known of the kernels, where anything is. What is left out of a
-    /// build is not compiled for anything.
+    /// The constant with the known facts about the kernels, if there are any. A backend that is
+    /// left out of a build is not compiled for anything.
     fn kernels(&self, spec: &Spec, present: bool) -> Option<TokenStream> {
         let path = &self.path;
         if !(present && runs_on_gpus(spec)) && spec.run_on.is_none() {
@@ -546,8 +546,8 @@ fn cfgs(place: &Place) -> impl Iterator<Item = &Attribute> {
 }
 
 // Two macros of one name at the crate's root are an error of the compiler, in whatever modules
-// their blocks stand: it shows both types, and the name says the cure. Of two crates, a registry
-// says it.
+// their blocks stand: it shows both types, and the name says the cure. For two crates, a registry
+// reports it.
 fn claim(place: &Place, spec: &Spec) -> TokenStream {
     let phase = place.phase.variant().to_lowercase();
     let name = format!("a_second_{phase}_backend_{}_needs_the_key_name", spec.name);

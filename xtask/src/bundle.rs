@@ -27,7 +27,7 @@ pub(crate) struct Arguments {
     output: Option<PathBuf>,
 }
 
-/// The most that a bundle may hold: it travels with every run.
+/// The maximal size of a bundle: it travels with every run.
 const MOST: u64 = 60 << 20;
 
 /// The archive of all programs, used if they hold more than that. Each carries the kernels of all

@@ -20,7 +20,7 @@ pub(crate) struct Arguments {
 enum Command {
     /// Throw away what was not used for some time, or everything.
     Clean {
-        /// Keep what was used within so many days.
+        /// Keep objects that were used within this many days.
         #[arg(long, value_name = "DAYS")]
         older_than: Option<u64>,
     },

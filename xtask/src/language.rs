@@ -108,7 +108,7 @@ impl Block<'_> {
 }
 
 /// The comment blocks of a Rust or CUDA source. Rust's lexer reads both: line comments, strings and
-/// character literals of C++ are spelled alike.
+/// character literals of C++ have the same spelling.
 fn blocks(source: &str) -> Vec<Block<'_>> {
     let mut blocks = Vec::new();
     let (mut offset, mut line) = (0, 1);
@@ -193,8 +193,8 @@ fn count(path: &str, source: &str, folder: &mut Folder) {
     }
 }
 
-/// Reads lines of `folder blocks summaries`. Of two lines for a folder, as a merge may leave, the
-/// greater counts: `--lower` then writes one.
+/// Reads lines of `folder blocks summaries`. If a merge leaves two lines for a folder, the greater
+/// counts: `--lower` then writes one.
 fn parse(text: &str) -> anyhow::Result<Bounds> {
     let mut bounds = Bounds::new();
     for line in text.lines().filter(|it| !it.starts_with('#')) {

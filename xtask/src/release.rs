@@ -1,6 +1,5 @@
 //! Makes what a release has beside the sources: each family's kernels, compiled, in a package of
-//! its own. Whoever builds mla-kernels from a registry then needs neither nvcc nor CUTLASS nor
-//! libclang.
+//! its own. Builds of mla-kernels from a registry then need neither nvcc nor CUTLASS nor libclang.
 
 use std::{
     collections::BTreeSet,

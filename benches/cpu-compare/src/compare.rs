@@ -51,7 +51,7 @@ pub(crate) enum Who {
     Fast,
 }
 
-/// Runs a case in so many rounds.
+/// Runs a case in `rounds` rounds.
 pub(crate) fn compare<T: Element + candle_core::WithDType>(
     case: Case,
     who: Who,

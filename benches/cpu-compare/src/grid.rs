@@ -62,7 +62,7 @@ fn random_case(numbers: &mut Numbers) -> Case {
     }
 }
 
-// A row of the table, with torch's fastest way; the ratios of torch's least times to ours.
+// A row of the table, with torch's fastest way; the ratios of torch's minimal times to ours.
 fn print(comparison: &Comparison) -> Result<[f64; 2], Failure> {
     if let Some(reason) = &comparison.without_torch {
         return Err(format!("torch: {reason}").into());

@@ -1,12 +1,12 @@
 //! The CPU backends beside candle's tensor operations and PyTorch's attention, on the same inputs
 //! in one run. Rounds are interleaved, and ratios are medians over rounds of ratios within a round,
-//! so that whatever else loads the machine hits all alike.
+//! so that other load on the machine affects all contenders equally.
 //!
 //! `PYTHON` names the interpreter; where it cannot import torch, torch is left out and the table
 //! says so. With `--without-candle` candle only computes what the others are compared with;
-//! `--cases=decode` takes the cases whose name contains that. `--grid=60` takes so many random
-//! cases instead, `--seed=2` others, and sets PyTorch's fastest way beside ours; it exits with 1 if
-//! ours is slower in one. `RAYON_NUM_THREADS` says how many threads everyone has.
+//! `--cases=decode` takes the cases whose name contains that. `--grid=60` takes 60 random cases
+//! instead, `--seed=2` others, and sets PyTorch's fastest way beside ours; it exits with 1 if ours
+//! is slower in one. `RAYON_NUM_THREADS` says how many threads everyone has.
 
 mod compare;
 mod grid;

@@ -18,7 +18,7 @@ use crate::Failure;
 
 const PAGE: usize = 64;
 
-/// Attention of some requests, all alike.
+/// Attention of several equal requests.
 #[derive(Clone, Copy)]
 pub(crate) struct Case {
     phase: Phase,
@@ -142,7 +142,7 @@ impl Numbers {
         (self.next() as usize * end) >> 24
     }
 
-    /// From `least` to `most`, as often below as above their geometric mean.
+    /// A number from `least` to `most`: it is as often below as above their geometric mean.
     pub(crate) fn spread(&mut self, least: usize, most: usize) -> usize {
         let share = self.next() as f64 / 16_777_216.0;
         let span = (most + 1) as f64 / least as f64;

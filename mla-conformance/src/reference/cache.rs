@@ -90,7 +90,7 @@ pub fn encode_row(format: KvFormat, latent: usize, row: &[f64], scale: f64) -> V
             let (mut codes, mut scales) = (Vec::new(), Vec::new());
             for group in row[..latent].chunks(128) {
                 let amax = group.iter().fold(1e-4, |amax: f64, x| amax.max(x.abs()));
-                // The least power of two that is not below amax / 448.
+                // The smallest power of two that is not below amax / 448.
                 let mut scale = 2f64.powi(-40);
                 while scale < amax / 448.0 {
                     scale *= 2.0;

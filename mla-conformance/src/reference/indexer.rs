@@ -56,7 +56,7 @@ pub fn hadamard(row: &[f64]) -> Vec<f64> {
         .collect()
 }
 
-/// The scale of an index key or query: the least power of two that is not below max(|x|, 1e-4) /
+/// The scale of an index key or query: the smallest power of two that is not below max(|x|, 1e-4) /
 /// 448.
 pub fn index_scale(row: &[f64]) -> f64 {
     let largest = row.iter().fold(1e-4, |most: f64, x| most.max(x.abs()));

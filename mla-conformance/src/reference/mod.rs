@@ -71,8 +71,8 @@ pub struct Attended {
 }
 
 /// Attention of one query to some keys: Σ e^(scale·q·k) v / Σ e^(scale·q·k), and the logarithm of
-/// the denominator. Of no keys: 0 and −inf. NaN anywhere in the query or the keys gives NaN; NaN in
-/// a value gives NaN in its column.
+/// the denominator. The result of no keys is 0 and −inf. NaN anywhere in the query or the keys
+/// gives NaN; NaN in a value gives NaN in its column.
 ///
 /// # Panics
 ///
@@ -111,8 +111,8 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// Expanded attention of one request: queries `[Tq, H, P+R]`, keys `[Tk, H, P+R]`, values
-/// `[Tk, H, V]`. Where `causal`, the last query sees every key and each before it one less.
+/// Expanded attention of one request: queries `[Tq, H, P+R]`, keys `[Tk, H, P+R]`, values `[Tk, H,
+/// V]`. If `causal`, the last query sees every key and each before it one less.
 ///
 /// # Panics
 ///

@@ -45,7 +45,7 @@ impl Crate {
         read
     }
 
-    /// Reads a file and those of its modules, which lie in `folder`. What a test's file names is
+    /// Reads a file and those of its modules, which lie in `folder`. The names in a test's file are
     /// left out.
     fn add_file(&mut self, file: &Path, folder: &Path, path: Name, test: bool) {
         let text = fs::read_to_string(file).unwrap_or_else(|_| panic!("{}", file.display()));
