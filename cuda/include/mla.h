@@ -1,6 +1,6 @@
 /*
- * The C interface of the kernels: what all families of them share. The helpers' launch functions
- * stand here, a family's own in its folder (sm90/mla_sm90.h).
+ * The C interface that all families of kernels share. The helpers' launch functions are declared
+ * here, a family's own in its folder (sm90/mla_sm90.h).
  *
  * One plain-old-data parameter struct and one function per launch. The rules are the same for all
  * of them:
@@ -9,20 +9,20 @@
  *     memory, synchronises, reads device memory on the host, prints, or throws; every launch can be
  *     captured in a CUDA graph.
  *   - `stream` is a cudaStream_t (CUstream) of the current device. Null means the legacy default
- *     stream, and is what the caller asked for: no function chooses it by itself.
+ *     stream; it is used only if the caller passes it.
  *   - Strides are in elements of the tensor they belong to. The innermost dimension is always
  *     contiguous.
  *   - A refused argument is reported before anything is launched: `field` names it, `given` is its
- *     value and `accepted` says what would have been taken. Both texts are static.
- *   - Log-sum-exp is natural log, f32, [heads, tokens]; minus infinity where a row attends to
- *     nothing, and then the output row is zero.
- *   - Arrays in device memory are believed, since the host cannot see them. Where a struct says
- *     nothing else, the caller owes what the contract of a call of mla_runtime::backend says, in
- *     the same words. Starts (cu_q_lens, query_starts, cu_query_lens, cu_key_lens) begin at 0,
- *     never fall, and end at the rows of their tensors; no two neighbours differ by more than the
- *     struct's bound. Lengths (kv_lens, seq_lens) are 0 or above and at most max_pages * page_size.
- *     Entries of a block table that a length uses are 0 or above and below `pages`; others may hold
- *     anything, and so may lists of slots and their counts.
+ *     value and `accepted` describes the values that are accepted. Both texts are static.
+ *   - Log-sum-exp is natural log, f32, [heads, tokens]. If a row attends to nothing, it is minus
+ *     infinity, and the output row is zero.
+ *   - Arrays in device memory are trusted, since the host cannot read them. Unless a struct says
+ *     otherwise, the caller has to keep the contract of a call of mla_runtime::backend. Starts
+ *     (cu_q_lens, query_starts, cu_query_lens, cu_key_lens) begin at 0, never fall, and end at the
+ *     rows of their tensors; no two neighbours differ by more than the struct's bound. Lengths
+ *     (kv_lens, seq_lens) are 0 or above and at most max_pages * page_size. Entries of a block
+ *     table that a length uses are 0 or above and below `pages`; others may hold anything, and so
+ *     may lists of slots and their counts.
  */
 #ifndef MLA_H
 #define MLA_H
@@ -53,13 +53,13 @@ typedef struct MlaStatus {
     const char* field;
     /* The value that was given (for a pointer, its address). */
     int64_t given;
-    /* What would have been accepted, as a sentence fragment; null when code is MLA_OK. */
+    /* The accepted values, as a sentence fragment; null when code is MLA_OK. */
     const char* accepted;
 } MlaStatus;
 
 typedef enum MlaDtype { MLA_DTYPE_BF16 = 0, MLA_DTYPE_F16 = 1, MLA_DTYPE_F32 = 3 } MlaDtype;
 
-/* How one token's row lies in the cache: the latent (L values), then the rotary key (R values). */
+/* The layout of one token's row in the cache: the latent (L values), then the rotary key (R). */
 typedef enum MlaCacheFormat {
     /* L + R values of f32, f16 or bf16 */
     MLA_CACHE_F32 = 0,
@@ -125,12 +125,12 @@ typedef struct MlaDecodeParams {
     int32_t tokens;
     /* query heads, 1..=128 */
     int32_t heads;
-    /* the most query tokens any request has, 1..=16; without cu_q_lens what each of them has */
+    /* maximum number of query tokens of a request, 1..=16; without cu_q_lens, that of each request
+     * */
     int32_t query_len;
     /* tokens per page: a multiple of 16 */
     int32_t page_size;
-    /* columns of block_table; what they may be at most stands beside mla_decode_sm90 and
-     * mla_decode_sm80 */
+    /* columns of block_table; the limits are given at mla_decode_sm90 and mla_decode_sm80 */
     int32_t max_pages;
     /* must be 512 and 64 */
     int32_t latent_dim;
@@ -142,15 +142,15 @@ typedef struct MlaDecodeParams {
     /* non-zero: causal among a request's query tokens */
     int32_t causal;
     float softmax_scale;
-    /* what a byte of MLA_CACHE_FP8 is multiplied by, 2^-60 to 2^60; ignored otherwise */
+    /* scale of MLA_CACHE_FP8: factor of a byte's value, 2^-60 to 2^60; ignored otherwise */
     float cache_scale;
-    /* cycles for which a CTA waits for the others that share its query tile before it falls back to
-     * one CTA combining everything; 0: as long as the family takes for right, see its header;
-     * negative: it never waits. The result is the same bit for bit. */
+    /* cycles that a CTA waits for the others that share its query tile, before they fall back to
+     * one CTA that combines everything; 0: the family's default, see its header; negative: it never
+     * waits. The result is the same bit for bit. */
     int32_t split_patience;
 } MlaDecodeParams;
 
-/* A cache, and which of its rows each query token attends to. */
+/* A cache, and lists of those of its rows that each query token attends to. */
 typedef struct MlaListedCache {
     /* [pages, page_size] rows of the first cache's format and scale; each begins on 16 bytes */
     const void* cache;
@@ -177,14 +177,13 @@ typedef struct MlaListedCache {
  *   score[t, h, s] = softmax_scale * (q_latent[t, h] . latent[s] + q_rope[t, h] . rope[s])
  *   out[t, h]      = sum over s in list[t] of softmax(score)[t, h, s] * latent[s]
  *
- * An entry of a list is a slot, page * page_size + place in the page. An entry that is no slot of
+ * An entry of a list is a slot, page * page_size + index in the page. An entry that is no slot of
  * the cache (-1, or any other number below 0 or past the end) is skipped wherever it stands, and no
- * memory is read for it; a slot that stands twice counts twice. Rows that no list names are not
- * read. There is no causality beside what the lists say. It takes time in proportion to the valid
- * entries.
+ * memory is read for it; a slot that is listed twice counts twice. Rows that no list names are not
+ * read. There is no causality except by the lists. Time is proportional to the valid entries.
  *
- * Two caches take part in one softmax, such as a window of uncompressed rows beside chosen ones;
- * the second is absent where its width is 0, and then nothing else of it is looked at.
+ * Two caches take part in one softmax, such as a window of uncompressed rows beside selected ones.
+ * If the width of the second is 0 it is absent, and none of its other fields is read.
  */
 typedef struct MlaSparseParams {
     /* [tokens, heads, 512] of q_dtype */
@@ -193,15 +192,15 @@ typedef struct MlaSparseParams {
     const void* q_rope;
     /* [pages, page_size] rows of cache_format; each begins on 16 bytes */
     const void* cache;
-    /* [tokens, width] int32: slots; not looked at where width is 0 */
+    /* [tokens, width] int32: slots; not read if width is 0 */
     const int32_t* lists;
-    /* [tokens] int32: how many entries of each list count, the first ones; or null: all. What is
-     * below 0 counts as 0, what is above width as width. */
+    /* [tokens] int32: number of leading entries of each list that count; or null: all. Numbers
+     * below 0 mean 0, numbers above width mean width. */
     const int32_t* counts;
     MlaListedCache second;
-    /* Of the requests, if dense_within is not 0: the pages of each, [requests, any] int32; its
-     * tokens in the cache, the query tokens included, [requests] int32; where its query tokens
-     * begin, and where the last one's end, [requests + 1] int32. */
+    /* Used if dense_within is not 0: the pages of each request, [requests, any] int32; its tokens
+     * in the cache, the query tokens included, [requests] int32; the starts of requests among the
+     * query tokens, and the end of the last, [requests + 1] int32. */
     const int32_t* block_table;
     const int32_t* seq_lens;
     const int32_t* query_starts;
@@ -228,9 +227,9 @@ typedef struct MlaSparseParams {
     /* number of pages behind `cache` */
     int64_t pages;
 
-    /* The query tokens of a request of at most so many tokens attend to all of them, each to those
-     * up to itself: the first cache's slots come from the block table, and their lists and counts
-     * are not looked at. At most `width`; 0: there are none. */
+    /* Requests with at most this number of tokens are dense: each query token attends to all tokens
+     * up to itself. The first cache's slots then come from the block table, and lists and counts
+     * are not read. At most `width`; 0: no request is dense. */
     int32_t dense_within;
     int32_t requests;
     /* query tokens, less than 2^24 */
@@ -249,7 +248,7 @@ typedef struct MlaSparseParams {
     /* MlaCacheFormat: that of q_dtype's values, MLA_CACHE_FP8, or MLA_CACHE_FP8_DS_MLA */
     int32_t cache_format;
     float softmax_scale;
-    /* what an e4m3 byte of MLA_CACHE_FP8 is multiplied by, 2^-60 to 2^60; ignored otherwise */
+    /* scale of MLA_CACHE_FP8: factor of a byte's value, 2^-60 to 2^60; ignored otherwise */
     float cache_scale;
 } MlaSparseParams;
 
@@ -260,15 +259,15 @@ typedef struct MlaSparseParams {
  *   out[i]      = sum over j of softmax(score)[i, j] * value[j]
  *
  * Requests are packed one after another. With `causal`, query row i of n sees the first k - n + i +
- * 1 of a request's k keys (none where that is not positive); otherwise all of them. No memory
- * behind a request's last row is used.
+ * 1 of a request's k keys (none if that is not positive); otherwise all of them. No memory behind
+ * a request's last row is used.
  */
 typedef struct MlaPrefillParams {
     /* [query_tokens, heads, nope_dim + rope_dim] */
     const void* query;
     /* [key_tokens, heads, nope_dim] */
     const void* key_nope;
-    /* [key_tokens, heads, rope_dim]; key_nope + nope_dim where keys are packed. With
+    /* [key_tokens, heads, rope_dim]; key_nope + nope_dim if keys are packed. With
      * key_rope_head_stride 0 all heads share [key_tokens, rope_dim]. */
     const void* key_rope;
     /* [key_tokens, heads, value_dim] */
@@ -277,7 +276,7 @@ typedef struct MlaPrefillParams {
     void* out;
     /* [heads, query_tokens] f32, or null */
     float* lse;
-    /* [requests + 1] int32: where each request's query rows begin, and the end of the last */
+    /* [requests + 1] int32: first query row of each request, and the end of the last */
     const int32_t* cu_query_lens;
     /* [requests + 1] int32: the same for keys and values */
     const int32_t* cu_key_lens;
@@ -325,13 +324,13 @@ typedef struct MlaPrefillParams {
 
 /*
  * The helpers around attention. They run on every architecture that the library was built for, and
- * on any dimensions and strides: where pointers, strides (in bytes) and widths are multiples of 16
- * bytes (8 elements), every access is 16 bytes wide; elsewhere elements move one by one, which is
+ * on any dimensions and strides. If pointers, strides (in bytes) and widths are multiples of 16
+ * bytes (8 elements), every access is 16 bytes wide; otherwise elements move one by one, which is
  * several times slower. For them `dtype` is one of MLA_DTYPE_BF16, MLA_DTYPE_F16 and
  * MLA_DTYPE_F32, and rounding is to nearest, ties to even.
  */
 
-/* Which elements of a rotary vector form a pair. */
+/* The pairs of a rotary vector, for i below R/2. */
 typedef enum MlaRotaryStyle {
     /* 2i and 2i + 1 */
     MLA_ROTARY_INTERLEAVED = 0,
@@ -350,9 +349,9 @@ typedef enum MlaRotaryStyle {
 typedef struct MlaCacheWriteParams {
     /* [tokens, latent_dim] of dtype */
     const void* latent;
-    /* [tokens, rope_dim] of dtype: the rotary key; rotated already where positions is null */
+    /* [tokens, rope_dim] of dtype: the rotary key; rotated already if positions is null */
     const void* rope;
-    /* [tokens] int64: where each row goes; a slot below 0 or past the cache is skipped */
+    /* [tokens] int64: slot of each row; one below 0 or past the cache is skipped */
     const int64_t* slots;
     /* [pages, page_size] rows of cache_format */
     void* cache;
@@ -387,17 +386,17 @@ typedef struct MlaCacheWriteParams {
     int32_t heads;
     /* a multiple of 128 for MLA_CACHE_FP8_DS_MLA */
     int32_t latent_dim;
-    /* even where something is rotated */
+    /* even if something is rotated */
     int32_t rope_dim;
     int32_t dtype;
     /* MlaCacheFormat */
     int32_t cache_format;
     int32_t rotary_style;
-    /* what an e4m3 byte of MLA_CACHE_FP8 is multiplied by, 2^-60 to 2^60; ignored otherwise */
+    /* scale of MLA_CACHE_FP8: factor of a byte's value, 2^-60 to 2^60; ignored otherwise */
     float cache_scale;
 } MlaCacheWriteParams;
 
-/* Enqueues one kernel on `stream`; none where there are no tokens. */
+/* Enqueues one kernel on `stream`; none if there are no tokens. */
 MlaStatus mla_cache_write(const MlaCacheWriteParams* params, void* stream);
 
 /*
@@ -435,11 +434,11 @@ typedef struct MlaCacheGatherParams {
     int32_t rope_dim;
     int32_t dtype;
     int32_t cache_format;
-    /* what an e4m3 byte of MLA_CACHE_FP8 is multiplied by, 2^-60 to 2^60; ignored otherwise */
+    /* scale of MLA_CACHE_FP8: factor of a byte's value, 2^-60 to 2^60; ignored otherwise */
     float cache_scale;
 } MlaCacheGatherParams;
 
-/* Enqueues one kernel on `stream`; none where there are no rows. */
+/* Enqueues one kernel on `stream`; none if there are no rows. */
 MlaStatus mla_cache_gather(const MlaCacheGatherParams* params, void* stream);
 
 /*
@@ -448,7 +447,7 @@ MlaStatus mla_cache_gather(const MlaCacheGatherParams* params, void* stream);
  *     out[row, column] = sum over i of latent[row, i] * weights[column, i]
  *
  * with the rows of mla_cache_gather, accumulated in f32 and rounded once. Their rotary parts are
- * gathered beside. Runs on devices of compute capability 9.0, where the helpers are compiled for
+ * gathered, too. Runs on devices of compute capability 9.0, if the helpers are compiled for
  * sm_90a.
  */
 typedef struct MlaCacheExpandParams {
@@ -469,14 +468,14 @@ typedef struct MlaCacheExpandParams {
     int32_t columns;
 } MlaCacheExpandParams;
 
-/* Enqueues one kernel on `stream`; none where there are no rows. */
+/* Enqueues one kernel on `stream`; none if there are no rows. */
 MlaStatus mla_cache_expand(const MlaCacheExpandParams* params, void* stream);
 
 /*
  * Merges a partial result into another over the same queries: with a = lse and b = other_lse per
  * token and head, lse = ln(e^a + e^b) and out = out * e^(a - lse) + other * e^(b - lse). Plus
- * infinity is taken as minus infinity; a result that weighs nothing may hold NaN; two that
- * attended to nothing give 0 and minus infinity.
+ * infinity is taken as minus infinity; a result of weight 0 may hold NaN; two that attended to
+ * nothing give 0 and minus infinity.
  */
 typedef struct MlaMergeParams {
     /* [tokens, heads, width] of dtype, read and written */
@@ -501,29 +500,29 @@ typedef struct MlaMergeParams {
     int32_t dtype;
 } MlaMergeParams;
 
-/* Enqueues one kernel on `stream`; none where there is nothing to merge. */
+/* Enqueues one kernel on `stream`; none if there is nothing to merge. */
 MlaStatus mla_merge(const MlaMergeParams* params, void* stream);
 
-/* Rewrites log-sum-exps as natural ones, heads first: to[h, t] = from[t, h] * unit, or from[h,
+/* Converts log-sum-exps to natural ones, heads first: to[h, t] = from[t, h] * unit, or from[h,
  * t] * unit. */
 typedef struct MlaLseParams {
-    /* [heads, tokens] f32 where heads_first, [tokens, heads] otherwise */
+    /* [heads, tokens] f32 if heads_first, [tokens, heads] otherwise */
     const float* from;
     /* [heads, tokens] f32 */
     float* to;
 
-    /* from one head to the next where heads_first, from one token to the next otherwise */
+    /* from one head to the next if heads_first, from one token to the next otherwise */
     int64_t from_row_stride;
     int64_t to_head_stride;
 
     int32_t tokens;
     int32_t heads;
     int32_t heads_first;
-    /* what one unit is worth in natural logarithms: ln 2 for base 2 */
+    /* natural logarithm of the base: ln 2 for base 2 */
     float unit;
 } MlaLseParams;
 
-/* Enqueues one kernel on `stream`; none where there is nothing to convert. */
+/* Enqueues one kernel on `stream`; none if there is nothing to convert. */
 MlaStatus mla_lse_natural(const MlaLseParams* params, void* stream);
 
 /* Copies three axes of elements with any strides; a stride of 0 in `from` repeats. */
@@ -541,15 +540,15 @@ typedef struct MlaCopyParams {
     int32_t element_bytes;
 } MlaCopyParams;
 
-/* Enqueues one kernel on `stream`; none where there are no elements. */
+/* Enqueues one kernel on `stream`; none if there are no elements. */
 MlaStatus mla_copy(const MlaCopyParams* params, void* stream);
 
-/* Copies rows of [heads, width] elements to the places that an index names, with any strides. */
+/* Copies rows of [heads, width] elements to the rows that an index names, with any strides. */
 typedef struct MlaCopyRowsParams {
     /* [rows, heads, width] elements */
     const void* from;
-    /* [rows] int64: the row of `to` for each row of `from`; one below 0 or past the last is skipped,
-     * and no two are the same */
+    /* [rows] int64: the row of `to` for each row of `from`; one below 0 or past the last is
+     * skipped, and no two are the same */
     const int64_t* places;
     /* [to_rows, heads, width] elements, no two at one address, none in `from` */
     void* to;
@@ -566,7 +565,7 @@ typedef struct MlaCopyRowsParams {
     int32_t element_bytes;
 } MlaCopyRowsParams;
 
-/* Enqueues one kernel on `stream`; none where there are no elements. */
+/* Enqueues one kernel on `stream`; none if there are no elements. */
 MlaStatus mla_copy_rows(const MlaCopyRowsParams* params, void* stream);
 
 /* Dequantises a matrix in block fp8: out[i, j] = codes[i, j] * scales[(first_row + i) / 128, j /
@@ -589,11 +588,11 @@ typedef struct MlaDequantizeParams {
     int32_t dtype;
 } MlaDequantizeParams;
 
-/* Enqueues one kernel on `stream`; none where there are no elements. */
+/* Enqueues one kernel on `stream`; none if there are no elements. */
 MlaStatus mla_dequantize(const MlaDequantizeParams* params, void* stream);
 
-/* Few tokens times a matrix per head: out[t, h, j] = sum over i of input[t, h, i] * weights[h,
- * i, j], summed in f32 and rounded once. */
+/* GEMM of few tokens with a matrix per head: out[t, h, j] = sum over i of input[t, h, i] *
+ * weights[h, i, j], summed in f32 and rounded once. */
 typedef struct MlaHeadProductParams {
     /* [tokens, heads, k] of dtype */
     const void* input;
@@ -613,36 +612,36 @@ typedef struct MlaHeadProductParams {
 
     int32_t tokens;
     int32_t heads;
-    /* multiples of 16 and 64 where weights_n_stride is 1, of 32 and 16 otherwise */
+    /* multiples of 16 and 64 if weights_n_stride is 1, of 32 and 16 otherwise */
     int32_t k;
     int32_t n;
     /* MLA_DTYPE_BF16 or MLA_DTYPE_F16 */
     int32_t dtype;
-    /* nonzero where no work on the stream that is not yet done writes the weights: then they are
-     * read ahead of it */
+    /* nonzero if no unfinished work on the stream writes the weights: they are then read before
+     * that work ends */
     int32_t constant_weights;
-    /* nonzero where no work on the stream that is not yet done writes `input`, or accesses `out`:
-     * then the kernel may do all of its work while the one before it is running, and ends behind it */
+    /* nonzero if no unfinished work on the stream writes `input` or accesses `out`: the kernel may
+     * then do all of its work while the previous one is running, and ends after it */
     int32_t ready;
 } MlaHeadProductParams;
 
-/* Enqueues one kernel on `stream`; none where there is nothing to multiply. Pointers are aligned
- * to 16 bytes, and strides other than 1 are multiples of 8. The kernel may start while the one
- * before it in the stream is ending; it waits for that one's end before it reads or writes
- * anything but constant weights. */
+/* Enqueues one kernel on `stream`; none if there is nothing to multiply. Pointers are aligned to 16
+ * bytes, and strides other than 1 are multiples of 8. The kernel may start while the previous one
+ * in the stream is ending. It waits for that end before it reads or writes anything but constant
+ * weights. */
 MlaStatus mla_head_product(const MlaHeadProductParams* params, void* stream);
 
-/* What a step begins with on the absorbed path: mla_cache_write and mla_head_product of q_nope
- * and W_UK, of which neither writes what the other reads or writes. One kernel where neighbours
- * of the weights lie along n, k is 128, rows have 512 + 64 values of 16 bits, can be accessed 16
- * bytes at a time and are at most 256, and the cache is of their dtype or of e4m3 with one
- * scale; otherwise two. The one kernel may start while the one before it in the stream is
- * ending, as mla_head_product's does. */
+/* The start of a step on the absorbed path: mla_cache_write, and mla_head_product of q_nope and
+ * W_UK. Neither of them writes data that the other reads or writes. Enqueues one kernel if the
+ * weights are contiguous along n, k is 128, there are at most 256 rows of 512 + 64 values of 16
+ * bits, accesses can be 16 bytes wide, and the cache has the rows' dtype or e4m3 with one scale;
+ * otherwise two. The one kernel may start while the previous one in the stream is ending, like
+ * that of mla_head_product. */
 MlaStatus mla_absorb(const MlaCacheWriteParams* write, const MlaHeadProductParams* product,
                      void* stream);
 
-/* Enqueues an empty kernel that neither begins before all work before it on the stream has ended nor
- * lets anything behind it begin before its own end. It stands before and behind kernels that do not
+/* Enqueues an empty kernel that begins when all earlier work on the stream has ended, and lets
+ * later work begin only when it has ended itself. It belongs before and after kernels that do not
  * keep the contract of programmatic dependent launch: a kernel that may start early waits
  * (griddepcontrol.wait) before it first reads or writes memory, and does not end before that wait
  * is over. */

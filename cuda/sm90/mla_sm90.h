@@ -13,49 +13,50 @@ extern "C" {
 /* Leading bytes of a workspace of mla_decode_sm90 that must be zero before its first use. */
 #define MLA_DECODE_COUNTER_BYTES 4096
 
-/* Bytes of workspace that mla_decode_sm90 needs. Reads what decides about the kernel (heads,
- * query_len, requests, latent_dim, rope_dim, q_dtype, cache_format) and the current device's
- * properties; the result depends neither on the number of requests nor on any length. If max_pages
- * is above 0, what no launch takes of so many requests, pages and tokens in a page is refused. */
+/* Bytes of workspace that mla_decode_sm90 needs. Reads the fields that decide about the kernel
+ * (heads, query_len, requests, latent_dim, rope_dim, q_dtype, cache_format) and the current
+ * device's properties; the result depends neither on the number of requests nor on any length. If
+ * max_pages is above 0, numbers of requests, pages and tokens in a page that no launch accepts are
+ * refused. */
 MlaStatus mla_decode_sm90_workspace(const MlaDecodeParams* params, size_t* bytes);
 
 /* Enqueues one kernel on `stream`. A split_patience of 0 is 100 000 cycles. Strides are below 2^39
  * elements; those of queries, cache and output are multiples of 16 bytes. A request has room for
- * at most 2^29 tokens (max_pages * page_size), and over all requests and tiles of their query rows
- * there are less than 2^31 KV tiles of 64 tokens, one more of each counted. */
+ * at most 2^29 tokens (max_pages * page_size). Over all requests and tiles of their query rows
+ * there are less than 2^31 KV tiles of 64 tokens, with one more for each of these. */
 MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream);
 
 /* A work item of mla_decode_sm90: some KV tiles, of 64 cached tokens each, of one query tile, for a
- * group of CTAs. A group is one CTA, or with more than 64 rows (heads * query_len) 2, 3, 5, 7, 11 or
- * 13, which do different rows of the same query tile. */
+ * group of CTAs. A group is one CTA, or with more than 64 rows (heads * query_len) 2, 3, 5, 7, 11
+ * or 13, which do different rows of the same query tile. */
 typedef struct MlaDecodeWorkItem {
     int32_t request;
-    /* the query tile's first row, counting a request's query tokens and heads together, and the
-     * most rows that it has */
+    /* the query tile's first row, counting a request's query tokens and heads together, and its
+     * maximum number of rows */
     int32_t first_row;
     int32_t rows;
     /* KV tiles of the request, the last one excluded */
     int32_t kv_tile_begin;
     int32_t kv_tile_end;
-    /* this is split `split` of `splits` of the query tile; group first_group + i has split i */
+    /* split `split` of `splits` of the query tile; group first_group + i has split i */
     int32_t split;
     int32_t splits;
     int32_t first_group;
-    /* splits, the first ones, whose groups have no work item after them and combine the results */
+    /* number of leading splits whose groups have no work item after them and combine the results */
     int32_t combiners;
     /* non-zero: the group's last work item */
     int32_t last;
 } MlaDecodeWorkItem;
 
-/* How mla_decode_sm90 divides a batch: writes the work items of one group, in their order, and
- * their number, and no more items than `room`. The host computes what the device would. Reads
- * heads, query_len, requests, page_size, max_pages, latent_dim, rope_dim, q_dtype, cache_format,
- * and, in host memory, kv_lens, and cu_q_lens, which may be null. `groups`, 1..=160: those of a
+/* The division of a batch by mla_decode_sm90, computed on the host as the device would: writes the
+ * work items of one group in their order, up to `room` of them, and their number. Reads heads,
+ * query_len, requests, page_size, max_pages, latent_dim, rope_dim, q_dtype, cache_format, and, in
+ * host memory, kv_lens, and cu_q_lens, which may be null. `groups`, 1..=160: the groups of a
  * launch; `group` is one of them. */
 MlaStatus mla_decode_sm90_work_items(const MlaDecodeParams* params, int32_t groups, int32_t group,
                                      MlaDecodeWorkItem* items, int32_t room, int32_t* count);
 
-/* What a CTA does next for a query tile that is divided among CTAs. */
+/* The next step of a CTA for a query tile that is divided among CTAs. */
 typedef enum MlaSplitRole {
     /* nothing yet */
     MLA_SPLIT_NONE = 0,
@@ -75,45 +76,45 @@ typedef struct MlaSplitCounters {
 
 /* A step of the split protocol: at most one atomic operation. */
 typedef enum MlaSplitStep {
-    /* by a CTA that has other work; answers a role */
+    /* by a CTA that has other work; returns a role */
     MLA_SPLIT_ARRIVE = 0,
     /* by a combiner */
     MLA_SPLIT_ARRIVE_COMBINER = 1,
-    /* answers what a combiner sees of the counters */
+    /* returns what a combiner reads of the counters */
     MLA_SPLIT_LOOK = 2,
-    /* answers the role of a combiner that has seen `seen` */
+    /* returns the role of a combiner that has read `seen` */
     MLA_SPLIT_ROLE_OF = 3,
-    /* by a combiner that has waited long enough; answers 1 if the counters are still as `seen` */
+    /* by a combiner that has waited long enough; returns 1 if the counters are still as `seen` */
     MLA_SPLIT_FALL_BACK = 4,
-    /* by a combiner that has written its slice to the workspace; answers a role */
+    /* by a combiner that has written its slice to the workspace; returns a role */
     MLA_SPLIT_YIELDED = 5,
-    /* answers how many have left */
+    /* returns how many have left */
     MLA_SPLIT_LEAVE = 6,
     MLA_SPLIT_RESET = 7
 } MlaSplitStep;
 
 /* Takes a step of the split protocol on counters in host memory, by the code of the kernel, for
- * tests that try all orders. cuda/common/split_protocol.cuh draws the states and says who takes
- * which step, when. Steps without an answer leave `answer` alone, which may then be null. */
+ * tests that try all orders. cuda/common/split_protocol.cuh draws the states and describes the
+ * steps. A step that returns nothing does not write `answer`, which may then be null. */
 MlaStatus mla_split_step(int32_t step, MlaSplitCounters* counters, int32_t splits,
                          int32_t combiners, int32_t seen, int32_t* answer);
 
-/* Enqueues one kernel on `stream`, without a workspace, or two: for whole waves of the batch, and for
- * what is left. None where there are no tokens. The kernel may start while the one before it in the
- * stream is ending; it waits for that one's end before it reads or writes anything. */
+/* Enqueues one kernel on `stream`, without a workspace, or two: one for whole waves of the batch,
+ * one for the rest. None if there are no tokens. The kernel may start while the previous one in the
+ * stream is ending; it waits for that end before it reads or writes anything. */
 MlaStatus mla_sparse_sm90(const MlaSparseParams* params, void* stream);
 
-/* How mla_sparse_sm90 divides a batch: how many CTAs share the lists of a token, or of those that are
- * left when the others have filled the device so many times; and the heads of a tile, which a CTA
- * works on at a time. Reads heads, tokens, both widths, latent_dim, rope_dim, q_dtype and
- * cache_format. `clusters` is [16] in host memory: how many clusters of 1, 2, ... 16 CTAs the
- * device runs at the same time, 0 where it does not take them. */
+/* The division of a batch by mla_sparse_sm90. `splits`: number of CTAs that share the lists of a
+ * token; if other tokens fill the device in whole waves, it holds for the remaining ones.
+ * `tile_heads`: heads that a CTA works on at a time. Reads heads, tokens, both widths, latent_dim,
+ * rope_dim, q_dtype and cache_format. `clusters` is [16] in host memory: the number of clusters of
+ * 1, 2, ... 16 CTAs that the device runs at the same time, 0 if it does not accept them. */
 MlaStatus mla_sparse_sm90_splits(const MlaSparseParams* params, const int32_t* clusters,
                                  int32_t* splits, int32_t* tile_heads);
 
 /* The rotation of the first 64 values of an index key or query. */
 typedef struct MlaIndexRotary {
-    /* [tokens] int64, or null: nothing is rotated. One outside the tables gives NaN. */
+    /* [tokens] int64, or null: nothing is rotated. A position outside the tables gives NaN. */
     const int64_t* positions;
     /* [positions_len, 32] f32 each */
     const float* cos;
@@ -125,8 +126,8 @@ typedef struct MlaIndexRotary {
 } MlaIndexRotary;
 
 /*
- * Writes index keys of new tokens: LayerNorm, the rotation, the Hadamard transform if it is wanted,
- * and rounding to e4m3 with the least power of two that is not below max(|x|, 1e-4) / 448. The
+ * Writes index keys of new tokens: LayerNorm, the rotation, the Hadamard transform if `hadamard`,
+ * and rounding to e4m3 with the smallest power of two that is at least max(|x|, 1e-4) / 448. The
  * cache is that of mla_index_logits_sm90. A slot outside the cache, such as -1, is skipped. Slots
  * differ.
  */
@@ -162,7 +163,7 @@ typedef struct MlaIndexKeysParams {
     float epsilon;
 } MlaIndexKeysParams;
 
-/* Enqueues one kernel on `stream`; none where there are no tokens. */
+/* Enqueues one kernel on `stream`; none if there are no tokens. */
 MlaStatus mla_index_keys_sm90(const MlaIndexKeysParams* params, void* stream);
 
 /* Quantises index queries as mla_index_keys_sm90 does keys, without a LayerNorm, and multiplies
@@ -196,7 +197,7 @@ typedef struct MlaIndexQueriesParams {
     float weight_scale;
 } MlaIndexQueriesParams;
 
-/* Enqueues one kernel on `stream`; none where there are no tokens. */
+/* Enqueues one kernel on `stream`; none if there are no tokens. */
 MlaStatus mla_index_queries_sm90(const MlaIndexQueriesParams* params, void* stream);
 
 /*
@@ -204,15 +205,15 @@ MlaStatus mla_index_queries_sm90(const MlaIndexQueriesParams* params, void* stre
  *
  *   logit[t, s] = scale[s] * sum over h of weight[t, h] * max(0, query[t, h] . key[s])
  *
- * Rows are query tokens as in mla_topk_sm90, and columns are positions. Only what a token sees is
- * read and written; a position whose entry of the block table is no page of the cache gets 0. A
+ * Rows are query tokens as in mla_topk_sm90, and columns are positions. Only positions that a token
+ * sees are read and written; a position whose block table entry is no page of the cache gets 0. A
  * page of the cache has the values of all its tokens, then their scales: value d of the token at
  * `offset` is at offset * 128 + d bytes, its scale at page_size * 128 + offset * 4.
  */
 typedef struct MlaIndexLogitsParams {
     /* [rows, heads, 128] e4m3, without gaps */
     const void* queries;
-    /* [rows, heads] f32, without gaps: with every factor, the scale of the query among them */
+    /* [rows, heads] f32, without gaps: with every factor, including the scale of the query */
     const float* weights;
     /* pages that begin on 16 bytes */
     const void* cache;
@@ -245,29 +246,29 @@ typedef struct MlaIndexLogitsParams {
     /* must be 128 */
     int32_t width;
     /* 0 or 1: the launch before this one on the stream is mla_index_queries_sm90 or
-     * mla_index_write_sm90, and query_starts, seq_lens and block_table were enqueued before that one.
-     * They are then read while it is running. */
+     * mla_index_write_sm90, and query_starts, seq_lens and block_table were enqueued before that
+     * one. They are then read while it is running. */
     int32_t after_queries;
 } MlaIndexLogitsParams;
 
-/* Enqueues one kernel on `stream`; none where there are no rows. */
+/* Enqueues one kernel on `stream`; none if there are no rows. */
 MlaStatus mla_index_logits_sm90(const MlaIndexLogitsParams* params, void* stream);
 
 /*
- * The selection of that indexer: of each row of logits the `topk` largest, as slots of the cache.
+ * The selection of that indexer: the `topk` largest logits of each row, as slots of the cache.
  * Row r is query token first_token + r of the batch; token i of n of a request with `len` tokens
  * sees columns 0 .. len - n + i + 1 of its row, one for each position of the request.
  *
- * It is exact, and always the same: of equal logits those of the lowest positions are chosen; -0
+ * It is exact and deterministic: among equal logits those of the lowest positions are chosen; -0
  * equals +0, -inf is the smallest number, and NaN ranks below it. Slots are in ascending order of
- * position; a row that sees no more than topk columns gets them all, with -1 behind. A position
- * whose entry of the block table is no page of the cache gets -1. What is not seen may hold
+ * position; a row that sees no more than topk columns gets them all, and -1 behind them. A position
+ * whose block table entry is no page of the cache gets -1. Columns that are not seen may hold
  * anything.
  */
 typedef struct MlaTopkParams {
     /* [rows, columns] f32 */
     const float* logits;
-    /* [requests + 1] int32: where each request's query tokens begin, ascending from 0 */
+    /* [requests + 1] int32: first query token of each request, ascending from 0 */
     const int32_t* query_starts;
     /* [requests] int32: the tokens of each request, its query tokens included, at most `columns` */
     const int32_t* seq_lens;
@@ -294,16 +295,17 @@ typedef struct MlaTopkParams {
     /* tokens per page: any number from 1 on; powers of two are faster */
     int32_t page_size;
     /* 0 or 1: the launch before this one on the stream is mla_index_logits_sm90, of these logits;
-     * whatever else is read here was enqueued before that one. */
+     * writes of everything else that is read here were enqueued before that one. */
     int32_t after_logits;
 } MlaTopkParams;
 
-/* Enqueues one kernel on `stream`; none where there are no rows. */
+/* Enqueues one kernel on `stream`; none if there are no rows. */
 MlaStatus mla_topk_sm90(const MlaTopkParams* params, void* stream);
 
-/* mla_cache_write and mla_index_keys_sm90, for the caches of one layer, and mla_index_queries_sm90 if
- * `queries` is not null: one kernel for rows of 512 + 64 values of f16 or bf16 that can be accessed
- * 16 bytes at a time, otherwise one for each. None writes what another one reads or writes. */
+/* mla_cache_write and mla_index_keys_sm90, for the caches of one layer, and mla_index_queries_sm90
+ * if `queries` is not null: one kernel for rows of 512 + 64 values of f16 or bf16 that can be
+ * accessed 16 bytes at a time, otherwise one for each. None writes data that another one reads or
+ * writes. */
 MlaStatus mla_index_write_sm90(const MlaCacheWriteParams* rows, const MlaIndexKeysParams* keys,
                                const MlaIndexQueriesParams* queries, void* stream);
 
@@ -311,40 +313,40 @@ MlaStatus mla_index_write_sm90(const MlaCacheWriteParams* rows, const MlaIndexKe
  * properties; the result depends on no number of tokens, requests or heads. */
 MlaStatus mla_prefill_sm90_workspace(const MlaPrefillParams* params, size_t* bytes);
 
-/* Enqueues one kernel on `stream`. Strides are below 2^39 elements, those of tensors multiples of 8;
- * and as many rows as max_query_len or max_key_len says take no more bytes than the address of each
- * tensor of them, since TMA counts rows from that far before it. */
+/* Enqueues one kernel on `stream`. Strides are below 2^39 elements, those of tensors multiples of
+ * 8. max_query_len or max_key_len rows of a tensor take no more bytes than the tensor's address,
+ * since its TMA descriptor begins that far before it. */
 MlaStatus mla_prefill_sm90(const MlaPrefillParams* params, void* stream);
 
-/* Keys of a query tile, up to 128 query rows of one request and head, that one CTA goes through
- * without a stop. */
+/* A work item of mla_prefill_sm90: KV tiles of one query tile, which is up to 128 query rows of one
+ * request and head. */
 typedef struct MlaPrefillItem {
     int32_t request;
     int32_t head;
     /* the tile's first query row within its request */
     int32_t query;
-    /* KV tiles of 128 keys (of 64 with values of 256), the last one excluded: none in an item
-     * that is void */
+    /* KV tiles of 128 keys (of 64 with values of 256), the last one excluded: none in an empty
+     * item */
     int32_t begin;
     int32_t end;
-    /* this is split `split` of `splits`; from `splits` on they are void */
+    /* split `split` of `splits`; items from `splits` on are empty */
     int32_t split;
     int32_t splits;
-    /* where its partial result is kept, if there are several splits */
+    /* slot of its partial result, if there are several splits */
     int32_t slot;
 } MlaPrefillItem;
 
-/* How mla_prefill_sm90 divides the keys of query tiles: writes the items in the order in which CTAs
- * take them, and their number, and no more of them than `room`. No items: every query tile is one
- * CTA's. The host computes what it chooses itself in a launch, and what the device would. Reads
- * heads, requests, query_tokens, key_tokens, max_query_len, max_key_len, causal, value_dim, and, in
- * host memory, cu_query_lens and cu_key_lens. `ctas`, 1..=256: those of the launch, as many as the
- * device has SMs where there is so much work. */
+/* The division of query tiles' keys by mla_prefill_sm90, computed on the host as host and device
+ * would for a launch: writes the items in the order in which CTAs take them, up to `room` of them,
+ * and their number. No items: no query tile is divided. Reads heads, requests, query_tokens,
+ * key_tokens, max_query_len, max_key_len, causal, value_dim, and, in host memory, cu_query_lens and
+ * cu_key_lens. `ctas`, 1..=256: CTAs of the launch, one for each SM of the device if there is
+ * enough work. */
 MlaStatus mla_prefill_sm90_items(const MlaPrefillParams* params, int32_t ctas,
                                  MlaPrefillItem* items, int32_t room, int32_t* count);
 
-/* The same of query tiles that are not divided, whatever mla_prefill_sm90_items says: `section`
- * requests and `group` heads are taken together. */
+/* The same for query tiles that are not divided, whether or not mla_prefill_sm90_items divides
+ * them: `section` requests and `group` heads are taken together. */
 MlaStatus mla_prefill_sm90_whole_items(const MlaPrefillParams* params, int32_t ctas,
                                        int32_t section, int32_t group, MlaPrefillItem* items,
                                        int32_t room, int32_t* count);

@@ -318,7 +318,8 @@ __device__ __forceinline__ void cut_candidates(Shared& s, const Cluster& cluster
 __device__ __forceinline__ void exchange_candidates(const Cluster& cluster, const SwiftBuffers& b,
                                                     const Share& share, uint32_t found,
                                                     uint32_t room) {
-    // All CTAs have begun. That says nothing of what this CTA's threads have collected since.
+    // All CTAs have begun, so their shared memory may be written to. This does not order what this
+    // CTA's threads have collected since; the CTA's own barrier does.
     ptx::barrier_cluster_wait();
     __syncthreads();
     const uint32_t filled = ptx::shared_address(&b.more.filled);
