@@ -125,8 +125,7 @@ typedef struct MlaDecodeParams {
     int32_t tokens;
     /* query heads, 1..=128 */
     int32_t heads;
-    /* maximum number of query tokens of a request, 1..=16; without cu_q_lens, that of each request
-     * */
+    /* maximum query tokens of a request, 1..=16; without cu_q_lens, those of each request */
     int32_t query_len;
     /* tokens per page: a multiple of 16 */
     int32_t page_size;
