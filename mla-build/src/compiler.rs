@@ -240,7 +240,8 @@ pub(crate) struct Compiler {
     pub(crate) host: Host,
     /// The package; nvcc runs there, so that the names of sources in objects are relative.
     pub(crate) root: PathBuf,
-    /// In the order in which they are given; the search takes those of `-I` first.
+    /// The include roots in the order in which they are given; the search takes those of `-I`
+    /// first.
     pub(crate) includes: Vec<IncludeRoot>,
     pub(crate) defines: Vec<String>,
     pub(crate) flags: Vec<String>,

@@ -4,7 +4,7 @@ use std::{fmt, io, path::PathBuf};
 
 use crate::{diagnostic::FailedUnits, version::Version};
 
-/// Why a build stopped.
+/// The reason why a build stopped.
 ///
 /// `Debug` prints what `Display` prints: a build script that ends with
 /// `fn main() -> Result<(), mla_build::Error>` shows its error through `Debug`, and the message is
@@ -169,7 +169,7 @@ pub enum Error {
     /// Prebuilt objects are not of these sources, and nothing is there to compile the kernels.
     #[error("{stale}\n\nTo compile them needs a toolkit: {toolkit}")]
     StaleWithoutToolkit {
-        /// Why the objects are refused.
+        /// The reason why the objects are refused.
         stale: Box<Error>,
         /// The missing part.
         toolkit: NotFound,
@@ -199,7 +199,7 @@ pub enum Error {
     File {
         /// The attempted action, as a verb.
         action: &'static str,
-        /// On what.
+        /// The path that it was attempted on.
         path: PathBuf,
         /// The system's error.
         source: io::Error,

@@ -250,7 +250,7 @@ impl Kernels {
         self
     }
 
-    /// With every glob relative to the package's folder.
+    /// Makes every glob relative to the package's folder.
     pub(crate) fn with_relative_globs(mut self, root: &Path) -> Result<Self, Error> {
         for glob in &mut self.sources {
             *glob = unit::relative_glob(root, "sources", glob)?;

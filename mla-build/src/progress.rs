@@ -35,7 +35,7 @@ pub enum Event {
     Started {
         /// The unit.
         unit: String,
-        /// Why it is compiled.
+        /// The reason why it is compiled.
         reason: String,
     },
     /// A unit is done.

@@ -11,9 +11,9 @@ pub struct Kernel {
     pub name: String,
     /// The target, as ptxas spells it: `sm_90a`.
     pub target: String,
-    /// Per thread.
+    /// Registers per thread.
     pub registers: u32,
-    /// Per thread, in bytes.
+    /// Stack bytes per thread.
     pub stack: u32,
     /// Stored to local memory for want of registers, in bytes per thread.
     pub spill_stores: u32,
@@ -42,8 +42,8 @@ pub(crate) fn parse(log: &str) -> Vec<Kernel> {
 #[derive(Default)]
 struct Reading {
     kernels: Vec<Kernel>,
-    /// Whose properties come next. Functions that were not inlined report theirs too; only those of
-    /// the kernel that is being compiled are its own.
+    /// The function whose properties come next. Functions that were not inlined report theirs too;
+    /// only those of the kernel that is being compiled are its own.
     function: String,
     /// Warnings, and the symbols of their kernels, which were not read yet.
     waiting: Vec<(String, String)>,

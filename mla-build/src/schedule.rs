@@ -1,4 +1,4 @@
-//! In which order, and how many at once.
+//! The order of the compilers, and the number that run at once.
 //!
 //! Cargo's jobserver decides how many compilers run: this process owns one token by right, and
 //! every further compiler waits for one of Cargo's. On top of that stands a gate on memory: a unit

@@ -49,7 +49,7 @@ const fn known(number: u32, plain: (u32, u32)) -> Known {
     }
 }
 
-/// From the release notes of CUDA and `nvcc --list-gpu-code`.
+/// The known architectures, from the release notes of CUDA and `nvcc --list-gpu-code`.
 const KNOWN: &[Known] = &[
     known(75, (10, 0)),
     known(80, (11, 0)),

@@ -34,8 +34,8 @@ pub(crate) struct Workshop {
 }
 
 impl Workshop {
-    /// In `out_dir`, or in the system's folder for temporary files if nvcc cannot be given that
-    /// path.
+    /// Opens a workshop in `out_dir`, or in the system's folder for temporary files if nvcc cannot
+    /// be given that path.
     pub(crate) fn open(out_dir: &Path) -> Result<Self, Error> {
         let system = std::env::temp_dir();
         let parent = if Place::Temporary.takes(out_dir) {

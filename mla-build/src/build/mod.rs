@@ -361,7 +361,7 @@ impl Plan {
         Ok(metadata.len())
     }
 
-    /// Beside the library, and where `cargo mla build-report` looks for it.
+    /// Saves the report beside the library, and in the folder that `cargo mla build-report` reads.
     fn save(&self, report: &Report) -> Result<(), Error> {
         report.save(&self.output_path(&format!("{}.report.json", self.library)))?;
         if self.target_dir == self.place.out_dir {

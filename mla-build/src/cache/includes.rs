@@ -22,7 +22,7 @@ use crate::roles::Roles;
 pub(crate) struct Include {
     /// Empty if a macro stands for it: then it may be any file beside this one, in quotes.
     pub(crate) name: String,
-    /// In quotes, so that the folder of the file is searched too.
+    /// True if the name is in quotes, so that the folder of the file is searched too.
     pub(crate) quoted: bool,
 }
 
@@ -134,7 +134,7 @@ pub(crate) struct Lookup {
 #[derive(Clone, Debug)]
 struct Candidate {
     path: PathBuf,
-    /// Since 1970, when the file or its name last changed.
+    /// The time since 1970 at which the file or its name last changed.
     changed: Duration,
 }
 

@@ -81,7 +81,7 @@ pub struct Statistics {
     pub objects: usize,
     /// Bytes of everything in it.
     pub bytes: u64,
-    /// When the object that was not used for longest was last used.
+    /// The time at which the object that was not used for longest was last used.
     pub oldest: Option<SystemTime>,
     /// The number of latest builds that are counted below.
     pub builds: usize,

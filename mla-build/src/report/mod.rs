@@ -29,7 +29,7 @@ pub struct Report {
     pub package: String,
     /// The library: `mla` for `libmla.a`.
     pub library: String,
-    /// When it ended, in seconds since 1970.
+    /// The time at which it ended, in seconds since 1970.
     pub finished: f64,
     /// The targets, as the compiler spells them.
     pub targets: Vec<String>,
@@ -59,7 +59,7 @@ pub struct Unit {
     pub targets: Vec<String>,
     /// The origin of the object.
     pub outcome: Outcome,
-    /// Why it was compiled; empty for one that was not.
+    /// The reason why it was compiled; empty for one that was not.
     pub reason: String,
     /// Processor seconds that its compilation took, now or when it was compiled.
     pub compile_seconds: f64,
@@ -77,9 +77,9 @@ pub struct Unit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// From the cache.
+    /// The object is from the cache.
     Cached,
-    /// From the compiler.
+    /// The object is from the compiler.
     Compiled,
     /// Compiled by the releaser of the package.
     Prebuilt,

@@ -571,7 +571,8 @@ fn cutlass_version(include: &Path) -> Option<String> {
     ))
 }
 
-/// From the library's own name (`libclang-18.so`), the folder's (`llvm-18`), or the wheel's.
+/// The version in the library's own name (`libclang-18.so`), the folder's (`llvm-18`), or the
+/// wheel's.
 fn libclang_version(library: &Path) -> Option<String> {
     if let Some(site) = library.ancestors().nth(3) {
         let wheel = search::children(site, "libclang-").into_iter().next_back();

@@ -1,5 +1,5 @@
-//! When Cargo starts the build script again, and when not: a package of Cargo's with the stub in
-//! place of nvcc, built as often as needed.
+//! Restarts of the build script by Cargo: a package of Cargo's with the stub in place of nvcc,
+//! built as often as needed.
 
 use std::{
     fs,

@@ -49,7 +49,7 @@ fn a_unit_of_several_targets_is_one_call_and_one_object() {
     };
     assert_eq!(of("cuda/sm80/p.cu"), PORTABLE);
     assert_eq!(of("cuda/sm90/a.cu"), ["sm_90a"]);
-    // For everything that any family is compiled for; sm_90a takes the place of sm_90.
+    // Sources for all are compiled for every target of any family; sm_90a takes the place of sm_90.
     let all = ["sm_80", "sm_100", "sm_120", "compute_80", "sm_90a"];
     assert_eq!(of("cuda/all/c.cu"), all);
     assert_eq!(constant(&world, "SM80"), format!("{PORTABLE:?}"));

@@ -1,4 +1,4 @@
-//! When something is compiled again, and when not.
+//! Changes after which something is compiled again, and changes after which nothing is.
 
 use std::{
     fs::{self, File},
