@@ -19,9 +19,9 @@ use crate::input::read_text;
 /// The format of the output.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
-    /// For people.
+    /// A table for people.
     Table,
-    /// For programs.
+    /// JSON for programs.
     Json,
 }
 

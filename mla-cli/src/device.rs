@@ -49,7 +49,7 @@ pub(crate) trait IndexedJob {
 
 /// The description of a device, beyond its capabilities.
 pub(crate) struct About {
-    /// In words, for a report.
+    /// The device in words, for a report.
     pub(crate) description: String,
     /// The bytes of memory that tensors on it can take; `None` if it is not known.
     pub(crate) memory: Option<u64>,

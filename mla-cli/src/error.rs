@@ -9,7 +9,7 @@ use mla_runtime::plan::PlanError;
 use mla_runtime::registry::RegistryError;
 use mla_runtime::selection::SelectionError;
 
-/// Why there is no output. The message names what is wrong and what is accepted.
+/// The reason why there is no output. The message names the error and the accepted values.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CliError {
     #[error(transparent)]

@@ -62,7 +62,7 @@ fn is_pipe(_: &std::fs::Metadata) -> bool {
     false
 }
 
-/// At most a byte more than [`MAX_BYTES`].
+/// Reads at most a byte more than [`MAX_BYTES`].
 fn read_bounded(file: &mut File) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut from = file.take(MAX_BYTES + 1);

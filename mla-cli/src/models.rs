@@ -81,11 +81,11 @@ struct ModelReport {
 #[derive(Serialize)]
 struct Memory {
     format: &'static str,
-    /// In each layer, without the indexer's keys.
+    /// Bytes in each layer, without the indexer's keys.
     layer_bytes: usize,
-    /// In each layer with an indexer, for its keys.
+    /// Bytes in each layer with an indexer, for its keys.
     index_bytes: usize,
-    /// In all layers together.
+    /// Bytes in all layers together.
     model_bytes: usize,
 }
 

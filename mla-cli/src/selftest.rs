@@ -55,7 +55,7 @@ struct Report {
     loaded: Vec<Family>,
     /// Times, each of which is checked as well.
     times: Vec<bench::Report>,
-    /// Why there are no times.
+    /// The reason why there are no times.
     untimed: Option<String>,
 }
 

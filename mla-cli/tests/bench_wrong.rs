@@ -109,7 +109,7 @@ fn main() -> ExitCode {
     assert_eq!(verdict(0), ("NOTHING".into(), false.into()));
     assert_eq!(verdict(1), ("CPU".into(), true.into()));
 
-    // However fast, what is wrong is not the best, and a comparison does not count it.
+    // A wrong row is never the best, however fast, and a comparison does not count it.
     let compared = mla(&format!("bench compare {0} {0}", json.display()));
     assert_eq!(compared.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&compared.stdout).contains("WRONG"));

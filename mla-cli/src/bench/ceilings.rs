@@ -158,7 +158,7 @@ impl Job for Measurement<'_> {
         let (dtype, size) = (args.dtype, args.dtype.bytes());
         let matrices = 3.0 * (edge as f64).powi(2) * size as f64;
         about.check_memory("--edge", edge, matrices)?;
-        // From where and to where.
+        // The copy has a source and a target.
         about.check_memory("--mib", mib, 2.0 * mib as f64 * f64::from(1 << 20))?;
         let protocol = Protocol {
             samples: args.samples as usize,

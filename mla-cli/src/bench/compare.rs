@@ -71,7 +71,7 @@ struct Compared {
 enum Verdict {
     Faster,
     Slower,
-    /// Not told apart, or by less than matters.
+    /// The times cannot be told apart, or differ by less than matters.
     Same,
     /// One of the outputs is wrong, so that its time means nothing.
     Wrong,

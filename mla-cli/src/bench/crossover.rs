@@ -1,4 +1,4 @@
-//! From which query length on expanding is faster than absorbing: measured, and as predicted.
+//! The query length from which on expanding is faster than absorbing: measured, and as predicted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -72,7 +72,7 @@ impl Known {
     }
 }
 
-/// For each query length the time absorbed and the time expanded, as far as they were measured.
+/// The time absorbed and the time expanded for each query length, as far as they were measured.
 type Points<'a> = BTreeMap<u32, [Option<(f64, &'a Subject)>; 2]>;
 
 /// The properties that the curves of one pair share: the number of requests, the kv length, and the

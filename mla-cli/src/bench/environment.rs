@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct Environment {
     /// The arguments of the program.
     pub(crate) command: Vec<String>,
-    /// When it began, in UTC.
+    /// The time at which it began, in UTC.
     pub(crate) time: String,
     pub(crate) versions: Versions,
     pub(crate) machine: Machine,

@@ -23,7 +23,7 @@ use crate::stopwatch::Stopwatch;
 
 /// Hooks around the measuring of rows.
 pub(super) trait Watcher {
-    /// In how many rounds the samples of a row are taken.
+    /// The number of rounds in which the samples of a row are taken.
     fn rounds(&self) -> usize {
         1
     }

@@ -158,7 +158,7 @@ fn needs(
         .with_padded_values(args.padded_values))
 }
 
-// With what is left open filled in from the memory there is.
+// Fits the open limits into the available memory.
 fn fitted(
     args: &Args,
     sparse: bool,

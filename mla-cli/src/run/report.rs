@@ -49,7 +49,7 @@ pub(super) struct Report {
     context_chunks: usize,
     seed: u32,
     repeat: u32,
-    /// Why these backends.
+    /// The reasons for these backends.
     selection: [String; 2],
     memory: MemoryPlan,
     /// The lists that the indexer of a sparse layer chose.

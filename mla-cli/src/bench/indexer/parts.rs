@@ -18,7 +18,7 @@ use crate::stopwatch::{Protocol, Stopwatch};
 #[derive(Serialize)]
 pub(super) struct Part {
     pub(super) name: &'static str,
-    /// In seconds.
+    /// The time in seconds.
     pub(super) time: Summary,
     /// The arithmetic of the part. It is 0, and so is `bytes`, if no cost is known.
     pub(super) flop: f64,

@@ -21,7 +21,7 @@ const SCRIPT: &str = concat!(
 
 #[derive(clap::Args)]
 pub(super) struct PeerArgs {
-    /// Whose kernels are timed after ours, of deepgemm (logits), vllm and torch (lists), and
+    /// Peers whose kernels are timed after ours, of deepgemm (logits), vllm and torch (lists), and
     /// vllm-layer (a decode step of the whole layer).
     #[arg(
         long,

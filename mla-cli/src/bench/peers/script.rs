@@ -17,7 +17,7 @@ use crate::progress::Progress;
 /// The program, so that no file has to be found where only the command is installed.
 const SCRIPT: &str = include_str!("../../../peers/peers.py");
 
-/// Whom it can time.
+/// The peers that it can time.
 pub(super) const PEERS: [&str; 8] = [
     "flashmla",
     "fa3",
@@ -305,7 +305,7 @@ impl Script {
     }
 
     fn failed(&mut self) -> CliError {
-        // Without more rounds it ends, if it has not yet.
+        // A script without further rounds ends, if it has not yet.
         self.rounds = None;
         let status = match self.wait() {
             Ok(status) => status.to_string(),

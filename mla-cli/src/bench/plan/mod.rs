@@ -1,4 +1,4 @@
-//! From settings to rows: every combination, and every reason why one cannot run, before any does.
+//! The rows of settings: every combination, and every reason why one cannot run, before any does.
 //!
 //! `axes` reads the batches and models of a sweep, `way` says how a layer runs a batch,
 //! `contenders` finds the backends that are compared, and `rows` collects what comes of them, for a

@@ -21,7 +21,7 @@ pub(super) struct Rows<'a, D> {
     pub(super) settings: &'a Settings,
     pub(super) contenders: Contenders<'a, D>,
     jobs: Vec<Job>,
-    /// For each key, a row that it has an effect on, and one that it has none on.
+    /// A row that each key has an effect on, and a row that it has no effect on.
     used: BTreeMap<Key, String>,
     unused: BTreeMap<Key, String>,
 }

@@ -116,7 +116,7 @@ impl<D: Stopwatch> Sweep<'_, D> {
                     "a value, with --topk",
                     format!("one only {}", key.effective()),
                 )),
-                // Whatever the phase, it is absorbed.
+                // Sparse attention is absorbed, whatever the phase.
                 (_, None) => self.attention(model, problem, batch, Phase::Decode, Some(lists)),
             };
         }

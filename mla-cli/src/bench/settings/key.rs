@@ -30,7 +30,7 @@ impl Key {
         }
     }
 
-    /// When it has an effect.
+    /// The condition under which it has an effect.
     pub(in crate::bench) const fn effective(self) -> &'static str {
         match self {
             Self::Kv | Self::Page => {

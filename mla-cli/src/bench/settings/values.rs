@@ -59,11 +59,11 @@ pub(in crate::bench) enum RangeSetting {
     List(Vec<u32>),
     /// A text as in an argument.
     Text(String),
-    /// From `start` to `stop`.
+    /// The numbers from `start` to `stop`.
     Steps(Steps),
 }
 
-/// From `start` by `step`, 1 if left out, or by `factor`, up to `stop`.
+/// The numbers from `start` by `step`, 1 if left out, or by `factor`, up to `stop`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(in crate::bench) struct Steps {
