@@ -31,7 +31,7 @@ pub struct Attention<D: Device> {
 }
 
 impl<D: Operations> Attention<D> {
-    /// With random weights.
+    /// Makes an attention with random weights.
     ///
     /// # Errors
     ///

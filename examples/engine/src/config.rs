@@ -72,7 +72,7 @@ fn unscaled() -> f32 {
 }
 
 impl Routing {
-    /// From the text of a `config.json`; `None` if it has no experts.
+    /// Reads the text of a `config.json`; `None` if it has no experts.
     fn new(json: &str) -> Result<Option<Self>> {
         let fields: MoeFields = serde_json::from_str(json)?;
         let Some(experts) = fields.n_routed_experts else {
@@ -184,7 +184,7 @@ pub struct Widths {
 }
 
 impl Config {
-    /// From the text of a `config.json`.
+    /// Reads the text of a `config.json`.
     ///
     /// # Errors
     ///

@@ -30,7 +30,7 @@ pub struct Engine<D: Graphs> {
 }
 
 impl<D: Graphs> Engine<D> {
-    /// With a model of random weights.
+    /// Makes an engine with a model of random weights.
     ///
     /// # Errors
     ///

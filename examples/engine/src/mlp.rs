@@ -88,7 +88,7 @@ impl<D: Operations> Gated<D> {
 }
 
 impl<D: Operations> Mlp<D> {
-    /// With random weights, of decoder layer `layer`.
+    /// Makes the part of decoder layer `layer` with random weights.
     ///
     /// # Errors
     ///

@@ -28,7 +28,7 @@ pub struct Model<D: Operations> {
 }
 
 impl<D: Operations> Model<D> {
-    /// With random weights, the same for the same seed.
+    /// Makes a model with random weights, the same for the same seed.
     ///
     /// # Errors
     ///

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct RequestId(pub u64);
 
-/// Why a request has ended.
+/// The reason why a request has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ending {
     /// All tokens that were asked for are there.
@@ -83,7 +83,7 @@ impl Request {
         self.tokens.extend(tokens.iter().take(room));
     }
 
-    /// From its arrival to its first token.
+    /// The time from its arrival to its first token.
     pub fn time_to_first_token(&self) -> Option<Duration> {
         Some(self.first_token? - self.arrived)
     }

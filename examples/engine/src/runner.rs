@@ -54,7 +54,7 @@ impl Size {
             ("requests", self.requests, 1, Self::MOST),
             ("tokens", self.tokens, self.requests, Self::MOST),
             ("max_len", self.max_len, 1, Self::MOST),
-            // With the token that they stand behind.
+            // A step holds the drafts together with the token before them.
             ("drafts", self.drafts, 0, self.tokens.saturating_sub(1)),
         ] {
             if !(least..=most).contains(&given) {

@@ -22,7 +22,7 @@ pub struct Status {
 }
 
 impl Status {
-    /// With a line that moves from the first moment.
+    /// Shows a line that moves from the first moment.
     pub fn new(message: &str) -> Self {
         let bar = ProgressBar::new_spinner();
         if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed_precise} {msg}") {

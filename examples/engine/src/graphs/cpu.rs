@@ -1,4 +1,4 @@
-//! On the CPU nothing is launched, and so nothing replayed: a step is enqueued as fast.
+//! Graphs on the CPU: nothing is launched, and so nothing replayed. A step is enqueued as fast.
 
 use mla_cpu::Cpu;
 use mla_runtime::Result;

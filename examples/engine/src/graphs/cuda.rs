@@ -1,4 +1,4 @@
-//! On a GPU: a graph for each of some sizes, whose launch is one call.
+//! Graphs on a GPU: one for each of some sizes, whose launch is one call.
 
 use mla_kernels::Cuda;
 use mla_kernels::decode_graph::{DecodeGraphs, DecodeShape};

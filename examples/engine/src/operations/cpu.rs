@@ -1,4 +1,4 @@
-//! On the CPU, in f32.
+//! The operations on the CPU, in f32.
 
 use mla_cpu::Cpu;
 use mla_runtime::Result;

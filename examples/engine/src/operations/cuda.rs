@@ -1,4 +1,4 @@
-//! On a GPU, in bf16, by the kernels in `kernels/all/rows.cu`.
+//! The operations on a GPU, in bf16, by the kernels in `kernels/all/rows.cu`.
 
 use mla_kernels::Cuda;
 use mla_runtime::prelude::*;
