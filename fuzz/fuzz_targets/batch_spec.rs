@@ -1,4 +1,4 @@
-//! Whatever is given as a batch spec is refused with a place in it, or is what it says.
+//! A text that is given as a batch spec is refused with a place in it, or is read correctly.
 
 #![no_main]
 

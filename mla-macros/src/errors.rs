@@ -34,13 +34,13 @@ impl Fault {
         }
     }
 
-    /// With a sentence on what to do.
+    /// Adds a sentence on what to do.
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
     }
 
-    /// With what was probably meant, unless there is a better hint already.
+    /// Adds what was probably meant, unless there is a better hint already.
     pub(crate) fn meant(self, meant: Option<impl Display>) -> Self {
         match meant {
             Some(meant) if self.hint.is_none() => self.hint(format!("did you mean `{meant}`?")),

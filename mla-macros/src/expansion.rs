@@ -196,7 +196,7 @@ impl Runtime {
         // Conditions of the block also hold for its entry: `#[cfg(…)]` may stand below the
         // attribute.
         let cfgs = cfgs(place);
-        // At the key, but not as if the author had written it.
+        // The span is at the key, but not as if the author had written the code.
         let span = Span::call_site().located_at(arguments.span(&key::SM));
         let platform = self.platform_fault(spec).map(|(refused, message)| {
             quote_spanned! {span=>
@@ -274,7 +274,8 @@ impl Runtime {
                 let sets: Vec<_> = sets.iter().map(|set| format!("`{set}`")).collect();
                 sets.join(", ")
             }
-            // With the feature off nothing but `sm` says which kind of device it was.
+            // A build with the feature off has nothing but `sm` that says which kind of device it
+            // was.
             Some(_) if !spec.features_of_cargo.is_empty() => {
                 let message = "sm: given `any` beside `feature`, accepted capabilities, such as \
                                `80+`: the device is a GPU, which nothing else says with the \

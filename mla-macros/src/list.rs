@@ -6,7 +6,7 @@ use crate::vocabulary::Name;
 /// An element of a list, and where it stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Element<'a> {
-    /// Without the spaces around it.
+    /// The text without the spaces around it.
     pub(crate) text: &'a str,
     index: usize,
     whole: &'a str,

@@ -42,7 +42,7 @@ const PHASES: [Phase; 2] = [Phase::Prefill, Phase::Decode];
 /// `impl Trait for Type { … }`, of which the body stays as it was written.
 pub(crate) struct Place {
     pub(crate) attributes: Vec<Attribute>,
-    /// From `impl` to before the braces.
+    /// The tokens from `impl` to before the braces.
     pub(crate) head: TokenStream,
     pub(crate) phase: Phase,
     pub(crate) self_type: Type,

@@ -316,7 +316,7 @@ const KEYS_FROM_ELSEWHERE: &[Foreign] = &[
 /// The prefixes by which names say that something can be done.
 const PREFIXES: [&str; 5] = ["supports_", "has_", "with_", "is_", "use_"];
 
-// In lower case, without quotes and spaces, and with one kind of dash.
+// Writes a text in lower case, without quotes and spaces, and with one kind of dash.
 fn normal(text: &str) -> String {
     text.to_lowercase()
         .replace(['"', ' '], "")

@@ -11,7 +11,7 @@ pub(crate) struct Arguments {
     /// The cache's folder; by default MLA_BUILD_CACHE, or `mla-build` in the user's cache folder.
     #[arg(long)]
     folder: Option<PathBuf>,
-    /// Without one, statistics are shown.
+    /// Action; without one, statistics are shown.
     #[command(subcommand)]
     command: Option<Command>,
 }

@@ -72,9 +72,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 /// Comment blocks without a subject.
 #[derive(Clone, Copy, Default, Debug, PartialEq)]
 struct Count {
-    /// In all comments.
+    /// The number in all comments.
     blocks: usize,
-    /// In rustdoc's alone.
+    /// The number in rustdoc's alone.
     summaries: usize,
 }
 

@@ -21,7 +21,7 @@ pub(crate) struct Comparison {
     pub(crate) flop: f64,
     /// Ours first.
     pub(crate) rows: Vec<Row>,
-    /// Why torch is not among them.
+    /// The reason why torch is not among them.
     pub(crate) without_torch: Option<String>,
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct Time {
 pub(crate) enum Who {
     Everybody,
     WithoutCandle,
-    /// Without candle, and without ways that take much longer than torch's fastest.
+    /// All but candle, and but variants that take much longer than torch's fastest.
     Fast,
 }
 

@@ -69,7 +69,7 @@ fn mend(tree: &Tree, errors: &[Diagnostic]) -> BTreeSet<String> {
             tree.edit(file, before, after);
         }
     }
-    // From the end of each file, so that a place stays what it was.
+    // Insertions begin at the end of each file, so that a place stays what it was.
     for (file, at, text) in arms.into_iter().rev() {
         let mut source = tree.read(&file);
         source.insert_str(at, &text);
@@ -159,7 +159,7 @@ fn row(tree: &Tree) -> String {
         "    each(MLA_CACHE_FP8_DS_MLA)\n",
         "    each(MLA_CACHE_FP8_DS_MLA) each(MLA_CACHE_MADE_UP)\n",
     );
-    // Whatever includes the list says the same.
+    // All units that include the list say the same.
     let units = [CACHE_UNIT.to_owned()];
     let of_the_list = errors(tree, &units);
     let counts = |error: &Error| error.message.contains("kCacheFormats") && error.file == LIST;

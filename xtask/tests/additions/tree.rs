@@ -20,14 +20,14 @@ pub(crate) struct Tree {
 }
 
 impl Tree {
-    /// For Cargo. One test at a time: Cargo takes two copies that build in one folder for the same
-    /// packages, and what they depend on takes a minute to check.
+    /// Makes a tree for Cargo. One test runs at a time: Cargo takes two copies that build in one
+    /// folder for the same packages, and what they depend on takes a minute to check.
     pub(crate) fn for_cargo() -> Self {
         static ALONE: Mutex<()> = Mutex::new(());
         Self::copied("tree", &ALONE)
     }
 
-    /// For nvcc alone, so that its test runs beside those of Cargo.
+    /// Makes a tree for nvcc alone, so that its test runs beside those of Cargo.
     pub(crate) fn for_nvcc() -> Self {
         static ALONE: Mutex<()> = Mutex::new(());
         Self::copied("nvcc-tree", &ALONE)

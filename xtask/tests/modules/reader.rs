@@ -130,7 +130,7 @@ impl Crate {
         Some(at)
     }
 
-    /// For each folder, what its modules import of each other.
+    /// The imports of a folder's modules from each other, for each folder.
     pub(crate) fn imports(&self) -> BTreeMap<Name, BTreeMap<String, BTreeSet<String>>> {
         let mut folders: BTreeMap<Name, BTreeMap<String, BTreeSet<String>>> = BTreeMap::new();
         for (from, module) in &self.modules {
