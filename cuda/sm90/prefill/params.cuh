@@ -62,7 +62,7 @@ struct KernelParams {
     // True if by the host's numbers every request has exactly as many rows and keys as these
     // bounds. The lengths themselves may prove it wrong.
     int alike;
-    // True if in that case no CTA has a second tile, and keys are not divided.
+    // True if no CTA has a second tile in that case, provided that keys are not divided.
     int single_wave;
     AlikeTiles alike_tiles;
     AlikeItems alike_items;
