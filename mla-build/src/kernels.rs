@@ -9,7 +9,7 @@ use crate::{
     Error, Family,
     family::Families,
     headers::Headers,
-    toolkit::Wheel,
+    toolkit::{Checkout, Wheel},
     unit::{self, Particular, Unit, What},
 };
 
@@ -43,6 +43,7 @@ pub struct Kernels {
     pub(crate) flags: Vec<String>,
     pub(crate) particulars: Vec<Particular>,
     pub(crate) wheels: Vec<Wheel>,
+    pub(crate) checkouts: Vec<Checkout>,
     pub(crate) families: Vec<Family>,
     pub(crate) enabled: Vec<String>,
     pub(crate) cutlass: bool,
@@ -159,6 +160,12 @@ impl Kernels {
     /// Adds the include roots of a pinned wheel, after the package's own and before CUTLASS.
     pub fn wheel(mut self, wheel: Wheel) -> Self {
         self.wheels.push(wheel);
+        self
+    }
+
+    /// Adds the include roots of a pinned checkout, behind those of wheels and before CUTLASS.
+    pub fn checkout(mut self, checkout: Checkout) -> Self {
+        self.checkouts.push(checkout);
         self
     }
 

@@ -55,4 +55,4 @@ pub use diagnostic::{FailedUnit, FailedUnits};
 pub use error::Error;
 pub use family::Family;
 pub use kernels::Kernels;
-pub use toolkit::Wheel;
+pub use toolkit::{Checkout, Wheel};

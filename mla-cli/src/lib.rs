@@ -65,6 +65,8 @@ use mla_cpu as _;
 use mla_cudnn as _;
 #[cfg(feature = "flashinfer")]
 use mla_flashinfer as _;
+#[cfg(feature = "flashmla")]
+use mla_flashmla as _;
 use mla_kernels as _;
 
 use crate::error::CliError;

@@ -336,11 +336,16 @@ fn the_crate_that_has_a_backend_is_named() {
         let row = candidates.find(|c| c.spec.name == name).unwrap();
         row.reasons.to_string()
     };
-    assert_eq!(
-        row(SM80, |e| e.decode, "FLASHINFER_MLA"),
-        "not linked: the crate mla-flashinfer has it; depend on mla-flashinfer, for a GPU with \
-         the feature of its family, and name it in the program"
-    );
+    for (target, name, package) in [
+        (SM80, "FLASHINFER_MLA", "mla-flashinfer"),
+        (SM90, "FLASHMLA", "mla-flashmla"),
+    ] {
+        let expected = format!(
+            "not linked: the crate {package} has it; depend on {package}, for a GPU with the \
+             feature of its family, and name it in the program"
+        );
+        assert_eq!(row(target, |e| e.decode, name), expected);
+    }
 }
 
 #[test]
@@ -356,7 +361,6 @@ fn a_name_from_elsewhere_says_what_takes_its_place() {
         INSTEAD_OF_FLASH_ATTN
     );
     for (name, backends) in [
-        ("FLASHMLA", "WGMMA_MLA"),
         ("FLASH_ATTN_MLA", "WGMMA_MLA"),
         (
             "TRITON_MLA",
@@ -471,8 +475,9 @@ fn a_refused_preference_is_an_error_with_its_reasons() {
     assert_eq!(
         registry.select(&request).unwrap_err().to_string(),
         "decode: FLASHMLA was asked for, but does not fit on sm 10.0: capability: given 10.0, \
-         accepted 9.0; page_size: given 16, accepted 64; not built here: in its place mla-kernels \
-         has WGMMA_MLA; ask for that by its name, or for none"
+         accepted 9.0; page_size: given 16, accepted 64; not linked: the crate \
+         mla-flashmla has it; depend on mla-flashmla, for a GPU with the feature of its family, \
+         and name it in the program"
     );
 }
 

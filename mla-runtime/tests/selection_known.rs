@@ -38,16 +38,6 @@ const PREFILL: &[[&str; 4]] = &[
 // where it takes at most 128 heads, `bf16` where it takes no f16.
 const DECODE: &[[&str; 8]] = &[
     [
-        "FLASHMLA",
-        "9.0",
-        "f16 bf16 fp8",
-        "64",
-        "ln",
-        "uniform_batch",
-        "uniform",
-        "row",
-    ],
-    [
         "FLASH_ATTN_MLA",
         "9.0",
         "f16 bf16",
@@ -56,6 +46,16 @@ const DECODE: &[[&str; 8]] = &[
         "uniform_batch",
         "ragged",
         "",
+    ],
+    [
+        "FLASHMLA",
+        "9.0",
+        "f16 bf16",
+        "64",
+        "ln",
+        "uniform_batch",
+        "uniform",
+        "row",
     ],
     [
         "FLASHINFER_MLA",
@@ -390,7 +390,6 @@ fn the_first_that_the_tables_allow_is_selected() {
         [
             "FLASHINFER_MLA",
             "FLASHINFER_MLA_SPARSE",
-            "FLASHMLA",
             "FLASHMLA_SPARSE",
             "FLASH_ATTN_MLA",
             "FLASH_ATTN_MLA_SPARSE",

@@ -25,7 +25,7 @@ pub(crate) struct Arguments {
 /// libclang, which is not needed to list anything else. With a feature come the state of a backend
 /// and what was compiled. mla-candle is in a workspace of its own, whose tests use what it offers;
 /// the packages of compiled kernels have one constant each.
-const PACKAGES: [(&str, &str); 9] = [
+const PACKAGES: [(&str, &str); 10] = [
     ("mla-macros", ""),
     ("mla-runtime", ""),
     ("mla-cpu", ""),
@@ -33,6 +33,7 @@ const PACKAGES: [(&str, &str); 9] = [
     ("mla-build", "bindings,budget,table"),
     ("mla-kernels", "sm80,sm90,sm100"),
     ("mla-flashinfer", ""),
+    ("mla-flashmla", ""),
     ("mla-cudnn", ""),
     ("mla-cli", ""),
 ];

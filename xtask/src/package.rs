@@ -36,6 +36,11 @@ const PACKAGES: &[(&str, &str, &[&str])] = &[
         &["build.rs", "kernels/", "src/", "wheels.txt"],
     ),
     (
+        "mla-flashmla",
+        "mla-flashmla/",
+        &["build.rs", "kernels/", "src/"],
+    ),
+    (
         "mla-cudnn",
         "mla-cudnn/",
         &["build.rs", "shim/", "src/", "wheels.txt"],

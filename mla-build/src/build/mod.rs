@@ -19,7 +19,7 @@ use std::{
 };
 
 use crate::{
-    Error, Kernels, Wheel,
+    Checkout, Error, Kernels, Wheel,
     cache::{self, Cache, Entry, Key},
     compiled, compiler,
     diagnostic::KEEP_GOING,
@@ -100,7 +100,9 @@ impl Kernels {
     /// See [`Error`]. When a unit fails the others are stopped, and what was compiled is kept; with
     /// the environment variable `MLA_BUILD_KEEP_GOING=1` they are compiled first.
     pub fn compile(self, library: &str) -> Result<Built, Error> {
-        let wheels: Vec<_> = self.wheels.iter().map(Wheel::variable).collect();
+        let wheels = self.wheels.iter().map(Wheel::variable);
+        let checkouts = self.checkouts.iter().map(Checkout::variable);
+        let wheels: Vec<_> = wheels.chain(checkouts).collect();
         variables::check_paths(&wheels)?;
         let for_cargo = self.out_dir.is_none();
         settings::check_library(library)?;

@@ -230,6 +230,7 @@ fn asked(kernels: &Kernels, families: &Families, of_toolkit: &[&str]) -> Option<
         ("host_compiler", kernels.host_compiler.is_some()),
         ("compile_commands", kernels.compile_commands.is_some()),
         ("wheel", !kernels.wheels.is_empty()),
+        ("checkout", !kernels.checkouts.is_empty()),
     ];
     let setter = setters.into_iter().find(|(_, is_set)| *is_set);
     setter.map(|(name, _)| format!("Kernels::{name}"))

@@ -9,7 +9,7 @@ use crate::{
     include_root::IncludeRoot,
     roles::{ADDED, PACKAGE},
     target::Target,
-    toolkit::{self, Cuda, Found, Search, Version},
+    toolkit::{self, Cuda, Found, FoundHeaders, Search, Version},
 };
 
 /// Include roots, with their roles.
@@ -20,12 +20,12 @@ pub(super) struct Roots {
     pub(super) roles: Vec<(String, PathBuf)>,
     /// The parts that are outside the package.
     pub(super) found: Vec<Found>,
-    /// The environment variables that say where wheels are.
+    /// The environment variables that say where wheels and checkouts are.
     pub(super) wheel_variables: Vec<String>,
 }
 
 impl Roots {
-    /// The package's own, then those of wheels, then CUTLASS.
+    /// The package's own, then those of wheels and checkouts, then CUTLASS.
     pub(super) fn new(
         kernels: &Kernels,
         own: &[PathBuf],
@@ -78,15 +78,22 @@ impl Roots {
         for wheel in &kernels.wheels {
             let variables = ["MLA_WHEELS".to_owned(), wheel.variable()];
             self.wheel_variables.extend(variables);
-            let wheel = wheel.find(search)?;
-            let of_wheel = wheel.includes.iter();
-            let of_wheel = of_wheel.map(|i| (i.role.clone(), i.folder.clone()));
-            self.roles.extend(of_wheel);
-            self.roles.push(wheel.role);
-            self.includes.extend(wheel.includes);
-            self.found.push(wheel.found);
+            self.add_pinned(wheel.find(search)?);
+        }
+        for checkout in &kernels.checkouts {
+            self.wheel_variables.push(checkout.variable());
+            self.add_pinned(checkout.find(search)?);
         }
         Ok(())
+    }
+
+    fn add_pinned(&mut self, headers: FoundHeaders) {
+        let roots = headers.includes.iter();
+        let roots = roots.map(|root| (root.role.clone(), root.folder.clone()));
+        self.roles.extend(roots);
+        self.roles.push(headers.role);
+        self.includes.extend(headers.includes);
+        self.found.push(headers.found);
     }
 
     fn add_cutlass(

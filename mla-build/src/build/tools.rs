@@ -36,7 +36,7 @@ pub(super) struct Tools {
     pub(super) named_contents: blake3::Hash,
     /// The hash of the contents of the toolkit's programs.
     pub(super) programs: blake3::Hash,
-    /// The environment variables that say where wheels are.
+    /// The environment variables that say where wheels and checkouts are.
     pub(super) wheel_variables: Vec<String>,
     pub(super) roles: Roles,
     pub(super) lookup: Lookup,

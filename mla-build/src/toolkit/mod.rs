@@ -13,6 +13,8 @@
 //! nvcc, headers and runtime library are taken from one place together: mixing releases compiles,
 //! and fails later.
 
+mod checkout;
+mod pinned;
 mod pins;
 mod programs;
 mod search;
@@ -27,9 +29,11 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+pub use checkout::Checkout;
 pub use pins::Pins;
 pub use wheel::Wheel;
 
+pub(crate) use pinned::FoundHeaders;
 pub(crate) use search::Search;
 
 use crate::{Error, variables};

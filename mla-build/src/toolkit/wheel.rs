@@ -1,13 +1,16 @@
 //! Headers of a Python wheel, pinned by the package that includes them.
 
 use std::{
-    collections::BTreeMap,
-    env, fs,
+    env,
     path::{Path, PathBuf},
 };
 
-use super::{Found, NotFound, Search, search};
-use crate::{Error, include_root::IncludeRoot};
+use super::{
+    Found, NotFound, Search,
+    pinned::{FoundHeaders, Pinned},
+    search,
+};
+use crate::Error;
 
 /// A wheel whose headers the sources include, in one version and no other.
 ///
@@ -30,14 +33,7 @@ use crate::{Error, include_root::IncludeRoot};
 pub struct Wheel {
     name: String,
     version: String,
-    roots: Vec<Root>,
-    contents: Option<String>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Root {
-    folder: String,
-    is_system: bool,
+    pinned: Pinned,
 }
 
 impl Wheel {
@@ -46,8 +42,7 @@ impl Wheel {
         Self {
             name: name.into(),
             version: version.into(),
-            roots: Vec::new(),
-            contents: None,
+            pinned: Pinned::default(),
         }
     }
 
@@ -55,7 +50,7 @@ impl Wheel {
     /// checks the wheel when it installs it; this checks what is there when it is compiled.
     #[must_use]
     pub fn contents(mut self, hash: impl Into<String>) -> Self {
-        self.contents = Some(hash.into());
+        self.pinned = self.pinned.contents(hash.into());
         self
     }
 
@@ -74,7 +69,7 @@ impl Wheel {
     }
 
     fn root(mut self, folder: String, is_system: bool) -> Self {
-        self.roots.push(Root { folder, is_system });
+        self.pinned = self.pinned.root(folder, is_system);
         self
     }
 
@@ -85,7 +80,7 @@ impl Wheel {
     }
 
     /// Finds it.
-    pub(crate) fn find(&self, search: &Search) -> Result<FoundWheel, Error> {
+    pub(crate) fn find(&self, search: &Search) -> Result<FoundHeaders, Error> {
         let variable = self.variable();
         if let Some(given) = search.variable(&variable) {
             let site = PathBuf::from(&given);
@@ -147,90 +142,30 @@ impl Wheel {
                 Some(other) => format!("{} {} (it holds {other})", self.name, self.version),
             });
         }
-        let missing = self
-            .roots
-            .iter()
-            .find(|root| !site.join(&root.folder).is_dir());
-        match missing {
+        match self.pinned.missing(site) {
             None => Ok(()),
-            Some(root) => Err(format!(
-                "{}, a folder of {} {}",
-                root.folder, self.name, self.version
+            Some(folder) => Err(format!(
+                "{folder}, a folder of {} {}",
+                self.name, self.version
             )),
         }
     }
 
-    fn found(&self, site: PathBuf, place: &str) -> Result<FoundWheel, Error> {
-        if let Some(pinned) = &self.contents {
-            let given = self.hash(&site)?;
-            if given != *pinned {
-                return Err(Error::Setting {
-                    field: format!("the contents of the wheel {} {}", self.name, self.version),
-                    given: format!("{given} in {}", site.display()),
-                    accepted: format!("{pinned}: install the wheel anew, or pin another"),
-                });
-            }
-        }
-        let includes = self.roots.iter().map(|root| IncludeRoot {
-            role: format!("{}/{}", self.role(), root.folder),
-            folder: site.join(&root.folder),
-            is_system: root.is_system,
-        });
-        Ok(FoundWheel {
-            includes: includes.collect(),
-            role: (self.role(), site.clone()),
-            found: Found {
-                part: self.name.clone(),
-                path: site,
-                version: Some(self.version.clone()),
-                place: place.to_owned(),
-            },
-        })
-    }
-
-    /// The hash of the paths and contents of all files in the include roots, except for the
-    /// bytecode that pip and Python write beside Python's sources.
-    fn hash(&self, site: &Path) -> Result<String, Error> {
-        let mut files = BTreeMap::new();
-        for root in &self.roots {
-            let walk = walkdir::WalkDir::new(site.join(&root.folder)).into_iter();
-            for entry in walk.filter_entry(|entry| entry.file_name() != "__pycache__") {
-                let entry = entry.map_err(|error| {
-                    let path = error.path().unwrap_or(site).to_owned();
-                    Error::file("read", &path)(error.into())
-                })?;
-                let Ok(relative) = entry.path().strip_prefix(site) else {
-                    continue;
-                };
-                if !entry.file_type().is_dir() && !files.contains_key(relative) {
-                    let bytes =
-                        fs::read(entry.path()).map_err(Error::file("read", entry.path()))?;
-                    files.insert(relative.to_owned(), blake3::hash(&bytes));
-                }
-            }
-        }
-        let mut all = blake3::Hasher::new();
-        for (path, hash) in files {
-            let path = path.to_string_lossy();
-            all.update(&(path.len() as u64).to_le_bytes());
-            all.update(path.as_bytes());
-            all.update(hash.as_bytes());
-        }
-        Ok(all.finalize().to_hex().to_string())
+    fn found(&self, site: PathBuf, place: &str) -> Result<FoundHeaders, Error> {
+        let name = format!("the wheel {} {}", self.name, self.version);
+        let found = Found {
+            part: self.name.clone(),
+            path: site,
+            version: Some(self.version.clone()),
+            place: place.to_owned(),
+        };
+        let words = (self.role(), name, "install the wheel anew");
+        self.pinned.found(words, found)
     }
 
     fn role(&self) -> String {
         format!("wheel {}", normal(&self.name))
     }
-}
-
-/// A wheel in its place.
-#[derive(Debug)]
-pub(crate) struct FoundWheel {
-    pub(crate) includes: Vec<IncludeRoot>,
-    /// The role of all of its files, and their folder.
-    pub(crate) role: (String, PathBuf),
-    pub(crate) found: Found,
 }
 
 /// The name by which Python's packages are compared: runs of `-`, `_` and `.` are one dash.

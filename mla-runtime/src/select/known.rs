@@ -21,7 +21,7 @@ use crate::feature::{Feature, FeatureSet};
 use crate::kv_format::KvFormat;
 use crate::spec::{
     BackendSpec, CacheDims, GraphSupport, HeadCounts, KeyLayout, LseOutput, LsePrecision,
-    PageSizes, Phase, Priority, QueryLen, SparseSupport,
+    PageSizes, Phase, Priority, QueryFormat, QueryLen, SparseSupport,
 };
 
 const HOPPER: CapabilityMatch = CapabilityMatch::Exact(Capability::new(9, 0));
@@ -132,15 +132,17 @@ const fn custom(platform: Platform) -> BackendSpec {
     .checked()
 }
 
-/// FlashMLA's dense kernel.
+/// FlashMLA's dense kernel, as mla-flashmla has it.
 pub const FLASHMLA: BackendSpec = BackendSpec {
     capabilities: &[HOPPER],
     cache_dims: Some(&[CacheDims::R1]),
-    kv_formats: F16_BF16_FP8,
     page_sizes: PageSizes::List(&[64]),
     query_len: QueryLen::Uniform,
+    query_format: QueryFormat::Concatenated,
+    alignment: 16,
     graphs: GraphSupport::UniformBatch,
-    priority: Priority::everywhere(100),
+    features: FeatureSet::of(&[Feature::Deterministic]),
+    priority: Priority::everywhere(85),
     ..decode("FLASHMLA", "flashmla")
 }
 .checked();
@@ -300,6 +302,12 @@ const fn in_mla_flashinfer(spec: BackendSpec) -> Entry {
     })
 }
 
+const fn in_mla_flashmla(spec: BackendSpec) -> Entry {
+    Entry::known(spec, || {
+        Availability::Unavailable(Cause::NotLinked("mla-flashmla"))
+    })
+}
+
 const fn in_mla_cudnn(spec: BackendSpec) -> Entry {
     Entry::known(spec, || {
         Availability::Unavailable(Cause::NotLinked("mla-cudnn"))
@@ -377,7 +385,7 @@ pub static KNOWN: &[Entry] = &[
     unregistered(custom(Platform::Cuda)),
     unregistered(custom(Platform::Rocm)),
     unregistered(custom(Platform::Cpu)),
-    hopper_decode_is_here(FLASHMLA),
+    in_mla_flashmla(FLASHMLA),
     hopper_decode_is_here(FLASH_ATTN_MLA),
     in_mla_flashinfer(FLASHINFER_MLA),
     with_python(TOKENSPEED_MLA_DECODE),

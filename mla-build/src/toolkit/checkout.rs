@@ -1,0 +1,267 @@
+//! Sources of another repository, pinned by the package that compiles them.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use super::{
+    Found, NotFound, Search,
+    pinned::{FoundHeaders, Pinned},
+};
+use crate::Error;
+
+/// Sources of another repository that a package compiles or includes, at one commit and no other.
+///
+/// They lie in a checkout that the user names by the environment variable `MLA_CHECKOUT_<NAME>`, as
+/// an absolute path; an unpacked archive will do as well. No build fetches anything: the error says
+/// by which command Git does. If the folder is a checkout, its commit is compared, and in any case
+/// the [contents](Self::contents) of the include roots.
+///
+/// The package has a source of its own for each that it compiles, below its own folders, so that a
+/// family is chosen there: `#include <sm90/decode/dense.cu>`.
+///
+/// ```
+/// use mla_build::{Checkout, Kernels};
+///
+/// let kernels = Kernels::new().checkout(
+///     Checkout::new("FlashMLA", "9241ae3ef9bac614dd25e45e507e089f888280e0")
+///         .repository("https://github.com/deepseek-ai/FlashMLA")
+///         .include("csrc")
+///         // A submodule, which is there or not.
+///         .without("csrc/cutlass"),
+/// );
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Checkout {
+    name: String,
+    commit: String,
+    repository: Option<String>,
+    pinned: Pinned,
+}
+
+impl Checkout {
+    /// The repository of this name, at the commit of this whole hash. It adds no include root yet.
+    pub fn new(name: impl Into<String>, commit: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            commit: commit.into(),
+            repository: None,
+            pinned: Pinned::default(),
+        }
+    }
+
+    /// The repository's address, for the command that gets it.
+    #[must_use]
+    pub fn repository(mut self, repository: impl Into<String>) -> Self {
+        self.repository = Some(repository.into());
+        self
+    }
+
+    /// Pins what the include roots hold, by a hash that the refusal of another one tells.
+    #[must_use]
+    pub fn contents(mut self, hash: impl Into<String>) -> Self {
+        self.pinned = self.pinned.contents(hash.into());
+        self
+    }
+
+    /// Adds an include root (`-I`), relative to the checkout. Roots are searched in the order of
+    /// the calls, after the package's own and before CUTLASS.
+    #[must_use]
+    pub fn include(mut self, folder: impl Into<String>) -> Self {
+        self.pinned = self.pinned.root(folder.into(), false);
+        self
+    }
+
+    /// Adds an include root whose headers the compilers do not warn about (`-isystem`), searched
+    /// after every root that [`include`](Self::include) adds, and after CUDA's headers.
+    #[must_use]
+    pub fn system(mut self, folder: impl Into<String>) -> Self {
+        self.pinned = self.pinned.root(folder.into(), true);
+        self
+    }
+
+    /// Leaves a folder within the include roots out of what is pinned, such as a submodule that
+    /// nothing includes.
+    #[must_use]
+    pub fn without(mut self, folder: impl Into<String>) -> Self {
+        self.pinned = self.pinned.without(folder.into());
+        self
+    }
+
+    /// The environment variable that names the folder.
+    pub(crate) fn variable(&self) -> String {
+        let name: String = self
+            .name
+            .chars()
+            .map(|c| match c.is_ascii_alphanumeric() {
+                true => c.to_ascii_uppercase(),
+                false => '_',
+            })
+            .collect();
+        format!("MLA_CHECKOUT_{name}")
+    }
+
+    /// Finds it, at its commit and with its contents.
+    pub(crate) fn find(&self, search: &Search) -> Result<FoundHeaders, Error> {
+        let variable = self.variable();
+        let Some(given) = search.variable(&variable) else {
+            return Err(NotFound {
+                part: format!("the checkout of {} at {}", self.name, self.commit),
+                looked: vec![format!("{variable}: not set")],
+                command: self.command(&variable),
+            }
+            .into());
+        };
+        let folder = PathBuf::from(&given);
+        if let Some(missing) = self.pinned.missing(&folder) {
+            let lacks = format!("{missing}, a folder of {}", self.name);
+            return Err(super::unusable(&variable, &given, &lacks));
+        }
+        if let Some(other) = commit_of(&folder).filter(|other| *other != self.commit) {
+            return Err(Error::Setting {
+                field: format!("the commit of {}", self.name),
+                given: format!("{other} in {}", folder.display()),
+                accepted: format!("{}: git -C {} checkout {0}", self.commit, folder.display()),
+            });
+        }
+        let name = format!("{} at {}", self.name, self.commit);
+        let found = Found {
+            part: self.name.clone(),
+            path: folder,
+            version: Some(self.commit.clone()),
+            place: variable,
+        };
+        let words = (
+            format!("checkout {}", self.name),
+            name,
+            "check the commit out anew, unchanged",
+        );
+        self.pinned.found(words, found)
+    }
+
+    /// The command that gets it and names it.
+    fn command(&self, variable: &str) -> String {
+        let (name, commit) = (&self.name, &self.commit);
+        let repository = self.repository.as_deref().unwrap_or("<its repository>");
+        format!(
+            "git clone {repository} {name} && git -C {name} checkout {commit} && \
+             export {variable}=\"$PWD/{name}\""
+        )
+    }
+}
+
+/// The commit that a checkout is at. An unpacked archive has none, and neither has a checkout that
+/// Git refuses to read: then the contents decide.
+fn commit_of(folder: &Path) -> Option<String> {
+    if !folder.join(".git").exists() {
+        return None;
+    }
+    let mut git = Command::new("git");
+    git.arg("-C").arg(folder).args(["rev-parse", "HEAD"]);
+    let output = git.output().ok().filter(|output| output.status.success())?;
+    let commit = String::from_utf8(output.stdout).ok()?;
+    Some(commit.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    const COMMIT: &str = "9241ae3ef9bac614dd25e45e507e089f888280e0";
+
+    fn checkout() -> Checkout {
+        Checkout::new("Flash-MLA", COMMIT)
+            .repository("https://example.org/flash")
+            .include("csrc")
+            .without("csrc/cutlass")
+    }
+
+    fn find(checkout: Checkout, folder: &Path) -> Result<FoundHeaders, String> {
+        let place = ("MLA_CHECKOUT_FLASH_MLA", folder.as_os_str());
+        let search = Search::for_test(&[place], &[], None, None);
+        checkout.find(&search).map_err(|error| error.to_string())
+    }
+
+    fn sources() -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir_all(folder.path().join("csrc/cutlass")).unwrap();
+        fs::write(folder.path().join("csrc/a.cu"), "one").unwrap();
+        folder
+    }
+
+    fn git(folder: &Path, arguments: &[&str]) -> String {
+        let mut git = Command::new("git");
+        git.arg("-C")
+            .arg(folder)
+            .args(["-c", "user.name=a", "-c", "user.email=a@b"]);
+        let output = git.args(arguments).output().unwrap();
+        assert!(output.status.success(), "{arguments:?}");
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    }
+
+    #[test]
+    fn without_a_checkout_the_error_says_how_to_get_one() {
+        let error = checkout()
+            .find(&Search::for_test(&[], &[], None, None))
+            .unwrap_err()
+            .to_string();
+        assert_eq!(
+            error,
+            format!(
+                "the checkout of Flash-MLA at {COMMIT} is nowhere to be found. Looked, in this \
+                 order, at:\n  MLA_CHECKOUT_FLASH_MLA: not set\nTo install it, run:\n  git clone \
+                 https://example.org/flash Flash-MLA && git -C Flash-MLA checkout {COMMIT} && \
+                 export MLA_CHECKOUT_FLASH_MLA=\"$PWD/Flash-MLA\""
+            )
+        );
+        let empty = tempfile::tempdir().unwrap();
+        let error = find(checkout(), empty.path()).unwrap_err();
+        assert!(
+            error.starts_with("MLA_CHECKOUT_FLASH_MLA: given")
+                && error.ends_with(
+                    "a place that holds csrc, a folder of Flash-MLA; unset it to search elsewhere"
+                ),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn other_contents_are_refused_and_a_submodule_does_not_count() {
+        let here = sources();
+        let error = find(checkout().contents("0123"), here.path()).unwrap_err();
+        let told = format!("the contents of Flash-MLA at {COMMIT}: given \"");
+        let hash = error.strip_prefix(&told).and_then(|rest| rest.get(..64));
+        let hash = hash.unwrap_or_else(|| panic!("{error}"));
+        assert!(
+            error.contains("accepted 0123: check the commit out anew, unchanged"),
+            "{error}"
+        );
+        let pinned = || checkout().contents(hash);
+        let found = find(pinned(), here.path()).unwrap();
+        assert_eq!(found.includes[0].role, "checkout Flash-MLA/csrc");
+        fs::write(here.path().join("csrc/cutlass/a.h"), "").unwrap();
+        assert!(find(pinned(), here.path()).is_ok());
+        fs::write(here.path().join("csrc/a.cu"), "two").unwrap();
+        assert!(find(pinned(), here.path()).is_err());
+    }
+
+    #[test]
+    fn a_checkout_of_another_commit_is_refused() {
+        let here = sources();
+        git(here.path(), &["init", "--quiet"]);
+        git(here.path(), &["add", "."]);
+        git(here.path(), &["commit", "--quiet", "--message=one"]);
+        let commit = git(here.path(), &["rev-parse", "HEAD"]);
+        let error = find(checkout(), here.path()).unwrap_err();
+        assert!(
+            error.starts_with(&format!("the commit of Flash-MLA: given \"{commit} in "))
+                && error.ends_with(&format!("checkout {COMMIT}")),
+            "{error}"
+        );
+        let right = Checkout::new("Flash-MLA", commit).include("csrc");
+        assert!(find(right, here.path()).is_ok());
+    }
+}

@@ -1,0 +1,123 @@
+//! Include roots below one folder, whose contents a package pins.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use super::Found;
+use crate::{Error, include_root::IncludeRoot};
+
+/// Include roots of a folder, and the hash of what they hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Pinned {
+    roots: Vec<Root>,
+    /// Folders within the roots that do not count.
+    left_out: Vec<String>,
+    contents: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Root {
+    folder: String,
+    is_system: bool,
+}
+
+impl Pinned {
+    pub(super) fn root(mut self, folder: String, is_system: bool) -> Self {
+        self.roots.push(Root { folder, is_system });
+        self
+    }
+
+    pub(super) fn without(mut self, folder: String) -> Self {
+        self.left_out.push(folder);
+        self
+    }
+
+    pub(super) fn contents(mut self, hash: String) -> Self {
+        self.contents = Some(hash);
+        self
+    }
+
+    /// The first root that `base` has no folder for.
+    pub(super) fn missing(&self, base: &Path) -> Option<&str> {
+        let mut roots = self.roots.iter();
+        let missing = roots.find(|root| !base.join(&root.folder).is_dir());
+        missing.map(|root| root.folder.as_str())
+    }
+
+    /// The roots below the folder that was found, if they hold what is pinned. `name` is that of an
+    /// error's field, and `remedy` what it asks for in place of other contents.
+    pub(super) fn found(
+        &self,
+        (role, name, remedy): (String, String, &str),
+        found: Found,
+    ) -> Result<FoundHeaders, Error> {
+        let base = &found.path;
+        if let Some(pinned) = &self.contents {
+            let given = self.hash(base)?;
+            if given != *pinned {
+                return Err(Error::Setting {
+                    field: format!("the contents of {name}"),
+                    given: format!("{given} in {}", base.display()),
+                    accepted: format!("{pinned}: {remedy}, or pin another"),
+                });
+            }
+        }
+        let includes = self.roots.iter().map(|root| IncludeRoot {
+            role: format!("{role}/{}", root.folder),
+            folder: base.join(&root.folder),
+            is_system: root.is_system,
+        });
+        Ok(FoundHeaders {
+            includes: includes.collect(),
+            role: (role, base.clone()),
+            found,
+        })
+    }
+
+    /// The hash of the paths and contents of all files in the include roots, but for the bytecode that pip
+    /// and Python write beside Python's sources.
+    fn hash(&self, base: &Path) -> Result<String, Error> {
+        let left_out: Vec<_> = self.left_out.iter().map(|it| base.join(it)).collect();
+        let mut files = BTreeMap::new();
+        for root in &self.roots {
+            let walk = walkdir::WalkDir::new(base.join(&root.folder)).into_iter();
+            let counts = |entry: &walkdir::DirEntry| {
+                entry.file_name() != "__pycache__" && !left_out.iter().any(|it| it == entry.path())
+            };
+            for entry in walk.filter_entry(counts) {
+                let entry = entry.map_err(|error| {
+                    let path = error.path().unwrap_or(base).to_owned();
+                    Error::file("read", &path)(error.into())
+                })?;
+                let Ok(relative) = entry.path().strip_prefix(base) else {
+                    continue;
+                };
+                if !entry.file_type().is_dir() && !files.contains_key(relative) {
+                    let bytes =
+                        fs::read(entry.path()).map_err(Error::file("read", entry.path()))?;
+                    files.insert(relative.to_owned(), blake3::hash(&bytes));
+                }
+            }
+        }
+        let mut all = blake3::Hasher::new();
+        for (path, hash) in files {
+            let path = path.to_string_lossy();
+            all.update(&(path.len() as u64).to_le_bytes());
+            all.update(path.as_bytes());
+            all.update(hash.as_bytes());
+        }
+        Ok(all.finalize().to_hex().to_string())
+    }
+}
+
+/// Pinned headers in their place.
+#[derive(Debug)]
+pub(crate) struct FoundHeaders {
+    pub(crate) includes: Vec<IncludeRoot>,
+    /// The role of all of its files, and their folder.
+    pub(crate) role: (String, PathBuf),
+    pub(crate) found: Found,
+}

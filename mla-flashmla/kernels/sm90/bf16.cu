@@ -1,0 +1,1 @@
+#include <sm90/decode/dense/instantiations/bf16.cu>

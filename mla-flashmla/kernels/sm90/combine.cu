@@ -1,0 +1,1 @@
+#include <smxx/decode/combine/combine.cu>

@@ -1,0 +1,50 @@
+//! DeepSeek's FlashMLA as a backend of `mla-runtime`: FLASHMLA, dense decode on Hopper.
+//!
+//! A program that depends on this crate and names it (`use mla_flashmla as _;`) has it in every
+//! registry. The feature `sm90` compiles it. The kernels are FlashMLA's own, from a checkout of one
+//! commit that `MLA_CHECKOUT_FLASHMLA` names; no line of them is here. What is written here is the
+//! C interface in `kernels`, and what bridges FlashMLA's conventions to those of `mla-runtime`.
+//!
+//! FlashMLA launches its kernels as programmatic dependents and does not wait in them, so the
+//! backend does not declare `dependent_launch`: a fence stands before and behind each call. On one
+//! that a program makes without a stage, it puts them itself, as
+//! [`mla_runtime::backend`] says.
+//!
+//! No GPU has run it in this crate yet, so it is chosen by its name alone. Its tests on a Hopper,
+//! with a checkout and the toolkit:
+//!
+//! ```text
+//! cargo test --release --package mla-flashmla --features sm90 -- --include-ignored
+//! ```
+
+mod decode;
+#[cfg(feature = "sm90")]
+mod rows;
+#[cfg(feature = "sm90")]
+mod status;
+
+use mla_runtime::kernels::Run;
+
+pub use decode::FlashMla;
+
+/// The C interface, as bindgen wraps it.
+#[cfg(feature = "sm90")]
+#[allow(
+    missing_docs,
+    dead_code,
+    unreachable_pub,
+    clippy::all,
+    clippy::undocumented_unsafe_blocks
+)]
+mod ffi {
+    include!(concat!(env!("OUT_DIR"), "/flashmla.rs"));
+}
+
+/// The targets that this build compiled the kernels for.
+#[cfg(feature = "sm90")]
+pub mod compiled {
+    include!(concat!(env!("OUT_DIR"), "/flashmla_compiled.rs"));
+}
+
+/// Nowhere yet.
+const RUN_ON: &[Run] = &[];

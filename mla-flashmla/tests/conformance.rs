@@ -1,0 +1,12 @@
+//! The backend does what its spec says, on a GPU. Where there is none each test says which command
+//! runs it.
+#![cfg(feature = "sm90")]
+
+use mla_kernels::Cuda;
+
+mla_conformance::decode_conformance!(
+    #[ignore = "needs a Hopper GPU: \
+        cargo test --release --package mla-flashmla --features sm90 -- --include-ignored"]
+    mla_flashmla::FlashMla,
+    Cuda::new(0).expect("a GPU that the kernels were built for")
+);

@@ -1,0 +1,23 @@
+//! FlashMLA's kernels use what `budget.toml` says: what a new release or compiler changes is
+//! seen.
+#![cfg(feature = "sm90")]
+
+use std::path::Path;
+
+use mla_build::budget::Budget;
+use mla_build::report::Report;
+
+#[test]
+fn every_kernel_is_within_its_budget() {
+    let report = Report::load(&Path::new(env!("OUT_DIR")).join("flashmla.report.json")).unwrap();
+    let kernels: usize = report.units.iter().map(|unit| unit.kernels.len()).sum();
+    assert!(kernels > 0, "the report names no kernel");
+
+    let budget = Budget::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("budget.toml")).unwrap();
+    let violations: Vec<_> = budget
+        .check(&report)
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    assert!(violations.is_empty(), "{}", violations.join("\n"));
+}

@@ -1,0 +1,5 @@
+#pragma once
+
+namespace cutlass {
+struct half_t;
+}
