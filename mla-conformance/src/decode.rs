@@ -12,10 +12,11 @@ use mla_runtime::backend::{
     DecodeBackend, DecodeBatch, DecodeCall, DecodeStage, HostLens, ListedCache, Query, SlotLists,
     StepLimits,
 };
-use mla_runtime::cache::{BlockTable, CacheLayout, CacheRef};
+use mla_runtime::cache::{BlockTable, CacheLayout, CacheRef, CacheStrides};
 use mla_runtime::device::probe::Replayed;
-use mla_runtime::device::{Device, Memory as _};
+use mla_runtime::device::{Device, Memory};
 use mla_runtime::dtype::DType;
+use mla_runtime::kv_format::KvFormat;
 use mla_runtime::problem::Problem;
 use mla_runtime::spec::{BackendSpec, QueryFormat};
 use mla_runtime::tensor::{ArrayRef, Layout};
@@ -100,6 +101,108 @@ impl GroupScales {
     }
 }
 
+/// A cache in a device's memory.
+struct Stored<D: Device> {
+    rows: OnBytes<D>,
+    /// Rotary keys in a tensor of their own.
+    rope: Option<OnBytes<D>>,
+    layout: CacheLayout,
+}
+
+/// Bytes of a buffer.
+type OnBytes<D> = (<D as Memory>::Buffer, std::ops::Range<usize>);
+
+impl<D: Device> Stored<D> {
+    /// Rows of a layout, as they are or in two tensors, with `start` bytes in front of each.
+    fn upload(
+        rows: &[u8],
+        layout: &CacheLayout,
+        (placement, start, split): (Placement, usize, bool),
+        device: &D,
+    ) -> Result<Self> {
+        let upload = |bytes: &[u8]| -> Result<OnBytes<D>> {
+            let bytes = [&vec![POISON; start], bytes].concat();
+            Ok((upload(device, &bytes)?, start..bytes.len()))
+        };
+        if !split {
+            return Ok(Self {
+                rows: upload(rows)?,
+                rope: None,
+                layout: *layout,
+            });
+        }
+        let (latents, rope, layout) = in_two_tensors(rows, layout, placement);
+        Ok(Self {
+            rows: upload(&latents)?,
+            rope: Some(upload(&rope)?),
+            layout,
+        })
+    }
+
+    fn view(&self) -> Result<CacheRef<'_, D>> {
+        fn bytes<D: Device>((buffer, range): &OnBytes<D>) -> D::Bytes<'_> {
+            D::byte_range(D::bytes(buffer), range.clone())
+        }
+        let rows = bytes::<D>(&self.rows);
+        match &self.rope {
+            Some(rope) => CacheRef::split(rows, bytes::<D>(rope), self.layout),
+            None => CacheRef::new(rows, self.layout),
+        }
+    }
+
+    fn buffers(&self) -> impl Iterator<Item = &D::Buffer> {
+        [Some(&self.rows), self.rope.as_ref()]
+            .into_iter()
+            .flatten()
+            .map(|bytes| &bytes.0)
+    }
+
+    fn buffers_mut(&mut self) -> impl Iterator<Item = &mut D::Buffer> {
+        [Some(&mut self.rows), self.rope.as_mut()]
+            .into_iter()
+            .flatten()
+            .map(|bytes| &mut bytes.0)
+    }
+}
+
+// The latents and the rotary keys of rows, each in a tensor of strides of its own, with poison
+// between them.
+fn in_two_tensors(
+    rows: &[u8],
+    layout: &CacheLayout,
+    placement: Placement,
+) -> (Vec<u8>, Vec<u8>, CacheLayout) {
+    let (format, dims) = (layout.format, layout.dims);
+    let [latent, rope] = [format.latent_bytes(dims), format.rope_bytes(dims)];
+    // Another gap behind each page of rotary keys.
+    let strides = |row, spare| {
+        let row_stride = placement.row_bytes(bytes_of_element(format), row);
+        CacheStrides {
+            page_stride: (layout.page_size + spare) * row_stride,
+            row_stride,
+        }
+    };
+    let [to, to_rope] = [strides(latent, 0), strides(rope, 1)];
+    let [mut latents, mut keys] =
+        [to, to_rope].map(|strides| vec![POISON; layout.pages * strides.page_stride]);
+    for slot in 0..layout.slots() {
+        let [from, at, at_rope] =
+            [layout.strides(), to, to_rope].map(|strides| strides.offset(slot, layout.page_size));
+        latents[at..at + latent].copy_from_slice(&rows[from..][..latent]);
+        keys[at_rope..at_rope + rope].copy_from_slice(&rows[from + latent..][..rope]);
+    }
+    let split = layout
+        .with_page_stride(to.page_stride)
+        .with_row_stride(to.row_stride)
+        .with_split_rope(Some(to_rope));
+    (latents, keys, split)
+}
+
+// The elements of a quantised row are its bytes.
+fn bytes_of_element(format: KvFormat) -> usize {
+    format.dtype().map_or(1, DType::bytes)
+}
+
 /// A case's inputs in a device's memory.
 struct Inputs<D: Device> {
     /// Latent and rotary parts, or both in one tensor.
@@ -107,12 +210,12 @@ struct Inputs<D: Device> {
     table: D::Buffer,
     lens: D::Buffer,
     starts: D::Buffer,
-    cache: D::Buffer,
+    cache: Stored<D>,
     lists: Option<D::Buffer>,
     counts: Option<D::Buffer>,
     sinks: Option<D::Buffer>,
-    /// A second cache, its lists, and how its rows lie.
-    second: Option<(D::Buffer, D::Buffer, CacheLayout)>,
+    /// A second cache and its lists.
+    second: Option<(Stored<D>, D::Buffer)>,
     /// The query and the sequence lengths, in the host's memory.
     host_lens: [Vec<u32>; 2],
 }
@@ -125,15 +228,18 @@ impl<D: Device> Inputs<D> {
         let seq_lens: Vec<i32> = case.seq_lens.iter().map(|len| *len as i32).collect();
         let sinks = data.sinks.as_deref();
         let sinks = sinks.map(|sinks| upload(device, bytemuck::cast_slice(sinks)));
+        let split = case.problem.has_split_cache();
+        let stored = |rows: &[u8], layout: &CacheLayout, start| {
+            Stored::upload(rows, layout, (data.placement, start, split), device)
+        };
         let second = data.second.as_ref();
-        let second =
-            second.map(|s| Result::Ok((upload(device, &s.cache)?, ints(&s.lists)?, s.layout)));
+        let second = second.map(|s| Result::Ok((stored(&s.cache, &s.layout, 0)?, ints(&s.lists)?)));
         Ok(Self {
             queries: queries.collect::<Result<_>>()?,
             table: ints(&data.table)?,
             lens: ints(&seq_lens)?,
             starts: ints(&data.starts)?,
-            cache: upload(device, &[&vec![POISON; data.start], &*data.cache].concat())?,
+            cache: stored(&data.cache, &data.layout, data.start)?,
             lists: data.lists.as_deref().map(ints).transpose()?,
             counts: data.counts.as_deref().map(ints).transpose()?,
             sinks: sinks.transpose()?,
@@ -170,22 +276,15 @@ impl<D: Device> Inputs<D> {
         })
     }
 
-    fn cache(&self, data: &Step) -> Result<CacheRef<'_, D>> {
-        let range = data.start..data.start + data.cache.len();
-        let bytes = D::byte_range(D::bytes(&self.cache), range);
-        CacheRef::new(bytes, data.layout)
-    }
-
     fn slot_lists(&self, case: &DecodeCase, tokens: usize) -> Result<Option<SlotLists<'_, D>>> {
         let Some(lists) = &self.lists else {
             return Ok(None);
         };
         let slots = SlotLists::new(array(lists, tokens * case.list_width)?, case.list_width);
         let counts = self.counts.as_ref().map(|counts| array(counts, tokens));
-        let second = self.second.as_ref().map(|(bytes, lists, layout)| {
-            let cache = CacheRef::new(D::bytes(bytes), *layout)?;
+        let second = self.second.as_ref().map(|(cache, lists)| {
             let lists = array(lists, tokens * case.second_width)?;
-            Result::Ok(ListedCache::new(cache, lists, case.second_width))
+            Result::Ok(ListedCache::new(cache.view()?, lists, case.second_width))
         });
         let slots = slots
             .with_counts(counts.transpose()?)
@@ -196,10 +295,12 @@ impl<D: Device> Inputs<D> {
 
     /// All buffers, in an order of their own.
     fn buffers(&self) -> Vec<&D::Buffer> {
-        let second = self.second.iter().flat_map(|second| [&second.0, &second.1]);
+        let second = self.second.iter();
+        let second = second.flat_map(|(cache, lists)| cache.buffers().chain([lists]));
         let queries = self.queries.iter().map(|query| &query.buffer);
-        [&self.table, &self.lens, &self.starts, &self.cache]
+        [&self.table, &self.lens, &self.starts]
             .into_iter()
+            .chain(self.cache.buffers())
             .chain(
                 [&self.lists, &self.counts, &self.sinks]
                     .into_iter()
@@ -213,26 +314,22 @@ impl<D: Device> Inputs<D> {
     /// The same, to write.
     fn buffers_mut(&mut self) -> Vec<&mut D::Buffer> {
         let second = self.second.iter_mut();
-        let second = second.flat_map(|second| [&mut second.0, &mut second.1]);
+        let second = second.flat_map(|(cache, lists)| cache.buffers_mut().chain([lists]));
         let queries = self.queries.iter_mut().map(|query| &mut query.buffer);
         let optional = [&mut self.lists, &mut self.counts, &mut self.sinks];
-        [
-            &mut self.table,
-            &mut self.lens,
-            &mut self.starts,
-            &mut self.cache,
-        ]
-        .into_iter()
-        .chain(optional.into_iter().flatten())
-        .chain(second)
-        .chain(queries)
-        .collect()
+        [&mut self.table, &mut self.lens, &mut self.starts]
+            .into_iter()
+            .chain(self.cache.buffers_mut())
+            .chain(optional.into_iter().flatten())
+            .chain(second)
+            .chain(queries)
+            .collect()
     }
 
     /// Inputs that a trial writes late. The last write is under way when the call begins.
     fn late(&mut self, trial: Trial) -> Vec<&mut D::Buffer> {
         match trial {
-            Trial::LateRows => vec![&mut self.cache],
+            Trial::LateRows => self.cache.buffers_mut().collect(),
             _ => self
                 .queries
                 .iter_mut()
@@ -533,7 +630,7 @@ impl<'a, S: DecodeStage> Call<'a, S> {
         let tokens = step.query.layout.shape[0];
         let (out, lse) = self.outputs.views()?;
         let batch = inputs.batch(step, case, self.stage.spec().plans_on_host)?;
-        let call = DecodeCall::new(inputs.query()?, inputs.cache(step)?, batch, out)
+        let call = DecodeCall::new(inputs.query()?, inputs.cache.view()?, batch, out)
             .with_lse(lse)
             .with_slots(inputs.slot_lists(case, tokens)?)
             .with_sinks(inputs.sinks(case)?);
@@ -751,8 +848,7 @@ impl Step {
             order.swap(i, random.below(i + 1));
         }
         let mut layout = CacheLayout::contiguous(dims, format, pages, page_size);
-        // The elements of a quantised row are its bytes.
-        let element = format.dtype().map_or(1, DType::bytes);
+        let element = bytes_of_element(format);
         layout.row_stride = placement.row_bytes(element, layout.row_stride);
         layout.page_stride = page_size * layout.row_stride;
         if format.has_tensor_scale() {

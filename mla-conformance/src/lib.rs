@@ -89,6 +89,7 @@ macro_rules! decode_conformance {
             slot_lists => SlotLists,
             dense_requests => DenseRequests,
             second_cache => SecondCache,
+            split_cache => SplitCache,
             sinks => Sinks,
             quantised_outputs => QuantisedOutputs,
             repetition => Repetition,

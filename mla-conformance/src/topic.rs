@@ -65,6 +65,9 @@ topics! {
         DenseRequests = "dense_requests",
         /// A second cache with lists of its own, where the spec has it.
         SecondCache = "second_cache",
+        /// A cache of two tensors with strides of their own, where the spec has it: the cases of
+        /// the topics that read a cache.
+        SplitCache = "split_cache",
         /// A score for each head that takes part in the softmax without a value, where the spec has
         /// it.
         Sinks = "sinks",

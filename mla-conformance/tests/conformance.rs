@@ -11,6 +11,7 @@ use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{
     DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, Output, Query, StepLimits,
 };
+use mla_runtime::cache::CacheRef;
 use mla_runtime::device::Memory as _;
 use mla_runtime::tensor::TensorMut;
 use mla_runtime::{Error, Result, mla_backend};
@@ -158,6 +159,21 @@ mistaken! {
     new: Ok,
     call: |mut call| {
         call.slots = call.slots.map(|slots| slots.with_second(None));
+        call
+    }
+}
+
+mistaken! {
+    OwnStrides, [sm = "any", dtypes = "bf16", query_len = "ragged", features = "split_cache"],
+    new: Ok,
+    call: |mut call| {
+        let mut layout = *call.cache.layout();
+        if let Some(strides) = &mut layout.split_rope {
+            // Pages of rotary keys that are as far apart as if nothing lay between them.
+            strides.page_stride = layout.page_size * strides.row_stride;
+            call.cache =
+                CacheRef::split(call.cache.bytes(), call.cache.rope_bytes(), layout).unwrap();
+        }
         call
     }
 }
@@ -312,6 +328,8 @@ fn wrong_numbers_are_found() {
             "{message}"
         );
     }
+    let message = said::<OwnStrides>(&cpu, DecodeTopic::SplitCache);
+    assert!(message.starts_with("OWN_STRIDES: out[0, 0, "), "{message}");
     let message = said::<BetweenRows>(&cpu, DecodeTopic::Strides);
     assert!(
         message.starts_with("BETWEEN_ROWS: wrote byte 16384 of out, which lies between its rows"),

@@ -44,9 +44,7 @@ pub(crate) fn write(
     with_element!(latent.dtype(), T => {
         let latent = Elements::<T>::of("latent", &latent)?;
         let rope = Elements::<T>::of("rope", &rope)?;
-        let bytes = cache.into_bytes();
-        let places = Places::<u8>::new(bytes, [0; 3], [0; 3]);
-        let row_bytes = layout.format.row_bytes(layout.dims);
+        let places = RowPlaces::of(cache);
         cpu.install(|| {
             slots.par_iter().enumerate().with_min_len(ROWS_PER_TASK).for_each_init(
                 || vec![0.0f32; l + r],
@@ -56,9 +54,8 @@ pub(crate) fn write(
                     };
                     latent.read_row(token, 0, &mut row[..l]);
                     rope.read_row(token, 0, &mut row[l..]);
-                    // SAFETY: `check_slots` found no slot twice, and the cache's layout was checked
-                    // to have rows that do not overlap: no other thread has these bytes.
-                    let to = unsafe { places.slice(row_offset(&layout, slot), row_bytes) };
+                    // SAFETY: `check_slots` found no slot twice.
+                    let to = unsafe { places.row(slot) };
                     encode_row(&layout, row, to);
                 },
             );
@@ -96,9 +93,88 @@ pub(crate) fn check_slots(slots: &[i64], available: usize) -> Result<()> {
     }
 }
 
-/// The first byte of a slot.
-pub(crate) fn row_offset(layout: &CacheLayout, slot: usize) -> usize {
-    slot / layout.page_size * layout.page_stride + slot % layout.page_size * layout.row_stride
+/// A cache of which threads write rows of their own.
+struct RowPlaces<'a> {
+    rows: Places<'a, u8>,
+    // Rotary keys that lie apart.
+    rope: Option<Places<'a, u8>>,
+    layout: CacheLayout,
+}
+
+impl<'a> RowPlaces<'a> {
+    fn of(cache: CacheMut<'a, Cpu>) -> Self {
+        let layout = *cache.layout();
+        let (rows, rope) = cache.into_parts();
+        let places = |bytes| Places::<u8>::new(bytes, [0; 3], [0; 3]);
+        Self {
+            rows: places(rows),
+            rope: rope.map(places),
+            layout,
+        }
+    }
+
+    /// The bytes of a slot's latent and of its rotary key.
+    ///
+    /// # Safety
+    ///
+    /// While the slices live, nothing else reads or writes this slot.
+    unsafe fn row(&self, slot: usize) -> [&mut [u8]; 2] {
+        let layout = &self.layout;
+        let (format, dims) = (layout.format, layout.dims);
+        let [latent, rope] = [format.latent_bytes(dims), format.rope_bytes(dims)];
+        let row = layout.strides().offset(slot, layout.page_size);
+        let (places, key) = match &self.rope {
+            Some(places) => (places, layout.rope_strides().offset(slot, layout.page_size)),
+            None => (&self.rows, row + latent),
+        };
+        // SAFETY: the cache's layout was checked to have rows that do not overlap, nor do two
+        // tensors, and the rotary key of one row lies behind its latent. So nothing but this slot
+        // has these bytes, which are the caller's.
+        unsafe { [self.rows.slice(row, latent), places.slice(key, rope)] }
+    }
+}
+
+/// Rows of a cache, found by slot.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows<'a> {
+    latents: &'a [u8],
+    rope: &'a [u8],
+    layout: CacheLayout,
+}
+
+impl<'a> Rows<'a> {
+    pub(crate) fn of(cache: &CacheRef<'a, Cpu>) -> Self {
+        Self {
+            latents: cache.bytes(),
+            rope: cache.rope_bytes(),
+            layout: *cache.layout(),
+        }
+    }
+
+    pub(crate) fn layout(&self) -> &CacheLayout {
+        &self.layout
+    }
+
+    /// The bytes of a slot's row, where latent and rotary key lie in one.
+    pub(crate) fn whole(&self, slot: usize) -> Option<&'a [u8]> {
+        if self.layout.is_split() {
+            return None;
+        }
+        let offset = self.layout.strides().offset(slot, self.layout.page_size);
+        Some(&self.latents[offset..offset + self.layout.row_bytes()])
+    }
+
+    /// The values of a slot's row, but for the scale of [`KvFormat::Fp8`], which the caller applies
+    /// where it costs least.
+    pub(crate) fn decode<S: Lane>(&self, slot: usize, row: &mut [S]) {
+        let layout = &self.layout;
+        let (format, dims) = (layout.format, layout.dims);
+        let offset = layout.strides().offset(slot, layout.page_size);
+        let latent = &self.latents[offset..offset + format.latent_bytes(dims)];
+        let offset = layout.rope_strides().offset(slot, layout.page_size);
+        let rope = &self.rope[offset..offset + format.rope_bytes(dims)];
+        decode_row(layout, [latent, rope], row);
+    }
 }
 
 // Rows may begin at any byte, so elements are written and read as bytes.
@@ -118,21 +194,29 @@ fn load<T: Element, S: Lane>(from: &[u8], row: &mut [S]) {
     }
 }
 
-fn encode_row(layout: &CacheLayout, row: &[f32], to: &mut [u8]) {
-    let latent = layout.dims.latent as usize;
+// To the bytes of the latent and of the rotary key.
+fn encode_row(layout: &CacheLayout, row: &[f32], to: [&mut [u8]; 2]) {
+    let width = layout.dims.latent as usize;
+    let (latent, rope) = row.split_at(width);
+    let [to, to_rope] = to;
+    let mut both = |store: &dyn Fn(&[f32], &mut [u8])| {
+        store(latent, to);
+        store(rope, to_rope);
+    };
     match layout.format {
-        KvFormat::F32 => store::<f32>(row, to),
-        KvFormat::F16 => store::<half::f16>(row, to),
-        KvFormat::BF16 => store::<bf16>(row, to),
-        KvFormat::Fp8 => {
+        KvFormat::F32 => both(&store::<f32>),
+        KvFormat::F16 => both(&store::<half::f16>),
+        KvFormat::BF16 => both(&store::<bf16>),
+        KvFormat::Fp8 => both(&|row, to| {
             for (to, value) in to.iter_mut().zip(row) {
                 *to = fp8::encode(value / layout.scale);
             }
-        }
+        }),
         KvFormat::Fp8DsMla => {
-            let (codes, rest) = to.split_at_mut(latent);
-            let (scales, rope) = rest.split_at_mut(4 * (latent / GROUP));
-            let groups = codes.chunks_exact_mut(GROUP).zip(row.chunks_exact(GROUP));
+            let (codes, scales) = to.split_at_mut(width);
+            let groups = codes
+                .chunks_exact_mut(GROUP)
+                .zip(latent.chunks_exact(GROUP));
             for ((codes, values), to) in groups.zip(scales.chunks_exact_mut(4)) {
                 let amax = values
                     .iter()
@@ -143,29 +227,33 @@ fn encode_row(layout: &CacheLayout, row: &[f32], to: &mut [u8]) {
                 }
                 to.copy_from_slice(&scale.to_le_bytes());
             }
-            store::<bf16>(&row[latent..], rope);
+            store::<bf16>(rope, to_rope);
         }
     }
 }
 
-/// The values of a stored row, but for the scale of [`KvFormat::Fp8`], which the caller applies
-/// where it costs least.
-pub(crate) fn decode_row<S: Lane>(layout: &CacheLayout, from: &[u8], row: &mut [S]) {
-    let latent = layout.dims.latent as usize;
+fn decode_row<S: Lane>(layout: &CacheLayout, [from, from_rope]: [&[u8]; 2], row: &mut [S]) {
+    let width = layout.dims.latent as usize;
+    let (latent, rope) = row.split_at_mut(width);
+    let mut both = |load: fn(&[u8], &mut [S])| {
+        load(from, latent);
+        load(from_rope, rope);
+    };
     match layout.format {
-        KvFormat::F32 => load::<f32, S>(from, row),
-        KvFormat::F16 => load::<half::f16, S>(from, row),
-        KvFormat::BF16 => load::<bf16, S>(from, row),
-        KvFormat::Fp8 => S::decode_fp8(from, 1.0, row),
+        KvFormat::F32 => both(load::<f32, S>),
+        KvFormat::F16 => both(load::<half::f16, S>),
+        KvFormat::BF16 => both(load::<bf16, S>),
+        KvFormat::Fp8 => both(|from, row| S::decode_fp8(from, 1.0, row)),
         KvFormat::Fp8DsMla => {
-            let (codes, rest) = from.split_at(latent);
-            let (scales, rope) = rest.split_at(4 * (latent / GROUP));
-            let groups = codes.chunks_exact(GROUP).zip(row.chunks_exact_mut(GROUP));
+            let (codes, scales) = from.split_at(width);
+            let groups = codes
+                .chunks_exact(GROUP)
+                .zip(latent.chunks_exact_mut(GROUP));
             for ((codes, values), scale) in groups.zip(scales.chunks_exact(4)) {
                 let scale = f32::from_le_bytes([scale[0], scale[1], scale[2], scale[3]]);
                 S::decode_fp8(codes, scale, values);
             }
-            load::<bf16, S>(rope, &mut row[latent..]);
+            load::<bf16, S>(from_rope, rope);
         }
     }
 }
@@ -259,8 +347,7 @@ pub(crate) fn gather(
         pages,
     } = Segments::of(&rows, layout.page_size, layout.pages)?;
     check_row(l + r)?;
-    let bytes = cache.bytes();
-    let row_bytes = layout.format.row_bytes(layout.dims);
+    let cached = Rows::of(&cache);
     with_element!(latent.dtype(), T => {
         let latent = Places::<T>::of("latent", latent)?;
         let rope = Places::<T>::of("rope", rope)?;
@@ -270,8 +357,7 @@ pub(crate) fn gather(
                 |values, row| {
                     let segment = row_starts.partition_point(|start| *start as usize <= row) - 1;
                     let token = token_starts[segment] as usize + row - row_starts[segment] as usize;
-                    let offset = row_offset(&layout, pages.slot(segment, token));
-                    decode_row(&layout, &bytes[offset..offset + row_bytes], values);
+                    cached.decode(pages.slot(segment, token), values);
                     for value in values.iter_mut() {
                         *value *= layout.scale;
                     }

@@ -8,13 +8,12 @@ use super::attention::{
     for_each_unit, with_workspaces,
 };
 use super::buffer::Scratch;
-use super::cache::{Pages, check_starts, decode_row, row_offset};
+use super::cache::{Pages, Rows, check_starts};
 use super::prefill::check_scale;
 use super::view::{Elements, Lane, Places, lse_places, scalars, with_element};
 use mla_runtime::backend::{
     DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, MadeFor, Query, SlotLists, StepLimits,
 };
-use mla_runtime::cache::CacheLayout;
 use mla_runtime::dtype::Element;
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::mla_backend;
@@ -110,7 +109,8 @@ struct Room {
     query_len = "ragged",
     sparse = "optional",
     quant_output = true,
-    features = "sinks,deterministic,nan_propagation,strided_outputs,dense_requests,second_cache"
+    features = "sinks,deterministic,nan_propagation,strided_outputs,dense_requests,second_cache,\
+                split_cache"
 )]
 impl DecodeBackend for CpuDecode {
     type Device = Cpu;
@@ -190,10 +190,9 @@ struct Call<'a, T> {
     query: QueryElements<'a, T>,
     heads: usize,
     latent: usize,
-    cache: &'a [u8],
-    layout: CacheLayout,
+    cache: Rows<'a>,
     // Another cache. Its slots count on from those of the first one.
-    second: Option<(&'a [u8], CacheLayout)>,
+    second: Option<Rows<'a>>,
     pages: Pages<'a>,
     seq_lens: &'a [i32],
     query_starts: &'a [i32],
@@ -296,9 +295,8 @@ impl CpuDecode {
             query: QueryElements::of(&call.query)?,
             heads,
             latent: l,
-            cache: call.cache.bytes(),
-            layout,
-            second: second.map(|second| (second.cache.bytes(), *second.cache.layout())),
+            cache: Rows::of(&call.cache),
+            second: second.map(|second| Rows::of(&second.cache)),
             pages,
             seq_lens: requests.seq_lens,
             query_starts: requests.query_starts,
@@ -430,7 +428,7 @@ impl<T: Element> Call<'_, T> {
                             slots.extend(lists.first.valid(row));
                         }
                         if let Some(second) = &lists.second {
-                            let end = self.layout.slots();
+                            let end = self.cache.layout().slots();
                             slots.extend(second.valid(row).map(|slot| end + slot));
                         }
                         let keys = slots.len() - first_slot;
@@ -585,7 +583,7 @@ impl<T: Element> Call<'_, T> {
         for row in 0..unit.rows {
             let index = unit.first_row + row;
             let (token, head) = (first_token + index / self.heads, index % self.heads);
-            let (lse, values) = total.finish(row, self.layout.scale);
+            let (lse, values) = total.finish(row, self.cache.layout().scale);
             if let Some(sinks) = self.sinks.filter(|_| lse > f32::NEG_INFINITY) {
                 let left = 1.0 / (1.0 + (sinks[head] - lse).exp());
                 values.iter_mut().for_each(|value| *value *= left);
@@ -607,10 +605,8 @@ impl<T: Element> Call<'_, T> {
             query: &self.query,
             heads: self.heads,
             latent: self.latent,
-            cache: self.cache,
-            layout: self.layout,
-            second: self.second,
-            row_bytes: self.layout.format.row_bytes(self.layout.dims),
+            cache: &self.cache,
+            second: self.second.as_ref(),
             pages: self.pages,
             slots: self
                 .sparse
@@ -655,10 +651,8 @@ struct UnitSource<'c, T> {
     query: &'c QueryElements<'c, T>,
     heads: usize,
     latent: usize,
-    cache: &'c [u8],
-    layout: CacheLayout,
-    second: Option<(&'c [u8], CacheLayout)>,
-    row_bytes: usize,
+    cache: &'c Rows<'c>,
+    second: Option<&'c Rows<'c>>,
     pages: Pages<'c>,
     slots: Option<&'c [usize]>,
     unit: &'c Unit,
@@ -667,18 +661,16 @@ struct UnitSource<'c, T> {
 }
 
 impl<T> UnitSource<'_, T> {
-    // A key's row, of either cache.
-    fn row(&self, position: usize) -> &[u8] {
+    // The cache of a key, and its slot there.
+    fn place(&self, position: usize) -> (&Rows<'_>, usize) {
         let slot = match self.slots {
             Some(slots) => slots[position],
             None => self.pages.slot(self.unit.request, position),
         };
-        let (cache, layout, slot) = match (&self.second, slot.checked_sub(self.layout.slots())) {
-            (Some((cache, layout)), Some(slot)) => (*cache, layout, slot),
-            _ => (self.cache, &self.layout, slot),
-        };
-        let offset = row_offset(layout, slot);
-        &cache[offset..offset + self.row_bytes]
+        match (self.second, slot.checked_sub(self.cache.layout().slots())) {
+            (Some(second), Some(slot)) => (second, slot),
+            _ => (self.cache, slot),
+        }
     }
 }
 
@@ -706,14 +698,16 @@ impl<T: Element, S: Lane> Source<S> for UnitSource<'_, T> {
     }
 
     fn key(&self, position: usize, to: &mut [S]) {
-        decode_row(&self.layout, self.row(position), to);
+        let (cache, slot) = self.place(position);
+        cache.decode(slot, to);
     }
 
     fn key_in_place(&self, position: usize) -> Option<&[S]> {
-        if self.layout.format != KvFormat::of(S::DTYPE) {
+        if self.cache.layout().format != KvFormat::of(S::DTYPE) {
             return None;
         }
-        bytemuck::try_cast_slice(self.row(position)).ok()
+        let (cache, slot) = self.place(position);
+        bytemuck::try_cast_slice(cache.whole(slot)?).ok()
     }
 
     fn value(&self, _: usize, _: &mut [S]) {}

@@ -4,7 +4,7 @@ use mla_runtime::cache::CacheRef;
 use mla_runtime::{Error, Result};
 
 use crate::Cpu;
-use crate::cache::{decode_row, row_offset};
+use crate::cache::Rows;
 
 /// Reads cache rows by slot.
 pub trait ReadRow {
@@ -30,8 +30,7 @@ impl ReadRow for CacheRef<'_, Cpu> {
         if row.len() != width {
             return Err(Error::argument("row", row.len(), width));
         }
-        let from = &self.bytes()[row_offset(layout, slot)..];
-        decode_row(layout, &from[..layout.format.row_bytes(layout.dims)], row);
+        Rows::of(self).decode(slot, row);
         if layout.format.has_tensor_scale() {
             row.iter_mut().for_each(|value| *value *= layout.scale);
         }

@@ -2,7 +2,7 @@
 
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{LayerConfig, StepLimits};
-use mla_runtime::cache::{BlockTable, CacheLayout, CacheMut, CacheRef};
+use mla_runtime::cache::{BlockTable, CacheLayout, CacheMut, CacheRef, CacheStrides};
 use mla_runtime::device::Memory as _;
 use mla_runtime::dims::{HeadDims, MlaDims};
 use mla_runtime::dtype::DType;
@@ -112,6 +112,82 @@ fn a_refused_view_has_the_name_that_it_is_given() {
     assert_eq!(
         error.unwrap_err().to_string(),
         "memory: given a need of 18446744073709551615 bytes on cpu, accepted as many as are free"
+    );
+}
+
+#[test]
+fn a_split_cache_that_cannot_be_is_refused_by_what_is_wrong() {
+    let split = CacheLayout::split(DIMS, KvFormat::F32, 2, 2);
+    assert_eq!((split.page_stride, split.row_stride), (64, 32));
+    let rope = CacheStrides {
+        page_stride: 32,
+        row_stride: 16,
+    };
+    assert_eq!(split.split_rope, Some(rope));
+    let said = |rope_len: usize, layout: CacheLayout| {
+        let view = CacheRef::<Cpu>::split(bytes(128), bytes(rope_len), layout).map(drop);
+        view.err().map(|error| error.to_string())
+    };
+    assert_eq!(said(64, split), None);
+    // The last row of a page needs nothing behind it.
+    let apart = |page_stride, row_stride| {
+        split.with_split_rope(Some(CacheStrides {
+            page_stride,
+            row_stride,
+        }))
+    };
+    assert_eq!(said(96, apart(48, 20)), None);
+    let fields = [
+        (
+            said(63, split),
+            "rotary keys of 16 bytes that do not overlap and lie within 63 bytes",
+        ),
+        (said(128, apart(24, 16)), "within 128 bytes"),
+        (said(128, apart(48, 15)), "within 128 bytes"),
+        (said(128, apart(0, 1 << 27)), "less than 2^27 bytes"),
+        (
+            said(128, split.with_row_stride(28)),
+            "rows of 32 bytes that do not overlap and lie within 128 bytes",
+        ),
+        (
+            said(64, CacheLayout::contiguous(DIMS, KvFormat::F32, 2, 2)),
+            "cache: given two tensors, accepted one tensor, as the layout says",
+        ),
+        (
+            said(
+                64,
+                CacheLayout::split(MlaDims::new(8, HeadDims::new(4, 0, 4)), KvFormat::F32, 1, 1),
+            ),
+            "cache dims: given two tensors with R = 0, accepted R of 1 and up, or one row",
+        ),
+        (
+            said(
+                64,
+                CacheLayout::split(
+                    MlaDims::new(128, HeadDims::new(4, 4, 4)),
+                    KvFormat::Fp8DsMla,
+                    0,
+                    1,
+                ),
+            ),
+            "cache format: given fp8_ds_mla in two tensors, accepted f32, f16, bf16 or fp8 in two \
+             tensors, or one row",
+        ),
+        (
+            said(64, split.with_scale(0.5)),
+            "cache scale: given 0.5, accepted 1, as f32 rows have no scale",
+        ),
+    ];
+    for (refused, wanted) in fields {
+        let refused = refused.unwrap_or_default();
+        assert!(refused.ends_with(wanted), "{refused}");
+    }
+    assert_eq!(
+        CacheRef::<Cpu>::new(bytes(128), split)
+            .map(drop)
+            .unwrap_err()
+            .to_string(),
+        "cache: given one tensor, accepted two tensors, as the layout says"
     );
 }
 

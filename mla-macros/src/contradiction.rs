@@ -37,6 +37,7 @@ pub(crate) fn find(spec: &Spec) -> Vec<Contradiction> {
         add(key::COMPILED, key::SM, kernels_without_gpu(spec, sm));
     }
     add(key::FEATURES, key::SPARSE, features_of_lists(spec));
+    add(key::FEATURES, key::FEATURES, features_of_caches(spec));
     match spec.phase {
         Phase::Prefill => add(key::LSE, key::LSE, prefill_without_lse(spec)),
         Phase::Decode => {
@@ -130,6 +131,20 @@ fn features_of_lists(spec: &Spec) -> Vec<Fault> {
             )
         })
         .collect()
+}
+
+// Prefill is given keys and values, whatever the cache is.
+fn features_of_caches(spec: &Spec) -> Vec<Fault> {
+    let given =
+        spec.phase == Phase::Prefill && spec.features.iter().any(|name| name.text == "split_cache");
+    let fault = || {
+        Fault::new(
+            "`split_cache` on `impl PrefillBackend`",
+            "the other features",
+        )
+        .hint("only decode reads the cache: prefill runs beside every kind of it")
+    };
+    given.then(fault).into_iter().collect()
 }
 
 fn several_of_single(spec: &Spec) -> Vec<Fault> {

@@ -75,4 +75,5 @@ pub(crate) const FEATURES: &[Name] = &[
     name("strided_outputs", "StridedOutputs"),
     name("dense_requests", "DenseRequests"),
     name("second_cache", "SecondCache"),
+    name("split_cache", "SplitCache"),
 ];

@@ -634,7 +634,7 @@ fn write_params(
     rotation: Option<(&Rotary<'_>, Option<RotaryQuery<'_>>)>,
 ) -> Result<raw::MlaCacheWriteParams> {
     let layout = *cache.layout();
-    let (latent_dim, rope_dim) = widths(&layout);
+    let (latent_dim, rope_dim) = widths(&layout)?;
     let (tokens, dtype) = (latent.shape()[0], latent.dtype());
     latent
         .layout()
@@ -656,7 +656,7 @@ fn write_params(
         latent: latent.bytes().address() as *const _,
         rope: rope.bytes().address() as *const _,
         slots: slots.bytes().address() as *const _,
-        cache: cache.into_bytes().address() as *mut _,
+        cache: cache.into_parts().0.address() as *mut _,
         positions: std::ptr::null(),
         cos: std::ptr::null(),
         sin: std::ptr::null(),
@@ -718,7 +718,7 @@ fn gather_params(
     rope: &TensorMut<'_, Cuda>,
 ) -> Result<raw::MlaCacheGatherParams> {
     let layout = cache.layout();
-    let (latent_dim, rope_dim) = widths(layout);
+    let (latent_dim, rope_dim) = widths(layout)?;
     let room = latent.shape()[0];
     let dtype = latent.dtype();
     latent
@@ -788,6 +788,9 @@ fn is_registered(bytes: &[u8]) -> bool {
     status == sys::CUresult::CUDA_SUCCESS && kind != 0
 }
 
-fn widths(layout: &CacheLayout) -> (usize, usize) {
-    (layout.dims.latent as usize, layout.dims.head.rope as usize)
+fn widths(layout: &CacheLayout) -> Result<(usize, usize)> {
+    if layout.is_split() {
+        return Err(Error::argument("cache", "two tensors", "one tensor"));
+    }
+    Ok((layout.dims.latent as usize, layout.dims.head.rope as usize))
 }

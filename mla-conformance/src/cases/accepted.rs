@@ -50,6 +50,17 @@ impl Accepted {
         })
     }
 
+    /// The same over a cache of two tensors, if the spec accepts that.
+    pub(super) fn split(&self) -> Option<Self> {
+        let formats = [self.plainest.kv_format].into_iter();
+        let mut formats = formats.chain(self.spec.kv_formats.iter().copied());
+        let format = formats.find(|format| format.splits())?;
+        let mut plainest = self.plainest.with_kv_format(format);
+        plainest.features = plainest.features.with(Feature::SplitCache);
+        self.accepts(&plainest)
+            .then_some(Self { plainest, ..*self })
+    }
+
     fn accepts(&self, problem: &Problem) -> bool {
         problem.fault().is_none() && self.spec.validate(self.target, problem).is_empty()
     }

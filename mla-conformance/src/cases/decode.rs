@@ -93,6 +93,7 @@ impl Cases<'_, DecodeCase> {
             DecodeTopic::SlotLists => self.slot_lists(),
             DecodeTopic::DenseRequests => self.dense_requests(),
             DecodeTopic::SecondCache => self.second_cache(),
+            DecodeTopic::SplitCache => self.split_cache(),
             DecodeTopic::Sinks => self.sinks(),
             DecodeTopic::QuantisedOutputs => {
                 let quantised = accepted.with(vec![true], |p, on| p.quant_output = on);
@@ -363,6 +364,19 @@ impl Cases<'_, DecodeCase> {
         })
     }
 
+    fn split_cache(&self) -> Result<(), Failure> {
+        let Some(accepted) = self.accepted.split() else {
+            return Ok(());
+        };
+        let split = Cases {
+            plain: accepted.plainest,
+            accepted,
+            new: self.new,
+            run: Box::new(|case| (self.run)(case)),
+        };
+        OF_CACHES.iter().try_for_each(|topic| split.topic(*topic))
+    }
+
     fn second_cache(&self) -> Result<(), Failure> {
         let takes_dense = self.accepted.spec.features.contains(Feature::DenseRequests);
         let sparse = self.accepted.sparse(Feature::SecondCache);
@@ -415,6 +429,26 @@ impl Cases<'_, DecodeCase> {
         })
     }
 }
+
+/// The topics that read a cache.
+const OF_CACHES: &[DecodeTopic] = &[
+    DecodeTopic::SingleTokens,
+    DecodeTopic::QueryLengths,
+    DecodeTopic::Formats,
+    DecodeTopic::Dimensions,
+    DecodeTopic::Heads,
+    DecodeTopic::PageSizes,
+    DecodeTopic::LongContexts,
+    DecodeTopic::EmptyBatches,
+    DecodeTopic::NanRows,
+    DecodeTopic::SlotLists,
+    DecodeTopic::DenseRequests,
+    DecodeTopic::SecondCache,
+    DecodeTopic::DependentLaunch,
+    DecodeTopic::Graphs,
+    DecodeTopic::Workspace,
+    DecodeTopic::Alignment,
+];
 
 // The backend as a registry gives it by name.
 fn decode_stage<D: Device>(

@@ -126,12 +126,19 @@ fn table<'a>(table: &BlockTable<'a, Faulty>) -> Result<BlockTable<'a, Cpu>> {
 }
 
 fn cache<'a>(cache: &CacheRef<'a, Faulty>) -> Result<CacheRef<'a, Cpu>> {
-    CacheRef::new(cache.bytes(), *cache.layout())
+    let layout = *cache.layout();
+    match layout.is_split() {
+        true => CacheRef::split(cache.bytes(), cache.rope_bytes(), layout),
+        false => CacheRef::new(cache.bytes(), layout),
+    }
 }
 
 fn cache_mut<'a>(cache: CacheMut<'a, Faulty>) -> Result<CacheMut<'a, Cpu>> {
     let layout = *cache.layout();
-    CacheMut::new(cache.into_bytes(), layout)
+    match cache.into_parts() {
+        (latents, Some(rope)) => CacheMut::split(latents, rope, layout),
+        (rows, None) => CacheMut::new(rows, layout),
+    }
 }
 
 fn lse<'a, C: LseConvention>(lse: &LseRef<'a, Faulty, C>) -> Result<LseRef<'a, Cpu, C>> {

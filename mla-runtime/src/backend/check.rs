@@ -1,7 +1,7 @@
 //! What holds of every call that a backend is given: checked here, for all of them.
 
 use super::{DecodeBatch, DecodeCall, Keys, LayerConfig, Output, PrefillCall, Query};
-use crate::cache::{CacheLayout, CacheRef};
+use crate::cache::{CacheLayout, CacheRef, CacheStrides};
 use crate::device::Device;
 use crate::error::{Error, Named as _, Result};
 use crate::feature::Feature;
@@ -55,42 +55,65 @@ fn check_len(field: &'static str, given: usize, accepted: usize, of: &str) -> Re
     Err(Error::argument(field, given, format!("{accepted}, {of}")))
 }
 
-/// Refuses a cache that is not the problem's.
-pub(crate) fn check_cache(layout: &CacheLayout, problem: &Problem) -> Result<()> {
+/// Refuses a cache that is not the problem's, and one of two tensors for a backend that reads one.
+pub(crate) fn check_cache(
+    layout: &CacheLayout,
+    problem: &Problem,
+    spec: &BackendSpec,
+) -> Result<()> {
+    if layout.is_split() && !spec.features.contains(Feature::SplitCache) {
+        let accepted = format!("one tensor: {} has no split_cache", spec.name);
+        return Err(Error::argument("cache", "two tensors", accepted));
+    }
     let row = (layout.dims.latent, layout.dims.head.rope);
     let own = (problem.dims.latent, problem.dims.head.rope);
     if row == own
         && layout.format == problem.kv_format
         && layout.page_size == problem.page_size as usize
+        && layout.is_split() == problem.has_split_cache()
     {
         return Ok(());
     }
+    let tensors = |split| match split {
+        true => ", split",
+        false => "",
+    };
     Err(Error::argument(
         "cache",
         format!(
-            "{} rows of {row:?} in pages of {}",
-            layout.format, layout.page_size
+            "{} rows of {row:?} in pages of {}{}",
+            layout.format,
+            layout.page_size,
+            tensors(layout.is_split())
         ),
         format!(
-            "{} rows of {own:?} in pages of {}",
-            problem.kv_format, problem.page_size
+            "{} rows of {own:?} in pages of {}{}",
+            problem.kv_format,
+            problem.page_size,
+            tensors(problem.has_split_cache())
         ),
     ))
 }
 
-/// Refuses a cache whose rows do not begin at multiples of `alignment` bytes.
+/// Refuses a cache whose rows do not begin at multiples of `alignment` bytes: in a split cache,
+/// its latents and its rotary keys.
 pub(crate) fn check_rows<D: Device>(cache: &CacheRef<'_, D>, alignment: u32) -> Result<()> {
     let alignment = alignment as usize;
     check_alignment::<D>(cache.bytes(), alignment).named("cache")?;
     let layout = cache.layout();
-    let apart = [
-        (layout.pages, layout.page_stride),
-        (layout.page_size, layout.row_stride),
-    ];
-    if apart
-        .iter()
-        .all(|(count, stride)| *count < 2 || stride.is_multiple_of(alignment))
-    {
+    if layout.is_split() {
+        check_alignment::<D>(cache.rope_bytes(), alignment).named("cache (rope)")?;
+    }
+    let are_aligned = |strides: CacheStrides| {
+        let apart = [
+            (layout.pages, strides.page_stride),
+            (layout.page_size, strides.row_stride),
+        ];
+        apart
+            .iter()
+            .all(|(count, stride)| *count < 2 || stride.is_multiple_of(alignment))
+    };
+    if are_aligned(layout.strides()) && are_aligned(layout.rope_strides()) {
         return Ok(());
     }
     let accepted = format!("strides of multiples of {alignment} bytes");
@@ -223,7 +246,7 @@ impl<D: Device> DecodeCall<'_, D> {
         if let Some(lse) = &self.lse {
             lse.layout().require("lse", heads, tokens)?;
         }
-        check_cache(self.cache.layout(), problem)?;
+        check_cache(self.cache.layout(), problem, spec)?;
         check_rows(&self.cache, spec.alignment)?;
         self.batch.check_lens()?;
         check_sinks(self.sinks.as_ref(), heads, spec)?;

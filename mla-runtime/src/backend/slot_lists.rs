@@ -164,10 +164,16 @@ impl<'a, D: Device> SlotLists<'a, D> {
         if layout.format != cache.format
             || row(layout) != row(cache)
             || layout.scale.to_bits() != cache.scale.to_bits()
+            || layout.is_split() != cache.is_split()
         {
             let shown = |layout: &CacheLayout| {
                 let scale = layout.scale;
-                format!("{} rows of {:?}, scale {scale}", layout.format, row(layout))
+                let split = if layout.is_split() { ", split" } else { "" };
+                format!(
+                    "{} rows of {:?}, scale {scale}{split}",
+                    layout.format,
+                    row(layout)
+                )
             };
             return Err(Error::argument("second cache", shown(layout), shown(cache)));
         }

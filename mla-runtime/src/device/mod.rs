@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 
 use crate::availability::Availability;
-use crate::cache::{BlockTable, CacheMut, CacheRef};
+use crate::cache::{BlockTable, CacheLayout, CacheMut, CacheRef, CacheStrides};
 use crate::capability::{Platform, Target};
 use crate::dtype::DType;
 use crate::error::{Error, Named as _, Result};
@@ -72,6 +72,40 @@ impl<D: Device> GatherRows<'_, D> {
         let (mut latent, rope) = gathered;
         device.gather_cache(cache, self, latent.reborrow(), rope)?;
         device.gemm_weights(latent.as_ref().transpose(0, 1), weights, to)
+    }
+}
+
+/// One page's rows of `row` bytes as a tensor. Any element of 16 bits will do: a copy does not look
+/// at what it is.
+fn page_rows(layout: &CacheLayout, (row, strides): (usize, CacheStrides)) -> Result<Layout> {
+    let odd = [row, strides.row_stride];
+    if let Some(odd) = odd.into_iter().find(|bytes| bytes % 2 == 1) {
+        let given = format!("{odd} bytes");
+        let accepted = "an even number of bytes";
+        return Err(Error::argument("cache row", given, accepted));
+    }
+    Ok(Layout {
+        dtype: DType::F16,
+        shape: [1, layout.page_size, row / 2],
+        strides: [0, strides.row_stride / 2, 1],
+    })
+}
+
+/// Copies one page to another within `bytes`, where pages are `page_stride` bytes apart.
+fn copy_page_of<D: Device>(
+    device: &D,
+    bytes: D::BytesMut<'_>,
+    (rows, page_stride): (Layout, usize),
+    [from, to]: [usize; 2],
+) -> Result<()> {
+    let (low, high) = (from.min(to), from.max(to));
+    let (below, high) = D::split_mut(bytes, high * page_stride);
+    let (_, low) = D::split_mut(below, low * page_stride);
+    let rows = |bytes| TensorMut::new(bytes, rows).named("cache");
+    let (low, high) = (rows(low)?, rows(high)?);
+    match from < to {
+        true => device.copy(low.as_ref(), high),
+        false => device.copy(high.as_ref(), low),
     }
 }
 
@@ -351,29 +385,17 @@ pub trait Device: Memory {
         if from == to {
             return Ok(());
         }
-        let (row, stride) = (layout.format.row_bytes(layout.dims), layout.row_stride);
-        if let Some(odd) = [row, stride].into_iter().find(|bytes| bytes % 2 == 1) {
-            let given = format!("{odd} bytes");
-            return Err(Error::argument(
-                "cache row",
-                given,
-                "an even number of bytes",
-            ));
-        }
-        // Any element of 16 bits will do: a copy does not look at what it is.
-        let rows = Layout {
-            dtype: DType::F16,
-            shape: [1, layout.page_size, row / 2],
-            strides: [0, stride / 2, 1],
-        };
-        let (low, high) = (from.min(to), from.max(to));
-        let (below, high) = Self::split_mut(cache.into_bytes(), high * layout.page_stride);
-        let (_, low) = Self::split_mut(below, low * layout.page_stride);
-        let rows = |bytes| TensorMut::new(bytes, rows).named("cache");
-        let (low, high) = (rows(low)?, rows(high)?);
-        match from < to {
-            true => self.copy(low.as_ref(), high),
-            false => self.copy(high.as_ref(), low),
+        let rope = layout.format.rope_bytes(layout.dims);
+        let rope = layout.split_rope.map(|strides| (rope, strides));
+        let rows = page_rows(&layout, (layout.row_bytes(), layout.strides()))?;
+        let rope_rows = rope.map(|rope| page_rows(&layout, rope)).transpose()?;
+        let (bytes, rope_bytes) = cache.into_parts();
+        copy_page_of(self, bytes, (rows, layout.page_stride), [from, to])?;
+        match (rope_bytes, rope_rows, rope) {
+            (Some(bytes), Some(rows), Some((_, strides))) => {
+                copy_page_of(self, bytes, (rows, strides.page_stride), [from, to])
+            }
+            _ => Ok(()),
         }
     }
 

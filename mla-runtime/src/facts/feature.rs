@@ -34,6 +34,8 @@ pub enum Feature {
     DenseRequests,
     /// In a sparse call, a second cache with lists of its own.
     SecondCache,
+    /// A cache of two tensors: of latents and of rotary keys, each with strides of its own.
+    SplitCache,
 }
 
 impl Feature {
@@ -51,6 +53,7 @@ impl Feature {
         Self::StridedOutputs,
         Self::DenseRequests,
         Self::SecondCache,
+        Self::SplitCache,
     ];
 
     /// The name used in attributes, on the command line and in JSON.
@@ -68,6 +71,7 @@ impl Feature {
             Self::StridedOutputs => "strided_outputs",
             Self::DenseRequests => "dense_requests",
             Self::SecondCache => "second_cache",
+            Self::SplitCache => "split_cache",
         }
     }
 }

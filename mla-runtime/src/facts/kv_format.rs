@@ -83,14 +83,37 @@ impl KvFormat {
         }
     }
 
-    /// Bytes of one row.
-    pub const fn row_bytes(self, dims: MlaDims) -> usize {
-        let (latent, rope) = (dims.latent as usize, dims.head.rope as usize);
+    /// Whether latents and rotary keys may lie in two tensors. `Fp8DsMla` is one row.
+    pub const fn splits(self) -> bool {
         match self {
-            Self::F32 => 4 * (latent + rope),
-            Self::F16 | Self::BF16 => 2 * (latent + rope),
-            Self::Fp8 => latent + rope,
-            Self::Fp8DsMla => latent + 4 * (latent / Self::DS_MLA_GROUP as usize) + 2 * rope,
+            Self::F32 | Self::F16 | Self::BF16 | Self::Fp8 => true,
+            Self::Fp8DsMla => false,
+        }
+    }
+
+    /// Bytes of one row: those of the latent and of the rotary key.
+    pub const fn row_bytes(self, dims: MlaDims) -> usize {
+        self.latent_bytes(dims) + self.rope_bytes(dims)
+    }
+
+    /// Bytes of a latent with its scales, behind which the rotary key of a row begins.
+    pub const fn latent_bytes(self, dims: MlaDims) -> usize {
+        let latent = dims.latent as usize;
+        match self {
+            Self::F32 => 4 * latent,
+            Self::F16 | Self::BF16 => 2 * latent,
+            Self::Fp8 => latent,
+            Self::Fp8DsMla => latent + 4 * (latent / Self::DS_MLA_GROUP as usize),
+        }
+    }
+
+    /// Bytes of a rotary key.
+    pub const fn rope_bytes(self, dims: MlaDims) -> usize {
+        let rope = dims.head.rope as usize;
+        match self {
+            Self::F32 => 4 * rope,
+            Self::F16 | Self::BF16 | Self::Fp8DsMla => 2 * rope,
+            Self::Fp8 => rope,
         }
     }
 

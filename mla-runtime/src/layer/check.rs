@@ -116,7 +116,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         self.check_memory(call)?;
         self.check_shapes(step.tokens(), call)?;
         let cache = call.cache.layout();
-        check_cache(cache, &self.config.problem)?;
+        check_cache(cache, &self.config.problem, self.decode.spec())?;
         if step.pages_end() > cache.pages {
             return Err(Error::argument(
                 "block_tables",
@@ -151,6 +151,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         device.check_bytes("latent", call.latent.bytes())?;
         device.check_bytes("rope", call.rope.bytes())?;
         device.check_bytes("cache", call.cache.as_ref().bytes())?;
+        device.check_bytes("cache (rope)", call.cache.as_ref().rope_bytes())?;
         device.check_bytes("out", call.out.as_ref().bytes())?;
         if let Some(lse) = &call.lse {
             device.check_bytes("lse", lse.as_ref().bytes())?;
@@ -174,6 +175,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             return Ok(());
         };
         device.check_bytes("slot_lists.second.cache", second.cache.bytes())?;
+        let rope = second.cache.rope_bytes();
+        device.check_bytes("slot_lists.second.cache (rope)", rope)?;
         device.check_bytes("slot_lists.second.slots", second.slots.bytes())
     }
 

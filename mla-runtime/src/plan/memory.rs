@@ -8,7 +8,8 @@
 //!
 //! | region | shape | holds | there if |
 //! |---|---|---|---|
-//! | `kv_cache` | `[layers, pages, page, row bytes]` | the cache rows | |
+//! | `kv_cache` | `[layers, pages, page, row bytes]` | the cache rows; latents alone in a split cache | |
+//! | `rope_cache` | `[layers, pages, page, rope bytes]` | rotary keys | a split cache |
 //! | `index_cache` | `[index layers, pages, page, D+4]` | index keys | an indexer |
 //! | `absorbed_queries` | `[T_a, H, L+R]` | `q_nope · W_UK`, and beside it the rotary part | |
 //! | `absorbed_outputs` | `[T_a, H, L]` | the absorbed attention's result | |
@@ -89,8 +90,10 @@ pub struct MemoryNeeds {
     pub heads: u32,
     /// Bytes of an element of queries, keys, values and outputs.
     pub element_bytes: u32,
-    /// Bytes of a cache row.
+    /// Bytes of a cache row, of a latent alone in a split cache.
     pub row_bytes: u32,
+    /// Bytes of a rotary key in a tensor of their own; 0: it is part of the row.
+    pub rope_bytes: u32,
     /// Tokens of a cache page.
     pub page_size: u32,
     /// Pages of the cache, on this device and for each layer.
@@ -165,16 +168,23 @@ impl MemoryNeeds {
                 format!("what a cache row of format {kv_format} can hold, whole groups of 128"),
             ));
         }
-        let row_bytes = kv_format.row_bytes(dims);
+        let (row_bytes, rope_bytes) = match problem.has_split_cache() {
+            true => (kv_format.latent_bytes(dims), kv_format.rope_bytes(dims)),
+            false => (kv_format.row_bytes(dims), 0),
+        };
+        let counted = |bytes: usize| {
+            u32::try_from(bytes).map_err(|_| PlanError::Overflow {
+                quantity: "the bytes of a cache row",
+                limit: u32::MAX.into(),
+            })
+        };
         Ok(Self {
             dims,
             heads,
             // Below a dozen.
             element_bytes: dtype.bytes() as u32,
-            row_bytes: u32::try_from(row_bytes).map_err(|_| PlanError::Overflow {
-                quantity: "the bytes of a cache row",
-                limit: u32::MAX.into(),
-            })?,
+            row_bytes: counted(row_bytes)?,
+            rope_bytes: counted(rope_bytes)?,
             page_size,
             pages: 0,
             layers: 1,
@@ -350,6 +360,8 @@ pub fn plan(needs: &MemoryNeeds) -> Result<MemoryPlan, PlanError> {
 fn add_caches(needs: &MemoryNeeds, regions: &mut Regions) -> Result<(), PlanError> {
     let [layers, page, row] = [needs.layers, needs.page_size, needs.row_bytes].map(u64::from);
     regions.add("kv_cache", &[layers, needs.pages, page, row], 1)?;
+    let rope = u64::from(needs.rope_bytes);
+    regions.add("rope_cache", &[layers, needs.pages, page, rope], 1)?;
     if let Some(index) = &needs.indexer {
         let token_bytes = index.dims.token_bytes() as u64;
         let cache = [index.layers.into(), needs.pages, page, token_bytes];

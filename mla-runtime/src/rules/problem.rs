@@ -3,7 +3,7 @@
 use super::support::{CacheDims, GraphSupport, QueryLen};
 use crate::dims::{HeadDims, MAX_DIM, MlaDims};
 use crate::dtype::DType;
-use crate::feature::FeatureSet;
+use crate::feature::{Feature, FeatureSet};
 use crate::kv_format::KvFormat;
 use crate::reason::{Accepted, Field, Given, Reason};
 use crate::setters::setters;
@@ -41,7 +41,9 @@ pub struct Problem {
     pub sparse: bool,
     /// What is wanted beyond plain causal attention, of both backends. None for prefill has sinks,
     /// dense requests or a second cache: a problem that names one of these gets no selection. A
-    /// call with them is checked against the decode backend's spec alone.
+    /// call with them is checked against the decode backend's spec alone. A
+    /// [split cache](Feature::SplitCache) is asked of decode alone, and every call's cache is then
+    /// of two tensors.
     pub features: FeatureSet,
 }
 
@@ -75,6 +77,11 @@ impl Problem {
         with_quant_output(quant_output: bool);
         with_sparse(sparse: bool);
         with_features(features: FeatureSet);
+    }
+
+    /// Whether the cache is of two tensors.
+    pub const fn has_split_cache(&self) -> bool {
+        self.features.contains(Feature::SplitCache)
     }
 
     /// The first field in which another problem differs: its name, and both values.
@@ -146,6 +153,20 @@ impl Problem {
                 field: Field::KvFormat,
                 given: Given::RowFormat(self.kv_format, latent),
                 accepted: Accepted::Text("fp8_ds_mla for a latent that is a multiple of 128"),
+            });
+        }
+        if self.has_split_cache() && !self.kv_format.splits() {
+            return Some(Reason {
+                field: Field::KvFormat,
+                given: Given::Text("fp8_ds_mla in a split cache"),
+                accepted: Accepted::Text("f32, f16, bf16 or fp8: fp8_ds_mla is one row"),
+            });
+        }
+        if self.has_split_cache() && rope == 0 {
+            return Some(Reason {
+                field: Field::Features,
+                given: Given::Feature(Feature::SplitCache),
+                accepted: Accepted::Text("one row, where R is 0"),
             });
         }
         if self.page_size == 0 || self.page_size > MAX_PAGE_SIZE {

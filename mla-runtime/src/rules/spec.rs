@@ -275,8 +275,13 @@ impl BackendSpec {
         let mut i = 0;
         while i < Feature::ALL.len() {
             let feature = Feature::ALL[i];
+            // Prefill is given keys and values, whatever the cache is.
+            let concerned =
+                matches!(self.phase, Phase::Decode) || !matches!(feature, Feature::SplitCache);
             reasons = reasons.unless(
-                !problem.features.contains(feature) || self.features.contains(feature),
+                !concerned
+                    || !problem.features.contains(feature)
+                    || self.features.contains(feature),
                 Field::Features,
                 Given::Feature(feature),
                 Accepted::Features(self.features),
@@ -494,6 +499,10 @@ impl BackendSpec {
             matches!(self.sparse, SparseSupport::Never) && !self.has_features_of_lists(),
             "features: given what only a call with lists of slots has, accepted the others: \
              prefill takes no lists"
+        );
+        assert!(
+            !self.features.contains(Feature::SplitCache),
+            "features: given split_cache, accepted the others: only decode reads the cache"
         );
     }
 

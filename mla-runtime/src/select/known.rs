@@ -348,6 +348,7 @@ pub const CPU_DECODE: BackendSpec = BackendSpec {
         .features
         .with(Feature::DenseRequests)
         .with(Feature::SecondCache)
+        .with(Feature::SplitCache)
         .with(Feature::Sinks),
     ..cpu(Phase::Decode)
 }

@@ -9,8 +9,68 @@ use crate::setters::setters;
 use crate::tensor::ArrayRef;
 use crate::views::memory::Memory;
 
+/// Distances between rows, in bytes: slot `page · page_size + offset` begins at
+/// `page · page_stride + offset · row_stride`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CacheStrides {
+    /// Bytes from one page to the next.
+    pub page_stride: usize,
+    /// Bytes from one row to the next within a page, fewer than 2²⁷: kernels count them in 32 bits.
+    pub row_stride: usize,
+}
+
+impl CacheStrides {
+    const ROW_STRIDE_END: usize = 1 << 27;
+
+    // Rows of so many bytes without gaps.
+    const fn contiguous(row: usize, page_size: usize) -> Self {
+        Self {
+            // No memory is as long as what saturates, so no view is made of it.
+            page_stride: page_size.saturating_mul(row),
+            row_stride: row,
+        }
+    }
+
+    /// The first byte of a slot, in pages of `page_size`.
+    pub const fn offset(&self, slot: usize, page_size: usize) -> usize {
+        slot / page_size * self.page_stride + slot % page_size * self.row_stride
+    }
+
+    // Between single pages and rows there is no distance, and a stride may be anything. It gets one
+    // that every kernel takes.
+    fn settled(mut self, layout: &CacheLayout, row: usize) -> Self {
+        const WIDEST_ACCESS: usize = 16;
+        let apart = row.next_multiple_of(WIDEST_ACCESS);
+        match (layout.pages > 1, layout.page_size > 1) {
+            (true, true) => {}
+            (true, false) => self.row_stride = apart,
+            (false, true) => self.page_stride = layout.page_size.saturating_mul(self.row_stride),
+            (false, false) => {
+                self.row_stride = apart;
+                self.page_stride = apart;
+            }
+        }
+        self
+    }
+
+    // The end of the last row, if rows of `row` bytes do not overlap.
+    fn end(&self, layout: &CacheLayout, row: usize) -> Option<usize> {
+        let (pages, page_size) = (layout.pages, layout.page_size);
+        let page = (page_size - 1)
+            .checked_mul(self.row_stride)?
+            .checked_add(row)?;
+        let end = (pages - 1)
+            .checked_mul(self.page_stride)?
+            .checked_add(page)?;
+        let apart =
+            (page_size == 1 || self.row_stride >= row) && (pages == 1 || self.page_stride >= page);
+        apart.then_some(end)
+    }
+}
+
 /// Where a token's row lies in the cache: slot `page · page_size + offset` begins at
-/// `page · page_stride + offset · row_stride` bytes.
+/// `page · page_stride + offset · row_stride` bytes. A row is a latent and the rotary key behind
+/// it, or, in a split cache, of a latent alone: rotary keys then lie in a tensor of their own.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
 pub struct CacheLayout {
@@ -26,14 +86,15 @@ pub struct CacheLayout {
     pub page_stride: usize,
     /// Bytes from one row to the next within a page, fewer than 2²⁷: kernels count them in 32 bits.
     pub row_stride: usize,
+    /// The strides of rotary keys in a tensor of their own; `None`: each lies behind its latent.
+    /// [`KvFormat::Fp8DsMla`] is one row.
+    pub split_rope: Option<CacheStrides>,
     /// The scale of [`KvFormat::Fp8`]: value = stored · scale, 2⁻⁶⁰ to 2⁶⁰. 1 in every other
     /// format.
     pub scale: f32,
 }
 
 impl CacheLayout {
-    const ROW_STRIDE_END: usize = 1 << 27;
-
     /// Pages and rows without gaps, and a scale of 1.
     pub const fn contiguous(
         dims: MlaDims,
@@ -41,22 +102,34 @@ impl CacheLayout {
         pages: usize,
         page_size: usize,
     ) -> Self {
-        let row_stride = format.row_bytes(dims);
+        let strides = CacheStrides::contiguous(format.row_bytes(dims), page_size);
         Self {
             dims,
             format,
             pages,
             page_size,
-            // No memory is as long as what saturates, so no view is made of it.
-            page_stride: page_size.saturating_mul(row_stride),
-            row_stride,
+            page_stride: strides.page_stride,
+            row_stride: strides.row_stride,
+            split_rope: None,
             scale: 1.0,
         }
+    }
+
+    /// The same in two tensors: latents `[pages, page_size, L]` and rotary keys
+    /// `[pages, page_size, R]`.
+    pub const fn split(dims: MlaDims, format: KvFormat, pages: usize, page_size: usize) -> Self {
+        let latent = CacheStrides::contiguous(format.latent_bytes(dims), page_size);
+        let rope = CacheStrides::contiguous(format.rope_bytes(dims), page_size);
+        Self::contiguous(dims, format, pages, page_size)
+            .with_page_stride(latent.page_stride)
+            .with_row_stride(latent.row_stride)
+            .with_split_rope(Some(rope))
     }
 
     setters! {
         with_page_stride(page_stride: usize);
         with_row_stride(row_stride: usize);
+        with_split_rope(split_rope: Option<CacheStrides>);
         with_scale(scale: f32);
     }
 
@@ -65,27 +138,43 @@ impl CacheLayout {
         self.pages.saturating_mul(self.page_size)
     }
 
-    // Between single pages and rows there is no distance, and a stride may be anything. It gets one
-    // that every kernel takes.
-    fn settled(mut self) -> Self {
-        match (self.pages > 1, self.page_size > 1) {
-            (true, true) => {}
-            (true, false) => self.row_stride = self.row_apart(),
-            (false, true) => self.page_stride = self.page_size.saturating_mul(self.row_stride),
-            (false, false) => {
-                self.row_stride = self.row_apart();
-                self.page_stride = self.row_stride;
-            }
-        }
-        self
+    /// Whether rotary keys lie in a tensor of their own.
+    pub const fn is_split(&self) -> bool {
+        self.split_rope.is_some()
     }
 
-    // A distance between rows that every kernel takes.
-    fn row_apart(&self) -> usize {
-        const WIDEST_ACCESS: usize = 16;
-        self.format
-            .row_bytes(self.dims)
-            .next_multiple_of(WIDEST_ACCESS)
+    /// The strides of rows, of latents alone in a split cache.
+    pub const fn strides(&self) -> CacheStrides {
+        CacheStrides {
+            page_stride: self.page_stride,
+            row_stride: self.row_stride,
+        }
+    }
+
+    /// The strides of rotary keys, which are those of rows but in a split cache. They begin at
+    /// [`CacheRef::rope_bytes`].
+    pub const fn rope_strides(&self) -> CacheStrides {
+        match self.split_rope {
+            Some(strides) => strides,
+            None => self.strides(),
+        }
+    }
+
+    /// Bytes of a row, of a latent alone in a split cache.
+    pub const fn row_bytes(&self) -> usize {
+        match self.split_rope {
+            Some(_) => self.format.latent_bytes(self.dims),
+            None => self.format.row_bytes(self.dims),
+        }
+    }
+
+    fn settled(mut self) -> Self {
+        let rows = self.strides().settled(&self, self.row_bytes());
+        let rope = self.format.rope_bytes(self.dims);
+        self.split_rope = self.split_rope.map(|strides| strides.settled(&self, rope));
+        self.page_stride = rows.page_stride;
+        self.row_stride = rows.row_stride;
+        self
     }
 
     /// The products of scales and values stay far from what f32 holds on every device.
@@ -103,8 +192,9 @@ impl CacheLayout {
         }
     }
 
-    fn check(&self, available: usize) -> Result<()> {
-        let row = self.format.row_bytes(self.dims);
+    /// Tensors of as many bytes: of rows, or of latents and of rotary keys. Returns how many of
+    /// each are used.
+    fn check(&self, available: usize, rope: Option<usize>) -> Result<[usize; 2]> {
         if !self.format.holds(self.dims) {
             return Err(Error::argument(
                 "cache format",
@@ -112,37 +202,75 @@ impl CacheLayout {
                 format!("a latent of a multiple of {}", KvFormat::DS_MLA_GROUP),
             ));
         }
+        self.check_tensors(rope.is_some())?;
         self.check_scale()?;
         if self.page_size == 0 {
             return Err(Error::argument("page_size", 0, "1 and up"));
         }
+        let rows = self.check_strides(
+            ["row stride", "rows"],
+            self.strides(),
+            self.row_bytes(),
+            available,
+        )?;
+        let rope = match (self.split_rope, rope) {
+            (Some(strides), Some(available)) => self.check_strides(
+                ["rope row stride", "rotary keys"],
+                strides,
+                self.format.rope_bytes(self.dims),
+                available,
+            )?,
+            _ => 0,
+        };
+        Ok([rows, rope])
+    }
+
+    /// As many tensors as the layout has, of what can lie in as many.
+    fn check_tensors(&self, two: bool) -> Result<()> {
+        let named = |two| if two { "two tensors" } else { "one tensor" };
+        if self.is_split() != two {
+            let accepted = format!("{}, as the layout says", named(self.is_split()));
+            return Err(Error::argument("cache", named(two), accepted));
+        }
+        if two && !self.format.splits() {
+            let given = format!("{} in two tensors", self.format);
+            let accepted = "f32, f16, bf16 or fp8 in two tensors, or one row";
+            return Err(Error::argument("cache format", given, accepted));
+        }
+        if two && self.dims.head.rope == 0 {
+            let accepted = "R of 1 and up, or one row";
+            return Err(Error::argument(
+                "cache dims",
+                "two tensors with R = 0",
+                accepted,
+            ));
+        }
+        Ok(())
+    }
+
+    /// Returns how many bytes are used.
+    fn check_strides(
+        &self,
+        [field, rows]: [&'static str; 2],
+        strides: CacheStrides,
+        row: usize,
+        available: usize,
+    ) -> Result<usize> {
         if self.pages == 0 {
-            return Ok(());
+            return Ok(0);
         }
-        if self.page_size > 1 && self.row_stride >= Self::ROW_STRIDE_END {
-            let given = format!("{} bytes", self.row_stride);
-            return Err(Error::argument("row stride", given, "less than 2^27 bytes"));
+        if self.page_size > 1 && strides.row_stride >= CacheStrides::ROW_STRIDE_END {
+            let given = format!("{} bytes", strides.row_stride);
+            return Err(Error::argument(field, given, "less than 2^27 bytes"));
         }
-        let page = (self.page_size - 1)
-            .checked_mul(self.row_stride)
-            .and_then(|last| last.checked_add(row));
-        let end = page.and_then(|page| {
-            (self.pages - 1)
-                .checked_mul(self.page_stride)?
-                .checked_add(page)
-        });
-        match (page, end) {
-            (Some(page), Some(end))
-                if end <= available
-                    && (self.page_size == 1 || self.row_stride >= row)
-                    && (self.pages == 1 || self.page_stride >= page) =>
-            {
-                Ok(())
-            }
+        match strides.end(self, row) {
+            Some(end) if end <= available => Ok(end),
             _ => Err(Error::argument(
                 "cache layout",
                 self,
-                format!("rows of {row} bytes that do not overlap and lie within {available} bytes"),
+                format!(
+                    "{rows} of {row} bytes that do not overlap and lie within {available} bytes"
+                ),
             )),
         }
     }
@@ -160,13 +288,22 @@ impl fmt::Display for CacheLayout {
             self.dims.head.rope,
             self.page_stride,
             self.row_stride
-        )
+        )?;
+        match self.split_rope {
+            Some(rope) => write!(
+                f,
+                ", of rotary keys {} and {} bytes",
+                rope.page_stride, rope.row_stride
+            ),
+            None => Ok(()),
+        }
     }
 }
 
 /// A cache that is read.
 pub struct CacheRef<'a, D: Memory> {
     bytes: D::Bytes<'a>,
+    rope: Option<D::Bytes<'a>>,
     layout: CacheLayout,
 }
 
@@ -179,21 +316,51 @@ impl<D: Memory> Clone for CacheRef<'_, D> {
 impl<D: Memory> Copy for CacheRef<'_, D> {}
 
 impl<'a, D: Memory> CacheRef<'a, D> {
-    /// A view that begins at the first of `bytes`.
+    /// A view of rows that begins at the first of `bytes`.
     ///
     /// # Errors
     ///
-    /// If a row lies outside `bytes`, rows overlap, the format cannot hold the dimensions, or the
-    /// scale is not one that the format has.
+    /// If a row lies outside `bytes`, rows overlap, the format cannot hold the dimensions, the
+    /// scale is not one that the format has, or the layout is of two tensors.
     pub fn new(bytes: D::Bytes<'a>, layout: CacheLayout) -> Result<Self> {
-        layout.check(D::byte_len(bytes))?;
-        let layout = layout.settled();
-        Ok(Self { bytes, layout })
+        Self::of(bytes, None, layout)
     }
 
-    /// The bytes, which begin at slot 0.
+    /// A view of latents and rotary keys in two tensors, each of which begins at the first of its
+    /// bytes.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new), of each tensor; if the layout is of one; if the format is one row, as
+    /// [`KvFormat::Fp8DsMla`] is; if R is 0.
+    pub fn split(latent: D::Bytes<'a>, rope: D::Bytes<'a>, layout: CacheLayout) -> Result<Self> {
+        Self::of(latent, Some(rope), layout)
+    }
+
+    fn of(bytes: D::Bytes<'a>, rope: Option<D::Bytes<'a>>, layout: CacheLayout) -> Result<Self> {
+        layout.check(D::byte_len(bytes), rope.map(D::byte_len))?;
+        let layout = layout.settled();
+        Ok(Self {
+            bytes,
+            rope,
+            layout,
+        })
+    }
+
+    /// The bytes, which begin at slot 0: at its row, or in a split cache at its latent.
     pub fn bytes(&self) -> D::Bytes<'a> {
         self.bytes
+    }
+
+    /// The bytes that begin at the rotary key of slot 0, the next ones
+    /// [`CacheLayout::rope_strides`] from there: of their own tensor, or of the rows behind the
+    /// first latent.
+    pub fn rope_bytes(&self) -> D::Bytes<'a> {
+        self.rope.unwrap_or_else(|| {
+            let len = D::byte_len(self.bytes);
+            let latent = self.layout.format.latent_bytes(self.layout.dims);
+            D::byte_range(self.bytes, latent.min(len)..len)
+        })
     }
 
     /// Format, pages and strides.
@@ -208,6 +375,7 @@ impl<'a, D: Memory> CacheRef<'a, D> {
     {
         CacheRef {
             bytes: D::shorten(self.bytes),
+            rope: self.rope.map(D::shorten),
             layout: self.layout,
         }
     }
@@ -216,24 +384,65 @@ impl<'a, D: Memory> CacheRef<'a, D> {
 /// A cache that is written.
 pub struct CacheMut<'a, D: Memory> {
     bytes: D::BytesMut<'a>,
+    rope: Option<D::BytesMut<'a>>,
     layout: CacheLayout,
 }
 
 impl<'a, D: Memory> CacheMut<'a, D> {
-    /// A view that begins at the first of `bytes`.
+    /// A view of rows that begins at the first of `bytes`.
     ///
     /// # Errors
     ///
     /// As [`CacheRef::new`].
     pub fn new(bytes: D::BytesMut<'a>, layout: CacheLayout) -> Result<Self> {
-        layout.check(D::byte_len_mut(&bytes))?;
-        let layout = layout.settled();
-        Ok(Self { bytes, layout })
+        Self::of(bytes, None, layout)
     }
 
-    /// The bytes, which begin at slot 0.
-    pub fn into_bytes(self) -> D::BytesMut<'a> {
-        self.bytes
+    /// A view of latents and rotary keys in two tensors, each of which begins at the first of its
+    /// bytes.
+    ///
+    /// # Errors
+    ///
+    /// As [`CacheRef::split`]; if the bytes of one tensor's rows, from the first to the last, are
+    /// among those of the other's.
+    pub fn split(
+        latent: D::BytesMut<'a>,
+        rope: D::BytesMut<'a>,
+        layout: CacheLayout,
+    ) -> Result<Self> {
+        Self::of(latent, Some(rope), layout)
+    }
+
+    fn of(
+        bytes: D::BytesMut<'a>,
+        rope: Option<D::BytesMut<'a>>,
+        layout: CacheLayout,
+    ) -> Result<Self> {
+        let len = D::byte_len_mut(&bytes);
+        let [rows, keys] = layout.check(len, rope.as_ref().map(D::byte_len_mut))?;
+        if let Some(rope) = &rope {
+            let [first, second] = [&bytes, rope].map(|bytes| D::address(D::freeze(bytes)));
+            if first < second + keys && second < first + rows {
+                let given = format!("{rows} bytes at {first:#x} and {keys} at {second:#x}");
+                return Err(Error::argument(
+                    "cache",
+                    given,
+                    "tensors that do not overlap",
+                ));
+            }
+        }
+        let layout = layout.settled();
+        Ok(Self {
+            bytes,
+            rope,
+            layout,
+        })
+    }
+
+    /// The bytes, which begin at slot 0: of its row, or in a split cache of its latent and of its
+    /// rotary key.
+    pub fn into_parts(self) -> (D::BytesMut<'a>, Option<D::BytesMut<'a>>) {
+        (self.bytes, self.rope)
     }
 
     /// Format, pages and strides.
@@ -245,6 +454,7 @@ impl<'a, D: Memory> CacheMut<'a, D> {
     pub fn reborrow(&mut self) -> CacheMut<'_, D> {
         CacheMut {
             bytes: D::reborrow(&mut self.bytes),
+            rope: self.rope.as_mut().map(D::reborrow),
             layout: self.layout,
         }
     }
@@ -253,6 +463,7 @@ impl<'a, D: Memory> CacheMut<'a, D> {
     pub fn as_ref(&self) -> CacheRef<'_, D> {
         CacheRef {
             bytes: D::freeze(&self.bytes),
+            rope: self.rope.as_ref().map(D::freeze),
             layout: self.layout,
         }
     }

@@ -214,6 +214,64 @@ fn every_cache_format_is_read_as_it_was_written() {
 }
 
 #[test]
+fn a_split_cache_gives_the_bits_of_one_row() {
+    for (dtype, kv_format) in [
+        (DType::F32, KvFormat::F32),
+        (DType::F16, KvFormat::F16),
+        (DType::BF16, KvFormat::BF16),
+        (DType::BF16, KvFormat::Fp8),
+    ] {
+        for (threshold, sparse, dense_within) in
+            [(0, false, 0), (4, false, 0), (64, true, 0), (4, true, 20)]
+        {
+            let case = Case {
+                dtype,
+                kv_format,
+                threshold,
+                sparse,
+                dense_within,
+                ..Case::small(MIXED)
+            };
+            let (_, one_row) = run(&case);
+            let (_, split) = run(&Case {
+                split_cache: true,
+                ..case.clone()
+            });
+            let same = [
+                (&split.out, &one_row.out),
+                (&split.lse, &one_row.lse),
+                (&split.cache, &one_row.cache),
+            ];
+            assert!(same.iter().all(|(split, row)| split == row), "{case:?}");
+        }
+    }
+}
+
+#[test]
+fn a_cache_of_another_kind_than_the_problem_says_is_refused() {
+    for split_cache in [false, true] {
+        let case = Case {
+            split_cache,
+            ..Case::small(&[(1, 5)])
+        };
+        let mut world = World::new(&case);
+        let layer = cpu_layer(&case);
+        let mut workspace = layer.workspace(&case.limits()).unwrap();
+        workspace.prepare(&layer, &world.batch()).unwrap();
+        world.case.split_cache = !split_cache;
+        let outcome = world.forward(&layer, &mut workspace, true);
+        let refused = outcome.err().map(|error| error.to_string());
+        let kinds = match split_cache {
+            false => ["4, split", "4"],
+            true => ["4", "4, split"],
+        };
+        let [given, accepted] = kinds.map(|kind| format!("f32 rows of (32, 8) in pages of {kind}"));
+        let wanted = format!("cache: given {given}, accepted {accepted}");
+        assert_eq!(refused, Some(wanted));
+    }
+}
+
+#[test]
 fn uniform_and_single_decodes_leave_the_rest_to_prefill() {
     let case = Case::small(&[(1, 9), (3, 20), (3, 30), (2, 17), (3, 3), (8, 40)]);
     let (_, outcome) = run(&Case {
@@ -813,6 +871,7 @@ fn cases() -> impl Strategy<Value = Case> {
                 threshold,
                 context_rows: rows.max(page_size as usize),
                 sparse: false,
+                split_cache: false,
                 dense_within: 0,
                 transposed_weights,
                 seed,

@@ -12,6 +12,7 @@ use mla_runtime::cache::{CacheLayout, CacheMut, CacheRef};
 use mla_runtime::device::{Device, Memory};
 use mla_runtime::dims::{HeadDims, MlaDims};
 use mla_runtime::dtype::DType;
+use mla_runtime::feature::{Feature, FeatureSet};
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::layer::{LayerCall, MlaLayer, StepBatch, Weights, Workspace};
 use mla_runtime::lse::{LseLayout, LseMut};
@@ -39,6 +40,8 @@ pub(crate) struct Case {
     pub(crate) context_rows: usize,
     /// Whether each token attends to a list of slots.
     pub(crate) sparse: bool,
+    /// Whether the layer is given the cache in two tensors.
+    pub(crate) split_cache: bool,
     /// Which requests of a sparse case attend to all that they see: those of at most so many
     /// tokens.
     pub(crate) dense_within: u32,
@@ -64,6 +67,7 @@ impl Case {
             threshold: 4,
             context_rows: 64,
             sparse: false,
+            split_cache: false,
             dense_within: 0,
             transposed_weights: true,
             seed: 1,
@@ -71,12 +75,17 @@ impl Case {
     }
 
     pub(crate) fn config(&self) -> LayerConfig {
+        let features: &[Feature] = match self.split_cache {
+            true => &[Feature::SplitCache],
+            false => &[],
+        };
         LayerConfig::new(
             Problem::new(self.dims, self.heads, self.dtype)
                 .with_kv_format(self.kv_format)
                 .with_page_size(self.page_size)
                 .with_query_len(self.query_len)
-                .with_sparse(self.sparse),
+                .with_sparse(self.sparse)
+                .with_features(FeatureSet::of(features)),
             1.0 / (self.dims.head.qk() as f32).sqrt(),
         )
     }
@@ -105,6 +114,66 @@ impl Case {
             true => 0,
             false => self.context_rows,
         })
+    }
+}
+
+/// A cache as the layer is given it.
+struct Tensors {
+    layout: CacheLayout,
+    rows: Vec<u8>,
+    /// Rotary keys in a tensor of their own.
+    rope: Option<Vec<u8>>,
+}
+
+impl Tensors {
+    /// Rows without gaps, as they are or in two tensors.
+    fn new(rows: &[u8], layout: CacheLayout, split: bool) -> Self {
+        if !split {
+            return Self {
+                layout,
+                rows: rows.to_vec(),
+                rope: None,
+            };
+        }
+        let two = CacheLayout::split(layout.dims, layout.format, layout.pages, layout.page_size);
+        let (mut latents, mut keys) = (Vec::new(), Vec::new());
+        for row in rows.chunks_exact(layout.row_stride) {
+            let (latent, key) = row.split_at(two.row_stride);
+            latents.extend(latent);
+            keys.extend(key);
+        }
+        Self {
+            layout: two.with_scale(layout.scale),
+            rows: latents,
+            rope: Some(keys),
+        }
+    }
+
+    fn view(&self) -> CacheRef<'_, Cpu> {
+        match &self.rope {
+            Some(rope) => CacheRef::split(&self.rows[..], &rope[..], self.layout).unwrap(),
+            None => CacheRef::new(&self.rows[..], self.layout).unwrap(),
+        }
+    }
+
+    fn view_mut(&mut self) -> CacheMut<'_, Cpu> {
+        match &mut self.rope {
+            Some(rope) => CacheMut::split(&mut self.rows[..], &mut rope[..], self.layout).unwrap(),
+            None => CacheMut::new(&mut self.rows[..], self.layout).unwrap(),
+        }
+    }
+
+    /// The rows in one tensor, as `layout` has them.
+    fn rows(self, layout: CacheLayout) -> Vec<u8> {
+        let Some(keys) = self.rope else {
+            return self.rows;
+        };
+        let latents = self.rows.chunks_exact(self.layout.row_stride);
+        let keys = keys.chunks_exact(layout.row_stride - self.layout.row_stride);
+        latents
+            .zip(keys)
+            .flat_map(|(latent, key)| [latent, key].concat())
+            .collect()
     }
 }
 
@@ -498,10 +567,8 @@ impl World {
         // Whatever is not written stays NaN.
         let mut out = filled(layout.elements() * self.case.dtype.bytes());
         let mut lse = filled(heads * tokens * 4);
-        let mut cache = self.device.allocate(self.cache.len()).unwrap();
-        self.device
-            .upload(&self.cache, Cpu::bytes_mut(&mut cache))
-            .unwrap();
+        let mut cache = Tensors::new(&self.cache, self.cache_layout, self.case.split_cache);
+        let second_cache = Tensors::new(&self.cache, self.cache_layout, self.case.split_cache);
         let mut lists = self.lists();
         let second = self.two_caches.then(|| {
             let mut second = vec![-1; lists.len()];
@@ -515,7 +582,7 @@ impl World {
         });
         let second = match &second {
             Some(lists) => Some(ListedCache::new(
-                CacheRef::new(&self.cache[..], self.cache_layout)?,
+                second_cache.view(),
                 ArrayRef::from_slice(lists),
                 self.list_width(),
             )),
@@ -527,7 +594,7 @@ impl World {
                 weights.shorten(),
                 self.query.view(),
                 [self.latent.view(), self.rope.view()],
-                CacheMut::new(Cpu::bytes_mut(&mut cache), self.cache_layout)?,
+                cache.view_mut(),
                 TensorMut::new(Cpu::bytes_mut(&mut out), layout)?,
             )
             .with_lse(match with_lse {
@@ -556,7 +623,7 @@ impl World {
         Ok(Outcome {
             out: download(&out),
             lse: download(&lse),
-            cache: download(&cache),
+            cache: cache.rows(self.cache_layout),
             absorbed_tokens: workspace.absorbed_tokens(),
             chunks: workspace.context().chunks.len(),
         })
