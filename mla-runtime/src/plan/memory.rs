@@ -632,6 +632,7 @@ mod tests {
     use crate::dims::HeadDims;
     use crate::dtype::DType;
     use crate::facts::indexer::IndexDims;
+    use crate::feature::{Feature, FeatureSet};
     use crate::kv_format::KvFormat;
 
     /// DeepSeek-V3 on one of eight devices, bf16.
@@ -892,6 +893,28 @@ mod tests {
         );
     }
 
+    #[test]
+    fn a_split_cache_has_a_region_for_each_tensor() {
+        let one_row = Problem::new(MlaDims::R1, 16, DType::BF16);
+        let split = one_row.with_features(FeatureSet::of(&[Feature::SplitCache]));
+        let of = |problem| {
+            let needs = MemoryNeeds::of(&problem)
+                .unwrap()
+                .with_pages(3)
+                .with_layers(2);
+            let plan = plan(&needs).unwrap();
+            let regions = plan
+                .regions
+                .iter()
+                .map(|region| (region.name, region.bytes));
+            (regions.take(2).collect::<Vec<_>>(), plan.cache_bytes)
+        };
+        let rows = 2 * 3 * 64;
+        assert_eq!(of(one_row), (vec![("kv_cache", rows * 1152)], rows * 1152));
+        let parts = vec![("kv_cache", rows * 1024), ("rope_cache", rows * 128)];
+        assert_eq!(of(split), (parts, rows * 1152));
+    }
+
     fn any_needs() -> impl Strategy<Value = MemoryNeeds> {
         let dims = (1u32..600, 1u32..300, 0u32..100, 1u32..300)
             .prop_map(|(l, p, r, v)| MlaDims::new(l, HeadDims::new(p, r, v)));
@@ -906,6 +929,7 @@ mod tests {
                 heads,
                 element_bytes: 2,
                 row_bytes: cache.0,
+                rope_bytes: u32::from(flags.0) * (step.0 % 130),
                 page_size: cache.1,
                 pages: cache.2,
                 layers: cache.3,
