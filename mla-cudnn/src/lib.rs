@@ -7,6 +7,8 @@
 //! variable `MLA_CUDNN` names. [`library`] says which version that is, or why there is none. The
 //! CUDA runtime (`libcudart.so.12` or `.13`) is opened by cuDNN's frontend in the same way.
 
+#[cfg(any(feature = "cudnn", test))]
+mod host;
 mod lengths;
 mod library;
 #[cfg(feature = "cudnn")]

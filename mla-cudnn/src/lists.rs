@@ -2,13 +2,11 @@
 
 use std::ops::Range;
 
+use crate::host::{self, LISTS};
 use mla_kernels::Cuda;
 use mla_kernels::device::Buffer;
 use mla_runtime::device::Memory as _;
 use mla_runtime::error::{Error, Result};
-
-/// How many lists a call has.
-pub(crate) const LISTS: usize = 7;
 
 /// How many calls of a step have places: that of its new tokens, and those of its first context
 /// chunks.
@@ -43,15 +41,15 @@ struct Place {
 
 impl Lists {
     pub(crate) const fn bytes(requests: usize) -> usize {
-        PLACES * LISTS * (requests + 1) * size_of::<i32>()
+        (PLACES * LISTS * size_of::<i32>()).saturating_mul(requests.saturating_add(1))
     }
 
     pub(crate) fn new(device: &Cuda, requests: usize) -> Result<Self> {
         Ok(Self {
+            scratch: host::scratch(requests)?,
             device: device.allocate(Self::bytes(requests))?,
             places: vec![Place::default(); PLACES],
-            room: requests + 1,
-            scratch: Vec::with_capacity(LISTS * (requests + 1)),
+            room: requests.saturating_add(1),
         })
     }
 

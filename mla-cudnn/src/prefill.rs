@@ -12,9 +12,10 @@ use mla_runtime::mla_backend;
 #[cfg(feature = "cudnn")]
 use {
     crate::ffi,
+    crate::host::{self, LISTS},
     crate::lengths::{ExactLengths, chosen},
     crate::library::library,
-    crate::lists::{LISTS, Lists, Seen, are_equal, int, split},
+    crate::lists::{Lists, Seen, are_equal, int, split},
     crate::session::Session,
     cudarc::driver::sys,
     mla_kernels::Cuda,
@@ -146,15 +147,17 @@ impl PrefillBackend for Cudnn {
 
     fn workspace_bytes(&self, _: &Cuda, limits: &StepLimits) -> Result<u64> {
         // Without what plans ask for once they are built.
-        Ok((Lists::bytes(limits.requests) + self.lse_bytes(limits)) as u64)
+        let lists = Lists::bytes(limits.requests);
+        Ok(lists.saturating_add(self.lse_bytes(limits)) as u64)
     }
 
     fn state(&self, device: &Cuda, limits: &StepLimits) -> Result<CudnnState> {
+        let [query_lens, key_lens] = host::lens(limits.requests)?;
         Ok(CudnnState {
             made_for: MadeFor::new(&self.config),
             session: Session::new(device)?,
-            query_lens: Vec::with_capacity(limits.requests),
-            key_lens: Vec::with_capacity(limits.requests),
+            query_lens,
+            key_lens,
             lists: Lists::new(device, limits.requests)?,
             unseen: Vec::new(),
             lse: device.allocate(self.lse_bytes(limits))?,
@@ -220,13 +223,14 @@ impl PrefillBackend for Cudnn {
 /// The distance between the heads of a log-sum-exp that holds any step's, a multiple of 256 bytes.
 #[cfg(feature = "cudnn")]
 fn lse_stride(limits: &StepLimits) -> usize {
-    limits.tokens.max(1).next_multiple_of(64)
+    limits.tokens.max(1).div_ceil(64).saturating_mul(64)
 }
 
 #[cfg(feature = "cudnn")]
 impl Cudnn {
     fn lse_bytes(&self, limits: &StepLimits) -> usize {
-        self.config.problem.heads as usize * lse_stride(limits) * size_of::<f32>()
+        let heads = self.config.problem.heads as usize;
+        (heads * size_of::<f32>()).saturating_mul(lse_stride(limits))
     }
 
     /// Writes the lists of a call of the step, if it will read any.

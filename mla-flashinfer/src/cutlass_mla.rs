@@ -92,23 +92,25 @@ impl CutlassMla {
 
     /// Entries of a block table that name the pages of so many tokens, rounded up to whole tiles.
     fn table_width(&self, tokens: usize) -> usize {
-        tokens.max(1).next_multiple_of(TILE) / self.config.problem.page_size as usize
+        tokens.max(1).div_ceil(TILE).saturating_mul(TILE) / self.config.problem.page_size as usize
     }
 
     fn sizes(&self, limits: &StepLimits, sms: usize) -> Result<Sizes> {
-        let tokens = limits.pages_per_request * self.config.problem.page_size as usize;
-        let (requests, rows) = (limits.requests, limits.requests * HEADS);
+        let page_size = self.config.problem.page_size as usize;
+        let tokens = limits.pages_per_request.saturating_mul(page_size);
+        let requests = limits.requests;
+        let rows = requests.saturating_mul(HEADS);
         let element = self.config.problem.dtype.bytes();
         // SAFETY: the function computes with its arguments alone.
         let partial = unsafe {
             ffi::fi_cutlass_mla_workspace_bytes(int("requests", requests)?, int("SMs", sms)?)
         };
         Ok(Sizes {
-            rows: rows * (LATENT + ROPE) * element,
-            out: rows * LATENT * element,
-            lse: rows * size_of::<f32>(),
-            lens: requests * size_of::<i32>(),
-            table: requests * self.table_width(tokens) * size_of::<i32>(),
+            rows: rows.saturating_mul((LATENT + ROPE) * element),
+            out: rows.saturating_mul(LATENT * element),
+            lse: rows.saturating_mul(size_of::<f32>()),
+            lens: requests.saturating_mul(size_of::<i32>()),
+            table: (requests * size_of::<i32>()).saturating_mul(self.table_width(tokens)),
             partial: partial as usize,
         })
     }
@@ -142,8 +144,10 @@ impl DecodeBackend for CutlassMla {
 
     fn workspace_bytes(&self, device: &Cuda, limits: &StepLimits) -> Result<u64> {
         let sizes = self.sizes(limits, sms(device)?)?;
-        let twice = sizes.rows + sizes.out + sizes.lse + sizes.lens;
-        Ok((2 * twice + sizes.table + sizes.lens + sizes.partial) as u64)
+        let twice = [sizes.rows, sizes.out, sizes.lse, sizes.lens];
+        let once = [sizes.table, sizes.lens, sizes.partial];
+        let bytes = twice.into_iter().chain(twice).chain(once);
+        Ok(bytes.fold(0, usize::saturating_add) as u64)
     }
 
     fn state(&self, device: &Cuda, limits: &StepLimits) -> Result<CutlassMlaState> {

@@ -11,6 +11,8 @@
 #[cfg(feature = "gpu")]
 mod absorbed;
 mod cutlass_mla;
+#[cfg(any(feature = "gpu", test))]
+mod host;
 mod mla;
 mod ragged;
 #[cfg(feature = "gpu")]

@@ -12,6 +12,7 @@ use {
     crate::absorbed::Absorbed,
     crate::compiled,
     crate::ffi,
+    crate::host::HostLists,
     crate::status::{check, dtype_code, int, sms, stride, strides},
     mla_kernels::Cuda,
     mla_kernels::device::Buffer,
@@ -22,6 +23,7 @@ use {
     mla_runtime::device::Memory as _,
     mla_runtime::error::{Error, Result},
     mla_runtime::kernels::KernelFacts,
+    mla_runtime::room::filled,
     std::fmt,
 };
 
@@ -54,11 +56,7 @@ pub struct FlashInferMlaPlan {
     lists: Buffer,
     /// The same on the host.
     written: Vec<i32>,
-    /// What FlashInfer plans in: of 16 bytes each, since its lists begin at multiples of that.
-    staging: Vec<u128>,
-    query_starts: Vec<i32>,
-    table_starts: Vec<i32>,
-    seq_lens: Vec<i32>,
+    host: HostLists,
     /// The CTAs of the launch, x and y.
     grid: [i32; 2],
     made_for: MadeFor,
@@ -117,8 +115,10 @@ impl FlashInferMla {
     /// entry for each SM and one more.
     fn capacity(&self, limits: &StepLimits, sms: usize) -> usize {
         let rows = Self::most_tokens(limits).saturating_mul(self.heads());
-        let tiles = (2 * limits.requests).max(rows / 128 + limits.requests);
-        (tiles + sms).max(sms + 1).next_multiple_of(4)
+        let requests = limits.requests.saturating_mul(2);
+        let tiles = requests.max((rows / 128).saturating_add(limits.requests));
+        let entries = tiles.saturating_add(sms).max(sms + 1);
+        entries.checked_next_multiple_of(4).unwrap_or(entries)
     }
 
     /// Bytes of the partial results, of the log-sum-exp, and of the lists.
@@ -129,8 +129,8 @@ impl FlashInferMla {
         let entry = size_of::<i32>();
         Ok([
             usize::try_from(partial).map_err(|_| Error::argument("SMs", sms, "fewer"))?,
-            Self::most_tokens(limits) * self.heads() * size_of::<f32>(),
-            ffi::FI_MLA_LISTS as usize * self.capacity(limits, sms) * entry,
+            Self::most_tokens(limits).saturating_mul(self.heads() * size_of::<f32>()),
+            (ffi::FI_MLA_LISTS as usize * entry).saturating_mul(self.capacity(limits, sms)),
         ])
     }
 }
@@ -165,7 +165,8 @@ impl DecodeBackend for FlashInferMla {
     }
 
     fn workspace_bytes(&self, device: &Cuda, limits: &StepLimits) -> Result<u64> {
-        Ok(self.sizes(device, limits)?.iter().sum::<usize>() as u64)
+        let sizes = self.sizes(device, limits)?;
+        Ok(sizes.into_iter().fold(0, usize::saturating_add) as u64)
     }
 
     fn state(&self, device: &Cuda, limits: &StepLimits) -> Result<FlashInferMlaState> {
@@ -182,12 +183,9 @@ impl DecodeBackend for FlashInferMla {
         // SAFETY: the function computes with its argument alone.
         let staging = unsafe { ffi::fi_mla_staging_bytes(int("SMs", sms(device)?)?) };
         Ok(FlashInferMlaPlan {
+            written: filled(0, lists / size_of::<i32>())?,
+            host: HostLists::new(limits.requests, staging as usize)?,
             lists: device.allocate(lists)?,
-            written: vec![0; lists / size_of::<i32>()],
-            staging: vec![0; (staging as usize).div_ceil(size_of::<u128>())],
-            query_starts: Vec::with_capacity(limits.requests + 1),
-            table_starts: Vec::with_capacity(limits.requests),
-            seq_lens: Vec::with_capacity(limits.requests),
             grid: [0; 2],
             made_for: MadeFor::new(&self.config),
             prepared_for: None,
@@ -209,13 +207,13 @@ impl DecodeBackend for FlashInferMla {
         }
         let capacity = plan.capacity();
         let mut call = ffi::FiMlaPlan {
-            query_starts: plan.query_starts.as_ptr(),
-            table_starts: plan.table_starts.as_ptr(),
-            seq_lens: plan.seq_lens.as_ptr(),
-            staging: plan.staging.as_mut_ptr().cast(),
+            query_starts: plan.host.query_starts.as_ptr(),
+            table_starts: plan.host.starts.as_ptr(),
+            seq_lens: plan.host.lens.as_ptr(),
+            staging: plan.host.staging.as_mut_ptr().cast(),
             lists: plan.written.as_mut_ptr(),
-            staging_bytes: size_of_val(&plan.staging[..]) as i64,
-            requests: int("requests", plan.seq_lens.len())?,
+            staging_bytes: size_of_val(&plan.host.staging[..]) as i64,
+            requests: int("requests", plan.host.lens.len())?,
             heads: int("heads", self.heads())?,
             capacity: int("capacity", capacity)?,
             grid_x: 0,
@@ -400,22 +398,23 @@ impl FlashInferMlaPlan {
                 "at most 4294967295 tokens",
             ));
         }
-        self.query_starts.clear();
-        self.table_starts.clear();
-        self.seq_lens.clear();
-        self.query_starts.push(0);
+        self.host.query_starts.clear();
+        self.host.starts.clear();
+        self.host.lens.clear();
+        self.host.query_starts.push(0);
         let mut end = 0;
         for (request, (query, len)) in host.query_lens.iter().zip(host.seq_lens).enumerate() {
             end += *query as usize;
-            self.query_starts.push(int("query tokens", end)?);
-            self.table_starts
+            self.host.query_starts.push(int("query tokens", end)?);
+            self.host
+                .starts
                 .push(int("block table", request * max_pages)?);
             // The kernels would read entries of the block table behind the request's own.
             if *len as usize > max_pages * page_size {
                 let accepted = format!("at most {max_pages} pages of {page_size}");
                 return Err(Error::argument("host lengths", len, accepted));
             }
-            self.seq_lens.push(int("length", *len as usize)?);
+            self.host.lens.push(int("length", *len as usize)?);
         }
         Ok(Extents::of(end, &batch.block_table))
     }

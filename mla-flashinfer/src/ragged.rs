@@ -13,6 +13,7 @@ use mla_runtime::mla_backend;
 use {
     crate::compiled,
     crate::ffi,
+    crate::host::HostLists,
     crate::status::{check, dtype_code, int, sms, within},
     mla_kernels::Cuda,
     mla_kernels::device::Buffer,
@@ -76,11 +77,7 @@ pub struct FlashInferPlans {
 struct Plan {
     /// On the device.
     lists: Buffer,
-    /// What FlashInfer plans in: of 16 bytes each, since its lists begin at multiples of that.
-    staging: Vec<u128>,
-    query_starts: Vec<i32>,
-    key_starts: Vec<i32>,
-    key_lens: Vec<i32>,
+    host: HostLists,
     /// What FlashInfer says of the plan.
     numbers: [i64; 15],
     causal: bool,
@@ -123,7 +120,9 @@ impl FlashInfer {
     }
 
     fn lse_bytes(&self, limits: &StepLimits) -> usize {
-        limits.tokens * self.heads() * size_of::<f32>()
+        limits
+            .tokens
+            .saturating_mul(self.heads() * size_of::<f32>())
     }
 
     /// How many chunks' plans steps within the limits have room for.
@@ -138,11 +137,8 @@ impl FlashInfer {
     fn plan(&self, device: &Cuda, limits: &StepLimits) -> Result<Plan> {
         let bytes = self.sizes(device, limits)?.lists as usize;
         Ok(Plan {
+            host: HostLists::new(limits.requests, bytes)?,
             lists: device.allocate(bytes)?,
-            staging: vec![0; bytes.div_ceil(size_of::<u128>())],
-            query_starts: Vec::with_capacity(limits.requests + 1),
-            key_starts: Vec::with_capacity(limits.requests + 1),
-            key_lens: Vec::with_capacity(limits.requests),
             numbers: [0; 15],
             causal: false,
         })
@@ -345,7 +341,7 @@ fn clear_unseen(
         out_token_stride: run.out_token_stride,
         out_head_stride: run.out_head_stride,
         lse_head_stride: target.map_or(0, |target| target.head_stride),
-        requests: int("requests", plan.key_lens.len())?,
+        requests: int("requests", plan.host.lens.len())?,
         query_tokens: run.query_tokens,
         heads: run.heads,
         width: 128,
@@ -498,33 +494,41 @@ fn refuse_capture(device: &Cuda) -> Result<()> {
 impl Plan {
     /// Whether it was made for requests of these query tokens and keys.
     fn is_for(&self, (query_lens, key_lens): (&[u32], &[u32])) -> bool {
-        let queries = self.query_starts.windows(2).map(|pair| pair[1] - pair[0]);
-        let keys = self.key_lens.iter().copied();
+        let queries = self
+            .host
+            .query_starts
+            .windows(2)
+            .map(|pair| pair[1] - pair[0]);
+        let keys = self.host.lens.iter().copied();
         queries.eq(query_lens.iter().map(|len| *len as i32))
             && keys.eq(key_lens.iter().map(|len| *len as i32))
     }
 
     /// It is a plan of nothing, until the next one is made.
     fn forget(&mut self) {
-        self.query_starts.clear();
-        self.key_starts.clear();
-        self.key_lens.clear();
+        self.host.query_starts.clear();
+        self.host.starts.clear();
+        self.host.lens.clear();
     }
 
     fn query_tokens(&self) -> usize {
-        self.query_starts.last().map_or(0, |end| *end as usize)
+        self.host.query_starts.last().map_or(0, |end| *end as usize)
     }
 
     fn key_tokens(&self) -> usize {
-        self.key_starts.last().map_or(0, |end| *end as usize)
+        self.host.starts.last().map_or(0, |end| *end as usize)
     }
 
     /// Whether some query token sees no key.
     fn has_unseen(&self) -> bool {
-        let queries = self.query_starts.windows(2).map(|pair| pair[1] - pair[0]);
+        let queries = self
+            .host
+            .query_starts
+            .windows(2)
+            .map(|pair| pair[1] - pair[0]);
         let least = |queries: i32| if self.causal { queries } else { 1 };
         queries
-            .zip(&self.key_lens)
+            .zip(&self.host.lens)
             .any(|(queries, keys)| queries > 0 && *keys < least(queries))
     }
 
@@ -544,25 +548,27 @@ impl Plan {
             }
             Ok(())
         };
-        starts("query tokens", query_lens, &mut self.query_starts)?;
-        starts("key tokens", key_lens, &mut self.key_starts)?;
-        self.key_lens.clear();
-        self.key_lens.extend(key_lens.iter().map(|len| *len as i32));
+        starts("query tokens", query_lens, &mut self.host.query_starts)?;
+        starts("key tokens", key_lens, &mut self.host.starts)?;
+        self.host.lens.clear();
+        self.host
+            .lens
+            .extend(key_lens.iter().map(|len| *len as i32));
         Ok(())
     }
 
     /// The plan as the C interface takes it.
     fn call(&mut self, backend: &FlashInfer, workspace: usize) -> Result<ffi::FiRaggedPlan> {
         Ok(ffi::FiRaggedPlan {
-            query_starts: self.query_starts.as_ptr(),
-            key_starts: self.key_starts.as_ptr(),
-            key_lens: self.key_lens.as_ptr(),
-            staging: self.staging.as_mut_ptr().cast(),
+            query_starts: self.host.query_starts.as_ptr(),
+            key_starts: self.host.starts.as_ptr(),
+            key_lens: self.host.lens.as_ptr(),
+            staging: self.host.staging.as_mut_ptr().cast(),
             lists: self.lists.address() as *mut _,
             lists_bytes: self.lists.len() as i64,
             workspace_bytes: workspace as i64,
             fa: backend.version.number,
-            requests: int("requests", self.key_lens.len())?,
+            requests: int("requests", self.host.lens.len())?,
             heads: int("heads", backend.heads())?,
             causal: self.causal.into(),
             numbers: self.numbers,

@@ -39,7 +39,7 @@ pub mod indexer;
 pub mod layer;
 pub mod plan;
 pub mod prelude;
-mod room;
+pub mod room;
 mod rules;
 mod select;
 mod setters;

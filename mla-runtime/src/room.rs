@@ -1,10 +1,22 @@
 //! Lists of the host whose length somebody else chose: what its allocator refuses is an error.
+//!
+//! `Vec::with_capacity` and `vec!` end the program instead. A backend that makes a list as long as
+//! [`StepLimits`](crate::backend::StepLimits) say takes it from here:
+//!
+//! ```
+//! use mla_runtime::{Error, Result, room};
+//!
+//! fn lens(requests: usize) -> Result<Vec<u32>> {
+//!     Ok(room::with_room(requests)?)
+//! }
+//! assert!(matches!(lens(usize::MAX / 8), Err(Error::OutOfMemory { .. })));
+//! ```
 
 use crate::error::{Error, PlanError};
 
 /// The bytes that were refused.
 #[derive(Debug)]
-pub(crate) struct Refused {
+pub struct Refused {
     bytes: u64,
 }
 
@@ -27,12 +39,28 @@ impl From<Refused> for Error {
     }
 }
 
-type Result<T> = std::result::Result<T, Refused>;
+/// A list, or the bytes that were refused.
+pub type Result<T> = std::result::Result<T, Refused>;
 
 /// An empty list with room for `len` elements.
-pub(crate) fn with_room<T>(len: usize) -> Result<Vec<T>> {
+///
+/// # Errors
+///
+/// If the allocator refuses as many bytes.
+pub fn with_room<T>(len: usize) -> Result<Vec<T>> {
     let mut list = Vec::new();
     reserve(&mut list, len)?;
+    Ok(list)
+}
+
+/// A list of `len` copies of `value`.
+///
+/// # Errors
+///
+/// If the allocator refuses as many bytes.
+pub fn filled<T: Clone>(value: T, len: usize) -> Result<Vec<T>> {
+    let mut list = with_room(len)?;
+    list.resize(len, value);
     Ok(list)
 }
 
@@ -61,6 +89,8 @@ mod tests {
         assert_eq!(PlanError::from(refused()).to_string(), text);
         assert_eq!(Error::from(PlanError::from(refused())).to_string(), text);
         assert!(zeros(usize::MAX).is_err() && zeros(1 << 62).is_err());
+        assert!(filled(7u64, usize::MAX / 4).is_err());
+        assert_eq!(filled(7u64, 2).unwrap(), [7, 7]);
         let mut list = vec![1u8];
         assert!(reserve(&mut list, usize::MAX).is_err());
         assert_eq!(list, [1]);
