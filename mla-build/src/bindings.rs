@@ -6,6 +6,7 @@ use std::{
     process::Command,
 };
 
+use crate::bounded;
 use crate::{Error, compiler::Host, headers::Headers, symbols::Tag, toolkit::Found};
 
 /// The outcome of wrapping the headers.
@@ -126,7 +127,7 @@ impl Wrap<'_> {
                     )
                 })?
                 .map_err(|error| failed(error.to_string()))?;
-        let rule = fs::read_to_string(&depfile).map_err(Error::file("read", &depfile))?;
+        let rule = bounded::read_to_string(&depfile).map_err(Error::file("read", &depfile))?;
         self.read
             .extend(crate::depfile::files(&rule, Path::new("")));
         let mut file =
@@ -171,10 +172,7 @@ impl bindgen::callbacks::ParseCallbacks for Linked {
 
 /// The folder of the host compiler's `stddef.h`.
 fn builtin_headers(host: &Host) -> Option<PathBuf> {
-    let output = Command::new(&host.path)
-        .arg("-print-file-name=include")
-        .output()
-        .ok()?;
+    let output = bounded::output(Command::new(&host.path).arg("-print-file-name=include")).ok()?;
     let folder = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
     (folder.is_absolute() && folder.is_dir()).then_some(folder)
 }

@@ -23,13 +23,13 @@
 //! why = "upstream's tile of 128 queries; nothing of ours runs in its inner loop"
 //! ```
 
-use std::{fmt, fs, path::Path};
+use std::{fmt, path::Path};
 
 use globset::GlobBuilder;
 use serde::Deserialize;
 
 use crate::{
-    Error,
+    Error, bounded,
     report::{Kernel, Report, short},
 };
 
@@ -130,7 +130,7 @@ impl Budget {
     ///
     /// The file cannot be read, or is no budget.
     pub fn load(path: &Path) -> Result<Self, Error> {
-        let text = fs::read_to_string(path).map_err(Error::file("read", path))?;
+        let text = bounded::read_to_string(path).map_err(Error::file("read", path))?;
         Self::parse(&text).map_err(|error| Error::File {
             action: "understand",
             path: path.to_owned(),

@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::{
-    Error,
+    Error, bounded,
     family::Families,
     target::{self, Target},
     unit,
@@ -23,7 +23,7 @@ const VARIABLE: &str = "MLA_BUILD_COMPILED";
 pub(crate) fn write(families: &Families, output: &Path) -> Result<(), Error> {
     let text = text(families);
     // An equal file keeps its time, or what includes it would be compiled again.
-    if fs::read_to_string(output).is_ok_and(|known| known == text) {
+    if bounded::read_to_string(output).is_ok_and(|known| known == text) {
         return Ok(());
     }
     fs::write(output, text).map_err(Error::file("write", output))

@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::{
-    Error, flags,
+    Error, bounded, flags,
     include_root::IncludeRoot,
     shell::Place,
     toolkit::Cuda,
@@ -159,9 +159,7 @@ impl Host {
             );
             tool(&program, way)
         };
-        let output = Command::new(&path)
-            .arg("--version")
-            .output()
+        let output = bounded::output(Command::new(&path).arg("--version"))
             .map_err(|error| failed(error.to_string()))?;
         if !output.status.success() {
             return Err(failed(format!("--version: {}", output.status)));
@@ -192,11 +190,9 @@ impl Host {
 /// The folders in which a C++ compiler searches for headers after those of the command line: those
 /// of `CPATH` and its kin, and the system's. `None` if it prints no such list.
 fn include_folders(compiler: &Path) -> std::io::Result<Option<Vec<PathBuf>>> {
-    let output = Command::new(compiler)
-        .args(["-x", "c++", "-E", "-v", "/dev/null"])
-        .env("LC_ALL", "C")
-        .stdin(std::process::Stdio::null())
-        .output()?;
+    let mut command = Command::new(compiler);
+    command.args(["-x", "c++", "-E", "-v", "/dev/null"]);
+    let output = bounded::output(command.env("LC_ALL", "C"))?;
     // GCC and Clang print the list between two lines, a folder per line.
     let text = String::from_utf8_lossy(&output.stderr);
     let mut lines = text.lines();

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::Error;
+use crate::bounded;
 
 /// Flags that are refused, by their names without dashes, and what to do in their place.
 const REFUSED: &[(&[&str], &str)] = &[
@@ -248,7 +249,7 @@ pub(crate) fn check_option_files<'a>(
             if !push_new(&mut known, path.clone()) {
                 continue;
             }
-            let content = std::fs::read_to_string(&path)
+            let content = bounded::read_to_string(&path)
                 .map_err(Error::file("read the options in", &path))?;
             check_variable(&path.display().to_string(), &content)?;
             texts.push(content);
@@ -323,7 +324,7 @@ impl Named {
                     push_new(&mut named.folders, path);
                 } else if push_new(&mut named.files, path.clone()) {
                     // Only text can name more.
-                    texts.extend(std::fs::read_to_string(path).ok());
+                    texts.extend(bounded::read_to_string(path).ok());
                 }
             }
         }
@@ -334,7 +335,7 @@ impl Named {
     pub(crate) fn contents(&self) -> Result<blake3::Hash, Error> {
         let mut hasher = blake3::Hasher::new();
         for path in &self.files {
-            let bytes = std::fs::read(path).map_err(Error::file("read, as a flag says,", path))?;
+            let bytes = bounded::read(path).map_err(Error::file("read, as a flag says,", path))?;
             hasher.update(&(bytes.len() as u64).to_le_bytes());
             hasher.update(&bytes);
         }

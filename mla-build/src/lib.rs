@@ -17,6 +17,7 @@
 
 #[cfg(feature = "bindings")]
 mod bindings;
+mod bounded;
 #[cfg(feature = "budget")]
 pub mod budget;
 mod build;

@@ -2,13 +2,15 @@
 //! peak memory.
 
 use std::{
-    io::{self, Read},
+    io,
     os::unix::process::ExitStatusExt,
     process::{Command, ExitStatus, Stdio},
     time::Duration,
 };
 
 use wait4::Wait4;
+
+use crate::bounded;
 
 #[derive(Debug)]
 pub(crate) struct Finished {
@@ -30,7 +32,7 @@ impl Finished {
 }
 
 pub(crate) fn run(command: &mut Command) -> io::Result<Finished> {
-    let (mut reader, writer) = io::pipe()?;
+    let (reader, writer) = io::pipe()?;
     command
         .stdin(Stdio::null())
         .stdout(writer.try_clone()?)
@@ -38,8 +40,8 @@ pub(crate) fn run(command: &mut Command) -> io::Result<Finished> {
     let mut child = command.spawn()?;
     // The command holds the writing ends; they must go, or the reader never sees the end.
     command.stdout(Stdio::null()).stderr(Stdio::null());
-    let mut bytes = Vec::new();
-    reader.read_to_end(&mut bytes)?;
+    let read = bounded::read_stream(reader, bounded::MAX_STREAM);
+    let bytes = bounded::ended_unless(&mut child, read)?;
     let used = child.wait4()?;
     Ok(Finished {
         status: used.status,

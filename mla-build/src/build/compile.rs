@@ -11,7 +11,7 @@ use std::{
 
 use super::{Done, Plan};
 use crate::{
-    Error,
+    Error, bounded,
     cache::{DependencySet, Entry, Estimate, Hasher, Key, Loaded, Meta, content_now, last_change},
     compiler, depfile,
     diagnostic::{self, FailedUnit},
@@ -393,8 +393,9 @@ impl Plan {
         folder: &Path,
         workshop: &Path,
     ) -> Result<(Entry, Vec<PathBuf>), Error> {
-        let read =
-            |path: &Path| fs::read(path).map_err(Error::file("read what nvcc was to write,", path));
+        let read = |path: &Path| {
+            bounded::read(path).map_err(Error::file("read what nvcc was to write,", path))
+        };
         let object = read(&folder.join(compiler::OBJECT))?;
         let rule = read(&folder.join(compiler::DEPENDENCIES))?;
         let files: Vec<_> =

@@ -16,7 +16,7 @@ use super::{
     settings::check_library,
 };
 use crate::{
-    Error, Kernels, compiled,
+    Error, Kernels, bounded, compiled,
     family::Families,
     headers::Headers,
     report::Report,
@@ -164,7 +164,7 @@ pub(super) fn bindings(
             .into_iter()
             .chain(of_families)
         {
-            text += &fs::read_to_string(&source)
+            text += &bounded::read_to_string(&source)
                 .map_err(Error::file("read the declarations", &source))?;
             watched.push(source);
         }

@@ -9,7 +9,7 @@ use std::{
 
 use super::{Done, Plan};
 use crate::{
-    Error,
+    Error, bounded,
     cache::{Entry, Meta},
     compiler, fatbin, process, ptxas,
     report::{self, Report},
@@ -154,7 +154,7 @@ impl Plan {
             .collect();
         let text = serde_json::to_string_pretty(&commands).unwrap_or_default();
         // An equal file keeps its time: it may lie in a folder that Cargo watches.
-        if fs::read_to_string(path).is_ok_and(|known| known == text) {
+        if bounded::read_to_string(path).is_ok_and(|known| known == text) {
             return Ok(());
         }
         fs::write(path, text).map_err(Error::file("write", path))

@@ -16,7 +16,7 @@ use super::{
     place::{Place, names, own_includes, package_folder, target_folder},
 };
 use crate::{
-    Error, Kernels,
+    Error, Kernels, bounded,
     cache::Key,
     compiled, compiler, exposure,
     family::Families,
@@ -110,7 +110,7 @@ fn platform() -> String {
 
 impl Contents {
     fn load(path: &Path) -> Result<Self, Error> {
-        let bytes = fs::read(path).map_err(Error::file("read", path))?;
+        let bytes = bounded::read(path).map_err(Error::file("read", path))?;
         serde_json::from_slice(&bytes).map_err(|error| Error::File {
             action: "understand",
             path: path.to_owned(),
@@ -130,7 +130,7 @@ impl Part {
     /// The file's bytes, which are those that were released.
     fn read(&self, folder: &Path) -> Result<Vec<u8>, Error> {
         let path = folder.join(&self.file);
-        let bytes = fs::read(&path).map_err(Error::file("read", &path))?;
+        let bytes = bounded::read(&path).map_err(Error::file("read", &path))?;
         let hash = blake3::hash(&bytes).to_hex();
         if hash.as_str() == self.hash {
             return Ok(bytes);
@@ -163,7 +163,7 @@ fn key(kernels: &Kernels, root: &Path, families: &Families, tag: &Tag) -> Result
         }
     }
     for path in files(kernels, root)? {
-        let bytes = fs::read(&path).map_err(Error::file("read", &path))?;
+        let bytes = bounded::read(&path).map_err(Error::file("read", &path))?;
         let inside = path.strip_prefix(root).unwrap_or(&path);
         parts.push(format!("{} {}", inside.display(), blake3::hash(&bytes)));
     }
@@ -536,7 +536,7 @@ impl Export {
         fs::create_dir_all(folder).map_err(Error::file("make", folder))?;
         let path = folder.join(file_name(&plan.library));
         let runtime_from = plan.tools.compiler.cuda.library.join(RUNTIME);
-        let bytes = fs::read(&runtime_from).map_err(Error::file("read", &runtime_from))?;
+        let bytes = bounded::read(&runtime_from).map_err(Error::file("read", &runtime_from))?;
         let mut contents = Contents {
             format: FORMAT,
             package: plan.package.clone(),

@@ -9,6 +9,7 @@ use std::{
 };
 
 use crate::Error;
+use crate::bounded;
 
 /// The file in `OUT_DIR` that lists the products of the build script's last run.
 const LIST: &str = "mla-build-products";
@@ -59,7 +60,7 @@ fn remember(out_dir: &Path, library: &str) -> Result<(), Error> {
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     let path = out_dir.join(LIST);
     if known.is_empty() {
-        let last = fs::read_to_string(&path).unwrap_or_default();
+        let last = bounded::read_to_string(&path).unwrap_or_default();
         for gone in last.lines().filter(|&last| last != library) {
             for name in [bindings_name(gone), constants_name(gone)] {
                 remove_old(&out_dir.join(name))?;

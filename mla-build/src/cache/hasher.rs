@@ -2,10 +2,12 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    fs, io,
+    io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
 };
+
+use crate::bounded;
 
 use super::{
     includes::{Include, includes},
@@ -32,7 +34,7 @@ impl Hasher {
         if let Some(known) = lock(&self.contents).get(path) {
             return known.clone();
         }
-        let content = fs::read(path).ok().map(|bytes| Content {
+        let content = bounded::read(path).ok().map(|bytes| Content {
             hash: blake3::hash(&bytes),
             includes: Arc::new(includes(&String::from_utf8_lossy(&bytes))),
         });
@@ -49,5 +51,5 @@ impl Hasher {
 
 /// The hash of what the file holds at this moment.
 pub(crate) fn content_now(path: &Path) -> io::Result<blake3::Hash> {
-    fs::read(path).map(|bytes| blake3::hash(&bytes))
+    bounded::read(path).map(|bytes| blake3::hash(&bytes))
 }

@@ -13,6 +13,7 @@ use super::{
     Cache, Manifest,
     store::{KINDS, STAGING},
 };
+use crate::bounded;
 use crate::{Error, exposure, report, variables};
 
 /// The file of builds in the cache, one line each, and how long it may grow.
@@ -104,7 +105,7 @@ struct Build {
 /// Counts what is in a cache. One that does not exist holds nothing.
 pub fn statistics(cache: &Path) -> Statistics {
     let objects = files(&cache.join("objects"));
-    let builds: Vec<Build> = fs::read_to_string(cache.join(BUILDS))
+    let builds: Vec<Build> = bounded::read_to_string(cache.join(BUILDS))
         .unwrap_or_default()
         .lines()
         // A line that was torn when the file was cut counts for nothing.
@@ -196,8 +197,8 @@ pub fn copy(from: &Path, to: &Path) -> Result<usize, Error> {
     for kind in ["objects", "estimates", "manifests"] {
         for file in files(&from.join(kind)) {
             let place = to.join(file.path.strip_prefix(from).unwrap_or(&file.path));
-            let mut bytes = fs::read(&file.path).map_err(Error::file("read", &file.path))?;
-            let known = fs::read(&place).ok();
+            let mut bytes = bounded::read(&file.path).map_err(Error::file("read", &file.path))?;
+            let known = bounded::read(&place).ok();
             if let Some(known) = &known {
                 if kind != "manifests" {
                     continue;
@@ -254,7 +255,7 @@ impl Cache {
         }
         let path = self.folder().join(BUILDS);
         if fs::metadata(&path).is_ok_and(|data| data.len() > MOST_BUILDS) {
-            let text = fs::read_to_string(&path).unwrap_or_default();
+            let text = bounded::read_to_string(&path).unwrap_or_default();
             let half = text.len() / 2;
             let rest = text.as_bytes().split_at(half).1;
             let _ = self.publish(&path, rest);

@@ -11,6 +11,7 @@ use std::{
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
+use crate::bounded;
 use crate::exposure::{self, Exposure};
 
 use super::{Entry, Key, Manifest, Meta, hasher::content_now, last_change, lock};
@@ -157,7 +158,7 @@ impl Cache {
             return Loaded::Missing;
         }
         let path = self.object(key);
-        let bytes = match fs::read(&path) {
+        let bytes = match bounded::read(&path) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Loaded::Missing,
             Err(error) => {
@@ -260,7 +261,7 @@ impl Cache {
     }
 
     fn read_json<T: DeserializeOwned>(&self, path: &Path) -> Option<T> {
-        let bytes = self.is_trusted().then(|| fs::read(path).ok())??;
+        let bytes = self.is_trusted().then(|| bounded::read(path).ok())??;
         match serde_json::from_slice(&bytes) {
             Ok(value) => Some(value),
             Err(_) => {

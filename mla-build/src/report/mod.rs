@@ -16,6 +16,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+use crate::bounded;
 pub use crate::ptxas::Kernel;
 use crate::{Error, toolkit::Found};
 #[cfg(feature = "table")]
@@ -130,7 +131,7 @@ impl Report {
     ///
     /// The file cannot be read, or is no report.
     pub fn load(path: &Path) -> Result<Self, Error> {
-        let bytes = fs::read(path).map_err(Error::file("read", path))?;
+        let bytes = bounded::read(path).map_err(Error::file("read", path))?;
         serde_json::from_slice(&bytes).map_err(|error| Error::File {
             action: "understand",
             path: path.to_owned(),

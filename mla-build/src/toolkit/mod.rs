@@ -36,6 +36,7 @@ pub use wheel::Wheel;
 pub(crate) use pinned::FoundHeaders;
 pub(crate) use search::Search;
 
+use crate::bounded;
 use crate::{Error, variables};
 pub use crate::{error::NotFound, version::Version};
 
@@ -522,10 +523,8 @@ fn describe(root: &Path, nvcc: Option<PathBuf>, place: &str) -> Result<Cuda, Err
         program: nvcc.display().to_string(),
         message,
     };
-    let output = Command::new(&nvcc)
-        .arg("--version")
-        .output()
-        .map_err(|e| tool(e.to_string()))?;
+    let output =
+        bounded::output(Command::new(&nvcc).arg("--version")).map_err(|e| tool(e.to_string()))?;
     let version_text = String::from_utf8_lossy(&output.stdout).into_owned();
     if !output.status.success() {
         return Err(tool(format!(
@@ -557,7 +556,7 @@ fn describe(root: &Path, nvcc: Option<PathBuf>, place: &str) -> Result<Cuda, Err
 }
 
 fn cutlass_version(include: &Path) -> Option<String> {
-    let text = std::fs::read_to_string(include.join("cutlass/version.h")).ok()?;
+    let text = bounded::read_to_string(include.join("cutlass/version.h")).ok()?;
     let number = |name: &str| {
         text.lines().find_map(|line| {
             line.strip_prefix("#define ")?

@@ -2,12 +2,11 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
     path::{Path, PathBuf},
 };
 
 use super::Found;
-use crate::{Error, include_root::IncludeRoot};
+use crate::{Error, bounded, include_root::IncludeRoot};
 
 /// Include roots of a folder, and the hash of what they hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -97,7 +96,7 @@ impl Pinned {
                 };
                 if !entry.file_type().is_dir() && !files.contains_key(relative) {
                     let bytes =
-                        fs::read(entry.path()).map_err(Error::file("read", entry.path()))?;
+                        bounded::read(entry.path()).map_err(Error::file("read", entry.path()))?;
                     files.insert(relative.to_owned(), blake3::hash(&bytes));
                 }
             }

@@ -9,6 +9,8 @@ use std::{
     sync::{Mutex, OnceLock, PoisonError},
 };
 
+use crate::bounded;
+
 use super::{Pins, root_of};
 
 /// The places that the search may look at. A test gives its own; a build takes the process's.
@@ -230,9 +232,7 @@ fn ask(python: Option<&Path>) -> Result<Vec<PathBuf>, String> {
     const QUESTION: &str =
         "import site\nprint(site.getusersitepackages())\nprint(*site.getsitepackages(), sep='\\n')";
     let python = python.ok_or("no python3 on PATH")?;
-    let output = Command::new(python)
-        .args(["-c", QUESTION])
-        .output()
+    let output = bounded::output(Command::new(python).args(["-c", QUESTION]))
         .map_err(|error| format!("{}: {error}", python.display()))?;
     if !output.status.success() {
         return Err(format!("{}: {}", python.display(), output.status));
