@@ -6,6 +6,7 @@
 mod common;
 
 use std::any::TypeId;
+use std::sync::Mutex;
 
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::availability::Availability;
@@ -284,6 +285,9 @@ fn any_spec(index: usize) -> impl Strategy<Value = BackendSpec> {
     )
 }
 
+/// Lists that are never freed. They can be reached from here, so that nothing is lost.
+static CONSTANTS: Mutex<Vec<&Listed>> = Mutex::new(Vec::new());
+
 proptest! {
     // The compiler's choice, run as a program, against a registry's.
     #[test]
@@ -296,7 +300,7 @@ proptest! {
         let dtype = if half { DType::F16 } else { DType::BF16 };
         let problem = Problem::new(MlaDims::R1, 16, dtype).with_page_size(page_size);
         let target = sm(capability.0, capability.1);
-        // As a list is in a constant, which lives as long as the program.
+        // A list in a constant lives as long as the program.
         let mut list = None;
         for spec in specs.iter().rev() {
             list = Some(&*Box::leak(Box::new(Listed {
@@ -306,6 +310,7 @@ proptest! {
                 next: list,
             })));
         }
+        CONSTANTS.lock().unwrap().extend(list);
         let mut registry = Registry::empty();
         for spec in &specs {
             registry.add(Entry::known(*spec, || Availability::Available)).unwrap();

@@ -242,11 +242,19 @@ const fn is_among(name: &str, names: &[&str]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use super::*;
+
+    /// Targets that live as long as the program, as a constant's do. They can be reached from here,
+    /// so that nothing is lost.
+    static CONSTANTS: Mutex<Vec<&[&str]>> = Mutex::new(Vec::new());
 
     fn read<const F: usize, const T: usize>(build: Build) -> [CompiledFamily; F] {
         assert_eq!((build.families(), build.targets()), (F, T));
-        build.read_families(Box::leak(Box::new(build.read_targets::<T>())))
+        let targets = Box::leak(Box::new(build.read_targets::<T>()));
+        CONSTANTS.lock().unwrap().push(&*targets);
+        build.read_families(targets)
     }
 
     fn fault(text: &'static str, features: &'static [&'static str]) -> Option<String> {
