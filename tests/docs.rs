@@ -109,6 +109,15 @@ fn what_a_kernel_adds_is_the_example_that_is_tested() {
 }
 
 #[test]
+fn the_front_page_shows_the_guide_s_first_program() {
+    let [page, guide] = ["README.md", "docs/engine.md"]
+        .map(|path| fs::read_to_string(root().join(path)).unwrap());
+    assert_eq!(fenced(&page, "rust"), fenced(&guide, "rust")[..1]);
+    let lines = page.lines().count();
+    assert!(lines <= 150, "{lines} lines");
+}
+
+#[test]
 fn the_first_program_of_the_guide_is_short_and_has_one_dependency() {
     let guide = fs::read_to_string(root().join("docs/engine.md")).unwrap();
     let programs = fenced(&guide, "rust");
