@@ -110,8 +110,8 @@ fn what_a_kernel_adds_is_the_example_that_is_tested() {
 
 #[test]
 fn the_front_page_shows_the_guide_s_first_program() {
-    let [page, guide] = ["README.md", "docs/engine.md"]
-        .map(|path| fs::read_to_string(root().join(path)).unwrap());
+    let [page, guide] =
+        ["README.md", "docs/engine.md"].map(|path| fs::read_to_string(root().join(path)).unwrap());
     assert_eq!(fenced(&page, "rust"), fenced(&guide, "rust")[..1]);
     let lines = page.lines().count();
     assert!(lines <= 150, "{lines} lines");
