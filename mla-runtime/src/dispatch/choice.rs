@@ -50,7 +50,7 @@ macro_rules! best_decode {
     };
 }
 
-// What an error of the compiler may be long. The rest of a longer one is cut.
+// The max length of an error of the compiler. The rest of a longer one is cut.
 const LONGEST: usize = 16 * 1024;
 
 /// The index of the best backend of a list, for the macros of this module.
@@ -78,7 +78,7 @@ pub const fn choose(
     if list.is_none() {
         text.push(", because the list is empty: name the types of backends, as in `[A, B]`");
     }
-    // Of a list of one, the one was asked for.
+    // The only backend of a list of one is taken as asked for by name.
     let asked = matches!(list, Some(listed) if listed.next.is_none());
     let (mut index, mut best, mut rest) = (0, Best::on(target), list);
     while let Some(listed) = rest {

@@ -130,7 +130,7 @@
 //! }
 //! ```
 
-//! # What that is in machine code
+//! # Dispatch in machine code
 //!
 //! A backend that does nothing but launch, called in three ways. These files are compared with the
 //! linked programs by the tests of `mla-dispatch` (`mla-runtime/tests/crates/dispatch`), which also

@@ -6,27 +6,27 @@ use crate::device::Device;
 use crate::selection::{Selection, SelectionError};
 use crate::spec::{BackendSpec, Phase};
 
-/// What is done with the type of a prefill backend.
+/// An operation on the type of a prefill backend.
 pub trait PrefillVisitor<D: Device> {
-    /// What comes of it, for any type.
+    /// The result, for any type.
     type Output;
 
     /// Does it for the backend that was selected.
     fn visit<P: PrefillBackend<Device = D>>(self) -> Self::Output;
 }
 
-/// What is done with the type of a decode backend.
+/// An operation on the type of a decode backend.
 pub trait DecodeVisitor<D: Device> {
-    /// What comes of it, for any type.
+    /// The result, for any type.
     type Output;
 
     /// Does it for the backend that was selected.
     fn visit<B: DecodeBackend<Device = D>>(self) -> Self::Output;
 }
 
-/// What is done with the types of both backends of a layer.
+/// An operation on the types of both backends of a layer.
 pub trait LayerVisitor<D: Device> {
-    /// What comes of it, for any types.
+    /// The result, for any types.
     type Output;
 
     /// Does it for the backends that were selected.
@@ -89,7 +89,7 @@ impl<D: Device> DecodeArms<D> for () {
     }
 }
 
-// By the whole spec, not by the name alone: a name may have been given to another backend.
+// The whole spec is compared, not the name alone: a name may have been given to another backend.
 impl<D: Device, M: PrefillArm<D>, T: PrefillArms<D>> PrefillArms<D> for (M, T) {
     fn visit<V: PrefillVisitor<D>>(spec: &BackendSpec, visitor: V) -> Option<V::Output> {
         if spec == M::MEMBER.spec() {

@@ -1,4 +1,4 @@
-//! What can go wrong while preparing or enqueuing work.
+//! Errors of preparing and enqueuing work.
 
 mod plan;
 
@@ -13,11 +13,11 @@ pub enum Error {
     /// An argument that does not fit. Nothing was enqueued, unless the function says otherwise.
     #[error("{field}: given {given}, accepted {accepted}")]
     Argument {
-        /// Which argument, or which part of one.
+        /// The argument, or the part of one.
         field: &'static str,
-        /// What was passed.
+        /// The value that was passed.
         given: String,
-        /// What would have been taken.
+        /// The values that would have been taken.
         accepted: String,
     },
     /// A step that no plan can be made for.
@@ -31,9 +31,9 @@ pub enum Error {
     OutOfMemory {
         /// The device's platform.
         device: &'static str,
-        /// How many bytes were asked for.
+        /// The bytes that were asked for.
         bytes: u64,
-        /// How many were free, if the device says.
+        /// The bytes that were free, if the device says.
         free: Option<u64>,
     },
     /// The device refused an operation.
@@ -41,7 +41,7 @@ pub enum Error {
     Device {
         /// The device's platform.
         device: &'static str,
-        /// What was attempted.
+        /// The operation that was attempted.
         operation: &'static str,
         /// The device's own words.
         message: String,

@@ -1,4 +1,4 @@
-//! What is wrong with the input of a planning function.
+//! Errors in the input of a planning function.
 
 /// An input that no plan can be made for.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -17,7 +17,7 @@ pub enum PlanError {
     /// A derived quantity exceeds the integers it is counted in.
     #[error("{quantity}: given more than fits, accepted at most {limit}")]
     Overflow {
-        /// What was computed.
+        /// The quantity that was computed.
         quantity: &'static str,
         /// The largest value it may have.
         limit: u64,
@@ -35,7 +35,7 @@ pub enum PlanError {
         given: u64,
         /// The bytes that the smallest plan takes.
         needed: u64,
-        /// What the smallest plan is.
+        /// A description of the smallest plan.
         smallest: String,
     },
 }

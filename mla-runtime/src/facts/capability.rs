@@ -1,4 +1,4 @@
-//! What hardware a backend runs on, and what hardware is asked about.
+//! The hardware that a backend runs on, and the hardware of a request.
 
 use std::fmt;
 use std::str::FromStr;
@@ -118,7 +118,7 @@ pub enum CapabilityMatch {
 }
 
 impl CapabilityMatch {
-    /// Whether `capability` is in the set.
+    /// Returns true if `capability` is in the set.
     pub const fn accepts(self, capability: Capability) -> bool {
         let (first, last) = self.bounds();
         first <= capability.number() && capability.number() <= last
@@ -137,7 +137,7 @@ impl CapabilityMatch {
         }
     }
 
-    /// Whether some capability is in both sets.
+    /// Returns true if some capability is in both sets.
     pub(crate) const fn overlaps(self, other: Self) -> bool {
         let ((first, last), (from, to)) = (self.bounds(), other.bounds());
         first <= to && from <= last
@@ -172,8 +172,8 @@ pub struct Target {
     pub platform: Platform,
     /// Its compute capability; `None` on a processor, or if the driver did not say.
     pub capability: Option<Capability>,
-    /// Whether this machine has it. What is missing here (a driver, a device) speaks against a
-    /// backend only when it has to run here.
+    /// True if this machine has it. A part that is missing here (a driver, a device) speaks against
+    /// a backend only when it has to run here.
     pub present: bool,
 }
 

@@ -50,7 +50,7 @@ impl fmt::Display for DType {
 
 /// A Rust type that is the element of a [`DType`].
 pub trait Element: bytemuck::Pod + Send + Sync + fmt::Debug + 'static {
-    /// Which dtype this is.
+    /// The dtype of this type.
     const DTYPE: DType;
 
     /// Exact.

@@ -1,4 +1,4 @@
-//! What a problem may ask for beyond plain causal attention.
+//! Features that a problem may ask for beyond plain causal attention.
 
 use std::fmt;
 
@@ -100,7 +100,7 @@ impl FeatureSet {
         Self(bits)
     }
 
-    /// Whether `feature` is in the set.
+    /// Returns true if `feature` is in the set.
     pub const fn contains(self, feature: Feature) -> bool {
         self.0 & (1 << feature as u16) != 0
     }

@@ -1,4 +1,4 @@
-//! How one token's row lies in the cache.
+//! The format of one token's row in the cache.
 
 use std::fmt;
 
@@ -65,8 +65,8 @@ impl KvFormat {
         }
     }
 
-    /// Whether a cache has one scale, [`CacheLayout::scale`](crate::cache::CacheLayout::scale):
-    /// value = stored · scale.
+    /// Returns true if a cache has one scale,
+    /// [`CacheLayout::scale`](crate::cache::CacheLayout::scale): value = stored · scale.
     pub const fn has_tensor_scale(self) -> bool {
         match self {
             Self::F32 | Self::F16 | Self::BF16 | Self::Fp8DsMla => false,
@@ -74,8 +74,8 @@ impl KvFormat {
         }
     }
 
-    /// Whether rows of these dimensions can be laid out in this format: `Fp8DsMla` needs a latent
-    /// of whole groups of 128.
+    /// Returns true if rows of these dimensions can be laid out in this format: `Fp8DsMla` needs a
+    /// latent of whole groups of 128.
     pub const fn holds(self, dims: MlaDims) -> bool {
         match self {
             Self::F32 | Self::F16 | Self::BF16 | Self::Fp8 => true,

@@ -1,4 +1,4 @@
-//! What models and GPUs are, one concept to a file. Their names on the command line, in JSON and in
+//! Facts of models and GPUs, one concept to a file. Their names on the command line, in JSON and in
 //! the attribute are one function.
 
 pub mod capability;

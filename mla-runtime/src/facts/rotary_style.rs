@@ -1,6 +1,6 @@
-//! How a model pairs the elements that it rotates.
+//! The pairing of the elements that a model rotates.
 
-/// Which elements of a rotary vector form a pair.
+/// The elements of a rotary vector that form a pair.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum RotaryStyle {
     /// 2i and 2i + 1, as DeepSeek's own weights expect.

@@ -10,7 +10,7 @@ use crate::setters::setters;
 /// Bytes of a key's scale.
 const SCALE_BYTES: usize = 4;
 
-/// Where an index key lies: a page has the values of all its tokens, then their scales.
+/// The place of an index key: a page has the values of all its tokens, then their scales.
 ///
 /// ```text
 /// value d of slot s   page · page_stride + offset · width + d                    e4m3
@@ -95,7 +95,7 @@ impl IndexCacheLayout {
                 .checked_mul(self.page_stride)?
                 .checked_add(page)
         });
-        // Of a page that is no longer than integers count, so are its values alone.
+        // The values alone, like the page they are in, are no longer than integers count.
         let aligned = || {
             (self.width * self.page_size).is_multiple_of(SCALE_BYTES)
                 && self.page_stride.is_multiple_of(SCALE_BYTES)

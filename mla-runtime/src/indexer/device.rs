@@ -1,4 +1,4 @@
-//! What a device does for an indexer.
+//! The operations that an indexer needs of a device.
 
 use std::ops::Range;
 
@@ -21,7 +21,7 @@ pub struct LayerNorm<'a, D: Device> {
 }
 
 impl<'a, D: Device> LayerNorm<'a, D> {
-    /// Of this weight and bias.
+    /// A norm of this weight and bias.
     pub const fn new(weight: TensorRef<'a, D>, bias: TensorRef<'a, D>) -> Self {
         Self { weight, bias }
     }
@@ -98,7 +98,7 @@ impl<'a, D: Device> IndexQueryInput<'a, D> {
     }
 }
 
-/// Where quantised index queries go.
+/// Destination of quantised index queries.
 #[non_exhaustive]
 pub struct IndexQueriesMut<'a, D: Device> {
     /// `[T, heads, D]` e4m3, without gaps.
@@ -109,7 +109,7 @@ pub struct IndexQueriesMut<'a, D: Device> {
 }
 
 impl<'a, D: Device> IndexQueriesMut<'a, D> {
-    /// Where quantised queries and their weights go.
+    /// A destination of quantised queries and their weights.
     pub const fn new(values: D::BytesMut<'a>, weights: TensorMut<'a, D>) -> Self {
         Self { values, weights }
     }
@@ -137,7 +137,7 @@ pub struct IndexRows<'a, D: Device> {
     /// The requests, whose lengths say what each token sees: token i of n of a request with `len`
     /// tokens sees positions `0 .. len − n + i + 1`, and nothing if that is below 1.
     pub batch: DecodeBatch<'a, D>,
-    /// Which of the batch's query tokens.
+    /// The range of the batch's query tokens.
     pub tokens: Range<usize>,
     in_turn: bool,
 }
@@ -171,7 +171,7 @@ impl<'a, D: Device> IndexRows<'a, D> {
     }
 }
 
-/// Where lists go: `[T, width]` i32, row-major without gaps.
+/// Destination of lists: `[T, width]` i32, row-major without gaps.
 #[non_exhaustive]
 pub struct SlotListsMut<'a, D: Device> {
     /// The slots.

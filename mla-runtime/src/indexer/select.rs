@@ -72,7 +72,7 @@ impl<'a, D: Device> IndexCall<'a, D> {
         with_rotary(rotary: Rotation<'a, D>);
     }
 
-    /// What its queries are made from.
+    /// Returns the inputs of its queries.
     pub(crate) fn queries(&self) -> Queries<'a, D> {
         Queries {
             latent: self.query_latent.shorten(),
@@ -83,7 +83,7 @@ impl<'a, D: Device> IndexCall<'a, D> {
     }
 }
 
-/// What index queries are made from: those of the fields of [`IndexCall`] that nothing writes.
+/// The inputs of index queries: the fields of [`IndexCall`] that nothing writes.
 pub(crate) struct Queries<'a, D: Device> {
     latent: TensorRef<'a, D>,
     weights: TensorRef<'a, D>,
@@ -194,7 +194,7 @@ impl<D: IndexDevice> Indexer<D> {
         Ok(())
     }
 
-    /// What the index cache gets of the step's tokens.
+    /// Returns the index keys of the step's tokens, with their slots in the index cache.
     pub(crate) fn keys<'b>(
         &self,
         call: &'b mut IndexCall<'_, D>,
@@ -251,7 +251,8 @@ impl<D: IndexDevice> Indexer<D> {
         self.device.select_slots(logits, &rows, page_size, lists)
     }
 
-    /// Whether tokens are scored: where none sees more than a list holds, nothing need be.
+    /// Returns true if tokens are scored: where none sees more than a list holds, no score is
+    /// needed.
     fn scores(&self, batch: &DecodeBatch<'_, D>) -> bool {
         batch.max_seq_len > self.config.dims.topk as usize
     }
@@ -448,12 +449,12 @@ impl<D: Device> Indexer<D> {
         &self.device
     }
 
-    /// What the indexer computes.
+    /// Returns the indexer's configuration.
     pub fn config(&self) -> &IndexerConfig {
         &self.config
     }
 
-    /// What it adds to a layer's [memory needs](MemoryNeeds::indexer).
+    /// Returns the indexer's part of a layer's [memory needs](MemoryNeeds::indexer).
     ///
     /// # Errors
     ///

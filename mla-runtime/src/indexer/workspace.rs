@@ -1,4 +1,4 @@
-//! What the indexers of an engine share: scratch, and the lists of the present step.
+//! The memory that the indexers of an engine share: scratch, and the lists of the present step.
 
 use std::ops::Range;
 
@@ -28,7 +28,7 @@ pub(super) struct Selected {
     pub(super) tokens: usize,
 }
 
-/// Where each tensor lies in the buffer, in bytes, in the order of the plan.
+/// The range of each tensor in the buffer, in bytes, in the order of the plan.
 pub(super) struct Regions {
     pub(super) projection: Range<usize>,
     pub(super) queries: Range<usize>,
@@ -64,7 +64,7 @@ impl<D: Device> IndexerWorkspace<D> {
         })
     }
 
-    /// What was allocated, without a cache: the regions of
+    /// Returns the plan of what was allocated, without a cache: the regions of
     /// [`Allocation::Indexer`](crate::plan::memory::Allocation::Indexer).
     pub fn plan(&self) -> &MemoryPlan {
         &self.plan

@@ -1,4 +1,4 @@
-//! What a selection considered, as data: for a person to read, or as JSON.
+//! The candidates and the result of a selection, as data: for a person to read, or as JSON.
 
 use std::fmt;
 
@@ -16,9 +16,9 @@ use crate::spec::{BackendSpec, Phase};
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Candidate {
-    /// What it supports.
+    /// The problems that it supports.
     pub spec: BackendSpec,
-    /// What is known of its kernels.
+    /// The facts of its kernels.
     pub kernels: KernelFacts,
     /// Its priority on the target.
     pub priority: i32,
@@ -27,12 +27,12 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// Whether nothing speaks against it.
+    /// Returns true if nothing speaks against it.
     pub const fn is_valid(&self) -> bool {
         self.reasons.is_empty()
     }
 
-    /// Whether nothing speaks against it but that it cannot run: it is not built, say.
+    /// Returns true if nothing speaks against it but that it cannot run: it is not built, say.
     pub fn applies(&self) -> bool {
         self.reasons
             .iter()
@@ -46,8 +46,8 @@ impl Candidate {
 pub struct PhaseExplanation {
     /// The phase.
     pub phase: Phase,
-    /// Those that [apply](Candidate::applies), in the order in which they are tried; then the rest,
-    /// in the same order.
+    /// The candidates that [apply](Candidate::applies), in the order in which they are tried; then
+    /// the rest, in the same order.
     pub candidates: Vec<Candidate>,
     preferred: Option<usize>,
     selected: Option<usize>,
@@ -79,7 +79,7 @@ impl PhaseExplanation {
     }
 }
 
-/// What a selection considered and chose.
+/// The candidates and the choices of a selection.
 ///
 /// Serialises as `{"target", …, "prefill": {"selected": NAME or null, "candidates": [{"name",
 /// "provider", "priority", "valid", "graphs", "dependent_launch", "lse_precision", "compiled_for":
@@ -90,7 +90,7 @@ impl PhaseExplanation {
 pub struct Explanation {
     /// The hardware.
     pub target: Target,
-    /// What was asked for, with the cache format and page size that were chosen.
+    /// The problem of the request, with the cache format and page size that were chosen.
     pub problem: Problem,
     /// The prefill backends.
     pub prefill: PhaseExplanation,
@@ -99,7 +99,7 @@ pub struct Explanation {
 }
 
 impl Explanation {
-    /// Whether both phases have a backend.
+    /// Returns true if both phases have a backend.
     pub fn fits(&self) -> bool {
         self.prefill.selected().is_some() && self.decode.selected().is_some()
     }

@@ -13,7 +13,7 @@ use crate::reason::Reasons;
 use crate::spec::Phase;
 use crate::suggestion;
 
-/// How a program gets backends; part of every error that comes of having none.
+/// The ways in which a program gets backends; part of every error that comes of having none.
 pub(crate) const HOW_TO_LINK: &str = "link a backend crate, such as `use mla_kernels as _;`, or \
      add a backend's ENTRY with `Registry::add`; a C program links a staticlib whole \
      (-Wl,--whole-archive)";
@@ -59,9 +59,9 @@ pub enum RegistryError {
         phase: Phase,
         /// The name.
         name: &'static str,
-        /// What claimed it before, by [`Entry::origin`].
+        /// The origin of the backend that claimed it before, by [`Entry::origin`].
         first: &'static str,
-        /// What claims it now.
+        /// The origin of the backend that claims it now.
         second: &'static str,
     },
     /// There is no backend of this name.
@@ -142,9 +142,9 @@ impl Registry {
         Self::linked_by(Some)
     }
 
-    /// As [`linked`](Self::linked), of what `settle` makes of each linked entry: the entry itself,
-    /// the same [under another name](Entry::named), or `None` to leave it out. So a program that
-    /// links two crates which claim one name can settle that, whatever the crates say:
+    /// Collects the backends as [`linked`](Self::linked) does, with what `settle` makes of each
+    /// linked entry: the entry itself, the same [under another name](Entry::named), or `None` to
+    /// leave it out. A program that links two crates which claim one name settles that here:
     ///
     /// ```
     /// use mla_runtime::backend::Entry;
@@ -212,7 +212,7 @@ impl Registry {
         Ok(overridden)
     }
 
-    /// Whether the name stands for an override.
+    /// Returns true if the name stands for an override.
     ///
     /// # Errors
     ///
@@ -245,7 +245,7 @@ impl Registry {
         self.resolve(phase, name, |entry| runs_on(entry, target))
     }
 
-    /// What every name stands for, prefill first, by name.
+    /// Returns the entry of every name, prefill first, by name.
     pub fn iter(&self) -> impl Iterator<Item = &Entry> {
         [Phase::Prefill, Phase::Decode]
             .into_iter()
@@ -253,7 +253,7 @@ impl Registry {
             .filter_map(|(phase, name)| self.get(phase, name).ok())
     }
 
-    /// What every name of `phase` stands for on this hardware, by name.
+    /// Returns the entry of every name of `phase` on this hardware, by name.
     pub fn iter_on(&self, target: Target, phase: Phase) -> impl Iterator<Item = &Entry> {
         self.names(phase)
             .into_iter()
@@ -275,7 +275,7 @@ impl Registry {
         names
     }
 
-    /// Whether any backend has an implementation in this program.
+    /// Returns true if any backend has an implementation in this program.
     pub fn is_implemented(&self) -> bool {
         self.iter().any(Entry::is_implemented)
     }
@@ -332,7 +332,8 @@ fn linked() -> impl Iterator<Item = Entry> {
     std::iter::empty()
 }
 
-// Whether the hardware alone speaks for the entry: what decides between a linked and a known one.
+// Returns true if the hardware alone speaks for the entry, which decides between a linked and a
+// known one.
 fn runs_on(entry: &Entry, target: Target) -> bool {
     entry.spec.platform == target.platform
         && (target.platform == Platform::Cpu || entry.spec.accepts_capability(target))

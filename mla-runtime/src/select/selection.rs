@@ -1,4 +1,4 @@
-//! Which backends a request gets, and why.
+//! Chooses the backends of a request, and says why.
 //!
 //! [`Registry::select`] chooses a prefill and a decode backend together with the cache format and
 //! page size that both can work with; [`Registry::explain`] says the same without insisting on a
@@ -29,7 +29,7 @@ use crate::reason::Reasons;
 use crate::registry::{HOW_TO_LINK, Registry, RegistryError};
 use crate::spec::{BackendSpec, Phase};
 
-/// What a selection is made for: a problem on some hardware, and the caches that would do as well.
+/// The request of a selection: a problem on some hardware, and the caches that would do as well.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct SelectionRequest {
@@ -109,7 +109,7 @@ impl SelectionRequest {
         }
     }
 
-    // What no backend could make up for.
+    // Refuses faults of the request that no backend could make up for.
     fn check(&self) -> Result<(), Error> {
         for kv_format in self.kv_formats() {
             for page_size in self.page_sizes() {
@@ -131,15 +131,15 @@ pub struct Selection {
     pub prefill: BackendSpec,
     /// The decode backend.
     pub decode: BackendSpec,
-    /// What was selected for, with the cache format and page size that were chosen.
+    /// The problem of the request, with the cache format and page size that were chosen.
     pub problem: Problem,
     /// Every candidate and what speaks against it.
     pub explanation: Explanation,
-    /// What [`layer`](Self::layer) makes its backends with: prefill, decode.
+    /// The entries that [`layer`](Self::layer) makes its backends with: prefill, decode.
     pub(crate) entries: [Entry; 2],
 }
 
-// Of two selections with the same specs and reasons, the entries are the same backends.
+// Two selections with the same specs and reasons have the same backends as entries.
 impl PartialEq for Selection {
     fn eq(&self, other: &Self) -> bool {
         let parts = |it: &Self| (it.prefill, it.decode, it.problem);
@@ -150,7 +150,7 @@ impl PartialEq for Selection {
 impl Eq for Selection {}
 
 impl Selection {
-    /// What to instantiate the backends with.
+    /// Returns the configuration to instantiate the backends with.
     pub const fn config(&self, softmax_scale: f32) -> LayerConfig {
         LayerConfig {
             problem: self.problem,
@@ -175,7 +175,7 @@ pub enum SelectionError {
         name: &'static str,
         /// The hardware.
         target: Target,
-        /// What speaks against it.
+        /// The reasons against it.
         reasons: Box<Reasons>,
     },
     /// No backend fits; what speaks against each is part of the message.
@@ -214,7 +214,7 @@ pub enum SelectionError {
         phase: Phase,
         /// The backend.
         name: &'static str,
-        /// Who provides it.
+        /// The backend's provider.
         provider: &'static str,
         /// The backends that are listed.
         listed: Vec<&'static str>,
@@ -236,7 +236,7 @@ fn refusals(phase: &PhaseExplanation) -> String {
         })
 }
 
-/// Whether `a` is tried before `b` on this hardware: by priority, ties by name. Usable in
+/// Returns true if `a` is tried before `b` on this hardware: by priority, ties by name. Usable in
 /// constants, so that a choice by the compiler is that of a selection at run time.
 pub const fn tried_before(a: &BackendSpec, b: &BackendSpec, target: Target) -> bool {
     let (first, second) = (a.priority.on(target), b.priority.on(target));
@@ -267,7 +267,7 @@ pub struct Best<'a> {
 }
 
 impl<'a> Best<'a> {
-    /// Of none.
+    /// The best of no candidates.
     pub const fn on(target: Target) -> Self {
         Self {
             target,

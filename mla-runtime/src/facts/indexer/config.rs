@@ -1,4 +1,4 @@
-//! What one layer's indexer computes.
+//! The shape and the numerics of one layer's indexer.
 
 use std::fmt;
 
@@ -36,7 +36,8 @@ impl IndexDims {
         ..Self::DEEPSEEK_V3_2
     };
 
-    /// So many heads of `width` values, `rope` of them rotary, and lists of `topk` tokens.
+    /// The extents of `heads` heads of `width` values, `rope` of them rotary, with lists of `topk`
+    /// tokens.
     pub const fn new(heads: u32, width: u32, rope: u32, topk: u32) -> Self {
         Self {
             heads,
@@ -69,18 +70,18 @@ impl fmt::Display for IndexDims {
     }
 }
 
-/// What an indexer computes: its extents, and what implementations differ in.
+/// The configuration of an indexer: its extents, and the points in which implementations differ.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
 pub struct IndexerConfig {
     /// Heads, widths, and the length of lists.
     pub dims: IndexDims,
-    /// How rotary elements pair: in [halves](RotaryStyle::Halves) in DeepSeek-V3.2, although the
+    /// Pairing of rotary elements: [halves](RotaryStyle::Halves) in DeepSeek-V3.2, although the
     /// layer's own are interleaved; interleaved in GLM-5 (`indexer_rope_interleave`).
     pub rotary: RotaryStyle,
-    /// Whether keys and queries go through a Hadamard transform before they are quantised.
+    /// True if keys and queries go through a Hadamard transform before they are quantised.
     pub hadamard: bool,
-    /// What the LayerNorm of keys adds to the variance.
+    /// The epsilon that the LayerNorm of keys adds to the variance.
     pub epsilon: f32,
 }
 
@@ -116,7 +117,7 @@ impl IndexerConfig {
         with_epsilon(epsilon: f32);
     }
 
-    /// What head weights are multiplied by before the scale of their query: heads^-½ · D^-½.
+    /// Returns the factor of head weights before the scale of their query: heads^-½ · D^-½.
     pub fn weight_scale(&self) -> f32 {
         let product = f64::from(self.dims.heads) * f64::from(self.dims.width);
         (1.0 / product.sqrt()) as f32

@@ -1,12 +1,13 @@
-//! Which layers of a model have an indexer, and which use the list of an earlier one.
+//! The layers of a model that have an indexer, and those that use the list of an earlier one.
 
 use std::fmt;
 
 /// The most layers whose sharing can be described.
 pub const MAX_LAYERS: u32 = 256;
 
-/// Which layers share the list of the last layer before them that has an indexer. Such a layer has
-/// neither weights of an indexer nor an index cache. A layer that is not described has an indexer.
+/// The layers that share the list of the last layer before them that has an indexer. Such a layer
+/// has neither weights of an indexer nor an index cache. A layer that is not described has an
+/// indexer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct IndexLayers {
     /// Bit i of word i / 64: layer i shares.
@@ -52,7 +53,7 @@ impl IndexLayers {
         }
     }
 
-    /// Whether a layer has an indexer of its own.
+    /// Returns true if a layer has an indexer of its own.
     pub const fn has_indexer(&self, layer: u32) -> bool {
         layer >= MAX_LAYERS || self.shared[(layer / 64) as usize] >> (layer % 64) & 1 == 0
     }
@@ -67,7 +68,7 @@ impl IndexLayers {
         source
     }
 
-    /// How many of the first `layers` layers have an indexer.
+    /// Counts the layers with an indexer among the first `layers`.
     pub fn indexers(&self, layers: u32) -> u32 {
         let sharing: u32 = (0..layers.min(MAX_LAYERS))
             .map(|layer| u32::from(!self.has_indexer(layer)))

@@ -1,4 +1,4 @@
-//! What a model says of its lightning indexer.
+//! Facts of a model's lightning indexer.
 
 mod config;
 mod layers;

@@ -1,4 +1,4 @@
-//! What a configuration says of the indexer of sparse attention.
+//! Reads the indexer of sparse attention from a configuration.
 
 use serde_json::Value;
 
@@ -38,7 +38,7 @@ pub(super) fn indexer(fields: &Fields<'_>, rope: u32) -> Result<Option<IndexerCo
     }
 }
 
-/// Which layers have an indexer: by any of three spellings, which have to agree.
+/// Reads which layers have an indexer, in any of three spellings, which have to agree.
 pub(super) fn layers(fields: &Fields<'_>, layers: Option<u32>) -> Result<IndexLayers, ModelError> {
     let spellings = [
         by_types(fields, layers)?,

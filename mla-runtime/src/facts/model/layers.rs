@@ -1,5 +1,5 @@
-//! How many layers of a model have this attention: some models have linear attention in the others,
-//! which has no cache of rows.
+//! Counts the layers of a model that have this attention: some models have linear attention in the
+//! others, which has no cache of rows.
 
 use serde_json::Value;
 
@@ -7,13 +7,13 @@ use super::{Fields, MAX_DIM, ModelError, missing, shown};
 
 /// The layers of a model, by their attention.
 pub(super) struct Layers {
-    /// Those with multi-head latent attention, if the configuration says.
+    /// The number with multi-head latent attention, if the configuration says.
     pub(super) own: Option<u32>,
-    /// Those with another one.
+    /// The number with another attention.
     pub(super) other: u32,
 }
 
-/// By the first of three spellings that is there; without one, `all` have this attention.
+/// Reads the first of three spellings that is there; without one, `all` have this attention.
 pub(super) fn read(fields: &Fields<'_>, all: Option<u32>) -> Result<Layers, ModelError> {
     let split = |own: u32, all: u32| Layers {
         own: Some(own),

@@ -1,4 +1,5 @@
-//! What models ask of attention that no backend here has: such a model is refused by its name.
+//! Properties of attention that no backend here has: a model that asks for one is refused by its
+//! name.
 
 use serde_json::Value;
 
@@ -47,7 +48,8 @@ const COMPRESSED: &str = "compressed caches and windows beside them";
 
 const WINDOW: &str = "a sliding window";
 
-/// Whether a number is not 0; what is no number asks for something, too.
+/// Returns true if a number is not 0. A value that is no number asks for something, too, unless it
+/// is false.
 fn is_set(value: &Value) -> bool {
     value.as_f64() != Some(0.0) && *value != false
 }

@@ -1,4 +1,4 @@
-//! What a model's configuration says about its attention.
+//! The facts of attention in a model's configuration.
 //!
 //! From the `config.json` that a model is published with ([`ModelConfig::from_hf_config`]), or by
 //! name for the public models whose numbers are known here ([`ModelConfig::preset`]).
@@ -41,14 +41,14 @@ pub struct ModelConfig {
     pub index_topk: Option<u32>,
     /// The indexer that chooses them, if the configuration describes one.
     pub indexer: Option<IndexerConfig>,
-    /// Which layers have an indexer, and which share an earlier one's lists.
+    /// The layers that have an indexer, and those that share an earlier one's lists.
     pub index_layers: IndexLayers,
     /// The rotary embedding.
     pub rope: Rope,
-    /// Whether the engine multiplies the layer's output by the sigmoid of a gate, for each head and
+    /// True if the engine multiplies the layer's output by the sigmoid of a gate, for each head and
     /// value, before the output projection.
     pub output_gate: bool,
-    /// Whether each head has a learnt sink, which the engine passes as
+    /// True if each head has a learnt sink, which the engine passes as
     /// [`LayerCall::sinks`](crate::layer::LayerCall::sinks).
     pub sinks: bool,
     /// A factor of queries that grows with their position, which the engine applies before it
@@ -242,15 +242,15 @@ pub enum ModelError {
     /// The text is not JSON.
     #[error("config: given text that is not JSON ({message}), accepted a model's config.json")]
     NotJson {
-        /// What the JSON parser says, with line and column.
+        /// The message of the JSON parser, with line and column.
         message: String,
     },
     /// A part of the configuration that must be a JSON object is something else.
     #[error("{place}: given {given}, accepted a JSON object")]
     NotAnObject {
-        /// Which part.
+        /// The part's name.
         place: &'static str,
-        /// What it is.
+        /// The value as it was given.
         given: String,
     },
     /// A field that has no default is not there.
@@ -261,9 +261,9 @@ pub enum ModelError {
     Missing {
         /// The field's name.
         field: &'static str,
-        /// Where, and under which names, it was looked for.
+        /// The places and names under which it was looked for.
         looked_for: String,
-        /// What it may be.
+        /// The accepted values.
         accepted: String,
     },
     /// A field has a value that is not accepted.
@@ -273,7 +273,7 @@ pub enum ModelError {
         field: String,
         /// The value as it was given.
         given: String,
-        /// What it may be.
+        /// The accepted values.
         accepted: String,
     },
     /// The model's attention needs what no backend here has.
@@ -285,7 +285,7 @@ pub enum ModelError {
         field: String,
         /// Its value.
         given: String,
-        /// What is missing.
+        /// The property that no backend has.
         missing: &'static str,
     },
     /// Two spellings of one field say different things.
@@ -430,7 +430,7 @@ impl ModelConfig {
         })
     }
 
-    /// What scores are multiplied by before the softmax, in the absorbed and the expanded form
+    /// Returns the factor of scores before the softmax, in the absorbed and the expanded form
     /// alike: 1/√(P+R), times [m²](Yarn::softmax_mscale) if the model has yarn, since queries and
     /// keys each carry m once.
     pub fn softmax_scale(&self) -> f64 {
@@ -501,7 +501,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Where a field was looked for in vain.
+    /// Returns the paths at which a field was looked for in vain.
     fn looked_for(&self, field: &str) -> String {
         match self.text_config {
             Some(_) => format!("text_config.{field} or {field}"),
@@ -584,7 +584,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Whether a field is true; it is false if it is left out.
+    /// Returns true if a field is true; it is false if it is left out.
     fn flag(&self, field: &str) -> Result<bool, ModelError> {
         match self.get(field) {
             None => Ok(false),
@@ -691,7 +691,7 @@ mod tests {
     fn reads_a_config_flat_or_nested() {
         assert_eq!(read(&deepseek()), Ok(DEEPSEEK_V3));
         assert_eq!(read(&json!({"text_config": deepseek()})), Ok(DEEPSEEK_V3));
-        // What is not nested is taken from the top level, and what is nested wins.
+        // Fields that are not nested are taken from the top level, and nested ones win.
         let mut nested = deepseek();
         nested.as_object_mut().unwrap().remove("torch_dtype");
         let config = json!({

@@ -1,5 +1,4 @@
-//! What a model's configuration says about its rotary embedding, and the angles that follow from
-//! it.
+//! The rotary embedding in a model's configuration, and the angles that follow from it.
 //!
 //! Pair i of R/2 turns, at position p, by the angle p · f(i). With the base θ:
 //!
@@ -34,11 +33,11 @@ pub struct Rope {
     /// The longest sequence that the model was made for (`max_position_embeddings`), if the
     /// configuration says.
     pub max_positions: Option<u32>,
-    /// Which elements form a pair (`rope_interleave`).
+    /// The elements that form a pair (`rope_interleave`).
     pub style: RotaryStyle,
-    /// How the context was extended (`rope_scaling`).
+    /// The extension of the context (`rope_scaling`).
     pub scaling: RopeScaling,
-    /// Whether rotary parts are rotated. If not (`mla_use_nope`), their R values take part in the
+    /// True if rotary parts are rotated. If not (`mla_use_nope`), their R values take part in the
     /// scores as they are: tables turn by no angle.
     pub rotates: bool,
 }
@@ -137,7 +136,7 @@ impl Rope {
         Ok(())
     }
 
-    /// What cosines and sines are multiplied by: 1 but for [yarn](Yarn::attention_factor).
+    /// Returns the factor of cosines and sines: 1 but for [yarn](Yarn::attention_factor).
     pub fn attention_factor(&self) -> f64 {
         let yarn = self.yarn().filter(|_| self.rotates);
         yarn.map_or(1.0, Yarn::attention_factor)
@@ -171,7 +170,7 @@ impl Rope {
     }
 }
 
-/// How a model's context was extended.
+/// The extension of a model's context.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
 pub enum RopeScaling {
@@ -179,14 +178,14 @@ pub enum RopeScaling {
     Plain,
     /// Positions are divided by the factor.
     Linear {
-        /// By how much the context was extended.
+        /// The factor by which the context was extended.
         factor: f64,
     },
-    /// By frequency.
+    /// YaRN: scaled by frequency.
     Yarn(Yarn),
     /// In a way for which there are no tables here.
     Other {
-        /// Which: one of [`OTHER_SCALINGS`], or "another type".
+        /// The scaling: one of [`OTHER_SCALINGS`], or "another type".
         kind: &'static str,
     },
 }
@@ -198,7 +197,7 @@ pub const OTHER_SCALINGS: &[&str] = &["dynamic", "longrope", "su", "llama3", "mr
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
 pub struct Yarn {
-    /// By how much the context was extended (`factor`).
+    /// The factor by which the context was extended (`factor`).
     pub factor: f64,
     /// The context before that (`original_max_position_embeddings`; without it
     /// `max_position_embeddings`).
@@ -212,10 +211,9 @@ pub struct Yarn {
     pub mscale: f64,
     /// The weight of the softmax's correction (`mscale_all_dim`); 0: there is none.
     pub mscale_all_dim: f64,
-    /// What cosines and sines are multiplied by, if the configuration says so itself
-    /// (`attention_factor`).
+    /// The factor of cosines and sines, if the configuration has it itself (`attention_factor`).
     pub given_attention_factor: Option<f64>,
-    /// Whether the ends of the ramp are whole pairs (`truncate`).
+    /// True if the ends of the ramp are whole pairs (`truncate`).
     pub truncate: bool,
     /// True if cosines, sines and scores are corrected at all (`apply_yarn_scaling`, or
     /// `apply_scale`).
@@ -271,8 +269,8 @@ impl Yarn {
         self.correction(self.mscale_all_dim)
     }
 
-    /// What cosines and sines are multiplied by: m(`mscale`) / m(`mscale_all_dim`), or
-    /// [what the configuration says](Self::given_attention_factor).
+    /// Returns the factor of cosines and sines: m(`mscale`) / m(`mscale_all_dim`), or [the
+    /// configuration's own](Self::given_attention_factor).
     pub fn attention_factor(self) -> f64 {
         let derived = self.correction(self.mscale) / self.correction(self.mscale_all_dim);
         self.given_attention_factor.unwrap_or(derived)
