@@ -1,4 +1,4 @@
-//! Whether a backend can run here at all, and if not, why.
+//! The reasons for which a backend cannot run here at all.
 
 use super::family::{self, CompiledFamily, write_feature};
 use crate::capability::Target;
@@ -26,7 +26,7 @@ pub enum Cause {
         /// The feature.
         feature: &'static str,
     },
-    /// Of the Cargo features that compile it, each for other devices, none is on.
+    /// No Cargo feature that compiles it, each for other devices, is on.
     FeaturesOff {
         /// The crate whose features they are.
         package: &'static str,
@@ -48,7 +48,7 @@ pub enum Cause {
         /// The versions that it takes, such as `9.25 and up`.
         accepted: &'static str,
     },
-    /// Of the families that its kernels are compiled in, this build has none that runs on the GPU.
+    /// None of the families of its kernels has code in this build that runs on the GPU.
     CompiledFor(&'static [CompiledFamily]),
     /// Its tests have passed on no GPU yet that takes the same code, and it was not asked for by
     /// name.
@@ -56,8 +56,8 @@ pub enum Cause {
 }
 
 impl Cause {
-    /// Whether it depends on the machine rather than on the build: then it does not speak against
-    /// the backend in a dry run for another machine.
+    /// Returns true if it depends on the machine rather than on the build: then it does not speak
+    /// against the backend in a dry run for another machine.
     pub const fn is_local(self) -> bool {
         matches!(
             self,
@@ -65,7 +65,7 @@ impl Cause {
         )
     }
 
-    /// What would remove the cause.
+    /// Returns the step that would remove the cause.
     pub fn remedy(self) -> String {
         Remedy(self).to_string()
     }
@@ -200,7 +200,7 @@ impl Remedy {
 
 text::display!(Cause, Remedy);
 
-/// Whether a backend can run.
+/// Tells if a backend can run.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Availability {
     /// It can.
@@ -210,8 +210,8 @@ pub enum Availability {
 }
 
 impl Availability {
-    /// What it is for `target`: what this machine lacks speaks against a backend only if it has
-    /// to run here. Usable in constants.
+    /// Returns the availability for `target`: a part that this machine lacks speaks against a
+    /// backend only if it has to run here. Usable in constants.
     #[must_use]
     pub const fn on(self, target: Target) -> Self {
         match self {

@@ -1,4 +1,4 @@
-//! What a package's build script says of its kernels, for an attribute without the key `compiled`.
+//! Reads a package's kernels from its build script, for an attribute without the key `compiled`.
 //!
 //! mla-build sets the variable `MLA_BUILD_COMPILED` for the package's code: the families that have
 //! sources, whether each is compiled, and its targets, as in `sm90:on:sm_90a;sm100:off:sm_100f`.
@@ -17,12 +17,13 @@ pub struct Build {
 }
 
 impl Build {
-    /// Of the variable's value: `None` for a package without kernels of its own.
+    /// The build that the variable's value describes: `None` for a package without kernels of its
+    /// own.
     pub const fn new(text: Option<&'static str>, features: &'static [&'static str]) -> Self {
         Self { text, features }
     }
 
-    /// How many families there are.
+    /// The number of families.
     pub const fn families(self) -> usize {
         let (mut rest, mut count) = (self.text, 0);
         while let Some(text) = rest {
@@ -33,7 +34,7 @@ impl Build {
         count
     }
 
-    /// How many targets they have together.
+    /// The number of their targets together.
     pub const fn targets(self) -> usize {
         let (mut rest, mut count) = (self.text, 0);
         while let Some(text) = rest {
@@ -138,7 +139,7 @@ impl Build {
         (if counts { Some(group) } else { None }, rest)
     }
 
-    // Whether a feature is a family's: others turn on several, or something else.
+    // Returns true if a feature is a family's: others turn on several, or something else.
     const fn names_a_group(self) -> bool {
         let mut rest = self.text;
         while let Some(text) = rest {
@@ -193,7 +194,7 @@ impl Group {
         count
     }
 
-    // Whether there is a GPU for which both have code if both are compiled.
+    // Returns true if there is a GPU for which both have code if both are compiled.
     const fn overlaps(self, other: Self) -> bool {
         let mut mine = Some(self.targets);
         while let Some(list) = mine {
@@ -215,7 +216,7 @@ impl Group {
     }
 }
 
-// What stands before the first `mark`, and what behind it.
+// Splits the text at the first `mark`, which is in neither part.
 const fn split(text: &'static str, mark: u8) -> (&'static str, Option<&'static str>) {
     let mut i = 0;
     while i < text.len() {
@@ -324,7 +325,7 @@ mod tests {
                  common"
             )
         );
-        // Whether a family is on makes no difference to it.
+        // It makes no difference if a family is on.
         assert_eq!(both, fault("sm80:off:sm_80,sm_90;sm90:on:sm_90a", &[]));
         assert_eq!(both, fault(THREE, &["sm80", "sm90"]));
     }

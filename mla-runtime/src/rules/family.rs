@@ -1,4 +1,4 @@
-//! What kernels are compiled for: families, and the targets of each.
+//! Families of kernels, and the targets that each is compiled for.
 
 use crate::capability::{Capability, CapabilityMatch};
 use crate::text::Text;
@@ -9,13 +9,13 @@ pub struct CompiledFamily {
     /// Its name: that of the Cargo feature that compiles it, in lower case. The name of a constant,
     /// in upper case, if no feature does.
     pub name: &'static str,
-    /// What this build compiled it for, under nvcc's names (`sm_90a`, `sm_100f`, `sm_80`,
-    /// `compute_80`); empty if the feature is off.
+    /// The targets that this build compiled it for, under nvcc's names (`sm_90a`, `sm_100f`,
+    /// `sm_80`, `compute_80`); empty if the feature is off.
     pub targets: &'static [&'static str],
 }
 
 impl CompiledFamily {
-    /// Whether one of its targets runs on this capability.
+    /// Returns true if one of its targets runs on this capability.
     ///
     /// # Panics
     ///
@@ -129,7 +129,7 @@ pub(super) const fn write_feature(feature: &str, text: &mut Text<'_>) {
     text.push("`");
 }
 
-// How far a target's code runs beyond the capability in its name.
+// The capabilities beyond the one in its name that a target's code runs on.
 #[derive(Clone, Copy)]
 enum Reach {
     // `sm_90a`, and its PTX.
@@ -275,7 +275,7 @@ mod tests {
         assert_eq!(of(&portable, 8, 9), [Some("sm_86"), Some("compute_80")]);
         assert_eq!(of(&portable, 9, 0), [Some("sm_90"), Some("compute_80")]);
         assert_eq!(of(&portable, 12, 1), [Some("sm_120"), Some("compute_80")]);
-        // What no machine code is for, the driver compiles.
+        // The driver compiles PTX for GPUs without machine code.
         assert_eq!(of(&portable, 10, 3), [None, Some("compute_80")]);
         assert_eq!(of(&portable, 7, 5), [None, None]);
         assert_eq!(of(&hopper, 9, 0), [Some("sm_90a"), None]);

@@ -1,5 +1,5 @@
-//! What is known of the kernels behind a backend: what this build compiled them for, and on which
-//! GPUs their tests passed.
+//! Facts of the kernels behind a backend: the targets that this build compiled them for, and the
+//! GPUs on which their tests passed.
 //!
 //! A [`BackendSpec`](crate::spec::BackendSpec) declares what a backend takes. These facts stand
 //! beside it, and a selection goes by them as well: what this build left out is not selected, and
@@ -25,13 +25,14 @@ pub struct Run {
     pub commit: &'static str,
 }
 
-/// What is known of a backend's kernels.
+/// The facts of a backend's kernels.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct KernelFacts {
     /// The families that they are compiled in; on a GPU, the first that runs there is taken. `None`
     /// if the backend does not say.
     pub families: Option<&'static [CompiledFamily]>,
-    /// Where its tests passed. `None` if nobody keeps such a table; an empty one says nowhere.
+    /// The GPUs on which its tests passed. `None` if there is no such table; an empty one says that
+    /// they passed on none.
     pub run_on: Option<&'static [Run]>,
 }
 
@@ -57,8 +58,8 @@ impl KernelFacts {
         }
     }
 
-    /// Whether the code that this capability would run has passed its tests on some GPU, or nobody
-    /// keeps a table of that. The code is that of a family: what has run on one GPU counts for
+    /// Returns true if the code that this capability would run has passed its tests on some GPU, or
+    /// if there is no table of that. The code is that of a family: a run on one GPU counts for
     /// every other that takes the same family.
     ///
     /// # Panics
@@ -78,7 +79,7 @@ impl KernelFacts {
                 first_on(families, capability),
             ) {
                 (Some(there), Some(here)) => there == here,
-                // Of what is not compiled there is no code, and another reason says so.
+                // A family that is not compiled has no code, and another reason says so.
                 (_, None) => true,
                 (None, Some(_)) => false,
             };
@@ -90,8 +91,8 @@ impl KernelFacts {
         false
     }
 
-    /// Whether the kernels can run on `target`, and should if nobody `asked` for their backend
-    /// by name.
+    /// Checks that the kernels can run on `target` and, unless their backend was `asked` for by
+    /// name, that they have run on such a GPU.
     ///
     /// # Panics
     ///
@@ -111,9 +112,9 @@ impl KernelFacts {
         Availability::Available
     }
 
-    /// What is wrong with declaring `declared` for these families: a set of capabilities of which
-    /// nothing that is compiled runs anywhere. `None` as long as a family is left out, because it
-    /// might.
+    /// Returns the fault in declaring `declared` for these families: a set of capabilities on which
+    /// nothing that is compiled runs. `None` as long as a family is left out, because it might run
+    /// there.
     ///
     /// # Panics
     ///
@@ -166,8 +167,8 @@ pub const fn capabilities<const N: usize>(families: &[CompiledFamily]) -> [Capab
     sets
 }
 
-/// How many sets [`capabilities`] gives: at least one, which is anything if nothing is compiled,
-/// since then another reason speaks against the backend.
+/// Counts the sets that [`capabilities`] gives: at least one, which is anything if nothing is
+/// compiled, since then another reason speaks against the backend.
 ///
 /// # Panics
 ///
@@ -189,7 +190,7 @@ pub const fn count(families: &[CompiledFamily]) -> usize {
     if count == 0 { 1 } else { count }
 }
 
-// Whether no other target's set includes this one's; of equal sets, whether this is the first.
+// Returns true if no other target's set includes this one's and, among equal sets, this is the first.
 const fn is_first_of_its_set(families: &[CompiledFamily], family: usize, target: usize) -> bool {
     let code = Code::read(families[family].targets[target]);
     let (mut f, mut before) = (0, true);
@@ -222,7 +223,7 @@ const fn first_on(families: &[CompiledFamily], capability: Capability) -> Option
     None
 }
 
-// Whether some capability of `declared` is one that a target runs on.
+// Returns true if a target runs on some capability of `declared`.
 const fn overlaps(declared: CapabilityMatch, families: &[CompiledFamily]) -> bool {
     let mut f = 0;
     while f < families.len() {
@@ -369,7 +370,8 @@ mod tests {
             (&[Exact(sm(9, 0)), Family(10)], &[SM90, SM100]),
             (&[Floor(sm(8, 0))], &[SM80]),
             (&[FamilyFrom(sm(8, 6))], &[SM80]),
-            // Of a part nobody runs everything: that is a reason where it is asked for.
+            // A GPU of the set that no target runs on is no fault: it is a reason where it is asked
+            // for.
             (&[Floor(sm(7, 5))], &[SM90]),
             (&[Family(9)], &[SM90]),
             // With its feature it may.

@@ -1,4 +1,4 @@
-//! What a backend supports, what is asked of it, and why it cannot serve.
+//! Support of backends, problems of engines, and the reasons why a backend cannot serve one.
 
 pub mod availability;
 pub(crate) mod build;

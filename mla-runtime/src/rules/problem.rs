@@ -1,4 +1,4 @@
-//! What an engine asks of a backend.
+//! The problem that an engine has for a backend.
 
 use super::support::{CacheDims, GraphSupport, QueryLen};
 use crate::dims::{HeadDims, MAX_DIM, MlaDims};
@@ -26,24 +26,22 @@ pub struct Problem {
     pub kv_format: KvFormat,
     /// Tokens in a page of the cache.
     pub page_size: u32,
-    /// How query lengths differ within the batches sent to the decode backend.
+    /// The kind of query lengths in the batches sent to the decode backend.
     pub query_len: QueryLen,
-    /// What has to be captured into CUDA graphs.
+    /// The batches that have to be captured into CUDA graphs.
     pub graphs: GraphSupport,
-    /// Whether the cache is split over ranks, so that results merge by their log-sum-exp: a
+    /// True if the cache is split over ranks, so that results merge by their log-sum-exp: a
     /// selection then takes backends that give one. [`MlaLayer`](crate::layer::MlaLayer) refuses
     /// it: each rank's layer is made for the same problem with `false`.
     pub context_parallel: bool,
-    /// Whether the output is to be written quantised: for backends that are called without the
+    /// True if the output is to be written quantised: for backends that are called without the
     /// layer, which refuses it.
     pub quant_output: bool,
-    /// Whether each query attends to a list of slots instead of its whole context.
+    /// True if each query attends to a list of slots instead of its whole context.
     pub sparse: bool,
-    /// What is wanted beyond plain causal attention, of both backends. None for prefill has sinks,
-    /// dense requests or a second cache: a problem that names one of these gets no selection. A
-    /// call with them is checked against the decode backend's spec alone. A
-    /// [split cache](Feature::SplitCache) is asked of decode alone, and every call's cache is then
-    /// of two tensors.
+    /// The features that both backends must have, beyond plain causal attention. No prefill backend
+    /// has sinks, dense requests or a second cache: a problem that names one of these gets no
+    /// selection. A call with them is checked against the decode backend's spec alone.
     pub features: FeatureSet,
 }
 
@@ -79,7 +77,7 @@ impl Problem {
         with_features(features: FeatureSet);
     }
 
-    /// Whether the cache is of two tensors.
+    /// Returns true if the cache has two tensors.
     pub const fn has_split_cache(&self) -> bool {
         self.features.contains(Feature::SplitCache)
     }
@@ -123,7 +121,7 @@ impl Problem {
         .find(|(_, [own, theirs])| own != theirs)
     }
 
-    /// What no backend could make up for, if anything.
+    /// Returns the fault that no backend could make up for, if there is one.
     pub const fn fault(&self) -> Option<Reason> {
         if self.heads == 0 || self.heads > MAX_DIM {
             return Some(Reason {

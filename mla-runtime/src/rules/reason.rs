@@ -15,7 +15,7 @@ use crate::feature::{Feature, FeatureSet};
 use crate::kv_format::KvFormat;
 use crate::text::{self, Text};
 
-/// What a reason is about.
+/// The subject of a reason.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 #[non_exhaustive]
 pub enum Field {
@@ -35,7 +35,7 @@ pub enum Field {
     KvFormat,
     /// The page size of the cache.
     PageSize,
-    /// How query lengths may differ within a batch.
+    /// The difference of query lengths within a batch.
     QueryLen,
     /// CUDA graph capture.
     Graphs,
@@ -47,7 +47,7 @@ pub enum Field {
     Sparse,
     /// A feature beyond plain causal attention.
     Features,
-    /// Whether the backend can run at all.
+    /// The availability of the backend: it cannot run at all.
     Availability,
 }
 
@@ -80,7 +80,7 @@ impl fmt::Display for Field {
     }
 }
 
-/// What the problem asked for.
+/// The value that the problem has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Given {
@@ -100,7 +100,7 @@ pub enum Given {
     KvFormat(KvFormat),
     /// A cache format, and the latent that its rows would have to hold.
     RowFormat(KvFormat, u32),
-    /// How query lengths differ.
+    /// A kind of query lengths.
     QueryLen(QueryLen),
     /// A level of graph support.
     Graphs(GraphSupport),
@@ -139,7 +139,7 @@ impl Given {
 
 text::display!(Given, Accepted, Reason, Reasons);
 
-/// What the backend would have taken.
+/// The values that the backend would have taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Accepted {
@@ -169,7 +169,7 @@ pub enum Accepted {
     Features(FeatureSet),
     /// Something that is wanted or not.
     Text(&'static str),
-    /// What would make the backend run.
+    /// The step that would make the backend run.
     Remedy(Cause),
 }
 
@@ -219,11 +219,11 @@ impl Accepted {
 /// One thing that speaks against a backend.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Reason {
-    /// What it is about.
+    /// The subject.
     pub field: Field,
-    /// What the problem asked for.
+    /// The value that the problem has.
     pub given: Given,
-    /// What the backend would have taken.
+    /// The values that the backend would have taken.
     pub accepted: Accepted,
 }
 
@@ -242,7 +242,7 @@ impl Reason {
     }
 }
 
-/// As an argument that does not fit.
+/// Becomes an argument that does not fit.
 impl From<Reason> for Error {
     fn from(reason: Reason) -> Self {
         Self::argument(reason.field.name(), reason.given, reason.accepted)
@@ -301,12 +301,12 @@ impl Reasons {
         })
     }
 
-    /// Whether nothing speaks against the backend.
+    /// Returns true if nothing speaks against the backend.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// How many reasons there are.
+    /// The number of reasons.
     pub const fn len(&self) -> usize {
         self.len
     }

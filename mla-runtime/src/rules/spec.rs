@@ -1,4 +1,4 @@
-//! What a backend supports, as a constant, and its validation against a problem.
+//! The support of a backend, as a constant, and its validation against a problem.
 
 use crate::availability::Availability;
 use crate::capability::{CapabilityMatch, Platform, Target};
@@ -17,16 +17,17 @@ pub use super::support::{
     Priority, QueryFormat, QueryLen, SparseSupport,
 };
 
-/// What a backend supports. The attribute writes it as a constant of the backend's `impl` block.
+/// The problems that a backend supports. The attribute writes it as a constant of the backend's
+/// `impl` block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct BackendSpec {
     /// The name by which it is chosen, such as `WGMMA_MLA`.
     pub name: &'static str,
-    /// Who provides the kernel: by default the package that the attribute stands in, and `native`
-    /// if it is this project's own.
+    /// The provider of the kernel: by default the package that the attribute stands in, and
+    /// `native` if it is this project's own.
     pub provider: &'static str,
-    /// What it computes.
+    /// The computation that it does.
     pub phase: Phase,
     /// The kind of device whose memory it reads.
     pub platform: Platform,
@@ -44,24 +45,24 @@ pub struct BackendSpec {
     pub kv_formats: &'static [KvFormat],
     /// The page sizes. Decode only.
     pub page_sizes: PageSizes,
-    /// How query lengths may differ. Decode only: prefill is always ragged.
+    /// The kind of query lengths that it takes. Decode only: prefill is always ragged.
     pub query_len: QueryLen,
     /// The most new tokens of a request that it takes, or `None` if any number will do: the layer
     /// sends longer requests down the expanded path. Decode only.
     pub max_query_len: Option<u32>,
-    /// How it takes its queries. Decode only.
+    /// The format in which it takes its queries. Decode only.
     pub query_format: QueryFormat,
-    /// How it takes its keys. Prefill only.
+    /// The layout in which it takes its keys. Prefill only.
     pub key_layout: KeyLayout,
-    /// Whether values and outputs are as wide as queries: then the layer pads and slices. Prefill
+    /// True if values and outputs are as wide as queries: then the layer pads and slices. Prefill
     /// only.
     pub padded_values: bool,
-    /// What addresses and distances between the rows of its tensors are multiples of, in bytes: 16
-    /// for a kernel that reads 16 bytes at a time, 1 if an element's own will do.
+    /// The unit of addresses and of distances between the rows of its tensors, in bytes: 16 for a
+    /// kernel that reads 16 bytes at a time, 1 if an element's own alignment will do.
     pub alignment: u32,
-    /// What can be captured into a CUDA graph.
+    /// The batches that can be captured into a CUDA graph.
     pub graphs: GraphSupport,
-    /// Whether it plans a step on the host, so that
+    /// True if it plans a step on the host, so that
     /// [`prepare`](crate::backend::DecodeBackend::prepare) is given the lengths in
     /// [`DecodeBatch::host`](crate::backend::DecodeBatch::host) and no graph can hold it. Decode
     /// only.
@@ -72,18 +73,18 @@ pub struct BackendSpec {
     pub dependent_launch: bool,
     /// The log-sum-exp its kernel produces.
     pub lse: LseOutput,
-    /// How exact that log-sum-exp is.
+    /// The precision of that log-sum-exp.
     pub lse_precision: LsePrecision,
-    /// Whether it can write a quantised output.
+    /// True if it can write a quantised output.
     pub quant_output: bool,
-    /// Whether it attends to lists of slots. Decode only.
+    /// Its support of lists of slots. Decode only.
     pub sparse: SparseSupport,
     /// The most entries of a list of slots that it takes, or `None` if any number will do. Decode
     /// only.
     pub max_list_width: Option<u32>,
-    /// What it can do beyond plain causal attention.
+    /// Its features beyond plain causal attention.
     pub features: FeatureSet,
-    /// When it is tried.
+    /// The order in which it is tried.
     pub priority: Priority,
 }
 
@@ -421,7 +422,7 @@ impl BackendSpec {
         }
     }
 
-    /// How the cache's pages and the tensors lie in memory.
+    /// Checks the layout of the cache's pages and of the tensors in memory.
     const fn check_memory(&self) {
         match self.page_sizes {
             PageSizes::MultipleOf(unit) => {
@@ -611,8 +612,8 @@ impl BackendSpec {
         );
     }
 
-    /// Whether the backend runs on the target's capability. An unknown capability is accepted by
-    /// none: better a reason than a guess.
+    /// Returns true if the backend runs on the target's capability. An unknown capability is
+    /// accepted by none: better a reason than a guess.
     pub const fn accepts_capability(&self, target: Target) -> bool {
         let Some(capability) = target.capability else {
             return false;

@@ -6,7 +6,7 @@ use crate::capability::{CapabilityMatch, Target};
 use crate::dtype::DType;
 use crate::text::{self, Text};
 
-/// Which of the two computations a backend does.
+/// The computation that a backend does.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Phase {
     /// Expanded multi-head attention over keys and values.
@@ -74,7 +74,7 @@ pub enum HeadCounts {
 }
 
 impl HeadCounts {
-    /// Whether `heads` is among them.
+    /// Returns true if `heads` is among them.
     pub const fn accepts(self, heads: u32) -> bool {
         match self {
             Self::Any => heads > 0,
@@ -110,7 +110,7 @@ pub enum PageSizes {
 }
 
 impl PageSizes {
-    /// Whether pages of `size` tokens are among them.
+    /// Returns true if pages of `size` tokens are among them.
     pub const fn accepts(self, size: u32) -> bool {
         match self {
             Self::Any => size > 0,
@@ -153,8 +153,8 @@ pub(super) const fn contains(numbers: &[u32], number: u32) -> bool {
     false
 }
 
-/// How the numbers of query tokens may differ within a decode batch. Each level includes the ones
-/// before it.
+/// The differences of query lengths that are allowed within a decode batch. Each level includes the
+/// ones before it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum QueryLen {
     /// One token per request.
@@ -185,8 +185,8 @@ impl fmt::Display for QueryLen {
     }
 }
 
-/// What can be captured into a CUDA graph and replayed with other lengths. Each level includes the
-/// ones before it.
+/// The batches that can be captured into a CUDA graph and replayed with other lengths. Each level
+/// includes the ones before it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum GraphSupport {
     /// Nothing.
@@ -251,7 +251,7 @@ impl LseOutput {
     }
 }
 
-/// How exact a backend's log-sum-exp is.
+/// The precision of a backend's log-sum-exp.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum LsePrecision {
     /// It sums weights in f32.
@@ -272,9 +272,9 @@ impl LsePrecision {
         }
     }
 
-    /// By how much the rounding of weights moves the log-sum-exp at most, beside what f32 itself
-    /// does: a sum of weights that are each wrong by a factor of 1 ± u is, too, and its logarithm
-    /// by u. That u is half the distance from 1 to the next number of `dtype`.
+    /// Returns the max error that the rounding of weights adds to the log-sum-exp, beside that of
+    /// f32 itself: a sum of weights that are each wrong by a factor of 1 ± u is, too, and its
+    /// logarithm by u. That u is half the distance from 1 to the next number of `dtype`.
     pub const fn error(self, dtype: DType) -> f64 {
         match (self, dtype) {
             (Self::F32, _) | (Self::DType, DType::F32) => 0.0,
@@ -284,7 +284,7 @@ impl LsePrecision {
     }
 }
 
-/// Whether a decode backend attends to lists of slots.
+/// The support of lists of slots in a decode backend.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum SparseSupport {
     /// Only to the whole context.
@@ -309,7 +309,7 @@ impl SparseSupport {
     }
 }
 
-/// How a decode backend takes its queries.
+/// The format in which a decode backend takes its queries.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum QueryFormat {
     /// The latent and the rotary part apart: `[T, H, L]` and `[T, H, R]`.
@@ -331,7 +331,7 @@ impl QueryFormat {
     }
 }
 
-/// How a prefill backend takes its keys.
+/// The layout in which a prefill backend takes its keys.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum KeyLayout {
     /// One tensor `[T, H, P+R]`, in which the layer repeats the rotary part for every head.
