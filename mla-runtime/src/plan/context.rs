@@ -46,24 +46,26 @@ use super::PlanError;
 use super::parallel::ContextParallel;
 use crate::setters::setters;
 
-/// What the chunks of a plan have to keep to.
+/// The limits of the chunks of a plan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct ChunkLimits {
     /// W: the rows of the workspace, over all ranks.
     pub rows: u32,
-    /// Where a context may be cut: at multiples of this many tokens. The page size, since the
-    /// gather starts at a page.
+    /// The alignment of cuts in a context, in tokens. The page size, since the gather starts at a
+    /// page.
     pub align: u32,
     /// The most tokens of the segment that a cut leaves in a chunk; rounded down to the alignment.
     /// A request that fits is never cut. `None`: W rounded down to the alignment.
     pub max_chunk: Option<u32>,
-    /// How the cache is spread over ranks; `None`: it is not, and the plan has no shards.
+    /// The distribution of the cache over ranks; `None`: it is on one device, and the plan has no
+    /// shards.
     pub parallel: Option<ContextParallel>,
 }
 
 impl ChunkLimits {
-    /// So many rows, cut at multiples of `align` tokens; chunks as long as they fit, on one device.
+    /// Chunks of `rows` rows, cut at multiples of `align` tokens; as long as they fit, on one
+    /// device.
     pub const fn new(rows: u32, align: u32) -> Self {
         Self {
             rows,
@@ -98,21 +100,21 @@ pub struct ContextChunk {
     pub request_start: usize,
     /// One past the last request with a segment in this chunk.
     pub request_end: usize,
-    /// Where each request's segment starts in its context, in tokens. Only the first can be
-    /// other than zero.
+    /// The start of each request's segment in its context, in tokens. Only the first can be other
+    /// than zero.
     pub starts: Vec<u32>,
-    /// How many tokens each request's segment has; never zero.
+    /// The tokens of each request's segment; never zero.
     pub seq_lens: Vec<u32>,
-    /// Whether the first request has rows in an earlier chunk.
+    /// True if the first request has rows in an earlier chunk.
     pub is_continuation: bool,
-    /// What each rank gathers; under context parallelism only.
+    /// The shard that each rank gathers; under context parallelism only.
     #[serde(flatten)]
     pub local: Option<LocalChunk>,
 }
 
 impl ContextChunk {
-    /// Of these requests, one segment each, which begins at its start and has its length; no
-    /// request is continued, and the cache is on one device.
+    /// A chunk of these requests, one segment each, which begins at its start and has its length;
+    /// no request is continued, and the cache is on one device.
     pub const fn new(requests: Range<usize>, starts: Vec<u32>, seq_lens: Vec<u32>) -> Self {
         Self {
             request_start: requests.start,
@@ -131,7 +133,7 @@ impl ContextChunk {
 pub struct LocalChunk {
     /// `[requests][ranks]`: how many tokens of each request's whole context each rank holds.
     pub local_context_lens: Vec<Vec<u32>>,
-    /// Where each request's segment starts among the rows of a rank; the same on every rank.
+    /// The start of each request's segment among the rows of a rank; the same on every rank.
     pub local_starts: Vec<u32>,
     /// The rows that a rank sets aside for each request's segment; the same on every rank. It
     /// holds min(`padded`, max(0, `local_context_lens` − `local_starts`)) of them.
@@ -146,7 +148,7 @@ pub struct Segment {
     pub request: usize,
     /// The first token, counted from the start of the request's context.
     pub start: u32,
-    /// How many tokens; never zero.
+    /// The number of tokens; never zero.
     pub len: u32,
 }
 
@@ -386,7 +388,7 @@ mod tests {
             .collect()
     }
 
-    /// Of each chunk the first request, and each segment's start and length.
+    /// For each chunk the first request, and each segment's start and length.
     type Chunks = &'static [(usize, &'static [(u32, u32)])];
 
     /// Asserts how contexts are packed into chunks of `rows` rows, cut at multiples of 16.

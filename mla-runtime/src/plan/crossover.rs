@@ -63,7 +63,7 @@ use super::PlanError;
 use crate::dims::MlaDims;
 use crate::setters::setters;
 
-/// What one form of the attention costs, over all heads.
+/// The cost of one form of the attention, over all heads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cost {
     /// Multiply-adds; twice as many FLOP.
@@ -72,7 +72,7 @@ pub struct Cost {
     pub bytes: u128,
 }
 
-/// What the times of the two forms follow from.
+/// The machine from which the times of the two forms follow.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Machine {
     /// Multiply-adds count and nothing else: a processor of which nothing is known.
@@ -83,7 +83,7 @@ pub enum Machine {
     Gpu(GpuFigures),
 }
 
-/// What a processor takes, with all of its threads, for a multiply-add of each kind.
+/// The seconds of a processor, with all of its threads, for a multiply-add of each kind.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ProcessorFigures {
     product_seconds: f64,
@@ -117,9 +117,9 @@ impl ProcessorFigures {
 /// The multiply-adds of one form for one request, its new tokens included.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Work {
-    /// Those of products with the weights.
+    /// The multiply-adds of products with the weights.
     pub products: f64,
-    /// Those of pairs of a new token and one that it attends to.
+    /// The multiply-adds of pairs of a new token and one that it attends to.
     pub pairs: f64,
 }
 
@@ -131,7 +131,7 @@ fn positive(field: &'static str, given: f64) -> Result<(), PlanError> {
     Err(PlanError::invalid(field, given, "a finite number above 0"))
 }
 
-/// What a GPU does at most, and what a launch takes.
+/// The max rates of a GPU, and the time of a launch.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct GpuFigures {
     multiprocessors: u32,
@@ -221,7 +221,8 @@ impl GpuFigures {
 
     /// A matrix product.
     fn product(&self, flop: f64, bytes: f64) -> f64 {
-        // What large products reach is not what those with a short inner dimension do.
+        // Large products reach this part of the rate; those with a short inner dimension reach
+        // another.
         const REACHED: f64 = 0.86;
         self.step(1.0, flop / (REACHED * self.flop_per_second), bytes)
     }
@@ -231,19 +232,19 @@ impl GpuFigures {
         launches * self.launch_seconds + arithmetic_seconds.max(bytes / self.bytes_per_second)
     }
 
-    /// So many FLOP on one multiprocessor.
+    /// The seconds of `flop` FLOP on one multiprocessor.
     fn tile(&self, flop: f64, reached: f64) -> f64 {
         flop * f64::from(self.multiprocessors) / (reached * self.flop_per_second)
     }
 }
 
-/// What the expansion writes for each cached token and head.
+/// The data that the expansion writes for each cached token and head.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct ExpansionTraffic {
     /// Bytes of an element of the expanded keys and values.
     pub element_bytes: u32,
-    /// Whether the backend needs each head's key, P + R values, packed.
+    /// True if the backend needs each head's key, P + R values, packed.
     pub packed_keys: bool,
 }
 
@@ -277,7 +278,7 @@ const fn qk(dims: MlaDims) -> u64 {
     dims.head.nope as u64 + dims.head.rope as u64
 }
 
-/// What the absorbed form costs one request: H·T·(L·d + C·(2L + R)) multiply-adds.
+/// Returns the cost of the absorbed form for one request: H·T·(L·d + C·(2L + R)) multiply-adds.
 pub const fn absorbed_cost(dims: MlaDims, heads: u32, query_len: u32, context_len: u32) -> Cost {
     let latent = dims.latent as u128;
     let (queries, context) = (query_len as u128, context_len as u128);
@@ -290,8 +291,8 @@ pub const fn absorbed_cost(dims: MlaDims, heads: u32, query_len: u32, context_le
     }
 }
 
-/// What the expanded form costs one request: H·C·(L·d + T·(d + R)) multiply-adds, and H·C times
-/// the [bytes](ExpansionTraffic::bytes) that the expansion writes.
+/// Returns the cost of the expanded form for one request: H·C·(L·d + T·(d + R)) multiply-adds, and
+/// H·C times the [bytes](ExpansionTraffic::bytes) that the expansion writes.
 pub const fn expanded_cost(
     dims: MlaDims,
     heads: u32,
@@ -320,14 +321,14 @@ pub struct Attention {
     pub heads: u32,
     /// C; `None` is the limit of a long context.
     pub context_len: Option<u32>,
-    /// What the expansion writes.
+    /// The data that the expansion writes.
     pub traffic: ExpansionTraffic,
 }
 
 /// Beyond any GPU's, and few enough that every split of a step's tiles can be tried.
 const MAX_MULTIPROCESSORS: u32 = 1 << 16;
 
-/// What stands for a long context on a GPU: nothing changes the crossover beyond.
+/// Context that stands for a long one on a GPU: beyond it nothing changes the crossover.
 const LONG: u32 = 1 << 17;
 
 /// The absorbed form that is still the faster one there is so always.
@@ -337,7 +338,7 @@ const MOST_QUERIES: u32 = 2048;
 const TILE: u32 = 128;
 
 impl Attention {
-    /// Of a model's widths and so many heads, on a long context.
+    /// The attention of a model's widths and `heads` heads, on a long context.
     pub const fn new(dims: MlaDims, heads: u32, traffic: ExpansionTraffic) -> Self {
         Self {
             dims,
@@ -370,7 +371,7 @@ impl Attention {
         }
     }
 
-    /// What the absorbed form takes for `query_len` new tokens.
+    /// Returns the seconds of the absorbed form for `query_len` new tokens.
     pub fn absorbed_seconds(&self, query_len: u32, gpu: &GpuFigures) -> f64 {
         let n = self.numbers(query_len);
         // Latent queries and outputs of all heads.
@@ -388,7 +389,7 @@ impl Attention {
         product(n.nope) + gpu.step(3.5, arithmetic, cache) + product(n.v)
     }
 
-    /// What the expanded form takes for `query_len` new tokens.
+    /// Returns the seconds of the expanded form for `query_len` new tokens.
     pub fn expanded_seconds(&self, query_len: u32, gpu: &GpuFigures) -> f64 {
         let n = self.numbers(query_len);
         let written = n.heads * self.traffic.bytes(self.dims) as f64;
@@ -580,9 +581,9 @@ mod tests {
 
     #[test]
     fn times_and_crossovers_are_those_that_were_measured_on_an_h200() {
-        // Of the whole layer (BENCHMARKS.md), but with 32 heads: heads, context, the crossover; and
-        // of the row of steps of each form (docs/log/layer.md), new tokens with the µs absorbed and
-        // expanded. The latter without a cache write.
+        // Times of the whole layer (BENCHMARKS.md), but with 32 heads: heads, context, the
+        // crossover; and from the row of steps of each form (docs/log/layer.md), new tokens with
+        // the µs absorbed and expanded. The latter without a cache write.
         for (heads, context, crossover, times) in [
             (8, 8192, 139.0, [(192, 70.3, 62.4), (256, 83.2, 64.5)]),
             (8, 32768, 157.0, [(128, 137.3, 156.1), (256, 244.1, 172.4)]),
@@ -670,7 +671,7 @@ mod tests {
 
     #[test]
     fn a_processor_is_held_to_what_each_kind_of_its_products_takes() {
-        // Where they are alike it is nearly that of multiply-adds alone, which leave the new
+        // Equal figures give nearly the crossover of multiply-adds alone, which leave the new
         // tokens' own rows and pairs out.
         let alike = on_processor([1e-11; 3], 16, 8192);
         let ratio = alike / arithmetic(MlaDims::R1, Some(8192));
@@ -691,9 +692,9 @@ mod tests {
 
     #[test]
     fn the_crossover_of_a_processor_is_predicted_from_short_context() {
-        // Of one core of an AMD EPYC, in processor time: GFLOP/s of products, and of pairs absorbed
-        // and expanded, from 16 and 256 new tokens on 1024 cached ones; and where both forms took
-        // the same with 4096 tokens in all (docs/log/layer.md).
+        // Measured on one core of an AMD EPYC, in processor time: GFLOP/s of products, and of pairs
+        // absorbed and expanded, from 16 and 256 new tokens on 1024 cached ones; and the new tokens
+        // at which both forms took the same with 4096 tokens in all (docs/log/layer.md).
         for (heads, gflop, measured) in [
             (8, [51.2, 219.0, 195.6], 765.0),
             (4, [43.5, 94.9, 100.2], 335.0),
@@ -770,7 +771,7 @@ mod tests {
             let crossover = arithmetic(dims, Some(context));
             let absorbed = absorbed_cost(dims, heads, queries, context).multiply_adds;
             let expanded = expanded_cost(dims, heads, queries, context, BF16).multiply_adds;
-            // Where they are equal but for rounding, either answer is right.
+            // Either answer is right if the costs are equal but for rounding.
             prop_assume!(absorbed.abs_diff(expanded) as f64 > 1e-9 * expanded as f64);
             prop_assert_eq!(f64::from(queries) < crossover, absorbed < expanded);
         }

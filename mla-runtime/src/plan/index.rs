@@ -1,4 +1,4 @@
-//! What an indexer of sparse attention needs.
+//! The memory that an indexer of sparse attention needs.
 
 use super::limits::StepLimits;
 use crate::error::{Error, Result};
@@ -8,7 +8,7 @@ use crate::setters::setters;
 /// The columns of the logits are a multiple of this: rows then begin at multiples of 1024 bytes.
 const COLUMNS: usize = 256;
 
-/// What a selection's scratch is made for.
+/// The limits of a selection's scratch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct IndexLimits {
@@ -34,7 +34,7 @@ impl IndexLimits {
     }
 }
 
-/// What an indexer adds to a [memory plan](super::memory).
+/// The part of an indexer in a [memory plan](super::memory).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct IndexNeeds {
@@ -51,7 +51,7 @@ pub struct IndexNeeds {
 }
 
 impl IndexNeeds {
-    /// What one layer needs within `limits` on pages of `page_size` tokens.
+    /// Returns the needs of one layer within `limits` on pages of `page_size` tokens.
     ///
     /// # Errors
     ///

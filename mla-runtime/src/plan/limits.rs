@@ -27,9 +27,9 @@ pub struct StepLimits {
 }
 
 impl StepLimits {
-    /// So many requests with so many new tokens in all, each request in so many pages. Of one
-    /// request one token is on the decode path, and there is no room for context chunks: prompts
-    /// are brought whole.
+    /// Limits of `requests` requests with `tokens` new tokens in all, each request in
+    /// `pages_per_request` pages. One token of a request is on the decode path, and there are no
+    /// rows for context chunks: prompts are brought whole.
     pub const fn new(requests: usize, tokens: usize, pages_per_request: usize) -> Self {
         Self {
             requests,
@@ -51,8 +51,8 @@ impl StepLimits {
     }
 }
 
-/// Where each array lies in the buffer of a step, in bytes. The places depend on the limits alone,
-/// so a graph that was captured with them stays valid from step to step.
+/// The place of each array in the buffer of a step, in bytes. The places depend on the limits
+/// alone, so a graph that was captured with them stays valid from step to step.
 #[derive(Clone, Debug)]
 pub(crate) struct ArrayLayout {
     /// `[tokens]` i64.
@@ -92,7 +92,7 @@ impl ArrayLayout {
             seq_lens: array(limits.requests, 4),
             absorbed_starts: array(limits.requests + 1, 4),
             expanded_starts: array(limits.requests + 1, 4),
-            // Of each segment a start of queries, keys and tokens; of each chunk two ends.
+            // Each segment has a start of queries, keys and tokens; each chunk has two ends.
             chunks: array(5 * segments, 4),
             block_table: array(table, 4),
             row_tokens: array(limits.call_rows, 8),

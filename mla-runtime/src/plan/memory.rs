@@ -79,7 +79,7 @@ const LSE_BYTES: u32 = 4;
 /// The most pages of a cache: block tables are 32-bit signed integers.
 pub const MAX_PAGES: u64 = i32::MAX as u64;
 
-/// What the memory is needed for.
+/// The needs that a memory plan is made for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct MemoryNeeds {
@@ -108,21 +108,21 @@ pub struct MemoryNeeds {
     pub rows: u32,
     /// The most query tokens of a step whose rows are not in order: T of the packed regions.
     pub packed_tokens: u32,
-    /// How the cache is spread over ranks.
+    /// The distribution of the cache over ranks.
     pub parallel: ContextParallel,
-    /// Whether the prefill backend takes each head's key packed: nope and rotary part side by side.
+    /// True if the prefill backend takes each head's key packed: nope and rotary part side by side.
     pub packed_keys: bool,
-    /// Whether the prefill backend takes values and gives outputs as wide as keys.
+    /// True if the prefill backend takes values and gives outputs as wide as keys.
     pub padded_values: bool,
-    /// What a step's lengths, slots and block table take.
+    /// Bytes of a step's lengths, slots and block table.
     pub step_bytes: u64,
-    /// What the decode backend's workspace query says.
+    /// Bytes of the decode backend's workspace, as its workspace query gives them.
     pub decode_workspace: u64,
-    /// What the prefill backend's workspace query says.
+    /// Bytes of the prefill backend's workspace, as its workspace query gives them.
     pub prefill_workspace: u64,
-    /// What the indexers of sparse attention need, if the engine uses them.
+    /// The needs of the indexers of sparse attention, if the engine uses them.
     pub indexer: Option<IndexNeeds>,
-    /// Where regions may start: at multiples of this, a power of two.
+    /// The alignment of regions: each starts at a multiple of this, a power of two.
     pub alignment: u64,
 }
 
@@ -203,9 +203,9 @@ impl MemoryNeeds {
         })
     }
 
-    /// What a layer of the problem needs for steps within `limits`, for one layer and an empty
-    /// cache. To be completed with the methods `with_…` by what the backends say (packed keys,
-    /// padded values and their workspaces), and of a sparse problem by what the indexers need.
+    /// Returns the needs of a layer of the problem for steps within `limits`, for one layer and an
+    /// empty cache. The methods `with_…` complete them by the facts of the backends (packed keys,
+    /// padded values and their workspaces) and, for a sparse problem, by the needs of the indexers.
     ///
     /// # Errors
     ///
@@ -222,7 +222,7 @@ impl MemoryNeeds {
                 .tokens
                 .min(limits.requests.saturating_mul(limits.decode_query_len)),
         };
-        // Of a sparse problem only dense requests have an expanded form, if there is room for
+        // A sparse problem has an expanded form only for dense requests, if there are rows for
         // context.
         let none = problem.sparse && limits.context_rows == 0;
         let expanded = |count: usize| if none { 0 } else { count };
@@ -242,7 +242,7 @@ impl MemoryNeeds {
     }
 }
 
-/// Which allocation a region lies in.
+/// The allocation that a region lies in.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Allocation {
@@ -254,9 +254,9 @@ pub enum Allocation {
     Packed,
     /// The indexers' workspace, and the lists of a step.
     Indexer,
-    /// What is prepared for a step and read by every layer.
+    /// Arrays that are prepared for a step and read by every layer.
     Step,
-    /// What the backends allocate for themselves.
+    /// Memory that the backends allocate for themselves.
     Backends,
 }
 
@@ -266,13 +266,13 @@ pub enum Allocation {
 pub struct Region {
     /// The name, as in the [module's](self) table.
     pub name: &'static str,
-    /// Which allocation it lies in.
+    /// The allocation it lies in.
     pub allocation: Allocation,
     /// The shape, outermost first.
     pub shape: Vec<u64>,
     /// Bytes of an element.
     pub element_bytes: u32,
-    /// Where it starts in its allocation; a multiple of the plan's alignment.
+    /// The start in its allocation; a multiple of the plan's alignment.
     pub offset: u64,
     /// Its size: the elements of the shape times their bytes, without padding.
     pub bytes: u64,
@@ -282,7 +282,7 @@ pub struct Region {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct MemoryPlan {
-    /// What region offsets are multiples of, and the sizes below too.
+    /// The alignment of region offsets, and of the sizes below too.
     pub alignment: u64,
     /// The regions, by allocation and offset.
     pub regions: Vec<Region>,
@@ -490,7 +490,7 @@ struct Regions {
     done: Vec<Region>,
     /// The allocation under way.
     open: Vec<Region>,
-    /// Where its last region ends.
+    /// The end of its last region.
     end: u64,
 }
 
@@ -609,7 +609,8 @@ fn largest(
             smallest,
         });
     }
-    // What exceeds 64 bits exceeds `bytes` too. No other error can come after the first plan.
+    // A plan that exceeds 64 bits exceeds `bytes` too. No other error can come after the first
+    // plan.
     let fits = |number| plan(number).is_ok_and(|plan| plan.total_bytes <= bytes);
     let (mut low, mut high) = (1, limit);
     while low < high {
@@ -991,7 +992,7 @@ mod tests {
             );
         }
 
-        /// What the inverse gives fits, and one step more does not.
+        /// The inverse gives a number that fits, and one step more does not.
         #[test]
         fn the_inverse_is_maximal(needs in any_needs(), spare in 0u64..1 << 34) {
             let align = needs.parallel.alignment(needs.page_size).unwrap() as u32;

@@ -12,7 +12,7 @@
 
 use super::{PlanError, lcm};
 
-/// How the tokens of a request are dealt to ranks.
+/// The deal of a request's tokens to ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ContextParallel {
     world: u32,
@@ -83,7 +83,7 @@ impl ContextParallel {
         (position / self.interleave as u64 % self.world as u64) as u32
     }
 
-    /// Where on its rank the token at this position stands: ⌊i / (N·I)⌋·I + i mod I.
+    /// Returns the place on its rank of the token at this position: ⌊i / (N·I)⌋·I + i mod I.
     pub const fn local_position(self, position: u64) -> u64 {
         let interleave = self.interleave as u64;
         position / self.period() * interleave + position % interleave
@@ -104,8 +104,8 @@ impl ContextParallel {
             .ok_or(PlanError::overflow("the global position"))
     }
 
-    /// How many of a request's first `len` tokens a rank holds:
-    /// ⌊len / (N·I)⌋·I + clamp(len mod (N·I) − rank·I, 0, I).
+    /// Counts the tokens that a rank holds of a request's first `len`: ⌊len / (N·I)⌋·I + clamp(len
+    /// mod (N·I) − rank·I, 0, I).
     ///
     /// # Errors
     ///

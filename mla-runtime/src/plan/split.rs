@@ -1,4 +1,4 @@
-//! Which requests of a batch take the absorbed path, and in what order they stand.
+//! Chooses the requests of a batch that take the absorbed path, and orders the batch.
 //!
 //! Requests with few new tokens take the absorbed path, the others the expanded one. For each path
 //! to work on consecutive requests, and so on consecutive tokens, a batch is ordered:
@@ -27,7 +27,7 @@ use std::ops::Range;
 use super::PlanError;
 use crate::batch::Request;
 
-/// How a batch is ordered, and which part of it takes which path.
+/// The order of a batch, and the parts of it on each path.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct BatchSplit {
@@ -64,7 +64,7 @@ impl BatchSplit {
         self.long_extend.start..self.prefill.end
     }
 
-    /// Whether the batch was in order already.
+    /// Returns true if the batch was in order already.
     pub fn is_in_order(&self) -> bool {
         self.order
             .iter()
@@ -270,7 +270,7 @@ mod tests {
             assert_eq!(split.order[split.absorbed()], *absorbed, "{lens:?}");
             assert_eq!(split.uniform_len, len, "{lens:?}");
         }
-        // What is short but of another length is expanded, by whether it has context.
+        // A short request of another length is expanded, ordered by its having context.
         let split = split(&requests(&[(1, 9), (3, 9), (1, 5), (2, 2)]), 4, true).unwrap();
         assert_eq!(split.order, [0, 2, 1, 3]);
         assert_eq!((split.long_extend, split.prefill), (2..3, 3..4));

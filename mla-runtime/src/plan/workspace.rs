@@ -1,4 +1,4 @@
-//! How many rows the context workspace should have.
+//! Row budgets of the context workspace.
 
 use super::PlanError;
 use super::parallel::ContextParallel;

@@ -190,7 +190,8 @@ pub const fn count(families: &[CompiledFamily]) -> usize {
     if count == 0 { 1 } else { count }
 }
 
-// Returns true if no other target's set includes this one's and, among equal sets, this is the first.
+// Returns true if no other target's set includes this one's, and if this is the first of equal
+// sets.
 const fn is_first_of_its_set(families: &[CompiledFamily], family: usize, target: usize) -> bool {
     let code = Code::read(families[family].targets[target]);
     let (mut f, mut before) = (0, true);
