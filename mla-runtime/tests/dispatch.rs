@@ -104,7 +104,7 @@ fn the_compiler_chooses_by_the_rules_of_selection() {
     assert!(same::<best_decode!(All, sm(9, 0), HALF), Every>());
     // The best one is left out of this build: the next is taken, and an error would have named it.
     assert!(same::<best_decode!(All, sm(10, 0), R1), Every>());
-    // What has run nowhere is not chosen among others, and chosen alone.
+    // A backend that has run nowhere is not chosen among others, and chosen alone.
     assert!(same::<best_decode!(All, sm(12, 0), R1), Every>());
     assert!(same::<best_decode!([Partly], sm(12, 0), R1), Partly>());
     assert!(same::<best_decode!(All, Target::CPU, R1), CpuDecode>());

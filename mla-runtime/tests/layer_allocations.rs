@@ -167,7 +167,7 @@ fn a_call_allocates_nothing() {
         .with_decode_query_len(2)
         .with_context_rows(128);
     let mut workspace = layer.workspace(&limits).unwrap();
-    // What backends say they allocate is in the plan.
+    // The plan has the bytes that backends say they allocate.
     assert_eq!(workspace.plan().backend_bytes, 512 + 1024);
 
     let requests = [(1, 300), (2, 500), (7, 400), (20, 20)].map(|(q, kv)| Request::new(q, kv));
@@ -220,7 +220,7 @@ fn a_call_allocates_nothing() {
         assert_eq!(operations(), 1 + 4 + 5 + 4 * 6);
     }
 
-    // What the device's operations would refuse is refused before any of them.
+    // Tensors that the device's operations would refuse are refused before any of them.
     let columns = Layout {
         dtype: DType::BF16,
         shape: [tokens, HEADS, 192],

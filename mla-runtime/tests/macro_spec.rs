@@ -1,4 +1,4 @@
-//! What `#[mla_backend]` writes, seen from the code that uses it.
+//! The code that `#[mla_backend]` writes, seen from the code that uses it.
 
 #[macro_use]
 mod common;

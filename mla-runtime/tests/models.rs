@@ -35,7 +35,7 @@ fn every_example_config_is_the_preset_of_its_name() {
     assert_eq!(examples, presets);
 }
 
-/// What an engine has to know of a model's attention.
+/// The facts of a model's attention that an engine has to know.
 #[derive(PartialEq, Debug, Default)]
 struct Known {
     layers: Option<u32>,

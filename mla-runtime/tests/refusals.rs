@@ -56,7 +56,7 @@ fn check<T, E: Display>(result: Result<T, E>) -> Option<T> {
     for (name, part) in [("field", field), ("given", given), ("accepted", accepted)] {
         assert!(!part.trim().is_empty(), "no {name}: {sentence}");
     }
-    // What is refused is not accepted.
+    // A value that is refused is not accepted.
     assert!(!["any", "everything"].contains(&accepted), "{sentence}");
     None
 }

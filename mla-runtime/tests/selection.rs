@@ -96,7 +96,7 @@ fn priority_is_that_of_the_target() {
     assert_eq!(order(&registry, &request(SM80)), ["PLAIN", "HOPPER"]);
 }
 
-// What the compiler chooses by is what a selection at run time chooses by.
+// The compiler chooses by the order of a selection at run time.
 #[test]
 fn the_order_can_be_evaluated_by_the_compiler() {
     const FIRST: bool = tried_before(&decode("A", 1), &decode("B", 0), SM90);
@@ -113,7 +113,7 @@ fn candidates_that_do_not_apply_come_last_in_the_same_order() {
     let mut registry = registry(&[ONLY_80, decode("B", 1), decode("A", 0)]);
     let off = Entry::known(decode("OFF", 5), feature_off);
     registry.add(off).unwrap();
-    // What is merely not there still applies: it is tried, and found missing.
+    // A backend that is merely not there still applies: it is tried, and found missing.
     assert_eq!(order(&registry, &request(SM90)), ["OFF", "B", "A", "C"]);
     assert_eq!(selected_decode(&registry, &request(SM90)), Some("B"));
 }
@@ -399,7 +399,7 @@ fn a_linked_backend_takes_a_known_name_only_on_hardware_that_it_accepts() {
         row(SM80),
         ("flash-attention", INSTEAD_OF_FLASH_ATTN.to_owned())
     );
-    // Where neither runs, the linked one stands for the name.
+    // The linked one stands for the name where neither runs.
     assert_eq!(
         row(Target::CPU),
         ("unknown", "platform: given cpu, accepted cuda".to_owned())

@@ -187,7 +187,7 @@ fn page_fits(cell: &str, page: u32) -> bool {
     }
 }
 
-// What one case asks for, in the tables' words.
+// The request of one case, in the tables' words.
 struct Case<'a> {
     capability: &'a str,
     dtype: DType,
@@ -298,7 +298,7 @@ fn for_every_case(mut check: impl FnMut(&Case)) {
     assert_eq!(cases, 6 * 3 * 3 * 5 * 5 * 3);
 }
 
-// Those that apply first, each with its fields and `missing` behind them.
+// Puts the candidates that apply first, each with its fields and `missing` behind them.
 fn ordered(
     tried: Vec<(&'static str, Vec<&'static str>)>,
     missing: &'static [&'static str],
@@ -311,7 +311,8 @@ fn ordered(
         .collect()
 }
 
-// Those of the tables, which are about GPUs: what the CPU's own says is tested in its crate.
+// Returns the candidates of the tables, which are about GPUs: the CPU's own are tested in its
+// crate.
 fn found(phase: &PhaseExplanation) -> Vec<(&'static str, Vec<&'static str>)> {
     phase
         .candidates
@@ -457,7 +458,7 @@ fn what_the_tables_say_of_outputs_graphs_and_query_lengths() {
     for [name, _, _, _, produced, graphs, lens, _] in DECODE {
         let spec = registry.get(Phase::Decode, name).unwrap().spec;
         assert_eq!(spec.lse, lse(produced), "{name}");
-        // Where the tables are silent there is nothing to compare.
+        // Silent tables leave nothing to compare.
         if !graphs.is_empty() {
             assert_eq!(spec.graphs.name(), *graphs, "{name}");
             assert_eq!(spec.query_len.name(), *lens, "{name}");

@@ -1,4 +1,4 @@
-//! What the attribute links is found, selected and made.
+//! Finds, selects and makes the backends that the attribute links.
 
 #[macro_use]
 mod common;
@@ -189,14 +189,14 @@ fn a_backend_for_another_type_of_device_is_refused() {
     let registry = Registry::linked().unwrap();
     let selection = registry.select(&request(Target::CPU)).unwrap();
     let config = selection.config(0.07);
-    // Of another kind: the platform says so.
+    // A device of another kind: the platform says so.
     let error = registry.instantiate_decode("FOREIGN", &Cpu::new(), &config);
     let error = error.map(drop).unwrap_err().to_string();
     assert!(
         error.contains("platform: given cpu, accepted cuda"),
         "{error}"
     );
-    // Of the same kind, but another type.
+    // A device of the same kind, but another type.
     let other = common::Bytes::<true>;
     let error = registry.instantiate_decode("CPU", &other, &config);
     let error = error.map(drop).unwrap_err();

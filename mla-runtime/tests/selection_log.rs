@@ -1,5 +1,5 @@
-//! What a selection logs: a line at the start of a program, and every candidate for whoever asks
-//! for more.
+//! The log of a selection: a line at the start of a program, and every candidate for a reader who
+//! asks for more.
 
 use std::fmt::{Debug, Write as _};
 use std::sync::{Arc, Mutex};

@@ -32,7 +32,7 @@ struct Case {
     context_rows: usize,
     /// The new tokens and the cached ones of each request.
     lens: Vec<(u32, u32)>,
-    /// Of each request, whether it shares whole pages of context with the one before.
+    /// For each request, true if it shares whole pages of context with the one before.
     shares: Vec<bool>,
     padding: usize,
 }
@@ -83,7 +83,8 @@ impl Case {
         all
     }
 
-    /// Whether each request takes the absorbed path; those without new tokens count as if.
+    /// For each request, true if it takes the absorbed path; one without new tokens counts as if it
+    /// did.
     fn absorbed(&self) -> Vec<bool> {
         let most = self.threshold.min(self.decode_query_len as u32);
         let most = match self.query_len {
@@ -236,7 +237,8 @@ fn absorbed_rows(case: &Case) -> usize {
     own.map(|(_, (new, _))| *new as usize).sum()
 }
 
-/// What the workspace made of the step: two paths, and chunks that have each cached row once.
+/// Checks the step that the workspace prepared: two paths, and chunks that have each cached row
+/// once.
 fn check_prepared(
     case: &Case,
     step: &Step,

@@ -223,7 +223,7 @@ impl<const PROCESSOR: bool> Device for Bytes<PROCESSOR> {
     }
 }
 
-// What both traits ask for.
+// The items that both traits ask for.
 macro_rules! common_body {
     ($device:ty) => {
         type Device = $device;
@@ -285,7 +285,7 @@ macro_rules! prefill_body {
     };
 }
 
-/// As `prefill_body!`, of an `impl DecodeBackend`.
+/// The items of an `impl DecodeBackend` that refuses every call, like `prefill_body!`.
 macro_rules! decode_body {
     ($device:ty) => {
         common_body!($device);

@@ -123,7 +123,7 @@ impl<const PACKED: bool, const PADDED: bool> PrefillBackend for Demanding<PACKED
         _: &mut Self::State,
         metadata: &mut Self::Metadata,
     ) -> Result<()> {
-        // What a backend that plans call by call would keep; the new tokens' call last.
+        // The numbers that a backend that plans call by call would keep; the new tokens' call last.
         metadata.clear();
         for chunk in batch.chunks {
             let queries = &batch.query_lens[chunk.requests()];

@@ -701,7 +701,7 @@ fn a_workspace_that_is_not_prepared_or_is_for_another_layer_is_refused() {
     );
 }
 
-/// What a batch with a change is refused with; nothing runs on what was prepared in part.
+/// Returns the error that refuses a batch with a change; nothing runs on what was prepared in part.
 fn refusal(change: impl Fn(&mut World)) -> String {
     let case = Case::small(MIXED);
     let world = World::new(&case);

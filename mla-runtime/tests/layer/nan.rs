@@ -6,7 +6,7 @@ use mla_runtime::kv_format::KvFormat;
 use crate::world::{Case, Outcome, Owned, World, floats};
 use crate::{MIXED, cpu_layer};
 
-/// Which token of a case gets a NaN, and in which of its tensors.
+/// Sets a NaN in one of a case's tensors, at the row of `token`.
 fn spoil(world: &mut World, tensor: &str, token: usize) {
     let of = |tensor: &mut Owned| tensor.set([token, 0, 0], f64::NAN);
     match tensor {

@@ -26,7 +26,7 @@ use crate::oracle;
 
 type Buffer = <Cpu as Memory>::Buffer;
 
-/// What a batch is made from.
+/// The description of a batch.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     pub(crate) dims: MlaDims,
@@ -38,14 +38,13 @@ pub(crate) struct Case {
     pub(crate) requests: Vec<Request>,
     pub(crate) threshold: u32,
     pub(crate) context_rows: usize,
-    /// Whether each token attends to a list of slots.
+    /// True if each token attends to a list of slots.
     pub(crate) sparse: bool,
-    /// Whether the layer is given the cache in two tensors.
+    /// True if the layer is given the cache in two tensors.
     pub(crate) split_cache: bool,
-    /// Which requests of a sparse case attend to all that they see: those of at most so many
-    /// tokens.
+    /// The max tokens of a request in a sparse case that attends to all that it sees.
     pub(crate) dense_within: u32,
-    /// Whether W_kv_b lies as published checkpoints hold it, `[H·(P+V), L]`.
+    /// True if W_kv_b lies as published checkpoints hold it, `[H·(P+V), L]`.
     pub(crate) transposed_weights: bool,
     pub(crate) seed: u64,
 }
@@ -269,7 +268,7 @@ pub(crate) fn floats(dtype: DType, bytes: &[u8]) -> Vec<f64> {
     oracle::row(KvFormat::of(dtype), dims, 1.0, bytes)
 }
 
-/// What a run gave.
+/// The results of a run.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Outcome {
     /// The bytes of the output, `[T, H, V]`.
@@ -298,7 +297,7 @@ pub(crate) struct World {
     pub(crate) cache: Vec<u8>,
     /// A sink for each head.
     pub(crate) sinks: Option<Vec<f32>>,
-    /// Whether every other listed row of the context is taken from a second cache, which holds the
+    /// True if every other listed row of the context is taken from a second cache, which holds the
     /// same.
     pub(crate) two_caches: bool,
 }
@@ -658,7 +657,7 @@ impl World {
         let mut token = 0;
         for (request, table) in self.requests.iter().zip(self.tables.chunks(self.max_pages)) {
             let context = request.kv.saturating_sub(request.q) as usize;
-            // What is in the cache; on the expanded path the new rows as they were given.
+            // The rows in the cache; on the expanded path the new rows as they were given.
             let rows: Vec<Vec<f64>> = (0..request.kv as usize)
                 .map(|position| {
                     if position >= context && token >= outcome.absorbed_tokens {

@@ -1,4 +1,4 @@
-// What is declared, and what the kernels are compiled for.
+// Declarations that disagree with the targets of the kernels.
 
 #![allow(unexpected_cfgs)]
 

@@ -1,4 +1,4 @@
-// Where the compiler is asked for the best backend and there is none.
+// The compiler is asked for the best backend and there is none.
 
 #![allow(unexpected_cfgs)]
 

@@ -1,4 +1,4 @@
-// What is recommended is accepted, and what is missing is named.
+// Recommendations are accepted, and missing parts are named.
 
 use mla_runtime::backend::{DecodeBackend, PrefillBackend};
 use mla_runtime::mla_backend;

@@ -1,4 +1,4 @@
-// Where the attribute does not belong.
+// Places where the attribute does not belong.
 
 use mla_runtime::Result;
 use mla_runtime::backend::DecodeBackend as D;

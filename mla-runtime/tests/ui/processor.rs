@@ -1,4 +1,4 @@
-// What only the compiler knows, the device's platform, is checked at the key it contradicts.
+// The device's platform, which only the compiler knows, is checked at the key it contradicts.
 
 use mla_runtime::backend::DecodeBackend;
 use mla_runtime::mla_backend;

@@ -1,4 +1,4 @@
-// What is wrong in the block is reported where it stands, although the attribute wrote into it.
+// Errors in the block are reported where they stand, although the attribute wrote into it.
 
 use mla_runtime::backend::{DecodeBackend, StepLimits};
 use mla_runtime::error::Result;
@@ -21,7 +21,7 @@ impl DecodeBackend for WrongReturn {
     }
 }
 
-// So it is beside errors of the attribute.
+// The same holds beside errors of the attribute.
 struct WrongTwice;
 
 #[mla_backend(sm = "90", dtypes = "bf61")]

@@ -16,7 +16,7 @@ impl DecodeBackend for OfWhich {
     decode_body!(common::Bytes);
 }
 
-// What it is of is said, by a constant or by the feature.
+// The family is named, by a constant or by the feature.
 const SM90: &[&str] = &["sm_90a"];
 
 struct OfHopper;

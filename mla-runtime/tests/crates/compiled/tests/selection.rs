@@ -1,4 +1,4 @@
-//! Where backends are selected that do not name what their kernels are compiled for.
+//! Selects backends that do not name the targets of their kernels.
 
 use mla_runtime::availability::Availability;
 use mla_runtime::backend::{DecodeBackend, Entry, PrefillBackend};
@@ -52,7 +52,7 @@ impl DecodeBackend for OnProcessors {
     decode_body!(common::Bytes<true>);
 }
 
-/// What keeps a backend from running on a GPU of this capability, and what would help.
+/// Returns the cause that keeps a backend from running on a GPU of this capability, and the remedy.
 fn cause(entry: &Entry, major: u8, minor: u8) -> Option<[String; 2]> {
     let target = Target::dry_run(Capability::new(major, minor));
     match entry.availability_on(target, true) {

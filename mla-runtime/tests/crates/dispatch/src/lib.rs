@@ -1,4 +1,4 @@
-//! What a dispatch costs: one program per way to call a backend, all of which launch the same
+//! The cost of a dispatch: one program per way to call a backend, all of which launch the same
 //! kernel.
 //!
 //! The kernel is a function of the C interface, as a CUDA kernel's launch is. It does next to
@@ -25,7 +25,7 @@ use mla_runtime::selection::{Selection, SelectionRequest};
 use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
 use mla_runtime::{Error, Result, backends, best_decode, mla_backend};
 
-/// What the kernel is given.
+/// The arguments of the kernel.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Params {
@@ -39,9 +39,9 @@ pub struct Params {
     pub out: *mut u8,
     /// The kernel's own memory.
     pub workspace: *mut u8,
-    /// How many tokens.
+    /// The number of tokens.
     pub tokens: i32,
-    /// How many heads.
+    /// The number of heads.
     pub heads: i32,
 }
 
@@ -61,7 +61,7 @@ pub unsafe extern "C" fn example_decode(params: *const Params, stream: *mut c_vo
     }
 }
 
-/// What becomes of a status other than 0.
+/// Makes an error of a status other than 0.
 #[cold]
 #[inline(never)]
 pub fn refused(status: i32) -> Error {
@@ -70,7 +70,7 @@ pub fn refused(status: i32) -> Error {
 
 /// A backend that does nothing but launch.
 pub struct Launch {
-    /// Where it launches.
+    /// The stream that it launches on.
     pub stream: *mut c_void,
 }
 
@@ -199,10 +199,10 @@ pub type Backends = backends![Other, Launch];
 /// The problem: one token of two heads.
 pub const PROBLEM: Problem = Problem::new(MlaDims::R1, 2, DType::BF16);
 
-/// What the compiler chooses.
+/// The backend that the compiler chooses.
 pub type Chosen = best_decode!(Backends, Target::CPU, PROBLEM);
 
-/// What an engine keeps for its calls.
+/// The values that an engine keeps for its calls.
 pub struct Engine<B: DecodeBackend<Device = Cpu>> {
     /// The device.
     pub device: Cpu,
@@ -238,7 +238,7 @@ impl<B: DecodeBackend<Device = Cpu>> Engine<B> {
     }
 }
 
-/// What the program selects, at run time.
+/// Selects the backends of the program, at run time.
 ///
 /// # Errors
 ///

@@ -31,8 +31,8 @@ fn output(program: &str, arguments: &[&str]) -> String {
 /// A linked program, as objdump shows it.
 struct Program {
     code: String,
-    // What the table of addresses, through which functions of other crates and of C are called,
-    // holds.
+    // The functions in the table of addresses, through which functions of other crates and of C are
+    // called.
     addresses: HashMap<u64, String>,
     compiler: String,
 }
@@ -92,7 +92,7 @@ impl Program {
             .skip(1)
             .take_while(|line| !line.is_empty())
             .filter_map(|line| line.trim().split_once(":\t"))
-            // What fills the space to the next function.
+            // These fill the space to the next function.
             .filter(|(_, code)| *code != "int3" && !code.starts_with("nop"))
             .collect();
         let jump = |code: &str| -> Option<String> {
@@ -190,7 +190,7 @@ fn the_selected_path_is_a_load_and_an_indirect_call_away_from_it() {
     let steps = selected.functions("<mla_dispatch::Engine<B> as selected::Step>::step");
     let step = only(chosen.functions("chosen"));
     assert!(steps.contains(&step), "{step:#?} is none of {steps:#?}");
-    // What stands before: the method's address is loaded and called.
+    // The code before it loads the method's address and calls it.
     let way = only(selected.functions("selected"));
     let loads = way.iter().filter(|line| line.contains('[')).count();
     let jumps = way

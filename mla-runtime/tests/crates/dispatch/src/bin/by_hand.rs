@@ -1,4 +1,4 @@
-//! What one would write without this project: take the addresses, call the C function.
+//! The code that one would write without this project: take the addresses, call the C function.
 
 use std::hint::black_box;
 
