@@ -56,14 +56,14 @@ pub use views::{cache, host, lse, rotary, tensor};
 pub use error::{Error, Named, Result};
 pub use mla_macros::mla_backend;
 
-/// What only this crate has: if the attribute's `crate` names another, the compiler's error says
-/// so.
+/// An item that only this crate has: if the attribute's `crate` names another, the compiler's error
+/// says so.
 #[doc(hidden)]
 pub mod the_key_crate_has_to_name_mla_runtime {
     pub const FOUND: () = ();
 }
 
-/// What the attribute's expansion names; not for use by hand.
+/// The items that the attribute's expansion names; not for use by hand.
 #[doc(hidden)]
 pub mod private {
     pub use crate::rules::build::Build;
@@ -71,7 +71,7 @@ pub mod private {
     pub use linkme;
 }
 
-/// What the build script of the package that is being compiled says of its kernels.
+/// The kernels that the build script of the package that is being compiled describes.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __build {

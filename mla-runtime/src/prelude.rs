@@ -1,4 +1,4 @@
-//! What an engine names in every file: `use mla_runtime::prelude::*;`.
+//! The names that an engine uses in every file: `use mla_runtime::prelude::*;`.
 
 pub use crate::backend::{LayerConfig, StepLimits};
 pub use crate::cache::{CacheLayout, CacheMut};

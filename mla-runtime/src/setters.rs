@@ -1,5 +1,5 @@
-//! How a struct that has room for new fields is filled: by its constructor, and by a `with_…`
-//! method a field.
+//! Setters of structs that may get new fields: a constructor fills such a struct, and a `with_…`
+//! method for each field.
 
 /// Writes the methods. Each takes the struct by value, so that calls can be chained, in constants
 /// too.

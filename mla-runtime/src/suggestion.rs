@@ -20,7 +20,7 @@ pub(crate) fn nearest(
         .map(|(_, name)| name)
 }
 
-/// What was given, cut if it is very long.
+/// Returns the given text, cut if it is very long.
 pub(crate) fn shortened(given: &str) -> String {
     given.chars().take(LONGEST).collect()
 }

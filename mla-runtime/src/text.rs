@@ -40,14 +40,14 @@ impl<'a> Text<'a> {
         }
     }
 
-    /// What stands between the items of a list, before the one at `index`.
+    /// Writes the separator of a list's items before the one at `index`.
     pub(crate) const fn comma(&mut self, index: usize) {
         if index > 0 {
             self.push(", ");
         }
     }
 
-    /// What was written, as far as the memory holds it.
+    /// Returns the written text, as far as the memory holds it.
     pub(crate) const fn as_str(&self) -> &str {
         let held = if self.len < self.bytes.len() {
             self.len
@@ -69,7 +69,7 @@ impl<'a> Text<'a> {
     }
 }
 
-/// Whether two texts are the same; `==` is not for constants.
+/// Returns true if two texts are the same; `==` is not for constants.
 pub(crate) const fn is_equal(one: &str, other: &str) -> bool {
     let (one, other) = (one.as_bytes(), other.as_bytes());
     if one.len() != other.len() {

@@ -1,4 +1,4 @@
-//! What holds of every call that a backend is given: checked here, for all of them.
+//! Checks that hold for every call that a backend is given: made here, for all of them.
 
 use super::{DecodeBatch, DecodeCall, Keys, LayerConfig, Output, PrefillCall, Query};
 use crate::cache::{CacheLayout, CacheRef, CacheStrides};
@@ -9,7 +9,7 @@ use crate::problem::Problem;
 use crate::spec::BackendSpec;
 use crate::tensor::{ArrayRef, Layout, Shape, TensorRef, check_alignment};
 
-/// What the tensors of a call have in common.
+/// The requirements that the tensors of a call have in common.
 #[derive(Clone, Copy)]
 struct Rule<'a> {
     problem: &'a Problem,

@@ -29,17 +29,17 @@ pub trait DecodeBackend: Sized + Send + Sync + 'static {
     /// captured with them stays valid.
     type Metadata: Send + 'static;
 
-    /// What it supports; written by `#[mla_backend]`.
+    /// The problems that it supports; written by `#[mla_backend]`.
     const SPEC: BackendSpec;
 
     /// Its registry entry, for a registry made by hand.
     const ENTRY: Entry = Entry::decode::<Self>();
 
-    /// What is known of its kernels: what they are compiled for, and where they have run; written
-    /// by `#[mla_backend]` from the keys `compiled` and `run_on`.
+    /// The facts of its kernels: the targets that they are compiled for, and the GPUs that they
+    /// have run on; written by `#[mla_backend]` from the keys `compiled` and `run_on`.
     const KERNELS: KernelFacts = KernelFacts::UNKNOWN;
 
-    /// Whether it can run on this machine.
+    /// Tells if it can run on this machine.
     fn availability() -> Availability {
         Self::Device::availability()
     }
@@ -133,38 +133,38 @@ pub trait DecodeBackend: Sized + Send + Sync + 'static {
 /// A decode backend as the layer calls it: chosen by type, or at run time. Its methods are those of
 /// [`DecodeBackend`].
 pub trait DecodeStage: Send + Sync + 'static {
-    /// As [`DecodeBackend::Device`].
+    /// The device; see [`DecodeBackend::Device`].
     type Device: Device;
-    /// As [`DecodeBackend::State`].
+    /// The state; see [`DecodeBackend::State`].
     type State: Send + 'static;
-    /// As [`DecodeBackend::Metadata`].
+    /// The metadata; see [`DecodeBackend::Metadata`].
     type Metadata: Send + 'static;
 
-    /// As [`DecodeBackend::SPEC`].
+    /// Returns the backend's [`DecodeBackend::SPEC`].
     fn spec(&self) -> &'static BackendSpec;
 
-    /// As [`DecodeBackend::workspace_bytes`].
+    /// Calls [`DecodeBackend::workspace_bytes`].
     ///
     /// # Errors
     ///
     /// The backend's.
     fn workspace_bytes(&self, device: &Self::Device, limits: &StepLimits) -> Result<u64>;
 
-    /// As [`DecodeBackend::state`].
+    /// Calls [`DecodeBackend::state`].
     ///
     /// # Errors
     ///
     /// The backend's.
     fn state(&self, device: &Self::Device, limits: &StepLimits) -> Result<Self::State>;
 
-    /// As [`DecodeBackend::metadata`].
+    /// Calls [`DecodeBackend::metadata`].
     ///
     /// # Errors
     ///
     /// The backend's.
     fn metadata(&self, device: &Self::Device, limits: &StepLimits) -> Result<Self::Metadata>;
 
-    /// As [`DecodeBackend::prepare`].
+    /// Calls [`DecodeBackend::prepare`].
     ///
     /// # Errors
     ///
@@ -177,7 +177,7 @@ pub trait DecodeStage: Send + Sync + 'static {
         metadata: &mut Self::Metadata,
     ) -> Result<()>;
 
-    /// As [`DecodeBackend::decode`].
+    /// Calls [`DecodeBackend::decode`].
     ///
     /// # Safety
     ///
@@ -195,8 +195,8 @@ pub trait DecodeStage: Send + Sync + 'static {
     ) -> Result<()>;
 }
 
-// As in the prefill module: two implementations that must never differ in anything but where their
-// methods come from.
+// The macro is like the prefill module's: two implementations that must never differ in anything
+// but the source of their methods.
 macro_rules! stage {
     ($source:ident, |$this:ident| $receiver:expr, $keep_apart:expr) => {
         fn workspace_bytes(&self, device: &Self::Device, limits: &StepLimits) -> Result<u64> {
@@ -289,7 +289,7 @@ impl<D: Device> SelectedDecode<D> {
         })
     }
 
-    /// What it was made for.
+    /// The configuration that it was made for.
     pub fn config(&self) -> &LayerConfig {
         &self.config
     }
@@ -299,7 +299,7 @@ impl<D: Device> SelectedDecode<D> {
         self.ordinal
     }
 
-    /// As [`DecodeBackend::set_num_splits`].
+    /// Calls [`DecodeBackend::set_num_splits`].
     ///
     /// # Errors
     ///

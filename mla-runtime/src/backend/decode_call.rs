@@ -1,4 +1,4 @@
-//! What a call of a decode backend brings.
+//! The arguments of a call of a decode backend.
 
 use super::Output;
 use super::slot_lists::SlotLists;
@@ -31,7 +31,7 @@ pub struct DecodeBatch<'a, D: Device> {
     /// Tokens of each request in the cache, its query tokens included: `[requests]`. A length of 0
     /// is a request that attends to nothing.
     pub seq_lens: ArrayRef<'a, D, i32>,
-    /// Where each request's query tokens begin, and the end of the last: `[requests + 1]`. Query
+    /// The start of each request's query tokens, and the end of the last: `[requests + 1]`. Query
     /// token `i` of `n` of a request with `len` tokens sees rows `0 .. len − n + i + 1`.
     pub query_starts: ArrayRef<'a, D, i32>,
     /// The most query tokens of one request.

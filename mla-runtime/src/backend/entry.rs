@@ -14,9 +14,9 @@ pub static LINKED: [Entry];
 /// A backend by name: what it supports, whether it can run, and how to make it.
 #[derive(Clone, Copy)]
 pub struct Entry {
-    /// What it supports.
+    /// The problems that it supports.
     pub spec: BackendSpec,
-    /// What is known of its kernels.
+    /// The facts of its kernels.
     pub kernels: KernelFacts,
     availability: fn() -> Availability,
     // The phase's own maker for the backend's device; `None` where there is no implementation.
@@ -68,25 +68,25 @@ impl Entry {
         }
     }
 
-    /// Whether the backend can run on this machine.
+    /// Tells if the backend can run on this machine.
     pub fn availability(&self) -> Availability {
         (self.availability)()
     }
 
-    /// Whether it can run on `target`, as far as this machine and this build go, and should if
+    /// Tells if it can run on `target`, by the facts of this machine and this build, and should if
     /// it was not `asked` for by name.
     pub fn availability_on(&self, target: Target, asked: bool) -> Availability {
         let kernels = self.kernels.availability(target, asked);
         self.availability().on(target).and(kernels)
     }
 
-    /// Whether this program has its implementation.
+    /// Returns true if this program has its implementation.
     pub const fn is_implemented(&self) -> bool {
         self.maker.is_some()
     }
 
-    /// Where the backend comes from, for messages: the path of its type, or its provider where it
-    /// has no implementation.
+    /// Returns the origin of the backend, for messages: the path of its type, or its provider where
+    /// it has no implementation.
     pub fn origin(&self) -> &'static str {
         self.type_name
             .map_or(self.spec.provider, |type_name| type_name())

@@ -18,16 +18,16 @@ macro_rules! backends {
     ($backend:ty $(, $($more:tt)*)?) => { ($backend, $crate::backends!($($($more)*)?)) };
 }
 
-/// What a list says of its backends, for the compiler to choose from.
+/// A backend of a list, for the compiler to choose from.
 #[derive(Clone, Copy, Debug)]
 pub struct Listed {
-    /// What the backend supports.
+    /// The problems that the backend supports.
     pub spec: &'static BackendSpec,
-    /// What is known of its kernels.
+    /// The facts of its kernels.
     pub kernels: KernelFacts,
-    /// Whether this build holds it.
+    /// Tells if this build holds it.
     pub availability: Availability,
-    /// What comes after it.
+    /// The next backend of the list.
     pub next: Option<&'static Listed>,
 }
 
@@ -50,7 +50,7 @@ pub struct Member {
 }
 
 impl Member {
-    /// What the backend supports.
+    /// The problems that the backend supports.
     pub const fn spec(&self) -> &BackendSpec {
         &self.entry.spec
     }
@@ -79,7 +79,7 @@ impl Member {
     }
 }
 
-/// What a list of prefill backends consists of: every [`PrefillBackend`], and every one that
+/// An element of a list of prefill backends: every [`PrefillBackend`], and every one that
 /// `#[mla_backend(feature = "…")]` leaves out of this build.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no prefill backend",
@@ -87,11 +87,11 @@ impl Member {
             impl PrefillBackend for {Self} {{ … }}`"
 )]
 pub trait PrefillMember {
-    /// What the list says of it.
+    /// The list's facts of it.
     const MEMBER: Member;
 }
 
-/// What a list of decode backends consists of: every [`DecodeBackend`], and every one that
+/// An element of a list of decode backends: every [`DecodeBackend`], and every one that
 /// `#[mla_backend(feature = "…")]` leaves out of this build.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no decode backend",
@@ -99,7 +99,7 @@ pub trait PrefillMember {
             impl DecodeBackend for {Self} {{ … }}`"
 )]
 pub trait DecodeMember {
-    /// What the list says of it.
+    /// The list's facts of it.
     const MEMBER: Member;
 }
 
@@ -114,11 +114,11 @@ impl<B: DecodeBackend> DecodeMember for B {
 /// A backend that this build leaves out: its constraints, and what would bring it back. The
 /// attribute writes it if the backend's `feature` is off.
 pub trait Absent {
-    /// What it would support.
+    /// The problems that it would support.
     const SPEC: BackendSpec;
     /// Why it is not there.
     const CAUSE: Cause;
-    /// What is known of its kernels.
+    /// The facts of its kernels.
     const KERNELS: KernelFacts = KernelFacts::UNKNOWN;
 
     /// Its registry entry.

@@ -1,4 +1,4 @@
-//! What a kernel author implements: [`PrefillBackend`] and [`DecodeBackend`].
+//! Traits that a kernel author implements: [`PrefillBackend`] and [`DecodeBackend`].
 //!
 //! A backend is a type per phase. Its static part is a [`BackendSpec`],
 //! written by `#[mla_backend]`. Its dynamic part comes in three lifetimes, each of a type of its
@@ -94,14 +94,14 @@ use crate::setters::setters;
 use crate::spec::BackendSpec;
 use crate::tensor::TensorMut;
 
-/// What an implementation is made for: one layer of one model on one cache.
+/// The configuration of an implementation: one layer of one model on one cache.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
 pub struct LayerConfig {
     /// The model, its cache and the features it wants.
     pub problem: Problem,
-    /// What scores are multiplied by before the softmax: 1/√(P+R), times the square of the model's
-    /// yarn factor if it has one.
+    /// The factor of scores before the softmax: 1/√(P+R), times the square of the model's yarn
+    /// factor if it has one.
     pub softmax_scale: f32,
 }
 
@@ -128,11 +128,11 @@ impl LayerConfig {
     }
 }
 
-/// Where attention writes its result.
+/// Destination of an attention's result.
 pub enum Output<'a, D: Device> {
     /// In the problem's dtype.
     Plain(TensorMut<'a, D>),
-    /// As e4m3 bytes `[tokens, heads, width]` without gaps: stored = value / scale. Only for a
+    /// The e4m3 bytes `[tokens, heads, width]` without gaps: stored = value / scale. Only for a
     /// backend whose spec has `quant_output`.
     Fp8 {
         /// The bytes.

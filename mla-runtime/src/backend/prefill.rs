@@ -28,17 +28,17 @@ pub trait PrefillBackend: Sized + Send + Sync + 'static {
     /// Made once per engine and prepared per step.
     type Metadata: Send + 'static;
 
-    /// What it supports; written by `#[mla_backend]`.
+    /// The problems that it supports; written by `#[mla_backend]`.
     const SPEC: BackendSpec;
 
     /// Its registry entry, for a registry made by hand.
     const ENTRY: Entry = Entry::prefill::<Self>();
 
-    /// What is known of its kernels: what they are compiled for, and where they have run; written
-    /// by `#[mla_backend]` from the keys `compiled` and `run_on`.
+    /// The facts of its kernels: the targets that they are compiled for, and the GPUs that they
+    /// have run on; written by `#[mla_backend]` from the keys `compiled` and `run_on`.
     const KERNELS: KernelFacts = KernelFacts::UNKNOWN;
 
-    /// Whether it can run on this machine.
+    /// Tells if it can run on this machine.
     fn availability() -> Availability {
         Self::Device::availability()
     }
@@ -119,38 +119,38 @@ pub trait PrefillBackend: Sized + Send + Sync + 'static {
 /// A prefill backend as the layer calls it: chosen by type, or at run time. Its methods are those
 /// of [`PrefillBackend`].
 pub trait PrefillStage: Send + Sync + 'static {
-    /// As [`PrefillBackend::Device`].
+    /// The device; see [`PrefillBackend::Device`].
     type Device: Device;
-    /// As [`PrefillBackend::State`].
+    /// The state; see [`PrefillBackend::State`].
     type State: Send + 'static;
-    /// As [`PrefillBackend::Metadata`].
+    /// The metadata; see [`PrefillBackend::Metadata`].
     type Metadata: Send + 'static;
 
-    /// As [`PrefillBackend::SPEC`].
+    /// Returns the backend's [`PrefillBackend::SPEC`].
     fn spec(&self) -> &'static BackendSpec;
 
-    /// As [`PrefillBackend::workspace_bytes`].
+    /// Calls [`PrefillBackend::workspace_bytes`].
     ///
     /// # Errors
     ///
     /// The backend's.
     fn workspace_bytes(&self, device: &Self::Device, limits: &StepLimits) -> Result<u64>;
 
-    /// As [`PrefillBackend::state`].
+    /// Calls [`PrefillBackend::state`].
     ///
     /// # Errors
     ///
     /// The backend's.
     fn state(&self, device: &Self::Device, limits: &StepLimits) -> Result<Self::State>;
 
-    /// As [`PrefillBackend::metadata`].
+    /// Calls [`PrefillBackend::metadata`].
     ///
     /// # Errors
     ///
     /// The backend's.
     fn metadata(&self, device: &Self::Device, limits: &StepLimits) -> Result<Self::Metadata>;
 
-    /// As [`PrefillBackend::prepare`].
+    /// Calls [`PrefillBackend::prepare`].
     ///
     /// # Errors
     ///
@@ -163,7 +163,7 @@ pub trait PrefillStage: Send + Sync + 'static {
         metadata: &mut Self::Metadata,
     ) -> Result<()>;
 
-    /// As [`PrefillBackend::prefill`].
+    /// Calls [`PrefillBackend::prefill`].
     ///
     /// # Safety
     ///
@@ -275,7 +275,7 @@ impl<D: Device> SelectedPrefill<D> {
         })
     }
 
-    /// What it was made for.
+    /// The configuration that it was made for.
     pub fn config(&self) -> &LayerConfig {
         &self.config
     }

@@ -1,4 +1,4 @@
-//! What a call of a prefill backend brings.
+//! The arguments of a call of a prefill backend.
 
 use super::Output;
 use crate::device::Device;
@@ -92,9 +92,9 @@ pub struct PrefillCall<'a, D: Device> {
     pub out: Output<'a, D>,
     /// `[H, Tq]`; absent if the caller does not need it.
     pub lse: Option<LseMut<'a, D>>,
-    /// Where each request's queries begin, and the end of the last: `[requests + 1]`.
+    /// The start of each request's queries, and the end of the last: `[requests + 1]`.
     pub query_starts: ArrayRef<'a, D, i32>,
-    /// Where each request's keys begin, and the end of the last: `[requests + 1]`.
+    /// The start of each request's keys, and the end of the last: `[requests + 1]`.
     pub key_starts: ArrayRef<'a, D, i32>,
     /// The most query tokens of one request.
     pub max_query_len: usize,

@@ -16,15 +16,15 @@ pub struct SlotLists<'a, D: Device> {
     pub slots: ArrayRef<'a, D, i32>,
     /// The entries per token.
     pub width: usize,
-    /// How many of its entries each token attends to, from the first on: `[tokens]`; below 0 counts
-    /// as 0, above `width` as `width`. Absent: all. A second cache's lists have none.
+    /// The number of its entries that each token attends to, from the first on: `[tokens]`; below 0
+    /// counts as 0, above `width` as `width`. Absent: all. A second cache's lists have none.
     pub counts: Option<ArrayRef<'a, D, i32>>,
     /// Requests of at most so many tokens are dense: their query tokens attend to all that they
     /// see, by the block table, and their lists are not read. At most `width`; 0: there are none.
     /// It takes a backend with [`DenseRequests`](crate::feature::Feature::DenseRequests).
     pub dense_within: usize,
-    /// What each token attends to beside that, in the same softmax. It takes a backend with
-    /// [`SecondCache`](crate::feature::Feature::SecondCache).
+    /// The cache and lists that each token attends to beside that, in the same softmax. It takes a
+    /// backend with [`SecondCache`](crate::feature::Feature::SecondCache).
     pub second: Option<ListedCache<'a, D>>,
 }
 
@@ -97,7 +97,7 @@ impl<'a, D: Device> SlotLists<'a, D> {
         }
     }
 
-    /// Those of the first `tokens` tokens.
+    /// The lists of the first `tokens` tokens.
     ///
     /// # Errors
     ///

@@ -50,7 +50,7 @@ pub struct Request {
     pub kv: u32,
 }
 
-/// What a request does, by its lengths.
+/// The kind of a request, by its lengths.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RequestKind {
@@ -78,12 +78,12 @@ impl fmt::Display for RequestKind {
 }
 
 impl Request {
-    /// So many new tokens, the last of so many tokens in all. A kv of 0 makes padding of it.
+    /// A request of `q` new tokens, the last of `kv` tokens in all. A kv of 0 makes padding of it.
     pub const fn new(q: u32, kv: u32) -> Self {
         Self { q, kv }
     }
 
-    /// What the request does. A single token without context is a prefill.
+    /// Returns the kind of the request. A single token without context is a prefill.
     pub const fn kind(self) -> RequestKind {
         if self.q == self.kv {
             RequestKind::Prefill
@@ -94,8 +94,8 @@ impl Request {
         }
     }
 
-    /// Whether it only fills a batch up: it has no tokens in the cache, and its new ones, if there
-    /// are any, attend to nothing.
+    /// Returns true if it only fills a batch up: it has no tokens in the cache, and its new ones,
+    /// if there are any, attend to nothing.
     pub const fn is_padding(self) -> bool {
         self.kv == 0
     }
@@ -105,7 +105,7 @@ impl Request {
         self.kv.saturating_sub(self.q)
     }
 
-    /// Whether this is what speculative decoding asks for: an extension by at most
+    /// Returns true if speculative decoding makes such requests: an extension by at most
     /// [`MAX_SPECULATIVE_LEN`] tokens.
     pub const fn is_speculative_decode(self) -> bool {
         matches!(self.kind(), RequestKind::Extend) && self.q <= MAX_SPECULATIVE_LEN
@@ -127,7 +127,7 @@ impl BatchSpec {
         &self.requests
     }
 
-    /// How many requests are of a kind.
+    /// Counts the requests of a kind.
     pub fn count(&self, kind: RequestKind) -> usize {
         self.requests.iter().filter(|r| r.kind() == kind).count()
     }
@@ -232,7 +232,7 @@ impl fmt::Display for BatchSpec {
     }
 }
 
-/// Which part of a batch spec is wrong, and why.
+/// The part of a batch spec that is wrong, and the reason.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("batch spec, segment {number} {text:?}, byte {offset}: {problem}", number = .segment + 1)]
 #[non_exhaustive]
@@ -243,11 +243,11 @@ pub struct BatchSpecError {
     pub text: String,
     /// The first byte of the wrong part, counted from the start of the whole spec.
     pub offset: usize,
-    /// What is wrong with it.
+    /// The problem with it.
     pub problem: BatchSpecProblem,
 }
 
-/// What is wrong with a part of a batch spec.
+/// The problem with a part of a batch spec.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BatchSpecProblem {
@@ -257,7 +257,7 @@ pub enum BatchSpecProblem {
     /// The segment ends where something is missing.
     #[error("given the end of the segment, accepted {accepted}")]
     Ends {
-        /// What may stand here.
+        /// The parts that may stand here.
         accepted: &'static str,
     },
     /// A character that cannot stand where it does.
@@ -265,13 +265,13 @@ pub enum BatchSpecProblem {
     Unexpected {
         /// The character.
         given: char,
-        /// What may stand here.
+        /// The characters that may stand here.
         accepted: &'static str,
     },
     /// A number outside its range.
     #[error("given a {part} of {given}, accepted 1 to {max}")]
     OutOfRange {
-        /// Which number: the count, the query length or the kv length.
+        /// The name of the number: the count, the query length or the kv length.
         part: &'static str,
         /// The number as it was given, with its `k`, shortened if it is very long.
         given: String,

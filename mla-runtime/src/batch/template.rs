@@ -26,9 +26,9 @@ pub const MAX_SPECS: usize = 1 << 16;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Template {
     text: String,
-    /// What stands before, between and behind the names: one more than `places`.
+    /// The text before, between and behind the names: one more than `places`.
     literals: Vec<String>,
-    /// Which name stands where.
+    /// The name at each place.
     places: Vec<usize>,
     names: Vec<String>,
 }
@@ -45,7 +45,7 @@ pub struct Range {
 pub struct Expanded {
     /// The spec.
     pub spec: BatchSpec,
-    /// What each name stands for in it, in the order of [`Template::names`].
+    /// The number that each name stands for in it, in the order of [`Template::names`].
     pub values: Vec<u32>,
 }
 
@@ -63,7 +63,7 @@ pub enum TemplateError {
         text: String,
         /// The first byte of the opening or stray brace.
         offset: usize,
-        /// What stands there.
+        /// The text that stands there.
         given: String,
     },
     /// A range that is none.
@@ -80,15 +80,15 @@ pub enum TemplateError {
     Bounds {
         /// The offending part.
         given: String,
-        /// What would be taken.
+        /// The numbers that would be taken.
         accepted: &'static str,
     },
-    /// As many ranges as names are needed.
+    /// The number of ranges differs from the number of names.
     #[error("ranges: given {given}, accepted {accepted}, one for each name")]
     Count {
-        /// How many ranges there are.
+        /// The number of ranges.
         given: usize,
-        /// How many names there are.
+        /// The number of names.
         accepted: usize,
     },
     /// More combinations than anyone runs.
@@ -109,7 +109,7 @@ pub enum TemplateError {
         text: String,
         /// The combination, as `b = 1, s = 4`.
         values: String,
-        /// What is wrong with it.
+        /// The error of that spec.
         error: Box<BatchSpecError>,
     },
 }

@@ -21,7 +21,7 @@ pub use blocks::{BLOCK, Fp8Blocks};
 #[doc(hidden)]
 pub mod probe;
 
-/// Which rows of the cache a gather reads, and where it puts them: segment `i` is the
+/// The rows of the cache that a gather reads, and their destination: segment `i` is the
 /// `row_starts[i+1] - row_starts[i]` tokens of request `i` of the block table from token
 /// `token_starts[i]` on; they go to output rows `row_starts[i] ..`.
 #[non_exhaustive]
@@ -30,8 +30,8 @@ pub struct GatherRows<'a, D: Device> {
     pub block_table: BlockTable<'a, D>,
     /// The first token of each segment: `[segments]`.
     pub token_starts: ArrayRef<'a, D, i32>,
-    /// Where each segment's rows begin in the output, and the end of the last:
-    /// `[segments + 1]`, ascending from 0.
+    /// The start of each segment's rows in the output, and the end of the last: `[segments + 1]`,
+    /// ascending from 0.
     pub row_starts: ArrayRef<'a, D, i32>,
     /// The last entry of `row_starts`, which the host knows from planning.
     pub rows: usize,
@@ -246,18 +246,19 @@ pub trait Device: Memory {
     /// The kind of device that this is.
     const PLATFORM: Platform;
 
-    /// Whether this machine can have such a device at all, and if not, why.
+    /// Tells if this machine can have such a device at all, and if not, why.
     fn availability() -> Availability;
 
-    /// What a selection for this device is made for.
+    /// The hardware of a selection for this device.
     fn target(&self) -> Target;
 
-    /// Which device of its type it is: what belongs to a device of one number is not for another.
+    /// The number of the device within its type: memory of a device of one number is not for
+    /// another.
     fn ordinal(&self) -> usize {
         0
     }
 
-    /// What the times of a step's two paths follow from: the device's own figures, if it knows
+    /// The figures from which the times of a step's two paths follow: the device's own, if it knows
     /// them.
     fn machine(&self) -> Machine {
         match Self::PLATFORM {
@@ -266,8 +267,8 @@ pub trait Device: Memory {
         }
     }
 
-    /// Whether the operations on rows take a tensor of a layer's call as it lies: the layer asks
-    /// before it enqueues anything. `field` is the tensor's name in the call.
+    /// Checks that the operations on rows take a tensor of a layer's call as it lies: the layer
+    /// asks before it enqueues anything. `field` is the tensor's name in the call.
     ///
     /// # Errors
     ///
@@ -277,8 +278,8 @@ pub trait Device: Memory {
         Ok(())
     }
 
-    /// Whether [`gemm`](Self::gemm) takes a factor, or writes a product, `[B, M, N]` that lies so:
-    /// the layer asks before it enqueues anything.
+    /// Checks that [`gemm`](Self::gemm) takes a factor, or writes a product, `[B, M, N]` that lies
+    /// so: the layer asks before it enqueues anything.
     ///
     /// # Errors
     ///
@@ -302,8 +303,8 @@ pub trait Device: Memory {
         c: TensorMut<'_, Self>,
     ) -> Result<()>;
 
-    /// As [`gemm`](Self::gemm), for weights `b`. A device may read them before the work is done that
-    /// was enqueued earlier, if they are [constant](TensorRef::constant).
+    /// Multiplies like [`gemm`](Self::gemm), by weights `b`. A device may read them before the work
+    /// is done that was enqueued earlier, if they are [constant](TensorRef::constant).
     ///
     /// # Errors
     ///
@@ -317,7 +318,8 @@ pub trait Device: Memory {
         self.gemm(a, b, c)
     }
 
-    /// As [`gemm_weights`](Self::gemm_weights), beside the operation that was enqueued last.
+    /// Multiplies like [`gemm_weights`](Self::gemm_weights), beside the operation that was enqueued
+    /// last.
     ///
     /// # Errors
     ///
@@ -421,9 +423,9 @@ pub trait Device: Memory {
         cache: CacheMut<'_, Self>,
     ) -> Result<()>;
 
-    /// As [`write_cache`](Self::write_cache), with the rotation of `rope`, which has none yet, and
-    /// of the queries' rotary parts in the same launch. The result is the same as if everything had
-    /// been turned in place beforehand, in f32 and rounded to its dtype.
+    /// Writes like [`write_cache`](Self::write_cache), with the rotation of `rope`, which has none
+    /// yet, and of the queries' rotary parts in the same launch. The result is the same as if
+    /// everything had been turned in place beforehand, in f32 and rounded to its dtype.
     ///
     /// # Errors
     ///
@@ -446,9 +448,9 @@ pub trait Device: Memory {
     /// If shapes or dtypes disagree, or R is odd.
     fn rotate(&self, rotary: &Rotary<'_, Self>, vectors: RotaryQuery<'_, Self>) -> Result<()>;
 
-    /// What a step begins with on the absorbed path, in one launch if the device can: the new
-    /// tokens' rows go to the cache, and the queries of as many tokens or of the first to the
-    /// latent space. As [`write_cache`](Self::write_cache) or
+    /// Begins a step on the absorbed path, in one launch if the device can: writes the new tokens'
+    /// rows to the cache, and takes the queries of as many tokens, or of the first, to the latent
+    /// space. It is [`write_cache`](Self::write_cache) or
     /// [`write_cache_rotated`](Self::write_cache_rotated), and
     /// [`gemm_weights`](Self::gemm_weights).
     ///
@@ -478,11 +480,11 @@ pub trait Device: Memory {
         rope: TensorMut<'_, Self>,
     ) -> Result<()>;
 
-    /// What the expanded path does with cached rows, in one launch if the device can: gathers them
-    /// as [`gather_cache`](Self::gather_cache) does, into `gathered`, a latent `[W, 1, L]` and a
+    /// Expands cached rows for the expanded path, in one launch if the device can: gathers them as
+    /// [`gather_cache`](Self::gather_cache) does, into `gathered`, a latent `[W, 1, L]` and a
     /// rotary part `[W, 1, R]` of as many rows W as `rows.rows`, and multiplies their latents by
-    /// `weights` `[1, L, N]` into `to` `[1, W, N]`, as [`gemm_weights`](Self::gemm_weights).
-    /// Whether the gathered latents are written is the device's choice.
+    /// `weights` `[1, L, N]` into `to` `[1, W, N]`, as [`gemm_weights`](Self::gemm_weights). The
+    /// device chooses if it writes the gathered latents.
     ///
     /// # Errors
     ///

@@ -68,9 +68,9 @@ impl CacheStrides {
     }
 }
 
-/// Where a token's row lies in the cache: slot `page · page_size + offset` begins at
+/// The place of a token's row in the cache: slot `page · page_size + offset` begins at
 /// `page · page_stride + offset · row_stride` bytes. A row is a latent and the rotary key behind
-/// it, or, in a split cache, of a latent alone: rotary keys then lie in a tensor of their own.
+/// it, or, in a split cache, a latent alone: rotary keys then lie in a tensor of their own.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
 pub struct CacheLayout {
@@ -138,7 +138,7 @@ impl CacheLayout {
         self.pages.saturating_mul(self.page_size)
     }
 
-    /// Whether rotary keys lie in a tensor of their own.
+    /// Returns true if rotary keys lie in a tensor of their own.
     pub const fn is_split(&self) -> bool {
         self.split_rope.is_some()
     }
@@ -225,7 +225,7 @@ impl CacheLayout {
         Ok([rows, rope])
     }
 
-    /// As many tensors as the layout has, of what can lie in as many.
+    /// Checks that there are as many tensors as the layout has, and that its format can lie in them.
     fn check_tensors(&self, two: bool) -> Result<()> {
         let named = |two| if two { "two tensors" } else { "one tensor" };
         if self.is_split() != two {

@@ -13,8 +13,8 @@ pub trait HostMemory: for<'a> Memory<Bytes<'a> = &'a [u8], BytesMut<'a> = &'a mu
 
 impl<D> HostMemory for D where D: for<'a> Memory<Bytes<'a> = &'a [u8], BytesMut<'a> = &'a mut [u8]> {}
 
-/// What bytes are, in an `impl` of [`Memory`](crate::device::Memory) for a device in the host's
-/// memory: slices. What is left to write is the buffer, how it is allocated and borrowed, and the
+/// The types of bytes, in an `impl` of [`Memory`](crate::device::Memory) for a device in the host's
+/// memory: slices. The rest of the `impl` is the buffer, its allocation and borrows, and the
 /// copies.
 #[macro_export]
 macro_rules! host_bytes {

@@ -13,11 +13,11 @@ use crate::error::{Error, Result};
 use crate::tensor::check_alignment;
 use crate::views::memory::Memory;
 
-/// How log-sum-exps are written.
+/// The convention in which log-sum-exps are written.
 pub trait LseConvention: Copy + Send + Sync + 'static {
-    /// What one unit is worth in natural logarithms: 1 for base e, ln 2 for base 2.
+    /// The value of one unit in natural logarithms: 1 for base e, ln 2 for base 2.
     const UNIT: f32;
-    /// Whether the tokens of one head are neighbours, rather than the heads of one token.
+    /// True if the tokens of one head are neighbours, rather than the heads of one token.
     const HEADS_FIRST: bool;
 }
 

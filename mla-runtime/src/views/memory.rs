@@ -29,10 +29,10 @@ pub trait Memory: Clone + Send + Sync + 'static {
     /// All bytes of a buffer, to write.
     fn bytes_mut(buffer: &mut Self::Buffer) -> Self::BytesMut<'_>;
 
-    /// How many bytes there are.
+    /// The number of bytes.
     fn byte_len(bytes: Self::Bytes<'_>) -> usize;
 
-    /// How many bytes there are.
+    /// The number of bytes.
     fn byte_len_mut(bytes: &Self::BytesMut<'_>) -> usize;
 
     /// The address of the first of the bytes, for its alignment.

@@ -15,7 +15,7 @@ use crate::views::memory::Memory;
 /// The extents of a tensor's three axes.
 pub type Shape = [usize; 3];
 
-/// Where an element lies: the dtype, the shape, and the strides in elements.
+/// The place of each element: the dtype, the shape, and the strides in elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Layout {
     /// The element type.
@@ -70,7 +70,8 @@ impl Layout {
         last.checked_add(1)?.checked_mul(self.dtype.bytes())
     }
 
-    /// Whether neighbours along the last axis are neighbours in memory, as most kernels require.
+    /// Returns true if neighbours along the last axis are neighbours in memory, as most kernels
+    /// require.
     pub const fn has_unit_columns(&self) -> bool {
         self.strides[2] == 1 || self.shape[2] <= 1
     }
@@ -199,7 +200,8 @@ impl<'a, D: Memory> TensorRef<'a, D> {
         Ok(unsafe { self.assume_constant() })
     }
 
-    /// As [`constant`](Self::constant) without waiting, for a view that is made anew for each call.
+    /// Marks a view as [`constant`](Self::constant) does, without waiting: for one that is made
+    /// anew for each call.
     ///
     /// # Safety
     ///
@@ -536,7 +538,7 @@ impl<'a, D: Memory, T: Scalar> ArrayRef<'a, D, T> {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns true if there are none.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

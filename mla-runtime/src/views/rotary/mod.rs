@@ -21,7 +21,7 @@ pub struct Rotary<'a, D: Memory> {
     pub cos: TensorRef<'a, D>,
     /// f32 `[1, positions, R/2]`.
     pub sin: TensorRef<'a, D>,
-    /// How elements pair.
+    /// The pairing of elements.
     pub style: RotaryStyle,
 }
 
@@ -124,7 +124,7 @@ pub struct Rotation<'a, D: Memory> {
     pub cos: TensorRef<'a, D>,
     /// f32 `[1, positions, R/2]`.
     pub sin: TensorRef<'a, D>,
-    /// How elements pair.
+    /// The pairing of elements.
     pub style: RotaryStyle,
 }
 
@@ -219,9 +219,9 @@ pub enum RotaryQuery<'a, D: Memory> {
     InPlace(TensorMut<'a, D>),
     /// `[T, H, R]` each.
     Into {
-        /// What is turned.
+        /// The queries that are rotated.
         from: TensorRef<'a, D>,
-        /// Where the result goes.
+        /// The destination of the result.
         to: TensorMut<'a, D>,
     },
 }

@@ -38,12 +38,12 @@ impl<D: Memory> RotaryTables<D> {
         })
     }
 
-    /// How many positions there are.
+    /// The number of positions.
     pub fn positions(&self) -> usize {
         self.layout.shape[1]
     }
 
-    /// What a layer's call takes: the positions are those of the step.
+    /// Returns the rotation that a layer's call takes: the positions are those of the step.
     ///
     /// # Errors
     ///
