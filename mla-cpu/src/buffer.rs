@@ -36,7 +36,7 @@ impl Buffer {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns true if there are none.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

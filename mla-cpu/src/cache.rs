@@ -15,7 +15,7 @@ use mla_runtime::{Error, Result};
 
 const GROUP: usize = KvFormat::DS_MLA_GROUP as usize;
 
-// What one thread does at a time: enough to outweigh handing it out.
+// Work of one task: enough to outweigh the cost of handing it to a thread.
 const ROWS_PER_TASK: usize = 64;
 
 pub(crate) fn write(
@@ -275,8 +275,8 @@ impl<'a> Pages<'a> {
         })
     }
 
-    /// Whether the entries of tokens `start..end` of a request are pages of a cache that has so
-    /// many.
+    /// Checks that the entries of tokens `start..end` of a request are pages of a cache of
+    /// `available` pages.
     pub(crate) fn check(
         &self,
         request: usize,
@@ -373,7 +373,7 @@ pub(crate) fn gather(
     Ok(())
 }
 
-/// Which cached tokens are gathered: for each segment where its rows and its tokens begin.
+/// Cached tokens to gather: for each segment, its first row of the result and its first token.
 struct Segments<'a> {
     row_starts: &'a [i32],
     token_starts: &'a [i32],
@@ -414,8 +414,8 @@ impl<'a> Segments<'a> {
     }
 }
 
-/// Whether `starts` has an entry per part and one more, ascends from 0, and ends at `total`, or
-/// where not `exact` at most there.
+/// Checks that `starts` has one entry more than there are parts, ascends from 0, and ends at
+/// `total` if `exact`, else at or below it.
 pub(crate) fn check_starts(
     field: &'static str,
     starts: &[i32],

@@ -9,7 +9,7 @@ use mla_runtime::dtype::Element;
 use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
 use mla_runtime::{Error, Result};
 
-// What one thread does at a time: enough to outweigh handing it out.
+// Work of one task: enough to outweigh the cost of handing it to a thread.
 const ELEMENTS_PER_TASK: usize = 1 << 14;
 
 /// Copies row n of `from` to row `places[n]` of `to`.

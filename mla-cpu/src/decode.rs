@@ -57,7 +57,7 @@ fn splits(keys: usize, most: Option<usize>) -> impl Iterator<Item = Range<usize>
 #[derive(Debug)]
 pub struct CpuDecode {
     config: LayerConfig,
-    // What somebody else wants; otherwise what the lengths suggest.
+    // Number of splits that the caller has set. `None`: it follows from the lengths.
     num_splits: Option<usize>,
 }
 
@@ -83,7 +83,7 @@ struct Unit {
     rows: usize,
     // The keys that the request's, or in a sparse call the token's, last row sees.
     keys: usize,
-    // Where a sparse unit's slots begin.
+    // Index in `slots` of the first slot of a sparse unit.
     first_slot: usize,
 }
 
@@ -93,7 +93,8 @@ struct Split {
     keys: Range<usize>,
 }
 
-// What a split's partial result has: rows, and from one row of its output to the next.
+// Size of a split's partial result: its rows, and the distance from one row of its output to the
+// next.
 #[derive(Clone, Copy)]
 struct Room {
     rows: usize,
@@ -214,7 +215,7 @@ enum QueryElements<'a, T> {
     },
 }
 
-// What each query token of a sparse call attends to.
+// Slots to which each query token of a sparse call attends.
 struct Lists<'a> {
     first: Slots<'a>,
     dense_within: usize,
@@ -226,7 +227,7 @@ struct Slots<'a> {
     slots: &'a [i32],
     counts: Option<&'a [i32]>,
     width: usize,
-    // Of the cache.
+    // Number of slots of the cache.
     end: usize,
 }
 
@@ -253,7 +254,7 @@ impl<'a> Slots<'a> {
         Ok(self)
     }
 
-    // Those of a token that the cache has.
+    // Returns the slots of a token's list that lie within the cache.
     fn valid(&self, token: usize) -> impl Iterator<Item = usize> {
         let count = self.counts.map_or(self.width, |counts| {
             usize::try_from(counts[token]).map_or(0, |count| count.min(self.width))
@@ -347,7 +348,7 @@ impl<'a> Requests<'a> {
         })
     }
 
-    // Whether the pages that are read, of requests without lists, are pages of the cache.
+    // Checks that all pages of requests without lists are pages of the cache.
     fn check_pages(
         &self,
         pages: &Pages<'_>,
@@ -394,7 +395,7 @@ impl<'a> Lists<'a> {
 }
 
 impl Lists<'_> {
-    // Whether a request with so many tokens attends to them all.
+    // Returns true if a request of `len` tokens attends to all of them.
     fn is_dense(&self, len: usize) -> bool {
         self.dense_within > 0 && len <= self.dense_within
     }

@@ -15,7 +15,7 @@ const COLUMNS: usize = 4;
 
 const LANES: usize = 16;
 
-/// What multiplies f32: a proof that the processor has AVX-512.
+/// Dot products of f32: a proof that the processor has AVX-512.
 #[derive(Clone, Copy)]
 pub(crate) struct Singles(());
 
@@ -35,7 +35,7 @@ impl Singles {
     }
 }
 
-/// What multiplies bf16: a proof that the processor has AVX-512's products of pairs.
+/// Dot products of bf16: a proof that the processor has AVX-512's products of pairs.
 #[derive(Clone, Copy)]
 pub(crate) struct Pairs(());
 
@@ -45,7 +45,7 @@ impl Pairs {
         has.then_some(Self(()))
     }
 
-    /// As [`Singles::add`], of rows and columns of even lengths.
+    /// Computes [`Singles::add`] for rows and columns of even lengths.
     ///
     /// # Panics
     ///
@@ -97,8 +97,8 @@ macro_rules! dots {
                 }
             }
 
-            // Where entry `start` of the first `N` rows lies, and how many rows there are of those;
-            // one that is not there repeats the last.
+            // Returns the addresses of entry `start` of the first `N` rows, and the number of rows
+            // among them. Missing rows repeat the last one.
             fn from_entry<const N: usize>(
                 rows: &[&[$lane]],
                 start: usize,

@@ -29,7 +29,7 @@ const COLUMNS: usize = 128;
 // beforehand.
 const FEW_ROWS: usize = 2;
 
-// How many columns of `b`, and how much of each, become rows at a time: few enough for the
+// Number of columns of `b`, and of entries of each, that become rows at a time: few enough for the
 // first-level cache.
 const STRIP: [usize; 2] = [16, 256];
 
@@ -153,8 +153,8 @@ fn read_rows<'p, T: Element>(a: &Elements<'_, T>, block: &Block, to: &'p mut [f3
     to
 }
 
-// What multiplies where the columns of `b` are contiguous, as those of weights `[out, in]` are: in
-// f32, or bf16 as it lies.
+// Dot products for a `b` whose columns are contiguous, which is the layout of weights `[out, in]`:
+// in f32, or in bf16 without a conversion.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 enum Dots {

@@ -72,10 +72,10 @@ pub struct Cpu {
     instructions: Instructions,
 }
 
-// What attention may compute with; each may use those before it, too.
+// Instruction sets for attention, in ascending order: each includes those before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
 enum Instructions {
-    // What the `gemm` crate takes.
+    // Any processor, through the `gemm` crate.
     Portable,
     // AVX-512, for bf16 with its products of pairs.
     Vectors,

@@ -69,7 +69,7 @@ pub(crate) fn merge(
     Ok(())
 }
 
-// Whether a partial result attended to nothing.
+// Returns true if a partial result attended to nothing.
 fn is_empty(lse: f32) -> bool {
     lse.is_infinite()
 }

@@ -195,7 +195,8 @@ impl<T: Element> Call<'_, T> {
             first_query: query_start + unit.first,
             first_key: key_start,
             keys,
-            // What row 0 of the unit sees, in a causal call; below zero where it sees nothing.
+            // Number of keys that row 0 of the unit sees in a causal call; 0 or less if it sees
+            // none.
             seen: keys as i64 - queries as i64 + unit.first as i64 + 1,
         }
     }

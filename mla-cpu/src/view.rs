@@ -59,7 +59,7 @@ impl<'a, T: Element> Elements<'a, T> {
     }
 }
 
-/// What kernels compute with: f32, or bf16 where the processor multiplies it.
+/// Type in which kernels compute: f32, or bf16 if the processor multiplies it.
 pub(crate) trait Lane: Element {
     /// Converts the elements of `from`.
     fn convert<T: Element>(from: &[T], to: &mut [Self]);
@@ -139,7 +139,8 @@ impl<'a, T: Pod> Places<'a, T> {
         ))
     }
 
-    // As `[heads, tokens, 1]`, whichever of the two comes first in memory.
+    // Views a log-sum-exp as `[heads, tokens, 1]`, whichever of the two dimensions comes first in
+    // memory.
     pub(crate) fn of_lse<C: LseConvention>(lse: LseMut<'a, Cpu, C>) -> Result<Places<'a, f32>> {
         let layout = lse.layout();
         let data = typed_mut("lse", lse.into_bytes())?;

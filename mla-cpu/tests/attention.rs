@@ -87,7 +87,8 @@ fn query_format(concatenated: bool) -> Option<QueryFormat> {
     })
 }
 
-// What a backend asks for is tried by the conformance suite; what else these take, here.
+// The conformance suite tries the inputs that a backend asks for; these tests try the others that
+// it takes.
 
 #[test]
 fn prefill_takes_every_dtype_and_key_layout() {

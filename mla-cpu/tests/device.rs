@@ -375,7 +375,8 @@ proptest! {
         let head_stride = width + gap;
         let mut out = random.fill::<f32>(tokens * heads * head_stride);
         let mut other = random.fill::<f32>(tokens * heads * width);
-        // What an empty part holds is nobody's business; a NaN of any other is in the result.
+        // Empty parts hold NaN here, which no result may show. A NaN of any other part shows in the
+        // result.
         for token in 0..tokens {
             for head in 0..heads {
                 let at = head * tokens + token;

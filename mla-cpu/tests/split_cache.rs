@@ -15,7 +15,7 @@ const R: usize = 4;
 const ROW: usize = L + R;
 const PAGES: usize = 5;
 const PAGE: usize = 3;
-/// What stands between rows, and must stay.
+/// Byte that fills the gaps between rows, and must stay.
 const GAP: u8 = 0x5a;
 
 /// The same cache in one row and in two tensors, of which both have gaps.

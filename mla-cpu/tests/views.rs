@@ -18,7 +18,7 @@ use mla_runtime::{Named as _, Result};
 
 const DIMS: MlaDims = MlaDims::new(8, HeadDims::new(4, 4, 4));
 
-/// So many bytes, which begin where any view of them may.
+/// Returns `len` bytes at an address that is aligned for every view of them.
 fn bytes(len: usize) -> &'static [u8] {
     #[repr(align(16))]
     struct Aligned([u8; 128]);

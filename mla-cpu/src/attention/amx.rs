@@ -20,7 +20,7 @@ use super::softmax::LANES;
 use super::vectors::PairVectors;
 use super::{KEYS, Rows};
 
-/// What multiplies tiles.
+/// Unit that multiplies tiles of bf16.
 ///
 /// # Safety
 ///
@@ -45,8 +45,8 @@ pub(crate) unsafe trait Unit: Copy + Send {
     unsafe fn multiply(self, kernel: Kernel, operands: Operands);
 }
 
-/// How many tiles of rows and of columns are multiplied, and whether the products are added to what
-/// there is.
+/// Shape of one multiplication, in tiles of rows by tiles of columns. `Set` overwrites the result;
+/// `Add` adds to it.
 #[derive(Clone, Copy)]
 pub(crate) enum Kernel {
     Set2x2,
@@ -55,8 +55,8 @@ pub(crate) enum Kernel {
     Add1x2,
 }
 
-/// Where up to two tiles each of rows and of columns lie. `a` tiles step by 64 bytes; `b` tiles lie
-/// whole, one after the other; the two tiles of a row of `c` are neighbours.
+/// Addresses of up to two tiles each of rows and of columns. `a` tiles step by 64 bytes; `b` tiles
+/// lie whole, one after the other; the two tiles of a row of `c` are neighbours.
 #[derive(Clone, Copy)]
 pub(crate) struct Operands {
     a: [*const u8; 2],

@@ -23,17 +23,17 @@ use mla_runtime::Result;
 /// Query rows of a block.
 pub(crate) const BLOCK: usize = 2 * LANES;
 
-/// Of bf16 elements: what rows are padded to.
+/// Multiple of bf16 elements to which rows are padded.
 pub(crate) const DEPTH: usize = 32;
 
-/// What multiplies.
+/// The products of an engine of bf16: `Q · Kᵀ` and `P · V`.
 ///
 /// # Safety
 ///
 /// There is a value only where the processor has `avx512f,avx512bw,avx512vl,avx512bf16`: an engine
 /// calls functions that are compiled for them.
 pub(crate) unsafe trait Bf16Products: Copy + Send {
-    /// Whether it takes keys wherever they lie, rather than one after the other.
+    /// True if keys may lie anywhere; false if they have to lie one after the other.
     const IN_PLACE: bool;
 
     /// Keys that are multiplied together: a divisor of 32.
@@ -76,7 +76,7 @@ pub(crate) unsafe trait Bf16Products: Copy + Send {
 /// bf16 products, f32 sums.
 pub(crate) struct Bf16Engine<P> {
     products: P,
-    // As they were asked for.
+    // Widths before padding.
     widths: Widths,
     // Padded to whole tiles; what pads is zero.
     key_width: usize,
@@ -272,7 +272,7 @@ impl<P> Bf16Engine<P> {
         }
     }
 
-    // Whether all values of some keys are.
+    // Returns true if all values of these keys are finite.
     fn is_finite(&self, keys: Range<usize>) -> bool {
         let (rows, pitch) = self.value_rows();
         let largest = |row: &[bf16]| {
@@ -350,7 +350,7 @@ fn pair_values(rows: &[&[bf16]], width: usize, to: &mut [bf16]) {
     };
     let (low, high) = (interleave(0), interleave(16));
     let tile = KEYS * LANES;
-    // By columns first: what is written at a time lies together, and a line of each row is read
+    // Columns are the outer loop: writes are then contiguous, and each row's cache line is read
     // once.
     for column in (0..width).step_by(2 * LANES) {
         let (first, second) = to[column / LANES * tile..].split_at_mut(tile);
@@ -364,12 +364,13 @@ fn pair_values(rows: &[&[bf16]], width: usize, to: &mut [bf16]) {
     }
 }
 
-// Where `pair_values` puts a value.
+// Returns the index at which `pair_values` puts a value.
 pub(super) fn paired_value(key: usize, column: usize) -> usize {
     column / LANES * KEYS * LANES + key / 2 * 2 * LANES + column % LANES * 2 + key % 2
 }
 
-// As `softmax::exp2`, with fused multiply-adds, and the power of two applied by an instruction.
+// Computes `softmax::exp2` with fused multiply-adds and an instruction that scales by a power of
+// two.
 #[target_feature(enable = "avx512f")]
 fn exp2(x: __m512) -> __m512 {
     // Operands in this order keep a NaN.
@@ -383,8 +384,8 @@ fn exp2(x: __m512) -> __m512 {
     _mm512_scalef_ps(power, n)
 }
 
-// As `softmax::softmax`, but the weights are written as bf16 and transposed: `[16, KEYS]`. Keys are
-// filled up to a multiple of 32 with weights of 0.
+// Computes `softmax::softmax`, but writes the weights as bf16 and transposed: `[16, KEYS]`. Keys
+// are filled up to a multiple of 32 with weights of 0.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 fn softmax(
     scores: &[f32],
@@ -431,13 +432,13 @@ fn softmax(
     factors
 }
 
-// Which keys of a tile each of sixteen rows sees. It is applied to both passes over the scores, so
-// that the first need not write.
+// Mask of the keys of a tile that each of sixteen rows sees. Both passes over the scores apply it,
+// so that the first need not write.
 #[derive(Clone, Copy)]
 struct Mask {
     // The keys that every row sees, which need no mask.
     by_all: usize,
-    // How many each row sees.
+    // The number of keys that each row sees.
     limit: __m512i,
 }
 

@@ -54,12 +54,12 @@ pub(crate) const KEYS: usize = 256;
 /// The most query rows of an engine's block.
 const MAX_BLOCK: usize = 4 * LANES;
 
-/// Where a unit's rows come from.
+/// Queries, keys and values of a unit.
 pub(crate) trait Source<S: Lane> {
     /// Writes the query of a row.
     fn query(&self, row: usize, to: &mut [S]);
 
-    /// How many keys, from the unit's first, a row sees.
+    /// Returns the number of keys, from the unit's first on, that a row sees.
     fn limit(&self, row: usize) -> usize;
 
     /// Writes the key at a position.
@@ -75,14 +75,15 @@ pub(crate) trait Source<S: Lane> {
 /// The widths that an engine is made for.
 #[derive(Clone, Copy)]
 pub(crate) struct Widths {
-    /// Of queries and keys.
+    /// Width of queries and keys.
     pub(crate) key: usize,
-    /// Of values.
+    /// Width of values.
     pub(crate) value: usize,
-    /// Whether a value is the first part of its key.
+    /// True if a value is the first part of its key.
     pub(crate) shared: bool,
-    /// Whether a row has the same place in every unit. Then the last eight of a unit or fewer may
-    /// be added up in an order of their own, and still no result depends on the rows around it.
+    /// True if a row has the same place in every unit. Then a remainder of up to eight rows of a
+    /// unit may be added up in an order of its own, and still no result depends on the rows around
+    /// it.
     pub(crate) fixed_rows: bool,
 }
 
@@ -96,7 +97,7 @@ impl Widths {
     }
 }
 
-/// What the rows of a block see of a tile.
+/// The keys of a tile that the rows of a block see.
 ///
 /// A row's weight for a key that it does not see is 0, but 0 times a NaN is NaN. So an engine takes
 /// values that are not finite out of the product if some row of the block does not see their key,
@@ -105,8 +106,8 @@ impl Widths {
 pub(crate) struct Seen<'a> {
     /// The rows of the block.
     pub(crate) rows: usize,
-    /// How many keys of the tile each row sees, sixteen rows by sixteen; 0 for rows that fill up
-    /// the last sixteen.
+    /// Numbers of keys of the tile that each row sees, sixteen rows by sixteen; 0 for rows that
+    /// fill up the last sixteen.
     pub(crate) limits: &'a [[u32; LANES]],
     /// The keys that every row of the unit sees; of these no value needs a second look.
     pub(crate) by_all: usize,
@@ -168,13 +169,13 @@ impl<'r, S> Rows<'r, S> {
 
 /// The two products and the softmax between them, for one kind of arithmetic.
 pub(crate) trait Engine: Sized + Send {
-    /// What it multiplies.
+    /// Type of the elements that it multiplies.
     type Lane: Lane;
 
     /// Query rows of a block: a multiple of sixteen, at most `MAX_BLOCK`.
     const BLOCK: usize;
 
-    /// What shows that the processor has what it takes.
+    /// Proof that the processor has the instructions of this engine.
     type Proof: Copy;
 
     /// Scratch for units of at most `rows` rows.
@@ -186,19 +187,21 @@ pub(crate) trait Engine: Sized + Send {
     /// From one row of values or outputs to the next.
     fn value_pitch(&self) -> usize;
 
-    /// Where queries are written before [`begin`](Self::begin).
+    /// Returns the buffer into which queries are written before [`begin`](Self::begin).
     fn queries(&mut self) -> &mut [Self::Lane];
 
-    /// Where the keys of a tile are written before [`tile`](Self::tile).
+    /// Returns the buffer into which the keys of a tile are written before [`tile`](Self::tile).
     fn keys(&mut self) -> &mut [Self::Lane];
 
-    /// Where the values of a tile are written before [`tile`](Self::tile), if they are apart.
+    /// Returns the buffer into which the values of a tile are written before [`tile`](Self::tile),
+    /// if they are not part of the keys.
     fn values(&mut self) -> &mut [Self::Lane];
 
     /// Takes the first `rows` queries.
     fn begin(&mut self, rows: usize);
 
-    /// Whether [`block`](Self::block) takes keys where they lie.
+    /// Returns true if [`block`](Self::block) can read keys from the caller's memory, without a
+    /// copy.
     fn in_place(&self) -> bool;
 
     /// Takes a tile of `keys` keys and values: the first ones that were written, unless they are in
@@ -302,7 +305,7 @@ pub(crate) struct Workspace<E> {
     pub(crate) engine: E,
     running: Vec<Running>,
     out: Scratch<f32>,
-    // Where the splits of a unit are added up.
+    // Sums over the splits of a unit.
     total_running: Vec<Running>,
     total_out: Scratch<f32>,
 }
@@ -590,7 +593,7 @@ pub(crate) fn for_each_unit<W: Send>(
     });
 }
 
-/// Where results go.
+/// Destination of the results.
 pub(crate) enum OutPlaces<'a, T> {
     Plain(Places<'a, T>),
     Fp8 { codes: Places<'a, u8>, scale: f32 },

@@ -6,9 +6,9 @@ use crate::buffer::Scratch;
 use crate::gemm::product_f32;
 use mla_runtime::Result;
 
-/// What multiplies f32: a proof that the processor has it.
+/// The products of an engine of f32: a proof that the processor has their instructions.
 pub(crate) trait SingleProducts: Copy + Send {
-    /// Whether it takes keys wherever they lie, rather than one after the other.
+    /// True if keys may lie anywhere; false if they have to lie one after the other.
     const IN_PLACE: bool;
 
     /// Lays out queries `[rows, width]`, of whole sixteens of rows, as [`score`](Self::score) takes
@@ -165,7 +165,7 @@ impl<P: SingleProducts> Engine for F32Engine<P> {
     type Lane = f32;
     type Proof = P;
 
-    // As many vectors of scores as a kernel takes.
+    // The maximum number of score vectors of a kernel sets the size of a block.
     const BLOCK: usize = MAX_BLOCK;
 
     fn new(products: P, rows: usize, widths: Widths) -> Result<Self> {

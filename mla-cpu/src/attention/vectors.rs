@@ -35,8 +35,8 @@ const ROWS: usize = 8;
 const HALF: usize = LANES / 2;
 const COLUMNS: usize = 3;
 
-// How many whole sixteens of so many rows are multiplied, and whether eight or fewer follow by
-// halves, which takes whole registers of steps.
+// Returns the number of whole sixteens of rows to multiply, and true if a remainder of up to eight
+// rows follows with two lanes a row, which takes whole registers of steps.
 fn sixteens(rows: usize, steps: usize) -> (usize, bool) {
     let half = (1..=HALF).contains(&(rows % LANES)) && steps.is_multiple_of(LANES);
     match half {
@@ -96,7 +96,8 @@ macro_rules! products {
                 }
             }
 
-            /// As `score`, of eight rows that `arrange_half` laid out; `steps` is a multiple of 16.
+            /// Computes `score` for eight rows that `arrange_half` laid out; `steps` is a multiple
+            /// of 16.
             #[target_feature(enable = $features)]
             pub(super) fn score_half(
                 keys: &[&[$lane]],
@@ -411,7 +412,8 @@ impl PairVectors {
         AVAILABLE.get_or_init(Self::detect).then_some(Self(()))
     }
 
-    /// Whether the processor has what an engine of bf16 computes with besides its products.
+    /// Returns true if the processor has the instructions that an engine of bf16 needs besides its
+    /// products.
     pub(crate) fn detect() -> bool {
         is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")

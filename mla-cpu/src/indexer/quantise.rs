@@ -11,7 +11,7 @@ use mla_runtime::indexer::{IndexKeys, IndexQueriesMut, IndexQueryInput, IndexerC
 use mla_runtime::rotary::Rotary;
 use mla_runtime::tensor::TensorRef;
 
-// What one thread does at a time: enough to outweigh handing it out.
+// Work of one task: enough to outweigh the cost of handing it to a thread.
 const KEYS_PER_TASK: usize = 64;
 
 pub(super) fn keys(cpu: &Cpu, config: &IndexerConfig, keys: IndexKeys<'_, Cpu>) -> Result<()> {
@@ -130,7 +130,7 @@ impl Norm {
     }
 }
 
-/// What keys and queries have in common: the rotation of the first values, and the Hadamard
+/// The last steps of keys and queries alike: the rotation of the first values, and the Hadamard
 /// transform.
 struct Finish<'a> {
     turn: Option<Turn<'a>>,

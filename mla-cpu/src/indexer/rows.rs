@@ -1,4 +1,4 @@
-//! What each query token sees.
+//! Positions that each query token sees.
 
 use std::ops::Range;
 

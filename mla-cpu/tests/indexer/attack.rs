@@ -109,7 +109,7 @@ fn random_selections_are_refused_or_those_without_gaps() {
         let mut cache = vec![u32::MAX; 2 * PAGES * PAGE * 40 / 4];
         let before = cache.clone();
         let mut other = match fault {
-            // Of another indexer, or for fewer tokens.
+            // Workspaces of another indexer (6), or for fewer tokens (7).
             Some(6) => {
                 let config =
                     IndexerConfig::new(IndexDims::new(4, 32, 8, topk + 1), RotaryStyle::Halves);

@@ -366,8 +366,8 @@ fn lists_are_those_of_the_reference_and_attention_is_to_them() {
                 lists_compared += 1;
                 selective += usize::from(seen > topk);
                 if list != expected {
-                    // What differs has to be within what one e4m3 rounding that f32 decides
-                    // otherwise can change: 2⁻⁴ of a product, so at most 2⁻⁴ of the largest logit.
+                    // Differences have to lie within the effect of one e4m3 rounding that f32
+                    // decides otherwise: 2⁻⁴ of a product, hence at most 2⁻⁴ of the largest logit.
                     on_the_edge += 1;
                     let least = chosen.iter().map(|at| logits[*at]).fold(f64::MAX, f64::min);
                     let most = logits.iter().fold(0.0, |most: f64, x| most.max(x.abs()));

@@ -12,7 +12,7 @@ use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 
 use crate::{Batch, random};
 
-/// What no logit is: a NaN of these bits.
+/// Bits of a NaN that no logit is.
 const UNTOUCHED: u32 = 0x7fc1_2345;
 
 struct World {

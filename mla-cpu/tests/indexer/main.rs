@@ -36,8 +36,8 @@ struct Batch {
 }
 
 impl Batch {
-    /// Of requests `(new tokens, all tokens)`, on a few more pages than they need. Unused entries
-    /// of the table hold anything.
+    /// Makes a batch of requests `(new tokens, all tokens)`, on a few more pages than they need.
+    /// Unused entries of the table hold anything.
     fn new(rng: &mut Rng, requests: &[(usize, usize)], page_size: usize) -> Self {
         let needed = |kv: usize| kv.div_ceil(page_size);
         let pages = requests.iter().map(|(_, kv)| needed(*kv)).sum::<usize>() + 3;

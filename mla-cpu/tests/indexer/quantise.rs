@@ -22,8 +22,9 @@ fn configs() -> impl Iterator<Item = IndexerConfig> {
     })
 }
 
-/// That codes and their scale are a row rounded once: each value to within half the distance to the
-/// next code, but for what f32 loses before (a few 2⁻²⁴ of the largest value).
+/// Asserts that codes and their scale are a row rounded once: each value to within half the
+/// distance to the next code, but for the loss of f32 before that (a few 2⁻²⁴ of the largest
+/// value).
 fn check(row: &[f64], codes: &[u8], scale: f64) {
     let largest = row.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
     let exact = index_scale(row);

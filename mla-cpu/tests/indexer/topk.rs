@@ -19,7 +19,7 @@ fn check(
     let batch = Batch::new(rng, requests, page_size);
     let columns = batch.longest();
     let rows = batch.rows();
-    // What is not seen is larger than anything.
+    // Logits that a token does not see are infinite: larger than any that it sees.
     let mut logits = vec![f32::INFINITY; rows.len() * columns];
     for (row, (_, seen)) in logits.chunks_mut(columns.max(1)).zip(&rows) {
         row[..*seen].copy_from_slice(&make(rng, *seen));

@@ -28,7 +28,7 @@ fn other_random_steps_are_refused_or_what_the_formulas_say() {
     attack(seed());
 }
 
-/// That of `MLA_ATTACK_SEED`, or a new one, which is printed.
+/// Returns the seed of `MLA_ATTACK_SEED`, or prints and returns a new one.
 pub(crate) fn seed() -> u64 {
     let seed = std::env::var("MLA_ATTACK_SEED").map_or_else(
         |_| fastrand::u64(..),
@@ -103,7 +103,7 @@ fn attack(seed: u64) {
     );
 }
 
-/// What differs from the formulas, or was written beside it.
+/// Fails if an output differs from the formulas, or if anything beside the outputs was written.
 fn compare(setup: &Setup, ran: &Ran, expected: &Expected) -> Result<(), String> {
     let close = |given: f32, wanted: f64| {
         f64::from(given) == wanted
@@ -273,7 +273,7 @@ fn share(rng: &mut Rng, setup: &mut Setup, page: usize) {
     }
 }
 
-/// Where the pages have the new tokens, but for some that are not written.
+/// Returns the slots of the new tokens by the block table, a few of them replaced by −1.
 fn slots(rng: &mut Rng, setup: &Setup) -> Vec<i64> {
     let page = setup.table_page;
     let mut slots = Vec::new();

@@ -38,7 +38,7 @@ use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 
 const ROUNDS: usize = 400;
 
-/// What a call returns; an error says what is accepted.
+/// Returns the result of a call. Asserts that an error names the accepted values.
 fn said<T, E: Display>(result: Result<T, E>) -> Option<T> {
     result
         .map_err(|error| {
@@ -392,7 +392,7 @@ fn steps(r: &mut Numbers) {
             .is_ok_and(|p| p.total_bytes < 1 << 28);
         said(plan);
         if !fits {
-            // What cannot be planned cannot be made.
+            // A layer without a plan has no workspace either.
             if layer.memory_plan(&limits, 1, 1).is_err() {
                 assert!(said(layer.workspace(&limits)).is_none());
             }

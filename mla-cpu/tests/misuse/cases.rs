@@ -198,7 +198,7 @@ fn strides(cases: &mut Vec<Case>) {
     });
 }
 
-// What a backend that reads 16 bytes at a time refuses: with f32, four elements.
+// Adds tensors that a backend which reads 16 bytes at a time refuses: 16 bytes are four f32.
 fn alignments(cases: &mut Vec<Case>) {
     for (name, pick) in TENSORS {
         // Latents go to the cache and to products alone, which take any.
@@ -457,7 +457,7 @@ fn pages(cases: &mut Vec<Case>) {
 }
 
 fn slots(cases: &mut Vec<Case>) {
-    // Of the decode, and of the five tokens behind four.
+    // The slot of the decode's token, then those of the five tokens that follow four cached ones.
     const SLOTS: [i64; TOKENS] = [5, 16, 17, 18, 19, 8];
     add(
         cases,

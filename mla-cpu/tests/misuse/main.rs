@@ -1,5 +1,5 @@
-//! What an engine can get wrong, case by case: each is refused with the field's name and nothing
-//! written, or is right.
+//! Mistakes of engines, case by case: each is refused with the field's name and nothing written, or
+//! gives the right result.
 //!
 //! `refusals.txt` is what each refused case says. `BLESS=1 cargo test -p mla-cpu --test misuse`
 //! writes it anew.
@@ -16,7 +16,7 @@ use std::fmt::Write as _;
 
 use setup::Setup;
 
-/// What has to come of a case.
+/// The result that a case has to have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Expected {
     /// One error, and neither the cache nor the output is touched.

@@ -6,13 +6,13 @@ use mla_runtime::rotary::RotaryStyle;
 
 use crate::setup::{Setup, View, number};
 
-/// What a setup's step leaves behind.
+/// The outputs and cache rows of a setup's step.
 pub(crate) struct Expected {
     /// `[tokens][heads]` rows of V.
     pub(crate) out: Vec<Vec<Vec<f64>>>,
     /// `[tokens][heads]`.
     pub(crate) lse: Vec<Vec<f64>>,
-    /// Of each slot that is written: the slot, and its row.
+    /// Slots that are written, each with its row.
     pub(crate) written: Vec<(usize, Vec<f64>)>,
 }
 
@@ -120,7 +120,7 @@ fn slot_of(setup: &Setup, request: usize, position: usize) -> Option<usize> {
     Some(usize::try_from(page).ok()? * page_size + position % page_size)
 }
 
-/// Where a slot's row begins among the numbers of the cache's memory.
+/// Returns the index of the first number of a slot's row in the cache's memory.
 pub(crate) fn place(setup: &Setup, slot: usize) -> usize {
     let layout = &setup.cache;
     let (page, offset) = (slot / layout.page_size, slot % layout.page_size);

@@ -55,7 +55,7 @@ impl View {
             .unwrap_or_else(|| self.layout.span_bytes().unwrap_or(1 << 20))
     }
 
-    /// Where an element lies in the memory.
+    /// Returns the index of an element in the memory.
     pub(crate) fn place(&self, i: usize, j: usize, k: usize) -> usize {
         let strides = self.layout.strides;
         self.offset / 4 + i * strides[0] + j * strides[1] + k * strides[2]
@@ -63,7 +63,7 @@ impl View {
 
     /// Memory in which each element of the view has a value of its index; what lies between is NaN.
     pub(crate) fn memory(&self, tensor: u32) -> Vec<f32> {
-        // What spans more than this is there to be refused.
+        // Views that span more than this are there to be refused.
         let span = self.layout.span_bytes().unwrap_or(1 << 20).min(1 << 20);
         let mut memory = vec![f32::NAN; (self.offset + self.len().max(span)).div_ceil(4) + 1];
         let [a, b, c] = self.layout.shape;
@@ -87,7 +87,7 @@ pub(crate) fn number(tensor: u32, i: usize, j: usize, k: usize) -> f32 {
     ((x >> 40) as f32 / (1u64 << 23) as f32) - 1.0
 }
 
-/// What the workspace has behind it when the layer runs.
+/// Preparation of the workspace before the layer runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Prepared {
     /// This step.
@@ -135,20 +135,20 @@ pub(crate) struct Setup {
     pub(crate) dense_within: u32,
     /// The width of the lists, and how many entries there are.
     pub(crate) slot_lists: Option<(usize, usize)>,
-    /// What the entries are: from the first one on again, if there are fewer.
+    /// The entries, which are repeated from the first one on if there are fewer.
     pub(crate) list_entries: Vec<i32>,
     pub(crate) slot_counts: Option<usize>,
     pub(crate) rotation: Option<Rotation>,
     pub(crate) prepared: Prepared,
-    /// Whether the backends read 16 bytes at a time.
+    /// True if the backends read 16 bytes at a time.
     pub(crate) aligned: bool,
-    /// Where the cache begins in its memory, in bytes.
+    /// Offset of the cache in its memory, in bytes.
     pub(crate) cache_offset: usize,
     /// The numbers of the cache's memory that are not NaN. `None`: all.
     pub(crate) cache_numbers: Option<Vec<Range<usize>>>,
 }
 
-/// What came of a setup.
+/// The run of a setup: its result, and the memory before and after it.
 pub(crate) struct Ran {
     pub(crate) result: Result<Done>,
     /// The memory of the cache and of the output, before and after.
@@ -156,7 +156,7 @@ pub(crate) struct Ran {
     pub(crate) out: [Vec<f32>; 2],
 }
 
-/// What a step that was taken says beside its outputs.
+/// Results, beside its outputs, of a step that was not refused.
 pub(crate) struct Done {
     /// `[heads][row_stride]`, if it was asked for.
     pub(crate) lse: Option<Vec<f32>>,
@@ -164,7 +164,7 @@ pub(crate) struct Done {
 }
 
 impl Ran {
-    /// Whether the cache or the output was written.
+    /// Returns true if the cache or the output was written.
     pub(crate) fn touched(&self) -> bool {
         [&self.cache, &self.out]
             .iter()
@@ -229,7 +229,7 @@ impl Setup {
         (outputs, touched)
     }
 
-    /// Where each output lies in the output's memory, row by row.
+    /// Returns the index of each output in the output's memory, row by row.
     pub(crate) fn outputs(&self) -> impl Iterator<Item = usize> + use<> {
         let out = self.out.clone();
         let [tokens, heads, width] = out.layout.shape;

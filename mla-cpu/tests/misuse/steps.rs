@@ -1,5 +1,5 @@
-//! What an engine can get wrong from step to step: workspaces of others, plans that are stale,
-//! pages in two hands, requests that are gone.
+//! Mistakes of engines from step to step: workspaces of others, stale plans, pages that two
+//! requests share, requests that are gone.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ use crate::setup::{DIMS, HEADS, PAGE, PAGES, number};
 
 type Layer = MlaLayer<CpuPrefill, CpuDecode>;
 
-/// What a case leaves, and what it has to.
+/// The outputs of a case, and the expected ones.
 type Outputs = [Vec<f32>; 2];
 
 /// A name, and what is done. An error is a refusal.
@@ -214,7 +214,7 @@ pub(crate) const REFUSED: &[Case] = &[
         never()
     }),
     ("steps: decodes longer than all that a host counts", || {
-        // As many as a step has tokens are enough; a prompt is refused as what it is.
+        // The limit on new tokens refuses what this limit lets pass.
         let mut lab = Lab::of(config(), LIMITS.with_decode_query_len(usize::MAX))?;
         lab.run(&[StepRequest::new(9, 9, &[0, 1, 2])], 9)?;
         never()
@@ -428,12 +428,12 @@ fn config() -> LayerConfig {
     LayerConfig::new(problem, 0.2)
 }
 
-/// What stands behind the call that has to be refused.
+/// Returns outputs that differ, and so fail the test, after a call that has to be refused.
 fn never() -> Result<Outputs> {
     Ok([vec![1.0], vec![0.0]])
 }
 
-/// What few calls have.
+/// Optional inputs, which few calls have.
 #[derive(Default)]
 struct Extras<'a> {
     sinks: Option<&'a [f32]>,
@@ -445,9 +445,9 @@ struct Lab {
     layer: Layer,
     workspace: Workspace<CpuPrefill, CpuDecode>,
     cache: Vec<f32>,
-    /// What weights are made for.
+    /// Configuration for which the weights are made.
     weights: LayerConfig,
-    /// Which numbers the rows of the tensors have.
+    /// Numbers of the rows of the tensors.
     rows: Vec<usize>,
 }
 
@@ -602,7 +602,7 @@ fn weights_of(problem: Problem) -> Result<Outputs> {
     never()
 }
 
-/// Of a step that was planned within other limits than those of the workspace that prepares it.
+/// Prepares a step that was planned within other limits than those of the workspace.
 fn planned_within(limits: &StepLimits, requests: &[StepRequest<'_>]) -> Result<Outputs> {
     let step = Step::within(&config().problem, limits, 1, requests).expect("it fits those limits");
     Lab::new().prepare(&step)?;
