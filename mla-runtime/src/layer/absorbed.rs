@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::spec::QueryFormat;
 use crate::tensor::{ArrayRef, TensorMut, TensorRef};
 
-/// What goes with the absorption of queries.
+/// The work that goes with the absorption of queries.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Absorbing {
     /// The cache write of all tokens.
@@ -33,7 +33,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         self.enqueue_absorbed_attention(workspace, call)
     }
 
-    /// What attention begins with: the absorbed queries.
+    /// Enqueues the absorbed queries, with which attention begins.
     pub(crate) fn enqueue_absorbed_queries(
         &self,
         workspace: &mut Workspace<P, D>,
@@ -131,8 +131,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         [tokens, heads, self.query_width(call)]
     }
 
-    /// How wide a row of absorbed queries is: a cache write puts rotated ones beside the latent
-    /// ones, whatever format the backend asks for.
+    /// Returns the width of a row of absorbed queries: a cache write puts rotated ones beside the
+    /// latent ones, whatever format the backend asks for.
     fn query_width(&self, call: &LayerCall<'_, P::Device>) -> usize {
         let dims = self.config.problem.dims;
         let width = match self.decode.spec().query_format {

@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use crate::device::Device;
 
-/// What is left of a buffer.
+/// The rest of a buffer.
 pub(crate) struct Arena<'a, D: Device> {
     rest: Option<D::BytesMut<'a>>,
-    /// Where `rest` begins in the buffer.
+    /// The start of `rest` in the buffer.
     at: usize,
 }
 

@@ -1,4 +1,4 @@
-//! What a call of the layer brings.
+//! The arguments of a call of the layer.
 
 use super::Weights;
 use crate::backend::SlotLists;
@@ -72,7 +72,7 @@ impl<'a, D: Device> LayerCall<'a, D> {
 }
 
 impl<D: Device> LayerCall<'_, D> {
-    /// What the cache write takes, to these slots and from these positions.
+    /// Returns the rows that the cache write takes, to these slots and from these positions.
     pub(super) fn rows<'a>(
         &'a mut self,
         slots: ArrayRef<'a, D, i64>,

@@ -1,4 +1,4 @@
-//! What is refused of a call before anything is enqueued.
+//! Checks that refuse a call before anything is enqueued.
 
 use super::step::Step;
 use super::{LayerCall, MlaLayer, Weights, Workspace};
@@ -257,7 +257,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             operand("W_kv_b", call.weights.queries)?;
             operand("W_kv_b", call.weights.values)?;
             operand("out", out.narrow(0, absorbed)?.transpose(0, 1))?;
-            // Of other queries the device makes rotary parts of its own.
+            // The device makes rotary parts of its own for other queries.
             if decode.query_format == QueryFormat::Split && call.rotary.is_none() {
                 let rope = query.narrow(2, nope..qk)?;
                 rope.require_aligned("query", decode.alignment as usize)?;

@@ -12,7 +12,7 @@ use crate::lse::{LseLayout, LseMut};
 use crate::spec::KeyLayout;
 use crate::tensor::{Layout, Shape, TensorMut, TensorRef};
 
-/// Where expanded keys and values are put.
+/// Destination of expanded keys and values.
 ///
 /// A backend that takes a head's own key and its values as they come gets two views of one product
 /// with the whole of `W_kv_b`. For one that wants keys packed or values padded, the product is done
@@ -202,7 +202,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         }
     }
 
-    /// Where outputs go that are wider than those of a call, `[T, H, V]`, if the backend's are.
+    /// Returns the destination of outputs that are wider than those of a call, `[T, H, V]`, if the
+    /// backend's are.
     fn wide_output<'a>(
         &self,
         room: <P::Device as Memory>::BytesMut<'a>,
@@ -287,7 +288,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         Ok(rope)
     }
 
-    /// Where keys and values are written together: `[1, rows, H·(P+V)]`.
+    /// Returns the tensor of keys and values that are written together: `[1, rows, H·(P+V)]`.
     fn product<'a>(
         &self,
         bytes: <P::Device as Memory>::BytesMut<'a>,
@@ -310,7 +311,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         let problem = &self.config.problem;
         let head = problem.dims.head;
         let [heads, nope, v] = [problem.heads, head.nope, head.v].map(|n| n as usize);
-        // As [1, N, L].
+        // The latents are [1, N, L] from here on.
         let latent = latent.transpose(0, 1);
         let rows = latent.shape()[1];
         match room {
@@ -331,8 +332,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
                 }
                 let width = self.values_width();
                 let values = self.tensor(P::Device::reborrow(values), [rows, heads, width])?;
-                // What pads them is zero since it was allocated: these columns lie at the same
-                // places whatever the number of rows, and nothing else is ever written there.
+                // The padding is zero since it was allocated: these columns lie at the same places
+                // whatever the number of rows, and nothing else is ever written there.
                 let own = values.narrow(2, 0..v)?;
                 self.device
                     .gemm_weights(latent, weights.values, own.transpose(0, 1))?;
@@ -341,7 +342,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         }
     }
 
-    /// What was written, of as many rows as `rope` has.
+    /// Returns the keys and values that were written, of as many rows as `rope` has.
     fn read_expansion<'a>(
         &self,
         rope: TensorRef<'a, P::Device>,
@@ -382,7 +383,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         width as usize
     }
 
-    /// Whether values and outputs are wider than a head's own.
+    /// Returns true if values and outputs are wider than a head's own.
     fn padded_values(&self) -> bool {
         self.values_width() > self.config.problem.dims.head.v as usize
     }

@@ -207,7 +207,7 @@ impl<D: Device> MlaLayer<SelectedPrefill<D>, SelectedDecode<D>> {
     }
 }
 
-/// What speaks against a layer of these backends, beside what they find themselves.
+/// Checks the problem and the backends of a layer, beside the backends' own checks.
 fn check<D: Device>(
     prefill: &BackendSpec,
     decode: &BackendSpec,
@@ -216,7 +216,7 @@ fn check<D: Device>(
 ) -> Result<()> {
     let problem = &config.problem;
     let fault = problem.fault();
-    // Of page sizes the backend has more to say: those that it takes.
+    // The backend says more of page sizes: those that it takes.
     if let Some(fault) = fault.filter(|fault| fault.field != Field::PageSize) {
         return Err(fault.into());
     }
@@ -255,7 +255,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         &self.device
     }
 
-    /// What the layer was made for.
+    /// The configuration that the layer was made for.
     pub fn config(&self) -> &LayerConfig {
         &self.config
     }
@@ -280,8 +280,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         Ok(memory::plan(&self.memory_needs(limits, layers, pages)?)?)
     }
 
-    /// What [`Self::memory_plan`] plans for, as [`memory::max_rows`] and [`memory::max_pages`] take
-    /// it.
+    /// Returns the needs that [`Self::memory_plan`] plans for, as [`memory::max_rows`] and
+    /// [`memory::max_pages`] take them.
     ///
     /// # Errors
     ///

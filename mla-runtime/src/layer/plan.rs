@@ -60,7 +60,7 @@ impl<'a, T: HostIndex> StepRequest<'a, T> {
 pub struct Step {
     /// In the order of the layer.
     requests: Vec<Request>,
-    /// By number, as they were given; those of padding behind them.
+    /// The rows of each request by number, as they were given; those of padding behind them.
     rows: Vec<Range<usize>>,
     /// The first row of each request in the order of the layer, and how many rows there are, if
     /// rows are in an order of the engine's own.
@@ -71,8 +71,8 @@ pub struct Step {
     page_size: u32,
     threshold: u32,
     dense_within: u32,
-    /// How many with new tokens stand on the absorbed path: padding goes behind them, and before
-    /// those without new tokens.
+    /// The number of requests with new tokens on the absorbed path: padding goes behind them, and
+    /// before those without new tokens.
     absorbed: usize,
     /// The query length of the former, if they have the same.
     uniform_len: Option<u32>,
@@ -362,7 +362,7 @@ impl Step {
         }
     }
 
-    /// What [`Workspace::prepare`] takes.
+    /// Returns the batch that [`Workspace::prepare`] takes.
     ///
     /// # Errors
     ///
@@ -398,8 +398,8 @@ impl Step {
         }
     }
 
-    /// Whether the tensors are taken as they lie. If not, the layer copies rows by an index, which
-    /// takes [`call_rows`](StepLimits::call_rows) in the limits.
+    /// Returns true if the tensors are taken as they lie. If not, the layer copies rows by an
+    /// index, which takes [`call_rows`](StepLimits::call_rows) in the limits.
     pub fn rows_in_order(&self) -> bool {
         self.own_rows.as_ref().is_none_or(|(starts, rows)| {
             in_order(&self.requests, &TokenRows::new(starts, *rows)).is_some()
@@ -442,7 +442,7 @@ fn check<T: HostIndex>(
         return Err(Error::argument("page_size", 0, "1 and up"));
     }
     let mut tokens = 0usize;
-    // Who writes each page, as which of its own.
+    // The request that writes each page, and the page's place among its own.
     let mut writers = HashMap::new();
     for (index, request) in requests.iter().enumerate() {
         if request.total < request.new_tokens {

@@ -77,7 +77,7 @@ impl<'a, D: Device> UnrotatedCall<'a, D> {
 enum Rotating {
     /// In place, before everything else.
     Before,
-    /// By the cache write.
+    /// In the cache write.
     OnTheWay,
     /// They have no rotary part.
     Nothing,

@@ -20,7 +20,7 @@ use crate::setters::setters;
 use crate::spec::QueryLen;
 use crate::tensor::ArrayRef;
 
-/// What one step brings.
+/// The input of one step.
 ///
 /// The requests stand in the order that [`plan::split`](crate::plan::split) gives, and so do their
 /// tokens, one request's after the other's. The first requests with at most the threshold's number
@@ -40,9 +40,9 @@ pub struct StepBatch<'a, T = i32, S = i64> {
     /// The rows of each request's new tokens in the tensors of a call. `None`: one request's behind
     /// the other's, in the order of `requests`, from row 0 on.
     pub rows: Option<TokenRows<'a>>,
-    /// Where each new token's row is written: where the block tables have the token, or [`SKIPPED`]
-    /// if it is not to be written. `None`: where the block tables have them all. In the order of
-    /// `requests`, whatever `rows` says.
+    /// The slot to which each new token's row is written: the one that the block tables have for
+    /// the token, or [`SKIPPED`] if it is not to be written. `None`: those that the block tables
+    /// have. In the order of `requests`, whatever `rows` says.
     pub slots: Option<&'a [S]>,
     /// The most new tokens of a request on the absorbed path; `None`: the workspace's
     /// [threshold](super::Workspace::threshold). More than
@@ -53,10 +53,10 @@ pub struct StepBatch<'a, T = i32, S = i64> {
     /// pages hold count as that many. Backends may choose a kernel by it: a replay has the bits of
     /// a step that is run at once and says as much.
     pub max_len: Option<u32>,
-    /// Of sparse problems: requests of at most so many tokens attend to all that they see, by the
-    /// dense paths, and their slot lists are not read. It is what a model chooses of each context
-    /// (its `topk`), since a request with no more is told to attend to everything. Of such requests
-    /// those of more new tokens than the threshold take the expanded path, if
+    /// The max tokens of a dense request of a sparse problem: such requests attend to all that they
+    /// see, by the dense paths, and their slot lists are not read. It is what a model chooses of
+    /// each context (its `topk`), since a request with no more is told to attend to everything.
+    /// Dense requests of more new tokens than the threshold take the expanded path, if
     /// [`context_rows`](StepLimits::context_rows) is not 0. 0: every request goes by its lists.
     pub dense_within: u32,
 }
@@ -116,9 +116,9 @@ pub(super) struct Step {
     staging: Vec<u8>,
     prepared: bool,
     tokens: usize,
-    /// Of each new token.
+    /// The slot of each new token.
     slots: Vec<i64>,
-    /// Those that are written, in order.
+    /// The slots that are written, in order.
     written: Vec<i64>,
     /// The requests on the absorbed path come first.
     absorbed_requests: usize,
@@ -136,10 +136,10 @@ pub(super) struct Step {
     /// The keys of each of these requests in the call of its new tokens: these, or its context,
     /// too.
     expanded_key_lens: Vec<u32>,
-    /// Whether it is its context, too. There are no chunks then.
+    /// True if context and new tokens are attended to in one causal call; then there are no chunks.
     context_in_one_call: bool,
     context: ContextPlan,
-    /// Where each chunk's numbers begin in the array of chunks, and the end of the last.
+    /// The start of each chunk's numbers in the array of chunks, and the end of the last.
     chunk_starts: Vec<usize>,
     longest: usize,
     /// One past the largest page that the step names: what the cache must have.
@@ -529,10 +529,10 @@ impl Step {
         Ok(())
     }
 
-    /// Whether the requests of the expanded path can attend to context and new tokens by one causal
-    /// call, which takes less time than two and a merge. All of these keys are then gathered from
-    /// the cache: so every new token has to be written, as it is, and there has to be room for all
-    /// rows at once.
+    /// Returns true if the requests of the expanded path can attend to context and new tokens by
+    /// one causal call, which takes less time than two and a merge. All of these keys are then
+    /// gathered from the cache: so every new token has to be written, as it is, and all rows have
+    /// to fit at once.
     fn fits_one_call(&self, problem: &Problem, expanded: &[Request]) -> bool {
         let rows: u64 = expanded
             .iter()
@@ -633,7 +633,7 @@ impl Step {
         Ok(())
     }
 
-    /// That a step was prepared, for what `call` names.
+    /// Checks that a step was prepared.
     pub(super) fn check_prepared(&self) -> Result<()> {
         if self.prepared {
             return Ok(());
@@ -684,7 +684,7 @@ impl Step {
         }
     }
 
-    /// Whether a call's tensors have the rows of the step's tokens alone, in order.
+    /// Returns true if a call's tensors have the rows of the step's tokens alone, in order.
     pub(super) fn is_packed(&self) -> bool {
         self.order.is_packed()
     }
@@ -851,7 +851,7 @@ pub(super) fn checked_page(entry: impl HostIndex) -> i32 {
     entry.to_page().unwrap_or_default()
 }
 
-/// Whether a request attends to all that it sees.
+/// Returns true if a request attends to all that it sees.
 pub(super) fn is_dense(problem: &Problem, dense_within: u32, request: &Request) -> bool {
     !problem.sparse || (dense_within > 0 && request.kv <= dense_within)
 }
@@ -888,7 +888,7 @@ fn chunk_elements(segments: usize) -> usize {
     3 * segments + 2
 }
 
-/// Where parts of these lengths start one behind the other, and where the last ends.
+/// Returns the starts of parts of these lengths, one behind the other, and the end of the last.
 fn starts(lens: impl Iterator<Item = u32>) -> impl Iterator<Item = i32> {
     let mut end = 0;
     std::iter::once(0).chain(lens.map(move |len| {
@@ -1018,7 +1018,7 @@ mod tests {
                 ..StepBatch::new(requests, BlockTables::new(&pages, 5, 16).unwrap())
             };
             step.plan(&problem(16), 2, &batch).unwrap();
-            // What a graph would have captured: places, counts, and the longest length.
+            // A graph would have captured this: places, counts, and the longest length.
             places.push((
                 format!("{:?}", step.layout),
                 step.absorbed_requests(),

@@ -38,7 +38,7 @@ impl<'a> TokenRows<'a> {
     }
 }
 
-/// How the rows of a prepared step's tensors lie.
+/// The arrangement of the rows of a prepared step's tensors.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Arrangement {
     /// The step's tokens are these rows, in order.
@@ -126,7 +126,7 @@ impl RowOrder {
         }
     }
 
-    /// Whether the tensors have the rows of the step's tokens alone, in order.
+    /// Returns true if the tensors have the rows of the step's tokens alone, in order.
     pub(super) fn is_packed(&self) -> bool {
         self.arrangement == Arrangement::InOrder(0..self.rows)
     }

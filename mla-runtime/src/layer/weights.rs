@@ -197,7 +197,7 @@ impl Extents {
         ))
     }
 
-    /// Where the outputs of these heads of `all` stand.
+    /// Returns the columns of the outputs of these heads of `all`.
     fn columns_of(
         &self,
         heads: &Range<usize>,

@@ -1,4 +1,4 @@
-//! What the layers of an engine share: memory, and the prepared step.
+//! Memory that the layers of an engine share, and the prepared step.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,7 +19,7 @@ use crate::tensor::ArrayRef;
 /// the other. Everything in it is allocated when it is made, as its [plan](Self::plan) lists.
 pub struct Workspace<P: PrefillStage, D: DecodeStage<Device = P::Device>> {
     pub(super) config: LayerConfig,
-    /// Of the device that has its memory.
+    /// The number of the device that has its memory.
     ordinal: usize,
     /// The names of the backends whose states it has, which the types need not say.
     backends: [&'static str; 2],
@@ -54,7 +54,7 @@ impl WorkspaceId {
 
 type Buffer<P> = <<P as PrefillStage>::Device as Memory>::Buffer;
 
-/// Where each tensor lies in the scratch buffer, in bytes; empty where the plan has none. In the
+/// The place of each tensor in the scratch buffer, in bytes; empty where the plan has none. In the
 /// order of the plan.
 pub(super) struct Regions {
     pub(super) absorbed_queries: Range<usize>,
@@ -234,7 +234,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
         self.step_number
     }
 
-    /// Which workspace it is.
+    /// The number that tells this workspace from others.
     pub fn id(&self) -> WorkspaceId {
         self.id
     }
@@ -249,7 +249,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
         self.threshold
     }
 
-    /// What was allocated, without a cache.
+    /// The plan of what was allocated, without a cache.
     pub fn plan(&self) -> &MemoryPlan {
         &self.plan
     }
@@ -260,8 +260,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
         [&self.scratch, &self.arrays].map(|buffer| P::Device::byte_len(P::Device::bytes(buffer)))
     }
 
-    /// Whether the tensors of a call of the prepared step are taken as they lie: if not, each call
-    /// copies rows into the order of the step, and results back.
+    /// Returns true if the tensors of a call of the prepared step are taken as they lie: if not,
+    /// each call copies rows into the order of the step, and results back.
     pub fn rows_in_order(&self) -> bool {
         self.step.rows_in_order().is_some()
     }
@@ -276,7 +276,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
         self.step.tokens()
     }
 
-    /// Of these the first so many are on the absorbed path.
+    /// The number of these, from the first on, that are on the absorbed path.
     pub fn absorbed_tokens(&self) -> usize {
         self.step.absorbed_tokens()
     }
