@@ -123,7 +123,7 @@ pub trait DecodeBackend: Sized + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// If the backend lets nobody else decide, or takes no such number.
+    /// If the backend alone decides, or takes no such number.
     fn set_num_splits(&mut self, splits: u32) -> Result<()> {
         let accepted = format!("none: {} divides rows by itself", Self::SPEC.name);
         Err(Error::argument("num_splits", splits, accepted))

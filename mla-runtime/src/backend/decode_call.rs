@@ -34,10 +34,10 @@ pub struct DecodeBatch<'a, D: Device> {
     /// The start of each request's query tokens, and the end of the last: `[requests + 1]`. Query
     /// token `i` of `n` of a request with `len` tokens sees rows `0 .. len − n + i + 1`.
     pub query_starts: ArrayRef<'a, D, i32>,
-    /// The most query tokens of one request.
+    /// The max number of query tokens of one request.
     pub max_query_len: usize,
-    /// The most tokens of one request that the step may hold. Backends may choose a kernel by it:
-    /// the nearer it is to what the requests have, the better.
+    /// The max number of tokens of one request that the step may hold. Backends may choose a kernel
+    /// by it: the nearer it is to what the requests have, the better.
     pub max_seq_len: usize,
     /// The lengths as the host knows them, for backends that plan there. `None`: they are on the
     /// device alone. A step that is replayed from a graph is prepared anew with its own.

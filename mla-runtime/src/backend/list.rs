@@ -222,5 +222,5 @@ nth! {
     30 after 29, 31 after 30,
 }
 
-/// The most backends that a list may hold, so that [`Nth`] reaches each.
+/// The max number of backends that a list may hold, so that [`Nth`] reaches each.
 pub(crate) const CAPACITY: usize = 32;

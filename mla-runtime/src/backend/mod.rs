@@ -39,7 +39,7 @@
 //!
 //! [`MlaLayer`](crate::layer::MlaLayer) is the safe way:
 //! [`Workspace::prepare`](crate::layer::Workspace::prepare) checks a step on the host and writes
-//! the arrays itself, into memory that nobody else can reach.
+//! the arrays itself, into memory that no other code can reach.
 //!
 //! # Dependent launches
 //!
@@ -62,7 +62,7 @@
 //! A kernel that is launched without the attribute begins when all before it have ended, and keeps
 //! the contract by that. A backend all of whose kernels keep it declares `dependent_launch = true`.
 //! Around the calls of any other the stages put a [fence](Device::fence), so that nothing overlaps
-//! them; whoever calls [`DecodeBackend`] or [`PrefillBackend`] without a stage does the same.
+//! them; a caller of [`DecodeBackend`] or [`PrefillBackend`] without a stage does the same.
 
 mod check;
 mod decode;

@@ -96,9 +96,9 @@ pub struct PrefillCall<'a, D: Device> {
     pub query_starts: ArrayRef<'a, D, i32>,
     /// The start of each request's keys, and the end of the last: `[requests + 1]`.
     pub key_starts: ArrayRef<'a, D, i32>,
-    /// The most query tokens of one request.
+    /// The max number of query tokens of one request.
     pub max_query_len: usize,
-    /// The most keys of one request.
+    /// The max number of keys of one request.
     pub max_key_len: usize,
 }
 

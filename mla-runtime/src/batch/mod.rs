@@ -34,7 +34,8 @@ use serde::ser::{SerializeStruct, Serializer};
 /// The longest query or kv length: lengths are 32-bit signed integers on devices.
 pub const MAX_LEN: u32 = i32::MAX as u32;
 
-/// The most requests of a spec: far beyond any engine's batch, and small enough to hold as a list.
+/// The max number of requests of a spec: far beyond any engine's batch, and small enough to hold as
+/// a list.
 pub const MAX_REQUESTS: usize = 1 << 20;
 
 /// The longest extension that is called speculative decode.

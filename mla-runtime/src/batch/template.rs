@@ -19,7 +19,7 @@ use std::str::FromStr;
 
 use super::{BatchSpec, BatchSpecError, shortened};
 
-/// The most specs that one template may expand to.
+/// The max number of specs that one template may expand to.
 pub const MAX_SPECS: usize = 1 << 16;
 
 /// A batch spec with names in it.

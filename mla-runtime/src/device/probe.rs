@@ -39,7 +39,7 @@ pub trait Replayed {
     fn change(&mut self) -> Result<()>;
 }
 
-/// Memory in front of and behind each buffer of a device, which nobody may write.
+/// Memory in front of and behind each buffer of a device, which no work may write.
 pub trait Guards {
     /// Gives the buffers that are allocated from now on guards, or none.
     fn guard(&self, on: bool);

@@ -34,7 +34,7 @@ pub trait LayerVisitor<D: Device> {
 }
 
 /// An element of a list that a visitor can be sent to: a prefill backend for this type of device,
-/// or one that this build leaves out, to which nobody is sent.
+/// or one that this build leaves out, to which no visitor is sent.
 pub trait PrefillArm<D: Device>: PrefillMember {
     /// Sends the visitor there, or returns `None` if the backend is left out.
     fn visit<V: PrefillVisitor<D>>(visitor: V) -> Option<V::Output> {
@@ -44,7 +44,7 @@ pub trait PrefillArm<D: Device>: PrefillMember {
 }
 
 /// An element of a list that a visitor can be sent to: a decode backend for this type of device, or
-/// one that this build leaves out, to which nobody is sent.
+/// one that this build leaves out, to which no visitor is sent.
 pub trait DecodeArm<D: Device>: DecodeMember {
     /// Sends the visitor there, or returns `None` if the backend is left out.
     fn visit<V: DecodeVisitor<D>>(visitor: V) -> Option<V::Output> {

@@ -9,7 +9,7 @@ use crate::text::{self, Text};
 pub enum Feature {
     /// A linear bias per head on the logits.
     AlibiSlopes,
-    /// Attention to the last so many tokens only.
+    /// Attention to a number of last tokens only.
     SlidingWindow,
     /// Attention to a sparse set of blocks.
     BlockSparsity,

@@ -83,7 +83,7 @@ impl KvFormat {
         }
     }
 
-    /// Whether latents and rotary keys may lie in two tensors. `Fp8DsMla` is one row.
+    /// Returns true if latents and rotary keys may lie in two tensors. `Fp8DsMla` is one row.
     pub const fn splits(self) -> bool {
         match self {
             Self::F32 | Self::F16 | Self::BF16 | Self::Fp8 => true,

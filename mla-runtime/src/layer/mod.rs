@@ -37,9 +37,10 @@
 //! back. What it enqueues depends on the prepared step's counts (tokens and requests of the
 //! absorbed path, chunks) and on the longest length that it allows for; lengths, pages and slots
 //! are read on the device from arrays that never move. So a step of decodes can be captured into a
-//! graph, with [`max_len`](StepBatch::max_len) set to the most tokens that a request will have. It
-//! is replayed after another [`prepare`](Workspace::prepare) of as many requests with as many
-//! tokens, the same `max_len` and no longer request; a smaller batch is filled up with padding.
+//! graph, with [`max_len`](StepBatch::max_len) set to the max number of tokens that a request will
+//! have. It is replayed after another [`prepare`](Workspace::prepare) of as many requests with as
+//! many tokens, the same `max_len` and no longer request; a smaller batch is filled up with
+//! padding.
 //!
 //! The layer is one implementation for backends chosen by type ([`MlaLayer::of`]) and at run time
 //! ([`SelectedPrefill`] and [`SelectedDecode`] in [`MlaLayer::new`]).
@@ -304,7 +305,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         })
     }
 
-    /// The most new tokens of a request on the absorbed path, if a step does not say:
+    /// The max number of new tokens of a request on the absorbed path, if a step does not say:
     /// [`crossover_threshold`] of the longest context, within `limits`, what the problem says of
     /// query lengths, and what the decode backend takes.
     pub fn threshold(&self, limits: &StepLimits) -> u32 {
@@ -489,7 +490,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     }
 }
 
-/// The most new tokens of a request for which the absorbed path is the faster one: by the
+/// The max number of new tokens of a request for which the absorbed path is the faster one: by the
 /// [crossover](crate::plan::crossover) on this machine, of so much context or, without, of a long
 /// one.
 pub fn crossover_threshold(

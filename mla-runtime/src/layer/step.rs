@@ -44,14 +44,14 @@ pub struct StepBatch<'a, T = i32, S = i64> {
     /// the token, or [`SKIPPED`] if it is not to be written. `None`: those that the block tables
     /// have. In the order of `requests`, whatever `rows` says.
     pub slots: Option<&'a [S]>,
-    /// The most new tokens of a request on the absorbed path; `None`: the workspace's
+    /// The max number of new tokens of a request on the absorbed path; `None`: the workspace's
     /// [threshold](super::Workspace::threshold). More than
     /// [`decode_query_len`](StepLimits::decode_query_len) count as that many.
     pub threshold: Option<u32>,
-    /// The most tokens that a request on the absorbed path will have while this step is replayed
-    /// from a graph with other lengths; `None`: the most that one has now. More than the limits'
-    /// pages hold count as that many. Backends may choose a kernel by it: a replay has the bits of
-    /// a step that is run at once and says as much.
+    /// The max number of tokens that a request on the absorbed path will have while this step is
+    /// replayed from a graph with other lengths; `None`: the most that one has now. More than the
+    /// limits' pages hold count as that many. Backends may choose a kernel by it: a replay has the
+    /// bits of a step that is run at once and says as much.
     pub max_len: Option<u32>,
     /// The max tokens of a dense request of a sparse problem: such requests attend to all that they
     /// see, by the dense paths, and their slot lists are not read. It is what a model chooses of
@@ -236,7 +236,7 @@ impl Step {
         Ok(())
     }
 
-    // The most tokens of a request in a replay, of a batch whose page size was checked.
+    // The max number of tokens of a request in a replay, of a batch whose page size was checked.
     fn max_len<T: HostIndex, S: HostIndex>(&self, batch: &StepBatch<'_, T, S>) -> Option<u32> {
         let page = batch.block_tables.page_size() as usize;
         // Less than 2³¹, as checked with the limits.
@@ -734,7 +734,7 @@ impl Step {
         self.dense_within as usize
     }
 
-    /// The most tokens of a request, and of one while the step is replayed.
+    /// The max number of tokens of a request, and of one while the step is replayed.
     pub(super) fn longest(&self) -> usize {
         self.longest
     }
@@ -856,8 +856,8 @@ pub(super) fn is_dense(problem: &Problem, dense_within: u32, request: &Request) 
     !problem.sparse || (dense_within > 0 && request.kv <= dense_within)
 }
 
-/// The most new tokens that a request may have on the absorbed path, if a dense one may have
-/// `dense`: the expanded form has no lists of slots.
+/// The max number of new tokens that a request may have on the absorbed path, if a dense one may
+/// have `dense`: the expanded form has no lists of slots.
 pub(super) fn threshold_of(
     problem: &Problem,
     dense_within: u32,

@@ -32,7 +32,7 @@ pub struct TokenRows<'a> {
 }
 
 impl<'a> TokenRows<'a> {
-    /// Request i from row `starts[i]` on, of tensors of so many rows.
+    /// Request i from row `starts[i]` on, of tensors of `rows` rows.
     pub const fn new(starts: &'a [usize], rows: usize) -> Self {
         Self { starts, rows }
     }
@@ -49,7 +49,7 @@ pub(super) enum Arrangement {
 
 /// The rows of a step's tensors, checked.
 pub(super) struct RowOrder {
-    /// The most rows that an index has room for.
+    /// The max number of rows that an index has room for.
     limit: usize,
     /// The rows of the tensors.
     pub(super) rows: usize,

@@ -179,7 +179,8 @@ impl Extents {
         self.heads.saturating_mul(self.width())
     }
 
-    /// The heads of a matrix of so many outputs and inputs, which have to be whole heads and L.
+    /// The heads of a matrix of `outputs` outputs and `inputs` inputs, which have to be whole heads
+    /// and L.
     pub(super) fn whole_heads(
         &self,
         field: &'static str,

@@ -244,7 +244,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
         &self.limits
     }
 
-    /// The most new tokens of a request on the absorbed path, if a step does not say.
+    /// The max number of new tokens of a request on the absorbed path, if a step does not say.
     pub fn threshold(&self) -> u32 {
         self.threshold
     }

@@ -55,8 +55,8 @@ pub struct ChunkLimits {
     /// The alignment of cuts in a context, in tokens. The page size, since the gather starts at a
     /// page.
     pub align: u32,
-    /// The most tokens of the segment that a cut leaves in a chunk; rounded down to the alignment.
-    /// A request that fits is never cut. `None`: W rounded down to the alignment.
+    /// The max number of tokens of the segment that a cut leaves in a chunk; rounded down to the
+    /// alignment. A request that fits is never cut. `None`: W rounded down to the alignment.
     pub max_chunk: Option<u32>,
     /// The distribution of the cache over ranks; `None`: it is on one device, and the plan has no
     /// shards.
@@ -213,8 +213,8 @@ fn cumulative(lens: &[u32]) -> Vec<u64> {
         .collect()
 }
 
-/// The most chunks of a plan: a guard against a workspace so small that the plan itself would be
-/// larger than the memory it saves.
+/// The max number of chunks of a plan: a guard against a workspace so small that the plan itself
+/// would be larger than the memory it saves.
 pub const MAX_CHUNKS: usize = 1 << 20;
 
 /// Packs the cached context of a batch into chunks; the [module](self) says how.

@@ -227,7 +227,7 @@ impl GpuFigures {
         self.step(1.0, flop / (REACHED * self.flop_per_second), bytes)
     }
 
-    /// A step that takes as long to begin and to end as so many launches.
+    /// A step that takes as long to begin and to end as `launches` launches.
     fn step(&self, launches: f64, arithmetic_seconds: f64, bytes: f64) -> f64 {
         launches * self.launch_seconds + arithmetic_seconds.max(bytes / self.bytes_per_second)
     }
@@ -249,7 +249,7 @@ pub struct ExpansionTraffic {
 }
 
 impl ExpansionTraffic {
-    /// Elements of so many bytes, and keys that are not packed.
+    /// Elements of `element_bytes` bytes, and keys that are not packed.
     pub const fn new(element_bytes: u32) -> Self {
         Self {
             element_bytes,
@@ -311,7 +311,7 @@ pub const fn expanded_cost(
     }
 }
 
-/// The attention of one request by a layer of so many heads.
+/// The attention of one request by a layer of `heads` heads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Attention {
@@ -465,7 +465,7 @@ impl Attention {
             <= seconds(expanded, processor.expanded_pair_seconds)
     }
 
-    /// The most query tokens for which the absorbed form takes no longer.
+    /// The max number of query tokens for which the absorbed form takes no longer.
     fn crossover_by(absorbs: impl Fn(u32) -> bool) -> f64 {
         let last = (1..=MOST_QUERIES).rev().find(|&q| absorbs(q));
         match last {
@@ -520,8 +520,8 @@ fn by_arithmetic(dims: MlaDims, context_len: Option<u32>) -> f64 {
     }
 }
 
-/// [`crossover`] as a threshold for [`super::split`]: the most query tokens of a request on the
-/// absorbed path. At least 1, since the absorbed form is the one that decodes.
+/// [`crossover`] as a threshold for [`super::split`]: the max number of query tokens of a request
+/// on the absorbed path. At least 1, since the absorbed form is the one that decodes.
 pub fn threshold(attention: &Attention, machine: &Machine) -> u32 {
     // The conversion rounds down, and takes infinity to the largest number.
     (crossover(attention, machine) as u32).max(1)
@@ -776,7 +776,7 @@ mod tests {
             prop_assert_eq!(f64::from(queries) < crossover, absorbed < expanded);
         }
 
-        /// On a GPU as many tokens are absorbed, and no more.
+        /// The max absorbed on a GPU is the threshold: every longer one is expanded.
         #[test]
         fn the_threshold_is_the_last_query_length_that_absorbs(
             heads in 1u32..=128,

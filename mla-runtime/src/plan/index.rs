@@ -42,11 +42,11 @@ pub struct IndexNeeds {
     pub dims: IndexDims,
     /// The layers that have an index cache; see [`IndexLayers`](crate::indexer::IndexLayers).
     pub layers: u32,
-    /// The most query tokens of a step.
+    /// The max number of query tokens of a step.
     pub tokens: u32,
     /// The query tokens that are scored at a time.
     pub rows: u32,
-    /// The columns of the logits: the most tokens of a request, or more.
+    /// The columns of the logits: the max number of tokens of a request, or more.
     pub columns: u32,
 }
 

@@ -1,4 +1,4 @@
-//! The most that a step may bring, and the arrays that tell the device of one.
+//! The limits of a step, and the arrays that tell the device of one.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use super::context::MAX_CHUNKS;
 use crate::error::{Error, Result};
 use crate::setters::setters;
 
-/// The most that one step may bring; state and metadata are made for it once.
+/// The limits of one step; state and metadata are made for it once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct StepLimits {
@@ -112,8 +112,8 @@ impl ArrayLayout {
     }
 }
 
-/// The most segments of a step and the entries of its block table. Lengths and starts are 32-bit
-/// signed integers on the device.
+/// The max number of segments of a step and the entries of its block table. Lengths and starts are
+/// 32-bit signed integers on the device.
 fn checked(limits: &StepLimits, page: usize) -> Result<(usize, usize)> {
     if page == 0 {
         return Err(Error::argument("page_size", 0, "1 and up"));
@@ -155,8 +155,8 @@ fn checked(limits: &StepLimits, page: usize) -> Result<(usize, usize)> {
     Ok((segments, table))
 }
 
-/// The most segments of all chunks of a step: a request is cut at most once where it begins in a
-/// chunk that others have filled in part, and then whenever it fills a whole one.
+/// The max number of segments of all chunks of a step: a request is cut at most once where it
+/// begins in a chunk that others have filled in part, and then whenever it fills a whole one.
 fn most_segments(limits: &StepLimits, page: usize) -> usize {
     if limits.context_rows == 0 {
         return 0;

@@ -1,9 +1,9 @@
 //! An exact memory plan of the layer, and its inverse.
 //!
 //! [`plan`] lists every buffer of device memory that an engine sets aside: the cache, one for each
-//! layer, and what all layers share since they run one after another. With H heads, T_a and T_e
-//! the most query tokens of a step on the absorbed and on the expanded path, W the row budget, N
-//! ranks, and E = max(W, T_e), since the new tokens are expanded into the same buffers as the
+//! layer, and what all layers share since they run one after another. With H heads, T_a and T_e the
+//! max number of query tokens of a step on the absorbed and on the expanded path, W the row budget,
+//! N ranks, and E = max(W, T_e), since the new tokens are expanded into the same buffers as the
 //! chunks:
 //!
 //! | region | shape | holds | there if |
@@ -100,13 +100,14 @@ pub struct MemoryNeeds {
     pub pages: u64,
     /// The layers that have a cache.
     pub layers: u32,
-    /// The most query tokens of a step on the absorbed path.
+    /// The max number of query tokens of a step on the absorbed path.
     pub absorbed_tokens: u32,
-    /// The most query tokens of a step on the expanded path.
+    /// The max number of query tokens of a step on the expanded path.
     pub expanded_tokens: u32,
     /// W: the row budget of context chunks, over all ranks; 0 if no context is ever expanded.
     pub rows: u32,
-    /// The most query tokens of a step whose rows are not in order: T of the packed regions.
+    /// The max number of query tokens of a step whose rows are not in order: T of the packed
+    /// regions.
     pub packed_tokens: u32,
     /// The distribution of the cache over ranks.
     pub parallel: ContextParallel,
@@ -578,8 +579,8 @@ pub fn max_rows(needs: &MemoryNeeds, bytes: u64) -> Result<u32, PlanError> {
     Ok(count as u32 * align)
 }
 
-/// The most cache pages per layer with which everything fits in `bytes`; times the page size,
-/// the most tokens. `needs.pages` is not looked at.
+/// The max number of cache pages per layer with which everything fits in `bytes`; times the page
+/// size, the max number of tokens. `needs.pages` is not looked at.
 ///
 /// # Errors
 ///

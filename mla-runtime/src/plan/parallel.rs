@@ -20,7 +20,7 @@ pub struct ContextParallel {
 }
 
 impl ContextParallel {
-    /// The most ranks that are accepted.
+    /// The max number of ranks that are accepted.
     pub const MAX_WORLD: u32 = 1024;
 
     /// One rank, which holds every token.

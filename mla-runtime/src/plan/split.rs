@@ -84,9 +84,9 @@ impl BatchSplit {
 
 /// Orders a batch and divides it between the two paths; the [module](self) says how.
 ///
-/// `threshold` is the most new tokens of a request on the absorbed path
-/// ([`super::crossover`] says which threshold pays), `uniform` whether the requests there must
-/// all have the same number of them.
+/// `threshold` is the max number of new tokens of a request on the absorbed path
+/// ([`super::crossover`] says which threshold pays), `uniform` whether the requests there must all
+/// have the same number of them.
 ///
 /// # Errors
 ///

@@ -15,9 +15,9 @@ pub const MAX_ROWS: u64 = 65536;
 /// more. The alignment is the page size; under context parallelism it is lcm(page, N·I). The
 /// rounding comes last, so the result exceeds 65536 if the alignment does not divide it.
 ///
-/// `max_len` is the longest sequence in tokens, `max_requests` the most requests in a batch, and
-/// `page` the tokens of a cache page. [`super::memory::max_rows`] gives the budget that fits in a
-/// number of bytes instead.
+/// `max_len` is the longest sequence in tokens, `max_requests` the max number of requests in a
+/// batch, and `page` the tokens of a cache page. [`super::memory::max_rows`] gives the budget that
+/// fits in a number of bytes instead.
 ///
 /// # Errors
 ///

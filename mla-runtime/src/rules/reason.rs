@@ -161,9 +161,9 @@ pub enum Accepted {
     KvFormat(KvFormat),
     /// Page sizes.
     PageSizes(PageSizes),
-    /// The most that query lengths may differ.
+    /// The max difference of query lengths.
     QueryLen(QueryLen),
-    /// The most that graphs are supported.
+    /// The max support of graphs.
     Graphs(GraphSupport),
     /// Features.
     Features(FeatureSet),

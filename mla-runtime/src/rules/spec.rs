@@ -47,8 +47,8 @@ pub struct BackendSpec {
     pub page_sizes: PageSizes,
     /// The kind of query lengths that it takes. Decode only: prefill is always ragged.
     pub query_len: QueryLen,
-    /// The most new tokens of a request that it takes, or `None` if any number will do: the layer
-    /// sends longer requests down the expanded path. Decode only.
+    /// The max number of new tokens of a request that it takes, or `None` if any number will do:
+    /// the layer sends longer requests down the expanded path. Decode only.
     pub max_query_len: Option<u32>,
     /// The format in which it takes its queries. Decode only.
     pub query_format: QueryFormat,
@@ -79,8 +79,8 @@ pub struct BackendSpec {
     pub quant_output: bool,
     /// Its support of lists of slots. Decode only.
     pub sparse: SparseSupport,
-    /// The most entries of a list of slots that it takes, or `None` if any number will do. Decode
-    /// only.
+    /// The max number of entries of a list of slots that it takes, or `None` if any number will do.
+    /// Decode only.
     pub max_list_width: Option<u32>,
     /// Its features beyond plain causal attention.
     pub features: FeatureSet,
@@ -89,7 +89,7 @@ pub struct BackendSpec {
 }
 
 impl BackendSpec {
-    /// The least that a spec says: everything else is what most backends of the phase have. Prefill
+    /// The minimal spec: every other field has the value of most backends of the phase. Prefill
     /// runs ragged and returns a natural log-sum-exp; decode takes one token per request, any page
     /// size, and the caches of its dtypes must be named. Queries come split, keys packed. The
     /// provider is `unknown`.

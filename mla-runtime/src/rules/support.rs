@@ -336,7 +336,7 @@ impl QueryFormat {
 pub enum KeyLayout {
     /// One tensor `[T, H, P+R]`, in which the layer repeats the rotary part for every head.
     Packed,
-    /// The head's part `[T, H, P]` and the shared rotary part `[T, 1, R]` apart, so that nobody
+    /// The head's part `[T, H, P]` and the shared rotary part `[T, 1, R]` apart, so that nothing
     /// packs them.
     Split,
 }

@@ -227,7 +227,7 @@ struct CandidateReport<'a> {
     graphs: &'static str,
     dependent_launch: bool,
     lse_precision: &'static str,
-    // Null where nobody says.
+    // Null where it is not known.
     compiled_for: Option<Vec<&'static str>>,
     run_on: Option<Vec<RunReport>>,
     reasons: Vec<ReasonReport>,

@@ -195,8 +195,8 @@ impl<'a, D: Memory> TensorRef<'a, D> {
     pub fn constant(self, device: &D) -> Result<Self> {
         device.check_bytes("constant", self.bytes)?;
         device.synchronize()?;
-        // SAFETY: what was enqueued is done, and for the lifetime of the borrow nobody else may
-        // enqueue what writes these bytes.
+        // SAFETY: what was enqueued is done, and for the lifetime of the borrow no other code may
+        // enqueue a write of these bytes.
         Ok(unsafe { self.assume_constant() })
     }
 

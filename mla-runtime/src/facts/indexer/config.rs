@@ -17,7 +17,7 @@ pub struct IndexDims {
     pub width: u32,
     /// R: how many of them, from the first on, are rotary; even.
     pub rope: u32,
-    /// The most tokens of a list (`index_topk`).
+    /// The max number of tokens of a list (`index_topk`).
     pub topk: u32,
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The most layers whose sharing can be described.
+/// The max number of layers whose sharing can be described.
 pub const MAX_LAYERS: u32 = 256;
 
 /// The layers that share the list of the last layer before them that has an indexer. Such a layer
