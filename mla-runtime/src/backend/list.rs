@@ -139,7 +139,7 @@ pub trait PrefillList {
     ///
     /// # Errors
     ///
-    /// What `take` returns.
+    /// The error that `take` returns.
     fn each<E>(take: &mut impl FnMut(Entry) -> Result<(), E>) -> Result<(), E>;
 }
 
@@ -156,7 +156,7 @@ pub trait DecodeList {
     ///
     /// # Errors
     ///
-    /// What `take` returns.
+    /// The error that `take` returns.
     fn each<E>(take: &mut impl FnMut(Entry) -> Result<(), E>) -> Result<(), E>;
 }
 

@@ -155,7 +155,7 @@ impl BatchSpec {
 
     /// The batch in words: `2 prefill (2x2k), 8 extend (8xq4kv1k), 32 decode (16x1k, 16x2k)`.
     ///
-    /// By kind, with the sizes of each kind in the order in which they first appear.
+    /// The kinds come in order, with the sizes of each in the order in which they first appear.
     pub fn label(&self) -> String {
         let mut label = String::new();
         for kind in RequestKind::ALL {

@@ -48,7 +48,7 @@ impl<'a, D: Memory> Fp8Blocks<'a, D> {
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new), or if a block has no such row.
+    /// Same as [`new`](Self::new), or if a block has no such row.
     pub fn from_row(
         weight: D::Bytes<'a>,
         weight_scale_inv: ArrayRef<'a, D, f32>,

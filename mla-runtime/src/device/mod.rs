@@ -60,7 +60,7 @@ impl<D: Device> GatherRows<'_, D> {
     ///
     /// # Errors
     ///
-    /// Those of [`Device::gather_cache_and_expand`].
+    /// The errors of [`Device::gather_cache_and_expand`].
     pub fn gather_then_expand(
         self,
         device: &D,
@@ -151,7 +151,7 @@ impl<D: Device> CacheRows<'_, D> {
     ///
     /// # Errors
     ///
-    /// As [`Device::write_cache`] and [`Device::write_cache_rotated`].
+    /// Same as [`Device::write_cache`] and [`Device::write_cache_rotated`].
     pub fn write(self, device: &D, query: Option<RotaryQuery<'_, D>>) -> Result<()> {
         let Self {
             latent,
@@ -171,7 +171,7 @@ impl<D: Device> CacheRows<'_, D> {
     ///
     /// # Errors
     ///
-    /// Those of [`Device::write_cache_and_absorb`].
+    /// The errors of [`Device::write_cache_and_absorb`].
     pub fn write_then_absorb(self, device: &D, mut queries: AbsorbedQueries<'_, D>) -> Result<()> {
         let rotation = queries.rotation(&self)?;
         self.write(device, rotation)?;
@@ -308,7 +308,7 @@ pub trait Device: Memory {
     ///
     /// # Errors
     ///
-    /// As [`gemm`](Self::gemm).
+    /// Same as [`gemm`](Self::gemm).
     fn gemm_weights(
         &self,
         a: TensorRef<'_, Self>,
@@ -323,7 +323,7 @@ pub trait Device: Memory {
     ///
     /// # Errors
     ///
-    /// As [`gemm`](Self::gemm).
+    /// Same as [`gemm`](Self::gemm).
     ///
     /// # Safety
     ///

@@ -67,7 +67,7 @@ impl IndexCacheLayout {
     ///
     /// # Panics
     ///
-    /// As [`values_at`](Self::values_at).
+    /// Same as [`values_at`](Self::values_at).
     pub const fn scale_at(&self, slot: usize) -> usize {
         slot / self.page_size * self.page_stride
             + self.page_size * self.width
@@ -178,7 +178,7 @@ impl<'a, D: Device> IndexCacheMut<'a, D> {
     ///
     /// # Errors
     ///
-    /// As [`IndexCacheRef::new`].
+    /// Same as [`IndexCacheRef::new`].
     pub fn new(bytes: D::BytesMut<'a>, layout: IndexCacheLayout) -> Result<Self> {
         layout.check(D::byte_len_mut(&bytes))?;
         crate::tensor::check_alignment::<D>(D::freeze(&bytes), SCALE_BYTES)?;

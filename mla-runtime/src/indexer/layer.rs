@@ -25,10 +25,10 @@ where
     ///
     /// # Errors
     ///
-    /// Those of [`Indexer::select`] and [`forward`](Self::forward). Tensors of `call` that do not
-    /// fit the prepared step are refused before anything is enqueued. A LayerNorm of another
-    /// width, and lists or a `dense_within` that the decode backend does not take, are refused
-    /// when some of the work is enqueued: both caches may be written then.
+    /// The errors of [`Indexer::select`] and [`forward`](Self::forward). Tensors of `call` that do
+    /// not fit the prepared step are refused before anything is enqueued. A LayerNorm of another
+    /// width, and lists or a `dense_within` that the decode backend does not take, are refused when
+    /// some of the work is enqueued: both caches may be written then.
     pub fn forward_selecting(
         &self,
         workspace: &mut Workspace<P, D>,

@@ -156,7 +156,7 @@ impl<P: PrefillBackend, D: DecodeBackend<Device = P::Device>> MlaLayer<P, D> {
     ///
     /// # Errors
     ///
-    /// As [`Self::new`], or if a backend cannot be made.
+    /// Same as [`Self::new`], or if a backend cannot be made.
     pub fn of(device: &P::Device, config: &LayerConfig) -> Result<Self> {
         check(&P::SPEC, &D::SPEC, device, config)?;
         Ok(Self {
@@ -382,8 +382,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     ///
     /// # Errors
     ///
-    /// As [`Self::forward`], and if the step's [rows](StepBatch::rows) are not its tokens' alone, in
-    /// order. The same holds for the other parts.
+    /// Same as [`Self::forward`], and if the step's [rows](StepBatch::rows) are not its tokens'
+    /// alone, in order. The same holds for the other parts.
     pub fn write_cache(
         &self,
         workspace: &mut Workspace<P, D>,
@@ -399,7 +399,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     ///
     /// # Errors
     ///
-    /// As [`Self::forward`].
+    /// Same as [`Self::forward`].
     pub fn attend_absorbed(
         &self,
         workspace: &mut Workspace<P, D>,
@@ -415,7 +415,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     ///
     /// # Errors
     ///
-    /// As [`Self::forward`].
+    /// Same as [`Self::forward`].
     pub fn attend_expanded(
         &self,
         workspace: &mut Workspace<P, D>,

@@ -106,7 +106,7 @@ impl Step {
     ///
     /// # Errors
     ///
-    /// As [`Self::plan`].
+    /// Same as [`Self::plan`].
     pub fn plan_sparse<P, D, T>(
         workspace: &Workspace<P, D>,
         requests: &[StepRequest<'_, T>],
@@ -127,7 +127,7 @@ impl Step {
     ///
     /// # Errors
     ///
-    /// As [`Self::plan`].
+    /// Same as [`Self::plan`].
     pub fn within<T: HostIndex>(
         problem: &Problem,
         limits: &StepLimits,

@@ -14,8 +14,8 @@ use crate::tensor::{ArrayRef, TensorMut, TensorRef};
 /// One call of a layer on queries and keys that are not rotated yet, for the T tokens of the
 /// prepared step.
 ///
-/// What is rotated in place, and what on the way, depends on the step: afterwards `query` and
-/// `rope` hold either.
+/// The step decides which vectors are rotated in place, and which on the way: afterwards `query`
+/// and `rope` hold either.
 #[non_exhaustive]
 pub struct UnrotatedCall<'a, D: Device> {
     /// The layer's weights.

@@ -49,7 +49,7 @@ pub struct StepBatch<'a, T = i32, S = i64> {
     /// [`decode_query_len`](StepLimits::decode_query_len) count as that many.
     pub threshold: Option<u32>,
     /// The max number of tokens that a request on the absorbed path will have while this step is
-    /// replayed from a graph with other lengths; `None`: the most that one has now. More than the
+    /// replayed from a graph with other lengths; `None`: the max that one has now. More than the
     /// limits' pages hold count as that many. Backends may choose a kernel by it: a replay has the
     /// bits of a step that is run at once and says as much.
     pub max_len: Option<u32>,

@@ -15,8 +15,8 @@ use crate::tensor::{Layout, Shape, TensorRef};
 /// would be as large as the first (32 MiB for DeepSeek-V3 in bf16, for each layer), and an engine
 /// that swaps or offloads weights has one place to do it.
 ///
-/// Of a matrix that is [constant](TensorRef::constant) a GPU reads them before the work is done that
-/// was enqueued earlier, which saves time.
+/// A GPU reads the views of a [constant](TensorRef::constant) matrix before the work that was
+/// enqueued earlier is done, which saves time.
 ///
 /// A constructor is named by the orientation of its matrix. None guesses it from the shape, which
 /// is the same for both if H·(P+V) = L.
@@ -58,8 +58,8 @@ impl<'a, D: Device> Weights<'a, D> {
     ///
     /// # Errors
     ///
-    /// As [`from_checkpoint`](Self::from_checkpoint), or if the range has another number of heads or
-    /// lies outside.
+    /// Same as [`from_checkpoint`](Self::from_checkpoint), or if the range has another number of
+    /// heads or lies outside.
     pub fn from_checkpoint_heads(
         kv_b: TensorRef<'a, D>,
         heads: Range<usize>,
@@ -90,8 +90,8 @@ impl<'a, D: Device> Weights<'a, D> {
     ///
     /// # Errors
     ///
-    /// As [`from_transposed`](Self::from_transposed), or if the range has another number of heads or
-    /// lies outside.
+    /// Same as [`from_transposed`](Self::from_transposed), or if the range has another number of
+    /// heads or lies outside.
     pub fn from_transposed_heads(
         kv_b: TensorRef<'a, D>,
         heads: Range<usize>,

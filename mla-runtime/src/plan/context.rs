@@ -1,7 +1,7 @@
 //! The context-chunk planner: cached context in chunks that fit the workspace.
 //!
 //! The expanded path turns cached latent rows into keys and values, which are many times larger.
-//! So it goes through the cached context of a batch in chunks, each of which fits a workspace of
+//! It goes through the cached context of a batch in chunks, each of which fits a workspace of
 //! W rows; this module says which rows form which chunk.
 //!
 //! Requests are packed in order. The first that does not fit into what is left of a chunk is cut
@@ -14,7 +14,7 @@
 //!                                      continuation
 //! ```
 //!
-//! What follows from that, and what the layer relies on:
+//! This follows from that, and the layer relies on it:
 //!
 //! - every context row is in exactly one chunk, and rows and requests keep their order;
 //! - only the first request of a chunk can be a continuation. (The layer attends to the new tokens

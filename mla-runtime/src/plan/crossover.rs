@@ -24,9 +24,9 @@
 //!
 //! # On a processor
 //!
-//! What it takes for a multiply-add differs: a [`ProcessorFigures`] has seconds for those of
-//! products with the weights, and for those of pairs of tokens in either form, from a short run of
-//! both. The new tokens count as well, in the expansion and in pairs among themselves.
+//! The time of a multiply-add differs: a [`ProcessorFigures`] has seconds for those of products
+//! with the weights, and for those of pairs of tokens in either form, from a short run of both. The
+//! new tokens count as well, in the expansion and in pairs among themselves.
 //!
 //! # On a GPU
 //!
@@ -55,9 +55,9 @@
 //!   splits as end first, but no more than 64: `s` splits of `n` tiles of 128 keys take
 //!   ⌈H·⌈T/128⌉·s / multiprocessors⌉ · ⌈n/s⌉ times the time of a tile. So the time rises in steps.
 //!
-//! What part of the machine's arithmetic a step reaches was fitted on one H200 to the kernels for
-//! Hopper, with 8 to 128 heads, 64 to 768 new tokens and 8k and 32k of context (docs/log/layer.md);
-//! other backends are held to the same.
+//! The part of the machine's arithmetic that a step reaches was fitted on one H200 to the kernels
+//! for Hopper, with 8 to 128 heads, 64 to 768 new tokens and 8k and 32k of context
+//! (docs/log/layer.md); other backends are held to the same.
 
 use super::PlanError;
 use crate::dims::MlaDims;
@@ -776,7 +776,7 @@ mod tests {
             prop_assert_eq!(f64::from(queries) < crossover, absorbed < expanded);
         }
 
-        /// The max absorbed on a GPU is the threshold: every longer one is expanded.
+        /// On a GPU a query of the threshold's length is absorbed, and no longer one is.
         #[test]
         fn the_threshold_is_the_last_query_length_that_absorbs(
             heads in 1u32..=128,

@@ -160,8 +160,8 @@ impl<'a, T: HostIndex> BlockTables<'a, T> {
     ///
     /// # Errors
     ///
-    /// As [`Self::slot`], of the token's local position; a skipped token needs no page. If there
-    /// is no such rank.
+    /// Same as [`Self::slot`], of the token's local position; a skipped token needs no page. If
+    /// there is no such rank.
     pub fn local_slot(
         &self,
         request: usize,
@@ -196,7 +196,7 @@ impl<'a, T: HostIndex> BlockTables<'a, T> {
     ///
     /// # Errors
     ///
-    /// As [`Self::new_token_slots`] and [`Self::local_slot`].
+    /// Same as [`Self::new_token_slots`] and [`Self::local_slot`].
     pub fn new_token_slots_on(
         &self,
         requests: &[Request],
@@ -229,7 +229,7 @@ impl<'a, T: HostIndex> BlockTables<'a, T> {
     ///
     /// # Errors
     ///
-    /// As [`Self::slot`].
+    /// Same as [`Self::slot`].
     pub fn slots_of(
         &self,
         tokens: impl IntoIterator<Item = (i32, i64)>,

@@ -100,7 +100,7 @@ pub fn split(requests: &[Request], threshold: u32, uniform: bool) -> Result<Batc
 ///
 /// # Errors
 ///
-/// As [`split`].
+/// Same as [`split`].
 pub fn split_by(
     requests: &[Request],
     threshold: impl Fn(&Request) -> u32,

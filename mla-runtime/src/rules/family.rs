@@ -37,7 +37,7 @@ impl CompiledFamily {
     ///
     /// # Panics
     ///
-    /// As [`runs_on`](Self::runs_on).
+    /// Same as [`runs_on`](Self::runs_on).
     pub fn machine_code_on(&self, capability: Capability) -> Option<(&'static str, Capability)> {
         self.latest_on(capability, |target| target.starts_with("sm_"))
     }
@@ -47,7 +47,7 @@ impl CompiledFamily {
     ///
     /// # Panics
     ///
-    /// As [`runs_on`](Self::runs_on).
+    /// Same as [`runs_on`](Self::runs_on).
     pub fn ptx_on(&self, capability: Capability) -> Option<(&'static str, Capability)> {
         self.latest_on(capability, |target| target.starts_with("compute_"))
     }

@@ -47,7 +47,7 @@ impl KernelFacts {
     ///
     /// # Panics
     ///
-    /// As [`CompiledFamily::runs_on`].
+    /// Same as [`CompiledFamily::runs_on`].
     pub const fn family_on(&self, capability: Capability) -> Option<&'static CompiledFamily> {
         match self.families {
             Some(families) => match first_on(families, capability) {
@@ -64,7 +64,7 @@ impl KernelFacts {
     ///
     /// # Panics
     ///
-    /// As [`CompiledFamily::runs_on`].
+    /// Same as [`CompiledFamily::runs_on`].
     pub const fn has_run_for(&self, capability: Capability) -> bool {
         let Some(runs) = self.run_on else {
             return true;
@@ -96,7 +96,7 @@ impl KernelFacts {
     ///
     /// # Panics
     ///
-    /// As [`CompiledFamily::runs_on`].
+    /// Same as [`CompiledFamily::runs_on`].
     pub const fn availability(&self, target: Target, asked: bool) -> Availability {
         let Some(capability) = target.capability else {
             return Availability::Available;
@@ -118,7 +118,7 @@ impl KernelFacts {
     ///
     /// # Panics
     ///
-    /// As [`CompiledFamily::runs_on`].
+    /// Same as [`CompiledFamily::runs_on`].
     #[doc(hidden)]
     pub const fn fault(&self, declared: &[CapabilityMatch]) -> Option<Fault> {
         let Some(families) = self.families else {
@@ -147,7 +147,7 @@ impl KernelFacts {
 ///
 /// # Panics
 ///
-/// As [`CompiledFamily::runs_on`].
+/// Same as [`CompiledFamily::runs_on`].
 #[doc(hidden)]
 pub const fn capabilities<const N: usize>(families: &[CompiledFamily]) -> [CapabilityMatch; N] {
     let mut sets = [CapabilityMatch::Any; N];
@@ -172,7 +172,7 @@ pub const fn capabilities<const N: usize>(families: &[CompiledFamily]) -> [Capab
 ///
 /// # Panics
 ///
-/// As [`CompiledFamily::runs_on`].
+/// Same as [`CompiledFamily::runs_on`].
 #[doc(hidden)]
 pub const fn count(families: &[CompiledFamily]) -> usize {
     let mut count = 0;

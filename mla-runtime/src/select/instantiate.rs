@@ -32,7 +32,7 @@ impl Registry {
     ///
     /// # Errors
     ///
-    /// As [`instantiate_prefill`](Self::instantiate_prefill).
+    /// Same as [`instantiate_prefill`](Self::instantiate_prefill).
     pub fn instantiate_decode<D: Device>(
         &self,
         name: &str,

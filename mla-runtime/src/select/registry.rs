@@ -161,7 +161,7 @@ impl Registry {
     ///
     /// # Errors
     ///
-    /// As [`linked`](Self::linked).
+    /// Same as [`linked`](Self::linked).
     pub fn linked_by(settle: impl FnMut(Entry) -> Option<Entry>) -> Result<Self, RegistryError> {
         let mut registry = Self::known();
         for entry in linked().filter_map(settle) {
@@ -235,7 +235,7 @@ impl Registry {
     ///
     /// # Errors
     ///
-    /// As [`get`](Self::get).
+    /// Same as [`get`](Self::get).
     pub fn get_on(
         &self,
         target: Target,

@@ -331,8 +331,8 @@ impl<'a, D: Memory> CacheRef<'a, D> {
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new), of each tensor; if the layout is of one; if the format is one row, as
-    /// [`KvFormat::Fp8DsMla`] is; if R is 0.
+    /// Same as [`new`](Self::new), of each tensor; if the layout is of one; if the format is one
+    /// row, as [`KvFormat::Fp8DsMla`] is; if R is 0.
     pub fn split(latent: D::Bytes<'a>, rope: D::Bytes<'a>, layout: CacheLayout) -> Result<Self> {
         Self::of(latent, Some(rope), layout)
     }
@@ -393,7 +393,7 @@ impl<'a, D: Memory> CacheMut<'a, D> {
     ///
     /// # Errors
     ///
-    /// As [`CacheRef::new`].
+    /// Same as [`CacheRef::new`].
     pub fn new(bytes: D::BytesMut<'a>, layout: CacheLayout) -> Result<Self> {
         Self::of(bytes, None, layout)
     }
@@ -403,8 +403,8 @@ impl<'a, D: Memory> CacheMut<'a, D> {
     ///
     /// # Errors
     ///
-    /// As [`CacheRef::split`]; if the bytes of one tensor's rows, from the first to the last, are
-    /// among those of the other's.
+    /// Same as [`CacheRef::split`]; if the bytes of one tensor's rows, from the first to the last,
+    /// are among those of the other's.
     pub fn split(
         latent: D::BytesMut<'a>,
         rope: D::BytesMut<'a>,

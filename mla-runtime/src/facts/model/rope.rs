@@ -147,8 +147,8 @@ impl Rope {
     ///
     /// # Errors
     ///
-    /// As [`Self::frequencies`], or if there are more than 2³¹ − 1 positions or the host has no
-    /// memory for as many.
+    /// Same as [`Self::frequencies`], or if there are more than 2³¹ − 1 positions or the host has
+    /// no memory for as many.
     pub fn cos_sin(&self, width: u32, positions: usize) -> Result<[Vec<f32>; 2]> {
         let frequencies = self.frequencies(width)?;
         if positions > MAX_POSITIONS as usize {

@@ -20,7 +20,7 @@ impl<D: Memory> RotaryTables<D> {
     ///
     /// # Errors
     ///
-    /// As [`Rope::cos_sin`], or if there is no position or the device has no memory left.
+    /// Same as [`Rope::cos_sin`], or if there is no position or the device has no memory left.
     pub fn new(device: &D, rope: &Rope, width: u32, positions: usize) -> Result<Self> {
         if positions == 0 {
             return Err(Error::argument("positions", 0, "1 and up"));
