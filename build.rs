@@ -34,7 +34,8 @@ fn families(manifest: &str) -> Vec<String> {
         .collect()
 }
 
-/// What `src/backends/mod.rs` includes: a module for each family, and the lists that they add to.
+/// Generates the file that `src/backends/mod.rs` includes: a module for each family, and the lists
+/// to which the families add.
 fn modules(families: &[String]) -> Result<String, Box<dyn Error>> {
     let root = env::var("CARGO_MANIFEST_DIR")?;
     let (mut modules, mut compiled) = (String::new(), String::new());

@@ -320,8 +320,8 @@ mod gpu {
             )
         }
 
-        // What the driver needs for as many bytes, without slots, pages and arithmetic: half of
-        // them read, half written.
+        // Times the driver's copy of as many bytes, without slots, pages and arithmetic: half of
+        // them are read, half written.
         fn copies(&mut self) -> Result<()> {
             let gpu = self.gpu.clone();
             for bytes in [8192 * 4 * ROW, 65536 * 3 * ROW, 65536 * 4 * ROW] {

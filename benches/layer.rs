@@ -123,7 +123,7 @@ mod gpu {
         )
     }
 
-    /// What the products per head of a step read and write.
+    /// Inputs and outputs of a step's products per head.
     struct Tensors {
         weights: Buffer,
         query: Buffer,
@@ -207,7 +207,8 @@ mod gpu {
             }
             let mut tensors = Tensors::new(&self.gpu, heads, tokens)?;
             let mut chosen = |gpu: &Cuda, [keys, values]: [bool; 2]| {
-                // As checkpoints have it: [H · (P + V), L], seen as [H, P, L] and [H, L, V].
+                // Checkpoints store the weights as [H · (P + V), L], seen here as [H, P, L] and [H,
+                // L, V].
                 let rows = view(&tensors.weights, [heads, NOPE + V, LATENT])?;
                 // SAFETY: `random` waits for its upload, and nothing writes the weights again.
                 let rows = unsafe { rows.assume_constant() };

@@ -1,5 +1,5 @@
-//! How the sources of this folder are compiled: what the build script begins with, and whatever
-//! else compiles them.
+//! Compilation of the sources of this folder: shared by the build script and by whatever else
+//! compiles them.
 
 use std::{fs, io, path::Path};
 
@@ -20,8 +20,9 @@ pub(crate) fn kernels(root: &Path, families: &[String]) -> io::Result<Kernels> {
         // Machine code for four targets and PTX: a quarter of the bytes, for every driver since
         // CUDA 12.4's.
         .flag_for("cuda/{all,sm80}/**/*.cu", "--compress-mode=size")
-        // Where later GPUs have no instruction that would be used, they get this PTX, which a Hopper
-        // has run. Prefill's registers are counted for it: others of nvcc's spill.
+        // Later GPUs have no further instruction that these kernels would use, so they get this
+        // PTX, which a Hopper has run. Prefill's registers are counted for it: others of nvcc's
+        // spill.
         .ptx_for("cuda/sm80/**/*.cu", "compute_80")
         // Caches of e4m3 are converted by an instruction that 8.0 lacks.
         .ptx_for("cuda/sm80/decode/instantiations/*_e4m3*.cu", "compute_89")

@@ -105,7 +105,7 @@ fn random(rng: &mut StdRng, elements: usize, most: f32) -> Vec<bf16> {
 struct Running {
     len: usize,
     end: usize,
-    /// Which of the preallocated rows of pages it has.
+    /// Number of its row among the preallocated rows of pages.
     seat: usize,
 }
 
@@ -187,7 +187,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let start = Instant::now();
     for _ in 0..STEPS {
         let (batch, tables) = requests.next();
-        // What the layer before would have left there.
+        // In a model, the layer before writes the queries.
         let value = bf16::from_f32(requests.rng.random::<f32>());
         stream.memcpy_htod(&vec![value; batch.len() * HEADS * 192], &mut tensors.query)?;
         let graph = graphs

@@ -92,7 +92,7 @@ impl Drop for Pool {
 
 /// Addresses of the engine's tensors.
 struct Tensors {
-    /// As checkpoints have them: `[H · (128 + 128), 512]`.
+    /// Weights in the order of checkpoints: `[H · (128 + 128), 512]`.
     weights: u64,
     query: u64,
     latent: u64,

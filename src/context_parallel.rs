@@ -45,8 +45,8 @@ use mla_runtime::tensor::{Layout, TensorMut, TensorRef};
 use crate::device::{Account, Buffer, Bytes, BytesMut, Cuda};
 use crate::library;
 
-/// What the ranks of a group have in common: made by one of them, and carried to the others by
-/// whatever means the engine has.
+/// Identifier that the ranks of a group have in common: one of them makes it, and the engine
+/// carries it to the others by any means that it has.
 #[derive(Clone, Copy)]
 pub struct GroupId([c_char; 128]);
 
@@ -335,12 +335,12 @@ impl Communicator {
         })
     }
 
-    /// Which rank this is.
+    /// Returns the number of this rank, from 0.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// How many there are.
+    /// Returns the number of ranks in the group.
     pub fn ranks(&self) -> usize {
         self.ranks
     }

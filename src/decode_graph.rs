@@ -24,7 +24,7 @@ use mla_runtime::plan::slots::{BlockTables, HostIndex, SKIPPED};
 
 use crate::device::{Cuda, Graph};
 
-/// What a graph is captured for.
+/// Shape of the steps for which a graph is captured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct DecodeShape {
@@ -37,7 +37,8 @@ pub struct DecodeShape {
 }
 
 impl DecodeShape {
-    /// So many requests of `query_len` new tokens each, of at most `max_len` tokens in all.
+    /// Makes a shape of `requests` requests with `query_len` new tokens each and at most `max_len`
+    /// tokens in all.
     pub const fn new(requests: usize, query_len: u32, max_len: u32) -> Self {
         Self {
             requests,
@@ -136,7 +137,7 @@ impl DecodeGraph {
         })
     }
 
-    /// What it was captured for.
+    /// Returns the shape for which the graph was captured.
     pub fn shape(&self) -> DecodeShape {
         self.shape
     }
@@ -264,7 +265,8 @@ struct Padded {
     requests: Vec<Request>,
     tables: Vec<i32>,
     slots: Vec<i64>,
-    /// Whether `slots` were given, or the block tables say where every token's row is written.
+    /// True if the step has `slots`; false if the block tables say where every token's row is
+    /// written.
     has_slots: bool,
 }
 

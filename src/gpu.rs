@@ -1,4 +1,4 @@
-//! Which GPU this machine has, if any.
+//! The GPU of this machine, if there is one.
 
 use mla_runtime::availability::Cause;
 use mla_runtime::capability::{Capability, Target};
@@ -18,7 +18,7 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// What a selection for this GPU is made for.
+    /// Returns the target of a selection for this GPU.
     pub fn target(&self) -> Target {
         Target::present_gpu(self.capability)
     }

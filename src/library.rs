@@ -1,4 +1,4 @@
-//! Whether the libraries of CUDA are there.
+//! Presence of the libraries of CUDA.
 //!
 //! cudarc loads each when it is first called, and panics where it is missing, so it is asked
 //! beforehand. Where another crate of the program has cudarc link them instead, as candle does,

@@ -21,7 +21,7 @@ use mla_runtime::error::{Error, Result};
 
 pub use generated::*;
 
-// What bindgen makes of the headers, where everything is documented.
+// Bindings that bindgen generates from the headers, where everything is documented.
 #[allow(
     missing_docs,
     non_camel_case_types,
@@ -38,8 +38,8 @@ mod generated {
     include!(concat!(env!("OUT_DIR"), "/mla.rs"));
 }
 
-/// What the kernels were compiled for: the targets of each family, empty if its feature is off, and
-/// those of the device's helpers.
+/// Targets for which the kernels were compiled: those of each family, empty if its feature is off,
+/// and those of the device's helpers.
 pub mod compiled {
     include!(concat!(env!("OUT_DIR"), "/mla_compiled.rs"));
 }
@@ -48,7 +48,7 @@ pub mod compiled {
 /// alone.
 pub const LEFT_OUT: i32 = -1;
 
-/// What stands in each function's place where no kernels are compiled.
+/// Status of every function in a build without kernels.
 #[allow(dead_code)]
 fn left_out() -> MlaStatus {
     MlaStatus {
@@ -118,7 +118,7 @@ unsafe fn text(pointer: *const std::ffi::c_char) -> &'static str {
 mod tests {
     use std::path::Path;
 
-    // What documentation is built with, where there is no bindgen.
+    // Builds of the documentation have no bindgen and take the checked-in declarations.
     #[test]
     fn the_checked_in_declarations_are_those_of_the_headers() {
         let made = include_str!(concat!(env!("OUT_DIR"), "/mla.rs"));
@@ -126,7 +126,7 @@ mod tests {
             // The device alone, without the headers' functions.
             return;
         }
-        // Those of each header follow a line that names it.
+        // A line that names the header precedes its declarations.
         for made in made
             .split("\n// ")
             .map(|part| part.trim_start_matches("// "))

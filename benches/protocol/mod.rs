@@ -1,6 +1,6 @@
-//! How this folder's benchmarks time: the L2 cache filled with something else (512 MiB are written)
-//! before every sample, CUDA events around one replay of a graph of the whole case, the median of
-//! the samples.
+//! Timing of this folder's benchmarks: the L2 cache filled with something else (512 MiB are
+//! written) before every sample, CUDA events around one replay of a graph of the whole case, the
+//! median of the samples.
 
 use std::error::Error;
 use std::fs;
@@ -53,7 +53,7 @@ impl Arguments {
     }
 }
 
-/// Of a case, in microseconds.
+/// Times of a case, in microseconds.
 pub(crate) struct Times {
     pub(crate) median: f64,
     pub(crate) least: f64,

@@ -50,7 +50,7 @@ impl AbsorbedState {
         })
     }
 
-    /// Whether the batch's requests are as short as the workspace was made for.
+    /// Checks that the batch's requests have no more query tokens than the workspace was made for.
     pub(super) fn check(&self, batch: &DecodeBatch<'_, Cuda>) -> Result<()> {
         if batch.max_query_len <= self.query_len {
             return Ok(());
@@ -67,7 +67,8 @@ impl AbsorbedState {
     }
 }
 
-/// What a kernel's checks and its workspace depend on without any tensor.
+/// Returns the parameters that do not depend on a tensor: enough for a kernel's checks and its
+/// workspace.
 fn shape(config: &LayerConfig, query_len: usize) -> Result<raw::MlaDecodeParams> {
     let problem = &config.problem;
     // SAFETY: a struct of plain numbers and pointers, for which zeros are values: null pointers are
@@ -176,8 +177,7 @@ fn params(
     params.cache_scale = cache.scale;
     params.requests = narrow("requests", requests)?;
     params.tokens = narrow("tokens", tokens)?;
-    // Of a wide table, the columns that a request may have pages in: few of them make a short
-    // launch.
+    // Only the columns of the table that a request may use count: few of them make a short launch.
     let used = batch.max_seq_len.div_ceil(cache.page_size).max(1);
     params.max_pages = narrow("max pages", used.min(batch.block_table.max_pages()))?;
     Ok(Some(params))

@@ -94,7 +94,7 @@ pub(super) unsafe fn prefill(
     unsafe { raw::check("prefill", kernel.launch(&params, device.raw_stream())) }
 }
 
-/// What decides about the kernel, without any tensor.
+/// Returns the parameters that do not depend on a tensor: enough to choose the kernel.
 fn shape(config: &LayerConfig) -> Result<raw::MlaPrefillParams> {
     if !(config.softmax_scale.is_finite() && config.softmax_scale > 0.0) {
         return Err(Error::argument(
@@ -117,7 +117,7 @@ fn shape(config: &LayerConfig) -> Result<raw::MlaPrefillParams> {
     Ok(params)
 }
 
-/// Where one of the two parts of all keys lies.
+/// Address and strides of one of the two parts of all keys.
 struct KeySource {
     address: u64,
     // In elements.

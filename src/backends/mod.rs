@@ -9,7 +9,7 @@
 
 use mla_runtime::kernels::CompiledFamily;
 
-// What backends share.
+// Modules that the backends share.
 #[cfg(feature = "gpu")]
 #[allow(dead_code, reason = "which of it a build uses depends on its families")]
 #[allow(

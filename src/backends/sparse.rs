@@ -9,7 +9,7 @@ use crate::device::Cuda;
 use crate::device::argument::{dtype_code, format_code, narrow, wide};
 use crate::raw;
 
-/// What a kernel's workspace depends on without any tensor.
+/// Returns the parameters that do not depend on a tensor: enough for a kernel's workspace.
 pub(super) fn shape(config: &LayerConfig) -> Result<raw::MlaSparseParams> {
     let problem = &config.problem;
     // SAFETY: a struct of plain numbers and pointers, for which zeros are values: null pointers are
@@ -84,7 +84,7 @@ pub(super) fn params(
     Ok(Some(params))
 }
 
-/// Which requests are dense, if any may be, and where their tokens lie.
+/// Adds the bound below which requests are dense, and the table of their tokens, if any may be.
 fn add_dense_requests(
     params: &mut raw::MlaSparseParams,
     dense_within: usize,

@@ -1,4 +1,4 @@
-//! What a tensor's view has to be before its address goes to a kernel.
+//! Checks of a tensor's view before its address goes to a kernel.
 
 use mla_runtime::dtype::DType;
 use mla_runtime::error::{Error, Result};

@@ -16,8 +16,8 @@ use super::memory::{Account, Buffer, Bytes};
 use super::stream;
 use crate::library;
 
-// What cuBLAS recommends for Hopper and later. With a workspace of its own it allocates nothing, so
-// its calls can be captured.
+// The size that cuBLAS recommends for Hopper and later. With a workspace of its own it allocates
+// nothing, so its calls can be captured.
 const WORKSPACE_BYTES: usize = 32 << 20;
 
 /// A cuBLAS handle that is tied to one stream, or none where the library is missing.
@@ -130,7 +130,7 @@ impl Blas {
 struct Product {
     factors: [Factor; 2],
     out: Operand,
-    // Of the batch, of rows and columns of the result, and of the inner dimension.
+    // Sizes of the batch, of rows and columns of the result, and of the inner dimension.
     extents: [usize; 4],
     dtype: sys::cudaDataType_t,
 }
@@ -146,7 +146,7 @@ impl Product {
         (b, b_layout): (Bytes<'_>, &Layout),
         c_layout: &Layout,
     ) -> Result<Self> {
-        // As they are named where one is refused.
+        // Names of the factors in a refusal: they stay with the factors if these change sides.
         let (a, b) = (("gemm a", a, a_layout), ("gemm b", b, b_layout));
         let is_row_major = is_contiguous(c_layout, 2);
         // A column-major output is the row-major output of the transposed product.

@@ -14,7 +14,7 @@ use crate::raw;
 /// Rows from which on the kernel is faster than a gather and cuBLAS.
 const LEAST_ROWS: usize = 1024;
 
-/// Whether the kernel takes these rows, and is the better choice.
+/// Returns true if the kernel takes these rows, and is the better choice.
 pub(super) fn fits(
     device: &Cuda,
     cache: &CacheLayout,
@@ -61,7 +61,7 @@ pub(super) fn fits(
         .all(aligned)
 }
 
-/// What the kernel takes for rows that [`fits`] says it takes.
+/// Returns the parameters of the kernel for rows that [`fits`] accepts.
 pub(super) fn params(
     gather: raw::MlaCacheGatherParams,
     weights: &TensorRef<'_, Cuda>,

@@ -8,7 +8,7 @@ use super::Cuda;
 use super::argument::{dtype_code, narrow, wide};
 use crate::raw;
 
-/// What a product is launched with.
+/// Work that a product is launched with.
 #[derive(Clone, Copy)]
 pub(super) enum Company {
     Alone,
@@ -28,7 +28,7 @@ impl Company {
     }
 }
 
-/// Whether the kernel takes `c[i] = a[i] · b[i]`, and is the better choice.
+/// Returns true if the kernel takes `c[i] = a[i] · b[i]`, and is the better choice.
 pub(super) fn fits(
     company: Company,
     a: &TensorRef<'_, Cuda>,
@@ -38,7 +38,7 @@ pub(super) fn fits(
     let (a_layout, b_layout, c_layout) = (a.layout(), b.layout(), c.layout());
     let [heads, tokens, n] = c_layout.shape;
     let k = a_layout.shape[2];
-    // Of neighbours along n or along k.
+    // `b` is contiguous along n or along k.
     let (along, k_multiple, n_multiple) = match b_layout.strides {
         [_, along, 1] => (along, 16, 64),
         [_, 1, along] => (along, 32, 16),
@@ -65,9 +65,10 @@ pub(super) fn fits(
         && counted(along)
 }
 
-/// What the kernel takes for a product that [`fits`]. It reads constant weights before the launches
-/// in front of it are done. A product that is `ready` waits for none but the last of them, which
-/// begins when all before it is done, and neither writes `a` nor accesses `c`.
+/// Returns the parameters of the kernel for a product that [`fits`] accepts. It reads constant
+/// weights before the launches in front of it are done. A product that is `ready` waits for none
+/// but the last of them, which begins when all before it is done, and neither writes `a` nor
+/// accesses `c`.
 pub(super) fn params(
     a: &TensorRef<'_, Cuda>,
     b: &TensorRef<'_, Cuda>,

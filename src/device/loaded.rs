@@ -1,4 +1,4 @@
-//! Which code the driver loaded for the kernels of a graph.
+//! The code that the driver loaded for the kernels of a graph.
 //!
 //! A family has code for several GPUs, and PTX for those that have none. Which of it runs is the
 //! driver's choice, so the driver is asked.

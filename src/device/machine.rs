@@ -1,12 +1,12 @@
-//! What a GPU does at most, by its own figures.
+//! Peak rates of a GPU, by its own figures.
 
 use cudarc::driver::sys::CUdevice_attribute_enum as Attribute;
 use cudarc::driver::{CudaContext, result};
 use mla_runtime::capability::Capability;
 use mla_runtime::plan::crossover::GpuFigures;
 
-/// What large products and copies reach on an H200 of what its clocks allow: 795 of 1070 TFLOP/s,
-/// and 4.2 of 4.92 TB/s.
+/// The part of an H200's peak rates, as its clocks allow them, that large products and copies
+/// reach: 795 of 1070 TFLOP/s, and 4.2 of 4.92 TB/s.
 const FLOP_REACHED: f64 = 0.743;
 const BYTES_REACHED: f64 = 0.854;
 

@@ -606,7 +606,8 @@ fn wide_all(numbers: [usize; 3]) -> Result<[i64; 3]> {
     Ok([a?, b?, c?])
 }
 
-/// What a cache write of these rows takes, with the rotation of `query`, every tensor checked.
+/// Returns the parameters of a write of these rows to the cache, with the rotation of `query`,
+/// every tensor checked.
 pub(crate) fn rows_params(
     device: &Cuda,
     rows: CacheRows<'_, Cuda>,
@@ -624,7 +625,7 @@ pub(crate) fn rows_params(
     write_params(device, latent, rope, slots, cache, rotation)
 }
 
-/// What a cache write takes, every tensor checked.
+/// Returns the parameters of a write to the cache, every tensor checked.
 fn write_params(
     device: &Cuda,
     latent: TensorRef<'_, Cuda>,
@@ -709,7 +710,7 @@ fn check_segments(rows: &GatherRows<'_, Cuda>, room: usize) -> Result<usize> {
     Ok(segments)
 }
 
-/// What a gather of these rows takes, every tensor checked.
+/// Returns the parameters of a gather of these rows, every tensor checked.
 fn gather_params(
     device: &Cuda,
     cache: &CacheRef<'_, Cuda>,
@@ -775,7 +776,7 @@ fn same_length(host: usize, device: usize) -> Result<()> {
     }
 }
 
-// Whether the driver knows these host bytes, so that it may copy from them without staging.
+// Returns true if the driver knows these host bytes, so that it may copy from them without staging.
 fn is_registered(bytes: &[u8]) -> bool {
     let mut kind = 0u32;
     let mut attribute = sys::CUpointer_attribute_enum::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;

@@ -56,7 +56,7 @@ impl MmaMlaSparse {
     graphs = "always",
     dependent_launch = true,
     sparse = "required",
-    // What the C interface takes: `width` in mla.h.
+    // The maximum of the C interface: `width` in mla.h.
     max_list_width = 8192,
     features = "sinks,deterministic,nan_propagation,strided_outputs",
     priority = "50"

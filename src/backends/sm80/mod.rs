@@ -19,7 +19,7 @@ pub type Prefill<Rest> = backends![MmaAttn, ..Rest];
 /// This family's decode backends, and then those of a list.
 pub type Decode<Rest> = backends![MmaMla, MmaMlaDs, MmaMlaSparse, ..Rest];
 
-/// Where the conformance of all of this family's backends passed, as machine code for 9.0.
+/// GPUs on which the conformance of all of this family's backends passed, as machine code for 9.0.
 const RUN_ON: &[Run] = &[
     Run {
         gpu: "H200",

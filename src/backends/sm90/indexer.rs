@@ -13,7 +13,7 @@ use crate::device::argument::{dtype_code, narrow, style_code, unit_columns, wide
 use crate::device::{Cuda, rows_params};
 use crate::raw;
 
-/// What the kernels rotate: the first 64 of 128 values.
+/// Number of values that the kernels rotate: the first 64 of 128.
 const ROPE: u32 = 64;
 
 impl IndexDevice for Cuda {

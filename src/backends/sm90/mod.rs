@@ -21,7 +21,7 @@ pub type Prefill<Rest> = backends![WgmmaAttn, ..Rest];
 /// This family's decode backends, and then those of a list.
 pub type Decode<Rest> = backends![WgmmaMla, WgmmaMlaSparse, ..Rest];
 
-/// Where all tests of this family's backends passed, the latest commit for each GPU.
+/// GPUs on which all tests of this family's backends passed, each with the latest commit.
 const RUN_ON: &[Run] = &[
     Run {
         gpu: "H200",

@@ -23,7 +23,7 @@ dense_backend! {
     heads = "1..=128",
     page_sizes = "x16",
     query_len = "ragged",
-    // What the C interface takes: `query_len` in mla.h.
+    // The maximum of the C interface: `query_len` in mla.h.
     max_query_len = 16,
     alignment = 16,
     graphs = "always",

@@ -41,7 +41,7 @@ pub struct WgmmaMlaSparse {
     dependent_launch = true,
     alignment = 16,
     sparse = "required",
-    // What the C interface takes: `width` in mla.h.
+    // The maximum of the C interface: `width` in mla.h.
     max_list_width = 8192,
     features = "sinks,deterministic,nan_propagation,strided_outputs,dense_requests,second_cache",
     priority = "100"
