@@ -1,4 +1,5 @@
-//! How the decode kernel divides a batch among CTAs, computed on the host by the kernel's own code.
+//! Division of a batch among CTAs by the decode kernel, computed on the host by the kernel's own
+//! code.
 #![cfg(feature = "sm90")]
 
 use std::collections::BTreeMap;
@@ -97,7 +98,7 @@ impl Batch {
     /// Checks all that the kernel relies on; returns the most KV tiles that any group has.
     fn check(&self) -> usize {
         let groups = self.items();
-        // By request and first row: each split with its group.
+        // The splits of each query tile, by request and first row, each with its group.
         let mut tiles: BTreeMap<(i32, i32), Vec<(usize, MlaDecodeWorkItem)>> = BTreeMap::new();
         for (group, items) in groups.iter().enumerate() {
             for (i, item) in items.iter().enumerate() {
@@ -133,7 +134,7 @@ impl Batch {
                     assert_eq!(item.first_group as usize + i, *group);
                     assert!(item.splits == 1 || item.combiners > 0);
                     assert!(item.combiners <= item.splits, "{item:?}");
-                    // Those who merge have nothing else to do.
+                    // Combiners have no further work items.
                     assert!(
                         item.splits == 1 || i >= item.combiners as usize || item.last != 0,
                         "{item:?}"
@@ -166,8 +167,8 @@ impl Batch {
             })
             .sum();
         let share = cost as f64 / self.groups as f64;
-        // What `worth` grants divided tiles and whole ones: of an even share, and KV tiles beside
-        // it.
+        // Factors of an even share, and KV tiles beside it, that `worth` grants divided tiles and
+        // whole ones.
         let granted: &[(f64, f64)] = match rows {
             65.. => &[(17.0 / 16.0, 3.0)],
             33.. => &[(17.0 / 16.0, 7.0), (4.0 / 3.0, 4.0)],
@@ -259,7 +260,7 @@ fn every_kv_tile_is_done_once_in_batches_with_many_empty_requests() {
             _ => rng.random_range(900..=1024),
         };
         let query_len = rng.random_range(1..=16);
-        // Of a hundred requests, so many have no tokens, no query tokens, or a long context.
+        // Percentages of the requests that have no tokens, no query tokens, or a long context.
         let [empty, silent, long] = [(); 3].map(|()| rng.random_range(0..=100));
         let longest = 1 << rng.random_range(6..=17);
         let mut one_of = |percent: i32| rng.random_range(0..100) < percent;
@@ -290,8 +291,8 @@ fn every_kv_tile_is_done_once_in_batches_with_many_empty_requests() {
 
 #[test]
 fn a_query_tile_has_the_rows_that_leave_the_fewest_ctas_idle() {
-    // Of 64 rows each: one CTA; two; three for 129 to 192 rows; five, seven, 11 and 13 where two
-    // and three would leave one idle, unless requests have room for at most 256 tokens.
+    // CTAs have 64 rows each: one CTA; two; three for 129 to 192 rows; five, seven, 11 and 13 where
+    // two and three would leave one idle, unless requests have room for at most 256 tokens.
     for (heads, query_len, long, short) in [
         (8, 1, 8, 8),
         (64, 1, 64, 64),

@@ -60,8 +60,8 @@ fn fenced<'a>(guide: &'a str, language: &str) -> Vec<&'a str> {
     blocks.filter_map(|rest| rest.split("```").next()).collect()
 }
 
-/// Whether a file has what a block shows, in order, with anything where the block leaves something
-/// out.
+/// Returns true if a file has the parts of a block in this order, with anything where the block
+/// leaves something out.
 fn holds(file: &str, block: &str) -> bool {
     let mut rest = file;
     block.split("    /* … */\n").all(|part| {
@@ -216,7 +216,7 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// As rustfmt leaves comments, strings and what it cannot break to whoever writes them.
+/// Checks lines that rustfmt leaves alone: comments, strings, and code that it cannot break.
 #[test]
 fn rust_keeps_to_100_columns() {
     let is_table = |line: &str| ["//! |", "/// |"].iter().any(|it| line.starts_with(it));

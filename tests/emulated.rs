@@ -38,7 +38,8 @@ fn run(name: &str) {
 
     let compiled = Command::new(&report.host_compiler.0)
         .args(["-std=c++20", "-O1", "-Wall", "-Wno-unknown-pragmas"])
-        // What glibc adds to longjmp for it takes each fiber's stack for a broken one.
+        // glibc's check of longjmp, which this macro adds, would take each fiber's stack for a
+        // broken one.
         .arg("-U_FORTIFY_SOURCE")
         // The emulator's instructions stand before those of the kernels.
         .arg("-I")

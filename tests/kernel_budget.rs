@@ -30,10 +30,10 @@ fn each_architecture_adds_at_most_20_mib() {
     }
 }
 
-/// What the report remembers of each unit's compilation is what a cold build of everything is made
-/// of. 15 minutes are promised where nobody else uses the processor. A virtual machine that shares
-/// one was seen to take 1.7 times the processor time of the day before, and the report cannot tell,
-/// so the check allows twice as much.
+/// Estimates a cold build of everything from the report's times of each unit's compilation. The
+/// promise is 15 minutes on a processor that nobody else uses. A virtual machine that shares one
+/// was seen to take 1.7 times the processor time of the day before, and the report cannot tell, so
+/// the check allows twice as much.
 #[test]
 fn a_cold_build_takes_at_most_twice_15_minutes_and_16_gib_on_two_cores() {
     const CORES: usize = 2;
@@ -68,7 +68,7 @@ fn a_cold_build_takes_at_most_twice_15_minutes_and_16_gib_on_two_cores() {
     );
 }
 
-/// What ptxas makes of the portable family's PTX, as the driver would: for 8.6, 8.9 and 12.1, for
+/// Assembles the portable family's PTX with ptxas, as the driver would: for 8.6, 8.9 and 12.1, for
 /// which a build has machine code only if it is asked for, and, where caches are e4m3, for those
 /// whose machine code is made from other PTX. All else is in the build's own report.
 #[test]
@@ -127,7 +127,8 @@ fn assert_within_budget(report: &Report) {
     assert!(violations.is_empty(), "{}", violations.join("\n"));
 }
 
-/// Of the build that this test was built with; `None` if that compiled no kernels.
+/// Returns the report of the build that this test was built with; `None` if that compiled no
+/// kernels.
 fn report() -> Option<Report> {
     if mla_kernels::raw::compiled::ALL.is_empty() {
         return None;

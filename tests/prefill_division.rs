@@ -8,12 +8,12 @@ use mla_kernels::raw::{self, MlaPrefillItem, MlaPrefillParams, MlaStatus};
 use rand::{RngExt as _, SeedableRng as _};
 
 const QUERIES: usize = 128;
-/// What an item takes beside its KV tiles, and what combining takes at least, in KV tiles: as
+/// Cost of an item beside its KV tiles, and the minimum cost of combining, in KV tiles: as
 /// `division.cuh` predicts.
 const ITEM: f64 = 2.0;
 const COMBINE: f64 = 3.0;
 const COMBINE_ROWS: f64 = 1.5;
-/// What has to be promised, and what asking the lengths has to pay for each item.
+/// Predicted gain that a division has to have, and the cost for each item of asking the lengths.
 const WORTHWHILE: f64 = 0.95;
 const ASK_ITEM: f64 = 0.034;
 
@@ -49,8 +49,8 @@ impl Batch {
         self.items_if_said(false, self.longest_request().1)
     }
 
-    /// What the device answers if it is asked: with such a bound every launch asks, and the answer
-    /// does not depend on it.
+    /// Returns the items that the device makes if it is asked for the lengths: with such a bound
+    /// every launch asks, and the items do not depend on it.
     fn answer(&self) -> Vec<MlaPrefillItem> {
         self.items_if_said(false, 1 << 20)
     }
@@ -84,7 +84,7 @@ impl Batch {
         })
     }
 
-    /// What `list` writes to so many places, and its number.
+    /// Calls `list` once for the number of items, and once more for the items.
     fn listed(
         &self,
         name: &'static str,
@@ -123,7 +123,7 @@ impl Batch {
         })
     }
 
-    /// Where each request begins, and the end.
+    /// Returns the first token of each request, and the end.
     fn starts(&self, len: fn(&(usize, usize)) -> usize) -> Vec<i32> {
         let mut starts = vec![0];
         for request in &self.lens {
@@ -132,7 +132,7 @@ impl Batch {
         starts
     }
 
-    /// What the host knows of the batch.
+    /// Returns the parameters with the host's numbers of the batch.
     fn params(&self, queries: &[i32], keys: &[i32]) -> MlaPrefillParams {
         let (max_query_len, max_key_len) = self.longest_request();
         MlaPrefillParams {
@@ -229,8 +229,8 @@ impl Batch {
         self.check_items(&self.items())
     }
 
-    /// Whether the batch is divided, which has to be right and to end earlier than it does
-    /// undivided.
+    /// Returns true if the batch is divided. Asserts that the division is right, and that it ends
+    /// earlier than the undivided batch.
     fn divides_and_pays(&self) -> bool {
         let Some(end) = self.check() else {
             return false;
@@ -253,7 +253,7 @@ impl Batch {
                 item.query as usize,
             );
             tiles.entry(key).or_default().push(*item);
-            // Of one split nothing is kept.
+            // An item that is its tile's only split has no partial result to store.
             if item.splits > 1 {
                 assert!((0..3 * self.ctas as i32).contains(&item.slot), "{item:?}");
                 assert!(slots.insert(item.slot), "{item:?}");
@@ -298,13 +298,13 @@ impl Batch {
     }
 }
 
-/// Whether an item is there for its place alone. The first split of a query tile that sees nothing
-/// stores that.
+/// Returns true if an item only fills its place in the list. The first split of a query tile that
+/// sees nothing is not such an item: it stores the empty result.
 fn is_void(item: &MlaPrefillItem) -> bool {
     item.begin == item.end && item.split > 0
 }
 
-/// What an item says.
+/// Returns the fields of each item in an order that tests can compare.
 fn numbers(items: Vec<MlaPrefillItem>) -> Vec<([i32; 4], [i32; 4])> {
     let of = |i: &MlaPrefillItem| {
         let place = [i.request, i.head, i.query, i.slot];
@@ -461,7 +461,7 @@ fn dividing_thousands_of_requests_and_empty_ones_is_exact() {
     for run in 0..1500 {
         let mut below = |most: u32| rng.random_range(0..most) as usize;
         let requests = 1 + below([4, 40, 4096][run % 3]);
-        // Of a hundred requests, so many have no query tokens, so many no keys.
+        // Percentages of the requests that have no query tokens, and no keys.
         let [silent, empty] = [below(101), below(101)];
         // At most as many with query tokens as have a place if they are to be divided.
         let mut speaking = 3 * 160 / (1 + below(8));
@@ -660,7 +660,7 @@ fn alike_requests_are_divided_exactly_and_others_by_their_lengths() {
             true => divided += 1,
             false => undivided += 1,
         }
-        // What the host says is not believed.
+        // The division checks the host's numbers against the lengths.
         let mut lens = batch.lens.clone();
         lens[0].1 /= 2;
         Batch { lens, ..batch }.items_told_alike();

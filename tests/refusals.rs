@@ -1,4 +1,4 @@
-//! What the raw launches of Hopper refuse by the host's numbers alone, without asking for a device:
+//! Refusals of Hopper's raw launches that follow from the host's numbers alone, without a device:
 //! sizes and strides whose products would leave 64 bits.
 #![cfg(feature = "sm90")]
 

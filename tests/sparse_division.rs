@@ -1,5 +1,4 @@
-//! How sparse attention divides its lists among CTAs, computed on the host by the launch's own
-//! code.
+//! Division of lists among CTAs by sparse attention, computed on the host by the launch's own code.
 #![cfg(feature = "sm90")]
 
 use mla_kernels::raw::{self, MlaSparseParams};
@@ -12,7 +11,7 @@ fn up_to(most: usize) -> [i32; 16] {
     std::array::from_fn(|at| if at < most { H200[at] } else { 0 })
 }
 
-/// How many CTAs share a list, and the heads of a tile.
+/// Returns the number of CTAs that share a list, and the heads of a tile.
 fn division(tokens: i32, heads: i32, width: i32, clusters: [i32; 16]) -> (i32, i32) {
     let params = MlaSparseParams {
         tokens,
@@ -65,7 +64,7 @@ fn few_tokens_of_many_heads_have_small_tiles() {
         (1, 64, (16, 16)),
         (8, 64, (6, 32)),
         (16, 64, (6, 64)),
-        // As even as they can be.
+        // Heads divide as evenly as possible.
         (1, 40, (16, 14)),
         (1, 100, (16, 15)),
     ] {

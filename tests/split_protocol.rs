@@ -13,7 +13,7 @@ use rand::{RngExt as _, SeedableRng as _};
 const MOST: usize = 5;
 const MANY: usize = 160;
 
-/// Where a CTA is. Its partial result is in the workspace before its first step.
+/// State of a CTA. Its partial result is in the workspace before its first step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum At {
     /// Has not counted itself in.
@@ -46,9 +46,9 @@ struct State<const CTAS: usize> {
     arrived: i32,
     left: i32,
     at: [At; CTAS],
-    /// How often each combiner's slice has been combined.
+    /// Number of times that each combiner's slice has been combined.
     combined: [u8; CTAS],
-    /// Whether the counters have been reset.
+    /// True once the counters have been reset.
     reset: bool,
 }
 
@@ -66,7 +66,7 @@ struct Tile {
     splits: usize,
     /// The first ones have nothing else to do.
     combiners: usize,
-    /// Whether patience may end.
+    /// True if patience may end.
     impatient: bool,
     /// A CTA that does not run, if any.
     frozen: Option<usize>,
@@ -227,7 +227,8 @@ impl Tile {
             .all(|at| *at != At::Computing)
     }
 
-    /// Where nobody can go on, everybody who runs is done, and all is as it was before.
+    /// Asserts of a state without a next step that every CTA which runs is done, and that the
+    /// counters are as before.
     fn check_end<const CTAS: usize>(&self, state: &State<CTAS>) {
         let running = (0..self.splits).filter(|&cta| self.frozen != Some(cta));
         for cta in running {
@@ -347,7 +348,7 @@ const MOST_CTAS: usize = 3;
 /// And of which random orders are.
 const MANY_ITEMS: usize = 396;
 
-/// Where a CTA of a prefill launch is.
+/// State of a CTA of a prefill launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum InLaunch {
     /// Not on the GPU yet.
@@ -373,7 +374,7 @@ enum InLaunch {
 struct LaunchState<const CTAS: usize, const ITEMS: usize> {
     claimed: usize,
     left: i32,
-    /// Of each tile.
+    /// Counter of each tile.
     arrived: [i32; ITEMS],
     at: [InLaunch; CTAS],
     combined: [u8; ITEMS],

@@ -1,4 +1,4 @@
-//! What every test on a GPU begins with: the GPU, random numbers, elements and buffers.
+//! Fixtures of every test on a GPU: the GPU, random numbers, elements and buffers.
 
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -50,7 +50,7 @@ fn random_cache(rng: &mut StdRng, format: KvFormat, pages: usize) -> CacheLayout
         (rng.random_range(1..700), rng.random_range(0..300))
     };
     let dims = dims(latent, rope);
-    // What a row's values, or its scales of f32, are aligned to.
+    // Alignment of a row's values, or of its scales of f32.
     let element = match format.dtype() {
         Some(dtype) => dtype.bytes(),
         None if format.has_tensor_scale() => 1,
@@ -374,7 +374,7 @@ fn random_gather(rng: &mut StdRng, format: KvFormat, dtype: DType) -> Gather {
     gather_of(rng, layout, dtype, &lens, more)
 }
 
-// Of segments by their first tokens and lengths, with room for some more rows.
+// Makes a gather of segments by their first tokens and lengths, with room for some more rows.
 fn gather_of(
     rng: &mut StdRng,
     mut layout: CacheLayout,
@@ -678,7 +678,7 @@ fn random_merge(rng: &mut StdRng, dtype: DType) -> Merge {
         other_lse: random_lse(rng, other_lse_layout),
         other_lse_layout,
     };
-    // What attended to nothing may hold anything.
+    // Rows that attended to nothing may hold anything.
     for (tensor, lse, layout) in [
         (&mut merge.out, &merge.lse, lse_layout),
         (&mut merge.other, &merge.other_lse, other_lse_layout),

@@ -62,7 +62,7 @@ struct World {
     lens: Vec<i32>,
     starts: Vec<i32>,
     tables: Vec<i32>,
-    /// Of every token in the cache.
+    /// Slot of every token in the cache.
     slots: Vec<i64>,
     positions: Vec<i64>,
     keys: Vec<u8>,
@@ -271,7 +271,7 @@ impl World {
         Ok(bytemuck::pod_collect_to_vec(&bytes))
     }
 
-    /// How many positions each token sees.
+    /// Returns the number of positions that each token sees.
     fn seen(&self) -> Vec<usize> {
         let of = |request: usize| {
             let count = self.starts[request + 1] - self.starts[request];
@@ -461,7 +461,7 @@ fn lists_of_ten_thousand_rows_are_exact() -> Result<()> {
     Ok(())
 }
 
-/// Of rows that selections get wrong.
+/// Number of kinds of rows that are hard to select from.
 const KINDS: usize = 7;
 
 fn check_lists(gpu: &Cuda, topk: usize, requests: &[(usize, usize)], kind: usize) -> Result<()> {

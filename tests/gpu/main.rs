@@ -1,6 +1,6 @@
-//! What needs a GPU, in one program, since each carries the code of all kernels: a module per
-//! kernel, and the conformance suite and the layer over them. A filter runs one of them: `cargo
-//! test --release --features sm90 --test gpu -- --include-ignored wgmma_mla`.
+//! Tests that need a GPU, in one program, since each program carries the code of all kernels: a
+//! module per kernel, and the conformance suite and the layer over them. A filter runs one of them:
+//! `cargo test --release --features sm90 --test gpu -- --include-ignored wgmma_mla`.
 
 #![cfg(feature = "gpu")]
 

@@ -45,7 +45,7 @@ struct Case {
     split: bool,
     // Elements between rows, a multiple of eight.
     gap: usize,
-    // Of queries and keys.
+    // Amplitude of queries and keys.
     amplitude: f32,
     // The longest query and the most keys, as the call states them: by default exactly.
     bounds: Option<(usize, usize)>,
@@ -151,7 +151,7 @@ impl Host {
         upload(device, &self.bytes()).unwrap()
     }
 
-    // Where the elements lie in the bytes.
+    // Returns the range of bytes that holds the elements.
     fn span(&self) -> Range<usize> {
         let start = MARGIN * self.layout.strides[0] * 2;
         start..start + self.layout.span_bytes().unwrap()
@@ -409,7 +409,7 @@ fn compare(
     assert_eq!(outcome.lse.len(), expected.1.len().max(1), "{name}");
     for (at, (a, b)) in outcome.lse.iter().zip(&expected.1).enumerate() {
         let a = f64::from(*a);
-        // Of a score that is small beside its terms, what these lose in f32 is left.
+        // Scores that are small beside their terms keep the rounding errors of these terms in f32.
         let terms = f64::from(case.amplitude.powi(2)) * 1e-6;
         let tolerance = (b.abs() * 2.01 / 65536.0).max(1e-5).max(terms);
         assert!(
@@ -417,7 +417,7 @@ fn compare(
             "{name}: lse[{at}] = {a}, expected {b}"
         );
     }
-    // What lies around the elements is as it was.
+    // Bytes around the elements are as they were.
     let mut untouched = given.bits;
     for token in 0..case.tokens().0 {
         for head in 0..case.heads {
@@ -563,7 +563,7 @@ fn few_query_tiles_on_long_contexts_agree() {
 fn a_graph_with_loose_bounds_replays_for_other_lengths() {
     let gpu = &*gpu();
     let captured = [(300, 700), (0, 77), (1, 257), (130, 641), (257, 64)];
-    // As many tokens, in other requests.
+    // Lengths with the same number of tokens, in other requests.
     let replayed = [(0, 5), (600, 690), (63, 344), (20, 0), (5, 700)];
     for dims in [R1, WIDE, SMALL] {
         for causal in [true, false] {
@@ -638,7 +638,7 @@ fn random_ragged_batches_agree() {
             0 => rng.random_range(1..=128),
             _ => rng.random_range(1..=6),
         };
-        // What the reference has to multiply is bounded.
+        // Bound on the reference's multiplications.
         let mut left = 3_000_000 / heads;
         let lens = (0..rng.random_range(1..=60))
             .map(|_| {
@@ -742,7 +742,8 @@ impl Spread {
         spread
     }
 
-    // Where each token's row of each head lies: in the buffer's bytes, and in the host's elements.
+    // Returns the range of each token's row of each head: in the buffer's bytes, and in the host's
+    // elements.
     fn rows(&self, host: &Host) -> Vec<(Range<usize>, Range<usize>)> {
         let ([tokens, heads, width], [a, b, _]) = (self.layout.shape, self.layout.strides);
         let every = (0..tokens).flat_map(|i| (0..heads).map(move |j| (i, j)));

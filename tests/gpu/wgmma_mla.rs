@@ -33,7 +33,7 @@ const ROW: usize = 576;
 /// 1 / sqrt(192).
 const SCALE: f32 = 0.072_168_78;
 
-/// What an unused entry of a block table holds: far outside any cache.
+/// Unused entry of a block table: far outside any cache.
 const GARBAGE: i32 = 2_147_480_000;
 
 struct Case {

@@ -50,7 +50,7 @@ struct Case {
     page_slack: usize,
     /// The first page that a list names.
     first_page: usize,
-    /// How many of eight entries are valid.
+    /// Number of valid entries among eight.
     valid: usize,
     with_counts: bool,
     /// Entries of a second list, of the same rows as a cache of one page; a cache whose pages
@@ -101,7 +101,7 @@ impl Case {
     }
 }
 
-/// What a list has at a place.
+/// Entry of a list.
 #[derive(Clone, Copy)]
 enum Entry {
     /// A row of [`Numbers::rows`].
@@ -110,7 +110,7 @@ enum Entry {
 }
 
 struct Lists {
-    /// Of each token those of the first list, then those of the second.
+    /// Entries of each token: those of the first list, then those of the second.
     entries: Vec<Entry>,
     counts: Option<Vec<i32>>,
 }
@@ -147,7 +147,7 @@ impl Lists {
 
 /// A case's numbers in host memory: some rows, and where they lie in the cache.
 struct Numbers {
-    /// Of which DTYPE has each.
+    /// Values that DTYPE represents exactly.
     queries: Vec<f32>,
     rows: Vec<Vec<u8>>,
     slots: Vec<usize>,
@@ -342,7 +342,8 @@ fn limits(case: &Case) -> StepLimits {
     StepLimits::new(case.tokens, case.tokens, MAX_PAGES)
 }
 
-/// What the CPU makes of the rows side by side, and of lists of what counts.
+/// Returns the CPU's results for the rows side by side, and for lists without the entries that do
+/// not count.
 fn expected(case: &Case, numbers: &Numbers) -> (Vec<u8>, Vec<u8>) {
     let device = Cpu::new();
     let page_size = 64;
@@ -551,7 +552,7 @@ impl HalfMapped {
     fn new(gpu: &Cuda) -> Self {
         use cudarc::driver::sys;
         gpu.stream().context().bind_to_thread().unwrap();
-        // What every device has its memory in multiples of.
+        // Multiple in which every device allocates memory.
         let half = 2 << 20;
         let (mut base, mut handle) = (0, 0);
         // SAFETY: plain numbers, for which zeros are values: device 0.
@@ -696,7 +697,7 @@ fn a_captured_step_replays_with_other_lists_and_counts() {
     }
 }
 
-/// By every kernel, of which each takes so many heads.
+/// Tries every kernel: each takes another number of heads.
 #[test]
 #[ignore = "needs a Hopper GPU: \
             cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla_sparse"]
@@ -720,7 +721,7 @@ fn two_caches_and_sinks_agree_with_the_cpu() {
     }
 }
 
-// Which requests are dense is decided for each, where a graph is replayed on the device.
+// A replay of a graph decides on the device which requests are dense.
 #[test]
 #[ignore = "needs a Hopper GPU: \
             cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla_sparse"]

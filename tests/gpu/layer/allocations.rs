@@ -1,4 +1,4 @@
-//! What a layer call costs the host: no allocation, and little time.
+//! Cost of a layer call on the host: no allocation, and little time.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -37,7 +37,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-// Of the whole program, for which it changes nothing: every thread counts its own.
+// The allocator of the whole program, which it does not affect: every thread counts its own.
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
@@ -72,7 +72,7 @@ fn a_call_allocates_nothing_and_takes_microseconds() {
                 .forward(&layer, &mut workspace, batch.tokens())
                 .unwrap();
         };
-        // What cuBLAS and the driver load for the first time.
+        // The first call loads parts of cuBLAS and of the driver.
         call();
         gpu.synchronize().unwrap();
         let allocations = count(|| {

@@ -22,7 +22,7 @@ use rand::seq::SliceRandom as _;
 
 use crate::common::{download, get, put, rng, upload};
 
-/// What a batch is made from.
+/// Description of a batch.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     pub(crate) dims: MlaDims,
@@ -34,7 +34,7 @@ pub(crate) struct Case {
     pub(crate) requests: Vec<(u32, u32)>,
     pub(crate) threshold: u32,
     pub(crate) context_rows: usize,
-    /// Whether tokens attend to lists of slots, which is on the absorbed path alone.
+    /// True if tokens attend to lists of slots, which only the absorbed path takes.
     pub(crate) sparse: bool,
     pub(crate) seed: u64,
 }
@@ -209,7 +209,7 @@ impl Batch {
         .with_threshold(Some(self.case.threshold))
     }
 
-    /// What the CPU device makes of it.
+    /// Runs the batch on the CPU device.
     pub(crate) fn on_cpu(&self) -> Outcome {
         let layer: MlaLayer<CpuPrefill, CpuDecode> =
             MlaLayer::of(&Cpu::new(), &self.case.config()).unwrap();
@@ -232,7 +232,7 @@ impl Batch {
     }
 }
 
-/// What a run gave.
+/// Results of a run.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Outcome {
     pub(crate) out: Vec<u8>,
@@ -345,7 +345,7 @@ impl<D: Device> Engine<D> {
     }
 }
 
-/// How far two results are apart.
+/// Distance between two results.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Distance {
     /// The largest |difference| / |expected| of a row, as vectors.
@@ -357,7 +357,7 @@ pub(crate) struct Distance {
 }
 
 impl Distance {
-    /// How far two right results may be apart.
+    /// Returns the maximum distance between two right results.
     pub(crate) fn accepted(case: &Case, chunks: usize) -> Self {
         // Both round queries, weights, values and outputs, each on its own, to u: a row is about u
         // apart, and the worst of thousands two to three times as much. Every chunk's merge adds a
@@ -380,7 +380,8 @@ impl Distance {
 }
 
 impl Outcome {
-    /// What is no number, or zero in one result alone, is infinitely far away.
+    /// Computes the distance from `expected`. Rows that are NaN, or zero in one result alone, are
+    /// infinitely far away.
     pub(crate) fn distance(&self, expected: &Self, case: &Case) -> Distance {
         let width = case.dims.head.v as usize;
         let rows = expected.lse.len() / 4;

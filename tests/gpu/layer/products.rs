@@ -36,7 +36,7 @@ fn products_per_head_agree_with_the_cpu() {
             0 => pick(&mut rng, &[1, 7, 8, 9, 16, 17, 31, 32, 33, 63, 64, 65]),
             _ => rng.random_range(1..80),
         };
-        // Those of W_UK and W_UV, and others that just fit or just do not.
+        // Shapes of W_UK and W_UV, and others that just fit or just do not.
         let (k, n): (usize, usize) = pick(
             &mut rng,
             &[

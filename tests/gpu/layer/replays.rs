@@ -1,4 +1,4 @@
-//! What a captured step has to give, by whatever backends.
+//! Results that a captured step has to give, by any backends.
 
 use mla_kernels::Cuda;
 use mla_kernels::decode_graph::{DecodeGraphs, DecodeShape};

@@ -29,7 +29,7 @@ const RANK: usize = 192;
 const WIDTH: usize = 128;
 const PAIRS: usize = 32;
 const TOPK: u32 = 128;
-/// Of the rotary tables: more than any request has.
+/// Positions of the rotary tables: more than any request has.
 const POSITIONS: usize = 1024;
 
 /// A model's layer, with fewer heads and shorter lists.
@@ -64,7 +64,7 @@ fn numbers(seed: u64, elements: usize, most: f32) -> Vec<u8> {
     bytes
 }
 
-/// What the indexer of a layer is given, in host memory.
+/// Inputs of a layer's indexer, in host memory.
 #[derive(Clone)]
 struct IndexBatch {
     config: IndexerConfig,

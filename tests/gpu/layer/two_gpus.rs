@@ -79,7 +79,8 @@ fn shard_of(batch: &Batch, parallel: ContextParallel, rank: u32) -> Batch {
     let mut shard = batch.clone();
     shard.cache.fill(0xff);
     let whole = BlockTables::new(&batch.tables, batch.max_pages, batch.case.page_size).unwrap();
-    // As many pages as the whole has are more than enough, in the opposite order.
+    // The shard has as many pages as the whole cache, which is more than enough, in the opposite
+    // order.
     shard.tables = batch
         .tables
         .iter()
@@ -127,7 +128,7 @@ fn decodes() -> Case {
     Case::new(16, &lens.map(|len| (1, len)))
 }
 
-/// What a rank makes of its shard of the cache and those of the others.
+/// Computes a rank's result from its shard of the cache and those of the others.
 fn with_a_part_of_the_cache(rank: &Rank, whole: &Batch, interleave: u32) -> Outcome {
     let (device, communicator) = (&rank.device, &rank.communicator);
     let case = &whole.case;
@@ -165,7 +166,7 @@ fn mixed() -> Case {
     )
 }
 
-/// What a rank makes of its heads, and of the others' results: `[ranks, T, H/ranks, V]`.
+/// Computes a rank's heads, and gathers the results of all ranks: `[ranks, T, H/ranks, V]`.
 fn with_a_part_of_the_heads(rank: &Rank, whole: &Batch) -> Vec<u8> {
     let (device, communicator) = (&rank.device, &rank.communicator);
     let tokens = whole.tokens();
@@ -196,7 +197,7 @@ fn with_a_part_of_the_heads(rank: &Rank, whole: &Batch) -> Vec<u8> {
     download(device, &all).unwrap()
 }
 
-/// As one GPU would have them: `[T, H, V]`.
+/// Reorders the gathered results as one GPU would have them: `[T, H, V]`.
 fn joined(gathered: &[u8], expected: &Outcome, tokens: usize) -> Outcome {
     let row = expected.out.len() / tokens / RANKS;
     let mut out = Vec::new();
