@@ -34,6 +34,8 @@ pub struct DecodeShape {
     pub query_len: u32,
     /// The most tokens that a request will have in any replay.
     pub max_len: u32,
+    /// Whether its steps are [causal](StepBatch::causal).
+    pub causal: bool,
 }
 
 impl DecodeShape {
@@ -44,7 +46,15 @@ impl DecodeShape {
             requests,
             query_len,
             max_len,
+            causal: true,
         }
+    }
+
+    /// The same for steps that are causal or not.
+    #[must_use]
+    pub const fn with_causal(mut self, causal: bool) -> Self {
+        self.causal = causal;
+        self
     }
 
     /// The tokens of a step, padding included; `usize::MAX` if there are more.
@@ -187,7 +197,12 @@ impl DecodeGraph {
             requests,
             query_len,
             max_len,
+            causal,
         } = self.shape;
+        if batch.causal != causal && query_len > 1 {
+            let accepted = format!("{causal}, for which the graph was captured");
+            return Err(Error::argument("causal", batch.causal, accepted));
+        }
         if batch.requests.len() > requests {
             return Err(Error::argument(
                 "requests",
@@ -329,6 +344,7 @@ impl Padded {
             )
             .with_slots(self.has_slots.then_some(&self.slots[..]))
             .with_threshold(Some(self.shape.query_len))
+            .with_causal(self.shape.causal)
             .with_max_len(Some(self.shape.max_len)),
         )?;
         let (given, accepted) = (workspace.absorbed_tokens(), self.shape.tokens());
@@ -389,11 +405,7 @@ impl DecodeGraphs {
         sizes.sort_unstable();
         sizes.dedup();
         let graphs = sizes.into_iter().map(|requests| {
-            let shape = DecodeShape {
-                requests,
-                query_len,
-                max_len,
-            };
+            let shape = DecodeShape::new(requests, query_len, max_len);
             DecodeGraph::capture(layer, workspace, shape, |workspace| {
                 record(workspace, shape)
             })

@@ -40,6 +40,8 @@ pub struct DecodeCase {
     pub dense_within: usize,
     /// The slots per query token of a second cache; 0: there is none.
     pub second_width: usize,
+    /// Whether query tokens see their request up to themselves.
+    pub causal: bool,
     /// Whether each head has a sink: some of them infinite, where there are heads enough.
     pub with_sinks: bool,
     /// Whether only some entries of each list count, by an array of counts.
@@ -258,7 +260,8 @@ impl<D: Device> Inputs<D> {
             BlockTable::new(table, requests, data.max_pages)?,
             (array(&self.lens, requests)?, data.max_seq_len),
             (array(&self.starts, requests + 1)?, most(&case.query_lens)),
-        );
+        )
+        .with_causal(case.causal);
         let [query_lens, seq_lens] = &self.host_lens;
         Ok(match on_host {
             true => batch.with_host(HostLens::new(query_lens, seq_lens)),
@@ -361,6 +364,7 @@ impl DecodeCase {
             list_width: 37,
             dense_within: 0,
             second_width: 0,
+            causal: true,
             with_sinks: false,
             with_counts: false,
             gap: 0,
@@ -992,7 +996,11 @@ impl Step {
 
     fn attend(&self, case: &DecodeCase, queries: &Array, rows: &[Vec<f64>]) -> Attended {
         let scale = f64::from(config(case.problem).softmax_scale);
-        reference::absorbed(queries, rows, self.layout.dims.latent as usize, scale)
+        let latent = self.layout.dims.latent as usize;
+        match case.causal {
+            true => reference::absorbed(queries, rows, latent, scale),
+            false => reference::absorbed_non_causal(queries, rows, latent, scale),
+        }
     }
 }
 

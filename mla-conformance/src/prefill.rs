@@ -29,6 +29,8 @@ pub struct PrefillCase {
     pub key_lens: Vec<usize>,
     /// Whether the keys are the new tokens', rather than a context chunk's.
     pub causal: bool,
+    /// Whether the new tokens see all keys of their request.
+    pub see_each_other: bool,
     /// Elements between one token's rows and the next, in every input, and in outputs if the spec
     /// has [`StridedOutputs`](mla_runtime::feature::Feature::StridedOutputs).
     pub gap: usize,
@@ -57,6 +59,7 @@ impl PrefillCase {
             query_lens: lens.to_vec(),
             key_lens: lens.to_vec(),
             causal: true,
+            see_each_other: false,
             gap: 0,
             lse: true,
             nan_queries: Vec::new(),
@@ -300,6 +303,7 @@ impl<'a, S: PrefillStage> Call<'a, S> {
     fn prepare(&mut self) -> Result<()> {
         let chunk = self.lens.chunk(self.case.causal);
         let batch = self.lens.batch(&chunk);
+        let batch = batch.with_causal(!self.case.see_each_other);
         self.stage
             .prepare(self.device, &batch, &mut self.state, &mut self.metadata)
     }
@@ -311,7 +315,8 @@ impl<'a, S: PrefillStage> Call<'a, S> {
             .inputs
             .call(&self.case, out)?
             .with_lse(lse)
-            .with_chunk((!self.case.causal).then_some(of_chunk));
+            .with_chunk((!self.case.causal).then_some(of_chunk))
+            .with_causal(!self.case.see_each_other);
         // SAFETY: the starts add up the case's lengths, of which the tensors have as many rows and
         // the call the maxima; state and metadata are this stage's, prepared for the batch.
         unsafe {
@@ -456,7 +461,7 @@ impl Numbers {
                 &Array::from_fn([m, heads, qk], |t, h, k| self.key(k0 + t, h, k)),
                 &Array::from_fn([m, heads, v], |t, h, k| self.values.at(k0 + t, h, k)),
                 scale,
-                case.causal,
+                case.causal && !case.see_each_other,
             );
             for t in 0..*n {
                 for h in 0..heads {

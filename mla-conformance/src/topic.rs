@@ -68,6 +68,8 @@ topics! {
         /// A cache of two tensors with strides of their own, where the spec has it: the cases of
         /// the topics that read a cache.
         SplitCache = "split_cache",
+        /// Query tokens that see all of their request, where the spec has them.
+        NonCausal = "non_causal",
         /// A score for each head that takes part in the softmax without a value, where the spec has
         /// it.
         Sinks = "sinks",
@@ -101,6 +103,8 @@ topics! {
         MoreOrFewerKeys = "more_or_fewer_keys",
         /// Attention to context, not causal, with requests that have none.
         ContextChunks = "context_chunks",
+        /// New tokens that see each other, where the spec has them.
+        NonCausal = "non_causal",
         /// Every dtype.
         DTypes = "dtypes",
         /// Every (P,R,V).

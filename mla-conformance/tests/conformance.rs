@@ -179,6 +179,17 @@ mistaken! {
 }
 
 mistaken! {
+    AlwaysCausal, [
+        sm = "any", dtypes = "bf16", query_len = "ragged", features = "non_causal",
+    ],
+    new: Ok,
+    call: |mut call| {
+        call.batch = call.batch.with_causal(true);
+        call
+    }
+}
+
+mistaken! {
     NoDenseRequests, [
         sm = "any", dtypes = "bf16", query_len = "ragged", sparse = "required",
         features = "dense_requests",
@@ -330,6 +341,8 @@ fn wrong_numbers_are_found() {
     }
     let message = said::<OwnStrides>(&cpu, DecodeTopic::SplitCache);
     assert!(message.starts_with("OWN_STRIDES: out[0, 0, "), "{message}");
+    let message = said::<AlwaysCausal>(&cpu, DecodeTopic::NonCausal);
+    assert!(message.starts_with("ALWAYS_CAUSAL: out["), "{message}");
     let message = said::<BetweenRows>(&cpu, DecodeTopic::Strides);
     assert!(
         message.starts_with("BETWEEN_ROWS: wrote byte 16384 of out, which lies between its rows"),

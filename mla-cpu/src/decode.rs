@@ -111,7 +111,7 @@ struct Room {
     sparse = "optional",
     quant_output = true,
     features = "sinks,deterministic,nan_propagation,strided_outputs,dense_requests,second_cache,\
-                split_cache"
+                split_cache,non_causal"
 )]
 impl DecodeBackend for CpuDecode {
     type Device = Cpu;
@@ -200,6 +200,7 @@ struct Call<'a, T> {
     out: OutPlaces<'a, T>,
     lse: Option<Places<'a, f32>>,
     sparse: bool,
+    causal: bool,
     // A score for each head, without a value.
     sinks: Option<&'a [f32]>,
     // In units of log2, with the cache's scale.
@@ -304,6 +305,7 @@ impl CpuDecode {
             out: OutPlaces::of(call.out, [tokens, heads, l])?,
             lse: call.lse.map(lse_places).transpose()?,
             sparse: lists.is_some(),
+            causal: call.batch.causal,
             sinks: sinks.map(|sinks| scalars("sinks", sinks)).transpose()?,
             scale: self.config.softmax_scale * std::f32::consts::LOG2_E * layout.scale,
             num_splits: self.num_splits,
@@ -613,6 +615,7 @@ impl<T: Element> Call<'_, T> {
                 .sparse
                 .then(|| &slots[unit.first_slot..unit.first_slot + unit.keys]),
             unit,
+            causal: self.causal,
             first_token: pair[0] as usize,
             tokens: (pair[1] - pair[0]) as usize,
         }
@@ -657,6 +660,7 @@ struct UnitSource<'c, T> {
     pages: Pages<'c>,
     slots: Option<&'c [usize]>,
     unit: &'c Unit,
+    causal: bool,
     first_token: usize,
     tokens: usize,
 }
@@ -690,7 +694,7 @@ impl<T: Element, S: Lane> Source<S> for UnitSource<'_, T> {
     }
 
     fn limit(&self, row: usize) -> usize {
-        if self.slots.is_some() {
+        if self.slots.is_some() || !self.causal {
             return self.unit.keys;
         }
         let token = (self.unit.first_row + row) / self.heads;

@@ -45,7 +45,7 @@ struct Unit {
     dtypes = "f32,f16,bf16",
     key_layout = "split",
     quant_output = true,
-    features = "deterministic,nan_propagation,strided_outputs"
+    features = "deterministic,nan_propagation,strided_outputs,non_causal"
 )]
 impl PrefillBackend for CpuPrefill {
     type Device = Cpu;
@@ -164,6 +164,7 @@ impl CpuPrefill {
                 ));
             }
         }
+        let causal = call.is_causal();
         let lse = match call.lse {
             None => None,
             Some(lse) => Some(lse_places(lse)?),
@@ -176,7 +177,7 @@ impl CpuPrefill {
             lse,
             query_starts,
             key_starts,
-            causal: call.chunk.is_none(),
+            causal,
         })
     }
 }

@@ -307,7 +307,8 @@ pub(crate) const FEATURES: Key = Key {
     default: Some("none"),
     accepted: "`none`, or a list of alibi_slopes, sliding_window, block_sparsity, logits_soft_cap, \
                encoder_attention, cross_attention, sinks, deterministic, nan_propagation, \
-               strided_outputs, dense_requests, second_cache, split_cache",
+               strided_outputs, dense_requests, second_cache, split_cache, \
+               non_causal",
     example: "\"sinks,deterministic\"",
     meaning: "What it can do beyond plain causal attention.",
 };

@@ -150,6 +150,7 @@ const FEATURES: &[Synonym] = &[
         "causal",
         say("attention is causal without a feature: leave it out"),
     ),
+    ("noncausal bidirectional", to("non_causal")),
     (
         "fp8 fp8_ds_mla quantised_cache",
         say("a format of the cache stands in the key `kv`"),
@@ -308,7 +309,8 @@ const KEYS_FROM_ELSEWHERE: &[Foreign] = &[
     (
         "causal",
         "",
-        "attention is always causal: leave the key out",
+        "attention is causal: leave the key out, or say `features = \"non_causal\"` of a backend that \
+         can do without",
     ),
     ("phase", "", "the trait says the phase: leave the key out"),
 ];

@@ -76,4 +76,5 @@ pub(crate) const FEATURES: &[Name] = &[
     name("dense_requests", "DenseRequests"),
     name("second_cache", "SecondCache"),
     name("split_cache", "SplitCache"),
+    name("non_causal", "NonCausal"),
 ];

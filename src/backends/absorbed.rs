@@ -155,6 +155,7 @@ fn params(
     params.cache = call.cache.bytes().address() as *const _;
     params.block_table = batch.block_table.entries().bytes().address() as *const _;
     params.kv_lens = batch.seq_lens.bytes().address() as *const _;
+    params.causal = i32::from(batch.causal);
     params.cu_q_lens = batch.query_starts.bytes().address() as *const _;
     params.out = out.into_bytes().address() as *mut _;
     if let Some(lse) = call.lse {

@@ -158,6 +158,7 @@ fn params(
     call.check(config, spec)?;
     let problem = &config.problem;
     let nope = problem.dims.head.nope as usize;
+    let causal = call.is_causal();
     let (query_tokens, key_tokens) = (call.query.shape()[0], call.values.shape()[0]);
     let (query, value) = (*call.query.layout(), *call.values.layout());
     let [key_nope, key_rope] = key_sources(&call.keys, nope * problem.dtype.bytes());
@@ -203,6 +204,6 @@ fn params(
     params.requests = narrow("requests", requests)?;
     params.max_query_len = narrow("longest query", call.max_query_len)?;
     params.max_key_len = narrow("most keys", call.max_key_len)?;
-    params.causal = i32::from(call.chunk.is_none());
+    params.causal = i32::from(causal);
     Ok(Some(params))
 }

@@ -94,6 +94,7 @@ impl Cases<'_, DecodeCase> {
             DecodeTopic::DenseRequests => self.dense_requests(),
             DecodeTopic::SecondCache => self.second_cache(),
             DecodeTopic::SplitCache => self.split_cache(),
+            DecodeTopic::NonCausal => self.non_causal(),
             DecodeTopic::Sinks => self.sinks(),
             DecodeTopic::QuantisedOutputs => {
                 let quantised = accepted.with(vec![true], |p, on| p.quant_output = on);
@@ -398,6 +399,47 @@ impl Cases<'_, DecodeCase> {
                 ..DecodeCase::new(problem, &[80, 200])
             })
         })
+    }
+
+    /// Drafts that see each other, also in several splits, of every dtype and format, and with NaN
+    /// in a row that only later tokens would see.
+    fn non_causal(&self) -> Result<(), Failure> {
+        let features = self.accepted.spec.features;
+        if !features.contains(Feature::NonCausal) {
+            return Ok(());
+        }
+        let case = |case: DecodeCase| DecodeCase {
+            causal: false,
+            ..case
+        };
+        let short = self.query_lengths();
+        let long = self.query_lengths().map(|short| DecodeCase {
+            seq_lens: vec![600, 2100, 65, 17],
+            ..short
+        });
+        short
+            .chain(long)
+            .try_for_each(|step| self.check(case(step)))?;
+        for problem in self.several() {
+            for format in self.every_format() {
+                let mut problem = problem;
+                (problem.dtype, problem.kv_format) = (format.dtype, format.kv_format);
+                let step = DecodeCase {
+                    query_lens: vec![3; 3],
+                    ..DecodeCase::new(problem, &[3, 70, 300])
+                };
+                self.check(case(step))?;
+            }
+            if features.contains(Feature::NanPropagation) {
+                let step = DecodeCase {
+                    query_lens: vec![3; 2],
+                    nan_rows: vec![[0, 2, 1]],
+                    ..DecodeCase::new(problem, &[3, 70])
+                };
+                self.check(case(step))?;
+            }
+        }
+        Ok(())
     }
 
     fn sinks(&self) -> Result<(), Failure> {

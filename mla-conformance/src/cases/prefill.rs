@@ -68,6 +68,7 @@ impl Cases<'_, PrefillCase> {
                 causal: false,
                 ..case()
             }),
+            PrefillTopic::NonCausal => self.non_causal(),
             PrefillTopic::DTypes => {
                 let dtypes = spec.dtypes.to_vec();
                 self.each(accepted.with(dtypes, |p, dtype| p.dtype = dtype), &LENS)
@@ -134,6 +135,35 @@ impl Cases<'_, PrefillCase> {
                     trial,
                     ..case.clone()
                 })
+            })
+        })
+    }
+
+    /// New tokens alone and behind their context, of every dtype and every (P,R,V).
+    fn non_causal(&self) -> Result<(), Failure> {
+        let accepted = &self.accepted;
+        if !accepted.spec.features.contains(Feature::NonCausal) {
+            return Ok(());
+        }
+        let dtypes = accepted.spec.dtypes.to_vec();
+        let mut problems = accepted.with(dtypes, |p, dtype| p.dtype = dtype);
+        problems.extend(accepted.with(accepted.dims(), |p, dims| p.dims = dims));
+        let each = problems.into_iter().flat_map(|problem| {
+            let alone = PrefillCase::new(problem, &LENS);
+            let behind = PrefillCase {
+                key_lens: vec![75, 5, 140, 300],
+                ..alone.clone()
+            };
+            [alone, behind]
+        });
+        let long = PrefillCase {
+            key_lens: vec![700, 20],
+            ..PrefillCase::new(self.plain, &[600, 16])
+        };
+        each.chain([long]).try_for_each(|case| {
+            self.check(PrefillCase {
+                see_each_other: true,
+                ..case
             })
         })
     }

@@ -156,11 +156,35 @@ pub fn expanded(
 ///
 /// If shapes disagree.
 pub fn absorbed(queries: &Array, rows: &[Vec<f64>], latent: usize, scale: f64) -> Attended {
+    absorbed_as(queries, rows, latent, scale, true)
+}
+
+/// The same where every query sees every row.
+///
+/// # Panics
+///
+/// If shapes disagree.
+pub fn absorbed_non_causal(
+    queries: &Array,
+    rows: &[Vec<f64>],
+    latent: usize,
+    scale: f64,
+) -> Attended {
+    absorbed_as(queries, rows, latent, scale, false)
+}
+
+fn absorbed_as(
+    queries: &Array,
+    rows: &[Vec<f64>],
+    latent: usize,
+    scale: f64,
+    causal: bool,
+) -> Attended {
     let [tokens, heads, width] = queries.shape;
     // One key head for all heads: repeat it.
     let keys = Array::from_fn([rows.len(), heads, width], |row, _, k| rows[row][k]);
     let values = Array::from_fn([rows.len(), heads, latent], |row, _, k| rows[row][k]);
-    let mut result = expanded(queries, &keys, &values, scale, true);
+    let mut result = expanded(queries, &keys, &values, scale, causal);
     result.out.shape = [tokens, heads, latent];
     result
 }

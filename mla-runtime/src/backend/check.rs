@@ -179,6 +179,15 @@ pub(crate) fn check_sinks<D: Device>(
     check_len("sinks", sinks.len(), heads, "one for each head")
 }
 
+/// Refuses query tokens that see all of their request, of a backend that has no such.
+pub(crate) fn check_causal(causal: bool, spec: &BackendSpec) -> Result<()> {
+    if causal || spec.features.contains(Feature::NonCausal) {
+        return Ok(());
+    }
+    let accepted = format!("true: {} has no non_causal", spec.name);
+    Err(Error::argument("causal", false, accepted))
+}
+
 impl<'a, D: Device> Query<'a, D> {
     /// The query tokens.
     pub fn tokens(&self) -> usize {
@@ -250,6 +259,7 @@ impl<D: Device> DecodeCall<'_, D> {
         check_rows(&self.cache, spec.alignment)?;
         self.batch.check_lens()?;
         check_sinks(self.sinks.as_ref(), heads, spec)?;
+        check_causal(self.batch.causal, spec)?;
         check_lists("slots", self.slots.as_ref(), [tokens; 2], problem)?;
         match &self.slots {
             Some(lists) => lists.check(spec, self.cache.layout()),
@@ -295,6 +305,7 @@ impl<D: Device> PrefillCall<'_, D> {
         if let Some(lse) = &self.lse {
             lse.layout().require("lse", heads, tokens)?;
         }
+        check_causal(self.causal || self.chunk.is_some(), spec)?;
         let starts = self.query_starts.len();
         check_len(
             "key_starts",

@@ -39,6 +39,9 @@ pub struct DecodeBatch<'a, D: Device> {
     /// The max number of tokens of one request that the step may hold. Backends may choose a kernel
     /// by it: the nearer it is to what the requests have, the better.
     pub max_seq_len: usize,
+    /// Whether query tokens see their request up to themselves, as above. If not, each sees all of
+    /// it, which takes a backend with [`NonCausal`](crate::feature::Feature::NonCausal).
+    pub causal: bool,
     /// The lengths as the host knows them, for backends that plan there. `None`: they are on the
     /// device alone. A step that is replayed from a graph is prepared anew with its own.
     pub host: Option<HostLens<'a>>,
@@ -78,8 +81,16 @@ impl<'a, D: Device> DecodeBatch<'a, D> {
             query_starts,
             max_query_len,
             max_seq_len,
+            causal: true,
             host: None,
         }
+    }
+
+    /// The same, or with query tokens that see all of their request.
+    #[must_use]
+    pub fn with_causal(mut self, causal: bool) -> Self {
+        self.causal = causal;
+        self
     }
 
     /// The same with the host's lengths.

@@ -76,7 +76,9 @@ mod prefill_call;
 mod slot_lists;
 
 pub use crate::plan::limits::StepLimits;
-pub(crate) use check::{check_cache, check_gaps, check_lists, check_rows, check_sinks};
+pub(crate) use check::{
+    check_cache, check_causal, check_gaps, check_lists, check_rows, check_sinks,
+};
 pub use decode::{DecodeBackend, DecodeStage, SelectedDecode};
 pub use decode_call::{DecodeBatch, DecodeCall, HostLens, Query};
 pub use entry::{Entry, LINKED};

@@ -32,6 +32,8 @@ pub struct PrefillBatch<'a> {
     pub key_lens: &'a [u32],
     /// The chunks in which the requests' context will be attended to.
     pub chunks: &'a [ContextChunk],
+    /// Whether the call of the new tokens is causal.
+    pub causal: bool,
 }
 
 impl<'a> PrefillBatch<'a> {
@@ -41,7 +43,15 @@ impl<'a> PrefillBatch<'a> {
             query_lens,
             key_lens,
             chunks: &[],
+            causal: true,
         }
+    }
+
+    /// The same, or with new tokens that see all of their request's keys.
+    #[must_use]
+    pub const fn with_causal(mut self, causal: bool) -> Self {
+        self.causal = causal;
+        self
     }
 
     /// The same with context in these chunks.
@@ -79,8 +89,12 @@ impl<'a> Chunk<'a> {
 #[non_exhaustive]
 pub struct PrefillCall<'a, D: Device> {
     /// The context chunk that the keys are of, to be attended to not causally. `None`: the keys are
-    /// the new tokens', behind those of their context if they are more, to be attended to causally.
+    /// the new tokens', behind those of their context if they are more, to be attended to causally
+    /// if `causal` says so.
     pub chunk: Option<Chunk<'a>>,
+    /// Whether a call without a chunk is causal. If not, every new token sees all keys of its
+    /// request, which takes a backend with [`NonCausal`](crate::feature::Feature::NonCausal).
+    pub causal: bool,
     /// `[Tq, H, P+R]`.
     pub query: TensorRef<'a, D>,
     /// The keys, in the layout that the spec asks for.
@@ -103,6 +117,18 @@ pub struct PrefillCall<'a, D: Device> {
 }
 
 impl<'a, D: Device> PrefillCall<'a, D> {
+    /// The same, or with new tokens that see all keys of their request.
+    #[must_use]
+    pub fn with_causal(mut self, causal: bool) -> Self {
+        self.causal = causal;
+        self
+    }
+
+    /// Whether its keys are attended to causally: those of a chunk never are.
+    pub fn is_causal(&self) -> bool {
+        self.causal && self.chunk.is_none()
+    }
+
     /// New tokens and their own keys, without a log-sum-exp. Of the queries and of the keys: where
     /// each request's begin, and the most of one request.
     pub fn new(
@@ -115,6 +141,7 @@ impl<'a, D: Device> PrefillCall<'a, D> {
     ) -> Self {
         Self {
             chunk: None,
+            causal: true,
             query,
             keys,
             values,

@@ -36,6 +36,9 @@ pub enum Feature {
     SecondCache,
     /// A cache of two tensors: of latents and of rotary keys, each with strides of its own.
     SplitCache,
+    /// Query tokens that see all of their request, those behind them too: drafts that see each
+    /// other.
+    NonCausal,
 }
 
 impl Feature {
@@ -54,6 +57,7 @@ impl Feature {
         Self::DenseRequests,
         Self::SecondCache,
         Self::SplitCache,
+        Self::NonCausal,
     ];
 
     /// The name used in attributes, on the command line and in JSON.
@@ -72,6 +76,7 @@ impl Feature {
             Self::DenseRequests => "dense_requests",
             Self::SecondCache => "second_cache",
             Self::SplitCache => "split_cache",
+            Self::NonCausal => "non_causal",
         }
     }
 }

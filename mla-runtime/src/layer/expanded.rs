@@ -168,6 +168,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         };
         let attention = PrefillCall {
             chunk: None,
+            causal: step.expanded_causal(),
             query: tokens.query.shorten(),
             keys,
             values,
@@ -244,6 +245,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         let mut out_lse = LseMut::new(bytes, LseLayout::heads_first(heads, count))?;
         let attention = PrefillCall {
             chunk: chunk.chunk,
+            causal: false,
             query: tokens.query.shorten().narrow(0, chunk.tokens.clone())?,
             keys,
             values,

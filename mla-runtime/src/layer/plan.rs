@@ -71,6 +71,7 @@ pub struct Step {
     page_size: u32,
     threshold: u32,
     dense_within: u32,
+    causal: bool,
     /// The number of requests with new tokens on the absorbed path: padding goes behind them, and
     /// before those without new tokens.
     absorbed: usize,
@@ -191,6 +192,7 @@ impl Step {
             page_size: problem.page_size,
             threshold,
             dense_within: 0,
+            causal: true,
             absorbed: split.short_extend.end,
             uniform_len: split.uniform_len,
             limit: limits.requests,
@@ -350,6 +352,14 @@ impl Step {
         Ok(self)
     }
 
+    /// The same with new tokens that see their request up to themselves, as they do if this is not
+    /// called, or with such that see all of it ([`StepBatch::causal`]).
+    #[must_use]
+    pub const fn with_causal(mut self, causal: bool) -> Self {
+        self.causal = causal;
+        self
+    }
+
     /// The number of the request at a place of the layer's order, those of padding behind the
     /// others.
     fn number(&self, at: usize) -> usize {
@@ -374,6 +384,7 @@ impl Step {
             rows: rows.map(|(starts, rows)| TokenRows::new(starts, *rows)),
             threshold: Some(self.threshold),
             dense_within: self.dense_within,
+            causal: self.causal,
             ..StepBatch::new(&self.requests, tables)
         })
     }

@@ -59,6 +59,11 @@ pub struct StepBatch<'a, T = i32, S = i64> {
     /// Dense requests of more new tokens than the threshold take the expanded path, if
     /// [`context_rows`](StepLimits::context_rows) is not 0. 0: every request goes by its lists.
     pub dense_within: u32,
+    /// Whether a new token sees its request up to itself. If not, every new token of a request sees
+    /// all of them, on both paths: drafts that see each other. It takes backends with
+    /// [`NonCausal`](crate::feature::Feature::NonCausal), if a request brings several, and a problem
+    /// that is not sparse.
+    pub causal: bool,
 }
 
 impl<'a, T: HostIndex> StepBatch<'a, T> {
@@ -72,6 +77,7 @@ impl<'a, T: HostIndex> StepBatch<'a, T> {
             threshold: None,
             max_len: None,
             dense_within: 0,
+            causal: true,
         }
     }
 }
@@ -89,6 +95,7 @@ impl<'a, T: HostIndex, S: HostIndex> StepBatch<'a, T, S> {
             threshold: self.threshold,
             max_len: self.max_len,
             dense_within: self.dense_within,
+            causal: self.causal,
         }
     }
 
@@ -97,6 +104,7 @@ impl<'a, T: HostIndex, S: HostIndex> StepBatch<'a, T, S> {
         with_threshold(threshold: Option<u32>);
         with_max_len(max_len: Option<u32>);
         with_dense_within(dense_within: u32);
+        with_causal(causal: bool);
     }
 }
 
@@ -145,6 +153,7 @@ pub(super) struct Step {
     /// One past the largest page that the step names: what the cache must have.
     pages_end: usize,
     order: RowOrder,
+    causal: bool,
 }
 
 impl Step {
@@ -175,6 +184,7 @@ impl Step {
             longest: 0,
             pages_end: 0,
             order: RowOrder::new(limits)?,
+            causal: true,
         })
     }
 
@@ -223,6 +233,11 @@ impl Step {
             ));
         }
         check_dense_within(problem, batch.dense_within)?;
+        if problem.sparse && !batch.causal {
+            let accepted = "true: a token of a sparse problem sees what its list names";
+            return Err(Error::argument("causal", false, accepted));
+        }
+        self.causal = batch.causal;
         self.check_requests(batch)?;
         self.place(batch)?;
         self.check_written()?;
@@ -706,7 +721,19 @@ impl Step {
             query_lens: &self.expanded_query_lens,
             key_lens: &self.expanded_key_lens,
             chunks: &self.context.chunks,
+            causal: self.expanded_causal(),
         }
+    }
+
+    /// Whether tokens of the absorbed path see their request up to themselves; a single new token
+    /// sees all of it either way.
+    pub(super) fn absorbed_causal(&self) -> bool {
+        self.causal || self.max_absorbed_query_len <= 1
+    }
+
+    /// The same of the expanded path.
+    pub(super) fn expanded_causal(&self) -> bool {
+        self.causal || self.max_expanded_query_len() <= 1
     }
 
     pub(super) fn max_expanded_query_len(&self) -> usize {
@@ -771,6 +798,7 @@ impl Step {
             query_starts: array(&self.layout.absorbed_starts, requests + 1)?,
             max_query_len: self.max_absorbed_query_len,
             max_seq_len: self.max_seq_len,
+            causal: self.absorbed_causal(),
             host: Some(HostLens {
                 query_lens: &self.absorbed_query_lens,
                 seq_lens: &self.absorbed_seq_lens,

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::packed::Packed;
 use super::step::{Step, StepBatch};
 use super::{MlaLayer, device_plan};
-use crate::backend::{DecodeBatch, DecodeStage, LayerConfig, MadeFor, PrefillStage, StepLimits};
+use crate::backend::{
+    DecodeBatch, DecodeStage, LayerConfig, MadeFor, PrefillStage, StepLimits, check_causal,
+};
 use crate::device::{Device, Memory};
 use crate::error::{Error, Result};
 use crate::plan::context::ContextPlan;
@@ -152,6 +154,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
         let device = layer.device();
         self.step
             .plan(&self.config.problem, self.threshold, batch)?;
+        check_causal(self.step.absorbed_causal(), layer.decode().spec())?;
+        check_causal(self.step.expanded_causal(), layer.prefill().spec())?;
         self.step
             .upload(device, P::Device::bytes_mut(&mut self.arrays))?;
         if self.step.absorbed_tokens() > 0 {

@@ -362,6 +362,7 @@ const fn cpu(phase: Phase) -> BackendSpec {
             Feature::Deterministic,
             Feature::NanPropagation,
             Feature::StridedOutputs,
+            Feature::NonCausal,
         ]),
         provider: "native",
         ..BackendSpec::new("CPU", phase, Platform::Cpu)

@@ -9,6 +9,7 @@ use mla_runtime::backend::{
     DecodeBackend, DecodeBatch, DecodeCall, Keys, LayerConfig, Output, PrefillBackend,
     PrefillBatch, PrefillCall, Query, StepLimits,
 };
+use mla_runtime::feature::{Feature, FeatureSet};
 use mla_runtime::spec::{BackendSpec, KeyLayout, QueryFormat};
 use mla_runtime::tensor::{Layout, TensorMut, TensorRef};
 
@@ -171,6 +172,15 @@ impl DecodeBackend for Concatenated {
     const SPEC: BackendSpec = CpuDecode::SPEC
         .with_name("CONCATENATED")
         .with_query_format(QueryFormat::Concatenated)
+        // All but query tokens that see each other.
+        .with_features(FeatureSet::of(&[
+            Feature::Sinks,
+            Feature::Deterministic,
+            Feature::NanPropagation,
+            Feature::StridedOutputs,
+            Feature::DenseRequests,
+            Feature::SecondCache,
+        ]))
         .with_max_query_len(Some(3));
 
     fn new(device: &Cpu, config: &LayerConfig) -> Result<Self> {

@@ -108,6 +108,70 @@ fn a_square_matrix_lies_as_its_constructor_says() {
 }
 
 #[test]
+fn drafts_that_see_each_other_are_what_the_oracle_says() {
+    for (threshold, context_rows) in [(4, 64), (100, 64), (0, 64), (0, 4096), (9, 8)] {
+        for (dtype, kv_format) in [
+            (DType::F32, KvFormat::F32),
+            (DType::BF16, KvFormat::BF16),
+            (DType::F16, KvFormat::Fp8),
+        ] {
+            let case = Case {
+                threshold,
+                context_rows,
+                dtype,
+                kv_format,
+                heads: 3,
+                causal: false,
+                ..Case::small(MIXED)
+            };
+            let (_, free) = run(&case);
+            let (_, causal) = run(&Case {
+                causal: true,
+                ..case
+            });
+            assert!(difference(dtype, &free, &causal) > 0.01);
+        }
+    }
+    // A single new token sees all of its request either way, and any backend takes it.
+    let case = Case {
+        causal: false,
+        ..Case::small(&[(1, 9), (1, 1), (1, 40)])
+    };
+    let (world, free) = run(&case);
+    let layer = layer_of(&case, Concatenated::SPEC.name);
+    let outcome = world.run(&layer);
+    assert!(difference(case.dtype, &free, &outcome) < 1e-5);
+}
+
+#[test]
+fn drafts_that_see_each_other_take_a_backend_that_can() {
+    let case = Case {
+        causal: false,
+        ..Case::small(&[(2, 9)])
+    };
+    let world = World::new(&case);
+    let layer = layer_of(&case, Concatenated::SPEC.name);
+    let mut workspace = layer.workspace(&case.limits()).unwrap();
+    let refused = workspace.prepare(&layer, &world.batch()).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "causal: given false, accepted true: CONCATENATED has no non_causal"
+    );
+    let sparse = Case {
+        sparse: true,
+        ..case
+    };
+    let world = World::new(&sparse);
+    let layer = cpu_layer(&sparse);
+    let mut workspace = layer.workspace(&sparse.limits()).unwrap();
+    let refused = workspace.prepare(&layer, &world.batch()).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "causal: given false, accepted true: a token of a sparse problem sees what its list names"
+    );
+}
+
+#[test]
 fn absorbed_equals_expanded() {
     let requests: Vec<(u32, u32)> = MIXED.iter().filter(|(q, _)| *q > 1).copied().collect();
     let case = Case::small(&requests);
@@ -873,6 +937,7 @@ fn cases() -> impl Strategy<Value = Case> {
                 sparse: false,
                 split_cache: false,
                 dense_within: 0,
+                causal: seed % 4 > 0,
                 transposed_weights,
                 seed,
             }

@@ -44,6 +44,8 @@ pub(crate) struct Case {
     pub(crate) split_cache: bool,
     /// The max tokens of a request in a sparse case that attends to all that it sees.
     pub(crate) dense_within: u32,
+    /// True if a new token sees its request up to itself.
+    pub(crate) causal: bool,
     /// True if W_kv_b lies as published checkpoints hold it, `[H·(P+V), L]`.
     pub(crate) transposed_weights: bool,
     pub(crate) seed: u64,
@@ -68,6 +70,7 @@ impl Case {
             sparse: false,
             split_cache: false,
             dense_within: 0,
+            causal: true,
             transposed_weights: true,
             seed: 1,
         }
@@ -427,7 +430,7 @@ impl World {
     /// back from its own.
     fn attended(&self, request: &Request, own: u32) -> Vec<u32> {
         let visible = match request.kv {
-            0 => 0,
+            kv if kv == 0 || !self.case.causal => kv,
             kv => kv - request.q + own + 1,
         };
         let every = if self.case.is_dense(request) { 1 } else { 2 };
@@ -505,6 +508,7 @@ impl World {
         .with_slots(Some(&self.slots))
         .with_threshold(Some(self.case.threshold))
         .with_dense_within(self.case.dense_within)
+        .with_causal(self.case.causal)
     }
 
     /// `W_kv_b` in the orientation in which it lies.
