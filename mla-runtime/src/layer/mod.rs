@@ -124,7 +124,7 @@ pub use rotation::UnrotatedCall;
 pub use selected::{SelectedLayer, SelectedWorkspace};
 pub use step::StepBatch;
 pub use token_rows::TokenRows;
-pub use weights::Weights;
+pub use weights::{Weights, check_adapter};
 pub use workspace::{Workspace, WorkspaceId};
 
 pub(crate) use self::absorbed::Absorbing;

@@ -147,6 +147,38 @@ impl<'a, D: Device> Weights<'a, D> {
     }
 }
 
+/// Refuses a request's adapter (LoRA) that changes `kv_b_proj`, by the names of the modules that it
+/// changes, such as `target_modules` of an `adapter_config.json`.
+///
+/// The layer multiplies queries and outputs by one matrix for all tokens of a step: the absorbed
+/// form has no keys and values of a token to which a token's own low-rank product could be added.
+/// Adapters of every other module are the engine's own: they change what the layer is given. One
+/// that changes `kv_b_proj` can be merged into weights of its own
+/// ([`OwnedWeights`](super::OwnedWeights)), and its requests get steps of their own; the cache holds
+/// latents, which do not depend on this matrix.
+///
+/// # Errors
+///
+/// If a name is `kv_b_proj`, or ends with it behind a dot, or is `all-linear`, which includes it.
+pub fn check_adapter<'a>(target_modules: impl IntoIterator<Item = &'a str>) -> Result<()> {
+    let changes_kv_b = |module: &str| {
+        let name = module.rsplit('.').next().unwrap_or(module);
+        name == "kv_b_proj" || name == "all-linear"
+    };
+    match target_modules
+        .into_iter()
+        .find(|module| changes_kv_b(module))
+    {
+        None => Ok(()),
+        Some(module) => Err(Error::argument(
+            "target_modules",
+            module,
+            "modules other than kv_b_proj, by whose one matrix a step's queries and outputs are \
+             multiplied: merge the adapter into weights of its own, for steps of its own",
+        )),
+    }
+}
+
 /// The widths that a layer's weights follow from.
 pub(super) struct Extents {
     pub(super) heads: usize,

@@ -29,7 +29,7 @@ fn positions(world: &World) -> Vec<usize> {
 }
 
 /// Turns the queries and keys of a batch, by the formula.
-fn turn(world: &mut World, rope: &Rope) {
+pub(crate) fn turn(world: &mut World, rope: &Rope) {
     let head = world.case.dims.head;
     let [nope, width] = [head.nope, head.rope].map(|n| n as usize);
     let frequencies = rope.frequencies(head.rope).unwrap();

@@ -3,15 +3,21 @@
 
 use mla_cpu::Cpu;
 use mla_runtime::Result;
+use mla_runtime::backend::StepLimits;
 use mla_runtime::cache::CacheMut;
 use mla_runtime::dtype::DType;
 use mla_runtime::kv_format::KvFormat;
-use mla_runtime::layer::{LayerCall, StepBatch, TokenRows, Workspace};
+use mla_runtime::layer::{
+    LayerCall, Step, StepBatch, StepRequest, TokenRows, UnrotatedCall, Workspace,
+};
 use mla_runtime::lse::{LseLayout, LseMut};
+use mla_runtime::model::Rope;
 use mla_runtime::plan::slots::BlockTables;
-use mla_runtime::tensor::{Layout, TensorMut, TensorRef};
+use mla_runtime::rotary::RotaryTables;
+use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 use proptest::prelude::*;
 
+use crate::rotation::turn;
 use crate::world::{Case, Numbers, Outcome, Owned, World};
 use crate::{CpuLayer, MIXED, cpu_layer, run};
 
@@ -52,8 +58,14 @@ impl Own<'_> {
         Ok(workspace)
     }
 
-    /// Runs the step on tensors of its own rows; NaN stands in all others.
-    fn run(&self, layer: &CpuLayer, with_lse: bool) -> Result<Outcome> {
+    /// Runs the step on tensors of its own rows; NaN stands in all others. With tables they are not
+    /// rotated yet.
+    fn run(
+        &self,
+        layer: &CpuLayer,
+        with_lse: bool,
+        tables: Option<&RotaryTables<Cpu>>,
+    ) -> Result<Outcome> {
         let world = self.world;
         let mut workspace = self.prepare(layer)?;
         let places = places(world, self.starts);
@@ -66,29 +78,40 @@ impl Own<'_> {
             let layout = Layout::contiguous(layout.dtype, [self.rows, heads, width]);
             (spread, layout)
         };
-        let tensors = [&world.query, &world.latent, &world.rope].map(own);
-        let [query, latent, rope] = [0, 1, 2].map(|at| {
-            let (bytes, layout) = &tensors[at];
-            TensorRef::<Cpu>::new(bytes, *layout).unwrap()
-        });
+        let [
+            (mut query, of_query),
+            (latent, of_latent),
+            (mut rope, of_rope),
+        ] = [&world.query, &world.latent, &world.rope].map(own);
         let (heads, v) = (world.case.heads as usize, world.case.dims.head.v as usize);
         let layout = Layout::contiguous(world.case.dtype, [self.rows, heads, v]);
         let mut out = vec![UNTOUCHED; layout.elements() * layout.dtype.bytes()];
         let mut lse = vec![UNTOUCHED; 4 * heads * self.rows];
         let mut cache = world.cache.clone();
-        let call = LayerCall::new(
-            world.weights()?,
-            query,
-            [latent, rope],
-            CacheMut::new(&mut cache[..], world.cache_layout)?,
-            TensorMut::new(&mut out[..], layout)?,
-        );
+        let weights = world.weights()?;
+        let latent = TensorRef::new(&latent[..], of_latent)?;
         let lse_layout = LseLayout::heads_first(heads, self.rows);
         let wanted = match with_lse {
             true => Some(LseMut::new(&mut lse[..], lse_layout)?),
             false => None,
         };
-        layer.forward(&mut workspace, call.with_lse(wanted))?;
+        let written = CacheMut::new(&mut cache[..], world.cache_layout)?;
+        let to = TensorMut::new(&mut out[..], layout)?;
+        match tables {
+            None => {
+                let query = TensorRef::new(&query[..], of_query)?;
+                let rows = [latent, TensorRef::new(&rope[..], of_rope)?];
+                let call = LayerCall::new(weights, query, rows, written, to);
+                layer.forward(&mut workspace, call.with_lse(wanted))?;
+            }
+            Some(tables) => {
+                let query = TensorMut::new(&mut query[..], of_query)?;
+                let rope = TensorMut::new(&mut rope[..], of_rope)?;
+                let rotation = tables.rotation()?;
+                let call = UnrotatedCall::new(weights, query, latent, rope, rotation, written, to);
+                layer.forward_unrotated(&mut workspace, call.with_lse(wanted))?;
+            }
+        }
         Ok(Outcome {
             out,
             lse,
@@ -120,7 +143,7 @@ impl Own<'_> {
 
     fn check(&self, layer: &CpuLayer, packed: &Outcome) {
         for with_lse in [true, false] {
-            let outcome = self.run(layer, with_lse).unwrap();
+            let outcome = self.run(layer, with_lse, None).unwrap();
             assert!(
                 outcome == self.expected(packed, with_lse),
                 "rows {:?} of {} in {:?}",
@@ -214,6 +237,140 @@ fn rows_in_order_are_taken_as_they_lie() {
         let batch = world.batch().with_rows(Some(rows));
         plain.prepare(&layer, &batch).unwrap();
     }
+}
+
+#[test]
+fn rows_that_are_not_rotated_yet_are_rotated_by_their_own_positions() {
+    let rope = Rope::plain(100.0);
+    for requests in [
+        &[(1, 5), (1, 1), (2, 9)][..],
+        &[(9, 9), (1, 7), (7, 20), (2, 12)],
+        &[(12, 12)],
+    ] {
+        let case = Case::small(requests);
+        let layer = cpu_layer(&case);
+        let (world, mut turned) = (World::new(&case), World::new(&case));
+        turn(&mut turned, &rope);
+        let tables = RotaryTables::new(&world.device, &rope, 8, 20).unwrap();
+        let packed = turned.run(&layer);
+        turned.check(&packed).unwrap();
+        for (starts, rows) in [shuffled(&world, 5, 3), shuffled(&world, 6, 0)] {
+            let own = Own {
+                world: &world,
+                starts: &starts,
+                rows,
+            };
+            let outcome = own.run(&layer, true, Some(&tables)).unwrap();
+            assert!(
+                outcome == own.expected(&packed, true),
+                "{requests:?} {starts:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn positions_of_the_callers_own_go_with_rows_in_order() {
+    let case = Case::small(&[(1, 9), (3, 5)]);
+    let world = World::new(&case);
+    let layer = cpu_layer(&case);
+    let own = Own {
+        world: &world,
+        starts: &[3, 0],
+        rows: 4,
+    };
+    let mut workspace = own.prepare(&layer).unwrap();
+    let tables = RotaryTables::new(&world.device, &Rope::plain(1e4), 8, 20).unwrap();
+    // As many as there are tokens, in nobody knows which order.
+    let positions = [2i64, 3, 4, 8];
+    let rotation = tables.rotation().unwrap();
+    let rotation = rotation.with_positions(ArrayRef::from_slice(&positions));
+    let mut cache = world.cache.clone();
+    let mut out = vec![0.0f32; 4 * 4 * 16];
+    let call = LayerCall::new(
+        world.weights().unwrap(),
+        world.query.view(),
+        [world.latent.view(), world.rope.view()],
+        CacheMut::new(&mut cache[..], world.cache_layout).unwrap(),
+        TensorMut::from_slice(&mut out, [4, 4, 16]).unwrap(),
+    );
+    let refused = layer.forward(&mut workspace, call.with_rotary(rotation));
+    assert_eq!(
+        refused.unwrap_err().to_string(),
+        "rotary.positions: given of the caller's own, for rows in an order of the engine's own, \
+         accepted none: each token then has its position in its request"
+    );
+    assert!(cache == world.cache && out.iter().all(|value| *value == 0.0));
+}
+
+/// What an engine does: pages of its own type, padded tensors, its own order.
+#[test]
+fn a_planned_step_says_where_rows_stand() {
+    let limits = StepLimits::new(6, 64, 3)
+        .with_decode_query_len(4)
+        .with_context_rows(16)
+        .with_call_rows(64);
+    let problem = Case::small(&[]).config().problem.with_page_size(16);
+    let tables: [&[usize]; 4] = [&[5, 6], &[1, 2, 3], &[7, 8], &[4]];
+    let requests = [(20, 20), (1, 33), (10, 30), (3, 9)];
+    let requests: Vec<StepRequest<'_, usize>> = requests
+        .iter()
+        .zip(tables)
+        .map(|((new, total), pages)| StepRequest::new(*new, *total, pages))
+        .collect();
+    let plan = |requests: &[StepRequest<'_, usize>]| Step::within(&problem, &limits, 4, requests);
+    let step = plan(&requests).unwrap();
+    assert_eq!((step.tensor_rows(), step.rows_in_order()), (34, true));
+
+    let padded = step.clone().with_padded_rows(20).unwrap();
+    let rows: Vec<_> = (0..4).map(|request| padded.rows(request)).collect();
+    assert_eq!(rows, [0..20, 20..21, 40..50, 60..63]);
+    assert_eq!((padded.tensor_rows(), padded.rows_in_order()), (80, false));
+    let last: Vec<_> = padded.last_rows().collect();
+    assert_eq!(last, [Some(19), Some(20), Some(49), Some(62)]);
+    let batch = padded.batch().unwrap();
+    // In the order of the layer: 1, 3, 2, 0.
+    assert_eq!(batch.rows, Some(TokenRows::new(&[20, 60, 40, 0], 80)));
+    assert_eq!(batch.block_tables.entries()[..3], [1, 2, 3]);
+
+    let given = step.clone().with_rows_as_given().unwrap();
+    let rows: Vec<_> = (0..4).map(|request| given.rows(request)).collect();
+    assert_eq!(rows, [0..20, 20..21, 21..31, 31..34]);
+    assert_eq!((given.tensor_rows(), given.rows_in_order()), (34, false));
+
+    // Padding of a graph stands behind the engine's own requests, and decodes are in order.
+    let decodes = [
+        StepRequest::new(1, 5, tables[0]),
+        StepRequest::new(1, 33, tables[1]),
+    ];
+    let graph = plan(&decodes).unwrap().padded_to(4).unwrap();
+    let graph = graph.with_padded_rows(1).unwrap();
+    assert_eq!((graph.rows(0), graph.rows(1)), (0..1, 1..2));
+    assert_eq!((graph.tensor_rows(), graph.rows_in_order()), (4, true));
+
+    let refused = |step: Result<Step>| step.unwrap_err().to_string();
+    assert_eq!(
+        refused(step.clone().with_padded_rows(9)),
+        "max_len: given 9, accepted at least the 10 new tokens of request 2"
+    );
+    assert_eq!(
+        refused(step.clone().with_row_starts(&[0, 20], 34)),
+        "rows.starts: given 2 entries, accepted one for each of 4 requests, padding included"
+    );
+    assert_eq!(
+        refused(step.clone().with_row_starts(&[0, 19, 30, 40], 64)),
+        "rows.starts: given row 19 of two tokens, accepted rows that differ"
+    );
+    assert_eq!(
+        refused(padded.padded_to(6)),
+        "rows: given those of a step, accepted none yet: padded_to comes before rows of the \
+         engine's own"
+    );
+    let far = [StepRequest::new(1, 5, &[1usize << 31][..])];
+    assert_eq!(
+        refused(plan(&far)),
+        "requests.pages: given 2147483648 at [0][0], accepted a page, at most 2147483647"
+    );
 }
 
 proptest! {

@@ -9,7 +9,7 @@ use mla_runtime::device::{Fp8Blocks, Memory};
 use mla_runtime::dims::{HeadDims, MlaDims};
 use mla_runtime::dtype::DType;
 use mla_runtime::kv_format::KvFormat;
-use mla_runtime::layer::{OwnedWeights, Weights};
+use mla_runtime::layer::{OwnedWeights, Weights, check_adapter};
 use mla_runtime::tensor::{ArrayRef, Layout, Shape, TensorMut, TensorRef};
 
 use crate::world::{Case, Numbers, Outcome, World};
@@ -216,6 +216,31 @@ fn block_fp8_is_dequantised_wherever_a_rank_begins() {
         let owned = OwnedWeights::from_fp8_blocks(&world.device, part.unwrap(), 0..3, &config);
         let owned = owned.unwrap();
         same_bits(&world, &expected, "a part", owned.weights(&config).unwrap());
+    }
+}
+
+#[test]
+fn an_adapter_of_this_matrix_is_refused_by_name() {
+    check_adapter([
+        "q_b_proj",
+        "model.layers.3.self_attn.kv_a_proj_with_mqa",
+        "o_proj",
+    ])
+    .unwrap();
+    for module in [
+        "kv_b_proj",
+        "model.layers.3.self_attn.kv_b_proj",
+        "all-linear",
+    ] {
+        let refused = check_adapter(["q_b_proj", module]).unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            format!(
+                "target_modules: given {module}, accepted modules other than kv_b_proj, by whose \
+                 one matrix a step's queries and outputs are multiplied: merge the adapter into \
+                 weights of its own, for steps of its own"
+            )
+        );
     }
 }
 
