@@ -28,7 +28,8 @@ use crate::tensor::{Layout, TensorMut, TensorRef};
 /// Each takes a range of the model's heads, those of this rank under tensor parallelism, as many as
 /// the configuration's problem has: the engine's tensor is that of all heads.
 ///
-/// Everything but [`from_rows`](Self::from_rows) is done on the device, and enqueued.
+/// Everything but [`from_rows`](Self::from_rows) is done on the device. Each waits for it once, so
+/// that the weights are [constant](TensorRef::constant) from then on.
 pub struct OwnedWeights<D: Device> {
     buffer: D::Buffer,
     problem: Problem,
@@ -129,6 +130,7 @@ impl<D: Device> OwnedWeights<D> {
         let bytes = layout.elements().saturating_mul(layout.dtype.bytes());
         let mut buffer = device.allocate(bytes)?;
         write(TensorMut::new(D::bytes_mut(&mut buffer), layout)?)?;
+        device.synchronize()?;
         Ok(Self { buffer, problem })
     }
 
@@ -188,6 +190,9 @@ impl<D: Device> OwnedWeights<D> {
             return Err(Error::argument("W_kv_b", shown(own), shown(theirs)));
         }
         let kv_b = TensorRef::new(D::bytes(&self.buffer), layout(config))?;
+        // SAFETY: what wrote the buffer is done, since `from_device`, which makes every value of
+        // this type, waited for it; nothing else writes it, for no one else has it to write.
+        let kv_b = unsafe { kv_b.assume_constant() };
         Weights::from_checkpoint(kv_b, config)
     }
 }
