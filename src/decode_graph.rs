@@ -34,7 +34,7 @@ pub struct DecodeShape {
     pub query_len: u32,
     /// The most tokens that a request will have in any replay.
     pub max_len: u32,
-    /// Whether its steps are [causal](StepBatch::causal).
+    /// True if its steps are [causal](StepBatch::causal).
     pub causal: bool,
 }
 

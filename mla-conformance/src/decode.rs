@@ -40,7 +40,7 @@ pub struct DecodeCase {
     pub dense_within: usize,
     /// The slots per query token of a second cache; 0: there is none.
     pub second_width: usize,
-    /// Whether query tokens see their request up to themselves.
+    /// True if query tokens see their request up to themselves.
     pub causal: bool,
     /// Whether each head has a sink: some of them infinite, where there are heads enough.
     pub with_sinks: bool,

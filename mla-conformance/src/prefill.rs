@@ -29,7 +29,7 @@ pub struct PrefillCase {
     pub key_lens: Vec<usize>,
     /// Whether the keys are the new tokens', rather than a context chunk's.
     pub causal: bool,
-    /// Whether the new tokens see all keys of their request.
+    /// True if the new tokens see all keys of their request.
     pub see_each_other: bool,
     /// Elements between one token's rows and the next, in every input, and in outputs if the spec
     /// has [`StridedOutputs`](mla_runtime::feature::Feature::StridedOutputs).

@@ -39,7 +39,7 @@ pub struct DecodeBatch<'a, D: Device> {
     /// The max number of tokens of one request that the step may hold. Backends may choose a kernel
     /// by it: the nearer it is to what the requests have, the better.
     pub max_seq_len: usize,
-    /// Whether query tokens see their request up to themselves, as above. If not, each sees all of
+    /// True if query tokens see their request up to themselves, as above. If not, each sees all of
     /// it, which takes a backend with [`NonCausal`](crate::feature::Feature::NonCausal).
     pub causal: bool,
     /// The lengths as the host knows them, for backends that plan there. `None`: they are on the

@@ -32,7 +32,7 @@ pub struct PrefillBatch<'a> {
     pub key_lens: &'a [u32],
     /// The chunks in which the requests' context will be attended to.
     pub chunks: &'a [ContextChunk],
-    /// Whether the call of the new tokens is causal.
+    /// True if the call of the new tokens is causal.
     pub causal: bool,
 }
 
@@ -92,7 +92,7 @@ pub struct PrefillCall<'a, D: Device> {
     /// the new tokens', behind those of their context if they are more, to be attended to causally
     /// if `causal` says so.
     pub chunk: Option<Chunk<'a>>,
-    /// Whether a call without a chunk is causal. If not, every new token sees all keys of its
+    /// True if a call without a chunk is causal. If not, every new token sees all keys of its
     /// request, which takes a backend with [`NonCausal`](crate::feature::Feature::NonCausal).
     pub causal: bool,
     /// `[Tq, H, P+R]`.
@@ -124,7 +124,7 @@ impl<'a, D: Device> PrefillCall<'a, D> {
         self
     }
 
-    /// Whether its keys are attended to causally: those of a chunk never are.
+    /// True if its keys are attended to causally: those of a chunk never are.
     pub fn is_causal(&self) -> bool {
         self.causal && self.chunk.is_none()
     }

@@ -59,7 +59,7 @@ pub struct StepBatch<'a, T = i32, S = i64> {
     /// Dense requests of more new tokens than the threshold take the expanded path, if
     /// [`context_rows`](StepLimits::context_rows) is not 0. 0: every request goes by its lists.
     pub dense_within: u32,
-    /// Whether a new token sees its request up to itself. If not, every new token of a request sees
+    /// True if a new token sees its request up to itself. If not, every new token of a request sees
     /// all of them, on both paths: drafts that see each other. It takes backends with
     /// [`NonCausal`](crate::feature::Feature::NonCausal), if a request brings several, and a problem
     /// that is not sparse.
@@ -725,7 +725,7 @@ impl Step {
         }
     }
 
-    /// Whether tokens of the absorbed path see their request up to themselves; a single new token
+    /// True if tokens of the absorbed path see their request up to themselves; a single new token
     /// sees all of it either way.
     pub(super) fn absorbed_causal(&self) -> bool {
         self.causal || self.max_absorbed_query_len <= 1

@@ -281,7 +281,7 @@ fn positions_of_the_callers_own_go_with_rows_in_order() {
     };
     let mut workspace = own.prepare(&layer).unwrap();
     let tables = RotaryTables::new(&world.device, &Rope::plain(1e4), 8, 20).unwrap();
-    // As many as there are tokens, in nobody knows which order.
+    // One for each token, in nobody knows which order.
     let positions = [2i64, 3, 4, 8];
     let rotation = tables.rotation().unwrap();
     let rotation = rotation.with_positions(ArrayRef::from_slice(&positions));
@@ -303,7 +303,7 @@ fn positions_of_the_callers_own_go_with_rows_in_order() {
     assert!(cache == world.cache && out.iter().all(|value| *value == 0.0));
 }
 
-/// What an engine does: pages of its own type, padded tensors, its own order.
+/// An engine has pages of its own type, padded tensors, its own order.
 #[test]
 fn a_planned_step_says_where_rows_stand() {
     let limits = StepLimits::new(6, 64, 3)
