@@ -73,7 +73,7 @@ fn output_of(command: &mut Command, max: u64) -> io::Result<Output> {
     })
 }
 
-/// What was read, or the error once the program has been ended.
+/// Returns the value that was read, or ends the program and returns the error.
 pub(crate) fn ended_unless<T>(child: &mut Child, read: io::Result<T>) -> io::Result<T> {
     if read.is_err() {
         // It may have ended by itself.
