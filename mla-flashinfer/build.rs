@@ -17,7 +17,7 @@ fn main() -> Result<(), mla_build::Error> {
         .include("kernels/common")
         .include("kernels/stand-in")
         .wheel(wheel)
-        // As FlashInfer builds them; without NDEBUG its errors go to standard error.
+        // FlashInfer's own builds have these flags; without NDEBUG its errors go to standard error.
         .define("NDEBUG")
         .flag("--expt-relaxed-constexpr")
         .flag("--use_fast_math")

@@ -65,7 +65,7 @@ fn difference(a: &Tensor, b: &Tensor) -> Result<f32> {
 fn views_say_what_contiguous_tensors_say() -> Result<()> {
     let (layer, mut step) = prepared()?;
     let query = random(&[21, HEADS, NOPE + ROPE])?;
-    // As a fused projection leaves them: latents and rotary keys in one row.
+    // A fused projection leaves latents and rotary keys in one row.
     let kv = random(&[21, LATENT + ROPE])?;
     let (latent, rope) = (kv.narrow(1, 0, LATENT)?, kv.narrow(1, LATENT, ROPE)?);
     let (own, plain) = (

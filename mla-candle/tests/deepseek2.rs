@@ -21,7 +21,7 @@ const EPS: f64 = 1e-6;
 const BATCH: usize = 2;
 const MAX_LEN: usize = 80;
 
-/// What differs from case to case.
+/// Properties that differ from case to case.
 #[derive(Clone, Copy)]
 struct Case {
     dtype: DType,
@@ -269,7 +269,7 @@ fn what_does_not_fit_is_refused_by_its_name() -> Result<()> {
             6,
             "hidden: given 3 tokens from position 6, accepted 1 and up within 8",
         ),
-        // What was there from position 2 on is replaced.
+        // A later call overwrites the cache from position 2 on.
         ((1, 3), 2, ""),
         (
             (1, 1),

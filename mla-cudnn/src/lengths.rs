@@ -1,4 +1,4 @@
-//! Which lengths have plans of their own.
+//! Lengths that have plans of their own.
 
 use std::sync::{PoisonError, RwLock};
 
@@ -19,7 +19,7 @@ pub enum ExactLengths {
     /// Powers of two from 64 on, and multiples of 512.
     #[default]
     Chunks,
-    /// Those, and these.
+    /// The lengths of [`Chunks`](Self::Chunks), and these.
     And(Vec<usize>),
     /// Every length that occurs, as PyTorch does it: a new length takes a build whenever it first
     /// occurs, or occurs again after 512 others.
@@ -41,7 +41,7 @@ pub fn set_exact_lengths(lengths: ExactLengths) {
     *CHOSEN.write().unwrap_or_else(PoisonError::into_inner) = lengths;
 }
 
-/// What was chosen last.
+/// Returns the lengths that were chosen last.
 #[cfg(feature = "cudnn")]
 pub(crate) fn chosen() -> ExactLengths {
     let chosen = CHOSEN.read().unwrap_or_else(PoisonError::into_inner);
@@ -50,7 +50,7 @@ pub(crate) fn chosen() -> ExactLengths {
 
 #[cfg(any(feature = "cudnn", test))]
 impl ExactLengths {
-    /// Whether requests of this length have a plan of their own.
+    /// Returns true if requests of this length have a plan of their own.
     pub(crate) fn has(&self, len: usize) -> bool {
         let is_chunk = len >= 64 && len.is_power_of_two() || len.is_multiple_of(512);
         len > 0

@@ -5,8 +5,8 @@ use mla_runtime::availability::Cause;
 /// Major, minor and patch.
 pub type Version = [u32; 3];
 
-/// What is taken: ragged batches with a mask that is aligned to the bottom right came with 9.7, and
-/// 9.10.0 and 9.10.1 are known to be wrong.
+/// Accepted versions: ragged batches with a mask that is aligned to the bottom right came with 9.7,
+/// and 9.10.0 and 9.10.1 are known to be wrong.
 const ACCEPTED: &str = "9.7.0 and up, without 9.10.0 and 9.10.1";
 
 /// The version of the library that this program uses, which the first call opens; or why there is

@@ -8,8 +8,8 @@ use mla_kernels::device::Buffer;
 use mla_runtime::device::Memory as _;
 use mla_runtime::error::{Error, Result};
 
-/// How many calls of a step have places: that of its new tokens, and those of its first context
-/// chunks.
+/// Number of calls of a step that have places: that of its new tokens, and those of its first
+/// context chunks.
 const PLACES: usize = 9;
 
 /// The tokens of one request that cuDNN is given.
@@ -33,7 +33,7 @@ pub(crate) struct Lists {
 /// A call's place.
 #[derive(Clone, Default)]
 struct Place {
-    /// What it holds.
+    /// The lists that the place holds.
     written: Vec<i32>,
     /// The strides between tokens that the offsets were last computed from.
     strides: Option<[usize; 4]>,
@@ -104,7 +104,8 @@ impl Lists {
     }
 }
 
-/// What cuDNN is given of each request, and into `unseen` the query tokens that see no key.
+/// Returns the tokens of each request that cuDNN is given, and puts the query tokens that see no
+/// key into `unseen`.
 pub(crate) fn split(
     query_lens: &[u32],
     key_lens: &[u32],
@@ -139,7 +140,7 @@ pub(crate) fn split(
     Ok(seen)
 }
 
-/// Whether all requests have these lengths, one behind the other from the first token on.
+/// Returns true if all requests have these lengths, one behind the other from the first token on.
 pub(crate) fn are_equal(seen: &[Seen], query_len: usize, key_len: usize) -> bool {
     let is_nth = |tokens: &Range<usize>, len: usize, n: usize| *tokens == (n * len..(n + 1) * len);
     let mut numbered = seen.iter().enumerate();

@@ -1,4 +1,4 @@
-//! Which plans are kept.
+//! A cache of plans.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -29,7 +29,8 @@ impl<K: Copy + Eq + Hash, P: Copy> Plans<K, P> {
         }
     }
 
-    /// What is known of a key, if anything: its plan, or that it has none. Whoever asks uses it.
+    /// Looks up a key, which counts as a use: its plan, `Some(None)` if it is known to have none,
+    /// or `None` if it is unknown.
     pub(crate) fn get(&mut self, key: &K) -> Option<Option<P>> {
         let known = self.known.get_mut(key)?;
         self.uses += 1;
@@ -81,7 +82,8 @@ impl<K: Copy + Eq + Hash, P: Copy> Plans<K, P> {
 mod tests {
     use super::*;
 
-    /// What goes as keys are met one after another, each launched in the order in which they come.
+    /// Returns the keys that are evicted while `keys` are looked up, and launched, one after
+    /// another.
     fn gone(most: usize, keys: &[u32], captured: &[u32]) -> Vec<u32> {
         let mut plans = Plans::new(most);
         let mut gone = Vec::new();

@@ -55,8 +55,8 @@ pub struct CudnnState {
     lse_stride: usize,
 }
 
-/// What a call is planned for: the query tokens and keys of its requests, its mask, and which of
-/// the step's calls it is.
+/// Properties of a call on which its plan depends: the query tokens and keys of its requests, its
+/// mask, and its number among the step's calls.
 #[cfg(feature = "cudnn")]
 #[derive(Clone, Copy)]
 struct Lens<'a> {
@@ -372,8 +372,8 @@ impl Cudnn {
         is_exact.then_some([query_len, key_len])
     }
 
-    /// What a plan for these requests is built for. The stride of the log-sum-exp is 0 if there is
-    /// none.
+    /// Returns the key for which a plan for these requests is built. The stride of the log-sum-exp
+    /// is 0 if there is none.
     fn key(
         &self,
         tensors: &Tensors,
@@ -447,7 +447,7 @@ unsafe fn copy_lse(device: &Cuda, from: &Buffer, stride: usize, tensors: &Tensor
         dstHost: std::ptr::null_mut(),
         dstDevice: to,
         dstArray: std::ptr::null_mut(),
-        // Of one head the stride may be anything.
+        // One head may have any stride, so the pitch is made large enough.
         dstPitch: to_stride.max(tokens) * bytes,
         WidthInBytes: tokens * bytes,
         Height: heads,

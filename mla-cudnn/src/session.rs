@@ -190,7 +190,7 @@ impl Drop for Session {
     }
 }
 
-/// What tells two keys apart.
+/// Numbers that tell two keys apart.
 type Numbers = [i64; 19];
 
 fn numbers(key: &ffi::McKey) -> Numbers {

@@ -47,14 +47,14 @@ const PAGE: usize = 64;
 type Failure = Box<dyn std::error::Error>;
 type Buffer = <Cuda as Memory>::Buffer;
 
-/// What is timed.
+/// A call to time.
 struct Case {
     backend: &'static str,
     heads: usize,
     /// Query tokens and keys of each request.
     requests: Vec<[u32; 2]>,
     has_lse: bool,
-    /// Whether CUDNN has a plan for each length of equal requests.
+    /// True if CUDNN has a plan for each length of equal requests.
     is_exact: bool,
 }
 
@@ -208,7 +208,7 @@ struct Beside {
     ours: Vec<f64>,
     bits: u64,
     first: f64,
-    /// Of each of Python's ways: its name, its times, and the sum of its output's bits.
+    /// The name of each of Python's ways, its times, and the sum of its output's bits.
     theirs: Vec<(String, Vec<f64>, u64)>,
     refused: Vec<String>,
 }
@@ -283,7 +283,7 @@ struct Ours {
     bits: u64,
     /// Milliseconds that the first run took, which loads kernels and builds plans.
     first: f64,
-    /// What the graph reads and writes.
+    /// Tensors that the graph reads and writes.
     _work: Work,
 }
 
@@ -578,8 +578,8 @@ fn integers(device: &Cuda, numbers: &[i32]) -> mla_runtime::Result<Buffer> {
     upload(device, &bytes)
 }
 
-/// So many of the numbers that Python has too, from the `first` on: signs, exponents of 2⁻¹ and 2⁰,
-/// and mantissas. They repeat, since so many are quickly made.
+/// Makes `count` of the numbers that Python makes too, from the `first` on: signs, exponents of 2⁻¹
+/// and 2⁰, and mantissas. They repeat, because a short sequence is quickly made.
 fn numbers(device: &Cuda, first: usize, count: usize) -> mla_runtime::Result<Buffer> {
     let mut state = 1u64;
     let mut made: Vec<[u8; 2]> = (0..1 << 16)

@@ -48,7 +48,7 @@ const LATENT: usize = 512;
 #[cfg(feature = "sm100")]
 const ROPE: usize = 64;
 
-/// What the kernel is given instead of the call's own tensors, and what it gives.
+/// Copies of the call's tensors that the kernel reads, and its results.
 #[cfg(feature = "sm100")]
 pub struct CutlassMlaState {
     made_for: MadeFor,
@@ -56,7 +56,7 @@ pub struct CutlassMlaState {
     query: Buffer,
     /// `[requests, 128, 512 + 64]`.
     tail: Buffer,
-    /// Of the whole tiles and of the tails, `[requests, 128, 512]` each.
+    /// Outputs of the whole tiles and of the tails, `[requests, 128, 512]` each.
     outs: [Buffer; 2],
     /// `[requests, 128]` each.
     lses: [Buffer; 2],
@@ -241,7 +241,7 @@ struct Keys {
     page_stride: usize,
     row_stride: usize,
     width: usize,
-    /// Of the state's pairs: 0 for whole tiles, 1 for tails.
+    /// Index into the state's pairs: 0 for whole tiles, 1 for tails.
     part: usize,
 }
 

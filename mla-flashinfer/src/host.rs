@@ -1,11 +1,12 @@
-//! What a plan is made of on the host.
+//! Host memory of a plan.
 
 use mla_runtime::error::Result;
 use mla_runtime::room::{filled, with_room};
 
 /// Lists for steps of up to a number of requests, and the memory that FlashInfer plans in.
 pub(crate) struct HostLists {
-    /// Of 16 bytes each, since FlashInfer's lists begin at multiples of that.
+    /// Memory in which FlashInfer plans, in units of 16 bytes, since its lists begin at multiples
+    /// of that.
     pub(crate) staging: Vec<u128>,
     /// Starts of query tokens, and their end.
     pub(crate) query_starts: Vec<i32>,

@@ -38,14 +38,14 @@ mod ffi {
     include!(concat!(env!("OUT_DIR"), "/flashinfer.rs"));
 }
 
-/// What this build compiled the kernels for.
+/// Targets for which this build compiled the kernels.
 #[cfg(feature = "gpu")]
 pub mod compiled {
     include!(concat!(env!("OUT_DIR"), "/flashinfer_compiled.rs"));
 }
 
-/// Where all tests passed: by fa3 in a build that has it, and by fa2 in one that has not. Of
-/// CUTLASS's kernels it says nothing: no Hopper takes them.
+/// GPUs on which all tests passed: by fa3 in a build that has it, and by fa2 in one that has not.
+/// CUTLASS's kernels are not among them: no Hopper takes them.
 const RUN_ON: &[Run] = &[Run {
     gpu: "H200",
     capability: Capability::new(9, 0),

@@ -64,7 +64,7 @@ pub struct FlashInferMlaPlan {
     prepared_for: Option<Extents>,
 }
 
-/// What the lists of a plan assume of a batch, besides its lengths.
+/// Sizes of a batch, besides its lengths, that the lists of a plan assume.
 #[cfg(feature = "fa")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Extents {
@@ -259,7 +259,7 @@ impl DecodeBackend for FlashInferMla {
         let mut run = self.run(&absorbed, cache, batch.block_table, state, plan)?;
         let lse = absorbed.lse;
         let target = match lse {
-            // Of one query token FlashInfer's order is ours.
+            // FlashInfer's order is ours if there is one query token.
             Some(lse) if given.tokens == 1 && lse.layout().row_stride == 1 => {
                 run.lse = lse.into_bytes().address() as *mut _;
                 None

@@ -78,7 +78,7 @@ struct Plan {
     /// On the device.
     lists: Buffer,
     host: HostLists,
-    /// What FlashInfer says of the plan.
+    /// FlashInfer's description of the plan.
     numbers: [i64; 15],
     causal: bool,
 }
@@ -125,7 +125,7 @@ impl FlashInfer {
             .saturating_mul(self.heads() * size_of::<f32>())
     }
 
-    /// How many chunks' plans steps within the limits have room for.
+    /// Returns the number of chunks whose plans fit into the state for steps within the limits.
     fn planned_chunks(limits: &StepLimits) -> usize {
         if limits.context_rows > 0 {
             PLANNED_CHUNKS
@@ -306,7 +306,7 @@ impl FlashInfer {
     }
 }
 
-/// Where a log-sum-exp goes.
+/// Destination of a log-sum-exp.
 #[cfg(feature = "gpu")]
 #[derive(Clone, Copy)]
 struct Target {
@@ -492,7 +492,7 @@ fn refuse_capture(device: &Cuda) -> Result<()> {
 
 #[cfg(feature = "gpu")]
 impl Plan {
-    /// Whether it was made for requests of these query tokens and keys.
+    /// Returns true if the plan was made for requests of these query tokens and keys.
     fn is_for(&self, (query_lens, key_lens): (&[u32], &[u32])) -> bool {
         let queries = self
             .host
@@ -519,7 +519,7 @@ impl Plan {
         self.host.starts.last().map_or(0, |end| *end as usize)
     }
 
-    /// Whether some query token sees no key.
+    /// Returns true if some query token sees no key.
     fn has_unseen(&self) -> bool {
         let queries = self
             .host

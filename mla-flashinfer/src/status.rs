@@ -1,4 +1,4 @@
-//! What every call of the C interface has in common: its status, and the extents that it takes.
+//! Parts that all calls of the C interface share: their status, and the extents that they take.
 
 use std::ffi::CStr;
 
@@ -28,7 +28,7 @@ pub(crate) fn int(field: &'static str, value: usize) -> Result<i32> {
     i32::try_from(value).map_err(|_| Error::argument(field, value, "at most 2147483647"))
 }
 
-/// So many elements at the most, as errors say it.
+/// Formats the maximum number of elements for an error.
 fn at_most(elements: usize) -> String {
     format!("at most {elements} elements, which the kernels count in 32 bits")
 }

@@ -13,7 +13,7 @@ use mla_runtime::spec::Phase;
 
 const HOPPER: Target = Target::dry_run(Capability::new(9, 0));
 
-/// What speaks against a backend that is asked for by name.
+/// Returns the reasons against a backend that is asked for by name.
 fn reasons(
     phase: Phase,
     name: &str,
@@ -38,7 +38,7 @@ fn reasons(
         .collect()
 }
 
-/// What an explanation says where no family is compiled.
+/// Checks the explanation of a build without a family.
 #[cfg(not(feature = "gpu"))]
 #[test]
 fn without_a_family_both_are_known_and_say_what_to_turn_on() {

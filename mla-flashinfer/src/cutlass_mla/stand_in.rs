@@ -57,7 +57,7 @@ mla_conformance::decode_conformance!(
     Cuda::new(0).expect("a GPU that the kernels were built for")
 );
 
-/// What the device's memory holds from an address on.
+/// Copies `len` values from an address of the device's memory.
 fn read<T: Copy + Default>(address: *const T, len: usize) -> Vec<T> {
     let mut host = vec![T::default(); len];
     // SAFETY: the host's memory is as long; what the device's is not is refused.

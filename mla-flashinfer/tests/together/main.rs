@@ -4,7 +4,7 @@
 
 #![cfg(feature = "gpu")]
 
-// What the layer's own tests on a GPU are made from.
+// Parts of the layer's own tests on a GPU.
 #[path = "../../../tests/gpu/layer/batch.rs"]
 mod batch;
 #[path = "../../../tests/gpu/common.rs"]
@@ -59,7 +59,7 @@ fn each_backend_is_there_once() {
             .filter(|candidate| candidate.spec.name == *name)
             .map(|candidate| candidate.spec.provider)
             .collect();
-        // Where mla-kernels has no kernel for it, a native backend's name stands for its origin.
+        // A native backend without a kernel in mla-kernels has its origin as its provider.
         let is_native = *provider == "native" && found.len() == 1;
         assert!(is_native || found == [*provider], "{name}: {found:?}");
     }

@@ -1,5 +1,5 @@
-//! What an engine may do wrong, or in an order that no test of one step has: it gets an error that
-//! names the field, or the bits that it would have got anyway.
+//! Mistakes of engines, and orders of calls that no test of one step has: the engine gets an error
+//! that names the field, or the bits that it would have got anyway.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use crate::batch::{Batch, Case, Engine};
 use crate::common::gpu;
 use crate::{MIXED, layer, pairs, prepared};
 
-/// As many requests as MIXED has and other lengths, of which most are longer.
+/// Requests of other lengths than those of MIXED, and as many; most are longer.
 const OTHER: &[(u32, u32)] = &[
     (1, 350),
     (2, 1300),
@@ -164,7 +164,7 @@ fn a_decode_is_of_the_batch_that_was_prepared() {
             "{error}"
         );
     }
-    // What a request's row of the table cannot hold, in tokens and in 32 bits.
+    // Lengths that are too long for a request's row of the table, and for 32 bits.
     for longest in [129, u32::MAX] {
         let error = refused(decode.prepare(&[1, 1], &[1, longest], 2));
         assert_eq!(
