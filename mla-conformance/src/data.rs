@@ -16,7 +16,7 @@ use mla_runtime::problem::Problem;
 use mla_runtime::spec::BackendSpec;
 use mla_runtime::tensor::{ArrayRef, Layout, Scalar, TensorMut, TensorRef};
 
-/// What one bit pattern in every byte is: NaN in all formats, and no address of anything.
+/// Byte that makes a NaN in all formats, and no valid address, if every byte has it.
 pub(super) const POISON: u8 = 0xff;
 
 /// Uniform in [−1, 1), the same on every machine and in every version: a failure repeats.
@@ -40,8 +40,8 @@ impl Random {
     }
 }
 
-/// By how much an output in `dtype`, an average of values below 1 in magnitude, may differ from the
-/// reference.
+/// Returns the maximum difference between an output in `dtype`, an average of values below 1 in
+/// magnitude, and the reference.
 ///
 /// f32 computes within a few roundings of the largest score, at most 8 here, times 2^−24. In f16
 /// and bf16 the output is rounded, and a kernel may round the softmax's weights to the same dtype
@@ -55,12 +55,12 @@ pub fn tolerance(dtype: DType) -> f64 {
     }
 }
 
-/// By how much a log-sum-exp in f32 may differ, relative to its magnitude where that is above 1.
-/// That holds whatever the dtype, unless the spec says that weights are rounded to it.
+/// Maximum difference of a log-sum-exp in f32, relative to its magnitude if that is above 1. It
+/// holds for every dtype, unless the spec says that weights are rounded to it.
 const LSE_TOLERANCE: f64 = 5e-5;
 
-/// By how much the log-sum-exp of a backend may differ from `want`: not at all from that of no
-/// keys.
+/// Returns the maximum difference between the log-sum-exp of a backend and `want`: 0 if `want` is
+/// that of no keys.
 fn lse_tolerance(spec: &BackendSpec, dtype: DType, want: f64) -> f64 {
     if want.is_infinite() {
         return 0.0;
@@ -92,7 +92,7 @@ pub(super) fn most(lens: &[usize]) -> usize {
     lens.iter().copied().max().unwrap_or(0)
 }
 
-/// Where the tokens of each length begin, and where the last end.
+/// Returns the first token of each request by the lengths, and the end of the last.
 pub(super) fn starts(lens: &[usize]) -> Vec<i32> {
     let mut starts = vec![0];
     for len in lens {
@@ -275,14 +275,14 @@ pub(super) fn array<D: Device, T: Scalar>(
 pub(super) struct Outputs<D: Device> {
     problem: Problem,
     shape: [usize; 3],
-    // How many of the columns count.
+    // The number of columns that count.
     width: usize,
     out: Tensor,
     out_buffer: D::Buffer,
     lse_buffer: Option<D::Buffer>,
 }
 
-/// What one byte of a quantised output is worth.
+/// Scale of a quantised output.
 const OUT_SCALE: f32 = 1.0 / 256.0;
 
 impl<D: Device> Outputs<D> {
@@ -365,7 +365,7 @@ impl<D: Device> Outputs<D> {
         self
     }
 
-    /// What the backend wrote.
+    /// Waits for the backend, and downloads its results.
     pub(super) fn finish(mut self, device: &D) -> Result<Written> {
         device.synchronize()?;
         self.out.bytes = download(device, &self.out_buffer, self.out.bytes.len())?;
@@ -382,7 +382,7 @@ impl<D: Device> Outputs<D> {
     }
 }
 
-/// What a backend wrote, in host memory.
+/// Results of a backend, in host memory.
 pub(super) struct Written {
     problem: Problem,
     width: usize,
@@ -491,7 +491,7 @@ mod tests {
     use mla_runtime::dims::MlaDims;
     use mla_runtime::spec::{LsePrecision, Phase};
 
-    /// Whether a log-sum-exp of `got` passes for one of `want`.
+    /// Returns true if a log-sum-exp of `got` passes for one of `want`.
     fn passes(precision: LsePrecision, dtype: DType, got: f32, want: f64) -> bool {
         let spec =
             BackendSpec::new("ROUNDED", Phase::Decode, Platform::Cpu).with_lse_precision(precision);
@@ -512,7 +512,7 @@ mod tests {
                 assert!(passes(LsePrecision::DType, dtype, off(rounding), want));
                 assert!(passes(LsePrecision::DType, dtype, off(-rounding), want));
                 assert!(!passes(LsePrecision::F32, dtype, off(rounding), want));
-                // What no rounding explains is wrong all the same.
+                // Differences that no rounding explains are refused all the same.
                 assert!(!passes(
                     LsePrecision::DType,
                     dtype,

@@ -25,7 +25,7 @@ use mla_runtime::{Error, Result};
 /// A decode step of random numbers over a shuffled, poisoned cache.
 #[derive(Clone, Debug)]
 pub struct DecodeCase {
-    /// What the backend is made for.
+    /// The problem for which the backend is made.
     pub problem: Problem,
     /// The query tokens of each request.
     pub query_lens: Vec<usize>,
@@ -42,26 +42,26 @@ pub struct DecodeCase {
     pub second_width: usize,
     /// True if query tokens see their request up to themselves.
     pub causal: bool,
-    /// Whether each head has a sink: some of them infinite, where there are heads enough.
+    /// True if each head has a sink: some of them infinite, if there are enough heads.
     pub with_sinks: bool,
-    /// Whether only some entries of each list count, by an array of counts.
+    /// True if only some entries of each list count, by an array of counts.
     pub with_counts: bool,
     /// Elements between one token's rows and the next, in queries, and in outputs if the spec has
     /// [`StridedOutputs`](mla_runtime::feature::Feature::StridedOutputs).
     pub gap: usize,
-    /// Whether the log-sum-exp is asked for.
+    /// True if the log-sum-exp is asked for.
     pub lse: bool,
-    /// Where queries are NaN: `[token, head, column]`.
+    /// Elements of the queries that are NaN: `[token, head, column]`.
     pub nan_queries: Vec<[usize; 3]>,
-    /// Where rows of the cache are NaN: `[request, position, column]`.
+    /// Elements of cached rows that are NaN: `[request, position, column]`.
     pub nan_rows: Vec<[usize; 3]>,
     /// Rewrites the scales of a cache whose groups of latent values have their own.
     pub group_scales: Option<GroupScales>,
-    /// How the queries are given; `None`: as the backend asks for them.
+    /// Format of the queries; `None`: the one that the backend asks for.
     pub query_format: Option<QueryFormat>,
     /// The way in which it is run.
     pub trial: Trial,
-    /// What the random numbers are made from.
+    /// Seed of the random numbers.
     pub seed: u64,
 }
 
@@ -350,7 +350,7 @@ impl<D: Device> Inputs<D> {
     }
 }
 
-/// What an unused entry of a block table holds: far outside any cache.
+/// Unused entry of a block table: far outside any cache.
 const GARBAGE: i32 = 2_147_480_000;
 
 impl DecodeCase {
@@ -692,7 +692,7 @@ struct Step {
     // The bytes in front of the cache.
     start: usize,
     placement: Placement,
-    // Where each request's tokens lie.
+    // Slots of each request's tokens.
     slots: Vec<Vec<usize>>,
     // `[tokens, heads, L+R]` without gaps.
     query: Tensor,
@@ -814,7 +814,8 @@ fn random_lists(
     (0..tokens * case.list_width).map(|_| entry()).collect()
 }
 
-// How many entries of each token's list count: some below 0 and some past its end.
+// Returns the number of entries of each token's list that count: some below 0 and some past its
+// end.
 fn random_counts(random: &mut Random, case: &DecodeCase, tokens: usize) -> Vec<i32> {
     let mut count = || match random.below(6) {
         0 => -3,
@@ -926,7 +927,7 @@ impl Step {
         stored(&self.cache, &self.layout, slot)
     }
 
-    // What a token of a sparse call attends to: token `t` of the `n` of a request.
+    // Returns the rows to which token `t` of a request attends in a sparse call.
     fn listed(&self, case: &DecodeCase, lists: &[i32], request: usize, t: usize) -> Vec<Vec<f64>> {
         let token = self.starts[request] as usize + t;
         let of_token = |lists: &[i32], width: usize, slots: usize, count: usize| -> Vec<usize> {

@@ -1,4 +1,4 @@
-//! What a backend did wrong.
+//! Failures of a backend.
 
 use mla_runtime::Error;
 use mla_runtime::capability::Target;
@@ -20,7 +20,7 @@ pub enum Failure {
         name: &'static str,
         /// The device's hardware.
         target: Target,
-        /// What speaks against the first problem.
+        /// The reasons against the plainest problem.
         reasons: Box<Reasons>,
     },
     /// The implementation refuses what the spec accepts.
@@ -32,9 +32,9 @@ pub enum Failure {
     Refused {
         /// The backend.
         name: &'static str,
-        /// What was refused.
+        /// The refused problem.
         problem: Box<Problem>,
-        /// Which of its functions refused.
+        /// The function of the backend that refused.
         operation: &'static str,
         /// In what words.
         #[source]
@@ -52,13 +52,13 @@ pub enum Failure {
         name: &'static str,
         /// The computed value.
         problem: Box<Problem>,
-        /// Which number.
+        /// Name of the number.
         what: String,
-        /// What the backend wrote.
+        /// The value that the backend wrote.
         got: f64,
-        /// What the reference says.
+        /// The value of the reference.
         want: f64,
-        /// By how much they may differ.
+        /// The maximum difference.
         tolerance: f64,
     },
     /// Memory beside the output's rows was written.
@@ -72,9 +72,9 @@ pub enum Failure {
         name: &'static str,
         /// The computed value.
         problem: Box<Problem>,
-        /// Which output.
+        /// Name of the output.
         tensor: &'static str,
-        /// Which byte of it.
+        /// Index of the byte that was written.
         byte: usize,
     },
     /// Something goes wrong only when the backend is held to one of its promises.
@@ -130,7 +130,7 @@ pub enum Failure {
         name: &'static str,
         /// The computed value.
         problem: Box<Problem>,
-        /// What the second run was.
+        /// Description of the second run.
         how: &'static str,
     },
     /// The registry does not give the backend.
@@ -214,7 +214,8 @@ fn describe(problem: &Problem) -> String {
     text
 }
 
-/// What `name` refused of a problem that its spec accepts, and in which of its functions.
+/// Makes the failure of a backend of which the function `operation` refused a problem that its spec
+/// accepts.
 pub(crate) fn refused(
     problem: Problem,
     name: &'static str,

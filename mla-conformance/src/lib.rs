@@ -1,4 +1,4 @@
-//! Whether a backend does what its spec says: every correctness case, against the f64
+//! Checks that a backend does what its spec says: every correctness case, against the f64
 //! [`reference`](mod@reference).
 //!
 //! One line in a test file makes a test of each case, for any backend on any device:

@@ -21,33 +21,33 @@ use mla_runtime::{Error, Result};
 /// A prefill call of random numbers.
 #[derive(Clone, Debug)]
 pub struct PrefillCase {
-    /// What the backend is made for.
+    /// The problem for which the backend is made.
     pub problem: Problem,
     /// The query tokens of each request.
     pub query_lens: Vec<usize>,
     /// The keys of each request.
     pub key_lens: Vec<usize>,
-    /// Whether the keys are the new tokens', rather than a context chunk's.
+    /// True if the keys are the new tokens'; false if they are a context chunk's.
     pub causal: bool,
     /// True if the new tokens see all keys of their request.
     pub see_each_other: bool,
     /// Elements between one token's rows and the next, in every input, and in outputs if the spec
     /// has [`StridedOutputs`](mla_runtime::feature::Feature::StridedOutputs).
     pub gap: usize,
-    /// Whether the log-sum-exp is asked for; of a context chunk it always is.
+    /// True if the log-sum-exp is asked for; of a context chunk it always is.
     pub lse: bool,
-    /// Where queries are NaN: `[token, head, column]` of `[Tq, H, P+R]`.
+    /// Elements of the queries that are NaN: `[token, head, column]` of `[Tq, H, P+R]`.
     pub nan_queries: Vec<[usize; 3]>,
-    /// Where keys are NaN: `[token, head, column]` of `[Tk, H, P+R]`. From column P on all heads
-    /// share a token's key.
+    /// Elements of the keys that are NaN: `[token, head, column]` of `[Tk, H, P+R]`. From column P
+    /// on all heads share a token's key.
     pub nan_keys: Vec<[usize; 3]>,
-    /// Where values are NaN: `[token, head, column]` of `[Tk, H, V]`.
+    /// Elements of the values that are NaN: `[token, head, column]` of `[Tk, H, V]`.
     pub nan_values: Vec<[usize; 3]>,
-    /// How the keys are given; `None`: as the backend asks for them.
+    /// Layout of the keys; `None`: the one that the backend asks for.
     pub key_layout: Option<KeyLayout>,
     /// The way in which it is run.
     pub trial: Trial,
-    /// What the random numbers are made from.
+    /// Seed of the random numbers.
     pub seed: u64,
 }
 
@@ -477,7 +477,7 @@ impl Numbers {
 struct Lens {
     query: Vec<u32>,
     key: Vec<u32>,
-    // Of the tokens whose keys are no context's.
+    // Lengths in tokens whose keys are not of a context.
     own: Vec<u32>,
 }
 
@@ -489,7 +489,7 @@ impl Lens {
         Self { query, key, own }
     }
 
-    // Of a context, the chunk from the first request that has keys in it to the last.
+    // Returns the chunk of a context from the first request with keys to the last one.
     fn chunk(&self, causal: bool) -> Option<ContextChunk> {
         let has_keys = |len: &u32| *len > 0 && !causal;
         let start = self.key.iter().position(has_keys)?;

@@ -1,4 +1,4 @@
-//! What the tests of a backend are about.
+//! Topics of the tests of a backend.
 
 /// An enumeration of topics, and each one's name.
 macro_rules! topics {
@@ -28,7 +28,7 @@ macro_rules! topics {
 }
 
 topics! {
-    /// What a test of a decode backend is about.
+    /// Topic of a test of a decode backend.
     DecodeTopic {
         /// One query token per request, contexts around the ends of pages, none at all.
         SingleTokens = "single_tokens",
@@ -95,7 +95,7 @@ topics! {
 }
 
 topics! {
-    /// What a test of a prefill backend is about.
+    /// Topic of a test of a prefill backend.
     PrefillTopic {
         /// Causal attention of prompts of different lengths.
         NewTokens = "new_tokens",

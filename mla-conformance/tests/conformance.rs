@@ -281,7 +281,7 @@ fn a_spec_that_contradicts_its_implementation_is_told_what_to_do() {
          accepted 1 to 64. Narrow the key of #[mla_backend] that lets it through, or make the \
          implementation take it"
     );
-    // What it does keep is not held against it.
+    // Cases within the implementation's limit still pass.
     conformance::decode::<FewHeads>(&cpu, DecodeTopic::SingleTokens).unwrap();
 
     let message = said::<PlansInSecret>(&cpu, DecodeTopic::SingleTokens);

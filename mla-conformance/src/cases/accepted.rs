@@ -9,7 +9,7 @@ use mla_runtime::spec::{BackendSpec, HeadCounts, PageSizes, Phase, QueryLen, Spa
 
 use crate::Failure;
 
-/// Of the problems that a spec could accept on a target, those that it does.
+/// The problems of this suite that a spec accepts on a target.
 pub(super) struct Accepted {
     pub(super) spec: BackendSpec,
     target: Target,

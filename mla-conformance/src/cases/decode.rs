@@ -105,7 +105,7 @@ impl Cases<'_, DecodeCase> {
             DecodeTopic::Workspace => self.workspace(),
             DecodeTopic::Alignment => self.alignment(),
             DecodeTopic::Repetition => self.repeated(|| DecodeCase::new(plain, &[600, 3])),
-            // By whatever the cases are run.
+            // The caller runs the cases through the registry.
             DecodeTopic::ThroughTheRegistry => self.check(DecodeCase::new(plain, &[600, 3])),
         }
     }

@@ -1,4 +1,4 @@
-//! What is tried, of that which a spec accepts.
+//! Cases that try a backend within its spec.
 
 mod accepted;
 mod decode;
@@ -19,7 +19,7 @@ use super::Failure;
 use super::data::Bits;
 use accepted::Accepted;
 
-/// What is tried of a backend with cases of one phase.
+/// The cases of one phase for a backend.
 struct Cases<'a, C> {
     accepted: Accepted,
     plain: Problem,
@@ -55,7 +55,7 @@ impl<'a, C> Cases<'a, C> {
         problems.try_for_each(|problem| self.check((self.new)(problem, lens)))
     }
 
-    /// Whether a second run gives the bits of the first, where the spec promises that.
+    /// Checks that a second run gives the bits of the first, if the spec promises that.
     fn repeated(&self, case: impl Fn() -> C) -> Result<(), Failure> {
         let spec = &self.accepted.spec;
         if !spec.features.contains(Feature::Deterministic)

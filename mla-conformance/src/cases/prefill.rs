@@ -107,7 +107,7 @@ impl Cases<'_, PrefillCase> {
             PrefillTopic::Workspace => self.tried(&[Trial::Guarded, Trial::BeyondLimits]),
             PrefillTopic::Alignment => self.tried(&[Trial::ExactlyAligned]),
             PrefillTopic::Repetition => self.repeated(|| PrefillCase::new(plain, &[100, 30])),
-            // By whatever the cases are run.
+            // The caller runs the cases through the registry.
             PrefillTopic::ThroughTheRegistry => self.check(case()),
         }
     }
