@@ -89,7 +89,8 @@ fn compile(families: &[String]) -> Result<(), Box<dyn Error>> {
         .declarations("cuda/include/mla.rs");
     let kernels = prebuilt(with_headers(kernels, families));
     if kernels.enabled()?.is_empty() {
-        // Nothing is compiled or linked: the declarations that a test holds to the header will do.
+        // A build without kernels compiles and links nothing: the declarations that a test holds to
+        // the header will do.
         println!("cargo::rerun-if-changed=cuda/include/mla.rs");
         write(
             "mla.rs",
@@ -102,8 +103,9 @@ fn compile(families: &[String]) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// With what each family has in the folder of its kernels: in `targets.txt` its targets, which the
-/// description of the kernels reads; in `mla_<family>.h` the functions that Rust calls.
+/// Adds the files that each family has in the folder of its kernels: its targets in `targets.txt`,
+/// which the description of the kernels reads, and the functions that Rust calls in
+/// `mla_<family>.h`.
 #[cfg(feature = "gpu")]
 fn with_headers(mut kernels: mla_build::Kernels, families: &[String]) -> mla_build::Kernels {
     for family in families {
@@ -120,7 +122,7 @@ fn with_headers(mut kernels: mla_build::Kernels, families: &[String]) -> mla_bui
     kernels
 }
 
-/// With the objects that a release brings of each family.
+/// Adds the objects that a release brings of each family.
 #[cfg(feature = "gpu")]
 fn prebuilt(kernels: mla_build::Kernels) -> mla_build::Kernels {
     #[cfg(feature = "sm80")]

@@ -165,7 +165,7 @@ mod gpu {
             Ok(())
         }
 
-        /// The rows of so many tokens, also with a rotation, of them and of queries.
+        /// Times the write of `tokens` rows, also with a rotation, of them and of queries.
         fn write(&mut self, tokens: usize, format: KvFormat, heads: Option<usize>) -> Result<()> {
             let gpu = self.gpu.clone();
             let layout = CacheLayout::contiguous(DIMS, format, tokens.div_ceil(PAGE) + 7, PAGE);

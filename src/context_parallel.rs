@@ -68,13 +68,13 @@ impl GroupId {
         self.0.map(|byte| byte as u8)
     }
 
-    /// From another process's bytes.
+    /// Makes the identifier from another process's bytes.
     pub fn from_bytes(bytes: [u8; 128]) -> Self {
         Self(bytes.map(|byte| byte as c_char))
     }
 }
 
-/// One rank of a group of GPUs, in this process or several.
+/// Handle of one rank of a group of GPUs, in this process or several.
 pub struct Communicator {
     group: Group,
     agreement: Agreement,
@@ -167,7 +167,7 @@ enum Call {
 
 const INTENT_BYTES: usize = 40;
 
-/// In place of the first extent where a rank refuses its call: the others would wait for it.
+/// Marker in place of the first extent if a rank refuses its call: the others would wait for it.
 const REFUSED: u64 = u64::MAX;
 
 impl Intent {
@@ -431,8 +431,8 @@ pub struct PartialResults {
 }
 
 impl PartialResults {
-    /// Room for layers of this problem and steps of up to so many tokens. Every rank has to call
-    /// it; this waits until it has.
+    /// Allocates the memory for layers of this problem and steps of up to `tokens` tokens. Every
+    /// rank has to call it; this waits until it has.
     ///
     /// # Errors
     ///

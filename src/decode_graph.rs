@@ -32,7 +32,7 @@ pub struct DecodeShape {
     pub requests: usize,
     /// The new tokens of each.
     pub query_len: u32,
-    /// The most tokens that a request will have in any replay.
+    /// The maximum number of tokens that a request has in any replay.
     pub max_len: u32,
     /// True if its steps are [causal](StepBatch::causal).
     pub causal: bool,
@@ -415,7 +415,7 @@ impl DecodeGraphs {
         })
     }
 
-    /// The smallest graph for a step of so many requests, if there is one.
+    /// Returns the smallest graph for a step of `requests` requests, if there is one.
     pub fn for_requests(&mut self, requests: usize) -> Option<&mut DecodeGraph> {
         self.graphs
             .iter_mut()

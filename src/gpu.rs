@@ -7,13 +7,13 @@ use mla_runtime::capability::{Capability, Target};
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Gpu {
-    /// Its number for the driver, from 0.
+    /// The number that the driver gives it, from 0.
     pub ordinal: usize,
     /// The name that the driver gives it.
     pub name: String,
-    /// Its compute capability.
+    /// The compute capability.
     pub capability: Capability,
-    /// Its memory in bytes.
+    /// The size of its memory in bytes.
     pub memory: usize,
 }
 

@@ -4,8 +4,8 @@ use bytemuck::{Pod, Zeroable};
 
 use mla_runtime::{Error, Result};
 
-// One cache line, and one AVX-512 register: the unit of allocation, which makes every buffer
-// aligned to it without any unsafe code.
+// The unit of allocation: one cache line, and one AVX-512 register. It makes every buffer aligned
+// to it without any unsafe code.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
 struct Line([u8; Buffer::ALIGNMENT]);

@@ -194,7 +194,7 @@ fn load<T: Element, S: Lane>(from: &[u8], row: &mut [S]) {
     }
 }
 
-// To the bytes of the latent and of the rotary key.
+// Encodes a row into the bytes of the latent and of the rotary key.
 fn encode_row(layout: &CacheLayout, row: &[f32], to: [&mut [u8]; 2]) {
     let width = layout.dims.latent as usize;
     let (latent, rope) = row.split_at(width);

@@ -61,7 +61,7 @@ pub struct CpuDecode {
     num_splits: Option<usize>,
 }
 
-/// Its workspaces.
+/// Workspaces of [`CpuDecode`].
 pub struct DecodeState {
     made_for: MadeFor,
     engines: Engines,
@@ -75,7 +75,7 @@ pub struct DecodeState {
     slots: Vec<usize>,
 }
 
-// Some rows of a request, or in a sparse call of a token.
+// A block of rows of a request, or in a sparse call of a token.
 struct Unit {
     request: usize,
     // The query token of row 0, and the head.
@@ -87,7 +87,7 @@ struct Unit {
     first_slot: usize,
 }
 
-// One split of a unit.
+// A range of a unit's keys that one thread attends to.
 struct Split {
     unit: usize,
     keys: Range<usize>,
@@ -192,7 +192,7 @@ struct Call<'a, T> {
     heads: usize,
     latent: usize,
     cache: Rows<'a>,
-    // Another cache. Its slots count on from those of the first one.
+    // Second cache of a sparse call. Its slots count on from those of the first one.
     second: Option<Rows<'a>>,
     pages: Pages<'a>,
     seq_lens: &'a [i32],
@@ -203,7 +203,7 @@ struct Call<'a, T> {
     causal: bool,
     // A score for each head, without a value.
     sinks: Option<&'a [f32]>,
-    // In units of log2, with the cache's scale.
+    // Softmax scale in units of log2, with the cache's scale.
     scale: f32,
     num_splits: Option<usize>,
 }
@@ -477,7 +477,7 @@ impl<T: Element> Call<'_, T> {
         }
     }
 
-    // Each unit by one thread.
+    // Runs each unit on one thread.
     fn run_units<E: Engine>(
         &self,
         device: &Cpu,
@@ -493,7 +493,7 @@ impl<T: Element> Call<'_, T> {
         });
     }
 
-    // Each split by one thread; then the partial results of each unit are merged.
+    // Runs each split on one thread; then merges the partial results of each unit.
     fn run_splits<E: Engine>(
         &self,
         device: &Cpu,

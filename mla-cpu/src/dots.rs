@@ -56,8 +56,8 @@ impl Pairs {
     }
 }
 
-// Both kinds of arithmetic, whose entries are an f32 or two bf16: `$add(sum, a, b)` is sum + a · b
-// in each lane.
+// The dot products of one kind of arithmetic, whose entries are an f32 or two bf16: `$add(sum, a,
+// b)` is sum + a · b in each lane.
 macro_rules! dots {
     ($module:ident, $lane:ty, $features:literal, $add:expr) => {
         mod $module {
@@ -155,7 +155,7 @@ macro_rules! dots {
                         }
                     }
                 }
-                // Not by `map`: it is not compiled for these instructions, nor inlined here.
+                // A loop, since `map` is neither compiled for these instructions nor inlined here.
                 let mut products = [[0.0; COLUMNS]; R];
                 for (sums, products) in sums.iter().zip(&mut products) {
                     for (sum, product) in sums.iter().zip(products) {

@@ -24,8 +24,8 @@ use mla_runtime::{Error, Result};
 const ROWS: usize = 128;
 const COLUMNS: usize = 128;
 
-// The `gemm` crate takes columns of `b` that are contiguous as they are for so many rows of `a`.
-// For more it would rearrange them on its way, an element at a time, so they become rows
+// Maximum number of rows of `a` for which the `gemm` crate takes contiguous columns of `b` without
+// a copy. For more it would rearrange them on its way, an element at a time, so they become rows
 // beforehand.
 const FEW_ROWS: usize = 2;
 
@@ -43,7 +43,8 @@ pub(crate) fn gemm(
     let k = a.shape()[2];
     a.layout().require("gemm a", c.dtype(), [batch, m, k])?;
     b.layout().require("gemm b", c.dtype(), [batch, k, n])?;
-    // Without elements no memory bounds the extents, nor those of operands that repeat an element.
+    // Memory does not bound the extents of a result without elements, nor those of operands that
+    // repeat an element.
     if c.layout().elements() == 0 {
         return Ok(());
     }

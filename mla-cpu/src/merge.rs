@@ -21,7 +21,8 @@ pub(crate) fn merge(
     other.layout().require("other", out.dtype(), out.shape())?;
     lse.layout().require("lse", heads, tokens)?;
     other_lse.layout().require("other lse", heads, tokens)?;
-    // Without rows no memory bounds the width, nor one of the two without the other.
+    // Memory does not bound the width of a result without rows, nor tokens without heads, nor heads
+    // without tokens.
     if tokens == 0 || heads == 0 {
         return Ok(());
     }
@@ -115,7 +116,7 @@ pub(crate) fn convert_lse<C: LseConvention>(
 ) -> Result<()> {
     let LseLayout { heads, tokens, .. } = from.layout();
     to.layout().require("lse", heads, tokens)?;
-    // Without rows nothing is read, whatever the extents say.
+    // A result without rows has nothing to read, and its extents may be of any size.
     if tokens == 0 || heads == 0 {
         return Ok(());
     }

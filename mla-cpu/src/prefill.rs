@@ -22,14 +22,14 @@ pub struct CpuPrefill {
     config: LayerConfig,
 }
 
-/// Its workspaces.
+/// Workspaces of [`CpuPrefill`].
 pub struct PrefillState {
     made_for: MadeFor,
     engines: Engines,
     units: Vec<Unit>,
 }
 
-// One block of a request's query tokens, for one head.
+// A block of a request's query tokens, for one head.
 struct Unit {
     request: usize,
     head: usize,

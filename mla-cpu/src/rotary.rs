@@ -71,7 +71,7 @@ fn turn_queries<T: Element>(
         Some(from) => Some(Elements::<T>::of("query", from)?),
         None => None,
     };
-    // Without elements no memory bounds the extents.
+    // Memory does not bound the extents of a tensor without elements.
     if to.layout().elements() == 0 {
         return Ok(());
     }

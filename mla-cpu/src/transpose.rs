@@ -86,7 +86,7 @@ pub(crate) fn exchange(rows: &mut [__m512i; BLOCK]) {
         u[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
         u[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
     }
-    // Now quarter q of u[4g + j] holds rows 4g .. 4g + 4 of column 4q + j.
+    // Quarter q of u[4g + j] now holds rows 4g .. 4g + 4 of column 4q + j.
     for i in 0..4 {
         let a = _mm512_shuffle_i32x4::<0x88>(u[i], u[4 + i]);
         let b = _mm512_shuffle_i32x4::<0xdd>(u[i], u[4 + i]);

@@ -102,7 +102,7 @@ fn narrow_bf16(from: &[f32], to: &mut [u16]) {
     }
 }
 
-// Without a branch, so that it vectorises. A NaN keeps its sign and stays one.
+// The rounding has no branch, so that it vectorises. A NaN keeps its sign and stays one.
 #[inline(always)]
 pub(crate) fn bf16_bits(value: f32) -> u16 {
     let bits = value.to_bits();

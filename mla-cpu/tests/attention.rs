@@ -257,7 +257,7 @@ fn rows_do_not_depend_on_the_rows_around_them() {
     }
 }
 
-// Some places of a tensor `[tokens, heads, columns]`: none of one without elements.
+// Returns places of a tensor `[tokens, heads, columns]`; none if it has no elements.
 fn places(picks: &[[usize; 3]], shape: [usize; 3]) -> Vec<[usize; 3]> {
     if shape.contains(&0) {
         return Vec::new();
@@ -343,8 +343,8 @@ proptest! {
     }
 }
 
-// One request of three tokens over a cache of f32, as a call into which a test puts its mistake or
-// its kind of output.
+// A call of one request with three tokens over a cache of f32, into which a test puts its mistake
+// or its kind of output.
 struct Small {
     query: Vec<f32>,
     cache: Vec<f32>,

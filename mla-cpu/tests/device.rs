@@ -277,7 +277,7 @@ proptest! {
             values.chunks(l + r).flat_map(|row| row[range.clone()].to_vec()).collect()
         };
         let (latent, rotary) = (column(0..l), column(l..l + r));
-        // Some rows are not written.
+        // A slot of −1 leaves its row unwritten.
         let kept: Vec<i64> = slots
             .iter()
             .enumerate()
@@ -304,7 +304,7 @@ proptest! {
             prop_assert_eq!(&bytes[at..at + row_bytes], &want[..]);
         }
 
-        // From the middle of each request on.
+        // The gather begins in the middle of each request.
         let token_starts: Vec<i32> = lens.iter().map(|len| (len / 2) as i32).collect();
         let mut row_starts = vec![0i32];
         for len in &lens {
@@ -361,7 +361,7 @@ proptest! {
             0 => f32::INFINITY,
             1 => f32::NEG_INFINITY,
             2 => f32::NAN,
-            // Some of these weigh nothing in f32.
+            // Weights of some of these round to 0 in f32.
             3 => value * 300.0,
             _ => value * 30.0,
         };
@@ -490,7 +490,7 @@ fn a_cache_write_rotates_keys_and_queries() {
         let rows: &[f32] = bytemuck::cast_slice(Cpu::bytes(&cache));
         assert_eq!(rows[3 * 6 + 2..][..4], first, "{style:?}");
         assert_eq!(rows[2..6], second, "{style:?}");
-        // From one tensor to another.
+        // The query is rotated from one tensor into another.
         let mut elsewhere = [0.0f32; 8];
         let query = RotaryQuery::Into {
             from: TensorRef::from_slice(&rope, [2, 1, 4]).unwrap(),
@@ -512,7 +512,7 @@ fn a_cache_write_rotates_keys_and_queries() {
 
 #[test]
 fn memory_that_is_not_there_is_an_error_of_its_own() {
-    // More than any address space holds.
+    // A size that no address space holds.
     let wanted = usize::MAX / 4;
     let error = Cpu::new().allocate(wanted).err().unwrap();
     let as_said = matches!(

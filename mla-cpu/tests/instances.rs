@@ -19,7 +19,7 @@ use mla_runtime::{Error, Result};
 const DIMS: MlaDims = MlaDims::new(16, HeadDims::new(8, 8, 8));
 const ROW: usize = 24;
 const PAGE: usize = 64;
-// Long enough for few units to be divided among the threads.
+// Length at which few units are divided among the threads.
 const LEN: usize = 4096;
 const MANY: usize = 64;
 
@@ -113,7 +113,7 @@ fn a_decode_refuses_the_state_of_another_problem() {
     right(run(&few, 1, &mut state(&few)), 0.25);
     right(run(&many, MANY, &mut state(&many)), 0.25);
     refused("state", run(&many, MANY, &mut state(&few)));
-    // Another instance of the same problem shares it.
+    // A state serves another instance of the same problem, too.
     let same = CpuDecode::new(&cpu, &config(MANY)).unwrap();
     right(run(&many, MANY, &mut state(&same)), 0.25);
     // A device of another number of threads shares it, too.

@@ -31,7 +31,7 @@ const PAGES: usize = 5;
 const SLOTS: usize = PAGE * PAGES;
 const SCALE: f32 = 0.2;
 
-/// Numbers that name no slot of a cache of so many slots.
+/// Returns numbers that name no slot of a cache of `slots` slots.
 fn no_slots(slots: usize) -> [i32; 5] {
     [-1, i32::MIN, i32::MAX, slots as i32, slots as i32 + 1]
 }
@@ -39,7 +39,7 @@ fn no_slots(slots: usize) -> [i32; 5] {
 /// Outputs, and log-sum-exps of `[heads, tokens]`.
 type Attended = (Vec<f32>, Vec<f32>);
 
-/// One query token for each list, over a cache of f32 and a second, shorter one.
+/// Queries of one token for each list, over a cache of f32 and a second, shorter one.
 struct World {
     queries: Vec<f32>,
     caches: [Vec<f32>; 2],
@@ -275,7 +275,7 @@ fn rows_lie_as_far_from_the_first_as_memory_is_wide() {
         let far_layout = CacheLayout::contiguous(DIMS, format, pages, 64);
         let mut random = Random(5);
         let mut small = vec![0u8; 3 * near_layout.page_stride];
-        // Zeros that nobody writes need no memory.
+        // Zeroed memory takes no pages until it is written.
         let mut large = vec![0u8; pages * far_layout.page_stride];
         // Pages 0, 1 and 2 are the first one and the last two.
         let far_pages = [0, pages - 2, pages - 1];

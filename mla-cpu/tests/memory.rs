@@ -68,7 +68,7 @@ unsafe impl GlobalAlloc for Full {
 static ALLOCATOR: Full = Full;
 
 const DIMS: MlaDims = MlaDims::new(8, HeadDims::new(4, 4, 4));
-/// More than any memory has.
+/// A size that exceeds any memory.
 const HUGE: usize = 1 << 62;
 
 fn assert_out_of_memory<T>(what: &str, result: Result<T>) {
@@ -162,7 +162,7 @@ fn what_has_no_elements_is_done_at_once_however_wide() {
             RotaryStyle::Halves,
         );
         let rotated = cpu.rotate(&rotary, RotaryQuery::InPlace(written(shape)));
-        // No machine has memory for so many positions.
+        // Tables of that number of positions fit into no memory.
         assert_eq!(rotated.is_ok(), batch == 0, "{shape:?}");
     }
     assert!(
@@ -193,7 +193,7 @@ fn rows_wider_than_memory_are_refused() {
     let rotary = Rotary::new(ArrayRef::from_slice(&[]), [angles; 2], RotaryStyle::Halves);
     let write = cpu.write_cache_rotated(read(row), read(row), &rotary, None, slots, cache());
     assert_out_of_memory("rotated write", write);
-    // One element that is repeated is as wide as one likes.
+    // Repeating one element makes a view of any width.
     let one = [1.0f32];
     let wide = TensorRef::<Cpu>::from_slice(&one, [1, 1, 1]).unwrap();
     let mut product = [0.0f32];

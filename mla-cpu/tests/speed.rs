@@ -61,8 +61,8 @@ fn a_few_rows_more_take_a_little_longer() {
     let check = |name: &str, time: fn(&Cpu, usize) -> Duration| {
         let times = [1, 2, 3, 4, 16, 64].map(|rows| (rows, time(&cpu, rows)));
         println!("{name}: {times:?}");
-        // With AVX-512 nothing is rearranged. Without it that takes a few times as long as reading
-        // the weights, whatever the rows.
+        // Products with AVX-512 rearrange nothing. Those without it do, which takes a few times as
+        // long as reading the weights, for any number of rows.
         for (rows, time) in &times[2..] {
             let most = match has_avx512() {
                 true => 2 + *rows as u32 / 2,

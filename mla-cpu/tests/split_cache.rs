@@ -192,7 +192,7 @@ fn pages_are_copied_as_in_one_row() -> Result<()> {
         split.read_row(4 * PAGE + 1, &mut to)?;
         assert_eq!(from, to, "{format}");
     }
-    // Neither tensor is copied where one of them cannot be.
+    // A tensor is not copied if the other one cannot be.
     let mut both = Both::new(KvFormat::Fp8, 2);
     let odd = both.layout.split_rope.map(|strides| CacheStrides {
         row_stride: strides.row_stride + 1,

@@ -1,4 +1,4 @@
-//! Views of sizes that nobody has: refused, or what they mean.
+//! Views of extreme sizes: each is refused, or means what it says.
 
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{LayerConfig, StepLimits};

@@ -40,7 +40,7 @@ pub struct AbsorbedState {
 }
 
 impl AbsorbedState {
-    /// A workspace of so many bytes, for requests of up to `query_len` query tokens.
+    /// Allocates a workspace of `bytes` bytes, for requests of up to `query_len` query tokens.
     fn new(config: &LayerConfig, device: &Cuda, bytes: usize, query_len: usize) -> Result<Self> {
         // Zeros are how the kernels' counters have to begin.
         Ok(Self {
@@ -88,8 +88,8 @@ fn shape(config: &LayerConfig, query_len: usize) -> Result<raw::MlaDecodeParams>
     Ok(params)
 }
 
-/// The most that steps within the limits bring: what a kernel's workspace depends on, and what it
-/// refuses before anything is launched.
+/// Returns the parameters of the largest step within the limits: a kernel's workspace depends on
+/// them, and a kernel may refuse them before anything is launched.
 fn largest(config: &LayerConfig, limits: &StepLimits) -> Result<raw::MlaDecodeParams> {
     let mut params = shape(config, limits.decode_query_len.max(1))?;
     params.requests = narrow("limits.requests", limits.requests.max(1))?;
@@ -178,7 +178,8 @@ fn params(
     params.cache_scale = cache.scale;
     params.requests = narrow("requests", requests)?;
     params.tokens = narrow("tokens", tokens)?;
-    // Only the columns of the table that a request may use count: few of them make a short launch.
+    // The launch covers only the columns of the table that a request may use: few of them make it
+    // short.
     let used = batch.max_seq_len.div_ceil(cache.page_size).max(1);
     params.max_pages = narrow("max pages", used.min(batch.block_table.max_pages()))?;
     Ok(Some(params))

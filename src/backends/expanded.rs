@@ -120,12 +120,13 @@ fn shape(config: &LayerConfig) -> Result<raw::MlaPrefillParams> {
 /// Address and strides of one of the two parts of all keys.
 struct KeySource {
     address: u64,
-    // In elements.
+    // Strides are in elements.
     token_stride: usize,
     head_stride: usize,
 }
 
-/// The part of each head, which takes so many bytes of a packed key, and the rotary part.
+/// Returns the part of each head, which takes `nope_bytes` bytes of a packed key, and the rotary
+/// part.
 fn key_sources(keys: &Keys<'_, Cuda>, nope_bytes: usize) -> [KeySource; 2] {
     let source = |keys: &TensorRef<'_, Cuda>, offset: usize| KeySource {
         address: keys.bytes().address() + offset as u64,
@@ -136,7 +137,7 @@ fn key_sources(keys: &Keys<'_, Cuda>, nope_bytes: usize) -> [KeySource; 2] {
         Keys::Packed(keys) => [source(keys, 0), source(keys, nope_bytes)],
         Keys::Split { nope, rope } => {
             let rope = source(rope, 0);
-            // One head that every head reads.
+            // All heads read the one rotary head.
             let head_stride = 0;
             [
                 source(nope, 0),
@@ -174,7 +175,7 @@ fn params(
         }
     };
     let requests = call.query_starts.len().saturating_sub(1);
-    // Nothing to write, and the kernel's tensors must not be empty.
+    // A call without query tokens writes nothing, and the kernel's tensors must not be empty.
     if requests == 0 || query_tokens == 0 {
         return Ok(None);
     }

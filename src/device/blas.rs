@@ -186,7 +186,7 @@ struct Operand {
 }
 
 impl Operand {
-    /// Nothing where neither of them are, or rows overlap.
+    /// Returns `None` if neither columns nor rows are contiguous, or if rows overlap.
     fn new(layout: &Layout) -> Option<Self> {
         let transposed = !is_contiguous(layout, 2);
         let (rows, columns) = if transposed { (2, 1) } else { (1, 2) };

@@ -25,7 +25,7 @@ pub(super) fn fits(
     let (weights_layout, to_layout) = (weights.layout(), to.layout());
     let dtype = to_layout.dtype;
     let aligned = |address: usize| address.is_multiple_of(16);
-    // In elements of two bytes.
+    // Strides in elements of two bytes.
     let counted = |stride: usize| stride.is_multiple_of(8) && stride < 1 << 32;
     let in_bytes = |stride: i64| stride % 16 == 0 && (0..1 << 40).contains(&stride);
     device.gpu().capability == Capability::new(9, 0)

@@ -120,7 +120,7 @@ struct Capture<'a> {
 impl<'a> Capture<'a> {
     fn begin(device: &'a Cuda) -> Result<Self> {
         device.make_current()?;
-        // Made now: a capture is no time to make streams.
+        // The stream is made before the capture, during which none should be made.
         device.aside()?;
         let capturing = &device.inner.capturing;
         capturing
@@ -142,7 +142,7 @@ impl<'a> Capture<'a> {
         })
     }
 
-    /// Nothing if the capture was invalidated without the driver calling it an error.
+    /// Ends the capture. Returns `None` if it was invalidated without an error of the driver.
     fn end(mut self) -> Result<Option<Graph>> {
         self.close().map_err(failed("end capture"))
     }

@@ -17,8 +17,9 @@ pub(super) enum Company {
 }
 
 impl Company {
-    /// The most tokens for which the own kernel is the faster one, as `benches/layer.rs` finds: it
-    /// reads the weights again for every 32 tokens, and cuBLAS has the better tiles for many.
+    /// Returns the maximum number of tokens for which the own kernel is the faster one, as
+    /// `benches/layer.rs` finds: it reads the weights again for every 32 tokens, and cuBLAS has the
+    /// better tiles for many.
     fn most_tokens(self, heads: usize) -> usize {
         match (self, heads <= 32) {
             (_, false) => 32,

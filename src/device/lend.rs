@@ -15,7 +15,7 @@ use super::memory::{Bytes, BytesMut};
 use super::{Cuda, failed, stream};
 
 mod sealed {
-    /// Nobody else can say that memory is where it is not.
+    /// Trait that other crates cannot implement: they could name memory that is not there.
     pub trait Sealed {}
 }
 
@@ -222,7 +222,8 @@ impl<'env> Open<'env> {
             Some(event) => self.returns.borrow_mut().push(Return::Record(event)),
             None if owner == *own => {}
             None => {
-                // Its work may be another thread's, which this thread's handle does not order.
+                // The owner's work may be another thread's, which this thread's handle does not
+                // order.
                 stream::check_shared("slice's stream", &owner)?;
                 stream::join(own, &owner).map_err(failed("wait for a slice"))?;
                 self.returns.borrow_mut().push(Return::Join(owner));

@@ -21,7 +21,7 @@ use super::{Cuda, failed};
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct LoadedKernel {
-    /// Its name in the machine code, as the C++ compiler mangled it. Drivers before CUDA 12.3 do
+    /// The name in the machine code, as the C++ compiler mangled it. Drivers before CUDA 12.3 do
     /// not tell it.
     pub symbol: Option<String>,
     /// The GPU that the machine code is for, whether nvcc made it or the driver.
@@ -76,7 +76,7 @@ fn function(node: CUgraphNode) -> std::result::Result<Option<CUfunction>, Driver
     if !launch.func.is_null() {
         return Ok(Some(launch.func));
     }
-    // One that belongs to no context: that of the current one.
+    // A kernel that belongs to no context has a function in the current one.
     let mut function = ptr::null_mut();
     // SAFETY: a node has a kernel where it has no function; a context is current.
     unsafe { sys::cuKernelGetFunction(&raw mut function, launch.kern) }.result()?;
@@ -126,7 +126,7 @@ fn symbol(function: CUfunction) -> std::result::Result<Option<String>, DriverErr
     Ok(Some(name.to_string_lossy().into_owned()))
 }
 
-/// From ten times the major number and the minor one.
+/// Converts ten times the major number plus the minor one.
 fn capability(version: i32) -> Capability {
     // No GPU has a number that does not fit.
     let part = |number: i32| u8::try_from(number).unwrap_or(u8::MAX);

@@ -19,7 +19,7 @@ pub(super) fn of(context: &CudaContext, capability: Capability) -> Option<GpuFig
     };
     let figure = |name| attribute(name).map(f64::from);
     let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
-    // In kHz, both.
+    // The driver gives both clocks in kHz.
     let clock = 1e3 * figure(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?;
     let memory_clock = 1e3 * figure(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?;
     let bus_bits = figure(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?;

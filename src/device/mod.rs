@@ -90,7 +90,7 @@ impl Cuda {
     ///
     /// Where there is no driver or no such GPU, or the driver refuses.
     pub fn new(ordinal: usize) -> Result<Self> {
-        // Without a driver, cudarc panics.
+        // The driver is looked for first, since cudarc panics without one.
         gpu::gpu(ordinal).map_err(|cause| unavailable(ordinal, cause))?;
         let context = CudaContext::new(ordinal).map_err(failed("retain context"))?;
         let stream = context.new_stream().map_err(failed("create stream"))?;
@@ -111,8 +111,8 @@ impl Cuda {
         stream::bind(stream.context()).map_err(failed("bind context"))?;
         // SAFETY: the function takes nothing; the context it loads into is current.
         let loaded = unsafe { raw::mla_load_helpers() };
-        // In a build without kernels there is nothing to load, and each operation says so that
-        // needs one.
+        // A build without kernels has nothing to load, and each operation that needs a kernel says
+        // so.
         if loaded.code != raw::LEFT_OUT {
             // SAFETY: the status is that of a function of `raw`.
             unsafe { raw::check("load kernels", loaded) }?;
@@ -206,7 +206,7 @@ impl Cuda {
         Ok(())
     }
 
-    /// Another stream of the same context.
+    /// Makes another stream of the same context.
     pub(crate) fn new_stream(&self) -> Result<Arc<CudaStream>> {
         let context = self.stream().context();
         stream::apart(context, || context.new_stream()).map_err(failed("create stream"))

@@ -36,7 +36,7 @@ impl Copies {
         // SAFETY: the image is text that ends in a zero byte.
         let module = unsafe { result::module::load_data(PTX.as_ptr().cast()) };
         let module = module.map_err(failed("load test kernels"))?;
-        // It is unloaded, too, if it lacks a function.
+        // The module is owned from here on, so that it is unloaded also if it lacks a function.
         let mut copies = Self {
             device: device.clone(),
             module,

@@ -123,7 +123,7 @@ pub(super) fn apart<T>(context: &Arc<CudaContext>, call: impl FnOnce() -> Result
     own.map(|()| given)
 }
 
-/// Logs an error that nobody is there to be told of.
+/// Logs an error that no caller is there to receive.
 pub(super) fn log(operation: &'static str, error: &dyn fmt::Display) {
     tracing::error!(operation, %error, "a GPU's resource was not given back");
 }

@@ -1,4 +1,4 @@
-//! One case by everybody, in turns.
+//! Comparison of all contenders in one case, in turns.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -12,7 +12,8 @@ use crate::work::{self, Case, Work};
 // Longer than the waiting of the contenders' thread pools.
 const PAUSE: Duration = Duration::from_millis(300);
 
-// At least one run, and long enough for the system to spread threads over cores.
+// Minimum time of the first runs, of which there is at least one: long enough for the system to
+// spread threads over cores.
 const WARM_UP: Duration = Duration::from_millis(200);
 
 /// The result of one case.
@@ -91,7 +92,7 @@ pub(crate) fn compare<T: Element + candle_core::WithDType>(
     })
 }
 
-// One way to do the work: its name, how to run it once, and its output for checking.
+// A way to do the work: its name, a function that runs it once, and its output for checking.
 struct Contender<'a> {
     name: String,
     run: Box<dyn FnMut() -> Result<f64, Failure> + 'a>,

@@ -32,7 +32,7 @@ pub(crate) struct Case {
 enum Phase {
     /// New tokens alone, causal: QK 192 wide, V 128.
     Prefill,
-    /// One token per request, absorbed: rows of 576, values of 512.
+    /// Absorbed attention of one token per request: rows of 576, values of 512.
     Decode,
 }
 

@@ -144,7 +144,7 @@ fn detect() -> bool {
     }
 }
 
-// One kernel of `Amx`, made of what comes before its steps, in each, and after.
+// Defines one kernel of `Amx` by its instructions before the steps, in each step, and after them.
 macro_rules! kernel {
     ($name:ident, [$($start:literal),*], [$($step:literal),*], [$($end:literal),*]) => {
         /// # Safety

@@ -39,7 +39,7 @@ pub(crate) unsafe trait Bf16Products: Copy + Send {
     /// Keys that are multiplied together: a divisor of 32.
     const STEP: usize;
 
-    /// Called before a unit.
+    /// Prepares the thread for a unit.
     fn begin(self) {}
 
     /// Lays out queries `[rows, width]`, of whole sixteens of rows, as [`score`](Self::score) takes
@@ -69,7 +69,7 @@ pub(crate) unsafe trait Bf16Products: Copy + Send {
         out: &mut [f32],
     );
 
-    /// Called after a unit.
+    /// Undoes `begin` after a unit.
     fn end(self) {}
 }
 
@@ -500,7 +500,7 @@ fn weigh(
             }
             sum[0] = _mm512_add_ps(sum[0], a);
             sum[1] = _mm512_add_ps(sum[1], b);
-            // Each row's two weights next to each other.
+            // The two weights of each row become neighbours.
             let low = _mm512_cvtepu16_epi32(bits(_mm512_cvtneps_pbh(a)));
             let high = _mm512_cvtepu16_epi32(bits(_mm512_cvtneps_pbh(b)));
             *to = _mm512_or_si512(low, _mm512_slli_epi32::<16>(high));

@@ -51,7 +51,7 @@ use vectors::{PairVectors, Vectors};
 /// Keys of a tile.
 pub(crate) const KEYS: usize = 256;
 
-/// The most query rows of an engine's block.
+/// Maximum number of query rows of an engine's block.
 const MAX_BLOCK: usize = 4 * LANES;
 
 /// Queries, keys and values of a unit.
@@ -136,9 +136,9 @@ impl Seen<'_> {
 /// The keys or values of a tile.
 #[derive(Clone, Copy)]
 pub(crate) enum Rows<'r, S> {
-    /// One after the other.
+    /// Copies, one after the other.
     Loaded(&'r [S]),
-    /// Each where it lies.
+    /// References to rows in the caller's memory.
     InPlace(&'r [&'r [S]]),
 }
 
@@ -155,7 +155,7 @@ impl<'r, S> Rows<'r, S> {
         }
     }
 
-    // Each of the first `count` rows; loaded ones are `pitch` apart, and `filler` stands for those
+    // Returns the first `count` rows; loaded ones are `pitch` apart, and `filler` stands for those
     // that do not lie anywhere.
     #[cfg(target_arch = "x86_64")]
     fn list(self, pitch: usize, count: usize, filler: &'r [S]) -> [&'r [S]; KEYS] {
@@ -181,10 +181,10 @@ pub(crate) trait Engine: Sized + Send {
     /// Scratch for units of at most `rows` rows.
     fn new(proof: Self::Proof, rows: usize, widths: Widths) -> Result<Self>;
 
-    /// From one row of queries or keys to the next.
+    /// Returns the distance from one row of queries or keys to the next.
     fn key_pitch(&self) -> usize;
 
-    /// From one row of values or outputs to the next.
+    /// Returns the distance from one row of values or outputs to the next.
     fn value_pitch(&self) -> usize;
 
     /// Returns the buffer into which queries are written before [`begin`](Self::begin).
@@ -221,7 +221,7 @@ pub(crate) trait Engine: Sized + Send {
         out: &mut [f32],
     );
 
-    /// Called when a unit is done.
+    /// Ends a unit.
     fn end(&mut self) {}
 }
 
@@ -240,11 +240,11 @@ pub(crate) fn rescale(factors: &[f32; LANES], out: &mut [f32], pitch: usize) {
 
 /// Partial results of a unit's rows: outputs before division by the sum.
 pub(crate) struct Partial<'a> {
-    /// One per sixteen rows.
+    /// State of the softmax, one for every sixteen rows.
     pub(crate) running: &'a mut [Running],
     /// `[rows, pitch]`.
     pub(crate) out: &'a mut [f32],
-    /// From one row of `out` to the next.
+    /// Distance from one row of `out` to the next.
     pub(crate) pitch: usize,
 }
 
@@ -479,7 +479,7 @@ fn attend_to_tile<E: Engine, S: Source<E::Lane>>(
     }
 }
 
-/// One workspace per thread, of the engine that suits the dtype and the processor best.
+/// Workspaces of the engine that suits the dtype and the processor best, one per thread.
 pub(crate) enum Engines {
     Gemm(Vec<Workspace<F32Engine<Gemm>>>),
     #[cfg(target_arch = "x86_64")]
@@ -550,7 +550,7 @@ impl Engines {
         })?))
     }
 
-    /// From one row of outputs to the next.
+    /// Returns the distance from one row of outputs to the next.
     pub(crate) fn value_pitch(&self) -> usize {
         with_workspaces!(self, workspaces => {
             workspaces.first().map_or(0, |workspace| workspace.engine.value_pitch())

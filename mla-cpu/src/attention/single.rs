@@ -56,7 +56,7 @@ impl Gemm {
     /// has a single one.
     const STRIP: usize = 64;
 
-    /// Adds the products of fewer keys than `LEAST_KEYS`, as those of so many: the others are 0.
+    /// Adds the products of fewer keys than `LEAST_KEYS`, filled up to that number with keys of 0.
     fn accumulate_few(
         values: &[f32],
         pitch: usize,

@@ -45,7 +45,7 @@ fn sixteens(rows: usize, steps: usize) -> (usize, bool) {
     }
 }
 
-// Both products of one kind of arithmetic: `$add(sum, a, b)` is sum + a · b in each lane.
+// The two products of one kind of arithmetic: `$add(sum, a, b)` is sum + a · b in each lane.
 macro_rules! products {
     ($module:ident, $lane:ty, $features:literal, $add:expr) => {
         mod $module {

@@ -88,7 +88,7 @@ fn whole(bytes: &mut [u8]) -> &mut [u8] {
     &mut bytes[..len]
 }
 
-/// Some keys, transposed: `[width][LANES]`, and their scales.
+/// A tile of keys, transposed: `[width][LANES]`, and their scales.
 struct Tile {
     keys: Vec<[f32; LANES]>,
     scales: [f32; LANES],

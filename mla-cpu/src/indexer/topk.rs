@@ -43,7 +43,7 @@ pub(super) fn select(
     })?;
     let rows = rows(of, columns)?;
     let pages = Pages::of(&of.batch.block_table, page_size)?;
-    // The most pages whose slots are 32-bit.
+    // Maximum number of pages with slots of 32 bits.
     let most = (1usize << 31) / page_size;
     for row in &rows {
         pages.check(row.request, 0, row.seen, most)?;

@@ -17,8 +17,8 @@ const WIDTH: usize = 128;
 
 const PAGE_WORDS: usize = PAGE * (WIDTH + 4) / 4;
 
-/// The logits of one request's last token over keys that are written to a cache of so many pages,
-/// and the words of its two pages, by the format's own arithmetic.
+/// Returns the logits of one request's last token over keys that are written to a cache of `pages`
+/// pages, and the words of its two pages, by the format's own arithmetic.
 fn logits(pages: usize, tables: [i32; 2]) -> (Vec<f32>, [Vec<u32>; 2]) {
     let mut rng = Rng::with_seed(20);
     let config = IndexerConfig::GLM_5;
@@ -38,7 +38,7 @@ fn logits(pages: usize, tables: [i32; 2]) -> (Vec<f32>, [Vec<u32>; 2]) {
     };
     let slots: Vec<i64> = (0..TOKENS).map(|at| batch.slot(0, at) as i64).collect();
     let layout = IndexCacheLayout::contiguous(config.dims, pages, PAGE);
-    // Zeros that nobody writes need no memory.
+    // Zeroed memory takes no pages until it is written.
     let mut cache = vec![0u32; pages * layout.page_stride / 4];
     let cpu = Cpu::new();
     let keys = IndexKeys::new(

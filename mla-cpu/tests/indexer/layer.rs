@@ -67,7 +67,7 @@ pub(crate) struct World {
     pub(crate) index_cache: Vec<u32>,
 }
 
-/// One step's tensors.
+/// Tensors of one step.
 pub(crate) struct Step {
     requests: Vec<Request>,
     query: Vec<f32>,
@@ -173,7 +173,7 @@ impl World {
             view(&step.head_weights, [tokens, 1, 4]),
             IndexCacheMut::new(bytemuck::cast_slice_mut(cache), layout).unwrap(),
         )
-        // In whichever style: the indexer knows its own.
+        // The view may have any style: the indexer has its own.
         .with_rotary(Rotation::from(step.rotary.view()))
     }
 
@@ -231,7 +231,8 @@ impl World {
         out
     }
 
-    /// Both in one call, on copies of the caches: the output, and both caches afterwards.
+    /// Runs indexer and layer in one call, on copies of the caches: returns the output, and both
+    /// caches afterwards.
     fn both(
         &self,
         layer: &Layer,
@@ -394,7 +395,7 @@ fn lists_are_those_of_the_reference_and_attention_is_to_them() {
     );
 }
 
-/// One token's output is attention in f64 to the rows that its list names.
+/// Checks that one token's output is attention in f64 to the rows that its list names.
 fn check_row(world: &World, layer: &Layer, step: &Step, list: &[i32], token: usize, out: &[f32]) {
     let bytes: &[u8] = bytemuck::cast_slice(&world.cache);
     let format = layer.config().problem.kv_format;
@@ -495,7 +496,7 @@ fn layers_of_a_model_take_the_lists_of_its_pattern() {
     let indexer = Indexer::new(&Cpu::new(), &indexer_config(topk), problem).unwrap();
     let mut own = indexer.workspace(&IndexLimits::new(limits())).unwrap();
     let mut space = sparse.workspace(&limits()).unwrap();
-    // Each layer has weights and caches of its own, and all the same pages.
+    // Layers have weights and caches of their own, and all the same pages.
     let mut worlds: Vec<World> = (0..12).map(|layer| World::new(40 + layer)).collect();
     let tables = worlds[0].tables.clone();
     for world in &mut worlds {
@@ -619,7 +620,7 @@ fn refusals_name_the_field() {
     let mut world = World::new(8);
     let step = world.step([3, 1, 0]);
 
-    // Nothing is prepared.
+    // The workspace has no prepared step.
     let refused = world.select(&indexer, &space, &mut own, &step);
     assert_eq!(
         error(refused.unwrap_err()),
@@ -631,7 +632,7 @@ fn refusals_name_the_field() {
         "slot_lists: given none, accepted those of the prepared step: a layer with an indexer \
          selects first"
     );
-    // Another step's lists.
+    // The lists are those of another step.
     world.select(&indexer, &space, &mut own, &step).unwrap();
     own.lists(&space).unwrap();
     world.prepare(&sparse, &mut space, &step);
@@ -652,7 +653,7 @@ fn refusals_name_the_field() {
         "indexer workspace: given one for 4 index heads of 32 values, 8 of them rotary, lists of \
          8, accepted 4 index heads of 32 values, 8 of them rotary, lists of 9"
     );
-    // One for shorter steps.
+    // The indexer's workspace is for shorter steps.
     let short = limits().with_tokens(3);
     let mut small = indexer.workspace(&IndexLimits::new(short)).unwrap();
     assert_eq!(

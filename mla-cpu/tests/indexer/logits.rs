@@ -19,7 +19,7 @@ struct World {
     dims: IndexDims,
     batch: Batch,
     layout: IndexCacheLayout,
-    /// In words, for their alignment.
+    /// The cache in words, for their alignment.
     cache: Vec<u32>,
     queries: Vec<u8>,
     weights: Vec<f32>,
@@ -116,7 +116,8 @@ impl World {
                 let scale: [u8; 4] = self.bytes()[at..at + 4].try_into().unwrap();
                 let scale = f64::from(f32::from_ne_bytes(scale));
                 let expected = index_logit(&queries, key, scale);
-                // Each of so many sums is off by at most 2⁻²⁴ of what is added up.
+                // The rounding error of each sum is at most 2⁻²⁴ of the magnitudes that are added
+                // up.
                 let most: f64 = queries
                     .iter()
                     .map(|(query, weight)| {
@@ -226,7 +227,7 @@ fn refusals_name_the_field() {
 
 #[test]
 fn arrays_that_are_shorter_than_the_block_table_are_refused() {
-    // On a GPU a kernel would read what lies behind them.
+    // A kernel on a GPU would read beyond the end of such arrays.
     let refused = |requests: usize, lens: &[i32], starts: &[i32]| {
         let mut logits = vec![0.0f32; 90];
         let logits = TensorMut::<Cpu>::from_slice(&mut logits, [1, 1, 90]).unwrap();

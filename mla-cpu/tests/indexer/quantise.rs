@@ -28,7 +28,7 @@ fn configs() -> impl Iterator<Item = IndexerConfig> {
 fn check(row: &[f64], codes: &[u8], scale: f64) {
     let largest = row.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
     let exact = index_scale(row);
-    // On the edge of a power of two the scale may be the neighbour.
+    // The scale may be the neighbouring one on the edge of a power of two.
     let edge = (largest / 448.0 / exact - 1.0).abs() < 1e-5
         || (largest / 448.0 / scale - 1.0).abs() < 1e-5;
     assert!(scale == exact || edge, "scale {scale}, expected {exact}");
@@ -60,7 +60,7 @@ fn keys_are_normalised_rotated_and_rounded_into_their_slots() {
         slots[5] = -1;
         let positions = (0..tokens).map(|_| rng.i64(0..900)).collect();
         let tables = Tables::new(positions, 64, config.rotary);
-        // With a gap between pages.
+        // A gap separates the pages.
         let layout = IndexCacheLayout::contiguous(DIMS, 2, 64).with_page_stride(8448 + 64 * case);
         let mut cache = vec![0xffu8; 2 * layout.page_stride + 8];
         let start = cache.as_ptr().align_offset(4);

@@ -90,7 +90,7 @@ fn row(rng: &mut Rng, count: usize) -> Vec<f32> {
                 .map(|_| special[rng.usize(0..special.len())])
                 .collect()
         }
-        // One peak of equal values among small ones.
+        // A peak of equal values among small ones.
         _ => (0..count)
             .map(|i| {
                 if i % 7 == 3 {

@@ -9,7 +9,7 @@ use mla_runtime::backend::{
 };
 use mla_runtime::spec::BackendSpec;
 
-/// The most entries of a list of slots.
+/// Maximum number of entries of a list of slots.
 pub(crate) const LIST: u32 = 16;
 
 /// A backend whose spec says 16 bytes, and how long lists are.

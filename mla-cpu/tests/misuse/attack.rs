@@ -22,7 +22,7 @@ fn random_steps_are_refused_or_what_the_formulas_say() {
     attack(1);
 }
 
-/// Others each time: `MLA_ATTACK_SEED` repeats them.
+/// Tries other steps each time: `MLA_ATTACK_SEED` repeats them.
 #[test]
 fn other_random_steps_are_refused_or_what_the_formulas_say() {
     attack(seed());
@@ -48,7 +48,7 @@ fn attack(seed: u64) {
         for _ in 0..rng.usize(0..3) {
             let (name, _, change) = &faults[rng.usize(..faults.len())];
             let mut changed = setup.clone();
-            // Some changes are for steps of more requests.
+            // Changes for steps of more requests panic here, and are left out.
             if catch_unwind(AssertUnwindSafe(|| change(&mut changed))).is_ok() {
                 setup = changed;
                 names.push(name.as_str());
@@ -218,7 +218,7 @@ fn requests(rng: &mut Rng, setup: &mut Setup) {
     let spare = rng.usize(..3);
     setup.limits.requests = requests.len().max(1) + spare;
     setup.limits.tokens = (tokens as usize).max(1) + spare;
-    // At least a page; sparse steps without dense requests need none.
+    // Context rows are at least a page; sparse steps without dense requests need none.
     let rows = [problem.page_size as usize, 64, 200];
     setup.limits.context_rows = match problem.sparse {
         true => 0,

@@ -53,7 +53,7 @@ fn every_call_returns() {
     attack(1);
 }
 
-/// With other numbers each time: `MLA_ATTACK_SEED` repeats them.
+/// Tries other numbers each time: `MLA_ATTACK_SEED` repeats them.
 #[test]
 fn every_call_returns_for_other_numbers() {
     attack(crate::attack::seed());

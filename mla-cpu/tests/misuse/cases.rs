@@ -155,7 +155,7 @@ fn strides(cases: &mut Vec<Case>) {
             },
         );
     }
-    // Nothing lies that far apart: there is one head.
+    // Strides between heads do not matter here: there is one head.
     for (name, pick) in [TENSORS[1], TENSORS[2]] {
         for stride in [0, usize::MAX / 2, usize::MAX] {
             add(

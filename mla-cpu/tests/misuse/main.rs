@@ -19,7 +19,7 @@ use setup::Setup;
 /// The result that a case has to have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Expected {
-    /// One error, and neither the cache nor the output is touched.
+    /// An error; neither the cache nor the output is touched.
     Refused,
     /// The outputs of the case without a change.
     Right,

@@ -45,7 +45,7 @@ impl View {
         }
     }
 
-    /// Another shape without gaps.
+    /// Gives the view another shape, without gaps.
     pub(crate) fn shape(&mut self, shape: [usize; 3]) {
         self.layout = Layout::contiguous(self.layout.dtype, shape);
     }
@@ -90,15 +90,15 @@ pub(crate) fn number(tensor: u32, i: usize, j: usize, k: usize) -> f32 {
 /// Preparation of the workspace before the layer runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Prepared {
-    /// This step.
+    /// Prepared for this step.
     Step,
-    /// Nothing yet.
+    /// Never prepared.
     Nothing,
-    /// This step, and then one that was refused.
+    /// Prepared for this step, and then for one that was refused.
     Refused,
     /// A step of fewer tokens.
     Another,
-    /// This step, with a workspace of a layer for another problem.
+    /// Prepared for this step, but the workspace is of a layer for another problem.
     OtherProblem,
 }
 
@@ -107,7 +107,7 @@ pub(crate) enum Prepared {
 pub(crate) struct Rotation {
     pub(crate) width: u32,
     pub(crate) positions: usize,
-    /// In [`LayerCall::rotary`], rather than by `forward_unrotated`.
+    /// True if the rotation is in [`LayerCall::rotary`]; false if `forward_unrotated` does it.
     pub(crate) fused: bool,
 }
 

@@ -523,8 +523,7 @@ impl Lab {
             .collect()
     }
 
-    /// Does `run` with a call of so many tokens. What is refused has to leave cache and output
-    /// alone.
+    /// Does `run` with a call of `tokens` tokens. A refusal has to leave cache and output alone.
     fn with_call(
         &mut self,
         tokens: usize,
@@ -655,7 +654,8 @@ fn sinks(requests: &[StepRequest<'_>], tokens: usize, sinks: &[f32]) -> Result<O
     never()
 }
 
-/// A sparse decode with lists of two caches, the second of these rows and with so many entries.
+/// Runs a sparse decode with lists of two caches, the second with rows of `dims` and lists of
+/// `entries` entries.
 fn second(dims: MlaDims, entries: usize) -> Result<Outputs> {
     let other = CacheLayout::contiguous(dims, KvFormat::F32, PAGES, PAGE);
     let (bytes, list) = (vec![0; PAGES * other.page_stride], vec![0; entries]);

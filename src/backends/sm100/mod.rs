@@ -3,8 +3,8 @@
 
 use mla_runtime::backends;
 
-/// This family's prefill backends, and then those of a list.
+/// The prefill backends of this family, followed by those of a list.
 pub type Prefill<Rest> = backends![..Rest];
 
-/// This family's decode backends, and then those of a list.
+/// The decode backends of this family, followed by those of a list.
 pub type Decode<Rest> = backends![..Rest];

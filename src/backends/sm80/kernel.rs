@@ -1,4 +1,4 @@
-//! This family's launch functions, as the backends of all families call theirs.
+//! Launch functions of this family, under the names that the backends of all families call.
 
 use std::ffi::c_void;
 

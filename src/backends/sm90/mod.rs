@@ -15,10 +15,10 @@ pub use wgmma_attn::WgmmaAttn;
 pub use wgmma_mla::WgmmaMla;
 pub use wgmma_mla_sparse::WgmmaMlaSparse;
 
-/// This family's prefill backends, and then those of a list.
+/// The prefill backends of this family, followed by those of a list.
 pub type Prefill<Rest> = backends![WgmmaAttn, ..Rest];
 
-/// This family's decode backends, and then those of a list.
+/// The decode backends of this family, followed by those of a list.
 pub type Decode<Rest> = backends![WgmmaMla, WgmmaMlaSparse, ..Rest];
 
 /// GPUs on which all tests of this family's backends passed, each with the latest commit.
