@@ -40,7 +40,7 @@ enum Of {
     Cuda(Work<mla_kernels::Cuda>),
 }
 
-/// One layer: its weights, and the model's attention.
+/// Weights of one layer, and the model's attention.
 pub struct Layer {
     attention: Attention,
     /// `[H·(P+V), L]`.
@@ -94,7 +94,7 @@ impl Attention {
             Device::Cpu => On::Cpu(Parts::new(Cpu::new(), selection, scale)?),
             #[cfg(feature = "cuda")]
             Device::Cuda(device) => {
-                // On candle's own stream, so that neither waits for the other.
+                // The device takes candle's own stream, so that neither waits for the other.
                 let device = mla_kernels::Cuda::on_stream(device.cuda_stream());
                 let device = device.map_err(Error::wrap)?;
                 On::Cuda(Parts::new(device, selection, scale)?)
@@ -172,7 +172,7 @@ fn device_refused(given: &Device) -> Error {
 }
 
 impl Layer {
-    /// With `kv_b_proj.weight` as checkpoints hold it, `[H·(P+V), L]`.
+    /// Makes a layer with `kv_b_proj.weight` in the layout of checkpoints, `[H·(P+V), L]`.
     pub const fn new(attention: Attention, kv_b: Tensor) -> Self {
         Self {
             attention,

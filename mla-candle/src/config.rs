@@ -28,7 +28,7 @@ struct Around {
 }
 
 impl Config {
-    /// From the text of a model's `config.json`.
+    /// Reads the text of a model's `config.json`.
     ///
     /// # Errors
     ///
@@ -61,14 +61,14 @@ impl Config {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Room {
-    /// The most sequences of a batch.
+    /// The maximum number of sequences of a batch.
     pub batch: usize,
-    /// The most tokens of a sequence.
+    /// The maximum number of tokens of a sequence.
     pub max_len: usize,
 }
 
 impl Room {
-    /// For so many sequences of at most `max_len` tokens.
+    /// Makes room for `batch` sequences of at most `max_len` tokens.
     pub const fn new(batch: usize, max_len: usize) -> Self {
         Self { batch, max_len }
     }

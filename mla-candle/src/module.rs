@@ -45,7 +45,7 @@ enum Query {
 }
 
 impl MlaAttention {
-    /// With the weights of `self_attn`, by their published names.
+    /// Makes the layer with the weights of `self_attn`, by their published names.
     ///
     /// # Errors
     ///

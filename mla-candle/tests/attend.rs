@@ -88,7 +88,7 @@ fn views_say_what_contiguous_tensors_say() -> Result<()> {
     attend(&mut step, &layer, &by_head, &latent, &rope, &pages, &out)?;
     assert!(difference(&out, &plain)? < 1e-5);
     assert_eq!(difference(&pages, &own)?, 0.0);
-    // Nothing beside them was written.
+    // The memory beside them was not written.
     assert_eq!(
         layers
             .narrow(1, 0, 1)?
@@ -171,7 +171,7 @@ fn a_tensor_that_does_not_fit_is_refused_by_name_with_nothing_written() -> Resul
     for written in [&own, &out, &shared] {
         assert_eq!(written.abs()?.max_all()?.to_scalar::<f32>()?, 0.0);
     }
-    // Then the step is run all the same.
+    // The step still runs after the refusals.
     attend(&mut step, &layer, &query, &latent, &rope, &own, &halves[1])?;
     assert_eq!(halves[0].abs()?.max_all()?.to_scalar::<f32>()?, 0.0);
     assert!(halves[1].abs()?.max_all()?.to_scalar::<f32>()? > 0.0);
@@ -219,7 +219,7 @@ const INDEX_WIDTH: usize = 32;
 const QUERY_RANK: usize = 48;
 const SLOTS: u32 = 8;
 
-/// One request's prompt of 40 tokens, and the context that it leaves.
+/// A prompt of 40 tokens of one request, and the context that it leaves.
 struct Prompt {
     hidden: [Tensor; 3],
     index: [Tensor; 3],
@@ -349,7 +349,8 @@ fn a_sparse_layer_attends_to_what_its_indexer_chooses() -> Result<()> {
     attend(&mut step, &layer, query, latent, rope, &cache()?, &dense)?;
     assert!(difference(&everything, &dense)? < 1e-4);
 
-    // In two parts, the second of which reads the keys that the first has written.
+    // The prompt is run in two parts, the second of which reads the keys that the first has
+    // written.
     let mut parts = Sparse::new(SLOTS, &kv_b, &index)?;
     let start = Prompt {
         hidden: prompt

@@ -202,7 +202,7 @@ fn queries_of_two_projections_with_biases() -> Result<()> {
 
 #[test]
 fn contexts_that_yarn_extends() -> Result<()> {
-    // With a correction of the softmax alone, of cosines and sines alone, and of both.
+    // Scalings that correct the softmax alone, cosines and sines alone, and both.
     for rope_scaling in [
         r#"{"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 10, "beta_fast": 32,
             "beta_slow": 1, "mscale": 0.707, "mscale_all_dim": 0.707}"#,

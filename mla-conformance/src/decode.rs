@@ -1,4 +1,4 @@
-//! One decode call against the reference.
+//! A decode call and its comparison with the reference.
 
 use super::data::{
     Bits, Late, OnDevice, Outputs, POISON, Random, Tensor, Written, array, config, copy_all, most,
@@ -36,7 +36,7 @@ pub struct DecodeCase {
     pub spare_pages: usize,
     /// The slots per query token, where the problem is sparse.
     pub list_width: usize,
-    /// Requests of at most so many tokens attend to all that they see, by the block table.
+    /// Maximum length of a dense request: it attends to all that it sees, by the block table.
     pub dense_within: usize,
     /// The slots per query token of a second cache; 0: there is none.
     pub second_width: usize,
@@ -176,7 +176,7 @@ fn in_two_tensors(
 ) -> (Vec<u8>, Vec<u8>, CacheLayout) {
     let (format, dims) = (layout.format, layout.dims);
     let [latent, rope] = [format.latent_bytes(dims), format.rope_bytes(dims)];
-    // Another gap behind each page of rotary keys.
+    // The pages of rotary keys have a larger gap behind them than those of latents.
     let strides = |row, spare| {
         let row_stride = placement.row_bytes(bytes_of_element(format), row);
         CacheStrides {
@@ -354,7 +354,7 @@ impl<D: Device> Inputs<D> {
 const GARBAGE: i32 = 2_147_480_000;
 
 impl DecodeCase {
-    /// One query token per request, without gaps, with a log-sum-exp.
+    /// Makes a case with one query token per request, without gaps, with a log-sum-exp.
     pub fn new(problem: Problem, seq_lens: &[usize]) -> Self {
         Self {
             problem,
@@ -446,7 +446,7 @@ impl DecodeCase {
         let late = Late::new(device, call.inputs.late(self.trial))?;
         let mut copies = call.outputs.copies(device)?;
         call.prepare().map_err(call.refused("prepare"))?;
-        // Once without what is late, so that nothing is loaded for the first time meanwhile.
+        // The first call has early inputs, so that the late one loads nothing for the first time.
         call.decode().map_err(call.refused("decode"))?;
         device.synchronize()?;
         late.write(&*dependents, call.inputs.late(self.trial))?;
@@ -475,7 +475,7 @@ impl DecodeCase {
         }
     }
 
-    /// With guards around the state and the metadata.
+    /// Runs with guards around the state and the metadata.
     fn guarded<S: DecodeStage>(
         &self,
         stage: &S,
@@ -496,7 +496,8 @@ impl DecodeCase {
         call.compare()
     }
 
-    /// With a state and metadata that are made for less: refused by an argument's name, or right.
+    /// Runs with a state and metadata that are made for less: the call is refused by an argument's
+    /// name, or right.
     fn beyond_limits<S: DecodeStage>(
         &self,
         stage: &S,
@@ -588,7 +589,7 @@ impl<'a, S: DecodeStage> Call<'a, S> {
         )
     }
 
-    /// With a state and metadata that were made already.
+    /// Makes the call with a state and metadata that exist already.
     fn with(
         case: &DecodeCase,
         stage: &'a S,
@@ -685,7 +686,7 @@ impl<S: DecodeStage> Replayed for Call<'_, S> {
 struct Step {
     table: Vec<i32>,
     max_pages: usize,
-    // The most tokens of a request, as the batch says.
+    // The maximum number of tokens of a request, as the batch says.
     max_seq_len: usize,
     cache: Vec<u8>,
     layout: CacheLayout,
@@ -711,7 +712,7 @@ struct Second {
 }
 
 impl Second {
-    // Other pages than those of the first cache.
+    // Makes a second cache, whose pages have another size than those of the first one.
     fn new(case: &DecodeCase, random: &mut Random, first: &CacheLayout, tokens: usize) -> Self {
         let page_size = first.page_size % 5 + 2;
         let mut layout = CacheLayout::contiguous(first.dims, first.format, 40, page_size);
@@ -785,8 +786,8 @@ fn write_rows(
     slots
 }
 
-// A number that is none of so many slots: often the first one past the end, or as far away as can
-// be.
+// Returns a number that is not a slot of a cache of `slots` slots: often the first one past the
+// end, or as far away as can be.
 fn no_slot(random: &mut Random, slots: usize) -> i32 {
     match random.below(4) {
         0 => slots as i32,

@@ -6,7 +6,7 @@ use mla_runtime::problem::Problem;
 use mla_runtime::reason::Reasons;
 use mla_runtime::selection::SelectionError;
 
-/// Why a backend does not conform, and what to do about it.
+/// Reason why a backend does not conform, and a remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Failure {
@@ -36,7 +36,7 @@ pub enum Failure {
         problem: Box<Problem>,
         /// The function of the backend that refused.
         operation: &'static str,
-        /// In what words.
+        /// The error that it returned.
         #[source]
         error: Error,
     },
@@ -138,7 +138,7 @@ pub enum Failure {
     Unregistered {
         /// The backend.
         name: &'static str,
-        /// Why not.
+        /// The reason of the registry.
         #[source]
         error: Box<SelectionError>,
     },

@@ -51,7 +51,7 @@ pub use prefill::PrefillCase;
 pub use topic::{DecodeTopic, PrefillTopic};
 pub use trial::Trial;
 
-/// One test of the two macros below.
+/// Defines one test of the two macros below.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __conformance_test {

@@ -1,4 +1,4 @@
-//! One prefill call against the reference.
+//! A prefill call and its comparison with the reference.
 
 use super::data::{
     Bits, Late, OnDevice, Outputs, Random, Tensor, Written, array, config, copy_all, most,
@@ -139,7 +139,7 @@ impl PrefillCase {
         let late = Late::new(device, call.inputs.late(self.trial))?;
         let mut copies = call.outputs.copies(device)?;
         call.prepare().map_err(call.refused("prepare"))?;
-        // Once without what is late, so that nothing is loaded for the first time meanwhile.
+        // The first call has early inputs, so that the late one loads nothing for the first time.
         call.prefill().map_err(call.refused("prefill"))?;
         device.synchronize()?;
         late.write(&*dependents, call.inputs.late(self.trial))?;
@@ -168,7 +168,7 @@ impl PrefillCase {
         }
     }
 
-    /// With guards around the state and the metadata.
+    /// Runs with guards around the state and the metadata.
     fn guarded<S: PrefillStage>(
         &self,
         stage: &S,
@@ -189,7 +189,8 @@ impl PrefillCase {
         call.compare()
     }
 
-    /// With a state and metadata that are made for less: refused by an argument's name, or right.
+    /// Runs with a state and metadata that are made for less: the call is refused by an argument's
+    /// name, or right.
     fn beyond_limits<S: PrefillStage>(
         &self,
         stage: &S,
@@ -267,7 +268,7 @@ impl<'a, S: PrefillStage> Call<'a, S> {
         )
     }
 
-    /// With a state and metadata that were made already.
+    /// Makes the call with a state and metadata that exist already.
     fn with(
         case: &PrefillCase,
         stage: &'a S,
@@ -426,7 +427,7 @@ impl Numbers {
         }
     }
 
-    // The values, with zeros up to so many columns.
+    // Returns the values, with zeros up to `columns` columns.
     fn values(&self, columns: usize) -> Tensor {
         let [keys, heads, v] = self.values.layout.shape;
         let dtype = self.values.layout.dtype;
@@ -514,7 +515,7 @@ struct Inputs<D: Device> {
 }
 
 impl<D: Device> Inputs<D> {
-    // In the form that a spec asks for.
+    // Uploads the inputs in the form that a spec asks for.
     fn upload(
         numbers: &Numbers,
         case: &PrefillCase,

@@ -17,7 +17,7 @@ macro_rules! topics {
             /// All of them.
             pub const ALL: &[Self] = &[$(Self::$topic,)*];
 
-            /// Its name: that of its test.
+            /// Returns the name of the topic, which is that of its test.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$topic => $test,)*
@@ -30,7 +30,7 @@ macro_rules! topics {
 topics! {
     /// Topic of a test of a decode backend.
     DecodeTopic {
-        /// One query token per request, contexts around the ends of pages, none at all.
+        /// Requests of one query token each, with contexts around the ends of pages, and with none.
         SingleTokens = "single_tokens",
         /// Equal and different numbers of query tokens.
         QueryLengths = "query_lengths",

@@ -8,25 +8,26 @@ use mla_runtime::spec::BackendSpec;
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub enum Trial {
-    /// Once.
+    /// Run once, without conditions.
     #[default]
     Once,
-    /// Behind a kernel that lets its dependents begin at its start and writes the queries late, and
-    /// before one that begins as early as it is let, waits for the kernel before it, and copies the
-    /// results.
+    /// Run between two kernels: the one before lets its dependents begin at its start and writes
+    /// the queries late; the one behind begins as early as it may, waits for the kernel before it,
+    /// and copies the results.
     LateQueries,
-    /// The same with what is attended to: the rows of the cache, or the values.
+    /// The same, but the late input is what queries attend to: the rows of the cache, or the
+    /// values.
     LateRows,
-    /// Captured into a graph, which is replayed with the numbers of another seed and, of a decode,
-    /// the requests' lengths in another order.
+    /// Run as a captured graph, which is replayed with the numbers of another seed and, of a
+    /// decode, the requests' lengths in another order.
     Replayed,
-    /// With a state and metadata between guards, which allocate no more than is said.
+    /// Run with a state and metadata between guards, which allocate no more than is said.
     Guarded,
-    /// With a state and metadata for fewer requests, tokens and pages: refused, or right, and
+    /// Run with a state and metadata for fewer requests, tokens and pages: refused, or right, and
     /// nothing written beyond them.
     BeyondLimits,
-    /// With tensors whose addresses, and distances between tokens and cache rows, are odd multiples
-    /// of the spec's alignment.
+    /// Run with tensors whose addresses, and distances between tokens and cache rows, are odd
+    /// multiples of the spec's alignment.
     ExactlyAligned,
 }
 

@@ -13,17 +13,17 @@ use simulated::{Graph, Kept, OnCpu as _, Simulated};
 
 /// Behaviour of a backend's kernels.
 struct Conduct {
-    /// They wait for those before them.
+    /// True if the kernels wait for those before them.
     wait: bool,
-    /// The last one ends behind the others.
+    /// True if the last one ends behind the others.
     end_last: bool,
-    /// They take lengths as they were when the launch was captured.
+    /// True if they take lengths as they were when the launch was captured.
     bake: bool,
     /// Bytes of workspace for each request, as the backend says.
     said: usize,
     /// Bytes for each request that the kernels write.
     written: usize,
-    /// Steps beyond the limits are refused.
+    /// True if steps beyond the limits are refused.
     refuse: bool,
 }
 
@@ -184,7 +184,7 @@ fn a_kernel_that_does_not_wait_is_found_if_it_is_declared_to() {
         message.ends_with("or remove the key `dependent_launch`"),
         "{message}"
     );
-    // Its inputs are there without kernels that overlap.
+    // The inputs are there in time if no kernels overlap.
     assert_eq!(check::<Impatient>(DecodeTopic::SingleTokens), Ok(()));
     let selected = |entry| {
         let device = Simulated::default();

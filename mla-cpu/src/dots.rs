@@ -56,8 +56,8 @@ impl Pairs {
     }
 }
 
-// The dot products of one kind of arithmetic, whose entries are an f32 or two bf16: `$add(sum, a,
-// b)` is sum + a · b in each lane.
+// The dot products of one kind of arithmetic. Entries are an f32 or two bf16, and `$add(sum, a, b)`
+// is sum + a · b in each lane.
 macro_rules! dots {
     ($module:ident, $lane:ty, $features:literal, $add:expr) => {
         mod $module {

@@ -6,7 +6,7 @@ use mla_runtime::room::with_room;
 /// Number of lists that a call has, each with an entry for every request and one more.
 pub(crate) const LISTS: usize = 7;
 
-/// Room for the query and key lengths of so many requests.
+/// Makes lists with room for the query and key lengths of `requests` requests.
 pub(crate) fn lens(requests: usize) -> Result<[Vec<u32>; 2]> {
     Ok([with_room(requests)?, with_room(requests)?])
 }

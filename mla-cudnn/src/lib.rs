@@ -41,7 +41,7 @@ mod ffi {
     include!(concat!(env!("OUT_DIR"), "/cudnn_shim.rs"));
 }
 
-/// On which GPUs all tests passed, with cuDNN 9.19.
+/// GPUs on which all tests passed, with cuDNN 9.19.
 const RUN_ON: &[Run] = &[
     Run {
         gpu: "H100",

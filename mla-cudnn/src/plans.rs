@@ -13,14 +13,14 @@ pub(crate) struct Plans<K, P> {
 }
 
 struct Known<P> {
-    /// None if there is none for the key, and will be none.
+    /// The plan; `None` if cuDNN has none for the key, and will have none.
     plan: Option<P>,
     last_use: u64,
     is_captured: bool,
 }
 
 impl<K: Copy + Eq + Hash, P: Copy> Plans<K, P> {
-    /// None yet, and at most so many that no graph has.
+    /// Makes an empty cache of at most `most` plans beside those of graphs.
     pub(crate) fn new(most: usize) -> Self {
         Self {
             known: HashMap::new(),
@@ -102,7 +102,7 @@ mod tests {
         assert!(gone(3, &[1, 2, 3, 1, 2, 3], &[]).is_empty());
         assert_eq!(gone(3, &[1, 2, 3, 4], &[]), [1]);
         assert_eq!(gone(3, &[1, 2, 3, 1, 4, 5], &[]), [2, 3]);
-        // One that comes back is built anew.
+        // A key that comes back after its plan was evicted is built anew.
         assert_eq!(gone(2, &[1, 2, 3, 1], &[]), [1, 2]);
     }
 
@@ -125,7 +125,7 @@ mod tests {
         plans.add(1, None::<u32>);
         assert_eq!((plans.get(&1), plans.get(&2)), (Some(None), None));
         plans.add(2, Some(20));
-        // It has nothing to free.
+        // The evicted key has no plan to free.
         assert!(plans.make_room().is_empty());
         assert_eq!((plans.get(&1), plans.get(&2)), (None, Some(Some(20))));
         plans.add(3, Some(30));

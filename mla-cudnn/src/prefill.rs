@@ -146,7 +146,7 @@ impl PrefillBackend for Cudnn {
     }
 
     fn workspace_bytes(&self, _: &Cuda, limits: &StepLimits) -> Result<u64> {
-        // Without what plans ask for once they are built.
+        // The workspaces of plans are not included: their sizes are known once they are built.
         let lists = Lists::bytes(limits.requests);
         Ok(lists.saturating_add(self.lse_bytes(limits)) as u64)
     }

@@ -24,8 +24,8 @@ fn check(operation: &'static str, status: i32) -> Result<()> {
     })
 }
 
-/// The most plans that are kept beside those of graphs: more shapes than an engine serves again and
-/// again, so what goes is what it no longer meets.
+/// Maximum number of plans that are kept beside those of graphs: more shapes than an engine serves
+/// again and again, so that the evicted ones no longer occur.
 const MOST_PLANS: usize = 512;
 
 /// Plans are built when their key first occurs, and kept while they are used: a build takes far
@@ -152,7 +152,7 @@ impl Session {
     }
 }
 
-/// Why there is no plan.
+/// Reason why there is no plan.
 enum Refusal {
     /// cuDNN has none for the key, and will have none.
     OfCudnn(Error),

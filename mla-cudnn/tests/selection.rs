@@ -1,5 +1,5 @@
-//! Without a GPU: the backend is found by name, fits where it should, and an absent library is a
-//! reason.
+//! Selection without a GPU: the backend is found by name, fits where it should, and an absent
+//! library is a reason.
 
 use mla_cudnn::library;
 use mla_runtime::availability::Cause;

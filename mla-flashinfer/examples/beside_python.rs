@@ -203,7 +203,7 @@ impl Python {
     }
 }
 
-/// One case's times.
+/// Times of one case.
 struct Beside {
     ours: Vec<f64>,
     bits: u64,
@@ -541,7 +541,7 @@ fn total(lens: &[u32]) -> usize {
     lens.iter().map(|len| *len as usize).sum()
 }
 
-/// The most query tokens and keys of a request.
+/// Returns the maximum number of query tokens and of keys of a request.
 fn longest(case: &Case) -> [usize; 2] {
     [0, 1].map(|of| case.requests.iter().map(|lens| lens[of]).max().unwrap_or(0) as usize)
 }

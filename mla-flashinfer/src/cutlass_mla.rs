@@ -90,7 +90,7 @@ impl CutlassMla {
         }
     }
 
-    /// Entries of a block table that name the pages of so many tokens, rounded up to whole tiles.
+    /// Returns the number of block table entries for `tokens` tokens, rounded up to whole tiles.
     fn table_width(&self, tokens: usize) -> usize {
         tokens.max(1).div_ceil(TILE).saturating_mul(TILE) / self.config.problem.page_size as usize
     }
@@ -222,7 +222,7 @@ impl DecodeBackend for CutlassMla {
     }
 }
 
-/// One call, once it is known to fit the state.
+/// A call that is known to fit the state.
 #[cfg(feature = "sm100")]
 struct Step<'a, 'b> {
     backend: &'a CutlassMla,

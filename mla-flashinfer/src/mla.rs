@@ -37,7 +37,7 @@ pub struct FlashInferMla {
     launch: Launch,
 }
 
-/// One of the two functions of the C interface that attend.
+/// Function of the C interface that attends: one of two.
 #[cfg(feature = "fa")]
 type Launch = unsafe extern "C" fn(*const ffi::FiMlaRun, *mut std::ffi::c_void) -> i32;
 
@@ -52,7 +52,7 @@ pub struct FlashInferMlaState {
 /// The lists of a plan.
 #[cfg(feature = "fa")]
 pub struct FlashInferMlaPlan {
-    /// On the device: `[FI_MLA_LISTS, capacity]`.
+    /// The lists on the device: `[FI_MLA_LISTS, capacity]`.
     lists: Buffer,
     /// The same on the host.
     written: Vec<i32>,

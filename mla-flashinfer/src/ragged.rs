@@ -56,7 +56,7 @@ impl Version {
     }
 }
 
-/// One of the functions of the C interface that attend.
+/// Function of the C interface that attends.
 #[cfg(feature = "gpu")]
 type Launch = unsafe extern "C" fn(*const ffi::FiRaggedRun, *mut std::ffi::c_void) -> i32;
 
@@ -75,7 +75,7 @@ pub struct FlashInferPlans {
 /// The division of a call's work among the SMs.
 #[cfg(feature = "gpu")]
 struct Plan {
-    /// On the device.
+    /// The lists on the device.
     lists: Buffer,
     host: HostLists,
     /// FlashInfer's description of the plan.
@@ -504,7 +504,7 @@ impl Plan {
             && keys.eq(key_lens.iter().map(|len| *len as i32))
     }
 
-    /// It is a plan of nothing, until the next one is made.
+    /// Makes this a plan of nothing, until the next one is made.
     fn forget(&mut self) {
         self.host.query_starts.clear();
         self.host.starts.clear();

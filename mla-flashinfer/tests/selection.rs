@@ -1,5 +1,5 @@
-//! Without a GPU: the backends are found by name, fit where they should, and say why where they do
-//! not.
+//! Selection without a GPU: the backends are found by name, fit where they should, and say why
+//! where they do not.
 
 use mla_flashinfer as _;
 use mla_runtime::capability::{Capability, Target};

@@ -19,7 +19,7 @@ pub(super) trait Lists<D: Lending>: Sized {
     /// The indexer of a model.
     fn new(device: &D, config: &IndexerConfig, problem: &Problem) -> Result<Self>;
 
-    /// Its extents.
+    /// Returns the extents of the indexer.
     fn config(&self) -> &IndexerConfig;
 
     /// The memory for selections within these limits.

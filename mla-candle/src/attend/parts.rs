@@ -175,7 +175,7 @@ fn next<T>(lent: &mut impl Iterator<Item = T>) -> T {
     lent.next().expect("as many as were lent")
 }
 
-/// The pages of an index cache, `[pages, …]` of u8 with so many bytes in each.
+/// Returns the number of pages of an index cache, `[pages, …]` of u8 with `page` bytes in each.
 fn index_pages<D: Selecting>(cache: &LentMut<'_, D>, page: usize) -> mla_runtime::Result<usize> {
     let form = cache.form();
     match form.dims() {

@@ -110,7 +110,7 @@ fn hold_next(locks: &[Lock<'_>], held: Held<'_>, then: &mut Then<'_>) -> Result<
         });
     }
     let (storage, _) = lock.tensor.storage_and_layout();
-    // For as long as this storage is locked, too.
+    // The shorter lifetime lasts as long as this storage is locked, too.
     let mut held: Held<'_> = held;
     held.read.push((lock.number, &storage));
     hold_next(rest, held, then)

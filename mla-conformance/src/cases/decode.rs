@@ -214,7 +214,7 @@ impl Cases<'_, DecodeCase> {
                 ..DecodeCase::new(problem, &[6, 6, page + 1, 150, 70])
             })?;
         }
-        // In one split of several.
+        // The NaN is in one split of several.
         self.check(DecodeCase {
             nan_rows: vec![[0, 700, 3]],
             ..DecodeCase::new(plain, &[2100, 900])
@@ -297,7 +297,7 @@ impl Cases<'_, DecodeCase> {
         for problem in self.every_format() {
             self.tried(DecodeCase::new(problem, &self.lens()), &late)?;
         }
-        // In several splits, and with several query tokens.
+        // Cases with several splits, and with several query tokens.
         self.tried(DecodeCase::new(self.plain, &[2100, 40, 900]), &late)?;
         self.query_lengths()
             .try_for_each(|case| self.tried(case, &late))
@@ -386,7 +386,8 @@ impl Cases<'_, DecodeCase> {
                 second_width: 21,
                 ..DecodeCase::new(problem, &[300, 17, 0])
             })?;
-            // Beside nothing, and more than a tile beside dense requests.
+            // A second cache beside no other list, and one of more than a tile beside dense
+            // requests.
             self.check(DecodeCase {
                 second_width: 5,
                 list_width: 0,
@@ -458,7 +459,8 @@ impl Cases<'_, DecodeCase> {
             if problem.heads != plain.heads || problem.query_len != plain.query_len {
                 return Ok(());
             }
-            // In several splits, beside dense requests, and beside what a second cache has.
+            // Sinks with several splits, beside dense requests, and beside the entries of a second
+            // cache.
             let has = |feature| problem.sparse && features.contains(feature);
             self.check(DecodeCase {
                 with_sinks: true,

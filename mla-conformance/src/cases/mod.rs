@@ -49,7 +49,7 @@ impl<'a, C> Cases<'a, C> {
         (self.run)(case).map(drop)
     }
 
-    /// One case of each problem, with these lengths.
+    /// Checks one case of each problem, with these lengths.
     fn each(&self, problems: Vec<Problem>, lens: &[usize]) -> Result<(), Failure> {
         let mut problems = problems.into_iter();
         problems.try_for_each(|problem| self.check((self.new)(problem, lens)))

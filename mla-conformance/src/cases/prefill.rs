@@ -175,7 +175,7 @@ impl Cases<'_, PrefillCase> {
             key_lens: vec![700],
             ..PrefillCase::new(problem, &[600])
         })?;
-        // One request has most of the keys: of a few, and of more than a warp has lanes.
+        // A request has most of the keys: of a few requests, and of more than a warp has lanes.
         self.check(PrefillCase {
             key_lens: vec![40, 1500, 0, 20, 900],
             ..PrefillCase::new(problem, &[3, 130, 0, 20, 45])
@@ -210,8 +210,8 @@ impl Cases<'_, PrefillCase> {
         })
     }
 
-    /// In the middle of a prompt, at its end with the last value of a row, and at the beginning of
-    /// the next.
+    /// Returns places in the middle of a prompt, at its end with the last value of a row, and at
+    /// the beginning of the next.
     fn nan_places(&self, last: usize) -> Vec<[usize; 3]> {
         vec![
             [40, 0, 0],

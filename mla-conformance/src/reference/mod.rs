@@ -181,7 +181,7 @@ fn absorbed_as(
     causal: bool,
 ) -> Attended {
     let [tokens, heads, width] = queries.shape;
-    // One key head for all heads: repeat it.
+    // All heads share one key head, which is repeated.
     let keys = Array::from_fn([rows.len(), heads, width], |row, _, k| rows[row][k]);
     let values = Array::from_fn([rows.len(), heads, latent], |row, _, k| rows[row][k]);
     let mut result = expanded(queries, &keys, &values, scale, causal);

@@ -76,7 +76,7 @@ struct Guarded {
 }
 
 impl Kept {
-    /// Plays a kernel that writes so many bytes from the beginning on.
+    /// Plays a kernel that writes `bytes` bytes from the beginning on.
     pub(crate) fn write(&self, bytes: usize) {
         let is_beyond = bytes > self.guarded.bytes;
         self.guarded
@@ -129,7 +129,8 @@ impl Memory for Simulated {
 }
 
 impl Dependents<Self> for Simulated {
-    /// Whoever waits finds what was written; whoever does not is told so by [`Simulated::begin`].
+    /// Writes at once; [`Simulated::begin`] tells kernels that do not wait that their inputs are
+    /// not there.
     fn copy_late(&self, from: &[u8], to: &mut [u8]) -> Result<()> {
         to.copy_from_slice(from);
         self.stream().writes_late = true;

@@ -149,7 +149,7 @@ fn attend(query: &[f32], rows: &[Vec<f32>], len: usize, softmax_scale: f32) -> (
     let sum: f32 = weights.iter().sum();
     let mut out = vec![0.0; LATENT];
     for (weight, row) in weights.iter().zip(rows) {
-        // Also those of no weight: NaN times 0 is NaN.
+        // Values of no weight count, too: NaN times 0 is NaN.
         for (out, value) in out.iter_mut().zip(row) {
             *out += weight * value;
         }

@@ -75,7 +75,7 @@ fn blackwells_own_kernels_are_chosen_by_name_alone() {
         .with_prefill("FLASHINFER")
         .with_decode("CUTLASS_MLA");
     let by_name = registry.explain(&by_name).unwrap();
-    // Without Blackwell's family, FLASHINFER runs there by fa2, whose PTX has run.
+    // FLASHINFER runs on Blackwell by fa2, whose PTX has run, in a build without that family.
     let is_of_blackwell = cfg!(feature = "sm100");
     for (phase, name, needs_name, fits) in [
         (Phase::Decode, "CUTLASS_MLA", true, is_of_blackwell),
@@ -263,7 +263,7 @@ fn chunks_that_are_planned_with_their_call_cannot_be_captured() {
     let captured = gpu.capture(|_| engine.forward(&layer, &mut workspace, batch.tokens()));
     let error = captured.err().expect("a refusal").to_string();
     assert!(error.contains("context chunks: given one"), "{error}");
-    // At once it runs, before and after.
+    // The step still runs outside of a capture.
     engine
         .forward(&layer, &mut workspace, batch.tokens())
         .unwrap();

@@ -38,8 +38,8 @@ const OTHER: &[(u32, u32)] = &[
     (0, 12),
 ];
 
-/// Another step in between writes other plans, builds others of cuDNN's and gives it a larger
-/// workspace.
+/// Prepares another step in between, which writes other plans, builds others of cuDNN's and gives
+/// it a larger workspace.
 #[test]
 #[ignore = "needs a GPU: \
     cargo test --package mla-flashinfer --features sm90,mla-kernels/sm90 --test together -- \
@@ -74,8 +74,8 @@ fn a_captured_mixed_step_is_replayed_after_another_step() {
     }
 }
 
-/// Each has a workspace of its own, and what FlashInfer and cuDNN keep for the whole program is
-/// shared.
+/// Gives each layer a workspace of its own, while they share what FlashInfer and cuDNN keep for the
+/// whole program.
 #[test]
 #[ignore = "needs a GPU: \
     cargo test --package mla-flashinfer --features sm90,mla-kernels/sm90 --test together -- \
@@ -97,7 +97,7 @@ fn two_streams_give_what_each_gives_alone() {
                 (batch, layer, workspace, engine, alone)
             })
             .collect();
-        // In turns, without waiting.
+        // The sides take turns, without waiting.
         for _ in 0..3 {
             for (batch, layer, workspace, engine, _) in &mut sides {
                 workspace.prepare(layer, &batch.step()).unwrap();
@@ -148,7 +148,7 @@ fn a_decode_is_of_the_batch_that_was_prepared() {
     let mut decode = Decode::new(&gpu());
     let refused = |done: Result<()>| done.expect_err("a refusal").to_string();
     let prepared = "2 query tokens of 2 requests with at most 2 pages";
-    // Nothing was prepared.
+    // The backend has no prepared batch.
     let error = refused(decode.run([2, 2], 2));
     assert!(
         error.contains("accepted a batch that was prepared"),
@@ -185,7 +185,7 @@ fn a_decode_is_of_the_batch_that_was_prepared() {
         error.starts_with("query tokens: given 2147483648"),
         "{error}"
     );
-    // More query tiles than FlashInfer's lists have room for.
+    // The batch has more query tiles than FlashInfer's lists have room for.
     let error = refused(decode.prepare(&[1 << 24, 1], &[1, 1], 2));
     assert!(error.contains("query tiles and splits"), "{error}");
     decode.prepare(&[1, 1], &[64, 65], 2).unwrap();
