@@ -28,6 +28,7 @@ pub(crate) fn kernels(root: &Path, families: &[String]) -> io::Result<Kernels> {
         .ptx_for("cuda/sm80/decode/instantiations/*_e4m3*.cu", "compute_89")
         // A switch over the cache formats names them all.
         .flag("-Xcompiler=-Werror=switch")
+        .launches("cuda/launches.json")
         .install_command("cargo xtask toolkit");
     for family in families {
         match fs::read_to_string(root.join(format!("cuda/{family}/targets.txt"))) {

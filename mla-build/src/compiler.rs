@@ -327,6 +327,32 @@ impl Compiler {
         folder: &Path,
         maps: &Path,
     ) -> Result<Command, Error> {
+        let mut object: Vec<OsString> = ["-MD", "-MF"].map(Into::into).into();
+        object.push(folder.join(DEPENDENCIES).into());
+        object.extend(["-c", "-o"].map(Into::into));
+        object.push(folder.join(OBJECT).into());
+        self.command_for(unit, folder, maps, object)
+    }
+
+    /// Compiles a unit of one target into a cubin or PTX alone.
+    pub(crate) fn code_command(
+        &self,
+        unit: &Unit,
+        folder: &Path,
+        maps: &Path,
+        (kind, path): (&str, &Path),
+    ) -> Result<Command, Error> {
+        let product = vec![format!("-{kind}").into(), "-o".into(), path.into()];
+        self.command_for(unit, folder, maps, product)
+    }
+
+    fn command_for(
+        &self,
+        unit: &Unit,
+        folder: &Path,
+        maps: &Path,
+        product: Vec<OsString>,
+    ) -> Result<Command, Error> {
         let mut command = Command::new(self.program(unit));
         let mut response = OsString::from(match unit.language {
             Language::Cuda => "-Xcompiler=@",
@@ -338,11 +364,7 @@ impl Compiler {
             .env("TMPDIR", folder)
             .args(self.arguments(unit))
             .arg(response)
-            .args(["-MD", "-MF"])
-            .arg(folder.join(DEPENDENCIES))
-            .arg("-c")
-            .arg("-o")
-            .arg(folder.join(OBJECT));
+            .args(product);
         if unit.language == Language::Cpp || Place::Package.takes(&self.root) {
             command.arg(&unit.source);
             return Ok(command);

@@ -50,6 +50,8 @@ pub struct Kernels {
     pub(crate) compile_commands: Option<PathBuf>,
     pub(crate) prebuilt: Vec<PathBuf>,
     pub(crate) optional: bool,
+    pub(crate) code: Option<PathBuf>,
+    pub(crate) launches: Option<PathBuf>,
     pub(crate) install_command: Option<String>,
     pub(crate) root: Option<PathBuf>,
     pub(crate) out_dir: Option<PathBuf>,
@@ -185,6 +187,21 @@ impl Kernels {
     /// Turns a family on. Without a call, the package's features of the same name do.
     pub fn enable(mut self, family: impl Into<String>) -> Self {
         self.enabled.push(family.into());
+        self
+    }
+
+    /// Writes the GPU code into a folder as cubins and PTX, with a [description](crate::code). The
+    /// environment variable `MLA_BUILD_CODE` asks for the same. The folder is emptied first.
+    pub fn code(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.code = Some(folder.into());
+        self
+    }
+
+    /// Describes how kernels are launched, for the [code](Self::code): a file of JSON, relative to
+    /// the package, with a list of `{"kernel", "source", "parameters", "launch"}`, in which `kernel`
+    /// is a glob of C++ names. Kernels without a row are described by their parameters' sizes.
+    pub fn launches(mut self, file: impl Into<PathBuf>) -> Self {
+        self.launches = Some(file.into());
         self
     }
 

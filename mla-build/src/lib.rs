@@ -23,6 +23,7 @@ pub mod budget;
 mod build;
 pub mod cache;
 mod clangd;
+pub mod code;
 mod compiled;
 mod compiler;
 mod depfile;

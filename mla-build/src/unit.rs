@@ -105,6 +105,14 @@ impl Unit {
         })
     }
 
+    /// The same unit for each of its targets alone.
+    pub(crate) fn apart(&self) -> impl Iterator<Item = Self> {
+        self.targets.iter().map(|&target| Self {
+            targets: vec![target],
+            ..self.clone()
+        })
+    }
+
     /// The names of its targets.
     pub(crate) fn targets(&self) -> Vec<String> {
         target::names(&self.targets)

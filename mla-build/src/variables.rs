@@ -21,6 +21,9 @@ pub(crate) const PREBUILT: &str = "MLA_BUILD_PREBUILT";
 /// Names a folder to add a build's objects to.
 pub(crate) const EXPORT: &str = "MLA_BUILD_EXPORT";
 
+/// Names a folder for GPU code as files of its own.
+pub(crate) const CODE: &str = "MLA_BUILD_CODE";
+
 /// Asks for the lines of sources in objects, for profilers.
 pub(crate) const LINE_INFO: &str = "MLA_BUILD_LINE_INFO";
 
@@ -42,6 +45,7 @@ pub(crate) const ALL: &[&str] = &[
     DOCUMENTATION,
     PREBUILT,
     EXPORT,
+    CODE,
     LINE_INFO,
     COMPILE_COMMANDS,
     CACHE,
@@ -50,7 +54,7 @@ pub(crate) const ALL: &[&str] = &[
 ];
 
 /// Variables that name a folder or file for all packages of a build.
-const PATHS: &[&str] = &[CACHE, EXPORT, PROGRESS, "MLA_TOOLKIT", "MLA_WHEELS"];
+const PATHS: &[&str] = &[CACHE, EXPORT, CODE, PROGRESS, "MLA_TOOLKIT", "MLA_WHEELS"];
 
 /// The prefix of every variable of this crate's own.
 const OWN: &str = "MLA_BUILD_";

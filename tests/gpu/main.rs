@@ -5,6 +5,7 @@
 #![cfg(feature = "gpu")]
 
 mod common;
+mod cubins;
 mod handles;
 mod helpers;
 mod loaded;

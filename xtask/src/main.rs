@@ -3,6 +3,7 @@
 mod api;
 mod bundle;
 mod cache;
+mod cubins;
 mod declarations;
 mod engines;
 mod goldens;
@@ -46,6 +47,8 @@ enum Chore {
     Engines(engines::Arguments),
     /// Compare the public interface of each crate with the checked-in list, or write it anew.
     Api(api::Arguments),
+    /// Compile kernels into cubins and PTX with a manifest, for a program that links nothing.
+    Cubins(cubins::Arguments),
     /// Compare the machine code of two revisions, symbol names aside.
     Sass(sass::Arguments),
     /// Count comments that begin without a subject, and compare them with their bounds.
@@ -80,6 +83,7 @@ fn run(chore: Chore) -> anyhow::Result<()> {
         Chore::Goldens(arguments) => goldens::run(&arguments),
         Chore::Declarations => declarations::run(),
         Chore::Api(arguments) => api::run(&arguments),
+        Chore::Cubins(arguments) => cubins::run(&arguments),
         Chore::Sass(arguments) => sass::run(&arguments),
         Chore::Language(arguments) => language::run(&arguments),
         Chore::Package(arguments) => package::run(&arguments),

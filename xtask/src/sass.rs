@@ -3,7 +3,7 @@
 
 // Both revisions are compiled as the build of the working tree compiles.
 #[path = "../../cuda/kernels.rs"]
-mod kernels;
+pub(crate) mod kernels;
 
 use std::{
     collections::{BTreeMap, HashMap},

@@ -1,5 +1,6 @@
 //! The build: from sources to a linked library.
 
+mod code;
 mod compile;
 mod only;
 mod output;
@@ -209,6 +210,11 @@ pub(crate) struct Plan {
     cache_bound: u64,
     compile_commands: Option<PathBuf>,
     export: Option<Export>,
+    /// The folder for GPU code as files of its own, if it is asked for.
+    code: Option<PathBuf>,
+    launches: Option<PathBuf>,
+    /// Bindings that are checked in.
+    declarations: Option<PathBuf>,
     /// Folders of objects that were not taken.
     prebuilt: Vec<PathBuf>,
     /// True if all units are compiled although one has failed.
@@ -278,6 +284,12 @@ impl Plan {
             cache_bound: cache::bound()?,
             compile_commands: compile_commands(kernels, root),
             export,
+            code: kernels
+                .code
+                .clone()
+                .or_else(|| variables::set(variables::CODE).map(Into::into)),
+            launches: kernels.launches.as_ref().map(|file| root.join(file)),
+            declarations: kernels.declarations.as_ref().map(|file| root.join(file)),
             prebuilt: kernels.prebuilt.iter().map(|it| root.join(it)).collect(),
             place,
         })
@@ -316,6 +328,9 @@ impl Plan {
             true => self.make_library(&library, &done)?,
             false => 0,
         };
+        if let (Some(folder), true) = (&self.code, failures.is_empty()) {
+            self.write_code(folder, bindings.as_deref())?;
+        }
         for note in self.cache.notes() {
             progress.tell(&Event::Noted { text: note });
         }

@@ -1,0 +1,107 @@
+//! The GPU code of a build as files of its own, if it is asked for.
+
+use std::{fs, path::Path};
+
+use super::Plan;
+use crate::{
+    Error,
+    code::{Code, CodeFile, FILE, Launches, Layouts, kernels},
+    diagnostic,
+    unit::{Language, Unit},
+    workshop::Workshop,
+};
+
+impl Plan {
+    /// Compiles each unit for each of its targets into a file of its own, and describes them.
+    pub(super) fn write_code(&self, folder: &Path, bindings: Option<&Path>) -> Result<(), Error> {
+        super::empty(folder)?;
+        let launches = match &self.launches {
+            Some(path) => Launches::load(path)?,
+            None => Launches::default(),
+        };
+        let layouts = match self.declarations.as_deref().or(bindings) {
+            Some(path) => {
+                let text = fs::read_to_string(path).map_err(Error::file("read", path))?;
+                Layouts::of_bindings(&text)
+            }
+            None => Layouts::default(),
+        };
+        let workshop = Workshop::open(&self.place.out_dir)?;
+        let maps = workshop.path().join("maps");
+        fs::write(&maps, self.tools.compiler.path_maps()).map_err(Error::file("write", &maps))?;
+        let mut code = Code {
+            package: self.package.clone(),
+            library: self.library.clone(),
+            files: Vec::new(),
+        };
+        let units = self.sources.units.iter();
+        for unit in units.filter(|unit| unit.language == Language::Cuda) {
+            for alone in unit.apart() {
+                let work = workshop.folder(&alone.file_stem())?;
+                let file = self.write_code_of(&alone, folder, &work, &maps, &workshop)?;
+                code.files.push(file);
+            }
+        }
+        for file in &mut code.files {
+            for kernel in &mut file.kernels {
+                launches.describe(kernel, &file.source, &layouts)?;
+            }
+        }
+        if let Some(kernel) = launches.unused(&code) {
+            return Err(Error::Setting {
+                field: "launches".into(),
+                given: kernel.to_owned(),
+                accepted: "the name of a kernel of its source".into(),
+            });
+        }
+        let path = folder.join(FILE);
+        let text = serde_json::to_string_pretty(&code).map_err(|error| Error::File {
+            action: "write",
+            path: path.clone(),
+            source: error.into(),
+        })?;
+        fs::write(&path, text + "\n").map_err(Error::file("write", &path))
+    }
+
+    /// One unit for its one target.
+    fn write_code_of(
+        &self,
+        unit: &Unit,
+        folder: &Path,
+        work: &Path,
+        maps: &Path,
+        workshop: &Workshop,
+    ) -> Result<CodeFile, Error> {
+        let target = unit.targets().concat();
+        let is_ptx = target.starts_with("compute_");
+        let kind = if is_ptx { "ptx" } else { "cubin" };
+        let name = format!("{}.{target}.{kind}", unit.file_stem());
+        let path = folder.join(&name);
+        let compiler = &self.tools.compiler;
+        let mut command = compiler.code_command(unit, work, maps, (kind, &path))?;
+        let ran = workshop.run(&mut command);
+        let finished = ran.map_err(Error::file("run", compiler.program(unit)))?;
+        let tool = |message: String| Error::Tool {
+            program: format!("nvcc -{kind} {unit}"),
+            message,
+        };
+        if !finished.status.success() {
+            let status = finished.status.to_string();
+            return Err(tool(diagnostic::first_error(&finished.log, &status)));
+        }
+        let bytes = fs::read(&path).map_err(Error::file("read", &path))?;
+        let kernels = match is_ptx {
+            true => Vec::new(),
+            false => kernels(&bytes).ok_or_else(|| {
+                tool("a cubin of an unknown form, whose kernels cannot be read".into())
+            })?,
+        };
+        Ok(CodeFile {
+            file: name,
+            blake3: blake3::hash(&bytes).to_hex().to_string(),
+            source: unit.source.clone(),
+            target,
+            kernels,
+        })
+    }
+}

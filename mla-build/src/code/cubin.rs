@@ -1,0 +1,122 @@
+//! The kernels of a cubin, with their parameters.
+//!
+//! A cubin is an ELF file. The section `.nv.info.<kernel>` is a row of attributes: a form, a number,
+//! and two bytes that are the value, or the length of what follows if the form is 4. Attribute 0x17
+//! describes a parameter by its number (16 bits at 4), its offset (16 bits at 6) and its bytes (the
+//! upper 14 of 32 bits at 8); 0x05 is the most threads of a CTA on each axis.
+
+use std::collections::BTreeMap;
+
+use object::{Object as _, ObjectSection as _};
+
+const SIZED: u8 = 4;
+const PARAMETER: u8 = 0x17;
+const MAX_THREADS: u8 = 0x05;
+
+/// The most threads of a CTA that any GPU takes: of a kernel that declares no bound.
+const ANY: u32 = 1024;
+
+/// A kernel of a cubin.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) name: String,
+    pub(crate) shared: u64,
+    pub(crate) max_threads: u32,
+    /// Offset and bytes by the parameter's number.
+    pub(crate) parameters: BTreeMap<u16, (u32, u32)>,
+}
+
+/// All kernels of a cubin. `None` if it is not of the form above.
+pub(crate) fn entries(cubin: &[u8]) -> Option<Vec<Entry>> {
+    let file = object::File::parse(cubin).ok()?;
+    let mut entries = Vec::new();
+    for section in file.sections() {
+        let name = section.name().ok()?;
+        let Some(name) = name.strip_prefix(".nv.info.") else {
+            continue;
+        };
+        let shared = file.section_by_name(&format!(".nv.shared.{name}"));
+        let mut entry = Entry {
+            name: name.to_owned(),
+            shared: shared.map_or(0, |section| section.size()),
+            max_threads: ANY,
+            parameters: BTreeMap::new(),
+        };
+        read(section.data().ok()?, &mut entry)?;
+        entries.push(entry);
+    }
+    entries.sort_by(|a, b| a.name.cmp(&b.name));
+    Some(entries)
+}
+
+fn read(mut attributes: &[u8], entry: &mut Entry) -> Option<()> {
+    while let [form, number, low, high, rest @ ..] = attributes {
+        let length = match *form {
+            SIZED => usize::from(u16::from_le_bytes([*low, *high])),
+            _ => 0,
+        };
+        let (value, behind) = rest.split_at_checked(length)?;
+        match (*form, *number) {
+            (SIZED, PARAMETER) => {
+                let [ordinal, offset] = [4, 6].map(|at| half_word(value, at));
+                let bytes = word(value, 8)? >> 18;
+                entry.parameters.insert(ordinal?, (offset?.into(), bytes));
+            }
+            (SIZED, MAX_THREADS) => {
+                let axes = [0, 4, 8].map(|at| word(value, at));
+                let [x, y, z] = [axes[0]?, axes[1]?, axes[2]?];
+                entry.max_threads = x.checked_mul(y)?.checked_mul(z)?;
+            }
+            _ => {}
+        }
+        attributes = behind;
+    }
+    attributes.is_empty().then_some(())
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+fn half_word(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_le_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry() -> Entry {
+        Entry {
+            name: "k".into(),
+            shared: 0,
+            max_threads: ANY,
+            parameters: BTreeMap::new(),
+        }
+    }
+
+    // The attributes that CUDA 13.0 writes for a structure of 48 bytes and a number behind it.
+    #[test]
+    fn parameters_and_threads_are_read() {
+        let attributes = [
+            &[4, 0x37, 4, 0, 0x82, 0, 0, 0][..],
+            &[4, 0x17, 12, 0, 0, 0, 0, 0, 1, 0, 0x30, 0, 0, 0xf0, 0x11, 0],
+            &[4, 0x17, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xf0, 0xc1, 0],
+            &[3, 0x50, 0, 0],
+            &[4, 5, 12, 0, 0, 1, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0],
+        ]
+        .concat();
+        let mut found = entry();
+        assert_eq!(read(&attributes, &mut found), Some(()));
+        assert_eq!(
+            found.parameters,
+            BTreeMap::from([(0, (0, 48)), (1, (48, 4))])
+        );
+        assert_eq!(found.max_threads, 256);
+        // No cut and no nonsense panics.
+        for length in 0..attributes.len() {
+            read(&attributes[..length], &mut entry());
+        }
+        assert_eq!(entries(b"no cubin"), None);
+    }
+}

@@ -1,0 +1,371 @@
+//! GPU code as files of its own, with a description of each kernel: for a program that loads it by
+//! the driver and links nothing.
+//!
+//! With the environment variable `MLA_BUILD_CODE=folder` a build compiles each source for each of
+//! its targets once more, into a cubin or a file of PTX, and writes [`FILE`] beside them. The
+//! parameters of a kernel stand in its cubin. What a cubin does not say (the grid, and the names of
+//! parameters) is in the package's file of [launches](crate::Kernels::launches); the layout of a
+//! structure is that of the package's bindings. Each launch is held to the cubin: a parameter of
+//! another size is an error.
+
+mod cubin;
+mod layout;
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+use globset::Glob;
+use serde::{Deserialize, Serialize};
+
+pub(crate) use cubin::entries;
+pub(crate) use layout::Layouts;
+
+use crate::{Error, ptxas};
+
+/// The file of descriptions beside the code.
+pub const FILE: &str = "code.json";
+
+/// The code of a library.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Code {
+    /// The package, with its version.
+    pub package: String,
+    /// The library.
+    pub library: String,
+    /// A file for each source and target.
+    pub files: Vec<CodeFile>,
+}
+
+/// A cubin, or PTX.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CodeFile {
+    /// Its name in the folder.
+    pub file: String,
+    /// The hash of its bytes.
+    pub blake3: String,
+    /// The source, relative to the package.
+    pub source: String,
+    /// nvcc's name of the target: `sm_90a`, `compute_80`.
+    pub target: String,
+    /// Its kernels. PTX tells none: it has those of the source's cubins, under the same names.
+    pub kernels: Vec<Kernel>,
+}
+
+/// A kernel of a cubin.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kernel {
+    /// The name that the driver finds it by.
+    pub entry: String,
+    /// The same as C++ reads it.
+    pub name: String,
+    /// Bytes of shared memory that every launch has.
+    pub static_shared: u64,
+    /// The most threads of a CTA.
+    pub max_threads: u32,
+    /// Its parameters in order. Without a launch they have no names.
+    pub parameters: Vec<Parameter>,
+    /// Everything else that a launch takes. `None` if the package describes none.
+    pub launch: Option<Launch>,
+}
+
+/// A parameter of a kernel.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Parameter {
+    /// The first byte within all parameters.
+    pub offset: u32,
+    /// Its bytes.
+    pub bytes: u32,
+    /// Its name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// A number's type, or the structure's name.
+    #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
+    pub kind: Option<String>,
+    /// The expression that gives it, of the parameters before it. `None`: the caller's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<String>,
+    /// The fields of a structure, with offsets within it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub fields: Vec<Field>,
+}
+
+/// A field of a structure.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Field {
+    /// Its name.
+    pub name: String,
+    /// `pointer`, or Rust's name of a number.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// The first byte within the structure.
+    pub offset: u32,
+    /// Its bytes.
+    pub bytes: u32,
+}
+
+/// The launch of a kernel. Expressions are of whole numbers, of parameters (`token_tiles`) and
+/// fields (`p.tokens`), with `+`, `-`, `*`, `/` rounding up, and parentheses.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Launch {
+    /// The calls that it is for.
+    pub when: String,
+    /// CTAs on each axis, by expressions.
+    pub grid: [String; 3],
+    /// Threads on each axis.
+    pub block: [u32; 3],
+    /// CTAs of a cluster on each axis.
+    #[serde(default = "one")]
+    pub cluster: [u32; 3],
+    /// Bytes of shared memory beyond the static ones, by an expression.
+    #[serde(default = "nothing")]
+    pub dynamic_shared: String,
+    /// True if it is launched as a programmatic dependent.
+    #[serde(default)]
+    pub dependent_launch: bool,
+    /// The parameters that are tensor maps.
+    #[serde(default)]
+    pub tensor_maps: Vec<String>,
+}
+
+fn one() -> [u32; 3] {
+    [1; 3]
+}
+
+fn nothing() -> String {
+    "0".to_owned()
+}
+
+/// A row of a package's file of launches.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Row {
+    /// A glob that the kernel's name in C++ matches.
+    kernel: String,
+    source: String,
+    /// Its parameters: `p: MlaLseParams`, `tiles: u32 = p.tokens / 32`.
+    parameters: Vec<String>,
+    launch: Launch,
+}
+
+/// The launches that a package describes.
+#[derive(Debug, Default)]
+pub(crate) struct Launches(Vec<Row>);
+
+impl Launches {
+    pub(crate) fn load(path: &Path) -> Result<Self, Error> {
+        let bytes = fs::read(path).map_err(Error::file("read", path))?;
+        let rows = serde_json::from_slice(&bytes).map_err(|error| Error::File {
+            action: "understand",
+            path: path.to_owned(),
+            source: error.into(),
+        })?;
+        Ok(Self(rows))
+    }
+
+    /// Names the parameters of a kernel and says how it is launched, if a row describes it.
+    pub(crate) fn describe(
+        &self,
+        kernel: &mut Kernel,
+        source: &str,
+        layouts: &Layouts,
+    ) -> Result<(), Error> {
+        let of_source = self.0.iter().filter(|row| row.source == source);
+        for row in of_source {
+            let glob = Glob::new(&row.kernel).map_err(|error| {
+                refused(&row.kernel, "the glob", &row.kernel, &error.to_string())
+            })?;
+            if glob.compile_matcher().is_match(&kernel.name) {
+                return row.describe(kernel, layouts);
+            }
+        }
+        Ok(())
+    }
+
+    /// The row of a source that is compiled whose kernel is none.
+    pub(crate) fn unused(&self, code: &Code) -> Option<&str> {
+        let has = |row: &Row| {
+            let mut files = code.files.iter().filter(|file| file.source == row.source);
+            let glob = Glob::new(&row.kernel).map(|glob| glob.compile_matcher());
+            let is_of = |kernel: &Kernel| glob.as_ref().is_ok_and(|it| it.is_match(&kernel.name));
+            let mut sources = code.files.iter().map(|file| &file.source);
+            !sources.any(|source| *source == row.source)
+                || files.any(|file| file.kernels.iter().any(is_of))
+        };
+        let row = self.0.iter().find(|row| !has(row));
+        row.map(|row| row.kernel.as_str())
+    }
+}
+
+impl Row {
+    fn describe(&self, kernel: &mut Kernel, layouts: &Layouts) -> Result<(), Error> {
+        let field = |name: &str| format!("{name} of {}", kernel.name);
+        if self.parameters.len() != kernel.parameters.len() {
+            return Err(refused(
+                &self.kernel,
+                &field("parameters"),
+                &self.parameters.len().to_string(),
+                &kernel.parameters.len().to_string(),
+            ));
+        }
+        for (text, parameter) in self.parameters.iter().zip(&mut kernel.parameters) {
+            let (name, rest) = text.split_once(':').unwrap_or((text, ""));
+            let (kind, value) = match rest.split_once('=') {
+                Some((kind, value)) => (kind.trim(), Some(value.trim().to_owned())),
+                None => (rest.trim(), None),
+            };
+            let accepted = "a number's type, or a structure of the bindings";
+            let (bytes, fields) = layouts
+                .of(kind)
+                .ok_or_else(|| refused(&self.kernel, &field(name), kind, accepted))?;
+            if bytes != parameter.bytes {
+                return Err(refused(
+                    &self.kernel,
+                    &format!("bytes of {name} of {}", kernel.name),
+                    &bytes.to_string(),
+                    &format!("{}, as the machine code has them", parameter.bytes),
+                ));
+            }
+            *parameter = Parameter {
+                name: Some(name.trim().to_owned()),
+                kind: Some(kind.to_owned()),
+                value,
+                fields,
+                ..*parameter
+            };
+        }
+        let threads: u32 = self.launch.block.iter().product();
+        if threads > kernel.max_threads {
+            let most = format!("at most {}", kernel.max_threads);
+            let given = threads.to_string();
+            return Err(refused(&self.kernel, &field("threads"), &given, &most));
+        }
+        kernel.launch = Some(self.launch.clone());
+        Ok(())
+    }
+}
+
+/// An error of the package's file of launches.
+fn refused(row: &str, field: &str, given: &str, accepted: &str) -> Error {
+    Error::Setting {
+        field: format!("launches: {row}: {field}"),
+        given: given.to_owned(),
+        accepted: accepted.to_owned(),
+    }
+}
+
+/// The kernels of a cubin, without launches.
+pub(crate) fn kernels(bytes: &[u8]) -> Option<Vec<Kernel>> {
+    let kernels = entries(bytes)?.into_iter().map(|entry| Kernel {
+        name: ptxas::demangled(&entry.name),
+        entry: entry.name,
+        static_shared: entry.shared,
+        max_threads: entry.max_threads,
+        parameters: parameters(&entry.parameters),
+        launch: None,
+    });
+    Some(kernels.collect())
+}
+
+/// Parameters without names, by their number.
+fn parameters(sizes: &BTreeMap<u16, (u32, u32)>) -> Vec<Parameter> {
+    let each = sizes.values().map(|&(offset, bytes)| Parameter {
+        offset,
+        bytes,
+        ..Parameter::default()
+    });
+    each.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BINDINGS: &str = "
+        pub struct Params {
+            pub from: *const f32,
+            pub tokens: i32,
+        }
+        const _: () = {
+            [\"Size of Params\"][::core::mem::size_of::<Params>() - 16usize];
+            [\"Offset of field: Params::from\"][::core::mem::offset_of!(Params, from) - 0usize];
+            [
+                \"Offset of field: Params::tokens\",
+            ][::core::mem::offset_of!(Params, tokens) - 8usize];
+        };";
+
+    fn kernel() -> Kernel {
+        let parameter = |offset, bytes| Parameter {
+            offset,
+            bytes,
+            ..Parameter::default()
+        };
+        Kernel {
+            entry: "_Zk".into(),
+            name: "void a::k<true>(Params, unsigned int)".into(),
+            static_shared: 0,
+            max_threads: 256,
+            parameters: vec![parameter(0, 16), parameter(16, 4)],
+            launch: None,
+        }
+    }
+
+    fn describe(parameters: &[&str], block: [u32; 3]) -> Result<Kernel, String> {
+        let rows = serde_json::json!([{
+            "kernel": "*k<true>*", "source": "a.cu", "parameters": parameters,
+            "launch": { "when": "always", "grid": ["tiles", "1", "1"], "block": block },
+        }]);
+        let launches = Launches(serde_json::from_value(rows).unwrap());
+        let mut kernel = kernel();
+        let described = launches.describe(&mut kernel, "a.cu", &Layouts::of_bindings(BINDINGS));
+        described
+            .map(|()| kernel)
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_launch_names_the_parameters_and_has_their_layout() {
+        let kernel = describe(&["p: Params", "tiles: u32 = p.tokens / 32"], [32, 8, 1]).unwrap();
+        let [p, tiles] = &kernel.parameters[..] else {
+            panic!("{kernel:?}")
+        };
+        let fields: Vec<_> = p
+            .fields
+            .iter()
+            .map(|f| (&*f.name, &*f.kind, f.offset, f.bytes))
+            .collect();
+        assert_eq!(fields, [("from", "pointer", 0, 8), ("tokens", "i32", 8, 4)]);
+        assert_eq!(tiles.value.as_deref(), Some("p.tokens / 32"));
+        assert_eq!((tiles.offset, tiles.bytes), (16, 4));
+        let launch = kernel.launch.unwrap();
+        assert_eq!(
+            (launch.cluster, launch.dynamic_shared.as_str()),
+            ([1; 3], "0")
+        );
+    }
+
+    #[test]
+    fn a_launch_that_the_machine_code_contradicts_is_refused() {
+        let block = [32, 8, 1];
+        for (parameters, block, expected) in [
+            (&["p: Params"][..], block, "given \"1\", accepted 2"),
+            (
+                &["p: Params", "tiles: u64"],
+                block,
+                "bytes of tiles of void a::k<true>(Params, unsigned int): given \"8\", accepted 4, \
+                 as the machine code has them",
+            ),
+            (
+                &["p: Other", "tiles: u32"],
+                block,
+                "given \"Other\", accepted a number's type",
+            ),
+            (
+                &["p: Params", "tiles: u32"],
+                [32, 9, 1],
+                "given \"288\", accepted at most 256",
+            ),
+        ] {
+            let error = describe(parameters, block).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}
