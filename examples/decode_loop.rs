@@ -61,7 +61,7 @@ impl Tensors {
         })
     }
 
-    /// Enqueues the layer for a step of so many tokens.
+    /// Enqueues the layer for a step of `tokens` tokens.
     fn forward(
         &mut self,
         layer: &Layer,
@@ -161,7 +161,7 @@ impl Requests {
 type Layer = MlaLayer<WgmmaAttn, WgmmaMla>;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    // Without a driver, cudarc would panic.
+    // The driver is looked for first, since cudarc would panic without one.
     present_gpu().map_err(|cause| format!("{cause}; {}", cause.remedy()))?;
     // The engine's own.
     let context = CudaContext::new(0)?;

@@ -23,7 +23,7 @@ const LEN: usize = 300;
 const PAGE: usize = 64;
 const PAGES: usize = LEN.div_ceil(PAGE);
 
-/// One allocation, handed out from the front, and the stream that fills it.
+/// An allocation, handed out from the front, and the stream that fills it.
 struct Pool {
     base: u64,
     next: u64,
@@ -197,7 +197,7 @@ impl Tensors {
         }
     }
 
-    /// Without a workspace: what it needs depends on the rest.
+    /// Returns the parameters without a workspace: its size depends on the rest.
     fn decode(&self) -> raw::MlaDecodeParams {
         // SAFETY: plain numbers and pointers, for which zeros are values.
         let mut decode: raw::MlaDecodeParams = unsafe { zeroed() };
@@ -238,7 +238,7 @@ impl Tensors {
 const OUTPUTS: usize = REQUESTS * HEADS * 128;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    // Without a driver, cudarc would panic.
+    // The driver is looked for first, since cudarc would panic without one.
     present_gpu().map_err(|cause| format!("{cause}; {}", cause.remedy()))?;
     let context = CudaContext::new(0)?;
     let stream = context.new_stream()?;

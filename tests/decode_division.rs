@@ -177,8 +177,8 @@ impl Batch {
         let limits = granted
             .iter()
             .map(|(of_share, beside)| of_share * share + beside - 1.0);
-        // In line no range is longer than a share that is rounded up. Of a very long tile some
-        // splits are longer by what a float rounds away.
+        // Ranges of a division in line are at most a share that is rounded up. Splits of a very
+        // long tile may exceed it by the rounding error of a float.
         let limit = limits.fold(share + 1.0, f64::max) + share / f64::from(1 << 20);
         assert!(most as f64 <= limit, "{most} of {limit}: {share} each");
     }

@@ -132,7 +132,7 @@ fn the_first_program_of_the_guide_is_short_and_has_one_dependency() {
     }
 }
 
-/// The first `cargo mla` compiles for minutes: whoever waits sees what.
+/// Checks that the first `cargo mla`, which compiles for minutes, shows what it compiles.
 #[test]
 fn the_command_s_alias_shows_what_is_compiled() {
     let aliases = fs::read_to_string(root().join(".cargo/config.toml")).unwrap();
@@ -174,7 +174,7 @@ fn the_manuals_keep_to_120_columns() {
     }
 }
 
-/// Each row of the table ends with the names of tests and of topics.
+/// Checks the table, each row of which ends with the names of tests and of topics.
 #[test]
 fn the_page_about_numbers_names_tests_that_exist() {
     let page = fs::read_to_string(root().join("docs/numbers.md")).unwrap();

@@ -59,7 +59,7 @@ fn run(name: &str) {
         String::from_utf8_lossy(&compiled.stderr)
     );
 
-    // Another seed is other data, and another order of the fibers.
+    // The seed changes the data and the order of the fibers.
     let runs = ["1", "2"].map(|seed| {
         let run = Command::new(&program)
             .arg(seed)

@@ -1,5 +1,5 @@
-//! In which order the prefill kernel hands out query tiles, and how it divides the keys of few of
-//! them among CTAs, computed on the host by the kernel's own code.
+//! The order in which the prefill kernel hands out query tiles, and its division of the keys of few
+//! tiles among CTAs, computed on the host by the kernel's own code.
 #![cfg(feature = "sm90")]
 
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -55,7 +55,7 @@ impl Batch {
         self.items_if_said(false, 1 << 20)
     }
 
-    /// The most query tokens and the most keys of any request.
+    /// Returns the maximum number of query tokens and of keys of any request.
     fn longest_request(&self) -> (usize, usize) {
         let longest = |len: fn(&(usize, usize)) -> usize| self.lens.iter().map(len).max().unwrap();
         (longest(|len| len.0), longest(|len| len.1))
@@ -68,7 +68,7 @@ impl Batch {
         let most = requests * max_key_len;
         let [query_tokens, key_tokens] = match alike {
             true => [requests * max_query_len, most],
-            // One token less, if there are as many as if requests were alike.
+            // A total that equals that of alike requests is reduced by one token.
             false => [queries[requests], keys[requests]].map(|tokens| tokens as usize),
         };
         let key_tokens = key_tokens - usize::from(!alike && key_tokens == most && most > 0);
@@ -200,7 +200,8 @@ impl Batch {
         (request, item.head as usize, query)
     }
 
-    /// When the last CTA ends if each takes the next of `costs` as soon as it is free.
+    /// Returns the time at which the last CTA ends if each takes the next of `costs` as soon as it
+    /// is free.
     fn end(&self, costs: impl Iterator<Item = usize>) -> f64 {
         // The heap gives the largest; in thousandths, since f64 has no order.
         let mut free: BinaryHeap<i64> = std::iter::repeat_n(0, self.ctas).collect();
@@ -326,9 +327,9 @@ fn so_are_those_of_more_requests_than_the_kernel_looks_at_together() {
     assert!(worst < 1.4 && mean < 1.03, "{worst} {mean}");
 }
 
-/// Checks that the order of undivided query tiles has each once, in so many batches of up to so
-/// many requests and heads. Returns by how much they end later than in the order of all lengths, at
-/// worst and by geometric mean.
+/// Checks that the order of undivided query tiles has each once, in `runs` batches of up to
+/// `most_requests` requests and `most_heads` heads. Returns the ratio of their end to that in the
+/// order of all lengths, at worst and by geometric mean.
 fn later_ends(seed: u64, runs: u32, most_requests: u32, most_heads: u32) -> (f64, f64) {
     let mut rng = rand::rngs::StdRng::seed_from_u64(seed);
     let (mut worst, mut logs, mut batches): (f64, f64, u32) = (0.0, 0.0, 0);
@@ -360,7 +361,7 @@ fn later_ends(seed: u64, runs: u32, most_requests: u32, most_heads: u32) -> (f64
             tiles.sort_unstable();
             assert!(tiles.into_iter().eq(batch.query_tiles()), "{batch:?}");
             let end = batch.end(items.iter().map(|item| item.end as usize));
-            // Without a tile both end at 0.
+            // Both ends are 0 if there is no tile.
             let later = end.max(1.0) / batch.end_of_whole().max(1.0);
             worst = worst.max(later);
             logs += later.ln();
@@ -380,7 +381,7 @@ fn few_query_tiles_fill_the_gpu() {
         (16, 1, 512, 32_768, 128),
         (16, 1, 256, 2048, 4),
         (8, 2, 64, 8192, 8),
-        // One query tile: 128 splits.
+        // A single query tile with 128 splits.
         (1, 1, 128, 131_072, 8),
     ] {
         let batch = Batch::context(heads, requests, queries, keys);
@@ -463,7 +464,7 @@ fn dividing_thousands_of_requests_and_empty_ones_is_exact() {
         let requests = 1 + below([4, 40, 4096][run % 3]);
         // Percentages of the requests that have no query tokens, and no keys.
         let [silent, empty] = [below(101), below(101)];
-        // At most as many with query tokens as have a place if they are to be divided.
+        // The number of requests with query tokens is at most that of the places of a division.
         let mut speaking = 3 * 160 / (1 + below(8));
         let [most_heads, most_queries] = [[2, 16, 128][below(3)], [16, 700, 16][below(3)]];
         let heads = 1 + below(most_heads);

@@ -125,7 +125,7 @@ fn prefill_refuses_what_leaves_64_bits() {
         ("max_key_len", |p| {
             (p.max_key_len, p.key_rope_token_stride) = (i32::MAX, TOO_WIDE - 8)
         }),
-        // One row more than there is room for before the tensor.
+        // A row more than there is room for before the tensor.
         ("max_key_len", |p| {
             p.value_token_stride = 1 << 20;
             p.max_key_len = (PLACE >> 21) as i32 + 1;

@@ -6,7 +6,7 @@ use mla_kernels::raw::{self, MlaSparseParams};
 /// Clusters of 1, 2, ... 16 CTAs that an H200 said it runs at the same time.
 const H200: [i32; 16] = [132, 66, 39, 30, 22, 17, 15, 15, 0, 0, 0, 0, 0, 0, 0, 7];
 
-/// A GPU that takes clusters of up to so many CTAs.
+/// Returns the clusters of a GPU that takes clusters of up to `most` CTAs.
 fn up_to(most: usize) -> [i32; 16] {
     std::array::from_fn(|at| if at < most { H200[at] } else { 0 })
 }

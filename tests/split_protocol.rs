@@ -8,15 +8,15 @@ use std::collections::HashSet;
 use mla_kernels::raw::{self, MlaSplitCounters, MlaSplitRole, MlaSplitStep};
 use rand::{RngExt as _, SeedableRng as _};
 
-/// The most CTAs of a tile of which every order is tried, and of which random orders are: as many
-/// as a launch has.
+/// Maximum numbers of CTAs of a tile: for tests of every order, and for tests of random orders,
+/// which is also a launch's maximum.
 const MOST: usize = 5;
 const MANY: usize = 160;
 
 /// State of a CTA. Its partial result is in the workspace before its first step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum At {
-    /// Has not counted itself in.
+    /// CTA that has not counted itself in.
     Computing,
     /// A combiner, about to look at the counters.
     Waiting,
@@ -97,7 +97,8 @@ impl Tile {
             self.impatient = rng.random_range(0..patience) == 0;
             let first = rng.random_range(0..self.splits);
             let next = self.next(&state, first).or_else(|| {
-                // Only a CTA that does not run makes others wait until their patience ends.
+                // A CTA that does not run is the only reason for others to wait until their
+                // patience ends.
                 self.impatient = true;
                 let next = self.next(&state, first);
                 assert!(next.is_none() || self.frozen.is_some(), "all run, and wait");
@@ -247,7 +248,7 @@ impl Tile {
     }
 }
 
-/// The kernel's own step, for so many splits and combiners; returns its answer.
+/// Takes the kernel's own step, for a number of splits and combiners; returns its answer.
 fn split_step(
     step: MlaSplitStep,
     counters: &mut MlaSplitCounters,
@@ -272,7 +273,8 @@ fn after_arrival(role: i32) -> At {
 }
 
 fn tiles() -> impl Iterator<Item = (usize, usize)> {
-    // At least one CTA combines: all splits but the last one end where their group's work ends.
+    // A tile has at least one combiner: all splits but the last one end where their group's work
+    // ends.
     (2..=MOST).flat_map(|splits| (1..=splits).map(move |combiners| (splits, combiners)))
 }
 
@@ -342,19 +344,19 @@ fn random_orders_of_many_ctas_end_alike() {
     assert!(fallen > 100 && kept > 100, "{fallen} {kept}");
 }
 
-/// The most items of a prefill launch of which every order is tried, and CTAs.
+/// Maximum numbers of items and CTAs of a prefill launch in tests of every order.
 const MOST_ITEMS: usize = 4;
 const MOST_CTAS: usize = 3;
-/// And of which random orders are.
+/// Number of items in tests of random orders.
 const MANY_ITEMS: usize = 396;
 
 /// State of a CTA of a prefill launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum InLaunch {
-    /// Not on the GPU yet.
+    /// CTA that is not on the GPU yet.
     Outside,
     Claiming,
-    /// Has claimed this item, and so many of its warps have stored what they computed.
+    /// CTA that has claimed this item; `warps` of its warps have stored what they computed.
     Storing {
         item: usize,
         warps: usize,
@@ -369,7 +371,8 @@ enum InLaunch {
     Ended,
 }
 
-/// Each split of each tile is an item; CTA `i % ctas` combines the share of item `i`.
+/// State of a launch in which each split of each tile is an item; CTA `i % ctas` combines the share
+/// of item `i`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct LaunchState<const CTAS: usize, const ITEMS: usize> {
     claimed: usize,

@@ -16,7 +16,7 @@ use rand::rngs::StdRng;
 /// much memory.
 pub(crate) struct Gpu {
     device: Cuda,
-    // Behind the device, which is thus dropped before the next test has its turn.
+    // The lock comes after the device, which is thus dropped before the next test has its turn.
     _turn: MutexGuard<'static, Option<Arc<CudaContext>>>,
 }
 

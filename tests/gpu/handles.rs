@@ -14,7 +14,7 @@ use mla_runtime::tensor::{Layout, TensorMut, TensorRef};
 
 use crate::common::{download, gpu, upload};
 
-/// Another handle of the GPU, with a stream of its own.
+/// Makes another handle of the GPU, with a stream of its own.
 fn other(gpu: &Cuda) -> Cuda {
     Cuda::on_stream(gpu.stream().context().new_stream().unwrap()).unwrap()
 }

@@ -516,7 +516,7 @@ fn cached_rows_are_expanded_as_gathered_rows_are() {
                 let len = pick(rng, &[0, 1, 64, 127, 128, 129, 500, 1100]);
                 (start, len + rng.random_range(0..3))
             })
-            // More rows than the kernel's least number.
+            // The batch has more rows than the kernel's minimum.
             .chain([(0, 1100)])
             .collect();
         let case = gather_of(rng, layout, dtype, &lens, 0);
@@ -577,7 +577,7 @@ fn every_e4m3_code_is_dequantised_as_on_the_cpu() {
             layout.scale = scale;
             let tensor = |width| Tensor::poison(Layout::contiguous(dtype, [1, 1, width]), 0);
             let case = Gather {
-                // The two codes of NaN are left out: which NaN they become is nobody's business.
+                // The two codes of NaN are left out: they may become any NaN.
                 cache: (0..=255u8)
                     .map(|code| if code & 0x7f == 0x7f { 0 } else { code })
                     .collect(),
@@ -962,7 +962,7 @@ fn offsets_go_beyond_31_bits_of_elements() {
     )
     .unwrap();
 
-    // One segment of one row per slot.
+    // The gather reads one segment of one row per slot.
     let read: Vec<i64> = slots.iter().chain(&untouched).copied().collect();
     let table: Vec<i32> = read.iter().map(|slot| (slot / 64) as i32).collect();
     let token_starts: Vec<i32> = read.iter().map(|slot| (slot % 64) as i32).collect();
@@ -1273,7 +1273,7 @@ impl Step {
 fn a_captured_step_replays_with_other_inputs_as_it_runs_without() {
     let gpu = &*gpu();
     let (mut captured, mut eager) = (Step::new(gpu).unwrap(), Step::new(gpu).unwrap());
-    // Nothing ran before: the capture may not rely on what a first launch would load.
+    // The capture is the first launch: it may not rely on what an earlier one would load.
     let graph = gpu.capture(|gpu| captured.enqueue(gpu)).unwrap();
     assert!(
         captured.results(gpu).unwrap()[0]
@@ -1325,7 +1325,7 @@ fn a_capture_that_fails_leaves_the_stream_usable() {
 fn slices_of_cudarc_and_raw_addresses_are_taken() {
     let gpu = &*gpu();
     let values: Vec<f32> = (0..64).map(|i| i as f32).collect();
-    // Another stream owns the slices: cudarc's events order it and the device's.
+    // The slices belong to another stream: cudarc's events order it and the device's.
     let stream = gpu.stream().context().new_stream().unwrap();
     let from = stream.clone_htod(&values).unwrap();
     let mut to = stream.alloc_zeros::<f32>(64).unwrap();

@@ -294,7 +294,7 @@ fn check(world: &World, gpu: &Cuda) -> Result<()> {
     let (expected_queries, given_queries) = (world.quantise(&cpu)?, world.quantise(gpu)?);
     assert!(expected_queries == given_queries, "quantised queries");
 
-    // From here on, the same on both.
+    // Both devices get the same inputs from here on.
     let expected_logits = world.logits(&cpu, &expected, &expected_queries)?;
     let given_logits = world.logits(gpu, &expected, &expected_queries)?;
     let most = expected_logits.iter().filter(|x| x.is_finite());

@@ -43,7 +43,7 @@ fn numbers(gpu: &Cuda, numbers: &[i32]) -> Buffer {
     upload(gpu, bytemuck::cast_slice(numbers)).unwrap()
 }
 
-/// The kernels of a decode of one token, sparse ones with a list of so many slots.
+/// Returns the kernels of a decode of one token, sparse ones with a list of `list` slots.
 fn decode<B: DecodeBackend<Device = Cuda>>(
     gpu: &Cuda,
     format: KvFormat,

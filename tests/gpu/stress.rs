@@ -77,7 +77,7 @@ fn bits_depend_on_no_launch_before() {
             machine.fill(output, 0, 0xff);
         }
         if case.name.starts_with("index logits") || case.name.starts_with("cache write") {
-            // They leave what is not theirs as it was, which the reference has as zeros.
+            // These kernels leave other rows as they were, and the reference has zeros there.
             for &output in &case.outputs {
                 machine.fill(output, 0, 0);
             }

@@ -184,7 +184,7 @@ pub(crate) fn padded(rng: &mut StdRng, dtype: DType, shape: [usize; 3], aligned:
     }
 }
 
-/// One of `choices`.
+/// Draws one of `choices`.
 pub(crate) fn pick<T: Copy>(rng: &mut StdRng, choices: &[T]) -> T {
     choices[rng.random_range(0..choices.len())]
 }

@@ -526,7 +526,7 @@ fn any_number_of_heads_and_of_requests() {
     let mut lens = vec![0; 40];
     (lens[0], lens[1], lens[38], lens[39]) = (150, 20, 257, 129);
     check(&case(R1, DType::BF16, 128, &same(&lens)), 6);
-    // One long request among short ones, whose queries end before the second half of a tile.
+    // A long request among short ones, whose queries end before the second half of a tile.
     check(
         &case(SMALL, DType::BF16, 1, &same(&[2500, 1, 37, 64, 65])),
         5,

@@ -119,7 +119,7 @@ impl Case {
     }
 
     fn max_pages(&self) -> usize {
-        // One more than needed, so that there is garbage behind every request.
+        // The table has a page more than needed, so that there is garbage behind every request.
         self.requests
             .iter()
             .map(|(_, len)| self.pages_of(*len))
@@ -338,7 +338,8 @@ fn assert_close(name: &str, dtype: DType, got: &(Vec<u8>, Vec<u8>), want: &(Vec<
     } else {
         1.0 - 2.0 * product / squares
     };
-    // Both sides are rounded to the dtype here, so twice the tolerance against an exact reference.
+    // The tolerance is twice that against an exact reference, since both sides are rounded to the
+    // dtype here.
     assert!(
         difference < 1e-5,
         "{name}: cosine difference {difference:e}"
@@ -364,8 +365,8 @@ fn check(name: &str, case: &Case, seed: u64) {
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla"]
 fn every_number_of_heads_and_query_tokens_agrees_with_the_cpu() {
-    // With more than 64 rows, requests with room for up to 512 tokens have a kernel of their own;
-    // the table has a page more than needed.
+    // Requests with room for up to 512 tokens have a kernel of their own if there are more than 64
+    // rows; the table has a page more than needed.
     let long = [0, 1, 63, 64, 65, 127, 128, 129, 191, 1000, 4641];
     let short = [0, 1, 63, 64, 65, 127, 128, 129, 191, 320, 448];
     for heads in [1, 3, 8, 9, 16, 20, 40, 48, 63, 64, 96, 126, 128] {
@@ -583,8 +584,8 @@ fn a_captured_step_replays_with_other_lengths_and_pages() {
     let gpu = &*gpu();
     let case = Case::new(16, vec![(1, 3000), (1, 40), (1, 0), (1, 700)]);
     let numbers = Numbers::random(&case, 11);
-    // Other lengths, within the pages of the first request: its rows are the only ones that are all
-    // there.
+    // The other lengths are within the pages of the first request, whose rows are the only ones
+    // that are all there.
     let pages = case.max_pages();
     let mut shorter = numbers.block_table.clone();
     for (request, row) in shorter.chunks_exact_mut(pages).enumerate() {
@@ -654,7 +655,8 @@ fn what_does_not_fit_is_refused_by_name() {
     );
 }
 
-// A raw call that would be launched as it stands: all requests have as many query tokens.
+// Makes a raw call that would be launched as it stands: all requests have equally many query
+// tokens.
 fn raw_call(step: &Step<Cuda>, case: &Case, workspace: &Buffer) -> raw::MlaDecodeParams {
     // SAFETY: a struct of plain numbers and pointers, for which zeros are values.
     let mut params: raw::MlaDecodeParams = unsafe { std::mem::zeroed() };
@@ -734,7 +736,7 @@ fn each_bad_argument_of_the_raw_call_is_named_before_anything_is_launched() {
         ("max_pages", |p| p.max_pages = 0),
         ("max_pages", |p| p.max_pages = (1 << 29) / p.page_size + 1),
         ("max_pages", |p| {
-            // Within the bound of one request.
+            // The table's width is within the bound of one request.
             (p.requests, p.tokens) = (1024, 1024);
             p.max_pages = (1 << 28) / p.page_size;
         }),

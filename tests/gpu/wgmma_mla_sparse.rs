@@ -34,7 +34,7 @@ const DTYPE: DType = DType::BF16;
 const WRONG: [i32; 6] = [-1, i32::MIN, i32::MAX, -123_456, END, END + 1];
 const END: i32 = -3;
 
-/// The most tokens of a request, and their pages of 64.
+/// Maximum number of tokens of a request, and of their pages of 64.
 const MAX_LEN: usize = 400;
 const MAX_PAGES: usize = 7;
 
@@ -132,7 +132,7 @@ impl Lists {
         Self { entries, counts }
     }
 
-    /// With each row's number by `of_row`, and what is wrong as it is.
+    /// Returns the lists as slots: rows by `of_row`, wrong entries as they are.
     fn slots(&self, end: usize, of_row: impl Fn(usize) -> usize) -> Vec<i32> {
         let end = end.min(i32::MAX as usize - 1) as i32;
         let slot = |entry: &Entry| match *entry {
@@ -386,7 +386,7 @@ fn run(gpu: &Cuda, case: &Case, numbers: &Numbers, cache: Bytes<'_>) -> (Vec<u8>
     step.results(gpu).unwrap()
 }
 
-/// Puts the rows where they belong, in `to`, which begins so many bytes into the cache.
+/// Uploads the rows to their slots in `to`, which begins at byte `begin` of the cache.
 fn place(gpu: &Cuda, case: &Case, numbers: &Numbers, mut to: BytesMut<'_>, begin: usize) {
     let layout = case.layout();
     for (slot, row) in numbers.slots.iter().zip(&numbers.rows) {
@@ -472,7 +472,8 @@ fn lists_with_wrong_entries_anywhere_agree_with_the_cpu() {
             check(gpu, &case, rng.random());
         }
     }
-    // More tokens than SMs, so that some of them go apart; whole gaps.
+    // Cases with more tokens than SMs, so that a second launch may take some of them, and with
+    // whole gaps.
     for kv in FORMATS {
         for (heads, tokens) in [(16, 137), (128, 69)] {
             let case = Case::new(kv, heads, tokens, 300);

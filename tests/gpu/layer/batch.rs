@@ -166,7 +166,7 @@ impl Batch {
                 false => 1.0,
             });
         let cpu = Cpu::new();
-        // In every format a row of ones is a row of NaN.
+        // A row of ones is a row of NaN in every format.
         let bytes = pages * cache_layout.page_stride;
         let mut cache = upload(&cpu, &vec![0xff; bytes]).unwrap();
         if context > 0 {
@@ -256,7 +256,7 @@ pub(crate) struct Engine<D: Device> {
 }
 
 impl<D: Device> Engine<D> {
-    /// With the batch's numbers, and ones wherever results will be.
+    /// Uploads the batch, and fills the memory for results with ones.
     pub(crate) fn new(device: &D, batch: &Batch) -> Result<Self> {
         let case = &batch.case;
         let rows = batch.tokens() * case.heads as usize;
@@ -320,7 +320,7 @@ impl<D: Device> Engine<D> {
         layer.forward(workspace, self.call(tokens)?)
     }
 
-    /// Another step's queries and new rows in the first places, and its cache.
+    /// Uploads another step's queries and new rows to the first places, and its cache.
     pub(crate) fn load(&mut self, device: &D, batch: &Batch) -> Result<()> {
         for (bytes, buffer) in [
             (&batch.query, &mut self.query),
@@ -350,7 +350,7 @@ impl<D: Device> Engine<D> {
 pub(crate) struct Distance {
     /// The largest |difference| / |expected| of a row, as vectors.
     pub(crate) worst: f64,
-    /// Its mean over all rows.
+    /// The mean over all rows.
     pub(crate) mean: f64,
     /// The largest difference of two log-sum-exps.
     pub(crate) lse: f64,
@@ -359,9 +359,9 @@ pub(crate) struct Distance {
 impl Distance {
     /// Returns the maximum distance between two right results.
     pub(crate) fn accepted(case: &Case, chunks: usize) -> Self {
-        // Both round queries, weights, values and outputs, each on its own, to u: a row is about u
-        // apart, and the worst of thousands two to three times as much. Every chunk's merge adds a
-        // rounding.
+        // The two sides round queries, weights, values and outputs, each on its own, to u: a row is
+        // about u apart, and the worst of thousands two to three times as much. Every chunk's merge
+        // adds a rounding.
         let u = match case.dtype {
             DType::F16 => 2f64.powi(-12),
             _ => 2f64.powi(-9),

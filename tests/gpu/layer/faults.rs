@@ -20,7 +20,7 @@ fn is_asked_for(error: &mla_runtime::Error) -> bool {
     error.to_string().contains("a failure that was asked for")
 }
 
-/// Another layer of the model, on the same device, with memory of its own.
+/// A second layer of the model, on the same device, with memory of its own.
 struct Bystander<'a> {
     layer: GpuLayer,
     batch: &'a Batch,

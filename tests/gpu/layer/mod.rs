@@ -109,7 +109,7 @@ fn random_batches_agree_with_the_cpu() {
                 (q, q + context)
             })
             .collect();
-        // From a page at a time to all of it at once.
+        // Chunks range from a page to the whole context.
         let tiny = page_size as usize;
         let context_rows = pick(&mut rng, &[tiny, 3 * tiny, 512, 8192]);
         let head = pick(&mut rng, &[HeadDims::R1, HeadDims::new(192, 64, 256)]);
@@ -152,7 +152,7 @@ fn two_hundred_decode_steps_equal_a_prefill() {
     decoded.out.fill(0xff);
     decoded.lse.fill(0xff);
     for at in 0..STEPS as usize {
-        // Both requests bring their token number `at`.
+        // Step `at` has token number `at` of both requests.
         let pick = |bytes: &[u8]| -> Vec<u8> {
             let row = bytes.len() / tokens;
             [at, STEPS as usize + at]

@@ -27,7 +27,8 @@ fn the_parts_give_the_bits_of_the_whole() {
         Case::new(16, &decodes(1)),
         Case::new(16, &decodes(17)),
         Case::new(128, &decodes(16)),
-        // One more than the kernel takes with 128 heads, and as many as it takes alone with 16.
+        // A token more than the kernel takes with 128 heads, and the maximum that it takes alone
+        // with 16.
         Case::new(128, &decodes(33)),
         Case::new(16, &decodes(64)),
         Case::new(2, &decodes(64)),
@@ -61,7 +62,7 @@ fn the_parts_give_the_bits_of_the_whole() {
     }
 }
 
-/// More tokens than the product's own kernel takes without a cache write: there W_UK alone is
+/// Tries more tokens than the product's own kernel takes without a cache write: there W_UK alone is
 /// cuBLAS's, which sums in another order.
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]

@@ -81,7 +81,8 @@ fn products_per_head_agree_with_the_cpu() {
             tensor.fill(|_, _| 0.0);
         }
         assert!(cleared[0].bytes == cleared[1].bytes);
-        // Both sum in f32 and round once: to neighbours at worst, beside the order of k terms.
+        // The two sides sum in f32 and round once: to neighbours at worst, beside the order of k
+        // terms.
         let u = match dtype {
             DType::F16 => 2f64.powi(-10),
             _ => 2f64.powi(-7),

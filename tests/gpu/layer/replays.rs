@@ -44,7 +44,7 @@ fn largest(case: &Case, requests: usize) -> usize {
     requests * MAX_LEN.div_ceil(case.page_size) as usize + 3
 }
 
-/// The batch with padding behind it, up to so many requests.
+/// Returns the batch with padding behind it, up to `requests` requests.
 fn padded(batch: &Batch, requests: usize, query_len: u32) -> Batch {
     let mut padded = batch.clone();
     let tokens = requests * query_len as usize;
@@ -137,7 +137,7 @@ where
     let graph = gpu
         .capture(|_| engine.forward(layer, &mut workspace, tokens))
         .unwrap();
-    // Nothing has run yet.
+    // The capture has run nothing yet.
     assert!(engine.outcome(gpu).unwrap().out != expected.out);
     for _ in 0..2 {
         // SAFETY: layer, workspace and tensors live, and only this stream uses them.

@@ -79,8 +79,8 @@ struct IndexBatch {
 }
 
 impl IndexBatch {
-    /// For the tokens of `batch`, with an index key for every token of its context, and 0xff
-    /// elsewhere.
+    /// Makes the inputs for the tokens of `batch`, with an index key for every token of its
+    /// context, and 0xff elsewhere.
     fn new(batch: &Batch, config: IndexerConfig) -> Result<Self> {
         let (case, tokens, seed) = (&batch.case, batch.tokens(), batch.case.seed + 100);
         let heads = config.dims.heads as usize;
@@ -195,7 +195,7 @@ impl<D: IndexDevice> IndexEngine<D> {
         })
     }
 
-    /// Another step's inputs in the first places, and its cache. The weights stay.
+    /// Uploads another step's inputs to the first places, and its cache. The weights stay.
     fn load(&mut self, device: &D, batch: &IndexBatch) -> Result<()> {
         for (bytes, buffer) in [
             (&batch.latent, &mut self.latent),
@@ -309,7 +309,7 @@ struct Outcomes {
     lists: Vec<i32>,
 }
 
-/// Both layers' batches: the same requests, pages and slots, other numbers.
+/// Makes the batches of both layers: the same requests, pages and slots, other numbers.
 fn batches(case: &Case) -> [Batch; 2] {
     let own = Batch::new(case);
     let mut shared = own.clone();
@@ -468,7 +468,7 @@ fn decodes(case: &Case, requests: usize, query_len: u32, seed: u64) -> [Batch; 2
     pair
 }
 
-/// With padding behind it, up to so many tokens.
+/// Adds padding behind a batch, up to `requests` requests.
 fn pad(batch: &mut Batch, requests: usize, query_len: u32) {
     let tokens = requests * query_len as usize;
     let have = batch.tokens();
@@ -571,7 +571,7 @@ fn a_mixed_step_of_a_sparse_model_is_one_graph() -> Result<()> {
             workspace.prepare(&layer, &batches[0].step())?;
             let graph =
                 gpu.capture(|_| layers.forward(&layer, &mut workspace, &mut lists, tokens))?;
-            // Nothing has run yet.
+            // The capture has run nothing yet.
             let before = layers.own.outcome(gpu)?;
             assert!(before.out != expected.own.out, "{case:?}");
             for _ in 0..2 {

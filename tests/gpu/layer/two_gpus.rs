@@ -219,7 +219,7 @@ fn joined(gathered: &[u8], expected: &Outcome, tokens: usize) -> Outcome {
 fn a_cache_over_two_gpus_is_one_cache() {
     let case = decodes();
     let whole = Batch::new(&case);
-    // Held to the end: the ranks' devices are this test's turn too.
+    // The lock is held to the end: the ranks' devices are this test's turn too.
     let gpu = gpu();
     let expected = whole.run(&gpu_layer(&gpu, &case)).unwrap();
     for interleave in [1, 16, 64] {
@@ -237,7 +237,7 @@ fn a_cache_over_two_gpus_is_one_cache() {
 fn heads_over_two_gpus_are_all_heads() {
     let case = mixed();
     let whole = Batch::new(&case);
-    // Held to the end: the ranks' devices are this test's turn too.
+    // The lock is held to the end: the ranks' devices are this test's turn too.
     let gpu = gpu();
     let expected = whole.run(&gpu_layer(&gpu, &case)).unwrap();
     let gathered = in_threads(|rank| with_a_part_of_the_heads(rank, &whole));
@@ -251,7 +251,7 @@ fn heads_over_two_gpus_are_all_heads() {
 #[ignore = "needs two Hopper GPUs and NCCL: \
             cargo test --release --features sm90,nccl --test gpu -- --include-ignored two_gpus"]
 fn ranks_of_other_lengths_are_refused_and_go_on() {
-    // Held to the end: the ranks' devices are this test's turn too.
+    // The lock is held to the end: the ranks' devices are this test's turn too.
     let _gpu = gpu();
     let messages = in_threads(|rank| {
         let (device, communicator) = (&rank.device, &rank.communicator);
@@ -374,7 +374,7 @@ fn a_process_per_gpu_works_as_a_thread_does() {
         let folder = env::var_os(FOLDER).expect("set beside the rank");
         return as_a_process(rank.parse().unwrap(), Path::new(&folder));
     }
-    // Held to the end: the processes' devices are this test's turn too.
+    // The lock is held to the end: the processes' devices are this test's turn too.
     let _gpu = gpu();
     let folder = env::temp_dir().join(format!("mla-two-gpus-{}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
@@ -409,7 +409,7 @@ fn wait(children: &mut [Child]) -> Result<(), String> {
         let failed = states.iter().flatten().any(|status| !status.success());
         if failed || start.elapsed() > PATIENCE {
             for child in children {
-                // One that has ended cannot be ended.
+                // A child may have ended, and then cannot be ended.
                 let _ = child.kill();
                 let _ = child.wait();
             }
@@ -419,8 +419,8 @@ fn wait(children: &mut [Child]) -> Result<(), String> {
     }
 }
 
-/// Both divisions, against the whole on this rank's own GPU; leaves what all ranks have to agree
-/// on.
+/// Compares both divisions with the whole on this rank's own GPU; leaves the results on which all
+/// ranks have to agree.
 fn as_a_process(rank: usize, folder: &Path) {
     let rank = Rank::join(rank, exchange(rank, folder));
     let decodes = Batch::new(&decodes());

@@ -132,7 +132,7 @@ pub(super) fn kernels(machine: &Machine, rng: &mut StdRng, cases: usize) -> Vec<
 }
 
 const HEADS: [i32; 14] = [1, 5, 8, 12, 16, 20, 32, 33, 48, 64, 65, 96, 127, 128];
-/// More than any launch here needs.
+/// Size of a workspace: more than any launch here needs.
 const WORKSPACE_BYTES: usize = 256 << 20;
 /// Leading bytes of a workspace that are zero between launches; each kernel's are fewer.
 const COUNTER_BYTES: usize = 8192;
@@ -398,7 +398,8 @@ impl Draw<'_> {
         self.sparse_of(SPARSE_90, of, rows, listed)
     }
 
-    /// One list, padded: a long request, one of 40 keys, one of two tiles, for each CTA.
+    /// Makes a case without a second cache. Each CTA has three padded lists: a long one, one of 40
+    /// keys, and one of two tiles.
     #[cfg(feature = "sm90")]
     fn padded_list(&mut self, of: Type) -> Case {
         let keys: Vec<_> = (0..396).map(|token| [296, 40, 128][token / 132]).collect();
@@ -412,7 +413,8 @@ impl Draw<'_> {
         self.sparse_of(SPARSE_90, of, Rows::Same, listed)
     }
 
-    /// One list in which twelve times 40 valid entries stand before a gap, and whole tiles behind.
+    /// Makes a case without a second cache. Each list has twelve times 40 valid entries before a
+    /// gap, and whole tiles behind.
     #[cfg(feature = "sm90")]
     fn gaps(&mut self, of: Type, rows: Rows, heads: i32) -> Case {
         let mut lists = self.prefixes(4096, 6400, &[4096; 132], false);
