@@ -12,6 +12,7 @@ use mla_runtime::backend::StepLimits;
 use mla_runtime::capability::Target;
 use mla_runtime::indexer::IndexerConfig;
 use mla_runtime::layer::{Step, StepRequest};
+use mla_runtime::plan::slots::HostIndex;
 use mla_runtime::problem::Problem;
 use mla_runtime::registry::Registry;
 use mla_runtime::selection::{Selection, SelectionRequest};
@@ -208,12 +209,14 @@ impl Layer {
 }
 
 impl Workspace {
-    /// Plans a step of these requests; [`Step`] says where each one's tokens stand.
+    /// Plans a step of these requests, whose pages are of any integer type. [`Step`] says where
+    /// each one's tokens stand; [`Step::with_padded_rows`] and the like take tensors in an order of
+    /// the engine's own.
     ///
     /// # Errors
     ///
     /// If they contradict themselves or each other, or exceed the limits.
-    pub fn plan(&self, requests: &[StepRequest<'_>]) -> Result<Step> {
+    pub fn plan<T: HostIndex>(&self, requests: &[StepRequest<'_, T>]) -> Result<Step> {
         match &self.0 {
             Of::Cpu(work) => work.plan(requests),
             #[cfg(feature = "cuda")]

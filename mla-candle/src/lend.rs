@@ -122,6 +122,11 @@ impl<'a, D: Device> LentMut<'a, D> {
     }
 }
 
+/// The next of the tensors, which come in the order in which they were lent.
+pub(crate) fn next<T>(lent: &mut impl Iterator<Item = T>) -> T {
+    lent.next().expect("as many as were lent")
+}
+
 /// A tensor's form, and the number of the storage that has its numbers.
 struct Place {
     form: Form,

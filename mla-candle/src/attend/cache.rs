@@ -2,30 +2,49 @@
 
 use candle_core::Tensor;
 use mla_runtime::Error;
-use mla_runtime::cache::{CacheLayout, CacheMut};
+use mla_runtime::cache::{CacheLayout, CacheMut, CacheStrides};
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::problem::Problem;
 
-use crate::lend::{Lending, LentMut, layer_dtype};
+use crate::lend::{Lending, LentMut, layer_dtype, next};
 
-/// The cache of one layer: a tensor of rows `[pages, page size, L + R]`, in which the latent of a
-/// token stands before its rotary key.
+/// The cache of one layer, in one tensor or two.
 ///
-/// Its dtype is that of the problem's cache format; of `fp8` and `fp8_ds_mla` it is u8, and the last
-/// axis is the bytes of a row. Pages and rows may be apart.
+/// One is of rows `[pages, page size, L + R]`, in which the latent of a token stands before its
+/// rotary key. Two are of latents `[pages, page size, L]` and of rotary keys
+/// `[pages, page size, R]`, for a problem with [`Feature::SplitCache`]. Their dtype is that of the
+/// problem's cache format; of `fp8` and `fp8_ds_mla` it is u8, and the last axis is the bytes of a
+/// row. Pages and rows may be apart.
+///
+/// [`Feature::SplitCache`]: mla_runtime::feature::Feature::SplitCache
 #[derive(Clone, Copy)]
 pub struct Cache<'t> {
-    pub(super) rows: &'t Tensor,
+    /// Rows, or latents alone.
+    rows: &'t Tensor,
+    rope: Option<&'t Tensor>,
     scale: f32,
 }
 
 impl<'t> From<&'t Tensor> for Cache<'t> {
     fn from(rows: &'t Tensor) -> Self {
-        Self { rows, scale: 1.0 }
+        Self {
+            rows,
+            rope: None,
+            scale: 1.0,
+        }
     }
 }
 
 impl<'t> Cache<'t> {
+    /// Two tensors, of latents and of rotary keys.
+    pub const fn split(latent: &'t Tensor, rope: &'t Tensor) -> Self {
+        Self {
+            rows: latent,
+            rope: Some(rope),
+            scale: 1.0,
+        }
+    }
+
     /// The same with the scale of `fp8`: value = stored · scale.
     #[must_use]
     pub const fn with_scale(self, scale: f32) -> Self {
@@ -33,34 +52,53 @@ impl<'t> Cache<'t> {
     }
 
     /// The tensors that are written.
-    pub(super) fn tensors(&self) -> Vec<&'t Tensor> {
-        vec![self.rows]
+    pub(super) fn tensors(&self) -> impl Iterator<Item = &'t Tensor> {
+        [self.rows].into_iter().chain(self.rope)
     }
 
     /// The view of its tensors, once they are lent.
     pub(super) fn view<'a, D: Lending>(
         &self,
         problem: &Problem,
-        rows: LentMut<'a, D>,
+        lent: &mut impl Iterator<Item = LentMut<'a, D>>,
     ) -> mla_runtime::Result<CacheMut<'a, D>> {
-        let width = problem.kv_format.row_bytes(problem.dims);
-        let [pages, page_stride, row_stride] = pages_of(&rows, problem, "cache", width)?;
+        let (format, dims) = (problem.kv_format, problem.dims);
         let page_size = problem.page_size as usize;
-        let layout = CacheLayout::contiguous(problem.dims, problem.kv_format, pages, page_size)
-            .with_page_stride(page_stride)
-            .with_row_stride(row_stride)
+        let rows = next(lent);
+        if self.rope.is_none() {
+            let width = format.row_bytes(dims);
+            let (pages, strides) = pages_of(&rows, problem, "cache", width)?;
+            let layout = CacheLayout::contiguous(dims, format, pages, page_size)
+                .with_page_stride(strides.page_stride)
+                .with_row_stride(strides.row_stride)
+                .with_scale(self.scale);
+            return CacheMut::new(rows.into_bytes(), layout);
+        }
+        let rope = next(lent);
+        let width = format.latent_bytes(dims);
+        let (pages, strides) = pages_of(&rows, problem, "cache (latent)", width)?;
+        let width = format.rope_bytes(dims);
+        let (of_rope, rope_strides) = pages_of(&rope, problem, "cache (rope)", width)?;
+        if pages != of_rope {
+            let accepted = format!("{pages}, as there are of latents");
+            return Err(Error::argument("pages of rotary keys", of_rope, accepted));
+        }
+        let layout = CacheLayout::split(dims, format, pages, page_size)
+            .with_page_stride(strides.page_stride)
+            .with_row_stride(strides.row_stride)
+            .with_split_rope(Some(rope_strides))
             .with_scale(self.scale);
-        CacheMut::new(rows.into_bytes(), layout)
+        CacheMut::split(rows.into_bytes(), rope.into_bytes(), layout)
     }
 }
 
-/// The pages of a tensor `[pages, page size, width]`, and its strides in bytes.
+/// The pages of a tensor `[pages, page size, width]`, and its strides.
 fn pages_of<D: Lending>(
     tensor: &LentMut<'_, D>,
     problem: &Problem,
     name: &'static str,
     row_bytes: usize,
-) -> mla_runtime::Result<[usize; 3]> {
+) -> mla_runtime::Result<(usize, CacheStrides)> {
     let form = tensor.form();
     let strides: Vec<usize> = form.strides().collect();
     let size = form.dtype().size_in_bytes();
@@ -73,7 +111,11 @@ fn pages_of<D: Lending>(
         (&[pages, tokens, width], &[page, row, value])
             if right_dtype && tokens == page_size && width * size == row_bytes && value == size =>
         {
-            Ok([pages, page, row])
+            let strides = CacheStrides {
+                page_stride: page,
+                row_stride: row,
+            };
+            Ok((pages, strides))
         }
         (dims, _) => {
             let given = format!("{} {dims:?}", form.dtype().as_str());

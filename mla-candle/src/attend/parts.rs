@@ -7,6 +7,7 @@ use mla_runtime::indexer::{
     LayerNorm,
 };
 use mla_runtime::layer::{LayerCall, SelectedLayer, SelectedWorkspace, Step, StepRequest, Weights};
+use mla_runtime::plan::slots::HostIndex;
 use mla_runtime::rotary::Rotation;
 use mla_runtime::selection::Selection;
 use mla_runtime::tensor::ArrayRef;
@@ -14,7 +15,7 @@ use mla_runtime::tensor::ArrayRef;
 use super::cache::Cache;
 use super::device::{Lists as _, Selecting};
 use super::{IndexInputs, Layer};
-use crate::lend::LentMut;
+use crate::lend::{LentMut, next};
 
 /// The backends on a device.
 pub(super) struct Parts<D: Selecting> {
@@ -69,7 +70,10 @@ impl<D: Selecting> Parts<D> {
 }
 
 impl<D: Selecting> Work<D> {
-    pub(super) fn plan(&self, requests: &[StepRequest<'_>]) -> mla_runtime::Result<Step> {
+    pub(super) fn plan<T: HostIndex>(
+        &self,
+        requests: &[StepRequest<'_, T>],
+    ) -> mla_runtime::Result<Step> {
         Step::plan_sparse(&self.workspace, requests, self.slots)
     }
 
@@ -99,7 +103,7 @@ impl<D: Selecting> Work<D> {
             let sinks = read.next().map(|sinks| sinks.floats("sinks")).transpose()?;
             let mut written = written.into_iter();
             let mut out = next(&mut written).rows("out", 2)?;
-            let mut cache = cache.view(&config.problem, next(&mut written))?;
+            let mut cache = cache.view(&config.problem, &mut written)?;
             let weights = Weights::from_checkpoint(kv_b, &config)?;
             // The call also borrows the lists, which live for another time than what is lent.
             let mut call = LayerCall::new(
@@ -168,11 +172,6 @@ impl<D: Selecting> Work<D> {
             indexer.select(&self.workspace, lists, call)
         })
     }
-}
-
-/// The next of the tensors, which come in the order in which they were lent.
-fn next<T>(lent: &mut impl Iterator<Item = T>) -> T {
-    lent.next().expect("as many as were lent")
 }
 
 /// Returns the number of pages of an index cache, `[pages, …]` of u8 with `page` bytes in each.
