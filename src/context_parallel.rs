@@ -51,7 +51,7 @@ use crate::library;
 pub struct GroupId([c_char; 128]);
 
 impl GroupId {
-    /// A new group.
+    /// Makes the identifier of a new group.
     ///
     /// # Errors
     ///
@@ -63,7 +63,7 @@ impl GroupId {
         ))
     }
 
-    /// The bytes, for another process.
+    /// Returns the bytes, for another process.
     pub fn to_bytes(self) -> [u8; 128] {
         self.0.map(|byte| byte as u8)
     }
@@ -108,7 +108,7 @@ impl Group {
         })
     }
 
-    /// Every rank's bytes to every rank.
+    /// Copies every rank's bytes to every rank.
     ///
     /// # Safety
     ///
@@ -147,11 +147,12 @@ impl Drop for Group {
     }
 }
 
-/// A call that a rank is about to make, of one size whatever it is: so no exchange can disagree.
+/// A call that a rank is about to make, which has the same size for every call, so that no exchange
+/// can disagree.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Intent {
     call: Call,
-    /// Bytes that it sends, or elements of each kind.
+    /// The number of bytes that it sends, or the sizes of its tensors.
     extents: [u64; 4],
 }
 
@@ -159,7 +160,7 @@ struct Intent {
 #[repr(u64)]
 enum Call {
     AllGather = 1,
-    /// Room of partial results: tokens, heads, width, and the bytes of an element.
+    /// Memory for partial results: tokens, heads, width, and the bytes of an element.
     Room = 2,
     /// A merge: tokens, heads, width, and the bytes of an element.
     Merge = 3,
@@ -225,7 +226,8 @@ struct Agreement {
 }
 
 impl Agreement {
-    /// A second group of the ranks of `first`, whose id rank 0 makes. This waits for all ranks.
+    /// Makes a second group of the ranks of `first`, whose id rank 0 makes. This waits for all
+    /// ranks.
     fn of(first: &Group, device: &Cuda, rank: usize, ranks: usize) -> Result<Self> {
         let id = match rank {
             0 => GroupId::new()?,
@@ -239,7 +241,7 @@ impl Agreement {
             own: Buffer::zeroed(&stream, INTENT_BYTES, &Account::default())?,
             all: Buffer::zeroed(&stream, INTENT_BYTES * ranks, &Account::default())?,
         };
-        // NCCL allocates at a group's first call: not in a capture then.
+        // NCCL allocates at a group's first call: so that is done before any capture.
         agreement.intents(&[0; INTENT_BYTES])?;
         Ok(agreement)
     }
@@ -254,7 +256,7 @@ fn no_rank() -> Error {
     Error::argument("ranks", 0, "1 and up")
 }
 
-/// Bytes of the host of every rank, of one length on all of them.
+/// Gathers bytes of every rank's host, which have the same length on all of them.
 fn exchange(group: &Group, own: &[u8], ranks: usize) -> Result<Vec<u8>> {
     let account = Account::default();
     let from = Buffer::zeroed(&group.stream, own.len(), &account)?;
@@ -282,7 +284,7 @@ fn gather_host(group: &Group, own: &[u8], from: &Buffer, to: &Buffer) -> Result<
     Ok(all)
 }
 
-/// Lets this thread do what is not captured while one of its streams captures a graph.
+/// Lets this thread make calls that are not captured while one of its streams captures a graph.
 struct Uncaptured {
     mode: CUstreamCaptureMode,
 }
@@ -345,8 +347,8 @@ impl Communicator {
         self.ranks
     }
 
-    /// Every rank's `from` to every rank's `to`, in the order of the ranks. Every rank has to call
-    /// it; this waits until it has.
+    /// Copies every rank's `from` to every rank's `to`, in the order of the ranks. Every rank has
+    /// to call it; this waits until it has.
     ///
     /// # Errors
     ///
@@ -394,7 +396,7 @@ impl Communicator {
         ))
     }
 
-    /// Refuses, on every rank, what the ranks disagree on. Waits for the ranks' hosts.
+    /// Refuses, on every rank, a call on which the ranks disagree. Waits for the ranks' hosts.
     fn agree(&self, call: Call, extents: [u64; 4]) -> Result<()> {
         self.device.bind()?;
         let intent = Intent { call, extents };
@@ -421,7 +423,7 @@ impl Communicator {
     }
 }
 
-/// Room for all ranks' results of a step.
+/// Memory for all ranks' results of a step.
 pub struct PartialResults {
     outputs: Buffer,
     lses: Buffer,
@@ -460,8 +462,8 @@ impl PartialResults {
         })
     }
 
-    /// Makes of each rank's own `out` `[T, H, V]` and `lse` `[H, T]`, both without gaps, those of
-    /// the whole cache. Every rank has to call it; this waits until it has.
+    /// Replaces each rank's own `out` `[T, H, V]` and `lse` `[H, T]`, both without gaps, by those
+    /// of the whole cache. Every rank has to call it; this waits until it has.
     ///
     /// # Errors
     ///
@@ -566,7 +568,8 @@ impl PartialResults {
             let other = TensorRef::new(nth(&self.outputs, rank, each), whole)?;
             let other_lse = nth(&self.lses, rank, each_lse);
             if rank == 0 {
-                // The same beginning and order on every rank, and so the same bits.
+                // Ranks begin with the same result and merge in the same order, and so get the same
+                // bits.
                 device.copy(other, out.reborrow())?;
                 let row = Layout::contiguous(DType::F32, [1, 1, self.heads * tokens]);
                 let to = TensorMut::new(lse.reborrow().into_bytes(), row)?;
@@ -580,12 +583,12 @@ impl PartialResults {
     }
 }
 
-// The bytes of one rank's result.
+// Returns the bytes of one rank's result.
 fn nth(buffer: &Buffer, rank: usize, len: usize) -> Bytes<'_> {
     Cuda::byte_range(buffer.bytes(), rank * len..(rank + 1) * len)
 }
 
-// A view may be made from more bytes than it needs.
+// Returns the first `len` bytes: a view may be made from more than it needs.
 fn first(bytes: Bytes<'_>, len: usize) -> Bytes<'_> {
     Cuda::byte_range(bytes, 0..len)
 }

@@ -50,14 +50,14 @@ impl DecodeShape {
         }
     }
 
-    /// The same for steps that are causal or not.
+    /// Returns the same shape for steps that are causal or not.
     #[must_use]
     pub const fn with_causal(mut self, causal: bool) -> Self {
         self.causal = causal;
         self
     }
 
-    /// The tokens of a step, padding included; `usize::MAX` if there are more.
+    /// Returns the tokens of a step, padding included; `usize::MAX` if there are more.
     pub const fn tokens(&self) -> usize {
         self.requests.saturating_mul(self.query_len as usize)
     }
@@ -271,8 +271,8 @@ impl DecodeGraph {
     }
 }
 
-/// A batch of as many requests as a graph has, made from one of fewer. It allocates when it is made
-/// and never again.
+/// A batch that was filled up with padding to the number of requests of a graph. It allocates when
+/// it is made and never again.
 struct Padded {
     shape: DecodeShape,
     page_size: u32,
@@ -300,7 +300,7 @@ impl Padded {
         })
     }
 
-    /// The batch was checked to fit.
+    /// Copies a batch that was checked to fit.
     fn fill<T: HostIndex, S: HostIndex>(&mut self, batch: &StepBatch<'_, T, S>) -> Result<()> {
         let padding = Request::new(self.shape.query_len, 0);
         self.requests.clear();
@@ -362,7 +362,7 @@ impl Padded {
     }
 }
 
-/// An empty list with room for `len` elements.
+/// Makes an empty list with room for `len` elements.
 fn with_room<T>(len: usize) -> Result<Vec<T>> {
     let mut list = Vec::new();
     let reserved = list.try_reserve_exact(len);
@@ -379,7 +379,7 @@ fn too_long<T>(len: usize) -> Error {
 
 /// Graphs for several numbers of requests. A step runs in the smallest that holds it.
 pub struct DecodeGraphs {
-    // Ascending by requests.
+    // The graphs, ascending by requests.
     graphs: Vec<DecodeGraph>,
 }
 

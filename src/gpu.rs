@@ -24,8 +24,8 @@ impl Gpu {
     }
 }
 
-/// The first GPU of this machine, or why there is none to be used: no feature that compiles
-/// kernels, no driver, or no device. Asking creates no context on the GPU.
+/// Returns the first GPU of this machine, or the reason why none can be used: no feature that
+/// compiles kernels, no driver, or no device. Asking creates no context on the GPU.
 ///
 /// # Errors
 ///
@@ -95,8 +95,8 @@ mod imp {
         })
     }
 
-    // A driver that cannot be initialised (a stub, or one that does not match its kernel module) is
-    // as good as none.
+    // Returns the cause of an error. A driver that cannot be initialised (a stub, or one that does
+    // not match its kernel module) counts as missing.
     fn cause(error: DriverError) -> Cause {
         match error.0 {
             sys::CUresult::CUDA_ERROR_NO_DEVICE | sys::CUresult::CUDA_ERROR_INVALID_DEVICE => {
@@ -111,7 +111,7 @@ mod imp {
 mod tests {
     use super::*;
 
-    // Whatever the machine and the features, the answer is data.
+    // Checks that the answer is data on any machine and with any features.
     #[test]
     fn a_gpu_is_described_or_its_absence_explained() {
         match present_gpu() {

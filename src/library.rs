@@ -1,16 +1,16 @@
 //! Presence of the libraries of CUDA.
 //!
-//! cudarc loads each when it is first called, and panics where it is missing, so it is asked
-//! beforehand. Where another crate of the program has cudarc link them instead, as candle does,
-//! there is no such question: without them the program would not have started.
+//! cudarc loads each when it is first called, and panics where it is missing, so this module looks
+//! first. If another crate of the program has cudarc link them instead, as candle does, there is
+//! nothing to look for: without them the program would not have started.
 
-// Stands behind the functions of this name below, which hide it where they exist.
+// Fallback for cudarc's function of this name, which hides it in the functions below if it exists.
 #[allow(dead_code)]
 unsafe fn is_culib_present() -> bool {
     true
 }
 
-/// The driver.
+/// Returns true if the driver is there.
 pub(crate) fn has_driver() -> bool {
     #[allow(unused_imports, clippy::wildcard_imports)]
     use cudarc::driver::sys::*;
@@ -18,7 +18,7 @@ pub(crate) fn has_driver() -> bool {
     unsafe { is_culib_present() }
 }
 
-/// cuBLAS.
+/// Returns true if cuBLAS is there.
 pub(crate) fn has_cublas() -> bool {
     #[allow(unused_imports, clippy::wildcard_imports)]
     use cudarc::cublas::sys::*;
@@ -26,7 +26,7 @@ pub(crate) fn has_cublas() -> bool {
     unsafe { is_culib_present() }
 }
 
-/// NCCL.
+/// Returns true if NCCL is there.
 #[cfg(feature = "nccl")]
 pub(crate) fn has_nccl() -> bool {
     #[allow(unused_imports, clippy::wildcard_imports)]

@@ -44,8 +44,7 @@ pub mod compiled {
     include!(concat!(env!("OUT_DIR"), "/mla_compiled.rs"));
 }
 
-/// The code of the status of every function in a build without kernels, with the feature `gpu`
-/// alone.
+/// Code of the status of every function in a build without kernels, with the feature `gpu` alone.
 pub const LEFT_OUT: i32 = -1;
 
 /// Status of every function in a build without kernels.
@@ -60,7 +59,7 @@ fn left_out() -> MlaStatus {
     }
 }
 
-/// A status as a result: a refused argument becomes [`Error::Argument`], anything else an
+/// Converts a status to a result: a refused argument becomes [`Error::Argument`], anything else an
 /// [`Error::Device`].
 ///
 /// # Safety
@@ -101,7 +100,7 @@ pub unsafe fn check(operation: &'static str, status: MlaStatus) -> Result<()> {
     }
 }
 
-/// A text of a status; an empty one if there is none.
+/// Returns a text of a status; an empty one if there is none.
 ///
 /// # Safety
 ///
@@ -123,7 +122,7 @@ mod tests {
     fn the_checked_in_declarations_are_those_of_the_headers() {
         let made = include_str!(concat!(env!("OUT_DIR"), "/mla.rs"));
         if made.contains("left_out") {
-            // The device alone, without the headers' functions.
+            // This build has the device alone, without the headers' functions.
             return;
         }
         // A line that names the header precedes its declarations.

@@ -1,5 +1,5 @@
-//! Dense absorbed decode, whichever family the kernel is of: calls as the kernels' C interface
-//! takes them, and the backends that make them.
+//! Dense absorbed decode, for the kernels of all families: calls as the kernels' C interface takes
+//! them, and the backends that make them.
 
 use std::ffi::c_void;
 
@@ -42,7 +42,7 @@ pub struct AbsorbedState {
 impl AbsorbedState {
     /// Allocates a workspace of `bytes` bytes, for requests of up to `query_len` query tokens.
     fn new(config: &LayerConfig, device: &Cuda, bytes: usize, query_len: usize) -> Result<Self> {
-        // Zeros are how the kernels' counters have to begin.
+        // The kernels' counters have to begin at zero.
         Ok(Self {
             made_for: MadeFor::new(config),
             workspace: device.allocate(bytes)?,
@@ -97,7 +97,7 @@ fn largest(config: &LayerConfig, limits: &StepLimits) -> Result<raw::MlaDecodePa
     Ok(params)
 }
 
-/// A refusal of what [`largest`] made of the limits, by their names.
+/// Names the limits in an error about parameters that [`largest`] made of them.
 fn of_limits(error: Error) -> Error {
     match error {
         Error::Argument {
@@ -122,7 +122,7 @@ fn of_limits(error: Error) -> Error {
     }
 }
 
-/// The call, checked; `None` if there is nothing to do.
+/// Returns the parameters of a call, checked; `None` if there is nothing to do.
 fn params(
     config: &LayerConfig,
     spec: &BackendSpec,

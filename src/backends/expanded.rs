@@ -1,5 +1,5 @@
-//! Expanded prefill, whichever family the kernel is of: calls as the kernels' C interface takes
-//! them, and what the backends that make them do.
+//! Expanded prefill, for the kernels of all families: calls as the kernels' C interface takes them,
+//! and what the backends that make them do.
 
 use std::ffi::c_void;
 
@@ -66,7 +66,7 @@ pub(super) fn state(
     config: &LayerConfig,
     device: &Cuda,
 ) -> Result<Buffer> {
-    // Zeros are how the kernel's counters have to begin.
+    // The kernel's counters have to begin at zero.
     device.allocate(workspace(kernel, config, device)?)
 }
 
@@ -150,7 +150,8 @@ fn key_sources(keys: &Keys<'_, Cuda>, nope_bytes: usize) -> [KeySource; 2] {
     }
 }
 
-/// The call, checked, without a workspace; `None` if there is nothing to do.
+/// Returns the parameters of a call, checked, without a workspace; `None` if there is nothing to
+/// do.
 fn params(
     config: &LayerConfig,
     spec: &BackendSpec,

@@ -1,5 +1,5 @@
-//! Calls of sparse absorbed attention as the kernels' C interface takes them, whichever family the
-//! kernel is of.
+//! Calls of sparse absorbed attention as the kernels' C interface takes them, for the kernels of
+//! all families.
 
 use mla_runtime::backend::{DecodeBatch, DecodeCall, LayerConfig, ListedCache, Output};
 use mla_runtime::error::{Error, Result};
@@ -24,7 +24,7 @@ pub(super) fn shape(config: &LayerConfig) -> Result<raw::MlaSparseParams> {
     Ok(params)
 }
 
-/// The call, checked; `None` if there is nothing to do.
+/// Returns the parameters of a call, checked; `None` if there is nothing to do.
 pub(super) fn params(
     config: &LayerConfig,
     spec: &BackendSpec,
@@ -102,7 +102,7 @@ fn add_dense_requests(
     Ok(())
 }
 
-/// A second cache and its lists.
+/// Returns the parameters of a second cache and its lists.
 fn listed(second: &ListedCache<'_, Cuda>) -> Result<raw::MlaListedCache> {
     let layout = second.cache.layout();
     Ok(raw::MlaListedCache {

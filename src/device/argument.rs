@@ -17,17 +17,17 @@ pub(crate) fn unit_columns(name: &'static str, layout: &Layout) -> Result<()> {
     }
 }
 
-/// An extent as the C interface takes it.
+/// Converts an extent to the type of the C interface.
 pub(crate) fn narrow(name: &'static str, value: usize) -> Result<i32> {
     i32::try_from(value).map_err(|_| Error::argument(name, value, "at most 2147483647"))
 }
 
-/// A stride as the C interface takes it.
+/// Converts a stride to the type of the C interface.
 pub(crate) fn wide(name: &'static str, value: usize) -> Result<i64> {
     i64::try_from(value).map_err(|_| Error::argument(name, value, "at most 2^63 - 1"))
 }
 
-/// The C interface's number of a dtype.
+/// Returns the C interface's number of a dtype.
 pub(crate) fn dtype_code(dtype: DType) -> i32 {
     match dtype {
         DType::F32 => raw::MLA_DTYPE_F32 as i32,
@@ -36,7 +36,7 @@ pub(crate) fn dtype_code(dtype: DType) -> i32 {
     }
 }
 
-/// The C interface's number of a cache format.
+/// Returns the C interface's number of a cache format.
 pub(crate) fn format_code(format: KvFormat) -> i32 {
     match format {
         KvFormat::F32 => raw::MLA_CACHE_F32 as i32,
@@ -47,7 +47,7 @@ pub(crate) fn format_code(format: KvFormat) -> i32 {
     }
 }
 
-/// The C interface's number of a rotary style.
+/// Returns the C interface's number of a rotary style.
 pub(crate) fn style_code(style: RotaryStyle) -> i32 {
     match style {
         RotaryStyle::Interleaved => raw::MLA_ROTARY_INTERLEAVED as i32,

@@ -1,8 +1,8 @@
 //! Products through cuBLAS.
 //!
-//! cuBLAS counts columns first, so a row-major matrix is its transpose there, and
-//! `cᵀ = bᵀ · aᵀ` is what it computes: the operands change places. Each needs one axis whose
-//! neighbours are neighbours in memory; which one is cuBLAS's "transposed" flag.
+//! cuBLAS counts columns first, so a row-major matrix is its transpose there, and `cᵀ = bᵀ · aᵀ` is
+//! what it computes: the operands change places. Each needs one axis that is contiguous in memory;
+//! cuBLAS's "transposed" flag says which.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ pub(super) struct Blas {
 
 struct Handle {
     raw: sys::cublasHandle_t,
-    // Freed after the handle, by the order of drops.
+    // The workspace, which the order of drops frees after the handle.
     workspace: Buffer,
 }
 
@@ -48,7 +48,7 @@ impl Drop for Handle {
 }
 
 impl Blas {
-    /// The context of `stream` must be current.
+    /// Makes a handle. The context of `stream` must be current.
     pub(super) fn new(stream: &Arc<CudaStream>) -> Result<Self> {
         if !library::has_cublas() {
             return Ok(Self { handle: None });
@@ -71,8 +71,8 @@ impl Blas {
         })
     }
 
-    /// `c[i] = a[i] · b[i]`, as [`Device::gemm`](mla_runtime::device::Device::gemm) says; extents
-    /// and dtypes agree, none of the extents is 0, and `c` is written by nobody else.
+    /// Computes `c[i] = a[i] · b[i]`, as [`Device::gemm`](mla_runtime::device::Device::gemm) says;
+    /// extents and dtypes agree, none of the extents is 0, and nothing else writes `c`.
     pub(super) fn gemm(
         &self,
         (a, a_layout): (Bytes<'_>, &Layout),
@@ -126,7 +126,7 @@ impl Blas {
     }
 }
 
-// `out[i] = left[i] · right[i]`, with rows of `out` that are contiguous.
+// The product `out[i] = left[i] · right[i]`, with rows of `out` that are contiguous.
 struct Product {
     factors: [Factor; 2],
     out: Operand,
@@ -178,7 +178,7 @@ impl Product {
     }
 }
 
-// A batch of matrices in which either the columns (plain) or the rows (transposed) are neighbours.
+// A batch of matrices in which either the columns (plain) or the rows (transposed) are contiguous.
 struct Operand {
     transposed: bool,
     row_stride: i64,

@@ -11,7 +11,7 @@ use super::Cuda;
 use super::argument::{narrow, wide};
 use crate::raw;
 
-/// Rows from which on the kernel is faster than a gather and cuBLAS.
+/// Number of rows from which on the kernel is faster than a gather and cuBLAS.
 const LEAST_ROWS: usize = 1024;
 
 /// Returns true if the kernel takes these rows, and is the better choice.

@@ -1,4 +1,4 @@
-//! Failures on demand, for tests of what an engine is left with after one.
+//! Failures on demand, for tests of an engine's state after one.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -22,7 +22,7 @@ impl Operation {
     pub const ALL: [Self; 3] = [Self::Allocation, Self::Launch, Self::Upload];
 }
 
-/// Operations so far of each kind, and which of them fails.
+/// The number of operations of each kind so far, and of the one that fails.
 #[derive(Default)]
 pub(super) struct Faults([Counter; 3]);
 
@@ -64,7 +64,7 @@ impl Faults {
 }
 
 impl Cuda {
-    /// Operations of a kind so far, of this device and its clones.
+    /// Returns the number of operations of a kind so far, of this device and its clones.
     pub fn operations(&self, operation: Operation) -> u64 {
         let counter = self.account().faults().counter(operation);
         counter.reached.load(Ordering::Relaxed)

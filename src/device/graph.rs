@@ -1,4 +1,4 @@
-//! CUDA graphs: what was enqueued once, enqueued again at the cost of one launch.
+//! CUDA graphs: work that was enqueued once, and is enqueued again at the cost of one launch.
 
 use std::ptr;
 use std::sync::Arc;
@@ -49,12 +49,12 @@ impl Graph {
         self.graph
     }
 
-    /// The stream that it was captured from, on which it is replayed.
+    /// Returns the stream that it was captured from, on which it is replayed.
     pub fn stream_id(&self) -> StreamId {
         StreamId::of(&self.stream)
     }
 
-    /// Moves what the graph needs to the device, so that the first replay is as fast as any other.
+    /// Uploads the graph to the device, so that the first replay is as fast as any other.
     ///
     /// # Errors
     ///

@@ -12,7 +12,7 @@ use crate::raw;
 #[derive(Clone, Copy)]
 pub(super) enum Company {
     Alone,
-    /// Together with a cache write, which cuBLAS would have to wait for.
+    /// A cache write in the same launch, which cuBLAS would have to wait for.
     CacheWrite,
 }
 

@@ -64,7 +64,7 @@ struct Open<'env> {
 enum Return<'env> {
     /// cudarc's own event of the slice, which its later users wait for.
     Record(&'env CudaEvent),
-    /// The stream that the slice is freed on, where cudarc tracks nothing.
+    /// The stream that frees the slice, if cudarc tracks nothing.
     Join(Arc<CudaStream>),
 }
 
@@ -73,9 +73,9 @@ impl Cuda {
     ///
     /// The device's stream waits for the last write of each slice, and of one that is written for
     /// the last reads. Later users of the slice wait for everything that is enqueued here until
-    /// `work` returns: by cudarc's events where it tracks the slice, otherwise by its stream. In a
-    /// [capture](Self::capture) nothing waits, since nothing runs; whoever replays the graph orders
-    /// it. A capture that begins within `work` ends within it.
+    /// `work` returns: by cudarc's events if it tracks the slice, otherwise by its stream. In a
+    /// [capture](Self::capture) nothing waits, since nothing runs; the caller orders each
+    /// replay. A capture that begins within `work` ends within it.
     ///
     /// # Errors
     ///
@@ -154,7 +154,7 @@ impl Cuda {
 }
 
 impl<'scope, 'env> Loans<'scope, 'env> {
-    /// All bytes of a slice, to read.
+    /// Lends all bytes of a slice, to read.
     ///
     /// # Errors
     ///
@@ -169,7 +169,7 @@ impl<'scope, 'env> Loans<'scope, 'env> {
         Ok(unsafe { Bytes::ordered(address, len, self.open.device.stream_id()) })
     }
 
-    /// All bytes of a slice, to write.
+    /// Lends all bytes of a slice, to write.
     ///
     /// # Errors
     ///
@@ -186,8 +186,8 @@ impl<'scope, 'env> Loans<'scope, 'env> {
 }
 
 impl<'env> Open<'env> {
-    /// The address of a slice whose memory `owner` orders, once the device's stream is in order
-    /// with it.
+    /// Returns the address of a slice whose memory `owner` orders, once the device's stream is in
+    /// order with it.
     fn borrow(
         &self,
         owner: Arc<CudaStream>,
@@ -232,7 +232,7 @@ impl<'env> Open<'env> {
         Ok(address)
     }
 
-    /// Lets the slices' later users wait for the stream. Where that fails, the host waits for it.
+    /// Lets the slices' later users wait for the stream. If that fails, the host waits for it.
     fn give_back(&self) -> std::result::Result<(), DriverError> {
         let own = self.device.stream();
         let returns = self.returns.take();

@@ -17,21 +17,22 @@ use mla_runtime::error::Result;
 use super::graph::Graph;
 use super::{Cuda, failed};
 
-/// A kernel, and what the driver loaded for it.
+/// A kernel, and the code that the driver loaded for it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct LoadedKernel {
     /// The name in the machine code, as the C++ compiler mangled it. Drivers before CUDA 12.3 do
     /// not tell it.
     pub symbol: Option<String>,
-    /// The GPU that the machine code is for, whether nvcc made it or the driver.
+    /// The GPU of the machine code, which nvcc or the driver made.
     pub machine_code: Capability,
-    /// The GPU that the PTX is for of which it was made.
+    /// The GPU of the PTX from which the machine code was made.
     pub ptx: Capability,
 }
 
 impl Cuda {
-    /// The kernels that a graph of this device launches, once for each launch and in no order.
+    /// Returns the kernels that a graph of this device launches, once for each launch and in no
+    /// order.
     ///
     /// # Errors
     ///
@@ -61,7 +62,7 @@ fn nodes(graph: &Graph) -> std::result::Result<Vec<CUgraphNode>, DriverError> {
     Ok(nodes)
 }
 
-/// The function that a node launches, if it is a kernel's.
+/// Returns the function that a node launches, if it is a kernel's.
 fn function(node: CUgraphNode) -> std::result::Result<Option<CUfunction>, DriverError> {
     let mut kind = CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY;
     // SAFETY: the node is one of a graph that lives.
@@ -97,7 +98,7 @@ fn describe(function: CUfunction) -> std::result::Result<LoadedKernel, DriverErr
     })
 }
 
-/// The driver function that names a function, which is of CUDA 12.3.
+/// Type of the driver function that names a kernel's function. It came with CUDA 12.3.
 type FunctionName = unsafe extern "C" fn(*mut *const c_char, CUfunction) -> CUresult;
 
 /// Looks the driver function up, since cudarc declares it for CUDA 12.3 and later alone.

@@ -10,8 +10,8 @@ use mla_runtime::plan::crossover::GpuFigures;
 const FLOP_REACHED: f64 = 0.743;
 const BYTES_REACHED: f64 = 0.854;
 
-/// The figures of the GPU, as the model of a layer's times takes them; none if the driver does not
-/// say.
+/// Returns the figures that the model of a layer's times takes; `None` if the driver does not give
+/// them.
 pub(super) fn of(context: &CudaContext, capability: Capability) -> Option<GpuFigures> {
     let attribute = |attribute| {
         // SAFETY: the device is the context's, which lives.
@@ -24,7 +24,7 @@ pub(super) fn of(context: &CudaContext, capability: Capability) -> Option<GpuFig
     let memory_clock = 1e3 * figure(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?;
     let bus_bits = figure(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?;
     let flop = f64::from(multiprocessors) * clock * flop_per_cycle(capability);
-    // Two transfers in each cycle.
+    // The memory transfers twice in each cycle.
     let bytes = 2.0 * memory_clock * bus_bits / 8.0;
     GpuFigures::new(
         u32::try_from(multiprocessors).ok()?,
@@ -34,8 +34,8 @@ pub(super) fn of(context: &CudaContext, capability: Capability) -> Option<GpuFig
     .ok()
 }
 
-/// FLOP of one multiprocessor's tensor cores in a cycle, in bf16, as the data sheets' rates over
-/// clocks and multiprocessors give them.
+/// Returns the FLOP of one multiprocessor's tensor cores in a cycle, in bf16, as the data sheets'
+/// rates over clocks and multiprocessors give them.
 const fn flop_per_cycle(capability: Capability) -> f64 {
     match (capability.major, capability.minor) {
         (8, 0) => 2048.0,

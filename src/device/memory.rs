@@ -23,7 +23,7 @@ use super::stream::{self, StreamId};
 pub struct Buffer {
     address: u64,
     len: usize,
-    /// The bytes of the guard in front of it, and of the one behind.
+    /// The size in bytes of the guard in front of it, and of the one behind.
     guard: usize,
     stream: Arc<CudaStream>,
     account: Account,
@@ -44,7 +44,7 @@ struct Counts {
     faults: Faults,
 }
 
-/// The bytes of a guard: buffers are as aligned as without.
+/// The size of a guard in bytes, which keeps the alignment of buffers.
 pub(super) const GUARD: usize = 256;
 
 /// The value of each byte of a guard.
@@ -60,7 +60,7 @@ impl Account {
         self.0.guards.store(on, Ordering::Relaxed);
     }
 
-    /// The addresses and lengths of live buffers with guards.
+    /// Returns the addresses and lengths of live buffers with guards.
     pub(super) fn guarded(&self) -> MutexGuard<'_, Vec<(u64, usize)>> {
         self.0
             .guarded
@@ -74,7 +74,7 @@ impl Account {
     }
 }
 
-/// The meaning of an allocation's failure: mostly, that too little memory is free. A size that no
+/// Makes the error of a failed allocation: in most cases, too little memory is free. A size that no
 /// GPU has is an invalid value to some drivers.
 fn not_allocated(len: usize) -> impl FnOnce(DriverError) -> Error {
     move |error| match error.0 {
@@ -123,12 +123,12 @@ impl Buffer {
         Ok(buffer)
     }
 
-    /// The device address.
+    /// Returns the device address.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// The number of bytes.
+    /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -138,7 +138,7 @@ impl Buffer {
         self.len == 0
     }
 
-    /// All bytes, to read.
+    /// Borrows all bytes, to read.
     pub fn bytes(&self) -> Bytes<'_> {
         Bytes {
             address: self.address,
@@ -148,7 +148,7 @@ impl Buffer {
         }
     }
 
-    /// All bytes, to write.
+    /// Borrows all bytes, to write.
     pub fn bytes_mut(&mut self) -> BytesMut<'_> {
         BytesMut {
             address: self.address,
@@ -201,14 +201,14 @@ pub struct Bytes<'a> {
 }
 
 impl Bytes<'_> {
-    /// Memory of another owner. It belongs to no stream: every device takes it.
+    /// Views memory of another owner. It belongs to no stream: every device takes it.
     ///
     /// # Safety
     ///
     /// `address` is that of `len` bytes of memory of the device that the bytes are used on. Until
     /// the stream has passed every launch that reads them, they stay allocated and nothing else
-    /// writes them. That holds for each device that the bytes are used on: whoever uses them on
-    /// several orders their streams, by events through [`Cuda::stream`](super::Cuda::stream).
+    /// writes them. That holds for each device that the bytes are used on: a caller that uses them
+    /// on several orders their streams, by events through [`Cuda::stream`](super::Cuda::stream).
     pub const unsafe fn from_raw(address: u64, len: usize) -> Self {
         Self {
             address,
@@ -218,7 +218,7 @@ impl Bytes<'_> {
         }
     }
 
-    /// Memory that `stream` orders.
+    /// Views memory that `stream` orders.
     ///
     /// # Safety
     ///
@@ -232,17 +232,17 @@ impl Bytes<'_> {
         }
     }
 
-    /// The stream that orders accesses; none if the maker of the view does.
+    /// Returns the stream that orders accesses; none if the maker of the view does.
     pub(super) fn stream(self) -> Option<StreamId> {
         self.stream
     }
 
-    /// The device address.
+    /// Returns the device address.
     pub fn address(self) -> u64 {
         self.address
     }
 
-    /// The number of bytes.
+    /// Returns the number of bytes.
     pub fn len(self) -> usize {
         self.len
     }
@@ -277,7 +277,7 @@ pub struct BytesMut<'a> {
 }
 
 impl BytesMut<'_> {
-    /// Memory of another owner.
+    /// Views memory of another owner.
     ///
     /// # Safety
     ///
@@ -291,7 +291,7 @@ impl BytesMut<'_> {
         }
     }
 
-    /// Memory that `stream` orders.
+    /// Views memory that `stream` orders.
     ///
     /// # Safety
     ///
@@ -305,12 +305,12 @@ impl BytesMut<'_> {
         }
     }
 
-    /// The device address.
+    /// Returns the device address.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// The number of bytes.
+    /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }

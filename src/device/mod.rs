@@ -74,14 +74,14 @@ struct Inner {
     gpu: Gpu,
     blas: Blas,
     account: Account,
-    /// A stream that nothing is enqueued on but waits: see [`Cuda::aside`].
+    /// A stream on which only waits are enqueued: see [`Cuda::aside`].
     aside: OnceLock<Arc<CudaStream>>,
     /// The thread that captures a graph from the stream through this handle; 0: none.
     capturing: AtomicU64,
 }
 
 impl Cuda {
-    /// The GPU with this number, in its primary context, and a new stream of its own.
+    /// Opens the GPU with this number, in its primary context, and a new stream of its own.
     ///
     /// This loads every helper kernel and makes the workspace of cuBLAS, so that nothing later has
     /// to.
@@ -97,7 +97,7 @@ impl Cuda {
         Self::on_stream(stream)
     }
 
-    /// The GPU that a stream of cudarc's belongs to, and that stream. For another library's stream,
+    /// Takes a stream of cudarc's, and the GPU that it belongs to. For another library's stream,
     /// adopt it first with cudarc's `wrap_borrowed_stream`. The default stream of each thread is
     /// refused: its handle stands for another stream on each thread, and nothing orders them.
     ///
@@ -130,35 +130,35 @@ impl Cuda {
         })
     }
 
-    /// The stream that everything is enqueued on. Through it, cudarc gives events, and waits
-    /// between streams.
+    /// Returns the stream on which everything is enqueued. Through it, cudarc gives events, and
+    /// waits between streams.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.inner.stream
     }
 
-    /// Identity of the stream, which all memory of this handle has.
+    /// Returns the identity of the stream, which all memory of this handle has.
     pub fn stream_id(&self) -> StreamId {
         StreamId::of(self.stream())
     }
 
-    /// The GPU.
+    /// Returns the GPU.
     pub fn gpu(&self) -> &Gpu {
         &self.inner.gpu
     }
 
-    /// The bytes of all buffers that this device or a clone of it allocated and that still live;
-    /// without the workspace of cuBLAS.
+    /// Returns the bytes of all buffers that this device or a clone of it allocated and that still
+    /// live; without the workspace of cuBLAS.
     pub fn allocated_bytes(&self) -> u64 {
         self.inner.account.bytes()
     }
 
-    /// The stream as the raw tier takes it.
+    /// Returns the stream's handle for the raw tier.
     pub fn raw_stream(&self) -> *mut c_void {
         self.inner.stream.cu_stream().cast()
     }
 
-    /// True if the stream captures a graph at present. What a backend prepares on the host, or
-    /// copies from there, is not to be done then: the graph would not do it again.
+    /// True if the stream captures a graph at present. A backend must not prepare anything on the
+    /// host, or copy from there, meanwhile: the graph would not repeat it.
     ///
     /// # Errors
     ///
@@ -191,7 +191,7 @@ impl Cuda {
         self.make_current()
     }
 
-    /// Makes the stream's context current for work that is no launch.
+    /// Makes the stream's context current for work other than launches.
     fn make_current(&self) -> Result<()> {
         let inner = &self.inner;
         stream::bind(inner.stream.context()).map_err(failed("bind context"))?;
@@ -212,9 +212,9 @@ impl Cuda {
         stream::apart(context, || context.new_stream()).map_err(failed("create stream"))
     }
 
-    /// A stream that waits for the events of a slice whose address alone is wanted, so that the
-    /// device's own does not: no event from outside may enter a capture. It is the device's own if
-    /// cudarc has no events to wait for.
+    /// Returns a stream that waits for the events of a slice whose address alone is wanted, so that
+    /// the device's own does not: no event from outside may enter a capture. It is the device's own
+    /// if cudarc has no events to wait for.
     fn aside(&self) -> Result<&Arc<CudaStream>> {
         let context = self.stream().context();
         if !context.is_managing_stream_synchronization() {

@@ -122,7 +122,7 @@ impl Memory for Cuda {
     }
 }
 
-/// A graph would read the host's memory at each replay, when it may be gone.
+/// Refuses a capture: a graph would read the host's memory at each replay, when it may be gone.
 fn refuse_capture(device: &Cuda) -> Result<()> {
     if !device.is_capturing()? {
         return Ok(());
@@ -434,7 +434,7 @@ impl Device for Cuda {
         // SAFETY: the function takes a stream alone, which is the device's, of the context that is
         // current.
         let status = unsafe { raw::mla_fence(self.raw_stream()) };
-        // A build without kernels has none that lets another begin early.
+        // A build without kernels has no kernel that lets another begin early.
         match status.code {
             raw::LEFT_OUT => Ok(()),
             // SAFETY: the status is a launch function's own.
@@ -600,7 +600,7 @@ impl Cuda {
     }
 }
 
-/// Extents or strides as the C interface takes them.
+/// Converts extents or strides to the type of the C interface.
 fn wide_all(numbers: [usize; 3]) -> Result<[i64; 3]> {
     let [a, b, c] = numbers.map(|number| wide("stride", number));
     Ok([a?, b?, c?])

@@ -19,7 +19,7 @@ const PTX: &str = concat!(include_str!("probe.ptx"), "\0");
 /// Delay of a late copy: far longer than it takes to enqueue a call behind it.
 const DELAY_NS: u64 = 500_000;
 
-/// Threads of a copy's one CTA. It leaves the other SMs to whatever begins early.
+/// Threads of a copy's one CTA. It leaves the other SMs to kernels that begin early.
 const THREADS: u32 = 1024;
 
 /// The copies, loaded into a device's context.
@@ -54,8 +54,8 @@ impl Copies {
             .map_err(failed("find a test kernel"))
     }
 
-    /// Enqueues a copy with these parameters, which may begin before the kernel before it has ended
-    /// or not.
+    /// Enqueues a copy with these parameters, which may or may not begin before the kernel before
+    /// it has ended.
     ///
     /// # Safety
     ///

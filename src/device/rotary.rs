@@ -81,8 +81,9 @@ pub(super) fn fill(
     Ok(())
 }
 
-/// A rotation alone, as a cache write: of a cache without pages, to which no slot belongs. What
-/// stands for its rows and slots is read and not used. `None`: there is nothing to rotate.
+/// Returns the parameters of a rotation alone, as a write to a cache without pages, to which no
+/// slot belongs. The rows and slots that it is given are read and not used. `None`: there is
+/// nothing to rotate.
 pub(super) fn params(
     device: &Cuda,
     rotary: &Rotary<'_>,

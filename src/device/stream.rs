@@ -62,7 +62,7 @@ pub(super) fn check_shared(field: &'static str, stream: &CudaStream) -> mla_runt
     ))
 }
 
-/// A number that no other thread of the process has or had.
+/// Returns a number that no other thread of the process has or had.
 pub(super) fn this_thread() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     thread_local! {
@@ -112,8 +112,8 @@ pub(super) fn join(waiting: &CudaStream, other: &CudaStream) -> Result<()> {
     joined.and(destroyed)
 }
 
-/// Does a call of cudarc's that looks at the error that its context keeps or that keeps its own
-/// there: an earlier error is out of its way, and its own is returned.
+/// Makes a call of cudarc's that reads or writes the error which the context keeps: an earlier
+/// error does not disturb the call, and its own is returned.
 pub(super) fn apart<T>(context: &Arc<CudaContext>, call: impl FnOnce() -> Result<T>) -> Result<T> {
     let earlier = context.check_err();
     let given = call();

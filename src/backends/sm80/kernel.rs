@@ -6,7 +6,7 @@ use crate::backends::absorbed::DenseKernel;
 use crate::backends::expanded::ExpandedKernel;
 use crate::raw::{self, MlaDecodeParams, MlaDeviceLimits, MlaPrefillParams, MlaStatus};
 
-/// The kernels, which may use so much of a device.
+/// The kernels, which use no more of a device than these limits.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Portable(pub(super) MlaDeviceLimits);
 

@@ -78,7 +78,7 @@ impl DecodeBackend for MmaMlaSparse {
     }
 
     fn state(&self, device: &Cuda, _: &StepLimits) -> Result<Buffer> {
-        // Zeros are how the kernels' counters have to begin.
+        // The kernels' counters have to begin at zero.
         device.allocate(self.workspace(device)?)
     }
 

@@ -166,7 +166,7 @@ impl IndexDevice for Cuda {
         params.logits_stride = wide("index logits", logits.layout().strides[1])?;
         params.block_table_stride = wide("block table", rows.batch.block_table.max_pages())?;
         params.list_stride = wide("slot lists", lists.width)?;
-        // The caller's block table names pages of its cache; which those are is not said here.
+        // The caller's block table names pages of its cache; their number is not known here.
         params.pages = i64::from(i32::MAX);
         params.rows = narrow("tokens", tokens)?;
         params.first_token = narrow("tokens", rows.tokens.start)?;
@@ -192,7 +192,7 @@ fn check_rows(device: &Cuda, rows: &IndexRows<'_, Cuda>) -> Result<()> {
     ])
 }
 
-/// New index keys as the C interface takes them.
+/// Returns the parameters of a write of index keys.
 fn keys_params(
     device: &Cuda,
     config: &IndexerConfig,
@@ -233,7 +233,7 @@ fn keys_params(
     Ok(params)
 }
 
-/// Index queries as the C interface takes them.
+/// Returns the parameters of a quantisation of index queries.
 fn queries_params(
     device: &Cuda,
     config: &IndexerConfig,
@@ -269,7 +269,7 @@ fn queries_params(
     Ok(params)
 }
 
-/// The rotation as the C interface takes it.
+/// Returns the parameters of the rotation.
 fn rotary(
     device: &Cuda,
     config: &IndexerConfig,

@@ -9,9 +9,10 @@ use crate::backends::template::expanded_backend;
 expanded_backend! {
     /// Expanded attention on sm_90a, for new tokens and for context chunks.
     ///
-    /// Keys come as two sources, the head's part and the shared rotary part, so that nobody packs
-    /// them; packed keys are taken as well, a little slower. Every request's end is exact: what
-    /// lies behind it in memory is never used. Pointers, and strides in bytes, are multiples of 16.
+    /// Keys come as two sources, the head's part and the shared rotary part, so that they need not
+    /// be packed; packed keys are taken as well, a little slower. Every request's end is exact:
+    /// what lies behind it in memory is never used. Pointers, and strides in bytes, are multiples
+    /// of 16.
     WgmmaAttn: super::kernel::Hopper,
     feature = "sm90",
     name = "WGMMA_ATTN",
