@@ -20,7 +20,7 @@ impl Buffer {
     /// The alignment in bytes.
     pub const ALIGNMENT: usize = 64;
 
-    /// `len` bytes of zeros.
+    /// Allocates `len` bytes of zeros.
     ///
     /// # Errors
     ///
@@ -31,7 +31,7 @@ impl Buffer {
         Ok(Self { lines, len })
     }
 
-    /// The number of bytes.
+    /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -41,12 +41,12 @@ impl Buffer {
         self.len == 0
     }
 
-    /// The bytes.
+    /// Borrows the bytes.
     pub fn as_bytes(&self) -> &[u8] {
         &bytemuck::cast_slice(&self.lines)[..self.len]
     }
 
-    /// The bytes, to write.
+    /// Borrows the bytes, to write.
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
         &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.len]
     }
@@ -58,7 +58,7 @@ impl std::fmt::Debug for Buffer {
     }
 }
 
-/// Refuses rows that the allocator would refuse: of each one thread has a copy as f32. A row is of
+/// Refuses rows that the allocator would refuse: one thread has a copy of each as f32. A row is of
 /// any width if there are none, or if all of its elements are one.
 pub(crate) fn check_row(width: usize) -> Result<()> {
     let mut row = Vec::<f32>::new();
@@ -100,7 +100,7 @@ impl<T: Pod> Scratch<T> {
         })
     }
 
-    // Makes room for `len` elements where there are fewer; what was there is lost then.
+    // Grows to `len` elements if there are fewer; the contents are lost then.
     pub(crate) fn reserve(&mut self, len: usize) -> Result<()> {
         if self.buffer.len() / size_of::<T>() < len {
             *self = Self::new(len)?;

@@ -64,8 +64,8 @@ pub(crate) fn write(
     Ok(())
 }
 
-// Slots are where threads write: a repeated one would be a race, so it is an error here, although
-// the trait leaves it to the caller.
+// Checks slots, to which threads write: a repeated one would be a race, so it is an error here,
+// although the trait leaves it to the caller.
 pub(crate) fn check_slots(slots: &[i64], available: usize) -> Result<()> {
     for slot in slots {
         if *slot < -1 || *slot >= available as i64 {
@@ -93,10 +93,10 @@ pub(crate) fn check_slots(slots: &[i64], available: usize) -> Result<()> {
     }
 }
 
-/// A cache of which threads write rows of their own.
+/// A cache in which each thread writes rows of its own.
 struct RowPlaces<'a> {
     rows: Places<'a, u8>,
-    // Rotary keys that lie apart.
+    // Rotary keys in a tensor of their own.
     rope: Option<Places<'a, u8>>,
     layout: CacheLayout,
 }
@@ -113,7 +113,7 @@ impl<'a> RowPlaces<'a> {
         }
     }
 
-    /// The bytes of a slot's latent and of its rotary key.
+    /// Returns the bytes of a slot's latent and of its rotary key.
     ///
     /// # Safety
     ///
@@ -155,7 +155,7 @@ impl<'a> Rows<'a> {
         &self.layout
     }
 
-    /// The bytes of a slot's row, where latent and rotary key lie in one.
+    /// Returns the bytes of a slot's row, if latent and rotary key are in one tensor.
     pub(crate) fn whole(&self, slot: usize) -> Option<&'a [u8]> {
         if self.layout.is_split() {
             return None;
@@ -164,8 +164,8 @@ impl<'a> Rows<'a> {
         Some(&self.latents[offset..offset + self.layout.row_bytes()])
     }
 
-    /// The values of a slot's row, but for the scale of [`KvFormat::Fp8`], which the caller applies
-    /// where it costs least.
+    /// Decodes the values of a slot's row, but for the scale of [`KvFormat::Fp8`], which the caller
+    /// applies at the lowest cost.
     pub(crate) fn decode<S: Lane>(&self, slot: usize, row: &mut [S]) {
         let layout = &self.layout;
         let (format, dims) = (layout.format, layout.dims);
@@ -177,7 +177,7 @@ impl<'a> Rows<'a> {
     }
 }
 
-// Rows may begin at any byte, so elements are written and read as bytes.
+// Stores a row. Rows may begin at any byte, so elements are written and read as bytes.
 fn store<T: Element>(row: &[f32], to: &mut [u8]) {
     for (to, value) in to.chunks_exact_mut(size_of::<T>()).zip(row) {
         to.copy_from_slice(bytemuck::bytes_of(&T::from_f32(*value)));
@@ -314,7 +314,7 @@ impl<'a> Pages<'a> {
         Ok(())
     }
 
-    /// The slot of a token whose entry was checked.
+    /// Returns the slot of a token whose entry was checked.
     pub(crate) fn slot(&self, request: usize, token: usize) -> usize {
         let page = self.entries[request * self.max_pages + token / self.page_size];
         page as usize * self.page_size + token % self.page_size
@@ -381,7 +381,7 @@ struct Segments<'a> {
 }
 
 impl<'a> Segments<'a> {
-    /// Checked against a cache of `available` pages of `page_size`.
+    /// Checks the segments against a cache of `available` pages of `page_size`.
     fn of(rows: &GatherRows<'a, Cpu>, page_size: usize, available: usize) -> Result<Self> {
         let row_starts = scalars("row starts", &rows.row_starts)?;
         let token_starts = scalars("token starts", &rows.token_starts)?;
@@ -436,7 +436,7 @@ pub(crate) fn check_starts(
     } else {
         last <= total as i64
     };
-    // The first that is wrong: a batch may have very many.
+    // Only the first wrong one is reported: a batch may have very many.
     let wrong = match starts.windows(2).position(|pair| pair[0] > pair[1]) {
         _ if starts[0] != 0 => 0,
         Some(before) => before + 1,

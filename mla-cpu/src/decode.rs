@@ -39,7 +39,7 @@ fn split_len(keys: usize, most: Option<usize>) -> usize {
     even.next_multiple_of(KEYS).max(least)
 }
 
-// A tail of less than half a tile goes with the split before it.
+// Divides keys into splits. A tail of less than half a tile goes with the split before it.
 fn splits(keys: usize, most: Option<usize>) -> impl Iterator<Item = Range<usize>> {
     let len = split_len(keys, most);
     let count = match keys / len {
@@ -78,10 +78,10 @@ pub struct DecodeState {
 // A block of rows of a request, or in a sparse call of a token.
 struct Unit {
     request: usize,
-    // The query token of row 0, and the head.
+    // Number of row 0 within the request: query token · heads + head.
     first_row: usize,
     rows: usize,
-    // The keys that the request's, or in a sparse call the token's, last row sees.
+    // The number of keys that the request's, or in a sparse call the token's, last row sees.
     keys: usize,
     // Index in `slots` of the first slot of a sparse unit.
     first_slot: usize,
@@ -201,7 +201,7 @@ struct Call<'a, T> {
     lse: Option<Places<'a, f32>>,
     sparse: bool,
     causal: bool,
-    // A score for each head, without a value.
+    // Sinks: a score for each head, without a value.
     sinks: Option<&'a [f32]>,
     // Softmax scale in units of log2, with the cache's scale.
     scale: f32,
@@ -314,7 +314,7 @@ impl CpuDecode {
     }
 }
 
-// The lengths of a batch, checked against what it says of itself and against the step's limits.
+// The lengths of a batch, checked against its own statements and against the step's limits.
 struct Requests<'a> {
     seq_lens: &'a [i32],
     query_starts: &'a [i32],
@@ -381,7 +381,7 @@ impl<'a, T: Element> QueryElements<'a, T> {
 }
 
 impl<'a> Lists<'a> {
-    // `end` is the number of slots of the first cache.
+    // Checks the lists. `end` is the number of slots of the first cache.
     fn of(lists: &SlotLists<'a, Cpu>, tokens: usize, end: usize) -> Result<Self> {
         let first = Slots::of(&lists.slots, lists.width, tokens, end)?;
         let second = lists.second.as_ref().map(|second| {
@@ -441,7 +441,7 @@ impl<T: Element> Call<'_, T> {
                 }
             }
         }
-        // The longest first, so that none is left to a single thread at the end.
+        // The longest units come first, so that none is left to a single thread at the end.
         units.sort_unstable_by_key(|unit| {
             (
                 std::cmp::Reverse(unit.keys * unit.rows),
@@ -516,7 +516,7 @@ impl<T: Element> Call<'_, T> {
         self.merge_each(&mut shared, room);
     }
 
-    // The partial result of each split into a room of its own.
+    // Computes the partial result of each split into memory of its own.
     fn attend_each<E: Engine>(
         &self,
         device: &Cpu,
@@ -622,7 +622,7 @@ impl<T: Element> Call<'_, T> {
     }
 }
 
-// The partial results of a unit's `count` splits, which lie one after the other, merged in order
+// Merges the partial results of a unit's `count` splits, which lie one after the other, in order
 // into the first. Each has room for `rows` rows of `pitch` outputs.
 fn merged<'s>(
     unit: &Unit,
@@ -666,7 +666,7 @@ struct UnitSource<'c, T> {
 }
 
 impl<T> UnitSource<'_, T> {
-    // The cache of a key, and its slot there.
+    // Returns the cache of a key, and its slot there.
     fn place(&self, position: usize) -> (&Rows<'_>, usize) {
         let slot = match self.slots {
             Some(slots) => slots[position],

@@ -33,7 +33,7 @@ pub(crate) unsafe trait Unit: Copy + Send {
     /// Gives the tile registers back, so that the thread's switches need not save them.
     fn release(self);
 
-    /// `c[i][j] = c[i][j]? + Σ a[i] · b[j]` over `steps` steps of 32.
+    /// Computes `c[i][j] = c[i][j]? + Σ a[i] · b[j]` over `steps` steps of 32.
     ///
     /// # Safety
     ///
@@ -72,7 +72,7 @@ pub(crate) struct Operands {
 pub(crate) struct Amx(());
 
 impl Amx {
-    /// The proof, where the processor has the unit and the kernel grants its registers.
+    /// Returns the proof if the processor has the unit and the kernel grants its registers.
     pub(crate) fn new() -> Option<Self> {
         static AVAILABLE: OnceLock<bool> = OnceLock::new();
         AVAILABLE.get_or_init(detect).then_some(Self(()))
@@ -124,7 +124,7 @@ unsafe impl Unit for Amx {
 fn detect() -> bool {
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
     const XFEATURE_XTILEDATA: libc::c_long = 18;
-    // Bits of edx in leaf 7.
+    // Bits of edx in leaf 7 of `cpuid`.
     const AMX_BF16: u32 = 1 << 22;
     const AMX_TILE: u32 = 1 << 24;
     if !PairVectors::detect() {
@@ -420,7 +420,7 @@ mod tests {
         }
     }
 
-    // Random rows, of which some are NaN in a column.
+    // Random rows, some of them with a NaN in a column.
     struct Random {
         widths: Widths,
         queries: Vec<bf16>,
@@ -475,7 +475,7 @@ mod tests {
         }
     }
 
-    // The outputs of all rows, each after its log-sum-exp.
+    // Returns the outputs of all rows, each after its log-sum-exp.
     fn attend<P: Bf16Products>(products: P, source: &Random, keys: usize) -> Vec<Vec<f32>> {
         let rows = source.limits.len();
         let mut workspace =
@@ -489,8 +489,9 @@ mod tests {
         (0..rows).map(row).collect()
     }
 
-    // All tiles that are multiplied lie where they are said to, NaN and masks included: what the
-    // vector instructions compute is what the conformance suite holds against the reference.
+    // Checks that all tiles are read and written at the right addresses, NaN and masks included, by
+    // a comparison with the vector instructions, which the conformance suite holds against the
+    // reference.
     #[test]
     fn tiles_multiply_what_vectors_do() {
         let Some(pairs) = PairVectors::new() else {

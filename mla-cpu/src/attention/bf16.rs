@@ -46,9 +46,9 @@ pub(crate) unsafe trait Bf16Products: Copy + Send {
     /// them.
     fn arrange(self, rows: usize, queries: &[bf16], width: usize, to: &mut [bf16]);
 
-    /// scores[..count][..rows] = keys · queries, scores `[KEYS, BLOCK]`; `count` is a multiple of
-    /// `STEP`, up to which `filler` stands for keys that are not there. There are scores of whole
-    /// sixteens of rows, of which the last ones may change.
+    /// Computes scores[..count][..rows] = keys · queries, scores `[KEYS, BLOCK]`; `count` is a
+    /// multiple of `STEP`, up to which `filler` stands for keys that are not there. There are
+    /// scores of whole sixteens of rows, of which the last ones may change.
     fn score(
         self,
         keys: Rows<'_, bf16>,
@@ -58,9 +58,10 @@ pub(crate) unsafe trait Bf16Products: Copy + Send {
         scores: &mut [f32],
     );
 
-    /// out[..rows][..width] += weights[.., ..count] · values, weights `[BLOCK, KEYS]`, values
-    /// paired: `[width / 16][KEYS / 2][16][2]`; `count` is a multiple of `STEP`, `width` of 32.
-    /// There are weights and outputs of whole sixteens of rows, of which the last ones may change.
+    /// Computes out[..rows][..width] += weights[.., ..count] · values, weights `[BLOCK, KEYS]`,
+    /// values paired: `[width / 16][KEYS / 2][16][2]`; `count` is a multiple of `STEP`, `width` of
+    /// 32. There are weights and outputs of whole sixteens of rows, of which the last ones may
+    /// change.
     fn accumulate(
         self,
         values: &[bf16],
@@ -73,30 +74,30 @@ pub(crate) unsafe trait Bf16Products: Copy + Send {
     fn end(self) {}
 }
 
-/// bf16 products, f32 sums.
+/// Engine of bf16 products and f32 sums.
 pub(crate) struct Bf16Engine<P> {
     products: P,
     // Widths before padding.
     widths: Widths,
-    // Padded to whole tiles; what pads is zero.
+    // Widths padded to whole tiles with zeros.
     key_width: usize,
     value_width: usize,
     // Keys of the tile, filled up, and whether its values are paired.
     tile: usize,
     paired: bool,
-    // Row-major [rows, key_width], and paired: [rows / 16][key_width / 2][16][2].
+    // Queries, row-major [rows, key_width], and paired: [rows / 16][key_width / 2][16][2].
     query_rows: Scratch<bf16>,
     queries: Scratch<bf16>,
-    // [KEYS, key_width].
+    // Keys, [KEYS, key_width].
     keys: Scratch<bf16>,
-    // A key of zeros, which fills up a tile whose keys are read where they lie.
+    // A key of zeros, which fills up a tile whose keys are read in place.
     filler: Scratch<bf16>,
-    // Row-major [KEYS, value_width], and paired: [value_width / 16][KEYS / 2][16][2].
+    // Values, row-major [KEYS, value_width], and paired: [value_width / 16][KEYS / 2][16][2].
     value_rows: Scratch<bf16>,
     values: Scratch<bf16>,
-    // [KEYS, BLOCK].
+    // Scores, [KEYS, BLOCK].
     scores: Scratch<f32>,
-    // [BLOCK, KEYS].
+    // Weights, [BLOCK, KEYS].
     weights: Scratch<bf16>,
 }
 
@@ -249,8 +250,8 @@ impl<P: Bf16Products> Engine for Bf16Engine<P> {
 }
 
 impl<P> Bf16Engine<P> {
-    // Pairs the tile's values, once. The scores come first: what they read from memory, they
-    // multiply while the next keys are on their way.
+    // Pairs the tile's values, once. The scores come first: they multiply one set of keys while the
+    // next is fetched from memory.
     fn pair_values(&mut self, in_place: Option<&[&[bf16]]>) {
         if std::mem::replace(&mut self.paired, true) {
             return;
@@ -264,7 +265,7 @@ impl<P> Bf16Engine<P> {
         unsafe { pair_values(&rows[..self.tile], self.value_width, &mut self.values) };
     }
 
-    // The values as they were loaded, and from one row of them to the next.
+    // Returns the values as they were loaded, and the distance from one row of them to the next.
     fn value_rows(&self) -> (&[bf16], usize) {
         match self.widths.shared {
             true => (&self.keys, self.key_width),
@@ -290,7 +291,7 @@ impl<P> Bf16Engine<P> {
         keys: Range<usize>,
         mut work: impl FnMut(&mut bf16, &[bf16], usize, usize, bf16),
     ) {
-        // Spelled out, for the places are borrowed at the same time.
+        // The body of `value_rows`, since the places are borrowed at the same time.
         let (rows, pitch) = match self.widths.shared {
             true => (&self.keys, self.key_width),
             false => (&self.value_rows, self.value_width),
@@ -307,7 +308,7 @@ impl<P> Bf16Engine<P> {
     }
 }
 
-// Thirty-two elements as a register.
+// Loads thirty-two elements into a register.
 #[target_feature(enable = "avx512f")]
 fn load(from: &[bf16]) -> __m512i {
     let from = &from[..DEPTH];
@@ -322,7 +323,7 @@ fn store(value: __m512i, to: &mut [bf16]) {
     unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), value) }
 }
 
-// [16, width] to [width / 2][16][2].
+// Pairs [16, width] into [width / 2][16][2].
 #[target_feature(enable = "avx512f")]
 pub(super) fn pair_queries(rows: &[bf16], width: usize, to: &mut [bf16]) {
     for k in (0..width).step_by(DEPTH) {
@@ -337,7 +338,7 @@ pub(super) fn pair_queries(rows: &[bf16], width: usize, to: &mut [bf16]) {
     }
 }
 
-// Rows of keys, of which `width` columns, to [width / 16][KEYS / 2][16][2].
+// Pairs `width` columns of the keys' rows into [width / 16][KEYS / 2][16][2].
 #[target_feature(enable = "avx512f,avx512bw")]
 fn pair_values(rows: &[&[bf16]], width: usize, to: &mut [bf16]) {
     let interleave = |first: i16| {
@@ -450,7 +451,7 @@ impl Mask {
     }
 }
 
-// The largest score of each row among `padded` keys.
+// Returns the largest score of each row among `padded` keys.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn largest(scores: &[f32], padded: usize, mask: Mask) -> __m512 {

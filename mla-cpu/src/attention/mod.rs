@@ -65,7 +65,7 @@ pub(crate) trait Source<S: Lane> {
     /// Writes the key at a position.
     fn key(&self, position: usize, to: &mut [S]);
 
-    /// The key at a position where it lies, if it lies there as it is multiplied.
+    /// Returns the key at a position without a copy, if the source holds it in the engine's type.
     fn key_in_place(&self, position: usize) -> Option<&[S]>;
 
     /// Writes the value at a position; not called where values are the first part of keys.
@@ -88,7 +88,8 @@ pub(crate) struct Widths {
 }
 
 impl Widths {
-    // Rows whose scores are computed: whole sixteens, or as many as there are.
+    // Returns the number of rows whose scores are computed: all rows if they are fixed, else whole
+    // sixteens.
     fn scored(self, rows: usize) -> usize {
         match self.fixed_rows {
             true => rows,
@@ -147,7 +148,7 @@ impl<'r, S> Rows<'r, S> {
         in_place.map_or(Self::Loaded(loaded), Self::InPlace)
     }
 
-    // Rows that follow each other.
+    // Returns rows that follow each other.
     fn loaded(self) -> &'r [S] {
         match self {
             Self::Loaded(rows) => rows,
@@ -178,7 +179,7 @@ pub(crate) trait Engine: Sized + Send {
     /// Proof that the processor has the instructions of this engine.
     type Proof: Copy;
 
-    /// Scratch for units of at most `rows` rows.
+    /// Allocates scratch for units of at most `rows` rows.
     fn new(proof: Self::Proof, rows: usize, widths: Widths) -> Result<Self>;
 
     /// Returns the distance from one row of queries or keys to the next.
@@ -208,9 +209,9 @@ pub(crate) trait Engine: Sized + Send {
     /// place.
     fn tile(&mut self, keys: usize, in_place: bool);
 
-    /// Attends the rows of block `block` to what they see of the tile; there is one `running` per
-    /// sixteen rows. `in_place` are the keys of the tile, of which every row sees all, and whose
-    /// first part are the values; without it the tile is what was written.
+    /// Attends the rows of block `block` to the keys of the tile that they see; there is one
+    /// `running` per sixteen rows. `in_place` are the keys of the tile, of which every row sees
+    /// all, and whose first part are the values; without it the tile is what was written.
     fn block(
         &mut self,
         in_place: Option<&[&[Self::Lane]]>,
@@ -242,7 +243,7 @@ pub(crate) fn rescale(factors: &[f32; LANES], out: &mut [f32], pitch: usize) {
 pub(crate) struct Partial<'a> {
     /// State of the softmax, one for every sixteen rows.
     pub(crate) running: &'a mut [Running],
-    /// `[rows, pitch]`.
+    /// Outputs, `[rows, pitch]`.
     pub(crate) out: &'a mut [f32],
     /// Distance from one row of `out` to the next.
     pub(crate) pitch: usize,
@@ -283,7 +284,7 @@ impl Partial<'_> {
         }
     }
 
-    /// The log-sum-exp of a row, and its output divided by the sum, in place.
+    /// Divides a row's output by the sum, in place, and returns it with the log-sum-exp.
     pub(crate) fn finish(&mut self, row: usize, scale: f32) -> (f32, &mut [f32]) {
         let running = &self.running[row / LANES];
         let (max, sum) = (running.max[row % LANES], running.sum[row % LANES]);
@@ -368,8 +369,8 @@ impl<E: Engine> Workspace<E> {
     }
 }
 
-/// Attends rows `0..rows` of `source` to the keys in `range`; `scale` is what scores are multiplied
-/// by before they are exponents of 2.
+/// Attends rows `0..rows` of `source` to the keys in `range`; `scale` multiplies scores before they
+/// become exponents of 2.
 pub(crate) fn attend<E: Engine, S: Source<E::Lane>>(
     engine: &mut E,
     source: &S,
@@ -407,7 +408,7 @@ pub(crate) fn attend<E: Engine, S: Source<E::Lane>>(
     engine.end();
 }
 
-/// The first `keys` keys of a tile where they lie, if all can be read there.
+/// Returns the first `keys` keys of a tile without a copy, if that is possible for all.
 fn keys_in_place<L: Lane, S: Source<L>>(
     source: &S,
     start: usize,
@@ -420,7 +421,7 @@ fn keys_in_place<L: Lane, S: Source<L>>(
     Some(lying)
 }
 
-/// Copies the keys and values of a tile to where the engine reads them.
+/// Copies the keys and values of a tile into the engine's buffers.
 fn fetch<E: Engine, S: Source<E::Lane>>(engine: &mut E, source: &S, start: usize, keys: usize) {
     let (key_pitch, value_pitch) = (engine.key_pitch(), engine.value_pitch());
     if key_pitch > 0 {

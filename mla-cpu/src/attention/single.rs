@@ -1,4 +1,4 @@
-//! Attention in f32, whatever the dtype of its inputs.
+//! Attention in f32, for inputs of every dtype.
 
 use super::softmax::{LANES, Running, softmax};
 use super::{Engine, KEYS, MAX_BLOCK, Rows, Seen, Widths, rescale};
@@ -15,8 +15,9 @@ pub(crate) trait SingleProducts: Copy + Send {
     /// them.
     fn arrange(self, rows: usize, queries: &[f32], width: usize, to: &mut [f32]);
 
-    /// scores[..count][..rows] = keys · queries, scores `[KEYS, MAX_BLOCK]`. There are scores of
-    /// whole sixteens of rows, of which the last ones may change, as those of further keys may.
+    /// Computes scores[..count][..rows] = keys · queries, scores `[KEYS, MAX_BLOCK]`. There are
+    /// scores of whole sixteens of rows, of which the last ones may change, as those of further
+    /// keys may.
     fn score(
         self,
         keys: Rows<'_, f32>,
@@ -25,9 +26,9 @@ pub(crate) trait SingleProducts: Copy + Send {
         scores: &mut [f32],
     );
 
-    /// out[..rows][..width] += weightsᵀ · values, weights `[KEYS, MAX_BLOCK]`, of whose keys the
-    /// first `count` are used; from one row of values to the next are `pitch` elements. There are
-    /// weights and outputs of whole sixteens of rows, of which the last ones may change.
+    /// Computes out[..rows][..width] += weightsᵀ · values, weights `[KEYS, MAX_BLOCK]`, of whose
+    /// keys the first `count` are used; from one row of values to the next are `pitch` elements.
+    /// There are weights and outputs of whole sixteens of rows, of which the last ones may change.
     fn accumulate(
         self,
         values: Rows<'_, f32>,
@@ -48,7 +49,7 @@ pub(crate) trait SingleProducts: Copy + Send {
 pub(crate) struct Gemm;
 
 impl Gemm {
-    /// Together with `LANES` rows they have more than 256 scores.
+    /// Minimum number of keys of a product: with `LANES` rows they have more than 256 scores.
     const LEAST_SCORED_KEYS: usize = 256 / LANES + 1;
     const LEAST_ROWS: usize = 2;
     const LEAST_KEYS: usize = 3;
@@ -146,11 +147,11 @@ impl SingleProducts for Gemm {
     }
 }
 
-/// f32 throughout.
+/// Engine of f32 products and sums.
 pub(crate) struct F32Engine<P> {
     products: P,
     widths: Widths,
-    // Row-major, and as products take them.
+    // Queries, row-major, and in the layout of the products.
     query_rows: Scratch<f32>,
     queries: Scratch<f32>,
     keys: Scratch<f32>,
@@ -280,7 +281,7 @@ impl<P: SingleProducts> Engine for F32Engine<P> {
     }
 }
 
-// Compared as integers, which a vector unit does without an order of additions to keep.
+// Compares the bits as integers, which vectorises: there is no order of additions to keep.
 fn all_finite(values: &[f32]) -> bool {
     let bits = values.iter().map(|value| value.abs().to_bits());
     bits.fold(0, u32::max) < f32::INFINITY.to_bits()

@@ -9,7 +9,7 @@ use multiversion::multiversion;
 /// Query rows in one vector.
 pub(crate) const LANES: usize = 16;
 
-/// 2^x for x ≤ 0, with a relative error below 2^−22; 0 below −126; NaN for NaN.
+/// Computes 2^x for x ≤ 0, with a relative error below 2^−22; 0 below −126; NaN for NaN.
 ///
 /// x is split as n + f, n its nearest integer. 2^f comes from the polynomial of degree 6 that meets
 /// it in the Chebyshev points of [−½, ½] (relative error 3e-9, below the rounding of f32), and 2^n
@@ -32,7 +32,8 @@ pub(crate) fn exp2(x: f32) -> f32 {
     if x < -126.0 { 0.0 } else { power * scale }
 }
 
-// `a` if `b` is NaN: a maximum is never NaN. A NaN score shows in the sum instead.
+// Returns the maximum, or `a` if `b` is NaN: a maximum is never NaN. A NaN score shows in the sum
+// instead.
 #[inline(always)]
 fn larger(a: f32, b: f32) -> f32 {
     if b > a { b } else { a }
@@ -70,7 +71,7 @@ impl Running {
 }
 
 /// Replaces the scores of `keys` keys by 2^(scale·score − max), 0 from the row's limit on, and
-/// returns what earlier sums and outputs of each row have to be multiplied by.
+/// returns the factors for the earlier sums and outputs of each row.
 ///
 /// The scores of key `j` are the first sixteen of `scores[j · pitch ..]`.
 #[multiversion(targets(
@@ -120,8 +121,8 @@ pub(crate) fn softmax(
     alpha
 }
 
-// The largest score of each row; those that it does not see become −inf. In line, so that it is
-// compiled for the caller's instructions.
+// Returns the largest score of each row; those that it does not see become −inf. The function is
+// inlined, so that it is compiled for the caller's instructions.
 #[inline(always)]
 fn largest(scores: &mut [f32], pitch: usize, keys: usize, limits: &[u32; LANES]) -> [f32; LANES] {
     // Keys that every row sees need no mask.

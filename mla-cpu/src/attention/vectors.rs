@@ -31,7 +31,7 @@ const KEPT: usize = 128;
 
 // Rows and registers of columns that are summed at a time.
 const ROWS: usize = 8;
-// Rows of which each takes two lanes.
+// Number of rows if each takes two lanes.
 const HALF: usize = LANES / 2;
 const COLUMNS: usize = 3;
 
@@ -54,8 +54,8 @@ macro_rules! products {
             // Lanes of an entry.
             const WIDE: usize = size_of::<u32>() / size_of::<$lane>();
 
-            /// scores[key][row] = keys · queries. `queries` are `groups` times `[steps][16]`; the
-            /// scores of key `j` begin at `scores[j * pitch]`.
+            /// Computes scores[key][row] = keys · queries. `queries` are `groups` times
+            /// `[steps][16]`; the scores of key `j` begin at `scores[j * pitch]`.
             #[target_feature(enable = $features)]
             pub(super) fn score(
                 keys: &[&[$lane]],
@@ -86,7 +86,7 @@ macro_rules! products {
                 }
             }
 
-            /// Queries `[8, width]` as `score_half` takes them: `[steps / 2][8][2]`.
+            /// Lays out queries `[8, width]` for `score_half`: `[steps / 2][8][2]`.
             pub(super) fn arrange_half(queries: &[$lane], width: usize, to: &mut [$lane]) {
                 const TWO: usize = 2 * WIDE;
                 for (row, query) in queries.chunks_exact(width).take(HALF).enumerate() {
@@ -147,7 +147,8 @@ macro_rules! products {
                 }
             }
 
-            // `K` keys by `G` groups at a time, `U` steps between two looks at where a key lies.
+            // Sums `K` keys by `G` groups at a time, and looks up the address of a key every `U`
+            // steps.
             #[target_feature(enable = $features)]
             unsafe fn sum_scores<const G: usize, const K: usize, const U: usize>(
                 keys: &[&[$lane]],
@@ -169,7 +170,7 @@ macro_rules! products {
                         // SAFETY: `step + U` and `step + 1` are at most `steps`. A prefetch takes
                         // any address.
                         unsafe {
-                            // The next keys, which come from memory, a line of each.
+                            // Prefetches a line of each of the next keys, which come from memory.
                             for next in next {
                                 let line = next.wrapping_add(step);
                                 _mm_prefetch::<_MM_HINT_T0>(line.cast());
@@ -227,9 +228,9 @@ macro_rules! products {
                 }
             }
 
-            /// out[row][..width] += weights · values. The weight of step `s` and row `r` is
-            /// `weights[s * STEP + r * ROW]`; column `c` of step `s` is
-            /// `values[s][c / 16 * VECTOR + c % 16]`.
+            /// Computes out[row][..width] += weights · values. The weight of step `s` and row `r`
+            /// is `weights[s * STEP + r * ROW]`; column `c` of step `s` is `values[s][c / 16 *
+            /// VECTOR + c % 16]`.
             #[target_feature(enable = $features)]
             pub(super) fn accumulate<const STEP: usize, const ROW: usize, const VECTOR: usize>(
                 weights: &[$lane],
@@ -273,7 +274,7 @@ macro_rules! products {
                 }
             }
 
-            // `ROWS` rows by `C` registers of columns from `column` on, of which `columns` are
+            // Sums `ROWS` rows by `C` registers of columns from `column` on, of which `columns` are
             // left.
             #[target_feature(enable = $features)]
             unsafe fn sum_values<
@@ -335,7 +336,7 @@ products!(singles, f32, "avx512f", |sum, a, b| _mm512_fmadd_ps(
 ));
 
 products!(pairs, bf16, "avx512f,avx512bf16", |sum, a, b| {
-    // Two names for 512 bits.
+    // The types are two names for the same 512 bits.
     let bits = |x: __m512| std::mem::transmute::<__m512, __m512bh>(x);
     _mm512_dpbf16_ps(sum, bits(a), bits(b))
 });
@@ -495,7 +496,7 @@ mod tests {
         assert!((got - want).abs() < 1e-4, "{at:?}: {got} for {want}");
     }
 
-    // Pairs at an odd place, as in a cache whose base is only aligned to its elements.
+    // Tries pairs at an odd place, as in a cache whose base is only aligned to its elements.
     #[test]
     fn scores_are_products_whatever_the_number_of_keys_groups_and_steps() {
         let (Some(vectors), Some(pairs)) = (Vectors::new(), PairVectors::new()) else {
