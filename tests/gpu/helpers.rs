@@ -9,13 +9,13 @@ use mla_kernels::device::{Rotary, RotaryQuery, RotaryStyle};
 use mla_kernels::{Cuda, present_gpu, raw};
 use mla_runtime::availability::Availability;
 use mla_runtime::cache::{BlockTable, CacheLayout, CacheMut, CacheRef};
-use mla_runtime::device::{Device, GatherRows, Memory};
+use mla_runtime::device::{Device, Fp8Blocks, GatherRows, Memory};
 use mla_runtime::dims::{HeadDims, MlaDims};
 use mla_runtime::dtype::DType;
 use mla_runtime::error::Result;
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::lse::{Base2TokensFirst, LseConvention, LseLayout, LseRef, Natural};
-use mla_runtime::tensor::{Layout, TensorMut, TensorRef};
+use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 use rand::RngExt as _;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
@@ -859,6 +859,109 @@ fn copies_agree_with_the_cpu() {
             let what = format!("seed {seed}, {} to {}", from.layout, to.layout);
             assert_eq!(difference(&got, &want), None, "{what}");
         }
+    }
+}
+
+fn run_scatter<D: Device>(
+    device: &D,
+    from: &Tensor,
+    places: &[i64],
+    to: &Tensor,
+) -> Result<Vec<u8>> {
+    let mut out = On::new(device, to)?;
+    let index = upload(device, bytemuck::cast_slice(places))?;
+    let index = ArrayRef::new(D::bytes(&index), places.len())?;
+    device.scatter_rows(On::new(device, from)?.read()?, index, out.write()?)?;
+    out.download(device)
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored helpers"]
+fn rows_are_scattered_as_on_the_cpu() {
+    let (gpu, cpu) = (&*gpu(), Cpu::new());
+    for seed in 0..150 {
+        let rng = &mut rng(seed);
+        let dtype = pick(rng, DType::ALL);
+        let [heads, width] = [0; 2].map(|_| pick(rng, &[1, 2, 7, 8, 16, 33, 192]));
+        let [rows, to_rows] = [0; 2].map(|_| pick(rng, &[0, 1, 5, 64, 300]));
+        let (slack, multiple) = pick(rng, &[(0, 1), (5, 1), (16, 8)]);
+        // Of a log-sum-exp, tokens are neighbours.
+        let order = pick(rng, &[[0, 1, 2], [0, 1, 2], [2, 1, 0], [1, 0, 2]]);
+        let tensor = |rng: &mut StdRng, rows| {
+            let shape = [rows, heads, width];
+            let strides = strides(rng, shape, order, slack, multiple);
+            let layout = Layout {
+                dtype,
+                shape,
+                strides,
+            };
+            let shift = pick(rng, &[0, 0, 1, 4]);
+            (layout, shift)
+        };
+        let (layout, shift) = tensor(rng, rows);
+        let from = Tensor::random(rng, layout, shift);
+        let (layout, shift) = tensor(rng, to_rows);
+        let to = Tensor::poison(layout, shift);
+        // Rows without a place, and places of rows that are not there.
+        let mut places: Vec<i64> = (0..to_rows as i64).chain([-1, -7, 1 << 40]).collect();
+        places.resize(places.len().max(rows), -1);
+        places.shuffle(rng);
+        places.truncate(rows);
+        let [got, want] = [
+            run_scatter(gpu, &from, &places, &to).unwrap(),
+            run_scatter(&cpu, &from, &places, &to).unwrap(),
+        ];
+        let what = format!("seed {seed}, {} to {}", from.layout, to.layout);
+        assert_eq!(difference(&got, &want), None, "{what}");
+    }
+}
+
+fn run_dequantize<D: Device>(
+    device: &D,
+    (codes, scales): (&[u8], &[f32]),
+    (shape, first_row): ([usize; 2], usize),
+    to: &Tensor,
+) -> Result<Vec<u8>> {
+    let mut out = On::new(device, to)?;
+    let codes = upload(device, codes)?;
+    let on_device = upload(device, bytemuck::cast_slice(scales))?;
+    let scales = ArrayRef::new(D::bytes(&on_device), scales.len())?;
+    let blocks = Fp8Blocks::from_row(D::bytes(&codes), scales, shape, first_row)?;
+    device.dequantize_blocks(blocks, out.write()?)?;
+    out.download(device)
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored helpers"]
+fn block_fp8_is_dequantised_as_on_the_cpu() {
+    let (gpu, cpu) = (&*gpu(), Cpu::new());
+    for seed in 0..60 {
+        let rng = &mut rng(seed);
+        let dtype = pick(rng, DType::ALL);
+        let rows = pick(rng, &[1, 100, 128, 129, 300]);
+        let columns = pick(rng, &[1, 7, 128, 160, 512, 513]);
+        let first_row = pick(rng, &[0, 0, 1, 48, 127]);
+        let blocks = [first_row + rows, columns].map(|extent: usize| extent.div_ceil(128));
+        // Every code but NaN, whose bits are free.
+        let codes: Vec<u8> = (0..rows * columns)
+            .map(|_| rng.random_range(0..0x7fu8) | rng.random_range(0..2u8) << 7)
+            .collect();
+        let scales: Vec<f32> = (0..blocks[0] * blocks[1])
+            .map(|_| normal(rng) / 64.0)
+            .collect();
+        let stride = columns + pick(rng, &[0, 0, 3, 8]);
+        let layout = Layout {
+            dtype,
+            shape: [1, rows, columns],
+            strides: [rows * stride, stride, 1],
+        };
+        let shift = pick(rng, &[0, 0, 1, 4]);
+        let to = Tensor::poison(layout, shift);
+        let (matrix, place) = ((&codes[..], &scales[..]), ([rows, columns], first_row));
+        let got = run_dequantize(gpu, matrix, place, &to).unwrap();
+        let want = run_dequantize(&cpu, matrix, place, &to).unwrap();
+        let what = format!("seed {seed}, [{rows}, {columns}] from {first_row} to {layout}");
+        assert_eq!(difference(&got, &want), None, "{what}");
     }
 }
 

@@ -132,6 +132,11 @@ impl<'a, D: Device> Weights<'a, D> {
         })
     }
 
+    /// `W_kv_b` as `[1, L, H·(P+V)]`, however it lies.
+    pub fn matrix(&self) -> TensorRef<'a, D> {
+        self.kv
+    }
+
     /// The same views for a shorter time: those of an engine's own, long-lived memory, beside
     /// tensors of one call.
     pub fn shorten<'short>(&self) -> Weights<'short, D>

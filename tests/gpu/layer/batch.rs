@@ -36,6 +36,8 @@ pub(crate) struct Case {
     pub(crate) context_rows: usize,
     /// True if tokens attend to lists of slots, which only the absorbed path takes.
     pub(crate) sparse: bool,
+    /// True if a new token sees its request up to itself.
+    pub(crate) causal: bool,
     pub(crate) seed: u64,
 }
 
@@ -51,6 +53,7 @@ impl Case {
             threshold: 4,
             context_rows: 4096,
             sparse: false,
+            causal: true,
             seed: 1,
         }
     }
@@ -207,6 +210,7 @@ impl Batch {
         )
         .with_slots(Some(&self.slots))
         .with_threshold(Some(self.case.threshold))
+        .with_causal(self.case.causal)
     }
 
     /// Runs the batch on the CPU device.

@@ -17,6 +17,7 @@ mod places;
 mod products;
 mod replays;
 mod rotation;
+mod rows;
 mod sparse;
 #[cfg(feature = "nccl")]
 mod two_gpus;

@@ -1,0 +1,232 @@
+//! Rows in an order of an engine's own, weights in other forms, and drafts that see each other, on a
+//! GPU.
+
+use mla_kernels::Cuda;
+use mla_runtime::cache::CacheMut;
+use mla_runtime::device::{Device as _, Fp8Blocks, Memory as _};
+use mla_runtime::dtype::DType;
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::layer::{LayerCall, OwnedWeights, TokenRows, Weights};
+use mla_runtime::lse::{LseLayout, LseMut};
+use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+use rand::RngExt as _;
+use rand::seq::SliceRandom as _;
+
+use super::batch::{Batch, Case, Outcome};
+use super::{GpuLayer, MIXED, check, gpu_layer};
+use crate::common::{download, gpu, rng, upload};
+
+/// Rows of `bytes` bytes each, moved to their places among `rows` rows of ones.
+fn spread(packed: &[u8], bytes: usize, places: &[usize], rows: usize) -> Vec<u8> {
+    let mut spread = vec![0xff; rows * bytes];
+    for (from, &place) in packed.chunks(bytes).zip(places) {
+        spread[place * bytes..][..bytes].copy_from_slice(from);
+    }
+    spread
+}
+
+/// Runs a batch whose requests begin at these rows of tensors of `rows` rows.
+fn run(gpu: &Cuda, layer: &GpuLayer, batch: &Batch, starts: &[usize], rows: usize) -> Outcome {
+    let case = &batch.case;
+    let mut workspace = layer
+        .workspace(&case.limits().with_call_rows(rows))
+        .unwrap();
+    let own = TokenRows::new(starts, rows);
+    workspace
+        .prepare(layer, &batch.step().with_rows(Some(own)))
+        .unwrap();
+    let places = places(batch, starts);
+    let dims = case.dims;
+    let [heads, latent, rope, qk, v, kv_b] = [
+        case.heads,
+        dims.latent,
+        dims.head.rope,
+        dims.head.qk(),
+        dims.head.v,
+        dims.head.kv_b(),
+    ]
+    .map(|extent| extent as usize);
+    let tensor = |packed: &[u8], heads: usize, width: usize| {
+        let bytes = heads * width * case.dtype.bytes();
+        let layout = Layout::contiguous(case.dtype, [rows, heads, width]);
+        (
+            upload(gpu, &spread(packed, bytes, &places, rows)).unwrap(),
+            layout,
+        )
+    };
+    let (query, of_query) = tensor(&batch.query, heads, qk);
+    let (latents, of_latents) = tensor(&batch.latent, 1, latent);
+    let (ropes, of_ropes) = tensor(&batch.rope, 1, rope);
+    let weights = upload(gpu, &batch.weights).unwrap();
+    let of_weights = Layout::contiguous(case.dtype, [1, heads * kv_b, latent]);
+    let weights = TensorRef::new(Cuda::bytes(&weights), of_weights).unwrap();
+    let mut cache = upload(gpu, &batch.cache).unwrap();
+    let of_out = Layout::contiguous(case.dtype, [rows, heads, v]);
+    let mut out = upload(gpu, &vec![0xff; of_out.elements() * case.dtype.bytes()]).unwrap();
+    let mut lse = upload(gpu, &vec![0xff; 4 * heads * rows]).unwrap();
+    let call = LayerCall::new(
+        Weights::from_checkpoint(weights, layer.config()).unwrap(),
+        TensorRef::new(Cuda::bytes(&query), of_query).unwrap(),
+        [
+            TensorRef::new(Cuda::bytes(&latents), of_latents).unwrap(),
+            TensorRef::new(Cuda::bytes(&ropes), of_ropes).unwrap(),
+        ],
+        CacheMut::new(Cuda::bytes_mut(&mut cache), batch.cache_layout).unwrap(),
+        TensorMut::new(Cuda::bytes_mut(&mut out), of_out).unwrap(),
+    )
+    .with_lse(
+        LseMut::new(
+            Cuda::bytes_mut(&mut lse),
+            LseLayout::heads_first(heads, rows),
+        )
+        .unwrap(),
+    );
+    layer.forward(&mut workspace, call).unwrap();
+    Outcome {
+        out: download(gpu, &out).unwrap(),
+        lse: download(gpu, &lse).unwrap(),
+        cache: download(gpu, &cache).unwrap(),
+        absorbed_tokens: workspace.absorbed_tokens(),
+        chunks: workspace.context().chunks.len(),
+    }
+}
+
+/// The row of each token.
+fn places(batch: &Batch, starts: &[usize]) -> Vec<usize> {
+    let requests = batch.requests.iter().zip(starts);
+    requests
+        .flat_map(|(request, start)| *start..start + request.q as usize)
+        .collect()
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
+fn any_rows_have_the_packed_bits() {
+    let gpu = &*gpu();
+    for seed in 0..12 {
+        let rng = &mut rng(seed);
+        let case = Case {
+            seed,
+            ..Case::new(if seed % 2 == 0 { 16 } else { 5 }, MIXED)
+        };
+        let batch = Batch::new(&case);
+        let layer = gpu_layer(gpu, &case);
+        let packed = batch.run(&layer).unwrap();
+        let mut order: Vec<usize> = (0..batch.requests.len()).collect();
+        order.shuffle(rng);
+        let (mut starts, mut end) = (vec![0; order.len()], 0);
+        for request in order {
+            end += rng.random_range(0..4);
+            starts[request] = end;
+            end += batch.requests[request].q as usize;
+        }
+        let rows = end + 3;
+        let own = run(gpu, &layer, &batch, &starts, rows);
+        let places = places(&batch, &starts);
+        let heads = case.heads as usize;
+        let bytes = heads * case.dims.head.v as usize * case.dtype.bytes();
+        assert!(
+            own.out == spread(&packed.out, bytes, &places, rows),
+            "seed {seed}"
+        );
+        let lse = packed.lse.chunks(4 * places.len());
+        let lse: Vec<u8> = lse
+            .flat_map(|head| spread(head, 4, &places, rows))
+            .collect();
+        assert!(own.lse == lse && own.cache == packed.cache, "seed {seed}");
+    }
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
+fn drafts_that_see_each_other_agree_with_the_cpu() {
+    let gpu = &*gpu();
+    for (kv_format, dtype) in [
+        (KvFormat::BF16, DType::BF16),
+        (KvFormat::F16, DType::F16),
+        (KvFormat::Fp8, DType::BF16),
+    ] {
+        for threshold in [0, 4, 16] {
+            let case = Case {
+                kv_format,
+                dtype,
+                threshold,
+                causal: false,
+                ..Case::new(
+                    16,
+                    &[(1, 700), (4, 9), (3, 200), (16, 900), (12, 13), (70, 500)],
+                )
+            };
+            check(gpu, &case);
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
+fn weights_of_every_form_are_those_of_the_plain_matrix() {
+    let gpu = &*gpu();
+    let case = Case::new(5, MIXED);
+    let batch = Batch::new(&case);
+    let config = case.config();
+    let [latent, nope, v] =
+        [case.dims.latent, case.dims.head.nope, case.dims.head.v].map(|extent| extent as usize);
+    let (width, row) = (nope + v, latent * case.dtype.bytes());
+    // Per head, the keys transposed.
+    let element = |head: usize, output: usize, input: usize| {
+        let at = (head * width + output) * row + input * case.dtype.bytes();
+        batch.weights[at..at + case.dtype.bytes()].to_vec()
+    };
+    let k_b: Vec<u8> = (0..5 * latent * nope)
+        .flat_map(|at| element(at / (latent * nope), at % nope, at / nope % latent))
+        .collect();
+    let v_b: Vec<u8> = (0..5 * v * latent)
+        .flat_map(|at| element(at / (v * latent), nope + at / latent % v, at % latent))
+        .collect();
+    let [k_b, v_b] = [k_b, v_b].map(|bytes| upload(gpu, &bytes).unwrap());
+    let tensor = |buffer, shape| {
+        let layout = Layout::contiguous(case.dtype, shape);
+        TensorRef::<Cuda>::new(Cuda::bytes(buffer), layout).unwrap()
+    };
+    let (k_b, v_b) = (
+        tensor(&k_b, [5, latent, nope]),
+        tensor(&v_b, [5, v, latent]),
+    );
+    let owned = OwnedWeights::from_split(gpu, k_b, v_b, 0..5, &config).unwrap();
+    let bytes = |owned: &OwnedWeights<Cuda>| {
+        let weights = owned.weights(&config).unwrap();
+        let mut copy = gpu.allocate(batch.weights.len()).unwrap();
+        let layout = Layout::contiguous(case.dtype, [1, 5 * width, latent]);
+        let to = TensorMut::new(Cuda::bytes_mut(&mut copy), layout).unwrap();
+        gpu.copy(weights.matrix().transpose(1, 2), to).unwrap();
+        download(gpu, &copy).unwrap()
+    };
+    assert!(bytes(&owned) == batch.weights);
+
+    // Block fp8 of 9 heads, of which a rank has the middle ones: from row 512 on and from row 768.
+    let rng = &mut rng(3);
+    let rows = 9 * width;
+    let codes: Vec<u8> = (0..rows * latent)
+        .map(|_| rng.random_range(0..0x79u8) | rng.random_range(0..2u8) << 7)
+        .collect();
+    let scales = rows.div_ceil(128) * latent.div_ceil(128);
+    let scales: Vec<f32> = (0..scales).map(|_| rng.random::<f32>() / 2900.0).collect();
+    let on_gpu = [&codes[..], bytemuck::cast_slice(&scales)];
+    let [on_codes, on_scales] = on_gpu.map(|bytes| upload(gpu, bytes).unwrap());
+    for heads in [2..7, 3..8] {
+        let all = Fp8Blocks::<Cuda>::new(
+            Cuda::bytes(&on_codes),
+            ArrayRef::new(Cuda::bytes(&on_scales), scales.len()).unwrap(),
+            [rows, latent],
+        );
+        let owned = OwnedWeights::from_fp8_blocks(gpu, all.unwrap(), heads.clone(), &config);
+        let given = bytes(&owned.unwrap());
+        let cpu = mla_cpu::Cpu::new();
+        let all =
+            Fp8Blocks::<mla_cpu::Cpu>::new(&codes, ArrayRef::from_slice(&scales), [rows, latent]);
+        let owned = OwnedWeights::from_fp8_blocks(&cpu, all.unwrap(), heads, &config).unwrap();
+        let weights = owned.weights(&config).unwrap();
+        let expected = weights.matrix().bytes();
+        assert!(given == expected[..given.len()]);
+    }
+}
