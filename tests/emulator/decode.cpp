@@ -152,6 +152,24 @@ int main(int argc, char** argv) {
     check_roles<H>(nan, seed);
     nan.format = e4m3;
     check<B, 512, e4m3, 1, 1, 32>(nan, seed);
+    Case drafts = {"drafts that see each other",
+                   5,
+                   {1, 4, 0, 3},
+                   {70, 133, 9, 3},
+                   512,
+                   64,
+                   16,
+                   plain,
+                   false,
+                   false,
+                   8.f};
+    check<B, 512, plain, 1, 1, 16>(drafts, seed);
+    check<H, 512, plain, 2, 2, 16>(drafts, seed);
+    check_roles<H>(drafts, seed);
+    drafts.format = e4m3;
+    check<B, 512, e4m3, 1, 1, 32>(drafts, seed);
+    drafts.format = grouped;
+    check<H, 512, grouped, 1, 1, 32>(drafts, seed);
     check<H, 512, plain, 1, 1, 32>({"wide tiles", 16, {1, 1}, {100, 31}, 512, 64, 48}, seed);
     check<B, 512, e4m3, 1, 1, 16>({"e4m3", 16, {1, 1}, {50, 17}, 512, 64, 32, e4m3}, seed);
     check<H, 512, e4m3, 1, 1, 16>({"e4m3 f16", 7, {2}, {50}, 512, 64, 48, e4m3}, seed);
