@@ -72,7 +72,7 @@ pub struct IndexInputs<'a> {
 }
 
 impl Attention {
-    /// The best backends for tensors of `device`, of those that this program has.
+    /// Selects the best backends for tensors of `device`, of those that this program has.
     ///
     /// # Errors
     ///
@@ -84,7 +84,7 @@ impl Attention {
         Self::of(device, &selection, softmax_scale)
     }
 
-    /// The backends of a selection, which was made for [`target`] of `device`.
+    /// Makes the backends of a selection, which was made for [`target`] of `device`.
     ///
     /// # Errors
     ///
@@ -105,8 +105,8 @@ impl Attention {
         Ok(Self(Arc::new(on)))
     }
 
-    /// The same with the model's indexer, for a sparse problem. Give it before layers and
-    /// workspaces are made.
+    /// Returns the same attention with the model's indexer, for a sparse problem. Give it before
+    /// layers and workspaces are made.
     ///
     /// # Errors
     ///
@@ -123,7 +123,8 @@ impl Attention {
         Ok(self)
     }
 
-    /// The problem that it was made for, with the cache format and page size that were chosen.
+    /// Returns the problem that it was made for, with the cache format and page size that were
+    /// chosen.
     pub fn problem(&self) -> &Problem {
         match &*self.0 {
             On::Cpu(parts) => &parts.layer.config().problem,
@@ -132,7 +133,7 @@ impl Attention {
         }
     }
 
-    /// The memory for steps within these limits.
+    /// Allocates the memory for steps within these limits.
     ///
     /// # Errors
     ///
@@ -147,7 +148,7 @@ impl Attention {
     }
 }
 
-/// The hardware of a candle device, to select for.
+/// Returns the hardware of a candle device, as the target of a selection.
 ///
 /// # Errors
 ///
@@ -183,12 +184,12 @@ impl Layer {
         }
     }
 
-    /// The model's attention.
+    /// Returns the model's attention.
     pub const fn attention(&self) -> &Attention {
         &self.attention
     }
 
-    /// The same with a score per head that takes part in the softmax, `[H]` in f32.
+    /// Returns the same layer with a score per head that takes part in the softmax, `[H]` in f32.
     #[must_use]
     pub fn with_sinks(self, sinks: Tensor) -> Self {
         Self {
@@ -197,8 +198,8 @@ impl Layer {
         }
     }
 
-    /// The same with the weights of an indexer of its own. A sparse layer without shares the lists
-    /// of the last one before it that has.
+    /// Returns the same layer with the weights of an indexer of its own. A sparse layer without
+    /// shares the lists of the last one before it that has.
     #[must_use]
     pub fn with_indexer(self, index: IndexWeights) -> Self {
         Self {

@@ -55,8 +55,8 @@ pub struct LentMut<'a, D: Memory> {
 }
 
 impl<'a, D: Device> Lent<'a, D> {
-    /// A view whose last axes are the tensor's last `inner`, one or two, and whose first has
-    /// everything before: `[rows, 1, W]` or `[rows, H, W]`.
+    /// Returns a view whose last axes are the tensor's last `inner`, one or two, and whose first
+    /// has everything before: `[rows, 1, W]` or `[rows, H, W]`.
     ///
     /// # Errors
     ///
@@ -66,7 +66,7 @@ impl<'a, D: Device> Lent<'a, D> {
         mla_runtime::Named::named(TensorRef::new(self.bytes, layout), name)
     }
 
-    /// The numbers of a tensor without gaps, as bytes.
+    /// Returns the numbers of a tensor without gaps, as bytes.
     ///
     /// # Errors
     ///
@@ -76,7 +76,7 @@ impl<'a, D: Device> Lent<'a, D> {
         Ok(self.bytes)
     }
 
-    /// An array of f32 without gaps.
+    /// Returns an array of f32 without gaps.
     ///
     /// # Errors
     ///
@@ -91,7 +91,7 @@ impl<'a, D: Device> Lent<'a, D> {
 }
 
 impl<'a, D: Device> LentMut<'a, D> {
-    /// A view to write, as [`Lent::rows`].
+    /// Returns a view to write, of the shape of [`Lent::rows`].
     ///
     /// # Errors
     ///
@@ -101,7 +101,7 @@ impl<'a, D: Device> LentMut<'a, D> {
         mla_runtime::Named::named(TensorMut::new(self.bytes, layout), name)
     }
 
-    /// The numbers of a tensor without gaps, as bytes.
+    /// Returns the numbers of a tensor without gaps, as bytes.
     ///
     /// # Errors
     ///
@@ -111,8 +111,8 @@ impl<'a, D: Device> LentMut<'a, D> {
         Ok(self.bytes)
     }
 
-    /// The extents and strides, in numbers, and the bytes of a number: of a cache whose rows are
-    /// apart.
+    /// Returns the extents and strides, in numbers, and the bytes of a number: of a cache whose
+    /// rows are apart.
     pub(crate) fn form(&self) -> &Form {
         &self.form
     }
@@ -122,7 +122,7 @@ impl<'a, D: Device> LentMut<'a, D> {
     }
 }
 
-/// The next of the tensors, which come in the order in which they were lent.
+/// Returns the next of the tensors, which come in the order in which they were lent.
 pub(crate) fn next<T>(lent: &mut impl Iterator<Item = T>) -> T {
     lent.next().expect("as many as were lent")
 }

@@ -27,7 +27,7 @@ pub struct MlaAttention {
     angles: [Tensor; 2],
     layer: Layer,
     step: Workspace,
-    /// `[pages, 16, L + R]`.
+    /// The cache, `[pages, 16, L + R]`.
     cache: Tensor,
     /// The pages of each sequence, one sequence behind the other.
     pages: Vec<i32>,
@@ -104,9 +104,9 @@ impl MlaAttention {
         })
     }
 
-    /// The attention of `hidden` `[B, T, hidden]`, the tokens from position `offset` on of each of
-    /// the B sequences, to themselves and to everything before, which earlier calls have put into
-    /// the cache. Tokens from `offset` on that are there already are replaced.
+    /// Computes the attention of `hidden` `[B, T, hidden]`, the tokens from position `offset` on of
+    /// each of the B sequences, to themselves and to everything before, which earlier calls have
+    /// put into the cache. Tokens from `offset` on that are there already are replaced.
     ///
     /// # Errors
     ///
@@ -166,7 +166,7 @@ impl MlaAttention {
         self.cached = 0;
     }
 
-    /// `[B, T, heads, R]`, turned by each token's position.
+    /// Rotates `[B, T, heads, R]` by each token's position.
     fn rotate(&self, x: &Tensor, offset: usize) -> Result<Tensor> {
         if x.elem_count() == 0 {
             return Ok(x.clone());
@@ -174,7 +174,7 @@ impl MlaAttention {
         let len = x.dim(1)?;
         let [cos, sin] = &self.angles;
         let (cos, sin) = (cos.narrow(0, offset, len)?, sin.narrow(0, offset, len)?);
-        // candle turns [B, heads, T, R].
+        // candle rotates [B, heads, T, R].
         let x = x.transpose(1, 2)?.contiguous()?;
         match self.config.attention.rope.style {
             RotaryStyle::Interleaved => rope_i(&x, &cos, &sin),

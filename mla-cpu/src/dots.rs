@@ -24,7 +24,7 @@ impl Singles {
         is_x86_feature_detected!("avx512f").then_some(Self(()))
     }
 
-    /// sums[row][column] += a[row] · b[column], from one row of sums to the next `pitch`.
+    /// Computes sums[row][column] += a[row] · b[column], with rows of sums that are `pitch` apart.
     ///
     /// # Panics
     ///
@@ -173,7 +173,7 @@ dots!(singles, f32, "avx512f", |sum, a, b| _mm512_fmadd_ps(
 ));
 
 dots!(pairs, bf16, "avx512f,avx512bf16", |sum, a, b| {
-    // Two names for 512 bits.
+    // The types are two names for the same 512 bits.
     let bits = |x: __m512| std::mem::transmute::<__m512, __m512bh>(x);
     _mm512_dpbf16_ps(sum, bits(a), bits(b))
 });

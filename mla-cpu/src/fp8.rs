@@ -3,8 +3,8 @@
 /// The largest finite value.
 pub const MAX: f32 = 448.0;
 
-// Exponent bias 7, three mantissa bits: code s eeee mmm is ±(1 + m/8)·2^(e − 7), or ±m·2^−9 where
-// e is 0; e and m all ones is NaN.
+// Decodes a code. The exponent's bias is 7, and there are three mantissa bits: code s eeee mmm is
+// ±(1 + m/8)·2^(e − 7), or ±m·2^−9 where e is 0; e and m all ones is NaN.
 const fn decode_once(code: u8) -> f32 {
     let sign = (code as u32 & 0x80) << 24;
     let (exponent, mantissa) = ((code >> 3 & 0xf) as u32, (code & 7) as u32);
@@ -29,13 +29,13 @@ const TABLE: [f32; 256] = {
     table
 };
 
-/// The value of a code. Exact.
+/// Returns the exact value of a code.
 #[inline]
 pub const fn decode(code: u8) -> f32 {
     TABLE[code as usize]
 }
 
-/// The nearest code, ties to even; what is beyond ±448 becomes ±448, and NaN stays NaN.
+/// Returns the nearest code, ties to even; values beyond ±448 become ±448, and NaN stays NaN.
 #[inline]
 pub fn encode(value: f32) -> u8 {
     let bits = value.to_bits();
@@ -46,7 +46,7 @@ pub fn encode(value: f32) -> u8 {
     }
     let magnitude = magnitude.min(MAX);
     let code = if magnitude < 1.0 / 64.0 {
-        // Below the least normal, codes are multiples of 2^−9; 8 of them is that least normal.
+        // Codes below the smallest normal number are multiples of 2^−9; 8 of them make that number.
         (magnitude * 512.0).round_ties_even() as u8
     } else {
         // Round at bit 20, which carries into the exponent as it should; then change the bias.
@@ -57,8 +57,8 @@ pub fn encode(value: f32) -> u8 {
     sign | code
 }
 
-/// The scale of a group in the fp8_ds_mla format: amax / 448 rounded up to a power of two, amax
-/// taken as at least 1e-4 so that a group of zeros has a scale.
+/// Returns the scale of a group in the fp8_ds_mla format: amax / 448 rounded up to a power of two,
+/// amax taken as at least 1e-4 so that a group of zeros has a scale.
 pub fn power_of_two_scale(amax: f32) -> f32 {
     let bits = (amax.clamp(1e-4, f32::MAX) / MAX).to_bits();
     let mantissa = bits & 0x7f_ffff;

@@ -19,8 +19,8 @@ use mla_runtime::dtype::Element;
 use mla_runtime::tensor::{TensorMut, TensorRef};
 use mla_runtime::{Error, Result};
 
-// The block of the result that one task computes. Fixed, so that nothing depends on how many
-// threads there are; small enough that a block of each operand stays in the second-level cache.
+// The block of the result that one task computes. The size is fixed, so that no result depends on
+// the number of threads; small enough that a block of each operand stays in the second-level cache.
 const ROWS: usize = 128;
 const COLUMNS: usize = 128;
 
@@ -63,7 +63,7 @@ pub(crate) fn gemm(
     })
 }
 
-// Blocks of the result, each summed in f32 and rounded once.
+// Computes the blocks of the result, each summed in f32 and rounded once.
 fn blocks<T: Element>(
     cpu: &Cpu,
     a: Elements<'_, T>,
@@ -114,11 +114,11 @@ struct Block {
     product: usize,
     row: usize,
     column: usize,
-    // Rows, columns, and the inner dimension.
+    // Numbers of rows, of columns, and of the inner dimension.
     size: [usize; 3],
 }
 
-// A block by the `gemm` crate, its operands converted to f32.
+// Computes a block by the `gemm` crate, its operands converted to f32.
 fn multiply<T: Element>(
     a: &Elements<'_, T>,
     b: &Elements<'_, T>,
@@ -144,7 +144,7 @@ fn multiply<T: Element>(
     Ok(())
 }
 
-// The rows of a block, one after the other.
+// Reads the rows of a block, one after the other.
 fn read_rows<'p, T: Element>(a: &Elements<'_, T>, block: &Block, to: &'p mut [f32]) -> &'p [f32] {
     let [rows, _, k] = block.size;
     let to = &mut to[..rows * k];
@@ -233,8 +233,8 @@ fn list<'a, S>(count: usize, row: impl Fn(usize) -> &'a [S]) -> Vec<&'a [S]> {
     (0..count).map(row).collect()
 }
 
-// All of `b[product]` to `to`, and its strides there (of columns, of rows): by columns where they
-// are contiguous and there are few `rows` to multiply, by rows otherwise.
+// Copies all of `b[product]` to `to`, and returns its strides there (of columns, of rows): by
+// columns if they are contiguous and there are few `rows` to multiply, by rows otherwise.
 fn read_columns<T: Element>(
     b: &Elements<'_, T>,
     product: usize,
@@ -297,7 +297,8 @@ impl Panels {
     }
 }
 
-/// `c (+)= a · b` on this thread: `[m, k] · [k, n]`, strides given as (of columns, of rows).
+/// Computes `c (+)= a · b` on this thread: `[m, k] · [k, n]`, strides given as (of columns, of
+/// rows).
 ///
 /// # Panics
 ///

@@ -1,4 +1,4 @@
-//! The CPU device and its backends: what runs everywhere, and what every test compares with.
+//! The CPU device and its backends: they run everywhere, and every test compares with them.
 //!
 //! Tensors are borrowed from typed slices without a copy:
 //!
@@ -63,11 +63,11 @@ use mla_runtime::rotary::{Rotary, RotaryQuery};
 use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
 use mla_runtime::{Error, Result};
 
-/// The host's processor, with the thread pool that work is spread over. Every operation is done
-/// when it returns.
+/// The host's processor, with the thread pool that does the work. Every operation has ended when it
+/// returns.
 #[derive(Clone, Debug, Default)]
 pub struct Cpu {
-    // `None` is rayon's global pool.
+    // The pool; `None` is rayon's global one.
     pool: Option<Arc<rayon::ThreadPool>>,
     instructions: Instructions,
 }
@@ -85,12 +85,12 @@ enum Instructions {
 }
 
 impl Cpu {
-    /// The processor with rayon's global thread pool.
+    /// Makes a device with rayon's global thread pool.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The processor with a thread pool of one's own.
+    /// Makes a device with the caller's thread pool.
     pub fn with_pool(pool: Arc<rayon::ThreadPool>) -> Self {
         Self {
             pool: Some(pool),
@@ -98,16 +98,16 @@ impl Cpu {
         }
     }
 
-    /// The same without the processor's matrix unit (AMX): bf16 is multiplied by AVX-512's products
-    /// of pairs, if it has those, and else in f32.
+    /// Returns the same device without the processor's matrix unit (AMX): bf16 is multiplied by
+    /// AVX-512's products of pairs, if it has those, and else in f32.
     #[must_use]
     pub fn without_matrix_unit(mut self) -> Self {
         self.instructions = Instructions::Vectors;
         self
     }
 
-    /// The same with what every processor has: attention and products in every dtype are computed
-    /// in f32, and the softmax's weights are not rounded to bf16.
+    /// Returns the same device with the instructions of every processor: attention and products in
+    /// every dtype are computed in f32, and the softmax's weights are not rounded to bf16.
     #[must_use]
     pub fn portable(mut self) -> Self {
         self.instructions = Instructions::Portable;
@@ -119,7 +119,7 @@ impl Cpu {
         self.instructions >= instructions
     }
 
-    /// The number of threads that work is spread over.
+    /// Returns the number of threads that do the work.
     pub fn threads(&self) -> usize {
         match &self.pool {
             Some(pool) => pool.current_num_threads(),
@@ -127,7 +127,7 @@ impl Cpu {
         }
     }
 
-    // Work of the calling thread, and what it spawns on the pool.
+    // Runs `work` on the calling thread, and the tasks that it spawns on the pool.
     fn in_place_scope<'s>(&self, work: impl FnOnce(&rayon::Scope<'s>)) {
         match &self.pool {
             Some(pool) => pool.in_place_scope(work),

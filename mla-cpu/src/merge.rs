@@ -98,7 +98,7 @@ impl Weights {
                 b: 0.0,
             };
         }
-        // The number, if one is NaN: the other then makes everything NaN.
+        // The maximum is the number if one is NaN: the other then makes everything NaN.
         let most = a.max(b);
         let (a, b) = ((a - most).exp(), (b - most).exp());
         let sum = a + b;

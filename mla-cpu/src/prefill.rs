@@ -202,8 +202,8 @@ impl<T: Element> Call<'_, T> {
         }
     }
 
-    // The blocks of all requests and heads, the longest first, so that none is left to a single
-    // thread at the end.
+    // Lists the blocks of all requests and heads, the longest first, so that none is left to a
+    // single thread at the end.
     fn schedule(&self, heads: usize, units: &mut Vec<Unit>) {
         units.clear();
         for (request, pair) in self.query_starts.windows(2).enumerate() {

@@ -33,7 +33,7 @@ impl<'a, T: Element> Elements<'a, T> {
         i * self.strides[0] + j * self.strides[1]
     }
 
-    // The columns from `start` on.
+    // Returns the columns from `start` on.
     pub(crate) fn columns(&self, start: usize, count: usize) -> Self {
         let offset = (start * self.strides[2]).min(self.data.len());
         Self {
@@ -68,13 +68,13 @@ pub(crate) trait Lane: Element {
     fn decode_fp8(from: &[u8], scale: f32, to: &mut [Self]);
 }
 
-/// Exact conversion of a slice to f32.
+/// Converts a slice to f32, exactly.
 pub(crate) fn widen<T: Element>(from: &[T], to: &mut [f32]) {
     use half::slice::HalfFloatSliceExt;
     let to = &mut to[..from.len()];
     match T::DTYPE {
         DType::F32 => to.copy_from_slice(bytemuck::cast_slice(from)),
-        // The crate's own vector code: there is an instruction for it.
+        // The crate `half` converts with an instruction if there is one.
         DType::F16 => bytemuck::cast_slice::<T, half::f16>(from).convert_to_f32_slice(to),
         DType::BF16 => {
             for (to, from) in to.iter_mut().zip(bytemuck::cast_slice::<T, u16>(from)) {
@@ -84,7 +84,7 @@ pub(crate) fn widen<T: Element>(from: &[T], to: &mut [f32]) {
     }
 }
 
-/// Conversion of a slice from f32, rounded to nearest, ties to even.
+/// Converts a slice from f32, rounded to nearest, ties to even.
 pub(crate) fn narrow<T: Element>(from: &[f32], to: &mut [T]) {
     use half::slice::HalfFloatSliceExt;
     let from = &from[..to.len()];
@@ -165,7 +165,7 @@ impl<'a, T: Pod> Places<'a, T> {
         i * self.strides[0] + j * self.strides[1] + k * self.strides[2]
     }
 
-    /// The `len` elements from `offset` on.
+    /// Returns the `len` elements from `offset` on.
     ///
     /// # Panics
     ///
@@ -214,7 +214,7 @@ impl<'a, T: Pod> Places<'a, T> {
 }
 
 impl<'a, T: Element> Places<'a, T> {
-    // The columns from `start` on.
+    // Returns the columns from `start` on.
     pub(crate) fn columns(&self, start: usize, count: usize) -> Self {
         let offset = (start * self.strides[2]).min(self.len);
         Self {
@@ -296,12 +296,12 @@ impl<'a> LseValues<'a> {
     }
 }
 
-/// The places of a natural log-sum-exp.
+/// Returns the places of a natural log-sum-exp.
 pub(crate) fn lse_places<'a>(lse: LseMut<'a, Cpu, Natural>) -> Result<Places<'a, f32>> {
     Places::<f32>::of_lse(lse)
 }
 
-/// The elements of an array.
+/// Returns the elements of an array.
 pub(crate) fn scalars<'a, T: Scalar>(
     field: &'static str,
     array: &ArrayRef<'a, Cpu, T>,
@@ -309,7 +309,7 @@ pub(crate) fn scalars<'a, T: Scalar>(
     Ok(&typed(field, array.bytes())?[..array.len()])
 }
 
-// Bytes as elements; a tail that is no whole element is cut off.
+// Views bytes as elements; a tail that is no whole element is cut off.
 fn typed<'a, T: Pod>(field: &'static str, bytes: &'a [u8]) -> Result<&'a [T]> {
     if bytes.is_empty() {
         return Ok(&[]);

@@ -11,7 +11,7 @@ pub(crate) fn lens(requests: usize) -> Result<[Vec<u32>; 2]> {
     Ok([with_room(requests)?, with_room(requests)?])
 }
 
-/// Room for all lists of a call.
+/// Makes a list with room for all lists of a call.
 pub(crate) fn scratch(requests: usize) -> Result<Vec<i32>> {
     Ok(with_room(LISTS.saturating_mul(requests.saturating_add(1)))?)
 }

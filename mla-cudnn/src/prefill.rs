@@ -317,7 +317,7 @@ impl Cudnn {
         unsafe { state.session.run(&key, run) }
     }
 
-    /// The tensors of a call, which have to be those of the lengths.
+    /// Returns the tensors of a call, which have to be those of the lengths.
     fn tensors(&self, call: PrefillCall<'_, Cuda>, lens: Lens<'_>) -> Result<Tensors> {
         call.check(&self.config, &Self::SPEC)?;
         let (Keys::Packed(keys), Output::Plain(out)) = (call.keys, call.out) else {
@@ -361,8 +361,8 @@ impl Cudnn {
         })
     }
 
-    /// The query tokens and keys of each request, if all have the same and these have plans of
-    /// their own.
+    /// Returns the query tokens and keys of each request, if all have the same and these have plans
+    /// of their own.
     fn exact_lens(&self, seen: &[Seen]) -> Option<[usize; 2]> {
         let first = seen.first()?;
         let [query_len, key_len] = [first.query.len(), first.key.len()];
@@ -420,7 +420,7 @@ impl Cudnn {
     }
 }
 
-/// Copies the log-sum-exp of a call to where its caller wants it.
+/// Copies the log-sum-exp of a call to its destination.
 ///
 /// # Safety
 ///

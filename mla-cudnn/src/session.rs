@@ -10,7 +10,7 @@ use mla_runtime::error::{Error, Result};
 use crate::ffi;
 use crate::plans::Plans;
 
-/// The error of a call that cuDNN or its frontend refused.
+/// Returns the error of a call that cuDNN or its frontend refused.
 fn check(operation: &'static str, status: i32) -> Result<()> {
     if status == 0 {
         return Ok(());
@@ -118,7 +118,7 @@ impl Session {
         // SAFETY: the handle is alive, and the addresses are those of values on this stack.
         let status = unsafe { ffi::mc_plan_new(self.handle, key, &raw mut plan, &raw mut bytes) };
         check("plan of CUDNN", status).map_err(Refusal::OfCudnn)?;
-        // A plan whose workspace there is no memory for is not found again.
+        // A plan is not kept if there is no memory for its workspace.
         let bytes = usize::try_from(bytes).unwrap_or(0);
         if bytes > self.workspaces.last().map_or(0, Buffer::len) {
             match self.device.allocate(bytes) {
@@ -175,8 +175,8 @@ impl From<Error> for Refusal {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // cuDNN frees in the current context, on whatever thread that is. An error is of a context
-        // that is lost already.
+        // cuDNN frees in the current context of the calling thread. An error is of a context that
+        // is lost already.
         let _ = self.device.bind();
         let _ = self.device.synchronize();
         // SAFETY: plans and handle were made by this session, nothing uses them any more, and the

@@ -1,9 +1,9 @@
 //! CUTLASS_MLA: absorbed decode on Blackwell, one query token per request.
 //!
-//! The kernel reads whole tiles of 128 keys, whatever lies behind a request's end. So each request
-//! is divided into its whole tiles and a copy of the rest with zeros behind it; the kernel attends
-//! to both, and a kernel of our own merges what they give. All of that is enqueued from lengths on
-//! the device, so that a captured step serves others.
+//! The kernel reads whole tiles of 128 keys, also beyond a request's end. So each request is
+//! divided into its whole tiles and a copy of the rest with zeros behind it; the kernel attends to
+//! both, and a kernel of our own merges the results. All of that is enqueued from lengths on the
+//! device, so that a captured step serves others.
 
 use mla_runtime::mla_backend;
 
@@ -52,17 +52,17 @@ const ROPE: usize = 64;
 #[cfg(feature = "sm100")]
 pub struct CutlassMlaState {
     made_for: MadeFor,
-    /// `[requests, 128, 512 + 64]`.
+    /// Queries, `[requests, 128, 512 + 64]`.
     query: Buffer,
-    /// `[requests, 128, 512 + 64]`.
+    /// Keys of the tails, `[requests, 128, 512 + 64]`.
     tail: Buffer,
     /// Outputs of the whole tiles and of the tails, `[requests, 128, 512]` each.
     outs: [Buffer; 2],
-    /// `[requests, 128]` each.
+    /// Log-sum-exps, `[requests, 128]` each.
     lses: [Buffer; 2],
-    /// `[requests]` each.
+    /// Lengths, `[requests]` each.
     lens: [Buffer; 2],
-    /// `[requests, table_width]`, and `[requests, 1]`.
+    /// Block tables, `[requests, table_width]`, and `[requests, 1]`.
     tables: [Buffer; 2],
     partial: Buffer,
     requests: usize,
@@ -258,7 +258,7 @@ impl Step<'_, '_> {
         self.backend.config.problem.dtype.bytes()
     }
 
-    /// The request's own pages.
+    /// Returns the whole tiles: the request's own pages.
     fn tiles(&self, cache: &Cache<'_>) -> Result<Keys> {
         let layout = cache.layout();
         Ok(Keys {
@@ -272,7 +272,7 @@ impl Step<'_, '_> {
         })
     }
 
-    /// The copies, each a page of its own.
+    /// Returns the tails: copies, each a page of its own.
     fn tails(&self) -> Result<Keys> {
         let row = LATENT + ROPE;
         Ok(Keys {

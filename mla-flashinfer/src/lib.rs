@@ -53,5 +53,5 @@ const RUN_ON: &[Run] = &[Run {
     commit: "755fc48",
 }];
 
-/// Nowhere yet: it needs a Blackwell.
+/// No GPU yet: the kernel needs a Blackwell.
 const CUTLASS_RUN_ON: &[Run] = &[];

@@ -105,14 +105,14 @@ impl FlashInferMla {
         self.config.problem.heads as usize
     }
 
-    /// Query tokens of a step on the decode path.
+    /// Returns the maximum number of query tokens of a step on the decode path.
     fn most_tokens(limits: &StepLimits) -> usize {
         let uniform = limits.requests.saturating_mul(limits.decode_query_len);
         uniform.min(limits.tokens)
     }
 
-    /// Entries that each list needs: as many works as a plan within the limits can have, and an
-    /// entry for each SM and one more.
+    /// Returns the number of entries that each list needs: the maximum number of works of a plan
+    /// within the limits, and one entry more than there are SMs.
     fn capacity(&self, limits: &StepLimits, sms: usize) -> usize {
         let rows = Self::most_tokens(limits).saturating_mul(self.heads());
         let requests = limits.requests.saturating_mul(2);
@@ -121,7 +121,7 @@ impl FlashInferMla {
         entries.checked_next_multiple_of(4).unwrap_or(entries)
     }
 
-    /// Bytes of the partial results, of the log-sum-exp, and of the lists.
+    /// Returns the bytes of the partial results, of the log-sum-exp, and of the lists.
     fn sizes(&self, device: &Cuda, limits: &StepLimits) -> Result<[usize; 3]> {
         let sms = sms(device)?;
         // SAFETY: the function computes with its argument alone.
@@ -299,7 +299,7 @@ impl DecodeBackend for FlashInferMla {
 
 #[cfg(feature = "fa")]
 impl FlashInferMla {
-    /// A call as the C interface takes it, without a log-sum-exp.
+    /// Returns the parameters of a call, without a log-sum-exp.
     fn run(
         &self,
         absorbed: &Absorbed<'_>,
@@ -348,7 +348,8 @@ impl FlashInferMla {
     }
 }
 
-/// The kernel of the family that this build has for the GPU: the order of `compiled` above decides.
+/// Returns the kernel of the family that this build has for the GPU: the order of `compiled` above
+/// decides.
 #[cfg(feature = "fa")]
 fn launch(kernels: &KernelFacts, device: &Cuda) -> Result<Launch> {
     let capability = device.gpu().capability;

@@ -46,7 +46,8 @@ struct Version {
 
 #[cfg(feature = "gpu")]
 impl Version {
-    /// The elements that the kernel can count in a tensor, if they are fewer than memory has.
+    /// Returns the maximum number of elements that the kernel can count in a tensor, if memory can
+    /// hold more.
     fn most_elements(self) -> Option<usize> {
         match self.number {
             2 => Some(u32::MAX as usize),
@@ -247,7 +248,7 @@ impl FlashInfer {
         Ok(())
     }
 
-    /// A call as the C interface takes it, without its log-sum-exp, and where that is to go.
+    /// Returns the parameters of a call without its log-sum-exp, and the destination of that.
     fn run(
         &self,
         call: PrefillCall<'_, Cuda>,
@@ -557,7 +558,7 @@ impl Plan {
         Ok(())
     }
 
-    /// The plan as the C interface takes it.
+    /// Returns the parameters of the plan.
     fn call(&mut self, backend: &FlashInfer, workspace: usize) -> Result<ffi::FiRaggedPlan> {
         Ok(ffi::FiRaggedPlan {
             query_starts: self.host.query_starts.as_ptr(),

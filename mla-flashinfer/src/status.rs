@@ -9,7 +9,7 @@ use mla_runtime::tensor::Layout;
 
 use crate::ffi;
 
-/// The error of a call that FlashInfer or CUDA refused.
+/// Returns the error of a call that FlashInfer or CUDA refused.
 pub(crate) fn check(operation: &'static str, status: i32) -> Result<()> {
     if status == 0 {
         return Ok(());
@@ -23,7 +23,7 @@ pub(crate) fn check(operation: &'static str, status: i32) -> Result<()> {
     })
 }
 
-/// An extent that FlashInfer holds in 32 bits with a sign.
+/// Converts an extent that FlashInfer holds in 32 bits with a sign.
 pub(crate) fn int(field: &'static str, value: usize) -> Result<i32> {
     i32::try_from(value).map_err(|_| Error::argument(field, value, "at most 2147483647"))
 }
@@ -33,7 +33,7 @@ fn at_most(elements: usize) -> String {
     format!("at most {elements} elements, which the kernels count in 32 bits")
 }
 
-/// A stride in elements, which FlashInfer multiplies by the number of a row in 32 bits.
+/// Converts a stride in elements, which FlashInfer multiplies by the number of a row in 32 bits.
 #[cfg(feature = "fa")]
 pub(crate) fn stride(field: &'static str, stride: usize, rows: usize) -> Result<u32> {
     let end = stride.checked_mul(rows.max(1));
@@ -46,8 +46,8 @@ pub(crate) fn stride(field: &'static str, stride: usize, rows: usize) -> Result<
     }
 }
 
-/// The strides of a tensor's tokens and heads, by whose sum FlashInfer counts its elements in 32
-/// bits.
+/// Returns the strides of a tensor's tokens and heads, by whose sum FlashInfer counts its elements
+/// in 32 bits.
 #[cfg(feature = "fa")]
 pub(crate) fn strides(field: &'static str, layout: &Layout) -> Result<[u32; 2]> {
     within(field, layout, u32::MAX as usize)?;
@@ -66,7 +66,7 @@ pub(crate) fn within(field: &'static str, layout: &Layout, most: usize) -> Resul
     Err(Error::argument(field, given, at_most(most)))
 }
 
-/// The number of a dtype in the C interface.
+/// Returns the number of a dtype in the C interface.
 pub(crate) fn dtype_code(dtype: DType) -> Result<i32> {
     match dtype {
         DType::F16 => Ok(0),
@@ -75,7 +75,7 @@ pub(crate) fn dtype_code(dtype: DType) -> Result<i32> {
     }
 }
 
-/// The SMs of the GPU, among which a plan divides its work.
+/// Returns the number of SMs of the GPU, among which a plan divides its work.
 pub(crate) fn sms(device: &Cuda) -> Result<usize> {
     let mut sms = 0;
     device.bind()?;

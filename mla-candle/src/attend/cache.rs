@@ -36,7 +36,7 @@ impl<'t> From<&'t Tensor> for Cache<'t> {
 }
 
 impl<'t> Cache<'t> {
-    /// Two tensors, of latents and of rotary keys.
+    /// Makes a cache of two tensors, of latents and of rotary keys.
     pub const fn split(latent: &'t Tensor, rope: &'t Tensor) -> Self {
         Self {
             rows: latent,
@@ -45,18 +45,18 @@ impl<'t> Cache<'t> {
         }
     }
 
-    /// The same with the scale of `fp8`: value = stored · scale.
+    /// Returns the same cache with the scale of `fp8`: value = stored · scale.
     #[must_use]
     pub const fn with_scale(self, scale: f32) -> Self {
         Self { scale, ..self }
     }
 
-    /// The tensors that are written.
+    /// Returns the tensors that are written.
     pub(super) fn tensors(&self) -> impl Iterator<Item = &'t Tensor> {
         [self.rows].into_iter().chain(self.rope)
     }
 
-    /// The view of its tensors, once they are lent.
+    /// Returns the view of its tensors, once they are lent.
     pub(super) fn view<'a, D: Lending>(
         &self,
         problem: &Problem,
@@ -92,7 +92,7 @@ impl<'t> Cache<'t> {
     }
 }
 
-/// The pages of a tensor `[pages, page size, width]`, and its strides.
+/// Returns the pages of a tensor `[pages, page size, width]`, and its strides.
 fn pages_of<D: Lending>(
     tensor: &LentMut<'_, D>,
     problem: &Problem,

@@ -16,13 +16,13 @@ pub(super) trait Selecting: Lending {
 
 /// The indexer of a device. One that has none cannot be made.
 pub(super) trait Lists<D: Lending>: Sized {
-    /// The indexer of a model.
+    /// Makes the indexer of a model.
     fn new(device: &D, config: &IndexerConfig, problem: &Problem) -> Result<Self>;
 
     /// Returns the extents of the indexer.
     fn config(&self) -> &IndexerConfig;
 
-    /// The memory for selections within these limits.
+    /// Allocates the memory for selections within these limits.
     fn workspace(&self, limits: &IndexLimits) -> Result<IndexerWorkspace<D>>;
 
     /// Makes the lists of the prepared step.

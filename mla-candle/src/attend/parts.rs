@@ -28,7 +28,7 @@ pub(super) struct Parts<D: Selecting> {
 pub(super) struct Work<D: Selecting> {
     workspace: SelectedWorkspace<D>,
     lists: Option<IndexerWorkspace<D>>,
-    /// The entries of a list: requests that are no longer attend to all of their tokens.
+    /// Number of entries of a list. Requests with at most that many tokens attend to all of them.
     slots: u32,
 }
 
@@ -166,7 +166,7 @@ impl<D: Selecting> Work<D> {
             let inputs = [query_latent, query];
             let mut call = IndexCall::new(inputs, keys, norm, head_weights, cache);
             if config.dims.rope > 0 {
-                // Elements pair as the indexer's configuration says, whatever stands here.
+                // The style here has no effect: elements pair as the indexer's configuration says.
                 call.rotary = Some(Rotation::new(tables, config.rotary));
             }
             indexer.select(&self.workspace, lists, call)

@@ -11,7 +11,7 @@ pub(crate) struct Form {
     dtype: DType,
     dims: Vec<usize>,
     strides: Vec<usize>,
-    /// The first number, and the one behind the last.
+    /// The range of its numbers in the storage.
     numbers: Range<usize>,
 }
 
@@ -41,7 +41,7 @@ impl Form {
         Error::msg("tensor: given numbers of another dtype, accepted f32, f16, bf16, or u8 for fp8")
     }
 
-    /// The bytes of the storage that the tensor spans.
+    /// Returns the bytes of the storage that the tensor spans.
     pub(super) fn range(&self) -> Range<usize> {
         let size = self.dtype.size_in_bytes();
         self.numbers.start * size..self.numbers.end * size
@@ -60,13 +60,13 @@ impl Form {
         &self.dims
     }
 
-    /// The distances along each axis, in bytes.
+    /// Returns the distances along each axis, in bytes.
     pub(crate) fn strides(&self) -> impl Iterator<Item = usize> + '_ {
         let size = self.dtype.size_in_bytes();
         self.strides.iter().map(move |stride| stride * size)
     }
 
-    /// The layout of [`Lent::rows`](super::Lent::rows).
+    /// Returns the layout of [`Lent::rows`](super::Lent::rows).
     pub(super) fn layout(&self, name: &'static str, inner: usize) -> mla_runtime::Result<Layout> {
         let dtype = layer_dtype(self.dtype, name)?;
         let refused = |accepted: String| {
@@ -124,7 +124,7 @@ const fn is_plain(dtype: DType) -> bool {
     )
 }
 
-/// The dtype of the layer that is candle's.
+/// Converts candle's dtype to the layer's.
 pub(crate) fn layer_dtype(
     dtype: DType,
     name: &'static str,

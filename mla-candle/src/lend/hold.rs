@@ -4,8 +4,8 @@ use std::cell::RefCell;
 
 use candle_core::{CpuStorage, Error, InplaceOp1, Layout, Result, Storage, Tensor};
 
-/// The number of a tensor's storage: its address, which no other storage has as long as the tensor
-/// is alive.
+/// Returns the number of a tensor's storage: its address, which no other storage has as long as the
+/// tensor is alive.
 pub(super) fn storage_of(tensor: &Tensor) -> usize {
     let (storage, _) = tensor.storage_and_layout();
     std::ptr::from_ref::<Storage>(&storage).addr()
@@ -36,13 +36,13 @@ impl<'a> Written<'a> {
 }
 
 impl<'a> Held<'a> {
-    /// A storage that is read.
+    /// Returns a storage that is read.
     pub(super) fn read(&self, number: usize) -> &'a Storage {
         let found = self.read.iter().find(|(other, _)| *other == number);
         found.expect("every storage that is read is held").1
     }
 
-    /// A storage that is written, once.
+    /// Takes a storage that is written, once.
     pub(super) fn take_written(&mut self, number: usize) -> Written<'a> {
         let at = self.written.iter().position(|(other, _)| *other == number);
         let at = at.expect("every storage that is written is held, for one tensor");

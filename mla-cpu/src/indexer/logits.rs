@@ -1,4 +1,5 @@
-//! Logits: every index head's product with every key, what is above zero weighted and added up.
+//! Logits: for every key, the weighted sum of its products with the index heads that are above
+//! zero.
 
 use multiversion::multiversion;
 use rayon::prelude::*;
@@ -11,8 +12,8 @@ use mla_runtime::error::{Error, Result};
 use mla_runtime::indexer::{IndexCacheLayout, IndexCacheRef, IndexDims, IndexQueries, IndexRows};
 use mla_runtime::tensor::TensorMut;
 
-/// Keys that are multiplied at a time, a lane of a vector each: whatever lane a key is in, its sums
-/// are formed in the same order, so equal keys have equal logits.
+/// Keys that are multiplied at a time, a lane of a vector each: the order of a key's sums does not
+/// depend on its lane, so equal keys have equal logits.
 const LANES: usize = 32;
 
 /// Heads that are multiplied at a time.
@@ -82,7 +83,7 @@ pub(super) fn logits(
     })
 }
 
-// The bytes of whole f32s: fewer than four at the end are cut off.
+// Returns the bytes of whole f32s: fewer than four at the end are cut off.
 fn whole(bytes: &mut [u8]) -> &mut [u8] {
     let len = bytes.len() / 4 * 4;
     &mut bytes[..len]
@@ -119,7 +120,7 @@ impl Tile {
     }
 }
 
-/// The logits of a tile's first keys. Products are rounded before they are added, on every
+/// Computes the logits of a tile's first keys. Products are rounded before they are added, on every
 /// processor.
 #[multiversion(targets(
     "x86_64+avx512f+avx512vl+avx512dq+avx512bw+avx2+fma",
@@ -150,7 +151,7 @@ fn score(query: &[f32], weights: &[f32], tile: &Tile, to: &mut [f32]) {
         }
         for (products, weight) in products.iter().zip(weights) {
             for (sum, product) in sum.iter_mut().zip(products) {
-                // NaN stays NaN.
+                // The comparison keeps a NaN.
                 let above = if *product < 0.0 { 0.0 } else { *product };
                 *sum += weight * above;
             }

@@ -100,7 +100,7 @@ pub(super) fn queries(
     Ok(())
 }
 
-/// A tensor of one row, as f32.
+/// Converts a tensor of one row to f32.
 fn row(field: &'static str, tensor: &TensorRef<'_, Cpu>) -> Result<Vec<f32>> {
     let mut row = vec![0.0; tensor.shape()[2]];
     with_element!(tensor.dtype(), T => {
@@ -165,7 +165,8 @@ impl<'a> Finish<'a> {
     }
 }
 
-/// The Hadamard transform in Sylvester's order, divided by √n. `row` has a power of two of values.
+/// Applies the Hadamard transform in Sylvester's order, divided by √n. `row` has a power of two of
+/// values.
 fn hadamard(row: &mut [f32]) {
     let mut half = 1;
     while half < row.len() {
@@ -181,7 +182,7 @@ fn hadamard(row: &mut [f32]) {
     row.iter_mut().for_each(|x| *x *= factor);
 }
 
-/// Rounds a row to e4m3; its scale.
+/// Rounds a row to e4m3; returns its scale.
 fn quantise(row: &[f32], to: &mut [u8]) -> f32 {
     let largest = row.iter().fold(0.0f32, |most, x| most.max(x.abs()));
     let scale = fp8::power_of_two_scale(largest);

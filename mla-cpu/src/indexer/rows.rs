@@ -15,8 +15,8 @@ pub(super) struct Row {
     pub(super) seen: usize,
 }
 
-/// The rows of a selection, which were [checked](IndexRows::check), none of which sees more than
-/// `columns` positions.
+/// Returns the rows of a selection, which were [checked](IndexRows::check), none of which sees more
+/// than `columns` positions.
 pub(super) fn rows(of: &IndexRows<'_, Cpu>, columns: usize) -> Result<Vec<Row>> {
     let starts = scalars("query starts", &of.batch.query_starts)?;
     let lens = scalars("sequence lengths", &of.batch.seq_lens)?;

@@ -58,7 +58,7 @@ pub(super) fn select(
                 let chosen = scratch.largest(&logits.data[start..start + row.seen], width);
                 let (list, rest) = to.split_at_mut(chosen.len());
                 for (to, position) in list.iter_mut().zip(chosen) {
-                    // Below 2³¹, as checked above.
+                    // The slot is below 2³¹, as checked above.
                     *to = pages.slot(row.request, *position as usize) as i32;
                 }
                 rest.fill(NONE);
@@ -75,7 +75,7 @@ struct Scratch {
 }
 
 impl Scratch {
-    /// The positions of the `count` largest values, ascending; of equal ones the first.
+    /// Returns the positions of the `count` largest values, ascending; of equal ones the first.
     fn largest(&mut self, values: &[f32], count: usize) -> &[u32] {
         self.chosen.clear();
         if values.len() <= count {
@@ -102,8 +102,8 @@ impl Scratch {
     }
 }
 
-/// A number that is larger for a larger value: equal for −0 and +0, and 0 for NaN, below that of
-/// −inf.
+/// Returns a number that is larger for a larger value: equal for −0 and +0, and 0 for NaN, below
+/// that of −inf.
 fn rank(value: f32) -> u32 {
     if value.is_nan() {
         return 0;

@@ -106,7 +106,7 @@ impl OnTheHost<'_> {
         query
     }
 
-    /// All rows of every tile that a request begins, as the kernel reads them.
+    /// Returns all rows of every tile that a request begins, as the kernel reads them.
     fn rows(&self, table: &[i32], len: usize) -> Vec<Vec<f32>> {
         let page_size = self.0.page_size as usize;
         let tokens = 0..len.next_multiple_of(TILE);
@@ -133,7 +133,7 @@ impl OnTheHost<'_> {
     }
 }
 
-/// The output and the log-sum-exp of a query that sees the first `len` rows.
+/// Returns the output and the log-sum-exp of a query that sees the first `len` rows.
 fn attend(query: &[f32], rows: &[Vec<f32>], len: usize, softmax_scale: f32) -> (Vec<f32>, f32) {
     let score = |row: &Vec<f32>| -> f32 {
         let products = row.iter().zip(query).map(|(a, b)| a * b);
