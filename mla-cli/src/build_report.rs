@@ -8,6 +8,7 @@ use mla_build::report;
 
 use crate::args::Format;
 use crate::error::CliError;
+use crate::input;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -29,12 +30,11 @@ pub(crate) fn output(args: &Args) -> Result<String, CliError> {
 /// The folder in which build scripts write, if the current folder is in a workspace of Cargo's.
 fn of_cargo() -> Option<PathBuf> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let output = Command::new(cargo)
-        .args(["metadata", "--no-deps", "--format-version=1"])
-        .stderr(Stdio::null())
-        .output()
-        .ok()?;
-    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;
+    let mut command = Command::new(cargo);
+    command.args(["metadata", "--no-deps", "--format-version=1"]);
+    command.stdout(Stdio::piped()).stderr(Stdio::null());
+    let (_, output) = input::read_program(&mut command, |child| child.stdout.take()).ok()?;
+    let metadata: serde_json::Value = serde_json::from_slice(&output).ok()?;
     let folder = |name: &str| metadata[name].as_str().map(PathBuf::from);
     folder("build_directory").or_else(|| folder("target_directory"))
 }

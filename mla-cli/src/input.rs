@@ -1,14 +1,23 @@
-//! Text files that arguments name: read whole, up to a bound, and never waited for in vain.
+//! What the command reads: text files that arguments name, and what programs print. Either is read
+//! up to a bound, and a file is never waited for in vain.
 
 use std::fs::{File, OpenOptions};
+#[cfg(feature = "bench")]
+use std::io::BufRead;
 use std::io::{ErrorKind, Read};
 use std::path::Path;
+#[cfg(any(feature = "bench", feature = "build-report"))]
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::Duration;
 
 /// The largest file that is read, in bytes: a thousand times a large configuration, and ten times
 /// the results of a long benchmark.
 const MAX_BYTES: u64 = 64 << 20;
+
+/// The longest line that is read of a program, in bytes: a thousand times those of the peers.
+#[cfg(feature = "bench")]
+const MAX_LINE: u64 = 1 << 20;
 
 /// The pause before a pipe whose writer is slow is tried again.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -76,6 +85,69 @@ fn read_bounded(file: &mut File) -> std::io::Result<Vec<u8>> {
     }
 }
 
+/// The end of a program, and what it wrote to the pipe that `stream` takes. A program that writes
+/// more than is read is ended.
+#[cfg(any(feature = "bench", feature = "build-report"))]
+pub(crate) fn read_program<R: Read>(
+    command: &mut Command,
+    stream: impl FnOnce(&mut Child) -> Option<R>,
+) -> std::io::Result<(ExitStatus, Vec<u8>)> {
+    let mut child = command.stdin(Stdio::null()).spawn()?;
+    let mut bytes = Vec::new();
+    let read = match stream(&mut child) {
+        Some(stream) => stream.take(MAX_BYTES + 1).read_to_end(&mut bytes),
+        None => Ok(0),
+    };
+    let is_too_long = bytes.len() as u64 > MAX_BYTES;
+    if is_too_long || read.is_err() {
+        // It may have ended by itself.
+        let _ = child.kill();
+    }
+    let status = child.wait()?;
+    read?;
+    if is_too_long {
+        return Err(too_long("output", MAX_BYTES));
+    }
+    Ok((status, bytes))
+}
+
+/// The lines of a program's output, without their ends. The first that is too long is an error, and
+/// the last.
+#[cfg(feature = "bench")]
+pub(crate) fn lines(mut from: impl BufRead) -> impl Iterator<Item = std::io::Result<Vec<u8>>> {
+    let mut is_over = false;
+    std::iter::from_fn(move || {
+        let mut line = Vec::new();
+        let read = match is_over {
+            true => Ok(0),
+            false => from
+                .by_ref()
+                .take(MAX_LINE + 1)
+                .read_until(b'\n', &mut line),
+        };
+        if line.ends_with(b"\n") {
+            line.pop();
+        }
+        let read = read.and_then(|read| match line.len() as u64 > MAX_LINE {
+            true => Err(too_long("a line", MAX_LINE)),
+            false => Ok(read),
+        });
+        is_over |= read.is_err();
+        match read {
+            Ok(0) => None,
+            Ok(_) => Some(Ok(line)),
+            Err(error) => Some(Err(error)),
+        }
+    })
+}
+
+#[cfg(any(feature = "bench", feature = "build-report"))]
+fn too_long(what: &str, max: u64) -> std::io::Error {
+    std::io::Error::other(format!(
+        "{what}: given more than {max} bytes, accepted at most {max}"
+    ))
+}
+
 #[cfg(all(test, unix))]
 mod tests {
     use std::io::Write;
@@ -113,6 +185,38 @@ mod tests {
              text"
         );
         std::fs::remove_file(path).unwrap();
+    }
+
+    #[cfg(any(feature = "bench", feature = "build-report"))]
+    #[test]
+    fn a_program_that_prints_without_end_is_ended() {
+        let shell = |script: &str| {
+            let mut shell = Command::new("sh");
+            shell.args(["-c", script]).stdout(Stdio::piped());
+            read_program(&mut shell, |child| child.stdout.take())
+        };
+        assert_eq!(
+            shell("exec yes").unwrap_err().to_string(),
+            "output: given more than 67108864 bytes, accepted at most 67108864"
+        );
+        let (status, bytes) = shell("echo one; exit 3").unwrap();
+        assert_eq!((status.code(), &bytes[..]), (Some(3), &b"one\n"[..]));
+    }
+
+    #[cfg(feature = "bench")]
+    #[test]
+    fn a_line_without_end_is_refused() {
+        let text = |bytes: &'static [u8]| lines(bytes).collect::<std::io::Result<Vec<_>>>();
+        let wanted: [&[u8]; 3] = [b"one", b"", b"three"];
+        assert_eq!(text(b"one\n\nthree").unwrap(), wanted);
+        assert_eq!(text(b"one\n\nthree\n").unwrap(), wanted);
+        let endless = std::io::BufReader::new(std::io::repeat(b'x'));
+        let read: Vec<_> = lines(endless).collect();
+        assert_eq!(read.len(), 1);
+        assert_eq!(
+            read[0].as_ref().unwrap_err().to_string(),
+            "a line: given more than 1048576 bytes, accepted at most 1048576"
+        );
     }
 
     #[test]

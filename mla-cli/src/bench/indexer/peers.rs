@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::super::peers::{Line, Said};
 use crate::device::DeviceName;
 use crate::error::CliError;
+use crate::input;
 use crate::progress::Progress;
 
 /// The program: the helpers of `mla bench peers`, which does not run here, and what is timed.
@@ -110,18 +111,17 @@ impl PeerArgs {
                        mla-cli/peers/requirements.txt says what to install"
                 .to_owned(),
         };
-        let output = Command::new(&self.python)
-            .args(["-c", SCRIPT, &json])
-            .stderr(Stdio::inherit())
-            .output()
+        let mut python = Command::new(&self.python);
+        python.args(["-c", SCRIPT, &json]).stdout(Stdio::piped());
+        let (status, output) = input::read_program(&mut python, |child| child.stdout.take())
             .map_err(|error| refused(format!("{name}, which cannot be started: {error}")))?;
         let mut said = Said::default();
         let is_done = |line: &Line| matches!(line, Line::Done { .. });
-        match said.read(&output.stdout[..], &Progress::spinner(), is_done)? {
+        match said.read(&output[..], &Progress::spinner(), is_done)? {
             true => Ok(Some(said)),
             false => Err(refused(format!(
                 "{name}, whose run of the peers ended with {}",
-                output.status
+                status
             ))),
         }
     }

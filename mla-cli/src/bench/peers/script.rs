@@ -12,6 +12,7 @@ use crate::bench::cases::{Case, CaseKind};
 use crate::bench::settings::SEED;
 use crate::bench::statistics::Summary;
 use crate::error::CliError;
+use crate::input;
 use crate::progress::Progress;
 
 /// The program, so that no file has to be found where only the command is installed.
@@ -170,14 +171,15 @@ fn cannot_start(args: &Args, error: &std::io::Error) -> CliError {
 pub(super) fn check_python(args: &Args) -> Result<(), CliError> {
     let check =
         "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 'torch finds no GPU')";
-    let output = Command::new(&args.python)
-        .args(["-c", check])
-        .output()
+    let mut python = Command::new(&args.python);
+    python.args(["-c", check]);
+    python.stdout(Stdio::null()).stderr(Stdio::piped());
+    let (status, errors) = input::read_program(&mut python, |child| child.stderr.take())
         .map_err(|error| cannot_start(args, &error))?;
-    if output.status.success() {
+    if status.success() {
         return Ok(());
     }
-    let message = String::from_utf8_lossy(&output.stderr);
+    let message = String::from_utf8_lossy(&errors);
     let last = message.lines().last().unwrap_or("it fails");
     Err(refused_python(format!("{}: {last}", args.python.display())))
 }
@@ -324,7 +326,7 @@ impl Script {
 
 /// Shows lines above what is drawn.
 fn show(lines: impl Read, progress: &Progress) {
-    for line in BufReader::new(lines).split(b'\n') {
+    for line in input::lines(BufReader::new(lines)) {
         // A library's broken pipe is none of ours.
         let Ok(line) = line else { return };
         progress.line(&String::from_utf8_lossy(&line));
@@ -339,7 +341,7 @@ impl Said {
         progress: &Progress,
         mut last: impl FnMut(&Line) -> bool,
     ) -> Result<bool, CliError> {
-        for line in lines.split(b'\n') {
+        for line in input::lines(lines) {
             let line = line?;
             let line = String::from_utf8_lossy(&line);
             // Libraries print what they like.
