@@ -97,10 +97,21 @@ fn compile(families: &[String]) -> Result<(), Box<dyn Error>> {
             &refusing(&fs::read_to_string("cuda/include/mla.rs")?),
         )?;
         kernels.constants("mla")?;
-        return Ok(());
+        return write("cuda.rs", &cuda(None));
     }
-    kernels.compile("mla")?;
-    Ok(())
+    let built = kernels.compile("mla")?;
+    let compilers = built.report.toolkit.into_iter();
+    let mut versions = compilers
+        .filter(|it| it.part == "CUDA")
+        .map(|it| it.version);
+    write("cuda.rs", &cuda(versions.next().flatten().as_deref()))
+}
+
+/// What `src/gpu.rs` includes: the major release of the CUDA that compiled the kernels.
+#[cfg(feature = "gpu")]
+fn cuda(version: Option<&str>) -> String {
+    let major = version.and_then(|version| version.split('.').next()?.parse::<u32>().ok());
+    format!("const CUDA_OF_KERNELS: Option<u32> = {major:?};\n")
 }
 
 /// Adds the files that each family has in the folder of its kernels: its targets in `targets.txt`,

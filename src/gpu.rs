@@ -37,6 +37,23 @@ pub fn present_gpu() -> Result<Gpu, Cause> {
 #[cfg(feature = "gpu")]
 pub(crate) use imp::gpu;
 
+/// The cause if a driver of this version, as the driver tells it, does not run what a major release
+/// of CUDA compiled. The machine code of a release runs from the first driver of its major on.
+#[cfg(any(feature = "gpu", test))]
+fn too_old(version: i32, major: u32) -> Option<Cause> {
+    let version = u32::try_from(version).unwrap_or(0);
+    let given = [version / 1000, version % 1000 / 10];
+    (given[0] < major).then_some(Cause::DriverVersion {
+        given,
+        accepted: [major, 0],
+        driver: match major {
+            12 => Some("R525"),
+            13 => Some("R580"),
+            _ => None,
+        },
+    })
+}
+
 #[cfg(not(feature = "gpu"))]
 mod imp {
     use super::{Cause, Gpu};
@@ -60,11 +77,22 @@ mod imp {
     use super::{Capability, Cause, Gpu};
     use crate::library;
 
+    include!(concat!(env!("OUT_DIR"), "/cuda.rs"));
+
     fn driver() -> Result<(), Cause> {
         if !library::has_driver() {
             return Err(Cause::NoDriver);
         }
-        result::init().map_err(cause)
+        result::init().map_err(cause)?;
+        let mut version = 0;
+        // SAFETY: the address is that of a number on this stack.
+        unsafe { sys::cuDriverGetVersion(&raw mut version) }
+            .result()
+            .map_err(cause)?;
+        match CUDA_OF_KERNELS.and_then(|major| super::too_old(version, major)) {
+            Some(cause) => Err(cause),
+            None => Ok(()),
+        }
     }
 
     pub(crate) fn gpu(ordinal: usize) -> Result<Gpu, Cause> {
@@ -111,6 +139,24 @@ mod imp {
 mod tests {
     use super::*;
 
+    #[test]
+    fn a_driver_of_an_earlier_major_release_is_too_old() {
+        for (version, major) in [(13000, 13), (13010, 13), (14000, 13), (12000, 12)] {
+            assert_eq!(too_old(version, major), None, "{version} for {major}");
+        }
+        let said = |version, major| too_old(version, major).map(|cause| cause.to_string());
+        assert_eq!(
+            said(12090, 13).as_deref(),
+            Some(
+                "driver: given one of CUDA 12.9, accepted one of CUDA 13.0 or later (R580 or later)"
+            )
+        );
+        assert_eq!(
+            said(13020, 14).as_deref(),
+            Some("driver: given one of CUDA 13.2, accepted one of CUDA 14.0 or later")
+        );
+    }
+
     // Checks that the answer is data on any machine and with any features.
     #[test]
     fn a_gpu_is_described_or_its_absence_explained() {
@@ -122,7 +168,10 @@ mod tests {
             }
             Err(cause) if cfg!(feature = "gpu") => {
                 assert!(
-                    matches!(cause, Cause::NoDriver | Cause::NoDevice),
+                    matches!(
+                        cause,
+                        Cause::NoDriver | Cause::NoDevice | Cause::DriverVersion { .. }
+                    ),
                     "{cause}"
                 );
             }

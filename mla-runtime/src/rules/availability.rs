@@ -48,6 +48,15 @@ pub enum Cause {
         /// The versions that it takes, such as `9.25 and up`.
         accepted: &'static str,
     },
+    /// The driver is older than the CUDA that compiled the kernels.
+    DriverVersion {
+        /// Major and minor of the CUDA that the driver is of.
+        given: [u32; 2],
+        /// Major and minor of the first CUDA whose driver runs them.
+        accepted: [u32; 2],
+        /// That driver, such as `R580`, if it is known.
+        driver: Option<&'static str>,
+    },
     /// None of the families of its kernels has code in this build that runs on the GPU.
     CompiledFor(&'static [CompiledFamily]),
     /// Its tests have passed on no GPU yet that takes the same code, and it was not asked for by
@@ -61,7 +70,11 @@ impl Cause {
     pub const fn is_local(self) -> bool {
         matches!(
             self,
-            Self::NoDriver | Self::NoDevice | Self::LibraryMissing(_) | Self::LibraryVersion { .. }
+            Self::NoDriver
+                | Self::NoDevice
+                | Self::LibraryMissing(_)
+                | Self::LibraryVersion { .. }
+                | Self::DriverVersion { .. }
         )
     }
 
@@ -124,6 +137,16 @@ impl Cause {
                 text.push(", accepted ");
                 text.push(accepted);
             }
+            Self::DriverVersion {
+                given,
+                accepted,
+                driver,
+            } => {
+                text.push("driver: given one of CUDA ");
+                write_release(given, text);
+                text.push(", accepted one of ");
+                write_driver(accepted, driver, text);
+            }
             Self::CompiledFor(families) => {
                 text.push("compiled for: ");
                 family::write_targets(families, text);
@@ -162,6 +185,13 @@ impl Cause {
                 text.push(accepted);
                 text.push(" where the loader finds it first");
             }
+            Self::DriverVersion {
+                accepted, driver, ..
+            } => {
+                text.push("install a driver of ");
+                write_driver(accepted, driver, text);
+                text.push(", or compile the kernels with an older CUDA");
+            }
             Self::LibraryMissing(library) => {
                 text.push("install ");
                 text.push(library);
@@ -174,6 +204,24 @@ impl Cause {
             }
             Self::NeverRun => text.push("ask for it by name, and compare its results"),
         }
+    }
+}
+
+const fn write_release([major, minor]: [u32; 2], text: &mut Text<'_>) {
+    text.number(major);
+    text.push(".");
+    text.number(minor);
+}
+
+// The first driver that runs kernels of a release of CUDA.
+const fn write_driver(release: [u32; 2], driver: Option<&str>, text: &mut Text<'_>) {
+    text.push("CUDA ");
+    write_release(release, text);
+    text.push(" or later");
+    if let Some(driver) = driver {
+        text.push(" (");
+        text.push(driver);
+        text.push(" or later)");
     }
 }
 
@@ -256,6 +304,25 @@ mod tests {
             "build with `--features` and one of these: sm80, sm90"
         );
         assert!(!cause.is_local());
+    }
+
+    #[test]
+    fn a_driver_that_is_too_old_is_told_with_the_one_that_is_needed() {
+        let cause = |driver| Cause::DriverVersion {
+            given: [12, 9],
+            accepted: [13, 0],
+            driver,
+        };
+        assert_eq!(
+            cause(Some("R580")).to_string(),
+            "driver: given one of CUDA 12.9, accepted one of CUDA 13.0 or later (R580 or later)"
+        );
+        assert_eq!(
+            cause(None).remedy(),
+            "install a driver of CUDA 13.0 or later, or compile the kernels with an older CUDA"
+        );
+        // Another machine's driver is not known.
+        assert!(cause(None).is_local());
     }
 
     #[test]
