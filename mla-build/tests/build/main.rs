@@ -7,6 +7,7 @@ mod family;
 mod fresh;
 mod memory;
 mod only;
+mod overlay;
 mod paths;
 mod prebuilt;
 mod program;

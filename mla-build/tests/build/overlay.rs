@@ -1,0 +1,67 @@
+//! The guide's overlay for launchers that end the process, as the host's compiler takes it.
+
+use std::{fs, path::Path, process::Command};
+
+/// A header of others, whose macro ends the process.
+const THEIRS: &str = r#"
+#pragma once
+#include <cstdlib>
+typedef int cudaError_t;
+enum { cudaSuccess = 0 };
+#define CHECK_CUDA(call) do { if ((call) != cudaSuccess) std::exit(1); } while (0)
+"#;
+
+/// Their launcher, and the C function around it.
+const LAUNCHER: &str = r#"
+#include <utils.h>
+cudaError_t fails() { return 98; }
+void launch() { CHECK_CUDA(cudaSuccess); CHECK_CUDA(fails()); }
+extern "C" int status() {
+    try { launch(); } catch (cudaError_t error) { return error; }
+    return cudaSuccess;
+}
+int main() { return status() == 98 ? 7 : 8; }
+"#;
+
+/// The block of the guide, whose first line says for which file it is.
+fn overlay() -> String {
+    let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/kernel-build.md");
+    let guide = fs::read_to_string(guide).unwrap();
+    let blocks = guide.split("```cpp\n").skip(1);
+    let mut blocks = blocks.filter_map(|rest| rest.split("```").next());
+    let block = blocks.find(|block| block.contains("#include_next"));
+    block.expect("the guide shows an overlay").to_owned()
+}
+
+/// The exit status of the launcher with these include roots, in order.
+fn exit_status(folder: &Path, includes: &[&str]) -> Option<i32> {
+    let program = folder.join("program");
+    let mut compiler = Command::new("c++");
+    compiler.current_dir(folder).arg("launcher.cpp");
+    for include in includes {
+        compiler.args(["-I", include]);
+    }
+    let compiled = compiler.arg("-o").arg(&program).status().unwrap();
+    assert!(compiled.success(), "{includes:?}");
+    Command::new(program).status().unwrap().code()
+}
+
+#[test]
+fn the_overlay_of_the_guide_turns_an_exit_into_a_status() {
+    let folder = tempfile::tempdir().unwrap();
+    let overlay = overlay();
+    assert!(
+        overlay.starts_with("// overlay/utils.h, with .include(\"overlay\").include(\"csrc\")")
+    );
+    for (path, text) in [
+        ("overlay/utils.h", &*overlay),
+        ("csrc/utils.h", THEIRS),
+        ("launcher.cpp", LAUNCHER),
+    ] {
+        let path = folder.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+    assert_eq!(exit_status(folder.path(), &["csrc"]), Some(1));
+    assert_eq!(exit_status(folder.path(), &["overlay", "csrc"]), Some(7));
+}
