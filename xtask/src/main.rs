@@ -1,6 +1,7 @@
 //! Developer chores of this workspace: `cargo xtask NAME`.
 
 mod api;
+mod book;
 mod bundle;
 mod cache;
 mod cubins;
@@ -49,6 +50,8 @@ enum Chore {
     Api(api::Arguments),
     /// Compile kernels into cubins and PTX with a manifest, for a program that links nothing.
     Cubins(cubins::Arguments),
+    /// Make one site of the manuals, the benchmarks and rustdoc, and check its links.
+    Book(book::Arguments),
     /// Compare the machine code of two revisions, symbol names aside.
     Sass(sass::Arguments),
     /// Count comments that begin without a subject, and compare them with their bounds.
@@ -84,6 +87,7 @@ fn run(chore: Chore) -> anyhow::Result<()> {
         Chore::Declarations => declarations::run(),
         Chore::Api(arguments) => api::run(&arguments),
         Chore::Cubins(arguments) => cubins::run(&arguments),
+        Chore::Book(arguments) => book::run(&arguments),
         Chore::Sass(arguments) => sass::run(&arguments),
         Chore::Language(arguments) => language::run(&arguments),
         Chore::Package(arguments) => package::run(&arguments),
