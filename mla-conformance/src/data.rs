@@ -1,4 +1,4 @@
-//! Numbers in host memory, on a device, and compared.
+//! Numbers of a case: in host memory, on a device, and their comparison.
 
 use super::Failure;
 use super::trial::Placement;
@@ -19,7 +19,8 @@ use mla_runtime::tensor::{ArrayRef, Layout, Scalar, TensorMut, TensorRef};
 /// Byte that makes a NaN in all formats, and no valid address, if every byte has it.
 pub(super) const POISON: u8 = 0xff;
 
-/// Uniform in [−1, 1), the same on every machine and in every version: a failure repeats.
+/// Random numbers, uniform in [−1, 1), the same on every machine and in every version: a failure
+/// repeats.
 pub(super) struct Random(u64);
 
 impl Random {
@@ -79,7 +80,7 @@ pub(super) fn config(problem: Problem) -> LayerConfig {
     LayerConfig::new(problem, 1.0 / (problem.dims.head.qk().max(1) as f32).sqrt())
 }
 
-/// Placement of an output: with distances between its rows if the spec has any.
+/// Returns the placement of an output: with distances between its rows if the spec has any.
 pub(super) fn of_output(spec: &BackendSpec, placement: Placement) -> Placement {
     match spec.features.contains(Feature::StridedOutputs) {
         true => placement,
@@ -87,7 +88,7 @@ pub(super) fn of_output(spec: &BackendSpec, placement: Placement) -> Placement {
     }
 }
 
-/// The longest of some lengths.
+/// Returns the longest of some lengths.
 pub(super) fn most(lens: &[usize]) -> usize {
     lens.iter().copied().max().unwrap_or(0)
 }
@@ -106,12 +107,12 @@ pub(super) fn starts(lens: &[usize]) -> Vec<i32> {
 pub(super) struct Tensor {
     pub(super) bytes: Vec<u8>,
     pub(super) layout: Layout,
-    /// The bytes in front of it.
+    /// The number of bytes in front of it.
     start: usize,
 }
 
 impl Tensor {
-    /// All of it poison.
+    /// Makes a tensor of poison.
     pub(super) fn poison(dtype: DType, shape: [usize; 3], placement: Placement) -> Self {
         let mut layout = Layout::contiguous(dtype, shape);
         layout.strides[0] = placement.stride(dtype, layout.strides[0]);
@@ -165,7 +166,7 @@ impl Tensor {
         read(self.layout.dtype, &self.bytes, self.offset(t, h, k))
     }
 
-    /// The first byte between the rows that is not poison any more.
+    /// Returns the first byte between the rows that is not poison any more.
     pub(super) fn touched(&self) -> Option<usize> {
         let [_, heads, width] = self.layout.shape;
         let size = self.layout.dtype.bytes();
@@ -222,7 +223,7 @@ pub(super) fn copy_all<D: Device>(
     Ok(())
 }
 
-/// The inputs of a call that some kernel writes late: what they will hold, and their memory, which
+/// The inputs of a call that some kernel writes late: their later contents, and their memory, which
 /// holds poison until then.
 pub(super) struct Late<D: Device>(Vec<D::Buffer>);
 
@@ -286,7 +287,7 @@ pub(super) struct Outputs<D: Device> {
 const OUT_SCALE: f32 = 1.0 / 256.0;
 
 impl<D: Device> Outputs<D> {
-    /// Poison of `[tokens, heads, columns]`, of which `width` columns count.
+    /// Makes outputs of poison, `[tokens, heads, columns]`, of which `width` columns count.
     pub(super) fn new(
         device: &D,
         problem: Problem,
@@ -334,7 +335,7 @@ impl<D: Device> Outputs<D> {
         Ok((out, lse))
     }
 
-    /// Memory for copies of the outputs.
+    /// Allocates memory for copies of the outputs.
     pub(super) fn copies(&self, device: &D) -> Result<Vec<D::Buffer>> {
         let copy = |buffer| device.allocate(D::byte_len(D::bytes(buffer)));
         self.buffers().into_iter().map(copy).collect()
@@ -357,7 +358,7 @@ impl<D: Device> Outputs<D> {
         pairs.try_for_each(|(from, to)| dependents.copy_dependent(D::bytes(from), D::bytes_mut(to)))
     }
 
-    /// The same, with copies in the place of what the backend wrote to.
+    /// Returns the same outputs, with copies in the place of the memory that the backend wrote.
     pub(super) fn with(mut self, copies: Vec<D::Buffer>) -> Self {
         let mut copies = copies.into_iter();
         self.out_buffer = copies.next().unwrap_or(self.out_buffer);
@@ -398,8 +399,8 @@ impl Written {
         }
     }
 
-    /// Compares the row of one token and head with the reference's. Values are held to 1, or to the
-    /// largest of as many as are a `group`.
+    /// Compares the row of one token and head with the reference's. Tolerances are relative to 1,
+    /// or to the largest value of each `group` of columns.
     pub(super) fn check_row(
         &self,
         spec: &BackendSpec,
@@ -416,8 +417,8 @@ impl Written {
             Some(group) => {
                 let own = want[k / group * group..].iter().take(group);
                 let largest = own.fold(0.0, |most: f64, x| most.max(x.abs()));
-                // Values of both signs cancel, and weights' roundings do not; and half of f16's
-                // smallest number.
+                // The roundings of weights do not cancel where values of both signs do; half of
+                // f16's smallest number comes on top.
                 let rounding = if dtype == DType::F16 {
                     2f64.powi(-25)
                 } else {
@@ -430,7 +431,8 @@ impl Written {
             let mut tolerance = allowed(k);
             let got = if self.problem.quant_output {
                 let code = self.out.bytes[(token * heads + head) * self.width + k];
-                // Half a unit in the last of three places, and of the smallest number.
+                // Rounding to e4m3: half a unit in the last of three places, and half of the
+                // smallest number.
                 tolerance += want.abs() / 16.0 + f64::from(OUT_SCALE) / 1024.0;
                 reference::decode_e4m3(code) * f64::from(OUT_SCALE)
             } else {

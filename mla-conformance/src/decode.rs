@@ -59,7 +59,7 @@ pub struct DecodeCase {
     pub group_scales: Option<GroupScales>,
     /// Format of the queries; `None`: the one that the backend asks for.
     pub query_format: Option<QueryFormat>,
-    /// The way in which it is run.
+    /// The way in which the case is run.
     pub trial: Trial,
     /// Seed of the random numbers.
     pub seed: u64,
@@ -83,7 +83,7 @@ impl GroupScales {
         token / 40 % 2
     }
 
-    // A row of random latent values. Its scales stay powers of two, as the format has them.
+    // Encodes a row of random latent values. Its scales stay powers of two, as the format demands.
     fn encode(self, random: &mut Random, token: usize, layout: &CacheLayout) -> Vec<u8> {
         let latent = layout.dims.latent as usize;
         let half = Self::half(token);
@@ -115,7 +115,7 @@ struct Stored<D: Device> {
 type OnBytes<D> = (<D as Memory>::Buffer, std::ops::Range<usize>);
 
 impl<D: Device> Stored<D> {
-    /// Rows of a layout, as they are or in two tensors, with `start` bytes in front of each.
+    /// Uploads the rows of a layout, in one tensor or two, with `start` bytes in front of each.
     fn upload(
         rows: &[u8],
         layout: &CacheLayout,
@@ -167,7 +167,7 @@ impl<D: Device> Stored<D> {
     }
 }
 
-// The latents and the rotary keys of rows, each in a tensor of strides of its own, with poison
+// Splits rows into latents and rotary keys, each in a tensor of strides of its own, with poison
 // between them.
 fn in_two_tensors(
     rows: &[u8],
@@ -200,7 +200,7 @@ fn in_two_tensors(
     (latents, keys, split)
 }
 
-// The elements of a quantised row are its bytes.
+// Returns the size of an element. The elements of a quantised row are its bytes.
 fn bytes_of_element(format: KvFormat) -> usize {
     format.dtype().map_or(1, DType::bytes)
 }
@@ -251,8 +251,8 @@ impl<D: Device> Inputs<D> {
         })
     }
 
-    /// The batch, with lengths on the host only if the spec asks for them: one that does not cannot
-    /// rely on them.
+    /// Returns the batch, with lengths on the host only if the spec asks for them: other backends
+    /// cannot rely on them.
     fn batch(&self, data: &Step, case: &DecodeCase, on_host: bool) -> Result<DecodeBatch<'_, D>> {
         let requests = case.seq_lens.len();
         let table = array(&self.table, data.table.len())?;
@@ -296,7 +296,7 @@ impl<D: Device> Inputs<D> {
         Ok(Some(slots))
     }
 
-    /// All buffers, in an order of their own.
+    /// Returns all buffers, in an order of their own.
     fn buffers(&self) -> Vec<&D::Buffer> {
         let second = self.second.iter();
         let second = second.flat_map(|(cache, lists)| cache.buffers().chain([lists]));
@@ -314,7 +314,7 @@ impl<D: Device> Inputs<D> {
             .collect()
     }
 
-    /// The same, to write.
+    /// Returns all buffers in the same order, to write.
     fn buffers_mut(&mut self) -> Vec<&mut D::Buffer> {
         let second = self.second.iter_mut();
         let second = second.flat_map(|(cache, lists)| cache.buffers_mut().chain([lists]));
@@ -329,7 +329,8 @@ impl<D: Device> Inputs<D> {
             .collect()
     }
 
-    /// Inputs that a trial writes late. The last write is under way when the call begins.
+    /// Returns the inputs that a trial writes late. The last write is under way when the call
+    /// begins.
     fn late(&mut self, trial: Trial) -> Vec<&mut D::Buffer> {
         match trial {
             Trial::LateRows => self.cache.buffers_mut().collect(),
@@ -399,7 +400,7 @@ impl DecodeCase {
             .map_err(|error| refused(problem, B::SPEC.name, "new", error))
     }
 
-    /// The same through a backend that was made already, by type or by a registry.
+    /// Runs the step through a backend that was made already, by type or by a registry.
     ///
     /// # Errors
     ///
@@ -433,7 +434,7 @@ impl DecodeCase {
         call.compare()
     }
 
-    /// Between kernels that overlap with those of the call as far as they let them.
+    /// Runs the step between kernels that overlap with those of the call as far as they let them.
     fn overlapped<S: DecodeStage>(
         &self,
         stage: &S,
@@ -520,7 +521,7 @@ impl DecodeCase {
         }
     }
 
-    /// A state and metadata for limits.
+    /// Makes a state and metadata for limits.
     fn kept<S: DecodeStage>(
         &self,
         stage: &S,
@@ -538,20 +539,20 @@ impl DecodeCase {
         Ok((state, metadata))
     }
 
-    /// The limits of its step.
+    /// Returns the limits of its step.
     fn limits(&self) -> StepLimits {
         let tokens = self.query_lens.iter().sum();
         StepLimits::new(self.seq_lens.len(), tokens, self.max_pages())
             .with_decode_query_len(most(&self.query_lens))
     }
 
-    /// Columns of the block table.
+    /// Returns the number of columns of the block table.
     fn max_pages(&self) -> usize {
         let page_size = self.problem.page_size as usize;
         most(&self.seq_lens).div_ceil(page_size) + 2.max(self.spare_pages)
     }
 
-    /// The same requests in another order, with other numbers: memory of the same sizes.
+    /// Returns the same requests in another order, with other numbers: memory of the same sizes.
     fn turned(&self) -> Self {
         let mut turned = Self {
             seed: self.seed + 1,
@@ -563,7 +564,7 @@ impl DecodeCase {
     }
 }
 
-/// A case with all that it takes on a device.
+/// A case with all of its memory on a device.
 struct Call<'a, S: DecodeStage> {
     case: DecodeCase,
     step: Step,
@@ -649,7 +650,7 @@ impl<'a, S: DecodeStage> Call<'a, S> {
         }
     }
 
-    /// A refusal of the backend's, by one of its functions.
+    /// Makes the failure of a refusal by one of the backend's functions.
     fn refused(&self, operation: &'static str) -> impl FnOnce(Error) -> Failure + use<S> {
         let (problem, name) = (self.case.problem, self.stage.spec().name);
         move |error| refused(problem, name, operation, error)
@@ -695,7 +696,7 @@ struct Step {
     placement: Placement,
     // Slots of each request's tokens.
     slots: Vec<Vec<usize>>,
-    // `[tokens, heads, L+R]` without gaps.
+    // Queries, `[tokens, heads, L+R]` without gaps.
     query: Tensor,
     lists: Option<Vec<i32>>,
     second: Option<Second>,
@@ -737,7 +738,7 @@ impl Second {
     }
 }
 
-// A row of random numbers but for NaN in some columns.
+// Returns a row of random numbers, with NaN in some columns.
 fn random_row(random: &mut Random, layout: &CacheLayout, nan: &[usize]) -> Vec<u8> {
     let mut row: Vec<f64> = (0..layout.dims.row())
         .map(|_| f64::from(random.next() as f32))
@@ -797,7 +798,7 @@ fn no_slot(random: &mut Random, slots: usize) -> i32 {
     }
 }
 
-// A list for each token, of slots with rows, and of numbers that are no slots.
+// Returns a list for each token, of slots with rows, and of numbers that are no slots.
 fn random_lists(
     random: &mut Random,
     case: &DecodeCase,
@@ -826,7 +827,7 @@ fn random_counts(random: &mut Random, case: &DecodeCase, tokens: usize) -> Vec<i
     (0..tokens).map(|_| count()).collect()
 }
 
-// A score for each head, some of them infinite.
+// Returns a score for each head, some of them infinite.
 fn random_sinks(random: &mut Random, heads: u32) -> Vec<f32> {
     let mut sink = |head| match head {
         1 => f32::INFINITY,
@@ -905,7 +906,7 @@ impl Step {
         }
     }
 
-    // The queries as a backend wants them: in one tensor or two.
+    // Returns the queries in the format of a backend: in one tensor or two.
     fn queries(&self, format: QueryFormat) -> Vec<Tensor> {
         let dims = self.layout.dims;
         let (latent, row) = (dims.latent as usize, dims.row() as usize);
@@ -915,7 +916,7 @@ impl Step {
         }
     }
 
-    // Columns `from..to` of the queries, with gaps.
+    // Returns columns `from..to` of the queries, with gaps.
     fn columns(&self, from: usize, to: usize) -> Tensor {
         let Layout { dtype, shape, .. } = self.query.layout;
         let shape = [shape[0], shape[1], to - from];

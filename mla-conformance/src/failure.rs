@@ -50,7 +50,7 @@ pub enum Failure {
     Wrong {
         /// The backend.
         name: &'static str,
-        /// The computed value.
+        /// The problem that was computed.
         problem: Box<Problem>,
         /// Name of the number.
         what: String,
@@ -70,7 +70,7 @@ pub enum Failure {
     Touched {
         /// The backend.
         name: &'static str,
-        /// The computed value.
+        /// The problem that was computed.
         problem: Box<Problem>,
         /// Name of the output.
         tensor: &'static str,
@@ -113,13 +113,13 @@ pub enum Failure {
     Beyond {
         /// The backend.
         name: &'static str,
-        /// The computed value.
+        /// The problem that was computed.
         problem: Box<Problem>,
         /// The place that was written.
         damage: String,
     },
-    /// Two runs over the same inputs differ, though the spec says `deterministic`, or what came
-    /// from the registry differs from the type.
+    /// Two runs over the same inputs differ, though the spec says `deterministic`, or the
+    /// registry's backend differs from the type.
     #[error(
         "{name}: {how} gives other bits than the first, for {}. Make the order of additions the \
          same in every run, or remove the feature `deterministic`",
@@ -128,7 +128,7 @@ pub enum Failure {
     Differs {
         /// The backend.
         name: &'static str,
-        /// The computed value.
+        /// The problem that was computed.
         problem: Box<Problem>,
         /// Description of the second run.
         how: &'static str,
@@ -151,7 +151,8 @@ pub enum Failure {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Promise {
-    /// The key `dependent_launch`; without it, that nothing overlaps with the backend's calls.
+    /// The key `dependent_launch`; without it, the promise of the device that nothing overlaps with
+    /// the backend's calls.
     DependentLaunch,
     /// The key `graphs`.
     Graphs,
@@ -194,7 +195,7 @@ impl Promise {
     }
 }
 
-// The keys of the attribute, and what the problem asks of each.
+// Lists the keys of the attribute, with the problem's value of each.
 fn describe(problem: &Problem) -> String {
     let mut text = format!(
         "{}, heads = {}, dtype = {}, kv = {}, page size = {}, query_len = {}",

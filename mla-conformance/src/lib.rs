@@ -66,7 +66,7 @@ macro_rules! __conformance_test {
     };
 }
 
-/// A test of each [`DecodeTopic`], for a backend on a device:
+/// Defines a test of each [`DecodeTopic`], for a backend on a device:
 /// `decode_conformance!(#[attributes]… Backend, device)`. See [the crate](crate).
 #[macro_export]
 macro_rules! decode_conformance {
@@ -109,7 +109,7 @@ macro_rules! decode_conformance {
     };
 }
 
-/// A test of each [`PrefillTopic`], for a backend on a device:
+/// Defines a test of each [`PrefillTopic`], for a backend on a device:
 /// `prefill_conformance!(#[attributes]… Backend, device)`. See [the crate](crate).
 #[macro_export]
 macro_rules! prefill_conformance {

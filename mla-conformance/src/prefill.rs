@@ -45,14 +45,14 @@ pub struct PrefillCase {
     pub nan_values: Vec<[usize; 3]>,
     /// Layout of the keys; `None`: the one that the backend asks for.
     pub key_layout: Option<KeyLayout>,
-    /// The way in which it is run.
+    /// The way in which the case is run.
     pub trial: Trial,
     /// Seed of the random numbers.
     pub seed: u64,
 }
 
 impl PrefillCase {
-    /// New tokens, as many queries as keys, without gaps, with a log-sum-exp.
+    /// Makes a case of new tokens, as many queries as keys, without gaps, with a log-sum-exp.
     pub fn new(problem: Problem, lens: &[usize]) -> Self {
         Self {
             problem,
@@ -92,7 +92,7 @@ impl PrefillCase {
             .map_err(|error| refused(problem, B::SPEC.name, "new", error))
     }
 
-    /// The same through a backend that was made already, by type or by a registry.
+    /// Runs the call through a backend that was made already, by type or by a registry.
     ///
     /// # Errors
     ///
@@ -126,7 +126,7 @@ impl PrefillCase {
         call.compare()
     }
 
-    /// Between kernels that overlap with those of the call as far as they let them.
+    /// Runs the call between kernels that overlap with those of the call as far as they let them.
     fn overlapped<S: PrefillStage>(
         &self,
         stage: &S,
@@ -214,7 +214,7 @@ impl PrefillCase {
         }
     }
 
-    /// A state and metadata for limits.
+    /// Makes a state and metadata for limits.
     fn kept<S: PrefillStage>(
         &self,
         stage: &S,
@@ -232,7 +232,7 @@ impl PrefillCase {
         Ok((state, metadata))
     }
 
-    /// The limits of its step.
+    /// Returns the limits of its step.
     fn limits(&self) -> StepLimits {
         let [tokens, keys] = [&self.query_lens, &self.key_lens].map(|lens| lens.iter().sum());
         StepLimits::new(self.query_lens.len(), tokens, 0)
@@ -241,7 +241,7 @@ impl PrefillCase {
     }
 }
 
-/// A case with all that it takes on a device.
+/// A case with all of its memory on a device.
 struct Call<'a, S: PrefillStage> {
     case: PrefillCase,
     lens: Lens,
@@ -326,7 +326,7 @@ impl<'a, S: PrefillStage> Call<'a, S> {
         }
     }
 
-    /// A refusal of the backend's, by one of its functions.
+    /// Makes the failure of a refusal by one of the backend's functions.
     fn refused(&self, operation: &'static str) -> impl FnOnce(Error) -> Failure + use<S> {
         let (problem, name) = (self.case.problem, self.stage.spec().name);
         move |error| refused(problem, name, operation, error)
@@ -413,7 +413,7 @@ impl Numbers {
         }
     }
 
-    // The keys as a backend wants them: in two tensors or one.
+    // Returns the keys in the layout of a backend: in two tensors or one.
     fn keys(&self, layout: KeyLayout) -> Vec<Tensor> {
         let ([_, heads, qk], [keys, ..]) = (self.query.layout.shape, self.values.layout.shape);
         let dtype = self.query.layout.dtype;
@@ -436,7 +436,8 @@ impl Numbers {
         values
     }
 
-    /// The columns of values and outputs as a spec wants them, and how many of them count.
+    /// Returns the number of columns of values and outputs that a spec asks for, and the number of
+    /// those that count.
     fn columns(&self, spec: &BackendSpec) -> (usize, usize) {
         let ([.., qk], [.., v]) = (self.query.layout.shape, self.values.layout.shape);
         (if spec.padded_values { qk } else { v }, v)
@@ -474,7 +475,7 @@ impl Numbers {
     }
 }
 
-// The lengths of a call's requests, as plans take them.
+// The lengths of a call's requests, in the form of plans.
 struct Lens {
     query: Vec<u32>,
     key: Vec<u32>,
@@ -507,7 +508,7 @@ impl Lens {
 // A case's inputs in a device's memory.
 struct Inputs<D: Device> {
     query: OnDevice<D>,
-    // Their two parts, or both in one tensor.
+    // The two parts of the keys, or both in one tensor.
     keys: Vec<OnDevice<D>>,
     values: OnDevice<D>,
     query_starts: D::Buffer,
@@ -535,7 +536,7 @@ impl<D: Device> Inputs<D> {
         })
     }
 
-    /// All buffers, in an order of their own.
+    /// Returns all buffers, in an order of their own.
     fn buffers(&self) -> Vec<&D::Buffer> {
         let tensors = [&self.query, &self.values].into_iter().chain(&self.keys);
         tensors
@@ -544,7 +545,7 @@ impl<D: Device> Inputs<D> {
             .collect()
     }
 
-    /// The same, to write.
+    /// Returns all buffers in the same order, to write.
     fn buffers_mut(&mut self) -> Vec<&mut D::Buffer> {
         let tensors = [&mut self.query, &mut self.values].into_iter();
         tensors
@@ -554,7 +555,8 @@ impl<D: Device> Inputs<D> {
             .collect()
     }
 
-    /// Inputs that a trial writes late. The last write is under way when the call begins.
+    /// Returns the inputs that a trial writes late. The last write is under way when the call
+    /// begins.
     fn late(&mut self, trial: Trial) -> Vec<&mut D::Buffer> {
         vec![match trial {
             Trial::LateRows => &mut self.values.buffer,

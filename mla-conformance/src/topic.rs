@@ -14,7 +14,7 @@ macro_rules! topics {
         }
 
         impl $name {
-            /// All of them.
+            /// All topics.
             pub const ALL: &[Self] = &[$(Self::$topic,)*];
 
             /// Returns the name of the topic, which is that of its test.

@@ -28,7 +28,7 @@ pub fn decode<B: DecodeBackend>(device: &B::Device, topic: DecodeTopic) -> Resul
     Cases::new(B::ENTRY.spec, device.target(), DecodeCase::new, run)?.topic(topic)
 }
 
-/// The same of a backend that a [registry](mla_runtime::registry::Registry) has under a name.
+/// Runs the cases of a backend that a [registry](mla_runtime::registry::Registry) has under a name.
 ///
 /// # Errors
 ///
@@ -45,11 +45,11 @@ pub fn decode_entry<D: Device>(
     Cases::new(entry.spec, device.target(), DecodeCase::new, run)?.topic(topic)
 }
 
-/// Columns of a block table that has room for requests longer than any in it.
+/// Number of columns of a block table that has room for requests longer than any in it.
 const SPARE_PAGES: usize = 4096;
 
 impl Cases<'_, DecodeCase> {
-    /// Around the end of a page, nothing, and several pages.
+    /// Returns lengths around the end of a page, of nothing, and of several pages.
     fn lens(&self) -> [usize; 6] {
         let page = self.plain.page_size as usize;
         [1, page - 1, page, page + 1, 0, 150]
@@ -110,13 +110,13 @@ impl Cases<'_, DecodeCase> {
         }
     }
 
-    /// The problems with several query tokens.
+    /// Returns the problems with several query tokens.
     fn several(&self) -> Vec<Problem> {
         let levels = vec![QueryLen::Uniform, QueryLen::Ragged];
         self.accepted.with(levels, |p, level| p.query_len = level)
     }
 
-    /// A case of each of them.
+    /// Returns a case of each of them.
     fn query_lengths(&self) -> impl Iterator<Item = DecodeCase> {
         let longest = self.accepted.spec.max_query_len;
         self.several().into_iter().flat_map(move |problem| {
@@ -138,7 +138,7 @@ impl Cases<'_, DecodeCase> {
         })
     }
 
-    /// The problems of every dtype with every cache format.
+    /// Returns the problems of every dtype with every cache format.
     fn every_format(&self) -> Vec<Problem> {
         let spec = &self.accepted.spec;
         let of = |dtype| spec.kv_formats.iter().map(move |format| (dtype, *format));
@@ -190,7 +190,7 @@ impl Cases<'_, DecodeCase> {
             nan_queries: vec![[1, 0, 0], [3, plain.heads as usize - 1, last]],
             ..DecodeCase::new(plain, &[6, 6, page + 1, 150])
         })?;
-        // Rows beside it in the same request, which see fewer keys or more.
+        // The other rows of the request see fewer keys or more.
         self.several().into_iter().try_for_each(|problem| {
             self.check(DecodeCase {
                 query_lens: vec![3; 2],
@@ -239,7 +239,7 @@ impl Cases<'_, DecodeCase> {
             .iter()
             .flat_map(|p| [-10, -20].map(|far| (*p, far)))
         {
-            // The smallest is the least normal number of f16.
+            // The smallest scale is the smallest normal number of f16.
             let top = -14 - far;
             let (low, middle) = (top + far, top + far / 2);
             let check = |exponents, lead| {
@@ -253,7 +253,8 @@ impl Cases<'_, DecodeCase> {
                 })
             };
             check([[top, low, top, middle]; 2], 0.0)?;
-            // Rows as far apart share what brings a row's scales into f16's range on some GPUs.
+            // Rows that are this far apart share the factor that brings a row's scales into f16's
+            // range on some GPUs.
             if far >= -10 {
                 let rows = [[low; 4], [top, top, top, low]];
                 check(rows, 0.0)?;
@@ -303,7 +304,7 @@ impl Cases<'_, DecodeCase> {
             .try_for_each(|case| self.tried(case, &late))
     }
 
-    /// Batches of each level that the spec says can be captured.
+    /// Tries batches of each level that the spec says can be captured.
     fn graphs(&self) -> Result<(), Failure> {
         let levels = [
             (GraphSupport::SingleToken, QueryLen::Single, [1; 4]),
@@ -347,7 +348,7 @@ impl Cases<'_, DecodeCase> {
     fn dense_requests(&self) -> Result<(), Failure> {
         let sparse = self.accepted.sparse(Feature::DenseRequests);
         sparse.into_iter().try_for_each(|problem| {
-            // Shorter than its bound, as long, and longer; without tokens.
+            // Requests that are shorter than the bound, as long, and longer; one without tokens.
             self.check(DecodeCase {
                 dense_within: 37,
                 ..DecodeCase::new(problem, &[20, 37, 38, 0, 1])
@@ -402,8 +403,8 @@ impl Cases<'_, DecodeCase> {
         })
     }
 
-    /// Drafts that see each other, also in several splits, of every dtype and format, and with NaN
-    /// in a row that only later tokens would see.
+    /// Tries drafts that see each other, also in several splits, of every dtype and format, and
+    /// with NaN in a row that only later tokens would see.
     fn non_causal(&self) -> Result<(), Failure> {
         let features = self.accepted.spec.features;
         if !features.contains(Feature::NonCausal) {
@@ -494,7 +495,7 @@ const OF_CACHES: &[DecodeTopic] = &[
     DecodeTopic::Alignment,
 ];
 
-// The backend as a registry gives it by name.
+// Returns the backend that a registry gives by this name.
 fn decode_stage<D: Device>(
     entry: Entry,
     device: &D,

@@ -23,7 +23,7 @@ use accepted::Accepted;
 struct Cases<'a, C> {
     accepted: Accepted,
     plain: Problem,
-    /// A case of a problem, and of lengths.
+    /// Makes a case of a problem, and of lengths.
     new: fn(Problem, &[usize]) -> C,
     /// Makes the backend for a case, and runs it.
     run: Box<dyn Fn(C) -> Result<Bits, Failure> + 'a>,

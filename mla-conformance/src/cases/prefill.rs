@@ -27,7 +27,7 @@ pub fn prefill<B: PrefillBackend>(device: &B::Device, topic: PrefillTopic) -> Re
     Cases::new(B::ENTRY.spec, device.target(), PrefillCase::new, run)?.topic(topic)
 }
 
-/// The same of a backend that a [registry](mla_runtime::registry::Registry) has under a name.
+/// Runs the cases of a backend that a [registry](mla_runtime::registry::Registry) has under a name.
 ///
 /// # Errors
 ///
@@ -112,7 +112,7 @@ impl Cases<'_, PrefillCase> {
         }
     }
 
-    /// New tokens and a context, of every dtype, and a long prompt.
+    /// Tries new tokens and a context, of every dtype, and a long prompt.
     fn tried(&self, trials: &[Trial]) -> Result<(), Failure> {
         let dtypes = self.accepted.spec.dtypes.to_vec();
         let problems = self.accepted.with(dtypes, |p, dtype| p.dtype = dtype);
@@ -139,7 +139,7 @@ impl Cases<'_, PrefillCase> {
         })
     }
 
-    /// New tokens alone and behind their context, of every dtype and every (P,R,V).
+    /// Tries new tokens alone and behind their context, of every dtype and every (P,R,V).
     fn non_causal(&self) -> Result<(), Failure> {
         let accepted = &self.accepted;
         if !accepted.spec.features.contains(Feature::NonCausal) {
@@ -220,7 +220,7 @@ impl Cases<'_, PrefillCase> {
         ]
     }
 
-    /// Keys or values with NaN, of the new tokens and of a context.
+    /// Tries keys or values with NaN, of the new tokens and of a context.
     fn with_nans(&self, with: impl Fn(PrefillCase) -> PrefillCase) -> Result<(), Failure> {
         self.check(with(PrefillCase::new(self.plain, &LENS)))?;
         self.check(with(PrefillCase::new(self.plain, &[6, 300])))?;
@@ -232,7 +232,7 @@ impl Cases<'_, PrefillCase> {
     }
 }
 
-// The backend as a registry gives it by name.
+// Returns the backend that a registry gives by this name.
 fn prefill_stage<D: Device>(
     entry: Entry,
     device: &D,

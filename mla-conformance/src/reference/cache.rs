@@ -4,8 +4,8 @@ use half::{bf16, f16};
 
 use mla_runtime::kv_format::KvFormat;
 
-/// The value of an e4m3 code: a sign, four bits of exponent with bias 7, three of mantissa; no
-/// infinities, and NaN where all bits but the sign are set.
+/// Returns the value of an e4m3 code: a sign, four bits of exponent with bias 7, three of mantissa;
+/// no infinities, and NaN where all bits but the sign are set.
 pub fn decode_e4m3(code: u8) -> f64 {
     let sign = if code >= 128 { -1.0 } else { 1.0 };
     let exponent = i32::from(code / 8 % 16);
@@ -21,7 +21,7 @@ pub fn decode_e4m3(code: u8) -> f64 {
     sign * magnitude
 }
 
-/// The e4m3 code nearest to a value, the even one of two as near; ±448 for what is beyond.
+/// Returns the e4m3 code nearest to a value, the even one of two as near; ±448 for values beyond.
 pub fn encode_e4m3(value: f64) -> u8 {
     let sign = if value.is_sign_negative() { 128 } else { 0 };
     if value.is_nan() {
@@ -30,8 +30,8 @@ pub fn encode_e4m3(value: f64) -> u8 {
     sign + nearest(value.abs().min(448.0), 126, |code| decode_e4m3(code as u8)) as u8
 }
 
-/// The code nearest to a value, the even one of two as near, in a format of sixteen bits whose
-/// positive codes ascend to `infinity`. A NaN is one above it.
+/// Returns the code nearest to a value, the even one of two as near, in a format of sixteen bits
+/// whose positive codes ascend to `infinity`. A NaN is one above it.
 fn encode_half(value: f64, infinity: u16, decode: impl Fn(u16) -> f64) -> [u8; 2] {
     let sign = if value.is_sign_negative() { 1 << 15 } else { 0 };
     if value.is_nan() {
@@ -49,8 +49,8 @@ fn encode_half(value: f64, infinity: u16, decode: impl Fn(u16) -> f64) -> [u8; 2
     (sign + nearest(magnitude, infinity, place)).to_le_bytes()
 }
 
-/// The code from 0 to `last` nearest to a magnitude, the even one of two as near, where the codes'
-/// values ascend and the last one's is not below the magnitude.
+/// Returns the code from 0 to `last` nearest to a magnitude, the even one of two as near, where the
+/// codes' values ascend and the last one's is not below the magnitude.
 fn nearest(magnitude: f64, last: u16, decode: impl Fn(u16) -> f64) -> u16 {
     let (mut below, mut above) = (0, last);
     while above - below > 1 {
@@ -69,17 +69,17 @@ fn nearest(magnitude: f64, last: u16, decode: impl Fn(u16) -> f64) -> u16 {
     }
 }
 
-/// The bytes of the bf16 nearest to a value.
+/// Returns the bytes of the bf16 nearest to a value.
 pub fn encode_bf16(value: f64) -> [u8; 2] {
     encode_half(value, 0x7f80, |code| bf16::from_bits(code).to_f64())
 }
 
-/// The bytes of the f16 nearest to a value.
+/// Returns the bytes of the f16 nearest to a value.
 pub fn encode_f16(value: f64) -> [u8; 2] {
     encode_half(value, 0x7c00, |code| f16::from_bits(code).to_f64())
 }
 
-/// The bytes of a row of L + R values. `scale` is that of [`KvFormat::Fp8`].
+/// Returns the bytes of a row of L + R values. `scale` is that of [`KvFormat::Fp8`].
 pub fn encode_row(format: KvFormat, latent: usize, row: &[f64], scale: f64) -> Vec<u8> {
     match format {
         KvFormat::F32 => row.iter().flat_map(|x| (*x as f32).to_le_bytes()).collect(),
@@ -104,7 +104,7 @@ pub fn encode_row(format: KvFormat, latent: usize, row: &[f64], scale: f64) -> V
     }
 }
 
-/// The L + R values of a stored row.
+/// Returns the L + R values of a stored row.
 ///
 /// # Panics
 ///

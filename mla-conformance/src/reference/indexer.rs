@@ -1,4 +1,4 @@
-//! The lightning indexer: keys, queries, logits, and what is chosen by them.
+//! The lightning indexer: keys, queries, logits, and the choice by them.
 
 use super::cache::{decode_e4m3, encode_e4m3};
 use super::dot;
@@ -27,7 +27,7 @@ impl Turn {
     }
 }
 
-/// (x − mean) / √(variance + epsilon) · weight + bias.
+/// Computes (x − mean) / √(variance + epsilon) · weight + bias.
 pub fn layer_norm(row: &[f64], weight: &[f64], bias: &[f64], epsilon: f64) -> Vec<f64> {
     let count = row.len() as f64;
     let mean = row.iter().sum::<f64>() / count;
@@ -38,8 +38,8 @@ pub fn layer_norm(row: &[f64], weight: &[f64], bias: &[f64], epsilon: f64) -> Ve
         .collect()
 }
 
-/// The Hadamard transform divided by √n: element i of the result is Σ_j (−1)^popcount(i & j) x_j /
-/// √n.
+/// Computes the Hadamard transform divided by √n: element i of the result is Σ_j (−1)^popcount(i &
+/// j) x_j / √n.
 pub fn hadamard(row: &[f64]) -> Vec<f64> {
     let sign = |i: usize, j: usize| {
         if (i & j).count_ones().is_multiple_of(2) {
@@ -56,8 +56,8 @@ pub fn hadamard(row: &[f64]) -> Vec<f64> {
         .collect()
 }
 
-/// The scale of an index key or query: the smallest power of two that is not below max(|x|, 1e-4) /
-/// 448.
+/// Returns the scale of an index key or query: the smallest power of two that is not below max(|x|,
+/// 1e-4) / 448.
 pub fn index_scale(row: &[f64]) -> f64 {
     let largest = row.iter().fold(1e-4, |most: f64, x| most.max(x.abs()));
     let mut scale = 2f64.powi(-60);
@@ -67,14 +67,14 @@ pub fn index_scale(row: &[f64]) -> f64 {
     scale
 }
 
-/// The e4m3 codes of a row, and their scale.
+/// Returns the e4m3 codes of a row, and their scale.
 pub fn quantise_index(row: &[f64]) -> (Vec<u8>, f64) {
     let scale = index_scale(row);
     (row.iter().map(|x| encode_e4m3(x / scale)).collect(), scale)
 }
 
-/// The logit of one key: scale · Σ weight · relu(query · key), over the heads' queries and weights,
-/// all of them as e4m3 codes.
+/// Computes the logit of one key: scale · Σ weight · relu(query · key), over the heads' queries and
+/// weights, all of them as e4m3 codes.
 ///
 /// # Panics
 ///
@@ -88,8 +88,8 @@ pub fn index_logit(queries: &[(Vec<u8>, f64)], key: &[u8], scale: f64) -> f64 {
     scale * heads.sum::<f64>()
 }
 
-/// The positions of the `count` largest values in ascending order; of equal values those that come
-/// first. NaN ranks below −inf.
+/// Returns the positions of the `count` largest values in ascending order; of equal values those
+/// that come first. NaN ranks below −inf.
 pub fn largest(values: &[f64], count: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..values.len()).collect();
     // A stable sort leaves equal values in their order.

@@ -1,4 +1,4 @@
-//! Attention as the formulas say, in f64: what every implementation is compared with.
+//! Attention by its formulas, in f64: the reference of every implementation.
 //!
 //! Nothing here is fast, and nothing is shared with the code it judges. It is meant to be checked
 //! by reading it.
@@ -19,7 +19,7 @@ pub struct Array {
 }
 
 impl Array {
-    /// All zeros.
+    /// Makes an array of zeros.
     pub fn zeros(shape: [usize; 3]) -> Self {
         Self {
             shape,
@@ -27,7 +27,7 @@ impl Array {
         }
     }
 
-    /// Element `[i, j, k]` is `element(i, j, k)`.
+    /// Makes an array whose element `[i, j, k]` is `element(i, j, k)`.
     pub fn from_fn(shape: [usize; 3], mut element: impl FnMut(usize, usize, usize) -> f64) -> Self {
         let mut array = Self::zeros(shape);
         for i in 0..shape[0] {
@@ -40,7 +40,7 @@ impl Array {
         array
     }
 
-    /// `[i, j, 0..]`.
+    /// Returns `[i, j, 0..]`.
     ///
     /// # Panics
     ///
@@ -50,7 +50,7 @@ impl Array {
         &self.data[start..start + self.shape[2]]
     }
 
-    /// `[i, j, 0..]`, to write.
+    /// Returns `[i, j, 0..]`, to write.
     ///
     /// # Panics
     ///
@@ -64,15 +64,15 @@ impl Array {
 /// An attention's result.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Attended {
-    /// `[tokens, heads, width]`.
+    /// Outputs, `[tokens, heads, width]`.
     pub out: Array,
-    /// `[tokens][heads]`, natural logarithm; −inf where nothing was attended to.
+    /// Log-sum-exps, `[tokens][heads]`, natural logarithm; −inf if nothing was attended to.
     pub lse: Vec<Vec<f64>>,
 }
 
-/// Attention of one query to some keys: Σ e^(scale·q·k) v / Σ e^(scale·q·k), and the logarithm of
-/// the denominator. The result of no keys is 0 and −inf. NaN anywhere in the query or the keys
-/// gives NaN; NaN in a value gives NaN in its column.
+/// Computes attention of one query to some keys: Σ e^(scale·q·k) v / Σ e^(scale·q·k), and the
+/// logarithm of the denominator. The result of no keys is 0 and −inf. NaN anywhere in the query or
+/// the keys gives NaN; NaN in a value gives NaN in its column.
 ///
 /// # Panics
 ///
@@ -83,7 +83,7 @@ pub fn attend(query: &[f64], keys: &[&[f64]], values: &[&[f64]], scale: f64) -> 
     if scores.iter().all(|score| *score == f64::NEG_INFINITY) {
         return (vec![0.0; width], f64::NEG_INFINITY);
     }
-    // The largest number: a NaN comes through by its weight.
+    // The maximum ignores NaN, which reaches the result by its weight.
     let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     // The largest score is taken out of the exponents, which changes nothing but their range.
     let weights: Vec<f64> = scores.iter().map(|score| (score - most).exp()).collect();
@@ -97,8 +97,8 @@ pub fn attend(query: &[f64], keys: &[&[f64]], values: &[&[f64]], scale: f64) -> 
     (out, most + sum.ln())
 }
 
-/// The part of an output that a sink leaves, for an output with this log-sum-exp: e^lse / (e^lse +
-/// e^sink). It is 1 if nothing was attended to, since the output is 0 then.
+/// Returns the part of an output that a sink leaves, for an output with this log-sum-exp: e^lse /
+/// (e^lse + e^sink). It is 1 if nothing was attended to, since the output is 0 then.
 pub fn left_by_sink(sink: f64, lse: f64) -> f64 {
     match lse == f64::NEG_INFINITY {
         true => 1.0,
@@ -111,8 +111,8 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// Expanded attention of one request: queries `[Tq, H, P+R]`, keys `[Tk, H, P+R]`, values `[Tk, H,
-/// V]`. If `causal`, the last query sees every key and each before it one less.
+/// Computes expanded attention of one request: queries `[Tq, H, P+R]`, keys `[Tk, H, P+R]`, values
+/// `[Tk, H, V]`. If `causal`, the last query sees every key and each before it one less.
 ///
 /// # Panics
 ///
@@ -149,8 +149,9 @@ pub fn expanded(
     result
 }
 
-/// Absorbed attention of one request: queries `[T, H, L+R]` to cache rows of L + R values, of which
-/// the first `latent` are the value. The last query sees every row and each before it one less.
+/// Computes absorbed attention of one request: queries `[T, H, L+R]` to cache rows of L + R values,
+/// of which the first `latent` are the value. The last query sees every row and each before it one
+/// less.
 ///
 /// # Panics
 ///
@@ -159,7 +160,7 @@ pub fn absorbed(queries: &Array, rows: &[Vec<f64>], latent: usize, scale: f64) -
     absorbed_as(queries, rows, latent, scale, true)
 }
 
-/// The same where every query sees every row.
+/// Computes absorbed attention in which every query sees every row.
 ///
 /// # Panics
 ///
@@ -189,8 +190,8 @@ fn absorbed_as(
     result
 }
 
-/// The partial results over two sets of keys as one over both. A log-sum-exp of +inf is taken as
-/// −inf: nothing.
+/// Merges the partial results over two sets of keys into one over both. A log-sum-exp of +inf is
+/// taken as −inf: nothing.
 pub fn merge(a: (&[f64], f64), b: (&[f64], f64)) -> (Vec<f64>, f64) {
     let partials = [a, b].map(|(out, lse)| {
         let empty = lse == f64::INFINITY;
@@ -200,7 +201,7 @@ pub fn merge(a: (&[f64], f64), b: (&[f64], f64)) -> (Vec<f64>, f64) {
     if partials.iter().all(|(_, lse)| *lse == f64::NEG_INFINITY) {
         return (out, f64::NEG_INFINITY);
     }
-    // The number, if one is NaN.
+    // The maximum is the number if one is NaN.
     let most = partials[0].1.max(partials[1].1);
     let sum: f64 = partials.iter().map(|(_, lse)| (lse - most).exp()).sum();
     for (partial, lse) in partials {
@@ -216,7 +217,7 @@ pub fn merge(a: (&[f64], f64), b: (&[f64], f64)) -> (Vec<f64>, f64) {
     (out, most + sum.ln())
 }
 
-/// `W_kv_b` applied to latents: `[k_nope | v] = c · W_kv_b`.
+/// Applies `W_kv_b` to latents: `[k_nope | v] = c · W_kv_b`.
 ///
 /// `weight` is `[L, H·(P+V)]`, row-major; the result is keys `[T, H, P+R]`, each row's rotary part
 /// repeated for every head, and values `[T, H, V]`.
@@ -250,8 +251,8 @@ pub fn expand(
     (keys, values)
 }
 
-/// The whole layer for one request: its new tokens' queries `[T, H, P+R]`, and the cache rows of
-/// all its tokens, new ones included.
+/// Computes the whole layer for one request: its new tokens' queries `[T, H, P+R]`, and the cache
+/// rows of all its tokens, new ones included.
 ///
 /// # Panics
 ///
