@@ -34,7 +34,8 @@ int32_t fi_mla_plan(FiMlaPlan* plan);
 typedef struct FiMlaRun {
     const void* query_latent;   /* [tokens, heads, 512] */
     const void* query_rope;     /* [tokens, heads, 64] */
-    const void* cache;          /* pages of rows of 512 + 64 */
+    const void* cache;          /* pages of rows that begin with 512 latent values */
+    const void* cache_rope;     /* pages of rotary keys of 64, of a tensor or behind the latents */
     const int32_t* block_table; /* [requests, max_pages] */
     const int32_t* lists;       /* [FI_MLA_LISTS, capacity] of the plan, on the device */
     void* workspace;            /* fi_mla_workspace_bytes */
@@ -44,6 +45,7 @@ typedef struct FiMlaRun {
     uint32_t query_latent_token_stride, query_latent_head_stride;
     uint32_t query_rope_token_stride, query_rope_head_stride;
     uint32_t page_stride, row_stride;
+    uint32_t rope_page_stride, rope_row_stride;
     uint32_t out_token_stride, out_head_stride;
     int32_t heads, page_size, capacity, grid_x, grid_y, dtype;
     float softmax_scale;

@@ -149,7 +149,7 @@ impl FlashInferMla {
     query_len = "ragged",
     graphs = "uniform_batch",
     plans_on_host = true,
-    features = "strided_outputs",
+    features = "strided_outputs,split_cache",
     priority = "80"
 )]
 impl DecodeBackend for FlashInferMla {
@@ -315,6 +315,7 @@ impl FlashInferMla {
         }
         let [latent, rope] = [&absorbed.latent, &absorbed.rope];
         let element = problem.dtype.bytes();
+        let rope_rows = rows.rope_strides();
         let latent_strides = strides("query latent", &latent.layout)?;
         let rope_strides = strides("query rope", &rope.layout)?;
         let out_strides = strides("out", &absorbed.out.layout)?;
@@ -322,6 +323,7 @@ impl FlashInferMla {
             query_latent: latent.address as *const _,
             query_rope: rope.address as *const _,
             cache: cache.bytes().address() as *const _,
+            cache_rope: cache.rope_bytes().address() as *const _,
             block_table: table.entries().bytes().address() as *const _,
             lists: plan.lists.address() as *const _,
             workspace: state.partial.address() as *mut _,
@@ -335,6 +337,12 @@ impl FlashInferMla {
             // The kernels multiply these two in 64 bits.
             page_stride: stride("page stride", rows.page_stride / element, 1)?,
             row_stride: stride("row stride", rows.row_stride / element, rows.page_size)?,
+            rope_page_stride: stride("rope page stride", rope_rows.page_stride / element, 1)?,
+            rope_row_stride: stride(
+                "rope row stride",
+                rope_rows.row_stride / element,
+                rows.page_size,
+            )?,
             out_token_stride: out_strides[0],
             out_head_stride: out_strides[1],
             heads: int("heads", heads)?,

@@ -10,6 +10,7 @@ use mla_runtime::capability::{Capability, Platform, Target};
 use mla_runtime::dims::{HeadDims, MlaDims};
 use mla_runtime::dtype::DType;
 use mla_runtime::explain::PhaseExplanation;
+use mla_runtime::feature::{Feature, FeatureSet};
 use mla_runtime::known::KNOWN;
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::problem::Problem;
@@ -504,4 +505,49 @@ fn no_known_backend_serves_another_kind_of_device() {
         };
         assert_eq!(fields.first(), Some(&expected), "{name}");
     }
+}
+
+/// A problem on a cache of two tensors is refused by the decode backends that read one, by the name
+/// of the feature, and concerns no prefill backend.
+#[test]
+fn a_split_cache_is_asked_of_decode_alone() {
+    let hopper = Target::dry_run(Capability::new(9, 0));
+    let one_row = Problem::new(MlaDims::R1, 16, DType::BF16);
+    let split = one_row.with_features(FeatureSet::of(&[Feature::SplitCache]));
+    for entry in KNOWN {
+        let reasons = |problem: &Problem| entry.spec.validate(hopper, problem).to_string();
+        let name = entry.spec.name;
+        let takes =
+            entry.spec.phase == Phase::Prefill || entry.spec.features.contains(Feature::SplitCache);
+        if takes {
+            assert_eq!(reasons(&split), reasons(&one_row), "{name}");
+        } else {
+            let added = "features: given split_cache, accepted ";
+            assert!(
+                reasons(&split).contains(added),
+                "{name}: {}",
+                reasons(&split)
+            );
+        }
+    }
+    let reading = KNOWN.iter().filter(|entry| {
+        entry.spec.features.contains(Feature::SplitCache) && entry.spec.phase == Phase::Decode
+    });
+    let reading: Vec<_> = reading.map(|entry| entry.spec.name).collect();
+    assert_eq!(reading, ["FLASHINFER_MLA", "CPU"]);
+
+    let fault = |problem: Problem| problem.fault().map(|reason| reason.to_string());
+    assert_eq!(fault(split), None);
+    assert_eq!(
+        fault(split.with_kv_format(KvFormat::Fp8DsMla)).as_deref(),
+        Some(
+            "kv_format: given fp8_ds_mla in a split cache, accepted f32, f16, bf16 or fp8: \
+             fp8_ds_mla is one row"
+        )
+    );
+    let without_rope = split.with_dims(MlaDims::new(512, HeadDims::new(128, 0, 128)));
+    assert_eq!(
+        fault(without_rope).as_deref(),
+        Some("features: given split_cache, accepted one row, where R is 0")
+    );
 }

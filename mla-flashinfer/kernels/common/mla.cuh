@@ -27,7 +27,7 @@ flashinfer::MLAParams<T, T, T, int32_t> mla_params(const FiMlaRun& run) {
     params.q_nope = address(run.query_latent);
     params.q_pe = address(run.query_rope);
     params.ckv = address(run.cache);
-    params.kpe = params.ckv + kLatent;
+    params.kpe = address(run.cache_rope);
     params.partial_o = static_cast<T*>(run.workspace);
     params.partial_lse = reinterpret_cast<float*>(params.partial_o + rows * kLatent);
     params.final_o = static_cast<T*>(run.out);
@@ -53,8 +53,10 @@ flashinfer::MLAParams<T, T, T, int32_t> mla_params(const FiMlaRun& run) {
     params.q_nope_stride_h = run.query_latent_head_stride;
     params.q_pe_stride_n = run.query_rope_token_stride;
     params.q_pe_stride_h = run.query_rope_head_stride;
-    params.ckv_stride_page = params.kpe_stride_page = run.page_stride;
-    params.ckv_stride_n = params.kpe_stride_n = run.row_stride;
+    params.ckv_stride_page = run.page_stride;
+    params.ckv_stride_n = run.row_stride;
+    params.kpe_stride_page = run.rope_page_stride;
+    params.kpe_stride_n = run.rope_row_stride;
     params.o_stride_n = run.out_token_stride;
     params.o_stride_h = run.out_head_stride;
     params.sm_scale = run.softmax_scale;

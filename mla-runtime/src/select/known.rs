@@ -168,7 +168,7 @@ pub const FLASHINFER_MLA: BackendSpec = BackendSpec {
     graphs: GraphSupport::UniformBatch,
     plans_on_host: true,
     lse_precision: LsePrecision::DType,
-    features: FeatureSet::of(&[Feature::StridedOutputs]),
+    features: FeatureSet::of(&[Feature::StridedOutputs, Feature::SplitCache]),
     priority: Priority::everywhere(80),
     ..decode("FLASHINFER_MLA", "flashinfer")
 }
