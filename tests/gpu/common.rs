@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cudarc::driver::CudaContext;
 use half::{bf16, f16};
 use mla_kernels::Cuda;
+use mla_runtime::cache::{CacheLayout, CacheMut, CacheRef};
 use mla_runtime::device::Device;
 use mla_runtime::dtype::DType;
 use mla_runtime::error::Result;
@@ -79,4 +80,43 @@ pub(crate) fn download<D: Device>(device: &D, buffer: &D::Buffer) -> Result<Vec<
     let mut bytes = vec![0; D::byte_len(from)];
     device.download(from, &mut bytes)?;
     Ok(bytes)
+}
+
+/// The bytes of a cache. In a split one, rotary keys lie behind all latents.
+pub(crate) fn cache_bytes(layout: &CacheLayout) -> usize {
+    let rope = layout
+        .split_rope
+        .map(|rope| layout.pages * rope.page_stride);
+    rope.map_or(layout.pages * layout.page_stride, |rope| {
+        rope_start(layout) + rope
+    })
+}
+
+fn rope_start(layout: &CacheLayout) -> usize {
+    (layout.pages * layout.page_stride).next_multiple_of(16)
+}
+
+/// A cache in a buffer of [`cache_bytes`].
+pub(crate) fn cache_mut<D: Device>(
+    bytes: D::BytesMut<'_>,
+    layout: CacheLayout,
+) -> Result<CacheMut<'_, D>> {
+    if !layout.is_split() {
+        return CacheMut::new(bytes, layout);
+    }
+    let (latents, rope) = D::split_mut(bytes, rope_start(&layout));
+    CacheMut::split(latents, rope, layout)
+}
+
+/// A cache in a buffer of [`cache_bytes`].
+pub(crate) fn cache_ref<D: Device>(
+    bytes: D::Bytes<'_>,
+    layout: CacheLayout,
+) -> Result<CacheRef<'_, D>> {
+    if !layout.is_split() {
+        return CacheRef::new(bytes, layout);
+    }
+    let (start, len) = (rope_start(&layout), D::byte_len(bytes));
+    let rope = D::byte_range(bytes, start..len);
+    CacheRef::split(D::byte_range(bytes, 0..start), rope, layout)
 }

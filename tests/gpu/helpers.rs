@@ -8,7 +8,7 @@ use mla_cpu::Cpu;
 use mla_kernels::device::{Rotary, RotaryQuery, RotaryStyle};
 use mla_kernels::{Cuda, present_gpu, raw};
 use mla_runtime::availability::Availability;
-use mla_runtime::cache::{BlockTable, CacheLayout, CacheMut, CacheRef};
+use mla_runtime::cache::{BlockTable, CacheLayout, CacheMut, CacheRef, CacheStrides};
 use mla_runtime::device::{Device, Fp8Blocks, GatherRows, Memory};
 use mla_runtime::dims::{HeadDims, MlaDims};
 use mla_runtime::dtype::DType;
@@ -20,7 +20,7 @@ use rand::RngExt as _;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 
-use crate::common::{download, get, gpu, put, rng, upload};
+use crate::common::{cache_bytes, cache_mut, cache_ref, download, get, gpu, put, rng, upload};
 use crate::tensors::{
     On, Tensor, difference, indices, lse, lse_mut, normal, padded, pick, strides,
 };
@@ -58,19 +58,28 @@ fn random_cache(rng: &mut StdRng, format: KvFormat, pages: usize) -> CacheLayout
     };
     let gap = |rng: &mut StdRng| pick(rng, &[0, 0, 16, 48, element, 3 * element]);
     let page_size = pick(rng, &[1, 5, 16, 64]);
-    let row_stride = (format.row_bytes(dims) + gap(rng)).next_multiple_of(element);
+    let strides = |rng: &mut StdRng, row: usize| {
+        let row_stride = (row + gap(rng)).next_multiple_of(element);
+        CacheStrides {
+            page_stride: page_size * row_stride + gap(rng),
+            row_stride,
+        }
+    };
+    let is_split = format.splits() && rope > 0 && rng.random_bool(0.4);
+    let rows = match is_split {
+        true => strides(rng, format.latent_bytes(dims)),
+        false => strides(rng, format.row_bytes(dims)),
+    };
+    let split_rope = is_split.then(|| strides(rng, format.rope_bytes(dims)));
     CacheLayout::contiguous(dims, format, pages, page_size)
-        .with_page_stride(page_size * row_stride + gap(rng))
-        .with_row_stride(row_stride)
+        .with_page_stride(rows.page_stride)
+        .with_row_stride(rows.row_stride)
+        .with_split_rope(split_rope)
         .with_scale(if format == KvFormat::Fp8 {
             pick(rng, &[1.0, 0.25, 0.013, 3.7])
         } else {
             1.0
         })
-}
-
-fn cache_bytes(layout: &CacheLayout) -> usize {
-    layout.pages * layout.page_stride
 }
 
 // Slots that differ, with a few that are skipped.
@@ -114,7 +123,7 @@ fn run_write<D: Device>(device: &D, case: &Write) -> Result<Vec<u8>> {
         latent.read()?,
         rope.read()?,
         indices::<D, i64>(&slots, case.slots.len())?,
-        CacheMut::new(D::bytes_mut(&mut cache), case.layout)?,
+        cache_mut(D::bytes_mut(&mut cache), case.layout)?,
     )?;
     download(device, &cache)
 }
@@ -308,7 +317,7 @@ fn a_fused_rotation_is_one_beforehand() {
                     &rotary,
                     Some(query),
                     indices::<Cuda, i64>(&slots, tokens)?,
-                    CacheMut::new(cache.bytes_mut(), case.layout)?,
+                    cache_mut(cache.bytes_mut(), case.layout)?,
                 )?;
                 caches.push(download(gpu, &cache)?);
             }
@@ -462,7 +471,7 @@ fn run_expansion<D: Device>(
     let row_starts = upload(device, bytemuck::cast_slice(&case.row_starts))?;
     let (mut latent, mut rope) = (On::new(device, &case.latent)?, On::new(device, &case.rope)?);
     let segments = case.token_starts.len();
-    let cache = CacheRef::new(D::bytes(&cache), case.layout)?;
+    let cache = cache_ref(D::bytes(&cache), case.layout)?;
     let rows = GatherRows::new(
         BlockTable::new(indices(&table, case.table.len())?, segments, case.max_pages)?,
         indices(&token_starts, segments)?,
@@ -509,7 +518,10 @@ fn cached_rows_are_expanded_as_gathered_rows_are() {
         let dtype = pick(rng, &[DType::BF16, DType::F16]);
         let format = KvFormat::of(dtype);
         let page_size = pick(rng, &[64, 128, 192]);
-        let layout = CacheLayout::contiguous(dims(512, 64), format, 1, page_size);
+        let layout = match seed % 3 {
+            0 => CacheLayout::split(dims(512, 64), format, 1, page_size),
+            _ => CacheLayout::contiguous(dims(512, 64), format, 1, page_size),
+        };
         let lens: Vec<(usize, usize)> = (0..rng.random_range(1..9))
             .map(|_| {
                 let start = pick(rng, &[0, 0, 64, page_size, 37]);

@@ -675,6 +675,9 @@ fn raw_call(step: &Step<Cuda>, case: &Case, workspace: &Buffer) -> raw::MlaDecod
     params.q_rope_head_stride = ROW as i64;
     params.cache_page_stride = (case.page_size * ROW) as i64;
     params.cache_slot_stride = ROW as i64;
+    params.cache_rope = params.cache.wrapping_byte_add(2 * LATENT);
+    params.cache_rope_page_stride = params.cache_page_stride;
+    params.cache_rope_slot_stride = params.cache_slot_stride;
     params.block_table_stride = case.max_pages() as i64;
     params.out_token_stride = (case.heads * LATENT) as i64;
     params.out_head_stride = LATENT as i64;
@@ -757,7 +760,19 @@ fn each_bad_argument_of_the_raw_call_is_named_before_anything_is_launched() {
         ("out_token_stride", |p| p.out_token_stride = 1),
         ("out_head_stride", |p| p.out_head_stride = 513),
         ("out_head_stride", |p| p.out_head_stride = 1 << 39),
-        ("cache_slot_stride", |p| p.cache_slot_stride = 568),
+        ("cache_slot_stride", |p| {
+            (p.cache_slot_stride, p.cache_rope_slot_stride) = (568, 568)
+        }),
+        ("cache_slot_stride", |p| p.cache_slot_stride = 504),
+        ("cache_rope", |p| p.cache_rope = std::ptr::null()),
+        ("cache_rope", |p| {
+            p.cache_rope = p.cache_rope.wrapping_byte_add(4)
+        }),
+        ("cache_rope_slot_stride", |p| p.cache_rope_slot_stride = 56),
+        ("cache_rope_slot_stride", |p| p.cache_rope_slot_stride = 68),
+        ("cache_rope_page_stride", |p| {
+            p.cache_rope_page_stride = 1 << 39
+        }),
         ("cache_slot_stride", |p| p.cache_slot_stride = 577),
         ("cache_slot_stride", |p| p.cache_slot_stride = 1 << 39),
         ("cache_page_stride", |p| p.cache_page_stride = 8),

@@ -4,10 +4,11 @@ use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::Result;
 use mla_runtime::backend::{DecodeStage, LayerConfig, PrefillStage, StepLimits};
 use mla_runtime::batch::Request;
-use mla_runtime::cache::{CacheLayout, CacheMut};
+use mla_runtime::cache::CacheLayout;
 use mla_runtime::device::{Device, Memory};
 use mla_runtime::dims::MlaDims;
 use mla_runtime::dtype::DType;
+use mla_runtime::feature::{Feature, FeatureSet};
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::layer::{LayerCall, MlaLayer, StepBatch, Weights, Workspace};
 use mla_runtime::lse::{LseLayout, LseMut};
@@ -20,7 +21,7 @@ use rand::RngExt as _;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 
-use crate::common::{download, get, put, rng, upload};
+use crate::common::{cache_bytes, cache_mut, download, get, put, rng, upload};
 
 /// Description of a batch.
 #[derive(Clone, Debug)]
@@ -38,6 +39,8 @@ pub(crate) struct Case {
     pub(crate) sparse: bool,
     /// True if a new token sees its request up to itself.
     pub(crate) causal: bool,
+    /// True if the cache is of two tensors.
+    pub(crate) split_cache: bool,
     pub(crate) seed: u64,
 }
 
@@ -54,17 +57,23 @@ impl Case {
             context_rows: 4096,
             sparse: false,
             causal: true,
+            split_cache: false,
             seed: 1,
         }
     }
 
     pub(crate) fn config(&self) -> LayerConfig {
+        let features: &[Feature] = match self.split_cache {
+            true => &[Feature::SplitCache],
+            false => &[],
+        };
         LayerConfig::new(
             Problem::new(self.dims, self.heads, self.dtype)
                 .with_kv_format(self.kv_format)
                 .with_page_size(self.page_size)
                 .with_query_len(QueryLen::Ragged)
-                .with_sparse(self.sparse),
+                .with_sparse(self.sparse)
+                .with_features(FeatureSet::of(features)),
             1.0 / (self.dims.head.qk() as f32).sqrt(),
         )
     }
@@ -163,14 +172,19 @@ impl Batch {
         let dtype = case.dtype;
         let unit = 3f32.sqrt();
         let mut random = |elements, most| random(&mut rng, dtype, elements, most);
-        let cache_layout = CacheLayout::contiguous(dims, case.kv_format, pages, page as usize)
-            .with_scale(match case.kv_format.has_tensor_scale() {
+        let of_pages = match case.split_cache {
+            true => CacheLayout::split,
+            false => CacheLayout::contiguous,
+        };
+        let cache_layout = of_pages(dims, case.kv_format, pages, page as usize).with_scale(
+            match case.kv_format.has_tensor_scale() {
                 true => unit / 448.0,
                 false => 1.0,
-            });
+            },
+        );
         let cpu = Cpu::new();
         // A row of ones is a row of NaN in every format.
-        let bytes = pages * cache_layout.page_stride;
+        let bytes = cache_bytes(&cache_layout);
         let mut cache = upload(&cpu, &vec![0xff; bytes]).unwrap();
         if context > 0 {
             let [rows, ropes] = [latent, rope].map(|width| {
@@ -179,7 +193,7 @@ impl Batch {
             });
             let [rows, ropes] = [&rows, &ropes]
                 .map(|(bytes, layout)| TensorRef::<Cpu>::new(bytes.as_slice(), *layout).unwrap());
-            let cache = CacheMut::new(Cpu::bytes_mut(&mut cache), cache_layout).unwrap();
+            let cache = cache_mut(Cpu::bytes_mut(&mut cache), cache_layout).unwrap();
             let slots = ArrayRef::from_slice(&context_slots);
             cpu.write_cache(rows, ropes, slots, cache).unwrap();
         }
@@ -302,7 +316,7 @@ impl<D: Device> Engine<D> {
                 TensorRef::new(D::bytes(&self.latent), layout([tokens, 1, latent]))?,
                 TensorRef::new(D::bytes(&self.rope), layout([tokens, 1, rope]))?,
             ],
-            CacheMut::new(D::bytes_mut(&mut self.cache), self.cache_layout)?,
+            cache_mut(D::bytes_mut(&mut self.cache), self.cache_layout)?,
             TensorMut::new(D::bytes_mut(&mut self.out), layout([tokens, heads, v]))?,
         )
         .with_lse(LseMut::new(

@@ -121,6 +121,7 @@ fn random_batches_agree_with_the_cpu() {
             page_size,
             threshold: pick(&mut rng, &[0, 1, 4, 8]),
             context_rows,
+            split_cache: rng.random_bool(0.3),
             seed,
             ..Case::new(pick(&mut rng, &[1, 3, 8, 16, 40, 64]), &requests)
         };

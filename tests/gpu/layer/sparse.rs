@@ -385,9 +385,15 @@ fn distance(case: &Case, given: &[u8], expected: &[u8], token: usize) -> f64 {
 fn layers_of_sparse_models_agree_with_the_cpu() -> Result<()> {
     let gpu = &*gpu();
     for (model, config) in models() {
-        for kv_format in [KvFormat::BF16, KvFormat::Fp8DsMla] {
+        for (kv_format, split_cache) in [
+            (KvFormat::BF16, false),
+            (KvFormat::BF16, true),
+            (KvFormat::Fp8, true),
+            (KvFormat::Fp8DsMla, false),
+        ] {
             let case = Case {
                 kv_format,
+                split_cache,
                 requests: MIXED.to_vec(),
                 ..model.clone()
             };

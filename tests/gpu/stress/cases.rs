@@ -236,6 +236,14 @@ impl Rows {
             Self::DsMla => Values::DsMla,
         }
     }
+    /// Bytes of a latent, behind which the rotary key lies.
+    fn latent_bytes(self) -> usize {
+        match self {
+            Self::Same => LATENT * 2,
+            Self::Fp8 => LATENT,
+            Self::DsMla => 528,
+        }
+    }
     /// The unit of a dense cache's strides in bytes.
     fn unit(self) -> usize {
         match self {
@@ -456,12 +464,18 @@ impl Draw<'_> {
             let cache = draw.random(&mut memory, bytes, rows.values(of));
             raw::MlaListedCache {
                 cache: cache.pointer::<c_void>(),
+                cache_rope: cache
+                    .pointer::<u8>()
+                    .wrapping_add(rows.latent_bytes())
+                    .cast(),
                 lists: draw.machine.upload(&mut memory, &lists.entries).pointer(),
                 counts: lists.counts.as_ref().map_or(null(), |counts| {
                     draw.machine.upload(&mut memory, counts).pointer()
                 }),
                 cache_page_stride: 64 * rows.bytes() as i64,
                 cache_slot_stride: rows.bytes() as i64,
+                cache_rope_page_stride: 64 * rows.bytes() as i64,
+                cache_rope_slot_stride: rows.bytes() as i64,
                 list_stride: lists.width as i64,
                 pages: i64::from(pages),
                 width: lists.width as i32,
@@ -481,6 +495,7 @@ impl Draw<'_> {
             q_latent: q.pointer(),
             q_rope: q.pointer::<u16>().wrapping_add(LATENT).cast(),
             cache: one.cache,
+            cache_rope: one.cache_rope,
             lists: one.lists,
             counts: one.counts,
             second: two.unwrap_or_default(),
@@ -492,6 +507,8 @@ impl Draw<'_> {
             q_rope_head_stride: (LATENT + ROPE) as i64,
             cache_page_stride: one.cache_page_stride,
             cache_slot_stride: one.cache_slot_stride,
+            cache_rope_page_stride: one.cache_rope_page_stride,
+            cache_rope_slot_stride: one.cache_rope_slot_stride,
             list_stride: one.list_stride,
             out_token_stride: (heads as usize * LATENT) as i64,
             out_head_stride: LATENT as i64,
@@ -545,6 +562,10 @@ impl Draw<'_> {
             q_latent: q.pointer(),
             q_rope: q.pointer::<u16>().wrapping_add(LATENT).cast(),
             cache: cache.pointer(),
+            cache_rope: cache
+                .pointer::<u8>()
+                .wrapping_add(rows.latent_bytes())
+                .cast(),
             block_table: self.machine.upload(&mut memory, &table).pointer(),
             kv_lens: self.machine.upload(&mut memory, &lens).pointer(),
             out: out.pointer(),
@@ -557,6 +578,8 @@ impl Draw<'_> {
             q_rope_head_stride: (LATENT + ROPE) as i64,
             cache_page_stride: (64 * rows.bytes() / rows.unit()) as i64,
             cache_slot_stride: (rows.bytes() / rows.unit()) as i64,
+            cache_rope_page_stride: (64 * rows.bytes() / rows.unit()) as i64,
+            cache_rope_slot_stride: (rows.bytes() / rows.unit()) as i64,
             block_table_stride: i64::from(max_pages),
             out_token_stride: (heads as usize * LATENT) as i64,
             out_head_stride: LATENT as i64,
@@ -800,10 +823,16 @@ impl Draw<'_> {
             rope: rope.pointer(),
             slots: self.machine.upload_long(&mut memory, &slots).pointer(),
             cache: cache.pointer(),
+            cache_rope: cache
+                .pointer::<u8>()
+                .wrapping_add(rows.latent_bytes())
+                .cast(),
             latent_token_stride: LATENT as i64,
             rope_token_stride: ROPE as i64,
             cache_page_stride: 64 * rows.bytes() as i64,
             cache_slot_stride: rows.bytes() as i64,
+            cache_rope_page_stride: 64 * rows.bytes() as i64,
+            cache_rope_slot_stride: rows.bytes() as i64,
             pages: 16,
             tokens: tokens as i32,
             page_size: 64,
