@@ -29,6 +29,9 @@ fn decode() -> MlaDecodeParams {
     params.q_rope_head_stride = 576;
     params.cache_page_stride = 64 * 576;
     params.cache_slot_stride = 576;
+    params.cache_rope = params.cache.wrapping_byte_add(2 * 512);
+    params.cache_rope_page_stride = params.cache_page_stride;
+    params.cache_rope_slot_stride = params.cache_slot_stride;
     params.block_table_stride = 8;
     params.out_token_stride = 16 * 512;
     params.out_head_stride = 512;
@@ -77,6 +80,17 @@ fn decode_refuses_what_leaves_64_bits() {
         ("out_head_stride", |p| p.out_head_stride = TOO_WIDE),
         ("cache_slot_stride", |p| p.cache_slot_stride = TOO_WIDE),
         ("cache_page_stride", |p| p.cache_page_stride = TOO_WIDE),
+        ("cache_rope", |p| p.cache_rope = std::ptr::null()),
+        ("cache_rope", |p| {
+            p.cache_rope = p.cache_rope.wrapping_byte_add(8)
+        }),
+        ("cache_rope_slot_stride", |p| {
+            p.cache_rope_slot_stride = TOO_WIDE
+        }),
+        ("cache_rope_page_stride", |p| {
+            p.cache_rope_page_stride = TOO_WIDE
+        }),
+        ("cache_rope_slot_stride", |p| p.cache_rope_slot_stride = 56),
         ("block_table_stride", |p| p.block_table_stride = TOO_WIDE),
         ("block_table_stride", |p| p.block_table_stride = i64::MAX),
         ("lse_head_stride", |p| p.lse_head_stride = TOO_WIDE),

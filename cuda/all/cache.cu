@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "../common/one_row.cuh"
 #include "cache_gather.cuh"
 #include "cache_write.cuh"
 #include "helpers.cuh"
@@ -26,38 +27,83 @@ bool has_tensor_scale(int format) {
     return with_format(format, false, [](auto f) { return Row<f.value>::kTensorScale; });
 }
 
+bool splits(int format) {
+    return with_format(format, true, [](auto f) { return Row<f.value>::kSplits; });
+}
+
+template <typename Params>
+RowShape row_shape(const Params& p) {
+    return mla::row_shape(p.cache_format, p.latent_dim, p.rope_dim);
+}
+
+// True if rotary keys lie elsewhere than behind their latents.
+template <typename Params>
+bool is_split(const Params& p) {
+    return p.rope_dim > 0 && !is_one_row(p, row_shape(p).rope_offset);
+}
+
+// Rows of latents, of rotary keys or of both, of `bytes` bytes each.
+struct CacheTensor {
+    const void* pointer;
+    int64_t page_stride, slot_stride, bytes;
+    const char *name, *page_name, *slot_name;
+};
+
+void check_tensor(Check& check, const CacheTensor& t, int64_t alignment, int64_t pages,
+                  int64_t page_size) {
+    check.pointer(t.pointer, alignment, t.name)
+        .stride(t.slot_stride, t.slot_name, t.bytes)
+        .that(t.slot_stride % alignment == 0, t.slot_name, t.slot_stride,
+              "a multiple of the widest element of a row")
+        .that(t.page_stride % alignment == 0, t.page_name, t.page_stride,
+              "a multiple of the widest element of a row");
+    if (pages > 1)
+        check.stride(t.page_stride, t.page_name, (page_size - 1) * t.slot_stride + t.bytes);
+}
+
 // Checks of a cache that writes and gathers have in common.
-void check_cache(Check& check, const void* cache, int format, int64_t latent_dim, int64_t rope_dim,
-                 int64_t pages, int64_t page_size, int64_t page_stride, int64_t slot_stride,
-                 float scale) {
+template <typename Params>
+void check_cache(Check& check, const Params& p) {
+    const int format = p.cache_format;
+    const float scale = p.cache_scale;
     check.that(is_cache_format(format), "cache_format", format, kCacheFormats)
-        .that(latent_dim >= 1 && latent_dim <= 65536, "latent_dim", latent_dim, "1..=65536")
-        .that(rope_dim >= 0 && rope_dim <= 65536, "rope_dim", rope_dim, "0..=65536")
-        .that(latent_dim % latent_multiple(format) == 0, "latent_dim", latent_dim,
+        .that(p.latent_dim >= 1 && p.latent_dim <= 65536, "latent_dim", p.latent_dim, "1..=65536")
+        .that(p.rope_dim >= 0 && p.rope_dim <= 65536, "rope_dim", p.rope_dim, "0..=65536")
+        .that(p.latent_dim % latent_multiple(format) == 0, "latent_dim", p.latent_dim,
               "a multiple of 128, for its scales")
-        .that(page_size >= 1, "page_size", page_size, "1 and up")
-        .that(pages >= 0 && pages <= INT32_MAX / page_size, "pages", pages,
+        .that(p.page_size >= 1, "page_size", p.page_size, "1 and up")
+        .that(p.pages >= 0 && p.pages <= INT32_MAX / p.page_size, "pages", p.pages,
               "at most 2147483647 slots")
         .that(!has_tensor_scale(format) || (scale >= 0x1p-60f && scale <= 0x1p60f), "cache_scale",
               truncated(scale), "2^-60 to 2^60");
-    if (check.failed() || pages == 0) return;
-    const RowShape row = row_shape(format, latent_dim, rope_dim);
-    check.pointer(cache, row.element_alignment, "cache")
-        .stride(slot_stride, "cache_slot_stride", row.bytes)
-        .that(slot_stride % row.element_alignment == 0, "cache_slot_stride", slot_stride,
-              "a multiple of the widest element of a row")
-        .that(page_stride % row.element_alignment == 0, "cache_page_stride", page_stride,
-              "a multiple of the widest element of a row");
-    if (pages > 1)
-        check.stride(page_stride, "cache_page_stride", (page_size - 1) * slot_stride + row.bytes);
+    if (check.failed() || p.pages == 0) return;
+    const RowShape row = row_shape(p);
+    const bool split = is_split(p);
+    check.that(!split || splits(format), "cache_rope", address(p.cache_rope),
+               "behind the latent and its scales, at the strides of the rows");
+    check_tensor(
+        check,
+        {p.cache, p.cache_page_stride, p.cache_slot_stride, split ? row.rope_offset : row.bytes,
+         "cache", "cache_page_stride", "cache_slot_stride"},
+        row.element_alignment, p.pages, p.page_size);
+    if (split)
+        check_tensor(check,
+                     {p.cache_rope, p.cache_rope_page_stride, p.cache_rope_slot_stride,
+                      row.bytes - row.rope_offset, "cache_rope", "cache_rope_page_stride",
+                      "cache_rope_slot_stride"},
+                     row.element_alignment, p.pages, p.page_size);
 }
 
-bool is_wide_cache(const void* cache, int format, int64_t latent_dim, int64_t rope_dim,
-                   int64_t page_stride, int64_t slot_stride) {
-    const RowShape row = row_shape(format, latent_dim, rope_dim);
+template <typename Params>
+bool is_wide_cache(const Params& p) {
+    const RowShape row = row_shape(p);
     const int64_t a = row.octet_alignment;
-    return latent_dim % kOctet == 0 && rope_dim % kOctet == 0 && is_aligned(cache, a) &&
-           page_stride % a == 0 && slot_stride % a == 0 && row.rope_offset % a == 0;
+    const bool rope = is_split(p)
+                          ? is_aligned(p.cache_rope, a) && p.cache_rope_page_stride % a == 0 &&
+                                p.cache_rope_slot_stride % a == 0
+                          : row.rope_offset % a == 0;
+    return p.latent_dim % kOctet == 0 && p.rope_dim % kOctet == 0 && is_aligned(p.cache, a) &&
+           p.cache_page_stride % a == 0 && p.cache_slot_stride % a == 0 && rope;
 }
 
 bool is_wide(const void* pointer, int64_t bytes, std::initializer_list<int64_t> strides) {
@@ -164,8 +210,7 @@ MlaStatus plan_write(const MlaCacheWriteParams& p, int threads, WriteLaunch& lau
     Check check;
     check.that(is_dtype(p.dtype), "dtype", p.dtype, kDtypes)
         .that(p.tokens >= 0, "tokens", p.tokens, "0 and up");
-    check_cache(check, p.cache, p.cache_format, p.latent_dim, p.rope_dim, p.pages, p.page_size,
-                p.cache_page_stride, p.cache_slot_stride, p.cache_scale);
+    check_cache(check, p);
     launch.blocks = 0;
     if (check.failed() || p.tokens == 0) return check.status();
 
@@ -175,8 +220,7 @@ MlaStatus plan_write(const MlaCacheWriteParams& p, int threads, WriteLaunch& lau
         .stride(p.latent_token_stride, "latent_token_stride");
     if (p.rope_dim)
         check.pointer(p.rope, bytes, "rope").stride(p.rope_token_stride, "rope_token_stride");
-    bool wide = is_wide_cache(p.cache, p.cache_format, p.latent_dim, p.rope_dim,
-                              p.cache_page_stride, p.cache_slot_stride) &&
+    bool wide = is_wide_cache(p) &&
                 is_wide(p.latent, bytes, {used(p.latent_token_stride, p.tokens)}) &&
                 (!p.rope_dim || is_wide(p.rope, bytes, {used(p.rope_token_stride, p.tokens)}));
     if (p.positions) wide = check_rotation(check, p) && wide;
@@ -220,8 +264,7 @@ extern "C" MlaStatus mla_cache_gather(const MlaCacheGatherParams* params, void* 
     Check check;
     check.that(is_dtype(p.dtype), "dtype", p.dtype, kDtypes)
         .that(p.rows >= 0, "rows", p.rows, "0 and up");
-    check_cache(check, p.cache, p.cache_format, p.latent_dim, p.rope_dim, p.pages, p.page_size,
-                p.cache_page_stride, p.cache_slot_stride, p.cache_scale);
+    check_cache(check, p);
     if (check.failed() || p.rows == 0) return check.status();
 
     const int64_t bytes = dtype_bytes(p.dtype);
@@ -237,16 +280,20 @@ extern "C" MlaStatus mla_cache_gather(const MlaCacheGatherParams* params, void* 
         check.pointer(p.rope, bytes, "rope")
             .stride(p.rope_row_stride, "rope_row_stride", p.rows > 1 ? p.rope_dim : 0);
     if (check.failed()) return check.status();
-    const int64_t row_bytes = row_shape(p.cache_format, p.latent_dim, p.rope_dim).bytes;
-    // Bulk copies need whole rows in units of 16 bytes.
-    const bool wide = is_wide_cache(p.cache, p.cache_format, p.latent_dim, p.rope_dim,
-                                    p.cache_page_stride, p.cache_slot_stride) &&
-                      is_wide(p.cache, 1, {row_bytes, p.cache_page_stride, p.cache_slot_stride}) &&
-                      row_bytes <= kStagedBytes &&
-                      is_wide(p.latent, bytes, {used(p.latent_row_stride, p.rows)}) &&
-                      (!p.rope_dim || is_wide(p.rope, bytes, {used(p.rope_row_stride, p.rows)}));
+    const RowShape row = row_shape(p);
+    const int64_t row_bytes = row.bytes, latent_bytes = row.rope_offset;
+    const bool split = is_split(p);
+    // Bulk copies need whole rows in units of 16 bytes, and each part of them where they are two.
+    const bool wide =
+        is_wide_cache(p) &&
+        is_wide(p.cache, 1, {row_bytes, p.cache_page_stride, p.cache_slot_stride}) &&
+        (!split || is_wide(p.cache_rope, 1,
+                           {latent_bytes, p.cache_rope_page_stride, p.cache_rope_slot_stride})) &&
+        row_bytes <= kStagedBytes &&
+        is_wide(p.latent, bytes, {used(p.latent_row_stride, p.rows)}) &&
+        (!p.rope_dim || is_wide(p.rope, bytes, {used(p.rope_row_stride, p.rows)}));
     const int rows = wide ? gather_rows(row_bytes) : kGatherRows;
-    const GatherPlan plan = {rows, int(row_bytes)};
+    const GatherPlan plan = {rows, int(row_bytes), int(latent_bytes), split};
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(uint32_t(ceil_div(p.rows, rows)));
     config.blockDim = dim3(kGatherThreads);

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "../common/device.cuh"
+#include "../common/one_row.cuh"
 #include "cache_expand.cuh"
 #include "helpers.cuh"
 
@@ -100,16 +101,20 @@ MlaStatus check_expand(const MlaCacheExpandParams& p) {
         .pointer(c.row_starts, 4, "row_starts")
         .pointer(c.block_table, 4, "block_table")
         .stride(c.block_table_stride, "block_table_stride", c.segments > 1 ? c.max_pages : 0);
+    const int64_t row = is_one_row(c, 1024) ? 1152 : 1024;
     const struct {
         const void* pointer;
         const char* name;
         int64_t bytes, least;
         const char* stride;
-    } tensors[] = {{c.cache, "cache", c.cache_slot_stride, 1152, "cache_slot_stride"},
-                   {c.cache, "cache", c.cache_page_stride, 1152, "cache_page_stride"},
-                   {c.rope, "rope", c.rope_row_stride * 2, 128, "rope_row_stride"},
-                   {p.weights, "weights", p.weights_stride * 2, 1024, "weights_stride"},
-                   {p.out, "out", p.out_row_stride * 2, p.columns * int64_t(2), "out_row_stride"}};
+    } tensors[] = {
+        {c.cache, "cache", c.cache_slot_stride, row, "cache_slot_stride"},
+        {c.cache, "cache", c.cache_page_stride, row, "cache_page_stride"},
+        {c.cache_rope, "cache_rope", c.cache_rope_slot_stride, 128, "cache_rope_slot_stride"},
+        {c.cache_rope, "cache_rope", c.cache_rope_page_stride, 128, "cache_rope_page_stride"},
+        {c.rope, "rope", c.rope_row_stride * 2, 128, "rope_row_stride"},
+        {p.weights, "weights", p.weights_stride * 2, 1024, "weights_stride"},
+        {p.out, "out", p.out_row_stride * 2, p.columns * int64_t(2), "out_row_stride"}};
     for (const auto& t : tensors)
         check
             .that(t.pointer && is_aligned(t.pointer, 16), t.name, address(t.pointer),

@@ -153,11 +153,13 @@ struct Expansion {
     __device__ void gather_rope() const {
         const int lane = threadIdx.x % 32, chunk = lane % 8;
         const int warp = blockIdx.x * 3 + threadIdx.x / 32 - 1, warps = gridDim.x * 3;
-        const char* cache = static_cast<const char*>(p.rows.cache) + kExpandDepth * sizeof(T);
+        const char* cache = static_cast<const char*>(p.rows.cache_rope);
         char* rope = static_cast<char*>(p.rows.rope);
         for (int first = warp * 32; first < p.rows.rows; first += warps * 32) {
             const int count = min(p.rows.rows - first, 32);
-            const int64_t offset = find_row(p.rows, first, count, lane);
+            const int64_t offset =
+                find_row(p.rows, first, count, lane)
+                    .offset(p.rows.cache_rope_page_stride, p.rows.cache_rope_slot_stride);
 #pragma unroll
             for (int i = 0; i < 32; i += 4) {
                 const int row = i + lane / 8;

@@ -49,11 +49,22 @@ __device__ __forceinline__ int last_segment(const MlaCacheGatherParams& p, int r
     return low;
 }
 
-// Offset in the cache of this lane's row, of `count` rows from `first` on; -1 if its page does not
-// exist or the lane has no row. Called by a whole warp: every step of the search compares 32
-// segments at once, and the last step loads all other facts about the segment that it finds.
-__device__ __forceinline__ int64_t find_row(const MlaCacheGatherParams& p, int first, int count,
-                                            int lane) {
+// The page of a row, or -1 if there is none, and its slot there.
+struct FoundRow {
+    int page = -1;
+    uint32_t slot = 0;
+
+    // The offset from the cache's first row or rotary key, at their strides; -1 if there is none.
+    __device__ __forceinline__ int64_t offset(int64_t page_stride, int64_t slot_stride) const {
+        return page < 0 ? -1 : page * page_stride + slot * slot_stride;
+    }
+};
+
+// This lane's row, of `count` rows from `first` on; none if its page does not exist or the lane has
+// no row. Called by a whole warp: every step of the search compares 32 segments at once, and the
+// last step loads all other facts about the segment that it finds.
+__device__ __forceinline__ FoundRow find_row(const MlaCacheGatherParams& p, int first, int count,
+                                             int lane) {
     int low = 0, high = p.segments;
     // Starts ascend, so the lanes for which this holds are the first ones, and lane 0 is among
     // them.
@@ -77,7 +88,7 @@ __device__ __forceinline__ int64_t find_row(const MlaCacheGatherParams& p, int f
         found < 31 ? __shfl_sync(~0u, row_start, found + 1) : p.row_starts[segment + 1];
     row_start = __shfl_sync(~0u, row_start, found);
     token_start = __shfl_sync(~0u, token_start, found);
-    if (lane >= count) return -1;
+    if (lane >= count) return {};
     const int row = first + lane;
     // Usually all rows are in one segment.
     if (segment + 1 < p.segments && next_start <= row) {
@@ -86,19 +97,23 @@ __device__ __forceinline__ int64_t find_row(const MlaCacheGatherParams& p, int f
         token_start = p.token_starts[segment];
     }
     const int token = token_start + row - row_start;
-    if (token < 0) return -1;
+    if (token < 0) return {};
     const uint32_t column = uint32_t(token) / uint32_t(p.page_size),
                    slot = uint32_t(token) % uint32_t(p.page_size);
-    if (column >= uint32_t(p.max_pages)) return -1;
+    if (column >= uint32_t(p.max_pages)) return {};
     const int page = p.block_table[segment * p.block_table_stride + column];
-    if (page < 0 || page >= p.pages) return -1;
-    return page * p.cache_page_stride + slot * p.cache_slot_stride;
+    if (page < 0 || page >= p.pages) return {};
+    return {page, slot};
 }
 
 // Rows of a CTA and bytes of a row. For kR1Latent and kR1Rope, the compiler knows both.
 struct GatherPlan {
     int rows;
     int row_bytes;
+    // Bytes of the latent, behind which the rotary key lies in shared memory, whatever the cache is.
+    int latent_bytes;
+    // True if rotary keys lie in a tensor of their own.
+    bool split;
 };
 
 template <typename To, MlaCacheFormat Format, bool Wide, bool R1>
@@ -108,14 +123,18 @@ __global__ void __launch_bounds__(kGatherThreads, R1 ? 16 : 8)
     // Aligned to 16 bytes, which bulk copies accept as well, every gather was a microsecond slower.
     extern __shared__ __align__(128) char staged[];
     __shared__ uint64_t arrived;
-    __shared__ int64_t offsets[kGatherRows];
-    constexpr int r1_bytes = int(Row<Format>::shape(kR1Latent, kR1Rope).bytes);
+    __shared__ int64_t offsets[kGatherRows], rope_offsets[kGatherRows];
+    constexpr RowShape r1 = Row<Format>::shape(kR1Latent, kR1Rope);
+    constexpr int r1_bytes = int(r1.bytes);
     constexpr int r1_rows = gather_rows(r1_bytes);
     const int block_rows = R1 ? r1_rows : plan.rows, row_bytes = R1 ? r1_bytes : plan.row_bytes;
+    const int latent_bytes = R1 ? int(r1.rope_offset) : plan.latent_bytes;
+    const bool split = Row<Format>::kSplits && plan.split;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int first = int(blockIdx.x) * block_rows;
     const int rows = p.rows - first < block_rows ? p.rows - first : block_rows;
     const char* cache = static_cast<const char*>(p.cache);
+    const char* cache_rope = static_cast<const char*>(p.cache_rope);
     const uint32_t bar = ptx::shared_address(&arrived);
 #if __CUDA_ARCH__ >= 900
     constexpr bool bulk = Wide;
@@ -129,12 +148,13 @@ __global__ void __launch_bounds__(kGatherThreads, R1 ? 16 : 8)
             ptx::mbarrier_init(bar, 1);
             ptx::fence_mbarrier_init();
         }
-        const int64_t offset = find_row(p, first, rows, lane);
+        const FoundRow found = find_row(p, first, rows, lane);
+        const int64_t offset = found.offset(p.cache_page_stride, p.cache_slot_stride);
         if constexpr (bulk) {
             const int64_t start = __shfl_sync(~0u, offset, 0);
             const int there = __popc(__ballot_sync(~0u, offset >= 0));
             const bool neighbours =
-                there == rows &&
+                !split && there == rows &&
                 __all_sync(~0u, lane >= rows || offset == start + lane * row_bytes);
             if (lane == 0) ptx::mbarrier_arrive_expect_tx(bar, there * row_bytes);
             __syncwarp();
@@ -143,8 +163,13 @@ __global__ void __launch_bounds__(kGatherThreads, R1 ? 16 : 8)
                     ptx::cp_async_bulk(ptx::shared_address(staged), cache + start, rows * row_bytes,
                                        bar);
             } else if (offset >= 0) {
-                ptx::cp_async_bulk(ptx::shared_address(staged) + lane * row_bytes, cache + offset,
-                                   row_bytes, bar);
+                const uint32_t to = ptx::shared_address(staged) + lane * row_bytes;
+                ptx::cp_async_bulk(to, cache + offset, split ? latent_bytes : row_bytes, bar);
+                if (split)
+                    ptx::cp_async_bulk(to + latent_bytes,
+                                       cache_rope + found.offset(p.cache_rope_page_stride,
+                                                                 p.cache_rope_slot_stride),
+                                       row_bytes - latent_bytes, bar);
             } else if (lane < rows) {
                 // All ones is NaN in every format.
 #pragma unroll 1
@@ -153,6 +178,7 @@ __global__ void __launch_bounds__(kGatherThreads, R1 ? 16 : 8)
             }
         } else if (lane < rows) {
             offsets[lane] = offset;
+            rope_offsets[lane] = found.offset(p.cache_rope_page_stride, p.cache_rope_slot_stride);
         }
     }
     __syncthreads();
@@ -163,7 +189,10 @@ __global__ void __launch_bounds__(kGatherThreads, R1 ? 16 : 8)
         for (int i = threadIdx.x; i < rows * units; i += kGatherThreads) {
             const int r = i / units, at = (i - r * units) * 16;
             uint4 x = {~0u, ~0u, ~0u, ~0u};
-            if (offsets[r] >= 0) x = *reinterpret_cast<const uint4*>(cache + offsets[r] + at);
+            if (offsets[r] >= 0)
+                x = *reinterpret_cast<const uint4*>(
+                    at < latent_bytes ? cache + offsets[r] + at
+                                      : cache_rope + rope_offsets[r] + at - latent_bytes);
             *reinterpret_cast<uint4*>(staged + r * row_bytes + at) = x;
         }
         __syncthreads();
@@ -194,12 +223,13 @@ __global__ void __launch_bounds__(kGatherThreads, R1 ? 16 : 8)
 #pragma unroll 1
     for (int i = threadIdx.x; i < rows * rope_octets; i += kGatherThreads) {
         const int r = i / rope_octets, octet = i % rope_octets;
-        const char* row = Wide ? staged + r * row_bytes : cache + offsets[r];
+        const char* key =
+            Wide ? staged + r * row_bytes + latent_bytes : cache_rope + rope_offsets[r];
         const bool there = Wide || offsets[r] >= 0;
         Octet<To> x = none;
         if (there)
             x = Row<Format>::template value<To>(
-                Row<Format>::template rope<Wide>(row, octet, latent_dim, rope_dim), p.cache_scale);
+                Row<Format>::template rope<Wide>(key, octet, rope_dim), p.cache_scale);
         store<Wide>(rope + r * p.rope_row_stride + octet * kOctet, x, rope_dim - octet * kOctet);
     }
 }

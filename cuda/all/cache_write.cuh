@@ -47,6 +47,17 @@ __device__ __forceinline__ void turn_queries(const MlaCacheWriteParams& p, const
     turn_pairs<Wide, Source, pairs>(p, token, from, to, int(item % per_head) * pairs);
 }
 
+// The rotary key of a slot whose row begins at `row`.
+template <MlaCacheFormat Format>
+__device__ __forceinline__ char* rope_of(const MlaCacheWriteParams& p, char* row, uint32_t slot,
+                                         int latent_dim) {
+    if constexpr (Row<Format>::kSplits)
+        return static_cast<char*>(p.cache_rope) +
+               row_offset(slot, p.page_size, p.cache_rope_page_stride, p.cache_rope_slot_stride);
+    else
+        return row + int(Row<Format>::shape(latent_dim, 0).rope_offset);
+}
+
 // The work of CTA `block` of `Threads` threads.
 template <typename Source, MlaCacheFormat Format, bool Wide, bool Turned, bool R1, int Threads>
 __device__ __forceinline__ void write_block(const MlaCacheWriteParams& p, const WritePlan& plan,
@@ -104,7 +115,8 @@ __device__ __forceinline__ void write_block(const MlaCacheWriteParams& p, const 
         if (octet != lane) read_rope(octet);
         if constexpr (Turned)
             r = turned<Wide>(r, rope, octet, Angles(p, token), p.rotary_style, rope_dim);
-        Row<Format>::template put_rope<Wide>(row, octet, r, cache_scale, latent_dim, rope_dim);
+        Row<Format>::template put_rope<Wide>(rope_of<Format>(p, row, uint32_t(slot), latent_dim),
+                                             octet, r, cache_scale, rope_dim);
     }
 }
 

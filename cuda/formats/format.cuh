@@ -48,9 +48,10 @@ struct Scale {
 //
 //   shape(L, R)          its RowShape for L latent and R rotary values
 //   kTensorScale         true if the whole cache has one scale, `cache_scale`
+//   kSplits              true if rotary keys may lie in a tensor of their own
 //   kLatentMultiple      L must be a multiple of this
 //   latent_scale(...)    the scale of a latent octet; called by all lanes of a warp together
-//   put_latent, put_rope write an octet
+//   put_latent, put_rope write an octet of a latent, and of a rotary key
 //   latent, rope, value  read an octet, and dequantise it
 template <MlaCacheFormat>
 struct Row;

@@ -9,6 +9,7 @@ namespace mla {
 template <>
 struct Row<MLA_CACHE_FP8> {
     static constexpr bool kTensorScale = true;
+    static constexpr bool kSplits = true;
     static constexpr int64_t kLatentMultiple = 1;
     static constexpr RowShape shape(int64_t latent_dim, int64_t rope_dim) {
         return {latent_dim + rope_dim, latent_dim, 8, 1};
@@ -38,10 +39,9 @@ struct Row<MLA_CACHE_FP8> {
     }
 
     template <bool Wide, typename Source>
-    static __device__ __forceinline__ void put_rope(char* row, int octet, const Octet<Source>& x,
-                                                    const Scale& scale, int latent_dim,
-                                                    int rope_dim) {
-        put<Wide>(reinterpret_cast<uint8_t*>(row) + latent_dim + octet * kOctet, x, scale,
+    static __device__ __forceinline__ void put_rope(char* rope, int octet, const Octet<Source>& x,
+                                                    const Scale& scale, int rope_dim) {
+        put<Wide>(reinterpret_cast<uint8_t*>(rope) + octet * kOctet, x, scale,
                   rope_dim - octet * kOctet);
     }
 
@@ -55,9 +55,8 @@ struct Row<MLA_CACHE_FP8> {
     }
 
     template <bool Wide>
-    static __device__ __forceinline__ Rope rope(const char* row, int octet, int latent_dim,
-                                                int rope_dim) {
-        return load<Wide>(reinterpret_cast<const uint8_t*>(row) + latent_dim + octet * kOctet,
+    static __device__ __forceinline__ Rope rope(const char* rope, int octet, int rope_dim) {
+        return load<Wide>(reinterpret_cast<const uint8_t*>(rope) + octet * kOctet,
                           rope_dim - octet * kOctet);
     }
 

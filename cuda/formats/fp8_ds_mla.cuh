@@ -20,6 +20,7 @@ __device__ __forceinline__ float power_of_two_scale(float amax) {
 template <>
 struct Row<MLA_CACHE_FP8_DS_MLA> {
     static constexpr bool kTensorScale = false;
+    static constexpr bool kSplits = false;
     static constexpr int64_t kLatentMultiple = kScaleGroup;
     static constexpr RowShape shape(int64_t latent_dim, int64_t rope_dim) {
         const int64_t rope_offset = latent_dim + latent_dim / kScaleGroup * 4;
@@ -62,10 +63,10 @@ struct Row<MLA_CACHE_FP8_DS_MLA> {
     }
 
     template <bool Wide, typename Source>
-    static __device__ __forceinline__ void put_rope(char* row, int octet, const Octet<Source>& x,
-                                                    const Scale&, int latent_dim, int rope_dim) {
-        __nv_bfloat16* to = rope_of(row, latent_dim);
-        store<Wide>(to + octet * kOctet, convert<__nv_bfloat16>(x), rope_dim - octet * kOctet);
+    static __device__ __forceinline__ void put_rope(char* rope, int octet, const Octet<Source>& x,
+                                                    const Scale&, int rope_dim) {
+        store<Wide>(reinterpret_cast<__nv_bfloat16*>(rope) + octet * kOctet,
+                    convert<__nv_bfloat16>(x), rope_dim - octet * kOctet);
     }
 
     struct Latent {
@@ -81,9 +82,8 @@ struct Row<MLA_CACHE_FP8_DS_MLA> {
     }
 
     template <bool Wide>
-    static __device__ __forceinline__ Rope rope(const char* row, int octet, int latent_dim,
-                                                int rope_dim) {
-        return load<Wide>(rope_of(const_cast<char*>(row), latent_dim) + octet * kOctet,
+    static __device__ __forceinline__ Rope rope(const char* rope, int octet, int rope_dim) {
+        return load<Wide>(reinterpret_cast<const __nv_bfloat16*>(rope) + octet * kOctet,
                           rope_dim - octet * kOctet);
     }
 
@@ -95,12 +95,6 @@ struct Row<MLA_CACHE_FP8_DS_MLA> {
     template <typename To>
     static __device__ __forceinline__ Octet<To> value(const Rope& x, float) {
         return convert<To>(x);
-    }
-
-  private:
-    static __device__ __forceinline__ __nv_bfloat16* rope_of(char* row, int latent_dim) {
-        return reinterpret_cast<__nv_bfloat16*>(row + latent_dim +
-                                                latent_dim / kScaleGroup * int(sizeof(float)));
     }
 };
 

@@ -8,6 +8,7 @@ namespace mla {
 template <typename T>
 struct PlainRow {
     static constexpr bool kTensorScale = false;
+    static constexpr bool kSplits = true;
     static constexpr int64_t kLatentMultiple = 1;
     static constexpr RowShape shape(int64_t latent_dim, int64_t rope_dim) {
         return {int64_t(sizeof(T)) * (latent_dim + rope_dim), int64_t(sizeof(T)) * latent_dim, 16,
@@ -28,9 +29,9 @@ struct PlainRow {
     }
 
     template <bool Wide, typename Source>
-    static __device__ __forceinline__ void put_rope(char* row, int octet, const Octet<Source>& x,
-                                                    const Scale&, int latent_dim, int rope_dim) {
-        store<Wide>(reinterpret_cast<T*>(row) + latent_dim + octet * kOctet, convert<T>(x),
+    static __device__ __forceinline__ void put_rope(char* rope, int octet, const Octet<Source>& x,
+                                                    const Scale&, int rope_dim) {
+        store<Wide>(reinterpret_cast<T*>(rope) + octet * kOctet, convert<T>(x),
                     rope_dim - octet * kOctet);
     }
 
@@ -44,9 +45,8 @@ struct PlainRow {
     }
 
     template <bool Wide>
-    static __device__ __forceinline__ Rope rope(const char* row, int octet, int latent_dim,
-                                                int rope_dim) {
-        return load<Wide>(reinterpret_cast<const T*>(row) + latent_dim + octet * kOctet,
+    static __device__ __forceinline__ Rope rope(const char* rope, int octet, int rope_dim) {
+        return load<Wide>(reinterpret_cast<const T*>(rope) + octet * kOctet,
                           rope_dim - octet * kOctet);
     }
 

@@ -59,7 +59,13 @@ typedef struct MlaStatus {
 
 typedef enum MlaDtype { MLA_DTYPE_BF16 = 0, MLA_DTYPE_F16 = 1, MLA_DTYPE_F32 = 3 } MlaDtype;
 
-/* The layout of one token's row in the cache: the latent (L values), then the rotary key (R). */
+/*
+ * The layout of one token's row in the cache: the latent (L values), then the rotary key (R).
+ *
+ * Every call is told where rotary keys lie, too (`cache_rope`): behind the latents, at the strides
+ * of the rows, or in a tensor of their own, at strides of its own. Rows are then of latents alone.
+ * MLA_CACHE_FP8_DS_MLA is one row.
+ */
 typedef enum MlaCacheFormat {
     /* L + R values of f32, f16 or bf16 */
     MLA_CACHE_F32 = 0,
@@ -89,6 +95,8 @@ typedef struct MlaDecodeParams {
     const void* q_rope;
     /* [pages, page_size] rows of cache_format: 512 latent values, then 64 rotary ones */
     const void* cache;
+    /* [pages, page_size] rotary keys of 64 values of cache_format: of slot 0 the first value */
+    const void* cache_rope;
     /* [requests, max_pages] int32; entries past a request's last page may hold anything */
     const int32_t* block_table;
     /* [requests] int32: cached tokens of each request, its query tokens included: 0 to max_pages
@@ -112,6 +120,8 @@ typedef struct MlaDecodeParams {
     int64_t q_rope_head_stride;
     int64_t cache_page_stride;
     int64_t cache_slot_stride;
+    int64_t cache_rope_page_stride;
+    int64_t cache_rope_slot_stride;
     int64_t block_table_stride;
     int64_t out_token_stride;
     int64_t out_head_stride;
@@ -153,6 +163,8 @@ typedef struct MlaDecodeParams {
 typedef struct MlaListedCache {
     /* [pages, page_size] rows of the first cache's format and scale; each begins on 16 bytes */
     const void* cache;
+    /* [pages, page_size] rotary keys, as of the first cache */
+    const void* cache_rope;
     /* [tokens, width] int32: slots */
     const int32_t* lists;
     /* [tokens] int32, or null, as of the first cache */
@@ -160,6 +172,8 @@ typedef struct MlaListedCache {
     /* in bytes: multiples of 16 */
     int64_t cache_page_stride;
     int64_t cache_slot_stride;
+    int64_t cache_rope_page_stride;
+    int64_t cache_rope_slot_stride;
     int64_t list_stride;
     /* number of pages behind `cache` */
     int64_t pages;
@@ -191,6 +205,8 @@ typedef struct MlaSparseParams {
     const void* q_rope;
     /* [pages, page_size] rows of cache_format; each begins on 16 bytes */
     const void* cache;
+    /* [pages, page_size] rotary keys of 64 values; each begins on 16 bytes */
+    const void* cache_rope;
     /* [tokens, width] int32: slots; not read if width is 0 */
     const int32_t* lists;
     /* [tokens] int32: number of leading entries of each list that count; or null: all. Numbers
@@ -218,6 +234,8 @@ typedef struct MlaSparseParams {
     /* in bytes: multiples of 16 */
     int64_t cache_page_stride;
     int64_t cache_slot_stride;
+    int64_t cache_rope_page_stride;
+    int64_t cache_rope_slot_stride;
     int64_t list_stride;
     int64_t block_table_stride;
     int64_t out_token_stride;
@@ -354,6 +372,8 @@ typedef struct MlaCacheWriteParams {
     const int64_t* slots;
     /* [pages, page_size] rows of cache_format */
     void* cache;
+    /* [pages, page_size] rotary keys of cache_format */
+    void* cache_rope;
     /* [tokens] int64, or null: then nothing is rotated. A position outside the tables gives NaN. */
     const int64_t* positions;
     /* [positions_len, rope_dim / 2] f32 each */
@@ -370,6 +390,8 @@ typedef struct MlaCacheWriteParams {
     /* in bytes */
     int64_t cache_page_stride;
     int64_t cache_slot_stride;
+    int64_t cache_rope_page_stride;
+    int64_t cache_rope_slot_stride;
     int64_t table_stride;
     int64_t query_token_stride;
     int64_t query_head_stride;
@@ -406,6 +428,8 @@ MlaStatus mla_cache_write(const MlaCacheWriteParams* params, void* stream);
 typedef struct MlaCacheGatherParams {
     /* [pages, page_size] rows of cache_format */
     const void* cache;
+    /* [pages, page_size] rotary keys of cache_format */
+    const void* cache_rope;
     /* [segments, max_pages] int32 */
     const int32_t* block_table;
     /* [segments] int32 */
@@ -420,6 +444,8 @@ typedef struct MlaCacheGatherParams {
     /* in bytes */
     int64_t cache_page_stride;
     int64_t cache_slot_stride;
+    int64_t cache_rope_page_stride;
+    int64_t cache_rope_slot_stride;
     int64_t block_table_stride;
     int64_t latent_row_stride;
     int64_t rope_row_stride;

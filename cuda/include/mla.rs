@@ -59,6 +59,7 @@ pub struct MlaDecodeParams {
     pub q_latent: *const ::core::ffi::c_void,
     pub q_rope: *const ::core::ffi::c_void,
     pub cache: *const ::core::ffi::c_void,
+    pub cache_rope: *const ::core::ffi::c_void,
     pub block_table: *const i32,
     pub kv_lens: *const i32,
     pub cu_q_lens: *const i32,
@@ -72,6 +73,8 @@ pub struct MlaDecodeParams {
     pub q_rope_head_stride: i64,
     pub cache_page_stride: i64,
     pub cache_slot_stride: i64,
+    pub cache_rope_page_stride: i64,
+    pub cache_rope_slot_stride: i64,
     pub block_table_stride: i64,
     pub out_token_stride: i64,
     pub out_head_stride: i64,
@@ -94,7 +97,7 @@ pub struct MlaDecodeParams {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of MlaDecodeParams"][::core::mem::size_of::<MlaDecodeParams>() - 224usize];
+    ["Size of MlaDecodeParams"][::core::mem::size_of::<MlaDecodeParams>() - 248usize];
     [
         "Alignment of MlaDecodeParams",
     ][::core::mem::align_of::<MlaDecodeParams>() - 8usize];
@@ -108,101 +111,110 @@ const _: () = {
         "Offset of field: MlaDecodeParams::cache",
     ][::core::mem::offset_of!(MlaDecodeParams, cache) - 16usize];
     [
+        "Offset of field: MlaDecodeParams::cache_rope",
+    ][::core::mem::offset_of!(MlaDecodeParams, cache_rope) - 24usize];
+    [
         "Offset of field: MlaDecodeParams::block_table",
-    ][::core::mem::offset_of!(MlaDecodeParams, block_table) - 24usize];
+    ][::core::mem::offset_of!(MlaDecodeParams, block_table) - 32usize];
     [
         "Offset of field: MlaDecodeParams::kv_lens",
-    ][::core::mem::offset_of!(MlaDecodeParams, kv_lens) - 32usize];
+    ][::core::mem::offset_of!(MlaDecodeParams, kv_lens) - 40usize];
     [
         "Offset of field: MlaDecodeParams::cu_q_lens",
-    ][::core::mem::offset_of!(MlaDecodeParams, cu_q_lens) - 40usize];
+    ][::core::mem::offset_of!(MlaDecodeParams, cu_q_lens) - 48usize];
     [
         "Offset of field: MlaDecodeParams::out",
-    ][::core::mem::offset_of!(MlaDecodeParams, out) - 48usize];
+    ][::core::mem::offset_of!(MlaDecodeParams, out) - 56usize];
     [
         "Offset of field: MlaDecodeParams::lse",
-    ][::core::mem::offset_of!(MlaDecodeParams, lse) - 56usize];
+    ][::core::mem::offset_of!(MlaDecodeParams, lse) - 64usize];
     [
         "Offset of field: MlaDecodeParams::workspace",
-    ][::core::mem::offset_of!(MlaDecodeParams, workspace) - 64usize];
+    ][::core::mem::offset_of!(MlaDecodeParams, workspace) - 72usize];
     [
         "Offset of field: MlaDecodeParams::workspace_bytes",
-    ][::core::mem::offset_of!(MlaDecodeParams, workspace_bytes) - 72usize];
+    ][::core::mem::offset_of!(MlaDecodeParams, workspace_bytes) - 80usize];
     [
         "Offset of field: MlaDecodeParams::q_latent_token_stride",
-    ][::core::mem::offset_of!(MlaDecodeParams, q_latent_token_stride) - 80usize];
+    ][::core::mem::offset_of!(MlaDecodeParams, q_latent_token_stride) - 88usize];
     [
         "Offset of field: MlaDecodeParams::q_latent_head_stride",
-    ][::core::mem::offset_of!(MlaDecodeParams, q_latent_head_stride) - 88usize];
+    ][::core::mem::offset_of!(MlaDecodeParams, q_latent_head_stride) - 96usize];
     [
         "Offset of field: MlaDecodeParams::q_rope_token_stride",
-    ][::core::mem::offset_of!(MlaDecodeParams, q_rope_token_stride) - 96usize];
+    ][::core::mem::offset_of!(MlaDecodeParams, q_rope_token_stride) - 104usize];
     [
         "Offset of field: MlaDecodeParams::q_rope_head_stride",
-    ][::core::mem::offset_of!(MlaDecodeParams, q_rope_head_stride) - 104usize];
+    ][::core::mem::offset_of!(MlaDecodeParams, q_rope_head_stride) - 112usize];
     [
         "Offset of field: MlaDecodeParams::cache_page_stride",
-    ][::core::mem::offset_of!(MlaDecodeParams, cache_page_stride) - 112usize];
+    ][::core::mem::offset_of!(MlaDecodeParams, cache_page_stride) - 120usize];
     [
         "Offset of field: MlaDecodeParams::cache_slot_stride",
-    ][::core::mem::offset_of!(MlaDecodeParams, cache_slot_stride) - 120usize];
+    ][::core::mem::offset_of!(MlaDecodeParams, cache_slot_stride) - 128usize];
+    [
+        "Offset of field: MlaDecodeParams::cache_rope_page_stride",
+    ][::core::mem::offset_of!(MlaDecodeParams, cache_rope_page_stride) - 136usize];
+    [
+        "Offset of field: MlaDecodeParams::cache_rope_slot_stride",
+    ][::core::mem::offset_of!(MlaDecodeParams, cache_rope_slot_stride) - 144usize];
     [
         "Offset of field: MlaDecodeParams::block_table_stride",
-    ][::core::mem::offset_of!(MlaDecodeParams, block_table_stride) - 128usize];
+    ][::core::mem::offset_of!(MlaDecodeParams, block_table_stride) - 152usize];
     [
         "Offset of field: MlaDecodeParams::out_token_stride",
-    ][::core::mem::offset_of!(MlaDecodeParams, out_token_stride) - 136usize];
+    ][::core::mem::offset_of!(MlaDecodeParams, out_token_stride) - 160usize];
     [
         "Offset of field: MlaDecodeParams::out_head_stride",
-    ][::core::mem::offset_of!(MlaDecodeParams, out_head_stride) - 144usize];
+    ][::core::mem::offset_of!(MlaDecodeParams, out_head_stride) - 168usize];
     [
         "Offset of field: MlaDecodeParams::lse_head_stride",
-    ][::core::mem::offset_of!(MlaDecodeParams, lse_head_stride) - 152usize];
+    ][::core::mem::offset_of!(MlaDecodeParams, lse_head_stride) - 176usize];
     [
         "Offset of field: MlaDecodeParams::pages",
-    ][::core::mem::offset_of!(MlaDecodeParams, pages) - 160usize];
+    ][::core::mem::offset_of!(MlaDecodeParams, pages) - 184usize];
     [
         "Offset of field: MlaDecodeParams::requests",
-    ][::core::mem::offset_of!(MlaDecodeParams, requests) - 168usize];
+    ][::core::mem::offset_of!(MlaDecodeParams, requests) - 192usize];
     [
         "Offset of field: MlaDecodeParams::tokens",
-    ][::core::mem::offset_of!(MlaDecodeParams, tokens) - 172usize];
+    ][::core::mem::offset_of!(MlaDecodeParams, tokens) - 196usize];
     [
         "Offset of field: MlaDecodeParams::heads",
-    ][::core::mem::offset_of!(MlaDecodeParams, heads) - 176usize];
+    ][::core::mem::offset_of!(MlaDecodeParams, heads) - 200usize];
     [
         "Offset of field: MlaDecodeParams::query_len",
-    ][::core::mem::offset_of!(MlaDecodeParams, query_len) - 180usize];
+    ][::core::mem::offset_of!(MlaDecodeParams, query_len) - 204usize];
     [
         "Offset of field: MlaDecodeParams::page_size",
-    ][::core::mem::offset_of!(MlaDecodeParams, page_size) - 184usize];
+    ][::core::mem::offset_of!(MlaDecodeParams, page_size) - 208usize];
     [
         "Offset of field: MlaDecodeParams::max_pages",
-    ][::core::mem::offset_of!(MlaDecodeParams, max_pages) - 188usize];
+    ][::core::mem::offset_of!(MlaDecodeParams, max_pages) - 212usize];
     [
         "Offset of field: MlaDecodeParams::latent_dim",
-    ][::core::mem::offset_of!(MlaDecodeParams, latent_dim) - 192usize];
+    ][::core::mem::offset_of!(MlaDecodeParams, latent_dim) - 216usize];
     [
         "Offset of field: MlaDecodeParams::rope_dim",
-    ][::core::mem::offset_of!(MlaDecodeParams, rope_dim) - 196usize];
+    ][::core::mem::offset_of!(MlaDecodeParams, rope_dim) - 220usize];
     [
         "Offset of field: MlaDecodeParams::q_dtype",
-    ][::core::mem::offset_of!(MlaDecodeParams, q_dtype) - 200usize];
+    ][::core::mem::offset_of!(MlaDecodeParams, q_dtype) - 224usize];
     [
         "Offset of field: MlaDecodeParams::cache_format",
-    ][::core::mem::offset_of!(MlaDecodeParams, cache_format) - 204usize];
+    ][::core::mem::offset_of!(MlaDecodeParams, cache_format) - 228usize];
     [
         "Offset of field: MlaDecodeParams::causal",
-    ][::core::mem::offset_of!(MlaDecodeParams, causal) - 208usize];
+    ][::core::mem::offset_of!(MlaDecodeParams, causal) - 232usize];
     [
         "Offset of field: MlaDecodeParams::softmax_scale",
-    ][::core::mem::offset_of!(MlaDecodeParams, softmax_scale) - 212usize];
+    ][::core::mem::offset_of!(MlaDecodeParams, softmax_scale) - 236usize];
     [
         "Offset of field: MlaDecodeParams::cache_scale",
-    ][::core::mem::offset_of!(MlaDecodeParams, cache_scale) - 216usize];
+    ][::core::mem::offset_of!(MlaDecodeParams, cache_scale) - 240usize];
     [
         "Offset of field: MlaDecodeParams::split_patience",
-    ][::core::mem::offset_of!(MlaDecodeParams, split_patience) - 220usize];
+    ][::core::mem::offset_of!(MlaDecodeParams, split_patience) - 244usize];
 };
 impl Default for MlaDecodeParams {
     fn default() -> Self {
@@ -217,10 +229,13 @@ impl Default for MlaDecodeParams {
 #[derive(Debug, Copy, Clone)]
 pub struct MlaListedCache {
     pub cache: *const ::core::ffi::c_void,
+    pub cache_rope: *const ::core::ffi::c_void,
     pub lists: *const i32,
     pub counts: *const i32,
     pub cache_page_stride: i64,
     pub cache_slot_stride: i64,
+    pub cache_rope_page_stride: i64,
+    pub cache_rope_slot_stride: i64,
     pub list_stride: i64,
     pub pages: i64,
     pub width: i32,
@@ -228,35 +243,44 @@ pub struct MlaListedCache {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of MlaListedCache"][::core::mem::size_of::<MlaListedCache>() - 64usize];
+    ["Size of MlaListedCache"][::core::mem::size_of::<MlaListedCache>() - 88usize];
     ["Alignment of MlaListedCache"][::core::mem::align_of::<MlaListedCache>() - 8usize];
     [
         "Offset of field: MlaListedCache::cache",
     ][::core::mem::offset_of!(MlaListedCache, cache) - 0usize];
     [
+        "Offset of field: MlaListedCache::cache_rope",
+    ][::core::mem::offset_of!(MlaListedCache, cache_rope) - 8usize];
+    [
         "Offset of field: MlaListedCache::lists",
-    ][::core::mem::offset_of!(MlaListedCache, lists) - 8usize];
+    ][::core::mem::offset_of!(MlaListedCache, lists) - 16usize];
     [
         "Offset of field: MlaListedCache::counts",
-    ][::core::mem::offset_of!(MlaListedCache, counts) - 16usize];
+    ][::core::mem::offset_of!(MlaListedCache, counts) - 24usize];
     [
         "Offset of field: MlaListedCache::cache_page_stride",
-    ][::core::mem::offset_of!(MlaListedCache, cache_page_stride) - 24usize];
+    ][::core::mem::offset_of!(MlaListedCache, cache_page_stride) - 32usize];
     [
         "Offset of field: MlaListedCache::cache_slot_stride",
-    ][::core::mem::offset_of!(MlaListedCache, cache_slot_stride) - 32usize];
+    ][::core::mem::offset_of!(MlaListedCache, cache_slot_stride) - 40usize];
+    [
+        "Offset of field: MlaListedCache::cache_rope_page_stride",
+    ][::core::mem::offset_of!(MlaListedCache, cache_rope_page_stride) - 48usize];
+    [
+        "Offset of field: MlaListedCache::cache_rope_slot_stride",
+    ][::core::mem::offset_of!(MlaListedCache, cache_rope_slot_stride) - 56usize];
     [
         "Offset of field: MlaListedCache::list_stride",
-    ][::core::mem::offset_of!(MlaListedCache, list_stride) - 40usize];
+    ][::core::mem::offset_of!(MlaListedCache, list_stride) - 64usize];
     [
         "Offset of field: MlaListedCache::pages",
-    ][::core::mem::offset_of!(MlaListedCache, pages) - 48usize];
+    ][::core::mem::offset_of!(MlaListedCache, pages) - 72usize];
     [
         "Offset of field: MlaListedCache::width",
-    ][::core::mem::offset_of!(MlaListedCache, width) - 56usize];
+    ][::core::mem::offset_of!(MlaListedCache, width) - 80usize];
     [
         "Offset of field: MlaListedCache::page_size",
-    ][::core::mem::offset_of!(MlaListedCache, page_size) - 60usize];
+    ][::core::mem::offset_of!(MlaListedCache, page_size) - 84usize];
 };
 impl Default for MlaListedCache {
     fn default() -> Self {
@@ -273,6 +297,7 @@ pub struct MlaSparseParams {
     pub q_latent: *const ::core::ffi::c_void,
     pub q_rope: *const ::core::ffi::c_void,
     pub cache: *const ::core::ffi::c_void,
+    pub cache_rope: *const ::core::ffi::c_void,
     pub lists: *const i32,
     pub counts: *const i32,
     pub second: MlaListedCache,
@@ -288,6 +313,8 @@ pub struct MlaSparseParams {
     pub q_rope_head_stride: i64,
     pub cache_page_stride: i64,
     pub cache_slot_stride: i64,
+    pub cache_rope_page_stride: i64,
+    pub cache_rope_slot_stride: i64,
     pub list_stride: i64,
     pub block_table_stride: i64,
     pub out_token_stride: i64,
@@ -309,7 +336,7 @@ pub struct MlaSparseParams {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of MlaSparseParams"][::core::mem::size_of::<MlaSparseParams>() - 296usize];
+    ["Size of MlaSparseParams"][::core::mem::size_of::<MlaSparseParams>() - 344usize];
     [
         "Alignment of MlaSparseParams",
     ][::core::mem::align_of::<MlaSparseParams>() - 8usize];
@@ -323,104 +350,113 @@ const _: () = {
         "Offset of field: MlaSparseParams::cache",
     ][::core::mem::offset_of!(MlaSparseParams, cache) - 16usize];
     [
+        "Offset of field: MlaSparseParams::cache_rope",
+    ][::core::mem::offset_of!(MlaSparseParams, cache_rope) - 24usize];
+    [
         "Offset of field: MlaSparseParams::lists",
-    ][::core::mem::offset_of!(MlaSparseParams, lists) - 24usize];
+    ][::core::mem::offset_of!(MlaSparseParams, lists) - 32usize];
     [
         "Offset of field: MlaSparseParams::counts",
-    ][::core::mem::offset_of!(MlaSparseParams, counts) - 32usize];
+    ][::core::mem::offset_of!(MlaSparseParams, counts) - 40usize];
     [
         "Offset of field: MlaSparseParams::second",
-    ][::core::mem::offset_of!(MlaSparseParams, second) - 40usize];
+    ][::core::mem::offset_of!(MlaSparseParams, second) - 48usize];
     [
         "Offset of field: MlaSparseParams::block_table",
-    ][::core::mem::offset_of!(MlaSparseParams, block_table) - 104usize];
+    ][::core::mem::offset_of!(MlaSparseParams, block_table) - 136usize];
     [
         "Offset of field: MlaSparseParams::seq_lens",
-    ][::core::mem::offset_of!(MlaSparseParams, seq_lens) - 112usize];
+    ][::core::mem::offset_of!(MlaSparseParams, seq_lens) - 144usize];
     [
         "Offset of field: MlaSparseParams::query_starts",
-    ][::core::mem::offset_of!(MlaSparseParams, query_starts) - 120usize];
+    ][::core::mem::offset_of!(MlaSparseParams, query_starts) - 152usize];
     [
         "Offset of field: MlaSparseParams::sinks",
-    ][::core::mem::offset_of!(MlaSparseParams, sinks) - 128usize];
+    ][::core::mem::offset_of!(MlaSparseParams, sinks) - 160usize];
     [
         "Offset of field: MlaSparseParams::out",
-    ][::core::mem::offset_of!(MlaSparseParams, out) - 136usize];
+    ][::core::mem::offset_of!(MlaSparseParams, out) - 168usize];
     [
         "Offset of field: MlaSparseParams::lse",
-    ][::core::mem::offset_of!(MlaSparseParams, lse) - 144usize];
+    ][::core::mem::offset_of!(MlaSparseParams, lse) - 176usize];
     [
         "Offset of field: MlaSparseParams::q_latent_token_stride",
-    ][::core::mem::offset_of!(MlaSparseParams, q_latent_token_stride) - 152usize];
+    ][::core::mem::offset_of!(MlaSparseParams, q_latent_token_stride) - 184usize];
     [
         "Offset of field: MlaSparseParams::q_latent_head_stride",
-    ][::core::mem::offset_of!(MlaSparseParams, q_latent_head_stride) - 160usize];
+    ][::core::mem::offset_of!(MlaSparseParams, q_latent_head_stride) - 192usize];
     [
         "Offset of field: MlaSparseParams::q_rope_token_stride",
-    ][::core::mem::offset_of!(MlaSparseParams, q_rope_token_stride) - 168usize];
+    ][::core::mem::offset_of!(MlaSparseParams, q_rope_token_stride) - 200usize];
     [
         "Offset of field: MlaSparseParams::q_rope_head_stride",
-    ][::core::mem::offset_of!(MlaSparseParams, q_rope_head_stride) - 176usize];
+    ][::core::mem::offset_of!(MlaSparseParams, q_rope_head_stride) - 208usize];
     [
         "Offset of field: MlaSparseParams::cache_page_stride",
-    ][::core::mem::offset_of!(MlaSparseParams, cache_page_stride) - 184usize];
+    ][::core::mem::offset_of!(MlaSparseParams, cache_page_stride) - 216usize];
     [
         "Offset of field: MlaSparseParams::cache_slot_stride",
-    ][::core::mem::offset_of!(MlaSparseParams, cache_slot_stride) - 192usize];
+    ][::core::mem::offset_of!(MlaSparseParams, cache_slot_stride) - 224usize];
+    [
+        "Offset of field: MlaSparseParams::cache_rope_page_stride",
+    ][::core::mem::offset_of!(MlaSparseParams, cache_rope_page_stride) - 232usize];
+    [
+        "Offset of field: MlaSparseParams::cache_rope_slot_stride",
+    ][::core::mem::offset_of!(MlaSparseParams, cache_rope_slot_stride) - 240usize];
     [
         "Offset of field: MlaSparseParams::list_stride",
-    ][::core::mem::offset_of!(MlaSparseParams, list_stride) - 200usize];
+    ][::core::mem::offset_of!(MlaSparseParams, list_stride) - 248usize];
     [
         "Offset of field: MlaSparseParams::block_table_stride",
-    ][::core::mem::offset_of!(MlaSparseParams, block_table_stride) - 208usize];
+    ][::core::mem::offset_of!(MlaSparseParams, block_table_stride) - 256usize];
     [
         "Offset of field: MlaSparseParams::out_token_stride",
-    ][::core::mem::offset_of!(MlaSparseParams, out_token_stride) - 216usize];
+    ][::core::mem::offset_of!(MlaSparseParams, out_token_stride) - 264usize];
     [
         "Offset of field: MlaSparseParams::out_head_stride",
-    ][::core::mem::offset_of!(MlaSparseParams, out_head_stride) - 224usize];
+    ][::core::mem::offset_of!(MlaSparseParams, out_head_stride) - 272usize];
     [
         "Offset of field: MlaSparseParams::lse_head_stride",
-    ][::core::mem::offset_of!(MlaSparseParams, lse_head_stride) - 232usize];
+    ][::core::mem::offset_of!(MlaSparseParams, lse_head_stride) - 280usize];
     [
         "Offset of field: MlaSparseParams::pages",
-    ][::core::mem::offset_of!(MlaSparseParams, pages) - 240usize];
+    ][::core::mem::offset_of!(MlaSparseParams, pages) - 288usize];
     [
         "Offset of field: MlaSparseParams::dense_within",
-    ][::core::mem::offset_of!(MlaSparseParams, dense_within) - 248usize];
+    ][::core::mem::offset_of!(MlaSparseParams, dense_within) - 296usize];
     [
         "Offset of field: MlaSparseParams::requests",
-    ][::core::mem::offset_of!(MlaSparseParams, requests) - 252usize];
+    ][::core::mem::offset_of!(MlaSparseParams, requests) - 300usize];
     [
         "Offset of field: MlaSparseParams::tokens",
-    ][::core::mem::offset_of!(MlaSparseParams, tokens) - 256usize];
+    ][::core::mem::offset_of!(MlaSparseParams, tokens) - 304usize];
     [
         "Offset of field: MlaSparseParams::heads",
-    ][::core::mem::offset_of!(MlaSparseParams, heads) - 260usize];
+    ][::core::mem::offset_of!(MlaSparseParams, heads) - 308usize];
     [
         "Offset of field: MlaSparseParams::width",
-    ][::core::mem::offset_of!(MlaSparseParams, width) - 264usize];
+    ][::core::mem::offset_of!(MlaSparseParams, width) - 312usize];
     [
         "Offset of field: MlaSparseParams::page_size",
-    ][::core::mem::offset_of!(MlaSparseParams, page_size) - 268usize];
+    ][::core::mem::offset_of!(MlaSparseParams, page_size) - 316usize];
     [
         "Offset of field: MlaSparseParams::latent_dim",
-    ][::core::mem::offset_of!(MlaSparseParams, latent_dim) - 272usize];
+    ][::core::mem::offset_of!(MlaSparseParams, latent_dim) - 320usize];
     [
         "Offset of field: MlaSparseParams::rope_dim",
-    ][::core::mem::offset_of!(MlaSparseParams, rope_dim) - 276usize];
+    ][::core::mem::offset_of!(MlaSparseParams, rope_dim) - 324usize];
     [
         "Offset of field: MlaSparseParams::q_dtype",
-    ][::core::mem::offset_of!(MlaSparseParams, q_dtype) - 280usize];
+    ][::core::mem::offset_of!(MlaSparseParams, q_dtype) - 328usize];
     [
         "Offset of field: MlaSparseParams::cache_format",
-    ][::core::mem::offset_of!(MlaSparseParams, cache_format) - 284usize];
+    ][::core::mem::offset_of!(MlaSparseParams, cache_format) - 332usize];
     [
         "Offset of field: MlaSparseParams::softmax_scale",
-    ][::core::mem::offset_of!(MlaSparseParams, softmax_scale) - 288usize];
+    ][::core::mem::offset_of!(MlaSparseParams, softmax_scale) - 336usize];
     [
         "Offset of field: MlaSparseParams::cache_scale",
-    ][::core::mem::offset_of!(MlaSparseParams, cache_scale) - 292usize];
+    ][::core::mem::offset_of!(MlaSparseParams, cache_scale) - 340usize];
 };
 impl Default for MlaSparseParams {
     fn default() -> Self {
@@ -593,6 +629,7 @@ pub struct MlaCacheWriteParams {
     pub rope: *const ::core::ffi::c_void,
     pub slots: *const i64,
     pub cache: *mut ::core::ffi::c_void,
+    pub cache_rope: *mut ::core::ffi::c_void,
     pub positions: *const i64,
     pub cos: *const f32,
     pub sin: *const f32,
@@ -602,6 +639,8 @@ pub struct MlaCacheWriteParams {
     pub rope_token_stride: i64,
     pub cache_page_stride: i64,
     pub cache_slot_stride: i64,
+    pub cache_rope_page_stride: i64,
+    pub cache_rope_slot_stride: i64,
     pub table_stride: i64,
     pub query_token_stride: i64,
     pub query_head_stride: i64,
@@ -623,7 +662,7 @@ pub struct MlaCacheWriteParams {
 const _: () = {
     [
         "Size of MlaCacheWriteParams",
-    ][::core::mem::size_of::<MlaCacheWriteParams>() - 200usize];
+    ][::core::mem::size_of::<MlaCacheWriteParams>() - 224usize];
     [
         "Alignment of MlaCacheWriteParams",
     ][::core::mem::align_of::<MlaCacheWriteParams>() - 8usize];
@@ -640,80 +679,89 @@ const _: () = {
         "Offset of field: MlaCacheWriteParams::cache",
     ][::core::mem::offset_of!(MlaCacheWriteParams, cache) - 24usize];
     [
+        "Offset of field: MlaCacheWriteParams::cache_rope",
+    ][::core::mem::offset_of!(MlaCacheWriteParams, cache_rope) - 32usize];
+    [
         "Offset of field: MlaCacheWriteParams::positions",
-    ][::core::mem::offset_of!(MlaCacheWriteParams, positions) - 32usize];
+    ][::core::mem::offset_of!(MlaCacheWriteParams, positions) - 40usize];
     [
         "Offset of field: MlaCacheWriteParams::cos",
-    ][::core::mem::offset_of!(MlaCacheWriteParams, cos) - 40usize];
+    ][::core::mem::offset_of!(MlaCacheWriteParams, cos) - 48usize];
     [
         "Offset of field: MlaCacheWriteParams::sin",
-    ][::core::mem::offset_of!(MlaCacheWriteParams, sin) - 48usize];
+    ][::core::mem::offset_of!(MlaCacheWriteParams, sin) - 56usize];
     [
         "Offset of field: MlaCacheWriteParams::query_rope",
-    ][::core::mem::offset_of!(MlaCacheWriteParams, query_rope) - 56usize];
+    ][::core::mem::offset_of!(MlaCacheWriteParams, query_rope) - 64usize];
     [
         "Offset of field: MlaCacheWriteParams::query_rope_out",
-    ][::core::mem::offset_of!(MlaCacheWriteParams, query_rope_out) - 64usize];
+    ][::core::mem::offset_of!(MlaCacheWriteParams, query_rope_out) - 72usize];
     [
         "Offset of field: MlaCacheWriteParams::latent_token_stride",
-    ][::core::mem::offset_of!(MlaCacheWriteParams, latent_token_stride) - 72usize];
+    ][::core::mem::offset_of!(MlaCacheWriteParams, latent_token_stride) - 80usize];
     [
         "Offset of field: MlaCacheWriteParams::rope_token_stride",
-    ][::core::mem::offset_of!(MlaCacheWriteParams, rope_token_stride) - 80usize];
+    ][::core::mem::offset_of!(MlaCacheWriteParams, rope_token_stride) - 88usize];
     [
         "Offset of field: MlaCacheWriteParams::cache_page_stride",
-    ][::core::mem::offset_of!(MlaCacheWriteParams, cache_page_stride) - 88usize];
+    ][::core::mem::offset_of!(MlaCacheWriteParams, cache_page_stride) - 96usize];
     [
         "Offset of field: MlaCacheWriteParams::cache_slot_stride",
-    ][::core::mem::offset_of!(MlaCacheWriteParams, cache_slot_stride) - 96usize];
+    ][::core::mem::offset_of!(MlaCacheWriteParams, cache_slot_stride) - 104usize];
+    [
+        "Offset of field: MlaCacheWriteParams::cache_rope_page_stride",
+    ][::core::mem::offset_of!(MlaCacheWriteParams, cache_rope_page_stride) - 112usize];
+    [
+        "Offset of field: MlaCacheWriteParams::cache_rope_slot_stride",
+    ][::core::mem::offset_of!(MlaCacheWriteParams, cache_rope_slot_stride) - 120usize];
     [
         "Offset of field: MlaCacheWriteParams::table_stride",
-    ][::core::mem::offset_of!(MlaCacheWriteParams, table_stride) - 104usize];
+    ][::core::mem::offset_of!(MlaCacheWriteParams, table_stride) - 128usize];
     [
         "Offset of field: MlaCacheWriteParams::query_token_stride",
-    ][::core::mem::offset_of!(MlaCacheWriteParams, query_token_stride) - 112usize];
+    ][::core::mem::offset_of!(MlaCacheWriteParams, query_token_stride) - 136usize];
     [
         "Offset of field: MlaCacheWriteParams::query_head_stride",
-    ][::core::mem::offset_of!(MlaCacheWriteParams, query_head_stride) - 120usize];
+    ][::core::mem::offset_of!(MlaCacheWriteParams, query_head_stride) - 144usize];
     [
         "Offset of field: MlaCacheWriteParams::query_out_token_stride",
-    ][::core::mem::offset_of!(MlaCacheWriteParams, query_out_token_stride) - 128usize];
+    ][::core::mem::offset_of!(MlaCacheWriteParams, query_out_token_stride) - 152usize];
     [
         "Offset of field: MlaCacheWriteParams::query_out_head_stride",
-    ][::core::mem::offset_of!(MlaCacheWriteParams, query_out_head_stride) - 136usize];
+    ][::core::mem::offset_of!(MlaCacheWriteParams, query_out_head_stride) - 160usize];
     [
         "Offset of field: MlaCacheWriteParams::pages",
-    ][::core::mem::offset_of!(MlaCacheWriteParams, pages) - 144usize];
+    ][::core::mem::offset_of!(MlaCacheWriteParams, pages) - 168usize];
     [
         "Offset of field: MlaCacheWriteParams::positions_len",
-    ][::core::mem::offset_of!(MlaCacheWriteParams, positions_len) - 152usize];
+    ][::core::mem::offset_of!(MlaCacheWriteParams, positions_len) - 176usize];
     [
         "Offset of field: MlaCacheWriteParams::tokens",
-    ][::core::mem::offset_of!(MlaCacheWriteParams, tokens) - 160usize];
+    ][::core::mem::offset_of!(MlaCacheWriteParams, tokens) - 184usize];
     [
         "Offset of field: MlaCacheWriteParams::page_size",
-    ][::core::mem::offset_of!(MlaCacheWriteParams, page_size) - 164usize];
+    ][::core::mem::offset_of!(MlaCacheWriteParams, page_size) - 188usize];
     [
         "Offset of field: MlaCacheWriteParams::heads",
-    ][::core::mem::offset_of!(MlaCacheWriteParams, heads) - 168usize];
+    ][::core::mem::offset_of!(MlaCacheWriteParams, heads) - 192usize];
     [
         "Offset of field: MlaCacheWriteParams::latent_dim",
-    ][::core::mem::offset_of!(MlaCacheWriteParams, latent_dim) - 172usize];
+    ][::core::mem::offset_of!(MlaCacheWriteParams, latent_dim) - 196usize];
     [
         "Offset of field: MlaCacheWriteParams::rope_dim",
-    ][::core::mem::offset_of!(MlaCacheWriteParams, rope_dim) - 176usize];
+    ][::core::mem::offset_of!(MlaCacheWriteParams, rope_dim) - 200usize];
     [
         "Offset of field: MlaCacheWriteParams::dtype",
-    ][::core::mem::offset_of!(MlaCacheWriteParams, dtype) - 180usize];
+    ][::core::mem::offset_of!(MlaCacheWriteParams, dtype) - 204usize];
     [
         "Offset of field: MlaCacheWriteParams::cache_format",
-    ][::core::mem::offset_of!(MlaCacheWriteParams, cache_format) - 184usize];
+    ][::core::mem::offset_of!(MlaCacheWriteParams, cache_format) - 208usize];
     [
         "Offset of field: MlaCacheWriteParams::rotary_style",
-    ][::core::mem::offset_of!(MlaCacheWriteParams, rotary_style) - 188usize];
+    ][::core::mem::offset_of!(MlaCacheWriteParams, rotary_style) - 212usize];
     [
         "Offset of field: MlaCacheWriteParams::cache_scale",
-    ][::core::mem::offset_of!(MlaCacheWriteParams, cache_scale) - 192usize];
+    ][::core::mem::offset_of!(MlaCacheWriteParams, cache_scale) - 216usize];
 };
 impl Default for MlaCacheWriteParams {
     fn default() -> Self {
@@ -735,6 +783,7 @@ unsafe extern "C" {
 #[derive(Debug, Copy, Clone)]
 pub struct MlaCacheGatherParams {
     pub cache: *const ::core::ffi::c_void,
+    pub cache_rope: *const ::core::ffi::c_void,
     pub block_table: *const i32,
     pub token_starts: *const i32,
     pub row_starts: *const i32,
@@ -742,6 +791,8 @@ pub struct MlaCacheGatherParams {
     pub rope: *mut ::core::ffi::c_void,
     pub cache_page_stride: i64,
     pub cache_slot_stride: i64,
+    pub cache_rope_page_stride: i64,
+    pub cache_rope_slot_stride: i64,
     pub block_table_stride: i64,
     pub latent_row_stride: i64,
     pub rope_row_stride: i64,
@@ -760,7 +811,7 @@ pub struct MlaCacheGatherParams {
 const _: () = {
     [
         "Size of MlaCacheGatherParams",
-    ][::core::mem::size_of::<MlaCacheGatherParams>() - 136usize];
+    ][::core::mem::size_of::<MlaCacheGatherParams>() - 160usize];
     [
         "Alignment of MlaCacheGatherParams",
     ][::core::mem::align_of::<MlaCacheGatherParams>() - 8usize];
@@ -768,65 +819,74 @@ const _: () = {
         "Offset of field: MlaCacheGatherParams::cache",
     ][::core::mem::offset_of!(MlaCacheGatherParams, cache) - 0usize];
     [
+        "Offset of field: MlaCacheGatherParams::cache_rope",
+    ][::core::mem::offset_of!(MlaCacheGatherParams, cache_rope) - 8usize];
+    [
         "Offset of field: MlaCacheGatherParams::block_table",
-    ][::core::mem::offset_of!(MlaCacheGatherParams, block_table) - 8usize];
+    ][::core::mem::offset_of!(MlaCacheGatherParams, block_table) - 16usize];
     [
         "Offset of field: MlaCacheGatherParams::token_starts",
-    ][::core::mem::offset_of!(MlaCacheGatherParams, token_starts) - 16usize];
+    ][::core::mem::offset_of!(MlaCacheGatherParams, token_starts) - 24usize];
     [
         "Offset of field: MlaCacheGatherParams::row_starts",
-    ][::core::mem::offset_of!(MlaCacheGatherParams, row_starts) - 24usize];
+    ][::core::mem::offset_of!(MlaCacheGatherParams, row_starts) - 32usize];
     [
         "Offset of field: MlaCacheGatherParams::latent",
-    ][::core::mem::offset_of!(MlaCacheGatherParams, latent) - 32usize];
+    ][::core::mem::offset_of!(MlaCacheGatherParams, latent) - 40usize];
     [
         "Offset of field: MlaCacheGatherParams::rope",
-    ][::core::mem::offset_of!(MlaCacheGatherParams, rope) - 40usize];
+    ][::core::mem::offset_of!(MlaCacheGatherParams, rope) - 48usize];
     [
         "Offset of field: MlaCacheGatherParams::cache_page_stride",
-    ][::core::mem::offset_of!(MlaCacheGatherParams, cache_page_stride) - 48usize];
+    ][::core::mem::offset_of!(MlaCacheGatherParams, cache_page_stride) - 56usize];
     [
         "Offset of field: MlaCacheGatherParams::cache_slot_stride",
-    ][::core::mem::offset_of!(MlaCacheGatherParams, cache_slot_stride) - 56usize];
+    ][::core::mem::offset_of!(MlaCacheGatherParams, cache_slot_stride) - 64usize];
+    [
+        "Offset of field: MlaCacheGatherParams::cache_rope_page_stride",
+    ][::core::mem::offset_of!(MlaCacheGatherParams, cache_rope_page_stride) - 72usize];
+    [
+        "Offset of field: MlaCacheGatherParams::cache_rope_slot_stride",
+    ][::core::mem::offset_of!(MlaCacheGatherParams, cache_rope_slot_stride) - 80usize];
     [
         "Offset of field: MlaCacheGatherParams::block_table_stride",
-    ][::core::mem::offset_of!(MlaCacheGatherParams, block_table_stride) - 64usize];
+    ][::core::mem::offset_of!(MlaCacheGatherParams, block_table_stride) - 88usize];
     [
         "Offset of field: MlaCacheGatherParams::latent_row_stride",
-    ][::core::mem::offset_of!(MlaCacheGatherParams, latent_row_stride) - 72usize];
+    ][::core::mem::offset_of!(MlaCacheGatherParams, latent_row_stride) - 96usize];
     [
         "Offset of field: MlaCacheGatherParams::rope_row_stride",
-    ][::core::mem::offset_of!(MlaCacheGatherParams, rope_row_stride) - 80usize];
+    ][::core::mem::offset_of!(MlaCacheGatherParams, rope_row_stride) - 104usize];
     [
         "Offset of field: MlaCacheGatherParams::pages",
-    ][::core::mem::offset_of!(MlaCacheGatherParams, pages) - 88usize];
+    ][::core::mem::offset_of!(MlaCacheGatherParams, pages) - 112usize];
     [
         "Offset of field: MlaCacheGatherParams::rows",
-    ][::core::mem::offset_of!(MlaCacheGatherParams, rows) - 96usize];
+    ][::core::mem::offset_of!(MlaCacheGatherParams, rows) - 120usize];
     [
         "Offset of field: MlaCacheGatherParams::segments",
-    ][::core::mem::offset_of!(MlaCacheGatherParams, segments) - 100usize];
+    ][::core::mem::offset_of!(MlaCacheGatherParams, segments) - 124usize];
     [
         "Offset of field: MlaCacheGatherParams::max_pages",
-    ][::core::mem::offset_of!(MlaCacheGatherParams, max_pages) - 104usize];
+    ][::core::mem::offset_of!(MlaCacheGatherParams, max_pages) - 128usize];
     [
         "Offset of field: MlaCacheGatherParams::page_size",
-    ][::core::mem::offset_of!(MlaCacheGatherParams, page_size) - 108usize];
+    ][::core::mem::offset_of!(MlaCacheGatherParams, page_size) - 132usize];
     [
         "Offset of field: MlaCacheGatherParams::latent_dim",
-    ][::core::mem::offset_of!(MlaCacheGatherParams, latent_dim) - 112usize];
+    ][::core::mem::offset_of!(MlaCacheGatherParams, latent_dim) - 136usize];
     [
         "Offset of field: MlaCacheGatherParams::rope_dim",
-    ][::core::mem::offset_of!(MlaCacheGatherParams, rope_dim) - 116usize];
+    ][::core::mem::offset_of!(MlaCacheGatherParams, rope_dim) - 140usize];
     [
         "Offset of field: MlaCacheGatherParams::dtype",
-    ][::core::mem::offset_of!(MlaCacheGatherParams, dtype) - 120usize];
+    ][::core::mem::offset_of!(MlaCacheGatherParams, dtype) - 144usize];
     [
         "Offset of field: MlaCacheGatherParams::cache_format",
-    ][::core::mem::offset_of!(MlaCacheGatherParams, cache_format) - 124usize];
+    ][::core::mem::offset_of!(MlaCacheGatherParams, cache_format) - 148usize];
     [
         "Offset of field: MlaCacheGatherParams::cache_scale",
-    ][::core::mem::offset_of!(MlaCacheGatherParams, cache_scale) - 128usize];
+    ][::core::mem::offset_of!(MlaCacheGatherParams, cache_scale) - 152usize];
 };
 impl Default for MlaCacheGatherParams {
     fn default() -> Self {
@@ -858,7 +918,7 @@ pub struct MlaCacheExpandParams {
 const _: () = {
     [
         "Size of MlaCacheExpandParams",
-    ][::core::mem::size_of::<MlaCacheExpandParams>() - 176usize];
+    ][::core::mem::size_of::<MlaCacheExpandParams>() - 200usize];
     [
         "Alignment of MlaCacheExpandParams",
     ][::core::mem::align_of::<MlaCacheExpandParams>() - 8usize];
@@ -867,19 +927,19 @@ const _: () = {
     ][::core::mem::offset_of!(MlaCacheExpandParams, rows) - 0usize];
     [
         "Offset of field: MlaCacheExpandParams::weights",
-    ][::core::mem::offset_of!(MlaCacheExpandParams, weights) - 136usize];
+    ][::core::mem::offset_of!(MlaCacheExpandParams, weights) - 160usize];
     [
         "Offset of field: MlaCacheExpandParams::out",
-    ][::core::mem::offset_of!(MlaCacheExpandParams, out) - 144usize];
+    ][::core::mem::offset_of!(MlaCacheExpandParams, out) - 168usize];
     [
         "Offset of field: MlaCacheExpandParams::weights_stride",
-    ][::core::mem::offset_of!(MlaCacheExpandParams, weights_stride) - 152usize];
+    ][::core::mem::offset_of!(MlaCacheExpandParams, weights_stride) - 176usize];
     [
         "Offset of field: MlaCacheExpandParams::out_row_stride",
-    ][::core::mem::offset_of!(MlaCacheExpandParams, out_row_stride) - 160usize];
+    ][::core::mem::offset_of!(MlaCacheExpandParams, out_row_stride) - 184usize];
     [
         "Offset of field: MlaCacheExpandParams::columns",
-    ][::core::mem::offset_of!(MlaCacheExpandParams, columns) - 168usize];
+    ][::core::mem::offset_of!(MlaCacheExpandParams, columns) - 192usize];
 };
 impl Default for MlaCacheExpandParams {
     fn default() -> Self {

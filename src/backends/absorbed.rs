@@ -153,6 +153,7 @@ fn params(
     params.q_latent = latent.bytes().address() as *const _;
     params.q_rope = rope.bytes().address() as *const _;
     params.cache = call.cache.bytes().address() as *const _;
+    params.cache_rope = call.cache.rope_bytes().address() as *const _;
     params.block_table = batch.block_table.entries().bytes().address() as *const _;
     params.kv_lens = batch.seq_lens.bytes().address() as *const _;
     params.causal = i32::from(batch.causal);
@@ -171,6 +172,9 @@ fn params(
     params.q_rope_head_stride = wide("query rope", rope.layout().strides[1])?;
     params.cache_page_stride = wide("page stride", cache.page_stride / element)?;
     params.cache_slot_stride = wide("row stride", cache.row_stride / element)?;
+    let rope = cache.rope_strides();
+    params.cache_rope_page_stride = wide("rope page stride", rope.page_stride / element)?;
+    params.cache_rope_slot_stride = wide("rope row stride", rope.row_stride / element)?;
     params.block_table_stride = wide("max pages", batch.block_table.max_pages())?;
     params.out_token_stride = wide("out", out_layout.strides[0])?;
     params.out_head_stride = wide("out", out_layout.strides[1])?;

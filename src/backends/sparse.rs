@@ -50,6 +50,7 @@ pub(super) fn params(
     params.q_latent = latent.bytes().address() as *const _;
     params.q_rope = rope.bytes().address() as *const _;
     params.cache = call.cache.bytes().address() as *const _;
+    params.cache_rope = call.cache.rope_bytes().address() as *const _;
     params.lists = lists.slots.bytes().address() as *const _;
     if let Some(counts) = &lists.counts {
         params.counts = counts.bytes().address() as *const _;
@@ -66,6 +67,9 @@ pub(super) fn params(
     params.q_rope_head_stride = wide("query rope", rope.layout().strides[1])?;
     params.cache_page_stride = wide("page stride", cache.page_stride)?;
     params.cache_slot_stride = wide("row stride", cache.row_stride)?;
+    let rope = cache.rope_strides();
+    params.cache_rope_page_stride = wide("rope page stride", rope.page_stride)?;
+    params.cache_rope_slot_stride = wide("rope row stride", rope.row_stride)?;
     params.list_stride = wide("slots", lists.width)?;
     params.out_token_stride = wide("out", out_layout.strides[0])?;
     params.out_head_stride = wide("out", out_layout.strides[1])?;
@@ -105,12 +109,16 @@ fn add_dense_requests(
 /// Returns the parameters of a second cache and its lists.
 fn listed(second: &ListedCache<'_, Cuda>) -> Result<raw::MlaListedCache> {
     let layout = second.cache.layout();
+    let rope = layout.rope_strides();
     Ok(raw::MlaListedCache {
         cache: second.cache.bytes().address() as *const _,
+        cache_rope: second.cache.rope_bytes().address() as *const _,
         lists: second.slots.bytes().address() as *const _,
         counts: std::ptr::null(),
         cache_page_stride: wide("second page stride", layout.page_stride)?,
         cache_slot_stride: wide("second row stride", layout.row_stride)?,
+        cache_rope_page_stride: wide("second rope page stride", rope.page_stride)?,
+        cache_rope_slot_stride: wide("second rope row stride", rope.row_stride)?,
         list_stride: wide("second slots", second.width)?,
         pages: wide("second pages", layout.pages)?,
         width: narrow("second slots", second.width)?,

@@ -47,12 +47,15 @@ pub(super) fn fits(
         && [
             gather.cache_page_stride,
             gather.cache_slot_stride,
+            gather.cache_rope_page_stride,
+            gather.cache_rope_slot_stride,
             gather.rope_row_stride * 2,
         ]
         .into_iter()
         .all(in_bytes)
         && [
             gather.cache as usize,
+            gather.cache_rope as usize,
             gather.rope as usize,
             weights.bytes().address() as usize,
             to.as_ref().bytes().address() as usize,

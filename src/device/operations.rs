@@ -635,7 +635,8 @@ fn write_params(
     rotation: Option<(&Rotary<'_>, Option<RotaryQuery<'_>>)>,
 ) -> Result<raw::MlaCacheWriteParams> {
     let layout = *cache.layout();
-    let (latent_dim, rope_dim) = widths(&layout)?;
+    let (latent_dim, rope_dim) = widths(&layout);
+    let rope_strides = layout.rope_strides();
     let (tokens, dtype) = (latent.shape()[0], latent.dtype());
     latent
         .layout()
@@ -652,12 +653,16 @@ fn write_params(
         ("rope", rope.bytes()),
         ("slots", slots.bytes()),
         ("cache", cache.as_ref().bytes()),
+        ("cache (rope)", cache.as_ref().rope_bytes()),
     ])?;
+    // An address alone, which borrows nothing: the cache is borrowed mutably until the call ends.
+    let cache_rope = cache.as_ref().rope_bytes().address();
     let mut params = raw::MlaCacheWriteParams {
         latent: latent.bytes().address() as *const _,
         rope: rope.bytes().address() as *const _,
         slots: slots.bytes().address() as *const _,
         cache: cache.into_parts().0.address() as *mut _,
+        cache_rope: cache_rope as *mut _,
         positions: std::ptr::null(),
         cos: std::ptr::null(),
         sin: std::ptr::null(),
@@ -667,6 +672,8 @@ fn write_params(
         rope_token_stride: wide("rope", rope.layout().strides[0])?,
         cache_page_stride: wide("page stride", layout.page_stride)?,
         cache_slot_stride: wide("row stride", layout.row_stride)?,
+        cache_rope_page_stride: wide("rope page stride", rope_strides.page_stride)?,
+        cache_rope_slot_stride: wide("rope row stride", rope_strides.row_stride)?,
         table_stride: 0,
         query_token_stride: 0,
         query_head_stride: 0,
@@ -719,7 +726,8 @@ fn gather_params(
     rope: &TensorMut<'_, Cuda>,
 ) -> Result<raw::MlaCacheGatherParams> {
     let layout = cache.layout();
-    let (latent_dim, rope_dim) = widths(layout)?;
+    let (latent_dim, rope_dim) = widths(layout);
+    let rope_strides = layout.rope_strides();
     let room = latent.shape()[0];
     let dtype = latent.dtype();
     latent
@@ -732,6 +740,7 @@ fn gather_params(
     let segments = check_segments(rows, room)?;
     device.check_memory([
         ("cache", cache.bytes()),
+        ("cache (rope)", cache.rope_bytes()),
         ("block table", rows.block_table.entries().bytes()),
         ("token starts", rows.token_starts.bytes()),
         ("row starts", rows.row_starts.bytes()),
@@ -741,6 +750,7 @@ fn gather_params(
     let (latent_stride, rope_stride) = (latent.layout().strides[0], rope.layout().strides[0]);
     Ok(raw::MlaCacheGatherParams {
         cache: cache.bytes().address() as *const _,
+        cache_rope: cache.rope_bytes().address() as *const _,
         block_table: rows.block_table.entries().bytes().address() as *const _,
         token_starts: rows.token_starts.bytes().address() as *const _,
         row_starts: rows.row_starts.bytes().address() as *const _,
@@ -748,6 +758,8 @@ fn gather_params(
         rope: rope.as_ref().bytes().address() as *mut _,
         cache_page_stride: wide("page stride", layout.page_stride)?,
         cache_slot_stride: wide("row stride", layout.row_stride)?,
+        cache_rope_page_stride: wide("rope page stride", rope_strides.page_stride)?,
+        cache_rope_slot_stride: wide("rope row stride", rope_strides.row_stride)?,
         block_table_stride: wide("max pages", rows.block_table.max_pages())?,
         latent_row_stride: wide("gathered latent", latent_stride)?,
         rope_row_stride: wide("gathered rope", rope_stride)?,
@@ -789,9 +801,6 @@ fn is_registered(bytes: &[u8]) -> bool {
     status == sys::CUresult::CUDA_SUCCESS && kind != 0
 }
 
-fn widths(layout: &CacheLayout) -> Result<(usize, usize)> {
-    if layout.is_split() {
-        return Err(Error::argument("cache", "two tensors", "one tensor"));
-    }
-    Ok((layout.dims.latent as usize, layout.dims.head.rope as usize))
+fn widths(layout: &CacheLayout) -> (usize, usize) {
+    (layout.dims.latent as usize, layout.dims.head.rope as usize)
 }

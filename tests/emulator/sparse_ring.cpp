@@ -86,9 +86,12 @@ struct Run {
     static constexpr int kConsumers = 128 * kGroups + kOutputThreads;
     static constexpr int kThreads = 128 + kConsumers + 1;
     static constexpr int kRows = 4096, kStride = (R::kBytes + 15) / 16 * 16;
+    // Strides of rotary keys in a tensor of their own, with a gap behind each key and each page.
+    static constexpr int kRopeStride = R::kBytes - R::kLatentBytes + 16,
+                         kRopePage = 64 * kRopeStride + 48;
 
     KernelParams p = {};
-    std::vector<char> caches[kSources];
+    std::vector<char> caches[kSources], ropes[kSources];
     std::vector<int> lists[kSources], counts[kSources];
     // Entries that this CTA attends to, token by token, in the format of ListWalk::pending.
     std::vector<std::vector<uint32_t>> expected;
@@ -102,12 +105,20 @@ struct Run {
     Run(const Lists& drawn, unsigned seed_) : seed(seed_) {
         const int ranks = int(Hopper::current().ranks);
         expected.resize(drawn.tokens());
+        p.split = R::kSplits && seed % 2;
+        p.row_bytes = p.split ? R::kLatentBytes : R::kBytes;
         for (int k = 0; k < kSources; ++k) {
             caches[k].resize(size_t(kRows) * kStride);
+            ropes[k].resize(size_t(kRows / 64) * kRopePage);
             for (uint32_t row = 0; row < kRows; ++row) {
                 const uint32_t tag = row | uint32_t(k) << 31;
-                std::memcpy(&caches[k][size_t(row) * kStride], &tag, 4);
+                char* latent = &caches[k][size_t(row) * kStride];
+                char* rope = p.split ? &ropes[k][row / 64 * kRopePage + row % 64 * kRopeStride]
+                                     : latent + R::kLatentBytes;
+                std::memcpy(latent, &tag, 4);
+                std::memcpy(rope, &tag, 4);
             }
+            if (p.split) p.rope[k] = {ropes[k].data(), kRopePage, kRopeStride};
             size_t width = 0;
             for (const auto& list : drawn.of[k]) width = std::max(width, list.size());
             for (size_t token = 0; token < drawn.tokens(); ++token) {
@@ -165,7 +176,7 @@ struct Run {
 
     void begins(const Flight& f) {
         const int slot = int((f.to - ring_base()) / L::kSlotBytes);
-        const int use = filled[slot]++ / kSlotKeys;
+        const int use = filled[slot]++ / (p.split ? 2 * kSlotKeys : kSlotKeys);
         if (freed[slot] != use * kOutputThreads)
             Mbarrier::fail("a slot is filled before its use before has been freed");
     }
@@ -299,12 +310,14 @@ struct Run {
 
     void check_rows(uint32_t item, size_t first, int keys, int slot) const {
         for (int key = 0; key < keys; ++key) {
-            uint32_t tag;
-            std::memcpy(
-                &tag,
-                ptx::dynamic_shared() + L::kRingOffset + slot * L::kSlotBytes + key * R::kPitch, 4);
-            if (first + key >= expected[item].size() || tag != expected[item][first + key])
-                Mbarrier::fail("a slot has the rows of another tile");
+            const char* row =
+                ptx::dynamic_shared() + L::kRingOffset + slot * L::kSlotBytes + key * R::kPitch;
+            for (const char* part : {row, row + R::kLatentBytes}) {
+                uint32_t tag;
+                std::memcpy(&tag, part, 4);
+                if (first + key >= expected[item].size() || tag != expected[item][first + key])
+                    Mbarrier::fail("a slot has the rows of another tile");
+            }
         }
     }
 };

@@ -1,5 +1,6 @@
 // The C interface of this kernel: checks every argument, chooses the instantiation, launches.
 
+#include "common/one_row.cuh"
 #include "sm80/device_limits.cuh"
 #include "sm80/mla_sm80.h"
 #include "variants.cuh"
@@ -102,6 +103,11 @@ void check_pointers(Check& check, const MlaDecodeParams& p) {
               p.lse_head_stride, "at least tokens");
 }
 
+// Bytes of a latent with its scales, behind which the rotary key of a row lies.
+int64_t latent_bytes(const MlaDecodeParams& p) {
+    return row_elements(p) * element_of(p) - p.rope_dim * (p.cache_format == MLA_CACHE_FP8 ? 1 : 2);
+}
+
 void check_strides(Check& check, const MlaDecodeParams& p) {
     const int element = element_of(p);
     const int64_t row = row_elements(p), cache_quantum = 16 / element;
@@ -124,6 +130,8 @@ void check_strides(Check& check, const MlaDecodeParams& p) {
     check
         .that(p.cache_slot_stride * element < int64_t(1) << 27, "cache_slot_stride",
               p.cache_slot_stride, "less than 2^27 bytes, in elements")
+        .that(p.rope_dim == 0 || is_one_row(p, latent_bytes(p)), "cache_rope",
+              address(p.cache_rope), "behind the latent, at the strides of the rows")
         .that(p.cache_page_stride < int64_t(1) << 48, "cache_page_stride", p.cache_page_stride,
               "less than 2^48");
 }

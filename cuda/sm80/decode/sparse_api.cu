@@ -1,6 +1,7 @@
 // The C interface of sparse attention: every query token is a request of one token, whose list of
 // slots stands in the block table's place.
 
+#include "common/one_row.cuh"
 #include "sm80/device_limits.cuh"
 #include "sm80/mla_sm80.h"
 #include "variants.cuh"
@@ -46,6 +47,11 @@ MlaStatus check_shape(const MlaSparseParams& p) {
         check.that(within_capacity(p), "tokens", p.tokens,
                    "less than 2^31 tiles of 16 entries over all tokens and tiles of 16 heads");
     return check.status();
+}
+
+// Bytes of a latent with its scales, behind which the rotary key of a row lies.
+int64_t latent_bytes(const MlaSparseParams& p) {
+    return row_bytes(p) - p.rope_dim * (p.cache_format == MLA_CACHE_FP8 ? 1 : 2);
 }
 
 MlaStatus check(const MlaSparseParams& p, const void* workspace, size_t bytes, size_t needed) {
@@ -99,6 +105,8 @@ MlaStatus check(const MlaSparseParams& p, const void* workspace, size_t bytes, s
         .that(p.cache_format != MLA_CACHE_FP8 ||
                   (p.cache_scale >= 0x1p-60f && p.cache_scale <= 0x1p60f),
               "cache_scale", truncated(p.cache_scale), "2^-60 to 2^60")
+        .that(p.rope_dim == 0 || is_one_row(p, latent_bytes(p)), "cache_rope",
+              address(p.cache_rope), "behind the latent, at the strides of the rows")
         .that(workspace && is_aligned(workspace, 256), "workspace", address(workspace),
               "a device pointer aligned to 256 bytes")
         .that(bytes >= needed, "workspace_bytes", int64_t(bytes),

@@ -43,7 +43,8 @@ pub struct WgmmaMlaSparse {
     sparse = "required",
     // The maximum of the C interface: `width` in mla.h.
     max_list_width = 8192,
-    features = "sinks,deterministic,nan_propagation,strided_outputs,dense_requests,second_cache",
+    features = "sinks,deterministic,nan_propagation,strided_outputs,dense_requests,\
+                second_cache,split_cache",
     priority = "100"
 )]
 impl DecodeBackend for WgmmaMlaSparse {

@@ -2,6 +2,7 @@
 // launches.
 
 #include "../../../common/device.cuh"
+#include "../../../common/one_row.cuh"
 #include "launch.cuh"
 #include "sm90/mla_sm90.h"
 
@@ -208,11 +209,17 @@ constexpr int64_t kStrideLimit = int64_t(1) << 39;
 constexpr const char* kBelowLimit = "less than 2^39";
 
 MlaStatus check_tensors(const MlaDecodeParams& p) {
-    const int64_t cache_quantum = 16 / int64_t(cache_element(p).bytes);
+    const int64_t element = cache_element(p).bytes, cache_quantum = 16 / element;
+    const bool one_row = is_one_row(p, kLatent * element);
+    const int64_t row = one_row ? kLatent + kRope : kLatent;
     const struct {
         const void* pointer;
         const char* name;
-    } rows[] = {{p.q_latent, "q_latent"}, {p.q_rope, "q_rope"}, {p.cache, "cache"}, {p.out, "out"}};
+    } rows[] = {{p.q_latent, "q_latent"},
+                {p.q_rope, "q_rope"},
+                {p.cache, "cache"},
+                {p.cache_rope, "cache_rope"},
+                {p.out, "out"}};
     for (const auto& r : rows) {
         if (!r.pointer) return refuse(r.name, 0, "a device pointer");
         if (!is_aligned(r.pointer, 16))
@@ -228,13 +235,19 @@ MlaStatus check_tensors(const MlaDecodeParams& p) {
                    {p.q_rope_head_stride, "q_rope_head_stride", 0},
                    {p.out_token_stride, "out_token_stride", 0},
                    {p.out_head_stride, "out_head_stride", 0},
-                   {p.cache_slot_stride, "cache_slot_stride", kLatent + kRope, cache_quantum},
-                   {p.cache_page_stride, "cache_page_stride", kLatent + kRope, cache_quantum}};
+                   {p.cache_slot_stride, "cache_slot_stride", row, cache_quantum},
+                   {p.cache_page_stride, "cache_page_stride", row, cache_quantum},
+                   {p.cache_rope_slot_stride, "cache_rope_slot_stride", kRope, cache_quantum},
+                   {p.cache_rope_page_stride, "cache_rope_page_stride", kRope, cache_quantum}};
     for (const auto& s : strides) {
         if (s.stride % s.quantum)
             return refuse(s.name, s.stride, "a multiple of 16 bytes, in elements");
         if (s.stride < s.least)
-            return refuse(s.name, s.stride, s.least ? "at least 576" : "0 or more");
+            return refuse(s.name, s.stride,
+                          s.least == kLatent + kRope ? "at least 576"
+                          : s.least == kLatent       ? "at least 512"
+                          : s.least == kRope         ? "at least 64"
+                                                     : "0 or more");
         if (s.stride >= kStrideLimit) return refuse(s.name, s.stride, kBelowLimit);
     }
     return ok();
@@ -293,12 +306,21 @@ MlaStatus describe(CUtensorMap& map, Element element, int rank, const void* base
     return ok();
 }
 
-MlaStatus describe_cache(const MlaDecodeParams& p, int box_tokens, CUtensorMap& map) {
-    const cuuint64_t sizes[3] = {kLatent + kRope, cuuint64_t(p.page_size), cuuint64_t(p.pages)};
+// Rows of `width` values of a cache.
+struct CacheRows {
+    const void* base;
+    int width;
+    int64_t slot_stride, page_stride;
+};
+
+MlaStatus describe_cache(const MlaDecodeParams& p, const CacheRows& rows, int box_tokens,
+                         CUtensorMap& map) {
+    const cuuint64_t sizes[3] = {cuuint64_t(rows.width), cuuint64_t(p.page_size),
+                                 cuuint64_t(p.pages)};
     const cuuint64_t element = cache_element(p).bytes;
-    const cuuint64_t strides[2] = {p.cache_slot_stride * element, p.cache_page_stride * element};
+    const cuuint64_t strides[2] = {rows.slot_stride * element, rows.page_stride * element};
     const cuuint32_t box[3] = {64, cuuint32_t(box_tokens), 1};
-    return describe(map, cache_element(p), 3, p.cache, sizes, strides, box);
+    return describe(map, cache_element(p), 3, rows.base, sizes, strides, box);
 }
 
 // The latent values alone, as four pairs of 64, of which `pairs` are copied together.
@@ -384,7 +406,11 @@ KernelParams kernel_params(const MlaDecodeParams& p, const Shape& shape, const D
 // cache are always copied row by row.
 MlaStatus describe_tensors(const MlaDecodeParams& p, const Shape& shape, const KernelParams& k,
                            TensorMaps& maps) {
-    MlaStatus s = describe_cache(p, k.run, maps.cache);
+    const CacheRows latents = {p.cache, kLatent, p.cache_slot_stride, p.cache_page_stride},
+                    rope = {p.cache_rope, kRope, p.cache_rope_slot_stride,
+                            p.cache_rope_page_stride};
+    MlaStatus s = describe_cache(p, rope, k.run, maps.cache_rope);
+    if (s.code == MLA_OK && !shape.fp8) s = describe_cache(p, latents, k.run, maps.cache);
     if (s.code != MLA_OK) return s;
     s = shape.fp8 ? describe_cache_groups(p, k.run, maps.cache_pairs)
                   : describe_cache_pairs(p, k.run, shape.by_rows ? 2 : 1, maps.cache_pairs);

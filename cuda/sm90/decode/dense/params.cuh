@@ -72,7 +72,10 @@ struct KernelParams {
 };
 
 struct TensorMaps {
-    CUtensorMap cache;  // [pages][page_size][576], boxes of 64 values by a run of tokens
+    // Latent values of 16 bits: [pages][page_size][512], boxes of 64 values by a run of tokens.
+    // Unused for e4m3.
+    CUtensorMap cache;
+    CUtensorMap cache_rope;  // [pages][page_size][64], boxes of 64 values by a run of tokens
     // The latent values: [pages][4][2][page_size][64], where value i = x + 64 odd + 128 pair. Boxes
     // of 64 values by a run of tokens by both of one pair, or of two, which are as many tiles. Of
     // an e4m3 cache: [pages][4][page_size][128], boxes of 128 values by 64 tokens by all groups, or

@@ -1,5 +1,6 @@
 // The C interface of this kernel: checks every argument, and launches.
 
+#include "../../../common/one_row.cuh"
 #include "launch.cuh"
 #include "sm90/mla_sm90.h"
 
@@ -53,37 +54,81 @@ MlaStatus check_shape(const MlaSparseParams& p) {
         .status();
 }
 
+// Bytes of a latent with its scales, behind which the rotary key of a row lies.
+int64_t latent_bytes(Format format) {
+    switch (format) {
+        case Format::same: return SameRows<__half>::kLatentBytes;
+        case Format::e4m3: return E4m3Rows<void>::kLatentBytes;
+        case Format::ds_mla: return DsMlaRows<void>::kLatentBytes;
+    }
+    return 0;
+}
+
+// True if rotary keys lie in a tensor of their own.
+bool is_split(const MlaSparseParams& p, const MlaListedCache& c) {
+    return !is_one_row(c, latent_bytes(format_of(p)));
+}
+
 MlaListedCache first(const MlaSparseParams& p) {
-    return {p.cache,       p.lists, p.counts, p.cache_page_stride, p.cache_slot_stride,
-            p.list_stride, p.pages, p.width,  p.page_size};
+    return {p.cache,
+            p.cache_rope,
+            p.lists,
+            p.counts,
+            p.cache_page_stride,
+            p.cache_slot_stride,
+            p.cache_rope_page_stride,
+            p.cache_rope_slot_stride,
+            p.list_stride,
+            p.pages,
+            p.width,
+            p.page_size};
 }
 
 // The names of a listed cache's fields.
 struct ListedNames {
     const char *cache, *lists, *counts, *pages, *page_size, *page_stride, *slot_stride,
-        *list_stride;
+        *list_stride, *rope, *rope_page_stride, *rope_slot_stride;
 };
-#define MLA_LISTED_NAMES(of) \
-    {of "cache",             \
-     of "lists",             \
-     of "counts",            \
-     of "pages",             \
-     of "page_size",         \
-     of "cache_page_stride", \
-     of "cache_slot_stride", \
-     of "list_stride"}
+#define MLA_LISTED_NAMES(of)      \
+    {of "cache",                  \
+     of "lists",                  \
+     of "counts",                 \
+     of "pages",                  \
+     of "page_size",              \
+     of "cache_page_stride",      \
+     of "cache_slot_stride",      \
+     of "list_stride",            \
+     of "cache_rope",             \
+     of "cache_rope_page_stride", \
+     of "cache_rope_slot_stride"}
 constexpr ListedNames kFirst = MLA_LISTED_NAMES(""), kSecond = MLA_LISTED_NAMES("second.");
 #undef MLA_LISTED_NAMES
 
 void check_listed(Check& check, const MlaSparseParams& p, const MlaListedCache& c,
                   const ListedNames& names) {
-    const int64_t row = row_bytes(format_of(p));
+    const bool split = is_split(p, c);
+    const int64_t row = split ? latent_bytes(format_of(p)) : row_bytes(format_of(p));
     check.that(c.page_size >= 1, names.page_size, c.page_size, "at least 1")
         .that(c.pages >= 1 && c.pages <= INT32_MAX, names.pages, c.pages, "1..=2147483647")
         .that(c.cache && is_aligned(c.cache, 16), names.cache, address(c.cache),
               "a device pointer aligned to 16 bytes")
+        .that(c.cache_rope && is_aligned(c.cache_rope, 16), names.rope, address(c.cache_rope),
+              "a device pointer aligned to 16 bytes")
+        .that(!split || format_of(p) != Format::ds_mla, names.rope, address(c.cache_rope),
+              "behind the latent and its scales, at the strides of the rows")
         .that(is_aligned(c.counts, 4), names.counts, address(c.counts),
               "null, or a device pointer aligned to 4 bytes");
+    const int64_t key = row_bytes(format_of(p)) - latent_bytes(format_of(p));
+    if (split && c.pages > 1)
+        check
+            .that(c.cache_rope_page_stride % 16 == 0, names.rope_page_stride,
+                  c.cache_rope_page_stride, "a multiple of 16 bytes")
+            .stride(c.cache_rope_page_stride, names.rope_page_stride, key);
+    if (split && c.page_size > 1)
+        check
+            .that(c.cache_rope_slot_stride % 16 == 0, names.rope_slot_stride,
+                  c.cache_rope_slot_stride, "a multiple of 16 bytes")
+            .stride(c.cache_rope_slot_stride, names.rope_slot_stride, key);
     if (c.width > 0) check.pointer(c.lists, 4, names.lists);
     if (c.pages > 1)
         check
@@ -182,6 +227,14 @@ KernelParams kernel_params(const MlaSparseParams& p) {
     KernelParams k = {};
     k.sources[0] = source(first(p));
     k.sources[1] = source(p.second);
+    const MlaListedCache caches[] = {first(p), p.second};
+    for (int i = 0; i < kSources; ++i) {
+        const MlaListedCache& c = caches[i];
+        if (c.width == 0) continue;
+        k.split |= is_split(p, c);
+        k.rope[i] = {static_cast<const char*>(c.cache_rope), c.cache_rope_page_stride,
+                     c.cache_rope_slot_stride};
+    }
     k.dense_within = p.dense_within;
     if (p.dense_within > 0) {
         k.block_table = p.block_table;
@@ -202,6 +255,7 @@ KernelParams kernel_params(const MlaSparseParams& p) {
     k.out_token_stride = p.out_token_stride;
     k.out_head_stride = p.out_head_stride;
     k.lse_head_stride = p.lse_head_stride;
+    k.row_bytes = int(k.split ? latent_bytes(format_of(p)) : row_bytes(format_of(p)));
     // As in dense decode.
     k.read_once = p.tokens * width(p) * row_bytes(format_of(p)) <= int64_t(192) << 20;
     k.tokens = p.tokens;

@@ -139,6 +139,14 @@ struct ListWalk {
                (slot - page * from.page_size) * from.slot_stride;
     }
 
+    // The address of its rotary key.
+    __device__ const char* rope(uint32_t entry) const {
+        const RopeSource& from = p.rope[entry >> 31];
+        const uint32_t slot = entry & 0x7fffffff, page_size = p.sources[entry >> 31].page_size;
+        const uint32_t page = slot / page_size;
+        return from.rope + page * from.page_stride + (slot - page * page_size) * from.slot_stride;
+    }
+
   private:
     // What a token of a dense request attends to: how many of the request's first tokens, and their
     // pages; null of any other request.

@@ -34,10 +34,14 @@ struct KeyLoader {
             if (lane == 0) ptx::mbarrier_arrive_expect_tx(full, kSlotKeys * Rows::kBytes);
             __syncwarp();
             const uint32_t to = ring_base + own.slot * L::kSlotBytes + lane * Rows::kPitch;
+            const int bytes = Rows::kSplits ? walk.p.row_bytes : Rows::kBytes;
             if (lane < kSlotKeys && walk.p.read_once)
-                ptx::cp_async_bulk(to, row, Rows::kBytes, full, policy);
+                ptx::cp_async_bulk(to, row, bytes, full, policy);
             else if (lane < kSlotKeys)
-                ptx::cp_async_bulk(to, row, Rows::kBytes, full);
+                ptx::cp_async_bulk(to, row, bytes, full);
+            if (Rows::kSplits && walk.p.split && lane < kSlotKeys)
+                ptx::cp_async_bulk(to + Rows::kLatentBytes, walk.rope(walk.entry(taken + key)),
+                                   Rows::kBytes - Rows::kLatentBytes, full);
         }
         ring.advance((keys + kSlotKeys - 1) / kSlotKeys);
     }

@@ -32,6 +32,12 @@ struct Source {
     bool pages_adjoin;
 };
 
+// The rotary keys of a cache: [pages, page_size], strides in bytes.
+struct RopeSource {
+    const char* rope;
+    int64_t page_stride, slot_stride;
+};
+
 // A token attends to what all of its lists name.
 constexpr int kSources = 2;
 
@@ -70,6 +76,11 @@ struct KernelParams {
     float scale_log2;
     // What the output is multiplied by: the cache's scale
     float out_scale;
+    // True if some rotary keys lie in a tensor of their own: rows are then copied in two parts.
+    bool split;
+    // Bytes of a row in the cache: of a latent alone where they are copied in two parts.
+    int row_bytes;
+    RopeSource rope[kSources];
 };
 
 }  // namespace mla::sm90::sparse

@@ -30,6 +30,9 @@ template <typename T>
 struct SameRows {
     using Operand = T;
     static constexpr int kBytes = (kLatent + kRope) * 2;
+    // True if rotary keys may lie in a tensor of their own. Then the bytes of a latent.
+    static constexpr bool kSplits = true;
+    static constexpr int kLatentBytes = kLatent * 2;
     static constexpr int kPitch = kBytes + 16;
     // Whether latent values have scales of their own.
     static constexpr bool kScales = false;
@@ -59,6 +62,8 @@ struct QuantisedRows {
 template <typename T>
 struct E4m3Rows : QuantisedRows {
     static constexpr int kBytes = kLatent + kRope;
+    static constexpr bool kSplits = true;
+    static constexpr int kLatentBytes = kLatent;
     // As that of the rows with scales.
     static constexpr int kPitch = 656;
     static constexpr bool kScales = false;
@@ -68,6 +73,8 @@ struct E4m3Rows : QuantisedRows {
 template <typename T>
 struct DsMlaRows : QuantisedRows {
     static constexpr int kBytes = 656;
+    static constexpr bool kSplits = false;
+    static constexpr int kLatentBytes = 528;
     static constexpr int kPitch = 656;
     static constexpr bool kScales = true;
     static constexpr int kScalesOffset = 512, kRopeOffset = 528;

@@ -18,7 +18,7 @@ struct Fp8CacheProducer {
     typename C::Control& s = c.s;
 
     __device__ void prefetch_descriptors(const TensorMaps& maps, int lane) const {
-        if (lane == 0) ptx::prefetch_tensormap(&maps.cache);
+        if (lane == 0) ptx::prefetch_tensormap(&maps.cache_rope);
         if (lane == 1) ptx::prefetch_tensormap(&maps.cache_pairs);
     }
 
@@ -28,7 +28,7 @@ struct Fp8CacheProducer {
             ptx::cp_async_bulk_prefetch_tensor(&maps.cache_pairs, policy, 0, kv_tile.token, 0,
                                                kv_tile.page);
         if (c.rank == c.group_ctas() - 1)
-            ptx::cp_async_bulk_prefetch_tensor(&maps.cache, policy, kLatent, kv_tile.token,
+            ptx::cp_async_bulk_prefetch_tensor(&maps.cache_rope, policy, 0, kv_tile.token,
                                                kv_tile.page);
     }
 
@@ -47,7 +47,7 @@ struct Fp8CacheProducer {
                 if constexpr (whole.value) {
                     ptx::cp_async_bulk_tensor(&maps.cache_pairs, slot, full, policy, 0, first[0], 0,
                                               page[0]);
-                    ptx::cp_async_bulk_tensor(&maps.cache, rope, full, policy, kLatent, first[0],
+                    ptx::cp_async_bulk_tensor(&maps.cache_rope, rope, full, policy, 0, first[0],
                                               page[0]);
                 } else {
 #pragma unroll 1
@@ -66,8 +66,8 @@ struct Fp8CacheProducer {
                             ptx::cp_async_bulk_tensor(&maps.cache_pairs,
                                                       slot + group * L::kGroupBytes + i * 2048,
                                                       full, policy, 0, f, group, z);
-                        ptx::cp_async_bulk_tensor(&maps.cache, rope + i * 1024, full, policy,
-                                                  kLatent, f, z);
+                        ptx::cp_async_bulk_tensor(&maps.cache_rope, rope + i * 1024, full, policy,
+                                                  0, f, z);
                     }
                 }
                 ring.advance(1);

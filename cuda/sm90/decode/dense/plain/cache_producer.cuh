@@ -23,6 +23,7 @@ struct PlainCacheProducer {
     __device__ void prefetch_descriptors(const TensorMaps& maps, int lane) const {
         if (lane == 0) ptx::prefetch_tensormap(&maps.cache);
         if (lane == 3) ptx::prefetch_tensormap(&maps.cache_pairs);
+        if (lane == 4) ptx::prefetch_tensormap(&maps.cache_rope);
     }
 
     // Brings half of the latent panels of a KV tile into L2. The memory is idle until the first
@@ -57,9 +58,9 @@ struct PlainCacheProducer {
                                                  RopeRing& rope, int tokens, const int (&page)[4],
                                                  const int (&first)[4]) const {
         const ptx::CachePolicy policy = c.cache_policy();
-        const auto load_panel = [&](uint32_t full, uint32_t slot, int x) {
+        const auto load_panel = [&](const CUtensorMap* map, uint32_t full, uint32_t slot, int x) {
             if (whole) {
-                ptx::cp_async_bulk_tensor(&maps.cache, slot, full, policy, x, first[0], page[0]);
+                ptx::cp_async_bulk_tensor(map, slot, full, policy, x, first[0], page[0]);
             } else {
 #pragma unroll 1
                 for (int i = 0; i * 16 < tokens; ++i) {
@@ -68,7 +69,7 @@ struct PlainCacheProducer {
                                   : i == 2 ? first[2]
                                            : first[3];
                     const int z = i == 0 ? page[0] : i == 1 ? page[1] : i == 2 ? page[2] : page[3];
-                    ptx::cp_async_bulk_tensor(&maps.cache, slot + i * 2048, full, policy, x, f, z);
+                    ptx::cp_async_bulk_tensor(map, slot + i * 2048, full, policy, x, f, z);
                 }
             }
         };
@@ -85,13 +86,13 @@ struct PlainCacheProducer {
             } else {
 #pragma unroll 1
                 for (int j = 0; j < L::kStagePanels; ++j)
-                    load_panel(full, slot + j * kPanelBytes, (i + j) * 64);
+                    load_panel(&maps.cache, full, slot + j * kPanelBytes, (i + j) * 64);
             }
             latent.advance(1);
         }
         s.rope_empty[rope.slot].wait(rope.phase ^ 1);
         s.rope_full[rope.slot].expect(tokens * 128);
-        load_panel(s.rope_full[rope.slot].address(), c.rope_stage(rope.slot), kLatent);
+        load_panel(&maps.cache_rope, s.rope_full[rope.slot].address(), c.rope_stage(rope.slot), 0);
         rope.advance(1);
     }
 

@@ -37,6 +37,8 @@ struct WideLoader {
                                       walk.s.latent_full[latent.slot]);
             latent.advance(1);
         }
+        // The offset that copy_panels adds is that of a rotary key behind its latent.
+        if (walk.p.split && row) row = walk.rope(walk.entry(taken + own)) - kLatent * 2;
         copy_panels<1>(row, 2 * kStagePanels, base + L::kRopeOffset + rope.slot * kPanelBytes,
                        walk.s.rope_empty[rope.slot], rope.phase, walk.s.rope_full[rope.slot]);
         rope.advance(1);
