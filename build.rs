@@ -137,7 +137,9 @@ fn with_headers(mut kernels: mla_build::Kernels, families: &[String]) -> mla_bui
 #[cfg(feature = "gpu")]
 fn prebuilt(kernels: mla_build::Kernels) -> mla_build::Kernels {
     #[cfg(feature = "sm80")]
-    let kernels = kernels.prebuilt(mla_kernels_sm80::FOLDER);
+    let kernels = kernels
+        .prebuilt(mla_kernels_sm80::FOLDER)
+        .prebuilt(mla_kernels_sm80_decode::FOLDER);
     #[cfg(feature = "sm90")]
     let kernels = kernels.prebuilt(mla_kernels_sm90::FOLDER);
     #[cfg(feature = "sm100")]

@@ -28,6 +28,11 @@ const PACKAGES: &[(&str, &str, &[&str])] = &[
     ),
     ("mla-build", "mla-build/", &["src/", "toolkit.txt"]),
     ("mla-kernels-sm80", "prebuilt/sm80/", &["src/"]),
+    (
+        "mla-kernels-sm80-decode",
+        "prebuilt/sm80-decode/",
+        &["src/"],
+    ),
     ("mla-kernels-sm90", "prebuilt/sm90/", &["src/"]),
     ("mla-kernels-sm100", "prebuilt/sm100/", &["src/"]),
     (

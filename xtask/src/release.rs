@@ -34,8 +34,12 @@ pub(crate) struct Arguments {
 /// of these.
 const FAMILIES: [&str; 3] = ["sm80", "sm90", "sm100"];
 
-/// The maximal size of a package on crates.io.
-const MOST: u64 = 10 << 20;
+/// The packages that some of a family's objects have to themselves, and the start of the sources of
+/// those. A family's other objects are in the package of its name.
+const DIVIDED: &[(&str, &str, &str)] = &[("sm80", "sm80-decode", "cuda/sm80/decode/")];
+
+/// The maximal size of a package: crates.io takes 10 MiB, and kernels grow.
+const MOST: u64 = 8 << 20;
 
 /// The file in a family's package that says what its objects were made of and by.
 const PROVENANCE: &str = "PROVENANCE.json";
@@ -81,12 +85,12 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         for combination in combinations(&families) {
             compile(&workspace, &combination, &folder, toolkit.as_deref())?;
         }
-        for family in &families {
-            fill(&workspace, family, &folder, toolkit.is_none())?;
+        for (family, package) in packages(&families) {
+            fill(&workspace, (family, package), &folder, toolkit.is_none())?;
         }
     }
-    for family in &families {
-        check_size(&workspace, family)?;
+    for (_, package) in packages(&families) {
+        check_size(&workspace, package)?;
     }
     package::run(&package::Arguments {})?;
     println!(
@@ -94,6 +98,28 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         order(&workspace.metadata()?)?.join(", ")
     );
     Ok(())
+}
+
+/// The packages of some families, each behind its family.
+fn packages<'a>(families: &'a [&'a str]) -> impl Iterator<Item = (&'a str, &'a str)> {
+    families.iter().flat_map(|family| {
+        let divided = DIVIDED.iter().filter(move |(of, ..)| of == family);
+        [(*family, *family)]
+            .into_iter()
+            .chain(divided.map(|(_, package, _)| (*family, *package)))
+    })
+}
+
+/// True if the object of a source is in a package: what no other family compiles, and no other
+/// package of the family has.
+fn holds((family, package): (&str, &str), source: &str) -> bool {
+    let of_other = |other: &&str| source.starts_with(&format!("cuda/{other}/"));
+    if FAMILIES.iter().any(|it| *it != family && of_other(it)) {
+        return false;
+    }
+    let mut divided = DIVIDED.iter();
+    let own = divided.find(|(of, _, start)| *of == family && source.starts_with(start));
+    own.map_or(family, |(_, own, _)| *own) == package
 }
 
 /// Every set of families that a build may turn on.
@@ -130,10 +156,15 @@ fn compile(
     Ok(())
 }
 
-/// Gives a family's package what is compiled for it, and the notice of what that contains.
-fn fill(workspace: &Workspace, family: &str, from: &Path, is_pinned: bool) -> anyhow::Result<()> {
+/// Gives a package of a family what is compiled for it, and the notice of what that contains.
+fn fill(
+    workspace: &Workspace,
+    (family, name): (&str, &str),
+    from: &Path,
+    is_pinned: bool,
+) -> anyhow::Result<()> {
     let from = from.join(family);
-    let package = workspace.root.join("prebuilt").join(family);
+    let package = workspace.root.join("prebuilt").join(name);
     let to = package.join("objects");
     if to.exists() {
         fs::remove_dir_all(&to)?;
@@ -143,16 +174,9 @@ fn fill(workspace: &Workspace, family: &str, from: &Path, is_pinned: bool) -> an
     if is_pinned {
         pinned(&description)?;
     }
-    // Another family's sources are in that family's package.
-    let others: Vec<_> = FAMILIES
-        .into_iter()
-        .filter(|other| *other != family)
-        .collect();
     let is_here = |object: &Value| {
         let source = object["source"].as_str().unwrap_or_default();
-        !others
-            .iter()
-            .any(|other| source.starts_with(&format!("cuda/{other}/")))
+        holds((family, name), source)
     };
     let runtime = description["runtime"].clone();
     let objects = description["objects"].as_array_mut();
@@ -176,10 +200,10 @@ fn fill(workspace: &Workspace, family: &str, from: &Path, is_pinned: bool) -> an
     }
     let text = serde_json::to_string_pretty(&description)?;
     fs::write(to.join(DESCRIPTION), text)?;
-    fs::write(package.join("NOTICE"), notice(family, &description)?)?;
+    fs::write(package.join("NOTICE"), notice(name, &description)?)?;
     let provenance = provenance(&description, &revision(&workspace.root)?)?;
     println!(
-        "{family}: {}",
+        "{name}: {}",
         provenance["driver"].as_str().unwrap_or_default()
     );
     let text = serde_json::to_string_pretty(&provenance)?;
@@ -286,12 +310,12 @@ fn pinned(description: &Value) -> anyhow::Result<()> {
 }
 
 /// The contents of the objects, and their licences.
-fn notice(family: &str, description: &Value) -> anyhow::Result<String> {
+fn notice(package: &str, description: &Value) -> anyhow::Result<String> {
     let folder = Pins::current()
         .folder()
         .context("no folder of the toolkit")?;
     let mut text = format!(
-        "mla-kernels-{family}: what its objects contain\n\n\
+        "mla-kernels-{package}: what its objects contain\n\n\
          1. mla-kernels, compiled. MIT or Apache-2.0: LICENSE-MIT, LICENSE-APACHE.\n\
          2. Inline functions of the headers of CUDA's runtime and compiler, of NVIDIA Corporation. \
             The CUDA Toolkit\n   \
@@ -320,15 +344,19 @@ fn notice(family: &str, description: &Value) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Packs a family's package as Cargo would, and holds its size to what crates.io takes.
-fn check_size(workspace: &Workspace, family: &str) -> anyhow::Result<()> {
-    let objects = workspace.root.join("prebuilt").join(family).join("objects");
+/// Packs a package of kernels as Cargo would, and holds its size to the bound.
+fn check_size(workspace: &Workspace, package: &str) -> anyhow::Result<()> {
+    let objects = workspace
+        .root
+        .join("prebuilt")
+        .join(package)
+        .join("objects");
     ensure!(
         objects.join(DESCRIPTION).is_file(),
-        "{} is empty: `cargo xtask release --families {family}` compiles what belongs there",
+        "{} is empty: `cargo xtask release` compiles what belongs there",
         objects.display()
     );
-    let name = format!("mla-kernels-{family}");
+    let name = format!("mla-kernels-{package}");
     let status = workspace
         .cargo()
         .args([
@@ -351,7 +379,10 @@ fn check_size(workspace: &Workspace, family: &str) -> anyhow::Result<()> {
         .with_context(|| format!("cannot read {}", packed.display()))?
         .len();
     println!("{name}: {} packed, at most {}", size(bytes), size(MOST));
-    ensure!(bytes <= MOST, "{name} is larger than crates.io takes");
+    ensure!(
+        bytes <= MOST,
+        "{name} is too large: DIVIDED of xtask/src/release.rs divides a family among packages"
+    );
     Ok(())
 }
 
@@ -396,6 +427,27 @@ mod tests {
         assert_eq!(all.len(), 7);
         let of = |family| all.iter().filter(|it| it.last() == Some(&family)).count();
         assert_eq!([of("sm80"), of("sm90"), of("sm100")], [1, 2, 4]);
+    }
+
+    #[test]
+    fn every_object_of_a_family_is_in_one_of_its_packages() {
+        let of = |source: &str| -> Vec<_> {
+            let all = packages(&FAMILIES).filter(|package| holds(*package, source));
+            all.map(|(_, package)| package).collect()
+        };
+        assert_eq!(
+            of("cuda/sm80/decode/instantiations/f16.cu"),
+            ["sm80-decode"]
+        );
+        assert_eq!(of("cuda/sm80/prefill/api.cu"), ["sm80"]);
+        assert_eq!(of("cuda/sm90/decode/dense/api.cu"), ["sm90"]);
+        // A combination's own, in the package of its last family.
+        assert_eq!(of("cuda/all/copy.cu"), ["sm80", "sm90", "sm100"]);
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../prebuilt");
+        let folders = fs::read_dir(root).unwrap();
+        let folders = folders.map(|it| it.unwrap().file_name().into_string().unwrap());
+        let named: BTreeSet<_> = packages(&FAMILIES).map(|(_, it)| it.to_owned()).collect();
+        assert_eq!(folders.collect::<BTreeSet<_>>(), named);
     }
 
     fn description(cuda: &str) -> Value {

@@ -1,4 +1,5 @@
-//! The kernels of mla-kernels' family `sm80`, compiled.
+//! The kernels of mla-kernels' family `sm80`, compiled, but for those of decode, which
+//! `mla-kernels-sm80-decode` has.
 //!
 //! mla-kernels takes them in its build script if its sources are those that they were made of, and
 //! then needs neither nvcc nor CUTLASS. In a checkout there are none before `cargo xtask release`
