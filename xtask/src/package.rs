@@ -16,7 +16,14 @@ const PACKAGES: &[(&str, &str, &[&str])] = &[
     (
         "mla-kernels",
         "",
-        &["build.rs", "README.md", "cuda/", "src/", "docs/"],
+        &[
+            "build.rs",
+            "README.md",
+            "cuda/",
+            "src/",
+            "docs/engine.md",
+            "docs/kernels/",
+        ],
     ),
     ("mla-runtime", "mla-runtime/", &["dispatch/", "src/"]),
     ("mla-cpu", "mla-cpu/", &["src/"]),
@@ -71,6 +78,9 @@ const FOREIGN: &[&str] = &[
     "xtask/",
 ];
 
+/// Of no use to a package's users.
+const FOR_DEVELOPERS: &[&str] = &["benches/", "docs/log/", "tests/"];
+
 pub(crate) fn run(_: &Arguments) -> anyhow::Result<()> {
     let workspace = Workspace::find()?;
     let known: Vec<_> = PACKAGES.iter().map(|(package, ..)| *package).collect();
@@ -108,6 +118,13 @@ pub(crate) fn run(_: &Arguments) -> anyhow::Result<()> {
         ensure!(
             foreign.is_none() || !folder.is_empty(),
             "the package {package} holds {foreign:?}, which is not for its users"
+        );
+        let unused = packed
+            .iter()
+            .find(|file| FOR_DEVELOPERS.iter().any(|it| file.starts_with(it)));
+        ensure!(
+            unused.is_none(),
+            "the package {package} holds {unused:?}, which its users do not need"
         );
         println!("{package}: {} files", packed.len());
     }
