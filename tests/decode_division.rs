@@ -70,7 +70,7 @@ impl Batch {
             .map(|group| {
                 let mut count = 0;
                 let mut items = Vec::new();
-                // First how many there are, then which.
+                // The first call asks for the number of items, the second for the items.
                 for _ in 0..2 {
                     // SAFETY: the struct is plain data, for which zero is a value.
                     items =
@@ -204,7 +204,7 @@ fn every_kv_tile_is_done_once_at_equal_lengths() {
             for len in [0, 1, 63, 64, 65, 128, 1000, 4096, 8192, 131_072] {
                 let mut batch = Batch::equal(heads, query_len, requests, len, groups);
                 let most = batch.check();
-                // The same, said request by request.
+                // The same batch, with a length for each request.
                 batch.queries = Some(vec![query_len; requests]);
                 assert_eq!(batch.check(), most);
             }
@@ -320,10 +320,10 @@ fn a_query_tile_has_the_rows_that_leave_the_fewest_ctas_idle() {
 
 #[test]
 fn equal_tiles_are_divided_alike() {
-    // Two of 66 groups for each of 32 requests, eight for each of 8.
+    // The 66 groups divide into two for each of 32 requests, or eight for each of 8.
     assert_eq!(Batch::equal(128, 1, 32, 4096, 66).check(), 32);
     assert_eq!(Batch::equal(128, 1, 8, 8192, 66).check(), 16);
-    // Four of 132 for each of 32.
+    // The 132 groups divide into four for each of 32 requests.
     assert_eq!(Batch::equal(16, 1, 32, 4096, 132).check(), 16);
     for batch in [
         Batch::equal(128, 1, 32, 4096, 66),

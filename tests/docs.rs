@@ -1,4 +1,4 @@
-//! The guides are true: what they show is what is tested.
+//! Checks that the guides are true: the code that they show is the code that is tested.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The files that the guide shows: a path in a line of its own, then the file in a fence.
+/// Returns the files that the guide shows: a path in a line of its own, then the file in a fence.
 fn shown(guide: &str) -> Vec<(&str, String)> {
     let mut files = Vec::new();
     let mut lines = guide.lines();
@@ -53,7 +53,7 @@ fn the_tutorial_is_the_example_that_is_tested() {
     assert!(lines < 100, "{lines} lines of the author's own code");
 }
 
-/// The fenced blocks of one language.
+/// Returns the fenced blocks of one language.
 fn fenced<'a>(guide: &'a str, language: &str) -> Vec<&'a str> {
     let fence = format!("```{language}\n");
     let blocks = guide.split(&*fence).skip(1);
@@ -144,7 +144,7 @@ fn the_command_s_alias_shows_what_is_compiled() {
     );
 }
 
-/// The pages that a user reads first.
+/// Checks the pages that a user reads first.
 #[test]
 fn the_manuals_keep_to_120_columns() {
     for page in [
@@ -197,8 +197,8 @@ fn the_page_about_numbers_names_tests_that_exist() {
     }
 }
 
-/// The Rust sources of a folder and of those in it, but for goldens and folders with a width of
-/// their own.
+/// Returns the Rust sources of a folder and of those in it, but for goldens and folders with a
+/// width of their own.
 fn sources(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {

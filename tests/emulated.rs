@@ -1,6 +1,6 @@
 //! Kernels on the host: compiled for the processor, every thread a fiber. Those of the portable
-//! family run whole and are compared with f64. Of Hopper's sparse decode the loading warps run, and
-//! their ring is explored. Timing and the memory model are left to a GPU.
+//! family run whole and are compared with f64. Hopper's sparse decode runs its loading warps alone,
+//! and their ring is explored. Timing and the memory model are left to a GPU.
 #![cfg(any(feature = "sm80", feature = "sm90"))]
 
 use std::path::{Path, PathBuf};

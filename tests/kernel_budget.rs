@@ -1,4 +1,4 @@
-//! No kernel spills, and none uses more than `cuda/budget.toml` allows.
+//! Checks that no kernel spills, and none uses more than `cuda/budget.toml` allows.
 #![cfg(feature = "gpu")]
 
 use std::path::Path;

@@ -61,7 +61,8 @@ impl Batch {
         (longest(|len| len.0), longest(|len| len.1))
     }
 
-    /// `alike`: as if the host's numbers said that all requests are as long as the longest.
+    /// Returns the items for given numbers of the host; `alike` tells it that all requests are as
+    /// long as the longest.
     fn items_if_said(&self, alike: bool, max_key_len: usize) -> Vec<MlaPrefillItem> {
         let (queries, keys) = (self.starts(|len| len.0), self.starts(|len| len.1));
         let (max_query_len, requests) = (self.longest_request().0, self.lens.len());
@@ -92,7 +93,7 @@ impl Batch {
     ) -> Vec<MlaPrefillItem> {
         let mut count = 0;
         let mut items = Vec::new();
-        // First how many there are, then which.
+        // The first call asks for the number of items, the second for the items.
         for _ in 0..2 {
             let room = count;
             // SAFETY: the struct is plain data, for which zero is a value.
@@ -103,7 +104,7 @@ impl Batch {
         items
     }
 
-    /// The query tiles in their order if none is divided.
+    /// Returns the query tiles in their order if none is divided.
     fn whole_items(&self, section: usize, group: usize) -> Vec<MlaPrefillItem> {
         let (queries, keys) = (self.starts(|len| len.0), self.starts(|len| len.1));
         let params = self.params(&queries, &keys);
@@ -151,8 +152,9 @@ impl Batch {
         }
     }
 
-    /// Checks what the host's word that requests are alike leads to: their own items, in rows, if
-    /// they are, and otherwise those that the lengths give. Returns whether they are divided.
+    /// Checks the items if the host says that all requests are as long as the longest: items of
+    /// such requests, in rows, if that is true, and otherwise those that the lengths give. Returns
+    /// true if they are divided.
     fn items_told_alike(&self) -> bool {
         let longest = self.longest_request();
         let told = self.items_if_said(true, longest.1);
@@ -171,7 +173,7 @@ impl Batch {
         is_divided
     }
 
-    /// KV tiles that any row of a query tile sees.
+    /// Returns the number of KV tiles that any row of a query tile sees.
     fn kv_tiles(&self, request: usize, query: usize) -> usize {
         let (queries, keys) = self.lens[request];
         let visible = if self.causal {
@@ -192,7 +194,7 @@ impl Batch {
         })
     }
 
-    /// The query tile that an item is the whole of.
+    /// Returns the query tile of an item that is the only one of its tile.
     fn whole_tile(&self, item: &MlaPrefillItem) -> (usize, usize, usize) {
         assert_eq!((item.begin, item.split, item.splits), (0, 0, 1), "{item:?}");
         let (request, query) = (item.request as usize, item.query as usize);
@@ -214,7 +216,7 @@ impl Batch {
         end as f64 / 1000.0
     }
 
-    /// The same if no query tile is divided, the longest first.
+    /// Returns the end if no query tile is divided and the longest come first.
     fn end_of_whole(&self) -> f64 {
         let mut costs: Vec<usize> = self
             .query_tiles()
@@ -316,7 +318,7 @@ fn numbers(items: Vec<MlaPrefillItem>) -> Vec<([i32; 4], [i32; 4])> {
 
 #[test]
 fn whole_query_tiles_are_handed_out_once_and_the_longest_early() {
-    // Powers of two are all that is known of lengths, and short ones come in any order.
+    // The kernel rounds lengths to powers of two, and puts short ones into any order.
     let (worst, mean) = later_ends(40, 300, 60, 32);
     assert!(worst < 1.4 && mean < 1.015, "{worst} {mean}");
 }
@@ -374,7 +376,7 @@ fn later_ends(seed: u64, runs: u32, most_requests: u32, most_heads: u32) -> (f64
 #[test]
 fn few_query_tiles_fill_the_gpu() {
     for (heads, requests, queries, keys, longest) in [
-        // 8 query tiles of 256 KV tiles: 16 splits each.
+        // Eight query tiles of 256 KV tiles have 16 splits each.
         (8, 1, 16, 32_768, 16),
         (8, 4, 16, 32_768, 64),
         (8, 1, 1024, 32_768, 128),
@@ -625,8 +627,8 @@ fn a_question_that_is_spared_would_not_have_paid() {
     assert!(counts.iter().all(|count| *count > 200), "{counts:?}");
 }
 
-/// Upper query tiles do not see the last splits: a request of which the host says that it is alone
-/// has no items for these.
+/// Tries upper query tiles, which do not see the last splits: a request of which the host says that
+/// it is alone has no items for these.
 #[test]
 fn few_items_of_alike_requests_are_void() {
     let mut rng = rand::rngs::StdRng::seed_from_u64(7);

@@ -9,7 +9,7 @@ use mla_kernels::raw::{self, MlaDecodeParams, MlaPrefillParams};
 
 use refusals::{Spoilt, each_is_refused, prefill_without_addresses};
 
-/// A place that no call here looks at.
+/// An address that no call here reads.
 const PLACE: usize = 1 << 40;
 const TOO_WIDE: i64 = 1 << 39;
 

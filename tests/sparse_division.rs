@@ -3,7 +3,7 @@
 
 use mla_kernels::raw::{self, MlaSparseParams};
 
-/// Clusters of 1, 2, ... 16 CTAs that an H200 said it runs at the same time.
+/// Numbers of clusters of 1, 2, ... 16 CTAs that an H200 runs at the same time by its own word.
 const H200: [i32; 16] = [132, 66, 39, 30, 22, 17, 15, 15, 0, 0, 0, 0, 0, 0, 0, 7];
 
 /// Returns the clusters of a GPU that takes clusters of up to `most` CTAs.

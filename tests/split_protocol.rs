@@ -20,21 +20,21 @@ enum At {
     Computing,
     /// A combiner, about to look at the counters.
     Waiting,
-    /// A combiner whose patience has ended after it saw this.
+    /// A combiner whose patience has ended after it saw this counter.
     Impatient(i32),
     /// A combiner, about to write its slice to the workspace and to yield.
     Yielding,
-    /// All are there: about to leave, then to combine its slice.
+    /// A combiner that has seen all arrive, about to leave, then to combine its slice.
     Slice,
-    /// About to leave, and then to combine everything or nothing.
+    /// CTA that is about to leave, and then to combine everything or nothing.
     Leaving {
         everything: bool,
     },
-    /// Combines its slice, and resets the counters afterwards if it left last.
+    /// A combiner that combines its slice, and resets the counters afterwards if it left last.
     Combining {
         resets: bool,
     },
-    /// Resets the counters, and then combines everything or nothing.
+    /// CTA that resets the counters, and then combines everything or nothing.
     Resetting {
         everything: bool,
     },
@@ -64,7 +64,7 @@ impl<const CTAS: usize> State<CTAS> {
 
 struct Tile {
     splits: usize,
-    /// The first ones have nothing else to do.
+    /// Number of combiners: the first splits, which have nothing else to do.
     combiners: usize,
     /// True if patience may end.
     impatient: bool,
@@ -88,8 +88,8 @@ impl Tile {
         seen.len()
     }
 
-    /// Takes one order of many: whose step is next is drawn, and of a combiner that could fall back
-    /// in one of `patience` cases whether it does. Returns whether the tile fell back.
+    /// Takes one random order: draws the CTA whose step is next, and lets a combiner that could
+    /// fall back do so in one of `patience` cases. Returns true if the tile fell back.
     fn walk(&mut self, patience: u32, rng: &mut rand::rngs::StdRng) -> bool {
         let mut state = State::<MANY>::START;
         let mut fell_back = false;
@@ -112,7 +112,7 @@ impl Tile {
         fell_back
     }
 
-    /// The next step of the first CTA from this one on that can take one.
+    /// Takes the next step of the first CTA from this one on that can take one.
     fn next<const CTAS: usize>(&self, state: &State<CTAS>, first: usize) -> Option<State<CTAS>> {
         (0..self.splits)
             .map(|i| (first + i) % self.splits)
@@ -127,7 +127,7 @@ impl Tile {
             .collect()
     }
 
-    /// The state after this CTA's next step; none if it is done or has to wait.
+    /// Returns the state after this CTA's next step; none if it is done or has to wait.
     fn step<const CTAS: usize>(&self, state: &State<CTAS>, cta: usize) -> Option<State<CTAS>> {
         let mut next = *state;
         let mut counters = MlaSplitCounters {
@@ -189,7 +189,7 @@ impl Tile {
         Some(next)
     }
 
-    /// The kernel's own step; returns its answer.
+    /// Takes the kernel's own step; returns its answer.
     fn take(&self, step: MlaSplitStep, counters: &mut MlaSplitCounters, seen: i32) -> i32 {
         split_step(
             step,
@@ -290,7 +290,7 @@ fn each_slice_is_combined_once_and_the_counters_end_at_zero_in_every_order() {
         }
         .explore();
     }
-    // Far more than one order each: falling back is among them.
+    // The states are of far more than one order each: falling back is among them.
     assert!(states > 10_000, "{states} states");
 }
 
@@ -340,7 +340,7 @@ fn random_orders_of_many_ctas_end_alike() {
             false => kept += 1,
         }
     }
-    // Either ending is among them.
+    // Both endings occur.
     assert!(fallen > 100 && kept > 100, "{fallen} {kept}");
 }
 
@@ -361,12 +361,12 @@ enum InLaunch {
         item: usize,
         warps: usize,
     },
-    /// About to look whether it can combine its share with the number of this item.
+    /// CTA that is about to look if it can combine its share with the number of this item.
     Waiting {
         item: usize,
     },
     Leaving,
-    /// Left last, and resets the counters.
+    /// CTA that left last, and resets the counters.
     Resetting,
     Ended,
 }
@@ -409,7 +409,7 @@ impl Launch<'_> {
         self.splits.iter().sum()
     }
 
-    /// The tile of an item.
+    /// Returns the tile of an item.
     fn tile(&self, mut item: usize) -> usize {
         self.splits
             .iter()
@@ -437,7 +437,7 @@ impl Launch<'_> {
         seen.len()
     }
 
-    /// Takes one order of many: whose step is next is drawn.
+    /// Takes one random order: draws the CTA whose step is next.
     fn walk(&self, rng: &mut rand::rngs::StdRng) {
         let mut state = LaunchState::<MANY, MANY_ITEMS>::START;
         loop {
@@ -539,7 +539,7 @@ impl Launch<'_> {
         }
     }
 
-    /// The kernel's own step on a tile's counter; returns its answer.
+    /// Takes the kernel's own step on a tile's counter; returns its answer.
     fn take(&self, step: MlaSplitStep, arrived: &mut i32) -> i32 {
         let mut counters = MlaSplitCounters {
             arrived: *arrived,

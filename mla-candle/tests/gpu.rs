@@ -52,7 +52,8 @@ impl Inputs {
         })
     }
 
-    /// What a prompt of 69 tokens and a decode behind 69 others say, on this device.
+    /// Returns the outputs of a prompt of 69 tokens and of a decode behind 69 others, on this
+    /// device.
     fn run(&self, device: &Device, sparse: bool) -> Result<Tensor> {
         let problem = Problem::new(MlaDims::R1, HEADS as u32, mla_runtime::dtype::DType::BF16)
             .with_page_size(PAGE as u32)

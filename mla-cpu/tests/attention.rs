@@ -40,8 +40,8 @@ fn limits(query_len: usize) -> StepLimits {
         .with_context_rows(4096)
 }
 
-// A case in each of the ways that the processor has: each must agree with the reference, and not
-// depend on the number of threads.
+// Runs a case in each of the ways that the processor has: each must agree with the reference, and
+// not depend on the number of threads.
 fn each_way(check: impl Fn(&Cpu) -> Result<Bits, Failure>) {
     let ways: [fn(Cpu) -> Cpu; 3] = [|cpu| cpu, Cpu::without_matrix_unit, Cpu::portable];
     for way in ways {
@@ -214,7 +214,8 @@ proptest! {
     }
 }
 
-// A prompt's rows are the same whether more of them follow or not, wherever a block of rows ends.
+// Checks that a prompt's rows do not depend on the rows that follow, for any end of a block of
+// rows.
 #[test]
 fn rows_do_not_depend_on_the_rows_around_them() {
     let (heads, most) = (2, 40);

@@ -34,14 +34,14 @@ fn limits() -> StepLimits {
     StepLimits::new(1, 1, LEN / PAGE).with_decode_query_len(1)
 }
 
-/// A device of four threads, whatever the machine has.
+/// Makes a device of four threads on any machine.
 fn device() -> Cpu {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(4).build();
     Cpu::with_pool(Arc::new(pool.unwrap()))
 }
 
-/// Decodes one token of `heads` heads by what `decode` calls; the outputs, NaN where nothing was
-/// written.
+/// Decodes one token of `heads` heads by the call that `decode` makes; returns the outputs, NaN
+/// where nothing was written.
 fn decoded(
     heads: usize,
     decode: impl FnOnce(DecodeCall<'_, Cpu>) -> Result<()>,
@@ -67,7 +67,7 @@ fn decoded(
     (call(), out)
 }
 
-/// The same of a prompt of one token.
+/// Does the same with a prompt of one token.
 fn prefilled(
     heads: usize,
     prefill: impl FnOnce(PrefillCall<'_, Cpu>) -> Result<()>,

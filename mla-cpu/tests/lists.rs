@@ -81,7 +81,7 @@ impl World {
         run(&self.queries, cache.unwrap(), Some(slots), &[])
     }
 
-    /// The same of one token in f64: to rows of each cache.
+    /// Computes the attention of one token in f64, to rows of each cache.
     fn reference(&self, rows: [&[usize]; 2]) -> (Vec<f64>, Vec<f64>) {
         let [first, second] = [0, 1].map(|cache| {
             let row = |slot: &usize| &self.caches[cache][slot * ROW..][..ROW];

@@ -1,4 +1,5 @@
-//! Sizes that no memory has are refused, and nothing that has no elements takes any memory or time.
+//! Checks that sizes beyond any memory are refused, and that tensors without elements take neither
+//! memory nor time.
 //!
 //! The allocator of this program refuses what is larger than [`LARGEST`], as a machine that is full
 //! would: what does not expect that ends the whole program.

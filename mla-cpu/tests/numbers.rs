@@ -54,7 +54,7 @@ fn a_quantised_cache_saturates_and_keeps_nan() {
     let (_, got) = through::<f32>(KvFormat::Fp8, 1.0, &given);
     assert_eq!(got[..3], [448.0, -448.0, 448.0]);
     assert!(got[3].is_nan());
-    // Below half of the least code, and the least.
+    // A value below half of the smallest code, and that code.
     assert_eq!(got[4..7], [0.0, 2f32.powi(-9), 1.0]);
 }
 

@@ -1,4 +1,5 @@
-//! Products with weights as checkpoints hold them take time in proportion to their rows.
+//! Checks that products with weights in the layout of checkpoints take time in proportion to their
+//! rows.
 
 use std::time::Duration;
 
@@ -12,15 +13,15 @@ use rustix::time::{ClockId, clock_gettime};
 const INPUTS: usize = 2048;
 const OUTPUTS: usize = 1024;
 
-/// The time that this process has computed for. Unlike a clock on the wall it stands while others
-/// compute, so that a busy machine tells the same as an idle one.
+/// Returns the processor time of this process. Unlike a clock on the wall it does not count the
+/// work of others, so that a busy machine measures the same as an idle one.
 fn computed() -> Duration {
     clock_gettime(ClockId::ProcessCPUTime)
         .try_into()
         .expect("no process has computed for a negative time")
 }
 
-/// The shortest of several times of `rows` tokens times weights `[out, in]`, on one thread.
+/// Returns the shortest of several times of `rows` tokens times weights `[out, in]`, on one thread.
 fn shortest<T: Element>(cpu: &Cpu, rows: usize) -> Duration {
     let (a, b) = (
         vec![T::from_f32(0.5); rows * INPUTS],

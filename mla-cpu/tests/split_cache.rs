@@ -1,4 +1,4 @@
-//! A cache of two tensors: every operation of the device does what it does on one row.
+//! A cache of two tensors: every operation of the device does the same as on one row.
 
 use mla_cpu::{Cpu, ReadRow as _};
 use mla_runtime::Result;
@@ -51,7 +51,7 @@ impl Both {
         }
     }
 
-    /// Does the same to both.
+    /// Does the same to both caches.
     fn each(&mut self, mut work: impl FnMut(CacheMut<'_, Cpu>) -> Result<()>) -> Result<()> {
         work(CacheMut::new(&mut self.row[..], self.row_layout)?)?;
         work(self.split()?)

@@ -60,7 +60,7 @@ fn sizes_that_overflow_are_refused() {
 fn a_refused_view_has_the_name_that_it_is_given() {
     fn said<T>(name: &'static str, view: Result<T>) -> String {
         let error = view.named(name).map(drop).unwrap_err();
-        // A name once given stays.
+        // The first name stays.
         let again = Err::<(), _>(error).named(name);
         again.unwrap_err().to_string()
     }
@@ -275,7 +275,7 @@ fn a_stride_between_single_rows_may_be_anything() {
         let lse = LseRef::<Cpu, Natural>::new(bytes(12), layout).unwrap();
         assert_eq!(lse.layout(), LseLayout::heads_first(1, 3));
     }
-    // A row of many that is told apart by no distance is not one row.
+    // Many rows without a distance between them are not one row.
     let layout = Layout {
         strides: [0, 4, 1],
         ..Layout::contiguous(DType::F32, [3, 1, 4])

@@ -29,8 +29,8 @@ impl Deref for Gpu {
     }
 }
 
-/// The first GPU, when no other test has it; the tests that ask for it are ignored where there is
-/// none. A test asks once: who asks again while it holds the first waits for itself.
+/// Returns the first GPU, when no other test has it; the tests that ask for it are ignored if there
+/// is none. A test asks once: a second request would wait for the first one's end.
 pub(crate) fn gpu() -> Gpu {
     // The context is kept, or it would be destroyed and made anew between tests.
     static TURN: Mutex<Option<Arc<CudaContext>>> = Mutex::new(None);
@@ -44,7 +44,7 @@ pub(crate) fn gpu() -> Gpu {
     }
 }
 
-/// A generator that repeats for a seed.
+/// Makes a generator that repeats for a seed.
 pub(crate) fn rng(seed: u64) -> StdRng {
     StdRng::seed_from_u64(seed)
 }

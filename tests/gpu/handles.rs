@@ -1,4 +1,4 @@
-//! Handles, streams and slices: what is ordered, what is refused, and what an error leaves behind.
+//! Handles, streams and slices: their order, their refusals, and their state after an error.
 
 use std::sync::Arc;
 use std::thread;
@@ -96,7 +96,8 @@ fn a_graph_of_another_stream_is_refused() {
 
 const BYTES: usize = 64 << 20;
 
-/// Slices whose last write is long on its way when this returns: of ones, over many of zeros.
+/// Makes a slice whose last write is still running when this returns: ones, after many writes of
+/// zeros.
 fn written_late(stream: &Arc<CudaStream>) -> CudaSlice<u8> {
     let ones = stream.clone_htod(&vec![1u8; BYTES]).unwrap();
     let zeros = stream.alloc_zeros::<u8>(BYTES).unwrap();
@@ -166,7 +167,7 @@ fn another_threads_work_does_not_enter_a_capture() {
     unsafe { graph.unwrap().replay() }.unwrap();
     assert_eq!(download(gpu, &own).unwrap(), [0; 64]);
     assert_eq!(download(gpu, &theirs).unwrap(), [7; 64]);
-    // The handle is everybody's again.
+    // All threads may use the handle again.
     thread::scope(|scope| scope.spawn(|| gpu.synchronize()).join().unwrap()).unwrap();
 }
 
@@ -195,7 +196,8 @@ fn slices_are_lent_in_order_whether_or_not_cudarc_tracks_them() {
             }
             Ok(())
         });
-        // Freed and written again while the copies may still run, were they not waited for.
+        // The memory would be freed and written again while the copies still run, if nothing waited
+        // for them.
         drop(from);
         let again = stream.clone_htod(&zeros).unwrap();
         let copied = stream.clone_dtoh(&to).unwrap();
@@ -259,7 +261,7 @@ fn slices_with_events_are_lent_in_a_capture() {
     assert_eq!(stream.clone_dtoh(&to).unwrap(), [1.0; 64]);
 }
 
-/// The error that cudarc keeps of a drop is its context's, and no operation's here.
+/// Checks that the error which cudarc keeps of a drop fails no operation here.
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored handles"]
 fn an_earlier_drops_error_fails_no_operation_and_no_free() {
@@ -324,7 +326,7 @@ fn memory_that_cannot_be_waited_for_stays() {
         drop(other);
         gpu.clear(TensorMut::new(buffer.bytes_mut(), layout)?)
     });
-    // The drop has not spoilt the capture.
+    // The drop has not invalidated the capture.
     let graph = graph.unwrap();
     assert_eq!(gpu.allocated_bytes(), before);
     // SAFETY: the buffer lives, and only this stream uses it.

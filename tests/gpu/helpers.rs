@@ -39,8 +39,8 @@ fn dims(latent: usize, rope: usize) -> MlaDims {
     MlaDims::new(latent as u32, HeadDims::new(128, rope as u32, 128))
 }
 
-// Dimensions, paddings and pages of all kinds; half of the cases are aligned as an engine's would
-// be.
+// Draws dimensions, paddings and pages of all kinds; half of the cases have the alignment of an
+// engine's.
 fn random_cache(rng: &mut StdRng, format: KvFormat, pages: usize) -> CacheLayout {
     let (latent, rope) = if rng.random_bool(0.5) {
         pick(rng, &[(512, 64), (256, 32), (512, 0), (128, 64)])
@@ -82,7 +82,7 @@ fn random_cache(rng: &mut StdRng, format: KvFormat, pages: usize) -> CacheLayout
         })
 }
 
-// Slots that differ, with a few that are skipped.
+// Draws slots that differ, with a few that are skipped.
 fn random_slots(rng: &mut StdRng, slots: usize, tokens: usize) -> Vec<i64> {
     let mut all: Vec<i64> = (0..slots as i64).collect();
     all.shuffle(rng);
@@ -227,7 +227,7 @@ fn slots_outside_the_cache_are_skipped() {
 
 // ---- Rotary embedding ---------------------------------------------------------------------------
 
-// The oracle: pairs turned in f32, one product after the other, rounded to the dtype.
+// Rotates pairs in f32, one product after the other, rounded to the dtype: the reference.
 fn turn(tensor: &mut Tensor, cos: &Tensor, sin: &Tensor, positions: &[i64], style: RotaryStyle) {
     let before = tensor.clone();
     let half = before.layout.shape[2] / 2;
@@ -364,8 +364,9 @@ impl Gather {
     }
 }
 
-// Segments over shuffled pages, some of them empty. A slot that no segment reads is NaN in every
-// format, and so are the scales of a page's padding; table entries past a segment are any number.
+// Makes segments over shuffled pages, some of them empty. A slot that no segment reads is NaN in
+// every format, and so are the scales of a page's padding; table entries past a segment are any
+// number.
 fn random_gather(rng: &mut StdRng, format: KvFormat, dtype: DType) -> Gather {
     let segments = rng.random_range(1..80);
     let layout = random_cache(rng, format, 1);
@@ -421,7 +422,7 @@ fn gather_of(
         row_starts.push(row_starts.last().unwrap() + *len as i32);
     }
 
-    // Rows as the CPU writes them.
+    // The CPU writes the rows.
     let slots: Vec<i64> = (0..layout.slots())
         .filter(|slot| read[*slot])
         .map(|slot| slot as i64)
@@ -459,7 +460,7 @@ fn run_gather<D: Device>(device: &D, case: &Gather) -> Result<(Vec<u8>, Vec<u8>)
     run_expansion(device, case, None)
 }
 
-// Besides, multiplies the rows by weights.
+// Gathers rows, and multiplies them by weights.
 fn run_expansion<D: Device>(
     device: &D,
     case: &Gather,
@@ -897,7 +898,7 @@ fn rows_are_scattered_as_on_the_cpu() {
         let [heads, width] = [0; 2].map(|_| pick(rng, &[1, 2, 7, 8, 16, 33, 192]));
         let [rows, to_rows] = [0; 2].map(|_| pick(rng, &[0, 1, 5, 64, 300]));
         let (slack, multiple) = pick(rng, &[(0, 1), (5, 1), (16, 8)]);
-        // Of a log-sum-exp, tokens are neighbours.
+        // Tokens of a log-sum-exp are neighbours.
         let order = pick(rng, &[[0, 1, 2], [0, 1, 2], [2, 1, 0], [1, 0, 2]]);
         let tensor = |rng: &mut StdRng, rows| {
             let shape = [rows, heads, width];
@@ -1060,7 +1061,7 @@ fn offsets_go_beyond_31_bits_of_elements() {
     assert!(cache_bytes(&layout) > (1 << 32) + (1 << 29) && cache_bytes(&layout) / 2 > 1 << 31);
     let mut cache = gpu.allocate(cache_bytes(&layout)).unwrap();
     let last = layout.slots() as i64 - 1;
-    // Wherever an offset cut to 32 bits would end up, a row is looked at as well.
+    // The rows at which an offset that is cut to 32 bits would end are checked as well.
     let cut = |bits: u32| last - (1i64 << bits) / 1152;
     let slots = [last, 0, last - 64 * 1000, (1 << 31) / 1152 + 1];
     let untouched = [cut(32), cut(32) - 1, cut(31), cut(31) - 1, 1, last - 1];
@@ -1108,7 +1109,7 @@ fn offsets_go_beyond_31_bits_of_elements() {
         assert!(got[4 * width..].iter().all(|value| *value == 0.0));
     }
 
-    // The same memory as two rows of a tensor, far apart.
+    // A tensor of two rows, far apart, views the same memory.
     let far = (1 << 31) + 4096;
     let wide = Layout {
         dtype: DType::BF16,
@@ -1146,7 +1147,7 @@ fn offsets_go_beyond_31_bits_of_elements() {
         back.write().unwrap(),
     )
     .unwrap();
-    // Two equal halves.
+    // The merge is of two equal halves.
     assert_eq!(back.host(gpu).unwrap().values(), source.values());
 
     // Rows of a write's source and of a gather's output, as far apart.

@@ -24,7 +24,7 @@ use crate::tensors::normal;
 const PAGE: usize = 64;
 const WIDTH: usize = 128;
 
-/// Numbers of a dtype, as bytes.
+/// Draws numbers of a dtype, as bytes.
 fn numbers(rng: &mut StdRng, dtype: DType, count: usize) -> Vec<u8> {
     let mut bytes = vec![0; count * dtype.bytes()];
     for element in 0..count {
@@ -143,7 +143,7 @@ impl World {
         ))
     }
 
-    /// The index cache, all of it 0xff before.
+    /// Writes keys to an index cache that was all 0xff, and returns it.
     fn write<D: IndexDevice>(&self, device: &D) -> Result<Vec<u8>> {
         let count = self.slots.len();
         let [keys, weight, bias] =
@@ -173,7 +173,7 @@ impl World {
         download(device, &cache, self.layout.pages * self.layout.page_stride)
     }
 
-    /// The quantised queries, and their weights.
+    /// Returns the quantised queries, and their weights.
     fn quantise<D: IndexDevice>(&self, device: &D) -> Result<[Vec<u8>; 2]> {
         let (tokens, heads) = (self.tokens, self.heads());
         let [queries, head_weights] =
@@ -224,7 +224,7 @@ impl World {
         ))
     }
 
-    /// Logits of quantised queries over a cache; NaN where nothing is written.
+    /// Computes logits of quantised queries over a cache; NaN where nothing is written.
     fn logits<D: IndexDevice>(
         &self,
         device: &D,
@@ -369,7 +369,7 @@ fn any_number_of_query_tokens_agrees_with_the_cpu_device() -> Result<()> {
     let gpu = gpu();
     for base in [IndexerConfig::DEEPSEEK_V3_2, IndexerConfig::GLM_5] {
         let config = base.with_dims(base.dims.with_topk(300));
-        // The kernel multiplies blocks of 1 to 16 of them, by how many a request has on average.
+        // The kernel multiplies blocks of 1 to 16 tokens, by the average number of a request.
         for tokens in [2, 3, 4, 5, 6, 8, 9, 12, 16, 20, 40] {
             let requests: Vec<(usize, usize)> = (0..9)
                 .map(|i| match i {
@@ -476,7 +476,7 @@ fn check_lists(gpu: &Cuda, topk: usize, requests: &[(usize, usize)], kind: usize
             1 => 3.0,
             2 => (at % world.columns) as f32,
             3 => special[rng.random_range(0..special.len())],
-            // Equal in all but the lowest bits.
+            // These values are equal in all but the lowest bits.
             4 => f32::from_bits(8.2f32.to_bits() & !0x3ff | rng.random_range(0..0x400)),
             5 if at % world.columns > world.columns / 2 => f32::NEG_INFINITY,
             _ => normal(&mut rng),

@@ -1,5 +1,5 @@
-//! The driver loaded what was compiled for this GPU: machine code if the build made some, and else
-//! what it made of the family's PTX.
+//! Checks that the driver loaded the code that was compiled for this GPU: machine code if the build
+//! made some, and else code from the family's PTX.
 
 use mla_kernels::device::{Buffer, LoadedKernel};
 use mla_kernels::{Cuda, FAMILIES};
@@ -20,7 +20,7 @@ use crate::common::{gpu, upload};
 const HEADS: usize = 16;
 const PAGE: usize = 64;
 
-/// Zeroes on the device: what they are is not looked at.
+/// A tensor of zeros on the device, which nothing reads back.
 struct Zeroes(Buffer, Layout);
 
 impl Zeroes {
@@ -105,7 +105,7 @@ fn decode<B: DecodeBackend<Device = Cuda>>(
     gpu.loaded_kernels(&graph).unwrap()
 }
 
-/// The kernels of a prefill of one request.
+/// Returns the kernels of a prefill of one request.
 fn prefill<B: PrefillBackend<Device = Cuda>>(gpu: &Cuda) -> Vec<LoadedKernel> {
     const TOKENS: usize = 128;
     let head = MlaDims::R1.head;
@@ -150,7 +150,7 @@ fn prefill<B: PrefillBackend<Device = Cuda>>(gpu: &Cuda) -> Vec<LoadedKernel> {
     gpu.loaded_kernels(&graph).unwrap()
 }
 
-/// Compares kernels with what the build says of their family.
+/// Compares kernels with the build's record of their family.
 fn check(gpu: &Cuda, family: &str, kernels: &[LoadedKernel]) {
     let compiled = FAMILIES.iter().find(|it| it.name == family).unwrap();
     let here = gpu.gpu().capability;

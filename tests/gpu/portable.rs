@@ -8,9 +8,9 @@ mod smaller;
 use mla_kernels::backends::sm80::{MmaAttn, MmaMla, MmaMlaDs, MmaMlaSparse};
 use smaller::Smaller;
 
-/// Shared memory of a CTA on 8.0.
+/// Shared memory of a CTA on GPUs of 8.0.
 const A100: i32 = 163 * 1024;
-/// The same on 8.6, 8.9 and 12.x.
+/// Shared memory of a CTA on GPUs of 8.6, 8.9 and 12.x.
 const GEFORCE: i32 = 99 * 1024;
 
 /// A module with the conformance of a backend.

@@ -2,10 +2,10 @@
 
 use mla_kernels::raw;
 
-/// The field of a raw call's parameters that is given something bad, and how.
+/// The field of a raw call's parameters that gets a bad value, and the function that sets it.
 pub(crate) type Spoilt<P> = (&'static str, fn(&mut P));
 
-/// A prefill of two requests with two heads each, whose rows lie one behind the other; the
+/// Makes a prefill of two requests with two heads each, whose rows lie one behind the other; the
 /// addresses and the workspace are the caller's to fill in.
 pub(crate) fn prefill_without_addresses() -> raw::MlaPrefillParams {
     // SAFETY: a struct of plain numbers and pointers, for which zeros are values.
@@ -29,7 +29,7 @@ pub(crate) fn prefill_without_addresses() -> raw::MlaPrefillParams {
     params
 }
 
-/// A call that is good but for one field is refused, by that field's name.
+/// Checks that a call which is good but for one field is refused, by that field's name.
 pub(crate) fn each_is_refused<P: Copy>(
     good: &P,
     spoilt: &[Spoilt<P>],

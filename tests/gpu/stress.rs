@@ -1,7 +1,7 @@
-//! A launch depends on its arguments alone. Every kernel runs thousands of times behind launches of
-//! other shapes and behind a kernel that fills the shared memory of all SMs with a pattern; its
-//! output holds NaN before, and its bits are those of its first launch. A watchdog ends the program
-//! if the GPU makes no progress.
+//! Checks that a launch depends on its arguments alone. Every kernel runs thousands of times behind
+//! launches of other shapes and behind a kernel that fills the shared memory of all SMs with a
+//! pattern; its output holds NaN before, and its bits are those of its first launch. A watchdog
+//! ends the program if the GPU makes no progress.
 
 mod cases;
 mod machine;
@@ -15,7 +15,7 @@ use crate::common::{gpu, rng};
 use cases::kernels;
 use machine::{Machine, Memory};
 
-/// Launches in all, and of each kernel at least.
+/// Minimum numbers of launches: in all, and of each kernel.
 const LAUNCHES: usize = 100_000;
 const OF_EACH: usize = 5_000;
 /// Problems of each kernel.
@@ -115,8 +115,8 @@ fn bits_depend_on_no_launch_before() {
     assert!(wrong.is_empty(), "bits differ:\n{}", wrong.join("\n"));
 }
 
-/// Ends the program if nothing is said for too long: a kernel that hangs cannot be stopped from
-/// within.
+/// Ends the program if there is no progress for too long: a kernel that hangs cannot be stopped
+/// from within.
 struct Watchdog {
     said: Arc<Mutex<Option<(Instant, String)>>>,
 }
@@ -143,7 +143,7 @@ impl Watchdog {
         Self { said }
     }
 
-    /// Names what the GPU is waited for from now on.
+    /// Names the work for which the program waits from now on.
     fn expect(&self, what: String) {
         *self.said.lock().unwrap() = Some((Instant::now(), what));
     }

@@ -49,7 +49,7 @@ impl Faulty {
             .store(n, Ordering::Relaxed);
     }
 
-    /// Lets nothing fail. True if what was to fail has not.
+    /// Lets nothing fail. True if the failure has not come.
     pub(crate) fn mend(&self, kind: Kind) -> bool {
         self.counters[kind as usize].left.swap(0, Ordering::Relaxed) > 0
     }

@@ -38,7 +38,7 @@ const STEPS: [&[StepRequest<'static>]; 2] = [
     ],
 ];
 
-/// A layer with its workspace, and what its steps give.
+/// A layer with its workspace, and the results of its steps.
 struct Lab {
     layer: Layer,
     workspace: Memory,
@@ -65,7 +65,7 @@ impl Lab {
         Ok(lab)
     }
 
-    /// The outputs of a step and the cache behind it.
+    /// Runs a step; returns its outputs and the cache after it.
     fn run(&mut self, requests: &[StepRequest<'_>]) -> Result<Vec<f32>> {
         let step = Step::plan(&self.workspace, requests)?;
         self.workspace.prepare(&self.layer, &step.batch()?)?;
@@ -117,8 +117,8 @@ fn numbers(count: usize) -> Vec<f32> {
     (0..count).map(|_| 2.0 * random.f32() - 1.0).collect()
 }
 
-/// Lets each of a kind fail that `work` does, and looks at the layers behind each; how many there
-/// were.
+/// Lets each operation of a kind that `work` does fail, and checks the layers after each; returns
+/// the number of operations.
 fn walk(
     device: &Faulty,
     labs: &mut [Lab; 2],

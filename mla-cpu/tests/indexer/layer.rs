@@ -80,7 +80,7 @@ pub(crate) struct Step {
 }
 
 impl Step {
-    /// The same step with the numbers of some tokens of another one.
+    /// Returns the same step with the numbers of some tokens of another one.
     fn with_rows_of(mut self, other: &Self, rows: &[usize]) -> Self {
         for (own, other) in [
             (&mut self.query, &other.query),
@@ -292,7 +292,7 @@ fn with_topk_as_long_as_the_context_it_is_the_dense_layer() {
     }
 }
 
-/// The reference's index keys, as codes and scales, of one request.
+/// Index keys of one request by the reference, as codes and scales.
 type Keys = Vec<(Vec<u8>, f64)>;
 
 fn key_of(world: &World, step: &Step, token: usize) -> (Vec<u8>, f64) {
@@ -303,7 +303,7 @@ fn key_of(world: &World, step: &Step, token: usize) -> (Vec<u8>, f64) {
     quantise_index(&key)
 }
 
-/// The reference's queries of a token, with their weights.
+/// Returns the reference's queries of a token, with their weights.
 fn queries_of(world: &World, step: &Step, token: usize) -> Vec<(Vec<u8>, f64)> {
     let latent = wide(&step.query_latent[token * RANK..][..RANK]);
     (0..4)
@@ -426,8 +426,8 @@ fn check_row(world: &World, layer: &Layer, step: &Step, list: &[i32], token: usi
     }
 }
 
-/// The lists and outputs of each request's tokens, in the order of their positions, of steps of so
-/// many new tokens.
+/// Returns the lists and outputs of each request's tokens, in the order of their positions, for
+/// steps with these numbers of new tokens.
 fn by_position(steps: &[[u32; 3]], topk: u32) -> [Vec<(Vec<usize>, Vec<f32>)>; 3] {
     let sparse = layer(true);
     let problem = &sparse.config().problem;
@@ -436,7 +436,7 @@ fn by_position(steps: &[[u32; 3]], topk: u32) -> [Vec<(Vec<usize>, Vec<f32>)>; 3
     let mut space = sparse.workspace(&limits()).unwrap();
     let mut world = World::new(12);
     let total: [u32; 3] = [0, 1, 2].map(|request| steps.iter().map(|new| new[request]).sum());
-    // All tokens' numbers are made at once, whatever the steps.
+    // All tokens' numbers are made at once, and so do not depend on the steps.
     let all = world.step(total);
     world.lens = [0; 3];
     let first = [0, total[0], total[0] + total[1]].map(|token| token as usize);
@@ -641,7 +641,7 @@ fn refusals_name_the_field() {
         "slot_lists: given those of another step, accepted those of the prepared step: a layer \
          with an indexer selects first"
     );
-    // A workspace of another indexer.
+    // The workspace is of another indexer.
     let other = Indexer::new(&cpu, &indexer_config(8), &sparse.config().problem).unwrap();
     let mut foreign = other.workspace(&IndexLimits::new(limits())).unwrap();
     assert_eq!(
@@ -664,7 +664,7 @@ fn refusals_name_the_field() {
         ),
         "new tokens: given 4, accepted at most the indexer workspace's limit of 3"
     );
-    // Tensors of another step.
+    // The tensors are of another step.
     let mut longer = world.step([3, 1, 0]);
     longer.requests[0].q = 4;
     longer.keys.resize(5 * 32, 0.0);

@@ -1,4 +1,4 @@
-//! Logits are what the formula says of the stored keys.
+//! Checks that logits follow the formula, with the stored keys.
 
 use fastrand::Rng;
 use mla_conformance::reference::{decode_e4m3, index_logit};
@@ -90,7 +90,7 @@ impl World {
         logits
     }
 
-    /// Compares with f64, and what is not seen with what was there.
+    /// Compares logits with f64, and those of keys that are not seen with their earlier bits.
     fn check(&self) {
         let [heads, width] = [self.dims.heads, self.dims.width].map(|n| n as usize);
         let columns = self.batch.longest();

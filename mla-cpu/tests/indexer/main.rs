@@ -68,7 +68,7 @@ impl Batch {
         *self.lens.iter().max().unwrap() as usize
     }
 
-    /// The request of each token, and how many positions it sees.
+    /// Returns the request of each token, and the number of positions that it sees.
     fn rows(&self) -> Vec<(usize, usize)> {
         let mut rows = Vec::new();
         for (request, len) in self.lens.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Index keys and queries are what the formulas say, rounded once.
+//! Checks that index keys and queries follow the formulas, rounded once.
 
 use fastrand::Rng;
 use half::bf16;

@@ -1,4 +1,4 @@
-//! The selection is exact and deterministic, whatever the logits.
+//! Checks that the selection is exact and deterministic for any logits.
 
 use fastrand::Rng;
 use mla_conformance::reference::largest;
@@ -8,7 +8,7 @@ use mla_runtime::tensor::TensorRef;
 
 use crate::{Batch, random, wide};
 
-/// The lists of some logits, and what they should be.
+/// Compares the lists of some logits with the expected ones.
 fn check(
     rng: &mut Rng,
     requests: &[(usize, usize)],

@@ -1,5 +1,5 @@
-//! Public calls with numbers of every size: each returns, whatever it is given, and an error has
-//! one form.
+//! Public calls with numbers of every size: each returns for any input, and all errors have one
+//! form.
 
 use std::fmt::Display;
 

@@ -1,4 +1,4 @@
-//! The cases: a name, what has to come of it, and what is changed.
+//! The cases: a name, the result that it has to have, and the change.
 
 use mla_runtime::batch::Request;
 use mla_runtime::dtype::DType;

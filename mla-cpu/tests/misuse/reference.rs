@@ -1,4 +1,4 @@
-//! A setup in f64, by the formulas: what comes of it if it is right.
+//! The right results of a setup, by the formulas in f64.
 
 use mla_conformance::reference::{Turn, attend};
 use mla_runtime::batch::Request;
@@ -135,7 +135,7 @@ fn cache_row(setup: &Setup, slot: usize) -> Vec<f64> {
         .collect()
 }
 
-/// The slots that a token attends to.
+/// Returns the slots that a token attends to.
 fn listed(setup: &Setup, token: usize, width: usize) -> Vec<usize> {
     let slots = setup.cache.pages * setup.cache.page_size;
     // Every count is 1.
@@ -161,7 +161,7 @@ fn turn(setup: &Setup, token: &Token, row: &mut [f64]) {
     Turn { style, pairs }.apply(row);
 }
 
-/// A new token's row: its latent, and its rotary key.
+/// Returns a new token's row: its latent, and its rotary key.
 fn new_row(setup: &Setup, [latent, rope]: &[Elements<'_>; 2], token: &Token) -> Vec<f64> {
     let dims = setup.config.problem.dims;
     let mut key: Vec<f64> = (0..dims.head.rope as usize)

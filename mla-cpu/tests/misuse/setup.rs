@@ -27,7 +27,7 @@ pub(crate) const TOKENS: usize = 6;
 pub(crate) const PAGE: usize = 4;
 pub(crate) const PAGES: usize = 6;
 
-/// A tensor's place: its layout, where it begins in its memory, and how much of that there is.
+/// A tensor's place: its layout, its offset in its memory, and the size of that memory.
 #[derive(Clone, Debug)]
 pub(crate) struct View {
     pub(crate) layout: Layout,
@@ -61,7 +61,8 @@ impl View {
         self.offset / 4 + i * strides[0] + j * strides[1] + k * strides[2]
     }
 
-    /// Memory in which each element of the view has a value of its index; what lies between is NaN.
+    /// Makes memory in which each element of the view has a value of its index; what lies between
+    /// is NaN.
     pub(crate) fn memory(&self, tensor: u32) -> Vec<f32> {
         // Views that span more than this are there to be refused.
         let span = self.layout.span_bytes().unwrap_or(1 << 20).min(1 << 20);
@@ -79,7 +80,7 @@ impl View {
     }
 }
 
-/// A number from −1 to 1 that looks random.
+/// Returns a number from −1 to 1 that looks random.
 pub(crate) fn number(tensor: u32, i: usize, j: usize, k: usize) -> f32 {
     let mut x = (tensor as u64) << 48 ^ (i as u64) << 32 ^ (j as u64) << 16 ^ k as u64;
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -133,7 +134,7 @@ pub(crate) struct Setup {
     pub(crate) cache_bytes: usize,
     pub(crate) max_len: Option<u32>,
     pub(crate) dense_within: u32,
-    /// The width of the lists, and how many entries there are.
+    /// The width of the lists, and the number of entries.
     pub(crate) slot_lists: Option<(usize, usize)>,
     /// The entries, which are repeated from the first one on if there are fewer.
     pub(crate) list_entries: Vec<i32>,
@@ -218,7 +219,7 @@ fn bytes(numbers: &[f32]) -> &[u8] {
 }
 
 impl Setup {
-    /// The outputs, or why there are none; and whether anything was written.
+    /// Returns the outputs, or the refusal; and true if anything was written.
     pub(crate) fn run(&self) -> (Result<Vec<f32>>, bool) {
         let ran = self.run_whole();
         let touched = ran.touched();
@@ -238,7 +239,7 @@ impl Setup {
         all.map(move |(i, j, k)| out.place(i, j, k))
     }
 
-    /// Everything that comes of it.
+    /// Runs the setup, and returns all of its results.
     pub(crate) fn run_whole(&self) -> Ran {
         let mut cache = vec![0.0f32; (self.cache_offset + self.cache_bytes).div_ceil(4)];
         for (at, value) in cache.iter_mut().enumerate() {

@@ -29,7 +29,7 @@ type Layer = MlaLayer<CpuPrefill, CpuDecode>;
 /// The outputs of a case, and the expected ones.
 type Outputs = [Vec<f32>; 2];
 
-/// A name, and what is done. An error is a refusal.
+/// A name, and the calls of the case. An error is a refusal.
 pub(crate) type Case = (&'static str, fn() -> Result<Outputs>);
 
 pub(crate) const REFUSED: &[Case] = &[
@@ -468,7 +468,7 @@ impl Lab {
         })
     }
 
-    /// The same with tensors whose rows have the numbers of these.
+    /// Returns the same lab with tensors whose rows have the numbers of these.
     fn with_rows(mut self, rows: &[usize]) -> Self {
         self.rows = rows.to_vec();
         self
@@ -498,7 +498,7 @@ impl Lab {
         })
     }
 
-    /// The parts of a call: the cache, the absorbed path, the expanded one.
+    /// Runs the parts of a call: the cache, the absorbed path, the expanded one.
     fn parts(&mut self, tokens: usize, order: [usize; 3]) -> Result<Vec<f32>> {
         self.with_call(tokens, Extras::default(), |layer, workspace, mut call| {
             order.into_iter().try_for_each(|part| match part {
@@ -613,7 +613,7 @@ fn copied(from: usize, to: usize) -> Result<Outputs> {
     never()
 }
 
-/// A step at these positions, by tables of 16.
+/// Runs a step at these positions, by tables of 16.
 fn rotated(positions: &[i64]) -> Result<Outputs> {
     let mut lab = Lab::new();
     let step = lab.plan(&TWO)?;
@@ -668,7 +668,7 @@ fn second(dims: MlaDims, entries: usize) -> Result<Outputs> {
     never()
 }
 
-/// A sparse decode with these counts.
+/// Runs a sparse decode with these counts.
 fn listed(counts: Option<&[i32]>) -> Result<Vec<f32>> {
     sparse(|lists| lists.with_counts(counts.map(ArrayRef::from_slice)))
 }

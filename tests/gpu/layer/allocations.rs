@@ -41,7 +41,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// The allocations of this thread while `work` runs.
+/// Returns the number of allocations of this thread while `work` runs.
 pub(crate) fn count(work: impl FnOnce()) -> usize {
     let before = ALLOCATIONS.get();
     work();
@@ -82,9 +82,9 @@ fn a_call_allocates_nothing_and_takes_microseconds() {
         });
         assert_eq!(allocations, 0, "{name}");
 
-        // The stream is kept from filling up, so that what is timed is enqueuing and not waiting.
-        // Long enough that other work on this machine, or a core that is slow to wake, does not
-        // count.
+        // The stream is kept from filling up, so that the time is that of enqueuing and not of
+        // waiting. The best of many runs does not count other work on this machine, or a core that
+        // is slow to wake.
         let mut best = Duration::MAX;
         for _ in 0..400 {
             gpu.synchronize().unwrap();

@@ -1,4 +1,4 @@
-//! Every allocation, upload and launch of a step fails once; what comes after it is right.
+//! Lets every allocation, upload and launch of a step fail once: the steps after it are right.
 
 use mla_kernels::Cuda;
 use mla_kernels::decode_graph::{DecodeGraph, DecodeShape};
@@ -9,7 +9,7 @@ use super::replays::{MAX_LEN, decodes, limits};
 use super::{GpuLayer, MIXED, gpu_layer};
 use crate::common::gpu;
 
-/// Operations of each kind that `work` does.
+/// Returns the number of operations of this kind that `work` does.
 fn count(gpu: &Cuda, operation: Operation, work: impl FnOnce()) -> u64 {
     let before = gpu.operations(operation);
     work();

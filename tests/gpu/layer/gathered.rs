@@ -15,7 +15,7 @@ use mla_runtime::spec::{BackendSpec, Phase, QueryLen};
 use super::batch::{Batch, Case};
 use crate::common::gpu;
 
-/// Stands where a decode backend has to, and is never called by a step without decodes.
+/// Placeholder for a decode backend, which is never called by a step without decodes.
 struct NoDecode;
 
 impl DecodeBackend for NoDecode {

@@ -11,8 +11,8 @@ use super::replays::{self, MAX_LEN, decodes, limits};
 use super::{MIXED, gpu_layer};
 use crate::common::gpu;
 
-/// Every step's output, log-sum-exp and cache are those of the same padded step run at once,
-/// whatever the number of requests, their lengths, pages and slots; and padding gives zeros.
+/// Checks that every step's output, log-sum-exp and cache are those of the same padded step run at
+/// once, for any number of requests, lengths, pages and slots; and that padding gives zeros.
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn replays_are_the_steps_run_at_once() {
@@ -33,7 +33,8 @@ fn replays_are_the_steps_run_at_once() {
     }
 }
 
-/// Prefills and chunks of their context can be captured as well, for as long as the lengths stay.
+/// Checks that prefills and chunks of their context can be captured as well, for as long as the
+/// lengths stay.
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn a_captured_mixed_step_is_the_step_run_at_once() {
@@ -71,7 +72,7 @@ fn a_replay_allocates_nothing_and_refuses_by_name() {
     let step = batch.step();
     // SAFETY: everything that was captured lives, and the cache has the batch's pages.
     let mut replay = || unsafe { graph.replay(&layer, &mut workspace, &step) }.unwrap();
-    // Whatever is looked up in the driver's library for the first time.
+    // The first replay looks up functions in the driver's library.
     replay();
     let allocations = count(|| {
         for _ in 0..3 {

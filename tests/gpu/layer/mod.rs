@@ -133,7 +133,7 @@ fn random_batches_agree_with_the_cpu() {
     println!("{most:?}");
 }
 
-/// A request that grows token by token gives, in every step, what one prefill gives.
+/// Checks that a request which grows token by token gives, in every step, what one prefill gives.
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn two_hundred_decode_steps_equal_a_prefill() {
@@ -190,7 +190,8 @@ fn two_hundred_decode_steps_equal_a_prefill() {
     assert!(decoded.cache == prefill.cache, "the caches differ");
     let distance = decoded.distance(&prefill, &case);
     println!("{distance:?}");
-    // Two forms, which round different things: some 2.5 u, as far as each is from exact attention.
+    // The two paths round at different places: they differ by some 2.5 u, as each does from exact
+    // attention.
     let u = 2f64.powi(-9);
     assert!(
         distance.worst < 12.0 * u && distance.mean < 4.0 * u && distance.lse < 12.0 * u,
@@ -255,7 +256,8 @@ fn what_is_planned_is_allocated() {
     }
 }
 
-/// Two layers of one model share a workspace; two engines on streams of their own share the GPU.
+/// Checks that two layers of one model share a workspace; two engines on streams of their own share
+/// the GPU.
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn layers_and_streams_keep_apart() {

@@ -10,7 +10,7 @@ use super::gpu_layer;
 use super::{MIXED, check};
 use crate::common::gpu;
 
-/// Requests of one new token each, and of more and more cached ones.
+/// Makes requests of one new token each, and of more and more cached ones.
 fn decodes(count: u32) -> Vec<(u32, u32)> {
     (0..count).map(|at| (1, 7 * at)).collect()
 }

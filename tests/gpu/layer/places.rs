@@ -1,5 +1,5 @@
-//! Tensors that no kernel takes as they lie: each is refused by its name before anything is
-//! enqueued.
+//! Tensors with addresses or strides that no kernel takes: each is refused by its name before
+//! anything is enqueued.
 
 use std::ops::Range;
 
@@ -22,14 +22,14 @@ fn view(room: &mla_kernels::device::Buffer, off: usize, layout: Layout) -> Tenso
     TensorRef::new(Cuda::byte_range(Cuda::bytes(room), all), layout).unwrap()
 }
 
-/// The same with rows apart by some elements more.
+/// Returns the layout with rows that are `by` elements further apart.
 fn apart(layout: Layout, by: usize) -> Layout {
     let [tokens, heads, columns] = layout.strides;
     let strides: Shape = [tokens + by, heads, columns];
     Layout { strides, ..layout }
 }
 
-/// The same with columns apart by two.
+/// Returns the layout with columns that are two elements apart.
 fn scattered(layout: Layout) -> Layout {
     let strides = layout.strides.map(|stride| 2 * stride);
     Layout { strides, ..layout }

@@ -1,4 +1,5 @@
-//! Products of few tokens with a matrix per head, on both sides of where cuBLAS takes over.
+//! Products of few tokens with a matrix per head, on both sides of the size at which cuBLAS takes
+//! over.
 
 use mla_cpu::Cpu;
 use mla_runtime::Result;
@@ -75,7 +76,7 @@ fn products_per_head_agree_with_the_cpu() {
         let out = Tensor::poison(rows(n), 0);
         let given = run(gpu, &input, &weights, &out).unwrap();
         let expected = run(&cpu, &input, &weights, &out).unwrap();
-        // Whatever is no element of the output is untouched.
+        // Bytes that are no element of the output are untouched.
         let mut cleared = [given.clone(), expected.clone()];
         for tensor in &mut cleared {
             tensor.fill(|_, _| 0.0);
@@ -100,7 +101,7 @@ fn products_per_head_agree_with_the_cpu() {
     println!("at most {most:.2} of what is accepted");
 }
 
-/// A token's row does not depend on how many others the own kernel takes with it.
+/// Checks that a token's row does not depend on how many others the own kernel takes with it.
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn a_row_is_the_same_among_however_many() {

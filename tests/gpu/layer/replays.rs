@@ -13,7 +13,7 @@ use crate::common::rng;
 
 pub(crate) const MAX_LEN: u32 = 1500;
 
-/// Room for steps of any of the tests' batches.
+/// Returns limits for steps of any of the tests' batches.
 pub(crate) fn limits(requests: usize, query_len: u32, page_size: u32) -> StepLimits {
     StepLimits::new(
         requests,
@@ -23,7 +23,7 @@ pub(crate) fn limits(requests: usize, query_len: u32, page_size: u32) -> StepLim
     .with_decode_query_len(query_len as usize)
 }
 
-/// A step of decodes whose cache is as large as that of any other.
+/// Makes a step of decodes whose cache is as large as that of any other.
 pub(crate) fn decodes(case: &Case, requests: usize, query_len: u32, seed: u64) -> Batch {
     let mut rng = rng(seed);
     let lens = (0..requests).map(|_| (query_len, rng.random_range(query_len..=MAX_LEN)));
@@ -50,7 +50,7 @@ fn padded(batch: &Batch, requests: usize, query_len: u32) -> Batch {
     let tokens = requests * query_len as usize;
     let extend = |bytes: &mut Vec<u8>| {
         let row = bytes.len() / batch.tokens();
-        // Padding has inputs too, and whatever they are they give nothing.
+        // Padding has inputs too, which give nothing.
         bytes.resize(tokens * row, 0x3c);
     };
     extend(&mut padded.query);

@@ -1,4 +1,4 @@
-//! A step of decodes whose cache write rotates, against one whose tensors were rotated beforehand.
+//! A step of decodes whose cache write rotates, against one whose tensors were rotated before.
 
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{DecodeStage, PrefillStage};
@@ -46,7 +46,7 @@ impl Tables {
         }
     }
 
-    /// Turns the last columns of each of a token's rows of `width`.
+    /// Rotates the last columns of each of a token's rows of `width`.
     fn turn(&self, dtype: DType, bytes: &mut [u8], rows: usize, width: usize, rope: usize) {
         let half = rope / 2;
         for row in 0..self.positions.len() * rows {

@@ -91,7 +91,7 @@ fn run(gpu: &Cuda, layer: &GpuLayer, batch: &Batch, starts: &[usize], rows: usiz
     }
 }
 
-/// The row of each token.
+/// Returns the row of each token.
 fn places(batch: &Batch, starts: &[usize]) -> Vec<usize> {
     let requests = batch.requests.iter().zip(starts);
     requests

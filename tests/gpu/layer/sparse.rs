@@ -32,7 +32,7 @@ const TOPK: u32 = 128;
 /// Positions of the rotary tables: more than any request has.
 const POSITIONS: usize = 1024;
 
-/// A model's layer, with fewer heads and shorter lists.
+/// Returns a layer of each model, with fewer heads and shorter lists.
 fn models() -> [(Case, IndexerConfig); 2] {
     let case = |heads, head| Case {
         dims: MlaDims::new(512, head),
@@ -166,7 +166,7 @@ fn norm<D: Device>([weight, bias]: &[D::Buffer; 2]) -> Result<LayerNorm<'_, D>> 
     ))
 }
 
-/// The same on a device.
+/// The tensors of an [`IndexBatch`] on a device.
 struct IndexEngine<D: Device> {
     heads: usize,
     layout: IndexCacheLayout,
@@ -362,7 +362,7 @@ const MIXED: &[(u32, u32)] = &[
     (300, 300),
 ];
 
-/// The largest difference of a row of outputs, relative to the row.
+/// Returns the largest difference of a row of outputs, relative to the row.
 fn distance(case: &Case, given: &[u8], expected: &[u8], token: usize) -> f64 {
     let width = (case.heads * case.dims.head.v) as usize;
     let row = |bytes: &[u8], element| f64::from(get(case.dtype, bytes, token * width + element));
@@ -455,7 +455,7 @@ fn layers_of_sparse_models_agree_with_the_cpu() -> Result<()> {
 
 const MAX_LEN: u32 = 900;
 
-/// A step of decodes in a cache as large as any other's.
+/// Makes a step of decodes in a cache as large as any other's.
 fn decodes(case: &Case, requests: usize, query_len: u32, seed: u64) -> [Batch; 2] {
     let mut rng = rng(seed);
     let lens = (0..requests).map(|_| (query_len, rng.random_range(query_len..=MAX_LEN)));
@@ -487,8 +487,8 @@ fn pad(batch: &mut Batch, requests: usize, query_len: u32) {
     batch.tables.resize(requests * batch.max_pages, i32::MAX);
 }
 
-/// Two layers of a decode step, one with an indexer and one that shares its lists, are one graph,
-/// whose replays are the steps run at once: other lengths, pages and fewer requests.
+/// Checks that two layers of a decode step, one with an indexer and one that shares its lists, are
+/// one graph, whose replays are the steps run at once: other lengths, pages and fewer requests.
 #[test]
 #[ignore = "needs a Hopper GPU: \
             cargo test -r --features sm90 --test gpu -- --ignored layer::sparse"]
@@ -550,8 +550,8 @@ fn a_decode_step_of_a_sparse_model_is_one_graph() -> Result<()> {
     Ok(())
 }
 
-/// Prompts with and without context and decodes, of two layers that share lists, are one graph for
-/// as long as the lengths stay: logits in one chunk, or in several.
+/// Checks that prompts with and without context and decodes, of two layers that share lists, are
+/// one graph for as long as the lengths stay: logits in one chunk, or in several.
 #[test]
 #[ignore = "needs a Hopper GPU: \
             cargo test -r --features sm90 --test gpu -- --ignored layer::sparse"]

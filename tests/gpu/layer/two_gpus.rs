@@ -72,8 +72,8 @@ fn close(distance: Distance, lse: bool) {
     );
 }
 
-/// The shard of a batch of decodes that a rank has: its tokens, dealt by the plan, in a cache of
-/// its own.
+/// Returns the shard of a batch of decodes that a rank has: its tokens, dealt by the plan, in a
+/// cache of its own.
 fn shard_of(batch: &Batch, parallel: ContextParallel, rank: u32) -> Batch {
     let page = batch.case.page_size as usize;
     let mut shard = batch.clone();
@@ -122,7 +122,7 @@ fn shard_of(batch: &Batch, parallel: ContextParallel, rank: u32) -> Batch {
     shard
 }
 
-/// Requests of one new token, some so short that a rank holds nothing of them.
+/// Makes requests of one new token, some so short that a rank holds nothing of them.
 fn decodes() -> Case {
     let lens = [1, 2, 16, 17, 700, 64, 1500, 33, 999];
     Case::new(16, &lens.map(|len| (1, len)))
@@ -140,7 +140,7 @@ fn with_a_part_of_the_cache(rank: &Rank, whole: &Batch, interleave: u32) -> Outc
     let mut engine = Engine::new(device, &shard).unwrap();
     let mut results =
         PartialResults::new(communicator, &case.config().problem, shard.tokens()).unwrap();
-    // Twice, since the second step finds what the first left.
+    // Two steps are run, since the second finds the state that the first left.
     for _ in 0..2 {
         engine
             .forward(&layer, &mut workspace, shard.tokens())
@@ -246,7 +246,7 @@ fn heads_over_two_gpus_are_all_heads() {
     close(given.distance(&expected, &case), false);
 }
 
-/// NCCL itself would write past the shorter rank's memory.
+/// Checks a refusal: NCCL itself would write past the shorter rank's memory.
 #[test]
 #[ignore = "needs two Hopper GPUs and NCCL: \
             cargo test --release --features sm90,nccl --test gpu -- --include-ignored two_gpus"]
@@ -328,7 +328,7 @@ fn ranks_of_other_problems_are_refused_and_go_on() {
     }
 }
 
-/// The ranks' agreement is not captured, and the gather is.
+/// Checks that the ranks' agreement is not captured, and the gather is.
 #[test]
 #[ignore = "needs a Hopper GPU and NCCL: \
             cargo test --release --features sm90,nccl --test gpu -- --include-ignored two_gpus"]
@@ -360,12 +360,12 @@ fn a_group_of_one_gathers_in_a_capture_as_without() {
     );
 }
 
-// Tell a process which rank it is, and the folder through which the group's processes meet.
+// Variables that tell a process its rank, and the folder through which the group's processes meet.
 const RANK: &str = "MLA_TEST_RANK";
 const FOLDER: &str = "MLA_TEST_FOLDER";
 const PATIENCE: Duration = Duration::from_secs(100);
 
-/// The program starts itself once per GPU, for this very test.
+/// Starts the program itself once per GPU, for this very test.
 #[test]
 #[ignore = "needs two Hopper GPUs and NCCL: \
             cargo test --release --features sm90,nccl --test gpu -- --include-ignored two_gpus"]
@@ -398,7 +398,7 @@ fn a_process_per_gpu_works_as_a_thread_does() {
     assert!(!first.is_empty() && first == second);
 }
 
-/// Waits for all, but not for those whom a failed one leaves waiting for itself.
+/// Waits for all children; if one fails, ends the others, which would wait for it.
 fn wait(children: &mut [Child]) -> Result<(), String> {
     let start = Instant::now();
     loop {
@@ -441,7 +441,7 @@ fn as_a_process(rank: usize, folder: &Path) {
     fs::write(folder.join(format!("result-{rank}")), result).unwrap();
 }
 
-/// The group that rank 0 makes, through a file that is there when it is whole.
+/// Returns the group that rank 0 makes, through a file that is there when it is whole.
 fn exchange(rank: usize, folder: &Path) -> GroupId {
     let (draft, file) = (folder.join("draft"), folder.join("group"));
     if rank == 0 {

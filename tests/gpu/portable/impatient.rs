@@ -36,18 +36,19 @@ unsafe impl<const WAITS: bool> Send for Impatient<WAITS> {}
 // SAFETY: as above; nothing of it changes.
 unsafe impl<const WAITS: bool> Sync for Impatient<WAITS> {}
 
-/// Room for the copies of one call. An allocation within the call would stand between the kernels
-/// on the stream, and nothing would overlap.
+/// Size of the memory for the copies of one call. An allocation within the call would come between
+/// the kernels on the stream, and nothing would overlap.
 const COPY_BYTES: usize = 32 << 20;
 
-/// The inner state, and room for the copies.
+/// The inner state, and memory for the copies.
 struct State {
     decode: <MmaMla as DecodeBackend>::State,
     copies: Buffer,
 }
 
 impl<const WAITS: bool> Impatient<WAITS> {
-    /// A copy of a tensor at this address of the room for copies, which the kernel makes.
+    /// Enqueues the kernel that copies a tensor to this address of the memory for copies, and
+    /// returns the copy.
     fn copied<'a>(
         &self,
         device: &Cuda,

@@ -1,4 +1,4 @@
-//! A portable backend on a GPU of which it may use no more than a smaller one has.
+//! A portable backend that uses no more of a GPU than a smaller one has.
 
 use mla_kernels::Cuda;
 use mla_kernels::backends::sm80::{MmaAttn, MmaMla, MmaMlaDs, MmaMlaSparse};

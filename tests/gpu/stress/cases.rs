@@ -11,7 +11,7 @@ use rand::seq::SliceRandom as _;
 
 use super::machine::{Machine, Memory, Region, Values};
 
-/// A problem and what its launch writes.
+/// A problem, and the outputs of its launch.
 pub(super) struct Case {
     pub(super) name: String,
     pub(super) outputs: Vec<Region>,
@@ -27,8 +27,8 @@ impl Case {
     }
 }
 
-/// A kernel, and the workspace that all of its cases share: what a launch leaves there is what the
-/// next one finds.
+/// A kernel, and the workspace that all of its cases share: the next launch finds the state that
+/// the one before left there.
 pub(super) struct Kernel {
     pub(super) name: &'static str,
     pub(super) cases: Vec<Case>,
