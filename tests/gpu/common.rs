@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cudarc::driver::CudaContext;
 use half::{bf16, f16};
 use mla_kernels::Cuda;
-use mla_runtime::cache::{CacheLayout, CacheMut, CacheRef};
+use mla_runtime::cache::{CacheLayout, CacheMut};
 use mla_runtime::device::Device;
 use mla_runtime::dtype::DType;
 use mla_runtime::error::Result;
@@ -92,7 +92,8 @@ pub(crate) fn cache_bytes(layout: &CacheLayout) -> usize {
     })
 }
 
-fn rope_start(layout: &CacheLayout) -> usize {
+/// The first byte of a split cache's rotary keys in a buffer of [`cache_bytes`].
+pub(crate) fn rope_start(layout: &CacheLayout) -> usize {
     (layout.pages * layout.page_stride).next_multiple_of(16)
 }
 
@@ -106,17 +107,4 @@ pub(crate) fn cache_mut<D: Device>(
     }
     let (latents, rope) = D::split_mut(bytes, rope_start(&layout));
     CacheMut::split(latents, rope, layout)
-}
-
-/// A cache in a buffer of [`cache_bytes`].
-pub(crate) fn cache_ref<D: Device>(
-    bytes: D::Bytes<'_>,
-    layout: CacheLayout,
-) -> Result<CacheRef<'_, D>> {
-    if !layout.is_split() {
-        return CacheRef::new(bytes, layout);
-    }
-    let (start, len) = (rope_start(&layout), D::byte_len(bytes));
-    let rope = D::byte_range(bytes, start..len);
-    CacheRef::split(D::byte_range(bytes, 0..start), rope, layout)
 }

@@ -20,7 +20,7 @@ use rand::RngExt as _;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 
-use crate::common::{cache_bytes, cache_mut, cache_ref, download, get, gpu, put, rng, upload};
+use crate::common::{cache_bytes, cache_mut, download, get, gpu, put, rng, rope_start, upload};
 use crate::tensors::{
     On, Tensor, difference, indices, lse, lse_mut, normal, padded, pick, strides,
 };
@@ -80,6 +80,16 @@ fn random_cache(rng: &mut StdRng, format: KvFormat, pages: usize) -> CacheLayout
         } else {
             1.0
         })
+}
+
+// Views a cache in a buffer of `cache_bytes`.
+fn cache_ref<D: Device>(bytes: D::Bytes<'_>, layout: CacheLayout) -> Result<CacheRef<'_, D>> {
+    if !layout.is_split() {
+        return CacheRef::new(bytes, layout);
+    }
+    let (start, len) = (rope_start(&layout), D::byte_len(bytes));
+    let rope = D::byte_range(bytes, start..len);
+    CacheRef::split(D::byte_range(bytes, 0..start), rope, layout)
 }
 
 // Draws slots that differ, with a few that are skipped.
