@@ -3,9 +3,12 @@
 
 mod simulated;
 
-use mla_conformance::{self as conformance, DecodeTopic};
-use mla_cpu::{Cpu, CpuDecode};
-use mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, StepLimits};
+use mla_conformance::{self as conformance, DecodeTopic, PrefillTopic};
+use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
+use mla_runtime::backend::{
+    DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, PrefillBackend, PrefillBatch, PrefillCall,
+    StepLimits,
+};
 use mla_runtime::device::Memory as _;
 use mla_runtime::{Error, Result, mla_backend};
 
@@ -40,15 +43,32 @@ const RIGHT: Conduct = Conduct {
 };
 
 /// Workspaces of an engine.
-struct State {
-    cpu: <CpuDecode as DecodeBackend>::State,
+struct State<Cpu = <CpuDecode as DecodeBackend>::State> {
+    cpu: Cpu,
     workspace: Kept,
     requests: usize,
     captured: Vec<i32>,
 }
 
-impl State {
-    /// True if the kernels of a call see the lengths that it has now.
+impl<Cpu> State<Cpu> {
+    fn new(cpu: Cpu, device: &Simulated, limits: &StepLimits) -> Result<Self> {
+        Ok(Self {
+            cpu,
+            workspace: device.allocate(limits.requests * ALLOCATED)?,
+            requests: limits.requests,
+            captured: Vec::new(),
+        })
+    }
+
+    /// Refuses more requests than it was made for, if the backend refuses any.
+    fn check(&self, requests: usize, conduct: &Conduct) -> Result<()> {
+        match conduct.refuse && requests > self.requests {
+            true => Err(Error::argument("requests", requests, self.requests)),
+            false => Ok(()),
+        }
+    }
+
+    /// True if the kernels of a call see the numbers that it has now.
     fn sees(&mut self, device: &Simulated, lens: Vec<i32>, bake: bool) -> bool {
         match device.graph() {
             Graph::None => true,
@@ -85,12 +105,8 @@ macro_rules! conducted {
             }
 
             fn state(&self, device: &Simulated, limits: &StepLimits) -> Result<State> {
-                Ok(State {
-                    cpu: DecodeBackend::state(&self.0, &Cpu::new(), limits)?,
-                    workspace: device.allocate(limits.requests * ALLOCATED)?,
-                    requests: limits.requests,
-                    captured: Vec::new(),
-                })
+                let cpu = DecodeBackend::state(&self.0, &Cpu::new(), limits)?;
+                State::new(cpu, device, limits)
             }
 
             fn metadata(&self, _: &Simulated, _: &StepLimits) -> Result<()> {
@@ -104,11 +120,7 @@ macro_rules! conducted {
                 state: &mut State,
                 (): &mut (),
             ) -> Result<()> {
-                let requests = batch.block_table.requests();
-                match Self::CONDUCT.refuse && requests > state.requests {
-                    true => Err(Error::argument("requests", requests, state.requests)),
-                    false => Ok(()),
-                }
+                state.check(batch.block_table.requests(), &Self::CONDUCT)
             }
 
             unsafe fn decode(
@@ -150,6 +162,87 @@ conducted! { BakedWithoutGraphs, [], Conduct { bake: true, ..RIGHT } }
 conducted! { SaysLess, [], Conduct { said: ALLOCATED - 1, ..RIGHT } }
 conducted! { WritesMore, [], Conduct { written: ALLOCATED + 1, ..RIGHT } }
 conducted! { TakesMore, [], Conduct { refuse: false, ..RIGHT } }
+
+// The processor's prefill, in the same way.
+macro_rules! prefilling {
+    ($name:ident, [$($key:tt)*], $conduct:expr) => {
+        struct $name(CpuPrefill);
+
+        impl $name {
+            const CONDUCT: Conduct = $conduct;
+        }
+
+        #[mla_backend(sm = "any", dtypes = "f32", $($key)*)]
+        impl PrefillBackend for $name {
+            type Device = Simulated;
+            type State = State<<CpuPrefill as PrefillBackend>::State>;
+            type Metadata = ();
+
+            fn new(_: &Simulated, config: &LayerConfig) -> Result<Self> {
+                CpuPrefill::new(&Cpu::new(), config).map(Self)
+            }
+
+            fn workspace_bytes(&self, _: &Simulated, limits: &StepLimits) -> Result<u64> {
+                Ok((limits.requests * Self::CONDUCT.said) as u64)
+            }
+
+            fn state(&self, device: &Simulated, limits: &StepLimits) -> Result<Self::State> {
+                let cpu = PrefillBackend::state(&self.0, &Cpu::new(), limits)?;
+                State::new(cpu, device, limits)
+            }
+
+            fn metadata(&self, _: &Simulated, _: &StepLimits) -> Result<()> {
+                Ok(())
+            }
+
+            fn prepare(
+                &self,
+                _: &Simulated,
+                batch: &PrefillBatch<'_>,
+                state: &mut Self::State,
+                (): &mut (),
+            ) -> Result<()> {
+                state.check(batch.query_lens.len(), &Self::CONDUCT)
+            }
+
+            unsafe fn prefill(
+                &self,
+                device: &Simulated,
+                call: PrefillCall<'_, Simulated>,
+                state: &mut Self::State,
+                (): &(),
+            ) -> Result<()> {
+                let requests = call.query_starts.len() - 1;
+                state.workspace.write(requests * Self::CONDUCT.written);
+                let numbers = call.query.bytes().iter().map(|byte| i32::from(*byte));
+                let sees = state.sees(device, numbers.collect(), Self::CONDUCT.bake);
+                if !device.begin(Self::CONDUCT.wait) || !sees {
+                    return Ok(());
+                }
+                let call = call.on_cpu()?;
+                // SAFETY: the call is the caller's own, who keeps to the contract.
+                unsafe { PrefillBackend::prefill(&self.0, &Cpu::new(), call, &mut state.cpu, &()) }?;
+                device.end(Self::CONDUCT.end_last);
+                Ok(())
+            }
+        }
+    };
+}
+
+prefilling! { RightPrefill, [dependent_launch = true, graphs = "always"], RIGHT }
+
+prefilling! { ImpatientPrefill, [dependent_launch = true], Conduct { wait: false, ..RIGHT } }
+prefilling! { ImpatientPrefillAlone, [], Conduct { wait: false, ..RIGHT } }
+
+prefilling! { HastyPrefill, [dependent_launch = true], Conduct { end_last: false, ..RIGHT } }
+prefilling! { HastyPrefillAlone, [], Conduct { end_last: false, ..RIGHT } }
+
+prefilling! { BakedPrefill, [graphs = "always"], Conduct { bake: true, ..RIGHT } }
+prefilling! { BakedPrefillWithoutGraphs, [], Conduct { bake: true, ..RIGHT } }
+
+prefilling! { SaysLessPrefill, [], Conduct { said: ALLOCATED - 1, ..RIGHT } }
+prefilling! { WritesMorePrefill, [], Conduct { written: ALLOCATED + 1, ..RIGHT } }
+prefilling! { TakesMorePrefill, [], Conduct { refuse: false, ..RIGHT } }
 
 fn check<B: DecodeBackend<Device = Simulated>>(
     topic: DecodeTopic,
@@ -228,4 +321,73 @@ fn a_workspace_is_as_large_as_is_said_and_nothing_is_written_beyond() {
     let beyond = "wrote beyond its workspace, behind a buffer of 16 bytes, for ";
     let message = said::<TakesMore>(DecodeTopic::Workspace);
     assert!(message.contains(beyond), "{message}");
+}
+
+fn check_prefill<B: PrefillBackend<Device = Simulated>>(
+    topic: PrefillTopic,
+) -> std::result::Result<(), String> {
+    conformance::prefill::<B>(&Simulated::default(), topic).map_err(|failure| failure.to_string())
+}
+
+/// The message of a broken promise, and the same behaviour without the promise passes.
+fn said_prefill<B, Alone>(topic: PrefillTopic) -> String
+where
+    B: PrefillBackend<Device = Simulated>,
+    Alone: PrefillBackend<Device = Simulated>,
+{
+    assert_eq!(check_prefill::<B>(PrefillTopic::NewTokens), Ok(()));
+    assert_eq!(check_prefill::<Alone>(topic), Ok(()), "{topic:?}");
+    check_prefill::<B>(topic).expect_err("a broken promise")
+}
+
+#[test]
+fn a_prefill_that_keeps_its_promises_passes() {
+    for topic in [
+        PrefillTopic::NewTokens,
+        PrefillTopic::DependentLaunch,
+        PrefillTopic::Graphs,
+        PrefillTopic::Workspace,
+        PrefillTopic::Alignment,
+    ] {
+        assert_eq!(check_prefill::<RightPrefill>(topic), Ok(()), "{topic:?}");
+    }
+}
+
+#[test]
+fn a_prefill_that_overlaps_what_it_must_not_is_found() {
+    let topic = PrefillTopic::DependentLaunch;
+    for message in [
+        said_prefill::<ImpatientPrefill, ImpatientPrefillAlone>(topic),
+        said_prefill::<HastyPrefill, HastyPrefillAlone>(topic),
+    ] {
+        assert!(message.contains(" is NaN, but should be "), "{message}");
+        let remedy = "or remove the key `dependent_launch`";
+        assert!(message.ends_with(remedy), "{message}");
+    }
+}
+
+#[test]
+fn a_prefill_whose_graph_keeps_the_numbers_of_its_capture_is_found() {
+    let topic = PrefillTopic::Graphs;
+    let message = said_prefill::<BakedPrefill, BakedPrefillWithoutGraphs>(topic);
+    let replayed = "BAKED_PREFILL: captured into a graph and replayed with other inputs: ";
+    assert!(message.starts_with(replayed), "{message}");
+    assert!(message.ends_with("or narrow the key `graphs`"), "{message}");
+}
+
+#[test]
+fn a_workspace_of_prefill_is_as_large_as_is_said_and_nothing_is_written_beyond() {
+    let topic = PrefillTopic::Workspace;
+    let message = said_prefill::<SaysLessPrefill, RightPrefill>(topic);
+    assert!(
+        message.contains(", but `workspace_bytes` says "),
+        "{message}"
+    );
+    let beyond = "wrote beyond its workspace, behind a buffer of ";
+    for message in [
+        said_prefill::<WritesMorePrefill, RightPrefill>(topic),
+        said_prefill::<TakesMorePrefill, RightPrefill>(topic),
+    ] {
+        assert!(message.contains(beyond), "{message}");
+    }
 }

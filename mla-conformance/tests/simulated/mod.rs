@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use mla_cpu::{Buffer, Cpu};
 use mla_runtime::availability::Availability;
-use mla_runtime::backend::{DecodeBatch, DecodeCall, Output, Query};
+use mla_runtime::backend::{DecodeBatch, DecodeCall, Keys, Output, PrefillCall, Query};
 use mla_runtime::cache::{BlockTable, CacheMut, CacheRef};
 use mla_runtime::capability::{Platform, Target};
 use mla_runtime::device::probe::{Dependents, Guards, Replayed};
@@ -372,5 +372,30 @@ impl<'a> OnCpu for DecodeCall<'a, Simulated> {
         let (batch, out) = (self.batch.on_cpu()?, self.out.on_cpu()?);
         Ok(DecodeCall::new(query, cache, batch, out)
             .with_lse(self.lse.map(OnCpu::on_cpu).transpose()?))
+    }
+}
+
+impl<'a> OnCpu for PrefillCall<'a, Simulated> {
+    type View = PrefillCall<'a, Cpu>;
+
+    fn on_cpu(self) -> Result<Self::View> {
+        let keys = match self.keys {
+            Keys::Packed(keys) => Keys::Packed(keys.on_cpu()?),
+            Keys::Split { nope, rope } => Keys::Split {
+                nope: nope.on_cpu()?,
+                rope: rope.on_cpu()?,
+            },
+        };
+        let (query, values, out) = (
+            self.query.on_cpu()?,
+            self.values.on_cpu()?,
+            self.out.on_cpu()?,
+        );
+        let queries = (self.query_starts.on_cpu()?, self.max_query_len);
+        let of_keys = (self.key_starts.on_cpu()?, self.max_key_len);
+        Ok(PrefillCall::new(query, keys, values, out, queries, of_keys)
+            .with_lse(self.lse.map(OnCpu::on_cpu).transpose()?)
+            .with_chunk(self.chunk)
+            .with_causal(self.causal))
     }
 }
