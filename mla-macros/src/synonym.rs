@@ -309,8 +309,8 @@ const KEYS_FROM_ELSEWHERE: &[Foreign] = &[
     (
         "causal",
         "",
-        "attention is causal: leave the key out, or say `features = \"non_causal\"` of a backend that \
-         can do without",
+        "attention is causal: leave the key out, or say `features = \"non_causal\"` of a backend \
+         that can do without",
     ),
     ("phase", "", "the trait says the phase: leave the key out"),
 ];

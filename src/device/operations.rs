@@ -218,9 +218,9 @@ impl Device for Cuda {
             element_bytes: layout.dtype.bytes() as i32,
         };
         self.bind()?;
-        // SAFETY: both tensors were checked to hold what their layouts say, of one dtype and of rows
-        // of one shape, and `places` to have one for each row of the first; the kernel itself checks
-        // places against the rows of the second. That is borrowed mutably, so the others are
+        // SAFETY: both tensors were checked to hold what their layouts say, of one dtype and of
+        // rows of one shape, and `places` to have one for each row of the first; the kernel itself
+        // checks places against the rows of the second. That is borrowed mutably, so the others are
         // elsewhere.
         unsafe { raw::check("copy rows", raw::mla_copy_rows(&params, self.raw_stream())) }
     }
@@ -245,8 +245,9 @@ impl Device for Cuda {
             dtype: dtype_code(layout.dtype),
         };
         self.bind()?;
-        // SAFETY: `Fp8Blocks` has a code for each element and a scale for each block; the output was
-        // checked to hold as many elements and is borrowed mutably, so the others are elsewhere.
+        // SAFETY: `Fp8Blocks` has a code for each element and a scale for each block; the output
+        // was checked to hold as many elements and is borrowed mutably, so the others are
+        // elsewhere.
         unsafe {
             raw::check(
                 "dequantize",

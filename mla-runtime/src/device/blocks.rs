@@ -9,8 +9,9 @@ use crate::views::memory::Memory;
 /// Rows and columns of a block.
 pub const BLOCK: usize = 128;
 
-/// A matrix of e4m3 codes and an f32 scale for each block of 128 × 128, as checkpoints hold `weight`
-/// and `weight_scale_inv`: value = code · scale. The last blocks of an axis may be smaller.
+/// A matrix of e4m3 codes and an f32 scale for each block of 128 × 128, as checkpoints hold
+/// `weight` and `weight_scale_inv`: value = code · scale. The last blocks of an axis may be
+/// smaller.
 #[non_exhaustive]
 pub struct Fp8Blocks<'a, D: Memory> {
     codes: D::Bytes<'a>,

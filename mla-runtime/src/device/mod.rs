@@ -347,8 +347,8 @@ pub trait Device: Memory {
 
     /// Copies rows to the places that an index names: `to[places[n]] = from[n]` for each row n of
     /// `from`, `[N, H, W]`. A row whose place is −1, or any other number that is no row of `to`
-    /// `[M, H, W]`, is skipped; no two rows have one place; the rows of `to` that no place names are
-    /// left as they are. Any strides.
+    /// `[M, H, W]`, is skipped; no two rows have one place; the rows of `to` that no place names
+    /// are left as they are. Any strides.
     ///
     /// # Errors
     ///

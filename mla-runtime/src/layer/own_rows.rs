@@ -29,8 +29,8 @@ enum Pass {
 }
 
 impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
-    /// [`forward`](Self::forward) for a step whose tensors have other rows than its tokens alone, in
-    /// order.
+    /// [`forward`](Self::forward) for a step whose tensors have other rows than its tokens alone,
+    /// in order.
     pub(super) fn forward_rows(
         &self,
         workspace: &mut Workspace<P, D>,

@@ -13,8 +13,9 @@ use crate::room::{with_room, zeros};
 use crate::tensor::{Layout, TensorMut, TensorRef};
 
 /// `W_kv_b` in memory of its own, in the problem's dtype, made once at load where the engine's own
-/// lies in another form: for each layer H·(P+V)·L elements, which an engine counts with its weights.
-/// A plain matrix needs none: [`Weights::from_checkpoint`] and the others view it as it is.
+/// lies in another form: for each layer H·(P+V)·L elements, which an engine counts with its
+/// weights. A plain matrix needs none: [`Weights::from_checkpoint`] and the others view it as it
+/// is.
 ///
 /// | the engine has | is taken by |
 /// |---|---|

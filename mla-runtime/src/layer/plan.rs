@@ -24,7 +24,8 @@ pub struct StepRequest<'a, T = i32> {
     pub new_tokens: u32,
     /// The tokens that there will then be: those in the cache and the new ones.
     pub total: u32,
-    /// The pages of those tokens, in order, in any integer type of [`HostIndex`]. There may be more.
+    /// The pages of those tokens, in order, in any integer type of [`HostIndex`]. There may be
+    /// more.
     pub pages: &'a [T],
 }
 
@@ -263,8 +264,8 @@ impl Step {
 
     /// The same for tensors that are padded to `max_len` rows a request, `[requests, max_len, …]`,
     /// with the requests in the order in which they were given and the padding of
-    /// [`padded_to`](Self::padded_to) behind them. New tokens are the first rows of their request's.
-    /// [`TokenRows`] says what is done with the others.
+    /// [`padded_to`](Self::padded_to) behind them. New tokens are the first rows of their
+    /// request's. [`TokenRows`] says what is done with the others.
     ///
     /// ```
     /// # use mla_runtime::layer::{Step, StepRequest};
@@ -272,12 +273,11 @@ impl Step {
     /// # use mla_runtime::{dims::MlaDims, dtype::DType, problem::Problem};
     /// # let problem = Problem::new(MlaDims::R1, 16, DType::BF16).with_page_size(64);
     /// # let limits = StepLimits::new(8, 512, 4).with_context_rows(64).with_call_rows(512);
-    /// // Tensors of [2, 100] rows, and pages as the engine's block manager has them.
-    /// let tables: Vec<Vec<usize>> = vec![vec![4, 0], vec![7, 2]];
-    /// let requests = [StepRequest::new(100, 100, &tables[0]), StepRequest::new(1, 71, &tables[1])];
-    /// let step = Step::within(&problem, &limits, 1, &requests)?.with_padded_rows(100)?;
-    /// assert_eq!((step.rows(0), step.rows(1)), (0..100, 100..101));
-    /// assert_eq!((step.tensor_rows(), step.rows_in_order()), (200, false));
+    /// // Tensors of [2, 100] rows, and pages as the engine's block manager has them. let tables:
+    /// Vec<Vec<usize>> = vec![vec![4, 0], vec![7, 2]]; let requests = [StepRequest::new(100, 100,
+    /// &tables[0]), StepRequest::new(1, 71, &tables[1])]; let step = Step::within(&problem,
+    /// &limits, 1, &requests)?.with_padded_rows(100)?; assert_eq!((step.rows(0), step.rows(1)),
+    /// (0..100, 100..101)); assert_eq!((step.tensor_rows(), step.rows_in_order()), (200, false));
     /// # Ok::<(), mla_runtime::Error>(())
     /// ```
     ///
@@ -325,9 +325,9 @@ impl Step {
         self.with_row_starts(&starts, rows)
     }
 
-    /// The same for tensors of `rows` rows in which the new tokens of request number i, as they were
-    /// given, stand from row `starts[i]` on. [`TokenRows`] says what is done with other rows. The
-    /// padding of [`padded_to`](Self::padded_to) has the numbers behind those of the requests.
+    /// The same for tensors of `rows` rows in which the new tokens of request number i, as they
+    /// were given, stand from row `starts[i]` on. [`TokenRows`] says what is done with other rows.
+    /// The padding of [`padded_to`](Self::padded_to) has the numbers behind those of the requests.
     ///
     /// # Errors
     ///
@@ -400,8 +400,8 @@ impl Step {
         &self.order
     }
 
-    /// The rows of every tensor of the step: its [tokens](Self::tokens), or what was said of rows of
-    /// the engine's own.
+    /// The rows of every tensor of the step: its [tokens](Self::tokens), or what was said of rows
+    /// of the engine's own.
     pub fn tensor_rows(&self) -> usize {
         match &self.own_rows {
             Some((_, rows)) => *rows,

@@ -61,8 +61,8 @@ pub struct StepBatch<'a, T = i32, S = i64> {
     pub dense_within: u32,
     /// True if a new token sees its request up to itself. If not, every new token of a request sees
     /// all of them, on both paths: drafts that see each other. It takes backends with
-    /// [`NonCausal`](crate::feature::Feature::NonCausal), if a request brings several, and a problem
-    /// that is not sparse.
+    /// [`NonCausal`](crate::feature::Feature::NonCausal), if a request brings several, and a
+    /// problem that is not sparse.
     pub causal: bool,
 }
 

@@ -1,4 +1,5 @@
-//! Rows in an order of the engine's own: where each request's tokens stand in the tensors of a call.
+//! Rows in an order of the engine's own: where each request's tokens stand in the tensors of a
+//! call.
 
 use std::ops::Range;
 
@@ -16,9 +17,9 @@ use crate::tensor::ArrayRef;
 /// outputs and of a log-sum-exp are left as they are.
 ///
 /// [`MlaLayer::forward`](super::MlaLayer::forward) and
-/// [`forward_unrotated`](super::MlaLayer::forward_unrotated) take such tensors. If the rows that are
-/// used lie one behind the other in the order of the requests, they are taken as they lie; otherwise
-/// the layer copies them by an index of its own, into memory that
+/// [`forward_unrotated`](super::MlaLayer::forward_unrotated) take such tensors. If the rows that
+/// are used lie one behind the other in the order of the requests, they are taken as they lie;
+/// otherwise the layer copies them by an index of its own, into memory that
 /// [`call_rows`](StepLimits::call_rows) sets aside, and the results back
 /// ([`Workspace::rows_in_order`](super::Workspace::rows_in_order)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -159,8 +159,8 @@ impl<'a, D: Device> Weights<'a, D> {
 /// form has no keys and values of a token to which a token's own low-rank product could be added.
 /// Adapters of every other module are the engine's own: they change what the layer is given. One
 /// that changes `kv_b_proj` can be merged into weights of its own
-/// ([`OwnedWeights`](super::OwnedWeights)), and its requests get steps of their own; the cache holds
-/// latents, which do not depend on this matrix.
+/// ([`OwnedWeights`](super::OwnedWeights)), and its requests get steps of their own; the cache
+/// holds latents, which do not depend on this matrix.
 ///
 /// # Errors
 ///

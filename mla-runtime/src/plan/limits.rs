@@ -21,8 +21,8 @@ pub struct StepLimits {
     /// W: rows of a context chunk. If a step's context and its new tokens on the expanded path fit
     /// in as many, and the cache holds rows in the queries' format, one attention does for both.
     pub context_rows: usize,
-    /// Rows of a call's tensors, padding included, in steps whose rows are not in the order of their
-    /// requests: memory is set aside to bring them into it. 0: every step has rows in order.
+    /// Rows of a call's tensors, padding included, in steps whose rows are not in the order of
+    /// their requests: memory is set aside to bring them into it. 0: every step has rows in order.
     pub call_rows: usize,
 }
 

@@ -265,8 +265,8 @@ fn weights_that_do_not_fit_are_refused_by_name() {
     );
     assert_eq!(
         heads([1, 160, 6 * 88], 0..3),
-        "W_kv_b: given 160 outputs of 528 inputs, accepted heads of P + V = 88 outputs each, of L = \
-         160 inputs"
+        "W_kv_b: given 160 outputs of 528 inputs, accepted heads of P + V = 88 outputs each, of L \
+         = 160 inputs"
     );
     let split = |k_b: (DType, Shape), v_b: (DType, Shape)| {
         let [k_b, v_b] = [k_b, v_b].map(|(dtype, shape)| tensor(dtype, shape));

@@ -1,5 +1,5 @@
-//! Rows in an order of an engine's own, weights in other forms, and drafts that see each other, on a
-//! GPU.
+//! Rows in an order of an engine's own, weights in other forms, and drafts that see each other, on
+//! a GPU.
 
 use mla_kernels::Cuda;
 use mla_runtime::cache::CacheMut;
