@@ -544,3 +544,118 @@ impl<'a, D: Memory> BlockTable<'a, D> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+
+    use super::*;
+    use crate::dims::HeadDims;
+
+    /// Memory of which there are addresses alone: bytes are the first one and a length.
+    #[derive(Clone)]
+    struct Addresses;
+
+    impl Memory for Addresses {
+        type Buffer = ();
+        type Bytes<'a> = (usize, usize);
+        type BytesMut<'a> = (usize, usize);
+
+        fn allocate(&self, _: usize) -> Result<()> {
+            Ok(())
+        }
+
+        fn bytes((): &()) -> Self::Bytes<'_> {
+            (0, 0)
+        }
+
+        fn bytes_mut((): &mut ()) -> Self::BytesMut<'_> {
+            (0, 0)
+        }
+
+        fn byte_len(bytes: Self::Bytes<'_>) -> usize {
+            bytes.1
+        }
+
+        fn byte_len_mut(bytes: &Self::BytesMut<'_>) -> usize {
+            bytes.1
+        }
+
+        fn address(bytes: Self::Bytes<'_>) -> usize {
+            bytes.0
+        }
+
+        fn byte_range(bytes: Self::Bytes<'_>, range: Range<usize>) -> Self::Bytes<'_> {
+            (bytes.0 + range.start, range.len())
+        }
+
+        fn split_mut(
+            bytes: Self::BytesMut<'_>,
+            at: usize,
+        ) -> (Self::BytesMut<'_>, Self::BytesMut<'_>) {
+            ((bytes.0, at), (bytes.0 + at, bytes.1 - at))
+        }
+
+        fn shorten<'short, 'long: 'short>(bytes: Self::Bytes<'long>) -> Self::Bytes<'short> {
+            bytes
+        }
+
+        fn reborrow<'a>(bytes: &'a mut Self::BytesMut<'_>) -> Self::BytesMut<'a> {
+            *bytes
+        }
+
+        fn freeze<'a>(bytes: &'a Self::BytesMut<'_>) -> Self::Bytes<'a> {
+            *bytes
+        }
+
+        fn upload(&self, _: &[u8], _: Self::BytesMut<'_>) -> Result<()> {
+            Ok(())
+        }
+
+        fn download(&self, _: Self::Bytes<'_>, _: &mut [u8]) -> Result<()> {
+            Ok(())
+        }
+
+        fn synchronize(&self) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    const DIMS: MlaDims = MlaDims::new(8, HeadDims::new(4, 4, 4));
+
+    #[test]
+    fn tensors_that_share_bytes_are_refused() {
+        // Latents take 128 bytes, rotary keys 64. What lies behind the last row is free.
+        let layout = CacheLayout::split(DIMS, KvFormat::F32, 2, 2);
+        let said = |latents, rope| {
+            let view = CacheMut::<Addresses>::split(latents, rope, layout).map(drop);
+            view.err().map(|error| error.to_string())
+        };
+        assert_eq!(said((1000, 500), (1128, 64)), None);
+        assert_eq!(said((1064, 128), (1000, 500)), None);
+        for rope in [1000, 937, 1127, 1063] {
+            let refused = format!(
+                "cache: given 128 bytes at 0x3e8 and 64 at {rope:#x}, accepted tensors that do \
+                 not overlap"
+            );
+            assert_eq!(said((1000, 128), (rope, 64)), Some(refused));
+        }
+    }
+
+    #[test]
+    fn rotary_keys_begin_behind_the_first_latent_or_in_their_tensor() {
+        for (format, latent) in [(KvFormat::F32, 32), (KvFormat::Fp8, 8)] {
+            let row = CacheLayout::contiguous(DIMS, format, 2, 2);
+            let cache = CacheRef::<Addresses>::new((1000, 500), row).unwrap();
+            assert_eq!(cache.rope_bytes(), (1000 + latent, 500 - latent));
+            assert_eq!(row.rope_strides(), row.strides());
+            let split = CacheLayout::split(DIMS, format, 2, 2);
+            let cache = CacheRef::<Addresses>::split((1000, 500), (7000, 64), split).unwrap();
+            assert_eq!(cache.rope_bytes(), (7000, 64));
+        }
+        // No page, and no bytes.
+        let none = CacheLayout::contiguous(DIMS, KvFormat::F32, 0, 2);
+        let cache = CacheRef::<Addresses>::new((1000, 0), none).unwrap();
+        assert_eq!(cache.rope_bytes(), (1000, 0));
+    }
+}
