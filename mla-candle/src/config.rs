@@ -1,7 +1,7 @@
 //! The module's view of a model.
 
 use candle_core::{Error, Result};
-use mla_runtime::model::ModelConfig;
+use mla_runtime::model::{LatentScaling, ModelConfig};
 use serde::Deserialize;
 
 /// The widths and constants of a model's attention.
@@ -36,10 +36,15 @@ impl Config {
     pub fn from_json(json: &str) -> Result<Self> {
         let around: Around = serde_json::from_str(json).map_err(Error::wrap)?;
         let attention = ModelConfig::from_hf_config(json).map_err(Error::wrap)?;
+        let dense = attention.index_layers.dense(attention.layers.unwrap_or(0));
         for (field, given) in [
             ("output gate", attention.output_gate),
             ("sinks", attention.sinks),
             ("query scaling", attention.query_scaling.is_some()),
+            ("latent scaling", attention.latent_scaling != LatentScaling::NONE),
+            ("norm of rotary keys", attention.rotary_key_norm),
+            ("indexer of the model's own", attention.foreign_indexer.is_some()),
+            ("dense layers among sparse ones", dense > 0),
             ("indexer", attention.indexer.is_some()),
         ] {
             if given {

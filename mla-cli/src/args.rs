@@ -59,6 +59,10 @@ pub(crate) struct ModelArgs {
     /// The dtype of queries, weights and outputs [default: the model's, or bf16].
     #[arg(long, value_parser = named(DType::ALL, DType::name))]
     dtype: Option<DType>,
+    /// Apply yarn's correction of the softmax scale, or leave it out, whatever the configuration
+    /// says: implementations of some models disagree.
+    #[arg(long, value_name = "BOOL")]
+    apply_scale: Option<bool>,
 }
 
 /// A model as the arguments describe it.
@@ -79,6 +83,10 @@ impl ModelArgs {
                 (self.model.clone(), config)
             }
         };
+        let config = match self.apply_scale {
+            Some(applies) => scaled(config, applies)?,
+            None => config,
+        };
         Ok(Model {
             name,
             config,
@@ -86,6 +94,20 @@ impl ModelArgs {
             dtype: self.dtype.or(config.dtype).unwrap_or(DType::BF16),
         })
     }
+}
+
+/// The model with yarn's corrections, or without.
+fn scaled(mut config: ModelConfig, applies: bool) -> Result<ModelConfig, CliError> {
+    if config.rope.yarn().is_none() {
+        let accepted = "nothing: the model has no yarn";
+        return Err(CliError::argument(
+            "--apply-scale",
+            applies.to_string(),
+            accepted,
+        ));
+    }
+    config.rope = config.rope.with_applied_scale(applies);
+    Ok(config)
 }
 
 /// The form of attention, if a model has an indexer.
@@ -102,11 +124,24 @@ pub(crate) struct SparseArgs {
 impl SparseArgs {
     /// True if the layer attends to lists of slots.
     pub(crate) fn read(&self, model: &Model) -> bool {
-        self.sparse || (model.config.indexer.is_some() && !self.dense)
+        self.sparse || (model.is_sparse() && !self.dense)
     }
 }
 
 impl Model {
+    /// True if the model has an indexer, be it the engine's.
+    fn is_sparse(&self) -> bool {
+        self.config.indexer.is_some() || self.config.foreign_indexer.is_some()
+    }
+
+    /// A line about the softmax scale, and one for each thing that the engine has to know.
+    pub(crate) fn engine_work(&self) -> String {
+        let scale = format!("Softmax scale {:.6}.\n", self.config.softmax_scale());
+        let work = self.config.engine_work();
+        let lines = work.iter().map(|work| format!("Note: {work}.\n"));
+        lines.fold(scale, |text, line| text + &line)
+    }
+
     /// The model's indexer, for what asks for one.
     pub(crate) fn indexer(&self) -> Result<IndexerConfig, CliError> {
         self.config.indexer.ok_or_else(|| {

@@ -109,6 +109,7 @@ fn describe(explanation: &Explanation, model: &Model) -> String {
         // Writing to a string cannot fail.
         let _ = write!(text, "\n{}\n{}\n", verdict(phase), candidates(phase));
     }
+    let _ = write!(text, "\n{}", model.engine_work());
     if let Some(slots) = model.config.index_topk {
         let _ = match problem.sparse {
             true => writeln!(

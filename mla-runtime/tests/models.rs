@@ -313,7 +313,7 @@ fn other_models_are_refused_by_the_name_of_what_is_missing() {
         "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"],
     });
     let flash = json!({
-        "num_hidden_layers": 45, "mla_use_nope": true, "index_kpool": 4, "index_topk": 2048,
+        "num_hidden_layers": 45, "mla_nope": true, "index_kpool": 4, "index_topk": 2048,
     });
     for (config, message) in [
         // It has no latent of its own kind, which would be a puzzling answer.
@@ -394,10 +394,8 @@ fn kinds_of_layers_that_make_no_sense_are_refused() {
                 .to_owned(),
         ),
         (
-            json!({"layer_group_size": 3}),
-            "layer_group_size: given 3, accepted a divisor of num_hidden_layers, 4, unless \
-             layer_types is there"
-                .to_owned(),
+            json!({"layer_group_size": 0}),
+            "layer_group_size: given 0, accepted an integer from 1 to 65536".to_owned(),
         ),
         (
             json!({"mla_use_nope": 1}),

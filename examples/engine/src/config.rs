@@ -1,6 +1,6 @@
 //! The model's numbers.
 
-use mla_runtime::model::ModelConfig;
+use mla_runtime::model::{LatentScaling, ModelConfig};
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
@@ -196,10 +196,21 @@ impl Config {
             routing: Routing::new(json)?,
         };
         let attention = &config.attention;
+        let dense = attention.index_layers.dense(attention.layers.unwrap_or(0));
         for (field, given) in [
             ("output gate", attention.output_gate),
             ("sinks", attention.sinks),
             ("query scaling", attention.query_scaling.is_some()),
+            (
+                "latent scaling",
+                attention.latent_scaling != LatentScaling::NONE,
+            ),
+            ("norm of rotary keys", attention.rotary_key_norm),
+            (
+                "indexer of the model's own",
+                attention.foreign_indexer.is_some(),
+            ),
+            ("dense layers among sparse ones", dense > 0),
             ("linear attention", attention.other_layers > 0),
         ] {
             if given {

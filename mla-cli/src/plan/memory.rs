@@ -139,6 +139,8 @@ fn needs(
     .with_decode_query_len(args.decode_query_len as usize)
     .with_context_rows(rows as usize);
     let indexer = match problem.sparse {
+        // The engine's own, of which it knows the memory.
+        true if model.config.foreign_indexer.is_some() => None,
         true => {
             let dims = model.indexer()?.dims;
             let limits = IndexLimits::new(limits);
@@ -259,7 +261,8 @@ fn describe(report: &Report, model: &Model, sparse: bool) -> String {
          {} cache of {}: {} of {}\n\
          {}\n\
          {} of cache, {} of workspace{lists}: {}, {} bytes.\n\
-         Beside this comes what a backend allocates.\n",
+         Beside this comes what a backend allocates.\n\
+         {}",
         model.name,
         counted(report.heads, "head"),
         counted(report.layers, "layer"),
@@ -272,7 +275,8 @@ fn describe(report: &Report, model: &Model, sparse: bool) -> String {
         size(report.plan.cache_bytes),
         size(report.plan.workspace_bytes),
         size(report.plan.total_bytes),
-        report.plan.total_bytes
+        report.plan.total_bytes,
+        model.engine_work()
     );
     if let Some(indexer) = model.config.indexer
         && !sparse

@@ -4,4 +4,4 @@ mod config;
 mod layers;
 
 pub use config::{IndexDims, IndexerConfig};
-pub use layers::{IndexLayers, MAX_LAYERS};
+pub use layers::{IndexLayers, LayerLists, MAX_LAYERS};

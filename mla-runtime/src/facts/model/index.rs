@@ -2,20 +2,48 @@
 
 use serde_json::Value;
 
-use super::{Fields, ModelError, shown};
-use crate::facts::indexer::{IndexDims, IndexLayers, IndexerConfig, MAX_LAYERS};
+use super::ModelError;
+use super::fields::{Fields, invalid, shown};
+use super::layers::{Kind, Layers};
+use crate::facts::indexer::{IndexDims, IndexLayers, IndexerConfig, LayerLists, MAX_LAYERS};
 use crate::facts::rotary_style::RotaryStyle;
 
+/// Why the indexer that a configuration describes is none of [`IndexerConfig`]'s, if it is not:
+/// the engine makes the lists then.
+pub(super) fn foreign(fields: &Fields<'_>) -> Result<Option<&'static str>, ModelError> {
+    let norm = match fields.get("index_k_norm_type") {
+        None => None,
+        Some((_, value)) if value == "layer_norm" || value == "layernorm" => None,
+        Some((_, value)) if value == "rms" => Some("its keys have an RMS norm"),
+        Some((field, value)) => return Err(invalid(field, value, "rms or layernorm")),
+    };
+    let mut always = false;
+    for field in ["index_init_tokens", "index_local_tokens"] {
+        always |= fields.optional(field, 0)?.unwrap_or(0) > 0;
+    }
+    let always = always.then_some("its lists always have the first or the last tokens");
+    let last = fields.is_of(&["hy_v4"]);
+    let last = last.then_some("the last values of its queries and keys are rotated");
+    Ok(last.or(always).or(norm))
+}
+
 /// The indexer, if the configuration has its heads and widths.
-pub(super) fn indexer(fields: &Fields<'_>, rope: u32) -> Result<Option<IndexerConfig>, ModelError> {
+pub(super) fn indexer(
+    fields: &Fields<'_>,
+    rope: u32,
+    topk: Option<u32>,
+) -> Result<Option<IndexerConfig>, ModelError> {
     let [heads, width] = ["index_n_heads", "index_head_dim"];
-    if fields.get(heads).is_none() && fields.get(width).is_none() {
+    let style = match fields.switch("indexer_rope_interleave")? {
+        Some(true) => RotaryStyle::Interleaved,
+        None if fields.is_of(&["dots3"]) => RotaryStyle::Interleaved,
+        _ => RotaryStyle::Halves,
+    };
+    let is_off = topk.is_none() && fields.get("index_topk").is_some();
+    let is_described = fields.get(heads).is_some() || fields.get(width).is_some();
+    if !is_described || is_off {
         return Ok(None);
     }
-    let style = match fields.flag("indexer_rope_interleave")? {
-        false => RotaryStyle::Halves,
-        true => RotaryStyle::Interleaved,
-    };
     let config = IndexerConfig {
         dims: IndexDims {
             heads: fields.required(heads, 1)?,
@@ -38,16 +66,25 @@ pub(super) fn indexer(fields: &Fields<'_>, rope: u32) -> Result<Option<IndexerCo
     }
 }
 
-/// Reads which layers have an indexer, in any of three spellings, which have to agree.
-pub(super) fn layers(fields: &Fields<'_>, layers: Option<u32>) -> Result<IndexLayers, ModelError> {
+/// The layers with an indexer: by any of four spellings, which have to agree. They number a
+/// model's layers; a linear one has no number among those with a cache.
+pub(super) fn layers(fields: &Fields<'_>, layers: &Layers) -> Result<IndexLayers, ModelError> {
     let spellings = [
         by_types(fields, layers)?,
         by_pattern(fields, layers)?,
         by_frequency(fields, layers)?,
+        by_runs(fields, layers)?,
     ];
     let mut given = spellings.into_iter().flatten();
     let Some((first, found)) = given.next() else {
-        return Ok(IndexLayers::ALL);
+        return match (layers.all, fields.is_of(&["hy_v4"])) {
+            // Its class has them in layers 0, 1, 5, 9 and so on.
+            (_, true) => every(layers, 4, 2),
+            (Some(all), false) => {
+                Ok(lists(layers, &vec![false; all as usize]).unwrap_or(IndexLayers::ALL))
+            }
+            (None, false) => Ok(IndexLayers::ALL),
+        };
     };
     match given.find(|(_, other)| *other != found) {
         None => Ok(found),
@@ -60,11 +97,24 @@ pub(super) fn layers(fields: &Fields<'_>, layers: Option<u32>) -> Result<IndexLa
     }
 }
 
+/// The layers with a cache, of which `shared` says that some use an earlier one's list.
+fn lists(layers: &Layers, shared: &[bool]) -> Option<IndexLayers> {
+    let lists = shared.iter().enumerate();
+    IndexLayers::from_lists(lists.filter_map(|(layer, shares)| {
+        match (layers.kind(layer), shares) {
+            (Kind::Linear, _) => None,
+            (Kind::Full, _) => Some(LayerLists::None),
+            (Kind::Sparse, true) => Some(LayerLists::Shared),
+            (Kind::Sparse, false) => Some(LayerLists::Own),
+        }
+    }))
+}
+
 /// A spelling's field, and what it says.
 type Spelling = Option<(String, IndexLayers)>;
 
 /// `indexer_types`: `["full", "shared", …]`.
-fn by_types(fields: &Fields<'_>, layers: Option<u32>) -> Result<Spelling, ModelError> {
+fn by_types(fields: &Fields<'_>, layers: &Layers) -> Result<Spelling, ModelError> {
     let Some((field, value)) = fields.get("indexer_types") else {
         return Ok(None);
     };
@@ -76,29 +126,32 @@ fn by_types(fields: &Fields<'_>, layers: Option<u32>) -> Result<Spelling, ModelE
     let shared: Option<Vec<bool>> = value
         .as_array()
         .and_then(|types| types.iter().map(shares).collect());
-    listed(
-        field,
-        value,
-        shared,
-        layers,
-        "a list of \"full\" and \"shared\"",
-    )
-    .map(Some)
+    let what = "a list of \"full\" and \"shared\"";
+    listed(field, value, shared, layers, what).map(Some)
 }
 
-/// `index_topk_pattern`: `"FSSS…"`.
-fn by_pattern(fields: &Fields<'_>, layers: Option<u32>) -> Result<Spelling, ModelError> {
+/// `index_topk_pattern`: `"FSSS…"`, or a list of such letters; a C computes, as an F does.
+fn by_pattern(fields: &Fields<'_>, layers: &Layers) -> Result<Spelling, ModelError> {
     let Some((field, value)) = fields.get("index_topk_pattern") else {
         return Ok(None);
     };
-    let shares = |letter| match letter {
-        'F' => Some(false),
-        'S' => Some(true),
+    let shares = |letter: &str| match letter {
+        "F" | "C" => Some(false),
+        "S" => Some(true),
         _ => None,
     };
-    let shared: Option<Vec<bool>> = value
-        .as_str()
-        .and_then(|letters| letters.chars().map(shares).collect());
+    let shared: Option<Vec<bool>> = match value {
+        Value::String(letters) => letters
+            .split("")
+            .filter(|it| !it.is_empty())
+            .map(shares)
+            .collect(),
+        Value::Array(letters) => letters
+            .iter()
+            .map(|it| it.as_str().and_then(shares))
+            .collect(),
+        _ => None,
+    };
     listed(field, value, shared, layers, "a string of F and S").map(Some)
 }
 
@@ -106,16 +159,16 @@ fn listed(
     field: String,
     value: &Value,
     shared: Option<Vec<bool>>,
-    layers: Option<u32>,
+    layers: &Layers,
     what: &str,
 ) -> Result<(String, IndexLayers), ModelError> {
     let found = shared
-        .filter(|shared| layers.is_none_or(|layers| shared.len() == layers as usize))
-        .and_then(IndexLayers::from_shared);
+        .filter(|shared| layers.all.is_none_or(|all| shared.len() == all as usize))
+        .and_then(|shared| lists(layers, &shared));
     if let Some(found) = found {
         return Ok((field, found));
     }
-    let count = match layers {
+    let count = match layers.all {
         Some(layers) => format!("num_hidden_layers = {layers}"),
         None => format!("at most {MAX_LAYERS}"),
     };
@@ -132,25 +185,34 @@ fn listed(
     })
 }
 
-/// `index_topk_freq` and `index_skip_topk_offset`.
-fn by_frequency(fields: &Fields<'_>, layers: Option<u32>) -> Result<Spelling, ModelError> {
+/// Those of `every` `freq` layers from `offset` on. Nothing is known of a layer behind the last
+/// that is described, which has an indexer of its own.
+fn every(layers: &Layers, freq: u32, offset: u32) -> Result<IndexLayers, ModelError> {
+    let count = layers.all.unwrap_or(MAX_LAYERS);
+    let shares = |layer: u32| !(layer + 1).saturating_sub(offset).is_multiple_of(freq);
+    let shared: Vec<bool> = (0..count).map(shares).collect();
+    lists(layers, &shared).ok_or_else(|| ModelError::Invalid {
+        field: "num_hidden_layers".into(),
+        given: count.to_string(),
+        accepted: format!("at most {MAX_LAYERS}, of which the first has an indexer"),
+    })
+}
+
+/// `index_topk_freq` and `index_skip_topk_offset`, 2 if it is left out.
+fn by_frequency(fields: &Fields<'_>, layers: &Layers) -> Result<Spelling, ModelError> {
     let name = "index_topk_freq";
-    let Some(freq) = fields.optional(name, 1)? else {
-        return Ok(None);
-    };
-    if freq == 1 {
-        return Ok(Some((name.into(), IndexLayers::ALL)));
+    let offset = fields.optional("index_skip_topk_offset", 1)?.unwrap_or(2);
+    match fields.optional(name, 1)? {
+        None => Ok(None),
+        Some(freq) => Ok(Some((name.into(), every(layers, freq, offset)?))),
     }
-    let offset = fields.required("index_skip_topk_offset", 1)?;
-    // A layer behind the last that is described has an indexer of its own.
-    let count = layers.unwrap_or(MAX_LAYERS);
-    match IndexLayers::every(freq, offset, count) {
-        Some(found) => Ok(Some((name.into(), found))),
-        None => Err(ModelError::Invalid {
-            field: "num_hidden_layers".into(),
-            given: count.to_string(),
-            accepted: format!("at most {MAX_LAYERS}, if layers share lists"),
-        }),
+}
+
+/// `cli_factor`: runs of as many attentions use the list of the first.
+fn by_runs(fields: &Fields<'_>, layers: &Layers) -> Result<Spelling, ModelError> {
+    match fields.optional("cli_factor", 1)? {
+        None => Ok(None),
+        Some(run) => Ok(Some(("cli_factor".into(), every(layers, run, 1)?))),
     }
 }
 
@@ -164,6 +226,7 @@ mod tests {
     fn read(changes: Value) -> Result<ModelConfig, String> {
         let mut config = json!({
             "num_attention_heads": 64, "num_hidden_layers": 78, "kv_lora_rank": 512,
+            "num_nextn_predict_layers": 1,
             "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256,
             "q_lora_rank": 2048, "dtype": "bfloat16", "index_n_heads": 32, "index_head_dim": 128,
             "index_topk": 2048, "indexer_rope_interleave": true, "rope_theta": 1e6,
@@ -228,6 +291,10 @@ mod tests {
                 "index_topk: given nothing, accepted an integer from 1 to 65536".into(),
             ),
             (
+                json!({"index_skip_topk_offset": 0}),
+                "index_skip_topk_offset: given 0, accepted an integer from 1 to 65536".into(),
+            ),
+            (
                 json!({"index_head_dim": 60}),
                 "index_head_dim: given 60, accepted a multiple of 4, at least qk_rope_head_dim, \
                  64, which has to be even"
@@ -249,10 +316,6 @@ mod tests {
                 format!(
                     "index_topk_pattern: given a string of 78, accepted a string of F and S, {each}"
                 ),
-            ),
-            (
-                json!({"index_topk_freq": 4}),
-                "index_skip_topk_offset: given nothing, accepted an integer from 1 to 65536".into(),
             ),
             (
                 json!({"index_topk_pattern": "F".repeat(78), "index_topk_freq": 77,

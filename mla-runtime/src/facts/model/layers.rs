@@ -1,97 +1,320 @@
-//! Counts the layers of a model that have this attention: some models have linear attention in the
-//! others, which has no cache of rows.
+//! The layers of a model by their attention: some have a linear one, which has no cache of rows,
+//! and some of a sparse model's attend to all tokens.
 
 use serde_json::Value;
 
-use super::{Fields, MAX_DIM, ModelError, missing, shown};
+use super::fields::{Fields, integer, shown};
+use super::{MAX_DIM, ModelError, missing};
 
-/// The layers of a model, by their attention.
+/// The attention of a layer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    /// Multi-head latent attention to all tokens.
+    Full,
+    /// The same to the tokens of a list.
+    Sparse,
+    /// A linear one.
+    Linear,
+}
+
+/// The layers of a model.
 pub(super) struct Layers {
-    /// The number with multi-head latent attention, if the configuration says.
-    pub(super) own: Option<u32>,
-    /// The number with another attention.
-    pub(super) other: u32,
+    /// All attentions, if the configuration says: two for each layer of some models.
+    pub(super) all: Option<u32>,
+    /// The attention of each, if it says so.
+    kinds: Option<Vec<Kind>>,
+    /// True if the kinds come from names that tell sparse layers from others.
+    named: bool,
+    /// True if some are named sparse, so that the others are not.
+    mixed: bool,
 }
 
-/// Reads the first of three spellings that is there; without one, `all` have this attention.
-pub(super) fn read(fields: &Fields<'_>, all: Option<u32>) -> Result<Layers, ModelError> {
-    let split = |own: u32, all: u32| Layers {
-        own: Some(own),
-        other: all - own,
-    };
-    if let Some((field, types)) = fields.get("layer_types") {
-        let (own, all) = by_types(field, types, all)?;
-        return Ok(split(own, all));
+impl Layers {
+    /// Those with a cache, if the configuration says.
+    pub(super) fn own(&self) -> Option<u32> {
+        self.all.map(|all| all - self.other())
     }
-    let all_of_a_hybrid = || fields.required("num_hidden_layers", 1);
-    if let Some((field, linear)) = fields.get("linear_attn_config") {
-        let (field, all) = (format!("{field}.full_attn_layers"), all_of_a_hybrid()?);
-        let own = by_numbers(field, linear.get("full_attn_layers"), all)?;
-        return Ok(split(own, all));
+
+    /// Those with a linear attention.
+    pub(super) fn other(&self) -> u32 {
+        let linear = |kind: &&Kind| **kind == Kind::Linear;
+        let kinds = self.kinds.iter().flatten();
+        // At most `MAX_DIM`.
+        kinds.filter(linear).count() as u32
     }
-    let Some(size) = fields.optional("layer_group_size", 1)? else {
-        return Ok(Layers { own: all, other: 0 });
+
+    /// The kind of a layer; sparse if it has a cache and no name.
+    pub(super) fn kind(&self, layer: usize) -> Kind {
+        let kinds = self.kinds.as_ref();
+        kinds.map_or(Kind::Sparse, |kinds| match kinds[layer] {
+            Kind::Full if !self.mixed => Kind::Sparse,
+            kind => kind,
+        })
+    }
+
+    /// Refuses names of layers that contradict a sparse model's list length, or its absence.
+    pub(super) fn check_topk(&self, topk: Option<u32>) -> Result<(), ModelError> {
+        if !self.named {
+            return Ok(());
+        }
+        match (topk, self.mixed) {
+            (None, true) => Err(ModelError::Missing {
+                field: "index_topk",
+                looked_for: "index_topk".to_owned(),
+                accepted: format!("an integer from 1 to {MAX_DIM} beside sparse layer_types"),
+            }),
+            (Some(topk), false) => Err(ModelError::Contradiction {
+                first: "layer_types".to_owned(),
+                first_given: "no sparse layer".to_owned(),
+                second: "index_topk".to_owned(),
+                second_given: topk.to_string(),
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A spelling's field, and the kinds that it gives.
+type Spelling = Option<(String, Vec<Kind>)>;
+
+/// By any of four spellings, which have to agree; without one, all have this attention.
+pub(super) fn read(fields: &Fields<'_>) -> Result<Layers, ModelError> {
+    let types = by_types(fields, count(fields)?)?;
+    let counted = match &types {
+        Some((_, kinds)) => Some(kinds.len() as u32),
+        None => count(fields)?,
     };
-    let all = all_of_a_hybrid()?;
-    if !all.is_multiple_of(size) {
-        // Implementations differ in what the layers behind the last whole group have.
-        return Err(ModelError::Invalid {
-            field: "layer_group_size".into(),
-            given: size.to_string(),
-            accepted: format!("a divisor of num_hidden_layers, {all}, unless layer_types is there"),
+    let named = types.is_some();
+    let spellings = [
+        types,
+        by_linear_config(fields, counted)?,
+        by_list(fields, counted)?,
+        by_groups(fields, counted)?,
+    ];
+    let mut given = spellings.into_iter().flatten();
+    let Some((first, kinds)) = given.next() else {
+        return Ok(Layers {
+            all: counted,
+            kinds: None,
+            named,
+            mixed: false,
         });
+    };
+    let linear = |kinds: &[Kind]| {
+        let linear = kinds.iter().map(|kind| *kind == Kind::Linear);
+        linear.collect::<Vec<bool>>()
+    };
+    match given.find(|(_, other)| linear(other) != linear(&kinds)) {
+        None => Ok(Layers {
+            all: counted,
+            mixed: kinds.contains(&Kind::Sparse),
+            kinds: Some(kinds),
+            named,
+        }),
+        Some((second, other)) => Err(ModelError::Contradiction {
+            first,
+            first_given: numbers(&kinds),
+            second,
+            second_given: numbers(&other),
+        }),
     }
-    Ok(split(all / size, all))
 }
 
-/// `layer_types`: `["full_attention", "linear_attention", …]`. The layers with this attention, and
-/// all.
-fn by_types(field: String, types: &Value, all: Option<u32>) -> Result<(u32, u32), ModelError> {
+/// The layers with this attention by number, from 0 on.
+fn numbers(kinds: &[Kind]) -> String {
+    let own = kinds.iter().enumerate();
+    let own = own.filter(|(_, kind)| **kind != Kind::Linear);
+    let own: Vec<usize> = own.map(|(layer, _)| layer).collect();
+    format!("layers {own:?}")
+}
+
+/// The attentions of a model: `num_layers` are LongCat's, of which each has two.
+fn count(fields: &Fields<'_>) -> Result<Option<u32>, ModelError> {
+    let [hidden, field] = ["num_hidden_layers", "num_layers"];
+    let (layers, pairs) = (fields.optional(hidden, 1)?, fields.optional(field, 1)?);
+    let two = 1 + u32::from(has_two_attentions(fields));
+    match (layers, pairs) {
+        (Some(layers), Some(pairs)) if layers != pairs && layers != two * pairs => {
+            Err(ModelError::Contradiction {
+                first: hidden.to_owned(),
+                first_given: layers.to_string(),
+                second: field.to_owned(),
+                second_given: pairs.to_string(),
+            })
+        }
+        // Some programs count attentions in it, and some pairs of them.
+        (Some(_), None) if two == 2 => fields.required(field, 1).map(Some),
+        (None, Some(_)) if two == 1 && fields.get("layer_group_size").is_none() => {
+            fields.required(hidden, 1).map(Some)
+        }
+        (_, Some(pairs)) => Ok(Some(two * pairs)),
+        (layers, None) => Ok(layers),
+    }
+}
+
+/// True for LongCat's models, but for its hybrids, which alternate with linear attention.
+fn has_two_attentions(fields: &Fields<'_>) -> bool {
+    let longcat = |(_, object): &(String, &serde_json::Map<String, Value>)| {
+        let names = object.get("architectures").and_then(Value::as_array);
+        let mut names = names.into_iter().flatten().filter_map(Value::as_str);
+        names.any(|name| name.starts_with("Longcat"))
+    };
+    let is_longcat = fields.is_of(&["longcat"]) || fields.levels().iter().any(longcat);
+    is_longcat && fields.get("layer_group_size").is_none()
+}
+
+/// The names in `layer_types` of layers with this attention.
+pub(super) fn own_words<'a>(fields: &Fields<'a>) -> Vec<&'a str> {
+    let types = fields.get("layer_types").and_then(|(_, it)| it.as_array());
+    let mut words: Vec<&str> = match types {
+        Some(types) => types.iter().filter_map(Value::as_str).collect(),
+        None => vec!["full_attention"],
+    };
+    words.retain(|word| *word != "linear_attention");
+    words.sort_unstable();
+    words.dedup();
+    words
+}
+
+/// `layer_types`: `["full_attention", "linear_attention", …]`.
+fn by_types(fields: &Fields<'_>, all: Option<u32>) -> Result<Spelling, ModelError> {
+    let Some((field, types)) = fields.get("layer_types") else {
+        return Ok(None);
+    };
     let has_len = |len: u32| len <= MAX_DIM && all.is_none_or(|all| len == all);
     let listed = types.as_array().and_then(|types| {
-        let len = u32::try_from(types.len()).ok().filter(|len| has_len(*len));
+        let len = u32::try_from(types.len()).ok();
         let names: Option<Vec<&str>> = types.iter().map(Value::as_str).collect();
-        names.zip(len)
+        names.filter(|_| len.is_some_and(has_len))
     });
-    let Some((names, len)) = listed else {
+    let Some(names) = listed else {
         let layers = all.map_or_else(|| "the layers".into(), layers_of);
         return Err(invalid(field, types, "a list of strings", &layers));
     };
-    let mut own = 0;
-    for name in names {
-        match name {
-            "full_attention" | "deepseek_sparse_attention" => own += 1,
-            "linear_attention" => {}
-            other => return Err(missing::layer(field, other)),
+    let full = match fields.flag("use_dsa")? || fields.is_of(missing::POOLED) {
+        true => Kind::Sparse,
+        false => Kind::Full,
+    };
+    let kind = |name: &str| match name {
+        "full_attention" | "attention" => Ok(full),
+        "deepseek_sparse_attention" | "sparse_attention" | "sparse" | "indexed_attention" => {
+            Ok(Kind::Sparse)
         }
-    }
-    Ok((own, len))
+        "linear_attention" => Ok(Kind::Linear),
+        other => Err(missing::layer(field.clone(), other)),
+    };
+    let kinds: Result<Vec<Kind>, ModelError> = names.into_iter().map(kind).collect();
+    Ok(Some((field.clone(), kinds?)))
 }
 
-/// `full_attn_layers`: the layers by number, of which the first is 1.
-fn by_numbers(field: String, listed: Option<&Value>, all: u32) -> Result<u32, ModelError> {
-    let Some(listed) = listed else {
+fn required(all: Option<u32>, fields: &Fields<'_>) -> Result<u32, ModelError> {
+    match all {
+        Some(all) => Ok(all),
+        None => fields.required("num_hidden_layers", 1),
+    }
+}
+
+/// Full attention in the listed layers of `all`, which ascend, and another in the rest.
+fn of_listed(listed: &[u32], all: u32) -> Vec<Kind> {
+    let kind = |layer| match listed.binary_search(&layer) {
+        Ok(_) => Kind::Full,
+        Err(_) => Kind::Linear,
+    };
+    (0..all).map(kind).collect()
+}
+
+/// `linear_attn_config`, with lists of layers by number: the first is 1, or 0 in `glm5_next`.
+fn by_linear_config(fields: &Fields<'_>, all: Option<u32>) -> Result<Spelling, ModelError> {
+    let Some((place, linear)) = fields.get("linear_attn_config") else {
+        return Ok(None);
+    };
+    let (first, all) = (
+        u32::from(!fields.is_of(missing::POOLED)),
+        required(all, fields)?,
+    );
+    let given = |name| linear.get(name).filter(|value: &&Value| !value.is_null());
+    let list = |name: &str, value| layer_list(format!("{place}.{name}"), value, first, all);
+    let Some(full) = given("full_attn_layers") else {
         return Err(ModelError::Missing {
             field: "full_attn_layers",
-            looked_for: field,
+            looked_for: format!("{place}.full_attn_layers"),
             accepted: "a list of the layers with full attention".into(),
         });
     };
-    let numbers: Option<Vec<u64>> = listed.as_array().and_then(|numbers| {
-        let accepted = 1..=u64::from(all);
-        let number = |number: &Value| number.as_u64().filter(|number| accepted.contains(number));
+    let full = list("full_attn_layers", full)?;
+    if let Some(others) = given("kda_layers") {
+        let others = list("kda_layers", others)?;
+        let all_others = (0..all).filter(|layer| full.binary_search(layer).is_err());
+        if !others.iter().copied().eq(all_others) {
+            return Err(ModelError::Contradiction {
+                first: format!("{place}.kda_layers"),
+                first_given: format!("{} layers", others.len()),
+                second: format!("{place}.full_attn_layers"),
+                second_given: format!("the rest of {all}, without {}", full.len()),
+            });
+        }
+    }
+    Ok(Some((
+        format!("{place}.full_attn_layers"),
+        of_listed(&full, all),
+    )))
+}
+
+/// `full_attention_layers`, whose first layer is 0: the others have the attention that
+/// `linear_attention_type` names, if it names one.
+fn by_list(fields: &Fields<'_>, all: Option<u32>) -> Result<Spelling, ModelError> {
+    let field = "full_attention_layers";
+    let Some((path, listed)) = fields.get(field) else {
+        return match fields.get("linear_attention_type") {
+            None => Ok(None),
+            Some((kind, _)) => Err(ModelError::Missing {
+                field,
+                looked_for: fields.looked_for(field),
+                accepted: format!("a list of the layers without {kind}"),
+            }),
+        };
+    };
+    let all = required(all, fields)?;
+    let full = layer_list(path.clone(), listed, 0, all)?;
+    let kinds = match fields.get("linear_attention_type") {
+        Some(_) => of_listed(&full, all),
+        None => vec![Kind::Full; all as usize],
+    };
+    Ok(Some((path, kinds)))
+}
+
+/// Ascending numbers of layers, of which the first is `first`; they are returned from 0 on.
+fn layer_list(field: String, listed: &Value, first: u32, all: u32) -> Result<Vec<u32>, ModelError> {
+    let numbers: Option<Vec<u32>> = listed.as_array().and_then(|numbers| {
+        let accepted = first..all + first;
+        let number = |number: &Value| integer(number).filter(|it| accepted.contains(it));
         numbers.iter().map(number).collect()
     });
     match numbers.filter(|numbers| numbers.is_sorted_by(|a, b| a < b)) {
-        // Different numbers of at most `all`.
-        Some(numbers) => Ok(numbers.len() as u32),
+        Some(numbers) => Ok(numbers.into_iter().map(|number| number - first).collect()),
         None => Err(invalid(
             field,
             listed,
-            "ascending numbers from 1 on",
+            &format!("ascending numbers from {first} on"),
             &layers_of(all),
         )),
     }
+}
+
+/// `layer_group_size`: the last of each group has full attention, and so has every layer behind
+/// the last whole group.
+fn by_groups(fields: &Fields<'_>, all: Option<u32>) -> Result<Spelling, ModelError> {
+    let field = "layer_group_size";
+    let (Some((path, _)), Some(size)) = (fields.get(field), fields.optional(field, 1)?) else {
+        return Ok(None);
+    };
+    let all = required(all, fields)?;
+    let grouped = all / size * size;
+    let kind = |layer: u32| match (layer + 1).is_multiple_of(size) || layer >= grouped {
+        true => Kind::Full,
+        false => Kind::Linear,
+    };
+    Ok(Some((path, (0..all).map(kind).collect())))
 }
 
 fn layers_of(all: u32) -> String {

@@ -1,9 +1,9 @@
-//! Properties of attention that no backend here has: a model that asks for one is refused by its
-//! name.
+//! What models ask of attention that no backend here has: such a model is refused by its name.
 
 use serde_json::Value;
 
-use super::{Fields, ModelError, shown};
+use super::ModelError;
+use super::fields::{Fields, shown};
 
 /// A field that asks for something, if its value is one of those that do.
 struct Ask {
@@ -15,11 +15,7 @@ struct Ask {
 const ASKS: &[Ask] = &[
     Ask {
         field: "model_type",
-        asks: |value| {
-            value
-                .as_str()
-                .is_some_and(|name| name.starts_with("deepseek_v4"))
-        },
+        asks: |value| begins(value, &["deepseek_v4"]),
         missing: COMPRESSED,
     },
     Ask {
@@ -29,8 +25,23 @@ const ASKS: &[Ask] = &[
     },
     Ask {
         field: "use_mla",
-        asks: |value| *value == false,
-        missing: "keys and values of every head in the cache",
+        asks: |value| *value == false || value.as_f64() == Some(0.0),
+        missing: EVERY_HEAD,
+    },
+    Ask {
+        field: "v_head_dim",
+        asks: |value| value.as_f64() == Some(0.0),
+        missing: EVERY_HEAD,
+    },
+    Ask {
+        field: "attention_method",
+        asks: |value| value != "MLA",
+        missing: ANOTHER,
+    },
+    Ask {
+        field: "attention_type",
+        asks: |value| value != "LlamaLatentAttention",
+        missing: ANOTHER,
     },
     Ask {
         field: "attn_logit_softcapping",
@@ -38,26 +49,74 @@ const ASKS: &[Ask] = &[
         missing: "a soft cap of logits",
     },
     Ask {
+        field: "attention_chunk_size",
+        asks: is_set,
+        missing: "attention within chunks",
+    },
+    Ask {
+        field: "attn_temperature_tuning",
+        asks: is_set,
+        missing: "a temperature of attention that grows with the position",
+    },
+    Ask {
+        field: "num_krope_heads",
+        asks: |value| value.as_f64() != Some(1.0),
+        missing: "several rotary keys for each token",
+    },
+    Ask {
+        field: "param_sink_number",
+        asks: is_set,
+        missing: "learnt tokens that every query sees",
+    },
+    Ask {
         field: "index_kpool",
-        asks: |value| *value != 1,
-        missing: "pooled index keys",
+        asks: |value| value.as_f64() != Some(1.0),
+        missing: POOLS,
+    },
+    Ask {
+        field: "swa_layers",
+        asks: is_set,
+        missing: WINDOW,
+    },
+    Ask {
+        field: "sliding_window_list",
+        asks: is_set,
+        missing: WINDOW,
     },
 ];
 
 const COMPRESSED: &str = "compressed caches and windows beside them";
 
+const EVERY_HEAD: &str = "keys and values of every head in the cache";
+
+const ANOTHER: &str = "another attention than Multi-head Latent Attention";
+
+const POOLS: &str = "pooled index keys";
+
 const WINDOW: &str = "a sliding window";
 
-/// Returns true if a number is not 0. A value that is no number asks for something, too, unless it
-/// is false.
+/// The families whose index keys are pooled unless they say that a pool has one key.
+pub(super) const POOLED: &[&str] = &["glm5_next", "glm53_flash"];
+
+fn begins(value: &Value, families: &[&str]) -> bool {
+    let name = value.as_str().unwrap_or_default();
+    families.iter().any(|family| name.starts_with(family))
+}
+
+/// False for what says that there is none: 0, −1, false or an empty list. What is neither a number
+/// nor one of these asks for something, too.
 fn is_set(value: &Value) -> bool {
-    value.as_f64() != Some(0.0) && *value != false
+    let is_none = matches!(value.as_f64(), Some(0.0 | -1.0));
+    !is_none && *value != false && value.as_array().is_none_or(|list| !list.is_empty())
 }
 
 /// Refuses a model that asks for what is missing.
 pub(super) fn check(fields: &Fields<'_>) -> Result<(), ModelError> {
     for ask in ASKS {
         refuse(fields, ask.field, ask.missing, ask.asks)?;
+    }
+    if fields.get("index_kpool").is_none() {
+        refuse(fields, "model_type", POOLS, |value| begins(value, POOLED))?;
     }
     // Some configurations name the width of a window that no layer has.
     match fields.get("use_sliding_window") {

@@ -3,13 +3,17 @@
 //! From the `config.json` that a model is published with ([`ModelConfig::from_hf_config`]), or by
 //! name for the public models whose numbers are known here ([`ModelConfig::preset`]).
 
+mod engine;
+mod fields;
 mod index;
 mod layers;
 mod missing;
+mod names;
 mod rope;
+mod section;
 
-use serde_json::{Map, Value};
-
+pub use self::engine::{GateGranularity, LatentScaling};
+use self::fields::Fields;
 pub use self::rope::{OTHER_SCALINGS, QueryScaling, Rope, RopeScaling, Yarn};
 pub use crate::dims::MAX_DIM;
 use crate::dims::{HeadDims, MlaDims};
@@ -29,18 +33,25 @@ pub struct ModelConfig {
     pub dims: MlaDims,
     /// H: the query heads of the whole model; see [`Self::heads_per_rank`].
     pub heads: u32,
-    /// The layers with this attention, if the configuration says: those that have a cache.
+    /// The layers with this attention, if the configuration says: those that have a cache, two for
+    /// each of LongCat's.
     pub layers: Option<u32>,
     /// The layers that have linear attention instead; 0 in most models. The engine's own business.
     pub other_layers: u32,
     /// The element type of weights and activations, if the configuration says.
     pub dtype: Option<DType>,
+    /// The layers that predict further tokens, each with a cache of its own beside [`Self::layers`];
+    /// they serve drafts, and an engine may leave them out.
+    pub draft_layers: u32,
     /// The rank of the query projection; `None`: the query is projected in one step.
     pub q_lora_rank: Option<u32>,
     /// Sparse attention: how many cached tokens each query token attends to; `None`: all.
     pub index_topk: Option<u32>,
     /// The indexer that chooses them, if the configuration describes one.
     pub indexer: Option<IndexerConfig>,
+    /// Why the indexer that the configuration describes is none of [`IndexerConfig`]'s: the engine
+    /// makes the lists then, and `indexer` is `None`.
+    pub foreign_indexer: Option<&'static str>,
     /// The layers that have an indexer, and those that share an earlier one's lists.
     pub index_layers: IndexLayers,
     /// The rotary embedding.
@@ -48,12 +59,20 @@ pub struct ModelConfig {
     /// True if the engine multiplies the layer's output by the sigmoid of a gate, for each head and
     /// value, before the output projection.
     pub output_gate: bool,
+    /// The values that the gate has, if there is one.
+    pub gate_granularity: GateGranularity,
     /// True if each head has a learnt sink, which the engine passes as
     /// [`LayerCall::sinks`](crate::layer::LayerCall::sinks).
     pub sinks: bool,
     /// A factor of queries that grows with their position, which the engine applies before it
     /// passes them.
     pub query_scaling: Option<QueryScaling>,
+    /// Factors of latents, which the engine applies.
+    pub latent_scaling: LatentScaling,
+    /// True if the engine normalises rotary keys before they are rotated.
+    pub rotary_key_norm: bool,
+    /// True if public implementations rotate the same weights by different [pairs](Rope::style).
+    pub rotary_style_is_disputed: bool,
 }
 
 /// A public model and its configuration.
@@ -64,6 +83,8 @@ pub struct Preset {
     pub name: &'static str,
     /// The numbers of its published `config.json`.
     pub config: ModelConfig,
+    /// The file that has them.
+    pub source: &'static str,
 }
 
 /// The DeepSeek-V3 layer, on which most presets are variations.
@@ -72,10 +93,12 @@ const DEEPSEEK_V3: ModelConfig = ModelConfig {
     heads: 128,
     layers: Some(61),
     other_layers: 0,
+    draft_layers: 1,
     dtype: Some(DType::BF16),
     q_lora_rank: Some(1536),
     index_topk: None,
     indexer: None,
+    foreign_indexer: None,
     index_layers: IndexLayers::ALL,
     rope: Rope::plain(1e4)
         .with_max_positions(163_840)
@@ -83,12 +106,17 @@ const DEEPSEEK_V3: ModelConfig = ModelConfig {
             Yarn::new(40.0, Some(4096)).with_mscale(1.0, 1.0),
         )),
     output_gate: false,
+    gate_granularity: GateGranularity::HeadAndValue,
     sinks: false,
     query_scaling: None,
+    latent_scaling: LatentScaling::NONE,
+    rotary_key_norm: false,
+    rotary_style_is_disputed: false,
 };
 
 const DEEPSEEK_V2: ModelConfig = ModelConfig {
     layers: Some(60),
+    draft_layers: 0,
     rope: DEEPSEEK_V3.rope.with_scaling(RopeScaling::Yarn(
         Yarn::new(40.0, Some(4096)).with_mscale(0.707, 0.707),
     )),
@@ -101,21 +129,28 @@ const GLM_5: ModelConfig = ModelConfig {
     heads: 64,
     layers: Some(78),
     other_layers: 0,
+    draft_layers: 1,
     dtype: Some(DType::BF16),
     q_lora_rank: Some(2048),
     index_topk: Some(2048),
     indexer: Some(IndexerConfig::GLM_5),
+    foreign_indexer: None,
     index_layers: IndexLayers::ALL,
     rope: Rope::plain(1e6).with_max_positions(202_752),
     output_gate: false,
+    gate_granularity: GateGranularity::HeadAndValue,
     sinks: false,
     query_scaling: None,
+    latent_scaling: LatentScaling::NONE,
+    rotary_key_norm: false,
+    rotary_style_is_disputed: false,
 };
 
 const MISTRAL_SMALL_4: ModelConfig = ModelConfig {
     dims: MlaDims::new(256, HeadDims::new(64, 64, 128)),
     heads: 32,
     layers: Some(36),
+    draft_layers: 0,
     q_lora_rank: Some(1024),
     rope: Rope::plain(1e4)
         .with_max_positions(1_048_576)
@@ -137,6 +172,7 @@ const MISTRAL_SMALL_4: ModelConfig = ModelConfig {
 pub const PRESETS: &[Preset] = &[
     Preset {
         name: "deepseek-v2-lite",
+        source: "config.json of deepseek-ai/DeepSeek-V2-Lite",
         config: ModelConfig {
             heads: 16,
             layers: Some(27),
@@ -146,22 +182,27 @@ pub const PRESETS: &[Preset] = &[
     },
     Preset {
         name: "deepseek-v2",
+        source: "config.json of deepseek-ai/DeepSeek-V2",
         config: DEEPSEEK_V2,
     },
     Preset {
         name: "deepseek-v3",
+        source: "config.json of deepseek-ai/DeepSeek-V3",
         config: DEEPSEEK_V3,
     },
     Preset {
         name: "deepseek-r1",
+        source: "config.json of deepseek-ai/DeepSeek-R1",
         config: DEEPSEEK_V3,
     },
     Preset {
         name: "deepseek-v3.1",
+        source: "config.json of deepseek-ai/DeepSeek-V3.1",
         config: DEEPSEEK_V3,
     },
     Preset {
         name: "deepseek-v3.2",
+        source: "config.json of deepseek-ai/DeepSeek-V3.2",
         config: ModelConfig {
             index_topk: Some(2048),
             indexer: Some(IndexerConfig::DEEPSEEK_V3_2),
@@ -170,8 +211,10 @@ pub const PRESETS: &[Preset] = &[
     },
     Preset {
         name: "kimi-k2",
+        source: "config.json of moonshotai/Kimi-K2-Instruct",
         config: ModelConfig {
             heads: 64,
+            draft_layers: 0,
             rope: Rope::plain(5e4)
                 .with_max_positions(131_072)
                 .with_scaling(RopeScaling::Yarn(
@@ -184,6 +227,7 @@ pub const PRESETS: &[Preset] = &[
     },
     Preset {
         name: "glm-4.7-flash",
+        source: "config.json of zai-org/GLM-4.7-Flash",
         config: ModelConfig {
             heads: 20,
             layers: Some(47),
@@ -195,10 +239,12 @@ pub const PRESETS: &[Preset] = &[
     },
     Preset {
         name: "glm-5",
+        source: "config.json of zai-org/GLM-5",
         config: GLM_5,
     },
     Preset {
         name: "glm-5.2",
+        source: "config.json of zai-org/GLM-5.2",
         config: ModelConfig {
             rope: Rope::plain(8e6).with_max_positions(1_048_576),
             index_layers: match IndexLayers::every(4, 3, 78) {
@@ -210,27 +256,35 @@ pub const PRESETS: &[Preset] = &[
     },
     Preset {
         name: "minicpm3",
+        source: "config.json of openbmb/MiniCPM3-4B",
         config: ModelConfig {
             dims: MlaDims::new(256, HeadDims::new(64, 32, 64)),
             heads: 40,
             layers: Some(62),
             other_layers: 0,
+            draft_layers: 0,
             dtype: Some(DType::BF16),
             q_lora_rank: Some(768),
             index_topk: None,
             indexer: None,
+            foreign_indexer: None,
             index_layers: IndexLayers::ALL,
             rope: Rope::plain(1e4)
                 .with_max_positions(32_768)
                 .with_style(RotaryStyle::Halves)
                 .with_scaling(RopeScaling::Other { kind: "longrope" }),
             output_gate: false,
+            gate_granularity: GateGranularity::HeadAndValue,
             sinks: false,
             query_scaling: None,
+            latent_scaling: LatentScaling::NONE,
+            rotary_key_norm: false,
+            rotary_style_is_disputed: false,
         },
     },
     Preset {
         name: "mistral-small-4",
+        source: "config.json of Mistral-Small-4-119B",
         config: MISTRAL_SMALL_4,
     },
 ];
@@ -287,6 +341,17 @@ pub enum ModelError {
         given: String,
         /// The property that no backend has.
         missing: &'static str,
+    },
+    /// A key whose name may be one of attention, and which is not known.
+    #[error(
+        "{field}: given {given}, accepted nothing or null: it is not known if this changes the \
+         attention"
+    )]
+    UnknownKey {
+        /// The key, with the object it is in.
+        field: String,
+        /// Its value.
+        given: String,
     },
     /// Two spellings of one field say different things.
     #[error("{first}: given {first_given}, accepted {second_given}, as {second} has it")]
@@ -350,6 +415,23 @@ fn divisors(heads: u32) -> String {
     divisors.join(", ")
 }
 
+/// L and (P, R, V).
+fn dims(fields: &Fields<'_>) -> Result<MlaDims, ModelError> {
+    let heads = fields.required("num_attention_heads", 1)?;
+    let nope = fields.required("qk_nope_head_dim", 1)?;
+    let rope = fields.required("qk_rope_head_dim", 0)?;
+    fields.check_width("qk_head_dim", nope + rope)?;
+    fields.check_width("rotary_dim", rope)?;
+    // Rotary parts are absent, unlike those of `mla_use_nope`.
+    let rope = match fields.flag("use_mla_nope")? {
+        true => 0,
+        false => rope,
+    };
+    let latent = fields.required("kv_lora_rank", 1)?;
+    let head = HeadDims::new(nope, rope, fields.v_head_dim(heads)?);
+    Ok(MlaDims::new(latent, head))
+}
+
 impl ModelConfig {
     /// The configuration of a public model, by its name in [`PRESETS`].
     ///
@@ -368,27 +450,40 @@ impl ModelConfig {
 
     /// From the text of a Hugging Face `config.json`.
     ///
-    /// Every field is looked for in `text_config`, if a model has one, then at the top level.
-    /// Fields that are not about attention are ignored.
+    /// Every field is looked for in the text model within, if there is one (`text_config`,
+    /// `language_config`, `llm_config` or `thinker_config`, at any depth), then around it: the
+    /// innermost wins. Two spellings in one object have to agree. Mistral's own `params.json` is
+    /// read as well, a byte order mark and numbers that JSON lacks (`NaN`, `Infinity`) in fields of
+    /// others are passed over, and null says that a field is not there.
+    ///
+    /// Fields that are not about attention are ignored. A field whose name may be one of attention
+    /// (by `attention`, `index`, `gate`, `window`, `rope`, `scale`, `sink` and the like), and any
+    /// field of the rotary section, is known or refused by its name.
     ///
     /// | field | |
     /// |---|---|
-    /// | `kv_lora_rank`, `qk_nope_head_dim`, `num_attention_heads` | positive |
+    /// | `kv_lora_rank`, `qk_nope_head_dim`, `num_attention_heads` (`n_heads`) | positive |
     /// | `v_head_dim` | positive; MiniCPM3 leaves it out and means `hidden_size / num_attention_heads` |
-    /// | `qk_rope_head_dim` | may be 0 |
-    /// | `num_hidden_layers`, `q_lora_rank`, `index_topk` | positive, or left out, or null |
-    /// | `layer_types`, `linear_attn_config.full_attn_layers`, or `layer_group_size` | which layers have this attention rather than a linear one; all, if they are left out |
+    /// | `qk_rope_head_dim` | may be 0; R is 0 with `use_mla_nope`, too |
+    /// | `attention_kv_lora_dim`, `attention_q_lora_dim`, `attention_qk_dim`, `attention_qk_rope_dim`, `attention_v_dim` | the same dimensions in openPangu |
+    /// | `num_hidden_layers` (`n_layers`), or LongCat's `num_layers`, of which each has two caches | positive, or left out, or null |
+    /// | `q_lora_rank`, `index_topk` | positive; left out, null, 0 and −1: none |
+    /// | `num_nextn_predict_layers` (`num_mtp_layers`, `mtp_num_layers`) | layers of drafts |
+    /// | `layer_types`, `linear_attn_config.full_attn_layers` (from 1 on), `full_attention_layers` (from 0 on) with `linear_attention_type`, or `layer_group_size` (`fa_interval`): the last of each group, and all behind the last whole one | which layers have this attention rather than a linear one; all, if they are left out. `layer_types` also says which are sparse |
     /// | `index_n_heads`, `index_head_dim` | positive, with `index_topk`, or both left out |
     /// | `indexer_rope_interleave` | `true` or `false` (also if it is left out) |
-    /// | `indexer_types`, `index_topk_pattern`, `index_topk_freq` with `index_skip_topk_offset` | which layers have an indexer; every layer, if all are left out |
+    /// | `indexer_types`, `index_topk_pattern`, `index_topk_freq` with `index_skip_topk_offset`, or `cli_factor` | which layers have an indexer; every layer, if all are left out |
+    /// | `index_k_norm_type`, `index_init_tokens`, `index_local_tokens` | an indexer of the engine's own: [`Self::foreign_indexer`] |
     /// | `dtype` or `torch_dtype` | `float32`, `float16` or `bfloat16`, or left out, or null |
-    /// | `max_position_embeddings` | positive, or left out, or null |
-    /// | `rope_theta` | above 1, here or within the next; 10000 if left out |
-    /// | `rope_interleave` | true or false; if left out, true but for MiniCPM3 |
-    /// | `mla_use_nope` | true if rotary parts are not rotated; false, if left out |
-    /// | `mla_use_output_gate` or `gated_mla`; `learnable_sink` | true or false; false, if left out |
-    /// | `rope_scaling` or `rope_parameters` | an object, or left out, or null; of type (`type` or `rope_type`) `linear` with a `factor`, or `yarn` with a `factor` and what else [`Yarn`] has |
-    /// | `llama_4_scaling_beta` in it | at least 0, or left out, or null; above 0 with the original context: [`QueryScaling`] |
+    /// | `max_position_embeddings` (`model_max_length`) | positive, or left out, or null |
+    /// | `rope_theta` | above 1, within the next or here; 10000 if left out |
+    /// | `rope_interleave` (`rope_interleaved`) | true or false; if left out, true but for MiniCPM3 and openPangu |
+    /// | `mla_use_nope` (`mla_nope`, `kda_nope`) | true if rotary parts are not rotated; false, if left out |
+    /// | `mla_use_output_gate`, `gated_attention`, `gated_mla` with `gating_type`, `attention_gate_type`, or `gated_attention_proj_granularity_type` | a gate and its [granularity](GateGranularity); none, if all are left out |
+    /// | `learnable_sink` | true or false; false, if left out |
+    /// | `mla_scale_q_lora`, `mla_scale_kv_lora`, or both as `apply_mla_qkv_lora_rescale` or `use_mla_scaling_factor` | [`LatentScaling`] |
+    /// | `rope_scaling` or `rope_parameters` | an object, or left out, or null, or empty; of type (`type` and `rope_type`, which have to agree) `linear` with a `factor`, or `yarn` with a `factor` and what else [`Yarn`] has. `rope_scaling` replaces the other, which has to say nothing else; sections by kind of layer have to be alike in the layers with this attention |
+    /// | `llama_4_scaling_beta` in it, or `llama_4_scaling` | at least 0, or left out, or null; above 0 with the original context: [`QueryScaling`] |
     ///
     /// A scaling of another type is read, too, as [`RopeScaling::Other`]. Its tables are refused
     /// later, by [`Rope::frequencies`].
@@ -399,34 +494,43 @@ impl ModelConfig {
     /// needs what no backend here has, such as a sliding window, a soft cap of logits, compressed
     /// caches (DeepSeek-V4) or pooled index keys.
     pub fn from_hf_config(json: &str) -> Result<Self, ModelError> {
-        let value: Value = serde_json::from_str(json).map_err(|error| ModelError::NotJson {
-            message: error.to_string(),
-        })?;
+        let value = fields::parse(json)?;
         let fields = Fields::new(&value)?;
         missing::check(&fields)?;
         fields.check_form()?;
-        let heads = fields.required("num_attention_heads", 1)?;
-        let nope = fields.required("qk_nope_head_dim", 1)?;
-        let rope = fields.required("qk_rope_head_dim", 0)?;
-        let all = fields.optional("num_hidden_layers", 1)?;
-        let layers = layers::read(&fields, all)?;
+        names::check(&fields)?;
+        let dims = dims(&fields)?;
+        let layers = layers::read(&fields)?;
+        let index_topk = fields.optional_or_none("index_topk")?;
+        let index_topk = match fields.switch("use_dsa")? {
+            Some(false) => None,
+            _ => index_topk,
+        };
+        layers.check_topk(index_topk)?;
+        let foreign_indexer = index::foreign(&fields)?.filter(|_| index_topk.is_some());
+        let indexer = index::indexer(&fields, dims.head.rope, index_topk)?;
+        let gate = engine::gate(&fields)?;
+        let (rope, query_scaling) = section::read(&fields)?;
         Ok(Self {
-            dims: MlaDims::new(
-                fields.required("kv_lora_rank", 1)?,
-                HeadDims::new(nope, rope, fields.v_head_dim(heads)?),
-            ),
-            heads,
-            layers: layers.own,
-            other_layers: layers.other,
+            dims,
+            heads: fields.required("num_attention_heads", 1)?,
+            layers: layers.own(),
+            other_layers: layers.other(),
+            draft_layers: fields.optional("num_nextn_predict_layers", 0)?.unwrap_or(0),
             dtype: fields.dtype()?,
-            q_lora_rank: fields.optional("q_lora_rank", 1)?,
-            index_topk: fields.optional("index_topk", 1)?,
-            indexer: index::indexer(&fields, rope)?,
-            index_layers: index::layers(&fields, all)?,
-            rope: rope::read(&fields)?,
-            output_gate: fields.flag("mla_use_output_gate")? || fields.flag("gated_mla")?,
+            q_lora_rank: fields.optional_or_none("q_lora_rank")?,
+            index_topk,
+            indexer: indexer.filter(|_| foreign_indexer.is_none()),
+            foreign_indexer,
+            index_layers: index::layers(&fields, &layers)?,
+            rope,
+            output_gate: gate.is_some(),
+            gate_granularity: gate.unwrap_or_default(),
             sinks: fields.flag("learnable_sink")?,
-            query_scaling: rope::query_scaling(&fields)?,
+            query_scaling,
+            latent_scaling: engine::latent_scaling(&fields)?,
+            rotary_key_norm: engine::rotary_key_norm(&fields)?,
+            rotary_style_is_disputed: fields.is_of(&["hy_v4"]),
         })
     }
 
@@ -454,210 +558,18 @@ impl ModelConfig {
     }
 }
 
-/// The objects in which fields are looked for, the first first.
-struct Fields<'a> {
-    text_config: Option<&'a Map<String, Value>>,
-    top: &'a Map<String, Value>,
-}
-
-impl<'a> Fields<'a> {
-    fn new(value: &'a Value) -> Result<Self, ModelError> {
-        let object = |value: &'a Value, place| {
-            value.as_object().ok_or_else(|| ModelError::NotAnObject {
-                place,
-                given: shown(value),
-            })
-        };
-        let top = object(value, "config")?;
-        let text_config = match top.get("text_config") {
-            None | Some(Value::Null) => None,
-            Some(nested) => Some(object(nested, "text_config")?),
-        };
-        Ok(Self { text_config, top })
-    }
-
-    /// Refuses a model of another form of attention, which has neither of the fields that this
-    /// form is made of, rather than one that lacks a number.
-    fn check_form(&self) -> Result<(), ModelError> {
-        let field = "kv_lora_rank";
-        if self.get(field).is_some() || self.get("qk_nope_head_dim").is_some() {
-            return Ok(());
-        }
-        Err(ModelError::Missing {
-            field,
-            looked_for: self.looked_for(field),
-            accepted: "a model with Multi-head Latent Attention".to_owned(),
-        })
-    }
-
-    /// A field that is there and not null, and its path.
-    fn get(&self, field: &str) -> Option<(String, &'a Value)> {
-        let present =
-            |object: &'a Map<String, Value>| object.get(field).filter(|value| !value.is_null());
-        let nested = self.text_config.and_then(present);
-        match nested {
-            Some(value) => Some((format!("text_config.{field}"), value)),
-            None => present(self.top).map(|value| (field.to_owned(), value)),
-        }
-    }
-
-    /// Returns the paths at which a field was looked for in vain.
-    fn looked_for(&self, field: &str) -> String {
-        match self.text_config {
-            Some(_) => format!("text_config.{field} or {field}"),
-            None => field.to_owned(),
-        }
-    }
-
-    fn optional(&self, field: &str, min: u32) -> Result<Option<u32>, ModelError> {
-        let Some((path, value)) = self.get(field) else {
-            return Ok(None);
-        };
-        value
-            .as_u64()
-            .and_then(|number| u32::try_from(number).ok())
-            .filter(|number| (min..=MAX_DIM).contains(number))
-            .map(Some)
-            .ok_or_else(|| ModelError::Invalid {
-                field: path,
-                given: shown(value),
-                accepted: accepted(min),
-            })
-    }
-
-    fn required(&self, field: &'static str, min: u32) -> Result<u32, ModelError> {
-        self.optional(field, min)?
-            .ok_or_else(|| ModelError::Missing {
-                field,
-                looked_for: self.looked_for(field),
-                accepted: accepted(min),
-            })
-    }
-
-    fn v_head_dim(&self, heads: u32) -> Result<u32, ModelError> {
-        let field = "v_head_dim";
-        let is_minicpm3 = self
-            .get("model_type")
-            .is_some_and(|(_, value)| value == "minicpm3");
-        if self.get(field).is_some() || !is_minicpm3 {
-            return self.required(field, 1);
-        }
-        let hidden = self.required("hidden_size", 1)?;
-        if !hidden.is_multiple_of(heads) {
-            return Err(ModelError::Invalid {
-                field: "hidden_size".into(),
-                given: hidden.to_string(),
-                accepted: format!(
-                    "a multiple of num_attention_heads, {heads}, where v_head_dim is left out"
-                ),
-            });
-        }
-        Ok(hidden / heads)
-    }
-
-    fn dtype(&self) -> Result<Option<DType>, ModelError> {
-        let parse = |(path, value): (String, &Value)| {
-            let dtype = match value.as_str() {
-                Some("float32") => DType::F32,
-                Some("float16") => DType::F16,
-                Some("bfloat16") => DType::BF16,
-                _ => {
-                    return Err(ModelError::Invalid {
-                        field: path,
-                        given: shown(value),
-                        accepted: "float32, float16 or bfloat16".into(),
-                    });
-                }
-            };
-            Ok((path, dtype))
-        };
-        let new = self.get("dtype").map(parse).transpose()?;
-        let old = self.get("torch_dtype").map(parse).transpose()?;
-        match (new, old) {
-            (Some((first, a)), Some((second, b))) if a != b => Err(ModelError::Contradiction {
-                first,
-                first_given: a.to_string(),
-                second,
-                second_given: b.to_string(),
-            }),
-            (new, old) => Ok(new.or(old).map(|(_, dtype)| dtype)),
-        }
-    }
-
-    /// Returns true if a field is true; it is false if it is left out.
-    fn flag(&self, field: &str) -> Result<bool, ModelError> {
-        match self.get(field) {
-            None => Ok(false),
-            Some((_, Value::Bool(flag))) => Ok(*flag),
-            Some((field, value)) => Err(ModelError::Invalid {
-                field,
-                given: shown(value),
-                accepted: "true or false".into(),
-            }),
-        }
-    }
-
-    /// A positive integer of any size that a position may have.
-    fn count(&self, field: &str) -> Result<Option<u32>, ModelError> {
-        let Some((path, value)) = self.get(field) else {
-            return Ok(None);
-        };
-        let count = value.as_u64().and_then(|count| u32::try_from(count).ok());
-        let count = count.filter(|count| (1..=MAX_POSITIONS).contains(count));
-        count.map(Some).ok_or_else(|| ModelError::Invalid {
-            field: path,
-            given: shown(value),
-            accepted: format!("an integer from 1 to {MAX_POSITIONS}"),
-        })
-    }
-
-    fn number(
-        &self,
-        field: &str,
-        accepted: &str,
-        accepts: fn(f64) -> bool,
-    ) -> Result<Option<f64>, ModelError> {
-        let Some((path, value)) = self.get(field) else {
-            return Ok(None);
-        };
-        let number = value.as_f64().filter(|n| n.is_finite() && accepts(*n));
-        number.map(Some).ok_or_else(|| ModelError::Invalid {
-            field: path,
-            given: shown(value),
-            accepted: accepted.into(),
-        })
-    }
-}
-
-fn accepted(min: u32) -> String {
-    format!("an integer from {min} to {MAX_DIM}")
-}
-
-/// A JSON value in one short line.
-fn shown(value: &Value) -> String {
-    match value {
-        Value::Object(_) => "an object".into(),
-        Value::Array(_) => "an array".into(),
-        other => {
-            let text = other.to_string();
-            match text.char_indices().nth(60) {
-                Some((end, _)) => format!("{}…", &text[..end]),
-                None => text,
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
+    use super::fields::shown;
     use super::*;
 
     fn deepseek() -> Value {
         json!({
             "num_attention_heads": 128, "num_hidden_layers": 61, "q_lora_rank": 1536,
+            "num_nextn_predict_layers": 1,
             "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
             "v_head_dim": 128, "torch_dtype": "bfloat16", "vocab_size": 129280,
             "rope_theta": 10000, "max_position_embeddings": 163840,

@@ -17,9 +17,7 @@
 
 use std::f64::consts::PI;
 
-use serde_json::{Map, Value};
-
-use super::{Fields, MAX_DIM, MAX_POSITIONS, ModelError, shown};
+use super::{MAX_DIM, MAX_POSITIONS};
 use crate::error::{Error, Result};
 use crate::facts::rotary_style::RotaryStyle;
 use crate::room::with_room;
@@ -77,6 +75,17 @@ impl Rope {
         }
     }
 
+    /// The same with yarn's corrections of cosines, sines and scores, or without them: a choice
+    /// where implementations of a model disagree. Without yarn it changes nothing.
+    pub const fn with_applied_scale(self, applies_scale: bool) -> Self {
+        match self.scaling {
+            RopeScaling::Yarn(yarn) => {
+                self.with_scaling(RopeScaling::Yarn(yarn.with_applied_scale(applies_scale)))
+            }
+            _ => self,
+        }
+    }
+
     /// The yarn extension, if the model has one.
     pub const fn yarn(&self) -> Option<Yarn> {
         match self.scaling {
@@ -108,8 +117,8 @@ impl Rope {
             RopeScaling::Yarn(yarn) => {
                 let ramp = yarn.ramp(self.theta, width)?;
                 let scaled = |pair: u32| {
-                    let share = ramp.at(pair);
-                    plain(pair) * (1.0 - share + share / yarn.factor)
+                    let keep = (1.0 - ramp.at(pair)) * yarn.extrapolation_factor;
+                    plain(pair) * (keep + (1.0 - keep) / yarn.factor)
                 };
                 Ok(pairs.map(scaled).collect())
             }
@@ -213,6 +222,10 @@ pub struct Yarn {
     pub mscale_all_dim: f64,
     /// The factor of cosines and sines, if the configuration has it itself (`attention_factor`).
     pub given_attention_factor: Option<f64>,
+    /// A multiplier of the derived factor of cosines and sines (`attn_factor`).
+    pub attn_factor: f64,
+    /// The share of each pair's own frequency that the ramp leaves (`extrapolation_factor`).
+    pub extrapolation_factor: f64,
     /// True if the ends of the ramp are whole pairs (`truncate`).
     pub truncate: bool,
     /// True if cosines, sines and scores are corrected at all (`apply_yarn_scaling`, or
@@ -232,6 +245,8 @@ impl Yarn {
             mscale: 1.0,
             mscale_all_dim: 0.0,
             given_attention_factor: None,
+            attn_factor: 1.0,
+            extrapolation_factor: 1.0,
             truncate: true,
             applies_scale: true,
         }
@@ -264,16 +279,21 @@ impl Yarn {
     }
 
     /// m = 0.1 · `mscale_all_dim` · ln(`factor`) + 1 for a factor above 1, else 1: what queries
-    /// and keys are each multiplied by.
+    /// and keys are each multiplied by. 1 as well if the configuration says that cosines and sines
+    /// have a [factor](Self::given_attention_factor) of 1.
     pub fn softmax_mscale(self) -> f64 {
-        self.correction(self.mscale_all_dim)
+        match self.given_attention_factor {
+            Some(1.0) => 1.0,
+            _ => self.correction(self.mscale_all_dim),
+        }
     }
 
     /// Returns the factor of cosines and sines: m(`mscale`) / m(`mscale_all_dim`), or [the
     /// configuration's own](Self::given_attention_factor).
     pub fn attention_factor(self) -> f64 {
         let derived = self.correction(self.mscale) / self.correction(self.mscale_all_dim);
-        self.given_attention_factor.unwrap_or(derived)
+        let given = self.given_attention_factor.filter(|_| self.applies_scale);
+        given.unwrap_or(derived * self.attn_factor)
     }
 
     fn correction(self, weight: f64) -> f64 {
@@ -352,210 +372,10 @@ impl QueryScaling {
     }
 }
 
-/// The rotary section of a configuration.
-fn section<'a>(fields: &Fields<'a>) -> std::result::Result<Option<Section<'a>>, ModelError> {
-    let found = ["rope_scaling", "rope_parameters"]
-        .into_iter()
-        .find_map(|field| fields.get(field));
-    match found {
-        None => Ok(None),
-        Some((path, Value::Object(values))) => Ok(Some(Section { path, values })),
-        Some((field, value)) => Err(ModelError::Invalid {
-            field,
-            given: shown(value),
-            accepted: "an object or null".into(),
-        }),
-    }
-}
-
-/// The fields of a configuration's rotary embedding.
-pub(super) fn read(fields: &Fields<'_>) -> std::result::Result<Rope, ModelError> {
-    let section = section(fields)?;
-    let max_positions = fields.count("max_position_embeddings")?;
-    let inside = match &section {
-        Some(section) => section.number("rope_theta", ABOVE_ONE, |theta| theta > 1.0)?,
-        None => None,
-    };
-    let theta = match inside {
-        None => fields.number("rope_theta", ABOVE_ONE, |theta| theta > 1.0)?,
-        inside => inside,
-    };
-    let scaling = match &section {
-        Some(section) => section.scaling(max_positions)?,
-        None => RopeScaling::Plain,
-    };
-    Ok(Rope {
-        theta: theta.unwrap_or(10000.0),
-        max_positions,
-        style: style(fields)?,
-        scaling,
-        rotates: !fields.flag("mla_use_nope")?,
-    })
-}
-
-const ABOVE_ONE: &str = "a number above 1";
-const POSITIVE: &str = "a number above 0";
-
-fn style(fields: &Fields<'_>) -> std::result::Result<RotaryStyle, ModelError> {
-    let is_minicpm3 = fields
-        .get("model_type")
-        .is_some_and(|(_, value)| value == "minicpm3");
-    match fields.get("rope_interleave") {
-        Some((_, Value::Bool(true))) => Ok(RotaryStyle::Interleaved),
-        Some((_, Value::Bool(false))) => Ok(RotaryStyle::Halves),
-        None if is_minicpm3 => Ok(RotaryStyle::Halves),
-        None => Ok(RotaryStyle::Interleaved),
-        Some((field, value)) => Err(ModelError::Invalid {
-            field,
-            given: shown(value),
-            accepted: "true or false".into(),
-        }),
-    }
-}
-
-/// `rope_scaling`, or what stands for it.
-struct Section<'a> {
-    path: String,
-    values: &'a Map<String, Value>,
-}
-
-impl Section<'_> {
-    fn get(&self, field: &str) -> Option<&Value> {
-        self.values.get(field).filter(|value| !value.is_null())
-    }
-
-    fn invalid(&self, field: &str, value: &Value, accepted: &str) -> ModelError {
-        ModelError::Invalid {
-            field: format!("{}.{field}", self.path),
-            given: shown(value),
-            accepted: accepted.into(),
-        }
-    }
-
-    fn number(
-        &self,
-        field: &str,
-        accepted: &str,
-        accepts: fn(f64) -> bool,
-    ) -> std::result::Result<Option<f64>, ModelError> {
-        let Some(value) = self.get(field) else {
-            return Ok(None);
-        };
-        let number = value.as_f64().filter(|n| n.is_finite() && accepts(*n));
-        let number = number.ok_or_else(|| self.invalid(field, value, accepted))?;
-        Ok(Some(number))
-    }
-
-    fn required(&self, field: &'static str) -> std::result::Result<f64, ModelError> {
-        let number = self.number(field, POSITIVE, |factor| factor > 0.0)?;
-        number.ok_or_else(|| ModelError::Missing {
-            field,
-            looked_for: format!("{}.{field}", self.path),
-            accepted: POSITIVE.into(),
-        })
-    }
-
-    fn scaling(&self, max_positions: Option<u32>) -> std::result::Result<RopeScaling, ModelError> {
-        let mscale_all_dim = self.number("mscale_all_dim", "a number, at least 0", |m| m >= 0.0)?;
-        let named = ["rope_type", "type"].map(|field| self.get(field));
-        let kind = match named.into_iter().flatten().next() {
-            Some(Value::String(kind)) => kind.as_str(),
-            Some(other) => return Err(self.invalid("type", other, "a string, such as \"yarn\"")),
-            // It would be a guess what the factor does.
-            None if mscale_all_dim.is_some() || self.get("factor").is_some() => {
-                return Err(ModelError::Missing {
-                    field: "type",
-                    looked_for: format!("{path}.type or {path}.rope_type", path = self.path),
-                    accepted: "a string; \"yarn\" if mscale_all_dim is to apply".into(),
-                });
-            }
-            None => "default",
-        };
-        match kind {
-            "default" | "none" => Ok(RopeScaling::Plain),
-            "linear" => Ok(RopeScaling::Linear {
-                factor: self.required("factor")?,
-            }),
-            "yarn" | "deepseek_yarn" => self.yarn(max_positions, mscale_all_dim),
-            other => Ok(RopeScaling::Other {
-                kind: OTHER_SCALINGS
-                    .iter()
-                    .find(|known| **known == other)
-                    .unwrap_or(&"another type"),
-            }),
-        }
-    }
-
-    fn flag(&self, field: &str, default: bool) -> std::result::Result<bool, ModelError> {
-        match self.get(field) {
-            None => Ok(default),
-            Some(Value::Bool(flag)) => Ok(*flag),
-            Some(other) => Err(self.invalid(field, other, "true or false")),
-        }
-    }
-
-    fn original_positions(&self) -> std::result::Result<Option<u32>, ModelError> {
-        let field = "original_max_position_embeddings";
-        let Some(value) = self.get(field) else {
-            return Ok(None);
-        };
-        let count = value.as_u64().and_then(|count| u32::try_from(count).ok());
-        let count = count.filter(|count| *count > 0);
-        let count = count.ok_or_else(|| self.invalid(field, value, "an integer above 0"))?;
-        Ok(Some(count))
-    }
-
-    fn yarn(
-        &self,
-        max_positions: Option<u32>,
-        mscale_all_dim: Option<f64>,
-    ) -> std::result::Result<RopeScaling, ModelError> {
-        let positive = |field| self.number(field, POSITIVE, |number| number > 0.0);
-        let original = self.original_positions()?.or(max_positions);
-        let plain = Yarn::new(self.required("factor")?, original);
-        let applies_scale = self.flag("apply_yarn_scaling", plain.applies_scale)?
-            && self.flag("apply_scale", plain.applies_scale)?;
-        let mscale = self.number("mscale", "a number, at least 0", |m| m >= 0.0)?;
-        Ok(RopeScaling::Yarn(Yarn {
-            beta_fast: positive("beta_fast")?.unwrap_or(plain.beta_fast),
-            beta_slow: positive("beta_slow")?.unwrap_or(plain.beta_slow),
-            mscale: mscale.unwrap_or(plain.mscale),
-            mscale_all_dim: mscale_all_dim.unwrap_or(plain.mscale_all_dim),
-            given_attention_factor: positive("attention_factor")?,
-            truncate: self.flag("truncate", plain.truncate)?,
-            applies_scale,
-            ..plain
-        }))
-    }
-}
-
-/// The field of a configuration's rotary section that scales queries by their position.
-pub(super) fn query_scaling(
-    fields: &Fields<'_>,
-) -> std::result::Result<Option<QueryScaling>, ModelError> {
-    let Some(section) = section(fields)? else {
-        return Ok(None);
-    };
-    let beta = section.number("llama_4_scaling_beta", "a number, at least 0", |beta| {
-        beta >= 0.0
-    })?;
-    let Some(beta) = beta.filter(|beta| *beta > 0.0) else {
-        return Ok(None);
-    };
-    let original = section.original_positions()?;
-    let field = "original_max_position_embeddings";
-    let original = original.ok_or_else(|| ModelError::Missing {
-        field,
-        looked_for: format!("{}.{field}", section.path),
-        accepted: "an integer above 0, from which llama_4_scaling_beta counts".into(),
-    })?;
-    Ok(Some(QueryScaling::new(beta, original)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{ModelConfig, PRESETS};
+    use crate::model::{ModelConfig, ModelError, PRESETS};
 
     fn preset(name: &str) -> Rope {
         ModelConfig::preset(name).unwrap().rope
@@ -715,7 +535,8 @@ mod tests {
             r#""rope_theta": 50000, "max_position_embeddings": 1000, "rope_interleave": false,
                "rope_scaling": {"type": "yarn", "factor": 8, "beta_fast": 16, "beta_slow": 2,
                "original_max_position_embeddings": 500, "mscale": 0.5, "mscale_all_dim": 0.25,
-               "attention_factor": 1.25, "truncate": false, "apply_yarn_scaling": false}"#,
+               "attention_factor": 1.25, "truncate": false, "attn_factor": 0.5,
+               "extrapolation_factor": 0.75, "apply_yarn_scaling": false}"#,
         );
         let yarn = Yarn {
             factor: 8.0,
@@ -725,6 +546,8 @@ mod tests {
             mscale: 0.5,
             mscale_all_dim: 0.25,
             given_attention_factor: Some(1.25),
+            attn_factor: 0.5,
+            extrapolation_factor: 0.75,
             truncate: false,
             applies_scale: false,
         };

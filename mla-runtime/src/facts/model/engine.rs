@@ -1,0 +1,228 @@
+//! What a model asks of the engine around its attention: gates, factors of latents, norms.
+
+use serde_json::Value;
+
+use super::fields::{Fields, invalid};
+use super::{ModelConfig, ModelError};
+
+/// The values that a gate of the layer's output has for each token.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum GateGranularity {
+    /// One for each head and value: H·V.
+    #[default]
+    HeadAndValue,
+    /// One for each head: H.
+    Head,
+}
+
+/// Factors of latents, which the engine applies behind their norms: √(hidden size / rank). The
+/// cache holds latents that are scaled; rotary keys are not.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct LatentScaling {
+    /// True if the query's latent is scaled, and so all of the query.
+    pub query: bool,
+    /// True if the latent of keys and values is.
+    pub latent: bool,
+    /// The width of the hidden state, if the configuration says.
+    pub hidden_size: Option<u32>,
+}
+
+impl LatentScaling {
+    /// No factors.
+    pub const NONE: Self = Self {
+        query: false,
+        latent: false,
+        hidden_size: None,
+    };
+
+    /// The factor of a latent of a rank, if the width of the hidden state is known.
+    pub fn factor(self, rank: u32) -> Option<f64> {
+        let hidden = f64::from(self.hidden_size?);
+        Some((hidden / f64::from(rank)).sqrt())
+    }
+}
+
+/// The granularity of the output's gate, if there is one.
+pub(super) fn gate(fields: &Fields<'_>) -> Result<Option<GateGranularity>, ModelError> {
+    let switches = ["mla_use_output_gate", "gated_attention", "gated_mla"];
+    let switches = switches.map(|name| fields.switch(name));
+    let [output, attention, mla] = switches;
+    let switches = [output?, attention?, mla?];
+    let granularity = |name| match fields.get(name) {
+        Some((field, value)) => granularity(field, value).map(Some),
+        None => Ok(None),
+    };
+    let kind = granularity("gating_type")?;
+    if let (Some((field, _)), None) = (&kind, switches[2]) {
+        return Err(ModelError::Missing {
+            field: "gated_mla",
+            looked_for: "gated_mla".to_owned(),
+            accepted: format!("true or false beside {field}"),
+        });
+    }
+    let others = [
+        granularity("attention_gate_type")?,
+        granularity("gated_attention_proj_granularity_type")?,
+    ];
+    let mut words = [kind].into_iter().chain(others).flatten();
+    let first = words.next();
+    if let (Some((first, a)), Some((second, b))) = (
+        &first,
+        words.find(|(_, word)| first.as_ref().is_some_and(|(_, a)| a != word)),
+    ) {
+        return Err(ModelError::Contradiction {
+            first: first.clone(),
+            first_given: format!("{a:?}"),
+            second,
+            second_given: format!("{b:?}"),
+        });
+    }
+    match (switches.contains(&Some(true)), first) {
+        (true, None) => Ok(Some(GateGranularity::HeadAndValue)),
+        (false, None) => Ok(None),
+        // A class writes its default granularity beside a gate that is off.
+        (false, Some(_)) if switches.contains(&Some(false)) => Ok(None),
+        (_, Some((_, granularity))) => Ok(granularity),
+    }
+}
+
+/// A word for a gate's granularity: `None` if it says that there is no gate.
+fn granularity(
+    field: String,
+    value: &Value,
+) -> Result<(String, Option<GateGranularity>), ModelError> {
+    match value.as_str() {
+        Some("elementwise" | "element_wise") => Ok((field, Some(GateGranularity::HeadAndValue))),
+        Some("headwise" | "head_wise") => Ok((field, Some(GateGranularity::Head))),
+        Some("none") => Ok((field, None)),
+        _ => Err(invalid(
+            field,
+            value,
+            "elementwise, element_wise, headwise, head_wise or none",
+        )),
+    }
+}
+
+/// The factors of latents.
+pub(super) fn latent_scaling(fields: &Fields<'_>) -> Result<LatentScaling, ModelError> {
+    let (query, latent) = (
+        fields.flag("mla_scale_q_lora")?,
+        fields.flag("mla_scale_kv_lora")?,
+    );
+    if !query && !latent {
+        return Ok(LatentScaling::NONE);
+    }
+    Ok(LatentScaling {
+        query,
+        latent,
+        hidden_size: fields.optional("hidden_size", 1)?,
+    })
+}
+
+/// True if rotary keys go through a norm of their own before they are rotated.
+pub(super) fn rotary_key_norm(fields: &Fields<'_>) -> Result<bool, ModelError> {
+    let given = fields.switch("k_rope_only_layernorm")?;
+    // The class of these models takes null for true.
+    Ok(given.unwrap_or_else(|| fields.is_of(&["dots3"])))
+}
+
+impl ModelConfig {
+    /// What the engine does itself around the attention, and what implementations disagree about,
+    /// a sentence each.
+    pub fn engine_work(&self) -> Vec<String> {
+        let mut work = Vec::new();
+        if self.output_gate {
+            let of = match self.gate_granularity {
+                GateGranularity::HeadAndValue => "one for each head and value",
+                GateGranularity::Head => "one for each head",
+            };
+            work.push(format!(
+                "the engine multiplies outputs by the sigmoid of a gate, {of}"
+            ));
+        }
+        if self.sinks {
+            work.push("each head has a learnt sink, which the engine passes".to_owned());
+        }
+        if let Some(scaling) = self.query_scaling {
+            work.push(format!(
+                "the engine multiplies queries by 1 + {} · ln(1 + ⌊position / {}⌋)",
+                scaling.beta, scaling.original_max_positions
+            ));
+        }
+        work.extend(self.latent_work());
+        if self.rotary_key_norm {
+            work.push("the engine normalises rotary keys before it rotates them".to_owned());
+        }
+        if let Some(reason) = self.foreign_indexer {
+            work.push(format!("the engine has the indexer itself: {reason}"));
+        }
+        work.extend(self.layer_work());
+        work.extend(self.disputed());
+        work
+    }
+
+    fn latent_work(&self) -> impl Iterator<Item = String> {
+        let scaling = self.latent_scaling;
+        let query = self.q_lora_rank.filter(|_| scaling.query);
+        let latent = Some(self.dims.latent).filter(|_| scaling.latent);
+        let of = [("query latents", query), ("latents", latent)];
+        of.into_iter().filter_map(move |(name, rank)| {
+            let by = match scaling.factor(rank?) {
+                Some(factor) => format!("{factor:.6}"),
+                None => format!("√(hidden size / {})", rank?),
+            };
+            Some(format!(
+                "the engine multiplies {name} by {by} behind their norm"
+            ))
+        })
+    }
+
+    fn layer_work(&self) -> Vec<String> {
+        let mut work = Vec::new();
+        if self.other_layers > 0 {
+            work.push(format!(
+                "{} layers have a linear attention, which is the engine's",
+                self.other_layers
+            ));
+        }
+        let dense = self.index_layers.dense(self.layers.unwrap_or(0));
+        if dense > 0 {
+            work.push(format!(
+                "{dense} of the layers attend to all tokens, without lists"
+            ));
+        }
+        if self.draft_layers > 0 {
+            work.push(format!(
+                "layers of drafts, each with a cache of its own beside those counted: {}",
+                self.draft_layers
+            ));
+        }
+        work
+    }
+
+    /// The numbers that public implementations disagree about, and the one that is taken.
+    fn disputed(&self) -> Vec<String> {
+        let mut disputed = Vec::new();
+        let plain = 1.0 / f64::from(self.dims.head.qk()).sqrt();
+        let has_factor = self
+            .rope
+            .yarn()
+            .is_some_and(|yarn| yarn.softmax_mscale() != 1.0);
+        if self.query_scaling.is_some() && has_factor {
+            disputed.push(format!(
+                "implementations disagree about the softmax scale: {:.6} with yarn's factor is \
+                 taken, {plain:.6} without it (apply_scale: false)",
+                self.softmax_scale()
+            ));
+        }
+        if self.rotary_style_is_disputed {
+            disputed.push(format!(
+                "implementations disagree about the pairs of rotary elements: {:?} is taken",
+                self.rope.style
+            ));
+        }
+        disputed
+    }
+}

@@ -1,0 +1,295 @@
+//! A configuration's objects, and typed access to their fields.
+
+use serde_json::{Map, Value};
+
+use super::{MAX_DIM, MAX_POSITIONS, ModelError, names};
+use crate::dtype::DType;
+
+/// The objects in which fields are looked for, the innermost first, each with its path.
+pub(super) struct Fields<'a> {
+    levels: Vec<(String, &'a Map<String, Value>)>,
+}
+
+fn object<'a>(value: &'a Value, place: &'static str) -> Result<&'a Map<String, Value>, ModelError> {
+    value.as_object().ok_or_else(|| ModelError::NotAnObject {
+        place,
+        given: shown(value),
+    })
+}
+
+/// The fields that an object has by any of a key's spellings and that are not null.
+fn present<'a>(object: &'a Map<String, Value>, field: &str) -> Option<(String, &'a Value)> {
+    names::spellings(field).find_map(|name| {
+        let value = object.get(name).filter(|value| !value.is_null())?;
+        Some((name.to_owned(), value))
+    })
+}
+
+/// True if an object, or one within it, has the width of latents.
+fn holds_dims(object: &Map<String, Value>) -> bool {
+    let within = |name: &&str| object.get(*name).and_then(Value::as_object);
+    present(object, "kv_lora_rank").is_some()
+        || names::NESTED.iter().filter_map(within).any(holds_dims)
+}
+
+/// An object by its name within another.
+type Named<'a> = (&'static str, &'a Map<String, Value>);
+
+/// The text model within an object, if there is one: the one that has the dimensions.
+fn text_model(outer: &Map<String, Value>) -> Result<Option<Named<'_>>, ModelError> {
+    let mut found = Vec::new();
+    for name in names::NESTED {
+        if let Some(value) = outer.get(*name).filter(|value| !value.is_null()) {
+            found.push((*name, object(value, name)?));
+        }
+    }
+    let mut holding = found.iter().filter(|(_, inner)| holds_dims(inner));
+    match (holding.next(), holding.next()) {
+        (Some((first, _)), Some((second, _))) => Err(ModelError::Invalid {
+            field: (*second).to_owned(),
+            given: "an object".to_owned(),
+            accepted: format!("one text model, as {first} has it"),
+        }),
+        (one, _) => Ok(one.or(found.first()).copied()),
+    }
+}
+
+impl<'a> Fields<'a> {
+    pub(super) fn new(value: &'a Value) -> Result<Self, ModelError> {
+        let mut levels = vec![(String::new(), object(value, "config")?)];
+        while let Some((path, outer)) = levels.last()
+            && let Some((name, inner)) = text_model(outer)?
+        {
+            levels.push((format!("{path}{name}."), inner));
+        }
+        levels.reverse();
+        Ok(Self { levels })
+    }
+
+    /// The objects, the innermost first, each with what stands before a field's name.
+    pub(super) fn levels(&self) -> &[(String, &'a Map<String, Value>)] {
+        &self.levels
+    }
+
+    /// Refuses a model of another form of attention, which has neither of the fields that this
+    /// form is made of, rather than one that lacks a number.
+    pub(super) fn check_form(&self) -> Result<(), ModelError> {
+        let field = "kv_lora_rank";
+        if self.get(field).is_some() || self.get("qk_nope_head_dim").is_some() {
+            return Ok(());
+        }
+        Err(ModelError::Missing {
+            field,
+            looked_for: self.looked_for(field),
+            accepted: "a model with Multi-head Latent Attention".to_owned(),
+        })
+    }
+
+    /// A field that is there and not null, and its path. The innermost object that has it wins.
+    pub(super) fn get(&self, field: &str) -> Option<(String, &'a Value)> {
+        self.levels.iter().find_map(|(path, object)| {
+            present(object, field).map(|(name, value)| (format!("{path}{name}"), value))
+        })
+    }
+
+    /// True if the model, or one around it, is of a family by its `model_type`.
+    pub(super) fn is_of(&self, families: &[&str]) -> bool {
+        self.levels.iter().any(|(_, object)| {
+            let kind = object.get("model_type").and_then(Value::as_str);
+            kind.is_some_and(|kind| families.iter().any(|family| kind.starts_with(family)))
+        })
+    }
+
+    /// The places in which a field was looked for in vain.
+    pub(super) fn looked_for(&self, field: &str) -> String {
+        let places = self.levels.iter().map(|(path, _)| format!("{path}{field}"));
+        places.collect::<Vec<_>>().join(" or ")
+    }
+
+    pub(super) fn optional(&self, field: &str, min: u32) -> Result<Option<u32>, ModelError> {
+        let Some((path, value)) = self.get(field) else {
+            return Ok(None);
+        };
+        integer(value)
+            .filter(|number| (min..=MAX_DIM).contains(number))
+            .map(Some)
+            .ok_or_else(|| invalid(path, value, &accepted(min)))
+    }
+
+    /// A positive number, of which 0 and −1 say that there is none.
+    pub(super) fn optional_or_none(&self, field: &str) -> Result<Option<u32>, ModelError> {
+        match self.get(field) {
+            Some((_, value)) if matches!(value.as_f64(), Some(0.0 | -1.0)) => Ok(None),
+            _ => self.optional(field, 1),
+        }
+    }
+
+    pub(super) fn required(&self, field: &'static str, min: u32) -> Result<u32, ModelError> {
+        self.optional(field, min)?
+            .ok_or_else(|| ModelError::Missing {
+                field,
+                looked_for: self.looked_for(field),
+                accepted: accepted(min),
+            })
+    }
+
+    pub(super) fn v_head_dim(&self, heads: u32) -> Result<u32, ModelError> {
+        let field = "v_head_dim";
+        if self.get(field).is_some() || !self.is_of(&["minicpm3"]) {
+            return self.required(field, 1);
+        }
+        let hidden = self.required("hidden_size", 1)?;
+        if !hidden.is_multiple_of(heads) {
+            return Err(ModelError::Invalid {
+                field: "hidden_size".into(),
+                given: hidden.to_string(),
+                accepted: format!(
+                    "a multiple of num_attention_heads, {heads}, where v_head_dim is left out"
+                ),
+            });
+        }
+        Ok(hidden / heads)
+    }
+
+    /// Refuses a width that says the same as others and differs from them.
+    pub(super) fn check_width(&self, field: &str, expected: u32) -> Result<(), ModelError> {
+        match (self.get(field), self.optional(field, 0)?) {
+            (Some((path, value)), Some(given)) if given != expected => Err(invalid(
+                path,
+                value,
+                &format!("{expected}, as other fields have it"),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn dtype(&self) -> Result<Option<DType>, ModelError> {
+        let parse = |(path, value): (String, &Value)| {
+            let dtype = match value.as_str() {
+                Some("float32") => DType::F32,
+                Some("float16") => DType::F16,
+                Some("bfloat16") => DType::BF16,
+                _ => return Err(invalid(path, value, "float32, float16 or bfloat16")),
+            };
+            Ok((path, dtype))
+        };
+        let new = self.get("dtype").map(parse).transpose()?;
+        let old = self.get("torch_dtype").map(parse).transpose()?;
+        match (new, old) {
+            (Some((first, a)), Some((second, b))) if a != b => Err(ModelError::Contradiction {
+                first,
+                first_given: a.to_string(),
+                second,
+                second_given: b.to_string(),
+            }),
+            (new, old) => Ok(new.or(old).map(|(_, dtype)| dtype)),
+        }
+    }
+
+    /// True if a field is; it is false if it is left out.
+    pub(super) fn flag(&self, field: &str) -> Result<bool, ModelError> {
+        Ok(self.switch(field)?.unwrap_or(false))
+    }
+
+    /// A flag, if it is there.
+    pub(super) fn switch(&self, field: &str) -> Result<Option<bool>, ModelError> {
+        match self.get(field) {
+            None => Ok(None),
+            Some((_, Value::Bool(flag))) => Ok(Some(*flag)),
+            Some((field, value)) => Err(invalid(field, value, "true or false")),
+        }
+    }
+
+    /// A positive integer of any size that a position may have.
+    pub(super) fn count(&self, field: &str) -> Result<Option<u32>, ModelError> {
+        let Some((path, value)) = self.get(field) else {
+            return Ok(None);
+        };
+        let count = integer(value).filter(|count| (1..=MAX_POSITIONS).contains(count));
+        count.map(Some).ok_or_else(|| {
+            let accepted = format!("an integer from 1 to {MAX_POSITIONS}");
+            invalid(path, value, &accepted)
+        })
+    }
+
+    pub(super) fn number(
+        &self,
+        field: &str,
+        accepted: &str,
+        accepts: fn(f64) -> bool,
+    ) -> Result<Option<f64>, ModelError> {
+        let Some((path, value)) = self.get(field) else {
+            return Ok(None);
+        };
+        let number = value.as_f64().filter(|n| n.is_finite() && accepts(*n));
+        number
+            .map(Some)
+            .ok_or_else(|| invalid(path, value, accepted))
+    }
+}
+
+/// A count, which some files write with a decimal point: 4096.0.
+pub(super) fn integer(value: &Value) -> Option<u32> {
+    let number = value.as_f64()?;
+    let is_count = number.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&number);
+    // Exact: a whole number of 32 bits.
+    is_count.then_some(number as u32)
+}
+
+pub(super) fn invalid(field: String, given: &Value, accepted: &str) -> ModelError {
+    ModelError::Invalid {
+        field,
+        given: shown(given),
+        accepted: accepted.to_owned(),
+    }
+}
+
+fn accepted(min: u32) -> String {
+    format!("an integer from {min} to {MAX_DIM}")
+}
+
+/// A JSON value in one short line.
+pub(super) fn shown(value: &Value) -> String {
+    match value {
+        Value::Object(_) => "an object".into(),
+        Value::Array(_) => "an array".into(),
+        other => {
+            let text = other.to_string();
+            match text.char_indices().nth(60) {
+                Some((end, _)) => format!("{}…", &text[..end]),
+                None => text,
+            }
+        }
+    }
+}
+
+/// The JSON of a text that may begin with a byte order mark and have the numbers that JSON lacks,
+/// as Python writes them. They become strings, which no number's field accepts.
+pub(super) fn parse(text: &str) -> Result<Value, ModelError> {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    serde_json::from_str(&with_quoted_numbers(text)).map_err(|error| ModelError::NotJson {
+        message: error.to_string(),
+    })
+}
+
+fn with_quoted_numbers(text: &str) -> String {
+    let mut quoted = String::with_capacity(text.len());
+    let (mut rest, mut in_string) = (text, false);
+    while let Some(next) = rest.chars().next() {
+        let number = ["NaN", "Infinity", "-Infinity"]
+            .into_iter()
+            .find(|number| !in_string && rest.starts_with(number));
+        if let Some(number) = number {
+            quoted.extend(["\"", number, "\""]);
+            rest = &rest[number.len()..];
+            continue;
+        }
+        // An escaped character ends no string.
+        let escaped = rest.chars().nth(1).filter(|_| in_string && next == '\\');
+        in_string ^= next == '"';
+        quoted.push(next);
+        quoted.extend(escaped);
+        rest = &rest[next.len_utf8() + escaped.map_or(0, char::len_utf8)..];
+    }
+    quoted
+}

@@ -1,0 +1,256 @@
+//! The keys of configurations: one table of spellings, the keys that are read, and those that say
+//! nothing of attention although their names might.
+
+use serde_json::Value;
+
+use super::ModelError;
+use super::fields::{Fields, shown};
+
+/// The objects that hold a text model within a model of several kinds of input.
+pub(super) const NESTED: &[&str] = &[
+    "text_config",
+    "language_config",
+    "llm_config",
+    "thinker_config",
+];
+
+/// A key, and other spellings of it. Two spellings in one object have to agree.
+pub(super) const SPELLINGS: &[(&str, &[&str])] = &[
+    ("num_hidden_layers", &["n_layers"]),
+    ("num_attention_heads", &["n_heads"]),
+    ("hidden_size", &["dim"]),
+    ("kv_lora_rank", &["attention_kv_lora_dim"]),
+    ("q_lora_rank", &["attention_q_lora_dim"]),
+    ("qk_nope_head_dim", &["attention_qk_dim"]),
+    ("qk_rope_head_dim", &["attention_qk_rope_dim"]),
+    ("v_head_dim", &["attention_v_dim"]),
+    ("qk_head_dim", &["q_head_dim"]),
+    ("max_position_embeddings", &["model_max_length"]),
+    (
+        "num_nextn_predict_layers",
+        &["num_mtp_layers", "mtp_num_layers"],
+    ),
+    ("rope_interleave", &["rope_interleaved"]),
+    // Rotary parts stay, and are not rotated. `use_mla_nope` is another key: there they are absent.
+    ("mla_use_nope", &["mla_nope", "kda_nope"]),
+    (
+        "mla_scale_q_lora",
+        &["apply_mla_qkv_lora_rescale", "use_mla_scaling_factor"],
+    ),
+    (
+        "mla_scale_kv_lora",
+        &["apply_mla_qkv_lora_rescale", "use_mla_scaling_factor"],
+    ),
+    ("layer_group_size", &["fa_interval"]),
+    ("sliding_window", &["sliding_window_size"]),
+];
+
+/// A key's own name, and its other spellings.
+pub(super) fn spellings(field: &str) -> impl Iterator<Item = &str> {
+    let others = SPELLINGS.iter().find(|(name, _)| *name == field);
+    let others = others.map_or(&[][..], |(_, others)| *others);
+    [field].into_iter().chain(others.iter().copied())
+}
+
+/// Keys that are read by no other name, of those that a name like theirs would not let pass.
+const READ: &[&str] = &[
+    "apply_mla_qkv_lora_rescale",
+    "attention_chunk_size",
+    "attention_gate_type",
+    "attention_method",
+    "attention_type",
+    "attn_logit_softcapping",
+    "attn_temperature_tuning",
+    "compress_ratios",
+    "full_attention_layers",
+    "gated_attention",
+    "gated_attention_proj_granularity_type",
+    "gated_mla",
+    "gating_type",
+    "index_head_dim",
+    "index_init_tokens",
+    "index_k_norm_type",
+    "index_kpool",
+    "index_local_tokens",
+    "index_n_heads",
+    "index_skip_topk_offset",
+    "index_topk",
+    "index_topk_freq",
+    "index_topk_pattern",
+    "indexer_rope_interleave",
+    "indexer_types",
+    "k_rope_only_layernorm",
+    "learnable_sink",
+    "linear_attention_type",
+    "linear_attn_config",
+    "llama_4_scaling",
+    "mla_use_output_gate",
+    "num_krope_heads",
+    "param_sink_number",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "rotary_dim",
+    "sliding_window_list",
+    "swa_layers",
+    "use_dsa",
+    "use_mla",
+    "use_mla_nope",
+    "use_mla_scaling_factor",
+    "use_sliding_window",
+    "yarn",
+];
+
+/// Keys that name attention or the like and change none of the numbers here: projections' biases,
+/// dropout, factors of experts and embeddings, and what only drafts have.
+const HARMLESS: &[&str] = &[
+    "_attn_implementation",
+    "_attn_implementation_autoset",
+    "attention_bias",
+    "attention_dropout",
+    "attention_out_bias",
+    "attention_output_bias",
+    "attention_probs_dropout_prob",
+    "attention_qkv_bias",
+    "attn_dropout",
+    "attn_implementation",
+    "cross_attention_hidden_size",
+    "decoder_sparse_step",
+    "ignore_index",
+    // They describe pools, which `index_kpool` asks for.
+    "index_kpool_always_select_tail",
+    "index_share_for_mtp_iteration",
+    "max_window_layers",
+    "no_kda_lora",
+    "num_kv_heads_for_linear_attn",
+    "output_attentions",
+    // It never shrinks R, which `qk_rope_head_dim` gives.
+    "partial_rotary_factor",
+    "route_scale",
+    "routed_scaling_factor",
+    "scale_depth",
+    "scale_emb",
+    "scale_fmt",
+    // Windows themselves are refused.
+    "swa_attention_gate_type",
+];
+
+/// Beginnings of the keys of other parts of a model.
+const OTHER_PARTS: &[&str] = &[
+    "audio_", "ffn_", "gdn_", "image_", "kda_", "linear_", "mamba_", "mlp_", "mm_", "moe_", "mtp_",
+    "router_", "video_", "vision_",
+];
+
+/// Beginnings of switches, which ask for nothing if they are off.
+const SWITCHES: &[&str] = &["add_", "enable_", "has_", "is_", "use_", "with_"];
+
+/// Parts of names that keys of attention have.
+const SUSPECTS: &[&str] = &[
+    "attention",
+    "attn",
+    "compress",
+    "dsa",
+    "gate",
+    "gating",
+    "index",
+    "kpool",
+    "llama_4",
+    "lora",
+    "mla",
+    "nope",
+    "rope",
+    "rotary",
+    "scale",
+    "scaling",
+    "sink",
+    "sliding",
+    "softcap",
+    "sparse",
+    "swa",
+    "window",
+    "yarn",
+];
+
+/// Keys of a rotary section, which are read nowhere else.
+const OF_A_SECTION: &[&str] = &[
+    "beta_fast",
+    "beta_slow",
+    "extrapolation_factor",
+    "original_seq_len",
+];
+
+fn is_known(key: &str) -> bool {
+    let spelt = |(name, others): &(&str, &[&str])| *name == key || others.contains(&key);
+    READ.contains(&key)
+        || HARMLESS.contains(&key)
+        || NESTED.contains(&key)
+        || SPELLINGS.iter().any(spelt)
+        || OTHER_PARTS.iter().any(|begin| key.starts_with(begin))
+        || key.ends_with("_token_index")
+        || ["expert", "router", "moe"]
+            .iter()
+            .any(|part| key.contains(part))
+}
+
+fn is_suspect(key: &str) -> bool {
+    OF_A_SECTION.contains(&key) || SUSPECTS.iter().any(|part| key.contains(part))
+}
+
+/// Refuses keys that may change numbers and are not read, and spellings that disagree.
+pub(super) fn check(fields: &Fields<'_>) -> Result<(), ModelError> {
+    for (path, object) in fields.levels() {
+        for (key, value) in *object {
+            let is_off = *value == false && SWITCHES.iter().any(|begin| key.starts_with(begin));
+            if !value.is_null() && !is_off && is_suspect(key) && !is_known(key) {
+                return Err(ModelError::UnknownKey {
+                    field: format!("{path}{key}"),
+                    given: shown(value),
+                });
+            }
+        }
+        for (name, others) in SPELLINGS {
+            let of = |key: &&str| object.get(*key).filter(|value| !value.is_null());
+            let given = [name].into_iter().chain(*others);
+            let mut given = given.filter_map(|key| of(key).map(|value| (key, value)));
+            let Some((first, value)) = given.next() else {
+                continue;
+            };
+            if let Some((second, other)) = given.find(|(_, other)| !same(value, other)) {
+                return Err(ModelError::Contradiction {
+                    first: format!("{path}{first}"),
+                    first_given: shown(value),
+                    second: format!("{path}{second}"),
+                    second_given: shown(other),
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Equality, of numbers by their value: 1 is 1.0.
+pub(super) fn same(a: &Value, b: &Value) -> bool {
+    match (a.as_f64(), b.as_f64()) {
+        (Some(a), Some(b)) => a == b,
+        _ => a == b,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_key_is_listed_twice_or_in_vain() {
+        let spelt = SPELLINGS.iter().flat_map(|(name, _)| [*name]);
+        let mut all: Vec<&str> = spelt.chain(READ.iter().copied()).collect();
+        all.extend(HARMLESS);
+        let count = all.len();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), count);
+        for key in READ.iter().chain(HARMLESS) {
+            assert!(is_suspect(key), "{key} would pass without being listed");
+        }
+    }
+}

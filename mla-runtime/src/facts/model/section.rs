@@ -1,0 +1,481 @@
+//! The rotary embedding in a configuration: its section, or one for each kind of layer.
+
+use std::borrow::Cow;
+
+use serde_json::{Map, Value, json};
+
+use super::fields::{Fields, integer, invalid, shown};
+use super::rope::{OTHER_SCALINGS, QueryScaling, Rope, RopeScaling, Yarn};
+use super::{ModelError, layers, names};
+use crate::facts::rotary_style::RotaryStyle;
+
+const ABOVE_ONE: &str = "a number above 1";
+const POSITIVE: &str = "a number above 0";
+const NOT_NEGATIVE: &str = "a number, at least 0";
+const ORIGINAL: &str = "original_max_position_embeddings";
+
+/// Keys that a section of any kind may have.
+const COMMON: &[&str] = &[
+    "type",
+    "rope_type",
+    "rope_theta",
+    "max_position_embeddings",
+    ORIGINAL,
+    "llama_4_scaling_beta",
+    // It never shrinks R, which `qk_rope_head_dim` gives.
+    "partial_rotary_factor",
+];
+
+/// Keys that yarn has besides.
+const OF_YARN: &[&str] = &[
+    "factor",
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
+    "attention_factor",
+    "attn_factor",
+    "extrapolation_factor",
+    "truncate",
+    "apply_yarn_scaling",
+    "apply_scale",
+];
+
+/// Keys in Mistral's own files and their names in a section.
+const OF_PARAMS: &[(&str, &str)] = &[
+    ("factor", "factor"),
+    ("beta", "beta_fast"),
+    ("alpha", "beta_slow"),
+    ("apply_scale", "apply_scale"),
+    (ORIGINAL, ORIGINAL),
+];
+
+/// Names of layers that a section has an own section for.
+const KINDS: &[&str] = &[
+    "full_attention",
+    "attention",
+    "deepseek_sparse_attention",
+    "sparse_attention",
+    "sparse",
+    "indexed_attention",
+    "sliding_attention",
+    "linear_attention",
+];
+
+/// The rotary embedding of a configuration.
+pub(super) fn read(fields: &Fields<'_>) -> Result<(Rope, Option<QueryScaling>), ModelError> {
+    let section = section(fields)?;
+    let section = section.as_ref();
+    let max_positions = fields.count("max_position_embeddings")?;
+    let inside = match section {
+        Some(section) => section.number("rope_theta", ABOVE_ONE, |theta| theta > 1.0)?,
+        None => None,
+    };
+    let theta = match inside {
+        None => fields.number("rope_theta", ABOVE_ONE, |theta| theta > 1.0)?,
+        inside => inside,
+    };
+    let scaling = match section {
+        Some(section) => section.scaling(max_positions)?,
+        None => RopeScaling::Plain,
+    };
+    let rope = Rope::plain(theta.unwrap_or(10000.0))
+        .with_style(style(fields)?)
+        .with_scaling(scaling)
+        .with_rotates(!fields.flag("mla_use_nope")?);
+    let rope = Rope {
+        max_positions,
+        ..rope
+    };
+    Ok((rope, query_scaling(fields, section)?))
+}
+
+fn style(fields: &Fields<'_>) -> Result<RotaryStyle, ModelError> {
+    let halves = ["minicpm3", "pangu", "openpangu"];
+    match fields.switch("rope_interleave")? {
+        Some(true) => Ok(RotaryStyle::Interleaved),
+        None if !fields.is_of(&halves) => Ok(RotaryStyle::Interleaved),
+        _ => Ok(RotaryStyle::Halves),
+    }
+}
+
+/// `rope_scaling`, or what stands for it.
+struct Section<'a> {
+    path: String,
+    values: Cow<'a, Map<String, Value>>,
+    /// The context before it was extended, if the configuration has it outside.
+    outer_original: Option<u32>,
+}
+
+/// The section of the innermost object that has one.
+fn section<'a>(fields: &Fields<'a>) -> Result<Option<Section<'a>>, ModelError> {
+    let mut found = None;
+    for (level, object) in fields.levels() {
+        for name in ["rope_scaling", "rope_parameters"] {
+            let (path, values) = match object.get(name) {
+                None | Some(Value::Null) => continue,
+                Some(Value::Object(values)) if values.is_empty() => continue,
+                Some(Value::Object(values)) => (format!("{level}{name}"), values),
+                Some(value) => {
+                    let field = format!("{level}{name}");
+                    return Err(invalid(field, value, "an object or null"));
+                }
+            };
+            match &found {
+                None => found = Some((level, path, values)),
+                // One section replaces another of the same object, so that it has to say as much.
+                Some((first, winner, wins)) if *first == level => {
+                    agree(fields, (winner, wins), (&path, values))?;
+                }
+                Some(_) => {}
+            }
+        }
+    }
+    let params = of_params(fields)?;
+    match (found, params) {
+        (Some((_, path, _)), Some(_)) => Err(ModelError::Contradiction {
+            first: "yarn".to_owned(),
+            first_given: "an object".to_owned(),
+            second: path,
+            second_given: "another".to_owned(),
+        }),
+        (None, params) => Ok(params),
+        (Some((_, path, values)), None) => of_layers(fields, path, values).map(Some),
+    }
+}
+
+/// Refuses a section that says what the one that replaces it does not.
+fn agree(
+    fields: &Fields<'_>,
+    (winner, wins): (&str, &Map<String, Value>),
+    (path, values): (&str, &Map<String, Value>),
+) -> Result<(), ModelError> {
+    for (key, value) in values.iter().filter(|(_, value)| !value.is_null()) {
+        let outer = || (key == "rope_theta").then(|| fields.get(key)).flatten();
+        let other = wins.get(key).or_else(|| outer().map(|(_, theta)| theta));
+        if !other.is_some_and(|other| names::same(other, value)) {
+            return Err(ModelError::Contradiction {
+                first: format!("{path}.{key}"),
+                first_given: shown(value),
+                second: winner.to_owned(),
+                second_given: other.map_or_else(|| "nothing".to_owned(), shown),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// The section itself, or the one within it of this model's kinds of layers.
+fn of_layers<'a>(
+    fields: &Fields<'a>,
+    path: String,
+    values: &'a Map<String, Value>,
+) -> Result<Section<'a>, ModelError> {
+    if !values.keys().all(|key| KINDS.contains(&key.as_str())) {
+        return Ok(Section {
+            path,
+            values: Cow::Borrowed(values),
+            outer_original: fields.count(ORIGINAL)?,
+        });
+    }
+    let mut chosen: Option<Section<'a>> = None;
+    for word in layers::own_words(fields) {
+        let path = format!("{path}.{word}");
+        let inner = match values.get(word) {
+            Some(Value::Object(inner)) => inner,
+            Some(value) => return Err(invalid(path, value, "an object")),
+            None => {
+                return Err(ModelError::Invalid {
+                    field: path,
+                    given: "nothing".to_owned(),
+                    accepted: "an object: there are layers of this kind".to_owned(),
+                });
+            }
+        };
+        match &chosen {
+            Some(first) if *first.values != *inner => {
+                return Err(ModelError::Unsupported {
+                    field: path,
+                    given: "another section than layers of another kind".to_owned(),
+                    missing: "rotations that differ by layer",
+                });
+            }
+            _ => {
+                chosen = Some(Section {
+                    path,
+                    values: Cow::Borrowed(inner),
+                    outer_original: None,
+                });
+            }
+        }
+    }
+    chosen.ok_or_else(|| ModelError::Invalid {
+        field: path,
+        given: "a section for each kind of layer".to_owned(),
+        accepted: "a model with layers of one of them".to_owned(),
+    })
+}
+
+/// Mistral's own `yarn`, under the names of a section. Its scale is that of `mscale_all_dim` 1.
+fn of_params<'a>(fields: &Fields<'_>) -> Result<Option<Section<'a>>, ModelError> {
+    let Some((path, value)) = fields.get("yarn") else {
+        return Ok(None);
+    };
+    let Some(object) = value.as_object() else {
+        return Err(invalid(path, value, "an object or null"));
+    };
+    let mut values = Map::from_iter([
+        ("type".to_owned(), json!("yarn")),
+        ("mscale".to_owned(), json!(1)),
+        ("mscale_all_dim".to_owned(), json!(1)),
+    ]);
+    for (key, value) in object {
+        match OF_PARAMS.iter().find(|(name, _)| name == key) {
+            Some((_, name)) => values.insert((*name).to_owned(), value.clone()),
+            None => {
+                return Err(ModelError::UnknownKey {
+                    field: format!("{path}.{key}"),
+                    given: shown(value),
+                });
+            }
+        };
+    }
+    Ok(Some(Section {
+        path,
+        values: Cow::Owned(values),
+        outer_original: None,
+    }))
+}
+
+impl Section<'_> {
+    fn get(&self, field: &str) -> Option<&Value> {
+        self.values.get(field).filter(|value| !value.is_null())
+    }
+
+    fn invalid(&self, field: &str, value: &Value, accepted: &str) -> ModelError {
+        invalid(format!("{}.{field}", self.path), value, accepted)
+    }
+
+    fn number(
+        &self,
+        field: &str,
+        accepted: &str,
+        accepts: fn(f64) -> bool,
+    ) -> Result<Option<f64>, ModelError> {
+        let Some(value) = self.get(field) else {
+            return Ok(None);
+        };
+        let number = value.as_f64().filter(|n| n.is_finite() && accepts(*n));
+        let number = number.ok_or_else(|| self.invalid(field, value, accepted))?;
+        Ok(Some(number))
+    }
+
+    fn positive(&self, field: &str, default: f64) -> Result<f64, ModelError> {
+        let number = self.number(field, POSITIVE, |number| number > 0.0)?;
+        Ok(number.unwrap_or(default))
+    }
+
+    fn not_negative(&self, field: &str, default: f64) -> Result<f64, ModelError> {
+        let number = self.number(field, NOT_NEGATIVE, |number| number >= 0.0)?;
+        Ok(number.unwrap_or(default))
+    }
+
+    fn required(&self, field: &'static str) -> Result<f64, ModelError> {
+        let number = self.number(field, POSITIVE, |factor| factor > 0.0)?;
+        number.ok_or_else(|| ModelError::Missing {
+            field,
+            looked_for: format!("{}.{field}", self.path),
+            accepted: POSITIVE.into(),
+        })
+    }
+
+    /// The kind of scaling by either name, which have to agree.
+    fn kind(&self) -> Result<&str, ModelError> {
+        let mut kinds = Vec::new();
+        for field in ["rope_type", "type"] {
+            match self.get(field) {
+                None => {}
+                Some(Value::String(kind)) => kinds.push((field, kind.as_str())),
+                Some(other) => {
+                    return Err(self.invalid(field, other, "a string, such as \"yarn\""));
+                }
+            }
+        }
+        match kinds[..] {
+            [(first, a), (second, b)] if canonical(a) != canonical(b) => {
+                Err(ModelError::Contradiction {
+                    first: format!("{}.{second}", self.path),
+                    first_given: b.to_owned(),
+                    second: format!("{}.{first}", self.path),
+                    second_given: a.to_owned(),
+                })
+            }
+            [(_, kind), ..] => Ok(kind),
+            // It would be a guess what the factor does.
+            [] if self.get("mscale_all_dim").is_some() || self.get("factor").is_some() => {
+                Err(ModelError::Missing {
+                    field: "type",
+                    looked_for: format!("{path}.type or {path}.rope_type", path = self.path),
+                    accepted: "a string; \"yarn\" if mscale_all_dim is to apply".into(),
+                })
+            }
+            [] => Ok("default"),
+        }
+    }
+
+    /// Refuses keys that a kind of scaling does not have.
+    fn check_keys(&self, own: &[&str]) -> Result<(), ModelError> {
+        let known = |key: &str| COMMON.contains(&key) || own.contains(&key);
+        let mut given = self.values.iter().filter(|(_, value)| !value.is_null());
+        match given.find(|(key, _)| !known(key)) {
+            None => Ok(()),
+            Some((key, value)) => Err(ModelError::UnknownKey {
+                field: format!("{}.{key}", self.path),
+                given: shown(value),
+            }),
+        }
+    }
+
+    fn scaling(&self, max_positions: Option<u32>) -> Result<RopeScaling, ModelError> {
+        let kind = self.kind()?;
+        let positions = self.count("max_position_embeddings")?;
+        if let (Some(inside), Some(outside)) = (positions, max_positions)
+            && inside != outside
+        {
+            return Err(ModelError::Contradiction {
+                first: format!("{}.max_position_embeddings", self.path),
+                first_given: inside.to_string(),
+                second: "max_position_embeddings".to_owned(),
+                second_given: outside.to_string(),
+            });
+        }
+        match canonical(kind) {
+            "default" => {
+                self.check_keys(&[])?;
+                Ok(RopeScaling::Plain)
+            }
+            "linear" => {
+                self.check_keys(&["factor"])?;
+                let factor = self.required("factor")?;
+                Ok(RopeScaling::Linear { factor })
+            }
+            "yarn" => self.yarn(max_positions),
+            // Its tables are refused by this name.
+            _ => Ok(RopeScaling::Other {
+                kind: OTHER_SCALINGS
+                    .iter()
+                    .find(|known| **known == kind)
+                    .unwrap_or(&"another type"),
+            }),
+        }
+    }
+
+    fn flag(&self, field: &str, default: bool) -> Result<bool, ModelError> {
+        match self.get(field) {
+            None => Ok(default),
+            Some(Value::Bool(flag)) => Ok(*flag),
+            Some(other) => Err(self.invalid(field, other, "true or false")),
+        }
+    }
+
+    fn count(&self, field: &str) -> Result<Option<u32>, ModelError> {
+        let Some(value) = self.get(field) else {
+            return Ok(None);
+        };
+        let count = integer(value).filter(|count| *count > 0);
+        let count = count.ok_or_else(|| self.invalid(field, value, "an integer above 0"))?;
+        Ok(Some(count))
+    }
+
+    /// The context before it was extended: outside of the section before inside it.
+    fn original_positions(&self) -> Result<Option<u32>, ModelError> {
+        let inside = self.count(ORIGINAL)?;
+        match (self.outer_original, inside) {
+            (Some(outside), Some(inside)) if outside != inside => Err(ModelError::Contradiction {
+                first: format!("{}.{ORIGINAL}", self.path),
+                first_given: inside.to_string(),
+                second: ORIGINAL.to_owned(),
+                second_given: outside.to_string(),
+            }),
+            (outside, inside) => Ok(outside.or(inside)),
+        }
+    }
+
+    fn yarn(&self, max_positions: Option<u32>) -> Result<RopeScaling, ModelError> {
+        self.check_keys(OF_YARN)?;
+        let original = self.original_positions()?.or(max_positions);
+        let plain = Yarn::new(self.required("factor")?, original);
+        let applies_scale = self.flag("apply_yarn_scaling", plain.applies_scale)?
+            && self.flag("apply_scale", plain.applies_scale)?;
+        Ok(RopeScaling::Yarn(Yarn {
+            beta_fast: self.positive("beta_fast", plain.beta_fast)?,
+            beta_slow: self.positive("beta_slow", plain.beta_slow)?,
+            mscale: self.not_negative("mscale", plain.mscale)?,
+            mscale_all_dim: self.not_negative("mscale_all_dim", plain.mscale_all_dim)?,
+            given_attention_factor: self
+                .number("attention_factor", POSITIVE, |number| number > 0.0)?,
+            attn_factor: self.positive("attn_factor", plain.attn_factor)?,
+            extrapolation_factor: self
+                .not_negative("extrapolation_factor", plain.extrapolation_factor)?,
+            truncate: self.flag("truncate", plain.truncate)?,
+            applies_scale,
+            ..plain
+        }))
+    }
+
+    /// A section's factor of queries that grows with their position.
+    fn query_scaling(&self, key: &'static str) -> Result<Option<QueryScaling>, ModelError> {
+        let beta = self.not_negative(key, 0.0)?;
+        if beta == 0.0 {
+            return Ok(None);
+        }
+        let original = self.original_positions()?;
+        let original = original.ok_or_else(|| ModelError::Missing {
+            field: ORIGINAL,
+            looked_for: format!("{}.{ORIGINAL}", self.path),
+            accepted: format!("an integer above 0, from which {key} counts"),
+        })?;
+        Ok(Some(QueryScaling::new(beta, original)))
+    }
+}
+
+/// A kind of scaling by one of its names.
+fn canonical(kind: &str) -> &str {
+    match kind {
+        "none" => "default",
+        "deepseek_yarn" => "yarn",
+        "su" => "longrope",
+        kind => kind,
+    }
+}
+
+/// The factor of queries by their position: of the section, or of Mistral's own `llama_4_scaling`.
+fn query_scaling(
+    fields: &Fields<'_>,
+    section: Option<&Section<'_>>,
+) -> Result<Option<QueryScaling>, ModelError> {
+    let inside = match section {
+        Some(section) => section.query_scaling("llama_4_scaling_beta")?,
+        None => None,
+    };
+    let own = match fields.get("llama_4_scaling") {
+        None => return Ok(inside),
+        Some((path, Value::Object(values))) => Section {
+            path,
+            values: Cow::Borrowed(values),
+            outer_original: None,
+        },
+        Some((field, value)) => return Err(invalid(field, value, "an object or null")),
+    };
+    own.check_keys(&["beta"])?;
+    let given = own.query_scaling("beta")?;
+    match (inside, given) {
+        (Some(a), Some(b)) if a != b => Err(ModelError::Contradiction {
+            first: own.path,
+            first_given: format!("{b:?}"),
+            second: "llama_4_scaling_beta".to_owned(),
+            second_given: format!("{a:?}"),
+        }),
+        (inside, given) => Ok(inside.or(given)),
+    }
+}

@@ -1,0 +1,556 @@
+//! The spellings of configurations: each key that changes numbers is read, or refused by its name.
+
+use mla_runtime::model::{
+    GateGranularity, LatentScaling, ModelConfig, QueryScaling, Rope, RopeScaling, Yarn,
+};
+use mla_runtime::rotary::RotaryStyle;
+use serde_json::{Value, json};
+
+fn with(mut config: Value, changes: Value) -> Value {
+    let changes = changes.as_object().unwrap().clone();
+    config.as_object_mut().unwrap().extend(changes);
+    config
+}
+
+/// DeepSeek-V3's dimensions in eight layers, with changes; null says that a key is not there.
+fn text(changes: Value) -> String {
+    let base = json!({
+        "num_attention_heads": 128, "num_hidden_layers": 8, "q_lora_rank": 1536,
+        "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+        "torch_dtype": "bfloat16", "rope_theta": 10000, "max_position_embeddings": 163_840,
+    });
+    with(base, changes).to_string()
+}
+
+fn read(changes: Value) -> ModelConfig {
+    let text = text(changes);
+    ModelConfig::from_hf_config(&text).unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+fn refused(changes: Value) -> String {
+    let text = text(changes);
+    match ModelConfig::from_hf_config(&text) {
+        Err(error) => error.to_string(),
+        Ok(model) => panic!("{text}: read as {model:?}"),
+    }
+}
+
+fn indexed(changes: Value) -> Value {
+    let indexer = json!({"index_topk": 2048, "index_n_heads": 64, "index_head_dim": 128});
+    with(indexer, changes)
+}
+
+#[test]
+fn text_models_are_found_at_any_depth() {
+    let inner = || serde_json::from_str::<Value>(&text(json!({"n_heads": 128}))).unwrap();
+    for config in [
+        json!({"text_config": inner()}),
+        json!({"language_config": inner(), "vision_config": {"rope_theta": 7}}),
+        json!({"llm_config": inner(), "text_config": {"rope_dim": null}}),
+        json!({"thinker_config": {"text_config": inner()}, "rope_theta": 5e5}),
+    ] {
+        let model = ModelConfig::from_hf_config(&config.to_string()).unwrap();
+        assert_eq!(model, read(json!({})));
+    }
+    let two = json!({"text_config": inner(), "llm_config": inner()});
+    let error = ModelConfig::from_hf_config(&two.to_string()).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "llm_config: given an object, accepted one text model, as text_config has it"
+    );
+}
+
+#[test]
+fn dimensions_have_other_names() {
+    let pangu = json!({
+        "model_type": "pangu_ultra_moe", "num_hidden_layers": 8, "num_attention_heads": 128,
+        "attention_q_lora_dim": 1536, "attention_qk_dim": 128, "attention_qk_rope_dim": 64,
+        "attention_kv_lora_dim": 512, "attention_v_dim": 128, "torch_dtype": "bfloat16",
+        "max_position_embeddings": 163_840, "num_mtp_layers": 3,
+    });
+    let model = ModelConfig::from_hf_config(&pangu.to_string()).unwrap();
+    let expected = read(json!({"rope_interleaved": false, "num_nextn_predict_layers": 3}));
+    assert_eq!(model, expected);
+    assert_eq!(
+        (model.rope.style, model.draft_layers),
+        (RotaryStyle::Halves, 3)
+    );
+    assert_eq!(
+        refused(json!({"attention_kv_lora_dim": 256})),
+        "kv_lora_rank: given 512, accepted 256, as attention_kv_lora_dim has it"
+    );
+    for none in [json!(null), json!(0), json!(-1), json!(-1.0)] {
+        assert_eq!(read(json!({"q_lora_rank": none})).q_lora_rank, None);
+        let model = read(indexed(json!({"index_topk": none, "index_n_heads": null,
+            "index_head_dim": null, "sliding_window": none})));
+        assert_eq!(model.index_topk, None);
+    }
+    assert_eq!(read(indexed(json!({"index_topk": 0}))).indexer, None);
+    // R is what its own key says; other widths agree or say nothing.
+    let same = json!({"head_dim": 576, "partial_rotary_factor": 0.5, "qk_head_dim": 192});
+    assert_eq!(read(same), read(json!({})));
+    assert_eq!(
+        refused(json!({"q_head_dim": 128})),
+        "q_head_dim: given 128, accepted 192, as other fields have it"
+    );
+    let absent = read(json!({"use_mla_nope": true}));
+    assert_eq!((absent.dims.head.rope, absent.rope.rotates), (0, true));
+    assert_eq!(absent.softmax_scale(), 1.0 / 128f64.sqrt());
+    for still in ["mla_use_nope", "mla_nope", "kda_nope"] {
+        let model = read(json!({still: true}));
+        assert_eq!((model.dims.head.rope, model.rope.rotates), (64, false));
+    }
+}
+
+#[test]
+fn what_json_lacks_is_read_or_named() {
+    let plain = text(json!({}));
+    let with_mark = format!("\u{feff}{plain}");
+    assert_eq!(ModelConfig::from_hf_config(&with_mark), Ok(read(json!({}))));
+    let before = |fields: &str| plain.replacen('{', &format!("{{{fields},"), 1);
+    let others = before(r#""time_limit": [0.0, Infinity, -Infinity], "z": NaN, "n": "\"NaN""#);
+    assert_eq!(ModelConfig::from_hf_config(&others), Ok(read(json!({}))));
+    let own = before(r#""rope_scaling": {"type": "linear", "factor": Infinity}"#);
+    assert_eq!(
+        ModelConfig::from_hf_config(&own).unwrap_err().to_string(),
+        "rope_scaling.factor: given \"Infinity\", accepted a number above 0"
+    );
+    let yarn = json!({"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096.0});
+    let yarn = read(json!({"rope_scaling": yarn, "num_hidden_layers": 8.0}))
+        .rope
+        .yarn();
+    assert_eq!(yarn, Some(Yarn::new(40.0, Some(4096))));
+}
+
+#[test]
+fn mistrals_own_file_is_read() {
+    let params = |apply: bool| {
+        let json = json!({
+            "dim": 7168, "n_layers": 61, "n_heads": 128, "n_kv_heads": 128, "q_lora_rank": 1536,
+            "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+            "v_head_dim": 128, "rope_theta": 10000.0, "max_position_embeddings": 294_912,
+            "yarn": {"original_max_position_embeddings": 8192, "factor": 36, "beta": 32,
+                "alpha": 1, "apply_scale": apply},
+            "llama_4_scaling": {"original_max_position_embeddings": 8192, "beta": 0.1},
+        });
+        ModelConfig::from_hf_config(&json.to_string()).unwrap()
+    };
+    let model = params(false);
+    let yarn = Yarn::new(36.0, Some(8192)).with_mscale(1.0, 1.0);
+    assert_eq!(model.rope.yarn(), Some(yarn.with_applied_scale(false)));
+    assert_eq!((model.heads, model.layers), (128, Some(61)));
+    assert_eq!(model.query_scaling, Some(QueryScaling::new(0.1, 8192)));
+    assert_eq!(model.softmax_scale(), 1.0 / 192f64.sqrt());
+    assert_eq!(model.rope.attention_factor(), 1.0);
+    // m = 0.1·ln 36 + 1.
+    let m = 1.358_351_893_845_611;
+    let scale = params(true).softmax_scale();
+    assert!((scale * 192f64.sqrt() / (m * m) - 1.0).abs() < 1e-12);
+    assert_eq!(
+        refused(json!({"yarn": {"factor": 36, "gamma": 2}})),
+        "yarn.gamma: given 2, accepted nothing or null: it is not known if this changes the \
+         attention"
+    );
+}
+
+#[test]
+fn layers_are_counted_by_their_caches() {
+    let count = |changes: Value| {
+        let model = read(changes);
+        (model.layers.unwrap(), model.other_layers)
+    };
+    let longcat = |layers: Value| with(json!({"model_type": "longcat_flash"}), layers);
+    let hybrid = json!({"num_layers": 8, "num_hidden_layers": null, "fa_interval": 4});
+    for (changes, expected) in [
+        (
+            longcat(json!({"num_layers": 28, "num_hidden_layers": null})),
+            (56, 0),
+        ),
+        (
+            longcat(json!({"num_layers": 28, "num_hidden_layers": 28})),
+            (56, 0),
+        ),
+        (
+            longcat(json!({"num_layers": 28, "num_hidden_layers": 56})),
+            (56, 0),
+        ),
+        (
+            json!({"architectures": ["LongcatForCausalLM"], "num_layers": 14,
+                "num_hidden_layers": null}),
+            (28, 0),
+        ),
+        (hybrid.clone(), (2, 6)),
+        (longcat(hybrid), (2, 6)),
+        (
+            json!({"layer_group_size": 4, "num_hidden_layers": 21}),
+            (6, 15),
+        ),
+        (
+            json!({"layer_group_size": 6, "num_hidden_layers": 42}),
+            (7, 35),
+        ),
+        (
+            json!({"full_attention_layers": [3, 7], "linear_attention_type": "GatedDeltaNet"}),
+            (2, 6),
+        ),
+        (
+            json!({"full_attention_layers": [3, 7], "linear_attention_type": null}),
+            (8, 0),
+        ),
+        (
+            json!({"linear_attn_config": {"full_attn_layers": [4, 8],
+                "kda_layers": [1, 2, 3, 5, 6, 7]}}),
+            (2, 6),
+        ),
+        (
+            json!({"layer_types": ["attention", "linear_attention"], "num_hidden_layers": 2}),
+            (1, 1),
+        ),
+    ] {
+        assert_eq!(count(changes.clone()), expected, "{changes}");
+    }
+    for (changes, message) in [
+        (
+            longcat(json!({"num_layers": 28, "num_hidden_layers": 30})),
+            "num_hidden_layers: given 30, accepted 28, as num_layers has it",
+        ),
+        (
+            longcat(json!({})),
+            "num_layers: given nothing, accepted an integer from 1 to 65536",
+        ),
+        (
+            json!({"full_attention_layers": [8], "linear_attention_type": "x"}),
+            "full_attention_layers: given an array of 1, accepted ascending numbers from 0 on, of \
+             num_hidden_layers = 8",
+        ),
+        (
+            json!({"layer_group_size": 4, "full_attention_layers": [0, 4],
+                "linear_attention_type": "x"}),
+            "full_attention_layers: given layers [0, 4], accepted layers [3, 7], as \
+             layer_group_size has it",
+        ),
+        (
+            json!({"linear_attn_config": {"full_attn_layers": [4, 8], "kda_layers": [1, 2]}}),
+            "linear_attn_config.kda_layers: given 2 layers, accepted the rest of 8, without 2, as \
+             linear_attn_config.full_attn_layers has it",
+        ),
+    ] {
+        assert_eq!(refused(changes), message);
+    }
+}
+
+#[test]
+fn sparse_and_dense_layers_have_names() {
+    let types = |types: [&str; 4], others: Value| {
+        let changes = json!({"layer_types": types, "num_hidden_layers": 4});
+        with(indexed(changes), others)
+    };
+    let dense = "full_attention";
+    let model = read(types(
+        [dense, "sparse_attention", "sparse", "indexed_attention"],
+        json!({"index_topk_pattern": "FFSC"}),
+    ));
+    let layers = model.index_layers;
+    let has = [0, 1, 2, 3].map(|layer| (layers.has_indexer(layer), layers.source(layer)));
+    assert_eq!(has, [(false, 0), (true, 1), (false, 1), (true, 3)]);
+    assert_eq!((layers.indexers(4), layers.dense(4)), (2, 1));
+    // A linear layer has no number among the caches.
+    let linear = "linear_attention";
+    let model = read(types([linear, "sparse", linear, "sparse"], json!({})));
+    assert_eq!((model.layers, model.index_layers.indexers(2)), (Some(2), 2));
+    let all = read(types([dense; 4], json!({"use_dsa": true})));
+    assert_eq!(all.index_layers.indexers(4), 4);
+    let off = read(types([dense; 4], json!({"use_dsa": false})));
+    assert_eq!((off.index_topk, off.indexer), (None, None));
+    assert_eq!(
+        refused(types([dense; 4], json!({}))),
+        "layer_types: given no sparse layer, accepted 2048, as index_topk has it"
+    );
+    assert_eq!(
+        refused(json!({"layer_types": vec!["sparse"; 8]})),
+        "index_topk: given nothing as index_topk, accepted an integer from 1 to 65536 beside \
+         sparse layer_types"
+            .replace(" as index_topk,", ",")
+    );
+}
+
+#[test]
+fn lists_are_shared_by_any_spelling() {
+    let own = |changes: Value| {
+        let layers = read(indexed(changes)).index_layers;
+        (0..8)
+            .filter(|layer| layers.has_indexer(*layer))
+            .collect::<Vec<u32>>()
+    };
+    assert_eq!(
+        own(json!({"index_topk_pattern": ["C", "S", "S", "F", "S", "S", "S", "S"]})),
+        [0, 3]
+    );
+    assert_eq!(own(json!({"index_topk_freq": 4})), [0, 1, 5]);
+    assert_eq!(own(json!({"cli_factor": 2})), [0, 2, 4, 6]);
+    let hy4 = json!({"model_type": "hy_v4"});
+    assert_eq!(own(hy4.clone()), [0, 1, 5]);
+    // Its indexer rotates the last values, and its style is disputed.
+    let model = read(indexed(hy4));
+    assert_eq!((model.indexer, model.index_topk), (None, Some(2048)));
+    assert!(model.foreign_indexer.is_some() && model.rotary_style_is_disputed);
+    for key in ["index_init_tokens", "index_local_tokens"] {
+        let model = read(indexed(json!({key: 16})));
+        assert!(model.indexer.is_none() && model.foreign_indexer.is_some());
+    }
+    assert!(
+        read(indexed(json!({"index_k_norm_type": "rms"})))
+            .foreign_indexer
+            .is_some()
+    );
+    assert_eq!(
+        refused(indexed(json!({"index_k_norm_type": "batch"}))),
+        "index_k_norm_type: given \"batch\", accepted rms or layernorm"
+    );
+    assert_eq!(
+        refused(indexed(json!({"model_type": "glm5_next"}))),
+        "model_type: given \"glm5_next\", accepted a model without pooled index keys, which no \
+         backend here has"
+    );
+}
+
+#[test]
+fn gates_have_a_granularity() {
+    use GateGranularity::{Head, HeadAndValue};
+    for (changes, expected) in [
+        (json!({"mla_use_output_gate": true}), Some(HeadAndValue)),
+        (json!({"gated_attention": true}), Some(HeadAndValue)),
+        (
+            json!({"gated_mla": true, "gating_type": "elementwise"}),
+            Some(HeadAndValue),
+        ),
+        (
+            json!({"gated_mla": true, "gating_type": "headwise"}),
+            Some(Head),
+        ),
+        (json!({"gated_mla": false, "gating_type": "headwise"}), None),
+        (json!({"attention_gate_type": "headwise"}), Some(Head)),
+        (json!({"attention_gate_type": "none"}), None),
+        (
+            json!({"gated_attention_proj_granularity_type": "head_wise"}),
+            Some(Head),
+        ),
+        (
+            json!({"gated_attention_proj_granularity_type": "element_wise"}),
+            Some(HeadAndValue),
+        ),
+    ] {
+        let model = read(changes.clone());
+        assert_eq!(model.output_gate, expected.is_some(), "{changes}");
+        assert_eq!(
+            model.gate_granularity,
+            expected.unwrap_or_default(),
+            "{changes}"
+        );
+    }
+    assert_eq!(
+        refused(json!({"attention_gate_type": "channelwise"})),
+        "attention_gate_type: given \"channelwise\", accepted elementwise, element_wise, \
+         headwise, head_wise or none"
+    );
+    assert_eq!(
+        refused(json!({"attention_gate_type": "headwise", "gated_mla": true,
+            "gating_type": "elementwise"})),
+        "gating_type: given Some(HeadAndValue), accepted Some(Head), as attention_gate_type has it"
+    );
+}
+
+#[test]
+fn the_engine_is_told_what_is_its_own() {
+    let scaled = json!({
+        "hidden_size": 6144, "mla_scale_q_lora": true, "mla_scale_kv_lora": true,
+        "k_rope_only_layernorm": true, "learnable_sink": true, "gated_attention": true,
+        "layer_group_size": 4, "num_nextn_predict_layers": 3,
+    });
+    let model = read(scaled);
+    let both: LatentScaling = model.latent_scaling;
+    assert_eq!(both.factor(1536), Some(2.0));
+    assert_eq!(both.factor(512), Some(12f64.sqrt()));
+    assert_eq!(
+        model.engine_work(),
+        [
+            "the engine multiplies outputs by the sigmoid of a gate, one for each head and value",
+            "each head has a learnt sink, which the engine passes",
+            "the engine multiplies query latents by 2.000000 behind their norm",
+            "the engine multiplies latents by 3.464102 behind their norm",
+            "the engine normalises rotary keys before it rotates them",
+            "6 layers have a linear attention, which is the engine's",
+            "layers of drafts, each with a cache of its own beside those counted: 3",
+        ]
+    );
+    for key in ["apply_mla_qkv_lora_rescale", "use_mla_scaling_factor"] {
+        let scaling = read(json!({key: true})).latent_scaling;
+        assert_eq!(
+            (scaling.query, scaling.latent, scaling.hidden_size),
+            (true, true, None)
+        );
+    }
+    let disputed = ModelConfig::preset("mistral-small-4").unwrap();
+    assert_eq!(disputed.engine_work().len(), 2);
+    let chosen = ModelConfig::preset("mistral-small-4").map(|mut model| {
+        model.rope = model.rope.with_applied_scale(false);
+        (model.softmax_scale(), model.engine_work().len())
+    });
+    assert_eq!(chosen, Ok((1.0 / 128f64.sqrt(), 1)));
+}
+
+#[test]
+fn sections_of_the_rotation_have_an_order() {
+    let plain = |theta: f64| Rope::plain(theta).with_max_positions(163_840);
+    let yarn = Yarn::new(64.0, Some(4096));
+    let section = json!({"rope_type": "yarn", "factor": 64, "rope_theta": 5e5,
+        "original_max_position_embeddings": 4096});
+    let expected = plain(5e5).with_scaling(RopeScaling::Yarn(yarn));
+    let sliding = json!({"rope_type": "default", "rope_theta": 1e4});
+    for changes in [
+        json!({"rope_parameters": section}),
+        json!({"rope_parameters": section, "rope_scaling": {}}),
+        json!({"rope_parameters": section, "rope_scaling": section}),
+        json!({"rope_parameters": {"full_attention": section, "sliding_attention": sliding}}),
+        json!({"rope_parameters": {"sparse": section, "linear_attention": sliding},
+            "layer_types": ["sparse", "linear_attention"], "num_hidden_layers": 2,
+            "index_topk": 64}),
+    ] {
+        assert_eq!(read(changes.clone()).rope, expected, "{changes}");
+    }
+    // A text model's own section comes before one around it.
+    let inner: Value = serde_json::from_str(&text(json!({"rope_parameters": section}))).unwrap();
+    let outer = json!({"text_config": inner, "rope_scaling": {"type": "linear", "factor": 2}});
+    let model = ModelConfig::from_hf_config(&outer.to_string()).unwrap();
+    assert_eq!(model.rope, expected);
+    for (changes, message) in [
+        (
+            json!({"rope_parameters": {"rope_theta": 8e6}, "rope_scaling": section}),
+            "rope_parameters.rope_theta: given 8000000.0, accepted 500000.0, as rope_scaling has it",
+        ),
+        (
+            json!({"rope_scaling": {"type": "yarn", "rope_type": "default", "factor": 40}}),
+            "rope_scaling.type: given yarn, accepted default, as rope_scaling.rope_type has it",
+        ),
+        (
+            json!({"rope_parameters": {"sliding_attention": sliding}}),
+            "rope_parameters.full_attention: given nothing, accepted an object: there are layers \
+             of this kind",
+        ),
+        (
+            with(section.clone(), json!({"max_position_embeddings": 4096}))
+                .as_object()
+                .map(|section| json!({"rope_scaling": section}))
+                .unwrap(),
+            "rope_scaling.max_position_embeddings: given 4096, accepted 163840, as \
+             max_position_embeddings has it",
+        ),
+        (
+            json!({"original_max_position_embeddings": 8192, "rope_scaling": section}),
+            "rope_scaling.original_max_position_embeddings: given 4096, accepted 8192, as \
+             original_max_position_embeddings has it",
+        ),
+    ] {
+        assert_eq!(refused(changes), message);
+    }
+    let su = json!({"type": "su", "rope_type": "longrope", "long_factor": [1.0]});
+    assert!(matches!(
+        read(json!({"rope_scaling": su})).rope.scaling,
+        RopeScaling::Other { .. }
+    ));
+}
+
+#[test]
+fn every_key_of_yarn_changes_its_numbers() {
+    let yarn = |changes: Value| {
+        let section = json!({"type": "yarn", "factor": 40, "mscale_all_dim": 1,
+            "original_max_position_embeddings": 4096});
+        read(json!({"rope_scaling": with(section, changes)}))
+    };
+    // m = 0.1·ln 40 + 1.
+    let m = 1.368_887_945_411_393_6;
+    let half = yarn(json!({"attn_factor": 0.5, "mscale_all_dim": 0}));
+    assert!((half.rope.attention_factor() - m / 2.0).abs() < 1e-15);
+    assert_eq!(
+        yarn(json!({"attention_factor": 1.0})).softmax_scale(),
+        1.0 / 192f64.sqrt()
+    );
+    let off = yarn(json!({"apply_yarn_scaling": false, "attention_factor": 1.5}));
+    assert_eq!(off.softmax_scale(), 1.0 / 192f64.sqrt());
+    assert_eq!(off.rope.attention_factor(), 1.0);
+    // The first pair keeps none of its own frequency.
+    let interpolated = yarn(json!({"extrapolation_factor": 0})).rope;
+    assert_eq!(interpolated.frequencies(64).unwrap()[0], 1.0 / 40.0);
+}
+
+#[test]
+fn a_key_that_may_change_numbers_is_known_or_refused() {
+    let unknown = |field: &str, given: &str| {
+        format!(
+            "{field}: given {given}, accepted nothing or null: it is not known if this changes \
+             the attention"
+        )
+    };
+    for key in [
+        "attention_scale",
+        "attn_output_gate",
+        "beta_fast",
+        "gate_bias",
+        "index_temperature",
+        "mscale",
+        "query_pre_attn_scalar",
+        "rope_factor",
+        "sink_tokens",
+        "sparse_block_size",
+        "swa_rope_theta",
+        "use_rope_scaling_v2",
+        "window_size",
+    ] {
+        assert_eq!(refused(json!({key: 2})), unknown(key, "2"));
+        read(json!({key: null}));
+        let nested: Value = serde_json::from_str(&text(json!({key: 2}))).unwrap();
+        let error = ModelConfig::from_hf_config(&json!({"text_config": nested}).to_string());
+        assert_eq!(
+            error.unwrap_err().to_string(),
+            unknown(&format!("text_config.{key}"), "2")
+        );
+    }
+    for (kind, key) in [
+        ("yarn", "ntk_factor"),
+        ("yarn", "long_factor"),
+        ("linear", "mscale"),
+        ("default", "factor"),
+        ("default", "mrope_section"),
+    ] {
+        let mut section = json!({"type": kind, key: 2});
+        if kind != "default" {
+            section["factor"] = json!(2);
+        }
+        let message = unknown(&format!("rope_scaling.{key}"), "2");
+        assert_eq!(refused(json!({"rope_scaling": section})), message);
+    }
+    // Keys of other parts, and switches that are off.
+    let harmless = json!({
+        "attention_bias": false, "attention_dropout": 0.0, "routed_scaling_factor": 2.5,
+        "moe_gate_type": "x", "linear_attn_norm_size": 2, "image_token_index": 7, "scale_emb": 12,
+        "use_sink": false, "mtp_loss_scaling_factor": 0, "kda_safe_gate": true,
+        "mlp_layer_types": ["dense"], "attn_temperature_tuning": false,
+        "attention_chunk_size": null, "param_sink_number": 0, "swa_layers": [],
+    });
+    assert_eq!(read(harmless), read(json!({})));
+    for (key, value) in [
+        ("attention_chunk_size", json!(8192)),
+        ("attn_temperature_tuning", json!(true)),
+        ("attention_method", json!("GQA")),
+        ("num_krope_heads", json!(2)),
+        ("param_sink_number", json!(128)),
+        ("sliding_window_size", json!(512)),
+        ("swa_layers", json!([1])),
+        ("use_mla", json!(0)),
+        ("v_head_dim", json!(0)),
+    ] {
+        let error = refused(json!({key: value}));
+        assert!(error.starts_with(&format!("{key}: given ")), "{error}");
+        assert!(error.ends_with(", which no backend here has"), "{error}");
+    }
+}
