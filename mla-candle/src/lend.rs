@@ -34,12 +34,9 @@ pub trait Lending: Device {
     /// numbers that no device here has, or `work` fails.
     ///
     /// [`Cuda::on_stream`]: https://docs.rs/mla-kernels/latest/mla_kernels/struct.Cuda.html
-    fn lending<R>(
-        &self,
-        read: &[&Tensor],
-        written: &[&Tensor],
-        work: impl for<'a> FnOnce(Vec<Lent<'a, Self>>, Vec<LentMut<'a, Self>>) -> mla_runtime::Result<R>,
-    ) -> Result<R>;
+    fn lending<R, W>(&self, read: &[&Tensor], written: &[&Tensor], work: W) -> Result<R>
+    where
+        W: for<'a> FnOnce(Vec<Lent<'a, Self>>, Vec<LentMut<'a, Self>>) -> mla_runtime::Result<R>;
 }
 
 /// A tensor that is lent to be read.
@@ -144,12 +141,10 @@ fn places(tensors: &[&Tensor]) -> Result<Vec<Place>> {
 }
 
 impl Lending for Cpu {
-    fn lending<R>(
-        &self,
-        read: &[&Tensor],
-        written: &[&Tensor],
-        work: impl for<'a> FnOnce(Vec<Lent<'a, Self>>, Vec<LentMut<'a, Self>>) -> mla_runtime::Result<R>,
-    ) -> Result<R> {
+    fn lending<R, W>(&self, read: &[&Tensor], written: &[&Tensor], work: W) -> Result<R>
+    where
+        W: for<'a> FnOnce(Vec<Lent<'a, Self>>, Vec<LentMut<'a, Self>>) -> mla_runtime::Result<R>,
+    {
         let (of_read, of_written) = (places(read)?, places(written)?);
         hold::hold(read, written, |mut held: Held<'_>| {
             let mut lent = Vec::with_capacity(of_read.len());

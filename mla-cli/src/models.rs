@@ -1,7 +1,7 @@
 //! `mla models`: which backends each public model gets on which hardware, and what its cache takes.
 //!
-//! The output is docs/support.md, and a test holds the two to each other. It must not depend on what
-//! this program was built with: a backend that is left out counts as if its feature were on.
+//! The output is docs/support.md, and a test holds the two to each other. It must not depend on the
+//! features that this program was built with: a backend that is left out counts as if it were in.
 
 mod measured;
 mod page;

@@ -204,7 +204,7 @@ fn a_step_that_is_told_wrong_shows() -> Result<()> {
 
 #[cfg(any(feature = "sm80", feature = "sm90"))]
 #[test]
-#[ignore = "needs a GPU: cargo test -r --manifest-path mla-candle/Cargo.toml -p candle-port --features sm90 -- --ignored"]
+#[ignore = "needs a GPU: cargo test -r -p candle-port --features sm90 -- --ignored, in mla-candle"]
 fn the_same_on_a_gpu() -> Result<()> {
     check(DType::BF16, &Device::new_cuda_with_stream(0)?, 1e-2)
 }

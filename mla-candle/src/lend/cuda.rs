@@ -11,12 +11,10 @@ use super::hold::{Held, Written};
 use super::{Form, Lending, Lent, LentMut, Place, hold, other_device, places};
 
 impl Lending for Cuda {
-    fn lending<R>(
-        &self,
-        read: &[&Tensor],
-        written: &[&Tensor],
-        work: impl for<'a> FnOnce(Vec<Lent<'a, Self>>, Vec<LentMut<'a, Self>>) -> mla_runtime::Result<R>,
-    ) -> Result<R> {
+    fn lending<R, W>(&self, read: &[&Tensor], written: &[&Tensor], work: W) -> Result<R>
+    where
+        W: for<'a> FnOnce(Vec<Lent<'a, Self>>, Vec<LentMut<'a, Self>>) -> mla_runtime::Result<R>,
+    {
         let (of_read, of_written) = (places(read)?, places(written)?);
         hold::hold(read, written, |mut held: Held<'_>| {
             let views = of_read.iter().map(|place| match held.read(place.storage) {

@@ -8,23 +8,24 @@ use super::{Adapted, HardwareReport, Indexer, ModelReport, Native, Ran, Report, 
 const HEAD: &str = "\
 # Support
 
-`mla models` prints this page from the models that are known by name, and `cargo xtask goldens --bless` writes it. Any
-other model is asked about by its own configuration, `mla explain --config config.json --sm 9.0`, and every reason is
-said there.
+`mla models` prints this page from the models that are known by name, and `cargo xtask goldens
+--bless` writes it. Any other model is asked about by its own configuration, `mla explain --config
+config.json --sm 9.0`, and every reason is said there.
 ";
 
 const RUNS: &str = "\
 ## What runs
 
-Two backends serve a dense model: one for prompts (prefill), and one for decodes. A sparse model has one for both, which
-attends to the lists that an indexer makes.
+Two backends serve a dense model: one for prompts (prefill), and one for decodes. A sparse model
+has one for both, which attends to the lists that an indexer makes.
 
 - **native**: kernels of this project. A build has them with the feature that is named.
-- **adapted**: other people's kernels, from the crate that is named: [adapters.md](adapters.md) says where each has run.
-- **run**: all tests passed on the GPUs that are named; `mla explain` has the day and the commit. **declared**: the
-  kernels are compiled for the GPU, and have run on none of its kind.
-- **indexer**: the device makes the lists, with the feature that is named; or the engine does, as the device has no
-  indexer there.
+- **adapted**: other people's kernels, from the crate that is named: [adapters.md](adapters.md)
+  says where each has run.
+- **run**: all tests passed on the GPUs that are named; `mla explain` has the day and the commit.
+  **declared**: the kernels are compiled for the GPU, and have run on none of its kind.
+- **indexer**: the device makes the lists, with the feature that is named; or the engine does, as
+  the device has no indexer there.
 
 Every row is for bf16 and a cache of bf16; `mla explain --kv fp8` asks about another.
 ";
@@ -50,11 +51,12 @@ fn memory(models: &[ModelReport], text: &mut String) {
     *text += "
 ## Memory
 
-Bytes of cache per token: in a layer, and in all layers of the model together. A sparse model's layers with an indexer
-also keep its keys, which the model's bytes count. `mla plan memory --model NAME --fit 80GiB` plans a whole card.
+Bytes of cache per token: in a layer, and in all layers of the model together. A sparse model's
+layers with an indexer also keep its keys, which the model's bytes count. `mla plan memory --model
+NAME --fit 80GiB` plans a whole card.
 
-| model | heads | layers | (L, P, R, V) | softmax scale | context | slots | index | bf16 | model | fp8 | model | \
-fp8_ds_mla | model |
+| model | heads | layers | (L, P, R, V) | softmax scale | context | slots | index | bf16 | model \
+| fp8 | model | fp8_ds_mla | model |
 |---|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|
 ";
     for model in models {
@@ -175,10 +177,10 @@ fn measured(report: &Report, text: &mut String) {
     *text += "
 ## Measured
 
-Attention of one layer from end to end, in µs, with cold caches: [BENCHMARKS.md](../BENCHMARKS.md) has the command, the
-protocol, and other libraries beside it. A shape is that of a rank whose heads are what is left of the model's after
-tensor parallelism: \"kimi-k2 / 4\" is kimi-k2 on four GPUs. `mla bench BATCH --model NAME --heads N --device cuda` times
-any other.
+Attention of one layer from end to end, in µs, with cold caches: [BENCHMARKS.md](../BENCHMARKS.md)
+has the command, the protocol, and other libraries beside it. A shape is that of a rank whose
+heads are what is left of the model's after tensor parallelism: \"kimi-k2 / 4\" is kimi-k2 on four
+GPUs. `mla bench BATCH --model NAME --heads N --device cuda` times any other.
 
 | form | batch | heads | cache | µs | GPU | models / ranks |
 |---|---|---:|---|---:|---|---|
