@@ -118,6 +118,7 @@ impl<'a> RowPlaces<'a> {
     /// # Safety
     ///
     /// While the slices live, nothing else reads or writes this slot.
+    #[expect(clippy::mut_from_ref, reason = "the caller promises exclusive places")]
     unsafe fn row(&self, slot: usize) -> [&mut [u8]; 2] {
         let layout = &self.layout;
         let (format, dims) = (layout.format, layout.dims);
