@@ -7,7 +7,7 @@ use mla_conformance::reference;
 use mla_cpu::{Buffer, Cpu, fp8};
 use mla_runtime::Error;
 use mla_runtime::cache::{BlockTable, CacheLayout, CacheMut, CacheRef};
-use mla_runtime::device::{Device, GatherRows, Memory};
+use mla_runtime::device::{AbsorbedQueries, Device, GatherRows, Memory};
 use mla_runtime::dims::{HeadDims, MlaDims};
 use mla_runtime::dtype::{DType, Element};
 use mla_runtime::kv_format::KvFormat;
@@ -623,4 +623,24 @@ fn only_views_of_a_constant_view_are_constant() {
     assert_eq!((views(view), views(constant)), ([false; 4], [true; 4]));
     let written = TensorMut::<Cpu>::new(&mut bytes, layout).unwrap();
     assert!(!written.as_ref().is_constant());
+}
+
+#[test]
+fn a_product_of_queries_says_which_tensor_is_too_narrow() {
+    let (bytes, mut outs) = ([0u8; 1024], [[0u8; 1024]; 2]);
+    let read = |shape| TensorRef::<Cpu>::new(&bytes, Layout::contiguous(DType::F32, shape));
+    let cases = [
+        ([1, 9, 8], "query: given range 0..9, accepted within 0..8"),
+        (
+            [1, 8, 9],
+            "absorbed queries: given range 0..9, accepted within 0..8",
+        ),
+    ];
+    for ((weights, wanted), out) in cases.into_iter().zip(&mut outs) {
+        let to = TensorMut::<Cpu>::new(out, Layout::contiguous(DType::F32, [2, 1, 8]));
+        let (query, weights) = (read([2, 1, 8]).unwrap(), read(weights).unwrap());
+        let mut queries = AbsorbedQueries::new(query, weights, to.unwrap());
+        let refused = queries.product().map(drop).unwrap_err();
+        assert_eq!(refused.to_string(), wanted);
+    }
 }

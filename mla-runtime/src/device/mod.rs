@@ -213,10 +213,13 @@ impl<D: Device> AbsorbedQueries<'_, D> {
     /// If the weights are wider than the tensors.
     pub fn product(&mut self) -> Result<Product<'_, D>> {
         let [_, nope, latent] = self.weights.shape();
+        let query = self.query.shorten().narrow(2, 0..nope).named("query")?;
+        let to = self.to.reborrow().narrow(2, 0..latent);
+        let to = to.named("absorbed queries")?;
         Ok((
-            self.query.shorten().narrow(2, 0..nope)?.transpose(0, 1),
+            query.transpose(0, 1),
             self.weights.shorten(),
-            self.to.reborrow().narrow(2, 0..latent)?.transpose(0, 1),
+            to.transpose(0, 1),
         ))
     }
 
@@ -232,8 +235,8 @@ impl<D: Device> AbsorbedQueries<'_, D> {
         let [_, nope, latent] = self.weights.shape();
         let [from, to] = [self.query.shape()[2], self.to.shape()[2]];
         Ok(Some(RotaryQuery::Into {
-            from: self.query.shorten().narrow(2, nope..from)?,
-            to: self.to.reborrow().narrow(2, latent..to)?,
+            from: self.query.shorten().narrow(2, nope..from).named("query")?,
+            to: (self.to.reborrow().narrow(2, latent..to)).named("absorbed queries")?,
         }))
     }
 }
