@@ -1,5 +1,5 @@
-//! What the command reads: text files that arguments name, and what programs print. Either is read
-//! up to a bound, and a file is never waited for in vain.
+//! Readers of text files that arguments name, and of the output of programs. Either is read up to a
+//! bound, and a file is never waited for in vain.
 
 use std::fs::{File, OpenOptions};
 #[cfg(feature = "bench")]

@@ -1,4 +1,4 @@
-//! Host memory of a plan.
+//! Lists and memory of the host in which a plan is made.
 
 use mla_runtime::error::Result;
 use mla_runtime::room::{filled, with_room};
