@@ -107,7 +107,7 @@ fn compile(families: &[String]) -> Result<(), Box<dyn Error>> {
     write("cuda.rs", &cuda(versions.next().flatten().as_deref()))
 }
 
-/// What `src/gpu.rs` includes: the major release of the CUDA that compiled the kernels.
+/// File that `src/gpu.rs` includes: the major release of the CUDA that compiled the kernels.
 #[cfg(feature = "gpu")]
 fn cuda(version: Option<&str>) -> String {
     let major = version.and_then(|version| version.split('.').next()?.parse::<u32>().ok());

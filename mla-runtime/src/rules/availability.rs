@@ -54,7 +54,7 @@ pub enum Cause {
         given: [u32; 2],
         /// Major and minor of the first CUDA whose driver runs them.
         accepted: [u32; 2],
-        /// That driver, such as `R580`, if it is known.
+        /// Name of that driver, such as `R580`, if it is known.
         driver: Option<&'static str>,
     },
     /// None of the families of its kernels has code in this build that runs on the GPU.
