@@ -6,6 +6,7 @@
 mod engine;
 mod fields;
 mod index;
+mod keys;
 mod layers;
 mod missing;
 mod names;
@@ -498,7 +499,7 @@ impl ModelConfig {
         let fields = Fields::new(&value)?;
         missing::check(&fields)?;
         fields.check_form()?;
-        names::check(&fields)?;
+        keys::check(&fields)?;
         let dims = dims(&fields)?;
         let layers = layers::read(&fields)?;
         let index_topk = fields.optional_or_none("index_topk")?;

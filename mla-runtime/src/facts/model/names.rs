@@ -3,9 +3,6 @@
 
 use serde_json::Value;
 
-use super::ModelError;
-use super::fields::{Fields, shown};
-
 /// The objects that hold a text model within a model of several kinds of input.
 pub(super) const NESTED: &[&str] = &[
     "text_config",
@@ -142,7 +139,7 @@ const OTHER_PARTS: &[&str] = &[
 ];
 
 /// Beginnings of switches, which ask for nothing if they are off.
-const SWITCHES: &[&str] = &["add_", "enable_", "has_", "is_", "use_", "with_"];
+pub(super) const SWITCHES: &[&str] = &["add_", "enable_", "has_", "is_", "use_", "with_"];
 
 /// Parts of names that keys of attention have.
 const SUSPECTS: &[&str] = &[
@@ -179,7 +176,8 @@ const OF_A_SECTION: &[&str] = &[
     "original_seq_len",
 ];
 
-fn is_known(key: &str) -> bool {
+/// True for a key that is read, or that says nothing of attention.
+pub(super) fn is_known(key: &str) -> bool {
     let spelt = |(name, others): &(&str, &[&str])| *name == key || others.contains(&key);
     READ.contains(&key)
         || HARMLESS.contains(&key)
@@ -192,40 +190,9 @@ fn is_known(key: &str) -> bool {
             .any(|part| key.contains(part))
 }
 
-fn is_suspect(key: &str) -> bool {
+/// True for a key whose name may be one of attention.
+pub(super) fn is_suspect(key: &str) -> bool {
     OF_A_SECTION.contains(&key) || SUSPECTS.iter().any(|part| key.contains(part))
-}
-
-/// Refuses keys that may change numbers and are not read, and spellings that disagree.
-pub(super) fn check(fields: &Fields<'_>) -> Result<(), ModelError> {
-    for (path, object) in fields.levels() {
-        for (key, value) in *object {
-            let is_off = *value == false && SWITCHES.iter().any(|begin| key.starts_with(begin));
-            if !value.is_null() && !is_off && is_suspect(key) && !is_known(key) {
-                return Err(ModelError::UnknownKey {
-                    field: format!("{path}{key}"),
-                    given: shown(value),
-                });
-            }
-        }
-        for (name, others) in SPELLINGS {
-            let of = |key: &&str| object.get(*key).filter(|value| !value.is_null());
-            let given = [name].into_iter().chain(*others);
-            let mut given = given.filter_map(|key| of(key).map(|value| (key, value)));
-            let Some((first, value)) = given.next() else {
-                continue;
-            };
-            if let Some((second, other)) = given.find(|(_, other)| !same(value, other)) {
-                return Err(ModelError::Contradiction {
-                    first: format!("{path}{first}"),
-                    first_given: shown(value),
-                    second: format!("{path}{second}"),
-                    second_given: shown(other),
-                });
-            }
-        }
-    }
-    Ok(())
 }
 
 /// Equality, of numbers by their value: 1 is 1.0.

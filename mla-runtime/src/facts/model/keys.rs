@@ -1,0 +1,37 @@
+//! The check of a configuration's keys against the tables of names.
+
+use super::fields::{Fields, shown};
+use super::{ModelError, names};
+
+/// Refuses keys that may change numbers and are not read, and spellings that disagree.
+pub(super) fn check(fields: &Fields<'_>) -> Result<(), ModelError> {
+    for (path, object) in fields.levels() {
+        for (key, value) in *object {
+            let is_off =
+                *value == false && names::SWITCHES.iter().any(|begin| key.starts_with(begin));
+            if !value.is_null() && !is_off && names::is_suspect(key) && !names::is_known(key) {
+                return Err(ModelError::UnknownKey {
+                    field: format!("{path}{key}"),
+                    given: shown(value),
+                });
+            }
+        }
+        for (name, others) in names::SPELLINGS {
+            let of = |key: &&str| object.get(*key).filter(|value| !value.is_null());
+            let given = [name].into_iter().chain(*others);
+            let mut given = given.filter_map(|key| of(key).map(|value| (key, value)));
+            let Some((first, value)) = given.next() else {
+                continue;
+            };
+            if let Some((second, other)) = given.find(|(_, other)| !names::same(value, other)) {
+                return Err(ModelError::Contradiction {
+                    first: format!("{path}{first}"),
+                    first_given: shown(value),
+                    second: format!("{path}{second}"),
+                    second_given: shown(other),
+                });
+            }
+        }
+    }
+    Ok(())
+}
