@@ -11,7 +11,7 @@ pub const MAX_LAYERS: u32 = 256;
 pub enum LayerLists {
     /// Its own: it has an indexer.
     Own,
-    /// That of the last layer before it that has an indexer.
+    /// The list of the last layer before it that has an indexer.
     Shared,
     /// None: it attends to all tokens.
     None,

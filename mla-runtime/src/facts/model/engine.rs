@@ -1,4 +1,4 @@
-//! What a model asks of the engine around its attention: gates, factors of latents, norms.
+//! The work that a model leaves to the engine around its attention: gates, factors of latents, norms.
 
 use serde_json::Value;
 
@@ -129,8 +129,8 @@ pub(super) fn rotary_key_norm(fields: &Fields<'_>) -> Result<bool, ModelError> {
 }
 
 impl ModelConfig {
-    /// What the engine does itself around the attention, and what implementations disagree about,
-    /// a sentence each.
+    /// Sentences about what the engine does itself around the attention, and what implementations
+    /// disagree about.
     pub fn engine_work(&self) -> Vec<String> {
         let mut work = Vec::new();
         if self.output_gate {

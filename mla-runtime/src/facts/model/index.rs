@@ -185,7 +185,7 @@ fn listed(
     })
 }
 
-/// Those of `every` `freq` layers from `offset` on. Nothing is known of a layer behind the last
+/// An indexer in one of `freq` layers from `offset` on. Nothing is known of a layer behind the last
 /// that is described, which has an indexer of its own.
 fn every(layers: &Layers, freq: u32, offset: u32) -> Result<IndexLayers, ModelError> {
     let count = layers.all.unwrap_or(MAX_LAYERS);

@@ -30,12 +30,12 @@ pub(super) struct Layers {
 }
 
 impl Layers {
-    /// Those with a cache, if the configuration says.
+    /// The number of layers with a cache, if the configuration says.
     pub(super) fn own(&self) -> Option<u32> {
         self.all.map(|all| all - self.other())
     }
 
-    /// Those with a linear attention.
+    /// The number of layers with a linear attention.
     pub(super) fn other(&self) -> u32 {
         let linear = |kind: &&Kind| **kind == Kind::Linear;
         let kinds = self.kinds.iter().flatten();
@@ -77,7 +77,7 @@ impl Layers {
 /// A spelling's field, and the kinds that it gives.
 type Spelling = Option<(String, Vec<Kind>)>;
 
-/// By any of four spellings, which have to agree; without one, all have this attention.
+/// Reads any of four spellings, which have to agree; without one, all have this attention.
 pub(super) fn read(fields: &Fields<'_>) -> Result<Layers, ModelError> {
     let types = by_types(fields, count(fields)?)?;
     let counted = match &types {

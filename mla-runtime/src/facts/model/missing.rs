@@ -1,4 +1,4 @@
-//! What models ask of attention that no backend here has: such a model is refused by its name.
+//! Requests of models that no backend here fulfils: such a model is refused by its name.
 
 use serde_json::Value;
 
