@@ -17,7 +17,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The families: the features that turn on `gpu`.
+/// Returns the families: the features that turn on `gpu`.
 fn families(manifest: &str) -> Vec<String> {
     let lines = manifest.lines().filter(|line| !line.starts_with('#'));
     let section: Vec<_> = lines
@@ -121,7 +121,7 @@ fn cuda(version: Option<&str>) -> String {
 fn with_headers(mut kernels: mla_build::Kernels, families: &[String]) -> mla_build::Kernels {
     for family in families {
         let targets = format!("cuda/{family}/targets.txt");
-        // A file that is not there would have the build run every time.
+        // A missing file would make the build run every time.
         if Path::new(&targets).exists() {
             println!("cargo::rerun-if-changed={targets}");
         }
@@ -147,8 +147,8 @@ fn prebuilt(kernels: mla_build::Kernels) -> mla_build::Kernels {
     kernels
 }
 
-/// The declarations with a body for each function, by which it refuses: so that the device alone
-/// links.
+/// Returns the declarations with a body for each function that refuses the call, so that the device
+/// alone links.
 #[cfg(feature = "gpu")]
 fn refusing(declarations: &str) -> String {
     let lines = declarations.lines();

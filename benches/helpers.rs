@@ -41,7 +41,7 @@ mod gpu {
 
     use super::protocol::{Arguments, Result, Stopwatch, Times, upload};
 
-    // Streaming reads of an H200, measured: what figures are relative to.
+    // Measured rate of streaming reads of an H200, to which figures are relative.
     const STREAM_BYTES_PER_SECOND: f64 = 4.17e12;
     const PAGE: usize = 64;
     const DIMS: MlaDims = MlaDims::R1;
@@ -87,7 +87,7 @@ mod gpu {
         bench.arguments.save("helpers.json", &bench.figures)
     }
 
-    // Normal numbers, a million of them over and over.
+    // Makes normal numbers, a million of them over and over.
     fn normal(gpu: &Cuda, elements: usize, dtype: DType) -> Result<Buffer> {
         let mut rng = StdRng::seed_from_u64(7);
         let block: Vec<f32> = (0..elements.min(1 << 20))
@@ -118,7 +118,7 @@ mod gpu {
         TensorMut::new(buffer.bytes_mut(), layout)
     }
 
-    // Tokens in order within shuffled pages, as an engine's slots are.
+    // Returns slots of tokens in order within shuffled pages, like an engine's.
     fn shuffled_pages(pages: usize) -> Vec<i32> {
         let mut order: Vec<i32> = (0..pages as i32).collect();
         order.shuffle(&mut StdRng::seed_from_u64(11));

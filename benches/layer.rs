@@ -93,7 +93,7 @@ mod gpu {
         bench.arguments.save("layer.json", &bench.figures)
     }
 
-    // Numbers from −`most` to `most`, a million of them over and over.
+    // Makes numbers from −`most` to `most`, a million of them over and over.
     fn random(gpu: &Cuda, elements: usize, most: f32) -> Result<Buffer> {
         let mut rng = StdRng::seed_from_u64(7);
         let block: Vec<u8> = (0..elements.min(1 << 20))
@@ -143,7 +143,7 @@ mod gpu {
             })
         }
 
-        /// q_nope · W_UK and o · W_UV for the own kernel.
+        /// Returns the parameters of q_nope · W_UK and o · W_UV for the own kernel.
         fn params(&self, heads: usize, tokens: usize) -> [raw::MlaHeadProductParams; 2] {
             let head = ((NOPE + V) * LATENT) as i64;
             let common = |width: usize, k: usize, n: usize| raw::MlaHeadProductParams {
@@ -199,7 +199,7 @@ mod gpu {
             Ok(())
         }
 
-        /// q_nope · W_UK and o · W_UV, as the device chooses and by the own kernel alone.
+        /// Times q_nope · W_UK and o · W_UV by the device's choice and by the own kernel alone.
         fn products(&mut self, heads: usize, tokens: usize) -> Result<()> {
             let id = format!("products-h{heads}-b{tokens}");
             if self.arguments.skips(&id) {
@@ -243,7 +243,7 @@ mod gpu {
             })
         }
 
-        /// A whole step of decodes: W_UK, cache write, attention, W_UV.
+        /// Times a whole step of decodes: W_UK, cache write, attention, W_UV.
         fn decode(&mut self, heads: usize, requests: usize) -> Result<()> {
             let id = format!("decode-h{heads}-b{requests}");
             if self.arguments.skips(&id) {
@@ -253,7 +253,7 @@ mod gpu {
             self.step(id, heads, &requests, 0)
         }
 
-        /// A prefill of `new` tokens on `context` cached ones in one chunk.
+        /// Times a prefill of `new` tokens on `context` cached ones in one chunk.
         fn chunk(&mut self, heads: usize, new: u32, context: u32) -> Result<()> {
             let id = format!("chunk-h{heads}-q{new}-s{context}");
             if self.arguments.skips(&id) {

@@ -5,9 +5,9 @@ use std::{fs, io, path::Path};
 
 use mla_build::{Family, Kernels};
 
-/// The kernels of the package in the folder `root`, without headers, and with no family on. Each
-/// of `families` has in its folder, in `targets.txt`, one of nvcc's names in a line, the targets
-/// of one that mla-build does not know.
+/// Describes the kernels of the package in the folder `root`, without headers, and with no family
+/// on. Each of `families` has in its folder, in `targets.txt`, one of nvcc's names in a line, the
+/// targets of one that mla-build does not know.
 ///
 /// # Errors
 ///

@@ -101,7 +101,7 @@ fn random(rng: &mut StdRng, elements: usize, most: f32) -> Vec<bf16> {
         .collect()
 }
 
-/// A running request: its tokens so far, and where it stops.
+/// A running request: its tokens so far, and the length at which it stops.
 struct Running {
     len: usize,
     end: usize,
@@ -129,7 +129,7 @@ impl Requests {
         }
     }
 
-    /// The batch of the next step, and the pages of each request.
+    /// Returns the batch of the next step, and the pages of each request.
     fn next(&mut self) -> (Vec<Request>, Vec<i32>) {
         let Self {
             rng,
@@ -163,7 +163,7 @@ type Layer = MlaLayer<WgmmaAttn, WgmmaMla>;
 fn main() -> Result<(), Box<dyn Error>> {
     // The driver is looked for first, since cudarc would panic without one.
     present_gpu().map_err(|cause| format!("{cause}; {}", cause.remedy()))?;
-    // The engine's own.
+    // The engine's own context and stream.
     let context = CudaContext::new(0)?;
     let stream = context.new_stream()?;
     let host_weights = random(&mut StdRng::seed_from_u64(1), HEADS * 256 * 512, 0.05);
@@ -216,14 +216,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// Against the sums of each head's value weights over the latent.
+/// Returns the largest difference from the sums of each head's value weights over the latent.
 fn largest_error(out: &[bf16], weights: &[bf16]) -> f32 {
     let mut largest = 0f32;
     for (row, values) in out.chunks(128).enumerate() {
         for (v, value) in values.iter().enumerate() {
             let at = ((row % HEADS) * 256 + 128 + v) * 512;
             let sum: f32 = weights[at..at + 512].iter().map(|w| w.to_f32()).sum();
-            // `max` would pass over a NaN.
+            // A NaN counts as an error here; `max` would pass over it.
             let error = (value.to_f32() - sum).abs();
             largest = if error.is_nan() {
                 f32::MAX

@@ -55,7 +55,7 @@ impl Pool {
         }
     }
 
-    /// A range with these bytes in it.
+    /// Allocates a range, and fills it with these bytes.
     fn filled(&mut self, bytes: &[u8]) -> Result<u64, Box<dyn Error>> {
         let address = self.take(bytes.len())?;
         // SAFETY: the range is the pool's, and the host's bytes are ordinary memory, which the
@@ -68,7 +68,8 @@ impl Pool {
         self.filled(&values.flat_map(bf16::to_le_bytes).collect::<Vec<_>>())
     }
 
-    /// A decode's workspace: the counters at its beginning are zero before the first launch.
+    /// Allocates a decode's workspace: the counters at its beginning are zero before the first
+    /// launch.
     fn workspace(&mut self, bytes: usize) -> Result<u64, Box<dyn Error>> {
         let address = self.take(bytes)?;
         let counters = bytes.min(raw::MLA_DECODE_COUNTER_BYTES as usize);
@@ -143,7 +144,7 @@ impl Tensors {
         write.cache_rope = (self.cache + 2 * 512) as *mut _;
         write.latent_token_stride = 512;
         write.rope_token_stride = 64;
-        // Bytes, since rows of some formats are no whole elements.
+        // Strides are in bytes, since rows of some formats are no whole elements.
         write.cache_page_stride = (PAGE * 576 * 2) as i64;
         write.cache_slot_stride = 576 * 2;
         // Rotary keys lie behind the latents of their rows.
@@ -160,7 +161,7 @@ impl Tensors {
         write
     }
 
-    /// q_lat = q_nope · W_UK: neighbours of the weights lie along n.
+    /// Returns the parameters of q_lat = q_nope · W_UK: the weights are contiguous along n.
     fn absorb(&self) -> raw::MlaHeadProductParams {
         raw::MlaHeadProductParams {
             input: self.query as *const _,
@@ -183,7 +184,7 @@ impl Tensors {
         }
     }
 
-    /// out = o_lat · W_UV: neighbours lie along k.
+    /// Returns the parameters of out = o_lat · W_UV: the weights are contiguous along k.
     fn values(&self) -> raw::MlaHeadProductParams {
         raw::MlaHeadProductParams {
             input: self.attended as *const _,
@@ -297,7 +298,7 @@ fn launch(pool: &mut Pool, tensors: &Tensors) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Against the sums of each head's value weights over the latent.
+/// Returns the largest difference from the sums of each head's value weights over the latent.
 fn largest_error(out: &[u8], weights: &[bf16]) -> f32 {
     let mut largest = 0f32;
     for (at, bytes) in out.chunks_exact(2).enumerate() {
@@ -305,7 +306,7 @@ fn largest_error(out: &[u8], weights: &[bf16]) -> f32 {
         let (head, v) = (at / 128 % HEADS, at % 128);
         let row = (head * 256 + 128 + v) * 512;
         let sum: f32 = weights[row..row + 512].iter().map(|w| w.to_f32()).sum();
-        // `max` would pass over a NaN.
+        // A NaN counts as an error here; `max` would pass over it.
         let error = (value - sum).abs();
         largest = if error.is_nan() {
             f32::MAX

@@ -107,7 +107,7 @@ impl Stopwatch {
     }
 }
 
-/// Values as they are in a new buffer of the GPU.
+/// Uploads values to a new buffer of the GPU.
 pub(crate) fn upload<T: bytemuck::NoUninit>(gpu: &Cuda, values: &[T]) -> Result<Buffer> {
     let bytes = bytemuck::cast_slice(values);
     let mut buffer = gpu.allocate(bytes.len())?;

@@ -31,7 +31,7 @@ const DIMS: MlaDims = MlaDims::R1;
 
 const PAGE: usize = 16;
 const PAGES: usize = 24;
-/// The new tokens of a step: what is left beside the decodes goes to prompts.
+/// Maximum number of new tokens of a step: prompts get those that decodes leave.
 const BUDGET: usize = 48;
 const MAX_REQUESTS: usize = 4;
 const MAX_LEN: usize = 160;
@@ -77,7 +77,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// A request, and what became of it.
+/// A request, and its outcome.
 #[derive(Clone)]
 struct Request {
     number: usize,
@@ -176,7 +176,8 @@ impl Model {
         })
     }
 
-    /// The logits of these rows, one request's tokens behind the other's in the step's order.
+    /// Computes the logits of these rows, one request's tokens behind the other's in the step's
+    /// order.
     fn forward(
         &self,
         step: &mut Workspace,
@@ -194,7 +195,7 @@ impl Model {
             cos.index_select(positions, 0)?,
             sin.index_select(positions, 0)?,
         );
-        // candle turns [batch, heads, rows, R].
+        // candle rotates [batch, heads, rows, R].
         let turn = |x: &Tensor| rope_i(&x.transpose(0, 1)?.contiguous()?.unsqueeze(0)?, &cos, &sin);
         let mut hidden = self.words.index_select(tokens, 0)?;
         for (block, cache) in self.blocks.iter().zip(caches) {
@@ -300,7 +301,7 @@ impl<'m> Server<'m> {
             .collect();
         let planned = self.step.plan(&of_step)?;
         self.step.prepare(&self.model.attention, &planned)?;
-        // The layer takes decodes before prompts, whatever order the requests stand in.
+        // The layer takes decodes before prompts, for any order of the requests.
         let rows = planned.tokens();
         let (mut tokens, mut positions) = (vec![0u32; rows], vec![0u32; rows]);
         for (index, request) in running.iter().enumerate() {
@@ -340,8 +341,8 @@ impl<'m> Server<'m> {
     }
 }
 
-/// The new tokens of each request: one of those that decode, and of prompts as many as there is
-/// room for.
+/// Returns the number of new tokens of each request: one for a decode, and for prompts as many as
+/// the budget leaves.
 fn share(running: &[Request]) -> Vec<usize> {
     let left = |request: &Request| request.tokens.len() - request.cached;
     let decodes = running.iter().filter(|request| left(request) == 1).count();
@@ -357,7 +358,7 @@ fn share(running: &[Request]) -> Vec<usize> {
     running.iter().map(of).collect()
 }
 
-/// Numbers around 0 whose rows have a norm of about 1, the same for the same seed everywhere.
+/// Draws numbers around 0 whose rows have a norm of about 1, the same for the same seed everywhere.
 fn noise(seed: u64, shape: (usize, usize), device: &Device) -> Result<Tensor> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let scale = (3.0 / shape.1 as f32).sqrt();

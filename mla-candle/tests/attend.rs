@@ -41,8 +41,8 @@ fn cache() -> Result<Tensor> {
     Tensor::zeros((PAGES, PAGE, LATENT + ROPE), DType::F32, &Device::Cpu)
 }
 
-/// A layer, its workspace, and a step of a prompt of 20 tokens and a decode of a fourth token,
-/// which is row 0.
+/// Makes a layer, its workspace, and a step of a prompt of 20 tokens and a decode of a fourth
+/// token, which is row 0.
 fn prepared() -> Result<(Layer, Workspace)> {
     let attention = Attention::new(&Device::Cpu, &problem(), SCALE)?;
     let mut step = attention.workspace(&limits())?;
@@ -241,7 +241,7 @@ impl Prompt {
         })
     }
 
-    /// The same but for the tokens from `start` on.
+    /// Returns the same prompt but for the tokens from `start` on.
     fn rest(&self, start: usize) -> Result<Self> {
         let cut = |tensors: &[Tensor; 3]| -> Result<[Tensor; 3]> {
             let [a, b, c] = tensors;
@@ -288,7 +288,7 @@ impl Sparse {
         })
     }
 
-    /// The output of both layers for new tokens that make `total` with those before.
+    /// Computes the output of both layers for new tokens that make `total` with those before.
     fn forward(&mut self, prompt: &Prompt, total: u32) -> Result<[Tensor; 2]> {
         let [query, latent, rope] = &prompt.hidden;
         let tokens = query.dim(0)?;
@@ -338,7 +338,7 @@ fn a_sparse_layer_attends_to_what_its_indexer_chooses() -> Result<()> {
     assert!(difference(&first(&chosen)?, &first(&everything)?)? < 1e-5);
     assert!(difference(&chosen, &everything)? > 1e-2);
 
-    // Lists as long as the context say what a dense layer says.
+    // Lists as long as the context give the result of a dense layer.
     let attention = Attention::new(&Device::Cpu, &problem(), SCALE)?;
     let mut step = attention.workspace(&limits())?;
     let planned = step.plan(&[StepRequest::new(40, 40, &[3, 6, 1])])?;

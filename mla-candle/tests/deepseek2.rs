@@ -42,7 +42,7 @@ impl Case {
         }
     }
 
-    /// A `config.json`, which both sides read.
+    /// Returns a `config.json`, which both sides read.
     fn json(&self) -> String {
         let rank = self
             .q_lora_rank
@@ -62,7 +62,7 @@ impl Case {
     }
 }
 
-/// Random weights in f32, each of which is a number of `dtype` too.
+/// Makes random weights in f32, each of which is a number of `dtype` too.
 fn random_weights(
     config: &DeepSeekV2Config,
     dtype: DType,
@@ -92,7 +92,7 @@ fn random_weights(
     random.collect()
 }
 
-/// Differences of outputs from those that count.
+/// Differences of outputs from the reference's.
 #[derive(Default)]
 struct Differences {
     largest: f32,

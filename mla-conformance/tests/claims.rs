@@ -12,7 +12,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)).unwrap()
 }
 
-/// The cells of a table's rows, below its head.
+/// Returns the cells of a table's rows, below its head.
 fn rows(text: &str) -> impl Iterator<Item = Vec<String>> {
     let rows = text.lines().filter(|line| line.starts_with("| "));
     rows.skip(1).map(|row| {
@@ -22,7 +22,7 @@ fn rows(text: &str) -> impl Iterator<Item = Vec<String>> {
     })
 }
 
-/// The names between backticks.
+/// Returns the names between backticks.
 fn quoted(text: &str) -> impl Iterator<Item = String> {
     text.split('`').skip(1).step_by(2).map(str::to_owned)
 }

@@ -1,4 +1,5 @@
-//! The CPU backends conform to their specs, and those that do not are told what to do.
+//! Checks that the CPU backends conform to their specs, and that failures of others name the
+//! remedy.
 
 #[macro_use]
 #[path = "../../mla-runtime/tests/common/mod.rs"]

@@ -81,7 +81,7 @@ impl<Cpu> State<Cpu> {
     }
 }
 
-// The processor's decode on the simulated device, with kernels that behave so.
+// The processor's decode on the simulated device, with kernels of this behaviour.
 macro_rules! conducted {
     ($name:ident, [$($key:tt)*], $conduct:expr) => {
         struct $name(CpuDecode);

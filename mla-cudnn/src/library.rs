@@ -1,4 +1,4 @@
-//! The cuDNN of this machine: which version it is, and whether that is one to use.
+//! The cuDNN of this machine: its version, and a check that it is usable.
 
 use mla_runtime::availability::Cause;
 
@@ -9,8 +9,8 @@ pub type Version = [u32; 3];
 /// and 9.10.0 and 9.10.1 are known to be wrong.
 const ACCEPTED: &str = "9.7.0 and up, without 9.10.0 and 9.10.1";
 
-/// The version of the library that this program uses, which the first call opens; or why there is
-/// none.
+/// Returns the version of the library that this program uses, which the first call opens; or the
+/// reason why there is none.
 ///
 /// # Errors
 ///

@@ -53,8 +53,8 @@ impl Lists {
         })
     }
 
-    /// The addresses of a call's lists, which hold these requests, of tensors with these strides.
-    /// Calls beyond the places take turns at the last.
+    /// Returns the addresses of a call's lists, which hold these requests, of tensors with these
+    /// strides. Calls beyond the places take turns at the last.
     pub(crate) fn of(
         &mut self,
         device: &Cuda,
@@ -147,7 +147,7 @@ pub(crate) fn are_equal(seen: &[Seen], query_len: usize, key_len: usize) -> bool
     numbered.all(|(n, it)| is_nth(&it.query, query_len, n) && is_nth(&it.key, key_len, n))
 }
 
-/// The lengths and offsets of a call, each list with room for `room` entries.
+/// Writes the lengths and offsets of a call, each list with room for `room` entries.
 fn write_lists(
     seen: &[Seen],
     [query, key, value, out]: [usize; 4],

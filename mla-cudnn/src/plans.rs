@@ -38,14 +38,14 @@ impl<K: Copy + Eq + Hash, P: Copy> Plans<K, P> {
         Some(known.plan)
     }
 
-    /// The plan of a key, which is launched now.
+    /// Returns the plan of a key for a launch.
     pub(crate) fn launch(&mut self, key: &K, is_capturing: bool) -> Option<P> {
         let known = self.known.get_mut(key)?;
         known.is_captured |= is_capturing;
         known.plan
     }
 
-    /// Takes up a plan, or that there is none for the key.
+    /// Adds a plan, or the fact that the key has none.
     pub(crate) fn add(&mut self, key: K, plan: Option<P>) {
         self.uses += 1;
         let known = Known {
@@ -56,8 +56,8 @@ impl<K: Copy + Eq + Hash, P: Copy> Plans<K, P> {
         self.known.insert(key, known);
     }
 
-    /// Forgets what was not used for longest, until there is room for one more, and returns the
-    /// plans of that. No graph has them; what launched them may still run.
+    /// Evicts the least recently used keys until there is room for one more, and returns their
+    /// plans. No graph has them; their launches may still run.
     pub(crate) fn make_room(&mut self) -> Vec<P> {
         let mut free: Vec<_> = self
             .known
@@ -72,7 +72,7 @@ impl<K: Copy + Eq + Hash, P: Copy> Plans<K, P> {
             .collect()
     }
 
-    /// All of them, captured or not.
+    /// Returns all plans, captured or not.
     pub(crate) fn all(&self) -> impl Iterator<Item = P> {
         self.known.values().filter_map(|known| known.plan)
     }

@@ -50,7 +50,7 @@ pub struct CudnnState {
     key_lens: Vec<u32>,
     lists: Lists,
     unseen: Vec<Range<usize>>,
-    /// `[heads, lse_stride]`.
+    /// Log-sum-exp, `[heads, lse_stride]`.
     lse: Buffer,
     lse_stride: usize,
 }
@@ -220,7 +220,8 @@ impl PrefillBackend for Cudnn {
     }
 }
 
-/// The distance between the heads of a log-sum-exp that holds any step's, a multiple of 256 bytes.
+/// Returns the distance between the heads of a log-sum-exp that holds any step's, a multiple of 256
+/// bytes.
 #[cfg(feature = "cudnn")]
 fn lse_stride(limits: &StepLimits) -> usize {
     limits.tokens.max(1).div_ceil(64).saturating_mul(64)

@@ -318,7 +318,7 @@ impl Ours {
         })
     }
 
-    /// Microseconds of a run, for each replay.
+    /// Returns the microseconds of each replay.
     fn times(&self, device: &Cuda) -> Result<Vec<f64>, Failure> {
         let event = || device.stream().record_event(Some(CU_EVENT_DEFAULT));
         let mut events: Vec<[CudaEvent; 2]> = Vec::new();

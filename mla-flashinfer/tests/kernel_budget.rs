@@ -1,5 +1,5 @@
-//! FlashInfer's kernels use what `budget.toml` says: what a new release or compiler changes is
-//! seen.
+//! Checks that FlashInfer's kernels use what `budget.toml` says, which shows changes by a new
+//! release or compiler.
 #![cfg(feature = "gpu")]
 
 use std::path::Path;

@@ -10,7 +10,7 @@ use rand::rngs::StdRng;
 
 use crate::common::{download, get, put, upload};
 
-/// A standard normal number.
+/// Draws a standard normal number.
 pub(crate) fn normal(rng: &mut StdRng) -> f32 {
     let (u, v) = (rng.random::<f32>().max(1e-9), rng.random::<f32>());
     (-2.0 * u.ln()).sqrt() * (std::f32::consts::TAU * v).cos()
@@ -26,7 +26,7 @@ pub(crate) struct Tensor {
 }
 
 impl Tensor {
-    /// Normal numbers where the layout has elements, and NaN everywhere else.
+    /// Draws normal numbers where the layout has elements, and NaN everywhere else.
     pub(crate) fn random(rng: &mut StdRng, layout: Layout, shift: usize) -> Self {
         let mut tensor = Self::poison(layout, shift);
         let layout = tensor.layout;
@@ -35,7 +35,7 @@ impl Tensor {
         tensor
     }
 
-    /// NaN everywhere.
+    /// Makes a tensor of NaN.
     pub(crate) fn poison(layout: Layout, shift: usize) -> Self {
         let offset = shift * layout.dtype.bytes();
         let bytes = vec![0xff; offset + layout.span_bytes().unwrap()];
@@ -113,7 +113,7 @@ impl<D: Device> On<D> {
         TensorMut::new(bytes, self.layout)
     }
 
-    /// All bytes of the buffer, those between the elements included.
+    /// Downloads all bytes of the buffer, those between the elements included.
     pub(crate) fn download(&self, device: &D) -> Result<Vec<u8>> {
         download::<D>(device, &self.buffer)
     }
@@ -152,8 +152,8 @@ pub(crate) fn lse_mut<D: Device>(
     LseMut::new(D::bytes_mut(buffer), layout)
 }
 
-/// Row-major strides with up to `slack` elements between the rows of each axis, in the order that
-/// `order` names from the outermost axis to the innermost.
+/// Returns row-major strides with up to `slack` elements between the rows of each axis, in the
+/// order that `order` names from the outermost axis to the innermost.
 pub(crate) fn strides(
     rng: &mut StdRng,
     shape: [usize; 3],
@@ -189,7 +189,7 @@ pub(crate) fn pick<T: Copy>(rng: &mut StdRng, choices: &[T]) -> T {
     choices[rng.random_range(0..choices.len())]
 }
 
-/// The first place where two buffers differ, if they do.
+/// Returns the first place where two buffers differ, if they do.
 pub(crate) fn difference(a: &[u8], b: &[u8]) -> Option<String> {
     if a.len() != b.len() {
         return Some(format!("{} bytes against {}", a.len(), b.len()));

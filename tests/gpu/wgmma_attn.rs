@@ -47,7 +47,7 @@ struct Case {
     gap: usize,
     // Amplitude of queries and keys.
     amplitude: f32,
-    // The longest query and the most keys, as the call states them: by default exactly.
+    // Maximum number of query tokens and of keys that the call states; `None`: the exact ones.
     bounds: Option<(usize, usize)>,
 }
 
@@ -80,7 +80,7 @@ impl Case {
         StepLimits::new(self.lens.len(), self.tokens().0, 1).with_context_rows(self.tokens().1)
     }
 
-    // [tokens, heads, width] with gaps between rows, behind a margin.
+    // Makes a tensor [tokens, heads, width] with gaps between rows, behind a margin.
     fn host(&self, tokens: usize, heads: usize, width: usize) -> Host {
         let row = heads * width + self.gap;
         Host {
@@ -95,7 +95,7 @@ impl Case {
     }
 }
 
-// A tensor in host memory, NaN wherever it has no element.
+// A tensor in host memory, with NaN between its elements.
 #[derive(Clone)]
 struct Host {
     dtype: DType,
@@ -126,7 +126,7 @@ impl Host {
         self
     }
 
-    // NaN in the rows of some tokens.
+    // Puts NaN into the rows of some tokens.
     fn poison(&mut self, tokens: Range<usize>) {
         let bits = self.index([tokens.start, 0, 0])..self.index([tokens.end, 0, 0]);
         self.bits[bits].fill(0xffff);
@@ -371,7 +371,7 @@ fn expected(case: &Case, inputs: &Inputs) -> (Vec<f64>, Vec<f64>) {
     (out, lse)
 }
 
-// The tolerances of the peers' own tests of prefill.
+// Compares by the tolerances of the peers' own tests of prefill.
 fn compare(
     name: &str,
     case: &Case,
@@ -533,7 +533,8 @@ fn any_number_of_heads_and_of_requests() {
     );
 }
 
-// The keys of few query tiles are divided among CTAs, evenly and not, and beside whole tiles.
+// Checks that the keys of few query tiles are divided among CTAs, evenly and not, and beside whole
+// tiles.
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_attn"]
 fn few_query_tiles_on_long_contexts_agree() {

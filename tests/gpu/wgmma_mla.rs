@@ -1,5 +1,5 @@
-//! WGMMA_MLA on a Hopper GPU against the CPU's decode backend, on batches with poison wherever
-//! nothing may be read.
+//! WGMMA_MLA on a Hopper GPU against the CPU's decode backend, on batches with poison in all memory
+//! that must not be read.
 
 use half::{bf16, f16};
 use mla_cpu::{Cpu, CpuDecode};
@@ -319,8 +319,9 @@ fn floats(dtype: DType, bytes: &[u8]) -> Vec<f32> {
     }
 }
 
-/// The conventions of the field's own tests: an output passes within 8e-4 or 2.01/128 of the
-/// expected value and a cosine difference below 5e-6, a log-sum-exp within 1e-6 or 8.01/65536.
+/// Compares by the conventions of the field's own tests: an output passes within 8e-4 or 2.01/128
+/// of the expected value and a cosine difference below 5e-6, a log-sum-exp within 1e-6 or
+/// 8.01/65536.
 fn assert_close(name: &str, dtype: DType, got: &(Vec<u8>, Vec<u8>), want: &(Vec<u8>, Vec<u8>)) {
     let (out, expected) = (floats(dtype, &got.0), floats(dtype, &want.0));
     let (mut product, mut squares) = (0f64, 0f64);

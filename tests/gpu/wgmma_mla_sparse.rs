@@ -1,6 +1,6 @@
 //! WGMMA_MLA_SPARSE on a Hopper GPU against the CPU's decode backend, which gets the listed rows
-//! alone and lists without what is to be skipped. The CPU has the same queries in f32, and computes
-//! in f32 then: with queries of bf16 it would round rows of other formats to bf16.
+//! alone and lists without the entries to skip. The CPU has the same queries in f32, and so
+//! computes in f32: with queries of bf16 it would round rows of other formats to bf16.
 
 use half::bf16;
 use mla_cpu::{Cpu, CpuDecode};
@@ -84,7 +84,7 @@ impl Case {
         layout
     }
 
-    /// No power of two.
+    /// Returns a scale that is not a power of two.
     fn scale(&self) -> f32 {
         match self.kv {
             KvFormat::Fp8 => 0.0371,
@@ -370,7 +370,7 @@ fn expected(case: &Case, numbers: &Numbers) -> (Vec<u8>, Vec<u8>) {
     step.results(&device).unwrap()
 }
 
-/// A GPU's step, on a cache that somebody else holds.
+/// Makes a GPU's step, on a cache that the caller holds.
 fn step(gpu: &Cuda, case: &Case, numbers: &Numbers) -> Step<Cuda> {
     let layout = case.layout();
     let slots = numbers
@@ -399,7 +399,7 @@ fn place(gpu: &Cuda, case: &Case, numbers: &Numbers, mut to: BytesMut<'_>, begin
     let _ = &mut to;
 }
 
-/// A cache of NaN but for the rows.
+/// Makes a cache of NaN but for the rows.
 fn cache(gpu: &Cuda, case: &Case, numbers: &Numbers) -> <Cuda as Memory>::Buffer {
     let layout = case.layout();
     let mut buffer = gpu.allocate(layout.pages * layout.page_stride).unwrap();
@@ -483,8 +483,8 @@ fn lists_with_wrong_entries_anywhere_agree_with_the_cpu() {
     }
 }
 
-/// Whose ends are found ahead of the walk: CTAs that take several items, whole lists among short
-/// and empty ones, and those of a second cache.
+/// Tries lists whose ends are found ahead of the walk: CTAs that take several items, whole lists
+/// among short and empty ones, and lists of a second cache.
 #[test]
 #[ignore = "needs a Hopper GPU: \
             cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla_sparse"]
@@ -634,7 +634,7 @@ fn a_page_0_without_memory_is_never_read() {
 fn three_hundred_launches_give_the_same_bits() {
     let gpu = &*gpu();
     for kv in FORMATS {
-        // Several items per CTA, one per cluster, and both.
+        // Cases with several items per CTA, one per cluster, and both.
         for (heads, tokens) in [(16, 300), (128, 70), (64, 3), (16, 137)] {
             let case = Case::new(kv, heads, tokens, 400);
             let numbers = Numbers::random(&case, &mut rng(9));

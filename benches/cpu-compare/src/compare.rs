@@ -9,7 +9,7 @@ use crate::Failure;
 use crate::peer::Peer;
 use crate::work::{self, Case, Work};
 
-// Longer than the waiting of the contenders' thread pools.
+// Pause that is longer than the contenders' thread pools wait actively.
 const PAUSE: Duration = Duration::from_millis(300);
 
 // Minimum time of the first runs, of which there is at least one: long enough for the system to
@@ -20,7 +20,7 @@ const WARM_UP: Duration = Duration::from_millis(200);
 pub(crate) struct Comparison {
     pub(crate) case: String,
     pub(crate) flop: f64,
-    /// Ours first.
+    /// The rows, ours first.
     pub(crate) rows: Vec<Row>,
     /// The reason why torch is not among them.
     pub(crate) without_torch: Option<String>,
@@ -29,9 +29,9 @@ pub(crate) struct Comparison {
 /// The times of one contender.
 pub(crate) struct Row {
     pub(crate) who: String,
-    /// A call when everything has settled.
+    /// Time of a call when everything has settled.
     pub(crate) settled: Time,
-    /// The first call after a pause.
+    /// Time of the first call after a pause.
     pub(crate) first: Time,
     /// 1 − the cosine of its output and that of candle in f32.
     pub(crate) error: f64,
@@ -113,7 +113,7 @@ impl Contender<'_> {
     }
 }
 
-// Everybody, we first; and the output of candle in f32.
+// Returns all contenders, ours first, and the output of candle in f32.
 fn contenders<'a, T: Element + candle_core::WithDType>(
     work: &'a Work<T>,
     candle: bool,

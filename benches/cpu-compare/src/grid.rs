@@ -1,4 +1,4 @@
-//! Random cases, to find where we are behind.
+//! Random cases, to find those in which we are slower.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! The cases, their inputs, and how we and candle do them.
+//! The cases, their inputs, and their computation by us and by candle.
 
 use std::path::Path;
 
@@ -30,7 +30,7 @@ pub(crate) struct Case {
 
 #[derive(Clone, Copy, PartialEq)]
 enum Phase {
-    /// New tokens alone, causal: QK 192 wide, V 128.
+    /// Causal attention of new tokens alone: QK 192 wide, V 128.
     Prefill,
     /// Absorbed attention of one token per request: rows of 576, values of 512.
     Decode,
@@ -84,7 +84,7 @@ impl Case {
         self.requests * self.heads * of_a_head
     }
 
-    /// Multiplications and additions of the two products.
+    /// Returns the number of multiplications and additions of the two products.
     pub(crate) fn flop(self) -> f64 {
         let widths = match self.phase {
             Phase::Prefill => 192 + 128,
@@ -93,7 +93,7 @@ impl Case {
         2.0 * (self.scores() * widths) as f64
     }
 
-    /// About what candle needs in f32, its scores above all.
+    /// Returns about the bytes that candle needs in f32, most of them for scores.
     pub(crate) fn bytes(self) -> usize {
         let rows = match self.phase {
             Phase::Prefill => self.tokens * self.heads,
@@ -137,19 +137,19 @@ impl Numbers {
         self.0 >> 40
     }
 
-    /// Below `end`, which is below 2^24.
+    /// Returns a number below `end`, which is below 2^24.
     pub(crate) fn below(&mut self, end: usize) -> usize {
         (self.next() as usize * end) >> 24
     }
 
-    /// A number from `least` to `most`: it is as often below as above their geometric mean.
+    /// Returns a number from `least` to `most`: it is as often below as above their geometric mean.
     pub(crate) fn spread(&mut self, least: usize, most: usize) -> usize {
         let share = self.next() as f64 / 16_777_216.0;
         let span = (most + 1) as f64 / least as f64;
         (least as f64 * span.powf(share)) as usize
     }
 
-    // The sum of four uniform numbers in [-1, 1), near enough to normal.
+    // Draws sums of four uniform numbers in [-1, 1), near enough to normal.
     fn fill<T: Element>(&mut self, len: usize) -> Vec<T> {
         let mut uniform = || self.next() as f32 / 8_388_608.0 - 1.0;
         (0..len)
@@ -257,8 +257,8 @@ impl<T: Element + WithDType> Work<T> {
         })
     }
 
-    // The tensors as candle likes them: queries and outputs by head, keys as columns, and in
-    // prefill a mask.
+    // Returns the tensors in the layout that suits candle: queries and outputs by head, keys as
+    // columns, and in prefill a mask.
     fn tensors(&self) -> Result<[Option<Tensor>; 4], Failure> {
         let cpu = CandleDevice::Cpu;
         let Case {
@@ -309,7 +309,7 @@ impl<T: Element + WithDType> Work<T> {
         let [Some(q), Some(k), Some(v), mask] = self.tensors()? else {
             unreachable!("only the mask is ever missing");
         };
-        // Values of which a copy without gaps is made beforehand, where candle wants that.
+        // The values, copied without gaps beforehand if candle needs that.
         let v = if q.matmul(&k)?.matmul(&v).is_ok() {
             v
         } else {

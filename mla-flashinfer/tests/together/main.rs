@@ -33,7 +33,7 @@ use mla_runtime::spec::Phase;
 use batch::{Batch, Case, Distance, Engine};
 use common::gpu;
 
-/// A phase, a backend's name, and who provides it.
+/// A phase, a backend's name, and its provider.
 const BACKENDS: &[(Phase, &str, &str)] = &[
     (Phase::Prefill, "FLASHINFER", "flashinfer"),
     (Phase::Prefill, "CUDNN", "cudnn"),
@@ -103,7 +103,7 @@ fn has_blackwells_fa2() -> bool {
     false
 }
 
-/// The prefill and decode backends that this program and this machine have.
+/// Returns the prefill and decode backends that this program and this machine have.
 fn pairs(gpu: &Cuda) -> Vec<(&'static str, &'static str)> {
     let native = explain(gpu.target());
     let has_native = [(Phase::Prefill, "WGMMA_ATTN"), (Phase::Decode, "WGMMA_MLA")]
@@ -135,7 +135,7 @@ fn layer(gpu: &Cuda, (prefill, decode): (&str, &str), case: &Case) -> SelectedLa
     selection.layer(gpu, config.softmax_scale).unwrap()
 }
 
-/// A layer, its workspace for steps within `limits`, with the batch prepared, and the batch's
+/// Makes a layer, its workspace for steps within `limits`, with the batch prepared, and the batch's
 /// numbers.
 fn prepared(
     gpu: &Cuda,
@@ -205,7 +205,8 @@ fn layers_of_other_peoples_kernels_agree_with_the_cpu_and_each_other() {
     }
 }
 
-/// The lists of a plan lie where they lay when the step was captured: `prepare` fills them anew.
+/// Checks that the lists of a plan stay at their addresses after a capture: `prepare` fills them
+/// anew.
 #[test]
 #[ignore = "needs a GPU: \
     cargo test --package mla-flashinfer --features sm90,mla-kernels/sm90 --test together -- \

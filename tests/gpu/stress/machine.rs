@@ -109,7 +109,7 @@ impl Machine {
         self.stream.synchronize().unwrap();
     }
 
-    /// Zeros.
+    /// Allocates zeros.
     pub(super) fn zeros(&self, memory: &mut Memory, bytes: usize) -> Region {
         let slice = self
             .stream
@@ -120,7 +120,7 @@ impl Machine {
         Region { address, bytes }
     }
 
-    /// Random elements, a function of the seed.
+    /// Allocates random elements, a function of the seed.
     pub(super) fn random(
         &self,
         memory: &mut Memory,
@@ -209,7 +209,7 @@ impl Machine {
 
     /// Enqueues a kernel that leaves a pattern in the shared memory of every SM.
     pub(super) fn poison(&self, number: u32) {
-        // Zeros, ones, NaN, the least and the most negative word, and random words.
+        // Patterns: zeros, ones, NaN, the smallest and the most negative word, and random words.
         let (pattern, hashed) = match number % 7 {
             0 => (0, 0u32),
             1 => (u32::MAX, 0),
