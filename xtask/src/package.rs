@@ -78,7 +78,7 @@ const FOREIGN: &[&str] = &[
     "xtask/",
 ];
 
-/// Of no use to a package's users.
+/// Folders that a package's users do not need.
 const FOR_DEVELOPERS: &[&str] = &["benches/", "docs/log/", "tests/"];
 
 pub(crate) fn run(_: &Arguments) -> anyhow::Result<()> {
