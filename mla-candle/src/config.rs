@@ -41,9 +41,15 @@ impl Config {
             ("output gate", attention.output_gate),
             ("sinks", attention.sinks),
             ("query scaling", attention.query_scaling.is_some()),
-            ("latent scaling", attention.latent_scaling != LatentScaling::NONE),
+            (
+                "latent scaling",
+                attention.latent_scaling != LatentScaling::NONE,
+            ),
             ("norm of rotary keys", attention.rotary_key_norm),
-            ("indexer of the model's own", attention.foreign_indexer.is_some()),
+            (
+                "indexer of the model's own",
+                attention.foreign_indexer.is_some(),
+            ),
             ("dense layers among sparse ones", dense > 0),
             ("indexer", attention.indexer.is_some()),
         ] {
