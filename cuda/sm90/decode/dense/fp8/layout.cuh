@@ -32,7 +32,7 @@ struct Fp8Layout {
     static constexpr int kProbabilityStages = 2, kProbabilityBytes = N * kTileTokens * 2;
     static constexpr int kRingBytes = kLatentStages * kLatentStageBytes;
 
-    // Who reads the queue: warp 0, output, scores. Who writes stats: a thread per row.
+    // Readers of the queue: warp 0, output, scores. Writers of stats: a thread per row.
     struct Control : CommonControl<32 * (1 + 8) + 128 * kScoreGroups, N> {
         // A KV tile: TMA; a lane of each output warp, as soon as it has read it.
         Barrier<1> latent_full[kLatentStages];
@@ -48,18 +48,18 @@ struct Fp8Layout {
         // decided. The other waits for each of them, so that it knows what was raised and that
         // everybody has read what it raises next.
         Barrier<128> decided[2];
-        // Of a KV tile that has tokens which not all query tokens see, or none at its end: all of
-        // its group, each for the zeros that it wrote there.
+        // A KV tile with tokens which not all query tokens see, or without tokens at its end, has
+        // been cleared: all of its group, each for the zeros that it wrote there.
         Barrier<128> tail_cleared[kProbabilityStages];
-        // What goes from the scores to the output with the probabilities.
+        // Passed from the scores to the output with the probabilities.
         int any_factor[kProbabilityStages];
         alignas(16) float factor[kProbabilityStages][N];
         // Row maximum (in units of log2) and sum of a finished work item, and what its output is
         // multiplied by.
         alignas(16) float maximum[N], sum[N], inverse[N];
-        // What each warp of the scores has to say: the maxima of a KV tile, and the sums of a work
-        // item. Each has its place, since one warp may have its sums while another still compares
-        // the maxima of the last KV tile.
+        // Results of each warp of the scores: the maxima of a KV tile, and the sums of a work item.
+        // They lie apart, since one warp may have its sums while another still compares the maxima
+        // of the last KV tile.
         alignas(16) float top_of_warp[4][N], sum_of_warp[4 * kScoreGroups][N];
         // The reference maximum of each row, and what its last rise multiplies older sums by.
         float reference[N], raised_by[N];

@@ -90,13 +90,13 @@ struct Fp8Scores {
                  kv_tile < end; kv_tile += C::kScoreGroups) {
                 const uint32_t number = kv_tiles + kv_tile - begin;
                 float d[N / 2];
-                // Of five stages a group waits for every second use. The use before this one was
-                // five KV tiles ago, and over: the other group decided about a KV tile after that,
-                // the third one before this, which has been waited for.
+                // With five stages a group waits for every second use of a stage. The use before
+                // this one was five KV tiles ago and is over: the other group decided about a KV
+                // tile after that, the third one before this, which has been waited for.
                 s.latent_full[stages.slot].wait(stages.phase);
                 multiply(d, c.latent_stage(stages.slot), latent_from, rope_from);
-                // Whether a token that only later query tokens see has a NaN. Every row's score
-                // then is one, whether or not the row may see it, so one of a lane's rows tells.
+                // True if a token that only later query tokens see has a NaN. Every row's score
+                // then is NaN, whether or not the row may see it, so one of a lane's rows tells.
                 bool spoils = false;
                 if ((kv_tile + 1) * kTileTokens > seen_by_all) {
                     if (seen_by_all < item.kv_len)
@@ -138,7 +138,7 @@ struct Fp8Scores {
                 store_probabilities(d, probabilities(slot), warp, lane);
                 ptx::fence_proxy_async();
                 __syncwarp();
-                // Those who write factors; for the others' probabilities, too.
+                // The lanes that write factors arrive, for the other lanes' probabilities, too.
                 if (lane < 4) s.scores_full[slot].arrive();
                 stages.advance(C::kScoreGroups);
             }
@@ -162,7 +162,8 @@ struct Fp8Scores {
     }
 
   private:
-    // Whether a score is so far above its row's reference maximum that it has to be raised.
+    // True if a score is so far above its row's reference maximum that the maximum has to be
+    // raised.
     __device__ __forceinline__ static bool exceeds(const float (&d)[N / 2],
                                                    const float (&maximum)[N / 4], float scale) {
         bool found = false;
@@ -288,7 +289,7 @@ struct Fp8Scores {
         return top == 0 ? 0 : min(127 + 14 - int(top >> 7), 100);
     }
 
-    // What scores must be multiplied by, in units of log2, when the queries are there.
+    // The factor that brings scores to units of log2, once the queries are there.
     __device__ float query_scale() const {
         if constexpr (kScaled) return p.scale_log2 * __int_as_float((127 - query_shift()) << 23);
         return p.scale_log2;
@@ -427,7 +428,7 @@ struct Fp8Scores {
         }
     }
 
-    // How far the column of a lane's i-th value lies from that of its first.
+    // Distance from the column of a lane's first value to that of its i-th.
     __device__ static constexpr int columns_before(int i) { return 8 * (i >> 1) + (i & 1); }
 
     // Raises the reference maxima of those rows whose scores demand it, and multiplies their sums
