@@ -18,7 +18,7 @@ struct HeldQueries {
             rope.advance(1);
         }
     }
-    // Where such a panel lies.
+    // Address of a held panel.
     __device__ static uint32_t panel(const Context<C>& c, int panel, const LatentRing& latent,
                                      const RopeRing& rope) {
         return panel == C::kHeldPanels - 1 ? c.rope_stage(rope.slot)

@@ -19,17 +19,17 @@ template <int N, bool by_rows>
 struct PlainLayout {
     static constexpr int kKvTileBytes = kTileTokens * (kLatent + kRope) * 2;
     static constexpr int kQueryPanelBytes = N * 128;
-    // By rows, every other one of the latent panels, so that reads of shared memory are spread
-    // evenly over a KV tile; the first one and every other from there, and the rope panel, are held
-    // in registers.
+    // If the output is by rows, every other one of the latent panels lies here, so that reads of
+    // shared memory are spread evenly over a KV tile; the first one and every other from there, and
+    // the rope panel, are held in registers.
     static constexpr int kQueryPanels = by_rows ? 4 : 9;
-    // Of the first panel here, and from panel to panel.
+    // First value of the first panel here, and the distance from panel to panel, in values.
     static constexpr int kFirstQueryValue = by_rows ? 64 : 0, kQueryValues = by_rows ? 128 : 64;
     static constexpr int kQueryBytes = kQueryPanels * kQueryPanelBytes;
     // Panels of a stage, which are copied and waited for together.
     static constexpr int kStagePanels = by_rows ? 4 : 2;
     static constexpr int kLatentStageBytes = kStagePanels * kPanelBytes;
-    // As many as there is room for.
+    // All stages that there is room for.
     static constexpr int kLatentStages = by_rows   ? 20 / kStagePanels
                                          : N == 64 ? 8
                                          : N == 32 ? 9
@@ -42,7 +42,7 @@ struct PlainLayout {
     // The scores' rows: 16 to a warp, though there may be fewer.
     static constexpr int kRows = N < 16 ? 16 : N;
 
-    // Who reads the queue: warps 0 and 1, scores, output. Who arrives for stats: all of the scores,
+    // Readers of the queue: warps 0 and 1, scores, output. Arrivals for stats: all of the scores,
     // each for the zeros that it wrote behind the last token, too.
     struct Control : CommonControl<32 * (1 + 1 + 4 + 8), 128> {
         // A stage is there: TMA, by bytes, and the lane that announced them; for held queries,
@@ -54,22 +54,21 @@ struct PlainLayout {
         // MMAs.
         Barrier<0> query_full;
         Barrier<128> query_empty;
-        // Of the queries that are held: stages are free for them, but for the first ones, whose
-        // stages are free from the start (the lane that copies the cache); they are there (as
-        // query_full); they have been taken (all of the scores, when their reads have come back).
+        // Held queries: stages are free for them, but for the first ones, whose stages are free
+        // from the start (the lane that copies the cache); they are there (as query_full); they
+        // have been taken (all of the scores, when their reads have come back).
         Barrier<1> held_query_empty;
         Barrier<0> held_query_full;
         Barrier<128> held_query_taken;
-        // What lies behind the last token of a work item has been cleared, if it ends within a KV
-        // tile and queries are not copied by TMA: all of the scores, each for the zeros that it
-        // wrote.
+        // Tokens behind the last one of a work item have been cleared, if it ends within a KV tile
+        // and queries are not copied by TMA: all of the scores, each for the zeros that it wrote.
         Barrier<128> tail_cleared;
-        // Of a KV tile: the probabilities and factors are there (the lanes that write factors); all
+        // A KV tile: its probabilities and factors are there (the lanes that write factors); all
         // MMAs of its scores have been issued (lane 0 of each scores warp, by rows only).
         Barrier<32> scores_full[kRopeStages];
         Barrier<4> scores_issued[kRopeStages];
-        // What goes to the output with the probabilities: what the accumulators are multiplied by
-        // before a KV tile is added, and whether any of it is not 1, per warp.
+        // Passed to the output with the probabilities: whether a factor is not 1, per warp, and the
+        // factors, by which the accumulators are multiplied before a KV tile is added.
         alignas(16) int4 any_factor[kRopeStages];
         float factor[kRopeStages][kRows];
         // Row maximum (in units of log2) and sum of a finished work item, and what its output is

@@ -34,7 +34,8 @@ struct PlainOutput {
             Sums sums;
             sums.clear();
             if (begin < end) HeldQueries<C>::skip(latent, rope);
-            // Those of later KV tiles are waited for below, each ahead of its tile.
+            // The score MMAs of later KV tiles are waited for below until they are issued, each
+            // ahead of its tile.
             if (C::kByRows && begin < end) s.scores_issued[scored.slot].wait(scored.phase);
 #pragma unroll 1
             for (int kv_tile = begin; kv_tile < end; ++kv_tile) {
@@ -54,14 +55,14 @@ struct PlainOutput {
 #pragma unroll
                 for (int step = 0; step < Sums::kSteps; ++step) {
                     if (C::kByRows && step == Sums::kSteps - 1) {
-                        // What is left is for the time of the next KV tile's softmax.
+                        // The last step is left for the time of the next KV tile's softmax.
                         finish_step(std::integral_constant<int, 0>());
                         RopeRing next = scored;
                         next.advance(1);
-                        // That of a work item's first KV tile is not waited for. But this one's
-                        // barrier has had its use before, since that KV tile's probabilities came,
-                        // and cannot have its next one, which needs a rope stage that is given back
-                        // below.
+                        // The first KV tile of the next work item is not waited for here. The use
+                        // of this barrier before the awaited one is over, since the probabilities
+                        // of its KV tile have come; the use after it needs a rope stage that is
+                        // released below.
                         if (kv_tile + 1 < end) s.scores_issued[next.slot].wait(next.phase);
                     }
 #pragma unroll

@@ -62,7 +62,7 @@ struct PlainScores {
                 if (kv_tile + 1 == end) s.query_empty.arrive();
 
                 float factor0 = 1.f, factor1 = 1.f;
-                // Whether a token that only later query tokens see has what is not finite.
+                // True if a token that only later query tokens see has a value that is not finite.
                 bool spoils = false;
                 if (has_rows) {
                     if ((kv_tile + 1) * kTileTokens > seen_by_all) {
@@ -75,7 +75,7 @@ struct PlainScores {
                     exponentials(d, 0, max0, sum0, factor0);
                     exponentials(d, 2, max1, sum1, factor1);
                 }
-                // What follows writes to panels that the other warps' MMAs have to be done with.
+                // The writes below go to panels that the other warps' MMAs have to be done with.
                 ScoresBarrier::sync();
                 const int tokens = kv_len - kv_tile * kTileTokens;
                 if (tokens < kTileTokens) {
@@ -103,7 +103,7 @@ struct PlainScores {
                 }
                 ptx::fence_proxy_async();
                 __syncwarp();
-                // Those who wrote factors; for the others' probabilities, too.
+                // The lanes that wrote factors arrive, for the other lanes' probabilities, too.
                 if ((lane & 3) == 0) s.scores_full[scored.slot].arrive();
                 latent.advance(C::kKvTileStages);
                 rope.advance(1);
@@ -187,7 +187,7 @@ struct PlainScores {
                                    uint32_t cache_tile, int accumulate) const {
         const uint64_t b = ptx::wgmma_descriptor(cache_tile);
         ptx::wgmma_fence();
-        // By rows, every other panel is in registers.
+        // If the output is by rows, every other panel is in registers.
         constexpr int stride = L::kQueryValues / 64;
         if (query_tile % stride == L::kFirstQueryValue / 64) {
             const uint64_t a =
@@ -209,7 +209,7 @@ struct PlainScores {
     template <typename Queries>
     __device__ void hold_queries(Queries& query, LatentRing& latent, RopeRing& rope, uint32_t held,
                                  int warp, int lane) const {
-        // Who fills the rings has counted this use of the stages before the queries are there.
+        // The cache producer has counted this use of the stages before the queries are there.
 #pragma unroll
         for (int i = 0; i < C::kHeldStages; ++i) s.latent_full[latent.slot + i].wait(latent.phase);
         s.rope_full[rope.slot].wait(rope.phase);
@@ -252,8 +252,8 @@ struct PlainScores {
         }
     }
 
-    // Whether a score of a warp's rows is NaN or infinite, whether or not the row may see it. A
-    // token with a value like that has no others, whatever the row: half of the rows tell.
+    // True if a score of a warp's rows is NaN or infinite, whether or not the row may see it. A
+    // token with a value like that has no other scores, whatever the row: half of the rows tell.
     __device__ static bool any_not_finite(const float (&d)[32]) {
         float sum[2] = {0.f, 0.f};
 #pragma unroll
