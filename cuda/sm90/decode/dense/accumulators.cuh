@@ -1,4 +1,4 @@
-// What the output warpgroups sum in registers: of N query rows, and of 256 of the 512 latent values
+// The sums of the output warpgroups in registers: N query rows by 256 of the 512 latent values
 // each. There are two forms.
 //
 //   transposed   O^T = O^T + V^T P^T: latent values on M, query rows on N, so that few rows need no
@@ -16,7 +16,7 @@
 
 namespace mla::sm90::decode {
 
-// How many panels further the next one of the same output warpgroup lies.
+// Distance in panels from one panel of an output warpgroup to its next one.
 constexpr int kSameOutput = 2;
 
 __device__ __forceinline__ float larger_finite(float top, float x) {
@@ -83,8 +83,8 @@ struct TransposedSums {
         return top;
     }
 
-    // What this thread has of a partial result, as f16 and multiplied by `scale`, in vectors that
-    // lie at first_vector(thread) + vector(i) (combine.cuh).
+    // Packs this thread's share of a partial result as f16, multiplied by `scale`, into vectors
+    // that lie at first_vector(thread) + vector(i) (combine.cuh).
     static constexpr int kVectors = N / 8 * PartialResult<N>::kGroupVectors;
     __device__ static int first_vector(int thread) { return thread; }
     __device__ static constexpr int vector(int i) { return i * kOutputThreads; }

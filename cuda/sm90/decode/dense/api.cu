@@ -9,8 +9,8 @@
 namespace mla::sm90::decode {
 namespace {
 
-// How this kernel reads a cache of a format: as values of the queries' type, as e4m3, or not at
-// all.
+// Ways in which this kernel reads a cache of a format: not at all, as values of the queries' type,
+// or as e4m3.
 enum class Cache { refused, values, e4m3 };
 
 Cache cache_of(const MlaDecodeParams& p) {
@@ -40,9 +40,9 @@ static_assert(is_by_rows(3, 64) && !is_by_rows(1, 8192));
 // it, and groups of five CTAs and more take longer than what they spare.
 constexpr int64_t kVeryShortTokens = 256;
 
-// How many CTAs, of 64 rows each, do a query tile of a request with more than 64 rows: the number
-// that leaves the fewest CTAs of its last query tile without rows. Primes: a multiple leaves no
-// fewer.
+// Number of CTAs, of 64 rows each, that do a query tile of a request with more than 64 rows: the
+// one that leaves the fewest CTAs of the request's last query tile without rows. The candidates are
+// primes: a multiple leaves no fewer.
 constexpr int group_ctas_of(int row_tiles, int64_t most_tokens) {
     int best = 2, fewest = row_tiles % 2;
     for (const int ctas : {3, 5, 7, 11, 13}) {
@@ -84,7 +84,7 @@ int tiles_of_request(const MlaDecodeParams& p, const Shape& shape) {
 // near.
 constexpr int64_t kDefaultPatience = 100000;
 
-// What a query tile costs beside its KV tiles, in KV tiles.
+// Cost of a query tile beside its KV tiles, in KV tiles.
 constexpr int kTileCost = 1;
 
 Estimate estimate_of(const MlaDecodeParams& p, const Shape& shape, int groups) {
@@ -116,17 +116,17 @@ Element cache_element(const MlaDecodeParams& p) {
                                       : query_element(p);
 }
 
-// Whether a group does several query tiles of a request, one after the other, and so reads the same
+// True if a group does several query tiles of a request, one after the other, and so reads the same
 // KV tiles again: if there are more query tiles than groups, and requests have several.
 constexpr bool reads_again(int tiles_of_request, int groups_of_tile) {
     return tiles_of_request > 1 && groups_of_tile == 0;
 }
 static_assert(reads_again(2, 66 / 128) && !reads_again(2, 66 / 48) && !reads_again(1, 66 / 128));
 
-// How many KV tiles are read as evict-first: 9/2 of what L2 holds, which is 270 MiB on an H200 and
-// 225 on an H100. A batch of 216 MiB gains on both, one of 288 MiB loses. None that are read again:
-// evict-first lines are gone by then. And none if queries and output are more than the cache has
-// room for, since they push out what is in L2 anyway.
+// Max KV tiles of a batch that reads its cache as evict-first: 9/2 of what L2 holds, which is 270
+// MiB on an H200 and 225 on an H100. A batch of 216 MiB gains on both, one of 288 MiB loses. The
+// result is 0 if KV tiles are read again, since evict-first lines are gone by then, and if queries
+// and output are more than the cache has room for, since they push out what is in L2 anyway.
 int evict_first_kv_tiles(const MlaDecodeParams& p, const Estimate& estimate,
                          const DeviceFacts& facts) {
     if (reads_again(estimate.tiles_of_request, estimate.groups_of_tile)) return 0;
@@ -352,13 +352,13 @@ MlaStatus describe_query(const MlaDecodeParams& p, int rows, const void* base, i
     return describe(map, query_element(p), 4, base, sizes, strides, box);
 }
 
-// Whether row token * heads + head of the queries lies at that multiple of head_stride.
+// True if row token * heads + head of the queries lies at that multiple of head_stride.
 bool even_rows(const MlaDecodeParams& p, int64_t token_stride, int64_t head_stride, int width) {
     return head_stride >= width && head_stride < int64_t(1) << 39 &&
            (p.tokens == 1 || token_stride == p.heads * head_stride);
 }
 
-// What the kernel is told.
+// The kernel's parameters.
 KernelParams kernel_params(const MlaDecodeParams& p, const Shape& shape, const DeviceFacts& facts) {
     KernelParams k = {};
     k.q_latent = p.q_latent;
@@ -402,8 +402,8 @@ KernelParams kernel_params(const MlaDecodeParams& p, const Shape& shape, const D
     return k;
 }
 
-// How TMA is to read the cache, and queries if their rows lie evenly spaced: those beside an e4m3
-// cache are always copied row by row.
+// Describes to TMA the cache, and the queries if their rows are evenly spaced: queries beside an
+// e4m3 cache are always copied row by row.
 MlaStatus describe_tensors(const MlaDecodeParams& p, const Shape& shape, const KernelParams& k,
                            TensorMaps& maps) {
     const CacheRows latents = {p.cache, kLatent, p.cache_slot_stride, p.cache_page_stride},

@@ -1,6 +1,6 @@
-// How the partial results of a query tile become one, a slice of it per CTA. A CTA that waits
+// Combines the partial results of a query tile into one, a slice of it per CTA. A CTA that waits
 // combines its own slice; if all have fallen back, one CTA does all slices, one after the other.
-// Every sum runs in the same order whoever does it, so results repeat bit for bit.
+// Every sum runs in the same order on any CTA, so results repeat bit for bit.
 #pragma once
 
 #include "fragments.cuh"
@@ -21,24 +21,24 @@ struct PartialResults {
     __device__ const char* split(int k) const { return partials + (k * step + (k ? rest : first)); }
 };
 
-// How the work of combining is divided, given how many rows a group of vectors has.
+// Division of the combine's work, given the number of rows of a group of vectors.
 template <int N, int group_rows>
 struct CombineLayout {
-    // What is shared out among the CTAs, and what some lanes do together, in vectors.
+    // Unit, in vectors, that is shared out among the CTAs and that some lanes do together.
     static constexpr int kUnit = N <= 16 ? 8 : N / 2;
     static constexpr int kUnitBytes = kUnit * 16, kUnits = PartialResult<N>::kVectors / kUnit;
-    // Of a group: vectors of each output thread, and all.
+    // Vectors of a group: of each output thread, and of all of them.
     static constexpr int kThreadVectors = PartialResult<N>::kGroupVectors * group_rows / 8;
     static constexpr int kGroupVectors = kThreadVectors * kOutputThreads,
                          kGroupUnits = kGroupVectors / kUnit;
-    // Of each thread at a time, since its instructions wait for one another: where groups are
-    // large, two, of the same rows.
+    // Vectors that a thread adds together to hide latency: two, of the same rows, if groups are
+    // large, else one.
     static constexpr int kTogether = group_rows / 8;
     static constexpr int kWorkers = kOutputThreads / kUnit;
 };
 
-// What a partial result says of two rows that are neighbours in it, of which the first is even:
-// their log-sum-exp, and what values have to be multiplied by.
+// Statistics that a partial result stores of two rows that are neighbours in it, of which the first
+// is even: their log-sum-exp, and the factor that values have to be multiplied by.
 struct SplitRows {
     float2 lse = {-INFINITY, -INFINITY};
     float scale = 1.f;
@@ -167,8 +167,8 @@ struct CombineFew {
         }
     }
 
-    // Of a row, what a lane needs for the weights of its splits. Four lanes have a row, whole warps
-    // have rows or none.
+    // Statistics of a row that a lane needs for the weights of its splits. Four lanes share a row;
+    // a warp has rows in all of its lanes or in none.
     struct Weights {
         static constexpr int kLanes = 4, kMost = kFewSplits / kLanes;
         static_assert(N * kLanes <= kOutputThreads, "every row has its lanes");
@@ -246,7 +246,8 @@ struct CombineFew {
                     uint32_t x[M::kTogether], next[M::kTogether];
 #pragma unroll
                     for (int i = 0; i < M::kTogether; ++i) {
-                        // What is not its own a thread reads elsewhere and does not write.
+                        // A thread whose vector lies outside the slice reads another one and does
+                        // not write it.
                         if (!own[i]) at[i] = 0;
                         x[i] = kept + (first - slice.begin) * kUnitBytes + at[i] * 16;
                         next[i] = fetched + at[i] * 16;
@@ -275,7 +276,7 @@ struct CombineFew {
     }
 };
 
-// What several splits amount to for one vector: the states of its two rows, and their sums.
+// Sum of several splits for one vector: the softmax states of its two rows, and their values.
 struct CombineState {
     PackedVector value;
     SoftmaxState<Base2> rows[2];

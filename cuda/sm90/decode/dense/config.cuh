@@ -1,5 +1,5 @@
-// What a kernel is made of: the cache format decides the layout of shared memory, the roles of the
-// warps and how accumulators lie. kernel.cuh runs any of these.
+// The compile-time description of a kernel: the cache format decides the layout of shared memory,
+// the roles of the warps and how accumulators lie. kernel.cuh runs any of these.
 #pragma once
 
 #include "accumulators.cuh"
@@ -16,7 +16,8 @@
 
 namespace mla::sm90::decode {
 
-// What each thread of a CTA has of the 65 536 registers of an SM, which are allotted in eights.
+// Registers per thread if a CTA's threads share the 65 536 registers of an SM evenly; registers are
+// allotted in eights.
 constexpr int even_registers(int threads) { return 65536 / threads / 8 * 8; }
 
 // A cache of the queries' type. N query rows per CTA; with more than 64 rows two CTAs for different

@@ -1,4 +1,5 @@
-// What the roles of a CTA share: its parameters, its shared memory, its place in the grid.
+// The context that the roles of a CTA share: its parameters, its shared memory, its place in the
+// grid.
 #pragma once
 
 #include "fragments.cuh"
@@ -8,7 +9,7 @@
 
 namespace mla::sm90::decode {
 
-// Where a run of tokens lies in the cache.
+// Position of a run of tokens in the cache.
 struct Place {
     int page, token;
 };
@@ -22,7 +23,7 @@ struct ItemQueue {
     __device__ uint32_t phase() const { return items / kQueuedItems & 1; }
 };
 
-// What all roles of a CTA know. C is a Config (config.cuh).
+// The context of all roles of a CTA. C is a Config (config.cuh).
 template <class C>
 struct Context {
     using L = typename C::L;
@@ -31,11 +32,12 @@ struct Context {
     const KernelParams& p;
     uint32_t base;  // shared memory
     typename C::Control& s;
-    // Which rows of a query tile are this CTA's, and which group of CTAs it belongs to.
+    // This CTA's number within its group, which selects its rows of a query tile, and the number of
+    // its group.
     int rank, group_id;
 
-    // How many CTAs a group has, and how many groups there are. If a config says kAnyGroup, the grid
-    // has a row of CTAs for each group.
+    // Number of CTAs of a group, and number of groups. If a config says kAnyGroup, the grid has a
+    // row of CTAs for each group.
     static constexpr bool kAny = C::kGroupCtas == kAnyGroup;
     __device__ static int group_ctas() { return kAny ? int(gridDim.x) : C::kGroupCtas; }
     __device__ static int groups() {
@@ -62,8 +64,9 @@ struct Context {
         else
             return int(blockIdx.x) / C::kGroupCtas;
     }
-    // Of a list with a place for each CTA: this one's rank of group g has g * kGroupStep + place().
-    // The step is a constant whatever the number of CTAs of a group.
+    // Position in a list with an entry for each CTA: the CTA of this one's rank in group g has
+    // entry g * kGroupStep + place(). The step is a constant whatever the number of CTAs of a
+    // group.
     static constexpr int kGroupStep = kAny ? 1 : C::kGroupCtas;
     __device__ int place() const { return kAny ? rank * groups() : rank; }
 
@@ -80,7 +83,7 @@ struct Context {
         const WorkItem* item = &s.items[q.slot()];
         return item->request < 0 ? nullptr : item;
     }
-    // By every thread that acquired it.
+    // Called by every thread that acquired the item.
     __device__ void release(ItemQueue& q) const {
         s.item_empty[q.slot()].arrive();
         ++q.items;
@@ -107,8 +110,9 @@ struct Context {
     __device__ bool table_is_small() const { return p.block_table_entries <= kPanelBytes / 4; }
     __device__ uint32_t table_copy() const { return latent_stage(L::kLatentStages - 1); }
 
-    // What is read once need not push out what is in L2, least of all lines that were written: that
-    // costs writes beside the reads. But a long batch is read faster when it may have all of L2.
+    // Data that is read once need not push out what is in L2, in particular lines that were
+    // written: that costs writes beside the reads. But a long batch is read faster when it may have
+    // all of L2.
     __device__ ptx::CachePolicy cache_policy() const {
         return s.evict_first ? ptx::createpolicy_evict_first() : ptx::CachePolicy{};
     }
@@ -124,13 +128,13 @@ struct Context {
                 rows(item)};
     }
 
-    // What the output of a row with this sum is multiplied by at the end.
+    // The factor of the output of a row with this sum, applied at the end.
     __device__ float inverse_of(float sum) const {
         return sum == 0.f ? 0.f : __fdividef(p.out_scale, sum);
     }
 };
 
-// By a warp that has read a stage.
+// Called by a warp that has read a stage.
 template <uint32_t arrivals>
 __device__ __forceinline__ void free_stage(const Barrier<arrivals>& empty, int lane) {
     if (lane == 0) empty.arrive();

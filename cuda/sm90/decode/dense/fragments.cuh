@@ -73,7 +73,7 @@ struct PackedVector {
         }
     }
 
-    // Those of the i-th panel in it.
+    // The values that lie in the i-th panel.
     __device__ float4 tile(int i) const {
         return make_float4(value[4 * i], value[4 * i + 1], value[4 * i + 2], value[4 * i + 3]);
     }
@@ -96,11 +96,12 @@ struct PackedVector {
 // Groups of eight rows as they lie in the tile.
 struct GroupsOfEight {
     static constexpr int kGroupRows = 8;
-    // Which two rows of a group the vectors of an index are of: the first one is twice this.
+    // The pair of rows of a group that the vectors of an index belong to: its first row is twice
+    // this.
     __device__ static int rows_of(int index) { return index & 3; }
-    // Whether a vector of a group is the first one of its rows.
+    // True if a vector of a group is the first one of its rows.
     __device__ static bool begins_rows(int of_group) { return of_group < 4; }
-    // Where a row of the partial result lies in the query tile.
+    // The row of the query tile that a row of the partial result belongs to.
     __device__ static int row_of_tile(int row) { return row; }
 };
 
@@ -109,7 +110,7 @@ struct GroupsOfEight {
 // group of eight query rows, v = 2 * group + panel / 2. A float4 of it is of two neighbouring rows
 // at one latent value, and at the eighth value after it.
 struct TransposedFragments : GroupsOfEight {
-    // Where a lane writes of a group of rows.
+    // The destination of a lane in a group of rows.
     template <typename T>
     struct Place {
         T* row;
@@ -117,7 +118,7 @@ struct TransposedFragments : GroupsOfEight {
     };
     template <typename T>
     __device__ static Place<T> place(const OutputRows<T>& out, int group, int thread) {
-        // What a lane writes is of one row.
+        // A lane writes values of one row.
         const int row = kGroupRows * group + (thread >> 2 & 7);
         return {out.row(row), row < out.rows};
     }
@@ -135,8 +136,8 @@ struct TransposedFragments : GroupsOfEight {
     }
 };
 
-// Where a thread writes vectors of two rows that it has two neighbouring latent values of at a
-// time.
+// The destination of a thread's vectors of two rows, of which it has two neighbouring latent values
+// at a time.
 template <typename T>
 struct TwoRows {
     T* rows[2];

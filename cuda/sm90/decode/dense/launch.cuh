@@ -11,7 +11,7 @@
 
 namespace mla::sm90::decode {
 
-// How a launch divides the device, chosen from what the host knows.
+// Division of the device by a launch, chosen from what the host knows.
 struct Shape {
     int rows;        // N
     int group_ctas;  // CTAs for different rows of the same query tile

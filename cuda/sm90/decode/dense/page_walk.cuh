@@ -1,4 +1,4 @@
-// Which pages the KV tiles of this CTA lie in, found ahead of the copies.
+// The walk over the KV tiles of this CTA, which finds their pages ahead of the copies.
 #pragma once
 
 #include "context.cuh"

@@ -1,4 +1,4 @@
-// What the kernel is told by the host, and the sizes both agree on.
+// The kernel's parameters, and the sizes that host and device agree on.
 #pragma once
 
 #include <cuda.h>
@@ -20,14 +20,14 @@ constexpr int kCounters = 160;
 // Instead of the number of CTAs of a group in a config: the launch's grid says it.
 constexpr int kAnyGroup = 0;
 
-// What the host knows of where CTA groups begin, as if all requests had as many query tokens
+// The host's estimate of where CTA groups begin, as if all requests had as many query tokens
 // (Schedule::likely_start, divide_uniform), and the inverses that spare the device its divisions.
 struct Estimate {
-    // Of a request, and of all.
+    // Query tiles of a request, and of all requests.
     int tiles_of_request, tiles;
-    // Of each tile; 0 where there are more tiles than CTA groups.
+    // CTA groups of each tile; 0 if there are more tiles than CTA groups.
     int groups_of_tile;
-    // Of each CTA group, where there are more tiles than CTA groups.
+    // Tiles of each CTA group if there are more tiles than CTA groups.
     int tiles_of_group;
     float inverse_tiles_of_request, inverse_groups_of_tile, inverse_groups;
 };
@@ -65,7 +65,7 @@ struct KernelParams {
     int64_t patience;
     // softmax_scale * log2(e), times the cache's scale
     float scale_log2;
-    // What the output is multiplied by: the cache's scale
+    // Factor of the output: the cache's scale
     float out_scale;
     // A batch of no more KV tiles than this reads its cache as evict-first.
     int evict_first_kv_tiles;
@@ -96,7 +96,7 @@ constexpr int kVectorValues = 8;
 // (base 2), what the values have to be multiplied by, and nothing.
 template <int N>
 struct PartialResult {
-    // Of a thread, of each eight rows.
+    // Vectors of a thread per eight rows.
     static constexpr int kGroupVectors = 16 / kVectorValues;
     static constexpr int kVectors = N / 8 * kGroupVectors * 256;
     static constexpr size_t kBytes = size_t(kVectors) * 16 + N / 2 * 16;

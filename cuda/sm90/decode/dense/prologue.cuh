@@ -1,5 +1,5 @@
-// What happens before the work is divided: the lengths and the block table arrive, and the first KV
-// tile and the queries are brought into L2.
+// The prologue, before the work is divided: the lengths and the block table arrive, and the first
+// KV tile and the queries are brought into L2.
 #pragma once
 
 #include "context.cuh"
@@ -57,8 +57,8 @@ struct Prologue {
         const Start start = schedule.likely_start();
         Place place = {-1, 0};
         if (p.run == kTileTokens && start.request >= 0) {
-            // Of a request without tokens the entry may be anything; what is no page of the cache
-            // TMA leaves out.
+            // The entry of a request without tokens may be anything; TMA leaves out a page that the
+            // cache does not have.
             const int token = start.kv_tile * kTileTokens, page = c.page_of(token);
             const int64_t entry = start.request * p.block_table_stride + page;
             if (entry < p.block_table_entries)

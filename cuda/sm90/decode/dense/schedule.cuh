@@ -1,5 +1,6 @@
-// Which work items each CTA group does, derived on the device from the lengths alone. A group is
-// one CTA, or several neighbouring ones that do different rows of the same query tile.
+// The tile scheduler: derives the work items of each CTA group on the device, from the lengths
+// alone. A group is one CTA, or several neighbouring ones that do different rows of the same query
+// tile.
 //
 // A query tile is up to N rows for each CTA of a group, of one request (rows count query tokens and
 // heads together). Its cost is its number of KV tiles (at least one) plus a constant. There are two
@@ -38,7 +39,7 @@ struct WorkItem {
     int kv_tile_begin, kv_tile_end;
     // This is split `split` of `splits`; split i was given to group first_group + i.
     int split, splits, first_group;
-    // How many groups combine the results, those that have no work item after this one: their
+    // Number of groups that combine the results: those that have no work item after this one. Their
     // splits are the first ones.
     int16_t combiners;
     // The group has no work item after this one.
@@ -95,7 +96,8 @@ class Schedule {
         if (tiles > 0 && tiles <= groups_) {
             const int longest = high - p_.tile_cost;
             int split_size = longest;
-            // Where tiles have one group each, whole ones first: the search takes its time.
+            // If tiles would have one group each, whole tiles are tried first: the search takes its
+            // time.
             if (2 * tiles <= groups_ || !worth(high, false))
                 split_size = smallest_split_size(tiles, low, high);
             if (stays_whole(longest, split_size)) split_size = longest;
@@ -124,9 +126,9 @@ class Schedule {
     }
 
 #ifdef __CUDACC__
-    // Where the group begins if all requests have as many KV tiles, found in a fraction of the
-    // time that `divide` takes. Otherwise some KV tile of the batch; a negative request where there
-    // is none.
+    // Start of the group if all requests have as many KV tiles, found in a fraction of the time
+    // that `divide` takes. Otherwise some KV tile of the batch; a negative request if there is
+    // none.
     __device__ Start likely_start() const {
         const Estimate& g = p_.estimate;
         const Start none = {-1, 0};
@@ -136,7 +138,7 @@ class Schedule {
             return tile < g.tiles ? Start{int((tile + 0.5f) * g.inverse_tiles_of_request), 0}
                                   : none;
         }
-        // As if the first request were like all others.
+        // The first request stands for all others.
         const int kv_tiles = kv_tiles_of(0);
         const Division division = division_of(kv_tiles);
         const int tile = int((group_ + 0.5f) * division.inverse_splits),
@@ -230,21 +232,21 @@ class Schedule {
         return kv_tiles <= split_size ? 1
                                       : unsigned(kv_tiles + split_size - 1) / unsigned(split_size);
     }
-    // Where a split but the first one begins: in order, and none is empty, though of a very long
-    // tile some may be a KV tile longer than others.
+    // First KV tile of a split other than the first one. Splits are in order and none is empty,
+    // though some splits of a very long tile may be a KV tile longer than others.
     __host__ __device__ static int begin_of_split(int kv_tiles, int split, float inverse_splits) {
         return int((float(kv_tiles) * split + 0.5f) * inverse_splits);
     }
     __host__ __device__ int splits_of(int request) const {
         return splits_ > 0 ? splits_ : splits_of(kv_tiles_of(request), split_size_);
     }
-    // How much of the line a request's tiles take: their cost, or, apart, as many groups as
-    // they have splits.
+    // Length of a request's tiles in the line: their cost, or, apart, as many groups as they have
+    // splits.
     __host__ __device__ int units_of(int request) const {
         return tiles_of(request) * (split_size_ > 0 ? splits_of(request) : cost_of(request));
     }
 
-    // How so many KV tiles are divided among the groups that a query tile has of its own.
+    // Division of a number of KV tiles among the groups that a query tile has of its own.
     struct Division {
         int split_size, splits;
         float inverse_splits;
@@ -256,9 +258,9 @@ class Schedule {
         return {split_size, splits, inverse_of(splits)};
     }
 
-    // As `divide`, in a fraction of its time, where all requests are alike and their tiles are kept
-    // apart and have groups of their own. Says whether that is so. A single tile is always
-    // divided, unless it stays whole.
+    // Does what `divide` does, in a fraction of its time, if all requests are alike and their tiles
+    // are kept apart and have groups of their own. Returns whether that is so. A single tile is
+    // always divided, unless it stays whole.
     __host__ __device__ bool divide_uniform() {
         const Estimate& g = p_.estimate;
         const int kv_tiles = kv_tiles_of(0);
@@ -287,7 +289,8 @@ class Schedule {
         return true;
     }
 
-    // Of a small number, which quotients that are rounded down allow not to be exact.
+    // Inverse of a small number. It need not be exact, since the quotients it is used for are
+    // rounded down.
     __host__ __device__ static float inverse_of(int x) {
 #ifdef __CUDA_ARCH__
         return __fdividef(1.f, float(x));
@@ -338,17 +341,18 @@ class Schedule {
         return least;
     }
 
-    // Whether a tile is done whole though splits of so many KV tiles are possible. Combining takes
+    // True if a tile is done whole though splits of so many KV tiles are possible. Combining takes
     // up to 32 rows a little longer than a KV tile; with more rows than 64, so does writing all of
     // the output by one CTA.
     __host__ __device__ bool stays_whole(int kv_tiles, int split_size) const {
         return kv_tiles - split_size <= (tile_rows_ > 64 ? 0 : 1);
     }
 
-    // Whether to keep tiles apart when the longest group then has `cost`, and tiles are divided or
-    // not. In line, all have step_, but some have two items, and the end takes as long as three to
-    // seven KV tiles. Up to 64 rows, a KV tile also takes less time while some SMs leave the memory
-    // to the others. The numbers are what divisions were measured to take (docs/log/decode.md).
+    // True if tiles are to be kept apart when the longest group then has `cost`, and tiles are
+    // divided or not. In line, all groups have step_, but some have two items, and the end takes as
+    // long as three to seven KV tiles. Up to 64 rows, a KV tile also takes less time while some SMs
+    // leave the memory to the others. The numbers are times that divisions were measured to take
+    // (docs/log/decode.md).
     __host__ __device__ bool worth(int cost, bool divided) const {
         // 17/16 of a step and 3 KV tiles.
         if (tile_rows_ > 64) return cost * 16 <= step_ * 17 + 48;
@@ -381,12 +385,12 @@ class Schedule {
     int splits_;
     // KV tiles of all query tiles, without the tiles' constant.
     int kv_tiles_;
-    // Of the line: what all tiles take, and where the request of the next work item, request_,
-    // begins and ends.
+    // The line: the length of all tiles, and the begin and end of the request of the next work
+    // item, request_.
     int total_, begins_, ends_;
     // See `boundary`.
     int step_, longer_;
-    // What is left of this group's range.
+    // The rest of this group's range, and the request at its position.
     int position_, end_, request_;
 };
 

@@ -1,5 +1,5 @@
-// What the shared memory of a CTA holds whatever the cache format: how the work gets to the warps.
-// The rest is the format's Layout (plain/layout.cuh, fp8/layout.cuh).
+// The shared memory of a CTA that is the same for all cache formats: how the work gets to the
+// warps. The rest is the format's Layout (plain/layout.cuh, fp8/layout.cuh).
 #pragma once
 
 #include "../../../common/named_barrier.cuh"
@@ -11,7 +11,7 @@ namespace mla::sm90::decode {
 
 // A panel is 64 tokens, or query rows, by 64 values of 16 bits.
 constexpr int kPanelBytes = kTileTokens * 64 * 2;
-// What a CTA may have on sm_90: 227 KiB.
+// Limit of a CTA's shared memory on sm_90: 227 KiB.
 constexpr int kSharedLimit = 232448;
 constexpr int kOutputThreads = 256, kOutputWarps = kOutputThreads / 32;
 
@@ -32,13 +32,13 @@ using WarmUpBarrier = NamedBarrier<BarrierId::warm_up, 64>;
 // Length of the queue of work items.
 constexpr int kQueuedItems = 4;
 
-// What the warp that copies the cache knows of its work item.
+// The work item of the warp that copies the cache.
 struct Loading {
     int request, kv_tile_begin, kv_tile_end, kv_len;
 };
 
-// What a CTA has to combine when it has no other work item, besides its slice of the last one's
-// tile: all of the last item's tile, or of the first one's, because all combiners fell back.
+// The tiles that a CTA has to combine when it has no other work item, besides its slice of the last
+// one's tile: all of the last item's tile, or of the first one's, because all combiners fell back.
 struct DeferredCombine {
     bool last, first;
     WorkItem first_item;
@@ -48,11 +48,11 @@ struct DeferredCombine {
 template <uint32_t readers, uint32_t stats_writers>
 struct CommonControl {
     int lens[kMaxRequests];
-    // That of each request of the batch that is divided to warm up.
+    // Length of each request of the batch that is divided to warm up.
     int warm_up_length;
     WorkItem items[kQueuedItems];
     Loading loading;
-    // Whether the cache is read as evict-first.
+    // True if the cache is read as evict-first.
     bool evict_first;
     // An item in the queue: written by the scheduler's lane 0; released by every reader.
     Barrier<1> item_full[kQueuedItems];

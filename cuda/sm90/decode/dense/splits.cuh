@@ -1,5 +1,5 @@
-// What the output warps do with a query tile that is divided among CTAs: store, await, combine. Who
-// does what, and when, is the split protocol's business (common/split_protocol.cuh).
+// The output warps' work on a query tile that is divided among CTAs: store, await, combine. The
+// split protocol (common/split_protocol.cuh) decides which CTA does what, and when.
 #pragma once
 
 #include "../../../common/split_protocol.cuh"
@@ -137,8 +137,8 @@ struct Splits {
                                 PartialResult<N>::kBytes;
     }
 
-    // Where a combiner keeps its own slice: queries and ring are idle when there is no other work
-    // item. Before it lie the splits' weights (CombineFew).
+    // Address at which a combiner keeps its own slice: queries and ring are idle when there is no
+    // other work item. Before it lie the splits' weights (CombineFew).
     __device__ uint32_t kept() const { return c.base + kFewSplits * N * 4; }
     __device__ Slice kept_slice(const WorkItem& item) const {
         return item.last && item.splits <= kFewSplits
