@@ -24,10 +24,10 @@ struct WideLayout {
     static constexpr int kRingOffset = kQueryPanels * kPanelBytes;
     static constexpr int kRopeOffset = kRingOffset + kLatentStages * kStageBytes;
     static constexpr int kSmallOffset = kRopeOffset + kRopeStages * kPanelBytes;
-    // As in Layout, for two neighbouring values at a time.
+    // The pitch keeps neighbouring heads in different banks, for two neighbouring values at a time.
     static constexpr int kPartialPitch = kLatent + 8;
 
-    // As in Layout.
+    // Flags that Layout explains.
     static constexpr bool kEndFirst = false, kShort = false;
 
     // Entries of a list that may wait for their tile.
@@ -40,17 +40,17 @@ struct WideLayout {
         uint64_t rope_full[kRopeStages], rope_empty[kRopeStages];
         // A lane of each loading warp; a lane of each warp of the scores and the output.
         uint64_t announced[kAnnounced], announced_empty[kAnnounced];
-        // Of a KV tile: the probabilities and factors are there (the lanes that write factors); the
+        // A KV tile: its probabilities and factors are there (the lanes that write factors); the
         // MMAs of its scores have been issued (a lane of each scores warp).
         uint64_t scores_full[kRopeStages], scores_issued[kRopeStages];
         // An item's maxima and sums: the lanes that write them; every thread of the output.
         uint64_t stats_full, stats_empty;
-        // Of a tile; 0 behind an item's last one.
+        // Keys of a tile; 0 behind an item's last one.
         int keys[kAnnounced];
-        // Of each loading warp: valid entries that no tile has yet.
+        // Valid entries of each loading warp that no tile has yet.
         uint32_t pending[kLoadWarps][kPending];
         ListEnds ends;
-        // Whether a factor of a warp's 16 rows is not 1.
+        // True if a factor of a warp's 16 rows is not 1.
         alignas(16) int any_factor[kRopeStages][4];
         float factor[kRopeStages][kRows];
         float maximum[kRows], sum[kRows], inverse[kRows];

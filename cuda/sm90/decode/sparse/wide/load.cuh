@@ -65,7 +65,7 @@ struct WideLoader {
         ptx::cp_async_mbarrier_arrive_noinc(ptx::shared_address(&full));
     }
 
-    // Of a row that is not there come zeros.
+    // Copies 16 bytes of a row, or zeros if the row is not there.
     __device__ void copy(uint32_t to, const char* row, int offset) const {
         const void* from = row ? row + offset : walk.p.q_latent;
         if (walk.p.read_once)

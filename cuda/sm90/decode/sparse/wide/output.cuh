@@ -16,7 +16,7 @@ namespace mla::sm90::sparse {
 template <typename T>
 struct WideOutput {
     using L = WideLayout;
-    // Of the two stages of a KV tile.
+    // Accumulators of the two stages of a KV tile.
     using Sums = float[2][64];
 
     const KernelParams& p;
@@ -89,7 +89,7 @@ struct WideOutput {
         free(s.announced_empty[tile.place()]);
         ++tile.uses;
     }
-    // By a lane of each warp.
+    // Called by whole warps, of which one lane arrives.
     __device__ void free(uint64_t& bar) const {
         __syncwarp();
         if ((thread & 31) == 0) ptx::mbarrier_arrive(ptx::shared_address(&bar));
@@ -109,7 +109,7 @@ struct WideOutput {
         if (keys > 0)
             ptx::mbarrier_wait(ptx::shared_address(&s.scores_issued[rope.slot]), rope.phase);
         add_stage(acc[1], probabilities);
-        // By all who have read factors.
+        // All threads arrive: each of them may have read factors.
         ptx::mbarrier_arrive(ptx::shared_address(&s.rope_empty[at.slot]));
         return keys;
     }

@@ -27,7 +27,7 @@ struct WideScores {
     Ring<L::kRopeStages> rope = {};
     Turn<kAnnounced> tile = {};
 
-    // Of one of a lane's two heads.
+    // Softmax state of one of a lane's two heads.
     struct Running {
         float maximum = -INFINITY, sum = 0.f;
     };
@@ -94,7 +94,7 @@ struct WideScores {
                 for (int k = 0; k < 2; ++k) {
                     uint4 x = make_uint4(0, 0, 0, 0);
                     if (valid) x = *reinterpret_cast<const uint4*>(from + 64 * k);
-                    // As they come: to move them would be to wait for them.
+                    // Values are stored as they come: to move them would be to wait for them.
                     uint32_t* to = held[t] + 8 * k + 4 * half;
                     to[0] = x.x;
                     to[1] = x.y;
@@ -208,7 +208,7 @@ struct WideScores {
                              ptx::cvt_rn_x2<T>(d[4 * i + 6], d[4 * i + 7]));
         ptx::fence_proxy_async();
         __syncwarp();
-        // Who wrote factors arrives, for the others' probabilities, too.
+        // The lanes that wrote factors arrive, for the other lanes' probabilities, too.
         if ((lane & 3) == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.scores_full[at.slot]));
         rope.advance(1);
     }
