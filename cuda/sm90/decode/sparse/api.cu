@@ -7,8 +7,8 @@
 namespace mla::sm90::sparse {
 namespace {
 
-// How this kernel reads a cache format; false if it does not take it. Without a default: a new
-// format is an error of the compiler here, too.
+// Finds the format as which this kernel reads a cache; returns false if it does not take it. There
+// is no default: a new format is an error of the compiler here, too.
 bool format_of(const MlaSparseParams& p, Format& format) {
     switch (static_cast<MlaCacheFormat>(p.cache_format)) {
         case MLA_CACHE_BF16: format = Format::same; return p.q_dtype == MLA_DTYPE_BF16;
@@ -20,7 +20,7 @@ bool format_of(const MlaSparseParams& p, Format& format) {
     return false;
 }
 
-// Of a format that the kernel takes.
+// The format of a cache that the kernel takes.
 Format format_of(const MlaSparseParams& p) {
     Format format = Format::same;
     format_of(p, format);
@@ -205,7 +205,7 @@ int64_t width(const MlaSparseParams& p) { return int64_t(p.width) + p.second.wid
 
 Source source(const MlaListedCache& c) {
     Source s = {};
-    // Of a cache without lists nothing is looked at.
+    // Nothing is looked at of a cache without lists.
     if (c.width == 0) return s;
     s.cache = static_cast<const char*>(c.cache);
     s.lists = c.lists;
@@ -256,7 +256,7 @@ KernelParams kernel_params(const MlaSparseParams& p) {
     k.out_head_stride = p.out_head_stride;
     k.lse_head_stride = p.lse_head_stride;
     k.row_bytes = int(k.split ? latent_bytes(format_of(p)) : row_bytes(format_of(p)));
-    // As in dense decode.
+    // Bounds the rows that are read as evict-first, as dense decode does.
     k.read_once = p.tokens * width(p) * row_bytes(format_of(p)) <= int64_t(192) << 20;
     k.tokens = p.tokens;
     k.heads = p.heads;

@@ -8,14 +8,14 @@
 
 namespace mla::sm90::sparse {
 
-// By all threads of the output. `Fragment` says what is what in their accumulators: a row of these
-// is four values of each lane of a warp, of two heads and two latent values.
+// Called by all threads of the output. `Fragment` maps their accumulators to heads and latent
+// values: a row of these is four values of each lane of a warp, of two heads and two latent values.
 template <typename T, class L, class Fragment>
 struct Exchange {
     const KernelParams& p;
     typename L::Small& s;
     uint32_t base;
-    // Of the output's.
+    // The thread's number among the output's.
     int thread;
     // 2^16 / splits, rounded up.
     int factor = 0;
@@ -60,10 +60,11 @@ struct Exchange {
     }
 
   private:
-    // Of all warps together.
+    // Rows of all warps together, the bytes of a row, and the bytes of a head's statistics.
     static constexpr int kFragmentRows = 4 * L::kRows, kRowBytes = 512, kStatBytes = 16;
-    // Of each row of this CTA what all CTAs have; then of each CTA maximum, sum and factor of each
-    // head; then, of each head, what the values of each CTA, and then their sum, are multiplied by.
+    // The layout: for each row of this CTA the values of all CTAs; then for each CTA maximum, sum
+    // and factor of each head; then, for each head, the factors of the values of each CTA, and of
+    // their sum.
     static constexpr int kStatsOffset = (kFragmentRows + kMaxSplits) * kRowBytes;
     static constexpr int kWeightsOffset = kStatsOffset + kMaxSplits * L::kRows * kStatBytes;
     static constexpr int kWeightsPitch = kMaxSplits + 1;
@@ -78,7 +79,7 @@ struct Exchange {
         const int rows = (item.heads + 7) / 8 * 32;
         return (rows - Items::split() + Items::splits() - 1) * factor >> 16;
     }
-    // What CTA k has of the `at`-th row.
+    // Address of CTA k's values of the `at`-th row.
     __device__ uint32_t place(int at, int k) const {
         return base + (at * Items::splits() + k) * kRowBytes + lane() * 16;
     }

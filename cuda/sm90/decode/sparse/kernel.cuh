@@ -81,7 +81,7 @@ __global__ __launch_bounds__(Threads<N, Rows<T, format>>::kAll,
     typename L::Small& s = *reinterpret_cast<typename L::Small*>(shared + L::kSmallOffset);
     const uint32_t base = ptx::shared_address(shared);
 
-    // By a thread that has nothing else to do yet.
+    // Done by a thread that has nothing else to do yet.
     if (threadIdx.x == Share::kAll - 1) initialise<L::kScoreGroups>(s);
     begin_behind_others(p);
     const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;

@@ -39,7 +39,7 @@ cudaLaunchConfig_t configuration(int blocks, int splits, cudaStream_t stream,
     return early_clusters(blocks, splits, K::kThreads, K::kSharedBytes, stream, attributes);
 }
 
-// How many clusters of 1 to kMaxSplits CTAs of a kernel a device runs at the same time; none of
+// Number of clusters of 1 to kMaxSplits CTAs of a kernel that a device runs at the same time; 0 for
 // a size that is not tried.
 struct Resident {
     std::atomic<bool> known{false};
@@ -65,13 +65,13 @@ cudaError_t ask_resident(const Launch& l, Resident& resident) {
             clusters = 0;
         resident.clusters[splits] = clusters;
     }
-    // What was refused is no error of this launch.
+    // A refusal above is no error of this launch.
     cudaGetLastError();
     resident.known = true;
     return cudaSuccess;
 }
 
-// What is known of a kernel on a device; asked for once.
+// The resident clusters of a kernel on a device; asked for once.
 template <class K>
 cudaError_t resident_clusters(const Launch& l, const Resident*& resident) {
     static Resident all[kMaxDevices];

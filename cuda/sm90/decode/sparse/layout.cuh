@@ -24,7 +24,7 @@ using ScoresBarrier = NamedBarrier<BarrierId::scores, 128>;
 using SecondScoresBarrier = NamedBarrier<BarrierId::second_scores, 128>;
 using OutputBarrier = NamedBarrier<BarrierId::output, kOutputThreads>;
 
-// What a CTA may have on sm_90: 227 KiB.
+// Limit of a CTA's shared memory on sm_90: 227 KiB.
 constexpr int kSharedLimit = 232448;
 // Warps that walk the lists and load.
 constexpr int kLoadWarps = 4;
@@ -65,12 +65,12 @@ struct Layout {
     // The pitch keeps neighbouring heads in different banks.
     static constexpr int kPartialPitch = kLatent + 4;
 
-    // Whether what happens once per item is made short: entries are read ahead, and a cluster's
-    // CTAs send each other what they have (exchange.cuh). With more rows, the loop over tiles has
-    // no registers for it, and sending takes longer than reading.
+    // True if the work done once per item is made short: entries are read ahead, and a cluster's
+    // CTAs send each other their results (exchange.cuh). With more rows, the loop over tiles has no
+    // registers for it, and sending takes longer than reading.
     static constexpr bool kShort = N <= 32;
 
-    // Whether the loading warps ask for a list's end before they walk it, and not when its first
+    // True if the loading warps ask for a list's end before they walk it, and not when its first
     // rows are on their way: then they need not wait for it, but the walk needs a register more.
     static constexpr bool kEndFirst = N == 64;
 
@@ -86,7 +86,7 @@ struct Layout {
         uint64_t decided[kProbabilityTiles];
         // The keys of a tile; 0 behind an item's last one.
         int keys[kAnnounced];
-        // Of each loading warp: valid entries that no tile has yet.
+        // Valid entries of each loading warp that no tile has yet.
         uint32_t pending[kLoadWarps][kPending];
         ListEnds ends;
         // From the scores to the output, with the probabilities: whether any row's
@@ -101,13 +101,13 @@ struct Layout {
         alignas(16) float query_scale[N], reference[N], raised_by[N];
         alignas(16) float of_warp[4 * kScoreGroups][N];
         float scale_of_warp[4 * kScoreGroups];
-        // Of a finished item: the maximum (in units of log2), the sum, and what the
-        // output is multiplied by; between splits of one item, before the sum
-        // divides.
+        // Results of a finished item: the maximum (in units of log2), the sum, and the factor of
+        // the output; between splits of one item, the factor before the sum divides.
         alignas(16) float maximum[N], sum[N], inverse[N];
-        // Of the keys' scales, see Scores.
+        // Factor of the keys' scales, see Scores.
         float unit;
-        // What the CTAs of a cluster send each other has come: values; maxima, sums and factors.
+        // Data that the CTAs of a cluster send each other has come: values; maxima, sums and
+        // factors.
         uint64_t merged, merged_stats;
     };
 

@@ -1,4 +1,4 @@
-// Where lists end: engines fill them with -1 behind their valid entries, and a walk that has to
+// The ends of lists: engines fill lists with -1 behind their valid entries, and a walk that has to
 // look there for further ones waits for memory again and again. The output warpgroups, which have
 // nothing to do before an item's first tile, look for the end of the next item's lists.
 #pragma once
@@ -11,8 +11,8 @@ namespace mla::sm90::sparse {
 constexpr int kOutputThreads = 256;
 constexpr int kOutputWarps = kOutputThreads / 32;
 
-// Of this item and of the next one. Each warp of the output has an equal share of the groups of a
-// CTA's split, and says behind which entry none of its own is valid.
+// Ends of the lists of this item and of the next one. Each warp of the output has an equal share of
+// the groups of a CTA's split, and says behind which entry none of its own is valid.
 struct ListEnds {
     // A lane of each warp of the output; every thread that loads.
     uint64_t full[2], empty[2];
@@ -23,7 +23,7 @@ struct ListEnds {
         for (uint64_t& bar : empty) ptx::mbarrier_init(ptx::shared_address(&bar), 128);
     }
 
-    // By all of a loading warp, for the `n`-th item of this CTA.
+    // Called by all of a loading warp, for the `n`-th item of this CTA.
     __device__ int behind_last(uint32_t n, int source, int lane) {
         ptx::mbarrier_wait(ptx::shared_address(&full[n & 1]), n >> 1 & 1);
         return __reduce_max_sync(~0u, of_warp[n & 1][source][lane & (kOutputWarps - 1)]);
@@ -35,9 +35,9 @@ struct ListEnds {
         ptx::mbarrier_arrive(ptx::shared_address(&empty[n & 1]));
     }
 
-    // By the output warps, of which this is `warp`: finds the ends of a token's lists, which are
-    // the `n`-th item's. Whole lists follow whole lists: an end is looked for if the item before
-    // had a shorter list, and in the first item.
+    // Finds the ends of a token's lists, which are the `n`-th item's. Called by the output warps,
+    // of which this is `warp`. Whole lists follow whole lists: an end is looked for if the item
+    // before had a shorter list, and in the first item.
     __device__ void find(const KernelParams& p, int token, uint32_t n, int split, int splits,
                          int warp, int lane) {
         const int place = n & 1;
@@ -56,8 +56,9 @@ struct ListEnds {
     }
 
   private:
-    // Of the groups that begin at `first` and every `step` entries from there, the end of the last
-    // one with a valid entry; that of the list if there is none behind it.
+    // The end of the last group with a valid entry, among the groups that begin at `first` and
+    // every `step` entries from there; that of the list if there is no group behind it; 0 if there
+    // is none.
     __device__ static int end_of(const Source& source, int token, int first, int step, int lane) {
         const int* list = source.lists + token * source.list_stride;
         constexpr int at_once = 8;

@@ -1,4 +1,4 @@
-// How the loading warps walk the lists of a token.
+// The loading warps' walk over the lists of a token.
 #pragma once
 
 #include "layout.cuh"
@@ -17,7 +17,7 @@ struct Item {
         heads = min(p.tile_heads, p.heads - first_head);
     }
 
-    // Where a head's latent and rotary query values lie.
+    // Addresses of a head's latent and rotary query values.
     __device__ const char* latent(const KernelParams& p, int head) const {
         return static_cast<const char*>(p.q_latent) +
                (token * p.q_latent_token_stride + (first_head + head) * p.q_latent_head_stride) * 2;
@@ -106,8 +106,8 @@ struct ListWalk {
     const KernelParams& p;
     typename L::Small& s;
     int warp, lane;
-    // Of the current list, or the first ones of the next item's, where they are asked for ahead
-    // (Layout::kShort).
+    // Entries of the current list, or the first ones of the next item's, if they are asked for
+    // ahead (Layout::kShort).
     Entries first;
     Turn<kAnnounced> tile = {};
     // Items that are done.
@@ -130,7 +130,7 @@ struct ListWalk {
     // it.
     __device__ uint32_t entry(uint32_t index) const { return s.pending[warp][index % L::kPending]; }
 
-    // Where its row lies.
+    // The address of its row.
     __device__ const char* row(uint32_t entry) const {
         const Source& from = p.sources[entry >> 31];
         const uint32_t slot = entry & 0x7fffffff;
@@ -148,8 +148,8 @@ struct ListWalk {
     }
 
   private:
-    // What a token of a dense request attends to: how many of the request's first tokens, and their
-    // pages; null of any other request.
+    // The keys of a token of a dense request: the number of the request's first tokens that it
+    // attends to, and their pages; null for any other request.
     struct Dense {
         const int* pages = nullptr;
         int keys = 0;
@@ -267,7 +267,7 @@ struct ListWalk {
                 from += batch * step;
                 // The end of the list should be known by now.
                 if (!L::kEndFirst && from == begin + batch * step && from < width) look();
-                // What stands before a gap need not wait until its end is found.
+                // Entries before a gap need not wait until its end is found.
                 if (there > 0 && (from >= width || taken + there == before_batch)) take(there);
             }
         }

@@ -20,7 +20,7 @@ struct Merge {
     const KernelParams& p;
     const typename L::Small& s;
     uint32_t base;
-    // Of the output's.
+    // The thread's number among the output's.
     int thread;
 
     // All products are done: what they read may be overwritten.
@@ -41,7 +41,8 @@ struct Merge {
 
     // When all values have been put.
     __device__ void run(const Item& item) const {
-        // What others read is written by threads that arrive at the cluster's barrier.
+        // Statistics that other CTAs read are written by threads that arrive at the cluster's
+        // barrier.
         if (thread < L::kRows) {
             ptx::st_shared(maximum(thread), __float_as_uint(s.maximum[thread]));
             ptx::st_shared(sum(thread), __float_as_uint(s.sum[thread]));
@@ -104,7 +105,7 @@ struct Merge {
             if (is_there) ptx::st_shared(weight(head, lane), __float_as_uint(factor));
             if (lane > 0) continue;
             const float lse = natural_lse(top, sum);
-            // By the CTA that has a head's first value.
+            // The CTA that has a head's first value writes its log-sum-exp.
             if (head * kFours >= begin) write_lse(p, item, head, lse);
             const bool is_empty = !(sum > 0.f) && sum == sum;
             const float by = is_empty ? 0.f : sink_factor(p, item, head, lse) / sum;

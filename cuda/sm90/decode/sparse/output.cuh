@@ -134,7 +134,7 @@ struct Output {
         if (s.any_factor[turn.place()]) rescale(acc, s.factor[turn.place()]);
     }
 
-    // Of e4m3, eight latent values of each of four keys.
+    // Eight latent values of each of four keys, if they are e4m3.
     struct Values {
         uint2 x, y, x8, y8;
     };
@@ -214,7 +214,7 @@ struct Output {
                 multiply(acc, a[half], half, b);
             }
         }
-        // What was read is in registers: the products have been issued.
+        // The slot's values are in registers: the MMAs have been issued.
         ptx::mbarrier_arrive(ptx::shared_address(&s.empty[ring.slot]));
         ring.advance(1);
     }
@@ -285,7 +285,7 @@ struct Output {
         __device__ static int latent(int row, int lane) {
             return row % 8 * 64 + R::latent(row / 8 % 4, 0, lane >> 2);
         }
-        // Which of the four is of the head's `e` and the latent values' `i`.
+        // Index among the four of the value of the head's `e` and the latent values' `i`.
         __device__ static constexpr int at(int e, int i) { return 2 * i + e; }
     };
 

@@ -1,4 +1,4 @@
-// What the kernel is told by the host, and the sizes both agree on.
+// The kernel's parameters, and the sizes that host and device agree on.
 #pragma once
 
 #include <cstdint>
@@ -41,8 +41,8 @@ struct RopeSource {
 // A token attends to what all of its lists name.
 constexpr int kSources = 2;
 
-// What a kernel reads first stands first, since each line of constants that it looks at is waited
-// for.
+// Parameters that a kernel reads first stand first, since each line of constants that it looks at
+// is waited for.
 struct KernelParams {
     // The launch sets these. Tiles of heads of all tokens: the first of this launch, and where they
     // end.
@@ -51,7 +51,7 @@ struct KernelParams {
     // rounded up.
     int head_tiles, tile_heads;
     uint32_t token_factor;
-    // Of the requests that are dense, see mla.h.
+    // Parameters of the requests that are dense, see mla.h.
     int dense_within, requests;
     Source sources[kSources];
     const int* block_table;
@@ -74,7 +74,7 @@ struct KernelParams {
     int width;
     // softmax_scale * log2(e), times the cache's scale
     float scale_log2;
-    // What the output is multiplied by: the cache's scale
+    // Factor of the output: the cache's scale
     float out_scale;
     // True if some rotary keys lie in a tensor of their own: rows are then copied in two parts.
     bool split;

@@ -145,8 +145,8 @@ struct Products {
         constexpr int of_group = R::kGroupValues / 32;
         Sums partial[sums];
         multiply_rope(d, slot);
-        // What follows adds to d by other means, which no product under way may
-        // have for its sums.
+        // The additions to d below are not MMAs, and no MMA in flight may have d for its
+        // accumulators.
         ptx::wgmma_wait_group<0>();
 #pragma unroll
         for (int k = 0; k < sums; ++k)

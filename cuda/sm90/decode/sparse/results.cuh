@@ -1,4 +1,4 @@
-// What becomes of a head's maximum and sum.
+// The results made of a head's maximum and sum.
 #pragma once
 
 #include "list_walk.cuh"
@@ -10,7 +10,7 @@ __device__ __forceinline__ float natural_lse(float maximum, float sum) {
     return sum == 0.f ? -INFINITY : (maximum + log2f(sum)) * ln2;
 }
 
-// What a sink, a further key without a value, leaves of a head's output.
+// The share of a head's output that a sink, a further key without a value, leaves.
 __device__ __forceinline__ float sink_factor(const KernelParams& p, const Item& item, int row,
                                              float lse) {
     if (!p.sinks || row >= item.heads) return 1.f;
@@ -23,7 +23,7 @@ __device__ __forceinline__ void write_lse(const KernelParams& p, const Item& ite
         p.lse[(item.first_head + row) * p.lse_head_stride + item.token] = lse;
 }
 
-// What the output of a head is multiplied by, which is done.
+// Writes the log-sum-exp of a head, which is done, and returns the factor of its output.
 __device__ __forceinline__ float finish_row(const KernelParams& p, const Item& item, int row,
                                             float maximum, float sum, float scale) {
     const float lse = natural_lse(maximum, sum);

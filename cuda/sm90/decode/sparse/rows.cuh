@@ -34,24 +34,24 @@ struct SameRows {
     static constexpr bool kSplits = true;
     static constexpr int kLatentBytes = kLatent * 2;
     static constexpr int kPitch = kBytes + 16;
-    // Whether latent values have scales of their own.
+    // True if latent values have scales of their own.
     static constexpr bool kScales = false;
-    // Whether queries are converted to f16 and scaled, and which of their words
-    // goes where.
+    // True if queries are converted to f16 and scaled; it also decides where each of their words
+    // goes.
     static constexpr bool kConverts = false;
 
     __device__ static int key_row(int i) { return i; }
     __device__ static int latent(int t, int half, int g) { return 16 * t + 8 * half + g; }
 };
 
-// What rows of e4m3 have in common.
+// The properties that rows of e4m3 have in common.
 struct QuantisedRows {
     using Operand = __half;
     static constexpr bool kConverts = true;
 
-    // Of eight rows whose numbers differ in the lowest three bits, every four
-    // that a load takes together, neighbours or every other one, lie eight words
-    // apart.
+    // The row of the slot for row i of the operand. Among eight rows whose numbers differ in the
+    // lowest three bits, every four that a load takes together, neighbours or every other one, lie
+    // eight words apart.
     __device__ static int key_row(int i) {
         return (i >> 3) + ((i ^ i >> 2) & 1) * 4 + (i & 2) + (i & 4) * 2;
     }
@@ -64,7 +64,7 @@ struct E4m3Rows : QuantisedRows {
     static constexpr int kBytes = kLatent + kRope;
     static constexpr bool kSplits = true;
     static constexpr int kLatentBytes = kLatent;
-    // As that of the rows with scales.
+    // The pitch of the rows with scales.
     static constexpr int kPitch = 656;
     static constexpr bool kScales = false;
 };

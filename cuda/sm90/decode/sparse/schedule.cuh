@@ -1,7 +1,6 @@
-// How a launch divides its work. An item is a tile of heads of one query token.
-// Without splits a persistent grid of CTAs takes the items in turns;
-// with splits each item has a cluster of its own, whose CTAs share the list
-// and merge over distributed shared memory.
+// Division of a launch's work. An item is a tile of heads of one query token. Without splits a
+// persistent grid of CTAs takes the items in turns; with splits each item has a cluster of its own,
+// whose CTAs share the list and merge over distributed shared memory.
 //
 // Everything follows from what the host knows, and nothing from what lists
 // hold: so a captured launch is right for any lists, and results do not depend
@@ -42,7 +41,7 @@ constexpr int kMostRows = 64;
 // Query rows of a kernel for tiles of so many heads: an instruction's N.
 inline int rows_of(int heads) { return heads <= 16 ? 16 : heads <= 32 ? 32 : 64; }
 
-// What a kernel takes on an H200, in tenths of a microsecond (docs/log/sparse.md).
+// Times of a kernel on an H200, in tenths of a microsecond (docs/log/sparse.md).
 struct Costs {
     // A KV tile, and starting and finishing an item that the CTAs of a cluster share.
     int64_t tile, item;
@@ -52,7 +51,7 @@ struct Costs {
     // Items that a CTA takes one behind the other begin while others end.
     int64_t next_item() const { return 2 * tile; }
 };
-// Of a launch that a persistent grid goes through, and of another launch behind it.
+// Costs of a launch that a persistent grid goes through, and of another launch behind it.
 constexpr int64_t kStartCost = 40, kLaunchCost = 50;
 
 inline Costs costs_of(int rows, bool converts) {
@@ -111,7 +110,7 @@ Divisions divide(int64_t items, int width, int rows, const Costs& costs, const R
     return {{{0, apart.first, 1, int(at_once)}, apart}, 2};
 }
 
-// How a call is computed: tiles of a token's heads, and the heads of each of them but the last.
+// The plan of a call: tiles of a token's heads, and the heads of each of them but the last.
 struct Plan {
     int head_tiles = 1, tile_heads = 1;
     Divisions divisions;
@@ -125,7 +124,7 @@ Plan plan(int64_t tokens, int heads, int width, bool converts, const Resident& r
     int64_t least = INT64_MAX;
     for (int rows = kMostRows; rows >= 16; rows /= 2) {
         Plan own;
-        // As few tiles as there can be, and then as even.
+        // The smallest possible number of tiles, whose heads then are as even as possible.
         own.head_tiles = (heads + rows - 1) / rows;
         own.tile_heads = (heads + own.head_tiles - 1) / own.head_tiles;
         const int rows_there = rows_of(own.tile_heads);

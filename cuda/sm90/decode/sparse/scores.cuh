@@ -57,8 +57,8 @@ struct Scores {
         return again;
     }
 
-    // Of this lane's i-th column: its head, and its first accumulator. The other,
-    // of the eighth key after it, is two further.
+    // Head of this lane's i-th column, and its first accumulator. The other, of the eighth key
+    // after it, is two further.
     __device__ int head(int i) const { return 8 * (i >> 1) + (i & 1) + 2 * q(); }
     __device__ static constexpr int at(int i) { return 4 * (i >> 1) + (i & 1); }
     // The numbers of barriers are constants of the instructions.
@@ -80,8 +80,7 @@ struct Scores {
         // The reference maxima, where the other group may be raising those in
         // shared memory.
         float maximum[kTurns ? kColumns : 1];
-        // What the keys' scales are multiplied by: a power of two that brings them
-        // to 1 at most.
+        // Factor of the keys' scales: a power of two that brings them to 1 or less.
         float unit;
     };
 
@@ -237,7 +236,7 @@ struct Scores {
         }
     }
 
-    // Whether this lane's scores, or its keys' scales, are too large for the references.
+    // True if this lane's scores, or its keys' scales, are too large for the references.
     __device__ bool rises(const Running& running, const Sums& d,
                           const float (&top_scale)[2]) const {
         bool rises = R::kScales && fmaxf(top_scale[0], top_scale[1]) * running.unit > 1.f;

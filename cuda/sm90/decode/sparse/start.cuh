@@ -1,4 +1,4 @@
-// What the kernels do before anything else.
+// The kernels' waits for the kernels before them, at their start and at their end.
 #pragma once
 
 #include "params.cuh"
