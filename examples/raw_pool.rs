@@ -141,15 +141,12 @@ impl Tensors {
         write.rope = self.rope as *const _;
         write.slots = self.slots as *const _;
         write.cache = self.cache as *mut _;
-        write.cache_rope = (self.cache + 2 * 512) as *mut _;
         write.latent_token_stride = 512;
         write.rope_token_stride = 64;
         // Strides are in bytes, since rows of some formats are no whole elements.
         write.cache_page_stride = (PAGE * 576 * 2) as i64;
         write.cache_slot_stride = 576 * 2;
         // Rotary keys lie behind the latents of their rows.
-        write.cache_rope_page_stride = write.cache_page_stride;
-        write.cache_rope_slot_stride = write.cache_slot_stride;
         write.pages = (REQUESTS * PAGES) as i64;
         write.tokens = TOKENS as i32;
         write.page_size = PAGE as i32;
@@ -209,7 +206,6 @@ impl Tensors {
         decode.q_latent = self.absorbed as *const _;
         decode.q_rope = (self.query + 2 * 128) as *const _;
         decode.cache = self.cache as *const _;
-        decode.cache_rope = (self.cache + 2 * 512) as *const _;
         decode.block_table = self.table as *const _;
         decode.kv_lens = self.lens as *const _;
         decode.out = self.attended as *mut _;
@@ -219,8 +215,6 @@ impl Tensors {
         decode.q_rope_head_stride = 192;
         decode.cache_page_stride = (PAGE * 576) as i64;
         decode.cache_slot_stride = 576;
-        decode.cache_rope_page_stride = decode.cache_page_stride;
-        decode.cache_rope_slot_stride = decode.cache_slot_stride;
         decode.block_table_stride = PAGES as i64;
         decode.out_token_stride = (HEADS * 512) as i64;
         decode.out_head_stride = 512;

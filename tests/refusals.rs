@@ -80,7 +80,6 @@ fn decode_refuses_what_leaves_64_bits() {
         ("out_head_stride", |p| p.out_head_stride = TOO_WIDE),
         ("cache_slot_stride", |p| p.cache_slot_stride = TOO_WIDE),
         ("cache_page_stride", |p| p.cache_page_stride = TOO_WIDE),
-        ("cache_rope", |p| p.cache_rope = std::ptr::null()),
         ("cache_rope", |p| {
             p.cache_rope = p.cache_rope.wrapping_byte_add(8)
         }),

@@ -7,6 +7,7 @@
 // Separate launches would cost time each, on the host as well, and each would begin when the
 // previous one has ended.
 
+#include "../common/one_row.cuh"
 #include "cache_write.cuh"
 #include "head_product.cuh"
 #include "helpers.cuh"
@@ -96,7 +97,7 @@ extern "C" MlaStatus mla_absorb(const MlaCacheWriteParams* write_params,
                                 const MlaHeadProductParams* product_params, void* stream) {
     if (!write_params) return refuse("write", 0, "a pointer");
     if (!product_params) return refuse("product", 0, "a pointer");
-    const MlaCacheWriteParams& w = *write_params;
+    const MlaCacheWriteParams w = with_rope(*write_params);
     const MlaHeadProductParams& p = *product_params;
     WriteLaunch write;
     MlaStatus status = plan_write(w, kProductThreads, write);

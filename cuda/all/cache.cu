@@ -249,18 +249,18 @@ using namespace mla;
 
 extern "C" MlaStatus mla_cache_write(const MlaCacheWriteParams* params, void* stream) {
     if (!params) return refuse("params", 0, "a pointer");
+    const MlaCacheWriteParams p = with_rope(*params);
     WriteLaunch write;
-    const MlaStatus status = plan_write(*params, kWriteThreads, write);
+    const MlaStatus status = plan_write(p, kWriteThreads, write);
     if (status.code != MLA_OK || write.blocks == 0) return status;
-    const auto kernel =
-        write_kernel(params->cache_format, params->dtype, write.wide, write.turned, write.r1);
+    const auto kernel = write_kernel(p.cache_format, p.dtype, write.wide, write.turned, write.r1);
     return launch("cache write", kernel, dim3(uint32_t(write.blocks)), dim3(kWriteThreads), stream,
-                  *params, write.plan);
+                  p, write.plan);
 }
 
 extern "C" MlaStatus mla_cache_gather(const MlaCacheGatherParams* params, void* stream) {
     if (!params) return refuse("params", 0, "a pointer");
-    const MlaCacheGatherParams& p = *params;
+    const MlaCacheGatherParams p = with_rope(*params);
     Check check;
     check.that(is_dtype(p.dtype), "dtype", p.dtype, kDtypes)
         .that(p.rows >= 0, "rows", p.rows, "0 and up");

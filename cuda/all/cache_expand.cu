@@ -139,7 +139,8 @@ MlaStatus load_expand_kernels() {
 extern "C" MlaStatus mla_cache_expand(const MlaCacheExpandParams* params, void* stream) {
     using namespace mla;
     if (!params) return refuse("params", 0, "a pointer");
-    const MlaCacheExpandParams& p = *params;
+    MlaCacheExpandParams p = *params;
+    p.rows = with_rope(p.rows);
     MlaStatus s = check_expand(p);
     if (s.code != MLA_OK || p.rows.rows == 0) return s;
     DeviceFacts facts;

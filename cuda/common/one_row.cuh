@@ -3,7 +3,37 @@
 
 #include <cstdint>
 
+#include "../include/mla.h"
+
 namespace mla {
+
+// Bytes of a latent and its scales, behind which the rotary key lies in a cache of one row.
+inline int64_t latent_bytes(int32_t format, int64_t latent_dim) {
+    switch (format) {
+        case MLA_CACHE_F32: return latent_dim * 4;
+        case MLA_CACHE_FP8: return latent_dim;
+        // A scale of 4 bytes for each 128 values.
+        case MLA_CACHE_FP8_DS_MLA: return latent_dim + latent_dim / 32;
+        default: return latent_dim * 2;
+    }
+}
+
+// Parameters that say where rotary keys lie: null stands for a cache of one row.
+template <typename Params>
+Params with_rope(Params p, int64_t latent_bytes) {
+    if (p.cache_rope) return p;
+    const uintptr_t rope = reinterpret_cast<uintptr_t>(p.cache) + uintptr_t(latent_bytes);
+    p.cache_rope = reinterpret_cast<decltype(p.cache_rope)>(rope);
+    p.cache_rope_page_stride = p.cache_page_stride;
+    p.cache_rope_slot_stride = p.cache_slot_stride;
+    return p;
+}
+
+// The same for parameters that name the format and the width of a latent themselves.
+template <typename Params>
+Params with_rope(const Params& p) {
+    return with_rope(p, latent_bytes(p.cache_format, p.latent_dim));
+}
 
 // True if rotary keys lie behind the latents of their rows, which are of so many bytes, for the
 // parameters of any kernel with a cache. Otherwise they have a tensor of their own.

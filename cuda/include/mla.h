@@ -62,9 +62,9 @@ typedef enum MlaDtype { MLA_DTYPE_BF16 = 0, MLA_DTYPE_F16 = 1, MLA_DTYPE_F32 = 3
 /*
  * The layout of one token's row in the cache: the latent (L values), then the rotary key (R).
  *
- * Every call is told where rotary keys lie, too (`cache_rope`): behind the latents, at the strides
- * of the rows, or in a tensor of their own, at strides of its own. Rows are then of latents alone.
- * MLA_CACHE_FP8_DS_MLA is one row.
+ * `cache_rope` says where rotary keys lie if that is not behind the latents: in a tensor of their
+ * own, at strides of its own. Rows of `cache` are then of latents alone. Null stands for rows of
+ * both, and its strides are not read. MLA_CACHE_FP8_DS_MLA is one row.
  */
 typedef enum MlaCacheFormat {
     /* L + R values of f32, f16 or bf16 */
@@ -95,7 +95,8 @@ typedef struct MlaDecodeParams {
     const void* q_rope;
     /* [pages, page_size] rows of cache_format: 512 latent values, then 64 rotary ones */
     const void* cache;
-    /* [pages, page_size] rotary keys of 64 values of cache_format: of slot 0 the first value */
+    /* null, or [pages, page_size] rotary keys of 64 values of cache_format: of slot 0 the first
+     * value */
     const void* cache_rope;
     /* [requests, max_pages] int32; entries past a request's last page may hold anything */
     const int32_t* block_table;
@@ -163,7 +164,7 @@ typedef struct MlaDecodeParams {
 typedef struct MlaListedCache {
     /* [pages, page_size] rows of the first cache's format and scale; each begins on 16 bytes */
     const void* cache;
-    /* [pages, page_size] rotary keys, as of the first cache */
+    /* null, or [pages, page_size] rotary keys, as of the first cache */
     const void* cache_rope;
     /* [tokens, width] int32: slots */
     const int32_t* lists;
@@ -205,7 +206,7 @@ typedef struct MlaSparseParams {
     const void* q_rope;
     /* [pages, page_size] rows of cache_format; each begins on 16 bytes */
     const void* cache;
-    /* [pages, page_size] rotary keys of 64 values; each begins on 16 bytes */
+    /* null, or [pages, page_size] rotary keys of 64 values; each begins on 16 bytes */
     const void* cache_rope;
     /* [tokens, width] int32: slots; not read if width is 0 */
     const int32_t* lists;
@@ -372,7 +373,7 @@ typedef struct MlaCacheWriteParams {
     const int64_t* slots;
     /* [pages, page_size] rows of cache_format */
     void* cache;
-    /* [pages, page_size] rotary keys of cache_format */
+    /* null, or [pages, page_size] rotary keys of cache_format */
     void* cache_rope;
     /* [tokens] int64, or null: then nothing is rotated. A position outside the tables gives NaN. */
     const int64_t* positions;
@@ -428,7 +429,7 @@ MlaStatus mla_cache_write(const MlaCacheWriteParams* params, void* stream);
 typedef struct MlaCacheGatherParams {
     /* [pages, page_size] rows of cache_format */
     const void* cache;
-    /* [pages, page_size] rotary keys of cache_format */
+    /* null, or [pages, page_size] rotary keys of cache_format */
     const void* cache_rope;
     /* [segments, max_pages] int32 */
     const int32_t* block_table;

@@ -765,7 +765,6 @@ fn each_bad_argument_of_the_raw_call_is_named_before_anything_is_launched() {
             (p.cache_slot_stride, p.cache_rope_slot_stride) = (568, 568)
         }),
         ("cache_slot_stride", |p| p.cache_slot_stride = 504),
-        ("cache_rope", |p| p.cache_rope = std::ptr::null()),
         ("cache_rope", |p| {
             p.cache_rope = p.cache_rope.wrapping_byte_add(4)
         }),

@@ -103,11 +103,6 @@ void check_pointers(Check& check, const MlaDecodeParams& p) {
               p.lse_head_stride, "at least tokens");
 }
 
-// Bytes of a latent with its scales, behind which the rotary key of a row lies.
-int64_t latent_bytes(const MlaDecodeParams& p) {
-    return row_elements(p) * element_of(p) - p.rope_dim * (p.cache_format == MLA_CACHE_FP8 ? 1 : 2);
-}
-
 void check_strides(Check& check, const MlaDecodeParams& p) {
     const int element = element_of(p);
     const int64_t row = row_elements(p), cache_quantum = 16 / element;
@@ -130,8 +125,8 @@ void check_strides(Check& check, const MlaDecodeParams& p) {
     check
         .that(p.cache_slot_stride * element < int64_t(1) << 27, "cache_slot_stride",
               p.cache_slot_stride, "less than 2^27 bytes, in elements")
-        .that(p.rope_dim == 0 || is_one_row(p, latent_bytes(p)), "cache_rope",
-              address(p.cache_rope), "behind the latent, at the strides of the rows")
+        .that(p.rope_dim == 0 || is_one_row(p, latent_bytes(p.cache_format, p.latent_dim)),
+              "cache_rope", address(p.cache_rope), "behind the latent, at the strides of the rows")
         .that(p.cache_page_stride < int64_t(1) << 48, "cache_page_stride", p.cache_page_stride,
               "less than 2^48");
 }
@@ -223,7 +218,7 @@ extern "C" MlaStatus mla_decode_sm80_workspace(const MlaDecodeParams* params,
 extern "C" MlaStatus mla_decode_sm80(const MlaDecodeParams* params, const MlaDeviceLimits* limits,
                                      void* stream) {
     if (!params) return refuse("params", 0, "a pointer");
-    const MlaDecodeParams& p = *params;
+    const MlaDecodeParams p = with_rope(*params);
     MlaStatus s = check_shape(p);
     if (s.code != MLA_OK) return s;
     Limits device;

@@ -49,11 +49,6 @@ MlaStatus check_shape(const MlaSparseParams& p) {
     return check.status();
 }
 
-// Bytes of a latent with its scales, behind which the rotary key of a row lies.
-int64_t latent_bytes(const MlaSparseParams& p) {
-    return row_bytes(p) - p.rope_dim * (p.cache_format == MLA_CACHE_FP8 ? 1 : 2);
-}
-
 MlaStatus check(const MlaSparseParams& p, const void* workspace, size_t bytes, size_t needed) {
     const int64_t row = row_bytes(p);
     Check check;
@@ -105,8 +100,8 @@ MlaStatus check(const MlaSparseParams& p, const void* workspace, size_t bytes, s
         .that(p.cache_format != MLA_CACHE_FP8 ||
                   (p.cache_scale >= 0x1p-60f && p.cache_scale <= 0x1p60f),
               "cache_scale", truncated(p.cache_scale), "2^-60 to 2^60")
-        .that(p.rope_dim == 0 || is_one_row(p, latent_bytes(p)), "cache_rope",
-              address(p.cache_rope), "behind the latent, at the strides of the rows")
+        .that(p.rope_dim == 0 || is_one_row(p, latent_bytes(p.cache_format, p.latent_dim)),
+              "cache_rope", address(p.cache_rope), "behind the latent, at the strides of the rows")
         .that(workspace && is_aligned(workspace, 256), "workspace", address(workspace),
               "a device pointer aligned to 256 bytes")
         .that(bytes >= needed, "workspace_bytes", int64_t(bytes),
@@ -177,7 +172,7 @@ extern "C" MlaStatus mla_sparse_sm80_workspace(const MlaSparseParams* params,
 extern "C" MlaStatus mla_sparse_sm80(const MlaSparseParams* params, const MlaDeviceLimits* limits,
                                      void* workspace, size_t workspace_bytes, void* stream) {
     if (!params) return refuse("params", 0, "a pointer");
-    const MlaSparseParams& p = *params;
+    const MlaSparseParams p = with_rope(*params);
     Limits device;
     MlaStatus s = begin(p, limits, device);
     if (s.code != MLA_OK || p.tokens == 0) return s;

@@ -444,7 +444,7 @@ extern "C" MlaStatus mla_decode_sm90_workspace(const MlaDecodeParams* params, si
 
 extern "C" MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream) {
     if (!params) return refuse("params", 0, "a pointer");
-    const MlaDecodeParams& p = *params;
+    const MlaDecodeParams p = with_rope(*params);
     MlaStatus s = check(p);
     if (s.code != MLA_OK) return s;
     DeviceFacts facts;

@@ -285,7 +285,8 @@ using namespace mla::sm90::sparse;
 
 extern "C" MlaStatus mla_sparse_sm90(const MlaSparseParams* params, void* stream) {
     if (!params) return refuse("params", 0, "a pointer");
-    const MlaSparseParams& p = *params;
+    MlaSparseParams p = with_rope(*params);
+    p.second = with_rope(p.second, latent_bytes(p.cache_format, p.latent_dim));
     MlaStatus s = check_shape(p);
     if (s.code != MLA_OK) return s;
     DeviceFacts facts;

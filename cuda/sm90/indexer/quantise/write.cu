@@ -2,6 +2,7 @@
 // the first blocks write index keys, the next ones the rows of all/cache_write.cuh, the last ones
 // queries.
 #include "../../../all/cache_write.cuh"
+#include "../../../common/one_row.cuh"
 #include "../launch.cuh"
 #include "check.cuh"
 #include "sm90/mla_sm90.h"
@@ -73,7 +74,7 @@ extern "C" MlaStatus mla_index_write_sm90(const MlaCacheWriteParams* rows_params
                                           void* stream) {
     if (!rows_params) return refuse("rows", 0, "a pointer");
     if (!keys_params) return refuse("keys", 0, "a pointer");
-    const MlaCacheWriteParams& rows = *rows_params;
+    const MlaCacheWriteParams rows = with_rope(*rows_params);
     const MlaIndexKeysParams& keys = *keys_params;
     const MlaIndexQueriesParams queries =
         queries_params ? *queries_params : MlaIndexQueriesParams{};
