@@ -248,7 +248,7 @@ fn lse(spec: &BackendSpec) -> Option<String> {
 
 // The targets of the backend's kernels, and the GPUs they have run on, if they are known.
 fn facts(kernels: &KernelFacts) -> impl Iterator<Item = String> {
-    let compiled = kernels.families.map(|families| {
+    let compiled = kernels.families_said().map(|families| {
         let targets: Vec<_> = families.iter().flat_map(|it| it.targets).copied().collect();
         format!("compiled for {}", targets.join(", "))
     });

@@ -87,9 +87,7 @@ const _: () = {
         )
     };
     const _: () = if let ::core::option::Option::Some(fault) = ::mla_runtime::private::build!()
-        .fault(
-            <<FlashAttn as ::mla_runtime::backend::PrefillBackend>::Device as ::mla_runtime::device::Device>::PLATFORM,
-        )
+        .fault()
     {
         ::core::panic!("{}", fault.as_str())
     };

@@ -213,8 +213,7 @@ impl Runtime {
             // error: the package may be another author's.
             [] => {
                 let features = &spec.features_of_cargo;
-                let platform = quote!(<#this::Device as #path::device::Device>::PLATFORM);
-                Some(quote!(#path::private::build!(#(#features),*).fault(#platform)))
+                Some(quote!(#path::private::build!(#(#features),*).fault()))
             }
             // Without `sm`, the compiled targets are themselves the declared ones.
             _ if spec.sm.is_none() => None,

@@ -57,8 +57,9 @@ pub(crate) const COMPILED: Key = Key {
     example: "\"raw::SM90|raw::SM100\"",
     meaning: "What its kernels are compiled for. `sm` is held to it; of several families, a GPU \
               takes the first that runs there, and a family that is left out is a reason. Needed \
-              where families have GPUs in common, unless `feature` names one of these alone, and \
-              on a GPU in a package that does not build with mla-build.",
+              where families have GPUs in common, unless `feature` names one of these alone. In a \
+              package that does not build with mla-build, a GPU's backend without it is chosen \
+              by its name alone.",
 };
 
 pub(crate) const FEATURE: Key = Key {

@@ -21,7 +21,7 @@ const ANY_GPU: &[&str] = &["compute_80"];
 
 struct FlashAttn;
 
-#[mla_backend(sm = "90|100", dtypes = "f16,bf16", requires_r1 = true, compiled = ANY_GPU)]
+#[mla_backend(sm = "90|100", dtypes = "f16,bf16", requires_r1 = true)]
 impl PrefillBackend for FlashAttn {
     prefill_body!(common::Bytes);
 }

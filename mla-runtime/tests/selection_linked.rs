@@ -53,6 +53,38 @@ impl DecodeBackend for Foreign {
     decode_body!(Gpu);
 }
 
+struct Unsaid;
+
+// Before all others, if it did not lack the key `compiled`.
+#[mla_backend(sm = "80+", dtypes = "bf16", kv = "bf16", priority = 1000)]
+impl DecodeBackend for Unsaid {
+    decode_body!(Gpu);
+}
+
+#[test]
+fn a_gpu_s_backend_that_says_nothing_of_its_targets_is_chosen_by_name_alone() {
+    let registry = Registry::linked().unwrap();
+    let asked = request(GPU.target()).with_decode(Unsaid::SPEC.name);
+    let selection = registry.select(&asked).unwrap();
+    assert_eq!(selection.decode, Unsaid::SPEC);
+    let explanation = registry.explain(&request(GPU.target())).unwrap();
+    let mut candidates = explanation.decode.candidates.iter();
+    let unsaid = candidates.find(|it| it.spec.name == Unsaid::SPEC.name);
+    let reasons: Vec<_> = unsaid
+        .unwrap()
+        .reasons
+        .iter()
+        .map(|it| it.to_string())
+        .collect();
+    assert_eq!(
+        reasons,
+        [
+            "nothing says what its kernels are compiled for; say it by the key `compiled`, or ask for \
+          the backend by name"
+        ]
+    );
+}
+
 fn request(target: Target) -> SelectionRequest {
     SelectionRequest::new(target, Problem::new(MlaDims::R1, 16, DType::BF16))
 }

@@ -59,6 +59,9 @@ pub enum Cause {
     },
     /// None of the families of its kernels has code in this build that runs on the GPU.
     CompiledFor(&'static [CompiledFamily]),
+    /// Neither its attribute nor a build script says what its kernels are compiled for, and it was
+    /// not asked for by name.
+    TargetsUnsaid,
     /// Its tests have passed on no GPU yet that takes the same code, and it was not asked for by
     /// name.
     NeverRun,
@@ -151,6 +154,7 @@ impl Cause {
                 text.push("compiled for: ");
                 family::write_targets(families, text);
             }
+            Self::TargetsUnsaid => text.push("nothing says what its kernels are compiled for"),
             Self::NeverRun => text.push("its code for this GPU has run on none yet"),
         }
     }
@@ -201,6 +205,9 @@ impl Cause {
                 if !family::write_remedy(families, text) {
                     text.push("choose a backend with kernels for this GPU");
                 }
+            }
+            Self::TargetsUnsaid => {
+                text.push("say it by the key `compiled`, or ask for the backend by name");
             }
             Self::NeverRun => text.push("ask for it by name, and compare its results"),
         }

@@ -5,7 +5,6 @@
 
 use super::family::{Code, CompiledFamily};
 use super::kernels::Fault;
-use crate::capability::Platform;
 use crate::text::is_equal;
 
 /// The families that a backend's kernels can be of: those that its key `feature` names, or else
@@ -95,24 +94,9 @@ impl Build {
         families
     }
 
-    /// `families` if the build script said anything.
-    pub const fn known(
-        self,
-        families: &'static [CompiledFamily],
-    ) -> Option<&'static [CompiledFamily]> {
-        match self.text {
-            Some(_) => Some(families),
-            None => None,
-        }
-    }
-
-    /// The reason why nothing says where a backend of this platform runs: a GPU's without any
-    /// family, or two families that have a GPU in common, so that either's kernels may be launched
-    /// there.
-    pub const fn fault(self, platform: Platform) -> Option<Fault> {
-        if self.text.is_none() && !platform.same(Platform::Cpu) {
-            return Some(Fault::nothing_compiled());
-        }
+    /// The fault of two families that have a GPU in common: nothing says whose kernels the backend
+    /// launches there.
+    pub const fn fault(self) -> Option<Fault> {
         let mut rest = self.text;
         while let Some(text) = rest {
             let (group, next) = self.group(text);
@@ -259,7 +243,7 @@ mod tests {
     }
 
     fn fault(text: &'static str, features: &'static [&'static str]) -> Option<String> {
-        let fault = Build::new(Some(text), features).fault(Platform::Cuda)?;
+        let fault = Build::new(Some(text), features).fault()?;
         Some(fault.as_str().to_owned())
     }
 
@@ -277,7 +261,6 @@ mod tests {
         assert_eq!((none.name, none.targets), ("ALL", &[][..]));
         let none = Build::new(None, &["sm90"]);
         assert_eq!(read::<0, 0>(none), []);
-        assert_eq!(none.known(&[]), None);
     }
 
     #[test]
@@ -287,28 +270,6 @@ mod tests {
         let [portable, hopper] = read::<2, 4>(Build::new(Some(THREE), &["sm80", "sm90"]));
         assert_eq!(portable.targets, ["sm_80", "sm_90", "compute_80"]);
         assert_eq!(hopper.targets, ["sm_90a"]);
-    }
-
-    #[test]
-    fn a_gpu_without_any_family_is_a_fault() {
-        let said = |text, platform| {
-            let fault = Build::new(text, &["fast"]).fault(platform)?;
-            Some(fault.as_str().to_owned())
-        };
-        for platform in [Platform::Cuda, Platform::Rocm] {
-            assert_eq!(
-                said(None, platform).as_deref(),
-                Some(
-                    "compiled: given nothing, accepted the targets that its kernels are compiled \
-                     for: the path of a constant, such as `ANY_GPU` with `const ANY_GPU: \
-                     &[&str] = &[\"compute_80\"]`, or a build script with mla-build, which says \
-                     it"
-                )
-            );
-        }
-        assert_eq!(said(None, Platform::Cpu), None);
-        // A family that is off may be on in another build.
-        assert_eq!(said(Some("all:off:"), Platform::Cuda), None);
     }
 
     #[test]

@@ -28,8 +28,8 @@ pub struct Run {
 /// The facts of a backend's kernels.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct KernelFacts {
-    /// The families that they are compiled in; on a GPU, the first that runs there is taken. `None`
-    /// if the backend does not say.
+    /// The families that they are compiled in; on a GPU, the first that runs there is taken. An empty
+    /// list if neither the attribute nor a build script says it. `None` if nothing is known.
     pub families: Option<&'static [CompiledFamily]>,
     /// The GPUs on which its tests passed. `None` if there is no such table; an empty one says that
     /// they passed on none.
@@ -42,6 +42,11 @@ impl KernelFacts {
         families: None,
         run_on: None,
     };
+
+    /// The families, if there are any.
+    pub fn families_said(&self) -> Option<&'static [CompiledFamily]> {
+        self.families.filter(|families| !families.is_empty())
+    }
 
     /// The first family that runs on this capability, if one does.
     ///
@@ -101,10 +106,16 @@ impl KernelFacts {
         let Some(capability) = target.capability else {
             return Availability::Available;
         };
-        if let Some(families) = self.families
-            && first_on(families, capability).is_none()
-        {
-            return Availability::Unavailable(Cause::CompiledFor(families));
+        if let Some(families) = self.families {
+            if families.is_empty() {
+                return match asked {
+                    true => Availability::Available,
+                    false => Availability::Unavailable(Cause::TargetsUnsaid),
+                };
+            }
+            if first_on(families, capability).is_none() {
+                return Availability::Unavailable(Cause::CompiledFor(families));
+            }
         }
         if !asked && !self.has_run_for(capability) {
             return Availability::Unavailable(Cause::NeverRun);
@@ -124,6 +135,9 @@ impl KernelFacts {
         let Some(families) = self.families else {
             return None;
         };
+        if families.is_empty() {
+            return None;
+        }
         let mut i = 0;
         while i < families.len() {
             if families[i].is_left_out() {
@@ -248,17 +262,6 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// A GPU's backend of which neither an attribute nor a build script says what is compiled.
-    pub(super) const fn nothing_compiled() -> Self {
-        let mut bytes = [0; 512];
-        let mut text = Text::new(&mut bytes);
-        text.push("compiled: given nothing, accepted the targets that its kernels are compiled ");
-        text.push("for: the path of a constant, such as `ANY_GPU` with `const ANY_GPU: &[&str] = ");
-        text.push("&[\"compute_80\"]`, or a build script with mla-build, which says it");
-        let len = text.as_str().len();
-        Self { bytes, len }
-    }
-
     /// Two families of a package of which an attribute names none.
     pub(super) const fn overlap(one: &str, other: &str) -> Self {
         let mut bytes = [0; 512];

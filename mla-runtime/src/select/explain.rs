@@ -300,7 +300,7 @@ impl<'a> PhaseReport<'a> {
                     graphs: candidate.spec.graphs.name(),
                     dependent_launch: candidate.spec.dependent_launch,
                     lse_precision: candidate.spec.lse_precision.name(),
-                    compiled_for: candidate.kernels.families.map(|families| {
+                    compiled_for: candidate.kernels.families_said().map(|families| {
                         let targets = families.iter().flat_map(|family| family.targets);
                         targets.copied().collect()
                     }),
