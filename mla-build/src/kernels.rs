@@ -198,8 +198,9 @@ impl Kernels {
     }
 
     /// Describes how kernels are launched, for the [code](Self::code): a file of JSON, relative to
-    /// the package, with a list of `{"kernel", "source", "parameters", "launch"}`, in which `kernel`
-    /// is a glob of C++ names. Kernels without a row are described by their parameters' sizes.
+    /// the package, with a list of `{"kernel", "source", "parameters", "launch"}`, in which
+    /// `kernel` is a glob of C++ names. Kernels without a row are described by their parameters'
+    /// sizes.
     pub fn launches(mut self, file: impl Into<PathBuf>) -> Self {
         self.launches = Some(file.into());
         self

@@ -221,7 +221,7 @@ macro_rules! prefilling {
                 }
                 let call = call.on_cpu()?;
                 // SAFETY: the call is the caller's own, who keeps to the contract.
-                unsafe { PrefillBackend::prefill(&self.0, &Cpu::new(), call, &mut state.cpu, &()) }?;
+                unsafe { self.0.prefill(&Cpu::new(), call, &mut state.cpu, &()) }?;
                 device.end(Self::CONDUCT.end_last);
                 Ok(())
             }

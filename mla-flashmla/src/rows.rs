@@ -1,5 +1,5 @@
-//! The rows of a call as FlashMLA takes them: the query tokens and heads of a request are one list of rows
-//! at one distance, and its work is divided into parts.
+//! The rows of a call as FlashMLA takes them: the query tokens and heads of a request are one list
+//! of rows at one distance, and its work is divided into parts.
 
 use mla_runtime::tensor::Layout;
 
@@ -23,9 +23,9 @@ impl Strides {
         }
     }
 
-    /// The distances in queries `[tokens, heads, 576]` with so many tokens for each request, if their rows
-    /// are at one distance. A distance that nothing lies at is that of packed rows, since it need
-    /// not be aligned.
+    /// The distances in queries `[tokens, heads, 576]` with `query_len` tokens for each request, if
+    /// their rows are at one distance. A distance that nothing lies at is that of packed rows,
+    /// since it need not be aligned.
     pub(crate) fn of(layout: &Layout, query_len: usize) -> Option<Self> {
         let [tokens, heads, _] = layout.shape;
         let [token, head, _] = layout.strides;

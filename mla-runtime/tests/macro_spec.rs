@@ -58,7 +58,13 @@ fn the_literal_form_gives_the_spec_it_says() {
 
 struct Padded;
 
-#[mla_backend(sm = "90", dtypes = "bf16", compiled = ANY_GPU, key_layout = "split", padded_values = true)]
+#[mla_backend(
+    sm = "90",
+    dtypes = "bf16",
+    compiled = ANY_GPU,
+    key_layout = "split",
+    padded_values = true
+)]
 impl PrefillBackend for Padded {
     prefill_body!(common::Bytes);
 }

@@ -79,8 +79,8 @@ fn a_gpu_s_backend_that_says_nothing_of_its_targets_is_chosen_by_name_alone() {
     assert_eq!(
         reasons,
         [
-            "nothing says what its kernels are compiled for; say it by the key `compiled`, or ask for \
-          the backend by name"
+            "nothing says what its kernels are compiled for; say it by the key `compiled`, or ask \
+             for the backend by name"
         ]
     );
 }

@@ -426,7 +426,8 @@ fn sections_of_the_rotation_have_an_order() {
     for (changes, message) in [
         (
             json!({"rope_parameters": {"rope_theta": 8e6}, "rope_scaling": section}),
-            "rope_parameters.rope_theta: given 8000000.0, accepted 500000.0, as rope_scaling has it",
+            "rope_parameters.rope_theta: given 8000000.0, accepted 500000.0, as rope_scaling has \
+             it",
         ),
         (
             json!({"rope_scaling": {"type": "yarn", "rope_type": "default", "factor": 40}}),

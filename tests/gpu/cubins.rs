@@ -252,7 +252,8 @@ fn run(
 }
 
 #[test]
-#[ignore = "needs a GPU and `cargo xtask cubins`: cargo test -r --features sm90 --test gpu -- --ignored cubins"]
+#[ignore = "needs a GPU and `cargo xtask cubins`: \
+            cargo test -r --features sm90 --test gpu -- --ignored cubins"]
 fn kernels_run_by_their_description_alone() {
     let gpu = &*gpu();
     let manifest = manifest();

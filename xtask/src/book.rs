@@ -137,7 +137,8 @@ fn settings_of(root: &Path) -> anyhow::Result<String> {
          plugins: [search]\n\
          validation:\n  \
            nav: {omitted_files: warn, not_found: warn, absolute_links: ignore}\n  \
-           links: {not_found: warn, absolute_links: warn, unrecognized_links: warn, anchors: warn}\n\
+           links: {not_found: warn, absolute_links: warn, unrecognized_links: warn,\
+           \x20 anchors: warn}\n\
          nav:\n- mla-kernels: README.md\n",
     );
     for (title, path) in PAGES {

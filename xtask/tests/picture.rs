@@ -1,5 +1,5 @@
-//! The README's picture is what its table in BENCHMARKS.md says. `cargo xtask goldens --bless` draws
-//! it anew.
+//! The README's picture shows what a table of BENCHMARKS.md says. `cargo xtask goldens --bless`
+//! draws it anew.
 
 use std::{env, fmt::Write as _, fs, path::Path};
 

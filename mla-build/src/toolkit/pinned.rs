@@ -76,8 +76,8 @@ impl Pinned {
         })
     }
 
-    /// The hash of the paths and contents of all files in the include roots, but for the bytecode that pip
-    /// and Python write beside Python's sources.
+    /// The hash of the paths and contents of all files in the include roots, but for the bytecode
+    /// that pip and Python write beside Python's sources.
     fn hash(&self, base: &Path) -> Result<String, Error> {
         let left_out: Vec<_> = self.left_out.iter().map(|it| base.join(it)).collect();
         let mut files = BTreeMap::new();

@@ -28,8 +28,8 @@ pub struct Run {
 /// The facts of a backend's kernels.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct KernelFacts {
-    /// The families that they are compiled in; on a GPU, the first that runs there is taken. An empty
-    /// list if neither the attribute nor a build script says it. `None` if nothing is known.
+    /// The families that they are compiled in; on a GPU, the first that runs there is taken. An
+    /// empty list if neither the attribute nor a build script says it. `None` if nothing is known.
     pub families: Option<&'static [CompiledFamily]>,
     /// The GPUs on which its tests passed. `None` if there is no such table; an empty one says that
     /// they passed on none.

@@ -225,7 +225,7 @@ impl CacheLayout {
         Ok([rows, rope])
     }
 
-    /// Checks that there are as many tensors as the layout has, and that its format can lie in them.
+    /// Checks that there are as many tensors as the layout has, and that its format can lie so.
     fn check_tensors(&self, two: bool) -> Result<()> {
         let named = |two| if two { "two tensors" } else { "one tensor" };
         if self.is_split() != two {

@@ -166,7 +166,8 @@ impl<const WAITS: bool> DecodeBackend for Impatient<WAITS> {
 }
 
 #[test]
-#[ignore = "needs a GPU since Hopper: cargo test -r --features sm80 --test gpu -- --ignored impatient"]
+#[ignore = "needs a GPU since Hopper: \
+            cargo test -r --features sm80 --test gpu -- --ignored impatient"]
 fn a_kernel_that_does_not_wait_is_found_if_it_says_that_it_does() {
     let device = gpu();
     let topic = DecodeTopic::DependentLaunch;
@@ -179,7 +180,8 @@ fn a_kernel_that_does_not_wait_is_found_if_it_says_that_it_does() {
 }
 
 #[test]
-#[ignore = "needs a GPU since Hopper: cargo test -r --features sm80 --test gpu -- --ignored impatient"]
+#[ignore = "needs a GPU since Hopper: \
+            cargo test -r --features sm80 --test gpu -- --ignored impatient"]
 fn a_kernel_that_does_not_wait_is_right_between_fences() {
     let device = gpu();
     for topic in [DecodeTopic::DependentLaunch, DecodeTopic::QueryLengths] {

@@ -1,4 +1,5 @@
-//! The work that a model leaves to the engine around its attention: gates, factors of latents, norms.
+//! The work that a model leaves to the engine around its attention: gates, factors of latents,
+//! norms.
 
 use serde_json::Value;
 

@@ -41,8 +41,8 @@ pub struct ModelConfig {
     pub other_layers: u32,
     /// The element type of weights and activations, if the configuration says.
     pub dtype: Option<DType>,
-    /// The layers that predict further tokens, each with a cache of its own beside [`Self::layers`];
-    /// they serve drafts, and an engine may leave them out.
+    /// The layers that predict further tokens, each with a cache of its own beside
+    /// [`Self::layers`]; they serve drafts, and an engine may leave them out.
     pub draft_layers: u32,
     /// The rank of the query projection; `None`: the query is projected in one step.
     pub q_lora_rank: Option<u32>,
