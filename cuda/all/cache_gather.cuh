@@ -110,7 +110,8 @@ __device__ __forceinline__ FoundRow find_row(const MlaCacheGatherParams& p, int 
 struct GatherPlan {
     int rows;
     int row_bytes;
-    // Bytes of the latent, behind which the rotary key lies in shared memory, whatever the cache is.
+    // Bytes of the latent, behind which the rotary key lies in shared memory, whatever the cache
+    // is.
     int latent_bytes;
     // True if rotary keys lie in a tensor of their own.
     bool split;

@@ -17,7 +17,7 @@ struct CopyRowsPlan {
     const int64_t* places;
     void* to;
     int64_t to_rows;
-    // Of a row, and units in all.
+    // Heads of a row, units of a head, and units in all.
     uint64_t heads, width, units;
     // In units: of rows, heads and columns.
     int64_t from_strides[3];

@@ -12,13 +12,13 @@ namespace mla::sm80::decode {
 template <class C>
 using Accumulators = float[C::kWarpTiles][C::kColumns / 8][4];
 
-// How split_combine.cuh finds its way in them.
+// Layout of the accumulators, for split_combine.cuh.
 template <class C>
 struct SplitLayout {
     static constexpr int kThreads = C::kThreads, kRows = C::kRows;
     static constexpr int kRowsUnits = C::kColumns / 8 * kColumnGroups;
-    // Of 16 rows, a warp's share of a slice is eight units only if there are two splits. Of 64 it is
-    // twice as much: code for fewer units makes some launches shorter and others longer.
+    // With 16 rows, a warp's share of a slice is eight units only if there are two splits. With 64
+    // it is twice as much: code for fewer units makes some launches shorter and others longer.
     static constexpr int kLeastAtOnce = C::kRows == 16 ? 2 : 8;
     // With fewer rows a slice has few units, and most warps would wait while some add.
     static constexpr bool kMany = C::kRows == 64;
@@ -48,8 +48,8 @@ class Output {
     __device__ Output(const KernelParams& p, char* shared, int row_group, int column_group)
         : p_(p), shared_(shared), row_group_(row_group), column_group_(column_group) {}
 
-    // After a barrier that follows the softmax's `finish`. Of a CTA's range of the schedule, `share`
-    // is the length.
+    // Called after a barrier that follows the softmax's `finish`. `share` is the length of a CTA's
+    // range of the schedule.
     __device__ void write(const Item& item, const Accumulators<C>& o, int share) const {
         if (item.splits == 1) return write_rows(item, o);
         if constexpr (Layout::kStaged) {
@@ -68,15 +68,15 @@ class Output {
         return *reinterpret_cast<typename C::Statistics*>(shared_ + C::kStatisticsOffset);
     }
 
-    // Of a tile of rows, the CTA that has this one's split 0.
+    // The CTA that computes split 0 of the item's tile of rows.
     __device__ static int cta_of(const KernelParams& p, const Item& item) {
         // Not known before, where registers are few.
         const int pair = Place::hide(p.pair);
         return item.first_cta_group * pair + (blockIdx.x & (pair - 1));
     }
 
-    // What of the workspace belongs to a split: a CTA group has at most the end of one tile of rows
-    // and the beginning of another.
+    // Addresses of the partial results of an item's splits. A CTA has room for two: a CTA group has
+    // at most the end of one tile of rows and the beginning of another.
     class PartialOf {
       public:
         __device__ PartialOf(const KernelParams& p, const Item& item)
@@ -108,7 +108,7 @@ class Output {
                 p.patience != 0 ? p.patience : kDefaultPatience + share * kTilePatience};
     }
 
-    // Which fragments of its slice the CTA keeps in the stage, first to last.
+    // Fragments of its slice that the CTA keeps in the stage: `begin` to `end` - 1.
     struct Kept {
         int begin, end;
     };
@@ -130,8 +130,8 @@ class Output {
         return (~0u >> (32 - (kept.end - kept.begin))) << kept.begin;
     }
 
-    // Called where no thread has an output any more: inlined, it would take registers of the loop over
-    // KV tiles.
+    // Called where no thread has an output any more: inlined, it would take registers of the loop
+    // over KV tiles.
     __device__ static __noinline__ void combine_staged(const KernelParams& p, char* shared,
                                                        const Item& item, int share, int thread) {
         const Output output(p, shared, thread / 32 / kColumnGroups, thread / 32 % kColumnGroups);
@@ -173,7 +173,8 @@ class Output {
             });
     }
 
-    // Of `kept` fragments, one bit each, the first one goes to the stage's first place.
+    // Stores the output fragments and the rows' statistics. `kept` has one bit per fragment: those
+    // whose bit is set go to the stage, the first of them to its first place.
     __device__ void store(float* to, const Accumulators<C>& o, uint32_t kept, int thread) const {
         float4* vectors = reinterpret_cast<float4*>(to) + thread;
         float4* staged = nullptr;
@@ -198,12 +199,12 @@ class Output {
         }
     }
 
-    // Of the output.
+    // One row of the output.
     struct Row {
         bool exists;
         int head;
         int64_t token;
-        // What sums of values are multiplied by.
+        // Factor of the sums of values.
         float scale, lse;
         T* out;
     };
@@ -227,7 +228,7 @@ class Output {
         return r;
     }
 
-    // Of a unit: the row of this lane's first two values, and of the others.
+    // Rows of this lane in a unit: that of its first two values, and that of the other two.
     struct Rows {
         Row of_half[2];
     };
@@ -261,7 +262,7 @@ class Output {
         }
     }
 
-    // Of this warp's columns, fragments `first` to `first` + 3 of the same 16 rows.
+    // Writes fragments `first` to `first` + 3 of this warp's columns, which have the same 16 rows.
     __device__ void write_four(const Rows& rows, int first, const float4 (&x)[4]) const {
         const int quad = threadIdx.x & 3, column_group = column_group_;
 #pragma unroll
@@ -300,11 +301,11 @@ class Output {
             }
     }
 
-    // Whether the four lanes of a row exchange words, so that each writes 16 bytes at a time. With 32
-    // rows there are no registers for it.
+    // True if the four lanes of a row exchange words, so that each writes 16 bytes at a time. With
+    // 32 rows there are no registers for it.
     static constexpr bool kExchanges = !C::kBytes && C::kRows != 32;
 
-    // By all lanes that have this row, and where they exchange words by the whole warp.
+    // Called by all lanes that have this row; if they exchange words, by the whole warp.
     __device__ void write_row(const Row& row, const float (&o)[C::kColumns / 8][4], int begin,
                               int quad) const {
         constexpr int kEach = C::kBytes ? 4 : kExchanges ? 8 : 2;

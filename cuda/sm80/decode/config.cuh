@@ -12,16 +12,17 @@
 
 namespace mla::sm80::decode {
 
-// Where a warp's loader is. It lies in shared memory where rows are many and registers few.
+// Position of a warp's loader. It lies in shared memory if rows are many and registers few.
 struct alignas(16) LoaderState {
-    // Of pages: where the next token lies, and how many tokens its page still has.
+    // If the cache is paged: address of the next token, and number of tokens that its page still
+    // has.
     const char* from;
     int page_left;
     // Tokens that the request still has, with the next one.
     int left;
     // The next tile to copy is one of this item, which has so many left, and goes there.
     int index, tiles, stage;
-    // Whether there is such a tile.
+    // Nonzero if there is such a tile.
     int more;
 };
 
@@ -37,10 +38,10 @@ struct Config {
     static constexpr int kRowGroups = RowGroups;
     static constexpr int kTokens = Tokens;
 
-    // Whether warps have roles (roles/): here every warp does the same.
+    // True if warps have roles (roles/): here every warp does the same.
     static constexpr bool kRoles = false;
     static constexpr int kWarps = kColumnGroups * RowGroups;
-    // Those that have some of the output, and of the whole CTA.
+    // Threads that have some of the output, and threads of the whole CTA.
     static constexpr int kThreads = 32 * kWarps;
     static constexpr int kCtaThreads = kThreads;
     static constexpr int kWarpRows = 16 * WarpTiles;
@@ -51,8 +52,8 @@ struct Config {
                                      : Tokens > 16 && Format != CacheFormat::e4m3 ? 2
                                      : Tokens > 16 || Latent > 256                ? 3
                                                                                   : 4;
-    // Whether a CTA computes one KV tile at a time. Otherwise it computes the scores of the next one
-    // before the values of this one.
+    // True if a CTA computes one KV tile at a time. Otherwise it computes the scores of the next
+    // one before the values of this one.
     static constexpr bool kOneStage = RowGroups == 1;
     // KV tiles that it needs at least: what is computed and one in flight.
     static constexpr int kLeastStages = kOneStage ? 2 : 3;
@@ -62,8 +63,9 @@ struct Config {
     static constexpr int kSteps = kColumns / 16;
     static constexpr bool kBytes = Format != CacheFormat::plain;
     static constexpr bool kGrouped = Format == CacheFormat::e4m3_grouped;
-    // Of bytes with one scale both products have operands of f16: queries of bf16 become such with
-    // a factor per row. Grouped bytes become what the queries are: their scales may be any.
+    // True for e4m3 with one scale: both GEMMs then have operands of f16, and queries of bf16 are
+    // converted to it with a factor per row. Grouped bytes are converted to the queries' type:
+    // their scales may be any.
     static constexpr bool kHalves = Format == CacheFormat::e4m3;
     using Operand = std::conditional_t<kHalves, __half, Element>;
     // P times a scale has to lie in f16's range: scale_unit.cuh.
@@ -74,20 +76,20 @@ struct Config {
                                                         : 0;
     static constexpr float kUnlift = kLift == 7 ? 0x1p-7f : kLift == 60 ? 0x1p-60f : 1.f;
     static_assert(kLift == 0 || kLift == 7 || kLift == 60);
-    // What the sums of both products have to be multiplied by.
+    // Factors that remain to be applied to the sums of both GEMMs.
     static constexpr float kScoreRest = kHalves    ? kE4m3HalfRest
                                         : kGrouped ? E4m3Fields<Element>::kRest
                                                    : 1.f;
     static constexpr float kOutputRest = kLift == 7 ? kScoreRest * kUnlift : kScoreRest;
     static constexpr int kLatentBytes = kBytes ? 1 : 2;
     static constexpr int kRopeBytes = Format == CacheFormat::e4m3 ? 1 : 2;
-    // Of a cache row: where the scales and the rotary values begin.
+    // Offsets of the scales and of the rotary values in a cache row.
     static constexpr int kScaleOffset = Latent * kLatentBytes;
     static constexpr int kRopeOffset = kScaleOffset + (kGrouped ? Latent / 128 * 4 : 0);
     // Rows by rows of 16, every warp does the softmax of all its rows and keeps P in registers. Of
     // more rows it does a quarter, and the quarters meet in shared memory.
     static constexpr bool kShared = WarpTiles > 1;
-    // Where a warp's loader is: by rows of 16 there are registers for it.
+    // True if a warp's loader is in registers: 16 rows per warp leave enough of them.
     static constexpr bool kStateInRegisters = !kShared;
     static constexpr int kBlocks = Tokens / 8;
 
@@ -119,7 +121,7 @@ struct Config {
         uint32_t valid[kMaxStages];
     };
     struct Statistics {
-        // What each row's output is to be rescaled by.
+        // Factor by which each row's output is to be rescaled.
         float rescale[kRows];
         SplitShared<kRows> rows;
     };
@@ -132,8 +134,8 @@ struct Config {
         (kWarpOffset + int(sizeof(WarpShared)) * kWarps + 15) & ~15;
     static_assert(kStatisticsOffset % 16 == 0 && kProbabilityOffset % 16 == 0);
 
-    // Of one cache row in the cache, and in shared memory: an odd number of 16-byte chunks, so that
-    // the same chunks of eight rows lie in different banks.
+    // Bytes of one cache row in the cache, and in shared memory: there an odd number of 16-byte
+    // chunks, so that the same chunks of eight rows lie in different banks.
     static constexpr int row_bytes(int rope_dim) { return kRopeOffset + rope_dim * kRopeBytes; }
     static constexpr int pitch(int rope_dim) { return ((row_bytes(rope_dim) + 15) / 16 | 1) * 16; }
     static constexpr size_t shared_bytes(int rope_dim, int stages) {

@@ -1,4 +1,4 @@
-// How an instantiation fits a device.
+// Fits an instantiation to a device: CTAs, stages, shared memory and workspace.
 #pragma once
 
 #include <algorithm>
@@ -11,15 +11,15 @@ namespace mla::sm80::decode {
 // more of them without rows.
 inline int pair_of(int rows, int tile_rows) { return rows > tile_rows ? 2 : 1; }
 
-// How an instantiation is launched.
+// Launch sizes of an instantiation.
 struct Fit {
     // CTAs per SM and in all, and KV tiles that each holds.
     int resident, ctas, stages;
     size_t shared_bytes, workspace_bytes;
 };
 
-// As many CTAs per SM as registers allow, as long as each has enough stages. No CTAs if not even
-// one has.
+// Takes the maximum number of CTAs per SM for which registers suffice and each CTA has enough
+// stages. Returns no CTAs if not even one per SM has enough stages.
 template <class C>
 Fit fit(int shared_of_cta, int shared_of_sm, int reserved, int multiprocessors, int rope_dim,
         int pair) {

@@ -62,8 +62,8 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void decode_kernel(
                 return pointers;
             },
             place.column_group(), place.column_group() * 16 < p.rope_dim);
-        // How many tokens a row of the warp attends to. What it depends on is read where it is
-        // asked for: registers are few.
+        // Number of tokens that row r of the warp attends to. Its inputs are read from shared
+        // memory at each call: registers are few.
         const auto limit_of = [&](int r) {
             const int kv_len = ptx::ld_shared_s32(ptx::shared_address(&item.kv_len));
             if (!p.causal) return kv_len;
@@ -148,7 +148,7 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void decode_kernel(
             };
             // The stage of `tile` + 1. Before the first tile there are its scores to be made.
             int ahead = stage;
-            // Whether the output of the row group's rows is to be rescaled.
+            // True if the output of the row group's rows is to be rescaled.
             bool rescale = false;
 #pragma unroll 1
             for (int tile = item.tile_begin - 1;; ++tile) {

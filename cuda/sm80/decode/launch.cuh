@@ -1,4 +1,4 @@
-// Which instantiation a batch gets, and its launch.
+// Choice of the instantiation for a batch, and its launch.
 #pragma once
 
 #include "fit.cuh"
@@ -7,12 +7,12 @@
 
 namespace mla::sm80::decode {
 
-// How a batch is divided, as far as the host knows it.
+// Shape of a batch, as far as the host knows it.
 struct Shape {
     // Query rows of the longest request.
     int rows;
     int rope_dim;
-    // How many requests there are, and the cached tokens that one has at most.
+    // Number of requests, and maximum number of cached tokens of one.
     int requests;
     int64_t kv_len;
 };
@@ -67,14 +67,14 @@ Variant variant() {
     return {&fit_variant<C>, &launch_variant<C>};
 }
 
-// Whether the device has the shared memory that KV tiles of this size are worth: for as many CTAs
-// as registers allow.
+// True if the device's shared memory suffices for the number of CTAs per SM that registers allow:
+// KV tiles of this size are not worth fewer.
 template <class C>
 bool has_room(const Limits& l, const Shape& s) {
     return fit_to<C>(l, s).resident == C::kResident;
 }
 
-// Of 16 rows, KV tiles of 32 tokens where there is room for them, of 16 otherwise.
+// Instantiation for 16 rows: with KV tiles of 32 tokens if there is room for them, else of 16.
 template <typename T, int kLatent, CacheFormat kFormat>
 Variant variant_with_room(const Limits& l, const Shape& s) {
     using Large = Config<T, kLatent, kFormat, 1, 1, 32>;
@@ -102,7 +102,8 @@ constexpr int most_of_short(CacheFormat format, int rows) {
     return 0;
 }
 
-// Whether a batch is so short, by what its requests have at most, and no CTA has two of its tiles.
+// True if a batch is that short, by the maximum length of its requests, and no CTA has two of its
+// tiles.
 inline bool is_short(const Limits& l, const Shape& s, CacheFormat format, const Variant& of_16) {
     Fit f;
     if (of_16.fit(l, s, f).code != MLA_OK) return false;
@@ -110,8 +111,8 @@ inline bool is_short(const Limits& l, const Shape& s, CacheFormat format, const 
     return tiles <= f.ctas && tiles * s.kv_len <= int64_t(most_of_short(format, s.rows)) * f.ctas;
 }
 
-// By the rows of a request: 16, 32 and 64 rows per CTA, of short batches 16. Warps of 64 rows have
-// roles if there is room for them and no bytes are to be converted.
+// Chooses by the rows of a request: 16, 32 or 64 rows per CTA, and 16 for short batches. With 64
+// rows, a plain cache and 512 latent columns, warps have roles if there is room for them.
 template <typename T, int kLatent, CacheFormat kFormat>
 Variant variant_of(const Limits& l, const Shape& s) {
     const Variant of_16 = variant_of_16<T, kLatent, kFormat>(l, s);

@@ -1,8 +1,8 @@
 // Copies KV tiles to shared memory ahead of the computation.
 //
-// Of 16 tokens (of twice as many, where a KV tile has them for as many warps) each warp copies as
-// many rows as every other warp: several lanes a row, one address per lane. What says where the next
-// tokens lie (a page number, or slots) is read while those before them are copied.
+// The warps share the rows of 16 tokens evenly (of 32, if a KV tile has 32 and at least 256 threads
+// copy): several lanes a row, one address per lane. The location of the next tokens (a page number,
+// or slots) is read while those before them are copied.
 #pragma once
 
 #include <type_traits>
@@ -41,7 +41,7 @@ __device__ __forceinline__ void wait_for_all_but(bool latest) {
         ptx::cp_async_wait_group<0>();
 }
 
-// What a thread copies of one row, 16 bytes at a time: zeros if there is no such row.
+// A thread's share of the copy of one row, 16 bytes at a time: zeros if there is no such row.
 template <class C>
 struct RowCopy {
     // Tokens that all threads copy at a time; lanes that copy one row.
@@ -111,10 +111,10 @@ class Loader {
         return all;
     }
 
-    // Whether there is another tile to copy.
+    // True if there is another tile to copy.
     __device__ bool more() const { return state_.more != 0; }
 
-    // Whether item `index` exists, if it is one of those made so far or the next one.
+    // True if item `index` exists, which must be one of those made so far or the next one.
     __device__ bool has(int index) const { return index < state_.index || state_.more != 0; }
 
   private:
@@ -145,7 +145,8 @@ class Loader {
             }
             if (--s.tiles == 0) {
                 if constexpr (C::kRoles) {
-                    // Of the item that has ended no register keeps anything in the meantime.
+                    // A new state: no register keeps anything of the item that has ended in the
+                    // meantime.
                     LoaderState next = {};
                     next.index = s.index;
                     next.stage = s.stage;
@@ -209,7 +210,7 @@ class Loader {
 
     template <typename Copy>
     __device__ void copy_pages(LoaderState& s, uint32_t to, const Copy& copy) {
-        // Of the first row where there is none: no address behind the cache.
+        // A row that does not exist takes the address of the first one: none is past the cache.
         const int row = own_row() % 16;
         const bool exists = row < s.left;
         copy(row_copy(to, s.from + (exists ? row : 0) * p_.cache_slot_stride, exists));

@@ -1,4 +1,4 @@
-// What the kernel is told by the host, and the sizes both agree on.
+// Parameters that the host passes to the kernel, and sizes that both agree on.
 #pragma once
 
 #include <cstddef>
@@ -59,17 +59,17 @@ struct KernelParams {
     int pair;
     int causal;
     int sparse;
-    // What a tile of rows costs beside its KV tiles, and the least cost that is worth a CTA where
-    // splits are many.
+    // Cost of a tile of rows in addition to its KV tiles, and the minimum cost that is worth a CTA
+    // if splits are many.
     int tile_cost, least_share;
-    // How much longer ranges may be for being even (schedule.cuh).
+    // Cost by which ranges may be longer in order to be even (schedule.cuh).
     int even_gain;
     // Cycles that a CTA waits for the other splits of a tile of rows; 0: kDefaultPatience, and
     // kTilePatience for each KV tile of a CTA's share, since one may have much less than a share.
     int64_t patience;
     // softmax_scale * log2(e), times the cache's scale
     float scale_log2;
-    // What the output is multiplied by: the cache's scale
+    // Factor of the output: the cache's scale
     float out_scale;
 
     // Counters first, then partial results.

@@ -1,12 +1,12 @@
-// Which thread of the CTA this is, and what follows from that: of columns, rows and copies.
+// Position of a thread in the CTA, and its columns, rows and copies, which follow from that.
 #pragma once
 
 #include "params.cuh"
 
 namespace mla::sm80::decode {
 
-// What is asked of it is computed anew each time, so that it occupies no register in the meantime:
-// the compiler takes each copy of the number for another one.
+// Each member function computes its result anew, so that it occupies no register in the meantime:
+// the compiler takes each copy of the thread's number for another one.
 class Place {
   public:
     __device__ Place() : thread_(threadIdx.x) {}

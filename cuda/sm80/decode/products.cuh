@@ -18,13 +18,13 @@ namespace mla::sm80::decode {
 template <class C>
 struct QueryFragments {
     uint32_t words[C::kWarpTiles][C::kSteps + 1][4];
-    // Of rows that became f16, the powers of two that their scores are to be multiplied by: two
-    // exponents as f32 has them, in one register.
+    // For rows converted to f16: the powers of two by which their scores are to be multiplied, two
+    // exponents as f32 has them in one register.
     static constexpr bool kConverted =
         C::kHalves && std::is_same_v<typename C::Element, __nv_bfloat16>;
     uint32_t exponents[C::kWarpTiles];
 
-    // What scores of row lane / 4 or 8 + lane / 4 of 16 are to be multiplied by.
+    // Factor of the scores of row lane / 4 (`half` 0) or 8 + lane / 4 (`half` 1) of 16.
     __device__ float rest(int tile, int half) const {
         if constexpr (kConverted)
             return __uint_as_float(exponents[tile] << (half ? 15 : 23) & 0x7f800000u);
@@ -59,8 +59,8 @@ struct QueryFragments {
     }
 
   private:
-    // Makes f16 of a row of bf16: its greatest value comes to lie below 2^15, so that what f16 has no
-    // bits for is below 2^-39 of that.
+    // Converts a row of bf16 to f16: its maximum magnitude comes to lie below 2^15, so that what
+    // f16 has no bits for is below 2^-39 of that.
     __device__ void convert(int tile, int half) {
         uint32_t greatest = 0;
 #pragma unroll
@@ -94,7 +94,7 @@ struct QueryFragments {
         else
             return ptx::mul_rn_x2<T>(pair, E4m3Fields<T>::kLiftWord);
     }
-    // Of 16 columns, the four that belong to this lane.
+    // Loads the four of 16 columns that belong to this lane.
     __device__ static uint2 load_step(const char* from, bool bytes) {
         const int quad = threadIdx.x & 3;
         if (!bytes) {
@@ -119,10 +119,10 @@ class Products {
   public:
     __device__ Products(const KernelParams& p, const Place& place) : p_(p), place_(place) {}
 
-    // Of tokens 16 * unit to 16 * unit + 15 of the stage.
+    // Computes this warp's scores of tokens 16 * unit to 16 * unit + 15 of the stage.
     __device__ void scores(const QueryFragments<C>& q, uint32_t stage, int unit,
                            Scores<C>& s) const {
-        // Two sums where one would make a chain of few, long steps, and there are registers for them.
+        // Two sums if one would make a chain of few, long steps and there are registers for both.
         constexpr int kSums = C::kWarpTiles == 1 && !C::kHalves ? 2 : 1;
         const uint32_t from = stage + unit * 16 * p_.pitch;
         const int row = C::kBytes ? by_rows() : by_chunks();
@@ -209,8 +209,8 @@ class Products {
         }
     }
 
-    // `p(tile, step)` answers the fragment of 16 rows by 16 tokens. `between(i)` is called after the
-    // products of each load, with its number.
+    // `p(tile, step)` returns the fragment of 16 rows by 16 tokens. `between(i)` is called after
+    // the MMAs of each load, with its number.
     template <typename P, typename Between>
     __device__ void values(const P& p, uint32_t stage,
                            float (&o)[C::kWarpTiles][C::kColumns / 8][4],
@@ -258,7 +258,7 @@ class Products {
     }
 
   private:
-    // Whether a byte that is NaN makes a score that is.
+    // True if a byte that is NaN makes its scores NaN.
     static constexpr bool kConvertsNan = C::kHalves && kE4m3Instruction;
 
     __device__ static bool is_finite(uint32_t word) {
@@ -374,8 +374,9 @@ class Products {
         }
     }
 
-    // Where a lane's row of a fragment begins, rows 0 to 7 and 8 to 15 in turn, or first one row
-    // block's two chunks. Computed wherever they are needed: registers are few.
+    // Offset of this lane's row in a fragment for ldmatrix: of rows 0 to 7 and 8 to 15 in turn
+    // (by_rows), or of the two chunks of one block of eight rows first (by_chunks). Computed
+    // wherever it is needed: registers are few.
     __device__ int by_rows() const {
         const int lane = place_.lane();
         return (lane & 15) * p_.pitch + (lane >> 4) * 16;

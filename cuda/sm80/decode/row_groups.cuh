@@ -1,9 +1,9 @@
-// How the row groups of a CTA keep step: each computes its rows of the same KV tiles, and they share
-// the tiles' place in shared memory.
+// Synchronisation of the row groups of a CTA: each computes its rows of the same KV tiles, and they
+// share the tiles' stages in shared memory.
 //
 // A row group that has multiplied a tile's values passes it: it no longer reads the tile, and its
 // copies of the two tiles after it have arrived. The other row group waits for that before it
-// copies another tile to this one's place and before it reads the second tile after it. So neither
+// copies another tile to this one's stage and before it reads the second tile after it. So neither
 // is a whole tile ahead, and one may be at its softmax while the other multiplies.
 #pragma once
 

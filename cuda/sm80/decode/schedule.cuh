@@ -1,5 +1,4 @@
-// Which cached tokens of which query rows each CTA works on, derived on the device from the
-// lengths.
+// Cached tokens and query rows that each CTA works on, derived on the device from the lengths.
 //
 // A request's query rows (its query tokens and heads together) are cut into tiles of rows, and
 // `pair` of them, which CTAs side by side do, are a group. A group costs its KV tiles (at least
@@ -24,7 +23,7 @@ namespace mla::sm80::decode {
 // Some KV tiles of one tile of rows.
 struct Item {
     int request;
-    // Of the request: where its query tokens begin, how many there are, cached tokens.
+    // The request's first query token, its number of query tokens, and its cached tokens.
     int q_begin, q_len, kv_len;
     // Cached tokens before the query tokens, and those that all rows attend to.
     int before, unmasked;
@@ -39,7 +38,7 @@ struct Item {
 template <int kTileRows, int kTileTokens>
 class Schedule {
   public:
-    // So many splits of a tile of rows take little longer to combine than fewer.
+    // Number of splits of a tile of rows that take little longer to combine than fewer.
     static constexpr int kFewSplits = 64;
     // Entries of the ring: what a warp computes, what it loads, and one per tile between them.
     static constexpr int kItems = 8;
@@ -47,9 +46,10 @@ class Schedule {
 
     struct Shared {
         Item items[kItems];
-        // Which CTA group this CTA belongs to, and which of its tiles of rows it does.
+        // CTA group of this CTA, and the CTA's number within it, which tells its tile of rows.
         int cta_group, member;
-        // Of a CTA group's range: all ranges are as long. The line's length.
+        // Length of a CTA group's range, which is the same for all; end of this one's; length of
+        // the line.
         int share, end, total;
         bool even, any;
         // The line up to where items were made, the request there, and where it begins.
@@ -82,7 +82,7 @@ class Schedule {
             return max(int(unsigned(cost + cta_groups - 1) / unsigned(cta_groups)), least);
         };
         int share = share_of(all_tiles + all_groups * p_.tile_cost);
-        // Of this lane's requests: cost, or ranges if they are even.
+        // Sum over this lane's requests: of their cost, or of their ranges if those are even.
         int units = tiles + groups * p_.tile_cost;
         bool even = false;
         if (all_groups <= cta_groups) {
@@ -100,7 +100,7 @@ class Schedule {
                 }
             }
         }
-        // Where groups are alike, ranges of whole ones leave nothing to combine.
+        // Ranges of whole groups leave nothing to combine if groups are alike.
         if (!even && all_tiles == all_groups * most_tiles) {
             const int cost = most_tiles + p_.tile_cost;
             const int whole = int(unsigned(share + cost - 1) / unsigned(cost)) * cost;
@@ -136,7 +136,7 @@ class Schedule {
         __syncwarp();
     }
 
-    // Whether there is a first item.
+    // True if there is a first item.
     __device__ bool first() const { return shared_.any; }
     // Puts the next item into entry `index`.
     __device__ bool next(int index) {
@@ -186,7 +186,7 @@ class Schedule {
     __device__ const Item& item(int index) const { return shared_.items[index & (kItems - 1)]; }
 
   private:
-    // Of even ranges, a group has some for itself.
+    // Makes the first item if ranges are even: each then belongs to one group alone.
     __device__ bool first_of_even() {
         const int range = shared_.cta_group, share = shared_.share;
         int request = shared_.request, begins = shared_.begins;

@@ -9,7 +9,7 @@
 
 namespace mla::sm80::decode {
 
-// Which tokens of a KV tile a row attends to.
+// Mask of the tokens of a KV tile that a row attends to.
 struct Mask {
     // Tokens below it, counted from the request's first.
     int limit;
@@ -56,11 +56,11 @@ struct NoUnit {};
 template <class C>
 using UnitOf = std::conditional_t<C::kScaleUnits, ScaleUnit, NoUnit>;
 
-// What a softmax needs to know of a KV tile.
+// Facts about a KV tile that a softmax needs.
 struct TileFacts {
     // Its first token, counted from the request's first.
     int first;
-    // Whether some row does not attend to some of its tokens.
+    // False only if all rows attend to all of its tokens.
     bool masked;
     uint32_t valid;
     const char* stage;
@@ -299,7 +299,7 @@ class SharedSoftmax {
     }
 
   private:
-    // Of 16 tokens.
+    // Units of 16 tokens in a KV tile.
     static constexpr int kUnits = C::kTokens / 16;
 
     // Leaves the tile's scales to the warp, in the units of their groups. Lane l has group l % 4,

@@ -145,7 +145,7 @@ KernelParams kernel_params(const MlaSparseParams& p, void* workspace) {
     return k;
 }
 
-// What every entry point begins with.
+// First steps of every entry point: checks the shape and takes the device's limits.
 MlaStatus begin(const MlaSparseParams& p, const MlaDeviceLimits* limits, Limits& device) {
     const MlaStatus s = check_shape(p);
     return s.code == MLA_OK ? device_limits(limits, device) : s;

@@ -1,10 +1,10 @@
-// How a CTA that has nothing else to do combines its slice of the output, where its KV tiles' place
-// takes other splits' partial results: copies of all of them are under way at once, while the rows'
-// statistics are combined.
+// Combines the slice of a CTA that has nothing else to do. The stages of its KV tiles take other
+// splits' partial results: copies of all of them are in flight at once, while the rows' statistics
+// are combined.
 //
-// Where splits are few, a slice is some fragments of every warp, which each warp adds for itself.
-// What the CTA has of them itself never leaves it. Where splits are many, a slice is some units, of
-// which each warp adds a range of the splits.
+// If splits are few, a slice is some fragments of every warp, which each warp adds for itself;
+// those of the CTA's own split stay in shared memory if there is room. If splits are many, a slice
+// is some units, of which each warp adds a range of the splits.
 #pragma once
 
 #include "config.cuh"
@@ -17,11 +17,11 @@ namespace mla::sm80::decode {
 // This warp's share of the KV tiles' place.
 template <class C>
 struct Staging {
-    // Of a warp: fragments, and the units that they are.
+    // Fragments of a warp, in all and of the same 16 rows.
     static constexpr int kFragments = C::kFragments;
     static constexpr int kTileFragments = C::kColumns / 8;
 
-    // This lane's first quadruple; the next ones follow 32 quadruples on. So many there are.
+    // This lane's first quadruple; the next ones follow 32 quadruples on. `room` is their number.
     float4* place;
     int room;
 
@@ -34,11 +34,12 @@ struct Staging {
     }
     __device__ float4& operator[](int i) const { return place[i * 32]; }
 
-    // Up to so many splits each warp adds its fragments for itself: two of them or more.
+    // Maximum number of splits for which each warp adds its fragments for itself: two of them or
+    // more.
     __device__ static int few(const KernelParams& p) { return min(kFragments / 2, room_of(p) - 1); }
-    // Of combiner `i` of `combiners`, the first fragment then.
+    // First fragment of combiner `i` of `combiners` if splits are few.
     __device__ static int begin(int i, int combiners) { return i * kFragments / combiners; }
-    // Whether so many of the CTA's own stay here: if there is room for others'.
+    // True if this number of the CTA's own fragments stays here: there is room for others' then.
     __device__ static bool keeps(const KernelParams& p, int fragments, int splits) {
         const int room = room_of(p);
         return splits <= few(p) && fragments <= room / 2 && fragments + splits - 1 <= room;
@@ -70,7 +71,7 @@ class StagedCombine {
           write_(write),
           write_four_(write_four) {}
 
-    // Whether there is room for the weights of so many splits and a unit's sums.
+    // True if there is room for the weights of this number of splits and a unit's sums.
     __device__ static bool fits(int splits) {
         return kStateBytes + splits * (C::kRows * 4) + kUnitBytes <= C::kSliceBytes;
     }
@@ -162,15 +163,15 @@ class StagedCombine {
   private:
     __device__ float* weights() const { return reinterpret_cast<float*>(exchanged_ + kStateBytes); }
 
-    // Of the CTA's tile, the first row of this lane in the warp's first fragments.
+    // First row of this lane in the warp's first fragments, counted in the CTA's tile.
     __device__ int row_of_lane() const {
         return thread_ / (32 * kColumnGroups) * C::kWarpRows + (thread_ & 31) / 4;
     }
-    // Of a unit, the first of this lane's two rows.
+    // The first of this lane's two rows in a unit.
     __device__ int first_row(int unit) const {
         return unit / Layout::kRowsUnits * 16 + (thread_ & 31) / 4;
     }
-    // Which unit this warp's fragment is.
+    // The unit that this warp's fragment is.
     __device__ int unit_of(int fragment) const {
         const int warp = thread_ / 32;
         const int rows = warp / kColumnGroups * C::kWarpTiles + fragment / Stage::kTileFragments;
@@ -259,7 +260,7 @@ class StagedCombine {
     // In shared memory: states of all threads, weights of all splits' rows, sums of all warps.
     char* exchanged_;
     const Stage& stage_;
-    // Whether what the CTA has of its slice lies in the first quadruples of the stage.
+    // True if the CTA's own fragments of its slice lie in the first quadruples of the stage.
     bool keeps_;
     const PartialOf& partial_of_;
     const RowsOf& rows_of_;

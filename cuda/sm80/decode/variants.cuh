@@ -5,7 +5,8 @@
 
 namespace mla::sm80::decode {
 
-// What an instantiation depends on beside the rows of a request.
+// Types and width that an instantiation depends on, beside the shape of the batch and the device's
+// limits.
 struct Kind {
     bool bf16;
     int latent_dim;
@@ -40,7 +41,7 @@ inline MlaStatus most_workspace(const Kind& k, const Limits& l, int rows, int ro
     return ok();
 }
 
-// How the kernels name a format that they take. A check refuses what they do not.
+// The kernels' name of a format that they take. A check refuses others.
 inline CacheFormat cache_format(int format) {
     // Without a default: a new format is an error of the compiler here, too.
     switch (static_cast<MlaCacheFormat>(format)) {

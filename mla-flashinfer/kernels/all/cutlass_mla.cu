@@ -1,4 +1,4 @@
-// What stands before and behind CUTLASS's decode.
+// Kernels that run before and after CUTLASS's decode.
 #include <algorithm>
 
 #include "cutlass_mla.h"
@@ -75,7 +75,7 @@ __global__ void merge(FiCutlassMlaMerge call) {
     const int request = blockIdx.x, head = blockIdx.y, tokens = call.seq_lens[request];
     const bool has_tiles = tokens_in_tiles(tokens) > 0, has_tail = tokens_in_tiles(tokens) < tokens;
     const int64_t row = static_cast<int64_t>(request) * kHeads + head;
-    // What was computed of no tokens is not looked at: it may be NaN.
+    // Results of no tokens are not read: they may be NaN.
     const float tile = has_tiles ? call.tile_lse[row] : -INFINITY;
     const float tail = has_tail ? call.tail_lse[row] : -INFINITY;
     const float most = fmaxf(tile, tail);

@@ -1,4 +1,4 @@
-// What stands between FlashInfer's outputs and ours.
+// Conversion of FlashInfer's outputs into ours.
 #include "finish.h"
 #include "guard.h"
 
@@ -25,7 +25,7 @@ __global__ void transpose_lse(const float* from, float* to, int64_t head_stride,
     }
 }
 
-// Whether a launch may be programmatically dependent on the one before it.
+// Sets `has` to whether a launch may be programmatically dependent on the one before it.
 cudaError_t has_dependent_launch(bool* has) {
     int device = 0, major = 0;
     cudaError_t status = cudaGetDevice(&device);

@@ -1,4 +1,4 @@
-// What is done on the host before a launch.
+// Host code that runs before a launch.
 #include <algorithm>
 #include <flashinfer/attention/scheduler.cuh>
 #include <stdexcept>

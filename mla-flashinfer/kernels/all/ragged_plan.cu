@@ -1,4 +1,4 @@
-// What is done on the host before a ragged prefill.
+// Host code that runs before a ragged prefill.
 #include <algorithm>
 #include <flashinfer/attention/scheduler.cuh>
 #include <functional>
@@ -10,7 +10,7 @@
 
 namespace {
 
-// What lies between two lists at most, and behind the last.
+// Maximum number of bytes in the gaps between lists and behind the last.
 constexpr int64_t kGaps = 10 * 16;
 
 // fa2 has query tiles of 16 at least. It divides keys while there are fewer tiles than two for each

@@ -21,7 +21,7 @@ flashinfer::MLAParams<T, T, T, int32_t> mla_params(const FiMlaRun& run) {
     const auto list = [&run](int index) {
         return const_cast<int32_t*>(run.lists) + static_cast<int64_t>(index) * run.capacity;
     };
-    // What the workspace has room for: a row is an output of T and its log-sum-exp.
+    // Rows that the workspace has room for: a row is an output of T and its log-sum-exp.
     const int64_t rows = run.workspace_bytes / (kLatent * sizeof(T) + sizeof(float));
     flashinfer::MLAParams<T, T, T, int32_t> params{};
     params.q_nope = address(run.query_latent);

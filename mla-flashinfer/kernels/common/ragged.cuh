@@ -1,4 +1,5 @@
-// What both versions of FlashInfer's ragged prefill share: the widths, the mask and the dtype.
+// Definitions that both versions of FlashInfer's ragged prefill share: the widths, the mask and the
+// dtype.
 #pragma once
 
 #include <flashinfer/allocator.h>
@@ -29,8 +30,7 @@ cudaError_t of_kind(const FiRaggedRun& run, Launch&& launch) {
     });
 }
 
-// What a plan for CUTLASS's kernel says: where its lists begin in bytes, and what else the launch
-// needs.
+// A plan for CUTLASS's kernel: offsets of its lists in bytes, and what else the launch needs.
 struct CutlassPlan {
     int64_t work_starts, tiles, heads, requests_of_works;
     int64_t max_query_len, requests;

@@ -6,7 +6,7 @@
 
 namespace mla::sm80::decode {
 
-// Of the queries' steps of 16 columns, a score warp holds `HeldSteps` in registers, and reads the
+// A score warp holds `HeldSteps` of the queries' steps of 16 columns in registers, and reads the
 // others from shared memory.
 template <typename Element, int Latent, int Tokens, int HeldSteps>
 struct RoleConfig : Config<Element, Latent, CacheFormat::plain, 2, 2, Tokens> {
@@ -17,11 +17,12 @@ struct RoleConfig : Config<Element, Latent, CacheFormat::plain, 2, 2, Tokens> {
     static constexpr int kScoreWarps = Base::kRows / 16;
     static constexpr int kCtaThreads = Base::kThreads + 32 * kScoreWarps;
 
-    // What is read, what scores are made of, and what is in flight.
+    // Stages: of the tile that output warps read, of the one that scores are made of, and of those
+    // in flight.
     static constexpr int kLeastStages = 3;
     static constexpr int kMostStages = 4;
 
-    // Of queries, steps of 16 columns; the rotary ones are last.
+    // Steps of 16 columns of the queries; the rotary ones are last.
     static constexpr int kRopeSteps = 4;
     static constexpr int kLatentSteps = Latent / 16;
     static constexpr int kQuerySteps = kLatentSteps + kRopeSteps;
@@ -31,12 +32,13 @@ struct RoleConfig : Config<Element, Latent, CacheFormat::plain, 2, 2, Tokens> {
     static constexpr int kAhead = 2;
 
     struct WarpShared : Base::WarpShared {
-        // Of an output warp: in the item's last so many tiles some row does not see some token.
+        // For an output warp: number of the item's last tiles in which some row does not see some
+        // token.
         int cleared;
     };
     // P, and what follows from it, is double buffered.
     struct Statistics {
-        // What each row's output is to be rescaled by, and whether any of 16 rows is.
+        // Factor by which each row's output is to be rescaled, and whether any of 16 rows is.
         float rescale[2][Base::kRows];
         int any_rescale[2][kScoreWarps];
         // The keys of columns that cached rows do not have.
@@ -68,7 +70,8 @@ struct RoleConfig : Config<Element, Latent, CacheFormat::plain, 2, 2, Tokens> {
     static constexpr size_t shared_bytes(int rope_dim, int stages) {
         return kStagesOffset + size_t(stages) * Tokens * pitch(rope_dim);
     }
-    // Where queries arrive, two bits of an address tell four chunks of a row apart.
+    // Queries arrive at multiples of 64 bytes: two bits of an address tell four chunks of a row
+    // apart.
     static_assert(kQueryOffset % 64 == 0 && kStagesOffset % 64 == 0);
     static_assert(Tokens * Base::pitch(16 * kRopeSteps) % 64 == 0);
 

@@ -1,5 +1,6 @@
-// How score warps and output warps hand over KV tiles, P and statistics: at one barrier of all warps
-// per tile, where each role says what it has done and begins what the other one has made possible.
+// Handover of KV tiles, P and statistics between score warps and output warps: one barrier of all
+// warps per tile, at which each role says what it has done and begins what the other one has made
+// possible.
 //
 //   score warps:   scores of tile t + 1          | have left P of t + 1
 //   output warps:  output of tile t, copies      | have read P of t and the tile, t + 2 has arrived
@@ -14,9 +15,9 @@ namespace mla::sm80::decode {
 
 template <class C>
 struct Handover {
-    // Before the first tile, which has arrived; at each tile, whose P is there, and behind an item's
-    // last one its rows' statistics; and before P of another item's first tile, when what output
-    // warps leave in P's place and read of the statistics has been read.
+    // Called before the first tile, which has arrived; at each tile, whose P is there, and behind
+    // an item's last one its rows' statistics; and before P of another item's first tile, when
+    // output warps have read what they left in P's place, and the statistics.
     __device__ static void meet() { ptx::barrier_sync(kBarrier, C::kCtaThreads); }
 
   private:

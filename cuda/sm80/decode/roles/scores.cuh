@@ -10,7 +10,7 @@ template <class C>
 class ScoreWarp {
     using T = typename C::Element;
     using Hand = Handover<C>;
-    // Of 16 tokens.
+    // Units of 16 tokens in a KV tile.
     static constexpr int kUnits = C::kTokens / 16;
     // Two sums where one would make a chain of few, long steps.
     static constexpr int kSums = kUnits == 1 ? 2 : 1;
@@ -58,7 +58,7 @@ class ScoreWarp {
             ->params;
     }
 
-    // Of the warp's row r, where its latent and rotary values are: those of the item's first row if
+    // Addresses of the latent and rotary values of a query row: those of the item's first row if
     // there is no such row.
     struct QueryRow {
         const char *latent, *rope;
@@ -81,7 +81,7 @@ class ScoreWarp {
     // Into L2, all at once, while the item before is computed.
     __device__ static __noinline__ void prefetch_queries(const KernelParams& p, const Item& item,
                                                          int warp) {
-        // Of 64 values: the rotary ones are last.
+        // Lines of 64 values in a row: the rotary ones are last.
         constexpr int kLines = C::kLatent / 64 + 1;
         for (int i = threadIdx.x & 31; i < 16 * kLines; i += 32) {
             const QueryRow row = row_of(p, item, warp * 16 + i / kLines);
@@ -94,7 +94,7 @@ class ScoreWarp {
     // Queries arrive two steps at a time: 16 rows of four 16-byte chunks, exchanged so that eight
     // rows' chunks lie in different banks.
     static constexpr int kPairBytes = 2 * 16 * 32;
-    // Those that are held arrive in the room of the others.
+    // Held steps arrive in the room of the others.
     static constexpr int kOtherSteps = C::kQuerySteps - C::kHeldSteps;
     static_assert(C::kHeldSteps % 2 == 0 && kOtherSteps % 2 == 0 && C::kHeldSteps <= kOtherSteps);
     __device__ static int exchanged(int row, int chunk) { return chunk ^ (row >> 1 & 3); }
@@ -115,8 +115,8 @@ class ScoreWarp {
                                           to + r * 64 + exchanged(r, quad) * 16);
         }
     }
-    // Of a row, 16 bytes of each pair of steps. What a copy adds to the addresses is part of its
-    // instruction, which reads its registers late.
+    // Begins to copy 16 bytes of each pair of steps of a row. For latent values, the offsets are
+    // part of the instruction, which reads its registers late.
     template <int step, int begin, int end>
     __device__ static void copy_steps(const QueryRow& row, int byte, int rope_dim, uint32_t to) {
         constexpr int at = (step - begin) / 2 * kPairBytes, column = step * 16 - C::kLatent;
@@ -128,8 +128,8 @@ class ScoreWarp {
         if constexpr (step + 2 < end)
             copy_steps<step + 2, begin, end>(row, byte, rope_dim, to);
     }
-    // Of steps that have arrived each lane's operands together, in the place of the rows that they
-    // are of.
+    // Puts each lane's operands of steps that have arrived together, in the place of the rows that
+    // they are of.
     __device__ static void arrange(uint32_t from, int steps) {
         // Found anew each time: registers are few.
         const int lane = Place::hide(threadIdx.x) & 31, row = lane & 15;
@@ -140,7 +140,7 @@ class ScoreWarp {
 #pragma unroll
             for (int i = 0; i < 4; ++i)
                 if (i < 2 || step + 2 < steps)
-                    // Of odd steps two chunks further.
+                    // Odd steps lie two chunks further.
                     ptx::ldmatrix_x4(words[i], (i % 2 ? at ^ 32 : at) + (step + (i & 2)) * 512);
             __syncwarp();
             const uint32_t own = from + step * 512 + lane * 16;
@@ -153,9 +153,9 @@ class ScoreWarp {
         __syncwarp();
     }
 
-    // Of the CTA's first item, those that registers hold arrive in the last stage, into which
-    // nothing is copied before score warps have made P: all are under way at once. Later they
-    // arrive where the others belong, before these.
+    // Loads an item's queries. For the CTA's first item, held steps arrive in the last stage, into
+    // which nothing is copied before score warps have made P: all steps are in flight at once.
+    // Later they arrive where the others belong, before these.
     __device__ void load_queries(const Item& item) {
         const bool first = count_ == 0;
         const uint32_t own =
@@ -287,14 +287,14 @@ class ScoreWarp {
         put(x, factors, raise);
     }
 
-    // How many tokens row r of the warp attends to.
+    // Number of tokens that row r of the warp attends to.
     __device__ int limit_of(const Item& item, int r) const {
         if (!p_.causal) return item.kv_len;
         const int row = item.first_row + warp_ * 16 + r;
         return min(item.before + row / p_.heads + 1, item.kv_len);
     }
 
-    // Which of the tile's tokens there are: output warps have it from the slot list.
+    // One bit per token of the tile: set if it exists. Output warps have it from the slot list.
     __device__ uint32_t valid() const {
         const auto* warps =
             reinterpret_cast<const typename C::WarpShared*>(shared_ + C::kWarpOffset);
@@ -335,7 +335,7 @@ class ScoreWarp {
     char* shared_;
     typename C::Plan& plan_;
     int warp_;
-    // Of all items, the tile that is worked on, and its stage.
+    // Number of the current tile among the tiles of all items, and its stage.
     int count_ = 0, stage_ = 0;
     // Tokens that all rows of the item attend to.
     int unmasked_;

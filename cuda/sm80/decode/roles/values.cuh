@@ -59,7 +59,7 @@ class OutputWarp {
     __device__ static int read(const int& x) { return ptx::ld_shared_s32(ptx::shared_address(&x)); }
     __device__ const Item& item() const { return plan_.item(read(own_.index)); }
 
-    // Of the tile that is worked on: which of two buffers has its P, and its stage.
+    // Buffer, of two, that has P of the current tile, and the tile's stage.
     __device__ int buffer() const { return state_ & 1; }
     __device__ int stage() const { return state_ >> kStage & 3; }
 
@@ -96,7 +96,7 @@ class OutputWarp {
             C::sync_output();
         }
         const uint32_t p = address_of_p();
-        // Of 16 rows by 16 tokens: bit 5 of the address is bit 1 of a row's exchanged chunk.
+        // Loads 16 rows by 16 tokens: bit 5 of the address is bit 1 of a row's exchanged chunk.
         const auto load_p = [p](int i, int unit, uint32_t (&a)[4]) {
             ptx::ldmatrix_x4(a, (p ^ (unit * 32)) + i * 16 * C::kProbabilityPitch);
         };
@@ -137,7 +137,7 @@ class OutputWarp {
         }
     }
 
-    // Where this lane's row of P's first 16 tokens is.
+    // Address of this lane's row of P's first 16 tokens.
     __device__ uint32_t address_of_p() const {
         const int lane = place_.lane();
         const int row = place_.row_group() * C::kWarpRows + (lane & 15);
