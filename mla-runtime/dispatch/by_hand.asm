@@ -3,22 +3,22 @@ by_hand:
     push rbx
     sub rsp,0x30
     mov rbx,rdi
-    cmp BYTE PTR [rdx+0x240],0x3
+    cmp BYTE PTR [rdx+0x268],0x2
     jne .0
-    cmp BYTE PTR [rdx+0x288],0x3
+    cmp BYTE PTR [rdx+0x2b0],0x3
     je .1
     mov rax,QWORD PTR [rsi+0x8]
     mov rsi,QWORD PTR [rsi+0x28]
-    mov rcx,QWORD PTR [rdx+0x1b8]
-    mov rdi,QWORD PTR [rdx+0x248]
-    mov r8,QWORD PTR [rdx+0x40]
-    mov r9,QWORD PTR [rdx+0x170]
+    mov rcx,QWORD PTR [rdx+0x208]
+    mov rdi,QWORD PTR [rdx+0x270]
+    mov r8,QWORD PTR [rdx+0x50]
+    mov r9,QWORD PTR [rdx+0x140]
     mov [rsp],rcx
-    mov [rsp+0x8],r9
-    mov [rsp+0x10],r8
+    mov [rsp+0x8],r8
+    mov [rsp+0x10],r9
     mov [rsp+0x18],rdi
     mov [rsp+0x20],rax
-    movdqu xmm0,XMMWORD PTR [rdx+0x1c8]
+    movdqu xmm0,XMMWORD PTR [rdx+0x1d0]
     pshufd xmm0,xmm0,0xe8
     movq [rsp+0x28],xmm0
     mov rdi,rsp
