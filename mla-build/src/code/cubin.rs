@@ -1,9 +1,9 @@
 //! The kernels of a cubin, with their parameters.
 //!
 //! A cubin is an ELF file. The section `.nv.info.<kernel>` is a row of attributes: a form, a
-//! number, and two bytes that are the value, or the length of what follows if the form is 4. Attribute 0x17
-//! describes a parameter by its number (16 bits at 4), its offset (16 bits at 6) and its bytes (the
-//! upper 14 of 32 bits at 8); 0x05 is the most threads of a CTA on each axis.
+//! number, and two bytes that are the value, or the length of what follows if the form is 4.
+//! Attribute 0x17 describes a parameter by its number (16 bits at 4), its offset (16 bits at 6) and
+//! its bytes (the upper 14 of 32 bits at 8); 0x05 is the max threads of a CTA on each axis.
 
 use std::collections::BTreeMap;
 

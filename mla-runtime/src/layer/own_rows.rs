@@ -111,12 +111,15 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     }
 
     /// Copies rows into the order of the step, calls `run` with them, and copies results back.
-    fn with_packed(
+    fn with_packed<F>(
         &self,
         workspace: &mut Workspace<P, D>,
         own: OwnTensors<'_, P::Device>,
-        mut run: impl FnMut(&mut Workspace<P, D>, &mut PackedTensors<'_, P::Device>, Pass) -> Result<()>,
-    ) -> Result<()> {
+        mut run: F,
+    ) -> Result<()>
+    where
+        F: FnMut(&mut Workspace<P, D>, &mut PackedTensors<'_, P::Device>, Pass) -> Result<()>,
+    {
         let Some(mut packed) = workspace.packed.take() else {
             let accepted = "one whose last call did not end in a panic";
             return Err(Error::argument(
