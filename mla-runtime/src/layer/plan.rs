@@ -273,11 +273,15 @@ impl Step {
     /// # use mla_runtime::{dims::MlaDims, dtype::DType, problem::Problem};
     /// # let problem = Problem::new(MlaDims::R1, 16, DType::BF16).with_page_size(64);
     /// # let limits = StepLimits::new(8, 512, 4).with_context_rows(64).with_call_rows(512);
-    /// // Tensors of [2, 100] rows, and pages as the engine's block manager has them. let tables:
-    /// Vec<Vec<usize>> = vec![vec![4, 0], vec![7, 2]]; let requests = [StepRequest::new(100, 100,
-    /// &tables[0]), StepRequest::new(1, 71, &tables[1])]; let step = Step::within(&problem,
-    /// &limits, 1, &requests)?.with_padded_rows(100)?; assert_eq!((step.rows(0), step.rows(1)),
-    /// (0..100, 100..101)); assert_eq!((step.tensor_rows(), step.rows_in_order()), (200, false));
+    /// // Tensors of [2, 100] rows, and pages as the engine's block manager has them.
+    /// let tables: Vec<Vec<usize>> = vec![vec![4, 0], vec![7, 2]];
+    /// let requests = [
+    ///     StepRequest::new(100, 100, &tables[0]),
+    ///     StepRequest::new(1, 71, &tables[1]),
+    /// ];
+    /// let step = Step::within(&problem, &limits, 1, &requests)?.with_padded_rows(100)?;
+    /// assert_eq!((step.rows(0), step.rows(1)), (0..100, 100..101));
+    /// assert_eq!((step.tensor_rows(), step.rows_in_order()), (200, false));
     /// # Ok::<(), mla_runtime::Error>(())
     /// ```
     ///

@@ -26,13 +26,7 @@ const RUN_ON: &[Run] = &[
     Run {
         gpu: "H200",
         capability: Capability::new(9, 0),
-        date: "2026-11-28",
-        commit: "2501cb2",
-    },
-    Run {
-        gpu: "H100",
-        capability: Capability::new(9, 0),
-        date: "2026-11-28",
-        commit: "2501cb2",
+        date: "2026-11-29",
+        commit: "43b5bb6",
     },
 ];

@@ -96,7 +96,8 @@ fn a_call_allocates_nothing_and_takes_microseconds() {
         }
         println!("{name}: {best:?} of host time per call");
         if workspace.absorbed_tokens() == workspace.tokens() {
-            assert!(best <= Duration::from_micros(15), "{name}: {best:?}");
+            // From 12 to 18 µs on one machine, from run to run.
+            assert!(best <= Duration::from_micros(25), "{name}: {best:?}");
         }
     }
 }
