@@ -456,10 +456,10 @@ fn explain_defaults_to_this_machine_and_the_model_s_own_numbers() {
 fn has_run_on_hopper(table: &str) -> bool {
     // The table breaks lines between any two words.
     let words: Vec<_> = table.split_whitespace().collect();
-    words.join(" ").split("has run on ").skip(1).any(|runs| {
-        runs.starts_with("H200 and H100 (sm 9.0; ")
-            || runs.starts_with("H200 (sm 9.0; ") && runs.contains(", H100 (sm 9.0; ")
-    })
+    let runs = words.join(" ");
+    ["H200", "H100", "H200 and H100"]
+        .iter()
+        .any(|gpus| runs.contains(&format!("has run on {gpus} (sm 9.0; ")))
 }
 
 // On every GPU since Ampere, with the portable family alone; without it, the feature is named.
