@@ -89,6 +89,8 @@ struct Plan {
 #[cfg(feature = "gpu")]
 pub struct FlashInferState {
     made_for: MadeFor,
+    requests: usize,
+    tokens: usize,
     chunk: Plan,
     workspace: Buffer,
     lse: Buffer,
@@ -405,6 +407,8 @@ impl PrefillBackend for FlashInfer {
     fn state(&self, device: &Cuda, limits: &StepLimits) -> Result<FlashInferState> {
         Ok(FlashInferState {
             made_for: MadeFor::new(&self.config),
+            requests: limits.requests,
+            tokens: limits.tokens,
             chunk: self.plan(device, limits)?,
             workspace: device.allocate(self.sizes(device, limits)?.workspace as usize)?,
             lse: device.allocate(self.lse_bytes(limits))?,
@@ -429,6 +433,16 @@ impl PrefillBackend for FlashInfer {
     ) -> Result<()> {
         state.made_for.check("state", &self.config)?;
         plans.made_for.check("metadata", &self.config)?;
+        let requests = batch.query_lens.len();
+        if requests > state.requests {
+            let accepted = format!("at most {}", state.requests);
+            return Err(Error::argument("requests", requests, accepted));
+        }
+        let tokens: u64 = batch.query_lens.iter().map(|&len| u64::from(len)).sum();
+        if tokens > state.tokens as u64 {
+            let accepted = format!("at most {}", state.tokens);
+            return Err(Error::argument("tokens", tokens, accepted));
+        }
         let workspace = state.workspace.len();
         let lens = (batch.query_lens, batch.key_lens);
         self.divide(device, lens, true, workspace, &mut plans.new_tokens)?;

@@ -55,9 +55,12 @@ typedef struct FmDecode {
     float softmax_scale;
 } FmDecode;
 
-/* FlashMLA's kernel and the one that combines its splits. They do not wait for a kernel in front of
-   them that lets others begin early. */
-int32_t fm_decode(const FmDecode* call, void* stream);
+/* FlashMLA's kernel, which does not wait for one in front of it that lets others begin early. */
+int32_t fm_attend(const FmDecode* call, void* stream);
+
+/* The kernel that combines its splits. It may end before the one in front of it, of which requests
+   without splits are the work alone: a fence stands between the two. */
+int32_t fm_combine(const FmDecode* call, void* stream);
 
 typedef struct FmQueries {
     const void* from; /* [tokens, heads, FM_WIDTH] */
@@ -68,7 +71,7 @@ typedef struct FmQueries {
 
 int32_t fm_pack_queries(const FmQueries* queries, void* stream);
 
-/* lse of fm_decode as [heads, tokens], with -inf of no keys. */
+/* lse of fm_combine as [heads, tokens], with -inf of no keys. */
 int32_t fm_finish_lse(const float* from, float* to, int64_t head_stride, int32_t tokens,
                       int32_t heads, void* stream);
 

@@ -302,7 +302,14 @@ impl DecodeBackend for FlashMla {
         // are those of a schedule for this batch. Pages and lengths keep to the contract of a call,
         // by the caller's promise.
         check("FLASHMLA", unsafe {
-            ffi::fm_decode(&raw const run, device.raw_stream())
+            ffi::fm_attend(&raw const run, device.raw_stream())
+        })?;
+        // The kernel that combines may end before the one in front of it, and what comes behind
+        // waits for the last kernel alone.
+        device.fence()?;
+        // SAFETY: as above.
+        check("FLASHMLA", unsafe {
+            ffi::fm_combine(&raw const run, device.raw_stream())
         })?;
         match call.lse {
             None => Ok(()),

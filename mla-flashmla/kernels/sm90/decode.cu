@@ -86,11 +86,15 @@ CombineParams combination(const FmDecode& call, cudaStream_t stream) {
 }
 
 template <typename Element>
-void decode(const FmDecode& call, cudaStream_t stream) {
-    auto first = attention(call, stream);
-    sm90::run_flash_splitkv_mla_kernel<Element>(first);
-    auto second = combination(call, stream);
-    smxx::decode::run_flash_mla_combine_kernel<Element>(second);
+void attend(const FmDecode& call, cudaStream_t stream) {
+    auto params = attention(call, stream);
+    sm90::run_flash_splitkv_mla_kernel<Element>(params);
+}
+
+template <typename Element>
+void combine(const FmDecode& call, cudaStream_t stream) {
+    auto params = combination(call, stream);
+    smxx::decode::run_flash_mla_combine_kernel<Element>(params);
 }
 
 }  // namespace
@@ -132,13 +136,25 @@ extern "C" int32_t fm_schedule(const FmSchedule* schedule, void* stream) {
     });
 }
 
-extern "C" int32_t fm_decode(const FmDecode* call, void* stream) {
+extern "C" int32_t fm_attend(const FmDecode* call, void* stream) {
     return fm::guarded([&] {
         const auto on = static_cast<cudaStream_t>(stream);
         if (call->is_bf16) {
-            decode<cutlass::bfloat16_t>(*call, on);
+            attend<cutlass::bfloat16_t>(*call, on);
         } else {
-            decode<cutlass::half_t>(*call, on);
+            attend<cutlass::half_t>(*call, on);
+        }
+        return cudaSuccess;
+    });
+}
+
+extern "C" int32_t fm_combine(const FmDecode* call, void* stream) {
+    return fm::guarded([&] {
+        const auto on = static_cast<cudaStream_t>(stream);
+        if (call->is_bf16) {
+            combine<cutlass::bfloat16_t>(*call, on);
+        } else {
+            combine<cutlass::half_t>(*call, on);
         }
         return cudaSuccess;
     });
