@@ -6,7 +6,8 @@ use mla_kernels::Cuda;
 
 mla_conformance::decode_conformance!(
     #[ignore = "needs a Hopper GPU: \
-        cargo test --release --package mla-flashmla --features sm90 -- --include-ignored"]
+        cargo test --release --package mla-flashmla --features sm90,mla-kernels/sm90 -- \
+        --include-ignored"]
     mla_flashmla::FlashMla,
     Cuda::new(0).expect("a GPU that the kernels were built for")
 );
