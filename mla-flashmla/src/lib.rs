@@ -14,7 +14,8 @@
 //! with a checkout and the toolkit:
 //!
 //! ```text
-//! cargo test --release --package mla-flashmla --features sm90,mla-kernels/sm90 -- --include-ignored
+//! cargo test --release --package mla-flashmla --features sm90,mla-kernels/sm90 \
+//!     -- --include-ignored
 //! ```
 
 mod decode;
