@@ -3,19 +3,13 @@
 
 #include <cstdint>
 
-#include "../include/mla.h"
+#include "../formats/formats.cuh"
 
 namespace mla {
 
 // Bytes of a latent and its scales, behind which the rotary key lies in a cache of one row.
 inline int64_t latent_bytes(int32_t format, int64_t latent_dim) {
-    switch (format) {
-        case MLA_CACHE_F32: return latent_dim * 4;
-        case MLA_CACHE_FP8: return latent_dim;
-        // A scale of 4 bytes for each 128 values.
-        case MLA_CACHE_FP8_DS_MLA: return latent_dim + latent_dim / 32;
-        default: return latent_dim * 2;
-    }
+    return row_shape(format, latent_dim, 0).rope_offset;
 }
 
 // Parameters that say where rotary keys lie: null stands for a cache of one row.
