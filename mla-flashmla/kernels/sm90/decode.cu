@@ -85,16 +85,22 @@ CombineParams combination(const FmDecode& call, cudaStream_t stream) {
     return params;
 }
 
-template <typename Element>
-void attend(const FmDecode& call, cudaStream_t stream) {
-    auto params = attention(call, stream);
-    sm90::run_flash_splitkv_mla_kernel<Element>(params);
-}
+template <typename T>
+struct Type {
+    using Element = T;
+};
 
-template <typename Element>
-void combine(const FmDecode& call, cudaStream_t stream) {
-    auto params = combination(call, stream);
-    smxx::decode::run_flash_mla_combine_kernel<Element>(params);
+// Calls `launch` with the queries' type.
+template <typename Launch>
+int32_t with_element(const FmDecode& call, const Launch& launch) {
+    return fm::guarded([&] {
+        if (call.is_bf16) {
+            launch(Type<cutlass::bfloat16_t>());
+        } else {
+            launch(Type<cutlass::half_t>());
+        }
+        return cudaSuccess;
+    });
 }
 
 }  // namespace
@@ -137,25 +143,15 @@ extern "C" int32_t fm_schedule(const FmSchedule* schedule, void* stream) {
 }
 
 extern "C" int32_t fm_attend(const FmDecode* call, void* stream) {
-    return fm::guarded([&] {
-        const auto on = static_cast<cudaStream_t>(stream);
-        if (call->is_bf16) {
-            attend<cutlass::bfloat16_t>(*call, on);
-        } else {
-            attend<cutlass::half_t>(*call, on);
-        }
-        return cudaSuccess;
+    return with_element(*call, [&](auto type) {
+        auto params = attention(*call, static_cast<cudaStream_t>(stream));
+        sm90::run_flash_splitkv_mla_kernel<typename decltype(type)::Element>(params);
     });
 }
 
 extern "C" int32_t fm_combine(const FmDecode* call, void* stream) {
-    return fm::guarded([&] {
-        const auto on = static_cast<cudaStream_t>(stream);
-        if (call->is_bf16) {
-            combine<cutlass::bfloat16_t>(*call, on);
-        } else {
-            combine<cutlass::half_t>(*call, on);
-        }
-        return cudaSuccess;
+    return with_element(*call, [&](auto type) {
+        auto params = combination(*call, static_cast<cudaStream_t>(stream));
+        smxx::decode::run_flash_mla_combine_kernel<typename decltype(type)::Element>(params);
     });
 }
