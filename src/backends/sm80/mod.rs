@@ -20,14 +20,12 @@ pub type Prefill<Rest> = backends![MmaAttn, ..Rest];
 pub type Decode<Rest> = backends![MmaMla, MmaMlaDs, MmaMlaSparse, ..Rest];
 
 /// GPUs on which the conformance of all of this family's backends passed, as machine code for 9.0.
-const RUN_ON: &[Run] = &[
-    Run {
-        gpu: "H200",
-        capability: Capability::new(9, 0),
-        date: "2026-11-29",
-        commit: "43b5bb6",
-    },
-];
+const RUN_ON: &[Run] = &[Run {
+    gpu: "H200",
+    capability: Capability::new(9, 0),
+    date: "2026-11-29",
+    commit: "43b5bb6",
+}];
 
 #[cfg(feature = "sm80")]
 macro_rules! limited_to {

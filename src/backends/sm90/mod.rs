@@ -22,11 +22,9 @@ pub type Prefill<Rest> = backends![WgmmaAttn, ..Rest];
 pub type Decode<Rest> = backends![WgmmaMla, WgmmaMlaSparse, ..Rest];
 
 /// GPUs on which all tests of this family's backends passed, each with the latest commit.
-const RUN_ON: &[Run] = &[
-    Run {
-        gpu: "H200",
-        capability: Capability::new(9, 0),
-        date: "2026-11-29",
-        commit: "43b5bb6",
-    },
-];
+const RUN_ON: &[Run] = &[Run {
+    gpu: "H200",
+    capability: Capability::new(9, 0),
+    date: "2026-11-29",
+    commit: "43b5bb6",
+}];
