@@ -7,8 +7,7 @@
 //!
 //! FlashMLA launches its kernels as programmatic dependents and does not wait in them, so the
 //! backend does not declare `dependent_launch`: a fence stands before and behind each call. On one
-//! that a program makes without a stage, it puts them itself, as [`mla_runtime::backend`] says. The
-//! fence is a kernel of `mla-kernels`, which a build has with any of its families.
+//! that a program makes without a stage, it puts them itself, as [`mla_runtime::backend`] says.
 //!
 //! No GPU has run it in this crate yet, so it is chosen by its name alone. Its tests on a Hopper,
 //! with a checkout and the toolkit:

@@ -33,12 +33,13 @@ mod lend;
 mod loaded;
 mod machine;
 mod memory;
+mod module;
 mod operations;
 mod probe;
 mod rotary;
 mod stream;
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -50,7 +51,7 @@ pub use graph::Graph;
 pub use lend::{Lend, LendMut, Loans};
 pub use loaded::LoadedKernel;
 pub use memory::{Buffer, Bytes, BytesMut};
-use mla_runtime::capability::Target;
+use mla_runtime::capability::{Capability, Target};
 use mla_runtime::error::{Error, Result};
 pub use mla_runtime::rotary::RotaryStyle;
 #[cfg(feature = "sm90")]
@@ -62,6 +63,13 @@ use crate::gpu::{self, Gpu};
 use crate::raw;
 use blas::Blas;
 pub(crate) use memory::Account;
+use module::Module;
+
+/// The fence of builds without kernels.
+const FENCE: &CStr = module::text(concat!(include_str!("fence.ptx"), "\0"));
+
+/// The first GPUs whose kernels may begin before the one before them has ended.
+const DEPENDENT_LAUNCH: Capability = Capability::new(9, 0);
 
 /// A GPU and one stream of it. Cloning gives another handle to the same stream.
 #[derive(Clone)]
@@ -74,6 +82,8 @@ struct Inner {
     gpu: Gpu,
     blas: Blas,
     account: Account,
+    /// The fence of a build without kernels, for a GPU whose kernels may overlap.
+    fence: Option<Module>,
     /// A stream on which only waits are enqueued: see [`Cuda::aside`].
     aside: OnceLock<Arc<CudaStream>>,
     /// The thread that captures a graph from the stream through this handle; 0: none.
@@ -111,12 +121,16 @@ impl Cuda {
         stream::bind(stream.context()).map_err(failed("bind context"))?;
         // SAFETY: the function takes nothing; the context it loads into is current.
         let loaded = unsafe { raw::mla_load_helpers() };
-        // A build without kernels has nothing to load, and each operation that needs a kernel says
-        // so.
-        if loaded.code != raw::LEFT_OUT {
+        // A build without kernels has no helpers, and each operation that needs one says so. A fence
+        // has to stand all the same: kernels from elsewhere may overlap.
+        let fence = match loaded.code {
+            raw::LEFT_OUT if gpu.capability >= DEPENDENT_LAUNCH => {
+                Some(Module::load(&stream, FENCE, c"fence")?)
+            }
+            raw::LEFT_OUT => None,
             // SAFETY: the status is that of a function of `raw`.
-            unsafe { raw::check("load kernels", loaded) }?;
-        }
+            _ => unsafe { raw::check("load kernels", loaded) }.map(|()| None)?,
+        };
         let blas = Blas::new(&stream)?;
         Ok(Self {
             inner: Arc::new(Inner {
@@ -124,6 +138,7 @@ impl Cuda {
                 gpu,
                 blas,
                 account: Account::default(),
+                fence,
                 aside: OnceLock::new(),
                 capturing: AtomicU64::new(0),
             }),

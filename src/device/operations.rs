@@ -6,7 +6,7 @@ use std::ops::Range;
 use cudarc::driver::{result, sys};
 use mla_runtime::availability::Availability;
 use mla_runtime::cache::{CacheLayout, CacheMut, CacheRef};
-use mla_runtime::capability::{Capability, Platform, Target};
+use mla_runtime::capability::{Platform, Target};
 use mla_runtime::device::probe::{Dependents, Guards, Replayed};
 use mla_runtime::device::{AbsorbedQueries, CacheRows, Device, Fp8Blocks, GatherRows, Memory};
 use mla_runtime::error::{Error, Result};
@@ -20,8 +20,8 @@ use super::faults::Operation;
 use super::head_product::Company;
 use super::memory::{Buffer, Bytes, BytesMut};
 use super::{
-    Cuda, Rotary, RotaryQuery, blas, cache_expand, failed, head_product, machine, probe, rotary,
-    stream,
+    Cuda, DEPENDENT_LAUNCH, Rotary, RotaryQuery, blas, cache_expand, failed, head_product, machine,
+    probe, rotary, stream,
 };
 use crate::{present_gpu, raw};
 
@@ -432,14 +432,12 @@ impl Device for Cuda {
             return Ok(());
         }
         self.bind()?;
-        // SAFETY: the function takes a stream alone, which is the device's, of the context that is
-        // current.
-        let status = unsafe { raw::mla_fence(self.raw_stream()) };
-        // A build without kernels has no kernel that lets another begin early.
-        match status.code {
-            raw::LEFT_OUT => Ok(()),
-            // SAFETY: the status is a launch function's own.
-            _ => unsafe { raw::check("fence", status) },
+        match &self.inner.fence {
+            // SAFETY: the kernel in the PTX takes no parameters, and up to 32 threads.
+            Some(fence) => unsafe { fence.launch(32, [], false) },
+            // SAFETY: the function takes a stream alone, which is the device's, of the context that
+            // is current.
+            None => unsafe { raw::check("fence", raw::mla_fence(self.raw_stream())) },
         }
     }
 
@@ -523,7 +521,7 @@ impl Cuda {
 
     /// True if a kernel may begin here before the one before it has ended.
     fn has_dependent_launch(&self) -> bool {
-        self.gpu().capability >= Capability::new(9, 0)
+        self.gpu().capability >= DEPENDENT_LAUNCH
     }
 
     fn product(

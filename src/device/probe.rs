@@ -1,20 +1,17 @@
 //! Means of a GPU for conformance tests: kernels that overlap with those before and behind them,
 //! replays of graphs, and guards around buffers.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::CStr;
 
-use cudarc::driver::result;
-use cudarc::driver::sys::CUlaunchAttributeID_enum as LaunchAttribute;
-use cudarc::driver::sys::{self, CUfunction, CUlaunchAttribute, CUlaunchConfig, CUmodule};
 use mla_runtime::device::Memory as _;
 use mla_runtime::device::probe::{Dependents, Guards, Replayed};
 use mla_runtime::error::{Error, Result};
 
+use super::Cuda;
 use super::memory::{Bytes, BytesMut, GUARD, GUARD_BYTE};
-use super::{Cuda, failed, stream};
+use super::module::{Module, text};
 
-/// The two copies, which end in a zero byte as the driver wants it.
-const PTX: &str = concat!(include_str!("probe.ptx"), "\0");
+const PTX: &CStr = text(concat!(include_str!("probe.ptx"), "\0"));
 
 /// Delay of a late copy: far longer than it takes to enqueue a call behind it.
 const DELAY_NS: u64 = 500_000;
@@ -22,124 +19,56 @@ const DELAY_NS: u64 = 500_000;
 /// Threads of a copy's one CTA. It leaves the other SMs to kernels that begin early.
 const THREADS: u32 = 1024;
 
-/// The copies, loaded into a device's context.
+/// The copy, loaded into a device's context.
 pub(super) struct Copies {
     device: Cuda,
-    module: CUmodule,
-    late: CUfunction,
-    dependent: CUfunction,
+    kernel: Module,
 }
 
 impl Copies {
     pub(super) fn load(device: &Cuda) -> Result<Self> {
         device.bind()?;
-        // SAFETY: the image is text that ends in a zero byte.
-        let module = unsafe { result::module::load_data(PTX.as_ptr().cast()) };
-        let module = module.map_err(failed("load test kernels"))?;
-        // The module is owned from here on, so that it is unloaded also if it lacks a function.
-        let mut copies = Self {
+        Ok(Self {
             device: device.clone(),
-            module,
-            late: std::ptr::null_mut(),
-            dependent: std::ptr::null_mut(),
-        };
-        copies.late = copies.function(c"copy_late")?;
-        copies.dependent = copies.function(c"copy_dependent")?;
-        Ok(copies)
+            kernel: Module::load(device.stream(), PTX, c"copy")?,
+        })
     }
 
-    fn function(&self, name: &CStr) -> Result<CUfunction> {
-        // SAFETY: the module was loaded, and is unloaded when this is dropped.
-        unsafe { result::module::get_function(self.module, name.to_owned()) }
-            .map_err(failed("find a test kernel"))
-    }
-
-    /// Enqueues a copy with these parameters, which may or may not begin before the kernel before
-    /// it has ended.
-    ///
-    /// # Safety
-    ///
-    /// The parameters are those of the function, and its addresses those of as many bytes on the
-    /// device, which stay allocated until the stream has passed this.
-    unsafe fn launch<const N: usize>(
+    /// Enqueues a copy, which may or may not begin before the kernel before it has ended. Refuses
+    /// other lengths, and memory of other streams.
+    fn copy(
         &self,
-        function: CUfunction,
-        mut values: [u64; N],
+        from: Bytes<'_>,
+        to: &BytesMut<'_>,
+        [releases, waits, delay]: [u64; 3],
         is_early: bool,
     ) -> Result<()> {
-        self.device.bind()?;
-        // SAFETY: a struct of plain numbers, for which zeros are values.
-        let mut early: CUlaunchAttribute = unsafe { std::mem::zeroed() };
-        early.id = LaunchAttribute::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-        early.value.programmaticStreamSerializationAllowed = 1;
-        let config = CUlaunchConfig {
-            gridDimX: 1,
-            gridDimY: 1,
-            gridDimZ: 1,
-            blockDimX: THREADS,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: 0,
-            hStream: self.device.stream().cu_stream(),
-            attrs: &raw mut early,
-            numAttrs: is_early.into(),
-        };
-        let mut parameters = values
-            .each_mut()
-            .map(|value| std::ptr::from_mut(value).cast::<c_void>());
-        // SAFETY: the function is of a module that lives, in the context that is current, and the
-        // driver reads the configuration and the parameters before it returns. The caller answers
-        // for their values.
-        unsafe {
-            sys::cuLaunchKernelEx(
-                &raw const config,
-                function,
-                parameters.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
+        let device = &self.device;
+        device.check_memory([("from", from), ("to", Cuda::freeze(to))])?;
+        if from.len() != to.len() {
+            return Err(Error::argument("to", to.len(), from.len()));
         }
-        .result()
-        .map_err(failed("launch a test kernel"))
-    }
-}
-
-impl Drop for Copies {
-    fn drop(&mut self) {
-        let unload = || {
-            stream::bind(self.device.stream().context())?;
-            stream::synchronize(self.device.stream())?;
-            // SAFETY: it was loaded once, and the stream has passed every launch of it.
-            unsafe { result::module::unload(self.module) }
-        };
-        if let Err(error) = unload() {
-            stream::log("unload test kernels", &error);
-        }
-    }
-}
-
-/// Refuses copies between other lengths, and in memory of other streams.
-fn lengths(device: &Cuda, from: Bytes<'_>, to: &BytesMut<'_>) -> Result<u64> {
-    device.check_memory([("from", from), ("to", Cuda::freeze(to))])?;
-    match from.len() == to.len() {
-        true => Ok(from.len() as u64),
-        false => Err(Error::argument("to", to.len(), from.len())),
+        device.bind()?;
+        let bytes = from.len() as u64;
+        let values = [from.address(), to.address(), bytes, releases, waits, delay];
+        // SAFETY: the parameters and the threads are those of the kernel in the PTX; both views are
+        // of memory of this device with as many bytes, whose buffers wait for the stream before
+        // they are freed.
+        unsafe { self.kernel.launch(THREADS, values, is_early) }
     }
 }
 
 impl Dependents<Cuda> for Copies {
     fn copy_late(&self, from: Bytes<'_>, to: BytesMut<'_>) -> Result<()> {
-        let bytes = lengths(&self.device, from, &to)?;
-        let values = [from.address(), to.address(), bytes, DELAY_NS];
-        // SAFETY: the parameters are those of the function in the PTX; both views are of memory of
-        // this device with as many bytes, whose buffers wait for the stream before they are freed.
-        unsafe { self.launch(self.late, values, false) }
+        self.copy(from, &to, [1, 0, DELAY_NS], false)
     }
 
     fn copy_dependent(&self, from: Bytes<'_>, to: BytesMut<'_>) -> Result<()> {
-        let bytes = lengths(&self.device, from, &to)?;
-        let values = [from.address(), to.address(), bytes];
-        // SAFETY: as above.
-        unsafe { self.launch(self.dependent, values, true) }
+        self.copy(from, &to, [0, 1, 0], true)
+    }
+
+    fn copy_at_once(&self, from: Bytes<'_>, to: BytesMut<'_>) -> Result<()> {
+        self.copy(from, &to, [1, 0, 0], true)
     }
 }
 

@@ -6,9 +6,9 @@
 
 mod common;
 mod cubins;
+mod fence;
 mod handles;
 mod helpers;
-mod loaded;
 mod tensors;
 
 #[cfg(feature = "sm90")]
@@ -17,6 +17,8 @@ mod conformance;
 mod indexer;
 #[cfg(feature = "sm90")]
 mod layer;
+#[cfg(any(feature = "sm80", feature = "sm90"))]
+mod loaded;
 #[cfg(feature = "sm80")]
 mod portable;
 #[cfg(feature = "sm90")]

@@ -144,6 +144,14 @@ impl Dependents<Self> for Simulated {
         }
         Ok(())
     }
+
+    fn copy_at_once(&self, from: &[u8], to: &mut [u8]) -> Result<()> {
+        match self.begin(false) {
+            true => to.copy_from_slice(from),
+            false => to.fill(0xff),
+        }
+        Ok(())
+    }
 }
 
 impl Guards for Simulated {

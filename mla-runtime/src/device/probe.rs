@@ -3,8 +3,8 @@
 use super::Memory;
 use crate::error::Result;
 
-/// Two kernels that overlap with those before and behind them, on a device whose kernels can.
-pub trait Dependents<D: Memory> {
+/// Kernels that overlap with those before and behind them, on a device whose kernels can.
+pub trait Dependents<D: Memory>: Send + Sync {
     /// Copies in a kernel that lets those behind it begin at its own start, and that writes some
     /// hundred microseconds later.
     ///
@@ -20,6 +20,14 @@ pub trait Dependents<D: Memory> {
     ///
     /// If the lengths differ, or the device fails.
     fn copy_dependent(&self, from: D::Bytes<'_>, to: D::BytesMut<'_>) -> Result<()>;
+
+    /// Copies in a kernel that begins as soon as the one before it lets it, waits for nothing, and
+    /// lets those behind it begin at its own start, as some kernels from elsewhere do.
+    ///
+    /// # Errors
+    ///
+    /// If the lengths differ, or the device fails.
+    fn copy_at_once(&self, from: D::Bytes<'_>, to: D::BytesMut<'_>) -> Result<()>;
 }
 
 /// Work that a graph is made of, and other inputs for it.

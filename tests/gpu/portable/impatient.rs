@@ -2,11 +2,6 @@
 //! some kernels from elsewhere do: conformance finds it if it says that its kernels wait, and the
 //! fences around its calls make it right if it does not.
 
-use std::ffi::c_void;
-
-use cudarc::driver::result;
-use cudarc::driver::sys::CUlaunchAttributeID_enum as LaunchAttribute;
-use cudarc::driver::sys::{self, CUfunction, CUlaunchAttribute, CUlaunchConfig};
 use mla_conformance::DecodeTopic;
 use mla_kernels::Cuda;
 use mla_kernels::backends::sm80::MmaMla;
@@ -15,86 +10,42 @@ use mla_runtime::Result;
 use mla_runtime::backend::{
     DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, Query, StepLimits,
 };
-use mla_runtime::device::Memory as _;
+use mla_runtime::device::probe::Dependents;
+use mla_runtime::device::{Device as _, Memory as _};
 use mla_runtime::spec::BackendSpec;
 use mla_runtime::tensor::TensorRef;
 
 use crate::common::gpu;
 
-/// The kernel's text, which ends in a zero byte as the driver wants it.
-const PTX: &str = concat!(include_str!("impatient.ptx"), "\0");
-
 /// A portable decode of copies of its queries, which a kernel makes that waits for nothing.
 struct Impatient<const SAYS_THAT_IT_WAITS: bool> {
     decode: MmaMla,
-    copy: CUfunction,
+    copies: Box<dyn Dependents<Cuda>>,
 }
 
-// SAFETY: the function belongs to a module that is never unloaded, and the driver takes a launch of
-// it from any thread.
-unsafe impl<const WAITS: bool> Send for Impatient<WAITS> {}
-// SAFETY: as above; nothing of it changes.
-unsafe impl<const WAITS: bool> Sync for Impatient<WAITS> {}
-
-/// Size of the memory for the copies of one call. An allocation within the call would come between
-/// the kernels on the stream, and nothing would overlap.
-const COPY_BYTES: usize = 32 << 20;
+/// Size of the memory for a copy of one call. An allocation within the call would come between the
+/// kernels on the stream, and nothing would overlap.
+const COPY_BYTES: usize = 16 << 20;
 
 /// The inner state, and memory for the copies.
 struct State {
     decode: <MmaMla as DecodeBackend>::State,
-    copies: Buffer,
+    copies: [Buffer; 2],
 }
 
 impl<const WAITS: bool> Impatient<WAITS> {
-    /// Enqueues the kernel that copies a tensor to this address of the memory for copies, and
-    /// returns the copy.
+    /// Enqueues the kernel that copies a tensor, and returns the copy.
     fn copied<'a>(
         &self,
-        device: &Cuda,
         tensor: TensorRef<'a, Cuda>,
-        to: u64,
+        to: &mut Buffer,
     ) -> Result<TensorRef<'a, Cuda>> {
         let from = tensor.bytes();
-        assert!(
-            from.len() <= COPY_BYTES / 2,
-            "{} bytes of queries",
-            from.len()
-        );
-        let mut values = [from.address(), to, from.len() as u64];
-        let mut parameters = values
-            .each_mut()
-            .map(|value| std::ptr::from_mut(value).cast::<c_void>());
-        // SAFETY: a struct of plain numbers, for which zeros are values.
-        let mut early: CUlaunchAttribute = unsafe { std::mem::zeroed() };
-        early.id = LaunchAttribute::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-        early.value.programmaticStreamSerializationAllowed = 1;
-        let config = CUlaunchConfig {
-            gridDimX: 1,
-            gridDimY: 1,
-            gridDimZ: 1,
-            blockDimX: 1024,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: 0,
-            hStream: device.stream().cu_stream(),
-            attrs: &raw mut early,
-            numAttrs: 1,
-        };
-        // SAFETY: the parameters are those of the function in the PTX, both regions have that many
-        // bytes, and the copies are freed with the state, behind the stream's work.
-        unsafe {
-            sys::cuLaunchKernelEx(
-                &raw const config,
-                self.copy,
-                parameters.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
-        }
-        .result()
-        .expect("a launch of the copy");
-        // SAFETY: the buffer of copies has that many bytes there, and lives as long as the state.
-        let bytes = unsafe { Bytes::from_raw(to, from.len()) };
+        let (to, _) = Cuda::split_mut(to.bytes_mut(), from.len());
+        let (address, len) = (to.address(), to.len());
+        self.copies.copy_at_once(from, to)?;
+        // SAFETY: the buffer has that many bytes there, and lives as long as the state.
+        let bytes = unsafe { Bytes::from_raw(address, len) };
         TensorRef::new(bytes, *tensor.layout())
     }
 }
@@ -107,14 +58,12 @@ impl<const WAITS: bool> DecodeBackend for Impatient<WAITS> {
     const SPEC: BackendSpec = MmaMla::SPEC.with_dependent_launch(WAITS);
 
     fn new(device: &Cuda, config: &LayerConfig) -> Result<Self> {
-        device.bind()?;
-        // SAFETY: the image is text that ends in a zero byte.
-        let module = unsafe { result::module::load_data(PTX.as_ptr().cast()) }.expect("the module");
-        // SAFETY: the module is loaded, and never unloaded.
-        let copy = unsafe { result::module::get_function(module, c"copy_at_once".to_owned()) };
+        // The copies borrow a device, which lives as long as the test's process.
+        let lasting: &'static Cuda = Box::leak(Box::new(device.clone()));
+        let copies = lasting.probe_dependents()?;
         Ok(Self {
             decode: MmaMla::new(device, config)?,
-            copy: copy.expect("the kernel"),
+            copies: copies.expect("a GPU since Hopper"),
         })
     }
 
@@ -125,7 +74,7 @@ impl<const WAITS: bool> DecodeBackend for Impatient<WAITS> {
     fn state(&self, device: &Cuda, limits: &StepLimits) -> Result<State> {
         Ok(State {
             decode: self.decode.state(device, limits)?,
-            copies: device.allocate(COPY_BYTES)?,
+            copies: [device.allocate(COPY_BYTES)?, device.allocate(COPY_BYTES)?],
         })
     }
 
@@ -151,13 +100,12 @@ impl<const WAITS: bool> DecodeBackend for Impatient<WAITS> {
         state: &mut State,
         (): &(),
     ) -> Result<()> {
-        let first = state.copies.address();
-        let second = first + COPY_BYTES as u64 / 2;
+        let [first, second] = &mut state.copies;
         call.query = match call.query {
-            Query::Concatenated(q) => Query::Concatenated(self.copied(device, q, first)?),
+            Query::Concatenated(q) => Query::Concatenated(self.copied(q, first)?),
             Query::Split { latent, rope } => Query::Split {
-                latent: self.copied(device, latent, first)?,
-                rope: self.copied(device, rope, second)?,
+                latent: self.copied(latent, first)?,
+                rope: self.copied(rope, second)?,
             },
         };
         // SAFETY: the caller keeps to the same contract.
