@@ -1,12 +1,11 @@
 //! CUDA graphs: work that was enqueued once, and is enqueued again at the cost of one launch.
 
 use std::ptr;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use cudarc::driver::sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as THREAD_LOCAL;
 use cudarc::driver::sys::{self, CUgraph, CUgraphExec};
-use cudarc::driver::{CudaStream, DriverError, result};
+use cudarc::driver::{DriverError, result};
 use mla_runtime::error::{Error, Result};
 
 use super::stream::{self, StreamId, this_thread};
@@ -16,7 +15,8 @@ use super::{Cuda, failed};
 pub struct Graph {
     graph: CUgraph,
     executable: CUgraphExec,
-    stream: Arc<CudaStream>,
+    /// It keeps what the captured launches were given of it: kernels, and the workspace of cuBLAS.
+    device: Cuda,
 }
 
 // SAFETY: the driver asks that calls on one graph do not overlap, from whatever thread. `Graph` is
@@ -39,9 +39,9 @@ impl Graph {
     ///
     /// If the driver refuses.
     pub unsafe fn replay(&self) -> Result<()> {
-        stream::bind(self.stream.context()).map_err(failed("bind context"))?;
+        stream::bind(self.device.stream().context()).map_err(failed("bind context"))?;
         // SAFETY: graph and stream live; the caller answers for what the graph accesses.
-        unsafe { result::graph::launch(self.executable, self.stream.cu_stream()) }
+        unsafe { result::graph::launch(self.executable, self.device.stream().cu_stream()) }
             .map_err(failed("replay graph"))
     }
 
@@ -51,7 +51,7 @@ impl Graph {
 
     /// Returns the stream that it was captured from, on which it is replayed.
     pub fn stream_id(&self) -> StreamId {
-        StreamId::of(&self.stream)
+        self.device.stream_id()
     }
 
     /// Uploads the graph to the device, so that the first replay is as fast as any other.
@@ -60,9 +60,9 @@ impl Graph {
     ///
     /// If the driver refuses.
     pub fn upload(&self) -> Result<()> {
-        stream::bind(self.stream.context()).map_err(failed("bind context"))?;
+        stream::bind(self.device.stream().context()).map_err(failed("bind context"))?;
         // SAFETY: graph and stream live.
-        unsafe { sys::cuGraphUpload(self.executable, self.stream.cu_stream()) }
+        unsafe { sys::cuGraphUpload(self.executable, self.device.stream().cu_stream()) }
             .result()
             .map_err(failed("upload graph"))
     }
@@ -71,7 +71,7 @@ impl Graph {
 impl Drop for Graph {
     fn drop(&mut self) {
         let destroy = || {
-            stream::bind(self.stream.context())?;
+            stream::bind(self.device.stream().context())?;
             if !self.executable.is_null() {
                 // SAFETY: instantiated once, destroyed once; the driver lets a replay that is
                 // enqueued run to its end.
@@ -161,7 +161,7 @@ impl<'a> Capture<'a> {
         let mut graph = Graph {
             graph,
             executable: ptr::null_mut(),
-            stream: stream.clone(),
+            device: self.device.clone(),
         };
         // SAFETY: the driver just gave the graph, and writes to one place that lives.
         unsafe { sys::cuGraphInstantiateWithFlags(&raw mut graph.executable, graph.graph, 0) }
