@@ -107,11 +107,15 @@ fn compile(families: &[String]) -> Result<(), Box<dyn Error>> {
     write("cuda.rs", &cuda(versions.next().flatten().as_deref()))
 }
 
-/// File that `src/gpu.rs` includes: the major release of the CUDA that compiled the kernels.
+/// File that `src/gpu.rs` includes: the release of the CUDA that compiled the kernels, major and
+/// minor.
 #[cfg(feature = "gpu")]
 fn cuda(version: Option<&str>) -> String {
-    let major = version.and_then(|version| version.split('.').next()?.parse::<u32>().ok());
-    format!("const CUDA_OF_KERNELS: Option<u32> = {major:?};\n")
+    let release = version.and_then(|version| {
+        let mut numbers = version.split('.').map(|number| number.parse::<u32>());
+        Some([numbers.next()?.ok()?, numbers.next()?.ok()?])
+    });
+    format!("const CUDA_OF_KERNELS: Option<[u32; 2]> = {release:?};\n")
 }
 
 /// Adds the files that each family has in the folder of its kernels: its targets in `targets.txt`,

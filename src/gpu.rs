@@ -2,6 +2,8 @@
 
 use mla_runtime::availability::Cause;
 use mla_runtime::capability::{Capability, Target};
+#[cfg(any(feature = "gpu", test))]
+use mla_runtime::kernels::CompiledFamily;
 
 /// A GPU of this machine.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -37,21 +39,28 @@ pub fn present_gpu() -> Result<Gpu, Cause> {
 #[cfg(feature = "gpu")]
 pub(crate) use imp::gpu;
 
-/// The cause if a driver of this version, as the driver tells it, does not run what a major release
-/// of CUDA compiled. The machine code of a release runs from the first driver of its major on.
+/// The cause if a driver of this version, as the driver tells it, does not run what a release of
+/// CUDA compiled. Machine code runs from the first driver of its major release on, PTX from the
+/// first driver of its very release on.
 #[cfg(any(feature = "gpu", test))]
-fn too_old(version: i32, major: u32) -> Option<Cause> {
+fn too_old(version: i32, [major, minor]: [u32; 2], is_ptx: bool) -> Option<Cause> {
     let version = u32::try_from(version).unwrap_or(0);
     let given = [version / 1000, version % 1000 / 10];
-    (given[0] < major).then_some(Cause::DriverVersion {
+    let accepted = [major, if is_ptx { minor } else { 0 }];
+    (given < accepted).then_some(Cause::DriverVersion {
         given,
-        accepted: [major, 0],
-        driver: match major {
-            12 => Some("R525"),
-            13 => Some("R580"),
-            _ => None,
-        },
+        accepted,
+        driver: crate::drivers::first(accepted),
     })
+}
+
+/// True if the driver makes machine code of PTX for a GPU of this capability, since none of these
+/// families brings any.
+#[cfg(any(feature = "gpu", test))]
+fn takes_ptx(families: &[CompiledFamily], capability: Capability) -> bool {
+    let has_none = |family: &CompiledFamily| family.machine_code_on(capability).is_none();
+    let has_ptx = |family: &CompiledFamily| family.ptx_on(capability).is_some();
+    families.iter().any(has_ptx) && families.iter().all(has_none)
 }
 
 #[cfg(not(feature = "gpu"))]
@@ -79,7 +88,8 @@ mod imp {
 
     include!(concat!(env!("OUT_DIR"), "/cuda.rs"));
 
-    fn driver() -> Result<(), Cause> {
+    /// Returns the driver's version.
+    fn driver() -> Result<i32, Cause> {
         if !library::has_driver() {
             return Err(Cause::NoDriver);
         }
@@ -89,19 +99,21 @@ mod imp {
         unsafe { sys::cuDriverGetVersion(&raw mut version) }
             .result()
             .map_err(cause)?;
-        match CUDA_OF_KERNELS.and_then(|major| super::too_old(version, major)) {
-            Some(cause) => Err(cause),
-            None => Ok(()),
-        }
+        Ok(version)
     }
 
     pub(crate) fn gpu(ordinal: usize) -> Result<Gpu, Cause> {
-        driver()?;
+        let version = driver()?;
         let count = usize::try_from(result::device::get_count().map_err(cause)?).unwrap_or(0);
         if ordinal >= count {
             return Err(Cause::NoDevice);
         }
-        describe(ordinal).map_err(cause)
+        let gpu = describe(ordinal).map_err(cause)?;
+        let is_ptx = super::takes_ptx(crate::FAMILIES, gpu.capability);
+        match CUDA_OF_KERNELS.and_then(|release| super::too_old(version, release, is_ptx)) {
+            Some(cause) => Err(cause),
+            None => Ok(gpu),
+        }
     }
 
     fn describe(ordinal: usize) -> Result<Gpu, DriverError> {
@@ -140,21 +152,65 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_driver_of_an_earlier_major_release_is_too_old() {
-        for (version, major) in [(13000, 13), (13010, 13), (14000, 13), (12000, 12)] {
-            assert_eq!(too_old(version, major), None, "{version} for {major}");
+    fn a_driver_of_an_earlier_release_is_too_old() {
+        for (version, release, is_ptx) in [
+            (13000, [13, 0], false),
+            (13010, [13, 0], true),
+            (14000, [13, 2], true),
+            (12000, [12, 9], false),
+            (12090, [12, 9], true),
+        ] {
+            let cause = too_old(version, release, is_ptx);
+            assert_eq!(cause, None, "{version} for {release:?}");
         }
-        let said = |version, major| too_old(version, major).map(|cause| cause.to_string());
-        assert_eq!(
-            said(12090, 13).as_deref(),
-            Some(
-                "driver: given one of CUDA 12.9, accepted one of CUDA 13.0 or later (R580 or later)"
-            )
-        );
-        assert_eq!(
-            said(13020, 14).as_deref(),
-            Some("driver: given one of CUDA 13.2, accepted one of CUDA 14.0 or later")
-        );
+        for (version, release, is_ptx, said) in [
+            (
+                12090,
+                [13, 2],
+                false,
+                "12.9, accepted one of CUDA 13.0 or later (R580 or later)",
+            ),
+            (
+                12080,
+                [12, 9],
+                true,
+                "12.8, accepted one of CUDA 12.9 or later (R575 or later)",
+            ),
+            (
+                13020,
+                [14, 1],
+                false,
+                "13.2, accepted one of CUDA 14.0 or later",
+            ),
+        ] {
+            let cause = too_old(version, release, is_ptx).map(|cause| cause.to_string());
+            assert_eq!(cause, Some(format!("driver: given one of CUDA {said}")));
+        }
+    }
+
+    #[test]
+    fn a_gpu_without_machine_code_takes_ptx() {
+        let family = |targets| CompiledFamily {
+            name: "made_up",
+            targets,
+        };
+        let portable = family(&["sm_80", "sm_90", "compute_80"]);
+        let ptx = family(&["compute_80"]);
+        let hopper = family(&["sm_90a"]);
+        for (families, capability, expected) in [
+            (&[portable, hopper][..], (9, 0), false),
+            (&[portable, hopper], (12, 0), true),
+            (&[ptx], (9, 0), true),
+            // Its own family has machine code; the driver says of the other if it takes its PTX.
+            (&[ptx, hopper], (9, 0), false),
+            // Nothing runs there, which another reason says.
+            (&[hopper], (8, 0), false),
+            (&[], (9, 0), false),
+        ] {
+            let (major, minor) = capability;
+            let given = takes_ptx(families, Capability::new(major, minor));
+            assert_eq!(given, expected, "{families:?} on {capability:?}");
+        }
     }
 
     // Checks that the answer is data on any machine and with any features.

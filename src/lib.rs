@@ -15,6 +15,8 @@ pub mod context_parallel;
 pub mod decode_graph;
 #[cfg(feature = "gpu")]
 pub mod device;
+#[cfg(any(feature = "gpu", test))]
+mod drivers;
 mod gpu;
 #[cfg(feature = "gpu")]
 mod library;

@@ -1,6 +1,9 @@
 //! Makes what a release has beside the sources: each family's kernels, compiled, in a package of
 //! its own. Builds of mla-kernels from a registry then need neither nvcc nor CUTLASS nor libclang.
 
+#[path = "../../src/drivers.rs"]
+mod drivers;
+
 use std::{
     collections::BTreeSet,
     fmt::Write as _,
@@ -43,21 +46,6 @@ const MOST: u64 = 8 << 20;
 
 /// The file in a family's package that says what its objects were made of and by.
 const PROVENANCE: &str = "PROVENANCE.json";
-
-/// The first driver for each release of CUDA, from its release notes. Objects of one release run
-/// on later drivers; their machine code also on the first driver of the same major release.
-const DRIVERS: &[((u32, u32), u32)] = &[
-    ((12, 0), 525),
-    ((12, 1), 530),
-    ((12, 2), 535),
-    ((12, 3), 545),
-    ((12, 4), 550),
-    ((12, 5), 555),
-    ((12, 6), 560),
-    ((12, 8), 570),
-    ((12, 9), 575),
-    ((13, 0), 580),
-];
 
 /// The description that mla-build writes beside objects.
 const DESCRIPTION: &str = "mla.prebuilt.json";
@@ -269,15 +257,13 @@ fn driver(description: &Value) -> anyhow::Result<String> {
         .context("CUDA has no version")?;
     let mut numbers = version.split('.').map(|number| number.parse::<u32>().ok());
     let release = numbers.next().flatten().zip(numbers.next().flatten());
-    let release = release.with_context(|| format!("no release of CUDA: {version}"))?;
-    let known = DRIVERS.iter().find(|(known, _)| *known == release);
-    let (_, ptx) = known.with_context(|| {
-        format!("CUDA {version}: DRIVERS of xtask/src/release.rs does not know its driver")
+    let (major, minor) = release.with_context(|| format!("no release of CUDA: {version}"))?;
+    let ptx = drivers::first([major, minor]).with_context(|| {
+        format!("CUDA {version}: DRIVERS of src/drivers.rs does not know its driver")
     })?;
-    let mut of_major = DRIVERS.iter().filter(|((major, _), _)| *major == release.0);
-    let first = of_major.next().map_or(*ptx, |(_, first)| *first);
+    let first = drivers::first([major, 0]).unwrap_or(ptx);
     Ok(format!(
-        "compiled by CUDA {version}: machine code needs driver R{first} or later, PTX R{ptx}"
+        "compiled by CUDA {version}: machine code needs driver {first} or later, PTX {ptx}"
     ))
 }
 
