@@ -1,79 +1,24 @@
-//! Compiles the kernels of the families that are turned on, and writes the list of all families, on
-//! or off. With none on there is nothing to compile, and nothing of CUDA is needed.
+//! Compiles the kernels of the families that are turned on. With none on there is nothing to
+//! compile, and nothing of CUDA is needed.
 
 #[cfg(feature = "gpu")]
 #[path = "cuda/kernels.rs"]
 mod kernels;
 
-use std::{env, error::Error, fs, path::Path};
+use std::error::Error;
+#[cfg(feature = "gpu")]
+use std::{env, fs, path::Path};
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=build.rs");
-    println!("cargo::rerun-if-changed=Cargo.toml");
-    let families = families(&fs::read_to_string("Cargo.toml")?);
-    write("families.rs", &modules(&families)?)?;
     #[cfg(feature = "gpu")]
-    compile(&families)?;
+    compile()?;
     Ok(())
-}
-
-/// Returns the families: the features that turn on `gpu`.
-fn families(manifest: &str) -> Vec<String> {
-    let lines = manifest.lines().filter(|line| !line.starts_with('#'));
-    let section: Vec<_> = lines
-        .skip_while(|line| *line != "[features]")
-        .skip(1)
-        .take_while(|line| !line.starts_with('['))
-        .collect();
-    let features = section.join("");
-    let each = features
-        .split(']')
-        .filter_map(|feature| feature.split_once(" = ["));
-    each.filter(|(_, on)| on.split(',').any(|name| name.trim() == "\"gpu\""))
-        .map(|(name, _)| name.to_owned())
-        .collect()
-}
-
-/// Generates the file that `src/backends/mod.rs` includes: a module for each family, and the lists
-/// to which the families add.
-fn modules(families: &[String]) -> Result<String, Box<dyn Error>> {
-    let root = env::var("CARGO_MANIFEST_DIR")?;
-    let (mut modules, mut compiled) = (String::new(), String::new());
-    let (mut prefill, mut decode) = ("()".to_owned(), "()".to_owned());
-    for family in families.iter().rev() {
-        let path = Path::new(&root).join(format!("src/backends/{family}/mod.rs"));
-        if !path.exists() {
-            let path = path.display();
-            return Err(
-                format!("feature {family}: it turns on `gpu`, and there is no {path}").into(),
-            );
-        }
-        modules = format!("#[path = {path:?}]\npub mod {family};\n{modules}");
-        compiled = format!(
-            "    #[cfg(feature = \"{family}\")]\n    CompiledFamily {{ name: \"{family}\", \
-             targets: crate::raw::compiled::{} }},\n{compiled}",
-            family.to_uppercase()
-        );
-        prefill = format!("{family}::Prefill<{prefill}>");
-        decode = format!("{family}::Decode<{decode}>");
-    }
-    let absent = "Those of a family that this\n\
-                  /// build leaves out are absent ones, so that a refusal names the feature.";
-    Ok(format!(
-        "{modules}\n\
-         /// The families that this build compiled, and their targets.\n\
-         pub const FAMILIES: &[CompiledFamily] = &[\n{compiled}];\n\n\
-         /// The features that compile a family each, on or off.\n\
-         pub const FAMILY_FEATURES: &[&str] = &{families:?};\n\n\
-         /// The built-in prefill backends, to [choose from](mla_runtime::dispatch). {absent}\n\
-         pub type PrefillBackends = {prefill};\n\n\
-         /// The built-in decode backends, to [choose from](mla_runtime::dispatch). {absent}\n\
-         pub type DecodeBackends = {decode};\n"
-    ))
 }
 
 /// Writes a file of the build. An equal one keeps its time, or what includes it would be compiled
 /// again.
+#[cfg(feature = "gpu")]
 fn write(name: &str, text: &str) -> Result<(), Box<dyn Error>> {
     let path = Path::new(&env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?).join(name);
     if fs::read_to_string(&path).is_ok_and(|known| known == text) {
@@ -83,11 +28,18 @@ fn write(name: &str, text: &str) -> Result<(), Box<dyn Error>> {
 }
 
 #[cfg(feature = "gpu")]
-fn compile(families: &[String]) -> Result<(), Box<dyn Error>> {
-    let kernels = kernels::kernels(Path::new(""), families)?
+fn compile() -> Result<(), Box<dyn Error>> {
+    let root = Path::new("");
+    let mut kernels = kernels::kernels(root)?
         .header("cuda/include/mla.h")
         .declarations("cuda/include/mla.rs");
-    let kernels = prebuilt(with_headers(kernels, families));
+    for (family, header) in kernels::of_families(root, "mla_*.h")? {
+        kernels = kernels.family_header(family, header);
+    }
+    for (_, targets) in kernels::of_families(root, "targets.txt")? {
+        println!("cargo::rerun-if-changed={targets}");
+    }
+    let kernels = prebuilt(kernels);
     if kernels.enabled()?.is_empty() {
         // A build without kernels compiles and links nothing: the declarations that a test holds to
         // the header will do.
@@ -116,25 +68,6 @@ fn cuda(version: Option<&str>) -> String {
         Some([numbers.next()?.ok()?, numbers.next()?.ok()?])
     });
     format!("const CUDA_OF_KERNELS: Option<[u32; 2]> = {release:?};\n")
-}
-
-/// Adds the files that each family has in the folder of its kernels: its targets in `targets.txt`,
-/// which the description of the kernels reads, and the functions that Rust calls in
-/// `mla_<family>.h`.
-#[cfg(feature = "gpu")]
-fn with_headers(mut kernels: mla_build::Kernels, families: &[String]) -> mla_build::Kernels {
-    for family in families {
-        let targets = format!("cuda/{family}/targets.txt");
-        // A missing file would make the build run every time.
-        if Path::new(&targets).exists() {
-            println!("cargo::rerun-if-changed={targets}");
-        }
-        let header = format!("cuda/{family}/mla_{family}.h");
-        if Path::new(&header).exists() {
-            kernels = kernels.family_header(family, header);
-        }
-    }
-    kernels
 }
 
 /// Adds the objects that a release brings of each family.

@@ -6,13 +6,13 @@ use std::{fs, io, path::Path};
 use mla_build::{Family, Kernels};
 
 /// Describes the kernels of the package in the folder `root`, without headers, and with no family
-/// on. Each of `families` has in its folder, in `targets.txt`, one of nvcc's names in a line, the
-/// targets of one that mla-build does not know.
+/// on. A family that mla-build does not know has its targets in its folder, in `targets.txt`, one
+/// of nvcc's names in a line.
 ///
 /// # Errors
 ///
-/// A `targets.txt` that cannot be read.
-pub(crate) fn kernels(root: &Path, families: &[String]) -> io::Result<Kernels> {
+/// A folder or a `targets.txt` that cannot be read.
+pub(crate) fn kernels(root: &Path) -> io::Result<Kernels> {
     let mut kernels = Kernels::new()
         .sources("cuda/**/*.cu")
         .include("cuda")
@@ -30,12 +30,28 @@ pub(crate) fn kernels(root: &Path, families: &[String]) -> io::Result<Kernels> {
         .flag("-Xcompiler=-Werror=switch")
         .launches("cuda/launches.json")
         .install_command("cargo xtask toolkit");
-    for family in families {
-        match fs::read_to_string(root.join(format!("cuda/{family}/targets.txt"))) {
-            Ok(targets) => kernels = kernels.family(Family::new(family, targets.lines())),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
+    for (family, targets) in of_families(root, "targets.txt")? {
+        let targets = fs::read_to_string(root.join(targets))?;
+        kernels = kernels.family(Family::new(family, targets.lines()));
     }
     Ok(kernels)
+}
+
+/// Returns the families that have a file of this name in their folders, and the files; `*` in the
+/// name stands for the family's.
+///
+/// # Errors
+///
+/// If the folders cannot be read.
+pub(crate) fn of_families(root: &Path, name: &str) -> io::Result<Vec<(String, String)>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(root.join("cuda"))? {
+        let family = entry?.file_name().to_string_lossy().into_owned();
+        let file = format!("cuda/{family}/{}", name.replace('*', &family));
+        if root.join(&file).is_file() {
+            files.push((family, file));
+        }
+    }
+    files.sort();
+    Ok(files)
 }

@@ -30,7 +30,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         Some(folder) => std::path::absolute(folder)?,
         None => workspace.target.join("cubins"),
     };
-    let mut kernels = kernels::kernels(&workspace.root, &arguments.families)?
+    let mut kernels = kernels::kernels(&workspace.root)?
         .root(&workspace.root)
         .only_sources(format!("cuda/{}", arguments.only))
         .declarations("cuda/include/mla.rs")

@@ -64,7 +64,7 @@ fn write_package(workspace: &Workspace, package: &Path) -> anyhow::Result<()> {
     for file in ["docs/engine.md", "Cargo.lock", "build.rs"] {
         fs::copy(workspace.root.join(file), package.join(file))?;
     }
-    // The build script writes the list of all families, on or off.
+    // The attribute asks the manifest for the features of all families, on or off.
     let mut features = String::from("gpu = []\n");
     for entry in fs::read_dir(package.join("src/backends"))? {
         let entry = entry?;

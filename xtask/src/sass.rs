@@ -143,7 +143,7 @@ fn build(arguments: &Arguments, tree: &Path, out: &Path) -> anyhow::Result<PathB
 }
 
 fn compile(arguments: &Arguments, tree: &Path, out: &Path) -> anyhow::Result<()> {
-    let mut kernels = kernels::kernels(tree, &arguments.families)?
+    let mut kernels = kernels::kernels(tree)?
         .root(tree)
         .only_sources(format!("cuda/{}", arguments.only))
         .out_dir(out);

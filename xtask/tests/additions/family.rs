@@ -1,5 +1,5 @@
-//! A made-up family, `sm89`: a folder of its name for each of the two languages, and one row of one
-//! table.
+//! A made-up family, `sm89`: a folder of its name for each of the two languages, a feature, and two
+//! lines where the backends' modules stand.
 
 use crate::tree::{Tree, contributing};
 
@@ -138,8 +138,16 @@ const FILES: [(&str, &str); 6] = [
 /// The folders of the files.
 const FOLDERS: [&str; 2] = ["cuda/sm89/", "src/backends/sm89/"];
 
-/// The row that it adds to an existing file, before this text.
-const ROW: (&str, &str, &str) = ("Cargo.toml", "sm90 = [\"gpu\"", "sm89 = [\"gpu\"]\n");
+/// The lines that it adds to existing files, each before this text.
+const LINES: [(&str, &str, &str); 3] = [
+    ("Cargo.toml", "sm90 = [\"gpu\"", "sm89 = [\"gpu\"]\n"),
+    ("src/backends/mod.rs", "pub mod sm90;", "pub mod sm89;\n"),
+    (
+        "src/backends/mod.rs",
+        "    sm90 \"sm90\"",
+        "    sm89 \"sm89\" SM89,\n",
+    ),
+];
 
 /// Holds, if it compiles, where the family is `on` or not.
 fn example(on: bool) -> String {
@@ -163,14 +171,15 @@ fn example(on: bool) -> String {
 
 #[test]
 #[ignore = "needs nvcc: cargo xtask toolkit && cargo test -p xtask --test additions -- --ignored"]
-fn a_made_up_family_is_its_folders_and_one_row() {
+fn a_made_up_family_is_its_folders_and_three_lines() {
     let tree = Tree::for_cargo();
     for (file, text) in FILES {
         tree.write(file, text);
     }
-    let (file, before, row) = ROW;
-    assert_eq!(row.lines().count(), 1);
-    tree.edit(file, before, &format!("{row}{before}"));
+    for (file, before, line) in LINES {
+        assert_eq!(line.lines().count(), 1);
+        tree.edit(file, before, &format!("{line}{before}"));
+    }
     let [new, edited] = tree.changes();
     assert_eq!(new.len(), FILES.len());
     let in_folders = |file: &String| FOLDERS.iter().any(|folder| file.starts_with(folder));

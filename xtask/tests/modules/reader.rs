@@ -58,9 +58,11 @@ impl Crate {
     }
 
     fn add_items(&mut self, items: &[Item], folder: Option<&Path>, path: Name) {
-        let written = folder.map_or_else(BTreeMap::new, |folder| written_by_a_build(items, folder));
-        let children = named(items).chain(written.keys().cloned());
-        let children: Vec<_> = children.collect();
+        let named = |item: &Item| match item {
+            Item::Mod(item) => Some(item.ident.to_string()),
+            _ => None,
+        };
+        let children: Vec<_> = items.iter().filter_map(named).collect();
         let mut module = Module::default();
         for item in items {
             if let Item::Use(import) = item
@@ -86,9 +88,6 @@ impl Crate {
             {
                 self.add_module(item, folder, &path);
             }
-        }
-        for (name, folder) in &written {
-            self.add_file(&folder.join("mod.rs"), folder, child(&path, name), false);
         }
     }
 
@@ -175,31 +174,6 @@ fn leads(imports: &BTreeMap<String, BTreeSet<String>>, from: &str, to: &str) -> 
 
 fn child(path: &[String], name: &str) -> Name {
     [path, &[name.to_owned()]].concat()
-}
-
-/// The modules that a file names.
-fn named(items: &[Item]) -> impl Iterator<Item = String> {
-    items.iter().filter_map(|item| match item {
-        Item::Mod(item) => Some(item.ident.to_string()),
-        _ => None,
-    })
-}
-
-/// The modules of a file that a build writes the list of, such as the families: the folders beside
-/// it that it does not name.
-fn written_by_a_build(items: &[Item], folder: &Path) -> BTreeMap<String, PathBuf> {
-    let includes = |item: &Item| matches!(item, Item::Macro(it) if it.mac.path.is_ident("include"));
-    if !items.iter().any(includes) {
-        return BTreeMap::new();
-    }
-    let entries = fs::read_dir(folder).into_iter().flatten();
-    let each = entries.map(|entry| {
-        let entry = entry.unwrap();
-        (entry.file_name().into_string().unwrap(), entry.path())
-    });
-    let named: BTreeSet<_> = named(items).collect();
-    each.filter(|(name, path)| path.join("mod.rs").is_file() && !named.contains(name))
-        .collect()
 }
 
 /// Collects the paths that a module names. The modules in it are read on their own.
