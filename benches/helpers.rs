@@ -26,14 +26,13 @@ mod gpu {
     use mla_kernels::Cuda;
     use mla_kernels::device::cudarc::driver::result::memcpy_dtod_async;
     use mla_kernels::device::{Buffer, Rotary, RotaryQuery, RotaryStyle};
-    use mla_runtime::cache::{BlockTable, CacheLayout, CacheMut, CacheRef};
-    use mla_runtime::device::{Device, GatherRows, Memory};
-    use mla_runtime::dims::MlaDims;
-    use mla_runtime::dtype::DType;
-    use mla_runtime::error::Error;
-    use mla_runtime::kv_format::KvFormat;
-    use mla_runtime::lse::{Base2TokensFirst, LseLayout, LseMut, LseRef};
-    use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+    use mla_runtime::Error;
+    use mla_runtime::device::{Device, GatherRows};
+    use mla_runtime::model::{DType, KvFormat, MlaDims};
+    use mla_runtime::tensor::{
+        ArrayRef, Base2TokensFirst, BlockTable, CacheLayout, CacheMut, CacheRef, Layout, LseLayout,
+        LseMut, LseRef, Memory, TensorMut, TensorRef,
+    };
     use rand::rngs::StdRng;
     use rand::seq::SliceRandom as _;
     use rand::{RngExt as _, SeedableRng as _};

@@ -20,13 +20,11 @@ use mla_kernels::device::cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use mla_kernels::{Cuda, present_gpu};
 use mla_runtime::backend::{LayerConfig, StepLimits};
 use mla_runtime::batch::Request;
-use mla_runtime::cache::{CacheLayout, CacheMut};
-use mla_runtime::dims::MlaDims;
-use mla_runtime::dtype::DType;
 use mla_runtime::layer::{LayerCall, MlaLayer, StepBatch, Weights, Workspace};
+use mla_runtime::model::{DType, MlaDims};
 use mla_runtime::plan::slots::BlockTables;
-use mla_runtime::problem::Problem;
-use mla_runtime::tensor::{Layout, TensorMut, TensorRef};
+use mla_runtime::spec::Problem;
+use mla_runtime::tensor::{CacheLayout, CacheMut, Layout, TensorMut, TensorRef};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 

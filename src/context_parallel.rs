@@ -35,12 +35,11 @@ use std::sync::Arc;
 use cudarc::driver::sys::{CUstreamCaptureMode, cuThreadExchangeStreamCaptureMode};
 use cudarc::driver::{CudaStream, DriverError, result as driver};
 use cudarc::nccl::{result, sys};
-use mla_runtime::device::{Device, Memory};
-use mla_runtime::dtype::DType;
-use mla_runtime::error::{Error, Result};
-use mla_runtime::lse::{LseLayout, LseMut, LseRef};
-use mla_runtime::problem::Problem;
-use mla_runtime::tensor::{Layout, TensorMut, TensorRef};
+use mla_runtime::device::Device;
+use mla_runtime::model::DType;
+use mla_runtime::spec::Problem;
+use mla_runtime::tensor::{Layout, LseLayout, LseMut, LseRef, Memory, TensorMut, TensorRef};
+use mla_runtime::{Error, Result};
 
 use crate::device::{Account, Buffer, Bytes, BytesMut, Cuda};
 use crate::library;

@@ -18,9 +18,9 @@
 
 use mla_runtime::backend::{DecodeStage, PrefillStage, StepLimits};
 use mla_runtime::batch::Request;
-use mla_runtime::error::{Error, Result};
 use mla_runtime::layer::{MlaLayer, StepBatch, Workspace, WorkspaceId};
 use mla_runtime::plan::slots::{BlockTables, HostIndex, SKIPPED};
+use mla_runtime::{Error, Result};
 
 use crate::device::{Cuda, Graph};
 

@@ -1,9 +1,8 @@
 //! The GPU of this machine, if there is one.
 
-use mla_runtime::availability::Cause;
-use mla_runtime::capability::{Capability, Target};
 #[cfg(any(feature = "gpu", test))]
-use mla_runtime::kernels::CompiledFamily;
+use mla_runtime::spec::CompiledFamily;
+use mla_runtime::spec::{Capability, Cause, Target};
 
 /// A GPU of this machine.
 #[derive(Clone, PartialEq, Eq, Debug)]

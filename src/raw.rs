@@ -17,7 +17,7 @@
 
 use std::ffi::CStr;
 
-use mla_runtime::error::{Error, Result};
+use mla_runtime::{Error, Result};
 
 pub use generated::*;
 

@@ -10,9 +10,9 @@ use clap::Parser;
 use mla_kernels::Cuda;
 use mla_kernels::device::Buffer;
 use mla_kernels::device::cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
-use mla_runtime::device::{Device as _, Memory as _};
-use mla_runtime::dtype::DType;
-use mla_runtime::tensor::{Layout, TensorMut};
+use mla_runtime::device::Device as _;
+use mla_runtime::model::DType;
+use mla_runtime::tensor::{Layout, Memory as _, TensorMut};
 use serde::Serialize;
 
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn Error>>;

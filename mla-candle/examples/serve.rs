@@ -16,11 +16,9 @@ use candle_nn::ops::rms_norm;
 use candle_nn::rotary_emb::rope_i;
 use mla_candle::{Attention, Layer, Workspace, attend};
 use mla_runtime::backend::StepLimits;
-use mla_runtime::dims::{HeadDims, MlaDims};
 use mla_runtime::layer::StepRequest;
-use mla_runtime::model::Rope;
-use mla_runtime::problem::Problem;
-use mla_runtime::spec::QueryLen;
+use mla_runtime::model::{HeadDims, MlaDims, Rope};
+use mla_runtime::spec::{Problem, QueryLen};
 
 const LAYERS: usize = 2;
 const HEADS: usize = 4;
@@ -137,8 +135,8 @@ impl Model {
         let HeadDims { nope, rope, v, .. } = DIMS.head;
         let [nope, rope, v, latent] = [nope, rope, v, DIMS.latent].map(|width| width as usize);
         let of_layer = match dtype {
-            DType::F32 => mla_runtime::dtype::DType::F32,
-            _ => mla_runtime::dtype::DType::BF16,
+            DType::F32 => mla_runtime::model::DType::F32,
+            _ => mla_runtime::model::DType::BF16,
         };
         let problem = Problem::new(DIMS, HEADS as u32, of_layer)
             .with_page_size(PAGE as u32)

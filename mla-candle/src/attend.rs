@@ -9,13 +9,11 @@ use std::sync::Arc;
 use candle_core::{Device, Error, Result, Tensor};
 use mla_cpu::Cpu;
 use mla_runtime::backend::StepLimits;
-use mla_runtime::capability::Target;
-use mla_runtime::indexer::IndexerConfig;
 use mla_runtime::layer::{Step, StepRequest};
+use mla_runtime::model::IndexerConfig;
 use mla_runtime::plan::slots::HostIndex;
-use mla_runtime::problem::Problem;
-use mla_runtime::registry::Registry;
-use mla_runtime::selection::{Selection, SelectionRequest};
+use mla_runtime::select::{Registry, Selection, SelectionRequest};
+use mla_runtime::spec::{Problem, Target};
 
 pub use self::cache::Cache;
 use self::parts::{Parts, Work};

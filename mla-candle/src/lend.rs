@@ -11,8 +11,8 @@ mod hold;
 
 use candle_core::{CpuStorage, Error, Result, Storage, Tensor};
 use mla_cpu::Cpu;
-use mla_runtime::device::{Device, Memory};
-use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
+use mla_runtime::device::Device;
+use mla_runtime::tensor::{ArrayRef, Memory, TensorMut, TensorRef};
 
 use self::form::Form;
 pub(crate) use self::form::layer_dtype;

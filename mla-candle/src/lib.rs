@@ -8,13 +8,13 @@
 //! use candle_core::{DType, Device, Tensor};
 //! use mla_candle::{Attention, Layer, attend};
 //! use mla_runtime::backend::StepLimits;
-//! use mla_runtime::dims::{HeadDims, MlaDims};
+//! use mla_runtime::model::{HeadDims, MlaDims};
+//! use mla_runtime::spec::Problem;
 //! use mla_runtime::layer::StepRequest;
-//! use mla_runtime::problem::Problem;
 //!
 //! // L = 64, (P, R, V) = (32, 16, 32), two heads, pages of 16.
 //! let dims = MlaDims::new(64, HeadDims::new(32, 16, 32));
-//! let problem = Problem::new(dims, 2, mla_runtime::dtype::DType::F32).with_page_size(16);
+//! let problem = Problem::new(dims, 2, mla_runtime::model::DType::F32).with_page_size(16);
 //! let device = Device::Cpu; // Device::new_cuda_with_stream(0)?
 //!
 //! // Once for the model: backends, and memory for every step within the limits. Then each layer.

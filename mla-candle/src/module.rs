@@ -5,9 +5,8 @@ use candle_nn::rotary_emb::{rope, rope_i};
 use candle_nn::{Linear, Module, RmsNorm, VarBuilder, linear_b, linear_no_bias, rms_norm};
 use mla_runtime::backend::StepLimits;
 use mla_runtime::layer::StepRequest;
-use mla_runtime::problem::Problem;
-use mla_runtime::rotary::RotaryStyle;
-use mla_runtime::spec::QueryLen;
+use mla_runtime::model::RotaryStyle;
+use mla_runtime::spec::{Problem, QueryLen};
 
 use crate::attend::{Attention, Layer, Workspace, attend};
 use crate::config::{Config, Room};

@@ -5,13 +5,9 @@ use candle_core::{D, DType, Device, Result, Tensor};
 use mla_candle::{Attention, IndexInputs, IndexWeights, Layer, Lending, Workspace, attend, select};
 use mla_cpu::Cpu;
 use mla_runtime::backend::StepLimits;
-use mla_runtime::dims::{HeadDims, MlaDims};
-use mla_runtime::indexer::{IndexDims, IndexerConfig};
 use mla_runtime::layer::StepRequest;
-use mla_runtime::model::Rope;
-use mla_runtime::problem::Problem;
-use mla_runtime::rotary::RotaryStyle;
-use mla_runtime::spec::QueryLen;
+use mla_runtime::model::{HeadDims, IndexDims, IndexerConfig, MlaDims, Rope, RotaryStyle};
+use mla_runtime::spec::{Problem, QueryLen};
 
 const HEADS: usize = 3;
 const LATENT: usize = 64;
@@ -24,7 +20,7 @@ const PAGES: usize = 8;
 const SCALE: f64 = 0.2;
 
 fn problem() -> Problem {
-    Problem::new(DIMS, HEADS as u32, mla_runtime::dtype::DType::F32)
+    Problem::new(DIMS, HEADS as u32, mla_runtime::model::DType::F32)
         .with_page_size(PAGE as u32)
         .with_query_len(QueryLen::Ragged)
 }

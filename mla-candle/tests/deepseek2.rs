@@ -13,7 +13,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::{Module, VarBuilder, VarMap, rms_norm};
 use candle_transformers::models::deepseek2::{DeepSeekV2, DeepSeekV2Config};
 use mla_candle::{Config, MlaAttention, Room};
-use mla_runtime::dims::{HeadDims, MlaDims};
+use mla_runtime::model::{HeadDims, MlaDims};
 
 const HIDDEN: usize = 96;
 const HEADS: usize = 6;

@@ -4,12 +4,9 @@
 use candle_core::{DType, Device, Result, Tensor};
 use mla_candle::{Attention, IndexInputs, IndexWeights, Layer, attend, select};
 use mla_runtime::backend::StepLimits;
-use mla_runtime::dims::MlaDims;
-use mla_runtime::indexer::IndexerConfig;
 use mla_runtime::layer::StepRequest;
-use mla_runtime::model::Rope;
-use mla_runtime::problem::Problem;
-use mla_runtime::spec::QueryLen;
+use mla_runtime::model::{IndexerConfig, MlaDims, Rope};
+use mla_runtime::spec::{Problem, QueryLen};
 
 const HEADS: usize = 16;
 const PAGE: usize = 64;
@@ -55,7 +52,7 @@ impl Inputs {
     /// Returns the outputs of a prompt of 69 tokens and of a decode behind 69 others, on this
     /// device.
     fn run(&self, device: &Device, sparse: bool) -> Result<Tensor> {
-        let problem = Problem::new(MlaDims::R1, HEADS as u32, mla_runtime::dtype::DType::BF16)
+        let problem = Problem::new(MlaDims::R1, HEADS as u32, mla_runtime::model::DType::BF16)
             .with_page_size(PAGE as u32)
             .with_query_len(QueryLen::Ragged)
             .with_sparse(sparse);

@@ -6,11 +6,7 @@ use std::path::{Path, PathBuf};
 use bytesize::ByteSize;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
-use mla_runtime::dims::MAX_DIM;
-use mla_runtime::dtype::DType;
-use mla_runtime::indexer::IndexerConfig;
-use mla_runtime::kv_format::KvFormat;
-use mla_runtime::model::ModelConfig;
+use mla_runtime::model::{DType, IndexerConfig, KvFormat, MAX_DIM, ModelConfig};
 use serde::Serialize;
 
 use crate::error::CliError;
@@ -188,7 +184,7 @@ pub(crate) fn positive(text: &str) -> Result<u32, String> {
     within(text, 1, u32::MAX)
 }
 
-/// A number of heads: what a [`Problem`](mla_runtime::problem::Problem) takes.
+/// A number of heads: what a [`Problem`](mla_runtime::spec::Problem) takes.
 fn head_count(text: &str) -> Result<u32, String> {
     within(text, 1, MAX_DIM)
 }

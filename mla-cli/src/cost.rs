@@ -1,7 +1,7 @@
 //! The minimal arithmetic and memory traffic of an attention.
 
 use mla_runtime::batch::Request;
-use mla_runtime::problem::Problem;
+use mla_runtime::spec::Problem;
 use serde::{Deserialize, Serialize};
 
 /// Arithmetic and memory traffic.
@@ -76,8 +76,7 @@ pub(crate) fn pairs(requests: &[Request], causal: bool) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use mla_runtime::dims::{HeadDims, MlaDims};
-    use mla_runtime::dtype::DType;
+    use mla_runtime::model::{DType, HeadDims, MlaDims};
 
     use super::*;
 

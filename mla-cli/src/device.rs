@@ -4,11 +4,11 @@ use std::fmt::Display;
 
 use clap::ValueEnum;
 use mla_cpu::Cpu;
-use mla_runtime::availability::Cause;
 use mla_runtime::backend::StepLimits;
 use mla_runtime::batch::BatchSpec;
 use mla_runtime::indexer::IndexDevice;
 use mla_runtime::plan::memory::MemoryPlan;
+use mla_runtime::spec::Cause;
 
 use crate::error::CliError;
 use crate::figures::size;

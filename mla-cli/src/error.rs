@@ -6,8 +6,7 @@ use std::path::PathBuf;
 use mla_runtime::batch::BatchSpecError;
 use mla_runtime::model::ModelError;
 use mla_runtime::plan::PlanError;
-use mla_runtime::registry::RegistryError;
-use mla_runtime::selection::SelectionError;
+use mla_runtime::select::{RegistryError, SelectionError};
 
 /// The reason why there is no output. The message names the error and the accepted values.
 #[derive(Debug, thiserror::Error)]

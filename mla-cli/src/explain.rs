@@ -3,17 +3,12 @@
 use std::fmt::Write as _;
 
 use comfy_table::Cell;
-use mla_runtime::availability::Cause;
-use mla_runtime::capability::{Capability, Platform, Target};
-use mla_runtime::explain::{Candidate, Explanation, PhaseExplanation};
-use mla_runtime::feature::{Feature, FeatureSet};
-use mla_runtime::kernels::{KernelFacts, Run};
-use mla_runtime::kv_format::KvFormat;
-use mla_runtime::problem::Problem;
-use mla_runtime::reason::{Given, Reason};
-use mla_runtime::registry::Registry;
-use mla_runtime::selection::SelectionRequest;
-use mla_runtime::spec::{BackendSpec, GraphSupport, Phase, QueryLen};
+use mla_runtime::model::KvFormat;
+use mla_runtime::select::{Candidate, Explanation, PhaseExplanation, Registry, SelectionRequest};
+use mla_runtime::spec::{
+    BackendSpec, Capability, Cause, Feature, FeatureSet, Given, GraphSupport, KernelFacts, Phase,
+    Platform, Problem, QueryLen, Reason, Run, Target,
+};
 
 use crate::args::{Format, Model, ModelArgs, SparseArgs, kv_format, named, positive};
 use crate::error::CliError;

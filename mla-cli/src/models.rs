@@ -6,15 +6,9 @@
 mod measured;
 mod page;
 
-use mla_runtime::availability::Cause;
-use mla_runtime::capability::{Capability, Platform, Target};
-use mla_runtime::explain::{Candidate, PhaseExplanation};
-use mla_runtime::kv_format::KvFormat;
-use mla_runtime::model::{ModelConfig, PRESETS};
-use mla_runtime::problem::Problem;
-use mla_runtime::reason::Given;
-use mla_runtime::registry::Registry;
-use mla_runtime::selection::SelectionRequest;
+use mla_runtime::model::{KvFormat, ModelConfig, PRESETS};
+use mla_runtime::select::{Candidate, PhaseExplanation, Registry, SelectionRequest};
+use mla_runtime::spec::{Capability, Cause, Given, Platform, Problem, Target};
 use serde::Serialize;
 
 use crate::args::Format;
@@ -206,7 +200,7 @@ impl HardwareReport {
         registry: &Registry,
     ) -> Result<Self, CliError> {
         let sparse = config.indexer.is_some();
-        let dtype = config.dtype.unwrap_or(mla_runtime::dtype::DType::BF16);
+        let dtype = config.dtype.unwrap_or(mla_runtime::model::DType::BF16);
         let problem = Problem::new(config.dims, config.heads, dtype).with_sparse(sparse);
         let explanation = registry.explain(&SelectionRequest::new(target, problem))?;
         let indexer = match target.capability {
@@ -282,7 +276,7 @@ fn package(candidate: &Candidate) -> Option<&'static str> {
 impl Native {
     fn new(candidate: &Candidate, target: Target) -> Self {
         let runs = candidate.kernels.run_on.unwrap_or(&[]);
-        let here = |run: &&mla_runtime::kernels::Run| Some(run.capability) == target.capability;
+        let here = |run: &&mla_runtime::spec::Run| Some(run.capability) == target.capability;
         let gpus: Vec<_> = runs.iter().filter(here).map(|run| run.gpu).collect();
         let run = match candidate.spec.platform {
             Platform::Cpu => Ran::On(Vec::new()),

@@ -8,11 +8,10 @@ use mla_conformance::{
     DecodeTopic, Failure, PrefillTopic, decode_entry as decode, prefill_entry as prefill,
 };
 use mla_kernels::FAMILIES;
-use mla_runtime::availability::Availability;
 use mla_runtime::backend::Entry;
 use mla_runtime::device::Device;
-use mla_runtime::registry::Registry;
-use mla_runtime::spec::Phase;
+use mla_runtime::select::Registry;
+use mla_runtime::spec::{Availability, Phase};
 use serde::Serialize;
 
 use crate::args::Format;

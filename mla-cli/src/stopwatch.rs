@@ -66,7 +66,7 @@ mod cpu {
     use std::time::Instant;
 
     use mla_cpu::Cpu;
-    use mla_runtime::dtype::DType;
+    use mla_runtime::model::DType;
     use mla_runtime::tensor::{Layout, TensorMut};
 
     use super::*;
@@ -158,8 +158,8 @@ mod cuda {
     use mla_kernels::device::cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
     use mla_kernels::device::cudarc::driver::sys::CUuuid;
     use mla_kernels::device::cudarc::driver::{DriverError, result};
-    use mla_runtime::device::Memory as _;
-    use mla_runtime::error::Error;
+    use mla_runtime::Error;
+    use mla_runtime::tensor::Memory as _;
     use nvml_wrapper::Nvml;
     use nvml_wrapper::bitmasks::device::ThrottleReasons;
     use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};

@@ -2,8 +2,8 @@
 
 use mla_conformance::reference::decode_row;
 use mla_runtime::Result;
-use mla_runtime::cache::CacheLayout;
 use mla_runtime::device::Device;
+use mla_runtime::tensor::CacheLayout;
 use rayon::prelude::*;
 
 /// The first `count` rows of `pages`, which follow each other in this order: latents, then rotary

@@ -1,8 +1,7 @@
 //! The hardware of this machine.
 
 use mla_kernels::{FAMILIES, Gpu, present_gpu};
-use mla_runtime::capability::{Capability, Target};
-use mla_runtime::kernels::CompiledFamily;
+use mla_runtime::spec::{Capability, CompiledFamily, Target};
 
 /// The default target of a selection: the first GPU, or the processor if there is no GPU that can
 /// be used.

@@ -7,11 +7,10 @@ use std::process::{Command, Output};
 
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{LayerConfig, StepLimits};
-use mla_runtime::dims::MlaDims;
-use mla_runtime::dtype::DType;
 use mla_runtime::layer::MlaLayer;
+use mla_runtime::model::{DType, MlaDims};
 use mla_runtime::plan::memory::max_pages;
-use mla_runtime::problem::Problem;
+use mla_runtime::spec::Problem;
 use serde_json::{Value, json};
 
 fn mla<S: AsRef<OsStr>>(arguments: &[S]) -> Output {

@@ -9,12 +9,9 @@ use mla_runtime::Result;
 use mla_runtime::backend::{LayerConfig, Output};
 use mla_runtime::device::Device;
 use mla_runtime::device::probe::Dependents;
-use mla_runtime::dtype::DType;
-use mla_runtime::feature::Feature;
-use mla_runtime::lse::{LseLayout, LseMut};
-use mla_runtime::problem::Problem;
-use mla_runtime::spec::BackendSpec;
-use mla_runtime::tensor::{ArrayRef, Layout, Scalar, TensorMut, TensorRef};
+use mla_runtime::model::DType;
+use mla_runtime::spec::{BackendSpec, Feature, Problem};
+use mla_runtime::tensor::{ArrayRef, Layout, LseLayout, LseMut, Scalar, TensorMut, TensorRef};
 
 /// Byte that makes a NaN in all formats, and no valid address, if every byte has it.
 pub(super) const POISON: u8 = 0xff;
@@ -489,9 +486,8 @@ impl Written {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mla_runtime::capability::Platform;
-    use mla_runtime::dims::MlaDims;
-    use mla_runtime::spec::{LsePrecision, Phase};
+    use mla_runtime::model::MlaDims;
+    use mla_runtime::spec::{LsePrecision, Phase, Platform};
 
     /// Returns true if a log-sum-exp of `got` passes for one of `want`.
     fn passes(precision: LsePrecision, dtype: DType, got: f32, want: f64) -> bool {

@@ -12,14 +12,13 @@ use mla_runtime::backend::{
     DecodeBackend, DecodeBatch, DecodeCall, DecodeStage, HostLens, ListedCache, Query, SlotLists,
     StepLimits,
 };
-use mla_runtime::cache::{BlockTable, CacheLayout, CacheRef, CacheStrides};
+use mla_runtime::device::Device;
 use mla_runtime::device::probe::Replayed;
-use mla_runtime::device::{Device, Memory};
-use mla_runtime::dtype::DType;
-use mla_runtime::kv_format::KvFormat;
-use mla_runtime::problem::Problem;
-use mla_runtime::spec::{BackendSpec, QueryFormat};
-use mla_runtime::tensor::{ArrayRef, Layout};
+use mla_runtime::model::{DType, KvFormat};
+use mla_runtime::spec::{BackendSpec, Problem, QueryFormat};
+use mla_runtime::tensor::{
+    ArrayRef, BlockTable, CacheLayout, CacheRef, CacheStrides, Layout, Memory,
+};
 use mla_runtime::{Error, Result};
 
 /// A decode step of random numbers over a shuffled, poisoned cache.
@@ -47,7 +46,7 @@ pub struct DecodeCase {
     /// True if only some entries of each list count, by an array of counts.
     pub with_counts: bool,
     /// Elements between one token's rows and the next, in queries, and in outputs if the spec has
-    /// [`StridedOutputs`](mla_runtime::feature::Feature::StridedOutputs).
+    /// [`StridedOutputs`](mla_runtime::spec::Feature::StridedOutputs).
     pub gap: usize,
     /// True if the log-sum-exp is asked for.
     pub lse: bool,

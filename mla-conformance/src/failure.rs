@@ -1,10 +1,8 @@
 //! Failures of a backend.
 
 use mla_runtime::Error;
-use mla_runtime::capability::Target;
-use mla_runtime::problem::Problem;
-use mla_runtime::reason::Reasons;
-use mla_runtime::selection::SelectionError;
+use mla_runtime::select::SelectionError;
+use mla_runtime::spec::{Problem, Reasons, Target};
 
 /// Reason why a backend does not conform, and a remedy.
 #[derive(Debug, thiserror::Error)]

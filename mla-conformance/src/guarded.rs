@@ -2,7 +2,7 @@
 
 use mla_runtime::Error;
 use mla_runtime::device::Device;
-use mla_runtime::problem::Problem;
+use mla_runtime::spec::Problem;
 
 use super::failure::{Failure, refused};
 

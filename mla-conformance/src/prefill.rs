@@ -11,11 +11,11 @@ use crate::reference::{self, Array};
 use mla_runtime::backend::{
     Chunk, Keys, Output, PrefillBackend, PrefillBatch, PrefillCall, PrefillStage, StepLimits,
 };
+use mla_runtime::device::Device;
 use mla_runtime::device::probe::Replayed;
-use mla_runtime::device::{Device, Memory as _};
 use mla_runtime::plan::context::ContextChunk;
-use mla_runtime::problem::Problem;
-use mla_runtime::spec::{BackendSpec, KeyLayout};
+use mla_runtime::spec::{BackendSpec, KeyLayout, Problem};
+use mla_runtime::tensor::Memory as _;
 use mla_runtime::{Error, Result};
 
 /// A prefill call of random numbers.
@@ -32,7 +32,7 @@ pub struct PrefillCase {
     /// True if the new tokens see all keys of their request.
     pub see_each_other: bool,
     /// Elements between one token's rows and the next, in every input, and in outputs if the spec
-    /// has [`StridedOutputs`](mla_runtime::feature::Feature::StridedOutputs).
+    /// has [`StridedOutputs`](mla_runtime::spec::Feature::StridedOutputs).
     pub gap: usize,
     /// True if the log-sum-exp is asked for; of a context chunk it always is.
     pub lse: bool,

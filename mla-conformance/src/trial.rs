@@ -1,6 +1,6 @@
 //! Ways in which a case is run.
 
-use mla_runtime::dtype::DType;
+use mla_runtime::model::DType;
 use mla_runtime::spec::BackendSpec;
 
 /// A way in which a case is run. A trial for which the device has no means, such as graphs on a
@@ -90,8 +90,7 @@ impl Placement {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mla_runtime::capability::Platform;
-    use mla_runtime::spec::Phase;
+    use mla_runtime::spec::{Phase, Platform};
 
     #[test]
     fn rows_are_as_aligned_as_the_spec_asks_for_and_no_better() {

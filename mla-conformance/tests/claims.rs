@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use mla_conformance::{DecodeTopic, PrefillTopic};
-use mla_runtime::feature::Feature;
+use mla_runtime::spec::Feature;
 
 fn read(path: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)).unwrap()

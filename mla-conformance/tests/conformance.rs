@@ -12,9 +12,7 @@ use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{
     DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, Output, Query, StepLimits,
 };
-use mla_runtime::cache::CacheRef;
-use mla_runtime::device::Memory as _;
-use mla_runtime::tensor::TensorMut;
+use mla_runtime::tensor::{CacheRef, Memory as _, TensorMut};
 use mla_runtime::{Error, Result, mla_backend};
 
 mod decode {

@@ -9,7 +9,7 @@ use mla_runtime::backend::{
     DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, PrefillBackend, PrefillBatch, PrefillCall,
     StepLimits,
 };
-use mla_runtime::device::Memory as _;
+use mla_runtime::tensor::Memory as _;
 use mla_runtime::{Error, Result, mla_backend};
 
 use simulated::{Graph, Kept, OnCpu as _, Simulated};

@@ -6,11 +6,11 @@ use rayon::prelude::*;
 use super::buffer::check_row;
 use super::view::{Elements, Lane, Places, narrow, scalars, widen, with_element};
 use super::{Cpu, fp8};
-use mla_runtime::cache::{BlockTable, CacheLayout, CacheMut, CacheRef};
 use mla_runtime::device::GatherRows;
-use mla_runtime::dtype::{DType, Element};
-use mla_runtime::kv_format::KvFormat;
-use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
+use mla_runtime::model::{DType, Element, KvFormat};
+use mla_runtime::tensor::{
+    ArrayRef, BlockTable, CacheLayout, CacheMut, CacheRef, TensorMut, TensorRef,
+};
 use mla_runtime::{Error, Result};
 
 const GROUP: usize = KvFormat::DS_MLA_GROUP as usize;

@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use super::view::{Elements, Places, scalars, with_element};
 use super::{Cpu, fp8};
 use mla_runtime::device::{BLOCK, Fp8Blocks};
-use mla_runtime::dtype::Element;
+use mla_runtime::model::Element;
 use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
 use mla_runtime::{Error, Result};
 

@@ -14,9 +14,8 @@ use super::view::{Elements, Lane, Places, lse_places, scalars, with_element};
 use mla_runtime::backend::{
     DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, MadeFor, Query, SlotLists, StepLimits,
 };
-use mla_runtime::dtype::Element;
-use mla_runtime::kv_format::KvFormat;
 use mla_runtime::mla_backend;
+use mla_runtime::model::{Element, KvFormat};
 use mla_runtime::tensor::ArrayRef;
 use mla_runtime::{Error, Result};
 

@@ -14,8 +14,8 @@ use super::dots::{Pairs, Singles};
 use super::transpose::transpose;
 use super::view::{Elements, Lane as _, Places, with_element};
 #[cfg(target_arch = "x86_64")]
-use mla_runtime::dtype::DType;
-use mla_runtime::dtype::Element;
+use mla_runtime::model::DType;
+use mla_runtime::model::Element;
 use mla_runtime::tensor::{TensorMut, TensorRef};
 use mla_runtime::{Error, Result};
 

@@ -54,13 +54,12 @@ pub use decode::{CpuDecode, DecodeState};
 pub use prefill::{CpuPrefill, PrefillState};
 pub use rows::ReadRow;
 
-use mla_runtime::availability::Availability;
-use mla_runtime::cache::{CacheMut, CacheRef};
-use mla_runtime::capability::{Platform, Target};
-use mla_runtime::device::{Device, Fp8Blocks, GatherRows, Memory};
-use mla_runtime::lse::{LseConvention, LseMut, LseRef};
-use mla_runtime::rotary::{Rotary, RotaryQuery};
-use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
+use mla_runtime::device::{Device, Fp8Blocks, GatherRows};
+use mla_runtime::spec::{Availability, Platform, Target};
+use mla_runtime::tensor::{
+    ArrayRef, CacheMut, CacheRef, LseConvention, LseMut, LseRef, Memory, Rotary, RotaryQuery,
+    TensorMut, TensorRef,
+};
 use mla_runtime::{Error, Result};
 
 /// The host's processor, with the thread pool that does the work. Every operation has ended when it

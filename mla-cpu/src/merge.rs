@@ -5,8 +5,7 @@ use rayon::prelude::*;
 use super::Cpu;
 use super::view::{Elements, LseValues, Places, lse_places, with_element};
 use mla_runtime::Result;
-use mla_runtime::lse::{LseConvention, LseLayout, LseMut, LseRef};
-use mla_runtime::tensor::{TensorMut, TensorRef};
+use mla_runtime::tensor::{LseConvention, LseLayout, LseMut, LseRef, TensorMut, TensorRef};
 
 const ROWS_PER_TASK: usize = 64;
 

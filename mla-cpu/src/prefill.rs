@@ -9,8 +9,8 @@ use super::attention::{
 use super::cache::check_starts;
 use super::view::{Elements, Lane, Places, lse_places, scalars, with_element};
 use mla_runtime::backend::{Keys, LayerConfig, MadeFor, PrefillBackend, PrefillCall, StepLimits};
-use mla_runtime::dtype::Element;
 use mla_runtime::mla_backend;
+use mla_runtime::model::Element;
 use mla_runtime::{Error, Result};
 
 // Query tokens of a unit: they share the conversion of each tile of keys and values.

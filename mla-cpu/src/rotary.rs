@@ -3,10 +3,8 @@
 use super::buffer::Scratch;
 use super::view::{Elements, Places, scalars, with_element};
 use super::{Cpu, cache};
-use mla_runtime::cache::CacheMut;
-use mla_runtime::dtype::Element;
-use mla_runtime::rotary::{Rotary, RotaryQuery, RotaryStyle};
-use mla_runtime::tensor::{ArrayRef, TensorRef};
+use mla_runtime::model::{Element, RotaryStyle};
+use mla_runtime::tensor::{ArrayRef, CacheMut, Rotary, RotaryQuery, TensorRef};
 use mla_runtime::{Error, Result};
 
 pub(crate) fn write_cache(

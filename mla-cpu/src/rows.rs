@@ -1,6 +1,6 @@
 //! Rows of the cache one at a time, dequantised: for backends that are to be simple, and for tests.
 
-use mla_runtime::cache::CacheRef;
+use mla_runtime::tensor::CacheRef;
 use mla_runtime::{Error, Result};
 
 use crate::Cpu;
@@ -40,11 +40,9 @@ impl ReadRow for CacheRef<'_, Cpu> {
 
 #[cfg(test)]
 mod tests {
-    use mla_runtime::cache::{CacheLayout, CacheMut};
     use mla_runtime::device::Device as _;
-    use mla_runtime::dims::MlaDims;
-    use mla_runtime::kv_format::KvFormat;
-    use mla_runtime::tensor::{ArrayRef, TensorRef};
+    use mla_runtime::model::{KvFormat, MlaDims};
+    use mla_runtime::tensor::{ArrayRef, CacheLayout, CacheMut, TensorRef};
 
     use super::*;
 

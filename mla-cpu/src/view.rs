@@ -6,9 +6,11 @@ use bytemuck::{Pod, PodCastError};
 use multiversion::multiversion;
 
 use super::Cpu;
-use mla_runtime::dtype::{DType, Element};
-use mla_runtime::lse::{LseConvention, LseLayout, LseMut, LseRef, Natural};
-use mla_runtime::tensor::{ArrayRef, Scalar, Shape, TensorMut, TensorRef};
+use mla_runtime::model::{DType, Element};
+use mla_runtime::tensor::{
+    ArrayRef, LseConvention, LseLayout, LseMut, LseRef, Natural, Scalar, Shape, TensorMut,
+    TensorRef,
+};
 use mla_runtime::{Error, Result};
 
 /// The elements of a tensor that is read.
@@ -339,15 +341,15 @@ fn misaligned<T>(field: &'static str, error: PodCastError) -> Error {
 macro_rules! with_element {
     ($dtype:expr, $t:ident => $body:expr) => {
         match $dtype {
-            mla_runtime::dtype::DType::F32 => {
+            mla_runtime::model::DType::F32 => {
                 type $t = f32;
                 $body
             }
-            mla_runtime::dtype::DType::F16 => {
+            mla_runtime::model::DType::F16 => {
                 type $t = half::f16;
                 $body
             }
-            mla_runtime::dtype::DType::BF16 => {
+            mla_runtime::model::DType::BF16 => {
                 type $t = half::bf16;
                 $body
             }

@@ -9,13 +9,9 @@ use mla_runtime::backend::{
     DecodeBackend, DecodeBatch, DecodeCall, Keys, LayerConfig, Output, PrefillBackend, PrefillCall,
     Query, StepLimits,
 };
-use mla_runtime::cache::{BlockTable, CacheLayout, CacheRef};
-use mla_runtime::dims::{HeadDims, MlaDims};
-use mla_runtime::dtype::{DType, Element};
-use mla_runtime::kv_format::KvFormat;
-use mla_runtime::problem::Problem;
-use mla_runtime::spec::{KeyLayout, QueryFormat};
-use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
+use mla_runtime::model::{DType, Element, HeadDims, KvFormat, MlaDims};
+use mla_runtime::spec::{KeyLayout, Problem, QueryFormat};
+use mla_runtime::tensor::{ArrayRef, BlockTable, CacheLayout, CacheRef, TensorMut, TensorRef};
 use proptest::prelude::*;
 
 use common::Random;

@@ -6,14 +6,12 @@ use half::{bf16, f16};
 use mla_conformance::reference;
 use mla_cpu::{Buffer, Cpu, fp8};
 use mla_runtime::Error;
-use mla_runtime::cache::{BlockTable, CacheLayout, CacheMut, CacheRef};
-use mla_runtime::device::{AbsorbedQueries, Device, GatherRows, Memory};
-use mla_runtime::dims::{HeadDims, MlaDims};
-use mla_runtime::dtype::{DType, Element};
-use mla_runtime::kv_format::KvFormat;
-use mla_runtime::lse::{Base2TokensFirst, LseLayout, LseMut, LseRef};
-use mla_runtime::rotary::{Rotary, RotaryQuery, RotaryStyle};
-use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+use mla_runtime::device::{AbsorbedQueries, Device, GatherRows};
+use mla_runtime::model::{DType, Element, HeadDims, KvFormat, MlaDims, RotaryStyle};
+use mla_runtime::tensor::{
+    ArrayRef, Base2TokensFirst, BlockTable, CacheLayout, CacheMut, CacheRef, Layout, LseLayout,
+    LseMut, LseRef, Memory, Rotary, RotaryQuery, TensorMut, TensorRef,
+};
 use proptest::prelude::*;
 
 use common::Random;
@@ -207,7 +205,7 @@ proptest! {
         let shape = [shape.0, shape.1, shape.2];
         let from = Random(seed).fill::<f16>(shape[0] * shape[1] * shape[2]);
         // The destination holds the axes in another order, with gaps.
-        let mut layout = Layout::contiguous(mla_runtime::dtype::DType::F16, shape);
+        let mut layout = Layout::contiguous(mla_runtime::model::DType::F16, shape);
         let mut stride = 2;
         for axis in order.iter().rev() {
             layout.strides[*axis] = stride;
@@ -386,7 +384,7 @@ proptest! {
             }
         }
         let (before, lse_before) = (out.clone(), lse.clone());
-        let mut layout = Layout::contiguous(mla_runtime::dtype::DType::F32, [tokens, heads, width]);
+        let mut layout = Layout::contiguous(mla_runtime::model::DType::F32, [tokens, heads, width]);
         layout.strides = [heads * head_stride, head_stride, 1];
         Cpu::new().merge(
             TensorMut::new(bytemuck::cast_slice_mut(&mut out), layout).unwrap(),

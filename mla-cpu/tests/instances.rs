@@ -8,12 +8,10 @@ use mla_runtime::backend::{
     DecodeBackend, DecodeBatch, DecodeCall, DecodeStage, Keys, LayerConfig, Opaque, Output,
     PrefillBackend, PrefillBatch, PrefillCall, PrefillStage, Query, StepLimits,
 };
-use mla_runtime::cache::{BlockTable, CacheLayout, CacheRef};
-use mla_runtime::dims::{HeadDims, MlaDims};
-use mla_runtime::dtype::DType;
-use mla_runtime::problem::Problem;
-use mla_runtime::registry::Registry;
-use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
+use mla_runtime::model::{DType, HeadDims, MlaDims};
+use mla_runtime::select::Registry;
+use mla_runtime::spec::Problem;
+use mla_runtime::tensor::{ArrayRef, BlockTable, CacheLayout, CacheRef, TensorMut, TensorRef};
 use mla_runtime::{Error, Result};
 
 const DIMS: MlaDims = MlaDims::new(16, HeadDims::new(8, 8, 8));

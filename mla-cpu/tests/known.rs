@@ -3,8 +3,7 @@
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{DecodeBackend, PrefillBackend};
 use mla_runtime::device::Device as _;
-use mla_runtime::known;
-use mla_runtime::registry::Registry;
+use mla_runtime::select::{Registry, known};
 use mla_runtime::spec::Phase;
 
 #[test]

@@ -11,14 +11,11 @@ use mla_runtime::backend::{
     DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, ListedCache, Output, Query, SlotLists,
     StepLimits,
 };
-use mla_runtime::cache::{BlockTable, CacheLayout, CacheRef};
-use mla_runtime::dims::{HeadDims, MlaDims};
-use mla_runtime::dtype::DType;
-use mla_runtime::kv_format::KvFormat;
-use mla_runtime::lse::LseMut;
-use mla_runtime::problem::Problem;
-use mla_runtime::spec::QueryLen;
-use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
+use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims};
+use mla_runtime::spec::{Problem, QueryLen};
+use mla_runtime::tensor::{
+    ArrayRef, BlockTable, CacheLayout, CacheRef, LseMut, TensorMut, TensorRef,
+};
 
 use common::Random;
 
@@ -107,7 +104,7 @@ impl World {
 
 /// Runs queries over a cache: each is a request of one token. Without lists each sees the positions
 /// of its row of `tables`, which has the pages of all of its tokens.
-fn run<T: mla_runtime::dtype::Element + Pod>(
+fn run<T: mla_runtime::model::Element + Pod>(
     queries: &[T],
     cache: CacheRef<'_, Cpu>,
     lists: Option<SlotLists<'_, Cpu>>,

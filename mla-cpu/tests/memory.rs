@@ -9,18 +9,15 @@ use std::alloc::{GlobalAlloc, Layout as Allocation, System};
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{LayerConfig, StepLimits};
 use mla_runtime::batch::Request;
-use mla_runtime::cache::{CacheLayout, CacheMut, CacheRef};
 use mla_runtime::device::{Device, GatherRows};
-use mla_runtime::dims::{HeadDims, MlaDims};
-use mla_runtime::dtype::DType;
-use mla_runtime::kv_format::KvFormat;
 use mla_runtime::layer::{MlaLayer, Step, StepRequest};
-use mla_runtime::lse::{Base2TokensFirst, LseLayout, LseMut, LseRef};
+use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims, RotaryStyle};
 use mla_runtime::plan::slots::BlockTables;
-use mla_runtime::problem::Problem;
-use mla_runtime::rotary::{Rotary, RotaryQuery, RotaryStyle};
-use mla_runtime::spec::QueryLen;
-use mla_runtime::tensor::{ArrayRef, Layout, Shape, TensorMut, TensorRef};
+use mla_runtime::spec::{Problem, QueryLen};
+use mla_runtime::tensor::{
+    ArrayRef, Base2TokensFirst, CacheLayout, CacheMut, CacheRef, Layout, LseLayout, LseMut, LseRef,
+    Rotary, RotaryQuery, Shape, TensorMut, TensorRef,
+};
 use mla_runtime::{Error, Result};
 
 const LARGEST: usize = 64 << 20;
@@ -204,7 +201,7 @@ fn rows_wider_than_memory_are_refused() {
         assert!(cpu.gemm(a, b, product).is_err(), "{k}");
     }
     let (table, starts) = (ArrayRef::from_slice(&[]), ArrayRef::from_slice(&[0]));
-    let table = mla_runtime::cache::BlockTable::new(table, 0, 1).unwrap();
+    let table = mla_runtime::tensor::BlockTable::new(table, 0, 1).unwrap();
     let rows = GatherRows::new(table, ArrayRef::from_slice(&[]), starts, 0);
     let from = CacheRef::<Cpu>::new(&[], layout).unwrap();
     assert_out_of_memory(

@@ -2,12 +2,11 @@
 
 use half::f16;
 use mla_cpu::Cpu;
-use mla_runtime::cache::{BlockTable, CacheLayout, CacheMut, CacheRef};
 use mla_runtime::device::{Device, GatherRows};
-use mla_runtime::dims::{HeadDims, MlaDims};
-use mla_runtime::dtype::Element;
-use mla_runtime::kv_format::KvFormat;
-use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
+use mla_runtime::model::{Element, HeadDims, KvFormat, MlaDims};
+use mla_runtime::tensor::{
+    ArrayRef, BlockTable, CacheLayout, CacheMut, CacheRef, TensorMut, TensorRef,
+};
 
 const LATENT: usize = 128;
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use half::{bf16, f16};
 use mla_cpu::Cpu;
 use mla_runtime::device::Device;
-use mla_runtime::dtype::Element;
+use mla_runtime::model::Element;
 use mla_runtime::tensor::{TensorMut, TensorRef};
 use rustix::time::{ClockId, clock_gettime};
 

@@ -2,12 +2,12 @@
 
 use mla_cpu::{Cpu, ReadRow as _};
 use mla_runtime::Result;
-use mla_runtime::cache::{BlockTable, CacheLayout, CacheMut, CacheRef, CacheStrides};
 use mla_runtime::device::{Device as _, GatherRows};
-use mla_runtime::dims::{HeadDims, MlaDims};
-use mla_runtime::kv_format::KvFormat;
-use mla_runtime::rotary::{Rotary, RotaryStyle};
-use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
+use mla_runtime::model::{HeadDims, KvFormat, MlaDims, RotaryStyle};
+use mla_runtime::tensor::{
+    ArrayRef, BlockTable, CacheLayout, CacheMut, CacheRef, CacheStrides, Rotary, TensorMut,
+    TensorRef,
+};
 
 const DIMS: MlaDims = MlaDims::new(16, HeadDims::new(8, 4, 8));
 const L: usize = 16;

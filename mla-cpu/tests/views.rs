@@ -2,18 +2,15 @@
 
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{LayerConfig, StepLimits};
-use mla_runtime::cache::{BlockTable, CacheLayout, CacheMut, CacheRef, CacheStrides};
-use mla_runtime::device::Memory as _;
-use mla_runtime::dims::{HeadDims, MlaDims};
-use mla_runtime::dtype::DType;
-use mla_runtime::indexer::{IndexCacheLayout, IndexDims};
-use mla_runtime::kv_format::KvFormat;
+use mla_runtime::indexer::IndexCacheLayout;
 use mla_runtime::layer::{MlaLayer, Step, StepRequest};
-use mla_runtime::lse::{LseLayout, LseRef, Natural};
+use mla_runtime::model::{DType, HeadDims, IndexDims, KvFormat, MlaDims};
 use mla_runtime::plan::memory::MemoryNeeds;
-use mla_runtime::problem::Problem;
-use mla_runtime::spec::QueryLen;
-use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+use mla_runtime::spec::{Problem, QueryLen};
+use mla_runtime::tensor::{
+    ArrayRef, BlockTable, CacheLayout, CacheMut, CacheRef, CacheStrides, Layout, LseLayout, LseRef,
+    Memory as _, Natural, TensorMut, TensorRef,
+};
 use mla_runtime::{Named as _, Result};
 
 const DIMS: MlaDims = MlaDims::new(8, HeadDims::new(4, 4, 4));

@@ -1,6 +1,6 @@
 //! Lists of the host for the requests of a step.
 
-use mla_runtime::error::Result;
+use mla_runtime::Result;
 use mla_runtime::room::with_room;
 
 /// Number of lists that a call has, each with an entry for every request and one more.

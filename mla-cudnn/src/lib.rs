@@ -19,8 +19,7 @@ mod prefill;
 #[cfg(feature = "cudnn")]
 mod session;
 
-use mla_runtime::capability::Capability;
-use mla_runtime::kernels::Run;
+use mla_runtime::spec::{Capability, Run};
 
 pub use lengths::{ExactLengths, set_exact_lengths};
 pub use library::{Version, library};

@@ -1,6 +1,6 @@
 //! The cuDNN of this machine: its version, and a check that it is usable.
 
-use mla_runtime::availability::Cause;
+use mla_runtime::spec::Cause;
 
 /// Major, minor and patch.
 pub type Version = [u32; 3];

@@ -5,8 +5,8 @@ use std::ops::Range;
 use crate::host::{self, LISTS};
 use mla_kernels::Cuda;
 use mla_kernels::device::Buffer;
-use mla_runtime::device::Memory as _;
-use mla_runtime::error::{Error, Result};
+use mla_runtime::tensor::Memory as _;
+use mla_runtime::{Error, Result};
 
 /// Number of calls of a step that have places: that of its new tokens, and those of its first
 /// context chunks.

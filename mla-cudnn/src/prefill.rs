@@ -20,14 +20,14 @@ use {
     cudarc::driver::sys,
     mla_kernels::Cuda,
     mla_kernels::device::Buffer,
-    mla_runtime::availability::Availability,
     mla_runtime::backend::{
         Keys, LayerConfig, MadeFor, Output, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
     },
-    mla_runtime::device::{Device, Memory},
-    mla_runtime::dtype::DType,
-    mla_runtime::error::{Error, Result},
-    mla_runtime::tensor::Layout,
+    mla_runtime::device::Device,
+    mla_runtime::model::DType,
+    mla_runtime::spec::Availability,
+    mla_runtime::tensor::{Layout, Memory},
+    mla_runtime::{Error, Result},
     std::ops::Range,
 };
 

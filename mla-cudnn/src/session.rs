@@ -4,8 +4,8 @@ use std::ffi::{CStr, c_void};
 
 use mla_kernels::Cuda;
 use mla_kernels::device::Buffer;
-use mla_runtime::device::Memory as _;
-use mla_runtime::error::{Error, Result};
+use mla_runtime::tensor::Memory as _;
+use mla_runtime::{Error, Result};
 
 use crate::ffi;
 use crate::plans::Plans;

@@ -3,8 +3,8 @@
 #![cfg(feature = "cudnn")]
 
 use mla_cudnn::{Cudnn, library};
-use mla_runtime::availability::Availability;
 use mla_runtime::backend::PrefillBackend as _;
+use mla_runtime::spec::Availability;
 
 #[test]
 fn a_path_without_a_library_is_named() {

@@ -2,15 +2,9 @@
 //! library is a reason.
 
 use mla_cudnn::library;
-use mla_runtime::availability::Cause;
-use mla_runtime::capability::{Capability, Target};
-use mla_runtime::dims::MlaDims;
-use mla_runtime::dtype::DType;
-use mla_runtime::known;
-use mla_runtime::problem::Problem;
-use mla_runtime::registry::Registry;
-use mla_runtime::selection::SelectionRequest;
-use mla_runtime::spec::Phase;
+use mla_runtime::model::{DType, MlaDims};
+use mla_runtime::select::{Registry, SelectionRequest, known};
+use mla_runtime::spec::{Capability, Cause, Phase, Problem, Target};
 
 fn reasons(target: Target) -> Vec<String> {
     let mut request = SelectionRequest::new(target, Problem::new(MlaDims::R1, 16, DType::BF16));

@@ -31,9 +31,9 @@ use mla_runtime::backend::{
     DecodeBatch, DecodeCall, DecodeStage, HostLens, Keys, Output, PrefillBackend, PrefillBatch,
     PrefillCall, PrefillStage, Query, SelectedDecode, SelectedPrefill,
 };
-use mla_runtime::cache::{BlockTable, CacheRef};
 use mla_runtime::prelude::*;
 use mla_runtime::spec::QueryLen;
+use mla_runtime::tensor::{BlockTable, CacheRef};
 use serde_json::{Value, json};
 
 /// Runs in one graph, replays in one turn, and turns.

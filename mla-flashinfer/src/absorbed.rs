@@ -2,9 +2,8 @@
 
 use mla_kernels::Cuda;
 use mla_runtime::backend::{DecodeCall, Output, Query};
-use mla_runtime::error::{Error, Result};
-use mla_runtime::lse::LseMut;
-use mla_runtime::tensor::Layout;
+use mla_runtime::tensor::{Layout, LseMut};
+use mla_runtime::{Error, Result};
 
 /// A tensor's place in the device's memory.
 #[derive(Clone, Copy)]

@@ -10,16 +10,15 @@ use mla_runtime::mla_backend;
 #[cfg(feature = "sm100")]
 use {
     crate::absorbed::Absorbed,
-    crate::compiled,
-    crate::ffi,
     crate::status::{check, dtype_code, int, sms},
+    crate::{compiled, ffi},
     mla_kernels::Cuda,
     mla_kernels::device::Buffer,
     mla_runtime::backend::{
         DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, MadeFor, StepLimits,
     },
-    mla_runtime::device::Memory as _,
-    mla_runtime::error::{Error, Result},
+    mla_runtime::tensor::Memory as _,
+    mla_runtime::{Error, Result},
 };
 
 /// Absorbed decode by CUTLASS's kernel for Blackwell, with the fixes that FlashInfer made. It has
@@ -246,7 +245,7 @@ struct Keys {
 }
 
 #[cfg(feature = "sm100")]
-type Cache<'a> = mla_runtime::cache::CacheRef<'a, Cuda>;
+type Cache<'a> = mla_runtime::tensor::CacheRef<'a, Cuda>;
 
 #[cfg(feature = "sm100")]
 impl Step<'_, '_> {

@@ -1,6 +1,6 @@
 //! Lists and memory of the host in which a plan is made.
 
-use mla_runtime::error::Result;
+use mla_runtime::Result;
 use mla_runtime::room::{filled, with_room};
 
 /// Lists for steps of up to a number of requests, and the memory that FlashInfer plans in.

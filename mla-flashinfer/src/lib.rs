@@ -18,8 +18,7 @@ mod ragged;
 #[cfg(feature = "gpu")]
 mod status;
 
-use mla_runtime::capability::Capability;
-use mla_runtime::kernels::Run;
+use mla_runtime::spec::{Capability, Run};
 
 pub use cutlass_mla::CutlassMla;
 pub use mla::FlashInferMla;

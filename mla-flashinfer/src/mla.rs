@@ -10,20 +10,18 @@ use mla_runtime::mla_backend;
 #[cfg(feature = "fa")]
 use {
     crate::absorbed::Absorbed,
-    crate::compiled,
-    crate::ffi,
     crate::host::HostLists,
     crate::status::{check, dtype_code, int, sms, stride, strides},
+    crate::{compiled, ffi},
     mla_kernels::Cuda,
     mla_kernels::device::Buffer,
     mla_runtime::backend::{
         DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, MadeFor, StepLimits,
     },
-    mla_runtime::cache::{BlockTable, CacheRef},
-    mla_runtime::device::Memory as _,
-    mla_runtime::error::{Error, Result},
-    mla_runtime::kernels::KernelFacts,
     mla_runtime::room::filled,
+    mla_runtime::spec::KernelFacts,
+    mla_runtime::tensor::{BlockTable, CacheRef, Memory as _},
+    mla_runtime::{Error, Result},
     std::fmt,
 };
 

@@ -11,18 +11,16 @@ use mla_runtime::mla_backend;
 
 #[cfg(feature = "gpu")]
 use {
-    crate::compiled,
-    crate::ffi,
     crate::host::HostLists,
     crate::status::{check, dtype_code, int, sms, within},
+    crate::{compiled, ffi},
     mla_kernels::Cuda,
     mla_kernels::device::Buffer,
     mla_runtime::backend::{
         Keys, LayerConfig, MadeFor, Output, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
     },
-    mla_runtime::device::Memory as _,
-    mla_runtime::error::{Error, Result},
-    mla_runtime::lse::LseMut,
+    mla_runtime::tensor::{LseMut, Memory as _},
+    mla_runtime::{Error, Result},
 };
 
 /// Expanded attention by FlashInfer: fa3 on Hopper if the feature `sm90` is on, CUTLASS's kernel on

@@ -3,9 +3,9 @@
 use std::ffi::CStr;
 
 use mla_kernels::Cuda;
-use mla_runtime::dtype::DType;
-use mla_runtime::error::{Error, Result};
+use mla_runtime::model::DType;
 use mla_runtime::tensor::Layout;
+use mla_runtime::{Error, Result};
 
 use crate::ffi;
 

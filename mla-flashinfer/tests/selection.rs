@@ -2,14 +2,9 @@
 //! where they do not.
 
 use mla_flashinfer as _;
-use mla_runtime::capability::{Capability, Target};
-use mla_runtime::dims::MlaDims;
-use mla_runtime::dtype::DType;
-use mla_runtime::known;
-use mla_runtime::problem::Problem;
-use mla_runtime::registry::Registry;
-use mla_runtime::selection::SelectionRequest;
-use mla_runtime::spec::Phase;
+use mla_runtime::model::{DType, MlaDims};
+use mla_runtime::select::{Registry, SelectionRequest, known};
+use mla_runtime::spec::{Capability, Phase, Problem, Target};
 
 const HOPPER: Target = Target::dry_run(Capability::new(9, 0));
 
@@ -107,7 +102,7 @@ fn what_it_does_not_take_is_refused_by_field() {
         );
     };
     refused("kv_format", &|request| {
-        request.problem.kv_format = mla_runtime::kv_format::KvFormat::Fp8DsMla
+        request.problem.kv_format = mla_runtime::model::KvFormat::Fp8DsMla
     });
     refused("dtype", &|request| request.problem.dtype = DType::F32);
     refused("cache_dims", &|request| {

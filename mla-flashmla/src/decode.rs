@@ -16,12 +16,10 @@ use {
     mla_runtime::backend::{
         DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, MadeFor, Output, Query, StepLimits,
     },
-    mla_runtime::cache::CacheLayout,
-    mla_runtime::device::{Device as _, Memory as _},
-    mla_runtime::dtype::DType,
-    mla_runtime::error::{Error, Result},
-    mla_runtime::lse::LseMut,
-    mla_runtime::tensor::TensorRef,
+    mla_runtime::device::Device as _,
+    mla_runtime::model::DType,
+    mla_runtime::tensor::{CacheLayout, LseMut, Memory as _, TensorRef},
+    mla_runtime::{Error, Result},
 };
 
 /// Absorbed decode by FlashMLA on Hopper GPUs: any number of heads, pages of 64 tokens, as many

@@ -23,7 +23,7 @@ mod rows;
 #[cfg(feature = "sm90")]
 mod status;
 
-use mla_runtime::kernels::Run;
+use mla_runtime::spec::Run;
 
 pub use decode::FlashMla;
 

@@ -59,7 +59,7 @@ pub(crate) fn partial_rows(sms: usize, heads: usize, [tokens, query_len]: [usize
 
 #[cfg(test)]
 mod tests {
-    use mla_runtime::dtype::DType;
+    use mla_runtime::model::DType;
 
     use super::*;
 

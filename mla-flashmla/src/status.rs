@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 
 use mla_kernels::Cuda;
-use mla_runtime::error::{Error, Result};
+use mla_runtime::{Error, Result};
 
 use crate::ffi;
 

@@ -2,14 +2,9 @@
 //! not.
 
 use mla_flashmla as _;
-use mla_runtime::capability::{Capability, Target};
-use mla_runtime::dims::MlaDims;
-use mla_runtime::dtype::DType;
-use mla_runtime::known;
-use mla_runtime::problem::Problem;
-use mla_runtime::registry::Registry;
-use mla_runtime::selection::SelectionRequest;
-use mla_runtime::spec::{Phase, QueryLen};
+use mla_runtime::model::{DType, MlaDims};
+use mla_runtime::select::{Registry, SelectionRequest, known};
+use mla_runtime::spec::{Capability, Phase, Problem, QueryLen, Target};
 
 const HOPPER: Target = Target::dry_run(Capability::new(9, 0));
 const R1: Problem = Problem::new(MlaDims::R1, 16, DType::BF16).with_page_size(64);
@@ -56,7 +51,7 @@ fn what_it_does_not_take_is_refused_by_field() {
         (R1.with_page_size(128), "page_size: given 128, accepted 64"),
         (R1.with_query_len(QueryLen::Ragged), "query_len"),
         (
-            R1.with_kv_format(mla_runtime::kv_format::KvFormat::Fp8),
+            R1.with_kv_format(mla_runtime::model::KvFormat::Fp8),
             "kv_format",
         ),
         (R1.with_sparse(true), "sparse"),

@@ -35,26 +35,26 @@ impl mla_runtime::backend::DecodeBackend for inner::Flash {
         .with_provider("elsewhere")
         .with_capabilities(
             &[
-                crate::engine::mla_runtime::capability::CapabilityMatch::Exact(
-                    crate::engine::mla_runtime::capability::Capability::new(9, 0),
+                crate::engine::mla_runtime::spec::CapabilityMatch::Exact(
+                    crate::engine::mla_runtime::spec::Capability::new(9, 0),
                 ),
-                crate::engine::mla_runtime::capability::CapabilityMatch::Family(10),
-                crate::engine::mla_runtime::capability::CapabilityMatch::Floor(
-                    crate::engine::mla_runtime::capability::Capability::new(12, 0),
+                crate::engine::mla_runtime::spec::CapabilityMatch::Family(10),
+                crate::engine::mla_runtime::spec::CapabilityMatch::Floor(
+                    crate::engine::mla_runtime::spec::Capability::new(12, 0),
                 ),
             ],
         )
         .with_dtypes(
             &[
-                crate::engine::mla_runtime::dtype::DType::F16,
-                crate::engine::mla_runtime::dtype::DType::BF16,
+                crate::engine::mla_runtime::model::DType::F16,
+                crate::engine::mla_runtime::model::DType::BF16,
             ],
         )
         .with_dims(
             ::core::option::Option::Some(
                 &[
-                    crate::engine::mla_runtime::dims::HeadDims::new(128, 64, 128),
-                    crate::engine::mla_runtime::dims::HeadDims::new(192, 64, 256),
+                    crate::engine::mla_runtime::model::HeadDims::new(128, 64, 128),
+                    crate::engine::mla_runtime::model::HeadDims::new(192, 64, 256),
                 ],
             ),
         )
@@ -66,10 +66,10 @@ impl mla_runtime::backend::DecodeBackend for inner::Flash {
         .with_heads(crate::engine::mla_runtime::spec::HeadCounts::Range(1, 128))
         .with_kv_formats(
             &[
-                crate::engine::mla_runtime::kv_format::KvFormat::F16,
-                crate::engine::mla_runtime::kv_format::KvFormat::BF16,
-                crate::engine::mla_runtime::kv_format::KvFormat::Fp8,
-                crate::engine::mla_runtime::kv_format::KvFormat::Fp8DsMla,
+                crate::engine::mla_runtime::model::KvFormat::F16,
+                crate::engine::mla_runtime::model::KvFormat::BF16,
+                crate::engine::mla_runtime::model::KvFormat::Fp8,
+                crate::engine::mla_runtime::model::KvFormat::Fp8DsMla,
             ],
         )
         .with_page_sizes(crate::engine::mla_runtime::spec::PageSizes::MultipleOf(16))
@@ -88,37 +88,37 @@ impl mla_runtime::backend::DecodeBackend for inner::Flash {
         .with_sparse(crate::engine::mla_runtime::spec::SparseSupport::Optional)
         .with_max_list_width(::core::option::Option::Some(8192))
         .with_features(
-            crate::engine::mla_runtime::feature::FeatureSet::of(
+            crate::engine::mla_runtime::spec::FeatureSet::of(
                 &[
-                    crate::engine::mla_runtime::feature::Feature::Sinks,
-                    crate::engine::mla_runtime::feature::Feature::Deterministic,
+                    crate::engine::mla_runtime::spec::Feature::Sinks,
+                    crate::engine::mla_runtime::spec::Feature::Deterministic,
                 ],
             ),
         )
         .with_priority(crate::engine::mla_runtime::spec::Priority {
             by_capability: &[
                 (
-                    crate::engine::mla_runtime::capability::CapabilityMatch::Exact(
-                        crate::engine::mla_runtime::capability::Capability::new(9, 0),
+                    crate::engine::mla_runtime::spec::CapabilityMatch::Exact(
+                        crate::engine::mla_runtime::spec::Capability::new(9, 0),
                     ),
                     100,
                 ),
                 (
-                    crate::engine::mla_runtime::capability::CapabilityMatch::Family(10),
+                    crate::engine::mla_runtime::spec::CapabilityMatch::Family(10),
                     -50,
                 ),
             ],
             otherwise: 7,
         })
         .checked();
-    const KERNELS: crate::engine::mla_runtime::kernels::KernelFacts = crate::engine::mla_runtime::kernels::KernelFacts {
+    const KERNELS: crate::engine::mla_runtime::spec::KernelFacts = crate::engine::mla_runtime::spec::KernelFacts {
         families: ::core::option::Option::Some(
             &[
-                crate::engine::mla_runtime::kernels::CompiledFamily {
+                crate::engine::mla_runtime::spec::CompiledFamily {
                     name: "sm90",
                     targets: raw::SM90,
                 },
-                crate::engine::mla_runtime::kernels::CompiledFamily {
+                crate::engine::mla_runtime::spec::CompiledFamily {
                     name: "sm80",
                     targets: raw::SM80,
                 },
@@ -137,7 +137,7 @@ const _: () = {
     }
     the_key_crate_has_to_name_mla_runtime! {}
     const _: crate::engine::mla_runtime::spec::BackendSpec = <inner::Flash as crate::engine::mla_runtime::backend::DecodeBackend>::SPEC;
-    const _: () = if let crate::engine::mla_runtime::capability::Platform::Cpu = <<inner::Flash as crate::engine::mla_runtime::backend::DecodeBackend>::Device as crate::engine::mla_runtime::device::Device>::PLATFORM {
+    const _: () = if let crate::engine::mla_runtime::spec::Platform::Cpu = <<inner::Flash as crate::engine::mla_runtime::backend::DecodeBackend>::Device as crate::engine::mla_runtime::device::Device>::PLATFORM {
         ::core::panic!(
             "sm: given `90`, `10x`, `120+`, accepted `any`: the device is a processor, which has no compute capability"
         )

@@ -34,16 +34,16 @@ impl DecodeBackend for Flash {
         .with_provider(::core::env!("CARGO_PKG_NAME"))
         .with_capabilities(
             &[
-                ::mla_runtime::capability::CapabilityMatch::Exact(
-                    ::mla_runtime::capability::Capability::new(9, 0),
+                ::mla_runtime::spec::CapabilityMatch::Exact(
+                    ::mla_runtime::spec::Capability::new(9, 0),
                 ),
             ],
         )
-        .with_dtypes(&[::mla_runtime::dtype::DType::BF16])
+        .with_dtypes(&[::mla_runtime::model::DType::BF16])
         .with_dims(::core::option::Option::None)
         .with_cache_dims(::core::option::Option::None)
         .with_heads(::mla_runtime::spec::HeadCounts::Any)
-        .with_kv_formats(&[::mla_runtime::kv_format::KvFormat::BF16])
+        .with_kv_formats(&[::mla_runtime::model::KvFormat::BF16])
         .with_page_sizes(::mla_runtime::spec::PageSizes::Any)
         .with_query_len(::mla_runtime::spec::QueryLen::Single)
         .with_max_query_len(::core::option::Option::None)
@@ -59,16 +59,16 @@ impl DecodeBackend for Flash {
         .with_quant_output(false)
         .with_sparse(::mla_runtime::spec::SparseSupport::Never)
         .with_max_list_width(::core::option::Option::None)
-        .with_features(::mla_runtime::feature::FeatureSet::of(&[]))
+        .with_features(::mla_runtime::spec::FeatureSet::of(&[]))
         .with_priority(::mla_runtime::spec::Priority {
             by_capability: &[],
             otherwise: 0,
         })
         .checked();
-    const KERNELS: ::mla_runtime::kernels::KernelFacts = ::mla_runtime::kernels::KernelFacts {
+    const KERNELS: ::mla_runtime::spec::KernelFacts = ::mla_runtime::spec::KernelFacts {
         families: ::core::option::Option::Some(
             &[
-                ::mla_runtime::kernels::CompiledFamily {
+                ::mla_runtime::spec::CompiledFamily {
                     name: "sm90",
                     targets: raw::SM90,
                 },
@@ -87,7 +87,7 @@ const _: () = {
     }
     the_key_crate_has_to_name_mla_runtime! {}
     const _: ::mla_runtime::spec::BackendSpec = <Flash as ::mla_runtime::backend::DecodeBackend>::SPEC;
-    const _: () = if let ::mla_runtime::capability::Platform::Cpu = <<Flash as ::mla_runtime::backend::DecodeBackend>::Device as ::mla_runtime::device::Device>::PLATFORM {
+    const _: () = if let ::mla_runtime::spec::Platform::Cpu = <<Flash as ::mla_runtime::backend::DecodeBackend>::Device as ::mla_runtime::device::Device>::PLATFORM {
         ::core::panic!(
             "sm: given `90`, accepted `any`: the device is a processor, which has no compute capability"
         )
@@ -131,21 +131,21 @@ impl ::mla_runtime::dispatch::Absent for Flash {
     const SPEC: ::mla_runtime::spec::BackendSpec = ::mla_runtime::spec::BackendSpec::new(
             "FLASH",
             ::mla_runtime::spec::Phase::Decode,
-            ::mla_runtime::capability::Platform::Cuda,
+            ::mla_runtime::spec::Platform::Cuda,
         )
         .with_provider(::core::env!("CARGO_PKG_NAME"))
         .with_capabilities(
             &[
-                ::mla_runtime::capability::CapabilityMatch::Exact(
-                    ::mla_runtime::capability::Capability::new(9, 0),
+                ::mla_runtime::spec::CapabilityMatch::Exact(
+                    ::mla_runtime::spec::Capability::new(9, 0),
                 ),
             ],
         )
-        .with_dtypes(&[::mla_runtime::dtype::DType::BF16])
+        .with_dtypes(&[::mla_runtime::model::DType::BF16])
         .with_dims(::core::option::Option::None)
         .with_cache_dims(::core::option::Option::None)
         .with_heads(::mla_runtime::spec::HeadCounts::Any)
-        .with_kv_formats(&[::mla_runtime::kv_format::KvFormat::BF16])
+        .with_kv_formats(&[::mla_runtime::model::KvFormat::BF16])
         .with_page_sizes(::mla_runtime::spec::PageSizes::Any)
         .with_query_len(::mla_runtime::spec::QueryLen::Single)
         .with_max_query_len(::core::option::Option::None)
@@ -161,13 +161,13 @@ impl ::mla_runtime::dispatch::Absent for Flash {
         .with_quant_output(false)
         .with_sparse(::mla_runtime::spec::SparseSupport::Never)
         .with_max_list_width(::core::option::Option::None)
-        .with_features(::mla_runtime::feature::FeatureSet::of(&[]))
+        .with_features(::mla_runtime::spec::FeatureSet::of(&[]))
         .with_priority(::mla_runtime::spec::Priority {
             by_capability: &[],
             otherwise: 0,
         })
         .checked();
-    const CAUSE: ::mla_runtime::availability::Cause = ::mla_runtime::availability::Cause::FeatureOff {
+    const CAUSE: ::mla_runtime::spec::Cause = ::mla_runtime::spec::Cause::FeatureOff {
         package: ::core::env!("CARGO_PKG_NAME"),
         feature: "sm90",
     };

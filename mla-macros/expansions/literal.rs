@@ -27,20 +27,20 @@ impl PrefillBackend for FlashAttn {
         .with_provider(::core::env!("CARGO_PKG_NAME"))
         .with_capabilities(
             &[
-                ::mla_runtime::capability::CapabilityMatch::Exact(
-                    ::mla_runtime::capability::Capability::new(9, 0),
+                ::mla_runtime::spec::CapabilityMatch::Exact(
+                    ::mla_runtime::spec::Capability::new(9, 0),
                 ),
-                ::mla_runtime::capability::CapabilityMatch::Exact(
-                    ::mla_runtime::capability::Capability::new(10, 0),
+                ::mla_runtime::spec::CapabilityMatch::Exact(
+                    ::mla_runtime::spec::Capability::new(10, 0),
                 ),
             ],
         )
         .with_dtypes(
-            &[::mla_runtime::dtype::DType::F16, ::mla_runtime::dtype::DType::BF16],
+            &[::mla_runtime::model::DType::F16, ::mla_runtime::model::DType::BF16],
         )
         .with_dims(
             ::core::option::Option::Some(
-                &[::mla_runtime::dims::HeadDims::new(128, 64, 128)],
+                &[::mla_runtime::model::HeadDims::new(128, 64, 128)],
             ),
         )
         .with_cache_dims(::core::option::Option::None)
@@ -61,13 +61,13 @@ impl PrefillBackend for FlashAttn {
         .with_quant_output(false)
         .with_sparse(::mla_runtime::spec::SparseSupport::Never)
         .with_max_list_width(::core::option::Option::None)
-        .with_features(::mla_runtime::feature::FeatureSet::of(&[]))
+        .with_features(::mla_runtime::spec::FeatureSet::of(&[]))
         .with_priority(::mla_runtime::spec::Priority {
             by_capability: &[],
             otherwise: 0,
         })
         .checked();
-    const KERNELS: ::mla_runtime::kernels::KernelFacts = ::mla_runtime::kernels::KernelFacts {
+    const KERNELS: ::mla_runtime::spec::KernelFacts = ::mla_runtime::spec::KernelFacts {
         families: ::mla_runtime::private::families!(),
         run_on: ::core::option::Option::None,
     };
@@ -81,7 +81,7 @@ const _: () = {
     }
     the_key_crate_has_to_name_mla_runtime! {}
     const _: ::mla_runtime::spec::BackendSpec = <FlashAttn as ::mla_runtime::backend::PrefillBackend>::SPEC;
-    const _: () = if let ::mla_runtime::capability::Platform::Cpu = <<FlashAttn as ::mla_runtime::backend::PrefillBackend>::Device as ::mla_runtime::device::Device>::PLATFORM {
+    const _: () = if let ::mla_runtime::spec::Platform::Cpu = <<FlashAttn as ::mla_runtime::backend::PrefillBackend>::Device as ::mla_runtime::device::Device>::PLATFORM {
         ::core::panic!(
             "sm: given `90`, `100`, accepted `any`: the device is a processor, which has no compute capability"
         )

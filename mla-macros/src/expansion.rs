@@ -169,7 +169,7 @@ impl Runtime {
         };
         let run_on = option(spec.run_on.as_ref());
         Some(quote! {
-            const KERNELS: #path::kernels::KernelFacts = #path::kernels::KernelFacts {
+            const KERNELS: #path::spec::KernelFacts = #path::spec::KernelFacts {
                 families: #families,
                 run_on: #run_on,
             };
@@ -182,7 +182,7 @@ impl Runtime {
         let families = spec.compiled.iter().map(|targets| {
             let last = targets.segments.last().map(|it| it.ident.to_string());
             let name = cargo::family(last.unwrap_or_default(), &declared);
-            quote!(#path::kernels::CompiledFamily { name: #name, targets: #targets })
+            quote!(#path::spec::CompiledFamily { name: #name, targets: #targets })
         });
         quote!(&[#(#families),*])
     }
@@ -200,7 +200,7 @@ impl Runtime {
         let span = Span::call_site().located_at(arguments.span(&key::SM));
         let platform = self.platform_fault(spec).map(|(refused, message)| {
             quote_spanned! {span=>
-                const _: () = if let #path::capability::Platform::#refused =
+                const _: () = if let #path::spec::Platform::#refused =
                     <#this::Device as #path::device::Device>::PLATFORM
                 {
                     ::core::panic!(#message)
@@ -301,7 +301,7 @@ impl Runtime {
             Some(sets) if *sets == [Capabilities::Any] => variant("Cpu"),
             _ => variant("Cuda"),
         };
-        let spec_value = self.spec(spec, &quote!(#path::capability::Platform::#platform));
+        let spec_value = self.spec(spec, &quote!(#path::spec::Platform::#platform));
         let kernels = self.kernels(spec, false);
         let doc = documentation(spec);
         let feature = spec.features_of_cargo.first();
@@ -312,8 +312,8 @@ impl Runtime {
             #doc
             impl #path::dispatch::Absent for #self_type {
                 const SPEC: #path::spec::BackendSpec = #spec_value;
-                const CAUSE: #path::availability::Cause =
-                    #path::availability::Cause::FeatureOff {
+                const CAUSE: #path::spec::Cause =
+                    #path::spec::Cause::FeatureOff {
                         package: ::core::env!("CARGO_PKG_NAME"),
                         feature: #feature,
                     };
@@ -364,10 +364,10 @@ impl Runtime {
             None => {
                 let families = self.families(spec);
                 quote! {{
-                    const FAMILIES: &[#path::kernels::CompiledFamily] = #families;
+                    const FAMILIES: &[#path::spec::CompiledFamily] = #families;
                     const SETS:
-                        [#path::capability::CapabilityMatch; #path::kernels::count(FAMILIES)] =
-                        #path::kernels::capabilities(FAMILIES);
+                        [#path::spec::CapabilityMatch; #path::spec::count(FAMILIES)] =
+                        #path::spec::capabilities(FAMILIES);
                     &SETS
                 }}
             }
@@ -377,10 +377,10 @@ impl Runtime {
     /// The dtypes, dimensions and numbers of heads that it takes.
     fn shapes(&self, spec: &Spec) -> TokenStream {
         let path = &self.path;
-        let dtypes = self.variants(&quote!(dtype::DType), &spec.dtypes);
+        let dtypes = self.variants(&quote!(model::DType), &spec.dtypes);
         let dims = list_or_none(spec.dims.as_deref(), |dims| {
             let dims = dims.map(Literal::u32_unsuffixed);
-            quote!(#path::dims::HeadDims::new(#(#dims),*))
+            quote!(#path::model::HeadDims::new(#(#dims),*))
         });
         let cache_dims = list_or_none(spec.cache_dims.as_deref(), |dims| {
             let dims = dims.map(Literal::u32_unsuffixed);
@@ -408,7 +408,7 @@ impl Runtime {
     /// The caches that it reads.
     fn cache(&self, spec: &Spec) -> TokenStream {
         let path = &self.path;
-        let kv_formats = self.variants(&quote!(kv_format::KvFormat), &spec.kv);
+        let kv_formats = self.variants(&quote!(model::KvFormat), &spec.kv);
         let page_sizes = match &spec.page_sizes {
             PageSizes::Any => quote!(Any),
             PageSizes::MultipleOf(unit) => {
@@ -456,7 +456,7 @@ impl Runtime {
         let quant_output = spec.quant_output;
         let sparse = variant(spec.sparse.variant);
         let max_list_width = option(spec.max_list_width.map(Literal::u32_unsuffixed));
-        let features = self.variants(&quote!(feature::Feature), &spec.features);
+        let features = self.variants(&quote!(spec::Feature), &spec.features);
         quote! {
             .with_graphs(#path::spec::GraphSupport::#graphs)
             .with_plans_on_host(#plans_on_host)
@@ -466,7 +466,7 @@ impl Runtime {
             .with_quant_output(#quant_output)
             .with_sparse(#path::spec::SparseSupport::#sparse)
             .with_max_list_width(#max_list_width)
-            .with_features(#path::feature::FeatureSet::of(#features))
+            .with_features(#path::spec::FeatureSet::of(#features))
         }
     }
 
@@ -491,7 +491,7 @@ impl Runtime {
         let capability = |capability: Capability| {
             let major = Literal::u8_unsuffixed(capability.major);
             let minor = Literal::u8_unsuffixed(capability.minor);
-            quote!(#path::capability::Capability::new(#major, #minor))
+            quote!(#path::spec::Capability::new(#major, #minor))
         };
         let set = match set {
             Capabilities::Any => quote!(Any),
@@ -508,7 +508,7 @@ impl Runtime {
                 quote!(Floor(#least))
             }
         };
-        quote!(#path::capability::CapabilityMatch::#set)
+        quote!(#path::spec::CapabilityMatch::#set)
     }
 
     // A slice of variants of the enum at `of` in the runtime.

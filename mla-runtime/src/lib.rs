@@ -9,21 +9,21 @@
 //!
 //! | to | see |
 //! |---|---|
-//! | read a model's configuration | [`model`], and its four widths in [`dims`] |
-//! | say what is to be computed | [`problem::Problem`], [`backend::LayerConfig`] |
-//! | choose backends, and read why | [`registry::Registry`], [`selection`], [`explain`] |
+//! | read a model's configuration | [`model`] |
+//! | say what is to be computed | [`spec::Problem`], [`backend::LayerConfig`] |
+//! | choose backends, and read why | [`select`] |
 //! | choose them by types, in the compiler | [`dispatch`] |
 //! | run attention | [`layer::MlaLayer`] |
 //! | describe a batch; plan its memory | [`batch`]; [`plan`] |
 //! | choose the tokens that sparse attention reads | [`indexer`] |
-//! | view an engine's tensors | [`tensor`], [`cache`], [`lse`], [`rotary`], [`host`] |
+//! | view an engine's tensors | [`tensor`] |
 //! | add a backend | [`macro@mla_backend`], [`backend`], and [`spec`] for what it declares |
 //! | add a device | [`device`] |
 //!
 //! # Letters in shapes
 //!
 //! Shapes are written with the slowest axis first. L is the width of the latent, P of a head's part
-//! without rotary embedding, R of its rotary part, V of its value ([`dims::MlaDims`]). H is the
+//! without rotary embedding, R of its rotary part, V of its value ([`model::MlaDims`]). H is the
 //! number of query heads, T of a step's new tokens, B of requests. A cache row has L + R values.
 
 // The attribute names this crate by an absolute path; so can this crate itself.
@@ -33,27 +33,21 @@ pub mod backend;
 pub mod batch;
 pub mod device;
 pub mod dispatch;
-pub mod error;
-mod facts;
+mod error;
 pub mod indexer;
 pub mod layer;
+pub mod model;
 pub mod plan;
 pub mod prelude;
 pub mod room;
-mod rules;
-mod select;
+pub mod select;
 mod setters;
+pub mod spec;
 mod suggestion;
+pub mod tensor;
 mod text;
-mod views;
 
-// The folders are for those who read the source; a user finds each module here.
-pub use facts::{capability, dims, dtype, feature, kv_format, model};
-pub use rules::{availability, kernels, problem, reason, spec};
-pub use select::{explain, known, registry, selection};
-pub use views::{cache, host, lse, rotary, tensor};
-
-pub use error::{Error, Named, Result};
+pub use error::{Error, Named, PlanError, Result};
 pub use mla_macros::mla_backend;
 
 /// An item that only this crate has: if the attribute's `crate` names another, the compiler's error
@@ -66,7 +60,7 @@ pub mod the_key_crate_has_to_name_mla_runtime {
 /// The items that the attribute's expansion names; not for use by hand.
 #[doc(hidden)]
 pub mod private {
-    pub use crate::rules::build::Build;
+    pub use crate::spec::build::Build;
     pub use crate::{__build as build, __families as families, __link as link};
     pub use linkme;
 }
@@ -87,7 +81,7 @@ macro_rules! __families {
     ($($feature:literal),*) => {{
         const BUILD: $crate::private::Build = $crate::private::build!($($feature),*);
         const TARGETS: [&::core::primitive::str; BUILD.targets()] = BUILD.read_targets();
-        const FAMILIES: [$crate::kernels::CompiledFamily; BUILD.families()] =
+        const FAMILIES: [$crate::spec::CompiledFamily; BUILD.families()] =
             BUILD.read_families(&TARGETS);
         ::core::option::Option::Some(&FAMILIES)
     }};

@@ -12,7 +12,7 @@
 //! assert!(matches!(lens(usize::MAX / 8), Err(Error::OutOfMemory { .. })));
 //! ```
 
-use crate::error::{Error, PlanError};
+use crate::{Error, PlanError};
 
 /// The bytes that were refused.
 #[derive(Debug)]

@@ -9,21 +9,17 @@ use std::any::TypeId;
 use std::sync::Mutex;
 
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
-use mla_runtime::availability::Availability;
 use mla_runtime::backend::{DecodeBackend, Entry, PrefillBackend};
-use mla_runtime::capability::{Capability, CapabilityMatch, Platform, Target};
 use mla_runtime::device::Device;
-use mla_runtime::dims::MlaDims;
 use mla_runtime::dispatch::{
     DecodeVisitor, LayerVisitor, Listed, backends, choose, with_backends, with_decode,
 };
-use mla_runtime::dtype::DType;
-use mla_runtime::kernels::{KernelFacts, Run};
-use mla_runtime::kv_format::KvFormat;
-use mla_runtime::problem::Problem;
-use mla_runtime::registry::Registry;
-use mla_runtime::selection::{SelectionError, SelectionRequest};
-use mla_runtime::spec::{BackendSpec, PageSizes, Phase, Priority};
+use mla_runtime::model::{DType, KvFormat, MlaDims};
+use mla_runtime::select::{Registry, SelectionError, SelectionRequest};
+use mla_runtime::spec::{
+    Availability, BackendSpec, Capability, CapabilityMatch, KernelFacts, PageSizes, Phase,
+    Platform, Priority, Problem, Run, Target,
+};
 use mla_runtime::{best_decode, best_prefill, mla_backend};
 use proptest::prelude::*;
 

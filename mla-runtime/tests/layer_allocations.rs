@@ -17,19 +17,15 @@ use mla_runtime::backend::{
     SelectedDecode, SelectedPrefill, SlotLists, StepLimits,
 };
 use mla_runtime::batch::Request;
-use mla_runtime::cache::{CacheLayout, CacheMut, CacheRef};
-use mla_runtime::capability::Platform;
-use mla_runtime::device::Memory as _;
-use mla_runtime::dims::MlaDims;
-use mla_runtime::dtype::DType;
 use mla_runtime::layer::{LayerCall, MlaLayer, StepBatch, Weights};
-use mla_runtime::lse::{LseLayout, LseMut};
+use mla_runtime::model::{DType, MlaDims, RotaryStyle};
 use mla_runtime::plan::slots::BlockTables;
-use mla_runtime::problem::Problem;
-use mla_runtime::registry::Registry;
-use mla_runtime::rotary::{RotaryStyle, Rotation};
-use mla_runtime::spec::{BackendSpec, Phase, QueryFormat, QueryLen};
-use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+use mla_runtime::select::Registry;
+use mla_runtime::spec::{BackendSpec, Phase, Platform, Problem, QueryFormat, QueryLen};
+use mla_runtime::tensor::{
+    ArrayRef, CacheLayout, CacheMut, CacheRef, Layout, LseLayout, LseMut, Memory as _, Rotation,
+    TensorMut, TensorRef,
+};
 
 use crate::common::{Bytes, done, operations, set_handle, set_ordinal};
 

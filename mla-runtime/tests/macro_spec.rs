@@ -3,18 +3,13 @@
 #[macro_use]
 mod common;
 
-use mla_runtime::availability::Availability;
 use mla_runtime::backend::{DecodeBackend, LINKED, PrefillBackend};
-use mla_runtime::capability::{Capability, CapabilityMatch, Platform};
-use mla_runtime::dims::HeadDims;
-use mla_runtime::dtype::DType;
-use mla_runtime::feature::{Feature, FeatureSet};
-use mla_runtime::kernels::{CompiledFamily, KernelFacts, Run};
-use mla_runtime::kv_format::KvFormat;
 use mla_runtime::mla_backend;
+use mla_runtime::model::{DType, HeadDims, KvFormat};
 use mla_runtime::spec::{
-    BackendSpec, CacheDims, GraphSupport, HeadCounts, KeyLayout, LseOutput, LsePrecision,
-    PageSizes, Phase, Priority, QueryFormat, QueryLen, SparseSupport,
+    Availability, BackendSpec, CacheDims, Capability, CapabilityMatch, CompiledFamily, Feature,
+    FeatureSet, GraphSupport, HeadCounts, KernelFacts, KeyLayout, LseOutput, LsePrecision,
+    PageSizes, Phase, Platform, Priority, QueryFormat, QueryLen, Run, SparseSupport,
 };
 
 const ANY_GPU: &[&str] = &["compute_80"];

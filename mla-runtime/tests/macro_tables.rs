@@ -6,11 +6,9 @@ mod vocabulary;
 
 use std::fmt::Debug;
 
-use mla_runtime::dtype::DType;
-use mla_runtime::feature::Feature;
-use mla_runtime::kv_format::KvFormat;
+use mla_runtime::model::{DType, KvFormat};
 use mla_runtime::spec::{
-    GraphSupport, KeyLayout, LseOutput, LsePrecision, QueryFormat, QueryLen, SparseSupport,
+    Feature, GraphSupport, KeyLayout, LseOutput, LsePrecision, QueryFormat, QueryLen, SparseSupport,
 };
 use vocabulary::Name;
 

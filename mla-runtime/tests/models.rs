@@ -5,13 +5,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use mla_cpu::{CpuDecode, CpuPrefill};
-use mla_runtime::capability::Target;
-use mla_runtime::dtype::DType;
-use mla_runtime::model::{ModelConfig, PRESETS};
+use mla_runtime::model::{DType, ModelConfig, PRESETS};
 use mla_runtime::plan::memory::{self, MemoryNeeds};
-use mla_runtime::problem::Problem;
-use mla_runtime::registry::Registry;
-use mla_runtime::selection::SelectionRequest;
+use mla_runtime::select::{Registry, SelectionRequest};
+use mla_runtime::spec::{Problem, Target};
 use serde_json::{Value, json};
 
 #[test]

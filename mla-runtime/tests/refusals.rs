@@ -8,18 +8,12 @@ use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{LayerConfig, StepLimits};
 use mla_runtime::batch::template::{Range, Template};
 use mla_runtime::batch::{BatchSpec, Request};
-use mla_runtime::cache::{BlockTable, CacheLayout, CacheMut, CacheRef};
-use mla_runtime::capability::{Capability, Target};
-use mla_runtime::device::Memory;
-use mla_runtime::dims::{HeadDims, MlaDims};
-use mla_runtime::dtype::DType;
-use mla_runtime::indexer::{
-    IndexCacheLayout, IndexCacheRef, IndexDims, IndexLimits, IndexNeeds, Indexer, IndexerConfig,
-};
-use mla_runtime::kv_format::KvFormat;
+use mla_runtime::indexer::{IndexCacheLayout, IndexCacheRef, IndexLimits, IndexNeeds, Indexer};
 use mla_runtime::layer::{MlaLayer, Step, StepBatch, StepRequest, Weights};
-use mla_runtime::lse::{LseLayout, LseMut, LseRef};
-use mla_runtime::model::{ModelConfig, Rope, RopeScaling, Yarn};
+use mla_runtime::model::{
+    DType, HeadDims, IndexDims, IndexerConfig, KvFormat, MlaDims, ModelConfig, Rope, RopeScaling,
+    RotaryStyle, Yarn,
+};
 use mla_runtime::plan::context::{ChunkLimits, plan_chunks};
 use mla_runtime::plan::crossover::{
     Attention, ExpansionTraffic, GpuFigures, Machine, absorbed_cost, crossover, expanded_cost,
@@ -30,12 +24,12 @@ use mla_runtime::plan::parallel::ContextParallel;
 use mla_runtime::plan::slots::BlockTables;
 use mla_runtime::plan::split::split;
 use mla_runtime::plan::workspace::row_budget;
-use mla_runtime::problem::Problem;
-use mla_runtime::registry::Registry;
-use mla_runtime::rotary::{Rotary, RotaryStyle, RotaryTables};
-use mla_runtime::selection::SelectionRequest;
-use mla_runtime::spec::{Phase, QueryLen};
-use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+use mla_runtime::select::{Registry, SelectionRequest};
+use mla_runtime::spec::{Capability, Phase, Problem, QueryLen, Target};
+use mla_runtime::tensor::{
+    ArrayRef, BlockTable, CacheLayout, CacheMut, CacheRef, Layout, LseLayout, LseMut, LseRef,
+    Memory, Rotary, RotaryTables, TensorMut, TensorRef,
+};
 
 /// Sizes at which arithmetic goes wrong first.
 const U32: [u32; 6] = [0, 1, 7, 1 << 16, i32::MAX as u32, u32::MAX];
@@ -122,7 +116,7 @@ fn a_page_size_of_0_is_refused_with_the_sizes_that_the_backend_takes() {
         let entry = registry.get(Phase::Decode, name).unwrap();
         let problem = Problem::new(MlaDims::R1, 128, DType::BF16).with_page_size(0);
         let reasons = entry.spec.validate(Target::CPU, &problem);
-        let of_pages = |reason: &mla_runtime::reason::Reason| reason.field.name() == "page_size";
+        let of_pages = |reason: &mla_runtime::spec::Reason| reason.field.name() == "page_size";
         reasons.iter().find(of_pages).unwrap().to_string()
     };
     for (name, accepted) in [

@@ -1,16 +1,15 @@
 //! The rules of selection and of the registry, on entries made up for the purpose.
 
-use mla_runtime::availability::{Availability, Cause};
 use mla_runtime::backend::Entry;
-use mla_runtime::capability::{Capability, CapabilityMatch, Platform, Target};
-use mla_runtime::dims::MlaDims;
-use mla_runtime::dtype::DType;
-use mla_runtime::explain::{Explanation, PhaseExplanation};
-use mla_runtime::kv_format::KvFormat;
-use mla_runtime::problem::Problem;
-use mla_runtime::registry::{Registry, RegistryError};
-use mla_runtime::selection::{SelectionError, SelectionRequest, tried_before};
-use mla_runtime::spec::{BackendSpec, PageSizes, Phase, Priority};
+use mla_runtime::model::{DType, KvFormat, MlaDims};
+use mla_runtime::select::{
+    Explanation, PhaseExplanation, Registry, RegistryError, SelectionError, SelectionRequest,
+    tried_before,
+};
+use mla_runtime::spec::{
+    Availability, BackendSpec, Capability, CapabilityMatch, Cause, PageSizes, Phase, Platform,
+    Priority, Problem, Target,
+};
 
 const SM80: Target = Target::dry_run(Capability::new(8, 0));
 const SM90: Target = Target::dry_run(Capability::new(9, 0));

@@ -5,7 +5,7 @@ mod common;
 
 use mla_runtime::backend::{DecodeBackend, Entry};
 use mla_runtime::mla_backend;
-use mla_runtime::registry::{Registry, RegistryError};
+use mla_runtime::select::{Registry, RegistryError};
 use mla_runtime::spec::Phase;
 
 const ANY_GPU: &[&str] = &["compute_80"];

@@ -4,19 +4,14 @@
 //! The expectation below is written as the published tables are, in words, and read by rules of
 //! its own: it shares nothing with the specs that it checks but the names.
 
-use mla_runtime::availability::Availability;
 use mla_runtime::backend::Entry;
-use mla_runtime::capability::{Capability, Platform, Target};
-use mla_runtime::dims::{HeadDims, MlaDims};
-use mla_runtime::dtype::DType;
-use mla_runtime::explain::PhaseExplanation;
-use mla_runtime::feature::{Feature, FeatureSet};
-use mla_runtime::known::KNOWN;
-use mla_runtime::kv_format::KvFormat;
-use mla_runtime::problem::Problem;
-use mla_runtime::registry::Registry;
-use mla_runtime::selection::{SelectionError, SelectionRequest};
-use mla_runtime::spec::{GraphSupport, LseOutput, Phase, QueryLen};
+use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims};
+use mla_runtime::select::known::KNOWN;
+use mla_runtime::select::{PhaseExplanation, Registry, SelectionError, SelectionRequest};
+use mla_runtime::spec::{
+    Availability, Capability, Feature, FeatureSet, GraphSupport, LseOutput, Phase, Platform,
+    Problem, QueryLen, Target,
+};
 
 // Name, capability, dims as (P,R,V), log-sum-exp as produced.
 const PREFILL: &[[&str; 4]] = &[

@@ -10,16 +10,11 @@ use mla_runtime::Error;
 use mla_runtime::backend::{
     DecodeBackend, DecodeStage, Entry, LayerConfig, PrefillBackend, PrefillStage,
 };
-use mla_runtime::capability::Target;
 use mla_runtime::device::Device;
-use mla_runtime::dims::MlaDims;
-use mla_runtime::dtype::DType;
-use mla_runtime::kv_format::KvFormat;
 use mla_runtime::mla_backend;
-use mla_runtime::problem::Problem;
-use mla_runtime::registry::Registry;
-use mla_runtime::selection::{SelectionError, SelectionRequest};
-use mla_runtime::spec::Phase;
+use mla_runtime::model::{DType, KvFormat, MlaDims};
+use mla_runtime::select::{Registry, SelectionError, SelectionRequest};
+use mla_runtime::spec::{Phase, Problem, Target};
 
 type Gpu = common::Bytes<false>;
 const GPU: Gpu = common::Bytes;

@@ -6,12 +6,9 @@ use std::sync::{Arc, Mutex};
 
 use mla_cpu::{CpuDecode, CpuPrefill};
 use mla_runtime::backend::{DecodeBackend, PrefillBackend};
-use mla_runtime::capability::Target;
-use mla_runtime::dims::MlaDims;
-use mla_runtime::dtype::DType;
-use mla_runtime::problem::Problem;
-use mla_runtime::registry::Registry;
-use mla_runtime::selection::SelectionRequest;
+use mla_runtime::model::{DType, MlaDims};
+use mla_runtime::select::{Registry, SelectionRequest};
+use mla_runtime::spec::{Problem, Target};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};

@@ -1,9 +1,8 @@
 //! The spellings of configurations: each key that changes numbers is read, or refused by its name.
 
 use mla_runtime::model::{
-    GateGranularity, LatentScaling, ModelConfig, QueryScaling, Rope, RopeScaling, Yarn,
+    GateGranularity, LatentScaling, ModelConfig, QueryScaling, Rope, RopeScaling, RotaryStyle, Yarn,
 };
-use mla_runtime::rotary::RotaryStyle;
 use serde_json::{Value, json};
 
 fn with(mut config: Value, changes: Value) -> Value {

@@ -6,14 +6,11 @@ use std::collections::{BTreeMap, HashSet};
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{LayerConfig, StepLimits};
 use mla_runtime::batch::Request;
-use mla_runtime::cache::{CacheLayout, CacheMut};
-use mla_runtime::dims::{HeadDims, MlaDims};
-use mla_runtime::dtype::DType;
 use mla_runtime::layer::{LayerCall, MlaLayer, Step, StepRequest, Weights, Workspace};
+use mla_runtime::model::{DType, HeadDims, MlaDims};
 use mla_runtime::plan::slots::SKIPPED;
-use mla_runtime::problem::Problem;
-use mla_runtime::spec::QueryLen;
-use mla_runtime::tensor::{TensorMut, TensorRef};
+use mla_runtime::spec::{Problem, QueryLen};
+use mla_runtime::tensor::{CacheLayout, CacheMut, TensorMut, TensorRef};
 use proptest::prelude::*;
 
 const DIMS: MlaDims = MlaDims::new(4, HeadDims::new(2, 2, 3));

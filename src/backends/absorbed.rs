@@ -4,10 +4,10 @@
 use std::ffi::c_void;
 
 use mla_runtime::backend::{DecodeBatch, DecodeCall, LayerConfig, MadeFor, Output, StepLimits};
-use mla_runtime::device::Memory as _;
-use mla_runtime::error::{Error, Result};
-use mla_runtime::kv_format::KvFormat;
+use mla_runtime::model::KvFormat;
 use mla_runtime::spec::BackendSpec;
+use mla_runtime::tensor::Memory as _;
+use mla_runtime::{Error, Result};
 
 use crate::backends::workspace;
 use crate::device::argument::{dtype_code, format_code, narrow, wide};

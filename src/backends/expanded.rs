@@ -4,10 +4,9 @@
 use std::ffi::c_void;
 
 use mla_runtime::backend::{Keys, LayerConfig, Output, PrefillCall};
-use mla_runtime::device::Memory as _;
-use mla_runtime::error::{Error, Result};
 use mla_runtime::spec::BackendSpec;
-use mla_runtime::tensor::TensorRef;
+use mla_runtime::tensor::{Memory as _, TensorRef};
+use mla_runtime::{Error, Result};
 
 use crate::backends::workspace;
 use crate::device::argument::{dtype_code, narrow, wide};

@@ -5,7 +5,7 @@
 //! backends stay in the lists and in every registry, with the same constraints and the feature as
 //! the reason why they cannot run: `#[mla_backend(feature = "…")]` sees to that.
 
-use mla_runtime::kernels::CompiledFamily;
+use mla_runtime::spec::CompiledFamily;
 
 // Modules that the backends share.
 #[cfg(feature = "gpu")]

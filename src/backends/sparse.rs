@@ -2,8 +2,8 @@
 //! all families.
 
 use mla_runtime::backend::{DecodeBatch, DecodeCall, LayerConfig, ListedCache, Output};
-use mla_runtime::error::{Error, Result};
 use mla_runtime::spec::BackendSpec;
+use mla_runtime::{Error, Result};
 
 use crate::device::Cuda;
 use crate::device::argument::{dtype_code, format_code, narrow, wide};

@@ -1,6 +1,6 @@
 //! The size of a kernel's workspace.
 
-use mla_runtime::error::Result;
+use mla_runtime::Result;
 
 use crate::device::Cuda;
 use crate::raw;

@@ -1,10 +1,8 @@
 //! Checks of a tensor's view before its address goes to a kernel.
 
-use mla_runtime::dtype::DType;
-use mla_runtime::error::{Error, Result};
-use mla_runtime::kv_format::KvFormat;
-use mla_runtime::rotary::RotaryStyle;
+use mla_runtime::model::{DType, KvFormat, RotaryStyle};
 use mla_runtime::tensor::Layout;
+use mla_runtime::{Error, Result};
 
 use crate::raw;
 

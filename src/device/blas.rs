@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use cudarc::cublas::{result, sys};
 use cudarc::driver::CudaStream;
-use mla_runtime::dtype::DType;
-use mla_runtime::error::{Error, Result};
+use mla_runtime::model::DType;
 use mla_runtime::tensor::Layout;
+use mla_runtime::{Error, Result};
 
 use super::memory::{Account, Buffer, Bytes};
 use super::stream;

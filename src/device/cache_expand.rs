@@ -1,11 +1,9 @@
 //! Keys and values of cached rows, by this crate's own kernel.
 
-use mla_runtime::cache::CacheLayout;
-use mla_runtime::capability::Capability;
-use mla_runtime::dtype::DType;
-use mla_runtime::error::Result;
-use mla_runtime::kv_format::KvFormat;
-use mla_runtime::tensor::{TensorMut, TensorRef};
+use mla_runtime::Result;
+use mla_runtime::model::{DType, KvFormat};
+use mla_runtime::spec::Capability;
+use mla_runtime::tensor::{CacheLayout, TensorMut, TensorRef};
 
 use super::Cuda;
 use super::argument::{narrow, wide};

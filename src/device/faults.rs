@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use mla_runtime::error::{Error, Result};
+use mla_runtime::{Error, Result};
 
 use super::Cuda;
 

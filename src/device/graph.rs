@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use cudarc::driver::sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as THREAD_LOCAL;
 use cudarc::driver::sys::{self, CUgraph, CUgraphExec};
 use cudarc::driver::{DriverError, result};
-use mla_runtime::error::{Error, Result};
+use mla_runtime::{Error, Result};
 
 use super::stream::{self, StreamId, this_thread};
 use super::{Cuda, failed};

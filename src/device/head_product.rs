@@ -1,7 +1,7 @@
 //! Products of few tokens with a matrix per head, by this crate's own kernel.
 
-use mla_runtime::dtype::DType;
-use mla_runtime::error::Result;
+use mla_runtime::Result;
+use mla_runtime::model::DType;
 use mla_runtime::tensor::{TensorMut, TensorRef};
 
 use super::Cuda;

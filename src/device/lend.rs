@@ -9,7 +9,7 @@ use cudarc::driver::{
     CudaEvent, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DriverError,
     SyncOnDrop, result,
 };
-use mla_runtime::error::{Error, Result};
+use mla_runtime::{Error, Result};
 
 use super::memory::{Bytes, BytesMut};
 use super::{Cuda, failed, stream};

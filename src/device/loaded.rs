@@ -11,8 +11,8 @@ use cudarc::driver::sys::CUfunction_attribute::{
     self, CU_FUNC_ATTRIBUTE_BINARY_VERSION, CU_FUNC_ATTRIBUTE_PTX_VERSION,
 };
 use cudarc::driver::sys::{self, CUfunction, CUgraphNode, CUgraphNodeType, CUresult};
-use mla_runtime::capability::Capability;
-use mla_runtime::error::Result;
+use mla_runtime::Result;
+use mla_runtime::spec::Capability;
 
 use super::graph::Graph;
 use super::{Cuda, failed};

@@ -2,8 +2,8 @@
 
 use cudarc::driver::sys::CUdevice_attribute_enum as Attribute;
 use cudarc::driver::{CudaContext, result};
-use mla_runtime::capability::Capability;
 use mla_runtime::plan::crossover::GpuFigures;
+use mla_runtime::spec::Capability;
 
 /// The part of an H200's peak rates, as its clocks allow them, that large products and copies
 /// reach: 795 of 1070 TFLOP/s, and 4.2 of 4.92 TB/s.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::CUresult;
 use cudarc::driver::{CudaStream, DriverError, result};
-use mla_runtime::error::{Error, Result};
+use mla_runtime::{Error, Result};
 
 use super::failed;
 #[cfg(feature = "faults")]

@@ -14,11 +14,11 @@
 //! [`Bytes::from_raw`], whose caller orders them.
 //!
 //! Everything is enqueued on the device's own stream and returns at once, except
-//! [`download`](mla_runtime::device::Memory::download),
-//! [`synchronize`](mla_runtime::device::Memory::synchronize), freeing a [`Buffer`], and
-//! [`upload`](mla_runtime::device::Memory::upload) from memory that is registered with the driver
+//! [`download`](mla_runtime::tensor::Memory::download),
+//! [`synchronize`](mla_runtime::tensor::Memory::synchronize), freeing a [`Buffer`], and
+//! [`upload`](mla_runtime::tensor::Memory::upload) from memory that is registered with the driver
 //! (pinned), which waits for the stream. Nothing but
-//! [`allocate`](mla_runtime::device::Memory::allocate) allocates, so that everything but an upload
+//! [`allocate`](mla_runtime::tensor::Memory::allocate) allocates, so that everything but an upload
 //! can be captured into a [`Graph`]: a capture refuses that, since a replay would read the host's
 //! memory again.
 
@@ -51,9 +51,9 @@ pub use graph::Graph;
 pub use lend::{Lend, LendMut, Loans};
 pub use loaded::LoadedKernel;
 pub use memory::{Buffer, Bytes, BytesMut};
-use mla_runtime::capability::{Capability, Target};
-use mla_runtime::error::{Error, Result};
-pub use mla_runtime::rotary::RotaryStyle;
+pub use mla_runtime::model::RotaryStyle;
+use mla_runtime::spec::{Capability, Target};
+use mla_runtime::{Error, Result};
 #[cfg(feature = "sm90")]
 pub(crate) use operations::rows_params;
 pub use rotary::{Rotary, RotaryQuery};
@@ -269,7 +269,7 @@ impl fmt::Debug for Cuda {
     }
 }
 
-fn unavailable(ordinal: usize, cause: mla_runtime::availability::Cause) -> Error {
+fn unavailable(ordinal: usize, cause: mla_runtime::spec::Cause) -> Error {
     Error::Device {
         device: "cuda",
         operation: "open device",

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::CUlaunchAttributeID_enum as LaunchAttribute;
 use cudarc::driver::sys::{self, CUfunction, CUlaunchAttribute, CUlaunchConfig, CUmodule};
 use cudarc::driver::{CudaStream, result};
-use mla_runtime::error::Result;
+use mla_runtime::Result;
 
 use super::{failed, stream};
 

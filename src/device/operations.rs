@@ -4,15 +4,15 @@ use std::ffi::c_void;
 use std::ops::Range;
 
 use cudarc::driver::{result, sys};
-use mla_runtime::availability::Availability;
-use mla_runtime::cache::{CacheLayout, CacheMut, CacheRef};
-use mla_runtime::capability::{Platform, Target};
 use mla_runtime::device::probe::{Dependents, Guards, Replayed};
-use mla_runtime::device::{AbsorbedQueries, CacheRows, Device, Fp8Blocks, GatherRows, Memory};
-use mla_runtime::error::{Error, Result};
-use mla_runtime::lse::{LseConvention, LseMut, LseRef};
+use mla_runtime::device::{AbsorbedQueries, CacheRows, Device, Fp8Blocks, GatherRows};
 use mla_runtime::plan::crossover::{GpuFigures, Machine};
-use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+use mla_runtime::spec::{Availability, Platform, Target};
+use mla_runtime::tensor::{
+    ArrayRef, CacheLayout, CacheMut, CacheRef, Layout, LseConvention, LseMut, LseRef, Memory,
+    TensorMut, TensorRef,
+};
+use mla_runtime::{Error, Result};
 
 use super::argument::{dtype_code, format_code, narrow, unit_columns, wide};
 #[cfg(feature = "faults")]

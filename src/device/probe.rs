@@ -3,9 +3,9 @@
 
 use std::ffi::CStr;
 
-use mla_runtime::device::Memory as _;
 use mla_runtime::device::probe::{Dependents, Guards, Replayed};
-use mla_runtime::error::{Error, Result};
+use mla_runtime::tensor::Memory as _;
+use mla_runtime::{Error, Result};
 
 use super::Cuda;
 use super::memory::{Bytes, BytesMut, GUARD, GUARD_BYTE};

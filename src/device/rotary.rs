@@ -1,18 +1,17 @@
 //! The rotary embedding in the parameters of a cache write.
 
-use mla_runtime::device::Memory as _;
-use mla_runtime::dtype::DType;
-use mla_runtime::error::{Error, Result};
-use mla_runtime::kv_format::KvFormat;
+use mla_runtime::model::{DType, KvFormat};
+use mla_runtime::tensor::Memory as _;
+use mla_runtime::{Error, Result};
 
 use super::Cuda;
 use super::argument::{dtype_code, format_code, narrow, style_code, wide};
 use crate::raw;
 
 /// The runtime's rotation, on this device.
-pub type Rotary<'a> = mla_runtime::rotary::Rotary<'a, Cuda>;
+pub type Rotary<'a> = mla_runtime::tensor::Rotary<'a, Cuda>;
 /// The runtime's rotary parts of queries, on this device.
-pub type RotaryQuery<'a> = mla_runtime::rotary::RotaryQuery<'a, Cuda>;
+pub type RotaryQuery<'a> = mla_runtime::tensor::RotaryQuery<'a, Cuda>;
 
 /// Writes the rotation into the parameters of a cache write of `tokens` rotary keys of `dtype` and
 /// `width`.

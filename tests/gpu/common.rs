@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cudarc::driver::CudaContext;
 use half::{bf16, f16};
 use mla_kernels::Cuda;
-use mla_runtime::cache::{CacheLayout, CacheMut};
+use mla_runtime::Result;
 use mla_runtime::device::Device;
-use mla_runtime::dtype::DType;
-use mla_runtime::error::Result;
+use mla_runtime::model::DType;
+use mla_runtime::tensor::{CacheLayout, CacheMut};
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 

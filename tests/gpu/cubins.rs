@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use cudarc::driver::{result, sys};
 use mla_kernels::Cuda;
-use mla_runtime::device::Memory as _;
+use mla_runtime::tensor::Memory as _;
 use serde_json::{Value, json};
 
 use crate::common::{download, gpu, upload};

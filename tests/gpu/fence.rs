@@ -1,7 +1,8 @@
 //! A fence orders kernels that would overlap, in every build: with the device alone it is PTX.
 
 use mla_kernels::device::Buffer;
-use mla_runtime::device::{Device as _, Memory as _};
+use mla_runtime::device::Device as _;
+use mla_runtime::tensor::Memory as _;
 
 use crate::common::{download, gpu, upload};
 

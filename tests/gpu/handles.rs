@@ -6,11 +6,10 @@ use std::thread;
 use cudarc::driver::{CudaSlice, CudaStream, DriverError, sys};
 use mla_kernels::Cuda;
 use mla_kernels::device::Buffer;
-use mla_runtime::device::{Device as _, Memory as _};
-use mla_runtime::dtype::DType;
-use mla_runtime::error::{Error, Result};
-use mla_runtime::lse::{LseLayout, LseMut, LseRef};
-use mla_runtime::tensor::{Layout, TensorMut, TensorRef};
+use mla_runtime::device::Device as _;
+use mla_runtime::model::DType;
+use mla_runtime::tensor::{Layout, LseLayout, LseMut, LseRef, Memory as _, TensorMut, TensorRef};
+use mla_runtime::{Error, Result};
 
 use crate::common::{download, gpu, upload};
 

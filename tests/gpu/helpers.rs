@@ -7,15 +7,14 @@
 use mla_cpu::Cpu;
 use mla_kernels::device::{Rotary, RotaryQuery, RotaryStyle};
 use mla_kernels::{Cuda, present_gpu, raw};
-use mla_runtime::availability::Availability;
-use mla_runtime::cache::{BlockTable, CacheLayout, CacheMut, CacheRef, CacheStrides};
-use mla_runtime::device::{Device, Fp8Blocks, GatherRows, Memory};
-use mla_runtime::dims::{HeadDims, MlaDims};
-use mla_runtime::dtype::DType;
-use mla_runtime::error::Result;
-use mla_runtime::kv_format::KvFormat;
-use mla_runtime::lse::{Base2TokensFirst, LseConvention, LseLayout, LseRef, Natural};
-use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+use mla_runtime::Result;
+use mla_runtime::device::{Device, Fp8Blocks, GatherRows};
+use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims};
+use mla_runtime::spec::Availability;
+use mla_runtime::tensor::{
+    ArrayRef, Base2TokensFirst, BlockTable, CacheLayout, CacheMut, CacheRef, CacheStrides, Layout,
+    LseConvention, LseLayout, LseRef, Memory, Natural, TensorMut, TensorRef,
+};
 use rand::RngExt as _;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;

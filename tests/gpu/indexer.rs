@@ -3,17 +3,14 @@
 
 use mla_cpu::Cpu;
 use mla_kernels::Cuda;
+use mla_runtime::Result;
 use mla_runtime::backend::DecodeBatch;
-use mla_runtime::cache::BlockTable;
-use mla_runtime::device::Memory;
-use mla_runtime::dtype::DType;
-use mla_runtime::error::Result;
 use mla_runtime::indexer::{
     IndexCacheLayout, IndexCacheMut, IndexCacheRef, IndexDevice, IndexKeys, IndexQueries,
-    IndexQueriesMut, IndexQueryInput, IndexRows, IndexerConfig, LayerNorm, SlotListsMut,
+    IndexQueriesMut, IndexQueryInput, IndexRows, LayerNorm, SlotListsMut,
 };
-use mla_runtime::rotary::{Rotary, RotaryStyle};
-use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+use mla_runtime::model::{DType, IndexerConfig, RotaryStyle};
+use mla_runtime::tensor::{ArrayRef, BlockTable, Layout, Memory, Rotary, TensorMut, TensorRef};
 use rand::RngExt as _;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;

@@ -7,13 +7,11 @@ use mla_runtime::backend::{
     DecodeBackend, DecodeBatch, DecodeCall, HostLens, Keys, LayerConfig, Output, PrefillBackend,
     PrefillBatch, PrefillCall, Query, SlotLists, StepLimits,
 };
-use mla_runtime::cache::{BlockTable, CacheLayout, CacheRef};
-use mla_runtime::dims::MlaDims;
-use mla_runtime::dtype::DType;
-use mla_runtime::kv_format::KvFormat;
-use mla_runtime::problem::Problem;
-use mla_runtime::spec::QueryFormat;
-use mla_runtime::tensor::{ArrayRef, Layout, Shape, TensorMut, TensorRef};
+use mla_runtime::model::{DType, KvFormat, MlaDims};
+use mla_runtime::spec::{Problem, QueryFormat};
+use mla_runtime::tensor::{
+    ArrayRef, BlockTable, CacheLayout, CacheRef, Layout, Shape, TensorMut, TensorRef,
+};
 
 use crate::common::{gpu, upload};
 

@@ -1,10 +1,11 @@
 //! Tensors of random numbers, and one way to run an operation on any device.
 
+use mla_runtime::Result;
 use mla_runtime::device::Device;
-use mla_runtime::dtype::DType;
-use mla_runtime::error::Result;
-use mla_runtime::lse::{LseConvention, LseLayout, LseMut, LseRef};
-use mla_runtime::tensor::{ArrayRef, Layout, Scalar, TensorMut, TensorRef};
+use mla_runtime::model::DType;
+use mla_runtime::tensor::{
+    ArrayRef, Layout, LseConvention, LseLayout, LseMut, LseRef, Scalar, TensorMut, TensorRef,
+};
 use rand::RngExt as _;
 use rand::rngs::StdRng;
 

@@ -11,16 +11,14 @@ use mla_cpu::{Cpu, CpuPrefill};
 use mla_kernels::backends::sm90::WgmmaAttn;
 use mla_kernels::device::Buffer;
 use mla_kernels::{Cuda, raw};
+use mla_runtime::Error;
 use mla_runtime::backend::{
     Chunk, Keys, LayerConfig, Output, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
 };
-use mla_runtime::device::{Device, Memory};
-use mla_runtime::dims::{HeadDims, MlaDims};
-use mla_runtime::dtype::DType;
-use mla_runtime::error::Error;
-use mla_runtime::lse::{LseLayout, LseMut};
-use mla_runtime::problem::Problem;
-use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+use mla_runtime::device::Device;
+use mla_runtime::model::{DType, HeadDims, MlaDims};
+use mla_runtime::spec::Problem;
+use mla_runtime::tensor::{ArrayRef, Layout, LseLayout, LseMut, Memory, TensorMut, TensorRef};
 use rand::RngExt as _;
 use rand::rngs::StdRng;
 

@@ -11,15 +11,13 @@ use mla_runtime::Result;
 use mla_runtime::backend::{
     DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, Output, Query, StepLimits,
 };
-use mla_runtime::cache::{BlockTable, CacheLayout, CacheRef};
-use mla_runtime::device::{Device, Memory};
-use mla_runtime::dims::MlaDims;
-use mla_runtime::dtype::DType;
-use mla_runtime::kv_format::KvFormat;
-use mla_runtime::lse::{LseLayout, LseMut};
-use mla_runtime::problem::Problem;
-use mla_runtime::spec::QueryLen;
-use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+use mla_runtime::device::Device;
+use mla_runtime::model::{DType, KvFormat, MlaDims};
+use mla_runtime::spec::{Problem, QueryLen};
+use mla_runtime::tensor::{
+    ArrayRef, BlockTable, CacheLayout, CacheRef, Layout, LseLayout, LseMut, Memory, TensorMut,
+    TensorRef,
+};
 use rand::RngExt as _;
 use rand::seq::SliceRandom as _;
 

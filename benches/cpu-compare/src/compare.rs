@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
-use mla_runtime::dtype::Element;
+use mla_runtime::model::Element;
 
 use crate::Failure;
 use crate::peer::Peer;

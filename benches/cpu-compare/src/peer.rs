@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use mla_runtime::dtype::Element;
+use mla_runtime::model::Element;
 
 use crate::Failure;
 use crate::work::Work;

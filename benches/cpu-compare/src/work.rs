@@ -8,11 +8,9 @@ use mla_runtime::backend::{
     DecodeBackend, DecodeBatch, DecodeCall, Keys, LayerConfig, Output, PrefillBackend, PrefillCall,
     Query, StepLimits,
 };
-use mla_runtime::cache::{BlockTable, CacheLayout, CacheRef};
-use mla_runtime::dims::MlaDims;
-use mla_runtime::dtype::Element;
-use mla_runtime::problem::Problem;
-use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
+use mla_runtime::model::{Element, MlaDims};
+use mla_runtime::spec::Problem;
+use mla_runtime::tensor::{ArrayRef, BlockTable, CacheLayout, CacheRef, TensorMut, TensorRef};
 
 use crate::Failure;
 
@@ -425,7 +423,7 @@ impl<T: Element> Work<T> {
         } = self.case;
         let query = TensorRef::from_slice(&self.q, [requests, heads, 576])?;
         let pages = tokens.div_ceil(PAGE);
-        let format = mla_runtime::kv_format::KvFormat::of(T::DTYPE);
+        let format = mla_runtime::model::KvFormat::of(T::DTYPE);
         let layout = CacheLayout::contiguous(MlaDims::R1, format, requests * pages, PAGE);
         Ok(DecodeCall::new(
             Query::Split {

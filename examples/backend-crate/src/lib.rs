@@ -5,8 +5,8 @@
 
 use mla_kernels::Cuda;
 use mla_runtime::backend::{DecodeBackend, DecodeCall, LayerConfig, Output, Query, StepLimits};
-use mla_runtime::dtype::DType::BF16;
-use mla_runtime::{mla_backend, Error, Result};
+use mla_runtime::model::DType::BF16;
+use mla_runtime::{Error, Result, mla_backend};
 
 #[allow(missing_docs, non_snake_case, dead_code, unsafe_op_in_unsafe_fn)]
 #[allow(clippy::all, clippy::undocumented_unsafe_blocks)]

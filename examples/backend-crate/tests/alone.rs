@@ -2,13 +2,9 @@
 
 use backend_crate::Naive;
 use mla_runtime::backend::DecodeBackend;
-use mla_runtime::capability::{Capability, Target};
-use mla_runtime::dims::MlaDims;
-use mla_runtime::dtype::DType;
-use mla_runtime::problem::Problem;
-use mla_runtime::registry::Registry;
-use mla_runtime::selection::SelectionRequest;
-use mla_runtime::spec::Phase;
+use mla_runtime::model::{DType, MlaDims};
+use mla_runtime::select::{Registry, SelectionRequest};
+use mla_runtime::spec::{Capability, Phase, Problem, Target};
 
 fn why(target: Target) -> String {
     let registry = Registry::linked().unwrap();
@@ -42,14 +38,11 @@ fn the_built_in_backends_say_which_feature_they_want() {
     let wgmma_mla = registry.get(Phase::Decode, "WGMMA_MLA").unwrap();
     assert!(!wgmma_mla.is_implemented());
     let missing = wgmma_mla.availability_on(Target::dry_run(Capability::new(9, 0)), true);
-    let cause = mla_runtime::availability::Cause::FeatureOff {
+    let cause = mla_runtime::spec::Cause::FeatureOff {
         package: "mla-kernels",
         feature: "sm90",
     };
-    assert_eq!(
-        missing,
-        mla_runtime::availability::Availability::Unavailable(cause)
-    );
+    assert_eq!(missing, mla_runtime::spec::Availability::Unavailable(cause));
 }
 
 #[test]

@@ -3,9 +3,9 @@
 use backend_crate::Naive;
 use mla_kernels::Cuda;
 use mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, StepLimits};
-use mla_runtime::registry::Registry;
+use mla_runtime::select::Registry;
 use mla_runtime::spec::Phase;
-use mla_runtime::{mla_backend, Result};
+use mla_runtime::{Result, mla_backend};
 
 struct Mine(Naive);
 

@@ -7,14 +7,10 @@ use backend_crate::Naive;
 use mla_kernels::backends::sm90::WgmmaMla;
 use mla_kernels::{Cuda, DecodeBackends, PrefillBackends};
 use mla_runtime::backend::{DecodeBackend, Entry};
-use mla_runtime::capability::{Capability, Target};
-use mla_runtime::dims::MlaDims;
-use mla_runtime::dispatch::{backends, with_decode, DecodeVisitor};
-use mla_runtime::dtype::DType;
-use mla_runtime::problem::Problem;
-use mla_runtime::registry::Registry;
-use mla_runtime::selection::SelectionRequest;
-use mla_runtime::spec::Phase;
+use mla_runtime::dispatch::{DecodeVisitor, backends, with_decode};
+use mla_runtime::model::{DType, MlaDims};
+use mla_runtime::select::{Registry, SelectionRequest};
+use mla_runtime::spec::{Capability, Phase, Problem, Target};
 use mla_runtime::{best_decode, best_prefill};
 
 const HOPPER: Target = Target::dry_run(Capability::new(9, 0));

@@ -1,7 +1,7 @@
 //! A dependency that the program does not name is not linked: its backends are not there, and the
 //! error says how to change that.
 
-use mla_runtime::registry::Registry;
+use mla_runtime::select::Registry;
 use mla_runtime::spec::Phase;
 
 #[test]

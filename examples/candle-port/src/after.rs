@@ -6,10 +6,8 @@ use std::sync::{Mutex, PoisonError};
 use candle_core::{DType, Device, Error, Result, Tensor};
 use mla_candle::{Attention as Backends, Cache, Layer, Workspace, attend};
 use mla_runtime::backend::StepLimits;
-use mla_runtime::feature::{Feature, FeatureSet};
 use mla_runtime::layer::StepRequest;
-use mla_runtime::problem::Problem;
-use mla_runtime::spec::QueryLen;
+use mla_runtime::spec::{Feature, FeatureSet, Problem, QueryLen};
 
 use crate::engine::{Batch, Config, PAGE, PagedCache, Weights};
 
@@ -29,8 +27,8 @@ impl Steps {
         [requests, rows, drafts]: [usize; 3],
     ) -> Result<Self> {
         let dtype = match dtype {
-            DType::F32 => mla_runtime::dtype::DType::F32,
-            DType::BF16 => mla_runtime::dtype::DType::BF16,
+            DType::F32 => mla_runtime::model::DType::F32,
+            DType::BF16 => mla_runtime::model::DType::BF16,
             other => candle_core::bail!("dtype: given {other:?}, accepted F32, BF16"),
         };
         let problem = Problem::new(config.dims, config.heads as u32, dtype)

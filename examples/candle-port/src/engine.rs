@@ -2,8 +2,7 @@
 
 use candle_core::{D, DType, Device, Error, Result, Tensor};
 use candle_nn::ops::rms_norm;
-use mla_runtime::dims::{HeadDims, MlaDims};
-use mla_runtime::model::Rope;
+use mla_runtime::model::{HeadDims, MlaDims, Rope};
 
 /// The tokens of a page.
 pub const PAGE: usize = 16;

@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Result, Tensor};
 use candle_port::engine::{Batch, Config, PagedCache, Weights, noise};
 use candle_port::{after, before};
-use mla_runtime::dims::MlaDims;
+use mla_runtime::model::MlaDims;
 
 const CONFIG: Config = Config {
     hidden: 64,

@@ -9,7 +9,7 @@ pub enum Error {
     Layer(#[from] mla_runtime::Error),
     /// No backend fits.
     #[error(transparent)]
-    Selection(#[from] mla_runtime::selection::SelectionError),
+    Selection(#[from] mla_runtime::select::SelectionError),
     /// The model's configuration.
     #[error(transparent)]
     Model(#[from] mla_runtime::model::ModelError),

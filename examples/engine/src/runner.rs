@@ -2,7 +2,7 @@
 
 use mla_runtime::backend::{DecodeStage as _, PrefillStage as _};
 use mla_runtime::prelude::*;
-use mla_runtime::selection::SelectionRequest;
+use mla_runtime::select::SelectionRequest;
 use mla_runtime::spec::QueryLen;
 
 use crate::config::Config;
@@ -93,7 +93,7 @@ impl<D: Graphs> Runner<D> {
         let problem = Problem::new(attention.dims, attention.heads, D::DTYPE)
             .with_page_size(size.page_size as u32)
             .with_query_len(QueryLen::Ragged);
-        let registry = Registry::linked().map_err(mla_runtime::selection::SelectionError::from)?;
+        let registry = Registry::linked().map_err(mla_runtime::select::SelectionError::from)?;
         let selection = registry.select(&SelectionRequest::new(device.target(), problem))?;
         let layer_config = selection.config(attention.softmax_scale() as f32);
         let layer = Layer::new(

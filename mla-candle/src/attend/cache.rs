@@ -2,9 +2,9 @@
 
 use candle_core::Tensor;
 use mla_runtime::Error;
-use mla_runtime::cache::{CacheLayout, CacheMut, CacheStrides};
-use mla_runtime::kv_format::KvFormat;
-use mla_runtime::problem::Problem;
+use mla_runtime::model::KvFormat;
+use mla_runtime::spec::Problem;
+use mla_runtime::tensor::{CacheLayout, CacheMut, CacheStrides};
 
 use crate::lend::{Lending, LentMut, layer_dtype, next};
 
@@ -16,7 +16,7 @@ use crate::lend::{Lending, LentMut, layer_dtype, next};
 /// problem's cache format; of `fp8` and `fp8_ds_mla` it is u8, and the last axis is the bytes of a
 /// row. Pages and rows may be apart.
 ///
-/// [`Feature::SplitCache`]: mla_runtime::feature::Feature::SplitCache
+/// [`Feature::SplitCache`]: mla_runtime::spec::Feature::SplitCache
 #[derive(Clone, Copy)]
 pub struct Cache<'t> {
     /// Rows, or latents alone.

@@ -2,9 +2,10 @@
 
 use mla_cpu::Cpu;
 use mla_runtime::Result;
-use mla_runtime::indexer::{IndexCall, IndexLimits, Indexer, IndexerConfig, IndexerWorkspace};
+use mla_runtime::indexer::{IndexCall, IndexLimits, Indexer, IndexerWorkspace};
 use mla_runtime::layer::SelectedWorkspace;
-use mla_runtime::problem::Problem;
+use mla_runtime::model::IndexerConfig;
+use mla_runtime::spec::Problem;
 
 use crate::lend::Lending;
 

@@ -3,14 +3,13 @@
 use candle_core::{DType, Error, Result, Tensor};
 use mla_runtime::backend::StepLimits;
 use mla_runtime::indexer::{
-    IndexCacheLayout, IndexCacheMut, IndexCall, IndexLimits, IndexerConfig, IndexerWorkspace,
-    LayerNorm,
+    IndexCacheLayout, IndexCacheMut, IndexCall, IndexLimits, IndexerWorkspace, LayerNorm,
 };
 use mla_runtime::layer::{LayerCall, SelectedLayer, SelectedWorkspace, Step, StepRequest, Weights};
+use mla_runtime::model::IndexerConfig;
 use mla_runtime::plan::slots::HostIndex;
-use mla_runtime::rotary::Rotation;
-use mla_runtime::selection::Selection;
-use mla_runtime::tensor::ArrayRef;
+use mla_runtime::select::Selection;
+use mla_runtime::tensor::{ArrayRef, Rotation};
 
 use super::cache::Cache;
 use super::device::{Lists as _, Selecting};
@@ -64,7 +63,7 @@ impl<D: Selecting> Parts<D> {
     /// True if the decode backend attends to all of a short request in a sparse step.
     fn takes_dense_requests(&self) -> bool {
         use mla_runtime::backend::DecodeStage as _;
-        let feature = mla_runtime::feature::Feature::DenseRequests;
+        let feature = mla_runtime::spec::Feature::DenseRequests;
         self.layer.decode().spec().features.contains(feature)
     }
 }

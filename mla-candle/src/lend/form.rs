@@ -128,11 +128,11 @@ const fn is_plain(dtype: DType) -> bool {
 pub(crate) fn layer_dtype(
     dtype: DType,
     name: &'static str,
-) -> mla_runtime::Result<mla_runtime::dtype::DType> {
+) -> mla_runtime::Result<mla_runtime::model::DType> {
     match dtype {
-        DType::F32 => Ok(mla_runtime::dtype::DType::F32),
-        DType::BF16 => Ok(mla_runtime::dtype::DType::BF16),
-        DType::F16 => Ok(mla_runtime::dtype::DType::F16),
+        DType::F32 => Ok(mla_runtime::model::DType::F32),
+        DType::BF16 => Ok(mla_runtime::model::DType::BF16),
+        DType::F16 => Ok(mla_runtime::model::DType::F16),
         other => Err(mla_runtime::Error::argument(
             name,
             other.as_str(),

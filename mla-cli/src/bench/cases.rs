@@ -3,8 +3,7 @@
 use std::path::Path;
 
 use mla_runtime::batch::{MAX_LEN, MAX_REQUESTS, Request};
-use mla_runtime::dims::MAX_DIM;
-use mla_runtime::kv_format::KvFormat;
+use mla_runtime::model::{KvFormat, MAX_DIM};
 use rand_mt::Mt;
 use serde::Deserialize;
 

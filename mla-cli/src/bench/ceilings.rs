@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use mla_runtime::dtype::DType;
+use mla_runtime::model::DType;
 use mla_runtime::tensor::{Layout, TensorMut, TensorRef};
 use serde::{Deserialize, Serialize};
 
@@ -152,7 +152,7 @@ impl Job for Measurement<'_> {
 
     fn run<D: Stopwatch>(self, device: &D, about: &About) -> Result<Ceilings, CliError> {
         let args = self.0;
-        let on_gpu = D::PLATFORM == mla_runtime::capability::Platform::Cuda;
+        let on_gpu = D::PLATFORM == mla_runtime::spec::Platform::Cuda;
         let edge = args.edge.unwrap_or(if on_gpu { 8192 } else { 2048 }) as usize;
         let mib = args.mib.unwrap_or(if on_gpu { 2048 } else { 512 }) as usize;
         let (dtype, size) = (args.dtype, args.dtype.bytes());

@@ -1,6 +1,6 @@
 //! The check of an output: its errors, and their tolerances.
 
-use mla_runtime::dtype::DType;
+use mla_runtime::model::DType;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::deviation::{Deviation, worst};

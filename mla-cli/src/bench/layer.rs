@@ -3,7 +3,7 @@
 use mla_runtime::backend::{DecodeStage, LayerConfig, PrefillStage, SelectedDecode};
 use mla_runtime::batch::BatchSpec;
 use mla_runtime::layer::MlaLayer;
-use mla_runtime::registry::Registry;
+use mla_runtime::select::Registry;
 
 use super::check::Errors;
 use super::sampling::{Measured, Sampling};

@@ -1,6 +1,6 @@
 //! One row of a benchmark: set up, time, check.
 
-use mla_runtime::registry::Registry;
+use mla_runtime::select::Registry;
 
 use super::attention::Attention;
 use super::job::{Job, Subject};

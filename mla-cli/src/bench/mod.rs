@@ -34,7 +34,7 @@ mod statistics;
 use std::path::PathBuf;
 
 use clap::Subcommand;
-use mla_runtime::selection::SelectionError;
+use mla_runtime::select::SelectionError;
 
 pub(crate) use self::environment::Environment;
 use self::files::Until;

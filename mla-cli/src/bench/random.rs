@@ -4,7 +4,7 @@ use fastrand::Rng;
 use half::{bf16, f16};
 use mla_runtime::Result;
 use mla_runtime::device::Device;
-use mla_runtime::dtype::DType;
+use mla_runtime::model::DType;
 use rayon::prelude::*;
 
 /// A prime, so that rows of any width repeat only after this many rows.
@@ -102,7 +102,7 @@ fn round(dtype: DType, value: f32, to: &mut [u8]) -> f32 {
 #[cfg(test)]
 mod tests {
     use mla_cpu::Cpu;
-    use mla_runtime::device::Memory as _;
+    use mla_runtime::tensor::Memory as _;
 
     use super::*;
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use mla_runtime::registry::Registry;
+use mla_runtime::select::Registry;
 
 use super::calibration::calibrate;
 use super::cases::Case;

@@ -1,6 +1,6 @@
 //! The place that rows are planned for.
 
-use mla_runtime::registry::Registry;
+use mla_runtime::select::Registry;
 
 use crate::device::About;
 

@@ -1,7 +1,6 @@
 //! Times of attention that BENCHMARKS.md has, by the shapes of a rank.
 
-use mla_runtime::dims::{HeadDims, MlaDims};
-use mla_runtime::model::ModelConfig;
+use mla_runtime::model::{HeadDims, MlaDims, ModelConfig};
 use serde::Serialize;
 
 /// The time of one case on one card.

@@ -6,12 +6,12 @@ use bytesize::ByteSize;
 use mla_runtime::Error;
 use mla_runtime::backend::StepLimits;
 use mla_runtime::indexer::{IndexLimits, IndexNeeds};
-use mla_runtime::kv_format::KvFormat;
+use mla_runtime::model::KvFormat;
 use mla_runtime::plan::PlanError;
 use mla_runtime::plan::memory::{MemoryNeeds, MemoryPlan, max_pages, max_rows, plan};
 use mla_runtime::plan::parallel::ContextParallel;
 use mla_runtime::plan::workspace::MAX_ROWS;
-use mla_runtime::problem::Problem;
+use mla_runtime::spec::Problem;
 use serde::Serialize;
 
 use super::ParallelArgs;

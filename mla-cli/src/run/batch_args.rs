@@ -1,8 +1,7 @@
 //! The arguments of what runs a batch of random data.
 
 use clap::Args;
-use mla_runtime::dtype::DType;
-use mla_runtime::kv_format::KvFormat;
+use mla_runtime::model::{DType, KvFormat};
 
 use crate::args::{kv_format, natural};
 use crate::device::DeviceName;

@@ -4,11 +4,10 @@ use fastrand::Rng;
 use half::{bf16, f16};
 use mla_runtime::Result;
 use mla_runtime::backend::{LayerConfig, SlotLists};
-use mla_runtime::cache::{CacheLayout, CacheMut};
 use mla_runtime::device::Device;
-use mla_runtime::dtype::DType;
 use mla_runtime::layer::{LayerCall, Weights};
-use mla_runtime::tensor::{ArrayRef, Layout, Shape, TensorMut, TensorRef};
+use mla_runtime::model::DType;
+use mla_runtime::tensor::{ArrayRef, CacheLayout, CacheMut, Layout, Shape, TensorMut, TensorRef};
 use rayon::prelude::*;
 
 use super::workload::Workload;

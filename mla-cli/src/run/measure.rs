@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use mla_runtime::Result;
 use mla_runtime::backend::{DecodeStage, PrefillStage};
-use mla_runtime::device::Memory;
 use mla_runtime::layer::{MlaLayer, Workspace};
+use mla_runtime::tensor::Memory;
 
 use super::data::{Data, HostLists};
 use super::sparse::Lists;

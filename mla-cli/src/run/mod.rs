@@ -12,10 +12,8 @@ pub(crate) mod workload;
 use mla_runtime::device::Device;
 use mla_runtime::indexer::IndexDevice;
 use mla_runtime::layer::crossover_threshold;
-use mla_runtime::problem::Problem;
-use mla_runtime::registry::Registry;
-use mla_runtime::selection::SelectionRequest;
-use mla_runtime::spec::Phase;
+use mla_runtime::select::{Registry, SelectionRequest};
+use mla_runtime::spec::{Phase, Problem};
 
 use self::batch_args::BatchArgs;
 use self::data::Data;

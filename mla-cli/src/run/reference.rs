@@ -11,8 +11,8 @@ use fastrand::Rng;
 use mla_conformance::reference::attend;
 use mla_runtime::backend::{DecodeStage, LayerConfig, PrefillStage};
 use mla_runtime::device::Device;
-use mla_runtime::dtype::DType;
 use mla_runtime::layer::Workspace;
+use mla_runtime::model::DType;
 use rayon::prelude::*;
 use serde::Serialize;
 

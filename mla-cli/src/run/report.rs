@@ -4,9 +4,8 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use comfy_table::{Attribute, Cell, CellAlignment, Table};
-use mla_runtime::explain::PhaseExplanation;
 use mla_runtime::plan::memory::MemoryPlan;
-use mla_runtime::selection::Selection;
+use mla_runtime::select::{PhaseExplanation, Selection};
 use serde::Serialize;
 
 use super::measure::Timings;

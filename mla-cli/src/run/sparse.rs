@@ -6,15 +6,13 @@ use mla_conformance::reference::{Turn, decode_e4m3, largest, quantise_index};
 use mla_runtime::Result;
 use mla_runtime::backend::{DecodeStage, LayerConfig, PrefillStage, SlotLists, StepLimits};
 use mla_runtime::device::Device;
-use mla_runtime::dtype::DType;
 use mla_runtime::indexer::{
     IndexCacheLayout, IndexCacheMut, IndexCall, IndexDevice, IndexKeys, IndexLimits, IndexNeeds,
-    Indexer, IndexerConfig, IndexerWorkspace, LayerNorm,
+    Indexer, IndexerWorkspace, LayerNorm,
 };
 use mla_runtime::layer::Workspace;
-use mla_runtime::model::{ModelConfig, Rope};
-use mla_runtime::rotary::{Rotary, RotaryTables};
-use mla_runtime::tensor::ArrayRef;
+use mla_runtime::model::{DType, IndexerConfig, ModelConfig, Rope};
+use mla_runtime::tensor::{ArrayRef, Rotary, RotaryTables};
 use rayon::prelude::*;
 use serde::Serialize;
 

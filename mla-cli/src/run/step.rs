@@ -5,9 +5,8 @@ use mla_runtime::batch::BatchSpec;
 use mla_runtime::device::Device;
 use mla_runtime::layer::SelectedLayer;
 use mla_runtime::plan::memory::{self, MemoryPlan};
-use mla_runtime::problem::Problem;
-use mla_runtime::registry::Registry;
-use mla_runtime::selection::{Selection, SelectionRequest};
+use mla_runtime::select::{Registry, Selection, SelectionRequest};
+use mla_runtime::spec::Problem;
 
 use super::batch_args::BatchArgs;
 use super::sparse::{Lists, Run};

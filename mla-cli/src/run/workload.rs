@@ -12,8 +12,7 @@ use mla_runtime::plan::parallel::ContextParallel;
 use mla_runtime::plan::slots::BlockTables;
 use mla_runtime::plan::split::split;
 use mla_runtime::plan::workspace::row_budget;
-use mla_runtime::problem::Problem;
-use mla_runtime::spec::QueryLen;
+use mla_runtime::spec::{Problem, QueryLen};
 
 use crate::cost::{Cost, pairs, query_tokens};
 use crate::error::CliError;
@@ -312,8 +311,7 @@ impl Sizes {
 
 #[cfg(test)]
 mod tests {
-    use mla_runtime::dims::{HeadDims, MlaDims};
-    use mla_runtime::dtype::DType;
+    use mla_runtime::model::{DType, HeadDims, MlaDims};
 
     use super::*;
 

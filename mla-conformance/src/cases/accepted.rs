@@ -1,11 +1,9 @@
 //! The problems that a spec accepts.
 
-use mla_runtime::capability::Target;
-use mla_runtime::dims::{HeadDims, MlaDims};
-use mla_runtime::feature::Feature;
-use mla_runtime::kv_format::KvFormat;
-use mla_runtime::problem::Problem;
-use mla_runtime::spec::{BackendSpec, HeadCounts, PageSizes, Phase, QueryLen, SparseSupport};
+use mla_runtime::model::{HeadDims, KvFormat, MlaDims};
+use mla_runtime::spec::{
+    BackendSpec, Feature, HeadCounts, PageSizes, Phase, Problem, QueryLen, SparseSupport, Target,
+};
 
 use crate::Failure;
 

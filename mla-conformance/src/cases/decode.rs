@@ -2,10 +2,8 @@
 
 use mla_runtime::backend::{DecodeBackend, Entry, SelectedDecode};
 use mla_runtime::device::Device;
-use mla_runtime::feature::Feature;
-use mla_runtime::kv_format::KvFormat;
-use mla_runtime::problem::Problem;
-use mla_runtime::spec::{GraphSupport, QueryLen};
+use mla_runtime::model::KvFormat;
+use mla_runtime::spec::{Feature, GraphSupport, Problem, QueryLen};
 
 use super::{Cases, registry, unregistered};
 use crate::data::config;
@@ -28,7 +26,7 @@ pub fn decode<B: DecodeBackend>(device: &B::Device, topic: DecodeTopic) -> Resul
     Cases::new(B::ENTRY.spec, device.target(), DecodeCase::new, run)?.topic(topic)
 }
 
-/// Runs the cases of a backend that a [registry](mla_runtime::registry::Registry) has under a name.
+/// Runs the cases of a backend that a [registry](mla_runtime::select::Registry) has under a name.
 ///
 /// # Errors
 ///

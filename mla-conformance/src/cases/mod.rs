@@ -5,12 +5,8 @@ mod decode;
 mod prefill;
 
 use mla_runtime::backend::Entry;
-use mla_runtime::capability::Target;
-use mla_runtime::feature::Feature;
-use mla_runtime::problem::Problem;
-use mla_runtime::registry::Registry;
-use mla_runtime::selection::SelectionError;
-use mla_runtime::spec::BackendSpec;
+use mla_runtime::select::{Registry, SelectionError};
+use mla_runtime::spec::{BackendSpec, Feature, Problem, Target};
 
 pub use decode::{decode, decode_entry};
 pub use prefill::{prefill, prefill_entry};

@@ -2,9 +2,7 @@
 
 use mla_runtime::backend::{Entry, PrefillBackend, SelectedPrefill};
 use mla_runtime::device::Device;
-use mla_runtime::feature::Feature;
-use mla_runtime::problem::Problem;
-use mla_runtime::spec::GraphSupport;
+use mla_runtime::spec::{Feature, GraphSupport, Problem};
 
 use super::{Cases, registry, unregistered};
 use crate::data::config;
@@ -27,7 +25,7 @@ pub fn prefill<B: PrefillBackend>(device: &B::Device, topic: PrefillTopic) -> Re
     Cases::new(B::ENTRY.spec, device.target(), PrefillCase::new, run)?.topic(topic)
 }
 
-/// Runs the cases of a backend that a [registry](mla_runtime::registry::Registry) has under a name.
+/// Runs the cases of a backend that a [registry](mla_runtime::select::Registry) has under a name.
 ///
 /// # Errors
 ///

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use mla_runtime::kv_format::KvFormat;
+use mla_runtime::model::KvFormat;
 
 /// Returns the value of an e4m3 code: a sign, four bits of exponent with bias 7, three of mantissa;
 /// no infinities, and NaN where all bits but the sign are set.

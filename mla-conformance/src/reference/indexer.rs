@@ -2,7 +2,7 @@
 
 use super::cache::{decode_e4m3, encode_e4m3};
 use super::dot;
-use mla_runtime::rotary::RotaryStyle;
+use mla_runtime::model::RotaryStyle;
 
 /// The rotation of one token: an angle's cosine and sine for each pair.
 #[derive(Clone, PartialEq, Debug)]

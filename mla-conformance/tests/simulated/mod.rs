@@ -5,15 +5,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use mla_cpu::{Buffer, Cpu};
-use mla_runtime::availability::Availability;
 use mla_runtime::backend::{DecodeBatch, DecodeCall, Keys, Output, PrefillCall, Query};
-use mla_runtime::cache::{BlockTable, CacheMut, CacheRef};
-use mla_runtime::capability::{Platform, Target};
 use mla_runtime::device::probe::{Dependents, Guards, Replayed};
-use mla_runtime::device::{Device, Fp8Blocks, GatherRows, Memory};
-use mla_runtime::lse::{LseConvention, LseMut, LseRef};
-use mla_runtime::rotary::{Rotary, RotaryQuery};
-use mla_runtime::tensor::{ArrayRef, Scalar, TensorMut, TensorRef};
+use mla_runtime::device::{Device, Fp8Blocks, GatherRows};
+use mla_runtime::spec::{Availability, Platform, Target};
+use mla_runtime::tensor::{
+    ArrayRef, BlockTable, CacheMut, CacheRef, LseConvention, LseMut, LseRef, Memory, Rotary,
+    RotaryQuery, Scalar, TensorMut, TensorRef,
+};
 use mla_runtime::{Error, Result};
 
 /// A handle of the device.

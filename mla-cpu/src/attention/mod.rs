@@ -41,7 +41,7 @@ use amx::{Amx, Tiles};
 #[cfg(target_arch = "x86_64")]
 use bf16::Bf16Engine;
 use mla_runtime::backend::Output;
-use mla_runtime::dtype::{DType, Element};
+use mla_runtime::model::{DType, Element};
 use mla_runtime::{Error, Result};
 use single::{F32Engine, Gemm};
 pub(crate) use softmax::{LANES, Running};

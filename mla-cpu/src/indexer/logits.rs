@@ -8,9 +8,10 @@ use super::rows::{Row, rows};
 use crate::cache::Pages;
 use crate::view::Elements;
 use crate::{Cpu, fp8};
-use mla_runtime::error::{Error, Result};
-use mla_runtime::indexer::{IndexCacheLayout, IndexCacheRef, IndexDims, IndexQueries, IndexRows};
+use mla_runtime::indexer::{IndexCacheLayout, IndexCacheRef, IndexQueries, IndexRows};
+use mla_runtime::model::IndexDims;
 use mla_runtime::tensor::TensorMut;
+use mla_runtime::{Error, Result};
 
 /// Keys that are multiplied at a time, a lane of a vector each: the order of a key's sums does not
 /// depend on its lane, so equal keys have equal logits.

@@ -6,11 +6,12 @@ mod rows;
 mod topk;
 
 use crate::Cpu;
-use mla_runtime::error::Result;
+use mla_runtime::Result;
 use mla_runtime::indexer::{
-    IndexCacheRef, IndexDevice, IndexDims, IndexKeys, IndexQueries, IndexQueriesMut,
-    IndexQueryInput, IndexRows, IndexerConfig, SlotListsMut,
+    IndexCacheRef, IndexDevice, IndexKeys, IndexQueries, IndexQueriesMut, IndexQueryInput,
+    IndexRows, SlotListsMut,
 };
+use mla_runtime::model::{IndexDims, IndexerConfig};
 use mla_runtime::tensor::{TensorMut, TensorRef};
 
 impl IndexDevice for Cpu {

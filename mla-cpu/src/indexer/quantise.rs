@@ -6,10 +6,10 @@ use crate::cache::check_slots;
 use crate::rotary::Turn;
 use crate::view::{Elements, Places, scalars, with_element};
 use crate::{Cpu, fp8};
-use mla_runtime::error::Result;
-use mla_runtime::indexer::{IndexKeys, IndexQueriesMut, IndexQueryInput, IndexerConfig};
-use mla_runtime::rotary::Rotary;
-use mla_runtime::tensor::TensorRef;
+use mla_runtime::Result;
+use mla_runtime::indexer::{IndexKeys, IndexQueriesMut, IndexQueryInput};
+use mla_runtime::model::IndexerConfig;
+use mla_runtime::tensor::{Rotary, TensorRef};
 
 // Work of one task: enough to outweigh the cost of handing it to a thread.
 const KEYS_PER_TASK: usize = 64;

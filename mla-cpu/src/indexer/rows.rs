@@ -5,8 +5,8 @@ use std::ops::Range;
 use crate::Cpu;
 use crate::buffer::out_of_memory;
 use crate::view::scalars;
-use mla_runtime::error::{Error, Result};
 use mla_runtime::indexer::IndexRows;
+use mla_runtime::{Error, Result};
 
 /// A query token: its request, and the positions `0 .. seen` that it sees.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -6,9 +6,9 @@ use super::rows::rows;
 use crate::Cpu;
 use crate::cache::Pages;
 use crate::view::Elements;
-use mla_runtime::error::{Error, Result};
 use mla_runtime::indexer::{IndexRows, SlotListsMut};
 use mla_runtime::tensor::TensorRef;
+use mla_runtime::{Error, Result};
 
 /// An entry behind a list's last.
 const NONE: i32 = -1;

@@ -1,6 +1,6 @@
 //! Helpers that the tests of this crate share.
 
-use mla_runtime::dtype::Element;
+use mla_runtime::model::Element;
 
 /// Uniform in [−1, 1), repeatable.
 pub(crate) struct Random(pub(crate) u64);

@@ -5,18 +5,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use mla_cpu::{Buffer, Cpu, CpuDecode, CpuPrefill};
-use mla_runtime::availability::Availability;
 use mla_runtime::backend::{
     DecodeBackend, DecodeBatch, DecodeCall, Keys, LayerConfig, Output, PrefillBackend,
     PrefillBatch, PrefillCall, Query, StepLimits,
 };
-use mla_runtime::cache::{BlockTable, CacheMut, CacheRef};
-use mla_runtime::capability::{Platform, Target};
-use mla_runtime::device::{Device, Fp8Blocks, GatherRows, Memory};
-use mla_runtime::lse::{LseConvention, LseMut, LseRef};
-use mla_runtime::rotary::{Rotary, RotaryQuery};
-use mla_runtime::spec::BackendSpec;
-use mla_runtime::tensor::{ArrayRef, Scalar, TensorMut, TensorRef};
+use mla_runtime::device::{Device, Fp8Blocks, GatherRows};
+use mla_runtime::spec::{Availability, BackendSpec, Platform, Target};
+use mla_runtime::tensor::{
+    ArrayRef, BlockTable, CacheMut, CacheRef, LseConvention, LseMut, LseRef, Memory, Rotary,
+    RotaryQuery, Scalar, TensorMut, TensorRef,
+};
 use mla_runtime::{Error, Result};
 
 /// The counted kinds of calls.

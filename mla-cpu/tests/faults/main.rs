@@ -6,15 +6,10 @@ mod device;
 use device::{Failing, Faulty, Kind};
 use mla_cpu::{CpuDecode, CpuPrefill};
 use mla_runtime::backend::{LayerConfig, StepLimits};
-use mla_runtime::cache::{CacheLayout, CacheMut};
-use mla_runtime::dims::{HeadDims, MlaDims};
-use mla_runtime::dtype::DType;
 use mla_runtime::layer::{MlaLayer, Step, StepRequest, UnrotatedCall, Weights, Workspace};
-use mla_runtime::model::Rope;
-use mla_runtime::problem::Problem;
-use mla_runtime::rotary::RotaryTables;
-use mla_runtime::spec::QueryLen;
-use mla_runtime::tensor::{TensorMut, TensorRef};
+use mla_runtime::model::{DType, HeadDims, MlaDims, Rope};
+use mla_runtime::spec::{Problem, QueryLen};
+use mla_runtime::tensor::{CacheLayout, CacheMut, RotaryTables, TensorMut, TensorRef};
 use mla_runtime::{Error, Named as _, Result};
 
 type Layer = MlaLayer<Failing<CpuPrefill>, Failing<CpuDecode>>;

@@ -3,11 +3,8 @@
 
 use fastrand::Rng;
 use mla_cpu::Cpu;
-use mla_runtime::dtype::DType;
-use mla_runtime::indexer::{
-    IndexCacheLayout, IndexCacheMut, IndexDims, IndexLimits, Indexer, IndexerConfig,
-};
-use mla_runtime::rotary::RotaryStyle;
+use mla_runtime::indexer::{IndexCacheLayout, IndexCacheMut, IndexLimits, Indexer};
+use mla_runtime::model::{DType, IndexDims, IndexerConfig, RotaryStyle};
 use mla_runtime::tensor::{Layout, TensorRef};
 
 use crate::layer::{PAGE, PAGES, RANK, World, index_dims, indexer_config, layer, limits, lists_of};

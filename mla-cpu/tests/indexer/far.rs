@@ -5,8 +5,9 @@ use fastrand::Rng;
 use mla_cpu::Cpu;
 use mla_runtime::indexer::{
     IndexCacheLayout, IndexCacheMut, IndexCacheRef, IndexDevice as _, IndexKeys, IndexQueries,
-    IndexerConfig, LayerNorm,
+    LayerNorm,
 };
+use mla_runtime::model::IndexerConfig;
 use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
 
 use crate::{Batch, Tables, random};

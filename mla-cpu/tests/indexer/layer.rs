@@ -7,19 +7,16 @@ use mla_conformance::reference::{
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{LayerConfig, StepLimits};
 use mla_runtime::batch::Request;
-use mla_runtime::cache::{CacheLayout, CacheMut};
-use mla_runtime::dims::{HeadDims, MlaDims};
-use mla_runtime::dtype::DType;
 use mla_runtime::indexer::{
-    IndexCacheLayout, IndexCacheMut, IndexCall, IndexDims, IndexLayers, IndexLimits, Indexer,
-    IndexerConfig, IndexerWorkspace, LayerNorm,
+    IndexCacheLayout, IndexCacheMut, IndexCall, IndexLimits, Indexer, IndexerWorkspace, LayerNorm,
 };
 use mla_runtime::layer::{LayerCall, MlaLayer, StepBatch, Weights, Workspace};
+use mla_runtime::model::{
+    DType, HeadDims, IndexDims, IndexLayers, IndexerConfig, MlaDims, RotaryStyle,
+};
 use mla_runtime::plan::slots::BlockTables;
-use mla_runtime::problem::Problem;
-use mla_runtime::rotary::{RotaryStyle, Rotation};
-use mla_runtime::spec::QueryLen;
-use mla_runtime::tensor::{TensorMut, TensorRef};
+use mla_runtime::spec::{Problem, QueryLen};
+use mla_runtime::tensor::{CacheLayout, CacheMut, Rotation, TensorMut, TensorRef};
 
 use crate::{Tables, random, wide};
 

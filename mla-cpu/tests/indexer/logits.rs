@@ -4,11 +4,11 @@ use fastrand::Rng;
 use mla_conformance::reference::{decode_e4m3, index_logit};
 use mla_cpu::Cpu;
 use mla_runtime::backend::DecodeBatch;
-use mla_runtime::cache::BlockTable;
 use mla_runtime::indexer::{
-    IndexCacheLayout, IndexCacheRef, IndexDevice as _, IndexDims, IndexQueries, IndexRows,
+    IndexCacheLayout, IndexCacheRef, IndexDevice as _, IndexQueries, IndexRows,
 };
-use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+use mla_runtime::model::IndexDims;
+use mla_runtime::tensor::{ArrayRef, BlockTable, Layout, TensorMut, TensorRef};
 
 use crate::{Batch, random};
 
@@ -73,7 +73,7 @@ impl World {
         let weights = &self.weights[tokens.start * heads..tokens.end * heads];
         let layout = Layout {
             strides: [rows * stride, stride, 1],
-            ..Layout::contiguous(mla_runtime::dtype::DType::F32, [1, rows, columns])
+            ..Layout::contiguous(mla_runtime::model::DType::F32, [1, rows, columns])
         };
         Cpu::new()
             .index_logits(

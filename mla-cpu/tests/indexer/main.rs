@@ -11,10 +11,9 @@ use fastrand::Rng;
 use mla_conformance::reference::Turn;
 use mla_cpu::Cpu;
 use mla_runtime::backend::DecodeBatch;
-use mla_runtime::cache::BlockTable;
 use mla_runtime::indexer::IndexRows;
-use mla_runtime::rotary::{Rotary, RotaryStyle};
-use mla_runtime::tensor::{ArrayRef, TensorRef};
+use mla_runtime::model::RotaryStyle;
+use mla_runtime::tensor::{ArrayRef, BlockTable, Rotary, TensorRef};
 
 /// Numbers from −1 to 1.
 fn random(rng: &mut Rng, count: usize) -> Vec<f32> {

@@ -5,10 +5,10 @@ use half::bf16;
 use mla_conformance::reference::{decode_e4m3, hadamard, index_scale, layer_norm};
 use mla_cpu::Cpu;
 use mla_runtime::indexer::{
-    IndexCacheLayout, IndexCacheMut, IndexDevice as _, IndexDims, IndexKeys, IndexQueriesMut,
-    IndexQueryInput, IndexerConfig, LayerNorm,
+    IndexCacheLayout, IndexCacheMut, IndexDevice as _, IndexKeys, IndexQueriesMut, IndexQueryInput,
+    LayerNorm,
 };
-use mla_runtime::rotary::RotaryStyle;
+use mla_runtime::model::{IndexDims, IndexerConfig, RotaryStyle};
 use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
 
 use crate::{Tables, random, wide};

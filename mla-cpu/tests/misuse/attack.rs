@@ -5,10 +5,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use fastrand::Rng;
 use mla_runtime::batch::Request;
-use mla_runtime::cache::CacheLayout;
-use mla_runtime::kv_format::KvFormat;
-use mla_runtime::lse::LseLayout;
+use mla_runtime::model::KvFormat;
 use mla_runtime::spec::QueryLen;
+use mla_runtime::tensor::{CacheLayout, LseLayout};
 
 use crate::aligned::LIST;
 use crate::cases;

@@ -9,17 +9,11 @@ use mla_runtime::batch::{
     BatchSpec, Request,
     template::{Range, Template},
 };
-use mla_runtime::cache::{BlockTable, CacheLayout, CacheMut, CacheRef};
-use mla_runtime::capability::{Capability, Target};
-use mla_runtime::dims::{HeadDims, MlaDims};
-use mla_runtime::dtype::DType;
-use mla_runtime::indexer::{
-    IndexCacheLayout, IndexCacheRef, IndexDims, IndexLimits, IndexNeeds, Indexer, IndexerConfig,
-};
-use mla_runtime::kv_format::KvFormat;
+use mla_runtime::indexer::{IndexCacheLayout, IndexCacheRef, IndexLimits, IndexNeeds, Indexer};
 use mla_runtime::layer::{MlaLayer, Step, StepBatch, StepRequest};
-use mla_runtime::lse::{LseLayout, LseRef, Natural};
-use mla_runtime::model::ModelConfig;
+use mla_runtime::model::{
+    DType, HeadDims, IndexDims, IndexerConfig, KvFormat, MlaDims, ModelConfig,
+};
 use mla_runtime::plan::{
     context::{ChunkLimits, plan_chunks},
     crossover::*,
@@ -29,12 +23,12 @@ use mla_runtime::plan::{
     split,
     workspace::row_budget,
 };
-use mla_runtime::problem::Problem;
-use mla_runtime::registry::Registry;
-use mla_runtime::rotary::RotaryTables;
-use mla_runtime::selection::SelectionRequest;
-use mla_runtime::spec::QueryLen;
-use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+use mla_runtime::select::{Registry, SelectionRequest};
+use mla_runtime::spec::{Capability, Problem, QueryLen, Target};
+use mla_runtime::tensor::{
+    ArrayRef, BlockTable, CacheLayout, CacheMut, CacheRef, Layout, LseLayout, LseRef, Natural,
+    RotaryTables, TensorMut, TensorRef,
+};
 
 const ROUNDS: usize = 400;
 
@@ -333,7 +327,7 @@ fn caches(r: &mut Numbers) {
             let _ = (i.values_at(0), i.scale_at(i.slots() - 1));
         }
     }
-    let c = IndexerConfig::new(d, mla_runtime::rotary::RotaryStyle::Halves);
+    let c = IndexerConfig::new(d, mla_runtime::model::RotaryStyle::Halves);
     let _ = (c.check(), c.weight_scale());
     said(Indexer::new(&cpu, &c, &r.problem()));
 }

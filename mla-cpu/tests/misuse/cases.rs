@@ -1,10 +1,9 @@
 //! The cases: a name, the result that it has to have, and the change.
 
 use mla_runtime::batch::Request;
-use mla_runtime::dtype::DType;
-use mla_runtime::kv_format::KvFormat;
-use mla_runtime::lse::LseLayout;
+use mla_runtime::model::{DType, KvFormat};
 use mla_runtime::spec::QueryLen;
+use mla_runtime::tensor::LseLayout;
 
 use crate::Expected::{self, Refused, Right};
 use crate::aligned::LIST;

@@ -2,7 +2,7 @@
 
 use mla_conformance::reference::{Turn, attend};
 use mla_runtime::batch::Request;
-use mla_runtime::rotary::RotaryStyle;
+use mla_runtime::model::RotaryStyle;
 
 use crate::setup::{Setup, View, number};
 

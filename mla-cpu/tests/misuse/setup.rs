@@ -5,18 +5,13 @@ use std::ops::Range;
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{DecodeBackend, LayerConfig, PrefillBackend, SlotLists, StepLimits};
 use mla_runtime::batch::Request;
-use mla_runtime::cache::{CacheLayout, CacheMut};
-use mla_runtime::dims::{HeadDims, MlaDims};
-use mla_runtime::dtype::DType;
-use mla_runtime::kv_format::KvFormat;
 use mla_runtime::layer::{LayerCall, MlaLayer, StepBatch, UnrotatedCall, Weights};
-use mla_runtime::lse::{LseLayout, LseMut};
-use mla_runtime::model::Rope;
+use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims, Rope};
 use mla_runtime::plan::slots::BlockTables;
-use mla_runtime::problem::Problem;
-use mla_runtime::rotary::RotaryTables;
-use mla_runtime::spec::QueryLen;
-use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+use mla_runtime::spec::{Problem, QueryLen};
+use mla_runtime::tensor::{
+    ArrayRef, CacheLayout, CacheMut, Layout, LseLayout, LseMut, RotaryTables, TensorMut, TensorRef,
+};
 use mla_runtime::{Named as _, Result};
 
 use crate::aligned::Aligned;

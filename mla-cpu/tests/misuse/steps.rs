@@ -7,20 +7,16 @@ use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::Result;
 use mla_runtime::backend::{LayerConfig, ListedCache, SlotLists, StepLimits};
 use mla_runtime::batch::Request;
-use mla_runtime::cache::{CacheLayout, CacheMut, CacheRef};
-use mla_runtime::device::{Device, Memory};
-use mla_runtime::dims::{HeadDims, MlaDims};
-use mla_runtime::dtype::DType;
-use mla_runtime::kv_format::KvFormat;
+use mla_runtime::device::Device;
 use mla_runtime::layer::{
     LayerCall, MlaLayer, Step, StepBatch, StepRequest, UnrotatedCall, Weights, Workspace,
 };
-use mla_runtime::model::Rope;
+use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims, Rope};
 use mla_runtime::plan::slots::BlockTables;
-use mla_runtime::problem::Problem;
-use mla_runtime::rotary::RotaryTables;
-use mla_runtime::spec::QueryLen;
-use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
+use mla_runtime::spec::{Problem, QueryLen};
+use mla_runtime::tensor::{
+    ArrayRef, CacheLayout, CacheMut, CacheRef, Memory, RotaryTables, TensorMut, TensorRef,
+};
 
 use crate::setup::{DIMS, HEADS, PAGE, PAGES, number};
 

@@ -5,20 +5,17 @@ use std::sync::Arc;
 
 use mla_kernels::Cuda;
 use mla_kernels::device::Buffer;
+use mla_runtime::Result;
 use mla_runtime::backend::{
     DecodeBatch, DecodeCall, DecodeStage, HostLens, LayerConfig, Output, Query, SelectedDecode,
     StepLimits,
 };
-use mla_runtime::cache::{BlockTable, CacheLayout, CacheRef};
-use mla_runtime::device::Memory as _;
-use mla_runtime::dims::MlaDims;
-use mla_runtime::dtype::DType;
-use mla_runtime::error::Result;
-use mla_runtime::kv_format::KvFormat;
-use mla_runtime::problem::Problem;
-use mla_runtime::registry::Registry;
-use mla_runtime::spec::QueryLen;
-use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+use mla_runtime::model::{DType, KvFormat, MlaDims};
+use mla_runtime::select::Registry;
+use mla_runtime::spec::{Problem, QueryLen};
+use mla_runtime::tensor::{
+    ArrayRef, BlockTable, CacheLayout, CacheRef, Layout, Memory as _, TensorMut, TensorRef,
+};
 
 use crate::batch::{Batch, Case, Engine};
 use crate::common::gpu;

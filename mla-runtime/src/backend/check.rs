@@ -1,13 +1,12 @@
 //! Checks that hold for every call that a backend is given: made here, for all of them.
 
 use super::{DecodeBatch, DecodeCall, Keys, LayerConfig, Output, PrefillCall, Query};
-use crate::cache::{CacheLayout, CacheRef, CacheStrides};
 use crate::device::Device;
-use crate::error::{Error, Named as _, Result};
-use crate::feature::Feature;
-use crate::problem::Problem;
-use crate::spec::BackendSpec;
-use crate::tensor::{ArrayRef, Layout, Shape, TensorRef, check_alignment};
+use crate::spec::{BackendSpec, Feature, Problem};
+use crate::tensor::{
+    ArrayRef, CacheLayout, CacheRef, CacheStrides, Layout, Shape, TensorRef, check_alignment,
+};
+use crate::{Error, Named as _, Result};
 
 /// The requirements that the tensors of a call have in common.
 #[derive(Clone, Copy)]

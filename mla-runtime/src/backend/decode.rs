@@ -7,11 +7,9 @@ use super::decode_call::{DecodeBatch, DecodeCall};
 use super::entry::Entry;
 use super::opaque::Opaque;
 use super::{LayerConfig, StepLimits, keep_apart};
-use crate::availability::Availability;
 use crate::device::Device;
-use crate::error::{Error, Result};
-use crate::kernels::KernelFacts;
-use crate::spec::BackendSpec;
+use crate::spec::{Availability, BackendSpec, KernelFacts};
+use crate::{Error, Result};
 
 /// A decode backend. `#[mla_backend(…)]` on the `impl` block writes [`SPEC`](Self::SPEC) and links
 /// the [`ENTRY`](Self::ENTRY).
@@ -261,7 +259,7 @@ impl<B: DecodeBackend> DecodeStage for B {
 }
 
 /// A decode backend chosen at run time: a call goes through one pointer into the backend's own
-/// code. Made by [`Registry::instantiate_decode`](crate::registry::Registry::instantiate_decode).
+/// code. Made by [`Registry::instantiate_decode`](crate::select::Registry::instantiate_decode).
 pub struct SelectedDecode<D: Device> {
     object: Box<dyn DecodeObject<D>>,
     config: LayerConfig,

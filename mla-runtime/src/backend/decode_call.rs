@@ -2,11 +2,9 @@
 
 use super::Output;
 use super::slot_lists::SlotLists;
-use crate::cache::{BlockTable, CacheRef};
 use crate::device::Device;
-use crate::lse::LseMut;
 use crate::setters::options;
-use crate::tensor::{ArrayRef, TensorRef};
+use crate::tensor::{ArrayRef, BlockTable, CacheRef, LseMut, TensorRef};
 
 /// The queries of a call, in the [format](crate::spec::BackendSpec::query_format) that the backend
 /// asks for.
@@ -40,7 +38,7 @@ pub struct DecodeBatch<'a, D: Device> {
     /// by it: the nearer it is to what the requests have, the better.
     pub max_seq_len: usize,
     /// True if query tokens see their request up to themselves, as above. If not, each sees all of
-    /// it, which takes a backend with [`NonCausal`](crate::feature::Feature::NonCausal).
+    /// it, which takes a backend with [`NonCausal`](crate::spec::Feature::NonCausal).
     pub causal: bool,
     /// The lengths as the host knows them, for backends that plan there. `None`: they are on the
     /// device alone. A step that is replayed from a graph is prepared anew with its own.
@@ -128,7 +126,7 @@ pub struct DecodeCall<'a, D: Device> {
     /// output is multiplied by `1 / (1 + e^(sink − lse))`, as in FlashMLA's `attn_sink`. It is in
     /// the scores' own units, behind the softmax scale: −∞ changes nothing, +∞ makes the output 0.
     /// The log-sum-exp leaves it out. It takes a backend with
-    /// [`Sinks`](crate::feature::Feature::Sinks).
+    /// [`Sinks`](crate::spec::Feature::Sinks).
     pub sinks: Option<ArrayRef<'a, D, f32>>,
 }
 

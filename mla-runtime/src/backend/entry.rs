@@ -2,10 +2,7 @@
 
 use std::any::Any;
 
-use crate::availability::{Availability, Cause};
-use crate::capability::Target;
-use crate::kernels::KernelFacts;
-use crate::spec::BackendSpec;
+use crate::spec::{Availability, BackendSpec, Cause, KernelFacts, Target};
 
 /// The entries that `#[mla_backend]` linked into this program, in no particular order.
 #[linkme::distributed_slice]
@@ -43,7 +40,7 @@ impl Entry {
     }
 
     /// The same backend under another name: that of the backend whose place it takes by
-    /// [`Registry::replace`](crate::registry::Registry::replace).
+    /// [`Registry::replace`](crate::select::Registry::replace).
     #[must_use]
     pub const fn named(mut self, name: &'static str) -> Self {
         self.spec.name = name;

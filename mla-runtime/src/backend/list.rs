@@ -3,9 +3,7 @@
 use super::decode::DecodeBackend;
 use super::entry::Entry;
 use super::prefill::PrefillBackend;
-use crate::availability::{Availability, Cause};
-use crate::kernels::KernelFacts;
-use crate::spec::{BackendSpec, Phase};
+use crate::spec::{Availability, BackendSpec, Cause, KernelFacts, Phase};
 
 /// A list of backend types: `backends![A, B]`, or `backends![A, B, ..Rest]` with another list at
 /// its end.

@@ -1,8 +1,8 @@
 //! The problem that a state or metadata was made for.
 
 use super::LayerConfig;
-use crate::error::{Error, Result};
-use crate::problem::Problem;
+use crate::spec::Problem;
+use crate::{Error, Result};
 
 /// The problem that a state or metadata was made for, to refuse it in a call of a backend that has
 /// another one: its memory is of another size.
@@ -11,7 +11,8 @@ use crate::problem::Problem;
 ///
 /// ```
 /// use mla_runtime::backend::{LayerConfig, MadeFor};
-/// use mla_runtime::{dims::MlaDims, dtype::DType, problem::Problem};
+/// use mla_runtime::model::{DType, MlaDims};
+/// use mla_runtime::spec::Problem;
 ///
 /// let config = |heads| LayerConfig::new(Problem::new(MlaDims::R1, heads, DType::BF16), 0.1);
 /// let made_for = MadeFor::new(&config(16));

@@ -89,11 +89,10 @@ pub use prefill::{PrefillBackend, PrefillStage, SelectedPrefill};
 pub use prefill_call::{Chunk, Keys, PrefillBatch, PrefillCall};
 pub use slot_lists::{ListedCache, SlotLists};
 
+use crate::Result;
 use crate::device::Device;
-use crate::error::Result;
-use crate::problem::Problem;
 use crate::setters::setters;
-use crate::spec::BackendSpec;
+use crate::spec::{BackendSpec, Problem};
 use crate::tensor::TensorMut;
 
 /// The configuration of an implementation: one layer of one model on one cache.

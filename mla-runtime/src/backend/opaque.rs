@@ -4,7 +4,7 @@ use std::any::Any;
 use std::fmt;
 
 use super::{LayerConfig, MadeFor};
-use crate::error::{Error, Result};
+use crate::{Error, Result};
 
 /// The state or metadata of one backend, without its type. Handing it to another backend, or to one
 /// of another problem, is an error.

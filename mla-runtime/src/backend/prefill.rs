@@ -7,11 +7,9 @@ use super::entry::Entry;
 use super::opaque::Opaque;
 use super::prefill_call::{PrefillBatch, PrefillCall};
 use super::{LayerConfig, StepLimits, keep_apart};
-use crate::availability::Availability;
+use crate::Result;
 use crate::device::Device;
-use crate::error::Result;
-use crate::kernels::KernelFacts;
-use crate::spec::BackendSpec;
+use crate::spec::{Availability, BackendSpec, KernelFacts};
 
 /// A prefill backend. `#[mla_backend(…)]` on the `impl` block writes [`SPEC`](Self::SPEC) and links
 /// the [`ENTRY`](Self::ENTRY).
@@ -247,7 +245,7 @@ impl<B: PrefillBackend> PrefillStage for B {
 }
 
 /// A prefill backend chosen at run time: a call goes through one pointer into the backend's own
-/// code. Made by [`Registry::instantiate_prefill`](crate::registry::Registry::instantiate_prefill).
+/// code. Made by [`Registry::instantiate_prefill`](crate::select::Registry::instantiate_prefill).
 pub struct SelectedPrefill<D: Device> {
     object: Box<dyn PrefillObject<D>>,
     config: LayerConfig,

@@ -2,10 +2,9 @@
 
 use super::Output;
 use crate::device::Device;
-use crate::lse::LseMut;
 use crate::plan::context::ContextChunk;
 use crate::setters::options;
-use crate::tensor::{ArrayRef, TensorRef};
+use crate::tensor::{ArrayRef, LseMut, TensorRef};
 
 /// The keys of a call, in the [layout](crate::spec::BackendSpec::key_layout) that the backend asks
 /// for.
@@ -93,7 +92,7 @@ pub struct PrefillCall<'a, D: Device> {
     /// if `causal` says so.
     pub chunk: Option<Chunk<'a>>,
     /// True if a call without a chunk is causal. If not, every new token sees all keys of its
-    /// request, which takes a backend with [`NonCausal`](crate::feature::Feature::NonCausal).
+    /// request, which takes a backend with [`NonCausal`](crate::spec::Feature::NonCausal).
     pub causal: bool,
     /// `[Tq, H, P+R]`.
     pub query: TensorRef<'a, D>,

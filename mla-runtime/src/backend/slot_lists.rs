@@ -1,12 +1,10 @@
 //! The cache rows that the query tokens of a sparse call attend to.
 
-use crate::cache::{CacheLayout, CacheRef};
 use crate::device::Device;
-use crate::error::{Error, Result};
-use crate::feature::Feature;
 use crate::setters::options;
-use crate::spec::BackendSpec;
-use crate::tensor::ArrayRef;
+use crate::spec::{BackendSpec, Feature};
+use crate::tensor::{ArrayRef, CacheLayout, CacheRef};
+use crate::{Error, Result};
 
 /// For each query token, the slots that it attends to instead of its whole context:
 /// `[tokens, width]`. A slot below 0 or past the cache is skipped.
@@ -21,10 +19,10 @@ pub struct SlotLists<'a, D: Device> {
     pub counts: Option<ArrayRef<'a, D, i32>>,
     /// Requests of at most so many tokens are dense: their query tokens attend to all that they
     /// see, by the block table, and their lists are not read. At most `width`; 0: there are none.
-    /// It takes a backend with [`DenseRequests`](crate::feature::Feature::DenseRequests).
+    /// It takes a backend with [`DenseRequests`](crate::spec::Feature::DenseRequests).
     pub dense_within: usize,
     /// The cache and lists that each token attends to beside that, in the same softmax. It takes a
-    /// backend with [`SecondCache`](crate::feature::Feature::SecondCache).
+    /// backend with [`SecondCache`](crate::spec::Feature::SecondCache).
     pub second: Option<ListedCache<'a, D>>,
 }
 

@@ -2,9 +2,8 @@
 
 use std::ops::Range;
 
-use crate::error::{Error, Result};
-use crate::tensor::ArrayRef;
-use crate::views::memory::Memory;
+use crate::tensor::{ArrayRef, Memory};
+use crate::{Error, Result};
 
 /// Rows and columns of a block.
 pub const BLOCK: usize = 128;

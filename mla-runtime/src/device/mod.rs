@@ -2,20 +2,18 @@
 
 use std::ffi::CStr;
 
-use crate::availability::Availability;
-use crate::cache::{BlockTable, CacheLayout, CacheMut, CacheRef, CacheStrides};
-use crate::capability::{Platform, Target};
-use crate::dtype::DType;
-use crate::error::{Error, Named as _, Result};
-use crate::lse::{LseConvention, LseMut, LseRef};
+use crate::model::DType;
 use crate::plan::crossover::{GpuFigures, Machine};
-use crate::rotary::{Rotary, RotaryQuery};
 use crate::setters::options;
-use crate::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+use crate::spec::{Availability, Platform, Target};
+use crate::tensor::{
+    ArrayRef, BlockTable, CacheLayout, CacheMut, CacheRef, CacheStrides, Layout, LseConvention,
+    LseMut, LseRef, Memory, Rotary, RotaryQuery, TensorMut, TensorRef,
+};
+use crate::{Error, Named as _, Result};
 
 mod blocks;
 
-pub use crate::views::memory::Memory;
 pub use blocks::{BLOCK, Fp8Blocks};
 
 #[doc(hidden)]

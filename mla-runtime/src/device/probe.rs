@@ -1,7 +1,7 @@
 //! Means of a device for conformance tests, beside its operations. No part of the public interface.
 
 use super::Memory;
-use crate::error::Result;
+use crate::Result;
 
 /// Kernels that overlap with those before and behind them, on a device whose kernels can.
 pub trait Dependents<D: Memory>: Send + Sync {

@@ -1,10 +1,8 @@
 //! The choice of a type by the compiler.
 
 use crate::backend::list::{CAPACITY, Listed};
-use crate::capability::Target;
-use crate::problem::Problem;
-use crate::selection::Best;
-use crate::spec::Phase;
+use crate::select::Best;
+use crate::spec::{Phase, Problem, Target};
 use crate::text::Text;
 
 /// The type of the best prefill backend of a list, for a constant target and problem:

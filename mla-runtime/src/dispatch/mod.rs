@@ -4,22 +4,20 @@
 //! |---|---|---|---|
 //! | you, or the compiler | you build for one GPU | types by hand, or [`best_prefill!`](crate::best_prefill) and [`best_decode!`](crate::best_decode) | nothing |
 //! | the program, among types that you list | you support several GPUs, with backends you know | [`with_backends`], once; then a `match`, or a pointer that you keep | one load and an indirect call |
-//! | the program, among all that is linked | backends come from crates that you do not know | [`Registry::instantiate_decode`](crate::registry::Registry::instantiate_decode) | an indirect call, and checks that state and metadata are its own: 62 instructions |
+//! | the program, among all that is linked | backends come from crates that you do not know | [`Registry::instantiate_decode`](crate::select::Registry::instantiate_decode) | an indirect call, and checks that state and metadata are its own: 62 instructions |
 //!
 //! All three go by the same rules, which are `const fn`s:
 //! [`BackendSpec::reasons`](crate::spec::BackendSpec::reasons) says what speaks against a backend,
-//! [`tried_before`](crate::selection::tried_before) which of two is better, and
-//! [`Best`](crate::selection::Best) keeps the best of all.
+//! [`tried_before`](crate::select::tried_before) which of two is better, and
+//! [`Best`](crate::select::Best) keeps the best of all.
 //!
 //! # One GPU: the compiler chooses
 //!
 //! ```
 //! use mla_runtime::best_decode;
-//! use mla_runtime::capability::Target;
+//! use mla_runtime::model::{DType, MlaDims};
+//! use mla_runtime::spec::{Problem, Target};
 //! use mla_cpu::CpuDecode;
-//! use mla_runtime::dims::MlaDims;
-//! use mla_runtime::dtype::DType;
-//! use mla_runtime::problem::Problem;
 //!
 //! const PROBLEM: Problem = Problem::new(MlaDims::R1, 128, DType::BF16);
 //!
@@ -36,11 +34,9 @@
 //!
 //! ```compile_fail
 //! # use mla_runtime::best_decode;
-//! # use mla_runtime::capability::{Capability, Target};
+//! # use mla_runtime::model::{DType, MlaDims};
+//! # use mla_runtime::spec::{Capability, Problem, Target};
 //! # use mla_cpu::CpuDecode;
-//! # use mla_runtime::dims::MlaDims;
-//! # use mla_runtime::dtype::DType;
-//! # use mla_runtime::problem::Problem;
 //! # const PROBLEM: Problem = Problem::new(MlaDims::R1, 128, DType::BF16);
 //! // decode: no backend fits on sm 9.0
 //! //   CPU: platform: given cuda, accepted cpu
@@ -60,13 +56,11 @@
 //! use mla_runtime::backend::{DecodeBackend, LayerConfig, PrefillBackend};
 //! use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 //! use mla_runtime::device::Device;
-//! # use mla_runtime::dims::MlaDims;
-//! # use mla_runtime::dtype::DType;
+//! # use mla_runtime::model::{DType, MlaDims};
 //! use mla_runtime::dispatch::{LayerVisitor, backends, with_backends};
 //! use mla_runtime::layer::MlaLayer;
-//! use mla_runtime::registry::Registry;
-//! use mla_runtime::problem::Problem;
-//! use mla_runtime::selection::{SelectionError, SelectionRequest};
+//! use mla_runtime::select::{Registry, SelectionError, SelectionRequest};
+//! use mla_runtime::spec::Problem;
 //!
 //! type Prefill = backends![CpuPrefill];
 //! type Decode = backends![CpuDecode];
@@ -115,11 +109,9 @@
 //!
 //! ```
 //! # use mla_runtime::best_decode;
-//! # use mla_runtime::capability::Target;
+//! # use mla_runtime::model::{DType, MlaDims};
+//! # use mla_runtime::spec::{Problem, Target};
 //! # use mla_cpu::CpuDecode;
-//! # use mla_runtime::dims::MlaDims;
-//! # use mla_runtime::dtype::DType;
-//! # use mla_runtime::problem::Problem;
 //! # const PROBLEM: Problem = Problem::new(MlaDims::R1, 128, DType::BF16);
 //! # const HOPPER: Target = Target::CPU;
 //! # const BLACKWELL: Target = Target::CPU;

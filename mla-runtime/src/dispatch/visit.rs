@@ -3,7 +3,7 @@
 use crate::backend::list::{DecodeList, DecodeMember, Listed, PrefillList, PrefillMember};
 use crate::backend::{DecodeBackend, PrefillBackend};
 use crate::device::Device;
-use crate::selection::{Selection, SelectionError};
+use crate::select::{Selection, SelectionError};
 use crate::spec::{BackendSpec, Phase};
 
 /// An operation on the type of a prefill backend.

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use super::IndexDims;
 use crate::device::Device;
-use crate::error::{Error, Result};
+use crate::model::IndexDims;
 use crate::setters::setters;
+use crate::{Error, Result};
 
 /// Bytes of a key's scale.
 const SCALE_BYTES: usize = 4;

@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 
-use super::{IndexCacheMut, IndexCacheRef, IndexDims, IndexerConfig};
+use super::{IndexCacheMut, IndexCacheRef};
 use crate::backend::DecodeBatch;
 use crate::device::{CacheRows, Device};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::rotary::{Rotary, RotaryQuery};
+use crate::model::DType;
+use crate::model::{IndexDims, IndexerConfig};
 use crate::setters::options;
-use crate::tensor::{ArrayRef, TensorMut, TensorRef};
+use crate::tensor::{ArrayRef, Rotary, RotaryQuery, TensorMut, TensorRef};
+use crate::{Error, Result};
 
 /// The LayerNorm of index keys: (x − mean) / √(variance + epsilon) · weight + bias.
 #[non_exhaustive]

@@ -3,12 +3,11 @@
 use super::device::IndexDevice;
 use super::select::{IndexCall, Indexer};
 use super::workspace::IndexerWorkspace;
+use crate::Result;
 use crate::backend::{DecodeStage, PrefillStage, SlotLists};
 use crate::device::Device;
-use crate::error::Result;
 use crate::layer::{Absorbing, LayerCall, MlaLayer, Workspace};
-use crate::lse::LseMut;
-use crate::tensor::ArrayRef;
+use crate::tensor::{ArrayRef, LseMut};
 
 impl<P, D> MlaLayer<P, D>
 where

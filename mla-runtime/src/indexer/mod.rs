@@ -46,7 +46,6 @@ mod layer;
 mod select;
 mod workspace;
 
-pub use crate::facts::indexer::{IndexDims, IndexLayers, IndexerConfig, LayerLists, MAX_LAYERS};
 pub use crate::plan::index::{IndexLimits, IndexNeeds};
 pub use cache::{IndexCacheLayout, IndexCacheMut, IndexCacheRef};
 pub use device::{

@@ -5,18 +5,18 @@ use std::ops::Range;
 use super::workspace::Selected;
 use super::{
     IndexCacheMut, IndexDevice, IndexKeys, IndexLimits, IndexNeeds, IndexQueries, IndexQueriesMut,
-    IndexQueryInput, IndexRows, IndexerConfig, IndexerWorkspace, LayerNorm,
+    IndexQueryInput, IndexRows, IndexerWorkspace, LayerNorm,
 };
 use crate::backend::{DecodeBatch, DecodeStage, PrefillStage};
 use crate::device::Device;
-use crate::dtype::DType;
-use crate::error::{Error, Result};
 use crate::layer::Workspace;
+use crate::model::DType;
+use crate::model::IndexerConfig;
 use crate::plan::memory::{self, MemoryNeeds, MemoryPlan};
-use crate::problem::Problem;
-use crate::rotary::{Rotary, Rotation};
 use crate::setters::options;
-use crate::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+use crate::spec::Problem;
+use crate::tensor::{ArrayRef, Layout, Rotary, Rotation, TensorMut, TensorRef};
+use crate::{Error, Result};
 
 /// One layer's indexer.
 #[derive(Clone, Debug)]

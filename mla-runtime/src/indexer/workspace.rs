@@ -5,10 +5,10 @@ use std::ops::Range;
 use super::IndexNeeds;
 use crate::backend::{DecodeStage, PrefillStage, SlotLists};
 use crate::device::Device;
-use crate::error::{Error, Result};
 use crate::layer::{Workspace, WorkspaceId};
 use crate::plan::memory::MemoryPlan;
 use crate::tensor::ArrayRef;
+use crate::{Error, Result};
 
 /// The scratch of an engine's indexers and their lists: made once, used by one layer after the
 /// other.

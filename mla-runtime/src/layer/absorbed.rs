@@ -3,11 +3,11 @@
 use super::arena::Arena;
 use super::step::Step;
 use super::{LayerCall, MlaLayer, Workspace};
+use crate::Result;
 use crate::backend::{DecodeCall, DecodeStage, Output, PrefillStage, Query, SlotLists};
-use crate::device::{AbsorbedQueries, Device, Memory};
-use crate::error::Result;
+use crate::device::{AbsorbedQueries, Device};
 use crate::spec::QueryFormat;
-use crate::tensor::{ArrayRef, TensorMut, TensorRef};
+use crate::tensor::{ArrayRef, Memory, TensorMut, TensorRef};
 
 /// The work that goes with the absorption of queries.
 #[derive(Clone, Copy, PartialEq, Eq)]

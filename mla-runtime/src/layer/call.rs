@@ -2,12 +2,9 @@
 
 use super::Weights;
 use crate::backend::SlotLists;
-use crate::cache::CacheMut;
 use crate::device::{CacheRows, Device};
-use crate::lse::LseMut;
-use crate::rotary::Rotation;
 use crate::setters::options;
-use crate::tensor::{ArrayRef, TensorMut, TensorRef};
+use crate::tensor::{ArrayRef, CacheMut, LseMut, Rotation, TensorMut, TensorRef};
 
 /// One call of a layer: views of the engine's tensors, for the T tokens of the prepared step.
 #[non_exhaustive]

@@ -6,11 +6,10 @@ use crate::backend::{
     DecodeStage, PrefillStage, SlotLists, check_cache, check_gaps, check_lists, check_rows,
     check_sinks,
 };
-use crate::cache::CacheLayout;
-use crate::device::{Device, Memory};
-use crate::error::{Error, Result};
+use crate::device::Device;
 use crate::spec::{KeyLayout, QueryFormat};
-use crate::tensor::{ArrayRef, TensorRef};
+use crate::tensor::{ArrayRef, CacheLayout, Memory, TensorRef};
+use crate::{Error, Result};
 
 impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     /// Refuses a call that does not fit the prepared step.

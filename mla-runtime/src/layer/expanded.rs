@@ -4,13 +4,11 @@ use super::arena::Arena;
 use super::step::Step;
 use super::workspace::Regions;
 use super::{LayerCall, MlaLayer, Weights, Workspace};
+use crate::Result;
 use crate::backend::{DecodeStage, Keys, Output, PrefillCall, PrefillStage};
-use crate::cache::CacheRef;
-use crate::device::{Device, GatherRows, Memory};
-use crate::error::Result;
-use crate::lse::{LseLayout, LseMut};
+use crate::device::{Device, GatherRows};
 use crate::spec::KeyLayout;
-use crate::tensor::{Layout, Shape, TensorMut, TensorRef};
+use crate::tensor::{CacheRef, Layout, LseLayout, LseMut, Memory, Shape, TensorMut, TensorRef};
 
 /// Destination of expanded keys and values.
 ///

@@ -52,15 +52,12 @@
 //! ```
 //! use mla_runtime::backend::{LayerConfig, StepLimits};
 //! use mla_runtime::batch::Request;
-//! use mla_runtime::cache::{CacheLayout, CacheMut};
+//! use mla_runtime::model::{DType, HeadDims, MlaDims};
+//! use mla_runtime::spec::Problem;
+//! use mla_runtime::tensor::{CacheLayout, CacheMut, Memory, TensorMut, TensorRef};
 //! use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
-//! use mla_runtime::device::Memory;
-//! use mla_runtime::dims::{HeadDims, MlaDims};
-//! use mla_runtime::dtype::DType;
 //! use mla_runtime::layer::{LayerCall, MlaLayer, StepBatch, Weights};
 //! use mla_runtime::plan::slots::BlockTables;
-//! use mla_runtime::problem::Problem;
-//! use mla_runtime::tensor::{TensorMut, TensorRef};
 //!
 //! // L = 64, (P, R, V) = (32, 16, 32), two heads, pages of 64.
 //! let dims = MlaDims::new(64, HeadDims::new(32, 16, 32));
@@ -133,15 +130,12 @@ use crate::backend::{
     DecodeBackend, DecodeStage, LayerConfig, PrefillBackend, PrefillStage, SelectedDecode,
     SelectedPrefill, StepLimits,
 };
-use crate::device::{AbsorbedQueries, CacheRows, Device, Memory};
-use crate::error::{Error, Named as _, Result};
+use crate::device::{AbsorbedQueries, CacheRows, Device};
 use crate::plan::crossover::{Attention, ExpansionTraffic, Machine, threshold};
 use crate::plan::memory::{self, MemoryNeeds, MemoryPlan};
-use crate::problem::Problem;
-use crate::reason::Field;
-use crate::rotary::RotaryQuery;
-use crate::spec::{BackendSpec, KeyLayout, Phase, QueryLen};
-use crate::tensor::{ArrayRef, Layout, Shape, TensorMut};
+use crate::spec::{BackendSpec, Field, KeyLayout, Phase, Problem, QueryLen};
+use crate::tensor::{ArrayRef, Layout, Memory, RotaryQuery, Shape, TensorMut};
+use crate::{Error, Named as _, Result};
 
 /// One layer's attention with its backends.
 pub struct MlaLayer<P: PrefillStage, D: DecodeStage<Device = P::Device>> {

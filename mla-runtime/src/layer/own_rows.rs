@@ -5,12 +5,10 @@ use std::ops::Range;
 use super::packed::PackedTensors;
 use super::{LayerCall, MlaLayer, UnrotatedCall, Workspace};
 use crate::backend::{DecodeStage, PrefillStage};
-use crate::device::{Device, Memory};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::lse::{LseLayout, LseMut, LseRef};
-use crate::rotary::Rotation;
-use crate::tensor::{Layout, TensorMut, TensorRef};
+use crate::device::Device;
+use crate::model::DType;
+use crate::tensor::{Layout, LseLayout, LseMut, LseRef, Memory, Rotation, TensorMut, TensorRef};
+use crate::{Error, Result};
 
 /// A call's own tensors, of which rows are in an order of the engine's own.
 struct OwnTensors<'a, D: Device> {

@@ -6,11 +6,11 @@ use super::Weights;
 use super::weights::{Extents, head_range};
 use crate::backend::LayerConfig;
 use crate::device::{Device, Fp8Blocks};
-use crate::dtype::{DType, Element};
-use crate::error::{Error, Result};
-use crate::problem::Problem;
+use crate::model::{DType, Element};
 use crate::room::{with_room, zeros};
+use crate::spec::Problem;
 use crate::tensor::{Layout, TensorMut, TensorRef};
+use crate::{Error, Result};
 
 /// `W_kv_b` in memory of its own, in the problem's dtype, made once at load where the engine's own
 /// lies in another form: for each layer H·(P+V)·L elements, which an engine counts with its

@@ -4,12 +4,11 @@ use std::ops::Range;
 
 use super::arena::Arena;
 use super::device_plan;
+use crate::Result;
 use crate::device::Device;
-use crate::error::Result;
-use crate::lse::{LseLayout, LseMut};
 use crate::plan::memory::MemoryPlan;
-use crate::problem::Problem;
-use crate::tensor::{Layout, Shape, TensorMut};
+use crate::spec::Problem;
+use crate::tensor::{Layout, LseLayout, LseMut, Shape, TensorMut};
 
 /// Memory for a call's tensors in the order of the step.
 pub(super) struct Packed<D: Device> {

@@ -8,12 +8,11 @@ use super::token_rows::{TokenRows, check_rows, in_order};
 use super::{StepBatch, Workspace};
 use crate::backend::{DecodeStage, PrefillStage, StepLimits};
 use crate::batch::Request;
-use crate::error::{Error, Result};
 use crate::plan::slots::{BlockTables, HostIndex};
 use crate::plan::split::{BatchSplit, split_by};
-use crate::problem::Problem;
 use crate::room::{reserve, with_room};
-use crate::spec::QueryLen;
+use crate::spec::{Problem, QueryLen};
+use crate::{Error, Result};
 
 /// A request of a step, as an engine's scheduler has it.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +45,8 @@ impl<'a, T: HostIndex> StepRequest<'a, T> {
 /// ```
 /// # use mla_runtime::layer::{Step, StepRequest};
 /// # use mla_runtime::backend::StepLimits;
-/// # use mla_runtime::{dims::MlaDims, dtype::DType, problem::Problem};
+/// # use mla_runtime::model::{DType, MlaDims};
+/// # use mla_runtime::spec::Problem;
 /// # let problem = Problem::new(MlaDims::R1, 16, DType::BF16).with_page_size(64);
 /// # let limits = StepLimits::new(8, 512, 4).with_context_rows(64);
 /// // A prompt of 100 tokens, and a request that decodes its 71st. (`Step::plan` takes a
@@ -270,7 +270,8 @@ impl Step {
     /// ```
     /// # use mla_runtime::layer::{Step, StepRequest};
     /// # use mla_runtime::backend::StepLimits;
-    /// # use mla_runtime::{dims::MlaDims, dtype::DType, problem::Problem};
+    /// # use mla_runtime::model::{DType, MlaDims};
+    /// # use mla_runtime::spec::Problem;
     /// # let problem = Problem::new(MlaDims::R1, 16, DType::BF16).with_page_size(64);
     /// # let limits = StepLimits::new(8, 512, 4).with_context_rows(64).with_call_rows(512);
     /// // Tensors of [2, 100] rows, and pages as the engine's block manager has them.
@@ -548,8 +549,7 @@ fn check_reads<T: HostIndex>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dims::MlaDims;
-    use crate::dtype::DType;
+    use crate::model::{DType, MlaDims};
 
     const LIMITS: StepLimits = StepLimits {
         requests: 6,

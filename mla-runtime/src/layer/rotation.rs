@@ -3,13 +3,13 @@
 use super::step::Step;
 use super::{LayerCall, MlaLayer, Weights, Workspace};
 use crate::backend::{DecodeStage, PrefillStage, SlotLists};
-use crate::cache::CacheMut;
-use crate::device::{Device, Memory};
-use crate::error::{Error, Result};
-use crate::lse::LseMut;
-use crate::rotary::{RotaryQuery, Rotation, check_positions};
+use crate::device::Device;
 use crate::setters::options;
-use crate::tensor::{ArrayRef, TensorMut, TensorRef};
+use crate::tensor::{
+    ArrayRef, CacheMut, LseMut, Memory, RotaryQuery, Rotation, TensorMut, TensorRef,
+    check_positions,
+};
+use crate::{Error, Result};
 
 /// One call of a layer on queries and keys that are not rotated yet, for the T tokens of the
 /// prepared step.

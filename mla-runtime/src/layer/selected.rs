@@ -3,8 +3,8 @@
 use super::{MlaLayer, Workspace};
 use crate::backend::{SelectedDecode, SelectedPrefill};
 use crate::device::Device;
-use crate::select::instantiate::{decode_of, prefill_of};
-use crate::selection::{Selection, SelectionError};
+use crate::select::{Selection, SelectionError};
+use crate::select::{decode_of, prefill_of};
 
 /// A layer of backends that a [`Selection`] chose: each is behind one pointer.
 pub type SelectedLayer<D> = MlaLayer<SelectedPrefill<D>, SelectedDecode<D>>;

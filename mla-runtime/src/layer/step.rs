@@ -7,18 +7,16 @@ use bytemuck::Pod;
 use super::token_rows::{Arrangement, RowOrder, TokenRows};
 use crate::backend::{Chunk, DecodeBatch, HostLens, PrefillBatch, StepLimits};
 use crate::batch::Request;
-use crate::cache::BlockTable;
 use crate::device::{Device, GatherRows};
-use crate::error::{Error, Result};
-use crate::kv_format::KvFormat;
+use crate::model::KvFormat;
 use crate::plan::context::{ChunkLimits, ContextPlan, plan_chunks};
 use crate::plan::limits::ArrayLayout;
 use crate::plan::slots::{BlockTables, HostIndex, SKIPPED};
-use crate::problem::Problem;
 use crate::room::{with_room, zeros};
 use crate::setters::setters;
-use crate::spec::QueryLen;
-use crate::tensor::ArrayRef;
+use crate::spec::{Problem, QueryLen};
+use crate::tensor::{ArrayRef, BlockTable};
+use crate::{Error, Result};
 
 /// The input of one step.
 ///
@@ -61,7 +59,7 @@ pub struct StepBatch<'a, T = i32, S = i64> {
     pub dense_within: u32,
     /// True if a new token sees its request up to itself. If not, every new token of a request sees
     /// all of them, on both paths: drafts that see each other. It takes backends with
-    /// [`NonCausal`](crate::feature::Feature::NonCausal), if a request brings several, and a
+    /// [`NonCausal`](crate::spec::Feature::NonCausal), if a request brings several, and a
     /// problem that is not sparse.
     pub causal: bool,
 }
@@ -957,8 +955,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::dims::MlaDims;
-    use crate::dtype::DType;
+    use crate::model::{DType, MlaDims};
     use crate::plan::split::split;
 
     fn problem(page_size: u32) -> Problem {

@@ -6,11 +6,11 @@ use std::ops::Range;
 use crate::backend::StepLimits;
 use crate::batch::Request;
 use crate::device::Device;
-use crate::error::{Error, Result};
 use crate::plan::limits::ArrayLayout;
 use crate::plan::slots::SKIPPED;
 use crate::room::with_room;
 use crate::tensor::ArrayRef;
+use crate::{Error, Result};
 
 /// The rows of each request's new tokens in the tensors of a call: padded, or in an order of the
 /// engine's own. Rows that belong to no request are padding: they are not read, and those of

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use crate::backend::LayerConfig;
 use crate::device::Device;
-use crate::error::{Error, Result};
 use crate::tensor::{Layout, Shape, TensorRef};
+use crate::{Error, Result};
 
 /// `W_kv_b`, and what the two forms of attention use of it.
 ///

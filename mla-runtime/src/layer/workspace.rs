@@ -9,13 +9,13 @@ use super::{MlaLayer, device_plan};
 use crate::backend::{
     DecodeBatch, DecodeStage, LayerConfig, MadeFor, PrefillStage, StepLimits, check_causal,
 };
-use crate::device::{Device, Memory};
-use crate::error::{Error, Result};
+use crate::device::Device;
 use crate::plan::context::ContextPlan;
 use crate::plan::memory::MemoryPlan;
 use crate::plan::slots::HostIndex;
-use crate::problem::Problem;
-use crate::tensor::ArrayRef;
+use crate::spec::Problem;
+use crate::tensor::{ArrayRef, Memory};
+use crate::{Error, Result};
 
 /// The workspace of an engine's layers: made once, prepared once per step, used by one layer after
 /// the other. Everything in it is allocated when it is made, as its [plan](Self::plan) lists.

@@ -60,7 +60,7 @@
 //! (docs/log/layer.md); other backends are held to the same.
 
 use super::PlanError;
-use crate::dims::MlaDims;
+use crate::model::MlaDims;
 use crate::setters::setters;
 
 /// The cost of one form of the attention, over all heads.
@@ -532,7 +532,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::dims::HeadDims;
+    use crate::model::HeadDims;
 
     const BF16: ExpansionTraffic = ExpansionTraffic {
         element_bytes: 2,

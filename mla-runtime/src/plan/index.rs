@@ -1,9 +1,9 @@
 //! The memory that an indexer of sparse attention needs.
 
 use super::limits::StepLimits;
-use crate::error::{Error, Result};
-use crate::facts::indexer::IndexDims;
+use crate::model::IndexDims;
 use crate::setters::setters;
+use crate::{Error, Result};
 
 /// The columns of the logits are a multiple of this: rows then begin at multiples of 1024 bytes.
 const COLUMNS: usize = 256;
@@ -40,7 +40,7 @@ impl IndexLimits {
 pub struct IndexNeeds {
     /// The indexer's extents.
     pub dims: IndexDims,
-    /// The layers that have an index cache; see [`IndexLayers`](crate::indexer::IndexLayers).
+    /// The layers that have an index cache; see [`IndexLayers`](crate::model::IndexLayers).
     pub layers: u32,
     /// The max number of query tokens of a step.
     pub tokens: u32,

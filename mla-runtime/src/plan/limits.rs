@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::context::MAX_CHUNKS;
-use crate::error::{Error, Result};
 use crate::setters::setters;
+use crate::{Error, Result};
 
 /// The limits of one step; state and metadata are made for it once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

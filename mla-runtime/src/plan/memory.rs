@@ -46,7 +46,7 @@
 //! ```
 //! use mla_runtime::model::ModelConfig;
 //! use mla_runtime::plan::memory::{self, MemoryNeeds};
-//! use mla_runtime::problem::Problem;
+//! use mla_runtime::spec::Problem;
 //!
 //! let model = ModelConfig::preset("deepseek-r1")?;
 //! let dtype = model.dtype.expect("the preset names one");
@@ -69,9 +69,9 @@ use super::PlanError;
 use super::index::IndexNeeds;
 use super::limits::{ArrayLayout, StepLimits};
 use super::parallel::ContextParallel;
-use crate::dims::MlaDims;
-use crate::problem::Problem;
+use crate::model::MlaDims;
 use crate::setters::setters;
+use crate::spec::Problem;
 
 /// Bytes of an f32, in which every log-sum-exp is kept.
 const LSE_BYTES: u32 = 4;
@@ -212,7 +212,7 @@ impl MemoryNeeds {
     ///
     /// If the problem has a [fault](Problem::fault), a limit is out of range, or as
     /// [`of`](Self::of).
-    pub fn of_steps(problem: &Problem, limits: &StepLimits) -> crate::error::Result<Self> {
+    pub fn of_steps(problem: &Problem, limits: &StepLimits) -> crate::Result<Self> {
         if let Some(fault) = problem.fault() {
             return Err(fault.into());
         }
@@ -631,11 +631,8 @@ mod tests {
 
     use super::super::index::IndexLimits;
     use super::*;
-    use crate::dims::HeadDims;
-    use crate::dtype::DType;
-    use crate::facts::indexer::IndexDims;
-    use crate::feature::{Feature, FeatureSet};
-    use crate::kv_format::KvFormat;
+    use crate::model::{DType, HeadDims, IndexDims, KvFormat};
+    use crate::spec::{Feature, FeatureSet};
 
     /// DeepSeek-V3 on one of eight devices, bf16.
     fn needs() -> MemoryNeeds {

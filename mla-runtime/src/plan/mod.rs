@@ -26,7 +26,7 @@ pub mod slots;
 pub mod split;
 pub mod workspace;
 
-pub use crate::error::PlanError;
+pub use crate::PlanError;
 
 /// The least common multiple of two positive numbers, or `None` if it exceeds 64 bits.
 const fn lcm(a: u64, b: u64) -> Option<u64> {

@@ -4,13 +4,9 @@ use std::fmt;
 
 use serde::{Serialize, Serializer};
 
-use crate::capability::Target;
-use crate::dims::MlaDims;
-use crate::kernels::{KernelFacts, Run};
-use crate::problem::Problem;
-use crate::reason::{Field, Reason, Reasons};
-use crate::registry::HOW_TO_LINK;
-use crate::spec::{BackendSpec, Phase};
+use crate::model::MlaDims;
+use crate::select::HOW_TO_LINK;
+use crate::spec::{BackendSpec, Field, KernelFacts, Phase, Problem, Reason, Reasons, Run, Target};
 
 /// A backend that was considered.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -2,8 +2,7 @@
 
 use crate::backend::{Entry, LayerConfig, SelectedDecode, SelectedPrefill};
 use crate::device::Device;
-use crate::registry::Registry;
-use crate::selection::SelectionError;
+use crate::select::{Registry, SelectionError};
 use crate::spec::Phase;
 
 impl Registry {

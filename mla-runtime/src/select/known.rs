@@ -3,7 +3,7 @@
 //! An engine that is asked for `FLASHINFER_MLA` deserves a better answer than "no such name": its
 //! true constraints, and which crate has it, or what takes its place in mla-kernels. So the
 //! support matrix is complete, and its gaps can be seen. If a backend of the same name is
-//! linked, it takes the known one's place; [`Registry`](crate::registry::Registry) says how.
+//! linked, it takes the known one's place; [`Registry`](crate::select::Registry) says how.
 //!
 //! # Order
 //!
@@ -12,16 +12,12 @@
 //! follow in the order of the constants below, and so do the decode backends, for which there is no
 //! reference order.
 
-use crate::availability::{Availability, Cause};
 use crate::backend::{Entry, not_built, not_registered};
-use crate::capability::{Capability, CapabilityMatch, Platform};
-use crate::dims::HeadDims;
-use crate::dtype::DType;
-use crate::feature::{Feature, FeatureSet};
-use crate::kv_format::KvFormat;
+use crate::model::{DType, HeadDims, KvFormat};
 use crate::spec::{
-    BackendSpec, CacheDims, GraphSupport, HeadCounts, KeyLayout, LseOutput, LsePrecision,
-    PageSizes, Phase, Priority, QueryFormat, QueryLen, SparseSupport,
+    Availability, BackendSpec, CacheDims, Capability, CapabilityMatch, Cause, Feature, FeatureSet,
+    GraphSupport, HeadCounts, KeyLayout, LseOutput, LsePrecision, PageSizes, Phase, Platform,
+    Priority, QueryFormat, QueryLen, SparseSupport,
 };
 
 const HOPPER: CapabilityMatch = CapabilityMatch::Exact(Capability::new(9, 0));

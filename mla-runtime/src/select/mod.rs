@@ -1,7 +1,13 @@
 //! From a request to two backends, and every reason against the others.
 
-pub mod explain;
-pub(crate) mod instantiate;
+mod explain;
+mod instantiate;
 pub mod known;
-pub mod registry;
-pub mod selection;
+mod registry;
+mod selection;
+
+pub use explain::{Candidate, Explanation, PhaseExplanation};
+pub(crate) use instantiate::{decode_of, prefill_of};
+pub(crate) use registry::HOW_TO_LINK;
+pub use registry::{Registry, RegistryError};
+pub use selection::{Best, Selection, SelectionError, SelectionRequest, tried_before};

@@ -6,11 +6,8 @@ use crate::backend::Entry;
 #[cfg(not(miri))]
 use crate::backend::LINKED;
 use crate::backend::list::{DecodeList, PrefillList};
-use crate::capability::{Platform, Target};
-use crate::known::KNOWN;
-use crate::problem::Problem;
-use crate::reason::Reasons;
-use crate::spec::Phase;
+use crate::select::known::KNOWN;
+use crate::spec::{Phase, Platform, Problem, Reasons, Target};
 use crate::suggestion;
 
 /// The ways in which a program gets backends; part of every error that comes of having none.
@@ -148,7 +145,7 @@ impl Registry {
     ///
     /// ```
     /// use mla_runtime::backend::Entry;
-    /// use mla_runtime::registry::Registry;
+    /// use mla_runtime::select::Registry;
     ///
     /// let registry = Registry::linked_by(|entry: Entry| {
     ///     match (entry.spec.provider, entry.spec.name) {

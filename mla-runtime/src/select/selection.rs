@@ -8,7 +8,7 @@
 //!   against which nothing speaks is selected.
 //! - A backend asked for by name is the only one tried. It is never replaced by another.
 //! - What this build has not compiled for the target is never selected, and what has run on no GPU
-//!   yet only by name ([`KernelFacts`](crate::kernels::KernelFacts)).
+//!   yet only by name ([`KernelFacts`](crate::spec::KernelFacts)).
 //! - Cache formats are tried in the order of the request. The first for which both phases have a
 //!   backend is taken.
 //! - Within a format, the page size whose decode backend has the highest priority is taken, ties by
@@ -19,15 +19,13 @@
 use std::cmp::Ordering;
 use std::fmt::Write as _;
 
+use crate::Error;
 use crate::backend::{Entry, LayerConfig};
-use crate::capability::Target;
-use crate::error::Error;
-use crate::explain::{Candidate, Explanation, PhaseExplanation};
-use crate::kv_format::KvFormat;
-use crate::problem::Problem;
-use crate::reason::Reasons;
-use crate::registry::{HOW_TO_LINK, Registry, RegistryError};
-use crate::spec::{BackendSpec, Phase};
+use crate::model::KvFormat;
+use crate::select::{
+    Candidate, Explanation, HOW_TO_LINK, PhaseExplanation, Registry, RegistryError,
+};
+use crate::spec::{BackendSpec, Phase, Problem, Reasons, Target};
 
 /// The request of a selection: a problem on some hardware, and the caches that would do as well.
 #[derive(Clone, PartialEq, Eq, Debug)]

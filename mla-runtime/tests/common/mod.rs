@@ -6,13 +6,12 @@ use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
 use mla_cpu::Buffer;
-use mla_runtime::availability::Availability;
-use mla_runtime::cache::{CacheMut, CacheRef};
-use mla_runtime::capability::{Capability, Platform, Target};
-use mla_runtime::device::{Device, Fp8Blocks, GatherRows, Memory};
-use mla_runtime::lse::{LseConvention, LseMut, LseRef};
-use mla_runtime::rotary::{Rotary, RotaryQuery};
-use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+use mla_runtime::device::{Device, Fp8Blocks, GatherRows};
+use mla_runtime::spec::{Availability, Capability, Platform, Target};
+use mla_runtime::tensor::{
+    ArrayRef, CacheMut, CacheRef, Layout, LseConvention, LseMut, LseRef, Memory, Rotary,
+    RotaryQuery, TensorMut, TensorRef,
+};
 use mla_runtime::{Error, Result};
 
 /// Claims to be an NVIDIA GPU, so that backends on it may name capabilities, or a processor. Of its

@@ -9,8 +9,7 @@ use mla_runtime::backend::{
     DecodeBackend, DecodeBatch, DecodeCall, Keys, LayerConfig, Output, PrefillBackend,
     PrefillBatch, PrefillCall, Query, StepLimits,
 };
-use mla_runtime::feature::{Feature, FeatureSet};
-use mla_runtime::spec::{BackendSpec, KeyLayout, QueryFormat};
+use mla_runtime::spec::{BackendSpec, Feature, FeatureSet, KeyLayout, QueryFormat};
 use mla_runtime::tensor::{Layout, TensorMut, TensorRef};
 
 use crate::world::floats;

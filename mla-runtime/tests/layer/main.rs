@@ -16,11 +16,9 @@ use mla_runtime::backend::{
     DecodeBackend as _, LayerConfig, PrefillBackend as _, SelectedDecode, SelectedPrefill,
 };
 use mla_runtime::batch::Request;
-use mla_runtime::dims::{HeadDims, MlaDims};
-use mla_runtime::dtype::DType;
-use mla_runtime::kv_format::KvFormat;
 use mla_runtime::layer::MlaLayer;
-use mla_runtime::registry::Registry;
+use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims};
+use mla_runtime::select::Registry;
 use mla_runtime::spec::QueryLen;
 use proptest::prelude::*;
 use world::{Case, Outcome, World, floats};

@@ -1,7 +1,6 @@
 //! A NaN among a step's inputs: in the outputs of the tokens that see it, and in no other's.
 
-use mla_runtime::dtype::DType;
-use mla_runtime::kv_format::KvFormat;
+use mla_runtime::model::{DType, KvFormat};
 
 use crate::world::{Case, Outcome, Owned, World, floats};
 use crate::{MIXED, cpu_layer};

@@ -1,8 +1,7 @@
 //! Attention in f64, from the bytes of the cache and the definition alone.
 
 use mla_conformance::reference::decode_row;
-use mla_runtime::dims::MlaDims;
-use mla_runtime::kv_format::KvFormat;
+use mla_runtime::model::{KvFormat, MlaDims};
 
 /// The L + R values of a cache row.
 pub(crate) fn row(format: KvFormat, dims: MlaDims, scale: f32, bytes: &[u8]) -> Vec<f64> {

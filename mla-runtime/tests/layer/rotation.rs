@@ -2,14 +2,9 @@
 //! beforehand.
 
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
-use mla_runtime::cache::CacheMut;
-use mla_runtime::device::Memory;
-use mla_runtime::dims::{HeadDims, MlaDims};
 use mla_runtime::layer::{MlaLayer, UnrotatedCall};
-use mla_runtime::lse::{LseLayout, LseMut};
-use mla_runtime::model::{Rope, RopeScaling, Yarn};
-use mla_runtime::rotary::{RotaryStyle, RotaryTables};
-use mla_runtime::tensor::TensorMut;
+use mla_runtime::model::{HeadDims, MlaDims, Rope, RopeScaling, RotaryStyle, Yarn};
+use mla_runtime::tensor::{CacheMut, LseLayout, LseMut, Memory, RotaryTables, TensorMut};
 use mla_runtime::{Error, Result};
 
 use crate::world::{Case, World};

@@ -4,17 +4,14 @@
 use mla_cpu::Cpu;
 use mla_runtime::Result;
 use mla_runtime::backend::StepLimits;
-use mla_runtime::cache::CacheMut;
-use mla_runtime::dtype::DType;
-use mla_runtime::kv_format::KvFormat;
 use mla_runtime::layer::{
     LayerCall, Step, StepBatch, StepRequest, TokenRows, UnrotatedCall, Workspace,
 };
-use mla_runtime::lse::{LseLayout, LseMut};
-use mla_runtime::model::Rope;
+use mla_runtime::model::{DType, KvFormat, Rope};
 use mla_runtime::plan::slots::BlockTables;
-use mla_runtime::rotary::RotaryTables;
-use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+use mla_runtime::tensor::{
+    ArrayRef, CacheMut, Layout, LseLayout, LseMut, RotaryTables, TensorMut, TensorRef,
+};
 use proptest::prelude::*;
 
 use crate::rotation::turn;

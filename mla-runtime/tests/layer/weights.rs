@@ -5,12 +5,10 @@ use half::{bf16, f16};
 use mla_cpu::Cpu;
 use mla_runtime::Result;
 use mla_runtime::backend::LayerConfig;
-use mla_runtime::device::{Fp8Blocks, Memory};
-use mla_runtime::dims::{HeadDims, MlaDims};
-use mla_runtime::dtype::DType;
-use mla_runtime::kv_format::KvFormat;
+use mla_runtime::device::Fp8Blocks;
 use mla_runtime::layer::{OwnedWeights, Weights, check_adapter};
-use mla_runtime::tensor::{ArrayRef, Layout, Shape, TensorMut, TensorRef};
+use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims};
+use mla_runtime::tensor::{ArrayRef, Layout, Memory, Shape, TensorMut, TensorRef};
 
 use crate::world::{Case, Numbers, Outcome, World};
 use crate::{MIXED, cpu_layer, run};

@@ -8,19 +8,16 @@ use mla_runtime::backend::{
     DecodeStage, LayerConfig, ListedCache, PrefillStage, SlotLists, StepLimits,
 };
 use mla_runtime::batch::Request;
-use mla_runtime::cache::{CacheLayout, CacheMut, CacheRef};
-use mla_runtime::device::{Device, Memory};
-use mla_runtime::dims::{HeadDims, MlaDims};
-use mla_runtime::dtype::DType;
-use mla_runtime::feature::{Feature, FeatureSet};
-use mla_runtime::kv_format::KvFormat;
+use mla_runtime::device::Device;
 use mla_runtime::layer::{LayerCall, MlaLayer, StepBatch, Weights, Workspace};
-use mla_runtime::lse::{LseLayout, LseMut};
+use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims};
 use mla_runtime::plan::slots::BlockTables;
 use mla_runtime::plan::split::split_by;
-use mla_runtime::problem::Problem;
-use mla_runtime::spec::QueryLen;
-use mla_runtime::tensor::{ArrayRef, Layout, Shape, TensorMut, TensorRef};
+use mla_runtime::spec::{Feature, FeatureSet, Problem, QueryLen};
+use mla_runtime::tensor::{
+    ArrayRef, CacheLayout, CacheMut, CacheRef, Layout, LseLayout, LseMut, Memory, Shape, TensorMut,
+    TensorRef,
+};
 
 use crate::oracle;
 

@@ -2,14 +2,11 @@
 
 #![allow(unexpected_cfgs)]
 
-use mla_runtime::backend::DecodeBackend;
-use mla_runtime::capability::{Capability, Target};
 use mla_cpu::{CpuDecode, CpuPrefill};
-use mla_runtime::dims::MlaDims;
+use mla_runtime::backend::DecodeBackend;
 use mla_runtime::dispatch::backends;
-use mla_runtime::dtype::DType;
-use mla_runtime::kv_format::KvFormat;
-use mla_runtime::problem::Problem;
+use mla_runtime::model::{DType, KvFormat, MlaDims};
+use mla_runtime::spec::{Capability, Problem, Target};
 use mla_runtime::{best_decode, best_prefill, mla_backend};
 
 #[macro_use]
@@ -57,7 +54,9 @@ const NO_HEADS: Problem = R1.with_heads(0);
 
 fn no_heads(_: best_decode!([Hopper], SM90, NO_HEADS)) {}
 
-const ODD_LATENT: Problem = R1.with_dims(MlaDims::new(100, MlaDims::R1.head)).with_kv_format(KvFormat::Fp8DsMla);
+const ODD_LATENT: Problem = R1
+    .with_dims(MlaDims::new(100, MlaDims::R1.head))
+    .with_kv_format(KvFormat::Fp8DsMla);
 
 fn odd_latent(_: best_decode!([Hopper], SM90, ODD_LATENT)) {}
 

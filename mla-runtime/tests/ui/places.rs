@@ -3,9 +3,8 @@
 use mla_runtime::Result;
 use mla_runtime::backend::DecodeBackend as D;
 use mla_runtime::backend::{DecodeBackend, DecodeCall, Entry, PrefillBackend};
-use mla_runtime::capability::Platform;
 use mla_runtime::mla_backend;
-use mla_runtime::spec::{BackendSpec, Phase};
+use mla_runtime::spec::{BackendSpec, Phase, Platform};
 
 #[macro_use]
 #[path = "../common/mod.rs"]

@@ -6,10 +6,9 @@ use mla_runtime::backend::{
     SelectedDecode, SelectedPrefill,
 };
 use mla_runtime::device::Device;
-use mla_runtime::error::Result;
 use mla_runtime::indexer::IndexRows;
-use mla_runtime::mla_backend;
 use mla_runtime::tensor::{TensorMut, TensorRef};
+use mla_runtime::{Result, mla_backend};
 
 #[macro_use]
 #[path = "../common/mod.rs"]
@@ -48,7 +47,12 @@ fn selected(
     prefill.prefill(device, other, state, metadata)
 }
 
-fn ready(device: &Gpu, a: TensorRef<'_, Gpu>, b: TensorRef<'_, Gpu>, c: TensorMut<'_, Gpu>) -> Result<()> {
+fn ready(
+    device: &Gpu,
+    a: TensorRef<'_, Gpu>,
+    b: TensorRef<'_, Gpu>,
+    c: TensorMut<'_, Gpu>,
+) -> Result<()> {
     device.gemm_ready(a, b.assume_constant(), c)
 }
 

@@ -1,9 +1,8 @@
 // One use with many mistakes: each is reported, in one go.
 
 use mla_runtime::backend::PrefillBackend;
-use mla_runtime::capability::Platform;
 use mla_runtime::mla_backend;
-use mla_runtime::spec::{BackendSpec, Phase};
+use mla_runtime::spec::{BackendSpec, Phase, Platform};
 
 #[macro_use]
 #[path = "../common/mod.rs"]

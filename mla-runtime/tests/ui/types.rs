@@ -1,8 +1,7 @@
 // Errors in the block are reported where they stand, although the attribute wrote into it.
 
 use mla_runtime::backend::{DecodeBackend, StepLimits};
-use mla_runtime::error::Result;
-use mla_runtime::mla_backend;
+use mla_runtime::{Result, mla_backend};
 
 #[macro_use]
 #[path = "../common/mod.rs"]

@@ -11,9 +11,9 @@ use {
     crate::backends::{sparse, workspace},
     crate::device::{Buffer, Cuda},
     crate::raw,
+    mla_runtime::Result,
     mla_runtime::backend::{DecodeBackend, DecodeCall, LayerConfig, StepLimits},
-    mla_runtime::device::Memory as _,
-    mla_runtime::error::Result,
+    mla_runtime::tensor::Memory as _,
 };
 
 /// Attention to the cache rows that each query token's list of slots names, on every GPU since

@@ -7,8 +7,7 @@ mod mma_mla;
 mod mma_mla_sparse;
 
 use mla_runtime::backends;
-use mla_runtime::capability::Capability;
-use mla_runtime::kernels::Run;
+use mla_runtime::spec::{Capability, Run};
 pub use mma_attn::MmaAttn;
 pub use mma_mla::{MmaMla, MmaMlaDs};
 pub use mma_mla_sparse::MmaMlaSparse;

@@ -1,13 +1,13 @@
 //! The lightning indexer on Hopper GPUs: `docs/kernels/indexer.md`.
 
-use mla_runtime::device::{CacheRows, Memory as _};
-use mla_runtime::error::{Error, Result};
+use mla_runtime::device::CacheRows;
 use mla_runtime::indexer::{
-    IndexCacheRef, IndexDevice, IndexDims, IndexKeys, IndexQueries, IndexQueriesMut,
-    IndexQueryInput, IndexRows, IndexerConfig, SlotListsMut,
+    IndexCacheRef, IndexDevice, IndexKeys, IndexQueries, IndexQueriesMut, IndexQueryInput,
+    IndexRows, SlotListsMut,
 };
-use mla_runtime::rotary::{Rotary, RotaryQuery};
-use mla_runtime::tensor::{TensorMut, TensorRef};
+use mla_runtime::model::{IndexDims, IndexerConfig};
+use mla_runtime::tensor::{Memory as _, Rotary, RotaryQuery, TensorMut, TensorRef};
+use mla_runtime::{Error, Result};
 
 use crate::device::argument::{dtype_code, narrow, style_code, unit_columns, wide};
 use crate::device::{Cuda, rows_params};

@@ -9,8 +9,7 @@ mod wgmma_mla;
 mod wgmma_mla_sparse;
 
 use mla_runtime::backends;
-use mla_runtime::capability::Capability;
-use mla_runtime::kernels::Run;
+use mla_runtime::spec::{Capability, Run};
 pub use wgmma_attn::WgmmaAttn;
 pub use wgmma_mla::WgmmaMla;
 pub use wgmma_mla_sparse::WgmmaMlaSparse;

@@ -10,8 +10,8 @@ use {
     crate::backends::sparse,
     crate::device::Cuda,
     crate::raw,
+    mla_runtime::Result,
     mla_runtime::backend::{DecodeBackend, DecodeCall, LayerConfig, StepLimits},
-    mla_runtime::error::Result,
 };
 
 /// Attention to the cache rows that each query token's list of slots names, on Hopper GPUs: 1 to

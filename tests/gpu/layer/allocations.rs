@@ -4,7 +4,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-use mla_runtime::device::Memory;
+use mla_runtime::tensor::Memory;
 
 use super::batch::{Batch, Case, Engine};
 use super::gpu_layer;

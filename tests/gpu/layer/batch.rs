@@ -4,19 +4,15 @@ use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::Result;
 use mla_runtime::backend::{DecodeStage, LayerConfig, PrefillStage, StepLimits};
 use mla_runtime::batch::Request;
-use mla_runtime::cache::CacheLayout;
-use mla_runtime::device::{Device, Memory};
-use mla_runtime::dims::MlaDims;
-use mla_runtime::dtype::DType;
-use mla_runtime::feature::{Feature, FeatureSet};
-use mla_runtime::kv_format::KvFormat;
+use mla_runtime::device::Device;
 use mla_runtime::layer::{LayerCall, MlaLayer, StepBatch, Weights, Workspace};
-use mla_runtime::lse::{LseLayout, LseMut};
+use mla_runtime::model::{DType, KvFormat, MlaDims};
 use mla_runtime::plan::slots::{BlockTables, SKIPPED};
 use mla_runtime::plan::split::split;
-use mla_runtime::problem::Problem;
-use mla_runtime::spec::QueryLen;
-use mla_runtime::tensor::{ArrayRef, Layout, Shape, TensorMut, TensorRef};
+use mla_runtime::spec::{Feature, FeatureSet, Problem, QueryLen};
+use mla_runtime::tensor::{
+    ArrayRef, CacheLayout, Layout, LseLayout, LseMut, Memory, Shape, TensorMut, TensorRef,
+};
 use rand::RngExt as _;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;

@@ -3,14 +3,11 @@
 
 use mla_kernels::Cuda;
 use mla_kernels::backends::sm90::WgmmaAttn;
-use mla_runtime::Result;
 use mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, StepLimits};
-use mla_runtime::capability::Platform;
-use mla_runtime::dtype::DType;
-use mla_runtime::error::Error;
-use mla_runtime::kv_format::KvFormat;
 use mla_runtime::layer::MlaLayer;
-use mla_runtime::spec::{BackendSpec, Phase, QueryLen};
+use mla_runtime::model::{DType, KvFormat};
+use mla_runtime::spec::{BackendSpec, Phase, Platform, QueryLen};
+use mla_runtime::{Error, Result};
 
 use super::batch::{Batch, Case};
 use crate::common::gpu;

@@ -1,9 +1,8 @@
 //! Captured decode steps against the same steps run at once.
 
 use mla_kernels::decode_graph::{DecodeGraph, DecodeShape};
-use mla_runtime::device::Memory;
-use mla_runtime::dtype::DType;
-use mla_runtime::kv_format::KvFormat;
+use mla_runtime::model::{DType, KvFormat};
+use mla_runtime::tensor::Memory;
 
 use super::allocations::count;
 use super::batch::{Batch, Case, Engine};

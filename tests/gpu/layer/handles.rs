@@ -2,7 +2,7 @@
 
 use mla_kernels::Cuda;
 use mla_kernels::decode_graph::{DecodeGraph, DecodeShape};
-use mla_runtime::error::Result;
+use mla_runtime::Result;
 
 use super::batch::{Batch, Case, Engine};
 use super::replays::{MAX_LEN, decodes, limits};

@@ -28,11 +28,9 @@ use mla_kernels::backends::sm90::WgmmaMla;
 use mla_runtime::backend::{DecodeBackend, PrefillBackend, StepLimits};
 use mla_runtime::batch::Request;
 use mla_runtime::device::Device;
-use mla_runtime::dims::{HeadDims, MlaDims};
-use mla_runtime::dtype::DType;
-use mla_runtime::kv_format::KvFormat;
 use mla_runtime::layer::MlaLayer;
-use mla_runtime::registry::Registry;
+use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims};
+use mla_runtime::select::Registry;
 use rand::RngExt as _;
 
 use self::batch::{Batch, Case, Distance, Engine};
@@ -207,7 +205,7 @@ fn selected_backends_compute_the_same_bits() {
     let config = case.config();
     let registry = Registry::linked().unwrap();
     let selection = registry
-        .select(&mla_runtime::selection::SelectionRequest::new(
+        .select(&mla_runtime::select::SelectionRequest::new(
             gpu.target(),
             config.problem,
         ))

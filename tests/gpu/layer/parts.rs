@@ -1,9 +1,7 @@
 //! The parts of a step, one after the other, against the whole step, which writes the cache and
 //! multiplies by W_UK at once.
 
-use mla_runtime::dims::{HeadDims, MlaDims};
-use mla_runtime::dtype::DType;
-use mla_runtime::kv_format::KvFormat;
+use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims};
 
 use super::batch::{Batch, Case, Engine};
 use super::gpu_layer;

@@ -4,10 +4,8 @@
 use std::ops::Range;
 
 use mla_kernels::Cuda;
-use mla_runtime::cache::CacheMut;
-use mla_runtime::device::Memory as _;
 use mla_runtime::layer::LayerCall;
-use mla_runtime::tensor::{Layout, Shape, TensorMut, TensorRef};
+use mla_runtime::tensor::{CacheMut, Layout, Memory as _, Shape, TensorMut, TensorRef};
 
 use super::batch::{Batch, Case, Engine};
 use super::gpu_layer;

@@ -4,7 +4,7 @@
 use mla_cpu::Cpu;
 use mla_runtime::Result;
 use mla_runtime::device::Device;
-use mla_runtime::dtype::DType;
+use mla_runtime::model::DType;
 use mla_runtime::tensor::Layout;
 use rand::RngExt as _;
 

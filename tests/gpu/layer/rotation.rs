@@ -2,12 +2,9 @@
 
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{DecodeStage, PrefillStage};
-use mla_runtime::device::Memory;
-use mla_runtime::dtype::DType;
-use mla_runtime::kv_format::KvFormat;
 use mla_runtime::layer::{MlaLayer, UnrotatedCall};
-use mla_runtime::rotary::{RotaryStyle, Rotation};
-use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+use mla_runtime::model::{DType, KvFormat, RotaryStyle};
+use mla_runtime::tensor::{ArrayRef, Layout, Memory, Rotation, TensorMut, TensorRef};
 
 use super::batch::{Batch, Case, Engine, Outcome};
 use super::{GpuLayer, gpu_layer};

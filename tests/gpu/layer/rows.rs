@@ -2,13 +2,12 @@
 //! a GPU.
 
 use mla_kernels::Cuda;
-use mla_runtime::cache::CacheMut;
-use mla_runtime::device::{Device as _, Fp8Blocks, Memory as _};
-use mla_runtime::dtype::DType;
-use mla_runtime::kv_format::KvFormat;
+use mla_runtime::device::{Device as _, Fp8Blocks};
 use mla_runtime::layer::{LayerCall, OwnedWeights, TokenRows, Weights};
-use mla_runtime::lse::{LseLayout, LseMut};
-use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+use mla_runtime::model::{DType, KvFormat};
+use mla_runtime::tensor::{
+    ArrayRef, CacheMut, Layout, LseLayout, LseMut, Memory as _, TensorMut, TensorRef,
+};
 use rand::RngExt as _;
 use rand::seq::SliceRandom as _;
 

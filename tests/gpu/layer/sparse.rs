@@ -7,18 +7,15 @@ use mla_kernels::decode_graph::{DecodeGraph, DecodeShape};
 use mla_runtime::Result;
 use mla_runtime::backend::{DecodeStage, PrefillStage, StepLimits};
 use mla_runtime::batch::Request;
-use mla_runtime::device::{Device, Memory};
-use mla_runtime::dims::{HeadDims, MlaDims};
-use mla_runtime::dtype::DType;
+use mla_runtime::device::Device;
 use mla_runtime::indexer::{
     IndexCacheLayout, IndexCacheMut, IndexCall, IndexDevice, IndexKeys, IndexLimits, Indexer,
-    IndexerConfig, IndexerWorkspace, LayerNorm,
+    IndexerWorkspace, LayerNorm,
 };
-use mla_runtime::kv_format::KvFormat;
 use mla_runtime::layer::{MlaLayer, Workspace};
+use mla_runtime::model::{DType, HeadDims, IndexerConfig, KvFormat, MlaDims, RotaryStyle};
 use mla_runtime::plan::slots::SKIPPED;
-use mla_runtime::rotary::{Rotary, RotaryStyle, Rotation};
-use mla_runtime::tensor::{ArrayRef, Layout, TensorRef};
+use mla_runtime::tensor::{ArrayRef, Layout, Memory, Rotary, Rotation, TensorRef};
 use rand::RngExt as _;
 
 use super::batch::{Batch, Case, Engine, Outcome};

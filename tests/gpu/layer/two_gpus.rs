@@ -10,12 +10,10 @@ use std::{env, fs, thread};
 use mla_kernels::Cuda;
 use mla_kernels::context_parallel::{Communicator, GroupId, PartialResults};
 use mla_runtime::batch::Request;
-use mla_runtime::device::Memory;
-use mla_runtime::dtype::DType;
-use mla_runtime::lse::{LseLayout, LseMut};
+use mla_runtime::model::DType;
 use mla_runtime::plan::parallel::ContextParallel;
 use mla_runtime::plan::slots::BlockTables;
-use mla_runtime::tensor::{Layout, TensorMut};
+use mla_runtime::tensor::{Layout, LseLayout, LseMut, Memory, TensorMut};
 
 use super::batch::{Batch, Case, Distance, Engine, Outcome};
 use super::gpu_layer;

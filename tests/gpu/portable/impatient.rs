@@ -10,10 +10,10 @@ use mla_runtime::Result;
 use mla_runtime::backend::{
     DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, Query, StepLimits,
 };
+use mla_runtime::device::Device as _;
 use mla_runtime::device::probe::Dependents;
-use mla_runtime::device::{Device as _, Memory as _};
 use mla_runtime::spec::BackendSpec;
-use mla_runtime::tensor::TensorRef;
+use mla_runtime::tensor::{Memory as _, TensorRef};
 
 use crate::common::gpu;
 

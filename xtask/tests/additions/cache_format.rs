@@ -36,7 +36,7 @@ const NAMED: [(&str, &str, &str, &str); 3] = [
 /// Gives each match that lacks the format an arm, as the compiler suggests, until everything
 /// compiles. Returns the files that did not.
 fn rust(tree: &Tree) -> BTreeSet<String> {
-    let enumeration = "mla-runtime/src/facts/kv_format.rs";
+    let enumeration = "mla-runtime/src/model/kv_format.rs";
     let mut places = BTreeSet::from([enumeration.to_owned()]);
     tree.edit(
         enumeration,
@@ -97,7 +97,7 @@ fn missing_arm(tree: &Tree, error: &Diagnostic) -> (String, usize, String) {
     // is compiled.
     let arm = match span.file_name.as_str() {
         "src/device/argument.rs" => "raw::MLA_CACHE_MADE_UP as i32",
-        file @ "mla-runtime/src/facts/kv_format.rs" => match function_at(&tree.read(file), at) {
+        file @ "mla-runtime/src/model/kv_format.rs" => match function_at(&tree.read(file), at) {
             "dtype" => "None",
             "holds" => "true",
             _ => "todo!()",

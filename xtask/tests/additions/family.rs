@@ -157,9 +157,8 @@ fn example(on: bool) -> String {
     };
     format!(
         "use mla_kernels::{{DecodeBackends, FAMILIES, runtime}};\n\
-         use runtime::{{capability::{{Capability, Target}}, dims::MlaDims, dtype::DType, \
-         kernels::CompiledFamily}};\n\
-         use runtime::problem::Problem;\n\n\
+         use runtime::model::{{DType, MlaDims}};\n\
+         use runtime::spec::{{Capability, CompiledFamily, Problem, Target}};\n\n\
          const ADA: Target = Target::dry_run(Capability::new(8, 9));\n\
          const PROBLEM: Problem = Problem::new(MlaDims::R1, 16, DType::BF16);\n\
          const _: () = assert!({families});\n\n\

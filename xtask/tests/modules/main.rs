@@ -98,7 +98,7 @@ fn imports_are_found() {
     let imports = Crate::read(&workspace().join("mla-runtime/src/lib.rs")).imports();
     let select = &imports[&Name::new()]["select"];
     assert!(
-        select.contains("backend") && select.contains("rules"),
+        select.contains("backend") && select.contains("spec"),
         "{select:?}"
     );
 }

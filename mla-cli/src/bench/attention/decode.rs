@@ -6,11 +6,12 @@ use mla_runtime::backend::{
     DecodeBatch, DecodeCall, DecodeStage, HostLens, Query, SelectedDecode, SlotLists,
 };
 use mla_runtime::batch::Request;
-use mla_runtime::cache::{BlockTable, CacheLayout, CacheMut, CacheRef};
 use mla_runtime::device::Device;
-use mla_runtime::registry::Registry;
+use mla_runtime::select::Registry;
 use mla_runtime::spec::QueryFormat;
-use mla_runtime::tensor::{ArrayRef, Layout, TensorRef};
+use mla_runtime::tensor::{
+    ArrayRef, BlockTable, CacheLayout, CacheMut, CacheRef, Layout, TensorRef,
+};
 use rayon::prelude::*;
 
 use super::Attention;

@@ -10,7 +10,7 @@ use mla_runtime::Result;
 use mla_runtime::backend::{DecodeStage, LayerConfig, SelectedDecode, StepLimits};
 use mla_runtime::batch::Request;
 use mla_runtime::device::Device;
-use mla_runtime::registry::Registry;
+use mla_runtime::select::Registry;
 
 use self::decode::Decode;
 use self::prefill::Prefill;

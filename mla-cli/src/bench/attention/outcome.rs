@@ -5,10 +5,8 @@ use mla_conformance::reference::decode_row;
 use mla_runtime::Result;
 use mla_runtime::backend::Output;
 use mla_runtime::device::Device;
-use mla_runtime::dtype::DType;
-use mla_runtime::kv_format::KvFormat;
-use mla_runtime::lse::{LseLayout, LseMut};
-use mla_runtime::tensor::{Layout, Shape, TensorMut};
+use mla_runtime::model::{DType, KvFormat};
+use mla_runtime::tensor::{Layout, LseLayout, LseMut, Shape, TensorMut};
 
 use super::Attention;
 use crate::deviation::choose;

@@ -5,7 +5,7 @@ use mla_runtime::Result;
 use mla_runtime::backend::{Chunk, Keys, PrefillBatch, PrefillCall, PrefillStage, SelectedPrefill};
 use mla_runtime::device::Device;
 use mla_runtime::plan::context::ContextChunk;
-use mla_runtime::registry::Registry;
+use mla_runtime::select::Registry;
 use mla_runtime::spec::KeyLayout;
 use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 use rayon::prelude::*;

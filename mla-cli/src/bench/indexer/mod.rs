@@ -12,7 +12,7 @@ mod steps;
 use std::path::PathBuf;
 
 use mla_runtime::indexer::IndexDevice;
-use mla_runtime::problem::Problem;
+use mla_runtime::spec::Problem;
 
 use self::parts::{Space, Times, whole};
 use self::peers::{Case, LayerCase};

@@ -2,9 +2,9 @@
 
 use mla_runtime::Result;
 use mla_runtime::backend::{SelectedDecode, SelectedPrefill};
-use mla_runtime::capability::Platform;
 use mla_runtime::indexer::IndexDevice;
 use mla_runtime::layer::{SelectedLayer, Workspace};
+use mla_runtime::spec::Platform;
 use serde::Serialize;
 
 use super::Args;

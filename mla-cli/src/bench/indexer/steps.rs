@@ -3,16 +3,14 @@
 use fastrand::Rng;
 use mla_runtime::Result;
 use mla_runtime::backend::DecodeBatch;
-use mla_runtime::cache::BlockTable;
 use mla_runtime::device::CacheRows;
-use mla_runtime::dtype::DType;
 use mla_runtime::indexer::{
-    IndexCall, IndexDevice, IndexDims, IndexKeys, IndexQueries, IndexQueriesMut, IndexQueryInput,
-    IndexRows, IndexerConfig, SlotListsMut,
+    IndexCall, IndexDevice, IndexKeys, IndexQueries, IndexQueriesMut, IndexQueryInput, IndexRows,
+    SlotListsMut,
 };
 use mla_runtime::layer::{LayerCall, SelectedLayer};
-use mla_runtime::rotary::{Rotary, RotaryStyle, Rotation};
-use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+use mla_runtime::model::{DType, IndexDims, IndexerConfig, RotaryStyle};
+use mla_runtime::tensor::{ArrayRef, BlockTable, Layout, Rotary, Rotation, TensorMut, TensorRef};
 
 use super::parts::Times;
 use crate::error::CliError;

@@ -5,10 +5,7 @@ use std::path::PathBuf;
 
 use mla_runtime::batch::BatchSpec;
 use mla_runtime::batch::template::Template;
-use mla_runtime::dims::{HeadDims, MlaDims};
-use mla_runtime::dtype::DType;
-use mla_runtime::kv_format::KvFormat;
-use mla_runtime::model::ModelConfig;
+use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims, ModelConfig};
 
 use crate::args::read_config;
 use crate::bench::settings::Settings;

@@ -3,10 +3,8 @@
 use std::collections::BTreeMap;
 
 use mla_runtime::backend::LayerConfig;
-use mla_runtime::dims::MlaDims;
-use mla_runtime::dtype::DType;
-use mla_runtime::problem::Problem;
-use mla_runtime::spec::{Phase, QueryLen};
+use mla_runtime::model::{DType, MlaDims};
+use mla_runtime::spec::{Phase, Problem, QueryLen};
 
 use super::rows::Rows;
 use super::with_graphs;

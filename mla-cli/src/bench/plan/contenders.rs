@@ -2,11 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use mla_runtime::capability::Target;
-use mla_runtime::problem::Problem;
-use mla_runtime::registry::RegistryError;
-use mla_runtime::selection::{SelectionError, SelectionRequest};
-use mla_runtime::spec::Phase;
+use mla_runtime::select::{RegistryError, SelectionError, SelectionRequest};
+use mla_runtime::spec::{Phase, Problem, Target};
 
 use crate::bench::settings::Settings;
 use crate::bench::site::Site;

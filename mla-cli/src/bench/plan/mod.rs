@@ -12,9 +12,7 @@ mod rows;
 mod sweep;
 mod way;
 
-use mla_runtime::capability::Platform;
-use mla_runtime::problem::Problem;
-use mla_runtime::spec::{GraphSupport, Phase, QueryLen};
+use mla_runtime::spec::{GraphSupport, Phase, Platform, Problem, QueryLen};
 
 pub(super) use self::cases::cases;
 pub(super) use self::contenders::ALL;

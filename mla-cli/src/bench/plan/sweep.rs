@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use mla_runtime::backend::LayerConfig;
 use mla_runtime::batch::{BatchSpec, MAX_SPECULATIVE_LEN, Request, RequestKind};
 use mla_runtime::layer::crossover_threshold;
-use mla_runtime::problem::Problem;
-use mla_runtime::spec::{Phase, QueryLen};
+use mla_runtime::spec::{Phase, Problem, QueryLen};
 
 use super::axes::{Batch, Model, batches, models};
 use super::names::{compared, with_values};

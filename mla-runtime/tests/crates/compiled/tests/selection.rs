@@ -1,14 +1,10 @@
 //! Selects backends that do not name the targets of their kernels.
 
-use mla_runtime::availability::Availability;
 use mla_runtime::backend::{DecodeBackend, Entry, PrefillBackend};
-use mla_runtime::capability::{Capability, Target};
-use mla_runtime::dims::MlaDims;
-use mla_runtime::dtype::DType;
 use mla_runtime::mla_backend;
-use mla_runtime::problem::Problem;
-use mla_runtime::registry::Registry;
-use mla_runtime::selection::SelectionRequest;
+use mla_runtime::model::{DType, MlaDims};
+use mla_runtime::select::{Registry, SelectionRequest};
+use mla_runtime::spec::{Availability, Capability, Problem, Target};
 
 #[macro_use]
 #[path = "../../../common/mod.rs"]

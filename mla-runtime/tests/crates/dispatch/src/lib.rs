@@ -13,16 +13,12 @@ use mla_cpu::Cpu;
 use mla_runtime::backend::{
     DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, Output, Query, StepLimits,
 };
-use mla_runtime::cache::{BlockTable, CacheLayout, CacheRef};
-use mla_runtime::capability::Target;
-use mla_runtime::dims::MlaDims;
-use mla_runtime::dtype::DType;
-use mla_runtime::kv_format::KvFormat;
-use mla_runtime::lse::LseMut;
-use mla_runtime::problem::Problem;
-use mla_runtime::registry::Registry;
-use mla_runtime::selection::{Selection, SelectionRequest};
-use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
+use mla_runtime::model::{DType, KvFormat, MlaDims};
+use mla_runtime::select::{Registry, Selection, SelectionRequest};
+use mla_runtime::spec::{Problem, Target};
+use mla_runtime::tensor::{
+    ArrayRef, BlockTable, CacheLayout, CacheRef, LseMut, TensorMut, TensorRef,
+};
 use mla_runtime::{Error, Result, backends, best_decode, mla_backend};
 
 /// The arguments of the kernel.
@@ -243,7 +239,7 @@ impl<B: DecodeBackend<Device = Cpu>> Engine<B> {
 /// # Errors
 ///
 /// Where nothing fits.
-pub fn select() -> std::result::Result<Selection, mla_runtime::selection::SelectionError> {
+pub fn select() -> std::result::Result<Selection, mla_runtime::select::SelectionError> {
     Registry::of::<backends![mla_cpu::CpuPrefill], Backends>()?
         .select(&SelectionRequest::new(Target::CPU, PROBLEM))
 }

@@ -4,8 +4,7 @@ use mla_cpu::Cpu;
 use mla_dispatch::{CONFIG, LIMITS, drive};
 use mla_runtime::Result;
 use mla_runtime::backend::{DecodeCall, DecodeStage, Opaque, SelectedDecode};
-use mla_runtime::registry::Registry;
-use mla_runtime::selection::SelectionError;
+use mla_runtime::select::{Registry, SelectionError};
 
 #[unsafe(no_mangle)]
 #[inline(never)]

@@ -7,7 +7,7 @@ use mla_dispatch::{Backends, Engine, drive, select};
 use mla_runtime::Result;
 use mla_runtime::backend::{DecodeBackend, DecodeCall};
 use mla_runtime::dispatch::{DecodeVisitor, with_decode};
-use mla_runtime::selection::SelectionError;
+use mla_runtime::select::SelectionError;
 
 trait Step {
     fn step(&mut self, call: DecodeCall<'_, Cpu>) -> Result<()>;

@@ -1,6 +1,6 @@
 //! Families of kernels, and the targets that each is compiled for.
 
-use crate::capability::{Capability, CapabilityMatch};
+use crate::spec::{Capability, CapabilityMatch};
 use crate::text::Text;
 
 /// Kernels that are compiled together, for the same targets.
@@ -227,7 +227,7 @@ mod tests {
 
     #[test]
     fn a_remedy_names_a_feature_or_the_empty_constant() {
-        use crate::availability::Cause;
+        use crate::spec::Cause;
 
         const fn of(name: &'static str, targets: &'static [&'static str]) -> CompiledFamily {
             CompiledFamily { name, targets }

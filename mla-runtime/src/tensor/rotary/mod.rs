@@ -3,12 +3,11 @@
 mod tables;
 
 pub use self::tables::RotaryTables;
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::tensor::{ArrayRef, TensorMut, TensorRef};
-use crate::views::memory::Memory;
+use crate::model::DType;
+use crate::tensor::{ArrayRef, Memory, TensorMut, TensorRef};
+use crate::{Error, Result};
 
-pub use crate::facts::rotary_style::RotaryStyle;
+use crate::model::RotaryStyle;
 
 /// A rotation by position: pair `i` of a token at position `p` turns by the angle whose cosine and
 /// sine are at `[0, p, i]` of the tables.

@@ -2,12 +2,10 @@
 
 use std::fmt;
 
-use crate::dims::MlaDims;
-use crate::error::{Error, Result};
-use crate::kv_format::KvFormat;
+use crate::model::{KvFormat, MlaDims};
 use crate::setters::setters;
-use crate::tensor::ArrayRef;
-use crate::views::memory::Memory;
+use crate::tensor::{ArrayRef, Memory};
+use crate::{Error, Result};
 
 /// Distances between rows, in bytes: slot `page · page_size + offset` begins at
 /// `page · page_stride + offset · row_stride`.
@@ -550,7 +548,7 @@ mod tests {
     use std::ops::Range;
 
     use super::*;
-    use crate::dims::HeadDims;
+    use crate::model::HeadDims;
 
     /// Memory of which there are addresses alone: bytes are the first one and a length.
     #[derive(Clone)]

@@ -1,11 +1,9 @@
 //! The cosines and sines of a model, on a device.
 
 use super::{RotaryStyle, Rotation};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::model::Rope;
-use crate::tensor::{Layout, TensorRef};
-use crate::views::memory::Memory;
+use crate::model::{DType, Rope};
+use crate::tensor::{Layout, Memory, TensorRef};
+use crate::{Error, Result};
 
 /// The cosines and sines of every position that an engine serves, in a device's memory: made once,
 /// used by every layer and step.

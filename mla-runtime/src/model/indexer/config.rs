@@ -2,10 +2,9 @@
 
 use std::fmt;
 
-use crate::dims::MAX_DIM;
-use crate::error::{Error, Result};
-use crate::facts::rotary_style::RotaryStyle;
+use crate::model::{MAX_DIM, RotaryStyle};
 use crate::setters::setters;
+use crate::{Error, Result};
 
 /// The extents of an indexer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

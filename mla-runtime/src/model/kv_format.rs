@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-use crate::dims::MlaDims;
-use crate::dtype::DType;
+use crate::model::{DType, MlaDims};
 
 /// Writes the formats and all that lists them.
 macro_rules! formats {
@@ -66,7 +65,7 @@ impl KvFormat {
     }
 
     /// Returns true if a cache has one scale,
-    /// [`CacheLayout::scale`](crate::cache::CacheLayout::scale): value = stored · scale.
+    /// [`CacheLayout::scale`](crate::tensor::CacheLayout::scale): value = stored · scale.
     pub const fn has_tensor_scale(self) -> bool {
         match self {
             Self::F32 | Self::F16 | Self::BF16 | Self::Fp8DsMla => false,

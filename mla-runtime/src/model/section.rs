@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::fields::{Fields, integer, invalid, shown};
 use super::rope::{OTHER_SCALINGS, QueryScaling, Rope, RopeScaling, Yarn};
 use super::{ModelError, layers, names};
-use crate::facts::rotary_style::RotaryStyle;
+use crate::model::RotaryStyle;
 
 const ABOVE_ONE: &str = "a number above 1";
 const POSITIVE: &str = "a number above 0";

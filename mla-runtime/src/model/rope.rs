@@ -18,9 +18,9 @@
 use std::f64::consts::PI;
 
 use super::{MAX_DIM, MAX_POSITIONS};
-use crate::error::{Error, Result};
-use crate::facts::rotary_style::RotaryStyle;
+use crate::model::RotaryStyle;
 use crate::room::with_room;
+use crate::{Error, Result};
 
 /// The rotary embedding of a model.
 #[derive(Clone, Copy, PartialEq, Debug)]

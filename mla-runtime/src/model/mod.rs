@@ -3,24 +3,30 @@
 //! From the `config.json` that a model is published with ([`ModelConfig::from_hf_config`]), or by
 //! name for the public models whose numbers are known here ([`ModelConfig::preset`]).
 
+mod dims;
+mod dtype;
 mod engine;
 mod fields;
 mod index;
+mod indexer;
 mod keys;
+mod kv_format;
 mod layers;
 mod missing;
 mod names;
 mod rope;
+mod rotary_style;
 mod section;
 
-pub use self::engine::{GateGranularity, LatentScaling};
-use self::fields::Fields;
-pub use self::rope::{OTHER_SCALINGS, QueryScaling, Rope, RopeScaling, Yarn};
-pub use crate::dims::MAX_DIM;
-use crate::dims::{HeadDims, MlaDims};
-use crate::dtype::DType;
-use crate::facts::indexer::{IndexLayers, IndexerConfig};
-use crate::facts::rotary_style::RotaryStyle;
+pub use dims::{HeadDims, MAX_DIM, MlaDims};
+pub use dtype::{DType, Element};
+pub use engine::{GateGranularity, LatentScaling};
+use fields::Fields;
+pub use indexer::{IndexDims, IndexLayers, IndexerConfig, LayerLists, MAX_LAYERS};
+pub use kv_format::KvFormat;
+pub use rope::{OTHER_SCALINGS, QueryScaling, Rope, RopeScaling, Yarn};
+pub use rotary_style::RotaryStyle;
+
 use crate::suggestion;
 
 // Lengths are 32-bit signed integers on devices.

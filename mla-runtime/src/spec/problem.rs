@@ -1,12 +1,9 @@
 //! The problem that an engine has for a backend.
 
 use super::support::{CacheDims, GraphSupport, QueryLen};
-use crate::dims::{HeadDims, MAX_DIM, MlaDims};
-use crate::dtype::DType;
-use crate::feature::{Feature, FeatureSet};
-use crate::kv_format::KvFormat;
-use crate::reason::{Accepted, Field, Given, Reason};
+use crate::model::{DType, HeadDims, KvFormat, MAX_DIM, MlaDims};
 use crate::setters::setters;
+use crate::spec::{Accepted, Feature, FeatureSet, Field, Given, Reason};
 
 /// Kernels count tokens in 32 signed bits.
 const MAX_PAGE_SIZE: u32 = i32::MAX as u32;

@@ -6,13 +6,9 @@
 use std::fmt;
 
 use super::support::{CacheDims, GraphSupport, HeadCounts, PageSizes, QueryLen};
-use crate::availability::Cause;
-use crate::capability::{Capability, CapabilityMatch, Platform};
-use crate::dims::HeadDims;
-use crate::dtype::DType;
-use crate::error::Error;
-use crate::feature::{Feature, FeatureSet};
-use crate::kv_format::KvFormat;
+use crate::Error;
+use crate::model::{DType, HeadDims, KvFormat};
+use crate::spec::{Capability, CapabilityMatch, Cause, Feature, FeatureSet, Platform};
 use crate::text::{self, Text};
 
 /// The subject of a reason.

@@ -8,9 +8,9 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use crate::dtype::DType;
-use crate::error::{Error, Named as _, Result};
-use crate::views::memory::Memory;
+use crate::model::DType;
+use crate::tensor::Memory;
+use crate::{Error, Named as _, Result};
 
 /// The extents of a tensor's three axes.
 pub type Shape = [usize; 3];

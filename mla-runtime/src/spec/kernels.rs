@@ -5,11 +5,9 @@
 //! beside it, and a selection goes by them as well: what this build left out is not selected, and
 //! kernels that have run nowhere are selected only by name.
 
-use crate::availability::{Availability, Cause};
-use crate::capability::{Capability, CapabilityMatch, Target};
+use crate::spec::{Availability, Capability, CapabilityMatch, Cause, Target};
 
-pub use super::family::CompiledFamily;
-use super::family::{Code, write_targets};
+use super::family::{Code, CompiledFamily, write_targets};
 use crate::text::Text;
 
 /// A GPU on which every test of a backend passed.

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::{MAX_DIM, MAX_POSITIONS, ModelError, names};
-use crate::dtype::DType;
+use crate::model::DType;
 
 /// The objects in which fields are looked for, the innermost first, each with its path.
 pub(super) struct Fields<'a> {

@@ -5,8 +5,7 @@ use serde_json::Value;
 use super::ModelError;
 use super::fields::{Fields, invalid, shown};
 use super::layers::{Kind, Layers};
-use crate::facts::indexer::{IndexDims, IndexLayers, IndexerConfig, LayerLists, MAX_LAYERS};
-use crate::facts::rotary_style::RotaryStyle;
+use crate::model::{IndexDims, IndexLayers, IndexerConfig, LayerLists, MAX_LAYERS, RotaryStyle};
 
 /// Why the indexer that a configuration describes is none of [`IndexerConfig`]'s, if it is not:
 /// the engine makes the lists then.

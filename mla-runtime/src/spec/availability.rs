@@ -1,7 +1,7 @@
 //! The reasons for which a backend cannot run here at all.
 
 use super::family::{self, CompiledFamily, write_feature};
-use crate::capability::Target;
+use crate::spec::Target;
 use crate::text::{self, Text};
 
 /// Why a backend cannot run, whatever the problem.

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use crate::capability::{CapabilityMatch, Target};
-use crate::dtype::DType;
+use crate::model::DType;
+use crate::spec::{CapabilityMatch, Target};
 use crate::text::{self, Text};
 
 /// The computation that a backend does.

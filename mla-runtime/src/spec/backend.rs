@@ -1,18 +1,15 @@
 //! The support of a backend, as a constant, and its validation against a problem.
 
-use crate::availability::Availability;
-use crate::capability::{CapabilityMatch, Platform, Target};
-use crate::dims::{HeadDims, MAX_DIM, MlaDims};
-use crate::dtype::DType;
-use crate::feature::{Feature, FeatureSet};
-use crate::kv_format::KvFormat;
-use crate::problem::Problem;
-use crate::reason::{Accepted, Field, Given, Reason, Reasons};
+use crate::model::{DType, HeadDims, KvFormat, MAX_DIM, MlaDims};
 use crate::setters::setters;
+use crate::spec::{
+    Accepted, Availability, CapabilityMatch, Feature, FeatureSet, Field, Given, Platform, Problem,
+    Reason, Reasons, Target,
+};
 use crate::text::is_equal;
 
 use super::support::contains;
-pub use super::support::{
+use super::support::{
     CacheDims, GraphSupport, HeadCounts, KeyLayout, LseOutput, LsePrecision, PageSizes, Phase,
     Priority, QueryFormat, QueryLen, SparseSupport,
 };

@@ -2,18 +2,18 @@
 //! one element at a time, whatever the dtype and the alignment. For backends that are to be simple,
 //! and for tests.
 
-use crate::dtype::{DType, Element};
-use crate::error::Result;
-use crate::lse::{LseLayout, LseMut, LseRef};
-use crate::tensor::{ArrayRef, Layout, Scalar, Shape, TensorMut, TensorRef};
-use crate::views::memory::Memory;
+use crate::Result;
+use crate::model::{DType, Element};
+use crate::tensor::{
+    ArrayRef, Layout, LseLayout, LseMut, LseRef, Memory, Scalar, Shape, TensorMut, TensorRef,
+};
 
 /// Memory whose bytes are slices.
 pub trait HostMemory: for<'a> Memory<Bytes<'a> = &'a [u8], BytesMut<'a> = &'a mut [u8]> {}
 
 impl<D> HostMemory for D where D: for<'a> Memory<Bytes<'a> = &'a [u8], BytesMut<'a> = &'a mut [u8]> {}
 
-/// The types of bytes, in an `impl` of [`Memory`](crate::device::Memory) for a device in the host's
+/// The types of bytes, in an `impl` of [`Memory`](crate::tensor::Memory) for a device in the host's
 /// memory: slices. The rest of the `impl` is the buffer, its allocation and borrows, and the
 /// copies.
 #[macro_export]

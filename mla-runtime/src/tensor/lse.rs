@@ -9,9 +9,8 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use crate::error::{Error, Result};
-use crate::tensor::check_alignment;
-use crate::views::memory::Memory;
+use crate::tensor::{Memory, check_alignment};
+use crate::{Error, Result};
 
 /// The convention in which log-sum-exps are written.
 pub trait LseConvention: Copy + Send + Sync + 'static {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::error::Result;
+use crate::Result;
 
 /// A device's memory: what is owned, what is borrowed to read and to write, and the copies from and
 /// to the host.
