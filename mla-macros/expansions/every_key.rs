@@ -103,10 +103,7 @@ impl mla_runtime::backend::DecodeBackend for inner::Flash {
                     ),
                     100,
                 ),
-                (
-                    crate::engine::mla_runtime::spec::CapabilityMatch::Family(10),
-                    -50,
-                ),
+                (crate::engine::mla_runtime::spec::CapabilityMatch::Family(10), -50),
             ],
             otherwise: 7,
         })

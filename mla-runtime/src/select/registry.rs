@@ -22,7 +22,7 @@ pub(crate) const HOW_TO_LINK: &str = "link a backend crate, such as `use mla_ker
 ///
 /// 1. an override, by [`replace`](Self::replace), until [`reset`](Self::reset);
 /// 2. an entry that was linked, or added by [`add`](Self::add);
-/// 3. a known name without an implementation ([`known`](crate::known)).
+/// 3. a known name without an implementation ([`known`](crate::select::known)).
 ///
 /// A linked entry takes the place of the known one only on hardware that it accepts: if the
 /// known backend accepts it and the linked one does not, the known one stays, because its reason
