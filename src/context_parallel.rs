@@ -33,7 +33,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use cudarc::driver::sys::{CUstreamCaptureMode, cuThreadExchangeStreamCaptureMode};
-use cudarc::driver::{CudaStream, DriverError, result as driver};
+use cudarc::driver::{CudaStream, result as driver};
 use cudarc::nccl::{result, sys};
 use mla_runtime::device::Device;
 use mla_runtime::model::DType;
@@ -41,7 +41,7 @@ use mla_runtime::spec::Problem;
 use mla_runtime::tensor::{Layout, LseLayout, LseMut, LseRef, Memory, TensorMut, TensorRef};
 use mla_runtime::{Error, Result};
 
-use crate::device::{Account, Buffer, Bytes, BytesMut, Cuda};
+use crate::device::{Account, Buffer, Bytes, BytesMut, Cuda, failed as driver_failed};
 use crate::library;
 
 /// Identifier that the ranks of a group have in common: one of them makes it, and the engine
@@ -608,14 +608,6 @@ fn failed(operation: &'static str) -> impl FnOnce(result::NcclError) -> Error {
         device: "cuda",
         operation,
         message: format!("{error:?}"),
-    }
-}
-
-fn driver_failed(operation: &'static str) -> impl FnOnce(DriverError) -> Error {
-    move |error| Error::Device {
-        device: "cuda",
-        operation,
-        message: error.to_string(),
     }
 }
 

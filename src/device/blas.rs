@@ -13,7 +13,7 @@ use mla_runtime::tensor::Layout;
 use mla_runtime::{Error, Result};
 
 use super::memory::{Account, Buffer, Bytes};
-use super::stream;
+use super::{failed, stream};
 use crate::library;
 
 // The size that cuBLAS recommends for Hopper and later. With a workspace of its own it allocates
@@ -244,14 +244,6 @@ fn strides_refused(operand: &'static str, layout: &Layout) -> Error {
         layout,
         "rows or columns of stride 1, and the other stride no smaller than their extent",
     )
-}
-
-fn failed(operation: &'static str) -> impl FnOnce(result::CublasError) -> Error {
-    move |error| Error::Device {
-        device: "cuda",
-        operation,
-        message: error.to_string(),
-    }
 }
 
 #[cfg(test)]

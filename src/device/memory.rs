@@ -140,22 +140,14 @@ impl Buffer {
 
     /// Borrows all bytes, to read.
     pub fn bytes(&self) -> Bytes<'_> {
-        Bytes {
-            address: self.address,
-            len: self.len,
-            stream: Some(StreamId::of(&self.stream)),
-            owner: PhantomData,
-        }
+        let Self { address, len, .. } = *self;
+        Bytes::at(address, len, Some(StreamId::of(&self.stream)))
     }
 
     /// Borrows all bytes, to write.
     pub fn bytes_mut(&mut self) -> BytesMut<'_> {
-        BytesMut {
-            address: self.address,
-            len: self.len,
-            stream: Some(StreamId::of(&self.stream)),
-            owner: PhantomData,
-        }
+        let Self { address, len, .. } = *self;
+        BytesMut::at(address, len, Some(StreamId::of(&self.stream)))
     }
 }
 
@@ -201,6 +193,15 @@ pub struct Bytes<'a> {
 }
 
 impl Bytes<'_> {
+    const fn at(address: u64, len: usize, stream: Option<StreamId>) -> Self {
+        Self {
+            address,
+            len,
+            stream,
+            owner: PhantomData,
+        }
+    }
+
     /// Views memory of another owner. It belongs to no stream: every device takes it.
     ///
     /// # Safety
@@ -210,12 +211,7 @@ impl Bytes<'_> {
     /// writes them. That holds for each device that the bytes are used on: a caller that uses them
     /// on several orders their streams, by events through [`Cuda::stream`](super::Cuda::stream).
     pub const unsafe fn from_raw(address: u64, len: usize) -> Self {
-        Self {
-            address,
-            len,
-            stream: None,
-            owner: PhantomData,
-        }
+        Self::at(address, len, None)
     }
 
     /// Views memory that `stream` orders.
@@ -224,12 +220,7 @@ impl Bytes<'_> {
     ///
     /// The contract of [`from_raw`](Self::from_raw) holds on that stream.
     pub(super) const unsafe fn ordered(address: u64, len: usize, stream: StreamId) -> Self {
-        Self {
-            address,
-            len,
-            stream: Some(stream),
-            owner: PhantomData,
-        }
+        Self::at(address, len, Some(stream))
     }
 
     /// Returns the stream that orders accesses; none if the maker of the view does.
@@ -258,12 +249,8 @@ impl Bytes<'_> {
             "{range:?} of {} bytes",
             self.len
         );
-        Self {
-            address: self.address + range.start as u64,
-            len: range.len(),
-            stream: self.stream,
-            owner: PhantomData,
-        }
+        let address = self.address + range.start as u64;
+        Self::at(address, range.len(), self.stream)
     }
 }
 
@@ -277,18 +264,22 @@ pub struct BytesMut<'a> {
 }
 
 impl BytesMut<'_> {
+    const fn at(address: u64, len: usize, stream: Option<StreamId>) -> Self {
+        Self {
+            address,
+            len,
+            stream,
+            owner: PhantomData,
+        }
+    }
+
     /// Views memory of another owner.
     ///
     /// # Safety
     ///
     /// As [`Bytes::from_raw`], and nothing else reads the bytes either.
     pub const unsafe fn from_raw(address: u64, len: usize) -> Self {
-        Self {
-            address,
-            len,
-            stream: None,
-            owner: PhantomData,
-        }
+        Self::at(address, len, None)
     }
 
     /// Views memory that `stream` orders.
@@ -297,12 +288,7 @@ impl BytesMut<'_> {
     ///
     /// The contract of [`from_raw`](Self::from_raw) holds on that stream.
     pub(super) const unsafe fn ordered(address: u64, len: usize, stream: StreamId) -> Self {
-        Self {
-            address,
-            len,
-            stream: Some(stream),
-            owner: PhantomData,
-        }
+        Self::at(address, len, Some(stream))
     }
 
     /// Returns the device address.
@@ -322,37 +308,18 @@ impl BytesMut<'_> {
 
     pub(super) fn split(self, at: usize) -> (Self, Self) {
         assert!(at <= self.len, "{at} of {} bytes", self.len);
+        let behind = self.address + at as u64;
         (
-            Self {
-                address: self.address,
-                len: at,
-                stream: self.stream,
-                owner: PhantomData,
-            },
-            Self {
-                address: self.address + at as u64,
-                len: self.len - at,
-                stream: self.stream,
-                owner: PhantomData,
-            },
+            Self::at(self.address, at, self.stream),
+            Self::at(behind, self.len - at, self.stream),
         )
     }
 
     pub(super) fn reborrow(&mut self) -> BytesMut<'_> {
-        BytesMut {
-            address: self.address,
-            len: self.len,
-            stream: self.stream,
-            owner: PhantomData,
-        }
+        BytesMut::at(self.address, self.len, self.stream)
     }
 
     pub(super) fn freeze(&self) -> Bytes<'_> {
-        Bytes {
-            address: self.address,
-            len: self.len,
-            stream: self.stream,
-            owner: PhantomData,
-        }
+        Bytes::at(self.address, self.len, self.stream)
     }
 }

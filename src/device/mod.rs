@@ -46,7 +46,7 @@ use std::sync::{Arc, OnceLock};
 
 /// The version of cudarc whose contexts, streams and slices this crate takes.
 pub use cudarc;
-use cudarc::driver::{CudaContext, CudaStream, DriverError};
+use cudarc::driver::{CudaContext, CudaStream};
 pub use graph::Graph;
 pub use lend::{Lend, LendMut, Loans};
 pub use loaded::LoadedKernel;
@@ -277,7 +277,7 @@ fn unavailable(ordinal: usize, cause: mla_runtime::spec::Cause) -> Error {
     }
 }
 
-fn failed(operation: &'static str) -> impl FnOnce(DriverError) -> Error {
+pub(crate) fn failed<E: fmt::Display>(operation: &'static str) -> impl FnOnce(E) -> Error {
     move |error| Error::Device {
         device: "cuda",
         operation,
