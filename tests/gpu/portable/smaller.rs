@@ -37,98 +37,67 @@ macro_rules! limited {
 
 limited!(MmaAttn, MmaMla, MmaMlaDs, MmaMlaSparse);
 
-impl<B, const SHARED: i32, const SMS: i32> DecodeBackend for Smaller<B, SHARED, SMS>
-where
-    B: DecodeBackend<Device = Cuda> + Limited,
-{
-    type Device = Cuda;
-    type State = B::State;
-    type Metadata = B::Metadata;
+macro_rules! smaller {
+    ($backend:ident, $batch:ty, $call:ty, $run:ident) => {
+        impl<B, const SHARED: i32, const SMS: i32> $backend for Smaller<B, SHARED, SMS>
+        where
+            B: $backend<Device = Cuda> + Limited,
+        {
+            type Device = Cuda;
+            type State = B::State;
+            type Metadata = B::Metadata;
 
-    const SPEC: BackendSpec = B::SPEC;
+            const SPEC: BackendSpec = B::SPEC;
 
-    fn new(device: &Cuda, config: &LayerConfig) -> Result<Self> {
-        Ok(Self(B::new(device, config)?.with(limits(SHARED, SMS))))
-    }
+            fn new(device: &Cuda, config: &LayerConfig) -> Result<Self> {
+                Ok(Self(B::new(device, config)?.with(limits(SHARED, SMS))))
+            }
 
-    fn workspace_bytes(&self, device: &Cuda, limits: &StepLimits) -> Result<u64> {
-        self.0.workspace_bytes(device, limits)
-    }
+            fn workspace_bytes(&self, device: &Cuda, limits: &StepLimits) -> Result<u64> {
+                self.0.workspace_bytes(device, limits)
+            }
 
-    fn state(&self, device: &Cuda, limits: &StepLimits) -> Result<Self::State> {
-        self.0.state(device, limits)
-    }
+            fn state(&self, device: &Cuda, limits: &StepLimits) -> Result<Self::State> {
+                self.0.state(device, limits)
+            }
 
-    fn metadata(&self, device: &Cuda, limits: &StepLimits) -> Result<Self::Metadata> {
-        self.0.metadata(device, limits)
-    }
+            fn metadata(&self, device: &Cuda, limits: &StepLimits) -> Result<Self::Metadata> {
+                self.0.metadata(device, limits)
+            }
 
-    fn prepare(
-        &self,
-        device: &Cuda,
-        batch: &DecodeBatch<'_, Cuda>,
-        state: &mut Self::State,
-        metadata: &mut Self::Metadata,
-    ) -> Result<()> {
-        self.0.prepare(device, batch, state, metadata)
-    }
+            fn prepare(
+                &self,
+                device: &Cuda,
+                batch: &$batch,
+                state: &mut Self::State,
+                metadata: &mut Self::Metadata,
+            ) -> Result<()> {
+                self.0.prepare(device, batch, state, metadata)
+            }
 
-    unsafe fn decode(
-        &self,
-        device: &Cuda,
-        call: DecodeCall<'_, Cuda>,
-        state: &mut Self::State,
-        metadata: &Self::Metadata,
-    ) -> Result<()> {
-        // SAFETY: the caller keeps to the same contract.
-        unsafe { self.0.decode(device, call, state, metadata) }
-    }
+            unsafe fn $run(
+                &self,
+                device: &Cuda,
+                call: $call,
+                state: &mut Self::State,
+                metadata: &Self::Metadata,
+            ) -> Result<()> {
+                // SAFETY: the caller keeps to the same contract.
+                unsafe { self.0.$run(device, call, state, metadata) }
+            }
+        }
+    };
 }
 
-impl<B, const SHARED: i32, const SMS: i32> PrefillBackend for Smaller<B, SHARED, SMS>
-where
-    B: PrefillBackend<Device = Cuda> + Limited,
-{
-    type Device = Cuda;
-    type State = B::State;
-    type Metadata = B::Metadata;
-
-    const SPEC: BackendSpec = B::SPEC;
-
-    fn new(device: &Cuda, config: &LayerConfig) -> Result<Self> {
-        Ok(Self(B::new(device, config)?.with(limits(SHARED, SMS))))
-    }
-
-    fn workspace_bytes(&self, device: &Cuda, limits: &StepLimits) -> Result<u64> {
-        self.0.workspace_bytes(device, limits)
-    }
-
-    fn state(&self, device: &Cuda, limits: &StepLimits) -> Result<Self::State> {
-        self.0.state(device, limits)
-    }
-
-    fn metadata(&self, device: &Cuda, limits: &StepLimits) -> Result<Self::Metadata> {
-        self.0.metadata(device, limits)
-    }
-
-    fn prepare(
-        &self,
-        device: &Cuda,
-        batch: &PrefillBatch<'_>,
-        state: &mut Self::State,
-        metadata: &mut Self::Metadata,
-    ) -> Result<()> {
-        self.0.prepare(device, batch, state, metadata)
-    }
-
-    unsafe fn prefill(
-        &self,
-        device: &Cuda,
-        call: PrefillCall<'_, Cuda>,
-        state: &mut Self::State,
-        metadata: &Self::Metadata,
-    ) -> Result<()> {
-        // SAFETY: the caller keeps to the same contract.
-        unsafe { self.0.prefill(device, call, state, metadata) }
-    }
-}
+smaller!(
+    DecodeBackend,
+    DecodeBatch<'_, Cuda>,
+    DecodeCall<'_, Cuda>,
+    decode
+);
+smaller!(
+    PrefillBackend,
+    PrefillBatch<'_>,
+    PrefillCall<'_, Cuda>,
+    prefill
+);
