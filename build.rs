@@ -33,7 +33,11 @@ fn compile() -> Result<(), Box<dyn Error>> {
     let mut kernels = kernels::kernels(root)?
         .header("cuda/include/mla.h")
         .declarations("cuda/include/mla.rs");
-    for (family, header) in kernels::of_families(root, "mla_*.h")? {
+    let mut headers = kernels::of_families(root, "mla_*.h")?;
+    if cfg!(feature = "division") {
+        headers.extend(kernels::of_families(root, "mla_*_division.h")?);
+    }
+    for (family, header) in headers {
         kernels = kernels.family_header(family, header);
     }
     for (_, targets) in kernels::of_families(root, "targets.txt")? {

@@ -6,8 +6,8 @@
 //! (`CUstream`). It checks what the host can see, enqueues on that stream, and answers with an
 //! [`MlaStatus`]; [`check`] makes a `Result` of it. The calling thread must have the stream's
 //! context current. Other functions enqueue nothing: those that end in `_workspace` or begin with
-//! `mla_load_`, and those that say how work would be divided, such as
-//! [`mla_decode_sm90_work_items`]. The latter take addresses of host memory.
+//! `mla_load_`, and with the feature `division` those that say how work would be divided. The latter
+//! take addresses of host memory.
 //!
 //! # Safety
 //!

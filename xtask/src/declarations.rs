@@ -36,7 +36,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
 /// The declarations that bindgen writes for the headers of all families. The package itself need
 /// not compile: it may lack the very declarations that are to be written.
 fn made(workspace: &Workspace) -> anyhow::Result<String> {
-    let features = families(workspace)?.join(",");
+    let features = families(workspace)?.join(",") + ",division";
     let mut check = workspace
         .cargo()
         .args(["check", "--quiet", "--package=mla-kernels"])

@@ -7,7 +7,7 @@
 #include "division.cuh"
 #include "launch.cuh"
 #include "schedule.cuh"
-#include "sm90/mla_sm90.h"
+#include "sm90/mla_sm90_division.h"
 
 namespace mla::sm90::prefill {
 namespace {

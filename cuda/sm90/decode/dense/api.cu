@@ -5,6 +5,7 @@
 #include "../../../common/one_row.cuh"
 #include "launch.cuh"
 #include "sm90/mla_sm90.h"
+#include "sm90/mla_sm90_division.h"
 
 namespace mla::sm90::decode {
 namespace {

@@ -2,7 +2,7 @@
 
 #include "../../../common/split_protocol.cuh"
 #include "../../../common/status.cuh"
-#include "sm90/mla_sm90.h"
+#include "sm90/mla_sm90_division.h"
 
 namespace mla {
 namespace {
@@ -24,8 +24,8 @@ struct HostMemory {
     }
 };
 
-static_assert(sizeof(SplitCounters) == sizeof(MlaSplitCounters), "mla_sm90.h declares them");
-static_assert(int(SplitRole::everything) == MLA_SPLIT_EVERYTHING, "mla_sm90.h numbers the roles");
+static_assert(sizeof(SplitCounters) == sizeof(MlaSplitCounters), "the header declares them");
+static_assert(int(SplitRole::everything) == MLA_SPLIT_EVERYTHING, "the header numbers the roles");
 
 }  // namespace
 }  // namespace mla

@@ -1,5 +1,4 @@
 //! Division of lists among CTAs by sparse attention, computed on the host by the launch's own code.
-#![cfg(feature = "sm90")]
 
 use mla_kernels::raw::{self, MlaSparseParams};
 

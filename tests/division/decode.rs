@@ -1,6 +1,5 @@
 //! Division of a batch among CTAs by the decode kernel, computed on the host by the kernel's own
 //! code.
-#![cfg(feature = "sm90")]
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,6 @@
 //! The split protocol, by the kernels' own code on the host: every order in which CTAs can take
 //! their steps. `cuda/common/split_protocol.cuh` draws its states. First as decode uses it, among
 //! the CTAs that share a query tile; then as prefill does, among all CTAs of a launch.
-#![cfg(feature = "sm90")]
 
 use std::collections::HashSet;
 

@@ -1,6 +1,5 @@
 //! The order in which the prefill kernel hands out query tiles, and its division of the keys of few
 //! tiles among CTAs, computed on the host by the kernel's own code.
-#![cfg(feature = "sm90")]
 
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
