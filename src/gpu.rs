@@ -54,12 +54,12 @@ fn too_old(version: i32, [major, minor]: [u32; 2], is_ptx: bool) -> Option<Cause
 }
 
 /// True if the driver makes machine code of PTX for a GPU of this capability, since none of these
-/// families brings any.
+/// targets is for it.
 #[cfg(any(feature = "gpu", test))]
-fn takes_ptx(families: &[CompiledFamily], capability: Capability) -> bool {
-    let has_none = |family: &CompiledFamily| family.machine_code_on(capability).is_none();
-    let has_ptx = |family: &CompiledFamily| family.ptx_on(capability).is_some();
-    families.iter().any(has_ptx) && families.iter().all(has_none)
+fn takes_ptx(targets: &'static [&'static str], capability: Capability) -> bool {
+    let name = "all";
+    let family = CompiledFamily { name, targets };
+    family.machine_code_on(capability).is_none() && family.ptx_on(capability).is_some()
 }
 
 #[cfg(not(feature = "gpu"))]
@@ -83,7 +83,7 @@ mod imp {
     };
 
     use super::{Capability, Cause, Gpu};
-    use crate::library;
+    use crate::{library, raw};
 
     include!(concat!(env!("OUT_DIR"), "/cuda.rs"));
 
@@ -108,7 +108,7 @@ mod imp {
             return Err(Cause::NoDevice);
         }
         let gpu = describe(ordinal).map_err(cause)?;
-        let is_ptx = super::takes_ptx(crate::FAMILIES, gpu.capability);
+        let is_ptx = super::takes_ptx(raw::compiled::ALL, gpu.capability);
         match CUDA_OF_KERNELS.and_then(|release| super::too_old(version, release, is_ptx)) {
             Some(cause) => Err(cause),
             None => Ok(gpu),
@@ -189,26 +189,17 @@ mod tests {
 
     #[test]
     fn a_gpu_without_machine_code_takes_ptx() {
-        let family = |targets| CompiledFamily {
-            name: "made_up",
-            targets,
-        };
-        let portable = family(&["sm_80", "sm_90", "compute_80"]);
-        let ptx = family(&["compute_80"]);
-        let hopper = family(&["sm_90a"]);
-        for (families, capability, expected) in [
-            (&[portable, hopper][..], (9, 0), false),
-            (&[portable, hopper], (12, 0), true),
-            (&[ptx], (9, 0), true),
-            // Its own family has machine code; the driver says of the other if it takes its PTX.
-            (&[ptx, hopper], (9, 0), false),
+        for (targets, capability, expected) in [
+            (&["sm_80", "sm_90a", "compute_80"][..], (9, 0), false),
+            (&["sm_80", "sm_90a", "compute_80"], (12, 0), true),
+            (&["compute_80"], (9, 0), true),
             // Nothing runs there, which another reason says.
-            (&[hopper], (8, 0), false),
+            (&["sm_90a"], (8, 0), false),
             (&[], (9, 0), false),
         ] {
             let (major, minor) = capability;
-            let given = takes_ptx(families, Capability::new(major, minor));
-            assert_eq!(given, expected, "{families:?} on {capability:?}");
+            let given = takes_ptx(targets, Capability::new(major, minor));
+            assert_eq!(given, expected, "{targets:?} on {capability:?}");
         }
     }
 
