@@ -88,8 +88,8 @@ struct Wrap<'a> {
 }
 
 impl Wrap<'_> {
-    /// The declarations of a header and of those beside it; or, if it comes after the shared one,
-    /// of both and of those beside that.
+    /// The declarations of a header and of the headers in its folder. With `after`, which is the
+    /// shared header, they are those of both headers and of the headers beside the shared one.
     fn items(&mut self, header: &Path, after: Option<&Path>) -> Result<Vec<String>, Error> {
         let failed = |message: String| Error::Bindings {
             header: header.to_owned(),

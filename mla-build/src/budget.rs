@@ -12,14 +12,14 @@
 //! [[kernel]]
 //! name = "mla::decode::*"
 //! target = "sm_90a"
-//! most.registers = 168
+//! max.registers = 168
 //!
 //! # Whoever allows more than before says why.
 //! [[kernel]]
 //! name = "flashinfer::*"
 //! source = "cuda/sm80/**"
 //! target = "sm_8*"
-//! most.spill = 72
+//! max.spill = 72
 //! why = "upstream's tile of 128 queries; nothing of ours runs in its inner loop"
 //! ```
 
@@ -43,7 +43,7 @@ pub struct Budget {
     kernel: Vec<Rule>,
 }
 
-/// The most that a kernel may use; what is absent is not limited.
+/// Maxima that a kernel may use; an absent one is no limit.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Limits {
@@ -69,7 +69,7 @@ struct Rule {
     /// A glob over targets as the compiler spells them; absent, the rule is for all.
     target: Option<String>,
     #[serde(default)]
-    most: Limits,
+    max: Limits,
     /// The reason, if the rule allows more than the limits that hold without it.
     why: Option<String>,
 }
@@ -160,7 +160,7 @@ impl Budget {
                     if rule.fits(&unit.source, kernel) {
                         *used = true;
                         rule.explain(limits, &mut violations);
-                        limits = rule.most.over(limits);
+                        limits = rule.max.over(limits);
                     }
                 }
                 limits.check(kernel, &mut violations);
@@ -204,8 +204,8 @@ impl Rule {
         if self.why.as_ref().is_some_and(|why| !why.trim().is_empty()) {
             return;
         }
-        for ((field, before), (_, most)) in before.fields().into_iter().zip(self.most.fields()) {
-            if before.zip(most).is_some_and(|(before, most)| most > before) {
+        for ((field, before), (_, max)) in before.fields().into_iter().zip(self.max.fields()) {
+            if before.zip(max).is_some_and(|(before, max)| max > before) {
                 let unexplained = Violation::Unexplained {
                     rule: self.name.clone(),
                     field,
@@ -324,7 +324,7 @@ mod tests {
     #[test]
     fn a_spill_and_an_excess_are_named() {
         let budget =
-            "[default]\nspill = 0\n[[kernel]]\nname = \"mla::decode*\"\nmost.registers = 168\n";
+            "[default]\nspill = 0\n[[kernel]]\nname = \"mla::decode*\"\nmax.registers = 168\n";
         assert_eq!(
             says(budget, vec![kernel("void mla::decode<64>(P)", 168, 0)]),
             Vec::<String>::new()
@@ -347,9 +347,9 @@ mod tests {
     #[test]
     fn a_later_rule_overrides_and_other_targets_are_left_alone() {
         let budget = "[default]\nregisters = 64\n\
-                      [[kernel]]\nname = \"a*\"\nmost.registers = 128\nwhy = \"wide\"\n\
-                      [[kernel]]\nname = \"ab\"\nmost.registers = 32\n\
-                      [[kernel]]\nname = \"ab\"\ntarget = \"sm_100a\"\nmost.registers = 1\n";
+                      [[kernel]]\nname = \"a*\"\nmax.registers = 128\nwhy = \"wide\"\n\
+                      [[kernel]]\nname = \"ab\"\nmax.registers = 32\n\
+                      [[kernel]]\nname = \"ab\"\ntarget = \"sm_100a\"\nmax.registers = 1\n";
         assert_eq!(
             says(
                 budget,
@@ -364,7 +364,7 @@ mod tests {
         let rule = |why: &str| {
             format!(
                 "[default]\nspill = 0\n[[kernel]]\nname = \"flash::*\"\nsource = \"*.cu\"\n\
-                 target = \"sm_9*\"\nmost.spill = 72\n{why}"
+                 target = \"sm_9*\"\nmax.spill = 72\n{why}"
             )
         };
         let spilling = || vec![kernel("flash::prefill(P)", 1, 64), kernel("own(P)", 1, 8)];
@@ -397,7 +397,7 @@ mod tests {
                 .contains("register")
         );
         assert!(
-            Budget::parse("[[kernel]]\nname = \"a\"\nmost.spil = 3\n")
+            Budget::parse("[[kernel]]\nname = \"a\"\nmax.spil = 3\n")
                 .unwrap_err()
                 .contains("spil")
         );

@@ -100,8 +100,9 @@ struct Named {
 }
 
 impl Named {
-    /// The setter, [`CCBIN`], `-ccbin` among the flags of nvcc's variables, and [`CUDAHOSTCXX`], in
-    /// this order. nvcc takes the flag whatever else is asked for, so it may contradict nothing.
+    /// Finds the host compiler that the build script sets, or else that of [`CCBIN`], of `-ccbin`
+    /// among the flags of nvcc's variables, or of [`CUDAHOSTCXX`], in this order. nvcc always obeys
+    /// the flag, so it must not contradict the first two.
     fn find(given: Option<&Path>) -> Result<Option<Self>, Error> {
         let of = |path: PathBuf, by: &str| Self {
             path,

@@ -87,7 +87,7 @@ impl fmt::Display for FailedUnits {
 /// runs each have their own form: `file(12): error: …` (cudafe++, cicc), `file:12:3: fatal error:
 /// …` (the host compiler), `ptxas error   : …`, `nvcc fatal   : …`.
 pub(crate) fn first_error(log: &str, status: &str) -> String {
-    const MOST_LINES: usize = 12;
+    const MAX_LINES: usize = 12;
     let lines: Vec<_> = log.lines().collect();
     let Some(start) = lines.iter().position(|line| is_error(line)) else {
         // Without an error line the last words are the best there is; an empty text is never an
@@ -96,7 +96,7 @@ pub(crate) fn first_error(log: &str, status: &str) -> String {
             .iter()
             .rev()
             .filter(|line| !line.trim().is_empty())
-            .take(MOST_LINES)
+            .take(MAX_LINES)
             .collect();
         let last: Vec<_> = last.into_iter().rev().copied().collect();
         return if last.is_empty() {
@@ -110,7 +110,7 @@ pub(crate) fn first_error(log: &str, status: &str) -> String {
     };
     let more = lines[start + 1..]
         .iter()
-        .take(MOST_LINES)
+        .take(MAX_LINES)
         .take_while(|line| !line.trim().is_empty() && !is_error(line) && !line.contains("warning"));
     std::iter::once(&lines[start])
         .chain(more)

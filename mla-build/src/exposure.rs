@@ -17,8 +17,8 @@ pub(crate) struct Exposure {
     pub(crate) is_to_all: bool,
 }
 
-/// The users beside this one and the administrator who may write to one of these, if any may. A
-/// path that does not exist has no such users.
+/// Other users than this one and the administrator that may write to one of these paths, if there
+/// are any. A path that does not exist has none.
 pub(crate) fn of<'a>(paths: impl IntoIterator<Item = &'a Path>) -> Option<Exposure> {
     let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
     let found = paths.into_iter().filter_map(|path| {

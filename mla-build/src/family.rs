@@ -135,7 +135,7 @@ pub(crate) struct Families {
 
 impl Families {
     /// The built-in families and a package's own, which may replace them. `on` names those that the
-    /// build script turns on; empty, the package's features do.
+    /// build script turns on; if it is empty, the package's features decide.
     pub(crate) fn new(
         own: &[Family],
         on: &[String],

@@ -15,10 +15,10 @@ pub(crate) struct Code {
 /// The bytes of GPU code in an object, by target.
 ///
 /// The section `.nv_fatbin` is a row of fat binaries. Each has a head of 16 bytes (a magic number,
-/// a version, the head's length, the body's length) and a body of entries; an entry has a head of
-/// its own that tells its kind at 0 (1 is PTX), its length at 4, its payload's length at 8, and its
-/// capability at 28, all little-endian. An object of another form counts as having none: the
-/// numbers are for the report, and nothing is built from them.
+/// a version, the head's length, the body's length) and a body of entries. The head of an entry has
+/// its kind at 0 (1 is PTX), its length at 4, its payload's length at 8, and its capability at 28,
+/// all little-endian. An object of another form counts as having no fat binary: the numbers are
+/// only for the report.
 pub(crate) fn code_by_target(object: &[u8]) -> BTreeMap<Code, u64> {
     let mut bytes = BTreeMap::new();
     let Ok(file) = object::File::parse(object) else {

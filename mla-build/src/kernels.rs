@@ -75,24 +75,24 @@ impl Kernels {
         self
     }
 
-    /// Compiles those of the sources that this glob matches, and no others: what is said of the
-    /// others by [`flag_for`](Self::flag_for) and its like stays without effect. For tools that
-    /// look at some of a package's kernels as its build script describes them.
+    /// Compiles only those of the sources that this glob matches. Flags and the like for the
+    /// others, as by [`flag_for`](Self::flag_for), have no effect. For tools that look at some of a
+    /// package's kernels as its build script describes them.
     pub fn only_sources(mut self, glob: impl Into<String>) -> Self {
         self.only_sources = Some(glob.into());
         self
     }
 
-    /// The C header that declares what Rust calls. bindgen wraps what it and the headers beside it
-    /// declare, and its folder becomes an include root.
+    /// The C header that declares the functions that Rust calls. bindgen wraps the declarations of
+    /// it and of the headers beside it, and its folder becomes an include root.
     pub fn header(mut self, header: impl Into<PathBuf>) -> Self {
         self.header = Some(header.into());
         self
     }
 
-    /// Adds a C header that declares what Rust calls of a family, which bindgen wraps if the family
-    /// is on. It is read after [`header`](Self::header), which then needs an include guard, and
-    /// what both declare is declared once. Its folder becomes no include root.
+    /// Adds a C header for a family, which bindgen wraps if the family is on. It is read after
+    /// [`header`](Self::header), which then needs an include guard; a declaration in both is
+    /// wrapped once. Its folder becomes no include root.
     pub fn family_header(mut self, family: impl Into<String>, header: impl Into<PathBuf>) -> Self {
         self.family_headers.push((family.into(), header.into()));
         self

@@ -42,8 +42,8 @@ pub(crate) fn parse(log: &str) -> Vec<Kernel> {
 #[derive(Default)]
 struct Reading {
     kernels: Vec<Kernel>,
-    /// The function whose properties come next. Functions that were not inlined report theirs too;
-    /// only those of the kernel that is being compiled are its own.
+    /// The function whose properties come next. Functions that were not inlined have properties,
+    /// too; only those of the kernel that is being compiled are counted.
     function: String,
     /// Warnings, and the symbols of their kernels, which were not read yet.
     waiting: Vec<(String, String)>,

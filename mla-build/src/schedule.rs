@@ -18,8 +18,8 @@ pub(crate) struct Job<T> {
     pub(crate) work: T,
     /// Bytes that it is expected to need at its peak.
     pub(crate) memory: u64,
-    /// The folder of its source if `memory` is a guess: a job of the same folder that needed more
-    /// raises the guess.
+    /// The folder of its source if `memory` is a default: a job of the same folder that needed more
+    /// raises it.
     pub(crate) kin: Option<String>,
     /// Seconds that it is expected to take; the longest goes first, so that none is left over
     /// alone.
@@ -85,7 +85,7 @@ pub(crate) struct Done<R> {
     pub(crate) peak: u64,
 }
 
-/// Raises the guessed memory of the jobs, waiting and running, that have the same kin as one that
+/// Raises the estimated memory of the jobs, waiting and running, that have the same kin as one that
 /// has ended.
 fn learn<T>(jobs: &mut [Job<T>], running: &mut [Running], ended: &Running, peak: u64) {
     let Some(kin) = &ended.kin else { return };
@@ -287,12 +287,12 @@ mod tests {
     }
 
     /// The maximal number of jobs that ran at once.
-    fn most_at_once(memory: u64, tokens: usize, available: fn() -> Option<u64>) -> usize {
+    fn max_at_once(memory: u64, tokens: usize, available: fn() -> Option<u64>) -> usize {
         let limits = Limits {
             jobserver: jobserver::Client::new(tokens).unwrap(),
             available,
         };
-        let (now, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let (now, max) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let jobs = (0..6)
             .map(|work| Job {
                 work,
@@ -306,7 +306,7 @@ mod tests {
             &limits,
             || false,
             |number: usize| {
-                most.fetch_max(now.fetch_add(1, SeqCst) + 1, SeqCst);
+                max.fetch_max(now.fetch_add(1, SeqCst) + 1, SeqCst);
                 thread::sleep(Duration::from_millis(60));
                 now.fetch_sub(1, SeqCst);
                 done(number)
@@ -316,31 +316,31 @@ mod tests {
         let mut numbers = results.clone();
         numbers.sort_unstable();
         assert_eq!(numbers, [0, 1, 2, 3, 4, 5]);
-        most.into_inner()
+        max.into_inner()
     }
 
     #[test]
     fn the_jobserver_bounds_how_many_run() {
-        assert_eq!(most_at_once(1, 0, || None), 1);
-        assert_eq!(most_at_once(1, 1, || None), 2);
-        assert_eq!(most_at_once(1, 2, || None), 3);
+        assert_eq!(max_at_once(1, 0, || None), 1);
+        assert_eq!(max_at_once(1, 1, || None), 2);
+        assert_eq!(max_at_once(1, 2, || None), 3);
     }
 
     #[test]
     fn memory_bounds_how_many_run_and_never_stops_the_last() {
-        assert_eq!(most_at_once(4, 5, || Some(9)), 2);
-        assert_eq!(most_at_once(4, 5, || Some(100)), 6);
+        assert_eq!(max_at_once(4, 5, || Some(9)), 2);
+        assert_eq!(max_at_once(4, 5, || Some(100)), 6);
         assert_eq!(
-            most_at_once(4, 5, || Some(1)),
+            max_at_once(4, 5, || Some(1)),
             1,
             "one runs even where it does not fit"
         );
     }
 
-    /// Six jobs that each take 10 and of which 2 are expected: the first two run together, and what
-    /// is then known of their kin keeps the others apart.
+    /// Six jobs that are expected to take 2 and take 10 each: the first two run together, and what
+    /// is then known of their folder keeps the others apart.
     #[test]
-    fn a_guess_that_was_too_low_is_mended_by_the_first_that_ends() {
+    fn a_low_estimate_is_raised_by_the_first_that_ends() {
         let limits = Limits {
             jobserver: jobserver::Client::new(1).unwrap(),
             available: || Some(12),
@@ -374,8 +374,8 @@ mod tests {
             .unwrap();
             seen.into_inner().unwrap()
         };
-        let alike = together(|_| Some("cuda/sm100".to_owned()));
-        assert_eq!(alike[2..], [1; 4], "{alike:?}");
+        let same_folder = together(|_| Some("cuda/sm100".to_owned()));
+        assert_eq!(same_folder[2..], [1; 4], "{same_folder:?}");
         let strangers = together(|number| Some(number.to_string()));
         assert!(strangers[2..].contains(&2), "{strangers:?}");
     }

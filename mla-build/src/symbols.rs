@@ -185,9 +185,9 @@ pub(crate) fn undefined<'a, 'b>(
     })
 }
 
-/// Two kernels of one name that are not the same. If they are templates a linker keeps one,
-/// whichever source launches it. Their resources, as ptxas reports them, tell them apart mostly, if
-/// not always.
+/// Two kernels of one name that are not the same. A linker keeps one if they are templates,
+/// whichever source launches it. They are told apart by their resources as ptxas reports them,
+/// which differ in nearly all cases.
 pub(crate) fn refuse_different_kernels<'a>(
     units: impl Iterator<Item = (&'a str, Vec<Kernel>)>,
 ) -> Result<(), Error> {

@@ -295,8 +295,8 @@ pub(crate) fn relative_glob(root: &Path, field: &str, glob: &str) -> Result<Stri
     Ok(relative.to_string_lossy().into_owned())
 }
 
-/// The folders of CUDA sources that are in no family's folder and not in `all`, as a sentence each:
-/// who calls a folder `hopper` may mean a family.
+/// One sentence for each folder of CUDA sources that is in no family's folder and not in `all`: a
+/// folder called `hopper` may have been meant as a family's.
 pub(crate) fn unnamed_folders(
     globs: &[String],
     units: &[Unit],

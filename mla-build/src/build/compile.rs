@@ -37,8 +37,8 @@ struct Shared<'a> {
 }
 
 impl Shared<'_> {
-    /// True if the others are stopped; then ends those of their compilers that still run, also one
-    /// that was about to start when that was first said.
+    /// Ends the compilers of the other units that still run, also one that starts at this moment,
+    /// if the build stops at the first error. Returns true if it does.
     fn is_stopped(&self) -> bool {
         let is_stopped = self.is_stopped.load(Ordering::SeqCst);
         if is_stopped {
@@ -154,7 +154,7 @@ impl Plan {
         let compiled = compiled.map_err(token())?;
         let (starved, mut done): (Vec<_>, Vec<_>) =
             compiled.into_iter().partition(|done| done.again.is_some());
-        // Nothing has as much memory as that, so each runs when nothing else does.
+        // No machine has that much memory, so each runs when nothing else does.
         let again = starved.into_iter().filter_map(|done| done.again);
         let alone = again.map(|work| Job {
             work,
@@ -199,8 +199,8 @@ impl Plan {
         Ok(Key::new(parts))
     }
 
-    /// Estimates the time and the memory that compiling a unit takes. If the estimate is a guess,
-    /// the result also names the folder of the similar units that it was derived from.
+    /// Estimates the time and the memory that compiling a unit takes. If neither is known
+    /// from an earlier build, the result also names the folder of the similar units.
     fn expected(&self, unit: &Unit) -> (Estimate, Option<String>) {
         // A unit that includes CUTLASS needs a few GiB, a small one half of one.
         const UNKNOWN: Estimate = Estimate {
@@ -214,23 +214,26 @@ impl Plan {
         if let Some(known) = known(unit) {
             return (known, None);
         }
-        let mut guess = UNKNOWN;
+        let mut estimate = UNKNOWN;
         if let Some(bytes) = unit.memory {
-            guess.peak = bytes;
-            return (guess, None);
+            estimate.peak = bytes;
+            return (estimate, None);
         }
         let kin = |unit: &Unit| {
             let folder = unit.source.rsplit_once('/');
             folder.map_or(String::new(), |(folder, _)| folder.to_owned())
         };
-        let alike = self
+        let similar = self
             .sources
             .units
             .iter()
             .filter(|other| kin(other) == kin(unit));
-        let most = alike.filter_map(known).map(|estimate| estimate.peak).max();
-        guess.peak = guess.peak.max(most.unwrap_or(0));
-        (guess, Some(kin(unit)))
+        let max = similar
+            .filter_map(known)
+            .map(|estimate| estimate.peak)
+            .max();
+        estimate.peak = estimate.peak.max(max.unwrap_or(0));
+        (estimate, Some(kin(unit)))
     }
 
     /// The key of the estimate for a source, whatever its targets. It serves a source that is

@@ -43,8 +43,8 @@ impl Plan {
         Ok(())
     }
 
-    /// Refuses a header that declares what no source defines. If a family with sources is off, what
-    /// is missing may be that family's, and is a note.
+    /// Refuses a header that declares a function which no source defines. If a family with sources
+    /// is off, the function may be that family's, so this is only a note.
     fn refuse_undefined<'a>(
         &self,
         objects: impl Iterator<Item = &'a symbols::Object<'a>>,

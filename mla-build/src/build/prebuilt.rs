@@ -423,8 +423,8 @@ impl Prebuilt {
         })
     }
 
-    /// Makes the library `made` of the objects, each under the library's own names in a file of the
-    /// folder `objects`, and says what they are.
+    /// Makes the library `made` of the objects. Each object is written to the folder `objects`
+    /// under the library's own symbol names. Returns a description of each.
     fn make_library(
         &self,
         made: &Path,

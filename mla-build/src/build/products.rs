@@ -1,6 +1,6 @@
-//! The files that the package's code includes by their names, and that must not outlive the build
-//! that wrote them: with declarations of functions that are gone, a program fails when it is
-//! linked.
+//! Generated files that the package's code includes by name, such as bindings. They must not
+//! outlive the build that wrote them: with old declarations of functions that are gone, a program
+//! fails when it is linked.
 
 use std::{
     fs, io,
@@ -52,8 +52,8 @@ fn constants_name(library: &str) -> String {
     format!("{library}_compiled.rs")
 }
 
-/// Adds a library to the list. The first of a build script removes the files of those that the list
-/// had; the others' are written again.
+/// Adds a library to the list. The first library of a build script removes the files that the list
+/// had; the other libraries write theirs again.
 fn remember(out_dir: &Path, library: &str) -> Result<(), Error> {
     static KNOWN: Mutex<Vec<String>> = Mutex::new(Vec::new());
     // A list holds whole names at every moment, so a panic elsewhere leaves it sound.

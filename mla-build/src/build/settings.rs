@@ -39,8 +39,8 @@ pub(super) fn check_library(library: &str) -> Result<(), Error> {
     })
 }
 
-/// Refuses to compile for another machine than this, and for a C library that the runtime of CUDA
-/// does not work with. Outside a build script nothing is said of either.
+/// Refuses to compile for another machine than this one, and for a C library that the runtime of
+/// CUDA does not support. Outside a build script neither is checked.
 fn check_target(target: Option<&str>, host: Option<&str>) -> Result<(), Error> {
     const SUPPORTED: &[&str] = &["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"];
     let Some(target) = target else { return Ok(()) };

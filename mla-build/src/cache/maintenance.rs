@@ -18,7 +18,7 @@ use crate::{Error, exposure, report, variables};
 
 /// The file of builds in the cache, one line each, and how long it may grow.
 const BUILDS: &str = "builds";
-const MOST_BUILDS: u64 = 1 << 18;
+const MAX_BUILDS: u64 = 1 << 18;
 
 /// The cache's folder: `MLA_BUILD_CACHE`, or `mla-build` in the user's cache folder. `None` without
 /// either.
@@ -35,7 +35,7 @@ pub fn folder() -> Result<Option<PathBuf>, Error> {
 }
 
 /// The minimal bound: a few builds of a package with many kernels.
-const LEAST_BOUND: u64 = 64 << 20;
+const MIN_BOUND: u64 = 64 << 20;
 
 /// The bound of the cache in bytes: `MLA_BUILD_CACHE_SIZE`, or 10 GiB.
 ///
@@ -51,7 +51,7 @@ pub fn bound() -> Result<u64, Error> {
 }
 
 fn bound_of(given: String) -> Result<u64, Error> {
-    let bound = parse_size(&given).filter(|&bound| bound >= LEAST_BOUND);
+    let bound = parse_size(&given).filter(|&bound| bound >= MIN_BOUND);
     bound.ok_or_else(|| Error::Setting {
         field: variables::CACHE_SIZE.into(),
         given,
@@ -254,7 +254,7 @@ impl Cache {
             return;
         }
         let path = self.folder().join(BUILDS);
-        if fs::metadata(&path).is_ok_and(|data| data.len() > MOST_BUILDS) {
+        if fs::metadata(&path).is_ok_and(|data| data.len() > MAX_BUILDS) {
             let text = bounded::read_to_string(&path).unwrap_or_default();
             let half = text.len() / 2;
             let rest = text.as_bytes().split_at(half).1;

@@ -90,12 +90,12 @@ pub(crate) struct Manifest {
 
 impl Manifest {
     /// A branch or two and their history; older sets are compiled again when they come back.
-    const MOST_SETS: usize = 16;
+    const MAX_SETS: usize = 16;
 
     pub(crate) fn remember(&mut self, set: DependencySet) {
         self.sets.retain(|known| *known != set);
         self.sets.insert(0, set);
-        self.sets.truncate(Self::MOST_SETS);
+        self.sets.truncate(Self::MAX_SETS);
     }
 
     /// Adds the sets of another, as older ones.
@@ -106,7 +106,7 @@ impl Manifest {
             .filter(|set| !self.sets.contains(set));
         let new: Vec<_> = new.collect();
         self.sets.extend(new);
-        self.sets.truncate(Self::MOST_SETS);
+        self.sets.truncate(Self::MAX_SETS);
     }
 }
 

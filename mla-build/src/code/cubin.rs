@@ -13,7 +13,7 @@ const SIZED: u8 = 4;
 const PARAMETER: u8 = 0x17;
 const MAX_THREADS: u8 = 0x05;
 
-/// The most threads of a CTA that any GPU takes: of a kernel that declares no bound.
+/// Maximal threads of a CTA on any GPU, for a kernel that declares no bound.
 const ANY: u32 = 1024;
 
 /// A kernel of a cubin.

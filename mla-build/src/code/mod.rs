@@ -59,7 +59,7 @@ pub struct Kernel {
     pub name: String,
     /// Bytes of shared memory that every launch has.
     pub static_shared: u64,
-    /// The most threads of a CTA.
+    /// Maximal threads of a CTA.
     pub max_threads: u32,
     /// Its parameters in order. Without a launch they have no names.
     pub parameters: Vec<Parameter>,
@@ -234,9 +234,9 @@ impl Row {
         }
         let threads: u32 = self.launch.block.iter().product();
         if threads > kernel.max_threads {
-            let most = format!("at most {}", kernel.max_threads);
+            let max = format!("at most {}", kernel.max_threads);
             let given = threads.to_string();
-            return Err(refused(&self.kernel, &field("threads"), &given, &most));
+            return Err(refused(&self.kernel, &field("threads"), &given, &max));
         }
         kernel.launch = Some(self.launch.clone());
         Ok(())

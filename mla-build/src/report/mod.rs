@@ -165,7 +165,7 @@ impl Report {
         self.units.iter().map(|unit| unit.compile_seconds).sum()
     }
 
-    /// Peak memory of the `count` largest units together, in bytes: no build with as many jobs
+    /// Peak memory of the `count` largest units together, in bytes: no build with that many jobs
     /// needs more.
     pub fn peak_of_largest(&self, count: usize) -> u64 {
         let mut peaks: Vec<_> = self.units.iter().map(|unit| unit.peak).collect();

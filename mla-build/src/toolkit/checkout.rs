@@ -18,8 +18,8 @@ use crate::Error;
 /// by which command Git does. If the folder is a checkout, its commit is compared, and in any case
 /// the [contents](Self::contents) of the include roots.
 ///
-/// The package has a source of its own for each that it compiles, below its own folders, so that a
-/// family is chosen there: `#include <sm90/decode/dense.cu>`.
+/// For each of these sources that it compiles, the package has a source of its own in one of its
+/// families' folders, which includes it: `#include <sm90/decode/dense.cu>`.
 ///
 /// ```
 /// use mla_build::{Checkout, Kernels};

@@ -46,8 +46,8 @@ impl Pinned {
         missing.map(|root| root.folder.as_str())
     }
 
-    /// The roots below the folder that was found, if they hold what is pinned. `name` is that of an
-    /// error's field, and `remedy` what it asks for in place of other contents.
+    /// The include roots below the folder that was found, if they hold the pinned contents. `name`
+    /// is the field of an error, and `remedy` its advice if the contents are others.
     pub(super) fn found(
         &self,
         (role, name, remedy): (String, String, &str),

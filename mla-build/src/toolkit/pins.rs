@@ -45,9 +45,8 @@ impl Pins {
         pins
     }
 
-    /// The folder that these pins are installed into: `$MLA_TOOLKIT` where it is set, otherwise a
-    /// folder of the user's data folder that is named after the pins. `None` where there is
-    /// neither.
+    /// The folder that these pins are installed into: `$MLA_TOOLKIT` if it is set, otherwise a
+    /// folder of the user's data folder that is named after the pins. `None` if there is neither.
     pub fn folder(&self) -> Option<PathBuf> {
         if let Some(folder) = env::var_os("MLA_TOOLKIT").filter(|v| !v.is_empty()) {
             return Some(folder.into());

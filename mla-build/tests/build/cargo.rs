@@ -285,7 +285,7 @@ fn a_build_folder_apart_from_the_target_folder_holds_the_report_and_is_no_source
 #[test]
 fn a_build_of_nothing_costs_less_than_a_second_beside_cargos_own() {
     const LIMIT: Duration = Duration::from_secs(1);
-    // A unit of CUTLASS's collective builder includes as many.
+    // A unit of CUTLASS's collective builder includes this number of headers.
     const HEADERS: usize = 842;
     let package = Package::new(&["--include=cuda"]);
     let mut unit = String::new();
@@ -301,20 +301,20 @@ fn a_build_of_nothing_costs_less_than_a_second_beside_cargos_own() {
     bare.world.write("package/build.rs", "fn main() {}\n");
     assert!(bare.cargo("build").status().unwrap().success());
 
-    let least = |package: &Package, before: &dyn Fn()| {
+    let min = |package: &Package, before: &dyn Fn()| {
         let runs = (0..5).map(|_| {
             before();
             processor_time(&mut package.cargo("build"))
         });
         runs.min().unwrap()
     };
-    let own = least(&bare, &|| ());
-    let untouched = least(&package, &|| ()).saturating_sub(own);
+    let own = min(&bare, &|| ());
+    let untouched = min(&package, &|| ()).saturating_sub(own);
     assert!(untouched < LIMIT, "{untouched:?} for nothing");
     // A header with another time starts the build script, which finds all in the cache.
     let runs = || fs::read_to_string(package.world.at("runs")).unwrap().len();
     let before = runs();
-    let touched = least(&package, &|| {
+    let touched = min(&package, &|| {
         thread::sleep(Duration::from_millis(20));
         package
             .world

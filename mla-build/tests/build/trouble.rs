@@ -441,16 +441,16 @@ fn the_jobserver_of_cargo_bounds_the_compilers_and_gets_its_tokens_back() {
             "{}",
             String::from_utf8_lossy(&output.stderr)
         );
-        let (mut now, mut most) = (0, 0);
+        let (mut now, mut max) = (0, 0);
         for line in fs::read_to_string(world.at("events")).unwrap().lines() {
             match serde_json::from_str(line).unwrap() {
                 Event::Started { .. } => now += 1,
                 Event::Finished { .. } => now -= 1,
                 _ => {}
             }
-            most = most.max(now);
+            max = max.max(now);
         }
-        assert_eq!(most, allowed, "of a jobserver with {tokens} tokens");
+        assert_eq!(max, allowed, "of a jobserver with {tokens} tokens");
         assert_eq!(jobserver.available().unwrap(), tokens);
     }
 }
