@@ -325,8 +325,8 @@ fn constants(paths: Vec<Path>, key: Key) -> Result<Value, Fault> {
     }
 }
 
-// A name that is meant for itself, such as that of a target or a GPU, and not for a constant.
-// Without quotes, a GPU's may be that of a constant.
+// A name that stands for itself, such as that of a target or a GPU, and not for a constant. The
+// name of a GPU without quotes may be that of a constant.
 fn no_constant(path: &Path, is_quoted: bool, key: Key) -> Option<Fault> {
     let name = path.get_ident()?.to_string();
     let hint = match key {

@@ -36,22 +36,22 @@ impl Capabilities {
             Self::Any => (0, u16::MAX),
             Self::Exact(only) => (only.number(), only.number()),
             Self::Family(major) => (u16::from(major) * 10, u16::from(major) * 10 + 9),
-            Self::Floor(least) => (least.number(), u16::MAX),
+            Self::Floor(min) => (min.number(), u16::MAX),
         }
     }
 
     /// True if every capability of `other` is in this set.
     pub(crate) fn covers(self, other: Self) -> bool {
-        let (least, most) = self.bounds();
-        let (other_least, other_most) = other.bounds();
-        least <= other_least && other_most <= most
+        let (min, max) = self.bounds();
+        let (other_min, other_max) = other.bounds();
+        min <= other_min && other_max <= max
     }
 
     /// True if some capability is in both sets.
     pub(crate) fn overlaps(self, other: Self) -> bool {
-        let (least, most) = self.bounds();
-        let (other_least, other_most) = other.bounds();
-        least <= other_most && other_least <= most
+        let (min, max) = self.bounds();
+        let (other_min, other_max) = other.bounds();
+        min <= other_max && other_min <= max
     }
 }
 
@@ -62,7 +62,7 @@ impl fmt::Display for Capabilities {
             Self::Any => f.write_str("any"),
             Self::Exact(only) => write!(f, "{}", only.number()),
             Self::Family(major) => write!(f, "{major}x"),
-            Self::Floor(least) => write!(f, "{}+", least.number()),
+            Self::Floor(min) => write!(f, "{}+", min.number()),
         }
     }
 }
@@ -77,7 +77,7 @@ pub(crate) fn read(text: &str) -> Option<Capabilities> {
         return Some(Capabilities::Family(major));
     }
     match text.strip_suffix('+') {
-        Some(least) => exact(least).map(Capabilities::Floor),
+        Some(min) => exact(min).map(Capabilities::Floor),
         None => exact(text).map(Capabilities::Exact),
     }
 }
@@ -115,7 +115,7 @@ fn of_a_generation(set: Capabilities) -> Option<Capabilities> {
     };
     match set {
         Capabilities::Exact(only) if only.major == 1 => Some(Capabilities::Exact(ten(only))),
-        Capabilities::Floor(least) if least.major == 1 => Some(Capabilities::Floor(ten(least))),
+        Capabilities::Floor(min) if min.major == 1 => Some(Capabilities::Floor(ten(min))),
         Capabilities::Family(1) => Some(Capabilities::Family(10)),
         _ => None,
     }
@@ -154,9 +154,9 @@ pub(crate) fn meant(text: &str) -> Option<Capabilities> {
         " or later",
         " or newer",
     ];
-    if let Some(least) = and_later.iter().find_map(|words| lower.strip_suffix(words)) {
-        return match meant(least)? {
-            Capabilities::Exact(least) => Some(Capabilities::Floor(least)),
+    if let Some(min) = and_later.iter().find_map(|words| lower.strip_suffix(words)) {
+        return match meant(min)? {
+            Capabilities::Exact(min) => Some(Capabilities::Floor(min)),
             _ => None,
         };
     }
@@ -164,8 +164,8 @@ pub(crate) fn meant(text: &str) -> Option<Capabilities> {
         .iter()
         .find_map(|prefix| lower.strip_prefix(prefix))
         .unwrap_or(&lower);
-    if let Some(least) = bare.strip_prefix(">=") {
-        return exact(least.trim()).map(Capabilities::Floor);
+    if let Some(min) = bare.strip_prefix(">=") {
+        return exact(min.trim()).map(Capabilities::Floor);
     }
     let bare = bare.trim_end_matches(['a', 'f']);
     let letters = bare.replace('o', "0").replace('l', "1");

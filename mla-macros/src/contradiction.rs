@@ -148,11 +148,11 @@ fn features_of_caches(spec: &Spec) -> Vec<Fault> {
 }
 
 fn several_of_single(spec: &Spec) -> Vec<Fault> {
-    let several = spec.max_query_len.filter(|most| *most > 1);
+    let several = spec.max_query_len.filter(|max| *max > 1);
     let several = several.filter(|_| spec.query_len.text == "single");
     let fault =
-        |most| {
-            Fault::new(format!("{most} beside the query_len `single`"), "1, or no value").hint(
+        |max| {
+            Fault::new(format!("{max} beside the query_len `single`"), "1, or no value").hint(
             "`query_len = \"uniform\"` or `\"ragged\"` says that a request may have several tokens",
         )
         };

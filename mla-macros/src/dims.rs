@@ -128,12 +128,12 @@ const MAX_DIM: u32 = 65_536;
 const MAX_PAGE: u32 = i32::MAX as u32;
 
 // A number that some problem can have.
-fn up_to(most: u32, number: u32, element: Element<'_>, accepted: &str) -> Result<u32, Fault> {
-    match number <= most {
+fn up_to(max: u32, number: u32, element: Element<'_>, accepted: &str) -> Result<u32, Fault> {
+    match number <= max {
         true => Ok(number),
         false => Err(element
             .fault(accepted)
-            .hint(format!("no problem has {number}, the largest is {most}"))),
+            .hint(format!("no problem has {number}, the largest is {max}"))),
     }
 }
 
@@ -161,67 +161,65 @@ pub(crate) fn heads(text: &str, faults: &mut Vec<Fault>) -> Heads {
     if text.trim_matches(' ') == "any" {
         return Heads::Any;
     }
-    if let Some((least, most)) = text.split_once("..")
+    if let Some((min, max)) = text.split_once("..")
         && !text.contains(['|', ','])
     {
-        return range(least.trim_matches(' '), most.trim_matches(' '), text).unwrap_or_else(
-            |fault| {
-                faults.push(fault);
-                Heads::Any
-            },
-        );
+        return range(min.trim_matches(' '), max.trim_matches(' '), text).unwrap_or_else(|fault| {
+            faults.push(fault);
+            Heads::Any
+        });
     }
     Heads::List(counts(text, accepted, MAX_DIM, faults, |range| {
         let ends = range.split_once("..");
-        ends.is_some_and(|(least, most)| self::range(least.trim(), most.trim(), range).is_ok())
+        ends.is_some_and(|(min, max)| self::range(min.trim(), max.trim(), range).is_ok())
     }))
 }
 
-// `least..=most`; `most` still has its `=`.
-fn range(least: &str, most: &str, text: &str) -> Result<Heads, Fault> {
+// `min..=max`; `max` still has its `=`.
+fn range(min: &str, max: &str, text: &str) -> Result<Heads, Fault> {
     let fault = || Fault::of(text, key::HEADS.accepted);
-    let Some(included) = most.strip_prefix('=') else {
-        let meant = format!("{least}..={most}");
+    let Some(included) = max.strip_prefix('=') else {
+        let meant = format!("{min}..={max}");
         let both = heads(&meant, &mut Vec::new()) != Heads::Any;
         return Err(match both {
             true => fault().hint(format!("both ends belong to a range: write `{meant}`")),
             false => fault(),
         });
     };
-    let (Some(least), Some(included)) = (
-        number::read::<u32>(least),
+    let (Some(min), Some(included)) = (
+        number::read::<u32>(min),
         number::read::<u32>(included.trim_matches(' ')),
     ) else {
         return Err(fault());
     };
-    if least == 0 || included == 0 {
+    if min == 0 || included == 0 {
         return Err(fault().hint("a range begins at 1 or more"));
     }
-    if least > MAX_DIM {
+    if min > MAX_DIM {
         return Err(fault().hint(format!(
-            "no problem has {least} heads, the most is {MAX_DIM}"
+            "no problem has {min} heads, the maximum is {MAX_DIM}"
         )));
     }
-    if least > included {
+    if min > included {
         return Err(fault().hint(format!(
-            "the range is reversed, did you mean `{included}..={least}`?"
+            "the range is reversed, did you mean `{included}..={min}`?"
         )));
     }
-    Ok(Heads::Range(least, included))
+    Ok(Heads::Range(min, included))
 }
 
 /// The range that is meant by `1-128`, `..=128`, `<=128` and the like.
 pub(crate) fn meant_heads(text: &str) -> Option<Meant> {
     const TWO_ENDS: &str = "a range has two ends, the smaller one first, as in `1..=128`";
     let text = text.replace(' ', "");
-    let range = |least: &str, most: &str| Some(Meant::Value(format!("{least}..={most}").into()));
+    let range = |min: &str, max: &str| Some(Meant::Value(format!("{min}..={max}").into()));
     for mark in ["..=", "<=", "..", "<", ">=", ">"] {
         match (text.strip_prefix(mark), text.strip_suffix(mark)) {
-            (Some(least), _) if mark.starts_with('>') && is_number(least) => {
+            (Some(min), _) if mark.starts_with('>') && is_number(min) => {
                 return Some(Meant::Advice(TWO_ENDS.into()));
             }
-            (Some(most), _) if is_number(most) => return range("1", most),
-            (_, Some(least)) if is_number(least) => return Some(Meant::Advice(TWO_ENDS.into())),
+            (Some(max), _) if is_number(max) => return range("1", max),
+            (_, Some(min)) if is_number(min) => return Some(Meant::Advice(TWO_ENDS.into())),
             _ => {}
         }
     }
@@ -232,8 +230,8 @@ pub(crate) fn meant_heads(text: &str) -> Option<Meant> {
         let advice = "multiples are no value of `heads`: a range or a list names the numbers";
         return Some(Meant::Advice(advice.into()));
     }
-    let (least, most) = ends(&text)?;
-    range(least, most)
+    let (min, max) = ends(&text)?;
+    range(min, max)
 }
 
 // Both ends of a range, in the spellings of other languages.
@@ -241,7 +239,7 @@ fn ends(text: &str) -> Option<(&str, &str)> {
     ["..=", "...", "..", "-", "–", "~", ":", "to"]
         .iter()
         .filter_map(|mark| text.split_once(mark))
-        .find(|(least, most)| is_number(least) && is_number(most))
+        .find(|(min, max)| is_number(min) && is_number(max))
 }
 
 fn is_number(text: &str) -> bool {
@@ -266,7 +264,8 @@ pub(crate) fn page_sizes(text: &str, faults: &mut Vec<Fault>) -> PageSizes {
     if let Some(unit) = trimmed.strip_prefix('x') {
         match number::read::<u32>(unit) {
             Some(0) => {
-                faults.push(Fault::new(quoted(text), accepted).hint("the least multiple is `x1`"));
+                faults
+                    .push(Fault::new(quoted(text), accepted).hint("the smallest multiple is `x1`"));
             }
             Some(unit) if unit > MAX_PAGE => {
                 let hint = format!("no problem has pages of {unit}, the largest is {MAX_PAGE}");
@@ -304,8 +303,8 @@ pub(crate) fn meant_page_sizes(text: &str) -> Option<Meant> {
         return Some(Meant::Value(format!("x{unit}").into()));
     }
     let is_open = |mark: &&str| {
-        let least = text.strip_prefix(*mark).or(text.strip_suffix(*mark));
-        least.is_some_and(is_number)
+        let min = text.strip_prefix(*mark).or(text.strip_suffix(*mark));
+        min.is_some_and(is_number)
     };
     let is_range =
         ends(&text).is_some() || ["+", ">=", "<=", "..=", "..", ">", "<"].iter().any(is_open);
@@ -317,7 +316,7 @@ pub(crate) fn meant_page_sizes(text: &str) -> Option<Meant> {
 fn counts(
     text: &str,
     accepted: &str,
-    most: u32,
+    max: u32,
     faults: &mut Vec<Fault>,
     stands_alone: impl Fn(&str) -> bool,
 ) -> Vec<u32> {
@@ -328,6 +327,6 @@ fn counts(
                 .hint(format!("{} stands alone", quoted(element.text))));
         }
         let number = number::positive(element.text, element, accepted)?;
-        up_to(most, number, element, accepted)
+        up_to(max, number, element, accepted)
     })
 }

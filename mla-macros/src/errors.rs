@@ -5,8 +5,8 @@ use std::fmt::Display;
 use proc_macro2::{Span, TokenStream};
 use quote::quote_spanned;
 
-/// The given text, the accepted ones, and the one that was probably meant. It has no place, so that
-/// values can be read without one.
+/// The given text, the accepted ones, and the one that was probably meant. It has no source
+/// position, so values can be parsed without one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Fault {
     pub(crate) given: String,

@@ -105,8 +105,8 @@ impl Runtime {
         self.block_with(place, &spec_value, kernels, &documentation(spec))
     }
 
-    /// The block with some spec, so that what was reported is not reported again as a missing
-    /// constant, and what else is wrong in the block is seen as well.
+    /// The block with a placeholder for its spec. With it the compiler does not report the same
+    /// fault again as a missing constant, and still reports other faults in the block.
     fn block_without_spec(&self, place: &Place) -> TokenStream {
         let Some(condition) = place.misses_spec() else {
             let (attributes, head, body) = (&place.attributes, &place.head, &place.body);
@@ -152,8 +152,8 @@ impl Runtime {
         quote!(<<Self as #path::backend::#backend>::Device as #path::device::Device>::PLATFORM)
     }
 
-    /// The constant with the known facts about the kernels, if there are any. A backend that is
-    /// left out of a build is not compiled for anything.
+    /// The constant with the known facts about the kernels, if there are any: compiled targets and
+    /// GPUs run on. A backend that is left out of a build is compiled for nothing.
     fn kernels(&self, spec: &Spec, present: bool) -> Option<TokenStream> {
         let path = &self.path;
         if !(present && runs_on_gpus(spec)) && spec.run_on.is_none() {
@@ -240,9 +240,9 @@ impl Runtime {
         }
     }
 
-    /// Says which key is meant where the path leads nowhere or to another crate. If the path's
-    /// first name is unknown, the compiler shows no other name of the import; of a macro that holds
-    /// it, it does.
+    /// Writes an item whose error names the key `crate` if the path leads nowhere or to another
+    /// crate. The compiler shows no other name of an import whose first name is unknown, but it
+    /// shows the name of a macro that contains the import.
     fn found(&self, arguments: &Arguments) -> TokenStream {
         let path = &self.path;
         let span = match arguments.has(&key::CRATE) {
@@ -388,8 +388,8 @@ impl Runtime {
         });
         let heads = match &spec.heads {
             Heads::Any => quote!(Any),
-            Heads::Range(least, most) => {
-                let ends = [*least, *most].map(Literal::u32_unsuffixed);
+            Heads::Range(min, max) => {
+                let ends = [*min, *max].map(Literal::u32_unsuffixed);
                 quote!(Range(#(#ends),*))
             }
             Heads::List(counts) => {
@@ -503,9 +503,9 @@ impl Runtime {
                 let major = Literal::u8_unsuffixed(major);
                 quote!(Family(#major))
             }
-            Capabilities::Floor(least) => {
-                let least = capability(least);
-                quote!(Floor(#least))
+            Capabilities::Floor(min) => {
+                let min = capability(min);
+                quote!(Floor(#min))
             }
         };
         quote!(#path::spec::CapabilityMatch::#set)
@@ -545,9 +545,9 @@ fn cfgs(place: &Place) -> impl Iterator<Item = &Attribute> {
     place.attributes.iter().filter(|it| is_cfg(it))
 }
 
-// Two macros of one name at the crate's root are an error of the compiler, in whatever modules
-// their blocks stand: it shows both types, and the name says the cure. For two crates, a registry
-// reports it.
+// Writes a macro at the crate's root, named after the backend. Two macros of one name are an error
+// of the compiler, whatever modules their blocks are in: it shows both types, and the macro's name
+// says what to do. Clashes between two crates are reported by the registry.
 fn claim(place: &Place, spec: &Spec) -> TokenStream {
     let phase = place.phase.variant().to_lowercase();
     let name = format!("a_second_{phase}_backend_{}_needs_the_key_name", spec.name);

@@ -55,11 +55,11 @@ pub(crate) const COMPILED: Key = Key {
     accepted: "the path of a constant that mla-build wrote, such as `raw::SM90`, or a list of \
                them, such as `raw::SM90|raw::SM100`",
     example: "\"raw::SM90|raw::SM100\"",
-    meaning: "What its kernels are compiled for. `sm` is held to it; of several families, a GPU \
-              takes the first that runs there, and a family that is left out is a reason. Needed \
-              where families have GPUs in common, unless `feature` names one of these alone. In a \
-              package that does not build with mla-build, a GPU's backend without it is chosen \
-              by its name alone.",
+    meaning: "The targets that its kernels are compiled for. `sm` is held to them; of several \
+              families, a GPU takes the first that runs there, and a family that is left out is a \
+              reason. Needed where families have GPUs in common, unless `feature` names one of \
+              these alone. In a package that does not build with mla-build, a GPU's backend \
+              without it is chosen by its name alone.",
 };
 
 pub(crate) const FEATURE: Key = Key {
@@ -81,8 +81,8 @@ pub(crate) const RUN_ON: Key = Key {
     default: Some("not said"),
     accepted: "the path of a `&[Run]`, such as `RUN_ON`",
     example: "RUN_ON",
-    meaning: "The GPUs on which its tests passed. What has run on none that takes the same code is \
-              selected by name only.",
+    meaning: "The GPUs on which its tests passed. A backend that has run on no GPU that takes the \
+              same code is selected by name only.",
 };
 
 pub(crate) const DTYPES: Key = Key {
@@ -162,7 +162,7 @@ pub(crate) const QUERY_LEN: Key = Key {
     default: Some("single"),
     accepted: "single, uniform or ragged",
     example: "\"uniform\"",
-    meaning: "How the numbers of query tokens may differ within a batch.",
+    meaning: "The variation of the number of query tokens within a batch.",
 };
 
 pub(crate) const MAX_QUERY_LEN: Key = Key {
@@ -172,7 +172,7 @@ pub(crate) const MAX_QUERY_LEN: Key = Key {
     default: Some("any"),
     accepted: "`any`, or a number from 1 up",
     example: "8",
-    meaning: "The most new tokens of a request that it takes; longer requests go down the expanded \
+    meaning: "The maximum number of new tokens of a request; longer requests go down the expanded \
               path.",
 };
 
@@ -183,8 +183,7 @@ pub(crate) const QUERY_FORMAT: Key = Key {
     default: Some("split"),
     accepted: "split or concatenated",
     example: "\"concatenated\"",
-    meaning: "Whether it takes the latent and the rotary part of its queries apart, or side by \
-              side.",
+    meaning: "The form of its queries: latent and rotary part apart, or side by side.",
 };
 
 pub(crate) const KEY_LAYOUT: Key = Key {
@@ -194,8 +193,7 @@ pub(crate) const KEY_LAYOUT: Key = Key {
     default: Some("packed"),
     accepted: "packed or split",
     example: "\"split\"",
-    meaning: "Whether the layer repeats the rotary part of the keys for every head, or hands it \
-              over once.",
+    meaning: "The form of its keys: the rotary part repeated for every head, or handed over once.",
 };
 
 pub(crate) const PADDED_VALUES: Key = Key {
@@ -205,7 +203,7 @@ pub(crate) const PADDED_VALUES: Key = Key {
     default: Some("false"),
     accepted: "true or false",
     example: "true",
-    meaning: "Whether values and outputs are as wide as queries; the layer pads and slices.",
+    meaning: "Values and outputs are as wide as queries; the layer pads and slices.",
 };
 
 pub(crate) const ALIGNMENT: Key = Key {
@@ -215,7 +213,7 @@ pub(crate) const ALIGNMENT: Key = Key {
     default: Some("1"),
     accepted: "a power of two from 1 up, in bytes",
     example: "16",
-    meaning: "What addresses of its tensors and distances between their rows are multiples of.",
+    meaning: "The divisor of its tensors' addresses and of the distances between their rows.",
 };
 
 pub(crate) const GRAPHS: Key = Key {
@@ -235,7 +233,7 @@ pub(crate) const PLANS_ON_HOST: Key = Key {
     default: Some("false"),
     accepted: "true or false",
     example: "true",
-    meaning: "Whether it plans a step on the host, from the lengths in `DecodeBatch::host`.",
+    meaning: "It plans a step on the host, from the lengths in `DecodeBatch::host`.",
 };
 
 pub(crate) const DEPENDENT_LAUNCH: Key = Key {
@@ -245,9 +243,9 @@ pub(crate) const DEPENDENT_LAUNCH: Key = Key {
     default: Some("false"),
     accepted: "true or false",
     example: "true",
-    meaning: "Whether its kernels keep the contract of programmatic dependent launch, which \
-              stands at `mla_runtime::backend`. If not, the device lets no kernel before or behind \
-              a call overlap it.",
+    meaning: "Its kernels keep the contract of programmatic dependent launch, which stands at \
+              `mla_runtime::backend`. If they do not, the device lets no kernel before or behind a \
+              call overlap it.",
 };
 
 pub(crate) const LSE: Key = Key {
@@ -267,8 +265,8 @@ pub(crate) const LSE_PRECISION: Key = Key {
     default: Some("f32"),
     accepted: "f32 or dtype",
     example: "\"dtype\"",
-    meaning: "How exact the log-sum-exp is: `dtype` if the kernel sums weights that it rounded to \
-              the dtype, which moves it by up to 2^-11 in f16 and 2^-8 in bf16.",
+    meaning: "The precision of the log-sum-exp: `dtype` if the kernel sums weights that it rounded \
+              to the dtype, which moves it by up to 2^-11 in f16 and 2^-8 in bf16.",
 };
 
 pub(crate) const QUANT_OUTPUT: Key = Key {
@@ -278,7 +276,7 @@ pub(crate) const QUANT_OUTPUT: Key = Key {
     default: Some("false"),
     accepted: "true or false",
     example: "true",
-    meaning: "Whether it can write a quantised output.",
+    meaning: "It can write a quantised output.",
 };
 
 pub(crate) const SPARSE: Key = Key {
@@ -288,7 +286,7 @@ pub(crate) const SPARSE: Key = Key {
     default: Some("never"),
     accepted: "never, optional or required",
     example: "\"optional\"",
-    meaning: "Whether it attends to lists of slots.",
+    meaning: "It attends to lists of slots.",
 };
 
 pub(crate) const MAX_LIST_WIDTH: Key = Key {
@@ -298,7 +296,7 @@ pub(crate) const MAX_LIST_WIDTH: Key = Key {
     default: Some("any"),
     accepted: "`any`, or a number from 1 up",
     example: "8192",
-    meaning: "The most entries of a list of slots that it takes.",
+    meaning: "The maximum number of entries of a list of slots.",
 };
 
 pub(crate) const FEATURES: Key = Key {
@@ -311,7 +309,7 @@ pub(crate) const FEATURES: Key = Key {
                strided_outputs, dense_requests, second_cache, split_cache, \
                non_causal",
     example: "\"sinks,deterministic\"",
-    meaning: "What it can do beyond plain causal attention.",
+    meaning: "Abilities beyond plain causal attention.",
 };
 
 pub(crate) const NAME: Key = Key {
@@ -331,7 +329,7 @@ pub(crate) const PROVIDER: Key = Key {
     default: Some("the package's name"),
     accepted: "ASCII letters, digits, `-`, `_` and `.`, such as `flashinfer`",
     example: "\"flashinfer\"",
-    meaning: "Who provides the kernel.",
+    meaning: "The kernel's provider.",
 };
 
 pub(crate) const PRIORITY: Key = Key {
@@ -341,8 +339,8 @@ pub(crate) const PRIORITY: Key = Key {
     default: Some("0"),
     accepted: "an integer, or one per capability such as `90:100,10x:50,*:0`",
     example: "\"90:100,10x:50,*:0\"",
-    meaning: "When it is tried: higher first. The first capability that matches decides; `*` is \
-              everything else, and 0 where it is not written.",
+    meaning: "The order in which it is tried: higher first. The first capability that matches \
+              decides; `*` is everything else, and 0 where it is not written.",
 };
 
 pub(crate) const CRATE: Key = Key {
@@ -352,8 +350,8 @@ pub(crate) const CRATE: Key = Key {
     default: Some("::mla_runtime"),
     accepted: "a path, such as `::mla_runtime`",
     example: "::engine::mla_runtime",
-    meaning: "Where `mla-runtime` is, for a crate that renames or re-exports it: what to write \
-              where the compiler cannot find `mla_runtime`.",
+    meaning: "The path of `mla-runtime`, for a crate that renames or re-exports it and whose \
+              compiler finds no `mla_runtime`.",
 };
 
 /// Every key, in the order of the documentation.

@@ -30,7 +30,7 @@ pub(crate) fn positive(text: &str, element: Element<'_>, accepted: &str) -> Resu
     match read::<u32>(text) {
         Some(0) => Err(element
             .fault(accepted)
-            .hint(format!("{} is zero, the least is 1", quoted(text)))),
+            .hint(format!("{} is zero, the minimum is 1", quoted(text)))),
         Some(number) => Ok(number),
         None => Err(element.fault(accepted)),
     }

@@ -56,8 +56,8 @@ pub(crate) struct Place {
 const BELONGS: &str = "`impl PrefillBackend for T` or `impl DecodeBackend for T`";
 
 impl Place {
-    /// Reads the item, or reports why the attribute cannot stand there and gives what is left of
-    /// the item: nothing where the compiler would report the same again.
+    /// Reads the item, or reports why the attribute cannot be on it. In that case the result is the
+    /// rest of the item, or nothing if the compiler would report the same fault again.
     pub(crate) fn parse(item: TokenStream, errors: &mut Errors) -> Result<Self, TokenStream> {
         let head = match Head::parse.parse2(item.clone()) {
             Ok(head) => head,
@@ -120,8 +120,9 @@ impl Place {
         }
     }
 
-    /// `Some` if the body has no spec of its own: in every build (of nothing), or where what
-    /// its `#[cfg(…)]` ask for is not all given. `None` where it always has one.
+    /// `Some` if the body has no spec of its own in some builds: in every build (an empty
+    /// condition), or in those that do not meet all of its `#[cfg(…)]`. `None` if it always has
+    /// one.
     pub(crate) fn misses_spec(&self) -> Option<Option<TokenStream>> {
         match self.constant("SPEC") {
             None => Some(None),

@@ -119,7 +119,7 @@ fn any_or<T: Copy>(list: &Option<Vec<T>>, text: impl Fn(T) -> String) -> String 
 fn heads(heads: &Heads) -> String {
     match heads {
         Heads::Any => "any".to_owned(),
-        Heads::Range(least, most) => format!("{least} to {most}"),
+        Heads::Range(min, max) => format!("{min} to {max}"),
         Heads::List(counts) => join(counts, u32::to_string),
     }
 }
@@ -143,7 +143,7 @@ fn query_lens(spec: &Spec) -> String {
     let differ = spec.query_len.text;
     match spec.max_query_len {
         None => differ.to_owned(),
-        Some(most) => format!("{differ}, at most {most}"),
+        Some(max) => format!("{differ}, at most {max}"),
     }
 }
 
@@ -151,7 +151,7 @@ fn sparse(spec: &Spec) -> String {
     let sparse = spec.sparse.text;
     match spec.max_list_width {
         None => sparse.to_owned(),
-        Some(most) => format!("{sparse}, lists of at most {most}"),
+        Some(max) => format!("{sparse}, lists of at most {max}"),
     }
 }
 
@@ -184,6 +184,6 @@ fn dotted(set: Capabilities) -> String {
         Capabilities::Any => "any".to_owned(),
         Capabilities::Exact(only) => format!("{}.{}", only.major, only.minor),
         Capabilities::Family(major) => format!("{major}.x"),
-        Capabilities::Floor(least) => format!("{}.{}+", least.major, least.minor),
+        Capabilities::Floor(min) => format!("{}.{}+", min.major, min.minor),
     }
 }

@@ -56,8 +56,9 @@ pub(crate) fn feature(text: &str, faults: &mut Vec<Fault>) -> Vec<String> {
     })
 }
 
-/// The fault of a feature that is not in `declared`, the package's features. For a package without
-/// features, only one that was meant for another key is a fault: the compiler warns of the others.
+/// The fault of a feature that is not in `declared`, the package's features. If the package has no
+/// features, this is a fault only if the text was meant for another key: otherwise the compiler
+/// itself warns.
 pub(crate) fn undeclared(feature: &String, declared: &[String]) -> Option<Fault> {
     if declared.contains(feature) {
         return None;
