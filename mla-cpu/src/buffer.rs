@@ -58,8 +58,8 @@ impl std::fmt::Debug for Buffer {
     }
 }
 
-/// Refuses rows that the allocator would refuse: one thread has a copy of each as f32. A row is of
-/// any width if there are none, or if all of its elements are one.
+/// Refuses rows that are too long to allocate: each thread has a copy of one as f32. A row may have
+/// any width if there are no rows, or if all of its elements are the same one in memory.
 pub(crate) fn check_row(width: usize) -> Result<()> {
     let mut row = Vec::<f32>::new();
     let refused = row.try_reserve_exact(width);

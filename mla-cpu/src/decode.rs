@@ -23,24 +23,24 @@ use mla_runtime::{Error, Result};
 // cache row.
 const ROWS: usize = 64;
 
-// A request's keys are attended to in splits, which threads share where there are fewer units than
-// threads. Splits follow from the length alone, and are merged in order, so that neither the number
-// of threads nor the rest of the batch shows in a result.
+// A request's keys are attended to in splits, which threads share if there are fewer units than
+// threads. Splits follow from the length alone and are combined in order, so a result depends
+// neither on the number of threads nor on the rest of the batch.
 const SPLIT_KEYS: usize = 2 * KEYS;
 const MAX_SPLITS: usize = 16;
 
-fn split_len(keys: usize, most: Option<usize>) -> usize {
-    let even = keys.div_ceil(most.unwrap_or(MAX_SPLITS));
-    let least = match most {
+fn split_len(keys: usize, max: Option<usize>) -> usize {
+    let even = keys.div_ceil(max.unwrap_or(MAX_SPLITS));
+    let min = match max {
         Some(_) => KEYS,
         None => SPLIT_KEYS,
     };
-    even.next_multiple_of(KEYS).max(least)
+    even.next_multiple_of(KEYS).max(min)
 }
 
 // Divides keys into splits. A tail of less than half a tile goes with the split before it.
-fn splits(keys: usize, most: Option<usize>) -> impl Iterator<Item = Range<usize>> {
-    let len = split_len(keys, most);
+fn splits(keys: usize, max: Option<usize>) -> impl Iterator<Item = Range<usize>> {
+    let len = split_len(keys, max);
     let count = match keys / len {
         0 => keys.min(1),
         whole => whole + usize::from(keys % len >= KEYS / 2),
@@ -95,7 +95,7 @@ struct Split {
 // Size of a split's partial result: its rows, and the distance from one row of its output to the
 // next.
 #[derive(Clone, Copy)]
-struct Room {
+struct PartialSize {
     rows: usize,
     pitch: usize,
 }
@@ -325,14 +325,14 @@ impl<'a> Requests<'a> {
         let query_starts = scalars("query starts", &batch.query_starts)?;
         let requests = batch.block_table.requests();
         check_starts("query starts", query_starts, requests, tokens, false)?;
-        let most = batch.max_query_len.min(limits.decode_query_len);
+        let max = batch.max_query_len.min(limits.decode_query_len);
         for (request, pair) in query_starts.windows(2).enumerate() {
             let (queries, len) = ((pair[1] - pair[0]) as usize, seq_lens[request]);
-            if queries > most {
+            if queries > max {
                 return Err(Error::argument(
                     "query length",
                     format!("{queries} of request {request}"),
-                    format!("at most {most}, as the batch and the step's limits say"),
+                    format!("at most {max}, as the batch and the step's limits say"),
                 ));
             }
             if len < 0 || len as usize > batch.max_seq_len {
@@ -502,7 +502,7 @@ impl<T: Element> Call<'_, T> {
         let Some(first) = workspaces.first() else {
             return;
         };
-        let room = Room {
+        let size = PartialSize {
             rows: shared.running.len() * LANES / (workspaces.len() * MAX_SPLITS),
             pitch: first.engine.value_pitch(),
         };
@@ -511,8 +511,8 @@ impl<T: Element> Call<'_, T> {
             let of_unit = splits(*keys, self.num_splits).map(|keys| Split { unit, keys });
             shared.splits.extend(of_unit);
         }
-        self.attend_each(device, workspaces, &mut shared, room);
-        self.merge_each(&mut shared, room);
+        self.attend_each(device, workspaces, &mut shared, size);
+        self.merge_each(&mut shared, size);
     }
 
     // Computes the partial result of each split into memory of its own.
@@ -521,7 +521,7 @@ impl<T: Element> Call<'_, T> {
         device: &Cpu,
         workspaces: &mut [Workspace<E>],
         shared: &mut Shared<'_>,
-        Room { rows, pitch }: Room,
+        PartialSize { rows, pitch }: PartialSize,
     ) {
         let (units, splits, slots) = (shared.units, &*shared.splits, shared.slots);
         let running = Places::new(&mut *shared.running, [0; 3], [0; 3]);
@@ -531,9 +531,9 @@ impl<T: Element> Call<'_, T> {
             let unit = &units[*unit];
             let padded = unit.rows.next_multiple_of(LANES);
             debug_assert!(padded <= rows);
-            // SAFETY: each split is handed out once, and the rooms of two splits do not overlap:
-            // the state was made for this problem, and a request has no more query tokens than its
-            // limits, as was checked of both; so no unit has more than `rows` rows.
+            // SAFETY: each split is handed out once, and the partial results of two splits do not
+            // overlap: the state was made for this problem, and no request has more query tokens
+            // than its limits, as was checked; so no unit has more than `rows` rows.
             let mut partial = unsafe {
                 Partial {
                     running: running.slice(index * rows / LANES, padded / LANES),
@@ -552,7 +552,7 @@ impl<T: Element> Call<'_, T> {
         });
     }
 
-    fn merge_each(&self, shared: &mut Shared<'_>, Room { rows, pitch }: Room) {
+    fn merge_each(&self, shared: &mut Shared<'_>, PartialSize { rows, pitch }: PartialSize) {
         let mut first = 0;
         for (index, unit) in shared.units.iter().enumerate() {
             let of_unit = shared.splits[first..].iter();

@@ -5,8 +5,8 @@ use std::arch::x86_64::*;
 
 use half::bf16;
 
-// Entries that are multiplied before their sums are added up: few enough that those of four columns
-// stay in the first-level cache while all rows are multiplied by them.
+// Number of entries that are multiplied before their sums are added up: so few that those of four
+// columns stay in the first-level cache while all rows are multiplied by them.
 const CHUNK: usize = 1024;
 
 // Rows and columns of which a register each is loaded at a time.

@@ -24,8 +24,8 @@ use mla_runtime::{Error, Result};
 const ROWS: usize = 128;
 const COLUMNS: usize = 128;
 
-// Maximum number of rows of `a` for which the `gemm` crate takes contiguous columns of `b` without
-// a copy. For more it would rearrange them on its way, an element at a time, so they become rows
+// Maximum number of rows of `a` for which the `gemm` crate takes contiguous columns of `b` as they
+// are. For more rows it would rearrange them one element at a time, so they are copied to rows
 // beforehand.
 const FEW_ROWS: usize = 2;
 

@@ -98,11 +98,11 @@ impl Weights {
             };
         }
         // The maximum is the number if one is NaN: the other then makes everything NaN.
-        let most = a.max(b);
-        let (a, b) = ((a - most).exp(), (b - most).exp());
+        let max = a.max(b);
+        let (a, b) = ((a - max).exp(), (b - max).exp());
         let sum = a + b;
         Self {
-            lse: most + sum.ln(),
+            lse: max + sum.ln(),
             a: a / sum,
             b: b / sum,
         }

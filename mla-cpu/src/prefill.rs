@@ -152,15 +152,15 @@ impl CpuPrefill {
             let lens = starts.windows(2).map(|pair| pair[1] - pair[0]);
             lens.max().unwrap_or(0) as usize
         };
-        for (field, most, starts) in [
-            ("longest query", call.max_query_len, query_starts),
-            ("most keys", call.max_key_len, key_starts),
+        for (field, max, starts) in [
+            ("max_query_len", call.max_query_len, query_starts),
+            ("max_key_len", call.max_key_len, key_starts),
         ] {
-            if longest(starts) > most {
+            if longest(starts) > max {
                 return Err(Error::argument(
                     field,
                     longest(starts),
-                    format!("at most {most}, as the call says"),
+                    format!("at most {max}, as the call says"),
                 ));
             }
         }

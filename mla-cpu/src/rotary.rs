@@ -102,13 +102,13 @@ impl<'a> Turn<'a> {
     pub(crate) fn new(rotary: &Rotary<'a, Cpu>, tokens: usize, width: usize) -> Result<Self> {
         rotary.check(tokens, width)?;
         let positions = &scalars("positions", &rotary.positions)?[..tokens];
-        let most = rotary.cos.shape()[1];
+        let max = rotary.cos.shape()[1];
         for position in positions {
-            if !usize::try_from(*position).is_ok_and(|position| position < most) {
+            if !usize::try_from(*position).is_ok_and(|position| position < max) {
                 return Err(Error::argument(
                     "positions",
                     position,
-                    format!("0 and up below the tables' {most}"),
+                    format!("0 and up below the tables' {max}"),
                 ));
             }
         }

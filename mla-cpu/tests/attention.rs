@@ -214,10 +214,10 @@ proptest! {
 // rows.
 #[test]
 fn rows_do_not_depend_on_the_rows_around_them() {
-    let (heads, most) = (2, 40);
+    let (heads, max) = (2, 40);
     let mut random = Random(5);
-    let [query, keys] = [(); 2].map(|()| random.fill::<f32>(most * heads * 192));
-    let values = random.fill::<f32>(most * heads * 128);
+    let [query, keys] = [(); 2].map(|()| random.fill::<f32>(max * heads * 192));
+    let values = random.fill::<f32>(max * heads * 128);
     fn prompt<T: Element>(cpu: &Cpu, inputs: [&[f32]; 3], heads: usize, len: usize) -> Vec<T> {
         let [query, keys, values] =
             inputs.map(|input| input.iter().map(|x| T::from_f32(*x)).collect::<Vec<T>>());
@@ -239,9 +239,9 @@ fn rows_do_not_depend_on_the_rows_around_them() {
         unsafe { backend.prefill(cpu, call, &mut state, &()) }.unwrap();
         out
     }
-    fn check<T: Element>(cpu: &Cpu, inputs: [&[f32]; 3], heads: usize, most: usize) {
-        let all = prompt::<T>(cpu, inputs, heads, most);
-        for len in 1..most {
+    fn check<T: Element>(cpu: &Cpu, inputs: [&[f32]; 3], heads: usize, max: usize) {
+        let all = prompt::<T>(cpu, inputs, heads, max);
+        for len in 1..max {
             let some = prompt::<T>(cpu, inputs, heads, len);
             let [some, all] = [&some, &all[..some.len()]].map(bytemuck::cast_slice::<T, u8>);
             assert!(some == all, "{} of {len} rows", T::DTYPE);
@@ -249,8 +249,8 @@ fn rows_do_not_depend_on_the_rows_around_them() {
     }
     let inputs = [&query[..], &keys, &values];
     for cpu in [Cpu::new(), Cpu::new().without_matrix_unit()] {
-        check::<f32>(&cpu, inputs, heads, most);
-        check::<bf16>(&cpu, inputs, heads, most);
+        check::<f32>(&cpu, inputs, heads, max);
+        check::<bf16>(&cpu, inputs, heads, max);
     }
 }
 
@@ -268,8 +268,8 @@ fn picks() -> impl Strategy<Value = Vec<[usize; 3]>> {
     prop::collection::vec(prop::array::uniform3(any::<usize>()), 0..4)
 }
 
-// A NaN is in the results of the rows that see it, and in no other. Lengths are such that some rows
-// of a block see a key and others do not, in the first tile and in those that follow.
+// Checks that a NaN is in the results of the rows that see it, and in no other. The lengths let
+// some rows of a block see a key that others do not, in the first tile and in later ones.
 proptest! {
     #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
 

@@ -1,5 +1,5 @@
-//! A state is of one problem: a backend of another one refuses it before it writes anything. What
-//! the state has room for is too small otherwise, and threads would write to each other's rows.
+//! A state belongs to one problem: a backend of another problem refuses it before it writes
+//! anything. Otherwise the state would be too small, and threads would write to each other's rows.
 
 use std::sync::Arc;
 

@@ -102,8 +102,8 @@ impl World {
     }
 }
 
-/// Runs queries over a cache: each is a request of one token. Without lists each sees the positions
-/// of its row of `tables`, which has the pages of all of its tokens.
+/// Runs queries over a cache; each is a request of one token. Without lists each attends to all
+/// positions of its row of `tables`.
 fn run<T: mla_runtime::model::Element + Pod>(
     queries: &[T],
     cache: CacheRef<'_, Cpu>,

@@ -1,8 +1,8 @@
 //! Checks that sizes beyond any memory are refused, and that tensors without elements take neither
 //! memory nor time.
 //!
-//! The allocator of this program refuses what is larger than [`LARGEST`], as a machine that is full
-//! would: what does not expect that ends the whole program.
+//! The allocator of this program refuses what is larger than [`LARGEST`], as on a machine whose
+//! memory is full. Code that does not expect that ends the whole program.
 
 use std::alloc::{GlobalAlloc, Layout as Allocation, System};
 

@@ -71,10 +71,10 @@ fn a_nan_leaves_its_group_and_an_infinity_all_of_its_range() {
 
 #[test]
 fn a_cache_of_16_bits_overflows_to_infinity_and_keeps_subnormals() {
-    let least = 2f32.powi(-24);
-    let given = [65519.0, -65520.0, 3.0 * least, least / 2.0, f32::NAN];
+    let min = 2f32.powi(-24);
+    let given = [65519.0, -65520.0, 3.0 * min, min / 2.0, f32::NAN];
     let (_, got) = through::<f32>(KvFormat::F16, 1.0, &given);
-    assert_eq!(got[..4], [65504.0, f32::NEG_INFINITY, 3.0 * least, 0.0]);
+    assert_eq!(got[..4], [65504.0, f32::NEG_INFINITY, 3.0 * min, 0.0]);
     assert!(got[4].is_nan());
     let given = [f32::MAX, f32::MIN_POSITIVE / 2.0];
     let (_, got) = through::<f32>(KvFormat::BF16, 1.0, &given);

@@ -65,12 +65,12 @@ fn a_few_rows_more_take_a_little_longer() {
         // Products with AVX-512 rearrange nothing. Those without it do, which takes a few times as
         // long as reading the weights, for any number of rows.
         for (rows, time) in &times[2..] {
-            let most = match has_avx512() {
+            let max = match has_avx512() {
                 true => 2 + *rows as u32 / 2,
                 false => 8 + *rows as u32,
             };
-            let most = times[0].1 * most;
-            assert!(*time < most, "{name}, {rows} rows: {time:?} of {times:?}");
+            let max = times[0].1 * max;
+            assert!(*time < max, "{name}, {rows} rows: {time:?} of {times:?}");
         }
     };
     check("f32", shortest::<f32>);

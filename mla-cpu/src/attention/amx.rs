@@ -6,8 +6,8 @@
 //! `b[2i][0], b[2i+1][0], b[2i][1], b[2i+1][1], …`.
 //!
 //! A kernel multiplies two tiles of `a` by two of `b`: four loads for four products, which the
-//! first-level cache can feed. Which tiles those are is [`Tiles`]' to say, for any [`Unit`]: tests
-//! have one that multiplies in Rust, so that what is said is tried where there is no matrix unit.
+//! first-level cache can feed. [`Tiles`] names these tiles for any [`Unit`]. Tests have a unit that
+//! multiplies in Rust, so the order of tiles is tested without a matrix unit, too.
 
 use std::arch::asm;
 use std::arch::x86_64::*;

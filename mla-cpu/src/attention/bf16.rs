@@ -1,8 +1,9 @@
 //! Attention in bf16: inputs bf16, products and sums f32, and the softmax's weights rounded to
 //! bf16, as every flash attention in bf16 does.
 //!
-//! Instructions that multiply bf16 add up the products of two neighbours. What they broadcast or
-//! take by rows lies so already; what they take by columns is *paired*: two rows are interleaved.
+//! Instructions that multiply bf16 add up the products of two neighbours. Operands that they
+//! broadcast or take by rows lie in memory as needed. Operands that they take by columns are
+//! *paired*: two rows are interleaved.
 //!
 //! | product | by rows | paired |
 //! |---|---|---|
@@ -111,8 +112,8 @@ impl<P: Bf16Products> Engine for Bf16Engine<P> {
         let rows = rows.next_multiple_of(BLOCK);
         let key_width = widths.key.next_multiple_of(DEPTH);
         let value_width = widths.value.next_multiple_of(2 * LANES);
-        // Values that are the first part of keys are read in whole tiles of columns: of the columns
-        // past the last value nothing is used, but they have to be there.
+        // Values that are the first part of keys are read in whole tiles of columns. The columns
+        // past the last value are not used, but they have to be readable.
         let key_width = if widths.shared {
             key_width.max(value_width)
         } else {
@@ -175,7 +176,7 @@ impl<P: Bf16Products> Engine for Bf16Engine<P> {
             return;
         }
         // The last tile is filled up with zeros: a score of 0 is masked, but a NaN left over from
-        // another call would not stay where it is.
+        // another call would reach other rows.
         self.keys[keys * self.key_width..self.tile * self.key_width].fill(bf16::ZERO);
         if !self.widths.shared {
             let part = keys * self.value_width..self.tile * self.value_width;
@@ -406,9 +407,7 @@ fn softmax(
             _mm512_loadu_ps(running.sum.as_ptr()),
         )
     };
-    let seen = limits
-        .iter()
-        .fold(u32::MAX, |least, limit| least.min(*limit));
+    let seen = limits.iter().fold(u32::MAX, |min, limit| min.min(*limit));
     let mask = Mask {
         by_all: (seen as usize).min(keys),
         limit,

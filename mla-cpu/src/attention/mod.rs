@@ -82,8 +82,8 @@ pub(crate) struct Widths {
     /// True if a value is the first part of its key.
     pub(crate) shared: bool,
     /// True if a row has the same place in every unit. Then a remainder of up to eight rows of a
-    /// unit may be added up in an order of its own, and still no result depends on the rows around
-    /// it.
+    /// unit may be summed in another order than the rest, and a row's result still does not depend
+    /// on the rows around it.
     pub(crate) fixed_rows: bool,
 }
 
@@ -454,14 +454,14 @@ fn attend_to_tile<E: Engine, S: Source<E::Lane>>(
         let of_block = (rows - first).min(E::BLOCK);
         let groups = of_block.div_ceil(LANES);
         let mut limits = [[0; LANES]; MAX_BLOCK / LANES];
-        let (mut most, mut least) = (0, keys);
+        let (mut max, mut min) = (0, keys);
         for row in first..first + of_block {
             let seen = source.limit(row).saturating_sub(range.start).min(keys);
             limits[(row - first) / LANES][row % LANES] = seen as u32;
-            most = most.max(seen);
-            least = least.min(seen);
+            max = max.max(seen);
+            min = min.min(seen);
         }
-        if most == 0 {
+        if max == 0 {
             continue;
         }
         engine.block(
@@ -470,8 +470,8 @@ fn attend_to_tile<E: Engine, S: Source<E::Lane>>(
             Seen {
                 rows: of_block,
                 limits: &limits[..groups],
-                by_all: least,
-                by_some: most,
+                by_all: min,
+                by_some: max,
             },
             scale,
             &mut partial.running[first / LANES..first / LANES + groups],

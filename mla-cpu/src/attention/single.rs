@@ -41,23 +41,23 @@ pub(crate) trait SingleProducts: Copy + Send {
 
 /// The `gemm` crate: every processor.
 ///
-/// It adds up small products in another order: of rows along the inner dimension with at most 256
-/// results, with one row, or with an inner dimension of at most two. A row would then depend on how
-/// many others there are, so no product is smaller than the constants below: what is added is not
-/// read, or 0.
+/// It sums small products in another order: those with at most 256 results, with one row, or with
+/// an inner dimension of at most two. A row's result would then depend on the number of other rows.
+/// So no product is smaller than the constants below; the added rows and keys are 0 or are not
+/// read.
 #[derive(Clone, Copy)]
 pub(crate) struct Gemm;
 
 impl Gemm {
     /// Minimum number of keys of a product: with `LANES` rows they have more than 256 scores.
-    const LEAST_SCORED_KEYS: usize = 256 / LANES + 1;
-    const LEAST_ROWS: usize = 2;
-    const LEAST_KEYS: usize = 3;
+    const MIN_SCORED_KEYS: usize = 256 / LANES + 1;
+    const MIN_ROWS: usize = 2;
+    const MIN_KEYS: usize = 3;
     /// Columns of values that are copied at a time. The last copy may have one more, so that none
     /// has a single one.
     const STRIP: usize = 64;
 
-    /// Adds the products of fewer keys than `LEAST_KEYS`, filled up to that number with keys of 0.
+    /// Adds the products of fewer keys than `MIN_KEYS`, filled up to that number with keys of 0.
     fn accumulate_few(
         values: &[f32],
         pitch: usize,
@@ -65,7 +65,7 @@ impl Gemm {
         weights: &[f32],
         out: &mut [f32],
     ) {
-        let mut padded = [0.0; Self::LEAST_KEYS * MAX_BLOCK];
+        let mut padded = [0.0; Self::MIN_KEYS * MAX_BLOCK];
         padded[..count * MAX_BLOCK].copy_from_slice(&weights[..count * MAX_BLOCK]);
         let mut begin = 0;
         while begin < width {
@@ -75,12 +75,12 @@ impl Gemm {
             } else {
                 Self::STRIP
             };
-            let mut strip = [0.0; Self::LEAST_KEYS * (Self::STRIP + 1)];
+            let mut strip = [0.0; Self::MIN_KEYS * (Self::STRIP + 1)];
             for (key, to) in strip.chunks_exact_mut(columns).take(count).enumerate() {
                 to.copy_from_slice(&values[key * pitch + begin..][..columns]);
             }
             product_f32(
-                [rows, columns, Self::LEAST_KEYS],
+                [rows, columns, Self::MIN_KEYS],
                 &mut out[begin..],
                 (1, width),
                 true,
@@ -108,7 +108,7 @@ impl SingleProducts for Gemm {
         queries: &[f32],
         scores: &mut [f32],
     ) {
-        let count = count.max(Self::LEAST_SCORED_KEYS);
+        let count = count.max(Self::MIN_SCORED_KEYS);
         product_f32(
             [count, rows.next_multiple_of(LANES), width],
             scores,
@@ -129,8 +129,8 @@ impl SingleProducts for Gemm {
         weights: &[f32],
         out: &mut [f32],
     ) {
-        let rows = rows.max(Self::LEAST_ROWS);
-        if count < Self::LEAST_KEYS {
+        let rows = rows.max(Self::MIN_ROWS);
+        if count < Self::MIN_KEYS {
             let size = [count, rows, width];
             return Self::accumulate_few(values.loaded(), pitch, size, weights, out);
         }
@@ -157,8 +157,8 @@ pub(crate) struct F32Engine<P> {
     keys: Scratch<f32>,
     values: Scratch<f32>,
     scores: Scratch<f32>,
-    // Values that are taken out of a product, while it is computed: those of the keys that only
-    // some rows see, which are fewer than there are rows.
+    // Values that are taken out of a product while it is computed: those of the keys that only some
+    // rows see. There are fewer of them than rows.
     aside: Scratch<f32>,
 }
 

@@ -53,7 +53,7 @@ pub(crate) const POLYNOMIAL: [f32; 7] = [
 /// The running softmax of sixteen rows, in units of log2.
 ///
 /// A NaN among a row's scores makes its sum NaN, and so its output and its log-sum-exp. A row has
-/// seen nothing if its sum is 0; its maximum does not say so, which is −inf for NaN scores, too.
+/// seen nothing if its sum is 0. Its maximum does not tell: it is −inf for NaN scores, too.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Running {
@@ -126,9 +126,7 @@ pub(crate) fn softmax(
 #[inline(always)]
 fn largest(scores: &mut [f32], pitch: usize, keys: usize, limits: &[u32; LANES]) -> [f32; LANES] {
     // Keys that every row sees need no mask.
-    let seen = limits
-        .iter()
-        .fold(u32::MAX, |least, limit| least.min(*limit));
+    let seen = limits.iter().fold(u32::MAX, |min, limit| min.min(*limit));
     let seen = (seen as usize).min(keys);
     let mut max = [f32::NEG_INFINITY; LANES];
     let (plain, masked) = scores.split_at_mut((seen * pitch).min(scores.len()));

@@ -1,16 +1,16 @@
 //! The products of attention on AVX-512's registers, for f32 and for pairs of bf16.
 //!
-//! An *entry* is what one lane of a register multiplies: an f32, or two bf16 that are neighbours
-//! along the inner dimension, whose products are added up. So the two kinds of arithmetic differ by
-//! an instruction, and lie in memory alike:
+//! An *entry* is one lane's operand: an f32, or two bf16 that are neighbours along the inner
+//! dimension, whose products are added up. So the two kinds of arithmetic differ by one instruction
+//! and have the same layout in memory:
 //!
 //! | product | broadcast | vectors of sixteen |
 //! |---|---|---|
 //! | scores [keys, rows] | keys, as they are | queries, `[rows / 16][steps][16]` |
 //! | out [rows, V] | weights | values |
 //!
-//! Eight rows of queries or fewer, where a sixteen is left half empty, take two lanes each: one for
-//! the even steps and one for the odd ones, of which two are broadcast at a time.
+//! A remainder of at most eight query rows takes two lanes a row: one for the even steps and one
+//! for the odd ones. Two steps are then broadcast at a time.
 //!
 //! Sums stay in registers: up to 24 of the 32, so that the additions of one need not wait for each
 //! other.
@@ -35,8 +35,8 @@ const ROWS: usize = 8;
 const HALF: usize = LANES / 2;
 const COLUMNS: usize = 3;
 
-// Returns the number of whole sixteens of rows to multiply, and true if a remainder of up to eight
-// rows follows with two lanes a row, which takes whole registers of steps.
+// Returns the number of groups of sixteen rows to multiply, and true if up to eight rows remain.
+// These take two lanes a row, and need steps in whole registers.
 fn sixteens(rows: usize, steps: usize) -> (usize, bool) {
     let half = (1..=HALF).contains(&(rows % LANES)) && steps.is_multiple_of(LANES);
     match half {

@@ -184,7 +184,7 @@ fn hadamard(row: &mut [f32]) {
 
 /// Rounds a row to e4m3; returns its scale.
 fn quantise(row: &[f32], to: &mut [u8]) -> f32 {
-    let largest = row.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+    let largest = row.iter().fold(0.0f32, |max, x| max.max(x.abs()));
     let scale = fp8::power_of_two_scale(largest);
     for (to, x) in to.iter_mut().zip(row) {
         *to = fp8::encode(x / scale);

@@ -44,9 +44,9 @@ pub(super) fn select(
     let rows = rows(of, columns)?;
     let pages = Pages::of(&of.batch.block_table, page_size)?;
     // Maximum number of pages with slots of 32 bits.
-    let most = (1usize << 31) / page_size;
+    let max = (1usize << 31) / page_size;
     for row in &rows {
-        pages.check(row.request, 0, row.seen, most)?;
+        pages.check(row.request, 0, row.seen, max)?;
     }
     let logits = Elements::<f32>::of("index logits", &logits)?;
     cpu.install(|| {
@@ -85,16 +85,16 @@ impl Scratch {
         self.ranks.clear();
         self.ranks.extend(values.iter().map(|value| rank(*value)));
         self.sorted.clone_from(&self.ranks);
-        let (_, least, _) = self
+        let (_, min, _) = self
             .sorted
             .select_nth_unstable_by(count - 1, |a, b| b.cmp(a));
-        let least = *least;
-        let above = self.ranks.iter().filter(|rank| **rank > least).count();
+        let min = *min;
+        let above = self.ranks.iter().filter(|rank| **rank > min).count();
         let mut equal = count - above;
         for (position, rank) in self.ranks.iter().enumerate() {
-            let take = *rank > least || (*rank == least && equal > 0);
+            let take = *rank > min || (*rank == min && equal > 0);
             if take {
-                equal -= usize::from(*rank == least);
+                equal -= usize::from(*rank == min);
                 self.chosen.push(position as u32);
             }
         }

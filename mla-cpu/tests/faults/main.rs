@@ -150,12 +150,12 @@ fn whatever_fails_the_next_step_is_right() {
         for kind in [Kind::Upload, Kind::Operation] {
             let count = walk(&device, &mut labs, kind, |lab| lab.run(requests).map(drop));
             // Chunks, merges and the expansion of prompts are operations of the second.
-            let least = match (kind, index) {
+            let min = match (kind, index) {
                 (Kind::Operation, 0) => 4,
                 (Kind::Operation, _) => 20,
                 _ => 2,
             };
-            assert!(count >= least, "{count} of {kind:?} in step {index}");
+            assert!(count >= min, "{count} of {kind:?} in step {index}");
         }
         let none = walk(&device, &mut labs, Kind::Allocation, |lab| {
             lab.run(requests).map(drop)
@@ -168,14 +168,14 @@ fn whatever_fails_the_next_step_is_right() {
 fn whatever_fails_a_workspace_and_tables_can_be_made_anew() {
     let device = Faulty::default();
     let mut labs = [2, 3].map(|heads| Lab::new(&device, heads).unwrap());
-    for (kind, least) in [(Kind::Allocation, 7), (Kind::Upload, 2)] {
+    for (kind, min) in [(Kind::Allocation, 7), (Kind::Upload, 2)] {
         let of = device.clone();
         let count = walk(&device, &mut labs, kind, |lab| {
             lab.workspace = lab.layer.workspace(&LIMITS)?;
             lab.rotary = RotaryTables::new(&of, &Rope::plain(1e4), 8, 32)?;
             Ok(())
         });
-        assert!(count >= least, "{count} of {kind:?}");
+        assert!(count >= min, "{count} of {kind:?}");
     }
 }
 

@@ -1,5 +1,6 @@
-//! Random selections, right ones and ones with a fault: each is refused by one error, with the
-//! cache untouched and no lists left, or makes the lists that the call without gaps makes.
+//! Random selections, correct ones and ones with a fault. A faulty one is refused by one error, and
+//! leaves the cache untouched and no lists. A correct one makes the same lists as the call with
+//! contiguous tensors.
 
 use fastrand::Rng;
 use mla_cpu::Cpu;

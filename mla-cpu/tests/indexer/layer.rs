@@ -367,12 +367,12 @@ fn lists_are_those_of_the_reference_and_attention_is_to_them() {
                     // Differences have to lie within the effect of one e4m3 rounding that f32
                     // decides otherwise: 2⁻⁴ of a product, hence at most 2⁻⁴ of the largest logit.
                     on_the_edge += 1;
-                    let least = chosen.iter().map(|at| logits[*at]).fold(f64::MAX, f64::min);
-                    let most = logits.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
+                    let min = chosen.iter().map(|at| logits[*at]).fold(f64::MAX, f64::min);
+                    let max = logits.iter().fold(0.0, |max: f64, x| max.max(x.abs()));
                     for (position, logit) in logits.iter().enumerate() {
                         let slot = world.slot(request, position) as i32;
                         if list.contains(&slot) != expected.contains(&slot) {
-                            assert!((logit - least).abs() <= most / 16.0, "{logit}, {least}");
+                            assert!((logit - min).abs() <= max / 16.0, "{logit}, {min}");
                         }
                     }
                 }

@@ -118,7 +118,7 @@ impl World {
                 let expected = index_logit(&queries, key, scale);
                 // The rounding error of each sum is at most 2⁻²⁴ of the magnitudes that are added
                 // up.
-                let most: f64 = queries
+                let max: f64 = queries
                     .iter()
                     .map(|(query, weight)| {
                         let products = query.iter().zip(key);
@@ -128,7 +128,7 @@ impl World {
                         sum * weight.abs()
                     })
                     .sum();
-                let tolerance = (width + heads + 4) as f64 * 2f64.powi(-24) * most * scale;
+                let tolerance = (width + heads + 4) as f64 * 2f64.powi(-24) * max * scale;
                 let difference = (f64::from(*logit) - expected).abs();
                 assert!(difference <= tolerance, "{logit}, expected {expected}");
             }

@@ -26,7 +26,7 @@ fn configs() -> impl Iterator<Item = IndexerConfig> {
 /// distance to the next code, but for the loss of f32 before that (a few 2⁻²⁴ of the largest
 /// value).
 fn check(row: &[f64], codes: &[u8], scale: f64) {
-    let largest = row.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
+    let largest = row.iter().fold(0.0, |max: f64, x| max.max(x.abs()));
     let exact = index_scale(row);
     // The scale may be the neighbouring one on the edge of a power of two.
     let edge = (largest / 448.0 / exact - 1.0).abs() < 1e-5

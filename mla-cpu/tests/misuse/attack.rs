@@ -201,11 +201,11 @@ fn requests(rng: &mut Rng, setup: &mut Setup) {
     requests.sort_unstable_by_key(|request| request.q);
     // Padding stands first, and has the query length of the absorbed path.
     let first = requests.first().map_or(1, |request| request.q);
-    let most = match problem.query_len {
+    let max = match problem.query_len {
         QueryLen::Single => setup.limits.decode_query_len.min(1),
         _ => setup.limits.decode_query_len,
     };
-    if first as usize <= most && rng.u8(..4) == 0 {
+    if first as usize <= max && rng.u8(..4) == 0 {
         requests.insert(0, Request::new(first, 0));
     }
     if rng.u8(..4) == 0 {
@@ -279,13 +279,12 @@ fn slots(rng: &mut Rng, setup: &Setup) -> Vec<i64> {
     for (index, request) in setup.requests.iter().enumerate() {
         for new in 0..request.q {
             let is_written = request.kv > 0 && rng.u8(..8) > 0;
-            slots.push(match is_written {
-                false => -1,
-                true => {
-                    let position = request.kv - request.q + new;
-                    let entry = setup.tables[index * setup.max_pages + (position / page) as usize];
-                    i64::from(entry) * i64::from(page) + i64::from(position % page)
-                }
+            slots.push(if is_written {
+                let position = request.kv - request.q + new;
+                let entry = setup.tables[index * setup.max_pages + (position / page) as usize];
+                i64::from(entry) * i64::from(page) + i64::from(position % page)
+            } else {
+                -1
             });
         }
     }

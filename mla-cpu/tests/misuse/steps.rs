@@ -201,11 +201,11 @@ pub(crate) const REFUSED: &[Case] = &[
     }),
     // Limits and memory.
     ("steps: limits of all that a host counts", || {
-        let most = usize::MAX;
-        let limits = StepLimits::new(most, most, most);
+        let max = usize::MAX;
+        let limits = StepLimits::new(max, max, max);
         Lab::of(
             config(),
-            limits.with_context_rows(most).with_decode_query_len(most),
+            limits.with_context_rows(max).with_decode_query_len(max),
         )?;
         never()
     }),
