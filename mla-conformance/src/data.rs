@@ -86,7 +86,7 @@ pub(super) fn of_output(spec: &BackendSpec, placement: Placement) -> Placement {
 }
 
 /// Returns the longest of some lengths.
-pub(super) fn most(lens: &[usize]) -> usize {
+pub(super) fn longest(lens: &[usize]) -> usize {
     lens.iter().copied().max().unwrap_or(0)
 }
 
@@ -413,7 +413,7 @@ impl Written {
             None => tolerance(dtype) * want[k].abs().max(1.0),
             Some(group) => {
                 let own = want[k / group * group..].iter().take(group);
-                let largest = own.fold(0.0, |most: f64, x| most.max(x.abs()));
+                let largest = own.fold(0.0, |max: f64, x| max.max(x.abs()));
                 // The roundings of weights do not cancel where values of both signs do; half of
                 // f16's smallest number comes on top.
                 let rounding = if dtype == DType::F16 {

@@ -1,8 +1,8 @@
 //! A decode call and its comparison with the reference.
 
 use super::data::{
-    Bits, Late, OnDevice, Outputs, POISON, Random, Tensor, Written, array, config, copy_all, most,
-    of_output, starts, upload,
+    Bits, Late, OnDevice, Outputs, POISON, Random, Tensor, Written, array, config, copy_all,
+    longest, of_output, starts, upload,
 };
 use super::failure::{Failure, Promise, refused};
 use super::guarded::Guarded;
@@ -67,13 +67,13 @@ pub struct DecodeCase {
 /// Scales that are far apart.
 #[derive(Clone, Copy, Debug)]
 pub struct GroupScales {
-    /// The exponents of the powers of two that multiply the scales of four groups: of 40 rows of a
-    /// request and of the next 40, in turn.
+    /// Exponents of the powers of two by which the scales of the four groups are multiplied: one
+    /// set for 40 rows of a request, the other for the next 40, in turn.
     pub exponents: [[i32; 4]; 2],
     /// The exponent of the power of two that multiplies the latent part of queries.
     pub queries: i32,
-    /// The rotary values of the second, fourth … 40 rows, and negated of the others, where those of
-    /// queries are 1; 0: all are random.
+    /// Rotary value of every second block of 40 rows; the other blocks have its negative. Rotary
+    /// values of queries are then 1. If it is 0, all of them are random.
     pub lead: f64,
 }
 
@@ -258,7 +258,10 @@ impl<D: Device> Inputs<D> {
         let batch = DecodeBatch::new(
             BlockTable::new(table, requests, data.max_pages)?,
             (array(&self.lens, requests)?, data.max_seq_len),
-            (array(&self.starts, requests + 1)?, most(&case.query_lens)),
+            (
+                array(&self.starts, requests + 1)?,
+                longest(&case.query_lens),
+            ),
         )
         .with_causal(case.causal);
         let [query_lens, seq_lens] = &self.host_lens;
@@ -542,13 +545,13 @@ impl DecodeCase {
     fn limits(&self) -> StepLimits {
         let tokens = self.query_lens.iter().sum();
         StepLimits::new(self.seq_lens.len(), tokens, self.max_pages())
-            .with_decode_query_len(most(&self.query_lens))
+            .with_decode_query_len(longest(&self.query_lens))
     }
 
     /// Returns the number of columns of the block table.
     fn max_pages(&self) -> usize {
         let page_size = self.problem.page_size as usize;
-        most(&self.seq_lens).div_ceil(page_size) + 2.max(self.spare_pages)
+        longest(&self.seq_lens).div_ceil(page_size) + 2.max(self.spare_pages)
     }
 
     /// Returns the same requests in another order, with other numbers: memory of the same sizes.
@@ -845,7 +848,7 @@ impl Step {
         let needs = |len: &usize| len.div_ceil(page_size);
         let max_pages = case.max_pages();
         let max_seq_len = match case.spare_pages {
-            0 => most(&case.seq_lens),
+            0 => longest(&case.seq_lens),
             _ => max_pages * page_size,
         };
         let pages = case.seq_lens.iter().map(needs).sum::<usize>() + 3;

@@ -1,7 +1,7 @@
 //! A prefill call and its comparison with the reference.
 
 use super::data::{
-    Bits, Late, OnDevice, Outputs, Random, Tensor, Written, array, config, copy_all, most,
+    Bits, Late, OnDevice, Outputs, Random, Tensor, Written, array, config, copy_all, longest,
     of_output, starts, upload,
 };
 use super::failure::{Failure, Promise, refused};
@@ -197,10 +197,10 @@ impl PrefillCase {
         device: &S::Device,
     ) -> std::result::Result<Option<Bits>, Failure> {
         let within = Guarded::new(stage.spec().name, self.problem, device);
-        let least = StepLimits::new(1, 1, 0)
+        let min = StepLimits::new(1, 1, 0)
             .with_decode_query_len(0)
             .with_context_rows(1);
-        let kept = within.made(u64::MAX, || self.kept(stage, device, &least))?;
+        let kept = within.made(u64::MAX, || self.kept(stage, device, &min))?;
         let mut call = Call::with(self, stage, device, kept)?;
         let enqueued = match call.prepare() {
             Ok(()) => call.prefill(),
@@ -318,8 +318,9 @@ impl<'a, S: PrefillStage> Call<'a, S> {
             .with_lse(lse)
             .with_chunk((!self.case.causal).then_some(of_chunk))
             .with_causal(!self.case.see_each_other);
-        // SAFETY: the starts add up the case's lengths, of which the tensors have as many rows and
-        // the call the maxima; state and metadata are this stage's, prepared for the batch.
+        // SAFETY: the starts are sums of the case's lengths and end at the tensors' rows, and the
+        // call's maxima are those of the lengths; state and metadata are this stage's, prepared for
+        // the batch.
         unsafe {
             self.stage
                 .prefill(self.device, call, &mut self.state, &self.metadata)
@@ -578,8 +579,11 @@ impl<D: Device> Inputs<D> {
             keys,
             self.values.view()?,
             out,
-            (array(&self.query_starts, starts)?, most(&case.query_lens)),
-            (array(&self.key_starts, starts)?, most(&case.key_lens)),
+            (
+                array(&self.query_starts, starts)?,
+                longest(&case.query_lens),
+            ),
+            (array(&self.key_starts, starts)?, longest(&case.key_lens)),
         ))
     }
 }

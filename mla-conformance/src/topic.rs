@@ -44,8 +44,8 @@ topics! {
         PageSizes = "page_sizes",
         /// Contexts that are worth splitting.
         LongContexts = "long_contexts",
-        /// Requests that may be longer than they are, as the batch says and the block table has
-        /// room for, or the lists of slots: a backend may have other kernels for them.
+        /// Batches whose maximum length is above the lengths of their requests, in the block table
+        /// or the lists of slots: a backend may choose other kernels by the maximum.
         LongTables = "long_tables",
         /// Queries with gaps between tokens, and outputs if the spec says so; no log-sum-exp.
         Strides = "strides",
@@ -56,8 +56,9 @@ topics! {
         /// A NaN in a cache row: in the outputs of those that see the row, and in no other, where
         /// the spec promises that.
         NanRows = "nan_rows",
-        /// Groups of latent values whose scales are far apart, in a row and from row to row, where
-        /// the spec has a cache format with such: each group's outputs are held to its own largest.
+        /// Groups of latent values whose scales are far apart, within a row and from row to row,
+        /// for cache formats that have groups. Each group's outputs are held to a tolerance of its
+        /// own.
         GroupScales = "group_scales",
         /// Lists of slots, where the spec has them.
         SlotLists = "slot_lists",
@@ -77,15 +78,15 @@ topics! {
         QuantisedOutputs = "quantised_outputs",
         /// The same step again, bit for bit, where the spec says that it is deterministic.
         Repetition = "repetition",
-        /// Programmatic dependent launch: inputs that a kernel writes late, and a kernel behind
-        /// that begins early; whatever the spec says, since the device keeps others apart. Nothing
-        /// on a device whose kernels do not overlap.
+        /// Programmatic dependent launch: inputs that the kernel before writes late, and a kernel
+        /// behind that begins early. It is tried whatever the spec says, since the device fences
+        /// other backends, and only on a device whose kernels overlap.
         DependentLaunch = "dependent_launch",
         /// Captured into a graph and replayed with other inputs, where the spec says that it can be
         /// and the device has graphs.
         Graphs = "graphs",
-        /// State and metadata of as many bytes as `workspace_bytes` says, with nothing written
-        /// beyond them where the device has guards, nor by a step that exceeds their limits.
+        /// State and metadata have the size that `workspace_bytes` says. Nothing is written beyond
+        /// them, if the device has guards to tell, and a step that exceeds their limits is refused.
         Workspace = "workspace_bytes",
         /// Tensors that are as aligned as the spec asks for, and no better.
         Alignment = "alignment",
@@ -129,15 +130,15 @@ topics! {
         QuantisedOutputs = "quantised_outputs",
         /// The same call again, bit for bit, where the spec says that it is deterministic.
         Repetition = "repetition",
-        /// Programmatic dependent launch: inputs that a kernel writes late, and a kernel behind
-        /// that begins early; whatever the spec says, since the device keeps others apart. Nothing
-        /// on a device whose kernels do not overlap.
+        /// Programmatic dependent launch: inputs that the kernel before writes late, and a kernel
+        /// behind that begins early. It is tried whatever the spec says, since the device fences
+        /// other backends, and only on a device whose kernels overlap.
         DependentLaunch = "dependent_launch",
         /// Captured into a graph and replayed with other inputs, where the spec says that it can be
         /// and the device has graphs.
         Graphs = "graphs",
-        /// State and metadata of as many bytes as `workspace_bytes` says, with nothing written
-        /// beyond them where the device has guards, nor by a step that exceeds their limits.
+        /// State and metadata have the size that `workspace_bytes` says. Nothing is written beyond
+        /// them, if the device has guards to tell, and a step that exceeds their limits is refused.
         Workspace = "workspace_bytes",
         /// Tensors that are as aligned as the spec asks for, and no better.
         Alignment = "alignment",

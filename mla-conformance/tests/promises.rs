@@ -1,5 +1,5 @@
-//! Promises of a spec beside right numbers: a backend that breaks one is found, and one that keeps
-//! it or does not make it is not.
+//! Promises of a spec other than correct numbers: a backend that breaks one is reported, and a
+//! backend that keeps it or does not make it is not.
 
 mod simulated;
 

@@ -118,8 +118,8 @@ impl Accepted {
         let mut some = match self.spec.heads {
             HeadCounts::List(counts) => counts.to_vec(),
             HeadCounts::Any => vec![1, 3, 16, 40, 128],
-            HeadCounts::Range(least, most) => {
-                let mut counts = vec![least, 3, 16, 40, 128, most.min(256)];
+            HeadCounts::Range(min, max) => {
+                let mut counts = vec![min, 3, 16, 40, 128, max.min(256)];
                 counts.retain(|count| self.spec.heads.accepts(*count));
                 counts
             }

@@ -59,7 +59,7 @@ pub fn hadamard(row: &[f64]) -> Vec<f64> {
 /// Returns the scale of an index key or query: the smallest power of two that is not below max(|x|,
 /// 1e-4) / 448.
 pub fn index_scale(row: &[f64]) -> f64 {
-    let largest = row.iter().fold(1e-4, |most: f64, x| most.max(x.abs()));
+    let largest = row.iter().fold(1e-4, |max: f64, x| max.max(x.abs()));
     let mut scale = 2f64.powi(-60);
     while scale < largest / 448.0 {
         scale *= 2.0;

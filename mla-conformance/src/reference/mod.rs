@@ -84,9 +84,9 @@ pub fn attend(query: &[f64], keys: &[&[f64]], values: &[&[f64]], scale: f64) -> 
         return (vec![0.0; width], f64::NEG_INFINITY);
     }
     // The maximum ignores NaN, which reaches the result by its weight.
-    let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     // The largest score is taken out of the exponents, which changes nothing but their range.
-    let weights: Vec<f64> = scores.iter().map(|score| (score - most).exp()).collect();
+    let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
     let sum: f64 = weights.iter().sum();
     let mut out = vec![0.0; width];
     for (weight, value) in weights.iter().zip(values) {
@@ -94,7 +94,7 @@ pub fn attend(query: &[f64], keys: &[&[f64]], values: &[&[f64]], scale: f64) -> 
             *out += weight / sum * value;
         }
     }
-    (out, most + sum.ln())
+    (out, max + sum.ln())
 }
 
 /// Returns the part of an output that a sink leaves, for an output with this log-sum-exp: e^lse /
@@ -202,19 +202,19 @@ pub fn merge(a: (&[f64], f64), b: (&[f64], f64)) -> (Vec<f64>, f64) {
         return (out, f64::NEG_INFINITY);
     }
     // The maximum is the number if one is NaN.
-    let most = partials[0].1.max(partials[1].1);
-    let sum: f64 = partials.iter().map(|(_, lse)| (lse - most).exp()).sum();
+    let max = partials[0].1.max(partials[1].1);
+    let sum: f64 = partials.iter().map(|(_, lse)| (lse - max).exp()).sum();
     for (partial, lse) in partials {
         // A result that attended to nothing may hold anything.
         if lse == f64::NEG_INFINITY {
             continue;
         }
-        let weight = (lse - most).exp() / sum;
+        let weight = (lse - max).exp() / sum;
         for (out, value) in out.iter_mut().zip(partial) {
             *out += weight * value;
         }
     }
-    (out, most + sum.ln())
+    (out, max + sum.ln())
 }
 
 /// Applies `W_kv_b` to latents: `[k_nope | v] = c · W_kv_b`.

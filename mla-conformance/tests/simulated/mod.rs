@@ -1,5 +1,5 @@
-//! A device on the host that has what a GPU has and a processor has not, as far as a backend's
-//! promises show in it: kernels that overlap, graphs, and guards around buffers.
+//! A device on the host with the properties of a GPU that backends' promises depend on: kernels
+//! that overlap, graphs, and guards around buffers.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
