@@ -7,7 +7,7 @@ use std::hash::Hash;
 /// kernels; of the others those stay that were used last.
 pub(crate) struct Plans<K, P> {
     known: HashMap<K, Known<P>>,
-    most: usize,
+    max: usize,
     /// Counts uses, so that one is known to be later than another.
     uses: u64,
 }
@@ -20,11 +20,11 @@ struct Known<P> {
 }
 
 impl<K: Copy + Eq + Hash, P: Copy> Plans<K, P> {
-    /// Makes an empty cache of at most `most` plans beside those of graphs.
-    pub(crate) fn new(most: usize) -> Self {
+    /// Makes an empty cache of at most `max` plans beside those of graphs.
+    pub(crate) fn new(max: usize) -> Self {
         Self {
             known: HashMap::new(),
-            most,
+            max,
             uses: 0,
         }
     }
@@ -65,7 +65,7 @@ impl<K: Copy + Eq + Hash, P: Copy> Plans<K, P> {
             .filter(|(_, known)| !known.is_captured)
             .map(|(key, known)| (known.last_use, *key))
             .collect();
-        let surplus = (free.len() + 1).saturating_sub(self.most);
+        let surplus = (free.len() + 1).saturating_sub(self.max);
         free.sort_unstable_by_key(|(last_use, _)| *last_use);
         let gone = free.into_iter().take(surplus);
         gone.filter_map(|(_, key)| self.known.remove(&key)?.plan)
@@ -84,8 +84,8 @@ mod tests {
 
     /// Returns the keys that are evicted while `keys` are looked up, and launched, one after
     /// another.
-    fn gone(most: usize, keys: &[u32], captured: &[u32]) -> Vec<u32> {
-        let mut plans = Plans::new(most);
+    fn gone(max: usize, keys: &[u32], captured: &[u32]) -> Vec<u32> {
+        let mut plans = Plans::new(max);
         let mut gone = Vec::new();
         for key in keys {
             if plans.get(key).is_none() {

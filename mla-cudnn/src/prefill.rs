@@ -384,16 +384,16 @@ impl Cudnn {
     ) -> Result<ffi::McKey> {
         let problem = &self.config.problem;
         let bucket = |lens: &mut dyn Iterator<Item = usize>| {
-            let most: usize = lens.max().unwrap_or(0);
-            most.next_power_of_two().max(64)
+            let max: usize = lens.max().unwrap_or(0);
+            max.next_power_of_two().max(64)
         };
         let equal = self.exact_lens(seen);
         let [max_query_len, max_key_len] = equal.unwrap_or_else(|| {
             let queries = bucket(&mut seen.iter().map(|seen| seen.query.len()));
             // A mask that is aligned to the bottom right wants no more queries than keys.
-            let least = if causal { queries } else { 0 };
+            let min = if causal { queries } else { 0 };
             let keys = bucket(&mut seen.iter().map(|seen| seen.key.len()));
-            [queries, keys.max(least)]
+            [queries, keys.max(min)]
         });
         let wide = |stride: usize| stride as i64;
         let [query, keys, values, out] = tensors.layouts.map(|layout| layout.strides);
@@ -408,8 +408,8 @@ impl Cudnn {
             out_head_stride: wide(out[1]),
             lse_head_stride: wide(lse_stride),
             requests: int("requests", seen.len())?,
-            max_query_len: int("longest query", max_query_len)?,
-            max_key_len: int("most keys", max_key_len)?,
+            max_query_len: int("max_query_len", max_query_len)?,
+            max_key_len: int("max_key_len", max_key_len)?,
             heads: int("heads", problem.heads as usize)?,
             key_dim: int("query width", problem.dims.head.qk() as usize)?,
             value_dim: int("value width", problem.dims.head.v as usize)?,

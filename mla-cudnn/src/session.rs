@@ -26,7 +26,7 @@ fn check(operation: &'static str, status: i32) -> Result<()> {
 
 /// Maximum number of plans that are kept beside those of graphs: more shapes than an engine serves
 /// again and again, so that the evicted ones no longer occur.
-const MOST_PLANS: usize = 512;
+const MAX_PLANS: usize = 512;
 
 /// Plans are built when their key first occurs, and kept while they are used: a build takes far
 /// longer than a launch.
@@ -56,7 +56,7 @@ impl Session {
         Ok(Self {
             device: device.clone(),
             handle,
-            plans: Plans::new(MOST_PLANS),
+            plans: Plans::new(MAX_PLANS),
             workspaces: Vec::new(),
         })
     }
@@ -134,7 +134,7 @@ impl Session {
         Ok(())
     }
 
-    /// Frees plans that were not used for longest, if there are as many as are kept.
+    /// Frees the least recently used plans until there is room for one more.
     fn make_room(&mut self) -> Result<()> {
         let gone = self.plans.make_room();
         if gone.is_empty() {

@@ -191,12 +191,12 @@ impl DecodeBackend for CutlassMla {
             return Ok(());
         }
         let width = self.table_width(batch.max_seq_len);
-        for (field, given, most) in [
+        for (field, given, max) in [
             ("requests", requests, state.requests),
             ("entries of the block table", width, state.table_width),
         ] {
-            if given > most {
-                let accepted = format!("at most {most}, for which the state was made");
+            if given > max {
+                let accepted = format!("at most {max}, for which the state was made");
                 return Err(Error::argument(field, given, accepted));
             }
         }

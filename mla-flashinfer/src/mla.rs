@@ -104,7 +104,7 @@ impl FlashInferMla {
     }
 
     /// Returns the maximum number of query tokens of a step on the decode path.
-    fn most_tokens(limits: &StepLimits) -> usize {
+    fn max_tokens(limits: &StepLimits) -> usize {
         let uniform = limits.requests.saturating_mul(limits.decode_query_len);
         uniform.min(limits.tokens)
     }
@@ -112,7 +112,7 @@ impl FlashInferMla {
     /// Returns the number of entries that each list needs: the maximum number of works of a plan
     /// within the limits, and one entry more than there are SMs.
     fn capacity(&self, limits: &StepLimits, sms: usize) -> usize {
-        let rows = Self::most_tokens(limits).saturating_mul(self.heads());
+        let rows = Self::max_tokens(limits).saturating_mul(self.heads());
         let requests = limits.requests.saturating_mul(2);
         let tiles = requests.max((rows / 128).saturating_add(limits.requests));
         let entries = tiles.saturating_add(sms).max(sms + 1);
@@ -127,7 +127,7 @@ impl FlashInferMla {
         let entry = size_of::<i32>();
         Ok([
             usize::try_from(partial).map_err(|_| Error::argument("SMs", sms, "fewer"))?,
-            Self::most_tokens(limits).saturating_mul(self.heads() * size_of::<f32>()),
+            Self::max_tokens(limits).saturating_mul(self.heads() * size_of::<f32>()),
             (ffi::FI_MLA_LISTS as usize * entry).saturating_mul(self.capacity(limits, sms)),
         ])
     }

@@ -46,7 +46,7 @@ struct Version {
 impl Version {
     /// Returns the maximum number of elements that the kernel can count in a tensor, if memory can
     /// hold more.
-    fn most_elements(self) -> Option<usize> {
+    fn max_elements(self) -> Option<usize> {
         match self.number {
             2 => Some(u32::MAX as usize),
             3 => None,
@@ -270,9 +270,9 @@ impl FlashInfer {
             ("values", &value),
             ("out", &out_layout),
         ];
-        if let Some(most) = self.version.most_elements() {
+        if let Some(max) = self.version.max_elements() {
             for (field, layout) in layouts {
-                within(field, layout, most)?;
+                within(field, layout, max)?;
             }
         }
         let [query_strides, key_strides, value_strides, out_strides] =
@@ -539,10 +539,10 @@ impl Plan {
             .query_starts
             .windows(2)
             .map(|pair| pair[1] - pair[0]);
-        let least = |queries: i32| if self.causal { queries } else { 1 };
+        let min = |queries: i32| if self.causal { queries } else { 1 };
         queries
             .zip(&self.host.lens)
-            .any(|(queries, keys)| queries > 0 && *keys < least(queries))
+            .any(|(queries, keys)| queries > 0 && *keys < min(queries))
     }
 
     /// Takes over the lengths of a batch.

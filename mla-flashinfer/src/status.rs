@@ -55,15 +55,15 @@ pub(crate) fn strides(field: &'static str, layout: &Layout) -> Result<[u32; 2]> 
     Ok([stride(field, token, 1)?, stride(field, head, 1)?])
 }
 
-/// Refuses a tensor of more than `most` elements from the first to the last, gaps included.
-pub(crate) fn within(field: &'static str, layout: &Layout, most: usize) -> Result<()> {
+/// Refuses a tensor of more than `max` elements from the first to the last, gaps included.
+pub(crate) fn within(field: &'static str, layout: &Layout, max: usize) -> Result<()> {
     let span = layout.span_bytes();
     let span = span.map_or(usize::MAX, |bytes| bytes / layout.dtype.bytes());
-    if span <= most {
+    if span <= max {
         return Ok(());
     }
     let given = format!("{span} elements from the first to the last");
-    Err(Error::argument(field, given, at_most(most)))
+    Err(Error::argument(field, given, at_most(max)))
 }
 
 /// Returns the number of a dtype in the C interface.

@@ -15,10 +15,10 @@ extern "C" {
 /* Query rows (tokens times heads) of a CTA. */
 #define FM_ROWS 64
 /* The most parts that the work of a batch is divided into. */
-#define FM_MOST_PARTS 160
+#define FM_MAX_PARTS 160
 #define FM_PART_BYTES 32
 /* A schedule is made in the shared memory of one CTA. */
-#define FM_MOST_REQUESTS 11600
+#define FM_MAX_REQUESTS 11600
 
 /* What went wrong last on this thread: valid until its next call. Never null. */
 const char* fm_last_error(void);

@@ -106,9 +106,9 @@ impl FlashMla {
     /// The extents of a batch, refused by its field where FlashMLA counts in 32 bits.
     fn extents(&self, device: &Cuda, batch: &DecodeBatch<'_, Cuda>) -> Result<Extents> {
         let (requests, query_len) = (batch.block_table.requests(), batch.max_query_len);
-        let most = ffi::FM_MOST_REQUESTS as usize;
-        if requests > most {
-            let accepted = format!("at most {most}");
+        let max = ffi::FM_MAX_REQUESTS as usize;
+        if requests > max {
+            let accepted = format!("at most {max}");
             return Err(Error::argument("requests", requests, accepted));
         }
         let rows = query_len * self.heads();

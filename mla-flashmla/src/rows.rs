@@ -47,10 +47,10 @@ impl Strides {
 /// The parts that FlashMLA divides a batch into: a CTA of each tile of rows for each.
 pub(crate) fn parts(sms: usize, rows: usize) -> usize {
     let tiles = rows.div_ceil(ffi::FM_ROWS as usize).max(1);
-    (sms / tiles).clamp(1, ffi::FM_MOST_PARTS as usize)
+    (sms / tiles).clamp(1, ffi::FM_MAX_PARTS as usize)
 }
 
-/// The most rows of partial results of a batch within these limits: for each row of a query token
+/// Maximal rows of partial results of a batch within these limits: for each row of a query token
 /// and a head one, and for each part those of a request.
 pub(crate) fn partial_rows(sms: usize, heads: usize, [tokens, query_len]: [usize; 2]) -> usize {
     let of_parts = (sms * ffi::FM_ROWS as usize).max(query_len * heads);

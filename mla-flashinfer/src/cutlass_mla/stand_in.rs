@@ -140,8 +140,8 @@ fn attend(query: &[f32], rows: &[Vec<f32>], len: usize, softmax_scale: f32) -> (
         products.sum::<f32>() * softmax_scale
     };
     let scores: Vec<f32> = rows.iter().map(score).collect();
-    let most = scores[..len].iter().copied().fold(f32::MIN, f32::max);
-    let seen = scores[..len].iter().map(|score| (score - most).exp());
+    let max = scores[..len].iter().copied().fold(f32::MIN, f32::max);
+    let seen = scores[..len].iter().map(|score| (score - max).exp());
     let weights: Vec<f32> = seen
         .chain(std::iter::repeat(0.0))
         .take(rows.len())
@@ -155,7 +155,7 @@ fn attend(query: &[f32], rows: &[Vec<f32>], len: usize, softmax_scale: f32) -> (
         }
     }
     out.iter_mut().for_each(|value| *value /= sum);
-    (out, most + sum.ln())
+    (out, max + sum.ln())
 }
 
 unsafe extern "C" fn attend_on_the_host(

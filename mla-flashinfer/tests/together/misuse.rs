@@ -21,7 +21,7 @@ use crate::batch::{Batch, Case, Engine};
 use crate::common::gpu;
 use crate::{MIXED, layer, pairs, prepared};
 
-/// Requests of other lengths than those of MIXED, and as many; most are longer.
+/// The same number of requests as MIXED, of other lengths; most are longer.
 const OTHER: &[(u32, u32)] = &[
     (1, 350),
     (2, 1300),
