@@ -71,15 +71,15 @@ impl Config {
 /// The limits that a module's cache and workspace are made for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub struct Room {
+pub struct Limits {
     /// The maximum number of sequences of a batch.
     pub batch: usize,
     /// The maximum number of tokens of a sequence.
     pub max_len: usize,
 }
 
-impl Room {
-    /// Makes room for `batch` sequences of at most `max_len` tokens.
+impl Limits {
+    /// Makes limits of `batch` sequences of at most `max_len` tokens each.
     pub const fn new(batch: usize, max_len: usize) -> Self {
         Self { batch, max_len }
     }

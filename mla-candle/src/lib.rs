@@ -55,6 +55,6 @@ mod module;
 pub use crate::attend::{
     Attention, Cache, IndexInputs, IndexWeights, Layer, Workspace, attend, select, target,
 };
-pub use crate::config::{Config, Room};
+pub use crate::config::{Config, Limits};
 pub use crate::lend::{Lending, Lent, LentMut};
 pub use crate::module::MlaAttention;

@@ -9,7 +9,7 @@ use mla_runtime::model::RotaryStyle;
 use mla_runtime::spec::{Problem, QueryLen};
 
 use crate::attend::{Attention, Layer, Workspace, attend};
-use crate::config::{Config, Room};
+use crate::config::{Config, Limits};
 use crate::lend::layer_dtype;
 
 const PAGE: usize = 16;
@@ -17,7 +17,7 @@ const PAGE: usize = 16;
 /// The attention of one decoder layer, with its cache.
 pub struct MlaAttention {
     config: Config,
-    room: Room,
+    limits: Limits,
     query: Query,
     kv_a: Linear,
     kv_a_norm: RmsNorm,
@@ -49,7 +49,7 @@ impl MlaAttention {
     /// # Errors
     ///
     /// If a weight is missing, the rotary embedding has no tables, or the layer cannot be made.
-    pub fn new(config: &Config, room: Room, weights: VarBuilder) -> Result<Self> {
+    pub fn new(config: &Config, limits: Limits, weights: VarBuilder) -> Result<Self> {
         let (model, hidden, eps) = (&config.attention, config.hidden_size, config.rms_norm_eps);
         let (head, latent) = (model.dims.head, model.dims.latent as usize);
         let heads = model.heads as usize;
@@ -75,18 +75,18 @@ impl MlaAttention {
             .with_page_size(PAGE as u32)
             .with_query_len(QueryLen::Ragged);
         let attention = Attention::new(device, &problem, model.softmax_scale())?;
-        let per_sequence = room.max_len.div_ceil(PAGE);
-        let limits = StepLimits::new(room.batch, room.batch * room.max_len, per_sequence);
+        let per_sequence = limits.max_len.div_ceil(PAGE);
+        let step = StepLimits::new(limits.batch, limits.batch * limits.max_len, per_sequence);
         let step =
-            attention.workspace(&limits.with_context_rows(room.max_len.next_multiple_of(PAGE)))?;
-        let pages = room.batch * per_sequence;
+            attention.workspace(&step.with_context_rows(limits.max_len.next_multiple_of(PAGE)))?;
+        let pages = limits.batch * per_sequence;
         let pairs = head.rope as usize / 2;
         let tables = model
             .rope
-            .cos_sin(head.rope, room.max_len)
+            .cos_sin(head.rope, limits.max_len)
             .map_err(Error::wrap)?;
         let [cos, sin] = tables
-            .map(|table| Tensor::from_vec(table, (room.max_len, pairs), device)?.to_dtype(dtype));
+            .map(|table| Tensor::from_vec(table, (limits.max_len, pairs), device)?.to_dtype(dtype));
         Ok(Self {
             query,
             kv_a: linear_b(hidden, latent + head.rope as usize, bias, kv_a)?,
@@ -98,7 +98,7 @@ impl MlaAttention {
             cache: Tensor::zeros((pages, PAGE, model.dims.row() as usize), dtype, device)?,
             pages: (0..pages as i32).collect(),
             config: *config,
-            room,
+            limits,
             cached: 0,
         })
     }
@@ -136,7 +136,7 @@ impl MlaAttention {
             .kv_a_norm
             .forward(&compressed.narrow(D::Minus1, 0, latent)?.contiguous()?)?;
 
-        let per_sequence = self.room.max_len.div_ceil(PAGE);
+        let per_sequence = self.limits.max_len.div_ceil(PAGE);
         let requests: Vec<_> = self.pages.chunks(per_sequence).take(batch).collect();
         let requests: Vec<_> = requests
             .into_iter()
@@ -183,13 +183,13 @@ impl MlaAttention {
     }
 
     fn check(&self, batch: usize, len: usize, offset: usize) -> Result<()> {
-        let Room {
-            batch: most,
+        let Limits {
+            batch: max,
             max_len,
             ..
-        } = self.room;
-        if batch > most {
-            candle_core::bail!("batch: given {batch}, accepted at most {most}");
+        } = self.limits;
+        if batch > max {
+            candle_core::bail!("batch: given {batch}, accepted at most {max}");
         }
         if offset > self.cached {
             let cached = self.cached;

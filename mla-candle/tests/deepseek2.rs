@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::{Module, VarBuilder, VarMap, rms_norm};
 use candle_transformers::models::deepseek2::{DeepSeekV2, DeepSeekV2Config};
-use mla_candle::{Config, MlaAttention, Room};
+use mla_candle::{Config, Limits, MlaAttention};
 use mla_runtime::model::{HeadDims, MlaDims};
 
 const HIDDEN: usize = 96;
@@ -128,8 +128,8 @@ fn check(device: &Device, case: Case) -> Result<()> {
     let mut peer = DeepSeekV2::new(&config, weights.clone())?;
 
     let block = weights.pp("model.layers.0");
-    let room = Room::new(BATCH, MAX_LEN);
-    let mut ours = MlaAttention::new(&Config::from_json(&json)?, room, block.pp("self_attn"))?;
+    let limits = Limits::new(BATCH, MAX_LEN);
+    let mut ours = MlaAttention::new(&Config::from_json(&json)?, limits, block.pp("self_attn"))?;
     let embeddings = weights.get((HIDDEN, HIDDEN), "model.embed_tokens.weight")?;
     let before = rms_norm(HIDDEN, EPS, block.pp("input_layernorm"))?;
     let after = rms_norm(HIDDEN, EPS, weights.pp("model.norm"))?;
@@ -242,8 +242,8 @@ fn what_does_not_fit_is_refused_by_its_name() -> Result<()> {
     let weights = random_weights(&config, DType::F32, &Device::Cpu)?;
     let weights = VarBuilder::from_tensors(weights, DType::F32, &Device::Cpu);
     let weights = weights.pp("model.layers.0.self_attn");
-    let room = Room::new(1, 8);
-    let mut ours = MlaAttention::new(&Config::from_json(&case.json())?, room, weights)?;
+    let limits = Limits::new(1, 8);
+    let mut ours = MlaAttention::new(&Config::from_json(&case.json())?, limits, weights)?;
     let mut refused = |shape: (usize, usize), offset| {
         let hidden = Tensor::ones((shape.0, shape.1, HIDDEN), DType::F32, &Device::Cpu)?;
         match ours.forward(&hidden, offset) {
