@@ -136,8 +136,8 @@ fn verdict(phase: &PhaseExplanation) -> String {
     }
 }
 
-// The first backend against which nothing speaks but that this program was built without it. What
-// has run nowhere is not chosen but by its name.
+// The first backend that is refused for one reason alone: this program was built without it. A
+// backend that has run on no GPU is not among these, unless it is named.
 fn unbuilt(phase: &PhaseExplanation) -> Option<(&'static str, Cause)> {
     let has_run = |candidate: &&Candidate| {
         let runs = candidate.kernels.run_on;

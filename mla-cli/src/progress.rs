@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// The time for which a run is silent before it shows that it is at work.
-const PATIENCE: Duration = Duration::from_millis(700);
+const FIRST_LOG_AFTER: Duration = Duration::from_millis(700);
 /// The interval between lines of a log.
-const CALM: Duration = Duration::from_secs(10);
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Tells on standard error what is being done: on a terminal by a bar that leaves no trace, into a
 /// pipe or a file by lines.
@@ -23,7 +23,7 @@ pub(crate) struct Progress {
 /// The receiver of the progress.
 #[derive(Clone)]
 enum Audience {
-    Nobody,
+    None,
     /// The bar is drawn from the first step after this moment on.
     Terminal(Instant),
     /// Steps, the newest of which is written when it is time, and `None` for a line that was
@@ -32,12 +32,12 @@ enum Audience {
 }
 
 impl Audience {
-    fn find(patience: Duration) -> Self {
+    fn find(first_after: Duration) -> Self {
         if io::stderr().is_terminal() {
-            return Self::Terminal(Instant::now() + patience);
+            return Self::Terminal(Instant::now() + first_after);
         }
         let (sender, messages) = mpsc::channel();
-        thread::spawn(move || write_calmly(&messages, [PATIENCE, CALM], tell));
+        thread::spawn(move || write_at_intervals(&messages, [FIRST_LOG_AFTER, LOG_INTERVAL], tell));
         Self::Log(sender)
     }
 }
@@ -45,7 +45,7 @@ impl Audience {
 impl Progress {
     /// A spinner, for runs that may take long.
     pub(crate) fn spinner() -> Self {
-        Self::new("{spinner} {elapsed} {msg}", Audience::find(PATIENCE))
+        Self::new("{spinner} {elapsed} {msg}", Audience::find(FIRST_LOG_AFTER))
     }
 
     /// Rows done and the time left.
@@ -56,7 +56,7 @@ impl Progress {
 
     /// One that never shows, for those who show their own.
     pub(crate) fn hidden() -> Self {
-        Self::new("{msg}", Audience::Nobody)
+        Self::new("{msg}", Audience::None)
     }
 
     fn new(template: &str, audience: Audience) -> Self {
@@ -67,8 +67,8 @@ impl Progress {
         Self { bar, audience }
     }
 
-    /// Tells the present step. A log has such a line after [`PATIENCE`] if it has none before, and
-    /// then one after [`CALM`] without another line.
+    /// Tells the present step. A log has such a line after [`FIRST_LOG_AFTER`] if it has none
+    /// before, and then one after [`LOG_INTERVAL`] without another line.
     pub(crate) fn step(&self, what: impl Into<String>) {
         let what = what.into();
         match &self.audience {
@@ -139,14 +139,14 @@ pub(crate) fn tell(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
-/// Writes the newest step when `patience` has passed, and then whenever `interval` has since the
+/// Writes the newest step when `first_after` has passed, and then whenever `interval` has since the
 /// last line, until all senders are gone. `None` stands for a line that was written elsewhere.
-fn write_calmly(
+fn write_at_intervals(
     messages: &Receiver<Option<String>>,
-    [patience, interval]: [Duration; 2],
+    [first_after, interval]: [Duration; 2],
     write: impl Fn(&str),
 ) {
-    let mut due = Instant::now() + patience;
+    let mut due = Instant::now() + first_after;
     let mut newest: Option<String> = None;
     loop {
         let message = match newest {
@@ -181,7 +181,7 @@ mod tests {
         let lines = Mutex::new(Vec::new());
         thread::scope(|scope| {
             let write = |line: &str| lines.lock().unwrap().push(line.to_owned());
-            let log = scope.spawn(move || write_calmly(&messages, [interval; 2], write));
+            let log = scope.spawn(move || write_at_intervals(&messages, [interval; 2], write));
             for step in 0..1000 {
                 sender.send(Some(step.to_string())).unwrap();
             }
@@ -205,7 +205,8 @@ mod tests {
         let (sender, messages) = mpsc::channel();
         let (written, lines) = mpsc::channel();
         let write = move |line: &str| written.send(line.to_owned()).unwrap();
-        let log = thread::spawn(move || write_calmly(&messages, [Duration::ZERO, hour], write));
+        let log =
+            thread::spawn(move || write_at_intervals(&messages, [Duration::ZERO, hour], write));
         sender.send(Some("allocating".to_owned())).unwrap();
         assert_eq!(lines.recv().unwrap(), "allocating");
         sender.send(Some("never shown".to_owned())).unwrap();
@@ -219,7 +220,7 @@ mod tests {
         let hour = Duration::from_secs(3600);
         let (sender, messages) = mpsc::channel();
         let log = thread::spawn(move || {
-            write_calmly(&messages, [Duration::ZERO, hour], |line| {
+            write_at_intervals(&messages, [Duration::ZERO, hour], |line| {
                 panic!("{line} was written")
             });
         });
