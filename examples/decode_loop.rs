@@ -93,9 +93,9 @@ impl Tensors {
     }
 }
 
-fn random(rng: &mut StdRng, elements: usize, most: f32) -> Vec<bf16> {
+fn random(rng: &mut StdRng, elements: usize, max: f32) -> Vec<bf16> {
     (0..elements)
-        .map(|_| bf16::from_f32((2.0 * rng.random::<f32>() - 1.0) * most))
+        .map(|_| bf16::from_f32((2.0 * rng.random::<f32>() - 1.0) * max))
         .collect()
 }
 

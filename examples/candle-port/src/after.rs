@@ -19,7 +19,7 @@ pub struct Steps {
 }
 
 impl Steps {
-    /// For steps of at most so many requests, of padded rows in all, and of drafts.
+    /// For steps within these limits: requests, padded rows in all, and drafts.
     pub fn new(
         config: &Config,
         dtype: DType,

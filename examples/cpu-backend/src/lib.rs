@@ -44,7 +44,7 @@ impl DecodeBackend for Simple {
             for (t, h) in (first..end).flat_map(|t| (0..heads).map(move |h| (t, h))) {
                 // The last query token sees every row, and each before it one less.
                 let seen = (batch.seq_lens.at(request) as usize + t + 1).saturating_sub(end);
-                let (mut most, mut sum, mut acc) = (f32::NEG_INFINITY, 0.0, vec![0.0; l]);
+                let (mut max, mut sum, mut acc) = (f32::NEG_INFINITY, 0.0, vec![0.0; l]);
                 for position in 0..seen {
                     let page = batch.block_table.entries().at(table + position / page_size);
                     let slot = page as usize * page_size + position % page_size;
@@ -53,9 +53,9 @@ impl DecodeBackend for Simple {
                         + (0..r).map(|k| rope.at([t, h, k]) * row[l + k]).sum::<f32>();
                     let score = dot * self.0.softmax_scale;
                     // A new maximum scales down what was summed so far.
-                    let greater = score.max(most);
-                    let (old, weight) = ((most - greater).exp(), (score - greater).exp());
-                    (most, sum) = (greater, sum * old + weight);
+                    let greater = score.max(max);
+                    let (old, weight) = ((max - greater).exp(), (score - greater).exp());
+                    (max, sum) = (greater, sum * old + weight);
                     for k in 0..l {
                         acc[k] = acc[k] * old + weight * row[k];
                     }
@@ -64,7 +64,7 @@ impl DecodeBackend for Simple {
                     out.set([t, h, k], if seen == 0 { 0.0 } else { acc / sum });
                 }
                 if let Some(lse) = &mut lse {
-                    lse.set(h, t, most + sum.ln());
+                    lse.set(h, t, max + sum.ln());
                 }
             }
         }

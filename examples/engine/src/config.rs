@@ -23,7 +23,7 @@ pub struct Routing {
     pub experts: usize,
     /// The number of experts of a token.
     pub per_token: usize,
-    /// The groups that experts are in, of as many each.
+    /// The groups of experts, all of the same size.
     pub groups: usize,
     /// The groups that a token's experts are chosen from.
     pub groups_per_token: usize,
@@ -91,8 +91,8 @@ impl Routing {
             }
         }
         let groups = fields.n_group;
-        if !(1..=MOST_EXPERTS).contains(&experts) {
-            let accepted = format!("1 to {MOST_EXPERTS}");
+        if !(1..=MAX_EXPERTS).contains(&experts) {
+            let accepted = format!("1 to {MAX_EXPERTS}");
             return Err(Error::refused("n_routed_experts", experts, accepted));
         }
         if groups == 0 || !experts.is_multiple_of(groups) {
@@ -100,7 +100,7 @@ impl Routing {
             return Err(Error::refused("n_group", groups, accepted));
         }
         let chosen = fields.topk_group * (experts / groups);
-        for (field, given, most) in [
+        for (field, given, max) in [
             ("topk_group", fields.topk_group, groups),
             ("num_experts_per_tok", fields.num_experts_per_tok, chosen),
             ("n_shared_experts", fields.n_shared_experts, usize::MAX),
@@ -110,10 +110,10 @@ impl Routing {
                 usize::MAX,
             ),
         ] {
-            if !(1..=most).contains(&given) {
-                let accepted = match most {
+            if !(1..=max).contains(&given) {
+                let accepted = match max {
                     usize::MAX => "1 and up".to_owned(),
-                    most => format!("1 to {most}"),
+                    max => format!("1 to {max}"),
                 };
                 return Err(Error::refused(field, given, accepted));
             }
@@ -159,7 +159,7 @@ impl Routing {
 }
 
 /// The maximal number of experts that the kernel on a GPU routes to.
-pub const MOST_EXPERTS: usize = 256;
+pub const MAX_EXPERTS: usize = 256;
 
 /// The positions of the `count` largest values among the `eligible` ones. Of equal values the first
 /// comes first.

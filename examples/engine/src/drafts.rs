@@ -1,9 +1,9 @@
-//! Guesses of a request's next tokens, which one step then verifies all at once.
+//! Proposals for a request's next tokens, which one step then verifies all at once.
 
-/// Drafts the next tokens of a request: at most `most` of the tokens that followed the last earlier
+/// Drafts the next tokens of a request: at most `max` of the tokens that followed the last earlier
 /// occurrence of its last two tokens, or else of its last one. Text repeats itself; where it does
 /// not, there is nothing to verify.
-pub fn guess(tokens: &[u32], most: usize) -> &[u32] {
+pub fn propose(tokens: &[u32], max: usize) -> &[u32] {
     for length in [2, 1] {
         let Some(start) = tokens.len().checked_sub(length) else {
             continue;
@@ -11,7 +11,7 @@ pub fn guess(tokens: &[u32], most: usize) -> &[u32] {
         let (before, last) = (&tokens[..tokens.len() - 1], &tokens[start..]);
         if let Some(at) = before.windows(length).rposition(|window| window == last) {
             let follows = &tokens[at + length..];
-            return &follows[..follows.len().min(most)];
+            return &follows[..follows.len().min(max)];
         }
     }
     &[]
@@ -30,10 +30,10 @@ mod tests {
 
     #[test]
     fn the_latest_longest_match_is_continued() {
-        assert_eq!(guess(&[1, 2, 3, 9, 2, 4, 1, 2], 2), [3, 9]);
-        assert_eq!(guess(&[5, 2, 7, 2, 8, 2], 3), [8, 2]);
-        assert_eq!(guess(&[4, 4], 3), [4]);
-        assert!(guess(&[1, 2, 3], 3).is_empty() && guess(&[], 3).is_empty());
+        assert_eq!(propose(&[1, 2, 3, 9, 2, 4, 1, 2], 2), [3, 9]);
+        assert_eq!(propose(&[5, 2, 7, 2, 8, 2], 3), [8, 2]);
+        assert_eq!(propose(&[4, 4], 3), [4]);
+        assert!(propose(&[1, 2, 3], 3).is_empty() && propose(&[], 3).is_empty());
     }
 
     #[test]

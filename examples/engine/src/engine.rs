@@ -68,13 +68,13 @@ impl<D: Graphs> Engine<D> {
             return Err(Error::refused("max_tokens", 0, "1 and up"));
         }
         let cache = self.size.pages.saturating_mul(self.size.page_size);
-        let most = self.size.max_len.min(cache);
-        if prompt.len().saturating_add(more) > most {
+        let max = self.size.max_len.min(cache);
+        if prompt.len().saturating_add(more) > max {
             let given = format!("{} and {more} more", prompt.len());
             return Err(Error::refused(
                 "prompt",
                 given,
-                format!("at most {most} tokens in all"),
+                format!("at most {max} tokens in all"),
             ));
         }
         let id = RequestId(self.next);
@@ -129,7 +129,7 @@ impl<D: Graphs> Engine<D> {
         for (share, best) in shares.iter().zip(best) {
             self.settle(share, &best, &mut events);
         }
-        self.metrics.pages = [self.scheduler.pages().most_used(), self.size.pages];
+        self.metrics.pages = [self.scheduler.pages().peak_used(), self.size.pages];
         Ok(events)
     }
 

@@ -11,7 +11,7 @@
 //! | [`graphs`] | how a device replays a step |
 //! | [`runner`] | a step from token ids to token ids: caches, workspace, graphs |
 //! | [`pages`] | the page allocator: shared prefixes, copy-on-write |
-//! | [`request`], [`drafts`] | a request's state, and guesses of its next tokens |
+//! | [`request`], [`drafts`] | a request's state, and proposals for its next tokens |
 //! | [`scheduler`] | which requests a step brings, with how many tokens each |
 //! | [`engine`] | requests in, tokens out |
 //! | [`metrics`], [`status`] | what is counted, and what a terminal shows meanwhile |

@@ -51,7 +51,7 @@ struct Arguments {
 /// The maximal number of requests of a step.
 const REQUESTS: usize = 16;
 /// The maximal number of tokens of a prompt, of its generated tokens, and of a step.
-const MOST_TOKENS: usize = 1 << 30;
+const MAX_TOKENS: usize = 1 << 30;
 /// The tokens that all prompts begin with, at most.
 const SHARED: usize = 70;
 const PAGE: usize = 64;
@@ -71,9 +71,9 @@ fn main() -> ExitCode {
 /// Refuses by the name of the argument what the engine would refuse by another.
 fn check(arguments: &Arguments) -> Result<()> {
     for (name, given, accepted) in [
-        ("--prompt", arguments.prompt, 1..=MOST_TOKENS),
-        ("--tokens", arguments.tokens, 1..=MOST_TOKENS),
-        ("--step", arguments.step, REQUESTS..=MOST_TOKENS),
+        ("--prompt", arguments.prompt, 1..=MAX_TOKENS),
+        ("--tokens", arguments.tokens, 1..=MAX_TOKENS),
+        ("--step", arguments.step, REQUESTS..=MAX_TOKENS),
     ] {
         if !accepted.contains(&given) {
             let accepted = format!("{} to {}", accepted.start(), accepted.end());

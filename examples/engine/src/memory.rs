@@ -41,7 +41,7 @@ pub struct Scratch<D: Device> {
     pub inside: Tensor<D>,
     pub router_logits: Tensor<D>,
     pub expert_weights: Tensor<D>,
-    pub said: Tensor<D>,
+    pub expert_out: Tensor<D>,
     pub logits: Tensor<D>,
 }
 
@@ -68,7 +68,7 @@ impl<D: Operations> Scratch<D> {
             inside: room(config.inner())?,
             router_logits: room(config.experts())?,
             expert_weights: room(config.experts())?,
-            said: room(config.experts() * hidden)?,
+            expert_out: room(config.experts() * hidden)?,
             logits: room(config.widths.vocab_size)?,
         })
     }

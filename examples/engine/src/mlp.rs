@@ -146,12 +146,17 @@ impl<D: Operations> Mlp<D> {
             experts.bias.view([1, 1, count])?,
             s.expert_weights.view_mut(by_token)?,
         )?;
-        let room = [&mut s.normed, &mut s.gate_up, &mut s.inside, &mut s.said];
+        let room = [
+            &mut s.normed,
+            &mut s.gate_up,
+            &mut s.inside,
+            &mut s.expert_out,
+        ];
         experts.routed.enqueue(device, shape, room)?;
         let room = [&mut s.normed, &mut s.gate_up, &mut s.inside, &mut s.delta];
         experts.shared.enqueue(device, shape, room)?;
         device.add_weighted(
-            s.said.view([count, tokens, hidden])?,
+            s.expert_out.view([count, tokens, hidden])?,
             s.expert_weights.view(by_token)?,
             s.delta.view_mut([tokens, 1, hidden])?,
         )

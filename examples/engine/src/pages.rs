@@ -35,7 +35,7 @@ pub struct Pages {
     by_prefix: HashMap<Prefix, i32>,
     /// The prefix that each page is registered under.
     registered: Vec<Option<Prefix>>,
-    most_used: usize,
+    peak_used: usize,
 }
 
 impl Pages {
@@ -48,7 +48,7 @@ impl Pages {
             idle: VecDeque::new(),
             by_prefix: HashMap::new(),
             registered: vec![None; count],
-            most_used: 0,
+            peak_used: 0,
         }
     }
 
@@ -73,8 +73,8 @@ impl Pages {
     }
 
     /// The maximal number of pages that were in use at once.
-    pub fn most_used(&self) -> usize {
-        self.most_used
+    pub fn peak_used(&self) -> usize {
+        self.peak_used
     }
 
     /// A page for one request, if one can be had.
@@ -151,7 +151,7 @@ impl Pages {
 
     fn hold(&mut self, page: i32) {
         self.holders[page as usize] += 1;
-        self.most_used = self.most_used.max(self.used());
+        self.peak_used = self.peak_used.max(self.used());
     }
 }
 
@@ -190,6 +190,6 @@ mod tests {
         assert!(pages.share(&[7, 8]).is_empty());
         assert_eq!(pages.allocate(), Some(own[1]));
         assert_eq!(pages.allocate(), None);
-        assert_eq!(pages.most_used(), 2);
+        assert_eq!(pages.peak_used(), 2);
     }
 }

@@ -41,33 +41,29 @@ pub struct Size {
 
 impl Size {
     /// The maximum of every size: pages, positions and token counts are 32-bit numbers on a device.
-    pub const MOST: usize = i32::MAX as usize - 1;
+    pub const MAX: usize = i32::MAX as usize - 1;
 
     /// # Errors
     ///
     /// If a size is 0 or more than the device counts, or a step has no room for a token of each
     /// request.
     pub fn check(&self) -> Result<()> {
-        for (field, given, least, most) in [
-            ("pages", self.pages, 1, Self::MOST),
-            ("page_size", self.page_size, 1, Self::MOST),
-            ("requests", self.requests, 1, Self::MOST),
-            ("tokens", self.tokens, self.requests, Self::MOST),
-            ("max_len", self.max_len, 1, Self::MOST),
+        for (field, given, min, max) in [
+            ("pages", self.pages, 1, Self::MAX),
+            ("page_size", self.page_size, 1, Self::MAX),
+            ("requests", self.requests, 1, Self::MAX),
+            ("tokens", self.tokens, self.requests, Self::MAX),
+            ("max_len", self.max_len, 1, Self::MAX),
             // A step holds the drafts together with the token before them.
             ("drafts", self.drafts, 0, self.tokens.saturating_sub(1)),
         ] {
-            if !(least..=most).contains(&given) {
+            if !(min..=max).contains(&given) {
                 let why = match field {
                     "tokens" => ": a token for each request",
                     "drafts" => ": what a step has room for beside a token",
                     _ => "",
                 };
-                return Err(Error::refused(
-                    field,
-                    given,
-                    format!("{least} to {most}{why}"),
-                ));
+                return Err(Error::refused(field, given, format!("{min} to {max}{why}")));
             }
         }
         Ok(())

@@ -39,9 +39,9 @@ pub struct Scheduler {
     waiting: VecDeque<Request>,
     /// The oldest first.
     running: Vec<Request>,
-    most_requests: usize,
-    most_tokens: usize,
-    most_drafts: usize,
+    max_requests: usize,
+    max_tokens: usize,
+    max_drafts: usize,
 }
 
 impl Scheduler {
@@ -52,9 +52,9 @@ impl Scheduler {
             pages,
             waiting: VecDeque::new(),
             running: Vec::new(),
-            most_requests: requests,
-            most_tokens: tokens,
-            most_drafts: drafts,
+            max_requests: requests,
+            max_tokens: tokens,
+            max_drafts: drafts,
         }
     }
 
@@ -106,7 +106,7 @@ impl Scheduler {
     ) -> Result<Vec<Share>> {
         self.admit(metrics);
         let mut shares: Vec<Share> = Vec::new();
-        let mut left = self.most_tokens;
+        let mut left = self.max_tokens;
         for decodes in [true, false] {
             // Ids are collected first, since some requests may be sent back meanwhile.
             let of_kind = |request: &&Request| request.decodes() == decodes;
@@ -147,7 +147,7 @@ impl Scheduler {
     /// Lets requests run for which there is room, each with the pages of what others have computed
     /// already.
     fn admit(&mut self, metrics: &mut Metrics) {
-        while self.running.len() < self.most_requests {
+        while self.running.len() < self.max_requests {
             let Some(mut request) = self.waiting.pop_front() else {
                 return;
             };
@@ -183,11 +183,11 @@ impl Scheduler {
         let mut drafts = Vec::new();
         if request.decodes() {
             let remaining = request.end - request.tokens.len();
-            let most = self
-                .most_drafts
+            let max = self
+                .max_drafts
                 .min(left - known)
                 .min(remaining.saturating_sub(1));
-            drafts = drafts::guess(&request.tokens, most).to_vec();
+            drafts = drafts::propose(&request.tokens, max).to_vec();
         }
         Share {
             id: request.id,

@@ -38,13 +38,13 @@ fn tiny(size: Size) -> Engine<Cpu> {
 
 /// The generated tokens of each request, and its end.
 #[derive(Default)]
-struct Said {
+struct Generated {
     tokens: BTreeMap<RequestId, Vec<u32>>,
     ended: BTreeMap<RequestId, Ending>,
 }
 
-impl Said {
-    fn hear(&mut self, events: Vec<Event>) {
+impl Generated {
+    fn take(&mut self, events: Vec<Event>) {
         for event in events {
             match event {
                 Event::Tokens(id, tokens) => self.tokens.entry(id).or_default().extend(tokens),
@@ -57,14 +57,14 @@ impl Said {
 }
 
 /// Runs to the end, within a limited number of steps.
-fn run(engine: &mut Engine<Cpu>, said: &mut Said, most: usize) -> Result<()> {
-    for _ in 0..most {
-        said.hear(engine.step()?);
+fn run(engine: &mut Engine<Cpu>, generated: &mut Generated, max: usize) -> Result<()> {
+    for _ in 0..max {
+        generated.take(engine.step()?);
         if engine.is_idle() {
             return Ok(());
         }
     }
-    panic!("not at its end after {most} steps");
+    panic!("not at its end after {max} steps");
 }
 
 fn assert_nothing_lost(engine: &Engine<Cpu>) {
@@ -95,11 +95,11 @@ fn alone(prompts: &[Vec<u32>], more: usize) -> Vec<Vec<u32>> {
         ..SIZE
     };
     let one = |prompt: &Vec<u32>| {
-        let (mut engine, mut said) = (tiny(size), Said::default());
+        let (mut engine, mut generated) = (tiny(size), Generated::default());
         let id = engine.submit(prompt, more).unwrap();
-        run(&mut engine, &mut said, more).unwrap();
+        run(&mut engine, &mut generated, more).unwrap();
         assert_nothing_lost(&engine);
-        said.tokens.remove(&id).unwrap()
+        generated.tokens.remove(&id).unwrap()
     };
     prompts.iter().map(one).collect()
 }
@@ -121,17 +121,17 @@ fn a_batch_says_what_each_request_says_alone() {
             ..SIZE
         },
     ] {
-        let (mut engine, mut said) = (tiny(size), Said::default());
+        let (mut engine, mut generated) = (tiny(size), Generated::default());
         let mut ids = Vec::new();
         // They arrive while others run.
         for prompt in &prompts {
             ids.push(engine.submit(prompt, 20).unwrap());
-            said.hear(engine.step().unwrap());
+            generated.take(engine.step().unwrap());
         }
-        run(&mut engine, &mut said, 2000).unwrap();
+        run(&mut engine, &mut generated, 2000).unwrap();
         for (id, expected) in ids.iter().zip(&expected) {
-            assert_eq!(said.tokens[id], *expected, "{id:?} of {size:?}");
-            assert_eq!(said.ended[id], Ending::Length);
+            assert_eq!(generated.tokens[id], *expected, "{id:?} of {size:?}");
+            assert_eq!(generated.ended[id], Ending::Length);
         }
         assert_nothing_lost(&engine);
         let metrics = engine.metrics();
@@ -146,11 +146,11 @@ fn a_batch_says_what_each_request_says_alone() {
 fn a_prompt_of_whole_shared_pages_writes_to_a_copy() {
     let prompt = &prompts()[9];
     let expected = alone(std::slice::from_ref(prompt), 20);
-    let (mut engine, mut said) = (tiny(SIZE), Said::default());
+    let (mut engine, mut generated) = (tiny(SIZE), Generated::default());
     for round in 0..3 {
         let id = engine.submit(prompt, 20).unwrap();
-        run(&mut engine, &mut said, 30).unwrap();
-        assert_eq!(said.tokens[&id], expected[0]);
+        run(&mut engine, &mut generated, 30).unwrap();
+        assert_eq!(generated.tokens[&id], expected[0]);
         // Its last token goes through the model again, for the one behind it.
         let metrics = engine.metrics();
         assert_eq!(
@@ -165,34 +165,35 @@ fn a_prompt_of_whole_shared_pages_writes_to_a_copy() {
 fn a_cancelled_request_gives_its_pages_back_and_leaves_the_others_alone() {
     let prompts = prompts();
     let expected = alone(&prompts[2..5], 20);
-    let (mut engine, mut said) = (
+    let (mut engine, mut generated) = (
         tiny(Size {
             requests: 3,
             ..SIZE
         }),
-        Said::default(),
+        Generated::default(),
     );
     let submit = |engine: &mut Engine<Cpu>, at: usize| engine.submit(&prompts[at], 20).unwrap();
     let ids = [2, 3, 4].map(|at| submit(&mut engine, at));
     let waits = submit(&mut engine, 0);
     for _ in 0..4 {
-        said.hear(engine.step().unwrap());
+        generated.take(engine.step().unwrap());
     }
     // One within its prompt or behind it, and one that has not begun.
     assert!(engine.scheduler().get(ids[1]).is_some() && engine.scheduler().get(waits).is_none());
     let used = engine.scheduler().pages().used();
-    said.hear(engine.cancel(ids[1]).into_iter().collect());
+    generated.take(engine.cancel(ids[1]).into_iter().collect());
     assert!(engine.scheduler().pages().used() < used);
-    said.hear(engine.cancel(waits).into_iter().collect());
+    generated.take(engine.cancel(waits).into_iter().collect());
     assert_eq!((engine.cancel(waits), engine.cancel(ids[1])), (None, None));
-    run(&mut engine, &mut said, 200).unwrap();
-    assert_eq!(said.ended[&ids[1]], Ending::Cancelled);
-    assert_eq!(said.ended[&waits], Ending::Cancelled);
+    run(&mut engine, &mut generated, 200).unwrap();
+    assert_eq!(generated.ended[&ids[1]], Ending::Cancelled);
+    assert_eq!(generated.ended[&waits], Ending::Cancelled);
     for at in [0, 2] {
-        assert_eq!(said.tokens[&ids[at]], expected[at]);
+        assert_eq!(generated.tokens[&ids[at]], expected[at]);
     }
     assert!(
-        said.tokens
+        generated
+            .tokens
             .get(&ids[1])
             .is_none_or(|tokens| tokens.len() < 20)
     );
@@ -223,10 +224,10 @@ fn what_cannot_be_served_is_refused_by_its_name() {
         "max_tokens: given 0, accepted 1 and up"
     );
     // The longest that fits uses every page.
-    let mut said = Said::default();
+    let mut generated = Generated::default();
     let id = engine.submit(&[1; 38], 2).unwrap();
-    run(&mut engine, &mut said, 10).unwrap();
-    assert_eq!(said.tokens[&id].len(), 2);
+    run(&mut engine, &mut generated, 10).unwrap();
+    assert_eq!(generated.tokens[&id].len(), 2);
     assert_eq!(engine.metrics().pages, [10, 10]);
     assert_nothing_lost(&engine);
     let config = Config::new(TINY).unwrap();
@@ -264,9 +265,9 @@ fn what_cannot_be_served_is_refused_by_its_name() {
         ),
         ("pages", Size { pages: 0, ..SIZE }),
     ] {
-        let said = refused(size);
-        assert!(said.starts_with(&format!("{field}: given ")), "{said}");
-        assert!(said.ends_with(", accepted 1 to 2147483646"), "{said}");
+        let error = refused(size);
+        assert!(error.starts_with(&format!("{field}: given ")), "{error}");
+        assert!(error.ends_with(", accepted 1 to 2147483646"), "{error}");
     }
     assert_eq!(
         refused(Size {
@@ -280,11 +281,11 @@ fn what_cannot_be_served_is_refused_by_its_name() {
         )
     );
     // The page count is the largest that is accepted, and no machine has memory for it.
-    let said = refused(Size {
-        pages: Size::MOST,
+    let error = refused(Size {
+        pages: Size::MAX,
         ..SIZE
     });
-    assert!(said.starts_with("memory: given a need of "), "{said}");
+    assert!(error.starts_with("memory: given a need of "), "{error}");
     let mut engine = tiny(SIZE);
     let id = engine.submit(&[3, 4], 2).unwrap();
     assert!(engine.submit(&[3], usize::MAX).is_err());
@@ -301,14 +302,14 @@ fn an_exhausted_pool_sends_the_youngest_back_and_all_get_to_their_end() {
         .collect();
     let expected = alone(&prompts, 24);
     // Each needs eight pages in the end: there is room for one and a half.
-    let (mut engine, mut said) = (tiny(Size { pages: 12, ..SIZE }), Said::default());
+    let (mut engine, mut generated) = (tiny(Size { pages: 12, ..SIZE }), Generated::default());
     let ids: Vec<RequestId> = prompts
         .iter()
         .map(|prompt| engine.submit(prompt, 24).unwrap())
         .collect();
-    run(&mut engine, &mut said, 1000).unwrap();
+    run(&mut engine, &mut generated, 1000).unwrap();
     for (id, expected) in ids.iter().zip(&expected) {
-        assert_eq!(said.tokens[id], *expected);
+        assert_eq!(generated.tokens[id], *expected);
     }
     assert!(engine.metrics().preemptions > 0);
     assert_eq!(engine.metrics().pages[0], 12);
@@ -327,9 +328,9 @@ fn the_model_that_is_shipped_runs() {
         drafts: 2,
     };
     let mut engine = Engine::new(&Cpu::new(), &config, &size, 1).unwrap();
-    let mut said = Said::default();
+    let mut generated = Generated::default();
     let ids = [100, 3].map(|length| engine.submit(&vec![5; length], 4).unwrap());
-    run(&mut engine, &mut said, 20).unwrap();
-    assert!(ids.iter().all(|id| said.tokens[id].len() == 4));
+    run(&mut engine, &mut generated, 20).unwrap();
+    assert!(ids.iter().all(|id| generated.tokens[id].len() == 4));
     assert_nothing_lost(&engine);
 }

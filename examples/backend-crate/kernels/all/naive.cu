@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kWarps *kLanes) decode(NaiveParams p) {
         query[kLatentPerLane + i] = __bfloat162float(q_rope[i * kLanes + lane]);
     }
 
-    float most = -INFINITY, sum = 0;
+    float max_score = -INFINITY, sum = 0;
     for (int position = warp; position < seen; position += kWarps) {
         const int64_t page = p.block_table[int64_t(request) * p.max_pages + position / p.page_size];
         const auto *row = static_cast<const __nv_bfloat16 *>(p.cache) + page * p.page_stride +
@@ -55,42 +55,42 @@ __global__ void __launch_bounds__(kWarps *kLanes) decode(NaiveParams p) {
             score += query[kLatentPerLane + i] * __bfloat162float(row[kLatent + i * kLanes + lane]);
         }
         score = sum_over_lanes(score) * p.softmax_scale;
-        const float greater = fmaxf(most, score);
-        const float old = expf(most - greater), weight = expf(score - greater);
-        most = greater;
+        const float greater = fmaxf(max_score, score);
+        const float old = expf(max_score - greater), weight = expf(score - greater);
+        max_score = greater;
         sum = sum * old + weight;
         for (int i = 0; i < kLatentPerLane; ++i) {
             acc[i] = acc[i] * old + weight * values[i];
         }
     }
 
-    __shared__ float warp_most[kWarps], warp_sum[kWarps], warp_acc[kWarps][kLatent];
+    __shared__ float warp_max[kWarps], warp_sum[kWarps], warp_acc[kWarps][kLatent];
     if (lane == 0) {
-        warp_most[warp] = most;
+        warp_max[warp] = max_score;
         warp_sum[warp] = sum;
     }
     for (int i = 0; i < kLatentPerLane; ++i) {
         warp_acc[warp][i * kLanes + lane] = acc[i];
     }
     __syncthreads();
-    float all_most = -INFINITY, all_sum = 0;
+    float all_max = -INFINITY, all_sum = 0;
     for (int w = 0; w < kWarps; ++w) {
-        all_most = fmaxf(all_most, warp_most[w]);
+        all_max = fmaxf(all_max, warp_max[w]);
     }
     // A warp without rows has a maximum of minus infinity and adds nothing; without any row there is nothing at all.
     for (int w = 0; w < kWarps && seen > 0; ++w) {
-        all_sum += warp_sum[w] * expf(warp_most[w] - all_most);
+        all_sum += warp_sum[w] * expf(warp_max[w] - all_max);
     }
     auto *out = static_cast<__nv_bfloat16 *>(p.out) + token * p.out_token_stride + head * p.out_head_stride;
     for (int k = threadIdx.x; k < kLatent; k += kWarps * kLanes) {
         float value = 0;
         for (int w = 0; w < kWarps && seen > 0; ++w) {
-            value += warp_acc[w][k] * expf(warp_most[w] - all_most);
+            value += warp_acc[w][k] * expf(warp_max[w] - all_max);
         }
         out[k] = __float2bfloat16(seen > 0 ? value / all_sum : 0.0f);
     }
     if (p.lse != nullptr && threadIdx.x == 0) {
-        p.lse[head * p.lse_head_stride + token] = seen > 0 ? all_most + logf(all_sum) : -INFINITY;
+        p.lse[head * p.lse_head_stride + token] = seen > 0 ? all_max + logf(all_sum) : -INFINITY;
     }
 }
 
