@@ -1,11 +1,11 @@
 //! Decode context parallelism: a request's cache spread over GPUs, each of which attends to its own
 //! shard.
 //!
-//! Which rank holds which token is [`plan::parallel`](mla_runtime::plan::parallel)'s. Each rank
-//! runs an ordinary layer for all heads on its shard of the cache: its requests have the new token
-//! and as many cached ones as the rank holds ([`local_len`]; none makes the request padding), and
-//! the new token's slot is [`new_token_slots_on`]'s, skipped on all ranks but one. Since the
-//! product with W_UV is linear, what the ranks then hold merges by log-sum-exp as it is:
+//! [`plan::parallel`](mla_runtime::plan::parallel) says which rank holds which token. Each rank
+//! runs an ordinary layer for all heads on its shard of the cache: a request has the new token and
+//! the cached ones that the rank holds ([`local_len`]; with none the request is padding). The new
+//! token's slot is [`new_token_slots_on`]'s, which all ranks but one skip. Since the product with
+//! W_UV is linear, the ranks' results can be merged by their log-sum-exps:
 //!
 //! ```text
 //! rank r      (out_r, lse_r)  = layer on its shard of the cache      [T, H, V], [H, T]
@@ -13,8 +13,8 @@
 //! every rank  out, lse        = merge of all, in the order of the ranks
 //! ```
 //!
-//! So V values per head and token travel instead of L, and every rank ends with the same bits. It
-//! is for steps of one new token per request: of several, those that another rank holds would be
+//! So V values per head and token travel instead of L, and every rank ends with the same bits.
+//! Steps have one new token per request: of several tokens, those that another rank holds would be
 //! seen too late.
 //!
 //! NCCL does not check that the ranks of a call agree: ranks of other lengths write past each
@@ -111,9 +111,9 @@ impl Group {
     ///
     /// # Safety
     ///
-    /// `from` is the address of `len` bytes and `to` of as many for each rank, on the stream's
-    /// device, in order with the stream; every rank calls this with the same length, as its next
-    /// call on the group. The context is current.
+    /// `from` is the address of `len` bytes, and `to` that of `len` bytes for each rank, on the
+    /// stream's device and in order with the stream. Every rank calls this with the same length, as
+    /// its next call on the group. The context is current.
     unsafe fn all_gather(&self, from: u64, to: u64, len: usize) -> Result<()> {
         // SAFETY: the caller's promise is what NCCL asks for.
         unsafe {
@@ -160,7 +160,7 @@ struct Intent {
 enum Call {
     AllGather = 1,
     /// Memory for partial results: tokens, heads, width, and the bytes of an element.
-    Room = 2,
+    PartialResults = 2,
     /// A merge: tokens, heads, width, and the bytes of an element.
     Merge = 3,
 }
@@ -210,7 +210,7 @@ impl fmt::Display for Shown<'_> {
         match call {
             _ if a == REFUSED => write!(f, "a call that the rank itself refuses"),
             call if call == Call::AllGather as u64 => write!(f, "all_gather of {a} bytes"),
-            call if call == Call::Room as u64 => write!(f, "results of up to {extents}"),
+            call if call == Call::PartialResults as u64 => write!(f, "results of up to {extents}"),
             call if call == Call::Merge as u64 => write!(f, "merge of {extents}"),
             other => write!(f, "call {other}"),
         }
@@ -273,7 +273,7 @@ fn gather_host(group: &Group, own: &[u8], from: &Buffer, to: &Buffer) -> Result<
     // destination lives until the stream has been waited for.
     let upload = unsafe { driver::memcpy_htod_async(from.address(), own, stream) };
     upload.map_err(driver_failed("exchange"))?;
-    // SAFETY: as above; every rank exchanges as many bytes.
+    // SAFETY: as above; every rank exchanges the same number of bytes.
     unsafe { group.all_gather(from.address(), to.address(), own.len()) }?;
     // SAFETY: as above.
     let download = unsafe { driver::memcpy_dtoh_async(&mut all, to.address(), stream) };
@@ -351,8 +351,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// If `to` has not as many bytes as all ranks send, on every rank if they do not all send as
-    /// many bytes, if the memory is of another stream, or NCCL refuses.
+    /// If `to` is not as long as the ranks' `from` together; on every rank if the lengths of `from`
+    /// differ; if the memory is of another stream; or if NCCL refuses.
     pub fn all_gather(&self, from: Bytes<'_>, to: BytesMut<'_>) -> Result<()> {
         let checked = self.check_gather(from, &to);
         let len = if checked.is_ok() {
@@ -362,7 +362,7 @@ impl Communicator {
         };
         let agreed = self.agree(Call::AllGather, [len, 0, 0, 0]);
         checked.and(agreed)?;
-        // SAFETY: every rank is about to send as many bytes.
+        // SAFETY: every rank is about to send the same number of bytes.
         unsafe { self.enqueue_gather(from, to) }
     }
 
@@ -374,8 +374,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// If `to` has not as many bytes as all ranks send, if the memory is of another stream, or NCCL
-    /// refuses.
+    /// If `to` is not as long as the ranks' `from` together, if the memory is of another stream, or
+    /// if NCCL refuses.
     pub unsafe fn all_gather_unchecked(&self, from: Bytes<'_>, to: BytesMut<'_>) -> Result<()> {
         self.check_gather(from, &to)?;
         // SAFETY: the caller's promise is the same.
@@ -414,7 +414,7 @@ impl Communicator {
         }
         self.device.bind()?;
         // SAFETY: both ranges are memory of the device's stream, of the lengths that were checked,
-        // the second borrowed mutably; the ranks send as many bytes, as the caller says.
+        // the second borrowed mutably; the ranks send equal numbers of bytes, as the caller says.
         unsafe {
             self.group
                 .all_gather(from.address(), to.address(), from.len())
@@ -437,13 +437,12 @@ impl PartialResults {
     ///
     /// # Errors
     ///
-    /// If there are more tokens than memory could hold, or the device has not as much left; on
-    /// every rank if one has another number of tokens or heads, another width, or a dtype of
-    /// another size.
+    /// If the device's memory cannot hold the tokens; on every rank if one names another number of
+    /// tokens or heads, another width, or a dtype of another size.
     pub fn new(communicator: &Communicator, problem: &Problem, tokens: usize) -> Result<Self> {
         let (heads, width) = (problem.heads as usize, problem.dims.head.v as usize);
         let extents = [tokens, heads, width, problem.dtype.bytes()].map(|extent| extent as u64);
-        communicator.agree(Call::Room, extents)?;
+        communicator.agree(Call::PartialResults, extents)?;
         let too_many = || Error::argument("tokens", tokens, "as many as memory can hold");
         let bytes = |row: usize| {
             let row = row.checked_mul(heads)?.checked_mul(communicator.ranks)?;
@@ -467,7 +466,7 @@ impl PartialResults {
     /// # Errors
     ///
     /// If a tensor has another shape, dtype or strides or is of another stream, or there are too
-    /// many tokens; on every rank if they have not all as many tokens.
+    /// many tokens; on every rank if their numbers of tokens differ.
     pub fn merge(
         &mut self,
         communicator: &Communicator,
@@ -484,7 +483,7 @@ impl PartialResults {
             [self.heads, self.width, self.dtype.bytes()].map(|extent| extent as u64);
         let agreed = communicator.agree(Call::Merge, [tokens, heads, width, bytes]);
         checked.and(agreed)?;
-        // SAFETY: every rank is about to merge as much.
+        // SAFETY: every rank is about to merge the same number of rows.
         unsafe { self.enqueue_merge(communicator, out, lse) }
     }
 
@@ -492,8 +491,8 @@ impl PartialResults {
     ///
     /// # Safety
     ///
-    /// Every rank calls it with as many tokens, of results made for the same problem, as its next
-    /// call on the group.
+    /// Every rank calls it with the same number of tokens, of results made for the same problem, as
+    /// its next call on the group.
     ///
     /// # Errors
     ///

@@ -11,10 +11,9 @@
 //! per step   replay                  fill up with padding, prepare (uploads the arrays), launch
 //! ```
 //!
-//! What is captured is the engine's to say: one layer, or all of a model with everything between
-//! them. The engine's own tensors are captured by their addresses: a step's inputs are copied to
-//! where the captured ones lie before the replay, and its outputs are found where the captured ones
-//! were.
+//! The engine decides what is captured: one layer, or all of a model with everything between the
+//! layers. The engine's own tensors are captured by their addresses. Before a replay it copies a
+//! step's inputs to those places, and afterwards it finds the outputs there.
 
 use mla_runtime::backend::{DecodeStage, PrefillStage, StepLimits};
 use mla_runtime::batch::Request;
@@ -65,7 +64,7 @@ impl DecodeShape {
     /// Refuses a shape that steps within `limits` on pages of `page_size` tokens cannot have.
     fn check(&self, limits: &StepLimits, page_size: u32) -> Result<()> {
         let query_len = self.query_len as usize;
-        for (field, given, limit, most) in [
+        for (field, given, limit, max) in [
             (
                 "shape.query_len",
                 query_len,
@@ -79,8 +78,8 @@ impl DecodeShape {
                 limits.requests,
             ),
         ] {
-            if given == 0 || given > most {
-                let accepted = format!("1 to {limit} = {most}");
+            if given == 0 || given > max {
+                let accepted = format!("1 to {limit} = {max}");
                 return Err(Error::argument(field, given, accepted));
             }
         }

@@ -203,8 +203,8 @@ fn params(
     params.query_tokens = narrow("query tokens", query_tokens)?;
     params.key_tokens = narrow("key tokens", key_tokens)?;
     params.requests = narrow("requests", requests)?;
-    params.max_query_len = narrow("longest query", call.max_query_len)?;
-    params.max_key_len = narrow("most keys", call.max_key_len)?;
+    params.max_query_len = narrow("max_query_len", call.max_query_len)?;
+    params.max_key_len = narrow("max_key_len", call.max_key_len)?;
     params.causal = i32::from(causal);
     Ok(Some(params))
 }

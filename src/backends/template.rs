@@ -1,7 +1,7 @@
 //! The `impl` blocks of backends that launch one kernel, written once for all families.
 //!
-//! What they do lies in `absorbed` and `expanded`, which a build without kernels leaves out. The
-//! blocks are here, since the attribute makes absent entries of them there.
+//! Their implementation is in `absorbed` and `expanded`, which a build without kernels leaves out.
+//! The blocks are here, because in such a build the attribute makes absent entries of them.
 
 /// The type of a backend: the layer's configuration, and its kernel; nothing with its feature off.
 macro_rules! backend_type {

@@ -10,7 +10,7 @@ use super::argument::{narrow, wide};
 use crate::raw;
 
 /// Number of rows from which on the kernel is faster than a gather and cuBLAS.
-const LEAST_ROWS: usize = 1024;
+const MIN_ROWS: usize = 1024;
 
 /// Returns true if the kernel takes these rows, and is the better choice.
 pub(super) fn fits(
@@ -31,7 +31,7 @@ pub(super) fn fits(
         && dtype != DType::F32
         && cache.format == KvFormat::of(dtype)
         && (gather.latent_dim, gather.rope_dim) == (512, 64)
-        && gather.rows as usize >= LEAST_ROWS
+        && gather.rows as usize >= MIN_ROWS
         && (1..=32).contains(&gather.segments)
         && gather.page_size % 64 == 0
         && gather.pages > 0

@@ -10,17 +10,17 @@ use crate::raw;
 
 /// Work that a product is launched with.
 #[derive(Clone, Copy)]
-pub(super) enum Company {
+pub(super) enum Fusion {
     Alone,
     /// A cache write in the same launch, which cuBLAS would have to wait for.
     CacheWrite,
 }
 
-impl Company {
+impl Fusion {
     /// Returns the maximum number of tokens for which the own kernel is the faster one, as
     /// `benches/layer.rs` finds: it reads the weights again for every 32 tokens, and cuBLAS has the
     /// better tiles for many.
-    fn most_tokens(self, heads: usize) -> usize {
+    fn max_tokens(self, heads: usize) -> usize {
         match (self, heads <= 32) {
             (_, false) => 32,
             (Self::Alone, true) => 64,
@@ -31,7 +31,7 @@ impl Company {
 
 /// Returns true if the kernel takes `c[i] = a[i] · b[i]`, and is the better choice.
 pub(super) fn fits(
-    company: Company,
+    fusion: Fusion,
     a: &TensorRef<'_, Cuda>,
     b: &TensorRef<'_, Cuda>,
     c: &TensorMut<'_, Cuda>,
@@ -50,7 +50,7 @@ pub(super) fn fits(
     let aligned = |stride: usize, extent: usize| extent <= 1 || counted(stride);
     c_layout.dtype != DType::F32
         && heads > 1
-        && tokens <= company.most_tokens(heads)
+        && tokens <= fusion.max_tokens(heads)
         && k > 0
         && k.is_multiple_of(k_multiple)
         && n.is_multiple_of(n_multiple)
@@ -66,10 +66,10 @@ pub(super) fn fits(
         && counted(along)
 }
 
-/// Returns the parameters of the kernel for a product that [`fits`] accepts. It reads constant
-/// weights before the launches in front of it are done. A product that is `ready` waits for none
-/// but the last of them, which begins when all before it is done, and neither writes `a` nor
-/// accesses `c`.
+/// Returns the parameters of the kernel for a product that [`fits`] accepts. The kernel reads
+/// constant weights before the launches in front of it are done. If the product is `ready`, it
+/// waits for the last of these launches alone, which begins when all before it are done, and which
+/// neither writes `a` nor accesses `c`.
 pub(super) fn params(
     a: &TensorRef<'_, Cuda>,
     b: &TensorRef<'_, Cuda>,

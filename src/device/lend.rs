@@ -164,8 +164,8 @@ impl<'scope, 'env> Loans<'scope, 'env> {
         let len = slice.num_bytes();
         let owner = slice.stream().clone();
         let address = self.open.borrow(owner, |stream| slice.device_ptr(stream))?;
-        // SAFETY: cudarc has so many bytes there, which are borrowed for longer than the scope. The
-        // stream waits for what wrote them, and whoever frees or writes them next waits for it.
+        // SAFETY: cudarc's slice has this length and is borrowed for longer than the scope. The
+        // stream waits for its last write, and its next writes and its release wait for the stream.
         Ok(unsafe { Bytes::ordered(address, len, self.open.device.stream_id()) })
     }
 

@@ -1,7 +1,7 @@
 //! The code that the driver loaded for the kernels of a graph.
 //!
-//! A family has code for several GPUs, and PTX for those that have none. Which of it runs is the
-//! driver's choice, so the driver is asked.
+//! A family has machine code for several GPUs, and PTX for the others. The driver chooses which of
+//! it runs, so the driver is asked.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::{mem, ptr};

@@ -74,8 +74,8 @@ impl Account {
     }
 }
 
-/// Makes the error of a failed allocation: in most cases, too little memory is free. A size that no
-/// GPU has is an invalid value to some drivers.
+/// Makes the error of a failed allocation. In most cases too little memory is free; some drivers
+/// report a size that no GPU has as an invalid value.
 fn not_allocated(len: usize) -> impl FnOnce(DriverError) -> Error {
     move |error| match error.0 {
         CUresult::CUDA_ERROR_OUT_OF_MEMORY | CUresult::CUDA_ERROR_INVALID_VALUE => {

@@ -172,8 +172,8 @@ impl Cuda {
         self.inner.stream.cu_stream().cast()
     }
 
-    /// True if the stream captures a graph at present. A backend must not prepare anything on the
-    /// host, or copy from there, meanwhile: the graph would not repeat it.
+    /// True if the stream is capturing a graph. Meanwhile a backend must not prepare anything on
+    /// the host or copy from there: the graph would not repeat it.
     ///
     /// # Errors
     ///
@@ -227,9 +227,9 @@ impl Cuda {
         stream::apart(context, || context.new_stream()).map_err(failed("create stream"))
     }
 
-    /// Returns a stream that waits for the events of a slice whose address alone is wanted, so that
-    /// the device's own does not: no event from outside may enter a capture. It is the device's own
-    /// if cudarc has no events to wait for.
+    /// Returns a stream on which a slice's address can be taken. Taking it makes the stream wait
+    /// for the slice's events, and the device's own stream must not: no event from outside may
+    /// enter a capture. It is the device's own stream if cudarc has no events to wait for.
     fn aside(&self) -> Result<&Arc<CudaStream>> {
         let context = self.stream().context();
         if !context.is_managing_stream_synchronization() {

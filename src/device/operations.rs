@@ -17,7 +17,7 @@ use mla_runtime::{Error, Result};
 use super::argument::{dtype_code, format_code, narrow, unit_columns, wide};
 #[cfg(feature = "faults")]
 use super::faults::Operation;
-use super::head_product::Company;
+use super::head_product::Fusion;
 use super::memory::{Buffer, Bytes, BytesMut};
 use super::{
     Cuda, DEPENDENT_LAUNCH, Rotary, RotaryQuery, blas, cache_expand, failed, head_product, machine,
@@ -307,7 +307,7 @@ impl Device for Cuda {
     ) -> Result<()> {
         let (a, b, c) = queries.product()?;
         self.check_product(&a, &b, &c)?;
-        if !head_product::fits(Company::CacheWrite, &a, &b, &c) {
+        if !head_product::fits(Fusion::CacheWrite, &a, &b, &c) {
             return rows.write_then_absorb(self, queries);
         }
         let product = head_product::params(&a, &b, c, false)?;
@@ -541,7 +541,7 @@ impl Cuda {
             return self.clear(c);
         }
         self.bind()?;
-        if head_product::fits(Company::Alone, &a, &b, &c) {
+        if head_product::fits(Fusion::Alone, &a, &b, &c) {
             let params = head_product::params(&a, &b, c, ready)?;
             // SAFETY: the tensors were checked to hold what their layouts say, which agree; the
             // output is borrowed mutably, so the inputs are elsewhere. Only constant weights are

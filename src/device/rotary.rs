@@ -80,9 +80,9 @@ pub(super) fn fill(
     Ok(())
 }
 
-/// Returns the parameters of a rotation alone, as a write to a cache without pages, to which no
-/// slot belongs. The rows and slots that it is given are read and not used. `None`: there is
-/// nothing to rotate.
+/// Returns the parameters of a rotation alone: those of a write to a cache without pages, to which
+/// no slot belongs. Its rows and slots are read and not used. Returns `None` if there is nothing to
+/// rotate.
 pub(super) fn params(
     device: &Cuda,
     rotary: &Rotary<'_>,
