@@ -28,7 +28,7 @@ pub(crate) struct Arguments {
 }
 
 /// The maximal size of a bundle: it travels with every run.
-const MOST: u64 = 60 << 20;
+const MAX: u64 = 60 << 20;
 
 /// The archive of all programs, used if they hold more than that. Each carries the kernels of all
 /// families, so one archive that sees across programs is little larger than one of them; `run.sh`
@@ -64,10 +64,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     tool(&workspace, &arguments.features, &output)?;
     let total = held(&output)?;
     ensure!(
-        total <= MOST,
+        total <= MAX,
         "the bundle holds {}, allowed: at most {}",
         size(total),
-        size(MOST)
+        size(MAX)
     );
     println!("{:>10}  in {}", size(total), output.display());
     Ok(())
@@ -167,7 +167,7 @@ fn held(output: &Path) -> anyhow::Result<u64> {
             );
         }
     }
-    if total <= MOST {
+    if total <= MAX {
         return Ok(total);
     }
     let packed = archive(output)?;

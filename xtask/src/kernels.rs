@@ -144,7 +144,7 @@ impl Follow {
     }
 }
 
-/// The units that take the most time, the slowest first.
+/// The slowest units, the slowest of them first.
 fn summary(report: &Report, top: usize) -> String {
     let mut units: Vec<_> = report.units.iter().collect();
     units.sort_by(|a, b| b.compile_seconds.total_cmp(&a.compile_seconds));

@@ -42,7 +42,7 @@ const FAMILIES: [&str; 3] = ["sm80", "sm90", "sm100"];
 const DIVIDED: &[(&str, &str, &str)] = &[("sm80", "sm80-decode", "cuda/sm80/decode/")];
 
 /// The maximal size of a package: crates.io takes 10 MiB, and kernels grow.
-const MOST: u64 = 8 << 20;
+const MAX: u64 = 8 << 20;
 
 /// The file in a family's package that says what its objects were made of and by.
 const PROVENANCE: &str = "PROVENANCE.json";
@@ -364,9 +364,9 @@ fn check_size(workspace: &Workspace, package: &str) -> anyhow::Result<()> {
     let bytes = fs::metadata(&packed)
         .with_context(|| format!("cannot read {}", packed.display()))?
         .len();
-    println!("{name}: {} packed, at most {}", size(bytes), size(MOST));
+    println!("{name}: {} packed, at most {}", size(bytes), size(MAX));
     ensure!(
-        bytes <= MOST,
+        bytes <= MAX,
         "{name} is too large: DIVIDED of xtask/src/release.rs divides a family among packages"
     );
     Ok(())
