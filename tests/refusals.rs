@@ -7,7 +7,7 @@ mod refusals;
 
 use mla_kernels::raw::{self, MlaDecodeParams, MlaPrefillParams};
 
-use refusals::{Spoilt, each_is_refused, prefill_without_addresses};
+use refusals::{WrongField, each_is_refused, prefill_without_addresses};
 
 /// An address that no call here reads.
 const PLACE: usize = 1 << 40;
@@ -56,7 +56,7 @@ fn prefill() -> MlaPrefillParams {
 
 #[test]
 fn decode_refuses_what_leaves_64_bits() {
-    let spoilt: &[Spoilt<MlaDecodeParams>] = &[
+    let wrong: &[WrongField<MlaDecodeParams>] = &[
         ("heads", |p| (p.heads, p.query_len) = (i32::MAX, i32::MAX)),
         ("query_len", |p| p.query_len = i32::MAX),
         ("requests", |p| p.requests = 4096),
@@ -97,7 +97,7 @@ fn decode_refuses_what_leaves_64_bits() {
     ];
     // SAFETY: the parameters live on the caller's stack; what they point to is read by launched
     // kernels alone, and a refused call launches none.
-    each_is_refused(&decode(), spoilt, |params| unsafe {
+    each_is_refused(&decode(), wrong, |params| unsafe {
         raw::mla_decode_sm90(params, std::ptr::null_mut())
     });
 }
@@ -121,7 +121,7 @@ fn the_workspace_of_a_decode_is_refused_before_its_rows_are_multiplied() {
 
 #[test]
 fn prefill_refuses_what_leaves_64_bits() {
-    let spoilt: &[Spoilt<MlaPrefillParams>] = &[
+    let wrong: &[WrongField<MlaPrefillParams>] = &[
         ("heads", |p| p.heads = 65_536),
         ("requests", |p| p.requests = i32::MIN),
         ("max_query_len", |p| p.max_query_len = i32::MAX),
@@ -150,7 +150,7 @@ fn prefill_refuses_what_leaves_64_bits() {
     ];
     // SAFETY: the parameters live on the caller's stack; what they point to is read by launched
     // kernels alone, and a refused call launches none.
-    each_is_refused(&prefill(), spoilt, |params| unsafe {
+    each_is_refused(&prefill(), wrong, |params| unsafe {
         raw::mla_prefill_sm90(params, std::ptr::null_mut())
     });
 }

@@ -94,7 +94,7 @@ impl Batch {
             .collect()
     }
 
-    /// Checks all that the kernel relies on; returns the most KV tiles that any group has.
+    /// Checks all that the kernel relies on; returns the maximum of the groups' KV tiles.
     fn check(&self) -> usize {
         let groups = self.items();
         // The splits of each query tile, by request and first row, each with its group.
@@ -143,7 +143,7 @@ impl Batch {
             }
         }
         assert_eq!(tiles.len(), expected);
-        let most = groups
+        let max = groups
             .iter()
             .map(|items| {
                 items
@@ -153,13 +153,13 @@ impl Batch {
             })
             .max()
             .unwrap();
-        self.check_balance(rows, most);
-        most
+        self.check_balance(rows, max);
+        max
     }
 
     /// No group has more KV tiles than `worth` of schedule.cuh allows beside an even share. Both
     /// count one KV tile more for each query tile.
-    fn check_balance(&self, rows: usize, most: usize) {
+    fn check_balance(&self, rows: usize, max: usize) {
         let cost: usize = (0..self.lens.len())
             .map(|request| {
                 self.query_rows(request).div_ceil(rows) * (self.kv_tiles(request).max(1) + 1)
@@ -179,7 +179,7 @@ impl Batch {
         // Ranges of a division in line are at most a share that is rounded up. Splits of a very
         // long tile may exceed it by the rounding error of a float.
         let limit = limits.fold(share + 1.0, f64::max) + share / f64::from(1 << 20);
-        assert!(most as f64 <= limit, "{most} of {limit}: {share} each");
+        assert!(max as f64 <= limit, "{max} of {limit}: {share} each");
     }
 }
 
@@ -202,10 +202,10 @@ fn every_kv_tile_is_done_once_at_equal_lengths() {
         ] {
             for len in [0, 1, 63, 64, 65, 128, 1000, 4096, 8192, 131_072] {
                 let mut batch = Batch::equal(heads, query_len, requests, len, groups);
-                let most = batch.check();
+                let max = batch.check();
                 // The same batch, with a length for each request.
                 batch.queries = Some(vec![query_len; requests]);
-                assert_eq!(batch.check(), most);
+                assert_eq!(batch.check(), max);
             }
         }
     }

@@ -60,18 +60,18 @@ impl Batch {
         (longest(|len| len.0), longest(|len| len.1))
     }
 
-    /// Returns the items for given numbers of the host; `alike` tells it that all requests are as
+    /// Returns the items for given numbers of the host; `equal` tells it that all requests are as
     /// long as the longest.
-    fn items_if_said(&self, alike: bool, max_key_len: usize) -> Vec<MlaPrefillItem> {
+    fn items_if_said(&self, equal: bool, max_key_len: usize) -> Vec<MlaPrefillItem> {
         let (queries, keys) = (self.starts(|len| len.0), self.starts(|len| len.1));
         let (max_query_len, requests) = (self.longest_request().0, self.lens.len());
-        let most = requests * max_key_len;
-        let [query_tokens, key_tokens] = match alike {
-            true => [requests * max_query_len, most],
-            // A total that equals that of alike requests is reduced by one token.
+        let max = requests * max_key_len;
+        let [query_tokens, key_tokens] = match equal {
+            true => [requests * max_query_len, max],
+            // A total that equals that of equal requests is reduced by one token.
             false => [queries[requests], keys[requests]].map(|tokens| tokens as usize),
         };
-        let key_tokens = key_tokens - usize::from(!alike && key_tokens == most && most > 0);
+        let key_tokens = key_tokens - usize::from(!equal && key_tokens == max && max > 0);
         let params = MlaPrefillParams {
             max_key_len: max_key_len as i32,
             query_tokens: query_tokens as i32,
@@ -154,7 +154,7 @@ impl Batch {
     /// Checks the items if the host says that all requests are as long as the longest: items of
     /// such requests, in rows, if that is true, and otherwise those that the lengths give. Returns
     /// true if they are divided.
-    fn items_told_alike(&self) -> bool {
+    fn items_told_equal(&self) -> bool {
         let longest = self.longest_request();
         let told = self.items_if_said(true, longest.1);
         if self.lens.iter().all(|lens| *lens == longest) {
@@ -248,7 +248,7 @@ impl Batch {
         }
         let mut tiles: BTreeMap<(usize, usize, usize), Vec<MlaPrefillItem>> = BTreeMap::new();
         let mut slots = BTreeSet::new();
-        for item in items.iter().filter(|item| !is_void(item)) {
+        for item in items.iter().filter(|item| !is_empty(item)) {
             let key = (
                 item.request as usize,
                 item.head as usize,
@@ -302,7 +302,7 @@ impl Batch {
 
 /// Returns true if an item only fills its place in the list. The first split of a query tile that
 /// sees nothing is not such an item: it stores the empty result.
-fn is_void(item: &MlaPrefillItem) -> bool {
+fn is_empty(item: &MlaPrefillItem) -> bool {
     item.begin == item.end && item.split > 0
 }
 
@@ -329,29 +329,29 @@ fn so_are_those_of_more_requests_than_the_kernel_looks_at_together() {
 }
 
 /// Checks that the order of undivided query tiles has each once, in `runs` batches of up to
-/// `most_requests` requests and `most_heads` heads. Returns the ratio of their end to that in the
+/// `max_requests` requests and `max_heads` heads. Returns the ratio of their end to that in the
 /// order of all lengths, at worst and by geometric mean.
-fn later_ends(seed: u64, runs: u32, most_requests: u32, most_heads: u32) -> (f64, f64) {
+fn later_ends(seed: u64, runs: u32, max_requests: u32, max_heads: u32) -> (f64, f64) {
     let mut rng = rand::rngs::StdRng::seed_from_u64(seed);
     let (mut worst, mut logs, mut batches): (f64, f64, u32) = (0.0, 0.0, 0);
     for run in 0..runs {
-        let mut below = |most: u32| rng.random_range(0..most) as usize;
-        let most_queries = [16, 200, 2000][below(3)];
-        let (queries, keys) = (1 + below(most_queries), 1 + below(4000));
-        let most_long = 1 << (10 + below(7));
+        let mut below = |max: u32| rng.random_range(0..max) as usize;
+        let max_queries = [16, 200, 2000][below(3)];
+        let (queries, keys) = (1 + below(max_queries), 1 + below(4000));
+        let max_long = 1 << (10 + below(7));
         let batch = Batch {
-            lens: (0..1 + below(most_requests))
+            lens: (0..1 + below(max_requests))
                 .map(|_| {
-                    let most = if below(8) == 0 { most_long } else { keys };
-                    (below(queries as u32 + 1), below(most as u32))
+                    let max = if below(8) == 0 { max_long } else { keys };
+                    (below(queries as u32 + 1), below(max as u32))
                 })
                 .collect(),
             causal: run % 2 == 0,
             value_dim: [64, 128, 256][below(3)],
-            heads: 1 + below(most_heads),
+            heads: 1 + below(max_heads),
             ctas: 132,
         };
-        let (all_requests, all_heads) = (most_requests as usize, most_heads as usize);
+        let (all_requests, all_heads) = (max_requests as usize, max_heads as usize);
         for (section, group) in [
             (all_requests, all_heads),
             (1 + below(8), all_heads),
@@ -433,17 +433,17 @@ fn dividing_random_batches_is_exact_and_pays() {
     let mut rng = rand::rngs::StdRng::seed_from_u64(1);
     let mut divided = 0;
     for _ in 0..3000 {
-        let mut below = |most: u32| rng.random_range(0..most) as usize;
-        let most_requests = [4, 60][below(2)];
-        let most_heads = [16, 128][below(2)];
+        let mut below = |max: u32| rng.random_range(0..max) as usize;
+        let max_requests = [4, 60][below(2)];
+        let max_heads = [16, 128][below(2)];
         let batch = Batch {
-            heads: 1 + below(most_heads),
+            heads: 1 + below(max_heads),
             causal: below(2) == 1,
             value_dim: [64, 128, 256][below(3)],
-            lens: (0..=below(most_requests))
+            lens: (0..=below(max_requests))
                 .map(|_| {
-                    let most = [1 << (1 + below(11)), 1 << (4 + below(13))];
-                    (below(most[0]), below(most[1]))
+                    let max = [1 << (1 + below(11)), 1 << (4 + below(13))];
+                    (below(max[0]), below(max[1]))
                 })
                 .collect(),
             ctas: 1 + below(256),
@@ -461,15 +461,15 @@ fn dividing_thousands_of_requests_and_empty_ones_is_exact() {
     let mut rng = rand::rngs::StdRng::seed_from_u64(20);
     let (mut divided, mut undivided) = (0, 0);
     for run in 0..1500 {
-        let mut below = |most: u32| rng.random_range(0..most) as usize;
+        let mut below = |max: u32| rng.random_range(0..max) as usize;
         let requests = 1 + below([4, 40, 4096][run % 3]);
         // Percentages of the requests that have no query tokens, and no keys.
         let [silent, empty] = [below(101), below(101)];
         // The number of requests with query tokens is at most that of the places of a division.
         let mut speaking = 3 * 160 / (1 + below(8));
-        let [most_heads, most_queries] = [[2, 16, 128][below(3)], [16, 700, 16][below(3)]];
-        let heads = 1 + below(most_heads);
-        let queries = 1 + below(most_queries);
+        let [max_heads, max_queries] = [[2, 16, 128][below(3)], [16, 700, 16][below(3)]];
+        let heads = 1 + below(max_heads);
+        let queries = 1 + below(max_queries);
         let keys = 1 << (1 + below(16));
         let lens = (0..requests).map(|_| {
             let mut len = (1 + below(queries as u32), below(keys));
@@ -544,27 +544,27 @@ fn dividing_the_long_ones_of_many_random_requests_is_exact_and_pays() {
     let mut rng = rand::rngs::StdRng::seed_from_u64(30);
     let (mut divided, mut undivided) = (0, 0);
     for run in 0..600 {
-        let mut below = |most: u32| rng.random_range(0..most) as usize;
+        let mut below = |max: u32| rng.random_range(0..max) as usize;
         let requests = 1 + below([100, 700, 3000][run % 3]);
-        let most_queries = [16, 300][below(2)];
-        let (queries, keys) = (1 + below(most_queries), 1 + below(3000));
-        let most_long = 1 << (10 + below(8));
-        let long = 1 + below(most_long);
+        let max_queries = [16, 300][below(2)];
+        let (queries, keys) = (1 + below(max_queries), 1 + below(3000));
+        let max_long = 1 << (10 + below(8));
+        let long = 1 + below(max_long);
         let one_in = 1 + below(2 * requests as u32);
-        let most_heads = [4, 32, 128][below(3)];
+        let max_heads = [4, 32, 128][below(3)];
         let lens = (0..requests).map(|_| {
-            let most = if below(one_in as u32) == 0 {
+            let max = if below(one_in as u32) == 0 {
                 long
             } else {
                 keys
             };
-            (below(queries as u32 + 1), below(most as u32))
+            (below(queries as u32 + 1), below(max as u32))
         });
         let batch = Batch {
             lens: lens.collect(),
             causal: below(2) == 1,
             value_dim: [64, 128, 256][below(3)],
-            heads: 1 + below(most_heads),
+            heads: 1 + below(max_heads),
             ctas: 1 + below(160),
         };
         if batch.query_tiles().next().is_none() {
@@ -583,13 +583,13 @@ fn a_question_that_is_spared_would_not_have_paid() {
     let mut rng = rand::rngs::StdRng::seed_from_u64(3);
     let (mut divided, mut undivided, mut spared) = (0, 0, 0);
     for _ in 0..3000 {
-        let mut below = |most: u32| rng.random_range(0..most) as usize;
-        let most_queries = [1, 16, 64, 128, 130, 300, 700, 900][below(8)];
-        let most_keys = [700, 768, 800, 900, 1100, 1500][below(6)];
+        let mut below = |max: u32| rng.random_range(0..max) as usize;
+        let max_queries = [1, 16, 64, 128, 130, 300, 700, 900][below(8)];
+        let max_keys = [700, 768, 800, 900, 1100, 1500][below(6)];
         let causal = below(2) == 1;
         let lens = (0..=below(6)).map(|_| {
-            let queries = 1 + below(most_queries);
-            let keys = 1 + below(most_keys);
+            let queries = 1 + below(max_queries);
+            let keys = 1 + below(max_keys);
             (queries, if causal { keys.max(queries) } else { keys })
         });
         let batch = Batch {
@@ -629,28 +629,28 @@ fn a_question_that_is_spared_would_not_have_paid() {
 /// Tries upper query tiles, which do not see the last splits: a request of which the host says that
 /// it is alone has no items for these.
 #[test]
-fn few_items_of_alike_requests_are_void() {
+fn few_items_of_equal_requests_are_empty() {
     let mut rng = rand::rngs::StdRng::seed_from_u64(7);
-    let (mut void, mut all) = (0, 0);
+    let (mut empty, mut all) = (0, 0);
     for _ in 0..300 {
-        let mut below = |most: u32| rng.random_range(0..most) as usize;
+        let mut below = |max: u32| rng.random_range(0..max) as usize;
         let batch = Batch {
             value_dim: [64, 128, 256][below(3)],
             ..Batch::prompt(1 + below(6), 1 + below(5000))
         };
         let items = batch.items_if_said(true, batch.longest_request().1);
-        void += items.iter().filter(|item| is_void(item)).count();
+        empty += items.iter().filter(|item| is_empty(item)).count();
         all += items.len();
     }
-    assert!(all > 5000 && 50 * void <= all, "{void} of {all}");
+    assert!(all > 5000 && 50 * empty <= all, "{empty} of {all}");
 }
 
 #[test]
-fn alike_requests_are_divided_exactly_and_others_by_their_lengths() {
+fn equal_requests_are_divided_exactly_and_others_by_their_lengths() {
     let mut rng = rand::rngs::StdRng::seed_from_u64(11);
     let (mut divided, mut undivided) = (0, 0);
     for _ in 0..300 {
-        let mut below = |most: u32| rng.random_range(0..most) as usize;
+        let mut below = |max: u32| rng.random_range(0..max) as usize;
         let queries = 1 + below(700);
         let keys = queries + below(40_000);
         let batch = Batch {
@@ -658,14 +658,14 @@ fn alike_requests_are_divided_exactly_and_others_by_their_lengths() {
             value_dim: [64, 128, 256][below(3)],
             ..Batch::context(1 + below(20), 1 + below(9), queries, keys)
         };
-        match batch.items_told_alike() {
+        match batch.items_told_equal() {
             true => divided += 1,
             false => undivided += 1,
         }
         // The division checks the host's numbers against the lengths.
         let mut lens = batch.lens.clone();
         lens[0].1 /= 2;
-        Batch { lens, ..batch }.items_told_alike();
+        Batch { lens, ..batch }.items_told_equal();
     }
     assert!(divided > 50 && undivided > 5, "{divided} {undivided}");
 }

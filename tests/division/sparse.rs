@@ -5,9 +5,9 @@ use mla_kernels::raw::{self, MlaSparseParams};
 /// Numbers of clusters of 1, 2, ... 16 CTAs that an H200 runs at the same time by its own word.
 const H200: [i32; 16] = [132, 66, 39, 30, 22, 17, 15, 15, 0, 0, 0, 0, 0, 0, 0, 7];
 
-/// Returns the clusters of a GPU that takes clusters of up to `most` CTAs.
-fn up_to(most: usize) -> [i32; 16] {
-    std::array::from_fn(|at| if at < most { H200[at] } else { 0 })
+/// Returns the clusters of a GPU that takes clusters of up to `max` CTAs.
+fn up_to(max: usize) -> [i32; 16] {
+    std::array::from_fn(|at| if at < max { H200[at] } else { 0 })
 }
 
 /// Returns the number of CTAs that share a list, and the heads of a tile.

@@ -9,7 +9,7 @@ use rand::{RngExt as _, SeedableRng as _};
 
 /// Maximum numbers of CTAs of a tile: for tests of every order, and for tests of random orders,
 /// which is also a launch's maximum.
-const MOST: usize = 5;
+const MAX: usize = 5;
 const MANY: usize = 160;
 
 /// State of a CTA. Its partial result is in the workspace before its first step.
@@ -74,7 +74,7 @@ struct Tile {
 impl Tile {
     /// Visits every state that can be reached; returns how many there are.
     fn explore(&self) -> usize {
-        let start = State::<MOST>::START;
+        let start = State::<MAX>::START;
         let mut seen = HashSet::from([start]);
         let mut open = vec![start];
         while let Some(state) = open.pop() {
@@ -274,7 +274,7 @@ fn after_arrival(role: i32) -> At {
 fn tiles() -> impl Iterator<Item = (usize, usize)> {
     // A tile has at least one combiner: all splits but the last one end where their group's work
     // ends.
-    (2..=MOST).flat_map(|splits| (1..=splits).map(move |combiners| (splits, combiners)))
+    (2..=MAX).flat_map(|splits| (1..=splits).map(move |combiners| (splits, combiners)))
 }
 
 #[test]
@@ -344,8 +344,8 @@ fn random_orders_of_many_ctas_end_alike() {
 }
 
 /// Maximum numbers of items and CTAs of a prefill launch in tests of every order.
-const MOST_ITEMS: usize = 4;
-const MOST_CTAS: usize = 3;
+const MAX_ITEMS: usize = 4;
+const MAX_CTAS: usize = 3;
 /// Number of items in tests of random orders.
 const MANY_ITEMS: usize = 396;
 
@@ -421,7 +421,7 @@ impl Launch<'_> {
     }
 
     fn explore(&self) -> usize {
-        let start = LaunchState::<MOST_CTAS, MOST_ITEMS>::START;
+        let start = LaunchState::<MAX_CTAS, MAX_ITEMS>::START;
         let mut seen = HashSet::from([start]);
         let mut open = vec![start];
         while let Some(state) = open.pop() {
@@ -564,7 +564,7 @@ impl Launch<'_> {
 fn each_share_of_a_prefill_is_combined_once_however_few_ctas_run_at_a_time() {
     let mut states = 0;
     for splits in [&[2][..], &[3], &[4], &[2, 2]] {
-        for ctas in 1..=MOST_CTAS {
+        for ctas in 1..=MAX_CTAS {
             for resident in 1..=ctas {
                 states += Launch {
                     ctas,
@@ -584,10 +584,10 @@ fn random_orders_of_a_prefill_combine_each_share_once() {
     for _ in 0..60 {
         let ctas = rng.random_range(1..=MANY);
         let resident = rng.random_range(1..=ctas);
-        let most = rng.random_range(2..=128);
+        let max = rng.random_range(2..=128);
         let mut splits = Vec::new();
-        while splits.iter().sum::<usize>() + most <= MANY_ITEMS {
-            splits.push(rng.random_range(2..=most));
+        while splits.iter().sum::<usize>() + max <= MANY_ITEMS {
+            splits.push(rng.random_range(2..=max));
         }
         Launch {
             ctas,

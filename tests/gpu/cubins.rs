@@ -99,7 +99,7 @@ fn number(value: &Value) -> usize {
     usize::try_from(value.as_u64().unwrap()).unwrap()
 }
 
-/// Puts a number where the row says, in as many bytes.
+/// Puts a number at the row's offset, in the row's number of bytes.
 fn put(bytes: &mut [u8], field: &Value, value: i64) {
     let size = number(&field["bytes"]);
     let value = value.to_le_bytes();

@@ -294,8 +294,8 @@ fn check(world: &World, gpu: &Cuda) -> Result<()> {
     // Both devices get the same inputs from here on.
     let expected_logits = world.logits(&cpu, &expected, &expected_queries)?;
     let given_logits = world.logits(gpu, &expected, &expected_queries)?;
-    let most = expected_logits.iter().filter(|x| x.is_finite());
-    let most = most.fold(0.0, |most: f32, x| most.max(x.abs()));
+    let max = expected_logits.iter().filter(|x| x.is_finite());
+    let max = max.fold(0.0, |max: f32, x| max.max(x.abs()));
     for (token, seen) in world.seen().into_iter().enumerate() {
         for position in 0..world.columns {
             let at = token * world.columns + position;
@@ -303,7 +303,7 @@ fn check(world: &World, gpu: &Cuda) -> Result<()> {
             if position < seen {
                 let difference = (expected - given).abs();
                 assert!(
-                    difference <= 1e-3 * most,
+                    difference <= 1e-3 * max,
                     "[{token}, {position}]: {given}, not {expected}"
                 );
             } else {

@@ -3,7 +3,7 @@
 use mla_kernels::raw;
 
 /// The field of a raw call's parameters that gets a bad value, and the function that sets it.
-pub(crate) type Spoilt<P> = (&'static str, fn(&mut P));
+pub(crate) type WrongField<P> = (&'static str, fn(&mut P));
 
 /// Makes a prefill of two requests with two heads each, whose rows lie one behind the other; the
 /// addresses and the workspace are the caller's to fill in.
@@ -32,14 +32,14 @@ pub(crate) fn prefill_without_addresses() -> raw::MlaPrefillParams {
 /// Checks that a call which is good but for one field is refused, by that field's name.
 pub(crate) fn each_is_refused<P: Copy>(
     good: &P,
-    spoilt: &[Spoilt<P>],
+    wrong: &[WrongField<P>],
     call: impl Fn(&P) -> raw::MlaStatus,
 ) {
-    for (field, spoil) in spoilt {
+    for (field, set_wrong) in wrong {
         let mut params = *good;
-        spoil(&mut params);
+        set_wrong(&mut params);
         // SAFETY: the status is that of a function of `raw`.
-        let refused = unsafe { raw::check("a spoilt call", call(&params)) };
+        let refused = unsafe { raw::check("a wrong call", call(&params)) };
         let refused = refused.expect_err(field).to_string();
         assert!(
             refused.starts_with(&format!("{field}: given ")) && refused.contains("accepted "),

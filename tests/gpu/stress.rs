@@ -122,7 +122,7 @@ struct Watchdog {
 }
 
 impl Watchdog {
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const TIMEOUT: Duration = Duration::from_secs(20);
 
     fn new() -> Self {
         let said = Arc::new(Mutex::new(Some((Instant::now(), "begin".to_owned()))));
@@ -134,7 +134,7 @@ impl Watchdog {
                 let Some((at, what)) = heard.as_ref() else {
                     return;
                 };
-                if at.elapsed() > Self::PATIENCE {
+                if at.elapsed() > Self::TIMEOUT {
                     eprintln!("the GPU hangs in one of:\n{what}");
                     std::process::abort();
                 }

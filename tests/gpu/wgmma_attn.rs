@@ -23,7 +23,7 @@ use rand::RngExt as _;
 use rand::rngs::StdRng;
 
 use crate::common::{download, gpu, rng, upload};
-use crate::refusals::{Spoilt, each_is_refused, prefill_without_addresses};
+use crate::refusals::{WrongField, each_is_refused, prefill_without_addresses};
 use crate::tensors::normal;
 
 // Rows of NaN before and behind each tensor.
@@ -58,11 +58,8 @@ impl Case {
 
     fn bounds(&self) -> (usize, usize) {
         self.bounds.unwrap_or_else(|| {
-            let most = |len: fn(&(usize, usize)) -> usize| self.lens.iter().map(len).max();
-            (
-                most(|len| len.0).unwrap_or(0),
-                most(|len| len.1).unwrap_or(0),
-            )
+            let max = |len: fn(&(usize, usize)) -> usize| self.lens.iter().map(len).max();
+            (max(|len| len.0).unwrap_or(0), max(|len| len.1).unwrap_or(0))
         })
     }
 
@@ -873,7 +870,7 @@ fn each_bad_argument_of_the_raw_call_is_named_before_anything_is_launched() {
     good.workspace = workspace.address() as *mut _;
     good.workspace_bytes = workspace.len();
     good.softmax_scale = case.config().softmax_scale;
-    let spoilt: &[Spoilt<raw::MlaPrefillParams>] = &[
+    let wrong: &[WrongField<raw::MlaPrefillParams>] = &[
         ("heads", |p| p.heads = 0),
         ("heads", |p| p.heads = 65536),
         ("requests", |p| p.requests = 0),
@@ -923,7 +920,7 @@ fn each_bad_argument_of_the_raw_call_is_named_before_anything_is_launched() {
         ("workspace_bytes", |p| p.workspace_bytes -= 1),
     ];
     // SAFETY: what is refused is not launched, and everything else is as the good call has it.
-    each_is_refused(&good, spoilt, |params| unsafe {
+    each_is_refused(&good, wrong, |params| unsafe {
         raw::mla_prefill_sm90(params, gpu.raw_stream())
     });
     let outcome = bench.outcome();

@@ -22,7 +22,7 @@ use rand::RngExt as _;
 use rand::seq::SliceRandom as _;
 
 use crate::common::{download, gpu, rng, upload};
-use crate::refusals::{Spoilt, each_is_refused};
+use crate::refusals::{WrongField, each_is_refused};
 use crate::tensors::{normal, pick};
 
 const LATENT: usize = 512;
@@ -474,9 +474,9 @@ fn offsets_beyond_two_to_the_31_elements_agree_with_the_cpu() {
 fn hundreds_of_launches_give_the_same_bits() {
     let gpu = &*gpu();
     let mut rng = rng(29);
-    let mut random = |requests, most| -> Vec<_> {
+    let mut random = |requests, max| -> Vec<_> {
         (0..requests)
-            .map(|_| (1, rng.random_range(1..=most)))
+            .map(|_| (1, rng.random_range(1..=max)))
             .collect()
     };
     let cases = [
@@ -709,7 +709,7 @@ fn each_bad_argument_of_the_raw_call_is_named_before_anything_is_launched() {
     let bytes = backend.workspace_bytes(gpu, &case.limits()).unwrap();
     let workspace = gpu.allocate(bytes as usize).unwrap();
     let good = raw_call(&step, &case, &workspace);
-    let spoilt: &[Spoilt<raw::MlaDecodeParams>] = &[
+    let wrong: &[WrongField<raw::MlaDecodeParams>] = &[
         ("heads", |p| p.heads = 0),
         ("heads", |p| p.heads = 129),
         ("query_len", |p| p.query_len = 0),
@@ -793,7 +793,7 @@ fn each_bad_argument_of_the_raw_call_is_named_before_anything_is_launched() {
         ("workspace_bytes", |p| p.workspace_bytes -= 1),
     ];
     // SAFETY: what is refused is not launched, and everything else is as the good call has it.
-    each_is_refused(&good, spoilt, |params| unsafe {
+    each_is_refused(&good, wrong, |params| unsafe {
         raw::mla_decode_sm90(params, gpu.raw_stream())
     });
     let (out, lse) = step.results(gpu).unwrap();

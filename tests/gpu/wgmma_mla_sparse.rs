@@ -418,16 +418,16 @@ fn cache(gpu: &Cuda, case: &Case, numbers: &Numbers) -> <Cuda as Memory>::Buffer
 fn assert_close(case: &Case, got: &(Vec<u8>, Vec<u8>), want: &(Vec<u8>, Vec<u8>)) {
     // The kernel rounds probabilities to bf16, a relative 2^-9 at most, or to f16, and with scales
     // of a row's own those, too, 2^-10 in all; that is of values of up to 1.5, or 4.5 in e4m3.
-    let least = match case.kv {
+    let min = match case.kv {
         KvFormat::BF16 => 3e-3,
         _ => 4.5e-3,
     };
     for element in 0..want.0.len() / 4 {
         let got = get(DTYPE, &got.0, element);
         let want = get(DType::F32, &want.0, element);
-        let most = (2.01 / 128.0 * want.abs()).max(least);
+        let max = (2.01 / 128.0 * want.abs()).max(min);
         assert!(
-            (got - want).abs() <= most,
+            (got - want).abs() <= max,
             "{case:?}: out {element}: {got}, not {want}"
         );
     }

@@ -86,15 +86,15 @@ impl Case {
     }
 }
 
-/// Numbers spread evenly from −`most` to `most`, rounded.
-fn random(rng: &mut StdRng, dtype: DType, elements: usize, most: f32) -> Vec<u8> {
+/// Numbers spread evenly from −`max` to `max`, rounded.
+fn random(rng: &mut StdRng, dtype: DType, elements: usize, max: f32) -> Vec<u8> {
     let mut bytes = vec![0; elements * dtype.bytes()];
     for element in 0..elements {
         put(
             dtype,
             &mut bytes,
             element,
-            (2.0 * rng.random::<f32>() - 1.0) * most,
+            (2.0 * rng.random::<f32>() - 1.0) * max,
         );
     }
     bytes
@@ -167,7 +167,7 @@ impl Batch {
         .map(|extent| extent as usize);
         let dtype = case.dtype;
         let unit = 3f32.sqrt();
-        let mut random = |elements, most| random(&mut rng, dtype, elements, most);
+        let mut random = |elements, max| random(&mut rng, dtype, elements, max);
         let of_pages = match case.split_cache {
             true => CacheLayout::split,
             false => CacheLayout::contiguous,

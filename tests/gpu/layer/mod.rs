@@ -92,7 +92,7 @@ fn a_mixed_batch_agrees_with_the_cpu() {
 fn random_batches_agree_with_the_cpu() {
     let gpu = &*gpu();
     let mut rng = rng(7);
-    let mut most = Distance::default();
+    let mut max = Distance::default();
     for seed in 0..40 {
         let dtype = pick(&mut rng, &[DType::BF16, DType::F16]);
         let page_size = pick(&mut rng, &[16, 64, 128]);
@@ -124,11 +124,11 @@ fn random_batches_agree_with_the_cpu() {
             ..Case::new(pick(&mut rng, &[1, 3, 8, 16, 40, 64]), &requests)
         };
         let distance = check(gpu, &case);
-        most.worst = most.worst.max(distance.worst);
-        most.mean = most.mean.max(distance.mean);
-        most.lse = most.lse.max(distance.lse);
+        max.worst = max.worst.max(distance.worst);
+        max.mean = max.mean.max(distance.mean);
+        max.lse = max.lse.max(distance.lse);
     }
-    println!("{most:?}");
+    println!("{max:?}");
 }
 
 /// Checks that a request which grows token by token gives, in every step, what one prefill gives.

@@ -29,7 +29,7 @@ fn run<D: Device>(device: &D, input: &Tensor, weights: &Tensor, out: &Tensor) ->
 fn products_per_head_agree_with_the_cpu() {
     let (gpu, cpu) = (&*gpu(), Cpu::new());
     let mut rng = rng(3);
-    let mut most = 0f64;
+    let mut max = 0f64;
     for round in 0..120 {
         let dtype = pick(&mut rng, &[DType::BF16, DType::F16]);
         let heads = pick(&mut rng, &[2, 3, 16, 33]);
@@ -95,10 +95,10 @@ fn products_per_head_agree_with_the_cpu() {
                 apart <= accepted,
                 "{given} against {expected}: {dtype} {tokens} x {heads} x {k} x {n}"
             );
-            most = most.max(apart / accepted);
+            max = max.max(apart / accepted);
         }
     }
-    println!("at most {most:.2} of what is accepted");
+    println!("at most {max:.2} of what is accepted");
 }
 
 /// Checks that a token's row does not depend on how many others the own kernel takes with it.

@@ -33,10 +33,10 @@ pub(crate) fn decodes(case: &Case, requests: usize, query_len: u32, seed: u64) -
         seed,
         ..case.clone()
     });
-    let most = largest(case, requests.max(40)) * batch.cache_layout.page_stride;
-    assert!(batch.cache.len() <= most);
-    batch.cache.resize(most, 0xff);
-    batch.cache_layout.pages = most / batch.cache_layout.page_stride;
+    let max = largest(case, requests.max(40)) * batch.cache_layout.page_stride;
+    assert!(batch.cache.len() <= max);
+    batch.cache.resize(max, 0xff);
+    batch.cache_layout.pages = max / batch.cache_layout.page_stride;
     batch
 }
 
@@ -71,9 +71,9 @@ where
 {
     let gpu = layer.device();
     let sizes = [1, 4, 24, 40];
-    let most = sizes[3];
-    let largest = decodes(case, most, query_len, 99);
-    let limits = limits(most, query_len, case.page_size);
+    let max = sizes[3];
+    let largest = decodes(case, max, query_len, 99);
+    let limits = limits(max, query_len, case.page_size);
     let mut workspace = layer.workspace(&limits).unwrap();
     let mut eager_workspace = layer.workspace(&limits).unwrap();
     let mut engine = Engine::new(gpu, &largest).unwrap();

@@ -52,11 +52,11 @@ fn models() -> [(Case, IndexerConfig); 2] {
     ]
 }
 
-fn numbers(seed: u64, elements: usize, most: f32) -> Vec<u8> {
+fn numbers(seed: u64, elements: usize, max: f32) -> Vec<u8> {
     let mut rng = rng(seed);
     let mut bytes = vec![0; elements * 2];
     for element in 0..elements {
-        put(DType::BF16, &mut bytes, element, normal(&mut rng) * most);
+        put(DType::BF16, &mut bytes, element, normal(&mut rng) * max);
     }
     bytes
 }

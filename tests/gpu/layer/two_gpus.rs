@@ -361,7 +361,7 @@ fn a_group_of_one_gathers_in_a_capture_as_without() {
 // Variables that tell a process its rank, and the folder through which the group's processes meet.
 const RANK: &str = "MLA_TEST_RANK";
 const FOLDER: &str = "MLA_TEST_FOLDER";
-const PATIENCE: Duration = Duration::from_secs(100);
+const TIMEOUT: Duration = Duration::from_secs(100);
 
 /// Starts the program itself once per GPU, for this very test.
 #[test]
@@ -405,7 +405,7 @@ fn wait(children: &mut [Child]) -> Result<(), String> {
             return Ok(());
         }
         let failed = states.iter().flatten().any(|status| !status.success());
-        if failed || start.elapsed() > PATIENCE {
+        if failed || start.elapsed() > TIMEOUT {
             for child in children {
                 // A child may have ended, and then cannot be ended.
                 let _ = child.kill();
@@ -450,7 +450,7 @@ fn exchange(rank: usize, folder: &Path) -> GroupId {
     }
     let start = Instant::now();
     while !file.exists() {
-        assert!(start.elapsed() < PATIENCE, "rank 0 made no group");
+        assert!(start.elapsed() < TIMEOUT, "rank 0 made no group");
         thread::sleep(Duration::from_millis(5));
     }
     GroupId::from_bytes(fs::read(&file).unwrap().try_into().unwrap())

@@ -625,8 +625,8 @@ impl Draw<'_> {
         let heads = self.pick(&[1, 4, 8, 16, 40, 128]);
         let requests = self.pick(&[1, 2, 5, 20]);
         let causal = self.rng.random_bool(0.5);
-        let most = if heads > 16 { 200 } else { 1500 };
-        let queries: Vec<i32> = (0..requests).map(|_| self.long_tailed(1, most)).collect();
+        let max = if heads > 16 { 200 } else { 1500 };
+        let queries: Vec<i32> = (0..requests).map(|_| self.long_tailed(1, max)).collect();
         let keys: Vec<i32> = queries
             .iter()
             .map(|&q| {

@@ -195,7 +195,7 @@ impl Machine {
 
     pub(super) fn copy(&self, from: Region, to: Region) {
         assert_eq!(from.bytes, to.bytes);
-        // SAFETY: both regions have so many bytes.
+        // SAFETY: both regions are of this size.
         unsafe {
             result::memcpy_dtod_async(
                 to.address,
@@ -209,7 +209,7 @@ impl Machine {
 
     /// Enqueues a kernel that leaves a pattern in the shared memory of every SM.
     pub(super) fn poison(&self, number: u32) {
-        // Patterns: zeros, ones, NaN, the smallest and the most negative word, and random words.
+        // Patterns: zeros, ones, NaN, the smallest positive and the minimal word, and random words.
         let (pattern, hashed) = match number % 7 {
             0 => (0, 0u32),
             1 => (u32::MAX, 0),
@@ -246,7 +246,7 @@ impl Machine {
     pub(super) fn download(&self, region: Region) -> Vec<u32> {
         self.synchronize();
         let mut words = vec![0u32; region.bytes / 4];
-        // SAFETY: the region has so many words, and nothing writes to it.
+        // SAFETY: the region has this number of words, and nothing writes to it.
         unsafe { result::memcpy_dtoh_sync(&mut words, region.address) }.unwrap();
         words
     }
