@@ -5,8 +5,8 @@
 //! $ cargo run --release --features sm90 --example decode_loop
 //! ```
 //!
-//! Every latent is a vector of ones, so whatever the scores, a head's output is the sum of its
-//! value weights over the latent: that is what the end of the loop compares with.
+//! Every latent is a vector of ones. So, whatever the scores, a head's output is the sum of its
+//! value weights over the latent, and the end of the loop compares with that.
 
 use std::error::Error;
 use std::sync::Arc;

@@ -81,9 +81,9 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // SAFETY: the stream is there, as the caller of `new` says, and has passed everything when
-        // the pool's own address is freed, once. What the driver says of it helps nobody: the
-        // process ends here.
+        // SAFETY: the stream exists, as the caller of `new` promises, and has passed everything
+        // when the pool's own address is freed, once. An error of the driver is ignored, because
+        // the process ends here.
         unsafe {
             let _ = result::stream::synchronize(self.stream);
             let _ = result::free_sync(self.base);

@@ -46,8 +46,9 @@ fn a_cold_build_takes_at_most_twice_15_minutes_and_16_gib_on_two_cores() {
             .all(|unit| unit.compile_seconds > 0.0 && unit.peak > 0)
     );
 
-    // A schedule that leaves no core idle while a unit waits ends last with a unit that began when
-    // both were busy: by half of the work before it, and then its own (Graham, 1966).
+    // In a schedule that leaves no core idle while a unit waits, the last unit began when both
+    // cores were busy. So the end is at most half of the work before it, plus its own time (Graham,
+    // 1966).
     let longest = report
         .units
         .iter()
@@ -68,9 +69,9 @@ fn a_cold_build_takes_at_most_twice_15_minutes_and_16_gib_on_two_cores() {
     );
 }
 
-/// Assembles the portable family's PTX with ptxas, as the driver would: for 8.6, 8.9 and 12.1, for
-/// which a build has machine code only if it is asked for, and, where caches are e4m3, for those
-/// whose machine code is made from other PTX. All else is in the build's own report.
+/// Assembles the portable family's PTX with ptxas, as the driver would, for targets that the
+/// build's own report lacks: 8.6, 8.9 and 12.1, whose machine code is only built on request, and,
+/// for caches of e4m3, targets whose machine code is made from other PTX.
 #[test]
 #[cfg(feature = "sm80")]
 #[ignore = "assembles the portable kernels for more GPUs: \

@@ -2,7 +2,7 @@
 //! in parts, then a token per step, and leaves when it is done, while the others go on.
 //!
 //! The model is small and its weights are random; everything around the attention is candle's.
-//! Afterwards each request runs alone over the same tokens, and has to say the same.
+//! Afterwards each request runs alone over the same tokens, and must generate the same ones.
 //!
 //! ```console
 //! $ cargo run --example serve

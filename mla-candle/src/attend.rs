@@ -196,8 +196,8 @@ impl Layer {
         }
     }
 
-    /// Returns the same layer with the weights of an indexer of its own. A sparse layer without
-    /// shares the lists of the last one before it that has.
+    /// Returns the same layer with the weights of an indexer of its own. A sparse layer without one
+    /// takes the lists of the last layer before it that has one.
     #[must_use]
     pub fn with_indexer(self, index: IndexWeights) -> Self {
         Self {
@@ -246,8 +246,8 @@ fn workspace_refused() -> Error {
     Error::msg("step: given a workspace of another device, accepted one of the layer's attention")
 }
 
-/// Runs a layer for the prepared step, on the engine's own tensors: writes the new rows to the
-/// cache, and to `out` what the new tokens attend to.
+/// Runs a layer for the prepared step, on the engine's own tensors: writes the new tokens' rows to
+/// the cache, and the result of their attention to `out`.
 ///
 /// | tensor | shape | |
 /// |---|---|---|
@@ -257,8 +257,8 @@ fn workspace_refused() -> Error {
 /// | `cache` | as [`Cache`] says | |
 /// | `out` | `[…, H, V]` | written |
 ///
-/// The axes before are the rows of the step, in its order, however many axes they are; rows stand
-/// at any distance. On a GPU everything is enqueued on candle's stream, and nothing is waited for.
+/// All axes but the last two are together the rows of the step, in its order; rows may lie at any
+/// distance. On a GPU everything is enqueued on candle's stream, and nothing is waited for.
 ///
 /// # Errors
 ///

@@ -30,8 +30,8 @@ pub trait Lending: Device {
     ///
     /// # Errors
     ///
-    /// If a written tensor shares its storage with another, a tensor is of another device or of
-    /// numbers that no device here has, or `work` fails.
+    /// If a written tensor shares its storage with another one, if a tensor is on another device or
+    /// of a dtype that this project does not have, or if `work` fails.
     ///
     /// [`Cuda::on_stream`]: https://docs.rs/mla-kernels/latest/mla_kernels/struct.Cuda.html
     fn lending<R, W>(&self, read: &[&Tensor], written: &[&Tensor], work: W) -> Result<R>

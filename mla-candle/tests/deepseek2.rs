@@ -4,8 +4,8 @@
 //! shows the attention and nothing else: the MLP's last weights are zero, and the head is the
 //! identity. So the logits are the norm of (embedding + attention), of the last token.
 //!
-//! What counts is the model in f32. In another dtype the module is compared with that too, and may
-//! be about as far from it as candle's own model in that dtype.
+//! The reference is the model in f32. In another dtype the module is compared with that, too, and
+//! may differ from it about as much as candle's own model in that dtype does.
 
 use std::collections::HashMap;
 

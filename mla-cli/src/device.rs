@@ -56,8 +56,8 @@ pub(crate) struct About {
 }
 
 impl About {
-    /// Refuses what takes more memory than the device has, before any of it is allocated: what is
-    /// allocated is not used at once, so that a machine may promise memory that it has not got.
+    /// Refuses a run that takes more memory than the device has, before any of it is allocated: a
+    /// machine may promise memory that it does not have, as long as it is not used.
     pub(crate) fn check_memory(
         &self,
         argument: &'static str,

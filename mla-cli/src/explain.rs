@@ -137,7 +137,7 @@ fn verdict(phase: &PhaseExplanation) -> String {
 }
 
 // The first backend that is refused for one reason alone: this program was built without it. A
-// backend that has run on no GPU is not among these, unless it is named.
+// backend that has run on no GPU is left out.
 fn unbuilt(phase: &PhaseExplanation) -> Option<(&'static str, Cause)> {
     let has_run = |candidate: &&Candidate| {
         let runs = candidate.kernels.run_on;
@@ -273,8 +273,8 @@ fn same_runs(runs: &[Run]) -> String {
     texts.join(", ")
 }
 
-// A reason in one short line: the table's heading has said what was given and to whom. The remedy
-// for "not built" is the same in every row: another backend.
+// A reason in one short line: the table's heading has the problem and the backend already. The
+// remedy for "not built" is the same in every row: another backend.
 fn line(reason: Reason) -> String {
     match reason.given {
         Given::Cause(

@@ -85,8 +85,8 @@ fn read_bounded(file: &mut File) -> std::io::Result<Vec<u8>> {
     }
 }
 
-/// The end of a program, and what it wrote to the pipe that `stream` takes. A program that writes
-/// more than is read is ended.
+/// The exit status of a program, and its output on the pipe that `stream` takes. A program that
+/// writes more than the bound is ended.
 #[cfg(any(feature = "bench", feature = "build-report"))]
 pub(crate) fn read_program<R: Read>(
     command: &mut Command,

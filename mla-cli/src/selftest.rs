@@ -1,5 +1,5 @@
-//! `mla selftest`: whether every backend of this program is right on this machine's GPU, and how
-//! fast. What it prints is what an owner of a GPU that nobody has tried can send back.
+//! `mla selftest`: checks that every backend of this program is right on this machine's GPU, and
+//! times it. An owner of a GPU that was never tried can send back its output.
 
 use std::fmt::Write as _;
 use std::time::Instant;

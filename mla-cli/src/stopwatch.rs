@@ -104,8 +104,8 @@ mod cpu {
         }
 
         fn watch_memory(&self) -> Memory {
-            // Gives back what is free, so that it is not counted as in use, and makes the peak that
-            // the system has noted what is in use now.
+            // Releases unused memory, so that it is not counted as in use, and resets the system's
+            // peak to the memory that is in use now.
             //
             // SAFETY: the function may be called at any time, by any thread.
             #[cfg(all(target_os = "linux", target_env = "gnu"))]

@@ -1,5 +1,5 @@
-//! `mla bench` and `mla selftest` with a backend whose output is wrong: the row says so, the others
-//! do not, and the command exits 1. This program is that `mla` where it is told to be.
+//! `mla bench` and `mla selftest` with a backend whose output is wrong: its row says so, the others
+//! do not, and the command exits 1. This program acts as that `mla` if a variable tells it to.
 
 use std::process::{Command, ExitCode};
 

@@ -53,8 +53,8 @@ impl Lists {
         })
     }
 
-    /// Returns the addresses of a call's lists, which hold these requests, of tensors with these
-    /// strides. Calls beyond the places take turns at the last.
+    /// Returns the addresses of a call's lists, which describe these requests in tensors with these
+    /// strides. Calls beyond the number of places share the last place.
     pub(crate) fn of(
         &mut self,
         device: &Cuda,

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
-/// Plans by their keys. A captured one stays as long as this does, since a graph may launch its
-/// kernels; of the others those stay that were used last.
+/// Plans by their keys. A captured plan stays for the life of this list, since a graph may launch
+/// its kernels; of the others the most recently used stay.
 pub(crate) struct Plans<K, P> {
     known: HashMap<K, Known<P>>,
     max: usize,

@@ -1,7 +1,7 @@
 //! FLASHMLA: absorbed decode over a paged cache.
 //!
 //! `prepare` has FlashMLA's own kernel divide the lengths on the device among the SMs, once for all
-//! layers of a step. What depends on the host is the number of requests and of query tokens, so a
+//! layers of a step. Only the numbers of requests and of query tokens come from the host, so a
 //! captured step can be replayed with other lengths once it is prepared.
 
 use mla_runtime::mla_backend;
@@ -22,8 +22,8 @@ use {
     mla_runtime::{Error, Result},
 };
 
-/// Absorbed decode by FlashMLA on Hopper GPUs: any number of heads, pages of 64 tokens, as many
-/// query tokens for each request of a batch; queries with both parts side by side.
+/// Absorbed decode by FlashMLA on Hopper GPUs: any number of heads, pages of 64 tokens, and one
+/// number of query tokens for all requests of a batch; queries with both parts side by side.
 #[derive(Debug)]
 pub struct FlashMla {
     #[cfg(feature = "sm90")]

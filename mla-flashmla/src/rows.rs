@@ -24,8 +24,8 @@ impl Strides {
     }
 
     /// The distances in queries `[tokens, heads, 576]` with `query_len` tokens for each request, if
-    /// their rows are at one distance. A distance that nothing lies at is that of packed rows,
-    /// since it need not be aligned.
+    /// their rows are at one distance. The distance along an axis of one index is that of packed
+    /// rows, since the given one may not be aligned.
     pub(crate) fn of(layout: &Layout, query_len: usize) -> Option<Self> {
         let [tokens, heads, _] = layout.shape;
         let [token, head, _] = layout.strides;

@@ -157,8 +157,8 @@ impl Batch {
         max
     }
 
-    /// No group has more KV tiles than `worth` of schedule.cuh allows beside an even share. Both
-    /// count one KV tile more for each query tile.
+    /// No group has more KV tiles beyond an even share than `worth` of schedule.cuh allows. Both
+    /// numbers count one KV tile more for each query tile.
     fn check_balance(&self, rows: usize, max: usize) {
         let cost: usize = (0..self.lens.len())
             .map(|request| {
@@ -290,8 +290,9 @@ fn every_kv_tile_is_done_once_in_batches_with_many_empty_requests() {
 
 #[test]
 fn a_query_tile_has_the_rows_that_leave_the_fewest_ctas_idle() {
-    // CTAs have 64 rows each: one CTA; two; three for 129 to 192 rows; five, seven, 11 and 13 where
-    // two and three would leave one idle, unless requests have room for at most 256 tokens.
+    // The number of CTAs in a group, of 64 rows each: one; two; three for 129 to 192 rows; five,
+    // seven, 11 and 13 if two and three would leave one idle, unless requests have room for at most
+    // 256 tokens.
     for (heads, query_len, long, short) in [
         (8, 1, 8, 8),
         (64, 1, 64, 64),

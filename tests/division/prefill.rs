@@ -48,8 +48,8 @@ impl Batch {
         self.items_if_said(false, self.longest_request().1)
     }
 
-    /// Returns the items that the device makes if it is asked for the lengths: with such a bound
-    /// every launch asks, and the items do not depend on it.
+    /// Returns the items that the device makes if it divides by the lengths. With this bound every
+    /// launch does, and the items do not depend on the bound.
     fn answer(&self) -> Vec<MlaPrefillItem> {
         self.items_if_said(false, 1 << 20)
     }
@@ -151,9 +151,9 @@ impl Batch {
         }
     }
 
-    /// Checks the items if the host says that all requests are as long as the longest: items of
-    /// such requests, in rows, if that is true, and otherwise those that the lengths give. Returns
-    /// true if they are divided.
+    /// Checks the items if the host says that all requests are as long as the longest. If that is
+    /// true, they are the rows of items of equal requests, otherwise those that the lengths give.
+    /// Returns true if tiles are divided.
     fn items_told_equal(&self) -> bool {
         let longest = self.longest_request();
         let told = self.items_if_said(true, longest.1);
@@ -626,8 +626,8 @@ fn a_question_that_is_spared_would_not_have_paid() {
     assert!(counts.iter().all(|count| *count > 200), "{counts:?}");
 }
 
-/// Tries upper query tiles, which do not see the last splits: a request of which the host says that
-/// it is alone has no items for these.
+/// Tries upper query tiles, which do not see the last splits: if the host says that there is one
+/// request, these splits have no items.
 #[test]
 fn few_items_of_equal_requests_are_empty() {
     let mut rng = rand::rngs::StdRng::seed_from_u64(7);

@@ -215,9 +215,9 @@ int main(int argc, char** argv) {
     check<B, 256, plain, 1, 1, 16>({"256 + 32", 16, {1}, {40}, 256, 32}, seed);
     check<H, 256, e4m3, 1, 1, 16>({"256 + 64 e4m3", 16, {1}, {40}, 256, 64, 16, e4m3}, seed);
     check<B, 256, plain, 2, 2, 16>({"256 + 64, 64 rows", 40, {2, 1}, {40, 20}, 256, 64}, seed);
-    // Scales that differ between groups; also between tokens; and with the weight on the tokens of
-    // the smaller scales. The largest values are near f16's maximum, or the smallest near its
-    // minimum.
+    // Scales that differ between groups, and also between tokens, and also with the weight on the
+    // tokens of the smaller scales. The largest values are near f16's maximum, or the smallest near
+    // its minimum.
     for (int far : {-10, -20, -30}) {
         const int top = std::min(12, -14 - far), low = top + far;
         Case scales = {

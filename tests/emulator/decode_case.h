@@ -33,8 +33,8 @@ struct Case {
     float holes = 0.2f;
     // A token of request 0 with a value that is NaN: rows that see it are NaN, and no others.
     int nan_token = -1;
-    // Exponents to the base of 2 by which the scales of grouped bytes are multiplied: those of 16
-    // tokens and of the next 16, in turn.
+    // Exponents of the powers of two by which the scales of grouped bytes are multiplied: one set
+    // for 16 tokens, the other for the next 16, in turn.
     std::array<std::array<int, 4>, 2> exponents = {};
     // Added to these exponents in every other request.
     int of_odd_requests = 0;

@@ -1,5 +1,5 @@
-//! A launcher that knows of a kernel its cubin and its row of `code.json` alone: it links none of
-//! it, names no parameter's place, and works out a launch from the row's expressions.
+//! A launcher that knows nothing of a kernel but its cubin and its row of `code.json`: it links no
+//! code of it, names no offset of a parameter, and computes a launch from the row's expressions.
 //!
 //! `cargo xtask cubins` makes the folder, which `MLA_CUBINS` names.
 

@@ -467,8 +467,8 @@ fn offsets_beyond_two_to_the_31_elements_agree_with_the_cpu() {
     check("a cache of more than 4 GiB", &case, 5);
 }
 
-// Batches of more query tiles than CTA groups, so that each group goes from work item to work item:
-// a race about what one item leaves behind for the next shows in one launch of hundreds.
+// Batches with more query tiles than CTA groups, so that each group does several work items. A race
+// between the end of one item and the start of the next shows in one launch of hundreds.
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla"]
 fn hundreds_of_launches_give_the_same_bits() {
@@ -519,7 +519,7 @@ fn hundreds_of_launches_give_the_same_bits() {
 }
 
 // CTAs that never wait for the other splits of their query tile make all of them fall back, unless
-// all are there already: then one CTA combines what several would have.
+// all have already arrived: then one CTA combines the whole tile.
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla"]
 fn falling_back_gives_the_same_bits() {

@@ -416,8 +416,9 @@ fn cache(gpu: &Cuda, case: &Case, numbers: &Numbers) -> <Cuda as Memory>::Buffer
 
 /// Compares a GPU's results with the CPU's in f32, by the tolerances of FlashMLA's tests.
 fn assert_close(case: &Case, got: &(Vec<u8>, Vec<u8>), want: &(Vec<u8>, Vec<u8>)) {
-    // The kernel rounds probabilities to bf16, a relative 2^-9 at most, or to f16, and with scales
-    // of a row's own those, too, 2^-10 in all; that is of values of up to 1.5, or 4.5 in e4m3.
+    // The kernel rounds probabilities to bf16, a relative 2^-9 at most, or to f16. If rows have
+    // scales of their own, it rounds the scaled probabilities, too, 2^-10 in all. Values are up to
+    // 1.5, or 4.5 in e4m3.
     let min = match case.kv {
         KvFormat::BF16 => 3e-3,
         _ => 4.5e-3,

@@ -21,10 +21,10 @@ pub(crate) struct Arguments {
 
 /// The packages, and the features with which their documentation is built.
 ///
-/// Those of other people's kernels are listed without features, because their bindings take
-/// libclang, which is not needed to list anything else. With a feature come the state of a backend
-/// and what was compiled. mla-candle is in a workspace of its own, whose tests use what it offers;
-/// the packages of compiled kernels have one constant each.
+/// Crates of other people's kernels are listed without features, because their bindings take
+/// libclang, which nothing else here needs. A feature would add a backend's state and the list of
+/// what was compiled. mla-candle is in a workspace of its own, whose tests use its interface; the
+/// packages of compiled kernels have one constant each.
 const PACKAGES: [(&str, &str); 10] = [
     ("mla-macros", ""),
     ("mla-runtime", ""),
@@ -113,9 +113,9 @@ fn list(workspace: &Workspace, package: &str, features: &str) -> anyhow::Result<
     Ok(api.to_string())
 }
 
-/// A rustdoc that takes unstable options. Cargo and rustc are to know nothing of it: build scripts
-/// of other crates look at the variable that allows them, and everything would be built anew each
-/// time it comes and goes.
+/// A rustdoc that takes unstable options. The variable that allows them is set for rustdoc alone:
+/// build scripts of other crates look at it, and if Cargo and rustc had it, everything would be
+/// built anew each time it comes and goes.
 fn unstable_rustdoc(target: &Path) -> anyhow::Result<PathBuf> {
     let script = target.join("unstable-rustdoc");
     fs::write(

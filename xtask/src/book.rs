@@ -177,8 +177,8 @@ fn installed(workspace: &Workspace, python: &Path) -> anyhow::Result<PathBuf> {
     Ok(target)
 }
 
-/// A page as the generator takes it: a fence has one word, and a link to a file that is no page is
-/// its text alone.
+/// A page as the generator takes it: the first line of a fence has one word, and a link to a file
+/// that is no page becomes its text alone.
 fn staged(
     root: &Path,
     pages: &BTreeSet<PathBuf>,

@@ -30,9 +30,9 @@ pub(crate) struct Arguments {
 /// The maximal size of a bundle: it travels with every run.
 const MAX: u64 = 60 << 20;
 
-/// The archive of all programs, used if they hold more than that. Each carries the kernels of all
-/// families, so one archive that sees across programs is little larger than one of them; `run.sh`
-/// unpacks it.
+/// The archive of all programs, used if they exceed [`MAX`]. Each program carries the kernels of
+/// all families, so an archive whose compression sees across programs is little larger than one of
+/// them; `run.sh` unpacks it.
 const ARCHIVE: &str = "programs.tar.xz";
 
 const FOLDERS: [&str; 4] = ["tests", "benches", "examples", "bin"];
@@ -259,8 +259,8 @@ fn has_ignored_tests(executable: &Path) -> anyhow::Result<bool> {
             .any(|line| line.ends_with(": test")))
 }
 
-/// Most of a program with candle in it are its kernels, as readable assembly and for every
-/// quantised format: a seventh of it is left.
+/// Most of a program with candle in it is candle's kernels, as PTX and for every quantised format.
+/// Compressed, a seventh of it is left.
 fn pack(from: &Path, to: &Path) -> anyhow::Result<()> {
     let status = Command::new("xz")
         .args(["--compress", "--stdout", "--threads=0"])

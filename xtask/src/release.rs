@@ -37,8 +37,8 @@ pub(crate) struct Arguments {
 /// of these.
 const FAMILIES: [&str; 3] = ["sm80", "sm90", "sm100"];
 
-/// The packages that some of a family's objects have to themselves, and the start of the sources of
-/// those. A family's other objects are in the package of its name.
+/// The packages that hold some of a family's objects by themselves, and the start of these objects'
+/// sources. A family's other objects are in the package of its name.
 const DIVIDED: &[(&str, &str, &str)] = &[("sm80", "sm80-decode", "cuda/sm80/decode/")];
 
 /// The maximal size of a package: crates.io takes 10 MiB, and kernels grow.

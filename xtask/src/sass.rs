@@ -16,8 +16,8 @@ use anyhow::{Context, bail, ensure};
 
 use crate::Workspace;
 
-/// The disassemblers, which the toolkit does not need and does not have. They read what earlier
-/// compilers made; the wheels have no release as old as the toolkit's.
+/// The disassemblers, which are not part of the toolkit. They read the output of earlier compilers,
+/// too; no wheel has a release as old as the toolkit's.
 const PACKAGES: &[&str] = &[
     "nvidia-cuda-cuobjdump==13.2.51",
     "nvidia-cuda-nvdisasm==13.2.51",

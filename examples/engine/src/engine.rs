@@ -54,8 +54,8 @@ impl<D: Graphs> Engine<D> {
     ///
     /// # Errors
     ///
-    /// If the prompt is empty or has a token that the model does not know, nothing is asked for, or
-    /// there would be more tokens than a request or the cache may have.
+    /// If the prompt is empty or has a token that the model does not know, if no token is asked
+    /// for, or if a request or the cache cannot hold all tokens.
     pub fn submit(&mut self, prompt: &[u32], more: usize) -> Result<RequestId> {
         if prompt.is_empty() {
             return Err(Error::refused("prompt", "no tokens", "1 and up"));

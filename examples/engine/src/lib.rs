@@ -16,8 +16,8 @@
 //! | [`engine`] | requests in, tokens out |
 //! | [`metrics`], [`status`] | what is counted, and what a terminal shows meanwhile |
 //!
-//! What a step takes of the library stands in [`attention`], [`runner`] and [`graphs`] between
-//! comments that say so: at most 25 lines for a step, which `tests/lines.rs` counts.
+//! The uses of the library in a step stand in [`attention`], [`runner`] and [`graphs`] between
+//! comments that mark them: at most 25 lines for a step, which `tests/lines.rs` counts.
 
 pub mod attention;
 pub mod config;

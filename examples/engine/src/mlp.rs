@@ -1,10 +1,9 @@
 //! The part of a decoder layer behind its attention: a gated MLP, or a mixture of experts as in
 //! DeepSeek-V3.
 //!
-//! Every expert computes every token, and the router's weights, of which all but a few are 0, add
-//! up what they say. A step then enqueues the same launches wherever its tokens are routed, as a
-//! graph needs it. An engine that is to be fast sorts the tokens by expert and multiplies in
-//! groups.
+//! Every expert computes every token, and their outputs are added up with the router's weights, of
+//! which all but a few are 0. So a step enqueues the same launches wherever its tokens are routed,
+//! as a graph needs it. A fast engine sorts the tokens by expert and multiplies in groups.
 
 use mla_runtime::Result;
 use mla_runtime::prelude::*;

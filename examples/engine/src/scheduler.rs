@@ -196,8 +196,8 @@ impl Scheduler {
         }
     }
 
-    /// Gets a request the pages of `total` tokens, its own where it will write. Says whether it has
-    /// them; if not, it was sent back or waits.
+    /// Gets a request the pages of `total` tokens; those that it will write are its own. Returns
+    /// false if there are none: then it was sent back or waits.
     fn reserve(
         &mut self,
         id: RequestId,

@@ -10,11 +10,11 @@ use crate::lend::{Lending, LentMut, layer_dtype, next};
 
 /// The cache of one layer, in one tensor or two.
 ///
-/// One is of rows `[pages, page size, L + R]`, in which the latent of a token stands before its
-/// rotary key. Two are of latents `[pages, page size, L]` and of rotary keys
-/// `[pages, page size, R]`, for a problem with [`Feature::SplitCache`]. Their dtype is that of the
-/// problem's cache format; of `fp8` and `fp8_ds_mla` it is u8, and the last axis is the bytes of a
-/// row. Pages and rows may be apart.
+/// One tensor has rows `[pages, page size, L + R]`, each a token's latent and its rotary key. Two
+/// tensors have latents `[pages, page size, L]` and rotary keys `[pages, page size, R]`, for a
+/// problem with [`Feature::SplitCache`]. Their dtype is that of the problem's cache format. For
+/// `fp8` and `fp8_ds_mla` it is u8, and the last axis is the bytes of a row. There may be gaps
+/// between pages and between rows.
 ///
 /// [`Feature::SplitCache`]: mla_runtime::spec::Feature::SplitCache
 #[derive(Clone, Copy)]

@@ -39,8 +39,8 @@ pub(crate) struct Args {
     /// Tokens that the cache holds, rounded up to whole pages. Left out with --fit: as many as fit.
     #[arg(long, value_name = "TOKENS", value_parser = positive, required_unless_present = "fit")]
     tokens: Option<u32>,
-    /// W: rows of the context workspace. Left out with --fit and --tokens: as many as fit;
-    /// otherwise 65536, or 0 for a sparse layer, which expands no context.
+    /// W: rows of the context workspace. Without it: with --fit and --tokens the largest number
+    /// that fits, otherwise 65536, or 0 for a sparse layer, which expands no context.
     #[arg(long, value_name = "W", value_parser = natural)]
     rows: Option<u32>,
     /// Find what fits in this much memory, such as 80GiB: the cache, or with --tokens the

@@ -18,8 +18,8 @@ use crate::upload::upload;
 /// Evenly distributed numbers from −√3 to √3 have a variance of 1, as normalised latents do.
 pub(super) const UNIT: f32 = 1.732_050_8;
 
-/// Queries of this size make scores with a standard deviation of 2: far from a mere mean of all
-/// values, and far from a choice of one, so that a wrong key or weight shows.
+/// Queries of this size make scores with a standard deviation of 2. The softmax is then neither
+/// nearly uniform nor nearly a choice of one key, so a wrong key or weight shows.
 const QUERY: f32 = 2.0 * UNIT;
 
 /// Context rows that are made at a time.

@@ -61,13 +61,13 @@ pub(crate) struct PhaseErrors {
 
 /// The tolerance of a row's relative error.
 ///
-/// In f16 and bf16 what counts is rounding to u, half the distance from 1 to the next number. A
-/// score is a sum over a query or key that was rounded once, so with scores of a standard deviation
-/// of about 2 a weight is off by 2u or so, at random from key to key; values, the attention's
-/// output, and the product that follows are each rounded once more, which adds three times about u
-/// at most. And each context chunk rounds the output once, at random: √chunks. That is some 5u in
-/// all for a typical row; the worst of many rows, and the few whose values cancel, are allowed
-/// three times as much.
+/// In f16 and bf16 the errors are those of rounding to u, half the distance from 1 to the next
+/// number. A score is a sum over a query or key that was rounded once, so with scores of a standard
+/// deviation of about 2 a weight is off by about 2u, at random from key to key. Values, the
+/// attention's output, and the product that follows are each rounded once more, which adds at most
+/// three times about u. Each context chunk rounds the output once, at random: √chunks. Together
+/// that is about 5u for a typical row. The worst of many rows, and rows whose values cancel, are
+/// allowed three times that.
 ///
 /// In f32, where u is 2⁻²⁴, sums of hundreds to thousands of terms and the exponential count
 /// instead, each with a few hundred u at worst.

@@ -102,8 +102,8 @@ extern "C" int32_t fi_mla_plan(FiMlaPlan* plan) {
         const auto lists = [](const int32_t* list) { return const_cast<int32_t*>(list); };
         flashinfer::MLAPlanInfo info;
         size_t staged = 0;
-        // Only offsets into the workspace are asked for, so any address will do for its own; it is
-        // fi_mla_params that lays the partial results out.
+        // The planner is asked for offsets into the workspace alone, so any address serves as the
+        // workspace's; fi_mla_params lays out the partial results.
         const cudaError_t status = flashinfer::MLAPlan<int32_t>(
             plan->staging, static_cast<size_t>(1) << 40, plan->staging, plan->staging,
             plan->staging_bytes, info, staged, lists(plan->query_starts), lists(plan->table_starts),

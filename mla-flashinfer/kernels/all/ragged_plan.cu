@@ -28,8 +28,9 @@ FiRaggedSizes fa3_sizes(int64_t requests, int64_t tokens, int64_t heads, int64_t
     return {(7 * works + sms + 1) * 4 + kGaps, 0};
 }
 
-// CUTLASS's has query tiles of 256, three numbers for each of them and each head, and where each
-// SM's begin. Its output has as many rows in front of it as the longest request.
+// CUTLASS's plan has query tiles of 256, three numbers for each tile and head, and the start of
+// each SM's tiles. The kernel's output has rows in front of it, of the length of the longest
+// request.
 FiRaggedSizes cutlass_sizes(int64_t requests, int64_t tokens, int64_t heads, int64_t sms) {
     const int64_t works = (tokens / FI_CUTLASS_QUERY_TILE + requests) * heads + sms;
     return {(3 * works + sms + 1) * 4, 2 * std::max(tokens, int64_t{1}) * heads * fi::kValue * 2};
@@ -45,8 +46,8 @@ struct Work {
     int32_t tile, head, request;
 };
 
-// Gives each tile to the SM that has least to do so far, the costliest of a request first. What
-// sees no key is left out: it is filled afterwards.
+// Gives each tile to the SM with the least work so far, the costliest tile of a request first.
+// Tiles that see no key are left out: they are filled afterwards.
 std::vector<std::vector<Work>> divide(const FiRaggedPlan& plan, int32_t sms) {
     using Load = std::pair<int64_t, int32_t>;
     std::priority_queue<Load, std::vector<Load>, std::greater<Load>> idlest;
@@ -69,7 +70,7 @@ std::vector<std::vector<Work>> divide(const FiRaggedPlan& plan, int32_t sms) {
         }
     }
     // An SM without work would take the first tile of the first request, which may see no key. So
-    // it does again what another does, and writes the same.
+    // it repeats another SM's tile and writes the same values.
     const auto busy =
         std::find_if(works.begin(), works.end(), [](const auto& of_sm) { return !of_sm.empty(); });
     if (busy == works.end()) return {};

@@ -1,5 +1,5 @@
-//! Mistakes of engines, and orders of calls that no test of one step has: the engine gets an error
-//! that names the field, or the bits that it would have got anyway.
+//! Mistakes of engines, and orders of calls that no test of a single step has. The engine gets an
+//! error that names the field, or the bits of a correct call.
 
 use std::sync::Arc;
 

@@ -119,9 +119,9 @@ pub(crate) fn check_rows<D: Device>(cache: &CacheRef<'_, D>, alignment: u32) -> 
     Err(Error::argument("cache", layout, accepted))
 }
 
-/// Refuses lists of slots if the problem is not sparse, none if it is, and lists of other tokens
-/// than the call's: `tokens` of them, or `all` if some attend to no list. Lists of another width
-/// would be read as those of other tokens.
+/// Refuses lists of slots if the problem is not sparse, and their absence if it is. Also refuses
+/// lists whose tokens are not the call's: `tokens` of them, or `all` if some attend to no list.
+/// With another width a backend would read entries of other tokens.
 pub(crate) fn check_lists<D: Device>(
     field: &'static str,
     lists: Option<&super::SlotLists<'_, D>>,

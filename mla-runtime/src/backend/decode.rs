@@ -77,7 +77,7 @@ pub trait DecodeBackend: Sized + Send + Sync + 'static {
     /// is left out, nothing is prepared.
     ///
     /// It is safe to call: whatever the batch's arrays hold, it writes nothing but the state and
-    /// the metadata. Only [`decode`](Self::decode) may take the arrays at their word.
+    /// the metadata. Only [`decode`](Self::decode) may trust the arrays.
     ///
     /// # Errors
     ///
@@ -102,8 +102,8 @@ pub trait DecodeBackend: Sized + Send + Sync + 'static {
     /// # Safety
     ///
     /// The caller keeps to [the contract of a call](super#the-contract-of-a-call): the arrays on
-    /// the device say what can be, and the state and the metadata are of this configuration, the
-    /// latter prepared for this batch.
+    /// the device hold valid starts, lengths and pages; the state and the metadata are of this
+    /// configuration, and the metadata was prepared for this batch.
     ///
     /// # Errors
     ///
@@ -116,8 +116,8 @@ pub trait DecodeBackend: Sized + Send + Sync + 'static {
         metadata: &Self::Metadata,
     ) -> Result<()>;
 
-    /// Divides each request's rows into at most `splits` splits instead of as many as the backend
-    /// thinks best: for benchmarks that look for the best number.
+    /// Divides each request's rows into at most `splits` splits, in place of the backend's own
+    /// choice: for benchmarks that look for the best number.
     ///
     /// # Errors
     ///

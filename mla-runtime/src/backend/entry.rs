@@ -70,8 +70,8 @@ impl Entry {
         (self.availability)()
     }
 
-    /// Tells if it can run on `target`, by the facts of this machine and this build, and should if
-    /// it was not `asked` for by name.
+    /// Checks by the facts of this machine and this build that it can run on `target`, and, unless
+    /// it was `asked` for by name, that it has run there.
     pub fn availability_on(&self, target: Target, asked: bool) -> Availability {
         let kernels = self.kernels.availability(target, asked);
         self.availability().on(target).and(kernels)

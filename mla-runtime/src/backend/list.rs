@@ -109,8 +109,8 @@ impl<B: DecodeBackend> DecodeMember for B {
     const MEMBER: Member = Member::present(B::ENTRY);
 }
 
-/// A backend that this build leaves out: its constraints, and what would bring it back. The
-/// attribute writes it if the backend's `feature` is off.
+/// A backend that this build leaves out: its constraints, and the feature that would bring it back.
+/// The attribute writes it if the backend's `feature` is off.
 pub trait Absent {
     /// The problems that it would support.
     const SPEC: BackendSpec;

@@ -4,8 +4,8 @@ use super::LayerConfig;
 use crate::spec::Problem;
 use crate::{Error, Result};
 
-/// The problem that a state or metadata was made for, to refuse it in a call of a backend that has
-/// another one: its memory is of another size.
+/// The problem that a state or metadata was made for. A call of a backend with another problem
+/// refuses it, because its memory has another size.
 ///
 /// A backend whose own safety depends on these sizes keeps one in its state.
 ///

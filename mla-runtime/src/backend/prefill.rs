@@ -99,8 +99,8 @@ pub trait PrefillBackend: Sized + Send + Sync + 'static {
     /// # Safety
     ///
     /// The caller keeps to [the contract of a call](super#the-contract-of-a-call): the arrays on
-    /// the device say what can be, and the state and the metadata are of this configuration, the
-    /// latter prepared for this batch.
+    /// the device hold valid starts, lengths and pages; the state and the metadata are of this
+    /// configuration, and the metadata was prepared for this batch.
     ///
     /// # Errors
     ///

@@ -87,9 +87,9 @@ impl<'a> Chunk<'a> {
 /// One attention of the requests in a batch to keys of their own.
 #[non_exhaustive]
 pub struct PrefillCall<'a, D: Device> {
-    /// The context chunk that the keys are of, to be attended to not causally. `None`: the keys are
-    /// the new tokens', behind those of their context if they are more, to be attended to causally
-    /// if `causal` says so.
+    /// The context chunk whose keys these are; attention to it is not causal. `None`: the keys are
+    /// the new tokens', behind those of their context if there are more keys than queries, and
+    /// attention is causal if `causal` says so.
     pub chunk: Option<Chunk<'a>>,
     /// True if a call without a chunk is causal. If not, every new token sees all keys of its
     /// request, which takes a backend with [`NonCausal`](crate::spec::Feature::NonCausal).
@@ -128,8 +128,8 @@ impl<'a, D: Device> PrefillCall<'a, D> {
         self.causal && self.chunk.is_none()
     }
 
-    /// New tokens and their own keys, without a log-sum-exp. Of the queries and of the keys: where
-    /// each request's begin, and the most of one request.
+    /// New tokens and their own keys, without a log-sum-exp. The batch has the starts of each
+    /// request's queries and keys, and the maximum of each per request.
     pub fn new(
         query: TensorRef<'a, D>,
         keys: Keys<'a, D>,

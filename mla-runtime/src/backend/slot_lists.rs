@@ -17,9 +17,9 @@ pub struct SlotLists<'a, D: Device> {
     /// The number of its entries that each token attends to, from the first on: `[tokens]`; below 0
     /// counts as 0, above `width` as `width`. Absent: all. A second cache's lists have none.
     pub counts: Option<ArrayRef<'a, D, i32>>,
-    /// Requests of at most so many tokens are dense: their query tokens attend to all that they
-    /// see, by the block table, and their lists are not read. At most `width`; 0: there are none.
-    /// It takes a backend with [`DenseRequests`](crate::spec::Feature::DenseRequests).
+    /// Requests of at most this number of tokens are dense: their query tokens attend to all that
+    /// they see, by the block table, and their lists are not read. At most `width`; 0: no request
+    /// is dense. It takes a backend with [`DenseRequests`](crate::spec::Feature::DenseRequests).
     pub dense_within: usize,
     /// The cache and lists that each token attends to beside that, in the same softmax. It takes a
     /// backend with [`SecondCache`](crate::spec::Feature::SecondCache).
@@ -124,7 +124,7 @@ impl<'a, D: Device> SlotLists<'a, D> {
     /// # Errors
     ///
     /// If lists are wider than the backend takes; if a feature is missing; if requests are to be
-    /// dense whose tokens the lists would have no room for; if the second cache's rows differ from
+    /// dense that have more tokens than a list has entries; if the second cache's rows differ from
     /// the first one's.
     pub fn check(&self, spec: &BackendSpec, cache: &CacheLayout) -> Result<()> {
         let features = spec.features;

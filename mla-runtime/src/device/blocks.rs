@@ -42,8 +42,8 @@ impl<'a, D: Memory> Fp8Blocks<'a, D> {
         Self::from_row(weight, weight_scale_inv, shape, 0)
     }
 
-    /// A part of a matrix whose first row is row `first_row` of a block, as a slice for tensor
-    /// parallelism may begin: `weight_scale_inv` begins with that block's scales,
+    /// A part of a matrix whose first row is row `first_row` of a block: a slice for tensor
+    /// parallelism may begin there. `weight_scale_inv` then begins with that block's scales,
     /// `[⌈(first_row + rows)/128⌉, ⌈columns/128⌉]`.
     ///
     /// # Errors

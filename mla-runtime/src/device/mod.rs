@@ -73,8 +73,8 @@ impl<D: Device> GatherRows<'_, D> {
     }
 }
 
-/// One page's rows of `row` bytes as a tensor. Any element of 16 bits will do: a copy does not look
-/// at what it is.
+/// One page's rows of `row` bytes as a tensor of 16-bit elements. A copy does not look at their
+/// type.
 fn page_rows(layout: &CacheLayout, (row, strides): (usize, CacheStrides)) -> Result<Layout> {
     let odd = [row, strides.row_stride];
     if let Some(odd) = odd.into_iter().find(|bytes| bytes % 2 == 1) {
@@ -268,8 +268,8 @@ pub trait Device: Memory {
         }
     }
 
-    /// Checks that the operations on rows take a tensor of a layer's call as it lies: the layer
-    /// asks before it enqueues anything. `field` is the tensor's name in the call.
+    /// Checks that the operations on rows take a tensor with this layout. The layer asks before it
+    /// enqueues anything. `field` is the tensor's name in the call.
     ///
     /// # Errors
     ///
@@ -328,8 +328,8 @@ pub trait Device: Memory {
     ///
     /// # Safety
     ///
-    /// The operation that was enqueued last begins only when all before it is done, as a selection
-    /// does, and neither writes `a` nor accesses `c`.
+    /// The operation that was enqueued last begins only when all before it is done (a selection of
+    /// lists is such an operation), and it neither writes `a` nor accesses `c`.
     unsafe fn gemm_ready(
         &self,
         a: TensorRef<'_, Self>,
@@ -363,15 +363,15 @@ pub trait Device: Memory {
 
     /// Writes the values of a matrix in block fp8, `[rows, columns]`, to `to` `[1, rows, columns]`
     /// with any stride of rows and unit stride of columns: products of codes and scales in f32,
-    /// rounded once. What an engine does at load.
+    /// rounded once. An engine does this when it loads weights.
     ///
     /// # Errors
     ///
     /// If the shapes disagree, or the device fails.
     fn dequantize_blocks(&self, from: Fp8Blocks<'_, Self>, to: TensorMut<'_, Self>) -> Result<()>;
 
-    /// Copies the rows of page `from` to page `to` of a cache: what an engine does before a request
-    /// writes to a page that others have, too.
+    /// Copies the rows of page `from` to page `to` of a cache. An engine does this before a request
+    /// writes to a page that other requests share.
     ///
     /// # Errors
     ///
@@ -424,9 +424,9 @@ pub trait Device: Memory {
         cache: CacheMut<'_, Self>,
     ) -> Result<()>;
 
-    /// Writes like [`write_cache`](Self::write_cache), with the rotation of `rope`, which has none
-    /// yet, and of the queries' rotary parts in the same launch. The result is the same as if
-    /// everything had been turned in place beforehand, in f32 and rounded to its dtype.
+    /// Writes like [`write_cache`](Self::write_cache), and in the same launch rotates `rope` and
+    /// the queries' rotary parts, which are not rotated yet. The result is the same as if they had
+    /// been rotated in place beforehand, in f32 and rounded to their dtype.
     ///
     /// # Errors
     ///
@@ -450,8 +450,8 @@ pub trait Device: Memory {
     fn rotate(&self, rotary: &Rotary<'_, Self>, vectors: RotaryQuery<'_, Self>) -> Result<()>;
 
     /// Begins a step on the absorbed path, in one launch if the device can: writes the new tokens'
-    /// rows to the cache, and takes the queries of as many tokens, or of the first, to the latent
-    /// space. It is [`write_cache`](Self::write_cache) or
+    /// rows to the cache, and projects the queries of all of them, or of the first ones, to the
+    /// latent space. It is [`write_cache`](Self::write_cache) or
     /// [`write_cache_rotated`](Self::write_cache_rotated), and
     /// [`gemm_weights`](Self::gemm_weights).
     ///
@@ -481,11 +481,11 @@ pub trait Device: Memory {
         rope: TensorMut<'_, Self>,
     ) -> Result<()>;
 
-    /// Expands cached rows for the expanded path, in one launch if the device can: gathers them as
-    /// [`gather_cache`](Self::gather_cache) does, into `gathered`, a latent `[W, 1, L]` and a
-    /// rotary part `[W, 1, R]` of as many rows W as `rows.rows`, and multiplies their latents by
-    /// `weights` `[1, L, N]` into `to` `[1, W, N]`, as [`gemm_weights`](Self::gemm_weights). The
-    /// device chooses if it writes the gathered latents.
+    /// Expands cached rows for the expanded path, in one launch if the device can. It gathers them
+    /// as [`gather_cache`](Self::gather_cache) does into `gathered`, a latent `[W, 1, L]` and a
+    /// rotary part `[W, 1, R]` with W = `rows.rows`, and multiplies the latents by `weights` `[1,
+    /// L, N]` into `to` `[1, W, N]`, as [`gemm_weights`](Self::gemm_weights) does. The device may
+    /// leave the gathered latents unwritten.
     ///
     /// # Errors
     ///
@@ -517,9 +517,9 @@ pub trait Device: Memory {
         other_lse: LseRef<'_, Self>,
     ) -> Result<()>;
 
-    /// Lets nothing that is enqueued from now on begin before everything enqueued until now has
-    /// ended, not even a kernel that was launched to begin early. A device that lets no kernel
-    /// begin early has nothing to do.
+    /// Orders everything enqueued from now on behind everything enqueued until now, even a kernel
+    /// that was launched to begin early. A device that lets no kernel begin early has nothing to
+    /// do.
     ///
     /// # Errors
     ///
@@ -538,9 +538,9 @@ pub trait Device: Memory {
         Ok(None)
     }
 
-    /// For conformance tests: does what `work` enqueues once, so that all is loaded, captures it
-    /// into a graph, changes its inputs, and replays the graph twice. `false`: the device has no
-    /// graphs, and nothing was done.
+    /// For conformance tests: runs what `work` enqueues once, so that all code is loaded, captures
+    /// it into a graph, changes its inputs, and replays the graph twice. Returns false if the
+    /// device has no graphs; then nothing was done.
     ///
     /// # Errors
     ///

@@ -13,8 +13,8 @@ pub trait Dependents<D: Memory>: Send + Sync {
     /// If the lengths differ, or the device fails.
     fn copy_late(&self, from: D::Bytes<'_>, to: D::BytesMut<'_>) -> Result<()>;
 
-    /// Copies in a kernel that begins as soon as the one before it lets it, and that waits for that
-    /// one alone before it reads.
+    /// Copies in a kernel that begins as early as the kernel before it allows. It waits for that
+    /// kernel alone before it reads.
     ///
     /// # Errors
     ///

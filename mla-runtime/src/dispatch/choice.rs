@@ -9,8 +9,8 @@ use crate::text::Text;
 /// `best_prefill!(LIST, TARGET, PROBLEM)`.
 ///
 /// The list is `[A, B]`, `[A, B, ..Rest]`, or a type made by [`backends!`](crate::backends). The
-/// rules are those of [a selection](crate::selection). If none fits, the use of the type is an
-/// error of the compiler that lists what speaks against each. [`dispatch`](crate::dispatch) has
+/// rules are those of [a selection](crate::selection). If no backend fits, the use of the type is
+/// an error of the compiler that lists the reasons against each. [`dispatch`](crate::dispatch) has
 /// examples.
 #[macro_export]
 macro_rules! best_prefill {
@@ -55,8 +55,8 @@ const LONGEST: usize = 16 * 1024;
 ///
 /// # Panics
 ///
-/// In a constant, which makes it a compile error: if nothing fits, with the reasons; if the
-/// problem makes no sense; if two backends have one name; if the list is too long.
+/// In a constant, and so at compile time: if nothing fits, with the reasons; if the problem makes
+/// no sense; if two backends have one name; if the list is too long.
 pub const fn choose(
     phase: Phase,
     list: Option<&'static Listed>,

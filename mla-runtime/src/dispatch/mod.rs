@@ -7,8 +7,8 @@
 //! | the program, among all that is linked | backends come from crates that you do not know | [`Registry::instantiate_decode`](crate::select::Registry::instantiate_decode) | an indirect call, and checks that state and metadata are its own: 62 instructions |
 //!
 //! All three go by the same rules, which are `const fn`s:
-//! [`BackendSpec::reasons`](crate::spec::BackendSpec::reasons) says what speaks against a backend,
-//! [`tried_before`](crate::select::tried_before) which of two is better, and
+//! [`BackendSpec::reasons`](crate::spec::BackendSpec::reasons) lists the reasons against a backend,
+//! [`tried_before`](crate::select::tried_before) says which of two is better, and
 //! [`Best`](crate::select::Best) keeps the best of all.
 //!
 //! # One GPU: the compiler chooses
@@ -104,8 +104,8 @@
 //! # Ok::<(), SelectionError>(())
 //! ```
 //!
-//! With two or three GPUs an enumeration is as good, and a call is one `match`: its arms name what
-//! the compiler chooses for each.
+//! For two or three kinds of GPU an enumeration does as well, and a call is one `match`: each arm
+//! names the types that the compiler chooses for that GPU.
 //!
 //! ```
 //! # use mla_runtime::best_decode;

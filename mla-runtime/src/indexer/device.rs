@@ -156,9 +156,9 @@ impl<'a, D: Device> IndexRows<'a, D> {
     ///
     /// # Safety
     ///
-    /// If `in_turn`, the operations that make these rows' lists follow each other directly: the
-    /// queries, the logits and the selection. The batch's starts, lengths and block tables are
-    /// written by no work that is enqueued and not yet done when the first of them is.
+    /// If `in_turn`, the three operations that make these rows' lists (queries, logits, selection)
+    /// follow each other directly. When the first of them is enqueued, no unfinished work writes
+    /// the batch's starts, lengths or block tables.
     #[must_use]
     pub const unsafe fn with_in_turn(mut self, in_turn: bool) -> Self {
         self.in_turn = in_turn;
@@ -199,11 +199,10 @@ pub trait IndexDevice: Device {
     /// If shapes disagree with each other or with the cache.
     fn write_index_keys(&self, config: &IndexerConfig, keys: IndexKeys<'_, Self>) -> Result<()>;
 
-    /// Writes what both caches of a layer get of the new tokens, in one launch if the device can:
-    /// the rows, with the rotation of `query` if they are rotated, and the index keys; and
-    /// quantises `queries`, if there are any. As [`CacheRows::write`],
-    /// [`write_index_keys`](Self::write_index_keys) and
-    /// [`quantise_index_queries`](Self::quantise_index_queries).
+    /// Writes the new tokens' rows and index keys to both caches of a layer, in one launch if the
+    /// device can, with the rotation of `query` if the rows are rotated; and quantises `queries`,
+    /// if there are any. It is [`CacheRows::write`], [`write_index_keys`](Self::write_index_keys)
+    /// and [`quantise_index_queries`](Self::quantise_index_queries).
     ///
     /// # Errors
     ///
@@ -256,9 +255,9 @@ pub trait IndexDevice: Device {
         logits: TensorMut<'_, Self>,
     ) -> Result<()>;
 
-    /// Writes the slots of the largest logits of each row, in pages of `page_size` tokens: exact,
-    /// equal logits by position, in ascending order of position, and −1 behind them. Columns of
-    /// what a token does not see may hold anything.
+    /// Writes the slots of the largest logits of each row, in pages of `page_size` tokens, in
+    /// ascending order of position and with −1 behind them. The choice is exact, and among equal
+    /// logits the lower position comes first. Columns that a token does not see may hold anything.
     ///
     /// # Errors
     ///
@@ -396,9 +395,9 @@ impl<D: Device> IndexRows<'_, D> {
     ///
     /// # Errors
     ///
-    /// If the shape or dtype is another, columns are apart, or the batch may see more than there
-    /// are columns; if the batch's arrays are of other lengths than its block table needs, or rows
-    /// are asked for and there is no request.
+    /// If the shape or dtype is another, columns have gaps, or there are fewer columns than the
+    /// batch may see; if the batch's arrays do not have the lengths that its block table needs, or
+    /// there are rows and no request.
     pub fn check(&self, logits: &TensorRef<'_, D>) -> Result<usize> {
         self.batch.check_lens()?;
         if self.batch.block_table.requests() == 0 && !self.tokens.is_empty() {

@@ -71,8 +71,9 @@ impl<'a> Fields<'a> {
         &self.levels
     }
 
-    /// Refuses a model of another form of attention, which has neither of the fields that this
-    /// form is made of, rather than one that lacks a number.
+    /// Refuses a model with another form of attention: it has neither of the fields that make up
+    /// latent attention. A model that lacks only one of them is refused by the missing field
+    /// instead.
     pub(super) fn check_form(&self) -> Result<(), ModelError> {
         let field = "kv_lora_rank";
         if self.get(field).is_some() || self.get("qk_nope_head_dim").is_some() {
@@ -263,8 +264,8 @@ pub(super) fn shown(value: &Value) -> String {
     }
 }
 
-/// The JSON of a text that may begin with a byte order mark and have the numbers that JSON lacks,
-/// as Python writes them. They become strings, which no number's field accepts.
+/// The JSON of a text as Python writes it, which may begin with a byte order mark and have numbers
+/// that JSON lacks, such as NaN. They become strings, which no field for a number accepts.
 pub(super) fn parse(text: &str) -> Result<Value, ModelError> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     serde_json::from_str(&with_quoted_numbers(text)).map_err(|error| ModelError::NotJson {

@@ -65,8 +65,9 @@ pub(super) fn indexer(
     }
 }
 
-/// The layers with an indexer: by any of four spellings, which have to agree. They number a
-/// model's layers; a linear one has no number among those with a cache.
+/// The layers with an indexer, from any of four spellings, which have to agree. The spellings count
+/// all of a model's layers. A layer with linear attention has no number among the layers with a
+/// cache.
 pub(super) fn layers(fields: &Fields<'_>, layers: &Layers) -> Result<IndexLayers, ModelError> {
     let spellings = [
         by_types(fields, layers)?,
@@ -184,8 +185,8 @@ fn listed(
     })
 }
 
-/// An indexer in one of `freq` layers from `offset` on. Nothing is known of a layer behind the last
-/// that is described, which has an indexer of its own.
+/// An indexer in one of `freq` layers from `offset` on. A layer behind the last one that is
+/// described has an indexer of its own.
 fn every(layers: &Layers, freq: u32, offset: u32) -> Result<IndexLayers, ModelError> {
     let count = layers.all.unwrap_or(MAX_LAYERS);
     let shares = |layer: u32| !(layer + 1).saturating_sub(offset).is_multiple_of(freq);

@@ -103,8 +103,8 @@ fn begins(value: &Value, families: &[&str]) -> bool {
     families.iter().any(|family| name.starts_with(family))
 }
 
-/// False for what says that there is none: 0, −1, false or an empty list. What is neither a number
-/// nor one of these asks for something, too.
+/// False for values that mean none: 0, −1, false or an empty list. Any other value asks for
+/// something.
 fn is_set(value: &Value) -> bool {
     let is_none = matches!(value.as_f64(), Some(0.0 | -1.0));
     !is_none && *value != false && value.as_array().is_none_or(|list| !list.is_empty())

@@ -98,8 +98,8 @@ const READ: &[&str] = &[
     "yarn",
 ];
 
-/// Keys that name attention or the like and change none of the numbers here: projections' biases,
-/// dropout, factors of experts and embeddings, and what only drafts have.
+/// Keys with names like those of attention that change none of the numbers here: biases of
+/// projections, dropout, factors of experts and embeddings, and keys that only drafts use.
 const HARMLESS: &[&str] = &[
     "_attn_implementation",
     "_attn_implementation_autoset",

@@ -36,7 +36,7 @@ pub struct Rope {
     /// The extension of the context (`rope_scaling`).
     pub scaling: RopeScaling,
     /// True if rotary parts are rotated. If not (`mla_use_nope`), their R values take part in the
-    /// scores as they are: tables turn by no angle.
+    /// scores unrotated: the tables have angles of 0.
     pub rotates: bool,
 }
 
@@ -278,9 +278,9 @@ impl Yarn {
         }
     }
 
-    /// m = 0.1 · `mscale_all_dim` · ln(`factor`) + 1 for a factor above 1, else 1: what queries
-    /// and keys are each multiplied by. 1 as well if the configuration says that cosines and sines
-    /// have a [factor](Self::given_attention_factor) of 1.
+    /// m = 0.1 · `mscale_all_dim` · ln(`factor`) + 1 for a factor above 1, else 1: the factor of
+    /// queries and of keys. It is also 1 if the configuration gives cosines and sines a
+    /// [factor](Self::given_attention_factor) of 1.
     pub fn softmax_mscale(self) -> f64 {
         match self.given_attention_factor {
             Some(1.0) => 1.0,

@@ -11,8 +11,8 @@ impl Registry {
     ///
     /// # Errors
     ///
-    /// If the name is unknown, anything speaks against the backend for this layer on this
-    /// device, it is made for devices of another type, or making it fails.
+    /// If the name is unknown, the backend does not fit this layer on this device, it was made for
+    /// devices of another type, or it fails to start.
     pub fn instantiate_prefill<D: Device>(
         &self,
         name: &str,

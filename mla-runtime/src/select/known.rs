@@ -117,8 +117,8 @@ pub const CUDNN: BackendSpec = BackendSpec {
 }
 .checked();
 
-// The name `CUSTOM` is kept for a backend from elsewhere. Until one is registered nothing is known
-// of it, so nothing is refused but that it is absent, whatever the kind of device.
+// The name `CUSTOM` is kept for a backend from elsewhere. Until one is registered, it is refused
+// only for being absent, whatever the kind of device.
 const fn custom(platform: Platform) -> BackendSpec {
     BackendSpec {
         platform,

@@ -139,9 +139,9 @@ impl Registry {
         Self::linked_by(Some)
     }
 
-    /// Collects the backends as [`linked`](Self::linked) does, with what `settle` makes of each
-    /// linked entry: the entry itself, the same [under another name](Entry::named), or `None` to
-    /// leave it out. A program that links two crates which claim one name settles that here:
+    /// Collects the backends as [`linked`](Self::linked) does, but passes each linked entry to
+    /// `settle`, which returns it as it is, [under another name](Entry::named), or `None` to leave
+    /// it out. A program that links two crates which claim one name settles that here:
     ///
     /// ```
     /// use mla_runtime::backend::Entry;
@@ -277,8 +277,8 @@ impl Registry {
         self.iter().any(Entry::is_implemented)
     }
 
-    /// Everything that speaks against `entry` for `problem` on `target`, whether it can run there
-    /// included; that it has run nowhere yet does not, if it was `asked` for by name.
+    /// Returns all reasons against `entry` for `problem` on `target`, including that it cannot run
+    /// there. That it has run nowhere yet is no reason if it was `asked` for by name.
     pub(crate) fn reasons_against(
         entry: &Entry,
         target: Target,

@@ -235,7 +235,7 @@ fn refusals(phase: &PhaseExplanation) -> String {
 }
 
 /// Returns true if `a` is tried before `b` on this hardware: by priority, ties by name. Usable in
-/// constants, so that a choice by the compiler is that of a selection at run time.
+/// constants, so the compiler's choice is that of a selection at run time.
 pub const fn tried_before(a: &BackendSpec, b: &BackendSpec, target: Target) -> bool {
     let (first, second) = (a.priority.on(target), b.priority.on(target));
     if first != second {
@@ -255,9 +255,9 @@ const fn name_before(a: &[u8], b: &[u8]) -> bool {
     a.len() < b.len()
 }
 
-/// The best of the candidates that were considered so far: of those against which nothing speaks,
-/// the one that is tried before all others. Usable in constants, so that a choice by the compiler
-/// is that of a selection at run time.
+/// The best of the candidates that were considered so far: of those without a reason against them,
+/// the one that is tried first. Usable in constants, so the compiler's choice is that of a
+/// selection at run time.
 #[derive(Clone, Copy, Debug)]
 pub struct Best<'a> {
     target: Target,

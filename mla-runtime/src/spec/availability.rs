@@ -265,8 +265,8 @@ pub enum Availability {
 }
 
 impl Availability {
-    /// Returns the availability for `target`: a part that this machine lacks speaks against a
-    /// backend only if it has to run here. Usable in constants.
+    /// Returns the availability for `target`: a part that this machine lacks is a reason against a
+    /// backend only if the backend has to run here. Usable in constants.
     #[must_use]
     pub const fn on(self, target: Target) -> Self {
         match self {

@@ -44,8 +44,8 @@ pub struct BackendSpec {
     pub page_sizes: PageSizes,
     /// The kind of query lengths that it takes. Decode only: prefill is always ragged.
     pub query_len: QueryLen,
-    /// The max number of new tokens of a request that it takes, or `None` if any number will do:
-    /// the layer sends longer requests down the expanded path. Decode only.
+    /// The maximum number of new tokens of a request, or `None` if any number will do: the layer
+    /// sends longer requests down the expanded path. Decode only.
     pub max_query_len: Option<u32>,
     /// The format in which it takes its queries. Decode only.
     pub query_format: QueryFormat,
@@ -322,8 +322,8 @@ impl BackendSpec {
     ///
     /// # Panics
     ///
-    /// In a constant, which makes it a compile error: if a list is empty, a size is zero or beyond
-    /// every problem's, a range is reversed, or two fields contradict each other or the phase.
+    /// In a constant, and so at compile time: if a list is empty, a size is zero or beyond every
+    /// problem's, a range is reversed, or two fields contradict each other or the phase.
     pub const fn checked(self) -> Self {
         self.check_lists();
         self.check_platform();

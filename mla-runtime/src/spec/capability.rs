@@ -172,8 +172,8 @@ pub struct Target {
     pub platform: Platform,
     /// Its compute capability; `None` on a processor, or if the driver did not say.
     pub capability: Option<Capability>,
-    /// True if this machine has it. A part that is missing here (a driver, a device) speaks against
-    /// a backend only when it has to run here.
+    /// True if this machine has it. A part that is missing here (a driver, a device) is a reason
+    /// against a backend only if the backend has to run here.
     pub present: bool,
 }
 

@@ -6,8 +6,8 @@ use crate::text::Text;
 /// Kernels that are compiled together, for the same targets.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct CompiledFamily {
-    /// Its name: that of the Cargo feature that compiles it, in lower case. The name of a constant,
-    /// in upper case, if no feature does.
+    /// Its name: that of the Cargo feature that compiles it, in lower case. If no feature does, it
+    /// is the name of the constant that lists its targets, in upper case.
     pub name: &'static str,
     /// The targets that this build compiled it for, under nvcc's names (`sm_90a`, `sm_100f`,
     /// `sm_80`, `compute_80`); empty if the feature is off.
@@ -31,9 +31,9 @@ impl CompiledFamily {
         false
     }
 
-    /// The target whose machine code a driver takes on this capability, and what that is for: of
-    /// those that run there the latest. `None` if there is none, and the driver makes machine code
-    /// of PTX.
+    /// The target whose machine code a driver takes on this capability, and the capability of that
+    /// code: of the targets that run there, the latest. `None` if there is none, and the driver
+    /// compiles PTX.
     ///
     /// # Panics
     ///
@@ -101,9 +101,9 @@ pub(crate) const fn write_targets(families: &[CompiledFamily], text: &mut Text<'
     }
 }
 
-/// The way to a build that has what was left out; false if nothing was. Of several families it is
-/// the last: the first is the one that its backend prefers, the last the one that runs on the most
-/// GPUs.
+/// Writes the feature or setting that brings families which this build left out, and returns false
+/// if none was. Of several families it names the last: the first is the one that its backend
+/// prefers, the last the one that runs on the largest number of GPUs.
 pub(crate) const fn write_remedy(families: &[CompiledFamily], text: &mut Text<'_>) -> bool {
     let mut i = families.len();
     while i > 0 {

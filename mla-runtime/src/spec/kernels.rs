@@ -26,8 +26,8 @@ pub struct Run {
 /// The facts of a backend's kernels.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct KernelFacts {
-    /// The families that they are compiled in; on a GPU, the first that runs there is taken. An
-    /// empty list if neither the attribute nor a build script says it. `None` if nothing is known.
+    /// The families of the kernels; on a GPU, the first family that runs there is taken. An empty
+    /// list if neither the attribute nor a build script names any. `None` if nothing is known.
     pub families: Option<&'static [CompiledFamily]>,
     /// The GPUs on which its tests passed. `None` if there is no such table; an empty one says that
     /// they passed on none.
@@ -121,9 +121,8 @@ impl KernelFacts {
         Availability::Available
     }
 
-    /// Returns the fault in declaring `declared` for these families: a set of capabilities on which
-    /// nothing that is compiled runs. `None` as long as a family is left out, because it might run
-    /// there.
+    /// Returns a fault if `declared` contains a set of capabilities on which none of these
+    /// families' targets run. `None` as long as a family is left out, because it might run there.
     ///
     /// # Panics
     ///

@@ -319,7 +319,7 @@ impl<'a, D: Memory> CacheRef<'a, D> {
     /// # Errors
     ///
     /// If a row lies outside `bytes`, rows overlap, the format cannot hold the dimensions, the
-    /// scale is not one that the format has, or the layout is of two tensors.
+    /// format does not take the scale, or the layout is that of two tensors.
     pub fn new(bytes: D::Bytes<'a>, layout: CacheLayout) -> Result<Self> {
         Self::of(bytes, None, layout)
     }
@@ -329,8 +329,8 @@ impl<'a, D: Memory> CacheRef<'a, D> {
     ///
     /// # Errors
     ///
-    /// Same as [`new`](Self::new), of each tensor; if the layout is of one; if the format is one
-    /// row, as [`KvFormat::Fp8DsMla`] is; if R is 0.
+    /// Same as [`new`](Self::new), for each tensor; if the layout is that of one tensor; if the
+    /// format's rows cannot be split, as those of [`KvFormat::Fp8DsMla`]; if R is 0.
     pub fn split(latent: D::Bytes<'a>, rope: D::Bytes<'a>, layout: CacheLayout) -> Result<Self> {
         Self::of(latent, Some(rope), layout)
     }
@@ -350,9 +350,8 @@ impl<'a, D: Memory> CacheRef<'a, D> {
         self.bytes
     }
 
-    /// The bytes that begin at the rotary key of slot 0, the next ones
-    /// [`CacheLayout::rope_strides`] from there: of their own tensor, or of the rows behind the
-    /// first latent.
+    /// The bytes from the rotary key of slot 0 on, in a tensor of their own or behind the first
+    /// latent. The rotary keys of other slots lie [`CacheLayout::rope_strides`] apart.
     pub fn rope_bytes(&self) -> D::Bytes<'a> {
         self.rope.unwrap_or_else(|| {
             let len = D::byte_len(self.bytes);

@@ -52,8 +52,8 @@ pub trait Memory: Clone + Send + Sync + 'static {
     /// If there are fewer than `at` bytes, as splitting a slice does.
     fn split_mut(bytes: Self::BytesMut<'_>, at: usize) -> (Self::BytesMut<'_>, Self::BytesMut<'_>);
 
-    /// The same bytes for a shorter time. The compiler does not do it by itself for a type that a
-    /// trait names; every implementation is `bytes`.
+    /// The same bytes for a shorter time. The compiler does not shorten a lifetime by itself if a
+    /// trait names the type; every implementation is just `bytes`.
     fn shorten<'short, 'long: 'short>(bytes: Self::Bytes<'long>) -> Self::Bytes<'short>;
 
     /// The same bytes for a shorter time.
@@ -62,10 +62,9 @@ pub trait Memory: Clone + Send + Sync + 'static {
     /// The same bytes, read.
     fn freeze<'a>(bytes: &'a Self::BytesMut<'_>) -> Self::Bytes<'a>;
 
-    /// Refuses bytes that this handle's work must not access: of a handle whose work nothing orders
-    /// with this one's, such as that of another stream. `field` is their name. A layer asks before
-    /// it enqueues anything. Memory that every handle may access, as on a device that is done when
-    /// a call returns, is never refused.
+    /// Refuses bytes that this handle's work must not access: those of a handle whose work is not
+    /// ordered with this one's, such as that of another stream. `field` is their name. A layer asks
+    /// before it enqueues anything. A device that is done when a call returns refuses none.
     ///
     /// # Errors
     ///

@@ -46,8 +46,8 @@ impl Layout {
         tokens.saturating_mul(heads).saturating_mul(width)
     }
 
-    // An axis of at most one index has no neighbours, and so any stride. It gets the one that it
-    // has in a tensor without gaps: kernels and libraries refuse some of the others.
+    // An axis with at most one index may have any stride. It gets the stride that it has in a
+    // tensor without gaps: kernels and libraries refuse some others.
     fn settled(mut self) -> Self {
         let gapless = Self::contiguous(self.dtype, self.shape);
         for axis in 0..3 {
@@ -88,8 +88,9 @@ impl Layout {
         Err(Error::argument(field, self, format!("{dtype} {shape:?}")))
     }
 
-    // Two indices may name one element in a broadcast input; in an output that would be a race.
-    // Sorted by stride, each axis must step over the whole of the smaller ones.
+    // In a broadcast input two indices may name one element; in an output that would be a race. So,
+    // with the axes of an output sorted by stride, each must step over the whole of the smaller
+    // ones.
     fn is_injective(&self) -> bool {
         if self.shape.contains(&0) {
             return true;
@@ -185,8 +186,8 @@ impl<'a, D: Memory> TensorRef<'a, D> {
     }
 
     /// The same view of elements that no work writes any more, enqueued or not: a device may read
-    /// them before the work is done that was enqueued earlier. Waits for the device, which is for
-    /// the time when weights are loaded. Views that are made of this one are constant, too.
+    /// them before earlier work is done. It waits for the device, so it is meant for the time when
+    /// weights are loaded. Views made from this one are constant, too.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
-// A call of a backend believes arrays on the device, so it is unsafe: to make, and to write as if
-// it were not. An order that a device believes is unsafe to promise.
+// A backend's call trusts arrays on the device, so it is unsafe to make, and its implementation
+// must say `unsafe fn`. An order that a device trusts is unsafe to promise.
 
 use mla_runtime::backend::{
     DecodeBackend, DecodeCall, DecodeStage, Opaque, PrefillBackend, PrefillCall, PrefillStage,

@@ -82,9 +82,9 @@ fn a_call_allocates_nothing_and_takes_microseconds() {
         });
         assert_eq!(allocations, 0, "{name}");
 
-        // The stream is kept from filling up, so that the time is that of enqueuing and not of
-        // waiting. The best of many runs does not count other work on this machine, or a core that
-        // is slow to wake.
+        // The stream is emptied between runs, so that the time is that of enqueuing and not of
+        // waiting. The best of many runs excludes other work on this machine, or a core that is
+        // slow to wake.
         let mut best = Duration::MAX;
         for _ in 0..400 {
             gpu.synchronize().unwrap();

@@ -373,9 +373,9 @@ pub(crate) struct Distance {
 impl Distance {
     /// Returns the maximum distance between two right results.
     pub(crate) fn accepted(case: &Case, chunks: usize) -> Self {
-        // The two sides round queries, weights, values and outputs, each on its own, to u: a row is
-        // about u apart, and the worst of thousands two to three times as much. Every chunk's merge
-        // adds a rounding.
+        // Each of the two sides rounds queries, weights, values and outputs to u. A row then
+        // differs by about u, and the worst of thousands by two to three times that. Every chunk's
+        // merge adds a rounding.
         let u = match case.dtype {
             DType::F16 => 2f64.powi(-12),
             _ => 2f64.powi(-9),

@@ -415,8 +415,8 @@ fn layers_of_sparse_models_agree_with_the_cpu() -> Result<()> {
                 "{apart} bytes of the index cache"
             );
 
-            // Tensor cores add products of e4m3 with fewer bits than f32 has, so a token at the
-            // threshold may be another one: never many, and never where there is nothing to choose.
+            // Tensor cores add products of e4m3 with fewer bits than f32 has, so another token may
+            // be chosen at the threshold: only a few, and none if all tokens are chosen anyway.
             let width = TOPK as usize;
             let (mut changed, mut compared) = (0, 0);
             for (token, (list, reference)) in given

@@ -1,6 +1,6 @@
-//! A backend that begins with a kernel of programmatic dependent launch which does not wait, as
-//! some kernels from elsewhere do: conformance finds it if it says that its kernels wait, and the
-//! fences around its calls make it right if it does not.
+//! A backend whose first kernel is a programmatic dependent launch that does not wait, as some
+//! kernels from elsewhere. If it declares that its kernels wait, conformance finds the fault. If it
+//! does not, the fences around its calls make its results right.
 
 use mla_conformance::DecodeTopic;
 use mla_kernels::Cuda;

@@ -21,7 +21,8 @@ pub(crate) struct Tree {
 
 impl Tree {
     /// Makes a tree for Cargo. One test runs at a time: Cargo takes two copies that build in one
-    /// folder for the same packages, and what they depend on takes a minute to check.
+    /// folder for the same packages. They share the folder, since their dependencies take a minute
+    /// to check.
     pub(crate) fn for_cargo() -> Self {
         static ALONE: Mutex<()> = Mutex::new(());
         Self::copied("tree", &ALONE)
