@@ -1,7 +1,7 @@
 //! Decode steps as CUDA graphs: captured once for a number of requests, replayed while lengths,
 //! pages and slots change.
 //!
-//! What a step of decodes enqueues depends on its counts and on the longest length that it allows
+//! The launches of a step of decodes depend on its counts and on the longest length that it allows
 //! for. So a graph that was captured for `n` requests of `q` tokens and for `max_len` serves every
 //! step of up to `n` such requests of at most `max_len` tokens: the others are padding, which
 //! attends to nothing, writes no cache row, and gives zeros.

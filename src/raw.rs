@@ -11,9 +11,9 @@
 //!
 //! # Safety
 //!
-//! The functions are `unsafe`: every address must be that of memory which holds what the header
-//! says, the device's unless it says the host's, and stays so until the stream has passed the
-//! launch, or until a function that enqueues nothing has returned.
+//! The functions are `unsafe`. Every address must be that of memory of the kind and size that the
+//! header says, on the device unless it says the host. That memory must stay valid until the stream
+//! has passed the launch, or until a function that enqueues nothing has returned.
 
 use std::ffi::CStr;
 

@@ -126,8 +126,8 @@ impl Kernels {
         self
     }
 
-    /// Adds a flag for the sources that a glob matches, after those of all: of nvcc, or for sources
-    /// in C++ of the C++ compiler. A glob that matches no source is an error.
+    /// Adds a flag for the sources that a glob matches, behind the flags for all sources: a flag of
+    /// nvcc, or of the C++ compiler for sources in C++. A glob that matches no source is an error.
     pub fn flag_for(self, glob: impl Into<String>, flag: impl Into<String>) -> Self {
         self.particular(glob.into(), What::Flag(flag.into()))
     }

@@ -334,8 +334,8 @@ pub(crate) fn unnamed_folders(
     folders.into_iter().map(sentence).collect()
 }
 
-/// True if a folder is a target folder of Cargo's. Cargo marks one that it made with the first of
-/// these files, and keeps the second in every one.
+/// True if a folder is a target folder of Cargo's. Cargo marks those that it made with
+/// CACHEDIR.TAG, and keeps the second of these files in all of them.
 pub(crate) fn is_target_folder(folder: &Path) -> bool {
     ["CACHEDIR.TAG", ".rustc_info.json"]
         .iter()

@@ -752,8 +752,8 @@ fn random_row(random: &mut Random, layout: &CacheLayout, nan: &[usize]) -> Vec<u
     reference::encode_row(layout.format, latent, &row, f64::from(layout.scale))
 }
 
-// Writes the rows of every request, and its pages into the table, which has as many columns for
-// each. Returns the slots of each request's tokens. `pages` are taken in their order.
+// Writes the rows of every request, and its pages into the table, whose rows all have the same
+// number of columns. Returns the slots of each request's tokens. `pages` are taken in their order.
 fn write_rows(
     random: &mut Random,
     case: &DecodeCase,

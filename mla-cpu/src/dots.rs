@@ -1,5 +1,6 @@
-//! Products of rows with columns that both lie along the inner dimension, as weights of a
-//! checkpoint do (`[out, in]`): nothing is rearranged, and the sum of a vector's lanes comes last.
+//! Products of rows with columns that both lie contiguously along the inner dimension, as the
+//! weights of a checkpoint do (`[out, in]`): nothing is rearranged. The lanes of a vector are
+//! summed last.
 
 use std::arch::x86_64::*;
 

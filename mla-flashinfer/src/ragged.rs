@@ -172,8 +172,8 @@ impl FlashInfer {
         let mut call = plan.call(self, workspace)?;
         device.bind()?;
         // SAFETY: each list has the length that the header gives for this number of requests; the
-        // staging and the lists on the device hold as many bytes as is said, and FlashInfer refuses
-        // to write more.
+        // staging and the lists on the device have the sizes that are passed, and FlashInfer
+        // refuses to write more.
         let status = unsafe { ffi::fi_ragged_plan(&raw mut call, device.raw_stream()) };
         plan.numbers = call.numbers;
         check("plan of FLASHINFER", status)

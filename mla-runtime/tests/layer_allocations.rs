@@ -1,9 +1,9 @@
 //! A layer call allocates nothing.
 //!
-//! What is counted: every allocation of this thread within `forward`, through backends chosen at
-//! run time, on a device whose operations and backends do nothing. So what is left is the layer's
-//! own work: checks, views, chunks, dispatch. (What the CPU device does within an operation is its
-//! own: it hands tasks to a thread pool, which may allocate. A GPU's enqueues.)
+//! Every allocation of this thread within `forward` is counted, through backends chosen at run
+//! time, on a device whose operations and backends do nothing. So the count is that of the layer's
+//! own work: checks, views, chunks, dispatch. (An operation of the CPU device may allocate: it
+//! hands tasks to a thread pool. A GPU's only enqueues.)
 
 mod common;
 

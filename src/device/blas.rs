@@ -1,8 +1,8 @@
 //! Products through cuBLAS.
 //!
-//! cuBLAS counts columns first, so a row-major matrix is its transpose there, and `cᵀ = bᵀ · aᵀ` is
-//! what it computes: the operands change places. Each needs one axis that is contiguous in memory;
-//! cuBLAS's "transposed" flag says which.
+//! cuBLAS stores matrices by columns, so it sees a row-major matrix as its transpose. It is
+//! therefore asked for `cᵀ = bᵀ · aᵀ`, with the operands exchanged. Each operand needs one axis
+//! that is contiguous in memory; cuBLAS's "transposed" flag says which.
 
 use std::sync::Arc;
 

@@ -16,10 +16,9 @@ use super::stream::{self, StreamId};
 
 /// Device memory that was allocated through a [`Cuda`](super::Cuda), and is freed with it.
 ///
-/// It is a plain allocation, at one address for its whole life: what a captured graph needs, and
-/// peer access and NCCL as well. Freeing waits for the stream on which it was allocated. Where it
-/// cannot wait, as while the stream captures a graph, the memory is not freed, and a `tracing`
-/// event says so.
+/// It is a plain allocation, at one address for its whole life, as captured graphs, peer access and
+/// NCCL need it. Freeing waits for the stream on which it was allocated. If it cannot wait, as
+/// while the stream captures a graph, the memory is not freed, and a `tracing` event says so.
 pub struct Buffer {
     address: u64,
     len: usize,

@@ -218,10 +218,10 @@ impl Device for Cuda {
             element_bytes: layout.dtype.bytes() as i32,
         };
         self.bind()?;
-        // SAFETY: both tensors were checked to hold what their layouts say, of one dtype and of
-        // rows of one shape, and `places` to have one for each row of the first; the kernel itself
-        // checks places against the rows of the second. That is borrowed mutably, so the others are
-        // elsewhere.
+        // SAFETY: both tensors were checked to hold what their layouts say, and to have one dtype
+        // and rows of one shape; `places` has an entry for each row of the first tensor. The kernel
+        // itself checks places against the rows of the second tensor, which is borrowed mutably, so
+        // the others are elsewhere.
         unsafe { raw::check("copy rows", raw::mla_copy_rows(&params, self.raw_stream())) }
     }
 
@@ -246,8 +246,8 @@ impl Device for Cuda {
         };
         self.bind()?;
         // SAFETY: `Fp8Blocks` has a code for each element and a scale for each block; the output
-        // was checked to hold as many elements and is borrowed mutably, so the others are
-        // elsewhere.
+        // was checked to hold the same number of elements and is borrowed mutably, so the others
+        // are elsewhere.
         unsafe {
             raw::check(
                 "dequantize",

@@ -18,8 +18,8 @@ pub(crate) struct Arguments {
     /// The features to pack: those of architectures, and `nccl` for the tests of two GPUs.
     #[arg(long, value_delimiter = ',', default_value = "sm90")]
     features: Vec<String>,
-    /// Also the tests of `mla-candle` on a GPU, packed by xz. Building them takes what candle's
-    /// `cuda` takes: nvcc on the path, a CUDA toolkit to link, `CUDA_COMPUTE_CAP`.
+    /// Also the tests of `mla-candle` on a GPU, packed by xz. To build them takes the requirements
+    /// of candle's feature `cuda`: nvcc on the path, a CUDA toolkit to link, `CUDA_COMPUTE_CAP`.
     #[arg(long)]
     candle: bool,
     /// Folder of the bundle; what is there is replaced. By default `bundle` in the target folder.

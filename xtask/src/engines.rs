@@ -1,8 +1,8 @@
 //! Resolves and checks the library beside the dependencies that real engines pin, and with the
 //! oldest dependencies that its manifests accept.
 //!
-//! Each engine is a throw-away workspace of one package, which depends on what the engine pins and
-//! on mla-kernels, and hands a stream of the one to the other.
+//! Each engine is a throw-away workspace of one package, which depends on mla-kernels and on the
+//! engine's pinned cudarc, and passes a stream from one to the other.
 
 use std::{
     fs,

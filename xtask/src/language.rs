@@ -1,8 +1,8 @@
 //! Comments that begin without a subject, counted per folder and held to bounds that only fall.
 //!
 //! A comment says what a thing is or does: it begins with a noun or a verb. One that begins with a
-//! word of [`HEADLESS`] leaves its reader without a subject. `xtask/language.txt` has the bounds;
-//! whatever no line of it names has a bound of zero.
+//! word of [`HEADLESS`] leaves its reader without a subject. `xtask/language.txt` has the bounds; a
+//! folder without a line there has a bound of zero.
 
 use std::{
     collections::BTreeMap,

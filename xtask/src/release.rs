@@ -1,5 +1,6 @@
-//! Makes what a release has beside the sources: each family's kernels, compiled, in a package of
-//! its own. Builds of mla-kernels from a registry then need neither nvcc nor CUTLASS nor libclang.
+//! Makes the packages that a release adds to the sources: each family's compiled kernels in a
+//! package of its own. Builds of mla-kernels from a registry then need neither nvcc nor CUTLASS nor
+//! libclang.
 
 #[path = "../../src/drivers.rs"]
 mod drivers;

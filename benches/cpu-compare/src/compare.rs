@@ -100,9 +100,9 @@ struct Contender<'a> {
 }
 
 impl Contender<'_> {
-    // The distance from the truth. What the others compute has to be the same, or the times compare
-    // nothing; ours has to be so to the rounding of bf16, while candle in bf16 rounds scores and
-    // weights as well, and shows it.
+    // The distance from the reference. The results of the other libraries have to be the same, or
+    // their times could not be compared. Ours has to agree to the rounding of bf16. candle in bf16
+    // rounds scores and weights as well, and differs more.
     fn check(&self, truth: &[f32], is_ours: bool) -> Result<f64, Failure> {
         let error = 1.0 - cosine(&self.out, truth);
         let bound = if is_ours { 2e-5 } else { 2e-2 };

@@ -291,8 +291,8 @@ impl<T: Element + WithDType> Work<T> {
         ])
     }
 
-    // candle multiplies bf16 on the CPU where it can; converting to f32 first is what its users do
-    // where it cannot, and is timed apart from products in f32 alone.
+    // candle multiplies bf16 on the CPU if it can. If it cannot, its users convert to f32 first,
+    // which is timed apart from products in f32 alone.
     pub(crate) fn candle(&self) -> Result<Vec<(String, Variant<'_>)>, Failure> {
         let scale = 1.0 / 192f64.sqrt();
         let mut variants: Vec<(String, Variant<'_>)> = Vec::new();

@@ -82,10 +82,10 @@ impl Kernels {
     /// Compiles what the cache does not hold, makes a static library, wraps the header, writes the
     /// report, and tells Cargo what to link and what to watch.
     ///
-    /// Every name that the library defines is its own: another package's function of the same name
-    /// is another function. The bindings know the names; code that declares functions by hand finds
-    /// what stands before each, two underscores included, in the environment variable
-    /// `MLA_BUILD_PREFIX_<LIBRARY>`: `#[link_name = concat!(env!("MLA_BUILD_PREFIX_API"),
+    /// Every name that the library defines is made unique to it, so a function of the same name in
+    /// another package is another function. The bindings know the names. Code that declares
+    /// functions by hand finds the prefix of each, two underscores included, in the environment
+    /// variable `MLA_BUILD_PREFIX_<LIBRARY>`: `#[link_name = concat!(env!("MLA_BUILD_PREFIX_API"),
     /// "decode")]`.
     ///
     /// With the environment variable `MLA_BUILD_ONLY=bindings`, and where docs.rs builds, nothing

@@ -155,8 +155,8 @@ impl Plan {
     }
 }
 
-/// Watches every link on the way to a path. Cargo sees the time of a link itself only if it is told
-/// of the link: behind it, the files of a toolkit are as old as before.
+/// Watches every link on the way to a path. Cargo sees that a link was changed only if it is told
+/// of the link itself: the files of the toolkit behind it may be old.
 fn watch_links(path: &Path) {
     // More links than this one after another are a loop.
     let mut left = 40;

@@ -1,8 +1,8 @@
 //! Finding nvcc, the CUDA headers and `libcudart_static`, CUTLASS and libclang, in a fixed order
 //! and without a network:
 //!
-//! 1. the explicit environment: `MLA_CUDA_HOME` or `NVCC`, `MLA_CUTLASS`, `LIBCLANG_PATH`; a value
-//!    that does not hold what it should is an error, never a reason to look elsewhere;
+//! 1. the explicit environment: `MLA_CUDA_HOME` or `NVCC`, `MLA_CUTLASS`, `LIBCLANG_PATH`. If such
+//!    a variable does not lead to what it should, that is an error, and the search ends;
 //! 2. `CUDA_HOME`, `CUDA_PATH`;
 //! 3. `PATH`;
 //! 4. the usual folders;

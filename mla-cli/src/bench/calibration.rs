@@ -14,8 +14,8 @@ use super::statistics::Summary;
 use crate::error::CliError;
 use crate::stopwatch::{Protocol, Stopwatch};
 
-/// The context of the run, and its new tokens: two numbers of them tell the expansion, which is
-/// nearly the same for any number, from attention to what it made.
+/// The context of the run, and its two numbers of new tokens. The expansion takes nearly the same
+/// time for either number, so the difference gives the attention's time.
 const CONTEXT: u32 = 1024;
 const QUERIES: [u32; 2] = [16, 256];
 

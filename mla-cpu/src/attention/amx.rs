@@ -37,11 +37,11 @@ pub(crate) unsafe trait Unit: Copy + Send {
     ///
     /// # Safety
     ///
-    /// This thread has called [`configure`](Self::configure), and not `release` since. `a[i]` is
-    /// readable for 16 rows of `a_pitch` bytes of which the first 64 · `steps` are used, `b[j]` for
-    /// `steps` · 1024 bytes, and `c[i]` readable and writable for 16 rows of `c_pitch` bytes of
-    /// which the first 64 per column tile are used, for as many tiles as the kernel has. `steps` is
-    /// not 0.
+    /// This thread has called [`configure`](Self::configure), and not `release` since. For each of
+    /// the kernel's tiles: `a[i]` is readable for 16 rows of `a_pitch` bytes, of which the first 64
+    /// · `steps` are used; `b[j]` is readable for `steps` · 1024 bytes; and `c[i]` is readable and
+    /// writable for 16 rows of `c_pitch` bytes, of which the first 64 per column tile are used.
+    /// `steps` is not 0.
     unsafe fn multiply(self, kernel: Kernel, operands: Operands);
 }
 

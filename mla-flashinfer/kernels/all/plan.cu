@@ -28,9 +28,8 @@ namespace {
 // enough.
 constexpr int64_t kMostWorks = 16384;
 
-// At least as many as a plan makes: one for each query tile of a cluster of one CTA or of two, and
-// at most one more for each cluster, since a split begins where a cluster's share of all keys is
-// full.
+// Upper bound of a plan's work items: one for each query tile of a cluster of one CTA or of two,
+// and one more for each cluster, since a split begins where a cluster's share of all keys is full.
 int64_t most_works(const FiMlaPlan& plan, int64_t sms) {
     const int64_t rows = static_cast<int64_t>(plan.query_starts[plan.requests]) * plan.heads;
     return std::max<int64_t>(2 * plan.requests, rows / 128 + plan.requests) + sms;

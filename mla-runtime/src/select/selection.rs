@@ -7,8 +7,8 @@
 //! - Candidates are tried from the highest priority on the target down, ties by name. The first
 //!   against which nothing speaks is selected.
 //! - A backend asked for by name is the only one tried. It is never replaced by another.
-//! - What this build has not compiled for the target is never selected, and what has run on no GPU
-//!   yet only by name ([`KernelFacts`](crate::spec::KernelFacts)).
+//! - A backend that this build has not compiled for the target is never selected, and one that has
+//!   run on no GPU yet only by name ([`KernelFacts`](crate::spec::KernelFacts)).
 //! - Cache formats are tried in the order of the request. The first for which both phases have a
 //!   backend is taken.
 //! - Within a format, the page size whose decode backend has the highest priority is taken, ties by

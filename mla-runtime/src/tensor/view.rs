@@ -259,9 +259,9 @@ impl<'a, D: Memory> TensorRef<'a, D> {
         })
     }
 
-    /// Checks what a kernel relies on that reads `alignment` bytes at a time: that rows are without
-    /// gaps, begin at multiples of them, and are not the same row by a stride of 0. An alignment of
-    /// 1 asks for nothing, and a tensor without elements has no rows.
+    /// Checks the properties that a kernel needs if it reads `alignment` bytes at a time: rows have
+    /// no gaps, begin at multiples of `alignment`, and are not one row repeated by a stride of 0.
+    /// An alignment of 1 asks for nothing, and a tensor without elements has no rows.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
-//! Backends that ask of the layer what the CPU's own do not: packed keys, padded values,
-//! concatenated queries. Each checks what it is given and computes with the CPU's.
+//! Backends with other demands on the layer than the CPU's own: packed keys, padded values,
+//! concatenated queries. Each checks its inputs and computes with the CPU's backend.
 
 use std::cell::Cell;
 

@@ -694,8 +694,8 @@ impl World {
     pub(crate) fn check(&self, outcome: &Outcome) -> std::result::Result<(), String> {
         let (out, lse) = self.expected(outcome);
         // Results are at most about 3. Queries and keys are sums of some hundred rounded products,
-        // outputs are rounded once by each of three operations and by each merge; the figures are
-        // several times what such errors come to.
+        // and outputs are rounded once by each of three operations and by each merge. The
+        // tolerances are several times the sum of such errors.
         let (rounding, merges) = match self.case.dtype {
             DType::F32 => (2e-5, 0.0),
             DType::F16 => (4e-3, 1e-3),

@@ -9,8 +9,8 @@ use crate::tree::{Tree, contributing};
 /// The features with which everything of Rust that may name a format is checked.
 const FEATURES: &str = "--features=mla-kernels/sm80,mla-kernels/sm90,mla-cli/sm90";
 
-/// Places that are not a match: a part of the error that names one, the file, and what is there
-/// before and after the format is added.
+/// Places that are no match on the format: a part of the error that leads to the place, the file,
+/// and its text before and after the format is added.
 const NAMED: [(&str, &str, &str, &str); 3] = [
     (
         "see mla-macros/src/vocabulary.rs",

@@ -1,5 +1,5 @@
-//! No circle of imports among the modules of any crate: what a reader has to know before a file is
-//! above it, never beside it.
+//! No circle of imports among the modules of any crate: a file can be understood from the modules
+//! that it imports, and none of those imports it.
 //!
 //! The files of one folder are compared with each other, and so are the folders of a crate. A
 //! folder's own file and those in it may name each other, and tests may name anything.

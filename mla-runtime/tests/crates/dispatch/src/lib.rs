@@ -2,7 +2,7 @@
 //! kernel.
 //!
 //! The kernel is a function of the C interface, as a CUDA kernel's launch is. It does next to
-//! nothing, so that what is counted is the way to it.
+//! nothing, so that the instructions counted are those of the dispatch.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ffi::c_void;
