@@ -5,9 +5,9 @@
 //! commit that `MLA_CHECKOUT_FLASHMLA` names; no line of them is here. What is written here is the
 //! C interface in `kernels`, and what bridges FlashMLA's conventions to those of `mla-runtime`.
 //!
-//! FlashMLA launches its kernels as programmatic dependents and does not wait in them, so the
-//! backend does not declare `dependent_launch`: a fence stands before and behind each call. On one
-//! that a program makes without a stage, it puts them itself, as [`mla_runtime::backend`] says.
+//! FlashMLA launches its kernels as programmatic dependents and does not wait in them. So the
+//! backend does not declare `dependent_launch`, and a fence stands before and behind each call. A
+//! program that calls it without a stage puts the fences itself, as [`mla_runtime::backend`] says.
 //!
 //! No GPU has run it in this crate yet, so it is chosen by its name alone. Its tests on a Hopper,
 //! with a checkout and the toolkit:
