@@ -38,8 +38,8 @@ pub fn present_gpu() -> Result<Gpu, Cause> {
 #[cfg(feature = "gpu")]
 pub(crate) use imp::gpu;
 
-/// The cause if a driver of this version, as the driver tells it, does not run what a release of
-/// CUDA compiled. Machine code runs from the first driver of its major release on, PTX from the
+/// The cause if a driver of this version, in the driver's own numbering, does not run the code of a
+/// release of CUDA. Machine code runs from the first driver of its major release on, PTX from the
 /// first driver of its very release on.
 #[cfg(any(feature = "gpu", test))]
 fn too_old(version: i32, [major, minor]: [u32; 2], is_ptx: bool) -> Option<Cause> {

@@ -1,9 +1,9 @@
 //! The built-in backends, in a folder for each family of kernels.
 //!
-//! A family is what is compiled together: a Cargo feature that turns on `gpu`, the targets that
-//! nvcc compiles its sources for, a folder here and one below `cuda`. With its feature off, its
-//! backends stay in the lists and in every registry, with the same constraints and the feature as
-//! the reason why they cannot run: `#[mla_backend(feature = "…")]` sees to that.
+//! A family is compiled together: a Cargo feature that turns on `gpu`, the targets that nvcc
+//! compiles its sources for, a folder here and one below `cuda`. With its feature off, its backends
+//! stay in the lists and in every registry, with the same constraints and the feature as the reason
+//! why they cannot run: `#[mla_backend(feature = "…")]` sees to that.
 
 use mla_runtime::spec::CompiledFamily;
 

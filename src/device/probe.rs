@@ -52,8 +52,8 @@ impl Copies {
         let bytes = from.len() as u64;
         let values = [from.address(), to.address(), bytes, releases, waits, delay];
         // SAFETY: the parameters and the threads are those of the kernel in the PTX; both views are
-        // of memory of this device with as many bytes, whose buffers wait for the stream before
-        // they are freed.
+        // of memory of this device with that number of bytes, whose buffers wait for the stream
+        // before they are freed.
         unsafe { self.kernel.launch(THREADS, values, is_early) }
     }
 }
