@@ -121,8 +121,8 @@ impl Cuda {
         stream::bind(stream.context()).map_err(failed("bind context"))?;
         // SAFETY: the function takes nothing; the context it loads into is current.
         let loaded = unsafe { raw::mla_load_helpers() };
-        // A build without kernels has no helpers, and each operation that needs one says so. A fence
-        // has to stand all the same: kernels from elsewhere may overlap.
+        // A build without kernels has no helpers, and each operation that needs one says so. But it
+        // needs a fence: kernels from elsewhere may overlap.
         let fence = match loaded.code {
             raw::LEFT_OUT if gpu.capability >= DEPENDENT_LAUNCH => {
                 Some(Module::load(&stream, FENCE, c"fence")?)
