@@ -189,8 +189,8 @@ impl Rule {
             && matches(Some(&self.name), short(&kernel.name))
     }
 
-    /// True if the build has a target and a source that the rule is about. A rule about sources or
-    /// targets that a feature leaves out is no mistake.
+    /// True if the build has a target and a source that match the rule. A rule whose source or
+    /// target is left out by a feature is no mistake.
     fn is_about(&self, report: &Report) -> bool {
         let built = |target: &String| matches(self.target.as_ref(), target);
         let units = &report.units;

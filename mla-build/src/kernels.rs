@@ -26,10 +26,9 @@ use crate::{
 /// ```
 ///
 /// All paths are relative to the package; an absolute glob of sources is taken if it lies there. A
-/// source below a folder with a [family](Family)'s name is
-/// compiled for its targets if the family is turned on; any other (by habit below `all`) for
-/// everything that any family is compiled for, into one object. `common` is for headers, and a
-/// source there is an error.
+/// source below a folder with a [family](Family)'s name is compiled for its targets if the family
+/// is turned on. Any other source (usually below `all`) is compiled into one object for the targets
+/// of all families that are on. `common` is for headers, and a source there is an error.
 #[derive(Clone, Debug, Default)]
 #[must_use = "nothing is built before `compile`"]
 pub struct Kernels {

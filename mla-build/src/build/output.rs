@@ -174,8 +174,8 @@ pub(super) fn link(folders: &[&PathBuf], tag: &Tag, library: &str, cpp: &str) {
     }
     println!("cargo::rustc-link-lib=static={}", tag.as_str());
     println!("cargo::{}", tag.prefix_variable(library));
-    // The runtime is linked in whole, and itself looks for the driver when it is first called: a
-    // program with kernels starts on a machine without one.
+    // CUDA's runtime is linked statically, and looks for the driver only when it is first called.
+    // So a program with kernels starts on a machine without a driver.
     println!("cargo::rustc-link-lib=static=cudart_static");
     for system in [cpp, "=dl", "=rt", "=pthread"] {
         println!("cargo::rustc-link-lib=dylib{system}");

@@ -1,6 +1,6 @@
-//! Prebuilt objects, compiled by the releaser of the package: for machines with Rust and a driver
-//! alone. A folder of them holds a file that says what they are made of and for, and the hash of
-//! each.
+//! Prebuilt objects, compiled by whoever released the package: for machines with Rust and a driver
+//! alone. A file in their folder lists the sources that they were made of, the targets that they
+//! are for, and the hash of each.
 
 use std::{
     env, fs,

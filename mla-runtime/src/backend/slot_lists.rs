@@ -26,9 +26,9 @@ pub struct SlotLists<'a, D: Device> {
     pub second: Option<ListedCache<'a, D>>,
 }
 
-/// A cache and the slots of it that each query token attends to, such as a window of rows that are
-/// not compressed. Its format and scale are those of the call's cache; pages and strides are its
-/// own.
+/// A second cache, and the lists of its slots that each query token attends to, such as a window of
+/// rows that are not compressed. Its format and scale are those of the call's cache; pages and
+/// strides are its own.
 #[non_exhaustive]
 pub struct ListedCache<'a, D: Device> {
     /// The cache.

@@ -14,8 +14,8 @@ use mla_runtime::tensor::{
 };
 use mla_runtime::{Error, Result};
 
-/// Claims to be an NVIDIA GPU, so that backends on it may name capabilities, or a processor. Of its
-/// operations only the transfers do anything.
+/// A device that claims to be an NVIDIA GPU, so that backends on it may name capabilities, or a
+/// processor. Only its transfers do anything; its other operations are empty.
 #[derive(Clone)]
 pub(crate) struct Bytes<const PROCESSOR: bool = false>;
 
