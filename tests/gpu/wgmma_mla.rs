@@ -467,57 +467,6 @@ fn offsets_beyond_two_to_the_31_elements_agree_with_the_cpu() {
     check("a cache of more than 4 GiB", &case, 5);
 }
 
-// Batches with more query tiles than CTA groups, so that each group does several work items. A race
-// between the end of one item and the start of the next shows in one launch of hundreds.
-#[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla"]
-fn hundreds_of_launches_give_the_same_bits() {
-    let gpu = &*gpu();
-    let mut rng = rng(29);
-    let mut random = |requests, max| -> Vec<_> {
-        (0..requests)
-            .map(|_| (1, rng.random_range(1..=max)))
-            .collect()
-    };
-    let cases = [
-        ("96 heads", Case::new(96, random(150, 900))),
-        ("128 heads", Case::new(128, random(150, 1000))),
-        (
-            "128 heads, strided queries",
-            Case {
-                slack: 64,
-                ..Case::new(128, random(150, 500))
-            },
-        ),
-        ("64 heads", Case::new(64, random(150, 900))),
-        (
-            "48 heads, 6 query tokens",
-            Case::new(48, (1..60).map(|i| (6, i * 37 % 1900)).collect()),
-        ),
-        ("16 heads", Case::new(16, random(150, 900))),
-        ("one request", Case::new(128, vec![(1, 8192)])),
-        ("128 heads, e4m3", Case::new(128, random(150, 500)).fp8(0.5)),
-        ("16 heads, e4m3", Case::new(16, random(150, 900)).fp8(0.5)),
-    ];
-    for (seed, (name, case)) in (17..).zip(&cases) {
-        let numbers = Numbers::random(case, seed);
-        let backend = WgmmaMla::new(gpu, &case.config()).unwrap();
-        let mut state = backend.state(gpu, &case.limits()).unwrap();
-        let mut step = Step::<Cuda>::new(gpu, case, &numbers).unwrap();
-        let mut first = None;
-        for launch in 0..250 {
-            step.enqueue(gpu, case, &backend, &mut state, &mut ())
-                .unwrap();
-            let got = step.results(gpu).unwrap();
-            let expected = first.get_or_insert_with(|| got.clone());
-            assert!(
-                got == *expected,
-                "{name}: launch {launch} differs from the first"
-            );
-        }
-    }
-}
-
 // CTAs that never wait for the other splits of their query tile make all of them fall back, unless
 // all have already arrived: then one CTA combines the whole tile.
 #[test]
@@ -574,57 +523,6 @@ fn falling_back_gives_the_same_bits() {
                 );
             }
         }
-    }
-}
-
-#[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla"]
-fn a_captured_step_replays_with_other_lengths_and_pages() {
-    let gpu = &*gpu();
-    let case = Case::new(16, vec![(1, 3000), (1, 40), (1, 0), (1, 700)]);
-    let numbers = Numbers::random(&case, 11);
-    // The other lengths are within the pages of the first request, whose rows are the only ones
-    // that are all there.
-    let pages = case.max_pages();
-    let mut shorter = numbers.block_table.clone();
-    for (request, row) in shorter.chunks_exact_mut(pages).enumerate() {
-        row.copy_from_slice(&numbers.block_table[..pages]);
-        row[..case.pages_of(2900)].rotate_left(request);
-    }
-    let steps = [
-        (numbers.lens.clone(), numbers.block_table.clone()),
-        (vec![1, 2800, 129, 0], shorter),
-        (numbers.lens.clone(), numbers.block_table.clone()),
-    ];
-    let backend = WgmmaMla::new(gpu, &case.config()).unwrap();
-    let mut state = backend.state(gpu, &case.limits()).unwrap();
-    let mut step = Step::<Cuda>::new(gpu, &case, &numbers).unwrap();
-    let graph = gpu
-        .capture(|gpu| step.enqueue(gpu, &case, &backend, &mut state, &mut ()))
-        .unwrap();
-    for (lens, block_table) in steps {
-        gpu.upload(bytemuck::cast_slice(&lens), Cuda::bytes_mut(&mut step.lens))
-            .unwrap();
-        let table = bytemuck::cast_slice(&block_table);
-        gpu.upload(table, Cuda::bytes_mut(&mut step.block_table))
-            .unwrap();
-        // SAFETY: `step` and `state` hold everything that the capture was given, and only this
-        // stream uses it.
-        unsafe { graph.replay() }.unwrap();
-        let got = step.results(gpu).unwrap();
-        let eager = Numbers {
-            lens,
-            block_table,
-            ..numbers.clone()
-        };
-        let mut fresh = Step::<Cuda>::new(gpu, &case, &eager).unwrap();
-        fresh
-            .enqueue(gpu, &case, &backend, &mut state, &mut ())
-            .unwrap();
-        assert!(
-            got == fresh.results(gpu).unwrap(),
-            "a replay differs from the step run at once"
-        );
     }
 }
 
