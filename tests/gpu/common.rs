@@ -9,7 +9,7 @@ use mla_kernels::Cuda;
 use mla_runtime::Result;
 use mla_runtime::device::Device;
 use mla_runtime::model::DType;
-use mla_runtime::tensor::{CacheLayout, CacheMut};
+use mla_runtime::tensor::{CacheLayout, CacheMut, Memory};
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 
@@ -69,13 +69,13 @@ pub(crate) fn get(dtype: DType, bytes: &[u8], element: usize) -> f32 {
     }
 }
 
-pub(crate) fn upload<D: Device>(device: &D, bytes: &[u8]) -> Result<D::Buffer> {
+pub(crate) fn upload<D: Memory>(device: &D, bytes: &[u8]) -> Result<D::Buffer> {
     let mut buffer = device.allocate(bytes.len())?;
     device.upload(bytes, D::bytes_mut(&mut buffer))?;
     Ok(buffer)
 }
 
-pub(crate) fn download<D: Device>(device: &D, buffer: &D::Buffer) -> Result<Vec<u8>> {
+pub(crate) fn download<D: Memory>(device: &D, buffer: &D::Buffer) -> Result<Vec<u8>> {
     let from = D::bytes(buffer);
     let mut bytes = vec![0; D::byte_len(from)];
     device.download(from, &mut bytes)?;

@@ -10,12 +10,12 @@ use mla_runtime::indexer::{
     IndexQueriesMut, IndexQueryInput, IndexRows, LayerNorm, SlotListsMut,
 };
 use mla_runtime::model::{DType, IndexerConfig, RotaryStyle};
-use mla_runtime::tensor::{ArrayRef, BlockTable, Layout, Memory, Rotary, TensorMut, TensorRef};
+use mla_runtime::tensor::{ArrayRef, BlockTable, Layout, Rotary, TensorMut, TensorRef};
 use rand::RngExt as _;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 
-use crate::common::{gpu, put, rng};
+use crate::common::{download, gpu, put, rng, upload};
 use crate::tensors::normal;
 
 const PAGE: usize = 64;
@@ -28,23 +28,6 @@ fn numbers(rng: &mut StdRng, dtype: DType, count: usize) -> Vec<u8> {
         put(dtype, &mut bytes, element, normal(rng));
     }
     bytes
-}
-
-fn upload<D: Memory>(device: &D, bytes: &[u8]) -> Result<D::Buffer> {
-    let mut buffer = device.allocate(bytes.len().max(16))?;
-    let (to, _) = D::split_mut(D::bytes_mut(&mut buffer), bytes.len());
-    device.upload(bytes, to)?;
-    Ok(buffer)
-}
-
-fn download<D: Memory>(device: &D, buffer: &D::Buffer, len: usize) -> Result<Vec<u8>> {
-    let mut bytes = vec![0; len];
-    device.download(D::byte_range(D::bytes(buffer), 0..len), &mut bytes)?;
-    Ok(bytes)
-}
-
-fn bytes_of<T: bytemuck::Pod>(numbers: &[T]) -> Vec<u8> {
-    bytemuck::cast_slice(numbers).to_vec()
 }
 
 /// Requests, their pages, and everything else that is the same on both devices.
@@ -145,9 +128,10 @@ impl World {
         let count = self.slots.len();
         let [keys, weight, bias] =
             [&self.keys, &self.norm[0], &self.norm[1]].map(|b| upload(device, b).unwrap());
-        let [slots, positions] =
-            [&self.slots, &self.positions].map(|a| upload(device, &bytes_of(a)).unwrap());
-        let tables = [0, 1].map(|i| upload(device, &bytes_of(&self.tables_cos_sin[i])).unwrap());
+        let [slots, positions] = [&self.slots, &self.positions]
+            .map(|a| upload(device, bytemuck::cast_slice(a)).unwrap());
+        let tables =
+            [0, 1].map(|i| upload(device, bytemuck::cast_slice(&self.tables_cos_sin[i])).unwrap());
         let mut cache = upload(
             device,
             &vec![0xff; self.layout.pages * self.layout.page_stride],
@@ -167,7 +151,7 @@ impl World {
             )
             .with_rotary(self.rotary(&positions, count, [&tables[0], &tables[1]])?),
         )?;
-        download(device, &cache, self.layout.pages * self.layout.page_stride)
+        download(device, &cache)
     }
 
     /// Returns the quantised queries, and their weights.
@@ -175,8 +159,9 @@ impl World {
         let (tokens, heads) = (self.tokens, self.heads());
         let [queries, head_weights] =
             [&self.queries, &self.head_weights].map(|b| upload(device, b).unwrap());
-        let positions = upload(device, &bytes_of(&self.query_positions))?;
-        let tables = [0, 1].map(|i| upload(device, &bytes_of(&self.tables_cos_sin[i])).unwrap());
+        let positions = upload(device, bytemuck::cast_slice(&self.query_positions))?;
+        let tables =
+            [0, 1].map(|i| upload(device, bytemuck::cast_slice(&self.tables_cos_sin[i])).unwrap());
         let mut values = upload(device, &vec![0xff; tokens * heads * WIDTH])?;
         let mut weights = upload(device, &vec![0xff; tokens * heads * 4])?;
         let shape = [tokens, heads, WIDTH];
@@ -193,10 +178,7 @@ impl World {
                 TensorMut::new(D::bytes_mut(&mut weights), of_weights)?,
             ),
         )?;
-        Ok([
-            download(device, &values, tokens * heads * WIDTH)?,
-            download(device, &weights, tokens * heads * 4)?,
-        ])
+        Ok([download(device, &values)?, download(device, &weights)?])
     }
 
     /// Calls `work` with the rows of some tokens.
@@ -205,8 +187,8 @@ impl World {
         device: &D,
         work: impl FnOnce(&IndexRows<'_, D>) -> Result<R>,
     ) -> Result<R> {
-        let [lens, starts, tables] =
-            [&self.lens, &self.starts, &self.tables].map(|a| upload(device, &bytes_of(a)).unwrap());
+        let [lens, starts, tables] = [&self.lens, &self.starts, &self.tables]
+            .map(|a| upload(device, bytemuck::cast_slice(a)).unwrap());
         let entries = ArrayRef::new(D::bytes(&tables), self.tables.len())?;
         work(&IndexRows::new(
             DecodeBatch::new(
@@ -245,13 +227,13 @@ impl World {
                 TensorMut::new(D::bytes_mut(&mut logits), layout)?,
             )
         })?;
-        let bytes = download(device, &logits, count * 4)?;
+        let bytes = download(device, &logits)?;
         Ok(bytemuck::pod_collect_to_vec(&bytes))
     }
 
     fn lists<D: IndexDevice>(&self, device: &D, logits: &[f32]) -> Result<Vec<i32>> {
         let width = self.config.dims.topk as usize;
-        let logits = upload(device, &bytes_of(logits))?;
+        let logits = upload(device, bytemuck::cast_slice(logits))?;
         let mut lists = upload(device, &vec![0x55; self.tokens * width * 4])?;
         let layout = Layout::contiguous(DType::F32, [1, self.tokens, self.columns]);
         self.rows(device, |rows| {
@@ -264,7 +246,7 @@ impl World {
                 SlotListsMut::new(slots, width),
             )
         })?;
-        let bytes = download(device, &lists, self.tokens * width * 4)?;
+        let bytes = download(device, &lists)?;
         Ok(bytemuck::pod_collect_to_vec(&bytes))
     }
 
@@ -313,7 +295,7 @@ fn check(world: &World, gpu: &Cuda) -> Result<()> {
     }
     let again = world.logits(gpu, &expected, &expected_queries)?;
     assert!(
-        bytes_of(&again) == bytes_of(&given_logits),
+        bytemuck::cast_slice::<_, u8>(&again) == bytemuck::cast_slice::<_, u8>(&given_logits),
         "repeats differ"
     );
     let expected_lists = world.lists(&cpu, &given_logits)?;
