@@ -22,7 +22,7 @@ fn prefill_agrees_with_f64() {
 
 #[cfg(feature = "sm90")]
 #[test]
-fn no_slot_of_the_sparse_ring_is_filled_early_and_nobody_waits_for_ever() {
+fn no_slot_of_the_sparse_ring_is_filled_early_and_no_thread_waits_for_ever() {
     run("sparse_ring");
 }
 

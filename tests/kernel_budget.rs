@@ -31,7 +31,7 @@ fn each_architecture_adds_at_most_20_mib() {
 }
 
 /// Estimates a cold build of everything from the report's times of each unit's compilation. The
-/// promise is 15 minutes on a processor that nobody else uses. A virtual machine that shares one
+/// promise is 15 minutes on a processor without other load. A virtual machine that shares one
 /// was seen to take 1.7 times the processor time of the day before, and the report cannot tell, so
 /// the check allows twice that time.
 #[test]

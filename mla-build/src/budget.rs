@@ -14,7 +14,7 @@
 //! target = "sm_90a"
 //! max.registers = 168
 //!
-//! # Whoever allows more than before says why.
+//! # A rule that allows more than before says why.
 //! [[kernel]]
 //! name = "flashinfer::*"
 //! source = "cuda/sm80/**"

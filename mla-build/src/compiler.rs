@@ -388,7 +388,7 @@ impl Compiler {
         let includes = self.includes.iter().map(|i| (&i.folder, i.role.as_str()));
         let mut text = String::new();
         for (from, to) in includes.chain(places) {
-            // The compiler splits at the first `=`: a path that would be torn is better left alone.
+            // The compiler splits at the first `=`: a path that it would split is left alone.
             if let Some(from) = from.to_str().filter(|from| !from.contains(['=', '\n'])) {
                 let map = format!("-ffile-prefix-map={from}={to}");
                 let map = map.replace('\\', "\\\\").replace('"', "\\\"");

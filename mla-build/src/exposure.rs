@@ -104,11 +104,11 @@ mod tests {
     }
 
     #[test]
-    fn whoever_else_may_write_is_named_and_everybody_is_refused() {
+    fn another_writer_is_named_and_a_folder_that_all_may_write_to_is_refused() {
         let of =
             |mode, owner, group| of_one(Path::new("/cache"), &Given(mode, owner, group), 7, 70);
-        for nobody in [(0o755, 7, 70), (0o755, 0, 0), (0o775, 7, 70), (0o700, 7, 9)] {
-            assert_eq!(of(nobody.0, nobody.1, nobody.2), None, "{nobody:?}");
+        for own in [(0o755, 7, 70), (0o755, 0, 0), (0o775, 7, 70), (0o700, 7, 9)] {
+            assert_eq!(of(own.0, own.1, own.2), None, "{own:?}");
         }
         for (mode, owner, group, is_to_all, part) in [
             (

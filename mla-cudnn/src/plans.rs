@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_graph_has_stays_and_takes_nobodys_room() {
+    fn plans_of_a_graph_stay_and_take_no_place_of_others() {
         assert_eq!(gone(2, &[1, 2, 3, 4, 5], &[1, 2]), [3]);
         let all: Vec<u32> = (0..100).collect();
         assert!(gone(2, &all, &all).is_empty());

@@ -234,7 +234,7 @@ fn the_page_size_with_the_best_decode_backend_is_taken() {
 }
 
 #[test]
-fn a_request_that_nobody_could_serve_is_an_error() {
+fn a_request_that_no_backend_could_serve_is_an_error() {
     let registry = registry(&[prefill("P"), decode("D", 0)]);
     let odd = MlaDims::new(100, MlaDims::R1.head);
     for (request, message) in [

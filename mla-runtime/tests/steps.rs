@@ -53,7 +53,7 @@ impl Case {
             .with_context_rows(self.context_rows * self.page_size as usize)
     }
 
-    /// The pages of each request: distinct ones, but for shared context that nobody writes.
+    /// The pages of each request: distinct ones, except for shared context, which is not written.
     fn pages(&self) -> Vec<Vec<i32>> {
         let mut all: Vec<Vec<i32>> = Vec::new();
         let mut next = 0;

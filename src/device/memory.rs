@@ -110,12 +110,12 @@ impl Buffer {
         account.0.bytes.fetch_add(len as u64, Ordering::Relaxed);
         if guard > 0 {
             account.guarded().push((buffer.address, len));
-            // SAFETY: the range is the allocation above, which nobody else knows yet.
+            // SAFETY: the range is the allocation above, which no other code knows yet.
             unsafe { result::memset_d8_async(first, GUARD_BYTE, bytes, stream.cu_stream()) }
                 .map_err(failed("write guards"))?;
         }
         if len > 0 {
-            // SAFETY: the range lies in the allocation above, which nobody else knows yet.
+            // SAFETY: the range lies in the allocation above, which no other code knows yet.
             unsafe { result::memset_d8_async(buffer.address, 0, len, stream.cu_stream()) }
                 .map_err(failed("clear"))?;
         }

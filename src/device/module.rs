@@ -29,7 +29,7 @@ pub(super) struct Module {
 }
 
 // SAFETY: the driver takes calls on a module and its kernel from any thread, and nothing of them
-// changes until the module is unloaded, when nobody has it any more.
+// changes until the module is unloaded, when no handle is left.
 unsafe impl Send for Module {}
 // SAFETY: as above.
 unsafe impl Sync for Module {}

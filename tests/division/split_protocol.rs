@@ -294,7 +294,7 @@ fn each_slice_is_combined_once_and_the_counters_end_at_zero_in_every_order() {
 }
 
 #[test]
-fn nobody_waits_for_ever_when_patience_does_not_end() {
+fn no_cta_waits_for_ever_when_patience_does_not_end() {
     for (splits, combiners) in tiles() {
         Tile {
             splits,
@@ -307,7 +307,7 @@ fn nobody_waits_for_ever_when_patience_does_not_end() {
 }
 
 #[test]
-fn nobody_depends_on_a_cta_that_does_not_run() {
+fn no_cta_depends_on_one_that_does_not_run() {
     for (splits, combiners) in tiles() {
         for frozen in 0..splits {
             Tile {

@@ -67,7 +67,7 @@ fn print(comparison: &Comparison) -> Result<[f64; 2], Failure> {
     if let Some(reason) = &comparison.without_torch {
         return Err(format!("torch: {reason}").into());
     }
-    let (ours, theirs) = comparison.rows.split_first().ok_or("nobody ran")?;
+    let (ours, theirs) = comparison.rows.split_first().ok_or("no contender ran")?;
     let fastest = theirs
         .iter()
         .min_by(|a, b| a.settled.ratio.total_cmp(&b.settled.ratio));

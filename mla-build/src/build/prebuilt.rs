@@ -1,4 +1,4 @@
-//! Prebuilt objects, compiled by whoever released the package: for machines with Rust and a driver
+//! Prebuilt objects, compiled by the package's releaser: for machines with Rust and a driver
 //! alone. A file in their folder lists the sources that they were made of, the targets that they
 //! are for, and the hash of each.
 

@@ -108,7 +108,7 @@ pub fn statistics(cache: &Path) -> Statistics {
     let builds: Vec<Build> = bounded::read_to_string(cache.join(BUILDS))
         .unwrap_or_default()
         .lines()
-        // A line that was torn when the file was cut counts for nothing.
+        // A line that was cut off counts for nothing.
         .filter_map(|line| serde_json::from_str(line).ok())
         .collect();
     Statistics {

@@ -170,7 +170,7 @@ fn stale_and_foreign_objects_are_refused_by_what_differs() {
 }
 
 #[test]
-fn whoever_asks_for_something_else_gets_it_compiled() {
+fn other_sources_or_settings_are_compiled() {
     let world = released();
     let toolkit = world.at("toolkit").display().to_string();
     let nvcc = world.at("toolkit/bin/nvcc").display().to_string();

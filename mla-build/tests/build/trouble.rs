@@ -509,14 +509,14 @@ fn a_corrupted_manifest_is_noticed_and_made_again() {
 }
 
 #[test]
-fn objects_exchanged_on_disk_do_not_pass_for_each_other_when_torn() {
+fn objects_exchanged_on_disk_do_not_pass_for_each_other_when_mixed() {
     let world = World::new();
     world.compiled();
     // A file of the right name whose head is from one object and whose tail is from another.
     let all = objects(&world);
     let (first, second) = (fs::read(&all[0]).unwrap(), fs::read(&all[1]).unwrap());
-    let torn: Vec<_> = first[..40].iter().chain(&second[40..]).copied().collect();
-    fs::write(&all[0], torn).unwrap();
+    let mixed: Vec<_> = first[..40].iter().chain(&second[40..]).copied().collect();
+    fs::write(&all[0], mixed).unwrap();
     assert_eq!(world.compiled().len(), 1);
 }
 

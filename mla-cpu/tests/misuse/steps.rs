@@ -141,7 +141,7 @@ pub(crate) const REFUSED: &[Case] = &[
         Lab::new().plan(&TWO[1..])?.padded_to(3)?;
         never()
     }),
-    ("steps: padding for nobody", || {
+    ("steps: padding without requests", || {
         Lab::new().plan(&[])?.padded_to(2)?;
         never()
     }),
@@ -341,10 +341,10 @@ pub(crate) const RIGHT: &[Case] = &[
         let given = tokens.iter().flat_map(|token| &given[token * row..][..row]);
         Ok([given.copied().collect(), wanted])
     }),
-    ("steps: nobody", || {
+    ("steps: no request", || {
         Ok([Lab::new().run(&[], 0)?, Vec::new()])
     }),
-    ("steps: nobody with new tokens", || {
+    ("steps: no request with new tokens", || {
         let idle = [
             StepRequest::new(0, 5, &[3, 1]),
             StepRequest::<i32>::new(0, 0, &[]),

@@ -53,7 +53,7 @@ impl<const PACKED: bool, const PADDED: bool> Demanding<PACKED, PADDED> {
         let [tokens, ..] = out.shape();
         assert_eq!(out.shape(), [tokens, heads, width]);
         call.values = call.values.narrow(2, 0..v).unwrap();
-        call.out = Output::Plain(spoilt(out).narrow(2, 0..v).unwrap());
+        call.out = Output::Plain(filled_with_nan(out).narrow(2, 0..v).unwrap());
         call
     }
 }
@@ -77,8 +77,8 @@ fn elements(tensor: &TensorRef<'_, Cpu>) -> Vec<f64> {
     values
 }
 
-/// NaN in every element, so that what the layer should not read cannot pass for a result.
-fn spoilt(out: TensorMut<'_, Cpu>) -> TensorMut<'_, Cpu> {
+/// Returns `out` with NaN in every element, so that elements that are not written show.
+fn filled_with_nan(out: TensorMut<'_, Cpu>) -> TensorMut<'_, Cpu> {
     let layout = *out.layout();
     let bytes = out.into_bytes();
     let end = layout.span_bytes().unwrap();

@@ -6,7 +6,7 @@ use crate::world::{Case, Outcome, Owned, World, floats};
 use crate::{MIXED, cpu_layer};
 
 /// Sets a NaN in one of a case's tensors, at the row of `token`.
-fn spoil(world: &mut World, tensor: &str, token: usize) {
+fn put_nan(world: &mut World, tensor: &str, token: usize) {
     let of = |tensor: &mut Owned| tensor.set([token, 0, 0], f64::NAN);
     match tensor {
         "query" => of(&mut world.query),
@@ -32,13 +32,13 @@ fn seeing(world: &World, tensor: &str, token: usize) -> std::ops::Range<usize> {
 }
 
 // A query's NaN is one head's; a row's is every head's.
-fn check(world: &World, clean: &Outcome, spoilt: &Outcome, tensor: &str, token: usize) {
+fn check(world: &World, clean: &Outcome, with_nan: &Outcome, tensor: &str, token: usize) {
     let case = &world.case;
     let (heads, v) = (case.heads as usize, case.dims.head.v as usize);
     let tokens = world.slots.len();
     let sees = seeing(world, tensor, token);
-    let [out, out_clean] = [spoilt, clean].map(|outcome| floats(case.dtype, &outcome.out));
-    let [lse, lse_clean] = [spoilt, clean].map(|outcome| floats(DType::F32, &outcome.lse));
+    let [out, out_clean] = [with_nan, clean].map(|outcome| floats(case.dtype, &outcome.out));
+    let [lse, lse_clean] = [with_nan, clean].map(|outcome| floats(DType::F32, &outcome.lse));
     for t in 0..tokens {
         for h in 0..heads {
             let what = || format!("token {t}, head {h}; NaN in {tensor} of token {token}");
@@ -62,7 +62,7 @@ fn check_case(case: &Case) {
     for tensor in ["query", "latent", "rope"] {
         for token in [0, 2, tokens / 2, tokens - 1] {
             let mut world = World::new(case);
-            spoil(&mut world, tensor, token);
+            put_nan(&mut world, tensor, token);
             check(&world, &clean, &world.run(&layer), tensor, token);
         }
     }

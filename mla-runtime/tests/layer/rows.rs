@@ -278,7 +278,7 @@ fn positions_of_the_callers_own_go_with_rows_in_order() {
     };
     let mut workspace = own.prepare(&layer).unwrap();
     let tables = RotaryTables::new(&world.device, &Rope::plain(1e4), 8, 20).unwrap();
-    // One for each token, in nobody knows which order.
+    // One for each token, in an unknown order.
     let positions = [2i64, 3, 4, 8];
     let rotation = tables.rotation().unwrap();
     let rotation = rotation.with_positions(ArrayRef::from_slice(&positions));

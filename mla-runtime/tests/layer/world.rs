@@ -448,7 +448,7 @@ impl World {
                     table[(position / page) as usize] * page as i32 + (position % page) as i32
                 };
                 let mut list: Vec<i32> = match self.case.is_dense(request) {
-                    // Nobody reads it.
+                    // It is not read.
                     true => Vec::new(),
                     false => self.attended(request, own).into_iter().map(slot).collect(),
                 };

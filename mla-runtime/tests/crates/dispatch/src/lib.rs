@@ -70,7 +70,7 @@ pub struct Launch {
     pub stream: *mut c_void,
 }
 
-// SAFETY: the stream is a number that nobody follows.
+// SAFETY: the stream is a number that is not dereferenced.
 unsafe impl Send for Launch {}
 // SAFETY: as above.
 unsafe impl Sync for Launch {}
