@@ -33,7 +33,7 @@ impl Deviation {
         };
         self.rows += 1;
         self.max_absolute =
-            pairs().fold(self.max_absolute, |most, (a, b)| worst(most, (a - b).abs()));
+            pairs().fold(self.max_absolute, |max, (a, b)| worst(max, (a - b).abs()));
         self.max_relative = worst(self.max_relative, relative);
         self.given += sum(|a, _| a * a);
         self.expected += reference;

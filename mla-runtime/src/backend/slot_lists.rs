@@ -133,10 +133,10 @@ impl<'a, D: Device> SlotLists<'a, D> {
             ("slot_lists.width", Some(self.width)),
             ("slot_lists.second.width", second),
         ] {
-            if let (Some(width), Some(most)) = (width, spec.max_list_width)
-                && width > most as usize
+            if let (Some(width), Some(max)) = (width, spec.max_list_width)
+                && width > max as usize
             {
-                let accepted = format!("at most {most}, as {} takes", spec.name);
+                let accepted = format!("at most {max}, as {} takes", spec.name);
                 return Err(Error::argument(field, width, accepted));
             }
         }

@@ -594,7 +594,7 @@ mod tests {
 
     #[test]
     fn numbers_out_of_range_are_refused() {
-        for (spec, segment, offset, given, most) in [
+        for (spec, segment, offset, given, max) in [
             ("q1s2_0q1s1k", 1, 5, "a count of 0", MAX_REQUESTS as u64),
             (
                 "4000000000q1",
@@ -636,7 +636,7 @@ mod tests {
                 MAX_LEN.into(),
             ),
         ] {
-            let message = format!("given {given}, accepted 1 to {most}");
+            let message = format!("given {given}, accepted 1 to {max}");
             refused(spec, segment, offset, &message);
         }
     }

@@ -252,8 +252,8 @@ impl Range {
     ///
     /// If `start` is 0 or above `stop`, or the factor is below 2.
     pub fn multiplied(start: u32, stop: u32, factor: u32) -> Result<Self, TemplateError> {
-        for (what, given, least) in [("start", start, 1), ("factor", factor, 2)] {
-            if given < least {
+        for (what, given, min) in [("start", start, 1), ("factor", factor, 2)] {
+            if given < min {
                 return Err(TemplateError::Bounds {
                     given: format!("a {what} of {given}"),
                     accepted: "a start of 1 and up and a factor of 2 and up",

@@ -828,8 +828,8 @@ mod tests {
             "q_lora_rank",
             "index_topk",
         ] {
-            let least = u32::from(field != "qk_rope_head_dim");
-            let accepted = format!("an integer from {least} to 65536");
+            let min = u32::from(field != "qk_rope_head_dim");
+            let accepted = format!("an integer from {min} to 65536");
             for value in no_counts() {
                 let message = format!("{field}: given {}, accepted {accepted}", shown(&value));
                 let flat = read(&with(json!({field: value})));

@@ -67,8 +67,8 @@ impl IndexNeeds {
             .ok_or_else(|| {
                 let given = steps.pages_per_request;
                 let columns = i32::MAX as usize / COLUMNS * COLUMNS;
-                let most = columns / (page_size as usize).max(1);
-                let accepted = format!("at most {most} pages of {page_size} tokens");
+                let max = columns / (page_size as usize).max(1);
+                let accepted = format!("at most {max} pages of {page_size} tokens");
                 Error::argument("limits.pages_per_request", given, accepted)
             })?;
         let tokens = u32::try_from(steps.tokens)

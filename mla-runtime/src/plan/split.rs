@@ -107,7 +107,7 @@ pub fn split_by(
     uniform: bool,
 ) -> Result<BatchSplit, PlanError> {
     let uniform_len = if uniform {
-        most_frequent_len(requests, &threshold)
+        modal_len(requests, &threshold)
     } else {
         None
     };
@@ -193,7 +193,7 @@ fn check(
 }
 
 /// The query length that most of the short requests have; of equally frequent ones the shortest.
-fn most_frequent_len(requests: &[Request], threshold: &impl Fn(&Request) -> u32) -> Option<u32> {
+fn modal_len(requests: &[Request], threshold: &impl Fn(&Request) -> u32) -> Option<u32> {
     let mut counts = BTreeMap::<u32, usize>::new();
     let short = requests
         .iter()

@@ -78,7 +78,7 @@ impl HeadCounts {
     pub const fn accepts(self, heads: u32) -> bool {
         match self {
             Self::Any => heads > 0,
-            Self::Range(least, most) => least <= heads && heads <= most,
+            Self::Range(min, max) => min <= heads && heads <= max,
             Self::List(counts) => contains(counts, heads),
         }
     }
@@ -88,10 +88,10 @@ impl HeadCounts {
     pub(crate) const fn write(self, text: &mut Text<'_>) {
         match self {
             Self::Any => text.push("any"),
-            Self::Range(least, most) => {
-                text.number(least);
+            Self::Range(min, max) => {
+                text.number(min);
                 text.push(" to ");
-                text.number(most);
+                text.number(max);
             }
             Self::List(counts) => write_numbers(counts, text),
         }

@@ -41,11 +41,11 @@ pub(crate) fn attend(
             scale * (own + rope)
         })
         .collect();
-    let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let sum: f64 = scores.iter().map(|score| (score - most).exp()).sum();
+    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let sum: f64 = scores.iter().map(|score| (score - max).exp()).sum();
     let mut mean = vec![0.0; latent];
     for (score, row) in scores.iter().zip(rows) {
-        let weight = (score - most).exp() / sum;
+        let weight = (score - max).exp() / sum;
         for (mean, value) in mean.iter_mut().zip(*row) {
             *mean += weight * value;
         }
@@ -57,5 +57,5 @@ pub(crate) fn attend(
                 .sum()
         })
         .collect();
-    (out, most + sum.ln())
+    (out, max + sum.ln())
 }

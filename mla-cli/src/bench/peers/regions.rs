@@ -65,26 +65,26 @@ fn length(tokens: u32) -> String {
 }
 
 fn tile_regions() -> Vec<String> {
-    let least = |at: usize| if at == 0 { 1 } else { TILES[at - 1] + 1 };
-    let name = |(at, most): (usize, &u64)| match *most {
-        u64::MAX => format!("{} and more", least(at)),
-        most => format!("{} to {most}", least(at)),
+    let min = |at: usize| if at == 0 { 1 } else { TILES[at - 1] + 1 };
+    let name = |(at, max): (usize, &u64)| match *max {
+        u64::MAX => format!("{} and more", min(at)),
+        max => format!("{} to {max}", min(at)),
     };
     TILES.iter().enumerate().map(name).collect()
 }
 
 fn context_regions() -> Vec<String> {
-    let name = |(at, most): (usize, &u32)| match *most {
+    let name = |(at, max): (usize, &u32)| match *max {
         0 => "no context".to_owned(),
         u32::MAX => format!("more than {}", length(CONTEXT[at - 1])),
-        most => format!("up to {}", length(most)),
+        max => format!("up to {}", length(max)),
     };
     CONTEXT.iter().enumerate().map(name).collect()
 }
 
 /// The first bound that holds the number.
 fn region<T: PartialOrd + Copy>(bounds: &[T], number: T) -> usize {
-    bounds.iter().take_while(|most| number > **most).count()
+    bounds.iter().take_while(|max| number > **max).count()
 }
 
 fn kinds(points: &[Point]) -> Vec<&'static str> {
@@ -94,10 +94,10 @@ fn kinds(points: &[Point]) -> Vec<&'static str> {
 }
 
 /// Geometric mean and minimum.
-fn mean_and_least(ratios: &[f64]) -> (f64, f64) {
+fn mean_and_min(ratios: &[f64]) -> (f64, f64) {
     let mean = ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64;
-    let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
-    (mean.exp(), least)
+    let min = ratios.iter().copied().fold(f64::INFINITY, f64::min);
+    (mean.exp(), min)
 }
 
 /// A table in Markdown for each kind of attention.
@@ -121,8 +121,8 @@ pub(super) fn markdown(points: &[Point]) -> String {
         for (row, name) in rows.iter().enumerate() {
             let cell = |at: &usize| {
                 cells.get(&(row, *at)).map_or(String::new(), |ratios| {
-                    let (mean, least) = mean_and_least(ratios);
-                    format!("{mean:.2}, {least:.2} ({})", ratios.len())
+                    let (mean, min) = mean_and_min(ratios);
+                    format!("{mean:.2}, {min:.2} ({})", ratios.len())
                 })
             };
             let line: Vec<String> = used.iter().map(cell).collect();
@@ -134,11 +134,11 @@ pub(super) fn markdown(points: &[Point]) -> String {
             column.set_cell_alignment(CellAlignment::Right);
         }
         table.load_style(presets::ASCII_MARKDOWN);
-        let (mean, least) = mean_and_least(&of_kind().map(|p| p.ratio).collect::<Vec<_>>());
+        let (mean, min) = mean_and_min(&of_kind().map(|p| p.ratio).collect::<Vec<_>>());
         let _ = writeln!(
             text,
             "\n{kind}: the best peer's time divided by ours, geometric mean and least (cases); \
-             over all {} cases {mean:.3} and {least:.3}.\n\n{}",
+             over all {} cases {mean:.3} and {min:.3}.\n\n{}",
             of_kind().count(),
             table.trim_fmt()
         );
