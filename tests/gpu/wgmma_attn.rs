@@ -5,7 +5,6 @@
 //! with loose bounds.
 use std::ops::Range;
 
-use half::{bf16, f16};
 use mla_conformance::reference::{self, Array};
 use mla_cpu::{Cpu, CpuPrefill};
 use mla_kernels::backends::sm90::WgmmaAttn;
@@ -15,7 +14,6 @@ use mla_runtime::Error;
 use mla_runtime::backend::{
     Chunk, Keys, LayerConfig, Output, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
 };
-use mla_runtime::device::Device;
 use mla_runtime::model::{DType, HeadDims, MlaDims};
 use mla_runtime::spec::Problem;
 use mla_runtime::tensor::{ArrayRef, Layout, LseLayout, LseMut, Memory, TensorMut, TensorRef};
@@ -24,7 +22,7 @@ use rand::rngs::StdRng;
 
 use crate::common::{download, gpu, rng, upload};
 use crate::refusals::{WrongField, each_is_refused, prefill_without_addresses};
-use crate::tensors::normal;
+use crate::tensors::{On, Tensor, difference, normal};
 
 // Rows of NaN before and behind each tensor.
 const MARGIN: usize = 130;
@@ -75,99 +73,45 @@ impl Case {
         StepLimits::new(self.lens.len(), self.tokens().0, 1).with_context_rows(self.tokens().1)
     }
 
-    // Makes a tensor [tokens, heads, width] with gaps between rows, behind a margin.
-    fn host(&self, tokens: usize, heads: usize, width: usize) -> Host {
+    // Makes a tensor of NaN with gaps between tokens, between two margins.
+    fn poison(&self, tokens: usize, heads: usize, width: usize) -> Tensor {
         let row = heads * width + self.gap;
-        Host {
+        let layout = Layout {
             dtype: self.dtype,
-            bits: vec![0xffff; (tokens + 2 * MARGIN) * row],
-            layout: Layout {
-                dtype: self.dtype,
-                shape: [tokens, heads, width],
-                strides: [row, width, 1],
-            },
-        }
+            shape: [tokens, heads, width],
+            strides: [row, width, 1],
+        };
+        let mut tensor = Tensor::poison(layout, MARGIN * row);
+        tensor.bytes.resize((tokens + 2 * MARGIN) * row * 2, 0xff);
+        tensor
+    }
+
+    // The same with random elements.
+    fn random(
+        &self,
+        rng: &mut StdRng,
+        [tokens, heads, width]: [usize; 3],
+        amplitude: f32,
+    ) -> Tensor {
+        let mut tensor = self.poison(tokens, heads, width);
+        tensor.fill(|_, _| normal(rng) * amplitude);
+        tensor
     }
 }
 
-// A tensor in host memory, with NaN between its elements.
-#[derive(Clone)]
-struct Host {
-    dtype: DType,
-    bits: Vec<u16>,
-    layout: Layout,
-}
-
-impl Host {
-    fn index(&self, [i, j, k]: [usize; 3]) -> usize {
-        let [a, b, c] = self.layout.strides;
-        (MARGIN + i) * a + j * b + k * c
-    }
-
-    fn randomise(mut self, rng: &mut StdRng, amplitude: f32) -> Self {
-        let [tokens, heads, width] = self.layout.shape;
-        for i in 0..tokens {
-            for j in 0..heads {
-                for k in 0..width {
-                    let value = normal(rng) * amplitude;
-                    let at = self.index([i, j, k]);
-                    self.bits[at] = match self.dtype {
-                        DType::BF16 => bf16::from_f32(value).to_bits(),
-                        _ => f16::from_f32(value).to_bits(),
-                    };
-                }
-            }
-        }
-        self
-    }
-
-    // Puts NaN into the rows of some tokens.
-    fn poison(&mut self, tokens: Range<usize>) {
-        let bits = self.index([tokens.start, 0, 0])..self.index([tokens.end, 0, 0]);
-        self.bits[bits].fill(0xffff);
-    }
-
-    fn at(&self, index: [usize; 3]) -> f64 {
-        let bits = self.bits[self.index(index)];
-        match self.dtype {
-            DType::BF16 => bf16::from_bits(bits).to_f64(),
-            _ => f16::from_bits(bits).to_f64(),
-        }
-    }
-
-    fn bytes(&self) -> Vec<u8> {
-        self.bits
-            .iter()
-            .flat_map(|bits| bits.to_ne_bytes())
-            .collect()
-    }
-
-    fn upload<D: Device>(&self, device: &D) -> D::Buffer {
-        upload(device, &self.bytes()).unwrap()
-    }
-
-    // Returns the range of bytes that holds the elements.
-    fn span(&self) -> Range<usize> {
-        let start = MARGIN * self.layout.strides[0] * 2;
-        start..start + self.layout.span_bytes().unwrap()
-    }
-
-    fn view<'a, D: Device>(&self, buffer: &'a D::Buffer) -> TensorRef<'a, D> {
-        TensorRef::new(D::byte_range(D::bytes(buffer), self.span()), self.layout).unwrap()
-    }
-
-    fn view_mut<'a, D: Device>(&self, buffer: &'a mut D::Buffer) -> TensorMut<'a, D> {
-        let (_, tail) = D::split_mut(D::bytes_mut(buffer), self.span().start);
-        TensorMut::new(tail, self.layout).unwrap()
-    }
+// Puts NaN into the rows of some tokens.
+fn poison(tensor: &mut Tensor, tokens: &Range<usize>) {
+    let row = tensor.layout.strides[0] * 2;
+    let [start, end] = [tokens.start, tokens.end].map(|token| tensor.offset + token * row);
+    tensor.bytes[start..end].fill(0xff);
 }
 
 struct Inputs {
-    query: Host,
-    nope: Host,
-    rope: Host,
-    packed: Host,
-    values: Host,
+    query: Tensor,
+    nope: Tensor,
+    rope: Tensor,
+    packed: Tensor,
+    values: Tensor,
     query_starts: Vec<i32>,
     key_starts: Vec<i32>,
 }
@@ -182,21 +126,13 @@ impl Inputs {
             case.dims.v as usize,
         );
         let amplitude = case.amplitude;
-        let nope = case.host(tk, case.heads, p).randomise(rng, amplitude);
-        let rope = case.host(tk, 1, r).randomise(rng, amplitude);
-        let mut packed = case.host(tk, case.heads, p + r);
-        for i in 0..tk {
-            for j in 0..case.heads {
-                for k in 0..p + r {
-                    let at = packed.index([i, j, k]);
-                    packed.bits[at] = if k < p {
-                        nope.bits[nope.index([i, j, k])]
-                    } else {
-                        rope.bits[rope.index([i, 0, k - p])]
-                    };
-                }
-            }
-        }
+        let nope = case.random(rng, [tk, case.heads, p], amplitude);
+        let rope = case.random(rng, [tk, 1, r], amplitude);
+        let mut packed = case.poison(tk, case.heads, p + r);
+        packed.fill(|[i, j, k], _| match k < p {
+            true => nope.at([i, j, k]),
+            false => rope.at([i, 0, k - p]),
+        });
         let starts = |len: fn(&(usize, usize)) -> usize| {
             let mut sum = 0;
             let ends = case.lens.iter().map(|pair| {
@@ -206,8 +142,8 @@ impl Inputs {
             std::iter::once(0).chain(ends).collect()
         };
         Self {
-            query: case.host(tq, case.heads, p + r).randomise(rng, amplitude),
-            values: case.host(tk, case.heads, v).randomise(rng, 0.1),
+            query: case.random(rng, [tq, case.heads, p + r], amplitude),
+            values: case.random(rng, [tk, case.heads, v], 0.1),
             nope,
             rope,
             packed,
@@ -227,22 +163,21 @@ struct Outcome {
 struct Bench<'a, B: PrefillBackend> {
     device: &'a B::Device,
     case: &'a Case,
-    inputs: &'a Inputs,
-    out: Host,
+    out: Tensor,
     backend: B,
     state: B::State,
     metadata: B::Metadata,
-    buffers: [<B::Device as Memory>::Buffer; 5],
+    operands: [On<B::Device>; 5],
     starts: [<B::Device as Memory>::Buffer; 2],
-    out_buffer: <B::Device as Memory>::Buffer,
+    on_device: On<B::Device>,
     lse_buffer: <B::Device as Memory>::Buffer,
 }
 
 impl<'a, B: PrefillBackend> Bench<'a, B> {
-    fn new(device: &'a B::Device, case: &'a Case, inputs: &'a Inputs) -> Self {
+    fn new(device: &'a B::Device, case: &'a Case, inputs: &Inputs) -> Self {
         let backend = B::new(device, &case.config()).unwrap();
         let limits = case.limits();
-        let out = case.host(case.tokens().0, case.heads, case.dims.v as usize);
+        let out = case.poison(case.tokens().0, case.heads, case.dims.v as usize);
         let bytes = |starts: &[i32]| -> Vec<u8> {
             starts
                 .iter()
@@ -257,17 +192,17 @@ impl<'a, B: PrefillBackend> Bench<'a, B> {
             .prepare(device, &batch, &mut state, &mut metadata)
             .unwrap();
         Self {
-            buffers: [
+            operands: [
                 &inputs.query,
                 &inputs.nope,
                 &inputs.rope,
                 &inputs.packed,
                 &inputs.values,
             ]
-            .map(|host| host.upload(device)),
+            .map(|tensor| On::new(device, tensor).unwrap()),
             starts: [&inputs.query_starts, &inputs.key_starts]
                 .map(|starts| upload(device, &bytes(starts)).unwrap()),
-            out_buffer: out.upload(device),
+            on_device: On::new(device, &out).unwrap(),
             lse_buffer: upload(
                 device,
                 &vec![0xff; (case.tokens().0 * case.heads).max(1) * 4],
@@ -275,7 +210,6 @@ impl<'a, B: PrefillBackend> Bench<'a, B> {
             .unwrap(),
             device,
             case,
-            inputs,
             out,
             backend,
             state,
@@ -284,17 +218,17 @@ impl<'a, B: PrefillBackend> Bench<'a, B> {
     }
 
     fn enqueue(&mut self) -> Result<(), Error> {
-        let (case, inputs) = (self.case, self.inputs);
+        let case = self.case;
         let query_lens: Vec<u32> = case.lens.iter().map(|len| len.0 as u32).collect();
         let key_lens: Vec<u32> = case.lens.iter().map(|len| len.1 as u32).collect();
-        let [query, nope, rope, packed, values] = &self.buffers;
+        let [query, nope, rope, packed, values] = &self.operands;
         let keys = if case.split {
             Keys::Split {
-                nope: inputs.nope.view(nope),
-                rope: inputs.rope.view(rope),
+                nope: nope.read()?,
+                rope: rope.read()?,
             }
         } else {
-            Keys::Packed(inputs.packed.view(packed))
+            Keys::Packed(packed.read()?)
         };
         let (tokens, count) = (case.tokens().0, case.lens.len() + 1);
         let (max_query_len, max_key_len) = case.bounds();
@@ -304,10 +238,10 @@ impl<'a, B: PrefillBackend> Bench<'a, B> {
         };
         let lse = <B::Device as Memory>::bytes_mut(&mut self.lse_buffer);
         let call = PrefillCall::new(
-            inputs.query.view(query),
+            query.read()?,
             keys,
-            inputs.values.view(values),
-            Output::Plain(self.out.view_mut(&mut self.out_buffer)),
+            values.read()?,
+            Output::Plain(self.on_device.write()?),
             (starts(0)?, max_query_len),
             (starts(1)?, max_key_len),
         )
@@ -327,7 +261,7 @@ impl<'a, B: PrefillBackend> Bench<'a, B> {
     fn outcome(&self) -> Outcome {
         let lse = download(self.device, &self.lse_buffer).unwrap();
         Outcome {
-            out: download(self.device, &self.out_buffer).unwrap(),
+            out: self.on_device.download(self.device).unwrap(),
             lse: lse
                 .chunks_exact(4)
                 .map(|x| f32::from_ne_bytes([x[0], x[1], x[2], x[3]]))
@@ -342,9 +276,9 @@ fn expected(case: &Case, inputs: &Inputs) -> (Vec<f64>, Vec<f64>) {
     let mut lse = vec![0.0; tokens * case.heads];
     let (mut q0, mut k0) = (0, 0);
     for &(queries, keys) in &case.lens {
-        let part = |host: &Host, start: usize, len: usize| {
+        let part = |host: &Tensor, start: usize, len: usize| {
             Array::from_fn([len, case.heads, host.layout.shape[2]], |i, j, k| {
-                host.at([start + i, j, k])
+                f64::from(host.at([start + i, j, k]))
             })
         };
         let attended = reference::expanded(
@@ -370,22 +304,20 @@ fn expected(case: &Case, inputs: &Inputs) -> (Vec<f64>, Vec<f64>) {
 fn compare(
     name: &str,
     case: &Case,
-    host: &Host,
+    host: &Tensor,
     outcome: &Outcome,
     expected: &(Vec<f64>, Vec<f64>),
 ) {
     let width = case.dims.v as usize;
-    let mut given = host.clone();
-    given.bits = outcome
-        .out
-        .chunks_exact(2)
-        .map(|x| u16::from_ne_bytes([x[0], x[1]]))
-        .collect();
+    let given = Tensor {
+        bytes: outcome.out.clone(),
+        ..host.clone()
+    };
     let (mut product, mut squares) = (0.0, 0.0);
     for token in 0..case.tokens().0 {
         for head in 0..case.heads {
             for column in 0..width {
-                let a = given.at([token, head, column]);
+                let a = f64::from(given.at([token, head, column]));
                 let b = expected.0[(token * case.heads + head) * width + column];
                 let error = (a - b).abs();
                 assert!(
@@ -413,16 +345,11 @@ fn compare(
         );
     }
     // Bytes around the elements are as they were.
-    let mut untouched = given.bits;
-    for token in 0..case.tokens().0 {
-        for head in 0..case.heads {
-            for column in 0..width {
-                untouched[host.index([token, head, column])] = 0xffff;
-            }
-        }
-    }
-    assert!(
-        untouched.iter().all(|&bits| bits == 0xffff),
+    let mut untouched = host.clone();
+    untouched.fill(|at, _| given.at(at));
+    assert_eq!(
+        difference(&given.bytes, &untouched.bytes),
+        None,
         "{name}: wrote outside of the output"
     );
 }
@@ -688,14 +615,14 @@ fn what_another_request_holds_changes_nothing() {
             };
             for request in [1, 3] {
                 let keys = starts(&inputs.key_starts, request);
-                poisoned.query.poison(starts(&inputs.query_starts, request));
+                poison(&mut poisoned.query, &starts(&inputs.query_starts, request));
                 for host in [
                     &mut poisoned.nope,
                     &mut poisoned.rope,
                     &mut poisoned.packed,
                     &mut poisoned.values,
                 ] {
-                    host.poison(keys.clone());
+                    poison(host, &keys);
                 }
             }
             let mut bench = Bench::<WgmmaAttn>::new(gpu, &case, &poisoned);
@@ -722,7 +649,7 @@ struct Spread {
 }
 
 impl Spread {
-    fn new(gpu: &Cuda, host: &Host, strides: [usize; 3]) -> Self {
+    fn new(gpu: &Cuda, host: &Tensor, strides: [usize; 3]) -> Self {
         let layout = Layout {
             strides,
             ..host.layout
@@ -730,7 +657,7 @@ impl Spread {
         let buffer = gpu.allocate(layout.span_bytes().unwrap()).unwrap();
         let mut spread = Self { buffer, layout };
         for (at, from) in spread.rows(host) {
-            let row = bytemuck::cast_slice(&host.bits[from]);
+            let row = &host.bytes[from];
             let (_, tail) = Cuda::split_mut(Cuda::bytes_mut(&mut spread.buffer), at.start);
             let (to, _) = Cuda::split_mut(tail, row.len());
             gpu.upload(row, to).unwrap();
@@ -738,15 +665,15 @@ impl Spread {
         spread
     }
 
-    // Returns the range of each token's row of each head: in the buffer's bytes, and in the host's
-    // elements.
-    fn rows(&self, host: &Host) -> Vec<(Range<usize>, Range<usize>)> {
+    // Returns the range of each token's row of each head: in the buffer's bytes, and in the host's.
+    fn rows(&self, host: &Tensor) -> Vec<(Range<usize>, Range<usize>)> {
         let ([tokens, heads, width], [a, b, _]) = (self.layout.shape, self.layout.strides);
         let every = (0..tokens).flat_map(|i| (0..heads).map(move |j| (i, j)));
         every
             .map(|(i, j)| {
-                let (at, from) = (i * a + j * b, host.index([i, j, 0]));
-                (at * 2..(at + width) * 2, from..from + width)
+                let [c, d, _] = host.layout.strides;
+                let (at, from) = ((i * a + j * b) * 2, host.offset + (i * c + j * d) * 2);
+                (at..at + width * 2, from..from + width * 2)
             })
             .collect()
     }
@@ -768,7 +695,7 @@ fn offsets_beyond_two_to_the_31_elements_change_nothing() {
         compact.enqueue().unwrap();
         let expected = compact.outcome();
 
-        let spread = |host: &Host| {
+        let spread = |host: &Tensor| {
             let width = host.layout.shape[2];
             let strides = match far {
                 [0, head, _] => [width, head, 1],
@@ -806,7 +733,7 @@ fn offsets_beyond_two_to_the_31_elements_change_nothing() {
             let mut row = vec![0; at.len()];
             gpu.download(Cuda::byte_range(Cuda::bytes(&out.buffer), at), &mut row)
                 .unwrap();
-            assert!(row == expected.out[from.start * 2..from.end * 2]);
+            assert!(row == expected.out[from]);
         }
     }
 }
@@ -856,14 +783,14 @@ fn each_bad_argument_of_the_raw_call_is_named_before_anything_is_launched() {
         .workspace_bytes(gpu, &case.limits())
         .unwrap();
     let workspace = gpu.allocate(bytes as usize).unwrap();
-    let address = |host: &Host, buffer: &Buffer| buffer.address() + host.span().start as u64;
-    let [query, nope, rope, _, values] = &bench.buffers;
+    let address = |operand: &On<Cuda>| operand.read().unwrap().bytes().address();
+    let [query, nope, rope, _, values] = &bench.operands;
     let mut good = prefill_without_addresses();
-    good.query = address(&inputs.query, query) as *const _;
-    good.key_nope = address(&inputs.nope, nope) as *const _;
-    good.key_rope = address(&inputs.rope, rope) as *const _;
-    good.value = address(&inputs.values, values) as *const _;
-    good.out = address(&bench.out, &bench.out_buffer) as *mut _;
+    good.query = address(query) as *const _;
+    good.key_nope = address(nope) as *const _;
+    good.key_rope = address(rope) as *const _;
+    good.value = address(values) as *const _;
+    good.out = address(&bench.on_device) as *mut _;
     good.lse = bench.lse_buffer.address() as *mut _;
     good.cu_query_lens = bench.starts[0].address() as *const _;
     good.cu_key_lens = bench.starts[1].address() as *const _;
