@@ -1,7 +1,6 @@
 //! WGMMA_MLA on a Hopper GPU against the CPU's decode backend, on batches with poison in all memory
 //! that must not be read.
 
-use half::{bf16, f16};
 use mla_cpu::{Cpu, CpuDecode};
 use mla_kernels::Cuda;
 use mla_kernels::backends::sm90::WgmmaMla;
@@ -21,7 +20,7 @@ use mla_runtime::tensor::{
 use rand::RngExt as _;
 use rand::seq::SliceRandom as _;
 
-use crate::common::{download, gpu, rng, upload};
+use crate::common::{download, get, gpu, put, rng, upload};
 use crate::refusals::{WrongField, each_is_refused};
 use crate::tensors::{normal, pick};
 
@@ -138,13 +137,6 @@ struct Numbers {
     starts: Vec<i32>,
 }
 
-fn bytes_of(dtype: DType, value: f32) -> [u8; 2] {
-    match dtype {
-        DType::F16 => f16::from_f32(value).to_le_bytes(),
-        _ => bf16::from_f32(value).to_le_bytes(),
-    }
-}
-
 impl Numbers {
     fn random(case: &Case, seed: u64) -> Self {
         let mut rng = rng(seed);
@@ -153,8 +145,8 @@ impl Numbers {
         // All ones is NaN in either dtype.
         let mut queries = vec![0xff; case.tokens() * case.heads * row * 2];
         for head in queries.chunks_exact_mut(row * 2) {
-            for element in head[..ROW * 2].chunks_exact_mut(2) {
-                element.copy_from_slice(&bytes_of(case.dtype, value(&mut rng)));
+            for element in 0..ROW {
+                put(case.dtype, head, element, value(&mut rng));
             }
         }
         let used: usize = case
@@ -178,9 +170,11 @@ impl Numbers {
             KvFormat::Fp8 => (0..1 << 17)
                 .map(|_| rng.random_range(0..0x48) | (rng.random_range(0..2) << 7))
                 .collect(),
-            _ => (0..1 << 16)
-                .flat_map(|_| bytes_of(case.dtype, value(&mut rng)))
-                .collect(),
+            _ => {
+                let mut pool = vec![0; 2 << 16];
+                (0..1 << 16).for_each(|at| put(case.dtype, &mut pool, at, value(&mut rng)));
+                pool
+            }
         };
         for (request, (_, len)) in case.requests.iter().enumerate() {
             for page in 0..case.pages_of(*len) {
@@ -306,15 +300,8 @@ fn run<B: DecodeBackend>(device: &B::Device, case: &Case, numbers: &Numbers) -> 
 }
 
 fn floats(dtype: DType, bytes: &[u8]) -> Vec<f32> {
-    let pairs = bytes.chunks_exact(2).map(|pair| [pair[0], pair[1]]);
-    match dtype {
-        DType::F16 => pairs
-            .map(|pair| f16::from_le_bytes(pair).to_f32())
-            .collect(),
-        _ => pairs
-            .map(|pair| bf16::from_le_bytes(pair).to_f32())
-            .collect(),
-    }
+    let elements = 0..bytes.len() / dtype.bytes();
+    elements.map(|at| get(dtype, bytes, at)).collect()
 }
 
 /// Compares by the conventions of the field's own tests: an output passes within 8e-4 or 2.01/128
