@@ -9,32 +9,18 @@ use mla_runtime::backend::{
 };
 use mla_runtime::model::{DType, KvFormat, MlaDims};
 use mla_runtime::spec::{Problem, QueryFormat};
-use mla_runtime::tensor::{
-    ArrayRef, BlockTable, CacheLayout, CacheRef, Layout, Shape, TensorMut, TensorRef,
-};
+use mla_runtime::tensor::{ArrayRef, BlockTable, CacheLayout, CacheRef, Layout, Shape};
 
 use crate::common::{gpu, upload};
+use crate::tensors::{On, Tensor};
 
 const HEADS: usize = 16;
 const PAGE: usize = 64;
 
-/// A tensor of zeros on the device, which nothing reads back.
-struct Zeroes(Buffer, Layout);
-
-impl Zeroes {
-    fn new(gpu: &Cuda, dtype: DType, shape: Shape) -> Self {
-        let layout = Layout::contiguous(dtype, shape);
-        let bytes = vec![0; layout.elements() * dtype.bytes()];
-        Self(upload(gpu, &bytes).unwrap(), layout)
-    }
-
-    fn read(&self) -> TensorRef<'_, Cuda> {
-        TensorRef::new(self.0.bytes(), self.1).unwrap()
-    }
-
-    fn write(&mut self) -> TensorMut<'_, Cuda> {
-        TensorMut::new(self.0.bytes_mut(), self.1).unwrap()
-    }
+/// Makes a tensor on the device, which nothing reads.
+fn tensor(gpu: &Cuda, shape: Shape) -> On<Cuda> {
+    let layout = Layout::contiguous(DType::BF16, shape);
+    On::new(gpu, &Tensor::poison(layout, 0)).unwrap()
 }
 
 fn numbers(gpu: &Cuda, numbers: &[i32]) -> Buffer {
@@ -56,8 +42,8 @@ fn decode<B: DecodeBackend<Device = Cuda>>(
     let mut state = backend.state(gpu, &limits).unwrap();
     let mut metadata = backend.metadata(gpu, &limits).unwrap();
     let (latent, row) = (dims.latent as usize, dims.row() as usize);
-    let query = Zeroes::new(gpu, DType::BF16, [1, HEADS, row]);
-    let mut out = Zeroes::new(gpu, DType::BF16, [1, HEADS, latent]);
+    let query = tensor(gpu, [1, HEADS, row]);
+    let mut out = tensor(gpu, [1, HEADS, latent]);
     let layout = CacheLayout::contiguous(dims, format, 1, PAGE);
     let cache = upload(gpu, &vec![0; layout.pages * layout.page_stride]).unwrap();
     let (table, lens, starts) = (
@@ -83,10 +69,10 @@ fn decode<B: DecodeBackend<Device = Cuda>>(
     let graph = gpu
         .capture(|gpu| {
             let query = match B::SPEC.query_format {
-                QueryFormat::Concatenated => Query::Concatenated(query.read()),
+                QueryFormat::Concatenated => Query::Concatenated(query.read()?),
                 QueryFormat::Split => Query::Split {
-                    latent: query.read().narrow(2, 0..latent)?,
-                    rope: query.read().narrow(2, latent..row)?,
+                    latent: query.read()?.narrow(2, 0..latent)?,
+                    rope: query.read()?.narrow(2, latent..row)?,
                 },
             };
             let lists = list.map(|width| {
@@ -94,7 +80,7 @@ fn decode<B: DecodeBackend<Device = Cuda>>(
                 Ok::<_, mla_runtime::Error>(SlotLists::new(slots, width))
             });
             let cache = CacheRef::new(cache.bytes(), layout)?;
-            let call = DecodeCall::new(query, cache, batch(), Output::Plain(out.write()))
+            let call = DecodeCall::new(query, cache, batch(), Output::Plain(out.write()?))
                 .with_slots(lists.transpose()?);
             // SAFETY: one request, whose numbers are those of the tensors. Nothing is run.
             unsafe { backend.decode(gpu, call, &mut state, &metadata) }
@@ -122,22 +108,27 @@ fn prefill<B: PrefillBackend<Device = Cuda>>(gpu: &Cuda) -> Vec<LoadedKernel> {
             &mut metadata,
         )
         .unwrap();
-    let zeroes = |shape| Zeroes::new(gpu, DType::BF16, shape);
-    let query = zeroes([TOKENS, HEADS, qk]);
-    let (keys, shared) = (zeroes([TOKENS, HEADS, nope]), zeroes([TOKENS, 1, rope]));
-    let (values, mut out) = (zeroes([TOKENS, HEADS, v]), zeroes([TOKENS, HEADS, v]));
+    let query = tensor(gpu, [TOKENS, HEADS, qk]);
+    let (keys, shared) = (
+        tensor(gpu, [TOKENS, HEADS, nope]),
+        tensor(gpu, [TOKENS, 1, rope]),
+    );
+    let (values, mut out) = (
+        tensor(gpu, [TOKENS, HEADS, v]),
+        tensor(gpu, [TOKENS, HEADS, v]),
+    );
     let starts = numbers(gpu, &[0, TOKENS as i32]);
     let graph = gpu
         .capture(|gpu| {
             let starts = || ArrayRef::new(starts.bytes(), 2);
             let call = PrefillCall::new(
-                query.read(),
+                query.read()?,
                 Keys::Split {
-                    nope: keys.read(),
-                    rope: shared.read(),
+                    nope: keys.read()?,
+                    rope: shared.read()?,
                 },
-                values.read(),
-                Output::Plain(out.write()),
+                values.read()?,
+                Output::Plain(out.write()?),
                 (starts()?, TOKENS),
                 (starts()?, TOKENS),
             );
