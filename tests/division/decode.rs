@@ -157,7 +157,7 @@ impl Batch {
         max
     }
 
-    /// No group has more KV tiles beyond an even share than `worth` of schedule.cuh allows. Both
+    /// No group has more KV tiles beyond an even share than `worth` of scheduler.cuh allows. Both
     /// numbers count one KV tile more for each query tile.
     fn check_balance(&self, rows: usize, max: usize) {
         let cost: usize = (0..self.lens.len())

@@ -8,7 +8,7 @@ use rand::{RngExt as _, SeedableRng as _};
 
 const QUERIES: usize = 128;
 /// Cost of an item beside its KV tiles, and the minimum cost of combining, in KV tiles: as
-/// `division.cuh` predicts.
+/// `split_plan.cuh` predicts.
 const ITEM: f64 = 2.0;
 const COMBINE: f64 = 3.0;
 const COMBINE_ROWS: f64 = 1.5;

@@ -1,10 +1,10 @@
-// The ring of sparse decode on the host. The loading warps' own code (load.cuh, list_walk.cuh)
+// The ring of sparse decode on the host. The loading warps' own code (producer.cuh, list_walk.cuh)
 // fills it, and threads that wait and arrive as scores.cuh and output.cuh do empty it. A slot must
 // not be filled before all output threads have released its previous use, every row must be the one
 // that the lists name there, and no thread may wait for ever.
 #include "ptx/sm90.cuh"
 #include "sm90/decode/sparse/barriers.cuh"
-#include "sm90/decode/sparse/load.cuh"
+#include "sm90/decode/sparse/producer.cuh"
 
 namespace {
 

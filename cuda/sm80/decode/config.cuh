@@ -7,7 +7,7 @@
 #include <type_traits>
 
 #include "formats/e4m3_words.cuh"
-#include "schedule.cuh"
+#include "scheduler.cuh"
 #include "sm80/split_combine.cuh"
 
 namespace mla::sm80::decode {

@@ -8,8 +8,8 @@
 #include <type_traits>
 
 #include "config.cuh"
-#include "place.cuh"
 #include "ptx/sm80.cuh"
+#include "thread_position.cuh"
 
 namespace mla::sm80::decode {
 

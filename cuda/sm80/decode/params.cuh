@@ -62,7 +62,7 @@ struct KernelParams {
     // Cost of a tile of rows in addition to its KV tiles, and the minimum cost that is worth a CTA
     // if splits are many.
     int tile_cost, least_share;
-    // Cost by which ranges may be longer in order to be even (schedule.cuh).
+    // Cost by which ranges may be longer in order to be even (scheduler.cuh).
     int even_gain;
     // Cycles that a CTA waits for the other splits of a tile of rows; 0: kDefaultPatience, and
     // kTilePatience for each KV tile of a CTA's share, since one may have much less than a share.

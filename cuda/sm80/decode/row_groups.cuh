@@ -8,8 +8,8 @@
 #pragma once
 
 #include "config.cuh"
-#include "place.cuh"
 #include "ptx/sm80.cuh"
+#include "thread_position.cuh"
 
 namespace mla::sm80::decode {
 

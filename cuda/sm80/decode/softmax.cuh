@@ -2,10 +2,10 @@
 // shared memory, masked, and made probabilities under a running maximum.
 #pragma once
 
-#include "place.cuh"
-#include "products.cuh"
+#include "gemms.cuh"
 #include "scale_unit.cuh"
 #include "sm80/row_state.cuh"
+#include "thread_position.cuh"
 
 namespace mla::sm80::decode {
 

@@ -8,9 +8,9 @@
 #pragma once
 
 #include "config.cuh"
-#include "place.cuh"
 #include "ptx/sm80.cuh"
 #include "sm80/split_combine.cuh"
+#include "thread_position.cuh"
 
 namespace mla::sm80::decode {
 
@@ -58,8 +58,8 @@ class StagedCombine {
   public:
     __device__ StagedCombine(const Split& split, SplitShared<C::kRows>& rows, char* exchanged,
                              const Stage& stage, bool keeps, const PartialOf& partial_of,
-                             const RowsOf& rows_of, const Write& write,
-                             const WriteFour& write_four, int thread)
+                             const RowsOf& rows_of, const Write& write, const WriteFour& write_four,
+                             int thread)
         : split_(split),
           thread_(thread),
           rows_(rows),
@@ -94,8 +94,8 @@ class StagedCombine {
             ptx::cp_async_wait_all();
             // Fragments of the same rows.
             const int tile = unit / Stage::kTileFragments;
-            const int count = min(min(min(from + at_once, end),
-                                      (tile + 1) * Stage::kTileFragments) - unit, 4);
+            const int count =
+                min(min(min(from + at_once, end), (tile + 1) * Stage::kTileFragments) - unit, 4);
             const float* weights = this->weights() + tile * 16 + row_of_lane();
             const float4* other = &stage_[own + unit - from];
             const float4* kept = &stage_[unit - begin];
@@ -139,8 +139,7 @@ class StagedCombine {
             int slot = 0;
 #pragma unroll 1
             for (int i = unit; i < until; ++i) {
-                const float* weights =
-                    this->weights() + first * C::kRows + first_row(i);
+                const float* weights = this->weights() + first * C::kRows + first_row(i);
                 float4 sum = {};
 #pragma unroll 4
                 for (int split = first; split < last; ++split, weights += C::kRows)
@@ -208,16 +207,16 @@ class StagedCombine {
     template <int i>
     __device__ static void copy_fragments(uint32_t to, const float4* from, int count) {
         if (i < count)
-            ptx::cp_async_16_at<i * 512, i * C::kThreads * int(sizeof(float4))>(to, from, true);
+            ptx::cp_async_16_at<i * 512, i * C::kThreads* int(sizeof(float4))>(to, from, true);
         if constexpr (i + 1 < kCopies) copy_fragments<i + 1>(to, from, count);
     }
     __device__ void copy_many(int begin, int end, int first, int last) const {
         uint32_t to = ptx::shared_address(&stage_[0]);
 #pragma unroll 1
         for (int unit = begin; unit < end; ++unit) {
-            const int vector = Layout::vector_of(unit / Layout::kRowsUnits,
-                                                 unit % Layout::kRowsUnits) +
-                               (thread_ & 31);
+            const int vector =
+                Layout::vector_of(unit / Layout::kRowsUnits, unit % Layout::kRowsUnits) +
+                (thread_ & 31);
 #pragma unroll 1
             for (int split = first; split < last; ++split, to += 512)
                 ptx::cp_async_16(to, reinterpret_cast<const float4*>(partial_of_(split)) + vector,

@@ -10,10 +10,10 @@
 
 #include "loader.cuh"
 #include "output.cuh"
-#include "place.cuh"
 #include "ptx/barrier.cuh"
-#include "schedule.cuh"
+#include "scheduler.cuh"
 #include "softmax.cuh"
+#include "thread_position.cuh"
 
 namespace mla::sm80::prefill {
 

@@ -5,9 +5,9 @@
 #include <cuda_fp16.h>
 
 #include "../../common/device.cuh"
-#include "division.cuh"
 #include "launch.cuh"
 #include "sm90/mla_sm90.h"
+#include "split_plan.cuh"
 
 namespace mla::sm90::prefill {
 namespace {
@@ -139,7 +139,7 @@ const void* columns_from(const void* p, int column) {
     return static_cast<const uint16_t*>(p) + column;
 }
 
-// Number of requests and heads whose tiles are worked through together (schedule.cuh).
+// Number of requests and heads whose tiles are worked through together (scheduler.cuh).
 struct Together {
     int section, group;
 };

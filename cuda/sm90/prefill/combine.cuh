@@ -10,10 +10,10 @@
 
 #include "../../common/softmax.cuh"
 #include "../../ptx/sm90.cuh"
+#include "config.cuh"
 #include "params.cuh"
 #include "repair.cuh"
 #include "softmax.cuh"
-#include "tile.cuh"
 
 namespace mla::sm90::prefill {
 

@@ -6,12 +6,12 @@
 #include "../../common/swizzle.cuh"
 #include "../../ptx/sm90.cuh"
 #include "combine.cuh"
+#include "config.cuh"
 #include "mma.cuh"
 #include "params.cuh"
 #include "pipeline.cuh"
 #include "repair.cuh"
 #include "softmax.cuh"
-#include "tile.cuh"
 
 namespace mla::sm90::prefill {
 

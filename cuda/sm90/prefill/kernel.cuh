@@ -42,11 +42,11 @@
 #include <cuda_runtime.h>
 
 #include "../../ptx/sm90.cuh"
+#include "config.cuh"
 #include "consumer.cuh"
 #include "params.cuh"
 #include "producer.cuh"
-#include "scheduler.cuh"
-#include "tile.cuh"
+#include "scheduler_warp.cuh"
 
 namespace mla::sm90::prefill {
 

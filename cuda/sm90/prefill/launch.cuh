@@ -3,8 +3,8 @@
 
 #include <cuda_runtime.h>
 
+#include "config.cuh"
 #include "params.cuh"
-#include "tile.cuh"
 
 namespace mla::sm90::prefill {
 

@@ -3,8 +3,8 @@
 
 #include "../../common/lanes.cuh"
 #include "../../include/mla.h"
+#include "config.cuh"
 #include "params.cuh"
-#include "tile.cuh"
 
 namespace mla::sm90::prefill {
 

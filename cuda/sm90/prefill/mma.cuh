@@ -6,7 +6,7 @@
 #include "../../common/swizzle.cuh"
 #include "../../ptx/sm90.cuh"
 #include "../../ptx/wgmma.cuh"
-#include "tile.cuh"
+#include "config.cuh"
 
 namespace mla::sm90::prefill {
 

@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "../../common/split_protocol.cuh"
-#include "tile.cuh"
+#include "config.cuh"
 
 namespace mla::sm90::prefill {
 
@@ -17,7 +17,7 @@ namespace mla::sm90::prefill {
 // multipliers for them: a division by a number that the compiler does not know takes 30
 // instructions, and on the way to the first tile each of them is fetched for a single use.
 
-// Divisors for tiles in the order of schedule.cuh: tiles of a section, tiles of a group of heads
+// Divisors for tiles in the order of scheduler.cuh: tiles of a section, tiles of a group of heads
 // within it, heads of a group, and requests of a section. [1] is for the last section, which may
 // have fewer requests, and for the last group, which may have fewer heads.
 struct AlikeTiles {
@@ -25,7 +25,7 @@ struct AlikeTiles {
     int count;
 };
 
-// Divisors for items in the order of division.cuh: items of a request, of a head and of a row, and
+// Divisors for items in the order of split_plan.cuh: items of a request, of a head and of a row, and
 // the KV tiles of a split.
 struct AlikeItems {
     cutlass::FastDivmod request, head, row, length;
@@ -53,9 +53,9 @@ struct KernelParams {
     Spoiled* spoiled;
     int64_t out_token_stride, out_head_stride, lse_head_stride;
     int requests, heads;
-    // Number of levels (schedule.cuh): query tiles of the longest request.
+    // Number of levels (scheduler.cuh): query tiles of the longest request.
     int levels;
-    // Number of requests and heads whose tiles are worked through together (schedule.cuh).
+    // Number of requests and heads whose tiles are worked through together (scheduler.cuh).
     int section, group;
     // Bounds that the tensor maps were made with.
     int max_query_len, max_key_len;

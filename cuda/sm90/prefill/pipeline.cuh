@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "tile.cuh"
+#include "config.cuh"
 
 namespace mla::sm90::prefill {
 

@@ -4,9 +4,9 @@
 #include <initializer_list>
 
 #include "../../ptx/sm90.cuh"
+#include "config.cuh"
 #include "params.cuh"
 #include "pipeline.cuh"
-#include "tile.cuh"
 
 namespace mla::sm90::prefill {
 

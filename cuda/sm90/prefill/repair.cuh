@@ -13,9 +13,9 @@
 #include "../../common/octet.cuh"
 #include "../../common/softmax.cuh"
 #include "../../ptx/sm90.cuh"
+#include "config.cuh"
 #include "params.cuh"
 #include "softmax.cuh"
-#include "tile.cuh"
 
 namespace mla::sm90::prefill {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../../ptx/sm90.cuh"
-#include "tile.cuh"
+#include "config.cuh"
 
 namespace mla::sm90::prefill {
 

@@ -6,8 +6,8 @@
 #pragma once
 
 #include "config.cuh"
+#include "output.cuh"
 #include "scores.cuh"
-#include "values.cuh"
 
 namespace mla::sm80::decode {
 

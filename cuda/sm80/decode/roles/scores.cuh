@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../softmax.cuh"
-#include "handover.cuh"
+#include "role_barrier.cuh"
 
 namespace mla::sm80::decode {
 
@@ -125,8 +125,7 @@ class ScoreWarp {
         else
             ptx::cp_async_16(to + at, row.rope + byte + (column < rope_dim ? column * 2 : 0),
                              row.exists && column < rope_dim);
-        if constexpr (step + 2 < end)
-            copy_steps<step + 2, begin, end>(row, byte, rope_dim, to);
+        if constexpr (step + 2 < end) copy_steps<step + 2, begin, end>(row, byte, rope_dim, to);
     }
     // Puts each lane's operands of steps that have arrived together, in the place of the rows that
     // they are of.

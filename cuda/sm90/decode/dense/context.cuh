@@ -4,7 +4,7 @@
 
 #include "fragments.cuh"
 #include "params.cuh"
-#include "schedule.cuh"
+#include "scheduler.cuh"
 #include "shared_memory.cuh"
 
 namespace mla::sm90::decode {

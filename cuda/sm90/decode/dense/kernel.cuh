@@ -5,7 +5,7 @@
 //
 //   warp 0        CacheProducer   copies KV tiles by TMA          {plain,fp8}/cache_producer.cuh
 //   warp 1        QueryProducer   copies the query rows           {plain,fp8}/query_producer.cuh
-//   warp 2        WorkScheduler   hands out the work items        work_scheduler.cuh, schedule.cuh
+//   warp 2        WorkScheduler   hands out the work items        work_scheduler.cuh, scheduler.cuh
 //   warp 3        Prologue        brings in the block table       prologue.cuh
 //   warpgroup 1   Scores          S = Q K^T, softmax, P           {plain,fp8}/scores.cuh
 //   the last two  Output          O += P V, combines the splits   {plain,fp8}/output.cuh, splits

@@ -5,7 +5,7 @@
 #include "../../../common/named_barrier.cuh"
 #include "../../../common/pipeline.cuh"
 #include "params.cuh"
-#include "schedule.cuh"
+#include "scheduler.cuh"
 
 namespace mla::sm90::decode {
 

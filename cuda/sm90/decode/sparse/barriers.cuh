@@ -1,7 +1,7 @@
 // The arrivals that complete a phase of each barrier of a CTA; kernel.cuh says who arrives.
 #pragma once
 
-#include "layout.cuh"
+#include "config.cuh"
 
 namespace mla::sm90::sparse {
 

@@ -6,9 +6,9 @@
 //
 //   load     four warps walk the lists, compact their valid entries
 //            (list_walk.cuh) and have TMA fetch their rows, a bulk copy for
-//            each, to a ring of slots of 16 rows (load.cuh);
+//            each, to a ring of slots of 16 rows (producer.cuh);
 //   scores   one warpgroup, or two in turns: S^T = K Q^T for a KV tile of 64
-//            keys (products.cuh), softmax, P to shared memory (scores.cuh);
+//            keys (score_gemm.cuh), softmax, P to shared memory (scores.cuh);
 //   output   two warpgroups, each 256 of the 512 latent values:
 //            O^T = O^T + V^T P^T (output.cuh).
 //
@@ -16,7 +16,7 @@
 // stay as the cache has them, and heads on N, so that few of them need no
 // padding (rows.cuh).
 //
-//   for each item of this CTA (schedule.cuh):
+//   for each item of this CTA (split_plan.cuh):
 //       load Q
 //       for each 64 valid entries of the lists:
 //           load      four slots arrive
@@ -51,9 +51,9 @@
 #pragma once
 
 #include "barriers.cuh"
-#include "load.cuh"
+#include "dependent_launch.cuh"
 #include "output.cuh"
-#include "start.cuh"
+#include "producer.cuh"
 
 namespace mla::sm90::sparse {
 

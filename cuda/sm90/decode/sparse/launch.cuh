@@ -8,7 +8,7 @@
 #include "../../../common/clusters.cuh"
 #include "../../../common/device.cuh"
 #include "kernel.cuh"
-#include "schedule.cuh"
+#include "split_plan.cuh"
 #include "wide/kernel.cuh"
 
 namespace mla::sm90::sparse {

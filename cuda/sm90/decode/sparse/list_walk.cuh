@@ -1,7 +1,7 @@
 // The loading warps' walk over the lists of a token.
 #pragma once
 
-#include "layout.cuh"
+#include "config.cuh"
 #include "ptx/sm90.cuh"
 
 namespace mla::sm90::sparse {

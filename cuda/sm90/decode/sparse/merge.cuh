@@ -5,7 +5,7 @@
 #include "../../../common/softmax.cuh"
 #include "../../../ptx/lanes.cuh"
 #include "results.cuh"
-#include "schedule.cuh"
+#include "split_plan.cuh"
 
 namespace mla::sm90::sparse {
 

@@ -1,11 +1,11 @@
 // The scores warpgroup: S^T = K Q^T, softmax, probabilities to shared memory.
-// products.cuh says which score a lane has where.
+// score_gemm.cuh says which score a lane has where.
 #pragma once
 
 #include "../../../common/softmax.cuh"
-#include "products.cuh"
 #include "queries.cuh"
 #include "results.cuh"
+#include "score_gemm.cuh"
 
 namespace mla::sm90::sparse {
 

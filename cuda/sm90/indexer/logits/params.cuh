@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "../../../common/pipeline.cuh"
-#include "../shares.cuh"
+#include "../scheduler.cuh"
 
 namespace mla::sm90::logits {
 

@@ -15,7 +15,7 @@
 #include "../../../ptx/sm90.cuh"
 #include "candidates.cuh"
 #include "choose.cuh"
-#include "resident.cuh"
+#include "shared_resident.cuh"
 
 namespace mla::sm90::topk {
 

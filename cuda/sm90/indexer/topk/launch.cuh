@@ -10,7 +10,7 @@
 #include "../../../common/clusters.cuh"
 #include "../../../common/device.cuh"
 #include "kernel.cuh"
-#include "swift.cuh"
+#include "register_resident.cuh"
 
 namespace mla::sm90::topk {
 

@@ -2,20 +2,20 @@
 // them in a CTA, and keys and values come from panels in shared memory. The cache has values of the
 // queries' dtype.
 //
-//   load     four warps walk the lists, and copy rows to the ring by cp.async (load.cuh);
+//   load     four warps walk the lists, and copy rows to the ring by cp.async (producer.cuh);
 //   scores   S = Q K^T for a KV tile of 64 keys, softmax, P over the tile's rope panel
 //            (scores.cuh);
 //   output   two warpgroups, each 256 of the 512 latent values: O = O + P V (output.cuh). Half of
 //            a tile's output waits until the next tile's scores have been issued: it is for the
 //            time of their softmax.
 //
-// Barriers and who arrives: layout.cuh. The stages of a tile need no wait by the output, for which
+// Barriers and who arrives: config.cuh. The stages of a tile need no wait by the output, for which
 // the scores have waited.
 #pragma once
 
-#include "../start.cuh"
-#include "load.cuh"
+#include "../dependent_launch.cuh"
 #include "output.cuh"
+#include "producer.cuh"
 
 namespace mla::sm90::sparse {
 

@@ -10,7 +10,7 @@
 #include "../../../../common/swizzle.cuh"
 #include "../../../../ptx/wgmma.cuh"
 #include "../results.cuh"
-#include "layout.cuh"
+#include "config.cuh"
 
 namespace mla::sm90::sparse {
 

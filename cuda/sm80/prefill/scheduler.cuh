@@ -5,12 +5,12 @@
 // all heads of a group, whose keys and values the L2 cache holds.
 //
 // If the same number of CTAs divides every tile's keys, a tile's CTAs follow one another. If the
-// number depends on the request (division.cuh), the CTAs that divide keys come first, request after
+// number depends on the request (split_plan.cuh), the CTAs that divide keys come first, request after
 // request.
 #pragma once
 
 #include "config.cuh"
-#include "division.cuh"
+#include "split_plan.cuh"
 
 namespace mla::sm80::prefill {
 

@@ -13,7 +13,7 @@
 #pragma once
 
 #include "candidates.cuh"
-#include "resident.cuh"
+#include "shared_resident.cuh"
 
 namespace mla::sm90::topk {
 
@@ -96,8 +96,7 @@ __device__ __forceinline__ uint32_t collect_in_order(Shared& s, const float4 (&x
     if (found > room) return found;
     // Fills up the last vector of candidates.
     if (threadIdx.x < (-found & 3)) values[found + threadIdx.x] = none();
-    const uint32_t to_positions =
-        ptx::shared_address(positions) - ptx::shared_address(values);
+    const uint32_t to_positions = ptx::shared_address(positions) - ptx::shared_address(values);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
         const uint32_t at = before + byte_of(inclusive[i / 4] - own[i / 4], i % 4);
@@ -292,8 +291,8 @@ __device__ __forceinline__ void cut_candidates(Shared& s, const Cluster& cluster
             const bool chosen = lane < inside && larger < wanted;
             const uint32_t last = __ballot_sync(~0u, chosen && larger == wanted - 1);
             part.cut = __shfl_sync(~0u, pair, __ffs(last) - 1);
-            part.at += __popc(__ballot_sync(
-                ~0u, chosen && pair_of(0, own_place + part.begin) < uint32_t(pair)));
+            part.at += __popc(
+                __ballot_sync(~0u, chosen && pair_of(0, own_place + part.begin) < uint32_t(pair)));
             return;
         }
         range = range_of_cta(s, range);
@@ -345,8 +344,8 @@ template <int kVectors>
 __global__ void __launch_bounds__(kThreads, 1)
     swift_kernel(const __grid_constant__ KernelParams p) {
     // The address of shared memory in a register, so that it is not computed for each access.
-    Shared& s = *static_cast<Shared*>(__cvta_shared_to_generic(
-        ptx::in_register(ptx::shared_address(ptx::dynamic_shared()))));
+    Shared& s = *static_cast<Shared*>(
+        __cvta_shared_to_generic(ptx::in_register(ptx::shared_address(ptx::dynamic_shared()))));
     const Cluster cluster{ptx::cluster_ctarank(), ptx::cluster_nctarank()};
     const int room = p.candidates;
     const SwiftBuffers b(s, cluster.ctas, room);
@@ -427,16 +426,14 @@ __global__ void __launch_bounds__(kThreads, 1)
         const int at = i * kThreads + int(threadIdx.x);
         if (kept && first_page + at < pages) b.more.pages[at] = page[i];
     }
-    const Guess guessed = sparing ? guess_from(s, sample, row.seen, p.topk)
-                                  : Guess{logit_of(0), 0};
+    const Guess guessed = sparing ? guess_from(s, sample, row.seen, p.topk) : Guess{logit_of(0), 0};
     if (torn) {
 #pragma unroll
         for (int i = 0; i < kVectors; ++i)
             if (i < steps && first + i * 128 == last) x[i] = of_last;
     }
     float* own = b.values + cluster.rank * room;
-    const uint32_t found =
-        collect_in_order(s, x, guessed.least, first, room, own, b.positions);
+    const uint32_t found = collect_in_order(s, x, guessed.least, first, room, own, b.positions);
     exchange_candidates(cluster, b, share, found, room);
     const uint32_t of_cta = lane < int(cluster.ctas) ? b.more.counts[lane] : 0;
     const uint32_t all = __reduce_add_sync(~0u, of_cta);
@@ -476,8 +473,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         const bool is = i < part.end && (first || pair_of(key, own_place + i) >= part.cut);
         const uint32_t chosen = __ballot_sync(~0u, is);
         if (is)
-            list[part.at + __popc(chosen & below)] =
-                indexer::slot_of(p.rows, row, b.positions[i]);
+            list[part.at + __popc(chosen & below)] = indexer::slot_of(p.rows, row, b.positions[i]);
         part.at += __popc(chosen);
         part.ties -= min(uint32_t(__popc(tied)), part.ties);
     }

@@ -4,10 +4,10 @@
 #include <cuda_fp16.h>
 
 #include "../../common/status.cuh"
-#include "division.cuh"
 #include "launch.cuh"
-#include "schedule.cuh"
+#include "scheduler.cuh"
 #include "sm90/mla_sm90_division.h"
+#include "split_plan.cuh"
 
 namespace mla::sm90::prefill {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "../combine.cuh"
 #include "../loader.cuh"
-#include "handover.cuh"
+#include "role_barrier.cuh"
 
 namespace mla::sm80::decode {
 

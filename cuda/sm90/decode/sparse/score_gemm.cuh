@@ -6,7 +6,7 @@
 // d[4 i + 2 + e] of key 16 w + g + 8.
 #pragma once
 
-#include "layout.cuh"
+#include "config.cuh"
 
 namespace mla::sm90::sparse {
 

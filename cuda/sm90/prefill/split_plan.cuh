@@ -13,7 +13,7 @@
 // combined in the order of the splits, whichever CTAs computed them.
 //
 // The number of splits of the longest query tile is the one of 1 to 128 with the earliest predicted
-// end (`predicted`); 1 leaves the order to schedule.cuh. If there are many query tiles, and few of
+// end (`predicted`); 1 leaves the order to scheduler.cuh. If there are many query tiles, and few of
 // them are long, only some of these numbers are tried. Everything follows from the lengths on the
 // device. One warp computes it, or a thread on the host (mla_prefill_sm90_items).
 #pragma once
@@ -26,10 +26,10 @@
 #ifdef __CUDACC__
 #include "../../ptx/sm90.cuh"
 #endif
-#include "item.cuh"
+#include "config.cuh"
 #include "lengths.cuh"
 #include "params.cuh"
-#include "tile.cuh"
+#include "work_item.cuh"
 
 namespace mla::sm90::prefill {
 

@@ -8,7 +8,7 @@
 // probabilities are written over it.
 #pragma once
 
-#include "../layout.cuh"
+#include "../config.cuh"
 
 namespace mla::sm90::sparse {
 

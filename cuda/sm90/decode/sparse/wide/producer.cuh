@@ -4,7 +4,7 @@
 
 #include "../../../../common/swizzle.cuh"
 #include "../list_walk.cuh"
-#include "layout.cuh"
+#include "config.cuh"
 
 namespace mla::sm90::sparse {
 

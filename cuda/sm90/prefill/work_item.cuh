@@ -1,8 +1,8 @@
 // Work items, which are handed out to CTAs.
 #pragma once
 
+#include "config.cuh"
 #include "params.cuh"
-#include "tile.cuh"
 
 namespace mla::sm90::prefill {
 

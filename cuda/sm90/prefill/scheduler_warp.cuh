@@ -1,0 +1,252 @@
+// The scheduler warp.
+#pragma once
+
+#include "../../ptx/sm90.cuh"
+#include "config.cuh"
+#include "params.cuh"
+#include "pipeline.cuh"
+#include "scheduler.cuh"
+#include "split_plan.cuh"
+
+namespace mla::sm90::prefill {
+
+// Prefetches the lengths from request `from` on, which are usually in device memory; one lane for
+// each 128 bytes.
+__device__ __forceinline__ void prefetch_lengths(const KernelParams& p, int from) {
+#pragma unroll 1
+    for (int at = from + threadIdx.x % 32 * 32; at <= p.requests; at += 32 * 32) {
+        ptx::prefetch_global_l2(p.cu_q + at);
+        ptx::prefetch_global_l2(p.cu_k + at);
+    }
+}
+
+// Announces what the other warps load and compute: first the items that this CTA claims, then, if
+// query tiles are divided, its shares of combining them. All items are claimed by CTAs that run, so
+// a warp that waits for the splits of a query tile waits for CTAs that make progress.
+template <typename Tile>
+struct Scheduler {
+    const KernelParams& p;
+    Shared<Tile>& shared;
+    int lane;
+    int announced = 0;
+
+    // Begins while another warp initialises the mbarriers; announces nothing before that is done.
+    __device__ void run() {
+        if constexpr (Tile::kDivides)
+            run_divided();
+        else
+            run_whole();
+    }
+
+  private:
+    __device__ void run_divided() {
+        // In flight together with the lengths.
+        const int claimed = claim();
+        const Lengths lengths(p);
+        Division<Tile::kKeys> division(lengths, gridDim.x, p.slots);
+        division.ask();
+        prefetch_lengths(p, 32);
+        int first = 0;
+        if (p.alike) {
+            division.divide_alike(p.alike_items);
+            first = __shfl_sync(~0u, claimed, 0);
+            expect(division.find_alike(first, p.alike_items));
+        }
+        join();
+        if (!(p.alike && confirmed(division.starts()))) {
+            division.divide_by_lengths();
+            const bool divides = division.divide();
+            first = __shfl_sync(~0u, claimed, 0);
+            if (!divides) return run_by_lengths(first, 0);
+        }
+        division.rewind();
+        for (int index = first;; index = __shfl_sync(~0u, claim(), 0)) {
+            const Item item = division.find(index, p.alike_items);
+            if (item.request < 0) break;
+            announce_item(item);
+        }
+        // This CTA stores its own splits before it waits for those of others.
+        announce(Work::mark(false));
+        division.rewind();
+        announce_combines(division);
+        announce(Work::mark(true));
+        // Waits until this CTA's consumers have waited for the last time.
+        const Slot slot(announced - 2);
+        ptx::mbarrier_wait(ptx::shared_address(&shared.work_empty[slot.index]), slot.phase);
+        leave([&] { return division.slots(); });
+    }
+
+    __device__ void run_whole() {
+        // No CTA waits for another here, so each has its first tile without a claim.
+        const int own = blockIdx.x, others = gridDim.x;
+        if (p.alike) {
+            const int2 starts = starts_of_lane();
+            prefetch_lengths(p, 32);
+            // One loop for all tiles, so that the search for the second one finds its instructions
+            // fetched.
+            bool begun = false;
+            for (int claimed = own;; claimed = others + __shfl_sync(~0u, claim(), 0)) {
+                const Item item = find_alike<Tile::kKeys>(p, claimed);
+                if (!begun) {
+                    begun = true;
+                    expect(item);
+                    join();
+                    if (!confirmed(starts)) break;
+                }
+                if (item.request < 0) return end_whole();
+                announce_item(item);
+                // This tile is the CTA's only one.
+                if (p.single_wave) return end_whole();
+            }
+        } else {
+            prefetch_lengths(p, 0);
+            join();
+        }
+        run_by_lengths(own, others);
+    }
+
+    __device__ void end_whole() {
+        announce(Work::mark(true));
+        leave([] { return 0; });
+    }
+
+    // Announces tiles in the order of scheduler.cuh: tile `first`, and then claimed ones, which
+    // count from `others` on.
+    __device__ void run_by_lengths(int first, int others) {
+        Schedule<Tile::kKeys> schedule(p);
+        for (int claimed = first;; claimed = others + __shfl_sync(~0u, claim(), 0)) {
+            const Item item = schedule.find(claimed);
+            if (item.request < 0) return end_whole();
+            announce_item(item);
+        }
+    }
+
+    // Waits until the mbarriers are initialised, and lets the producers load the expected tile.
+    __device__ void join() const {
+        __syncwarp();
+        SetupBarrier::sync();
+        if (p.alike && lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.expected));
+    }
+
+    // Numbers of query and key rows before the lane's request, of the first 32. The loads stay in
+    // flight until these are compared.
+    __device__ int2 starts_of_lane() const {
+        const int at = min(lane, p.requests);
+        return {p.cu_q[at], p.cu_k[at]};
+    }
+
+    // Describes the first item for the producers, on the assumption that the host is right.
+    __device__ void expect(const Item& item) {
+        const Work expected = work_of(item);
+        if (lane == 0) shared.first = expected;
+    }
+
+    // True if that assumption holds. If not, the tile that is being loaded is computed, but not
+    // stored.
+    __device__ bool confirmed(int2 starts) {
+        const Lengths lengths(p);
+        // Keeps the compiler from comparing earlier, which would wait for the loads.
+        asm volatile("" : "+r"(starts.x), "+r"(starts.y));
+        bool as_said = lengths.as_said(min(lane, p.requests), starts.x, starts.y);
+#pragma unroll 1
+        for (int at = lane + 32; at <= p.requests; at += 32)
+            as_said &= lengths.as_said(at, p.cu_q[at], p.cu_k[at]);
+        const bool right = __all_sync(~0u, as_said);
+        if (right) return true;
+        const Work expected = shared.first;
+        if (expected.computes()) {
+            announce(expected.void_tile());
+            ptx::mbarrier_wait(ptx::shared_address(&shared.work_wanted), 0);
+        }
+        return false;
+    }
+
+    // Lane 0 claims. The asm makes the address depend on the lane as far as the compiler can tell:
+    // for an address that all lanes have in common, it sums up what they add, and waits for the
+    // answer to distribute it.
+    __device__ int claim() const {
+        int before = 0, own = lane;
+        asm volatile("" : "+r"(own));
+        if (lane == 0) before = ptx::atom_inc_relaxed(p.claimed + own);
+        return before;
+    }
+
+    __device__ void announce_item(const Item& item) {
+        if (item.begin < item.end) {
+            announce(work_of(item));
+            ptx::mbarrier_wait(ptx::shared_address(&shared.work_wanted), (announced - 1) & 1);
+        } else if (item.split == 0) {
+            store_nothing(item);
+        }
+    }
+
+    // A query tile has as many shares of its combine as splits.
+    __device__ void announce_combines(Division<Tile::kKeys>& division) {
+        for (int index = blockIdx.x;; index += gridDim.x) {
+            const Item item = division.find(index, p.alike_items);
+            if (item.request < 0) return;
+            if (item.splits == 1 || item.begin == item.end) continue;
+            Work work = work_of(item);
+            work.kv_tiles = 0;
+            work.key_len = item.splits;
+            announce(work);
+        }
+    }
+
+    __device__ static Work work_of(const Item& item) {
+        Work work = Work::mark(true);
+        if (item.splits > 1) {
+            work.slots = Work::pack(item.first_slot, item.first_slot + item.split);
+        }
+        work.head = item.head;
+        work.query = item.query;
+        work.query_start = item.query_start;
+        work.query_len = item.query_len;
+        work.key_len = item.key_len - item.begin * Tile::kKeys;
+        work.key_end = item.key_start + item.key_len;
+        work.kv_tiles = item.end - item.begin;
+        return work;
+    }
+
+    __device__ void announce(const Work& work) {
+        const Slot slot(announced);
+        ptx::mbarrier_wait(ptx::shared_address(&shared.work_empty[slot.index]), slot.phase ^ 1);
+        if (lane == 0) {
+            shared.work[slot.index] = work;
+            ptx::mbarrier_arrive(ptx::shared_address(&shared.work_full[slot.index]));
+        }
+        announced++;
+    }
+
+    // The last CTA resets the counters: no CTA claims or waits any more, and all that was waited
+    // for has arrived.
+    template <typename Slots>
+    __device__ void leave(Slots slots) const {
+        int is_last;
+        if (lane == 0) {
+            is_last = Departures<DeviceMemory>{p.left}.leave() == int(gridDim.x);
+            if (is_last) *p.claimed = *p.left = 0;
+        }
+        if (!__shfl_sync(~0u, is_last, 0)) return;
+        const int count = slots();
+        for (int slot = lane; slot < count; slot += 32) p.arrived[slot] = 0;
+    }
+
+    // Stores the results of rows that see nothing: output 0, log-sum-exp minus infinity.
+    __device__ void store_nothing(const Item& item) const {
+        const int rows = min(kQueries, item.query_len - item.query);
+        const int64_t token = int64_t(item.query_start) + item.query;
+#pragma unroll 1
+        for (int row = 0; row < rows; row++) {
+            auto* out = static_cast<typename Tile::Element*>(p.out) +
+                        (token + row) * p.out_token_stride + item.head * p.out_head_stride;
+#pragma unroll 1
+            for (int column = lane * 8; column < Tile::kValue; column += 32 * 8) {
+                *reinterpret_cast<uint4*>(out + column) = make_uint4(0, 0, 0, 0);
+            }
+            if (lane == 0 && p.lse) p.lse[item.head * p.lse_head_stride + token + row] = -INFINITY;
+        }
+    }
+};
+
+}  // namespace mla::sm90::prefill
