@@ -17,7 +17,7 @@ namespace {
 
 // Maximum number of tokens of a write whose CTAs run beside the GEMM's own; for more, the write's
 // own kernel is the better one.
-constexpr int kMostTokens = 256;
+constexpr int kMaxTokens = 256;
 
 // CTAs of a write, and the rows of the grid that they fill.
 struct WriteBlocks {
@@ -27,10 +27,10 @@ struct WriteBlocks {
 
 // CTAs of an SM: enough that those of 128 heads and one tile all run at the same time, or nearly
 // so.
-constexpr int absorb_blocks(int tiles, bool turned) { return tiles > 1 || turned ? 5 : 8; }
+constexpr int absorb_blocks(int tiles, bool rotated) { return tiles > 1 || rotated ? 5 : 8; }
 
-template <typename T, int Tiles, bool Sparing, MlaCacheFormat Format, bool Turned>
-__global__ void __launch_bounds__(kProductThreads, absorb_blocks(Tiles, Turned))
+template <typename T, int Tiles, bool EvictFirst, MlaCacheFormat Format, bool Rotated>
+__global__ void __launch_bounds__(kProductThreads, absorb_blocks(Tiles, Rotated))
     absorb_kernel(const __grid_constant__ HeadPlan product,
                   const __grid_constant__ MlaCacheWriteParams write,
                   const __grid_constant__ WriteBlocks blocks) {
@@ -39,38 +39,38 @@ __global__ void __launch_bounds__(kProductThreads, absorb_blocks(Tiles, Turned))
         const uint32_t block = blockIdx.y * gridDim.x + blockIdx.x;
         if (block >= blocks.count || blockIdx.z) return;
         ptx::griddepcontrol_wait();
-        write_block<T, Format, true, Turned, true, kProductThreads>(write, blocks.plan, block);
+        write_block<T, Format, true, Rotated, true, kProductThreads>(write, blocks.plan, block);
         return;
     }
-    rows_product<T, Tiles, kNope, Sparing>(product, blockIdx.x, blockIdx.y - blocks.rows,
-                                           blockIdx.z * Tiles * kTile);
+    rows_product<T, Tiles, kNope, EvictFirst>(product, blockIdx.x, blockIdx.y - blocks.rows,
+                                              blockIdx.z * Tiles * kTile);
 }
 
 using Kernel = void (*)(HeadPlan, MlaCacheWriteParams, WriteBlocks);
 
-template <typename T, MlaCacheFormat Format, bool Turned>
-Kernel kernel_of(int tiles, bool sparing) {
-    if (tiles > 1) return absorb_kernel<T, kTiles, true, Format, Turned>;
-    return sparing ? absorb_kernel<T, 1, true, Format, Turned>
-                   : absorb_kernel<T, 1, false, Format, Turned>;
+template <typename T, MlaCacheFormat Format, bool Rotated>
+Kernel kernel_of(int tiles, bool evict_first) {
+    if (tiles > 1) return absorb_kernel<T, kTiles, true, Format, Rotated>;
+    return evict_first ? absorb_kernel<T, 1, true, Format, Rotated>
+                       : absorb_kernel<T, 1, false, Format, Rotated>;
 }
 
 template <typename T, MlaCacheFormat Own>
-Kernel kernel_of(int format, bool turned, int tiles, bool sparing) {
+Kernel kernel_of(int format, bool rotated, int tiles, bool evict_first) {
     if (format == Own)
-        return turned ? kernel_of<T, Own, true>(tiles, sparing)
-                      : kernel_of<T, Own, false>(tiles, sparing);
+        return rotated ? kernel_of<T, Own, true>(tiles, evict_first)
+                       : kernel_of<T, Own, false>(tiles, evict_first);
     if (format == MLA_CACHE_FP8)
-        return turned ? kernel_of<T, MLA_CACHE_FP8, true>(tiles, sparing)
-                      : kernel_of<T, MLA_CACHE_FP8, false>(tiles, sparing);
+        return rotated ? kernel_of<T, MLA_CACHE_FP8, true>(tiles, evict_first)
+                       : kernel_of<T, MLA_CACHE_FP8, false>(tiles, evict_first);
     return nullptr;
 }
 
 // Null for a cache of another format.
-Kernel absorb_kernel_of(int dtype, int format, bool turned, int tiles, bool sparing) {
+Kernel absorb_kernel_of(int dtype, int format, bool rotated, int tiles, bool evict_first) {
     return dtype == MLA_DTYPE_F16
-               ? kernel_of<__half, MLA_CACHE_F16>(format, turned, tiles, sparing)
-               : kernel_of<__nv_bfloat16, MLA_CACHE_BF16>(format, turned, tiles, sparing);
+               ? kernel_of<__half, MLA_CACHE_F16>(format, rotated, tiles, evict_first)
+               : kernel_of<__nv_bfloat16, MLA_CACHE_BF16>(format, rotated, tiles, evict_first);
 }
 
 }  // namespace
@@ -79,11 +79,11 @@ MlaStatus load_absorb_kernels() {
     for (const int dtype : {MLA_DTYPE_BF16, MLA_DTYPE_F16})
         for (const int format :
              {dtype == MLA_DTYPE_BF16 ? MLA_CACHE_BF16 : MLA_CACHE_F16, MLA_CACHE_FP8})
-            for (const bool turned : {false, true})
-                for (const auto& [tiles, sparing] :
+            for (const bool rotated : {false, true})
+                for (const auto& [tiles, evict_first] :
                      {std::pair(1, false), std::pair(1, true), std::pair(kTiles, true)}) {
-                    const MlaStatus status =
-                        load("absorb", absorb_kernel_of(dtype, format, turned, tiles, sparing));
+                    const MlaStatus status = load(
+                        "absorb", absorb_kernel_of(dtype, format, rotated, tiles, evict_first));
                     if (status.code != MLA_OK) return status;
                 }
     return ok();
@@ -105,9 +105,9 @@ extern "C" MlaStatus mla_absorb(const MlaCacheWriteParams* write_params,
     ProductLaunch product;
     status = plan_product(p, product);
     if (status.code != MLA_OK) return status;
-    const bool together = write.blocks > 0 && w.tokens <= kMostTokens && write.wide && write.r1 &&
+    const bool together = write.blocks > 0 && w.tokens <= kMaxTokens && write.wide && write.r1 &&
                           product.grid.x > 0 && product.rows && p.k == kNope && w.dtype == p.dtype;
-    const auto kernel = together ? absorb_kernel_of(p.dtype, w.cache_format, write.turned,
+    const auto kernel = together ? absorb_kernel_of(p.dtype, w.cache_format, write.rotated,
                                                     product.tiles, !product.few)
                                  : nullptr;
     if (!kernel) {

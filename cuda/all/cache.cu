@@ -113,9 +113,9 @@ bool is_wide(const void* pointer, int64_t bytes, std::initializer_list<int64_t> 
     return true;
 }
 
-CacheWriteKernel write_kernel(int format, int dtype, bool wide, bool turned, bool r1) {
+CacheWriteKernel write_kernel(int format, int dtype, bool wide, bool rotated, bool r1) {
     return with_format(format, CacheWriteKernel(nullptr), [&](auto f) {
-        return CacheWrite<f.value>::kernel(dtype, wide, turned, r1);
+        return CacheWrite<f.value>::kernel(dtype, wide, rotated, r1);
     });
 }
 
@@ -253,7 +253,7 @@ extern "C" MlaStatus mla_cache_write(const MlaCacheWriteParams* params, void* st
     WriteLaunch write;
     const MlaStatus status = plan_write(p, kWriteThreads, write);
     if (status.code != MLA_OK || write.blocks == 0) return status;
-    const auto kernel = write_kernel(p.cache_format, p.dtype, write.wide, write.turned, write.r1);
+    const auto kernel = write_kernel(p.cache_format, p.dtype, write.wide, write.rotated, write.r1);
     return launch("cache write", kernel, dim3(uint32_t(write.blocks)), dim3(kWriteThreads), stream,
                   p, write.plan);
 }

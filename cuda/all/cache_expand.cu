@@ -68,11 +68,11 @@ MlaStatus describe_all(const MlaCacheExpandParams& p, ExpandMaps& maps) {
 // same time. Loading the weights takes a CTA about as long as a tile.
 int runs_of(int columns, int tiles, int clusters) {
     int best = 1;
-    int64_t least = INT64_MAX;
+    int64_t min_time = INT64_MAX;
     for (int runs = 1; runs <= std::min(tiles, clusters); ++runs) {
         const int64_t rounds = ceil_div(int64_t(columns) * runs, clusters);
         const int64_t time = rounds * (ceil_div(tiles, runs) + 1);
-        if (time < least) least = time, best = runs;
+        if (time < min_time) min_time = time, best = runs;
     }
     return best;
 }
@@ -105,7 +105,7 @@ MlaStatus check_expand(const MlaCacheExpandParams& p) {
     const struct {
         const void* pointer;
         const char* name;
-        int64_t bytes, least;
+        int64_t bytes, min;
         const char* stride;
     } tensors[] = {
         {c.cache, "cache", c.cache_slot_stride, row, "cache_slot_stride"},
@@ -119,7 +119,7 @@ MlaStatus check_expand(const MlaCacheExpandParams& p) {
         check
             .that(t.pointer && is_aligned(t.pointer, 16), t.name, address(t.pointer),
                   "a device pointer aligned to 16 bytes")
-            .that(t.bytes >= t.least && t.bytes < int64_t(1) << 40 && t.bytes % 16 == 0, t.stride,
+            .that(t.bytes >= t.min && t.bytes < int64_t(1) << 40 && t.bytes % 16 == 0, t.stride,
                   t.bytes, "whole units of 16 bytes under which rows do not overlap");
     return check.status();
 }

@@ -3,7 +3,7 @@
 //   row CTAs                                         query CTAs
 //   +--------------------------------+               +--------------------------------+
 //   | warp: the token's slot and its |               | thread: 8 pairs of one head of |
-//   | octets in flight together,     |               | one token: load, turn, store   |
+//   | octets in flight together,     |               | one token: load, rotate, store |
 //   | then quantise and store        |               |                                |
 //   +--------------------------------+               +--------------------------------+
 //
@@ -33,8 +33,8 @@ struct WritePlan {
 
 // The work of thread `thread` among those that rotate queries.
 template <typename Source, bool Wide>
-__device__ __forceinline__ void turn_queries(const MlaCacheWriteParams& p, const WritePlan& plan,
-                                             uint32_t thread) {
+__device__ __forceinline__ void rotate_queries(const MlaCacheWriteParams& p, const WritePlan& plan,
+                                               uint32_t thread) {
     constexpr int pairs = Wide ? kOctet : 1;
     const uint32_t token = thread / plan.query_threads, item = thread % plan.query_threads;
     if (token >= uint32_t(p.tokens)) return;
@@ -44,7 +44,7 @@ __device__ __forceinline__ void turn_queries(const MlaCacheWriteParams& p, const
                          head * p.query_head_stride;
     Source* to = static_cast<Source*>(p.query_rope_out) + token * p.query_out_token_stride +
                  head * p.query_out_head_stride;
-    turn_pairs<Wide, Source, pairs>(p, token, from, to, int(item % per_head) * pairs);
+    rotate_pairs<Wide, Source, pairs>(p, token, from, to, int(item % per_head) * pairs);
 }
 
 // The rotary key of a slot whose row begins at `row`.
@@ -59,11 +59,11 @@ __device__ __forceinline__ char* rope_of(const MlaCacheWriteParams& p, char* row
 }
 
 // The work of CTA `block` of `Threads` threads.
-template <typename Source, MlaCacheFormat Format, bool Wide, bool Turned, bool R1, int Threads>
+template <typename Source, MlaCacheFormat Format, bool Wide, bool Rotated, bool R1, int Threads>
 __device__ __forceinline__ void write_block(const MlaCacheWriteParams& p, const WritePlan& plan,
                                             uint32_t block) {
-    if (Turned && block >= plan.row_blocks) {
-        turn_queries<Source, Wide>(p, plan, (block - plan.row_blocks) * Threads + threadIdx.x);
+    if (Rotated && block >= plan.row_blocks) {
+        rotate_queries<Source, Wide>(p, plan, (block - plan.row_blocks) * Threads + threadIdx.x);
         return;
     }
     const int lane = threadIdx.x % 32;
@@ -113,8 +113,8 @@ __device__ __forceinline__ void write_block(const MlaCacheWriteParams& p, const 
     }
     for (int octet = lane; octet < rope_octets; octet += 32) {
         if (octet != lane) read_rope(octet);
-        if constexpr (Turned)
-            r = turned<Wide>(r, rope, octet, Angles(p, token), p.rotary_style, rope_dim);
+        if constexpr (Rotated)
+            r = rotated<Wide>(r, rope, octet, Angles(p, token), p.rotary_style, rope_dim);
         Row<Format>::template put_rope<Wide>(rope_of<Format>(p, row, uint32_t(slot), latent_dim),
                                              octet, r, cache_scale, rope_dim);
     }
@@ -123,17 +123,17 @@ __device__ __forceinline__ void write_block(const MlaCacheWriteParams& p, const 
 // CTAs of an SM: data that is copied, or quantised from 16 bits, needs 32 registers, and then all
 // 64 warps of the SM have a row in flight.
 template <typename Source>
-constexpr int write_blocks(bool wide, bool turned, bool r1) {
-    return !wide || sizeof(Source) == 4 ? 4 : turned ? (r1 ? 10 : 8) : r1 ? 16 : 10;
+constexpr int write_blocks(bool wide, bool rotated, bool r1) {
+    return !wide || sizeof(Source) == 4 ? 4 : rotated ? (r1 ? 10 : 8) : r1 ? 16 : 10;
 }
 
-template <typename Source, MlaCacheFormat Format, bool Wide, bool Turned, bool R1>
-__global__ void __launch_bounds__(kWriteThreads, write_blocks<Source>(Wide, Turned, R1))
+template <typename Source, MlaCacheFormat Format, bool Wide, bool Rotated, bool R1>
+__global__ void __launch_bounds__(kWriteThreads, write_blocks<Source>(Wide, Rotated, R1))
     cache_write_kernel(const __grid_constant__ MlaCacheWriteParams p,
                        const __grid_constant__ WritePlan plan) {
     // The next kernel of a layer may be a GEMM that need not wait to load its weights.
     ptx::griddepcontrol_launch_dependents();
-    write_block<Source, Format, Wide, Turned, R1, kWriteThreads>(p, plan, blockIdx.x);
+    write_block<Source, Format, Wide, Rotated, R1, kWriteThreads>(p, plan, blockIdx.x);
 }
 
 // A write as planned for the kernels.
@@ -142,7 +142,7 @@ struct WriteLaunch {
     int64_t blocks;
     // True if everything can be accessed 16 bytes at a time, if something is rotated, and if the
     // widths are kR1Latent and kR1Rope.
-    bool wide, turned, r1;
+    bool wide, rotated, r1;
 };
 
 // Checks every argument, for CTAs of `threads` threads. Without tokens there is nothing to
@@ -157,26 +157,26 @@ struct CacheWrite {
 
     // `r1`: the widths are kR1Latent and kR1Rope. Defined outside of the class, so that only
     // instantiations/ compiles kernels.
-    static Kernel kernel(int dtype, bool wide, bool turned, bool r1);
+    static Kernel kernel(int dtype, bool wide, bool rotated, bool r1);
 
   private:
-    template <typename Source, bool Turned>
+    template <typename Source, bool Rotated>
     static Kernel of(bool wide, bool r1) {
-        if (!wide) return cache_write_kernel<Source, Format, false, Turned, false>;
-        return r1 ? cache_write_kernel<Source, Format, true, Turned, true>
-                  : cache_write_kernel<Source, Format, true, Turned, false>;
+        if (!wide) return cache_write_kernel<Source, Format, false, Rotated, false>;
+        return r1 ? cache_write_kernel<Source, Format, true, Rotated, true>
+                  : cache_write_kernel<Source, Format, true, Rotated, false>;
     }
 };
 
 template <MlaCacheFormat Format>
-typename CacheWrite<Format>::Kernel CacheWrite<Format>::kernel(int dtype, bool wide, bool turned,
+typename CacheWrite<Format>::Kernel CacheWrite<Format>::kernel(int dtype, bool wide, bool rotated,
                                                                bool r1) {
     switch (dtype) {
         case MLA_DTYPE_BF16:
-            return turned ? of<__nv_bfloat16, true>(wide, r1) : of<__nv_bfloat16, false>(wide, r1);
+            return rotated ? of<__nv_bfloat16, true>(wide, r1) : of<__nv_bfloat16, false>(wide, r1);
         case MLA_DTYPE_F16:
-            return turned ? of<__half, true>(wide, r1) : of<__half, false>(wide, r1);
-        default: return turned ? of<float, true>(wide, r1) : of<float, false>(wide, r1);
+            return rotated ? of<__half, true>(wide, r1) : of<__half, false>(wide, r1);
+        default: return rotated ? of<float, true>(wide, r1) : of<float, false>(wide, r1);
     }
 }
 

@@ -102,19 +102,19 @@ using namespace mla;
 extern "C" MlaStatus mla_copy_rows(const MlaCopyRowsParams* params, void* stream) {
     if (!params) return refuse("params", 0, "a pointer");
     const MlaCopyRowsParams& p = *params;
-    constexpr int64_t kMost = int64_t(1) << 40;
+    constexpr int64_t kMax = int64_t(1) << 40;
     Check check;
     check
-        .that(p.element_bytes == 1 || p.element_bytes == 2 || p.element_bytes == 4,
-              "element_bytes", p.element_bytes, "1, 2 or 4")
+        .that(p.element_bytes == 1 || p.element_bytes == 2 || p.element_bytes == 4, "element_bytes",
+              p.element_bytes, "1, 2 or 4")
         .that(p.rows >= 0 && p.rows <= INT32_MAX, "rows", p.rows, "0..=2147483647")
-        .that(p.to_rows >= 0 && p.to_rows < kMost, "to_rows", p.to_rows, "0 to 2^40")
+        .that(p.to_rows >= 0 && p.to_rows < kMax, "to_rows", p.to_rows, "0 to 2^40")
         .that(p.heads >= 0 && p.heads <= 65536, "heads", p.heads, "0..=65536")
         .that(p.width >= 0 && p.width <= 65536, "width", p.width, "0..=65536");
     if (check.failed() || p.rows == 0 || p.to_rows == 0 || p.heads == 0 || p.width == 0)
         return check.status();
     const int64_t elements = p.heads * p.width;
-    check.that(p.rows <= kMost / elements, "rows", p.rows, "at most 2^40 elements")
+    check.that(p.rows <= kMax / elements, "rows", p.rows, "at most 2^40 elements")
         .pointer(p.from, p.element_bytes, "from")
         .pointer(p.places, 8, "places")
         .pointer(p.to, p.element_bytes, "to");

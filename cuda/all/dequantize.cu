@@ -56,19 +56,19 @@ using namespace mla;
 extern "C" MlaStatus mla_dequantize(const MlaDequantizeParams* params, void* stream) {
     if (!params) return refuse("params", 0, "a pointer");
     const MlaDequantizeParams& p = *params;
-    constexpr int64_t kMost = int64_t(1) << 40;
+    constexpr int64_t kMax = int64_t(1) << 40;
     Check check;
     check
         .that(p.dtype == MLA_DTYPE_BF16 || p.dtype == MLA_DTYPE_F16 || p.dtype == MLA_DTYPE_F32,
               "dtype", p.dtype, "MLA_DTYPE_BF16 (0), MLA_DTYPE_F16 (1) or MLA_DTYPE_F32 (3)")
-        .that(p.rows >= 0 && p.rows < kMost, "rows", p.rows, "0 to 2^40")
+        .that(p.rows >= 0 && p.rows < kMax, "rows", p.rows, "0 to 2^40")
         .that(p.columns >= 0 && p.columns <= INT32_MAX, "columns", p.columns, "0..=2147483647")
         .that(p.first_row >= 0 && p.first_row < kBlock, "first_row", p.first_row, "0..=127");
     if (check.failed() || p.rows == 0 || p.columns == 0) return check.status();
     const int64_t bytes = p.dtype == MLA_DTYPE_F32 ? 4 : 2,
                   stride = p.rows > 1 ? p.out_row_stride : p.columns,
                   octets = ceil_div(p.columns, kOctet);
-    check.that(p.rows <= kMost / p.columns, "rows", p.rows, "at most 2^40 elements")
+    check.that(p.rows <= kMax / p.columns, "rows", p.rows, "at most 2^40 elements")
         .pointer(p.codes, 1, "codes")
         .pointer(p.scales, 4, "scales")
         .pointer(p.out, bytes, "out")

@@ -10,16 +10,16 @@ namespace {
 // The width that W_UV sums over in published models, which the compiler then knows.
 constexpr int kLatent = 512;
 
-template <typename T, int Tiles, int K, bool Sparing>
+template <typename T, int Tiles, int K, bool EvictFirst>
 __global__ void __launch_bounds__(kProductThreads) rows_kernel(const __grid_constant__ HeadPlan p) {
     ptx::griddepcontrol_launch_dependents();
-    rows_product<T, Tiles, K, Sparing>(p, blockIdx.x, blockIdx.y, blockIdx.z * Tiles * kTile);
+    rows_product<T, Tiles, K, EvictFirst>(p, blockIdx.x, blockIdx.y, blockIdx.z * Tiles * kTile);
     // When this kernel has ended, the previous one has ended, too: one CTA waits for that.
     if (p.ready && blockIdx.x + blockIdx.y + blockIdx.z == 0) ptx::griddepcontrol_wait();
 }
 
 // GEMM with weights that are contiguous along k.
-template <typename T, int Tiles, int K, bool Sparing>
+template <typename T, int Tiles, int K, bool EvictFirst>
 __global__ void __launch_bounds__(kProductThreads)
     columns_kernel(const __grid_constant__ HeadPlan p) {
     constexpr uint32_t kN = 16, kSlice = 64, kChunk = kProductWarps * kSlice,
@@ -45,8 +45,8 @@ __global__ void __launch_bounds__(kProductThreads)
 #pragma unroll
             for (uint32_t i = 0; i < kN; i += 4)
                 if (kWhole || base + unit * 8 < k)
-                    copy_weights<Sparing>(to + place<8>(row + i, unit),
-                                          from + uint64_t(i) * p.weights_stride);
+                    copy_weights<EvictFirst>(to + place<8>(row + i, unit),
+                                             from + uint64_t(i) * p.weights_stride);
         }
         const uint32_t thread = thread_again(), lane = thread % 32;
         const uint32_t weights = ptx::shared_address(slices[thread / 32]),
@@ -105,24 +105,24 @@ __global__ void __launch_bounds__(kProductThreads)
 
 using Kernel = void (*)(HeadPlan);
 
-template <typename T, int Tiles, bool Sparing>
+template <typename T, int Tiles, bool EvictFirst>
 Kernel kernel_of(bool rows, int k) {
     if (rows)
-        return k == kNope ? rows_kernel<T, Tiles, kNope, Sparing>
-                          : rows_kernel<T, Tiles, 0, Sparing>;
-    return k == kLatent ? columns_kernel<T, Tiles, kLatent, Sparing>
-                        : columns_kernel<T, Tiles, 0, Sparing>;
+        return k == kNope ? rows_kernel<T, Tiles, kNope, EvictFirst>
+                          : rows_kernel<T, Tiles, 0, EvictFirst>;
+    return k == kLatent ? columns_kernel<T, Tiles, kLatent, EvictFirst>
+                        : columns_kernel<T, Tiles, 0, EvictFirst>;
 }
 
 template <typename T>
-Kernel kernel_of(bool rows, int tiles, bool sparing, int k) {
+Kernel kernel_of(bool rows, int tiles, bool evict_first, int k) {
     if (tiles > 1) return kernel_of<T, kTiles, true>(rows, k);
-    return sparing ? kernel_of<T, 1, true>(rows, k) : kernel_of<T, 1, false>(rows, k);
+    return evict_first ? kernel_of<T, 1, true>(rows, k) : kernel_of<T, 1, false>(rows, k);
 }
 
-Kernel head_product_kernel(int dtype, bool rows, int tiles, bool sparing, int k) {
-    return dtype == MLA_DTYPE_F16 ? kernel_of<__half>(rows, tiles, sparing, k)
-                                  : kernel_of<__nv_bfloat16>(rows, tiles, sparing, k);
+Kernel head_product_kernel(int dtype, bool rows, int tiles, bool evict_first, int k) {
+    return dtype == MLA_DTYPE_F16 ? kernel_of<__half>(rows, tiles, evict_first, k)
+                                  : kernel_of<__nv_bfloat16>(rows, tiles, evict_first, k);
 }
 
 }  // namespace
@@ -131,10 +131,10 @@ MlaStatus load_head_product_kernels() {
     for (const int dtype : {MLA_DTYPE_BF16, MLA_DTYPE_F16})
         for (const bool rows : {false, true})
             for (const int k : {rows ? kNope : kLatent, 0})
-                for (const auto& [tiles, sparing] :
+                for (const auto& [tiles, evict_first] :
                      {std::pair(1, false), std::pair(1, true), std::pair(kTiles, true)}) {
-                    const MlaStatus status =
-                        load("head product", head_product_kernel(dtype, rows, tiles, sparing, k));
+                    const MlaStatus status = load(
+                        "head product", head_product_kernel(dtype, rows, tiles, evict_first, k));
                     if (status.code != MLA_OK) return status;
                 }
     return ok();
@@ -171,7 +171,7 @@ void check_tensors(Check& check, const MlaHeadProductParams& p) {
         check.that(pointer && is_aligned(pointer, 16), name, address(pointer),
                    "a device pointer aligned to 16 bytes");
     const struct {
-        int64_t stride, extent, least;
+        int64_t stride, extent, min;
         const char* name;
     } strides[] = {{p.input_token_stride, p.tokens, 0, "input_token_stride"},
                    {p.input_head_stride, p.heads, 0, "input_head_stride"},
@@ -180,9 +180,9 @@ void check_tensors(Check& check, const MlaHeadProductParams& p) {
                     rows ? "weights_k_stride" : "weights_n_stride"},
                    {p.out_token_stride, p.tokens, p.n, "out_token_stride"},
                    {p.out_head_stride, p.heads, p.n, "out_head_stride"}};
-    for (const auto& [stride, extent, least, name] : strides)
+    for (const auto& [stride, extent, min, name] : strides)
         if (extent > 1)
-            check.stride(stride, name, least)
+            check.stride(stride, name, min)
                 .that(stride % 8 == 0 && stride / 8 <= UINT32_MAX, name, stride,
                       "a multiple of 8 below 2^35");
 }

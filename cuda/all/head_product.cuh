@@ -89,12 +89,12 @@ __device__ __forceinline__ uint32_t thread_again() {
     return thread;
 }
 
-// Weights are read once. With Sparing, L2 evicts them before everything else, and no data that
+// Weights are read once. With EvictFirst, L2 evicts them before everything else, and no data that
 // other kernels wrote is evicted for them. For few heads and tokens, making the policy takes as
 // long as it saves.
-template <bool Sparing>
+template <bool EvictFirst>
 __device__ __forceinline__ void copy_weights(uint32_t to, const uint4* from) {
-    if constexpr (Sparing)
+    if constexpr (EvictFirst)
         ptx::cp_async_16(to, from, true, ptx::createpolicy_evict_first());
     else
         ptx::cp_async_16(to, from, true);
@@ -109,7 +109,7 @@ __device__ __forceinline__ uint32_t place(uint32_t row, uint32_t unit) {
 }
 
 // GEMM with weights that are contiguous along n. `K` is k, or 0 if the compiler does not know it.
-template <typename T, int Tiles, int K, bool Sparing>
+template <typename T, int Tiles, int K, bool EvictFirst>
 __device__ __forceinline__ void rows_product(const HeadPlan& p, uint32_t block, uint32_t head,
                                              uint32_t first_token) {
     constexpr uint32_t kN = kRowsN, kChunk = 128, kTokens = Tiles * kTile;
@@ -131,7 +131,7 @@ __device__ __forceinline__ void rows_product(const HeadPlan& p, uint32_t block, 
 #pragma unroll
             for (uint32_t i = 0; i < kChunk; i += kProductThreads / 8)
                 if (kWhole || base + row + i < k)
-                    copy_weights<Sparing>(to + i * 128, from + uint64_t(i) * p.weights_stride);
+                    copy_weights<EvictFirst>(to + i * 128, from + uint64_t(i) * p.weights_stride);
         }
         if (!p.ready) ptx::griddepcontrol_wait();
         const uint32_t thread = thread_again(), lane = thread % 32, warp = thread / 32;

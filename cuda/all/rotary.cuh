@@ -31,11 +31,11 @@ __device__ __forceinline__ Group<float, N> angle(const float* table, int first, 
 
 // Each product is rounded by itself, without fused multiply-adds, so that any implementation in f32
 // gives the same bits.
-__device__ __forceinline__ float turned_first(float a, float b, float cos, float sin) {
+__device__ __forceinline__ float rotated_first(float a, float b, float cos, float sin) {
     return __fsub_rn(__fmul_rn(a, cos), __fmul_rn(b, sin));
 }
 
-__device__ __forceinline__ float turned_second(float a, float b, float cos, float sin) {
+__device__ __forceinline__ float rotated_second(float a, float b, float cos, float sin) {
     return __fadd_rn(__fmul_rn(b, cos), __fmul_rn(a, sin));
 }
 
@@ -43,8 +43,8 @@ __device__ __forceinline__ float turned_second(float a, float b, float cos, floa
 // itself; partners outside of it are read from `vector`. With Wide and MLA_ROTARY_HALVES, a half
 // consists of whole octets.
 template <bool Wide, typename T>
-__device__ __forceinline__ Octet<T> turned(const Octet<T>& x, const T* vector, int octet,
-                                           const Angles& angles, int style, int rope_dim) {
+__device__ __forceinline__ Octet<T> rotated(const Octet<T>& x, const T* vector, int octet,
+                                            const Angles& angles, int style, int rope_dim) {
     const int first = octet * kOctet, half = rope_dim / 2;
     float own[kOctet];
     to_floats(x, own);
@@ -55,8 +55,8 @@ __device__ __forceinline__ Octet<T> turned(const Octet<T>& x, const T* vector, i
 #pragma unroll
         for (int i = 0; i < pairs; ++i) {
             const float a = own[2 * i], b = own[2 * i + 1];
-            own[2 * i] = turned_first(a, b, cos.x[i], sin.x[i]);
-            own[2 * i + 1] = turned_second(a, b, cos.x[i], sin.x[i]);
+            own[2 * i] = rotated_first(a, b, cos.x[i], sin.x[i]);
+            own[2 * i + 1] = rotated_second(a, b, cos.x[i], sin.x[i]);
         }
         return from_floats<T>(own);
     }
@@ -69,8 +69,8 @@ __device__ __forceinline__ Octet<T> turned(const Octet<T>& x, const T* vector, i
         const auto sin = angle<true, kOctet>(angles.sin, pair, kOctet);
 #pragma unroll
         for (int i = 0; i < kOctet; ++i) {
-            own[i] = second ? turned_second(other[i], own[i], cos.x[i], sin.x[i])
-                            : turned_first(own[i], other[i], cos.x[i], sin.x[i]);
+            own[i] = second ? rotated_second(other[i], own[i], cos.x[i], sin.x[i])
+                            : rotated_first(own[i], other[i], cos.x[i], sin.x[i]);
         }
     } else {
 #pragma unroll
@@ -82,8 +82,8 @@ __device__ __forceinline__ Octet<T> turned(const Octet<T>& x, const T* vector, i
             const float other = to_float(vector[second ? pair : pair + half]);
             const float cos = angle<false, 1>(angles.cos, pair, 1).x[0],
                         sin = angle<false, 1>(angles.sin, pair, 1).x[0];
-            own[i] = second ? turned_second(other, own[i], cos, sin)
-                            : turned_first(own[i], other, cos, sin);
+            own[i] = second ? rotated_second(other, own[i], cos, sin)
+                            : rotated_first(own[i], other, cos, sin);
         }
     }
     return from_floats<T>(own);
@@ -93,8 +93,8 @@ __device__ __forceinline__ Octet<T> turned(const Octet<T>& x, const T* vector, i
 // of each pair, so the vector may be rotated in place. Its values are in flight before the
 // position, and with it the angles, are known.
 template <bool Wide, typename T, int N>
-__device__ __forceinline__ void turn_pairs(const MlaCacheWriteParams& p, int64_t token,
-                                           const T* from, T* to, int first) {
+__device__ __forceinline__ void rotate_pairs(const MlaCacheWriteParams& p, int64_t token,
+                                             const T* from, T* to, int first) {
     const bool interleaved = p.rotary_style == MLA_ROTARY_INTERLEAVED;
     const int at = interleaved ? 2 * first : first;
     const int beyond = interleaved ? at + N : at + p.rope_dim / 2;
@@ -106,19 +106,19 @@ __device__ __forceinline__ void turn_pairs(const MlaCacheWriteParams& p, int64_t
     float low[N], high[N];
     to_floats(low_raw, low);
     to_floats(high_raw, high);
-    const auto turn = [&](float& a, float& b, int i) {
+    const auto rotate = [&](float& a, float& b, int i) {
         const float x = a, y = b;
-        a = turned_first(x, y, cos.x[i], sin.x[i]);
-        b = turned_second(x, y, cos.x[i], sin.x[i]);
+        a = rotated_first(x, y, cos.x[i], sin.x[i]);
+        b = rotated_second(x, y, cos.x[i], sin.x[i]);
     };
     if (!interleaved || N == 1) {
 #pragma unroll
-        for (int i = 0; i < N; ++i) turn(low[i], high[i], i);
+        for (int i = 0; i < N; ++i) rotate(low[i], high[i], i);
     } else {
 #pragma unroll
         for (int i = 0; i + 1 < N; i += 2) {
-            turn(low[i], low[i + 1], i / 2);
-            turn(high[i], high[i + 1], (i + N) / 2);
+            rotate(low[i], low[i + 1], i / 2);
+            rotate(high[i], high[i + 1], (i + N) / 2);
         }
     }
     store<Wide, T, N>(to + at, from_floats<T>(low), N);

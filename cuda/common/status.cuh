@@ -52,8 +52,8 @@ class Check {
                     "a device pointer aligned to its elements");
     }
 
-    Check& stride(int64_t stride, const char* field, int64_t least = 0) {
-        return that(stride >= least && stride < (int64_t(1) << 48), field, stride,
+    Check& stride(int64_t stride, const char* field, int64_t min = 0) {
+        return that(stride >= min && stride < (int64_t(1) << 48), field, stride,
                     "a stride below 2^48 under which rows do not overlap");
     }
 

@@ -89,7 +89,7 @@ __device__ __forceinline__ void rotate(Values& v, const MlaIndexRotary& r, int64
     for (int i = 0; i < 4; ++i)
         other[i] = r.style == MLA_ROTARY_HALVES ? __shfl_xor_sync(~0u, v.x[i], 8) : v.x[i ^ 1];
     if (lane >= kRope / 4) return;
-    float turned[4];
+    float rotated[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const int at = lane * 4 + i;
@@ -99,11 +99,11 @@ __device__ __forceinline__ void rotate(Values& v, const MlaIndexRotary& r, int64
         const float c = cos[pair], s = sin[pair];
         // a cos - b sin, and b cos + a sin, each product rounded.
         const float own = __fmul_rn(v.x[i], c), across = __fmul_rn(other[i], s);
-        turned[i] = first ? __fsub_rn(own, across) : __fadd_rn(own, across);
-        if (!inside) turned[i] = __int_as_float(0x7fffffff);
+        rotated[i] = first ? __fsub_rn(own, across) : __fadd_rn(own, across);
+        if (!inside) rotated[i] = __int_as_float(0x7fffffff);
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) v.x[i] = turned[i];
+    for (int i = 0; i < 4; ++i) v.x[i] = rotated[i];
 }
 
 // The Hadamard transform in Sylvester's order, divided by the root of 128.
@@ -129,13 +129,14 @@ __device__ __forceinline__ void hadamard(Values& v, int lane) {
 
 // The smallest power of two that is at least max(|x|, 1e-4) / 448. NaN is ignored.
 __device__ __forceinline__ float scale_of(const Values& v) {
-    float most = 0;
+    float largest = 0;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) most = fmaxf(most, fabsf(v.x[i]));
-    for (int mask = 16; mask > 0; mask /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, mask));
-    most = fminf(fmaxf(most, 1e-4f), 3.402823466e38f);
+    for (int i = 0; i < 4; ++i) largest = fmaxf(largest, fabsf(v.x[i]));
+    for (int mask = 16; mask > 0; mask /= 2)
+        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, mask));
+    largest = fminf(fmaxf(largest, 1e-4f), 3.402823466e38f);
     // 448 is 1.75 times 2^8: a maximum above 1.75 times a power of two takes the next power.
-    const uint32_t bits = __float_as_uint(most);
+    const uint32_t bits = __float_as_uint(largest);
     return __uint_as_float((bits >> 23) - 8 + ((bits & 0x7fffff) > 0x600000) << 23);
 }
 

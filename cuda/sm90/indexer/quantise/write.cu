@@ -17,7 +17,7 @@ struct Blocks {
     uint32_t keys, rows;
 };
 
-template <typename T, MlaCacheFormat Format, bool Turned>
+template <typename T, MlaCacheFormat Format, bool Rotated>
 __global__ void __launch_bounds__(kThreads, 8)
     write_kernel(const __grid_constant__ MlaCacheWriteParams rows,
                  const __grid_constant__ WritePlan plan,
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kThreads, 8)
     if (blockIdx.x < blocks.keys)
         write_keys(keys, blockIdx.x);
     else if (blockIdx.x < blocks.keys + blocks.rows)
-        write_block<T, Format, true, Turned, true, kThreads>(rows, plan, blockIdx.x - blocks.keys);
+        write_block<T, Format, true, Rotated, true, kThreads>(rows, plan, blockIdx.x - blocks.keys);
     else
         write_queries(queries, blockIdx.x - blocks.keys - blocks.rows);
 }
@@ -37,15 +37,15 @@ using Kernel = void (*)(MlaCacheWriteParams, WritePlan, MlaIndexKeysParams, MlaI
                         Blocks);
 
 template <typename T, MlaCacheFormat Own>
-Kernel kernel_of(int format, bool turned) {
+Kernel kernel_of(int format, bool rotated) {
     switch (format) {
-        case Own: return turned ? write_kernel<T, Own, true> : write_kernel<T, Own, false>;
+        case Own: return rotated ? write_kernel<T, Own, true> : write_kernel<T, Own, false>;
         case MLA_CACHE_FP8:
-            return turned ? write_kernel<T, MLA_CACHE_FP8, true>
-                          : write_kernel<T, MLA_CACHE_FP8, false>;
+            return rotated ? write_kernel<T, MLA_CACHE_FP8, true>
+                           : write_kernel<T, MLA_CACHE_FP8, false>;
         case MLA_CACHE_FP8_DS_MLA:
-            return turned ? write_kernel<T, MLA_CACHE_FP8_DS_MLA, true>
-                          : write_kernel<T, MLA_CACHE_FP8_DS_MLA, false>;
+            return rotated ? write_kernel<T, MLA_CACHE_FP8_DS_MLA, true>
+                           : write_kernel<T, MLA_CACHE_FP8_DS_MLA, false>;
         default: return nullptr;
     }
 }
@@ -55,9 +55,9 @@ Kernel kernel_for(const MlaCacheWriteParams& rows, const WriteLaunch& write) {
     if (write.blocks == 0 || !write.wide || !write.r1) return nullptr;
     switch (rows.dtype) {
         case MLA_DTYPE_BF16:
-            return kernel_of<__nv_bfloat16, MLA_CACHE_BF16>(rows.cache_format, write.turned);
+            return kernel_of<__nv_bfloat16, MLA_CACHE_BF16>(rows.cache_format, write.rotated);
         case MLA_DTYPE_F16:
-            return kernel_of<__half, MLA_CACHE_F16>(rows.cache_format, write.turned);
+            return kernel_of<__half, MLA_CACHE_F16>(rows.cache_format, write.rotated);
         default: return nullptr;
     }
 }
