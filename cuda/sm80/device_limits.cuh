@@ -9,9 +9,9 @@
 
 namespace mla::sm80 {
 
-// Limits of the current device, or lower ones if `most` asks for them. The driver's answers are
+// Limits of the current device, or lower ones if `limit` asks for them. The driver's answers are
 // cached.
-inline MlaStatus device_limits(const MlaDeviceLimits* most, Limits& limits) {
+inline MlaStatus device_limits(const MlaDeviceLimits* limit, Limits& limits) {
     static std::atomic<int> known[kMaxDevices][3];
     int device;
     cudaError_t e = cudaGetDevice(&device);
@@ -29,17 +29,17 @@ inline MlaStatus device_limits(const MlaDeviceLimits* most, Limits& limits) {
         known[device][i].store(values[i], std::memory_order_relaxed);
     }
     limits = {device, values[0], values[1], values[2]};
-    if (!most) return ok();
-    if (most->shared_memory_bytes < 0)
-        return refuse("shared_memory_bytes", most->shared_memory_bytes, "0 or more");
-    if (most->multiprocessors < 0)
-        return refuse("multiprocessors", most->multiprocessors, "0 or more");
-    if (most->shared_memory_bytes > 0) {
-        limits.shared_of_cta = std::min(limits.shared_of_cta, most->shared_memory_bytes);
-        limits.shared_of_sm = std::min(limits.shared_of_sm, most->shared_memory_bytes + kReserved);
+    if (!limit) return ok();
+    if (limit->shared_memory_bytes < 0)
+        return refuse("shared_memory_bytes", limit->shared_memory_bytes, "0 or more");
+    if (limit->multiprocessors < 0)
+        return refuse("multiprocessors", limit->multiprocessors, "0 or more");
+    if (limit->shared_memory_bytes > 0) {
+        limits.shared_of_cta = std::min(limits.shared_of_cta, limit->shared_memory_bytes);
+        limits.shared_of_sm = std::min(limits.shared_of_sm, limit->shared_memory_bytes + kReserved);
     }
-    if (most->multiprocessors > 0)
-        limits.multiprocessors = std::min(limits.multiprocessors, most->multiprocessors);
+    if (limit->multiprocessors > 0)
+        limits.multiprocessors = std::min(limits.multiprocessors, limit->multiprocessors);
     return ok();
 }
 

@@ -19,7 +19,7 @@ constexpr int64_t kDefaultPatience = 100000;
 //   kThreads, kRows             of the CTA
 //   kRowsUnits                  units of the same 16 rows, which follow one another
 //   vector_of(rows, unit)       index, among the CTA's quadruples, of lane 0's in such a unit
-//   kLeastAtOnce                minimum number of units that a warp sums at the same time; the
+//   kMinAtOnce                  minimum number of units that a warp sums at the same time; the
 //                               maximum is kAtOnce
 //   kUnitsOfSlice               if splits are many, number of units that a CTA without other work
 //                               exchanges between two barriers; other CTAs have room for
@@ -202,7 +202,7 @@ class SplitCombine {
     // in flight for any count.
     template <int kCount>
     __device__ void combine_alone(int unit, int count) const {
-        if constexpr (kCount > Layout::kLeastAtOnce)
+        if constexpr (kCount > Layout::kMinAtOnce)
             if (count <= kCount / 2) return combine_alone<kCount / 2>(unit, count);
         float4 sums[kCount] = {};
         add_splits<kCount, 2 * kAtOnce / kCount>(unit, count, 0, split_.splits, sums);
@@ -301,8 +301,7 @@ class SplitCombine {
                 // Behind the last split, the last one again: a branch would make loads wait for one
                 // another.
                 const float* from = partial_of_(min(begin + i, last - 1));
-                const float4* vectors =
-                    reinterpret_cast<const float4*>(from) + (threadIdx.x & 31);
+                const float4* vectors = reinterpret_cast<const float4*>(from) + (threadIdx.x & 31);
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
                     of_splits[i][half] = load(from + kRowsAt + row + half * 8);

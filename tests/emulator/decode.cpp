@@ -63,7 +63,7 @@ void check_config(const Case& c, unsigned seed, const Room& room, int multiproce
     p.causal = c.causal;
     p.sparse = c.sparse;
     p.tile_cost = 1;
-    p.least_share = 2;
+    p.min_share = 2;
     // Both divisions are tested if groups are few: with odd seeds, ranges are even.
     p.even_gain = seed % 2 ? 2 : -1000;
     p.scale_log2 = x.softmax_scale * x.cache_scale * 1.44269504088896340736f;

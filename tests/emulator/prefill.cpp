@@ -40,17 +40,18 @@ void check(const PrefillCase& c, unsigned seed, int splits = 1, int slots = 0) {
     p.heads = c.heads;
     p.nope_dim = c.nope;
     p.tiles = x.query_tokens / C::kRows + x.requests;
-    p.levels = 0;
-    for (int n : c.queries) p.levels = std::max(p.levels, (n + C::kRows - 1) / C::kRows);
+    p.max_request_tiles = 0;
+    for (int n : c.queries)
+        p.max_request_tiles = std::max(p.max_request_tiles, (n + C::kRows - 1) / C::kRows);
     p.head_group = 2;
     p.causal = c.causal;
     p.scale_log2 = x.softmax_scale * 1.44269504088896340736f;
     p.splits = splits;
     p.slots = slots;
-    p.most_divided = 2 * slots;
+    p.max_split_ctas = 2 * slots;
     if (splits == 0) p.head_group = c.heads;
     const int tiles = p.tiles * c.heads;
-    const int ctas = splits > 0 ? tiles * splits : tiles + p.most_divided;
+    const int ctas = splits > 0 ? tiles * splits : tiles + p.max_split_ctas;
     constexpr int kFloats = mla::sm80::kPartialFloats<SplitLayout<C>>;
     std::vector<float> partials(size_t(ctas) * kFloats, NAN);
     std::vector<int32_t> counters(ctas * 2);

@@ -52,7 +52,7 @@ MlaStatus check_shape(const MlaDecodeParams& p) {
     return check.status();
 }
 
-// The schedule counts KV tiles over all tiles of rows in 31 bits, whatever the lengths are.
+// The scheduler counts KV tiles over all tiles of rows in 31 bits, whatever the lengths are.
 void check_capacity(Check& check, const MlaDecodeParams& p) {
     const int64_t tokens = int64_t(p.max_pages) * p.page_size;
     const int64_t tiles = ceil_div(p.query_len * p.heads, 16);
@@ -209,7 +209,7 @@ extern "C" MlaStatus mla_decode_sm80_workspace(const MlaDecodeParams* params,
     *bytes = 0;
     for (int query_len = 1; query_len <= params->query_len; ++query_len) {
         const int rows = query_len * params->heads;
-        s = most_workspace(kind_of(*params), device, rows, params->rope_dim, *bytes);
+        s = max_workspace(kind_of(*params), device, rows, params->rope_dim, *bytes);
         if (s.code != MLA_OK) return s;
     }
     return ok();

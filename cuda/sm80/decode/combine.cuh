@@ -19,7 +19,7 @@ struct SplitLayout {
     static constexpr int kRowsUnits = C::kColumns / 8 * kColumnGroups;
     // With 16 rows, a warp's share of a slice is eight units only if there are two splits. With 64
     // it is twice as much: code for fewer units makes some launches shorter and others longer.
-    static constexpr int kLeastAtOnce = C::kRows == 16 ? 2 : 8;
+    static constexpr int kMinAtOnce = C::kRows == 16 ? 2 : 8;
     // With fewer rows a slice has few units, and most warps would wait while some add.
     static constexpr bool kMany = C::kRows == 64;
     // The KV tiles' place has room for many of the splits' results (staged_combine.cuh).
@@ -49,12 +49,12 @@ class Output {
         : p_(p), shared_(shared), row_group_(row_group), column_group_(column_group) {}
 
     // Called after a barrier that follows the softmax's `finish`. `share` is the length of a CTA's
-    // range of the schedule.
-    __device__ void write(const Item& item, const Accumulators<C>& o, int share) const {
+    // range.
+    __device__ void write(const WorkItem& item, const Accumulators<C>& o, int share) const {
         if (item.splits == 1) return write_rows(item, o);
         if constexpr (Layout::kStaged) {
             // Nothing of what follows is known before, where registers are few.
-            const int thread = Place::hide(threadIdx.x);
+            const int thread = ThreadPosition::hide(threadIdx.x);
             store(PartialOf(p_, item)(item.split), o, kept_of(item), thread);
             combine_staged(p_, shared_, item, share, thread);
         } else {
@@ -69,9 +69,9 @@ class Output {
     }
 
     // The CTA that computes split 0 of the item's tile of rows.
-    __device__ static int cta_of(const KernelParams& p, const Item& item) {
+    __device__ static int cta_of(const KernelParams& p, const WorkItem& item) {
         // Not known before, where registers are few.
-        const int pair = Place::hide(p.pair);
+        const int pair = ThreadPosition::hide(p.pair);
         return item.first_cta_group * pair + (blockIdx.x & (pair - 1));
     }
 
@@ -79,9 +79,9 @@ class Output {
     // at most the end of one tile of rows and the beginning of another.
     class PartialOf {
       public:
-        __device__ PartialOf(const KernelParams& p, const Item& item)
+        __device__ PartialOf(const KernelParams& p, const WorkItem& item)
             : begin_(p.partials + int64_t(cta_of(p, item)) * 2 * C::kPartialFloats),
-              step_(Place::hide(p.pair) * (2 * C::kPartialFloats)) {}
+              step_(ThreadPosition::hide(p.pair) * (2 * C::kPartialFloats)) {}
         __device__ float* operator()(int split) const {
             return begin_ + (split == 0 ? int64_t(C::kPartialFloats) : int64_t(split) * step_);
         }
@@ -91,9 +91,9 @@ class Output {
         int step_;
     };
 
-    // Nobody uses the scores' place between two items, nor the queries' behind them after the last
-    // one.
-    __device__ void combine(const Item& item, int share) const {
+    // No thread uses the scores' place between two items, nor the queries' behind them after the
+    // last one.
+    __device__ void combine(const WorkItem& item, int share) const {
         const PartialOf partial_of(p_, item);
         split_combine<Layout>(
             split_of(p_, item, share), statistics().rows,
@@ -102,7 +102,7 @@ class Output {
             [&](const Rows& rows, int unit, const float4& x) { write_unit(rows, unit, x); });
     }
 
-    __device__ static Split split_of(const KernelParams& p, const Item& item, int share) {
+    __device__ static Split split_of(const KernelParams& p, const WorkItem& item, int share) {
         auto* counters = reinterpret_cast<SplitCounters*>(p.counters) + cta_of(p, item);
         return {counters, item.split, item.splits, item.combiners,
                 p.patience != 0 ? p.patience : kDefaultPatience + share * kTilePatience};
@@ -112,16 +112,15 @@ class Output {
     struct Kept {
         int begin, end;
     };
-    __device__ static Kept kept_fragments(const KernelParams& p, const Item& item) {
+    __device__ static Kept kept_fragments(const KernelParams& p, const WorkItem& item) {
         using Stage = Staging<C>;
         const int begin = Stage::begin(item.split, item.combiners),
                   end = Stage::begin(item.split + 1, item.combiners);
-        const bool keeps = item.split < item.combiners &&
-                           Stage::keeps(p, end - begin, item.splits);
+        const bool keeps = item.split < item.combiners && Stage::keeps(p, end - begin, item.splits);
         return {begin, keeps ? end : begin};
     }
     // One bit each.
-    __device__ uint32_t kept_of(const Item& item) const {
+    __device__ uint32_t kept_of(const WorkItem& item) const {
         const Kept kept = kept_fragments(p_, item);
         if (kept.begin == kept.end) return 0;
         // Others may still read the last KV tile.
@@ -133,14 +132,15 @@ class Output {
     // Called where no thread has an output any more: inlined, it would take registers of the loop
     // over KV tiles.
     __device__ static __noinline__ void combine_staged(const KernelParams& p, char* shared,
-                                                       const Item& item, int share, int thread) {
+                                                       const WorkItem& item, int share,
+                                                       int thread) {
         const Output output(p, shared, thread / 32 / kColumnGroups, thread / 32 % kColumnGroups);
         const PartialOf partial_of(p, item);
         const auto rows_of = [&](int unit) { return output.rows_of(item, unit); };
         const auto write = [&](const Rows& rows, int unit, const float4& x) {
             output.write_unit(rows, unit, x);
         };
-        const auto write_four = [&](const Rows& rows, int first, const float4 (&x)[4]) {
+        const auto write_four = [&](const Rows& rows, int first, const float4(&x)[4]) {
             output.write_four(rows, first, x);
         };
         const Split split = split_of(p, item, share);
@@ -179,7 +179,8 @@ class Output {
         float4* vectors = reinterpret_cast<float4*>(to) + thread;
         float4* staged = nullptr;
         if constexpr (Layout::kStaged)
-            staged = Staging<C>(p_, shared_, thread).place - (kept == 0 ? 0 : __ffs(kept) - 1) * 32;
+            staged =
+                Staging<C>(p_, shared_, thread).position - (kept == 0 ? 0 : __ffs(kept) - 1) * 32;
 #pragma unroll
         for (int tile = 0; tile < C::kWarpTiles; ++tile)
 #pragma unroll
@@ -209,7 +210,7 @@ class Output {
         T* out;
     };
 
-    __device__ Row row_of(const Item& item, int of_tile) const {
+    __device__ Row row_of(const WorkItem& item, int of_tile) const {
         const int row = item.first_row + of_tile;
         if (row >= item.q_len * p_.heads) return {};
         const int token = row / p_.heads, head = row - token * p_.heads;
@@ -233,7 +234,7 @@ class Output {
         Row of_half[2];
     };
 
-    __device__ Rows rows_of(const Item& item, int unit) const {
+    __device__ Rows rows_of(const WorkItem& item, int unit) const {
         const int of_tile = first_row_of<Layout>(unit);
         return {row_of(item, of_tile), row_of(item, of_tile + 8)};
     }
@@ -271,9 +272,8 @@ class Output {
             uint32_t words[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-                words[i] = half == 0
-                               ? ptx::cvt_rn_x2<T>(x[i].x * row.scale, x[i].y * row.scale)
-                               : ptx::cvt_rn_x2<T>(x[i].z * row.scale, x[i].w * row.scale);
+                words[i] = half == 0 ? ptx::cvt_rn_x2<T>(x[i].x * row.scale, x[i].y * row.scale)
+                                     : ptx::cvt_rn_x2<T>(x[i].z * row.scale, x[i].w * row.scale);
             const uint4 eight = transpose(words, quad);
             if (!row.exists) continue;
             *reinterpret_cast<uint4*>(row.out + column_group * C::kColumns + (first + quad) * 8) =
@@ -286,7 +286,7 @@ class Output {
         if (p_.lse) p_.lse[row.head * p_.lse_head_stride + row.token] = row.lse;
     }
 
-    __device__ void write_rows(const Item& item, const Accumulators<C>& o) const {
+    __device__ void write_rows(const WorkItem& item, const Accumulators<C>& o) const {
         const int quad = threadIdx.x & 3;
 #pragma unroll
         for (int tile = 0; tile < C::kWarpTiles; ++tile)
@@ -314,7 +314,7 @@ class Output {
             // Two fragments have the even and the odd columns of sixteen.
 #pragma unroll
             for (int i = 0; i < C::kColumns / 8; i += 2) {
-                const float(&even)[4] = o[i], (&odd)[4] = o[i + 1];
+                const float (&even)[4] = o[i], (&odd)[4] = o[i + 1];
                 const uint2 words = {
                     ptx::cvt_rn_x2<T>(even[begin] * row.scale, odd[begin] * row.scale),
                     ptx::cvt_rn_x2<T>(even[begin + 1] * row.scale, odd[begin + 1] * row.scale)};

@@ -47,18 +47,18 @@ struct Config {
     static constexpr int kWarpRows = 16 * WarpTiles;
     static constexpr int kRows = kWarpRows * RowGroups;
     // CTAs per SM, as far as registers go.
-    static constexpr int kResident = RowGroups > 1                                ? 1
-                                     : WarpTiles > 1                              ? 2
-                                     : Tokens > 16 && Format != CacheFormat::e4m3 ? 2
-                                     : Tokens > 16 || Latent > 256                ? 3
-                                                                                  : 4;
+    static constexpr int kCtasPerSm = RowGroups > 1                                ? 1
+                                      : WarpTiles > 1                              ? 2
+                                      : Tokens > 16 && Format != CacheFormat::e4m3 ? 2
+                                      : Tokens > 16 || Latent > 256                ? 3
+                                                                                   : 4;
     // True if a CTA computes one KV tile at a time. Otherwise it computes the scores of the next
     // one before the values of this one.
     static constexpr bool kOneStage = RowGroups == 1;
     // KV tiles that it needs at least: what is computed and one in flight.
-    static constexpr int kLeastStages = kOneStage ? 2 : 3;
-    static constexpr int kMostStages = kMaxStages;
-    // Latent columns of a warp, and their products' steps of 16.
+    static constexpr int kMinCtaStages = kOneStage ? 2 : 3;
+    static constexpr int kMaxCtaStages = kMaxStages;
+    // Latent columns of a warp, and their GEMMs' steps of 16.
     static constexpr int kColumns = Latent / kColumnGroups;
     static constexpr int kSteps = kColumns / 16;
     static constexpr bool kBytes = Format != CacheFormat::plain;
@@ -93,7 +93,7 @@ struct Config {
     static constexpr bool kStateInRegisters = !kShared;
     static constexpr int kBlocks = Tokens / 8;
 
-    using Plan = Schedule<kRows, Tokens>;
+    using Scheduler = TileScheduler<kRows, Tokens>;
 
     // Bytes of shared memory beside the KV tiles.
     static constexpr int kScoreBytes =
@@ -113,7 +113,7 @@ struct Config {
     static constexpr int kScaleBytes =
         kScaleUnits && kShared ? kWarps * kColumnGroups * Tokens * 4 : 0;
     struct WarpShared {
-        typename Plan::Shared plan;
+        typename Scheduler::Shared scheduler;
         LoaderState loader;
         // The item that is computed.
         int index;

@@ -14,7 +14,7 @@ inline int pair_of(int rows, int tile_rows) { return rows > tile_rows ? 2 : 1; }
 // Launch sizes of an instantiation.
 struct Fit {
     // CTAs per SM and in all, and KV tiles that each holds.
-    int resident, ctas, stages;
+    int ctas_per_sm, ctas, stages;
     size_t shared_bytes, workspace_bytes;
 };
 
@@ -25,14 +25,14 @@ Fit fit(int shared_of_cta, int shared_of_sm, int reserved, int multiprocessors, 
         int pair) {
     const int tile = C::kTokens * C::pitch(rope_dim);
     Fit f = {};
-    for (f.resident = C::kResident;; --f.resident) {
-        const int room = std::min(shared_of_cta, shared_of_sm / f.resident - reserved);
-        f.stages = std::min((room - C::kStagesOffset) / tile, C::kMostStages);
-        if (f.stages >= C::kLeastStages || f.resident == 1) break;
+    for (f.ctas_per_sm = C::kCtasPerSm;; --f.ctas_per_sm) {
+        const int room = std::min(shared_of_cta, shared_of_sm / f.ctas_per_sm - reserved);
+        f.stages = std::min((room - C::kStagesOffset) / tile, C::kMaxCtaStages);
+        if (f.stages >= C::kMinCtaStages || f.ctas_per_sm == 1) break;
     }
-    if (f.stages < C::kLeastStages) return {};
+    if (f.stages < C::kMinCtaStages) return {};
     f.shared_bytes = C::shared_bytes(rope_dim, f.stages);
-    f.ctas = std::min(multiprocessors * f.resident, kMaxCtas) / pair * pair;
+    f.ctas = std::min(multiprocessors * f.ctas_per_sm, kMaxCtas) / pair * pair;
     f.workspace_bytes = kCounterBytes + size_t(2) * f.ctas * C::kPartialFloats * sizeof(float);
     return f;
 }

@@ -1,4 +1,4 @@
-// The two products of a KV tile, as one warp does them: S += Q K^T over its quarter of the columns,
+// The two GEMMs of a KV tile, as one warp does them: S += Q K^T over its quarter of the columns,
 // and O += P V for the same columns.
 //
 // Of a plain cache, ldmatrix yields the operands. Of bytes it moves pairs, so that a word holds
@@ -113,11 +113,12 @@ struct Scores {
 };
 
 template <class C>
-class Products {
+class Gemms {
     using T = typename C::Operand;
 
   public:
-    __device__ Products(const KernelParams& p, const Place& place) : p_(p), place_(place) {}
+    __device__ Gemms(const KernelParams& p, const ThreadPosition& position)
+        : p_(p), position_(position) {}
 
     // Computes this warp's scores of tokens 16 * unit to 16 * unit + 15 of the stage.
     __device__ void scores(const QueryFragments<C>& q, uint32_t stage, int unit,
@@ -134,7 +135,7 @@ class Products {
         constexpr int kLoads = C::kSteps / (C::kBytes ? 2 : 1);
         uint32_t words[2][4];
         // Grouped latent values have to be scaled before rotary ones are added.
-        const bool has_rope = place_.column_group() * 16 < p_.rope_dim;
+        const bool has_rope = position_.column_group() * 16 < p_.rope_dim;
         if constexpr (!C::kGrouped) {
             // Without rotary values for this warp, zeros.
             uint32_t rope[4] = {};
@@ -193,11 +194,11 @@ class Products {
 
     // Makes zeros of what is no finite number in this warp's columns, each row group of a share of
     // the tokens. Rows that see such a token have a score of NaN already; P of the others is 0, and
-    // 0 times NaN would be NaN. Grouped bytes that are NaN are taken for a number in this product.
+    // 0 times NaN would be NaN. Grouped bytes that are NaN are taken for a number in this GEMM.
     __device__ void clear_nonfinite(char* stage, int row_group) const {
         if constexpr (!C::kGrouped) {
             constexpr int kChunks = C::kColumns * C::kLatentBytes / 16;
-            const int lane = place_.lane();
+            const int lane = position_.lane();
             for (int i = row_group * 32 + lane; i < C::kTokens * kChunks; i += 32 * C::kRowGroups) {
                 char* at = stage + i / kChunks * p_.pitch + column_bytes() + i % kChunks * 16;
                 const uint4 v = *reinterpret_cast<const uint4*>(at);
@@ -291,12 +292,13 @@ class Products {
     __device__ void load_rope(uint32_t (&b)[4], uint32_t from) const {
         if constexpr (C::kFormat == CacheFormat::e4m3) {
             uint32_t words[2];
-            ptx::ldmatrix_x2(words, from + (place_.lane() & 15) * p_.pitch + C::kRopeOffset +
-                                        place_.column_group() * 16);
+            ptx::ldmatrix_x2(words, from + (position_.lane() & 15) * p_.pitch + C::kRopeOffset +
+                                        position_.column_group() * 16);
             b[0] = words[0];
             b[1] = words[1];
         } else {
-            ptx::ldmatrix_x4(b, from + by_chunks() + C::kRopeOffset + place_.column_group() * 32);
+            ptx::ldmatrix_x4(b,
+                             from + by_chunks() + C::kRopeOffset + position_.column_group() * 32);
         }
     }
 
@@ -348,7 +350,7 @@ class Products {
                 const int token = block * 8 + quad * 2 + i;
                 const float scale =
                     C::kScoreRest * ptx::ld_shared_f32(from + token * p_.pitch + C::kScaleOffset +
-                                                       place_.column_group() * 4);
+                                                       position_.column_group() * 4);
 #pragma unroll
                 for (int sum = 0; sum < kSums; ++sum)
 #pragma unroll
@@ -378,19 +380,19 @@ class Products {
     // (by_rows), or of the two chunks of one block of eight rows first (by_chunks). Computed
     // wherever it is needed: registers are few.
     __device__ int by_rows() const {
-        const int lane = place_.lane();
+        const int lane = position_.lane();
         return (lane & 15) * p_.pitch + (lane >> 4) * 16;
     }
     __device__ int by_chunks() const {
-        const int lane = place_.lane();
+        const int lane = position_.lane();
         return ((lane & 7) + (lane >> 4) * 8) * p_.pitch + (lane >> 3 & 1) * 16;
     }
     __device__ int column_bytes() const {
-        return place_.column_group() * C::kColumns * C::kLatentBytes;
+        return position_.column_group() * C::kColumns * C::kLatentBytes;
     }
 
     const KernelParams& p_;
-    const Place& place_;
+    const ThreadPosition& position_;
 };
 
 }  // namespace mla::sm80::decode

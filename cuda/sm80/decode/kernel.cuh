@@ -2,7 +2,7 @@
 //
 // Per KV tile: each warp multiplies its query rows and a quarter of the columns (scores), the
 // quarters meet in shared memory (softmax), and the warp multiplies P by the same columns (values).
-// Where two or more CTAs share an SM, they take turns at what takes long. A CTA that has it for
+// If two or more CTAs share an SM, one computes while another waits. A CTA that has it for
 // itself computes the scores of the next tile before the values of this one, so that warps come to
 // the barrier between them with long work behind and before them; and one of its row groups
 // multiplies while the other is at its softmax (row_groups.cuh).
@@ -17,31 +17,31 @@
 namespace mla::sm80::decode {
 
 template <class C>
-__global__ __launch_bounds__(C::kThreads, C::kResident) void decode_kernel(
+__global__ __launch_bounds__(C::kThreads, C::kCtasPerSm) void decode_kernel(
     const __grid_constant__ KernelParams p) {
     using Softmax = std::conditional_t<C::kShared, SharedSoftmax<C>, RegisterSoftmax<C>>;
     char* shared = ptx::dynamic_shared();
-    const Place place;
+    const ThreadPosition position;
     auto& own =
         reinterpret_cast<typename C::WarpShared*>(shared + C::kWarpOffset)[threadIdx.x / 32];
     auto& statistics = *reinterpret_cast<typename C::Statistics*>(shared + C::kStatisticsOffset);
     const int stage_bytes = C::kTokens * p.pitch;
 
-    typename C::Plan plan(p, own.plan);
-    plan.begin();
-    Loader<C> loader(p, place, plan, own.loader, own.valid);
+    typename C::Scheduler scheduler(p, own.scheduler);
+    scheduler.plan();
+    Loader<C> loader(p, position, scheduler, own.loader, own.valid);
     if (!loader.has(0)) return;
     for (int i = 1; i < p.stages; ++i) loader.next();
 
-    Softmax softmax(shared, place);
-    const RowGroups<C> groups(place);
-    const Products<C> products(p, place);
-    const Output<C> output(p, shared, place.row_group(), place.column_group());
+    Softmax softmax(shared, position);
+    const RowGroups<C> groups(position);
+    const Gemms<C> gemms(p, position);
+    const Output<C> output(p, shared, position.row_group(), position.column_group());
 
     int stage = 0;
     own.index = 0;
     while (true) {
-        const Item& item = plan.item(own.index);
+        const WorkItem& item = scheduler.item(own.index);
         const int rows = item.q_len * p.heads;
         QueryFragments<C> q;
         q.load(
@@ -49,7 +49,7 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void decode_kernel(
                 struct Row {
                     const char *latent, *rope;
                 } pointers = {nullptr, nullptr};
-                const int row = item.first_row + place.row_group() * C::kWarpRows + r;
+                const int row = item.first_row + position.row_group() * C::kWarpRows + r;
                 if (row < rows) {
                     const int token = item.q_begin + row / p.heads, head = row % p.heads;
                     pointers.latent =
@@ -61,7 +61,7 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void decode_kernel(
                 }
                 return pointers;
             },
-            place.column_group(), place.column_group() * 16 < p.rope_dim);
+            position.column_group(), position.column_group() * 16 < p.rope_dim);
         // Number of tokens that row r of the warp attends to. Its inputs are read from shared
         // memory at each call: registers are few.
         const auto limit_of = [&](int r) {
@@ -69,7 +69,7 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void decode_kernel(
             if (!p.causal) return kv_len;
             const int first_row = ptx::ld_shared_s32(ptx::shared_address(&item.first_row));
             const int before = ptx::ld_shared_s32(ptx::shared_address(&item.before));
-            const int row = first_row + place.row_group() * C::kWarpRows + r;
+            const int row = first_row + position.row_group() * C::kWarpRows + r;
             return min(before + row / p.heads + 1, kv_len);
         };
         const auto facts_of = [&](int tile, int at) {
@@ -88,7 +88,7 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void decode_kernel(
 #pragma unroll
             for (int unit = 0; unit < C::kTokens / 16; ++unit) {
                 Scores<C> s;
-                products.scores(q, address_of(at), unit, s);
+                gemms.scores(q, address_of(at), unit, s);
                 softmax.put(unit, s);
             }
         };
@@ -115,11 +115,11 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void decode_kernel(
                 item.q_len > 1) {
                 // Row groups clear for each other what both have made scores of.
                 if constexpr (C::kRowGroups > 1) __syncthreads();
-                products.clear_nonfinite(shared + C::kStagesOffset + stage * stage_bytes,
-                                         place.row_group());
+                gemms.clear_nonfinite(shared + C::kStagesOffset + stage * stage_bytes,
+                                      position.row_group());
                 if constexpr (C::kRowGroups > 1) __syncthreads();
             }
-            products.values(softmax, address_of(stage), o, [](int) {});
+            gemms.values(softmax, address_of(stage), o, [](int) {});
         };
         const auto has_tile = [&](int tile) {
             return tile < ptx::ld_shared_s32(ptx::shared_address(&item.tile_end));
@@ -134,7 +134,7 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void decode_kernel(
                 loader.next();
                 put_scores(stage);
                 __syncthreads();
-                softmax.apply(p, products, facts_of(tile, stage), limit_of);
+                softmax.apply(p, gemms, facts_of(tile, stage), limit_of);
                 if constexpr (C::kShared) __syncthreads();
                 add_values(tile, true);
                 stage = following(stage);
@@ -166,7 +166,7 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void decode_kernel(
                 }
                 groups.sync();
                 rescale =
-                    groups.sync_or(softmax.apply(p, products, facts_of(tile + 1, ahead), limit_of));
+                    groups.sync_or(softmax.apply(p, gemms, facts_of(tile + 1, ahead), limit_of));
                 stage = ahead;
                 ahead = following(ahead);
             }
@@ -183,7 +183,7 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void decode_kernel(
                     for (float& x : columns) x *= by;
         }
         __syncthreads();
-        output.write(item, o, own.plan.share);
+        output.write(item, o, own.scheduler.share);
         // The last tile's copies were followed by a look at what comes next.
         const int next_item = own.index + 1;
         if (!loader.has(next_item)) return;

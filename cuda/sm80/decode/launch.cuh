@@ -51,7 +51,7 @@ MlaStatus launch_variant(const Limits& l, const Shape& s, KernelParams& p, cudaS
     // Making a partial result, storing it and combining it take about as long as two KV tiles, of
     // warps with roles, which have to fill and to drain, as four.
     p.tile_cost = C::kRoles ? 4 : 2;
-    p.least_share = 128 / C::kTokens;
+    p.min_share = 128 / C::kTokens;
     // A request in one split has no partial result: that is worth more than a tile's cost.
     p.even_gain = p.tile_cost * 3 / 2;
     cudaLaunchConfig_t config = {};
@@ -71,7 +71,7 @@ Variant variant() {
 // KV tiles of this size are not worth fewer.
 template <class C>
 bool has_room(const Limits& l, const Shape& s) {
-    return fit_to<C>(l, s).resident == C::kResident;
+    return fit_to<C>(l, s).ctas_per_sm == C::kCtasPerSm;
 }
 
 // Instantiation for 16 rows: with KV tiles of 32 tokens if there is room for them, else of 16.
@@ -93,7 +93,7 @@ Variant variant_of_16(const Limits& l, const Shape& s) {
 // Up to so many tokens for each CTA, tiles of 16 rows end sooner than the larger ones that so many
 // rows would fill, though each of them reads its request's tokens: they begin and combine sooner.
 // As measured on an H200; the larger ones take bytes, which they convert, less well.
-constexpr int most_of_short(CacheFormat format, int rows) {
+constexpr int max_short_tokens(CacheFormat format, int rows) {
     switch (format) {
         case CacheFormat::plain: return rows <= 32 ? 320 : 192;
         case CacheFormat::e4m3: return 512;
@@ -108,7 +108,8 @@ inline bool is_short(const Limits& l, const Shape& s, CacheFormat format, const 
     Fit f;
     if (of_16.fit(l, s, f).code != MLA_OK) return false;
     const int64_t tiles = int64_t(s.requests) * ceil_div(s.rows, 16);
-    return tiles <= f.ctas && tiles * s.kv_len <= int64_t(most_of_short(format, s.rows)) * f.ctas;
+    return tiles <= f.ctas &&
+           tiles * s.kv_len <= int64_t(max_short_tokens(format, s.rows)) * f.ctas;
 }
 
 // Chooses by the rows of a request: 16, 32 or 64 rows per CTA, and 16 for short batches. With 64

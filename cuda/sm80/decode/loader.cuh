@@ -88,11 +88,11 @@ class Loader {
     static constexpr int kStep = RowCopy<C>::kStep, kLanes = RowCopy<C>::kLanes;
 
   public:
-    __device__ Loader(const KernelParams& p, const Place& place, typename C::Plan& plan,
-                      LoaderState& state, uint32_t* valid)
-        : p_(p), place_(place), plan_(plan), state_(state), valid_(valid) {
+    __device__ Loader(const KernelParams& p, const ThreadPosition& position,
+                      typename C::Scheduler& scheduler, LoaderState& state, uint32_t* valid)
+        : p_(p), position_(position), scheduler_(scheduler), state_(state), valid_(valid) {
         LoaderState s = {};
-        s.more = plan_.first();
+        s.more = scheduler_.first();
         if (s.more) begin_item(s);
         put(s);
     }
@@ -132,7 +132,7 @@ class Loader {
 #pragma unroll
                 for (int token = 0; token < C::kTokens; token += kStep)
                     valid |= copy_slots(s, to + token * p_.pitch, copy) << token;
-                if (place_.lane() == 0) valid_[s.stage] = valid;
+                if (position_.lane() == 0) valid_[s.stage] = valid;
             } else {
 #pragma unroll
                 for (int token = 0; token < C::kTokens; token += kStep)
@@ -152,7 +152,7 @@ class Loader {
                     next.stage = s.stage;
                     s = next;
                 }
-                s.more = plan_.next(++s.index);
+                s.more = scheduler_.next(++s.index);
                 if (s.more) begin_item(s);
             }
         }
@@ -166,21 +166,21 @@ class Loader {
             state_ = s;
         } else {
             __syncwarp();
-            if (place_.lane() == 0) state_ = s;
+            if (position_.lane() == 0) state_ = s;
             __syncwarp();
         }
     }
 
     __device__ const int* table(const LoaderState& s) const {
-        return p_.block_table + plan_.item(s.index).request * p_.block_table_stride;
+        return p_.block_table + scheduler_.item(s.index).request * p_.block_table_stride;
     }
 
     // The row, of kStep, of which this thread copies a share, and the first of its 16.
-    __device__ int own_row() const { return place_.thread() / kLanes; }
+    __device__ int own_row() const { return position_.thread() / kLanes; }
     __device__ int sixteen() const { return own_row() & ~15; }
 
     __device__ void begin_item(LoaderState& s) {
-        const Item& item = plan_.item(s.index);
+        const WorkItem& item = scheduler_.item(s.index);
         s.tiles = item.tile_end - item.tile_begin;
         s.left = item.kv_len - item.tile_begin * C::kTokens;
         if (p_.sparse) {
@@ -205,7 +205,7 @@ class Loader {
 
     // The next one, counted from the request's first.
     __device__ int token_of(const LoaderState& s) const {
-        return plan_.item(s.index).kv_len - s.left;
+        return scheduler_.item(s.index).kv_len - s.left;
     }
 
     template <typename Copy>
@@ -234,14 +234,14 @@ class Loader {
 
     // Lane l knows of slot l; where 16 are copied at a time, lane l + 16 knows of it, too.
     __device__ void look_ahead_slots(const LoaderState& s) {
-        const int lane = place_.lane() & (kStep - 1);
+        const int lane = position_.lane() & (kStep - 1);
         next_ = lane < s.left ? table(s)[token_of(s) + lane] : -1;
     }
 
     // This thread's share of its row.
     __device__ RowCopy<C> row_copy(uint32_t to, const char* row, bool exists) const {
         using Copy = RowCopy<C>;
-        const int byte = place_.thread() % kLanes * 16;
+        const int byte = position_.thread() % kLanes * 16;
         constexpr int last = (Copy::kChunks - 1) * kLanes * 16;
         return {to + own_row() * p_.pitch + byte, row + byte,
                 Copy::kAny | (exists ? Copy::kExists : 0) |
@@ -259,8 +259,8 @@ class Loader {
     }
 
     const KernelParams& p_;
-    const Place& place_;
-    typename C::Plan& plan_;
+    const ThreadPosition& position_;
+    typename C::Scheduler& scheduler_;
     std::conditional_t<kInRegisters, LoaderState, LoaderState&> state_;
     uint32_t* valid_;
     // The page after the next token's, or this lane's next slot.

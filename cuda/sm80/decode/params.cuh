@@ -8,9 +8,9 @@ namespace mla::sm80::decode {
 
 // Warps side by side, each of which has a quarter of the latent columns.
 constexpr int kColumnGroups = 4;
-// Most KV tiles that a CTA holds or has in flight.
+// Maximum number of KV tiles that a CTA holds or has in flight.
 constexpr int kMaxStages = 6;
-// Most CTAs of a launch, and the bytes that their counters take: SplitCounters each.
+// Maximum number of CTAs of a launch, and the bytes that their counters take: SplitCounters each.
 constexpr int kMaxCtas = 1024;
 constexpr size_t kCounterBytes = kMaxCtas * 2 * sizeof(int32_t);
 
@@ -61,7 +61,7 @@ struct KernelParams {
     int sparse;
     // Cost of a tile of rows in addition to its KV tiles, and the minimum cost that is worth a CTA
     // if splits are many.
-    int tile_cost, least_share;
+    int tile_cost, min_share;
     // Cost by which ranges may be longer in order to be even (scheduler.cuh).
     int even_gain;
     // Cycles that a CTA waits for the other splits of a tile of rows; 0: kDefaultPatience, and

@@ -18,7 +18,7 @@ class RowGroups {
     static_assert(C::kRowGroups <= 2);
 
   public:
-    __device__ explicit RowGroups(const Place& place) : place_(place) {}
+    __device__ explicit RowGroups(const ThreadPosition& position) : position_(position) {}
 
     // Among the warps of this row group.
     __device__ void sync() const { ptx::bar_sync(own_barrier(), C::kThreads / 2); }
@@ -29,22 +29,22 @@ class RowGroups {
 
     // Does not wait. What the other row group passes, each waits for once.
     __device__ void pass(int tile) const {
-        ptx::bar_arrive(passed(place_.row_group(), tile), C::kThreads);
+        ptx::bar_arrive(passed(position_.row_group(), tile), C::kThreads);
     }
     __device__ void wait(int tile) const {
-        ptx::bar_sync(passed(1 - place_.row_group(), tile), C::kThreads);
+        ptx::bar_sync(passed(1 - position_.row_group(), tile), C::kThreads);
     }
 
   private:
     // Barrier 0 is the CTA's. A row group may pass a tile before the other has waited for the one
     // before it, but no further.
     static constexpr int kFirst = 1;
-    __device__ int own_barrier() const { return kFirst + place_.row_group(); }
+    __device__ int own_barrier() const { return kFirst + position_.row_group(); }
     __device__ static int passed(int row_group, int tile) {
         return kFirst + 2 + row_group * 2 + (tile & 1);
     }
 
-    const Place& place_;
+    const ThreadPosition& position_;
 };
 
 }  // namespace mla::sm80::decode

@@ -2,10 +2,11 @@
 //
 // V's bytes become f16 as they are, so P carries their scales. Scales are any f32, and below 2^-14
 // f16 loses bits: so a product p * s is rounded as p * s * unit, and O is kept in the same unit.
-// Each group of columns has a unit of its own, which follows the largest scale of its tokens,
-// because another group's may be larger by any factor. It is a power of two: no rounding is added.
+// Each group of columns has a unit of its own, which is adjusted to the largest scale of its
+// tokens, because another group's may be larger by any factor. It is a power of two: no rounding is
+// added.
 //
-// With P up to 2^7 (2^15 while its reference follows lazily), and s * unit up to 1, no operand
+// With P up to 2^7 (2^15 with the lazy rescale), and s * unit up to 1, no operand
 // overflows. Those of 2^-14 and more have f16's 11 bits, and what smaller ones lose is at most
 // 2^-25: of a value, 2^-32 times the group's largest scale times the largest byte. A row whose
 // weight lies on tokens with scales of 2^-20 of that still has 12 bits.
@@ -23,7 +24,7 @@ struct ScaleUnit {
     // bits from `kFirst` to below `kEnd`; returns what older sums are to be multiplied by. By whole
     // warps.
     template <int kFirst, int kEnd>
-    __device__ float follow(float top) {
+    __device__ float adjust(float top) {
         if (!__any_sync(~0u, top * unit > 1.f)) return 1.f;
 #pragma unroll
         for (int distance = kFirst; distance < kEnd; distance *= 2)

@@ -1,4 +1,4 @@
-// Cached tokens and query rows that each CTA works on, derived on the device from the lengths.
+// Tile scheduler: derives the work items of each CTA on the device, from the lengths.
 //
 // A request's query rows (its query tokens and heads together) are cut into tiles of rows, and
 // `pair` of them, which CTAs side by side do, are a group. A group costs its KV tiles (at least
@@ -8,7 +8,7 @@
 //
 // Where groups are few, ranges are even instead if they are not much longer for it: the cost of a
 // group is its KV tiles, rounded up to whole ranges. Then every CTA has KV tiles of one group
-// alone, and nothing else to do before it combines splits. Where groups are many and alike, ranges
+// alone, and nothing else to do before it combines splits. If groups are many and equal, ranges
 // are whole groups if they are not much longer for it.
 //
 // Every warp does this for itself and keeps its items in a ring in shared memory, because it begins
@@ -21,7 +21,7 @@
 namespace mla::sm80::decode {
 
 // Some KV tiles of one tile of rows.
-struct Item {
+struct WorkItem {
     int request;
     // The request's first query token, its number of query tokens, and its cached tokens.
     int q_begin, q_len, kv_len;
@@ -36,7 +36,7 @@ struct Item {
 };
 
 template <int kTileRows, int kTileTokens>
-class Schedule {
+class TileScheduler {
   public:
     // Number of splits of a tile of rows that take little longer to combine than fewer.
     static constexpr int kFewSplits = 64;
@@ -45,7 +45,7 @@ class Schedule {
     static_assert(kItems >= kMaxStages + 2);
 
     struct Shared {
-        Item items[kItems];
+        WorkItem items[kItems];
         // CTA group of this CTA, and the CTA's number within it, which tells its tile of rows.
         int cta_group, member;
         // Length of a CTA group's range, which is the same for all; end of this one's; length of
@@ -56,11 +56,11 @@ class Schedule {
         int position, request, begins;
     };
 
-    __device__ Schedule(const KernelParams& p, Shared& shared) : p_(p), shared_(shared) {}
+    __device__ TileScheduler(const KernelParams& p, Shared& shared) : p_(p), shared_(shared) {}
 
-    // Divides the line and makes the first item, entry 0 of the ring. Called once, by the whole
+    // Makes the split plan, and the first item, entry 0 of the ring. Called once, by the whole
     // warp, as all that follows.
-    __device__ void begin() {
+    __device__ void plan() {
         const int lane = threadIdx.x & 31;
         // Each lane has neighbouring requests.
         const int own = (p_.requests + 31) / 32;
@@ -76,19 +76,19 @@ class Schedule {
         }
         const int all_groups = __reduce_add_sync(~0u, groups);
         const int all_tiles = __reduce_add_sync(~0u, tiles);
-        const int most_tiles = __reduce_max_sync(~0u, unsigned(longest));
-        const int least = min(p_.least_share, (most_tiles + kFewSplits - 1) / kFewSplits);
+        const int max_tiles = __reduce_max_sync(~0u, unsigned(longest));
+        const int min_share = min(p_.min_share, (max_tiles + kFewSplits - 1) / kFewSplits);
         const auto share_of = [&](int cost) {
-            return max(int(unsigned(cost + cta_groups - 1) / unsigned(cta_groups)), least);
+            return max(int(unsigned(cost + cta_groups - 1) / unsigned(cta_groups)), min_share);
         };
         int share = share_of(all_tiles + all_groups * p_.tile_cost);
         // Sum over this lane's requests: of their cost, or of their ranges if those are even.
         int units = tiles + groups * p_.tile_cost;
         bool even = false;
         if (all_groups <= cta_groups) {
-            const int most = min(share + p_.even_gain, INT32_MAX / kMaxCtas);
+            const int max_length = min(share + p_.even_gain, INT32_MAX / kMaxCtas);
 #pragma unroll 1
-            for (int length = share_of(all_tiles); length <= most && !even; ++length) {
+            for (int length = share_of(all_tiles); length <= max_length && !even; ++length) {
                 int ranges = 0;
 #pragma unroll 1
                 for (int request = first; request < last; ++request)
@@ -100,9 +100,9 @@ class Schedule {
                 }
             }
         }
-        // Ranges of whole groups leave nothing to combine if groups are alike.
-        if (!even && all_tiles == all_groups * most_tiles) {
-            const int cost = most_tiles + p_.tile_cost;
+        // Ranges of whole groups leave nothing to combine if groups are equal.
+        if (!even && all_tiles == all_groups * max_tiles) {
+            const int cost = max_tiles + p_.tile_cost;
             const int whole = int(unsigned(share + cost - 1) / unsigned(cost)) * cost;
             if (whole <= share + p_.even_gain) share = whole;
         }
@@ -142,7 +142,7 @@ class Schedule {
     __device__ bool next(int index) {
         const int head = p_.tile_cost, end = shared_.end, share = shared_.share;
         int position = shared_.position, request = shared_.request, begins = shared_.begins;
-        Item& item = shared_.items[index & (kItems - 1)];
+        WorkItem& item = shared_.items[index & (kItems - 1)];
         bool found = false;
         __syncwarp();
         while (position < end && !found) {
@@ -183,7 +183,7 @@ class Schedule {
         return found;
     }
 
-    __device__ const Item& item(int index) const { return shared_.items[index & (kItems - 1)]; }
+    __device__ const WorkItem& item(int index) const { return shared_.items[index & (kItems - 1)]; }
 
   private:
     // Makes the first item if ranges are even: each then belongs to one group alone.
@@ -204,7 +204,7 @@ class Schedule {
         const int first_row = first_row_of(group);
         if (first_row >= query_len(request) * p_.heads) return false;
         if ((threadIdx.x & 31) == 0) {
-            Item& item = shared_.items[0];
+            WorkItem& item = shared_.items[0];
             item.first_row = first_row;
             item.tile_begin = split * share;
             item.tile_end = min(item.tile_begin + share, tiles_of(request));
@@ -217,7 +217,7 @@ class Schedule {
         return true;
     }
 
-    __device__ void put_request(Item& item, int request) const {
+    __device__ void put_request(WorkItem& item, int request) const {
         item.request = request;
         item.q_begin = p_.cu_q_lens ? p_.cu_q_lens[request] : request * p_.query_len;
         item.q_len = query_len(request);

@@ -70,9 +70,9 @@ struct TileFacts {
 template <class C>
 class RegisterSoftmax {
   public:
-    __device__ RegisterSoftmax(char* shared, const Place& place)
+    __device__ RegisterSoftmax(char* shared, const ThreadPosition& position)
         : scores_(reinterpret_cast<float4*>(shared + C::kScoreOffset)),
-          column_group_(place.column_group()) {}
+          column_group_(position.column_group()) {}
 
     __device__ void begin_item() {
         rows_[0] = rows_[1] = RowState{};
@@ -92,7 +92,7 @@ class RegisterSoftmax {
     // After a barrier. `limit_of(r)` answers how many tokens row r of the warp attends to. Answers
     // whether one of this lane's rows makes its output be rescaled.
     template <typename LimitOf>
-    __device__ bool apply(const KernelParams& p, const Products<C>& products, const TileFacts& tile,
+    __device__ bool apply(const KernelParams& p, const Gemms<C>& gemms, const TileFacts& tile,
                           const LimitOf& limit_of) {
         const int lane = threadIdx.x & 31;
         float x[C::kBlocks][4];
@@ -132,8 +132,8 @@ class RegisterSoftmax {
 #pragma unroll
             for (int block = 0; block < C::kBlocks; ++block)
                 scales[block] =
-                    products.value_scales(tile.stage, block * 8 + (lane & 3) * 2, column_group_);
-            if constexpr (C::kScaleUnits) follow_scales(scales);
+                    gemms.value_scales(tile.stage, block * 8 + (lane & 3) * 2, column_group_);
+            if constexpr (C::kScaleUnits) adjust_unit(scales);
 #pragma unroll
             for (int block = 0; block < C::kBlocks; ++block)
 #pragma unroll
@@ -173,12 +173,12 @@ class RegisterSoftmax {
 
   private:
     // Brings scales to the unit of the warp's columns.
-    __device__ void follow_scales(float2 (&scales)[C::kBlocks]) {
+    __device__ void adjust_unit(float2 (&scales)[C::kBlocks]) {
         float top = 0.f;
 #pragma unroll
         for (const float2& scale : scales) top = fmaxf(top, fmaxf(fabsf(scale.x), fabsf(scale.y)));
         // Every four lanes have all tokens.
-        const float by = unit_.template follow<1, 4>(top);
+        const float by = unit_.template adjust<1, 4>(top);
         rescale_[0] *= by;
         rescale_[1] *= by;
 #pragma unroll
@@ -204,7 +204,8 @@ class SharedSoftmax {
     static_assert(!C::kShared || C::kWarpTiles == 2);
 
   public:
-    __device__ SharedSoftmax(char* shared, const Place& place) : shared_(shared), place_(place) {}
+    __device__ SharedSoftmax(char* shared, const ThreadPosition& position)
+        : shared_(shared), position_(position) {}
 
     __device__ void begin_item() {
         row_ = RowState{};
@@ -212,7 +213,7 @@ class SharedSoftmax {
     }
 
     __device__ void put(int unit, const Scores<C>& s) {
-        const int lane = place_.lane();
+        const int lane = position_.lane();
 #pragma unroll
         for (int quarter = 0; quarter < 4; ++quarter) {
             const float* x = s.x[quarter / 2][0] + quarter % 2 * 2;
@@ -223,9 +224,9 @@ class SharedSoftmax {
 
     // Answers whether one of this lane's rows makes its output be rescaled.
     template <typename LimitOf>
-    __device__ bool apply(const KernelParams& p, const Products<C>& products, const TileFacts& tile,
+    __device__ bool apply(const KernelParams& p, const Gemms<C>& gemms, const TileFacts& tile,
                           const LimitOf& limit_of) {
-        const int lane = place_.lane();
+        const int lane = position_.lane();
         const int row = column_group() * 8 + lane / 4;
         // In the order of the columns.
         float x[C::kBlocks][2];
@@ -249,7 +250,7 @@ class SharedSoftmax {
         const float maximum = quad_maximum(mask_scores(x, 0, tile.masked, mask, tile.first));
         const float factor = row_.raise(maximum * p.scale_log2 - C::kLift);
         if (lane % 4 == 0) rescales()[row] = factor;
-        if constexpr (C::kScaleUnits) follow_scales(products, tile.stage);
+        if constexpr (C::kScaleUnits) adjust_unit(gemms, tile.stage);
 #pragma unroll
         for (int block = 0; block < C::kBlocks; ++block) {
             const float2 pair = {row_.probability(x[block][0], p.scale_log2),
@@ -261,7 +262,7 @@ class SharedSoftmax {
                     const int token = block * 8 + lane % 4 * 2;
                     const float2 scale =
                         C::kScaleUnits ? *reinterpret_cast<const float2*>(scales(copy) + token)
-                                       : products.value_scales(tile.stage, token, copy);
+                                       : gemms.value_scales(tile.stage, token, copy);
                     scaled = {pair.x * scale.x, pair.y * scale.y};
                 }
                 char* to = probabilities() + copy * (C::kRows * C::kProbabilityPitch) +
@@ -279,13 +280,13 @@ class SharedSoftmax {
     }
 
     __device__ float2 rescale(int tile) const {
-        const float* from = rescales() + tile * 16 + place_.lane() / 4;
+        const float* from = rescales() + tile * 16 + position_.lane() / 4;
         if constexpr (C::kScaleUnits) return {from[0] * by_unit_, from[8] * by_unit_};
         return {from[0], from[8]};
     }
 
     __device__ void operator()(int tile, int unit, uint32_t (&a)[4]) const {
-        const int lane = place_.lane();
+        const int lane = position_.lane();
         const int copy = C::kGrouped ? column_group() : 0;
         const char* from = probabilities() + copy * (C::kRows * C::kProbabilityPitch) +
                            C::probability_offset(tile * 16 + (lane & 15), unit * 2 + (lane >> 4));
@@ -293,7 +294,7 @@ class SharedSoftmax {
     }
 
     __device__ void finish(typename C::Statistics& statistics) {
-        const int lane = place_.lane(), row = first_row() + column_group() * 8 + lane / 4;
+        const int lane = position_.lane(), row = first_row() + column_group() * 8 + lane / 4;
         const float sum = quad_sum(row_.sum);
         if (lane % 4 == 0) put_statistics<C>(statistics, row, row_.maximum, sum);
     }
@@ -304,16 +305,16 @@ class SharedSoftmax {
 
     // Leaves the tile's scales to the warp, in the units of their groups. Lane l has group l % 4,
     // of every eighth token.
-    __device__ void follow_scales(const Products<C>& products, const char* stage) {
-        const int lane = place_.lane(), group = lane % 4;
+    __device__ void adjust_unit(const Gemms<C>& gemms, const char* stage) {
+        const int lane = position_.lane(), group = lane % 4;
         static_assert(kColumnGroups == 4);
         float own[C::kBlocks], top = 0.f;
 #pragma unroll
         for (int block = 0; block < C::kBlocks; ++block) {
-            own[block] = products.value_scale(stage, block * 8 + lane / 4, group);
+            own[block] = gemms.value_scale(stage, block * 8 + lane / 4, group);
             top = fmaxf(top, fabsf(own[block]));
         }
-        by_unit_ = __shfl_sync(~0u, unit_.template follow<4, 32>(top), column_group());
+        by_unit_ = __shfl_sync(~0u, unit_.template adjust<4, 32>(top), column_group());
         // The last tile's have been read.
         __syncwarp();
 #pragma unroll
@@ -327,8 +328,8 @@ class SharedSoftmax {
                    C::kTokens;
     }
 
-    __device__ int row_group() const { return place_.row_group(); }
-    __device__ int column_group() const { return place_.column_group(); }
+    __device__ int row_group() const { return position_.row_group(); }
+    __device__ int column_group() const { return position_.column_group(); }
     __device__ int first_row() const { return row_group() * C::kWarpRows; }
     __device__ float4* entry(int to, int from, int unit) const {
         return reinterpret_cast<float4*>(shared_ + C::kScoreOffset) +
@@ -344,7 +345,7 @@ class SharedSoftmax {
     }
 
     char* shared_;
-    const Place& place_;
+    const ThreadPosition& position_;
     RowState row_;
     // The unit of group lane % 4, and the factor that the last tile's gives the output of this
     // warp's columns.

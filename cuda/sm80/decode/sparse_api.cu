@@ -23,7 +23,7 @@ int row_bytes(const MlaSparseParams& p) {
     return 0;
 }
 
-// The schedule counts KV tiles over all tiles of rows in 31 bits, whatever the lengths are.
+// The scheduler counts KV tiles over all tiles of rows in 31 bits, whatever the lengths are.
 bool within_capacity(const MlaSparseParams& p) {
     return int64_t(p.tokens) * ceil_div(p.heads, 16) * (p.width / 16 + 4) <= INT32_MAX;
 }
@@ -73,7 +73,7 @@ MlaStatus check(const MlaSparseParams& p, const void* workspace, size_t bytes, s
     const struct {
         int64_t stride;
         const char* name;
-        int64_t least, quantum;
+        int64_t min, quantum;
         bool used;
     } strides[] = {
         {p.q_latent_token_stride, "q_latent_token_stride", 0, 8, p.tokens > 1},
@@ -89,7 +89,7 @@ MlaStatus check(const MlaSparseParams& p, const void* workspace, size_t bytes, s
     for (const auto& s : strides) {
         if (!s.used) continue;
         check.that(s.stride % s.quantum == 0, s.name, s.stride, "a multiple of 16 bytes")
-            .stride(s.stride, s.name, s.least);
+            .stride(s.stride, s.name, s.min);
     }
     check
         .that(!p.lse || p.heads == 1 || p.lse_head_stride >= p.tokens, "lse_head_stride",
@@ -166,7 +166,7 @@ extern "C" MlaStatus mla_sparse_sm80_workspace(const MlaSparseParams* params,
     const MlaStatus s = begin(*params, limits, device);
     if (s.code != MLA_OK) return s;
     *bytes = 0;
-    return most_workspace(kind_of(*params), device, params->heads, params->rope_dim, *bytes);
+    return max_workspace(kind_of(*params), device, params->heads, params->rope_dim, *bytes);
 }
 
 extern "C" MlaStatus mla_sparse_sm80(const MlaSparseParams* params, const MlaDeviceLimits* limits,

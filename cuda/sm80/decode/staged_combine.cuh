@@ -22,17 +22,17 @@ struct Staging {
     static constexpr int kTileFragments = C::kColumns / 8;
 
     // This lane's first quadruple; the next ones follow 32 quadruples on. `room` is their number.
-    float4* place;
+    float4* position;
     int room;
 
     __device__ static int room_of(const KernelParams& p) {
-        return Place::hide(p.stages) * (C::kTokens * C::pitch(0)) / (C::kWarps * 512);
+        return ThreadPosition::hide(p.stages) * (C::kTokens * C::pitch(0)) / (C::kWarps * 512);
     }
     __device__ Staging(const KernelParams& p, char* shared, int thread) : room(room_of(p)) {
-        place = reinterpret_cast<float4*>(shared + C::kStagesOffset) + thread / 32 * room * 32 +
-                (thread & 31);
+        position = reinterpret_cast<float4*>(shared + C::kStagesOffset) + thread / 32 * room * 32 +
+                   (thread & 31);
     }
-    __device__ float4& operator[](int i) const { return place[i * 32]; }
+    __device__ float4& operator[](int i) const { return position[i * 32]; }
 
     // Maximum number of splits for which each warp adds its fragments for itself: two of them or
     // more.
@@ -123,11 +123,11 @@ class StagedCombine {
     __device__ void many() const {
         const int warp = thread_ / 32, splits = split_.splits;
         const int first = warp * splits / C::kWarps, last = (warp + 1) * splits / C::kWarps;
-        const int most = (splits + C::kWarps - 1) / C::kWarps;
+        const int max_of_warp = (splits + C::kWarps - 1) / C::kWarps;
         float4* sums =
             reinterpret_cast<float4*>(exchanged_ + kStateBytes + splits * (C::kRows * 4));
         const int at_once =
-            min(max(stage_.room / most, 1),
+            min(max(stage_.room / max_of_warp, 1),
                 (C::kSliceBytes - kStateBytes - splits * (C::kRows * 4)) / kUnitBytes);
         const int end = (split_.index + 1) * kUnits / split_.combiners;
         int unit = split_.index * kUnits / split_.combiners;
@@ -190,7 +190,7 @@ class StagedCombine {
     static constexpr int kCopies = 4;
 
     // Begins to copy `count` fragments of the warp, of all splits but what the CTA has kept: those
-    // of a split to places that follow one another, of the next split `step` places on.
+    // of a split to addresses that follow one another, of the next split `step` of them on.
     __device__ void copy_few(int begin, int count, int slot, int step) const {
         uint32_t to = ptx::shared_address(&stage_[slot]);
 #pragma unroll 1

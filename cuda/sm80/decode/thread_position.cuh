@@ -1,4 +1,4 @@
-// Position of a thread in the CTA, and its columns, rows and copies, which follow from that.
+// Position of a thread in the CTA: its number, its columns and its rows.
 #pragma once
 
 #include "params.cuh"
@@ -7,9 +7,9 @@ namespace mla::sm80::decode {
 
 // Each member function computes its result anew, so that it occupies no register in the meantime:
 // the compiler takes each copy of the thread's number for another one.
-class Place {
+class ThreadPosition {
   public:
-    __device__ Place() : thread_(threadIdx.x) {}
+    __device__ ThreadPosition() : thread_(threadIdx.x) {}
 
     __device__ unsigned thread() const { return hide(thread_); }
     // The same number, of which the compiler does not know what it was made of.

@@ -30,8 +30,8 @@ inline Variant variant_for(const Kind& k, const Limits& l, const Shape& s) {
 
 // Raises `bytes` to what any number of requests of so many rows takes, of any length: few and short
 // ones have an instantiation of their own. Loads both.
-inline MlaStatus most_workspace(const Kind& k, const Limits& l, int rows, int rope_dim,
-                                size_t& bytes) {
+inline MlaStatus max_workspace(const Kind& k, const Limits& l, int rows, int rope_dim,
+                               size_t& bytes) {
     for (const Shape& s : {Shape{rows, rope_dim, INT32_MAX, 1}, Shape{rows, rope_dim, 1, 1}}) {
         Fit f;
         const MlaStatus status = variant_for(k, l, s).fit(l, s, f);

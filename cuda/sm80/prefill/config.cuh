@@ -11,8 +11,8 @@
 
 namespace mla::sm80::prefill {
 
-// A CTA's work item. In shared memory it occupies no registers from one use to the next.
-struct Item {
+// The state of a CTA. In shared memory it occupies no registers from one use to the next.
+struct CtaState {
     // The request's first query row in the batch; the CTA's first row within the request; and the
     // number of the request's rows from that one on.
     int query_begin, first_row, rows;
@@ -29,7 +29,7 @@ struct Item {
     // The CTAs that divide these keys: their number, this CTA's index among them, the index of
     // their counters, the slot of the first one's partial result, and how long they wait for each
     // other.
-    int splits, split, counter, place;
+    int splits, split, counter, first_slot;
     int64_t patience;
     // The last KV tile in which a value was found that is not finite.
     int nonfinite;
@@ -71,19 +71,19 @@ struct Config {
     static constexpr int kWarpRows = 16 * WarpTiles;
     static constexpr int kRows = kWarpRows * Warps;
     // CTAs that the registers of an SM are enough for.
-    static constexpr int kResident = WarpTiles == 1 && VDim <= 128 ? 3 : 2;
+    static constexpr int kCtasPerSm = WarpTiles == 1 && VDim <= 128 ? 3 : 2;
 
     static constexpr int kKeyOffset = kRows * QkRows::kPitch;
     static constexpr int kValueOffset = kKeyOffset + Keys * QkRows::kPitch;
-    static constexpr int kItemOffset = kValueOffset + Keys * VRows::kPitch;
-    static constexpr int kSharedBytes = kItemOffset + int(sizeof(Item));
+    static constexpr int kStateOffset = kValueOffset + Keys * VRows::kPitch;
+    static constexpr int kSharedBytes = kStateOffset + int(sizeof(CtaState));
     static_assert(kKeyOffset % 128 == 0 && kValueOffset % 128 == 0);
 
     // These take the place of the keys when no more keys come.
     static constexpr int kStatisticsOffset = kKeyOffset;
     static constexpr int kExchangeOffset = kStatisticsOffset + int(sizeof(SplitShared<kRows>));
     static_assert(kStatisticsOffset % 16 == 0 && sizeof(SplitShared<kRows>) % 16 == 0);
-    static_assert(kExchangeOffset + kThreads * 16 <= kItemOffset);
+    static_assert(kExchangeOffset + kThreads * 16 <= kStateOffset);
 
     // Columns of a key that the head has for itself; 0 if the instantiation serves more than one
     // number.

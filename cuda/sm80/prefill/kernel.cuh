@@ -169,76 +169,77 @@ __device__ __forceinline__ void mask_keys(float (&s)[C::kWarpTiles][C::kKeys / 8
 }
 
 template <class C>
-__global__ __launch_bounds__(C::kThreads, C::kResident) void prefill_kernel(
+__global__ __launch_bounds__(C::kThreads, C::kCtasPerSm) void prefill_kernel(
     const __grid_constant__ KernelParams p) {
-    Tile tile;
-    if (!Schedule<C>(p).find(tile)) return;
-    const int query_begin = p.cu_query_lens[tile.request];
-    const int queries = p.cu_query_lens[tile.request + 1] - query_begin;
-    const int key_begin = p.cu_key_lens[tile.request];
-    const int keys = p.cu_key_lens[tile.request + 1] - key_begin;
-    const int first_row = tile.number * C::kRows;
+    WorkItem item;
+    if (!TileScheduler<C>(p).find(item)) return;
+    const int query_begin = p.cu_query_lens[item.request];
+    const int queries = p.cu_query_lens[item.request + 1] - query_begin;
+    const int key_begin = p.cu_key_lens[item.request];
+    const int keys = p.cu_key_lens[item.request + 1] - key_begin;
+    const int first_row = item.number * C::kRows;
     // Keys that some row of the tile sees.
     const int last_row = min(first_row + C::kRows, queries) - 1;
     const int visible = p.causal ? min(max(keys - queries + last_row + 1, 0), keys) : keys;
     // The CTA's split of these: KV tiles from `first_tile` on, keys up to `needed`.
     const int tiles = (visible + C::kKeys - 1) / C::kKeys;
-    const int first_tile = tile.split * tiles / tile.splits;
-    const int needed = min((tile.split + 1) * tiles / tile.splits * C::kKeys, visible);
+    const int first_tile = item.split * tiles / item.splits;
+    const int needed = min((item.split + 1) * tiles / item.splits * C::kKeys, visible);
 
     const uint32_t shared = ptx::shared_address(ptx::dynamic_shared());
     const uint32_t key_stage = shared + C::kKeyOffset, value_stage = shared + C::kValueOffset;
-    const Place place;
+    const ThreadPosition position;
     // Volatile: the compiler must not keep in registers what it has read.
-    auto& item = *reinterpret_cast<volatile Item*>(ptx::dynamic_shared() + C::kItemOffset);
+    auto& state = *reinterpret_cast<volatile CtaState*>(ptx::dynamic_shared() + C::kStateOffset);
     if (threadIdx.x == 0) {
-        item.query_begin = query_begin;
-        item.rows = queries - first_row;
-        item.first_row = first_row;
-        item.head = tile.head;
-        item.nope =
-            p.key_nope + key_begin * p.key_nope_token_stride + tile.head * p.key_nope_head_stride;
-        item.rope =
-            p.key_rope + key_begin * p.key_rope_token_stride + tile.head * p.key_rope_head_stride;
-        item.values = p.value + key_begin * p.value_token_stride + tile.head * p.value_head_stride;
-        item.first_tile = first_tile;
-        item.needed = needed;
-        item.whole_end = needed / C::kKeys - (needed % C::kKeys != 0);
-        item.last_whole = needed / C::kKeys - 1;
-        item.seen = p.causal ? keys - queries + first_row + 1 : keys;
-        item.splits = tile.splits;
-        item.split = tile.split;
-        item.counter = tile.counter;
-        item.place = tile.place;
-        item.patience = tile.patience;
-        item.nonfinite = -1;
+        state.query_begin = query_begin;
+        state.rows = queries - first_row;
+        state.first_row = first_row;
+        state.head = item.head;
+        state.nope =
+            p.key_nope + key_begin * p.key_nope_token_stride + item.head * p.key_nope_head_stride;
+        state.rope =
+            p.key_rope + key_begin * p.key_rope_token_stride + item.head * p.key_rope_head_stride;
+        state.values = p.value + key_begin * p.value_token_stride + item.head * p.value_head_stride;
+        state.first_tile = first_tile;
+        state.needed = needed;
+        state.whole_end = needed / C::kKeys - (needed % C::kKeys != 0);
+        state.last_whole = needed / C::kKeys - 1;
+        state.seen = p.causal ? keys - queries + first_row + 1 : keys;
+        state.splits = item.splits;
+        state.split = item.split;
+        state.counter = item.counter;
+        state.first_slot = item.first_slot;
+        state.patience = item.patience;
+        state.nonfinite = -1;
     }
     const char* query_rows =
-        p.query + query_begin * p.query_token_stride + tile.head * p.query_head_stride;
+        p.query + query_begin * p.query_token_stride + item.head * p.query_head_stride;
     TileCopy<C::kRows, C::kQkDim, C::kThreads>(
-        {query_rows, p.query_token_stride, query_rows, 0, C::kQkDim}, first_row, place.thread())
+        {query_rows, p.query_token_stride, query_rows, 0, C::kQkDim}, first_row, position.thread())
         .run(shared, queries - first_row);
     __syncthreads();
 
     const auto key_copy = [&](int key_tile, unsigned thread) {
-        const Source keys = {item.nope, p.key_nope_token_stride, item.rope, p.key_rope_token_stride,
-                             C::kNopeDim > 0 ? C::kNopeDim : p.nope_dim};
+        const Source keys = {state.nope, p.key_nope_token_stride, state.rope,
+                             p.key_rope_token_stride, C::kNopeDim > 0 ? C::kNopeDim : p.nope_dim};
         return TileCopy<C::kKeys, C::kQkDim, C::kThreads>(keys, key_tile * C::kKeys, thread);
     };
     const auto value_copy = [&](int key_tile) {
-        const char* rows = item.values;
+        const char* rows = state.values;
         return TileCopy<C::kKeys, C::kVDim, C::kThreads>(
-            {rows, p.value_token_stride, rows, 0, C::kVDim}, key_tile * C::kKeys, place.thread());
+            {rows, p.value_token_stride, rows, 0, C::kVDim}, key_tile * C::kKeys,
+            position.thread());
     };
     // Number of keys from a tile's first one on, and number of those that the warp's first row
     // sees.
-    const auto rest_from = [&](int key_tile) { return item.needed - key_tile * C::kKeys; };
+    const auto rest_from = [&](int key_tile) { return state.needed - key_tile * C::kKeys; };
     const auto seen_from = [&](int key_tile) {
-        return item.seen + (p.causal ? place.first_row<C>() : 0) - key_tile * C::kKeys;
+        return state.seen + (p.causal ? position.first_row<C>() : 0) - key_tile * C::kKeys;
     };
-    int key_tile = item.first_tile;
+    int key_tile = state.first_tile;
     if (rest_from(key_tile) > 0)
-        key_copy(key_tile, place.thread()).run(key_stage, rest_from(key_tile));
+        key_copy(key_tile, position.thread()).run(key_stage, rest_from(key_tile));
     ptx::cp_async_commit_group();
 
     float o[C::kWarpTiles][C::kVDim / 8][4] = {};
@@ -248,26 +249,27 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void prefill_kernel(
         // Waits for the values and issues the copies of the next keys. Returns false if a value is
         // not finite: rows that do not see all of the tile must not multiply by it then, since
         // their P is 0, and 0 times NaN would be NaN. Warps come to its barrier from two places.
-        const auto turn_to_values = [&] {
-            const unsigned thread = place.thread();
+        const auto begin_values = [&] {
+            const unsigned thread = position.thread();
             ptx::cp_async_wait_group<0>();
-            if (!kPlain && has_nonfinite<C>(value_stage, place.thread())) item.nonfinite = key_tile;
+            if (!kPlain && has_nonfinite<C>(value_stage, position.thread()))
+                state.nonfinite = key_tile;
             // These values have landed, and no warp needs these keys any more.
             ptx::barrier_sync_all();
             if (kPlain)
                 // Copies the last tile once more if there is none behind it.
-                key_copy(min(key_tile + 1, int(item.last_whole)), thread).run(key_stage);
+                key_copy(min(key_tile + 1, int(state.last_whole)), thread).run(key_stage);
             else if (rest_from(key_tile + 1) > 0)
                 key_copy(key_tile + 1, thread).run(key_stage, rest_from(key_tile + 1));
             ptx::cp_async_commit_group();
-            return kPlain || item.nonfinite != key_tile;
+            return kPlain || state.nonfinite != key_tile;
         };
         // These addresses are computed before the barrier, since they take time.
         const auto values = value_copy(key_tile);
-        const unsigned thread = place.thread();
+        const unsigned thread = position.thread();
         // Two ways to the same number: ptxas alone decides which of them avoids a spill.
         const int warp = C::kQkDim == 128 ? int(thread / 32) : ptx::tid_x() / 32;
-        const bool idle = warp * C::kWarpRows >= item.rows ||
+        const bool idle = warp * C::kWarpRows >= state.rows ||
                           (!kPlain && seen_from(key_tile) + (p.causal ? C::kWarpRows - 1 : 0) <= 0);
         ptx::cp_async_wait_group<0>();
         // These keys have landed, and no warp needs the previous values any more.
@@ -281,13 +283,13 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void prefill_kernel(
         };
         if (idle) {
             copy_values();
-            turn_to_values();
+            begin_values();
             return;
         }
         float s[C::kWarpTiles][C::kKeys / 8][4];
-        multiply_keys<C>(s, shared + Place::query_at<C>(thread), key_stage + place.key_at<C>(),
-                         copy_values);
-        const bool finite = turn_to_values();
+        multiply_keys<C>(s, shared + ThreadPosition::query_at<C>(thread),
+                         key_stage + position.key_at<C>(), copy_values);
+        const bool finite = begin_values();
         if (!kPlain && min(seen_from(key_tile), rest_from(key_tile)) < C::kKeys)
             mask_keys<C>(s, seen_from(key_tile), p.causal);
         softmax.raise(s, p.scale_log2, [&](int tile, float low, float high) {
@@ -299,7 +301,7 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void prefill_kernel(
                 o[tile][j][3] *= high;
             }
         });
-        const uint32_t values_at = value_stage + place.value_at<C>();
+        const uint32_t values_at = value_stage + position.value_at<C>();
         if (finite) {
             multiply_values<C, false>(o, s, softmax, p.scale_log2, values_at);
         } else {
@@ -311,10 +313,11 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void prefill_kernel(
     if constexpr (C::kQkDim == 128) {
         // The end is computed anew each time: to keep it would take one register too many.
 #pragma unroll 1
-        for (; key_tile < item.whole_end && item.seen - key_tile * C::kKeys >= C::kKeys; ++key_tile)
+        for (; key_tile < state.whole_end && state.seen - key_tile * C::kKeys >= C::kKeys;
+             ++key_tile)
             attend(key_tile, std::true_type{});
     } else {
-        const int end = min(int(item.whole_end), item.seen / C::kKeys);
+        const int end = min(int(state.whole_end), state.seen / C::kKeys);
 #pragma unroll 1
         for (; key_tile < end; ++key_tile) attend(key_tile, std::true_type{});
     }
@@ -324,14 +327,14 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void prefill_kernel(
     ptx::cp_async_wait_group<0>();
     __syncthreads();
 
-    Output<C> output(p, item.query_begin, item.rows, item.first_row, item.head);
-    const int splits = item.splits;
+    Output<C> output(p, state.query_begin, state.rows, state.first_row, state.head);
+    const int splits = state.splits;
     if (splits == 1)
         output.write(o, softmax);
     else
-        output.combine(o, softmax, item.place,
-                       {reinterpret_cast<SplitCounters*>(p.counters) + item.counter, item.split,
-                        splits, splits, item.patience});
+        output.combine(o, softmax, state.first_slot,
+                       {reinterpret_cast<SplitCounters*>(p.counters) + state.counter, state.split,
+                        splits, splits, state.patience});
 }
 
 }  // namespace mla::sm80::prefill

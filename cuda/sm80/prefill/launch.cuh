@@ -14,8 +14,8 @@ struct Shape {
     int query_tokens, key_tokens, requests, heads, max_query_len, max_key_len;
 };
 
-constexpr int kMostCounters = MLA_PREFILL_COUNTER_BYTES / sizeof(SplitCounters);
-constexpr int kMostSplits = 128;
+constexpr int kMaxCounters = MLA_PREFILL_COUNTER_BYTES / sizeof(SplitCounters);
+constexpr int kMaxSplits = 128;
 // Factor by which the end has to be earlier if CTAs do not all run at the same time: some of them
 // run beside fewer others, and faster, than is predicted.
 constexpr float kWorthWaves = 0.75f;
@@ -24,7 +24,7 @@ constexpr float kWorthWaves = 0.75f;
 template <class C>
 int ctas_of_sm(const Limits& l) {
     if (C::kSharedBytes > l.shared_of_cta) return 0;
-    return std::min(l.shared_of_sm / (C::kSharedBytes + kReserved), C::kResident);
+    return std::min(l.shared_of_sm / (C::kSharedBytes + kReserved), C::kCtasPerSm);
 }
 
 // CTAs that the device runs at the same time, at least one for each SM.
@@ -37,7 +37,7 @@ int slots_of(const Limits& l) {
 // time, one after another, or three of a small one.
 template <class C>
 int64_t room_of(const Limits& l) {
-    return int64_t(slots_of<C>(l)) * C::kResident;
+    return int64_t(slots_of<C>(l)) * C::kCtasPerSm;
 }
 
 // The workspace: counters first, then partial results.
@@ -67,16 +67,16 @@ float predicted_end(const Limits& l, const Shape& s, int64_t tiles, int64_t spli
 // the earliest predicted end.
 template <class C>
 int splits_of(const Limits& l, const Shape& s, int64_t tiles) {
-    if (tiles == 0 || tiles > kMostCounters) return 1;
+    if (tiles == 0 || tiles > kMaxCounters) return 1;
     // Tiles of few rows are bound by memory: more CTAs than run at the same time gain nothing.
     const bool full = 2 * int64_t(s.max_query_len) > C::kRows;
     const int64_t room = full ? room_of<C>(l) : slots_of<C>(l);
-    const int64_t least = s.max_query_len <= 64 ? 1 : kLeastKvTiles;
-    const int64_t most =
-        std::min<int64_t>({room / tiles, s.max_key_len / (least * C::kKeys), kMostSplits});
+    const int64_t min_tiles = s.max_query_len <= 64 ? 1 : kMinKvTiles;
+    const int64_t max_splits =
+        std::min<int64_t>({room / tiles, s.max_key_len / (min_tiles * C::kKeys), kMaxSplits});
     int best = 1;
     float end = predicted_end<C>(l, s, tiles, 1);
-    for (int splits = 2; splits <= most; ++splits) {
+    for (int splits = 2; splits <= max_splits; ++splits) {
         const float other = predicted_end<C>(l, s, tiles, splits);
         const bool waves = tiles * splits > slots_of<C>(l);
         if (other < (waves ? kWorthWaves * end : end)) best = splits, end = other;
@@ -127,10 +127,10 @@ template <class C>
 MlaStatus launch(const Limits& l, const Shape& s, KernelParams& p, cudaStream_t stream) {
     const MlaStatus loaded = load<C>(l);
     if (loaded.code != MLA_OK) return loaded;
-    p.levels = (s.max_query_len + C::kRows - 1) / C::kRows;
+    p.max_request_tiles = (s.max_query_len + C::kRows - 1) / C::kRows;
     const int64_t packed = (s.query_tokens + int64_t(s.requests) * (C::kRows - 1)) / C::kRows;
-    const int64_t tiles = std::min(packed, int64_t(s.requests) * p.levels);
-    if (tiles * s.heads > INT32_MAX - 2 * kMostCounters)
+    const int64_t tiles = std::min(packed, int64_t(s.requests) * p.max_request_tiles);
+    if (tiles * s.heads > INT32_MAX - 2 * kMaxCounters)
         return refuse("query_tokens", s.query_tokens, "less than 2^31 tiles of 64 rows and a head");
     p.tiles = int(tiles);
     p.slots = slots_of<C>(l);
@@ -138,8 +138,8 @@ MlaStatus launch(const Limits& l, const Shape& s, KernelParams& p, cudaStream_t 
     if (p.counters && is_uneven<C>(l, s, tiles * s.heads)) {
         p.splits = 0;
         p.head_group = s.heads;
-        p.most_divided = int(std::min<int64_t>(room_of<C>(l), 2 * kMostCounters));
-        ctas = tiles * s.heads + p.most_divided;
+        p.max_split_ctas = int(std::min<int64_t>(room_of<C>(l), 2 * kMaxCounters));
+        ctas = tiles * s.heads + p.max_split_ctas;
     } else {
         p.splits = p.counters ? splits_of<C>(l, s, tiles * s.heads) : 1;
         p.head_group = p.splits == 1 ? head_group_of<C>(l, s, p.causal, tiles) : s.heads;

@@ -12,7 +12,7 @@ struct SplitLayout {
     static constexpr int kThreads = C::kThreads, kRows = C::kRows;
     static constexpr int kRowsUnits = C::kVDim / 8;
     // Small, since registers are scarce.
-    static constexpr int kLeastAtOnce = 8;
+    static constexpr int kMinAtOnce = 8;
     static constexpr int kUnitsOfSlice = 0, kUnitsOfAll = 0;
     __device__ static int vector_of(int rows, int unit) {
         const int warp = rows / C::kWarpTiles, tile = rows % C::kWarpTiles;
@@ -71,13 +71,13 @@ class Output {
     }
 
     // Called by all threads, when no thread uses the keys' buffer any more. The first split's
-    // partial result is in slot `place`.
+    // partial result is in slot `first_slot`.
     __device__ void combine(const float (&o)[C::kWarpTiles][C::kVDim / 8][4],
-                            const Softmax<C>& softmax, int place, const Split& split) const {
+                            const Softmax<C>& softmax, int first_slot, const Split& split) const {
         char* const shared = ptx::dynamic_shared();
         auto& statistics = *reinterpret_cast<SplitShared<C::kRows>*>(shared + C::kStatisticsOffset);
         const auto partial_of = [&](int index) {
-            return p_.partials + int64_t(place + index) * kPartialFloats<Layout>;
+            return p_.partials + int64_t(first_slot + index) * kPartialFloats<Layout>;
         };
         // A warp without rows has nothing to store.
         const bool any = ptx::tid_x() / 32 * C::kWarpRows < rows_;

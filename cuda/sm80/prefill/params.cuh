@@ -30,16 +30,16 @@ struct KernelParams {
     // Number of CTAs that divide the keys of a tile, 0 if that depends on the request; the memory
     // through which they combine; and how many cycles they wait.
     int splits;
-    int32_t* counters;  // [kMostCounters] SplitCounters, zero before and after
+    int32_t* counters;  // [kMaxCounters] SplitCounters, zero before and after
     float* partials;    // [CTAs][kPartialFloats]
     int64_t patience;
     // softmax_scale * log2(e)
     float scale_log2;
     // Maximum number of query tiles of one request.
-    int levels;
+    int max_request_tiles;
     // CTAs that run at the same time, and maximum number of CTAs that may divide keys if `splits`
     // is 0.
-    int slots, most_divided;
+    int slots, max_split_ctas;
 };
 
 }  // namespace mla::sm80::prefill

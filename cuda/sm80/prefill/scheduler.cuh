@@ -5,8 +5,8 @@
 // all heads of a group, whose keys and values the L2 cache holds.
 //
 // If the same number of CTAs divides every tile's keys, a tile's CTAs follow one another. If the
-// number depends on the request (split_plan.cuh), the CTAs that divide keys come first, request after
-// request.
+// number depends on the request (split_plan.cuh), the CTAs that divide keys come first, request
+// after request.
 #pragma once
 
 #include "config.cuh"
@@ -14,46 +14,47 @@
 
 namespace mla::sm80::prefill {
 
-struct Tile {
+struct WorkItem {
     int request, head;
     // Number among the request's tiles.
     int number;
     // The CTAs that divide its keys: their number, this CTA's index among them, the index of their
     // counters, the slot of the first one's partial result, and how many cycles they wait for each
     // other.
-    int splits, split, counter, place;
+    int splits, split, counter, first_slot;
     int64_t patience;
 };
 
 template <class C>
-class Schedule {
+class TileScheduler {
   public:
-    __device__ explicit Schedule(const KernelParams& p) : p_(p), own_(lengths_of<C>(p, lane())) {}
+    __device__ explicit TileScheduler(const KernelParams& p)
+        : p_(p), own_(lengths_of<C>(p, lane())) {}
 
     // Finds this CTA's tile; returns false if there is none. Called by whole warps.
-    __device__ bool find(Tile& tile) {
+    __device__ bool find(WorkItem& item) {
         int block = blockIdx.x;
-        tile.patience = p_.patience;
+        item.patience = p_.patience;
         if (p_.splits == 0) {
             rate_ = dividing_rate<C>(p_, own_);
             const int dividing = this->dividing();
             if (block < dividing) {
-                find_divided(block, tile);
+                find_split(block, item);
                 // No CTA waits for one that is not running yet: the last one combines everything.
                 if (dividing > p_.slots)
-                    tile.patience = 0;
+                    item.patience = 0;
                 else
-                    tile.patience += int64_t(1.f / rate_) * kCyclesOfKvTile;
+                    item.patience += int64_t(1.f / rate_) * kCyclesOfKvTile;
                 return true;
             }
             block -= dividing;
             if (own_.splits(rate_) > 1) own_.tiles = 0;
         }
-        tile.splits = max(p_.splits, 1);
-        tile.split = block % tile.splits;
-        tile.counter = block / tile.splits;
-        tile.place = block - tile.split;
-        return find_alike(tile.counter, tile);
+        item.splits = max(p_.splits, 1);
+        item.split = block % item.splits;
+        item.counter = block / item.splits;
+        item.first_slot = block - item.split;
+        return find_uniform(item.counter, item);
     }
 
   private:
@@ -61,17 +62,17 @@ class Schedule {
 
     // Finds tile number `block` in the order of tiles that are all divided by the same number of
     // CTAs.
-    __device__ bool find_alike(int block, Tile& tile) const {
+    __device__ bool find_uniform(int block, WorkItem& item) const {
         const int of_group = p_.tiles * p_.head_group;
         const int group = block / of_group, first_head = group * p_.head_group;
         const int heads = min(p_.head_group, p_.heads - first_head);
         if (heads <= 0) return false;
         const int within = block - group * of_group;
         const int index = within / heads;
-        tile.head = first_head + within % heads;
+        item.head = first_head + within % heads;
         if (index >= tiles_from(0)) return false;
         // Finds the highest number from which on there are more tiles than come before this one.
-        int low = 0, high = p_.levels;
+        int low = 0, high = p_.max_request_tiles;
         while (high - low > 1) {
             const int middle = (low + high) / 2;
             if (tiles_from(middle) > index)
@@ -79,8 +80,8 @@ class Schedule {
             else
                 high = middle;
         }
-        tile.number = low;
-        tile.request = request_of(low, index - tiles_from(low + 1));
+        item.number = low;
+        item.request = request_of(low, index - tiles_from(low + 1));
         return true;
     }
 
@@ -94,7 +95,7 @@ class Schedule {
 
     // Finds the tile of number `block` of those CTAs. CTAs that read the same keys follow one
     // another.
-    __device__ void find_divided(int block, Tile& tile) const {
+    __device__ void find_split(int block, WorkItem& item) const {
         for (int first = 0, begin = 0;; first += 32) {
             const Lengths own = first == 0 ? own_ : lengths_of<C>(p_, first + lane());
             const int ctas = own.dividing(rate_) * p_.heads;
@@ -111,15 +112,15 @@ class Schedule {
                 return __reduce_add_sync(~0u, lane() == source ? x : 0);
             };
             const int tiles = of_source(own.tiles);
-            tile.splits = of_source(own.splits(rate_));
-            tile.request = first + source;
-            tile.split = (block - begin) / (tiles * p_.heads);
+            item.splits = of_source(own.splits(rate_));
+            item.request = first + source;
+            item.split = (block - begin) / (tiles * p_.heads);
             const int of_request = (block - begin) % (tiles * p_.heads);
-            tile.head = of_request / tiles;
-            tile.number = of_request % tiles;
-            tile.place = begin + of_request * tile.splits;
+            item.head = of_request / tiles;
+            item.number = of_request % tiles;
+            item.first_slot = begin + of_request * item.splits;
             // Distinct for each tile, which has at least two slots.
-            tile.counter = tile.place / 2;
+            item.counter = item.first_slot / 2;
             return;
         }
     }

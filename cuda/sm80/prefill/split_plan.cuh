@@ -1,4 +1,4 @@
-// Division of query tiles' keys among CTAs if requests differ in length.
+// Split plan: divides query tiles' keys among CTAs if requests differ in length.
 //
 // A CTA has at most `share` KV tiles, whatever request they belong to. With a smaller share, CTAs
 // end at more similar times, but dividing costs time. Each lane tries one share and predicts when
@@ -13,7 +13,7 @@ namespace mla::sm80::prefill {
 // much earlier than others, and has to wait for them.
 constexpr int64_t kCyclesOfKvTile = 10000;
 // Minimum number of KV tiles that are worth a CTA of many rows.
-constexpr int kLeastKvTiles = 2;
+constexpr int kMinKvTiles = 2;
 
 // Numbers of a request's query tiles and KV tiles.
 struct Lengths {
@@ -96,7 +96,7 @@ __device__ __noinline__ float dividing_rate(const KernelParams& p, Lengths own) 
     if (lane == 0)
         // Dividing has to promise 5%.
         end *= 0.95f;
-    else if (divided * heads > float(p.most_divided) || share < kLeastKvTiles)
+    else if (divided * heads > float(p.max_split_ctas) || share < kMinKvTiles)
         end = 1e9f;
     const unsigned best =
         __reduce_min_sync(~0u, unsigned(fminf(end * 8.f, 1e8f)) * 32u + unsigned(lane)) % 32;

@@ -1,4 +1,4 @@
-// The thread's number within the CTA, and what follows from it: rows, and addresses of operands.
+// Position of a thread in the CTA: its number, its rows, and the addresses of its operands.
 #pragma once
 
 #include "config.cuh"
@@ -8,9 +8,9 @@ namespace mla::sm80::prefill {
 
 // Everything is computed anew at each use, so that it occupies no register in between: the compiler
 // takes each copy of the number for a different one.
-class Place {
+class ThreadPosition {
   public:
-    __device__ Place() : thread_(threadIdx.x) {}
+    __device__ ThreadPosition() : thread_(threadIdx.x) {}
 
     __device__ unsigned thread() const {
         unsigned thread = thread_;

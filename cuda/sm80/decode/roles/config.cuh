@@ -19,8 +19,8 @@ struct RoleConfig : Config<Element, Latent, CacheFormat::plain, 2, 2, Tokens> {
 
     // Stages: of the tile that output warps read, of the one that scores are made of, and of those
     // in flight.
-    static constexpr int kLeastStages = 3;
-    static constexpr int kMostStages = 4;
+    static constexpr int kMinCtaStages = 3;
+    static constexpr int kMaxCtaStages = 4;
 
     // Steps of 16 columns of the queries; the rotary ones are last.
     static constexpr int kRopeSteps = 4;

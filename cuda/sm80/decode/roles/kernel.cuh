@@ -12,23 +12,23 @@
 namespace mla::sm80::decode {
 
 template <class C>
-__global__ __launch_bounds__(C::kCtaThreads, C::kResident) void roles_kernel(
+__global__ __launch_bounds__(C::kCtaThreads, C::kCtasPerSm) void roles_kernel(
     const __grid_constant__ KernelParams p) {
     char* shared = ptx::dynamic_shared();
-    const Place place;
+    const ThreadPosition position;
     auto& own = *reinterpret_cast<typename C::WarpShared*>(
-        shared + place.hide(C::kWarpOffset +
-                            place.thread() / 32 * unsigned(sizeof(typename C::WarpShared))));
+        shared + position.hide(C::kWarpOffset +
+                               position.thread() / 32 * unsigned(sizeof(typename C::WarpShared))));
     auto& statistics = *reinterpret_cast<typename C::Statistics*>(shared + C::kStatisticsOffset);
     if (threadIdx.x < 4) statistics.zeros[threadIdx.x] = 0;
-    typename C::Plan plan(p, own.plan);
-    plan.begin();
+    typename C::Scheduler scheduler(p, own.scheduler);
+    scheduler.plan();
     if (threadIdx.x == 0) statistics.params = p;
     __syncthreads();
-    if (place.thread() >= C::kThreads)
-        ScoreWarp<C>(p, shared, plan).run();
+    if (position.thread() >= C::kThreads)
+        ScoreWarp<C>(p, shared, scheduler).run();
     else
-        OutputWarp<C>(p, place, plan, own).run();
+        OutputWarp<C>(p, position, scheduler, own).run();
 }
 
 }  // namespace mla::sm80::decode

@@ -10,16 +10,16 @@ namespace mla::sm80::decode {
 
 template <class C>
 class OutputWarp {
-    using Hand = Handover<C>;
+    using Barrier = RoleBarrier<C>;
 
   public:
-    __device__ OutputWarp(const KernelParams& p, const Place& place, typename C::Plan& plan,
-                          typename C::WarpShared& own)
+    __device__ OutputWarp(const KernelParams& p, const ThreadPosition& position,
+                          typename C::Scheduler& scheduler, typename C::WarpShared& own)
         : p_(p),
-          place_(place),
-          plan_(plan),
+          position_(position),
+          scheduler_(scheduler),
           own_(own),
-          loader_(p, place, plan, own.loader, own.valid) {}
+          loader_(p, position, scheduler, own.loader, own.valid) {}
 
     __device__ void run() {
         if (!loader_.has(0)) return;
@@ -28,16 +28,16 @@ class OutputWarp {
         __syncwarp();
         while (loader_.has(read(own_.index))) {
             // Score warps may take P's place, in which the item before this one left its output.
-            if (read(own_.index) > 0) Hand::meet();
+            if (read(own_.index) > 0) Barrier::sync();
             begin_item();
             Accumulators<C> o = {};
 #pragma unroll 1
             while (true) {
-                // Into the stage of the tile before this one, which all warps have read when they
-                // have met.
+                // Into the stage of the tile before this one, which all warps have read behind
+                // the barrier.
                 const RowCopy<C> copy = loader_.prepare();
                 wait_for_all_but(p_.stages > 3);
-                Hand::meet();
+                Barrier::sync();
                 add_values(o, copy);
                 ptx::cp_async_commit_group();
                 const int next = stage() + 1 == p_.stages ? 0 : stage() + 1;
@@ -45,8 +45,8 @@ class OutputWarp {
                 state_ = (buffer() ^ 1) | next << kStage | left << kLeft;
                 if (left == 0) break;
             }
-            Output<C>(p_, ptx::dynamic_shared(), place_.row_group(), place_.column_group())
-                .write(item(), o, own_.plan.share);
+            Output<C>(p_, ptx::dynamic_shared(), position_.row_group(), position_.column_group())
+                .write(item(), o, own_.scheduler.share);
             const int next = read(own_.index) + 1;
             __syncwarp();
             own_.index = next;
@@ -57,14 +57,14 @@ class OutputWarp {
   private:
     // Read anew each time: registers are few.
     __device__ static int read(const int& x) { return ptx::ld_shared_s32(ptx::shared_address(&x)); }
-    __device__ const Item& item() const { return plan_.item(read(own_.index)); }
+    __device__ const WorkItem& item() const { return scheduler_.item(read(own_.index)); }
 
     // Buffer, of two, that has P of the current tile, and the tile's stage.
     __device__ int buffer() const { return state_ & 1; }
     __device__ int stage() const { return state_ >> kStage & 3; }
 
     __device__ void begin_item() {
-        const Item& item = this->item();
+        const WorkItem& item = this->item();
         const unsigned tiles = item.tile_end - item.tile_begin;
         state_ = (state_ & ((1 << kLeft) - 1)) | tiles << kLeft;
         // In the item's last so many tiles some row does not see some token.
@@ -83,7 +83,7 @@ class OutputWarp {
             ptx::cp_async_commit_group();
         }
         wait_for_copies(p_.stages - 2);
-        Hand::meet();
+        Barrier::sync();
     }
 
     __device__ void add_values(Accumulators<C>& o, const RowCopy<C>& copy) {
@@ -92,7 +92,7 @@ class OutputWarp {
             ptx::dynamic_shared() + C::kStagesOffset + this->stage() * (C::kTokens * p_.pitch);
         if (p_.causal && int(state_ >> kLeft) <= read(own_.cleared)) {
             // Row groups clear for each other what all have made scores of.
-            Products<C>(p_, place_).clear_nonfinite(stage, place_.row_group());
+            Gemms<C>(p_, position_).clear_nonfinite(stage, position_.row_group());
             C::sync_output();
         }
         const uint32_t p = address_of_p();
@@ -100,12 +100,12 @@ class OutputWarp {
         const auto load_p = [p](int i, int unit, uint32_t (&a)[4]) {
             ptx::ldmatrix_x4(a, (p ^ (unit * 32)) + i * 16 * C::kProbabilityPitch);
         };
-        Products<C>(p_, place_).values(load_p, ptx::shared_address(stage), o, [&](int i) {
+        Gemms<C>(p_, position_).values(load_p, ptx::shared_address(stage), o, [&](int i) {
             issue(copy, i);
         });
     }
 
-    // One chunk of the copies after each of the first products: many in a row would keep all warps'
+    // One chunk of the copies after each of the first MMAs: many in a row would keep all warps'
     // loads from shared memory waiting.
     __device__ static void issue(const RowCopy<C>& copy, int i) { issue_one<0>(copy, i); }
     template <int chunk>
@@ -119,13 +119,13 @@ class OutputWarp {
     __device__ void rescale(Accumulators<C>& o) const {
         const auto& s = *reinterpret_cast<const typename C::Statistics*>(ptx::dynamic_shared() +
                                                                          C::kStatisticsOffset);
-        const int first = place_.row_group() * C::kWarpTiles;
+        const int first = position_.row_group() * C::kWarpTiles;
         const int2 any = *reinterpret_cast<const int2*>(&s.any_rescale[buffer()][first]);
         if ((any.x | any.y) == 0) return;
 #pragma unroll
         for (int i = 0; i < C::kWarpTiles; ++i) {
             if ((i == 0 ? any.x : any.y) == 0) continue;
-            const float* from = &s.rescale[buffer()][(first + i) * 16 + place_.lane() / 4];
+            const float* from = &s.rescale[buffer()][(first + i) * 16 + position_.lane() / 4];
             const float low = from[0], high = from[8];
 #pragma unroll
             for (int j = 0; j < C::kColumns / 8; ++j) {
@@ -139,21 +139,21 @@ class OutputWarp {
 
     // Address of this lane's row of P's first 16 tokens.
     __device__ uint32_t address_of_p() const {
-        const int lane = place_.lane();
-        const int row = place_.row_group() * C::kWarpRows + (lane & 15);
+        const int lane = position_.lane();
+        const int row = position_.row_group() * C::kWarpRows + (lane & 15);
         return ptx::shared_address(ptx::dynamic_shared() + C::kProbabilityOffset +
                                    buffer() * C::kProbabilityBytes +
                                    C::probability_offset(row, lane >> 4));
     }
 
     const KernelParams& p_;
-    const Place& place_;
-    typename C::Plan& plan_;
+    const ThreadPosition& position_;
+    typename C::Scheduler& scheduler_;
     typename C::WarpShared& own_;
     Loader<C> loader_;
     // In one register: the buffer, the stage, and the tiles that the item still has.
     static constexpr int kStage = 1, kLeft = 3;
-    static_assert(C::kMostStages <= 4);
+    static_assert(C::kMaxCtaStages <= 4);
     unsigned state_ = 0;
 };
 

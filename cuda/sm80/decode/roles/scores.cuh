@@ -9,7 +9,7 @@ namespace mla::sm80::decode {
 template <class C>
 class ScoreWarp {
     using T = typename C::Element;
-    using Hand = Handover<C>;
+    using Barrier = RoleBarrier<C>;
     // Units of 16 tokens in a KV tile.
     static constexpr int kUnits = C::kTokens / 16;
     // Two sums where one would make a chain of few, long steps.
@@ -17,25 +17,28 @@ class ScoreWarp {
     static constexpr int kRing = C::kAhead + 1;
 
   public:
-    __device__ ScoreWarp(const KernelParams& p, char* shared, typename C::Plan& plan)
-        : p_(p), shared_(shared), plan_(plan), warp_(threadIdx.x / 32 - C::kThreads / 32) {}
+    __device__ ScoreWarp(const KernelParams& p, char* shared, typename C::Scheduler& scheduler)
+        : p_(p),
+          shared_(shared),
+          scheduler_(scheduler),
+          warp_(threadIdx.x / 32 - C::kThreads / 32) {}
 
     __device__ void run() {
-        bool more = plan_.first();
+        bool more = scheduler_.first();
         for (int index = 0; more; ++index) {
-            const Item& item = plan_.item(index);
+            const WorkItem& item = scheduler_.item(index);
             load_queries(item);
-            more = plan_.next(index + 1);
-            if (more) prefetch_queries(p_, plan_.item(index + 1), warp_);
+            more = scheduler_.next(index + 1);
+            if (more) prefetch_queries(p_, scheduler_.item(index + 1), warp_);
             rows_[0] = rows_[1] = RowState{};
             const int tile_end = item.tile_end;
             unmasked_ = p_.sparse ? 0 : item.unmasked;
-            if (index == 0) Hand::meet();
+            if (index == 0) Barrier::sync();
 #pragma unroll 1
             for (int tile = item.tile_begin; tile < tile_end; ++tile) {
                 do_tile(item, tile);
                 if (tile + 1 == tile_end) put_statistics();
-                Hand::meet();
+                Barrier::sync();
                 stage_ = stage_ + 1 == p_.stages ? 0 : stage_ + 1;
                 ++count_;
             }
@@ -64,7 +67,7 @@ class ScoreWarp {
         const char *latent, *rope;
         bool exists;
     };
-    __device__ static QueryRow row_of(const KernelParams& p, const Item& item, int r) {
+    __device__ static QueryRow row_of(const KernelParams& p, const WorkItem& item, int r) {
         const int of_item = item.first_row + r;
         const bool exists = of_item < item.q_len * p.heads;
         const int row = exists ? of_item : item.first_row;
@@ -79,8 +82,8 @@ class ScoreWarp {
     }
 
     // Into L2, all at once, while the item before is computed.
-    __device__ static __noinline__ void prefetch_queries(const KernelParams& p, const Item& item,
-                                                         int warp) {
+    __device__ static __noinline__ void prefetch_queries(const KernelParams& p,
+                                                         const WorkItem& item, int warp) {
         // Lines of 64 values in a row: the rotary ones are last.
         constexpr int kLines = C::kLatent / 64 + 1;
         for (int i = threadIdx.x & 31; i < 16 * kLines; i += 32) {
@@ -101,7 +104,7 @@ class ScoreWarp {
 
     // Begins to copy steps `begin` to `end` - 1 of the warp's rows: four lanes a row.
     template <int begin, int end>
-    __device__ static __noinline__ void copy_queries(const Item& item, int warp, uint32_t to) {
+    __device__ static __noinline__ void copy_queries(const WorkItem& item, int warp, uint32_t to) {
         const KernelParams& p = params();
         const int lane = threadIdx.x & 31, quad = lane & 3;
         QueryRow rows[2];
@@ -131,7 +134,7 @@ class ScoreWarp {
     // they are of.
     __device__ static void arrange(uint32_t from, int steps) {
         // Found anew each time: registers are few.
-        const int lane = Place::hide(threadIdx.x) & 31, row = lane & 15;
+        const int lane = ThreadPosition::hide(threadIdx.x) & 31, row = lane & 15;
         const uint32_t at = from + row * 64 + exchanged(row, lane >> 4) * 16;
 #pragma unroll 1
         for (int step = 0; step < steps; step += 4) {
@@ -155,7 +158,7 @@ class ScoreWarp {
     // Loads an item's queries. For the CTA's first item, held steps arrive in the last stage, into
     // which nothing is copied before score warps have made P: all steps are in flight at once.
     // Later they arrive where the others belong, before these.
-    __device__ void load_queries(const Item& item) {
+    __device__ void load_queries(const WorkItem& item) {
         const bool first = count_ == 0;
         const uint32_t own =
             ptx::shared_address(shared_ + C::kQueryOffset) + warp_ * (kOtherSteps * 512);
@@ -238,7 +241,7 @@ class ScoreWarp {
         if constexpr (i + 1 < C::kAhead) load_first<i + 1>(ring, keys);
     }
 
-    __device__ void do_tile(const Item& item, int tile) {
+    __device__ void do_tile(const WorkItem& item, int tile) {
         const int lane = threadIdx.x & 31;
         float sums[kSums][C::kBlocks][4] = {};
         {
@@ -282,12 +285,12 @@ class ScoreWarp {
                     x[block][half * 2 + i] =
                         rows_[half].probability(x[block][half * 2 + i], p_.scale_log2);
         // Until then the output of the item before this one occupies P's place.
-        if (tile == item.tile_begin && count_ > 0) Hand::meet();
+        if (tile == item.tile_begin && count_ > 0) Barrier::sync();
         put(x, factors, raise);
     }
 
     // Number of tokens that row r of the warp attends to.
-    __device__ int limit_of(const Item& item, int r) const {
+    __device__ int limit_of(const WorkItem& item, int r) const {
         if (!p_.causal) return item.kv_len;
         const int row = item.first_row + warp_ * 16 + r;
         return min(item.before + row / p_.heads + 1, item.kv_len);
@@ -332,7 +335,7 @@ class ScoreWarp {
 
     const KernelParams& p_;
     char* shared_;
-    typename C::Plan& plan_;
+    typename C::Scheduler& scheduler_;
     int warp_;
     // Number of the current tile among the tiles of all items, and its stage.
     int count_ = 0, stage_ = 0;
