@@ -8,7 +8,7 @@ MlaStatus check(const MlaTopkParams& p) {
     Check check;
     check.that(p.requests >= 1, "requests", p.requests, "at least 1")
         .that(p.first_token >= 0, "first_token", p.first_token, "0 and up")
-        .that(p.columns >= 1 && p.columns <= kMostColumns, "columns", p.columns, "1..=786432")
+        .that(p.columns >= 1 && p.columns <= kMaxColumns, "columns", p.columns, "1..=786432")
         .that(p.topk >= 1 && p.topk <= 1 << 20, "topk", p.topk, "1..=1048576")
         .that(p.max_pages >= 1, "max_pages", p.max_pages, "at least 1")
         .that(p.page_size >= 1, "page_size", p.page_size, "at least 1")
@@ -66,15 +66,15 @@ extern "C" MlaStatus mla_topk_sm90(const MlaTopkParams* params, void* stream) {
     if (p.rows == 0) return ok();
     s = check(p);
     if (s.code != MLA_OK) return s;
-    Places places;
-    s = cuda_status("cudaFuncSetAttribute", ready(facts.device, places));
+    ClusterLimits clusters;
+    s = cuda_status("cudaFuncSetAttribute", ready(facts.device, clusters));
     if (s.code != MLA_OK) return s;
     const auto queue = static_cast<cudaStream_t>(stream);
-    const int swift = choose_swift(p.rows, p.columns, p.topk, places);
-    if (swift > 0)
-        return cuda_status("cudaLaunchKernelEx",
-                           launch_swift(kernel_params(p), p.rows, swift, queue));
-    const int ctas = choose_ctas(p.rows, p.columns, facts.multiprocessors, places.most);
+    const int register_ctas = choose_register_resident(p.rows, p.columns, p.topk, clusters);
+    if (register_ctas > 0)
+        return cuda_status("cudaLaunchKernelEx", launch_register_resident(kernel_params(p), p.rows,
+                                                                          register_ctas, queue));
+    const int ctas = choose_ctas(p.rows, p.columns, facts.multiprocessors, clusters.max_ctas);
     const cudaError_t launched =
         ctas > 1 ? launch_clusters(kernel_params(p), p.rows, ctas, queue)
                  : launch_rows(kernel_params(p), p.rows, facts.multiprocessors, queue);

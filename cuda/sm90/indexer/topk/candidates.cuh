@@ -31,29 +31,29 @@ __device__ __forceinline__ float4 load4(const float* logits, int at, int count, 
 }
 
 // Estimates from a sample of a row.
-struct Guess {
+struct SampleEstimate {
     // A logit below which nothing is chosen, almost certainly.
-    float least;
-    // Distance of the sample's largest key from that key, below which the keys of most logits lie;
-    // 0 if nothing is known.
+    float lowest;
+    // Distance of the sample's largest key from that key, below which the keys of nearly all logits
+    // lie; 0 if nothing is known.
     uint32_t range;
 
-    __device__ __forceinline__ uint32_t key() const { return key_of(least); }
+    __device__ __forceinline__ uint32_t key() const { return key_of(lowest); }
 };
 
 // Bins of equal steps of values. Larger values are never in a lower bin, and NaN is in the lowest.
 template <int kBins>
 struct Steps {
-    float least, width, scale;
+    float lowest, width, scale;
 
-    __device__ __forceinline__ Steps(float least, float largest)
-        : least(least), width((largest - least) * (1.f / kBins)) {
+    __device__ __forceinline__ Steps(float lowest, float largest)
+        : lowest(lowest), width((largest - lowest) * (1.f / kBins)) {
         scale = __fdividef(1.f, width);
     }
     // False if all values are equal, or if some are infinite.
     __device__ __forceinline__ bool usable() const { return scale > 0 && scale < 1e30f; }
     // Distance from the first bin, in bins.
-    __device__ __forceinline__ float at(float x) const { return (x - least) * scale; }
+    __device__ __forceinline__ float at(float x) const { return (x - lowest) * scale; }
     __device__ __forceinline__ uint32_t bin_of(float x) const {
         return uint32_t(fminf(fmaxf(at(x), 0.f), float(kBins - 1)));
     }
@@ -72,8 +72,8 @@ __device__ __forceinline__ void clear_bins(S& s) {
 // of equal steps of values seldom needs a second one, while a histogram of keys usually does. Bins
 // are zero at entry, not at return.
 template <typename S>
-__device__ __forceinline__ Guess guess_from(S& s, const float4 (&x)[S::kSampledEach], int count,
-                                            int topk) {
+__device__ __forceinline__ SampleEstimate estimate_from(S& s, const float4 (&x)[S::kSampledEach],
+                                                        int count, int topk) {
     const float expected = float(kSamples) * float(topk) / float(count);
     const uint32_t wanted = uint32_t(expected + 4.f * sqrtf(expected) + 8.f);
     if (wanted >= kSamples) return {logit_of(0), 0};
@@ -85,8 +85,8 @@ __device__ __forceinline__ Guess guess_from(S& s, const float4 (&x)[S::kSampledE
         range.add(key_of(fmaxf(fmaxf(v.x, v.y), fmaxf(v.z, v.w))));
     }
     range = range_of_cta(s, range);
-    const Steps<S::kBins> steps(logit_of(range.least), logit_of(range.largest));
-    float least = 0;
+    const Steps<S::kBins> steps(logit_of(range.lowest), logit_of(range.largest));
+    float lowest = 0;
     bool known = false;
     if (steps.usable()) {
 #pragma unroll
@@ -98,7 +98,7 @@ __device__ __forceinline__ Guess guess_from(S& s, const float4 (&x)[S::kSampledE
         }
         __syncthreads();
         find_bin(s, s.bins, S::kBins, wanted);
-        least = steps.least + float(s.bin) * steps.width;
+        lowest = steps.lowest + float(s.bin) * steps.width;
         known = s.inside <= enough;
     }
     if (!known) {
@@ -113,9 +113,9 @@ __device__ __forceinline__ Guess guess_from(S& s, const float4 (&x)[S::kSampledE
                 visit(key_of(v.w));
             }
         });
-        least = logit_of(t.least);
+        lowest = logit_of(t.lowest);
     }
-    return {least, max(range.largest, key_of(least)) - key_of(least)};
+    return {lowest, max(range.largest, key_of(lowest)) - key_of(lowest)};
 }
 
 // Position of a vector of the sample.
@@ -134,17 +134,17 @@ __device__ __forceinline__ void load_sample(float4 (&x)[kEach], const float* log
         x[i] = load4(logits, sampled_at(i * kThreads + int(threadIdx.x), count), count, vectors);
 }
 
-// Adds those of these logits to the candidates that are at least `least`. The logits are vectors of
+// Adds those of these logits to the candidates that are at least `bound`. The logits are vectors of
 // four, the first one at position `first`.
 template <typename S, int kBatch>
 __device__ __forceinline__ void keep(S& s, Candidate* candidates, uint32_t room,
-                                     const float4 (&x)[kBatch], int first, float least) {
+                                     const float4 (&x)[kBatch], int first, float bound) {
     // Counted in floats, so that no predicates have to be kept until the second loop.
     float number = 0;
 #pragma unroll
     for (int i = 0; i < kBatch; ++i)
-        number += ptx::set_ge(x[i].x, least) + ptx::set_ge(x[i].y, least) +
-                  ptx::set_ge(x[i].z, least) + ptx::set_ge(x[i].w, least);
+        number += ptx::set_ge(x[i].x, bound) + ptx::set_ge(x[i].y, bound) +
+                  ptx::set_ge(x[i].z, bound) + ptx::set_ge(x[i].w, bound);
     const uint32_t kept = uint32_t(number);
     const uint32_t inclusive = inclusive_sum(kept);
     uint32_t at = 0;
@@ -158,7 +158,7 @@ __device__ __forceinline__ void keep(S& s, Candidate* candidates, uint32_t room,
         const float of[4] = {x[i].x, x[i].y, x[i].z, x[i].w};
 #pragma unroll
         for (int j = 0; j < 4; ++j)
-            if (of[j] >= least) {
+            if (of[j] >= bound) {
                 ptx::st_shared_v2(to, __float_as_uint(of[j]),
                                   uint32_t(first + i * 4 * S::kThreads + j));
                 to += uint32_t(sizeof(Candidate));
@@ -182,22 +182,22 @@ __device__ __forceinline__ void load_step(float4 (&x)[kBatch], const float* logi
     }
 }
 
-// Keeps those of the logits `begin .. end` that are at least `least`, in no particular order. `x`
+// Keeps those of the logits `begin .. end` that are at least `bound`, in no particular order. `x`
 // has been loaded; each further step is in flight while the previous one is handled.
 template <typename S, int kBatch>
 __device__ __forceinline__ void collect(S& s, Candidate* candidates, uint32_t room,
                                         const float* logits, int begin, int end, bool vectors,
-                                        float least, float4 (&x)[kBatch]) {
+                                        float bound, float4 (&x)[kBatch]) {
     constexpr int kStep = kBatch * 4 * S::kThreads;
     float4 next[kBatch];
     int first = begin + 4 * int(threadIdx.x);
 #pragma unroll 1
     for (; begin < end; begin += 2 * kStep, first += 2 * kStep) {
         load_step<S::kThreads>(next, logits, begin + kStep, end, vectors);
-        keep(s, candidates, room, x, first, least);
+        keep(s, candidates, room, x, first, bound);
         if (begin + kStep >= end) return;
         load_step<S::kThreads>(x, logits, begin + 2 * kStep, end, vectors);
-        keep(s, candidates, room, next, first + kStep, least);
+        keep(s, candidates, room, next, first + kStep, bound);
     }
 }
 

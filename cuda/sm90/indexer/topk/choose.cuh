@@ -10,9 +10,9 @@ namespace mla::sm90::topk {
 // positions.
 template <typename S>
 __device__ __forceinline__ void choose_candidates(S& s, const Buffers& buffers,
-                                                  const Guess& guessed, uint32_t count, int seen,
-                                                  uint32_t topk) {
-    constexpr int kMost = S::kMostPairs / 4;
+                                                  const SampleEstimate& estimate, uint32_t count,
+                                                  int seen, uint32_t topk) {
+    constexpr int kMax = S::kMaxPairs / 4;
     // Several of a thread's loads from shared memory are in flight together.
     const auto each_candidate = [&](const auto& visit) {
         constexpr int kBatch = 4;
@@ -31,47 +31,48 @@ __device__ __forceinline__ void choose_candidates(S& s, const Buffers& buffers,
     const auto each = [&](const auto& visit) {
         each_candidate([&](const Candidate& c) { visit(key_of(__uint_as_float(c.x))); });
     };
-    Threshold t = {guessed.key(), ~0u - guessed.key(), topk, count};
-    uint32_t within = guessed.range;
+    Threshold t = {estimate.key(), ~0u - estimate.key(), topk, count};
+    uint32_t within = estimate.range;
     if (within == 0) {
         Range range;
         each([&](uint32_t key) { range.add(key); });
         range = range_of_cta(s, range);
-        within = range.largest - range.least;
-        t = {range.least, within, topk, count};
+        within = range.largest - range.lowest;
+        t = {range.lowest, within, topk, count};
     }
-    narrow(s, t, within, kMost, each);
+    narrow(s, t, within, kMax, each);
     // Among many equal logits, the positions are narrowed in the same way: lower positions rank
     // higher.
-    Threshold places = {~uint32_t(seen - 1), uint32_t(seen - 1), t.wanted, t.inside};
-    if (t.inside > kMost)
-        narrow(s, places, places.width, kMost, [&](const auto& visit) {
+    Threshold positions = {~uint32_t(seen - 1), uint32_t(seen - 1), t.wanted, t.inside};
+    if (t.inside > kMax)
+        narrow(s, positions, positions.width, kMax, [&](const auto& visit) {
             each_candidate([&](const Candidate& c) {
-                if (key_of(__uint_as_float(c.x)) == t.least) visit(~c.y);
+                if (key_of(__uint_as_float(c.x)) == t.lowest) visit(~c.y);
             });
         });
-    const bool whole = places.inside == places.wanted;
+    const bool whole = positions.inside == positions.wanted;
 
     // Key and position in one number; larger numbers are chosen earlier.
     uint64_t* pairs = reinterpret_cast<uint64_t*>(s.bins);
     // No candidate is NaN, so logits are compared instead of keys: no logit is above +inf.
-    const float low = logit_of(t.least), high = logit_of(t.least + t.width);
+    const float low = logit_of(t.lowest), high = logit_of(t.lowest + t.width);
     each_candidate([&](const Candidate& c) {
         const float x = __uint_as_float(c.x);
-        const uint32_t place = ~c.y;
+        const uint32_t position = ~c.y;
         const bool above = x > high, inside = x >= low && !above;
-        if (above || (inside && (places.is_above(place) || (whole && places.is_inside(place)))))
+        if (above ||
+            (inside && (positions.is_above(position) || (whole && positions.is_inside(position)))))
             mark(buffers.chosen, c.y);
-        else if (inside && places.is_inside(place))
-            pairs[atomicAdd(&s.pairs, 1u)] = uint64_t(key_of(x)) << 32 | place;
+        else if (inside && positions.is_inside(position))
+            pairs[atomicAdd(&s.pairs, 1u)] = uint64_t(key_of(x)) << 32 | position;
     });
     __syncthreads();
     if (whole) return;
-    for (uint32_t i = threadIdx.x; i < places.inside; i += S::kThreads) {
+    for (uint32_t i = threadIdx.x; i < positions.inside; i += S::kThreads) {
         const uint64_t own = pairs[i];
         uint32_t rank = 0;
-        for (uint32_t j = 0; j < places.inside; ++j) rank += pairs[j] > own;
-        if (rank < places.wanted) mark(buffers.chosen, ~uint32_t(own));
+        for (uint32_t j = 0; j < positions.inside; ++j) rank += pairs[j] > own;
+        if (rank < positions.wanted) mark(buffers.chosen, ~uint32_t(own));
     }
     __syncthreads();
 }
@@ -97,7 +98,7 @@ __device__ __forceinline__ void choose_row(S& s, const Buffers& buffers, const f
     Range range;
     each([&](uint32_t key) { range.add(key); });
     range = range_of_cta(s, range);
-    Threshold t = {range.least, range.largest - range.least, topk, uint32_t(count)};
+    Threshold t = {range.lowest, range.largest - range.lowest, topk, uint32_t(count)};
     narrow(s, t, t.width, 0, each);
     const bool whole = t.inside == t.wanted;
     uint32_t* equal = buffers.equal();

@@ -1,6 +1,6 @@
 // Top-k: the largest logits of each row, exact and deterministic, as slots of the cache.
 //
-//   guess     a sample of the row gives a bound below which nothing is chosen, almost certainly
+//   estimate  a sample of the row gives a bound below which nothing is chosen, almost certainly
 //   collect   the row is read once, and logits from the bound on are kept in shared memory
 //   choose    the largest of these, as a bit for each position; if the sample was misleading, the
 //             largest of the whole row, so that the result never depends on the sample
@@ -61,11 +61,11 @@ __global__ void __launch_bounds__(kThreads, kCtas)
     // Each part begins at a multiple of four, as vectors do.
     const int each = (row.seen + 4 * int(cluster.ctas) - 1) / (4 * int(cluster.ctas)) * 4;
     const int begin = min(int(cluster.rank) * each, row.seen), end = min(begin + each, row.seen);
-    const bool resident = kCluster && each <= p.resident;
-    const int words = ((resident ? end - begin : row.seen) + 31) / 32;
+    const bool shared_resident = kCluster && each <= p.shared_resident;
+    const int words = ((shared_resident ? end - begin : row.seen) + 31) / 32;
     *reinterpret_cast<uint4*>(&s.bins[4 * threadIdx.x]) = {0, 0, 0, 0};
     if (threadIdx.x == 0) s.candidates = s.pairs = 0;
-    if (resident || cluster.rank == 0)
+    if (shared_resident || cluster.rank == 0)
         for (int i = threadIdx.x; i < words; i += kThreads) buffers.chosen[i] = 0;
     if constexpr (kCluster) {
         if (threadIdx.x == 0) {
@@ -73,29 +73,30 @@ __global__ void __launch_bounds__(kThreads, kCtas)
             s.arrived.init();
             ptx::fence_mbarrier_init();
         }
-        if (resident)
-            for (int i = threadIdx.x; i < words; i += kThreads) buffers.tied(p.resident)[i] = 0;
+        if (shared_resident)
+            for (int i = threadIdx.x; i < words; i += kThreads)
+                buffers.tied(p.shared_resident)[i] = 0;
     }
     __syncthreads();
     wait_for_logits();
 
     const float* logits = p.logits + number * p.logits_stride;
     if constexpr (kCluster)
-        if (resident) {
-            choose_resident(s, buffers, p, row, cluster, logits, begin, end - begin, list);
+        if (shared_resident) {
+            choose_shared_resident(s, buffers, p, row, cluster, logits, begin, end - begin, list);
             return;
         }
     // The first step of the row is in flight while the sample is evaluated.
-    const bool sparing = row.seen > p.candidates;
+    const bool samples = row.seen > p.candidates;
     float4 sample[S::kSampledEach], first[kTogether];
-    if (sparing) load_sample<kThreads>(sample, logits, row.seen, p.vectors);
+    if (samples) load_sample<kThreads>(sample, logits, row.seen, p.vectors);
     load_step<kThreads>(first, logits, begin, end, p.vectors);
-    Guess guessed = {logit_of(0), 0};
-    if (sparing) {
-        guessed = guess_from(s, sample, row.seen, p.topk);
+    SampleEstimate estimate = {logit_of(0), 0};
+    if (samples) {
+        estimate = estimate_from(s, sample, row.seen, p.topk);
         clear_bins(s);
     }
-    collect(s, buffers.candidates, p.candidates, logits, begin, end, p.vectors, guessed.least,
+    collect(s, buffers.candidates, p.candidates, logits, begin, end, p.vectors, estimate.lowest,
             first);
     __syncthreads();
     uint32_t found = s.candidates;
@@ -113,7 +114,7 @@ __global__ void __launch_bounds__(kThreads, kCtas)
     if (found < topk || found > p.candidates)
         choose_row(s, buffers, logits, row.seen, topk);
     else
-        choose_candidates(s, buffers, guessed, found, row.seen, topk);
+        choose_candidates(s, buffers, estimate, found, row.seen, topk);
     const bool fits = p.topk <= 2 * p.candidates;
     write_list(s, p.rows, row, buffers.chosen, words, 0, fits ? buffers.positions() : nullptr,
                list);

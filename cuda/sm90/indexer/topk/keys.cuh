@@ -24,14 +24,14 @@ __device__ __forceinline__ float logit_of(uint32_t key) {
 
 // Minimum and maximum of keys.
 struct Range {
-    uint32_t least = ~0u, largest = 0;
+    uint32_t lowest = ~0u, largest = 0;
 
     __device__ __forceinline__ void add(uint32_t key) {
-        least = min(least, key);
+        lowest = min(lowest, key);
         largest = max(largest, key);
     }
     __device__ __forceinline__ void reduce() {
-        least = __reduce_min_sync(~0u, least);
+        lowest = __reduce_min_sync(~0u, lowest);
         largest = __reduce_max_sync(~0u, largest);
     }
 };
@@ -41,7 +41,7 @@ template <typename S>
 __device__ __forceinline__ Range range_of_cta(S& s, Range range) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     range.reduce();
-    if (lane == 0) s.warp_range[warp] = {range.least, range.largest};
+    if (lane == 0) s.warp_range[warp] = {range.lowest, range.largest};
     __syncthreads();
     Range all;
     if (lane < S::kWarps) all = {s.warp_range[lane].x, s.warp_range[lane].y};

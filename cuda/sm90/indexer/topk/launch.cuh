@@ -15,11 +15,11 @@
 namespace mla::sm90::topk {
 
 // Minimum number of logits that are worth another CTA, for which the others have to wait.
-constexpr int kLeastKeys = 4096;
+constexpr int kMinKeys = 4096;
 // Maximum number of logits that a CTA of a cluster keeps whole.
-constexpr int kMostResident = 32768;
+constexpr int kMaxSharedResident = 32768;
 // Maximum shared memory of a CTA.
-constexpr int kMostBytes = 227 * 1024;
+constexpr int kMaxBytes = 227 * 1024;
 // Shared memory of an SM, and the part of it that is reserved for each CTA.
 constexpr int kBytesOfSm = 228 * 1024;
 constexpr int kReservedBytes = 1024;
@@ -29,41 +29,42 @@ inline int room_for(int columns, int topk) {
     const double each = double(columns) / kSamples;
     const double expected = topk / each, wanted = expected + 4 * std::sqrt(expected) + 8;
     const double room = std::min(double(columns), (wanted + 5 * std::sqrt(wanted)) * each);
-    const int most =
-        (kMostBytes - int(sizeof(Shared)) - bitmap_words(columns) * 4) / int(sizeof(Candidate));
-    return int(std::min(double(most), std::max(room, 4096.))) / 32 * 32;
+    const int max_candidates =
+        (kMaxBytes - int(sizeof(Shared)) - bitmap_words(columns) * 4) / int(sizeof(Candidate));
+    return int(std::min(double(max_candidates), std::max(room, 4096.))) / 32 * 32;
 }
 
 // Room for a CTA's part of a row, kept whole. A CTA that has a row alone is faster with candidates.
-inline int resident_for(int columns, int ctas) {
+inline int shared_resident_for(int columns, int ctas) {
     if (ctas == 1) return 0;
     const int each = (columns + 4 * ctas - 1) / (4 * ctas) * 4;
-    const int most = kMostBytes - int(sizeof(Shared)) - bitmap_words(columns) * 4;
-    int logits = std::min(each, kMostResident) / 128 * 128 + 128;
-    while (logits > 0 && resident_bytes(logits) > most) logits -= 128;
+    const int max_bytes = kMaxBytes - int(sizeof(Shared)) - bitmap_words(columns) * 4;
+    int logits = std::min(each, kMaxSharedResident) / 128 * 128 + 128;
+    while (logits > 0 && shared_resident_bytes(logits) > max_bytes) logits -= 128;
     return logits;
 }
 
 template <typename S>
-int shared_bytes(int columns, int candidates, int resident) {
+int shared_bytes(int columns, int candidates, int shared_resident) {
     const int bitmap = bitmap_words(columns) * 4;
-    const int behind = std::max(candidates * int(sizeof(Candidate)), resident_bytes(resident));
+    const int behind =
+        std::max(candidates * int(sizeof(Candidate)), shared_resident_bytes(shared_resident));
     return int(sizeof(S)) + bitmap + std::max(behind, bitmap);
 }
 
 // More than one CTA if rows are few. Clusters of many CTAs fit into half of the SMs. With fewer
 // than four CTAs, waiting for one another takes what they save.
-inline int choose_ctas(int rows, int columns, int multiprocessors, int most) {
+inline int choose_ctas(int rows, int columns, int multiprocessors, int max_ctas) {
     int ctas = 1;
-    while (ctas < most && int64_t(rows) * ctas * 4 <= multiprocessors &&
-           columns / (ctas * 2) >= kLeastKeys)
+    while (ctas < max_ctas && int64_t(rows) * ctas * 4 <= multiprocessors &&
+           columns / (ctas * 2) >= kMinKeys)
         ctas *= 2;
     return ctas < 4 ? 1 : ctas;
 }
 
 // Clusters that a device has room for.
-struct Places {
-    int most;  // maximum number of CTAs of a cluster
+struct ClusterLimits {
+    int max_ctas;  // of a cluster
     // Numbers of clusters of three, four and eight CTAs that run at the same time, with an SM for
     // each CTA.
     int threes, fours, eights;
@@ -73,25 +74,26 @@ struct Places {
 constexpr int kLongRow = 32768;
 
 // Room for candidates in each CTA of a register-resident row; 0 if it is too little.
-inline int swift_room(int columns, int topk, int ctas) {
+inline int register_resident_room(int columns, int topk, int ctas) {
     const double each = double(columns) / kSamples;
     const double expected = topk / each, wanted = expected + 4 * std::sqrt(expected) + 8;
     const double likely = (1.15 * wanted + 5 * std::sqrt(wanted)) * each;
     const int want = int(std::max(std::min(double(columns), likely), 4096.)) / 32 * 32;
-    int most = (kMostBytes - swift_bytes(ctas, 0)) / 4 / (ctas + 1);
-    most = std::min(most, (1 << kPlaceBits) / ctas) / 32 * 32;
-    const int room = std::min(want, most);
+    int max_room = (kMaxBytes - register_resident_bytes(ctas, 0)) / 4 / (ctas + 1);
+    max_room = std::min(max_room, (1 << kIndexBits) / ctas) / 32 * 32;
+    const int room = std::min(want, max_room);
     return room >= topk && int64_t(room) * ctas >= 2 * int64_t(want) ? room : 0;
 }
 
 // Number of CTAs of a register-resident row, or 0: for few long rows, all of which run at the same
 // time.
-inline int choose_swift(int rows, int columns, int topk, const Places& places) {
+inline int choose_register_resident(int rows, int columns, int topk,
+                                    const ClusterLimits& clusters) {
     if (columns < kLongRow) return 0;
-    const int sizes[3][2] = {{8, places.eights}, {4, places.fours}, {3, places.threes}};
+    const int sizes[3][2] = {{8, clusters.eights}, {4, clusters.fours}, {3, clusters.threes}};
     for (const auto& [ctas, clusters] : sizes)
-        if (rows <= clusters && columns <= ctas * kMostInRegisters &&
-            swift_room(columns, topk, ctas) > 0)
+        if (rows <= clusters && columns <= ctas * kMaxInRegisters &&
+            register_resident_room(columns, topk, ctas) > 0)
             return ctas;
     return 0;
 }
@@ -115,30 +117,31 @@ inline Kernel kernel_of(const Shape& shape) {
 }
 
 // The kernel for rows of `each` logits for each CTA.
-inline Kernel swift_for(int each) {
-    if (each <= 4 * kVectorStep) return &swift_kernel<4>;
-    return each <= 8 * kVectorStep ? &swift_kernel<8> : &swift_kernel<16>;
+inline Kernel register_resident_for(int each) {
+    if (each <= 4 * kVectorStep) return &register_resident_kernel<4>;
+    return each <= 8 * kVectorStep ? &register_resident_kernel<8> : &register_resident_kernel<16>;
 }
 
 // Sets the attributes of the kernels on a device, and finds the clusters that it has room for.
-inline cudaError_t ready(int device, Places& places) {
+inline cudaError_t ready(int device, ClusterLimits& clusters) {
     static std::atomic<uint64_t> known[kMaxDevices];
     uint64_t packed = known[device].load(std::memory_order_relaxed);
     if (packed == 0) {
-        uint64_t most = 16;
+        uint64_t max_ctas = 16;
         int threes = 0, fours = 0, eights = 0;
         const auto clusters_of = [](Kernel kernel, int ctas, int& clusters) {
             ClusterAttributes attributes = {};
             const cudaLaunchConfig_t config =
-                early_clusters(ctas, ctas, kThreads, kMostBytes, nullptr, attributes);
+                early_clusters(ctas, ctas, kThreads, kMaxBytes, nullptr, attributes);
             if (cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess)
                 clusters = 0;
         };
-        for (const Kernel kernel : {kernel_of_clusters(), kernel_of(kAlone), kernel_of(kTwo),
-                                    kernel_of(kFour), swift_for(4 * kVectorStep),
-                                    swift_for(8 * kVectorStep), swift_for(16 * kVectorStep)}) {
+        for (const Kernel kernel :
+             {kernel_of_clusters(), kernel_of(kAlone), kernel_of(kTwo), kernel_of(kFour),
+              register_resident_for(4 * kVectorStep), register_resident_for(8 * kVectorStep),
+              register_resident_for(16 * kVectorStep)}) {
             const cudaError_t e = cudaFuncSetAttribute(
-                kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostBytes);
+                kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxBytes);
             if (e != cudaSuccess) return e;
         }
         // Clusters of 16 CTAs are optional: a device may refuse them.
@@ -146,28 +149,28 @@ inline cudaError_t ready(int device, Places& places) {
         if (cudaFuncSetAttribute(kernel_of_clusters(),
                                  cudaFuncAttributeNonPortableClusterSizeAllowed, 1) == cudaSuccess)
             clusters_of(kernel_of_clusters(), 16, sixteens);
-        if (sixteens == 0) most = 8;
-        clusters_of(swift_for(kMostInRegisters), 3, threes);
-        clusters_of(swift_for(kMostInRegisters), 4, fours);
-        clusters_of(swift_for(kMostInRegisters), 8, eights);
+        if (sixteens == 0) max_ctas = 8;
+        clusters_of(register_resident_for(kMaxInRegisters), 3, threes);
+        clusters_of(register_resident_for(kMaxInRegisters), 4, fours);
+        clusters_of(register_resident_for(kMaxInRegisters), 8, eights);
         // Clears the error of what was refused: it is none of this launch.
         cudaGetLastError();
-        packed = most | uint64_t(threes) << 16 | uint64_t(fours) << 32 | uint64_t(eights) << 48;
+        packed = max_ctas | uint64_t(threes) << 16 | uint64_t(fours) << 32 | uint64_t(eights) << 48;
         known[device].store(packed, std::memory_order_relaxed);
     }
-    places = {int(packed & 0xffff), int(packed >> 16 & 0xffff), int(packed >> 32 & 0xffff),
-              int(packed >> 48)};
+    clusters = {int(packed & 0xffff), int(packed >> 16 & 0xffff), int(packed >> 32 & 0xffff),
+                int(packed >> 48)};
     return cudaSuccess;
 }
 
 inline cudaError_t launch_clusters(KernelParams p, int rows, int ctas, cudaStream_t stream) {
     const int columns = p.rows.columns;
     p.candidates = room_for(columns, p.topk);
-    p.resident = resident_for(columns, ctas);
+    p.shared_resident = shared_resident_for(columns, ctas);
     ClusterAttributes attributes = {};
-    const cudaLaunchConfig_t config =
-        early_clusters(rows * ctas, ctas, kThreads,
-                       shared_bytes<Shared>(columns, p.candidates, p.resident), stream, attributes);
+    const cudaLaunchConfig_t config = early_clusters(
+        rows * ctas, ctas, kThreads, shared_bytes<Shared>(columns, p.candidates, p.shared_resident),
+        stream, attributes);
     return cudaLaunchKernelEx(&config, kernel_of_clusters(), p);
 }
 
@@ -176,7 +179,7 @@ inline cudaError_t launch_clusters(KernelParams p, int rows, int ctas, cudaStrea
 inline cudaError_t launch_rows(KernelParams p, int rows, int multiprocessors, cudaStream_t stream) {
     const int columns = p.rows.columns;
     p.candidates = room_for(columns, p.topk);
-    p.resident = 0;
+    p.shared_resident = 0;
     Shape shape = kFour;
     int bytes = shared_bytes<SharedOf<kFour.threads>>(columns, p.candidates, 0);
     if (rows <= multiprocessors || kFour.ctas * (bytes + kReservedBytes) > kBytesOfSm) {
@@ -189,17 +192,18 @@ inline cudaError_t launch_rows(KernelParams p, int rows, int multiprocessors, cu
     return cudaLaunchKernelEx(&config, kernel_of(shape), p);
 }
 
-inline cudaError_t launch_swift(KernelParams p, int rows, int ctas, cudaStream_t stream) {
+inline cudaError_t launch_register_resident(KernelParams p, int rows, int ctas,
+                                            cudaStream_t stream) {
     const int columns = p.rows.columns;
-    p.candidates = swift_room(columns, p.topk, ctas);
-    // A row whose sample misleads is kept in shared memory like a resident row.
-    p.resident = resident_for(columns, ctas);
-    const int bytes =
-        std::max(swift_bytes(ctas, p.candidates), shared_bytes<Shared>(columns, 0, p.resident));
+    p.candidates = register_resident_room(columns, p.topk, ctas);
+    // A row whose sample misleads is kept in shared memory.
+    p.shared_resident = shared_resident_for(columns, ctas);
+    const int bytes = std::max(register_resident_bytes(ctas, p.candidates),
+                               shared_bytes<Shared>(columns, 0, p.shared_resident));
     ClusterAttributes attributes = {};
     const cudaLaunchConfig_t config =
         early_clusters(rows * ctas, ctas, kThreads, bytes, stream, attributes);
-    return cudaLaunchKernelEx(&config, swift_for((columns + ctas - 1) / ctas), p);
+    return cudaLaunchKernelEx(&config, register_resident_for((columns + ctas - 1) / ctas), p);
 }
 
 }  // namespace mla::sm90::topk

@@ -17,9 +17,9 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kThreadsOfMany = 256;
 // Vectors of logits that a thread handles together, while as many are in flight.
 constexpr int kTogether = 4;
-constexpr int kMostCtas = 16;
+constexpr int kMaxCtas = 16;
 // The longest row: shared memory holds two bits for each of its positions.
-constexpr int kMostColumns = 786432;
+constexpr int kMaxColumns = 786432;
 // Number of logits in a sample, those that a thread loads together, and neighbouring threads whose
 // logits lie together: 32 bytes at each of 256 places.
 constexpr int kSamples = 2048;
@@ -29,7 +29,7 @@ constexpr int kSampledTogether = 2;
 // Both are small, because reads of another CTA's shared memory are slow.
 constexpr int kClusterBinBits = 8;
 constexpr int kClusterBins = 1 << kClusterBinBits;
-constexpr int kMostInside = 256;
+constexpr int kMaxInside = 256;
 struct KernelParams {
     Requests rows;
     const float* logits;  // [rows, columns]
@@ -37,10 +37,10 @@ struct KernelParams {
     int64_t logits_stride;
     int64_t list_stride;
     int topk;
-    int vectors;     // true if rows are aligned to 16 bytes
-    int candidates;  // number that a CTA has room for
-    int resident;    // number of logits that a CTA has room for
-    int rows_ahead;  // true if `rows` is complete before the previous kernel has ended
+    int vectors;          // true if rows are aligned to 16 bytes
+    int candidates;       // number that a CTA has room for
+    int shared_resident;  // number of logits that a CTA has room for
+    int rows_ahead;       // true if `rows` is complete before the previous kernel has ended
 };
 
 // A logit that may be chosen: its bits and its position.
@@ -54,7 +54,7 @@ struct SharedOf {
     static constexpr int kBins = 4 * kThreads, kBinBits = kThreads == 512 ? 11 : 10;
     static_assert(kBins == 1 << kBinBits);
     // Maximum number of keys that are compared pair by pair.
-    static constexpr int kMostPairs = kBins / 2;
+    static constexpr int kMaxPairs = kBins / 2;
     static constexpr int kSampledEach = kSamples / kSampled / kThreads;
 
     uint32_t bins[kBins];
@@ -68,16 +68,17 @@ struct SharedOf {
 
 // Shared memory of a CTA if rows are few.
 struct Shared : SharedOf<topk::kThreads> {
-    Barrier<1> arrived;  // the logits of a resident row
+    Barrier<1> arrived;  // the logits of a shared-resident row
     uint2 counts;        // this CTA's keys above the threshold, and inside
     uint32_t totals[kClusterBins];
-    uint64_t all[kMostInside];
+    uint64_t all[kMaxInside];
 };
 static_assert(sizeof(Shared) % 16 == 0);
 static_assert(sizeof(SharedOf<kThreadsOfMany>) % 16 == 0);
-constexpr int kBins = Shared::kBins, kMostPairs = Shared::kMostPairs;
-// Rounds with bins of their own: a guess, four narrower ones, and one more if the guess was wrong.
-static_assert(6 * kClusterBins + kMostInside * 2 <= kBins);
+constexpr int kBins = Shared::kBins, kMaxPairs = Shared::kMaxPairs;
+// Rounds with bins of their own: the estimate, four narrower ones, and one more if the estimate was
+// wrong.
+static_assert(6 * kClusterBins + kMaxInside * 2 <= kBins);
 
 // Words of a bitmap with a bit for each position.
 __host__ __device__ constexpr int bitmap_words(int columns) {
@@ -85,7 +86,7 @@ __host__ __device__ constexpr int bitmap_words(int columns) {
 }
 
 // Memory behind `Shared`: the bitmap of chosen positions; then the candidates, which the list
-// replaces later, or the bitmap of logits that equal the threshold, or a resident row.
+// replaces later, or the bitmap of logits that equal the threshold, or a shared-resident row.
 struct Buffers {
     uint32_t* chosen;
     Candidate* candidates;
@@ -101,15 +102,17 @@ struct Buffers {
     __device__ __forceinline__ int32_t* positions() const {
         return reinterpret_cast<int32_t*>(candidates);
     }
-    // A resident row: its logits, which its list replaces later, and the bitmap of those that equal
-    // the threshold.
+    // A shared-resident row: its logits, which its list replaces later, and the bitmap of those
+    // that equal the threshold.
     __device__ __forceinline__ float* row() const { return reinterpret_cast<float*>(candidates); }
-    __device__ __forceinline__ uint32_t* tied(int resident) const {
-        return reinterpret_cast<uint32_t*>(row() + resident);
+    __device__ __forceinline__ uint32_t* tied(int shared_resident) const {
+        return reinterpret_cast<uint32_t*>(row() + shared_resident);
     }
 };
 
-// Bytes of a resident row with a bit for each logit.
-__host__ __device__ constexpr int resident_bytes(int logits) { return logits * 4 + logits / 8; }
+// Bytes of a shared-resident row with a bit for each logit.
+__host__ __device__ constexpr int shared_resident_bytes(int logits) {
+    return logits * 4 + logits / 8;
+}
 
 }  // namespace mla::sm90::topk

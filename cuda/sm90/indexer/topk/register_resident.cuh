@@ -1,10 +1,10 @@
 // Top-k of rows that fit into the registers of one cluster: one pass over the logits, beside the
 // sample.
 //
-//   guess      a sample of the whole row, the same in every CTA of the cluster
-//   collect    the logits that are not below the guess, in the order of positions
+//   estimate   a bound from a sample of the whole row, the same in every CTA of the cluster
+//   collect    the logits that are not below the bound, in the order of positions
 //   exchange   every CTA gets the candidates of all CTAs: one barrier of the cluster
-//   cut        the last chosen candidate, as key and place, found by every CTA
+//   cut        the last chosen candidate, as key and index, found by every CTA
 //   list       each CTA's own candidates, behind those of the CTAs before it
 //
 // With few rows, an SM has nothing to do while a step waits, so steps are few: work that needs no
@@ -21,41 +21,41 @@ namespace mla::sm90::topk {
 constexpr int kPages = 2048;
 // Logits that the threads of a CTA load at once, and the maximum that they keep.
 constexpr int kVectorStep = 4 * kThreads;
-constexpr int kMostInRegisters = 16 * kVectorStep;
+constexpr int kMaxInRegisters = 16 * kVectorStep;
 // Logits of a line of L2.
 constexpr int kLine = 32;
-// Number of bits of a candidate's place.
-constexpr int kPlaceBits = 16;
+// Number of bits of a candidate's index among those of all CTAs.
+constexpr int kIndexBits = 16;
 
 // Maximum number of candidates of a bin that every warp compares.
-constexpr int kMostCompared = 32;
+constexpr int kMaxCompared = 32;
 
 // Memory behind `Shared`.
-struct SwiftShared {
+struct RegisterResidentShared {
     uint32_t bins[kBins];  // histogram of the candidates
-    uint64_t pairs[kMostCompared];
+    uint64_t pairs[kMaxCompared];
     uint2 counted[kWarps];
-    uint32_t counts[kMostCtas];  // candidates of each CTA
+    uint32_t counts[kMaxCtas];  // candidates of each CTA
     int32_t pages[kPages];
     uint64_t filled;  // mbarrier: the candidates of all CTAs have arrived
     uint64_t padding;
 };
-static_assert(sizeof(SwiftShared) % 16 == 0);
+static_assert(sizeof(RegisterResidentShared) % 16 == 0);
 
-// Memory behind `SwiftShared`.
-struct SwiftBuffers {
-    SwiftShared& more;
+// Memory behind `RegisterResidentShared`.
+struct RegisterResidentBuffers {
+    RegisterResidentShared& more;
     float* values;       // [ctas][room]
     int32_t* positions;  // [room], of this CTA's candidates
 
-    __device__ __forceinline__ SwiftBuffers(Shared& s, uint32_t ctas, int room)
-        : more(*reinterpret_cast<SwiftShared*>(&s + 1)),
+    __device__ __forceinline__ RegisterResidentBuffers(Shared& s, uint32_t ctas, int room)
+        : more(*reinterpret_cast<RegisterResidentShared*>(&s + 1)),
           values(reinterpret_cast<float*>(&more + 1)),
           positions(reinterpret_cast<int32_t*>(values + ctas * room)) {}
 };
 
-__host__ __device__ constexpr int swift_bytes(int ctas, int room) {
-    return int(sizeof(Shared) + sizeof(SwiftShared)) + (ctas + 1) * room * 4;
+__host__ __device__ constexpr int register_resident_bytes(int ctas, int room) {
+    return int(sizeof(Shared) + sizeof(RegisterResidentShared)) + (ctas + 1) * room * 4;
 }
 
 // NaN stands for no logit.
@@ -63,12 +63,12 @@ __device__ __forceinline__ float none() { return __int_as_float(0x7fffffff); }
 
 __device__ __forceinline__ uint32_t byte_of(uint32_t word, int i) { return word >> 8 * i & 0xff; }
 
-// Puts those of this thread's logits that are at least `least` into `values` and `positions`, in
+// Puts those of this thread's logits that are at least `bound` into `values` and `positions`, in
 // the order of positions. A warp has `kVectors` times 128 consecutive positions. Returns the CTA's
 // number of candidates; nothing is written if there is no room for them.
 template <int kVectors>
 __device__ __forceinline__ uint32_t collect_in_order(Shared& s, const float4 (&x)[kVectors],
-                                                     float least, int first, uint32_t room,
+                                                     float bound, int first, uint32_t room,
                                                      float* values, int32_t* positions) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     // A byte counts the candidates of a vector, of which a warp has up to 128.
@@ -79,7 +79,7 @@ __device__ __forceinline__ uint32_t collect_in_order(Shared& s, const float4 (&x
         const float of[4] = {x[i].x, x[i].y, x[i].z, x[i].w};
 #pragma unroll
         for (int j = 0; j < 4; ++j)
-            if (of[j] >= least) own[i / 4] += 1u << 8 * (i % 4);
+            if (of[j] >= bound) own[i / 4] += 1u << 8 * (i % 4);
     }
     uint32_t sum = 0;
 #pragma unroll
@@ -105,7 +105,7 @@ __device__ __forceinline__ uint32_t collect_in_order(Shared& s, const float4 (&x
         const float of[4] = {x[i].x, x[i].y, x[i].z, x[i].w};
 #pragma unroll
         for (int j = 0; j < 4; ++j)
-            if (of[j] >= least) {
+            if (of[j] >= bound) {
                 ptx::st_shared(to, __float_as_uint(of[j]));
                 ptx::st_shared(to + to_positions, uint32_t(first + i * 128 + j));
                 to += 4;
@@ -115,10 +115,10 @@ __device__ __forceinline__ uint32_t collect_in_order(Shared& s, const float4 (&x
 }
 
 // A thread's share of the candidates: vectors of four, of one CTA of the cluster.
-struct Share {
+struct CandidateShare {
     uint32_t cta, first, step;
 
-    __device__ __forceinline__ explicit Share(const Cluster& cluster) {
+    __device__ __forceinline__ explicit CandidateShare(const Cluster& cluster) {
         const uint32_t warp = threadIdx.x / 32, warps = kWarps / cluster.ctas;
         cta = ptx::in_register(warp / warps);
         first = ptx::in_register((threadIdx.x - cta * warps * 32) * 4);
@@ -130,16 +130,16 @@ struct Share {
 struct Candidates {
     const float* values;
     uint32_t cta, first, step, count;
-    uint32_t place;  // place of the CTA's first candidate
+    uint32_t index;  // of the CTA's first candidate
 
-    __device__ __forceinline__ Candidates(const Share& share, const Cluster& cluster,
-                                          const SwiftBuffers& b, int room)
+    __device__ __forceinline__ Candidates(const CandidateShare& share, const Cluster& cluster,
+                                          const RegisterResidentBuffers& b, int room)
         : values(b.values + share.cta * room),
           cta(share.cta),
           first(share.first),
           step(share.step),
           count(cta < cluster.ctas ? b.more.counts[cta] : 0),
-          place(cta * room) {}
+          index(cta * room) {}
 
     template <typename Visit>
     __device__ __forceinline__ void each_vector(const Visit& visit) const {
@@ -147,7 +147,7 @@ struct Candidates {
         for (uint32_t i = first; i < count; i += step) {
             const float4 x = *reinterpret_cast<const float4*>(values + i);
             const float of[4] = {x.x, x.y, x.z, x.w};
-            visit(of, place + i);
+            visit(of, index + i);
         }
     }
     template <typename Visit>
@@ -160,9 +160,9 @@ struct Candidates {
     }
 };
 
-// Larger pairs are chosen earlier: by key, then by lower place.
-__device__ __forceinline__ uint64_t pair_of(uint32_t key, uint32_t place) {
-    return uint64_t(key) << 32 | ((1u << kPlaceBits) - 1 - place);
+// Larger pairs are chosen earlier: by key, then by lower index.
+__device__ __forceinline__ uint64_t pair_of(uint32_t key, uint32_t index) {
+    return uint64_t(key) << 32 | ((1u << kIndexBits) - 1 - index);
 }
 
 // The last chosen pair of any `count` candidates.
@@ -172,33 +172,33 @@ __device__ __forceinline__ uint64_t find_cut(Shared& s, const Candidates& candid
     Range range;
     candidates.each([&](uint32_t key, uint32_t) { range.add(key); });
     range = range_of_cta(s, range);
-    Threshold t = {range.least, range.largest - range.least, topk, count};
-    narrow(s, t, t.width, kMostPairs / 4, [&](const auto& visit) {
+    Threshold t = {range.lowest, range.largest - range.lowest, topk, count};
+    narrow(s, t, t.width, kMaxPairs / 4, [&](const auto& visit) {
         candidates.each([&](uint32_t key, uint32_t) { visit(key); });
     });
-    if (t.inside == t.wanted) return uint64_t(t.least) << 32;
-    // Among many equal keys, the places are narrowed in the same way.
-    Threshold places = {0, (1u << kPlaceBits) - 1, t.wanted, t.inside};
-    if (t.inside > kMostPairs / 4) {
-        narrow(s, places, places.width, kMostPairs / 4, [&](const auto& visit) {
-            candidates.each([&](uint32_t key, uint32_t place) {
-                if (key == t.least) visit(uint32_t(pair_of(key, place)));
+    if (t.inside == t.wanted) return uint64_t(t.lowest) << 32;
+    // Among many equal keys, the indices are narrowed in the same way.
+    Threshold indices = {0, (1u << kIndexBits) - 1, t.wanted, t.inside};
+    if (t.inside > kMaxPairs / 4) {
+        narrow(s, indices, indices.width, kMaxPairs / 4, [&](const auto& visit) {
+            candidates.each([&](uint32_t key, uint32_t index) {
+                if (key == t.lowest) visit(uint32_t(pair_of(key, index)));
             });
         });
-        if (places.inside == places.wanted) return uint64_t(t.least) << 32 | places.least;
+        if (indices.inside == indices.wanted) return uint64_t(t.lowest) << 32 | indices.lowest;
     }
     uint64_t* pairs = reinterpret_cast<uint64_t*>(s.bins);
-    candidates.each([&](uint32_t key, uint32_t place) {
-        const uint64_t pair = pair_of(key, place);
-        if (t.is_inside(key) && places.is_inside(uint32_t(pair)))
+    candidates.each([&](uint32_t key, uint32_t index) {
+        const uint64_t pair = pair_of(key, index);
+        if (t.is_inside(key) && indices.is_inside(uint32_t(pair)))
             pairs[atomicAdd(&s.pairs, 1u)] = pair;
     });
     __syncthreads();
-    for (uint32_t i = threadIdx.x; i < places.inside; i += kThreads) {
+    for (uint32_t i = threadIdx.x; i < indices.inside; i += kThreads) {
         const uint64_t own = pairs[i];
         uint32_t larger = 0;
-        for (uint32_t j = 0; j < places.inside; ++j) larger += pairs[j] > own;
-        if (larger == places.wanted - 1) s.all[0] = own;
+        for (uint32_t j = 0; j < indices.inside; ++j) larger += pairs[j] > own;
+        if (larger == indices.wanted - 1) s.all[0] = own;
     }
     __syncthreads();
     return s.all[0];
@@ -215,7 +215,7 @@ struct WarpPart {
 
 // Adds up what the threads have counted in the CTAs before this one, and in their warp's range.
 // Returns the sum over all that is before this warp's range.
-__device__ __forceinline__ uint32_t add_counts(const SwiftBuffers& b, uint32_t before,
+__device__ __forceinline__ uint32_t add_counts(const RegisterResidentBuffers& b, uint32_t before,
                                                uint32_t mine) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     before = __reduce_add_sync(~0u, before);
@@ -230,15 +230,16 @@ __device__ __forceinline__ uint32_t add_counts(const SwiftBuffers& b, uint32_t b
 // Finds the chosen ones of `all` candidates. One histogram of equal steps of values leaves a few
 // candidates, which every warp compares, or many that are equal.
 __device__ __forceinline__ void cut_candidates(Shared& s, const Cluster& cluster,
-                                               const SwiftBuffers& b, const Candidates& candidates,
-                                               const Guess& guessed, const float* own,
-                                               uint32_t own_place, uint32_t all, uint32_t topk,
+                                               const RegisterResidentBuffers& b,
+                                               const Candidates& candidates,
+                                               const SampleEstimate& estimate, const float* own,
+                                               uint32_t own_index, uint32_t all, uint32_t topk,
                                                WarpPart& part) {
     const uint32_t lane = threadIdx.x % 32;
     const bool earlier = candidates.cta < cluster.rank;
-    const Steps<kBins> steps(guessed.least, logit_of(guessed.key() + guessed.range));
+    const Steps<kBins> steps(estimate.lowest, logit_of(estimate.key() + estimate.range));
     part.tied = part.ties = 0;
-    if (guessed.range > 0 && steps.usable()) {
+    if (estimate.range > 0 && steps.usable()) {
         candidates.each_vector([&](const float (&x)[4], uint32_t) {
             uint32_t bins[4];
 #pragma unroll
@@ -250,7 +251,7 @@ __device__ __forceinline__ void cut_candidates(Shared& s, const Cluster& cluster
         __syncthreads();
         find_bin(s, b.more.bins, kBins, topk);
         const uint32_t bin = s.bin, wanted = topk - s.above, inside = s.inside;
-        const bool few = inside <= kMostCompared;
+        const bool few = inside <= kMaxCompared;
         // The lower ends of the bin and of the next one. The first bin has no lower end, the last
         // one no upper end.
         const float low = bin > 0 ? float(bin) : -__int_as_float(0x7f800000);
@@ -259,17 +260,17 @@ __device__ __forceinline__ void cut_candidates(Shared& s, const Cluster& cluster
         // half.
         uint32_t before = 0, mine = 0;
         Range range;
-        candidates.each_vector([&](const float (&x)[4], uint32_t place) {
+        candidates.each_vector([&](const float (&x)[4], uint32_t index) {
             uint32_t found = 0;
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 const float at = steps.at(x[j]);
                 const bool above = at >= high;
-                before += above ? 1u << kPlaceBits : 0;
+                before += above ? 1u << kIndexBits : 0;
                 found |= uint32_t(at >= low && !above) << j;
             }
             for (; found; found &= found - 1, ++before) {
-                const uint32_t of = place + __ffs(found) - 1, key = key_of(b.values[of]);
+                const uint32_t of = index + __ffs(found) - 1, key = key_of(b.values[of]);
                 range.add(key);
                 if (few) b.more.pairs[atomicAdd(&s.pairs, 1u)] = pair_of(key, of);
             }
@@ -278,11 +279,11 @@ __device__ __forceinline__ void cut_candidates(Shared& s, const Cluster& cluster
         for (uint32_t i = part.begin + lane; i < part.end; i += 32) {
             const float at = steps.at(own[i]);
             const bool above = at >= high;
-            mine += above ? 1u << kPlaceBits : at >= low;
+            mine += above ? 1u << kIndexBits : at >= low;
         }
         const uint32_t ahead = add_counts(b, earlier ? before : 0, mine);
-        const uint32_t unknown = ahead & ((1u << kPlaceBits) - 1);
-        part.at = ahead >> kPlaceBits;
+        const uint32_t unknown = ahead & ((1u << kIndexBits) - 1);
+        part.at = ahead >> kIndexBits;
         if (few) {
             const uint64_t pair = lane < inside ? b.more.pairs[lane] : 0;
             uint32_t larger = 0;
@@ -292,13 +293,13 @@ __device__ __forceinline__ void cut_candidates(Shared& s, const Cluster& cluster
             const uint32_t last = __ballot_sync(~0u, chosen && larger == wanted - 1);
             part.cut = __shfl_sync(~0u, pair, __ffs(last) - 1);
             part.at += __popc(
-                __ballot_sync(~0u, chosen && pair_of(0, own_place + part.begin) < uint32_t(pair)));
+                __ballot_sync(~0u, chosen && pair_of(0, own_index + part.begin) < uint32_t(pair)));
             return;
         }
         range = range_of_cta(s, range);
-        if (range.least == range.largest) {
-            part.cut = uint64_t(range.least + 1) << 32;
-            part.tied = range.least;
+        if (range.lowest == range.largest) {
+            part.cut = uint64_t(range.lowest + 1) << 32;
+            part.tied = range.lowest;
             part.ties = wanted - min(unknown, wanted);
             part.at += min(unknown, wanted);
             return;
@@ -307,15 +308,16 @@ __device__ __forceinline__ void cut_candidates(Shared& s, const Cluster& cluster
     part.cut = find_cut(s, candidates, all, topk);
     uint32_t before = 0, mine = 0;
     candidates.each(
-        [&](uint32_t key, uint32_t place) { before += pair_of(key, place) >= part.cut; });
+        [&](uint32_t key, uint32_t index) { before += pair_of(key, index) >= part.cut; });
     for (uint32_t i = part.begin + lane; i < part.end; i += 32)
-        mine += pair_of(key_of(own[i]), own_place + i) >= part.cut;
+        mine += pair_of(key_of(own[i]), own_index + i) >= part.cut;
     part.at = add_counts(b, earlier ? before : 0, mine);
 }
 
 // Sends this CTA's candidates to every CTA of the cluster, and waits for those of the others.
-__device__ __forceinline__ void exchange_candidates(const Cluster& cluster, const SwiftBuffers& b,
-                                                    const Share& share, uint32_t found,
+__device__ __forceinline__ void exchange_candidates(const Cluster& cluster,
+                                                    const RegisterResidentBuffers& b,
+                                                    const CandidateShare& share, uint32_t found,
                                                     uint32_t room) {
     // All CTAs have begun, so their shared memory may be written to. This does not order what this
     // CTA's threads have collected since; the CTA's own barrier does.
@@ -342,13 +344,13 @@ __device__ __forceinline__ void exchange_candidates(const Cluster& cluster, cons
 
 template <int kVectors>
 __global__ void __launch_bounds__(kThreads, 1)
-    swift_kernel(const __grid_constant__ KernelParams p) {
+    register_resident_kernel(const __grid_constant__ KernelParams p) {
     // The address of shared memory in a register, so that it is not computed for each access.
     Shared& s = *static_cast<Shared*>(
         __cvta_shared_to_generic(ptx::in_register(ptx::shared_address(ptx::dynamic_shared()))));
     const Cluster cluster{ptx::cluster_ctarank(), ptx::cluster_nctarank()};
     const int room = p.candidates;
-    const SwiftBuffers b(s, cluster.ctas, room);
+    const RegisterResidentBuffers b(s, cluster.ctas, room);
     const int number = ptx::clusterid();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
@@ -383,7 +385,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         ptx::fence_mbarrier_init();
     }
     ptx::barrier_cluster_arrive_relaxed();
-    const Share share(cluster);
+    const CandidateShare share(cluster);
     // The loads of pages are issued before those of logits, and their results are stored later.
     const int first_page = begin / p.rows.page_size;
     const int pages = min(end > begin ? (end - 1) / p.rows.page_size + 1 : 0, p.rows.max_pages);
@@ -397,15 +399,15 @@ __global__ void __launch_bounds__(kThreads, 1)
     ptx::griddepcontrol_wait();
     ptx::griddepcontrol_launch_dependents();
 
-    const bool sparing = row.seen > room;
+    const bool samples = row.seen > room;
     float4 sample[Shared::kSampledEach] = {};
-    if (sparing) load_sample<kThreads>(sample, logits, row.seen, p.vectors);
+    if (samples) load_sample<kThreads>(sample, logits, row.seen, p.vectors);
     // All warps issue the loads of the sample before any of them loads its part of the row.
     __syncthreads();
     const int first = begin + warp * steps * 128 + lane * 4;
     float4 x[kVectors];
     const int last = end & ~3;
-    const bool torn = p.vectors && last < end;
+    const bool has_partial_vector = p.vectors && last < end;
     float4 of_last;
     if (p.vectors) {
         const int whole = min(last, first + steps * 128);
@@ -415,7 +417,7 @@ __global__ void __launch_bounds__(kThreads, 1)
             x[i] = {none(), none(), none(), none()};
             if (first + i * 128 < whole) x[i] = __ldg(vector + i * 32);
         }
-        if (torn) of_last = load4(logits, last, end, false);
+        if (has_partial_vector) of_last = load4(logits, last, end, false);
     } else {
 #pragma unroll
         for (int i = 0; i < kVectors; ++i)
@@ -426,42 +428,43 @@ __global__ void __launch_bounds__(kThreads, 1)
         const int at = i * kThreads + int(threadIdx.x);
         if (kept && first_page + at < pages) b.more.pages[at] = page[i];
     }
-    const Guess guessed = sparing ? guess_from(s, sample, row.seen, p.topk) : Guess{logit_of(0), 0};
-    if (torn) {
+    const SampleEstimate estimate =
+        samples ? estimate_from(s, sample, row.seen, p.topk) : SampleEstimate{logit_of(0), 0};
+    if (has_partial_vector) {
 #pragma unroll
         for (int i = 0; i < kVectors; ++i)
             if (i < steps && first + i * 128 == last) x[i] = of_last;
     }
     float* own = b.values + cluster.rank * room;
-    const uint32_t found = collect_in_order(s, x, guessed.least, first, room, own, b.positions);
+    const uint32_t found = collect_in_order(s, x, estimate.lowest, first, room, own, b.positions);
     exchange_candidates(cluster, b, share, found, room);
     const uint32_t of_cta = lane < int(cluster.ctas) ? b.more.counts[lane] : 0;
     const uint32_t all = __reduce_add_sync(~0u, of_cta);
-    const uint32_t most = __reduce_max_sync(~0u, of_cta);
-    if (all < uint32_t(p.topk) || most > uint32_t(room)) {
+    const uint32_t max_of_cta = __reduce_max_sync(~0u, of_cta);
+    if (all < uint32_t(p.topk) || max_of_cta > uint32_t(room)) {
         // The sample misled. The row is still in registers: it is stored, and its keys are counted
         // there.
         const Buffers buffers(s, p.rows.columns);
         clear_bins(s);
         for (int i = threadIdx.x; i < (each + 31) / 32; i += kThreads)
-            buffers.chosen[i] = buffers.tied(p.resident)[i] = 0;
+            buffers.chosen[i] = buffers.tied(p.shared_resident)[i] = 0;
 #pragma unroll
         for (int i = 0; i < kVectors; ++i)
             if (i < steps && first + i * 128 < end)
                 *reinterpret_cast<float4*>(buffers.row() + (first - begin) + i * 128) = x[i];
         __syncthreads();
-        choose_kept(s, buffers, p, row, cluster, guessed, begin, end - begin, list);
+        choose_kept(s, buffers, p, row, cluster, estimate, begin, end - begin, list);
         return;
     }
     // Every warp writes some of this CTA's candidates, behind the chosen ones that come before
     // them.
     const uint32_t each_warp = (found + kThreads - 1) / kThreads * 32;
-    const uint32_t own_place = cluster.rank * room;
+    const uint32_t own_index = cluster.rank * room;
     WarpPart part;
     part.begin = min(warp * each_warp, found);
     part.end = min(part.begin + each_warp, found);
-    cut_candidates(s, cluster, b, Candidates(share, cluster, b, room), guessed, own, own_place, all,
-                   p.topk, part);
+    cut_candidates(s, cluster, b, Candidates(share, cluster, b, room), estimate, own, own_index,
+                   all, p.topk, part);
     if (kept) row.table = b.more.pages - first_page;
     const uint32_t below = (1u << lane) - 1;
 #pragma unroll 1
@@ -470,7 +473,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         const uint32_t key = i < part.end ? key_of(own[i]) : 0;
         const uint32_t tied = __ballot_sync(~0u, key == part.tied);
         const bool first = key == part.tied && uint32_t(__popc(tied & below)) < part.ties;
-        const bool is = i < part.end && (first || pair_of(key, own_place + i) >= part.cut);
+        const bool is = i < part.end && (first || pair_of(key, own_index + i) >= part.cut);
         const uint32_t chosen = __ballot_sync(~0u, is);
         if (is)
             list[part.at + __popc(chosen & below)] = indexer::slot_of(p.rows, row, b.positions[i]);

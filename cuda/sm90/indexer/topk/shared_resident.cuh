@@ -63,11 +63,11 @@ __device__ __forceinline__ void add_up(const Cluster& cluster, Shared& s, const 
 // compared pair by pair.
 __device__ __forceinline__ Threshold find_threshold(const Cluster& cluster, Shared& s,
                                                     const float* own, int count, uint32_t topk,
-                                                    uint32_t seen, const Guess& guessed) {
+                                                    uint32_t seen, const SampleEstimate& estimate) {
     // At first all keys above are inside, however large.
-    const uint32_t least = max(guessed.key(), 1u);
-    Threshold t = {least, ~0u - least, topk, seen};
-    uint32_t range = guessed.range ? guessed.range : t.width;
+    const uint32_t lowest = max(estimate.key(), 1u);
+    Threshold t = {lowest, ~0u - lowest, topk, seen};
+    uint32_t range = estimate.range ? estimate.range : t.width;
     // Each round has bins of its own: other CTAs may still read those of the previous round.
     for (uint32_t* bins = s.bins;; bins += kClusterBins) {
         const int shift = shift_for(range, kClusterBinBits);
@@ -83,9 +83,9 @@ __device__ __forceinline__ Threshold find_threshold(const Cluster& cluster, Shar
         find_bin(s, s.totals, kClusterBins, t.wanted);
         if (s.bin < kClusterBins)
             t.enter(s, shift, kClusterBins);
-        else  // The guess was too high.
+        else  // The estimate was too high.
             t = {1, ~0u - 1, topk, seen};
-        if (t.width == 0 || t.inside <= kMostInside || t.inside == t.wanted) return t;
+        if (t.width == 0 || t.inside <= kMaxInside || t.inside == t.wanted) return t;
         range = t.width;
         __syncthreads();
     }
@@ -130,24 +130,24 @@ __device__ __forceinline__ void share_pairs(const Cluster& cluster, Shared& s,
 // writes its slots. Bins, bitmaps and counts are zero at entry.
 __device__ __forceinline__ void choose_kept(Shared& s, const Buffers& buffers,
                                             const KernelParams& p, const Row& row,
-                                            const Cluster& cluster, const Guess& guessed, int begin,
-                                            int count, int32_t* list) {
+                                            const Cluster& cluster, const SampleEstimate& estimate,
+                                            int begin, int count, int32_t* list) {
     float* own = buffers.row();
-    const Threshold t = find_threshold(cluster, s, own, count, p.topk, row.seen, guessed);
+    const Threshold t = find_threshold(cluster, s, own, count, p.topk, row.seen, estimate);
 
     // Among many equal keys, those of the lowest positions are chosen, from a bitmap of their own.
     // If few keys are inside, they become pairs of key and position, and larger pairs are chosen
     // earlier.
-    const bool whole = t.inside == t.wanted, tied = !whole && t.inside > kMostInside;
-    uint64_t* pairs = reinterpret_cast<uint64_t*>(s.bins + kBins) - kMostInside;
-    uint32_t* equal = buffers.tied(p.resident);
+    const bool whole = t.inside == t.wanted, tied = !whole && t.inside > kMaxInside;
+    uint64_t* pairs = reinterpret_cast<uint64_t*>(s.bins + kBins) - kMaxInside;
+    uint32_t* equal = buffers.tied(p.shared_resident);
     const int words = (count + 31) / 32;
     uint32_t above = 0, inside = 0;
     each_vector(own, count, [&](const uint32_t (&keys)[4], int at) {
         uint32_t marks = 0, ties = 0;
 #pragma unroll
         for (int j = 0; j < 4; ++j)
-            if (keys[j] >= t.least) marks |= 1u << j;
+            if (keys[j] >= t.lowest) marks |= 1u << j;
         if (marks == 0) return;
         if (!whole) {
 #pragma unroll
@@ -205,18 +205,18 @@ __device__ __forceinline__ void choose_kept(Shared& s, const Buffers& buffers,
 }
 
 // The same for logits that have not been loaded.
-__device__ __forceinline__ void choose_resident(Shared& s, const Buffers& buffers,
-                                                const KernelParams& p, const Row& row,
-                                                const Cluster& cluster, const float* logits,
-                                                int begin, int count, int32_t* list) {
+__device__ __forceinline__ void choose_shared_resident(Shared& s, const Buffers& buffers,
+                                                       const KernelParams& p, const Row& row,
+                                                       const Cluster& cluster, const float* logits,
+                                                       int begin, int count, int32_t* list) {
     start_row(s, buffers.row(), logits + begin, count, p.vectors);
     float4 sample[Shared::kSampledEach];
     load_sample<kThreads>(sample, logits, row.seen, p.vectors);
-    const Guess guessed = guess_from(s, sample, row.seen, p.topk);
+    const SampleEstimate estimate = estimate_from(s, sample, row.seen, p.topk);
     clear_bins(s);
     s.arrived.wait(0);
     __syncthreads();
-    choose_kept(s, buffers, p, row, cluster, guessed, begin, count, list);
+    choose_kept(s, buffers, p, row, cluster, estimate, begin, count, list);
 }
 
 }  // namespace mla::sm90::topk

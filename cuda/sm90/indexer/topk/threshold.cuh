@@ -11,27 +11,27 @@
 
 namespace mla::sm90::topk {
 
-// All keys above `least + width` are chosen, and `wanted` of the `inside` keys from `least` to
+// All keys above `lowest + width` are chosen, and `wanted` of the `inside` keys from `lowest` to
 // there.
 struct Threshold {
-    uint32_t least, width;
+    uint32_t lowest, width;
     uint32_t wanted, inside;
 
     __device__ __forceinline__ bool is_above(uint32_t key) const {
-        return key > least && key - least > width;
+        return key > lowest && key - lowest > width;
     }
-    __device__ __forceinline__ bool is_inside(uint32_t key) const { return key - least <= width; }
+    __device__ __forceinline__ bool is_inside(uint32_t key) const { return key - lowest <= width; }
 
     // The bin of a key that is inside, of `bins` bins of 2^shift keys. The last bin has all keys
     // above, too.
     __device__ __forceinline__ uint32_t bin_of(uint32_t key, int shift, uint32_t bins) const {
-        return min((key - least) >> shift, bins - 1);
+        return min((key - lowest) >> shift, bins - 1);
     }
     // Narrows the threshold to the bin that find_bin has found.
     template <typename S>
     __device__ __forceinline__ void enter(const S& s, int shift, uint32_t bins) {
         const uint32_t below = s.bin << shift;
-        least += below;
+        lowest += below;
         width = s.bin == bins - 1 ? width - below : min(width - below, (1u << shift) - 1);
         wanted -= s.above;
         inside = s.inside;
@@ -72,13 +72,13 @@ __device__ __forceinline__ void find_bin(S& s, const uint32_t* bins, int count, 
     __syncthreads();
 }
 
-// Narrows the threshold until no more than `most` keys are inside, or it is a single key. `each`
-// calls its argument with this thread's keys, most of which are within `range` from the threshold's
-// `least`. Bins are zero at entry and at return.
+// Narrows the threshold until no more than `limit` keys are inside, or it is a single key. `each`
+// calls its argument with this thread's keys, nearly all of which are within `range` from the
+// threshold's `lowest`. Bins are zero at entry and at return.
 template <typename S, typename Each>
-__device__ __forceinline__ void narrow(S& s, Threshold& t, uint32_t range, uint32_t most,
+__device__ __forceinline__ void narrow(S& s, Threshold& t, uint32_t range, uint32_t limit,
                                        const Each& each) {
-    for (; t.width > 0 && t.inside > most && t.inside != t.wanted; range = t.width) {
+    for (; t.width > 0 && t.inside > limit && t.inside != t.wanted; range = t.width) {
         const int shift = shift_for(range, S::kBinBits);
         each([&](uint32_t key) {
             if (t.is_inside(key)) atomicAdd(&s.bins[t.bin_of(key, shift, S::kBins)], 1u);
