@@ -11,7 +11,7 @@
 //
 //   warp 0              loads the weights, then the latents in panels of 64 values
 //   warps 1 to 3        gather rotary parts
-//   warpgroups 1 and 2  take turns: one multiplies a tile while the other rounds and stores
+//   warpgroups 1 and 2  in pingpong: one multiplies a tile while the other rounds and stores
 //
 // A tile's rows are of one segment, so a segment's last tile may be short. TMA copies latents, 64
 // rows of a page at a time; if a segment does not begin at a multiple of 64 tokens, row by row.
@@ -60,7 +60,7 @@ struct ExpandMemory {
     // A lane of each consumer warp of both CTAs arrives.
     Barrier<8 * kExpandCtas> empty[kExpandStages];
     // Arrived at when the other warpgroup has enqueued its MMAs of a tile.
-    Barrier<4> turn[2];
+    Barrier<4> mma_order[2];
 };
 constexpr int kExpandBytes = sizeof(ExpandMemory) + 1024;
 static_assert(kExpandBytes <= 232448, "the CTA fits an SM");
@@ -137,7 +137,7 @@ struct Expansion {
             ptx::prefetch_tensormap(&maps.out);
         }
         const ExpandTiles tiles(p.rows);
-        Ring<kExpandStages> ring;
+        PipelineState<kExpandStages> ring;
         for_each_item(tiles.count(), [&](int column, int begin, int end) {
             if (lane == 0)
                 bring_panels(ring, [&](int x, uint32_t to, uint32_t full) {
@@ -178,15 +178,15 @@ struct Expansion {
     __device__ void multiply_and_store(int group) const {
         const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
         const ExpandTiles tiles(p.rows);
-        Ring<kExpandStages> ring;
-        uint32_t turns = 0;
+        PipelineState<kExpandStages> ring;
+        uint32_t order_waits = 0;
         for_each_item(tiles.count(), [&](int column, int begin, int end) {
             uint32_t weights[kExpandDepth / 16][4];
             hold_weights(weights, ring, group * 64 + warp * 16, lane);
             for (int index = begin; index < end; ++index) {
                 float d[64];
                 // The first warpgroup begins.
-                s.turn[group].wait((turns++ & 1) ^ (group == 0));
+                s.mma_order[group].wait((order_waits++ & 1) ^ (group == 0));
                 multiply(d, weights, ring, group, lane);
                 store(d, tiles.tile(index), column * kExpandColumns + group * 64, group, warp,
                       lane);
@@ -198,15 +198,16 @@ struct Expansion {
   private:
     // Calls bring(first value, address, barrier) for the panels of 128 rows or columns.
     template <typename Bring>
-    __device__ void bring_panels(Ring<kExpandStages>& ring, Bring bring) const {
+    __device__ void bring_panels(PipelineState<kExpandStages>& ring, Bring bring) const {
         for (int i = 0; i < kExpandPanels; ++i, ring.advance(1)) {
-            s.empty[ring.slot].wait(ring.phase ^ 1);
-            s.full[ring.slot].expect(kExpandPanelBytes);
-            bring(i * 64, ptx::shared_address(s.panels[ring.slot]), s.full[ring.slot].address());
+            s.empty[ring.stage].wait(ring.phase ^ 1);
+            s.full[ring.stage].expect(kExpandPanelBytes);
+            bring(i * 64, ptx::shared_address(s.panels[ring.stage]), s.full[ring.stage].address());
         }
     }
 
-    __device__ void bring_tile(const ExpandTile& tile, Ring<kExpandStages>& ring, int lane) const {
+    __device__ void bring_tile(const ExpandTile& tile, PipelineState<kExpandStages>& ring,
+                               int lane) const {
         constexpr int rows = kExpandRows / kExpandCtas;
         constexpr uint16_t all = (1 << kExpandCtas) - 1;
         static_assert(rows == 64, "a box");
@@ -238,12 +239,12 @@ struct Expansion {
 
     // Loads the weights of a warp's sixteen columns as A operands.
     __device__ __forceinline__ void hold_weights(uint32_t (&weights)[kExpandDepth / 16][4],
-                                                 Ring<kExpandStages>& ring, int column,
+                                                 PipelineState<kExpandStages>& ring, int column,
                                                  int lane) const {
 #pragma unroll
         for (int i = 0; i < kExpandPanels; ++i) {
-            s.full[ring.slot].wait(ring.phase);
-            const uint32_t panel = ptx::shared_address(s.panels[ring.slot]);
+            s.full[ring.stage].wait(ring.phase);
+            const uint32_t panel = ptx::shared_address(s.panels[ring.stage]);
 #pragma unroll
             for (int k = 0; k < 4; ++k)
                 ptx::ldmatrix_x4(weights[4 * i + k],
@@ -259,26 +260,27 @@ struct Expansion {
 
     // Called by a warp that has read a stage. Releases it in both CTAs, each of which loads half of
     // it.
-    __device__ void free(const Ring<kExpandStages>& ring, int lane) const {
+    __device__ void free(const PipelineState<kExpandStages>& ring, int lane) const {
         if (lane < kExpandCtas)
-            ptx::mbarrier_arrive_cluster(ptx::mapa(s.empty[ring.slot].address(), lane));
+            ptx::mbarrier_arrive_cluster(ptx::mapa(s.empty[ring.stage].address(), lane));
     }
 
     __device__ __forceinline__ void multiply(float (&d)[64],
                                              const uint32_t (&weights)[kExpandDepth / 16][4],
-                                             Ring<kExpandStages>& ring, int group, int lane) const {
-        Ring<kExpandStages> at = ring.uniform(), done = at;
+                                             PipelineState<kExpandStages>& ring, int group,
+                                             int lane) const {
+        PipelineState<kExpandStages> at = ring.warp_uniform(), done = at;
 #pragma unroll
         for (int i = 0; i < kExpandPanels; ++i) {
-            s.full[at.slot].wait(at.phase);
-            const uint64_t b = ptx::wgmma_descriptor(ptx::shared_address(s.panels[at.slot]));
+            s.full[at.stage].wait(at.phase);
+            const uint64_t b = ptx::wgmma_descriptor(ptx::shared_address(s.panels[at.stage]));
             ptx::wgmma_fence();
 #pragma unroll
             for (int k = 0; k < 4; ++k)
                 ptx::WgmmaFromRegisters<T, kExpandRows>::run(d, weights[4 * i + k], b + 2 * k,
                                                              i > 0 || k > 0);
             ptx::wgmma_commit_group();
-            if (i == kExpandPanels - 1 && lane == 0) s.turn[group ^ 1].arrive();
+            if (i == kExpandPanels - 1 && lane == 0) s.mma_order[group ^ 1].arrive();
             if (i > 0) {
                 ptx::wgmma_wait_group<1>();
                 free(done, lane);
@@ -351,8 +353,8 @@ __global__ void __launch_bounds__(kExpandThreads, 1)
             s.full[i].init();
             s.empty[i].init();
         }
-        s.turn[0].init();
-        s.turn[1].init();
+        s.mma_order[0].init();
+        s.mma_order[1].init();
         ptx::fence_mbarrier_init();
     }
     ptx::barrier_cluster_arrive();

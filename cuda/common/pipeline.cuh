@@ -1,50 +1,69 @@
-// The pipeline state of a ring of stages, and mbarriers that know their number of arrivals.
+// Pipeline states of a ring of stages, and mbarriers that know their number of arrivals.
 #pragma once
 
 #include "ptx/sm90.cuh"
 
 namespace mla {
 
-// Pipeline state in a ring of `count` stages. `phase` is the parity that a consumer waits for at
+// Pipeline state in a ring of `stages` stages. `phase` is the parity that a consumer waits for at
 // this stage; a producer that waits until the stage is released waits for the other parity.
-template <int count>
-struct Ring {
-    int slot = 0;
+template <int stages>
+struct PipelineState {
+    int stage = 0;
     uint32_t phase = 0;
 
-    // The state `n` stages ago; `n` is below `count`.
-    __device__ Ring back(int n) const {
-        Ring r;
-        r.slot = slot < n ? slot - n + count : slot - n;
-        r.phase = slot < n ? phase ^ 1 : phase;
+    PipelineState() = default;
+    // The state after `n` stages.
+    __device__ explicit PipelineState(int n) : stage(n % stages), phase(n / stages & 1) {}
+    // The state `n` stages ago; `n` is below `stages`.
+    __device__ PipelineState back(int n) const {
+        PipelineState r;
+        r.stage = stage < n ? stage - n + stages : stage - n;
+        r.phase = stage < n ? phase ^ 1 : phase;
         return r;
     }
-    // Advances by `n` stages, at most `count`.
+    // Advances by a stage.
+    __device__ void advance() {
+        if (++stage == stages) {
+            stage = 0;
+            phase ^= 1;
+        }
+    }
+    // Advances by `n` stages, at most `stages`.
     __device__ void advance(int n) {
-        slot += n;
-        if (slot >= count) {
-            slot -= count;
+        stage += n;
+        if (stage >= stages) {
+            stage -= stages;
             phase ^= 1;
         }
     }
     // The same as `advance`, for any number.
     __device__ void skip(int n) {
-        const int to = slot + n, rounds = unsigned(to) / unsigned(count);
-        slot = to - rounds * count;
+        const int to = stage + n, rounds = unsigned(to) / unsigned(stages);
+        stage = to - rounds * stages;
         phase ^= rounds & 1;
     }
     // The same state, in a form that the compiler knows to be the same in all lanes: what is
     // computed from it stays in uniform registers, where wgmma descriptors have to be.
-    __device__ Ring uniform() const {
-        Ring r = *this;
-        r.slot = __shfl_sync(~0u, slot, 0);
+    __device__ PipelineState warp_uniform() const {
+        PipelineState r = *this;
+        r.stage = __shfl_sync(~0u, stage, 0);
         r.phase = __shfl_sync(~0u, phase, 0);
         return r;
     }
 };
 
+// Pipeline state in one register: the number of stages used so far.
+template <int stages>
+struct PipelineCounter {
+    uint32_t count = 0;
+
+    __device__ uint32_t stage() const { return count % stages; }
+    __device__ uint32_t phase() const { return count / stages & 1; }
+};
+
 // An mbarrier in shared memory. Its phases complete after `arrivals` arrivals and the bytes that
-// were announced; `arrivals` is 0 if the number is known at run time only.
+// were expected; `arrivals` is 0 if the number is known at run time only.
 template <uint32_t arrivals>
 struct Barrier {
     uint64_t bits;
@@ -60,7 +79,7 @@ struct Barrier {
         ptx::mbarrier_init(address(), count);
     }
     __device__ void arrive() const { ptx::mbarrier_arrive(address()); }
-    // Arrives, and announces bytes that TMA will deliver.
+    // Arrives, and expects bytes that TMA will deliver.
     __device__ void expect(uint32_t bytes) const {
         ptx::mbarrier_arrive_expect_tx(address(), bytes);
     }

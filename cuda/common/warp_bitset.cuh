@@ -1,5 +1,5 @@
 // A bit set over 1024 consecutive items, kept by a warp: lane l has the bits of the items from 32 l
-// on. The place of a marked item is the number of marked items before it. All lanes call each
+// on. The rank of a marked item is the number of marked items before it. All lanes call each
 // function.
 #pragma once
 
@@ -8,8 +8,8 @@
 namespace mla {
 
 #ifdef __CUDA_ARCH__
-struct Marks {
-    static constexpr int kMost = 32 * Lanes::kCount;
+struct WarpBitset {
+    static constexpr int kMax = 32 * Lanes::kCount;
     int count = 0;
 
     // Marks those of 0, 1, ... for which `is_marked` holds. It is called for some items beyond the
@@ -18,7 +18,7 @@ struct Marks {
     __device__ void set(int things, const F& is_marked) {
         own = 0;
 #pragma unroll 1
-        for (int from = 0; from < things && from < kMost; from += 2 * Lanes::kCount) {
+        for (int from = 0; from < things && from < kMax; from += 2 * Lanes::kCount) {
             // The loads of both calls are in flight at the same time.
             bool marked[2];
 #pragma unroll
@@ -35,24 +35,23 @@ struct Marks {
         count = Lanes::last(upto);
     }
 
-    // First item of the block of 32 items that contains the item at `place`, which is below
-    // `count`.
-    __device__ int block_of(int place) const {
-        return 32 * (__popc(Lanes::ballot(before <= place)) - 1);
+    // First item of the block of 32 items that contains the item of a rank below `count`.
+    __device__ int block_of(int rank) const {
+        return 32 * (__popc(Lanes::ballot(before <= rank)) - 1);
     }
 
-    // True if the lane's item of the block that begins with `block` is marked and its place is at
+    // True if the lane's item of the block that begins with `block` is marked and its rank is at
     // least `first` and below `end`.
     __device__ bool has(int block, int first, int end) const {
         const unsigned word = Lanes::of(int(own), block / 32);
-        const int place = Lanes::of(before, block / 32) + Lanes::before(word);
-        return word >> Lanes::own() & 1 && place >= first && place < end;
+        const int rank = Lanes::of(before, block / 32) + Lanes::before(word);
+        return word >> Lanes::own() & 1 && rank >= first && rank < end;
     }
 
-    // The item at a place below `count`.
-    __device__ int at(int place) const {
-        const int block = block_of(place);
-        return block + Lanes::first(has(block, place, place + 1));
+    // The item of a rank below `count`.
+    __device__ int at(int rank) const {
+        const int block = block_of(rank);
+        return block + Lanes::first(has(block, rank, rank + 1));
     }
 
   private:
@@ -61,28 +60,28 @@ struct Marks {
     int before = 0;
 };
 #else
-struct Marks {
-    static constexpr int kMost = 1024;
+struct WarpBitset {
+    static constexpr int kMax = 1024;
     int count = 0;
 
     template <typename F>
     void set(int things, const F& is_marked) {
         count = 0;
-        for (int at = 0; at < things && at < kMost; at++) {
-            places[at] = is_marked(at) ? count : -1;
-            if (places[at] >= 0) marked[count++] = at;
+        for (int at = 0; at < things && at < kMax; at++) {
+            ranks[at] = is_marked(at) ? count : -1;
+            if (ranks[at] >= 0) marked[count++] = at;
         }
     }
 
     // A block is one item.
-    int block_of(int place) const { return marked[place]; }
+    int block_of(int rank) const { return marked[rank]; }
     bool has(int block, int first, int end) const {
-        return places[block] >= first && places[block] < end;
+        return ranks[block] >= first && ranks[block] < end;
     }
-    int at(int place) const { return marked[place]; }
+    int at(int rank) const { return marked[rank]; }
 
   private:
-    int marked[kMost], places[kMost];
+    int marked[kMax], ranks[kMax];
 };
 #endif
 

@@ -1,5 +1,5 @@
 // The ring of sparse decode on the host. The loading warps' own code (producer.cuh, list_walk.cuh)
-// fills it, and threads that wait and arrive as scores.cuh and output.cuh do empty it. A slot must
+// fills it, and threads that wait and arrive as scores.cuh and output.cuh do empty it. A stage must
 // not be filled before all output threads have released its previous use, every row must be the one
 // that the lists name there, and no thread may wait for ever.
 #include "ptx/sm90.cuh"
@@ -9,7 +9,8 @@
 namespace {
 
 using namespace mla::sm90::sparse;
-using mla::Ring;
+using mla::PipelineCounter;
+using mla::PipelineState;
 using mla::emulator::Block;
 using mla::emulator::Flight;
 using mla::emulator::Hopper;
@@ -98,8 +99,8 @@ struct Run {
     // Rounds that each role pauses before it goes on.
     int load_pause[kLoadWarps] = {}, scores_pause = 0, output_pause = 0;
     unsigned seed;
-    // Copies to each slot that have begun, and output threads that have released it.
-    std::vector<int> filled = std::vector<int>(L::kSlots), freed = std::vector<int>(L::kSlots);
+    // Copies to each stage that have begun, and output threads that have released it.
+    std::vector<int> filled = std::vector<int>(L::kStages), freed = std::vector<int>(L::kStages);
     int left = 0;
 
     Run(const Lists& drawn, unsigned seed_) : seed(seed_) {
@@ -175,10 +176,10 @@ struct Run {
     static uint32_t ring_base() { return Block::kSharedBase + L::kRingOffset; }
 
     void begins(const Flight& f) {
-        const int slot = int((f.to - ring_base()) / L::kSlotBytes);
-        const int use = filled[slot]++ / (p.split ? 2 * kSlotKeys : kSlotKeys);
-        if (freed[slot] != use * kOutputThreads)
-            Mbarrier::fail("a slot is filled before its use before has been freed");
+        const int stage = int((f.to - ring_base()) / L::kStageBytes);
+        const int use = filled[stage]++ / (p.split ? 2 * kStageKeys : kStageKeys);
+        if (freed[stage] != use * kOutputThreads)
+            Mbarrier::fail("a stage is filled before its use before has been freed");
     }
 
     static void pause(int rounds) {
@@ -186,7 +187,8 @@ struct Run {
     }
 
     void thread() {
-        auto& s = *reinterpret_cast<typename L::Small*>(ptx::dynamic_shared() + L::kSmallOffset);
+        auto& s =
+            *reinterpret_cast<typename L::Control*>(ptx::dynamic_shared() + L::kControlOffset);
         const int own = int(threadIdx.x);
         if (own == 0) initialise<kGroups>(s);
         emulated().sync_threads();
@@ -212,94 +214,95 @@ struct Run {
         }
     }
 
-    void load(typename L::Small& s, int warp) {
+    void load(typename L::Control& s, int warp) {
         Entries first = {};
         const int lane = ptx::laneid();
-        if (L::kShort) first.read_first(p, Items::first(p), lane);
-        KeyLoader<L, R> loader{{p, s, warp, lane, first}, ring_base()};
+        if (L::kShort) first.read_first(p, TileScheduler::first(p), lane);
+        Producer<L, R> loader{{p, s, warp, lane, first}, ring_base()};
         loader.walk.run([&](uint32_t taken, int keys) {
             pause(load_pause[warp]);
             loader.copy(taken, keys);
         });
     }
 
-    void scores(typename L::Small& s, int group) {
-        Ring<L::kSlots> ring;
-        Turn<kAnnounced> tile;
-        Turn<kProbabilityTiles> turn;
+    void scores(typename L::Control& s, int group) {
+        PipelineState<L::kStages> ring;
+        PipelineCounter<kPublishedTiles> tile;
+        PipelineCounter<kProbabilityTiles> scored;
         const int lane = ptx::laneid(), warp = int(threadIdx.x) / 32 % 4;
-        const auto give_back = [&] {
+        const auto release_tile = [&] {
             __syncwarp();
-            if (lane == 0)
-                ptx::mbarrier_arrive(ptx::shared_address(&s.announced_empty[tile.place()]));
-            ++tile.uses;
+            if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.tile_empty[tile.stage()]));
+            ++tile.count;
         };
-        const auto follow = [&](uint32_t use) {
-            const Turn<kProbabilityTiles> before{use};
+        const auto adopt_maxima = [&](uint32_t use) {
+            const PipelineCounter<kProbabilityTiles> before{use};
             if (kGroups == 2)
-                ptx::mbarrier_wait(ptx::shared_address(&s.decided[before.place()]), before.phase());
+                ptx::mbarrier_wait(ptx::shared_address(&s.maxima_published[before.stage()]),
+                                   before.phase());
         };
         for (uint32_t item = 0; item < uint32_t(p.items); ++item) {
-            const uint32_t first = turn.uses;
+            const uint32_t first = scored.count;
             while (true) {
-                ptx::mbarrier_wait(ptx::shared_address(&s.announced[tile.place()]), tile.phase());
-                const int keys = read_keys(s.keys[tile.place()], lane);
+                ptx::mbarrier_wait(ptx::shared_address(&s.tile_full[tile.stage()]), tile.phase());
+                const int keys = read_keys(s.keys[tile.stage()], lane);
                 if (keys == 0) break;
-                if (kGroups == 1 || int(turn.uses & 1) == group) {
+                if (kGroups == 1 || int(scored.count & 1) == group) {
                     pause(scores_pause);
-                    auto slot = ring;
-                    slot.advance(warp * kSlotKeys < keys ? warp : 0);
-                    ptx::mbarrier_wait(ptx::shared_address(&s.full[slot.slot]), slot.phase);
-                    if (turn.uses != first) follow(turn.uses - 1);
-                    ptx::mbarrier_wait(ptx::shared_address(&s.scores_empty[turn.place()]),
-                                       turn.phase() ^ 1);
+                    auto own = ring;
+                    own.advance(warp * kStageKeys < keys ? warp : 0);
+                    ptx::mbarrier_wait(ptx::shared_address(&s.full[own.stage]), own.phase);
+                    if (scored.count != first) adopt_maxima(scored.count - 1);
+                    ptx::mbarrier_wait(ptx::shared_address(&s.scores_empty[scored.stage()]),
+                                       scored.phase() ^ 1);
                     emulated().bar_sync(1 + group, 128);
                     if (kGroups == 2)
-                        ptx::mbarrier_arrive(ptx::shared_address(&s.decided[turn.place()]));
-                    ptx::mbarrier_arrive(ptx::shared_address(&s.scores_full[turn.place()]));
+                        ptx::mbarrier_arrive(
+                            ptx::shared_address(&s.maxima_published[scored.stage()]));
+                    ptx::mbarrier_arrive(ptx::shared_address(&s.scores_full[scored.stage()]));
                 }
-                ring.advance((keys + kSlotKeys - 1) / kSlotKeys);
-                ++turn.uses;
-                give_back();
+                ring.advance((keys + kStageKeys - 1) / kStageKeys);
+                ++scored.count;
+                release_tile();
             }
-            if (kGroups == 2 && turn.uses != first && int((turn.uses - 1) & 1) != group)
-                follow(turn.uses - 1);
+            if (kGroups == 2 && scored.count != first && int((scored.count - 1) & 1) != group)
+                adopt_maxima(scored.count - 1);
             ptx::mbarrier_wait(ptx::shared_address(&s.stats_empty), (item & 1) ^ 1);
             if (group == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.stats_full));
-            give_back();
+            release_tile();
         }
     }
 
-    void output(typename L::Small& s, int own) {
-        Ring<L::kSlots> ring;
-        Turn<kAnnounced> tile;
-        Turn<kProbabilityTiles> turn;
+    void output(typename L::Control& s, int own) {
+        PipelineState<L::kStages> ring;
+        PipelineCounter<kPublishedTiles> tile;
+        PipelineCounter<kProbabilityTiles> scored;
         const int lane = ptx::laneid();
         for (uint32_t item = 0; item < uint32_t(p.items); ++item) {
             find_ends(p, s.ends, int(item), item, own);
             size_t taken = 0;
             while (true) {
-                ptx::mbarrier_wait(ptx::shared_address(&s.announced[tile.place()]), tile.phase());
-                const int keys = read_keys(s.keys[tile.place()], lane);
+                ptx::mbarrier_wait(ptx::shared_address(&s.tile_full[tile.stage()]), tile.phase());
+                const int keys = read_keys(s.keys[tile.stage()], lane);
                 if (keys > 0) {
-                    ptx::mbarrier_wait(ptx::shared_address(&s.scores_full[turn.place()]),
-                                       turn.phase());
-                    for (int key = 0; key < keys; key += kSlotKeys) {
-                        ptx::mbarrier_wait(ptx::shared_address(&s.full[ring.slot]), ring.phase);
-                        check_rows(item, taken + key, std::min(keys - key, kSlotKeys), ring.slot);
+                    ptx::mbarrier_wait(ptx::shared_address(&s.scores_full[scored.stage()]),
+                                       scored.phase());
+                    for (int key = 0; key < keys; key += kStageKeys) {
+                        ptx::mbarrier_wait(ptx::shared_address(&s.full[ring.stage]), ring.phase);
+                        check_rows(item, taken + key, std::min(keys - key, kStageKeys), ring.stage);
                         pause(output_pause);
-                        ++freed[ring.slot];
-                        ptx::mbarrier_arrive(ptx::shared_address(&s.empty[ring.slot]));
+                        ++freed[ring.stage];
+                        ptx::mbarrier_arrive(ptx::shared_address(&s.empty[ring.stage]));
                         ring.advance(1);
                     }
                     taken += keys;
-                    ptx::mbarrier_arrive(ptx::shared_address(&s.scores_empty[turn.place()]));
-                    ++turn.uses;
+                    ptx::mbarrier_arrive(ptx::shared_address(&s.scores_empty[scored.stage()]));
+                    ++scored.count;
                 }
                 __syncwarp();
                 if (lane == 0)
-                    ptx::mbarrier_arrive(ptx::shared_address(&s.announced_empty[tile.place()]));
-                ++tile.uses;
+                    ptx::mbarrier_arrive(ptx::shared_address(&s.tile_empty[tile.stage()]));
+                ++tile.count;
                 if (keys == 0) break;
             }
             if (taken != expected[item].size()) Mbarrier::fail("an item lacks rows");
@@ -308,15 +311,15 @@ struct Run {
         }
     }
 
-    void check_rows(uint32_t item, size_t first, int keys, int slot) const {
+    void check_rows(uint32_t item, size_t first, int keys, int stage) const {
         for (int key = 0; key < keys; ++key) {
             const char* row =
-                ptx::dynamic_shared() + L::kRingOffset + slot * L::kSlotBytes + key * R::kPitch;
+                ptx::dynamic_shared() + L::kRingOffset + stage * L::kStageBytes + key * R::kPitch;
             for (const char* part : {row, row + R::kLatentBytes}) {
                 uint32_t tag;
                 std::memcpy(&tag, part, 4);
                 if (first + key >= expected[item].size() || tag != expected[item][first + key])
-                    Mbarrier::fail("a slot has the rows of another tile");
+                    Mbarrier::fail("a stage has the rows of another tile");
             }
         }
     }
@@ -336,7 +339,7 @@ void explore(const char* name, unsigned seed) {
             if (speed == 1) run.output_pause = 40;
             if (speed == 2) run.load_pause[random() % kLoadWarps] = 200, run.output_pause = 5;
             if (speed == 3) run.scores_pause = 100;
-            std::printf("%s, %d slots, %s, speed %d\n", name, L::kSlots, kinds[kind], speed);
+            std::printf("%s, %d slots, %s, speed %d\n", name, L::kStages, kinds[kind], speed);
             if (!run.go()) Mbarrier::fail("everybody waits");
         }
 }

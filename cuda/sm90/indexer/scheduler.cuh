@@ -1,5 +1,5 @@
-// Equal shares of the KV tiles of all requests, one request after the other: CTAs end together
-// whatever the lengths are. Every CTA reads all lengths, so requests must be few.
+// Tile scheduler: equal ranges of the KV tiles of all requests, one request after the other: CTAs
+// end together whatever the lengths are. Every CTA reads all lengths, so requests must be few.
 #pragma once
 
 #include "../../ptx/lanes.cuh"
@@ -39,8 +39,8 @@ struct RequestRows {
     }
 };
 
-// A CTA's share of the tiles of all requests, and the request in which it begins.
-struct Share {
+// A CTA's range of the tiles of all requests, and the request in which it begins.
+struct TileRange {
     int begin, end;
     int request;
     int before;  // tiles of the requests before that one
@@ -48,8 +48,8 @@ struct Share {
 
 // The result is the same in all lanes.
 template <int block>
-__device__ __forceinline__ Share share_of(const Requests& p, int rows, int cta, int ctas,
-                                          int lane) {
+__device__ __forceinline__ TileRange tile_range_of(const Requests& p, int rows, int cta, int ctas,
+                                                   int lane) {
     int first = 0, last = p.requests - 1;
     // With more requests than rows, some requests have none of these rows.
     if (last >= rows) {
@@ -71,21 +71,21 @@ __device__ __forceinline__ Share share_of(const Requests& p, int rows, int cta, 
     }
     all = __reduce_add_sync(~0u, all);
     const int each = (all + ctas - 1) / ctas;
-    Share share = {cta * each, min((cta + 1) * each, all), first, 0};
-    for (int base = first; share.begin < share.end; base += 32) {
+    TileRange range = {cta * each, min((cta + 1) * each, all), first, 0};
+    for (int base = first; range.begin < range.end; base += 32) {
         const int request = base + lane;
         const int own = request <= last ? RequestRows::of(p, request, rows).tiles(p, block) : 0;
-        const int up_to = share.before + int(ptx::inclusive_sum(uint32_t(own)));
-        const uint32_t behind = __ballot_sync(~0u, up_to > share.begin);
+        const int up_to = range.before + int(ptx::inclusive_sum(uint32_t(own)));
+        const uint32_t behind = __ballot_sync(~0u, up_to > range.begin);
         if (behind) {
             const int of = __ffs(behind) - 1;
-            share.request = base + of;
-            share.before = __shfl_sync(~0u, up_to - own, of);
+            range.request = base + of;
+            range.before = __shfl_sync(~0u, up_to - own, of);
             break;
         }
-        share.before = __shfl_sync(~0u, up_to, 31);
+        range.before = __shfl_sync(~0u, up_to, 31);
     }
-    return share;
+    return range;
 }
 
 }  // namespace mla::sm90::indexer

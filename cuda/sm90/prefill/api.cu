@@ -139,48 +139,49 @@ const void* columns_from(const void* p, int column) {
     return static_cast<const uint16_t*>(p) + column;
 }
 
-// Number of requests and heads whose tiles are worked through together (scheduler.cuh).
-struct Together {
-    int section, group;
+// Requests and heads of a block, whose tiles follow one another (scheduler.cuh).
+struct L2Swizzle {
+    int requests, heads;
 };
 
 // All requests, and as many heads as have keys and values for half of the L2 cache. Short requests
 // and causal attention have rules of their own.
-Together together(const MlaPrefillParams& p, const DeviceFacts& facts) {
+L2Swizzle l2_swizzle(const MlaPrefillParams& p, const DeviceFacts& facts) {
     const double head_bytes = 2.0 * p.key_tokens * (p.nope_dim + p.rope_dim + p.value_dim) + 1;
     // Query tiles of the longest request and head, and the number of such requests that would have
     // as many query rows as the batch.
-    const double levels = (p.max_query_len + kQueries - 1) / kQueries,
+    const double tiles = (p.max_query_len + kQueries - 1) / kQueries,
                  longest_requests = (p.query_tokens + 1.0) / p.max_query_len;
-    // Bytes of keys and values of the heads that fit on the device with all of their levels at the
-    // same time. Levels that share keys are worth running together only if these bytes stay in the
+    // Bytes of keys and values of the heads that fit on the device with all of their tiles at the
+    // same time. Tiles that share keys are worth running together only if these bytes stay in the
     // cache meanwhile.
-    const double at_once = facts.multiprocessors / levels * head_bytes / p.requests;
-    const bool is_shared = levels > 1 && !p.causal,
-               is_short = levels <= 4 && !(is_shared && at_once > 0.5 * facts.l2_bytes);
+    const double at_once = facts.multiprocessors / tiles * head_bytes / p.requests;
+    const bool is_shared = tiles > 1 && !p.causal,
+               is_short = tiles <= 4 && !(is_shared && at_once > 0.5 * facts.l2_bytes);
     double wanted = 0.5 * facts.l2_bytes / head_bytes;
     if (is_short) {
-        // The highest level reads most of the keys from device memory, and the others find them in
-        // L2. With few enough heads, all levels run at the same time, and the load is even.
-        wanted = facts.multiprocessors / levels;
-    } else if (p.causal && levels > facts.multiprocessors / 4.0) {
+        // The last tile reads most of the keys from device memory, and the others find them in
+        // L2. With few enough heads, all tiles run at the same time, and the load is even.
+        wanted = facts.multiprocessors / tiles;
+    } else if (p.causal && tiles > facts.multiprocessors / 4.0) {
         // The longest launches are bound by power, and reads of device memory draw some of it: two
-        // heads, or more if all of their levels run at the same time.
-        wanted = fmax(2.0, facts.multiprocessors / levels);
+        // heads, or more if all of their tiles run at the same time.
+        wanted = fmax(2.0, facts.multiprocessors / tiles);
     } else if (p.causal) {
-        // Enough heads that eight levels of one head run at the same time: levels begin at
+        // Enough heads that eight tiles of one head run at the same time: tiles begin at
         // different keys, and more of them spread too far to share what the cache holds. But no
         // more than eight heads if they exceed the cache by half.
         const double spread = facts.multiprocessors / 8.0 / longest_requests;
         wanted = fmax(wanted, fmin(spread, fmax(8.0, 1.5 * facts.l2_bytes / head_bytes)));
     }
-    const int most = int(fmin(fmax(wanted, 1.0), p.heads)), groups = (p.heads + most - 1) / most;
-    const int group = (p.heads + groups - 1) / groups;
-    if (!is_short) return {p.requests, group};
+    const int max_heads = int(fmin(fmax(wanted, 1.0), p.heads)),
+              blocks = (p.heads + max_heads - 1) / max_heads;
+    const int heads = (p.heads + blocks - 1) / blocks;
+    if (!is_short) return {p.requests, heads};
     // Neighbouring heads lie side by side in memory, and requests far apart: take no more requests
     // than keep all CTAs busy.
-    const double request_tiles = levels * longest_requests / p.requests * group;
-    return {int(fmin(fmax(round(facts.multiprocessors / request_tiles), 1.0), p.requests)), group};
+    const double request_tiles = tiles * longest_requests / p.requests * heads;
+    return {int(fmin(fmax(round(facts.multiprocessors / request_tiles), 1.0), p.requests)), heads};
 }
 
 // The workspace of a launch: counters, then partial results, then lists of contaminated rows.
@@ -194,12 +195,12 @@ struct Workspace {
     static_assert(kArrived + 4 * kSlotsPerSm * 256 <= MLA_PREFILL_COUNTER_BYTES);
     int64_t sums() const { return slots * kQueries * 8; }
     int64_t outs() const { return slots * kQueries * value * 4; }
-    int64_t spoiled() const {
-        return slots / kSlotsPerSm * kConsumerWarps * kMostSpoiled * sizeof(Spoiled);
+    int64_t contaminated() const {
+        return slots / kSlotsPerSm * kConsumerWarps * kMaxContaminated * sizeof(ContaminatedRows);
     }
-    int64_t bytes() const { return MLA_PREFILL_COUNTER_BYTES + sums() + outs() + spoiled(); }
+    int64_t bytes() const { return MLA_PREFILL_COUNTER_BYTES + sums() + outs() + contaminated(); }
 
-    void place(void* address, KernelParams& k) const {
+    void assign(void* address, KernelParams& k) const {
         auto* bytes = static_cast<uint8_t*>(address);
         k.claimed = reinterpret_cast<int*>(bytes);
         k.left = reinterpret_cast<int*>(bytes + kArrived / 2);
@@ -208,7 +209,7 @@ struct Workspace {
         k.partial_sum = reinterpret_cast<float4*>(bytes);
         k.partial_out = reinterpret_cast<float4*>(bytes + sums());
         k.slots = int(slots);
-        k.spoiled = reinterpret_cast<Spoiled*>(bytes + sums() + outs());
+        k.contaminated = reinterpret_cast<ContaminatedRows*>(bytes + sums() + outs());
     }
 };
 
@@ -232,36 +233,36 @@ KernelParams kernel_params(const MlaPrefillParams& p, const DeviceFacts& facts,
     k.lse = p.lse;
     k.cu_q = p.cu_query_lens;
     k.cu_k = p.cu_key_lens;
-    workspace.place(p.workspace, k);
+    workspace.assign(p.workspace, k);
     k.out_token_stride = p.out_token_stride;
     k.out_head_stride = p.out_head_stride;
     k.lse_head_stride = p.lse_head_stride;
     k.requests = p.requests;
     k.heads = p.heads;
-    k.levels = (p.max_query_len + kQueries - 1) / kQueries;
-    const Together order = together(p, facts);
-    k.section = order.section;
-    k.group = order.group;
+    k.max_request_tiles = (p.max_query_len + kQueries - 1) / kQueries;
+    const L2Swizzle swizzle = l2_swizzle(p, facts);
+    k.swizzle_requests = swizzle.requests;
+    k.swizzle_heads = swizzle.heads;
     k.max_query_len = p.max_query_len;
     k.max_key_len = max_key_len(p);
     k.causal = p.causal != 0;
     // The lanes of one warp verify it with a few loads while the first tile is loaded.
-    k.alike = are_said_alike(p) && p.requests < 256;
-    const int64_t tiles = int64_t(p.requests) * k.levels * p.heads;
-    k.single_wave = k.alike && tiles <= facts.multiprocessors;
+    k.uniform = host_says_uniform(p) && p.requests < 256;
+    const int64_t tiles = int64_t(p.requests) * k.max_request_tiles * p.heads;
+    k.single_wave = k.uniform && tiles <= facts.multiprocessors;
     // run() refuses a larger number of tiles.
-    if (k.alike && tiles <= INT32_MAX) {
-        AlikeTiles& by = k.alike_tiles;
+    if (k.uniform && tiles <= INT32_MAX) {
+        UniformTiles& by = k.uniform_tiles;
         by.count = int(tiles);
-        by.section = {k.section * k.levels * p.heads};
-        const int section[2] = {k.section, p.requests % k.section},
-                  group[2] = {k.group, p.heads % k.group};
+        by.request_block = {k.swizzle_requests * k.max_request_tiles * p.heads};
+        const int requests[2] = {k.swizzle_requests, p.requests % k.swizzle_requests},
+                  heads[2] = {k.swizzle_heads, p.heads % k.swizzle_heads};
         for (int last = 0; last < 2; last++) {
-            if (section[last] > 0) {
-                by.group[last] = {section[last] * k.levels * k.group};
-                by.requests[last] = {section[last]};
+            if (requests[last] > 0) {
+                by.head_block[last] = {requests[last] * k.max_request_tiles * k.swizzle_heads};
+                by.requests[last] = {requests[last]};
             }
-            if (group[last] > 0) by.heads[last] = {group[last]};
+            if (heads[last] > 0) by.heads[last] = {heads[last]};
         }
     }
     k.scale_log2 = p.softmax_scale * 1.44269504088896340736f;
@@ -269,7 +270,7 @@ KernelParams kernel_params(const MlaPrefillParams& p, const DeviceFacts& facts,
 }
 
 // Makes the tensor maps of all operands.
-template <typename Tile>
+template <typename Config>
 MlaStatus describe_operands(const MlaPrefillParams& p, Maps& maps) {
     EncodeTiled encode;
     const MlaStatus found = encode_tiled(encode);
@@ -279,22 +280,22 @@ MlaStatus describe_operands(const MlaPrefillParams& p, Maps& maps) {
         Operand operand;
         CUtensorMap& map;
     } operands[] = {
-        {{p.query, p.query_token_stride, p.query_head_stride, Tile::kNope, p.heads, p.query_tokens,
-          query_len, kRows},
+        {{p.query, p.query_token_stride, p.query_head_stride, Config::kNope, p.heads,
+          p.query_tokens, query_len, kRows},
          maps.query},
-        {{columns_from(p.query, Tile::kNope), p.query_token_stride, p.query_head_stride,
-          Tile::kRope, p.heads, p.query_tokens, query_len, kRows},
+        {{columns_from(p.query, Config::kNope), p.query_token_stride, p.query_head_stride,
+          Config::kRope, p.heads, p.query_tokens, query_len, kRows},
          maps.query_rope},
-        {{p.key_nope, p.key_nope_token_stride, p.key_nope_head_stride, Tile::kNope, p.heads,
-          p.key_tokens, key_len, Tile::kKeys},
+        {{p.key_nope, p.key_nope_token_stride, p.key_nope_head_stride, Config::kNope, p.heads,
+          p.key_tokens, key_len, Config::kKeys},
          maps.key},
-        {{p.key_rope, p.key_rope_token_stride, p.key_rope_head_stride, Tile::kRope,
-          p.key_rope_head_stride != 0 ? p.heads : 1, p.key_tokens, key_len, Tile::kKeys},
+        {{p.key_rope, p.key_rope_token_stride, p.key_rope_head_stride, Config::kRope,
+          p.key_rope_head_stride != 0 ? p.heads : 1, p.key_tokens, key_len, Config::kKeys},
          maps.key_rope},
-        {{p.value, p.value_token_stride, p.value_head_stride, Tile::kValue, p.heads, p.key_tokens,
-          key_len, Tile::kKeys},
+        {{p.value, p.value_token_stride, p.value_head_stride, Config::kValue, p.heads, p.key_tokens,
+          key_len, Config::kKeys},
          maps.value},
-        {{p.out, p.out_token_stride, p.out_head_stride, Tile::kValue, p.heads, p.query_tokens,
+        {{p.out, p.out_token_stride, p.out_head_stride, Config::kValue, p.heads, p.query_tokens,
           query_len, kWarpRows},
          maps.out}};
     for (const auto& o : operands) {
@@ -304,16 +305,16 @@ MlaStatus describe_operands(const MlaPrefillParams& p, Maps& maps) {
     return ok();
 }
 
-template <typename Tile>
+template <typename Config>
 MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t stream) {
-    const Workspace workspace(facts, Tile::kValue);
+    const Workspace workspace(facts, Config::kValue);
     if (p.workspace_bytes < workspace.bytes())
         return refuse("workspace_bytes", int64_t(p.workspace_bytes),
                       "at least what mla_prefill_sm90_workspace says");
     KernelParams k = kernel_params(p, facts, workspace);
-    const bool divides = may_divide<Tile::kKeys>(p, k, facts.multiprocessors);
+    const bool splits_keys = may_split<Config::kKeys>(p, k, facts.multiprocessors);
     Maps maps;
-    const MlaStatus s = describe_operands<Tile>(p, maps);
+    const MlaStatus s = describe_operands<Config>(p, maps);
     if (s.code != MLA_OK) return s;
 
     const int64_t tiles = (int64_t(p.query_tokens) / kQueries + p.requests) * p.heads;
@@ -322,11 +323,11 @@ MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t 
         return refuse("query_tokens", p.query_tokens,
                       "fewer than 2^31 tiles of 128 rows over all requests and heads");
     // One CTA for each item if items are fewer than SMs; no item has less than one KV tile.
-    const int64_t items = tiles * ceil_div(k.max_key_len, Tile::kKeys);
+    const int64_t items = tiles * ceil_div(k.max_key_len, Config::kKeys);
     k.ctas = int(items < facts.multiprocessors ? items : facts.multiprocessors);
     const Launch l{k.ctas, stream};
     const cudaError_t e =
-        divides ? launch<Tile>(l, k, maps) : launch<typename Tile::Whole>(l, k, maps);
+        splits_keys ? launch<Config>(l, k, maps) : launch<typename Config::Unsplit>(l, k, maps);
     return cuda_status("launch of mla_prefill_sm90", e);
 }
 
@@ -335,23 +336,24 @@ MlaStatus run_dtype(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStr
     const auto is = [&p](int nope, int rope, int value) {
         return p.nope_dim == nope && p.rope_dim == rope && p.value_dim == value;
     };
-    if (is(128, 64, 128)) return run<Tile_128_64_128<T>>(p, facts, stream);
-    if (is(192, 64, 256)) return run<Tile_192_64_256<T>>(p, facts, stream);
-    if (is(64, 32, 64)) return run<Tile_64_32_64<T>>(p, facts, stream);
+    if (is(128, 64, 128)) return run<Config_128_64_128<T>>(p, facts, stream);
+    if (is(192, 64, 256)) return run<Config_192_64_256<T>>(p, facts, stream);
+    if (is(64, 32, 64)) return run<Config_64_32_64<T>>(p, facts, stream);
     return refuse("nope_dim", p.nope_dim,
                   "(nope_dim, rope_dim, value_dim) of (128,64,128), (192,64,256) or (64,32,64)");
 }
 
-template <typename Tile>
+template <typename Config>
 cudaError_t load_both() {
-    const cudaError_t e = load<Tile>();
-    return e == cudaSuccess ? load<typename Tile::Whole>() : e;
+    const cudaError_t e = load<Config>();
+    return e == cudaSuccess ? load<typename Config::Unsplit>() : e;
 }
 
 template <typename T>
 MlaStatus load_dtype() {
-    for (const cudaError_t e : {load_both<Tile_128_64_128<T>>(), load_both<Tile_192_64_256<T>>(),
-                                load_both<Tile_64_32_64<T>>()}) {
+    for (const cudaError_t e :
+         {load_both<Config_128_64_128<T>>(), load_both<Config_192_64_256<T>>(),
+          load_both<Config_64_32_64<T>>()}) {
         if (e != cudaSuccess) return cuda_status("load of mla_prefill_sm90", e);
     }
     return ok();

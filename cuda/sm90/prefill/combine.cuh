@@ -18,14 +18,14 @@
 namespace mla::sm90::prefill {
 
 // The rows of one warp in a slot of the workspace.
-template <typename Tile>
+template <typename Config>
 struct Partial {
     float4* out;  // [V / 8, lane]: as the lane has them in registers
     float4* sum;  // [row % 8]: (m, l) of the row, then of the row 8 further down
 
     __device__ Partial(const KernelParams& p, int slot, int warp) {
         const int64_t rows = int64_t(slot) * kConsumerWarps + warp;
-        out = p.partial_out + rows * (Tile::kValue / 8 * 32);
+        out = p.partial_out + rows * (Config::kValue / 8 * 32);
         sum = p.partial_sum + rows * (kWarpRows / 2);
     }
 };
@@ -35,24 +35,24 @@ struct Partial {
 // each with some of the splits, and the first of them adds up their totals through shared memory. A
 // warp copies its operands into shared memory, with as many copies in flight as its buffer has room
 // for.
-template <typename Tile>
+template <typename Config>
 struct Combine {
     const KernelParams& p;
-    const Work& work;
+    const WorkTile& work;
     int lane;
     // The warp's buffer in shared memory: (m, l) of each split's rows, the weights of the splits,
     // and lines. Once these have been read, it holds the total of the warp's splits.
     uint32_t staged;
 
-    static constexpr int kLines = Tile::kValue / 8;
+    static constexpr int kLines = Config::kValue / 8;
     static constexpr int kSumBytes = kWarpRows / 2 * sizeof(float4);
     static constexpr int kWeightBytes = kWarpRows / 2 * sizeof(float2);
     static constexpr int kLineBytes = 32 * sizeof(float4);
     static constexpr int kBytes =
-        (kConsumers * Tile::kQueryBytes + kStages * (Tile::kKeyBytes + Tile::kValueBytes)) /
+        (kConsumers * Config::kQueryBytes + kStages * (Config::kKeyBytes + Config::kValueBytes)) /
         kConsumerWarps;
     // Maximum number of splits of a warp: see shift_of.
-    static constexpr int kWarpSplits = kMostSplits / 2;
+    static constexpr int kWarpSplits = kMaxSplits / 2;
     // Number of splits from which several warps may share a line.
     static constexpr int kSharedFrom = 20;
     static constexpr int kStagedLines =
@@ -89,7 +89,7 @@ struct Combine {
             line = stop;
         }
         if (shift == 0) return;
-        if (has_lines) total.hand_over(staged, lane);
+        if (has_lines) total.put(staged, lane);
         CombineBarrier::sync();
         if (!has_lines || way != 0) return;
 #pragma unroll 1
@@ -111,7 +111,7 @@ struct Combine {
         float4 value = {};
 
         // Writes the total to shared memory, for a lane of another warp.
-        __device__ void hand_over(uint32_t to, int lane) const {
+        __device__ void put(uint32_t to, int lane) const {
             store4(to + lane * sizeof(float4), value);
             if (lane % 4 == 0) {
                 store4(to + kLineBytes + lane / 4 * sizeof(float4),
@@ -140,7 +140,7 @@ struct Combine {
 
     // Output address of a lane's two rows, and the factors that normalise them.
     struct Target {
-        typename Tile::Element* out;
+        typename Config::Element* out;
         int query;
         float factor[2];
     };
@@ -148,7 +148,7 @@ struct Combine {
     // log2 of the number of warps that share a line if a CTA has `lines` lines: as many as there
     // are, with at least four splits each. With few splits, the exchange through shared memory
     // takes longer than it saves, since its instructions are fetched for it alone. With more than
-    // half of kMostSplits there are at least two warps for a line: a share of a tile of 128 rows by
+    // half of kMaxSplits there are at least two warps for a line: a share of a tile of 128 rows by
     // 256 values, which has 256 lines, is that small.
     __device__ static int shift_of(int lines, int splits) {
         int shift = 0;
@@ -157,8 +157,8 @@ struct Combine {
         while (lines << (shift + 1) <= kConsumerWarps && splits >= 8 << shift && shift < 3) shift++;
         return shift;
     }
-    static_assert(1 << 3 == kConsumerWarps && kSharedFrom <= kMostSplits / 2 &&
-                  kQueries / kWarpRows * kLines / (kMostSplits / 2 + 1) < kConsumerWarps / 2);
+    static_assert(1 << 3 == kConsumerWarps && kSharedFrom <= kMaxSplits / 2 &&
+                  kQueries / kWarpRows * kLines / (kMaxSplits / 2 + 1) < kConsumerWarps / 2);
 
     // Combines lines `line` to `stop` of one consumer warp's rows. Writes each of them if `whole`;
     // otherwise there is one line, and its sum stays in `total`.
@@ -168,13 +168,13 @@ struct Combine {
         // A lane copies 16 bytes: (m, l) of two rows of a split.
 #pragma unroll 1
         for (int i = lane; i < splits * (kWarpRows / 2); i += 32) {
-            const Partial<Tile> partial(p, first_slot + i / (kWarpRows / 2), of_warp);
+            const Partial<Config> partial(p, first_slot + i / (kWarpRows / 2), of_warp);
             ptx::cp_async_16(staged + i * 16, &partial.sum[i % (kWarpRows / 2)], true);
         }
         ptx::cp_async_commit_group();
         int entry = line * splits;
         const int entries = stop * splits;
-        bring(splits, first_slot, of_warp, entry, min(entry + kStagedLines, entries));
+        copy(splits, first_slot, of_warp, entry, min(entry + kStagedLines, entries));
         // Waits for the (m, l); lines stay in flight while weigh() computes.
         ptx::cp_async_wait_group<1>();
         __syncwarp();
@@ -190,7 +190,7 @@ struct Combine {
             if (first > line * splits) {
                 // No barrier is needed before the buffer is overwritten: each lane reads only what
                 // it copied.
-                bring(splits, first_slot, of_warp, first, until);
+                copy(splits, first_slot, of_warp, first, until);
                 ptx::cp_async_wait_group<0>();
             }
 #pragma unroll 1
@@ -213,7 +213,7 @@ struct Combine {
 
     __device__ Target target(const Total& total, int of_warp) const {
         const int query = of_warp * kWarpRows + lane / 4;
-        auto* out = static_cast<typename Tile::Element*>(p.out) +
+        auto* out = static_cast<typename Config::Element*>(p.out) +
                     (int64_t(work.query_start) + work.query + query) * p.out_token_stride +
                     work.head * p.out_head_stride + lane % 4 * 2;
         return {out, query, {row_factor(total.rows[0].sum), row_factor(total.rows[1].sum)}};
@@ -236,29 +236,29 @@ struct Combine {
     __device__ __forceinline__ void write(const Total& total, const Target& to, int line,
                                           int rows) const {
         const float4 sum = total.value;
-        const bool spoiled = (sum.x + sum.y + sum.z + sum.w) * 0.f != 0.f;
+        const bool contaminated = (sum.x + sum.y + sum.z + sum.w) * 0.f != 0.f;
         const int column = line % kLines * 8;
         if (to.query < rows) store(to.out + column, sum.x * to.factor[0], sum.y * to.factor[0]);
         if (to.query + 8 < rows) {
             store(to.out + column + 8 * p.out_token_stride, sum.z * to.factor[1],
                   sum.w * to.factor[1]);
         }
-        if (__any_sync(~0u, spoiled) && p.causal) {
-            const Spoiled first = {work.query_start + work.query + line / kLines * kWarpRows,
-                                   work.head};
+        if (__any_sync(~0u, contaminated) && p.causal) {
+            const ContaminatedRows first = {
+                work.query_start + work.query + line / kLines * kWarpRows, work.head};
             __syncwarp();
-            Repair<Tile>{p, lane}.repair({first, column, 8});
+            Repair<Config>{p, lane}.repair({first, column, 8});
         }
     }
 
     // Copies entries `begin` to `end`: entry l * splits + s is line l of split s, from slot
     // `first_slot` + s.
-    __device__ __forceinline__ void bring(int splits, int first_slot, int of_warp, int begin,
-                                          int end) const {
+    __device__ __forceinline__ void copy(int splits, int first_slot, int of_warp, int begin,
+                                         int end) const {
         int line = begin / splits, split = begin - line * splits;
 #pragma unroll 1
         for (int i = begin; i < end; i++) {
-            const Partial<Tile> partial(p, first_slot + split, of_warp);
+            const Partial<Config> partial(p, first_slot + split, of_warp);
             ptx::cp_async_16(line_at(i - begin), &partial.out[line % kLines * 32 + lane], true);
             if (++split == splits) split = 0, line++;
         }
@@ -266,7 +266,7 @@ struct Combine {
     }
 
     // Computes the softmax states of this lane's two rows over all splits, and each split's weights
-    // for them. The four lanes that have the same rows take the splits in turn.
+    // for them. The four lanes that have the same rows take every fourth split.
     __device__ __forceinline__ void weigh(int splits, SoftmaxState<Base2> (&state)[2]) const {
         const uint32_t sums = staged + lane / 4 * sizeof(float4);
 #pragma unroll 2
@@ -319,8 +319,8 @@ struct Combine {
         ptx::st_shared_v4(at, make_uint4(__float_as_uint(values.x), __float_as_uint(values.y),
                                          __float_as_uint(values.z), __float_as_uint(values.w)));
     }
-    __device__ static void store(typename Tile::Element* out, float a, float b) {
-        *reinterpret_cast<uint32_t*>(out) = ptx::cvt_rn_x2<typename Tile::Element>(a, b);
+    __device__ static void store(typename Config::Element* out, float a, float b) {
+        *reinterpret_cast<uint32_t*>(out) = ptx::cvt_rn_x2<typename Config::Element>(a, b);
     }
 };
 

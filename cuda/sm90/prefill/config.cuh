@@ -1,4 +1,4 @@
-// The sizes of a tile and its layout in shared memory.
+// The compile-time description of a kernel: the sizes of a tile, and the layout of shared memory.
 //
 // TMA loads everything in panels of 64 columns: 128 bytes wide with 128-byte swizzle, as the tensor
 // cores read them. A query or key row consists of its panels without rotary embedding, and of one
@@ -22,9 +22,9 @@ constexpr int kThreads = 128 * (kConsumers + 1);
 constexpr int kKeyWarp = 0, kSetupWarp = 1, kQueryWarp = 2, kSchedulerWarp = 3;
 constexpr int kPanel = 64;
 constexpr int kStages = 2;
-// Tiles that are announced and not yet finished: one that is being computed and one that is being
+// Tiles that are published and not yet finished: one that is being computed and one that is being
 // loaded.
-constexpr int kAnnounced = 2;
+constexpr int kWorkStages = 2;
 // A CTA claims its next tile when it loads this KV tile of the current one: late, since a CTA that
 // claims early may be overtaken by others and end after all of them; but early enough to know the
 // tile before it can be loaded.
@@ -32,45 +32,45 @@ constexpr int kClaimKvTile = 3;
 // Query rows of a warp; each warp stores its rows by itself.
 constexpr int kWarpRows = 16;
 constexpr int kConsumerWarps = kQueries / kWarpRows;
-// Slots for partial results in the workspace, for each SM; each item of a divided tile takes one.
+// Slots for partial results in the workspace, for each SM; each split takes one.
 constexpr int kSlotsPerSm = 3;
 // Named barriers: for the warps of all consumers; at the start, one for all warps but the
 // scheduler, and one for the scheduler and the warp that initialises the mbarriers. 0 is
 // __syncthreads'.
 enum class BarrierId : int {
-    turn = 1,                     // one for each consumer's turn
-    combine = turn + kConsumers,  // for combining
+    mma_order = 1,                     // one for each consumer
+    combine = mma_order + kConsumers,  // for combining
     start,
     setup,
 };
 using StartBarrier = NamedBarrier<BarrierId::start, kThreads - 32>;
 using SetupBarrier = NamedBarrier<BarrierId::setup, 2 * 32>;
 using CombineBarrier = NamedBarrier<BarrierId::combine, 128 * kConsumers>;
-// A consumer's turn at the tensor cores, which begins when the other consumer has passed it on.
-struct TurnBarrier {
-    __device__ static void take(int consumer) {
-        ptx::bar_sync(int(BarrierId::turn) + consumer, 128 * kConsumers);
+// Order of the consumers at the tensor cores: one waits until the other has issued its MMAs.
+struct MmaOrderBarrier {
+    __device__ static void wait(int consumer) {
+        ptx::bar_sync(int(BarrierId::mma_order) + consumer, 128 * kConsumers);
     }
-    __device__ static void pass_from(int consumer) {
-        ptx::bar_arrive(int(BarrierId::turn) + (consumer + 1) % kConsumers, 128 * kConsumers);
+    __device__ static void arrive_next(int consumer) {
+        ptx::bar_arrive(int(BarrierId::mma_order) + (consumer + 1) % kConsumers, 128 * kConsumers);
     }
 };
 // Maximum number of splits of a query tile.
-constexpr int kMostSplits = 128;
+constexpr int kMaxSplits = 128;
 // A chunk: keys of a KV tile that a warp masks or leaves out together. A thread holds scores of
 // them octet by octet.
 constexpr int kChunkOctets = 4, kChunkKeys = 8 * kChunkOctets;
-// `divides`: true if the keys of a query tile may be divided into splits. A kernel that never does
-// so is shorter, and its consumers have registers to spare.
-template <typename Element_, int nope_, int rope_, int value_, int keys_, bool divides = true>
-struct Tile {
+// `splits_keys`: true if the keys of a query tile may be divided into splits. A kernel that never
+// does so is shorter, and its consumers have registers to spare.
+template <typename Element_, int nope_, int rope_, int value_, int keys_, bool splits_keys = true>
+struct Config {
     using Element = Element_;
-    using Whole = Tile<Element_, nope_, rope_, value_, keys_, false>;
-    static constexpr bool kDivides = divides;
+    using Unsplit = Config<Element_, nope_, rope_, value_, keys_, false>;
+    static constexpr bool kSplitsKeys = splits_keys;
     // Registers of a thread. All threads start with 168, an SM's registers divided by kThreads, in
-    // eights. A kernel that divides keys has more state before the first tile.
-    static constexpr int kConsumerRegisters = divides ? 224 : 232,
-                         kProducerRegisters = divides ? 56 : 40;
+    // eights. A kernel that splits keys has more state before the first tile.
+    static constexpr int kConsumerRegisters = splits_keys ? 224 : 232,
+                         kProducerRegisters = splits_keys ? 56 : 40;
     static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= (kConsumers + 1) * 168);
     static constexpr int kNope = nope_, kRope = rope_, kValue = value_;
     static constexpr int kKeys = keys_;
@@ -94,9 +94,9 @@ struct Tile {
     static constexpr int kOutPanelBytes = kWarpRows * kPanel * 2;
 };
 
-// Work that the scheduler announces: first query tiles, or splits of them, to compute, and an end
-// mark; then, if query tiles are divided, shares of their combine, and an end mark again.
-struct alignas(16) Work {
+// Work that the scheduler publishes: first query tiles, or splits of them, to compute, and an end
+// mark; then, if query tiles have splits, shares of their combine, and an end mark again.
+struct alignas(16) WorkTile {
     // Slots of partial results in the workspace: the first one of this query tile in the lower
     // half, this split's in the upper one; -1 without partial results. Packed into one register,
     // because registers are scarce.
@@ -115,15 +115,15 @@ struct alignas(16) Work {
     __device__ int first_slot() const { return int16_t(slots); }
     __device__ int slot() const { return slots >> 16; }
 
-    __device__ static Work mark(bool is_end) {
-        Work work = {};
+    __device__ static WorkTile mark(bool is_end) {
+        WorkTile work = {};
         work.slots = pack(-1, is_end ? -1 : 0);
         return work;
     }
 
     // The same KV tiles, but no row of them is stored.
-    __device__ Work void_tile() const {
-        Work work = *this;
+    __device__ WorkTile without_rows() const {
+        WorkTile work = *this;
         work.slots = pack(-1, -1);
         work.query_len = 0;
         return work;
@@ -136,28 +136,28 @@ struct alignas(16) Work {
 };
 
 // First row, within the batch, of a warp's rows whose output has a NaN (repair.cuh).
-struct Spoiled {
+struct ContaminatedRows {
     int token, head;
 };
 // Maximum number of entries that a warp notes.
-constexpr int kMostSpoiled = 512;
+constexpr int kMaxContaminated = 512;
 
-template <typename Tile>
+template <typename Config>
 struct Shared {
-    alignas(1024) uint8_t query[kConsumers][Tile::kQueryBytes];
-    alignas(1024) uint8_t key[kStages][Tile::kKeyBytes];
-    alignas(1024) uint8_t value[kStages][Tile::kValueBytes];
-    alignas(1024) uint8_t out[kConsumers * kRows / kWarpRows][Tile::kOutPanelBytes];
+    alignas(1024) uint8_t query[kConsumers][Config::kQueryBytes];
+    alignas(1024) uint8_t key[kStages][Config::kKeyBytes];
+    alignas(1024) uint8_t value[kStages][Config::kValueBytes];
+    alignas(1024) uint8_t out[kConsumers * kRows / kWarpRows][Config::kOutPanelBytes];
     alignas(8) uint64_t query_full[kConsumers], query_empty[kConsumers];
     alignas(8) uint64_t key_full[kStages], key_empty[kStages];
     alignas(8) uint64_t value_full[kStages], value_empty[kStages];
-    alignas(8) uint64_t work_full[kAnnounced], work_empty[kAnnounced], work_wanted;
+    alignas(8) uint64_t work_full[kWorkStages], work_empty[kWorkStages], work_wanted;
     alignas(8) uint64_t expected;  // one phase, of `first`
     alignas(8) uint64_t idle;      // never completes a phase; see hold()
-    Work work[kAnnounced];
+    WorkTile work[kWorkStages];
     // The tile that number 0 is expected to be, for the producers.
-    Work first;
-    int spoiled[kConsumerWarps];  // number of entries that each consumer warp has noted
+    WorkTile first;
+    int contaminated[kConsumerWarps];  // number of entries that each consumer warp has noted
 };
 
 }  // namespace mla::sm90::prefill

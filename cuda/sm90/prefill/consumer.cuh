@@ -3,27 +3,27 @@
 
 #include <cstring>
 
+#include "../../common/pipeline.cuh"
 #include "../../common/swizzle.cuh"
 #include "../../ptx/sm90.cuh"
 #include "combine.cuh"
 #include "config.cuh"
 #include "mma.cuh"
 #include "params.cuh"
-#include "pipeline.cuh"
 #include "repair.cuh"
 #include "softmax.cuh"
 
 namespace mla::sm90::prefill {
 
-template <typename Tile>
+template <typename Config>
 struct Consumer {
     const KernelParams& p;
     const Maps& maps;
-    Shared<Tile>& shared;
+    Shared<Config>& shared;
     int warpgroup, thread;
-    Position key, value;
+    PipelineState<kStages> key, value;
     // Half of the tile's rows that this warpgroup computes: 0, the upper one, or 1. It alternates
-    // from tile to tile, as in Producer::bring_queries.
+    // from tile to tile, as in Producer::load_queries.
     int half = warpgroup;
 
     // A number that is the same in all lanes. The shuffle tells the compiler so, which then keeps
@@ -41,9 +41,9 @@ struct Consumer {
 #pragma unroll
         for (int i = 0; i < registers; i++) ptx::wgmma_settle(d[i]);
     }
-    __device__ __forceinline__ static void settle(uint32_t (&weights)[Tile::kKeySteps][4]) {
+    __device__ __forceinline__ static void settle(uint32_t (&weights)[Config::kKeySteps][4]) {
 #pragma unroll
-        for (int i = 0; i < Tile::kKeySteps * 4; i++) ptx::wgmma_settle(weights[i / 4][i % 4]);
+        for (int i = 0; i < Config::kKeySteps * 4; i++) ptx::wgmma_settle(weights[i / 4][i % 4]);
     }
 
     // Returns at once, but depends on `sum`, which is never negative. The exponentials belong
@@ -56,8 +56,10 @@ struct Consumer {
     }
 
     // Order of the two consumers at the tensor cores: one issues its MMAs while the other computes.
-    __device__ __forceinline__ void take_turn() const { TurnBarrier::take(warpgroup); }
-    __device__ __forceinline__ void pass_turn() const { TurnBarrier::pass_from(warpgroup); }
+    __device__ __forceinline__ void wait_for_mma_order() const { MmaOrderBarrier::wait(warpgroup); }
+    __device__ __forceinline__ void arrive_mma_order() const {
+        MmaOrderBarrier::arrive_next(warpgroup);
+    }
 
     // Arrives once for each warp.
     __device__ __forceinline__ void release(uint64_t& empty) const {
@@ -65,30 +67,30 @@ struct Consumer {
     }
 
     // Number of keys of its request that a query row sees.
-    __device__ __forceinline__ int visible_keys(const Work& work, int query) const {
+    __device__ __forceinline__ int visible_keys(const WorkTile& work, int query) const {
         return p.causal ? min(work.key_len, query + work.key_len - work.query_len + 1)
                         : work.key_len;
     }
 
     // Number of leading chunks of a KV tile that have keys which a row of this warp sees; the same
     // in all lanes.
-    __device__ __forceinline__ int chunks_seen(const Work& work, int kv_tile) const {
+    __device__ __forceinline__ int chunks_seen(const WorkTile& work, int kv_tile) const {
         const int last = work.query + half * kRows + thread / 32 * kWarpRows + kWarpRows - 1;
-        return (same(max(visible_keys(work, last) - kv_tile * Tile::kKeys, 0)) + kChunkKeys - 1) /
+        return (same(max(visible_keys(work, last) - kv_tile * Config::kKeys, 0)) + kChunkKeys - 1) /
                kChunkKeys;
     }
 
     // Masks the keys that a row must not see in the first `chunks` chunks of a KV tile. Most warps
     // have keys to mask in few of these chunks.
-    __device__ __forceinline__ void mask(float (&scores)[Tile::kKeys / 2], const Work& work,
+    __device__ __forceinline__ void mask(float (&scores)[Config::kKeys / 2], const WorkTile& work,
                                          int kv_tile, int chunks) const {
-        const int query = work.query + row_in_tile(), before = kv_tile * Tile::kKeys;
-        const int least = visible_keys(work, same(query)) - before;
+        const int query = work.query + row_in_tile(), before = kv_tile * Config::kKeys;
+        const int fewest = visible_keys(work, same(query)) - before;
         const int end[2] = {visible_keys(work, query) - before - thread % 4 * 2,
                             visible_keys(work, query + 8) - before - thread % 4 * 2};
 #pragma unroll
-        for (int chunk = 0; chunk < Tile::kChunks; chunk++) {
-            if (least >= kChunkKeys * (chunk + 1) || (chunk > 0 && chunk >= chunks)) continue;
+        for (int chunk = 0; chunk < Config::kChunks; chunk++) {
+            if (fewest >= kChunkKeys * (chunk + 1) || (chunk > 0 && chunk >= chunks)) continue;
 #pragma unroll
             for (int i = chunk * kChunkOctets; i < chunk * kChunkOctets + kChunkOctets; i++) {
 #pragma unroll
@@ -101,40 +103,40 @@ struct Consumer {
     }
 
     // Number of KV tiles that every row of this warpgroup sees whole; the same in all lanes.
-    __device__ __forceinline__ int unmasked_kv_tiles(const Work& work) const {
-        return same(max(visible_keys(work, work.query + half * kRows), 0) / Tile::kKeys);
+    __device__ __forceinline__ int unmasked_kv_tiles(const WorkTile& work) const {
+        return same(max(visible_keys(work, work.query + half * kRows), 0) / Config::kKeys);
     }
 
     // Enqueues the MMAs for the scores of the current KV tile.
-    __device__ __forceinline__ void begin_scores(float (&scores)[Tile::kKeys / 2]) const {
+    __device__ __forceinline__ void begin_scores(float (&scores)[Config::kKeys / 2]) const {
         settle(scores);
         ptx::wgmma_fence();
-        multiply_query_key<Tile>(scores, ptx::shared_address(shared.query[warpgroup]),
-                                 ptx::shared_address(shared.key[key.stage]));
+        multiply_query_key<Config>(scores, ptx::shared_address(shared.query[warpgroup]),
+                                   ptx::shared_address(shared.key[key.stage]));
         ptx::wgmma_commit_group();
     }
 
     // Enqueues the MMAs for the output of the current KV tile. Corrects the output so far only now,
     // while the scores are in flight, where it costs nothing.
-    __device__ __forceinline__ void begin_output(Rows<Tile>& rows, bool first) const {
+    __device__ __forceinline__ void begin_output(Rows<Config>& rows, bool first) const {
         if (!first) rows.rescale();
         settle(rows.weights);
         settle(rows.out);
         ptx::mbarrier_wait(ptx::shared_address(&shared.value_full[value.stage]), value.phase);
         ptx::wgmma_fence();
-        multiply_weight_value<Tile>(rows.out, rows.weights,
-                                    ptx::shared_address(shared.value[value.stage]), !first);
+        multiply_weight_value<Config>(rows.out, rows.weights,
+                                      ptx::shared_address(shared.value[value.stage]), !first);
         ptx::wgmma_commit_group();
     }
 
-    __device__ __forceinline__ void begin_step(float (&scores)[Tile::kKeys / 2],
-                                               Rows<Tile>& rows) const {
+    __device__ __forceinline__ void begin_step(float (&scores)[Config::kKeys / 2],
+                                               Rows<Config>& rows) const {
         ptx::mbarrier_wait(ptx::shared_address(&shared.key_full[key.stage]), key.phase);
-        take_turn();
+        wait_for_mma_order();
         settle(rows.out);
         begin_scores(scores);
         begin_output(rows, false);
-        pass_turn();
+        arrive_mma_order();
     }
 
     // Releases the key stage, and after the tile's last KV tile, number 0, the query rows.
@@ -144,7 +146,7 @@ struct Consumer {
         key.advance();
     }
 
-    __device__ __forceinline__ void end_output(Rows<Tile>& rows) {
+    __device__ __forceinline__ void end_output(Rows<Config>& rows) {
         settle(rows.weights);
         settle(rows.out);
         release(shared.value_empty[value.stage]);
@@ -155,9 +157,9 @@ struct Consumer {
     // output MMAs run that were enqueued after them. For a tile's first KV tile, leaves out the
     // chunks that no row of the warp sees.
     template <bool first>
-    __device__ __forceinline__ void end_step(float (&scores)[Tile::kKeys / 2], const Work& work,
-                                             int kv_tile, int unmasked, Rows<Tile>& rows,
-                                             int chunks = Tile::kChunks) {
+    __device__ __forceinline__ void end_step(float (&scores)[Config::kKeys / 2],
+                                             const WorkTile& work, int kv_tile, int unmasked,
+                                             Rows<Config>& rows, int chunks = Config::kChunks) {
         ptx::wgmma_wait_group<1>();
         settle(scores);
         release_scores(kv_tile);
@@ -172,14 +174,14 @@ struct Consumer {
     // The same for a KV tile that every row sees whole. Releases the key stage only after the
     // softmax: if a score lies so far above the reference that its weight overflows, each warp
     // computes its scores once more from the keys.
-    __device__ __forceinline__ void end_step_unmasked(float (&scores)[Tile::kKeys / 2],
-                                                      Rows<Tile>& rows) {
+    __device__ __forceinline__ void end_step_unmasked(float (&scores)[Config::kKeys / 2],
+                                                      Rows<Config>& rows) {
         ptx::wgmma_wait_group<1>();
         settle(scores);
         if (!rows.absorb_by_sum(scores, p.scale_log2)) {
-            multiply_query_key_by_warp<Tile>(scores, ptx::shared_address(shared.query[warpgroup]),
-                                             ptx::shared_address(shared.key[key.stage]), thread);
-            rows.template absorb<false>(scores, p.scale_log2, Tile::kChunks);
+            multiply_query_key_by_warp<Config>(scores, ptx::shared_address(shared.query[warpgroup]),
+                                               ptx::shared_address(shared.key[key.stage]), thread);
+            rows.template absorb<false>(scores, p.scale_log2, Config::kChunks);
         }
         __syncwarp();
         release_scores(-1);
@@ -191,15 +193,15 @@ struct Consumer {
     // State that the store of a tile needs beside its output; a copy, since the next tile's softmax
     // comes before the store.
     struct Finished {
-        int slots;  // as in Work
+        int slots;  // as in WorkTile
         int head, query, query_start, query_len;
         float reference[2], sum[2];
     };
 
-    // Describes a tile whose last weights have been computed, and releases its announcement.
-    __device__ __forceinline__ Finished finish(const Work& work, int number,
-                                               const Rows<Tile>& rows) const {
-        release(shared.work_empty[Slot(number).index]);
+    // Describes a tile whose last weights have been computed, and releases its description.
+    __device__ __forceinline__ Finished finish(const WorkTile& work, int number,
+                                               const Rows<Config>& rows) const {
+        release(shared.work_empty[PipelineState<kWorkStages>(number).stage]);
         return {work.slots,
                 work.head,
                 work.query + half * kRows,
@@ -210,26 +212,28 @@ struct Consumer {
     }
 
     // Writes the warp's rows: the output of a tile, or the partial result of a split.
-    __device__ __forceinline__ void store(const Finished& finished, const Rows<Tile>& rows) const {
+    __device__ __forceinline__ void store(const Finished& finished,
+                                          const Rows<Config>& rows) const {
         float sum[2] = {finished.sum[0], finished.sum[1]};
 #pragma unroll
         for (int distance = 1; distance < 4; distance *= 2) {
 #pragma unroll
             for (int row = 0; row < 2; row++) sum[row] += __shfl_xor_sync(~0u, sum[row], distance);
         }
-        if constexpr (Tile::kDivides) {
+        if constexpr (Config::kSplitsKeys) {
             if (finished.slots >= 0) return store_partial(finished, rows, sum);
         }
         store_out(finished, rows, sum);
     }
 
-    __device__ __forceinline__ void store_partial(const Finished& finished, const Rows<Tile>& rows,
+    __device__ __forceinline__ void store_partial(const Finished& finished,
+                                                  const Rows<Config>& rows,
                                                   const float (&sum)[2]) const {
         const int lane = thread % 32, first = finished.query + thread / 32 * kWarpRows;
-        const Partial<Tile> partial(p, finished.slots >> 16, first % kQueries / kWarpRows);
+        const Partial<Config> partial(p, finished.slots >> 16, first % kQueries / kWarpRows);
         if (first < finished.query_len) {
 #pragma unroll
-            for (int i = 0; i < Tile::kValue / 8; i++) {
+            for (int i = 0; i < Config::kValue / 8; i++) {
                 const float* out = &rows.out[4 * i];
                 partial.out[i * 32 + lane] = make_float4(out[0], out[1], out[2], out[3]);
             }
@@ -244,7 +248,7 @@ struct Consumer {
 
     // Writes one panel of columns after the other: rounds it into shared memory, from where TMA
     // stores it. TMA leaves out rows behind the end of the request.
-    __device__ __forceinline__ void store_out(const Finished& finished, const Rows<Tile>& rows,
+    __device__ __forceinline__ void store_out(const Finished& finished, const Rows<Config>& rows,
                                               const float (&sum)[2]) const {
         const int warp = thread / 32, lane = thread % 32;
         const int first = finished.query + warp * kWarpRows;
@@ -265,9 +269,9 @@ struct Consumer {
         const int row = lane % 16, chunk = lane / 16;
         // Becomes NaN if an output is not finite. A value that is not finite reaches all rows of
         // its column, so half of the rows are enough to find it.
-        uint32_t spoiled = 0;
+        uint32_t contaminated = 0;
 #pragma unroll
-        for (int panel = 0; panel < Tile::kValuePanels; panel++) {
+        for (int panel = 0; panel < Config::kValuePanels; panel++) {
             if (lane == 0) ptx::cp_async_bulk_wait_group_read();
             __syncwarp();
 #pragma unroll
@@ -276,67 +280,70 @@ struct Consumer {
                 uint32_t words[4];
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
-                    words[j] = ptx::cvt_rn_x2<typename Tile::Element>(
+                    words[j] = ptx::cvt_rn_x2<typename Config::Element>(
                         out[2 * j] * factor[j % 2], out[2 * j + 1] * factor[j % 2]);
                 }
                 for (int j = 0; j < 4; j += 2)
-                    spoiled = ptx::fma_rn_x2<typename Tile::Element>(words[j], 0, spoiled);
+                    contaminated =
+                        ptx::fma_rn_x2<typename Config::Element>(words[j], 0, contaminated);
                 ptx::stmatrix_x4(staged + swizzled<128>(row, chunk + i), words[0], words[1],
                                  words[2], words[3]);
             }
             ptx::fence_proxy_async();
             __syncwarp();
-            // No box may lie wholly behind the last row: see Producer::bring_query.
+            // No box may lie wholly behind the last row: see Producer::load_query.
             if (lane == 0 && first < finished.query_len) {
                 ptx::cp_async_bulk_tensor_store(&maps.out, staged, panel * kPanel, finished.head,
                                                 first + p.max_query_len - finished.query_len,
                                                 finished.query_start + finished.query_len);
             }
         }
-        if (__any_sync(~0u, spoiled != 0) && p.causal && lane == 0 && first < finished.query_len)
-            spoiled_list().add({finished.query_start + first, finished.head});
+        if (__any_sync(~0u, contaminated != 0) && p.causal && lane == 0 &&
+            first < finished.query_len)
+            contaminated_list().add({finished.query_start + first, finished.head});
     }
 
-    __device__ SpoiledList spoiled_list() const {
+    __device__ ContaminatedList contaminated_list() const {
         // Hides the warp's number from the compiler, which would otherwise compute addresses from
         // it early and keep them in registers.
         int warp = threadIdx.x / 32 - 4;
         asm volatile("" : "+r"(warp));
-        return {p, shared.spoiled, warp};
+        return {p, shared.contaminated, warp};
     }
 
     // Reads a tile's description. It stays in shared memory, because the MMAs need its registers.
     // Only the first lane, which later releases it, reads it; the shuffles tell the compiler that
     // all lanes have the same values, and it keeps them in uniform registers.
-    __device__ __forceinline__ Work work_at(int number) const {
-        const uint32_t address = ptx::shared_address(&shared.work[Slot(number).index]);
-        int words[sizeof(Work) / 4];
+    __device__ __forceinline__ WorkTile work_at(int number) const {
+        const uint32_t address =
+            ptx::shared_address(&shared.work[PipelineState<kWorkStages>(number).stage]);
+        int words[sizeof(WorkTile) / 4];
 #pragma unroll
-        for (int i = 0; i < sizeof(Work) / 4; i++) words[i] = 0;
+        for (int i = 0; i < sizeof(WorkTile) / 4; i++) words[i] = 0;
         if (thread % 32 == 0) {
 #pragma unroll
-            for (int i = 0; i < sizeof(Work) / 16; i++) {
+            for (int i = 0; i < sizeof(WorkTile) / 16; i++) {
                 const uint4 four = ptx::ld_shared_v4(address + 16 * i);
                 words[4 * i] = four.x, words[4 * i + 1] = four.y, words[4 * i + 2] = four.z,
                           words[4 * i + 3] = four.w;
             }
         }
 #pragma unroll
-        for (int i = 0; i < sizeof(Work) / 4; i++) words[i] = same(words[i]);
-        Work work;
+        for (int i = 0; i < sizeof(WorkTile) / 4; i++) words[i] = same(words[i]);
+        WorkTile work;
         memcpy(&work, words, sizeof work);
         return work;
     }
 
-    __device__ __forceinline__ void await_work(int number) const {
-        const Slot slot(number);
-        ptx::mbarrier_wait(ptx::shared_address(&shared.work_full[slot.index]), slot.phase);
+    __device__ __forceinline__ void wait_for_work(int number) const {
+        const PipelineState<kWorkStages> at(number);
+        ptx::mbarrier_wait(ptx::shared_address(&shared.work_full[at.stage]), at.phase);
     }
 
     // Inlined: MMAs do not stay in flight across a call.
     __device__ __forceinline__ void run() {
-        if (thread % 32 == 0) spoiled_list().clear();
-        if (warpgroup == kConsumers - 1) pass_turn();
+        if (thread % 32 == 0) contaminated_list().clear();
+        if (warpgroup == kConsumers - 1) arrive_mma_order();
         int number = attend();
         // Hides the thread's number from the compiler, which would otherwise compute what depends
         // on it before attend(), and keep that in registers.
@@ -344,51 +351,51 @@ struct Consumer {
         asm volatile("" : "+r"(of_consumers));
         const int warp = of_consumers / 32, lane = of_consumers % 32;
         for (;; number++) {
-            await_work(number);
-            const Work work = work_at(number);
+            wait_for_work(number);
+            const WorkTile work = work_at(number);
             if (work.is_end()) break;
-            const auto give_back = [&] {
+            const auto release_work = [&] {
                 __syncwarp();
                 if (lane == 0)
-                    ptx::mbarrier_arrive(
-                        ptx::shared_address(&shared.work_empty[Slot(number).index]));
+                    ptx::mbarrier_arrive(ptx::shared_address(
+                        &shared.work_empty[PipelineState<kWorkStages>(number).stage]));
             };
-            if (Tile::kDivides && work.combines()) {
+            if (Config::kSplitsKeys && work.combines()) {
                 // Combine takes over the buffers of queries, keys and values. Behind this barrier,
                 // neither these nor the previous combine's operands are still being read.
                 CombineBarrier::sync();
                 const uint32_t staged =
-                    ptx::shared_address(shared.query) + warp * Combine<Tile>::kBytes;
-                // Releases the announcement after the last read of the counters `arrived`: a CTA
-                // leaves, and the last one clears them, as soon as all announcements are released.
-                Combine<Tile>{p, work, lane, staged}.run(
-                    work.key_len, work.slot() - work.first_slot(), warp, give_back);
+                    ptx::shared_address(shared.query) + warp * Combine<Config>::kBytes;
+                // Releases the description after the last read of the counters `arrived`: a CTA
+                // leaves, and the last one clears them, as soon as all descriptions are released.
+                Combine<Config>{p, work, lane, staged}.run(
+                    work.key_len, work.slot() - work.first_slot(), warp, release_work);
             } else {
-                give_back();
+                release_work();
             }
         }
         if (lane == 0) ptx::cp_async_bulk_wait_group();
         __syncwarp();
-        Repair<Tile>{p, lane}.repair_all(spoiled_list());
+        Repair<Config>{p, lane}.repair_all(contaminated_list());
     }
 
-    // Computes all tiles; returns the number of the first announcement that is not a tile to
+    // Computes all tiles; returns the number of the first description that is not a tile to
     // compute. The pipeline does not drain between tiles: the first scores of a tile are in flight
     // together with the last output of the previous tile, and that output is stored after the
     // second scores have been enqueued.
     __device__ __forceinline__ int attend() {
-        await_work(0);
-        Work work = work_at(0);
+        wait_for_work(0);
+        WorkTile work = work_at(0);
         if (!work.computes()) return 0;
         int kv_tiles = work.kv_tiles, unmasked = unmasked_kv_tiles(work);
-        Rows<Tile> rows = {};
+        Rows<Config> rows = {};
         {
-            float scores[Tile::kKeys / 2];
+            float scores[Config::kKeys / 2];
             ptx::mbarrier_wait(ptx::shared_address(&shared.query_full[warpgroup]), 0);
             ptx::mbarrier_wait(ptx::shared_address(&shared.key_full[key.stage]), key.phase);
-            take_turn();
+            wait_for_mma_order();
             begin_scores(scores);
-            pass_turn();
+            arrive_mma_order();
             ptx::wgmma_wait_group<0>();
             settle(scores);
             release_scores(kv_tiles - 1);
@@ -402,26 +409,26 @@ struct Consumer {
         for (;; number++) {
             if (kv_tiles > 1) {
                 {
-                    float scores[Tile::kKeys / 2];
+                    float scores[Config::kKeys / 2];
                     ptx::mbarrier_wait(ptx::shared_address(&shared.key_full[key.stage]), key.phase);
-                    take_turn();
+                    wait_for_mma_order();
                     begin_scores(scores);
-                    pass_turn();
+                    arrive_mma_order();
                     if (number > 0) store(before, rows);
-                    // Not in this consumer's turn, which would come late: the other consumer's
-                    // softmax of its first KV tile takes long.
+                    // Out of the consumers' order, in which this would come late: the other
+                    // consumer's softmax of its first KV tile takes long.
                     begin_output(rows, true);
                     end_step<false>(scores, work, kv_tiles - 2, unmasked, rows);
                 }
                 for (int kv_tile = kv_tiles - 3; kv_tile >= 0; kv_tile--) {
                     for (; kv_tile > 0 && kv_tile < unmasked; kv_tile--) {
-                        float scores[Tile::kKeys / 2];
+                        float scores[Config::kKeys / 2];
                         begin_step(scores, rows);
                         end_step_unmasked(scores, rows);
                     }
                     // The last KV tile releases its keys and the query rows before its softmax, for
                     // the next tile.
-                    float scores[Tile::kKeys / 2];
+                    float scores[Config::kKeys / 2];
                     begin_step(scores, rows);
                     end_step<false>(scores, work, kv_tile, unmasked, rows);
                 }
@@ -430,25 +437,25 @@ struct Consumer {
             // previous tile's output has not been stored.
             older = before;
             before = finish(work, number, rows);
-            await_work(number + 1);
+            wait_for_work(number + 1);
             work = work_at(number + 1);
             if (!work.computes()) break;
             half ^= 1;
             unmasked = unmasked_kv_tiles(work);
             const int chunks = chunks_seen(work, work.kv_tiles - 1);
-            float scores[Tile::kKeys / 2];
+            float scores[Config::kKeys / 2];
             ptx::mbarrier_wait(ptx::shared_address(&shared.query_full[warpgroup]),
                                (number + 1) & 1);
             ptx::mbarrier_wait(ptx::shared_address(&shared.key_full[key.stage]), key.phase);
-            take_turn();
+            wait_for_mma_order();
             begin_scores(scores);
             if (kv_tiles == 1) {
-                pass_turn();
+                arrive_mma_order();
                 if (number > 0) store(older, rows);
-                take_turn();
+                wait_for_mma_order();
             }
             begin_output(rows, kv_tiles == 1);
-            pass_turn();
+            arrive_mma_order();
             kv_tiles = work.kv_tiles;
             end_step<true>(scores, work, kv_tiles - 1, unmasked, rows, chunks);
         }

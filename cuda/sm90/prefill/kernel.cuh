@@ -32,7 +32,7 @@
 //     expected                         the description of the tile that this CTA takes first if the
 //                                      host is right; one phase
 //     work_wanted                      lets the scheduler claim the next tile, near the end of the
-//                                      last one announced
+//                                      last one published
 //
 // Each warp of a consumer releases for itself, and only what it has waited for itself. If a barrier
 // advanced while a warp has yet to wait for it, the warp would miss a phase, and the parity that it
@@ -50,8 +50,8 @@
 
 namespace mla::sm90::prefill {
 
-template <typename Tile>
-__device__ __forceinline__ void initialize(Shared<Tile>& shared) {
+template <typename Config>
+__device__ __forceinline__ void initialize(Shared<Config>& shared) {
     for (int consumer = 0; consumer < kConsumers; consumer++) {
         ptx::mbarrier_init(ptx::shared_address(&shared.query_full[consumer]), 1);
         ptx::mbarrier_init(ptx::shared_address(&shared.query_empty[consumer]), 4);
@@ -62,9 +62,9 @@ __device__ __forceinline__ void initialize(Shared<Tile>& shared) {
         ptx::mbarrier_init(ptx::shared_address(&shared.value_full[stage]), 1);
         ptx::mbarrier_init(ptx::shared_address(&shared.value_empty[stage]), 4 * kConsumers);
     }
-    for (int slot = 0; slot < kAnnounced; slot++) {
-        ptx::mbarrier_init(ptx::shared_address(&shared.work_full[slot]), 1);
-        ptx::mbarrier_init(ptx::shared_address(&shared.work_empty[slot]), 4 * kConsumers + 2);
+    for (int stage = 0; stage < kWorkStages; stage++) {
+        ptx::mbarrier_init(ptx::shared_address(&shared.work_full[stage]), 1);
+        ptx::mbarrier_init(ptx::shared_address(&shared.work_empty[stage]), 4 * kConsumers + 2);
     }
     ptx::mbarrier_init(ptx::shared_address(&shared.work_wanted), 1);
     ptx::mbarrier_init(ptx::shared_address(&shared.expected), 1);
@@ -72,20 +72,20 @@ __device__ __forceinline__ void initialize(Shared<Tile>& shared) {
     ptx::fence_mbarrier_init();
 }
 
-template <typename Tile>
+template <typename Config>
 __global__ void __launch_bounds__(kThreads, 1)
     prefill_kernel(const __grid_constant__ KernelParams p, const __grid_constant__ Maps maps) {
     extern __shared__ uint8_t memory[];
     // The 128-byte swizzle of panels is relative to multiples of 1024 bytes.
-    auto& shared = *reinterpret_cast<Shared<Tile>*>((reinterpret_cast<uintptr_t>(memory) + 1023) &
-                                                    ~uintptr_t(1023));
+    auto& shared = *reinterpret_cast<Shared<Config>*>((reinterpret_cast<uintptr_t>(memory) + 1023) &
+                                                      ~uintptr_t(1023));
     const int warpgroup = threadIdx.x / 128;
     if (warpgroup == 0) {
-        ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
+        ptx::setmaxnreg_dec<Config::kProducerRegisters>();
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         // The scheduler finds the first tile while the other warps get ready to wait for it.
-        if (warp == kSchedulerWarp) return Scheduler<Tile>{p, shared, lane}.run();
-        const Producer<Tile> producer{p, maps, shared};
+        if (warp == kSchedulerWarp) return SchedulerWarp<Config>{p, shared, lane}.run();
+        const Producer<Config> producer{p, maps, shared};
         if (lane == 0) {
             if (warp == kSetupWarp) initialize(shared);
             if (warp == kKeyWarp) producer.prefetch({&maps.key, &maps.key_rope, &maps.value});
@@ -93,13 +93,13 @@ __global__ void __launch_bounds__(kThreads, 1)
         }
         __syncwarp();
         if (warp == kSetupWarp) SetupBarrier::arrive();
-        StartBarrier::meet();
-        if (warp == kKeyWarp && lane == 0) producer.bring_keys_and_values();
-        if (warp == kQueryWarp && lane == 0) producer.bring_queries();
+        StartBarrier::sync_unaligned();
+        if (warp == kKeyWarp && lane == 0) producer.load_keys_and_values();
+        if (warp == kQueryWarp && lane == 0) producer.load_queries();
     } else {
-        StartBarrier::meet();
-        ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
-        Consumer<Tile>{p, maps, shared, warpgroup - 1, int(threadIdx.x % 128)}.run();
+        StartBarrier::sync_unaligned();
+        ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
+        Consumer<Config>{p, maps, shared, warpgroup - 1, int(threadIdx.x % 128)}.run();
     }
 }
 

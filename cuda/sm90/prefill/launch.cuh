@@ -14,26 +14,26 @@ struct Launch {
 };
 
 // Defined in launch_kernel.cuh, and instantiated once per tile shape and dtype in instantiations/.
-template <typename Tile>
+template <typename Config>
 cudaError_t launch(const Launch& l, const KernelParams& p, const Maps& maps);
 
 // Loads the kernel without launching it.
-template <typename Tile>
+template <typename Config>
 cudaError_t load();
 
 // Maximum shared memory of a CTA on sm_90.
 constexpr int kMaxSharedBytes = 232448;
 
 // Dynamic shared memory may begin anywhere, but panels begin at multiples of 1024 bytes.
-template <typename Tile>
-constexpr int kSharedBytes = sizeof(Shared<Tile>) + 1024;
+template <typename Config>
+constexpr int kSharedBytes = sizeof(Shared<Config>) + 1024;
 
 // Names give the widths of keys without rotary embedding, of the rotary part, and of values.
 template <typename T>
-using Tile_128_64_128 = Tile<T, 128, 64, 128, 128>;
+using Config_128_64_128 = Config<T, 128, 64, 128, 128>;
 template <typename T>
-using Tile_192_64_256 = Tile<T, 192, 64, 256, 64>;
+using Config_192_64_256 = Config<T, 192, 64, 256, 64>;
 template <typename T>
-using Tile_64_32_64 = Tile<T, 64, 32, 64, 128>;
+using Config_64_32_64 = Config<T, 64, 32, 64, 128>;
 
 }  // namespace mla::sm90::prefill

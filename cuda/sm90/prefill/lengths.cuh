@@ -9,7 +9,7 @@
 namespace mla::sm90::prefill {
 
 // True if the host's numbers imply that all requests are as long as the bounds.
-inline bool are_said_alike(const MlaPrefillParams& p) {
+inline bool host_says_uniform(const MlaPrefillParams& p) {
     return p.max_key_len > 0 && int64_t(p.requests) * p.max_query_len == p.query_tokens &&
            int64_t(p.requests) * p.max_key_len == p.key_tokens;
 }
@@ -18,7 +18,7 @@ struct Lengths {
     const int *cu_q, *cu_k;  // [requests + 1]
     int requests, heads;
     // Maximum number of query tiles of a request.
-    int levels;
+    int max_request_tiles;
     int max_query_len, max_key_len;
     int causal;
 
@@ -27,7 +27,7 @@ struct Lengths {
           cu_k(p.cu_k),
           requests(p.requests),
           heads(p.heads),
-          levels(p.levels),
+          max_request_tiles(p.max_request_tiles),
           max_query_len(p.max_query_len),
           max_key_len(p.max_key_len),
           causal(p.causal) {}
@@ -38,18 +38,18 @@ struct Lengths {
     }
 
     // True if every request is as long as the bounds.
-    __host__ __device__ bool are_alike() const {
+    __host__ __device__ bool are_uniform() const {
         bool same = true;
 #pragma unroll 1
         for (int at = Lanes::own(); at <= requests; at += Lanes::kCount) {
-            same = same && as_said(at, cu_q[at], cu_k[at]);
+            same = same && as_expected(at, cu_q[at], cu_k[at]);
         }
         return Lanes::all(same);
     }
 
     // True if `q` query and `k` key rows precede request `at` when all requests are as long as the
     // bounds.
-    __host__ __device__ bool as_said(int at, int q, int k) const {
+    __host__ __device__ bool as_expected(int at, int q, int k) const {
         return q == at * max_query_len && k == at * max_key_len;
     }
 };

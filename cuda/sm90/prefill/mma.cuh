@@ -12,29 +12,29 @@ namespace mla::sm90::prefill {
 
 // An address that is the same in all lanes. The shuffle tells the compiler so, which then keeps the
 // descriptors made from it in uniform registers.
-__device__ __forceinline__ uint32_t uniform(uint32_t address) {
+__device__ __forceinline__ uint32_t warp_uniform(uint32_t address) {
     return __shfl_sync(~0u, address, 0);
 }
 
 // scores = query (64 x P+R) key^T (keys x P+R), both K-major.
-template <typename Tile>
-__device__ __forceinline__ void multiply_query_key(float (&scores)[Tile::kKeys / 2], uint32_t query,
-                                                   uint32_t key) {
-    using Mma = ptx::Wgmma<typename Tile::Element, Tile::kKeys, ptx::Major::K>;
+template <typename Config>
+__device__ __forceinline__ void multiply_query_key(float (&scores)[Config::kKeys / 2],
+                                                   uint32_t query, uint32_t key) {
+    using Mma = ptx::Wgmma<typename Config::Element, Config::kKeys, ptx::Major::K>;
     // The start address of a descriptor is in units of 16 bytes.
-    const uint64_t query_start = ptx::wgmma_descriptor(uniform(query)),
-                   key_start = ptx::wgmma_descriptor(uniform(key));
+    const uint64_t query_start = ptx::wgmma_descriptor(warp_uniform(query)),
+                   key_start = ptx::wgmma_descriptor(warp_uniform(key));
 #pragma unroll
-    for (int step = 0; step < Tile::kQkSteps; step++) {
+    for (int step = 0; step < Config::kQkSteps; step++) {
         const int panel = step / 4, column = step % 4 * 32;
-        Mma::run(scores, query_start + (panel * Tile::kQueryPanelBytes + column) / 16,
-                 key_start + (panel * Tile::kKeyPanelBytes + column) / 16, step > 0);
+        Mma::run(scores, query_start + (panel * Config::kQueryPanelBytes + column) / 16,
+                 key_start + (panel * Config::kKeyPanelBytes + column) / 16, step > 0);
     }
 }
 
 // The same for the 16 rows of one warp, without the warpgroup's other warps; slower.
-template <typename Tile>
-__device__ __forceinline__ void multiply_query_key_by_warp(float (&scores)[Tile::kKeys / 2],
+template <typename Config>
+__device__ __forceinline__ void multiply_query_key_by_warp(float (&scores)[Config::kKeys / 2],
                                                            uint32_t query, uint32_t key,
                                                            int thread) {
     const int lane = thread % 32;
@@ -44,34 +44,34 @@ __device__ __forceinline__ void multiply_query_key_by_warp(float (&scores)[Tile:
     const int query_row = thread / 32 * 16 + lane % 16, query_chunk = lane / 16;
     const int key_row = lane / 16 * 8 + lane % 8, key_chunk = lane / 8 % 2;
 #pragma unroll
-    for (int i = 0; i < Tile::kKeys / 2; i++) scores[i] = 0.f;
+    for (int i = 0; i < Config::kKeys / 2; i++) scores[i] = 0.f;
 #pragma unroll 1
-    for (int step = 0; step < Tile::kQkSteps; step++) {
+    for (int step = 0; step < Config::kQkSteps; step++) {
         const int panel = step / 4, chunk = step % 4 * 2;
         uint32_t a[4];
-        ptx::ldmatrix_x4(a, query + panel * Tile::kQueryPanelBytes +
+        ptx::ldmatrix_x4(a, query + panel * Config::kQueryPanelBytes +
                                 swizzled<128>(query_row, chunk + query_chunk));
 #pragma unroll
-        for (int i = 0; i < Tile::kKeys / 16; i++) {
+        for (int i = 0; i < Config::kKeys / 16; i++) {
             const int row = 16 * i + key_row;
             uint32_t b[4];
             ptx::ldmatrix_x4(
-                b, key + panel * Tile::kKeyPanelBytes + swizzled<128>(row, chunk + key_chunk));
-            ptx::mma_m16n8k16<typename Tile::Element>(&scores[8 * i], a, b[0], b[1]);
-            ptx::mma_m16n8k16<typename Tile::Element>(&scores[8 * i + 4], a, b[2], b[3]);
+                b, key + panel * Config::kKeyPanelBytes + swizzled<128>(row, chunk + key_chunk));
+            ptx::mma_m16n8k16<typename Config::Element>(&scores[8 * i], a, b[0], b[1]);
+            ptx::mma_m16n8k16<typename Config::Element>(&scores[8 * i + 4], a, b[2], b[3]);
         }
     }
 }
 
 // out += weights (64 x keys, in registers) value (keys x V, MN-major).
-template <typename Tile>
-__device__ __forceinline__ void multiply_weight_value(float (&out)[Tile::kValue / 2],
-                                                      const uint32_t (&weights)[Tile::kKeySteps][4],
-                                                      uint32_t value, bool accumulate) {
-    using Mma = ptx::WgmmaFromRegisters<typename Tile::Element, Tile::kValue, ptx::Major::M>;
-    const uint64_t start = ptx::wgmma_descriptor(uniform(value), Tile::kKeyPanelBytes);
+template <typename Config>
+__device__ __forceinline__ void multiply_weight_value(
+    float (&out)[Config::kValue / 2], const uint32_t (&weights)[Config::kKeySteps][4],
+    uint32_t value, bool accumulate) {
+    using Mma = ptx::WgmmaFromRegisters<typename Config::Element, Config::kValue, ptx::Major::M>;
+    const uint64_t start = ptx::wgmma_descriptor(warp_uniform(value), Config::kKeyPanelBytes);
 #pragma unroll
-    for (int step = 0; step < Tile::kKeySteps; step++) {
+    for (int step = 0; step < Config::kKeySteps; step++) {
         Mma::run(out, weights[step], start + step * 16 * kPanel * 2 / 16, accumulate || step > 0);
     }
 }

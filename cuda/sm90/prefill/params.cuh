@@ -17,17 +17,17 @@ namespace mla::sm90::prefill {
 // multipliers for them: a division by a number that the compiler does not know takes 30
 // instructions, and on the way to the first tile each of them is fetched for a single use.
 
-// Divisors for tiles in the order of scheduler.cuh: tiles of a section, tiles of a group of heads
-// within it, heads of a group, and requests of a section. [1] is for the last section, which may
-// have fewer requests, and for the last group, which may have fewer heads.
-struct AlikeTiles {
-    cutlass::FastDivmod section, group[2], heads[2], requests[2];
+// Divisors for tiles in the order of scheduler.cuh: tiles of a block of requests, tiles of a block
+// of heads within it, heads of the latter, and requests of the former. [1] is for the last blocks,
+// which may have fewer requests and fewer heads.
+struct UniformTiles {
+    cutlass::FastDivmod request_block, head_block[2], heads[2], requests[2];
     int count;
 };
 
-// Divisors for items in the order of split_plan.cuh: items of a request, of a head and of a row, and
-// the KV tiles of a split.
-struct AlikeItems {
+// Divisors for items in the order of split_plan.cuh: items of a request, of a head and of a row,
+// and the KV tiles of a split.
+struct UniformItems {
     cutlass::FastDivmod request, head, row, length;
     // Query tiles of a head, and splits of the longest query tile.
     int tiles, splits;
@@ -49,23 +49,23 @@ struct KernelParams {
     int slots;
     // Number of CTAs of the launch.
     int ctas;
-    // Lists of contaminated rows, [CTA, warp of the consumers, kMostSpoiled].
-    Spoiled* spoiled;
+    // Lists of contaminated rows, [CTA, warp of the consumers, kMaxContaminated].
+    ContaminatedRows* contaminated;
     int64_t out_token_stride, out_head_stride, lse_head_stride;
     int requests, heads;
-    // Number of levels (scheduler.cuh): query tiles of the longest request.
-    int levels;
-    // Number of requests and heads whose tiles are worked through together (scheduler.cuh).
-    int section, group;
+    // Number of query tiles of the longest request.
+    int max_request_tiles;
+    // L2 swizzle: requests and heads of a block, whose tiles follow one another (scheduler.cuh).
+    int swizzle_requests, swizzle_heads;
     // Bounds that the tensor maps were made with.
     int max_query_len, max_key_len;
     // True if by the host's numbers every request has exactly as many rows and keys as these
     // bounds. The lengths themselves may prove it wrong.
-    int alike;
-    // True if no CTA has a second tile in that case, provided that keys are not divided.
+    int uniform;
+    // True if no CTA has a second tile in that case, provided that keys are not split.
     int single_wave;
-    AlikeTiles alike_tiles;
-    AlikeItems alike_items;
+    UniformTiles uniform_tiles;
+    UniformItems uniform_items;
     int causal;
     float scale_log2;  // softmax scale times log2(e)
     // Read by TMA, and by repair.cuh. The head stride of a rotary key that all heads share is 0.

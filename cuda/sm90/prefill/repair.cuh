@@ -20,41 +20,41 @@
 namespace mla::sm90::prefill {
 
 // List in which a consumer warp notes rows to check.
-struct SpoiledList {
-    Spoiled* entries;
+struct ContaminatedList {
+    ContaminatedRows* entries;
     int* count;
 
-    __device__ SpoiledList(const KernelParams& p, int* counts, int warp)
-        : entries(p.spoiled + (blockIdx.x * kConsumerWarps + warp) * kMostSpoiled),
+    __device__ ContaminatedList(const KernelParams& p, int* counts, int warp)
+        : entries(p.contaminated + (blockIdx.x * kConsumerWarps + warp) * kMaxContaminated),
           count(counts + warp) {}
 
     // Called by one lane, always the same. Rows for which the list has no room stay NaN.
     __device__ void clear() const { *count = 0; }
-    __device__ void add(const Spoiled& rows) const {
-        if (*count < kMostSpoiled) entries[(*count)++] = rows;
+    __device__ void add(const ContaminatedRows& rows) const {
+        if (*count < kMaxContaminated) entries[(*count)++] = rows;
     }
 };
 
 // Called by a whole warp, when its stores are done.
-template <typename Tile>
+template <typename Config>
 struct Repair {
     const KernelParams& p;
     int lane;
 
-    using T = typename Tile::Element;
+    using T = typename Config::Element;
 
-    __device__ void repair_all(const SpoiledList& list) const {
+    __device__ void repair_all(const ContaminatedList& list) const {
 #pragma unroll 1
-        for (int i = 0; i < *list.count; i++) repair({list.entries[i], 0, Tile::kValue});
+        for (int i = 0; i < *list.count; i++) repair({list.entries[i], 0, Config::kValue});
     }
 
     // The rows of a warp, and the columns to check.
     struct Rows {
-        Spoiled first;
+        ContaminatedRows first;
         int column, columns;
     };
     __device__ void repair(const Rows& rows) const {
-        Place at = place(rows.first.token);
+        RequestKeys at = keys_of(rows.first.token);
         // 64 columns at a time.
 #pragma unroll 1
         for (at.column = 2 * lane; at.column < rows.columns + 2 * lane; at.column += 64)
@@ -63,7 +63,7 @@ struct Repair {
 
   private:
     // Keys of the rows' request, and the first of the lane's two columns.
-    struct Place {
+    struct RequestKeys {
         int key_start, key_len, column;
         // Number of keys that the first row would see if the request had keys without end.
         int seen;
@@ -72,7 +72,7 @@ struct Repair {
         __device__ int sees(int i) const { return max(min(key_len, seen + i), 0); }
     };
 
-    __device__ Place place(int token) const {
+    __device__ RequestKeys keys_of(int token) const {
         int request = lane;
         uint32_t found;
         while (!(found = __ballot_sync(~0u, request < p.requests && p.cu_q[request] <= token &&
@@ -85,16 +85,16 @@ struct Repair {
         return {key_start, key_len, 0, token - query_start + key_len - query_len + 1};
     }
 
-    __device__ const T* value(const Rows& rows, const Place& at, int key) const {
+    __device__ const T* value(const Rows& rows, const RequestKeys& at, int key) const {
         return static_cast<const T*>(p.value) + (at.key_start + key) * p.value_token_stride +
                rows.first.head * p.value_head_stride + rows.column + at.column;
     }
 
-    __device__ void repair(const Rows& rows, const Place& at) const {
+    __device__ void repair(const Rows& rows, const RequestKeys& at) const {
         // For each of the two columns, the last key with a value that is not finite, among the keys
         // that may be masked.
         int2 last = {-1, -1};
-        const int end = min(at.key_len, at.sees(0) + kQueries + Tile::kKeys);
+        const int end = min(at.key_len, at.sees(0) + kQueries + Config::kKeys);
 #pragma unroll 8
         for (int key = at.sees(0); at.column < rows.columns && key < end; key++) {
             const uint32_t bits =
@@ -118,7 +118,7 @@ struct Repair {
     }
 
     // Attention of one row to the keys that it sees, and no others.
-    __device__ float2 attend(const Rows& rows, const Place& at, int row, int sees) const {
+    __device__ float2 attend(const Rows& rows, const RequestKeys& at, int row, int sees) const {
         SoftmaxState<Base2> state;
         float2 out = {0.f, 0.f};
 #pragma unroll 1
@@ -172,13 +172,13 @@ struct Repair {
                          (int64_t(rows.first.token) + row) * p.query_token_stride +
                          rows.first.head * p.query_head_stride;
         const float sum =
-            add_product<Tile::kNope>(0.f, query,
-                                     static_cast<const T*>(p.key) + key * p.key_token_stride +
-                                         rows.first.head * p.key_head_stride);
-        return add_product<Tile::kRope>(sum, query + Tile::kNope,
-                                        static_cast<const T*>(p.key_rope) +
-                                            key * p.key_rope_token_stride +
-                                            rows.first.head * p.key_rope_head_stride);
+            add_product<Config::kNope>(0.f, query,
+                                       static_cast<const T*>(p.key) + key * p.key_token_stride +
+                                           rows.first.head * p.key_head_stride);
+        return add_product<Config::kRope>(sum, query + Config::kNope,
+                                          static_cast<const T*>(p.key_rope) +
+                                              key * p.key_rope_token_stride +
+                                              rows.first.head * p.key_rope_head_stride);
     }
 
     __device__ static float2 floats(uint32_t pair) {

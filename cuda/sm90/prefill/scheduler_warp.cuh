@@ -1,10 +1,10 @@
 // The scheduler warp.
 #pragma once
 
+#include "../../common/pipeline.cuh"
 #include "../../ptx/sm90.cuh"
 #include "config.cuh"
 #include "params.cuh"
-#include "pipeline.cuh"
 #include "scheduler.cuh"
 #include "split_plan.cuh"
 
@@ -20,83 +20,83 @@ __device__ __forceinline__ void prefetch_lengths(const KernelParams& p, int from
     }
 }
 
-// Announces what the other warps load and compute: first the items that this CTA claims, then, if
-// query tiles are divided, its shares of combining them. All items are claimed by CTAs that run, so
+// Publishes what the other warps load and compute: first the items that this CTA claims, then, if
+// query tiles have splits, its shares of combining them. All items are claimed by CTAs that run, so
 // a warp that waits for the splits of a query tile waits for CTAs that make progress.
-template <typename Tile>
-struct Scheduler {
+template <typename Config>
+struct SchedulerWarp {
     const KernelParams& p;
-    Shared<Tile>& shared;
+    Shared<Config>& shared;
     int lane;
-    int announced = 0;
+    int published = 0;
 
-    // Begins while another warp initialises the mbarriers; announces nothing before that is done.
+    // Begins while another warp initialises the mbarriers; publishes nothing before that is done.
     __device__ void run() {
-        if constexpr (Tile::kDivides)
-            run_divided();
+        if constexpr (Config::kSplitsKeys)
+            run_split();
         else
-            run_whole();
+            run_unsplit();
     }
 
   private:
-    __device__ void run_divided() {
+    __device__ void run_split() {
         // In flight together with the lengths.
         const int claimed = claim();
         const Lengths lengths(p);
-        Division<Tile::kKeys> division(lengths, gridDim.x, p.slots);
-        division.ask();
+        SplitPlan<Config::kKeys> plan(lengths, gridDim.x, p.slots);
+        plan.load_lengths();
         prefetch_lengths(p, 32);
         int first = 0;
-        if (p.alike) {
-            division.divide_alike(p.alike_items);
+        if (p.uniform) {
+            plan.use_uniform(p.uniform_items);
             first = __shfl_sync(~0u, claimed, 0);
-            expect(division.find_alike(first, p.alike_items));
+            expect(plan.find_uniform(first, p.uniform_items));
         }
         join();
-        if (!(p.alike && confirmed(division.starts()))) {
-            division.divide_by_lengths();
-            const bool divides = division.divide();
+        if (!(p.uniform && confirmed(plan.starts()))) {
+            plan.use_lengths();
+            const bool splits_keys = plan.plan_splits();
             first = __shfl_sync(~0u, claimed, 0);
-            if (!divides) return run_by_lengths(first, 0);
+            if (!splits_keys) return run_by_lengths(first, 0);
         }
-        division.rewind();
+        plan.rewind();
         for (int index = first;; index = __shfl_sync(~0u, claim(), 0)) {
-            const Item item = division.find(index, p.alike_items);
-            if (item.request < 0) break;
-            announce_item(item);
+            const WorkItem item = plan.find(index, p.uniform_items);
+            if (!item.is_valid()) break;
+            publish_item(item);
         }
         // This CTA stores its own splits before it waits for those of others.
-        announce(Work::mark(false));
-        division.rewind();
-        announce_combines(division);
-        announce(Work::mark(true));
+        publish(WorkTile::mark(false));
+        plan.rewind();
+        publish_combines(plan);
+        publish(WorkTile::mark(true));
         // Waits until this CTA's consumers have waited for the last time.
-        const Slot slot(announced - 2);
-        ptx::mbarrier_wait(ptx::shared_address(&shared.work_empty[slot.index]), slot.phase);
-        leave([&] { return division.slots(); });
+        const PipelineState<kWorkStages> last(published - 2);
+        ptx::mbarrier_wait(ptx::shared_address(&shared.work_empty[last.stage]), last.phase);
+        leave([&] { return plan.slots(); });
     }
 
-    __device__ void run_whole() {
+    __device__ void run_unsplit() {
         // No CTA waits for another here, so each has its first tile without a claim.
         const int own = blockIdx.x, others = gridDim.x;
-        if (p.alike) {
+        if (p.uniform) {
             const int2 starts = starts_of_lane();
             prefetch_lengths(p, 32);
             // One loop for all tiles, so that the search for the second one finds its instructions
             // fetched.
             bool begun = false;
             for (int claimed = own;; claimed = others + __shfl_sync(~0u, claim(), 0)) {
-                const Item item = find_alike<Tile::kKeys>(p, claimed);
+                const WorkItem item = find_uniform<Config::kKeys>(p, claimed);
                 if (!begun) {
                     begun = true;
                     expect(item);
                     join();
                     if (!confirmed(starts)) break;
                 }
-                if (item.request < 0) return end_whole();
-                announce_item(item);
+                if (!item.is_valid()) return end_unsplit();
+                publish_item(item);
                 // This tile is the CTA's only one.
-                if (p.single_wave) return end_whole();
+                if (p.single_wave) return end_unsplit();
             }
         } else {
             prefetch_lengths(p, 0);
@@ -105,19 +105,19 @@ struct Scheduler {
         run_by_lengths(own, others);
     }
 
-    __device__ void end_whole() {
-        announce(Work::mark(true));
+    __device__ void end_unsplit() {
+        publish(WorkTile::mark(true));
         leave([] { return 0; });
     }
 
-    // Announces tiles in the order of scheduler.cuh: tile `first`, and then claimed ones, which
+    // Publishes tiles in the order of scheduler.cuh: tile `first`, and then claimed ones, which
     // count from `others` on.
     __device__ void run_by_lengths(int first, int others) {
-        Schedule<Tile::kKeys> schedule(p);
+        TileScheduler<Config::kKeys> scheduler(p);
         for (int claimed = first;; claimed = others + __shfl_sync(~0u, claim(), 0)) {
-            const Item item = schedule.find(claimed);
-            if (item.request < 0) return end_whole();
-            announce_item(item);
+            const WorkItem item = scheduler.find(claimed);
+            if (!item.is_valid()) return end_unsplit();
+            publish_item(item);
         }
     }
 
@@ -125,7 +125,7 @@ struct Scheduler {
     __device__ void join() const {
         __syncwarp();
         SetupBarrier::sync();
-        if (p.alike && lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.expected));
+        if (p.uniform && lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.expected));
     }
 
     // Numbers of query and key rows before the lane's request, of the first 32. The loads stay in
@@ -136,8 +136,8 @@ struct Scheduler {
     }
 
     // Describes the first item for the producers, on the assumption that the host is right.
-    __device__ void expect(const Item& item) {
-        const Work expected = work_of(item);
+    __device__ void expect(const WorkItem& item) {
+        const WorkTile expected = work_of(item);
         if (lane == 0) shared.first = expected;
     }
 
@@ -147,15 +147,15 @@ struct Scheduler {
         const Lengths lengths(p);
         // Keeps the compiler from comparing earlier, which would wait for the loads.
         asm volatile("" : "+r"(starts.x), "+r"(starts.y));
-        bool as_said = lengths.as_said(min(lane, p.requests), starts.x, starts.y);
+        bool as_expected = lengths.as_expected(min(lane, p.requests), starts.x, starts.y);
 #pragma unroll 1
         for (int at = lane + 32; at <= p.requests; at += 32)
-            as_said &= lengths.as_said(at, p.cu_q[at], p.cu_k[at]);
-        const bool right = __all_sync(~0u, as_said);
+            as_expected &= lengths.as_expected(at, p.cu_q[at], p.cu_k[at]);
+        const bool right = __all_sync(~0u, as_expected);
         if (right) return true;
-        const Work expected = shared.first;
+        const WorkTile expected = shared.first;
         if (expected.computes()) {
-            announce(expected.void_tile());
+            publish(expected.without_rows());
             ptx::mbarrier_wait(ptx::shared_address(&shared.work_wanted), 0);
         }
         return false;
@@ -171,51 +171,51 @@ struct Scheduler {
         return before;
     }
 
-    __device__ void announce_item(const Item& item) {
+    __device__ void publish_item(const WorkItem& item) {
         if (item.begin < item.end) {
-            announce(work_of(item));
-            ptx::mbarrier_wait(ptx::shared_address(&shared.work_wanted), (announced - 1) & 1);
+            publish(work_of(item));
+            ptx::mbarrier_wait(ptx::shared_address(&shared.work_wanted), (published - 1) & 1);
         } else if (item.split == 0) {
             store_nothing(item);
         }
     }
 
     // A query tile has as many shares of its combine as splits.
-    __device__ void announce_combines(Division<Tile::kKeys>& division) {
+    __device__ void publish_combines(SplitPlan<Config::kKeys>& plan) {
         for (int index = blockIdx.x;; index += gridDim.x) {
-            const Item item = division.find(index, p.alike_items);
-            if (item.request < 0) return;
+            const WorkItem item = plan.find(index, p.uniform_items);
+            if (!item.is_valid()) return;
             if (item.splits == 1 || item.begin == item.end) continue;
-            Work work = work_of(item);
+            WorkTile work = work_of(item);
             work.kv_tiles = 0;
             work.key_len = item.splits;
-            announce(work);
+            publish(work);
         }
     }
 
-    __device__ static Work work_of(const Item& item) {
-        Work work = Work::mark(true);
+    __device__ static WorkTile work_of(const WorkItem& item) {
+        WorkTile work = WorkTile::mark(true);
         if (item.splits > 1) {
-            work.slots = Work::pack(item.first_slot, item.first_slot + item.split);
+            work.slots = WorkTile::pack(item.first_slot, item.first_slot + item.split);
         }
         work.head = item.head;
         work.query = item.query;
         work.query_start = item.query_start;
         work.query_len = item.query_len;
-        work.key_len = item.key_len - item.begin * Tile::kKeys;
+        work.key_len = item.key_len - item.begin * Config::kKeys;
         work.key_end = item.key_start + item.key_len;
         work.kv_tiles = item.end - item.begin;
         return work;
     }
 
-    __device__ void announce(const Work& work) {
-        const Slot slot(announced);
-        ptx::mbarrier_wait(ptx::shared_address(&shared.work_empty[slot.index]), slot.phase ^ 1);
+    __device__ void publish(const WorkTile& work) {
+        const PipelineState<kWorkStages> next(published);
+        ptx::mbarrier_wait(ptx::shared_address(&shared.work_empty[next.stage]), next.phase ^ 1);
         if (lane == 0) {
-            shared.work[slot.index] = work;
-            ptx::mbarrier_arrive(ptx::shared_address(&shared.work_full[slot.index]));
+            shared.work[next.stage] = work;
+            ptx::mbarrier_arrive(ptx::shared_address(&shared.work_full[next.stage]));
         }
-        announced++;
+        published++;
     }
 
     // The last CTA resets the counters: no CTA claims or waits any more, and all that was waited
@@ -233,15 +233,15 @@ struct Scheduler {
     }
 
     // Stores the results of rows that see nothing: output 0, log-sum-exp minus infinity.
-    __device__ void store_nothing(const Item& item) const {
+    __device__ void store_nothing(const WorkItem& item) const {
         const int rows = min(kQueries, item.query_len - item.query);
         const int64_t token = int64_t(item.query_start) + item.query;
 #pragma unroll 1
         for (int row = 0; row < rows; row++) {
-            auto* out = static_cast<typename Tile::Element*>(p.out) +
+            auto* out = static_cast<typename Config::Element*>(p.out) +
                         (token + row) * p.out_token_stride + item.head * p.out_head_stride;
 #pragma unroll 1
-            for (int column = lane * 8; column < Tile::kValue; column += 32 * 8) {
+            for (int column = lane * 8; column < Config::kValue; column += 32 * 8) {
                 *reinterpret_cast<uint4*>(out + column) = make_uint4(0, 0, 0, 0);
             }
             if (lane == 0 && p.lse) p.lse[item.head * p.lse_head_stride + token + row] = -INFINITY;

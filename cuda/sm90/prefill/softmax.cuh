@@ -17,10 +17,10 @@ __device__ __forceinline__ float row_log_sum_exp(float reference, float sum) {
 }
 
 // A thread's state of its two query rows.
-template <typename Tile>
+template <typename Config>
 struct Rows {
-    float out[Tile::kValue / 2];
-    uint32_t weights[Tile::kKeySteps][4];
+    float out[Config::kValue / 2];
+    uint32_t weights[Config::kKeySteps][4];
     // Lazy rescale: weights are 2^(score - reference), with scores in units of log2. The reference
     // is near the maximum score so far: it rises only when a weight, or a thread's sum of weights,
     // would exceed kRise. Weights up to that do no harm, and the output hardly ever needs a
@@ -40,14 +40,14 @@ struct Rows {
     // weights are 0, and scores are not read. `first`: this is the tile's first KV tile, and
     // earlier state is ignored.
     template <bool first>
-    __device__ __forceinline__ void absorb(float (&scores)[Tile::kKeys / 2], float scale_log2,
+    __device__ __forceinline__ void absorb(float (&scores)[Config::kKeys / 2], float scale_log2,
                                            int chunks) {
         // Handles both rows in parallel, with four maxima for each, to keep chains of dependent
         // instructions short. The first chunk sets all four.
         static_assert(kChunkOctets >= 4);
         float largest[2][4];
 #pragma unroll
-        for (int chunk = 0; chunk < Tile::kChunks; chunk++) {
+        for (int chunk = 0; chunk < Config::kChunks; chunk++) {
             if (chunk > 0 && chunk >= chunks) continue;
 #pragma unroll
             for (int i = chunk * kChunkOctets; i < chunk * kChunkOctets + kChunkOctets; i++) {
@@ -84,7 +84,7 @@ struct Rows {
         if (!first) corrected = __any_sync(~0u, correction[0] != 1.f || correction[1] != 1.f);
         float total[2] = {};
 #pragma unroll
-        for (int chunk = 0; chunk < Tile::kChunks; chunk++) {
+        for (int chunk = 0; chunk < Config::kChunks; chunk++) {
             if (chunk == 0 || chunk < chunks) {
 #pragma unroll
                 for (int row = 0; row < 2; row++) {
@@ -106,12 +106,12 @@ struct Rows {
     // The same without a search for the maximum score: the sums of the weights tell afterwards if
     // the reference has to rise. Returns false if they are too large for that, as for a row without
     // a reference; then the scores are lost.
-    __device__ __forceinline__ bool absorb_by_sum(float (&scores)[Tile::kKeys / 2],
+    __device__ __forceinline__ bool absorb_by_sum(float (&scores)[Config::kKeys / 2],
                                                   float scale_log2) {
         float total[2] = {};
 #pragma unroll
         for (int row = 0; row < 2; row++)
-            weigh(scores, 0, Tile::kKeys / 8, row, scale_log2, reference[row], total[row]);
+            weigh(scores, 0, Config::kKeys / 8, row, scale_log2, reference[row], total[row]);
         corrected = __any_sync(~0u, !(total[0] <= kRise && total[1] <= kRise));
         if (corrected) {
             if (__any_sync(~0u, !(total[0] < kLost && total[1] < kLost))) return false;
@@ -123,7 +123,7 @@ struct Rows {
                 if (largest > kRise) reference[row] = before + log2f(largest);
                 correction[row] = ptx::ex2_approx(before - reference[row]);
 #pragma unroll
-                for (int i = 0; i < Tile::kKeys / 8; i++) {
+                for (int i = 0; i < Config::kKeys / 8; i++) {
                     scores[4 * i + 2 * row] *= correction[row];
                     scores[4 * i + 2 * row + 1] *= correction[row];
                 }
@@ -138,7 +138,7 @@ struct Rows {
 
     // Turns a row's scores of the octets of keys from `begin` to `end` into weights and adds these
     // to `total`.
-    __device__ __forceinline__ static void weigh(float (&scores)[Tile::kKeys / 2], int begin,
+    __device__ __forceinline__ static void weigh(float (&scores)[Config::kKeys / 2], int begin,
                                                  int end, int row, float scale_log2, float shift,
                                                  float& total) {
 #pragma unroll
@@ -153,12 +153,12 @@ struct Rows {
     }
 
     // Rounds the weights into the layout of an MMA's A operand.
-    __device__ __forceinline__ void round(const float (&scores)[Tile::kKeys / 2]) {
+    __device__ __forceinline__ void round(const float (&scores)[Config::kKeys / 2]) {
 #pragma unroll
-        for (int step = 0; step < Tile::kKeySteps; step++) {
+        for (int step = 0; step < Config::kKeySteps; step++) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                weights[step][i] = ptx::cvt_rn_x2<typename Tile::Element>(
+                weights[step][i] = ptx::cvt_rn_x2<typename Config::Element>(
                     scores[8 * step + 2 * i], scores[8 * step + 2 * i + 1]);
             }
         }
@@ -167,7 +167,7 @@ struct Rows {
     __device__ __forceinline__ void rescale() {
         if (!corrected) return;
 #pragma unroll
-        for (int i = 0; i < Tile::kValue / 2; i++) out[i] *= correction[i / 2 % 2];
+        for (int i = 0; i < Config::kValue / 2; i++) out[i] *= correction[i / 2 % 2];
     }
 };
 

@@ -1,4 +1,4 @@
-// Division of the keys of few query tiles among CTAs.
+// Split plan: divides the keys of few query tiles among CTAs.
 //
 // If query tiles do not fill the GPU, the KV tiles of each are divided into splits of about equal
 // length. Work items are (request, head, split, query tile), in this order:
@@ -36,13 +36,14 @@ namespace mla::sm90::prefill {
 // Costs in the prediction beside those of items, in KV tiles: the combine at the end, for any
 // number of splits, for all rows of a query tile, and for each split.
 constexpr float kCombineCost = 3.f, kCombineCostOfRows = 1.5f, kCombineCostOfSplit = 0.02f;
-// The predicted end must be earlier than this share of the undivided time.
+// The predicted end must be earlier than this share of the time without splits.
 constexpr float kWorthwhile = 0.95f;
 // Costs of each item: the more items there are, the later all of them have begun, and the more
 // partial results are written and read. In turn: the cost if the lengths have to be read on the
 // device; the cost for all rows of a query tile; and the minimum of the latter, which holds if as
 // much is gained because more CTAs read at the same time.
-constexpr float kAskCostOfItem = 0.034f, kCostOfItemRows = 0.05f, kLeastCostOfItemRows = 0.019f;
+constexpr float kReadLengthsCostOfItem = 0.034f, kCostOfItemRows = 0.05f,
+                kMinCostOfItemRows = 0.019f;
 // Cost of each request if query tiles are many, since every CTA goes over all lengths; and how many
 // numbers of splits are tried then.
 constexpr float kCostOfRequest = 0.05f;
@@ -74,43 +75,43 @@ struct Divisor {
 };
 
 template <int keys>
-class Division {
+class SplitPlan {
   public:
     // `ctas`: CTAs of the launch. `room`: number of partial results that the workspace has slots
     // for.
-    __host__ __device__ Division(const Lengths& batch, int ctas, int room)
+    __host__ __device__ SplitPlan(const Lengths& batch, int ctas, int room)
         : batch_(batch), ctas_(ctas), room_(room) {}
 
     // The same for requests that are equally long by the host's numbers; the items of a head are in
     // rows (see Head).
-    static Division in_rows(const Lengths& batch, int ctas, int room, int length = 1) {
-        Division division(batch, ctas, room);
-        division.in_rows_ = true;
-        division.length_ = length;
-        return division;
+    static SplitPlan in_rows(const Lengths& batch, int ctas, int room, int length = 1) {
+        SplitPlan plan(batch, ctas, room);
+        plan.in_rows_ = true;
+        plan.length_ = length;
+        return plan;
     }
 
     // Issues the loads of the first requests' lengths, one request for each lane. They stay in
-    // flight until divide(), or the caller of starts(), uses them.
-    __host__ __device__ void ask() { read(0); }
+    // flight until plan_splits(), or the caller of starts(), uses them.
+    __host__ __device__ void load_lengths() { read(0); }
 
     // Numbers of query and key rows before the lane's request; for the first requests, one for each
     // lane.
     __host__ __device__ int2 starts() const { return make_int2(own_.query_start, own_.key_start); }
 
-    // Chooses the length of a split. Returns false if query tiles are not divided.
-    __host__ __device__ bool divide() { return count() && may_gain() && choose(); }
+    // Chooses the length of a split. Returns false if query tiles have no splits.
+    __host__ __device__ bool plan_splits() { return count() && may_gain() && choose(); }
 
     // Maximum number of KV tiles of a split.
     __host__ __device__ int length() const { return length_; }
 
     // The items of requests that are all as long as the bounds, divided into splits of the chosen
     // length.
-    AlikeItems alike_items() const {
+    UniformItems uniform_items() const {
         const int query_len = batch_.max_query_len, key_len = batch_.max_key_len;
-        const int splits = splits_of(kv_tiles(query_len, key_len, batch_.levels - 1));
+        const int splits = splits_of(kv_tiles(query_len, key_len, batch_.max_request_tiles - 1));
         const Head head = head_of(query_len, key_len, splits, length_);
-        AlikeItems items;
+        UniformItems items;
         items.request = {batch_.heads * head.items};
         items.head = {head.items};
         items.row = {head.width};
@@ -121,30 +122,30 @@ class Division {
     }
 
     // Adopts these items. Lengths are no longer read then.
-    __host__ __device__ void divide_alike(const AlikeItems& items) {
+    __host__ __device__ void use_uniform(const UniformItems& items) {
         length_ = items.length.divisor;
-        of_alike_ = items.request.divisor;
-        slots_of_alike_ = batch_.heads * items.tiles * items.splits;
+        items_of_uniform_ = items.request.divisor;
+        slots_of_uniform_ = batch_.heads * items.tiles * items.splits;
     }
 
-    // Undoes divide_alike(): items follow from the lengths again.
-    __host__ __device__ void divide_by_lengths() { of_alike_ = 0; }
+    // Undoes use_uniform(): items follow from the lengths again.
+    __host__ __device__ void use_lengths() { items_of_uniform_ = 0; }
 
-    // Counts query tiles and KV tiles. Returns false if there is nothing to divide.
+    // Counts query tiles and KV tiles. Returns false if there is nothing to split.
     __host__ __device__ bool count() {
         int tiles = 0;
         longest_ = 0;
         shortest_ = INT32_MAX;
         total_ = 0.f;
-        alike_ = true;
+        uniform_ = true;
         const int query_len = Lanes::of(own_.query_len(), 0),
                   key_len = Lanes::of(own_.key_len(), 0);
 #pragma unroll 1
         for (int begin = 0;;) {
             const Request own = request();
-            alike_ =
-                alike_ && Lanes::all(begin + Lanes::own() >= batch_.requests ||
-                                     (own_.query_len() == query_len && own_.key_len() == key_len));
+            uniform_ = uniform_ &&
+                       Lanes::all(begin + Lanes::own() >= batch_.requests ||
+                                  (own_.query_len() == query_len && own_.key_len() == key_len));
             tiles += Lanes::sum(own.tiles);
             longest_ = Lanes::highest(own.top > longest_ ? own.top : longest_);
             shortest_ = Lanes::lowest(own.tiles && own.bottom < shortest_ ? own.bottom : shortest_);
@@ -157,41 +158,41 @@ class Division {
         tiles_ = tiles * batch_.heads;
         total_ *= float(batch_.heads);
         return tiles > 0 && longest_ > 1 &&
-               (!is_many() || is_countable(batch_.heads, batch_.levels));
+               (!is_many() || is_countable(batch_.heads, batch_.max_request_tiles));
     }
 
     // True if Divisor can divide the index of any item of a request.
-    __host__ __device__ static bool is_countable(int heads, int levels) {
-        return int64_t(heads) * levels <= (1 << 20) / kMostSplits;
+    __host__ __device__ static bool is_countable(int heads, int max_request_tiles) {
+        return int64_t(heads) * max_request_tiles <= (1 << 20) / kMaxSplits;
     }
 
-    // True if an even division would end earlier. Most launches are decided here.
+    // True if an even division would end earlier. This decides nearly all launches.
     __host__ __device__ bool may_gain() const {
         const float even = total_ * per_cta() + kItemCost + combine_cost() +
                            (is_many() ? kCostOfRequest * float(batch_.requests) : 0.f);
-        return whole() * kWorthwhile > even;
+        return unsplit_time() * kWorthwhile > even;
     }
 
     // True if it is predicted to pay that the device reads the lengths, by what the host knows:
     // this batch has the same total lengths, in requests of equal lengths, and the longest query
     // tile has at most `longest` KV tiles.
-    bool is_worth_asking(int longest) {
-        ask();
+    bool pays_to_read_lengths(int longest) {
+        load_lengths();
         count();
         longest_ = longest;
-        const float whole = (float(longest) + kItemCost) * kWorthwhile;
-        const int most = least(longest, kMostSplits);
-        for (int splits = 2; splits <= most; splits++) {
+        const float unsplit = (float(longest) + kItemCost) * kWorthwhile;
+        const int max_splits = min_of(longest, kMaxSplits);
+        for (int splits = 2; splits <= max_splits; splits++) {
             const int length = ceil_of(longest, splits);
             const float items = fmaxf(total_ / float(length), float(tiles_));
-            if (predicted(length).end + kAskCostOfItem * items < whole) return true;
+            if (predicted(length).end + kReadLengthsCostOfItem * items < unsplit) return true;
         }
         return false;
     }
 
     // Chooses the best number of splits.
     __host__ __device__ bool choose() {
-        const float undivided = whole() * kWorthwhile;
+        const float unsplit = unsplit_time() * kWorthwhile;
         float best = 1e30f;
         int splits = 1;
         if (is_many()) {
@@ -199,36 +200,36 @@ class Division {
 #pragma unroll 1
             for (int first = 0; first < kFewNumbers; first += Lanes::kCount) {
                 const int number = first + Lanes::own();
-                consider(((4 + number % 4) << number / 4) / 2, undivided, best, splits);
+                consider(((4 + number % 4) << number / 4) / 2, unsplit, best, splits);
             }
         } else {
             // With more splits than these, the KV tiles of a split would be fewer than all KV tiles
             // divided by the slots for partial results, and slots would not suffice.
             const float room = float(room_) * float(longest_) * reciprocal(total_);
-            const int most =
-                least(longest_, room < float(kMostSplits) ? int(room) + 1 : kMostSplits);
+            const int max_splits =
+                min_of(longest_, room < float(kMaxSplits) ? int(room) + 1 : kMaxSplits);
 #pragma unroll 1
-            for (int first = 2; first <= most; first += Lanes::kCount)
-                consider(least(first + Lanes::own(), most), undivided, best, splits);
+            for (int first = 2; first <= max_splits; first += Lanes::kCount)
+                consider(min_of(first + Lanes::own(), max_splits), unsplit, best, splits);
         }
         // The bits of positive floats are ordered as their values are.
         int bits;
         memcpy(&bits, &best, sizeof bits);
         const int lowest = Lanes::lowest(bits);
-        splits = Lanes::lowest(bits == lowest ? splits : kMostSplits);
+        splits = Lanes::lowest(bits == lowest ? splits : kMaxSplits);
         length_ = Divisor(splits).ceil(longest_);
         return splits > 1;
     }
 
     // The item at `index`. After rewind(), the index rises from call to call. `by`: the argument of
-    // divide_alike(), if that was called.
-    __host__ __device__ Item find(int index, const AlikeItems& by) {
-        return of_alike_ > 0 ? find_alike(index, by) : find_by_lengths(index);
+    // use_uniform(), if that was called.
+    __host__ __device__ WorkItem find(int index, const UniformItems& by) {
+        return items_of_uniform_ > 0 ? find_uniform(index, by) : find_by_lengths(index);
     }
 
-    // The same if divide_alike() was called last.
-    __host__ __device__ Item find_alike(int index, const AlikeItems& by) const {
-        Item item = {};
+    // The same if use_uniform() was called last.
+    __host__ __device__ WorkItem find_uniform(int index, const UniformItems& by) const {
+        WorkItem item = {};
         item.request = by.request.div(index);
         if (item.request >= batch_.requests) {
             item.request = -1;
@@ -260,13 +261,13 @@ class Division {
         const int tile = head.tiles - 1 - column;
         const int visible = kv_tiles(item.query_len, item.key_len, tile);
         item.splits = visible > 0 ? by.length.div(visible + length_ - 1) : 1;
-        item.first_slot = item.request * slots_of_alike_;
+        item.first_slot = item.request * slots_of_uniform_;
         return cut(item, head, tile, visible);
     }
 
     // Lets find() start anew.
     __host__ __device__ void rewind() {
-        if (of_alike_ > 0) return;
+        if (items_of_uniform_ > 0) return;
         before_ = {};
         if (chunk_ != 0) read(0);
         enter();
@@ -274,12 +275,12 @@ class Division {
 
     // Number of slots for partial results: one more than the last slot.
     __host__ __device__ int slots() {
-        if (of_alike_ > 0) return batch_.requests * slots_of_alike_;
+        if (items_of_uniform_ > 0) return batch_.requests * slots_of_uniform_;
         if (batch_.requests <= Lanes::kCount) return of_chunk_.slots;
         int slots = 0;
         for (int at = 0; at < batch_.requests; at += Lanes::kCount) {
             read(at);
-            slots += Lanes::sum(places_of(request()).slots);
+            slots += Lanes::sum(counts_of(request()).slots);
         }
         return slots;
     }
@@ -319,8 +320,8 @@ class Division {
         return head;
     }
 
-    __host__ __device__ Item find_by_lengths(int index) {
-        Item item = {};
+    __host__ __device__ WorkItem find_by_lengths(int index) {
+        WorkItem item = {};
         item.request = -1;
         while (index - before_.items >= of_chunk_.items) {
             if (chunk_ + Lanes::kCount >= batch_.requests) return item;
@@ -337,8 +338,8 @@ class Division {
         item.key_len = of_lane(own_.key_end) - item.key_start;
         const int tiles = tiles_of(item.query_len);
         const int top = kv_tiles(item.query_len, item.key_len, tiles - 1);
-        const int most = splits_of(top), length = Divisor(most).ceil(top);
-        const int per_head = tiles * most, own = batch_.heads * per_head;
+        const int max_splits = splits_of(top), length = Divisor(max_splits).ceil(top);
+        const int per_head = tiles * max_splits, own = batch_.heads * per_head;
         item.first_slot = before_.slots + of_lane(running_.slots) - own;
         const int of_request = index - (before_.items + of_lane(running_.items) - own);
         item.head = Divisor(per_head).floor(of_request);
@@ -347,15 +348,16 @@ class Division {
         const int tile = tiles - 1 - (of_head - item.split * tiles);
         const int visible = kv_tiles(item.query_len, item.key_len, tile);
         item.splits = visible > 0 ? Divisor(length).ceil(visible) : 1;
-        return cut(item, {tiles, most, length, tiles, per_head}, tile, visible);
+        return cut(item, {tiles, max_splits, length, tiles, per_head}, tile, visible);
     }
 
     // Completes the item: its split of query tile `tile`, which sees `visible` KV tiles.
-    __host__ __device__ static Item cut(Item item, const Head& head, int tile, int visible) {
+    __host__ __device__ static WorkItem cut(WorkItem item, const Head& head, int tile,
+                                            int visible) {
         item.query = tile * kQueries;
         item.first_slot += (item.head * head.tiles + tile) * head.splits;
-        item.begin = least(item.split * head.length, visible);
-        item.end = least(item.begin + head.length, visible);
+        item.begin = min_of(item.split * head.length, visible);
+        item.end = min_of(item.begin + head.length, visible);
         return item;
     }
 
@@ -374,10 +376,10 @@ class Division {
         __host__ __device__ int key_len() const { return key_end - key_start; }
     };
 
-    __host__ __device__ static int least(int a, int b) { return a < b ? a : b; }
+    __host__ __device__ static int min_of(int a, int b) { return a < b ? a : b; }
 
     __host__ __device__ int tiles_of(int query_len) const {
-        return least((unsigned(query_len) + kQueries - 1) / kQueries, batch_.levels);
+        return min_of((unsigned(query_len) + kQueries - 1) / kQueries, batch_.max_request_tiles);
     }
 
     __host__ __device__ int kv_tiles(int query_len, int key_len, int tile) const {
@@ -388,8 +390,8 @@ class Division {
     // request get empty ones.
     __host__ __device__ void read(int chunk) {
         chunk_ = chunk;
-        const int at = least(chunk + Lanes::own(), batch_.requests),
-                  next = least(at + 1, batch_.requests);
+        const int at = min_of(chunk + Lanes::own(), batch_.requests),
+                  next = min_of(at + 1, batch_.requests);
         own_ = {batch_.cu_q[at], batch_.cu_q[next], batch_.cu_k[at], batch_.cu_k[next]};
     }
 
@@ -408,18 +410,18 @@ class Division {
     }
 
     // Number of items, and of slots for partial results; query tiles of one split need no slot.
-    struct Places {
+    struct Counts {
         int items, slots;
     };
 
-    __host__ __device__ Places places_of(const Request& r) const {
+    __host__ __device__ Counts counts_of(const Request& r) const {
         const int splits = splits_of(r.top), items = batch_.heads * r.tiles * splits;
         return {items, splits > 1 ? items : 0};
     }
 
     // Enters the current chunk of requests.
     __host__ __device__ void enter() {
-        const Places own = places_of(request());
+        const Counts own = counts_of(request());
         running_ = {Lanes::running_sum(own.items), Lanes::running_sum(own.slots)};
         of_chunk_ = {Lanes::last(running_.items), Lanes::last(running_.slots)};
     }
@@ -427,10 +429,10 @@ class Division {
     // True if there are so many query tiles that not all of them could have a partial result.
     __host__ __device__ bool is_many() const { return tiles_ > room_; }
 
-    // Time in KV tiles before which the last query tile cannot end if query tiles are not divided:
+    // Time in KV tiles before which the last query tile cannot end if query tiles have no splits:
     // the maximum of the longest query tile, of all of them shared evenly, and of as many of the
     // shortest as some CTA gets.
-    __host__ __device__ float whole() const {
+    __host__ __device__ float unsplit_time() const {
         const float alone = float(longest_) + kItemCost;
         const float even = (total_ + kItemCost * float(tiles_)) * per_cta();
         const float waves = waves_of(float(tiles_)) * (float(shortest_) + kItemCost);
@@ -450,15 +452,15 @@ class Division {
     }
 
     // Chooses `candidate` splits if they are predicted to end earlier than the best number so far,
-    // and than without division.
-    __host__ __device__ void consider(int candidate, float undivided, float& best, int& splits) {
+    // and than without splits.
+    __host__ __device__ void consider(int candidate, float unsplit, float& best, int& splits) {
         // The cost of items counts if they are in rows. If not, the cost of empty items has kept
         // their number small.
         const float rows = in_rows_ ? float(batch_.rows()) / kQueries : 0.f;
         const Prediction of = predicted(Divisor(candidate).ceil(longest_));
         const float time = of.end + kCostOfItemRows * rows * of.begun;
-        if (candidate > 1 && candidate <= least(longest_, kMostSplits) && time < best &&
-            of.end + kLeastCostOfItemRows * rows * of.begun < undivided)
+        if (candidate > 1 && candidate <= min_of(longest_, kMaxSplits) && time < best &&
+            of.end + kMinCostOfItemRows * rows * of.begun < unsplit)
             best = time, splits = candidate;
     }
 
@@ -479,7 +481,7 @@ class Division {
             if (begin != chunk_) read(begin);
             const Request own = request();
             const float tiles = float(own.tiles), last = float(own.top) - 0.5f;
-            const int count = alike_ ? 1 : least(batch_.requests - begin, Lanes::kCount);
+            const int count = uniform_ ? 1 : min_of(batch_.requests - begin, Lanes::kCount);
 #pragma unroll 1
             for (int lane = 0; lane < count; lane++) {
                 const float times = Lanes::of(tiles, lane), mean = Lanes::of(own.mean, lane);
@@ -494,7 +496,7 @@ class Division {
                     short_work += times * mean;
                 }
             }
-            if (alike_) break;
+            if (uniform_) break;
         }
         if (in_rows_) {
             const int query_len = batch_.cu_q[1] - batch_.cu_q[0],
@@ -503,7 +505,7 @@ class Division {
                       splits = top > 0 ? ceil_of(top, length) : 1;
             items = places = float(head_of(query_len, key_len, splits, length).items);
         }
-        const float times = float(alike_ ? batch_.heads * batch_.requests : batch_.heads);
+        const float times = float(uniform_ ? batch_.heads * batch_.requests : batch_.heads);
         items *= times;
         if (places * times > float(room_)) return {1e30f, 0.f};
         const float item = float(length) + kItemCost, all = (places + short_items) * times;
@@ -529,15 +531,15 @@ class Division {
     // query tiles, and of their KV tiles; true if all requests are equally long.
     int longest_ = 0, shortest_ = 0, length_ = 1, tiles_ = 0;
     float total_ = 0.f;
-    bool alike_ = false, in_rows_ = false;
+    bool uniform_ = false, in_rows_ = false;
     // Items and slots of a request if all requests are as long as the bounds; 0 if their lengths
     // are read.
-    int of_alike_ = 0, slots_of_alike_ = 0;
+    int items_of_uniform_ = 0, slots_of_uniform_ = 0;
     // The current chunk of requests: the first one, the lane's, totals of what comes before the
     // chunk, running totals up to the lane's request, and totals of the chunk.
     int chunk_ = 0;
     Rows own_;
-    Places before_ = {}, running_ = {}, of_chunk_ = {};
+    Counts before_ = {}, running_ = {}, of_chunk_ = {};
 };
 
 // A batch of one request with `heads` heads. `query_starts`, `key_starts`: 0 and its lengths.
@@ -557,7 +559,7 @@ inline Lengths one_request(const KernelParams& k, int heads, const int* query_st
 // same mean number of KV tiles.
 template <int keys>
 bool may_outlast(const MlaPrefillParams& p, const KernelParams& k, int ctas) {
-    if (!Division<keys>::is_countable(p.heads, k.levels)) return false;
+    if (!SplitPlan<keys>::is_countable(p.heads, k.max_request_tiles)) return false;
     const double tiles = fmax(double(p.query_tokens) / kQueries, double(p.requests)) * p.heads;
     const double mean = double(p.key_tokens) / p.requests / keys * (p.causal ? 0.5 : 1.0);
     const double even = tiles * (mean + kItemCost) / ctas;
@@ -565,33 +567,34 @@ bool may_outlast(const MlaPrefillParams& p, const KernelParams& k, int ctas) {
     return longest * kWorthwhile > even + kItemCost + kCombineCost + kCostOfRequest * p.requests;
 }
 
-// True if the launch needs the kernel that may divide the keys of query tiles, which spends some
+// True if the launch needs the kernel that may split the keys of query tiles, which spends some
 // time on reading the lengths. The lengths of a replayed graph may be shorter than said here, which
 // costs time at most. For requests of equal lengths, chooses the length of a split.
 template <int keys>
-bool may_divide(const MlaPrefillParams& p, KernelParams& k, int ctas) {
-    // With fewer KV tiles, the combine takes longer than dividing saves.
+bool may_split(const MlaPrefillParams& p, KernelParams& k, int ctas) {
+    // With fewer KV tiles, the combine takes longer than splitting saves.
     if (p.max_key_len <= 5 * keys) return false;
     // The range of Divisor. No device has memory for more.
     if (p.max_key_len > int64_t(keys) << 20) return false;
-    const bool alike = are_said_alike(p);
+    const bool uniform = host_says_uniform(p);
     const int64_t tiles = std::max<int64_t>(p.query_tokens / kQueries, p.requests) * p.heads;
-    if (tiles > k.slots) return !alike && may_outlast<keys>(p, k, ctas);
+    if (tiles > k.slots) return !uniform && may_outlast<keys>(p, k, ctas);
     // The longest query tile determines the end only if each query tile has a CTA of its own.
     const int64_t rows = p.query_tokens + int64_t(p.requests) * (kQueries - 1);
-    if (!alike && rows / kQueries * p.heads > ctas) return true;
+    if (!uniform && rows / kQueries * p.heads > ctas) return true;
     // A batch of equal requests is equivalent to one request with as many heads as all of them
     // have. Other requests are taken to be equal, of their mean length.
-    const int query[2] = {0, alike ? p.max_query_len : ceil_of(p.query_tokens, p.requests)};
-    const int key[2] = {0, alike ? p.max_key_len : ceil_of(p.key_tokens, p.requests)};
+    const int query[2] = {0, uniform ? p.max_query_len : ceil_of(p.query_tokens, p.requests)};
+    const int key[2] = {0, uniform ? p.max_key_len : ceil_of(p.key_tokens, p.requests)};
     const Lengths one = one_request(k, p.heads * p.requests, query, key);
-    if (!alike)
-        return Division<keys>(one, ctas, k.slots).is_worth_asking(ceil_of(p.max_key_len, keys));
-    auto division = Division<keys>::in_rows(one, ctas, k.slots);
-    division.ask();
-    if (!division.divide()) return false;
-    k.alike_items =
-        Division<keys>::in_rows(Lengths(k), ctas, k.slots, division.length()).alike_items();
+    if (!uniform)
+        return SplitPlan<keys>(one, ctas, k.slots)
+            .pays_to_read_lengths(ceil_of(p.max_key_len, keys));
+    auto plan = SplitPlan<keys>::in_rows(one, ctas, k.slots);
+    plan.load_lengths();
+    if (!plan.plan_splits()) return false;
+    k.uniform_items =
+        SplitPlan<keys>::in_rows(Lengths(k), ctas, k.slots, plan.length()).uniform_items();
     return true;
 }
 

@@ -7,8 +7,8 @@
 namespace mla::sm90::prefill {
 
 // One split of a query tile.
-struct Item {
-    int request;  // -1: there are no more items
+struct WorkItem {
+    int request;  // -1 behind the last item
     int head;
     int query;  // first query row of the tile within its request
     int query_start, query_len, key_start, key_len;
@@ -18,6 +18,8 @@ struct Item {
     int split, splits;
     // Slot of the partial result of this query tile's split 0; those of the other splits follow.
     int first_slot;
+
+    __host__ __device__ bool is_valid() const { return request >= 0; }
 };
 
 // Cost of an item beside its KV tiles, in KV tiles.

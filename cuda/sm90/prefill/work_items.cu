@@ -16,7 +16,7 @@ namespace {
 template <typename Find>
 int write(MlaPrefillItem* items, int room, const Find& find) {
     int count = 0;
-    for (Item i; (i = find(count)).request >= 0; count++) {
+    for (WorkItem i; (i = find(count)).is_valid(); count++) {
         if (count >= room) continue;
         items[count] = {i.request, i.head,  i.query,  i.begin,
                         i.end,     i.split, i.splits, i.first_slot + i.split};
@@ -26,26 +26,26 @@ int write(MlaPrefillItem* items, int room, const Find& find) {
 
 // `keys`: number of keys of a KV tile.
 template <int keys>
-int write_divided(const MlaPrefillParams& p, KernelParams& k, int ctas, MlaPrefillItem* items,
-                  int room) {
-    if (!may_divide<keys>(p, k, ctas)) return 0;
+int write_split(const MlaPrefillParams& p, KernelParams& k, int ctas, MlaPrefillItem* items,
+                int room) {
+    if (!may_split<keys>(p, k, ctas)) return 0;
     const Lengths lengths(k);
-    Division<keys> division(lengths, ctas, k.slots);
-    division.ask();
+    SplitPlan<keys> plan(lengths, ctas, k.slots);
+    plan.load_lengths();
     // The rest is what the device does.
-    if (k.alike && lengths.are_alike()) {
-        division.divide_alike(k.alike_items);
-    } else if (!division.divide()) {
+    if (k.uniform && lengths.are_uniform()) {
+        plan.use_uniform(k.uniform_items);
+    } else if (!plan.plan_splits()) {
         return 0;
     }
-    division.rewind();
-    return write(items, room, [&](int at) { return division.find(at, k.alike_items); });
+    plan.rewind();
+    return write(items, room, [&](int at) { return plan.find(at, k.uniform_items); });
 }
 
 template <int keys>
-int write_whole(const KernelParams& k, MlaPrefillItem* items, int room) {
-    Schedule<keys> schedule(k);
-    return write(items, room, [&](int at) { return schedule.find(at); });
+int write_unsplit(const KernelParams& k, MlaPrefillItem* items, int room) {
+    TileScheduler<keys> scheduler(k);
+    return write(items, room, [&](int at) { return scheduler.find(at); });
 }
 
 // Checks the arguments that both functions have; `k` is filled if nothing is wrong.
@@ -69,17 +69,17 @@ MlaStatus read(const MlaPrefillParams* params, int32_t ctas, MlaPrefillItem* ite
     k.cu_k = p.cu_key_lens;
     k.requests = p.requests;
     k.heads = p.heads;
-    k.levels = ceil_of(p.max_query_len, kQueries);
+    k.max_request_tiles = ceil_of(p.max_query_len, kQueries);
     k.max_query_len = p.max_query_len;
     k.max_key_len = p.max_key_len;
-    k.alike = are_said_alike(p);
+    k.uniform = host_says_uniform(p);
     k.causal = p.causal;
     k.ctas = ctas;
     return ok();
 }
 
-constexpr int kSmallKeys = Tile_192_64_256<__half>::kKeys,
-              kLargeKeys = Tile_128_64_128<__half>::kKeys;
+constexpr int kSmallKeys = Config_192_64_256<__half>::kKeys,
+              kLargeKeys = Config_128_64_128<__half>::kKeys;
 
 }  // namespace
 }  // namespace mla::sm90::prefill
@@ -93,8 +93,8 @@ extern "C" MlaStatus mla_prefill_sm90_items(const MlaPrefillParams* params, int3
     const MlaStatus status = read(params, ctas, items, room, count, k);
     if (status.code != MLA_OK) return status;
     k.slots = kSlotsPerSm * ctas;
-    *count = params->value_dim == 256 ? write_divided<kSmallKeys>(*params, k, ctas, items, room)
-                                      : write_divided<kLargeKeys>(*params, k, ctas, items, room);
+    *count = params->value_dim == 256 ? write_split<kSmallKeys>(*params, k, ctas, items, room)
+                                      : write_split<kLargeKeys>(*params, k, ctas, items, room);
     return ok();
 }
 
@@ -107,9 +107,9 @@ extern "C" MlaStatus mla_prefill_sm90_whole_items(const MlaPrefillParams* params
     if (status.code != MLA_OK) return status;
     if (section < 1) return refuse("section", section, "at least 1");
     if (group < 1) return refuse("group", group, "at least 1");
-    k.section = std::min(section, k.requests);
-    k.group = std::min(group, k.heads);
-    *count = params->value_dim == 256 ? write_whole<kSmallKeys>(k, items, room)
-                                      : write_whole<kLargeKeys>(k, items, room);
+    k.swizzle_requests = std::min(section, k.requests);
+    k.swizzle_heads = std::min(group, k.heads);
+    *count = params->value_dim == 256 ? write_unsplit<kSmallKeys>(k, items, room)
+                                      : write_unsplit<kLargeKeys>(k, items, room);
     return ok();
 }

@@ -31,8 +31,8 @@ Cache cache_of(const MlaDecodeParams& p) {
 constexpr int64_t kShortTokens = 512;
 
 // PlainConfig::kByRows
-constexpr bool is_by_rows(int group_ctas, int64_t most_tokens) {
-    return group_ctas > 2 || (group_ctas == 2 && most_tokens > kShortTokens);
+constexpr bool is_by_rows(int group_ctas, int64_t max_tokens) {
+    return group_ctas > 2 || (group_ctas == 2 && max_tokens > kShortTokens);
 }
 static_assert(is_by_rows(2, 513) && !is_by_rows(2, 512));
 static_assert(is_by_rows(3, 64) && !is_by_rows(1, 8192));
@@ -44,10 +44,10 @@ constexpr int64_t kVeryShortTokens = 256;
 // Number of CTAs, of 64 rows each, that do a query tile of a request with more than 64 rows: the
 // one that leaves the fewest CTAs of the request's last query tile without rows. The candidates are
 // primes: a multiple leaves no fewer.
-constexpr int group_ctas_of(int row_tiles, int64_t most_tokens) {
+constexpr int group_ctas_of(int row_tiles, int64_t max_tokens) {
     int best = 2, fewest = row_tiles % 2;
     for (const int ctas : {3, 5, 7, 11, 13}) {
-        if (ctas > 3 && most_tokens <= kVeryShortTokens) break;
+        if (ctas > 3 && max_tokens <= kVeryShortTokens) break;
         const int idle = (row_tiles + ctas - 1) / ctas * ctas - row_tiles;
         if (idle < fewest) {
             best = ctas;
@@ -68,10 +68,10 @@ Shape shape_of(const MlaDecodeParams& p) {
     Shape shape;
     shape.fp8 = cache_of(p) == Cache::e4m3;
     shape.rows = rows <= 8 && !shape.fp8 ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : 64;
-    const int64_t most_tokens = int64_t(p.max_pages) * p.page_size;
+    const int64_t max_tokens = int64_t(p.max_pages) * p.page_size;
     const int row_tiles = (rows + 63) / 64;
-    shape.group_ctas = row_tiles == 1 ? 1 : group_ctas_of(row_tiles, most_tokens);
-    shape.by_rows = is_by_rows(shape.group_ctas, most_tokens);
+    shape.group_ctas = row_tiles == 1 ? 1 : group_ctas_of(row_tiles, max_tokens);
+    shape.by_rows = is_by_rows(shape.group_ctas, max_tokens);
     return shape;
 }
 
@@ -172,14 +172,14 @@ MlaStatus check_shape(const MlaDecodeParams& p) {
     return ok();
 }
 
-// The schedule counts KV tiles over all tiles, and multiplies those of a request by CTA groups,
+// The scheduler counts KV tiles over all tiles, and multiplies those of a request by CTA groups,
 // in 31 bits, whatever the lengths on the device are.
 MlaStatus check_capacity(const MlaDecodeParams& p, const Shape& shape) {
-    constexpr int64_t most_tokens = int64_t(1) << 29;
-    static_assert(most_tokens / kTileTokens * kCounters <= INT32_MAX);
+    constexpr int64_t max_tokens = int64_t(1) << 29;
+    static_assert(max_tokens / kTileTokens * kCounters <= INT32_MAX);
     const int64_t tokens = int64_t(p.max_pages) * p.page_size,
                   kv_tiles = (tokens + kTileTokens - 1) / kTileTokens;
-    if (tokens > most_tokens)
+    if (tokens > max_tokens)
         return refuse("max_pages", p.max_pages,
                       "at most 2^29 tokens per request (max_pages * page_size)");
     if (int64_t(p.requests) * tiles_of_request(p, shape) * (kv_tiles + kTileCost) > INT32_MAX)
@@ -229,7 +229,7 @@ MlaStatus check_tensors(const MlaDecodeParams& p) {
     const struct {
         int64_t stride;
         const char* name;
-        int64_t least, quantum = 8;
+        int64_t min, quantum = 8;
     } strides[] = {{p.q_latent_token_stride, "q_latent_token_stride", 0},
                    {p.q_latent_head_stride, "q_latent_head_stride", 0},
                    {p.q_rope_token_stride, "q_rope_token_stride", 0},
@@ -243,12 +243,12 @@ MlaStatus check_tensors(const MlaDecodeParams& p) {
     for (const auto& s : strides) {
         if (s.stride % s.quantum)
             return refuse(s.name, s.stride, "a multiple of 16 bytes, in elements");
-        if (s.stride < s.least)
+        if (s.stride < s.min)
             return refuse(s.name, s.stride,
-                          s.least == kLatent + kRope ? "at least 576"
-                          : s.least == kLatent       ? "at least 512"
-                          : s.least == kRope         ? "at least 64"
-                                                     : "0 or more");
+                          s.min == kLatent + kRope ? "at least 576"
+                          : s.min == kLatent       ? "at least 512"
+                          : s.min == kRope         ? "at least 64"
+                                                   : "0 or more");
         if (s.stride >= kStrideLimit) return refuse(s.name, s.stride, kBelowLimit);
     }
     return ok();
@@ -496,10 +496,10 @@ extern "C" MlaStatus mla_decode_sm90_work_items(const MlaDecodeParams* params, i
     }
     k.estimate = estimate_of(p, shape, groups);
     const int rows = shape.rows * shape.group_ctas;
-    Schedule schedule(k, lens, 1, rows, group, groups);
-    schedule.divide();
+    TileScheduler scheduler(k, lens, 1, rows, group, groups);
+    scheduler.plan();
     *count = 0;
-    for (WorkItem item; (item = schedule.next()).request >= 0; ++*count)
+    for (WorkItem item; (item = scheduler.next()).is_valid(); ++*count)
         if (*count < room)
             items[*count] = {item.request,     item.first_row, rows,        item.kv_tile_begin,
                              item.kv_tile_end, item.split,     item.splits, item.first_group,

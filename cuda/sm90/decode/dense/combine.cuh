@@ -8,7 +8,7 @@
 namespace mla::sm90::decode {
 
 // The partial results of a query tile in the workspace. `step`, in bytes, is constant, so that the
-// places of those at known distances are, too.
+// addresses of those at known distances are, too.
 template <uint32_t step>
 struct PartialResults {
     static constexpr uint32_t kStep = step;
@@ -82,7 +82,7 @@ struct CombineFew {
     const Source source;
     const OutputRows<T> out;
     const Slice slice;
-    const int split, thread, place, worker;
+    const int split, thread, in_unit, worker;
     uint32_t weights, kept, fetched;
     int first_group, rows, room;
     // This round's units, and how a worker goes through pairs of slot and unit.
@@ -96,7 +96,7 @@ struct CombineFew {
           slice(slice),
           split(split),
           thread(thread),
-          place(thread % M::kUnit),
+          in_unit(thread % M::kUnit),
           worker(thread / M::kUnit) {
         const int size = slice.end - slice.begin;
         weights = shared;
@@ -131,8 +131,8 @@ struct CombineFew {
     __device__ void run(bool there) {
         if (!there)
             for (int u = worker; u < slice.end - slice.begin; u += M::kWorkers)
-                ptx::cp_async_16(kept + u * kUnitBytes + place * 16,
-                                 slot_source(0) + (slice.begin + u) * kUnitBytes + place * 16,
+                ptx::cp_async_16(kept + u * kUnitBytes + in_unit * 16,
+                                 slot_source(0) + (slice.begin + u) * kUnitBytes + in_unit * 16,
                                  true);
 #pragma unroll 1
         while (true) {
@@ -152,11 +152,11 @@ struct CombineFew {
     }
 
     __device__ void fetch() const {
-        uint32_t to = fetched + worker * kUnitBytes + place * 16;
+        uint32_t to = fetched + worker * kUnitBytes + in_unit * 16;
         int s = slot, u = unit;
 #pragma unroll 1
         while (s < source.splits) {
-            ptx::cp_async_16(to, slot_source(s) + (first + u) * kUnitBytes + place * 16, true);
+            ptx::cp_async_16(to, slot_source(s) + (first + u) * kUnitBytes + in_unit * 16, true);
             to += M::kWorkers * kUnitBytes;
             s += slot_step;
             u += unit_step;
@@ -170,14 +170,14 @@ struct CombineFew {
     // Statistics of a row that a lane needs for the weights of its splits. Four lanes share a row;
     // a warp has rows in all of its lanes or in none.
     struct Weights {
-        static constexpr int kLanes = 4, kMost = kFewSplits / kLanes;
+        static constexpr int kLanes = 4, kMaxOfLane = kFewSplits / kLanes;
         static_assert(N * kLanes <= kOutputThreads, "every row has its lanes");
-        float lse[kMost], scale[kMost];
+        float lse[kMaxOfLane], scale[kMaxOfLane];
 
         __device__ void load(const CombineFew& merge) {
             const int row = merge.thread / kLanes, lane = merge.thread % kLanes;
 #pragma unroll
-            for (int i = 0; i < kMost; ++i) {
+            for (int i = 0; i < kMaxOfLane; ++i) {
                 const int slot = lane + i * kLanes;
                 lse[i] = -INFINITY;
                 scale[i] = 1.f;
@@ -195,16 +195,16 @@ struct CombineFew {
 
     // Finds the weights of the splits; writes the log-sum-exp of the rows that begin in this slice.
     __device__ void weigh(const Weights& of_row) const {
-        constexpr int lanes = Weights::kLanes, most = Weights::kMost;
+        constexpr int lanes = Weights::kLanes, count = Weights::kMaxOfLane;
         const int row = thread / lanes, lane = thread % lanes;
         if (row >= rows) return;
         const auto& lse = of_row.lse;
-        float weight[most], top = fmaxf(fmaxf(lse[0], lse[1]), fmaxf(lse[2], lse[3])), sum = 0.f;
+        float weight[count], top = fmaxf(fmaxf(lse[0], lse[1]), fmaxf(lse[2], lse[3])), sum = 0.f;
 #pragma unroll
         for (int distance = 1; distance < lanes; distance *= 2)
             top = fmaxf(top, __shfl_xor_sync(~0u, top, distance));
 #pragma unroll
-        for (int i = 0; i < most; ++i) {
+        for (int i = 0; i < count; ++i) {
             weight[i] = SoftmaxState<Base2>{lse[i], 1.f}.factor(top);
             sum += weight[i];
         }
@@ -213,7 +213,7 @@ struct CombineFew {
             sum += __shfl_xor_sync(~0u, sum, distance);
         const float inverse = sum == 0.f ? 0.f : __fdividef(1.f, sum);
 #pragma unroll
-        for (int i = 0; i < most; ++i)
+        for (int i = 0; i < count; ++i)
             ptx::st_shared(weights + ((lane + i * lanes) * rows + row) * 4,
                            __float_as_uint(weight[i] * inverse * of_row.scale[i]));
         const int of_split = Fragments::kGroupRows * first_group + row,
@@ -228,7 +228,7 @@ struct CombineFew {
 #pragma unroll 1
         for (int group = unsigned(first) / M::kGroupUnits; group * M::kGroupUnits < first + units;
              ++group) {
-            const auto to = Fragments::place(out, group, thread);
+            const auto to = Fragments::target(out, group, thread);
 #pragma unroll 1
             for (int vector = 0; vector < M::kThreadVectors; vector += M::kTogether) {
                 int at[M::kTogether];
@@ -379,13 +379,13 @@ __device__ __forceinline__ void combine_many(const KernelParams& p, const Source
     constexpr int ways = M::kWorkers, groups = 32 / M::kUnit;
     static_assert(ways == 8 * groups, "each group of lanes adds eight");
     const int lane = thread & 31, warp = thread >> 5, group_of_lanes = lane / M::kUnit,
-              place = thread % M::kUnit, way = thread / M::kUnit;
+              in_unit = thread % M::kUnit, way = thread / M::kUnit;
 #pragma unroll 1
     for (int first = slice.begin; first < slice.end; first += 8) {
         const int last = min(first + 8, slice.end);
 #pragma unroll 1
         for (int unit = first; unit < last;) {
-            const int index = unit * M::kUnit + place, together = M::kTogether;
+            const int index = unit * M::kUnit + in_unit, together = M::kTogether;
             const bool all = together == 1 || (unit % together == 0 && unit + together <= last);
             CombineState some[together];
             combine_some<N, ways, M::kUnit>(
@@ -395,7 +395,7 @@ __device__ __forceinline__ void combine_many(const KernelParams& p, const Source
 #pragma unroll
             for (int j = 0; j < together; ++j)
                 if (j == 0 || all)
-                    scratch[((unit + j - first) * ways + way) * M::kUnit + place] = some[j];
+                    scratch[((unit + j - first) * ways + way) * M::kUnit + in_unit] = some[j];
             unit += all ? together : 1;
         }
         OutputBarrier::sync();
@@ -404,7 +404,7 @@ __device__ __forceinline__ void combine_many(const KernelParams& p, const Source
         if (unit < last) {
             CombineState total;
             const CombineState* some =
-                scratch + (warp * ways + group_of_lanes * 8) * M::kUnit + place;
+                scratch + (warp * ways + group_of_lanes * 8) * M::kUnit + in_unit;
 #pragma unroll
             for (int i = 0; i < 8; ++i) total.raise_maximum(some[i * M::kUnit].maximum());
 #pragma unroll
@@ -415,11 +415,11 @@ __device__ __forceinline__ void combine_many(const KernelParams& p, const Source
             for (int i = 0; i < 8; ++i) total.add(some[i * M::kUnit]);
 #pragma unroll
             for (int away = M::kUnit; away < 32; away *= 2) total.add_same(away);
-            // All have the sum; those whose place it is write it.
+            // All have the sum; one group of lanes writes it.
             const int index = unit / groups * 32 + lane, group = index / M::kGroupVectors,
                       of_group = index % M::kGroupVectors;
             const bool own = group_of_lanes == unit % groups;
-            Fragments::write(out, Fragments::place(out, group, index & 255), index & 255,
+            Fragments::write(out, Fragments::target(out, group, index & 255), index & 255,
                              of_group >> 8, own, total.normalised());
             if (own && Fragments::begins_rows(of_group)) {
 #pragma unroll 1

@@ -31,8 +31,8 @@ struct PlainConfig {
     static constexpr bool kByRows = by_rows;
     using L = PlainLayout<N, kByRows>;
     using Control = typename L::Control;
-    using LatentRing = Ring<L::kLatentStages>;
-    using RopeRing = Ring<L::kRopeStages>;
+    using LatentState = PipelineState<L::kLatentStages>;
+    using RopeState = PipelineState<L::kRopeStages>;
     using Sums = std::conditional_t<kByRows, RowSums<T>, TransposedSums<T, N>>;
     using Fragments = std::conditional_t<kByRows, RowFragments, TransposedFragments>;
 
@@ -68,7 +68,7 @@ struct Fp8Config {
     static constexpr int N = rows, kGroupCtas = group_ctas;
     using L = Fp8Layout<N>;
     using Control = typename L::Control;
-    using LatentRing = Ring<L::kLatentStages>;
+    using LatentState = PipelineState<L::kLatentStages>;
     using Fragments = Fp8Fragments;
 
     using CacheProducer = Fp8CacheProducer<Fp8Config>;

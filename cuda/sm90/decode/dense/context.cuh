@@ -1,27 +1,14 @@
-// The context that the roles of a CTA share: its parameters, its shared memory, its place in the
-// grid.
+// The context that the roles of a CTA share: its parameters, its shared memory, its position in
+// the grid.
 #pragma once
 
+#include "../../../common/page_position.cuh"
 #include "fragments.cuh"
 #include "params.cuh"
 #include "scheduler.cuh"
 #include "shared_memory.cuh"
 
 namespace mla::sm90::decode {
-
-// Position of a run of tokens in the cache.
-struct Place {
-    int page, token;
-};
-
-// A place in the queue of work items.
-struct ItemQueue {
-    // Items before this one.
-    uint32_t items = 0;
-
-    __device__ uint32_t slot() const { return items % kQueuedItems; }
-    __device__ uint32_t phase() const { return items / kQueuedItems & 1; }
-};
 
 // The context of all roles of a CTA. C is a Config (config.cuh).
 template <class C>
@@ -65,10 +52,10 @@ struct Context {
             return int(blockIdx.x) / C::kGroupCtas;
     }
     // Position in a list with an entry for each CTA: the CTA of this one's rank in group g has
-    // entry g * kGroupStep + place(). The step is a constant whatever the number of CTAs of a
+    // entry g * kGroupStep + list_offset(). The step is a constant whatever the number of CTAs of a
     // group.
     static constexpr int kGroupStep = kAny ? 1 : C::kGroupCtas;
-    __device__ int place() const { return kAny ? rank * groups() : rank; }
+    __device__ int list_offset() const { return kAny ? rank * groups() : rank; }
 
     __device__ uint32_t latent_stage(int stage) const {
         return base + L::kRingOffset + stage * L::kLatentStageBytes;
@@ -77,16 +64,27 @@ struct Context {
         return latent_stage(L::kLatentStages) + stage * kPanelBytes;
     }
 
+    // Publishes an item in the queue; one that is not valid is the end. Called by the scheduler
+    // warp.
+    __device__ void publish(PipelineCounter<kQueuedItems>& q, const WorkItem& item) const {
+        s.item_empty[q.stage()].wait(q.phase() ^ 1);
+        __syncwarp();
+        if ((threadIdx.x & 31) == 0) {
+            s.items[q.stage()] = item;
+            s.item_full[q.stage()].arrive();
+        }
+        ++q.count;
+    }
     // A reader of the queue: null at the end. It releases each item when it no longer looks at it.
-    __device__ const WorkItem* acquire(const ItemQueue& q) const {
-        s.item_full[q.slot()].wait(q.phase());
-        const WorkItem* item = &s.items[q.slot()];
-        return item->request < 0 ? nullptr : item;
+    __device__ const WorkItem* acquire(const PipelineCounter<kQueuedItems>& q) const {
+        s.item_full[q.stage()].wait(q.phase());
+        const WorkItem* item = &s.items[q.stage()];
+        return !item->is_valid() ? nullptr : item;
     }
     // Called by every thread that acquired the item.
-    __device__ void release(ItemQueue& q) const {
-        s.item_empty[q.slot()].arrive();
-        ++q.items;
+    __device__ void release(PipelineCounter<kQueuedItems>& q) const {
+        s.item_empty[q.stage()].arrive();
+        ++q.count;
     }
 
     __device__ int first_row(const WorkItem& item) const { return item.first_row + rank * N; }

@@ -1,7 +1,7 @@
 // Output rows, and how what a thread holds of them lies in vectors of 16 bytes.
 //
 // What output threads have of a partial result travels as vectors of 16 bytes, each of two rows,
-// one group of rows after the other: so each has its place, and a slice is of few rows. How the
+// one group of rows after the other: so each has its index, and a slice is of few rows. How the
 // vectors of a group lie, and which rows are neighbours, depends on what the accumulators are:
 // transposed output, output by rows, or that of an e4m3 cache.
 #pragma once
@@ -56,8 +56,8 @@ __device__ __forceinline__ void write_lse(const KernelParams& p, int row, int q_
     p.lse[(row - token * p.heads) * p.lse_head_stride + q_begin + token] = lse2 * ln2;
 }
 
-// The values of a vector: two neighbouring rows in turns, of two panels of the output (or what
-// takes their place).
+// The values of a vector: two neighbouring rows alternate, of two panels of the output (or what
+// stands for them).
 constexpr int kVectorTiles = kVectorValues / 4;
 struct PackedVector {
     float value[kVectorValues] = {};
@@ -112,12 +112,12 @@ struct GroupsOfEight {
 struct TransposedFragments : GroupsOfEight {
     // The destination of a lane in a group of rows.
     template <typename T>
-    struct Place {
+    struct RowTarget {
         T* row;
         bool valid;
     };
     template <typename T>
-    __device__ static Place<T> place(const OutputRows<T>& out, int group, int thread) {
+    __device__ static RowTarget<T> target(const OutputRows<T>& out, int group, int thread) {
         // A lane writes values of one row.
         const int row = kGroupRows * group + (thread >> 2 & 7);
         return {out.row(row), row < out.rows};
@@ -125,7 +125,7 @@ struct TransposedFragments : GroupsOfEight {
     // Writes combined vector `vector` of an output thread's group. Called by a whole warp; `own`
     // says whether the lane's is to be written.
     template <typename T>
-    __device__ static void write(const OutputRows<T>& out, const Place<T>& to, int thread,
+    __device__ static void write(const OutputRows<T>& out, const RowTarget<T>& to, int thread,
                                  int vector, bool own, const PackedVector& v) {
 #pragma unroll
         for (int i = 0; i < kVectorTiles; ++i) {
@@ -170,7 +170,7 @@ struct RowFragments {
     }
 
     template <typename T>
-    __device__ static TwoRows<T> place(const OutputRows<T>& out, int group, int thread) {
+    __device__ static TwoRows<T> target(const OutputRows<T>& out, int group, int thread) {
         const int row = kGroupRows * group + rows_of(thread);
         return {out, row, row + 8, (thread & 32) * 2 + (thread >> 6) * 16 + 2 * (thread & 3)};
     }
@@ -186,7 +186,7 @@ struct RowFragments {
 // neighbouring rows at one latent value, and at the next.
 struct Fp8Fragments : GroupsOfEight {
     template <typename T>
-    __device__ static TwoRows<T> place(const OutputRows<T>& out, int group, int thread) {
+    __device__ static TwoRows<T> target(const OutputRows<T>& out, int group, int thread) {
         const int row = kGroupRows * group + 2 * rows_of(thread);
         return {out, row, row + 1, (thread >> 5) * 64 + (thread >> 2 & 7) * 8};
     }

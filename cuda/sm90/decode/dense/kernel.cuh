@@ -5,7 +5,7 @@
 //
 //   warp 0        CacheProducer   copies KV tiles by TMA          {plain,fp8}/cache_producer.cuh
 //   warp 1        QueryProducer   copies the query rows           {plain,fp8}/query_producer.cuh
-//   warp 2        WorkScheduler   hands out the work items        work_scheduler.cuh, scheduler.cuh
+//   warp 2        TileScheduler   publishes the work items        scheduler.cuh
 //   warp 3        Prologue        brings in the block table       prologue.cuh
 //   warpgroup 1   Scores          S = Q K^T, softmax, P           {plain,fp8}/scores.cuh
 //   the last two  Output          O += P V, combines the splits   {plain,fp8}/output.cuh, splits
@@ -15,15 +15,14 @@
 
 #include "config.cuh"
 #include "prologue.cuh"
-#include "work_scheduler.cuh"
 
 namespace mla::sm90::decode {
 
 // The warp of the scores that brings queries into L2, while there is nothing else to do. With 16
 // rows and fewer it has none itself.
 constexpr int kFetchingWarp = 5;
-// The length that every request has in the batch that is divided to warm up: several KV tiles, so
-// that query tiles are divided.
+// The length that every request has in the batch that is planned to warm up: several KV tiles, so
+// that query tiles have splits.
 constexpr int kWarmUpLength = 4096;
 
 template <class C>
@@ -42,8 +41,8 @@ __global__ __launch_bounds__(C::kThreads,
 
     const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
     const bool warms_up = warp == 1;
-    Schedule schedule(p, warms_up ? &s.warm_up_length : s.lens, warms_up ? 0 : 1,
-                      C::N * context.group_ctas(), context.group_id, context.groups());
+    TileScheduler scheduler(p, warms_up ? &s.warm_up_length : s.lens, warms_up ? 0 : 1,
+                            C::N * context.group_ctas(), context.group_id, context.groups());
     // The next kernel of the stream may start where this one's CTAs have ended; and until the
     // kernel before has ended, only shared memory and the launch's own parameters are touched.
     // Behind the barrier two warps have waited for all.
@@ -74,18 +73,18 @@ __global__ __launch_bounds__(C::kThreads,
     if (warpgroup == 0) {
         if constexpr (uneven) ptx::setmaxnreg_dec<C::kLoadRegisters>();
         if (warp == 2) prologue.finish_lengths();
-        // Warps 0 and 2 divide the work, each for itself, so that the first copies need not wait
-        // for the queue. Warp 1, which waits for work items, divides another batch before: code is
+        // Warps 0 and 2 plan the work, each for itself, so that the first copies need not wait
+        // for the queue. Warp 1, which waits for work items, plans another batch before: code is
         // slow when it is run for the first time, and the lengths are still in flight. All three
-        // run the same code: `divide` and `next` are inlined once.
+        // run the same code: `plan` and `next` are inlined once.
         if (warp != 3) {
             if (!warms_up) s.lengths_full.wait(0);
-            schedule.divide();
-            WorkScheduler<C> scheduler{context};
+            scheduler.plan();
+            PipelineCounter<kQueuedItems> queue;
             while (true) {
-                const WorkItem item = schedule.next();
+                const WorkItem item = scheduler.next();
                 if (warp == 0) {
-                    cache_producer.run(maps, schedule, item);
+                    cache_producer.run(maps, scheduler, item);
                     break;
                 }
                 if (warms_up) {
@@ -93,12 +92,13 @@ __global__ __launch_bounds__(C::kThreads,
                     query_producer.run(maps);
                     break;
                 }
-                scheduler.publish(item);
-                if (item.request < 0) break;
+                context.publish(queue, item);
+                if (!item.is_valid()) break;
             }
         } else {
-            const Place place = prologue.finish_table(schedule);
-            if (lane == 0 && place.page >= 0) cache_producer.prefetch_kv_tile(maps, place);
+            const PagePosition first_tile = prologue.finish_table(scheduler);
+            if (lane == 0 && first_tile.page >= 0)
+                cache_producer.prefetch_kv_tile(maps, first_tile);
         }
     } else if (warpgroup <= C::kScoreGroups) {
         if constexpr (uneven && C::kScoreRegisters > even_registers(C::kThreads))

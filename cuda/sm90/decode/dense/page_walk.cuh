@@ -5,12 +5,13 @@
 
 namespace mla::sm90::decode {
 
-// Waits until few enough copies are in flight for one to the stage at hand.
-template <class L, class Control, class Ring>
-__device__ __forceinline__ void wait_for_copies_in_flight(const Control& s, const Ring& next) {
+// Waits until few enough copies are in flight for one to this stage.
+template <class L, class Control, class PipelineState>
+__device__ __forceinline__ void wait_for_copies_in_flight(const Control& s,
+                                                          const PipelineState& next) {
     if constexpr (L::kStagesInFlight < L::kLatentStages) {
-        const Ring before = next.back(L::kStagesInFlight);
-        s.latent_full[before.slot].wait(before.phase);
+        const PipelineState before = next.back(L::kStagesInFlight);
+        s.latent_full[before.stage].wait(before.phase);
     }
 }
 
@@ -29,7 +30,7 @@ struct PageWalk {
     // that lie apart; `begins` says that it is the work item's first one. One lane does. This warp
     // knows the first work item without the queue.
     template <typename Load>
-    __device__ void for_each_kv_tile(const Schedule& schedule, const WorkItem& first_item,
+    __device__ void for_each_kv_tile(const TileScheduler& scheduler, const WorkItem& first_item,
                                      Load load) const {
         const int lane = threadIdx.x & 31;
         // Tokens that lie together in a page are copied together: a whole KV tile, or 16.
@@ -41,24 +42,24 @@ struct PageWalk {
                 s.loading = {item.request, item.kv_tile_begin, item.kv_tile_end, item.kv_len};
             __syncwarp();
         };
-        if (lane == 0) s.evict_first = schedule.kv_tiles() <= p.evict_first_kv_tiles;
+        if (lane == 0) s.evict_first = scheduler.kv_tiles() <= p.evict_first_kv_tiles;
         keep(first_item);
-        ItemQueue queue;
+        PipelineCounter<kQueuedItems> queue;
         const Loading& item = s.loading;
         while (item.request >= 0) {
             const int begin = item.kv_tile_begin, end = item.kv_tile_end;
-            // Each lane holds the place of one run: of the current 32 runs, and of the 32 after
+            // Each lane holds the position of one run: of the current 32 runs, and of the 32 after
             // them.
-            const auto place_of_run = [&](int run) {
+            const auto position_of_run = [&](int run) {
                 const int token = run * p.run, page = c.page_of(token);
-                if (token >= item.kv_len) return Place{-1, 0};
+                if (token >= item.kv_len) return PagePosition{-1, 0};
                 const int64_t entry = item.request * p.block_table_stride + page;
-                return Place{copied ? ptx::ld_shared_s32(c.table_copy() + int(entry) * 4)
-                                    : p.block_table[entry],
-                             token - page * p.page_size};
+                return PagePosition{copied ? ptx::ld_shared_s32(c.table_copy() + int(entry) * 4)
+                                           : p.block_table[entry],
+                                    token - page * p.page_size};
             };
             if (copied) s.table_full.wait(0);
-            Place current = place_of_run(begin * runs + lane), following = {};
+            PagePosition current = position_of_run(begin * runs + lane), following = {};
             int run = 0;
 #pragma unroll 1
             for (int kv_tile = begin; kv_tile < end; ++kv_tile, run += runs) {
@@ -69,14 +70,14 @@ struct PageWalk {
                 int page[4], first[4];
                 if (runs == 1) {
                     page[0] = __shfl_sync(~0u, current.page, run);
-                    first[0] = __shfl_sync(~0u, current.token, run);
+                    first[0] = __shfl_sync(~0u, current.offset, run);
                     if (lane == 0)
                         load(std::true_type(), kv_tile == begin, kTileTokens, page, first);
                 } else {
 #pragma unroll
                     for (int i = 0; i < 4; ++i) {
                         page[i] = __shfl_sync(~0u, current.page, run + i);
-                        first[i] = __shfl_sync(~0u, current.token, run + i);
+                        first[i] = __shfl_sync(~0u, current.offset, run + i);
                     }
                     const int tokens =
                         min((item.kv_len - kv_tile * kTileTokens + 15) & ~15, kTileTokens);
@@ -86,14 +87,14 @@ struct PageWalk {
                 if (run == 0) {
                     // Not before the first copies. These go elsewhere than the copy of the table,
                     // later ones may not: by then it has been read.
-                    following = place_of_run(kv_tile * runs + 32 + lane);
+                    following = position_of_run(kv_tile * runs + 32 + lane);
                     copied = false;
                     __syncwarp();
                 }
             }
             c.release(queue);
-            s.item_full[queue.slot()].wait(queue.phase());
-            keep(s.items[queue.slot()]);
+            s.item_full[queue.stage()].wait(queue.phase());
+            keep(s.items[queue.stage()]);
         }
     }
 };

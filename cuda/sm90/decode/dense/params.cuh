@@ -15,13 +15,14 @@ constexpr int kRope = 64;
 // Cached tokens of a KV tile: a step of the main loop.
 constexpr int kTileTokens = 64;
 constexpr int kMaxRequests = 1024;
-// Most CTAs of a launch, one per SM.
+// Maximum number of CTAs of a launch, one per SM.
 constexpr int kCounters = 160;
 // Instead of the number of CTAs of a group in a config: the launch's grid says it.
 constexpr int kAnyGroup = 0;
 
 // The host's estimate of where CTA groups begin, as if all requests had as many query tokens
-// (Schedule::likely_start, divide_uniform), and the inverses that spare the device its divisions.
+// (TileScheduler::likely_start, plan_uniform), and the inverses that spare the device its
+// divisions.
 struct Estimate {
     // Query tiles of a request, and of all requests.
     int tiles_of_request, tiles;

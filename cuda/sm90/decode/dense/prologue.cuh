@@ -1,4 +1,4 @@
-// The prologue, before the work is divided: the lengths and the block table arrive, and the first
+// The prologue, before the work is planned: the lengths and the block table arrive, and the first
 // KV tile and the queries are brought into L2.
 #pragma once
 
@@ -50,36 +50,37 @@ struct Prologue {
     // Waits for the copy of the table. Returns where the KV tile lies that this CTA
     // probably begins with; page -1 where that is not known or where its tokens do not lie
     // together.
-    __device__ Place finish_table(const Schedule& schedule) const {
+    __device__ PagePosition finish_table(const TileScheduler& scheduler) const {
         ptx::cp_async_wait_all();
         __syncwarp();
         s.lengths_full.wait(0);
-        const Start start = schedule.likely_start();
-        Place place = {-1, 0};
+        const Start start = scheduler.likely_start();
+        PagePosition first_tile = {-1, 0};
         if (p.run == kTileTokens && start.request >= 0) {
             // The entry of a request without tokens may be anything; TMA leaves out a page that the
             // cache does not have.
             const int token = start.kv_tile * kTileTokens, page = c.page_of(token);
             const int64_t entry = start.request * p.block_table_stride + page;
             if (entry < p.block_table_entries)
-                place = {c.table_is_small() ? ptx::ld_shared_s32(c.table_copy() + int(entry) * 4)
-                                            : p.block_table[entry],
-                         token - page * p.page_size};
+                first_tile = {c.table_is_small()
+                                  ? ptx::ld_shared_s32(c.table_copy() + int(entry) * 4)
+                                  : p.block_table[entry],
+                              token - page * p.page_size};
         }
         // From then on the copy may be overwritten.
         __syncwarp();
         s.table_full.arrive();
-        return place;
+        return first_tile;
     }
 
-    // Brings the queries of a small batch into L2, each CTA some of them, `most` rows at most:
+    // Brings the queries of a small batch into L2, each CTA some of them, `max_rows` at most:
     // TMA asks for them only when there are work items, and in many CTAs at the same
     // time.
     __device__ void prefetch_queries(int lane) const {
-        constexpr int most = 32, lines = (kLatent + kRope) * 2 / 128;
+        constexpr int max_rows = 32, lines = (kLatent + kRope) * 2 / 128;
         const int rows = p.requests * p.query_len * p.heads,
                   own = unsigned(rows + c.ctas() - 1) / c.ctas();
-        if (!p.even_query || p.cu_q_lens || own > most) return;
+        if (!p.even_query || p.cu_q_lens || own > max_rows) return;
 #pragma unroll 1
         for (int i = lane; i < own * lines; i += 32) {
             const int of_block = unsigned(i) / lines, line = i - of_block * lines,

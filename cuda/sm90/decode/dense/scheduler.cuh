@@ -19,7 +19,7 @@
 //
 // Two warps of every CTA do this, each for itself: the one that copies the cache, which then
 // begins, and one that hands the items to the others through a queue in shared memory. A third one
-// divides another batch before the lengths are there, since instructions are slow to come the first
+// plans another batch before the lengths are there, since instructions are slow to come the first
 // time. On the host one thread does the same (mla_decode_sm90_work_items), so that it can be
 // tested.
 #pragma once
@@ -30,7 +30,7 @@
 namespace mla::sm90::decode {
 
 struct WorkItem {
-    // -1: there are no more.
+    // -1 behind the last item.
     int request;
     // Row of the request's first row in this tile (for the whole group).
     int first_row;
@@ -44,6 +44,8 @@ struct WorkItem {
     int16_t combiners;
     // The group has no work item after this one.
     bool last;
+
+    __host__ __device__ bool is_valid() const { return request >= 0; }
 };
 
 // A KV tile of a request.
@@ -52,12 +54,12 @@ struct Start {
 };
 
 // Its functions are called by one whole warp, or on the host.
-class Schedule {
+class TileScheduler {
   public:
     // `lens`: the lengths of all requests, once they are there, one after the other or, if
     // `lens_step` is 0, all in the same place.
-    __host__ __device__ Schedule(const KernelParams& p, const int* lens, int lens_step,
-                                 int tile_rows, int group_id, int groups)
+    __host__ __device__ TileScheduler(const KernelParams& p, const int* lens, int lens_step,
+                                      int tile_rows, int group_id, int groups)
         : p_(p),
           lens_(lens),
           lens_step_(lens_step),
@@ -65,9 +67,9 @@ class Schedule {
           group_(group_id),
           groups_(groups) {}
 
-    // Divides the batch among the groups.
-    __host__ __device__ void divide() {
-        if (divide_uniform()) return;
+    // Makes the split plan: divides the batch among the groups.
+    __host__ __device__ void plan() {
+        if (plan_uniform()) return;
         const int requests = p_.requests;
         // Each lane has neighbouring requests.
         const int own = unsigned(requests + Lanes::kCount - 1) / unsigned(Lanes::kCount),
@@ -127,7 +129,7 @@ class Schedule {
 
 #ifdef __CUDACC__
     // Start of the group if all requests have as many KV tiles, found in a fraction of the time
-    // that `divide` takes. Otherwise some KV tile of the batch; a negative request if there is
+    // that `plan` takes. Otherwise some KV tile of the batch; a negative request if there is
     // none.
     __device__ Start likely_start() const {
         const Estimate& g = p_.estimate;
@@ -140,12 +142,12 @@ class Schedule {
         }
         // The first request stands for all others.
         const int kv_tiles = kv_tiles_of(0);
-        const Division division = division_of(kv_tiles);
-        const int tile = int((group_ + 0.5f) * division.inverse_splits),
-                  split = group_ - tile * division.splits;
+        const SplitPlan plan = split_plan_of(kv_tiles);
+        const int tile = int((group_ + 0.5f) * plan.inverse_splits),
+                  split = group_ - tile * plan.splits;
         const int request = int((tile + 0.5f) * g.inverse_tiles_of_request);
         if (kv_tiles == 0 || tile >= g.tiles) return none;
-        return {request, begin_of_split(kv_tiles_of(request), split, division.inverse_splits)};
+        return {request, begin_of_split(kv_tiles_of(request), split, plan.inverse_splits)};
     }
 #endif
 
@@ -247,21 +249,21 @@ class Schedule {
     }
 
     // Division of a number of KV tiles among the groups that a query tile has of its own.
-    struct Division {
+    struct SplitPlan {
         int split_size, splits;
         float inverse_splits;
     };
-    __host__ __device__ Division division_of(int kv_tiles) const {
+    __host__ __device__ SplitPlan split_plan_of(int kv_tiles) const {
         const Estimate& g = p_.estimate;
         const int split_size = int((kv_tiles + g.groups_of_tile - 0.5f) * g.inverse_groups_of_tile);
         const int splits = int((kv_tiles + split_size - 0.5f) * inverse_of(split_size));
         return {split_size, splits, inverse_of(splits)};
     }
 
-    // Does what `divide` does, in a fraction of its time, if all requests are alike and their tiles
-    // are kept apart and have groups of their own. Returns whether that is so. A single tile is
+    // Does what `plan` does, in a fraction of its time, if all requests are equal and their tiles
+    // are kept apart and have groups of their own. Returns true if that is so. A single tile is
     // always divided, unless it stays whole.
-    __host__ __device__ bool divide_uniform() {
+    __host__ __device__ bool plan_uniform() {
         const Estimate& g = p_.estimate;
         const int kv_tiles = kv_tiles_of(0);
         // Up to there, the quotients below are exact.
@@ -273,17 +275,16 @@ class Schedule {
         if (!Lanes::all(uniform)) return false;
         const int cost = kv_tiles + p_.tile_cost;
         step_ = g.tiles > 1 ? int((g.tiles * cost + 0.5f) * g.inverse_groups) : 0;
-        Division division = division_of(kv_tiles);
-        if (stays_whole(kv_tiles, division.split_size)) division = {kv_tiles, 1, 1.f};
-        if (g.tiles > 1 && !worth(division.split_size + p_.tile_cost, division.splits > 1))
-            return false;
-        split_size_ = division.split_size;
-        splits_ = division.splits;
+        SplitPlan plan = split_plan_of(kv_tiles);
+        if (stays_whole(kv_tiles, plan.split_size)) plan = {kv_tiles, 1, 1.f};
+        if (g.tiles > 1 && !worth(plan.split_size + p_.tile_cost, plan.splits > 1)) return false;
+        split_size_ = plan.split_size;
+        splits_ = plan.splits;
         kv_tiles_ = g.tiles * kv_tiles;
         total_ = g.tiles * splits_;
         begin_at_boundary();
         const int of_request = g.tiles_of_request * splits_;
-        request_ = int((group_ + 0.5f) * division.inverse_splits * g.inverse_tiles_of_request);
+        request_ = int((group_ + 0.5f) * plan.inverse_splits * g.inverse_tiles_of_request);
         begins_ = request_ * of_request;
         ends_ = begins_ + of_request;
         return true;
@@ -319,26 +320,26 @@ class Schedule {
         }
         // No fewer groups than that many KV tiles need; and splits of full size
         // but for one of each tile are enough.
-        int least = unsigned(kv_tiles_ + groups_ - 1) / unsigned(groups_);
-        int most = longest;
+        int low_size = unsigned(kv_tiles_ + groups_ - 1) / unsigned(groups_);
+        int high_size = longest;
         if (tiles < groups_) {
             const int enough =
                 unsigned(kv_tiles_ + groups_ - tiles - 1) / unsigned(groups_ - tiles);
-            most = most < enough ? most : enough;
+            high_size = high_size < enough ? high_size : enough;
         }
 #pragma unroll 1
-        while (least < most) {
-            const int split_size = (least + most) / 2;
+        while (low_size < high_size) {
+            const int split_size = (low_size + high_size) / 2;
             int needed = 0;
 #pragma unroll 1
             for (int request = Lanes::own(); request < p_.requests; request += Lanes::kCount)
                 needed += tiles_of(request) * splits_of(kv_tiles_of(request), split_size);
             if (Lanes::sum(needed) <= groups_)
-                most = split_size;
+                high_size = split_size;
             else
-                least = split_size + 1;
+                low_size = split_size + 1;
         }
-        return least;
+        return low_size;
     }
 
     // True if a tile is done whole though splits of so many KV tiles are possible. Combining takes
@@ -351,7 +352,7 @@ class Schedule {
     // True if tiles are to be kept apart when the longest group then has `cost`, and tiles are
     // divided or not. In line, all groups have step_, but some have two items, and the end takes as
     // long as three to seven KV tiles. Up to 64 rows, a KV tile also takes less time while some SMs
-    // leave the memory to the others. The numbers are times that divisions were measured to take
+    // leave the memory to the others. The numbers are times that plans were measured to take
     // (docs/log/decode.md).
     __host__ __device__ bool worth(int cost, bool divided) const {
         // 17/16 of a step and 3 KV tiles.
@@ -379,7 +380,7 @@ class Schedule {
     const KernelParams& p_;
     const int* lens_;
     int lens_step_, tile_rows_, group_, groups_;
-    // Apart: the most KV tiles of a split; in line, 0.
+    // Apart: the maximum number of KV tiles of a split; in line, 0.
     int split_size_;
     // Apart: the splits of each tile where all have as many, else 0.
     int splits_;

@@ -15,7 +15,7 @@ constexpr int kPanelBytes = kTileTokens * 64 * 2;
 constexpr int kSharedLimit = 232448;
 constexpr int kOutputThreads = 256, kOutputWarps = kOutputThreads / 32;
 
-// The named barriers of a CTA, and how many threads meet there.
+// The named barriers of a CTA, and their numbers of threads.
 enum class BarrierId : int {
     start = 0,          // all warps but the one that warms up
     output = 1,         // the output warpgroups
@@ -48,13 +48,13 @@ struct DeferredCombine {
 template <uint32_t readers, uint32_t stats_writers>
 struct CommonControl {
     int lens[kMaxRequests];
-    // Length of each request of the batch that is divided to warm up.
+    // Length of each request of the batch that is planned to warm up.
     int warm_up_length;
     WorkItem items[kQueuedItems];
     Loading loading;
     // True if the cache is read as evict-first.
     bool evict_first;
-    // An item in the queue: written by the scheduler's lane 0; released by every reader.
+    // An item in the queue: published by the scheduler's lane 0; released by every reader.
     Barrier<1> item_full[kQueuedItems];
     Barrier<readers> item_empty[kQueuedItems];
     // Once: the lanes that copied them.

@@ -22,8 +22,8 @@ struct Splits {
     typename C::Control& s = c.s;
 
     // Stores the partial result of a split in the workspace, except for the slice that this CTA
-    // combines itself: that stays in shared memory. Counts it in, and notes what the CTA owes to
-    // the tile.
+    // combines itself: that stays in shared memory. Counts it in, and notes what is left to combine
+    // of the tile.
     template <typename Sums>
     __device__ void store(const WorkItem& item, Sums& sums, int thread) {
         char* mine = partial(c.group_id, item.split == 0);
@@ -50,8 +50,8 @@ struct Splits {
         }
         if (thread < N) {
             using Partial = PartialResult<N>;
-            // Were it known to be the thread's number, what follows from it would be computed
-            // before the first work item, and spilled.
+            // Hides the thread's number from the compiler, which would compute what depends on
+            // it before the first work item, and spill it.
             int of_split = thread;
             asm volatile("" : "+r"(of_split));
             const int row = Fragments::row_of_tile(of_split);
@@ -80,11 +80,12 @@ struct Splits {
         }
     }
 
-    // Combines what this CTA owes: a slice of its last tile, or whole tiles after falling back.
-    __device__ void combine(const ItemQueue& queue, int thread) {
+    // Combines what is left to this CTA: a slice of its last tile, or whole tiles after falling
+    // back.
+    __device__ void combine(const PipelineCounter<kQueuedItems>& queue, int thread) {
         // The last work item is still where it was.
-        const WorkItem* last = &s.items[(queue.items - 1) % kQueuedItems];
-        const bool combines = queue.items > 0 && last->splits > 1 && last->last;
+        const WorkItem* last = &s.items[(queue.count - 1) % kQueuedItems];
+        const bool combines = queue.count > 0 && last->splits > 1 && last->last;
         // Its own slice; all of the last work item's tile; all of the first one's.
 #pragma unroll 1
         for (int i = 0; i < 3; ++i) {
@@ -98,7 +99,7 @@ struct Splits {
                     return true;
                 }
                 if (!await(item, thread)) return false;
-                // Nobody waits for this; what it answers is looked at when the slice is combined.
+                // No thread waits for this: the answer is needed when the slice is combined.
                 if (thread == 0) left = protocol_of(item).leave();
                 return true;
             };
@@ -130,11 +131,12 @@ struct Splits {
     }
 
   private:
-    // A partial result's place in the workspace. A CTA group has at most two unfinished tiles: one
-    // that begins in its range and one that began before it.
+    // Address of a partial result in the workspace. A CTA group has at most two unfinished tiles:
+    // one that begins in its range and one that began before it.
     __device__ char* partial(int of_group, bool begins) const {
-        return p.partials + (begins * c.ctas() + of_group * Context<C>::kGroupStep + c.place()) *
-                                PartialResult<N>::kBytes;
+        return p.partials +
+               (begins * c.ctas() + of_group * Context<C>::kGroupStep + c.list_offset()) *
+                   PartialResult<N>::kBytes;
     }
 
     // Address at which a combiner keeps its own slice: queries and ring are idle when there is no
@@ -164,8 +166,8 @@ struct Splits {
     }
 
     __device__ Protocol protocol_of(const WorkItem& item) const {
-        return {p.counters + item.first_group * Context<C>::kGroupStep + c.place(), item.splits,
-                item.combiners};
+        return {p.counters + item.first_group * Context<C>::kGroupStep + c.list_offset(),
+                item.splits, item.combiners};
     }
 
     __device__ static void leave(const Protocol& protocol) {

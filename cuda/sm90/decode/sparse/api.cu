@@ -175,7 +175,7 @@ MlaStatus check(const MlaSparseParams& p) {
     const struct {
         int64_t stride;
         const char* name;
-        int64_t least;
+        int64_t min;
         bool used;
     } strides[] = {
         {p.q_latent_token_stride, "q_latent_token_stride", 0, p.tokens > 1},
@@ -188,7 +188,7 @@ MlaStatus check(const MlaSparseParams& p) {
     for (const auto& s : strides) {
         if (!s.used) continue;
         check.that(s.stride % 8 == 0, s.name, s.stride, "a multiple of 16 bytes")
-            .stride(s.stride, s.name, s.least);
+            .stride(s.stride, s.name, s.min);
     }
     check
         .that(!p.lse || p.heads == 1 || p.lse_head_stride >= p.tokens, "lse_head_stride",
@@ -311,10 +311,10 @@ extern "C" MlaStatus mla_sparse_sm90_splits(const MlaSparseParams* params, const
     if (!tile_heads) return refuse("tile_heads", 0, "a pointer");
     const MlaStatus s = check_shape(*params);
     if (s.code != MLA_OK) return s;
-    const Plan own =
-        plan(params->tokens, params->heads, int(width(*params)), format_of(*params) != Format::same,
-             [&](int blocks) { return clusters[blocks - 1]; });
-    *splits = own.divisions.last().splits;
+    const SplitPlan own = split_plan(params->tokens, params->heads, int(width(*params)),
+                                     format_of(*params) != Format::same,
+                                     [&](int blocks) { return clusters[blocks - 1]; });
+    *splits = own.launches.last().splits;
     *tile_heads = own.tile_heads;
     return ok();
 }

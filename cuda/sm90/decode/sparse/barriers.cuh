@@ -6,17 +6,17 @@
 namespace mla::sm90::sparse {
 
 // `groups` warpgroups compute scores. Called by one thread; a barrier of the CTA follows.
-template <int groups, class Small>
-__device__ __forceinline__ void initialise(Small& s) {
+template <int groups, class Control>
+__device__ __forceinline__ void initialise(Control& s) {
     for (uint64_t& bar : s.full) ptx::mbarrier_init(ptx::shared_address(&bar), 1);
     for (uint64_t& bar : s.empty) ptx::mbarrier_init(ptx::shared_address(&bar), kOutputThreads);
-    for (uint64_t& bar : s.announced) ptx::mbarrier_init(ptx::shared_address(&bar), kLoadWarps);
-    for (uint64_t& bar : s.announced_empty)
+    for (uint64_t& bar : s.tile_full) ptx::mbarrier_init(ptx::shared_address(&bar), kLoadWarps);
+    for (uint64_t& bar : s.tile_empty)
         ptx::mbarrier_init(ptx::shared_address(&bar), 4 * groups + 8);
     for (uint64_t& bar : s.scores_full) ptx::mbarrier_init(ptx::shared_address(&bar), 128);
     for (uint64_t& bar : s.scores_empty)
         ptx::mbarrier_init(ptx::shared_address(&bar), kOutputThreads);
-    for (uint64_t& bar : s.decided) ptx::mbarrier_init(ptx::shared_address(&bar), 128);
+    for (uint64_t& bar : s.maxima_published) ptx::mbarrier_init(ptx::shared_address(&bar), 128);
     ptx::mbarrier_init(ptx::shared_address(&s.stats_full), 128);
     ptx::mbarrier_init(ptx::shared_address(&s.stats_empty), kOutputThreads);
     ptx::mbarrier_init(ptx::shared_address(&s.merged), 1);

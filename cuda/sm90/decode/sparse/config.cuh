@@ -1,9 +1,8 @@
-// The shared memory of one CTA.
+// The layout of a CTA's shared memory.
 //
-// Nine query tiles come first, N rows by 64 values each, then two tiles of
-// probabilities, N rows by 64 keys, then the ring of slots. All of this is idle
-// when an item's last product is done, and holds partial results while a
-// cluster merges.
+// Nine query tiles come first, N rows by 64 values each, then two tiles of probabilities, N rows by
+// 64 keys, then the ring of stages. All of this is idle when an item's last MMA is done, and holds
+// partial results while a cluster merges.
 #pragma once
 
 #include "../../../common/named_barrier.cuh"
@@ -13,7 +12,7 @@
 
 namespace mla::sm90::sparse {
 
-// The named barriers of a CTA, and how many threads meet there.
+// The named barriers of a CTA, and their numbers of threads.
 enum class BarrierId : int {
     scores = 1,         // a warpgroup of the scores
     second_scores = 2,  // the other one, with up to 16 heads
@@ -28,38 +27,39 @@ using OutputBarrier = NamedBarrier<BarrierId::output, kOutputThreads>;
 constexpr int kSharedLimit = 232448;
 // Warps that walk the lists and load.
 constexpr int kLoadWarps = 4;
-// KV tiles that are announced ahead of the ones worked on.
-constexpr int kAnnounced = 4;
-// Slots of a full KV tile; each is filled by one of the loading warps.
-constexpr int kTileSlots = kTileKeys / kSlotKeys;
-static_assert(kTileSlots == kLoadWarps, "a loading warp fills one slot of a tile");
+// KV tiles that are published ahead of the ones worked on.
+constexpr int kPublishedTiles = 4;
+// Stages of a full KV tile; each is filled by one of the loading warps.
+constexpr int kTileStages = kTileKeys / kStageKeys;
+static_assert(kTileStages == kLoadWarps, "a loading warp fills one stage of a tile");
 // Probabilities of so many KV tiles.
 constexpr int kProbabilityTiles = 2;
 
 template <int N, class Rows>
 struct Layout {
     static constexpr int kRows = N;
-    // Warpgroups that take turns with the scores; with more rows there are no
-    // registers for a second.
+    // Score warpgroups, in pingpong if two; with more rows there are no registers for a second.
     static constexpr int kScoreGroups = N <= 16 ? 2 : 1;
     static constexpr int kScoreThreads = 128 * kScoreGroups;
     static constexpr int kQueryTileBytes = N * 128, kQueryBytes = 9 * kQueryTileBytes;
     static constexpr int kProbabilityBytes = N * kTileKeys * 2;
     static constexpr int kProbabilityOffset = kQueryBytes;
     static constexpr int kRingOffset = kQueryBytes + kProbabilityTiles * kProbabilityBytes;
-    static constexpr int kSlotBytes = kSlotKeys * Rows::kPitch;
-    // The most that `Small` has, for as many slots as there may be.
-    static constexpr int kSmallBytes = 3856 + 64 * N;
-    static constexpr int kMostSlots = (kSharedLimit - kRingOffset - kSmallBytes) / kSlotBytes;
-    static constexpr int kSlots = kMostSlots < 20 ? kMostSlots : 20;
-    // A loading warp at tile t knows that the output has freed all of tile t - kAnnounced
-    // (ListWalk::announce). Its own slot of tile t lies at most kTileSlots * kAnnounced slots
-    // behind that: of the slot's uses at most one more than the awaited one is open.
-    static_assert(2 * kSlots >= kTileSlots * kAnnounced, "parity cannot tell uses of a slot apart");
-    // A scores warp waits for the slot of its own keys alone. It has met its group in every tile
-    // before (meet_any), so that the last use that it did not wait for is complete if the ring
-    // holds more than a tile.
-    static_assert(kSlots > kTileSlots, "a scores warp could pass a slot's wait a turn too early");
+    static constexpr int kStageBytes = kStageKeys * Rows::kPitch;
+    // Maximum size of `Control`, which has barriers for each stage.
+    static constexpr int kControlBytes = 3856 + 64 * N;
+    static constexpr int kMaxStages = (kSharedLimit - kRingOffset - kControlBytes) / kStageBytes;
+    static constexpr int kStages = kMaxStages < 20 ? kMaxStages : 20;
+    // A loading warp at tile t knows that the output has freed all of tile t - kPublishedTiles
+    // (ListWalk::publish_tile). Its own stage of tile t lies at most kTileStages * kPublishedTiles
+    // stages behind that: of the stage's uses at most one more than the awaited one is open.
+    static_assert(2 * kStages >= kTileStages * kPublishedTiles,
+                  "parity cannot tell uses of a stage apart");
+    // A scores warp waits for the stage of its own keys alone. It has synchronised with its group
+    // in every tile before (sync_group_or), so that the last use that it did not wait for is
+    // complete if the ring holds more than a tile.
+    static_assert(kStages > kTileStages,
+                  "a scores warp could pass a stage's wait one use too early");
 
     // The CTA's partial result while a cluster merges: [N][kPartialPitch] f32.
     // The pitch keeps neighbouring heads in different banks.
@@ -70,22 +70,22 @@ struct Layout {
     // registers for it, and sending takes longer than reading.
     static constexpr bool kShort = N <= 32;
 
-    // True if the loading warps ask for a list's end before they walk it, and not when its first
+    // True if the loading warps read a list's end before they walk it, and not when its first
     // rows are on their way: then they need not wait for it, but the walk needs a register more.
     static constexpr bool kEndFirst = N == 64;
 
     // Entries of a list that may wait for their tile.
     static constexpr int kPending = 2 * kTileKeys;
 
-    struct Small {
-        uint64_t full[kSlots], empty[kSlots];
-        uint64_t announced[kAnnounced], announced_empty[kAnnounced];
+    struct Control {
+        uint64_t full[kStages], empty[kStages];
+        uint64_t tile_full[kPublishedTiles], tile_empty[kPublishedTiles];
         uint64_t scores_full[kProbabilityTiles], scores_empty[kProbabilityTiles];
         uint64_t stats_full, stats_empty;
         // From one group of the scores to the other.
-        uint64_t decided[kProbabilityTiles];
+        uint64_t maxima_published[kProbabilityTiles];
         // The keys of a tile; 0 behind an item's last one.
-        int keys[kAnnounced];
+        int keys[kPublishedTiles];
         // Valid entries of each loading warp that no tile has yet.
         uint32_t pending[kLoadWarps][kPending];
         ListEnds ends;
@@ -111,28 +111,19 @@ struct Layout {
         uint64_t merged, merged_stats;
     };
 
-    static constexpr int kSmallOffset = kRingOffset + kSlots * kSlotBytes;
-    static constexpr int kBytes = kSmallOffset + int(sizeof(Small));
+    static constexpr int kControlOffset = kRingOffset + kStages * kStageBytes;
+    static constexpr int kBytes = kControlOffset + int(sizeof(Control));
     static_assert(kRingOffset % 1024 == 0, "a swizzled tile starts on 1024 bytes");
-    static_assert(N * kPartialPitch * 4 <= kSmallOffset, "a partial output has room");
+    static_assert(N * kPartialPitch * 4 <= kControlOffset, "a partial output has room");
     static_assert(kBytes <= kSharedLimit, "the CTA does not fit an SM");
 };
 
-// The number of keys of a tile, for all of a warp. One lane reads it, which is the one that gives
-// its place back. `wide/`, whose loop took 0.6 to 0.9% longer by it, does without.
+// The number of keys of a tile, for all of a warp. One lane reads it, which is the one that later
+// releases it. `wide/`, whose loop took 0.6 to 0.9% longer by it, does without.
 __device__ __forceinline__ int read_keys(const int& keys, int lane) {
     int own = 0;
     if (lane == 0) own = keys;
     return __shfl_sync(~0u, own, 0);
 }
-
-// Counts uses of one of `count` places that are taken in turns.
-template <int count>
-struct Turn {
-    uint32_t uses = 0;
-
-    __device__ uint32_t place() const { return uses % count; }
-    __device__ uint32_t phase() const { return uses / count & 1; }
-};
 
 }  // namespace mla::sm90::sparse

@@ -17,9 +17,9 @@ namespace mla::sm90::sparse {
 // kernels of sm80, cuBLAS, copies) begins when this kernel has ended; a captured graph has the same
 // edges.
 //
-// The second launch of a divided batch begins so behind the first one, whose results it does not
-// need: it waits at its end, so that whoever waits for it has waited for both.
-__device__ __forceinline__ void begin_behind_others(const KernelParams& p) {
+// The second launch of a batch (LaunchPlans) begins so behind the first one, whose results it does
+// not need: it waits at its end, so that what waits for it has waited for both.
+__device__ __forceinline__ void wait_at_start(const KernelParams& p) {
     if (p.first_item == 0) ptx::griddepcontrol_wait();
     ptx::griddepcontrol_launch_dependents();
 }
@@ -27,7 +27,7 @@ __device__ __forceinline__ void begin_behind_others(const KernelParams& p) {
 // Called by the output's threads behind their last access to global memory: a grid ends with its
 // last thread. Threads of other roles exit before, since the barriers of a cluster count all that
 // have not, and a merge would wait there for the first launch.
-__device__ __forceinline__ void end_behind_others(const KernelParams& p) {
+__device__ __forceinline__ void wait_at_end(const KernelParams& p) {
     if (p.first_item != 0) ptx::griddepcontrol_wait();
 }
 

@@ -1,7 +1,7 @@
 // Merges the partial results that the CTAs of a cluster have of an item, if its tile has up to 32
 // heads. Each CTA has a share of the item's values; all send it theirs, from registers to its
-// shared memory, and it adds them in the CTAs' order. Barriers count what has come: so nobody needs
-// a fence for what it wrote, nor waits at the end until others have read it.
+// shared memory, and it adds them in the CTAs' order. Barriers count what has come: so no CTA
+// needs a fence for what it wrote, nor waits at the end until others have read it.
 #pragma once
 
 #include "merge.cuh"
@@ -13,7 +13,7 @@ namespace mla::sm90::sparse {
 template <typename T, class L, class Fragment>
 struct Exchange {
     const KernelParams& p;
-    typename L::Small& s;
+    typename L::Control& s;
     uint32_t base;
     // The thread's number among the output's.
     int thread;
@@ -21,8 +21,8 @@ struct Exchange {
     int factor = 0;
 
     // Waits until the CTAs of the cluster are done with what is overwritten.
-    __device__ void begin(const Item& item) {
-        const unsigned splits = Items::splits();
+    __device__ void begin(const WorkItem& item) {
+        const unsigned splits = TileScheduler::splits();
         factor = (0xffff + splits) / splits;
         const uint32_t bytes = kRowBytes * own_rows(item);
         if (thread == 0) {
@@ -35,7 +35,7 @@ struct Exchange {
 #pragma unroll 1
         for (int i = thread; i < L::kRows * int(splits); i += kOutputThreads) {
             const int head = i % L::kRows, to = i / L::kRows;
-            ptx::st_async_v4_f32(ptx::mapa(stat(Items::split(), head), to),
+            ptx::st_async_v4_f32(ptx::mapa(stat(TileScheduler::split(), head), to),
                                  make_float4(s.maximum[head], s.sum[head], s.inverse[head], 0.f),
                                  ptx::mapa(stats_bar(), to));
         }
@@ -43,20 +43,20 @@ struct Exchange {
 
     // Sends a row of this warp's. Row r is of CTA r % splits: so warps send to different ones.
     __device__ void send(int row, const float* x) const {
-        const int at = row * factor >> 16, to = row - at * Items::splits();
-        ptx::st_async_v4_f32(ptx::mapa(place(at, Items::split()), to),
+        const int at = row * factor >> 16, to = row - at * TileScheduler::splits();
+        ptx::st_async_v4_f32(ptx::mapa(values_at(at, TileScheduler::split()), to),
                              make_float4(x[0], x[1], x[2], x[3]), ptx::mapa(bar(), to));
     }
 
     // When all have been sent.
-    __device__ void run(const Item& item) const {
+    __device__ void run(const WorkItem& item) const {
         ptx::mbarrier_wait(stats_bar(), 0);
         weigh(item);
         ptx::mbarrier_wait(bar(), 0);
         OutputBarrier::sync();
 #pragma unroll 1
         for (int at = thread / 32; at < own_rows(item); at += kOutputThreads / 32)
-            add(item, at * Items::splits() + Items::split(), at);
+            add(item, at * TileScheduler::splits() + TileScheduler::split(), at);
     }
 
   private:
@@ -68,20 +68,20 @@ struct Exchange {
     static constexpr int kStatsOffset = (kFragmentRows + kMaxSplits) * kRowBytes;
     static constexpr int kWeightsOffset = kStatsOffset + kMaxSplits * L::kRows * kStatBytes;
     static constexpr int kWeightsPitch = kMaxSplits + 1;
-    static_assert(kWeightsOffset + L::kRows * kWeightsPitch * 4 <= L::kSmallOffset,
+    static_assert(kWeightsOffset + L::kRows * kWeightsPitch * 4 <= L::kControlOffset,
                   "all of it has room");
 
     __device__ int lane() const { return thread & 31; }
     __device__ uint32_t bar() const { return ptx::shared_address(&s.merged); }
     __device__ uint32_t stats_bar() const { return ptx::shared_address(&s.merged_stats); }
     // Rows of this CTA that some head has.
-    __device__ int own_rows(const Item& item) const {
+    __device__ int own_rows(const WorkItem& item) const {
         const int rows = (item.heads + 7) / 8 * 32;
-        return (rows - Items::split() + Items::splits() - 1) * factor >> 16;
+        return (rows - TileScheduler::split() + TileScheduler::splits() - 1) * factor >> 16;
     }
     // Address of CTA k's values of the `at`-th row.
-    __device__ uint32_t place(int at, int k) const {
-        return base + (at * Items::splits() + k) * kRowBytes + lane() * 16;
+    __device__ uint32_t values_at(int at, int k) const {
+        return base + (at * TileScheduler::splits() + k) * kRowBytes + lane() * 16;
     }
     __device__ uint32_t stat(int k, int head) const {
         return base + kStatsOffset + (k * L::kRows + head) * kStatBytes;
@@ -92,9 +92,9 @@ struct Exchange {
 
     // Makes the weights of all heads: half a warp for each head, of which a lane has one CTA's
     // maximum and sum.
-    __device__ void weigh(const Item& item) const {
+    __device__ void weigh(const WorkItem& item) const {
         const int k = thread & 15;
-        const bool is_there = k < Items::splits();
+        const bool is_there = k < TileScheduler::splits();
 #pragma unroll 1
         for (int head = thread / 16; head < L::kRows; head += kOutputThreads / 16) {
             const uint4 own = ptx::ld_shared_v4(stat(is_there ? k : 0, head));
@@ -113,7 +113,8 @@ struct Exchange {
                 ptx::st_shared(weight(head, k), __float_as_uint(factor * __uint_as_float(own.z)));
             if (k > 0) continue;
             const float lse = natural_lse(top, sum);
-            if (head % Items::splits() == Items::split()) write_lse(p, item, head, lse);
+            if (head % TileScheduler::splits() == TileScheduler::split())
+                write_lse(p, item, head, lse);
             const bool is_empty = !(sum > 0.f) && sum == sum;
             const float by = is_empty ? 0.f : sink_factor(p, item, head, lse) / sum;
             ptx::st_shared(weight(head, kMaxSplits), __float_as_uint(by));
@@ -121,15 +122,15 @@ struct Exchange {
     }
 
     // Adds what all CTAs have of a row, in their order, and writes it.
-    __device__ void add(const Item& item, int row, int at) const {
+    __device__ void add(const WorkItem& item, int row, int at) const {
         const int heads[2] = {Fragment::head(row, lane(), 0), Fragment::head(row, lane(), 1)};
         const auto weight_of = [&](int e, int k) {
             return __int_as_float(ptx::ld_shared_s32(weight(heads[e], k)));
         };
         float v[2][2] = {};
 #pragma unroll 4
-        for (int k = 0; k < Items::splits(); ++k) {
-            const uint4 words = ptx::ld_shared_v4(place(at, k));
+        for (int k = 0; k < TileScheduler::splits(); ++k) {
+            const uint4 words = ptx::ld_shared_v4(values_at(at, k));
             const float x[4] = {__uint_as_float(words.x), __uint_as_float(words.y),
                                 __uint_as_float(words.z), __uint_as_float(words.w)};
 #pragma unroll

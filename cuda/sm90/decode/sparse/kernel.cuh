@@ -1,53 +1,43 @@
-// Sparse absorbed MLA for Hopper: every query token attends to the cache rows
-// that its lists name.
+// Sparse absorbed MLA for Hopper: every query token attends to the cache rows that its lists name.
 //
-// A CTA works on up to N heads of one query token at a time; its
-// warpgroups share the work:
+// A CTA works on up to N heads of one query token at a time; its warpgroups share the work:
 //
-//   load     four warps walk the lists, compact their valid entries
-//            (list_walk.cuh) and have TMA fetch their rows, a bulk copy for
-//            each, to a ring of slots of 16 rows (producer.cuh);
-//   scores   one warpgroup, or two in turns: S^T = K Q^T for a KV tile of 64
-//            keys (score_gemm.cuh), softmax, P to shared memory (scores.cuh);
-//   output   two warpgroups, each 256 of the 512 latent values:
-//            O^T = O^T + V^T P^T (output.cuh).
+//   load     four warps walk the lists, compact their valid entries (list_walk.cuh) and have TMA
+//            fetch their rows, a bulk copy for each, to a ring of stages of 16 rows (producer.cuh);
+//   scores   one warpgroup, or two in pingpong: S^T = K Q^T for a KV tile of 64 keys
+//            (score_gemm.cuh), softmax, P to shared memory (scores.cuh);
+//   output   two warpgroups, each 256 of the 512 latent values: O^T = O^T + V^T P^T (output.cuh).
 //
-// Both products take the cache as operand A from registers, so that rows may
-// stay as the cache has them, and heads on N, so that few of them need no
-// padding (rows.cuh).
+// Both GEMMs take the cache as operand A from registers, so that rows may stay as the cache has
+// them, and heads on N, so that few of them need no padding (rows.cuh).
 //
-//   for each item of this CTA (split_plan.cuh):
+//   for each item of this CTA (scheduler.cuh, split_plan.cuh):
 //       load Q
 //       for each 64 valid entries of the lists:
-//           load      four slots arrive
+//           load      four stages arrive
 //           scores    S^T = K Q^T
 //                     mask, lazy maximum
 //                     P = exp2(S - m) -> shared
 //           output    O^T = O^T * factor
-//                     O^T += V^T P^T, and each slot is free
+//                     O^T += V^T P^T, and each stage is released
 //       O / l -> out; in a cluster first the partial results of all CTAs are added
 //
-// What waits for what, each barrier with one phase per use of what it guards,
-// and who arrives:
+// Barriers, each with one phase per use of what it guards, and what arrives at them:
 //
-//   announced[i], announced_empty[i]   the number of keys of a tile: lane 0 of
-//                                      each loading warp; lane 0 of each warp of
-//                                      the scores and the output
-//   full[i], empty[i]                  a slot's rows: the copies; all of the
-//                                      output. The scores have read them before
-//                                      the probabilities are there.
-//   scores_full[i], scores_empty[i]    a tile's probabilities, factors and
-//                                      ratios: all of its scores warpgroup; all
-//                                      of the output
-//   decided[i]                         a tile's maxima: all of its scores
-//                                      warpgroup, for the other one
-//   stats_full, stats_empty            an item's maxima and sums: all of the
-//                                      first scores warpgroup; of the output
-//   merged_stats, merged               maxima and sums, and values, of all CTAs of
-//                                      a cluster: one thread, and what is sent
+//   tile_full[i], tile_empty[i]       the number of keys of a tile: lane 0 of each loading warp;
+//                                     lane 0 of each warp of the scores and the output
+//   full[i], empty[i]                 a stage's rows: the copies; all of the output. The scores
+//                                     have read them before the probabilities are there.
+//   scores_full[i], scores_empty[i]   a tile's probabilities, factors and ratios: all of its scores
+//                                     warpgroup; all of the output
+//   maxima_published[i]               a tile's maxima: all of its scores warpgroup, for the other
+//   stats_full, stats_empty           an item's maxima and sums: all of the first scores warpgroup;
+//                                     of the output
+//   merged_stats, merged              maxima and sums, and values, of all CTAs of a cluster: one
+//                                     thread, and what is sent
 //
-// Tiles of more than 32 heads of a cache of the queries' dtype have a kernel of
-// their own (wide/kernel.cuh).
+// Tiles of more than 32 heads of a cache of the queries' dtype have a kernel of their own
+// (wide/kernel.cuh).
 #pragma once
 
 #include "barriers.cuh"
@@ -78,20 +68,20 @@ __global__ __launch_bounds__(Threads<N, Rows<T, format>>::kAll,
     using L = Layout<N, R>;
     using Share = Threads<N, R>;
     extern __shared__ __align__(1024) char shared[];
-    typename L::Small& s = *reinterpret_cast<typename L::Small*>(shared + L::kSmallOffset);
+    typename L::Control& s = *reinterpret_cast<typename L::Control*>(shared + L::kControlOffset);
     const uint32_t base = ptx::shared_address(shared);
 
     // Done by a thread that has nothing else to do yet.
     if (threadIdx.x == Share::kAll - 1) initialise<L::kScoreGroups>(s);
-    begin_behind_others(p);
+    wait_at_start(p);
     const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
     Entries first;
-    if (L::kShort && warp < 4) first.read_first(p, Items::first(p), lane);
+    if (L::kShort && warp < 4) first.read_first(p, TileScheduler::first(p), lane);
     __syncthreads();
 
     if (warp < 4) {
         ptx::setmaxnreg_dec<Share::kLoad>();
-        KeyLoader<L, R>{{p, s, warp, lane, first}, base + L::kRingOffset}.run();
+        Producer<L, R>{{p, s, warp, lane, first}, base + L::kRingOffset}.run();
     } else if (warp < 4 + 4 * L::kScoreGroups) {
         if constexpr (Share::kScores > Share::kEvenShare)
             ptx::setmaxnreg_inc<Share::kScores>();
@@ -101,7 +91,7 @@ __global__ __launch_bounds__(Threads<N, Rows<T, format>>::kAll,
     } else {
         ptx::setmaxnreg_inc<Share::kOutput>();
         Output<T, N, format>(p, s, base).run();
-        end_behind_others(p);
+        wait_at_end(p);
     }
 }
 

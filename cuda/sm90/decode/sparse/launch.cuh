@@ -41,13 +41,13 @@ cudaLaunchConfig_t configuration(int blocks, int splits, cudaStream_t stream,
 
 // Number of clusters of 1 to kMaxSplits CTAs of a kernel that a device runs at the same time; 0 for
 // a size that is not tried.
-struct Resident {
+struct ActiveClusters {
     std::atomic<bool> known{false};
     std::atomic<int> clusters[kMaxSplits + 1];
 };
 
 template <class K>
-cudaError_t ask_resident(const Launch& l, Resident& resident) {
+cudaError_t query_active_clusters(const Launch& l, ActiveClusters& active) {
     cudaError_t e = cudaFuncSetAttribute(K::kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          K::kSharedBytes);
     if (e != cudaSuccess) return e;
@@ -55,7 +55,7 @@ cudaError_t ask_resident(const Launch& l, Resident& resident) {
     const bool large =
         cudaFuncSetAttribute(K::kKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) ==
         cudaSuccess;
-    resident.clusters[1] = l.multiprocessors;
+    active.clusters[1] = l.multiprocessors;
     for (int splits = 2; splits <= kMaxSplits; ++splits) {
         ClusterAttributes attributes = {};
         const cudaLaunchConfig_t config = configuration<K>(splits, splits, l.stream, attributes);
@@ -63,61 +63,61 @@ cudaError_t ask_resident(const Launch& l, Resident& resident) {
         if (!is_split(splits) || (splits > 8 && !large) ||
             cudaOccupancyMaxActiveClusters(&clusters, K::kKernel, &config) != cudaSuccess)
             clusters = 0;
-        resident.clusters[splits] = clusters;
+        active.clusters[splits] = clusters;
     }
     // A refusal above is no error of this launch.
     cudaGetLastError();
-    resident.known = true;
+    active.known = true;
     return cudaSuccess;
 }
 
-// The resident clusters of a kernel on a device; asked for once.
+// The clusters of a kernel that a device runs at the same time; queried once.
 template <class K>
-cudaError_t resident_clusters(const Launch& l, const Resident*& resident) {
-    static Resident all[kMaxDevices];
-    Resident& own = all[l.device];
-    resident = &own;
-    return own.known ? cudaSuccess : ask_resident<K>(l, own);
+cudaError_t active_clusters(const Launch& l, const ActiveClusters*& active) {
+    static ActiveClusters all[kMaxDevices];
+    ActiveClusters& own = all[l.device];
+    active = &own;
+    return own.known ? cudaSuccess : query_active_clusters<K>(l, own);
 }
 
 template <class K>
-cudaError_t launch(const Launch& l, const KernelParams& p, const Divisions& divisions) {
-    const Resident* resident;
-    cudaError_t e = resident_clusters<K>(l, resident);
-    for (int i = 0; i < divisions.count && e == cudaSuccess; ++i) {
-        const Division& division = divisions.all[i];
+cudaError_t launch(const Launch& l, const KernelParams& p, const LaunchPlans& launches) {
+    const ActiveClusters* active;
+    cudaError_t e = active_clusters<K>(l, active);
+    for (int i = 0; i < launches.count && e == cudaSuccess; ++i) {
+        const LaunchPlan& launch = launches.all[i];
         KernelParams own = p;
-        own.first_item = division.first;
-        own.items = division.end;
+        own.first_item = launch.first;
+        own.items = launch.end;
         ClusterAttributes attributes = {};
         const cudaLaunchConfig_t config =
-            configuration<K>(division.blocks, division.splits, l.stream, attributes);
+            configuration<K>(launch.blocks, launch.splits, l.stream, attributes);
         e = cudaLaunchKernelEx(&config, K::kKernel, own);
     }
     return e;
 }
 
 template <typename T, Format format>
-cudaError_t launch_format(const Launch& l, const KernelParams& undivided) {
+cudaError_t launch_format(const Launch& l, const KernelParams& unplanned) {
     // A CTA of every kernel has an SM to itself, so that all kernels' clusters are as many.
-    const Resident* resident;
-    const cudaError_t e = resident_clusters<Narrow<T, 16, format>>(l, resident);
+    const ActiveClusters* active;
+    const cudaError_t e = active_clusters<Narrow<T, 16, format>>(l, active);
     if (e != cudaSuccess) return e;
-    const Plan own =
-        plan(undivided.tokens, undivided.heads, undivided.width, format != Format::same,
-             [&](int splits) { return resident->clusters[splits].load(); });
-    KernelParams p = undivided;
+    const SplitPlan own =
+        split_plan(unplanned.tokens, unplanned.heads, unplanned.width, format != Format::same,
+                   [&](int splits) { return active->clusters[splits].load(); });
+    KernelParams p = unplanned;
     p.head_tiles = own.head_tiles;
     p.token_factor = ((uint32_t(1) << 31) + p.head_tiles - 1) / p.head_tiles;
     p.tile_heads = own.tile_heads;
     switch (rows_of(own.tile_heads)) {
-        case 16: return launch<Narrow<T, 16, format>>(l, p, own.divisions);
-        case 32: return launch<Narrow<T, 32, format>>(l, p, own.divisions);
+        case 16: return launch<Narrow<T, 16, format>>(l, p, own.launches);
+        case 32: return launch<Narrow<T, 32, format>>(l, p, own.launches);
         default:
             if constexpr (format == Format::same)
-                return launch<Wide<T>>(l, p, own.divisions);
+                return launch<Wide<T>>(l, p, own.launches);
             else
-                return launch<Narrow<T, 64, format>>(l, p, own.divisions);
+                return launch<Narrow<T, 64, format>>(l, p, own.launches);
     }
 }
 

@@ -29,7 +29,7 @@ struct ListEnds {
         return __reduce_max_sync(~0u, of_warp[n & 1][source][lane & (kOutputWarps - 1)]);
     }
     // When the item needs them no more, whether they were asked for or not.
-    __device__ void give_back(uint32_t n) {
+    __device__ void release(uint32_t n) {
         // No warp may be two items ahead of another one.
         ptx::mbarrier_wait(ptx::shared_address(&full[n & 1]), n >> 1 & 1);
         ptx::mbarrier_arrive(ptx::shared_address(&empty[n & 1]));
@@ -40,19 +40,19 @@ struct ListEnds {
     // before had a shorter list, and in the first item.
     __device__ void find(const KernelParams& p, int token, uint32_t n, int split, int splits,
                          int warp, int lane) {
-        const int place = n & 1;
-        ptx::mbarrier_wait(ptx::shared_address(&empty[place]), (n >> 1 & 1) ^ 1);
+        const int parity = n & 1;
+        ptx::mbarrier_wait(ptx::shared_address(&empty[parity]), (n >> 1 & 1) ^ 1);
 #pragma unroll 1
         for (int k = 0; k < kSources; ++k) {
             const Source& source = p.sources[k];
             int end = source.width;
-            const int before = lane == 0 && n > 0 ? of_warp[place ^ 1][k][warp] : 0;
+            const int before = lane == 0 && n > 0 ? of_warp[parity ^ 1][k][warp] : 0;
             if (!source.counts && __shfl_sync(~0u, before, 0) < end)
                 end = end_of(source, token, split * kListGroup + warp * splits * kListGroup,
                              kOutputWarps * splits * kListGroup, lane);
-            if (lane == 0) of_warp[place][k][warp] = end;
+            if (lane == 0) of_warp[parity][k][warp] = end;
         }
-        if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&full[place]));
+        if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&full[parity]));
     }
 
   private:

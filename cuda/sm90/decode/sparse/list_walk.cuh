@@ -3,50 +3,20 @@
 
 #include "config.cuh"
 #include "ptx/sm90.cuh"
+#include "scheduler.cuh"
 
 namespace mla::sm90::sparse {
 
-// A tile of heads of a query token, as far as loads and stores need it.
-struct Item {
-    int token, first_head, heads;
-
-    __device__ Item(const KernelParams& p, int index) {
-        // Exact for less than 2^27 items, which are 8 per token at most.
-        token = int(uint64_t(index) * p.token_factor >> 31);
-        first_head = (index - token * p.head_tiles) * p.tile_heads;
-        heads = min(p.tile_heads, p.heads - first_head);
-    }
-
-    // Addresses of a head's latent and rotary query values.
-    __device__ const char* latent(const KernelParams& p, int head) const {
-        return static_cast<const char*>(p.q_latent) +
-               (token * p.q_latent_token_stride + (first_head + head) * p.q_latent_head_stride) * 2;
-    }
-    __device__ const char* rope(const KernelParams& p, int head) const {
-        return static_cast<const char*>(p.q_rope) +
-               (token * p.q_rope_token_stride + (first_head + head) * p.q_rope_head_stride) * 2;
-    }
-};
-
-// The items of a CTA. Read where it is needed: kept, it would cost registers
-// in every role.
-struct Items {
-    __device__ static int first(const KernelParams& p) {
-        return p.first_item + int(ptx::clusterid());
-    }
-    __device__ static int step() { return int(ptx::nclusterid()); }
-    // This CTA's split of each item, and how many there are.
-    __device__ static int split() { return int(ptx::cluster_ctarank()); }
-    __device__ static int splits() { return int(ptx::cluster_nctarank()); }
-};
-
 // Brings what is read first of an item's list into L2. Called by at least four threads, of which
 // this is `thread`.
-__device__ __forceinline__ void prefetch_list(const KernelParams& p, const Item& item, int thread) {
+__device__ __forceinline__ void prefetch_list(const KernelParams& p, const WorkItem& item,
+                                              int thread) {
     const Source& first = p.sources[0];
-    if (thread < 4 && (Items::split() + thread * Items::splits()) * kListGroup < first.width)
+    if (thread < 4 &&
+        (TileScheduler::split() + thread * TileScheduler::splits()) * kListGroup < first.width)
         ptx::prefetch_global_l2(first.lists + item.token * first.list_stride +
-                                (Items::split() + thread * Items::splits()) * kListGroup);
+                                (TileScheduler::split() + thread * TileScheduler::splits()) *
+                                    kListGroup);
 }
 
 // Brings what the next item begins with into L2: its queries, and what is read first of its list.
@@ -54,7 +24,7 @@ __device__ __forceinline__ void prefetch_list(const KernelParams& p, const Item&
 __device__ __forceinline__ void prefetch_item(const KernelParams& p, int index, int thread,
                                               int threads) {
     if (index >= p.items) return;
-    const Item item(p, index);
+    const WorkItem item(p, index);
     constexpr int lines = (kLatent + kRope) * 2 / 128;
 #pragma unroll 1
     for (int i = thread; i < item.heads * lines; i += threads) {
@@ -71,10 +41,10 @@ __device__ __forceinline__ void find_ends(const KernelParams& p, ListEnds& ends,
                                           uint32_t n, int thread) {
 #pragma unroll 1
     for (int ahead = n == 0 ? 0 : 1; ahead < 2; ++ahead) {
-        const int item = index + ahead * Items::step();
+        const int item = index + ahead * TileScheduler::step();
         if (item < p.items)
-            ends.find(p, Item(p, item).token, n + ahead, Items::split(), Items::splits(),
-                      __shfl_sync(~0u, thread >> 5, 0), thread & 31);
+            ends.find(p, WorkItem(p, item).token, n + ahead, TileScheduler::split(),
+                      TileScheduler::splits(), __shfl_sync(~0u, thread >> 5, 0), thread & 31);
     }
 }
 
@@ -90,10 +60,10 @@ struct Entries {
     __device__ __forceinline__ void read_first(const KernelParams& p, int item, int lane) {
         if (item >= p.items || p.dense_within > 0) return;
         const Source& source = p.sources[0];
-        const int* list = source.lists + Item(p, item).token * source.list_stride + lane;
+        const int* list = source.lists + WorkItem(p, item).token * source.list_stride + lane;
 #pragma unroll
         for (int i = 0; i < kGroups; ++i) {
-            const int at = (Items::split() + i * Items::splits()) * kListGroup;
+            const int at = (TileScheduler::split() + i * TileScheduler::splits()) * kListGroup;
             of_group[i] = at + lane < source.width ? list[at] : -1;
         }
     }
@@ -104,12 +74,12 @@ struct Entries {
 template <class L>
 struct ListWalk {
     const KernelParams& p;
-    typename L::Small& s;
+    typename L::Control& s;
     int warp, lane;
     // Entries of the current list, or the first ones of the next item's, if they are asked for
     // ahead (Layout::kShort).
     Entries first;
-    Turn<kAnnounced> tile = {};
+    PipelineCounter<kPublishedTiles> tile = {};
     // Items that are done.
     uint32_t done = 0;
 
@@ -118,11 +88,11 @@ struct ListWalk {
     template <typename Copy>
     __device__ __forceinline__ void run(const Copy& copy) {
 #pragma unroll 1
-        for (int i = Items::first(p); i < p.items; i += Items::step()) {
+        for (int i = TileScheduler::first(p); i < p.items; i += TileScheduler::step()) {
             walk(i, copy);
-            if constexpr (L::kShort) first.read_first(p, i + Items::step(), lane);
-            announce(0);
-            s.ends.give_back(done++);
+            if constexpr (L::kShort) first.read_first(p, i + TileScheduler::step(), lane);
+            publish_tile(0);
+            s.ends.release(done++);
         }
     }
 
@@ -186,19 +156,19 @@ struct ListWalk {
     // This CTA's split of an item's lists.
     template <typename Copy>
     __device__ __forceinline__ void walk(int item, const Copy& copy) {
-        const int token = Item(p, item).token;
+        const int token = WorkItem(p, item).token;
         // Valid entries in `pending`: how many were taken before, and how many
         // there are.
         uint32_t taken = 0;
         int there = 0;
         const auto take = [&](int keys) {
-            announce(keys);
+            publish_tile(keys);
             copy(taken, keys);
             __syncwarp();
             taken += keys;
             there -= keys;
         };
-        const int step = Items::splits() * kListGroup;
+        const int step = TileScheduler::splits() * kListGroup;
         const Dense dense = dense_request(token);
 #pragma unroll 1
         for (uint32_t k = 0; k < kSources; ++k) {
@@ -209,7 +179,7 @@ struct ListWalk {
                                         : source.width;
             const int* list = source.lists + token * source.list_stride + lane;
             constexpr int batch = Entries::kGroups;
-            const int begin = Items::split() * kListGroup;
+            const int begin = TileScheduler::split() * kListGroup;
             int from = begin;
             Entries of_source;
             Entries& next = L::kShort ? first : of_source;
@@ -273,18 +243,18 @@ struct ListWalk {
         }
     }
 
-    // Announces a tile of `keys` keys. All four warps arrive and all four wait for the place, also
-    // those that copy nothing of the tile: a warp may then be kAnnounced tiles ahead of the output
-    // and no more, so that each of its waits for a slot is for one of two phases, which parity
-    // tells apart (Layout::kSlots). And since no phase of a place ends without this warp, it cannot
-    // miss one.
-    __device__ void announce(int keys) {
-        ptx::mbarrier_wait(ptx::shared_address(&s.announced_empty[tile.place()]), tile.phase() ^ 1);
+    // Publishes a tile of `keys` keys. All four warps arrive and all four wait for tile_empty, also
+    // those that copy nothing of the tile: a warp may then be kPublishedTiles tiles ahead of the
+    // output and no more, so that each of its waits for a stage is for one of two phases, which
+    // parity tells apart (Layout::kStages). And since no phase of tile_empty ends without this
+    // warp, it cannot miss one.
+    __device__ void publish_tile(int keys) {
+        ptx::mbarrier_wait(ptx::shared_address(&s.tile_empty[tile.stage()]), tile.phase() ^ 1);
         if (lane == 0) {
-            if (warp == 0) s.keys[tile.place()] = keys;
-            ptx::mbarrier_arrive(ptx::shared_address(&s.announced[tile.place()]));
+            if (warp == 0) s.keys[tile.stage()] = keys;
+            ptx::mbarrier_arrive(ptx::shared_address(&s.tile_full[tile.stage()]));
         }
-        ++tile.uses;
+        ++tile.count;
         __syncwarp();
     }
 };

@@ -10,7 +10,7 @@
 namespace mla::sm90::sparse {
 
 template <typename T>
-__device__ __forceinline__ T* output_row(const KernelParams& p, const Item& item, int head) {
+__device__ __forceinline__ T* output_row(const KernelParams& p, const WorkItem& item, int head) {
     return static_cast<T*>(p.out) + item.token * p.out_token_stride +
            (item.first_head + head) * p.out_head_stride;
 }
@@ -18,29 +18,29 @@ __device__ __forceinline__ T* output_row(const KernelParams& p, const Item& item
 template <typename T, class L>
 struct Merge {
     const KernelParams& p;
-    const typename L::Small& s;
+    const typename L::Control& s;
     uint32_t base;
     // The thread's number among the output's.
     int thread;
 
-    // All products are done: what they read may be overwritten.
-    __device__ static void meet() { OutputBarrier::sync(); }
+    // All MMAs are done: what they read may be overwritten.
+    __device__ static void sync_output() { OutputBarrier::sync(); }
 
     // A value of this CTA's result, or two or four neighbouring ones.
     __device__ void put(int head, int latent, float v) const {
-        ptx::st_shared(place(head, latent), __float_as_uint(v));
+        ptx::st_shared(value_at(head, latent), __float_as_uint(v));
     }
     __device__ void put(int head, int latent, float2 v) const {
-        ptx::st_shared_v2(place(head, latent), __float_as_uint(v.x), __float_as_uint(v.y));
+        ptx::st_shared_v2(value_at(head, latent), __float_as_uint(v.x), __float_as_uint(v.y));
     }
     __device__ void put(int head, int latent, float4 v) const {
-        ptx::st_shared_v4(place(head, latent),
+        ptx::st_shared_v4(value_at(head, latent),
                           make_uint4(__float_as_uint(v.x), __float_as_uint(v.y),
                                      __float_as_uint(v.z), __float_as_uint(v.w)));
     }
 
     // When all values have been put.
-    __device__ void run(const Item& item) const {
+    __device__ void run(const WorkItem& item) const {
         // Statistics that other CTAs read are written by threads that arrive at the cluster's
         // barrier.
         if (thread < L::kRows) {
@@ -50,12 +50,12 @@ struct Merge {
         ptx::barrier_cluster_arrive();
         ptx::barrier_cluster_wait();
         const int all = item.heads * kFours;
-        const int split = Items::split(), splits = Items::splits();
+        const int split = TileScheduler::split(), splits = TileScheduler::splits();
         const int begin = all * split / splits, end = all * (split + 1) / splits;
         weigh(item, begin, end, splits);
-        meet();
+        sync_output();
         add(item, begin, end, splits);
-        // Nobody leaves while others read.
+        // No CTA leaves while others read.
         ptx::barrier_cluster_arrive();
         ptx::barrier_cluster_wait();
     }
@@ -69,9 +69,9 @@ struct Merge {
     static constexpr int kWeightsPitch = kMaxSplits + 1;
     // Behind those, each head's maximum, and then each head's sum.
     static constexpr int kMaximaOffset = kWeightsOffset + L::kRows * kWeightsPitch * 4;
-    static_assert(kMaximaOffset + L::kRows * 8 <= L::kSmallOffset, "all of it has room");
+    static_assert(kMaximaOffset + L::kRows * 8 <= L::kControlOffset, "all of it has room");
 
-    __device__ uint32_t place(int head, int latent) const {
+    __device__ uint32_t value_at(int head, int latent) const {
         return base + (head * L::kPartialPitch + latent) * 4;
     }
     __device__ uint32_t maximum(int head) const { return base + kMaximaOffset + head * 4; }
@@ -83,7 +83,7 @@ struct Merge {
 
     // Makes the weights of the heads that some values are of: a warp for each head, of which a lane
     // has one CTA's maximum and sum.
-    __device__ void weigh(const Item& item, int begin, int end, int splits) const {
+    __device__ void weigh(const WorkItem& item, int begin, int end, int splits) const {
         const int lane = thread & 31;
         const bool is_there = lane < splits;
         const uint32_t maxima = ptx::mapa(maximum(0), is_there ? lane : 0);
@@ -114,7 +114,7 @@ struct Merge {
     }
 
     // Adds the partial results of some values, in the order of the CTAs, and writes them.
-    __device__ void add(const Item& item, int begin, int end, int splits) const {
+    __device__ void add(const WorkItem& item, int begin, int end, int splits) const {
         const auto weight_of = [&](int head, int k) {
             return __int_as_float(ptx::ld_shared_s32(weight(head, k)));
         };

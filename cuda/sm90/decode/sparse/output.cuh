@@ -22,13 +22,13 @@ struct Output {
     using Sums = float[4][N / 2];
 
     const KernelParams& p;
-    typename L::Small& s;
+    typename L::Control& s;
     uint32_t base;
     int thread, lane, g, q;
     // The first of this warp's latent values.
     int first_latent;
 
-    __device__ Output(const KernelParams& params, typename L::Small& small, uint32_t address)
+    __device__ Output(const KernelParams& params, typename L::Control& small, uint32_t address)
         : p(params),
           s(small),
           base(address),
@@ -39,14 +39,14 @@ struct Output {
           first_latent(__shfl_sync(~0u, thread >> 5, 0) * 64) {}
 
     __device__ void run() {
-        Ring<L::kSlots> ring;
-        Turn<kAnnounced> tile;
-        Turn<kProbabilityTiles> turn;
+        PipelineState<L::kStages> ring;
+        PipelineCounter<kPublishedTiles> tile;
+        PipelineCounter<kProbabilityTiles> scored;
         uint32_t done = 0;
 #pragma unroll 1
-        for (int i = Items::first(p); i < p.items; i += Items::step(), ++done) {
+        for (int i = TileScheduler::first(p); i < p.items; i += TileScheduler::step(), ++done) {
             // There is nothing else to do yet.
-            prefetch_item(p, i + Items::step(), thread, kOutputThreads);
+            prefetch_item(p, i + TileScheduler::step(), thread, kOutputThreads);
             find_ends(p, s.ends, i, done, thread);
             Sums acc;
 #pragma unroll
@@ -55,25 +55,25 @@ struct Output {
                 for (int j = 0; j < N / 2; ++j) acc[t][j] = 0.f;
 #pragma unroll 1
             while (true) {
-                ptx::mbarrier_wait(ptx::shared_address(&s.announced[tile.place()]), tile.phase());
-                const int keys = read_keys(s.keys[tile.place()], lane);
+                ptx::mbarrier_wait(ptx::shared_address(&s.tile_full[tile.stage()]), tile.phase());
+                const int keys = read_keys(s.keys[tile.stage()], lane);
                 if (keys > 0) {
                     if (keys == kTileKeys)
-                        add_tile(acc, turn, ring);
+                        add_tile(acc, scored, ring);
                     else
-                        add_some(acc, turn, ring, keys);
-                    ptx::mbarrier_arrive(ptx::shared_address(&s.scores_empty[turn.place()]));
-                    ++turn.uses;
+                        add_some(acc, scored, ring, keys);
+                    ptx::mbarrier_arrive(ptx::shared_address(&s.scores_empty[scored.stage()]));
+                    ++scored.count;
                 }
                 __syncwarp();
                 if (lane == 0)
-                    ptx::mbarrier_arrive(ptx::shared_address(&s.announced_empty[tile.place()]));
-                ++tile.uses;
+                    ptx::mbarrier_arrive(ptx::shared_address(&s.tile_empty[tile.stage()]));
+                ++tile.count;
                 if (keys == 0) break;
             }
             ptx::mbarrier_wait(ptx::shared_address(&s.stats_full), done & 1);
-            const Item item(p, i);
-            if (Items::splits() == 1) {
+            const WorkItem item(p, i);
+            if (TileScheduler::splits() == 1) {
                 write(acc, item);
             } else if constexpr (L::kShort) {
                 exchange(acc, item);
@@ -101,37 +101,38 @@ struct Output {
     }
 
     // A KV tile.
-    __device__ void add_tile(Sums& acc, const Turn<kProbabilityTiles>& turn,
-                             Ring<L::kSlots>& ring) const {
-        constexpr int steps = kTileKeys / kSlotKeys;
-        Ring<L::kSlots> ahead = ring;
+    __device__ void add_tile(Sums& acc, const PipelineCounter<kProbabilityTiles>& scored,
+                             PipelineState<L::kStages>& ring) const {
+        constexpr int steps = kTileKeys / kStageKeys;
+        PipelineState<L::kStages> ahead = ring;
         // The first keys need not wait for the probabilities.
         Values values = read(ahead);
-        wait_for_scores(acc, turn);
+        wait_for_scores(acc, scored);
 #pragma unroll
         for (int step = 0; step < steps; ++step) {
             const Values own = values;
             if (step + 1 < steps) values = read(ahead);
-            add(acc, own, turn.place(), step, ring);
+            add(acc, own, scored.stage(), step, ring);
         }
         ptx::wgmma_wait_group<0>();
     }
 
     // A KV tile that has fewer keys.
-    __device__ void add_some(Sums& acc, const Turn<kProbabilityTiles>& turn, Ring<L::kSlots>& ring,
-                             int keys) const {
-        wait_for_scores(acc, turn);
+    __device__ void add_some(Sums& acc, const PipelineCounter<kProbabilityTiles>& scored,
+                             PipelineState<L::kStages>& ring, int keys) const {
+        wait_for_scores(acc, scored);
 #pragma unroll 1
-        for (int step = 0; step * kSlotKeys < keys; ++step) {
-            Ring<L::kSlots> at = ring;
-            add(acc, read(at), turn.place(), step, ring);
+        for (int step = 0; step * kStageKeys < keys; ++step) {
+            PipelineState<L::kStages> at = ring;
+            add(acc, read(at), scored.stage(), step, ring);
             ptx::wgmma_wait_group<0>();
         }
     }
 
-    __device__ void wait_for_scores(Sums& acc, const Turn<kProbabilityTiles>& turn) const {
-        ptx::mbarrier_wait(ptx::shared_address(&s.scores_full[turn.place()]), turn.phase());
-        if (s.any_factor[turn.place()]) rescale(acc, s.factor[turn.place()]);
+    __device__ void wait_for_scores(Sums& acc,
+                                    const PipelineCounter<kProbabilityTiles>& scored) const {
+        ptx::mbarrier_wait(ptx::shared_address(&s.scores_full[scored.stage()]), scored.phase());
+        if (s.any_factor[scored.stage()]) rescale(acc, s.factor[scored.stage()]);
     }
 
     // Eight latent values of each of four keys, if they are e4m3.
@@ -139,17 +140,17 @@ struct Output {
         uint2 x, y, x8, y8;
     };
 
-    __device__ uint32_t slot_address(const Ring<L::kSlots>& ring) const {
-        return base + L::kRingOffset + ring.slot * L::kSlotBytes;
+    __device__ uint32_t stage_address(const PipelineState<L::kStages>& ring) const {
+        return base + L::kRingOffset + ring.stage * L::kStageBytes;
     }
 
-    // Waits for a slot, and reads this lane's values. Those of other formats are
+    // Waits for a stage, and reads this lane's values. Those of other formats are
     // read as operands.
-    __device__ Values read(Ring<L::kSlots>& ring) const {
-        ptx::mbarrier_wait(ptx::shared_address(&s.full[ring.slot]), ring.phase);
+    __device__ Values read(PipelineState<L::kStages>& ring) const {
+        ptx::mbarrier_wait(ptx::shared_address(&s.full[ring.stage]), ring.phase);
         Values v = {};
         if constexpr (R::kConverts) {
-            const uint32_t from = slot_address(ring) + first_latent + 8 * g;
+            const uint32_t from = stage_address(ring) + first_latent + 8 * g;
             v.x = ptx::ld_shared_v2(from + R::key_row(2 * q) * R::kPitch);
             v.y = ptx::ld_shared_v2(from + R::key_row(2 * q + 1) * R::kPitch);
             v.x8 = ptx::ld_shared_v2(from + R::key_row(2 * q + 8) * R::kPitch);
@@ -159,20 +160,20 @@ struct Output {
         return v;
     }
 
-    // Adds the 16 keys of a slot, and gives it back. Operands of two products at
-    // a time are made while the two before are under way.
-    __device__ void add(Sums& acc, const Values& v, int place, int step,
-                        Ring<L::kSlots>& ring) const {
+    // Adds the 16 keys of a stage, and releases it. Operands of two MMAs at a time are made while
+    // the two before are under way.
+    __device__ void add(Sums& acc, const Values& v, int at_tile, int step,
+                        PipelineState<L::kStages>& ring) const {
         const uint64_t b =
             ptx::wgmma_descriptor(base + L::kProbabilityOffset +
-                                  __shfl_sync(~0u, place, 0) * L::kProbabilityBytes) +
+                                  __shfl_sync(~0u, at_tile, 0) * L::kProbabilityBytes) +
             2 * step;
         uint32_t a[2][8];
         if constexpr (R::kConverts) {
             __half2 ratio, ratio8;
             if constexpr (R::kScales) {
-                const __half* of_group = s.ratio[place][first_latent / R::kGroupValues];
-                const __half* of_key = of_group + step * kSlotKeys + 2 * q;
+                const __half* of_group = s.ratio[at_tile][first_latent / R::kGroupValues];
+                const __half* of_key = of_group + step * kStageKeys + 2 * q;
                 ratio = *reinterpret_cast<const __half2*>(of_key);
                 ratio8 = *reinterpret_cast<const __half2*>(of_key + 8);
             }
@@ -202,7 +203,7 @@ struct Output {
                 multiply(acc, a[half], half, b);
             }
         } else {
-            const uint32_t from = slot_address(ring) + ((lane & 7) + (lane >> 4) * 8) * R::kPitch +
+            const uint32_t from = stage_address(ring) + ((lane & 7) + (lane >> 4) * 8) * R::kPitch +
                                   (first_latent + (lane >> 3 & 1) * 8) * 2;
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
@@ -214,8 +215,8 @@ struct Output {
                 multiply(acc, a[half], half, b);
             }
         }
-        // The slot's values are in registers: the MMAs have been issued.
-        ptx::mbarrier_arrive(ptx::shared_address(&s.empty[ring.slot]));
+        // The stage's values are in registers: the MMAs have been issued.
+        ptx::mbarrier_arrive(ptx::shared_address(&s.empty[ring.stage]));
         ring.advance(1);
     }
 
@@ -233,7 +234,7 @@ struct Output {
     }
 
     // Writes the output of an item that has no splits.
-    __device__ void write(const Sums& acc, const Item& item) const {
+    __device__ void write(const Sums& acc, const WorkItem& item) const {
 #pragma unroll
         for (int j = 0; j < N / 8; ++j) {
             if (8 * j >= item.heads) break;
@@ -289,7 +290,7 @@ struct Output {
         __device__ static constexpr int at(int e, int i) { return 2 * i + e; }
     };
 
-    __device__ void exchange(const Sums& acc, const Item& item) const {
+    __device__ void exchange(const Sums& acc, const WorkItem& item) const {
         Exchange<T, L, Fragment> exchange{p, s, base, thread};
         exchange.begin(item);
 #pragma unroll
@@ -302,9 +303,9 @@ struct Output {
         exchange.run(item);
     }
 
-    __device__ void merge(const Sums& acc, const Item& item) const {
+    __device__ void merge(const Sums& acc, const WorkItem& item) const {
         const Merge<T, L> merge{p, s, base, thread};
-        merge.meet();
+        merge.sync_output();
 #pragma unroll
         for (int j = 0; j < N / 8; ++j)
 #pragma unroll
@@ -316,7 +317,7 @@ struct Output {
                 };
                 if constexpr (R::kConverts) {
                     // Eight neighbouring ones, of which every other lane of a quad puts the last
-                    // four first: then no two lanes meet in a bank.
+                    // four first: then no two lanes have the same bank.
                     const float4 low =
                         make_float4(value(0, 0), value(0, 1), value(1, 0), value(1, 1));
                     const float4 high =

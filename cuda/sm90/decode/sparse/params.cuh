@@ -9,10 +9,10 @@ constexpr int kLatent = 512;
 constexpr int kRope = 64;
 // Listed keys per step of the main loop: a KV tile.
 constexpr int kTileKeys = 64;
-// Keys of a slot of the ring, which are waited for together.
-constexpr int kSlotKeys = 16;
+// Keys of a stage of the ring, which are waited for together.
+constexpr int kStageKeys = 16;
 // Entries of a list that are read together. Splits of a list take these groups in turn, so that
-// they are alike wherever its valid entries lie.
+// they are equally long wherever its valid entries lie.
 constexpr int kListGroup = 32;
 
 // A cache, and a list for each token of what is attended to in it.

@@ -1,5 +1,5 @@
 // Queries on their way to operand B of the scores: nine K-major tiles of N rows by 64 values,
-// swizzled. Those that meet keys of e4m3 are brought to f16, and into its range.
+// swizzled. Those that are multiplied by keys of e4m3 are brought to f16, and into its range.
 #pragma once
 
 #include "../../../common/swizzle.cuh"
@@ -15,11 +15,11 @@ struct Queries {
     using L = Layout<N, R>;
 
     const KernelParams& p;
-    typename L::Small& s;
+    typename L::Control& s;
     uint32_t base;
     int thread;
 
-    __device__ void load(const Item& item) const {
+    __device__ void load(const WorkItem& item) const {
         constexpr int of_row = L::kScoreThreads / N;
         const int row = thread / of_row, first = thread % of_row;
         const bool valid = row < item.heads;
@@ -30,7 +30,8 @@ struct Queries {
             const char* from =
                 unit < kLatentUnits ? latent + unit * 64 : rope + (unit - kLatentUnits) * 64;
 #pragma unroll
-            for (int c = 0; c < 4; ++c) ptx::cp_async_16(place(row, unit, c), from + c * 16, valid);
+            for (int c = 0; c < 4; ++c)
+                ptx::cp_async_16(chunk_at(row, unit, c), from + c * 16, valid);
         }
         ptx::cp_async_wait_all();
         int shift = 0;
@@ -58,7 +59,7 @@ struct Queries {
         for (int unit = first; unit < kUnits; unit += of_row) {
 #pragma unroll
             for (int c = 0; c < 4; ++c) {
-                const uint4 v = ptx::ld_shared_v4(place(row, unit, c));
+                const uint4 v = ptx::ld_shared_v4(chunk_at(row, unit, c));
                 top = larger(larger(larger(larger(top, v.x), v.y), v.z), v.w);
             }
         }
@@ -70,7 +71,7 @@ struct Queries {
         return exponent == 0 ? 0 : min(127 + 14 - exponent, 100);
     }
 
-    __device__ uint32_t place(int row, int unit, int chunk) const {
+    __device__ uint32_t chunk_at(int row, int unit, int chunk) const {
         return base + (unit >> 1) * L::kQueryTileBytes + swizzled<128>(row, (unit & 1) * 4 + chunk);
     }
     // The larger magnitudes of two values of bf16, as bits.
@@ -85,7 +86,7 @@ struct Queries {
         uint32_t in[4][4];
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
-            const uint4 v = ptx::ld_shared_v4(place(row, unit, c));
+            const uint4 v = ptx::ld_shared_v4(chunk_at(row, unit, c));
             const uint32_t words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
@@ -99,7 +100,7 @@ struct Queries {
         }
 #pragma unroll
         for (int c = 0; c < 4; ++c)
-            ptx::st_shared_v4(place(row, unit, c),
+            ptx::st_shared_v4(chunk_at(row, unit, c),
                               is_rope ? make_uint4(in[c][0], in[c][1], in[c][2], in[c][3])
                                       : make_uint4(in[0][c], in[1][c], in[2][c], in[3][c]));
     }

@@ -11,20 +11,20 @@ __device__ __forceinline__ float natural_lse(float maximum, float sum) {
 }
 
 // The share of a head's output that a sink, a further key without a value, leaves.
-__device__ __forceinline__ float sink_factor(const KernelParams& p, const Item& item, int row,
+__device__ __forceinline__ float sink_factor(const KernelParams& p, const WorkItem& item, int row,
                                              float lse) {
     if (!p.sinks || row >= item.heads) return 1.f;
     return 1.f / (1.f + __expf(p.sinks[item.first_head + row] - lse));
 }
 
-__device__ __forceinline__ void write_lse(const KernelParams& p, const Item& item, int row,
+__device__ __forceinline__ void write_lse(const KernelParams& p, const WorkItem& item, int row,
                                           float lse) {
     if (p.lse && row < item.heads)
         p.lse[(item.first_head + row) * p.lse_head_stride + item.token] = lse;
 }
 
 // Writes the log-sum-exp of a head, which is done, and returns the factor of its output.
-__device__ __forceinline__ float finish_row(const KernelParams& p, const Item& item, int row,
+__device__ __forceinline__ float finish_row(const KernelParams& p, const WorkItem& item, int row,
                                             float maximum, float sum, float scale) {
     const float lse = natural_lse(maximum, sum);
     write_lse(p, item, row, lse);

@@ -2,11 +2,11 @@
 //
 // A row lies in shared memory as it lies in the cache, at a pitch that is 4
 // words more than a multiple of all banks, so that no access below meets a bank
-// conflict. Both products take the cache as operand A from registers, S^T = K
+// conflict. Both GEMMs take the cache as operand A from registers, S^T = K
 // Q^T and O^T = V^T P^T; a lane is 4 g + q.
 //
-//   keys     a warp has the 16 rows of one slot of the ring: row i of its operand is row
-//            key_row(i) of the slot, and both products and the probabilities keep this order;
+//   keys     a warp has the 16 rows of one stage of the ring: row i of its operand is row
+//            key_row(i) of the stage, and both GEMMs and the probabilities keep this order;
 //   values   a warp has 64 latent values. Accumulator rows g and g + 8 of its tile t, 0..3, are
 //            the latent values latent(t, 0) and latent(t, 1).
 //
@@ -49,7 +49,7 @@ struct QuantisedRows {
     using Operand = __half;
     static constexpr bool kConverts = true;
 
-    // The row of the slot for row i of the operand. Among eight rows whose numbers differ in the
+    // The row of the stage for row i of the operand. Among eight rows whose numbers differ in the
     // lowest three bits, every four that a load takes together, neighbours or every other one, lie
     // eight words apart.
     __device__ static int key_row(int i) {

@@ -1,4 +1,4 @@
-// The products of the scores: S^T = K Q^T for a warp's 16 keys of a KV tile, with the keys as
+// The GEMM of the scores: S^T = K Q^T for a warp's 16 keys of a KV tile, with the keys as
 // operand A from registers.
 //
 // Accumulators have keys for rows and heads for columns: of a lane 4 g + q of
@@ -11,7 +11,7 @@
 namespace mla::sm90::sparse {
 
 template <typename T, int N, Format format>
-struct Products {
+struct ScoreGemm {
     using R = Rows<T, format>;
     using L = Layout<N, R>;
     using Sums = float[N / 2];
@@ -19,32 +19,32 @@ struct Products {
     uint32_t base;
     int lane;
 
-    // d = the products of all queries with the keys of a slot.
-    __device__ void run(Sums& d, uint32_t slot) const {
+    // d = the scores of all queries and the keys of a stage, unscaled.
+    __device__ void run(Sums& d, uint32_t stage) const {
         if constexpr (R::kScales) {
-            multiply_scaled(d, slot);
+            multiply_scaled(d, stage);
         } else if constexpr (R::kConverts) {
-            multiply_e4m3(d, slot);
+            multiply_e4m3(d, stage);
         } else {
-            multiply_same(d, slot);
+            multiply_same(d, stage);
         }
     }
 
     // The scales of this lane's key 0 or 1, and the one of a group of latent values. They are read
     // when they are needed, since registers are few.
-    __device__ uint4 scales_of_key(uint32_t slot, int key) const {
-        return ptx::ld_shared_v4(scales_address(slot, key));
+    __device__ uint4 scales_of_key(uint32_t stage, int key) const {
+        return ptx::ld_shared_v4(scales_address(stage, key));
     }
-    __device__ float scale_of_key(uint32_t slot, int key, int group) const {
-        return __int_as_float(ptx::ld_shared_s32(scales_address(slot, key) + 4 * group));
+    __device__ float scale_of_key(uint32_t stage, int key, int group) const {
+        return __int_as_float(ptx::ld_shared_s32(scales_address(stage, key) + 4 * group));
     }
 
   private:
     __device__ int g() const { return lane >> 2; }
     __device__ int q() const { return lane & 3; }
 
-    __device__ uint32_t scales_address(uint32_t slot, int key) const {
-        return slot + R::key_row(g() + 8 * key) * R::kPitch + R::kScalesOffset;
+    __device__ uint32_t scales_address(uint32_t stage, int key) const {
+        return stage + R::key_row(g() + 8 * key) * R::kPitch + R::kScalesOffset;
     }
 
     // Describes the queries of a step of 16 values.
@@ -52,12 +52,12 @@ struct Products {
         return ptx::wgmma_descriptor(base + step / 4 * L::kQueryTileBytes) + 2 * (step & 3);
     }
 
-    // d = products of all 36 steps, in the queries' own dtype. A warp that has
-    // issued a product from registers waits until it is nearly done: so operands
+    // d = the sum of all 36 steps, in the queries' own dtype. A warp that has
+    // issued an MMA from registers waits until it is nearly done: so operands
     // are loaded in batches, while those of the batch before are under way.
-    __device__ void multiply_same(Sums& d, uint32_t slot) const {
+    __device__ void multiply_same(Sums& d, uint32_t stage) const {
         constexpr int batch = 4, batches = 36 / batch;
-        const uint32_t from = slot + (lane & 15) * R::kPitch + (lane >> 4) * 16;
+        const uint32_t from = stage + (lane & 15) * R::kPitch + (lane >> 4) * 16;
         uint32_t a[2][batch][4];
         const auto load = [&](int b) {
 #pragma unroll
@@ -80,14 +80,14 @@ struct Products {
         ptx::wgmma_wait_group<0>();
     }
 
-    // The products with blocks of 32 values of e4m3, which are two steps each: `issue(b, a)` issues
+    // The MMAs of blocks of 32 values of e4m3, which are two steps each: `issue(b, a)` issues
     // those of a block, and when all before it are done, `behind(b)` is called. The next block's
     // operands are made meanwhile; then `end(b)` is called.
     template <int blocks, typename Issue, typename Behind, typename End>
-    __device__ void for_each_block(uint32_t slot, const Issue& issue, const Behind& behind,
+    __device__ void for_each_block(uint32_t stage, const Issue& issue, const Behind& behind,
                                    const End& end) const {
-        const uint32_t low_row = slot + R::key_row(g()) * R::kPitch + 8 * q();
-        const uint32_t high_row = slot + R::key_row(g() + 8) * R::kPitch + 8 * q();
+        const uint32_t low_row = stage + R::key_row(g()) * R::kPitch + 8 * q();
+        const uint32_t high_row = stage + R::key_row(g() + 8) * R::kPitch + 8 * q();
         uint32_t a[2][8];
         uint2 low, high;
         const auto read = [&](int b) {
@@ -122,7 +122,7 @@ struct Products {
         }
     }
 
-    // sum += the products of both steps of a block, or = those of the first one.
+    // sum += both steps of a block, or = the first one.
     __device__ void issue_block(Sums& sum, const uint32_t* a, int block, bool add) const {
 #pragma unroll
         for (int i = 0; i < 2; ++i)
@@ -130,21 +130,20 @@ struct Products {
                                                     add || i > 0);
     }
 
-    __device__ void multiply_e4m3(Sums& d, uint32_t slot) const {
+    __device__ void multiply_e4m3(Sums& d, uint32_t stage) const {
         for_each_block<(kLatent + kRope) / 32>(
-            slot, [&](int b, const uint32_t* a) { issue_block(d, a, b, b > 0); }, [](int) {},
+            stage, [&](int b, const uint32_t* a) { issue_block(d, a, b, b > 0); }, [](int) {},
             [](int) {});
         ptx::wgmma_wait_group<0>();
     }
 
-    // d = the rotary product, plus that of each group of latent values times the
-    // key's scale.
-    __device__ void multiply_scaled(Sums& d, uint32_t slot) const {
+    // d = the rotary part, plus that of each group of latent values times the key's scale.
+    __device__ void multiply_scaled(Sums& d, uint32_t stage) const {
         // With many rows there are no registers for the sums of two groups.
         constexpr int sums = N < 32 ? 2 : 1;
         constexpr int of_group = R::kGroupValues / 32;
         Sums partial[sums];
-        multiply_rope(d, slot);
+        multiply_rope(d, stage);
         // The additions to d below are not MMAs, and no MMA in flight may have d for its
         // accumulators.
         ptx::wgmma_wait_group<0>();
@@ -153,36 +152,36 @@ struct Products {
 #pragma unroll
             for (int i = 0; i < N / 2; ++i) partial[k][i] = 0.f;
         for_each_block<kLatent / 32>(
-            slot,
+            stage,
             [&](int b, const uint32_t* a) {
                 issue_block(partial[b / of_group % sums], a, b, b % of_group > 0);
             },
             [&](int b) {
                 if (sums == 2 && b > 0 && b % of_group == 0)
-                    add_group(d, partial[(b / of_group - 1) % sums], slot, b / of_group - 1);
+                    add_group(d, partial[(b / of_group - 1) % sums], stage, b / of_group - 1);
             },
             [&](int b) {
                 if (sums == 1 && (b + 1) % of_group == 0) {
                     ptx::wgmma_wait_group<0>();
-                    add_group(d, partial[0], slot, b / of_group);
+                    add_group(d, partial[0], stage, b / of_group);
                 }
             });
         if constexpr (sums == 2) {
             ptx::wgmma_wait_group<0>();
-            add_group(d, partial[1], slot, R::kGroups - 1);
+            add_group(d, partial[1], stage, R::kGroups - 1);
         }
     }
 
-    __device__ void add_group(Sums& d, const Sums& sum, uint32_t slot, int group) const {
-        const float scales[2] = {scale_of_key(slot, 0, group), scale_of_key(slot, 1, group)};
+    __device__ void add_group(Sums& d, const Sums& sum, uint32_t stage, int group) const {
+        const float scales[2] = {scale_of_key(stage, 0, group), scale_of_key(stage, 1, group)};
 #pragma unroll
         for (int i = 0; i < N / 2; ++i) d[i] = fmaf(sum[i], scales[i >> 1 & 1], d[i]);
     }
 
-    __device__ void multiply_rope(Sums& d, uint32_t slot) const {
+    __device__ void multiply_rope(Sums& d, uint32_t stage) const {
         if constexpr (R::kScales) {
             const uint32_t from =
-                slot + R::key_row(lane & 15) * R::kPitch + R::kRopeOffset + (lane >> 4) * 16;
+                stage + R::key_row(lane & 15) * R::kPitch + R::kRopeOffset + (lane >> 4) * 16;
             uint32_t a[4][4];
 #pragma unroll
             for (int step = 0; step < 4; ++step) {

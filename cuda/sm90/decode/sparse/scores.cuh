@@ -25,18 +25,18 @@ struct Scores {
     using R = Rows<T, format>;
     using L = Layout<N, R>;
     using Operand = typename R::Operand;
-    using Sums = typename Products<T, N, format>::Sums;
+    using Sums = typename ScoreGemm<T, N, format>::Sums;
     static constexpr int kColumns = N / 4;
-    static constexpr bool kTurns = L::kScoreGroups == 2;
+    static constexpr bool kPingpong = L::kScoreGroups == 2;
 
     const KernelParams& p;
-    typename L::Small& s;
+    typename L::Control& s;
     uint32_t base;
     // In its group.
     int group, thread, warp, lane;
-    const Products<T, N, format> products;
+    const ScoreGemm<T, N, format> gemm;
 
-    __device__ Scores(const KernelParams& params, typename L::Small& small, uint32_t address)
+    __device__ Scores(const KernelParams& params, typename L::Control& small, uint32_t address)
         : p(params),
           s(small),
           base(address),
@@ -44,7 +44,7 @@ struct Scores {
           thread(threadIdx.x & 127),
           warp(__shfl_sync(~0u, thread >> 5, 0)),
           lane(thread & 31),
-          products{base, lane} {}
+          gemm{base, lane} {}
 
     __device__ int g() const { return lane >> 2; }
     __device__ int q() const { return lane & 3; }
@@ -62,16 +62,16 @@ struct Scores {
     __device__ int head(int i) const { return 8 * (i >> 1) + (i & 1) + 2 * q(); }
     __device__ static constexpr int at(int i) { return 4 * (i >> 1) + (i & 1); }
     // The numbers of barriers are constants of the instructions.
-    __device__ void meet() const {
+    __device__ void sync_group() const {
         if (group == 0)
             ScoresBarrier::sync();
         else
             SecondScoresBarrier::sync();
     }
-    __device__ bool meet_any(bool own) const {
-        return group == 0 ? ScoresBarrier::any(own) : SecondScoresBarrier::any(own);
+    __device__ bool sync_group_or(bool own) const {
+        return group == 0 ? ScoresBarrier::sync_or(own) : SecondScoresBarrier::sync_or(own);
     }
-    __device__ static void meet_all() {
+    __device__ static void sync_all_groups() {
         NamedBarrier<BarrierId::all_scores, L::kScoreThreads>::sync();
     }
 
@@ -79,58 +79,58 @@ struct Scores {
         float sum[kColumns];
         // The reference maxima, where the other group may be raising those in
         // shared memory.
-        float maximum[kTurns ? kColumns : 1];
+        float maximum[kPingpong ? kColumns : 1];
         // Factor of the keys' scales: a power of two that brings them to 1 or less.
         float unit;
     };
 
     __device__ void run() {
-        Ring<L::kSlots> ring;
-        Turn<kAnnounced> tile;
-        Turn<kProbabilityTiles> turn;
+        PipelineState<L::kStages> ring;
+        PipelineCounter<kPublishedTiles> tile;
+        PipelineCounter<kProbabilityTiles> scored;
 #pragma unroll 1
         while (true) {
-            // Each item has a last announcement without keys.
-            const int index = Items::first(p) + int(tile.uses - turn.uses) * Items::step();
+            // Each item has a last tile without keys.
+            const int index =
+                TileScheduler::first(p) + int(tile.count - scored.count) * TileScheduler::step();
             if (index >= p.items) break;
             if (group == 0 && thread < N) s.reference[thread] = -INFINITY;
-            Queries<T, N, format>{p, s, base, group * 128 + thread}.load(Item(p, index));
-            meet_all();
+            Queries<T, N, format>{p, s, base, group * 128 + thread}.load(WorkItem(p, index));
+            sync_all_groups();
             Running running;
 #pragma unroll
             for (int c = 0; c < kColumns; ++c) {
                 running.sum[c] = 0.f;
-                if constexpr (kTurns) running.maximum[c] = -INFINITY;
+                if constexpr (kPingpong) running.maximum[c] = -INFINITY;
             }
             running.unit = R::kScales ? 0x1p126f : 1.f;
-            const uint32_t first = turn.uses;
+            const uint32_t first = scored.count;
 #pragma unroll 1
             while (true) {
-                ptx::mbarrier_wait(ptx::shared_address(&s.announced[tile.place()]), tile.phase());
-                const int keys = read_keys(s.keys[tile.place()], lane);
+                ptx::mbarrier_wait(ptx::shared_address(&s.tile_full[tile.stage()]), tile.phase());
+                const int keys = read_keys(s.keys[tile.stage()], lane);
                 if (keys == 0) break;
-                if (!kTurns || (turn.uses & 1) == group)
-                    score(running, keys, ring, turn, turn.uses == first);
-                ring.advance((keys + kSlotKeys - 1) / kSlotKeys);
-                ++turn.uses;
-                give_back(tile);
+                if (!kPingpong || (scored.count & 1) == group)
+                    score(running, keys, ring, scored, scored.count == first);
+                ring.advance((keys + kStageKeys - 1) / kStageKeys);
+                ++scored.count;
+                release_tile(tile);
             }
-            // The last tile's decision, too, is followed: sums are all relative to
-            // the same maxima.
-            if (kTurns && turn.uses != first && ((turn.uses - 1) & 1) != group)
-                follow(running, turn.uses - 1);
-            finish(running, tile.uses - turn.uses);
-            give_back(tile);
+            // The last tile's maxima, too, are adopted: sums are all relative to the same maxima.
+            if (kPingpong && scored.count != first && ((scored.count - 1) & 1) != group)
+                adopt_maxima(running, scored.count - 1);
+            finish(running, tile.count - scored.count);
+            release_tile(tile);
         }
     }
 
-    // Waits until the other group has decided about its tile, and takes over what
-    // that raised.
-    __device__ void follow(Running& running, uint32_t use) const {
-        if constexpr (kTurns) {
-            const Turn<kProbabilityTiles> before{use};
-            ptx::mbarrier_wait(ptx::shared_address(&s.decided[before.place()]), before.phase());
-            if (!s.any_factor[before.place()]) return;
+    // Waits until the other group has published its tile's maxima, and adopts what that raised.
+    __device__ void adopt_maxima(Running& running, uint32_t use) const {
+        if constexpr (kPingpong) {
+            const PipelineCounter<kProbabilityTiles> before{use};
+            ptx::mbarrier_wait(ptx::shared_address(&s.maxima_published[before.stage()]),
+                               before.phase());
+            if (!s.any_factor[before.stage()]) return;
             take_raised(running);
             if constexpr (R::kScales) running.unit = s.unit;
         }
@@ -142,7 +142,7 @@ struct Scores {
             const float2 by = *reinterpret_cast<const float2*>(&s.raised_by[head(c)]);
             running.sum[c] *= by.x;
             running.sum[c + 1] *= by.y;
-            if constexpr (kTurns) {
+            if constexpr (kPingpong) {
                 const float2 reference = *reinterpret_cast<const float2*>(&s.reference[head(c)]);
                 running.maximum[c] = reference.x;
                 running.maximum[c + 1] = reference.y;
@@ -152,66 +152,66 @@ struct Scores {
 
     // The reference maxima of two neighbouring columns.
     __device__ float2 reference_of(const Running& running, int c) const {
-        if constexpr (kTurns)
+        if constexpr (kPingpong)
             return make_float2(running.maximum[c], running.maximum[c + 1]);
         else
             return *reinterpret_cast<const float2*>(&s.reference[head(c)]);
     }
 
-    __device__ void give_back(Turn<kAnnounced>& tile) const {
+    __device__ void release_tile(PipelineCounter<kPublishedTiles>& tile) const {
         __syncwarp();
-        if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.announced_empty[tile.place()]));
-        ++tile.uses;
+        if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.tile_empty[tile.stage()]));
+        ++tile.count;
     }
 
     // A tile of keys.
-    __device__ void score(Running& running, int keys, const Ring<L::kSlots>& ring,
-                          const Turn<kProbabilityTiles>& turn, bool first) {
-        // A warp without keys reads those of the first one; nobody looks at what it
-        // makes of them.
+    __device__ void score(Running& running, int keys, const PipelineState<L::kStages>& ring,
+                          const PipelineCounter<kProbabilityTiles>& scored, bool first) {
+        // A warp without keys reads those of the first one; its results are not used.
         auto own = ring;
-        own.advance(warp * kSlotKeys < keys ? warp : 0);
-        ptx::mbarrier_wait(ptx::shared_address(&s.full[own.slot]), own.phase);
-        const uint32_t slot = base + L::kRingOffset + own.slot * L::kSlotBytes;
+        own.advance(warp * kStageKeys < keys ? warp : 0);
+        ptx::mbarrier_wait(ptx::shared_address(&s.full[own.stage]), own.phase);
+        const uint32_t stage = base + L::kRingOffset + own.stage * L::kStageBytes;
         Sums d;
-        products.run(d, slot);
+        gemm.run(d, stage);
 
         // Keys past the last one weigh nothing.
-        const int of_warp = keys - warp * kSlotKeys;
+        const int of_warp = keys - warp * kStageKeys;
         const bool valid[2] = {R::key_row(g()) < of_warp, R::key_row(g() + 8) < of_warp};
         float top_scale[2] = {0.f, 0.f};
         if constexpr (R::kScales) {
 #pragma unroll
             for (int k = 0; k < 2; ++k) {
-                const uint4 scales = products.scales_of_key(slot, k);
+                const uint4 scales = gemm.scales_of_key(stage, k);
                 if (valid[k]) top_scale[k] = largest(scales);
             }
         }
         scale(d, valid);
-        if (!first) follow(running, turn.uses - 1);
+        if (!first) adopt_maxima(running, scored.count - 1);
         const bool own_rises = rises(running, d, top_scale);
-        const int place = turn.place();
-        // The output has done with what lies in this tile's place.
-        ptx::mbarrier_wait(ptx::shared_address(&s.scores_empty[place]), turn.phase() ^ 1);
-        const bool any = meet_any(own_rises);
-        if (any) raise(running, d, top_scale, place);
-        if (thread == 0) s.any_factor[place] = any;
-        if constexpr (kTurns) ptx::mbarrier_arrive(ptx::shared_address(&s.decided[place]));
+        const int at_tile = scored.stage();
+        // The output has done with this tile's stage of the probabilities.
+        ptx::mbarrier_wait(ptx::shared_address(&s.scores_empty[at_tile]), scored.phase() ^ 1);
+        const bool any = sync_group_or(own_rises);
+        if (any) raise(running, d, top_scale, at_tile);
+        if (thread == 0) s.any_factor[at_tile] = any;
+        if constexpr (kPingpong)
+            ptx::mbarrier_arrive(ptx::shared_address(&s.maxima_published[at_tile]));
 
         weigh(running, d, top_scale);
-        store(d, place);
+        store(d, at_tile);
         if constexpr (R::kScales) {
             // A lane writes those of one group.
 #pragma unroll
             for (int k = 0; k < 2; ++k) {
-                const float of_group = products.scale_of_key(slot, k, q());
+                const float of_group = gemm.scale_of_key(stage, k, q());
                 const float top = top_scale[k];
-                s.ratio[place][q()][warp * 16 + g() + 8 * k] =
+                s.ratio[at_tile][q()][warp * 16 + g() + 8 * k] =
                     __float2half_rn(top > 0.f ? of_group / top * kRatioLift : 0.f);
             }
         }
         ptx::fence_proxy_async();
-        ptx::mbarrier_arrive(ptx::shared_address(&s.scores_full[place]));
+        ptx::mbarrier_arrive(ptx::shared_address(&s.scores_full[at_tile]));
     }
 
     // The largest magnitude of four floats.
@@ -220,7 +220,7 @@ struct Scores {
         return fmaxf(fmaxf(size(v.x), size(v.y)), fmaxf(size(v.z), size(v.w)));
     }
 
-    // Products become scores, in units of log2; those of keys that are none become -inf.
+    // Turns the sums into scores, in units of log2; those of keys that are none become -inf.
     __device__ void scale(Sums& d, const bool (&valid)[2]) const {
 #pragma unroll
         for (int c = 0; c < kColumns; c += 2) {
@@ -245,8 +245,8 @@ struct Scores {
             const float2 reference = reference_of(running, c);
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
-                const float most = (e ? reference.y : reference.x) + (kHeadroom + kLazyMaximum);
-                rises |= d[at(c + e)] > most || d[at(c + e) + 2] > most;
+                const float limit = (e ? reference.y : reference.x) + (kHeadroom + kLazyMaximum);
+                rises |= d[at(c + e)] > limit || d[at(c + e) + 2] > limit;
             }
         }
         return rises;
@@ -273,7 +273,8 @@ struct Scores {
 
     // Raises the reference maxima of those rows whose scores demand it, and the
     // unit of the keys' scales; called by all four warps.
-    __device__ void raise(Running& running, const Sums& d, const float (&top_scale)[2], int place) {
+    __device__ void raise(Running& running, const Sums& d, const float (&top_scale)[2],
+                          int at_tile) {
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) {
             float top = fmaxf(d[at(c)], d[at(c) + 2]);
@@ -287,7 +288,7 @@ struct Scores {
             const uint32_t of_warp = __reduce_max_sync(~0u, __float_as_uint(top));
             if (lane == 0) s.scale_of_warp[4 * group + warp] = __uint_as_float(of_warp);
         }
-        meet();
+        sync_group();
         float change = 1.f;
         if constexpr (R::kScales) {
             const float* of_warp = s.scale_of_warp + 4 * group;
@@ -300,7 +301,7 @@ struct Scores {
                 change = unit / running.unit;
                 running.unit = unit;
             }
-            if (kTurns && thread == 0) s.unit = running.unit;
+            if (kPingpong && thread == 0) s.unit = running.unit;
         }
         if (thread < N) {
             const auto* of_warp = s.of_warp + 4 * group;
@@ -311,15 +312,15 @@ struct Scores {
             const float by = rises ? ptx::ex2_approx(reference - (top - kHeadroom)) : 1.f;
             if (rises) s.reference[thread] = top - kHeadroom;
             s.raised_by[thread] = by;
-            s.factor[place][thread] = by * change;
+            s.factor[at_tile][thread] = by * change;
         }
-        meet();
+        sync_group();
         take_raised(running);
     }
 
     // Writes P as a K-major tile: row = head, 64 keys.
-    __device__ void store(const Sums& d, int place) const {
-        const uint32_t tile = base + L::kProbabilityOffset + place * L::kProbabilityBytes;
+    __device__ void store(const Sums& d, int at_tile) const {
+        const uint32_t tile = base + L::kProbabilityOffset + at_tile * L::kProbabilityBytes;
         const int own = lane_again();
         const int row = (own >> 4) * 8 + (own & 7), chunk = 2 * warp + (own >> 3 & 1);
 #pragma unroll
@@ -333,7 +334,7 @@ struct Scores {
 
     // Gives the queries back, and tells the output of an item's maxima and sums.
     __device__ void finish(Running& running, uint32_t done) {
-        const Item item(p, Items::first(p) + int(done) * Items::step());
+        const WorkItem item(p, TileScheduler::first(p) + int(done) * TileScheduler::step());
         ptx::mbarrier_wait(ptx::shared_address(&s.stats_empty), (done & 1) ^ 1);
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) {
@@ -343,7 +344,7 @@ struct Scores {
                 sum += __shfl_xor_sync(~0u, sum, distance);
             if (g() == 0) s.of_warp[4 * group + warp][head(c)] = sum;
         }
-        meet_all();
+        sync_all_groups();
         if (group == 0 && thread < N) {
             float sum = 0.f;
 #pragma unroll
@@ -352,13 +353,14 @@ struct Scores {
             const float maximum = s.reference[thread], scale = p.out_scale / lift / running.unit;
             s.maximum[thread] = maximum;
             s.sum[thread] = sum;
-            s.inverse[thread] =
-                Items::splits() > 1 ? scale : finish_row(p, item, thread, maximum, sum, scale);
+            s.inverse[thread] = TileScheduler::splits() > 1
+                                    ? scale
+                                    : finish_row(p, item, thread, maximum, sum, scale);
         }
         // All that the output waits for, and all that the next item writes to.
         ptx::fence_proxy_async();
         if (group == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.stats_full));
-        meet_all();
+        sync_all_groups();
     }
 };
 

@@ -1,10 +1,9 @@
-// Division of a launch's work. An item is a tile of heads of one query token. Without splits a
+// Split plan, made on the host. An item is a tile of heads of one query token. Without splits a
 // persistent grid of CTAs takes the items in turns; with splits each item has a cluster of its own,
 // whose CTAs share the list and merge over distributed shared memory.
 //
-// Everything follows from what the host knows, and nothing from what lists
-// hold: so a captured launch is right for any lists, and results do not depend
-// on which CTA computes what.
+// Everything follows from what the host knows, and nothing from what lists hold: so a captured
+// launch is right for any lists, and results do not depend on which CTA computes what.
 #pragma once
 
 #include <algorithm>
@@ -14,14 +13,14 @@
 
 namespace mla::sm90::sparse {
 
-// CTAs of a cluster, at most. More than eight need the device's consent.
+// Maximum number of CTAs of a cluster. More than eight need the device's consent.
 constexpr int kMaxSplits = 16;
 
 // Sizes of clusters that are tried: all that every device takes, and the largest.
 inline bool is_split(int splits) { return splits <= 8 || splits == kMaxSplits; }
 
 // A launch: items `first` to `end - 1`, each of them shared by the CTAs of a cluster of `splits`.
-struct Division {
+struct LaunchPlan {
     int first = 0, end = 0;
     int splits = 1;
     int blocks = 0;
@@ -29,14 +28,14 @@ struct Division {
 
 // Nearly always one launch. What is left when items have filled the device so many times goes apart
 // if it is so little that whole lists would keep few SMs busy.
-struct Divisions {
-    Division all[2];
+struct LaunchPlans {
+    LaunchPlan all[2];
     int count = 1;
-    const Division& last() const { return all[count - 1]; }
+    const LaunchPlan& last() const { return all[count - 1]; }
 };
 
-// Heads of a tile, at most.
-constexpr int kMostRows = 64;
+// Maximum number of heads of a tile.
+constexpr int kMaxRows = 64;
 
 // Query rows of a kernel for tiles of so many heads: an instruction's N.
 inline int rows_of(int heads) { return heads <= 16 ? 16 : heads <= 32 ? 32 : 64; }
@@ -66,26 +65,27 @@ inline int64_t tiles_of(int width, int splits) {
     return std::max((width + splits * kTileKeys - 1) / (splits * kTileKeys), 1);
 }
 
-// Divides items `first` to `end - 1` of so many rows, and says at what cost. `resident(splits)`
-// says how many clusters of so many CTAs the device runs at the same time.
-template <typename Resident>
-Division divide_alike(int64_t first, int64_t end, int width, int rows, const Costs& costs,
-                      const Resident& resident, int64_t& least) {
+// Plans the launch of items `first` to `end - 1` of so many rows, and returns its cost in
+// `min_cost`. `active(splits)`: number of clusters of so many CTAs that the device runs at the same
+// time.
+template <typename ActiveClusters>
+LaunchPlan plan_launch(int64_t first, int64_t end, int width, int rows, const Costs& costs,
+                       const ActiveClusters& active, int64_t& min_cost) {
     const int64_t items = end - first;
-    Division best;
-    least = INT64_MAX;
+    LaunchPlan best;
+    min_cost = INT64_MAX;
     for (int splits = 1; splits <= kMaxSplits; ++splits) {
         if (!is_split(splits)) continue;
         // A split without a whole tile is not worth a CTA.
         if (splits > 1 && width < splits * kTileKeys) break;
-        const int64_t clusters = resident(splits);
+        const int64_t clusters = active(splits);
         if (clusters < 1) continue;
         const int64_t waves = (items + clusters - 1) / clusters;
         const int64_t tiles = tiles_of(width, splits) * costs.tile;
         const int64_t cost = splits == 1 ? kStartCost + waves * (tiles + costs.next_item())
                                          : waves * (tiles + costs.item + costs.merge(rows, splits));
-        if (cost < least) {
-            least = cost;
+        if (cost < min_cost) {
+            min_cost = cost;
             best = {int(first), int(end), splits,
                     int(splits > 1 ? items * splits : std::min(items, clusters))};
         }
@@ -94,45 +94,46 @@ Division divide_alike(int64_t first, int64_t end, int width, int rows, const Cos
 }
 
 // The same, with what is left of whole waves by itself where that is better.
-template <typename Resident>
-Divisions divide(int64_t items, int width, int rows, const Costs& costs, const Resident& resident,
-                 int64_t& cost) {
-    Divisions alike;
-    alike.all[0] = divide_alike(0, items, width, rows, costs, resident, cost);
-    const int64_t at_once = resident(1), waves = items / std::max<int64_t>(at_once, 1);
-    if (waves < 1 || items == waves * at_once) return alike;
+template <typename ActiveClusters>
+LaunchPlans plan_launches(int64_t items, int width, int rows, const Costs& costs,
+                          const ActiveClusters& active, int64_t& cost) {
+    LaunchPlans one_launch;
+    one_launch.all[0] = plan_launch(0, items, width, rows, costs, active, cost);
+    const int64_t at_once = active(1), waves = items / std::max<int64_t>(at_once, 1);
+    if (waves < 1 || items == waves * at_once) return one_launch;
     int64_t rest;
-    const Division apart = divide_alike(waves * at_once, items, width, rows, costs, resident, rest);
+    const LaunchPlan apart = plan_launch(waves * at_once, items, width, rows, costs, active, rest);
     const int64_t whole =
         kStartCost + waves * (tiles_of(width, 1) * costs.tile + costs.next_item());
-    if (whole + kLaunchCost + rest >= cost) return alike;
+    if (whole + kLaunchCost + rest >= cost) return one_launch;
     cost = whole + kLaunchCost + rest;
     return {{{0, apart.first, 1, int(at_once)}, apart}, 2};
 }
 
 // The plan of a call: tiles of a token's heads, and the heads of each of them but the last.
-struct Plan {
+struct SplitPlan {
     int head_tiles = 1, tile_heads = 1;
-    Divisions divisions;
+    LaunchPlans launches;
 };
 
 // The cheapest plan. Tiles of few heads read the same rows several times; but with few tokens more
 // CTAs take part then, and each has less to convert and to merge.
-template <typename Resident>
-Plan plan(int64_t tokens, int heads, int width, bool converts, const Resident& resident) {
-    Plan best;
-    int64_t least = INT64_MAX;
-    for (int rows = kMostRows; rows >= 16; rows /= 2) {
-        Plan own;
+template <typename ActiveClusters>
+SplitPlan split_plan(int64_t tokens, int heads, int width, bool converts,
+                     const ActiveClusters& active) {
+    SplitPlan best;
+    int64_t min_cost = INT64_MAX;
+    for (int rows = kMaxRows; rows >= 16; rows /= 2) {
+        SplitPlan own;
         // The smallest possible number of tiles, whose heads then are as even as possible.
         own.head_tiles = (heads + rows - 1) / rows;
         own.tile_heads = (heads + own.head_tiles - 1) / own.head_tiles;
         const int rows_there = rows_of(own.tile_heads);
         int64_t cost;
-        own.divisions = divide(tokens * own.head_tiles, width, rows_there,
-                               costs_of(rows_there, converts), resident, cost);
-        if (cost < least) {
-            least = cost;
+        own.launches = plan_launches(tokens * own.head_tiles, width, rows_there,
+                                     costs_of(rows_there, converts), active, cost);
+        if (cost < min_cost) {
+            min_cost = cost;
             best = own;
         }
     }

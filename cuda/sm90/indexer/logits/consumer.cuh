@@ -21,10 +21,10 @@ struct Consumer {
     const int warpgroup, warp, g, q;
     // Address of `s`: a register, instead of instructions for every tile.
     const uint32_t base;
-    Ring<C::kStages> ring;  // at this warpgroup's next tile
-    Ring<2> jobs;
+    PipelineState<C::kStages> ring;  // at this warpgroup's next tile
+    PipelineState<2> items;
     float weights[C::kColumns / 4];
-    uint32_t queries;  // address of the job's queries
+    uint32_t queries;  // address of the item's queries
     // Addresses of this lane's next logits, and the positions that their rows see.
     float* out[kTokens > 2 ? kTokens / 2 : 1];
     int seen[kTokens > 2 ? kTokens / 2 : 1];
@@ -41,22 +41,22 @@ struct Consumer {
     __device__ __forceinline__ void run() {
         // The heads' weights come from the previous kernel.
         ptx::griddepcontrol_wait();
-        int behind = 0;  // tiles of earlier jobs
+        int behind = 0;  // tiles of earlier items
         for (;;) {
-            s.queries_full[jobs.slot].wait(jobs.phase);
-            const Job job = s.jobs[jobs.slot];
-            if (job.keys == 0) return;
-            begin(job);
-            const int tiles = (job.keys + kTileKeys - 1) / kTileKeys;
+            s.queries_full[items.stage].wait(items.phase);
+            const WorkItem item = s.items[items.stage];
+            if (item.keys == 0) return;
+            begin(item);
+            const int tiles = (item.keys + kTileKeys - 1) / kTileKeys;
             const int skipped = C::kOwnTokens ? 0 : (warpgroup + behind * (kStep - 1)) % kStep;
             ring.advance(skipped);
-            multiply(job, skipped, tiles);
-            // Goes to the first tile of the next job.
+            multiply(item, skipped, tiles);
+            // Goes to the first tile of the next item.
             const int after = (skipped + tiles * (kStep - 1)) % kStep;
             if (after) ring = ring.back(after);
             behind += tiles;
-            s.queries_empty[jobs.slot].arrive();
-            jobs.advance(1);
+            s.queries_empty[items.stage].arrive();
+            items.advance(1);
         }
     }
 
@@ -67,8 +67,8 @@ struct Consumer {
         return C::kOwnTokens ? warpgroup * kTokens + own : own;
     }
 
-    __device__ __forceinline__ void begin(const Job& job) {
-        const int first = job.first + (C::kOwnTokens ? warpgroup * kTokens : 0);
+    __device__ __forceinline__ void begin(const WorkItem& item) {
+        const int first = item.first + (C::kOwnTokens ? warpgroup * kTokens : 0);
         // Weights of columns 8 i + 2 q and 8 i + 2 q + 1, in the layout of the accumulators.
 #pragma unroll
         for (int i = 0; i < C::kColumns / 4; ++i) {
@@ -78,35 +78,35 @@ struct Consumer {
                 row < p.count ? p.weights[int64_t(row) * C::kHeads + column % C::kHeads] : 0.f;
         }
         const int tile = C::kOwnTokens ? warpgroup * C::kColumns * kWidth : 0;
-        queries = ptx::shared_address(s.queries[jobs.slot]) + tile;
+        queries = ptx::shared_address(s.queries[items.stage]) + tile;
 #pragma unroll
         for (int i = 0; i < int(sizeof(seen) / sizeof(seen[0])); ++i) {
-            const int row = job.first + token_of(i);
-            const bool of_request = row >= job.begin && row < job.end;
+            const int row = item.first + token_of(i);
+            const bool of_request = row >= item.begin && row < item.end;
             seen[i] =
                 of_request
-                    ? min(indexer::seen_by(p.rows, job.length, job.behind - (row - job.begin)),
-                          job.key + job.keys)
+                    ? min(indexer::seen_by(p.rows, item.length, item.behind - (row - item.begin)),
+                          item.key + item.keys)
                     : 0;
             out[i] = p.logits + row * p.logits_stride;
         }
     }
 
-    __device__ __forceinline__ void multiply(const Job& job, int first, int tiles) {
+    __device__ __forceinline__ void multiply(const WorkItem& item, int first, int tiles) {
         // The shuffles tell the compiler that the loop's counters are the same in all lanes; they
         // stay in uniform registers.
-        ring = ring.uniform();
+        ring = ring.warp_uniform();
         queries = __shfl_sync(~0u, queries, 0);
-        const int end = __shfl_sync(~0u, job.key + tiles * kTileKeys, 0);
+        const int end = __shfl_sync(~0u, item.key + tiles * kTileKeys, 0);
         constexpr int kNext = kStep * kTileKeys;
-        int position = __shfl_sync(~0u, job.key + first * kTileKeys, 0);
+        int position = __shfl_sync(~0u, item.key + first * kTileKeys, 0);
         if (position >= end) return;
 #pragma unroll
         for (float*& row : out) row += position + key();
         for (; position < end; position += kNext) {
-            ptx::mbarrier_wait(base + offsetof(Shared<C>, keys_full) + ring.slot * 8, ring.phase);
+            ptx::mbarrier_wait(base + offsetof(Shared<C>, keys_full) + ring.stage * 8, ring.phase);
             const uint32_t scales = base + offsetof(Shared<C>, scales) + key() * 4;
-            const float scale = ptx::ld_shared_f32(scales + ring.slot * (kTileKeys * 4));
+            const float scale = ptx::ld_shared_f32(scales + ring.stage * (kTileKeys * 4));
             float sums[C::kParts][kSums];
             ptx::wgmma_fence();
 #pragma unroll
@@ -124,7 +124,7 @@ struct Consumer {
         // The descriptors of tiles differ in their lower halves only.
         const uint64_t first = ptx::wgmma_descriptor(0);
         const uint64_t upper = first >> 32 << 32;
-        const uint32_t keys = uint32_t(first) + (base + ring.slot * kTileBytes) / 16;
+        const uint32_t keys = uint32_t(first) + (base + ring.stage * kTileBytes) / 16;
         const uint32_t heads =
             uint32_t(first) + queries / 16 + part * (C::kColumnsOfPart * kWidth / 16);
 #pragma unroll
@@ -144,7 +144,7 @@ struct Consumer {
             ptx::wgmma_wait_group<C::kParts - 1 - part>();
             // Every lane has read its scale before the MMAs began.
             if (part == C::kParts - 1 && threadIdx.x % 32 == 0)
-                ptx::mbarrier_arrive(base + offsetof(Shared<C>, keys_empty) + ring.slot * 8);
+                ptx::mbarrier_arrive(base + offsetof(Shared<C>, keys_empty) + ring.stage * 8);
             store<part>(sums[part], scale, position + key());
             finish<part + 1>(sums, scale, position);
         }

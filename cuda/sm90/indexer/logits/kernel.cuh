@@ -4,8 +4,8 @@
 //
 // 64 keys are the A operand of an MMA, the heads of one or more tokens of a request the B operand.
 // One warp loads; consumer warpgroups multiply and sum over heads. CTAs are persistent. If blocks
-// of tokens are few, each CTA has an equal share of all keys (scheduler.cuh). Otherwise it goes from
-// work item to work item: an item is a block of tokens and a range of columns.
+// of tokens are few, each CTA has an equal range of all KV tiles (scheduler.cuh). Otherwise it goes
+// from work item to work item: an item is a block of tokens and a range of columns.
 #pragma once
 
 #include "../../../ptx/sm90.cuh"

@@ -17,11 +17,11 @@ namespace mla::sm90::logits {
 // latency. With 128 columns there are registers for one consumer warpgroup in each CTA, with 256
 // for one CTA.
 template <int heads, int columns>
-using InTurn =
+using AlternateTiles =
     Config<heads, columns / heads, false, columns == 128 ? 1 : 2, columns == 256 ? 1 : 3>;
 // Each warpgroup has tokens of its own, with `columns` columns.
 template <int heads, int columns, int consumers>
-using OfTheirOwn = Config<heads, columns / heads, true, consumers, 1>;
+using OwnTokens = Config<heads, columns / heads, true, consumers, 1>;
 
 // Cost of beginning an item, in keys.
 constexpr int kItemKeys = 192;
@@ -29,12 +29,12 @@ constexpr int kItemKeys = 192;
 // Number of ranges of columns with which all CTAs are done earliest.
 inline int choose_ranges(int64_t blocks, int columns, int64_t ctas) {
     int best = 1;
-    int64_t least = INT64_MAX;
-    const int most = int(std::min<int64_t>(ceil_div(columns, kTileKeys), 512));
-    for (int ranges = 1; ranges <= most; ++ranges) {
+    int64_t min_cost = INT64_MAX;
+    const int max_ranges = int(std::min<int64_t>(ceil_div(columns, kTileKeys), 512));
+    for (int ranges = 1; ranges <= max_ranges; ++ranges) {
         const int64_t keys = ceil_div(ceil_div(columns, ranges), kTileKeys) * kTileKeys;
         const int64_t cost = ceil_div(blocks * ceil_div(columns, keys), ctas) * (keys + kItemKeys);
-        if (cost < least) least = cost, best = ranges;
+        if (cost < min_cost) min_cost = cost, best = ranges;
     }
     return best;
 }
@@ -54,16 +54,16 @@ inline MlaStatus describe(CUtensorMap& map, const void* base, const cuuint64_t (
     return ok();
 }
 
-// Maximum number of blocks of rows for equal shares: every CTA reads their lengths to find its
-// share.
-constexpr int kMostSharing = 512;
+// Maximum number of blocks of rows for equal ranges of tiles: every CTA reads their lengths to find
+// its range.
+constexpr int kMaxSharing = 512;
 
 template <typename C>
 MlaStatus launch(KernelParams p, const void* queries, int multiprocessors, void* stream) {
     const int ctas = C::kCtas * multiprocessors;
     p.blocks = int(ceil_div(p.count, C::kBlock));
     // The ranges of a single block are equal anyway.
-    p.shares = p.blocks > 1 && p.blocks <= kMostSharing;
+    p.equal_ranges = p.blocks > 1 && p.blocks <= kMaxSharing;
     p.ranges = choose_ranges(p.blocks, p.rows.columns, ctas);
     const int64_t keys = ceil_div(p.rows.columns, p.ranges);
     p.keys_of_range = int(ceil_div(keys, kTileKeys)) * kTileKeys;
@@ -85,7 +85,7 @@ MlaStatus launch(KernelParams p, const void* queries, int multiprocessors, void*
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<C>));
     if (s.code != MLA_OK) return s;
     const int64_t items =
-        int64_t(p.blocks) * (p.shares ? indexer::tiles_for(p.rows.columns) : p.ranges);
+        int64_t(p.blocks) * (p.equal_ranges ? indexer::tiles_for(p.rows.columns) : p.ranges);
     const dim3 grid(unsigned(std::min<int64_t>(ctas, items)));
     return indexer::launch_early("index logits", kernel, {grid, C::kThreads, kSharedBytes<C>},
                                  stream, p);
@@ -99,16 +99,16 @@ MlaStatus launch_of(const KernelParams& p, const void* queries, int multiprocess
         return launch<decltype(config)>(p, queries, multiprocessors, stream);
     };
     const int64_t rows = p.count, requests = p.rows.requests;
-    if (2 * rows <= 3 * requests) return with(InTurn<heads, heads>());
+    if (2 * rows <= 3 * requests) return with(AlternateTiles<heads, heads>());
     const int64_t columns = ceil_div(rows, requests) * heads;
-    if (columns <= 2 * heads) return with(InTurn<heads, 2 * heads>());
-    if (columns <= 128) return with(InTurn<heads, 128>());
+    if (columns <= 2 * heads) return with(AlternateTiles<heads, 2 * heads>());
+    if (columns <= 128) return with(AlternateTiles<heads, 128>());
     // Relative times of the blocks of a request, as measured on an H100.
     const int64_t by_256 = ceil_div(columns, 256) * 72, by_384 = ceil_div(columns, 384) * 105,
                   by_512 = ceil_div(columns, 512) * 130;
-    if (by_256 <= std::min(by_384, by_512)) return with(InTurn<heads, 256>());
-    if (by_384 <= by_512) return with(OfTheirOwn<heads, 128, 3>());
-    return with(OfTheirOwn<heads, 256, 2>());
+    if (by_256 <= std::min(by_384, by_512)) return with(AlternateTiles<heads, 256>());
+    if (by_384 <= by_512) return with(OwnTokens<heads, 128, 3>());
+    return with(OwnTokens<heads, 256, 2>());
 }
 
 inline MlaStatus launch(const KernelParams& p, const void* queries, int heads, int multiprocessors,

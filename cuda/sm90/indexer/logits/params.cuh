@@ -27,7 +27,7 @@ struct KernelParams {
     int64_t logits_stride;
     int count;          // number of rows
     int blocks;         // number of blocks; a CTA handles the rows of a block together
-    int shares;         // true if CTAs have equal shares of all tiles, instead of items
+    int equal_ranges;   // true if CTAs have equal ranges of all tiles, instead of items
     int ranges;         // number of ranges of columns
     int keys_of_range;  // a multiple of kTileKeys
     int pages;
@@ -66,13 +66,13 @@ struct Config {
         (220 * 1024 / ctas - 2 * kQueryBytes - 2048) / (kTileBytes + kTileKeys * 4) / kStep * kStep;
 };
 
-// Tokens of one request, and a range of its positions.
-struct Job {
+// Work item: tokens of one request, and a range of its positions.
+struct WorkItem {
     int first;       // row of the block's first token
     int begin, end;  // rows that belong to the request
     int length;      // length of the request
     int behind;      // tokens of the request that come after row `begin`
-    int key, keys;   // the first position and how many; 0 after the last job
+    int key, keys;   // the first position and how many; 0 after the last item
 };
 
 template <typename C>
@@ -80,12 +80,12 @@ struct Shared {
     char keys[C::kStages][kTileBytes];
     char queries[2][C::kQueryBytes];
     float scales[C::kStages][kTileKeys];
-    Job jobs[2];
+    WorkItem items[2];
     Barrier<1> keys_full[C::kStages];
     // The warps of one warpgroup arrive, or those of all.
     Barrier<C::kOwnTokens ? 4 * C::kConsumers : 4> keys_empty[C::kStages];
     Barrier<1> queries_full[2];
-    // All consumer threads arrive, since each of them reads the job.
+    // All consumer threads arrive, since each of them reads the item.
     Barrier<128 * C::kConsumers> queries_empty[2];
 };
 

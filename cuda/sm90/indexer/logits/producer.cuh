@@ -1,6 +1,8 @@
-// The producer warp: loads the queries of a job once, then its keys and their scales, tile by tile.
+// The producer warp: loads the queries of an item once, then its keys and their scales, tile by
+// tile.
 #pragma once
 
+#include "../../../common/page_position.cuh"
 #include "params.cuh"
 
 namespace mla::sm90::logits {
@@ -11,8 +13,8 @@ struct Producer {
     Shared<C>& s;
     const int lane;
     const ptx::CachePolicy policy;
-    Ring<C::kStages> ring;
-    Ring<2> jobs;
+    PipelineState<C::kStages> ring;
+    PipelineState<2> items;
 
     __device__ __forceinline__ Producer(const KernelParams& p, Shared<C>& s)
         : p(p),
@@ -20,18 +22,18 @@ struct Producer {
           lane(threadIdx.x % 32),
           policy(p.stream_once ? ptx::createpolicy_evict_first() : ptx::CachePolicy{}) {}
 
-    // True after griddepcontrol.wait. The first job, and the pages of its keys, may be read before
+    // True after griddepcontrol.wait. The first item, and the pages of its keys, may be read before
     // its queries have been written.
     bool waited = false;
 
     __device__ __forceinline__ void run() {
         if (!p.facts_ahead) wait();
-        if (p.shares)
-            run_share();
+        if (p.equal_ranges)
+            run_range();
         else
             run_items();
         if (!waited) wait();
-        announce({});
+        publish({});
     }
 
     __device__ __forceinline__ void wait() {
@@ -42,35 +44,36 @@ struct Producer {
         ptx::griddepcontrol_launch_dependents();
     }
 
-    // Loads the queries of a job, and its keys.
-    __device__ __forceinline__ void load(const Job& job, const int32_t* table) {
-        const int end = job.key + job.keys;
+    // Loads the queries of an item, and its keys.
+    __device__ __forceinline__ void load(const WorkItem& item, const int32_t* table) {
+        const int end = item.key + item.keys;
         const bool whole = p.box == kTileKeys;
-        const Place first = whole ? find(table, job.key + lane * kTileKeys, end) : Place{-1, 0};
+        const PagePosition first =
+            whole ? find(table, item.key + lane * kTileKeys, end) : PagePosition{-1, 0};
         if (!waited) wait();
         // Before the keys: this warp takes a while to issue the copy of each tile.
-        announce(job);
+        publish(item);
         if (whole)
-            load_whole_tiles(table, first, job.key, end);
+            load_whole_tiles(table, first, item.key, end);
         else
-            for (int position = job.key; position < end; position += kTileKeys)
+            for (int position = item.key; position < end; position += kTileKeys)
                 load_boxes(table, position, end);
     }
 
-    // Goes through this CTA's share of all tiles, one request after the other.
-    __device__ __forceinline__ void run_share() {
-        const indexer::Share share =
-            indexer::share_of<C::kBlock>(p.rows, p.count, blockIdx.x, gridDim.x, lane);
-        int before = share.before, tile = share.begin;
-        for (int request = share.request; tile < share.end; ++request) {
+    // Goes through this CTA's range of all tiles, one request after the other.
+    __device__ __forceinline__ void run_range() {
+        const indexer::TileRange range =
+            indexer::tile_range_of<C::kBlock>(p.rows, p.count, blockIdx.x, gridDim.x, lane);
+        int before = range.before, tile = range.begin;
+        for (int request = range.request; tile < range.end; ++request) {
             const auto of = indexer::RequestRows::of(p.rows, request, p.count);
             const int32_t* table = p.rows.block_table + request * p.rows.block_table_stride;
-            for (int row = of.begin; row < of.end && tile < share.end; row += C::kBlock) {
+            for (int row = of.begin; row < of.end && tile < range.end; row += C::kBlock) {
                 const int seen = of.seen(p.rows, row, C::kBlock);
                 const int behind = before + indexer::tiles_for(seen);
                 if (tile < behind) {
                     const int key = (tile - before) * kTileKeys;
-                    const int end = min((share.end - before) * kTileKeys, seen);
+                    const int end = min((range.end - before) * kTileKeys, seen);
                     load({row, row, min(row + C::kBlock, of.end), of.length, of.last - row, key,
                           end - key},
                          table);
@@ -102,96 +105,93 @@ struct Producer {
         }
     }
 
-    // Publishes a job and loads its queries. An empty job is the end.
-    __device__ __forceinline__ void announce(const Job& job) {
-        s.queries_empty[jobs.slot].wait(jobs.phase ^ 1);
+    // Publishes an item and loads its queries. An empty item is the end.
+    __device__ __forceinline__ void publish(const WorkItem& item) {
+        s.queries_empty[items.stage].wait(items.phase ^ 1);
         if (lane == 0) {
-            s.jobs[jobs.slot] = job;
-            if (job.keys > 0) {
-                s.queries_full[jobs.slot].expect(C::kQueryBytes);
+            s.items[items.stage] = item;
+            if (item.keys > 0) {
+                s.queries_full[items.stage].expect(C::kQueryBytes);
                 for (int row = 0; row < C::kBlock * C::kHeads; row += C::kColumns)
                     ptx::cp_async_bulk_tensor(
-                        &p.queries, ptx::shared_address(s.queries[jobs.slot]) + row * kWidth,
-                        s.queries_full[jobs.slot].address(), ptx::CachePolicy{}, 0,
-                        job.first * C::kHeads + row, 0);
+                        &p.queries, ptx::shared_address(s.queries[items.stage]) + row * kWidth,
+                        s.queries_full[items.stage].address(), ptx::CachePolicy{}, 0,
+                        item.first * C::kHeads + row, 0);
             } else {
-                s.queries_full[jobs.slot].arrive();
+                s.queries_full[items.stage].arrive();
             }
         }
         __syncwarp();
-        jobs.advance(1);
+        items.advance(1);
     }
 
     __device__ __forceinline__ int column_of(int position) const {
         return p.rows.page_shift >= 0 ? position >> p.rows.page_shift : position / p.rows.page_size;
     }
 
-    // The place of a key: its page, -1 if the block table has no page of the cache there, and its
-    // offset within the page.
-    struct Place {
-        int page, offset;
-    };
-    __device__ __forceinline__ Place find(const int32_t* table, int position, int end) const {
+    // The position of a key; its page is -1 if the block table has no page of the cache there.
+    __device__ __forceinline__ PagePosition find(const int32_t* table, int position,
+                                                 int end) const {
         const int column = column_of(position);
         if (position >= end || column >= p.rows.max_pages) return {-1, 0};
         const int page = table[column];
         return {page < p.pages ? page : -1, position - column * p.rows.page_size};
     }
-    __device__ __forceinline__ const uint8_t* scales_at(const Place& place) const {
-        return p.cache + place.page * p.page_stride + int64_t(p.rows.page_size) * kWidth +
-               place.offset * 4;
+    __device__ __forceinline__ const uint8_t* scales_at(const PagePosition& at) const {
+        return p.cache + at.page * p.page_stride + int64_t(p.rows.page_size) * kWidth +
+               at.offset * 4;
     }
 
     // Each tile is within one page. A lane looks up one of 32 tiles while the tiles before these
     // are loaded; `next` is its result for the first 32.
-    __device__ __forceinline__ void load_whole_tiles(const int32_t* table, Place next, int begin,
-                                                     int end) {
+    __device__ __forceinline__ void load_whole_tiles(const int32_t* table, PagePosition next,
+                                                     int begin, int end) {
         for (int base = begin; base < end; base += 32 * kTileKeys) {
-            const Place own = next;
+            const PagePosition own = next;
             next = find(table, base + (32 + lane) * kTileKeys, end);
             const int count = min((end - base + kTileKeys - 1) / kTileKeys, 32);
             for (int i = 0; i < count; ++i) {
-                const Place place = {__shfl_sync(~0u, own.page, i),
-                                     __shfl_sync(~0u, own.offset, i)};
-                if (lane == 0) load_whole_tile(place);
+                const PagePosition at = {__shfl_sync(~0u, own.page, i),
+                                         __shfl_sync(~0u, own.offset, i)};
+                if (lane == 0) load_whole_tile(at);
                 ring.advance(1);
             }
         }
     }
 
-    __device__ __forceinline__ void load_whole_tile(const Place& place) {
-        const auto& full = s.keys_full[ring.slot];
-        s.keys_empty[ring.slot].wait(ring.phase ^ 1);
-        float* scales = s.scales[ring.slot];
-        if (place.page >= 0) {
+    __device__ __forceinline__ void load_whole_tile(const PagePosition& at) {
+        const auto& full = s.keys_full[ring.stage];
+        s.keys_empty[ring.stage].wait(ring.phase ^ 1);
+        float* scales = s.scales[ring.stage];
+        if (at.page >= 0) {
             full.expect(kTileBytes + kTileKeys * 4);
-            ptx::cp_async_bulk(ptx::shared_address(scales), scales_at(place), kTileKeys * 4,
+            ptx::cp_async_bulk(ptx::shared_address(scales), scales_at(at), kTileKeys * 4,
                                full.address());
         } else {
             for (int i = 0; i < kTileKeys; ++i) scales[i] = 0;
             full.expect(kTileBytes);
         }
-        load_box(ptx::shared_address(s.keys[ring.slot]), place);
+        load_box(ptx::shared_address(s.keys[ring.stage]), at);
     }
 
     // TMA reads zeros outside of the tensor, as behind its last page.
-    __device__ __forceinline__ void load_box(uint32_t to, const Place& place) {
-        ptx::cp_async_bulk_tensor(&p.keys, to, s.keys_full[ring.slot].address(), policy, 0,
-                                  place.offset, place.page >= 0 ? place.page : p.pages);
+    __device__ __forceinline__ void load_box(uint32_t to, const PagePosition& at) {
+        ptx::cp_async_bulk_tensor(&p.keys, to, s.keys_full[ring.stage].address(), policy, 0,
+                                  at.offset, at.page >= 0 ? at.page : p.pages);
     }
 
     // For tiles with keys of several pages, or of a fraction of one: loads them in boxes.
     __device__ __forceinline__ void load_boxes(const int32_t* table, int position, int end) {
-        s.keys_empty[ring.slot].wait(ring.phase ^ 1);
+        s.keys_empty[ring.stage].wait(ring.phase ^ 1);
         for (int key = lane; key < kTileKeys; key += 32) {
-            const Place place = find(table, position + key, end);
-            s.scales[ring.slot][key] =
-                place.page >= 0 ? *reinterpret_cast<const float*>(scales_at(place)) : 0.f;
+            const PagePosition at = find(table, position + key, end);
+            s.scales[ring.stage][key] =
+                at.page >= 0 ? *reinterpret_cast<const float*>(scales_at(at)) : 0.f;
         }
         __syncwarp();
-        if (lane == 0) s.keys_full[ring.slot].expect(kTileBytes);
+        if (lane == 0) s.keys_full[ring.stage].expect(kTileBytes);
         __syncwarp();
-        const uint32_t to = ptx::shared_address(s.keys[ring.slot]);
+        const uint32_t to = ptx::shared_address(s.keys[ring.stage]);
         for (int key = lane * p.box; key < kTileKeys; key += 32 * p.box)
             load_box(to + key * kWidth, find(table, position + key, end));
         ring.advance(1);

@@ -3,5 +3,5 @@
 #include "../launch_kernel.cuh"
 
 namespace mla::sm90::prefill {
-MLA_PREFILL_INSTANTIATE(Tile_128_64_128<__nv_bfloat16>)
+MLA_PREFILL_INSTANTIATE(Config_128_64_128<__nv_bfloat16>)
 }  // namespace mla::sm90::prefill

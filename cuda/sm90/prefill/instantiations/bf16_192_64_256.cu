@@ -3,5 +3,5 @@
 #include "../launch_kernel.cuh"
 
 namespace mla::sm90::prefill {
-MLA_PREFILL_INSTANTIATE(Tile_192_64_256<__nv_bfloat16>)
+MLA_PREFILL_INSTANTIATE(Config_192_64_256<__nv_bfloat16>)
 }  // namespace mla::sm90::prefill

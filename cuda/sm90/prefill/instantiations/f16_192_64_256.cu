@@ -3,5 +3,5 @@
 #include "../launch_kernel.cuh"
 
 namespace mla::sm90::prefill {
-MLA_PREFILL_INSTANTIATE(Tile_192_64_256<__half>)
+MLA_PREFILL_INSTANTIATE(Config_192_64_256<__half>)
 }  // namespace mla::sm90::prefill

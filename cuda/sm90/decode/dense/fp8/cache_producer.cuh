@@ -8,7 +8,7 @@ namespace mla::sm90::decode {
 // Warp 0.
 template <class C>
 struct Fp8CacheProducer {
-    using Ring_ = typename C::LatentRing;
+    using LatentState = typename C::LatentState;
     using L = typename C::L;
     using T = typename C::T;
     static constexpr int N = C::N;
@@ -22,31 +22,31 @@ struct Fp8CacheProducer {
         if (lane == 1) ptx::prefetch_tensormap(&maps.cache_pairs);
     }
 
-    __device__ void prefetch_kv_tile(const TensorMaps& maps, Place kv_tile) const {
+    __device__ void prefetch_kv_tile(const TensorMaps& maps, PagePosition kv_tile) const {
         const ptx::CachePolicy policy = ptx::createpolicy_evict_first();
         if (c.rank == 0)
-            ptx::cp_async_bulk_prefetch_tensor(&maps.cache_pairs, policy, 0, kv_tile.token, 0,
+            ptx::cp_async_bulk_prefetch_tensor(&maps.cache_pairs, policy, 0, kv_tile.offset, 0,
                                                kv_tile.page);
         if (c.rank == c.group_ctas() - 1)
-            ptx::cp_async_bulk_prefetch_tensor(&maps.cache_rope, policy, 0, kv_tile.token,
+            ptx::cp_async_bulk_prefetch_tensor(&maps.cache_rope, policy, 0, kv_tile.offset,
                                                kv_tile.page);
     }
 
-    __device__ void run(const TensorMaps& maps, const Schedule& schedule,
+    __device__ void run(const TensorMaps& maps, const TileScheduler& scheduler,
                         const WorkItem& first_item) const {
-        Ring_ ring;
+        LatentState ring;
         PageWalk<C>{c}.for_each_kv_tile(
-            schedule, first_item,
+            scheduler, first_item,
             [&](auto whole, bool, int tokens, const int (&page)[4], const int (&first)[4]) {
                 const ptx::CachePolicy policy = c.cache_policy();
-                const uint32_t full = s.latent_full[ring.slot].address(),
-                               slot = c.latent_stage(ring.slot), rope = slot + L::kLatentBytes;
-                s.latent_empty[ring.slot].wait(ring.phase ^ 1);
+                const uint32_t full = s.latent_full[ring.stage].address(),
+                               stage = c.latent_stage(ring.stage), rope = stage + L::kLatentBytes;
+                s.latent_empty[ring.stage].wait(ring.phase ^ 1);
                 wait_for_copies_in_flight<L>(s, ring);
                 ptx::mbarrier_arrive_expect_tx(full, tokens * (kLatent + kRope));
                 if constexpr (whole.value) {
-                    ptx::cp_async_bulk_tensor(&maps.cache_pairs, slot, full, policy, 0, first[0], 0,
-                                              page[0]);
+                    ptx::cp_async_bulk_tensor(&maps.cache_pairs, stage, full, policy, 0, first[0],
+                                              0, page[0]);
                     ptx::cp_async_bulk_tensor(&maps.cache_rope, rope, full, policy, 0, first[0],
                                               page[0]);
                 } else {
@@ -64,7 +64,7 @@ struct Fp8CacheProducer {
 #pragma unroll 1
                         for (int group = 0; group < 4; ++group)
                             ptx::cp_async_bulk_tensor(&maps.cache_pairs,
-                                                      slot + group * L::kGroupBytes + i * 2048,
+                                                      stage + group * L::kGroupBytes + i * 2048,
                                                       full, policy, 0, f, group, z);
                         ptx::cp_async_bulk_tensor(&maps.cache_rope, rope + i * 1024, full, policy,
                                                   0, f, z);

@@ -22,13 +22,14 @@ struct Fp8Layout {
     // With 32 rows the MMAs are what takes time, and tokens had better be there early; otherwise
     // memory is faster with few requests at a time.
     static constexpr int kStagesInFlight = N == 32 ? kLatentStages : 2;
-    // Warpgroups that take turns with the scores; with 64 rows there are no registers for a second.
+    // Score warpgroups, in pingpong if two; with 64 rows there are no registers for a second.
     static constexpr int kScoreGroups = N == 64 ? 1 : 2;
-    // Each of two groups waits for its own KV tiles alone. With an odd number of stages the use of
-    // a stage before is the other group's, and is known to be complete if that group has decided a
-    // later KV tile, of which the third one before this has been followed.
+    // Each of two groups waits for its own KV tiles alone. With an odd number of stages the
+    // previous use of a stage is the other group's, and is known to be complete if that group has
+    // published the maxima of a later KV tile: this group has adopted those of the third one before
+    // this.
     static_assert(kScoreGroups == 1 || kLatentStages % 2 == 0 || kLatentStages > 3,
-                  "a group could pass a stage's wait a turn too early");
+                  "a group could pass a stage's wait one use too early");
     static constexpr int kProbabilityStages = 2, kProbabilityBytes = N * kTileTokens * 2;
     static constexpr int kRingBytes = kLatentStages * kLatentStageBytes;
 
@@ -44,10 +45,10 @@ struct Fp8Layout {
         // queries are there, and its own reads of the last item's sums are done. Back: its sums
         // are, and it needs neither the queries nor the reference maxima any longer.
         Barrier<128> queries_ready, sums_ready;
-        // From the group of a KV tile, all of it, to the other: what the tile raises has been
-        // decided. The other waits for each of them, so that it knows what was raised and that
-        // everybody has read what it raises next.
-        Barrier<128> decided[2];
+        // From the group of a KV tile, all of it, to the other: the reference maxima that the tile
+        // raises are published. The other waits for each of them, so that it knows what was raised
+        // and that all threads have read what it raises next.
+        Barrier<128> maxima_published[2];
         // A KV tile with tokens which not all query tokens see, or without tokens at its end, has
         // been cleared: all of its group, each for the zeros that it wrote there.
         Barrier<128> tail_cleared[kProbabilityStages];
@@ -81,8 +82,8 @@ struct Fp8Layout {
             if constexpr (kScoreGroups == 2) {
                 queries_ready.init();
                 sums_ready.init();
-                decided[0].init();
-                decided[1].init();
+                maxima_published[0].init();
+                maxima_published[1].init();
             }
             this->init_common();
             ptx::fence_mbarrier_init();

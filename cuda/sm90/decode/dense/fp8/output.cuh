@@ -10,7 +10,7 @@ namespace mla::sm90::decode {
 // Two warpgroups, 256 latent values each.
 template <class C>
 struct Fp8Output {
-    using Ring_ = typename C::LatentRing;
+    using LatentState = typename C::LatentState;
     using L = typename C::L;
     using T = typename C::T;
     static constexpr int N = C::N;
@@ -29,9 +29,9 @@ struct Fp8Output {
         const uint32_t even = group + swizzled<128>(2 * quad, chunk) + low;
         const uint32_t odd = group + swizzled<128>(2 * quad + 1, chunk) + low;
         Splits<C> splits{c};
-        Ring_ stages;
+        LatentState ring;
         uint32_t kv_tiles = 0, tails = 0;  // of `tails`, a bit is the phase of a stage's barrier
-        ItemQueue queue;
+        PipelineCounter<kQueuedItems> queue;
         for (const WorkItem* next; (next = c.acquire(queue)); c.release(queue)) {
             const WorkItem& item = *next;
             const int begin = item.kv_tile_begin, end = item.kv_tile_end;
@@ -39,24 +39,24 @@ struct Fp8Output {
             TransposedSums<T, N> sums;
             sums.clear();
             for (int kv_tile = begin; kv_tile < end; ++kv_tile) {
-                // The stages of the probabilities take turns.
-                const int slot = kv_tiles & 1;
-                s.latent_full[stages.slot].wait(stages.phase);
-                s.scores_full[slot].wait(kv_tiles >> 1 & 1);
+                // The two stages of the probabilities alternate.
+                const int stage = kv_tiles & 1;
+                s.latent_full[ring.stage].wait(ring.phase);
+                s.scores_full[stage].wait(kv_tiles >> 1 & 1);
                 if ((kv_tile + 1) * kTileTokens > seen_by_all) {
-                    s.tail_cleared[slot].wait(tails >> slot & 1);
-                    tails ^= 1 << slot;
+                    s.tail_cleared[stage].wait(tails >> stage & 1);
+                    tails ^= 1 << stage;
                 }
-                if (kv_tile > begin && s.any_factor[slot]) sums.rescale(s.factor[slot], quad);
+                if (kv_tile > begin && s.any_factor[stage]) sums.rescale(s.factor[stage], quad);
                 accumulate(
-                    sums.acc, c.latent_stage(stages.slot) + even, c.latent_stage(stages.slot) + odd,
-                    probabilities(__shfl_sync(~0u, slot, 0)), s.latent_empty[stages.slot], lane);
+                    sums.acc, c.latent_stage(ring.stage) + even, c.latent_stage(ring.stage) + odd,
+                    probabilities(__shfl_sync(~0u, stage, 0)), s.latent_empty[ring.stage], lane);
                 // Each lane for what it has read itself: the factors, too.
-                s.scores_empty[slot].arrive();
-                stages.advance(1);
+                s.scores_empty[stage].arrive();
+                ring.advance(1);
                 ++kv_tiles;
             }
-            s.stats_full.wait(queue.items & 1);
+            s.stats_full.wait(queue.count & 1);
             if (item.splits == 1)
                 write_whole(item, sums.acc, latent, quad);
             else
@@ -66,8 +66,8 @@ struct Fp8Output {
     }
 
   private:
-    __device__ uint32_t probabilities(int slot) const {
-        return c.base + L::kProbabilityOffset + slot * L::kProbabilityBytes;
+    __device__ uint32_t probabilities(int stage) const {
+        return c.base + L::kProbabilityOffset + stage * L::kProbabilityBytes;
     }
 
     // acc += V^T P^T for a KV tile. A step takes 16 tokens: two that lie together at `even`

@@ -12,22 +12,22 @@
 // fit: of 128 values, lane q of a quad has 32 q .. 32 q + 31, and instruction i takes values
 // 4 i .. 4 i + 3 of each lane.
 //
-// With 32 rows and fewer, two warpgroups take turns with the scores, KV tile by KV tile: one
+// With 32 rows and fewer, two warpgroups compute scores in pingpong, KV tile by KV tile: one
 // issues MMAs during the other's softmax. A tile's reference maxima follow from those of the
-// tile before, which the other group has. So a group decides what its tile raises when the other
-// has decided, and each sums for itself. The first fetches the queries and adds the sums up. Of a
-// work item of four KV tiles:
+// tile before, which the other group has. So a group publishes its tile's maxima after it has
+// adopted the other's, and each sums for itself. The first fetches the queries and adds the sums
+// up. Of a work item of four KV tiles:
 //
-//   scores 0   [fetch Q][Q K0 ][decide 0, softmax 0][Q K2 ]   [decide 2, softmax 2]   [sums]
-//   scores 1            [Q K1 ]        [decide 1, softmax 1][Q K3 ]    [decide 3, softmax 3]
+//   scores 0   [fetch Q][Q K0 ][maxima 0, softmax 0][Q K2 ]   [maxima 2, softmax 2]   [sums]
+//   scores 1            [Q K1 ]        [maxima 1, softmax 1][Q K3 ]    [maxima 3, softmax 3]
 //   output                                 [V0 P0 ] [V1 P1 ]      [V2 P2 ]    [V3 P3 ]
 //
 // KV tiles are counted through all work items. Even ones are the first group's and have the first
 // stage of the probabilities, odd ones the second's.
 //
 // The reference maximum lies 7 below a row's maximum, so that small probabilities keep their bits
-// in f16: they reach 2^7, and 2^15 before the reference is raised. Whether it has to be is decided
-// by all warps together, and only then are maxima compared between lanes and warps.
+// in f16: they reach 2^7, and 2^15 before the reference is raised. All warps vote on that, and
+// only if it has to be are maxima compared between lanes and warps.
 #pragma once
 
 #include "../../../../common/finite.cuh"
@@ -42,10 +42,10 @@ namespace mla::sm90::decode {
 // log2.
 constexpr float kHeadroom = 7.f;
 
-// Two warpgroups in turns, or one: S^T = K Q^T, softmax, P.
+// Two warpgroups in pingpong, or one: S^T = K Q^T, softmax, P.
 template <class C>
 struct Fp8Scores {
-    using Ring_ = typename C::LatentRing;
+    using LatentState = typename C::LatentState;
     using L = typename C::L;
     using T = typename C::T;
     static constexpr int N = C::N;
@@ -64,10 +64,10 @@ struct Fp8Scores {
         const uint32_t latent_from = swizzled<128>(token, 2 * quad);
         const uint32_t rope_from = L::kLatentBytes + swizzled<64>(token, quad);
         // A group's KV tiles are every second one, of all work items together.
-        Ring_ stages;
-        stages.advance(group);
+        LatentState ring;
+        ring.advance(group);
         uint32_t kv_tiles = 0;
-        ItemQueue queue;
+        PipelineCounter<kQueuedItems> queue;
         for (const WorkItem* next; (next = c.acquire(queue)); c.release(queue)) {
             const WorkItem& item = *next;
             const int begin = item.kv_tile_begin, end = item.kv_tile_end;
@@ -77,7 +77,7 @@ struct Fp8Scores {
                 fetch_queries(item, thread);
                 if constexpr (C::kScoreGroups == 2) s.queries_ready.arrive();
             } else {
-                s.queries_ready.wait(queue.items & 1);
+                s.queries_ready.wait(queue.count & 1);
             }
             const float scale = query_scale();
             float maximum[N / 4], sum[N / 4];
@@ -91,16 +91,17 @@ struct Fp8Scores {
                 const uint32_t number = kv_tiles + kv_tile - begin;
                 float d[N / 2];
                 // With five stages a group waits for every second use of a stage. The use before
-                // this one was five KV tiles ago and is over: the other group decided about a KV
-                // tile after that, the third one before this, which has been waited for.
-                s.latent_full[stages.slot].wait(stages.phase);
-                multiply(d, c.latent_stage(stages.slot), latent_from, rope_from);
+                // this one was five KV tiles ago and is over: the other group published the
+                // maxima of a KV tile after that, the third one before this, and this group has
+                // waited for them.
+                s.latent_full[ring.stage].wait(ring.phase);
+                multiply(d, c.latent_stage(ring.stage), latent_from, rope_from);
                 // True if a token that only later query tokens see has a NaN. Every row's score
                 // then is NaN, whether or not the row may see it, so one of a lane's rows tells.
-                bool spoils = false;
+                bool contaminates = false;
                 if ((kv_tile + 1) * kTileTokens > seen_by_all) {
                     if (seen_by_all < item.kv_len)
-                        spoils = __any_sync(~0u, !(fabsf(d[0] + d[2]) < INFINITY));
+                        contaminates = __any_sync(~0u, !(fabsf(d[0] + d[2]) < INFINITY));
                     const int column = kv_tile * kTileTokens + token;
 #pragma unroll
                     for (int i = 0; i < N / 4; ++i) {
@@ -113,40 +114,40 @@ struct Fp8Scores {
                         if (column + 8 >= limit) d[at_column(i) + 2] = -INFINITY;
                     }
                 }
-                // The stages of the probabilities take turns, as the groups do. The wait for one
+                // The stages of the probabilities alternate, as the groups do. The wait for one
                 // below is the group's own, for every use of it.
                 static_assert(L::kProbabilityStages == 2);
-                const int slot = number & 1;
-                if (kv_tile > begin) follow_the_other(maximum, sum, number - 1, quad);
+                const int stage = number & 1;
+                if (kv_tile > begin) adopt_other_maxima(maximum, sum, number - 1, quad);
                 // All warps have read the tile's tokens, too.
-                const bool raise = meet_any(group, exceeds(d, maximum, scale));
+                const bool raise = sync_group_or(group, exceeds(d, maximum, scale));
 
-                s.scores_empty[slot].wait((number >> 1 & 1) ^ 1);
+                s.scores_empty[stage].wait((number >> 1 & 1) ^ 1);
                 if ((kv_tile + 1) * kTileTokens > seen_by_all) {
                     const int before = kv_tile * kTileTokens,
                               tokens = min(item.kv_len - before, kTileTokens);
-                    clear_tail(c.latent_stage(stages.slot), tokens, thread);
-                    if (spoils)
-                        clear_hidden(c.latent_stage(stages.slot), max(seen_by_all - before, 0),
+                    clear_tail(c.latent_stage(ring.stage), tokens, thread);
+                    if (contaminates)
+                        clear_hidden(c.latent_stage(ring.stage), max(seen_by_all - before, 0),
                                      tokens, warp, lane);
-                    s.tail_cleared[slot].arrive();
+                    s.tail_cleared[stage].arrive();
                 }
-                if (raise) raise_maxima(d, maximum, sum, scale, slot, group, warp, lane);
-                if (thread == 0) s.any_factor[slot] = raise;
-                if constexpr (C::kScoreGroups == 2) s.decided[group].arrive();
+                if (raise) raise_maxima(d, maximum, sum, scale, stage, group, warp, lane);
+                if (thread == 0) s.any_factor[stage] = raise;
+                if constexpr (C::kScoreGroups == 2) s.maxima_published[group].arrive();
                 exponentials(d, maximum, sum, scale);
-                store_probabilities(d, probabilities(slot), warp, lane);
+                store_probabilities(d, probabilities(stage), warp, lane);
                 ptx::fence_proxy_async();
                 __syncwarp();
                 // The lanes that write factors arrive, for the other lanes' probabilities, too.
-                if (lane < 4) s.scores_full[slot].arrive();
-                stages.advance(C::kScoreGroups);
+                if (lane < 4) s.scores_full[stage].arrive();
+                ring.advance(C::kScoreGroups);
             }
             kv_tiles += end - begin;
-            // The last KV tile's decision, too, is waited for: no phase is left out, and the sums
+            // The last KV tile's maxima, too, are waited for: no phase is left out, and the sums
             // are all relative to the same maxima.
             if (begin < end && ((kv_tiles ^ group) & 1) == 0)
-                follow_the_other(maximum, sum, kv_tiles - 1, quad);
+                adopt_other_maxima(maximum, sum, kv_tiles - 1, quad);
 
             combine_columns(sum, &s.sum_of_warp[group * 4 + warp][2 * quad], lane,
                             [](float x, float y) { return x + y; });
@@ -154,9 +155,9 @@ struct Fp8Scores {
                 s.sums_ready.arrive();
                 continue;
             }
-            meet(0);
-            if constexpr (C::kScoreGroups == 2) s.sums_ready.wait(queue.items & 1);
-            s.stats_empty.wait((queue.items & 1) ^ 1);
+            sync_group(0);
+            if constexpr (C::kScoreGroups == 2) s.sums_ready.wait(queue.count & 1);
+            s.stats_empty.wait((queue.count & 1) ^ 1);
             if (thread < N) publish(item, first, thread);
         }
     }
@@ -188,8 +189,8 @@ struct Fp8Scores {
         }
     }
 
-    // The maximum and the sum of a work item's row, for the output, and its log-sum-exp if nobody
-    // else has a split of it.
+    // The maximum and the sum of a work item's row, for the output, and its log-sum-exp if it is
+    // the only split.
     __device__ __forceinline__ void publish(const WorkItem& item, int first, int row) const {
         float total = 0.f;
 #pragma unroll
@@ -204,19 +205,19 @@ struct Fp8Scores {
     }
 
     // One group of the scores. The numbers of barriers are constants of the instructions.
-    __device__ static void meet(int group) {
+    __device__ static void sync_group(int group) {
         if (group == 0)
             ScoresBarrier::sync();
         else
             SecondScoresBarrier::sync();
     }
 
-    __device__ static bool meet_any(int group, bool own) {
-        return group == 0 ? ScoresBarrier::any(own) : SecondScoresBarrier::any(own);
+    __device__ static bool sync_group_or(int group, bool own) {
+        return group == 0 ? ScoresBarrier::sync_or(own) : SecondScoresBarrier::sync_or(own);
     }
 
-    __device__ uint32_t probabilities(int slot) const {
-        return c.base + L::kProbabilityOffset + slot * L::kProbabilityBytes;
+    __device__ uint32_t probabilities(int stage) const {
+        return c.base + L::kProbabilityOffset + stage * L::kProbabilityBytes;
     }
 
     // The larger of `top` and the magnitudes of two finite values of bf16, as bits.
@@ -258,7 +259,7 @@ struct Fp8Scores {
         }
         ptx::cp_async_wait_all();
         if constexpr (kScaled) {
-            meet(0);
+            sync_group(0);
             uint32_t top = 0;
 #pragma unroll 4
             for (int i = thread; i < L::kQueryBytes / 16; i += 128) {
@@ -268,7 +269,7 @@ struct Fp8Scores {
             }
             top = __reduce_max_sync(~0u, top);
             if (lane == 0) s.query_top[warp] = top;
-            meet(0);
+            sync_group(0);
             const float factor = __int_as_float((127 + query_shift()) << 23);
 #pragma unroll 4
             for (int i = thread; i < L::kQueryBytes / 16; i += 128) {
@@ -279,7 +280,7 @@ struct Fp8Scores {
             }
         }
         ptx::fence_proxy_async();
-        meet(0);
+        sync_group(0);
     }
 
     // The power of two that brings the largest query below 2^15; 2^100 for the smallest of all.
@@ -301,12 +302,12 @@ struct Fp8Scores {
                                       __uint_as_float(two & 0xffff0000) * factor);
     }
 
-    // Waits until the other group of the scores has decided about its KV tile of this number, and
-    // takes over what that raised.
-    __device__ void follow_the_other(float (&maximum)[N / 4], float (&sum)[N / 4], uint32_t number,
-                                     int quad) const {
+    // Waits until the other group of the scores has published the maxima of its KV tile of this
+    // number, and adopts what that raised.
+    __device__ void adopt_other_maxima(float (&maximum)[N / 4], float (&sum)[N / 4],
+                                       uint32_t number, int quad) const {
         if constexpr (C::kScoreGroups == 2) {
-            s.decided[number & 1].wait(number >> 1 & 1);
+            s.maxima_published[number & 1].wait(number >> 1 & 1);
             if (s.any_factor[number & 1]) take_raised(maximum, sum, 2 * quad, nullptr);
         }
     }
@@ -335,17 +336,17 @@ struct Fp8Scores {
 
     // d = K Q^T for a KV tile. A step takes 64 values: 16 bytes of each of the lane's two
     // tokens.
-    __device__ void multiply(float (&d)[N / 2], uint32_t slot, uint32_t latent_from,
+    __device__ void multiply(float (&d)[N / 2], uint32_t stage, uint32_t latent_from,
                              uint32_t rope_from) const {
         struct Words {
             uint4 low, high;
         };
         const auto load = [&](int step) -> Words {
             if (step == 8)
-                return {ptx::ld_shared_v4(slot + rope_from),
-                        ptx::ld_shared_v4(slot + rope_from + 512)};
+                return {ptx::ld_shared_v4(stage + rope_from),
+                        ptx::ld_shared_v4(stage + rope_from + 512)};
             const uint32_t from =
-                slot + (step >> 1) * L::kGroupBytes + (latent_from ^ ((step & 1) << 4));
+                stage + (step >> 1) * L::kGroupBytes + (latent_from ^ ((step & 1) << 4));
             return {ptx::ld_shared_v4(from), ptx::ld_shared_v4(from + 1024)};
         };
         // Each MMA's operand is converted while those before are in flight: a warp that issues
@@ -381,24 +382,24 @@ struct Fp8Scores {
 
     // Zeroes the latent values of tokens past the end: there may be anything there, and 0 * NaN is
     // NaN.
-    __device__ void clear_tail(uint32_t slot, int tokens, int thread) const {
+    __device__ void clear_tail(uint32_t stage, int tokens, int thread) const {
 #pragma unroll 1
         for (int i = tokens * 8 + thread; i < kTileTokens * 8; i += 128) {
 #pragma unroll
             for (int group = 0; group < 4; ++group)
-                ptx::st_shared_v4(slot + group * L::kGroupBytes + i * 16, make_uint4(0, 0, 0, 0));
+                ptx::st_shared_v4(stage + group * L::kGroupBytes + i * 16, make_uint4(0, 0, 0, 0));
         }
     }
 
     // Clears the NaN among the latent values of a warp's tokens from `begin` to `end`. A row that
     // sees them has them in its scores already; what lies behind the last token is clear_tail's.
-    __device__ void clear_hidden(uint32_t slot, int begin, int end, int warp, int lane) const {
+    __device__ void clear_hidden(uint32_t stage, int begin, int end, int warp, int lane) const {
         // Or what follows from them would be computed before, and spilled.
         asm volatile("" : "+r"(warp), "+r"(lane));
         const int last = min(end, warp * 16 + 16);
 #pragma unroll 1
         for (int token = max(begin, warp * 16); token < last; ++token)
-            clear_not_finite<__nv_fp8_e4m3>(slot + (lane >> 3) * L::kGroupBytes + token * 128 +
+            clear_not_finite<__nv_fp8_e4m3>(stage + (lane >> 3) * L::kGroupBytes + token * 128 +
                                             (lane & 7) * 16);
     }
 
@@ -435,7 +436,7 @@ struct Fp8Scores {
     // by what the maxima rose. Called by all four warps of a group. A thread computes a row's, for
     // all lanes.
     __device__ void raise_maxima(const float (&d)[N / 2], float (&maximum)[N / 4],
-                                 float (&sum)[N / 4], float scale, int slot, int group, int warp,
+                                 float (&sum)[N / 4], float scale, int stage, int group, int warp,
                                  int lane) const {
         const int thread = warp * 32 + lane;
         // Were it known to be what the output warpgroups have, too, it would be computed before the
@@ -447,7 +448,7 @@ struct Fp8Scores {
         for (int i = 0; i < N / 4; ++i) top[i] = fmaxf(d[at_column(i)], d[at_column(i) + 2]);
         combine_columns(top, &s.top_of_warp[warp][column], lane,
                         [](float x, float y) { return fmaxf(x, y); });
-        meet(group);
+        sync_group(group);
         if (thread < N) {
             const float x = fmaxf(s.top_of_warp[0][thread], s.top_of_warp[1][thread]),
                         y = fmaxf(s.top_of_warp[2][thread], s.top_of_warp[3][thread]);
@@ -457,10 +458,10 @@ struct Fp8Scores {
             s.raised_by[thread] = rises ? ptx::ex2_approx(reference - (of_row - kHeadroom)) : 1.f;
             if (rises) s.reference[thread] = of_row - kHeadroom;
         }
-        meet(group);
+        sync_group(group);
         // To the output, by those who then say that it is there.
         take_raised(maximum, sum, column,
-                    warp == 0 && lane < 4 ? &s.factor[slot][column] : nullptr);
+                    warp == 0 && lane < 4 ? &s.factor[stage][column] : nullptr);
     }
 
     // Writes P as a K-major panel, row = query row, 64 tokens, from accumulators whose rows are

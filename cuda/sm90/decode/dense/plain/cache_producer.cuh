@@ -17,8 +17,8 @@ struct PlainCacheProducer {
     const KernelParams& p = c.p;
     typename C::Control& s = c.s;
 
-    using LatentRing = typename C::LatentRing;
-    using RopeRing = typename C::RopeRing;
+    using LatentState = typename C::LatentState;
+    using RopeState = typename C::RopeState;
 
     __device__ void prefetch_descriptors(const TensorMaps& maps, int lane) const {
         if (lane == 0) ptx::prefetch_tensormap(&maps.cache);
@@ -27,23 +27,23 @@ struct PlainCacheProducer {
     }
 
     // Brings half of the latent panels of a KV tile into L2. The memory is idle until the first
-    // copies, which come when the work has been divided; it is slower with all of a KV tile at
+    // copies, which come when the work has been planned; it is slower with all of a KV tile at
     // once.
-    __device__ void prefetch_kv_tile(const TensorMaps& maps, Place kv_tile) const {
+    __device__ void prefetch_kv_tile(const TensorMaps& maps, PagePosition kv_tile) const {
         const ptx::CachePolicy policy = ptx::createpolicy_evict_first();
 #pragma unroll 1
         for (int i = c.rank; i < C::kKvTileStages / 2; i += c.group_ctas())
-            ptx::cp_async_bulk_prefetch_tensor(&maps.cache_pairs, policy, 0, kv_tile.token, 0,
+            ptx::cp_async_bulk_prefetch_tensor(&maps.cache_pairs, policy, 0, kv_tile.offset, 0,
                                                i * L::kStagePanels / 2, kv_tile.page);
     }
 
-    __device__ void run(const TensorMaps& maps, const Schedule& schedule,
+    __device__ void run(const TensorMaps& maps, const TileScheduler& scheduler,
                         const WorkItem& first_item) const {
-        LatentRing latent;
-        RopeRing rope;
+        LatentState latent;
+        RopeState rope;
         uint32_t held = 0;
         PageWalk<C>{c}.for_each_kv_tile(
-            schedule, first_item,
+            scheduler, first_item,
             [&](auto whole, bool begins, int tokens, const int (&page)[4], const int (&first)[4]) {
                 if (begins) make_room_for_held(latent, rope, held++);
                 load_kv_tile<whole.value>(maps, latent, rope, tokens, page, first);
@@ -54,13 +54,13 @@ struct PlainCacheProducer {
     // Copies the nine panels of a KV tile as stages become free: whole, or run by run from up to
     // four pages.
     template <bool whole>
-    __device__ __forceinline__ void load_kv_tile(const TensorMaps& maps, LatentRing& latent,
-                                                 RopeRing& rope, int tokens, const int (&page)[4],
+    __device__ __forceinline__ void load_kv_tile(const TensorMaps& maps, LatentState& latent,
+                                                 RopeState& rope, int tokens, const int (&page)[4],
                                                  const int (&first)[4]) const {
         const ptx::CachePolicy policy = c.cache_policy();
-        const auto load_panel = [&](const CUtensorMap* map, uint32_t full, uint32_t slot, int x) {
+        const auto load_panel = [&](const CUtensorMap* map, uint32_t full, uint32_t stage, int x) {
             if (whole) {
-                ptx::cp_async_bulk_tensor(map, slot, full, policy, x, first[0], page[0]);
+                ptx::cp_async_bulk_tensor(map, stage, full, policy, x, first[0], page[0]);
             } else {
 #pragma unroll 1
                 for (int i = 0; i * 16 < tokens; ++i) {
@@ -69,37 +69,38 @@ struct PlainCacheProducer {
                                   : i == 2 ? first[2]
                                            : first[3];
                     const int z = i == 0 ? page[0] : i == 1 ? page[1] : i == 2 ? page[2] : page[3];
-                    ptx::cp_async_bulk_tensor(map, slot + i * 2048, full, policy, x, f, z);
+                    ptx::cp_async_bulk_tensor(map, stage + i * 2048, full, policy, x, f, z);
                 }
             }
         };
 #pragma unroll 1
         for (int i = 0; i < 8; i += L::kStagePanels) {
-            const uint32_t full = s.latent_full[latent.slot].address(),
-                           slot = c.latent_stage(latent.slot);
-            s.latent_empty[latent.slot].wait(latent.phase ^ 1);
+            const uint32_t full = s.latent_full[latent.stage].address(),
+                           stage = c.latent_stage(latent.stage);
+            s.latent_empty[latent.stage].wait(latent.phase ^ 1);
             wait_for_copies_in_flight<L>(s, latent);
             ptx::mbarrier_arrive_expect_tx(full, tokens * 128 * L::kStagePanels);
             if (whole) {
-                ptx::cp_async_bulk_tensor(&maps.cache_pairs, slot, full, policy, 0, first[0], 0,
+                ptx::cp_async_bulk_tensor(&maps.cache_pairs, stage, full, policy, 0, first[0], 0,
                                           i / 2, page[0]);
             } else {
 #pragma unroll 1
                 for (int j = 0; j < L::kStagePanels; ++j)
-                    load_panel(&maps.cache, full, slot + j * kPanelBytes, (i + j) * 64);
+                    load_panel(&maps.cache, full, stage + j * kPanelBytes, (i + j) * 64);
             }
             latent.advance(1);
         }
-        s.rope_empty[rope.slot].wait(rope.phase ^ 1);
-        s.rope_full[rope.slot].expect(tokens * 128);
-        load_panel(&maps.cache_rope, s.rope_full[rope.slot].address(), c.rope_stage(rope.slot), 0);
+        s.rope_empty[rope.stage].wait(rope.phase ^ 1);
+        s.rope_full[rope.stage].expect(tokens * 128);
+        load_panel(&maps.cache_rope, s.rope_full[rope.stage].address(), c.rope_stage(rope.stage),
+                   0);
         rope.advance(1);
     }
 
     // Called by the thread that fills the rings, which alone waits for every use of a stage: a wait
     // tells a phase from the next one, but not from the one after that. For the same reason it
     // waits until the queries of the work item before have been taken.
-    __device__ void make_room_for_held(LatentRing& latent, RopeRing& rope, uint32_t held) const {
+    __device__ void make_room_for_held(LatentState& latent, RopeState& rope, uint32_t held) const {
         if constexpr (C::kHeldPanels > 0) {
             // The stages of the first ones are free from the start, so their copy does not wait for
             // this thread: they may even have been taken by now, and this thread must not wait,
@@ -108,14 +109,14 @@ struct PlainCacheProducer {
                 s.held_query_taken.wait((held & 1) ^ 1);
 #pragma unroll
                 for (int i = 0; i < C::kHeldStages; ++i)
-                    s.latent_empty[latent.slot + i].wait(latent.phase ^ 1);
-                s.rope_empty[rope.slot].wait(rope.phase ^ 1);
+                    s.latent_empty[latent.stage + i].wait(latent.phase ^ 1);
+                s.rope_empty[rope.stage].wait(rope.phase ^ 1);
                 s.held_query_empty.arrive();
             }
             // These bring nothing, but count every use of a stage.
 #pragma unroll
-            for (int i = 0; i < C::kHeldStages; ++i) s.latent_full[latent.slot + i].arrive();
-            s.rope_full[rope.slot].arrive();
+            for (int i = 0; i < C::kHeldStages; ++i) s.latent_full[latent.stage + i].arrive();
+            s.rope_full[rope.stage].arrive();
             HeldQueries<C>::skip(latent, rope);
         }
     }

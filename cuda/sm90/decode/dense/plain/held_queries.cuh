@@ -9,20 +9,20 @@ namespace mla::sm90::decode {
 // rings, before the first KV tile of each work item.
 template <class C>
 struct HeldQueries {
-    using LatentRing = typename C::LatentRing;
-    using RopeRing = typename C::RopeRing;
+    using LatentState = typename C::LatentState;
+    using RopeState = typename C::RopeState;
 
-    __device__ static void skip(LatentRing& latent, RopeRing& rope) {
+    __device__ static void skip(LatentState& latent, RopeState& rope) {
         if constexpr (C::kHeldPanels > 0) {
             latent.advance(C::kHeldStages);
             rope.advance(1);
         }
     }
     // Address of a held panel.
-    __device__ static uint32_t panel(const Context<C>& c, int panel, const LatentRing& latent,
-                                     const RopeRing& rope) {
-        return panel == C::kHeldPanels - 1 ? c.rope_stage(rope.slot)
-                                           : c.latent_stage(latent.slot) + panel * kPanelBytes;
+    __device__ static uint32_t panel(const Context<C>& c, int panel, const LatentState& latent,
+                                     const RopeState& rope) {
+        return panel == C::kHeldPanels - 1 ? c.rope_stage(rope.stage)
+                                           : c.latent_stage(latent.stage) + panel * kPanelBytes;
     }
 };
 

@@ -6,9 +6,9 @@
 // the others. A KV tile is eight latent panels and one of the rotary part. A rope panel is dead
 // once the scores are computed: the probabilities of its KV tile are written over it.
 //
-// The latent panels of a KV tile lie in the ring in the order of their values, which the output
-// warpgroups have in turns: so both finish a pair of panels at the same time, its stage is refilled
-// as early as possible, and what a copy reads of a token lies together.
+// The latent panels of a KV tile lie in the ring in the order of their values, of which the output
+// warpgroups have every other one: so both finish a pair of panels at the same time, its stage is
+// refilled as early as possible, and what a copy reads of a token lies together.
 #pragma once
 
 #include "../shared_memory.cuh"
@@ -45,7 +45,7 @@ struct PlainLayout {
     // Readers of the queue: warps 0 and 1, scores, output. Arrivals for stats: all of the scores,
     // each for the zeros that it wrote behind the last token, too.
     struct Control : CommonControl<32 * (1 + 1 + 4 + 8), 128> {
-        // A stage is there: TMA, by bytes, and the lane that announced them; for held queries,
+        // A stage is there: TMA, by bytes, and the lane that expects them; for held queries,
         // whose bytes come to a barrier of their own, that lane alone. It is free: a lane of each
         // output warp, behind its MMAs; after held queries two lanes of each scores warp.
         Barrier<1> latent_full[kLatentStages], rope_full[kRopeStages];

@@ -18,16 +18,16 @@ struct PlainOutput {
     const KernelParams& p = c.p;
     typename C::Control& s = c.s;
 
-    using LatentRing = typename C::LatentRing;
-    using RopeRing = typename C::RopeRing;
+    using LatentState = typename C::LatentState;
+    using RopeState = typename C::RopeState;
 
     __device__ void run() {
         const int thread = threadIdx.x - 256, group = __shfl_sync(~0u, thread >> 7, 0),
                   lane = thread & 31;
         Splits<C> splits{c};
-        LatentRing latent;
-        RopeRing rope, scored;
-        ItemQueue queue;
+        LatentState latent;
+        RopeState rope, scored;
+        PipelineCounter<kQueuedItems> queue;
         for (const WorkItem* next; (next = c.acquire(queue)); c.release(queue)) {
             const WorkItem& item = *next;
             const int begin = item.kv_tile_begin, end = item.kv_tile_end;
@@ -36,20 +36,20 @@ struct PlainOutput {
             if (begin < end) HeldQueries<C>::skip(latent, rope);
             // The score MMAs of later KV tiles are waited for below until they are issued, each
             // ahead of its tile.
-            if (C::kByRows && begin < end) s.scores_issued[scored.slot].wait(scored.phase);
+            if (C::kByRows && begin < end) s.scores_issued[scored.stage].wait(scored.phase);
 #pragma unroll 1
             for (int kv_tile = begin; kv_tile < end; ++kv_tile) {
-                s.scores_full[scored.slot].wait(scored.phase);
-                const int4 any = s.any_factor[scored.slot];
-                if (kv_tile > begin) sums.rescale(s.factor[scored.slot], any, thread);
-                const uint32_t probabilities = c.rope_stage(rope.uniform().slot);
-                // The panels of a stage belong to both groups in turn.
-                LatentRing tile = latent.uniform(), done = tile;
+                s.scores_full[scored.stage].wait(scored.phase);
+                const int4 any = s.any_factor[scored.stage];
+                if (kv_tile > begin) sums.rescale(s.factor[scored.stage], any, thread);
+                const uint32_t probabilities = c.rope_stage(rope.warp_uniform().stage);
+                // The panels of a stage alternate between both groups.
+                LatentState tile = latent.warp_uniform(), done = tile;
                 const auto finish_step = [&](auto pending) {
                     ptx::wgmma_wait_group<pending.value>();
 #pragma unroll
                     for (int i = 0; i < C::kStepStages; ++i)
-                        free_stage(s.latent_empty[done.slot + i], lane);
+                        free_stage(s.latent_empty[done.stage + i], lane);
                     done.advance(C::kStepStages);
                 };
 #pragma unroll
@@ -57,19 +57,19 @@ struct PlainOutput {
                     if (C::kByRows && step == Sums::kSteps - 1) {
                         // The last step is left for the time of the next KV tile's softmax.
                         finish_step(std::integral_constant<int, 0>());
-                        RopeRing next = scored;
+                        RopeState next = scored;
                         next.advance(1);
                         // The first KV tile of the next work item is not waited for here. The use
                         // of this barrier before the awaited one is over, since the probabilities
                         // of its KV tile have come; the use after it needs a rope stage that is
                         // released below.
-                        if (kv_tile + 1 < end) s.scores_issued[next.slot].wait(next.phase);
+                        if (kv_tile + 1 < end) s.scores_issued[next.stage].wait(next.phase);
                     }
 #pragma unroll
                     for (int i = 0; i < C::kStepStages; ++i)
-                        s.latent_full[tile.slot + i].wait(tile.phase);
+                        s.latent_full[tile.stage + i].wait(tile.phase);
                     ptx::wgmma_fence();
-                    sums.add(step, probabilities, c.latent_stage(tile.slot) + group * kPanelBytes);
+                    sums.add(step, probabilities, c.latent_stage(tile.stage) + group * kPanelBytes);
                     ptx::wgmma_commit_group();
                     tile.advance(C::kStepStages);
                 }
@@ -80,19 +80,19 @@ struct PlainOutput {
                 if constexpr (C::kByRows) {
                     // The first half is complete: it goes out while the second one is summed.
                     if (kv_tile + 1 == end && item.splits == 1) {
-                        s.stats_full.wait(queue.items & 1);
+                        s.stats_full.wait(queue.count & 1);
                         sums.write_half(0, c.output_rows(item), s.inverse, thread);
                     }
                 } else {
                     finish_step(std::integral_constant<int, 1>());
                 }
                 finish_step(std::integral_constant<int, 0>());
-                free_stage(s.rope_empty[rope.slot], lane);
+                free_stage(s.rope_empty[rope.stage], lane);
                 latent.advance(C::kKvTileStages);
                 rope.advance(1);
                 scored.advance(1);
             }
-            s.stats_full.wait(queue.items & 1);
+            s.stats_full.wait(queue.count & 1);
             if (item.splits == 1) {
                 if constexpr (C::kByRows) {
                     if (begin == end) sums.write_half(0, c.output_rows(item), s.inverse, thread);

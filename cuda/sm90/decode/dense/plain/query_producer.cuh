@@ -17,8 +17,8 @@ struct PlainQueryProducer {
     const KernelParams& p = c.p;
     typename C::Control& s = c.s;
 
-    using LatentRing = typename C::LatentRing;
-    using RopeRing = typename C::RopeRing;
+    using LatentState = typename C::LatentState;
+    using RopeState = typename C::RopeState;
 
     __device__ void prefetch_descriptors(const TensorMaps& maps, int lane) const {
         if (lane == 1 && p.even_query) ptx::prefetch_tensormap(&maps.q_latent);
@@ -34,24 +34,24 @@ struct PlainQueryProducer {
 
   private:
     // Calls load(item, full, tiles, where) for the queries of each work item: those that are
-    // held, then those that stay in shared memory. where(i) gives panel i's place and its first
-    // value.
+    // held, then those that stay in shared memory. where(i) gives panel i's address and its
+    // first value.
     template <typename Load>
     __device__ void load_query_panels(Load load) {
         uint32_t held = 0;
-        LatentRing latent;
-        RopeRing rope;
-        ItemQueue queue;
+        LatentState latent;
+        RopeState rope;
+        PipelineCounter<kQueuedItems> queue;
         for (const WorkItem* next; (next = c.acquire(queue)); c.release(queue)) {
             const WorkItem& item = *next;
             const int kv_tiles = item.kv_tile_end - item.kv_tile_begin;
-            // One place for both, since code is fetched as it is run.
+            // The same code for both, since code is fetched as it is run.
 #pragma unroll 1
             for (int hold = C::kHeldPanels > 0 && kv_tiles > 0; hold >= 0; --hold) {
                 // No lane may be left behind at a wait while the one that copies goes on.
                 __syncwarp();
                 if (!hold)
-                    s.query_empty.wait((queue.items & 1) ^ 1);
+                    s.query_empty.wait((queue.count & 1) ^ 1);
                 else if (held++ > 0)
                     s.held_query_empty.wait(held & 1);
                 load(item, hold ? s.held_query_full : s.query_full,

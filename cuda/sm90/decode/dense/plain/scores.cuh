@@ -20,20 +20,20 @@ struct PlainScores {
     const KernelParams& p = c.p;
     typename C::Control& s = c.s;
 
-    using LatentRing = typename C::LatentRing;
-    using RopeRing = typename C::RopeRing;
+    using LatentState = typename C::LatentState;
+    using RopeState = typename C::RopeState;
 
     __device__ void run() {
         const int thread = threadIdx.x & 127, warp = thread >> 5, lane = thread & 31;
         const bool has_rows = warp * 16 < N;
         const int row0 = warp * 16 + (lane >> 2), row1 = row0 + 8;
-        LatentRing latent;
-        // `scored` counts KV tiles alone: where what the scores say of one lies. Held queries take
-        // stages of `rope`, too.
-        RopeRing rope, scored;
+        LatentState latent;
+        // State of the ring of softmax results (factors, P). Unlike `rope`, it does not advance for
+        // stages that hold queries.
+        RopeState rope, scored;
         // Work items whose queries have been held.
         uint32_t held = 0;
-        ItemQueue queue;
+        PipelineCounter<kQueuedItems> queue;
         for (const WorkItem* next; (next = c.acquire(queue)); c.release(queue)) {
             const WorkItem& item = *next;
             const int begin = item.kv_tile_begin, end = item.kv_tile_end, kv_len = item.kv_len;
@@ -52,21 +52,21 @@ struct PlainScores {
             if constexpr (C::kHeldPanels > 0) {
                 if (begin < end) hold_queries(query, latent, rope, held++, warp, lane);
             }
-            s.query_full.wait(queue.items & 1);
+            s.query_full.wait(queue.count & 1);
             for (int kv_tile = begin; kv_tile < end; ++kv_tile) {
                 float d[32];
                 multiply(d, query, latent, rope);
                 ptx::wgmma_commit_group();
-                if (C::kByRows && lane == 0) s.scores_issued[scored.slot].arrive();
+                if (C::kByRows && lane == 0) s.scores_issued[scored.stage].arrive();
                 ptx::wgmma_wait_group<0>();
                 if (kv_tile + 1 == end) s.query_empty.arrive();
 
                 float factor0 = 1.f, factor1 = 1.f;
                 // True if a token that only later query tokens see has a value that is not finite.
-                bool spoils = false;
+                bool contaminates = false;
                 if (has_rows) {
                     if ((kv_tile + 1) * kTileTokens > seen_by_all) {
-                        if (seen_by_all < kv_len) spoils = any_not_finite(d);
+                        if (seen_by_all < kv_len) contaminates = any_not_finite(d);
                         mask(d, kv_tile * kTileTokens + 2 * (lane & 3), limit0, limit1);
                     }
                     const float top0 = row_maximum(d, 0), top1 = row_maximum(d, 2);
@@ -86,32 +86,32 @@ struct PlainScores {
                         s.tail_cleared.arrive();
                     }
                 }
-                if (spoils)
+                if (contaminates)
                     clear_hidden(latent, max(seen_by_all - kv_tile * kTileTokens, 0),
                                  min(tokens, kTileTokens), thread);
                 // TMA waited for the same before it filled the stage.
-                s.rope_empty[rope.slot].wait(rope.phase ^ 1);
+                s.rope_empty[rope.stage].wait(rope.phase ^ 1);
                 if (has_rows) {
                     const bool any = __any_sync(
                         ~0u, (factor0 != 1.f && row0 < N) || (factor1 != 1.f && row1 < N));
                     if ((lane & 3) == 0) {
-                        s.factor[scored.slot][row0] = factor0;
-                        s.factor[scored.slot][row1] = factor1;
+                        s.factor[scored.stage][row0] = factor0;
+                        s.factor[scored.stage][row1] = factor1;
                     }
-                    if (lane == 0) reinterpret_cast<int*>(&s.any_factor[scored.slot])[warp] = any;
-                    store_probabilities(d, c.rope_stage(rope.slot), warp, lane);
+                    if (lane == 0) reinterpret_cast<int*>(&s.any_factor[scored.stage])[warp] = any;
+                    store_probabilities(d, c.rope_stage(rope.stage), warp, lane);
                 }
                 ptx::fence_proxy_async();
                 __syncwarp();
                 // The lanes that wrote factors arrive, for the other lanes' probabilities, too.
-                if ((lane & 3) == 0) s.scores_full[scored.slot].arrive();
+                if ((lane & 3) == 0) s.scores_full[scored.stage].arrive();
                 latent.advance(C::kKvTileStages);
                 rope.advance(1);
                 scored.advance(1);
             }
             if (begin == end) s.query_empty.arrive();
 
-            s.stats_empty.wait((queue.items & 1) ^ 1);
+            s.stats_empty.wait((queue.count & 1) ^ 1);
             if (has_rows) hand_over(row0, row1, max0, max1, sum0, sum1);
             // For what it wrote here, and for the zeros behind the last token: where they lie, the
             // output is going to combine splits.
@@ -125,17 +125,18 @@ struct PlainScores {
     // S = Q K^T of a KV tile, in flight: as its panels arrive.
     template <typename Queries>
     __device__ __forceinline__ void multiply(float (&d)[32], const Queries& query,
-                                             const LatentRing& latent, const RopeRing& rope) const {
-        LatentRing tile = latent.uniform();
+                                             const LatentState& latent,
+                                             const RopeState& rope) const {
+        LatentState tile = latent.warp_uniform();
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             const int panel = i % L::kStagePanels;
-            if (panel == 0) s.latent_full[tile.slot].wait(tile.phase);
-            multiply_panel(d, query, i, c.latent_stage(tile.slot) + panel * kPanelBytes, i > 0);
+            if (panel == 0) s.latent_full[tile.stage].wait(tile.phase);
+            multiply_panel(d, query, i, c.latent_stage(tile.stage) + panel * kPanelBytes, i > 0);
             if (panel == L::kStagePanels - 1) tile.advance(1);
         }
-        s.rope_full[rope.slot].wait(rope.phase);
-        multiply_panel(d, query, 8, c.rope_stage(rope.uniform().slot), 1);
+        s.rope_full[rope.stage].wait(rope.phase);
+        multiply_panel(d, query, 8, c.rope_stage(rope.warp_uniform().stage), 1);
     }
 
     // Hides the tokens from their rows' limits on; `column` is the first of this lane's.
@@ -166,7 +167,7 @@ struct PlainScores {
         s.inverse[row1] = c.inverse_of(sum1);
     }
 
-    // The log-sum-exps of a work item, of which nobody else has a split.
+    // The log-sum-exps of a work item that is the only split.
     __device__ __forceinline__ void write_lses(const WorkItem& item, int first, int row0, int row1,
                                                float max0, float max1, float sum0,
                                                float sum1) const {
@@ -207,12 +208,12 @@ struct PlainScores {
 
     // Takes the queries to be held from the rings, as operands of MMAs.
     template <typename Queries>
-    __device__ void hold_queries(Queries& query, LatentRing& latent, RopeRing& rope, uint32_t held,
-                                 int warp, int lane) const {
+    __device__ void hold_queries(Queries& query, LatentState& latent, RopeState& rope,
+                                 uint32_t held, int warp, int lane) const {
         // The cache producer has counted this use of the stages before the queries are there.
 #pragma unroll
-        for (int i = 0; i < C::kHeldStages; ++i) s.latent_full[latent.slot + i].wait(latent.phase);
-        s.rope_full[rope.slot].wait(rope.phase);
+        for (int i = 0; i < C::kHeldStages; ++i) s.latent_full[latent.stage + i].wait(latent.phase);
+        s.rope_full[rope.stage].wait(rope.phase);
         s.held_query_full.wait(held & 1);
         const int row = warp * 16 + (lane & 15);
 #pragma unroll
@@ -231,22 +232,22 @@ struct PlainScores {
         __syncwarp();
         // Instead of the eight warps that free a KV tile's stages.
         if (lane < 2) {
-            s.rope_empty[rope.slot].arrive();
+            s.rope_empty[rope.stage].arrive();
 #pragma unroll
-            for (int i = 0; i < C::kHeldStages; ++i) s.latent_empty[latent.slot + i].arrive();
+            for (int i = 0; i < C::kHeldStages; ++i) s.latent_empty[latent.stage + i].arrive();
         }
         HeldQueries<C>::skip(latent, rope);
     }
 
     // Zeroes the latent values of tokens past the end: there may be anything there, and 0 * NaN is
     // NaN.
-    __device__ void clear_tail(LatentRing tile, int tokens, int thread) const {
+    __device__ void clear_tail(LatentState tile, int tokens, int thread) const {
         for (int t = 0; t < 8 / L::kStagePanels; ++t) {
-            const uint32_t slot = c.latent_stage(tile.slot);
+            const uint32_t stage = c.latent_stage(tile.stage);
             for (int i = tokens * 8 + thread; i < kTileTokens * 8; i += 128) {
 #pragma unroll
                 for (int j = 0; j < L::kStagePanels; ++j)
-                    ptx::st_shared_v4(slot + j * kPanelBytes + i * 16, make_uint4(0, 0, 0, 0));
+                    ptx::st_shared_v4(stage + j * kPanelBytes + i * 16, make_uint4(0, 0, 0, 0));
             }
             tile.advance(1);
         }
@@ -267,13 +268,13 @@ struct PlainScores {
     // Clears what is not finite among the latent values of these tokens, which some rows do not
     // see: a row that sees them has it in its scores already. Every warp that has rows finds such a
     // token, so each clears a share. The tokens behind the last one are clear_tail's.
-    __device__ void clear_hidden(LatentRing tile, int begin, int end, int thread) const {
+    __device__ void clear_hidden(LatentState tile, int begin, int end, int thread) const {
         constexpr int threads = N < 16 ? 32 : N / 16 * 32;
         // Or what follows from it would be computed before, and spilled.
         asm volatile("" : "+r"(thread));
 #pragma unroll 1
         for (int i = 0; i < 8 / L::kStagePanels; ++i) {
-            const uint32_t stage = c.latent_stage(tile.slot);
+            const uint32_t stage = c.latent_stage(tile.stage);
 #pragma unroll 1
             for (int at = begin * 8 + thread; at < end * 8; at += threads)
 #pragma unroll 1

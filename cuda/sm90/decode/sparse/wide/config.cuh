@@ -1,6 +1,6 @@
 // The shared memory of a CTA that works on more than 32 heads.
 //
-//   [query panels][latent ring: stages of 4 panels][rope ring: stages of 1 panel][Small]
+//   [query panels][latent ring: stages of 4 panels][rope ring: stages of 1 panel][Control]
 //
 // A panel is 64 rows of 64 values of 16 bits, swizzled. Of the nine query panels some lie here, and
 // the scores hold the others in registers. A KV tile is eight latent panels, that is two stages,
@@ -23,7 +23,7 @@ struct WideLayout {
     static constexpr int kLatentStages = 5, kRopeStages = 3;
     static constexpr int kRingOffset = kQueryPanels * kPanelBytes;
     static constexpr int kRopeOffset = kRingOffset + kLatentStages * kStageBytes;
-    static constexpr int kSmallOffset = kRopeOffset + kRopeStages * kPanelBytes;
+    static constexpr int kControlOffset = kRopeOffset + kRopeStages * kPanelBytes;
     // The pitch keeps neighbouring heads in different banks, for two neighbouring values at a time.
     static constexpr int kPartialPitch = kLatent + 8;
 
@@ -33,20 +33,20 @@ struct WideLayout {
     // Entries of a list that may wait for their tile.
     static constexpr int kPending = 2 * kTileKeys;
 
-    struct Small {
+    struct Control {
         // Every thread that loads; a lane of each warp of the output.
         uint64_t latent_full[kLatentStages], latent_empty[kLatentStages];
         // Every thread that loads; every thread of the output.
         uint64_t rope_full[kRopeStages], rope_empty[kRopeStages];
         // A lane of each loading warp; a lane of each warp of the scores and the output.
-        uint64_t announced[kAnnounced], announced_empty[kAnnounced];
+        uint64_t tile_full[kPublishedTiles], tile_empty[kPublishedTiles];
         // A KV tile: its probabilities and factors are there (the lanes that write factors); the
         // MMAs of its scores have been issued (a lane of each scores warp).
         uint64_t scores_full[kRopeStages], scores_issued[kRopeStages];
         // An item's maxima and sums: the lanes that write them; every thread of the output.
         uint64_t stats_full, stats_empty;
         // Keys of a tile; 0 behind an item's last one.
-        int keys[kAnnounced];
+        int keys[kPublishedTiles];
         // Valid entries of each loading warp that no tile has yet.
         uint32_t pending[kLoadWarps][kPending];
         ListEnds ends;
@@ -56,8 +56,8 @@ struct WideLayout {
         float maximum[kRows], sum[kRows], inverse[kRows];
     };
 
-    static constexpr int kBytes = kSmallOffset + int(sizeof(Small));
-    static_assert(kRows * kPartialPitch * 4 <= kSmallOffset, "a partial output has room");
+    static constexpr int kBytes = kControlOffset + int(sizeof(Control));
+    static_assert(kRows * kPartialPitch * 4 <= kControlOffset, "a partial output has room");
     static_assert(kBytes <= kSharedLimit, "the CTA does not fit an SM");
 };
 

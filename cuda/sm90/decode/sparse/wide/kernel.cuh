@@ -1,4 +1,4 @@
-// Sparse absorbed MLA for Hopper, of more than 32 heads: heads are rows of both products, 64 of
+// Sparse absorbed MLA for Hopper, of more than 32 heads: heads are rows of both GEMMs, 64 of
 // them in a CTA, and keys and values come from panels in shared memory. The cache has values of the
 // queries' dtype.
 //
@@ -24,7 +24,7 @@ struct WideThreads {
     static constexpr int kAll = 512, kLoad = 48, kScores = 144, kOutput = 160;
 };
 
-__device__ __forceinline__ void initialise_wide(WideLayout::Small& s) {
+__device__ __forceinline__ void initialise_wide(WideLayout::Control& s) {
     const auto init = [](uint64_t& bar, uint32_t count) {
         ptx::mbarrier_init(ptx::shared_address(&bar), count);
     };
@@ -33,8 +33,8 @@ __device__ __forceinline__ void initialise_wide(WideLayout::Small& s) {
     for (uint64_t& bar : s.latent_empty) init(bar, output_warps);
     for (uint64_t& bar : s.rope_full) init(bar, 128);
     for (uint64_t& bar : s.rope_empty) init(bar, kOutputThreads);
-    for (uint64_t& bar : s.announced) init(bar, kLoadWarps);
-    for (uint64_t& bar : s.announced_empty) init(bar, 4 + output_warps);
+    for (uint64_t& bar : s.tile_full) init(bar, kLoadWarps);
+    for (uint64_t& bar : s.tile_empty) init(bar, 4 + output_warps);
     for (uint64_t& bar : s.scores_full) init(bar, 32);
     for (uint64_t& bar : s.scores_issued) init(bar, 4);
     init(s.stats_full, 32);
@@ -49,24 +49,24 @@ __global__ __launch_bounds__(WideThreads::kAll,
     using L = WideLayout;
     using Share = WideThreads;
     extern __shared__ __align__(1024) char shared[];
-    L::Small& s = *reinterpret_cast<L::Small*>(shared + L::kSmallOffset);
+    L::Control& s = *reinterpret_cast<L::Control*>(shared + L::kControlOffset);
     const uint32_t base = ptx::shared_address(shared);
 
     if (threadIdx.x == 0) initialise_wide(s);
     __syncthreads();
-    begin_behind_others(p);
+    wait_at_start(p);
 
     const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
     if (warp < 4) {
         ptx::setmaxnreg_dec<Share::kLoad>();
-        WideLoader{{p, s, warp, lane}, base}.run();
+        WideProducer{{p, s, warp, lane}, base}.run();
     } else if (warp < 8) {
         ptx::setmaxnreg_inc<Share::kScores>();
         WideScores<T>{p, s, base, warp - 4, lane}.run();
     } else {
         ptx::setmaxnreg_inc<Share::kOutput>();
         WideOutput<T>{p, s, base, int(threadIdx.x) - 256, warp >> 2 & 1}.run();
-        end_behind_others(p);
+        wait_at_end(p);
     }
 }
 

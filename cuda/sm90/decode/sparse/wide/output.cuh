@@ -20,13 +20,13 @@ struct WideOutput {
     using Sums = float[2][64];
 
     const KernelParams& p;
-    typename L::Small& s;
+    typename L::Control& s;
     uint32_t base;
     // Among both warpgroups'; the warpgroup, known to be the same in all lanes.
     int thread, group;
-    Ring<L::kLatentStages> latent = {};
-    Ring<L::kRopeStages> rope = {};
-    Turn<kAnnounced> tile = {};
+    PipelineState<L::kLatentStages> latent = {};
+    PipelineState<L::kRopeStages> rope = {};
+    PipelineCounter<kPublishedTiles> tile = {};
 
     __device__ int row() const { return (thread >> 5 & 3) * 16 + (thread >> 2 & 7); }
     __device__ int latent_of(int stage, int i) const {
@@ -36,9 +36,9 @@ struct WideOutput {
     __device__ void run() {
         uint32_t done = 0;
 #pragma unroll 1
-        for (int i = Items::first(p); i < p.items; i += Items::step(), ++done) {
+        for (int i = TileScheduler::first(p); i < p.items; i += TileScheduler::step(), ++done) {
             // There is nothing else to do yet.
-            prefetch(i + Items::step());
+            prefetch(i + TileScheduler::step());
             find_ends(p, s.ends, i, done, thread);
             Sums acc;
 #pragma unroll
@@ -46,17 +46,17 @@ struct WideOutput {
 #pragma unroll
                 for (int j = 0; j < 64; ++j) acc[half][j] = 0.f;
             bool first = true;
-            int keys = announced();
+            int keys = wait_for_tile();
 #pragma unroll 1
             while (keys > 0) {
-                give_back();
+                release_tile();
                 keys = add_tile(acc, first);
                 first = false;
             }
-            give_back();
+            release_tile();
             ptx::mbarrier_wait(ptx::shared_address(&s.stats_full), done & 1);
-            const Item item(p, i);
-            if (Items::splits() == 1)
+            const WorkItem item(p, i);
+            if (TileScheduler::splits() == 1)
                 write(acc, item);
             else
                 merge(acc, item);
@@ -69,7 +69,7 @@ struct WideOutput {
     // rows of the cache, which others read too, had better stay.
     __device__ void prefetch(int index) const {
         if (index >= p.items) return;
-        const Item item(p, index);
+        const WorkItem item(p, index);
         static_assert(2 * L::kRows <= kOutputThreads, "a thread for each part of a query");
         const int head = thread >> 1;
         if (head < item.heads) {
@@ -81,13 +81,13 @@ struct WideOutput {
         prefetch_list(p, item, thread);
     }
     // The keys of the next tile; 0 behind the last one.
-    __device__ int announced() const {
-        ptx::mbarrier_wait(ptx::shared_address(&s.announced[tile.place()]), tile.phase());
-        return __shfl_sync(~0u, s.keys[tile.place()], 0);
+    __device__ int wait_for_tile() const {
+        ptx::mbarrier_wait(ptx::shared_address(&s.tile_full[tile.stage()]), tile.phase());
+        return __shfl_sync(~0u, s.keys[tile.stage()], 0);
     }
-    __device__ void give_back() {
-        free(s.announced_empty[tile.place()]);
-        ++tile.uses;
+    __device__ void release_tile() {
+        free(s.tile_empty[tile.stage()]);
+        ++tile.count;
     }
     // Called by whole warps, of which one lane arrives.
     __device__ void free(uint64_t& bar) const {
@@ -97,36 +97,36 @@ struct WideOutput {
 
     // Adds a tile, and returns how many keys the one behind it has.
     __device__ int add_tile(Sums& acc, bool first) {
-        const auto at = rope.uniform();
-        ptx::mbarrier_wait(ptx::shared_address(&s.scores_full[at.slot]), at.phase);
-        if (!first && s.any_factor[at.slot][thread >> 5 & 3])
-            rescale(acc, s.factor[at.slot][row()], s.factor[at.slot][row() + 8]);
-        const uint32_t probabilities = base + L::kRopeOffset + at.slot * kPanelBytes;
+        const auto at = rope.warp_uniform();
+        ptx::mbarrier_wait(ptx::shared_address(&s.scores_full[at.stage]), at.phase);
+        if (!first && s.any_factor[at.stage][thread >> 5 & 3])
+            rescale(acc, s.factor[at.stage][row()], s.factor[at.stage][row() + 8]);
+        const uint32_t probabilities = base + L::kRopeOffset + at.stage * kPanelBytes;
         add_stage(acc[0], probabilities);
-        const int keys = announced();
+        const int keys = wait_for_tile();
         rope.advance(1);
         // The second half is for the time of the next tile's softmax.
         if (keys > 0)
-            ptx::mbarrier_wait(ptx::shared_address(&s.scores_issued[rope.slot]), rope.phase);
+            ptx::mbarrier_wait(ptx::shared_address(&s.scores_issued[rope.stage]), rope.phase);
         add_stage(acc[1], probabilities);
         // All threads arrive: each of them may have read factors.
-        ptx::mbarrier_arrive(ptx::shared_address(&s.rope_empty[at.slot]));
+        ptx::mbarrier_arrive(ptx::shared_address(&s.rope_empty[at.stage]));
         return keys;
     }
 
     __device__ void add_stage(float (&acc)[64], uint32_t probabilities) {
         using Mma = ptx::Wgmma<T, 128, ptx::Major::K, ptx::Major::M>;
-        const auto at = latent.uniform();
+        const auto at = latent.warp_uniform();
         const uint64_t a = ptx::wgmma_descriptor(probabilities);
         const uint64_t b = ptx::wgmma_descriptor(
-            base + L::kRingOffset + at.slot * L::kStageBytes + group * kPanelBytes,
+            base + L::kRingOffset + at.stage * L::kStageBytes + group * kPanelBytes,
             2 * kPanelBytes);
         ptx::wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; ++k) Mma::run(acc, a + 2 * k, b + 128 * k, 1);
         ptx::wgmma_commit_group();
         ptx::wgmma_wait_group<0>();
-        free(s.latent_empty[at.slot]);
+        free(s.latent_empty[at.stage]);
         latent.advance(1);
     }
 
@@ -144,7 +144,7 @@ struct WideOutput {
 
     // Writes the output of an item that has no splits, 16 bytes at a time, as evict-first, as
     // queries are read.
-    __device__ void write(const Sums& acc, const Item& item) const {
+    __device__ void write(const Sums& acc, const WorkItem& item) const {
         const int q = thread & 3;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -169,9 +169,9 @@ struct WideOutput {
         }
     }
 
-    __device__ void merge(const Sums& acc, const Item& item) const {
+    __device__ void merge(const Sums& acc, const WorkItem& item) const {
         const Merge<T, L> merge{p, s, base, thread};
-        merge.meet();
+        merge.sync_output();
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int head = row() + 8 * half;

@@ -9,13 +9,13 @@
 namespace mla::sm90::sparse {
 
 // One of the four warps: 16 rows of each KV tile.
-struct WideLoader {
+struct WideProducer {
     using L = WideLayout;
 
     ListWalk<L> walk;
     uint32_t base;
-    Ring<L::kLatentStages> latent = {};
-    Ring<L::kRopeStages> rope = {};
+    PipelineState<L::kLatentStages> latent = {};
+    PipelineState<L::kRopeStages> rope = {};
     ptx::CachePolicy policy = ptx::createpolicy_evict_first();
 
     // A loop for each: with the choice inside, whole prompts took a tenth longer.
@@ -31,21 +31,21 @@ struct WideLoader {
 
     template <bool split>
     __device__ void load(uint32_t taken, int keys) {
-        // A lane knows one of the warp's rows, in turns.
+        // Each row of the warp is known to two lanes.
         const int own = walk.warp * kWarpRows + (walk.lane & (kWarpRows - 1));
         const char* row = own < keys ? walk.row(walk.entry(taken + own)) : nullptr;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const uint32_t stage = base + L::kRingOffset + latent.slot * L::kStageBytes;
+            const uint32_t stage = base + L::kRingOffset + latent.stage * L::kStageBytes;
             copy_panels<kStagePanels>(row, half * kStagePanels, stage,
-                                      walk.s.latent_empty[latent.slot], latent.phase,
-                                      walk.s.latent_full[latent.slot]);
+                                      walk.s.latent_empty[latent.stage], latent.phase,
+                                      walk.s.latent_full[latent.stage]);
             latent.advance(1);
         }
         // The offset that copy_panels adds is that of a rotary key behind its latent.
         if (split && row) row = walk.rope(walk.entry(taken + own)) - kLatent * 2;
-        copy_panels<1>(row, 2 * kStagePanels, base + L::kRopeOffset + rope.slot * kPanelBytes,
-                       walk.s.rope_empty[rope.slot], rope.phase, walk.s.rope_full[rope.slot]);
+        copy_panels<1>(row, 2 * kStagePanels, base + L::kRopeOffset + rope.stage * kPanelBytes,
+                       walk.s.rope_empty[rope.stage], rope.phase, walk.s.rope_full[rope.stage]);
         rope.advance(1);
     }
 

@@ -20,12 +20,12 @@ struct WideScores {
     using Held = uint32_t[L::kHeldPanels][16];
 
     const KernelParams& p;
-    typename L::Small& s;
+    typename L::Control& s;
     uint32_t base;
     int warp, lane;
-    Ring<L::kLatentStages> latent = {};
-    Ring<L::kRopeStages> rope = {};
-    Turn<kAnnounced> tile = {};
+    PipelineState<L::kLatentStages> latent = {};
+    PipelineState<L::kRopeStages> rope = {};
+    PipelineCounter<kPublishedTiles> tile = {};
 
     // Softmax state of one of a lane's two heads.
     struct Running {
@@ -37,40 +37,40 @@ struct WideScores {
     __device__ void run() {
         uint32_t done = 0;
         Held held;
-        // A block has an item at least.
-        load_queries(Item(p, Items::first(p)), held);
+        // Every CTA has an item.
+        load_queries(WorkItem(p, TileScheduler::first(p)), held);
         int next;
 #pragma unroll 1
-        for (int i = Items::first(p); i < p.items; i = next, ++done) {
-            await_queries(held);
+        for (int i = TileScheduler::first(p); i < p.items; i = next, ++done) {
+            wait_for_queries(held);
             Running low, high;
 #pragma unroll 1
             while (true) {
-                ptx::mbarrier_wait(ptx::shared_address(&s.announced[tile.place()]), tile.phase());
-                const int keys = s.keys[tile.place()];
+                ptx::mbarrier_wait(ptx::shared_address(&s.tile_full[tile.stage()]), tile.phase());
+                const int keys = s.keys[tile.stage()];
                 if (keys == 0) break;
                 score(held, low, high, keys);
-                give_back();
+                release_tile();
             }
-            next = i + Items::step();
-            if (next < p.items) load_queries(Item(p, next), held);
-            finish(Item(p, i), low, high, done);
-            give_back();
+            next = i + TileScheduler::step();
+            if (next < p.items) load_queries(WorkItem(p, next), held);
+            finish(WorkItem(p, i), low, high, done);
+            release_tile();
         }
     }
 
   private:
-    __device__ static void meet() { ScoresBarrier::sync(); }
+    __device__ static void sync_group() { ScoresBarrier::sync(); }
 
-    __device__ void give_back() {
+    __device__ void release_tile() {
         __syncwarp();
-        if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.announced_empty[tile.place()]));
-        ++tile.uses;
+        if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.tile_empty[tile.stage()]));
+        ++tile.count;
     }
 
-    // Asks for the queries, when all products of the item before are done: every other panel to
-    // where products look for it; the others to registers, 16 bytes of a row by each lane.
-    __device__ void load_queries(const Item& item, Held& held) const {
+    // Issues the loads of the queries, when all MMAs of the item before are done: every other panel
+    // to where MMAs read it; the others to registers, 16 bytes of a row by each lane.
+    __device__ void load_queries(const WorkItem& item, Held& held) const {
         constexpr int chunks = 8 * L::kQueryPanels;
 #pragma unroll 1
         for (int i = lane; i < 16 * chunks; i += 32) {
@@ -106,7 +106,7 @@ struct WideScores {
     }
 
     // Waits until the queries are there, and makes operands of those in registers.
-    __device__ void await_queries(Held& held) const {
+    __device__ void wait_for_queries(Held& held) const {
 #pragma unroll
         for (int t = 0; t < L::kHeldPanels; ++t)
 #pragma unroll
@@ -124,7 +124,7 @@ struct WideScores {
             }
         ptx::cp_async_wait_all();
         ptx::fence_proxy_async();
-        meet();
+        sync_group();
     }
 
     // d += a query panel times a panel of keys, transposed.
@@ -146,8 +146,8 @@ struct WideScores {
 
     template <int first>
     __device__ void multiply_stage(float (&d)[32], const Held& held) {
-        const auto at = latent.uniform();
-        const uint32_t stage = base + L::kRingOffset + at.slot * L::kStageBytes;
+        const auto at = latent.warp_uniform();
+        const uint32_t stage = base + L::kRingOffset + at.stage * L::kStageBytes;
         ptx::wgmma_fence();
         multiply_panel<first>(d, held, stage);
         multiply_panel<first + 1>(d, held, stage + kPanelBytes);
@@ -159,21 +159,21 @@ struct WideScores {
     // A tile of keys.
     __device__ void score(const Held& held, Running& low, Running& high, int keys) {
         float d[32];
-        const auto at = rope.uniform();
+        const auto at = rope.warp_uniform();
         auto second = latent;
         second.advance(1);
-        ptx::mbarrier_wait(ptx::shared_address(&s.latent_full[latent.slot]), latent.phase);
-        ptx::mbarrier_wait(ptx::shared_address(&s.latent_full[second.slot]), second.phase);
-        ptx::mbarrier_wait(ptx::shared_address(&s.rope_full[at.slot]), at.phase);
-        // Copies that arrive by themselves are not ordered by who asked for them.
+        ptx::mbarrier_wait(ptx::shared_address(&s.latent_full[latent.stage]), latent.phase);
+        ptx::mbarrier_wait(ptx::shared_address(&s.latent_full[second.stage]), second.phase);
+        ptx::mbarrier_wait(ptx::shared_address(&s.rope_full[at.stage]), at.phase);
+        // Copies that arrive by themselves are not ordered after the thread that issued them.
         ptx::fence_proxy_async();
         multiply_stage<0>(d, held);
         multiply_stage<4>(d, held);
-        const uint32_t panel = base + L::kRopeOffset + at.slot * kPanelBytes;
+        const uint32_t panel = base + L::kRopeOffset + at.stage * kPanelBytes;
         ptx::wgmma_fence();
         multiply_panel<8>(d, held, panel);
         ptx::wgmma_commit_group();
-        if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.scores_issued[at.slot]));
+        if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.scores_issued[at.stage]));
         ptx::wgmma_wait_group<0>();
 
         if (keys < kTileKeys) {
@@ -188,15 +188,15 @@ struct WideScores {
         const float factor1 = raise_lazily(high.maximum, row_maximum(d, 2));
         exponentials(d, 0, low, factor0);
         exponentials(d, 2, high, factor1);
-        // Probabilities are written over the rope panel: the other warps' products have to be done.
-        meet();
-        // Loads of the rope panel have waited for the same: nobody reads its last factors.
-        ptx::mbarrier_wait(ptx::shared_address(&s.rope_empty[at.slot]), at.phase ^ 1);
+        // Probabilities are written over the rope panel: the other warps' MMAs have to be done.
+        sync_group();
+        // Loads of the rope panel have waited for the same: no thread reads its last factors.
+        ptx::mbarrier_wait(ptx::shared_address(&s.rope_empty[at.stage]), at.phase ^ 1);
         const bool any = __any_sync(~0u, factor0 != 1.f || factor1 != 1.f);
         if ((lane & 3) == 0) {
-            s.factor[at.slot][row()] = factor0;
-            s.factor[at.slot][row() + 8] = factor1;
-            if (lane == 0) s.any_factor[at.slot][warp] = any;
+            s.factor[at.stage][row()] = factor0;
+            s.factor[at.stage][row() + 8] = factor1;
+            if (lane == 0) s.any_factor[at.stage][warp] = any;
         }
         const int own = warp * 16 + (lane & 15);
 #pragma unroll
@@ -209,7 +209,7 @@ struct WideScores {
         ptx::fence_proxy_async();
         __syncwarp();
         // The lanes that wrote factors arrive, for the other lanes' probabilities, too.
-        if ((lane & 3) == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.scores_full[at.slot]));
+        if ((lane & 3) == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.scores_full[at.stage]));
         rope.advance(1);
     }
 
@@ -242,7 +242,7 @@ struct WideScores {
     }
 
     // Tells the output of an item's maxima and sums.
-    __device__ void finish(const Item& item, Running low, Running high, uint32_t done) {
+    __device__ void finish(const WorkItem& item, Running low, Running high, uint32_t done) {
         ptx::mbarrier_wait(ptx::shared_address(&s.stats_empty), (done & 1) ^ 1);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -253,7 +253,7 @@ struct WideScores {
                 const int own = row() + 8 * half;
                 s.maximum[own] = of.maximum;
                 s.sum[own] = of.sum;
-                s.inverse[own] = Items::splits() > 1
+                s.inverse[own] = TileScheduler::splits() > 1
                                      ? p.out_scale
                                      : finish_row(p, item, own, of.maximum, of.sum, p.out_scale);
             }

@@ -1,0 +1,11 @@
+// Position of a token in a paged cache.
+#pragma once
+
+namespace mla {
+
+struct PagePosition {
+    int page;    // -1: no page
+    int offset;  // tokens before this one in the page
+};
+
+}  // namespace mla
