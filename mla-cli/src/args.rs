@@ -14,7 +14,7 @@ use crate::input::read_text;
 
 /// The format of the output.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Format {
+pub enum Format {
     /// A table for people.
     Table,
     /// JSON for programs.
@@ -23,7 +23,7 @@ pub(crate) enum Format {
 
 impl Format {
     /// The output: `table` made only where it is wanted, or `report` as JSON.
-    pub(crate) fn write(self, report: &impl Serialize, table: impl FnOnce() -> String) -> String {
+    pub fn write(self, report: &impl Serialize, table: impl FnOnce() -> String) -> String {
         match self {
             Self::Table => table(),
             Self::Json => {
@@ -37,7 +37,7 @@ impl Format {
 
 /// The choice of a model.
 #[derive(Args)]
-pub(crate) struct ModelArgs {
+pub struct ModelArgs {
     /// A public model, by name.
     #[arg(
         long,
@@ -62,16 +62,16 @@ pub(crate) struct ModelArgs {
 }
 
 /// A model as the arguments describe it.
-pub(crate) struct Model {
+pub struct Model {
     /// The preset's name or the file's path.
-    pub(crate) name: String,
-    pub(crate) config: ModelConfig,
-    pub(crate) heads: u32,
-    pub(crate) dtype: DType,
+    pub name: String,
+    pub config: ModelConfig,
+    pub heads: u32,
+    pub dtype: DType,
 }
 
 impl ModelArgs {
-    pub(crate) fn read(&self) -> Result<Model, CliError> {
+    pub fn read(&self) -> Result<Model, CliError> {
         let (name, config) = match &self.config {
             Some(path) => (path.display().to_string(), read_config("--config", path)?),
             None => {
@@ -131,7 +131,7 @@ impl Model {
     }
 
     /// A line about the softmax scale, and one for each thing that the engine has to know.
-    pub(crate) fn engine_work(&self) -> String {
+    pub fn engine_work(&self) -> String {
         let scale = format!("Softmax scale {:.6}.\n", self.config.softmax_scale());
         let work = self.config.engine_work();
         let lines = work.iter().map(|work| format!("Note: {work}.\n"));
@@ -139,7 +139,7 @@ impl Model {
     }
 
     /// The model's indexer, for what asks for one.
-    pub(crate) fn indexer(&self) -> Result<IndexerConfig, CliError> {
+    pub fn indexer(&self) -> Result<IndexerConfig, CliError> {
         self.config.indexer.ok_or_else(|| {
             CliError::argument(
                 "--model",
@@ -163,7 +163,7 @@ pub(crate) fn read_config(argument: &'static str, path: &Path) -> Result<ModelCo
 }
 
 /// One value of a closed set, by its name.
-pub(crate) fn named<T: Copy + Send + Sync>(
+pub fn named<T: Copy + Send + Sync>(
     all: &'static [T],
     name: fn(T) -> &'static str,
 ) -> impl TypedValueParser<Value = T> {
@@ -180,7 +180,7 @@ pub(crate) fn kv_format() -> impl TypedValueParser<Value = KvFormat> {
 }
 
 /// A number from 1 up.
-pub(crate) fn positive(text: &str) -> Result<u32, String> {
+pub fn positive(text: &str) -> Result<u32, String> {
     within(text, 1, u32::MAX)
 }
 
@@ -196,13 +196,13 @@ pub(crate) fn natural(text: &str) -> Result<u32, String> {
 
 /// Parses the number of samples. It is small enough that all times are kept.
 #[cfg(feature = "bench")]
-pub(crate) fn samples(text: &str) -> Result<u32, String> {
+pub fn samples(text: &str) -> Result<u32, String> {
     within(text, 1, MAX_SAMPLES)
 }
 
 /// Parses the number of warm-up runs before the samples.
 #[cfg(feature = "bench")]
-pub(crate) fn warm_up(text: &str) -> Result<u32, String> {
+pub fn warm_up(text: &str) -> Result<u32, String> {
     within(text, 0, MAX_SAMPLES)
 }
 

@@ -6,18 +6,18 @@ use serde::{Deserialize, Serialize};
 
 /// Arithmetic and memory traffic.
 #[derive(Clone, Copy, Default, PartialEq, Debug, Serialize, Deserialize)]
-pub(crate) struct Cost {
+pub struct Cost {
     /// Floating-point operations, two per multiply-add.
-    pub(crate) flop: f64,
+    pub flop: f64,
     /// Bytes that have to move between memory and processor at least.
-    pub(crate) bytes: f64,
+    pub bytes: f64,
 }
 
 impl Cost {
     /// Absorbed attention of some requests to the cache: 2·H·(2L + R) FLOP for each pair of a query
     /// token and a row that it sees; queries, outputs and log-sum-exp once, and each request's rows
     /// once for all its tokens and heads.
-    pub(crate) fn decode(problem: &Problem, requests: &[Request]) -> Self {
+    pub fn decode(problem: &Problem, requests: &[Request]) -> Self {
         let rows: f64 = requests.iter().map(|r| f64::from(r.kv)).sum();
         Self::sparse(problem, requests, pairs(requests, true), rows, 0)
     }
@@ -25,7 +25,7 @@ impl Cost {
     /// The cost of sparse absorbed attention: like [`decode`](Self::decode) with `pairs` pairs of a
     /// query token and a row of its list. Each row that lists name is read once, and so are the
     /// lists.
-    pub(crate) fn sparse(
+    pub fn sparse(
         problem: &Problem,
         requests: &[Request],
         pairs: f64,
@@ -45,7 +45,7 @@ impl Cost {
 
     /// Expanded attention: 2·H·(P + R + V) FLOP for each pair; queries, keys, values, outputs and
     /// log-sum-exp once, the rotary key once for all heads.
-    pub(crate) fn prefill(problem: &Problem, requests: &[Request], causal: bool) -> Self {
+    pub fn prefill(problem: &Problem, requests: &[Request], causal: bool) -> Self {
         let head = problem.dims.head;
         let heads = f64::from(problem.heads);
         let [nope, rope, v] = [head.nope, head.rope, head.v].map(f64::from);

@@ -18,7 +18,7 @@ use crate::stopwatch::Stopwatch;
 
 /// A device by name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub(crate) enum DeviceName {
+pub enum DeviceName {
     /// This machine's processor.
     Cpu,
     /// This machine's first GPU.
@@ -26,7 +26,7 @@ pub(crate) enum DeviceName {
 }
 
 /// Work that runs on any device.
-pub(crate) trait Job {
+pub trait Job {
     /// The result.
     type Output;
 
@@ -35,7 +35,7 @@ pub(crate) trait Job {
 }
 
 /// Work that runs on a device that can select slots.
-pub(crate) trait IndexedJob {
+pub trait IndexedJob {
     /// The result.
     type Output;
 
@@ -48,17 +48,17 @@ pub(crate) trait IndexedJob {
 }
 
 /// The description of a device, beyond its capabilities.
-pub(crate) struct About {
+pub struct About {
     /// The device in words, for a report.
-    pub(crate) description: String,
+    pub description: String,
     /// The bytes of memory that tensors on it can take; `None` if it is not known.
-    pub(crate) memory: Option<u64>,
+    pub memory: Option<u64>,
 }
 
 impl About {
     /// Refuses a run that takes more memory than the device has, before any of it is allocated: a
     /// machine may promise memory that it does not have, as long as it is not used.
-    pub(crate) fn check_memory(
+    pub fn check_memory(
         &self,
         argument: &'static str,
         given: impl Display,
@@ -79,7 +79,7 @@ impl About {
     }
 
     /// The same of what a plan takes for a batch.
-    pub(crate) fn check_plan(
+    pub fn check_plan(
         &self,
         argument: &'static str,
         batch: &BatchSpec,
@@ -93,7 +93,7 @@ impl About {
 
 impl DeviceName {
     /// Opens the device and runs `job` on it.
-    pub(crate) fn run<J: Job>(self, job: J) -> Result<J::Output, CliError> {
+    pub fn run<J: Job>(self, job: J) -> Result<J::Output, CliError> {
         match self {
             Self::Cpu => {
                 let (device, about) = cpu();
@@ -104,7 +104,7 @@ impl DeviceName {
     }
 
     /// The same where slots are to be selected.
-    pub(crate) fn run_indexed<J: IndexedJob>(self, job: J) -> Result<J::Output, CliError> {
+    pub fn run_indexed<J: IndexedJob>(self, job: J) -> Result<J::Output, CliError> {
         match self {
             Self::Cpu => {
                 let (device, about) = cpu();

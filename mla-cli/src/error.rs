@@ -10,7 +10,7 @@ use mla_runtime::select::{RegistryError, SelectionError};
 
 /// The reason why there is no output. The message names the error and the accepted values.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum CliError {
+pub enum CliError {
     #[error(transparent)]
     BatchSpec(#[from] BatchSpecError),
     #[cfg(feature = "build-report")]
@@ -48,6 +48,13 @@ pub(crate) enum CliError {
         path: PathBuf,
         message: String,
     },
+    /// A subcommand of `mla bench` that is a command of the laboratory.
+    #[cfg(feature = "bench")]
+    #[error(
+        "peers, indexer and ceilings: given to mla bench, accepted as cargo lab peers, cargo lab \
+         indexer and cargo lab ceilings, in a checkout of this project"
+    )]
+    Moved,
     #[error("cannot write the output: {0}")]
     Output(#[from] io::Error),
     /// A file that could not be written at the end of a run, whose result is shown all the same.
@@ -61,7 +68,7 @@ pub(crate) enum CliError {
 
 impl CliError {
     /// An argument, what was given, and what is accepted.
-    pub(crate) fn argument(
+    pub fn argument(
         argument: &'static str,
         given: impl Into<String>,
         accepted: impl Into<String>,
@@ -75,7 +82,7 @@ impl CliError {
 
     /// The same with the result that could not be saved.
     #[cfg(feature = "bench")]
-    pub(crate) fn behind(self, result: String) -> Self {
+    pub fn behind(self, result: String) -> Self {
         Self::Unsaved {
             result,
             error: Box::new(self),
@@ -83,7 +90,7 @@ impl CliError {
     }
 
     /// 2 where the input is at fault, as for arguments that do not parse; 1 for everything else.
-    pub(crate) fn exit_code(&self) -> u8 {
+    pub fn exit_code(&self) -> u8 {
         match self {
             Self::Unsaved { error, .. } => error.exit_code(),
             Self::Output(_) | Self::Runtime(mla_runtime::Error::Device { .. }) => 1,

@@ -4,7 +4,7 @@ use bytesize::ByteSize;
 
 /// Three digits that count, more where there are more before the point.
 #[cfg(feature = "bench")]
-pub(crate) fn number(number: f64) -> String {
+pub fn number(number: f64) -> String {
     match number.abs() {
         n if n >= 99.95 => format!("{number:.0}"),
         n if n >= 9.995 => format!("{number:.1}"),
@@ -29,7 +29,7 @@ pub(crate) fn size(bytes: u64) -> String {
 }
 
 /// A number of things in words: `1 chunk`, `2 chunks`.
-pub(crate) fn counted(count: impl Into<u64>, thing: &str) -> String {
+pub fn counted(count: impl Into<u64>, thing: &str) -> String {
     match count.into() {
         1 => format!("1 {thing}"),
         count => format!("{count} {thing}s"),

@@ -88,7 +88,7 @@ fn read_bounded(file: &mut File) -> std::io::Result<Vec<u8>> {
 /// The exit status of a program, and its output on the pipe that `stream` takes. A program that
 /// writes more than the bound is ended.
 #[cfg(any(feature = "bench", feature = "build-report"))]
-pub(crate) fn read_program<R: Read>(
+pub fn read_program<R: Read>(
     command: &mut Command,
     stream: impl FnOnce(&mut Child) -> Option<R>,
 ) -> std::io::Result<(ExitStatus, Vec<u8>)> {
@@ -114,7 +114,7 @@ pub(crate) fn read_program<R: Read>(
 /// The lines of a program's output, without their ends. The first that is too long is an error, and
 /// the last.
 #[cfg(feature = "bench")]
-pub(crate) fn lines(mut from: impl BufRead) -> impl Iterator<Item = std::io::Result<Vec<u8>>> {
+pub fn lines(mut from: impl BufRead) -> impl Iterator<Item = std::io::Result<Vec<u8>>> {
     let mut is_over = false;
     std::iter::from_fn(move || {
         let mut line = Vec::new();

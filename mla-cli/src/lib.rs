@@ -20,6 +20,11 @@
 //! One file per subcommand. A subcommand returns what is to be printed, so that nothing is on
 //! standard output unless all of it is right.
 
+#![cfg_attr(
+    feature = "bench",
+    expect(missing_docs, reason = "the laboratory's `parts` are hidden")
+)]
+
 mod args;
 #[cfg(feature = "bench")]
 mod bench;
@@ -58,7 +63,7 @@ mod upload;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 // Linked for their backends: nothing else here names them.
 use mla_cpu as _;
 #[cfg(feature = "cudnn")]
@@ -145,14 +150,20 @@ fn with_negative_numbers(command: clap::Command) -> clap::Command {
         .mut_subcommands(with_negative_numbers)
 }
 
-fn arguments() -> Cli {
-    let matches = with_negative_numbers(Cli::command()).get_matches();
-    Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+/// Reads the arguments of a program, or ends it with what is wrong with them.
+#[doc(hidden)]
+#[must_use]
+pub fn arguments<P: Parser>() -> P {
+    let matches = with_negative_numbers(P::command()).get_matches();
+    P::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
 }
 
-/// The whole command: reads the program's arguments, prints, and says how it went.
-pub fn main() -> ExitCode {
-    let written = arguments().command.output().and_then(|(output, good)| {
+/// Prints the output of a program or its error, and returns its status: a success if there is an
+/// output and its result is good.
+#[doc(hidden)]
+#[must_use]
+pub fn finish(output: Result<(String, bool), CliError>) -> ExitCode {
+    let written = output.and_then(|(output, good)| {
         match io::stdout().write_all(output.as_bytes()) {
             // The reader of the output may stop before its end.
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
@@ -171,4 +182,44 @@ pub fn main() -> ExitCode {
             ExitCode::from(error.exit_code())
         }
     }
+}
+
+/// The whole command: reads the program's arguments, prints, and says how it went.
+pub fn main() -> ExitCode {
+    finish(arguments::<Cli>().command.output())
+}
+
+/// The parts of the command that the laboratory (`lab/`) measures with: the rows of `mla bench`, its
+/// stopwatch, the layer of `mla run` and the writing of results. Nobody else is to rely on them.
+#[cfg(feature = "bench")]
+#[doc(hidden)]
+pub mod parts {
+    pub use crate::args::{Format, Model, ModelArgs, named, positive, samples, warm_up};
+    pub use crate::bench::cases::{self, Case, CaseKind};
+    pub use crate::bench::ceilings::Ceilings;
+    pub use crate::bench::check::Errors;
+    pub use crate::bench::environment::Environment;
+    pub use crate::bench::files::{Until, check_files, json, save};
+    pub use crate::bench::output::OutputArgs;
+    pub use crate::bench::plot::{Scatter, draw_with};
+    pub use crate::bench::random::Normal;
+    pub use crate::bench::report::Report;
+    pub use crate::bench::row::Row;
+    pub use crate::bench::runner::{Watcher, run_on_device};
+    pub use crate::bench::settings::{SEED, Settings};
+    pub use crate::bench::statistics::Summary;
+    pub use crate::device::{About, DeviceName, IndexedJob, Job};
+    pub use crate::error::CliError;
+    pub use crate::figures::{counted, number};
+    pub use crate::input::{lines, read_program};
+    pub use crate::progress::Progress;
+    pub use crate::run::batch_args::BatchArgs;
+    pub use crate::run::data::{Data, HostLists};
+    pub use crate::run::reference::compare as compare_outputs;
+    pub use crate::run::sparse::{Indexed, ListErrors, Lists, Run};
+    pub use crate::run::step::{Step, Wanted};
+    pub use crate::run::workload::Workload;
+    pub use crate::stopwatch::{Protocol, Stopwatch};
+    pub use crate::table::{numbers, table};
+    pub use crate::upload::upload;
 }

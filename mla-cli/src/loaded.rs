@@ -9,14 +9,14 @@ use crate::figures::counted;
 
 /// A kernel, and what the driver loaded for it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-pub(crate) struct Loaded {
+pub struct Loaded {
     /// Its name in the machine code, as the C++ compiler mangled it. Drivers before CUDA 12.3 do
     /// not tell it.
-    pub(crate) symbol: Option<String>,
+    pub symbol: Option<String>,
     /// The compute capability that the machine code is for, whether nvcc made it or the driver.
-    pub(crate) machine_code: String,
+    pub machine_code: String,
     /// The compute capability of the PTX that it was made of.
-    pub(crate) ptx: String,
+    pub ptx: String,
 }
 
 #[cfg(feature = "gpu")]
@@ -35,11 +35,11 @@ impl From<mla_kernels::device::LoadedKernel> for Loaded {
 pub(crate) struct Family {
     /// `helpers` for those of the device, `others` for those of libraries, `unnamed` for those
     /// whose names the driver does not tell.
-    pub(crate) family: String,
-    pub(crate) machine_code: String,
-    pub(crate) ptx: String,
+    pub family: String,
+    pub machine_code: String,
+    pub ptx: String,
     /// Their symbols.
-    pub(crate) kernels: Vec<String>,
+    pub kernels: Vec<String>,
 }
 
 /// Kernels by their families and by what was loaded, each once; `families` are those that this

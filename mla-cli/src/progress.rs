@@ -15,7 +15,7 @@ const LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// Tells on standard error what is being done: on a terminal by a bar that leaves no trace, into a
 /// pipe or a file by lines.
 #[derive(Clone)]
-pub(crate) struct Progress {
+pub struct Progress {
     bar: ProgressBar,
     audience: Audience,
 }
@@ -44,18 +44,18 @@ impl Audience {
 
 impl Progress {
     /// A spinner, for runs that may take long.
-    pub(crate) fn spinner() -> Self {
+    pub fn spinner() -> Self {
         Self::new("{spinner} {elapsed} {msg}", Audience::find(FIRST_LOG_AFTER))
     }
 
     /// Rows done and the time left.
-    pub(crate) fn rows() -> Self {
+    pub fn rows() -> Self {
         let template = "{bar:24} {pos}/{len} rows, {eta} left, {msg}";
         Self::new(template, Audience::find(Duration::ZERO))
     }
 
     /// One that never shows, for those who show their own.
-    pub(crate) fn hidden() -> Self {
+    pub fn hidden() -> Self {
         Self::new("{msg}", Audience::None)
     }
 
@@ -69,7 +69,7 @@ impl Progress {
 
     /// Tells the present step. A log has such a line after [`FIRST_LOG_AFTER`] if it has none
     /// before, and then one after [`LOG_INTERVAL`] without another line.
-    pub(crate) fn step(&self, what: impl Into<String>) {
+    pub fn step(&self, what: impl Into<String>) {
         let what = what.into();
         match &self.audience {
             Audience::Log(lines) => drop(lines.send(Some(what))),
@@ -78,7 +78,7 @@ impl Progress {
     }
 
     /// Tells the start of a part that is worth a line of a log, however soon after another line.
-    pub(crate) fn begin(&self, what: &str) {
+    pub fn begin(&self, what: &str) {
         match &self.audience {
             Audience::Log(lines) => tell_at_once(what, lines),
             _ => self.draw(what.to_owned()),
@@ -86,7 +86,7 @@ impl Progress {
     }
 
     /// Row `number` of all, which is this one.
-    pub(crate) fn begin_row(&self, number: usize, rows: usize, what: &str) {
+    pub fn begin_row(&self, number: usize, rows: usize, what: &str) {
         self.bar.set_length(rows as u64);
         self.bar.set_position(number as u64 - 1);
         match &self.audience {
@@ -98,7 +98,7 @@ impl Progress {
     }
 
     /// Draws what was begun before, where others had their turn meanwhile.
-    pub(crate) fn resume(&self, what: &str) {
+    pub fn resume(&self, what: &str) {
         self.draw(what.to_owned());
     }
 
@@ -113,17 +113,18 @@ impl Progress {
     }
 
     /// A line that stays, above what is drawn.
-    pub(crate) fn line(&self, text: &str) {
+    pub fn line(&self, text: &str) {
         self.bar.suspend(|| tell(text));
     }
 
-    #[cfg(test)]
-    pub(crate) fn message(&self) -> String {
+    /// The present step.
+    #[must_use]
+    pub fn message(&self) -> String {
         self.bar.message()
     }
 
     /// Leaves no trace on a terminal.
-    pub(crate) fn finish(&self) {
+    pub fn finish(&self) {
         self.bar.finish_and_clear();
     }
 }
@@ -135,7 +136,7 @@ fn tell_at_once(line: &str, steps: &Sender<Option<String>>) {
 }
 
 /// Writes to standard error. Its reader may stop before its end.
-pub(crate) fn tell(line: &str) {
+pub fn tell(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 

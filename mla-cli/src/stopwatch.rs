@@ -8,30 +8,30 @@ use crate::loaded::Loaded;
 
 /// The protocol by which samples are taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) struct Protocol {
-    pub(crate) samples: usize,
+pub struct Protocol {
+    pub samples: usize,
     /// Runs that do not count, before the first sample.
-    pub(crate) warm_up: usize,
+    pub warm_up: usize,
     /// True if the caches are filled with something else before every sample.
-    pub(crate) cold_cache: bool,
+    pub cold_cache: bool,
     /// True if the work is captured once and replayed.
-    pub(crate) graphs: bool,
+    pub graphs: bool,
 }
 
 /// The state of the device while samples were taken.
 #[derive(Clone, Default, PartialEq, Debug, Serialize, Deserialize)]
-pub(crate) struct Conditions {
+pub struct Conditions {
     /// The clock of the multiprocessors or cores.
-    pub(crate) clock_mhz: Option<f64>,
-    pub(crate) temperature_celsius: Option<f64>,
-    pub(crate) power_watts: Option<f64>,
+    pub clock_mhz: Option<f64>,
+    pub temperature_celsius: Option<f64>,
+    pub power_watts: Option<f64>,
     /// The cause that keeps the clock below its maximum, such as a power limit; empty if there is
     /// none.
-    pub(crate) throttled: Option<String>,
+    pub throttled: Option<String>,
 }
 
 /// A device that work can be timed on.
-pub(crate) trait Stopwatch: Device {
+pub trait Stopwatch: Device {
     /// The number of bytes to write so that no cache holds anything else.
     fn flush_bytes(&self) -> usize;
 
@@ -59,7 +59,7 @@ pub(crate) trait Stopwatch: Device {
 
 /// Bytes in use at the beginning of a watch, where they are known.
 #[derive(Clone, Copy)]
-pub(crate) struct Memory(Option<u64>);
+pub struct Memory(Option<u64>);
 
 mod cpu {
     use std::fs;

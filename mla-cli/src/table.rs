@@ -9,7 +9,7 @@ const DEFAULT_WIDTH: u16 = 100;
 pub(crate) const STYLE: TableStyle = presets::UTF8_HORIZONTAL_ONLY.row_separator(LineStyle::none());
 
 /// A table with these columns, no wider than the terminal.
-pub(crate) fn table<const N: usize>(columns: [&str; N]) -> Table {
+pub fn table<const N: usize>(columns: [&str; N]) -> Table {
     let mut table = Table::new();
     table
         .load_style(STYLE)
@@ -28,7 +28,7 @@ pub(crate) fn bold(cell: Cell) -> Cell {
 }
 
 /// Aligns a column of numbers by their last digit.
-pub(crate) fn numbers(table: &mut Table, columns: impl IntoIterator<Item = usize>) {
+pub fn numbers(table: &mut Table, columns: impl IntoIterator<Item = usize>) {
     for index in columns {
         if let Some(column) = table.column_mut(index) {
             column.set_cell_alignment(CellAlignment::Right);

@@ -297,14 +297,14 @@ fn a_report_has_the_configuration_the_machine_and_every_figure() {
 }
 
 #[test]
-fn ceilings_are_measured_and_limits_drawn() {
+fn limits_are_those_of_the_ceilings_and_drawn() {
     let [ceilings, csv, svg, png] = ["c.json", "c.csv", "c.svg", "c.png"].map(temporary);
-    let output = mla(&format!(
-        "bench ceilings --edge 64 --mib 4 --samples 2 --json {}",
-        ceilings.display()
-    ));
-    assert_eq!(output.status.code(), Some(0));
-    let known: Value = serde_json::from_str(&fs::read_to_string(&ceilings).unwrap()).unwrap();
+    let (_, report) = bench("device", &format!("1q1s32 {TOY}"));
+    let known = json!({
+        "device": report["device"], "dtype": "f32", "flop_per_second": 1e11, "bytes_per_second": 1e10,
+        "source": "measured",
+    });
+    fs::write(&ceilings, known.to_string()).unwrap();
     let line = format!(
         "{{b}}q1s{{s}} --range b=1,2 --range s=32..128*2 {TOY} --ceilings {} --csv {} --plot",
         ceilings.display(),
@@ -609,18 +609,18 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
         ),
         (
             "8q1s1k --ceilings .".into(),
-            "--ceilings: \".\": cannot read it: Is a directory (os error 21); accepted: what `mla \
-             bench ceilings",
+            "--ceilings: \".\": cannot read it: Is a directory (os error 21); accepted: what `cargo \
+             lab ceilings",
         ),
         (
             format!("8q1s1k --ceilings {}", file("list.json", "[]")),
             "given what is no such file (invalid length 0, expected the limits of a machine at \
-             line 1 column 2), accepted what `mla bench ceilings --json` writes",
+             line 1 column 2), accepted what `cargo lab ceilings --json` writes",
         ),
         (
             format!("--cases {}", file("empty.json", "")),
             "given what is no such file (EOF while parsing a value at line 1 column 0), accepted a \
-             file of cases, as in mla-cli/cases",
+             file of cases, as in lab/cases of the repository",
         ),
         (
             format!("compare {} {results}", file("empty.json", "")),
@@ -686,14 +686,6 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
             "memory: given q2147483647, which takes",
         ),
         (
-            "ceilings --edge 4294967295".into(),
-            "--edge: given 4294967295, which takes",
-        ),
-        (
-            "ceilings --mib 4294967295 --edge 8".into(),
-            "--mib: given 4294967295, which takes",
-        ),
-        (
             "8q1s1k --plot a.pdf".into(),
             "accepted: a name that ends with .svg or .png",
         ),
@@ -715,26 +707,6 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
         ("compare a.json b.json".into(), "\"a.json\""),
         (format!("compare {results} {results}"), "missing field"),
         (
-            "peers --python /nowhere/python".into(),
-            "--python: given /nowhere/python, which cannot be started",
-        ),
-        (
-            "peers --only x".into(),
-            "--only: given x, accepted how an id of the file begins: ",
-        ),
-        (
-            format!("peers --cases {nothing}"),
-            "given what is no such file",
-        ),
-        (
-            "peers --markdown /nowhere/a.md".into(),
-            "accepted: a file in a folder that exists",
-        ),
-        (
-            "ceilings --json /nowhere/a.json".into(),
-            "accepted: a file in a folder that exists",
-        ),
-        (
             format!("1q1s64 --json {}", env!("CARGO_TARGET_TMPDIR")),
             "accepted: a file in a folder that exists",
         ),
@@ -751,13 +723,14 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
             "given \"4294967295\", accepted a number from 1 to 1048576",
         ),
         (
-            "peers --peers triton,sdpa".into(),
-            "[possible values: flashmla, fa3, flashinfer, cudnn, flashinfer-fa2, triton, \
-             torch-flash, torch-efficient]",
+            "peers --python python3 --help".into(),
+            "error: peers, indexer and ceilings: given to mla bench, accepted as cargo lab peers, \
+             cargo lab indexer and cargo lab ceilings, in a checkout of this project\n",
         ),
+        ("ceilings".into(), "accepted as cargo lab peers, cargo lab"),
         (
-            "peers --samples 2 --rounds 3".into(),
-            "--rounds: given 3, accepted at most the 2 samples",
+            "indexer --batch 1q1s64".into(),
+            "accepted as cargo lab peers, cargo lab",
         ),
     ];
     for (line, message) in refusals {
@@ -893,114 +866,4 @@ fn sweep_files_that_make_no_sense_are_refused_with_their_line() {
         let path = file(&format!("{name}.yaml"), text);
         refuse(&format!("--config {path}"), message);
     }
-}
-
-/// A small model with an indexer, whose lists are shorter than the test's contexts.
-const SPARSE: &str = r#"{
-    "kv_lora_rank": 128, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 40,
-    "num_attention_heads": 3, "torch_dtype": "bfloat16", "q_lora_rank": 48,
-    "index_n_heads": 4, "index_head_dim": 32, "index_topk": 20, "indexer_rope_interleave": true
-}"#;
-
-#[test]
-fn a_sparse_layer_is_timed_part_by_part() {
-    let config = temporary("bench_sparse.json");
-    fs::write(&config, SPARSE).unwrap();
-    let json = temporary("bench_indexer.json");
-    let line = format!(
-        "bench indexer --config {} --batch 3q1s70_2q4s133_q9s64 --kv fp8_ds_mla --samples 3 \
-         --warm-up 0 --check 4 --json {}",
-        config.display(),
-        json.display()
-    );
-    let output = mla(&line);
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{stderr}");
-    let report: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
-    let parts = report["parts"].as_array().unwrap();
-    let names: Vec<&str> = parts
-        .iter()
-        .map(|part| part["name"].as_str().unwrap())
-        .collect();
-    let expected = [
-        "rows of both caches",
-        "index queries",
-        "logits",
-        "lists of slots",
-        "the whole selection",
-        "the layer by shared lists",
-        "the layer with its indexer",
-    ];
-    assert_eq!(names, expected);
-    // Into a pipe goes a line for each part when it begins; what takes long may be told beside.
-    let told = expected.map(|name| format!("timing {name}"));
-    let parts_told = stderr.lines().filter(|line| line.starts_with("timing "));
-    assert_eq!(parts_told.collect::<Vec<_>>(), told);
-    let text = String::from_utf8(output.stdout).unwrap();
-    for part in parts {
-        assert!(part["time"]["median"].as_f64().unwrap() > 0.0, "{part}");
-        assert!(text.contains(part["name"].as_str().unwrap()), "{text}");
-    }
-    // Three tokens see all of 70 positions, four 130 to 133 of each of two requests, and nine 56 to
-    // 64.
-    let pairs = 3.0 * 70.0 + 2.0 * (130 + 131 + 132 + 133) as f64 + 9.0 * 60.0;
-    assert_eq!(report["rows"], 20);
-    assert_eq!(parts[2]["flop"], json!(pairs * 2.0 * 4.0 * 32.0));
-    // Keys of 32 values and a scale, and logits.
-    let cached = 3.0 * 70.0 + 2.0 * 133.0 + 64.0;
-    assert_eq!(parts[2]["bytes"], json!(cached * 36.0 + pairs * 4.0));
-    assert_eq!(report["pass"], true, "{report:#}");
-    assert_eq!(report["lists"]["lists"], 4);
-    assert!(report["largest_error"].as_f64().unwrap() > 0.0);
-    assert!(text.ends_with("All agree.\n"), "{text}");
-
-    let refusals = [
-        (
-            "--model deepseek-r1",
-            "error: --model: given deepseek-r1, which has no indexer, accepted a model with \
-             index_n_heads",
-        ),
-        (
-            "--model deepseek-v3.2 --json /nowhere/a.json",
-            "accepted: a file in a folder that exists",
-        ),
-        ("--model deepseek-v3.2 --check 0", "--check"),
-        (
-            "--model deepseek-v3.2 --peers torch",
-            "error: --peers: given torch on the CPU, accepted --device cuda beside it",
-        ),
-        ("--model deepseek-v3.2 --wheels peers", "--peers"),
-        (
-            "--model deepseek-v3.2 --batch 1048576q1s128k",
-            "given 1048576q1s128k, which takes",
-        ),
-    ];
-    for (arguments, message) in refusals {
-        let batch = if arguments.contains("--batch") {
-            ""
-        } else {
-            "--batch q1s64"
-        };
-        let output = mla(&format!("bench indexer {batch} {arguments}"));
-        let stderr = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(2), "{arguments}: {stderr}");
-        assert!(stderr.contains(message), "{arguments}: {stderr}");
-    }
-}
-
-// A program that succeeds at everything stands for a Python with torch.
-#[test]
-#[cfg(all(unix, not(feature = "gpu")))]
-fn peers_are_refused_without_a_kernel_feature_before_they_are_loaded() {
-    let output = mla("bench peers --python true");
-    let stderr = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(
-        (output.status.code(), &*stderr),
-        (
-            Some(2),
-            "error: GPU: given none, because none of the features `sm80`, `sm90`, `sm100` of \
-             mla-kernels is on, accepted one that the built-in backends run on: build with \
-             `--features` and one of these: sm80, sm90, sm100\n"
-        )
-    );
 }

@@ -61,7 +61,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             copy(&artifact, &output.join("benches"))?;
         }
     }
-    tool(&workspace, &arguments.features, &output)?;
+    tools(&workspace, &arguments.features, &output)?;
     let total = held(&output)?;
     ensure!(
         total <= MAX,
@@ -129,22 +129,19 @@ fn candle(workspace: &Workspace, output: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The command `mla`. Its own features turn on those of the kernels, and the device that it offers;
-/// it has those of architectures.
-fn tool(workspace: &Workspace, features: &[String], output: &Path) -> anyhow::Result<()> {
-    let own: Vec<_> = features
-        .iter()
-        .filter(|feature| feature.starts_with("sm"))
-        .map(|feature| format!("mla-cli/{feature}"))
-        .collect();
-    for artifact in build(
-        workspace,
-        "build",
-        &["--package", "mla-cli"],
-        &own.join(","),
-    )? {
-        if artifact.target.kind.contains(&TargetKind::Bin) {
-            copy(&artifact, &output.join("bin"))?;
+/// The command `mla` and the laboratory. Their own features turn on those of the kernels, and the
+/// device that they offer; they have those of architectures.
+fn tools(workspace: &Workspace, features: &[String], output: &Path) -> anyhow::Result<()> {
+    for package in ["mla-cli", "mla-lab"] {
+        let own: Vec<_> = features
+            .iter()
+            .filter(|feature| feature.starts_with("sm"))
+            .map(|feature| format!("{package}/{feature}"))
+            .collect();
+        for artifact in build(workspace, "build", &["--package", package], &own.join(","))? {
+            if artifact.target.kind.contains(&TargetKind::Bin) {
+                copy(&artifact, &output.join("bin"))?;
+            }
         }
     }
     Ok(())

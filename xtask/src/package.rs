@@ -60,7 +60,7 @@ const PACKAGES: &[(&str, &str, &[&str])] = &[
     (
         "mla-cli",
         "mla-cli/",
-        &["build.rs", "cases/", "models/", "peers/", "src/", "sweeps/"],
+        &["build.rs", "models/", "src/", "sweeps/"],
     ),
 ];
 
@@ -73,6 +73,7 @@ const FOREIGN: &[&str] = &[
     "examples/cpu-backend/",
     "examples/engine/",
     "fuzz/",
+    "lab/",
     "mla-",
     "prebuilt/",
     "xtask/",

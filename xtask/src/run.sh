@@ -6,6 +6,7 @@
 #   ./run.sh examples            the examples of the kernels, each of which checks what it computes
 #   ./run.sh benches FILTER…     the benchmarks
 #   ./run.sh mla ARGUMENTS…      the command line tool, for example ./run.sh mla bench
+#   ./run.sh lab ARGUMENTS…      the laboratory, for example ./run.sh lab peers
 #
 # The status is 0 when everything ran and passed.
 set -u
@@ -44,6 +45,6 @@ case $what in
     tests) each tests --include-ignored --test-threads=1 "$@" ;;
     examples) each examples "$@" ;;
     benches) each benches --bench "$@" ;;
-    mla) exec "$here/bin/mla" "$@" ;;
-    *) echo "run.sh: given $what, accepted tests, examples, benches, mla" >&2; exit 2 ;;
+    mla | lab) exec "$here/bin/$what" "$@" ;;
+    *) echo "run.sh: given $what, accepted tests, examples, benches, mla, lab" >&2; exit 2 ;;
 esac

@@ -4,7 +4,6 @@ use std::path::Path;
 
 use mla_runtime::batch::{MAX_LEN, MAX_REQUESTS, Request};
 use mla_runtime::model::{KvFormat, MAX_DIM};
-use rand_mt::Mt;
 use serde::Deserialize;
 
 use super::lists::{ListKind, Lists};
@@ -31,11 +30,9 @@ struct File {
 #[serde(deny_unknown_fields)]
 struct Decode {
     id: String,
-    /// Requests of `kv` tokens each, or around them where `varlen`.
+    /// Requests of `kv` tokens each.
     b: Option<u32>,
     kv: Option<u32>,
-    #[serde(default)]
-    varlen: bool,
     /// The tokens of each request, instead.
     lens: Option<Vec<u32>>,
     h: u32,
@@ -75,38 +72,36 @@ struct Sparse {
 
 /// One attention to time.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) struct Case {
-    pub(super) id: String,
-    pub(super) heads: u32,
-    pub(super) requests: Vec<Request>,
-    pub(super) kind: CaseKind,
+pub struct Case {
+    pub id: String,
+    pub heads: u32,
+    pub requests: Vec<Request>,
+    pub kind: CaseKind,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum CaseKind {
+pub enum CaseKind {
     Decode,
     Sparse { kv_format: KvFormat, lists: Lists },
     Prefill { causal: bool },
 }
 
 /// The accepted form of a file of cases.
-const FILE: &str = "a file of cases, as in mla-cli/cases";
+const FILE: &str = "a file of cases, as in lab/cases of the repository";
 
-/// The cases by which kernels for Hopper are compared, as `cases/hopper.json` has them.
-const HOPPER: &str = include_str!("../../cases/hopper.json");
-
-/// The cases of a file, or those for Hopper, whose ids begin as `only` says, or all.
-pub(super) fn read(path: Option<&Path>, only: &[String]) -> Result<Vec<Case>, CliError> {
-    let refused = |message: String| CliError::File {
+/// The cases of a file whose ids begin as `only` says, or all.
+pub fn read(path: &Path, only: &[String]) -> Result<Vec<Case>, CliError> {
+    let refused = |message| CliError::File {
         argument: "--cases",
-        path: path.unwrap_or(Path::new("hopper.json")).to_owned(),
+        path: path.to_owned(),
         message,
     };
-    let cases = match path {
-        None => parse(HOPPER),
-        Some(path) => parse(&read_text(path, FILE).map_err(refused)?),
-    };
-    let cases = cases.map_err(refused)?;
+    let text = read_text(path, FILE).map_err(refused)?;
+    select(parse(&text).map_err(refused)?, only)
+}
+
+/// The cases whose ids begin as `only` says, or all.
+pub fn select(cases: Vec<Case>, only: &[String]) -> Result<Vec<Case>, CliError> {
     for prefix in only {
         if !cases.iter().any(|case| case.id.starts_with(prefix)) {
             let ids: Vec<_> = cases.iter().map(|case| case.id.as_str()).collect();
@@ -122,7 +117,8 @@ pub(super) fn read(path: Option<&Path>, only: &[String]) -> Result<Vec<Case>, Cl
     Ok(cases.into_iter().filter(wanted).collect())
 }
 
-fn parse(text: &str) -> Result<Vec<Case>, String> {
+/// The cases of a text, in the order of decodes, prefills and sparse decodes.
+pub fn parse(text: &str) -> Result<Vec<Case>, String> {
     let file: File = serde_json::from_str(text)
         .map_err(|error| format!("given what is no such file ({error}), accepted {FILE}"))?;
     let mut cases: Vec<Case> = Vec::new();
@@ -149,21 +145,12 @@ fn parse(text: &str) -> Result<Vec<Case>, String> {
 impl Decode {
     fn read(self) -> Result<Case, String> {
         let lens = match (self.lens, self.b, self.kv) {
-            (Some(lens), None, None) if !self.varlen => lens,
-            (None, Some(b), Some(kv)) if !self.varlen && b as usize <= MAX_REQUESTS => {
-                vec![kv; b as usize]
-            }
-            (None, Some(b), Some(kv)) if self.varlen && (16..=1024).contains(&b) => {
-                varied(b as usize, kv, self.s_q)
-            }
+            (Some(lens), None, None) => lens,
+            (None, Some(b), Some(kv)) if b as usize <= MAX_REQUESTS => vec![kv; b as usize],
             (None, Some(b), Some(_)) => {
-                return Err(format!(
-                    "b: given {b}, accepted 1 to {MAX_REQUESTS}, with varlen 16 to 1024"
-                ));
+                return Err(format!("b: given {b}, accepted 1 to {MAX_REQUESTS}"));
             }
-            _ => {
-                return Err("accepted: either lens, or b and kv, with varlen or without".to_owned());
-            }
+            _ => return Err("accepted: either lens, or b and kv".to_owned()),
         };
         let request = |kv| Request::new(self.s_q, kv);
         Case {
@@ -264,41 +251,6 @@ impl Case {
     }
 }
 
-/// Normally distributed lengths around `kv` with a standard deviation of half of it, at least
-/// `least`: those that PyTorch draws from `Generator().manual_seed(0)`, because that is how the
-/// other contenders come to them. It fills 8 + 8 numbers at a time with a Box-Muller transform of
-/// even ones.
-fn varied(count: usize, kv: u32, least: u32) -> Vec<u32> {
-    let mut twister = Mt::new(0);
-    let mut normals: Vec<f32> = Vec::with_capacity(count + 16);
-    let mut even = |count: usize| -> Vec<f32> {
-        let mut draw = || (twister.next_u32() & 0xff_ffff) as f32 / (1 << 24) as f32;
-        (0..count).map(|_| draw()).collect()
-    };
-    let transform = |even: &[f32]| -> Vec<f32> {
-        let (radii, angles) = even.split_at(8);
-        let polar: Vec<(f32, f32)> = radii
-            .iter()
-            .zip(angles)
-            .map(|(u, v)| ((-2.0 * (1.0 - u).ln()).sqrt(), std::f32::consts::TAU * v))
-            .collect();
-        let cos = polar.iter().map(|(radius, angle)| radius * angle.cos());
-        let sin = polar.iter().map(|(radius, angle)| radius * angle.sin());
-        cos.chain(sin).collect()
-    };
-    let numbers = even(count.max(16));
-    for block in numbers.chunks_exact(16) {
-        normals.extend(transform(block));
-    }
-    // The last 16 numbers are drawn anew where the count is no multiple of 16.
-    if numbers.len() % 16 != 0 {
-        normals.truncate(numbers.len() - 16);
-        normals.extend(transform(&even(16)));
-    }
-    let length = |normal: &f32| ((normal * kv as f32 / 2.0 + kv as f32) as u32).max(least);
-    normals.iter().take(count).map(length).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -376,8 +328,8 @@ mod tests {
                 "given no request",
             ),
             (
-                r#"{"id": "d", "b": 9, "h": 16, "s_q": 1, "kv": 70, "varlen": true}"#,
-                "b: given 9",
+                r#"{"id": "d", "b": 1048577, "h": 16, "s_q": 1, "kv": 70}"#,
+                "b: given 1048577, accepted 1 to 1048576",
             ),
             (
                 r#"{"id": "d", "b": 1, "h": 16, "s_q": 4, "kv": 3}"#,
@@ -393,7 +345,7 @@ mod tests {
             ),
             (
                 r#"{"id": "d", "b": 1, "h": 1, "s_q": 1, "lens": [3]}"#,
-                "either lens, or b and kv",
+                "accepted: either lens, or b and kv",
             ),
             (
                 r#"{"id": "d", "b": 1, "h": 1, "s_q": 1, "kv": 3},
@@ -405,63 +357,5 @@ mod tests {
             let error = decode(case);
             assert!(error.contains(message), "{case}: {error}");
         }
-    }
-
-    #[test]
-    fn the_cases_for_hopper_can_be_read() {
-        let cases = read(None, &["d-b128".to_owned(), "p-h16-mix".to_owned()]).unwrap();
-        assert_eq!(cases.len(), 6);
-        assert_eq!(cases[5].requests.iter().map(|r| r.q).max(), Some(16384));
-        assert!(read(None, &["x".to_owned()]).is_err());
-    }
-
-    #[test]
-    fn the_grid_can_be_read() {
-        let grid = parse(include_str!("../../cases/grid.json")).unwrap();
-        let decodes = grid.iter().filter(|case| case.kind == CaseKind::Decode);
-        assert_eq!((decodes.count(), grid.len()), (115, 245));
-    }
-
-    #[test]
-    fn the_random_cases_can_be_read() {
-        let cases = parse(include_str!("../../cases/random.json")).unwrap();
-        let decodes = cases.iter().filter(|case| case.kind == CaseKind::Decode);
-        assert_eq!((decodes.count(), cases.len()), (44, 88));
-    }
-
-    #[test]
-    fn the_uneven_prefills_can_be_read() {
-        let cases = parse(include_str!("../../cases/uneven.json")).unwrap();
-        let is_prefill = |case: &Case| matches!(case.kind, CaseKind::Prefill { .. });
-        assert!(cases.iter().all(is_prefill));
-        assert_eq!(cases.len(), 67);
-    }
-
-    #[test]
-    fn the_sparse_cases_can_be_read() {
-        let cases = parse(include_str!("../../cases/sparse.json")).unwrap();
-        let is_sparse = |case: &Case| matches!(case.kind, CaseKind::Sparse { .. });
-        assert!(cases.iter().all(is_sparse));
-        assert_eq!(cases.len(), 44);
-    }
-
-    /// The first numbers that `torch.randn` gives after `manual_seed(0)`, as often printed.
-    #[test]
-    fn varied_lengths_are_those_of_pytorch() {
-        let scale = 20_000_000;
-        let printed = [
-            -1.1258, -1.1524, -0.2506, -0.4339, 0.8487, 0.6920, -0.3160, -2.1152, 0.3223, -1.2633,
-            0.3500, 0.3081, 0.1198, 1.2377, 1.1168, -0.2473,
-        ];
-        let lens = varied(16, scale, 1);
-        for (len, normal) in lens.iter().zip(printed) {
-            let expected = (normal * f64::from(scale) / 2.0 + f64::from(scale)).max(1.0);
-            assert!(
-                (f64::from(*len) - expected).abs() < 1000.0,
-                "{len} {expected}"
-            );
-        }
-        assert_eq!(varied(40, 100, 7).len(), 40);
-        assert!(varied(1000, 100, 7).iter().all(|len| *len >= 7));
     }
 }

@@ -8,28 +8,28 @@ use crate::run::reference;
 
 /// One head's output for one token: the row and its log-sum-exp, as a backend gave them and as they
 /// are in f64.
-pub(super) struct Row {
-    pub(super) given: (Vec<f64>, f64),
-    pub(super) expected: (Vec<f64>, f64),
+pub struct Row {
+    pub given: (Vec<f64>, f64),
+    pub expected: (Vec<f64>, f64),
 }
 
 /// The errors of sampled rows against the reference.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-pub(super) struct Errors {
+pub struct Errors {
     /// The rows that were compared.
-    pub(super) rows: usize,
+    pub rows: usize,
     /// The largest |difference| / |reference| of a row, as vectors.
     #[serde(deserialize_with = "finite_or_infinite")]
-    pub(super) relative: f64,
+    pub relative: f64,
     /// 1 − cos of the angle between all rows and their references, as one vector each.
     #[serde(deserialize_with = "finite_or_infinite")]
-    pub(super) cosine_difference: f64,
+    pub cosine_difference: f64,
     /// The largest difference of a log-sum-exp; absent where there is none to compare.
-    pub(super) lse: Option<f64>,
+    pub lse: Option<f64>,
     /// The maximum for `relative`.
-    pub(super) tolerance: f64,
+    pub tolerance: f64,
     /// True if all errors are within their tolerances.
-    pub(super) pass: bool,
+    pub pass: bool,
 }
 
 /// JSON has no infinity, and writes null instead.
@@ -53,7 +53,7 @@ fn tolerance(dtype: DType) -> f64 {
 }
 
 impl Errors {
-    pub(super) fn of(rows: &[Row], dtype: DType) -> Self {
+    pub fn of(rows: &[Row], dtype: DType) -> Self {
         let (mut deviation, mut lse) = (Deviation::default(), 0.0);
         for row in rows {
             deviation.add(&row.given.0, &row.expected.0);
@@ -71,7 +71,7 @@ impl Errors {
     }
 
     /// The errors of a layer's paths together.
-    pub(super) fn of_paths(paths: [Option<reference::Errors>; 2]) -> Self {
+    pub fn of_paths(paths: [Option<reference::Errors>; 2]) -> Self {
         let paths: Vec<_> = paths.into_iter().flatten().collect();
         let most = |of: fn(&reference::Errors) -> f64| paths.iter().map(of).fold(0.0, worst);
         Self {

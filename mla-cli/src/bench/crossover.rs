@@ -15,27 +15,27 @@ use crate::figures::number;
 
 /// One pair of curves: the same requests but for their query length.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub(super) struct Crossover {
+pub struct Crossover {
     /// The description of all that the rows have in common.
-    pub(super) series: String,
+    pub series: String,
     /// Query length, microseconds absorbed, microseconds expanded.
-    pub(super) points: Vec<(u32, f64, f64)>,
+    pub points: Vec<(u32, f64, f64)>,
     /// The query length at which the curves meet as they are drawn.
-    pub(super) measured: Option<f64>,
+    pub measured: Option<f64>,
     /// The query length that the model of the machine predicts. Absent if absorbing always wins, or
     /// if nothing is known of the machine.
-    pub(super) predicted: Option<f64>,
+    pub predicted: Option<f64>,
     /// The basis of `predicted`.
     #[serde(default)]
-    pub(super) basis: Basis,
+    pub basis: Basis,
     /// The query length at which both paths take the same number of multiply-adds.
-    pub(super) predicted_by_arithmetic: Option<f64>,
+    pub predicted_by_arithmetic: Option<f64>,
 }
 
 /// The basis of a prediction.
 #[derive(Clone, Copy, PartialEq, Default, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Basis {
+pub enum Basis {
     /// The machine's known ceilings.
     #[default]
     Figures,
@@ -48,8 +48,8 @@ pub(super) enum Basis {
 /// The model of a machine, and its basis.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Known {
-    pub(super) machine: Machine,
-    pub(super) basis: Basis,
+    pub machine: Machine,
+    pub basis: Basis,
 }
 
 impl Known {

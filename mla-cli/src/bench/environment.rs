@@ -8,39 +8,39 @@ use serde::{Deserialize, Serialize};
 
 /// The machine, the versions and the state of the sources.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub(crate) struct Environment {
+pub struct Environment {
     /// The arguments of the program.
-    pub(crate) command: Vec<String>,
+    pub command: Vec<String>,
     /// The time at which it began, in UTC.
-    pub(crate) time: String,
-    pub(crate) versions: Versions,
-    pub(crate) machine: Machine,
+    pub time: String,
+    pub versions: Versions,
+    pub machine: Machine,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub(crate) struct Versions {
-    pub(crate) mla: String,
+pub struct Versions {
+    pub mla: String,
     /// The commit that was built, and whether files differed from it.
-    pub(crate) git_commit: String,
-    pub(crate) git_dirty: String,
-    pub(crate) rustc: String,
-    pub(crate) features: Vec<String>,
-    pub(crate) optimised: bool,
+    pub git_commit: String,
+    pub git_dirty: String,
+    pub rustc: String,
+    pub features: Vec<String>,
+    pub optimised: bool,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub(crate) struct Machine {
-    pub(crate) cpu: Option<String>,
-    pub(crate) threads: usize,
-    pub(crate) memory_bytes: Option<u64>,
-    pub(crate) kernel: Option<String>,
-    pub(crate) gpu: Option<String>,
-    pub(crate) gpu_memory_bytes: Option<u64>,
-    pub(crate) gpu_driver: Option<String>,
+pub struct Machine {
+    pub cpu: Option<String>,
+    pub threads: usize,
+    pub memory_bytes: Option<u64>,
+    pub kernel: Option<String>,
+    pub gpu: Option<String>,
+    pub gpu_memory_bytes: Option<u64>,
+    pub gpu_driver: Option<String>,
 }
 
 impl Environment {
-    pub(crate) fn here() -> Self {
+    pub fn here() -> Self {
         let gpu = present_gpu().ok();
         Self {
             command: std::env::args().collect(),

@@ -9,13 +9,13 @@ use crate::error::CliError;
 
 /// The progress of a run after which a file is written.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Until {
+pub enum Until {
     Row,
     End,
 }
 
 /// Refuses files that could not be written, or of which one would take another's place.
-pub(super) fn check_files<const N: usize>(paths: [&Option<PathBuf>; N]) -> Result<(), CliError> {
+pub fn check_files<const N: usize>(paths: [&Option<PathBuf>; N]) -> Result<(), CliError> {
     let paths: Vec<&PathBuf> = paths.into_iter().flatten().collect();
     for (index, path) in paths.iter().enumerate() {
         let folder = path.parent().filter(|path| !path.as_os_str().is_empty());
@@ -83,7 +83,7 @@ fn part(path: &Path, place: &Path) -> PathBuf {
 /// Writes a file whole or not at all: if that is interrupted, the file of before is still there.
 /// `write` is given the path to write to. A path that is not a file, such as a pipe, is written to
 /// directly.
-pub(super) fn replace<E: From<io::Error>>(
+pub(crate) fn replace<E: From<io::Error>>(
     path: &Path,
     write: impl FnOnce(&Path) -> Result<(), E>,
 ) -> Result<(), E> {
@@ -97,13 +97,13 @@ pub(super) fn replace<E: From<io::Error>>(
 }
 
 /// A result as JSON.
-pub(super) fn json(result: &impl Serialize) -> String {
+pub fn json(result: &impl Serialize) -> String {
     // Strings, numbers, lists and structs: nothing that JSON cannot hold.
     serde_json::to_string_pretty(result).expect("the result is JSON") + "\n"
 }
 
 /// [Replaces](replace) a file by a text. A pipe takes the text at the end alone.
-pub(super) fn save(path: &Path, until: Until, text: &str) -> Result<(), CliError> {
+pub fn save(path: &Path, until: Until, text: &str) -> Result<(), CliError> {
     if until == Until::Row && is_written_in_place(path) {
         return Ok(());
     }

@@ -12,41 +12,41 @@ use crate::error::CliError;
 
 /// One row to be measured.
 #[derive(Clone, Debug)]
-pub(super) struct Job {
+pub struct Job {
     /// The description of the case. Rows of the same case compete with each other.
-    pub(super) case: String,
+    pub case: String,
     /// The name of the contender: its backends, and the path if it is chosen.
-    pub(super) contender: String,
+    pub contender: String,
     /// The batch in words.
-    pub(super) label: String,
+    pub label: String,
     /// The value of each axis.
-    pub(super) parameters: BTreeMap<&'static str, String>,
-    pub(super) subject: Subject,
+    pub parameters: BTreeMap<&'static str, String>,
+    pub subject: Subject,
 }
 
 /// The attention or the layer to time.
 #[derive(Clone, Debug)]
-pub(super) enum Subject {
+pub enum Subject {
     Attention(Attention),
     Layer(Layer),
 }
 
 impl Subject {
-    pub(super) const fn config(&self) -> &LayerConfig {
+    pub const fn config(&self) -> &LayerConfig {
         match self {
             Self::Attention(attention) => &attention.config,
             Self::Layer(layer) => &layer.config,
         }
     }
 
-    pub(super) const fn layers(&self) -> usize {
+    pub const fn layers(&self) -> usize {
         match self {
             Self::Attention(attention) => attention.layers,
             Self::Layer(layer) => layer.layers,
         }
     }
 
-    pub(super) fn requests(&self) -> &[Request] {
+    pub fn requests(&self) -> &[Request] {
         match self {
             Self::Attention(attention) => &attention.requests,
             Self::Layer(layer) => layer.spec.requests(),
@@ -54,14 +54,14 @@ impl Subject {
     }
 
     /// The cost of one layer.
-    pub(super) fn cost(&self) -> Result<Cost, CliError> {
+    pub fn cost(&self) -> Result<Cost, CliError> {
         match self {
             Self::Attention(attention) => Ok(attention.cost()),
             Self::Layer(layer) => layer.cost(),
         }
     }
 
-    pub(super) const fn kind(&self) -> &'static str {
+    pub const fn kind(&self) -> &'static str {
         match self {
             Self::Attention(attention) => match attention.kind {
                 Kind::Decode if attention.lists.is_some() => "sparse",

@@ -18,17 +18,17 @@ use crate::stopwatch::Stopwatch;
 
 /// A step of a layer.
 #[derive(Clone, Debug)]
-pub(super) struct Layer {
-    pub(super) prefill: &'static str,
-    pub(super) decode: &'static str,
-    pub(super) config: LayerConfig,
-    pub(super) spec: BatchSpec,
-    pub(super) threshold: u32,
-    pub(super) query_chunk: Option<u32>,
-    pub(super) rows: Option<u32>,
-    pub(super) num_splits: Option<u32>,
-    pub(super) layers: usize,
-    pub(super) seed: u32,
+pub struct Layer {
+    pub prefill: &'static str,
+    pub decode: &'static str,
+    pub config: LayerConfig,
+    pub spec: BatchSpec,
+    pub threshold: u32,
+    pub query_chunk: Option<u32>,
+    pub rows: Option<u32>,
+    pub num_splits: Option<u32>,
+    pub layers: usize,
+    pub seed: u32,
 }
 
 impl Layer {
@@ -42,7 +42,7 @@ impl Layer {
     }
 
     /// The cost of one layer, regardless of chunks.
-    pub(super) fn cost(&self) -> Result<Cost, CliError> {
+    pub fn cost(&self) -> Result<Cost, CliError> {
         let page = self.config.problem.page_size;
         let workload = Workload::new(&self.spec, self.threshold, page, self.seed)?;
         let problem = &self.config.problem;
@@ -71,7 +71,7 @@ impl Layer {
 
     /// Refuses what would not fit into memory, and what the backends would refuse when the step is
     /// set up.
-    pub(super) fn try_out<D: Stopwatch>(&self, site: &Site<'_, D>) -> Result<(), CliError> {
+    pub fn try_out<D: Stopwatch>(&self, site: &Site<'_, D>) -> Result<(), CliError> {
         let (registry, device) = (site.registry, site.device);
         let workload = self.workload()?;
         let limits = workload.limits(self.rows)?;
@@ -87,7 +87,7 @@ impl Layer {
         Ok(())
     }
 
-    pub(super) fn measure<D: Stopwatch>(
+    pub fn measure<D: Stopwatch>(
         &self,
         registry: &Registry,
         device: &D,

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// The order and the distribution of the entries of lists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum ListKind {
+pub enum ListKind {
     /// Anywhere in the context, in any order.
     #[default]
     Random,
@@ -23,7 +23,7 @@ pub(super) enum ListKind {
 }
 
 impl ListKind {
-    pub(super) const fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Random => "random",
             Self::Sorted => "sorted",
@@ -42,22 +42,17 @@ const CHANGED: usize = 16;
 
 /// The lists of a batch. Entries behind the valid ones are -1.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Lists {
-    pub(super) kind: ListKind,
+pub struct Lists {
+    pub kind: ListKind,
     /// Entries of a list.
-    pub(super) topk: u32,
+    pub topk: u32,
     /// The number of entries that name a token, if the query token sees that many.
-    pub(super) valid: u32,
+    pub valid: u32,
 }
 
 impl Lists {
     /// The positions in its request that each query token attends to.
-    pub(super) fn positions(
-        &self,
-        requests: &[Request],
-        page_size: u32,
-        seed: u64,
-    ) -> Vec<Vec<u32>> {
+    pub fn positions(&self, requests: &[Request], page_size: u32, seed: u64) -> Vec<Vec<u32>> {
         let mut rng = Rng::with_seed(seed ^ 0x0001_1575);
         let of_request = |request: &Request| self.of_request(*request, page_size, &mut rng);
         requests.iter().flat_map(of_request).collect()

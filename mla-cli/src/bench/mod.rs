@@ -5,32 +5,31 @@
 
 mod attention;
 mod calibration;
-mod cases;
-mod ceilings;
-mod check;
+pub mod cases;
+pub(crate) mod ceilings;
+pub(crate) mod check;
 mod columns;
 mod compare;
 mod crossover;
-mod environment;
-mod files;
-mod indexer;
+pub(crate) mod environment;
+pub(crate) mod files;
 mod job;
 mod layer;
 mod lists;
 mod measure;
-mod output;
-mod peers;
+pub(crate) mod output;
 mod plan;
-mod plot;
-mod random;
-mod report;
-mod row;
-mod runner;
+pub(crate) mod plot;
+pub(crate) mod random;
+pub(crate) mod report;
+pub(crate) mod row;
+pub(crate) mod runner;
 mod sampling;
-mod settings;
+pub(crate) mod settings;
 mod site;
-mod statistics;
+pub(crate) mod statistics;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::Subcommand;
@@ -59,13 +58,15 @@ pub(crate) struct Args {
 enum Command {
     /// Say whether one result is faster than another, and how sure that is.
     Compare(compare::Args),
-    /// Measure what this machine does at most.
-    Ceilings(ceilings::Args),
-    /// Time a sparse layer's parts: the caches' rows, the indexer's queries, logits and lists, and
-    /// the layer. --model or --config has to name a model with an indexer, such as deepseek-v3.2.
-    Indexer(indexer::Args),
-    /// Time the built-in backends beside other libraries, in the same run on the same GPU.
-    Peers(Box<peers::Args>),
+    #[command(aliases = ["indexer", "ceilings"], hide = true, disable_help_flag = true)]
+    Peers(Moved),
+}
+
+/// Whatever follows a subcommand that is not here any more.
+#[derive(clap::Args)]
+struct Moved {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    _rest: Vec<OsString>,
 }
 
 #[derive(clap::Args)]
@@ -84,7 +85,7 @@ struct BenchArgs {
 /// Cases by a protocol, instead of batches.
 #[derive(clap::Args)]
 struct CaseArgs {
-    /// Cases in JSON, as in mla-cli/cases: R1's dimensions in bf16, pages of 64. Their protocol is
+    /// Cases in JSON, as in lab/cases of the repository: R1's dimensions in bf16, pages of 64. Their protocol is
     /// text for people: samples, graphs and caches are as these arguments say.
     #[arg(long, value_name = "FILE")]
     cases: Option<PathBuf>,
@@ -97,9 +98,7 @@ struct CaseArgs {
 pub(crate) fn output(args: &Args) -> Result<(String, bool), CliError> {
     match &args.command {
         Some(Command::Compare(args)) => compare::output(args),
-        Some(Command::Ceilings(args)) => Ok((ceilings::output(args)?, true)),
-        Some(Command::Indexer(args)) => indexer::output(args),
-        Some(Command::Peers(args)) => peers::output(args),
+        Some(Command::Peers(_)) => Err(CliError::Moved),
         None => {
             let report = run(&args.bench)?;
             let text = report.describe();
@@ -121,7 +120,7 @@ fn run(args: &BenchArgs) -> Result<Report, CliError> {
     let cases = match &args.cases.cases {
         Some(path) => {
             settings.refuse_beside_cases()?;
-            Some(cases::read(Some(path), &args.cases.only)?)
+            Some(cases::read(path, &args.cases.only)?)
         }
         None => None,
     };

@@ -9,25 +9,25 @@ use super::report::Report;
 use crate::error::CliError;
 
 #[derive(clap::Args, Clone, Default)]
-pub(super) struct OutputArgs {
-    /// File of the machine's ceilings, as `mla bench ceilings` wrote it [default: the known ones].
+pub struct OutputArgs {
+    /// File of the machine's ceilings, as `cargo lab ceilings` wrote it [default: the known ones].
     #[arg(long, value_name = "FILE")]
-    pub(super) ceilings: Option<PathBuf>,
+    pub ceilings: Option<PathBuf>,
     /// File for all results, samples included. It is written anew after each row.
     #[arg(long, value_name = "FILE")]
-    pub(super) json: Option<PathBuf>,
+    pub json: Option<PathBuf>,
     /// File for a line per row, which is added as soon as the row is measured.
     #[arg(long, value_name = "FILE")]
-    pub(super) csv: Option<PathBuf>,
+    pub csv: Option<PathBuf>,
     /// File for the drawings: roofline, time by the parameter that varies, crossover, whichever
     /// apply.
     #[arg(long, value_name = "FILE.svg|FILE.png")]
-    pub(super) plot: Option<PathBuf>,
+    pub plot: Option<PathBuf>,
 }
 
 impl OutputArgs {
     /// Refuses what could not be written, before anything is measured.
-    pub(super) fn check(&self) -> Result<(), CliError> {
+    pub fn check(&self) -> Result<(), CliError> {
         if let Some(path) = &self.plot {
             plot::check(path)?;
         }
@@ -35,7 +35,7 @@ impl OutputArgs {
     }
 
     /// Writes every file of a finished run.
-    pub(super) fn write(&self, report: &Report) -> Result<(), CliError> {
+    pub fn write(&self, report: &Report) -> Result<(), CliError> {
         self.write_rows(report, Until::End)?;
         match &self.plot {
             Some(path) => plot::draw(path, report),
@@ -44,7 +44,7 @@ impl OutputArgs {
     }
 
     /// Writes the files that hold a row each.
-    pub(super) fn write_rows(&self, report: &Report, until: Until) -> Result<(), CliError> {
+    pub fn write_rows(&self, report: &Report, until: Until) -> Result<(), CliError> {
         if let Some(path) = &self.json {
             save(path, until, &json(report))?;
         }

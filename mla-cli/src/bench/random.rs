@@ -14,7 +14,7 @@ const POOL: usize = 1_048_573;
 const OF_ONE_SEED: usize = 1 << 15;
 
 /// Normally distributed numbers, rounded to a dtype: a pool of them, over and over.
-pub(super) struct Normal {
+pub struct Normal {
     dtype: DType,
     values: Vec<f32>,
     bytes: Vec<u8>,
@@ -22,7 +22,7 @@ pub(super) struct Normal {
 
 impl Normal {
     /// Numbers with this standard deviation.
-    pub(super) fn new(seed: u64, dtype: DType, deviation: f32) -> Self {
+    pub fn new(seed: u64, dtype: DType, deviation: f32) -> Self {
         let size = dtype.bytes();
         let (mut values, mut bytes) = (vec![0.0; POOL], vec![0; POOL * size]);
         let chunks = values.par_chunks_mut(OF_ONE_SEED);
@@ -48,22 +48,17 @@ impl Normal {
     }
 
     /// Number `index`.
-    pub(super) fn at(&self, index: usize) -> f64 {
+    pub fn at(&self, index: usize) -> f64 {
         self.values[index % POOL].into()
     }
 
     /// Numbers `start .. start + count`.
-    pub(super) fn row(&self, start: usize, count: usize) -> Vec<f64> {
+    pub fn row(&self, start: usize, count: usize) -> Vec<f64> {
         (start..start + count).map(|index| self.at(index)).collect()
     }
 
     /// `count` numbers from `start` on, in a device's memory.
-    pub(super) fn buffer<D: Device>(
-        &self,
-        device: &D,
-        start: usize,
-        count: usize,
-    ) -> Result<D::Buffer> {
+    pub fn buffer<D: Device>(&self, device: &D, start: usize, count: usize) -> Result<D::Buffer> {
         let size = self.dtype.bytes();
         let mut buffer = device.allocate(count * size)?;
         let mut done = 0;

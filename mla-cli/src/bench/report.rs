@@ -16,27 +16,27 @@ use crate::stopwatch::{Conditions, Protocol};
 use crate::table::table;
 
 /// The form of the JSON, which changes when a field changes its meaning.
-pub(super) const SCHEMA: u32 = 1;
+pub(crate) const SCHEMA: u32 = 1;
 
 /// Outliers that are told one by one.
 const MOST_NOTES: usize = 5;
 
 /// The whole result.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct Report {
-    pub(super) schema: u32,
-    pub(super) device: String,
-    pub(super) environment: Environment,
+pub struct Report {
+    pub schema: u32,
+    pub device: String,
+    pub environment: Environment,
     /// Every setting that was given, by arguments or file.
-    pub(super) settings: serde_json::Value,
-    pub(super) protocol: Protocol,
-    pub(super) ceilings: Option<Ceilings>,
-    pub(super) rows: Vec<Row>,
+    pub settings: serde_json::Value,
+    pub protocol: Protocol,
+    pub ceilings: Option<Ceilings>,
+    pub rows: Vec<Row>,
     /// The number of rows that are not measured because the run did not come to its end.
     #[serde(default, skip_serializing_if = "is_zero")]
-    pub(super) missing: usize,
+    pub missing: usize,
     #[serde(default)]
-    pub(super) crossovers: Vec<Crossover>,
+    pub crossovers: Vec<Crossover>,
 }
 
 // The form that serde calls it in.
@@ -46,16 +46,16 @@ fn is_zero(count: &usize) -> bool {
 }
 
 impl Report {
-    pub(crate) fn pass(&self) -> bool {
+    pub fn pass(&self) -> bool {
         self.rows.iter().all(|row| row.errors.pass)
     }
 
     /// The code that was loaded for the kernels of all rows.
-    pub(crate) fn loaded(&self) -> impl Iterator<Item = &Loaded> {
+    pub fn loaded(&self) -> impl Iterator<Item = &Loaded> {
         self.rows.iter().flat_map(|row| &row.loaded)
     }
 
-    pub(crate) fn describe(&self) -> String {
+    pub fn describe(&self) -> String {
         let mut text = format!("{}\n", self.device);
         if let Some(ceilings) = &self.ceilings {
             let _ = writeln!(text, "{ceilings}");
@@ -84,7 +84,7 @@ impl Report {
                 .unwrap_or(0)
         );
         if self.ceilings.is_none() {
-            text += "No ceilings are known for this device: measure them with mla bench ceilings, \
+            text += "No ceilings are known for this device: measure them with cargo lab ceilings, \
                      and give them with\n--ceilings.\n";
         }
         for note in self.notes() {
@@ -217,7 +217,7 @@ fn is_best(rows: &[Row], row: &Row) -> bool {
 }
 
 /// Cases against contenders, where there are several of both.
-pub(super) fn comparison(rows: &[Row]) -> Option<Table> {
+pub(crate) fn comparison(rows: &[Row]) -> Option<Table> {
     let mut contenders: Vec<&str> = Vec::new();
     let mut cases: Vec<&str> = Vec::new();
     for row in rows {

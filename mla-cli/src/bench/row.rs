@@ -16,45 +16,45 @@ use crate::stopwatch::Conditions;
 
 /// One contender on one case.
 #[derive(Clone, Serialize, Deserialize)]
-pub(super) struct Row {
+pub struct Row {
     /// The description of the case. Rows of the same case compete with each other.
-    pub(super) id: String,
+    pub id: String,
     /// `decode`, `sparse` or `prefill` for attention alone, or `layer`.
-    pub(super) kind: String,
+    pub kind: String,
     /// The name of the contender.
     #[serde(rename = "impl")]
-    pub(super) contender: String,
+    pub contender: String,
     /// The batch in words.
-    pub(super) batch: String,
-    pub(super) parameters: BTreeMap<String, String>,
-    pub(super) requests: usize,
-    pub(super) tokens: usize,
-    pub(super) max_query_len: u32,
-    pub(super) max_kv_len: u32,
+    pub batch: String,
+    pub parameters: BTreeMap<String, String>,
+    pub requests: usize,
+    pub tokens: usize,
+    pub max_query_len: u32,
+    pub max_kv_len: u32,
     /// The median, in microseconds and per layer, with everything that a step has to enqueue.
-    pub(super) e2e_us: f64,
+    pub e2e_us: f64,
     /// The same where the schedule exists already.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) planned_us: Option<f64>,
+    pub planned_us: Option<f64>,
     /// All figures of `e2e_us`.
-    pub(super) us: Summary,
-    pub(super) tokens_per_second: f64,
-    pub(super) tflops: f64,
-    pub(super) gbps: f64,
+    pub us: Summary,
+    pub tokens_per_second: f64,
+    pub tflops: f64,
+    pub gbps: f64,
     /// The time at the ceilings, relative to the median; absent without ceilings.
-    pub(super) of_limit: Option<f64>,
-    pub(super) peak_bytes: Option<u64>,
-    pub(super) errors: Errors,
-    pub(super) conditions: Conditions,
+    pub of_limit: Option<f64>,
+    pub peak_bytes: Option<u64>,
+    pub errors: Errors,
+    pub conditions: Conditions,
     /// The code that the driver loaded for the kernels, if they were replayed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(super) loaded: Vec<Loaded>,
-    pub(super) cost: Cost,
-    pub(super) samples_us: Vec<f64>,
+    pub loaded: Vec<Loaded>,
+    pub cost: Cost,
+    pub samples_us: Vec<f64>,
 }
 
 impl Row {
-    pub(super) fn new(
+    pub fn new(
         job: &Job,
         measured: Measured,
         ceilings: Option<&Ceilings>,

@@ -22,7 +22,7 @@ use crate::progress::Progress;
 use crate::stopwatch::Stopwatch;
 
 /// Hooks around the measuring of rows.
-pub(super) trait Watcher {
+pub trait Watcher {
     /// The number of rounds in which the samples of a row are taken.
     fn rounds(&self) -> usize {
         1
@@ -40,12 +40,12 @@ pub(super) trait Watcher {
 }
 
 /// Nothing goes on.
-pub(super) struct Unwatched;
+pub(crate) struct Unwatched;
 
 impl Watcher for Unwatched {}
 
 /// Runs the cases, or the settings' batches where there are none, and tells which is being run.
-pub(super) fn run_on_device<'a>(
+pub fn run_on_device<'a>(
     settings: &'a Settings,
     cases: Option<Vec<Case>>,
     ceilings: Option<&'a Path>,

@@ -7,37 +7,37 @@ use crate::loaded::Loaded;
 use crate::stopwatch::{Conditions, Memory, Protocol, Stopwatch};
 
 /// The results of one row. Times are of all its layers together.
-pub(super) struct Measured {
+pub struct Measured {
     /// Seconds with everything that a step has to enqueue when only queries, cache, block table and
     /// lengths are on the device.
-    pub(super) sampled: Sampled,
+    pub sampled: Sampled,
     /// Seconds where the schedule exists already; absent where there is none to be made.
-    pub(super) planned: Option<Summary>,
-    pub(super) errors: Errors,
+    pub planned: Option<Summary>,
+    pub errors: Errors,
 }
 
 /// The settings for taking samples: the protocol, the number of rounds, and a hook after each
 /// round, which takes the number of its samples.
-pub(super) struct Sampling<'a> {
-    pub(super) protocol: &'a Protocol,
-    pub(super) rounds: usize,
-    pub(super) after_round: &'a mut dyn FnMut(usize) -> Result<(), CliError>,
+pub struct Sampling<'a> {
+    pub protocol: &'a Protocol,
+    pub rounds: usize,
+    pub after_round: &'a mut dyn FnMut(usize) -> Result<(), CliError>,
 }
 
 /// The samples, and observations made meanwhile.
-pub(super) struct Sampled {
-    pub(super) samples: Vec<f64>,
+pub struct Sampled {
+    pub samples: Vec<f64>,
     /// The conditions of the first round.
-    pub(super) conditions: Conditions,
+    pub conditions: Conditions,
     /// The code that was loaded for the kernels, if they were replayed.
-    pub(super) loaded: Vec<Loaded>,
+    pub loaded: Vec<Loaded>,
     /// The peak of the first round: the hook after a round may need memory of its own.
-    pub(super) peak_bytes: Option<u64>,
+    pub peak_bytes: Option<u64>,
 }
 
 impl Sampling<'_> {
     /// Takes samples of `work`.
-    pub(super) fn time<D: Stopwatch>(
+    pub fn time<D: Stopwatch>(
         &mut self,
         device: &D,
         flush: &mut D::Buffer,

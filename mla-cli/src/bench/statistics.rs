@@ -8,19 +8,19 @@ const OUTLIER: f64 = 7.4;
 
 /// Samples in one number each.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-pub(super) struct Summary {
-    pub(super) median: f64,
-    pub(super) mean: f64,
+pub struct Summary {
+    pub median: f64,
+    pub mean: f64,
     /// The range of the middle half of the samples, relative to the median.
-    pub(super) spread: f64,
-    pub(super) min: f64,
-    pub(super) max: f64,
-    pub(super) outliers: usize,
+    pub spread: f64,
+    pub min: f64,
+    pub max: f64,
+    pub outliers: usize,
 }
 
 impl Summary {
     /// Summarises one sample or more.
-    pub(super) fn of(samples: &[f64]) -> Self {
+    pub fn of(samples: &[f64]) -> Self {
         let mut sorted = samples.to_vec();
         sorted.sort_by(f64::total_cmp);
         let median = quantile(&sorted, 0.5);

@@ -8,25 +8,25 @@ use crate::device::DeviceName;
 
 /// A batch of random data, its device, and its cache.
 #[derive(Args)]
-pub(crate) struct BatchArgs {
+pub struct BatchArgs {
     /// The requests, as `mla spec` reads them: `2q512_8q1s4k` is 2 prefills of 512 tokens and 8
     /// decodes at 4096.
     #[arg(long, value_name = "SPEC", allow_hyphen_values = true)]
-    pub(crate) batch: String,
+    pub batch: String,
     /// Device to run on.
     #[arg(long, default_value = "cpu")]
-    pub(crate) device: DeviceName,
+    pub device: DeviceName,
     /// The format of the cache [default: the dtype].
     #[arg(long, value_parser = kv_format())]
     kv: Option<KvFormat>,
     /// Seed of the random numbers.
     #[arg(long, value_name = "N", default_value = "1", value_parser = natural)]
-    pub(crate) seed: u32,
+    pub seed: u32,
 }
 
 impl BatchArgs {
     /// The cache's format, for queries of `dtype`.
-    pub(crate) fn kv_format(&self, dtype: DType) -> KvFormat {
+    pub fn kv_format(&self, dtype: DType) -> KvFormat {
         self.kv.unwrap_or(KvFormat::of(dtype))
     }
 }

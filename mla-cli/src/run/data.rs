@@ -16,37 +16,37 @@ use crate::progress::Progress;
 use crate::upload::upload;
 
 /// Evenly distributed numbers from −√3 to √3 have a variance of 1, as normalised latents do.
-pub(super) const UNIT: f32 = 1.732_050_8;
+pub(crate) const UNIT: f32 = 1.732_050_8;
 
 /// Queries of this size make scores with a standard deviation of 2. The softmax is then neither
 /// nearly uniform nor nearly a choice of one key, so a wrong key or weight shows.
 const QUERY: f32 = 2.0 * UNIT;
 
 /// Context rows that are made at a time.
-pub(super) const BLOCK: usize = 4096;
+pub(crate) const BLOCK: usize = 4096;
 
 /// The data that an engine would own.
-pub(crate) struct Data<D: Device> {
-    pub(crate) query: Tensor<D>,
-    pub(crate) latent: Tensor<D>,
-    pub(crate) rope: Tensor<D>,
+pub struct Data<D: Device> {
+    pub query: Tensor<D>,
+    pub latent: Tensor<D>,
+    pub rope: Tensor<D>,
     /// `W_kv_b` as checkpoints hold it: `[1, H·(P+V), L]`.
-    pub(crate) weights: Tensor<D>,
-    pub(crate) out: Tensor<D>,
-    pub(crate) cache: D::Buffer,
-    pub(crate) cache_layout: CacheLayout,
+    pub weights: Tensor<D>,
+    pub out: Tensor<D>,
+    pub cache: D::Buffer,
+    pub cache_layout: CacheLayout,
     /// The lists of slots that each token attends to. Set after the selection of a sparse layer.
-    pub(crate) lists: Option<HostLists>,
+    pub lists: Option<HostLists>,
 }
 
 /// Lists of slots, read back.
-pub(crate) struct HostLists {
+pub struct HostLists {
     slots: Vec<i32>,
     width: usize,
 }
 
 impl HostLists {
-    pub(crate) fn read<D: Device>(device: &D, lists: &SlotLists<'_, D>) -> Result<Self> {
+    pub fn read<D: Device>(device: &D, lists: &SlotLists<'_, D>) -> Result<Self> {
         let mut bytes = vec![0; lists.slots.len() * 4];
         let from = D::byte_range(lists.slots.bytes(), 0..bytes.len());
         device.download(from, &mut bytes)?;
@@ -60,20 +60,20 @@ impl HostLists {
     }
 
     /// A token's.
-    pub(crate) fn of(&self, token: usize) -> &[i32] {
+    pub fn of(&self, token: usize) -> &[i32] {
         &self.slots[token * self.width..(token + 1) * self.width]
     }
 }
 
 /// A tensor on the device, and what was written to it.
-pub(crate) struct Tensor<D: Device> {
+pub struct Tensor<D: Device> {
     buffer: D::Buffer,
     layout: Layout,
     host: Vec<u8>,
 }
 
 impl<D: Device> Tensor<D> {
-    pub(super) fn random(
+    pub fn random(
         device: &D,
         rng: &mut Rng,
         dtype: DType,
@@ -100,28 +100,28 @@ impl<D: Device> Tensor<D> {
         })
     }
 
-    pub(super) fn view(&self) -> Result<TensorRef<'_, D>> {
+    pub fn view(&self) -> Result<TensorRef<'_, D>> {
         TensorRef::new(D::bytes(&self.buffer), self.layout)
     }
 
     /// The same view of weights.
-    pub(super) fn constant_view(&self) -> Result<TensorRef<'_, D>> {
+    pub fn constant_view(&self) -> Result<TensorRef<'_, D>> {
         // SAFETY: `random` waits for its upload, and nothing else writes a tensor's buffer but
         // through `out`, which is none of the weights.
         Ok(unsafe { self.view()?.assume_constant() })
     }
 
-    pub(super) fn dtype(&self) -> DType {
+    pub fn dtype(&self) -> DType {
         self.layout.dtype
     }
 
     /// The extent of the last axis.
-    pub(super) fn width(&self) -> usize {
+    pub fn width(&self) -> usize {
         self.layout.shape[2]
     }
 
     /// `[i, j, 0..]` as it was written.
-    pub(crate) fn row(&self, i: usize, j: usize) -> Vec<f64> {
+    pub fn row(&self, i: usize, j: usize) -> Vec<f64> {
         let [_, rows, width] = self.layout.shape;
         let bytes = width * self.layout.dtype.bytes();
         let start = (i * rows + j) * bytes;
@@ -129,7 +129,7 @@ impl<D: Device> Tensor<D> {
     }
 
     /// `[i, j, 0..]` as it is on the device now.
-    pub(crate) fn read(&self, device: &D, i: usize, j: usize) -> Result<Vec<f64>> {
+    pub fn read(&self, device: &D, i: usize, j: usize) -> Result<Vec<f64>> {
         let [_, rows, width] = self.layout.shape;
         let mut row = vec![0; width * self.layout.dtype.bytes()];
         let start = (i * rows + j) * row.len();
@@ -261,7 +261,7 @@ fn cache<D: Device>(
 }
 
 impl<D: Device> Data<D> {
-    pub(crate) fn new(
+    pub fn new(
         device: &D,
         config: &LayerConfig,
         workload: &Workload,
@@ -299,7 +299,7 @@ impl<D: Device> Data<D> {
     }
 
     /// The layer's call on these tensors.
-    pub(crate) fn call(&mut self, config: &LayerConfig) -> Result<LayerCall<'_, D>> {
+    pub fn call(&mut self, config: &LayerConfig) -> Result<LayerCall<'_, D>> {
         Ok(LayerCall::new(
             Weights::from_checkpoint(self.weights.constant_view()?, config)?,
             self.query.view()?,

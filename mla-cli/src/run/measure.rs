@@ -15,10 +15,10 @@ use crate::progress::Progress;
 
 /// The median time of each part, and of all together.
 pub(super) struct Timings {
-    pub(super) selection: Duration,
-    pub(super) absorbed: Duration,
-    pub(super) expanded: Duration,
-    pub(super) total: Duration,
+    pub selection: Duration,
+    pub absorbed: Duration,
+    pub expanded: Duration,
+    pub total: Duration,
 }
 
 /// Runs a step once to warm up and `repeat` times for the record.

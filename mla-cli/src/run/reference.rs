@@ -25,19 +25,19 @@ use crate::stored::stored_rows;
 
 /// The errors of the sampled rows of a phase against the reference.
 #[derive(Clone, Copy, Serialize)]
-pub(crate) struct Errors {
+pub struct Errors {
     /// The rows that were compared.
-    pub(crate) samples: usize,
+    pub samples: usize,
     /// The largest difference of an element.
-    pub(crate) max_absolute: f64,
+    pub max_absolute: f64,
     /// The largest |difference| / |reference| of a row, as vectors.
-    pub(crate) max_relative: f64,
+    pub max_relative: f64,
     /// 1 − cos of the angle between all rows and their references, as one vector each.
-    pub(crate) cosine_difference: f64,
+    pub cosine_difference: f64,
     /// The maximum for `max_relative`.
-    pub(crate) tolerance: f64,
+    pub tolerance: f64,
     /// True if both errors are within their tolerances.
-    pub(crate) pass: bool,
+    pub pass: bool,
 }
 
 impl Errors {
@@ -54,9 +54,9 @@ impl Errors {
 }
 
 /// The errors of the two phases; `None` for one without tokens.
-pub(crate) struct PhaseErrors {
-    pub(crate) absorbed: Option<Errors>,
-    pub(crate) expanded: Option<Errors>,
+pub struct PhaseErrors {
+    pub absorbed: Option<Errors>,
+    pub expanded: Option<Errors>,
 }
 
 /// The tolerance of a row's relative error.
@@ -85,7 +85,7 @@ fn tolerance(dtype: DType, chunks: usize) -> f64 {
     clippy::too_many_arguments,
     reason = "each is another thing of the run"
 )]
-pub(crate) fn compare<P, B>(
+pub fn compare<P, B>(
     device: &P::Device,
     config: &LayerConfig,
     workload: &Workload,
@@ -133,7 +133,7 @@ where
 
 impl Workload {
     /// The request that a token belongs to.
-    pub(super) fn request_of(&self, token: usize) -> usize {
+    pub fn request_of(&self, token: usize) -> usize {
         self.token_starts.partition_point(|start| *start <= token) - 1
     }
 }

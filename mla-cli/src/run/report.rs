@@ -19,18 +19,18 @@ use crate::table::{numbers, table};
 
 /// The parts that a report is made from.
 pub(super) struct Run<'a> {
-    pub(super) model: &'a Model,
-    pub(super) device: &'a str,
-    pub(super) selection: &'a Selection,
-    pub(super) workload: &'a Workload,
-    pub(super) chunks: usize,
-    pub(super) rows: usize,
-    pub(super) memory: &'a MemoryPlan,
-    pub(super) timings: Timings,
-    pub(super) errors: PhaseErrors,
-    pub(super) lists: Option<ListErrors>,
-    pub(super) seed: u32,
-    pub(super) repeat: u32,
+    pub model: &'a Model,
+    pub device: &'a str,
+    pub selection: &'a Selection,
+    pub workload: &'a Workload,
+    pub chunks: usize,
+    pub rows: usize,
+    pub memory: &'a MemoryPlan,
+    pub timings: Timings,
+    pub errors: PhaseErrors,
+    pub lists: Option<ListErrors>,
+    pub seed: u32,
+    pub repeat: u32,
 }
 
 /// The result of `mla run`.
@@ -56,7 +56,7 @@ pub(super) struct Report {
     lists: Option<Selected>,
     phases: Vec<Phase>,
     /// True if every phase agrees with the reference.
-    pub(super) pass: bool,
+    pub pass: bool,
 }
 
 /// The lists of a sparse layer.

@@ -23,7 +23,7 @@ use crate::progress::Progress;
 use crate::upload::upload;
 
 /// The source of the lists of slots that a layer attends to.
-pub(crate) trait Lists<D: Device>: Sized {
+pub trait Lists<D: Device>: Sized {
     /// True if there are lists.
     const SPARSE: bool;
 
@@ -55,18 +55,18 @@ pub(crate) trait Lists<D: Device>: Sized {
 }
 
 /// The input of a run.
-pub(crate) struct Run<'a, D: Device> {
-    pub(crate) device: &'a D,
-    pub(crate) model: &'a ModelConfig,
-    pub(crate) config: &'a LayerConfig,
-    pub(crate) workload: &'a Workload,
-    pub(crate) limits: StepLimits,
-    pub(crate) seed: u32,
-    pub(crate) progress: &'a Progress,
+pub struct Run<'a, D: Device> {
+    pub device: &'a D,
+    pub model: &'a ModelConfig,
+    pub config: &'a LayerConfig,
+    pub workload: &'a Workload,
+    pub limits: StepLimits,
+    pub seed: u32,
+    pub progress: &'a Progress,
 }
 
 /// No lists: each token attends to all of its context.
-pub(super) struct Dense;
+pub(crate) struct Dense;
 
 impl<D: Device> Lists<D> for Dense {
     const SPARSE: bool = false;
@@ -112,22 +112,22 @@ impl<D: Device> Lists<D> for Dense {
 /// logits change a little. So a list may differ only by tokens whose logits are within that change
 /// of the last chosen one.
 #[derive(Clone, Copy, Serialize)]
-pub(crate) struct ListErrors {
+pub struct ListErrors {
     /// Values of an index query, and how many heads have one.
-    pub(crate) index_heads: u32,
-    pub(crate) index_head_dim: u32,
-    pub(crate) topk: u32,
+    pub index_heads: u32,
+    pub index_head_dim: u32,
+    pub topk: u32,
     /// The lists that were compared.
-    pub(crate) lists: usize,
+    pub lists: usize,
     /// The number of lists that are the same, entry by entry.
-    pub(crate) identical: usize,
+    pub identical: usize,
     /// The largest distance of a wrongly chosen or missing token's logit from the last chosen one,
     /// as a part of the row's range.
-    pub(crate) largest_distance: f64,
+    pub largest_distance: f64,
     /// The maximum for `largest_distance`.
-    pub(crate) tolerance: f64,
+    pub tolerance: f64,
     /// True if `largest_distance` is within `tolerance`.
-    pub(crate) pass: bool,
+    pub pass: bool,
 }
 
 /// A rounding of one of 128 values to the other neighbour is at most 2⁻³ of that value; a logit
@@ -135,7 +135,7 @@ pub(crate) struct ListErrors {
 const TOLERANCE: f64 = 1e-2;
 
 /// An indexer with what an engine would own of it.
-pub(crate) struct Indexed<D: IndexDevice> {
+pub struct Indexed<D: IndexDevice> {
     indexer: Indexer<D>,
     workspace: IndexerWorkspace<D>,
     query_latent: Tensor<D>,
@@ -272,17 +272,17 @@ pub(crate) type Selecting<'a, D> = (
 
 impl<D: IndexDevice> Indexed<D> {
     /// The width of the latent that queries are made from.
-    pub(crate) fn query_rank(&self) -> usize {
+    pub fn query_rank(&self) -> usize {
         self.query_latent.width()
     }
 
     /// The dtype of that latent and of the product.
-    pub(crate) fn query_dtype(&self) -> DType {
+    pub fn query_dtype(&self) -> DType {
         self.query_latent.dtype()
     }
 
     /// The selection of the prepared step.
-    pub(crate) fn call(&mut self) -> Result<Selecting<'_, D>> {
+    pub fn call(&mut self) -> Result<Selecting<'_, D>> {
         let call = IndexCall::new(
             [
                 self.query_latent.view()?,

@@ -17,33 +17,33 @@ use crate::error::CliError;
 use crate::progress::Progress;
 
 /// The step that is asked for.
-pub(crate) struct Wanted<'a> {
-    pub(crate) model: &'a Model,
-    pub(crate) on: &'a BatchArgs,
+pub struct Wanted<'a> {
+    pub model: &'a Model,
+    pub on: &'a BatchArgs,
     /// Before the batch says how its query lengths differ.
-    pub(crate) problem: Problem,
+    pub problem: Problem,
     /// The maximal number of new tokens of a request on the absorbed path.
-    pub(crate) threshold: u32,
+    pub threshold: u32,
     /// Rows of the context workspace, the customary number if absent.
-    pub(crate) rows: Option<u32>,
+    pub rows: Option<u32>,
     /// Backends by name, the best that fit if absent.
-    pub(crate) prefill: Option<&'a str>,
-    pub(crate) decode: Option<&'a str>,
+    pub prefill: Option<&'a str>,
+    pub decode: Option<&'a str>,
 }
 
 /// One step of a layer.
-pub(crate) struct Step<D: Device> {
-    pub(crate) workload: Workload,
-    pub(crate) selection: Selection,
-    pub(crate) config: LayerConfig,
-    pub(crate) layer: SelectedLayer<D>,
-    pub(crate) limits: StepLimits,
-    pub(crate) memory: MemoryPlan,
+pub struct Step<D: Device> {
+    pub workload: Workload,
+    pub selection: Selection,
+    pub config: LayerConfig,
+    pub layer: SelectedLayer<D>,
+    pub limits: StepLimits,
+    pub memory: MemoryPlan,
 }
 
 impl<D: Device> Step<D> {
     /// The step, unless no backend fits or it takes more memory than there is.
-    pub(crate) fn new<L: Lists<D>>(
+    pub fn new<L: Lists<D>>(
         wanted: &Wanted<'_>,
         device: &D,
         about: &About,
@@ -77,7 +77,7 @@ impl<D: Device> Step<D> {
     }
 
     /// The input of its data.
-    pub(crate) const fn made_from<'a>(
+    pub const fn made_from<'a>(
         &'a self,
         wanted: &Wanted<'a>,
         device: &'a D,

@@ -22,25 +22,25 @@ use crate::error::CliError;
 const MAX_ROWS: u32 = 1 << 30;
 
 /// A batch in the order of the step.
-pub(crate) struct Workload {
-    pub(crate) label: String,
-    pub(crate) requests: Vec<Request>,
+pub struct Workload {
+    pub label: String,
+    pub requests: Vec<Request>,
     /// The requests on the absorbed path; the others follow.
-    pub(crate) absorbed: Range<usize>,
+    pub absorbed: Range<usize>,
     /// Offsets of the requests' first new tokens, and the end of the last.
-    pub(crate) token_starts: Vec<usize>,
-    pub(crate) query_len: QueryLen,
+    pub token_starts: Vec<usize>,
+    pub query_len: QueryLen,
     threshold: u32,
     page_size: u32,
     /// The pages of the cache: as many as the batch needs.
-    pub(crate) pages: u64,
+    pub pages: u64,
     max_pages: usize,
     tables: Vec<i32>,
     slots: Vec<i64>,
 }
 
 impl Workload {
-    pub(crate) fn new(
+    pub fn new(
         spec: &BatchSpec,
         threshold: u32,
         page_size: u32,
@@ -78,7 +78,7 @@ impl Workload {
 
     /// The same with the requests on the absorbed path in chunks of at most `len` new tokens, each
     /// attending to the pages of the whole request: for backends that take no longer ones.
-    pub(crate) fn cut(self, len: u32) -> Result<Self, CliError> {
+    pub fn cut(self, len: u32) -> Result<Self, CliError> {
         let (mut requests, mut tables) = (Vec::new(), Vec::new());
         let mut absorbed = 0;
         for (index, request) in self.requests.iter().enumerate() {
@@ -111,36 +111,36 @@ impl Workload {
 
     /// The block tables' entries, their number for each request, and each new token's slot.
     #[cfg(feature = "bench")]
-    pub(crate) fn entries(&self) -> (&[i32], usize, &[i64]) {
+    pub fn entries(&self) -> (&[i32], usize, &[i64]) {
         (&self.tables, self.max_pages, &self.slots)
     }
 
-    pub(crate) fn tables(&self) -> Result<BlockTables<'_>, PlanError> {
+    pub fn tables(&self) -> Result<BlockTables<'_>, PlanError> {
         BlockTables::new(&self.tables, self.max_pages, self.page_size)
     }
 
-    pub(crate) fn batch(&self) -> Result<StepBatch<'_>, PlanError> {
+    pub fn batch(&self) -> Result<StepBatch<'_>, PlanError> {
         Ok(StepBatch::new(&self.requests, self.tables()?)
             .with_slots(Some(&self.slots))
             .with_threshold(Some(self.threshold)))
     }
 
-    pub(crate) fn tokens(&self) -> usize {
+    pub fn tokens(&self) -> usize {
         self.slots.len()
     }
 
     /// The requests on the expanded path.
-    pub(crate) fn expanded(&self) -> Range<usize> {
+    pub fn expanded(&self) -> Range<usize> {
         self.absorbed.end..self.requests.len()
     }
 
     /// The new tokens of some requests.
-    pub(crate) fn tokens_of(&self, requests: &Range<usize>) -> Range<usize> {
+    pub fn tokens_of(&self, requests: &Range<usize>) -> Range<usize> {
         self.token_starts[requests.start]..self.token_starts[requests.end]
     }
 
     /// Limits that this batch just keeps to, with a row budget as given or the customary one.
-    pub(crate) fn limits(&self, rows: Option<u32>) -> Result<StepLimits, CliError> {
+    pub fn limits(&self, rows: Option<u32>) -> Result<StepLimits, CliError> {
         // Room for context and new tokens in one call, if there is context.
         let expanded = &self.requests[self.expanded()];
         let context = match expanded.iter().any(|request| request.context_len() > 0) {
@@ -175,7 +175,7 @@ impl Workload {
     /// The minimal arithmetic and traffic of the absorbed path. It computes the queries' projection
     /// to the latent and back, and the pairs of query tokens and cache rows. It moves weights,
     /// queries and outputs once, and each request's cache rows once for all its tokens and heads.
-    pub(crate) fn absorbed_cost(&self, problem: &Problem) -> Cost {
+    pub fn absorbed_cost(&self, problem: &Problem) -> Cost {
         let n = Sizes::of(problem);
         let requests = &self.requests[self.absorbed.clone()];
         let (tokens, pairs) = (query_tokens(requests), pairs(requests, true));
@@ -193,7 +193,7 @@ impl Workload {
     /// rows and of context rows, and the pairs of query tokens and keys. It moves weights, queries,
     /// outputs, new rows and cache rows once, and writes and reads the expanded keys and values
     /// once.
-    pub(crate) fn expanded_cost(&self, problem: &Problem) -> Cost {
+    pub fn expanded_cost(&self, problem: &Problem) -> Cost {
         let n = Sizes::of(problem);
         let requests = &self.requests[self.expanded()];
         let (tokens, pairs) = (query_tokens(requests), pairs(requests, true));

@@ -28,9 +28,9 @@ use crate::upload::upload;
 const BLOCK: usize = 1 << 16;
 
 /// Absorbed attention.
-pub(in crate::bench) struct Decode<'a, D: Device> {
+pub struct Decode<'a, D: Device> {
     what: &'a Attention,
-    pub(super) backend: SelectedDecode<D>,
+    pub backend: SelectedDecode<D>,
     state: <SelectedDecode<D> as DecodeStage>::State,
     metadata: <SelectedDecode<D> as DecodeStage>::Metadata,
     query_numbers: Normal,
@@ -52,7 +52,7 @@ pub(in crate::bench) struct Decode<'a, D: Device> {
 }
 
 impl<'a, D: Device> Decode<'a, D> {
-    pub(super) fn new(
+    pub fn new(
         what: &'a Attention,
         registry: &Registry,
         device: &D,
@@ -117,7 +117,7 @@ impl<'a, D: Device> Decode<'a, D> {
         )
     }
 
-    pub(super) fn prepare(&mut self, device: &D) -> Result<()> {
+    pub fn prepare(&mut self, device: &D) -> Result<()> {
         let batch = batch(
             self.what,
             [&self.block_table, &self.lens, &self.query_starts],
@@ -131,7 +131,7 @@ impl<'a, D: Device> Decode<'a, D> {
             .prepare(device, &batch, &mut self.state, &mut self.metadata)
     }
 
-    pub(super) fn attend(&mut self, device: &D) -> Result<()> {
+    pub fn attend(&mut self, device: &D) -> Result<()> {
         let problem = &self.what.config.problem;
         let latent = problem.dims.latent as usize;
         let row = problem.dims.row() as usize;
@@ -178,7 +178,7 @@ impl<'a, D: Device> Decode<'a, D> {
         Ok(())
     }
 
-    pub(super) fn check(&self, device: &D, count: usize) -> std::result::Result<Errors, CliError> {
+    pub fn check(&self, device: &D, count: usize) -> std::result::Result<Errors, CliError> {
         let what = self.what;
         let problem = &what.config.problem;
         let heads = problem.heads as usize;

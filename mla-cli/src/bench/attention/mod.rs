@@ -21,27 +21,27 @@ use crate::error::CliError;
 
 /// An attention to time: its backend and its input.
 #[derive(Clone, Debug)]
-pub(super) struct Attention {
-    pub(super) backend: &'static str,
-    pub(super) kind: Kind,
-    pub(super) config: LayerConfig,
+pub struct Attention {
+    pub backend: &'static str,
+    pub kind: Kind,
+    pub config: LayerConfig,
     /// The requests. For expanded attention that is not causal, `kv` is the number of keys alone.
-    pub(super) requests: Vec<Request>,
+    pub requests: Vec<Request>,
     /// The standard deviation of queries, keys and values.
-    pub(super) deviation: f32,
+    pub deviation: f32,
     /// The number of layers that run one after another, each with a cache, or keys and values, of
     /// its own.
-    pub(super) layers: usize,
+    pub layers: usize,
     /// Parts into which a decode backend is told to divide rows.
-    pub(super) num_splits: Option<u32>,
-    pub(super) seed: u64,
+    pub num_splits: Option<u32>,
+    pub seed: u64,
     /// The lists of a sparse attention: the tokens that each query token attends to.
-    pub(super) lists: Option<Lists>,
+    pub lists: Option<Lists>,
 }
 
 /// The form of an attention.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Kind {
+pub enum Kind {
     /// Absorbed, to the cache.
     Decode,
     /// Expanded; causal for new tokens, not for a chunk of context.
@@ -49,12 +49,12 @@ pub(super) enum Kind {
 }
 
 impl Attention {
-    pub(super) fn tokens(&self) -> usize {
+    pub fn tokens(&self) -> usize {
         self.requests.iter().map(|r| r.q as usize).sum()
     }
 
     /// The cost of one layer.
-    pub(super) fn cost(&self) -> Cost {
+    pub fn cost(&self) -> Cost {
         let problem = &self.config.problem;
         if let Some(lists) = self.lists {
             let positions = self.positions();
@@ -100,7 +100,7 @@ impl Attention {
         pages.max().unwrap_or(0).max(1)
     }
 
-    pub(super) fn limits(&self) -> StepLimits {
+    pub fn limits(&self) -> StepLimits {
         StepLimits::new(self.requests.len(), self.tokens(), self.max_pages())
             .with_decode_query_len(match self.kind {
                 Kind::Decode => self.longest(|r| r.q),
@@ -114,7 +114,7 @@ impl Attention {
 
     /// The bytes that the inputs and outputs take on the device. In floating point, which nothing
     /// overflows.
-    pub(super) fn bytes(&self) -> f64 {
+    pub fn bytes(&self) -> f64 {
         let problem = &self.config.problem;
         let dims = problem.dims;
         let [heads, latent, rope, nope, v] = [
@@ -148,7 +148,7 @@ impl Attention {
     }
 
     /// The decode backend, told how to divide rows.
-    pub(super) fn decode_backend<D: Device>(
+    pub fn decode_backend<D: Device>(
         &self,
         registry: &Registry,
         device: &D,
@@ -161,7 +161,7 @@ impl Attention {
     }
 
     /// The attention with everything that it needs on `device`.
-    pub(super) fn set_up<D: Device>(
+    pub fn set_up<D: Device>(
         &self,
         registry: &Registry,
         device: &D,
@@ -176,7 +176,7 @@ impl Attention {
 }
 
 /// An attention that is ready to run.
-pub(super) enum Work<'a, D: Device> {
+pub enum Work<'a, D: Device> {
     Decode(Decode<'a, D>),
     Prefill(Prefill<'a, D>),
 }
@@ -184,7 +184,7 @@ pub(super) enum Work<'a, D: Device> {
 impl<D: Device> Work<'_, D> {
     /// Enqueues all layers, with what has to be prepared from lengths on the device unless that is
     /// `planned` already.
-    pub(super) fn enqueue(&mut self, device: &D, planned: bool) -> Result<()> {
+    pub fn enqueue(&mut self, device: &D, planned: bool) -> Result<()> {
         match self {
             Self::Decode(work) => {
                 if !planned {
@@ -198,7 +198,7 @@ impl<D: Device> Work<'_, D> {
 
     /// Seconds that a plan takes which is made on the host, so that no graph can hold it: the
     /// fastest of some, until it has arrived on the device. None where the device plans.
-    pub(super) fn planning(&mut self, device: &D) -> Result<Option<f64>> {
+    pub fn planning(&mut self, device: &D) -> Result<Option<f64>> {
         let Self::Decode(work) = self else {
             return Ok(None);
         };
@@ -217,12 +217,12 @@ impl<D: Device> Work<'_, D> {
     }
 
     /// True if a plan can be made ahead of the run.
-    pub(super) const fn has_plan(&self) -> bool {
+    pub const fn has_plan(&self) -> bool {
         matches!(self, Self::Decode(_))
     }
 
     /// Compares `count` rows of the last layer's output with attention in f64.
-    pub(super) fn check(&self, device: &D, count: usize) -> std::result::Result<Errors, CliError> {
+    pub fn check(&self, device: &D, count: usize) -> std::result::Result<Errors, CliError> {
         match self {
             Self::Decode(work) => work.check(device, count),
             Self::Prefill(work) => work.check(device, count),

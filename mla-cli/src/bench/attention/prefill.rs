@@ -18,7 +18,7 @@ use crate::error::CliError;
 use crate::upload::upload;
 
 /// Expanded attention.
-pub(in crate::bench) struct Prefill<'a, D: Device> {
+pub struct Prefill<'a, D: Device> {
     what: &'a Attention,
     causal: bool,
     backend: SelectedPrefill<D>,
@@ -46,7 +46,7 @@ struct KeysAndValues<D: Device> {
 }
 
 impl<'a, D: Device> Prefill<'a, D> {
-    pub(super) fn new(
+    pub fn new(
         what: &'a Attention,
         causal: bool,
         registry: &Registry,
@@ -98,7 +98,7 @@ impl<'a, D: Device> Prefill<'a, D> {
         })
     }
 
-    pub(super) fn attend(&mut self, device: &D) -> Result<()> {
+    pub fn attend(&mut self, device: &D) -> Result<()> {
         let what = self.what;
         let problem = &what.config.problem;
         let head = problem.dims.head;
@@ -145,7 +145,7 @@ impl<'a, D: Device> Prefill<'a, D> {
         Ok(())
     }
 
-    pub(super) fn check(&self, device: &D, count: usize) -> std::result::Result<Errors, CliError> {
+    pub fn check(&self, device: &D, count: usize) -> std::result::Result<Errors, CliError> {
         let what = self.what;
         let problem = &what.config.problem;
         let head = problem.dims.head;

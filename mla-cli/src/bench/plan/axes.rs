@@ -13,8 +13,8 @@ use crate::error::CliError;
 
 /// A batch of a sweep.
 pub(super) struct Batch {
-    pub(super) spec: BatchSpec,
-    pub(super) text: String,
+    pub spec: BatchSpec,
+    pub text: String,
 }
 
 pub(super) fn batches(settings: &Settings) -> Result<Vec<Batch>, CliError> {
@@ -67,10 +67,10 @@ pub(super) fn batches(settings: &Settings) -> Result<Vec<Batch>, CliError> {
 
 /// A model with dims and dtype of a sweep.
 pub(super) struct Model {
-    pub(super) parameters: Vec<(&'static str, String)>,
-    pub(super) config: ModelConfig,
-    pub(super) dtype: DType,
-    pub(super) kv_formats: Vec<KvFormat>,
+    pub parameters: Vec<(&'static str, String)>,
+    pub config: ModelConfig,
+    pub dtype: DType,
+    pub kv_formats: Vec<KvFormat>,
 }
 
 pub(super) fn models(settings: &Settings) -> Result<Vec<Model>, CliError> {

@@ -19,7 +19,7 @@ use crate::run::workload;
 use crate::stopwatch::Stopwatch;
 
 /// The rows of a file of cases, with numbers as its protocol says.
-pub(in crate::bench) fn cases<D: Stopwatch>(
+pub(crate) fn cases<D: Stopwatch>(
     site: &Site<'_, D>,
     settings: &Settings,
     cases: Vec<Case>,

@@ -11,7 +11,7 @@ use crate::error::CliError;
 use crate::stopwatch::Stopwatch;
 
 /// The name that stands for every backend that fits.
-pub(in crate::bench) const ALL: &str = "all";
+pub(crate) const ALL: &str = "all";
 
 /// Finds backends by what the settings say of them.
 pub(super) struct Contenders<'a, D> {

@@ -17,9 +17,9 @@ const MAX_ROWS: usize = 10_000;
 
 /// Rows as they are being collected.
 pub(super) struct Rows<'a, D> {
-    pub(super) site: &'a Site<'a, D>,
-    pub(super) settings: &'a Settings,
-    pub(super) contenders: Contenders<'a, D>,
+    pub site: &'a Site<'a, D>,
+    pub settings: &'a Settings,
+    pub contenders: Contenders<'a, D>,
     jobs: Vec<Job>,
     /// A row that each key has an effect on, and a row that it has no effect on.
     used: BTreeMap<Key, String>,

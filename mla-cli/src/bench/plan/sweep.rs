@@ -23,7 +23,7 @@ use crate::run::workload;
 use crate::stopwatch::Stopwatch;
 
 /// The rows of a sweep.
-pub(in crate::bench) fn sweep<D: Stopwatch>(
+pub(crate) fn sweep<D: Stopwatch>(
     site: &Site<'_, D>,
     settings: &Settings,
 ) -> Result<Vec<Job>, CliError> {

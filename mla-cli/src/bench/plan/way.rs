@@ -8,11 +8,11 @@ use crate::bench::settings::Route;
 /// The settings with which a layer runs a batch.
 #[derive(Clone, Copy)]
 pub(super) struct Way {
-    pub(super) route: Option<Route>,
-    pub(super) threshold: u32,
-    pub(super) query_chunk: Option<u32>,
-    pub(super) rows: Option<u32>,
-    pub(super) num_splits: Option<u32>,
+    pub route: Option<Route>,
+    pub threshold: u32,
+    pub query_chunk: Option<u32>,
+    pub rows: Option<u32>,
+    pub num_splits: Option<u32>,
 }
 
 /// Each value, or none where the key is not given.
@@ -46,8 +46,8 @@ impl Way {
 
 /// The requests of a batch on either path of the layer.
 pub(super) struct Paths<'b> {
-    pub(super) absorbed: Vec<&'b Request>,
-    pub(super) expanded: Vec<&'b Request>,
+    pub absorbed: Vec<&'b Request>,
+    pub expanded: Vec<&'b Request>,
 }
 
 impl<'b> Paths<'b> {

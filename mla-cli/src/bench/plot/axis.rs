@@ -7,9 +7,9 @@ const CLOSEST: f64 = 0.055;
 
 /// One axis: its name with its unit, its range, and the values that get a label.
 pub(super) struct Axis {
-    pub(super) name: String,
-    pub(super) range: Range<f64>,
-    pub(super) ticks: Vec<f64>,
+    pub name: String,
+    pub range: Range<f64>,
+    pub ticks: Vec<f64>,
 }
 
 impl Axis {

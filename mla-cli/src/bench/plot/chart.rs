@@ -27,18 +27,18 @@ const COLOURS: [RGBColor; 7] = [
 ];
 
 pub(super) struct Chart {
-    pub(super) caption: String,
-    pub(super) x: Axis,
-    pub(super) y: Axis,
-    pub(super) curves: Vec<Curve>,
+    pub caption: String,
+    pub x: Axis,
+    pub y: Axis,
+    pub curves: Vec<Curve>,
     /// Words beside points.
-    pub(super) names: Vec<((f64, f64), String)>,
+    pub names: Vec<((f64, f64), String)>,
 }
 
 pub(super) struct Curve {
-    pub(super) name: String,
-    pub(super) points: Vec<(f64, f64)>,
-    pub(super) form: Form,
+    pub name: String,
+    pub points: Vec<(f64, f64)>,
+    pub form: Form,
 }
 
 /// The form in which a curve is drawn.

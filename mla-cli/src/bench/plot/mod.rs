@@ -32,7 +32,7 @@ fn refused(path: &Path, message: impl ToString) -> CliError {
 }
 
 /// Checks that the path names a format that can be drawn, before anything is measured.
-pub(super) fn check(path: &Path) -> Result<(), CliError> {
+pub(crate) fn check(path: &Path) -> Result<(), CliError> {
     match path.extension().and_then(|extension| extension.to_str()) {
         Some("svg" | "png") => Ok(()),
         _ => Err(refused(
@@ -43,25 +43,21 @@ pub(super) fn check(path: &Path) -> Result<(), CliError> {
 }
 
 /// Points by group over two logarithmic axes, and a level that they are held against.
-pub(super) struct Scatter {
-    pub(super) caption: String,
-    pub(super) x: String,
-    pub(super) y: String,
-    pub(super) level: (String, f64),
-    pub(super) series: Vec<(String, Vec<(f64, f64)>)>,
+pub struct Scatter {
+    pub caption: String,
+    pub x: String,
+    pub y: String,
+    pub level: (String, f64),
+    pub series: Vec<(String, Vec<(f64, f64)>)>,
 }
 
 /// Writes the drawing of a report.
-pub(super) fn draw(path: &Path, report: &Report) -> Result<(), CliError> {
+pub(crate) fn draw(path: &Path, report: &Report) -> Result<(), CliError> {
     draw_charts(path, &panels::of(report))
 }
 
 /// Writes the drawing of a report's roofline, and of points.
-pub(super) fn draw_with(
-    path: &Path,
-    report: &Report,
-    scatters: &[Scatter],
-) -> Result<(), CliError> {
+pub fn draw_with(path: &Path, report: &Report, scatters: &[Scatter]) -> Result<(), CliError> {
     let scatters = scatters.iter().map(panels::scatter);
     let charts: Vec<Chart> = panels::roofline_of(report)
         .into_iter()

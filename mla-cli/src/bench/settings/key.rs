@@ -3,7 +3,7 @@
 use std::fmt;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(in crate::bench) enum Key {
+pub enum Key {
     Kv,
     Page,
     Prefill,
@@ -16,7 +16,7 @@ pub(in crate::bench) enum Key {
 }
 
 impl Key {
-    pub(in crate::bench) const fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Kv => "kv",
             Self::Page => "page",
@@ -31,7 +31,7 @@ impl Key {
     }
 
     /// The condition under which it has an effect.
-    pub(in crate::bench) const fn effective(self) -> &'static str {
+    pub const fn effective(self) -> &'static str {
         match self {
             Self::Kv | Self::Page => {
                 "where something is read from the cache, which a fresh prefill does not"

@@ -13,8 +13,8 @@ use std::path::Path;
 use mla_runtime::batch::template::Range;
 use serde::{Deserialize, Serialize};
 
-pub(super) use self::key::Key;
-pub(super) use self::values::{Measure, Route, Switch};
+pub(crate) use self::key::Key;
+pub(crate) use self::values::{Measure, Route, Switch};
 use self::values::{RangeSetting, device_name, fault, list};
 use super::lists::{ListKind, Lists};
 use crate::args::{list_width, natural, positive, samples, warm_up};
@@ -23,43 +23,43 @@ use crate::error::CliError;
 use crate::input::read_text;
 
 /// The default seed of random numbers.
-pub(super) const SEED: u32 = 1;
+pub const SEED: u32 = 1;
 
 /// The keys.
 #[derive(clap::Args, Clone, Default, Debug, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
-pub(super) struct Settings {
+pub struct Settings {
     /// The topic of the sweep; in files only.
     #[arg(skip)]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) description: Option<String>,
+    pub description: Option<String>,
     /// Batches, as `mla spec` reads them. A name in braces stands for the numbers of its range:
     /// `{b}q1s{s}k`.
     #[arg(value_name = "SPEC")]
-    pub(super) batches: Vec<String>,
+    pub batches: Vec<String>,
     /// The numbers of a name: `b=1,8,32` or `b=1..16` or `b=0..64+16` or `b=1..128*2`.
     #[arg(long = "range", value_name = "NAME=RANGE")]
     #[serde(skip)]
-    pub(super) range: Vec<String>,
+    pub range: Vec<String>,
     /// The same, in files.
     #[arg(skip)]
-    pub(super) ranges: BTreeMap<String, RangeSetting>,
+    pub ranges: BTreeMap<String, RangeSetting>,
     /// Subject of the timing [default: attention alone for decodes of up to 16 new tokens and for
     /// prefills without context, and the layer for any other batch and for a key of the layer's].
     #[arg(long, value_name = "WHAT")]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) measure: Option<Measure>,
+    pub measure: Option<Measure>,
     /// Device to run on [default: cpu].
     #[arg(long, value_name = "DEVICE")]
     #[serde(
         skip_serializing_if = "Option::is_none",
         serialize_with = "device_name"
     )]
-    pub(super) device: Option<DeviceName>,
+    pub device: Option<DeviceName>,
     /// Models by name, or paths of their Hugging Face config.json [default: deepseek-r1].
     #[arg(long, value_name = "MODEL", value_delimiter = ',')]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
-    pub(super) model: Option<Vec<String>>,
+    pub model: Option<Vec<String>>,
     /// Dimensions instead of the model's, each as LxPxRxV: 512x128x64x128.
     #[arg(
         long,
@@ -68,41 +68,41 @@ pub(super) struct Settings {
         allow_hyphen_values = true
     )]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
-    pub(super) dims: Option<Vec<String>>,
+    pub dims: Option<Vec<String>>,
     /// Query heads on one device [default: the model's].
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = positive)]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
-    pub(super) heads: Option<Vec<u32>>,
+    pub heads: Option<Vec<u32>>,
     /// Dtypes of queries, weights and outputs [default: the model's, or bf16].
     #[arg(long, value_name = "DTYPE", value_delimiter = ',')]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
-    pub(super) dtype: Option<Vec<String>>,
+    pub dtype: Option<Vec<String>>,
     /// Formats of the cache [default: the dtype].
     #[arg(long, value_name = "FORMAT", value_delimiter = ',')]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
-    pub(super) kv: Option<Vec<String>>,
+    pub kv: Option<Vec<String>>,
     /// Tokens in a page of the cache [default: 64].
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = positive)]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
-    pub(super) page: Option<Vec<u32>>,
+    pub page: Option<Vec<u32>>,
     /// Entries of each query token's list of slots: attention is then sparse, absorbed and alone
     /// [default: to the whole context].
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = list_width)]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
-    pub(super) topk: Option<Vec<u32>>,
+    pub topk: Option<Vec<u32>>,
     /// Distribution of the entries of lists [default: random].
     #[arg(long, value_name = "KIND", value_delimiter = ',')]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
-    pub(super) lists: Option<Vec<ListKind>>,
+    pub lists: Option<Vec<ListKind>>,
     /// Entries of a list that name a slot, if the context has that many; the others are -1
     /// [default: all].
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = list_width)]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
-    pub(super) valid: Option<Vec<u32>>,
+    pub valid: Option<Vec<u32>>,
     /// Backends to compare, each in its phase; `all` is all that fit [default: the best that fits].
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
-    pub(super) backends: Option<Vec<String>>,
+    pub backends: Option<Vec<String>>,
     /// Prefill backends to compare.
     #[arg(
         long,
@@ -111,7 +111,7 @@ pub(super) struct Settings {
         conflicts_with = "backends"
     )]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
-    pub(super) prefill: Option<Vec<String>>,
+    pub prefill: Option<Vec<String>>,
     /// Decode backends to compare.
     #[arg(
         long,
@@ -120,7 +120,7 @@ pub(super) struct Settings {
         conflicts_with = "backends"
     )]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
-    pub(super) decode: Option<Vec<String>>,
+    pub decode: Option<Vec<String>>,
     /// Paths that the whole batch is sent on, whatever the threshold. With both, the query length
     /// at which expanding becomes the faster one is found [default: by the threshold].
     #[arg(
@@ -130,59 +130,59 @@ pub(super) struct Settings {
         conflicts_with = "threshold"
     )]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
-    pub(super) path: Option<Vec<Route>>,
+    pub path: Option<Vec<Route>>,
     /// Maximal number of new tokens of a request on the absorbed path [default: the crossover, but
     /// no more than the decode backends take].
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = natural)]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
-    pub(super) threshold: Option<Vec<u32>>,
+    pub threshold: Option<Vec<u32>>,
     /// Requests on the absorbed path go to the backend in chunks of this many query tokens.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = positive)]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
-    pub(super) query_chunk: Option<Vec<u32>>,
+    pub query_chunk: Option<Vec<u32>>,
     /// W: rows of the context workspace [default: the customary budget].
     #[arg(long, value_name = "W", value_delimiter = ',', value_parser = positive)]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
-    pub(super) rows: Option<Vec<u32>>,
+    pub rows: Option<Vec<u32>>,
     /// Parts at most into which the decode backend divides each request's rows, if it lets others
     /// decide [default: its own choice].
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = positive)]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
-    pub(super) num_splits: Option<Vec<u32>>,
+    pub num_splits: Option<Vec<u32>>,
     /// Layers that run one after another in each sample, with caches of their own; times are per
     /// layer [default: 1].
     #[arg(long, value_name = "N", value_parser = positive)]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) layers: Option<u32>,
+    pub layers: Option<u32>,
     /// Timed runs of each row [default: 30].
     #[arg(long, value_name = "N", value_parser = samples)]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) samples: Option<u32>,
+    pub samples: Option<u32>,
     /// Runs of each row that do not count [default: 3].
     #[arg(long, value_name = "N", value_parser = warm_up)]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) warm_up: Option<u32>,
+    pub warm_up: Option<u32>,
     /// Replay a CUDA graph, or not [default: on for a GPU].
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) graphs: Option<Switch>,
+    pub graphs: Option<Switch>,
     /// Fill the caches with something else before every sample, or not [default: on].
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) cold_cache: Option<Switch>,
+    pub cold_cache: Option<Switch>,
     /// Output rows of each row's last layer that are compared with attention in f64 [default: 16].
     #[arg(long, value_name = "N", value_parser = positive)]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) check: Option<u32>,
+    pub check: Option<u32>,
     /// Seed of the random numbers [default: 1].
     #[arg(long, value_name = "N", value_parser = natural)]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) seed: Option<u32>,
+    pub seed: Option<u32>,
 }
 
 impl Settings {
     /// The settings of a file, each replaced by the one in `self` if that is given.
-    pub(super) fn over(self, path: &Path) -> Result<Self, CliError> {
+    pub fn over(self, path: &Path) -> Result<Self, CliError> {
         let refused = |message: String| CliError::File {
             argument: "--config",
             path: path.to_owned(),
@@ -239,7 +239,7 @@ impl Settings {
     }
 
     /// All defaults, on a GPU.
-    pub(super) fn on_gpu() -> Self {
+    pub fn on_gpu() -> Self {
         Self {
             device: Some(DeviceName::Cuda),
             ..Self::default()
@@ -247,7 +247,7 @@ impl Settings {
     }
 
     /// The lists of sparse attention, every combination; one absence where attention is dense.
-    pub(super) fn lists(&self) -> Result<Vec<Option<Lists>>, CliError> {
+    pub fn lists(&self) -> Result<Vec<Option<Lists>>, CliError> {
         let refused = |argument, given: String, accepted: String| {
             Err(CliError::Argument {
                 argument,
@@ -297,7 +297,7 @@ impl Settings {
     }
 
     /// The numbers of each name, by arguments and file.
-    pub(super) fn ranges(&self) -> Result<BTreeMap<String, Range>, CliError> {
+    pub fn ranges(&self) -> Result<BTreeMap<String, Range>, CliError> {
         let mut ranges = BTreeMap::new();
         for (name, range) in &self.ranges {
             if !is_name(name) {
@@ -322,7 +322,7 @@ impl Settings {
 
     /// Every key that was given and that not every row need be touched by, and how many values it
     /// has.
-    pub(super) fn given(&self) -> Vec<(Key, usize)> {
+    pub fn given(&self) -> Vec<(Key, usize)> {
         fn count<T>(key: Key, list: &Option<Vec<T>>) -> Option<(Key, usize)> {
             list.as_ref().map(|list| (key, list.len()))
         }

@@ -6,7 +6,7 @@ use crate::error::CliError;
 
 impl Settings {
     /// Refuses what a file of cases says itself.
-    pub(in crate::bench) fn refuse_beside_cases(&self) -> Result<(), CliError> {
+    pub fn refuse_beside_cases(&self) -> Result<(), CliError> {
         let given = [
             ("SPEC", !self.batches.is_empty()),
             ("--range", !self.range.is_empty() || !self.ranges.is_empty()),
@@ -38,7 +38,7 @@ impl Settings {
 
     /// Checks the settings of a file against the ranges that arguments are checked against when
     /// they are read. Returns the number that is refused, and the reason.
-    pub(super) fn number_out_of_range(&self) -> Option<String> {
+    pub fn number_out_of_range(&self) -> Option<String> {
         let many = |list: &Option<Vec<u32>>| list.clone().unwrap_or_default();
         let one = |number: Option<u32>| Vec::from_iter(number);
         let any = 1..=u32::MAX;
@@ -69,7 +69,7 @@ impl Settings {
     }
 
     /// Refuses a value that stands twice on an axis: it would give the same rows again.
-    pub(in crate::bench) fn refuse_repetitions(&self) -> Result<(), CliError> {
+    pub fn refuse_repetitions(&self) -> Result<(), CliError> {
         fn repeated<T: PartialEq>(
             list: &Option<Vec<T>>,
             name: impl Fn(&T) -> String,

@@ -9,7 +9,7 @@ use crate::device::DeviceName;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(in crate::bench) enum Switch {
+pub enum Switch {
     /// Yes.
     On,
     /// No.
@@ -19,7 +19,7 @@ pub(in crate::bench) enum Switch {
 /// The subject of the timing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(in crate::bench) enum Measure {
+pub enum Measure {
     /// One backend's attention alone.
     Attention,
     /// The whole layer: cache write, projections, attention, context, merges.
@@ -29,7 +29,7 @@ pub(in crate::bench) enum Measure {
 /// The two forms of attention.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(in crate::bench) enum Route {
+pub enum Route {
     /// The path of decode backends.
     Absorbed,
     /// The path of prefill backends.
@@ -37,7 +37,7 @@ pub(in crate::bench) enum Route {
 }
 
 impl Route {
-    pub(in crate::bench) const fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Absorbed => "absorbed",
             Self::Expanded => "expanded",
@@ -52,7 +52,7 @@ impl Route {
     expecting = "accepted: a number, a list of them, a text such as 1..128*2, or start, stop, and \
                  step or factor"
 )]
-pub(in crate::bench) enum RangeSetting {
+pub enum RangeSetting {
     /// One number.
     One(u32),
     /// These numbers.
@@ -66,7 +66,7 @@ pub(in crate::bench) enum RangeSetting {
 /// The numbers from `start` by `step`, 1 if left out, or by `factor`, up to `stop`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub(in crate::bench) struct Steps {
+pub struct Steps {
     start: u32,
     stop: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -76,7 +76,7 @@ pub(in crate::bench) struct Steps {
 }
 
 impl RangeSetting {
-    pub(in crate::bench) fn read(&self) -> Result<Range, TemplateError> {
+    pub fn read(&self) -> Result<Range, TemplateError> {
         match self {
             Self::One(number) => Range::list(vec![*number]),
             Self::List(numbers) => Range::list(numbers.clone()),

@@ -6,9 +6,7 @@ use std::fmt::Write as _;
 
 use comfy_table::{CellAlignment, ContentArrangement, presets};
 
-use super::super::cases::{Case, CaseKind};
-use super::super::plot::Scatter;
-use crate::table::table;
+use mla_cli::parts::{Case, CaseKind, Scatter, table};
 
 /// Query rows of a tile: tokens and heads of a decode, tokens of each head of a prefill.
 const TILE_ROWS: u64 = 128;
@@ -21,7 +19,7 @@ const CONTEXT: [u32; 6] = [0, 2048, 8192, 32768, 65536, u32::MAX];
 
 /// A case, and the best peer's time divided by ours.
 #[derive(Clone, Copy)]
-pub(super) struct Point {
+pub(crate) struct Point {
     kind: &'static str,
     tiles: u64,
     context: u32,
@@ -29,7 +27,7 @@ pub(super) struct Point {
 }
 
 impl Point {
-    pub(super) fn new(case: &Case, ratio: f64) -> Self {
+    pub(crate) fn new(case: &Case, ratio: f64) -> Self {
         let heads = u64::from(case.heads);
         let tiles = |q: u32| match case.kind {
             CaseKind::Decode | CaseKind::Sparse { .. } => {
@@ -101,7 +99,7 @@ fn mean_and_min(ratios: &[f64]) -> (f64, f64) {
 }
 
 /// A table in Markdown for each kind of attention.
-pub(super) fn markdown(points: &[Point]) -> String {
+pub(crate) fn markdown(points: &[Point]) -> String {
     let (rows, columns) = (tile_regions(), context_regions());
     let mut text = String::new();
     for kind in kinds(points) {
@@ -148,7 +146,7 @@ pub(super) fn markdown(points: &[Point]) -> String {
 
 /// A drawing for each kind of attention: ratios over query tiles, a colour for each region of
 /// context.
-pub(super) fn scatters(points: &[Point]) -> Vec<Scatter> {
+pub(crate) fn scatters(points: &[Point]) -> Vec<Scatter> {
     let names = context_regions();
     let of_kind = |kind: &str| {
         let mut series: BTreeMap<usize, Vec<(f64, f64)>> = BTreeMap::new();

@@ -4,24 +4,21 @@
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
+use mla_cli::parts::{CliError, DeviceName, Progress, read_program};
 use serde::Serialize;
 
-use super::super::peers::{Line, Said};
-use crate::device::DeviceName;
-use crate::error::CliError;
-use crate::input;
-use crate::progress::Progress;
+use crate::peers::{Line, Said};
 
-/// The program: the helpers of `mla bench peers`, which does not run here, and what is timed.
+/// The program: the helpers of `cargo lab peers`, which does not run here, and what is timed.
 const SCRIPT: &str = concat!(
     "__name__ = 'peers'\n",
-    include_str!("../../../peers/peers.py"),
+    include_str!("../../peers/peers.py"),
     "\n__name__ = '__main__'\n",
-    include_str!("../../../peers/indexer.py"),
+    include_str!("../../peers/indexer.py"),
 );
 
 #[derive(clap::Args)]
-pub(super) struct PeerArgs {
+pub(crate) struct PeerArgs {
     /// Peers whose kernels are timed after ours, of deepgemm (logits), vllm and torch (lists), and
     /// vllm-layer (a decode step of the whole layer).
     #[arg(
@@ -41,24 +38,24 @@ pub(super) struct PeerArgs {
 
 /// The input of the script.
 #[derive(Serialize)]
-pub(super) struct Case {
+pub(crate) struct Case {
     /// Query and kv tokens.
-    pub(super) requests: Vec<[u32; 2]>,
-    pub(super) heads: u32,
-    pub(super) topk: u32,
-    pub(super) samples: u32,
-    pub(super) warm_up: u32,
-    pub(super) layer: LayerCase,
+    pub(crate) requests: Vec<[u32; 2]>,
+    pub(crate) heads: u32,
+    pub(crate) topk: u32,
+    pub(crate) samples: u32,
+    pub(crate) warm_up: u32,
+    pub(crate) layer: LayerCase,
 }
 
 /// The layer that contains the indexer.
 #[derive(Serialize)]
-pub(super) struct LayerCase {
-    pub(super) heads: u32,
+pub(crate) struct LayerCase {
+    pub(crate) heads: u32,
     /// The width of the latent that queries are made from.
-    pub(super) query_rank: usize,
+    pub(crate) query_rank: usize,
     /// The format of its cache.
-    pub(super) kv: &'static str,
+    pub(crate) kv: &'static str,
 }
 
 #[derive(Serialize)]
@@ -71,7 +68,7 @@ struct Given<'a> {
 
 impl PeerArgs {
     /// Refuses peers where they do not run, before anything does.
-    pub(super) fn check(&self, device: DeviceName) -> Result<(), CliError> {
+    pub(crate) fn check(&self, device: DeviceName) -> Result<(), CliError> {
         match (self.peers.is_empty(), device) {
             (true, _) | (_, DeviceName::Cuda) => Ok(()),
             (false, DeviceName::Cpu) => Err(CliError::Argument {
@@ -84,7 +81,7 @@ impl PeerArgs {
 
     /// Times them, `listed` being how many query tokens ours were timed with; nothing if none was
     /// asked for.
-    pub(super) fn time(&self, case: &Case, listed: usize) -> Result<Option<Said>, CliError> {
+    pub(crate) fn time(&self, case: &Case, listed: usize) -> Result<Option<Said>, CliError> {
         if self.peers.is_empty() {
             return Ok(None);
         }
@@ -108,12 +105,12 @@ impl PeerArgs {
             argument: "--python",
             given,
             accepted: "a Python with torch and a GPU that it can use; \
-                       mla-cli/peers/requirements.txt says what to install"
+                       lab/peers/requirements.txt says what to install"
                 .to_owned(),
         };
         let mut python = Command::new(&self.python);
         python.args(["-c", SCRIPT, &json]).stdout(Stdio::piped());
-        let (status, output) = input::read_program(&mut python, |child| child.stdout.take())
+        let (status, output) = read_program(&mut python, |child| child.stdout.take())
             .map_err(|error| refused(format!("{name}, which cannot be started: {error}")))?;
         let mut said = Said::default();
         let is_done = |line: &Line| matches!(line, Line::Done { .. });

@@ -1,4 +1,4 @@
-//! `mla bench indexer`: a sparse layer part by part, from the caches' rows to the output.
+//! `cargo lab indexer`: a sparse layer part by part, from the caches' rows to the output.
 //!
 //! Every part is timed on its own by the protocol of all benchmarks, and then all together as
 //! [`forward_selecting`](mla_runtime::layer::MlaLayer::forward_selecting) enqueues them. The lists
@@ -11,6 +11,11 @@ mod steps;
 
 use std::path::PathBuf;
 
+use mla_cli::parts::{
+    About, BatchArgs, CliError, Data, Environment, Errors, Format, HostLists, Indexed, IndexedJob,
+    ListErrors, Lists, Model, ModelArgs, Progress, Run, Step, Stopwatch, Until, Wanted,
+    check_files, compare_outputs, json, positive, samples, save, warm_up,
+};
 use mla_runtime::indexer::IndexDevice;
 use mla_runtime::spec::Problem;
 
@@ -18,22 +23,9 @@ use self::parts::{Space, Times, whole};
 use self::peers::{Case, LayerCase};
 use self::report::Report;
 use self::steps::Steps;
-use super::check::Errors;
-use super::environment::Environment;
-use super::files::{Until, check_files, json, save};
-use crate::args::{self, Format, Model, ModelArgs, positive, samples};
-use crate::device::{About, IndexedJob};
-use crate::error::CliError;
-use crate::progress::Progress;
-use crate::run::batch_args::BatchArgs;
-use crate::run::data::{Data, HostLists};
-use crate::run::reference;
-use crate::run::sparse::{Indexed, ListErrors, Lists, Run};
-use crate::run::step::{Step, Wanted};
-use crate::stopwatch::Stopwatch;
 
 #[derive(clap::Args)]
-pub(super) struct Args {
+pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
@@ -42,7 +34,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", default_value = "30", value_parser = samples)]
     samples: u32,
     /// Runs of each part that do not count, before the first sample.
-    #[arg(long, value_name = "N", default_value = "3", value_parser = args::warm_up)]
+    #[arg(long, value_name = "N", default_value = "3", value_parser = warm_up)]
     warm_up: u32,
     /// Number of tokens whose lists, and of output rows, to compare with the reference.
     #[arg(long, value_name = "N", default_value = "16", value_parser = positive)]
@@ -75,7 +67,7 @@ impl Args {
 }
 
 /// The table, and whether lists and outputs are right.
-pub(super) fn output(args: &Args) -> std::result::Result<(String, bool), CliError> {
+pub(crate) fn output(args: &Args) -> std::result::Result<(String, bool), CliError> {
     check_files([&args.json])?;
     args.peers.check(args.on.device)?;
     let model = args.model.read()?;
@@ -171,7 +163,7 @@ fn compare<D: IndexDevice>(
         Some(lists) => Some(HostLists::read(run.device, lists)?),
         None => None,
     };
-    let errors = reference::compare(
+    let errors = compare_outputs(
         run.device,
         run.config,
         run.workload,

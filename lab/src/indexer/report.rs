@@ -1,39 +1,35 @@
 //! The result of timing a sparse layer.
 
 use comfy_table::Cell;
+use mla_cli::parts::{Environment, ListErrors, Protocol, number, numbers, table};
 use serde::Serialize;
 
 use super::parts::Part;
-use crate::bench::environment::Environment;
-use crate::bench::peers::Said;
-use crate::figures::number;
-use crate::run::sparse::ListErrors;
-use crate::stopwatch::Protocol;
-use crate::table::{numbers, table};
+use crate::peers::Said;
 
 #[derive(Serialize)]
-pub(super) struct Report {
-    pub(super) model: String,
-    pub(super) device: String,
-    pub(super) batch: String,
-    pub(super) backends: [String; 2],
-    pub(super) environment: Environment,
-    pub(super) protocol: Protocol,
+pub(crate) struct Report {
+    pub(crate) model: String,
+    pub(crate) device: String,
+    pub(crate) batch: String,
+    pub(crate) backends: [String; 2],
+    pub(crate) environment: Environment,
+    pub(crate) protocol: Protocol,
     /// The query tokens whose logits are there at a time: the parts of the selection are timed with
     /// as many.
-    pub(super) rows: usize,
-    pub(super) parts: Vec<Part>,
-    pub(super) lists: ListErrors,
+    pub(crate) rows: usize,
+    pub(crate) parts: Vec<Part>,
+    pub(crate) lists: ListErrors,
     /// The largest error of sampled rows of the output.
-    pub(super) largest_error: f64,
-    pub(super) pass: bool,
+    pub(crate) largest_error: f64,
+    pub(crate) pass: bool,
     /// The same batch by others.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) beside: Option<Said>,
+    pub(crate) beside: Option<Said>,
 }
 
 impl Report {
-    pub(super) fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         let mut table = table(["part", "µs", "spread", "TFLOP/s", "GB/s"]);
         numbers(&mut table, 1..5);
         for part in &self.parts {

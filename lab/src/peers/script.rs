@@ -5,21 +5,16 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::thread::{self, JoinHandle};
 
+use mla_cli::parts::{Case, CaseKind, CliError, Progress, SEED, Summary, lines, read_program};
 use serde::{Deserialize, Serialize};
 
 use super::Args;
-use crate::bench::cases::{Case, CaseKind};
-use crate::bench::settings::SEED;
-use crate::bench::statistics::Summary;
-use crate::error::CliError;
-use crate::input;
-use crate::progress::Progress;
 
 /// The program, so that no file has to be found where only the command is installed.
-const SCRIPT: &str = include_str!("../../../peers/peers.py");
+const SCRIPT: &str = include_str!("../../peers/peers.py");
 
 /// The peers that it can time.
-pub(super) const PEERS: [&str; 8] = [
+pub(crate) const PEERS: [&str; 8] = [
     "flashmla",
     "fa3",
     "flashinfer",
@@ -32,21 +27,21 @@ pub(super) const PEERS: [&str; 8] = [
 
 /// The script's output about its torch and the peers.
 #[derive(Default, Serialize)]
-pub(in crate::bench) struct Said {
-    pub(in crate::bench) torch: Option<String>,
-    pub(in crate::bench) peers: Vec<Figures>,
-    pub(in crate::bench) refusals: Vec<String>,
+pub(crate) struct Said {
+    pub(crate) torch: Option<String>,
+    pub(crate) peers: Vec<Figures>,
+    pub(crate) refusals: Vec<String>,
 }
 
 /// One peer on one case: the medians of its samples.
 #[derive(Default, Serialize)]
-pub(in crate::bench) struct Figures {
-    pub(in crate::bench) peer: String,
-    pub(in crate::bench) id: String,
+pub(crate) struct Figures {
+    pub(crate) peer: String,
+    pub(crate) id: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(in crate::bench) e2e_us: Option<f64>,
+    pub(crate) e2e_us: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) planned_us: Option<f64>,
+    pub(crate) planned_us: Option<f64>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     e2e_samples_us: Vec<f64>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -65,19 +60,19 @@ impl Figures {
 
 /// The times of one peer for one case in one round.
 #[derive(Deserialize)]
-pub(in crate::bench) struct Times {
-    pub(super) peer: String,
-    pub(super) id: String,
+pub(crate) struct Times {
+    pub(crate) peer: String,
+    pub(crate) id: String,
     #[serde(default)]
-    pub(super) e2e_us: Vec<f64>,
+    pub(crate) e2e_us: Vec<f64>,
     #[serde(default)]
-    pub(super) planned_us: Vec<f64>,
+    pub(crate) planned_us: Vec<f64>,
 }
 
 /// A line of the script.
 #[derive(Deserialize)]
 #[serde(untagged)]
-pub(in crate::bench) enum Line {
+pub(crate) enum Line {
     Refused {
         peer: String,
         id: Option<String>,
@@ -156,7 +151,7 @@ fn refused_python(given: String) -> CliError {
     CliError::Argument {
         argument: "--python",
         given,
-        accepted: "a Python with torch and a GPU that it can use; mla-cli/peers/requirements.txt \
+        accepted: "a Python with torch and a GPU that it can use; lab/peers/requirements.txt \
                    says what to install"
             .to_owned(),
     }
@@ -168,13 +163,13 @@ fn cannot_start(args: &Args, error: &std::io::Error) -> CliError {
 }
 
 /// Refuses a Python without torch or without a GPU, before anything is measured.
-pub(super) fn check_python(args: &Args) -> Result<(), CliError> {
+pub(crate) fn check_python(args: &Args) -> Result<(), CliError> {
     let check =
         "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 'torch finds no GPU')";
     let mut python = Command::new(&args.python);
     python.args(["-c", check]);
     python.stdout(Stdio::null()).stderr(Stdio::piped());
-    let (status, errors) = input::read_program(&mut python, |child| child.stderr.take())
+    let (status, errors) = read_program(&mut python, |child| child.stderr.take())
         .map_err(|error| cannot_start(args, &error))?;
     if status.success() {
         return Ok(());
@@ -185,7 +180,7 @@ pub(super) fn check_python(args: &Args) -> Result<(), CliError> {
 }
 
 /// The script at work: it loads the peers once, and times them on each case that it is given.
-pub(super) struct Script {
+pub(crate) struct Script {
     python: PathBuf,
     child: Child,
     /// Closed when there are no more.
@@ -202,7 +197,7 @@ pub(super) struct Script {
 impl Script {
     /// Starts it and waits until the peers are loaded: what that takes of the machine must not fall
     /// on our times.
-    pub(super) fn start(args: &Args, progress: &Progress) -> Result<Self, CliError> {
+    pub(crate) fn start(args: &Args, progress: &Progress) -> Result<Self, CliError> {
         let mut python = Command::new(&args.python);
         python.args(["-c", SCRIPT, "--peers", &args.peers.join(",")]);
         python.args(["--warm-up", &args.warm_up.to_string()]);
@@ -253,7 +248,7 @@ impl Script {
     }
 
     /// Has the peers timed on a case, for one round.
-    pub(super) fn time(&mut self, case: &Case, samples: usize) -> Result<(), CliError> {
+    pub(crate) fn time(&mut self, case: &Case, samples: usize) -> Result<(), CliError> {
         let is_new = self.current.as_ref() != Some(&case.id);
         self.current = Some(case.id.clone());
         // Strings and numbers.
@@ -277,12 +272,12 @@ impl Script {
     }
 
     /// The output so far.
-    pub(super) const fn said(&self) -> &Said {
+    pub(crate) const fn said(&self) -> &Said {
         &self.said
     }
 
     /// Everything that was said.
-    pub(super) fn finish(mut self) -> Result<Said, CliError> {
+    pub(crate) fn finish(mut self) -> Result<Said, CliError> {
         self.rounds = None;
         self.read(|_| false)?;
         match self.wait()?.success() {
@@ -325,8 +320,8 @@ impl Script {
 }
 
 /// Shows lines above what is drawn.
-fn show(lines: impl Read, progress: &Progress) {
-    for line in input::lines(BufReader::new(lines)) {
+fn show(from: impl Read, progress: &Progress) {
+    for line in lines(BufReader::new(from)) {
         // A library's broken pipe is none of ours.
         let Ok(line) = line else { return };
         progress.line(&String::from_utf8_lossy(&line));
@@ -335,13 +330,13 @@ fn show(lines: impl Read, progress: &Progress) {
 
 impl Said {
     /// Reads to the `last` line, or to the end; says whether there was such a line.
-    pub(in crate::bench) fn read(
+    pub(crate) fn read(
         &mut self,
-        lines: impl BufRead,
+        from: impl BufRead,
         progress: &Progress,
         mut last: impl FnMut(&Line) -> bool,
     ) -> Result<bool, CliError> {
-        for line in input::lines(lines) {
+        for line in lines(from) {
             let line = line?;
             let line = String::from_utf8_lossy(&line);
             // Libraries print what they like.
@@ -367,7 +362,7 @@ impl Said {
         Ok(false)
     }
 
-    pub(super) fn add(&mut self, times: Times) {
+    pub(crate) fn add(&mut self, times: Times) {
         let known = self
             .peers
             .iter()
@@ -387,8 +382,9 @@ impl Said {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::cases;
-    use crate::bench::output::OutputArgs;
+    use mla_cli::parts::OutputArgs;
+
+    use crate::peers::hopper;
 
     #[test]
     fn the_script_knows_every_peer_that_can_be_asked_for() {
@@ -486,7 +482,7 @@ mod tests {
     #[cfg(unix)]
     #[test]
     fn nothing_is_timed_before_a_peer_is_loaded() {
-        let cases = cases::read(None, &["d-b1-h16-8k".to_owned()]).unwrap();
+        let cases = hopper(&["d-b1-h16-8k".to_owned()]).unwrap();
         let works = r#"echo 'loading…'
             echo '{"torch": "2.11", "loaded": ["fa3"]}'
             read round

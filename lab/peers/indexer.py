@@ -1,7 +1,7 @@
 # Times published kernels of the indexer beside ours: DeepGEMM's logits, the top-k of vLLM and torch, and a decode step
 # of a sparse layer as vLLM makes it of these and others.
 #
-# `mla bench indexer --peers` puts peers.py in front of this, whose protocol and helpers these are, and gives one case
+# `cargo lab indexer --peers` puts peers.py in front of this, whose protocol and helpers these are, and gives one case
 # in JSON. A line of JSON goes to standard output for each peer and part: its times, or why it refuses.
 
 import unittest.mock

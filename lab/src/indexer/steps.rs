@@ -1,6 +1,7 @@
 //! The steps of a selection, each alone and with memory of its own.
 
 use fastrand::Rng;
+use mla_cli::parts::{CliError, Data, Indexed, Stopwatch, Workload, upload};
 use mla_runtime::Result;
 use mla_runtime::backend::DecodeBatch;
 use mla_runtime::device::CacheRows;
@@ -13,15 +14,9 @@ use mla_runtime::model::{DType, IndexDims, IndexerConfig, RotaryStyle};
 use mla_runtime::tensor::{ArrayRef, BlockTable, Layout, Rotary, Rotation, TensorMut, TensorRef};
 
 use super::parts::Times;
-use crate::error::CliError;
-use crate::run::data::Data;
-use crate::run::sparse::Indexed;
-use crate::run::workload::Workload;
-use crate::stopwatch::Stopwatch;
-use crate::upload::upload;
 
 /// The parts of a selection, with memory of their own.
-pub(super) struct Steps<D: IndexDevice> {
+pub(crate) struct Steps<D: IndexDevice> {
     config: IndexerConfig,
     page_size: usize,
     columns: usize,
@@ -69,7 +64,7 @@ impl<D: IndexDevice> Scored<D> {
 }
 
 impl<D: IndexDevice + Stopwatch> Steps<D> {
-    pub(super) fn new(
+    pub(crate) fn new(
         device: &D,
         indexed: &mut Indexed<D>,
         workload: &Workload,
@@ -127,11 +122,11 @@ impl<D: IndexDevice + Stopwatch> Steps<D> {
         })
     }
 
-    pub(super) fn rows(&self) -> usize {
+    pub(crate) fn rows(&self) -> usize {
         self.scored.rows
     }
 
-    pub(super) fn time(
+    pub(crate) fn time(
         &mut self,
         times: &mut Times<'_, D>,
         indexed: &mut Indexed<D>,

@@ -1,4 +1,4 @@
-//! `mla bench peers`: the built-in backends beside published ones, which a Python script times by
+//! `cargo lab peers`: the built-in backends beside published ones, which a Python script times by
 //! the same protocol on the same GPU.
 //!
 //! Case by case and in rounds, first ours and then the others: a card at the limit of its power
@@ -12,26 +12,19 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use comfy_table::{Attribute, Cell, CellAlignment, ContentArrangement, Table};
+use mla_cli::parts::{
+    Case, CliError, OutputArgs, Progress, Report, Row, Settings, Until, Watcher, cases,
+    check_files, counted, draw_with, json, number, positive, run_on_device, samples, save, table,
+    warm_up,
+};
 use mla_kernels::present_gpu;
 use serde::Serialize;
 
 use self::script::{Figures, PEERS, Script, check_python};
-pub(super) use self::script::{Line, Said};
-use super::cases::{self, Case};
-use super::files::{Until, check_files, json, save};
-use super::output::OutputArgs;
-use super::plot;
-use super::report::Report;
-use super::runner::{Watcher, run_on_device};
-use super::settings::Settings;
-use crate::args::{self, positive, samples};
-use crate::error::CliError;
-use crate::figures::{counted, number};
-use crate::progress::Progress;
-use crate::table::table;
+pub(crate) use self::script::{Line, Said};
 
 #[derive(clap::Args)]
-pub(super) struct Args {
+pub(crate) struct Args {
     /// Cases in JSON [default: those for Hopper that come with this program].
     #[arg(long, value_name = "FILE")]
     cases: Option<PathBuf>,
@@ -62,7 +55,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", default_value = "3", value_parser = positive)]
     rounds: u32,
     /// Runs of each case that do not count, before each round.
-    #[arg(long, value_name = "N", default_value = "3", value_parser = args::warm_up)]
+    #[arg(long, value_name = "N", default_value = "3", value_parser = warm_up)]
     warm_up: u32,
     /// File for the table in Markdown, as BENCHMARKS.md has it.
     #[arg(long, value_name = "FILE")]
@@ -73,6 +66,13 @@ pub(super) struct Args {
     regions: Option<PathBuf>,
     #[command(flatten)]
     output: OutputArgs,
+}
+
+/// The cases by which kernels for Hopper are compared, whose ids begin as `only` says, or all.
+fn hopper(only: &[String]) -> Result<Vec<Case>, CliError> {
+    // A test reads it.
+    let cases = cases::parse(include_str!("../../cases/hopper.json")).expect("the file is right");
+    cases::select(cases, only)
 }
 
 /// Our times and the peers' times.
@@ -108,7 +108,7 @@ impl Watcher for Timed<'_> {
 }
 
 /// The table, and whether our outputs are right.
-pub(super) fn output(args: &Args) -> Result<(String, bool), CliError> {
+pub(crate) fn output(args: &Args) -> Result<(String, bool), CliError> {
     args.output.check()?;
     let output = &args.output;
     check_files([
@@ -125,7 +125,10 @@ pub(super) fn output(args: &Args) -> Result<(String, bool), CliError> {
             accepted: format!("at most the {} samples", args.samples),
         });
     }
-    let cases = cases::read(args.cases.as_deref(), &args.only)?;
+    let cases = match &args.cases {
+        Some(path) => cases::read(path, &args.only)?,
+        None => hopper(&args.only)?,
+    };
     check_python(args)?;
     present_gpu().map_err(|cause| CliError::Argument {
         argument: "GPU",
@@ -156,7 +159,7 @@ pub(super) fn output(args: &Args) -> Result<(String, bool), CliError> {
     let written = beside.write(args, &cases, Until::End).and_then(|()| {
         let scatters = || regions::scatters(&beside.points(&cases));
         match &output.plot {
-            Some(path) => plot::draw_with(path, ours, &scatters()),
+            Some(path) => draw_with(path, ours, &scatters()),
             None => Ok(()),
         }
     });
@@ -312,7 +315,7 @@ enum Metric {
 const METRICS: [(Metric, &str); 2] = [(Metric::Everything, "e2e"), (Metric::Planned, "planned")];
 
 impl Metric {
-    const fn ours(self, row: &super::row::Row) -> Option<f64> {
+    const fn ours(self, row: &Row) -> Option<f64> {
         match self {
             Self::Everything => Some(row.e2e_us),
             Self::Planned => row.planned_us,
@@ -329,6 +332,8 @@ impl Metric {
 
 #[cfg(test)]
 mod tests {
+    use mla_cli::parts::CaseKind;
+
     use super::script::Times;
     use super::*;
 
@@ -364,7 +369,7 @@ mod tests {
             ..Settings::default()
         };
         let mut finished = Finished::default();
-        let cases = cases::read(None, &only).unwrap();
+        let cases = hopper(&only).unwrap();
         let ours = run_on_device(
             &settings,
             Some(cases),
@@ -406,5 +411,28 @@ mod tests {
         assert_eq!(row.len(), header.len(), "{row:?}");
         assert_eq!(row[..2], ["d-b1-h16-8k", "e2e"]);
         assert!(row[3].ends_with(" *"), "{row:?}");
+    }
+
+    #[test]
+    fn every_file_of_cases_can_be_read() {
+        let [only, none] = [["d-b128", "p-h16-mix"], ["x", "y"]].map(|ids| ids.map(str::to_owned));
+        let cases = hopper(&only).unwrap();
+        assert_eq!(cases.len(), 6);
+        assert_eq!(cases[5].requests.iter().map(|r| r.q).max(), Some(16384));
+        assert!(hopper(&none).is_err());
+
+        let counts = |text| {
+            let cases = cases::parse(text).unwrap();
+            let of = |kind: fn(&CaseKind) -> bool| cases.iter().filter(|it| kind(&it.kind)).count();
+            [
+                of(|kind| matches!(kind, CaseKind::Decode)),
+                of(|kind| matches!(kind, CaseKind::Prefill { .. })),
+                of(|kind| matches!(kind, CaseKind::Sparse { .. })),
+            ]
+        };
+        assert_eq!(counts(include_str!("../../cases/grid.json")), [115, 130, 0]);
+        assert_eq!(counts(include_str!("../../cases/random.json")), [44, 44, 0]);
+        assert_eq!(counts(include_str!("../../cases/uneven.json")), [0, 67, 0]);
+        assert_eq!(counts(include_str!("../../cases/sparse.json")), [0, 0, 44]);
     }
 }

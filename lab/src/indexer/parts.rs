@@ -1,5 +1,6 @@
 //! The parts of a sparse layer that are timed, and the whole layer.
 
+use mla_cli::parts::{Data, Indexed, Lists, Progress, Protocol, Stopwatch, Summary};
 use mla_runtime::Result;
 use mla_runtime::backend::{SelectedDecode, SelectedPrefill};
 use mla_runtime::indexer::IndexDevice;
@@ -8,37 +9,32 @@ use mla_runtime::spec::Platform;
 use serde::Serialize;
 
 use super::Args;
-use crate::bench::statistics::Summary;
-use crate::progress::Progress;
-use crate::run::data::Data;
-use crate::run::sparse::{Indexed, Lists};
-use crate::stopwatch::{Protocol, Stopwatch};
 
 /// The time and the cost of a part.
 #[derive(Serialize)]
-pub(super) struct Part {
-    pub(super) name: &'static str,
+pub(crate) struct Part {
+    pub(crate) name: &'static str,
     /// The time in seconds.
-    pub(super) time: Summary,
+    pub(crate) time: Summary,
     /// The arithmetic of the part. It is 0, and so is `bytes`, if no cost is known.
-    pub(super) flop: f64,
-    pub(super) bytes: f64,
+    pub(crate) flop: f64,
+    pub(crate) bytes: f64,
 }
 
 /// The workspace of a layer whose backends are selected.
-pub(super) type Space<D> = Workspace<SelectedPrefill<D>, SelectedDecode<D>>;
+pub(crate) type Space<D> = Workspace<SelectedPrefill<D>, SelectedDecode<D>>;
 
 /// Takes the times of parts.
-pub(super) struct Times<'a, D: Stopwatch> {
+pub(crate) struct Times<'a, D: Stopwatch> {
     device: &'a D,
-    pub(super) protocol: Protocol,
+    pub(crate) protocol: Protocol,
     flush: D::Buffer,
-    pub(super) parts: Vec<Part>,
+    pub(crate) parts: Vec<Part>,
     progress: &'a Progress,
 }
 
 impl<'a, D: Stopwatch> Times<'a, D> {
-    pub(super) fn new(device: &'a D, args: &Args, progress: &'a Progress) -> Result<Self> {
+    pub(crate) fn new(device: &'a D, args: &Args, progress: &'a Progress) -> Result<Self> {
         Ok(Self {
             device,
             protocol: Protocol {
@@ -53,7 +49,7 @@ impl<'a, D: Stopwatch> Times<'a, D> {
         })
     }
 
-    pub(super) fn time(
+    pub(crate) fn time(
         &mut self,
         name: &'static str,
         [flop, bytes]: [f64; 2],
@@ -72,7 +68,7 @@ impl<'a, D: Stopwatch> Times<'a, D> {
 }
 
 /// The selection, attention to lists that are there, and the layer.
-pub(super) fn whole<D: IndexDevice + Stopwatch>(
+pub(crate) fn whole<D: IndexDevice + Stopwatch>(
     times: &mut Times<'_, D>,
     layer: &SelectedLayer<D>,
     workspace: &mut Space<D>,

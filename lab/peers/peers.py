@@ -2,7 +2,7 @@
 """Times published MLA kernels beside ours: those for Hopper (FlashMLA, FlashAttention-3, FlashInfer, cuDNN), and those
 for every GPU since Ampere (FlashInfer's fa2, vLLM's Triton, torch's FlashAttention-2 and memory-efficient attention).
 
-`mla bench peers` writes a line of JSON to standard input for each round: a case, and how many samples. A case that is
+`cargo lab peers` writes a line of JSON to standard input for each round: a case, and how many samples. A case that is
 the one of the round before is not set up again. It reads one JSON object per line from standard output: first who
 could be loaded; for each round the times, and that it is done; in between who is at work. The protocol is that of
 `mla bench --cases`: normally distributed data, pages in a random order, one CUDA graph of everything a step enqueues,

@@ -1,0 +1,157 @@
+//! `cargo lab ceilings`: the maximal throughput of this machine, which `mla bench --ceilings` takes.
+
+use std::path::PathBuf;
+
+use mla_cli::parts::{
+    About, Ceilings, CliError, DeviceName, Job, Normal, Protocol, Stopwatch, Summary, Until,
+    check_files, json, named, number, positive, samples, save,
+};
+use mla_runtime::model::DType;
+use mla_runtime::spec::Platform;
+use mla_runtime::tensor::{Layout, TensorMut, TensorRef};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The device to measure.
+    #[arg(long, default_value = "cpu")]
+    device: DeviceName,
+    /// The dtype of the products.
+    #[arg(long, default_value = "bf16", value_parser = named(DType::ALL, DType::name))]
+    dtype: DType,
+    /// The edge of the square matrices that are multiplied [default: 8192 on a GPU, 2048 else].
+    #[arg(long, value_name = "N", value_parser = positive)]
+    edge: Option<u32>,
+    /// MiB that are read and copied [default: 2048 on a GPU, 512 else].
+    #[arg(long, value_name = "MIB", value_parser = positive)]
+    mib: Option<u32>,
+    /// Timed runs, of which the fastest counts.
+    #[arg(long, value_name = "N", default_value = "20", value_parser = samples)]
+    samples: u32,
+    /// File for the result, which --ceilings takes.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// The figures.
+pub(crate) fn output(args: &Args) -> Result<(String, bool), CliError> {
+    check_files([&args.json])?;
+    let ceilings = args.device.run(Measurement(args))?;
+    let text = format!("{}\n{ceilings}\n", ceilings.device);
+    let saved = match &args.json {
+        Some(path) => save(path, Until::End, &json(&ceilings)),
+        None => Ok(()),
+    };
+    match saved {
+        Ok(()) => Ok((text, true)),
+        Err(error) => Err(error.behind(text)),
+    }
+}
+
+struct Measurement<'a>(&'a Args);
+
+impl Job for Measurement<'_> {
+    type Output = Ceilings;
+
+    fn run<D: Stopwatch>(self, device: &D, about: &About) -> Result<Ceilings, CliError> {
+        let args = self.0;
+        let on_gpu = D::PLATFORM == Platform::Cuda;
+        let edge = args.edge.unwrap_or(if on_gpu { 8192 } else { 2048 }) as usize;
+        let mib = args.mib.unwrap_or(if on_gpu { 2048 } else { 512 }) as usize;
+        let (dtype, size) = (args.dtype, args.dtype.bytes());
+        let matrices = 3.0 * (edge as f64).powi(2) * size as f64;
+        about.check_memory("--edge", edge, matrices)?;
+        // The copy has a source and a target.
+        about.check_memory("--mib", mib, 2.0 * mib as f64 * f64::from(1 << 20))?;
+        let protocol = Protocol {
+            samples: args.samples as usize,
+            warm_up: 3,
+            cold_cache: true,
+            graphs: on_gpu,
+        };
+        let mut fastest = Fastest {
+            device,
+            protocol,
+            flush: device.allocate(device.flush_bytes())?,
+            dtype,
+        };
+        let product = fastest.product(edge)?;
+        let [read, copy] = fastest.traffic(mib << 20)?;
+        Ok(Ceilings {
+            device: about.description.clone(),
+            dtype: dtype.to_string(),
+            flop_per_second: 2.0 * (edge as f64).powi(3) / product,
+            bytes_per_second: read.max(copy),
+            source: format!(
+                "measured: a product of {edge}³; reads at {} and copies at {} GB/s, of which the \
+                 faster counts",
+                number(read / 1e9),
+                number(copy / 1e9)
+            ),
+        })
+    }
+}
+
+/// Times work and takes its fastest run: a ceiling is what can be reached.
+struct Fastest<'a, D: Stopwatch> {
+    device: &'a D,
+    protocol: Protocol,
+    flush: D::Buffer,
+    dtype: DType,
+}
+
+impl<D: Stopwatch> Fastest<'_, D> {
+    fn run(
+        &mut self,
+        work: &mut dyn FnMut(&D) -> mla_runtime::Result<()>,
+    ) -> Result<f64, CliError> {
+        let (samples, _) = self.device.time(&self.protocol, &mut self.flush, work)?;
+        Ok(Summary::of(&samples).min)
+    }
+
+    /// Seconds of a product of two square matrices.
+    fn product(&mut self, edge: usize) -> Result<f64, CliError> {
+        let (device, dtype) = (self.device, self.dtype);
+        let square = Layout::contiguous(dtype, [1, edge, edge]);
+        let [a, b] =
+            [1, 2].map(|seed| Normal::new(seed, dtype, 1.0).buffer(device, 0, square.elements()));
+        let (a, b) = (a?, b?);
+        let mut c = device.allocate(square.elements() * dtype.bytes())?;
+        self.run(&mut |device| {
+            device.gemm(
+                TensorRef::new(D::bytes(&a), square)?,
+                TensorRef::new(D::bytes(&b), square)?,
+                TensorMut::new(D::bytes_mut(&mut c), square)?,
+            )
+        })
+    }
+
+    /// Bytes a second of reading `bytes` bytes, and of copying them.
+    fn traffic(&mut self, bytes: usize) -> Result<[f64; 2], CliError> {
+        let (device, dtype) = (self.device, self.dtype);
+        // Reading is fastest without writing; a product with a vector reads a matrix once.
+        let columns = 4096;
+        let rows = (bytes / dtype.bytes() / columns).max(1);
+        let matrix = Layout::contiguous(dtype, [1, rows, columns]);
+        let vector = Layout::contiguous(dtype, [1, columns, 1]);
+        let result = Layout::contiguous(dtype, [1, rows, 1]);
+        let numbers = Normal::new(3, dtype, 1.0);
+        let from = numbers.buffer(device, 0, matrix.elements())?;
+        let by = numbers.buffer(device, 7, columns)?;
+        let mut to = device.allocate(matrix.elements() * dtype.bytes())?;
+        let read = self.run(&mut |device| {
+            device.gemm(
+                TensorRef::new(D::bytes(&from), matrix)?,
+                TensorRef::new(D::bytes(&by), vector)?,
+                TensorMut::new(D::bytes_mut(&mut to), result)?,
+            )
+        })?;
+        let copy = self.run(&mut |device| {
+            device.copy(
+                TensorRef::new(D::bytes(&from), matrix)?,
+                TensorMut::new(D::bytes_mut(&mut to), matrix)?,
+            )
+        })?;
+        let bytes = (matrix.elements() * dtype.bytes()) as f64;
+        Ok([bytes / read, 2.0 * bytes / copy])
+    }
+}
