@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Times published MLA kernels beside ours: those for Hopper (FlashMLA, FlashAttention-3, FlashInfer, cuDNN), and those
-for every GPU since Ampere (FlashInfer's fa2, vLLM's Triton, torch's FlashAttention-2 and memory-efficient attention).
+for every GPU since Ampere (FlashInfer's fa2, vLLM's Triton, torch's FlashAttention-2 and memory-efficient attention);
+or, on a processor, torch's scaled_dot_product_attention.
 
 `cargo lab peers` writes a line of JSON to standard input for each round: a case, and how many samples. A case that is
 the one of the round before is not set up again. It reads one JSON object per line from standard output: first who
 could be loaded; for each round the times, and that it is done; in between who is at work. The protocol is that of
 `mla bench --cases`: normally distributed data, pages in a random order, one CUDA graph of everything a step enqueues,
-the L2 cache overwritten before each replay, CUDA events around it, and the median.
+the L2 cache overwritten before each replay, CUDA events around it, and the median. On a processor a clock takes the
+place of graph and events.
 
 What cannot be loaded, or refuses a case, says so in a line of its own and hides nothing else.
 """
@@ -61,6 +63,24 @@ class Recording:
             pairs.append(pair)
         torch.cuda.synchronize()
         return [self.beside + 1e3 * begin.elapsed_time(end) for begin, end in pairs[warm_up:]]
+
+
+class Clock:
+    """A function's work on a processor."""
+
+    def __init__(self, work):
+        work()
+        self.work = work
+
+    def times(self, filler, warm_up, samples):
+        """Times of calls on cold caches, in microseconds."""
+        times = []
+        for _ in range(warm_up + samples):
+            filler.zero_()
+            begin = time.perf_counter()
+            self.work()
+            times.append(1e6 * (time.perf_counter() - begin))
+        return times[warm_up:]
 
 
 def normal(*shape, deviation):
@@ -158,6 +178,33 @@ class PrefillCase:
         return offsets(self.query_lens), offsets(self.key_lens)
 
 
+class LayerCase:
+    """What a step of the whole layer has beside its cache: W_kv_b, queries per head, and new rows."""
+
+    def __init__(self, case):
+        self.heads = case["heads"]
+        self.weights = normal(self.heads, NOPE + VALUE, LATENT, deviation=0.03)
+        tokens = sum(q for q, _ in case["requests"])
+        self.query = normal(tokens, self.heads, NOPE + ROPE, deviation=1.0)
+        self.latent, self.rope = normal(tokens, LATENT, deviation=1.0), normal(tokens, ROPE, deviation=1.0)
+
+    def absorbed(self, case, attend, into):
+        """A step of decodes: the cache's rows by index_copy_, W_UK into `into`, attention, W_UV."""
+        place = (case.lens - 1).long()
+        slots = case.table.gather(1, (place // PAGE)[:, None]).flatten().long() * PAGE + place % PAGE
+        rows = case.cache.view(-1, ROW)
+        keys, values = self.weights[:, :NOPE], self.weights[:, NOPE:].transpose(1, 2)
+        out = torch.empty(len(self.query), self.heads, VALUE, dtype=DTYPE, device="cuda")
+
+        def step():
+            rows[:, :LATENT].index_copy_(0, slots, self.latent)
+            rows[:, LATENT:].index_copy_(0, slots, self.rope)
+            torch.bmm(self.query[..., :NOPE].transpose(0, 1), keys, out=into)
+            torch.bmm(attend().transpose(0, 1), values, out=out.transpose(0, 1))
+
+        return {"e2e_us": Recording(step)}
+
+
 def find(wheels, pattern, module):
     """A file out of a folder of wheels, unpacked where it is packed, or out of an installed package."""
     places = []
@@ -195,6 +242,25 @@ class FlashMla:
             "e2e_us": Recording(lambda: attend(None, None)),
             "planned_us": Recording(lambda: attend(schedule, splits)),
         }
+
+    def layer(self, case):
+        """A step of decodes of one token each, its schedule made before."""
+        step, case = LayerCase(case), DecodeCase(case)
+        if case.queries != 1:
+            raise ValueError("takes one query token per request")
+        query = case.query[:, 0]
+
+        def attend(schedule, splits):
+            # W_UK's product is there already; the rotary part comes beside it.
+            query[..., LATENT:].copy_(step.query[..., NOPE:])
+            return self.forward(
+                case.query, case.cache, LATENT, case.lens, case.table, SCALE, True, schedule, splits, None
+            )
+
+        *_, schedule, splits = attend(None, None)
+        return step.absorbed(
+            case, lambda: attend(schedule, splits)[0].view(-1, step.heads, LATENT), query[..., :LATENT].transpose(0, 1)
+        )
 
     def sparse(self, case):
         """As engines call it: heads padded to 64 or 128, and a cache of bf16 by the prefill kernel."""
@@ -242,12 +308,12 @@ class FlashAttention3:
         self.forward = torch.ops._vllm_fa3_C.fwd
         self.schedule = torch.ops._vllm_fa3_C.get_scheduler_metadata
 
-    def call(self, q, k, v, *, q_v=None, starts, key_starts=None, lens=None, most, table=None, causal, schedule=None,
-             scale=SCALE):
+    def call(self, q, k, v, *, q_v=None, starts, key_starts=None, lens=None, max_lens, table=None, causal,
+             schedule=None, scale=SCALE):
         return self.forward(
             q, k, v, None, None, q_v, None,            # k_new, v_new, q_v, out
             starts, key_starts, None,                  # cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new
-            None, lens, most[0], most[1],              # seqused_q, seqused_k, max_seqlen_q, max_seqlen_k
+            None, lens, max_lens[0], max_lens[1],              # seqused_q, seqused_k, max_seqlen_q, max_seqlen_k
             table, None, None,                         # page_table, kv_batch_idx, leftpad_k
             None, None, None,                          # rotary_cos, rotary_sin, seqlens_rotary
             None, None, None,                          # q_descale, k_descale, v_descale
@@ -255,26 +321,62 @@ class FlashAttention3:
             schedule, 0, None, 0, None, 1, 0, None,    # scheduler_metadata, num_splits, pack_gqa, sm_margin, …
         )
 
+    def plan(self, case):
+        return self.schedule(
+            case.requests, case.queries, case.longest, case.heads, 1, ROPE, LATENT, DTYPE, case.lens, case.starts,
+            None, None, None, None, PAGE, 0, True, -1, -1, False, 0, None, 0,
+        )
+
+    def attend(self, case, latent, rope, schedule):
+        return self.call(
+            rope, case.cache[..., LATENT:], case.cache[..., :LATENT], q_v=latent, starts=case.starts, lens=case.lens,
+            max_lens=(case.queries, case.longest), table=case.table, causal=True, schedule=schedule,
+        )
+
     def decode(self, case):
         case = DecodeCase(case)
-        latent, rope = case.rows()
-        k, v = case.cache[..., LATENT:], case.cache[..., :LATENT]
-        most = (case.queries, case.longest)
+        rows, schedule = case.rows(), self.plan(case)
+        return {
+            "e2e_us": Recording(lambda: self.attend(case, *rows, self.plan(case))),
+            "planned_us": Recording(lambda: self.attend(case, *rows, schedule)),
+        }
 
-        def plan():
-            return self.schedule(
-                case.requests, case.queries, case.longest, case.heads, 1, ROPE, LATENT, DTYPE, case.lens, case.starts,
-                None, None, None, None, PAGE, 0, True, -1, -1, False, 0, None, 0,
+    def layer(self, case):
+        """A step of decodes of one token each, its schedule made before; or one prefill, without a merge."""
+        step = LayerCase(case)
+        if {q for q, _ in case["requests"]} != {1}:
+            return self.chunk(step, *case["requests"])
+        case = DecodeCase(case)
+        latent = torch.empty(case.requests, case.heads, LATENT, dtype=DTYPE, device="cuda")
+        rope, schedule = step.query[..., NOPE:].contiguous(), self.plan(case)
+        return step.absorbed(case, lambda: self.attend(case, latent, rope, schedule)[0], latent.transpose(0, 1))
+
+    def chunk(self, step, request, *others):
+        if others:
+            raise ValueError("takes decodes of one token each, or one prefill")
+        new, keys = request
+        context, heads = keys - new, step.heads
+        pages = -(-keys // PAGE)
+        rows = normal(pages * PAGE, ROW, deviation=1.0)
+        places = torch.randperm(pages, device="cuda")[:, None] * PAGE + torch.arange(PAGE, device="cuda")
+        places, weights = places.flatten()[:context], step.weights.view(-1, LATENT)
+        starts, context_starts = offsets([new]), offsets([context])
+
+        def attend(latents, ropes, key_starts, length, causal):
+            expanded = (latents @ weights.T).view(-1, heads, NOPE + VALUE)
+            k = torch.cat([expanded[..., :NOPE], ropes[:, None].expand(-1, heads, -1)], -1)
+            self.call(
+                step.query, k, expanded[..., NOPE:], starts=starts, key_starts=key_starts, max_lens=(new, length),
+                causal=causal,
             )
 
-        def attend(schedule):
-            return self.call(
-                rope, k, v, q_v=latent, starts=case.starts, lens=case.lens, most=most, table=case.table, causal=True,
-                schedule=schedule,
-            )
+        def run():
+            attend(step.latent, step.rope, starts, new, True)
+            if context:
+                gathered = rows.index_select(0, places)
+                attend(gathered[:, :LATENT], gathered[:, LATENT:], context_starts, context, False)
 
-        schedule = plan()
-        return {"e2e_us": Recording(lambda: attend(plan())), "planned_us": Recording(lambda: attend(schedule))}
+        return {"e2e_us": Recording(run)}
 
     def sparse(self, case):
         """Pages of one token, with the lists for tables: every query token is a request."""
@@ -291,7 +393,7 @@ class FlashAttention3:
         def attend(starts, schedule):
             return self.call(
                 rope, rows[..., LATENT:], rows[..., :LATENT], q_v=latent, starts=starts, lens=case.valid,
-                most=(1, topk), table=case.slots, causal=True, schedule=schedule,
+                max_lens=(1, topk), table=case.slots, causal=True, schedule=schedule,
             )
 
         begin = starts()
@@ -307,9 +409,9 @@ class FlashAttention3:
     def prefill(self, case):
         case = PrefillCase(case)
         (q, k, v), (starts, key_starts) = case.packed(), case.starts()
-        most = (max(case.query_lens), max(case.key_lens))
+        max_lens = (max(case.query_lens), max(case.key_lens))
         return {"e2e_us": Recording(
-            lambda: self.call(q, k, v, starts=starts, key_starts=key_starts, most=most, causal=case.causal)
+            lambda: self.call(q, k, v, starts=starts, key_starts=key_starts, max_lens=max_lens, causal=case.causal)
         )}
 
 
@@ -445,13 +547,13 @@ class TorchFlash:
     def prefill(self, case):
         case = PrefillCase(case)
         (q, k, v), (starts, key_starts) = case.packed(), case.starts()
-        most = (max(case.query_lens), max(case.key_lens))
+        max_lens = (max(case.query_lens), max(case.key_lens))
 
         def padded():
             return torch.nn.functional.pad(v, (0, NOPE + ROPE - VALUE))
 
         def attend(values):
-            self.forward(q, k, values, starts, key_starts, *most, 0.0, case.causal, False, scale=SCALE)
+            self.forward(q, k, values, starts, key_starts, *max_lens, 0.0, case.causal, False, scale=SCALE)
 
         ready = padded()
         return {"e2e_us": Recording(lambda: attend(padded())), "planned_us": Recording(lambda: attend(ready))}
@@ -466,12 +568,12 @@ class TorchEfficient:
     def prefill(self, case):
         case = PrefillCase(case)
         (q, k, v), (starts, key_starts) = case.packed(), case.starts()
-        most = (max(case.query_lens), max(case.key_lens))
+        max_lens = (max(case.query_lens), max(case.key_lens))
         # Causal from the bottom right: the queries are a request's last tokens.
         mask = 2 if case.causal else 0
         return {"e2e_us": Recording(
             lambda: self.forward(
-                q[None], k[None], v[None], None, starts, key_starts, *most, 0.0, mask, True, scale=SCALE
+                q[None], k[None], v[None], None, starts, key_starts, *max_lens, 0.0, mask, True, scale=SCALE
             )
         )}
 
@@ -495,6 +597,69 @@ class Cudnn:
             return {"e2e_us": Recording(lambda: attend(q, k, v, is_causal=case.causal))}
 
 
+class Sdpa:
+    """torch's scaled_dot_product_attention on a processor, on tensors that lie as it likes them, without pages."""
+
+    def __init__(self, _):
+        self.attend = torch.nn.functional.scaled_dot_product_attention
+
+    def random(self, case, *shape):
+        return torch.empty(*shape, dtype={"bf16": DTYPE, "f32": torch.float32}[case["dtype"]]).normal_(0, 0.1)
+
+
+class SdpaFolded(Sdpa):
+    """The heads of a query as rows of one head, so that no row of the cache is read twice."""
+
+    def decode(self, case):
+        if len({tuple(request) for request in case["requests"]}) > 1 or case["requests"][0][0] != 1:
+            raise ValueError("takes requests of one token and of one length")
+        requests, (_, length) = len(case["requests"]), case["requests"][0]
+        query = self.random(case, requests, 1, case["heads"], ROW)
+        return {"e2e_us": Clock(self.prepare(query, self.random(case, requests, 1, length, ROW)))}
+
+    def prepare(self, query, rows):
+        return lambda: self.attend(query, rows, rows, scale=SCALE)[..., :LATENT]
+
+
+class SdpaExpanded(SdpaFolded):
+    """The rows of the cache repeated for each head, without a copy."""
+
+    def prepare(self, query, rows):
+        per_head, every = query.transpose(1, 2).contiguous(), rows.expand(-1, query.shape[2], -1, -1)
+        return lambda: self.attend(per_head, every, every, scale=SCALE)[..., :LATENT]
+
+
+class SdpaProducts(SdpaFolded):
+    """Two batched products with a softmax between them."""
+
+    def prepare(self, query, rows):
+        query, keys, values = query[:, 0], rows[:, 0].transpose(1, 2), rows[:, 0, :, :LATENT]
+        return lambda: torch.softmax((query * SCALE) @ keys, -1) @ values
+
+
+class SdpaPlain(Sdpa):
+    """Values of their own width, for which there is no fused kernel."""
+
+    def prefill(self, case):
+        lens = {length for request in case["requests"] for length in request}
+        if len(lens) > 1 or not case["causal"]:
+            raise ValueError("takes requests of one length without context")
+        shape = (len(case["requests"]), case["heads"], *lens)
+        q, k, v = (self.random(case, *shape, width) for width in (NOPE + ROPE, NOPE + ROPE, VALUE))
+        return {"e2e_us": Clock(self.prepare(q, k, v))}
+
+    def prepare(self, q, k, v):
+        return lambda: self.attend(q, k, v, is_causal=True).transpose(1, 2)
+
+
+class SdpaPadded(SdpaPlain):
+    """Values widened to the keys' width, before the clock starts."""
+
+    def prepare(self, q, k, v):
+        v = torch.nn.functional.pad(v, (0, NOPE + ROPE - VALUE))
+        return lambda: self.attend(q, k, v, is_causal=True)[..., :VALUE].transpose(1, 2)
+
+
 PEERS = {
     "flashmla": FlashMla,
     "fa3": FlashAttention3,
@@ -504,6 +669,12 @@ PEERS = {
     "triton": TritonMla,
     "torch-flash": TorchFlash,
     "torch-efficient": TorchEfficient,
+    # On a processor.
+    "sdpa-folded": SdpaFolded,
+    "sdpa-expanded": SdpaExpanded,
+    "sdpa-products": SdpaProducts,
+    "sdpa-plain": SdpaPlain,
+    "sdpa-padded": SdpaPadded,
 }
 
 
@@ -542,9 +713,14 @@ def main():
     arguments.add_argument("--wheels", help="a folder with the libraries, where they are not installed")
     arguments.add_argument("--peers", default=",".join(PEERS), help="comma-separated, of: " + ", ".join(PEERS))
     arguments.add_argument("--warm-up", type=int, default=3)
+    arguments.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    arguments.add_argument("--threads", type=int, help="threads of a processor")
     given = arguments.parse_args()
     torch.manual_seed(0)
-    filler = torch.empty(512 * 2**20, dtype=torch.uint8, device="cuda")
+    torch.set_grad_enabled(False)
+    if given.threads:
+        torch.set_num_threads(given.threads)
+    filler = torch.empty(512 * 2**20, dtype=torch.uint8, device=given.device)
     peers = load(given.peers.split(","), given.wheels)
     say(torch=torch.__version__, loaded=list(peers))
     current, recordings = None, []

@@ -3,12 +3,14 @@
 use std::path::PathBuf;
 
 use mla_cli::parts::{
-    About, Ceilings, CliError, DeviceName, Job, Normal, Protocol, Stopwatch, Summary, Until,
-    check_files, json, named, number, positive, samples, save,
+    About, Ceilings, CliError, DeviceName, Job, Normal, Progress, Stopwatch, check_files, named,
+    number, positive, samples,
 };
 use mla_runtime::model::DType;
 use mla_runtime::spec::Platform;
 use mla_runtime::tensor::{Layout, TensorMut, TensorRef};
+
+use crate::timing::{Timer, saved};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -37,14 +39,7 @@ pub(crate) fn output(args: &Args) -> Result<(String, bool), CliError> {
     check_files([&args.json])?;
     let ceilings = args.device.run(Measurement(args))?;
     let text = format!("{}\n{ceilings}\n", ceilings.device);
-    let saved = match &args.json {
-        Some(path) => save(path, Until::End, &json(&ceilings)),
-        None => Ok(()),
-    };
-    match saved {
-        Ok(()) => Ok((text, true)),
-        Err(error) => Err(error.behind(text)),
-    }
+    saved(args.json.as_deref(), &ceilings, text, true)
 }
 
 struct Measurement<'a>(&'a Args);
@@ -62,16 +57,9 @@ impl Job for Measurement<'_> {
         about.check_memory("--edge", edge, matrices)?;
         // The copy has a source and a target.
         about.check_memory("--mib", mib, 2.0 * mib as f64 * f64::from(1 << 20))?;
-        let protocol = Protocol {
-            samples: args.samples as usize,
-            warm_up: 3,
-            cold_cache: true,
-            graphs: on_gpu,
-        };
+        let progress = Progress::spinner();
         let mut fastest = Fastest {
-            device,
-            protocol,
-            flush: device.allocate(device.flush_bytes())?,
+            timer: Timer::new(device, [args.samples, 3], &progress)?,
             dtype,
         };
         let product = fastest.product(edge)?;
@@ -93,30 +81,29 @@ impl Job for Measurement<'_> {
 
 /// Times work and takes its fastest run: a ceiling is what can be reached.
 struct Fastest<'a, D: Stopwatch> {
-    device: &'a D,
-    protocol: Protocol,
-    flush: D::Buffer,
+    timer: Timer<'a, D>,
     dtype: DType,
 }
 
 impl<D: Stopwatch> Fastest<'_, D> {
     fn run(
         &mut self,
+        name: &str,
         work: &mut dyn FnMut(&D) -> mla_runtime::Result<()>,
     ) -> Result<f64, CliError> {
-        let (samples, _) = self.device.time(&self.protocol, &mut self.flush, work)?;
-        Ok(Summary::of(&samples).min)
+        self.timer.time(name, [0.0; 2], work)?;
+        Ok(self.timer.rows[self.timer.rows.len() - 1].time.min)
     }
 
     /// Seconds of a product of two square matrices.
     fn product(&mut self, edge: usize) -> Result<f64, CliError> {
-        let (device, dtype) = (self.device, self.dtype);
+        let (device, dtype) = (self.timer.device, self.dtype);
         let square = Layout::contiguous(dtype, [1, edge, edge]);
         let [a, b] =
             [1, 2].map(|seed| Normal::new(seed, dtype, 1.0).buffer(device, 0, square.elements()));
         let (a, b) = (a?, b?);
         let mut c = device.allocate(square.elements() * dtype.bytes())?;
-        self.run(&mut |device| {
+        self.run("a product", &mut |device| {
             device.gemm(
                 TensorRef::new(D::bytes(&a), square)?,
                 TensorRef::new(D::bytes(&b), square)?,
@@ -127,7 +114,7 @@ impl<D: Stopwatch> Fastest<'_, D> {
 
     /// Bytes a second of reading `bytes` bytes, and of copying them.
     fn traffic(&mut self, bytes: usize) -> Result<[f64; 2], CliError> {
-        let (device, dtype) = (self.device, self.dtype);
+        let (device, dtype) = (self.timer.device, self.dtype);
         // Reading is fastest without writing; a product with a vector reads a matrix once.
         let columns = 4096;
         let rows = (bytes / dtype.bytes() / columns).max(1);
@@ -138,14 +125,14 @@ impl<D: Stopwatch> Fastest<'_, D> {
         let from = numbers.buffer(device, 0, matrix.elements())?;
         let by = numbers.buffer(device, 7, columns)?;
         let mut to = device.allocate(matrix.elements() * dtype.bytes())?;
-        let read = self.run(&mut |device| {
+        let read = self.run("reads", &mut |device| {
             device.gemm(
                 TensorRef::new(D::bytes(&from), matrix)?,
                 TensorRef::new(D::bytes(&by), vector)?,
                 TensorMut::new(D::bytes_mut(&mut to), result)?,
             )
         })?;
-        let copy = self.run(&mut |device| {
+        let copy = self.run("copies", &mut |device| {
             device.copy(
                 TensorRef::new(D::bytes(&from), matrix)?,
                 TensorMut::new(D::bytes_mut(&mut to), matrix)?,

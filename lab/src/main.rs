@@ -2,8 +2,10 @@
 //! protocol of `mla bench`.
 
 mod ceilings;
+mod helpers;
 mod indexer;
 mod peers;
+mod timing;
 
 use std::process::ExitCode;
 
@@ -19,6 +21,8 @@ enum Lab {
     /// Time a sparse layer's parts: the caches' rows, the indexer's queries, logits and lists, and
     /// the layer. --model or --config has to name a model with an indexer, such as deepseek-v3.2.
     Indexer(indexer::Args),
+    /// Time the helper operations of a device, and the products per head of the layer.
+    Helpers(helpers::Args),
     /// Measure the maximal throughput of this machine.
     Ceilings(ceilings::Args),
 }
@@ -27,6 +31,7 @@ fn main() -> ExitCode {
     finish(match arguments() {
         Lab::Peers(args) => peers::output(&args),
         Lab::Indexer(args) => indexer::output(&args),
+        Lab::Helpers(args) => helpers::output(&args),
         Lab::Ceilings(args) => ceilings::output(&args),
     })
 }

@@ -38,6 +38,36 @@ fn ceilings_are_measured_and_written() {
 }
 
 #[test]
+fn helpers_are_timed_with_what_they_move() {
+    let path = temporary("helpers.json");
+    let line = format!(
+        "helpers --device cpu --only 1 --tokens 128 --samples 2 --warm-up 0 --json {}",
+        path.display()
+    );
+    let output = lab(&line);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
+    let report: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    let row = |name: &str| {
+        let mut rows = report["rows"].as_array().unwrap().iter();
+        let row = rows.find(|row| row["name"] == name);
+        row.unwrap_or_else(|| panic!("{name}: {report:#}"))
+    };
+    // Rows of 576 values in bf16 are read and written, and their slots are read.
+    let write = row("cache write bf16, 128 tokens");
+    assert_eq!(write["bytes"], json!(128.0 * (4.0 * 576.0 + 8.0)));
+    row("cache write fp8_ds_mla, 128 tokens, rotary, 16 heads");
+    let product = row("W_UK and W_UV, 16 heads, 1 tokens");
+    assert_eq!(product["flop"], json!(2.0 * 2.0 * 16.0 * 512.0 * 128.0));
+    assert!(product["time"]["median"].as_f64().unwrap() > 0.0);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        text.contains("merge bf16, 128 tokens x 128 heads x 512"),
+        "{text}"
+    );
+}
+
+#[test]
 fn arguments_that_make_no_sense_are_refused_before_anything_runs() {
     let nothing = temporary("nothing.json");
     fs::write(&nothing, "{}").unwrap();
@@ -65,6 +95,10 @@ fn arguments_that_make_no_sense_are_refused_before_anything_runs() {
         (
             "peers --markdown /nowhere/a.md".into(),
             "accepted: a file in a folder that exists",
+        ),
+        (
+            "helpers --device cpu --only nothing".into(),
+            "--only: given nothing, accepted text that the name of a row contains",
         ),
         (
             "ceilings --json /nowhere/a.json".into(),

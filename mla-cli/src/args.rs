@@ -233,15 +233,15 @@ pub(crate) fn size(text: &str) -> Result<ByteSize, String> {
 }
 
 // Strictly digits: no sign, no space, no other script.
-fn within<T>(text: &str, least: T, most: T) -> Result<T, String>
+fn within<T>(text: &str, min: T, max: T) -> Result<T, String>
 where
     T: std::str::FromStr + PartialOrd + Display,
 {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     text.parse()
         .ok()
-        .filter(|number| digits && least <= *number && *number <= most)
-        .ok_or_else(|| format!("given {text:?}, accepted a number from {least} to {most}"))
+        .filter(|number| digits && min <= *number && *number <= max)
+        .ok_or_else(|| format!("given {text:?}, accepted a number from {min} to {max}"))
 }
 
 #[cfg(test)]

@@ -12,8 +12,7 @@ use mla_runtime::spec::{
 
 use crate::args::{Format, Model, ModelArgs, SparseArgs, kv_format, named, positive};
 use crate::error::CliError;
-use crate::figures::counted;
-use crate::table::{bold, numbers, table};
+use crate::table::{bold, counted, numbers, table};
 use crate::target::{describe_build, describe_gpu, present_target};
 
 #[derive(clap::Args)]

@@ -31,17 +31,10 @@ mod bench;
 #[cfg(feature = "build-report")]
 mod build_report;
 #[cfg(feature = "bench")]
-mod cost;
-#[cfg(feature = "bench")]
-mod deviation;
-#[cfg(feature = "bench")]
 mod device;
 mod error;
 mod explain;
-mod figures;
 mod input;
-#[cfg(feature = "bench")]
-mod loaded;
 mod models;
 mod plan;
 #[cfg(feature = "bench")]
@@ -51,14 +44,8 @@ mod run;
 #[cfg(feature = "bench")]
 mod selftest;
 mod spec;
-#[cfg(feature = "bench")]
-mod stopwatch;
-#[cfg(feature = "bench")]
-mod stored;
 mod table;
 mod target;
-#[cfg(feature = "bench")]
-mod upload;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -197,29 +184,27 @@ pub mod parts {
     pub use crate::args::{Format, Model, ModelArgs, named, positive, samples, warm_up};
     pub use crate::bench::cases::{self, Case, CaseKind};
     pub use crate::bench::ceilings::Ceilings;
-    pub use crate::bench::check::Errors;
     pub use crate::bench::environment::Environment;
     pub use crate::bench::files::{Until, check_files, json, save};
     pub use crate::bench::output::OutputArgs;
     pub use crate::bench::plot::{Scatter, draw_with};
     pub use crate::bench::random::Normal;
-    pub use crate::bench::report::Report;
-    pub use crate::bench::row::Row;
+    pub use crate::bench::record::{Report, Row};
     pub use crate::bench::runner::{Watcher, run_on_device};
     pub use crate::bench::settings::{SEED, Settings};
     pub use crate::bench::statistics::Summary;
+    pub use crate::device::memory::upload;
+    pub use crate::device::stopwatch::{Protocol, Stopwatch};
     pub use crate::device::{About, DeviceName, IndexedJob, Job};
     pub use crate::error::CliError;
-    pub use crate::figures::{counted, number};
     pub use crate::input::{lines, read_program};
     pub use crate::progress::Progress;
     pub use crate::run::batch_args::BatchArgs;
     pub use crate::run::data::{Data, HostLists};
+    pub use crate::run::deviation::Errors;
     pub use crate::run::reference::compare as compare_outputs;
     pub use crate::run::sparse::{Indexed, ListErrors, Lists, Run};
     pub use crate::run::step::{Step, Wanted};
-    pub use crate::run::workload::Workload;
-    pub use crate::stopwatch::{Protocol, Stopwatch};
-    pub use crate::table::{numbers, table};
-    pub use crate::upload::upload;
+    pub use crate::run::workload::{Cost, Workload};
+    pub use crate::table::{counted, number, numbers, table};
 }

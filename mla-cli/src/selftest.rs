@@ -1,7 +1,8 @@
 //! `mla selftest`: checks that every backend of this program is right on this machine's GPU, and
 //! times it. An owner of a GPU that was never tried can send back its output.
 
-use std::fmt::Write as _;
+use std::collections::BTreeMap;
+use std::fmt::{self, Write as _};
 use std::time::Instant;
 
 use mla_conformance::{
@@ -10,18 +11,21 @@ use mla_conformance::{
 use mla_kernels::FAMILIES;
 use mla_runtime::backend::Entry;
 use mla_runtime::device::Device;
-use mla_runtime::select::Registry;
+use mla_runtime::select::{Registry, SelectionError};
 use mla_runtime::spec::{Availability, Phase};
 use serde::Serialize;
 
 use crate::args::Format;
-use crate::bench::{self, Environment};
+use crate::bench::environment::Environment;
+use crate::bench::plan::rows::ALL;
+use crate::bench::record;
+use crate::bench::runner::{Unwatched, run_on_device};
+use crate::bench::settings::{Measure, Settings};
+use crate::device::stopwatch::{Loaded, Stopwatch};
 use crate::device::{About, DeviceName, Job};
 use crate::error::CliError;
-use crate::figures::counted;
-use crate::loaded::{Family, by_family};
-use crate::progress::tell;
-use crate::stopwatch::Stopwatch;
+use crate::progress::{Progress, tell};
+use crate::table::counted;
 
 /// The form of the JSON, which changes when a field changes its meaning.
 const SCHEMA: u32 = 1;
@@ -53,7 +57,7 @@ struct Report {
     /// The code that the driver loaded for the kernels that were timed.
     loaded: Vec<Family>,
     /// Times, each of which is checked as well.
-    times: Vec<bench::Report>,
+    times: Vec<record::Report>,
     /// The reason why there are no times.
     untimed: Option<String>,
 }
@@ -88,7 +92,7 @@ struct Topic {
 pub(crate) fn output(args: &Args) -> Result<(String, bool), CliError> {
     let (device, backends) = args.device.run(Conformance { only: &args.only })?;
     let timed = match args.only.is_empty() {
-        true => bench::for_selftest(args.device).map_err(|error| error.to_string()),
+        true => timings(args.device).map_err(|error| error.to_string()),
         false => Ok(Vec::new()),
     };
     let (times, untimed) = match timed {
@@ -99,7 +103,7 @@ pub(crate) fn output(args: &Args) -> Result<(String, bool), CliError> {
     let report = Report {
         schema: SCHEMA,
         pass: untimed.is_none()
-            && times.iter().all(bench::Report::pass)
+            && times.iter().all(record::Report::pass)
             && backends.iter().all(|backend| backend.failed() == 0),
         device,
         environment: Environment::here(),
@@ -110,7 +114,7 @@ pub(crate) fn output(args: &Args) -> Result<(String, bool), CliError> {
                 targets: family.targets,
             })
             .collect(),
-        loaded: by_family(times.iter().flat_map(bench::Report::loaded), &families),
+        loaded: by_family(times.iter().flat_map(record::Report::loaded), &families),
         backends,
         times,
         untimed,
@@ -275,5 +279,149 @@ impl Report {
             false => "\nNot all is right: see above.\n",
         };
         text
+    }
+}
+
+/// Times a decode, a prefill and a sparse decode of few heads by
+/// every backend that fits, and a mixed batch through the layer with the best of them. Each is
+/// checked like every benchmark.
+fn timings(device: DeviceName) -> Result<Vec<record::Report>, CliError> {
+    let settings = |batches: &[&str], measure| Settings {
+        batches: batches.iter().map(|batch| (*batch).to_owned()).collect(),
+        measure: Some(measure),
+        device: Some(device),
+        model: Some(vec!["deepseek-v2-lite".to_owned()]),
+        backends: (measure == Measure::Attention).then(|| vec![ALL.to_owned()]),
+        samples: Some(10),
+        ..Settings::default()
+    };
+    let run = |settings: &_| run_on_device(settings, None, None, &mut Unwatched, &Progress::rows());
+    let mut reports = vec![
+        run(&settings(&["8q1s4k", "1q2k"], Measure::Attention))?,
+        run(&settings(&["2q100_8q1s1k"], Measure::Layer))?,
+    ];
+    let sparse = Settings {
+        topk: Some(vec![512]),
+        ..settings(&["8q1s4k"], Measure::Attention)
+    };
+    match run(&sparse) {
+        // A program need not have a backend that takes lists.
+        Err(CliError::Selection(SelectionError::NoneFits { .. })) => {}
+        sparse => reports.push(sparse?),
+    }
+    Ok(reports)
+}
+
+/// The kernels of a family for which the same was loaded.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+struct Family {
+    /// `helpers` for those of the device, `others` for those of libraries, `unnamed` for those
+    /// whose names the driver does not tell.
+    family: String,
+    machine_code: String,
+    ptx: String,
+    /// Their symbols.
+    kernels: Vec<String>,
+}
+
+/// Kernels by their families and by what was loaded, each once; `families` are those that this
+/// program has.
+fn by_family<'a>(kernels: impl IntoIterator<Item = &'a Loaded>, families: &[&str]) -> Vec<Family> {
+    let mut found: BTreeMap<[&str; 3], Vec<&str>> = BTreeMap::new();
+    for kernel in kernels {
+        let symbol = kernel.symbol.as_deref();
+        let family = symbol.map_or("unnamed", |symbol| family_of(symbol, families));
+        let symbols = found.entry([family, &kernel.machine_code, &kernel.ptx]);
+        let symbols = symbols.or_default();
+        symbols.extend(symbol.filter(|symbol| !symbols.contains(symbol)));
+    }
+    found
+        .into_iter()
+        .map(|([family, machine_code, ptx], kernels)| Family {
+            family: family.to_owned(),
+            machine_code: machine_code.to_owned(),
+            ptx: ptx.to_owned(),
+            kernels: kernels.into_iter().map(str::to_owned).collect(),
+        })
+        .collect()
+}
+
+/// The family of a mangled name. The kernels of `sm90` lie in the namespace `mla::sm90`.
+fn family_of<'a>(symbol: &str, families: &[&'a str]) -> &'a str {
+    let Some((_, rest)) = symbol.split_once("3mla") else {
+        return "others";
+    };
+    let is_own = |family: &&&str| rest.starts_with(&format!("{}{family}", family.len()));
+    families.iter().find(is_own).copied().unwrap_or("helpers")
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            family,
+            machine_code,
+            ptx,
+            kernels,
+        } = self;
+        let count = match kernels.len() {
+            0 => "kernels".to_owned(),
+            number => counted(number as u64, "kernel"),
+        };
+        write!(
+            f,
+            "{family}: {count} with code for {machine_code}, made of PTX for {ptx}"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn loaded(symbol: &str, machine_code: &str, ptx: &str) -> Loaded {
+        Loaded {
+            symbol: Some(symbol.to_owned()),
+            machine_code: machine_code.to_owned(),
+            ptx: ptx.to_owned(),
+        }
+    }
+
+    #[test]
+    fn kernels_are_told_apart_by_family_and_by_what_was_loaded() {
+        let decode = "_ZN3mla4sm806decode13decode_kernelINS1_6ConfigEEEvNS1_6ParamsE";
+        let prefill = "_ZN3mla4sm807prefill14prefill_kernelEv";
+        let kernels = [
+            loaded(decode, "9.0", "9.0"),
+            loaded(prefill, "9.0", "8.0"),
+            loaded(decode, "9.0", "9.0"),
+            loaded("_ZN3mla4sm905topk6kernelEv", "9.0", "9.0"),
+            loaded("_ZN3mla52_GLOBAL__N__copy_cu11copy_kernelEv", "9.0", "9.0"),
+            loaded("nvjet_tst_64x8_64x16_4x1_v_bz_TNT", "9.0", "9.0"),
+        ];
+        let found = by_family(&kernels, &["sm80", "sm90"]);
+        let lines: Vec<_> = found.iter().map(Family::to_string).collect();
+        assert_eq!(
+            lines,
+            [
+                "helpers: 1 kernel with code for 9.0, made of PTX for 9.0",
+                "others: 1 kernel with code for 9.0, made of PTX for 9.0",
+                "sm80: 1 kernel with code for 9.0, made of PTX for 8.0",
+                "sm80: 1 kernel with code for 9.0, made of PTX for 9.0",
+                "sm90: 1 kernel with code for 9.0, made of PTX for 9.0",
+            ]
+        );
+        assert_eq!(found[2].kernels, [prefill]);
+        // A driver that names no kernel tells what it loaded all the same.
+        let unnamed = Loaded {
+            symbol: None,
+            ..kernels[0].clone()
+        };
+        let line = by_family([&unnamed, &unnamed], &["sm80"])[0].to_string();
+        assert_eq!(
+            line,
+            "unnamed: kernels with code for 9.0, made of PTX for 9.0"
+        );
+        // A kernel of a family that the program does not have counts as a helper.
+        assert_eq!(by_family(&kernels[..1], &[])[0].family, "helpers");
     }
 }

@@ -4,8 +4,7 @@ use mla_runtime::batch::BatchSpec;
 
 use crate::args::Format;
 use crate::error::CliError;
-use crate::figures::counted;
-use crate::table::{numbers, table};
+use crate::table::{counted, numbers, table};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {

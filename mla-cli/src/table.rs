@@ -1,5 +1,6 @@
-//! The common form of all tables.
+//! The common form of all tables, and numbers as reports show them.
 
+use bytesize::ByteSize;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle, presets};
 
 // The width if the output is no terminal: that of a page of text that is comfortable to read.
@@ -33,5 +34,61 @@ pub fn numbers(table: &mut Table, columns: impl IntoIterator<Item = usize>) {
         if let Some(column) = table.column_mut(index) {
             column.set_cell_alignment(CellAlignment::Right);
         }
+    }
+}
+
+/// Three digits that count, more where there are more before the point.
+#[cfg(feature = "bench")]
+pub fn number(number: f64) -> String {
+    match number.abs() {
+        n if n >= 99.95 => format!("{number:.0}"),
+        n if n >= 9.995 => format!("{number:.1}"),
+        _ => format!("{number:.2}"),
+    }
+}
+
+/// A large number with its thousands in a letter.
+#[cfg(feature = "bench")]
+pub(crate) fn amount(count: f64) -> String {
+    match count {
+        n if n >= 1e9 => format!("{}G", number(n / 1e9)),
+        n if n >= 1e6 => format!("{}M", number(n / 1e6)),
+        n if n >= 1e3 => format!("{}k", number(n / 1e3)),
+        n => number(n),
+    }
+}
+
+/// Bytes in the unit that suits their number: `1.5 GiB`.
+pub(crate) fn size(bytes: u64) -> String {
+    ByteSize(bytes).display().iec().to_string()
+}
+
+/// A number of things in words: `1 chunk`, `2 chunks`.
+pub fn counted(count: impl Into<u64>, thing: &str) -> String {
+    match count.into() {
+        1 => format!("1 {thing}"),
+        count => format!("{count} {thing}s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg(feature = "bench")]
+    fn numbers_have_three_digits_that_count() {
+        let shown = [0.123, 1.234, 9.996, 12.34, 99.96, 1234.5].map(number);
+        assert_eq!(shown, ["0.12", "1.23", "10.0", "12.3", "100", "1234"]);
+        assert_eq!(
+            [12.0, 1234.0, 5.6e6, 7.8e9].map(amount),
+            ["12.0", "1.23k", "5.60M", "7.80G"]
+        );
+    }
+
+    #[test]
+    fn one_thing_is_no_plural() {
+        let shown = [0u32, 1, 2].map(|count| counted(count, "chunk"));
+        assert_eq!(shown, ["0 chunks", "1 chunk", "2 chunks"]);
     }
 }

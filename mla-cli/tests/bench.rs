@@ -378,6 +378,25 @@ fn the_axis_is_what_varies() {
 }
 
 #[test]
+fn cases_of_a_file_are_attention_in_a_dtype_or_steps_of_a_layer() {
+    let cases = file(
+        "cases.json",
+        r#"{"protocol": "", "decode": [{"id": "d", "b": 2, "h": 1, "s_q": 1, "kv": 70, "dtype": "f32"}],
+            "layer": [{"id": "l", "h": 1, "batch": "2q1s70_q20s90"}]}"#,
+    );
+    let line = format!("--cases {cases} --samples 2 --warm-up 0 --cold-cache off --check 4");
+    let (text, report) = bench("cases-of-a-file", &line);
+    assert_eq!(column(&report, "id"), ["d", "l"]);
+    assert_eq!(column(&report, "kind"), ["decode", "layer"]);
+    assert_eq!(column(&report, "tokens"), [2, 22]);
+    // 2·H·(2L + R) FLOP for each of 140 pairs, and 4 bytes an element.
+    let cost = &report["rows"][0]["cost"];
+    assert_eq!(cost["flop"], json!(2.0 * (2.0 * 512.0 + 64.0) * 140.0));
+    assert!(cost["bytes"].as_f64().unwrap() > 140.0 * 576.0 * 4.0);
+    assert!(report["rows"][1]["errors"]["pass"] == true, "{text}");
+}
+
+#[test]
 fn a_crossover_is_found_between_the_paths() {
     let svg = temporary("crossover.svg");
     let (text, report) = bench(

@@ -4,7 +4,6 @@
 //! [`forward_selecting`](mla_runtime::layer::MlaLayer::forward_selecting) enqueues them. The lists
 //! are compared with f64, and so is the output.
 
-mod parts;
 mod peers;
 mod report;
 mod steps;
@@ -13,16 +12,16 @@ use std::path::PathBuf;
 
 use mla_cli::parts::{
     About, BatchArgs, CliError, Data, Environment, Errors, Format, HostLists, Indexed, IndexedJob,
-    ListErrors, Lists, Model, ModelArgs, Progress, Run, Step, Stopwatch, Until, Wanted,
-    check_files, compare_outputs, json, positive, samples, save, warm_up,
+    ListErrors, Lists, Model, ModelArgs, Progress, Run, Step, Stopwatch, Wanted, check_files,
+    compare_outputs, positive, samples, warm_up,
 };
 use mla_runtime::indexer::IndexDevice;
 use mla_runtime::spec::Problem;
 
-use self::parts::{Space, Times, whole};
 use self::peers::{Case, LayerCase};
 use self::report::Report;
-use self::steps::Steps;
+use self::steps::{Space, Steps, whole};
+use crate::timing::{Timer, saved};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -77,14 +76,7 @@ pub(crate) fn output(args: &Args) -> std::result::Result<(String, bool), CliErro
         model: &model,
     })?;
     let text = args.format.write(&report, || report.describe());
-    let saved = match &args.json {
-        Some(path) => save(path, Until::End, &json(&report)),
-        None => Ok(()),
-    };
-    match saved {
-        Ok(()) => Ok((text, report.pass)),
-        Err(error) => Err(error.behind(text)),
-    }
+    saved(args.json.as_deref(), &report, text, report.pass)
 }
 
 struct Bench<'a> {
@@ -111,12 +103,12 @@ impl IndexedJob for Bench<'_> {
         let made_from = step.made_from(&wanted, device, &progress);
         let mut indexed = Indexed::new(&made_from)?;
         workspace.prepare(layer, &workload.batch()?)?;
-        let mut times = Times::new(device, args, &progress)?;
+        let mut timer = Timer::new(device, [args.samples, args.warm_up], &progress)?;
         let mut steps = Steps::new(device, &mut indexed, workload, args.on.seed)?;
-        steps.time(&mut times, &mut indexed, &mut data, layer)?;
+        steps.time(&mut timer, &mut indexed, &mut data, layer)?;
         let rows = steps.rows();
         drop(steps);
-        whole(&mut times, layer, &mut workspace, &mut indexed, &mut data)?;
+        whole(&mut timer, layer, &mut workspace, &mut indexed, &mut data)?;
 
         let (lists, outputs) =
             compare(&made_from, &mut indexed, &mut data, &workspace, args.check)?;
@@ -140,9 +132,9 @@ impl IndexedJob for Bench<'_> {
             batch: workload.label.clone(),
             backends: [step.selection.prefill.name, step.selection.decode.name].map(str::to_owned),
             environment: Environment::here(),
-            protocol: times.protocol,
+            protocol: timer.protocol,
             rows,
-            parts: times.parts,
+            parts: timer.rows,
             pass: lists.pass && outputs.pass,
             lists,
             largest_error: outputs.relative,

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use mla_cli::parts::{CliError, DeviceName, Progress, read_program};
 use serde::Serialize;
 
-use crate::peers::{Line, Said};
+use crate::peers::{Line, PeerOutput};
 
 /// The program: the helpers of `cargo lab peers`, which does not run here, and what is timed.
 const SCRIPT: &str = concat!(
@@ -81,7 +81,7 @@ impl PeerArgs {
 
     /// Times them, `listed` being how many query tokens ours were timed with; nothing if none was
     /// asked for.
-    pub(crate) fn time(&self, case: &Case, listed: usize) -> Result<Option<Said>, CliError> {
+    pub(crate) fn time(&self, case: &Case, listed: usize) -> Result<Option<PeerOutput>, CliError> {
         if self.peers.is_empty() {
             return Ok(None);
         }
@@ -112,10 +112,10 @@ impl PeerArgs {
         python.args(["-c", SCRIPT, &json]).stdout(Stdio::piped());
         let (status, output) = read_program(&mut python, |child| child.stdout.take())
             .map_err(|error| refused(format!("{name}, which cannot be started: {error}")))?;
-        let mut said = Said::default();
+        let mut theirs = PeerOutput::default();
         let is_done = |line: &Line| matches!(line, Line::Done { .. });
-        match said.read(&output[..], &Progress::spinner(), is_done)? {
-            true => Ok(Some(said)),
+        match theirs.read(&output[..], &Progress::spinner(), is_done)? {
+            true => Ok(Some(theirs)),
             false => Err(refused(format!(
                 "{name}, whose run of the peers ended with {}",
                 status
@@ -151,7 +151,7 @@ mod tests {
 
     /// A program that says `lines` in place of Python, and fails if it is not given the case.
     #[cfg(unix)]
-    fn time(name: &str, lines: &str, listed: usize) -> Result<Option<Said>, CliError> {
+    fn time(name: &str, lines: &str, listed: usize) -> Result<Option<PeerOutput>, CliError> {
         use std::os::unix::fs::PermissionsExt;
         let path = std::env::temp_dir().join(format!("mla-index-{}-{name}", std::process::id()));
         let given = concat!(
@@ -162,9 +162,9 @@ mod tests {
         let script = format!("#!/bin/sh\n[ \"$3\" = '{given}' ] || exit 7\n{lines}\n");
         std::fs::write(&path, script).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-        let said = args(path.clone()).time(&CASE(), listed);
+        let theirs = args(path.clone()).time(&CASE(), listed);
         std::fs::remove_file(path).unwrap();
-        said
+        theirs
     }
 
     #[cfg(unix)]
@@ -175,10 +175,13 @@ mod tests {
             echo '{"peer": "deepgemm", "id": "logits", "e2e_us": [3.0, 1.0, 2.0]}'
             echo '{"peer": "torch", "refused": "contexts of less than 2048 tokens"}'
             echo '{"done": ""}'"#;
-        let said = time("works", lines, 2).unwrap().unwrap();
-        assert_eq!(said.torch.as_deref(), Some("2.11"));
-        assert_eq!(said.peers[0].e2e_us, Some(2.0));
-        assert_eq!(said.refusals, ["torch: contexts of less than 2048 tokens"]);
+        let theirs = time("works", lines, 2).unwrap().unwrap();
+        assert_eq!(theirs.torch.as_deref(), Some("2.11"));
+        assert_eq!(theirs.peers[0].e2e_us, Some(2.0));
+        assert_eq!(
+            theirs.refusals,
+            ["torch: contexts of less than 2048 tokens"]
+        );
 
         let error = time("ends", "exit 3", 2).err().unwrap().to_string();
         assert!(error.contains("ended with exit status: 3"), "{error}");

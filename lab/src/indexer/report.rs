@@ -4,8 +4,8 @@ use comfy_table::Cell;
 use mla_cli::parts::{Environment, ListErrors, Protocol, number, numbers, table};
 use serde::Serialize;
 
-use super::parts::Part;
-use crate::peers::Said;
+use crate::peers::PeerOutput;
+use crate::timing::{Row, describe};
 
 #[derive(Serialize)]
 pub(crate) struct Report {
@@ -18,37 +18,23 @@ pub(crate) struct Report {
     /// The query tokens whose logits are there at a time: the parts of the selection are timed with
     /// as many.
     pub(crate) rows: usize,
-    pub(crate) parts: Vec<Part>,
+    pub(crate) parts: Vec<Row>,
     pub(crate) lists: ListErrors,
     /// The largest error of sampled rows of the output.
     pub(crate) largest_error: f64,
     pub(crate) pass: bool,
     /// The same batch by others.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) beside: Option<Said>,
+    pub(crate) beside: Option<PeerOutput>,
 }
 
 impl Report {
     pub(crate) fn describe(&self) -> String {
-        let mut table = table(["part", "µs", "spread", "TFLOP/s", "GB/s"]);
-        numbers(&mut table, 1..5);
-        for part in &self.parts {
-            let rate = |amount: f64, unit: f64| match amount {
-                0.0 => Cell::new(""),
-                _ => Cell::new(number(amount / part.time.median / unit)),
-            };
-            table.add_row([
-                Cell::new(part.name),
-                Cell::new(number(part.time.median * 1e6)),
-                Cell::new(format!("{:.1}%", part.time.spread * 100.0)),
-                rate(part.flop, 1e12),
-                rate(part.bytes, 1e9),
-            ]);
-        }
+        let table = describe(&self.parts, None);
         let beside = self
             .beside
             .as_ref()
-            .map_or_else(String::new, |said| self.describe_peers(said));
+            .map_or_else(String::new, |theirs| self.describe_peers(theirs));
         let [prefill, decode] = &self.backends;
         let lists = &self.lists;
         format!(
@@ -74,10 +60,10 @@ impl Report {
     }
 
     /// The times of the peers, and our time divided by each.
-    fn describe_peers(&self, said: &Said) -> String {
+    fn describe_peers(&self, theirs: &PeerOutput) -> String {
         let mut table = table(["peer", "part", "µs", "of ours"]);
         numbers(&mut table, 2..4);
-        for figures in &said.peers {
+        for figures in &theirs.peers {
             let Some(us) = figures.e2e_us else { continue };
             let own = self.parts.iter().find(|part| {
                 figures
@@ -92,7 +78,7 @@ impl Report {
                 Cell::new(ratio.unwrap_or_default()),
             ]);
         }
-        let refusals: String = said
+        let refusals: String = theirs
             .refusals
             .iter()
             .map(|refusal| format!("{refusal}\n"))

@@ -1,19 +1,19 @@
 //! The steps of a selection, each alone and with memory of its own.
 
 use fastrand::Rng;
-use mla_cli::parts::{CliError, Data, Indexed, Stopwatch, Workload, upload};
+use mla_cli::parts::{CliError, Data, Indexed, Lists, Stopwatch, Workload, upload};
 use mla_runtime::Result;
-use mla_runtime::backend::DecodeBatch;
+use mla_runtime::backend::{DecodeBatch, SelectedDecode, SelectedPrefill};
 use mla_runtime::device::CacheRows;
 use mla_runtime::indexer::{
     IndexCall, IndexDevice, IndexKeys, IndexQueries, IndexQueriesMut, IndexQueryInput, IndexRows,
     SlotListsMut,
 };
-use mla_runtime::layer::{LayerCall, SelectedLayer};
+use mla_runtime::layer::{LayerCall, SelectedLayer, Workspace};
 use mla_runtime::model::{DType, IndexDims, IndexerConfig, RotaryStyle};
 use mla_runtime::tensor::{ArrayRef, BlockTable, Layout, Rotary, Rotation, TensorMut, TensorRef};
 
-use super::parts::Times;
+use crate::timing::Timer;
 
 /// The parts of a selection, with memory of their own.
 pub(crate) struct Steps<D: IndexDevice> {
@@ -128,7 +128,7 @@ impl<D: IndexDevice + Stopwatch> Steps<D> {
 
     pub(crate) fn time(
         &mut self,
-        times: &mut Times<'_, D>,
+        timer: &mut Timer<'_, D>,
         indexed: &mut Indexed<D>,
         data: &mut Data<D>,
         layer: &SelectedLayer<D>,
@@ -137,24 +137,24 @@ impl<D: IndexDevice + Stopwatch> Steps<D> {
         let [heads, width] = [config.dims.heads, config.dims.width].map(|n| n as usize);
         let topk = f64::from(config.dims.topk);
         let rows = self.scored.rows as f64;
-        times.time("rows of both caches", [0.0; 2], &mut |device| {
+        timer.time("rows of both caches", [0.0; 2], &mut |device| {
             let (_, _, index) = indexed.call()?;
             self.write(device, index, data.call(layer.config())?)
         })?;
         let weights = (indexed.query_rank() * heads * width) as f64;
         let bytes = weights * indexed.query_dtype().bytes() as f64;
-        times.time(
+        timer.time(
             "index queries",
             [2.0 * rows * weights, bytes],
             &mut |device| self.project(device, indexed),
         )?;
         let products = 2.0 * (heads * width) as f64 * self.pairs;
         let bytes = (width + 4) as f64 * self.cached + 4.0 * self.pairs;
-        times.time("logits", [products, bytes], &mut |device| {
+        timer.time("logits", [products, bytes], &mut |device| {
             self.score(device, indexed)
         })?;
         let bytes = 4.0 * (self.pairs + rows * topk);
-        times.time("lists of slots", [0.0, bytes], &mut |device| {
+        timer.time("lists of slots", [0.0, bytes], &mut |device| {
             self.select(device)
         })?;
         Ok(())
@@ -253,6 +253,32 @@ impl<D: IndexDevice + Stopwatch> Steps<D> {
             SlotListsMut::new(D::bytes_mut(&mut self.lists), width),
         )
     }
+}
+
+/// The workspace of a layer whose backends are selected.
+pub(super) type Space<D> = Workspace<SelectedPrefill<D>, SelectedDecode<D>>;
+
+/// Times the selection, attention to lists that are there, and the layer.
+pub(super) fn whole<D: IndexDevice + Stopwatch>(
+    timer: &mut Timer<'_, D>,
+    layer: &SelectedLayer<D>,
+    workspace: &mut Space<D>,
+    indexed: &mut Indexed<D>,
+    data: &mut Data<D>,
+) -> Result<()> {
+    timer.time("the whole selection", [0.0; 2], &mut |_| {
+        let (indexer, lists, call) = indexed.call()?;
+        indexer.select(workspace, lists, call)
+    })?;
+    timer.time("the layer by shared lists", [0.0; 2], &mut |_| {
+        let mut call = data.call(layer.config())?;
+        call.slot_lists = indexed.lists(workspace)?;
+        layer.forward(workspace, call)
+    })?;
+    timer.time("the layer with its indexer", [0.0; 2], &mut |_| {
+        let (indexer, lists, index) = indexed.call()?;
+        layer.forward_selecting(workspace, lists, indexer, index, data.call(layer.config())?)
+    })
 }
 
 /// Pairs of the first `rows` query tokens and the positions that they see, and the cached tokens of

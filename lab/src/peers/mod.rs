@@ -1,5 +1,5 @@
 //! `cargo lab peers`: the built-in backends beside published ones, which a Python script times by
-//! the same protocol on the same GPU.
+//! the same protocol on the same GPU or processor.
 //!
 //! Case by case and in rounds, first ours and then the others: a card at the limit of its power
 //! remembers what it did before, so a contender that ran all of its cases first would look better
@@ -13,19 +13,22 @@ use std::path::PathBuf;
 
 use comfy_table::{Attribute, Cell, CellAlignment, ContentArrangement, Table};
 use mla_cli::parts::{
-    Case, CliError, OutputArgs, Progress, Report, Row, Settings, Until, Watcher, cases,
+    Case, CliError, DeviceName, OutputArgs, Progress, Report, Row, Settings, Until, Watcher, cases,
     check_files, counted, draw_with, json, number, positive, run_on_device, samples, save, table,
     warm_up,
 };
 use mla_kernels::present_gpu;
 use serde::Serialize;
 
-use self::script::{Figures, PEERS, Script, check_python};
-pub(crate) use self::script::{Line, Said};
+pub(crate) use self::script::{Line, PeerOutput};
+use self::script::{PEERS, PeerRow, Script, check_python};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Cases in JSON [default: those for Hopper that come with this program].
+    /// Device to time on.
+    #[arg(long, default_value = "cuda")]
+    device: DeviceName,
+    /// Cases in JSON [default: those of lab/cases for Hopper, or for a processor].
     #[arg(long, value_name = "FILE")]
     cases: Option<PathBuf>,
     /// Only the cases whose ids begin so.
@@ -33,15 +36,10 @@ pub(crate) struct Args {
     only: Vec<String>,
     /// Peers to time. For Hopper: flashmla, fa3, flashinfer (which compiles for two minutes) and
     /// cudnn. For every GPU since Ampere: flashinfer-fa2 (likewise), triton (vLLM's decode),
-    /// torch-flash (FlashAttention-2) and torch-efficient.
-    #[arg(
-        long,
-        value_name = "NAME",
-        value_delimiter = ',',
-        default_value = "flashmla,fa3,flashinfer,cudnn",
-        value_parser = PEERS
-    )]
-    peers: Vec<String>,
+    /// torch-flash (FlashAttention-2) and torch-efficient. On a processor: torch's
+    /// scaled_dot_product_attention in five forms [default: all four for Hopper, or all five].
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = PEERS)]
+    peers: Option<Vec<String>>,
     /// A folder with their libraries and wheels, where they are not installed.
     #[arg(long, value_name = "DIR")]
     wheels: Option<PathBuf>,
@@ -68,11 +66,25 @@ pub(crate) struct Args {
     output: OutputArgs,
 }
 
-/// The cases by which kernels for Hopper are compared, whose ids begin as `only` says, or all.
-fn hopper(only: &[String]) -> Result<Vec<Case>, CliError> {
-    // A test reads it.
-    let cases = cases::parse(include_str!("../../cases/hopper.json")).expect("the file is right");
-    cases::select(cases, only)
+/// The cases by which backends of a device are compared, whose ids begin as `only` says, or all.
+fn default_cases(device: DeviceName, only: &[String]) -> Result<Vec<Case>, CliError> {
+    let text = match device {
+        DeviceName::Cpu => include_str!("../../cases/cpu.json"),
+        DeviceName::Cuda => include_str!("../../cases/hopper.json"),
+    };
+    // A test reads both.
+    cases::select(cases::parse(text).expect("the file is right"), only)
+}
+
+impl Args {
+    /// The peers that are asked for.
+    fn peers(&self) -> Vec<&str> {
+        match (&self.peers, self.device) {
+            (Some(peers), _) => peers.iter().map(String::as_str).collect(),
+            (None, DeviceName::Cuda) => PEERS[..4].to_vec(),
+            (None, DeviceName::Cpu) => PEERS[8..].to_vec(),
+        }
+    }
 }
 
 /// Our times and the peers' times.
@@ -81,7 +93,7 @@ struct Beside<'a> {
     #[serde(flatten)]
     ours: &'a Report,
     #[serde(flatten)]
-    said: &'a Said,
+    theirs: &'a PeerOutput,
 }
 
 /// Has the peers timed after each round of ours, and writes what both took after each case.
@@ -102,8 +114,8 @@ impl Watcher for Timed<'_> {
     }
 
     fn after_row(&mut self, ours: &Report) -> Result<(), CliError> {
-        let said = self.script.said();
-        Beside { ours, said }.write(self.args, self.cases, Until::Row)
+        let theirs = self.script.theirs();
+        Beside { ours, theirs }.write(self.args, self.cases, Until::Row)
     }
 }
 
@@ -127,18 +139,20 @@ pub(crate) fn output(args: &Args) -> Result<(String, bool), CliError> {
     }
     let cases = match &args.cases {
         Some(path) => cases::read(path, &args.only)?,
-        None => hopper(&args.only)?,
+        None => default_cases(args.device, &args.only)?,
     };
     check_python(args)?;
-    present_gpu().map_err(|cause| CliError::Argument {
-        argument: "GPU",
-        given: format!("none, because {cause}"),
-        accepted: format!("one that the built-in backends run on: {}", cause.remedy()),
-    })?;
+    if args.device == DeviceName::Cuda {
+        present_gpu().map_err(|cause| CliError::Argument {
+            argument: "GPU",
+            given: format!("none, because {cause}"),
+            accepted: format!("one that the built-in backends run on: {}", cause.remedy()),
+        })?;
+    }
     let settings = Settings {
         samples: Some(args.samples),
         warm_up: Some(args.warm_up),
-        ..Settings::on_gpu()
+        ..Settings::on(args.device)
     };
     let ceilings = args.output.ceilings.as_deref();
     let progress = Progress::rows();
@@ -154,8 +168,8 @@ pub(crate) fn output(args: &Args) -> Result<(String, bool), CliError> {
         &mut timed,
         &progress,
     )?;
-    let said = &timed.script.finish()?;
-    let beside = Beside { ours, said };
+    let theirs = &timed.script.finish()?;
+    let beside = Beside { ours, theirs };
     let written = beside.write(args, &cases, Until::End).and_then(|()| {
         let scatters = || regions::scatters(&beside.points(&cases));
         match &output.plot {
@@ -221,10 +235,10 @@ impl Beside<'_> {
              schedule exists."
                 .to_owned(),
         );
-        if let Some(torch) = &self.said.torch {
+        if let Some(torch) = &self.theirs.torch {
             lines.push(format!("The others run under torch {torch}."));
         }
-        lines.extend(self.said.refusals.iter().cloned());
+        lines.extend(self.theirs.refusals.iter().cloned());
         lines.join("\n") + "\n"
     }
 
@@ -239,7 +253,7 @@ impl Beside<'_> {
     }
 
     fn best(&self, id: &str, metric: Metric) -> Option<f64> {
-        let of_case = self.said.peers.iter().filter(|peer| peer.id == id);
+        let of_case = self.theirs.peers.iter().filter(|peer| peer.id == id);
         of_case
             .filter_map(|peer| metric.theirs(peer))
             .reduce(f64::min)
@@ -247,15 +261,15 @@ impl Beside<'_> {
 
     fn table(&self) -> Table {
         let mut peers: Vec<&str> = self
-            .said
+            .theirs
             .peers
             .iter()
             .map(|figures| figures.peer.as_str())
             .collect();
         peers.sort_unstable();
         peers.dedup();
-        let figures: BTreeMap<(&str, &str), &Figures> = self
-            .said
+        let figures: BTreeMap<(&str, &str), &PeerRow> = self
+            .theirs
             .peers
             .iter()
             .map(|figures| ((figures.id.as_str(), figures.peer.as_str()), figures))
@@ -322,7 +336,7 @@ impl Metric {
         }
     }
 
-    const fn theirs(self, figures: &Figures) -> Option<f64> {
+    const fn theirs(self, figures: &PeerRow) -> Option<f64> {
         match self {
             Self::Everything => figures.e2e_us,
             Self::Planned => figures.planned_us,
@@ -369,7 +383,7 @@ mod tests {
             ..Settings::default()
         };
         let mut finished = Finished::default();
-        let cases = hopper(&only).unwrap();
+        let cases = default_cases(DeviceName::Cuda, &only).unwrap();
         let ours = run_on_device(
             &settings,
             Some(cases),
@@ -385,9 +399,9 @@ mod tests {
         assert_eq!(finished.rows, [1]);
         assert_eq!(ours.rows[0].samples_us.len(), 3);
 
-        let mut said = Said::default();
+        let mut theirs = PeerOutput::default();
         for (peer, us) in [("fa3", 1e9), ("cudnn", 2e9)] {
-            said.add(Times {
+            theirs.add(Times {
                 peer: peer.to_owned(),
                 id: only[0].clone(),
                 e2e_us: vec![us],
@@ -396,7 +410,7 @@ mod tests {
         }
         let beside = Beside {
             ours: &ours,
-            said: &said,
+            theirs: &theirs,
         };
         let table = beside.table();
         let texts = |row: &comfy_table::Row| -> Vec<String> {
@@ -416,10 +430,10 @@ mod tests {
     #[test]
     fn every_file_of_cases_can_be_read() {
         let [only, none] = [["d-b128", "p-h16-mix"], ["x", "y"]].map(|ids| ids.map(str::to_owned));
-        let cases = hopper(&only).unwrap();
+        let cases = default_cases(DeviceName::Cuda, &only).unwrap();
         assert_eq!(cases.len(), 6);
         assert_eq!(cases[5].requests.iter().map(|r| r.q).max(), Some(16384));
-        assert!(hopper(&none).is_err());
+        assert!(default_cases(DeviceName::Cuda, &none).is_err());
 
         let counts = |text| {
             let cases = cases::parse(text).unwrap();
@@ -434,5 +448,7 @@ mod tests {
         assert_eq!(counts(include_str!("../../cases/random.json")), [44, 44, 0]);
         assert_eq!(counts(include_str!("../../cases/uneven.json")), [0, 67, 0]);
         assert_eq!(counts(include_str!("../../cases/sparse.json")), [0, 0, 44]);
+        assert_eq!(counts(include_str!("../../cases/cpu.json")), [16, 8, 0]);
+        assert_eq!(counts(include_str!("../../cases/layer.json")), [0, 0, 0]);
     }
 }

@@ -30,13 +30,13 @@ impl Point {
     pub(crate) fn new(case: &Case, ratio: f64) -> Self {
         let heads = u64::from(case.heads);
         let tiles = |q: u32| match case.kind {
-            CaseKind::Decode | CaseKind::Sparse { .. } => {
+            CaseKind::Decode | CaseKind::Sparse { .. } | CaseKind::Layer => {
                 (u64::from(q) * heads).div_ceil(TILE_ROWS)
             }
             CaseKind::Prefill { .. } => u64::from(q).div_ceil(TILE_ROWS) * heads,
         };
         let context = |q: u32, kv: u32| match case.kind {
-            CaseKind::Prefill { causal: true } => kv - q,
+            CaseKind::Prefill { causal: true } | CaseKind::Layer => kv - q,
             CaseKind::Prefill { causal: false } | CaseKind::Decode => kv,
             CaseKind::Sparse { lists, .. } => kv.min(lists.valid),
         };
@@ -46,6 +46,7 @@ impl Point {
                 CaseKind::Decode => "Decode",
                 CaseKind::Sparse { .. } => "Sparse",
                 CaseKind::Prefill { .. } => "Prefill",
+                CaseKind::Layer => "Layer",
             },
             tiles: requests().map(|r| tiles(r.q)).sum(),
             context: requests().map(|r| context(r.q, r.kv)).max().unwrap_or(0),
@@ -92,7 +93,7 @@ fn kinds(points: &[Point]) -> Vec<&'static str> {
 }
 
 /// Geometric mean and minimum.
-fn mean_and_min(ratios: &[f64]) -> (f64, f64) {
+fn mean_and_least(ratios: &[f64]) -> (f64, f64) {
     let mean = ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64;
     let min = ratios.iter().copied().fold(f64::INFINITY, f64::min);
     (mean.exp(), min)
@@ -119,7 +120,7 @@ pub(crate) fn markdown(points: &[Point]) -> String {
         for (row, name) in rows.iter().enumerate() {
             let cell = |at: &usize| {
                 cells.get(&(row, *at)).map_or(String::new(), |ratios| {
-                    let (mean, min) = mean_and_min(ratios);
+                    let (mean, min) = mean_and_least(ratios);
                     format!("{mean:.2}, {min:.2} ({})", ratios.len())
                 })
             };
@@ -132,10 +133,10 @@ pub(crate) fn markdown(points: &[Point]) -> String {
             column.set_cell_alignment(CellAlignment::Right);
         }
         table.load_style(presets::ASCII_MARKDOWN);
-        let (mean, min) = mean_and_min(&of_kind().map(|p| p.ratio).collect::<Vec<_>>());
+        let (mean, min) = mean_and_least(&of_kind().map(|p| p.ratio).collect::<Vec<_>>());
         let _ = writeln!(
             text,
-            "\n{kind}: the best peer's time divided by ours, geometric mean and least (cases); \
+            "\n{kind}: the best peer's time divided by ours, geometric mean and min (cases); \
              over all {} cases {mean:.3} and {min:.3}.\n\n{}",
             of_kind().count(),
             table.trim_fmt()
@@ -173,12 +174,15 @@ pub(crate) fn scatters(points: &[Point]) -> Vec<Scatter> {
 mod tests {
     use mla_runtime::batch::Request;
 
+    use mla_runtime::model::DType;
+
     use super::*;
 
     fn case(heads: u32, kind: CaseKind, requests: &[(u32, u32)]) -> Case {
         Case {
             id: String::new(),
             heads,
+            dtype: DType::BF16,
             requests: requests
                 .iter()
                 .map(|&(q, kv)| Request::new(q, kv))

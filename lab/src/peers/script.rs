@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::thread::{self, JoinHandle};
 
-use mla_cli::parts::{Case, CaseKind, CliError, Progress, SEED, Summary, lines, read_program};
+use mla_cli::parts::{
+    Case, CaseKind, CliError, DeviceName, Progress, SEED, Summary, lines, read_program,
+};
 use serde::{Deserialize, Serialize};
 
 use super::Args;
@@ -13,8 +15,9 @@ use super::Args;
 /// The program, so that no file has to be found where only the command is installed.
 const SCRIPT: &str = include_str!("../../peers/peers.py");
 
-/// The peers that it can time.
-pub(crate) const PEERS: [&str; 8] = [
+/// The peers that it can time: four for Hopper, four for every GPU since Ampere, and five for a
+/// processor.
+pub(crate) const PEERS: [&str; 13] = [
     "flashmla",
     "fa3",
     "flashinfer",
@@ -23,19 +26,24 @@ pub(crate) const PEERS: [&str; 8] = [
     "triton",
     "torch-flash",
     "torch-efficient",
+    "sdpa-folded",
+    "sdpa-expanded",
+    "sdpa-products",
+    "sdpa-plain",
+    "sdpa-padded",
 ];
 
 /// The script's output about its torch and the peers.
 #[derive(Default, Serialize)]
-pub(crate) struct Said {
+pub(crate) struct PeerOutput {
     pub(crate) torch: Option<String>,
-    pub(crate) peers: Vec<Figures>,
+    pub(crate) peers: Vec<PeerRow>,
     pub(crate) refusals: Vec<String>,
 }
 
 /// One peer on one case: the medians of its samples.
 #[derive(Default, Serialize)]
-pub(crate) struct Figures {
+pub(crate) struct PeerRow {
     pub(crate) peer: String,
     pub(crate) id: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -48,7 +56,7 @@ pub(crate) struct Figures {
     planned_samples_us: Vec<f64>,
 }
 
-impl Figures {
+impl PeerRow {
     fn add(&mut self, times: Times) {
         self.e2e_samples_us.extend(times.e2e_us);
         self.planned_samples_us.extend(times.planned_us);
@@ -100,6 +108,7 @@ struct Round<'a> {
     id: &'a str,
     kind: &'static str,
     heads: u32,
+    dtype: &'static str,
     causal: bool,
     /// Query and kv tokens.
     requests: Vec<[u32; 2]>,
@@ -127,12 +136,14 @@ impl<'a> Round<'a> {
             CaseKind::Decode => ("decode", true),
             CaseKind::Sparse { .. } => ("sparse", true),
             CaseKind::Prefill { causal } => ("prefill", causal),
+            CaseKind::Layer => ("layer", true),
         };
         Self {
             samples,
             id: &case.id,
             kind,
             heads: case.heads,
+            dtype: case.dtype.name(),
             causal,
             requests: case.requests.iter().map(|r| [r.q, r.kv]).collect(),
             sparse: match case.kind {
@@ -141,7 +152,7 @@ impl<'a> Round<'a> {
                     topk: lists.topk,
                     positions: is_new.then(|| lists.positions(&case.requests, PAGE, SEED.into())),
                 }),
-                CaseKind::Decode | CaseKind::Prefill { .. } => None,
+                _ => None,
             },
         }
     }
@@ -164,8 +175,12 @@ fn cannot_start(args: &Args, error: &std::io::Error) -> CliError {
 
 /// Refuses a Python without torch or without a GPU, before anything is measured.
 pub(crate) fn check_python(args: &Args) -> Result<(), CliError> {
-    let check =
-        "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 'torch finds no GPU')";
+    let check = match args.device {
+        DeviceName::Cpu => "import torch",
+        DeviceName::Cuda => {
+            "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 'torch finds no GPU')"
+        }
+    };
     let mut python = Command::new(&args.python);
     python.args(["-c", check]);
     python.stdout(Stdio::null()).stderr(Stdio::piped());
@@ -189,7 +204,7 @@ pub(crate) struct Script {
     /// Shows what libraries say, until they are gone.
     aside: Option<JoinHandle<()>>,
     progress: Progress,
-    said: Said,
+    theirs: PeerOutput,
     /// The case of the round before.
     current: Option<String>,
 }
@@ -199,8 +214,13 @@ impl Script {
     /// on our times.
     pub(crate) fn start(args: &Args, progress: &Progress) -> Result<Self, CliError> {
         let mut python = Command::new(&args.python);
-        python.args(["-c", SCRIPT, "--peers", &args.peers.join(",")]);
+        python.args(["-c", SCRIPT, "--peers", &args.peers().join(",")]);
         python.args(["--warm-up", &args.warm_up.to_string()]);
+        if args.device == DeviceName::Cpu {
+            // As many threads as ours.
+            let threads = mla_cpu::Cpu::new().threads();
+            python.args(["--device", "cpu", "--threads", &threads.to_string()]);
+        }
         if let Some(wheels) = &args.wheels {
             python.arg("--wheels").arg(wheels);
         }
@@ -222,7 +242,7 @@ impl Script {
             lines: BufReader::new(lines),
             aside: Some(thread::spawn(move || show(errors, &beside))),
             progress: progress.clone(),
-            said: Said::default(),
+            theirs: PeerOutput::default(),
             current: None,
         };
         let mut peers = 0;
@@ -237,10 +257,10 @@ impl Script {
             (false, _) => Err(script.failed()),
             (true, 0) => Err(CliError::Argument {
                 argument: "--peers",
-                given: args.peers.join(","),
+                given: args.peers().join(","),
                 accepted: format!(
                     "at least one that can be loaded: {}",
-                    script.said.refusals.join("; ")
+                    script.theirs.refusals.join("; ")
                 ),
             }),
             (true, _) => Ok(script),
@@ -272,23 +292,23 @@ impl Script {
     }
 
     /// The output so far.
-    pub(crate) const fn said(&self) -> &Said {
-        &self.said
+    pub(crate) const fn theirs(&self) -> &PeerOutput {
+        &self.theirs
     }
 
-    /// Everything that was said.
-    pub(crate) fn finish(mut self) -> Result<Said, CliError> {
+    /// The whole output, once it has ended.
+    pub(crate) fn finish(mut self) -> Result<PeerOutput, CliError> {
         self.rounds = None;
         self.read(|_| false)?;
         match self.wait()?.success() {
-            true => Ok(self.said),
+            true => Ok(self.theirs),
             false => Err(self.failed()),
         }
     }
 
     /// Reads to the `last` line, or to the end; says whether there was such a line.
     fn read(&mut self, last: impl FnMut(&Line) -> bool) -> Result<bool, CliError> {
-        self.said.read(&mut self.lines, &self.progress, last)
+        self.theirs.read(&mut self.lines, &self.progress, last)
     }
 
     /// Its end, with everything shown that came before.
@@ -328,7 +348,7 @@ fn show(from: impl Read, progress: &Progress) {
     }
 }
 
-impl Said {
+impl PeerOutput {
     /// Reads to the `last` line, or to the end; says whether there was such a line.
     pub(crate) fn read(
         &mut self,
@@ -368,10 +388,10 @@ impl Said {
             .iter()
             .position(|figures| figures.peer == times.peer && figures.id == times.id);
         let place = known.unwrap_or_else(|| {
-            self.peers.push(Figures {
+            self.peers.push(PeerRow {
                 peer: times.peer.clone(),
                 id: times.id.clone(),
-                ..Figures::default()
+                ..PeerRow::default()
             });
             self.peers.len() - 1
         });
@@ -384,14 +404,15 @@ mod tests {
     use super::*;
     use mla_cli::parts::OutputArgs;
 
-    use crate::peers::hopper;
+    use crate::peers::default_cases;
 
     #[test]
     fn the_script_knows_every_peer_that_can_be_asked_for() {
         let (_, table) = SCRIPT.split_once("\nPEERS = {\n").unwrap();
         let (table, _) = table.split_once("\n}\n").unwrap();
-        let names: Vec<_> = table.lines().map(|line| line.split('"').nth(1)).collect();
-        assert_eq!(names, PEERS.map(Some));
+        let names = table.lines().filter_map(|line| line.split('"').nth(1));
+        let names: Vec<_> = names.collect();
+        assert_eq!(names, PEERS);
     }
 
     #[test]
@@ -431,27 +452,27 @@ mod tests {
 {"peer": "fa3", "id": "b", "e2e_us": [4.5]}
 "#[..];
         let progress = Progress::hidden();
-        let mut said = Said::default();
+        let mut theirs = PeerOutput::default();
         let is_loaded = |line: &Line| matches!(line, Line::Loaded { .. });
-        assert!(said.read(&mut lines, &progress, is_loaded).unwrap());
+        assert!(theirs.read(&mut lines, &progress, is_loaded).unwrap());
         assert_eq!(progress.message(), "flashinfer loads");
         let is_done =
             |id: &'static str| move |line: &Line| matches!(line, Line::Done { done } if done == id);
-        assert!(said.read(&mut lines, &progress, is_done("a")).unwrap());
-        assert_eq!(said.torch.as_deref(), Some("2.11"));
+        assert!(theirs.read(&mut lines, &progress, is_done("a")).unwrap());
+        assert_eq!(theirs.torch.as_deref(), Some("2.11"));
         assert_eq!(
-            said.refusals,
+            theirs.refusals,
             ["flashinfer: cannot be loaded", "cudnn on a: too long"]
         );
-        assert_eq!(said.peers.len(), 1);
-        assert_eq!(said.peers[0].e2e_us, Some(2.0));
-        assert!(said.read(&mut lines, &progress, is_done("a")).unwrap());
-        assert_eq!(said.peers.len(), 1);
-        assert_eq!(said.peers[0].e2e_us, Some(2.5));
-        assert_eq!(said.peers[0].planned_us, Some(1.125));
+        assert_eq!(theirs.peers.len(), 1);
+        assert_eq!(theirs.peers[0].e2e_us, Some(2.0));
+        assert!(theirs.read(&mut lines, &progress, is_done("a")).unwrap());
+        assert_eq!(theirs.peers.len(), 1);
+        assert_eq!(theirs.peers[0].e2e_us, Some(2.5));
+        assert_eq!(theirs.peers[0].planned_us, Some(1.125));
         // It ended before this one was done.
-        assert!(!said.read(&mut lines, &progress, is_done("b")).unwrap());
-        assert_eq!(said.peers.len(), 2);
+        assert!(!theirs.read(&mut lines, &progress, is_done("b")).unwrap());
+        assert_eq!(theirs.peers.len(), 2);
     }
 
     /// Starts a program that says `lines` in place of Python.
@@ -464,7 +485,8 @@ mod tests {
         let args = Args {
             cases: None,
             only: Vec::new(),
-            peers: vec!["fa3".to_owned(), "cudnn".to_owned()],
+            device: DeviceName::Cuda,
+            peers: Some(vec!["fa3".to_owned(), "cudnn".to_owned()]),
             wheels: None,
             python: path.clone(),
             samples: 1,
@@ -482,7 +504,7 @@ mod tests {
     #[cfg(unix)]
     #[test]
     fn nothing_is_timed_before_a_peer_is_loaded() {
-        let cases = hopper(&["d-b1-h16-8k".to_owned()]).unwrap();
+        let cases = default_cases(DeviceName::Cuda, &["d-b1-h16-8k".to_owned()]).unwrap();
         let works = r#"echo 'loading…'
             echo '{"torch": "2.11", "loaded": ["fa3"]}'
             read round
@@ -490,8 +512,8 @@ mod tests {
             echo '{"done": "d-b1-h16-8k"}'"#;
         let mut script = start("works", works).unwrap();
         script.time(&cases[0], 1).unwrap();
-        let said = script.finish().unwrap();
-        assert_eq!(said.peers[0].e2e_us, Some(1.5));
+        let theirs = script.finish().unwrap();
+        assert_eq!(theirs.peers[0].e2e_us, Some(1.5));
 
         let refusals = [
             (

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use mla_runtime::batch::{MAX_LEN, MAX_REQUESTS, Request};
-use mla_runtime::model::{KvFormat, MAX_DIM};
+use mla_runtime::batch::{BatchSpec, MAX_LEN, MAX_REQUESTS, Request};
+use mla_runtime::model::{DType, KvFormat, MAX_DIM};
 use serde::Deserialize;
 
 use super::lists::{ListKind, Lists};
@@ -24,6 +24,8 @@ struct File {
     prefill: Vec<Prefill>,
     #[serde(default)]
     sparse: Vec<Sparse>,
+    #[serde(default)]
+    layer: Vec<Layer>,
 }
 
 #[derive(Deserialize)]
@@ -37,6 +39,8 @@ struct Decode {
     lens: Option<Vec<u32>>,
     h: u32,
     s_q: u32,
+    /// bf16 where absent.
+    dtype: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -44,6 +48,8 @@ struct Decode {
 struct Prefill {
     id: String,
     h: u32,
+    /// bf16 where absent.
+    dtype: Option<String>,
     q: Vec<u32>,
     /// One for each entry of `q`; absent if they are equal to `q`.
     kv: Option<Vec<u32>>,
@@ -70,11 +76,22 @@ struct Sparse {
     lists: ListKind,
 }
 
-/// One attention to time.
+/// A step of the whole layer.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Layer {
+    id: String,
+    h: u32,
+    /// The requests, as `mla spec` reads them.
+    batch: String,
+}
+
+/// One attention to time, or one step of a layer.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Case {
     pub id: String,
     pub heads: u32,
+    pub dtype: DType,
     pub requests: Vec<Request>,
     pub kind: CaseKind,
 }
@@ -84,6 +101,19 @@ pub enum CaseKind {
     Decode,
     Sparse { kv_format: KvFormat, lists: Lists },
     Prefill { causal: bool },
+    Layer,
+}
+
+/// A dtype by its name, bf16 if there is none.
+fn dtype_of(name: Option<&str>) -> Result<DType, String> {
+    let Some(name) = name else {
+        return Ok(DType::BF16);
+    };
+    let found = DType::ALL.iter().find(|dtype| dtype.name() == name);
+    found.copied().ok_or_else(|| {
+        let names: Vec<_> = DType::ALL.iter().map(|dtype| dtype.name()).collect();
+        format!("dtype: given {name:?}, accepted {}", names.join(", "))
+    })
 }
 
 /// The accepted form of a file of cases.
@@ -134,6 +164,10 @@ pub fn parse(text: &str) -> Result<Vec<Case>, String> {
         let id = case.id.clone();
         cases.push(case.read().map_err(|problem| format!("{id}: {problem}"))?);
     }
+    for case in file.layer {
+        let id = case.id.clone();
+        cases.push(case.read().map_err(|problem| format!("{id}: {problem}"))?);
+    }
     for (index, case) in cases.iter().enumerate() {
         if cases[..index].iter().any(|other| other.id == case.id) {
             return Err(format!("id: given {} twice, accepted: once", case.id));
@@ -156,6 +190,7 @@ impl Decode {
         Case {
             id: self.id,
             heads: self.h,
+            dtype: dtype_of(self.dtype.as_deref())?,
             requests: lens.into_iter().map(request).collect(),
             kind: CaseKind::Decode,
         }
@@ -188,6 +223,7 @@ impl Sparse {
         Case {
             id: self.id,
             heads: self.h,
+            dtype: DType::BF16,
             requests: vec![request; self.b as usize],
             kind: CaseKind::Sparse {
                 kv_format,
@@ -216,10 +252,25 @@ impl Prefill {
         Case {
             id: self.id,
             heads: self.h,
+            dtype: dtype_of(self.dtype.as_deref())?,
             requests: requests.collect(),
             kind: CaseKind::Prefill {
                 causal: self.causal,
             },
+        }
+        .checked()
+    }
+}
+
+impl Layer {
+    fn read(self) -> Result<Case, String> {
+        let spec: BatchSpec = self.batch.parse().map_err(|error| format!("{error}"))?;
+        Case {
+            id: self.id,
+            heads: self.h,
+            dtype: DType::BF16,
+            requests: spec.requests().to_vec(),
+            kind: CaseKind::Layer,
         }
         .checked()
     }
@@ -261,7 +312,9 @@ mod tests {
             r#"{"protocol": "as agreed",
                 "decode": [{"id": "d", "b": 2, "h": 16, "s_q": 1, "kv": 70},
                            {"id": "l", "h": 8, "s_q": 4, "lens": [9, 4]}],
-                "prefill": [{"id": "p", "h": 2, "q": [3, 4], "kv": [3, 9], "causal": false}]}"#,
+                "prefill": [{"id": "p", "h": 2, "q": [3, 4], "kv": [3, 9], "causal": false,
+                             "dtype": "f32"}],
+                "layer": [{"id": "s", "h": 2, "batch": "2q1s5_q3"}]}"#,
         )
         .unwrap();
         let lens = |case: &Case| -> Vec<_> { case.requests.iter().map(|r| (r.q, r.kv)).collect() };
@@ -269,6 +322,9 @@ mod tests {
         assert_eq!(lens(&cases[1]), [(4, 9), (4, 4)]);
         assert_eq!(lens(&cases[2]), [(3, 3), (4, 9)]);
         assert_eq!(cases[2].kind, CaseKind::Prefill { causal: false });
+        assert_eq!((cases[0].dtype, cases[2].dtype), (DType::BF16, DType::F32));
+        assert_eq!(lens(&cases[3]), [(1, 5), (1, 5), (3, 3)]);
+        assert_eq!(cases[3].kind, CaseKind::Layer);
 
         let sparse = |case: &str| parse(&format!(r#"{{"protocol": "", "sparse": [{case}]}}"#));
         let case =
@@ -342,6 +398,10 @@ mod tests {
             (
                 r#"{"id": "d", "b": 1, "h": 0, "s_q": 1, "kv": 3}"#,
                 "h: given 0",
+            ),
+            (
+                r#"{"id": "d", "b": 1, "h": 1, "s_q": 1, "kv": 3, "dtype": "f8"}"#,
+                "dtype: given \"f8\", accepted f32, f16, bf16",
             ),
             (
                 r#"{"id": "d", "b": 1, "h": 1, "s_q": 1, "lens": [3]}"#,

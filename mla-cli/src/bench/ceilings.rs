@@ -6,10 +6,10 @@ use std::path::Path;
 use mla_runtime::model::DType;
 use serde::{Deserialize, Serialize};
 
-use crate::cost::Cost;
 use crate::error::CliError;
-use crate::figures::number;
 use crate::input::read_text;
+use crate::run::workload::Cost;
+use crate::table::number;
 
 /// The maximal arithmetic and traffic of a machine, and the source of the figures.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

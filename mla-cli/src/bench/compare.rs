@@ -5,13 +5,11 @@ use std::path::{Path, PathBuf};
 use comfy_table::{Attribute, Cell, CellAlignment, ContentArrangement};
 use serde::Serialize;
 
-use super::report::{Report, SCHEMA};
-use super::row::Row;
+use super::record::{Report, Row, SCHEMA};
 use crate::args::Format;
 use crate::error::CliError;
-use crate::figures::{counted, number};
 use crate::input::read_text;
-use crate::table::table;
+use crate::table::{counted, number, table};
 
 #[derive(clap::Args)]
 pub(super) struct Args {

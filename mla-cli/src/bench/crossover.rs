@@ -1,49 +1,13 @@
 //! The query length from which on expanding is faster than absorbing: measured, and as predicted.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 
 use mla_runtime::plan::crossover::{Attention, ExpansionTraffic, Machine, crossover};
-use serde::{Deserialize, Serialize};
 
 use super::ceilings::Ceilings;
-use super::job::{Job, Subject};
-use super::layer::Layer;
-use super::row::Row;
+use super::record::{Basis, Crossover, Row};
 use super::settings::Route;
-use crate::figures::number;
-
-/// One pair of curves: the same requests but for their query length.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Crossover {
-    /// The description of all that the rows have in common.
-    pub series: String,
-    /// Query length, microseconds absorbed, microseconds expanded.
-    pub points: Vec<(u32, f64, f64)>,
-    /// The query length at which the curves meet as they are drawn.
-    pub measured: Option<f64>,
-    /// The query length that the model of the machine predicts. Absent if absorbing always wins, or
-    /// if nothing is known of the machine.
-    pub predicted: Option<f64>,
-    /// The basis of `predicted`.
-    #[serde(default)]
-    pub basis: Basis,
-    /// The query length at which both paths take the same number of multiply-adds.
-    pub predicted_by_arithmetic: Option<f64>,
-}
-
-/// The basis of a prediction.
-#[derive(Clone, Copy, PartialEq, Default, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Basis {
-    /// The machine's known ceilings.
-    #[default]
-    Figures,
-    /// A run of both forms on this machine, of `seconds` seconds.
-    Run { seconds: f64 },
-    /// Nothing: there is no prediction.
-    Nothing,
-}
+use super::work::{Layer, RowPlan, Work};
 
 /// The model of a machine, and its basis.
 #[derive(Clone, Copy, Debug)]
@@ -73,7 +37,7 @@ impl Known {
 }
 
 /// The time absorbed and the time expanded for each query length, as far as they were measured.
-type Points<'a> = BTreeMap<u32, [Option<(f64, &'a Subject)>; 2]>;
+type Points<'a> = BTreeMap<u32, [Option<(f64, &'a Work)>; 2]>;
 
 /// The properties that the curves of one pair share: the number of requests, the kv length, and the
 /// other parameters that vary among the rows.
@@ -81,18 +45,18 @@ type Pair = (usize, u32, String);
 
 /// Every pair of curves among the rows.
 pub(super) fn find(
-    jobs: &[Job],
+    plans: &[RowPlan],
     rows: &[Row],
     mut known: impl FnMut(&Layer) -> Known,
 ) -> Vec<Crossover> {
-    let pairs = pairs(jobs, rows).into_iter();
+    let pairs = pairs(plans, rows).into_iter();
     pairs
         .filter_map(|(pair, points)| of_pair(pair, points, &mut known))
         .collect()
 }
 
 /// The points of each pair of curves, in the order of their numbers.
-fn pairs<'a>(jobs: &'a [Job], rows: &[Row]) -> BTreeMap<Pair, Points<'a>> {
+fn pairs<'a>(plans: &'a [RowPlan], rows: &[Row]) -> BTreeMap<Pair, Points<'a>> {
     let value = |row: &Row, name: &String| row.parameters.get(name).cloned();
     let varying: BTreeSet<&String> = rows
         .iter()
@@ -104,13 +68,13 @@ fn pairs<'a>(jobs: &'a [Job], rows: &[Row]) -> BTreeMap<Pair, Points<'a>> {
         })
         .collect();
     let mut pairs: BTreeMap<Pair, Points<'_>> = BTreeMap::new();
-    for (job, row) in jobs.iter().zip(rows) {
+    for (plan, row) in plans.iter().zip(rows) {
         let slot = match row.parameters.get("path").map(String::as_str) {
             Some(path) if path == Route::Absorbed.name() => 0,
             Some(_) => 1,
             None => continue,
         };
-        let requests = job.subject.requests();
+        let requests = plan.work.requests();
         let alike = requests.windows(2).all(|pair| pair[0] == pair[1]);
         let Some(first) = requests.first().filter(|_| alike) else {
             continue;
@@ -122,7 +86,7 @@ fn pairs<'a>(jobs: &'a [Job], rows: &[Row]) -> BTreeMap<Pair, Points<'a>> {
             .map(|(name, value)| format!(", {name} {value}"))
             .collect();
         let points = pairs.entry((requests.len(), first.kv, others)).or_default();
-        points.entry(first.q).or_default()[slot] = Some((row.us.median, &job.subject));
+        points.entry(first.q).or_default()[slot] = Some((row.us.median, &plan.work));
     }
     pairs
 }
@@ -134,11 +98,11 @@ fn of_pair(
     points: Points<'_>,
     known: &mut impl FnMut(&Layer) -> Known,
 ) -> Option<Crossover> {
-    let both: Vec<(u32, (f64, &Subject), f64)> = points
+    let both: Vec<(u32, (f64, &Work), f64)> = points
         .into_iter()
         .filter_map(|(q, [absorbed, expanded])| Some((q, absorbed?, expanded?.0)))
         .collect();
-    let (Some(&(q, (_, Subject::Layer(layer)), _)), true) = (both.first(), both.len() > 1) else {
+    let (Some(&(q, (_, Work::Layer(layer)), _)), true) = (both.first(), both.len() > 1) else {
         return None;
     };
     let Known { machine, basis } = known(layer);
@@ -183,31 +147,6 @@ fn meeting(points: &[(u32, f64, f64)]) -> Option<f64> {
                 .then(|| from * (to / from).powf(before / (before - after)))
         })
         .next()
-}
-
-impl fmt::Display for Crossover {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "crossover of {}: ", self.series)?;
-        match (self.measured, self.points.first(), self.points.last()) {
-            (Some(q), ..) => write!(f, "{} query tokens measured", number(q))?,
-            (None, Some((first, a, e)), Some((last, ..))) => write!(
-                f,
-                "none between {first} and {last} query tokens, {} is faster",
-                if a <= e { "absorbing" } else { "expanding" }
-            )?,
-            _ => f.write_str("nothing measured")?,
-        }
-        let predicted = |length: Option<f64>| length.map_or("never".to_owned(), number);
-        match self.basis {
-            Basis::Nothing => f.write_str("; no prediction for this machine")?,
-            _ => write!(f, "; predicted {}", predicted(self.predicted))?,
-        }
-        if let Basis::Run { seconds } = self.basis {
-            write!(f, " from a run of {seconds:.1} s on this machine")?;
-        }
-        let by_arithmetic = predicted(self.predicted_by_arithmetic);
-        write!(f, ", by multiply-adds alone {by_arithmetic}")
-    }
 }
 
 #[cfg(test)]

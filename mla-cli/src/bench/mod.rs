@@ -1,47 +1,38 @@
 //! `mla bench`: times attention, checks what it times, and says how far the limit is.
 //!
 //! `settings` reads what is wanted, `plan` turns it into rows and finds every reason why one cannot
-//! run, `measure` runs one, `report` tells of them all.
+//! run, `measure` runs one, `record` is what came out, and `report` tells of it.
 
 mod attention;
-mod calibration;
 pub mod cases;
 pub(crate) mod ceilings;
-pub(crate) mod check;
-mod columns;
 mod compare;
 mod crossover;
 pub(crate) mod environment;
 pub(crate) mod files;
-mod job;
-mod layer;
 mod lists;
 mod measure;
 pub(crate) mod output;
-mod plan;
+pub(crate) mod plan;
 pub(crate) mod plot;
 pub(crate) mod random;
+pub(crate) mod record;
 pub(crate) mod report;
-pub(crate) mod row;
 pub(crate) mod runner;
-mod sampling;
 pub(crate) mod settings;
-mod site;
 pub(crate) mod statistics;
+mod work;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::Subcommand;
-use mla_runtime::select::SelectionError;
 
-pub(crate) use self::environment::Environment;
 use self::files::Until;
 use self::output::OutputArgs;
-pub(crate) use self::report::Report;
-use self::runner::{Unwatched, Watcher, run_on_device};
-use self::settings::{Measure, Settings};
-use crate::device::DeviceName;
+use self::record::Report;
+use self::runner::{Watcher, run_on_device};
+use self::settings::Settings;
 use crate::error::CliError;
 use crate::progress::Progress;
 
@@ -127,36 +118,6 @@ fn run(args: &BenchArgs) -> Result<Report, CliError> {
     let ceilings = args.output.ceilings.as_deref();
     let mut saved = Saved(&args.output);
     run_on_device(&settings, cases, ceilings, &mut saved, &Progress::rows())
-}
-
-/// Runs the timings of `mla selftest`: a decode, a prefill and a sparse decode of few heads by
-/// every backend that fits, and a mixed batch through the layer with the best of them. Each is
-/// checked like every benchmark.
-pub(crate) fn for_selftest(device: DeviceName) -> Result<Vec<Report>, CliError> {
-    let settings = |batches: &[&str], measure| Settings {
-        batches: batches.iter().map(|batch| (*batch).to_owned()).collect(),
-        measure: Some(measure),
-        device: Some(device),
-        model: Some(vec!["deepseek-v2-lite".to_owned()]),
-        backends: (measure == Measure::Attention).then(|| vec![plan::ALL.to_owned()]),
-        samples: Some(10),
-        ..Settings::default()
-    };
-    let run = |settings: &_| run_on_device(settings, None, None, &mut Unwatched, &Progress::rows());
-    let mut reports = vec![
-        run(&settings(&["8q1s4k", "1q2k"], Measure::Attention))?,
-        run(&settings(&["2q100_8q1s1k"], Measure::Layer))?,
-    ];
-    let sparse = Settings {
-        topk: Some(vec![512]),
-        ..settings(&["8q1s4k"], Measure::Attention)
-    };
-    match run(&sparse) {
-        // A program need not have a backend that takes lists.
-        Err(CliError::Selection(SelectionError::NoneFits { .. })) => {}
-        sparse => reports.push(sparse?),
-    }
-    Ok(reports)
 }
 
 /// Files are written anew after each row, so that an interrupted run has them up to there.

@@ -1,60 +1,18 @@
-//! The result of a benchmark, for programs and for people.
+//! The result of a benchmark, for people.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use comfy_table::{Attribute, Cell, CellAlignment, ContentArrangement, Table};
-use serde::{Deserialize, Serialize};
 
-use super::ceilings::Ceilings;
-use super::crossover::Crossover;
-use super::environment::Environment;
-use super::row::Row;
-use crate::figures::{amount, counted, number, size};
-use crate::loaded::Loaded;
-use crate::stopwatch::{Conditions, Protocol};
-use crate::table::table;
-
-/// The form of the JSON, which changes when a field changes its meaning.
-pub(crate) const SCHEMA: u32 = 1;
+use super::record::{Report, Row};
+use crate::device::stopwatch::Conditions;
+use crate::table::{amount, counted, number, size, table};
 
 /// Outliers that are told one by one.
-const MOST_NOTES: usize = 5;
-
-/// The whole result.
-#[derive(Serialize, Deserialize)]
-pub struct Report {
-    pub schema: u32,
-    pub device: String,
-    pub environment: Environment,
-    /// Every setting that was given, by arguments or file.
-    pub settings: serde_json::Value,
-    pub protocol: Protocol,
-    pub ceilings: Option<Ceilings>,
-    pub rows: Vec<Row>,
-    /// The number of rows that are not measured because the run did not come to its end.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub missing: usize,
-    #[serde(default)]
-    pub crossovers: Vec<Crossover>,
-}
-
-// The form that serde calls it in.
-#[allow(clippy::trivially_copy_pass_by_ref)]
-fn is_zero(count: &usize) -> bool {
-    *count == 0
-}
+const MAX_NOTES: usize = 5;
 
 impl Report {
-    pub fn pass(&self) -> bool {
-        self.rows.iter().all(|row| row.errors.pass)
-    }
-
-    /// The code that was loaded for the kernels of all rows.
-    pub fn loaded(&self) -> impl Iterator<Item = &Loaded> {
-        self.rows.iter().flat_map(|row| &row.loaded)
-    }
-
     pub fn describe(&self) -> String {
         let mut text = format!("{}\n", self.device);
         if let Some(ceilings) = &self.ceilings {
@@ -161,7 +119,7 @@ impl Report {
             }
         }
         let outlying: Vec<&Row> = self.rows.iter().filter(|row| row.us.outliers > 0).collect();
-        for row in outlying.iter().take(MOST_NOTES) {
+        for row in outlying.iter().take(MAX_NOTES) {
             notes.push(format!(
                 "{}: {} of {} samples are far from the median, up to {} µs",
                 named(row),
@@ -170,18 +128,18 @@ impl Report {
                 number(row.us.max)
             ));
         }
-        if outlying.len() > MOST_NOTES {
+        if outlying.len() > MAX_NOTES {
             notes.push(format!(
                 "{} more rows have samples far from their medians; the JSON has them all.",
-                outlying.len() - MOST_NOTES
+                outlying.len() - MAX_NOTES
             ));
         }
         let conditions = || self.rows.iter().map(|row| &row.conditions);
         let range = |of: fn(&Conditions) -> Option<f64>, unit: &str| {
             let values: Vec<f64> = conditions().filter_map(of).collect();
-            let least = values.iter().copied().reduce(f64::min)?;
-            let most = values.iter().copied().reduce(f64::max)?;
-            Some(format!("{least:.0} to {most:.0} {unit}"))
+            let min = values.iter().copied().reduce(f64::min)?;
+            let max = values.iter().copied().reduce(f64::max)?;
+            Some(format!("{min:.0} to {max:.0} {unit}"))
         };
         let state: Vec<String> = [
             range(|now| now.clock_mhz, "MHz"),

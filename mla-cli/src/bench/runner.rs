@@ -3,23 +3,23 @@
 use std::path::Path;
 
 use mla_runtime::select::Registry;
+use mla_runtime::spec::Platform;
 
-use super::calibration::calibrate;
 use super::cases::Case;
 use super::ceilings::Ceilings;
-use super::crossover::Known;
+use super::crossover::{self, Known};
 use super::environment::Environment;
-use super::layer::Layer;
-use super::report::{Report, SCHEMA};
-use super::row::Row;
-use super::sampling::Sampling;
-use super::settings::Settings;
-use super::site::Site;
-use super::{crossover, measure, plan};
+use super::measure::calibration::calibrate;
+use super::measure::{Sampling, measure};
+use super::plan::rows::BenchContext;
+use super::plan::sweep::{cases, sweep};
+use super::record::{Report, Row, SCHEMA};
+use super::settings::{Settings, Switch};
+use super::work::Layer;
+use crate::device::stopwatch::{Protocol, Stopwatch};
 use crate::device::{About, DeviceName, Job};
 use crate::error::CliError;
 use crate::progress::Progress;
-use crate::stopwatch::Stopwatch;
 
 /// Hooks around the measuring of rows.
 pub trait Watcher {
@@ -75,18 +75,18 @@ impl Job for Bench<'_> {
 
     fn run<D: Stopwatch>(self, device: &D, about: &About) -> Result<Report, CliError> {
         let settings = self.settings;
-        let protocol = plan::protocol::<D>(settings)?;
+        let protocol = protocol::<D>(settings)?;
         let registry = Registry::linked()?;
         let ceilings = Ceilings::find(self.ceilings, &about.description)?;
-        let site = Site {
+        let context = BenchContext {
             registry: &registry,
             device,
             about,
             graphs: protocol.graphs,
         };
-        let jobs = match self.cases {
-            Some(cases) => plan::cases(&site, settings, cases)?,
-            None => plan::sweep(&site, settings)?,
+        let plans = match self.cases {
+            Some(of_file) => cases(&context, settings, of_file)?,
+            None => sweep(&context, settings)?,
         };
         let check = settings.check.unwrap_or(16) as usize;
         let mut flush = device.allocate(match protocol.cold_cache {
@@ -101,33 +101,32 @@ impl Job for Bench<'_> {
             settings: serde_json::to_value(settings).expect("settings are JSON"),
             protocol,
             ceilings,
-            rows: Vec::with_capacity(jobs.len()),
-            missing: jobs.len(),
+            rows: Vec::with_capacity(plans.len()),
+            missing: plans.len(),
             crossovers: Vec::new(),
         };
-        for (index, job) in jobs.iter().enumerate() {
-            let message = format!("{} runs {}", job.contender, job.case);
-            self.progress.begin_row(index + 1, jobs.len(), &message);
+        for (index, row) in plans.iter().enumerate() {
+            let message = format!("{} runs {}", row.contender, row.case);
+            self.progress.begin_row(index + 1, plans.len(), &message);
             let mut sampling = Sampling {
                 protocol: &report.protocol,
                 rounds: self.watcher.rounds(),
                 after_round: &mut |samples| {
-                    self.watcher.after_round(&job.case, samples)?;
+                    self.watcher.after_round(&row.case, samples)?;
                     // Again, where that was others' turn.
                     self.progress.resume(&message);
                     Ok(())
                 },
             };
-            let measured =
-                measure::measure(&registry, device, &mut flush, job, &mut sampling, check)?;
-            let row = Row::new(job, measured, report.ceilings.as_ref())?;
-            report.rows.push(row);
+            let measured = measure(&registry, device, &mut flush, row, &mut sampling, check)?;
+            let measured = Row::new(row, measured, report.ceilings.as_ref())?;
+            report.rows.push(measured);
             report.missing -= 1;
             self.watcher.after_row(&report)?;
         }
         let of_gpu = Known::of(device.machine(), report.ceilings.as_ref());
-        report.crossovers = crossover::find(&jobs, &report.rows, |layer| {
-            of_gpu.unwrap_or_else(|| known_by_timing(&site, &mut flush, layer, self.progress))
+        report.crossovers = crossover::find(&plans, &report.rows, |layer| {
+            of_gpu.unwrap_or_else(|| known_by_timing(&context, &mut flush, layer, self.progress))
         });
         self.progress.finish();
         Ok(report)
@@ -136,14 +135,35 @@ impl Job for Bench<'_> {
 
 /// Predicts a crossover on a device of which nothing is known.
 fn known_by_timing<D: Stopwatch>(
-    site: &Site<'_, D>,
+    context: &BenchContext<'_, D>,
     flush: &mut D::Buffer,
     layer: &Layer,
     progress: &Progress,
 ) -> Known {
     progress.step("timing each path on little context, for a prediction");
-    calibrate(site, flush, layer).unwrap_or_else(|error| {
+    calibrate(context, flush, layer).unwrap_or_else(|error| {
         progress.line(&format!("there is no prediction: {error}"));
         Known::NOTHING
+    })
+}
+
+/// The protocol by which samples are taken.
+fn protocol<D: Stopwatch>(settings: &Settings) -> Result<Protocol, CliError> {
+    let on_gpu = D::PLATFORM == Platform::Cuda;
+    let graphs = settings
+        .graphs
+        .map_or(on_gpu, |graphs| graphs == Switch::On);
+    if graphs && !on_gpu {
+        return Err(CliError::argument(
+            "graphs",
+            "on",
+            "off: a CPU has no graphs to replay",
+        ));
+    }
+    Ok(Protocol {
+        samples: settings.samples.unwrap_or(30) as usize,
+        warm_up: settings.warm_up.unwrap_or(3) as usize,
+        cold_cache: settings.cold_cache != Some(Switch::Off),
+        graphs,
     })
 }

@@ -5,8 +5,7 @@ use mla_runtime::plan::context::{ChunkLimits, ContextPlan, plan_chunks};
 use super::ParallelArgs;
 use crate::args::{Format, natural, positive};
 use crate::error::CliError;
-use crate::figures::counted;
-use crate::table::{numbers, table};
+use crate::table::{counted, numbers, table};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {

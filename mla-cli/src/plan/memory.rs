@@ -17,8 +17,7 @@ use serde::Serialize;
 use super::ParallelArgs;
 use crate::args::{self, Format, Model, ModelArgs, SparseArgs, kv_format, natural, positive};
 use crate::error::CliError;
-use crate::figures::{counted, size};
-use crate::table::{numbers, table};
+use crate::table::{counted, numbers, size, table};
 
 // The default: the number above which more rows do not pay.
 const DEFAULT_ROWS: u32 = MAX_ROWS as u32;
@@ -75,7 +74,7 @@ pub(crate) struct Args {
 }
 
 /// The maximal number of rows that a step's limits may have.
-const MOST_ROWS: u32 = i32::MAX as u32 - 1;
+const MAX_STEP_ROWS: u32 = i32::MAX as u32 - 1;
 
 /// The plan, and what it was made for.
 #[derive(Serialize)]
@@ -184,10 +183,10 @@ fn fitted(
         (Some(_), None) => {
             // With fewer rows a step has more chunks, and its arrays are longer: down from the
             // maximum.
-            let mut fitted = needs(MOST_ROWS)?;
+            let mut fitted = needs(MAX_STEP_ROWS)?;
             loop {
                 let rows = max_rows(&fitted, bytes).map_err(too_little)?;
-                fitted = needs(rows.min(MOST_ROWS))?;
+                fitted = needs(rows.min(MAX_STEP_ROWS))?;
                 if plan(&fitted)?.total_bytes <= bytes {
                     return Ok(fitted);
                 }

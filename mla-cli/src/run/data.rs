@@ -11,9 +11,9 @@ use mla_runtime::tensor::{ArrayRef, CacheLayout, CacheMut, Layout, Shape, Tensor
 use rayon::prelude::*;
 
 use super::workload::Workload;
+use crate::device::memory::upload;
 use crate::error::CliError;
 use crate::progress::Progress;
-use crate::upload::upload;
 
 /// Evenly distributed numbers from −√3 to √3 have a variance of 1, as normalised latents do.
 pub(crate) const UNIT: f32 = 1.732_050_8;

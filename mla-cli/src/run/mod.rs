@@ -2,6 +2,7 @@
 
 pub(crate) mod batch_args;
 pub(crate) mod data;
+pub(crate) mod deviation;
 mod measure;
 pub(crate) mod reference;
 mod report;

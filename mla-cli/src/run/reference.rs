@@ -17,11 +17,11 @@ use rayon::prelude::*;
 use serde::Serialize;
 
 use super::data::{Data, HostLists};
+use super::deviation::{self, Deviation, choose, worst};
 use super::workload::Workload;
-use crate::deviation::{Deviation, choose};
+use crate::device::memory::stored_rows;
 use crate::error::CliError;
 use crate::progress::Progress;
-use crate::stored::stored_rows;
 
 /// The errors of the sampled rows of a phase against the reference.
 #[derive(Clone, Copy, Serialize)]
@@ -49,6 +49,22 @@ impl Errors {
             cosine_difference: deviation.cosine_difference(),
             tolerance,
             pass: deviation.is_within(tolerance),
+        }
+    }
+}
+
+impl deviation::Errors {
+    /// The errors of a layer's paths together.
+    pub fn of_paths(paths: [Option<Errors>; 2]) -> Self {
+        let paths: Vec<_> = paths.into_iter().flatten().collect();
+        let max = |of: fn(&Errors) -> f64| paths.iter().map(of).fold(0.0, worst);
+        Self {
+            rows: paths.iter().map(|path| path.samples).sum(),
+            relative: max(|path| path.max_relative),
+            cosine_difference: max(|path| path.cosine_difference),
+            lse: None,
+            tolerance: max(|path| path.tolerance),
+            pass: !paths.is_empty() && paths.iter().all(|path| path.pass),
         }
     }
 }

@@ -13,8 +13,8 @@ use super::reference::{Errors, PhaseErrors};
 use super::sparse::ListErrors;
 use super::workload::Workload;
 use crate::args::Model;
-use crate::cost::Cost;
-use crate::figures::{counted, number, size};
+use crate::run::workload::Cost;
+use crate::table::{counted, number, size};
 use crate::table::{numbers, table};
 
 /// The parts that a report is made from.

@@ -18,9 +18,9 @@ use serde::Serialize;
 
 use super::data::{BLOCK, HostLists, Tensor, UNIT};
 use super::workload::Workload;
+use crate::device::memory::upload;
 use crate::error::CliError;
 use crate::progress::Progress;
-use crate::upload::upload;
 
 /// The source of the lists of slots that a layer attends to.
 pub trait Lists<D: Device>: Sized {
@@ -174,7 +174,7 @@ impl<D: IndexDevice> Lists<D> for Indexed<D> {
         let rank = run.model.q_lora_rank.unwrap_or(2048) as usize;
         let tokens = run.workload.tokens();
         let mut rng = Rng::with_seed(u64::from(run.seed) ^ 0x1d);
-        let mut random = |shape, most| Tensor::random(device, &mut rng, problem.dtype, shape, most);
+        let mut random = |shape, max| Tensor::random(device, &mut rng, problem.dtype, shape, max);
         let query_latent = random([tokens, 1, rank], UNIT)?;
         let query_weights = random([1, rank, heads * width], UNIT / (rank as f32).sqrt())?;
         let keys = random([tokens, 1, width], UNIT)?;
@@ -256,7 +256,7 @@ impl<D: IndexDevice> Lists<D> for Indexed<D> {
             let distance = reference.distance(run, token, lists.of(token))?;
             errors.identical += usize::from(distance.is_none());
             let distance = distance.unwrap_or(0.0);
-            errors.largest_distance = crate::deviation::worst(errors.largest_distance, distance);
+            errors.largest_distance = super::deviation::worst(errors.largest_distance, distance);
         }
         errors.pass = errors.largest_distance <= TOLERANCE;
         Ok(Some(errors))
@@ -391,7 +391,7 @@ impl<'a, D: IndexDevice> Reference<'a, D> {
         if list == expected {
             return Ok(None);
         }
-        let least = chosen.iter().map(|at| logits[*at]).fold(f64::MAX, f64::min);
+        let min = chosen.iter().map(|at| logits[*at]).fold(f64::MAX, f64::min);
         let (low, high) = logits.iter().fold((f64::MAX, f64::MIN), |(low, high), x| {
             (low.min(*x), high.max(*x))
         });
@@ -404,7 +404,7 @@ impl<'a, D: IndexDevice> Reference<'a, D> {
             let given = entries.next_if(|entry| **entry == slot).is_some();
             known += usize::from(given);
             if given != chosen.binary_search(&position).is_ok() {
-                distance = distance.max((logit - least).abs() / (high - low));
+                distance = distance.max((logit - min).abs() / (high - low));
             }
         }
         Ok(Some(match known == chosen.len() {

@@ -6,16 +6,14 @@ use fastrand::Rng;
 use mla_runtime::backend::StepLimits;
 use mla_runtime::batch::{BatchSpec, Request};
 use mla_runtime::layer::StepBatch;
-use mla_runtime::plan::PlanError;
 use mla_runtime::plan::memory::MAX_PAGES;
 use mla_runtime::plan::parallel::ContextParallel;
 use mla_runtime::plan::slots::BlockTables;
 use mla_runtime::plan::split::split;
 use mla_runtime::plan::workspace::row_budget;
 use mla_runtime::spec::{Problem, QueryLen};
-
-use crate::cost::{Cost, pairs, query_tokens};
-use crate::error::CliError;
+use mla_runtime::{Error, Result};
+use serde::{Deserialize, Serialize};
 
 /// The maximal number of rows of a context workspace: with the last page rounded up still fewer
 /// than 2³¹.
@@ -40,12 +38,7 @@ pub struct Workload {
 }
 
 impl Workload {
-    pub fn new(
-        spec: &BatchSpec,
-        threshold: u32,
-        page_size: u32,
-        seed: u32,
-    ) -> Result<Self, CliError> {
+    pub fn new(spec: &BatchSpec, threshold: u32, page_size: u32, seed: u32) -> Result<Self> {
         let order = split(spec.requests(), threshold, false)?;
         let requests: Vec<Request> = order.order.iter().map(|&at| spec.requests()[at]).collect();
         let query_len = query_len(&requests[order.absorbed()]);
@@ -53,11 +46,11 @@ impl Workload {
         let needed = |request: &Request| u64::from(request.kv.div_ceil(page_size));
         let pages: u64 = requests.iter().map(needed).sum();
         if pages > MAX_PAGES {
-            return Err(CliError::Argument {
-                argument: "--batch",
-                given: format!("{pages} pages of {page_size} tokens"),
-                accepted: format!("at most {MAX_PAGES} pages"),
-            });
+            return Err(Error::argument(
+                "--batch",
+                format!("{pages} pages of {page_size} tokens"),
+                format!("at most {MAX_PAGES} pages"),
+            ));
         }
         let (tables, max_pages) = block_tables(&requests, page_size, seed.into());
         let slots = BlockTables::new(&tables, max_pages, page_size)?.new_token_slots(&requests)?;
@@ -78,7 +71,7 @@ impl Workload {
 
     /// The same with the requests on the absorbed path in chunks of at most `len` new tokens, each
     /// attending to the pages of the whole request: for backends that take no longer ones.
-    pub fn cut(self, len: u32) -> Result<Self, CliError> {
+    pub fn cut(self, len: u32) -> Result<Self> {
         let (mut requests, mut tables) = (Vec::new(), Vec::new());
         let mut absorbed = 0;
         for (index, request) in self.requests.iter().enumerate() {
@@ -115,11 +108,15 @@ impl Workload {
         (&self.tables, self.max_pages, &self.slots)
     }
 
-    pub fn tables(&self) -> Result<BlockTables<'_>, PlanError> {
-        BlockTables::new(&self.tables, self.max_pages, self.page_size)
+    pub fn tables(&self) -> Result<BlockTables<'_>> {
+        Ok(BlockTables::new(
+            &self.tables,
+            self.max_pages,
+            self.page_size,
+        )?)
     }
 
-    pub fn batch(&self) -> Result<StepBatch<'_>, PlanError> {
+    pub fn batch(&self) -> Result<StepBatch<'_>> {
         Ok(StepBatch::new(&self.requests, self.tables()?)
             .with_slots(Some(&self.slots))
             .with_threshold(Some(self.threshold)))
@@ -140,7 +137,7 @@ impl Workload {
     }
 
     /// Limits that this batch just keeps to, with a row budget as given or the customary one.
-    pub fn limits(&self, rows: Option<u32>) -> Result<StepLimits, CliError> {
+    pub fn limits(&self, rows: Option<u32>) -> Result<StepLimits> {
         // Room for context and new tokens in one call, if there is context.
         let expanded = &self.requests[self.expanded()];
         let context = match expanded.iter().any(|request| request.context_len() > 0) {
@@ -151,11 +148,11 @@ impl Workload {
         let page = u64::from(self.page_size);
         let rows = match rows {
             Some(rows) if rows > MAX_ROWS => {
-                return Err(CliError::Argument {
-                    argument: "--rows",
-                    given: rows.to_string(),
-                    accepted: format!("1 to {MAX_ROWS}"),
-                });
+                return Err(Error::argument(
+                    "--rows",
+                    rows.to_string(),
+                    format!("1 to {MAX_ROWS}"),
+                ));
             }
             Some(rows) => u64::from(rows).next_multiple_of(page),
             None => {
@@ -309,6 +306,76 @@ impl Sizes {
     }
 }
 
+/// Arithmetic and memory traffic.
+#[derive(Clone, Copy, Default, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Cost {
+    /// Floating-point operations, two per multiply-add.
+    pub flop: f64,
+    /// Bytes that have to move between memory and processor at least.
+    pub bytes: f64,
+}
+
+impl Cost {
+    /// Absorbed attention of some requests to the cache: 2·H·(2L + R) FLOP for each pair of a query
+    /// token and a row that it sees; queries, outputs and log-sum-exp once, and each request's rows
+    /// once for all its tokens and heads.
+    pub fn decode(problem: &Problem, requests: &[Request]) -> Self {
+        let rows: f64 = requests.iter().map(|r| f64::from(r.kv)).sum();
+        Self::sparse(problem, requests, pairs(requests, true), rows, 0)
+    }
+
+    /// The cost of sparse absorbed attention: like [`decode`](Self::decode) with `pairs` pairs of a
+    /// query token and a row of its list. Each row that lists name is read once, and so are the
+    /// lists.
+    pub fn sparse(
+        problem: &Problem,
+        requests: &[Request],
+        pairs: f64,
+        rows: f64,
+        width: u32,
+    ) -> Self {
+        let dims = problem.dims;
+        let [heads, latent, rope, width] =
+            [problem.heads, dims.latent, dims.head.rope, width].map(f64::from);
+        let element = problem.dtype.bytes() as f64;
+        let token = heads * ((2.0 * latent + rope) * element + 4.0) + 4.0 * width;
+        Self {
+            flop: 2.0 * heads * pairs * (2.0 * latent + rope),
+            bytes: rows * problem.kv_format.row_bytes(dims) as f64 + query_tokens(requests) * token,
+        }
+    }
+
+    /// Expanded attention: 2·H·(P + R + V) FLOP for each pair; queries, keys, values, outputs and
+    /// log-sum-exp once, the rotary key once for all heads.
+    pub fn prefill(problem: &Problem, requests: &[Request], causal: bool) -> Self {
+        let head = problem.dims.head;
+        let heads = f64::from(problem.heads);
+        let [nope, rope, v] = [head.nope, head.rope, head.v].map(f64::from);
+        let element = problem.dtype.bytes() as f64;
+        let keys: f64 = requests.iter().map(|r| f64::from(r.kv)).sum();
+        let token = heads * ((nope + rope + v) * element + 4.0);
+        Self {
+            flop: 2.0 * heads * pairs(requests, causal) * (nope + rope + v),
+            bytes: query_tokens(requests) * token + keys * (heads * (nope + v) + rope) * element,
+        }
+    }
+}
+
+/// The new tokens of some requests.
+pub(crate) fn query_tokens(requests: &[Request]) -> f64 {
+    requests.iter().map(|r| f64::from(r.q)).sum()
+}
+
+/// The pairs of a query token and a token that it sees: where causal, the whole context, and of the
+/// new tokens those up to itself.
+pub(crate) fn pairs(requests: &[Request], causal: bool) -> f64 {
+    let of = |r: &Request| {
+        let (q, kv) = (f64::from(r.q), f64::from(r.kv));
+        q * kv - if causal { q * (q - 1.0) / 2.0 } else { 0.0 }
+    };
+    requests.iter().map(of).sum()
+}
+
 #[cfg(test)]
 mod tests {
     use mla_runtime::model::{DType, HeadDims, MlaDims};
@@ -365,5 +432,39 @@ mod tests {
         pages.sort_unstable();
         let all: Vec<i32> = (0..workload.pages as i32).collect();
         assert!(pages.into_iter().eq(all.iter()));
+    }
+
+    #[test]
+    fn pairs_are_those_of_a_loop() {
+        for (q, kv) in [(1, 1), (1, 9), (4, 4), (5, 13)] {
+            let counted: u32 = (0..q).map(|own| kv - q + own + 1).sum();
+            let requests = [Request::new(q, kv)];
+            assert_eq!(pairs(&requests, true), f64::from(counted));
+            assert_eq!(pairs(&requests, false), f64::from(q * kv));
+        }
+    }
+
+    #[test]
+    fn costs_of_requests_small_enough_to_count() {
+        // L, P, R, V, H in f32.
+        let problem = Problem::new(MlaDims::new(5, HeadDims::new(2, 1, 3)), 2, DType::F32);
+        let requests = [Request::new(1, 3), Request::new(2, 2)];
+        let decode = Cost::decode(&problem, &requests);
+        // 3 + 1 + 2 pairs of 2·5 + 1 multiply-adds; 5 rows of 6 and 3 tokens of 2·(11 + 1).
+        assert_eq!(decode.flop, 2.0 * 2.0 * 6.0 * 11.0);
+        assert_eq!(decode.bytes, 4.0 * (5.0 * 6.0 + 3.0 * 2.0 * 12.0));
+        // 6 pairs with 4 rows, and 3 lists of 7 entries.
+        let sparse = Cost::sparse(&problem, &requests, 6.0, 4.0, 7);
+        assert_eq!(sparse.flop, decode.flop);
+        assert_eq!(
+            sparse.bytes,
+            4.0 * (4.0 * 6.0 + 3.0 * 2.0 * 12.0 + 3.0 * 7.0)
+        );
+        let prefill = Cost::prefill(&problem, &requests, false);
+        assert_eq!(prefill.flop, 2.0 * 2.0 * 7.0 * 6.0);
+        assert_eq!(
+            prefill.bytes,
+            4.0 * (3.0 * 2.0 * 7.0 + 5.0 * (2.0 * 5.0 + 1.0))
+        );
     }
 }

@@ -2,7 +2,8 @@
 //! that it imports, and none of those imports it.
 //!
 //! The files of one folder are compared with each other, and so are the folders of a crate. A
-//! folder's own file and those in it may name each other, and tests may name anything.
+//! folder's own file and those in it may name each other, and tests may name anything. For the
+//! command, the modules at its top and the longest chain of imports are bounded, too.
 
 mod reader;
 
@@ -125,4 +126,41 @@ fn a_circle_is_found() {
         read.circles(),
         [": b -> c", ": c -> b", ": d -> e", ": e -> d"]
     );
+}
+
+/// The command is read from its root down: few modules to begin with, and none that one comes to
+/// through many others.
+#[test]
+fn the_command_has_few_modules_in_short_chains() {
+    let read = Crate::read(&workspace().join("mla-cli/src/lib.rs"));
+    let top = read.top();
+    assert!(top.len() <= 15, "{} modules at the top: {top:?}", top.len());
+    let chain: Vec<String> = read
+        .longest_chain()
+        .iter()
+        .map(|it| it.join("::"))
+        .collect();
+    assert!(
+        chain.len() <= 8,
+        "{} modules in a chain: {chain:#?}",
+        chain.len()
+    );
+}
+
+#[test]
+fn the_longest_chain_is_found() {
+    let read = Crate::of(&[
+        ("", "mod a; mod b; mod c; fn f() { a::f(); }"),
+        ("a", "mod inner; pub use inner::Thing;"),
+        ("a::inner", "use super::Thing; use crate::c::C;"),
+        ("b", "use crate::a::inner::Thing;"),
+        ("c", ""),
+    ]);
+    assert_eq!(read.top(), ["a", "b", "c"]);
+    let chain: Vec<String> = read
+        .longest_chain()
+        .iter()
+        .map(|it| it.join("::"))
+        .collect();
+    assert_eq!(chain, ["", "a", "a::inner", "c"]);
 }

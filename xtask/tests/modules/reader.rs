@@ -144,6 +144,39 @@ impl Crate {
         folders
     }
 
+    /// The modules that the crate's root declares.
+    pub(crate) fn top(&self) -> Vec<&str> {
+        let at_top = self.modules.keys().filter(|path| path.len() == 1);
+        at_top.map(|path| path[0].as_str()).collect()
+    }
+
+    /// The longest chain of imports: modules, the root being one, of which each names something of
+    /// the next. A re-export leads to the module behind it, and a module that names one around it
+    /// takes no step.
+    pub(crate) fn longest_chain(&self) -> Vec<Name> {
+        let mut known = BTreeMap::new();
+        let chains = self.modules.keys().map(|at| self.chain(at, &mut known));
+        chains.max_by_key(Vec::len).unwrap_or_default()
+    }
+
+    /// The longest chain that begins at a module.
+    fn chain(&self, from: &Name, known: &mut BTreeMap<Name, Vec<Name>>) -> Vec<Name> {
+        if let Some(chain) = known.get(from) {
+            return chain.clone();
+        }
+        // In a circle, which another test finds, a chain ends where it began.
+        known.insert(from.clone(), Vec::new());
+        let named = self.modules[from].names.iter();
+        let next = named.filter_map(|named| self.resolve(named));
+        let rest = next
+            .filter(|to| !from.starts_with(to))
+            .map(|to| self.chain(&to, known));
+        let rest = rest.max_by_key(Vec::len).unwrap_or_default();
+        let chain = [vec![from.clone()], rest].concat();
+        known.insert(from.clone(), chain.clone());
+        chain
+    }
+
     /// The circles: for each folder, the imports that lead from one of its modules back to it.
     pub(crate) fn circles(&self) -> Vec<String> {
         let folders = self.imports();
@@ -209,7 +242,9 @@ impl<'ast> Visit<'ast> for Paths<'_> {
     fn visit_path(&mut self, path: &'ast syn::Path) {
         let segments = path.segments.iter().map(|it| it.ident.to_string());
         let segments: Name = segments.collect();
-        if matches!(segments[0].as_str(), "crate" | "super") {
+        // One of these alone is no name of a module's.
+        let is_child = segments.len() > 1 && self.children.contains(&segments[0]);
+        if is_child || matches!(segments[0].as_str(), "crate" | "super") {
             self.add(segments);
         }
         syn::visit::visit_path(self, path);

@@ -14,15 +14,15 @@ use mla_runtime::tensor::{
 };
 use rayon::prelude::*;
 
-use super::Attention;
 use super::outcome::{Outcome, chosen, request_of};
-use crate::bench::check::{Errors, Row};
 use crate::bench::lists::Lists;
 use crate::bench::random::Normal;
+use crate::bench::work::Attention;
+use crate::device::memory::stored_rows;
+use crate::device::memory::upload;
 use crate::error::CliError;
+use crate::run::deviation::{Compared, Errors};
 use crate::run::workload::block_tables;
-use crate::stored::stored_rows;
-use crate::upload::upload;
 
 /// Cache rows that are made at a time.
 const BLOCK: usize = 1 << 16;
@@ -219,7 +219,7 @@ impl<'a, D: Device> Decode<'a, D> {
                 })
                 .collect();
             for (&(token, head), expected) in rows.iter().zip(expected) {
-                compared.push(Row {
+                compared.push(Compared {
                     given: self.outcome.row(device, token, head)?,
                     expected,
                 });

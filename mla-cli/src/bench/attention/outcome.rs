@@ -8,9 +8,9 @@ use mla_runtime::device::Device;
 use mla_runtime::model::{DType, KvFormat};
 use mla_runtime::tensor::{Layout, LseLayout, LseMut, Shape, TensorMut};
 
-use super::Attention;
-use crate::deviation::choose;
-use crate::upload::upload;
+use crate::bench::work::Attention;
+use crate::device::memory::upload;
+use crate::run::deviation::choose;
 
 /// Results, and where they are.
 pub(super) struct Outcome<D: Device> {

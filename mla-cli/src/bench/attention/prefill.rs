@@ -10,12 +10,12 @@ use mla_runtime::spec::KeyLayout;
 use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 use rayon::prelude::*;
 
-use super::Attention;
 use super::outcome::{Outcome, chosen, request_of};
-use crate::bench::check::{Errors, Row};
 use crate::bench::random::Normal;
+use crate::bench::work::Attention;
+use crate::device::memory::upload;
 use crate::error::CliError;
-use crate::upload::upload;
+use crate::run::deviation::{Compared, Errors};
 
 /// Expanded attention.
 pub struct Prefill<'a, D: Device> {
@@ -192,7 +192,7 @@ impl<'a, D: Device> Prefill<'a, D> {
             .collect();
         let mut compared = Vec::with_capacity(expected.len());
         for ((token, head), expected) in expected {
-            compared.push(Row {
+            compared.push(Compared {
                 given: self.outcome.row(device, token, head)?,
                 expected,
             });

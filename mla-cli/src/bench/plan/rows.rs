@@ -1,57 +1,67 @@
-//! Rows as they are collected, and what is wrong with all of them together.
+//! Rows as they are collected: the backends that are compared, and what is wrong with all rows
+//! together.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use mla_runtime::backend::{DecodeStage, PrefillStage};
+use mla_runtime::layer::MlaLayer;
+use mla_runtime::select::{Registry, RegistryError, SelectionError, SelectionRequest};
+use mla_runtime::spec::{Phase, Problem, Target};
 
-use super::contenders::Contenders;
-use crate::bench::attention::Kind;
-use crate::bench::job::{Job, Subject};
 use crate::bench::settings::{Key, Settings};
-use crate::bench::site::Site;
+use crate::bench::work::{Kind, Layer, RowPlan, Work};
+use crate::device::About;
+use crate::device::stopwatch::Stopwatch;
 use crate::error::CliError;
-use crate::stopwatch::Stopwatch;
+
+/// The backends, the device, and what is known of it.
+pub(crate) struct BenchContext<'a, D> {
+    pub registry: &'a Registry,
+    pub device: &'a D,
+    pub about: &'a About,
+    pub graphs: bool,
+}
 
 /// The maximal number of rows of one benchmark.
 const MAX_ROWS: usize = 10_000;
 
 /// Rows as they are being collected.
 pub(super) struct Rows<'a, D> {
-    pub site: &'a Site<'a, D>,
+    pub context: &'a BenchContext<'a, D>,
     pub settings: &'a Settings,
     pub contenders: Contenders<'a, D>,
-    jobs: Vec<Job>,
+    plans: Vec<RowPlan>,
     /// A row that each key has an effect on, and a row that it has no effect on.
     used: BTreeMap<Key, String>,
     unused: BTreeMap<Key, String>,
 }
 
 impl<'a, D: Stopwatch> Rows<'a, D> {
-    pub(super) const fn new(site: &'a Site<'a, D>, settings: &'a Settings) -> Self {
+    pub(super) const fn new(context: &'a BenchContext<'a, D>, settings: &'a Settings) -> Self {
         Self {
-            site,
+            context,
             settings,
-            contenders: Contenders::new(site, settings),
-            jobs: Vec::new(),
+            contenders: Contenders::new(context, settings),
+            plans: Vec::new(),
             used: BTreeMap::new(),
             unused: BTreeMap::new(),
         }
     }
 
     /// Adds a row, unless it would not fit into memory or is one too many.
-    pub(super) fn push(&mut self, job: Job) -> Result<(), CliError> {
-        if let Subject::Attention(attention) = &job.subject {
-            let about = self.site.about;
-            about.check_memory("memory", &job.case, attention.bytes())?;
+    pub(super) fn push(&mut self, plan: RowPlan) -> Result<(), CliError> {
+        if let Work::Attention(attention) = &plan.work {
+            let about = self.context.about;
+            about.check_memory("memory", &plan.case, attention.bytes())?;
         }
-        if self.jobs.len() == MAX_ROWS {
+        if self.plans.len() == MAX_ROWS {
             return Err(CliError::argument(
                 "SPEC",
                 format!("more than {MAX_ROWS} rows"),
                 format!("at most {MAX_ROWS} combinations"),
             ));
         }
-        self.jobs.push(job);
+        self.plans.push(plan);
         Ok(())
     }
 
@@ -67,7 +77,7 @@ impl<'a, D: Stopwatch> Rows<'a, D> {
 
     /// The rows, none of which a backend refuses, if every key and every name has an effect on
     /// some.
-    pub(super) fn finish(self) -> Result<Vec<Job>, CliError> {
+    pub(super) fn finish(self) -> Result<Vec<RowPlan>, CliError> {
         for (key, values) in self.settings.given() {
             let idle = match (self.used.get(&key), self.unused.get(&key)) {
                 (None, Some(batch)) => Some(batch),
@@ -87,20 +97,20 @@ impl<'a, D: Stopwatch> Rows<'a, D> {
             }
         }
         self.contenders.finish()?;
-        for job in &self.jobs {
-            try_out(self.site, job)?;
+        for plan in &self.plans {
+            try_out(self.context, plan)?;
         }
-        Ok(self.jobs)
+        Ok(self.plans)
     }
 }
 
 /// Lets the backends refuse what their spec does not say.
-fn try_out<D: Stopwatch>(site: &Site<'_, D>, job: &Job) -> Result<(), CliError> {
-    let attention = match &job.subject {
-        Subject::Attention(attention) => attention,
-        Subject::Layer(layer) => return layer.try_out(site),
+fn try_out<D: Stopwatch>(context: &BenchContext<'_, D>, plan: &RowPlan) -> Result<(), CliError> {
+    let attention = match &plan.work {
+        Work::Attention(attention) => attention,
+        Work::Layer(layer) => return try_out_layer(context, layer),
     };
-    let (registry, device) = (site.registry, site.device);
+    let (registry, device) = (context.registry, context.device);
     let (config, limits) = (&attention.config, attention.limits());
     match attention.kind {
         Kind::Decode => {
@@ -113,4 +123,159 @@ fn try_out<D: Stopwatch>(site: &Site<'_, D>, job: &Job) -> Result<(), CliError> 
         }
     }
     Ok(())
+}
+
+/// Refuses what would not fit into memory, and what the backends would refuse when the step is
+/// set up.
+fn try_out_layer<D: Stopwatch>(
+    context: &BenchContext<'_, D>,
+    step: &Layer,
+) -> Result<(), CliError> {
+    let (registry, device) = (context.registry, context.device);
+    let workload = step.workload()?;
+    let limits = workload.limits(step.rows)?;
+    let prefill = registry.instantiate_prefill(step.prefill, device, &step.config)?;
+    let decode = step.decode_backend(registry, device)?;
+    let layer = MlaLayer::new(device, &step.config, prefill, decode)?;
+    // Each layer has a cache of its own.
+    let plan = layer.memory_plan(&limits, step.layers as u32, workload.pages)?;
+    context
+        .about
+        .check_plan("memory", &step.spec, &limits, &plan)?;
+    drop(layer.prefill().state(device, &limits)?);
+    drop(layer.decode().state(device, &limits)?);
+    Ok(())
+}
+
+/// The name that stands for every backend that fits.
+pub(crate) const ALL: &str = "all";
+
+/// Finds backends by what the settings say of them.
+pub(super) struct Contenders<'a, D> {
+    context: &'a BenchContext<'a, D>,
+    settings: &'a Settings,
+    /// The names of the settings that some row uses.
+    names: BTreeSet<String>,
+}
+
+impl<'a, D: Stopwatch> Contenders<'a, D> {
+    const fn new(context: &'a BenchContext<'a, D>, settings: &'a Settings) -> Self {
+        Self {
+            context,
+            settings,
+            names: BTreeSet::new(),
+        }
+    }
+
+    /// The backends of a phase that are to be compared.
+    pub(super) fn of(
+        &mut self,
+        problem: &Problem,
+        phase: Phase,
+    ) -> Result<Vec<&'static str>, CliError> {
+        let registry = self.context.registry;
+        let given = self.given(phase)?;
+        let target: Target = self.context.device.target();
+        let request = SelectionRequest::new(target, *problem);
+        let explanation = registry.explain(&request)?;
+        let candidates = &explanation.phase(phase).candidates;
+        let none_fits = || SelectionError::NoneFits {
+            phase,
+            explanation: Box::new(explanation.clone()),
+        };
+        let Some(given) = given else {
+            let best = explanation.phase(phase).selected().ok_or_else(none_fits)?;
+            return Ok(vec![best.spec.name]);
+        };
+        let mut names: Vec<&'static str> = Vec::new();
+        for name in given {
+            if name == ALL {
+                let fitting = candidates.iter().filter(|candidate| candidate.is_valid());
+                names.extend(fitting.map(|candidate| candidate.spec.name));
+                self.names.insert(name);
+                continue;
+            }
+            let known = registry.get(phase, &name)?.spec.name;
+            // A backend that is asked for by name is accepted even if it has run nowhere.
+            let asked = match phase {
+                Phase::Prefill => request.clone().with_prefill(known),
+                Phase::Decode => request.clone().with_decode(known),
+            };
+            let explanation = registry.explain(&asked)?;
+            let mut candidates = explanation.phase(phase).candidates.iter();
+            let candidate = candidates.find(|candidate| candidate.spec.name == known);
+            if let Some(candidate) = candidate.filter(|candidate| !candidate.is_valid()) {
+                return Err(SelectionError::Refused {
+                    phase,
+                    name: known,
+                    target,
+                    reasons: Box::new(candidate.reasons),
+                }
+                .into());
+            }
+            names.push(known);
+            self.names.insert(name);
+        }
+        if names.is_empty() {
+            return Err(none_fits().into());
+        }
+        let mut seen = BTreeSet::new();
+        names.retain(|name| seen.insert(*name));
+        Ok(names)
+    }
+
+    /// The names that the settings give for a phase, `all` among them; none if the best backend is
+    /// to be taken.
+    fn given(&self, phase: Phase) -> Result<Option<Vec<String>>, CliError> {
+        let (settings, registry) = (self.settings, self.context.registry);
+        let own = match phase {
+            Phase::Prefill => &settings.prefill,
+            Phase::Decode => &settings.decode,
+        };
+        if own.is_some() {
+            return Ok(own.clone());
+        }
+        let Some(both) = &settings.backends else {
+            return Ok(None);
+        };
+        // A name of the other phase says nothing about this one.
+        let phases = [Phase::Decode, Phase::Prefill];
+        let is_known =
+            |name: &String| *name == ALL || phases.iter().any(|it| registry.get(*it, name).is_ok());
+        if let Some(name) = both.iter().find(|name| !is_known(name)) {
+            let [decode, prefill] = phases.map(|phase| registry.names(phase).join(", "));
+            let similar = phases
+                .iter()
+                .find_map(|phase| match registry.get(*phase, name) {
+                    Err(RegistryError::Unknown { suggestion, .. }) => suggestion,
+                    _ => None,
+                });
+            let question = similar.map(|name| format!("; did you mean {name}?"));
+            return Err(CliError::argument(
+                "--backends",
+                format!("{name:?}"),
+                format!(
+                    "{ALL}, for decodes {decode}, for prefills {prefill}{}",
+                    question.unwrap_or_default()
+                ),
+            ));
+        }
+        let of_phase = both
+            .iter()
+            .filter(|name| *name == ALL || registry.get(phase, name).is_ok());
+        Ok(Some(of_phase.cloned().collect::<Vec<_>>()).filter(|names| !names.is_empty()))
+    }
+
+    /// Refuses a name that no row uses.
+    fn finish(&self) -> Result<(), CliError> {
+        let mut given = self.settings.backends.iter().flatten();
+        match given.find(|name| !self.names.contains(*name)) {
+            None => Ok(()),
+            Some(name) => Err(CliError::argument(
+                "backends",
+                format!("{name}, which no batch comes to"),
+                "backends of the phases that the batches have",
+            )),
+        }
+    }
 }

@@ -1,38 +1,38 @@
-//! The rows of a sweep: every combination of its keys' values.
+//! The rows of a sweep, which are every combination of its keys' values, and those of a file of
+//! cases.
 
 use std::collections::BTreeMap;
 
 use mla_runtime::backend::LayerConfig;
 use mla_runtime::batch::{BatchSpec, MAX_SPECULATIVE_LEN, Request, RequestKind};
 use mla_runtime::layer::crossover_threshold;
+use mla_runtime::model::{MlaDims, ModelConfig};
 use mla_runtime::spec::{Phase, Problem, QueryLen};
 
 use super::axes::{Batch, Model, batches, models};
 use super::names::{compared, with_values};
-use super::rows::Rows;
+use super::rows::{BenchContext, Rows};
 use super::way::{Paths, Way, optional, splits};
 use super::with_graphs;
-use crate::bench::attention::{Attention, Kind};
-use crate::bench::job::{Job, Subject};
-use crate::bench::layer::Layer;
+use crate::bench::cases::{Case, CaseKind};
 use crate::bench::lists::Lists;
 use crate::bench::settings::{Key, Measure, Route, SEED, Settings};
-use crate::bench::site::Site;
+use crate::bench::work::{Attention, Kind, Layer, RowPlan, Work};
+use crate::device::stopwatch::Stopwatch;
 use crate::error::CliError;
 use crate::run::workload;
-use crate::stopwatch::Stopwatch;
 
 /// The rows of a sweep.
 pub(crate) fn sweep<D: Stopwatch>(
-    site: &Site<'_, D>,
+    context: &BenchContext<'_, D>,
     settings: &Settings,
-) -> Result<Vec<Job>, CliError> {
+) -> Result<Vec<RowPlan>, CliError> {
     let batches = batches(settings)?;
     let models = models(settings)?;
     let lists = settings.lists()?;
     let pages = settings.page.clone().unwrap_or_else(|| vec![64]);
     let mut sweep = Sweep {
-        rows: Rows::new(site, settings),
+        rows: Rows::new(context, settings),
         compared: compared(settings),
     };
     for model in &models {
@@ -55,6 +55,22 @@ pub(crate) fn sweep<D: Stopwatch>(
                 }
             }
         }
+    }
+    sweep.rows.finish()
+}
+
+/// The rows of a file of cases: R1's dimensions and pages of 64, with numbers as its protocol says.
+pub(crate) fn cases<D: Stopwatch>(
+    context: &BenchContext<'_, D>,
+    settings: &Settings,
+    cases: Vec<Case>,
+) -> Result<Vec<RowPlan>, CliError> {
+    let mut sweep = Sweep {
+        rows: Rows::new(context, settings),
+        compared: [Vec::new(), Vec::new()],
+    };
+    for case in cases {
+        sweep.case(case)?;
     }
     sweep.rows.finish()
 }
@@ -138,6 +154,76 @@ impl<D: Stopwatch> Sweep<'_, D> {
         }
     }
 
+    fn case(&mut self, case: Case) -> Result<(), CliError> {
+        let problem = Problem::new(MlaDims::R1, case.heads, case.dtype);
+        let (kind, phase, key, deviation) = match case.kind {
+            CaseKind::Decode | CaseKind::Sparse { .. } => {
+                (Kind::Decode, Phase::Decode, Key::Decode, 0.1)
+            }
+            CaseKind::Prefill { causal } => {
+                (Kind::Prefill { causal }, Phase::Prefill, Key::Prefill, 1.0)
+            }
+            CaseKind::Layer => return self.step_of(&case, &problem),
+        };
+        let (problem, lists) = match case.kind {
+            CaseKind::Sparse { kv_format, lists } => {
+                let problem = problem.with_kv_format(kv_format).with_sparse(true);
+                (problem, Some(lists))
+            }
+            _ => (problem, None),
+        };
+        let problem = problem.with_query_len(match phase {
+            Phase::Decode => workload::query_len(&case.requests),
+            Phase::Prefill => QueryLen::Single,
+        });
+        let problem = with_graphs(problem, self.rows.context.graphs, phase);
+        self.rows.note(&case.id, &[key], &[]);
+        let queries: u64 = case.requests.iter().map(|r| u64::from(r.q)).sum();
+        let keys: u64 = case.requests.iter().map(|r| u64::from(r.kv)).sum();
+        let label = format!(
+            "{} requests, {queries} query and {keys} kv tokens",
+            case.requests.len()
+        );
+        for backend in self.rows.contenders.of(&problem, phase)? {
+            let attention = Attention {
+                backend,
+                kind,
+                config: LayerConfig::new(problem, 1.0 / (problem.dims.head.qk() as f32).sqrt()),
+                requests: case.requests.clone(),
+                deviation,
+                layers: self.rows.settings.layers.unwrap_or(1) as usize,
+                num_splits: None,
+                seed: self.rows.settings.seed.unwrap_or(SEED).into(),
+                lists,
+            };
+            self.rows.push(RowPlan {
+                case: case.id.clone(),
+                contender: backend.to_owned(),
+                label: label.clone(),
+                parameters: BTreeMap::from([("heads", case.heads.to_string())]),
+                work: Work::Attention(attention),
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The rows of a step of R1's layer.
+    fn step_of(&mut self, case: &Case, problem: &Problem) -> Result<(), CliError> {
+        let requests = case.requests.iter();
+        let requests: Vec<String> = requests.map(|r| format!("q{}s{}", r.q, r.kv)).collect();
+        let batch = Batch {
+            spec: requests.join("_").parse()?,
+            text: case.id.clone(),
+        };
+        let model = Model {
+            parameters: Vec::new(),
+            config: ModelConfig::preset("deepseek-r1")?,
+            dtype: case.dtype,
+            kv_formats: Vec::new(),
+        };
+        self.layer(&model, problem, &batch)
+    }
+
     fn attention(
         &mut self,
         model: &Model,
@@ -151,7 +237,7 @@ impl<D: Stopwatch> Sweep<'_, D> {
             Phase::Decode => workload::query_len(requests),
             Phase::Prefill => QueryLen::Single,
         });
-        let problem = with_graphs(problem, self.rows.site.graphs, phase);
+        let problem = with_graphs(problem, self.rows.context.graphs, phase);
         let (effective, idle) = match phase {
             Phase::Decode => (
                 vec![Key::Kv, Key::Page, Key::Decode, Key::NumSplits],
@@ -190,8 +276,8 @@ impl<D: Stopwatch> Sweep<'_, D> {
                 });
                 let of_lists = of_lists.into_iter().flatten();
                 let parameters = of_lists.chain(splits(num_splits)).collect();
-                let subject = Subject::Attention(attention);
-                self.push(model, batch, backend, parameters, subject)?;
+                let work = Work::Attention(attention);
+                self.push(model, batch, backend, parameters, work)?;
             }
         }
         Ok(())
@@ -203,10 +289,11 @@ impl<D: Stopwatch> Sweep<'_, D> {
         let layers = f64::from(settings.layers.unwrap_or(1));
         let bytes = layers * workload::bytes(&batch.spec, problem);
         self.rows
-            .site
+            .context
             .about
             .check_memory("memory", &batch.text, bytes)?;
-        let default = crossover_threshold(&self.rows.site.device.machine(), problem, false, None);
+        let default =
+            crossover_threshold(&self.rows.context.device.machine(), problem, false, None);
         let mut routes: Vec<(Option<Route>, u32)> = Vec::new();
         match (&settings.path, &settings.threshold) {
             (Some(paths), _) => routes.extend(paths.iter().map(|path| match path {
@@ -238,13 +325,16 @@ impl<D: Stopwatch> Sweep<'_, D> {
     /// The maximal number of new tokens of a request that every decode backend of the comparison
     /// takes, for the queries of the layer.
     fn longest_decode(&mut self, problem: &Problem) -> Result<u32, CliError> {
-        let (registry, target) = (self.rows.site.registry, self.rows.site.device.target());
-        let mut least = u32::MAX;
+        let (registry, target) = (
+            self.rows.context.registry,
+            self.rows.context.device.target(),
+        );
+        let mut min = u32::MAX;
         for name in self.rows.contenders.of(problem, Phase::Decode)? {
             let spec = registry.get_on(target, Phase::Decode, name)?.spec;
-            least = least.min(spec.max_query_len.unwrap_or(u32::MAX));
+            min = min.min(spec.max_query_len.unwrap_or(u32::MAX));
         }
-        Ok(least)
+        Ok(min)
     }
 
     fn step(
@@ -257,7 +347,7 @@ impl<D: Stopwatch> Sweep<'_, D> {
         let paths = Paths::of(&batch.spec, way.threshold);
         self.note_step(batch, way, &paths);
         let problem = problem.with_query_len(paths.query_len(way.query_chunk));
-        let problem = with_graphs(problem, self.rows.site.graphs, Phase::Decode);
+        let problem = with_graphs(problem, self.rows.context.graphs, Phase::Decode);
         let config = LayerConfig::new(problem, model.config.softmax_scale() as f32);
         let mut prefills = self.rows.contenders.of(&problem, Phase::Prefill)?;
         let mut decodes = self.rows.contenders.of(&problem, Phase::Decode)?;
@@ -287,8 +377,8 @@ impl<D: Stopwatch> Sweep<'_, D> {
                     Some(route) => format!("{} ({backends})", route.name()),
                     None => backends,
                 };
-                let subject = Subject::Layer(layer);
-                self.push(model, batch, &contender, way.parameters(), subject)?;
+                let work = Work::Layer(layer);
+                self.push(model, batch, &contender, way.parameters(), work)?;
             }
         }
         Ok(())
@@ -335,9 +425,9 @@ impl<D: Stopwatch> Sweep<'_, D> {
         batch: &Batch,
         contender: &str,
         more: Vec<(&'static str, String)>,
-        subject: Subject,
+        work: Work,
     ) -> Result<(), CliError> {
-        let problem = subject.config().problem;
+        let problem = work.config().problem;
         let mut parameters: BTreeMap<&'static str, String> =
             model.parameters.iter().cloned().collect();
         parameters.insert("heads", problem.heads.to_string());
@@ -345,12 +435,12 @@ impl<D: Stopwatch> Sweep<'_, D> {
         parameters.insert("page", problem.page_size.to_string());
         parameters.extend(more);
         let [of_case, of_contender] = &self.compared;
-        self.rows.push(Job {
+        self.rows.push(RowPlan {
             case: with_values(&batch.text, of_case, &parameters),
             contender: with_values(contender, of_contender, &parameters),
             label: batch.spec.label(),
             parameters,
-            subject,
+            work,
         })
     }
 }

@@ -41,17 +41,17 @@ impl Axis {
 /// The unit in which such times, given in microseconds, have few digits, and its microseconds.
 pub(super) fn time_unit(microseconds: &[f64]) -> (&'static str, f64) {
     match microseconds.iter().copied().fold(0.0, f64::max) {
-        most if most >= 1e7 => ("s", 1e6),
-        most if most >= 1e4 => ("ms", 1e3),
+        max if max >= 1e7 => ("s", 1e6),
+        max if max >= 1e4 => ("ms", 1e3),
         _ => ("µs", 1.0),
     }
 }
 
 /// The minimum and the maximum of some numbers above 0, with room around them.
 fn span<'a>(numbers: impl Iterator<Item = &'a f64> + Clone) -> Range<f64> {
-    let least = numbers.clone().copied().fold(f64::INFINITY, f64::min);
-    let most = numbers.copied().fold(0.0, f64::max);
-    least / 1.5..most * 1.5
+    let min = numbers.clone().copied().fold(f64::INFINITY, f64::min);
+    let max = numbers.copied().fold(0.0, f64::max);
+    min / 1.5..max * 1.5
 }
 
 /// 1, 2 and 5 times powers of ten within a range; every digit and a half if these are too few.
@@ -74,10 +74,10 @@ fn round(range: &Range<f64>) -> Vec<f64> {
 /// Thins out rising values so that their labels do not run into each other. The first is always
 /// kept.
 fn apart(range: &Range<f64>, values: Vec<f64>) -> Vec<f64> {
-    let least = CLOSEST * (range.end / range.start).ln();
+    let min = CLOSEST * (range.end / range.start).ln();
     let mut kept: Vec<f64> = Vec::new();
     for value in values {
-        if kept.last().is_none_or(|last| (value / last).ln() >= least) {
+        if kept.last().is_none_or(|last| (value / last).ln() >= min) {
             kept.push(value);
         }
     }
@@ -120,9 +120,9 @@ mod tests {
 
     #[test]
     fn an_axis_of_times_has_more_than_one_label() {
-        for (least, most) in [(30.0, 90.0), (210.0, 240.0), (1.0, 1e6)] {
-            let ticks = Axis::found("µs", &[least, most]).ticks;
-            assert!(ticks.len() >= 2, "{least} to {most}: {ticks:?}");
+        for (min, max) in [(30.0, 90.0), (210.0, 240.0), (1.0, 1e6)] {
+            let ticks = Axis::found("µs", &[min, max]).ticks;
+            assert!(ticks.len() >= 2, "{min} to {max}: {ticks:?}");
         }
     }
 

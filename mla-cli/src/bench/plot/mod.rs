@@ -15,7 +15,7 @@ use plotters::style::{FontStyle, register_font};
 
 use self::chart::Chart;
 use super::files::replace;
-use super::report::Report;
+use super::record::Report;
 use crate::error::CliError;
 
 const WIDTH: u32 = 1200;

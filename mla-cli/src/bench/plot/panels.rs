@@ -6,13 +6,11 @@ use super::Scatter;
 use super::axis::{Axis, time_unit};
 use super::chart::{Chart, Curve, Form};
 use crate::bench::ceilings::Ceilings;
-use crate::bench::crossover::Crossover;
-use crate::bench::report::Report;
-use crate::bench::row::Row;
-use crate::figures::{counted, number};
+use crate::bench::record::{Crossover, Report, Row};
+use crate::table::{counted, number};
 
 /// More names than that would cover the points.
-const MOST_NAMES: usize = 30;
+const MAX_NAMES: usize = 30;
 
 /// The charts of a report, in the order in which they are drawn.
 pub(super) fn of(report: &Report) -> Vec<Chart> {
@@ -98,7 +96,7 @@ fn roofline(ceilings: &Ceilings, rows: &[Row]) -> Chart {
             form: Form::Points,
         }
     }));
-    let named = rows.iter().filter(|_| rows.len() <= MOST_NAMES);
+    let named = rows.iter().filter(|_| rows.len() <= MAX_NAMES);
     Chart {
         caption: format!("Roofline: {}", ceilings.device),
         x,

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::key::Key;
 pub(crate) use self::values::{Measure, Route, Switch};
-use self::values::{RangeSetting, device_name, fault, list};
+use self::values::{RangeSetting, fault, list};
 use super::lists::{ListKind, Lists};
 use crate::args::{list_width, natural, positive, samples, warm_up};
 use crate::device::DeviceName;
@@ -51,10 +51,7 @@ pub struct Settings {
     pub measure: Option<Measure>,
     /// Device to run on [default: cpu].
     #[arg(long, value_name = "DEVICE")]
-    #[serde(
-        skip_serializing_if = "Option::is_none",
-        serialize_with = "device_name"
-    )]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceName>,
     /// Models by name, or paths of their Hugging Face config.json [default: deepseek-r1].
     #[arg(long, value_name = "MODEL", value_delimiter = ',')]
@@ -238,10 +235,10 @@ impl Settings {
         })
     }
 
-    /// All defaults, on a GPU.
-    pub fn on_gpu() -> Self {
+    /// All defaults, on a device.
+    pub fn on(device: DeviceName) -> Self {
         Self {
-            device: Some(DeviceName::Cuda),
+            device: Some(device),
             ..Self::default()
         }
     }

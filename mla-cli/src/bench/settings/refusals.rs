@@ -60,10 +60,10 @@ impl Settings {
             let given = numbers
                 .into_iter()
                 .find(|number| !accepted.contains(number))?;
-            let (least, most) = accepted.into_inner();
-            Some(match most {
-                u32::MAX => format!("{key}: given {given}, accepted {least} and up"),
-                _ => format!("{key}: given {given}, accepted {least} to {most}"),
+            let (min, max) = accepted.into_inner();
+            Some(match max {
+                u32::MAX => format!("{key}: given {given}, accepted {min} and up"),
+                _ => format!("{key}: given {given}, accepted {min} to {max}"),
             })
         })
     }

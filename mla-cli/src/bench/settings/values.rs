@@ -5,8 +5,6 @@ use mla_runtime::batch::template::{Range, TemplateError};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::device::DeviceName;
-
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Switch {
@@ -113,28 +111,6 @@ impl<'de> Deserialize<'de> for Switch {
                 ))),
             },
         }
-    }
-}
-
-impl<'de> Deserialize<'de> for DeviceName {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let word = String::deserialize(deserializer)?;
-        Self::from_str(&word, false)
-            .map_err(|_| D::Error::custom(format!("given {word:?}, accepted cpu or cuda")))
-    }
-}
-
-pub(super) fn device_name<S: serde::Serializer>(
-    device: &Option<DeviceName>,
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
-    device.map(name_of_device).serialize(serializer)
-}
-
-const fn name_of_device(device: DeviceName) -> &'static str {
-    match device {
-        DeviceName::Cpu => "cpu",
-        DeviceName::Cuda => "cuda",
     }
 }
 

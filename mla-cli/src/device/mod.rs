@@ -1,5 +1,8 @@
 //! The devices that a subcommand can run on: `--device cpu` or `--device cuda`.
 
+pub(crate) mod memory;
+pub(crate) mod stopwatch;
+
 use std::fmt::Display;
 
 use clap::ValueEnum;
@@ -9,20 +12,31 @@ use mla_runtime::batch::BatchSpec;
 use mla_runtime::indexer::IndexDevice;
 use mla_runtime::plan::memory::MemoryPlan;
 use mla_runtime::spec::Cause;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 
+use self::stopwatch::Stopwatch;
 use crate::error::CliError;
-use crate::figures::size;
 #[cfg(feature = "gpu")]
 use crate::progress::Progress;
-use crate::stopwatch::Stopwatch;
+use crate::table::size;
 
 /// A device by name.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum DeviceName {
     /// This machine's processor.
     Cpu,
     /// This machine's first GPU.
     Cuda,
+}
+
+impl<'de> Deserialize<'de> for DeviceName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let word = String::deserialize(deserializer)?;
+        Self::from_str(&word, false)
+            .map_err(|_| D::Error::custom(format!("given {word:?}, accepted cpu or cuda")))
+    }
 }
 
 /// Work that runs on any device.

@@ -4,8 +4,6 @@ use mla_runtime::Result;
 use mla_runtime::device::Device;
 use serde::{Deserialize, Serialize};
 
-use crate::loaded::Loaded;
-
 /// The protocol by which samples are taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Protocol {
@@ -28,6 +26,29 @@ pub struct Conditions {
     /// The cause that keeps the clock below its maximum, such as a power limit; empty if there is
     /// none.
     pub throttled: Option<String>,
+}
+
+/// A kernel, and what the driver loaded for it.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct Loaded {
+    /// Its name in the machine code, as the C++ compiler mangled it. Drivers before CUDA 12.3 do
+    /// not tell it.
+    pub symbol: Option<String>,
+    /// The compute capability that the machine code is for, whether nvcc made it or the driver.
+    pub machine_code: String,
+    /// The compute capability of the PTX that it was made of.
+    pub ptx: String,
+}
+
+#[cfg(feature = "gpu")]
+impl From<mla_kernels::device::LoadedKernel> for Loaded {
+    fn from(kernel: mla_kernels::device::LoadedKernel) -> Self {
+        Self {
+            symbol: kernel.symbol,
+            machine_code: kernel.machine_code.to_string(),
+            ptx: kernel.ptx.to_string(),
+        }
+    }
 }
 
 /// A device that work can be timed on.

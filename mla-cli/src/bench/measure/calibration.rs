@@ -5,14 +5,15 @@ use std::time::Instant;
 use mla_runtime::plan::crossover::{Attention, ExpansionTraffic, Machine, ProcessorFigures};
 use mla_runtime::spec::QueryLen;
 
-use super::crossover::{Basis, Known};
-use super::layer::Layer;
-use super::sampling::Sampling;
-use super::settings::Route;
-use super::site::Site;
-use super::statistics::Summary;
+use super::{Sampling, layer};
+use crate::bench::crossover::Known;
+use crate::bench::plan::rows::BenchContext;
+use crate::bench::record::Basis;
+use crate::bench::settings::Route;
+use crate::bench::statistics::Summary;
+use crate::bench::work::Layer;
+use crate::device::stopwatch::{Protocol, Stopwatch};
 use crate::error::CliError;
-use crate::stopwatch::{Protocol, Stopwatch};
 
 /// The context of the run, and its two numbers of new tokens. The expansion takes nearly the same
 /// time for either number, so the difference gives the attention's time.
@@ -26,8 +27,8 @@ const HEADS: u32 = 8;
 const SAMPLES: usize = 3;
 
 /// The figures of this processor for a layer's dimensions, dtype and backends.
-pub(super) fn calibrate<D: Stopwatch>(
-    site: &Site<'_, D>,
+pub(crate) fn calibrate<D: Stopwatch>(
+    context: &BenchContext<'_, D>,
     flush: &mut D::Buffer,
     layer: &Layer,
 ) -> Result<Known, CliError> {
@@ -35,7 +36,7 @@ pub(super) fn calibrate<D: Stopwatch>(
     let mut problem = layer.config.problem.with_query_len(QueryLen::Ragged);
     problem.heads = problem.heads.min(HEADS);
     let mut run = Run {
-        site,
+        context,
         flush,
         layer: Layer {
             config: layer.config.with_problem(problem),
@@ -78,7 +79,7 @@ fn solve([[a, b], [c, d]]: [[f64; 2]; 2], [first, second]: [f64; 2]) -> [f64; 2]
 }
 
 struct Run<'a, D: Stopwatch> {
-    site: &'a Site<'a, D>,
+    context: &'a BenchContext<'a, D>,
     flush: &'a mut D::Buffer,
     layer: Layer,
 }
@@ -95,17 +96,15 @@ impl<D: Stopwatch> Run<'_, D> {
                 samples: SAMPLES,
                 warm_up: 1,
                 cold_cache: true,
-                graphs: self.site.graphs,
+                graphs: self.context.graphs,
             },
             rounds: 1,
             after_round: &mut |_| Ok(()),
         };
-        let Site {
+        let BenchContext {
             registry, device, ..
-        } = self.site;
-        let measured = self
-            .layer
-            .measure(registry, *device, self.flush, &mut sampling, 1)?;
+        } = self.context;
+        let measured = layer(registry, *device, self.flush, &self.layer, &mut sampling, 1)?;
         Ok(Summary::of(&measured.sampled.samples).min)
     }
 }

@@ -1,10 +1,19 @@
-//! The contents of a cache, read back.
+//! Numbers that go to a device, and the rows of a cache that come back.
 
+use bytemuck::NoUninit;
 use mla_conformance::reference::decode_row;
 use mla_runtime::Result;
 use mla_runtime::device::Device;
 use mla_runtime::tensor::CacheLayout;
 use rayon::prelude::*;
+
+/// Numbers in new memory of a device, as they lie in the host's.
+pub fn upload<D: Device, T: NoUninit>(device: &D, numbers: &[T]) -> Result<D::Buffer> {
+    let bytes = bytemuck::cast_slice(numbers);
+    let mut buffer = device.allocate(bytes.len())?;
+    device.upload(bytes, D::bytes_mut(&mut buffer))?;
+    Ok(buffer)
+}
 
 /// The first `count` rows of `pages`, which follow each other in this order: latents, then rotary
 /// parts, dequantised.

@@ -1,0 +1,252 @@
+//! One row of a benchmark: set up, time, check.
+
+pub(crate) mod calibration;
+
+use mla_runtime::layer::MlaLayer;
+use mla_runtime::select::Registry;
+
+use super::ceilings::Ceilings;
+use super::record::Row;
+use super::statistics::Summary;
+use super::work::{Attention, Layer, RowPlan, Work};
+use crate::device::stopwatch::{Conditions, Loaded, Memory, Protocol, Stopwatch};
+use crate::error::CliError;
+use crate::progress::Progress;
+use crate::run::data::Data;
+use crate::run::deviation::Errors;
+use crate::run::reference;
+
+/// The results of one row. Times are of all its layers together.
+pub struct Measured {
+    /// Seconds with everything that a step has to enqueue when only queries, cache, block table and
+    /// lengths are on the device.
+    pub sampled: Sampled,
+    /// Seconds where the schedule exists already; absent where there is none to be made.
+    pub planned: Option<Summary>,
+    pub errors: Errors,
+}
+
+/// The settings for taking samples: the protocol, the number of rounds, and a hook after each
+/// round, which takes the number of its samples.
+pub(super) struct Sampling<'a> {
+    pub protocol: &'a Protocol,
+    pub rounds: usize,
+    pub after_round: &'a mut dyn FnMut(usize) -> Result<(), CliError>,
+}
+
+/// The samples, and observations made meanwhile.
+pub struct Sampled {
+    pub samples: Vec<f64>,
+    /// The conditions of the first round.
+    pub conditions: Conditions,
+    /// The code that was loaded for the kernels, if they were replayed.
+    pub loaded: Vec<Loaded>,
+    /// The peak of the first round: the hook after a round may need memory of its own.
+    pub peak_bytes: Option<u64>,
+}
+
+impl Sampling<'_> {
+    /// Takes samples of `work`.
+    pub(super) fn time<D: Stopwatch>(
+        &mut self,
+        device: &D,
+        flush: &mut D::Buffer,
+        watch: Memory,
+        work: &mut dyn FnMut(&D) -> mla_runtime::Result<()>,
+    ) -> Result<Sampled, CliError> {
+        let mut samples = Vec::with_capacity(self.protocol.samples);
+        let mut first = None;
+        for round in 0..self.rounds {
+            let protocol = Protocol {
+                samples: share(self.protocol.samples, self.rounds, round),
+                ..*self.protocol
+            };
+            let (more, conditions) = device.time(&protocol, flush, work)?;
+            samples.extend(more);
+            first.get_or_insert_with(|| (conditions, device.peak_memory(watch)));
+            (self.after_round)(protocol.samples)?;
+        }
+        let (conditions, peak_bytes) = first.unwrap_or_default();
+        let loaded = match self.protocol.graphs {
+            true => device.loaded(work)?,
+            false => Vec::new(),
+        };
+        Ok(Sampled {
+            samples,
+            loaded,
+            conditions,
+            peak_bytes,
+        })
+    }
+}
+
+/// The samples of one of `rounds` rounds, as even as they can be.
+const fn share(samples: usize, rounds: usize, round: usize) -> usize {
+    samples * (round + 1) / rounds - samples * round / rounds
+}
+
+/// Measures, and compares `rows` rows of the output with the reference.
+pub(super) fn measure<D: Stopwatch>(
+    registry: &Registry,
+    device: &D,
+    flush: &mut D::Buffer,
+    plan: &RowPlan,
+    sampling: &mut Sampling<'_>,
+    rows: usize,
+) -> Result<Measured, CliError> {
+    match &plan.work {
+        Work::Attention(what) => attention(registry, device, flush, what, sampling, rows),
+        Work::Layer(what) => layer(registry, device, flush, what, sampling, rows),
+    }
+}
+
+fn attention<D: Stopwatch>(
+    registry: &Registry,
+    device: &D,
+    flush: &mut D::Buffer,
+    attention: &Attention,
+    sampling: &mut Sampling<'_>,
+    rows: usize,
+) -> Result<Measured, CliError> {
+    let watch = device.watch_memory();
+    let mut work = attention.set_up(registry, device)?;
+    let planning = work.planning(device)?;
+    let mut sampled = sampling.time(device, flush, watch, &mut |device| {
+        work.enqueue(device, planning.is_some())
+    })?;
+    let planned = match (planning, work.has_plan()) {
+        (Some(seconds), _) => {
+            let planned = Summary::of(&sampled.samples);
+            sampled
+                .samples
+                .iter_mut()
+                .for_each(|sample| *sample += seconds);
+            Some(planned)
+        }
+        (None, true) => {
+            let (samples, _) = device.time(sampling.protocol, flush, &mut |device| {
+                work.enqueue(device, true)
+            })?;
+            Some(Summary::of(&samples))
+        }
+        (None, false) => None,
+    };
+    Ok(Measured {
+        sampled,
+        planned,
+        errors: work.check(device, rows)?,
+    })
+}
+
+/// Times the whole layer.
+fn layer<D: Stopwatch>(
+    registry: &Registry,
+    device: &D,
+    flush: &mut D::Buffer,
+    step: &Layer,
+    sampling: &mut Sampling<'_>,
+    rows: usize,
+) -> Result<Measured, CliError> {
+    let watch = device.watch_memory();
+    let prefill = registry.instantiate_prefill(step.prefill, device, &step.config)?;
+    let decode = step.decode_backend(registry, device)?;
+    let layer = MlaLayer::new(device, &step.config, prefill, decode)?;
+    let workload = step.workload()?;
+    let mut workspace = layer.workspace(&workload.limits(step.rows)?)?;
+    let progress = Progress::hidden();
+    let mut layers = Vec::with_capacity(step.layers);
+    for number in 0..step.layers {
+        let seed = step.seed.wrapping_add(number as u32);
+        layers.push(Data::new(device, &step.config, &workload, seed, &progress)?);
+    }
+    workspace.prepare(&layer, &workload.batch()?)?;
+    let sampled = sampling.time(device, flush, watch, &mut |_| {
+        for data in &mut layers {
+            let call = data.call(layer.config())?;
+            layer.forward(&mut workspace, call)?;
+        }
+        Ok(())
+    })?;
+    let errors = reference::compare(
+        device,
+        &step.config,
+        &workload,
+        &layers[step.layers - 1],
+        &workspace,
+        rows as u32,
+        step.seed,
+        &progress,
+    )?;
+    Ok(Measured {
+        sampled,
+        planned: None,
+        errors: Errors::of_paths([errors.absorbed, errors.expanded]),
+    })
+}
+
+impl Row {
+    pub fn new(
+        plan: &RowPlan,
+        measured: Measured,
+        ceilings: Option<&Ceilings>,
+    ) -> Result<Self, CliError> {
+        let work = &plan.work;
+        let per_layer = 1e6 / work.layers() as f64;
+        let samples_us: Vec<f64> = measured
+            .sampled
+            .samples
+            .iter()
+            .map(|s| s * per_layer)
+            .collect();
+        let us = Summary::of(&samples_us);
+        let (cost, seconds) = (work.cost()?, us.median / 1e6);
+        let requests = work.requests();
+        let tokens = requests.iter().map(|r| r.q as usize).sum();
+        let dtype = work.config().problem.dtype;
+        let ceilings = ceilings.filter(|ceilings| ceilings.hold_for(dtype));
+        let parameters = plan.parameters.iter();
+        Ok(Self {
+            id: plan.case.clone(),
+            kind: work.kind().to_owned(),
+            contender: plan.contender.clone(),
+            batch: plan.label.clone(),
+            parameters: parameters
+                .map(|(name, value)| ((*name).to_owned(), value.clone()))
+                .collect(),
+            requests: requests.len(),
+            tokens,
+            max_query_len: requests.iter().map(|r| r.q).max().unwrap_or(0),
+            max_kv_len: requests.iter().map(|r| r.kv).max().unwrap_or(0),
+            e2e_us: us.median,
+            planned_us: measured.planned.map(|planned| planned.median * per_layer),
+            us,
+            tokens_per_second: tokens as f64 / seconds,
+            tflops: cost.flop / seconds / 1e12,
+            gbps: cost.bytes / seconds / 1e9,
+            of_limit: ceilings.map(|ceilings| ceilings.seconds(cost) / seconds),
+            peak_bytes: measured.sampled.peak_bytes,
+            errors: measured.errors,
+            conditions: measured.sampled.conditions,
+            loaded: measured.sampled.loaded,
+            cost,
+            samples_us,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::share;
+
+    #[test]
+    fn rounds_share_all_samples() {
+        for samples in [1, 2, 29, 30, 31] {
+            for rounds in 1..=samples {
+                let shares: Vec<usize> = (0..rounds).map(|r| share(samples, rounds, r)).collect();
+                assert_eq!(shares.iter().sum::<usize>(), samples);
+                let (min, max) = (shares.iter().min(), shares.iter().max());
+                assert!(max.unwrap() - min.unwrap() <= 1, "{shares:?}");
+            }
+        }
+    }
+}
