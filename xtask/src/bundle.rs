@@ -1,4 +1,5 @@
-//! Packs what a GPU machine needs to run the tests and benchmarks: programs and a script, no Rust.
+//! Packs what a GPU machine needs to run the tests and the laboratory: programs and a script, no
+//! Rust.
 
 use std::{
     fs,
@@ -35,7 +36,7 @@ const MAX: u64 = 60 << 20;
 /// them; `run.sh` unpacks it.
 const ARCHIVE: &str = "programs.tar.xz";
 
-const FOLDERS: [&str; 4] = ["tests", "benches", "examples", "bin"];
+const FOLDERS: [&str; 3] = ["tests", "examples", "bin"];
 
 /// The package whose programs need a GPU.
 const KERNELS: [&str; 2] = ["--package", "mla-kernels"];
@@ -55,11 +56,6 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let examples = ["--package", "mla-kernels", "--examples"];
     for artifact in build(&workspace, "build", &examples, &features)? {
         copy(&artifact, &output.join("examples"))?;
-    }
-    for artifact in build(&workspace, "bench", &KERNELS, &features)? {
-        if artifact.target.kind.contains(&TargetKind::Bench) {
-            copy(&artifact, &output.join("benches"))?;
-        }
     }
     tools(&workspace, &arguments.features, &output)?;
     let total = held(&output)?;
@@ -99,9 +95,7 @@ fn tests(workspace: &Workspace, features: &str, output: &Path) -> anyhow::Result
     let folder = output.join("tests");
     for artifact in build(workspace, "test", &KERNELS, features)? {
         // A program without such a test has nothing to do there.
-        if artifact.target.kind.contains(&TargetKind::Bench)
-            || !has_ignored_tests(&executable(&artifact)?)?
-        {
+        if !has_ignored_tests(&executable(&artifact)?)? {
             continue;
         }
         let name = if artifact.target.kind.contains(&TargetKind::Test) {
@@ -202,12 +196,10 @@ fn build(
 ) -> anyhow::Result<Vec<Artifact>> {
     let mut cargo = workspace.cargo();
     cargo.arg(command);
-    match command {
-        "build" => cargo.arg("--release"),
-        "test" => cargo.args(["--release", "--no-run"]),
-        // The profile of benchmarks is that of releases.
-        _ => cargo.arg("--no-run"),
-    };
+    cargo.arg("--release");
+    if command == "test" {
+        cargo.arg("--no-run");
+    }
     let mut child = cargo
         .args(packages)
         .args([
@@ -216,7 +208,6 @@ fn build(
             "--message-format=json-render-diagnostics",
         ])
         .env("CARGO_PROFILE_RELEASE_STRIP", "symbols")
-        .env("CARGO_PROFILE_BENCH_STRIP", "symbols")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
@@ -314,7 +305,7 @@ mod tests {
         for folder in FOLDERS {
             assert!(!output.join(folder).exists(), "{folder} is still there");
         }
-        for what in ["tests", "benches"] {
+        for what in ["tests", "examples"] {
             let run = Command::new("sh")
                 .arg(output.join("run.sh"))
                 .arg(what)

@@ -37,7 +37,7 @@ enum Chore {
     Kernels(kernels::Arguments),
     /// Show what the cache of compiled kernels holds, clean it, take it elsewhere.
     Cache(cache::Arguments),
-    /// Pack the GPU tests and benchmarks into a folder that runs on a machine without Rust.
+    /// Pack the GPU tests and the laboratory into a folder that runs on a machine without Rust.
     Bundle(bundle::Arguments),
     /// Compare the checked-in expansions, compiler errors, machine code and outputs, or write them
     /// anew.

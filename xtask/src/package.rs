@@ -68,7 +68,6 @@ const PACKAGES: &[(&str, &str, &[&str])] = &[
 const FOREIGN: &[&str] = &[
     ".ci",
     ".cargo/",
-    "benches/cpu-compare/",
     "examples/backend-crate/",
     "examples/cpu-backend/",
     "examples/engine/",
@@ -80,7 +79,7 @@ const FOREIGN: &[&str] = &[
 ];
 
 /// Folders that a package's users do not need.
-const FOR_DEVELOPERS: &[&str] = &["benches/", "docs/log/", "tests/"];
+const FOR_DEVELOPERS: &[&str] = &["docs/log/", "tests/"];
 
 pub(crate) fn run(_: &Arguments) -> anyhow::Result<()> {
     let workspace = Workspace::find()?;

@@ -4,7 +4,6 @@
 #   ./run.sh                     every test, those that need a GPU included
 #   ./run.sh tests FILTER…       the tests whose names hold FILTER
 #   ./run.sh examples            the examples of the kernels, each of which checks what it computes
-#   ./run.sh benches FILTER…     the benchmarks
 #   ./run.sh mla ARGUMENTS…      the command line tool, for example ./run.sh mla bench
 #   ./run.sh lab ARGUMENTS…      the laboratory, for example ./run.sh lab peers
 #
@@ -44,7 +43,6 @@ case $what in
     # One test at a time: they share one GPU, and some measure.
     tests) each tests --include-ignored --test-threads=1 "$@" ;;
     examples) each examples "$@" ;;
-    benches) each benches --bench "$@" ;;
     mla | lab) exec "$here/bin/$what" "$@" ;;
-    *) echo "run.sh: given $what, accepted tests, examples, benches, mla, lab" >&2; exit 2 ;;
+    *) echo "run.sh: given $what, accepted tests, examples, mla, lab" >&2; exit 2 ;;
 esac
