@@ -1,4 +1,4 @@
-//! `cargo lab ceilings`: the maximal throughput of this machine, which `mla bench --ceilings` takes.
+//! `cargo lab ceilings`: the maximal throughput of a machine, which `mla bench --ceilings` takes.
 
 use std::path::PathBuf;
 

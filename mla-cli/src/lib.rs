@@ -176,8 +176,9 @@ pub fn main() -> ExitCode {
     finish(arguments::<Cli>().command.output())
 }
 
-/// The parts of the command that the laboratory (`lab/`) measures with: the rows of `mla bench`, its
-/// stopwatch, the layer of `mla run` and the writing of results. Nobody else is to rely on them.
+/// The parts of the command that the laboratory (`lab/`) measures with: the rows of `mla bench`,
+/// its stopwatch, the layer of `mla run` and the writing of results. Nobody else is to rely on
+/// them.
 #[cfg(feature = "bench")]
 #[doc(hidden)]
 pub mod parts {

@@ -301,8 +301,8 @@ fn limits_are_those_of_the_ceilings_and_drawn() {
     let [ceilings, csv, svg, png] = ["c.json", "c.csv", "c.svg", "c.png"].map(temporary);
     let (_, report) = bench("device", &format!("1q1s32 {TOY}"));
     let known = json!({
-        "device": report["device"], "dtype": "f32", "flop_per_second": 1e11, "bytes_per_second": 1e10,
-        "source": "measured",
+        "device": report["device"], "dtype": "bf16", "flop_per_second": 1e11,
+        "bytes_per_second": 1e10, "source": "measured",
     });
     fs::write(&ceilings, known.to_string()).unwrap();
     let line = format!(
@@ -381,8 +381,8 @@ fn the_axis_is_what_varies() {
 fn cases_of_a_file_are_attention_in_a_dtype_or_steps_of_a_layer() {
     let cases = file(
         "cases.json",
-        r#"{"protocol": "", "decode": [{"id": "d", "b": 2, "h": 1, "s_q": 1, "kv": 70, "dtype": "f32"}],
-            "layer": [{"id": "l", "h": 1, "batch": "2q1s70_q20s90"}]}"#,
+        r#"{"protocol": "", "layer": [{"id": "l", "h": 1, "batch": "2q1s70_q20s90"}],
+            "decode": [{"id": "d", "b": 2, "h": 1, "s_q": 1, "kv": 70, "dtype": "f32"}]}"#,
     );
     let line = format!("--cases {cases} --samples 2 --warm-up 0 --cold-cache off --check 4");
     let (text, report) = bench("cases-of-a-file", &line);
@@ -628,8 +628,8 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
         ),
         (
             "8q1s1k --ceilings .".into(),
-            "--ceilings: \".\": cannot read it: Is a directory (os error 21); accepted: what `cargo \
-             lab ceilings",
+            "--ceilings: \".\": cannot read it: Is a directory (os error 21); accepted: what \
+             `cargo lab ceilings",
         ),
         (
             format!("8q1s1k --ceilings {}", file("list.json", "[]")),

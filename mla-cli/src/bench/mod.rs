@@ -76,8 +76,8 @@ struct BenchArgs {
 /// Cases by a protocol, instead of batches.
 #[derive(clap::Args)]
 struct CaseArgs {
-    /// Cases in JSON, as in lab/cases of the repository: R1's dimensions in bf16, pages of 64. Their protocol is
-    /// text for people: samples, graphs and caches are as these arguments say.
+    /// Cases in JSON, as in lab/cases of the repository: R1's dimensions in bf16, pages of 64.
+    /// Their protocol is text for people: samples, graphs and caches are as these arguments say.
     #[arg(long, value_name = "FILE")]
     cases: Option<PathBuf>,
     /// Only the cases whose ids begin so.

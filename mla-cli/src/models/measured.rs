@@ -148,7 +148,7 @@ mod tests {
     }
 
     fn cases() -> Vec<Value> {
-        let files = ["hopper", "sparse"].map(|name| text(&format!("mla-cli/cases/{name}.json")));
+        let files = ["hopper", "sparse"].map(|name| text(&format!("lab/cases/{name}.json")));
         let lists = files.iter().flat_map(|text| {
             let all: Value = serde_json::from_str(text).unwrap();
             ["decode", "prefill", "sparse"].map(|key| all[key].as_array().cloned())
