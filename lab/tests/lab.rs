@@ -107,7 +107,8 @@ fn arguments_that_make_no_sense_are_refused_before_anything_runs() {
         (
             "peers --peers triton,sdpa".into(),
             "[possible values: flashmla, fa3, flashinfer, cudnn, flashinfer-fa2, triton, \
-             torch-flash, torch-efficient]",
+             torch-flash, torch-efficient, sdpa-folded, sdpa-expanded, sdpa-products, sdpa-plain, \
+             sdpa-padded]",
         ),
         (
             "peers --samples 2 --rounds 3".into(),

@@ -136,7 +136,7 @@ fn tell_at_once(line: &str, steps: &Sender<Option<String>>) {
 }
 
 /// Writes to standard error. Its reader may stop before its end.
-pub fn tell(line: &str) {
+pub(crate) fn tell(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
