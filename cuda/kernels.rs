@@ -5,8 +5,8 @@ use std::{fs, io, path::Path};
 
 use mla_build::{Family, Kernels};
 
-/// Describes the kernels of the package in the folder `root`, without headers, and with no family
-/// on. A family that mla-build does not know has its targets in its folder, in `targets.txt`, one
+/// Describes the kernels of the package in the folder `root`, without headers and with no family
+/// on. A family that mla-build does not know lists its targets in `targets.txt` in its folder, one
 /// of nvcc's names in a line.
 ///
 /// # Errors
@@ -21,8 +21,8 @@ pub(crate) fn kernels(root: &Path) -> io::Result<Kernels> {
         // CUDA 12.4's.
         .flag_for("cuda/{all,sm80}/**/*.cu", "--compress-mode=size")
         // Later GPUs have no further instruction that these kernels would use, so they get this
-        // PTX, which a Hopper has run. Prefill's registers are counted for it: others of nvcc's
-        // spill.
+        // PTX, which has run on a Hopper. The registers of prefill are tuned for it: from nvcc's
+        // PTX for other targets it spills.
         .ptx_for("cuda/sm80/**/*.cu", "compute_80")
         // Caches of e4m3 are converted by an instruction that 8.0 lacks.
         .ptx_for("cuda/sm80/decode/instantiations/*_e4m3*.cu", "compute_89")

@@ -24,7 +24,7 @@ constexpr int kGatherThreads = 128;
 constexpr int kGatherWarps = kGatherThreads / 32;
 // Maximum number of rows of a CTA.
 constexpr int kGatherRows = 16;
-// Bytes of a CTA's rows, unless it has only one. With so many, a dozen CTAs of an SM keep the
+// Bytes of the rows of a CTA with several rows. With this many, a dozen CTAs of an SM keep the
 // memory busy; with twice as many bytes, too few CTAs fit.
 constexpr int64_t kGatherBytes = 10752;
 

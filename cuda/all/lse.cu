@@ -8,8 +8,8 @@ namespace {
 constexpr int kTile = 32;
 constexpr int kRowsAtOnce = 8;
 
-// If the axes change places, goes through a tile of shared memory, so that both sides move whole
-// sectors; the odd row length keeps a column's elements in different banks.
+// If the axes change places, the values go through a tile of shared memory, so that both sides move
+// whole sectors. The odd row length puts a column's elements into different banks.
 template <bool HeadsFirst>
 __global__ void __launch_bounds__(kTile* kRowsAtOnce)
     lse_kernel(const __grid_constant__ MlaLseParams p, uint32_t token_tiles) {

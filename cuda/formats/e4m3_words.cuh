@@ -2,8 +2,8 @@
 // every GPU.
 //
 // Shifts move a byte's exponent and mantissa to their places in T, which gives its value times a
-// power of two. The rest of the factor is not applied to operands: an MMA's sums take fewer
-// instructions.
+// power of two. The missing factor is applied to an MMA's sums instead of its operands, which takes
+// fewer instructions.
 #pragma once
 
 #include "ptx/sm80.cuh"
@@ -21,8 +21,8 @@ constexpr bool kE4m3Instruction = false;
 template <typename T>
 struct E4m3Fields;
 
-// Moved fields are a byte's value times 2^-120, for which f32 sums would have no bits. So the MMA's
-// other operand has to be lifted by 2^60, and a factor of 2^60 is left.
+// Shifted fields are a byte's value times 2^-120, for which f32 sums would have no bits. So the
+// MMA's other operand is multiplied by 2^60, and the sums by the remaining 2^60.
 template <>
 struct E4m3Fields<__nv_bfloat16> {
     static constexpr int kShift = 4;
@@ -56,8 +56,8 @@ __device__ __forceinline__ uint32_t e4m3_odd(uint32_t word) {
     return (word & 0x80008000u) | ((word >> F::kShift) & F::kMask);
 }
 
-// Collects NaN in the highest bit of each byte of `seen`, which is set if one of the words had a
-// NaN there. The functions above take NaN for 480.
+// Sets the highest bit of each byte of `seen` if one of the words had a NaN in that byte. The
+// functions above convert NaN to 480.
 __device__ __forceinline__ void e4m3_note_nan(uint32_t& seen, uint32_t word) {
     seen |= (word & 0x7f7f7f7fu) + 0x01010101u;
 }

@@ -38,8 +38,8 @@ struct TransposedSums {
             for (int i = 0; i < N / 2; ++i) acc[t][i] = 0.f;
     }
 
-    // Multiplies what has been summed by the factor of each row, of which a lane of quarter `quad`
-    // has two in every eight. `any` says of each 16 rows whether a factor is not 1.
+    // Multiplies the sums by the factor of each row. A lane of quarter `quad` has two rows in every
+    // eight. `any` has a bit for each 16 rows, set if one of their factors is not 1.
     __device__ void rescale(const float* factor, const int4& any, int thread) {
         if (any.x | any.y | any.z | any.w) rescale(factor, thread & 3);
     }

@@ -56,8 +56,8 @@ cudaError_t launch(const Launch& l, const KernelParams& p, const TensorMaps& map
     return cudaLaunchKernelEx(&config, &decode_kernel<C>, p, maps);
 }
 
-// A kernel for each number of rows. Fewer than 16 rows of an e4m3 cache are padded: an instruction
-// with 8 would leave the conversions as they are.
+// There is a kernel for each number of rows. With an e4m3 cache, fewer than 16 rows are padded to
+// 16: with 8, the conversions would take the same time.
 template <typename T>
 cudaError_t launch_dtype(const Launch& l, const KernelParams& p, const TensorMaps& maps) {
     const int group_ctas = l.shape.group_ctas;

@@ -64,7 +64,7 @@ __device__ __forceinline__ void translate(const Requests& requests, const Row& r
 }
 
 // Writes the slots of the set positions in ascending order. The first bit is that of position
-// `begin`. `positions` has room for as many as are set; if it is null, the list serves.
+// `begin`. `positions` has room for all set positions; if it is null, the list itself serves.
 template <typename S>
 __device__ __forceinline__ void write_list(S& s, const Requests& requests, const Row& row,
                                            const uint32_t* bitmap, int words, int begin,

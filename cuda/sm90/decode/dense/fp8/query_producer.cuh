@@ -1,4 +1,4 @@
-// Queries beside an e4m3 cache are fetched by those who need them (scores.cuh), so this warp has
+// Queries beside an e4m3 cache are fetched by the score warps (scores.cuh), so this warp has
 // nothing to do after it has warmed up.
 #pragma once
 
