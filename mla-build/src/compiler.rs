@@ -320,8 +320,8 @@ impl Compiler {
         arguments
     }
 
-    /// Compiles a unit and writes its object and its dependencies into `folder`, which also takes
-    /// what the passes leave between them. `maps` is the file of [`path_maps`](Self::path_maps).
+    /// Compiles a unit, and writes its object and its dependencies into `folder`, where nvcc's
+    /// intermediate files go, too. `maps` is the file of [`path_maps`](Self::path_maps).
     pub(crate) fn command(
         &self,
         unit: &Unit,

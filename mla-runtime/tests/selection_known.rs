@@ -1,8 +1,8 @@
 //! Selection among the known backends gives what is published of them, for every capability, dtype,
 //! cache format, page size, dims and preference.
 //!
-//! The expectation below is written as the published tables are, in words, and read by rules of
-//! its own: it shares nothing with the specs that it checks but the names.
+//! The expectations below are written in words, like the published tables, and read by rules of
+//! their own. They share nothing with the specs that they check except the names.
 
 use mla_runtime::backend::Entry;
 use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims};

@@ -112,8 +112,8 @@ pub(super) fn join(waiting: &CudaStream, other: &CudaStream) -> Result<()> {
     joined.and(destroyed)
 }
 
-/// Makes a call of cudarc's that reads or writes the error which the context keeps: an earlier
-/// error does not disturb the call, and its own is returned.
+/// Makes a call of cudarc's that reads or writes the context's stored error. An earlier error does
+/// not affect the call, and the call's own error is returned.
 pub(super) fn apart<T>(context: &Arc<CudaContext>, call: impl FnOnce() -> Result<T>) -> Result<T> {
     let earlier = context.check_err();
     let given = call();

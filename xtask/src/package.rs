@@ -10,8 +10,8 @@ use crate::Workspace;
 #[derive(clap::Args)]
 pub(crate) struct Arguments {}
 
-/// The published packages by their folders, and what each has to hold besides its sources. A name
-/// that ends in `/` stands for every file that git tracks below it.
+/// The published packages by their folders, and the files that each must hold besides its sources.
+/// A name that ends in `/` stands for every file that git tracks below it.
 const PACKAGES: &[(&str, &str, &[&str])] = &[
     (
         "mla-kernels",
