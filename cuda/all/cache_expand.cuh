@@ -3,9 +3,9 @@
 // their rows are gathered separately.
 //
 // The GEMM is transposed: a warpgroup keeps the weights of 64 columns in registers, as A operands,
-// and latents are B operands, so that shared memory is read for these alone. A CTA has 128 columns
-// and loops over tiles of 128 rows. The two CTAs of a cluster have the same tiles of rows: each
-// loads half of them for both, or L2 would be the bound of the kernel.
+// and latents are B operands, so shared memory is read for the latents alone. A CTA has 128 columns
+// and loops over tiles of 128 rows. The two CTAs of a cluster have the same tiles of rows, and each
+// loads half of them for both. Without that, L2 would bound the kernel.
 //
 // The warps of a CTA:
 //

@@ -120,8 +120,8 @@ __device__ __forceinline__ void write_block(const MlaCacheWriteParams& p, const 
     }
 }
 
-// CTAs of an SM: data that is copied, or quantised from 16 bits, needs 32 registers, and then all
-// 64 warps of the SM have a row in flight.
+// CTAs of an SM. A row that is copied, or quantised from 16 bits, needs 32 registers a thread; then
+// all 64 warps of the SM have a row in flight.
 template <typename Source>
 constexpr int write_blocks(bool wide, bool rotated, bool r1) {
     return !wide || sizeof(Source) == 4 ? 4 : rotated ? (r1 ? 10 : 8) : r1 ? 16 : 10;

@@ -98,10 +98,10 @@ class SplitCombine {
     static constexpr int kRowsAt = kPartialRowsAt<Layout>;
 
   public:
-    // `partial_of(split)` returns the address of a split's result. `rows_of(unit)` returns what
-    // `write` has to know of row `first_row_of(unit)` and the row eight further, whose maxima and
-    // sums are in `shared`: the same for all units of 16 rows. `write(rows, unit, x)` writes x.
-    // `units`: number of units whose rows exist, or of all.
+    // `partial_of(split)` returns the address of a split's result. `rows_of(unit)` returns the data
+    // that `write` needs for row `first_row_of(unit)` and for the row eight further, whose maxima
+    // and sums are in `shared`; it is the same for all units of 16 rows. `write(rows, unit, x)`
+    // writes x. `units`: number of units whose rows exist, or of all.
     __device__ SplitCombine(const Split& split, Shared& shared, float4* exchanged,
                             const PartialOf& partial_of, const RowsOf& rows_of, const Write& write,
                             int few = kFewSplits, int units = kUnits)
@@ -132,8 +132,8 @@ class SplitCombine {
     }
 
     // The same, but `slice` combines this CTA's slice in a way of its own, with the same bits, or
-    // returns false. If the CTAs fall back, `put_back` writes to the workspace what the CTA has
-    // kept.
+    // returns false. If the CTAs fall back, `put_back` writes the data that the CTA has kept to the
+    // workspace.
     template <class Slice, class PutBack>
     __device__ void run(const Slice& slice, const PutBack& put_back) const {
         const SplitProtocol<DeviceMemory> protocol = {split_.counters, split_.splits,

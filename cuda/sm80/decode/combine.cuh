@@ -17,8 +17,9 @@ template <class C>
 struct SplitLayout {
     static constexpr int kThreads = C::kThreads, kRows = C::kRows;
     static constexpr int kRowsUnits = C::kColumns / 8 * kColumnGroups;
-    // With 16 rows, a warp's share of a slice is eight units only if there are two splits. With 64
-    // it is twice as much: code for fewer units makes some launches shorter and others longer.
+    // With 16 rows, a warp's share of a slice is eight units only if there are two splits, so there
+    // is code for fewer units. With 64 rows the share is twice as large, and such code would make
+    // some launches shorter and others longer.
     static constexpr int kMinAtOnce = C::kRows == 16 ? 2 : 8;
     // With fewer rows a slice has few units, and most warps would wait while some add.
     static constexpr bool kMany = C::kRows == 64;

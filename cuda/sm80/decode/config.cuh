@@ -86,8 +86,9 @@ struct Config {
     // Offsets of the scales and of the rotary values in a cache row.
     static constexpr int kScaleOffset = Latent * kLatentBytes;
     static constexpr int kRopeOffset = kScaleOffset + (kGrouped ? Latent / 128 * 4 : 0);
-    // Rows by rows of 16, every warp does the softmax of all its rows and keeps P in registers. Of
-    // more rows it does a quarter, and the quarters meet in shared memory.
+    // With 16 rows per warp group, every warp computes the softmax of all rows and keeps P in
+    // registers. With more rows it computes that of a quarter, and the quarters are exchanged
+    // through shared memory.
     static constexpr bool kShared = WarpTiles > 1;
     // True if a warp's loader is in registers: 16 rows per warp leave enough of them.
     static constexpr bool kStateInRegisters = !kShared;

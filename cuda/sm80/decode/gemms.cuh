@@ -1,7 +1,7 @@
 // The two GEMMs of a KV tile, as one warp does them: S += Q K^T over its quarter of the columns,
 // and O += P V for the same columns.
 //
-// Of a plain cache, ldmatrix yields the operands. Of bytes it moves pairs, so that a word holds
+// For a plain cache, ldmatrix yields the operands. For bytes it moves pairs, so that a word holds
 // four neighbouring columns of a token (for K), or two columns of two tokens (for V). K's columns
 // are then taken in another order, which Q follows; V's even and odd columns become two operands.
 #pragma once
@@ -18,8 +18,8 @@ namespace mla::sm80::decode {
 template <class C>
 struct QueryFragments {
     uint32_t words[C::kWarpTiles][C::kSteps + 1][4];
-    // For rows converted to f16: the powers of two by which their scores are to be multiplied, two
-    // exponents as f32 has them in one register.
+    // For rows converted to f16: the powers of two by which the scores of two rows are multiplied.
+    // One register holds both, as the exponent fields of f32.
     static constexpr bool kConverted =
         C::kHalves && std::is_same_v<typename C::Element, __nv_bfloat16>;
     uint32_t exponents[C::kWarpTiles];
@@ -59,8 +59,8 @@ struct QueryFragments {
     }
 
   private:
-    // Converts a row of bf16 to f16: its maximum magnitude comes to lie below 2^15, so that what
-    // f16 has no bits for is below 2^-39 of that.
+    // Converts a row of bf16 to f16 after scaling it so that its maximum magnitude is just below
+    // 2^15. Bits that f16 cannot hold are then below 2^-39 of that maximum.
     __device__ void convert(int tile, int half) {
         uint32_t greatest = 0;
 #pragma unroll
@@ -178,9 +178,9 @@ class Gemms {
             if (__any_sync(~0u, ((nan[0] | nan[1]) & 0x80808080u) != 0)) spread_nan(s, nan);
     }
 
-    // The factor that P of a token of the tile has for `column_group`. A scale that is no finite
-    // number is 0: the token's scores are none either, so that P is NaN in rows that see it, and
-    // rows that do not keep their 0.
+    // The factor of P of a token of the tile for `column_group`. A scale that is no finite number
+    // counts as 0. The token's scores are not finite either, so P is NaN in rows that see it, and
+    // stays 0 in the others.
     __device__ float value_scale(const char* stage, int token, int column_group) const {
         const float scale = *reinterpret_cast<const float*>(stage + token * p_.pitch +
                                                             C::kScaleOffset + column_group * 4);
@@ -192,9 +192,9 @@ class Gemms {
                 value_scale(stage, token + 1, column_group)};
     }
 
-    // Makes zeros of what is no finite number in this warp's columns, each row group of a share of
-    // the tokens. Rows that see such a token have a score of NaN already; P of the others is 0, and
-    // 0 times NaN would be NaN. Grouped bytes that are NaN are taken for a number in this GEMM.
+    // Zeroes values that are not finite in this warp's columns; each row group does a share of the
+    // tokens. Rows that see such a token have a score of NaN already. In the others P is 0, and 0
+    // times NaN would be NaN. Grouped bytes that are NaN count as numbers in this product.
     __device__ void clear_nonfinite(char* stage, int row_group) const {
         if constexpr (!C::kGrouped) {
             constexpr int kChunks = C::kColumns * C::kLatentBytes / 16;

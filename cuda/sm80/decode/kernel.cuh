@@ -1,11 +1,10 @@
 // Absorbed MLA decode on mma.sync: one launch for a batch, scheduled on the device.
 //
-// Per KV tile: each warp multiplies its query rows and a quarter of the columns (scores), the
-// quarters meet in shared memory (softmax), and the warp multiplies P by the same columns (values).
-// If two or more CTAs share an SM, one computes while another waits. A CTA that has it for
-// itself computes the scores of the next tile before the values of this one, so that warps come to
-// the barrier between them with long work behind and before them; and one of its row groups
-// multiplies while the other is at its softmax (row_groups.cuh).
+// Per KV tile, each warp multiplies its query rows by a quarter of the columns (scores), the
+// quarters of a score are added in shared memory (softmax), and the warp multiplies P by the same
+// columns (values). If several CTAs share an SM, one computes while another waits. A CTA that has
+// an SM for itself computes the scores of the next tile before the values of this one, so that
+// warps have work before and behind each barrier.
 #pragma once
 
 #include <type_traits>

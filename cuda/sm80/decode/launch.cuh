@@ -48,8 +48,8 @@ MlaStatus launch_variant(const Limits& l, const Shape& s, KernelParams& p, cudaS
     p.pitch = C::pitch(s.rope_dim);
     p.stages = f.stages;
     p.pair = pair_of(s.rows, C::kRows);
-    // Making a partial result, storing it and combining it take about as long as two KV tiles, of
-    // warps with roles, which have to fill and to drain, as four.
+    // Cost of making, storing and combining a partial result, in KV tiles: about two. It is four if
+    // warps have roles, since their pipeline has to fill and to drain.
     p.tile_cost = C::kRoles ? 4 : 2;
     p.min_share = 128 / C::kTokens;
     // A request in one split has no partial result: that is worth more than a tile's cost.
@@ -67,8 +67,8 @@ Variant variant() {
     return {&fit_variant<C>, &launch_variant<C>};
 }
 
-// True if the device's shared memory suffices for the number of CTAs per SM that registers allow:
-// KV tiles of this size are not worth fewer.
+// True if the device's shared memory has room for the number of CTAs per SM that registers allow.
+// KV tiles of this size are not worth fewer CTAs.
 template <class C>
 bool has_room(const Limits& l, const Shape& s) {
     return fit_to<C>(l, s).ctas_per_sm == C::kCtasPerSm;
@@ -90,9 +90,9 @@ Variant variant_of_16(const Limits& l, const Shape& s) {
         return variant<Config<T, kLatent, kFormat, 1, 1, 32>>();
 }
 
-// Up to so many tokens for each CTA, tiles of 16 rows end sooner than the larger ones that so many
-// rows would fill, though each of them reads its request's tokens: they begin and combine sooner.
-// As measured on an H200; the larger ones take bytes, which they convert, less well.
+// Number of tokens per CTA up to which tiles of 16 rows end sooner than larger tiles. Each of them
+// reads its request's tokens again, but they begin and combine sooner. Measured on an H200. Larger
+// tiles are slower for e4m3, which they convert.
 constexpr int max_short_tokens(CacheFormat format, int rows) {
     switch (format) {
         case CacheFormat::plain: return rows <= 32 ? 320 : 192;

@@ -54,8 +54,8 @@ struct RowCopy {
 
     uint32_t to = 0;
     const char* from = nullptr;
-    // In one register: whether there is anything to copy, whether the row exists, and whether the
-    // last chunk, of which not every lane has some, is this lane's, too.
+    // Three flags in one register: true if there is anything to copy, if the row exists, and if
+    // this lane copies a part of the last chunk, which not every lane has.
     static constexpr int kAny = 1, kExists = 2, kLast = 4;
     int flags = 0;
 

@@ -6,10 +6,10 @@
 // tokens, because another group's may be larger by any factor. It is a power of two: no rounding is
 // added.
 //
-// With P up to 2^7 (2^15 with the lazy rescale), and s * unit up to 1, no operand
-// overflows. Those of 2^-14 and more have f16's 11 bits, and what smaller ones lose is at most
-// 2^-25: of a value, 2^-32 times the group's largest scale times the largest byte. A row whose
-// weight lies on tokens with scales of 2^-20 of that still has 12 bits.
+// P is up to 2^7 (2^15 while its reference follows lazily), and s * unit up to 1, so no operand
+// overflows. Operands of 2^-14 and more have f16's 11 bits. Smaller ones lose at most 2^-25, which
+// is 2^-32 times the group's largest scale times the largest byte. So a row whose weight lies on
+// tokens with scales of 2^-20 of the largest still has 12 bits.
 #pragma once
 
 #include "ptx/sm80.cuh"
@@ -20,9 +20,9 @@ struct ScaleUnit {
     // Any scale that is not subnormal lowers it.
     float unit = 0x1p126f;
 
-    // Takes each lane's largest of some scales, for the group of lanes whose numbers differ in the
-    // bits from `kFirst` to below `kEnd`; returns what older sums are to be multiplied by. By whole
-    // warps.
+    // Finds the largest scale among the lanes whose numbers differ only in the bits from `kFirst`
+    // to below `kEnd`, given each lane's largest. Returns the factor for earlier sums. Called by
+    // whole warps.
     template <int kFirst, int kEnd>
     __device__ float adjust(float top) {
         if (!__any_sync(~0u, top * unit > 1.f)) return 1.f;

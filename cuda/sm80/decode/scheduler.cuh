@@ -6,10 +6,10 @@
 // into equal ranges, one per CTA group of `pair` CTAs. A group that a cut crosses is done in
 // splits, which are combined afterwards.
 //
-// Where groups are few, ranges are even instead if they are not much longer for it: the cost of a
-// group is its KV tiles, rounded up to whole ranges. Then every CTA has KV tiles of one group
-// alone, and nothing else to do before it combines splits. If groups are many and equal, ranges
-// are whole groups if they are not much longer for it.
+// If groups are few, ranges are even instead, provided that this makes them little longer: the cost
+// of a group is then its KV tiles, rounded up to whole ranges. Every CTA has KV tiles of one group
+// alone, and nothing else to do before it combines splits. If groups are many and equal, ranges are
+// whole groups, on the same condition.
 //
 // Every warp does this for itself and keeps its items in a ring in shared memory, because it begins
 // to load an item long before it computes it.

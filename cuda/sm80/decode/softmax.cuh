@@ -21,8 +21,8 @@ struct Mask {
     }
 };
 
-// Masks scores; the maximum over this lane's tokens. `x` holds, for each block of eight tokens,
-// this lane's two, at `x[block][begin]` and the one after it.
+// Masks scores, and returns the maximum over this lane's tokens. For each block of eight tokens,
+// this lane's two scores are `x[block][begin]` and the next one.
 template <int kBlocks, int kWidth>
 __device__ __forceinline__ float mask_scores(float (&x)[kBlocks][kWidth], int begin, bool masked,
                                              const Mask& mask, int first) {
@@ -89,8 +89,8 @@ class RegisterSoftmax {
         }
     }
 
-    // After a barrier. `limit_of(r)` answers how many tokens row r of the warp attends to. Answers
-    // whether one of this lane's rows makes its output be rescaled.
+    // Called after a barrier. `limit_of(r)` returns the number of tokens that row r of the warp
+    // attends to. Returns true if the output of one of this lane's rows has to be rescaled.
     template <typename LimitOf>
     __device__ bool apply(const KernelParams& p, const Gemms<C>& gemms, const TileFacts& tile,
                           const LimitOf& limit_of) {
@@ -198,7 +198,7 @@ class RegisterSoftmax {
 };
 
 // Each of the four warps of a row group adds and exponentiates a quarter of the group's 32 rows,
-// and leaves P and what O is to be rescaled by in shared memory.
+// and leaves P and the factors of O in shared memory.
 template <class C>
 class SharedSoftmax {
     static_assert(!C::kShared || C::kWarpTiles == 2);

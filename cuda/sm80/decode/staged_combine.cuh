@@ -189,8 +189,9 @@ class StagedCombine {
     // registers late.
     static constexpr int kCopies = 4;
 
-    // Begins to copy `count` fragments of the warp, of all splits but what the CTA has kept: those
-    // of a split to addresses that follow one another, of the next split `step` of them on.
+    // Begins to copy `count` fragments of the warp from each split, except for those that the CTA
+    // has kept. Fragments of one split go to consecutive places, those of the next split `step`
+    // places further.
     __device__ void copy_few(int begin, int count, int slot, int step) const {
         uint32_t to = ptx::shared_address(&stage_[slot]);
 #pragma unroll 1

@@ -28,8 +28,8 @@ inline Variant variant_for(const Kind& k, const Limits& l, const Shape& s) {
     return k.bf16 ? variant_for<__nv_bfloat16>(k, l, s) : variant_for<__half>(k, l, s);
 }
 
-// Raises `bytes` to what any number of requests of so many rows takes, of any length: few and short
-// ones have an instantiation of their own. Loads both.
+// Raises `bytes` to the workspace of any number of requests with this number of rows, of any
+// length. Few and short requests have another instantiation; this loads both.
 inline MlaStatus max_workspace(const Kind& k, const Limits& l, int rows, int rope_dim,
                                size_t& bytes) {
     for (const Shape& s : {Shape{rows, rope_dim, INT32_MAX, 1}, Shape{rows, rope_dim, 1, 1}}) {

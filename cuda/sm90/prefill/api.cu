@@ -144,8 +144,8 @@ struct L2Swizzle {
     int requests, heads;
 };
 
-// All requests, and as many heads as have keys and values for half of the L2 cache. Short requests
-// and causal attention have rules of their own.
+// All requests, and the number of heads whose keys and values fill half of the L2 cache. Short
+// requests and causal attention have rules of their own.
 L2Swizzle l2_swizzle(const MlaPrefillParams& p, const DeviceFacts& facts) {
     const double head_bytes = 2.0 * p.key_tokens * (p.nope_dim + p.rope_dim + p.value_dim) + 1;
     // Query tiles of the longest request and head, and the number of such requests that would have

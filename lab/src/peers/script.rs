@@ -217,7 +217,7 @@ impl Script {
         python.args(["-c", SCRIPT, "--peers", &args.peers().join(",")]);
         python.args(["--warm-up", &args.warm_up.to_string()]);
         if args.device == DeviceName::Cpu {
-            // As many threads as ours.
+            // The same number of threads as ours.
             let threads = mla_cpu::Cpu::new().threads();
             python.args(["--device", "cpu", "--threads", &threads.to_string()]);
         }

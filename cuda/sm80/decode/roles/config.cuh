@@ -44,8 +44,8 @@ struct RoleConfig : Config<Element, Latent, CacheFormat::plain, 2, 2, Tokens> {
         // The keys of columns that cached rows do not have.
         uint32_t zeros[4];
         SplitShared<Base::kRows> rows;
-        // For who copies queries, in a function that is called: through a pointer to constant
-        // memory it would wait for loads of what no cache has yet.
+        // Parameters for the function that copies queries, in shared memory. The function is
+        // called, and through a pointer to constant memory its reads would miss every cache.
         KernelParams params;
     };
 

@@ -14,9 +14,10 @@ namespace mla::sm80::decode {
 
 template <class C>
 struct RoleBarrier {
-    // Called before the first tile, which has arrived; at each tile, whose P is there, and behind
-    // an item's last one its rows' statistics; and before P of another item's first tile, when
-    // output warps have read what they left in P's place, and the statistics.
+    // Called at each tile, when its P is complete; before the first tile, when that has arrived;
+    // behind an item's last tile, when its rows' statistics are complete; and before another item's
+    // first P is written, when output warps have read the statistics and the output that they had
+    // stored in P's place.
     __device__ static void sync() { ptx::barrier_sync(kBarrier, C::kCtaThreads); }
 
   private:

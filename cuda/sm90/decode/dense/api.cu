@@ -37,8 +37,8 @@ constexpr bool is_by_rows(int group_ctas, int64_t max_tokens) {
 static_assert(is_by_rows(2, 513) && !is_by_rows(2, 512));
 static_assert(is_by_rows(3, 64) && !is_by_rows(1, 8192));
 
-// With room for no more tokens than this, what a query tile costs beside its KV tiles is most of
-// it, and groups of five CTAs and more take longer than what they spare.
+// Up to this number of tokens of room, a query tile spends most of its time beside its KV tiles,
+// and groups of five CTAs and more lose more than they save.
 constexpr int64_t kVeryShortTokens = 256;
 
 // Number of CTAs, of 64 rows each, that do a query tile of a request with more than 64 rows: the
@@ -124,10 +124,11 @@ constexpr bool reads_again(int tiles_of_request, int groups_of_tile) {
 }
 static_assert(reads_again(2, 66 / 128) && !reads_again(2, 66 / 48) && !reads_again(1, 66 / 128));
 
-// Max KV tiles of a batch that reads its cache as evict-first: 9/2 of what L2 holds, which is 270
-// MiB on an H200 and 225 on an H100. A batch of 216 MiB gains on both, one of 288 MiB loses. The
-// result is 0 if KV tiles are read again, since evict-first lines are gone by then, and if queries
-// and output are more than the cache has room for, since they push out what is in L2 anyway.
+// Maximum number of KV tiles of a batch whose cache is read as evict-first: 9/2 of L2, which is 270
+// MiB on an H200 and 225 on an H100. On both, a batch of 216 MiB gains and one of 288 MiB loses. It
+// is 0 if KV tiles are read again, since evict-first lines are gone by then. It is also 0 if
+// queries and output are larger than the rest of the cache, since they push out the lines of L2
+// anyway.
 int evict_first_kv_tiles(const MlaDecodeParams& p, const Estimate& estimate,
                          const DeviceFacts& facts) {
     if (reads_again(estimate.tiles_of_request, estimate.groups_of_tile)) return 0;

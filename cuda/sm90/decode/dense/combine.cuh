@@ -7,8 +7,8 @@
 
 namespace mla::sm90::decode {
 
-// The partial results of a query tile in the workspace. `step`, in bytes, is constant, so that the
-// addresses of those at known distances are, too.
+// The partial results of a query tile in the workspace. Their distance `step`, in bytes, is a
+// constant, so offsets of splits at known distances are constants, too.
 template <uint32_t step>
 struct PartialResults {
     static constexpr uint32_t kStep = step;
@@ -37,8 +37,8 @@ struct CombineLayout {
     static constexpr int kWorkers = kOutputThreads / kUnit;
 };
 
-// Statistics that a partial result stores of two rows that are neighbours in it, of which the first
-// is even: their log-sum-exp, and the factor that values have to be multiplied by.
+// Statistics of two neighbouring rows of a partial result, of which the first is even: their
+// log-sum-exps, and the factors for their values.
 struct SplitRows {
     float2 lse = {-INFINITY, -INFINITY};
     float scale = 1.f;
@@ -66,13 +66,13 @@ struct Slice {
     }
 };
 
-// Combines one slice of a tile of few splits, by all output threads. In shared memory lie the
-// splits' weights, then the slice of the split that it is named after (slot 0), which may be there
-// already, then that of the others in order, as many units at a time as there is room for.
+// Combines one slice of a tile of few splits, by all output threads. Shared memory holds the
+// splits' weights; then the slice of this CTA's own split (slot 0), which may be there already;
+// then those of the other splits in order. There are as many units at a time as fit.
 //
-// This code runs once in a launch, with eight warps: what counts is how many instructions there are
-// and how many of them wait for one another. So whatever can be known before all splits are there
-// is computed by the constructor.
+// This code runs once in a launch, with eight warps. Its time is determined by the number of
+// instructions and by the chains among them. So the constructor computes everything that can be
+// known before all splits are there.
 template <typename T, int N, typename Fragments, typename Source>
 struct CombineFew {
     using M = CombineLayout<N, Fragments::kGroupRows>;
@@ -167,8 +167,8 @@ struct CombineFew {
         }
     }
 
-    // Statistics of a row that a lane needs for the weights of its splits. Four lanes share a row;
-    // a warp has rows in all of its lanes or in none.
+    // Statistics of a row, from which a lane computes the weights of its splits. Four lanes share a
+    // row. Either all lanes of a warp have rows, or none.
     struct Weights {
         static constexpr int kLanes = 4, kMaxOfLane = kFewSplits / kLanes;
         static_assert(N * kLanes <= kOutputThreads, "every row has its lanes");
@@ -310,8 +310,8 @@ struct CombineState {
     }
 };
 
-// Splits first, first + step, ... of `count` vectors of the rows that begin at `column`: vector
-// `index`, and, if `all` are there, those that lie `apart` behind one another. All reads of a batch
+// Reads splits first, first + step, … of `count` vectors of the rows from `column` on: vector
+// `index`, and, if `all` exist, the following ones at a distance of `apart`. All reads of a batch
 // are in flight together.
 template <int N, int step, int apart, int count, typename Source>
 __device__ __forceinline__ void combine_some(CombineState (&states)[count], const Source& source,
@@ -368,9 +368,9 @@ __device__ __forceinline__ void combine_some(CombineState (&states)[count], cons
     }
 }
 
-// Combines one slice of a tile of many splits, by all output threads: first each worker some of the
-// splits, whose sums are then added in order. `scratch` has room for what all workers make of eight
-// units.
+// Combines one slice of a tile of many splits, by all output threads. First each worker sums some
+// of the splits; then these sums are added in order. `scratch` has room for all workers' sums of
+// eight units.
 template <typename T, int N, typename Fragments, typename Source>
 __device__ __forceinline__ void combine_many(const KernelParams& p, const Source& source,
                                              const OutputRows<T>& out, Slice slice,

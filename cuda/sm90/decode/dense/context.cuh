@@ -108,9 +108,9 @@ struct Context {
     __device__ bool table_is_small() const { return p.block_table_entries <= kPanelBytes / 4; }
     __device__ uint32_t table_copy() const { return latent_stage(L::kLatentStages - 1); }
 
-    // Data that is read once need not push out what is in L2, in particular lines that were
-    // written: that costs writes beside the reads. But a long batch is read faster when it may have
-    // all of L2.
+    // L2 policy of the cache's reads. Data that is read once should not evict lines from L2, above
+    // all not dirty ones, which would have to be written back. But a long batch is read faster if
+    // it may have all of L2.
     __device__ ptx::CachePolicy cache_policy() const {
         return s.evict_first ? ptx::createpolicy_evict_first() : ptx::CachePolicy{};
     }

@@ -1,9 +1,9 @@
 // Output rows, and how what a thread holds of them lies in vectors of 16 bytes.
 //
-// What output threads have of a partial result travels as vectors of 16 bytes, each of two rows,
-// one group of rows after the other: so each has its index, and a slice is of few rows. How the
-// vectors of a group lie, and which rows are neighbours, depends on what the accumulators are:
-// transposed output, output by rows, or that of an e4m3 cache.
+// Output threads store a partial result in vectors of 16 bytes, each with values of two rows, one
+// group of rows after the other. So each vector has a fixed place, and a slice has few rows. The
+// order of vectors within a group, and the pairs of rows, depend on the accumulators: transposed
+// output, output by rows, or that of an e4m3 cache.
 #pragma once
 
 #include "../../../common/softmax.cuh"

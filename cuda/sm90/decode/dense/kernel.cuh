@@ -43,9 +43,9 @@ __global__ __launch_bounds__(C::kThreads,
     const bool warms_up = warp == 1;
     TileScheduler scheduler(p, warms_up ? &s.warm_up_length : s.lens, warms_up ? 0 : 1,
                             C::N * context.group_ctas(), context.group_id, context.groups());
-    // The next kernel of the stream may start where this one's CTAs have ended; and until the
-    // kernel before has ended, only shared memory and the launch's own parameters are touched.
-    // Behind the barrier two warps have waited for all.
+    // The next kernel of the stream may start as soon as this one's CTAs have ended. Until the
+    // previous kernel has ended, this one touches only shared memory and the launch's own
+    // parameters. Past the barrier, two warps have executed griddepcontrol.wait for the whole CTA.
     ptx::griddepcontrol_launch_dependents();
     if (warp == 2) {
         ptx::griddepcontrol_wait();
@@ -73,10 +73,10 @@ __global__ __launch_bounds__(C::kThreads,
     if (warpgroup == 0) {
         if constexpr (uneven) ptx::setmaxnreg_dec<C::kLoadRegisters>();
         if (warp == 2) prologue.finish_lengths();
-        // Warps 0 and 2 plan the work, each for itself, so that the first copies need not wait
-        // for the queue. Warp 1, which waits for work items, plans another batch before: code is
-        // slow when it is run for the first time, and the lengths are still in flight. All three
-        // run the same code: `plan` and `next` are inlined once.
+        // Warps 0 and 2 plan the work, each for itself, so that the first copies need not wait for
+        // the queue. Warp 1 would only wait for work items, so it plans a made-up batch beforehand,
+        // while the lengths are in flight: code is slow when it runs for the first time. All three
+        // run the same code, since `plan` and `next` are inlined once.
         if (warp != 3) {
             if (!warms_up) s.lengths_full.wait(0);
             scheduler.plan();

@@ -26,9 +26,9 @@ struct PageWalk {
     const KernelParams& p = c.p;
     typename C::Control& s = c.s;
 
-    // Calls load(whole, begins, tokens, page, first) for each KV tile: as one run, or as up to four
-    // that lie apart; `begins` says that it is the work item's first one. One lane does. This warp
-    // knows the first work item without the queue.
+    // Calls load(whole, begins, tokens, page, first) for each KV tile: once for one run of tokens,
+    // or up to four times for runs in different pages. `begins` is true for the work item's first
+    // KV tile. One lane calls. This warp knows the first work item without the queue.
     template <typename Load>
     __device__ void for_each_kv_tile(const TileScheduler& scheduler, const WorkItem& first_item,
                                      Load load) const {

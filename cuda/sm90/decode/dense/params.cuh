@@ -20,9 +20,9 @@ constexpr int kCounters = 160;
 // Instead of the number of CTAs of a group in a config: the launch's grid says it.
 constexpr int kAnyGroup = 0;
 
-// The host's estimate of where CTA groups begin, as if all requests had as many query tokens
-// (TileScheduler::likely_start, plan_uniform), and the inverses that spare the device its
-// divisions.
+// The host's estimate of the start of each CTA group, as if all requests had the same number of
+// query tokens (TileScheduler::likely_start, plan_uniform), and reciprocals that spare the device
+// its divisions.
 struct Estimate {
     // Query tiles of a request, and of all requests.
     int tiles_of_request, tiles;
@@ -77,10 +77,10 @@ struct TensorMaps {
     // Unused for e4m3.
     CUtensorMap cache;
     CUtensorMap cache_rope;  // [pages][page_size][64], boxes of 64 values by a run of tokens
-    // The latent values: [pages][4][2][page_size][64], where value i = x + 64 odd + 128 pair. Boxes
-    // of 64 values by a run of tokens by both of one pair, or of two, which are as many tiles. Of
-    // an e4m3 cache: [pages][4][page_size][128], boxes of 128 values by 64 tokens by all groups, or
-    // by 16 tokens of one.
+    // The latent values: [pages][4][2][page_size][64], where value i = x + 64 odd + 128 pair. A box
+    // has 64 values by a run of tokens by both panels of one pair, or of two pairs. For an e4m3
+    // cache: [pages][4][page_size][128], with boxes of 128 values by 64 tokens by all groups, or by
+    // 16 tokens of one group.
     CUtensorMap cache_pairs;
     // [4][2][tokens * heads][64], where value i = x + 64 odd + 128 pair. Boxes of 64 values by N
     // rows, by both or one of a pair, by all pairs. Unused unless even_query.
@@ -91,10 +91,10 @@ struct TensorMaps {
 // Values of f16 that lie together in a partial result.
 constexpr int kVectorValues = 8;
 
-// A partial result in the workspace: the normalised output, multiplied by a power of two that
-// brings its largest value to 2^14 or more, so that f16 holds all but what is below 2^-28 of it to
-// 11 bits. First the vectors of the 256 output threads, then of every two rows their log-sum-exps
-// (base 2), what the values have to be multiplied by, and nothing.
+// A partial result in the workspace. The normalised output is multiplied by a power of two that
+// brings its largest value to 2^14 or more, so that f16 has 11 bits for all values above 2^-28 of
+// the largest. First come the vectors of the 256 output threads; then, for every two rows, their
+// log-sum-exps (base 2), the factors for their values, and padding.
 template <int N>
 struct PartialResult {
     // Vectors of a thread per eight rows.

@@ -47,9 +47,8 @@ struct Prologue {
         }
     }
 
-    // Waits for the copy of the table. Returns where the KV tile lies that this CTA
-    // probably begins with; page -1 where that is not known or where its tokens do not lie
-    // together.
+    // Waits for the copy of the table. Returns the location of the KV tile with which this CTA
+    // probably begins; its page is -1 if that is not known or if its tokens are not contiguous.
     __device__ PagePosition finish_table(const TileScheduler& scheduler) const {
         ptx::cp_async_wait_all();
         __syncwarp();

@@ -17,10 +17,10 @@
 //
 // Apart is preferred unless it takes noticeably longer: it makes fewer splits, and no second items.
 //
-// Two warps of every CTA do this, each for itself: the one that copies the cache, which then
-// begins, and one that hands the items to the others through a queue in shared memory. A third one
-// plans another batch before the lengths are there, since instructions are slow to come the first
-// time. On the host one thread does the same (mla_decode_sm90_work_items), so that it can be
+// Two warps of every CTA do this, each for itself: the cache producer, which then begins at once,
+// and the scheduler, which passes the items to the others through a queue in shared memory. A third
+// warp plans a made-up batch before the lengths arrive, since instructions are slow to come the
+// first time. On the host one thread does the same (mla_decode_sm90_work_items), so that it can be
 // tested.
 #pragma once
 
@@ -128,9 +128,9 @@ class TileScheduler {
     }
 
 #ifdef __CUDACC__
-    // Start of the group if all requests have as many KV tiles, found in a fraction of the time
-    // that `plan` takes. Otherwise some KV tile of the batch; a negative request if there is
-    // none.
+    // Start of the group if all requests have the same number of KV tiles, found in a fraction of
+    // the time that `plan` takes. Otherwise some KV tile of the batch; a negative request if there
+    // is none.
     __device__ Start likely_start() const {
         const Estimate& g = p_.estimate;
         const Start none = {-1, 0};
@@ -260,8 +260,8 @@ class TileScheduler {
         return {split_size, splits, inverse_of(splits)};
     }
 
-    // Does what `plan` does, in a fraction of its time, if all requests are equal and their tiles
-    // are kept apart and have groups of their own. Returns true if that is so. A single tile is
+    // Does the same as `plan`, in a fraction of its time, if all requests are equal, and their
+    // tiles are kept apart and have groups of their own. Returns false otherwise. A single tile is
     // always divided, unless it stays whole.
     __host__ __device__ bool plan_uniform() {
         const Estimate& g = p_.estimate;
@@ -342,17 +342,17 @@ class TileScheduler {
         return low_size;
     }
 
-    // True if a tile is done whole though splits of so many KV tiles are possible. Combining takes
-    // up to 32 rows a little longer than a KV tile; with more rows than 64, so does writing all of
-    // the output by one CTA.
+    // True if a tile stays whole although it could have this number of splits. With up to 32 rows,
+    // combining takes a little longer than a KV tile. With more than 64 rows, so does the writing
+    // of all of the output by one CTA.
     __host__ __device__ bool stays_whole(int kv_tiles, int split_size) const {
         return kv_tiles - split_size <= (tile_rows_ > 64 ? 0 : 1);
     }
 
-    // True if tiles are to be kept apart when the longest group then has `cost`, and tiles are
-    // divided or not. In line, all groups have step_, but some have two items, and the end takes as
-    // long as three to seven KV tiles. Up to 64 rows, a KV tile also takes less time while some SMs
-    // leave the memory to the others. The numbers are times that plans were measured to take
+    // True if tiles are kept apart, given that the longest group then costs `cost` and given if
+    // tiles are divided. In line, all groups cost step_, but some have two items, and the end takes
+    // as long as three to seven KV tiles. Up to 64 rows, a KV tile also takes less time while some
+    // SMs leave the memory to the others. The numbers are measured times of plans
     // (docs/log/decode.md).
     __host__ __device__ bool worth(int cost, bool divided) const {
         // 17/16 of a step and 3 KV tiles.

@@ -37,8 +37,9 @@ struct Loading {
     int request, kv_tile_begin, kv_tile_end, kv_len;
 };
 
-// The tiles that a CTA has to combine when it has no other work item, besides its slice of the last
-// one's tile: all of the last item's tile, or of the first one's, because all combiners fell back.
+// Tiles that a CTA combines as a whole after its last work item, because all combiners fell back:
+// that of its last item, that of its first item, or both. Its own slice of the last item's tile is
+// not among them.
 struct DeferredCombine {
     bool last, first;
     WorkItem first_item;

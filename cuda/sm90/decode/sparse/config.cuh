@@ -52,7 +52,7 @@ struct Layout {
     static constexpr int kStages = kMaxStages < 20 ? kMaxStages : 20;
     // A loading warp at tile t knows that the output has freed all of tile t - kPublishedTiles
     // (ListWalk::publish_tile). Its own stage of tile t lies at most kTileStages * kPublishedTiles
-    // stages behind that: of the stage's uses at most one more than the awaited one is open.
+    // stages behind that. So at most one use of the stage after the awaited one can be open.
     static_assert(2 * kStages >= kTileStages * kPublishedTiles,
                   "parity cannot tell uses of a stage apart");
     // A scores warp waits for the stage of its own keys alone. It has synchronised with its group
@@ -95,9 +95,8 @@ struct Layout {
         alignas(16) float factor[kProbabilityTiles][N];
         // A key's scale of each group of latent values, relative to its largest, times kRatioLift.
         alignas(16) __half ratio[Rows::kScales ? kProbabilityTiles : 1][4][kTileKeys];
-        // Per row: what scores are multiplied by, in units of log2; the reference
-        // maximum, and what its last rise multiplies older sums by; what each warp
-        // has to say.
+        // Per row: the factor of scores, in units of log2; the reference maximum, and the factor of
+        // earlier sums after its last rise; and a message from each warp.
         alignas(16) float query_scale[N], reference[N], raised_by[N];
         alignas(16) float of_warp[4 * kScoreGroups][N];
         float scale_of_warp[4 * kScoreGroups];
@@ -118,8 +117,8 @@ struct Layout {
     static_assert(kBytes <= kSharedLimit, "the CTA does not fit an SM");
 };
 
-// The number of keys of a tile, for all of a warp. One lane reads it, which is the one that later
-// releases it. `wide/`, whose loop took 0.6 to 0.9% longer by it, does without.
+// The number of keys of a tile, for all lanes of a warp. One lane reads it: the one that releases
+// its place. `wide/` reads it in all lanes, because its loop took 0.6 to 0.9% longer this way.
 __device__ __forceinline__ int read_keys(const int& keys, int lane) {
     int own = 0;
     if (lane == 0) own = keys;

@@ -6,15 +6,15 @@
 
 namespace mla::sm90::sparse {
 
-// Called by every thread before its first access to global memory: lists, queries and rows may be
-// what the kernel before makes, and it may still read what is written here. That one may have let
-// this one go at its own start; but it ends behind its own wait, so when it has ended, all that
-// came before it has.
+// Called by every thread before its first access to global memory. The previous kernel may produce
+// lists, queries and rows, and may still read memory that is written here. It may have released
+// this kernel at its own start. But it ends only after its own wait, so when it has ended,
+// everything before it has, too.
 //
-// The next kernel is let go behind the wait, no earlier. So when it starts, all that was enqueued
-// before this one is complete, and before its own wait it may read whatever this one does not
-// write: W_UV does so with constant weights. What is launched without the attribute (merging,
-// kernels of sm80, cuBLAS, copies) begins when this kernel has ended; a captured graph has the same
+// The next kernel is released behind the wait, no earlier. So when it starts, everything enqueued
+// before this kernel is complete, and before its own wait it may read whatever this kernel does not
+// write: W_UV reads constant weights then. A kernel launched without the attribute (merging,
+// kernels of sm80, cuBLAS, copies) begins when this kernel has ended. A captured graph has the same
 // edges.
 //
 // The second launch of a batch (LaunchPlans) begins so behind the first one, whose results it does

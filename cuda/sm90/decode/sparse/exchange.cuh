@@ -1,7 +1,8 @@
-// Merges the partial results that the CTAs of a cluster have of an item, if its tile has up to 32
-// heads. Each CTA has a share of the item's values; all send it theirs, from registers to its
-// shared memory, and it adds them in the CTAs' order. Barriers count what has come: so no CTA
-// needs a fence for what it wrote, nor waits at the end until others have read it.
+// Merges the partial results of an item over the CTAs of a cluster, if its tile has up to 32 heads.
+// Each CTA has a share of the item's values. The others send it their results for that share, from
+// registers to its shared memory, and it adds them in the CTAs' order. Barriers count the arriving
+// bytes. So no thread needs a fence for its writes, nor waits at the end until others have read
+// them.
 #pragma once
 
 #include "merge.cuh"
@@ -62,9 +63,9 @@ struct Exchange {
   private:
     // Rows of all warps together, the bytes of a row, and the bytes of a head's statistics.
     static constexpr int kFragmentRows = 4 * L::kRows, kRowBytes = 512, kStatBytes = 16;
-    // The layout: for each row of this CTA the values of all CTAs; then for each CTA maximum, sum
-    // and factor of each head; then, for each head, the factors of the values of each CTA, and of
-    // their sum.
+    // The layout: for each row of this CTA, the values of all CTAs; then, for each CTA, maximum,
+    // sum and factor of each head; then, for each head, the factors of the CTAs' values, and the
+    // factor of their sum.
     static constexpr int kStatsOffset = (kFragmentRows + kMaxSplits) * kRowBytes;
     static constexpr int kWeightsOffset = kStatsOffset + kMaxSplits * L::kRows * kStatBytes;
     static constexpr int kWeightsPitch = kMaxSplits + 1;

@@ -11,8 +11,8 @@ namespace mla::sm90::sparse {
 constexpr int kOutputThreads = 256;
 constexpr int kOutputWarps = kOutputThreads / 32;
 
-// Ends of the lists of this item and of the next one. Each warp of the output has an equal share of
-// the groups of a CTA's split, and says behind which entry none of its own is valid.
+// Ends of the lists of this item and of the next one. Each output warp looks through an equal share
+// of the groups of a CTA's split, and reports the end of its last valid entry.
 struct ListEnds {
     // A lane of each warp of the output; every thread that loads.
     uint64_t full[2], empty[2];
@@ -35,9 +35,9 @@ struct ListEnds {
         ptx::mbarrier_arrive(ptx::shared_address(&empty[n & 1]));
     }
 
-    // Finds the ends of a token's lists, which are the `n`-th item's. Called by the output warps,
-    // of which this is `warp`. Whole lists follow whole lists: an end is looked for if the item
-    // before had a shorter list, and in the first item.
+    // Finds the ends of a token's lists, which are those of the `n`-th item. Called by the output
+    // warps, of which this is `warp`. Whole lists tend to follow whole lists, so an end is searched
+    // only for the first item, and if the previous item had a shorter list.
     __device__ void find(const KernelParams& p, int token, uint32_t n, int split, int splits,
                          int warp, int lane) {
         const int parity = n & 1;

@@ -19,8 +19,8 @@ __device__ __forceinline__ void prefetch_list(const KernelParams& p, const WorkI
                                     kListGroup);
 }
 
-// Brings what the next item begins with into L2: its queries, and what is read first of its list.
-// Called by `threads` threads, of which this is `thread`.
+// Prefetches the next item's queries and the first entries of its list into L2. Called by `threads`
+// threads, of which this is `thread`.
 __device__ __forceinline__ void prefetch_item(const KernelParams& p, int index, int thread,
                                               int threads) {
     if (index >= p.items) return;
@@ -35,8 +35,8 @@ __device__ __forceinline__ void prefetch_item(const KernelParams& p, int index, 
     prefetch_list(p, item, thread);
 }
 
-// Looks for where the lists of the next item end, and before the first item for those of both.
-// Called by the output's threads, of which this is `thread`, before the `n`-th item of this CTA.
+// Searches the ends of the next item's lists, and before the first item those of both items. Called
+// by the output's threads, of which this is `thread`, before the `n`-th item of this CTA.
 __device__ __forceinline__ void find_ends(const KernelParams& p, ListEnds& ends, int index,
                                           uint32_t n, int thread) {
 #pragma unroll 1
@@ -54,9 +54,8 @@ struct Entries {
     static constexpr int kGroups = 4;
     int of_group[kGroups];
 
-    // The first ones of an item's first list. They are asked for as soon as there is nothing else
-    // to do, and looked at when the walk begins; no count is known yet. Those of a dense request
-    // are no list's.
+    // The first entries of an item's first list. They are loaded as early as possible and used when
+    // the walk begins; no count is known yet. They are meaningless for a dense request.
     __device__ __forceinline__ void read_first(const KernelParams& p, int item, int lane) {
         if (item >= p.items || p.dense_within > 0) return;
         const Source& source = p.sources[0];

@@ -1,5 +1,5 @@
-// Merges the partial results that the CTAs of a cluster have of an item: each CTA puts its own into
-// its shared memory, then takes a share of the item and adds all results of it in order.
+// Merges the partial results of an item over the CTAs of a cluster. Each CTA puts its own into its
+// shared memory, then takes a share of the item and adds all results for that share in order.
 #pragma once
 
 #include "../../../common/softmax.cuh"
@@ -81,8 +81,8 @@ struct Merge {
         return base + kWeightsOffset + (head * kWeightsPitch + k) * 4;
     }
 
-    // Makes the weights of the heads that some values are of: a warp for each head, of which a lane
-    // has one CTA's maximum and sum.
+    // Computes the weights of the heads of some values: one warp per head, whose lanes have one
+    // CTA's maximum and sum each.
     __device__ void weigh(const WorkItem& item, int begin, int end, int splits) const {
         const int lane = thread & 31;
         const bool is_there = lane < splits;

@@ -19,9 +19,8 @@ struct Producer {
         walk.run([&](uint32_t taken, int keys) { copy(taken, keys); });
     }
 
-    // Copies this warp's stage of a tile. If the stage has fewer keys than room,
-    // the last row is copied again: what is multiplied by a probability of zero
-    // has to be finite.
+    // Copies this warp's stage of a tile. If the stage has fewer keys than rows, the last row is
+    // copied again: values are finite then, as they must be where the probability is zero.
     __device__ void copy(uint32_t taken, int keys) {
         const int first = walk.warp * kStageKeys, lane = walk.lane;
         if (first < keys) {

@@ -79,8 +79,8 @@ struct Queries {
         return __vmaxu2(top, two & 0x7fff7fff);
     }
 
-    // Puts a unit's words, of two values each, in the order of the keys'
-    // operands: of four chunks the first words, then the second ones, and so on.
+    // Permutes a unit's words, of two values each, to the order of the keys' operands: first the
+    // first words of four chunks, then their second words, and so on.
     __device__ void convert(int row, int unit, float factor) const {
         const bool is_rope = unit >= kLatentUnits && R::kScales;
         uint32_t in[4][4];

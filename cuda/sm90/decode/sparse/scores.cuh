@@ -14,10 +14,10 @@ namespace mla::sm90::sparse {
 // maximum has risen by 2^8 more.
 constexpr float kHeadroom = 7.f;
 
-// The ratio of a group's scale to its key's largest multiplies the group's values, and both become
-// f16. The factor brings a ratio of 2^-21 to a normal number, as precise as any other; below that
-// it loses a bit each time it is halved. A value is 448 at most, and 448 * 2^7 is below f16's
-// greatest. Units of each group instead would reach further, and cost 9% of the time of 64 rows.
+// Factors of the values in f16: the ratio of a group's scale to its key's largest scale, times a
+// constant. With it a ratio of 2^-21 is still a normal number, as precise as any other; below that,
+// each halving loses a bit. A value is 448 at most, and 448 * 2^7 is below f16's maximum. A unit
+// for each group would reach further, but cost 9% of the time of 64 rows.
 constexpr float kRatioLift = 128.f;
 
 template <typename T, int N, Format format>

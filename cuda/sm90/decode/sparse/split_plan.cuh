@@ -2,8 +2,8 @@
 // persistent grid of CTAs takes the items in turns; with splits each item has a cluster of its own,
 // whose CTAs share the list and merge over distributed shared memory.
 //
-// Everything follows from what the host knows, and nothing from what lists hold: so a captured
-// launch is right for any lists, and results do not depend on which CTA computes what.
+// The division depends only on numbers that the host knows, not on the contents of lists. So a
+// captured launch is right for any lists, and results do not depend on which CTA computes what.
 #pragma once
 
 #include <algorithm>
@@ -26,8 +26,8 @@ struct LaunchPlan {
     int blocks = 0;
 };
 
-// Nearly always one launch. What is left when items have filled the device so many times goes apart
-// if it is so little that whole lists would keep few SMs busy.
+// Nearly always one launch. If few items are left after the device has been filled a whole number
+// of times, and whole lists would keep few SMs busy with them, they get a launch of their own.
 struct LaunchPlans {
     LaunchPlan all[2];
     int count = 1;

@@ -12,10 +12,10 @@
 
 namespace mla::sm90::logits {
 
-// Warpgroups take turns with the KV tiles of as many tokens as have `columns` columns. With one
-// token, memory is the limit, and several CTAs of an SM, each with a warp that loads for it, hide
-// latency. With 128 columns there are registers for one consumer warpgroup in each CTA, with 256
-// for one CTA.
+// Warpgroups take turns with the KV tiles of a block of tokens that fills `columns` columns. With
+// one token, memory is the limit, and several CTAs of an SM, each with a warp that loads for it,
+// hide latency. With 128 columns there are registers for one consumer warpgroup in each CTA, with
+// 256 for one CTA.
 template <int heads, int columns>
 using AlternateTiles =
     Config<heads, columns / heads, false, columns == 128 ? 1 : 2, columns == 256 ? 1 : 3>;

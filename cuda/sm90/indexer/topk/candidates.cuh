@@ -134,8 +134,8 @@ __device__ __forceinline__ void load_sample(float4 (&x)[kEach], const float* log
         x[i] = load4(logits, sampled_at(i * kThreads + int(threadIdx.x), count), count, vectors);
 }
 
-// Adds those of these logits to the candidates that are at least `bound`. The logits are vectors of
-// four, the first one at position `first`.
+// Adds logits that are at least `least` to the candidates. The logits are in vectors of four, the
+// first one at position `first`.
 template <typename S, int kBatch>
 __device__ __forceinline__ void keep(S& s, Candidate* candidates, uint32_t room,
                                      const float4 (&x)[kBatch], int first, float bound) {

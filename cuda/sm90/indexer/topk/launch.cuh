@@ -52,8 +52,8 @@ int shared_bytes(int columns, int candidates, int shared_resident) {
     return int(sizeof(S)) + bitmap + std::max(behind, bitmap);
 }
 
-// More than one CTA if rows are few. Clusters of many CTAs fit into half of the SMs. With fewer
-// than four CTAs, waiting for one another takes what they save.
+// A row has more than one CTA if rows are few and its cluster fits into half of the SMs. With fewer
+// than four CTAs, waiting for one another costs more than they save.
 inline int choose_ctas(int rows, int columns, int multiprocessors, int max_ctas) {
     int ctas = 1;
     while (ctas < max_ctas && int64_t(rows) * ctas * 4 <= multiprocessors &&

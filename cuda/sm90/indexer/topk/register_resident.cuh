@@ -213,8 +213,8 @@ struct WarpPart {
     uint32_t ties;  // so many are chosen, too, the first ones
 };
 
-// Adds up what the threads have counted in the CTAs before this one, and in their warp's range.
-// Returns the sum over all that is before this warp's range.
+// Adds up the threads' counts in the CTAs before this one, and in their warp's range. Returns the
+// sum over everything before this warp's range.
 __device__ __forceinline__ uint32_t add_counts(const RegisterResidentBuffers& b, uint32_t before,
                                                uint32_t mine) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;

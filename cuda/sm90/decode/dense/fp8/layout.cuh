@@ -19,15 +19,15 @@ struct Fp8Layout {
     static constexpr int kGroupBytes = kTileTokens * 128, kLatentBytes = kTileTokens * kLatent;
     static constexpr int kLatentStageBytes = kKvTileBytes;
     static constexpr int kLatentStages = N == 64 ? 3 : N == 32 ? 4 : 5;
-    // With 32 rows the MMAs are what takes time, and tokens had better be there early; otherwise
-    // memory is faster with few requests at a time.
+    // Number of stages in flight. With 32 rows the MMAs bound the kernel, so tokens should arrive
+    // early; otherwise memory is faster with few requests at a time.
     static constexpr int kStagesInFlight = N == 32 ? kLatentStages : 2;
     // Score warpgroups, in pingpong if two; with 64 rows there are no registers for a second.
     static constexpr int kScoreGroups = N == 64 ? 1 : 2;
-    // Each of two groups waits for its own KV tiles alone. With an odd number of stages the
-    // previous use of a stage is the other group's, and is known to be complete if that group has
-    // published the maxima of a later KV tile: this group has adopted those of the third one before
-    // this.
+    // Number of stages. Each of the two score groups waits for its own KV tiles alone. With an odd
+    // number, the previous use of a stage belongs to the other group. It is known to be complete
+    // once that group has published the maxima of a later KV tile, and this group has adopted those
+    // of the third tile before this one.
     static_assert(kScoreGroups == 1 || kLatentStages % 2 == 0 || kLatentStages > 3,
                   "a group could pass a stage's wait one use too early");
     static constexpr int kProbabilityStages = 2, kProbabilityBytes = N * kTileTokens * 2;
@@ -41,16 +41,17 @@ struct Fp8Layout {
         // A KV tile's probabilities: four lanes of each warp of its group; all of the output.
         Barrier<16> scores_full[kProbabilityStages];
         Barrier<kOutputThreads> scores_empty[kProbabilityStages];
-        // From the first group of the scores to the second, all of it, for each work item: its
-        // queries are there, and its own reads of the last item's sums are done. Back: its sums
-        // are, and it needs neither the queries nor the reference maxima any longer.
+        // Once per work item. From the first score group (all its threads) to the second: the
+        // item's queries are there, and the last item's sums have been read. Back: the second
+        // group's sums are there, and it needs neither the queries nor the reference maxima any
+        // longer.
         Barrier<128> queries_ready, sums_ready;
-        // From the group of a KV tile, all of it, to the other: the reference maxima that the tile
-        // raises are published. The other waits for each of them, so that it knows what was raised
-        // and that all threads have read what it raises next.
+        // Once per KV tile, from the group of the tile (all its threads) to the other: the tile's
+        // new reference maxima are published. The other group waits for each of them. It then knows
+        // the new maxima, and that all threads have read those that it will change next.
         Barrier<128> maxima_published[2];
-        // A KV tile with tokens which not all query tokens see, or without tokens at its end, has
-        // been cleared: all of its group, each for the zeros that it wrote there.
+        // A KV tile with masked tokens, or with room behind its last token, has been cleared: all
+        // threads of its group arrive, each for its own zeros.
         Barrier<128> tail_cleared[kProbabilityStages];
         // Passed from the scores to the output with the probabilities.
         int any_factor[kProbabilityStages];

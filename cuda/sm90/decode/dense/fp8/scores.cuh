@@ -91,9 +91,9 @@ struct Fp8Scores {
                 const uint32_t number = kv_tiles + kv_tile - begin;
                 float d[N / 2];
                 // With five stages a group waits for every second use of a stage. The use before
-                // this one was five KV tiles ago and is over: the other group published the
-                // maxima of a KV tile after that, the third one before this, and this group has
-                // waited for them.
+                // this one was five KV tiles ago and is over: after it, the other group published
+                // the maxima of the third KV tile before this one, and this group has waited for
+                // them.
                 s.latent_full[ring.stage].wait(ring.phase);
                 multiply(d, c.latent_stage(ring.stage), latent_from, rope_from);
                 // True if a token that only later query tokens see has a NaN. Every row's score
@@ -312,8 +312,8 @@ struct Fp8Scores {
         }
     }
 
-    // Takes over the reference maxima of this lane's columns, and multiplies their sums by what the
-    // last rise says; writes that to `factor`, too, unless it is null.
+    // Reads the current reference maxima of this lane's columns, and multiplies their sums by the
+    // factors of the last rise. Writes these to `factor` as well, unless it is null.
     __device__ void take_raised(float (&maximum)[N / 4], float (&sum)[N / 4], int column,
                                 float* factor) const {
 #pragma unroll
@@ -392,7 +392,8 @@ struct Fp8Scores {
     }
 
     // Clears the NaN among the latent values of a warp's tokens from `begin` to `end`. A row that
-    // sees them has them in its scores already; what lies behind the last token is clear_tail's.
+    // sees these tokens already has NaN in its scores. Places behind the last token are
+    // clear_tail's.
     __device__ void clear_hidden(uint32_t stage, int begin, int end, int warp, int lane) const {
         // Or what follows from them would be computed before, and spilled.
         asm volatile("" : "+r"(warp), "+r"(lane));
@@ -403,9 +404,9 @@ struct Fp8Scores {
                                             (lane & 7) * 16);
     }
 
-    // Combines what the eight lanes of the same columns have of them, and writes the results to
-    // where `to` has these columns. At each step two lanes share the columns out; where there is
-    // one left, both have it.
+    // Reduces the columns over the eight lanes that share them, and writes the results to `to`. In
+    // each step two lanes divide their columns between them; if there is only one column left, both
+    // have it.
     template <int distance = 4, int count, typename Combine>
     __device__ static void combine_columns(const float (&value)[count], float* to, int lane,
                                            Combine combine) {
@@ -432,9 +433,9 @@ struct Fp8Scores {
     // Distance from the column of a lane's first value to that of its i-th.
     __device__ static constexpr int columns_before(int i) { return 8 * (i >> 1) + (i & 1); }
 
-    // Raises the reference maxima of those rows whose scores demand it, and multiplies their sums
-    // by what the maxima rose. Called by all four warps of a group. A thread computes a row's, for
-    // all lanes.
+    // Raises the reference maxima of rows whose scores demand it, and multiplies their sums by the
+    // factors of the rise. Called by all four warps of a group. One thread computes a row's maximum
+    // for all lanes.
     __device__ void raise_maxima(const float (&d)[N / 2], float (&maximum)[N / 4],
                                  float (&sum)[N / 4], float scale, int stage, int group, int warp,
                                  int lane) const {

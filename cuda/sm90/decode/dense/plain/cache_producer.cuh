@@ -97,14 +97,14 @@ struct PlainCacheProducer {
         rope.advance(1);
     }
 
-    // Called by the thread that fills the rings, which alone waits for every use of a stage: a wait
-    // tells a phase from the next one, but not from the one after that. For the same reason it
-    // waits until the queries of the work item before have been taken.
+    // Called by the thread that fills the rings, the only one that waits for every use of a stage:
+    // a wait tells a phase from the next one, but not from the one after that. For the same reason
+    // it waits until the queries of the previous work item have been taken.
     __device__ void make_room_for_held(LatentState& latent, RopeState& rope, uint32_t held) const {
         if constexpr (C::kHeldPanels > 0) {
-            // The stages of the first ones are free from the start, so their copy does not wait for
-            // this thread: they may even have been taken by now, and this thread must not wait,
-            // either.
+            // The first held queries go to stages that are free from the start, so their copy does
+            // not wait for this thread. They may even have been taken by now; so this thread must
+            // not wait for them, either.
             if (held > 0) {
                 s.held_query_taken.wait((held & 1) ^ 1);
 #pragma unroll

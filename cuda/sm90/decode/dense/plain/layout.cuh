@@ -6,9 +6,9 @@
 // the others. A KV tile is eight latent panels and one of the rotary part. A rope panel is dead
 // once the scores are computed: the probabilities of its KV tile are written over it.
 //
-// The latent panels of a KV tile lie in the ring in the order of their values, of which the output
-// warpgroups have every other one: so both finish a pair of panels at the same time, its stage is
-// refilled as early as possible, and what a copy reads of a token lies together.
+// The latent panels of a KV tile lie in the ring in the order of their values, and alternate
+// between the two output warpgroups. So both finish a pair of panels at the same time, its stage is
+// refilled as early as possible, and a copy reads contiguous bytes of each token.
 #pragma once
 
 #include "../shared_memory.cuh"
@@ -42,33 +42,33 @@ struct PlainLayout {
     // The scores' rows: 16 to a warp, though there may be fewer.
     static constexpr int kRows = N < 16 ? 16 : N;
 
-    // Readers of the queue: warps 0 and 1, scores, output. Arrivals for stats: all of the scores,
-    // each for the zeros that it wrote behind the last token, too.
+    // Numbers of arrivals. Queue: warps 0 and 1, scores, output. Stats: all score threads, each
+    // also for the zeros that it wrote behind the last token.
     struct Control : CommonControl<32 * (1 + 1 + 4 + 8), 128> {
-        // A stage is there: TMA, by bytes, and the lane that expects them; for held queries,
-        // whose bytes come to a barrier of their own, that lane alone. It is free: a lane of each
-        // output warp, behind its MMAs; after held queries two lanes of each scores warp.
+        // A stage is full: TMA's bytes, and the lane that announced them; for held queries, whose
+        // bytes arrive at a barrier of their own, that lane alone. A stage is empty: one lane of
+        // each output warp, behind its MMAs; after held queries, two lanes of each score warp.
         Barrier<1> latent_full[kLatentStages], rope_full[kRopeStages];
         Barrier<kOutputWarps> latent_empty[kLatentStages], rope_empty[kRopeStages];
         // A work item's queries: TMA, or the lanes of warp 1; all of the scores, behind the last
         // MMAs.
         Barrier<0> query_full;
         Barrier<128> query_empty;
-        // Held queries: stages are free for them, but for the first ones, whose stages are free
-        // from the start (the lane that copies the cache); they are there (as query_full); they
-        // have been taken (all of the scores, when their reads have come back).
+        // Held queries: their stages are empty (the lane that copies the cache; not for the first
+        // ones, whose stages are empty from the start); they are there (as query_full); they have
+        // been taken (all score threads, when their reads have returned).
         Barrier<1> held_query_empty;
         Barrier<0> held_query_full;
         Barrier<128> held_query_taken;
-        // Tokens behind the last one of a work item have been cleared, if it ends within a KV tile
-        // and queries are not copied by TMA: all of the scores, each for the zeros that it wrote.
+        // The places behind a work item's last token have been cleared, if the item ends within a
+        // KV tile and queries are not copied by TMA: all score threads, each for its own zeros.
         Barrier<128> tail_cleared;
-        // A KV tile: its probabilities and factors are there (the lanes that write factors); all
-        // MMAs of its scores have been issued (lane 0 of each scores warp, by rows only).
+        // Per KV tile: its probabilities and factors are there (the lanes that write factors); all
+        // MMAs of its scores have been issued (lane 0 of each score warp; only for output by rows).
         Barrier<32> scores_full[kRopeStages];
         Barrier<4> scores_issued[kRopeStages];
-        // Passed to the output with the probabilities: whether a factor is not 1, per warp, and the
-        // factors, by which the accumulators are multiplied before a KV tile is added.
+        // Passed to the output with the probabilities: a flag per warp, set if a factor is not 1,
+        // and the factors of the accumulators.
         alignas(16) int4 any_factor[kRopeStages];
         float factor[kRopeStages][kRows];
         // Row maximum (in units of log2) and sum of a finished work item, and what its output is

@@ -59,10 +59,9 @@ struct PlainOutput {
                         finish_step(std::integral_constant<int, 0>());
                         RopeState next = scored;
                         next.advance(1);
-                        // The first KV tile of the next work item is not waited for here. The use
-                        // of this barrier before the awaited one is over, since the probabilities
-                        // of its KV tile have come; the use after it needs a rope stage that is
-                        // released below.
+                        // The first KV tile of the next work item is not waited for here. The
+                        // barrier's previous use is over, since the probabilities of its KV tile
+                        // have arrived. Its next use needs a rope stage that is released below.
                         if (kv_tile + 1 < end) s.scores_issued[next.stage].wait(next.phase);
                     }
 #pragma unroll

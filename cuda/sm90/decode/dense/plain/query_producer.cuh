@@ -33,9 +33,9 @@ struct PlainQueryProducer {
     }
 
   private:
-    // Calls load(item, full, tiles, where) for the queries of each work item: those that are
-    // held, then those that stay in shared memory. where(i) gives panel i's address and its
-    // first value.
+    // Calls load(item, full, tiles, where) for the queries of each work item: first the held
+    // panels, then those that stay in shared memory. where(i) returns the place and the first value
+    // of panel i.
     template <typename Load>
     __device__ void load_query_panels(Load load) {
         uint32_t held = 0;
@@ -116,9 +116,10 @@ struct PlainQueryProducer {
             ptx::cp_async_wait_all();
             ptx::fence_proxy_async();
             if (C::kHeldPanels > 0 && tiles == L::kQueryPanels) {
-                // The next queries to be held may come to where the work item before this one
-                // ended: these did not, the ring is too long. There is no later tail before this
-                // work item's queries are there, so the wait cannot miss its phase.
+                // This waits for a phase of tail_cleared. The stages of the next held queries may
+                // include the one in which the previous work item ended, but not the one before
+                // that, since the ring is too long. No later tail is cleared before this item's
+                // queries are there, so the wait cannot miss its phase.
                 if (tail) s.tail_cleared.wait(tails++ & 1);
                 tail = item.kv_tile_begin < item.kv_tile_end &&
                        item.kv_tile_end * kTileTokens > item.kv_len;

@@ -223,9 +223,9 @@ struct PlainScores {
                 ptx::ldmatrix_x4(*reinterpret_cast<uint32_t (*)[4]>(&query[t][4 * k]),
                                  HeldQueries<C>::panel(c, t, latent, rope) +
                                      swizzled<128>(row, 2 * k + (lane >> 4)));
-        // TMA is going to write where these lanes have read. The arrivals do not wait
-        // for what was read to come; the fence does, and behind the barrier of the warpgroup that
-        // holds for all (docs/log/decode.md, "Correctness").
+        // TMA will overwrite what these lanes have read. An arrival does not wait for earlier loads
+        // to return; the fence does. Behind the barrier of the warpgroup, that holds for all lanes
+        // (docs/log/decode.md, "Correctness").
         ptx::fence_proxy_async();
         ScoresBarrier::sync();
         s.held_query_taken.arrive();
@@ -253,8 +253,8 @@ struct PlainScores {
         }
     }
 
-    // True if a score of a warp's rows is NaN or infinite, whether or not the row may see it. A
-    // token with a value like that has no other scores, whatever the row: half of the rows tell.
+    // True if a score of a warp's rows is NaN or infinite, even if the row may not see it. A token
+    // with such a value has no finite score in any row, so half of the rows suffice.
     __device__ static bool any_not_finite(const float (&d)[32]) {
         float sum[2] = {0.f, 0.f};
 #pragma unroll
@@ -265,9 +265,9 @@ struct PlainScores {
         return __any_sync(~0u, sum[0] + sum[1] != 0.f);
     }
 
-    // Clears what is not finite among the latent values of these tokens, which some rows do not
-    // see: a row that sees them has it in its scores already. Every warp that has rows finds such a
-    // token, so each clears a share. The tokens behind the last one are clear_tail's.
+    // Clears values that are not finite among the latent values of these tokens, which some rows do
+    // not see; rows that see them already have NaN in their scores. Every warp that has rows finds
+    // such a token, so each clears a share. Places behind the last token are clear_tail's.
     __device__ void clear_hidden(LatentState tile, int begin, int end, int thread) const {
         constexpr int threads = N < 16 ? 32 : N / 16 * 32;
         // Or what follows from it would be computed before, and spilled.

@@ -40,8 +40,8 @@ struct WideLayout {
         uint64_t rope_full[kRopeStages], rope_empty[kRopeStages];
         // A lane of each loading warp; a lane of each warp of the scores and the output.
         uint64_t tile_full[kPublishedTiles], tile_empty[kPublishedTiles];
-        // A KV tile: its probabilities and factors are there (the lanes that write factors); the
-        // MMAs of its scores have been issued (a lane of each scores warp).
+        // Per KV tile: its probabilities and factors are there (the lanes that write factors); the
+        // MMAs of its scores have been issued (one lane of each score warp).
         uint64_t scores_full[kRopeStages], scores_issued[kRopeStages];
         // An item's maxima and sums: the lanes that write them; every thread of the output.
         uint64_t stats_full, stats_empty;

@@ -65,8 +65,8 @@ struct WideOutput {
     }
 
   private:
-    // Brings what an item begins with into L2. Its queries are read once, so they are evict-first:
-    // rows of the cache, which others read too, had better stay.
+    // Prefetches an item's queries and the start of its list into L2. Queries are read once, so
+    // they are evict-first: rows of the cache, which other CTAs read too, should stay.
     __device__ void prefetch(int index) const {
         if (index >= p.items) return;
         const WorkItem item(p, index);

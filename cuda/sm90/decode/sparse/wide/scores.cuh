@@ -68,8 +68,9 @@ struct WideScores {
         ++tile.count;
     }
 
-    // Issues the loads of the queries, when all MMAs of the item before are done: every other panel
-    // to where MMAs read it; the others to registers, 16 bytes of a row by each lane.
+    // Issues the loads of the queries, when all MMAs of the previous item are done: every other
+    // panel into shared memory for the MMAs, the others into registers, 16 bytes of a row by each
+    // lane.
     __device__ void load_queries(const WorkItem& item, Held& held) const {
         constexpr int chunks = 8 * L::kQueryPanels;
 #pragma unroll 1
