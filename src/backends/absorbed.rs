@@ -71,21 +71,21 @@ impl AbsorbedState {
 /// workspace.
 fn shape(config: &LayerConfig, query_len: usize) -> Result<raw::MlaDecodeParams> {
     let problem = &config.problem;
-    // SAFETY: a struct of plain numbers and pointers, for which zeros are values: null pointers are
-    // refused by the launch, and the workspace's query reads none.
-    let mut params: raw::MlaDecodeParams = unsafe { std::mem::zeroed() };
-    params.heads = narrow("heads", problem.heads as usize)?;
-    params.query_len = narrow("query length", query_len)?;
-    params.requests = 1;
-    params.page_size = narrow("page_size", problem.page_size as usize)?;
-    params.latent_dim = narrow("latent", problem.dims.latent as usize)?;
-    params.rope_dim = narrow("rope", problem.dims.head.rope as usize)?;
-    params.q_dtype = dtype_code(problem.dtype);
-    params.cache_format = format_code(problem.kv_format);
-    params.causal = 1;
-    params.softmax_scale = config.softmax_scale;
-    params.cache_scale = 1.0;
-    Ok(params)
+    // Null pointers are refused by the launch, and the workspace's query reads none.
+    Ok(raw::MlaDecodeParams {
+        heads: narrow("heads", problem.heads as usize)?,
+        query_len: narrow("query length", query_len)?,
+        requests: 1,
+        page_size: narrow("page_size", problem.page_size as usize)?,
+        latent_dim: narrow("latent", problem.dims.latent as usize)?,
+        rope_dim: narrow("rope", problem.dims.head.rope as usize)?,
+        q_dtype: dtype_code(problem.dtype),
+        cache_format: format_code(problem.kv_format),
+        causal: 1,
+        softmax_scale: config.softmax_scale,
+        cache_scale: 1.0,
+        ..Default::default()
+    })
 }
 
 /// Returns the parameters of the largest step within the limits: a kernel's workspace depends on

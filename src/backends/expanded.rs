@@ -104,16 +104,16 @@ fn shape(config: &LayerConfig) -> Result<raw::MlaPrefillParams> {
     }
     let problem = &config.problem;
     let dims = problem.dims.head;
-    // SAFETY: a struct of plain numbers and pointers, for which zeros are values: a launch refuses
-    // them.
-    let mut params: raw::MlaPrefillParams = unsafe { std::mem::zeroed() };
-    params.heads = narrow("heads", problem.heads as usize)?;
-    params.nope_dim = narrow("nope", dims.nope as usize)?;
-    params.rope_dim = narrow("rope", dims.rope as usize)?;
-    params.value_dim = narrow("v", dims.v as usize)?;
-    params.dtype = dtype_code(problem.dtype);
-    params.softmax_scale = config.softmax_scale;
-    Ok(params)
+    // A launch refuses null pointers.
+    Ok(raw::MlaPrefillParams {
+        heads: narrow("heads", problem.heads as usize)?,
+        nope_dim: narrow("nope", dims.nope as usize)?,
+        rope_dim: narrow("rope", dims.rope as usize)?,
+        value_dim: narrow("v", dims.v as usize)?,
+        dtype: dtype_code(problem.dtype),
+        softmax_scale: config.softmax_scale,
+        ..Default::default()
+    })
 }
 
 /// Address and strides of one of the two parts of all keys.

@@ -12,16 +12,16 @@ use crate::raw;
 /// Returns the parameters that do not depend on a tensor: enough for a kernel's workspace.
 pub(super) fn shape(config: &LayerConfig) -> Result<raw::MlaSparseParams> {
     let problem = &config.problem;
-    // SAFETY: a struct of plain numbers and pointers, for which zeros are values: null pointers are
-    // refused by the launch, or mean that something is absent.
-    let mut params: raw::MlaSparseParams = unsafe { std::mem::zeroed() };
-    params.heads = narrow("heads", problem.heads as usize)?;
-    params.latent_dim = narrow("latent", problem.dims.latent as usize)?;
-    params.rope_dim = narrow("rope", problem.dims.head.rope as usize)?;
-    params.q_dtype = dtype_code(problem.dtype);
-    params.cache_format = format_code(problem.kv_format);
-    params.softmax_scale = config.softmax_scale;
-    Ok(params)
+    // Null pointers are refused by the launch, or mean that something is absent.
+    Ok(raw::MlaSparseParams {
+        heads: narrow("heads", problem.heads as usize)?,
+        latent_dim: narrow("latent", problem.dims.latent as usize)?,
+        rope_dim: narrow("rope", problem.dims.head.rope as usize)?,
+        q_dtype: dtype_code(problem.dtype),
+        cache_format: format_code(problem.kv_format),
+        softmax_scale: config.softmax_scale,
+        ..Default::default()
+    })
 }
 
 /// Returns the parameters of a call, checked; `None` if there is nothing to do.

@@ -50,30 +50,29 @@ impl Batch {
                 }))
                 .collect()
         });
-        // SAFETY: the struct is plain data, for which zero is a value.
-        let mut params: MlaDecodeParams = unsafe { std::mem::zeroed() };
-        params.kv_lens = lens.as_ptr();
-        params.cu_q_lens = starts.as_ref().map_or(std::ptr::null(), |s| s.as_ptr());
-        params.requests = lens.len() as i32;
-        params.heads = self.heads as i32;
-        params.query_len = self.query_len as i32;
-        params.latent_dim = 512;
-        params.rope_dim = 64;
-        params.page_size = 64;
-        params.max_pages = (0..self.lens.len())
-            .map(|request| self.kv_tiles(request).max(1))
-            .max()
-            .unwrap_or(1) as i32;
-        params.cache_format = raw::MLA_CACHE_BF16 as i32;
+        let params = MlaDecodeParams {
+            kv_lens: lens.as_ptr(),
+            cu_q_lens: starts.as_ref().map_or(std::ptr::null(), |s| s.as_ptr()),
+            requests: lens.len() as i32,
+            heads: self.heads as i32,
+            query_len: self.query_len as i32,
+            latent_dim: 512,
+            rope_dim: 64,
+            page_size: 64,
+            max_pages: (0..self.lens.len())
+                .map(|request| self.kv_tiles(request).max(1))
+                .max()
+                .unwrap_or(1) as i32,
+            cache_format: raw::MLA_CACHE_BF16 as i32,
+            ..Default::default()
+        };
         (0..self.groups)
             .map(|group| {
                 let mut count = 0;
                 let mut items = Vec::new();
                 // The first call asks for the number of items, the second for the items.
                 for _ in 0..2 {
-                    // SAFETY: the struct is plain data, for which zero is a value.
-                    items =
-                        vec![unsafe { std::mem::zeroed::<MlaDecodeWorkItem>() }; count as usize];
+                    items = vec![MlaDecodeWorkItem::default(); count as usize];
                     // SAFETY: the pointers are to arrays of as many elements as the header asks
                     // for.
                     let status = unsafe {
@@ -352,8 +351,7 @@ fn tiles_of_unequal_length_get_groups_of_their_own() {
 
 #[test]
 fn arguments_that_cannot_be_divided_are_refused() {
-    // SAFETY: the struct is plain data, for which zero is a value.
-    let mut params: MlaDecodeParams = unsafe { std::mem::zeroed() };
+    let mut params = MlaDecodeParams::default();
     let refusal = |params: &MlaDecodeParams, groups, group| {
         let mut count = 0;
         // SAFETY: there is no room for items, and what the other pointers point to lives.

@@ -95,8 +95,7 @@ impl Batch {
         // The first call asks for the number of items, the second for the items.
         for _ in 0..2 {
             let room = count;
-            // SAFETY: the struct is plain data, for which zero is a value.
-            items = vec![unsafe { std::mem::zeroed::<MlaPrefillItem>() }; room as usize];
+            items = vec![MlaPrefillItem::default(); room as usize];
             // SAFETY: the status is that of a function of `raw`.
             unsafe { raw::check(name, list(items.as_mut_ptr(), room, &mut count)) }.unwrap();
         }
@@ -146,8 +145,7 @@ impl Batch {
             key_tokens: keys[self.lens.len()],
             value_dim: self.value_dim,
             causal: i32::from(self.causal),
-            // SAFETY: the struct is plain data, for which zero is a value.
-            ..unsafe { std::mem::zeroed() }
+            ..MlaPrefillParams::default()
         }
     }
 
@@ -672,8 +670,7 @@ fn equal_requests_are_divided_exactly_and_others_by_their_lengths() {
 
 #[test]
 fn arguments_that_cannot_be_divided_are_refused() {
-    // SAFETY: the struct is plain data, for which zero is a value.
-    let mut params: MlaPrefillParams = unsafe { std::mem::zeroed() };
+    let mut params = MlaPrefillParams::default();
     let refusal = |params: &MlaPrefillParams, ctas| {
         let mut count = 0;
         // SAFETY: there is no room for items, and what the other pointers point to lives.

@@ -8,18 +8,19 @@ pub(crate) type WrongField<P> = (&'static str, fn(&mut P));
 /// Makes a prefill of two requests with two heads each, whose rows lie one behind the other; the
 /// addresses and the workspace are the caller's to fill in.
 pub(crate) fn prefill_without_addresses() -> raw::MlaPrefillParams {
-    // SAFETY: a struct of plain numbers and pointers, for which zeros are values.
-    let mut params: raw::MlaPrefillParams = unsafe { std::mem::zeroed() };
-    params.query_token_stride = 2 * 192;
-    params.query_head_stride = 192;
-    params.key_nope_token_stride = 2 * 128;
-    params.key_nope_head_stride = 128;
-    params.key_rope_token_stride = 64;
-    params.value_token_stride = 2 * 128;
-    params.value_head_stride = 128;
-    params.out_token_stride = 2 * 128;
-    params.out_head_stride = 128;
-    params.lse_head_stride = 130;
+    let mut params = raw::MlaPrefillParams {
+        query_token_stride: 2 * 192,
+        query_head_stride: 192,
+        key_nope_token_stride: 2 * 128,
+        key_nope_head_stride: 128,
+        key_rope_token_stride: 64,
+        value_token_stride: 2 * 128,
+        value_head_stride: 128,
+        out_token_stride: 2 * 128,
+        out_head_stride: 128,
+        lse_head_stride: 130,
+        ..Default::default()
+    };
     (params.query_tokens, params.key_tokens) = (130, 130);
     (params.requests, params.heads) = (2, 2);
     (params.max_query_len, params.max_key_len) = (100, 100);

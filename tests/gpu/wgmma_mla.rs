@@ -542,45 +542,45 @@ fn what_does_not_fit_is_refused_by_name() {
 // Makes a raw call that would be launched as it stands: all requests have equally many query
 // tokens.
 fn raw_call(step: &Step<Cuda>, case: &Case, workspace: &Buffer) -> raw::MlaDecodeParams {
-    // SAFETY: a struct of plain numbers and pointers, for which zeros are values.
-    let mut params: raw::MlaDecodeParams = unsafe { std::mem::zeroed() };
-    params.q_latent = step.queries.address() as *const _;
-    params.q_rope = (step.queries.address() + 2 * LATENT as u64) as *const _;
-    params.cache = step.cache.address() as *const _;
-    params.block_table = step.block_table.address() as *const _;
-    params.kv_lens = step.lens.address() as *const _;
-    params.out = step.out.address() as *mut _;
-    params.lse = step.lse.address() as *mut _;
-    params.workspace = workspace.address() as *mut _;
-    params.workspace_bytes = workspace.len();
-    params.q_latent_token_stride = (case.heads * ROW) as i64;
-    params.q_latent_head_stride = ROW as i64;
-    params.q_rope_token_stride = (case.heads * ROW) as i64;
-    params.q_rope_head_stride = ROW as i64;
-    params.cache_page_stride = (case.page_size * ROW) as i64;
-    params.cache_slot_stride = ROW as i64;
-    params.cache_rope = params.cache.wrapping_byte_add(2 * LATENT);
-    params.cache_rope_page_stride = params.cache_page_stride;
-    params.cache_rope_slot_stride = params.cache_slot_stride;
-    params.block_table_stride = case.max_pages() as i64;
-    params.out_token_stride = (case.heads * LATENT) as i64;
-    params.out_head_stride = LATENT as i64;
-    params.lse_head_stride = case.tokens() as i64;
-    params.pages = step.pages as i64;
-    params.requests = case.requests.len() as i32;
-    params.tokens = case.tokens() as i32;
-    params.heads = case.heads as i32;
-    params.query_len = case.requests[0].0 as i32;
-    params.page_size = case.page_size as i32;
-    params.max_pages = case.max_pages() as i32;
-    params.latent_dim = LATENT as i32;
-    params.rope_dim = (ROW - LATENT) as i32;
-    params.q_dtype = raw::MLA_DTYPE_BF16 as i32;
-    params.cache_format = raw::MLA_CACHE_BF16 as i32;
-    params.causal = 1;
-    params.softmax_scale = SCALE;
-    params.cache_scale = 1.0;
-    params
+    raw::MlaDecodeParams {
+        q_latent: step.queries.address() as *const _,
+        q_rope: (step.queries.address() + 2 * LATENT as u64) as *const _,
+        cache: step.cache.address() as *const _,
+        block_table: step.block_table.address() as *const _,
+        kv_lens: step.lens.address() as *const _,
+        out: step.out.address() as *mut _,
+        lse: step.lse.address() as *mut _,
+        workspace: workspace.address() as *mut _,
+        workspace_bytes: workspace.len(),
+        q_latent_token_stride: (case.heads * ROW) as i64,
+        q_latent_head_stride: ROW as i64,
+        q_rope_token_stride: (case.heads * ROW) as i64,
+        q_rope_head_stride: ROW as i64,
+        cache_page_stride: (case.page_size * ROW) as i64,
+        cache_slot_stride: ROW as i64,
+        cache_rope: (step.cache.address() + 2 * LATENT as u64) as *const _,
+        cache_rope_page_stride: (case.page_size * ROW) as i64,
+        cache_rope_slot_stride: ROW as i64,
+        block_table_stride: case.max_pages() as i64,
+        out_token_stride: (case.heads * LATENT) as i64,
+        out_head_stride: LATENT as i64,
+        lse_head_stride: case.tokens() as i64,
+        pages: step.pages as i64,
+        requests: case.requests.len() as i32,
+        tokens: case.tokens() as i32,
+        heads: case.heads as i32,
+        query_len: case.requests[0].0 as i32,
+        page_size: case.page_size as i32,
+        max_pages: case.max_pages() as i32,
+        latent_dim: LATENT as i32,
+        rope_dim: (ROW - LATENT) as i32,
+        q_dtype: raw::MLA_DTYPE_BF16 as i32,
+        cache_format: raw::MLA_CACHE_BF16 as i32,
+        causal: 1,
+        softmax_scale: SCALE,
+        cache_scale: 1.0,
+        ..Default::default()
+    }
 }
 
 #[test]

@@ -98,28 +98,28 @@ impl IndexDevice for Cuda {
             ("scaled head weights", queries.weights.bytes()),
             ("index cache", cache.bytes()),
         ])?;
-        // SAFETY: as above.
-        let mut params: raw::MlaIndexLogitsParams = unsafe { std::mem::zeroed() };
-        params.logits_stride = wide("index logits", logits.layout().strides[1])?;
-        params.logits = logits.into_bytes().address() as *mut _;
-        params.queries = queries.values.address() as *const _;
-        params.weights = queries.weights.bytes().address() as *const _;
-        params.cache = cache.bytes().address() as *const _;
-        params.query_starts = rows.batch.query_starts.bytes().address() as *const _;
-        params.seq_lens = rows.batch.seq_lens.bytes().address() as *const _;
-        params.block_table = rows.batch.block_table.entries().bytes().address() as *const _;
-        params.page_stride = wide("page stride", layout.page_stride)?;
-        params.block_table_stride = wide("block table", rows.batch.block_table.max_pages())?;
-        params.pages = wide("pages", layout.pages)?;
-        params.rows = narrow("tokens", rows.tokens.len())?;
-        params.first_token = narrow("tokens", rows.tokens.start)?;
-        params.requests = narrow("requests", rows.batch.seq_lens.len())?;
-        params.columns = narrow("columns", columns)?;
-        params.max_pages = narrow("block table", rows.batch.block_table.max_pages())?;
-        params.page_size = narrow("page_size", layout.page_size)?;
-        params.heads = narrow("index_n_heads", dims.heads as usize)?;
-        params.width = narrow("index_head_dim", dims.width as usize)?;
-        params.after_queries = rows.in_turn().into();
+        let params = raw::MlaIndexLogitsParams {
+            logits_stride: wide("index logits", logits.layout().strides[1])?,
+            logits: logits.into_bytes().address() as *mut _,
+            queries: queries.values.address() as *const _,
+            weights: queries.weights.bytes().address() as *const _,
+            cache: cache.bytes().address() as *const _,
+            query_starts: rows.batch.query_starts.bytes().address() as *const _,
+            seq_lens: rows.batch.seq_lens.bytes().address() as *const _,
+            block_table: rows.batch.block_table.entries().bytes().address() as *const _,
+            page_stride: wide("page stride", layout.page_stride)?,
+            block_table_stride: wide("block table", rows.batch.block_table.max_pages())?,
+            pages: wide("pages", layout.pages)?,
+            rows: narrow("tokens", rows.tokens.len())?,
+            first_token: narrow("tokens", rows.tokens.start)?,
+            requests: narrow("requests", rows.batch.seq_lens.len())?,
+            columns: narrow("columns", columns)?,
+            max_pages: narrow("block table", rows.batch.block_table.max_pages())?,
+            page_size: narrow("page_size", layout.page_size)?,
+            heads: narrow("index_n_heads", dims.heads as usize)?,
+            width: narrow("index_head_dim", dims.width as usize)?,
+            after_queries: rows.in_turn().into(),
+        };
         self.bind()?;
         // SAFETY: every tensor and array was checked to hold what its layout says, and the layouts
         // to agree; the kernel itself leaves out pages that the cache does not have, and columns
@@ -156,26 +156,26 @@ impl IndexDevice for Cuda {
             ("index logits", logits.bytes()),
             ("slot lists", Self::freeze(&lists.slots)),
         ])?;
-        // SAFETY: as above.
-        let mut params: raw::MlaTopkParams = unsafe { std::mem::zeroed() };
-        params.logits = logits.bytes().address() as *const _;
-        params.query_starts = rows.batch.query_starts.bytes().address() as *const _;
-        params.seq_lens = rows.batch.seq_lens.bytes().address() as *const _;
-        params.block_table = rows.batch.block_table.entries().bytes().address() as *const _;
-        params.lists = lists.slots.address() as *mut _;
-        params.logits_stride = wide("index logits", logits.layout().strides[1])?;
-        params.block_table_stride = wide("block table", rows.batch.block_table.max_pages())?;
-        params.list_stride = wide("slot lists", lists.width)?;
-        // The caller's block table names pages of its cache; their number is not known here.
-        params.pages = i64::from(i32::MAX);
-        params.rows = narrow("tokens", tokens)?;
-        params.first_token = narrow("tokens", rows.tokens.start)?;
-        params.requests = narrow("requests", rows.batch.seq_lens.len())?;
-        params.columns = narrow("columns", columns)?;
-        params.topk = narrow("slot lists", lists.width)?;
-        params.max_pages = narrow("block table", rows.batch.block_table.max_pages())?;
-        params.page_size = narrow("page_size", page_size)?;
-        params.after_logits = rows.in_turn().into();
+        let params = raw::MlaTopkParams {
+            logits: logits.bytes().address() as *const _,
+            query_starts: rows.batch.query_starts.bytes().address() as *const _,
+            seq_lens: rows.batch.seq_lens.bytes().address() as *const _,
+            block_table: rows.batch.block_table.entries().bytes().address() as *const _,
+            lists: lists.slots.address() as *mut _,
+            logits_stride: wide("index logits", logits.layout().strides[1])?,
+            block_table_stride: wide("block table", rows.batch.block_table.max_pages())?,
+            list_stride: wide("slot lists", lists.width)?,
+            // The caller's block table names pages of its cache; their number is not known here.
+            pages: i64::from(i32::MAX),
+            rows: narrow("tokens", tokens)?,
+            first_token: narrow("tokens", rows.tokens.start)?,
+            requests: narrow("requests", rows.batch.seq_lens.len())?,
+            columns: narrow("columns", columns)?,
+            topk: narrow("slot lists", lists.width)?,
+            max_pages: narrow("block table", rows.batch.block_table.max_pages())?,
+            page_size: narrow("page_size", page_size)?,
+            after_logits: rows.in_turn().into(),
+        };
         self.bind()?;
         // SAFETY: every tensor and array was checked to hold what its layout says, and the layouts
         // to agree.
@@ -210,27 +210,26 @@ fn keys_params(
         ("index cache", keys.cache.as_ref().bytes()),
     ])?;
     let cache = *keys.cache.layout();
-    // SAFETY: a struct of plain numbers and pointers, for which zeros are values: null pointers are
-    // refused by the launch, or mean that something is absent.
-    let mut params: raw::MlaIndexKeysParams = unsafe { std::mem::zeroed() };
-    params.keys = keys.keys.bytes().address() as *const _;
-    params.norm_weight = keys.norm.weight.bytes().address() as *const _;
-    params.norm_bias = keys.norm.bias.bytes().address() as *const _;
-    params.slots = keys.slots.bytes().address() as *const _;
-    params.cache = keys.cache.into_bytes().address() as *mut _;
-    params.rotary = rotary(device, config, keys.rotary.as_ref())?;
-    params.key_stride = wide("index keys", keys.keys.layout().strides[0])?;
-    params.page_stride = wide("page stride", cache.page_stride)?;
-    params.pages = wide("pages", cache.pages)?;
-    params.tokens = narrow("tokens", tokens)?;
-    params.page_size = narrow("page_size", cache.page_size)?;
-    params.width = narrow("index_head_dim", config.dims.width as usize)?;
-    params.keys_dtype = dtype_code(keys.keys.dtype());
-    params.norm_weight_dtype = dtype_code(keys.norm.weight.dtype());
-    params.norm_bias_dtype = dtype_code(keys.norm.bias.dtype());
-    params.hadamard = config.hadamard.into();
-    params.epsilon = config.epsilon;
-    Ok(params)
+    // Null pointers are refused by the launch, or mean that something is absent.
+    Ok(raw::MlaIndexKeysParams {
+        keys: keys.keys.bytes().address() as *const _,
+        norm_weight: keys.norm.weight.bytes().address() as *const _,
+        norm_bias: keys.norm.bias.bytes().address() as *const _,
+        slots: keys.slots.bytes().address() as *const _,
+        cache: keys.cache.into_bytes().address() as *mut _,
+        rotary: rotary(device, config, keys.rotary.as_ref())?,
+        key_stride: wide("index keys", keys.keys.layout().strides[0])?,
+        page_stride: wide("page stride", cache.page_stride)?,
+        pages: wide("pages", cache.pages)?,
+        tokens: narrow("tokens", tokens)?,
+        page_size: narrow("page_size", cache.page_size)?,
+        width: narrow("index_head_dim", config.dims.width as usize)?,
+        keys_dtype: dtype_code(keys.keys.dtype()),
+        norm_weight_dtype: dtype_code(keys.norm.weight.dtype()),
+        norm_bias_dtype: dtype_code(keys.norm.bias.dtype()),
+        hadamard: config.hadamard.into(),
+        epsilon: config.epsilon,
+    })
 }
 
 /// Returns the parameters of a quantisation of index queries.
@@ -249,24 +248,23 @@ fn queries_params(
         ("quantised index queries", Cuda::freeze(&to.values)),
         ("scaled head weights", to.weights.as_ref().bytes()),
     ])?;
-    // SAFETY: as above.
-    let mut params: raw::MlaIndexQueriesParams = unsafe { std::mem::zeroed() };
-    params.queries = from.queries.bytes().address() as *const _;
-    params.head_weights = from.weights.bytes().address() as *const _;
-    params.values = to.values.address() as *mut _;
-    params.weights = to.weights.into_bytes().address() as *mut _;
-    params.rotary = rotary(device, config, from.rotary.as_ref())?;
-    params.query_token_stride = wide("index queries", from.queries.layout().strides[0])?;
-    params.query_head_stride = wide("index queries", from.queries.layout().strides[1])?;
-    params.head_weight_stride = wide("index head weights", from.weights.layout().strides[0])?;
-    params.tokens = narrow("tokens", tokens)?;
-    params.heads = narrow("index_n_heads", config.dims.heads as usize)?;
-    params.width = narrow("index_head_dim", config.dims.width as usize)?;
-    params.queries_dtype = dtype_code(from.queries.dtype());
-    params.head_weights_dtype = dtype_code(from.weights.dtype());
-    params.hadamard = config.hadamard.into();
-    params.weight_scale = config.weight_scale();
-    Ok(params)
+    Ok(raw::MlaIndexQueriesParams {
+        queries: from.queries.bytes().address() as *const _,
+        head_weights: from.weights.bytes().address() as *const _,
+        values: to.values.address() as *mut _,
+        weights: to.weights.into_bytes().address() as *mut _,
+        rotary: rotary(device, config, from.rotary.as_ref())?,
+        query_token_stride: wide("index queries", from.queries.layout().strides[0])?,
+        query_head_stride: wide("index queries", from.queries.layout().strides[1])?,
+        head_weight_stride: wide("index head weights", from.weights.layout().strides[0])?,
+        tokens: narrow("tokens", tokens)?,
+        heads: narrow("index_n_heads", config.dims.heads as usize)?,
+        width: narrow("index_head_dim", config.dims.width as usize)?,
+        queries_dtype: dtype_code(from.queries.dtype()),
+        head_weights_dtype: dtype_code(from.weights.dtype()),
+        hadamard: config.hadamard.into(),
+        weight_scale: config.weight_scale(),
+    })
 }
 
 /// Returns the parameters of the rotation.
@@ -275,8 +273,8 @@ fn rotary(
     config: &IndexerConfig,
     rotary: Option<&Rotary<'_, Cuda>>,
 ) -> Result<raw::MlaIndexRotary> {
-    // SAFETY: as above; null positions mean that nothing is rotated.
-    let mut params: raw::MlaIndexRotary = unsafe { std::mem::zeroed() };
+    // Null positions mean that nothing is rotated.
+    let mut params = raw::MlaIndexRotary::default();
     let Some(rotary) = rotary else {
         return Ok(params);
     };
