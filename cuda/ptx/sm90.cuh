@@ -386,8 +386,8 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
 #endif
 }
 
-// In a kernel that was launched so, waits for earlier kernels of the stream: before this, nothing
-// may be read that one of them writes, and nothing written that one of them accesses.
+// For a kernel in such a launch: waits for earlier kernels of the stream. Before this call, the
+// kernel may neither read what one of them writes nor write what one of them accesses.
 __device__ __forceinline__ void griddepcontrol_wait() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -283,9 +283,8 @@ class SplitCombine {
         Layout::sync();
     }
 
-    // Adds splits `first` to `last` - 1 of units `unit` to `unit` + kCount - 1, of the same 16
-    // rows: as add_splits does, with the loads of the same number of splits in flight, however many
-    // there are.
+    // Same as add_splits for kCount units from `unit` on, of the same 16 rows, except that the same
+    // number of loads is in flight for any number of splits.
     template <int kCount>
     __device__ void add_many(int unit, int first, int last, float4 (&sums)[kCount]) const {
         constexpr int kSplits = Layout::kSplitsAtOnce;

@@ -1,8 +1,7 @@
 //! WGMMA_ATTN against the f64 reference and the CPU device: lengths around every tile boundary,
 //! mixed in one batch, and random batches; keys fewer and more than queries, packed and split; NaN
-//! around everything and in other requests; offsets beyond 2^31 elements; bad arguments; and five
-//! runs, of which the last four replay a captured graph, with the same bits; and graphs captured
-//! with loose bounds.
+//! around everything and in other requests; offsets beyond 2^31 elements; bad arguments; a launch
+//! and four replays of its graph, with the same bits; graphs captured with loose bounds.
 use std::ops::Range;
 
 use mla_conformance::reference::{self, Array};

@@ -95,12 +95,13 @@ bool is_uneven(const Limits& l, const Shape& s, int64_t tiles) {
            tiles * s.requests < 20 * kv_tiles * slots;
 }
 
-// Number of heads whose tiles are done side by side. With few heads, CTAs that run at the same time
-// read the same keys, and L2 holds these, which saves bandwidth and power. But the longest tiles
-// come first in each group, so the last group needs enough others to even out when CTAs end: the
-// more, the more the keys of causal tiles differ. Only tiles of one request and head share keys,
-// and CTAs take one tile of each such pair after the other: a group has so few pairs that four
-// tiles of each run at the same time. If requests differ in length, all heads are one group.
+// Number of heads whose tiles are done side by side. CTAs that run at the same time should read the
+// same keys, so that L2 holds them, which saves bandwidth and power: that is why heads are done in
+// groups. But the longest tiles come first in each group, and the last group has to have enough
+// shorter ones for CTAs to end at about the same time, more of them if causal tiles differ more.
+// Only tiles of one request and head share keys. A group therefore has few pairs of request and
+// head, so that four tiles of each run at the same time. If requests differ in length, all heads
+// are one group.
 template <class C>
 int head_group_of(const Limits& l, const Shape& s, bool causal, int64_t tiles_of_head) {
     if (10 * int64_t(s.query_tokens) < 9 * int64_t(s.requests) * s.max_query_len) return s.heads;

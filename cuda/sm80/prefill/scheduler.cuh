@@ -1,12 +1,12 @@
 // Tile scheduler: the query tile of each CTA, and its split of the keys.
 //
-// A request's tiles are numbered from its first rows on. CTAs take the tiles of the highest number
-// first, of all requests that have that many, since these see the most keys; of each tile they take
-// all heads of a group, whose keys and values the L2 cache holds.
+// A request's tiles are numbered from its first rows on. CTAs take tiles by number, the highest
+// number first, since those tiles see the most keys: first the tiles of that number of all requests
+// that have it, and of each tile all heads of a group, whose keys and values the L2 cache holds.
 //
-// If the same number of CTAs divides every tile's keys, a tile's CTAs follow one another. If the
-// number depends on the request (split_plan.cuh), the CTAs that divide keys come first, request
-// after request.
+// If each tile's keys are divided among the same number of CTAs, a tile's CTAs follow one another.
+// If that number depends on the request (split_plan.cuh), the CTAs of divided keys come first,
+// request after request.
 #pragma once
 
 #include "config.cuh"

@@ -168,9 +168,9 @@ L2Swizzle l2_swizzle(const MlaPrefillParams& p, const DeviceFacts& facts) {
         // heads, or more if all of their tiles run at the same time.
         wanted = fmax(2.0, facts.multiprocessors / tiles);
     } else if (p.causal) {
-        // Enough heads that eight tiles of one head run at the same time: tiles begin at
-        // different keys, and more of them spread too far to share what the cache holds. But no
-        // more than eight heads if they exceed the cache by half.
+        // The number of heads with which eight tiles of one head run at the same time: each tile
+        // begins at other keys, and if more ran, they would read keys too far apart for L2 to hold.
+        // More than eight heads only if the keys of all of them are at most 1.5 times L2.
         const double spread = facts.multiprocessors / 8.0 / longest_requests;
         wanted = fmax(wanted, fmin(spread, fmax(8.0, 1.5 * facts.l2_bytes / head_bytes)));
     }

@@ -60,8 +60,9 @@ struct Combine {
     static_assert(kStagedLines >= 4);
     static_assert(kLineBytes + kSumBytes <= kWarpSplits * kSumBytes);
 
-    // Combines share `share` of `splits` of the lines, by the warps of all consumers. Waits for the
-    // splits, which CTAs have claimed that run and make progress; calls `waited` after that wait.
+    // Divides the tile's lines into `splits` shares and combines share number `share`, with the
+    // warps of all consumers. First it waits for all splits of the tile, whose CTAs are running
+    // already, and calls `waited` after that.
     template <typename Waited>
     __device__ __forceinline__ void run(int splits, int share, int warp, Waited waited) const {
         const int rows = min(kQueries, work.query_len - work.query);

@@ -44,8 +44,8 @@ constexpr float kWorthwhile = 0.95f;
 // much is gained because more CTAs read at the same time.
 constexpr float kReadLengthsCostOfItem = 0.034f, kCostOfItemRows = 0.05f,
                 kMinCostOfItemRows = 0.019f;
-// Cost of each request if query tiles are many, since every CTA goes over all lengths; and how many
-// numbers of splits are tried then.
+// With many query tiles, every CTA goes over the lengths of all requests. This is the cost of each
+// request then, and how many numbers of splits are tried.
 constexpr float kCostOfRequest = 0.05f;
 constexpr int kFewNumbers = 25;
 
@@ -429,9 +429,9 @@ class SplitPlan {
     // True if there are so many query tiles that not all of them could have a partial result.
     __host__ __device__ bool is_many() const { return tiles_ > room_; }
 
-    // Time in KV tiles before which the last query tile cannot end if query tiles have no splits:
-    // the maximum of the longest query tile, of all of them shared evenly, and of as many of the
-    // shortest as some CTA gets.
+    // Without splits, the last query tile cannot end before this time, in KV tiles: the maximum of
+    // the longest query tile, of the mean per CTA, and of the shortest query tile times the number
+    // of query tiles that some CTA gets.
     __host__ __device__ float unsplit_time() const {
         const float alone = float(longest_) + kItemCost;
         const float even = (total_ + kItemCost * float(tiles_)) * per_cta();
@@ -464,8 +464,8 @@ class SplitPlan {
             best = time, splits = candidate;
     }
 
-    // `end`: time at which the last query tile is combined if no split is longer than `length`,
-    // without what items add. `begun`: number of items of about that length that begin at the same
+    // `end`: when the last query tile is combined if no split is longer than `length`; the costs of
+    // items are left out. `begun`: number of items of about that length that begin at the same
     // time.
     struct Prediction {
         float end, begun;

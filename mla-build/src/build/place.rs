@@ -60,9 +60,10 @@ pub(super) fn output_folder(kernels: &Kernels) -> Result<PathBuf, Error> {
 
 /// Cargo's target folder that holds `out_dir`, or `out_dir` where none does.
 ///
-/// The innermost: a target folder may lie in another's, as those of tests do. Cargo marks one that
-/// it made with CACHEDIR.TAG, but leaves a folder unmarked that was there before its first build;
-/// then the place of `out_dir`, `<target>/[<triple>/]<profile>/build/<package>/out`, tells.
+/// If there are several, it is the innermost: a target folder may lie in another's, as those of
+/// tests do. Cargo marks the folders that it makes with CACHEDIR.TAG, but not one that was there
+/// before its first build. Such a folder is found by the place of `out_dir` in it:
+/// `<target>/[<triple>/]<profile>/build/<package>/out`.
 pub(super) fn target_folder(out_dir: &Path) -> &Path {
     let marked = out_dir
         .ancestors()

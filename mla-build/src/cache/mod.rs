@@ -126,8 +126,9 @@ pub(crate) struct Dependency {
 }
 
 impl DependencySet {
-    /// Takes the files of a depfile; `Err` names one that cannot be read, or one that an include
-    /// may mean and that came at `trusted` or later, since 1970: the compiler may not have seen it.
+    /// Takes the files of a depfile. `Err` names a file that cannot be read, or a file that the
+    /// compiler may not have seen because it came at `trusted` or later (time since 1970) where an
+    /// include may mean it.
     pub(crate) fn new(
         files: &[PathBuf],
         roles: &Roles,

@@ -46,8 +46,9 @@ impl Wheel {
         }
     }
 
-    /// Pins what the include roots hold, by a hash that the refusal of another one tells. pip
-    /// checks the wheel when it installs it; this checks what is there when it is compiled.
+    /// Pins what the include roots hold to a hash. If the contents differ, the error shows their
+    /// own hash, which is how to find it at first. pip checks the wheel when it installs it; this
+    /// checks what is there when it is compiled.
     #[must_use]
     pub fn contents(mut self, hash: impl Into<String>) -> Self {
         self.pinned = self.pinned.contents(hash.into());

@@ -7,9 +7,9 @@ use std::{
 
 use crate::stub::{World, driver};
 
-/// A package whose build script starts the example `compile`, with a host function `decode` in the
-/// library `decode` that tells `number`. Everything else has the same names in each. In `cu` there
-/// are kernels as well.
+/// A package whose build script starts the example `compile`. Its library is called `decode` and
+/// has a host function `decode` that returns `number`, as every package made here; a file with the
+/// extension `cu` has kernels as well.
 fn package(world: &World, name: &str, [family, extension]: [&str; 2], number: u32, needs: &str) {
     let write = |file: &str, text: &str| world.write(&format!("{name}/{file}"), text);
     write(

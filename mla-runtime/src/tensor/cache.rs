@@ -329,8 +329,8 @@ impl<'a, D: Memory> CacheRef<'a, D> {
     ///
     /// # Errors
     ///
-    /// Same as [`new`](Self::new), for each tensor; if the layout is that of one tensor; if the
-    /// format's rows cannot be split, as those of [`KvFormat::Fp8DsMla`]; if R is 0.
+    /// If [`new`](Self::new) would refuse one of the two tensors; if the layout is that of one
+    /// tensor; if the format's rows cannot be split, as those of [`KvFormat::Fp8DsMla`]; if R is 0.
     pub fn split(latent: D::Bytes<'a>, rope: D::Bytes<'a>, layout: CacheLayout) -> Result<Self> {
         Self::of(latent, Some(rope), layout)
     }

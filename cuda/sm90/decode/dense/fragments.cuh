@@ -105,10 +105,10 @@ struct GroupsOfEight {
     __device__ static int row_of_tile(int row) { return row; }
 };
 
-// Vectors of the transposed output, row = latent value, column = query row: vector v of output
-// thread t (0..255) is at index v * 256 + t and holds what that thread has of two panels and a
-// group of eight query rows, v = 2 * group + panel / 2. A float4 of it is of two neighbouring rows
-// at one latent value, and at the eighth value after it.
+// Vectors of the transposed output, where a row is a latent value and a column a query row. Vector
+// v of output thread t (0..255) is at index v * 256 + t. It holds that thread's values of two
+// panels and one group of eight query rows: v = 2 * group + panel / 2. Each float4 holds two
+// neighbouring query rows at one latent value, and the same rows at the eighth value after it.
 struct TransposedFragments : GroupsOfEight {
     // The destination of a lane in a group of rows.
     template <typename T>

@@ -17,8 +17,9 @@ namespace mla::sm90::sparse {
 // kernels of sm80, cuBLAS, copies) begins when this kernel has ended. A captured graph has the same
 // edges.
 //
-// The second launch of a batch (LaunchPlans) begins so behind the first one, whose results it does
-// not need: it waits at its end, so that what waits for it has waited for both.
+// A batch may take two launches (LaunchPlans). The second one does not need the results of the
+// first, so it does not wait for it at its start but at its end. What waits for the second launch
+// has then waited for both.
 __device__ __forceinline__ void wait_at_start(const KernelParams& p) {
     if (p.first_item == 0) ptx::griddepcontrol_wait();
     ptx::griddepcontrol_launch_dependents();

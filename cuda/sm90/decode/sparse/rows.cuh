@@ -49,9 +49,9 @@ struct QuantisedRows {
     using Operand = __half;
     static constexpr bool kConverts = true;
 
-    // The row of the stage for row i of the operand. Among eight rows whose numbers differ in the
-    // lowest three bits, every four that a load takes together, neighbours or every other one, lie
-    // eight words apart.
+    // The row of the stage that holds row i of the operand. One load takes four of eight
+    // consecutive rows: either neighbours or every other one. With this order, those four always
+    // lie eight words apart.
     __device__ static int key_row(int i) {
         return (i >> 3) + ((i ^ i >> 2) & 1) * 4 + (i & 2) + (i & 4) * 2;
     }

@@ -65,9 +65,9 @@ inline int64_t tiles_of(int width, int splits) {
     return std::max((width + splits * kTileKeys - 1) / (splits * kTileKeys), 1);
 }
 
-// Plans the launch of items `first` to `end - 1` of so many rows, and returns its cost in
-// `min_cost`. `active(splits)`: number of clusters of so many CTAs that the device runs at the same
-// time.
+// Plans the launch of items `first` to `end - 1`, each of `rows` rows, and returns its cost in
+// `min_cost`. `active(splits)`: number of clusters of `splits` CTAs that the device runs at the
+// same time.
 template <typename ActiveClusters>
 LaunchPlan plan_launch(int64_t first, int64_t end, int width, int rows, const Costs& costs,
                        const ActiveClusters& active, int64_t& min_cost) {

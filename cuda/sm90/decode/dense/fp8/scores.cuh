@@ -1,11 +1,11 @@
 // Scores of query rows and cached tokens of e4m3, their softmax, and the probabilities.
 //
-// The cache stays as it is in shared memory, and each warp converts in registers what it multiplies
-// next: both MMAs take the cache as the operand A, which may come from registers. e4m3 is exact
-// in f16, so the MMAs are of f16 whatever the queries' type. Queries of bf16 are multiplied by
-// a power of two that brings the largest of a query tile below 2^15, which the scale of the scores
-// takes back: what f16 cannot hold of the others is less than 2^-39 of the largest, and f32 sums do
-// not hold that either.
+// The cache stays e4m3 in shared memory. Each warp converts in registers what it multiplies next,
+// since in both MMAs the cache is operand A, which may come from registers. f16 holds every value
+// of e4m3 exactly, so the MMAs are of f16, whatever the type of the queries. Queries of bf16 are
+// first multiplied by a power of two that brings the largest of a query tile below 2^15; the scale
+// of the scores takes it back. The values that f16 cannot hold then are less than 2^-39 of the
+// largest, which f32 sums do not hold either.
 //
 // Which values of the summed dimension an instruction takes together is free, as long as both
 // operands agree. So a lane reads 16 bytes of a token at a time, and the queries are permuted to
