@@ -32,7 +32,7 @@ struct Rows {
     bool corrected;
 
     static constexpr float kRise = 256.f, kRiseLog2 = 8.f;
-    // Sums from here on are not to be trusted: their weights may have overflowed, and the
+    // Sums of this size or more are not to be trusted: their weights may have overflowed, and the
     // reciprocal of the sum would be flushed to 0.
     static constexpr float kLost = 1e30f;
 

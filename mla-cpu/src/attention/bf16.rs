@@ -48,8 +48,8 @@ pub(crate) unsafe trait Bf16Products: Copy + Send {
     fn arrange(self, rows: usize, queries: &[bf16], width: usize, to: &mut [bf16]);
 
     /// Computes scores[..count][..rows] = keys · queries, scores `[KEYS, BLOCK]`; `count` is a
-    /// multiple of `STEP`, up to which `filler` stands for keys that are not there. There are
-    /// scores of whole sixteens of rows, of which the last ones may change.
+    /// multiple of `STEP`, and `filler` stands for keys that are not there. It writes the scores of
+    /// 16 rows at a time, so those of up to 15 rows behind the last one may change.
     fn score(
         self,
         keys: Rows<'_, bf16>,
@@ -61,6 +61,8 @@ pub(crate) unsafe trait Bf16Products: Copy + Send {
 
     /// Computes out[..rows][..width] += weights[.., ..count] · values, weights `[BLOCK, KEYS]`,
     /// values paired: `[width / 16][KEYS / 2][16][2]`; `count` is a multiple of `STEP`, `width` of
+    /// 32. It reads weights and writes outputs of 16 rows at a time, so outputs of up to 15 rows
+    /// behind the last one may change.
     /// 32. There are weights and outputs of whole sixteens of rows, of which the last ones may
     /// change.
     fn accumulate(

@@ -7,8 +7,8 @@
 
 namespace mla::sm90::sparse {
 
-// Called by all threads of the scores, of which this is `thread`. Each has units of 32 values of
-// one row, which no other thread touches before the barrier that follows.
+// Called by all threads of the scores warpgroups; `thread` is the number of the caller. Each thread
+// has units of 32 values of one row, which no other thread touches before the barrier that follows.
 template <typename T, int N, Format format>
 struct Queries {
     using R = Rows<T, format>;
