@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 use mla_build::report;
 
 use crate::args::Format;
+use crate::args::input;
 use crate::error::CliError;
-use crate::input;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {

@@ -34,7 +34,6 @@ mod build_report;
 mod device;
 mod error;
 mod explain;
-mod input;
 mod models;
 mod plan;
 #[cfg(feature = "bench")]
@@ -182,6 +181,7 @@ pub fn main() -> ExitCode {
 #[cfg(feature = "bench")]
 #[doc(hidden)]
 pub mod parts {
+    pub use crate::args::input::{lines, read_program};
     pub use crate::args::{Format, Model, ModelArgs, named, positive, samples, warm_up};
     pub use crate::bench::cases::{self, Case, CaseKind};
     pub use crate::bench::ceilings::Ceilings;
@@ -198,7 +198,6 @@ pub mod parts {
     pub use crate::device::stopwatch::{Protocol, Stopwatch};
     pub use crate::device::{About, DeviceName, IndexedJob, Job};
     pub use crate::error::CliError;
-    pub use crate::input::{lines, read_program};
     pub use crate::progress::Progress;
     pub use crate::run::batch_args::BatchArgs;
     pub use crate::run::data::{Data, HostLists};

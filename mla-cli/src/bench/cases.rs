@@ -8,8 +8,8 @@ use serde::Deserialize;
 
 use super::lists::{ListKind, Lists};
 use crate::args::MAX_LIST_WIDTH;
+use crate::args::input::read_text;
 use crate::error::CliError;
-use crate::input::read_text;
 
 /// The whole file.
 #[derive(Deserialize)]

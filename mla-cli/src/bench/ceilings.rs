@@ -6,8 +6,8 @@ use std::path::Path;
 use mla_runtime::model::DType;
 use serde::{Deserialize, Serialize};
 
+use crate::args::input::read_text;
 use crate::error::CliError;
-use crate::input::read_text;
 use crate::run::workload::Cost;
 use crate::table::number;
 

@@ -7,8 +7,8 @@ use serde::Serialize;
 
 use super::record::{Report, Row, SCHEMA};
 use crate::args::Format;
+use crate::args::input::read_text;
 use crate::error::CliError;
-use crate::input::read_text;
 use crate::table::{counted, number, table};
 
 #[derive(clap::Args)]

@@ -20,7 +20,7 @@ use super::lists::{ListKind, Lists};
 use crate::args::{list_width, natural, positive, samples, warm_up};
 use crate::device::DeviceName;
 use crate::error::CliError;
-use crate::input::read_text;
+use crate::args::input::read_text;
 
 /// The default seed of random numbers.
 pub const SEED: u32 = 1;

@@ -1,5 +1,7 @@
 //! Arguments that several subcommands take, and how their values are read.
 
+pub(crate) mod input;
+
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
@@ -9,8 +11,8 @@ use clap::{Args, ValueEnum};
 use mla_runtime::model::{DType, IndexerConfig, KvFormat, MAX_DIM, ModelConfig};
 use serde::Serialize;
 
+use self::input::read_text;
 use crate::error::CliError;
-use crate::input::read_text;
 
 /// The format of the output.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
