@@ -173,9 +173,9 @@ class SplitPlan {
         return unsplit_time() * kWorthwhile > even;
     }
 
-    // True if it is predicted to pay that the device reads the lengths, by what the host knows:
-    // this batch has the same total lengths, in requests of equal lengths, and the longest query
-    // tile has at most `longest` KV tiles.
+    // Called on the host, which knows only the total lengths: predicts whether it pays that the
+    // device reads the lengths. This batch has the same total lengths, in requests of equal
+    // lengths, and the longest query tile has at most `longest` KV tiles.
     bool pays_to_read_lengths(int longest) {
         load_lengths();
         count();

@@ -69,8 +69,9 @@ impl Workload {
         })
     }
 
-    /// The same with the requests on the absorbed path in chunks of at most `len` new tokens, each
-    /// attending to the pages of the whole request: for backends that take no longer ones.
+    /// The same batch, whose requests on the absorbed path are cut into chunks of at most `len` new
+    /// tokens. Each chunk attends to the pages of its whole request. It is for backends that take
+    /// no longer requests.
     pub fn cut(self, len: u32) -> Result<Self> {
         let (mut requests, mut tables) = (Vec::new(), Vec::new());
         let mut absorbed = 0;

@@ -1,5 +1,5 @@
-//! The layers of a model by their attention: some have a linear one, which has no cache of rows,
-//! and some of a sparse model's attend to all tokens.
+//! The layers of a model, by their attention. Some models have layers with linear attention, which
+//! have no cache of rows; and some layers of a sparse model attend to all tokens.
 
 use serde_json::Value;
 

@@ -484,8 +484,9 @@ fn pad(batch: &mut Batch, requests: usize, query_len: u32) {
     batch.tables.resize(requests * batch.max_pages, i32::MAX);
 }
 
-/// Checks that two layers of a decode step, one with an indexer and one that shares its lists, are
-/// one graph, whose replays are the steps run at once: other lengths, pages and fewer requests.
+/// Captures two layers of a decode step in one graph: one layer with an indexer, and one that
+/// shares its lists. Checks that replays with other lengths, other pages and fewer requests give
+/// what the same steps give without a graph.
 #[test]
 #[ignore = "needs a Hopper GPU: \
             cargo test -r --features sm90 --test gpu -- --ignored layer::sparse"]
@@ -547,8 +548,9 @@ fn a_decode_step_of_a_sparse_model_is_one_graph() -> Result<()> {
     Ok(())
 }
 
-/// Checks that prompts with and without context and decodes, of two layers that share lists, are
-/// one graph for as long as the lengths stay: logits in one chunk, or in several.
+/// Captures a step of two layers that share lists, with prompts with and without context and with
+/// decodes, in one graph, which holds for these lengths. Checks its replays, with logits in one
+/// chunk or in several.
 #[test]
 #[ignore = "needs a Hopper GPU: \
             cargo test -r --features sm90 --test gpu -- --ignored layer::sparse"]

@@ -7,9 +7,9 @@
 //   cut        the last chosen candidate, as key and index, found by every CTA
 //   list       each CTA's own candidates, behind those of the CTAs before it
 //
-// With few rows, an SM has nothing to do while a step waits, so steps are few: work that needs no
-// logits is done before they are there (also the loads of pages), and nothing is sorted or marked
-// afterwards.
+// With few rows, an SM has no other work while one of these steps waits, so there are few steps:
+// work that needs no logits, loads of pages included, is done before the logits are there, and
+// nothing is sorted or marked afterwards.
 #pragma once
 
 #include "candidates.cuh"
