@@ -103,8 +103,8 @@ struct PlainCacheProducer {
     __device__ void make_room_for_held(LatentState& latent, RopeState& rope, uint32_t held) const {
         if constexpr (C::kHeldPanels > 0) {
             // The first held queries go to stages that are free from the start, so their copy does
-            // not wait for this thread. They may even have been taken by now; so this thread must
-            // not wait for them, either.
+            // not wait for this thread. Nor must this thread wait for them: they may
+            // have been taken by now.
             if (held > 0) {
                 s.held_query_taken.wait((held & 1) ^ 1);
 #pragma unroll
