@@ -6,7 +6,7 @@
 //! (`CUstream`). It checks what the host can see, enqueues on that stream, and answers with an
 //! [`MlaStatus`]; [`check`] makes a `Result` of it. The calling thread must have the stream's
 //! context current. Other functions enqueue nothing: those that end in `_workspace` or begin with
-//! `mla_load_`, and with the feature `division` those that say how work would be divided. The latter
+//! `mla_load_`, and with the feature `division` those that say how work would be divided, which
 //! take addresses of host memory.
 //!
 //! # Safety
