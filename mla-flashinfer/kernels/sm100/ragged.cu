@@ -22,8 +22,9 @@ cudaError_t attend(const FiRaggedRun& run, const fi::CutlassPlan& plan, cudaStre
     };
     const auto starts = [](const int32_t* list) { return const_cast<int32_t*>(list); };
     const auto stride = [](int64_t elements) { return static_cast<int>(elements); };
-    // The kernel describes its output to TMA from some rows before it on, of the length of the
-    // longest request. So it writes to a place that has such rows in front.
+    // TMA gets a description of the output that begins before its first row, by the number of rows
+    // of the longest request. The output therefore has to lie at a place with that number of rows
+    // in front of it.
     const int64_t row = static_cast<int64_t>(run.heads) * fi::kValue;
     T* out = static_cast<T*>(run.workspace) + plan.max_query_len * row;
     const cudaError_t status = run_fmha_fwd<T, T, int32_t, KeyShape, ValueShape, Mask>(

@@ -26,8 +26,8 @@ use crate::{Error, Result};
 /// | quantised in a way of its own, dequantised on the device | [`from_device`](Self::from_device) |
 /// | the same, dequantised on the host | [`from_rows`](Self::from_rows) |
 ///
-/// Each takes a range of the model's heads, those of this rank under tensor parallelism, as many as
-/// the configuration's problem has: the engine's tensor is that of all heads.
+/// Each takes the engine's tensor, which has all heads of the model, and the range of heads that
+/// are this rank's under tensor parallelism. The configuration's problem has that number of heads.
 ///
 /// Everything but [`from_rows`](Self::from_rows) is done on the device. Each waits for it once, so
 /// that the weights are [constant](TensorRef::constant) from then on.
