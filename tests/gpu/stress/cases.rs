@@ -382,8 +382,9 @@ impl Draw<'_> {
         self.sparse_of(launch, of, rows, listed)
     }
 
-    /// Two caches: CTAs get a short list and a long one, then short ones of three slots a tile,
-    /// then whole tiles. `first` tokens are one for each CTA.
+    /// Lists in two caches, of different lengths in turn. The first `first` tokens, one for each
+    /// CTA, have 128 entries in one cache and 552 in the other; the next ones have 40 in each, and
+    /// the rest have whole tiles of 128.
     #[cfg(feature = "sm90")]
     fn two_lists(&mut self, of: Type, rows: Rows, heads: i32, tokens: usize, first: usize) -> Case {
         let keys = |in_first, between, rest| -> Vec<usize> {
