@@ -93,7 +93,7 @@ fn kinds(points: &[Point]) -> Vec<&'static str> {
 }
 
 /// Geometric mean and minimum.
-fn mean_and_least(ratios: &[f64]) -> (f64, f64) {
+fn mean_and_min(ratios: &[f64]) -> (f64, f64) {
     let mean = ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64;
     let min = ratios.iter().copied().fold(f64::INFINITY, f64::min);
     (mean.exp(), min)
@@ -120,7 +120,7 @@ pub(crate) fn markdown(points: &[Point]) -> String {
         for (row, name) in rows.iter().enumerate() {
             let cell = |at: &usize| {
                 cells.get(&(row, *at)).map_or(String::new(), |ratios| {
-                    let (mean, min) = mean_and_least(ratios);
+                    let (mean, min) = mean_and_min(ratios);
                     format!("{mean:.2}, {min:.2} ({})", ratios.len())
                 })
             };
@@ -133,7 +133,7 @@ pub(crate) fn markdown(points: &[Point]) -> String {
             column.set_cell_alignment(CellAlignment::Right);
         }
         table.load_style(presets::ASCII_MARKDOWN);
-        let (mean, min) = mean_and_least(&of_kind().map(|p| p.ratio).collect::<Vec<_>>());
+        let (mean, min) = mean_and_min(&of_kind().map(|p| p.ratio).collect::<Vec<_>>());
         let _ = writeln!(
             text,
             "\n{kind}: the best peer's time divided by ours, geometric mean and min (cases); \
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_has_its_geometric_mean_and_its_least() {
+    fn a_region_has_its_geometric_mean_and_its_minimum() {
         let chunk = CaseKind::Prefill { causal: false };
         let few = case(8, chunk, &[(16, 32768)]);
         let many = case(128, chunk, &[(512, 2048)]);

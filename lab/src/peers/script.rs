@@ -285,10 +285,7 @@ impl Script {
             // It has ended before its time.
             _ => false,
         };
-        match is_done {
-            true => Ok(()),
-            false => Err(self.failed()),
-        }
+        if is_done { Ok(()) } else { Err(self.failed()) }
     }
 
     /// The output so far.

@@ -118,12 +118,12 @@ pub fn lines(mut from: impl BufRead) -> impl Iterator<Item = std::io::Result<Vec
     let mut is_over = false;
     std::iter::from_fn(move || {
         let mut line = Vec::new();
-        let read = match is_over {
-            true => Ok(0),
-            false => from
-                .by_ref()
+        let read = if is_over {
+            Ok(0)
+        } else {
+            from.by_ref()
                 .take(MAX_LINE + 1)
-                .read_until(b'\n', &mut line),
+                .read_until(b'\n', &mut line)
         };
         if line.ends_with(b"\n") {
             line.pop();

@@ -22,7 +22,7 @@ pub(super) struct Args {
     significance: f64,
     /// Minimal change of the median, relative to it, that matters.
     #[arg(long, value_name = "PART", default_value_t = 0.02, value_parser = part)]
-    least: f64,
+    min: f64,
     /// Format of the result.
     #[arg(long, default_value = "table")]
     format: Format,
@@ -89,7 +89,7 @@ impl Verdict {
 /// The comparison, and whether nothing is slower or wrong.
 pub(super) fn output(args: &Args) -> Result<(String, bool), CliError> {
     let (before, after) = (read(&args.before)?, read(&args.after)?);
-    let comparison = compare(&before, &after, args.significance, args.least);
+    let comparison = compare(&before, &after, args.significance, args.min);
     if comparison.rows.is_empty() {
         return Err(CliError::Argument {
             argument: "results",
@@ -137,7 +137,7 @@ fn name(row: &Row) -> String {
     format!("{} {} by {}", row.kind, row.id, row.contender)
 }
 
-fn compare(before: &Report, after: &Report, significance: f64, least: f64) -> Comparison {
+fn compare(before: &Report, after: &Report, significance: f64, min: f64) -> Comparison {
     let rival = |row: &Row, of: &Report| {
         of.rows
             .iter()
@@ -162,7 +162,7 @@ fn compare(before: &Report, after: &Report, significance: f64, least: f64) -> Co
             },
         });
     }
-    judge(&mut rows, significance, least);
+    judge(&mut rows, significance, min);
     let lacking = |of: &Report, other: &Report| -> Vec<String> {
         of.rows
             .iter()
@@ -183,9 +183,9 @@ fn compare(before: &Report, after: &Report, significance: f64, least: f64) -> Co
     }
 }
 
-/// Says which rows differ by at least `least`, as far as chance does not explain it: by Holm's
+/// Says which rows differ by at least `min`, as far as chance does not explain it: by Holm's
 /// step-down, since of many rows some would differ by chance.
-fn judge(rows: &mut [Compared], significance: f64, least: f64) {
+fn judge(rows: &mut [Compared], significance: f64, min: f64) {
     let mut order: Vec<usize> = (0..rows.len()).collect();
     order.sort_by(|a, b| rows[*a].p.total_cmp(&rows[*b].p));
     for (rank, index) in order.iter().enumerate() {
@@ -194,7 +194,7 @@ fn judge(rows: &mut [Compared], significance: f64, least: f64) {
         if row.p * left > significance {
             break;
         }
-        let matters = (row.after_us / row.before_us - 1.0).abs() >= least;
+        let matters = (row.after_us / row.before_us - 1.0).abs() >= min;
         if row.verdict == Verdict::Same && matters {
             row.verdict = match row.speedup > 1.0 {
                 true => Verdict::Faster,
@@ -291,7 +291,7 @@ impl Comparison {
             self.slower,
             self.speedup,
             args.significance,
-            100.0 * args.least
+            100.0 * args.min
         ));
         let lists = [
             ("only in the first: ", &self.only_before),

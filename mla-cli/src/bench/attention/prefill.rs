@@ -61,16 +61,15 @@ impl<'a, D: Device> Prefill<'a, D> {
         let (tokens, heads) = (what.tokens(), problem.heads as usize);
         let key_lens: Vec<u32> = what.requests.iter().map(|r| r.kv).collect();
         let query_lens: Vec<u32> = what.requests.iter().map(|r| r.q).collect();
-        let chunks: Vec<ContextChunk> = match causal {
-            true => Vec::new(),
-            false => {
-                let starts = vec![0; key_lens.len()];
-                vec![ContextChunk::new(
-                    0..key_lens.len(),
-                    starts,
-                    key_lens.clone(),
-                )]
-            }
+        let chunks: Vec<ContextChunk> = if causal {
+            Vec::new()
+        } else {
+            let starts = vec![0; key_lens.len()];
+            vec![ContextChunk::new(
+                0..key_lens.len(),
+                starts,
+                key_lens.clone(),
+            )]
         };
         let batch = PrefillBatch::new(&query_lens, &query_lens).with_chunks(&chunks);
         backend.prepare(device, &batch, &mut state, &mut metadata)?;
