@@ -1,13 +1,12 @@
 //! Refusals of Hopper's raw launches that follow from the host's numbers alone, without a device:
 //! sizes and strides whose products would leave 64 bits.
-#![cfg(feature = "sm90")]
 
-#[path = "gpu/refusals.rs"]
-mod refusals;
+#[path = "../gpu/refusals.rs"]
+mod wrong_fields;
 
 use mla_kernels::raw::{self, MlaDecodeParams, MlaPrefillParams};
 
-use refusals::{WrongField, each_is_refused, prefill_without_addresses};
+use wrong_fields::{WrongField, each_is_refused, prefill_without_addresses};
 
 /// An address that no call here reads.
 const PLACE: usize = 1 << 40;
@@ -18,31 +17,42 @@ fn place<T>() -> *mut T {
 }
 
 fn decode() -> MlaDecodeParams {
-    // SAFETY: a struct of plain numbers and pointers, for which zeros are values.
-    let mut params: MlaDecodeParams = unsafe { std::mem::zeroed() };
-    (params.q_latent, params.q_rope, params.cache) = (place(), place(), place());
-    (params.block_table, params.kv_lens) = (place(), place());
-    (params.out, params.lse, params.workspace) = (place(), place(), place());
-    params.q_latent_token_stride = 16 * 576;
-    params.q_latent_head_stride = 576;
-    params.q_rope_token_stride = 16 * 576;
-    params.q_rope_head_stride = 576;
-    params.cache_page_stride = 64 * 576;
-    params.cache_slot_stride = 576;
-    params.cache_rope = params.cache.wrapping_byte_add(2 * 512);
-    params.cache_rope_page_stride = params.cache_page_stride;
-    params.cache_rope_slot_stride = params.cache_slot_stride;
-    params.block_table_stride = 8;
-    params.out_token_stride = 16 * 512;
-    params.out_head_stride = 512;
-    params.lse_head_stride = 2;
-    params.pages = 16;
-    (params.requests, params.tokens, params.heads) = (2, 2, 16);
-    (params.query_len, params.page_size, params.max_pages) = (1, 64, 8);
-    (params.latent_dim, params.rope_dim) = (512, 64);
-    params.cache_format = raw::MLA_CACHE_BF16 as i32;
-    (params.softmax_scale, params.cache_scale) = (0.1, 1.0);
-    params
+    MlaDecodeParams {
+        q_latent: place(),
+        q_rope: place(),
+        cache: place(),
+        block_table: place(),
+        kv_lens: place(),
+        out: place(),
+        lse: place(),
+        workspace: place(),
+        q_latent_token_stride: 16 * 576,
+        q_latent_head_stride: 576,
+        q_rope_token_stride: 16 * 576,
+        q_rope_head_stride: 576,
+        cache_page_stride: 64 * 576,
+        cache_slot_stride: 576,
+        cache_rope: place::<u8>().wrapping_add(2 * 512).cast(),
+        cache_rope_page_stride: 64 * 576,
+        cache_rope_slot_stride: 576,
+        block_table_stride: 8,
+        out_token_stride: 16 * 512,
+        out_head_stride: 512,
+        lse_head_stride: 2,
+        pages: 16,
+        requests: 2,
+        tokens: 2,
+        heads: 16,
+        query_len: 1,
+        page_size: 64,
+        max_pages: 8,
+        latent_dim: 512,
+        rope_dim: 64,
+        cache_format: raw::MLA_CACHE_BF16 as i32,
+        softmax_scale: 0.1,
+        cache_scale: 1.0,
+        ..Default::default()
+    }
 }
 
 fn prefill() -> MlaPrefillParams {
