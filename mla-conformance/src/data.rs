@@ -11,7 +11,9 @@ use mla_runtime::device::Device;
 use mla_runtime::device::probe::Dependents;
 use mla_runtime::model::DType;
 use mla_runtime::spec::{BackendSpec, Feature, Problem};
-use mla_runtime::tensor::{ArrayRef, Layout, LseLayout, LseMut, Scalar, TensorMut, TensorRef};
+use mla_runtime::tensor::{
+    ArrayRef, Layout, LseLayout, LseMut, Memory, Scalar, TensorMut, TensorRef,
+};
 
 /// Byte that makes a NaN in all formats, and no valid address, if every byte has it.
 pub(super) const POISON: u8 = 0xff;
@@ -207,11 +209,14 @@ impl<D: Device> OnDevice<D> {
     }
 }
 
+/// Buffers to write.
+pub(super) type Buffers<'a, D> = Vec<&'a mut <D as Memory>::Buffer>;
+
 /// Copies what each of some buffers holds to one of the same length.
 pub(super) fn copy_all<D: Device>(
     device: &D,
-    from: Vec<&D::Buffer>,
-    to: Vec<&mut D::Buffer>,
+    from: Buffers<'_, D>,
+    to: Buffers<'_, D>,
 ) -> Result<()> {
     for (from, to) in from.into_iter().zip(to) {
         let bytes = download(device, from, D::byte_len(D::bytes(from)))?;
@@ -225,7 +230,7 @@ pub(super) fn copy_all<D: Device>(
 pub(super) struct Late<D: Device>(Vec<D::Buffer>);
 
 impl<D: Device> Late<D> {
-    pub(super) fn new(device: &D, inputs: Vec<&mut D::Buffer>) -> Result<Self> {
+    pub(super) fn new(device: &D, inputs: Buffers<'_, D>) -> Result<Self> {
         let mut staged = Vec::new();
         for input in inputs {
             let bytes = download(device, input, D::byte_len(D::bytes(input)))?;
@@ -239,7 +244,7 @@ impl<D: Device> Late<D> {
     pub(super) fn write(
         &self,
         dependents: &dyn Dependents<D>,
-        inputs: Vec<&mut D::Buffer>,
+        inputs: Buffers<'_, D>,
     ) -> Result<()> {
         for (staged, input) in self.0.iter().zip(inputs) {
             dependents.copy_late(D::bytes(staged), D::bytes_mut(input))?;

@@ -1,25 +1,25 @@
 //! A decode call and its comparison with the reference.
 
+use super::Failure;
 use super::data::{
-    Bits, Late, OnDevice, Outputs, POISON, Random, Tensor, Written, array, config, copy_all,
-    longest, of_output, starts, upload,
+    Bits, Buffers, OnDevice, POISON, Random, Tensor, Written, array, config, longest, starts,
+    upload,
 };
-use super::failure::{Failure, Promise, refused};
-use super::guarded::Guarded;
+use super::failure::refused;
 use super::trial::{Placement, Trial};
+use super::trials::{Call, Case, On, stage_items};
 use crate::reference::{self, Array, Attended};
+use mla_runtime::Result;
 use mla_runtime::backend::{
     DecodeBackend, DecodeBatch, DecodeCall, DecodeStage, HostLens, ListedCache, Query, SlotLists,
     StepLimits,
 };
 use mla_runtime::device::Device;
-use mla_runtime::device::probe::Replayed;
 use mla_runtime::model::{DType, KvFormat};
 use mla_runtime::spec::{BackendSpec, Problem, QueryFormat};
 use mla_runtime::tensor::{
     ArrayRef, BlockTable, CacheLayout, CacheRef, CacheStrides, Layout, Memory,
 };
-use mla_runtime::{Error, Result};
 
 /// A decode step of random numbers over a shuffled, poisoned cache.
 #[derive(Clone, Debug)]
@@ -151,14 +151,7 @@ impl<D: Device> Stored<D> {
         }
     }
 
-    fn buffers(&self) -> impl Iterator<Item = &D::Buffer> {
-        [Some(&self.rows), self.rope.as_ref()]
-            .into_iter()
-            .flatten()
-            .map(|bytes| &bytes.0)
-    }
-
-    fn buffers_mut(&mut self) -> impl Iterator<Item = &mut D::Buffer> {
+    fn buffers(&mut self) -> impl Iterator<Item = &mut D::Buffer> {
         [Some(&mut self.rows), self.rope.as_mut()]
             .into_iter()
             .flatten()
@@ -205,7 +198,7 @@ fn bytes_of_element(format: KvFormat) -> usize {
 }
 
 /// A case's inputs in a device's memory.
-struct Inputs<D: Device> {
+pub(super) struct Inputs<D: Device> {
     /// Latent and rotary parts, or both in one tensor.
     queries: Vec<OnDevice<D>>,
     table: D::Buffer,
@@ -217,8 +210,6 @@ struct Inputs<D: Device> {
     sinks: Option<D::Buffer>,
     /// A second cache and its lists.
     second: Option<(Stored<D>, D::Buffer)>,
-    /// The query and the sequence lengths, in the host's memory.
-    host_lens: [Vec<u32>; 2],
 }
 
 impl<D: Device> Inputs<D> {
@@ -245,14 +236,17 @@ impl<D: Device> Inputs<D> {
             counts: data.counts.as_deref().map(ints).transpose()?,
             sinks: sinks.transpose()?,
             second: second.transpose()?,
-            host_lens: [&case.query_lens, &case.seq_lens]
-                .map(|lens| lens.iter().map(|len| *len as u32).collect()),
         })
     }
 
     /// Returns the batch, with lengths on the host only if the spec asks for them: other backends
     /// cannot rely on them.
-    fn batch(&self, data: &Step, case: &DecodeCase, on_host: bool) -> Result<DecodeBatch<'_, D>> {
+    fn batch<'a>(
+        &'a self,
+        data: &'a Step,
+        case: &DecodeCase,
+        on_host: bool,
+    ) -> Result<DecodeBatch<'a, D>> {
         let requests = case.seq_lens.len();
         let table = array(&self.table, data.table.len())?;
         let batch = DecodeBatch::new(
@@ -264,7 +258,7 @@ impl<D: Device> Inputs<D> {
             ),
         )
         .with_causal(case.causal);
-        let [query_lens, seq_lens] = &self.host_lens;
+        let [query_lens, seq_lens] = &data.host_lens;
         Ok(match on_host {
             true => batch.with_host(HostLens::new(query_lens, seq_lens)),
             false => batch,
@@ -296,53 +290,6 @@ impl<D: Device> Inputs<D> {
             .with_dense_within(case.dense_within)
             .with_second(second.transpose()?);
         Ok(Some(slots))
-    }
-
-    /// Returns all buffers, in an order of their own.
-    fn buffers(&self) -> Vec<&D::Buffer> {
-        let second = self.second.iter();
-        let second = second.flat_map(|(cache, lists)| cache.buffers().chain([lists]));
-        let queries = self.queries.iter().map(|query| &query.buffer);
-        [&self.table, &self.lens, &self.starts]
-            .into_iter()
-            .chain(self.cache.buffers())
-            .chain(
-                [&self.lists, &self.counts, &self.sinks]
-                    .into_iter()
-                    .flatten(),
-            )
-            .chain(second)
-            .chain(queries)
-            .collect()
-    }
-
-    /// Returns all buffers in the same order, to write.
-    fn buffers_mut(&mut self) -> Vec<&mut D::Buffer> {
-        let second = self.second.iter_mut();
-        let second = second.flat_map(|(cache, lists)| cache.buffers_mut().chain([lists]));
-        let queries = self.queries.iter_mut().map(|query| &mut query.buffer);
-        let optional = [&mut self.lists, &mut self.counts, &mut self.sinks];
-        [&mut self.table, &mut self.lens, &mut self.starts]
-            .into_iter()
-            .chain(self.cache.buffers_mut())
-            .chain(optional.into_iter().flatten())
-            .chain(second)
-            .chain(queries)
-            .collect()
-    }
-
-    /// Returns the inputs that a trial writes late. The last write is under way when the call
-    /// begins.
-    fn late(&mut self, trial: Trial) -> Vec<&mut D::Buffer> {
-        match trial {
-            Trial::LateRows => self.cache.buffers_mut().collect(),
-            _ => self
-                .queries
-                .iter_mut()
-                .map(|query| &mut query.buffer)
-                .rev()
-                .collect(),
-        }
     }
 
     fn sinks(&self, case: &DecodeCase) -> Result<Option<ArrayRef<'_, D, f32>>> {
@@ -412,140 +359,13 @@ impl DecodeCase {
         stage: &S,
         device: &S::Device,
     ) -> std::result::Result<Bits, Failure> {
-        match self.trial {
-            Trial::Once => self.once(stage, device),
-            Trial::ExactlyAligned => {
-                let broken = Promise::Alignment.broken(stage.spec().name);
-                self.once(stage, device).map_err(broken)
-            }
-            Trial::LateQueries | Trial::LateRows => self.overlapped(stage, device),
-            Trial::Replayed => self.replayed(stage, device),
-            Trial::Guarded => self.guarded(stage, device),
-            Trial::BeyondLimits => Ok(self.beyond_limits(stage, device)?.unwrap_or_default()),
+        let case = self;
+        On {
+            case,
+            stage,
+            device,
         }
-    }
-
-    fn once<S: DecodeStage>(
-        &self,
-        stage: &S,
-        device: &S::Device,
-    ) -> std::result::Result<Bits, Failure> {
-        let mut call = Call::new(self, stage, device)?;
-        call.prepare().map_err(call.refused("prepare"))?;
-        call.decode().map_err(call.refused("decode"))?;
-        call.compare()
-    }
-
-    /// Runs the step between kernels that overlap with those of the call as far as they let them.
-    fn overlapped<S: DecodeStage>(
-        &self,
-        stage: &S,
-        device: &S::Device,
-    ) -> std::result::Result<Bits, Failure> {
-        let Some(dependents) = device.probe_dependents()? else {
-            return Ok(Bits::default());
-        };
-        let mut call = Call::new(self, stage, device)?;
-        let late = Late::new(device, call.inputs.late(self.trial))?;
-        let mut copies = call.outputs.copies(device)?;
-        call.prepare().map_err(call.refused("prepare"))?;
-        // The first call has early inputs, so that the late one loads nothing for the first time.
-        call.decode().map_err(call.refused("decode"))?;
-        device.synchronize()?;
-        late.write(&*dependents, call.inputs.late(self.trial))?;
-        call.decode().map_err(call.refused("decode"))?;
-        call.outputs.copy_to(&mut copies, &*dependents)?;
-        device.synchronize()?;
-        call.outputs = call.outputs.with(copies);
-        let broken = Promise::DependentLaunch.broken(stage.spec().name);
-        call.compare().map_err(broken)
-    }
-
-    /// Replays a graph that was captured with other numbers and lengths.
-    fn replayed<S: DecodeStage>(
-        &self,
-        stage: &S,
-        device: &S::Device,
-    ) -> std::result::Result<Bits, Failure> {
-        let mut call = Call::new(self, stage, device)?;
-        call.prepare().map_err(call.refused("prepare"))?;
-        let broken = || Promise::Graphs.broken(stage.spec().name);
-        let refused = call.refused("decode");
-        match device.probe_replay(&mut call) {
-            Ok(false) => Ok(Bits::default()),
-            Ok(true) => call.compare().map_err(broken()),
-            Err(error) => Err(broken()(refused(error))),
-        }
-    }
-
-    /// Runs with guards around the state and the metadata.
-    fn guarded<S: DecodeStage>(
-        &self,
-        stage: &S,
-        device: &S::Device,
-    ) -> std::result::Result<Bits, Failure> {
-        if device.probe_guards().is_none() {
-            return Ok(Bits::default());
-        }
-        let within = Guarded::new(stage.spec().name, self.problem, device);
-        let limits = self.limits();
-        let said = stage.workspace_bytes(device, &limits);
-        let said = said.map_err(within.refused("workspace_bytes"))?;
-        let kept = within.made(said, || self.kept(stage, device, &limits))?;
-        let mut call = Call::with(self, stage, device, kept)?;
-        call.prepare().map_err(call.refused("prepare"))?;
-        call.decode().map_err(call.refused("decode"))?;
-        within.check()?;
-        call.compare()
-    }
-
-    /// Runs with a state and metadata that are made for less: the call is refused by an argument's
-    /// name, or right.
-    fn beyond_limits<S: DecodeStage>(
-        &self,
-        stage: &S,
-        device: &S::Device,
-    ) -> std::result::Result<Option<Bits>, Failure> {
-        let within = Guarded::new(stage.spec().name, self.problem, device);
-        let kept = within.made(u64::MAX, || {
-            self.kept(stage, device, &StepLimits::new(1, 1, 1))
-        })?;
-        let mut call = Call::with(self, stage, device, kept)?;
-        let enqueued = match call.prepare() {
-            Ok(()) => call.decode(),
-            refused => refused,
-        };
-        within.check()?;
-        match enqueued {
-            Ok(()) => call.compare().map(Some),
-            Err(Error::Argument { .. }) => Ok(None),
-            Err(error) => Err(call.refused("decode")(error)),
-        }
-    }
-
-    /// Makes a state and metadata for limits.
-    fn kept<S: DecodeStage>(
-        &self,
-        stage: &S,
-        device: &S::Device,
-        limits: &StepLimits,
-    ) -> std::result::Result<(S::State, S::Metadata), Failure> {
-        let refused = |operation| {
-            let (problem, name) = (self.problem, stage.spec().name);
-            move |error| refused(problem, name, operation, error)
-        };
-        let state = stage.state(device, limits).map_err(refused("state"))?;
-        let metadata = stage
-            .metadata(device, limits)
-            .map_err(refused("metadata"))?;
-        Ok((state, metadata))
-    }
-
-    /// Returns the limits of its step.
-    fn limits(&self) -> StepLimits {
-        let tokens = self.query_lens.iter().sum();
-        StepLimits::new(self.seq_lens.len(), tokens, self.max_pages())
-            .with_decode_query_len(longest(&self.query_lens))
+        .run()
     }
 
     /// Returns the number of columns of the block table.
@@ -553,9 +373,26 @@ impl DecodeCase {
         let page_size = self.problem.page_size as usize;
         longest(&self.seq_lens).div_ceil(page_size) + 2.max(self.spare_pages)
     }
+}
 
-    /// Returns the same requests in another order, with other numbers: memory of the same sizes.
-    fn turned(&self) -> Self {
+impl<S: DecodeStage> Case<S> for DecodeCase {
+    type Numbers = Step;
+    type Inputs = Inputs<S::Device>;
+
+    const CALL: &'static str = "decode";
+    const SMALLEST: StepLimits = StepLimits::new(1, 1, 1);
+    const REPLAYS_LENGTHS: bool = true;
+
+    stage_items!();
+
+    fn limits(&self) -> StepLimits {
+        let tokens = self.query_lens.iter().sum();
+        StepLimits::new(self.seq_lens.len(), tokens, self.max_pages())
+            .with_decode_query_len(longest(&self.query_lens))
+    }
+
+    /// Returns the same requests in another order, with other numbers.
+    fn changed(&self) -> Self {
         let mut turned = Self {
             seed: self.seed + 1,
             ..self.clone()
@@ -564,81 +401,73 @@ impl DecodeCase {
         turned.seq_lens.rotate_right(1);
         turned
     }
-}
 
-/// A case with all of its memory on a device.
-struct Call<'a, S: DecodeStage> {
-    case: DecodeCase,
-    step: Step,
-    stage: &'a S,
-    device: &'a S::Device,
-    state: S::State,
-    metadata: S::Metadata,
-    inputs: Inputs<S::Device>,
-    outputs: Outputs<S::Device>,
-}
-
-impl<'a, S: DecodeStage> Call<'a, S> {
-    fn new(
-        case: &DecodeCase,
-        stage: &'a S,
-        device: &'a S::Device,
-    ) -> std::result::Result<Self, Failure> {
-        Self::with(
-            case,
-            stage,
-            device,
-            case.kept(stage, device, &case.limits())?,
-        )
+    fn numbers(&self, placement: Placement) -> Step {
+        Step::new(self, placement)
     }
 
-    /// Makes the call with a state and metadata that exist already.
-    fn with(
-        case: &DecodeCase,
-        stage: &'a S,
-        device: &'a S::Device,
-        (state, metadata): (S::State, S::Metadata),
-    ) -> std::result::Result<Self, Failure> {
-        let spec = stage.spec();
-        let placement = Placement::new(case.trial, spec, case.gap);
-        let step = Step::new(case, placement);
-        let format = case.query_format.unwrap_or(spec.query_format);
-        let inputs = Inputs::upload(&step, case, format, device)?;
+    fn upload(
+        &self,
+        step: &Step,
+        spec: &BackendSpec,
+        device: &S::Device,
+    ) -> Result<Inputs<S::Device>> {
+        let format = self.query_format.unwrap_or(spec.query_format);
+        Inputs::upload(step, self, format, device)
+    }
+
+    fn output(&self, step: &Step, _: &BackendSpec) -> ([usize; 3], usize, bool) {
         let [tokens, heads, _] = step.query.layout.shape;
-        let latent = case.problem.dims.latent as usize;
-        let outputs = Outputs::new(
-            device,
-            case.problem,
-            [tokens, heads, latent],
-            latent,
-            of_output(spec, placement),
-            case.lse,
-        )?;
-        Ok(Self {
-            case: case.clone(),
-            step,
-            stage,
-            device,
-            state,
-            metadata,
-            inputs,
-            outputs,
-        })
+        let latent = self.problem.dims.latent as usize;
+        ([tokens, heads, latent], latent, self.lse)
     }
 
-    fn prepare(&mut self) -> Result<()> {
-        let on_host = self.stage.spec().plans_on_host;
-        let batch = self.inputs.batch(&self.step, &self.case, on_host)?;
-        self.stage
-            .prepare(self.device, &batch, &mut self.state, &mut self.metadata)
+    fn compare(
+        &self,
+        step: &Step,
+        spec: &BackendSpec,
+        written: &Written,
+    ) -> std::result::Result<(), Failure> {
+        step.compare(self, spec, written)
     }
 
-    fn decode(&mut self) -> Result<()> {
-        let (step, case, inputs) = (&self.step, &self.case, &self.inputs);
+    fn buffers(inputs: &mut Inputs<S::Device>) -> Buffers<'_, S::Device> {
+        let second = inputs.second.iter_mut();
+        let second = second.flat_map(|(cache, lists)| cache.buffers().chain([lists]));
+        let queries = inputs.queries.iter_mut().map(|query| &mut query.buffer);
+        let optional = [&mut inputs.lists, &mut inputs.counts, &mut inputs.sinks];
+        [&mut inputs.table, &mut inputs.lens, &mut inputs.starts]
+            .into_iter()
+            .chain(inputs.cache.buffers())
+            .chain(optional.into_iter().flatten())
+            .chain(second)
+            .chain(queries)
+            .collect()
+    }
+
+    fn late<'a>(&self, inputs: &'a mut Inputs<S::Device>) -> Buffers<'a, S::Device> {
+        match self.trial {
+            Trial::LateRows => inputs.cache.buffers().collect(),
+            _ => {
+                let queries = inputs.queries.iter_mut();
+                queries.map(|query| &mut query.buffer).rev().collect()
+            }
+        }
+    }
+
+    fn prepare(call: &mut Call<'_, Self, S>) -> Result<()> {
+        let on_host = call.stage.spec().plans_on_host;
+        let batch = call.inputs.batch(&call.numbers, &call.case, on_host)?;
+        call.stage
+            .prepare(call.device, &batch, &mut call.state, &mut call.metadata)
+    }
+
+    fn enqueue(call: &mut Call<'_, Self, S>) -> Result<()> {
+        let (step, case, inputs) = (&call.numbers, &call.case, &call.inputs);
         let tokens = step.query.layout.shape[0];
-        let (out, lse) = self.outputs.views()?;
-        let batch = inputs.batch(step, case, self.stage.spec().plans_on_host)?;
-        let call = DecodeCall::new(inputs.query()?, inputs.cache.view()?, batch, out)
+        let (out, lse) = call.outputs.views()?;
+        let batch = inputs.batch(step, case, call.stage.spec().plans_on_host)?;
+        let of_case = DecodeCall::new(inputs.query()?, inputs.cache.view()?, batch, out)
             .with_lse(lse)
             .with_slots(inputs.slot_lists(case, tokens)?)
             .with_sinks(inputs.sinks(case)?);
@@ -647,46 +476,16 @@ impl<'a, S: DecodeStage> Call<'a, S> {
         // or is overwritten before the call reads it. State and metadata are this stage's, for
         // requests as long as these, and prepared for the batch.
         unsafe {
-            self.stage
-                .decode(self.device, call, &mut self.state, &self.metadata)
+            call.stage
+                .decode(call.device, of_case, &mut call.state, &call.metadata)
         }
-    }
-
-    /// Makes the failure of a refusal by one of the backend's functions.
-    fn refused(&self, operation: &'static str) -> impl FnOnce(Error) -> Failure + use<S> {
-        let (problem, name) = (self.case.problem, self.stage.spec().name);
-        move |error| refused(problem, name, operation, error)
-    }
-
-    /// Compares every number with the reference.
-    fn compare(self) -> std::result::Result<Bits, Failure> {
-        let spec = self.stage.spec();
-        let written = self.outputs.finish(self.device)?;
-        self.step.compare(&self.case, spec, &written)?;
-        written.check_gaps(spec.name)?;
-        Ok(written.bits())
-    }
-}
-
-impl<S: DecodeStage> Replayed for Call<'_, S> {
-    fn enqueue(&mut self) -> Result<()> {
-        self.decode()
-    }
-
-    fn change(&mut self) -> Result<()> {
-        let spec = self.stage.spec();
-        self.case = self.case.turned();
-        self.step = Step::new(&self.case, self.step.placement);
-        let format = self.case.query_format.unwrap_or(spec.query_format);
-        let changed = Inputs::upload(&self.step, &self.case, format, self.device)?;
-        copy_all(self.device, changed.buffers(), self.inputs.buffers_mut())?;
-        self.inputs.host_lens = changed.host_lens;
-        self.prepare()
     }
 }
 
 // The numbers of a case.
-struct Step {
+pub(super) struct Step {
+    /// The query and the sequence lengths, as a host has them.
+    host_lens: [Vec<u32>; 2],
     table: Vec<i32>,
     max_pages: usize,
     // The maximum number of tokens of a request, as the batch says.
@@ -891,6 +690,8 @@ impl Step {
             .with_sinks
             .then(|| random_sinks(&mut random, problem.heads));
         Self {
+            host_lens: [&case.query_lens, &case.seq_lens]
+                .map(|lens| lens.iter().map(|len| *len as u32).collect()),
             counts,
             sinks,
             table,

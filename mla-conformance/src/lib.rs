@@ -37,11 +37,11 @@ mod cases;
 mod data;
 mod decode;
 mod failure;
-mod guarded;
 mod prefill;
 pub mod reference;
 mod topic;
 mod trial;
+mod trials;
 
 pub use cases::{decode, decode_entry, prefill, prefill_entry};
 pub use data::{Bits, tolerance};

@@ -1,22 +1,20 @@
 //! A prefill call and its comparison with the reference.
 
+use super::Failure;
 use super::data::{
-    Bits, Late, OnDevice, Outputs, Random, Tensor, Written, array, config, copy_all, longest,
-    of_output, starts, upload,
+    Bits, Buffers, OnDevice, Random, Tensor, Written, array, config, longest, starts, upload,
 };
-use super::failure::{Failure, Promise, refused};
-use super::guarded::Guarded;
+use super::failure::refused;
 use super::trial::{Placement, Trial};
+use super::trials::{Call, Case, On, stage_items};
 use crate::reference::{self, Array};
+use mla_runtime::Result;
 use mla_runtime::backend::{
     Chunk, Keys, Output, PrefillBackend, PrefillBatch, PrefillCall, PrefillStage, StepLimits,
 };
 use mla_runtime::device::Device;
-use mla_runtime::device::probe::Replayed;
 use mla_runtime::plan::context::ContextChunk;
 use mla_runtime::spec::{BackendSpec, KeyLayout, Problem};
-use mla_runtime::tensor::Memory as _;
-use mla_runtime::{Error, Result};
 
 /// A prefill call of random numbers.
 #[derive(Clone, Debug)]
@@ -102,263 +100,117 @@ impl PrefillCase {
         stage: &S,
         device: &S::Device,
     ) -> std::result::Result<Bits, Failure> {
-        match self.trial {
-            Trial::Once => self.once(stage, device),
-            Trial::ExactlyAligned => {
-                let broken = Promise::Alignment.broken(stage.spec().name);
-                self.once(stage, device).map_err(broken)
-            }
-            Trial::LateQueries | Trial::LateRows => self.overlapped(stage, device),
-            Trial::Replayed => self.replayed(stage, device),
-            Trial::Guarded => self.guarded(stage, device),
-            Trial::BeyondLimits => Ok(self.beyond_limits(stage, device)?.unwrap_or_default()),
+        let case = self;
+        On {
+            case,
+            stage,
+            device,
         }
+        .run()
     }
+}
 
-    fn once<S: PrefillStage>(
-        &self,
-        stage: &S,
-        device: &S::Device,
-    ) -> std::result::Result<Bits, Failure> {
-        let mut call = Call::new(self, stage, device)?;
-        call.prepare().map_err(call.refused("prepare"))?;
-        call.prefill().map_err(call.refused("prefill"))?;
-        call.compare()
-    }
+impl<S: PrefillStage> Case<S> for PrefillCase {
+    type Numbers = Numbers;
+    type Inputs = Inputs<S::Device>;
 
-    /// Runs the call between kernels that overlap with those of the call as far as they let them.
-    fn overlapped<S: PrefillStage>(
-        &self,
-        stage: &S,
-        device: &S::Device,
-    ) -> std::result::Result<Bits, Failure> {
-        let Some(dependents) = device.probe_dependents()? else {
-            return Ok(Bits::default());
-        };
-        let mut call = Call::new(self, stage, device)?;
-        let late = Late::new(device, call.inputs.late(self.trial))?;
-        let mut copies = call.outputs.copies(device)?;
-        call.prepare().map_err(call.refused("prepare"))?;
-        // The first call has early inputs, so that the late one loads nothing for the first time.
-        call.prefill().map_err(call.refused("prefill"))?;
-        device.synchronize()?;
-        late.write(&*dependents, call.inputs.late(self.trial))?;
-        call.prefill().map_err(call.refused("prefill"))?;
-        call.outputs.copy_to(&mut copies, &*dependents)?;
-        device.synchronize()?;
-        call.outputs = call.outputs.with(copies);
-        let broken = Promise::DependentLaunch.broken(stage.spec().name);
-        call.compare().map_err(broken)
-    }
+    const CALL: &'static str = "prefill";
+    const SMALLEST: StepLimits = StepLimits::new(1, 1, 0)
+        .with_decode_query_len(0)
+        .with_context_rows(1);
+    const REPLAYS_LENGTHS: bool = false;
 
-    /// Replays a graph that was captured with other numbers.
-    fn replayed<S: PrefillStage>(
-        &self,
-        stage: &S,
-        device: &S::Device,
-    ) -> std::result::Result<Bits, Failure> {
-        let mut call = Call::new(self, stage, device)?;
-        call.prepare().map_err(call.refused("prepare"))?;
-        let broken = || Promise::Graphs.broken(stage.spec().name);
-        let refused = call.refused("prefill");
-        match device.probe_replay(&mut call) {
-            Ok(false) => Ok(Bits::default()),
-            Ok(true) => call.compare().map_err(broken()),
-            Err(error) => Err(broken()(refused(error))),
-        }
-    }
+    stage_items!();
 
-    /// Runs with guards around the state and the metadata.
-    fn guarded<S: PrefillStage>(
-        &self,
-        stage: &S,
-        device: &S::Device,
-    ) -> std::result::Result<Bits, Failure> {
-        if device.probe_guards().is_none() {
-            return Ok(Bits::default());
-        }
-        let within = Guarded::new(stage.spec().name, self.problem, device);
-        let limits = self.limits();
-        let said = stage.workspace_bytes(device, &limits);
-        let said = said.map_err(within.refused("workspace_bytes"))?;
-        let kept = within.made(said, || self.kept(stage, device, &limits))?;
-        let mut call = Call::with(self, stage, device, kept)?;
-        call.prepare().map_err(call.refused("prepare"))?;
-        call.prefill().map_err(call.refused("prefill"))?;
-        within.check()?;
-        call.compare()
-    }
-
-    /// Runs with a state and metadata that are made for less: the call is refused by an argument's
-    /// name, or right.
-    fn beyond_limits<S: PrefillStage>(
-        &self,
-        stage: &S,
-        device: &S::Device,
-    ) -> std::result::Result<Option<Bits>, Failure> {
-        let within = Guarded::new(stage.spec().name, self.problem, device);
-        let min = StepLimits::new(1, 1, 0)
-            .with_decode_query_len(0)
-            .with_context_rows(1);
-        let kept = within.made(u64::MAX, || self.kept(stage, device, &min))?;
-        let mut call = Call::with(self, stage, device, kept)?;
-        let enqueued = match call.prepare() {
-            Ok(()) => call.prefill(),
-            refused => refused,
-        };
-        within.check()?;
-        match enqueued {
-            Ok(()) => call.compare().map(Some),
-            Err(Error::Argument { .. }) => Ok(None),
-            Err(error) => Err(call.refused("prefill")(error)),
-        }
-    }
-
-    /// Makes a state and metadata for limits.
-    fn kept<S: PrefillStage>(
-        &self,
-        stage: &S,
-        device: &S::Device,
-        limits: &StepLimits,
-    ) -> std::result::Result<(S::State, S::Metadata), Failure> {
-        let refused = |operation| {
-            let (problem, name) = (self.problem, stage.spec().name);
-            move |error| refused(problem, name, operation, error)
-        };
-        let state = stage.state(device, limits).map_err(refused("state"))?;
-        let metadata = stage
-            .metadata(device, limits)
-            .map_err(refused("metadata"))?;
-        Ok((state, metadata))
-    }
-
-    /// Returns the limits of its step.
     fn limits(&self) -> StepLimits {
         let [tokens, keys] = [&self.query_lens, &self.key_lens].map(|lens| lens.iter().sum());
         StepLimits::new(self.query_lens.len(), tokens, 0)
             .with_decode_query_len(0)
             .with_context_rows(keys)
     }
-}
 
-/// A case with all of its memory on a device.
-struct Call<'a, S: PrefillStage> {
-    case: PrefillCase,
-    lens: Lens,
-    numbers: Numbers,
-    stage: &'a S,
-    device: &'a S::Device,
-    state: S::State,
-    metadata: S::Metadata,
-    inputs: Inputs<S::Device>,
-    outputs: Outputs<S::Device>,
-}
-
-impl<'a, S: PrefillStage> Call<'a, S> {
-    fn new(
-        case: &PrefillCase,
-        stage: &'a S,
-        device: &'a S::Device,
-    ) -> std::result::Result<Self, Failure> {
-        Self::with(
-            case,
-            stage,
-            device,
-            case.kept(stage, device, &case.limits())?,
-        )
+    fn changed(&self) -> Self {
+        Self {
+            seed: self.seed + 1,
+            ..self.clone()
+        }
     }
 
-    /// Makes the call with a state and metadata that exist already.
-    fn with(
-        case: &PrefillCase,
-        stage: &'a S,
-        device: &'a S::Device,
-        (state, metadata): (S::State, S::Metadata),
-    ) -> std::result::Result<Self, Failure> {
-        let spec = stage.spec();
-        let placement = Placement::new(case.trial, spec, case.gap);
-        let numbers = Numbers::new(case, placement);
+    fn numbers(&self, placement: Placement) -> Numbers {
+        Numbers::new(self, placement)
+    }
+
+    fn upload(
+        &self,
+        numbers: &Numbers,
+        spec: &BackendSpec,
+        device: &S::Device,
+    ) -> Result<Inputs<S::Device>> {
+        Inputs::upload(numbers, self, spec, device)
+    }
+
+    fn output(&self, numbers: &Numbers, spec: &BackendSpec) -> ([usize; 3], usize, bool) {
         let [queries, heads, _] = numbers.query.layout.shape;
         let (columns, v) = numbers.columns(spec);
-        let outputs = Outputs::new(
-            device,
-            case.problem,
-            [queries, heads, columns],
-            v,
-            of_output(spec, placement),
-            case.lse || !case.causal,
-        )?;
-        Ok(Self {
-            case: case.clone(),
-            lens: Lens::new(case),
-            inputs: Inputs::upload(&numbers, case, spec, device)?,
-            numbers,
-            stage,
-            device,
-            state,
-            metadata,
-            outputs,
-        })
+        ([queries, heads, columns], v, self.lse || !self.causal)
     }
 
-    fn prepare(&mut self) -> Result<()> {
-        let chunk = self.lens.chunk(self.case.causal);
-        let batch = self.lens.batch(&chunk);
-        let batch = batch.with_causal(!self.case.see_each_other);
-        self.stage
-            .prepare(self.device, &batch, &mut self.state, &mut self.metadata)
+    fn compare(
+        &self,
+        numbers: &Numbers,
+        spec: &BackendSpec,
+        written: &Written,
+    ) -> std::result::Result<(), Failure> {
+        numbers.compare(self, spec, written)
     }
 
-    fn prefill(&mut self) -> Result<()> {
-        let (out, lse) = self.outputs.views()?;
-        let of_chunk = Chunk::new(0, &self.lens.query, &self.lens.key);
-        let call = self
+    fn buffers(inputs: &mut Inputs<S::Device>) -> Buffers<'_, S::Device> {
+        let tensors = [&mut inputs.query, &mut inputs.values].into_iter();
+        tensors
+            .chain(&mut inputs.keys)
+            .map(|tensor| &mut tensor.buffer)
+            .chain([&mut inputs.query_starts, &mut inputs.key_starts])
+            .collect()
+    }
+
+    fn late<'a>(&self, inputs: &'a mut Inputs<S::Device>) -> Buffers<'a, S::Device> {
+        vec![match self.trial {
+            Trial::LateRows => &mut inputs.values.buffer,
+            _ => &mut inputs.query.buffer,
+        }]
+    }
+
+    fn prepare(call: &mut Call<'_, Self, S>) -> Result<()> {
+        let lens = Lens::new(&call.case);
+        let chunk = lens.chunk(call.case.causal);
+        let batch = lens.batch(&chunk);
+        let batch = batch.with_causal(!call.case.see_each_other);
+        call.stage
+            .prepare(call.device, &batch, &mut call.state, &mut call.metadata)
+    }
+
+    fn enqueue(call: &mut Call<'_, Self, S>) -> Result<()> {
+        let (case, lens) = (&call.case, Lens::new(&call.case));
+        let (out, lse) = call.outputs.views()?;
+        let of_chunk = Chunk::new(0, &lens.query, &lens.key);
+        let of_case = call
             .inputs
-            .call(&self.case, out)?
+            .call(case, out)?
             .with_lse(lse)
-            .with_chunk((!self.case.causal).then_some(of_chunk))
-            .with_causal(!self.case.see_each_other);
+            .with_chunk((!case.causal).then_some(of_chunk))
+            .with_causal(!case.see_each_other);
         // SAFETY: the starts are sums of the case's lengths and end at the tensors' rows, and the
         // call's maxima are those of the lengths; state and metadata are this stage's, prepared for
         // the batch.
         unsafe {
-            self.stage
-                .prefill(self.device, call, &mut self.state, &self.metadata)
+            call.stage
+                .prefill(call.device, of_case, &mut call.state, &call.metadata)
         }
-    }
-
-    /// Makes the failure of a refusal by one of the backend's functions.
-    fn refused(&self, operation: &'static str) -> impl FnOnce(Error) -> Failure + use<S> {
-        let (problem, name) = (self.case.problem, self.stage.spec().name);
-        move |error| refused(problem, name, operation, error)
-    }
-
-    /// Compares every number with the reference.
-    fn compare(self) -> std::result::Result<Bits, Failure> {
-        let spec = self.stage.spec();
-        let written = self.outputs.finish(self.device)?;
-        self.numbers.compare(&self.case, spec, &written)?;
-        written.check_gaps(spec.name)?;
-        Ok(written.bits())
-    }
-}
-
-impl<S: PrefillStage> Replayed for Call<'_, S> {
-    fn enqueue(&mut self) -> Result<()> {
-        self.prefill()
-    }
-
-    fn change(&mut self) -> Result<()> {
-        self.case.seed += 1;
-        self.numbers = Numbers::new(&self.case, self.numbers.placement);
-        let spec = self.stage.spec();
-        let changed = Inputs::upload(&self.numbers, &self.case, spec, self.device)?;
-        copy_all(self.device, changed.buffers(), self.inputs.buffers_mut())
     }
 }
 
 // The tensors of a call.
-struct Numbers {
+pub(super) struct Numbers {
     query: Tensor,
     nope: Tensor,
     rope: Tensor,
@@ -507,7 +359,7 @@ impl Lens {
 }
 
 // A case's inputs in a device's memory.
-struct Inputs<D: Device> {
+pub(super) struct Inputs<D: Device> {
     query: OnDevice<D>,
     // The two parts of the keys, or both in one tensor.
     keys: Vec<OnDevice<D>>,
@@ -535,34 +387,6 @@ impl<D: Device> Inputs<D> {
             query_starts: ints(&numbers.query_starts)?,
             key_starts: ints(&numbers.key_starts)?,
         })
-    }
-
-    /// Returns all buffers, in an order of their own.
-    fn buffers(&self) -> Vec<&D::Buffer> {
-        let tensors = [&self.query, &self.values].into_iter().chain(&self.keys);
-        tensors
-            .map(|tensor| &tensor.buffer)
-            .chain([&self.query_starts, &self.key_starts])
-            .collect()
-    }
-
-    /// Returns all buffers in the same order, to write.
-    fn buffers_mut(&mut self) -> Vec<&mut D::Buffer> {
-        let tensors = [&mut self.query, &mut self.values].into_iter();
-        tensors
-            .chain(&mut self.keys)
-            .map(|tensor| &mut tensor.buffer)
-            .chain([&mut self.query_starts, &mut self.key_starts])
-            .collect()
-    }
-
-    /// Returns the inputs that a trial writes late. The last write is under way when the call
-    /// begins.
-    fn late(&mut self, trial: Trial) -> Vec<&mut D::Buffer> {
-        vec![match trial {
-            Trial::LateRows => &mut self.values.buffer,
-            _ => &mut self.query.buffer,
-        }]
     }
 
     fn call<'a>(&'a self, case: &PrefillCase, out: Output<'a, D>) -> Result<PrefillCall<'a, D>> {

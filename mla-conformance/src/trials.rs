@@ -1,0 +1,316 @@
+//! The trials of a case, written once for both phases.
+
+use mla_runtime::backend::StepLimits;
+use mla_runtime::device::Device;
+use mla_runtime::device::probe::Replayed;
+use mla_runtime::spec::{BackendSpec, Problem};
+use mla_runtime::tensor::Memory as _;
+use mla_runtime::{Error, Result};
+
+use super::data::{Bits, Buffers, Late, Outputs, Written, copy_all, of_output};
+use super::failure::{Failure, Promise, refused};
+use super::trial::{Placement, Trial};
+
+type Tried<T> = std::result::Result<T, Failure>;
+
+/// A case of one phase, with the calls of its stages `S`.
+pub(super) trait Case<S>: Clone {
+    type Device: Device;
+    type State;
+    type Metadata;
+    /// Its numbers in host memory.
+    type Numbers;
+    /// Its inputs in a device's memory.
+    type Inputs;
+
+    /// Name of the backend's function.
+    const CALL: &'static str;
+    /// Limits of a step that is smaller than that of any case.
+    const SMALLEST: StepLimits;
+    /// True if a replay has other lengths than the capture, so that it is prepared anew.
+    const REPLAYS_LENGTHS: bool;
+
+    fn problem(&self) -> Problem;
+    fn trial(&self) -> Trial;
+    /// Elements between one token's rows and the next.
+    fn gap(&self) -> usize;
+    fn limits(&self) -> StepLimits;
+    /// Returns the case with other numbers: memory of the same sizes.
+    fn changed(&self) -> Self;
+    fn numbers(&self, placement: Placement) -> Self::Numbers;
+    /// Uploads the inputs in the form that a spec asks for.
+    fn upload(
+        &self,
+        numbers: &Self::Numbers,
+        spec: &BackendSpec,
+        device: &Self::Device,
+    ) -> Result<Self::Inputs>;
+    /// Returns the shape of the output, the number of its columns that count, and true if the
+    /// log-sum-exp is asked for.
+    fn output(&self, numbers: &Self::Numbers, spec: &BackendSpec) -> ([usize; 3], usize, bool);
+    fn compare(&self, numbers: &Self::Numbers, spec: &BackendSpec, written: &Written) -> Tried<()>;
+    /// Returns all buffers of inputs, in an order of their own.
+    fn buffers(inputs: &mut Self::Inputs) -> Buffers<'_, Self::Device>;
+    /// Returns the inputs that the trial writes late. The last write is under way when the call
+    /// begins.
+    fn late<'a>(&self, inputs: &'a mut Self::Inputs) -> Buffers<'a, Self::Device>;
+
+    fn spec(stage: &S) -> &'static BackendSpec;
+    fn workspace_bytes(stage: &S, device: &Self::Device, limits: &StepLimits) -> Result<u64>;
+    fn state(stage: &S, device: &Self::Device, limits: &StepLimits) -> Result<Self::State>;
+    fn metadata(stage: &S, device: &Self::Device, limits: &StepLimits) -> Result<Self::Metadata>;
+    fn prepare(call: &mut Call<'_, Self, S>) -> Result<()>;
+    fn enqueue(call: &mut Call<'_, Self, S>) -> Result<()>;
+}
+
+/// Items that a stage of either phase has under the same names.
+macro_rules! stage_items {
+    () => {
+        type Device = S::Device;
+        type State = S::State;
+        type Metadata = S::Metadata;
+
+        fn problem(&self) -> Problem {
+            self.problem
+        }
+
+        fn trial(&self) -> Trial {
+            self.trial
+        }
+
+        fn gap(&self) -> usize {
+            self.gap
+        }
+
+        fn spec(stage: &S) -> &'static BackendSpec {
+            stage.spec()
+        }
+
+        fn workspace_bytes(stage: &S, device: &S::Device, limits: &StepLimits) -> Result<u64> {
+            stage.workspace_bytes(device, limits)
+        }
+
+        fn state(stage: &S, device: &S::Device, limits: &StepLimits) -> Result<S::State> {
+            stage.state(device, limits)
+        }
+
+        fn metadata(stage: &S, device: &S::Device, limits: &StepLimits) -> Result<S::Metadata> {
+            stage.metadata(device, limits)
+        }
+    };
+}
+pub(super) use stage_items;
+
+/// A case with the backend that it tries.
+pub(super) struct On<'a, C: Case<S>, S> {
+    pub(super) case: &'a C,
+    pub(super) stage: &'a S,
+    pub(super) device: &'a C::Device,
+}
+
+impl<'a, C: Case<S>, S> On<'a, C, S> {
+    /// Runs the case as its trial says.
+    pub(super) fn run(&self) -> Tried<Bits> {
+        match self.case.trial() {
+            Trial::Once => self.once(),
+            Trial::ExactlyAligned => self.once().map_err(Promise::Alignment.broken(self.name())),
+            Trial::LateQueries | Trial::LateRows => self.overlapped(),
+            Trial::Replayed => self.replayed(),
+            Trial::Guarded => self.guarded(),
+            Trial::BeyondLimits => self.beyond_limits(),
+        }
+    }
+
+    fn once(&self) -> Tried<Bits> {
+        let mut call = self.call(self.kept(&self.case.limits())?)?;
+        self.enqueued(&mut call)?;
+        call.compare()
+    }
+
+    fn enqueued(&self, call: &mut Call<'_, C, S>) -> Tried<()> {
+        C::prepare(call).map_err(self.refused("prepare"))?;
+        C::enqueue(call).map_err(self.refused(C::CALL))
+    }
+
+    /// Runs the call between kernels that overlap with those of the call as far as they let them.
+    fn overlapped(&self) -> Tried<Bits> {
+        let device = self.device;
+        let Some(dependents) = device.probe_dependents()? else {
+            return Ok(Bits::default());
+        };
+        let mut call = self.call(self.kept(&self.case.limits())?)?;
+        let late = Late::new(device, self.case.late(&mut call.inputs))?;
+        let mut copies = call.outputs.copies(device)?;
+        // The first call has early inputs, so that the late one loads nothing for the first time.
+        self.enqueued(&mut call)?;
+        device.synchronize()?;
+        late.write(&*dependents, self.case.late(&mut call.inputs))?;
+        C::enqueue(&mut call).map_err(self.refused(C::CALL))?;
+        call.outputs.copy_to(&mut copies, &*dependents)?;
+        device.synchronize()?;
+        call.outputs = call.outputs.with(copies);
+        let broken = Promise::DependentLaunch.broken(self.name());
+        call.compare().map_err(broken)
+    }
+
+    /// Replays a graph that was captured with other numbers, and of a decode with other lengths.
+    fn replayed(&self) -> Tried<Bits> {
+        let mut call = self.call(self.kept(&self.case.limits())?)?;
+        C::prepare(&mut call).map_err(self.refused("prepare"))?;
+        let replayed = match self.device.probe_replay(&mut call) {
+            Ok(false) => return Ok(Bits::default()),
+            Ok(true) => call.compare(),
+            Err(error) => Err(self.refused(C::CALL)(error)),
+        };
+        replayed.map_err(Promise::Graphs.broken(self.name()))
+    }
+
+    /// Runs with guards around the state and the metadata.
+    fn guarded(&self) -> Tried<Bits> {
+        if self.device.probe_guards().is_none() {
+            return Ok(Bits::default());
+        }
+        let limits = self.case.limits();
+        let said = C::workspace_bytes(self.stage, self.device, &limits);
+        let said = said.map_err(self.refused("workspace_bytes"))?;
+        let mut call = self.call(self.kept_within(said, &limits)?)?;
+        self.enqueued(&mut call)?;
+        self.check_guards()?;
+        call.compare()
+    }
+
+    /// Runs with a state and metadata that are made for less: the call is refused by an argument's
+    /// name, or right.
+    fn beyond_limits(&self) -> Tried<Bits> {
+        let mut call = self.call(self.kept_within(u64::MAX, &C::SMALLEST)?)?;
+        let enqueued = C::prepare(&mut call).and_then(|()| C::enqueue(&mut call));
+        self.check_guards()?;
+        match enqueued {
+            Ok(()) => call.compare(),
+            Err(Error::Argument { .. }) => Ok(Bits::default()),
+            Err(error) => Err(self.refused(C::CALL)(error)),
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        C::spec(self.stage).name
+    }
+
+    /// Makes the failure of a refusal by one of the backend's functions.
+    fn refused(&self, operation: &'static str) -> impl FnOnce(Error) -> Failure + use<C, S> {
+        let (problem, name) = (self.case.problem(), self.name());
+        move |error| refused(problem, name, operation, error)
+    }
+
+    /// Makes a state and metadata for limits.
+    fn kept(&self, limits: &StepLimits) -> Tried<(C::State, C::Metadata)> {
+        let state = C::state(self.stage, self.device, limits).map_err(self.refused("state"))?;
+        let metadata = C::metadata(self.stage, self.device, limits);
+        Ok((state, metadata.map_err(self.refused("metadata"))?))
+    }
+
+    /// Makes them between guards if the device has any, of at most `said` bytes.
+    fn kept_within(&self, said: u64, limits: &StepLimits) -> Tried<(C::State, C::Metadata)> {
+        let Some(guards) = self.device.probe_guards() else {
+            return self.kept(limits);
+        };
+        let before = guards.guarded_bytes();
+        guards.guard(true);
+        let kept = self.kept(limits);
+        guards.guard(false);
+        let (kept, allocated) = (kept?, guards.guarded_bytes() - before);
+        if allocated <= said {
+            return Ok(kept);
+        }
+        Err(Failure::Workspace {
+            name: self.name(),
+            problem: Box::new(self.case.problem()),
+            said,
+            allocated,
+        })
+    }
+
+    /// Refuses what has written to a guard of memory that still lives.
+    fn check_guards(&self) -> Tried<()> {
+        let damage = self.device.probe_guards().map(|guards| guards.damage());
+        match damage.transpose()?.flatten() {
+            None => Ok(()),
+            Some(damage) => Err(Failure::Beyond {
+                name: self.name(),
+                problem: Box::new(self.case.problem()),
+                damage,
+            }),
+        }
+    }
+
+    /// Makes the call with a state and metadata that exist already.
+    fn call(&self, (state, metadata): (C::State, C::Metadata)) -> Tried<Call<'a, C, S>> {
+        let Self {
+            case,
+            stage,
+            device,
+        } = *self;
+        let (spec, problem) = (C::spec(stage), case.problem());
+        let placement = Placement::new(case.trial(), spec, case.gap());
+        let numbers = case.numbers(placement);
+        let (shape, width, lse) = case.output(&numbers, spec);
+        let of_output = of_output(spec, placement);
+        Ok(Call {
+            inputs: case.upload(&numbers, spec, device)?,
+            outputs: Outputs::new(device, problem, shape, width, of_output, lse)?,
+            case: case.clone(),
+            placement,
+            numbers,
+            stage,
+            device,
+            state,
+            metadata,
+        })
+    }
+}
+
+/// A case with all of its memory on a device.
+pub(super) struct Call<'a, C: Case<S>, S> {
+    pub(super) case: C,
+    placement: Placement,
+    pub(super) numbers: C::Numbers,
+    pub(super) stage: &'a S,
+    pub(super) device: &'a C::Device,
+    pub(super) state: C::State,
+    pub(super) metadata: C::Metadata,
+    pub(super) inputs: C::Inputs,
+    pub(super) outputs: Outputs<C::Device>,
+}
+
+impl<C: Case<S>, S> Call<'_, C, S> {
+    /// Compares every number with the reference.
+    fn compare(self) -> Tried<Bits> {
+        let spec = C::spec(self.stage);
+        let written = self.outputs.finish(self.device)?;
+        self.case.compare(&self.numbers, spec, &written)?;
+        written.check_gaps(spec.name)?;
+        Ok(written.bits())
+    }
+}
+
+impl<C: Case<S>, S> Replayed for Call<'_, C, S> {
+    fn enqueue(&mut self) -> Result<()> {
+        C::enqueue(self)
+    }
+
+    fn change(&mut self) -> Result<()> {
+        self.case = self.case.changed();
+        self.numbers = self.case.numbers(self.placement);
+        let spec = C::spec(self.stage);
+        let mut changed = self.case.upload(&self.numbers, spec, self.device)?;
+        copy_all(
+            self.device,
+            C::buffers(&mut changed),
+            C::buffers(&mut self.inputs),
+        )?;
+        match C::REPLAYS_LENGTHS {
+            true => C::prepare(self),
+            false => Ok(()),
+        }
+    }
+}
