@@ -1,6 +1,10 @@
 //! A failure of the device leaves the engine alive: whichever allocation, upload or operation of a
 //! step fails, the next step of the layer and that of another layer on the device are right.
 
+#[macro_use]
+#[path = "../../../mla-runtime/tests/common/forward.rs"]
+mod forward;
+
 mod device;
 
 use device::{Failing, Faulty, Kind};

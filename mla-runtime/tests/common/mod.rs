@@ -5,14 +5,15 @@
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
-use mla_cpu::Buffer;
-use mla_runtime::device::{Device, Fp8Blocks, GatherRows};
+use mla_cpu::{Buffer, Cpu};
+use mla_runtime::Error;
 use mla_runtime::spec::{Availability, Capability, Platform, Target};
-use mla_runtime::tensor::{
-    ArrayRef, CacheMut, CacheRef, Layout, LseConvention, LseMut, LseRef, Memory, Rotary,
-    RotaryQuery, TensorMut, TensorRef,
-};
-use mla_runtime::{Error, Result};
+use mla_runtime::tensor::{Layout, Memory};
+
+#[macro_use]
+mod forward;
+
+use forward::*;
 
 /// A device that claims to be an NVIDIA GPU, so that backends on it may name capabilities, or a
 /// processor. Only its transfers do anything; its other operations are empty.
@@ -137,88 +138,12 @@ impl<const PROCESSOR: bool> Device for Bytes<PROCESSOR> {
         }
     }
 
-    fn gemm(
-        &self,
-        _: TensorRef<'_, Self>,
-        _: TensorRef<'_, Self>,
-        _: TensorMut<'_, Self>,
-    ) -> Result<()> {
-        done()
-    }
+    forwarded_operations!();
+}
 
-    fn copy(&self, _: TensorRef<'_, Self>, _: TensorMut<'_, Self>) -> Result<()> {
-        done()
-    }
-
-    fn scatter_rows(
-        &self,
-        _: TensorRef<'_, Self>,
-        _: ArrayRef<'_, Self, i64>,
-        _: TensorMut<'_, Self>,
-    ) -> Result<()> {
-        done()
-    }
-
-    fn dequantize_blocks(&self, _: Fp8Blocks<'_, Self>, _: TensorMut<'_, Self>) -> Result<()> {
-        done()
-    }
-
-    fn clear(&self, _: TensorMut<'_, Self>) -> Result<()> {
-        done()
-    }
-
-    fn write_cache(
-        &self,
-        _: TensorRef<'_, Self>,
-        _: TensorRef<'_, Self>,
-        _: ArrayRef<'_, Self, i64>,
-        _: CacheMut<'_, Self>,
-    ) -> Result<()> {
-        done()
-    }
-
-    fn write_cache_rotated(
-        &self,
-        _: TensorRef<'_, Self>,
-        _: TensorRef<'_, Self>,
-        _: &Rotary<'_, Self>,
-        _: Option<RotaryQuery<'_, Self>>,
-        _: ArrayRef<'_, Self, i64>,
-        _: CacheMut<'_, Self>,
-    ) -> Result<()> {
-        done()
-    }
-
-    fn rotate(&self, _: &Rotary<'_, Self>, _: RotaryQuery<'_, Self>) -> Result<()> {
-        done()
-    }
-
-    fn gather_cache(
-        &self,
-        _: CacheRef<'_, Self>,
-        _: GatherRows<'_, Self>,
-        _: TensorMut<'_, Self>,
-        _: TensorMut<'_, Self>,
-    ) -> Result<()> {
-        done()
-    }
-
-    fn merge(
-        &self,
-        _: TensorMut<'_, Self>,
-        _: LseMut<'_, Self>,
-        _: TensorRef<'_, Self>,
-        _: LseRef<'_, Self>,
-    ) -> Result<()> {
-        done()
-    }
-
-    fn convert_lse<C: LseConvention>(
-        &self,
-        _: LseRef<'_, Self, C>,
-        _: LseMut<'_, Self>,
-    ) -> Result<()> {
-        done()
+impl<const PROCESSOR: bool> Bytes<PROCESSOR> {
+    fn operation(&self) -> Result<Option<&Cpu>> {
+        done().map(|()| None)
     }
 }
 
