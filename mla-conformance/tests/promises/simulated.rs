@@ -5,15 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use mla_cpu::{Buffer, Cpu};
-use mla_runtime::backend::{DecodeBatch, DecodeCall, Keys, Output, PrefillCall, Query};
+use mla_runtime::Error;
 use mla_runtime::device::probe::{Dependents, Guards, Replayed};
-use mla_runtime::device::{Device, Fp8Blocks, GatherRows};
 use mla_runtime::spec::{Availability, Platform, Target};
-use mla_runtime::tensor::{
-    ArrayRef, BlockTable, CacheMut, CacheRef, LseConvention, LseMut, LseRef, Memory, Rotary,
-    RotaryQuery, Scalar, TensorMut, TensorRef,
-};
-use mla_runtime::{Error, Result};
+use mla_runtime::tensor::Memory;
+
+use crate::forward::*;
 
 /// A handle of the device.
 #[derive(Clone, Default)]
@@ -60,6 +57,11 @@ impl Simulated {
 
     pub(crate) fn graph(&self) -> Graph {
         self.stream().graph
+    }
+
+    fn operation(&self) -> Result<Option<&Cpu>> {
+        let accepted = "none: it is not simulated";
+        Err(Error::argument("operation", "any", accepted))
     }
 }
 
@@ -172,14 +174,6 @@ impl Guards for Simulated {
     }
 }
 
-fn left_out() -> Result<()> {
-    Err(Error::argument(
-        "operation",
-        "any",
-        "none: it is not simulated",
-    ))
-}
-
 impl Device for Simulated {
     const PLATFORM: Platform = Platform::Cpu;
 
@@ -219,190 +213,5 @@ impl Device for Simulated {
         Some(self)
     }
 
-    fn gemm(
-        &self,
-        _: TensorRef<'_, Self>,
-        _: TensorRef<'_, Self>,
-        _: TensorMut<'_, Self>,
-    ) -> Result<()> {
-        left_out()
-    }
-
-    fn copy(&self, _: TensorRef<'_, Self>, _: TensorMut<'_, Self>) -> Result<()> {
-        left_out()
-    }
-
-    fn scatter_rows(
-        &self,
-        _: TensorRef<'_, Self>,
-        _: ArrayRef<'_, Self, i64>,
-        _: TensorMut<'_, Self>,
-    ) -> Result<()> {
-        left_out()
-    }
-
-    fn dequantize_blocks(&self, _: Fp8Blocks<'_, Self>, _: TensorMut<'_, Self>) -> Result<()> {
-        left_out()
-    }
-
-    fn clear(&self, _: TensorMut<'_, Self>) -> Result<()> {
-        left_out()
-    }
-
-    fn write_cache(
-        &self,
-        _: TensorRef<'_, Self>,
-        _: TensorRef<'_, Self>,
-        _: ArrayRef<'_, Self, i64>,
-        _: CacheMut<'_, Self>,
-    ) -> Result<()> {
-        left_out()
-    }
-
-    fn write_cache_rotated(
-        &self,
-        _: TensorRef<'_, Self>,
-        _: TensorRef<'_, Self>,
-        _: &Rotary<'_, Self>,
-        _: Option<RotaryQuery<'_, Self>>,
-        _: ArrayRef<'_, Self, i64>,
-        _: CacheMut<'_, Self>,
-    ) -> Result<()> {
-        left_out()
-    }
-
-    fn rotate(&self, _: &Rotary<'_, Self>, _: RotaryQuery<'_, Self>) -> Result<()> {
-        left_out()
-    }
-
-    fn gather_cache(
-        &self,
-        _: CacheRef<'_, Self>,
-        _: GatherRows<'_, Self>,
-        _: TensorMut<'_, Self>,
-        _: TensorMut<'_, Self>,
-    ) -> Result<()> {
-        left_out()
-    }
-
-    fn merge(
-        &self,
-        _: TensorMut<'_, Self>,
-        _: LseMut<'_, Self>,
-        _: TensorRef<'_, Self>,
-        _: LseRef<'_, Self>,
-    ) -> Result<()> {
-        left_out()
-    }
-
-    fn convert_lse<C: LseConvention>(
-        &self,
-        _: LseRef<'_, Self, C>,
-        _: LseMut<'_, Self>,
-    ) -> Result<()> {
-        left_out()
-    }
-}
-
-/// A view of the same memory as the processor's device sees it.
-pub(crate) trait OnCpu {
-    type View;
-
-    fn on_cpu(self) -> Result<Self::View>;
-}
-
-impl<'a> OnCpu for TensorRef<'a, Simulated> {
-    type View = TensorRef<'a, Cpu>;
-
-    fn on_cpu(self) -> Result<Self::View> {
-        TensorRef::new(self.bytes(), *self.layout())
-    }
-}
-
-impl<'a> OnCpu for Output<'a, Simulated> {
-    type View = Output<'a, Cpu>;
-
-    fn on_cpu(self) -> Result<Self::View> {
-        Ok(match self {
-            Output::Plain(out) => {
-                let layout = *out.layout();
-                Output::Plain(TensorMut::new(out.into_bytes(), layout)?)
-            }
-            Output::Fp8 { bytes, scale } => Output::Fp8 { bytes, scale },
-        })
-    }
-}
-
-impl<'a> OnCpu for LseMut<'a, Simulated> {
-    type View = LseMut<'a, Cpu>;
-
-    fn on_cpu(self) -> Result<Self::View> {
-        let layout = self.layout();
-        LseMut::new(self.into_bytes(), layout)
-    }
-}
-
-impl<'a, T: Scalar> OnCpu for ArrayRef<'a, Simulated, T> {
-    type View = ArrayRef<'a, Cpu, T>;
-
-    fn on_cpu(self) -> Result<Self::View> {
-        ArrayRef::new(self.bytes(), self.len())
-    }
-}
-
-impl<'a> OnCpu for DecodeBatch<'a, Simulated> {
-    type View = DecodeBatch<'a, Cpu>;
-
-    fn on_cpu(self) -> Result<Self::View> {
-        let table = self.block_table;
-        let entries = table.entries().on_cpu()?;
-        Ok(DecodeBatch::new(
-            BlockTable::new(entries, table.requests(), table.max_pages())?,
-            (self.seq_lens.on_cpu()?, self.max_seq_len),
-            (self.query_starts.on_cpu()?, self.max_query_len),
-        ))
-    }
-}
-
-impl<'a> OnCpu for DecodeCall<'a, Simulated> {
-    type View = DecodeCall<'a, Cpu>;
-
-    fn on_cpu(self) -> Result<Self::View> {
-        let query = match self.query {
-            Query::Concatenated(query) => Query::Concatenated(query.on_cpu()?),
-            Query::Split { latent, rope } => Query::Split {
-                latent: latent.on_cpu()?,
-                rope: rope.on_cpu()?,
-            },
-        };
-        let cache = CacheRef::new(self.cache.bytes(), *self.cache.layout())?;
-        let (batch, out) = (self.batch.on_cpu()?, self.out.on_cpu()?);
-        Ok(DecodeCall::new(query, cache, batch, out)
-            .with_lse(self.lse.map(OnCpu::on_cpu).transpose()?))
-    }
-}
-
-impl<'a> OnCpu for PrefillCall<'a, Simulated> {
-    type View = PrefillCall<'a, Cpu>;
-
-    fn on_cpu(self) -> Result<Self::View> {
-        let keys = match self.keys {
-            Keys::Packed(keys) => Keys::Packed(keys.on_cpu()?),
-            Keys::Split { nope, rope } => Keys::Split {
-                nope: nope.on_cpu()?,
-                rope: rope.on_cpu()?,
-            },
-        };
-        let (query, values, out) = (
-            self.query.on_cpu()?,
-            self.values.on_cpu()?,
-            self.out.on_cpu()?,
-        );
-        let queries = (self.query_starts.on_cpu()?, self.max_query_len);
-        let of_keys = (self.key_starts.on_cpu()?, self.max_key_len);
-        Ok(PrefillCall::new(query, keys, values, out, queries, of_keys)
-            .with_lse(self.lse.map(OnCpu::on_cpu).transpose()?)
-            .with_chunk(self.chunk)
-            .with_causal(self.causal))
-    }
+    forwarded_operations!();
 }

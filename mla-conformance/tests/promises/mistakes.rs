@@ -1,0 +1,59 @@
+//! Mistakes that backends of both phases make.
+
+use mla_runtime::backend::LayerConfig;
+use mla_runtime::{Error, Result};
+
+use crate::backend::Written;
+
+/// Refuses other problems than one.
+pub(crate) fn only(config: LayerConfig, is_taken: bool) -> Result<LayerConfig> {
+    match is_taken {
+        true => Ok(config),
+        false => Err(Error::argument("problem", "another", "the plainest")),
+    }
+}
+
+pub(crate) fn few_heads(config: LayerConfig) -> Result<LayerConfig> {
+    match config.problem.heads {
+        128 => Err(Error::argument("heads", 128, "1 to 64")),
+        _ => Ok(config),
+    }
+}
+
+/// Changes numbers of f32.
+fn each(bytes: &mut [u8], change: impl Fn(f32) -> f32) {
+    for number in bytes.as_chunks_mut().0 {
+        *number = change(f32::from_le_bytes(*number)).to_le_bytes();
+    }
+}
+
+/// Loses small numbers.
+pub(crate) fn flush(numbers: &mut [u8]) {
+    each(numbers, |x| if x.abs() < 1e-5 { 0.0 } else { x });
+}
+
+pub(crate) fn in_base_2(lse: &mut [u8]) {
+    each(lse, |lse| lse * std::f32::consts::LOG2_E);
+}
+
+/// Adds the error of weights that were rounded to bf16 before they were summed.
+pub(crate) fn rounded(lse: &mut [u8]) {
+    each(lse, |lse| lse + 3e-3);
+}
+
+pub(crate) fn clear_nan(numbers: &mut [u8]) {
+    each(numbers, |x| if x.is_nan() { 0.0 } else { x });
+}
+
+pub(crate) fn spread_nan(numbers: &mut [u8]) {
+    let chunks = numbers.as_chunks().0;
+    if chunks.iter().any(|x| f32::from_le_bytes(*x).is_nan()) {
+        numbers.fill(0xff);
+    }
+}
+
+pub(crate) fn between_rows(written: &mut Written<'_>) {
+    if let Some(byte) = written.between {
+        written.out[byte] = 0;
+    }
+}
