@@ -140,6 +140,16 @@ pub enum Failure {
         #[source]
         error: Box<SelectionError>,
     },
+    /// A device takes an operand that does not fit, or refuses it by another name.
+    #[error(
+        "{name}, which does not fit: {said}. Refuse it by this name before anything is written"
+    )]
+    NotRefused {
+        /// The operand.
+        name: &'static str,
+        /// The error, or the lack of one.
+        said: String,
+    },
     /// The device failed before the backend was called.
     #[error("the device failed: {0}")]
     Device(#[from] Error),

@@ -31,6 +31,8 @@
 //! tensors that are no better aligned than is asked for. `docs/new-backend.md` says of each key and
 //! each feature which topic fails if it is not kept.
 //!
+//! [`refusals`] is for a device: its operations refuse what does not fit, by the operand's name.
+//!
 //! [`DecodeCase`] and [`PrefillCase`] are the cases' building blocks, for tests of one's own.
 
 mod cases;
@@ -39,6 +41,7 @@ mod decode;
 mod failure;
 mod prefill;
 pub mod reference;
+mod refusals;
 mod topic;
 mod trial;
 mod trials;
@@ -48,6 +51,7 @@ pub use data::{Bits, tolerance};
 pub use decode::{DecodeCase, GroupScales};
 pub use failure::{Failure, Promise};
 pub use prefill::PrefillCase;
+pub use refusals::refusals;
 pub use topic::{DecodeTopic, PrefillTopic};
 pub use trial::Trial;
 

@@ -333,8 +333,11 @@ pub(crate) fn gather(
     let (l, r) = (layout.dims.latent as usize, layout.dims.head.rope as usize);
     let room = latent.shape()[0];
     let dtype = latent.dtype();
-    latent.layout().require("latent", dtype, [room, 1, l])?;
-    rope.layout().require("rope", dtype, [room, 1, r])?;
+    latent
+        .layout()
+        .require("gathered latent", dtype, [room, 1, l])?;
+    rope.layout()
+        .require("gathered rope", dtype, [room, 1, r])?;
     if rows.rows > room {
         return Err(Error::argument(
             "rows",

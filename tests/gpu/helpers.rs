@@ -1452,15 +1452,7 @@ fn what_does_not_fit_is_refused_by_name() {
     let error = run_write(gpu, &case).unwrap_err().to_string();
     assert_eq!(error, "cache scale: given 1e30, accepted 2^-60 to 2^60");
 
-    let bf16 = |shape| Tensor::poison(Layout::contiguous(DType::BF16, shape), 0);
-    let (a, b, c) = (bf16([1, 2, 3]), bf16([1, 4, 5]), bf16([1, 2, 5]));
-    let error = run_gemm(gpu, [&a, &b, &c]).unwrap_err().to_string();
-    assert!(error.starts_with("gemm b: given bf16 [1, 4, 5]"), "{error}");
-    let error = run_copy(gpu, Some(&a), &c).unwrap_err().to_string();
-    assert!(
-        error.starts_with("copy source: given bf16 [1, 2, 3]"),
-        "{error}"
-    );
+    mla_conformance::refusals(gpu).unwrap();
     let mut buffer = gpu.allocate(8).unwrap();
     let error = gpu
         .upload(&[0; 9], buffer.bytes_mut())
