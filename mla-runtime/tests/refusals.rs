@@ -138,6 +138,7 @@ fn plans_of_context() {
         };
         for [a, b] in tuples(&U32) {
             check(parallel.alignment(a));
+            let _ = parallel.padded_local_len(a);
             check(parallel.local_len(a, b));
             check(parallel.global_position(a, b.into()));
             check(parallel.global_position(a, u64::MAX));
@@ -152,7 +153,17 @@ fn plans_of_context() {
     for [rows, align, longest] in tuples(&U32) {
         for parallel in [None, ContextParallel::new(3, 5).ok()] {
             let limits = ChunkLimits::new(rows, align).with_parallel(parallel);
-            check(plan_chunks(&[1, 0, 7], &limits));
+            if let Some(plan) = check(plan_chunks(&[1, 0, 7], &limits)) {
+                for chunk in &plan.chunks {
+                    let lens = chunk.cumulative_seq_lens();
+                    let _ = (
+                        chunk.rows(),
+                        chunk.max_seq_len(),
+                        chunk.segments().count(),
+                        lens,
+                    );
+                }
+            }
             check(plan_chunks(
                 &[1, 0, 7],
                 &limits.with_max_chunk(Some(longest)),
@@ -183,10 +194,14 @@ fn slots_and_splits() {
                 }
                 let contradiction = [Request::new(u32::MAX, 1)];
                 check(tables.new_token_slots(&contradiction));
+                check(tables.slots_of([(-1, i64::MIN), (i32::MAX, i64::MAX)]));
             }
         }
     }
     for [a, b, c, d] in tuples(&U32) {
+        let request = Request::new(a, b);
+        let of_request = (request.context_len(), request.is_padding());
+        let _ = (request.kind(), of_request, request.is_speculative_decode());
         for uniform in [false, true] {
             check(split(&[Request::new(a, b), Request::new(c, d)], a, uniform));
         }
@@ -353,6 +368,7 @@ fn tensors() {
                 shape,
                 strides,
             };
+            let _ = (layout.elements(), layout.span_bytes(), layout.to_string());
             check(TensorMut::<Cpu>::new(&mut bytes.to_vec(), layout));
             let Some(view) = check(TensorRef::<Cpu>::new(bytes, layout)) else {
                 continue;
@@ -424,7 +440,14 @@ fn caches() {
             }
         }
         let layout = IndexCacheLayout::contiguous(IndexDims::new(1, 4, 2, 1), pages, page_size);
-        check(IndexCacheRef::<Cpu>::new(bytes, layout));
+        if let Some(cache) = check(IndexCacheRef::<Cpu>::new(bytes, layout))
+            && layout.slots() > 0
+        {
+            let _ = (
+                cache.layout().values_at(0),
+                layout.scale_at(layout.slots() - 1),
+            );
+        }
         let layout = layout.with_width(row_stride).with_page_stride(page_stride);
         check(IndexCacheRef::<Cpu>::new(bytes, layout));
     }
@@ -533,6 +556,10 @@ fn names_and_texts() {
         "{",
         "{b}q1",
         "9.0.0",
+        "1048576q2147483647",
+        "8q1s2097151k",
+        "q2097152k",
+        "1..4294967295*0",
         "9",
         "FLASH_MLA",
     ];
@@ -540,7 +567,10 @@ fn names_and_texts() {
         check(registry.get(Phase::Decode, text));
         check(Registry::empty().get(Phase::Prefill, text));
         check(text.parse::<Capability>());
-        check(text.parse::<BatchSpec>());
+        if let Some(batch) = check(text.parse::<BatchSpec>()) {
+            let tokens = (batch.query_tokens(), batch.kv_tokens(), batch.max_kv_len());
+            let _ = (batch.label(), batch.to_string(), tokens);
+        }
         check(text.parse::<Range>());
         check(ModelConfig::preset(text));
         check(ModelConfig::from_hf_config(text));

@@ -2,10 +2,10 @@
 //! beforehand.
 
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
+use mla_runtime::Result;
 use mla_runtime::layer::{MlaLayer, UnrotatedCall};
 use mla_runtime::model::{HeadDims, MlaDims, Rope, RopeScaling, RotaryStyle, Yarn};
 use mla_runtime::tensor::{CacheMut, LseLayout, LseMut, Memory, RotaryTables, TensorMut};
-use mla_runtime::{Error, Result};
 
 use crate::world::{Case, World};
 
@@ -119,30 +119,6 @@ fn any_step_is_rotated_as_beforehand() {
             assert!(untouched.cache != cache);
         }
     }
-}
-
-#[test]
-fn tables_that_do_not_fit_are_refused_with_the_cache_untouched() {
-    for requests in [&[(1, 21)][..], &[(9, 21)]] {
-        let world = World::new(&Case::small(requests));
-        let tables = |width, positions| {
-            RotaryTables::new(&world.device, &Rope::plain(1e4), width, positions).unwrap()
-        };
-        let refused = |tables: RotaryTables<Cpu>| run(&world, &tables).unwrap_err().to_string();
-        assert_eq!(
-            refused(tables(8, 20)),
-            "rotary: given tables of 20 positions, accepted at least 21, the step's longest request"
-        );
-        assert_eq!(
-            refused(tables(6, 21)),
-            "rotary: given 3 pairs, accepted 4 pairs, of qk_rope_head_dim = 8"
-        );
-    }
-    let none = RotaryTables::new(&Cpu::new(), &Rope::plain(1e4), 8, 0);
-    let Err(Error::Argument { field, .. }) = none else {
-        panic!("no positions are refused")
-    };
-    assert_eq!(field, "positions");
 }
 
 #[test]
