@@ -207,7 +207,9 @@ impl<'a, D: Device> Query<'a, D> {
             Self::Split { latent, rope } => Ok([*latent, *rope]),
             Self::Concatenated(query) => {
                 let width = query.shape()[2];
-                Ok([query.narrow(2, 0..latent)?, query.narrow(2, latent..width)?])
+                let parts = [0..latent, latent..width].map(|part| query.narrow(2, part));
+                let [latent, rope] = parts.map(|part| part.named("query"));
+                Ok([latent?, rope?])
             }
         }
     }

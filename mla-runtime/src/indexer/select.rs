@@ -16,7 +16,7 @@ use crate::plan::memory::{self, MemoryNeeds, MemoryPlan};
 use crate::setters::options;
 use crate::spec::Problem;
 use crate::tensor::{ArrayRef, Layout, Rotary, Rotation, TensorMut, TensorRef};
-use crate::{Error, Result};
+use crate::{Error, Named as _, Result};
 
 /// One layer's indexer.
 #[derive(Clone, Debug)]
@@ -269,7 +269,11 @@ impl<D: IndexDevice> Indexer<D> {
         let mut arena = crate::layer::Arena::<D>::new(D::bytes_mut(&mut own.buffer));
         let to = arena.take(&own.regions.projection);
         let layout = Layout::contiguous(self.problem.dtype, [1, tokens.len(), columns]);
-        let latent = queries.latent.shorten().narrow(0, tokens)?;
+        let latent = queries
+            .latent
+            .shorten()
+            .narrow(0, tokens)
+            .named("query latent")?;
         self.device.gemm_weights(
             latent.transpose(0, 1),
             queries.weights.shorten(),
@@ -301,10 +305,11 @@ impl<D: IndexDevice> Indexer<D> {
             Some(rotary) => Some(rotary.tokens(tokens.clone())?),
             None => None,
         };
+        let head_weights = queries.head_weights.shorten().narrow(0, tokens);
         quantise(
             IndexQueryInput::new(
                 projected.as_ref(),
-                queries.head_weights.shorten().narrow(0, tokens)?,
+                head_weights.named("index head weights")?,
             )
             .with_rotary(rotary),
             IndexQueriesMut::new(values, TensorMut::new(weights, scaled)?),

@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::backend::LayerConfig;
 use crate::device::Device;
 use crate::tensor::{Layout, Shape, TensorRef};
-use crate::{Error, Result};
+use crate::{Error, Named as _, Result};
 
 /// `W_kv_b`, and what the two forms of attention use of it.
 ///
@@ -69,7 +69,7 @@ impl<'a, D: Device> Weights<'a, D> {
         let [_, rows, columns] = kv_b.shape();
         let all = extents.whole_heads("W_kv_b", rows, columns)?;
         let part = extents.columns_of(&heads, all, config)?;
-        Self::from_checkpoint(kv_b.narrow(1, part)?, config)
+        Self::from_checkpoint(kv_b.narrow(1, part).named("W_kv_b")?, config)
     }
 
     /// From the transpose of a checkpoint's matrix, as a product of latents has it on its right:
@@ -101,7 +101,7 @@ impl<'a, D: Device> Weights<'a, D> {
         let [_, rows, columns] = kv_b.shape();
         let all = extents.whole_heads("W_kv_b", columns, rows)?;
         let part = extents.columns_of(&heads, all, config)?;
-        Self::from_transposed(kv_b.narrow(2, part)?, config)
+        Self::from_transposed(kv_b.narrow(2, part).named("W_kv_b")?, config)
     }
 
     /// From a matrix `[1, L, H·(P+V)]` that was checked.
@@ -117,7 +117,7 @@ impl<'a, D: Device> Weights<'a, D> {
         let [_, row, column] = kv_b.layout().strides;
         // The part of every head from column `from` on, with axes of the given extents and strides.
         let part = |from: usize, shape: [usize; 2], strides: [usize; 2]| {
-            let columns = kv_b.narrow(2, from..kv_b.shape()[2])?;
+            let columns = kv_b.narrow(2, from..kv_b.shape()[2]).named("W_kv_b")?;
             columns.with_layout(Layout {
                 dtype: problem.dtype,
                 shape: [heads, shape[0], shape[1]],
