@@ -115,7 +115,7 @@ impl Group {
     /// stream's device and in order with the stream. Every rank calls this with the same length, as
     /// its next call on the group. The context is current.
     unsafe fn all_gather(&self, from: u64, to: u64, len: usize) -> Result<()> {
-        // SAFETY: the caller's promise is what NCCL asks for.
+        // SAFETY: the contract of `ncclAllGather`, which is this function's own.
         unsafe {
             result::all_gather(
                 from as *const _,
@@ -273,11 +273,12 @@ fn gather_host(group: &Group, own: &[u8], from: &Buffer, to: &Buffer) -> Result<
     // destination lives until the stream has been waited for.
     let upload = unsafe { driver::memcpy_htod_async(from.address(), own, stream) };
     upload.map_err(driver_failed("exchange"))?;
-    // SAFETY: as above; every rank exchanges the same number of bytes.
+    // SAFETY: the contract of `Group::all_gather`: the buffers are of the group's stream, and every
+    // rank exchanges the same number of bytes.
     unsafe { group.all_gather(from.address(), to.address(), own.len()) }?;
-    // SAFETY: as above.
+    // SAFETY: the context is current; the destination lives until the stream has been waited for.
     let download = unsafe { driver::memcpy_dtoh_async(&mut all, to.address(), stream) };
-    // SAFETY: as above.
+    // SAFETY: the stream lives as long as the group.
     let waited = unsafe { driver::stream::synchronize(stream) };
     download.and(waited).map_err(driver_failed("exchange"))?;
     Ok(all)
@@ -301,7 +302,8 @@ impl Uncaptured {
 
 impl Drop for Uncaptured {
     fn drop(&mut self) {
-        // SAFETY: as above; this restores what was.
+        // SAFETY: the driver writes the mode that was and takes the one that is there, which is
+        // what was before.
         let restored = unsafe { cuThreadExchangeStreamCaptureMode(&raw mut self.mode) };
         if let Err(error) = restored.result() {
             tracing::error!(%error, "a thread's capture mode was not restored");
@@ -378,7 +380,7 @@ impl Communicator {
     /// if NCCL refuses.
     pub unsafe fn all_gather_unchecked(&self, from: Bytes<'_>, to: BytesMut<'_>) -> Result<()> {
         self.check_gather(from, &to)?;
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the contract of `enqueue_gather`, which is this function's own.
         unsafe { self.enqueue_gather(from, to) }
     }
 
@@ -505,7 +507,7 @@ impl PartialResults {
         lse: LseMut<'_, Cuda>,
     ) -> Result<()> {
         self.check(communicator, &out, &lse)?;
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the contract of `enqueue_merge`, which is this function's own.
         unsafe { self.enqueue_merge(communicator, out, lse) }
     }
 

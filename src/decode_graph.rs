@@ -187,7 +187,7 @@ impl DecodeGraph {
         self.check(batch)?;
         self.padded.fill(batch)?;
         self.padded.prepare(layer, workspace)?;
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the contract of `Graph::replay`, which is this function's own.
         unsafe { self.graph.replay() }
     }
 

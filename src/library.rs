@@ -22,7 +22,7 @@ pub(crate) fn has_driver() -> bool {
 pub(crate) fn has_cublas() -> bool {
     #[allow(unused_imports, clippy::wildcard_imports)]
     use cudarc::cublas::sys::*;
-    // SAFETY: as above.
+    // SAFETY: this loads the library, whose initialisers are those that every user of it runs.
     unsafe { is_culib_present() }
 }
 
@@ -31,6 +31,6 @@ pub(crate) fn has_cublas() -> bool {
 pub(crate) fn has_nccl() -> bool {
     #[allow(unused_imports, clippy::wildcard_imports)]
     use cudarc::nccl::sys::*;
-    // SAFETY: as above.
+    // SAFETY: this loads the library, whose initialisers are those that every user of it runs.
     unsafe { is_culib_present() }
 }

@@ -84,7 +84,7 @@ fn left_out() -> MlaStatus {
 /// let _ = check("launch", status);
 /// ```
 pub unsafe fn check(operation: &'static str, status: MlaStatus) -> Result<()> {
-    // SAFETY: the caller's promise, of both.
+    // SAFETY: the contract of `text`, of both, is this function's own.
     let [field, accepted] = unsafe { [text(status.field), text(status.accepted)] };
     const OK: i64 = MLA_OK as i64;
     const BAD_ARGUMENT: i64 = MLA_BAD_ARGUMENT as i64;
@@ -109,7 +109,7 @@ unsafe fn text(pointer: *const std::ffi::c_char) -> &'static str {
     if pointer.is_null() {
         return "";
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the contract of `CStr::from_ptr`, which is this function's own.
     unsafe { CStr::from_ptr(pointer) }.to_str().unwrap_or("")
 }
 

@@ -36,14 +36,15 @@ pub(crate) fn scatter_rows(
             for head in 0..heads {
                 let start = from.at(row, head);
                 if unit {
-                    // SAFETY: one thread alone does it, so two rows of one place follow each other.
+                    // SAFETY: the contract of `Places::slice`: this thread alone has the output,
+                    // which it borrowed mutably, and the slice ends before the next row.
                     let to = unsafe { to.slice(to.at(place, head, 0), width) };
                     to.copy_from_slice(&from.data[start..start + width]);
                     continue;
                 }
                 for column in 0..width {
                     let value = from.data[start + column * from.strides[2]];
-                    // SAFETY: as above.
+                    // SAFETY: the contract of `Places::write`: this thread alone has the output.
                     unsafe { to.write(to.at(place, head, column), value) };
                 }
             }
@@ -70,7 +71,8 @@ pub(crate) fn dequantize_blocks(
             let codes = &codes[row * columns..][..columns];
             for (column, code) in codes.iter().enumerate() {
                 let value = fp8::decode(*code) * scales[column / BLOCK];
-                // SAFETY: each row is visited once, and the elements of an output are distinct.
+                // SAFETY: the contract of `Places::write`: each row is visited once, and the
+                // elements of an output are distinct.
                 unsafe { to.write(to.at(i, row, column), T::from_f32(value)) };
             }
         });
@@ -88,12 +90,13 @@ pub(crate) fn copy(cpu: &Cpu, from: TensorRef<'_, Cpu>, to: TensorMut<'_, Cpu>) 
         rows(cpu, to, |i, j| {
             let ([_, _, width], start) = (to.shape, from.at(i, j));
             if unit {
-                // SAFETY: each row is visited once, and the elements of an output are distinct.
+                // SAFETY: the contract of `Places::slice`: each row is visited once, and the
+                // elements of an output are distinct.
                 let row = unsafe { to.slice(to.at(i, j, 0), width) };
                 row.copy_from_slice(&from.data[start..start + width]);
             } else {
                 for k in 0..width {
-                    // SAFETY: as above.
+                    // SAFETY: the contract of `Places::write`, in the same way.
                     unsafe { to.write(to.at(i, j, k), from.data[start + k * from.strides[2]]) };
                 }
             }
@@ -107,7 +110,8 @@ pub(crate) fn clear(cpu: &Cpu, to: TensorMut<'_, Cpu>) -> Result<()> {
         let to = Places::<T>::of("destination", to)?;
         rows(cpu, to, |i, j| {
             for k in 0..to.shape[2] {
-                // SAFETY: each row is visited once, and the elements of an output are distinct.
+                // SAFETY: the contract of `Places::write`: each row is visited once, and the
+                // elements of an output are distinct.
                 unsafe { to.write(to.at(i, j, k), bytemuck::Zeroable::zeroed()) };
             }
         });

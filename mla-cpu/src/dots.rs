@@ -121,7 +121,7 @@ macro_rules! dots {
                 pitch: usize,
             ) {
                 let (a, rows) = from_entry::<R>(a, start);
-                // SAFETY: as the caller promises.
+                // SAFETY: the contract of `multiply`, which is this function's own.
                 let products = unsafe { multiply(&a, b, count) };
                 for (row, products) in products.iter().enumerate().take(rows) {
                     for (column, product) in products.iter().enumerate().take(*columns) {

@@ -36,12 +36,12 @@ pub(crate) fn merge(
                 |(row, addend), index| {
                     let (token, head) = (index / heads, index % heads);
                     let place = lse.at(head, token, 0);
-                    // SAFETY: each (token, head) is visited once, and the elements of the
-                    // log-sum-exp and of the output are distinct.
+                    // SAFETY: the contract of `Places::read`: each (token, head) is visited once,
+                    // and the elements of the log-sum-exp and of the output are distinct.
                     let a = unsafe { lse.read(place) };
                     let b = other_lse.get(head, token);
                     let merged = Weights::of(a, b);
-                    // SAFETY: as above.
+                    // SAFETY: the contract of `Places::write`, in the same way.
                     unsafe { lse.write(place, merged.lse) };
                     // A result that attended to nothing is not read: it may hold anything.
                     let (has_a, has_b) = (!is_empty(a), !is_empty(b));
@@ -50,7 +50,7 @@ pub(crate) fn merge(
                     }
                     row.fill(0.0);
                     if has_a {
-                        // SAFETY: as above.
+                        // SAFETY: the contract of `Places::read_row`, in the same way.
                         unsafe { out.read_row(token, head, row) };
                     }
                     addend.fill(0.0);
@@ -60,7 +60,7 @@ pub(crate) fn merge(
                     for (value, other) in row.iter_mut().zip(&*addend) {
                         *value = *value * merged.a + other * merged.b;
                     }
-                    // SAFETY: as above.
+                    // SAFETY: the contract of `Places::write_row`, in the same way.
                     unsafe { out.write_row(token, head, row) };
                 },
             );
@@ -123,7 +123,8 @@ pub(crate) fn convert_lse<C: LseConvention>(
     let to = lse_places(to)?;
     for head in 0..heads {
         for token in 0..tokens {
-            // SAFETY: one thread, and the places are borrowed exclusively.
+            // SAFETY: the contract of `Places::write`: this thread alone has the places, which
+            // it borrowed mutably.
             unsafe { to.write(to.at(head, token, 0), from.get(head, token) * C::UNIT) };
         }
     }

@@ -79,11 +79,12 @@ fn turn_queries<T: Element>(
         for head in 0..shape[1] {
             match &from {
                 Some(from) => from.read_row(token, head, &mut row),
-                // SAFETY: this thread alone has the tensor, which it borrowed mutably.
+                // SAFETY: the contract of `Places::read_row`: this thread alone has the tensor,
+                // which it borrowed mutably.
                 None => unsafe { to.read_row(token, head, &mut row) },
             }
             turn.apply(token, &mut row);
-            // SAFETY: as above.
+            // SAFETY: the contract of `Places::write_row`, in the same way.
             unsafe { to.write_row(token, head, &row) };
         }
     }

@@ -127,7 +127,7 @@ pub(crate) struct Places<'a, T> {
 // where `T` may. Every access is through `slice` or `write`, whose callers promise that no two
 // threads touch the same element.
 unsafe impl<T: Send> Send for Places<'_, T> {}
-// SAFETY: as above.
+// SAFETY: the contracts of `slice` and `write`, as for `Send`.
 unsafe impl<T: Send> Sync for Places<'_, T> {}
 
 impl<'a, T: Pod> Places<'a, T> {
@@ -179,8 +179,8 @@ impl<'a, T: Pod> Places<'a, T> {
     #[expect(clippy::mut_from_ref, reason = "the caller promises exclusive places")]
     pub(crate) unsafe fn slice(&self, offset: usize, len: usize) -> &mut [T] {
         assert!(offset <= self.len && len <= self.len - offset);
-        // SAFETY: in bounds of the slice that `new` was given, which is borrowed for 'a; exclusive
-        // by the caller's promise.
+        // SAFETY: the contract of `from_raw_parts_mut`: in bounds of the slice that `new` was
+        // given, which is borrowed for 'a; exclusive by this function's own contract.
         unsafe { std::slice::from_raw_parts_mut(self.data.add(offset), len) }
     }
 
@@ -195,7 +195,7 @@ impl<'a, T: Pod> Places<'a, T> {
     /// Nothing else reads or writes the element at the same time.
     pub(crate) unsafe fn write(&self, offset: usize, value: T) {
         assert!(offset < self.len);
-        // SAFETY: in bounds, exclusive by the caller's promise.
+        // SAFETY: the contract of the pointer's `write`: in bounds; exclusive by this function's own.
         unsafe { self.data.add(offset).write(value) }
     }
 
@@ -210,7 +210,7 @@ impl<'a, T: Pod> Places<'a, T> {
     /// Nothing else writes the element at the same time.
     pub(crate) unsafe fn read(&self, offset: usize) -> T {
         assert!(offset < self.len);
-        // SAFETY: in bounds, and no one writes it by the caller's promise.
+        // SAFETY: the contract of the pointer's `read`: in bounds; by this function's own, nothing writes it.
         unsafe { self.data.add(offset).read() }
     }
 }
@@ -237,11 +237,11 @@ impl<'a, T: Element> Places<'a, T> {
     pub(crate) unsafe fn read_row(&self, i: usize, j: usize, row: &mut [f32]) {
         let offset = self.at(i, j, 0);
         if self.strides[2] == 1 {
-            // SAFETY: the caller's promise.
+            // SAFETY: the contract of `slice`, which is this function's own.
             widen(unsafe { self.slice(offset, self.shape[2]) }, row);
         } else {
             for (k, value) in row.iter_mut().take(self.shape[2]).enumerate() {
-                // SAFETY: the caller's promise.
+                // SAFETY: the contract of `read`, which is this function's own.
                 *value = unsafe { self.read(offset + k * self.strides[2]) }.to_f32();
             }
         }
@@ -259,11 +259,11 @@ impl<'a, T: Element> Places<'a, T> {
             return;
         }
         if self.strides[2] == 1 || width == 1 {
-            // SAFETY: the caller's promise.
+            // SAFETY: the contract of `slice`, which is this function's own.
             narrow(row, unsafe { self.slice(offset, width) });
         } else {
             for (k, value) in row.iter().take(width).enumerate() {
-                // SAFETY: the caller's promise.
+                // SAFETY: the contract of `write`, which is this function's own.
                 unsafe { self.write(offset + k * self.strides[2], T::from_f32(*value)) };
             }
         }

@@ -454,7 +454,7 @@ unsafe fn copy_lse(device: &Cuda, from: &Buffer, stride: usize, tensors: &Tensor
         Height: heads,
     };
     device.bind()?;
-    // SAFETY: the caller vouches for both.
+    // SAFETY: this function's own contract, for source and destination.
     let status = unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, device.raw_stream().cast()) };
     status.result().map_err(|error| Error::Device {
         device: "cuda",
@@ -488,7 +488,7 @@ unsafe fn fill(device: &Cuda, rows: &Range<usize>, tensors: &Tensors) -> Result<
     };
     for part in 0..parts {
         let begin = address + ((rows.start * token + part * head) * bytes) as u64;
-        // SAFETY: the caller vouches for the rows; 16 bits are one element.
+        // SAFETY: this function's own contract, for the rows; 16 bits are one element.
         let status = unsafe {
             sys::cuMemsetD2D16Async(begin, token * bytes, 0, columns, rows.len(), stream)
         };
@@ -500,7 +500,7 @@ unsafe fn fill(device: &Cuda, rows: &Range<usize>, tensors: &Tensors) -> Result<
     }
     let (begin, pitch) = (lse + (rows.start * 4) as u64, stride * 4);
     let infinity = f32::NEG_INFINITY.to_bits();
-    // SAFETY: as above, with a row for each head.
+    // SAFETY: this function's own contract, for a row of each head.
     let status =
         unsafe { sys::cuMemsetD2D32Async(begin, pitch, infinity, rows.len(), heads, stream) };
     status.result().map_err(failed)

@@ -392,8 +392,9 @@ impl Step<'_, '_> {
             heads: int("heads", self.backend.config.problem.heads as usize)?,
             dtype: dtype_code(self.backend.config.problem.dtype)?,
         };
-        // SAFETY: as above; the output and the log-sum-exp were checked to hold what their layouts
-        // say.
+        // SAFETY: the state's buffers have room for this number of requests; the output and the
+        // log-sum-exp were checked to hold what their layouts say, and lengths keep to the contract
+        // of a call, which is this function's own.
         check("merge of CUTLASS_MLA", unsafe {
             ffi::fi_cutlass_mla_merge(&raw const call, self.device.raw_stream())
         })

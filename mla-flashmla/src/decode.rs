@@ -305,7 +305,7 @@ impl DecodeBackend for FlashMla {
         // The kernel that combines may end before the one in front of it, and what comes behind
         // waits for the last kernel alone.
         device.fence()?;
-        // SAFETY: as above.
+        // SAFETY: the same run, of which `fm_combine` reads the workspaces and writes the outputs.
         check("FLASHMLA", unsafe {
             ffi::fm_combine(&raw const run, device.raw_stream())
         })?;

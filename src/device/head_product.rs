@@ -111,7 +111,7 @@ mod tests {
         // SAFETY: nothing reads or writes what these addresses stand for.
         let (from, to) = unsafe { (Bytes::from_raw(256, 4096), BytesMut::from_raw(8192, 4096)) };
         let weights = TensorRef::new(from, layout).unwrap();
-        // SAFETY: as above.
+        // SAFETY: nothing writes what the address stands for.
         let constant = unsafe { weights.assume_constant() };
         let mut to = TensorMut::new(to, layout).unwrap();
         let mut flags = |weights: &TensorRef<'_, Cuda>, ready| {

@@ -31,7 +31,7 @@ pub(super) struct Module {
 // SAFETY: the driver takes calls on a module and its kernel from any thread, and nothing of them
 // changes until the module is unloaded, when no handle is left.
 unsafe impl Send for Module {}
-// SAFETY: as above.
+// SAFETY: as for `Send`, calls from any thread change nothing of it.
 unsafe impl Sync for Module {}
 
 impl Module {

@@ -152,8 +152,9 @@ macro_rules! kernel {
         /// As [`Unit::multiply`], and the process may use the matrix unit.
         unsafe fn $name(operands: Operands) {
             let Operands { a, a_pitch, b, c, c_pitch, steps } = operands;
-            // SAFETY: reads and writes what the caller vouches for. The tile registers are declared
-            // as overwritten; their configuration is untouched.
+            // SAFETY: reads and writes the operands of `Unit::multiply`, whose contract is this
+            // function's own. The tile registers are declared as overwritten; their configuration
+            // is untouched.
             unsafe {
                 asm!(
                     $($start,)*
@@ -402,7 +403,7 @@ mod tests {
             };
             for (i, j) in (0..rows).flat_map(|i| (0..columns).map(move |j| (i, j))) {
                 for (row, column) in (0..16).flat_map(|row| (0..16).map(move |c| (row, c))) {
-                    // SAFETY: within what the caller vouches for.
+                    // SAFETY: within the operands that the contract of `multiply` is about.
                     unsafe {
                         let a = operands.a[i].add(row * operands.a_pitch).cast::<bf16>();
                         let b = operands.b[j].cast::<bf16>();

@@ -580,7 +580,7 @@ mod tests {
             let error = (f64::from(got[0]) - want).abs() / want.max(2f64.powi(-126));
             assert!(error < 2f64.powi(-22), "2^{x}: {} for {want}", got[0]);
         }
-        // SAFETY: as above.
+        // SAFETY: the instruction set is there.
         let special = unsafe {
             [f32::NEG_INFINITY, f32::NAN].map(|x| _mm512_cvtss_f32(exp2(_mm512_set1_ps(x))))
         };

@@ -637,11 +637,11 @@ impl<'a, T: Element> OutPlaces<'a, T> {
     /// Nothing else reads or writes these elements at the same time.
     pub(crate) unsafe fn write(&self, token: usize, head: usize, values: &[f32]) {
         match self {
-            // SAFETY: the caller's promise.
+            // SAFETY: the contract of `Places::write_row`, which is this function's own.
             Self::Plain(places) => unsafe { places.write_row(token, head, values) },
             Self::Fp8 { codes, scale } => {
                 let offset = codes.at(token, head, 0);
-                // SAFETY: the caller's promise.
+                // SAFETY: the contract of `Places::slice`, which is this function's own.
                 let codes = unsafe { codes.slice(offset, codes.shape[2]) };
                 for (code, value) in codes.iter_mut().zip(values) {
                     *code = fp8::encode(value / scale);

@@ -207,7 +207,7 @@ macro_rules! products {
                 steps: usize,
                 sums: &mut [[__m512; G]; K],
             ) {
-                // SAFETY: as the caller promises.
+                // SAFETY: this function's own contract, above.
                 unsafe {
                     let mut vectors = [[_mm512_setzero_ps(); G]; U];
                     for (u, vectors) in vectors.iter_mut().enumerate() {
@@ -296,7 +296,7 @@ macro_rules! products {
                 });
                 let mut sums = [[_mm512_setzero_ps(); C]; ROWS];
                 let (weights, first) = (weights.as_ptr().cast::<u32>(), column / LANES * VECTOR);
-                // SAFETY: as the caller promises; masked lanes are neither read nor written.
+                // SAFETY: this function's own contract, above; masked lanes are not touched.
                 unsafe {
                     let out = out.as_mut_ptr();
                     for (row, sums) in sums.iter_mut().enumerate() {

@@ -70,7 +70,7 @@ fn read<T: Copy + Default>(address: *const T, len: usize) -> Vec<T> {
 }
 
 fn write<T>(address: *mut T, host: &[T]) {
-    // SAFETY: as above.
+    // SAFETY: the slice is as long as is said; memory that is not the device's is refused.
     let status = unsafe {
         let from = host.as_ptr().cast();
         sys::cuMemcpyHtoD_v2(address as u64, from, size_of_val(host))

@@ -48,8 +48,9 @@ impl IndexDevice for Cuda {
             .as_ref()
             .map_or(std::ptr::null(), std::ptr::from_ref);
         self.bind()?;
-        // SAFETY: as above, of all three; caches and quantised queries are borrowed mutably, so
-        // they are apart from each other and from all that is read.
+        // SAFETY: every tensor and array was checked to hold what its layout says, and the layouts
+        // to agree; caches and quantised queries are borrowed mutably, so they are apart from each
+        // other and from all that is read.
         unsafe {
             raw::check(
                 "index write",

@@ -44,7 +44,7 @@ unsafe fn enqueue<Params>(
     params: &Params,
 ) -> Result<()> {
     gpu.bind()?;
-    // SAFETY: as the caller promises.
+    // SAFETY: the contract of the launch, which is this function's own.
     match unsafe { launch(params, gpu.raw_stream()) } {
         0 => Ok(()),
         status => Err(Error::Device {
