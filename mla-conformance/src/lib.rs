@@ -55,7 +55,7 @@ pub use refusals::refusals;
 pub use topic::{DecodeTopic, PrefillTopic};
 pub use trial::Trial;
 
-/// Defines one test of the two macros below.
+/// Defines one test of the macros of topics.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __conformance_test {
@@ -67,85 +67,5 @@ macro_rules! __conformance_test {
                 ::core::panic!("{failure}");
             }
         }
-    };
-}
-
-/// Defines a test of each [`DecodeTopic`], for a backend on a device:
-/// `decode_conformance!(#[attributes]… Backend, device)`. See [the crate](crate).
-#[macro_export]
-macro_rules! decode_conformance {
-    ($(#[$attribute:meta])* $backend:ty, $device:expr $(,)?) => {
-        $crate::decode_conformance! {
-            @ [$(#[$attribute])*] $backend, $device;
-            single_tokens => SingleTokens,
-            query_lengths => QueryLengths,
-            dtypes_and_cache_formats => Formats,
-            dimensions => Dimensions,
-            heads => Heads,
-            page_sizes => PageSizes,
-            long_contexts => LongContexts,
-            long_tables => LongTables,
-            strides => Strides,
-            empty_batches => EmptyBatches,
-            nan_queries => NanQueries,
-            nan_rows => NanRows,
-            group_scales => GroupScales,
-            slot_lists => SlotLists,
-            dense_requests => DenseRequests,
-            second_cache => SecondCache,
-            split_cache => SplitCache,
-            non_causal => NonCausal,
-            sinks => Sinks,
-            quantised_outputs => QuantisedOutputs,
-            repetition => Repetition,
-            dependent_launch => DependentLaunch,
-            graphs => Graphs,
-            workspace_bytes => Workspace,
-            alignment => Alignment,
-            through_the_registry => ThroughTheRegistry,
-        }
-    };
-    (@ $attributes:tt $backend:ty, $device:expr; $($test:ident => $topic:ident),* $(,)?) => {
-        $($crate::__conformance_test!(
-            $attributes $test,
-            $crate::decode::<$backend>(&$device, $crate::DecodeTopic::$topic)
-        );)*
-    };
-}
-
-/// Defines a test of each [`PrefillTopic`], for a backend on a device:
-/// `prefill_conformance!(#[attributes]… Backend, device)`. See [the crate](crate).
-#[macro_export]
-macro_rules! prefill_conformance {
-    ($(#[$attribute:meta])* $backend:ty, $device:expr $(,)?) => {
-        $crate::prefill_conformance! {
-            @ [$(#[$attribute])*] $backend, $device;
-            new_tokens => NewTokens,
-            more_or_fewer_keys => MoreOrFewerKeys,
-            context_chunks => ContextChunks,
-            non_causal => NonCausal,
-            dtypes => DTypes,
-            dimensions => Dimensions,
-            heads => Heads,
-            long_prompts => LongPrompts,
-            strides => Strides,
-            empty_batches => EmptyBatches,
-            nan_queries => NanQueries,
-            nan_keys => NanKeys,
-            nan_values => NanValues,
-            quantised_outputs => QuantisedOutputs,
-            repetition => Repetition,
-            dependent_launch => DependentLaunch,
-            graphs => Graphs,
-            workspace_bytes => Workspace,
-            alignment => Alignment,
-            through_the_registry => ThroughTheRegistry,
-        }
-    };
-    (@ $attributes:tt $backend:ty, $device:expr; $($test:ident => $topic:ident),* $(,)?) => {
-        $($crate::__conformance_test!(
-            $attributes $test,
-            $crate::prefill::<$backend>(&$device, $crate::PrefillTopic::$topic)
-        );)*
     };
 }
