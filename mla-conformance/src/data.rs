@@ -508,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_sum_exp_is_held_to_the_precision_that_the_spec_declares() {
+    fn lse_within_declared_precision() {
         for (dtype, rounding) in [(DType::F16, 4.8e-4), (DType::BF16, 3.9e-3)] {
             for want in [-3.0, 0.5, 1.5] {
                 let off = |error: f64| (want + error) as f32;

@@ -93,7 +93,7 @@ mod tests {
     use mla_runtime::spec::{Phase, Platform};
 
     #[test]
-    fn rows_are_as_aligned_as_the_spec_asks_for_and_no_better() {
+    fn rows_exactly_aligned() {
         for (alignment, element, bytes, apart) in [
             (16, 2, 1152, 1168),
             (16, 1, 656, 656),

@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sums_are_added_to_whatever_the_sizes() {
+    fn sums_accumulate() {
         let (Some(singles), Some(pairs)) = (Singles::new(), Pairs::new()) else {
             return;
         };

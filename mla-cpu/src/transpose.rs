@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_become_columns_whole_blocks_or_not() {
+    fn transposes_any_shape() {
         for [rows, columns] in [
             [16, 16],
             [1, 40],

@@ -87,7 +87,7 @@ fn query_format(concatenated: bool) -> Option<QueryFormat> {
 // it takes.
 
 #[test]
-fn prefill_takes_every_dtype_and_key_layout() {
+fn prefill_dtypes_and_key_layouts() {
     for split in [false, true] {
         for causal in [false, true] {
             let case = PrefillCase {
@@ -213,7 +213,7 @@ proptest! {
 // Checks that a prompt's rows do not depend on the rows that follow, for any end of a block of
 // rows.
 #[test]
-fn rows_do_not_depend_on_the_rows_around_them() {
+fn rows_are_independent() {
     let (heads, max) = (2, 40);
     let mut random = Random(5);
     let [query, keys] = [(); 2].map(|()| random.fill::<f32>(max * heads * 192));
@@ -274,7 +274,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
 
     #[test]
-    fn prefill_gives_nan_to_those_who_see_it(
+    fn prefill_nan_reaches_who_sees_it(
         dims in (1u32..70, 0u32..20, 1u32..70),
         heads in 1usize..4,
         lens in prop::collection::vec((0usize..90, 0usize..300), 1..4),
@@ -304,7 +304,7 @@ proptest! {
     }
 
     #[test]
-    fn decode_gives_nan_to_those_who_see_it(
+    fn decode_nan_reaches_who_sees_it(
         rope in 0u32..40,
         heads in 1usize..40,
         format in prop::sample::select(KvFormat::ALL),
@@ -403,7 +403,7 @@ impl Small {
 }
 
 #[test]
-fn quantised_outputs_are_the_plain_ones_encoded() {
+fn quantised_outputs_encode_plain_ones() {
     let small = Small::new();
     type Attend = for<'a> fn(&'a Small, Output<'a, Cpu>) -> mla_runtime::Result<()>;
     for (attend, width) in [(Small::decode as Attend, 8), (Small::prefill as Attend, 4)] {

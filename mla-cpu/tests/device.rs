@@ -35,7 +35,7 @@ fn e4m3_decodes_every_code() {
 // Codes ascend with values, so the nearest one changes only half-way between two: those points, and
 // the f32 on either side of each, are where an encoder can be wrong.
 #[test]
-fn e4m3_rounds_to_the_nearest_code_and_to_the_even_one_of_two() {
+fn e4m3_rounds_to_nearest_even() {
     for code in 0..0x7eu8 {
         let (low, high) = (fp8::decode(code), fp8::decode(code + 1));
         let middle = (low + high) / 2.0;
@@ -86,7 +86,7 @@ fn e4m3_encodes_every_half() {
 }
 
 #[test]
-fn scales_are_the_least_powers_of_two_that_fit() {
+fn scales_are_minimal_powers_of_two() {
     for exponent in -30..30 {
         for factor in [448.0f32, 447.0, 449.0, 300.0, 224.5] {
             let amax = factor * 2f32.powi(exponent);
@@ -446,7 +446,7 @@ fn other_conventions_become_natural() {
 
 /// A pair at an angle of a quarter turn, where rotating is exact: (a, b) becomes (−b, a).
 #[test]
-fn a_cache_write_rotates_keys_and_queries() {
+fn cache_write_rotates() {
     let cpu = Cpu::new();
     let dims = MlaDims::new(2, HeadDims::new(1, 4, 1));
     let layout = CacheLayout::contiguous(dims, KvFormat::F32, 1, 4);
@@ -509,7 +509,7 @@ fn a_cache_write_rotates_keys_and_queries() {
 }
 
 #[test]
-fn memory_that_is_not_there_is_an_error_of_its_own() {
+fn out_of_memory() {
     // A size that no address space holds.
     let wanted = usize::MAX / 4;
     let error = Cpu::new().allocate(wanted).err().unwrap();
@@ -587,7 +587,7 @@ fn bad_arguments_are_named() {
 }
 
 #[test]
-fn only_views_of_a_constant_view_are_constant() {
+fn constant_views_stay_constant() {
     let mut bytes = [0u8; 96];
     let layout = Layout::contiguous(DType::F32, [1, 4, 6]);
     let view = TensorRef::<Cpu>::new(&bytes, layout).unwrap();
@@ -604,7 +604,7 @@ fn only_views_of_a_constant_view_are_constant() {
 }
 
 #[test]
-fn a_product_of_queries_says_which_tensor_is_too_narrow() {
+fn narrow_tensors_are_named() {
     let (bytes, mut outs) = ([0u8; 1024], [[0u8; 1024]; 2]);
     let read = |shape| TensorRef::<Cpu>::new(&bytes, Layout::contiguous(DType::F32, shape));
     let cases = [

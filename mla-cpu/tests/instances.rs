@@ -98,7 +98,7 @@ fn right((result, out): (Result<()>, Vec<f32>), value: f32) {
 }
 
 #[test]
-fn a_decode_refuses_the_state_of_another_problem() {
+fn decode_refuses_foreign_state() {
     let cpu = device();
     let [few, many] = [1, MANY].map(|heads| CpuDecode::new(&cpu, &config(heads)).unwrap());
     let state = |backend: &CpuDecode| DecodeBackend::state(backend, &cpu, &limits()).unwrap();
@@ -126,7 +126,7 @@ fn a_decode_refuses_the_state_of_another_problem() {
 }
 
 #[test]
-fn a_prefill_refuses_the_state_of_another_problem() {
+fn prefill_refuses_foreign_state() {
     let cpu = device();
     let [few, many] = [1, MANY].map(|heads| CpuPrefill::new(&cpu, &config(heads)).unwrap());
     let state = |backend: &CpuPrefill| PrefillBackend::state(backend, &cpu, &limits()).unwrap();
@@ -141,7 +141,7 @@ fn a_prefill_refuses_the_state_of_another_problem() {
 }
 
 #[test]
-fn selected_backends_refuse_states_and_metadata_of_another_problem() {
+fn selected_refuse_foreign_state() {
     let cpu = device();
     let registry = Registry::linked().unwrap();
     let decode = [1, MANY].map(|heads| {

@@ -7,13 +7,13 @@ use mla_runtime::select::{Registry, known};
 use mla_runtime::spec::Phase;
 
 #[test]
-fn the_known_specs_are_those_of_the_backends() {
+fn known_specs_match() {
     assert_eq!(known::CPU_PREFILL, <CpuPrefill as PrefillBackend>::SPEC);
     assert_eq!(known::CPU_DECODE, <CpuDecode as DecodeBackend>::SPEC);
 }
 
 #[test]
-fn they_are_linked_where_the_crate_is_named() {
+fn backends_are_linked() {
     let (known, linked) = (Registry::known(), Registry::linked().unwrap());
     let target = Cpu::new().target();
     for phase in [Phase::Prefill, Phase::Decode] {

@@ -163,7 +163,7 @@ fn near(given: &[f32], expected: &[f64]) {
 }
 
 #[test]
-fn entries_that_are_no_slots_change_nothing_wherever_they_stand() {
+fn invalid_entries_are_skipped() {
     let world = World::new(1, 1);
     let list = [7, 0, 19, 3, 11];
     let plain = Lists {
@@ -196,7 +196,7 @@ fn entries_that_are_no_slots_change_nothing_wherever_they_stand() {
 }
 
 #[test]
-fn what_stands_twice_counts_twice() {
+fn repeated_slots_count_twice() {
     let world = World::new(2, 1);
     let given = world.attend(Lists {
         slots: &[4, 9, 4, 4, -1, 9],
@@ -245,7 +245,7 @@ fn tokens_without_entries_attend_to_nothing() {
 }
 
 #[test]
-fn a_second_cache_has_slots_of_its_own() {
+fn second_cache_slots() {
     let world = World::new(4, 1);
     // Slot 9 is one of the first cache alone, which has 20; the second one has 8.
     let second = [9, 7, -1, i32::MAX, 8, 0, 7];
@@ -263,7 +263,7 @@ fn a_second_cache_has_slots_of_its_own() {
 /// Rows further than 2³¹ elements from the first one. The memory between them is mapped, but never
 /// touched.
 #[test]
-fn rows_lie_as_far_from_the_first_as_memory_is_wide() {
+fn far_rows() {
     for format in [KvFormat::BF16, KvFormat::Fp8, KvFormat::Fp8DsMla] {
         let near_layout = CacheLayout::contiguous(DIMS, format, 3, 64);
         let row = near_layout.row_stride;

@@ -84,7 +84,7 @@ fn problem() -> Problem {
 }
 
 #[test]
-fn limits_within_range_are_out_of_memory_and_the_layer_goes_on() {
+fn large_limits_run_out_of_memory() {
     let config = LayerConfig::new(problem(), 0.1);
     let layer = MlaLayer::<CpuPrefill, CpuDecode>::of(&Cpu::new(), &config).unwrap();
     let small = StepLimits::new(2, 8, 4).with_context_rows(8);
@@ -101,7 +101,7 @@ fn limits_within_range_are_out_of_memory_and_the_layer_goes_on() {
 }
 
 #[test]
-fn tables_and_slots_of_long_steps_are_out_of_memory() {
+fn long_steps_run_out_of_memory() {
     // A row of every request is as wide as that of the longest.
     let pages: Vec<i32> = (0..1 << 16).collect();
     let mut requests = vec![StepRequest::<i32>::new(0, 0, &[]); 1 << 12];
@@ -135,7 +135,7 @@ fn written(shape: Shape) -> TensorMut<'static, Cpu> {
 }
 
 #[test]
-fn what_has_no_elements_is_done_at_once_however_wide() {
+fn empty_tensors_take_no_time() {
     let cpu = Cpu::new();
     for [tokens, heads] in [[0, 2], [2, 0], [0, HUGE], [HUGE, 0], [0, 0]] {
         let shape = [tokens, heads, HUGE];
@@ -175,7 +175,7 @@ fn rotary_of(tokens: usize) -> Rotary<'static, Cpu> {
 }
 
 #[test]
-fn rows_wider_than_memory_are_refused() {
+fn wide_rows_are_refused() {
     let cpu = Cpu::new();
     let dims = MlaDims::new(1 << 30, HeadDims::new(4, 1 << 30, 4));
     let layout = CacheLayout::contiguous(dims, KvFormat::F32, 0, 4);

@@ -56,7 +56,7 @@ fn has_avx512() -> bool {
 }
 
 #[test]
-fn a_few_rows_more_take_a_little_longer() {
+fn time_grows_with_rows() {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build();
     let cpu = Cpu::with_pool(pool.unwrap().into());
     let check = |name: &str, time: fn(&Cpu, usize) -> Duration| {

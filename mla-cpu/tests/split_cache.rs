@@ -98,7 +98,7 @@ fn formats() -> impl Iterator<Item = (KvFormat, usize)> {
 }
 
 #[test]
-fn rows_are_written_rotated_and_read_as_in_one_row() -> Result<()> {
+fn split_rows_match_one_row() -> Result<()> {
     let cpu = Cpu::new();
     for (format, gap) in formats() {
         let mut both = Both::new(format, gap);
@@ -130,7 +130,7 @@ fn rows_are_written_rotated_and_read_as_in_one_row() -> Result<()> {
 }
 
 #[test]
-fn rows_are_gathered_as_from_one_row() -> Result<()> {
+fn split_rows_gather() -> Result<()> {
     let cpu = Cpu::new();
     for (format, gap) in formats() {
         let mut both = Both::new(format, gap);
@@ -167,7 +167,7 @@ fn rows_are_gathered_as_from_one_row() -> Result<()> {
 }
 
 #[test]
-fn pages_are_copied_as_in_one_row() -> Result<()> {
+fn split_pages_copy() -> Result<()> {
     let cpu = Cpu::new();
     for (format, gap) in formats().filter(|(_, gap)| gap % 2 == 0) {
         let mut both = Both::new(format, gap);

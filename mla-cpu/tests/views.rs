@@ -24,7 +24,7 @@ fn bytes(len: usize) -> &'static [u8] {
 }
 
 #[test]
-fn sizes_that_overflow_are_refused() {
+fn overflowing_sizes_are_refused() {
     let refused = |layout| {
         let view = TensorRef::<Cpu>::new(bytes(64), layout).map(drop);
         view.unwrap_err().to_string()
@@ -54,7 +54,7 @@ fn sizes_that_overflow_are_refused() {
 }
 
 #[test]
-fn a_refused_view_has_the_name_that_it_is_given() {
+fn refused_views_are_named() {
     fn said<T>(name: &'static str, view: Result<T>) -> String {
         let error = view.named(name).map(drop).unwrap_err();
         // The first name stays.
@@ -113,7 +113,7 @@ fn a_refused_view_has_the_name_that_it_is_given() {
 }
 
 #[test]
-fn a_split_cache_that_cannot_be_is_refused_by_what_is_wrong() {
+fn bad_split_caches_are_refused() {
     let split = CacheLayout::split(DIMS, KvFormat::F32, 2, 2);
     assert_eq!((split.page_stride, split.row_stride), (64, 32));
     let rope = CacheStrides {
@@ -189,7 +189,7 @@ fn a_split_cache_that_cannot_be_is_refused_by_what_is_wrong() {
 }
 
 #[test]
-fn a_block_table_has_the_entries_of_its_rows() {
+fn block_table_rows() {
     // Rows of eight entries, read as rows of four, would be those of other requests.
     let entries = [0; 16];
     let table = |requests, max_pages| {
@@ -204,7 +204,7 @@ fn a_block_table_has_the_entries_of_its_rows() {
 }
 
 #[test]
-fn limits_and_pages_of_no_size_or_any_are_refused_or_planned() {
+fn extreme_limits_and_pages() {
     let problem = Problem::new(DIMS, 2, DType::F32);
     let none = problem.with_page_size(0);
     let limits = StepLimits::new(2, 2, 2);
@@ -243,7 +243,7 @@ fn limits_and_pages_of_no_size_or_any_are_refused_or_planned() {
 }
 
 #[test]
-fn a_stride_between_single_rows_may_be_anything() {
+fn single_rows_take_any_stride() {
     const GROUP: MlaDims = MlaDims::new(128, HeadDims::new(4, 1, 4));
     let group = &[0; 134];
     for stride in [0, 1, usize::MAX] {

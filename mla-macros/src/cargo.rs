@@ -45,7 +45,7 @@ fn read(arguments: impl Iterator<Item = String>) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn a_constant_is_named_after_a_feature_if_there_is_one() {
+    fn constant_named_after_feature() {
         let declared = ["hopper".to_owned()];
         for (constant, family) in [
             ("SM90", "sm90"),
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn declared_features_are_read_from_the_arguments_of_the_compiler() {
+    fn declared_features_from_rustc() {
         let read = |arguments: &[&str]| super::read(arguments.iter().map(|it| (*it).to_owned()));
         let declared = r#"cfg(feature, values("default", "sm90", "sm100"))"#;
         assert_eq!(

@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_names_are_those_of_the_vocabulary() {
+    fn names_match_the_vocabulary() {
         for (key, names) in [
             (DTYPES, vocabulary::DTYPES),
             (KV, vocabulary::KV_FORMATS),

@@ -152,7 +152,7 @@ proptest! {
     }
 
     #[test]
-    fn a_wider_set_has_every_capability_of_a_narrower(
+    fn wider_sets_include_narrower(
         text in "([1-9][0-9]{1,2}|[1-9][0-9]?x|[1-9][0-9]{1,2}\\+)",
         other in "([1-9][0-9]{1,2}|[1-9][0-9]?x|[1-9][0-9]{1,2}\\+)",
     ) {
@@ -206,7 +206,7 @@ proptest! {
 }
 
 #[test]
-fn every_example_in_the_table_is_accepted() {
+fn table_examples_are_accepted() {
     for key in KEYS {
         let example: TokenStream = key.example.parse().expect("an example is tokens");
         let name = Ident::new(key.name, Span::call_site());
@@ -232,7 +232,7 @@ fn every_example_in_the_table_is_accepted() {
 }
 
 #[test]
-fn every_default_in_the_table_is_what_no_value_means() {
+fn defaults_match_the_table() {
     for key in KEYS {
         let (Some(default), Form::Text | Form::Flag) = (key.default, key.form) else {
             continue;

@@ -373,7 +373,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_from_elsewhere_is_no_key_and_means_one() {
+    fn foreign_keys_have_hints() {
         let is_key = |name: &str| key::KEYS.iter().any(|key| key.name == name);
         for (names, meant, advice) in KEYS_FROM_ELSEWHERE {
             assert_eq!(is_key(meant), advice.is_empty(), "{meant}");

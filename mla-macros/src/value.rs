@@ -221,7 +221,7 @@ mod tests {
     use crate::key::Form;
 
     #[test]
-    fn a_synonym_is_no_value_and_means_one() {
+    fn synonyms_have_hints() {
         for (key, table) in synonym::VALUES {
             for (texts, meant) in *table {
                 let takes = |text: &str| match key.form {
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_feature_that_the_package_does_not_have_is_a_fault() {
+    fn unknown_feature_is_a_fault() {
         let hint = |feature: &str, declared: &[&str]| {
             let declared: Vec<_> = declared.iter().map(|it| (*it).to_owned()).collect();
             undeclared(&feature.to_owned(), &declared).map(|fault| fault.hint.unwrap_or_default())

@@ -94,7 +94,7 @@ fn same<A: 'static, B: 'static>() -> bool {
 }
 
 #[test]
-fn the_compiler_chooses_by_the_rules_of_selection() {
+fn compile_time_choice() {
     assert!(same::<best_decode!(All, sm(9, 0), R1), Hopper>());
     assert!(same::<best_decode!(All, sm(8, 0), R1), Every>());
     assert!(same::<best_decode!(All, sm(9, 0), HALF), Every>());
@@ -156,7 +156,7 @@ fn a_selection_becomes_types_again() {
 }
 
 #[test]
-fn a_backend_without_an_arm_is_an_error_that_lists_the_arms() {
+fn missing_arm_lists_the_arms() {
     let mut registry = Registry::of::<backends![Prefill], Gpus>().unwrap();
     // Another backend under the name of a listed one is not the listed one.
     registry.replace(Every::ENTRY.named("HOPPER")).unwrap();
@@ -172,7 +172,7 @@ fn a_backend_without_an_arm_is_an_error_that_lists_the_arms() {
 }
 
 #[test]
-fn what_the_compiler_says_is_what_a_selection_says() {
+fn compiler_and_selection_agree() {
     let request = SelectionRequest::new(sm(9, 0), Problem::new(MlaDims::R1, 16, DType::F32));
     let registry = Registry::of::<backends![CpuPrefill], All>().unwrap();
     let explanation = registry.explain(&request).unwrap();
@@ -196,7 +196,7 @@ fn what_the_compiler_says_is_what_a_selection_says() {
 }
 
 #[test]
-fn what_is_not_compiled_or_has_run_nowhere_is_a_reason() {
+fn uncompiled_or_unrun_is_a_reason() {
     let registry = Registry::of::<backends![Prefill], Gpus>().unwrap();
     let request = |target, decode: Option<&str>| {
         let request = SelectionRequest::new(target, Problem::new(MlaDims::R1, 16, DType::BF16));
@@ -287,7 +287,7 @@ static CONSTANTS: Mutex<Vec<&Listed>> = Mutex::new(Vec::new());
 proptest! {
     // The compiler's choice, run as a program, against a registry's.
     #[test]
-    fn the_choice_is_that_of_a_registry(
+    fn choice_matches_a_registry(
         specs in (0usize..7).prop_flat_map(|len| (0..len.min(6)).map(any_spec).collect::<Vec<_>>()),
         capability in prop::sample::select(vec![(8, 0), (9, 0), (10, 0), (10, 3)]),
         half: bool,
@@ -322,7 +322,7 @@ proptest! {
 }
 
 #[test]
-fn the_cpu_is_a_device_like_others() {
+fn cpu_device() {
     struct Here(Cpu);
     impl DecodeVisitor<Cpu> for Here {
         type Output = Target;

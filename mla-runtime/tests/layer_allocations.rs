@@ -266,7 +266,7 @@ fn a_call_allocates_nothing() {
 
 /// Its addresses mean nothing to another device.
 #[test]
-fn a_workspace_is_for_the_device_that_it_was_made_on() {
+fn workspace_keeps_its_device() {
     let device: Inert = Bytes;
     let config = LayerConfig::new(Problem::new(MlaDims::R1, 16, DType::BF16), 0.07);
     let layer = MlaLayer::<Nothing, Nothing>::of(&device, &config).unwrap();
@@ -285,7 +285,7 @@ fn a_workspace_is_for_the_device_that_it_was_made_on() {
 
 /// Backends that are made for a device belong to it.
 #[test]
-fn a_selected_backend_is_for_the_device_that_it_was_made_for() {
+fn selected_backend_keeps_its_device() {
     let device: Inert = Bytes;
     let config = LayerConfig::new(Problem::new(MlaDims::R1, 16, DType::BF16), 0.07);
     let prefill = <Nothing as PrefillBackend>::ENTRY;
@@ -420,7 +420,7 @@ impl Decode {
 
 /// Nothing orders the work of two handles.
 #[test]
-fn memory_of_another_handle_is_refused_by_its_field() {
+fn foreign_memory_is_refused() {
     let device: Inert = Bytes;
     let config = LayerConfig::new(Problem::new(MlaDims::R1, 16, DType::BF16), 0.07);
     let layer = MlaLayer::<Nothing, Nothing>::of(&device, &config).unwrap();

@@ -25,7 +25,7 @@ const SM90_ALONE: CapabilityMatch = CapabilityMatch::Exact(Capability::new(9, 0)
 const SM100: CapabilityMatch = CapabilityMatch::Exact(Capability::new(10, 0));
 
 #[test]
-fn the_literal_form_gives_the_spec_it_says() {
+fn literal_form() {
     const EXPECTED: BackendSpec = BackendSpec::new("FLASH_ATTN", Phase::Prefill, Platform::Cuda)
         .with_provider(env!("CARGO_PKG_NAME"))
         .with_capabilities(&[SM90_ALONE, SM100])
@@ -65,7 +65,7 @@ impl PrefillBackend for Padded {
 }
 
 #[test]
-fn a_prefill_backend_says_how_it_takes_keys_and_values() {
+fn prefill_layouts_in_the_spec() {
     const SPEC: BackendSpec = Padded::SPEC;
     assert_eq!(
         (SPEC.key_layout, SPEC.padded_values),
@@ -177,7 +177,7 @@ fn defaults_are_those_of_the_phase() {
 }
 
 #[test]
-fn a_block_may_stand_in_a_function() {
+fn block_in_a_function() {
     struct Local;
 
     #[mla_backend(sm = "90", dtypes = "bf16", compiled = ANY_GPU)]
@@ -237,7 +237,7 @@ impl DecodeBackend for Compiled {
 }
 
 #[test]
-fn what_is_known_of_the_kernels_stands_beside_the_spec() {
+fn kernel_facts_beside_the_spec() {
     const SM90_FAMILY: CompiledFamily = CompiledFamily {
         name: "sm90",
         targets: SM90,
@@ -282,7 +282,7 @@ mod left_out {
 }
 
 #[test]
-fn a_backend_whose_feature_is_off_is_absent_with_the_same_spec() {
+fn absent_backend_same_spec() {
     use mla_runtime::dispatch::{Absent, DecodeMember};
 
     let spec = BackendSpec::new("LEFT_OUT", Phase::Decode, Platform::Cuda)

@@ -12,7 +12,7 @@ use mla_runtime::spec::{Problem, Target};
 use serde_json::{Value, json};
 
 #[test]
-fn every_example_config_is_the_preset_of_its_name() {
+fn example_configs_match_presets() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../mla-cli/models");
     let examples: BTreeMap<String, ModelConfig> = std::fs::read_dir(&folder)
         .unwrap_or_else(|error| panic!("{}: {error}", folder.display()))
@@ -295,7 +295,7 @@ fn served_models_are_planned() {
 }
 
 #[test]
-fn other_models_are_refused_by_the_name_of_what_is_missing() {
+fn unsupported_models_are_named() {
     const COMPRESSED: &str = "compressed caches and windows beside them";
     let unsupported = |field: &str, given: &str, missing: &str| {
         format!(
@@ -355,7 +355,7 @@ fn other_models_are_refused_by_the_name_of_what_is_missing() {
 }
 
 #[test]
-fn kinds_of_layers_that_make_no_sense_are_refused() {
+fn bad_layer_kinds_are_refused() {
     let types = "a list of strings, of num_hidden_layers = 4";
     let numbers = "ascending numbers from 1 on, of num_hidden_layers = 4";
     let full = |layers: Value| json!({"linear_attn_config": {"full_attn_layers": layers}});

@@ -110,7 +110,7 @@ fn problems() {
 }
 
 #[test]
-fn a_page_size_of_0_is_refused_with_the_sizes_that_the_backend_takes() {
+fn page_size_0_is_refused() {
     let refusal = |name: &str| {
         let registry = Registry::known();
         let entry = registry.get(Phase::Decode, name).unwrap();

@@ -65,7 +65,7 @@ fn order(registry: &Registry, request: &SelectionRequest) -> Vec<&'static str> {
 }
 
 #[test]
-fn priority_decides_and_names_break_ties_whatever_the_order_of_linking() {
+fn priority_then_name() {
     let mut specs = [
         decode("B", 1),
         decode("A", 1),
@@ -97,7 +97,7 @@ fn priority_is_that_of_the_target() {
 
 // The compiler chooses by the order of a selection at run time.
 #[test]
-fn the_order_can_be_evaluated_by_the_compiler() {
+fn order_is_const() {
     const FIRST: bool = tried_before(&decode("A", 1), &decode("B", 0), SM90);
     const TIE: bool = tried_before(&decode("A", 0), &decode("AB", 0), SM90);
     const { assert!(FIRST && TIE) };
@@ -106,7 +106,7 @@ fn the_order_can_be_evaluated_by_the_compiler() {
 }
 
 #[test]
-fn candidates_that_do_not_apply_come_last_in_the_same_order() {
+fn inapplicable_candidates_come_last() {
     const ONLY_80: BackendSpec =
         decode("C", 9).with_capabilities(&[CapabilityMatch::Exact(Capability::new(8, 0))]);
     let mut registry = registry(&[ONLY_80, decode("B", 1), decode("A", 0)]);
@@ -118,7 +118,7 @@ fn candidates_that_do_not_apply_come_last_in_the_same_order() {
 }
 
 #[test]
-fn causes_of_this_machine_do_not_count_in_a_dry_run() {
+fn dry_run_ignores_local_causes() {
     let mut registry = registry(&[prefill("P")]);
     registry
         .add(Entry::known(decode("D", 0), no_driver))
@@ -139,7 +139,7 @@ fn causes_of_this_machine_do_not_count_in_a_dry_run() {
 }
 
 #[test]
-fn an_unknown_capability_is_reported_and_not_guessed() {
+fn unknown_capability() {
     let target = Target {
         capability: None,
         ..HERE
@@ -153,7 +153,7 @@ fn an_unknown_capability_is_reported_and_not_guessed() {
 }
 
 #[test]
-fn a_cpu_backend_is_no_fallback_for_a_gpu() {
+fn no_cpu_fallback() {
     const CPU: BackendSpec = decode("CPU", 1000).with_platform(Platform::Cpu);
     let registry = registry(&[CPU, decode("D", 0)]);
     assert_eq!(selected_decode(&registry, &request(SM90)), Some("D"));
@@ -170,7 +170,7 @@ fn a_cpu_backend_is_no_fallback_for_a_gpu() {
 }
 
 #[test]
-fn cache_formats_are_tried_in_the_order_of_the_request() {
+fn formats_in_requested_order() {
     const FP8: BackendSpec = decode("FP8", 9).with_kv_formats(&[KvFormat::Fp8]);
     let registry = registry(&[prefill("P"), decode("PLAIN", 0), FP8]);
     for (kv_formats, name, kv_format) in [
@@ -201,7 +201,7 @@ fn cache_formats_are_tried_in_the_order_of_the_request() {
 }
 
 #[test]
-fn a_format_counts_only_where_both_phases_have_a_backend() {
+fn formats_need_both_phases() {
     let registry = registry(&[decode("D", 0)]);
     let request = request(SM90).with_kv_formats(&[KvFormat::Fp8, KvFormat::BF16]);
     // Without prefill neither format will do, so it is the first that is explained.
@@ -212,7 +212,7 @@ fn a_format_counts_only_where_both_phases_have_a_backend() {
 }
 
 #[test]
-fn the_page_size_with_the_best_decode_backend_is_taken() {
+fn page_size_of_best_decode() {
     const PAGE_128: BackendSpec = decode("PAGE_128", 5).with_page_sizes(PageSizes::List(&[128]));
     const PAGE_16: BackendSpec = decode("PAGE_16", 0).with_page_sizes(PageSizes::MultipleOf(16));
     let registry = registry(&[prefill("P"), PAGE_128, PAGE_16]);
@@ -258,7 +258,7 @@ fn a_request_that_no_backend_could_serve_is_an_error() {
 }
 
 #[test]
-fn two_claims_to_a_name_are_an_error_that_names_both() {
+fn two_claims_to_a_name() {
     let mut registry = registry(&[decode("D", 0)]);
     const OTHER: BackendSpec = decode("D", 1).with_provider("elsewhere");
     let error = registry.add(Entry::known(OTHER, available)).unwrap_err();
@@ -277,7 +277,7 @@ fn two_claims_to_a_name_are_an_error_that_names_both() {
 }
 
 #[test]
-fn an_override_takes_the_name_until_it_is_reset() {
+fn override_until_reset() {
     const OTHER: BackendSpec = decode("TRITON_MLA", 1)
         .with_provider("elsewhere")
         .with_capabilities(&[CapabilityMatch::Exact(Capability::new(9, 0))]);
@@ -327,7 +327,7 @@ const INSTEAD_OF_FLASH_ATTN: &str = "not built here: in its place mla-kernels ha
      Hopper, MMA_ATTN on every GPU since Ampere; ask for that by its name, or for none";
 
 #[test]
-fn the_crate_that_has_a_backend_is_named() {
+fn unlinked_crate_is_named() {
     let registry = Registry::known();
     let row = |target, phase: fn(Explanation) -> PhaseExplanation, name| {
         let explanation = phase(registry.explain(&request(target)).unwrap());
@@ -348,7 +348,7 @@ fn the_crate_that_has_a_backend_is_named() {
 }
 
 #[test]
-fn a_name_from_elsewhere_says_what_takes_its_place() {
+fn foreign_names_have_replacements() {
     let explanation = Registry::known().explain(&request(SM90)).unwrap();
     let row = |phase: &PhaseExplanation, name: &str| {
         let row = phase.candidates.iter().find(|c| c.spec.name == name);
@@ -382,7 +382,7 @@ fn a_name_from_elsewhere_says_what_takes_its_place() {
 }
 
 #[test]
-fn a_linked_backend_takes_a_known_name_only_on_hardware_that_it_accepts() {
+fn known_name_needs_its_hardware() {
     const NATIVE: BackendSpec =
         prefill("FLASH_ATTN").with_capabilities(&[CapabilityMatch::Exact(Capability::new(9, 0))]);
     let mut registry = Registry::known();
@@ -406,7 +406,7 @@ fn a_linked_backend_takes_a_known_name_only_on_hardware_that_it_accepts() {
 }
 
 #[test]
-fn an_unknown_name_lists_those_of_its_phase_and_suggests_one() {
+fn unknown_name_suggests_one() {
     let registry = Registry::known();
     let error = |phase, name: &str| {
         let request = match phase {
@@ -458,7 +458,7 @@ fn nothing_linked_says_how_to_link() {
 }
 
 #[test]
-fn a_refused_preference_is_an_error_with_its_reasons() {
+fn refused_preference_has_reasons() {
     let registry = Registry::known();
     let request = request(Target::dry_run(Capability::new(10, 0)))
         .with_decode("FLASHMLA")
@@ -499,7 +499,7 @@ fn a_selection_reads_as_sentences() {
 }
 
 #[test]
-fn a_selection_serialises_with_what_was_given_and_accepted() {
+fn selection_as_json() {
     let mut registry = registry(&[prefill("P"), decode("D", 3)]);
     registry
         .add(Entry::known(decode("OFF", 5), feature_off))

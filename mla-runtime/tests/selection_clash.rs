@@ -30,7 +30,7 @@ const _: () = {
 };
 
 #[test]
-fn one_name_twice_is_an_error_that_names_both() {
+fn one_name_twice() {
     let Err(error) = Registry::linked() else {
         panic!("both were linked");
     };
@@ -50,7 +50,7 @@ fn one_name_twice_is_an_error_that_names_both() {
 }
 
 #[test]
-fn the_program_that_links_both_settles_it() {
+fn program_settles_clashes() {
     let other =
         |entry: &Entry| entry.origin() == "selection_clash::Other" && entry.spec.name == "CLAIMED";
     let renamed = Registry::linked_by(|entry| match other(&entry) {

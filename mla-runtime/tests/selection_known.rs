@@ -336,7 +336,7 @@ fn all_built() -> Registry {
 }
 
 #[test]
-fn every_gap_is_listed_with_all_that_speaks_against_it() {
+fn gaps_have_all_reasons() {
     let registry = Registry::known();
     for_every_case(|case| {
         let request = case.request();
@@ -358,7 +358,7 @@ fn every_gap_is_listed_with_all_that_speaks_against_it() {
 }
 
 #[test]
-fn the_first_that_the_tables_allow_is_selected() {
+fn first_allowed_is_selected() {
     let registry = all_built();
     let mut selected = std::collections::BTreeSet::new();
     for_every_case(|case| {
@@ -397,7 +397,7 @@ fn the_first_that_the_tables_allow_is_selected() {
 }
 
 #[test]
-fn a_preference_is_obeyed_or_refused_and_never_replaced() {
+fn preference_is_never_replaced() {
     let registry = all_built();
     for_every_case(|case| {
         let automatic = registry.explain(&case.request()).unwrap();
@@ -440,7 +440,7 @@ fn a_preference_is_obeyed_or_refused_and_never_replaced() {
 }
 
 #[test]
-fn what_the_tables_say_of_outputs_graphs_and_query_lengths() {
+fn outputs_graphs_and_query_lengths() {
     let registry = Registry::known();
     let lse = |cell: &str| match cell {
         "log2" => LseOutput::Log2,
@@ -466,7 +466,7 @@ fn what_the_tables_say_of_outputs_graphs_and_query_lengths() {
 }
 
 #[test]
-fn query_lengths_and_graphs_speak_against_the_backends_that_the_tables_name() {
+fn query_lengths_and_graphs() {
     let registry = all_built();
     let sm100 = Target::dry_run(Capability::new(10, 0));
     let fields = |request: &SelectionRequest, name: &str| {
@@ -488,7 +488,7 @@ fn query_lengths_and_graphs_speak_against_the_backends_that_the_tables_name() {
 }
 
 #[test]
-fn no_known_backend_serves_another_kind_of_device() {
+fn kinds_of_devices_stay_apart() {
     let request = SelectionRequest::new(Target::CPU, Problem::new(MlaDims::R1, 16, DType::F32));
     let explanation = Registry::known().explain(&request).unwrap();
     for (name, fields) in [found(&explanation.prefill), found(&explanation.decode)].concat() {
@@ -505,7 +505,7 @@ fn no_known_backend_serves_another_kind_of_device() {
 /// A problem on a cache of two tensors is refused by the decode backends that read one, by the name
 /// of the feature, and concerns no prefill backend.
 #[test]
-fn a_split_cache_is_asked_of_decode_alone() {
+fn split_cache_concerns_decode() {
     let hopper = Target::dry_run(Capability::new(9, 0));
     let one_row = Problem::new(MlaDims::R1, 16, DType::BF16);
     let split = one_row.with_features(FeatureSet::of(&[Feature::SplitCache]));

@@ -57,7 +57,7 @@ impl DecodeBackend for Unsaid {
 }
 
 #[test]
-fn a_gpu_s_backend_that_says_nothing_of_its_targets_is_chosen_by_name_alone() {
+fn unsaid_targets_need_a_name() {
     let registry = Registry::linked().unwrap();
     let asked = request(GPU.target()).with_decode(Unsaid::SPEC.name);
     let selection = registry.select(&asked).unwrap();
@@ -85,7 +85,7 @@ fn request(target: Target) -> SelectionRequest {
 }
 
 #[test]
-fn linked_backends_are_selected_and_others_never_fall_in_for_them() {
+fn linked_backends_are_selected() {
     let registry = Registry::linked().unwrap();
     assert!(registry.is_implemented());
     let selection = registry.select(&request(GPU.target())).unwrap();
@@ -125,7 +125,7 @@ fn linked_backends_are_selected_and_others_never_fall_in_for_them() {
 }
 
 #[test]
-fn a_backend_is_made_from_the_selection_or_refused_with_reasons() {
+fn selection_makes_a_backend() {
     let registry = Registry::linked().unwrap();
     let selection = registry.select(&request(GPU.target())).unwrap();
     let config = selection.config(0.07);
@@ -172,7 +172,7 @@ fn a_backend_is_made_from_the_selection_or_refused_with_reasons() {
 }
 
 #[test]
-fn two_types_that_claim_one_name_are_told_apart() {
+fn types_of_one_name() {
     struct Another;
     impl DecodeBackend for Another {
         decode_body!(Gpu);
@@ -190,7 +190,7 @@ fn two_types_that_claim_one_name_are_told_apart() {
 }
 
 #[test]
-fn the_cpu_backends_are_selected_for_the_processor_and_made() {
+fn cpu_backends_are_selected() {
     let registry = Registry::linked().unwrap();
     for dtype in DType::ALL {
         for kv_format in [KvFormat::of(*dtype), KvFormat::Fp8, KvFormat::Fp8DsMla] {
@@ -212,7 +212,7 @@ fn the_cpu_backends_are_selected_for_the_processor_and_made() {
 }
 
 #[test]
-fn a_backend_for_another_type_of_device_is_refused() {
+fn foreign_device_is_refused() {
     let registry = Registry::linked().unwrap();
     let selection = registry.select(&request(Target::CPU)).unwrap();
     let config = selection.config(0.07);

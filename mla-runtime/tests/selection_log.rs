@@ -53,7 +53,7 @@ impl Visit for Message {
 }
 
 #[test]
-fn a_selection_is_one_short_line_by_default() {
+fn selection_logs_one_line() {
     let mut registry = Registry::known();
     registry.add(CpuPrefill::ENTRY).unwrap();
     registry.add(CpuDecode::ENTRY).unwrap();

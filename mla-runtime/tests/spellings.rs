@@ -40,7 +40,7 @@ fn indexed(changes: Value) -> Value {
 }
 
 #[test]
-fn text_models_are_found_at_any_depth() {
+fn nested_text_models() {
     let inner = || serde_json::from_str::<Value>(&text(json!({"n_heads": 128}))).unwrap();
     for config in [
         json!({"text_config": inner()}),
@@ -102,7 +102,7 @@ fn dimensions_have_other_names() {
 }
 
 #[test]
-fn what_json_lacks_is_read_or_named() {
+fn non_json_numbers() {
     let plain = text(json!({}));
     let with_mark = format!("\u{feff}{plain}");
     assert_eq!(ModelConfig::from_hf_config(&with_mark), Ok(read(json!({}))));
@@ -360,7 +360,7 @@ fn gates_have_a_granularity() {
 }
 
 #[test]
-fn the_engine_is_told_what_is_its_own() {
+fn engine_owned_fields() {
     let scaled = json!({
         "hidden_size": 6144, "mla_scale_q_lora": true, "mla_scale_kv_lora": true,
         "k_rope_only_layernorm": true, "learnable_sink": true, "gated_attention": true,
@@ -399,7 +399,7 @@ fn the_engine_is_told_what_is_its_own() {
 }
 
 #[test]
-fn sections_of_the_rotation_have_an_order() {
+fn rotation_section_order() {
     let plain = |theta: f64| Rope::plain(theta).with_max_positions(163_840);
     let yarn = Yarn::new(64.0, Some(4096));
     let section = json!({"rope_type": "yarn", "factor": 64, "rope_theta": 5e5,
@@ -461,7 +461,7 @@ fn sections_of_the_rotation_have_an_order() {
 }
 
 #[test]
-fn every_key_of_yarn_changes_its_numbers() {
+fn yarn_keys_change_numbers() {
     let yarn = |changes: Value| {
         let section = json!({"type": "yarn", "factor": 40, "mscale_all_dim": 1,
             "original_max_position_embeddings": 4096});
@@ -484,7 +484,7 @@ fn every_key_of_yarn_changes_its_numbers() {
 }
 
 #[test]
-fn a_key_that_may_change_numbers_is_known_or_refused() {
+fn number_changing_keys() {
     let unknown = |field: &str, given: &str| {
         format!(
             "{field}: given {given}, accepted nothing or null: it is not known if this changes \

@@ -75,7 +75,7 @@ fn host(world: &World) -> String {
 }
 
 #[test]
-fn a_cache_of_no_size_is_refused_and_stays_as_it_is() {
+fn empty_cache_bound_is_refused() {
     let world = World::new();
     world.compiled();
     let host = host(&world);
@@ -89,7 +89,7 @@ fn a_cache_of_no_size_is_refused_and_stays_as_it_is() {
 }
 
 #[test]
-fn a_toolkit_that_is_asked_for_and_passed_over_is_a_warning_of_cargo() {
+fn passed_over_toolkit_warns() {
     let world = World::new();
     let (host, bin) = (host(&world), world.at("toolkit/bin"));
     fs::create_dir(world.at("empty")).unwrap();
@@ -115,7 +115,7 @@ fn a_toolkit_that_is_asked_for_and_passed_over_is_a_warning_of_cargo() {
 }
 
 #[test]
-fn flags_of_variables_and_of_files_add_no_code_that_the_report_does_not_know() {
+fn flags_add_no_unknown_code() {
     let world = World::new();
     let host = host(&world);
     let options = world.at("more.opt").display().to_string();
@@ -156,7 +156,7 @@ fn host_of_calls(world: &World) -> String {
 }
 
 #[test]
-fn the_host_compiler_is_taken_from_wherever_it_is_named() {
+fn host_compiler_sources() {
     let world = World::new();
     let host = world.at("host").display().to_string();
     let flag = format!("-ccbin={host}");
@@ -189,7 +189,7 @@ fn the_host_compiler_is_taken_from_wherever_it_is_named() {
 }
 
 #[test]
-fn what_is_no_compiler_is_refused_with_a_way_out() {
+fn no_compiler_has_a_remedy() {
     let world = World::new();
     for program in ["false", "true"] {
         let error = error_of(&script(&world, &[], &[("CXX", program)]));
@@ -230,7 +230,7 @@ fn what_is_no_compiler_is_refused_with_a_way_out() {
 }
 
 #[test]
-fn an_absolute_glob_is_taken_within_the_package() {
+fn absolute_glob() {
     let world = World::new();
     let glob = |folder: &Path| format!("{}/cuda/**/*.cu", folder.display());
     let kernels = |glob: String| {
@@ -254,7 +254,7 @@ fn an_absolute_glob_is_taken_within_the_package() {
 }
 
 #[test]
-fn a_variable_that_nothing_reads_and_a_relative_folder_are_named() {
+fn unread_variables_are_named() {
     let world = World::new();
     let host = host(&world);
     for (variable, meant) in [
@@ -301,7 +301,7 @@ fn a_variable_that_nothing_reads_and_a_relative_folder_are_named() {
 }
 
 #[test]
-fn a_folder_that_names_no_family_is_told_in_the_report() {
+fn unknown_folder_in_the_report() {
     let world = World::new();
     world.write("package/cuda/hopper/x.cu", "body-x\n");
     let notes = world.build().unwrap().report.notes;
@@ -315,7 +315,7 @@ fn a_folder_that_names_no_family_is_told_in_the_report() {
 }
 
 #[test]
-fn the_first_error_ends_the_build_at_once_and_comes_first_and_last() {
+fn first_error_ends_the_build() {
     let world = World::new();
     world.write("package/cuda/sm90/a.cu", "// error: wrong\n");
     world.write("package/cuda/all/c.cu", "// sleep: 60\n");
@@ -339,7 +339,7 @@ fn the_first_error_ends_the_build_at_once_and_comes_first_and_last() {
 #[test]
 #[ignore = "needs libclang, which `cargo xtask toolkit` installs: \
             cargo test -p mla-build -- --ignored declared"]
-fn a_declared_function_that_no_source_defines_is_refused() {
+fn undefined_function_is_refused() {
     let world = World::new();
     world.write(
         "package/cuda/api.h",
@@ -391,7 +391,7 @@ fn a_declared_function_that_no_source_defines_is_refused() {
 }
 
 #[test]
-fn the_files_of_a_library_that_has_another_name_now_are_gone() {
+fn renamed_library_leaves_no_files() {
     let world = World::new();
     let host = host(&world);
     let build = |libraries: &[&str]| {
@@ -418,7 +418,7 @@ fn the_files_of_a_library_that_has_another_name_now_are_gone() {
 }
 
 #[test]
-fn an_optional_library_without_a_family_is_empty() {
+fn optional_library_is_empty() {
     let world = World::new();
     world.write("package/cuda/api.h", "int decode(int);\n");
     let arguments = ["--family=none", "--optional", "--header=cuda/api.h"];
@@ -453,7 +453,7 @@ fn set_mode(path: &Path, mode: u32) {
 }
 
 #[test]
-fn a_cache_that_everybody_may_write_to_is_neither_read_nor_written() {
+fn exposed_cache_is_not_used() {
     let world = World::new();
     assert_eq!(world.compiled(), ALL);
     let cache = world.at("cache");
@@ -487,7 +487,7 @@ fn a_cache_that_everybody_may_write_to_is_neither_read_nor_written() {
 }
 
 #[test]
-fn prebuilt_objects_that_everybody_may_write_to_are_refused() {
+fn exposed_prebuilt_objects_are_refused() {
     let world = World::new();
     let host = host(&world);
     let objects = world.at("objects");

@@ -90,7 +90,7 @@ impl Package {
 }
 
 #[test]
-fn a_build_script_runs_again_for_what_changed_and_then_no_more() {
+fn script_reruns_once() {
     let mut package = Package::new(&["--include=cuda", "--include=own"]);
     fs::create_dir(package.world.at("package/own")).unwrap();
     fs::create_dir(package.world.at("mine")).unwrap();
@@ -125,7 +125,7 @@ fn a_build_script_runs_again_for_what_changed_and_then_no_more() {
 }
 
 #[test]
-fn the_packages_code_is_told_what_is_compiled() {
+fn compiled_constants() {
     let expected = |value: &str| {
         format!(
             "const _: () = assert!(matches!(env!(\"MLA_BUILD_COMPILED\").as_bytes(), \
@@ -150,7 +150,7 @@ fn the_packages_code_is_told_what_is_compiled() {
 }
 
 #[test]
-fn what_a_build_writes_itself_does_not_start_it_again() {
+fn own_output_does_not_rebuild() {
     // The globs and one include root take in the target folder, the cache and what clangd reads;
     // another include root lies below OUT_DIR.
     let mut package = Package::new(&["--sources=**/*.cu", "--include=.", "--include=cuda"]);
@@ -184,7 +184,7 @@ fn what_a_build_writes_itself_does_not_start_it_again() {
 }
 
 #[test]
-fn a_switched_link_to_a_toolkit_is_noticed() {
+fn switched_toolkit_link() {
     let mut package = Package::new(&["--include=cuda"]);
     let world = &package.world;
     let copied = Command::new("cp")
@@ -211,7 +211,7 @@ fn a_switched_link_to_a_toolkit_is_noticed() {
 }
 
 #[test]
-fn an_nvcc_that_newly_appears_earlier_in_the_order_is_noticed() {
+fn newly_found_nvcc() {
     let mut package = Package::new(&["--include=cuda"]);
     // Found on the path, after a place that CUDA_HOME names and a folder of the path without one.
     let path = std::env::var_os("PATH").unwrap();
@@ -240,7 +240,7 @@ fn an_nvcc_that_newly_appears_earlier_in_the_order_is_noticed() {
 }
 
 #[test]
-fn a_check_without_kernels_passes_and_a_build_says_what_it_lacks() {
+fn check_without_kernels() {
     let mut package = Package::new(&["--declarations=declared.rs", "--include=cuda"]);
     package.world.write("package/declared.rs", "");
     package.set("MLA_BUILD_ONLY", "bindings".into());
@@ -265,7 +265,7 @@ fn a_check_without_kernels_passes_and_a_build_says_what_it_lacks() {
 
 /// Cargo keeps what build scripts write apart from the target folder on request.
 #[test]
-fn a_build_folder_apart_from_the_target_folder_holds_the_report_and_is_no_source() {
+fn separate_build_folder() {
     let mut package = Package::new(&["--sources=**/*.cu", "--include=cuda"]);
     package.set("CARGO_BUILD_BUILD_DIR", package.world.at("package/built"));
     package.set("CARGO_TARGET_DIR", package.world.at("package/made"));
@@ -283,7 +283,7 @@ fn a_build_folder_apart_from_the_target_folder_holds_the_report_and_is_no_source
 /// Seconds of processors: they are the same however busy the machine is. The minimum of several
 /// runs counts, and the limit is several times the usual value.
 #[test]
-fn a_build_of_nothing_costs_less_than_a_second_beside_cargos_own() {
+fn idle_build_is_fast() {
     const LIMIT: Duration = Duration::from_secs(1);
     // A unit of CUTLASS's collective builder includes this number of headers.
     const HEADERS: usize = 842;

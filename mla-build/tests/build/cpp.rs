@@ -27,7 +27,7 @@ fn compiled(kernels: Kernels) -> Vec<String> {
 }
 
 #[test]
-fn a_cpp_source_goes_through_the_same_cache_and_needs_no_family() {
+fn cpp_sources_are_cached() {
     let world = World::new();
     world.write("package/shim/part.h", "#define PART 1\n");
     world.write(
@@ -68,7 +68,7 @@ fn a_cpp_source_goes_through_the_same_cache_and_needs_no_family() {
 }
 
 #[test]
-fn a_flag_of_one_source_concerns_no_other() {
+fn flags_stay_with_their_source() {
     let world = World::new();
     world.compiled();
     let narrow = || {
@@ -120,7 +120,7 @@ fn a_flag_of_one_source_concerns_no_other() {
 }
 
 #[test]
-fn of_the_sources_those_are_compiled_that_are_asked_for() {
+fn only_asked_sources_compile() {
     let world = World::new();
     world.write("package/cuda/sm100/d.cu", "body-d\n");
     let all = world.kernels().flag_for("cuda/all/**", "-lineinfo");
@@ -142,7 +142,7 @@ fn of_the_sources_those_are_compiled_that_are_asked_for() {
 }
 
 #[test]
-fn ptx_that_no_later_target_can_be_made_from_is_refused() {
+fn useless_ptx_is_refused() {
     let world = World::new();
     for name in ["compute_90a", "sm_80", "ptx"] {
         let kernels = world.kernels().ptx_for("cuda/sm90/a.cu", name);

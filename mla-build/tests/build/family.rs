@@ -38,7 +38,7 @@ fn constant(world: &World, name: &str) -> String {
 }
 
 #[test]
-fn a_unit_of_several_targets_is_one_call_and_one_object() {
+fn several_targets_one_object() {
     let world = World::new();
     world.write("package/cuda/sm80/p.cu", "body-p\n");
     let asked = gencodes(&world, world.kernels().enable("sm80"));
@@ -59,7 +59,7 @@ fn a_unit_of_several_targets_is_one_call_and_one_object() {
 }
 
 #[test]
-fn a_family_of_the_packages_own_has_a_folder_targets_and_a_constant() {
+fn own_family() {
     let world = World::new();
     world.write("package/cuda/geforce-12/g.cu", "body-g\n");
     let own = Family::new("geforce-12", ["sm_120a", "compute_120"]);
@@ -79,7 +79,7 @@ fn a_family_of_the_packages_own_has_a_folder_targets_and_a_constant() {
 }
 
 #[test]
-fn a_target_more_is_a_variable_or_a_call() {
+fn additional_target() {
     let world = World::new();
     world.write("package/cuda/sm80/p.cu", "body-p\n");
     let more = Family::sm80().target("sm_89");
@@ -110,7 +110,7 @@ fn a_target_more_is_a_variable_or_a_call() {
 }
 
 #[test]
-fn without_a_family_there_is_an_error_and_the_constants_can_be_had_alone() {
+fn no_family() {
     let world = World::new();
     let none = || {
         Kernels::new()

@@ -8,7 +8,7 @@ use crate::stub::{ALL, World};
 const NONE: [&str; 0] = [];
 
 #[test]
-fn a_header_that_hides_another_within_nested_include_roots_is_noticed() {
+fn hiding_header_in_nested_roots() {
     let world = World::new();
     // `outer` is searched before `outer/inner`, and both hold what `inner/tile.h` could be.
     world.write("package/outer/inner/tile.h", "tile-inner\n");
@@ -25,7 +25,7 @@ fn a_header_that_hides_another_within_nested_include_roots_is_noticed() {
 }
 
 #[test]
-fn a_header_beside_a_header_hides_one_of_an_include_root() {
+fn header_beside_header_hides() {
     let world = World::new();
     world.write("package/cuda/common/deep/a.h", "#include \"b.h\"\n");
     world.write("package/cuda/b.h", "b-root\n");
@@ -37,7 +37,7 @@ fn a_header_beside_a_header_hides_one_of_an_include_root() {
 }
 
 #[test]
-fn a_header_beside_a_source_hides_one_that_a_macro_names() {
+fn header_beside_source_hides() {
     let world = World::new();
     world.write("package/cuda/tile.h", "tile-root\n");
     // The stub is told what the macro stands for.
@@ -54,7 +54,7 @@ fn a_header_beside_a_source_hides_one_that_a_macro_names() {
 }
 
 #[test]
-fn an_own_header_that_hides_a_system_header_is_noticed() {
+fn own_header_hides_system_header() {
     let world = World::new();
     world.write("system/stdint.h", "stdint-system\n");
     world.host_with_folders("(Stub) 12.2.0", &[world.at("system")]);
@@ -67,7 +67,7 @@ fn an_own_header_that_hides_a_system_header_is_noticed() {
 }
 
 #[test]
-fn a_header_that_is_asked_for_is_noticed_when_it_comes_and_when_it_goes() {
+fn has_include_header() {
     let world = World::new();
     world.write(
         "package/cuda/sm90/d.cu",
@@ -83,7 +83,7 @@ fn a_header_that_is_asked_for_is_noticed_when_it_comes_and_when_it_goes() {
 }
 
 #[test]
-fn a_header_that_comes_to_a_folder_of_cpath_is_noticed() {
+fn new_header_in_cpath() {
     let world = World::new();
     world.write("system/stdint.h", "stdint-system\n");
     world.write("package/cuda/sm90/d.cu", "#include <stdint.h>\n");
@@ -111,7 +111,7 @@ fn a_header_that_comes_to_a_folder_of_cpath_is_noticed() {
 }
 
 #[test]
-fn a_file_of_options_counts_with_its_content_and_that_of_the_files_it_names() {
+fn option_file_content_counts() {
     let world = World::new();
     world.write("package/flags.opt", "-lineinfo --options-file more.opt\n");
     world.write("package/more.opt", "-maxrregcount=128\n");
@@ -126,7 +126,7 @@ fn a_file_of_options_counts_with_its_content_and_that_of_the_files_it_names() {
 }
 
 #[test]
-fn a_replaced_program_of_the_toolkit_compiles_all() {
+fn replaced_toolkit_program() {
     let world = World::new();
     for program in [
         "bin/ptxas",
@@ -153,7 +153,7 @@ fn a_replaced_program_of_the_toolkit_compiles_all() {
 }
 
 #[test]
-fn a_manifest_of_a_unit_in_use_is_not_thrown_away_before_its_object() {
+fn used_manifest_is_kept() {
     let world = World::new();
     world.compiled();
     let long_ago = std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);

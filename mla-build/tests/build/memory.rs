@@ -34,7 +34,7 @@ fn overlapped(world: &World) -> bool {
 }
 
 #[test]
-fn what_the_script_says_of_a_units_memory_holds_until_it_is_known() {
+fn declared_unit_memory() {
     let world = World::new();
     note_overlaps(&world);
     world.build().unwrap();
@@ -55,7 +55,7 @@ fn what_the_script_says_of_a_units_memory_holds_until_it_is_known() {
 }
 
 #[test]
-fn a_unit_that_ran_out_of_memory_is_compiled_once_more_alone() {
+fn out_of_memory_retries_alone() {
     let world = World::new();
     wrap(
         &world,
@@ -81,7 +81,7 @@ fn a_unit_that_ran_out_of_memory_is_compiled_once_more_alone() {
 }
 
 #[test]
-fn a_unit_that_has_too_little_memory_even_alone_fails_with_the_reason() {
+fn out_of_memory_alone() {
     let world = World::new();
     wrap(
         &world,

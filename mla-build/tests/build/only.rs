@@ -16,7 +16,7 @@ fn build(world: &World, arguments: &[&str], variables: &[(&str, &str)]) -> Outpu
 }
 
 #[test]
-fn bindings_alone_need_neither_a_toolkit_nor_a_compiler() {
+fn bindings_need_no_toolkit() {
     let world = World::new();
     world.write("package/declared.rs", "pub fn declared();\n");
     let arguments = ["--declarations=declared.rs"];
@@ -44,7 +44,7 @@ fn bindings_alone_need_neither_a_toolkit_nor_a_compiler() {
 }
 
 #[test]
-fn declarations_are_those_of_the_families_that_are_on() {
+fn declarations_of_enabled_families() {
     let world = World::new();
     world.write("package/declared.rs", "pub fn shared();\n");
     world.write("package/cuda/sm80/own.rs", "pub fn portable();\n");
@@ -77,7 +77,7 @@ fn declarations_are_those_of_the_families_that_are_on() {
 }
 
 #[test]
-fn another_value_of_the_switch_is_refused() {
+fn bad_switch_value() {
     let output = build(&World::new(), &[], &[("MLA_BUILD_ONLY", "check")]);
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success());

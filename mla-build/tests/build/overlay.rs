@@ -47,7 +47,7 @@ fn exit_status(folder: &Path, includes: &[&str]) -> Option<i32> {
 }
 
 #[test]
-fn the_overlay_of_the_guide_turns_an_exit_into_a_status() {
+fn guide_overlay() {
     let folder = tempfile::tempdir().unwrap();
     let overlay = overlay();
     assert!(

@@ -34,7 +34,7 @@ fn ran(world: &World) -> bool {
 }
 
 #[test]
-fn a_package_and_its_target_folder_may_lie_anywhere() {
+fn any_package_place() {
     let world = World::new();
     assert_eq!(world.compiled(), ALL);
     let (package, out) = strange(&world);
@@ -61,7 +61,7 @@ fn a_package_and_its_target_folder_may_lie_anywhere() {
 }
 
 #[test]
-fn a_checkout_with_a_strange_name_shares_the_objects_of_another() {
+fn strange_checkout_shares_objects() {
     let world = World::new();
     world.compiled();
     let (package, out) = strange(&world);
@@ -69,7 +69,7 @@ fn a_checkout_with_a_strange_name_shares_the_objects_of_another() {
 }
 
 #[test]
-fn cargo_builds_and_links_in_a_folder_with_a_strange_name() {
+fn cargo_in_a_strange_folder() {
     let world = World::new();
     let (package, _) = strange(&world);
     world.write(
@@ -109,7 +109,7 @@ fn cargo_builds_and_links_in_a_folder_with_a_strange_name() {
 }
 
 #[test]
-fn what_nvcc_cannot_be_given_is_refused_with_the_character() {
+fn bad_path_characters() {
     let world = World::new();
     let says = |kernels: Kernels, expected: &str| {
         let message = kernels.compile("kernels").unwrap_err().to_string();

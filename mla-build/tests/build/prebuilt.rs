@@ -53,7 +53,7 @@ fn named(world: &World) -> String {
 }
 
 #[test]
-fn objects_of_a_release_make_the_same_library_without_a_toolkit() {
+fn prebuilt_equals_compiled() {
     let world = released();
     // Elsewhere, as on another machine.
     fs::rename(world.at("package"), world.at("elsewhere")).unwrap();
@@ -92,7 +92,7 @@ fn objects_of_a_release_make_the_same_library_without_a_toolkit() {
 }
 
 #[test]
-fn stale_and_foreign_objects_are_refused_by_what_differs() {
+fn stale_prebuilt_is_refused() {
     let world = released();
     let objects = named(&world);
     let with = |world: &World, arguments: &[&str]| {

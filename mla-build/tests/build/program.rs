@@ -117,7 +117,7 @@ fn each_its_own(told: [&str; 3]) -> String {
 
 #[test]
 #[ignore = "needs nvcc: cargo xtask toolkit && cargo test -p mla-build -- --ignored real"]
-fn three_packages_with_real_kernels_link_and_run_their_own() {
+fn packages_with_real_kernels() {
     let world = World::new();
     let ran = three_packages(&world, "cu").output().unwrap();
     let told = [
@@ -129,7 +129,7 @@ fn three_packages_with_real_kernels_link_and_run_their_own() {
 }
 
 #[test]
-fn three_packages_of_two_libraries_each_link_and_run_their_own() {
+fn packages_with_two_libraries() {
     let world = World::new();
     // An archive without members, as the system's archiver makes it.
     fs::remove_file(world.at("toolkit/lib/libcudart_static.a")).unwrap();
@@ -159,7 +159,7 @@ fn three_packages_of_two_libraries_each_link_and_run_their_own() {
 }
 
 #[test]
-fn two_libraries_of_one_name_in_a_script_are_refused() {
+fn libraries_of_one_name() {
     let world = World::new();
     package(&world, "program", ["sm90", "cc"], 90, "");
     let script = fs::read_to_string(world.at("program/build.rs")).unwrap();

@@ -93,7 +93,7 @@ const NONE: [&str; 0] = [];
 
 #[test]
 #[ignore = "needs nvcc: cargo xtask toolkit && cargo test -p mla-build -- --ignored real"]
-fn nothing_changed_moved_or_copied_compiles_nothing_and_a_header_exactly_its_units() {
+fn exact_rebuilds() {
     let package = Package::new();
     assert_eq!(
         package.compiled(),
@@ -160,7 +160,7 @@ fn nothing_changed_moved_or_copied_compiles_nothing_and_a_header_exactly_its_uni
 
 #[test]
 #[ignore = "needs nvcc: cargo xtask toolkit && cargo test -p mla-build -- --ignored real"]
-fn a_familys_header_is_wrapped_if_the_family_is_on_and_declares_nothing_twice() {
+fn family_header_is_wrapped_once() {
     let package = Package::new();
     package.write(
         "package/include/api.h",
@@ -222,7 +222,7 @@ fn a_familys_header_is_wrapped_if_the_family_is_on_and_declares_nothing_twice() 
 
 #[test]
 #[ignore = "needs nvcc: cargo xtask toolkit && cargo test -p mla-build -- --ignored real"]
-fn headers_that_newly_hide_others_are_noticed_and_a_file_of_options_counts() {
+fn hiding_headers_and_option_files() {
     let package = Package::new();
     package.write(
         "package/cuda/sm90/a.cu",
@@ -261,7 +261,7 @@ fn headers_that_newly_hide_others_are_noticed_and_a_file_of_options_counts() {
 
 #[test]
 #[ignore = "needs nvcc: cargo xtask toolkit && cargo test -p mla-build -- --ignored real"]
-fn a_bad_unit_leaves_the_others_and_says_what_the_compiler_said() {
+fn bad_unit_says_the_error() {
     let package = Package::new();
     package.write(
         "package/cuda/sm90/a.cu",
@@ -311,7 +311,7 @@ fn a_bad_unit_leaves_the_others_and_says_what_the_compiler_said() {
 
 #[test]
 #[ignore = "needs nvcc: cargo xtask toolkit && cargo test -p mla-build -- --ignored real"]
-fn two_families_make_one_object_of_a_shared_source() {
+fn families_share_an_object() {
     let package = Package::new();
     let built = package
         .kernels("package", "out")
@@ -335,7 +335,7 @@ fn two_families_make_one_object_of_a_shared_source() {
 #[test]
 #[ignore = "needs nvcc and builds a crate with bindgen: \
             cargo xtask toolkit && cargo test -p mla-build -- --ignored real"]
-fn a_foreign_crate_builds_with_one_line_in_its_build_script() {
+fn foreign_crate_builds() {
     let package = Package(tempfile::tempdir().unwrap());
     // Wherever it lies: nothing of a path is a command.
     let home = "foreign $(touch ran) `touch ran` \"it's\" & (mine), a=b";

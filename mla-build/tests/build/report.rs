@@ -9,7 +9,7 @@ use mla_build::{
 };
 
 #[test]
-fn the_report_has_every_unit_and_every_kernel() {
+fn report_is_complete() {
     let world = World::new();
     let built = world.build().unwrap();
     let read = Report::load(&world.at("out/kernels.report.json")).unwrap();
@@ -51,7 +51,7 @@ fn the_report_has_every_unit_and_every_kernel() {
 }
 
 #[test]
-fn the_newest_report_of_a_target_folder_is_found_and_shown() {
+fn newest_report() {
     let world = World::new();
     fs::create_dir_all(world.at("target")).unwrap();
     assert!(
@@ -84,7 +84,7 @@ fn the_newest_report_of_a_target_folder_is_found_and_shown() {
 }
 
 #[test]
-fn a_target_folder_that_cargo_did_not_mark_holds_the_report() {
+fn unmarked_target_folder() {
     // Something made the folder before Cargo's first build, which then leaves it unmarked.
     let world = World::new();
     world
@@ -96,7 +96,7 @@ fn a_target_folder_that_cargo_did_not_mark_holds_the_report() {
 }
 
 #[test]
-fn a_failed_build_has_a_report_too() {
+fn failed_build_has_a_report() {
     let world = World::new();
     world.write("package/cuda/sm90/a.cu", "// error: no\n");
     // In the order of the sources, of which the first is compiled and the last not begun.
@@ -122,7 +122,7 @@ fn a_spill_breaks_the_budget() {
 }
 
 #[test]
-fn commands_for_clangd_are_written_on_request() {
+fn clangd_commands() {
     let world = World::new();
     world
         .kernels()
@@ -162,7 +162,7 @@ fn commands_for_clangd_are_written_on_request() {
 }
 
 #[test]
-fn progress_is_one_line_per_unit_while_it_happens() {
+fn progress_lines() {
     let world = World::new();
     world.write("package/cuda/sm90/a.cu", "// error: no\n");
     let output = world

@@ -12,7 +12,7 @@ use mla_build::report::Outcome;
 const NONE: [&str; 0] = [];
 
 #[test]
-fn the_first_build_compiles_all_and_the_second_nothing() {
+fn second_build_compiles_nothing() {
     let world = World::new();
     assert_eq!(world.compiled(), ALL);
     assert_eq!(world.compiled(), NONE);
@@ -54,7 +54,7 @@ fn a_moved_checkout_compiles_nothing() {
 }
 
 #[test]
-fn a_second_checkout_compiles_nothing_and_then_only_its_own_changes() {
+fn second_checkout() {
     let world = World::new();
     world.compiled();
     let copied = Command::new("cp")
@@ -81,7 +81,7 @@ fn a_second_checkout_compiles_nothing_and_then_only_its_own_changes() {
 }
 
 #[test]
-fn a_toolkit_behind_a_link_or_elsewhere_compiles_nothing() {
+fn moved_toolkit() {
     let world = World::new();
     world.compiled();
     std::os::unix::fs::symlink(world.at("toolkit"), world.at("link")).unwrap();
@@ -149,7 +149,7 @@ fn a_deleted_target_folder_compiles_nothing() {
 }
 
 #[test]
-fn an_edited_header_compiles_exactly_what_includes_it() {
+fn edited_header() {
     let world = World::new();
     world.compiled();
     world.write("package/cuda/common/shared.h", "shared-2\n");
@@ -177,7 +177,7 @@ fn an_edited_header_compiles_exactly_what_includes_it() {
 }
 
 #[test]
-fn a_header_that_changes_back_compiles_nothing() {
+fn header_changed_back() {
     let world = World::new();
     world.compiled();
     world.write("package/cuda/common/shared.h", "shared-2\n");
@@ -210,7 +210,7 @@ fn cutlass_headers_count_like_any_other() {
 }
 
 #[test]
-fn a_new_header_that_hides_another_compiles_what_would_now_find_it() {
+fn new_hiding_header() {
     let world = World::new();
     world.compiled();
     // Include roots are searched before the toolkit's own headers.
@@ -223,7 +223,7 @@ fn a_new_header_that_hides_another_compiles_what_would_now_find_it() {
 }
 
 #[test]
-fn equal_sources_in_different_folders_are_different_units() {
+fn equal_sources_stay_apart() {
     let world = World::new();
     let source = "#include \"local.h\"\nsame\n";
     world.write("package/cuda/sm90/x/same.cu", source);
@@ -236,7 +236,7 @@ fn equal_sources_in_different_folders_are_different_units() {
 }
 
 #[test]
-fn an_edited_added_or_removed_source_is_noticed() {
+fn changed_sources() {
     let world = World::new();
     world.compiled();
     world.write("package/cuda/sm90/a.cu", "body-a2\n");
@@ -252,7 +252,7 @@ fn an_edited_added_or_removed_source_is_noticed() {
 }
 
 #[test]
-fn other_versions_of_the_compilers_compile_all() {
+fn other_compiler_versions() {
     let world = World::new();
     world.compiled();
     world.write("toolkit/version", &version("13.1"));
@@ -284,7 +284,7 @@ fn another_flag_or_macro_compiles_all() {
 }
 
 #[test]
-fn another_family_compiles_only_what_it_concerns() {
+fn additional_family() {
     let world = World::new();
     world.write("package/cuda/sm100/d.cu", "body-d\n");
     assert_eq!(world.compiled(), ALL);
@@ -298,7 +298,7 @@ fn another_family_compiles_only_what_it_concerns() {
 }
 
 #[test]
-fn a_header_edited_while_a_unit_compiles_is_not_kept_under_its_new_content() {
+fn header_edited_during_compile() {
     let world = World::new();
     world.write(
         "package/cuda/sm90/a.cu",
@@ -325,7 +325,7 @@ fn a_header_edited_while_a_unit_compiles_is_not_kept_under_its_new_content() {
 }
 
 #[test]
-fn a_cache_is_counted_exported_and_cleaned() {
+fn cache_commands() {
     use mla_build::cache;
     let world = World::new();
     world.compiled();

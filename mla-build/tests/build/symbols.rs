@@ -63,7 +63,7 @@ fn link(world: &World, main: &str, libraries: &[&Path]) -> Command {
 }
 
 #[test]
-fn three_packages_with_equal_names_link_and_each_runs_its_own() {
+fn packages_with_equal_names() {
     let world = World::new();
     let numbers = [("first", 80), ("second", 90), ("third", 120)];
     let built: Vec<Built> = numbers
@@ -86,7 +86,7 @@ fn three_packages_with_equal_names_link_and_each_runs_its_own() {
 }
 
 #[test]
-fn a_shared_library_exports_the_interface_and_nothing_else() {
+fn shared_library_exports() {
     let world = World::new();
     let built = package(&world, "first", 80).compile("decode").unwrap();
     let shared = world.at("libshared.so");
@@ -115,7 +115,7 @@ fn a_shared_library_exports_the_interface_and_nothing_else() {
 }
 
 #[test]
-fn two_definitions_in_one_library_are_refused_with_both_places() {
+fn double_definition_is_refused() {
     let world = World::new();
     world.write("package/cuda/sm90/a.cu", "// symbol: twice\n");
     world.write("package/cuda/sm90/b.cu", "// symbol: twice\n");
@@ -148,7 +148,7 @@ fn two_definitions_in_one_library_are_refused_with_both_places() {
 }
 
 #[test]
-fn two_kernels_of_one_name_must_be_the_same() {
+fn kernels_of_one_name() {
     let world = World::new();
     let kernel = |source: &str, registers: u32| {
         let text = format!("// kernel: _Z6decodeILi64EEvPf {registers} 0\n");
@@ -170,7 +170,7 @@ fn two_kernels_of_one_name_must_be_the_same() {
 }
 
 #[test]
-fn what_the_compiler_made_and_is_no_object_is_named() {
+fn no_object_is_named() {
     let world = World::new();
     world.program(
         "toolkit/bin/nvcc",

@@ -14,7 +14,7 @@ use mla_build::{Error, Kernels, progress::Event};
 const NONE: [&str; 0] = [];
 
 #[test]
-fn one_bad_unit_leaves_the_others_stored_and_says_the_first_error() {
+fn bad_unit_leaves_the_others() {
     let world = World::new();
     for number in 1..=4 {
         world.write(
@@ -45,7 +45,7 @@ fn one_bad_unit_leaves_the_others_stored_and_says_the_first_error() {
 }
 
 #[test]
-fn the_whole_output_of_a_failure_is_kept_where_the_message_says() {
+fn failure_output_is_kept() {
     let world = World::new();
     world.write("package/cuda/sm90/a.cu", "// error: first\n");
     world.write(
@@ -76,7 +76,7 @@ fn the_whole_output_of_a_failure_is_kept_where_the_message_says() {
 }
 
 #[test]
-fn a_missing_header_comes_with_a_hint() {
+fn missing_header_hint() {
     let world = World::new();
     world.write("package/cuda/sm90/a.cu", "#include <cute/tensor.hpp>\n");
     let message = world.build().unwrap_err().to_string();
@@ -91,7 +91,7 @@ fn a_missing_header_comes_with_a_hint() {
 }
 
 #[test]
-fn a_compiler_that_is_killed_is_told_from_one_that_refuses() {
+fn killed_compiler() {
     let world = World::new();
     world.program(
         "toolkit/bin/nvcc",
@@ -106,7 +106,7 @@ fn a_compiler_that_is_killed_is_told_from_one_that_refuses() {
 }
 
 #[test]
-fn a_target_that_the_toolkit_does_not_know_says_which_release_does() {
+fn toolkit_too_old() {
     let world = World::new();
     world.write("toolkit/version", &version("12.4"));
     let message = world
@@ -132,7 +132,7 @@ fn a_target_that_the_toolkit_does_not_know_says_which_release_does() {
 }
 
 #[test]
-fn targets_that_a_toolkit_cannot_serve_together_say_which_release_can() {
+fn conflicting_targets() {
     let world = World::new();
     let message = |release| {
         world.write("toolkit/version", &version(release));
@@ -156,7 +156,7 @@ fn targets_that_a_toolkit_cannot_serve_together_say_which_release_can() {
 }
 
 #[test]
-fn a_cutlass_that_does_not_know_a_target_says_which_release_does() {
+fn cutlass_too_old() {
     let world = World::new();
     world.write("cutlass/include/cutlass/cutlass.h", "");
     let build = |minor: u32| {
@@ -240,7 +240,7 @@ fn wrong_settings_are_named() {
 }
 
 #[test]
-fn another_target_than_this_machine_is_refused() {
+fn cross_compiling_is_refused() {
     let world = World::new();
     for target in [
         "x86_64-unknown-linux-musl",
@@ -263,7 +263,7 @@ fn another_target_than_this_machine_is_refused() {
 }
 
 #[test]
-fn a_killed_build_loses_only_what_was_being_compiled() {
+fn killed_build_keeps_finished_units() {
     let world = World::new();
     world.write("package/cuda/sm90/b.cu", "body-b\n// sleep: 30\n");
     let mut build = world
@@ -351,7 +351,7 @@ fn kill_alone(pid: u32, out: &std::path::Path) {
 }
 
 #[test]
-fn the_compilers_of_a_killed_build_end_and_their_folder_goes() {
+fn killed_build_ends_its_compilers() {
     let world = World::new();
     world.write("package/cuda/sm90/b.cu", "body-b\n// sleep: 30\n");
     let mut build = world.command("out").stderr(Stdio::null()).spawn().unwrap();
@@ -360,7 +360,7 @@ fn the_compilers_of_a_killed_build_end_and_their_folder_goes() {
 }
 
 #[test]
-fn a_build_script_ends_with_the_cargo_that_started_it() {
+fn script_ends_with_cargo() {
     let world = World::new();
     world.write("package/cuda/sm90/b.cu", "body-b\n// sleep: 30\n");
     fs::create_dir(world.at("out")).unwrap();
@@ -383,7 +383,7 @@ fn a_build_script_ends_with_the_cargo_that_started_it() {
 }
 
 #[test]
-fn two_builds_at_once_compile_each_unit_once() {
+fn concurrent_builds() {
     let world = World::new();
     for number in 0..6 {
         world.write(
@@ -421,7 +421,7 @@ fn two_builds_at_once_compile_each_unit_once() {
 }
 
 #[test]
-fn the_jobserver_of_cargo_bounds_the_compilers_and_gets_its_tokens_back() {
+fn jobserver_tokens() {
     for (tokens, allowed) in [(0, 1), (1, 2)] {
         let world = World::new();
         for number in 0..4 {
@@ -470,7 +470,7 @@ fn files(world: &World, kind: &str) -> Vec<std::path::PathBuf> {
 }
 
 #[test]
-fn a_corrupted_object_is_noticed_named_and_made_again() {
+fn corrupted_object() {
     for damage in [
         |bytes: &mut Vec<u8>| *bytes.last_mut().unwrap() ^= 1,
         |bytes: &mut Vec<u8>| bytes.truncate(bytes.len() / 2),
@@ -498,7 +498,7 @@ fn a_corrupted_object_is_noticed_named_and_made_again() {
 }
 
 #[test]
-fn a_corrupted_manifest_is_noticed_and_made_again() {
+fn corrupted_manifest() {
     let world = World::new();
     world.compiled();
     for path in files(&world, "manifests") {
@@ -521,7 +521,7 @@ fn objects_exchanged_on_disk_do_not_pass_for_each_other_when_mixed() {
 }
 
 #[test]
-fn a_cache_that_is_no_folder_is_told_and_the_build_goes_on() {
+fn cache_that_is_no_folder() {
     let world = World::new();
     world.write("cache", "a file in its place");
     let built = world.build().unwrap();
@@ -561,7 +561,7 @@ fn in_namespace(world: &World, setup: &str, out: &str) -> std::process::Output {
 
 #[test]
 #[ignore = "needs unprivileged mount namespaces: cargo test -p mla-build -- --ignored cache"]
-fn a_read_only_cache_is_used_and_not_written() {
+fn read_only_cache() {
     let world = World::new();
     world.compiled();
     world.write("package/cuda/sm90/a.cu", "body-a2\n");
@@ -579,7 +579,7 @@ fn a_read_only_cache_is_used_and_not_written() {
 
 #[test]
 #[ignore = "needs unprivileged mount namespaces: cargo test -p mla-build -- --ignored cache"]
-fn a_full_disk_under_the_cache_is_told_and_the_build_goes_on() {
+fn full_disk() {
     let world = World::new();
     let big = format!("body-a\n{}\n", "x".repeat(400_000));
     world.write("package/cuda/sm90/a.cu", &big);

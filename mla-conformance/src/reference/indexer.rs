@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_formulas_give() {
+    fn hand_computed_values() {
         let row = [1.0, 2.0, 3.0, 6.0];
         // Mean 3, variance 3.5.
         let normed = layer_norm(&row, &[1.0, 2.0, 1.0, 1.0], &[0.0, 0.0, 5.0, 0.0], 0.5);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_logit_counts_what_is_above_zero() {
+    fn logits_clamp_at_zero() {
         let (one, two) = (encode_e4m3(1.0), encode_e4m3(2.0));
         let minus = encode_e4m3(-1.0);
         let queries = [(vec![one, two], 0.5), (vec![minus, minus], 100.0)];

@@ -273,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn attention_to_two_keys_is_what_the_formula_gives() {
+    fn attention_to_two_keys() {
         let (keys, values) = ([[1.0, 0.0], [0.0, 2.0]], [[1.0], [5.0]]);
         let (out, lse) = attend(
             &[0.5, 1.0],

@@ -96,7 +96,7 @@ fn quoted(text: &str) -> impl Iterator<Item = String> {
 }
 
 #[test]
-fn every_promise_has_a_topic_or_says_why_not() {
+fn promises_have_topics_and_breakers() {
     let guide = read("docs/new-backend.md");
     let (_, promises) = guide.split_once("### Promises\n").unwrap();
     let (promises, _) = promises.split_once("\n## ").unwrap();

@@ -523,7 +523,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_nan_shows_in_its_own_row_and_only_if_the_row_sees_it() {
+    fn nan_stays_in_its_row() {
         if !is_x86_feature_detected!("avx512bf16") || !is_x86_feature_detected!("avx512bw") {
             return;
         }
@@ -548,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_found_where_they_were_paired() {
+    fn paired_values_found() {
         if !is_x86_feature_detected!("avx512bw") {
             return;
         }
@@ -568,7 +568,7 @@ mod tests {
     }
 
     #[test]
-    fn powers_of_two_are_exact_to_the_last_place_but_one() {
+    fn exp2_accuracy() {
         if !is_x86_feature_detected!("avx512f") {
             return;
         }

@@ -498,7 +498,7 @@ mod tests {
 
     // Tries pairs at an odd place, as in a cache whose base is only aligned to its elements.
     #[test]
-    fn scores_are_products_whatever_the_number_of_keys_groups_and_steps() {
+    fn scores_are_products() {
         let (Some(vectors), Some(pairs)) = (Vectors::new(), PairVectors::new()) else {
             return;
         };
@@ -565,7 +565,7 @@ mod tests {
     }
 
     #[test]
-    fn outputs_are_added_to_whatever_the_number_of_keys_groups_and_columns() {
+    fn outputs_accumulate() {
         let (Some(vectors), Some(pairs)) = (Vectors::new(), PairVectors::new()) else {
             return;
         };

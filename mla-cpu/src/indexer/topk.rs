@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_are_in_the_order_of_values() {
+    fn ranks_follow_values() {
         let values = [
             f32::NEG_INFINITY,
             f32::MIN,

@@ -147,7 +147,7 @@ fn walk(
 }
 
 #[test]
-fn whatever_fails_the_next_step_is_right() {
+fn next_step_survives_failures() {
     let device = Faulty::default();
     let mut labs = [2, 3].map(|heads| Lab::new(&device, heads).unwrap());
     for (index, requests) in STEPS.into_iter().enumerate() {
@@ -169,7 +169,7 @@ fn whatever_fails_the_next_step_is_right() {
 }
 
 #[test]
-fn whatever_fails_a_workspace_and_tables_can_be_made_anew() {
+fn workspace_survives_failures() {
     let device = Faulty::default();
     let mut labs = [2, 3].map(|heads| Lab::new(&device, heads).unwrap());
     for (kind, min) in [(Kind::Allocation, 7), (Kind::Upload, 2)] {
@@ -184,7 +184,7 @@ fn whatever_fails_a_workspace_and_tables_can_be_made_anew() {
 }
 
 #[test]
-fn no_layer_runs_behind_a_step_that_was_not_prepared() {
+fn unprepared_step_is_refused() {
     let device = Faulty::default();
     let mut lab = Lab::new(&device, 2).unwrap();
     for (index, requests) in STEPS.into_iter().enumerate() {
@@ -205,7 +205,7 @@ fn no_layer_runs_behind_a_step_that_was_not_prepared() {
 }
 
 #[test]
-fn a_prepared_step_runs_again_behind_a_failure() {
+fn step_reruns_after_failure() {
     let device = Faulty::default();
     let mut lab = Lab::new(&device, 2).unwrap();
     for (index, requests) in STEPS.into_iter().enumerate() {

@@ -68,7 +68,7 @@ fn cache_layout(rng: &mut Rng, fault: bool) -> IndexCacheLayout {
 }
 
 #[test]
-fn random_selections_are_refused_or_those_without_gaps() {
+fn random_selections() {
     let mut rng = Rng::with_seed(9);
     let sparse = layer(true);
     let problem = &sparse.config().problem;

@@ -70,7 +70,7 @@ fn logits(pages: usize, tables: [i32; 2]) -> (Vec<f32>, [Vec<u32>; 2]) {
 }
 
 #[test]
-fn keys_lie_as_far_from_the_first_as_memory_is_wide() {
+fn far_keys() {
     let page_bytes = 4 * PAGE_WORDS;
     let pages = (1 << 31) / page_bytes + 3;
     assert!((pages - 2) * page_bytes > 1 << 31);

@@ -264,7 +264,7 @@ pub(crate) fn lists_of(own: &IndexerWorkspace<Cpu>, workspace: &Space) -> (Vec<i
 const STEPS: [[u32; 3]; 4] = [[30, 5, 0], [35, 1, 40], [1, 1, 1], [2, 9, 4]];
 
 #[test]
-fn with_topk_as_long_as_the_context_it_is_the_dense_layer() {
+fn full_topk_is_dense() {
     let (sparse, dense) = (layer(true), layer(false));
     let indexer = Indexer::new(&Cpu::new(), &indexer_config(70), &sparse.config().problem).unwrap();
     let mut own = indexer.workspace(&IndexLimits::new(limits())).unwrap();
@@ -320,7 +320,7 @@ fn queries_of(world: &World, step: &Step, token: usize) -> Vec<(Vec<u8>, f64)> {
 }
 
 #[test]
-fn lists_are_those_of_the_reference_and_attention_is_to_them() {
+fn lists_match_the_reference() {
     let topk = 20;
     let sparse = layer(true);
     let indexer = Indexer::new(
@@ -465,7 +465,7 @@ fn by_position(steps: &[[u32; 3]], topk: u32) -> [Vec<(Vec<usize>, Vec<f32>)>; 3
 }
 
 #[test]
-fn prompts_in_chunks_have_the_lists_and_outputs_of_one_step() {
+fn chunked_prompts() {
     let topk = 11;
     let whole = by_position(&[[30, 9, 37]], topk);
     let chunked = by_position(&[[7, 9, 1], [16, 0, 35], [1, 0, 1], [6, 0, 0]], topk);
@@ -483,7 +483,7 @@ fn prompts_in_chunks_have_the_lists_and_outputs_of_one_step() {
 
 /// GLM-5.2's pattern of layers, of which most share lists.
 #[test]
-fn layers_of_a_model_take_the_lists_of_its_pattern() {
+fn lists_follow_the_layer_pattern() {
     let topk = 9;
     let layers = IndexLayers::every(4, 3, 12).unwrap();
     let makes: Vec<u32> = (0..12).filter(|layer| layers.has_indexer(*layer)).collect();
@@ -522,7 +522,7 @@ fn layers_of_a_model_take_the_lists_of_its_pattern() {
 }
 
 #[test]
-fn logits_by_parts_make_the_same_lists() {
+fn logits_by_parts() {
     let sparse = layer(true);
     let indexer = Indexer::new(&Cpu::new(), &indexer_config(9), &sparse.config().problem).unwrap();
     let mut results = Vec::new();
@@ -548,7 +548,7 @@ fn logits_by_parts_make_the_same_lists() {
 }
 
 #[test]
-fn a_layer_without_an_indexer_shares_the_list_of_the_last_that_has_one() {
+fn layers_share_lists() {
     let sparse = layer(true);
     let indexer = Indexer::new(&Cpu::new(), &indexer_config(9), &sparse.config().problem).unwrap();
     let mut own = indexer.workspace(&IndexLimits::new(limits())).unwrap();
@@ -572,7 +572,7 @@ fn a_layer_without_an_indexer_shares_the_list_of_the_last_that_has_one() {
 }
 
 #[test]
-fn one_call_is_the_selection_and_the_layer_one_after_the_other() {
+fn one_call_equals_two() {
     let sparse = layer(true);
     let indexer = Indexer::new(&Cpu::new(), &indexer_config(9), &sparse.config().problem).unwrap();
     let mut own = indexer.workspace(&IndexLimits::new(limits())).unwrap();

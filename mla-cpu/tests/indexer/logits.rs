@@ -148,7 +148,7 @@ fn logits_are_what_the_formula_gives() {
 }
 
 #[test]
-fn rows_of_a_part_are_those_of_the_whole() {
+fn parts_equal_the_whole() {
     let world = World::new(IndexDims::GLM_5, &[(4, 90), (1, 40), (6, 66)], 64, 4);
     let whole = world.logits(0..11, 90, 90);
     for part in [0..3, 3..5, 2..11, 5..5] {
@@ -226,7 +226,7 @@ fn refusals_name_the_field() {
 }
 
 #[test]
-fn arrays_that_are_shorter_than_the_block_table_are_refused() {
+fn short_arrays_are_refused() {
     // A kernel on a GPU would read beyond the end of such arrays.
     let refused = |requests: usize, lens: &[i32], starts: &[i32]| {
         let mut logits = vec![0.0f32; 90];

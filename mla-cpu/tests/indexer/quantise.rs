@@ -43,7 +43,7 @@ fn check(row: &[f64], codes: &[u8], scale: f64) {
 }
 
 #[test]
-fn keys_are_normalised_rotated_and_rounded_into_their_slots() {
+fn keys_into_their_slots() {
     let mut rng = Rng::with_seed(7);
     let (tokens, width) = (37, 128);
     for (case, config) in configs().enumerate() {
@@ -120,7 +120,7 @@ fn keys_are_normalised_rotated_and_rounded_into_their_slots() {
 }
 
 #[test]
-fn queries_are_rotated_and_rounded_and_their_scales_are_in_the_weights() {
+fn queries_and_scales() {
     let mut rng = Rng::with_seed(8);
     let (tokens, heads, width) = (9, 6, 128);
     for config in configs() {

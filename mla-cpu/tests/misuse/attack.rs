@@ -17,13 +17,13 @@ use crate::setup::{DIMS, HEADS, Prepared, Ran, Rotation, Setup, View};
 const CASES: usize = 3000;
 
 #[test]
-fn random_steps_are_refused_or_what_the_formulas_say() {
+fn random_steps() {
     attack(1);
 }
 
 /// Tries other steps each time: `MLA_ATTACK_SEED` repeats them.
 #[test]
-fn other_random_steps_are_refused_or_what_the_formulas_say() {
+fn other_random_steps() {
     attack(seed());
 }
 

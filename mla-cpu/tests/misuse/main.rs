@@ -26,7 +26,7 @@ enum Expected {
 }
 
 #[test]
-fn misuse_is_refused_or_right() {
+fn misuse() {
     let (expected, _) = Setup::default().run();
     let expected = expected.expect("the case without a change is right");
     let mut said = String::new();

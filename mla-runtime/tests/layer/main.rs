@@ -80,7 +80,7 @@ const MIXED: &[(u32, u32)] = &[
 ];
 
 #[test]
-fn a_mixed_batch_is_what_the_oracle_says() {
+fn mixed_batch() {
     let (_, outcome) = run(&Case::small(MIXED));
     // 1 + 1 + 3 + 1 + 4 tokens are on the absorbed path, and the others have chunks.
     assert_eq!(outcome.absorbed_tokens, 10);
@@ -88,7 +88,7 @@ fn a_mixed_batch_is_what_the_oracle_says() {
 }
 
 #[test]
-fn a_square_matrix_lies_as_its_constructor_says() {
+fn square_matrix_orientation() {
     for transposed_weights in [true, false] {
         // One head of P + V = 16 + 16 by L = 32: the shape does not tell the two apart.
         let case = Case {
@@ -106,7 +106,7 @@ fn a_square_matrix_lies_as_its_constructor_says() {
 }
 
 #[test]
-fn drafts_that_see_each_other_are_what_the_oracle_says() {
+fn non_causal_drafts() {
     for (threshold, context_rows) in [(4, 64), (100, 64), (0, 64), (0, 4096), (9, 8)] {
         for (dtype, kv_format) in [
             (DType::F32, KvFormat::F32),
@@ -142,7 +142,7 @@ fn drafts_that_see_each_other_are_what_the_oracle_says() {
 }
 
 #[test]
-fn drafts_that_see_each_other_take_a_backend_that_can() {
+fn non_causal_drafts_need_the_feature() {
     let case = Case {
         causal: false,
         ..Case::small(&[(2, 9)])
@@ -228,7 +228,7 @@ fn chunked_equals_unchunked() {
 }
 
 #[test]
-fn requests_of_zero_length_and_padding_are_nothing() {
+fn empty_requests_and_padding() {
     let case = Case::small(&[
         (0, 0),
         (1, 37),
@@ -253,7 +253,7 @@ fn requests_of_zero_length_and_padding_are_nothing() {
 }
 
 #[test]
-fn every_cache_format_is_read_as_it_was_written() {
+fn cache_formats_round_trip() {
     for (dtype, kv_format) in [
         (DType::F32, KvFormat::F32),
         (DType::F16, KvFormat::F16),
@@ -276,7 +276,7 @@ fn every_cache_format_is_read_as_it_was_written() {
 }
 
 #[test]
-fn a_split_cache_gives_the_bits_of_one_row() {
+fn split_cache_same_bits() {
     for (dtype, kv_format) in [
         (DType::F32, KvFormat::F32),
         (DType::F16, KvFormat::F16),
@@ -310,7 +310,7 @@ fn a_split_cache_gives_the_bits_of_one_row() {
 }
 
 #[test]
-fn a_cache_of_another_kind_than_the_problem_says_is_refused() {
+fn foreign_cache_is_refused() {
     for split_cache in [false, true] {
         let case = Case {
             split_cache,
@@ -334,7 +334,7 @@ fn a_cache_of_another_kind_than_the_problem_says_is_refused() {
 }
 
 #[test]
-fn uniform_and_single_decodes_leave_the_rest_to_prefill() {
+fn longer_requests_go_to_prefill() {
     let case = Case::small(&[(1, 9), (3, 20), (3, 30), (2, 17), (3, 3), (8, 40)]);
     let (_, outcome) = run(&Case {
         query_len: QueryLen::Uniform,
@@ -349,7 +349,7 @@ fn uniform_and_single_decodes_leave_the_rest_to_prefill() {
 }
 
 #[test]
-fn sparse_tokens_attend_to_their_slots_alone() {
+fn sparse_tokens_attend_to_slots() {
     for kv_format in [KvFormat::BF16, KvFormat::Fp8DsMla] {
         let case = Case {
             sparse: true,
@@ -387,7 +387,7 @@ fn sparse_tokens_attend_to_their_slots_alone() {
 }
 
 #[test]
-fn sparse_requests_within_the_bound_are_dense_and_the_others_keep_their_lists() {
+fn short_sparse_requests_are_dense() {
     for kv_format in [KvFormat::BF16, KvFormat::Fp8DsMla] {
         let case = Case {
             sparse: true,
@@ -416,7 +416,7 @@ fn sparse_requests_within_the_bound_are_dense_and_the_others_keep_their_lists() 
 }
 
 #[test]
-fn two_caches_and_sinks_go_through_the_layer() {
+fn second_cache_and_sinks() {
     let case = Case {
         sparse: true,
         threshold: 100,
@@ -457,7 +457,7 @@ fn two_caches_and_sinks_go_through_the_layer() {
 }
 
 #[test]
-fn sinks_and_second_caches_are_refused_where_a_token_is_expanded() {
+fn expanded_tokens_refuse_sinks() {
     let case = Case {
         sparse: true,
         dense_within: 40,
@@ -493,7 +493,7 @@ fn sinks_and_second_caches_are_refused_where_a_token_is_expanded() {
 }
 
 #[test]
-fn backends_get_keys_values_and_queries_as_they_ask() {
+fn tensors_in_the_asked_layout() {
     fn check<const PACKED: bool, const PADDED: bool>(case: &Case) {
         let world = World::new(case);
         let config = case.config();
@@ -524,7 +524,7 @@ fn backends_get_keys_values_and_queries_as_they_ask() {
 }
 
 #[test]
-fn requests_longer_than_the_decode_backend_takes_are_expanded() {
+fn long_decodes_are_expanded() {
     // The case's threshold and limit are 4.
     let case = Case::small(&[(1, 9), (3, 9), (4, 11), (4, 4)]);
     let world = World::new(&case);
@@ -562,7 +562,7 @@ fn selected_backends_compute_the_same_bits() {
 }
 
 #[test]
-fn nothing_runs_on_a_step_whose_backend_panicked() {
+fn panicked_step_does_not_run() {
     let case = Case::small(MIXED);
     let layer = MlaLayer::<CpuPrefill, Concatenated>::of(&Cpu::new(), &case.config()).unwrap();
     let world = World::new(&case);
@@ -582,7 +582,7 @@ fn nothing_runs_on_a_step_whose_backend_panicked() {
 
 /// Layers of selected backends have workspaces of one type, whichever backends these are.
 #[test]
-fn a_workspace_of_another_backend_is_refused_before_the_cache_is_written() {
+fn foreign_workspace_is_refused() {
     let case = Case::small(MIXED);
     let (own, other) = (layer_of(&case, "CPU"), layer_of(&case, "CONCATENATED"));
     let refusal = "workspace: given one for decode backend CPU, accepted one for CONCATENATED, as \
@@ -632,7 +632,7 @@ fn backends_of_another_configuration_are_refused() {
 }
 
 #[test]
-fn layers_share_a_workspace_and_keep_apart() {
+fn layers_share_a_workspace() {
     let case = Case::small(MIXED);
     // Two layers of one step: the same requests, other weights, queries and caches.
     let other = Case {
@@ -671,7 +671,7 @@ fn the_log_sum_exp_is_optional() {
 
 /// A request that grows token by token gives, in its last step, what one prefill gives.
 #[test]
-fn growing_step_by_step_equals_a_prefill() {
+fn growing_equals_prefill() {
     const STEPS: u32 = 200;
     let mut case = Case::small(&[(STEPS, STEPS), (STEPS, STEPS)]);
     case.context_rows = 32;
@@ -703,7 +703,7 @@ fn growing_step_by_step_equals_a_prefill() {
 }
 
 #[test]
-fn what_is_planned_is_allocated() {
+fn plan_equals_allocation() {
     for (context_rows, threshold) in [(4, 0), (64, 4), (1000, 100)] {
         let case = Case {
             context_rows,
@@ -725,7 +725,7 @@ fn what_is_planned_is_allocated() {
 }
 
 #[test]
-fn slots_are_those_of_the_block_tables() {
+fn slots_follow_block_tables() {
     let case = Case::small(&[(1, 37), (3, 20), (1, 0), (9, 9)]);
     let world = World::new(&case);
     let layer = cpu_layer(&case);
@@ -816,7 +816,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn any_batch_is_what_the_oracle_says(case in cases()) {
+    fn any_batch(case in cases()) {
         let world = World::new(&case);
         let outcome = world.run(&cpu_layer(&case));
         prop_assert_eq!(world.check(&outcome), Ok(()));

@@ -69,7 +69,7 @@ fn check_case(case: &Case) {
 }
 
 #[test]
-fn a_nan_stays_among_those_that_see_it() {
+fn nan_stays_among_who_see_it() {
     // All six tokens on the absorbed path, then on the expanded one.
     for threshold in [100, 0] {
         check_case(&Case {

@@ -122,7 +122,7 @@ fn any_step_is_rotated_as_beforehand() {
 }
 
 #[test]
-fn a_model_without_a_rotary_part_has_nothing_to_rotate() {
+fn no_rotary_part() {
     let case = Case {
         dims: MlaDims::new(32, HeadDims::new(16, 0, 16)),
         ..Case::small(&[(9, 12), (1, 7)])

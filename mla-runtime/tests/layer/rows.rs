@@ -167,7 +167,7 @@ fn shuffled(world: &World, seed: u64, gap: usize) -> (Vec<usize>, usize) {
 }
 
 #[test]
-fn a_padded_batch_is_the_packed_one_at_its_rows() {
+fn padded_equals_packed() {
     for (dtype, kv_format) in [
         (DType::F32, KvFormat::F32),
         (DType::BF16, KvFormat::BF16),
@@ -196,7 +196,7 @@ fn a_padded_batch_is_the_packed_one_at_its_rows() {
 }
 
 #[test]
-fn rows_in_order_are_taken_as_they_lie() {
+fn ordered_rows_are_not_copied() {
     for (requests, before, behind) in [
         (MIXED, 0, 0),
         (MIXED, 5, 3),
@@ -237,7 +237,7 @@ fn rows_in_order_are_taken_as_they_lie() {
 }
 
 #[test]
-fn rows_that_are_not_rotated_yet_are_rotated_by_their_own_positions() {
+fn unrotated_rows() {
     let rope = Rope::plain(100.0);
     for requests in [
         &[(1, 5), (1, 1), (2, 9)][..],
@@ -267,7 +267,7 @@ fn rows_that_are_not_rotated_yet_are_rotated_by_their_own_positions() {
 }
 
 #[test]
-fn positions_of_the_callers_own_go_with_rows_in_order() {
+fn own_positions() {
     let case = Case::small(&[(1, 9), (3, 5)]);
     let world = World::new(&case);
     let layer = cpu_layer(&case);
@@ -302,7 +302,7 @@ fn positions_of_the_callers_own_go_with_rows_in_order() {
 
 /// An engine has pages of its own type, padded tensors, its own order.
 #[test]
-fn a_planned_step_says_where_rows_stand() {
+fn planned_rows() {
     let limits = StepLimits::new(6, 64, 3)
         .with_decode_query_len(4)
         .with_context_rows(16)
@@ -393,7 +393,7 @@ proptest! {
 }
 
 #[test]
-fn rows_that_contradict_the_requests_are_refused() {
+fn contradicting_rows_are_refused() {
     let case = Case::small(&[(1, 9), (3, 5), (6, 6)]);
     let world = World::new(&case);
     let layer = cpu_layer(&case);
@@ -430,7 +430,7 @@ fn rows_that_contradict_the_requests_are_refused() {
 }
 
 #[test]
-fn a_call_with_other_rows_than_the_step_says_is_refused() {
+fn wrong_row_count_is_refused() {
     let case = Case::small(&[(1, 9), (3, 5), (6, 6)]);
     let (world, _) = run(&case);
     let layer = cpu_layer(&case);
@@ -475,7 +475,7 @@ fn a_call_with_other_rows_than_the_step_says_is_refused() {
 
 /// Block tables and slots in the integer types that engines have.
 #[test]
-fn pages_and_slots_of_any_integer_give_the_same_bits() {
+fn pages_of_any_integer() {
     let case = Case::small(MIXED);
     let (world, expected) = run(&case);
     let layer = cpu_layer(&case);

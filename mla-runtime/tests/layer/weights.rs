@@ -81,7 +81,7 @@ fn same_bits(world: &World, expected: &Outcome, form: &str, weights: Weights<'_,
 }
 
 #[test]
-fn a_ranks_heads_of_the_whole_matrix_are_viewed_as_they_lie() {
+fn rank_heads_are_views() {
     for dtype in DType::ALL {
         let (world, expected) = run(&case(*dtype));
         let config = world.case.config();
@@ -120,7 +120,7 @@ fn matrices_per_head_are_joined() {
 }
 
 #[test]
-fn rows_that_a_closure_dequantises_are_taken() {
+fn closure_dequantises_rows() {
     for dtype in DType::ALL {
         let (world, expected) = run(&case(*dtype));
         let config = world.case.config();
@@ -167,7 +167,7 @@ fn e4m3(code: u8) -> f64 {
 }
 
 #[test]
-fn block_fp8_is_dequantised_wherever_a_rank_begins() {
+fn block_fp8_at_any_rank() {
     const ROWS: usize = ALL * WIDTH;
     let mut numbers = Numbers::new(7);
     // Values of about 1/16, in blocks whose scales differ.
@@ -218,7 +218,7 @@ fn block_fp8_is_dequantised_wherever_a_rank_begins() {
 }
 
 #[test]
-fn an_adapter_of_this_matrix_is_refused_by_name() {
+fn adapters_are_refused() {
     check_adapter([
         "q_b_proj",
         "model.layers.3.self_attn.kv_a_proj_with_mqa",
@@ -243,7 +243,7 @@ fn an_adapter_of_this_matrix_is_refused_by_name() {
 }
 
 #[test]
-fn weights_that_do_not_fit_are_refused_by_name() {
+fn bad_weights_are_refused() {
     let world = World::new(&case(DType::F32));
     let config = world.case.config();
     let device = &world.device;

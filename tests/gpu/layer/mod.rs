@@ -227,7 +227,7 @@ fn selected_backends_compute_the_same_bits() {
 
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
-fn what_is_planned_is_allocated() {
+fn plan_equals_allocation() {
     let gpu = &*gpu();
     for (context_rows, threshold, heads) in [(64, 0, 16), (4096, 4, 16), (8192, 8, 128)] {
         let case = Case {

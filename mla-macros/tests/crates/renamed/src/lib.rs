@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn the_crate_is_found_under_every_name() {
+    fn crate_found_under_every_name() {
         let linked: Vec<_> = LINKED.iter().map(|entry| entry.spec.name).collect();
         for name in ["BY_NAME", "IN_QUOTES", "BY_RE_EXPORT"] {
             assert!(linked.contains(&name), "{linked:?}");

@@ -62,7 +62,7 @@ fn with(remedy: &str) -> Option<[String; 2]> {
 }
 
 #[test]
-fn a_gpu_that_is_declared_and_left_out_is_a_reason() {
+fn left_out_gpu_is_a_reason() {
     let feature = with("build with `--features sm100`");
     for entry in [Literal::ENTRY, EveryGpu::ENTRY] {
         assert_eq!(cause(&entry, 9, 0), None, "{}", entry.spec.name);
@@ -73,7 +73,7 @@ fn a_gpu_that_is_declared_and_left_out_is_a_reason() {
 }
 
 #[test]
-fn a_selection_on_a_gpu_that_is_left_out_tells_the_reason() {
+fn left_out_gpu_in_a_selection() {
     let registry = Registry::linked().unwrap();
     let on = |major| {
         let target = Target::dry_run(Capability::new(major, 0));
@@ -93,7 +93,7 @@ fn the_key_feature_names_the_family() {
 }
 
 #[test]
-fn kernels_from_elsewhere_and_processors_are_not_held_to_what_the_package_compiles() {
+fn foreign_kernels_are_exempt() {
     assert_eq!(cause(&Elsewhere::ENTRY, 12, 0), None);
     let here = OnProcessors::ENTRY.availability_on(Target::CPU, false);
     assert_eq!(here, Availability::Available);

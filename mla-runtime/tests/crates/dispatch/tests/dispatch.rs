@@ -163,7 +163,7 @@ fn check_golden(name: &str, program: &Program, code: &str) {
 }
 
 #[test]
-fn the_static_path_is_the_call_by_hand() {
+fn static_path_costs_nothing() {
     let (by_hand, chosen) = (Program::read(BY_HAND), Program::read(CHOSEN));
     let by_hand_code = only(by_hand.functions("by_hand"));
     let chosen_code = only(chosen.functions("chosen"));
@@ -184,7 +184,7 @@ fn the_static_path_is_the_call_by_hand() {
 }
 
 #[test]
-fn the_selected_path_is_a_load_and_an_indirect_call_away_from_it() {
+fn selected_path_costs_one_indirection() {
     let (chosen, selected) = (Program::read(CHOSEN), Program::read(SELECTED));
     // One for each backend that could have been selected; that of the other backend calls it.
     let steps = selected.functions("<mla_dispatch::Engine<B> as selected::Step>::step");
@@ -243,7 +243,7 @@ fn instructions(program: &str) -> i64 {
 
 #[test]
 #[ignore = "needs valgrind: cargo test -p mla-dispatch -- --include-ignored"]
-fn a_million_dispatches_cost_what_the_code_says() {
+fn a_million_dispatches() {
     // The lengths of two numbers that are printed: what is left besides the dispatches.
     const PRINTING: i64 = 1000;
     let million = |instructions: i64| (instructions + PRINTING / 2).div_euclid(1_000_000);
