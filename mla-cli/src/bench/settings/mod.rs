@@ -17,10 +17,10 @@ pub(crate) use self::key::Key;
 pub(crate) use self::values::{Measure, Route, Switch};
 use self::values::{RangeSetting, fault, list};
 use super::lists::{ListKind, Lists};
+use crate::args::input::read_text;
 use crate::args::{list_width, natural, positive, samples, warm_up};
 use crate::device::DeviceName;
 use crate::error::CliError;
-use crate::args::input::read_text;
 
 /// The default seed of random numbers.
 pub const SEED: u32 = 1;
