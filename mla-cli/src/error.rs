@@ -58,10 +58,6 @@ pub enum CliError {
     #[error("cannot write the output: {0}")]
     Output(#[from] io::Error),
     /// A file that could not be written at the end of a run, whose result is shown all the same.
-    #[cfg_attr(
-        not(feature = "bench"),
-        expect(dead_code, reason = "benchmarks alone have a result to lose")
-    )]
     #[error("{error}")]
     Unsaved { result: String, error: Box<Self> },
 }

@@ -24,6 +24,10 @@
     feature = "bench",
     expect(missing_docs, reason = "the laboratory's `parts` are hidden")
 )]
+#![cfg_attr(
+    not(feature = "bench"),
+    expect(unreachable_pub, reason = "the laboratory's `parts` are not there")
+)]
 
 mod args;
 #[cfg(feature = "bench")]
