@@ -30,8 +30,8 @@ struct WriteBlocks {
 constexpr int absorb_blocks(int tiles, bool rotated) { return tiles > 1 || rotated ? 5 : 8; }
 
 template <typename T, int Tiles, bool EvictFirst, MlaCacheFormat Format, bool Rotated>
-__global__ void __launch_bounds__(kProductThreads, absorb_blocks(Tiles, Rotated))
-    absorb_kernel(const __grid_constant__ HeadPlan product,
+__global__ void __launch_bounds__(kGemmThreads, absorb_blocks(Tiles, Rotated))
+    absorb_kernel(const __grid_constant__ HeadPlan gemm,
                   const __grid_constant__ MlaCacheWriteParams write,
                   const __grid_constant__ WriteBlocks blocks) {
     ptx::griddepcontrol_launch_dependents();
@@ -39,11 +39,11 @@ __global__ void __launch_bounds__(kProductThreads, absorb_blocks(Tiles, Rotated)
         const uint32_t block = blockIdx.y * gridDim.x + blockIdx.x;
         if (block >= blocks.count || blockIdx.z) return;
         ptx::griddepcontrol_wait();
-        write_block<T, Format, true, Rotated, true, kProductThreads>(write, blocks.plan, block);
+        write_block<T, Format, true, Rotated, true, kGemmThreads>(write, blocks.plan, block);
         return;
     }
-    rows_product<T, Tiles, kNope, EvictFirst>(product, blockIdx.x, blockIdx.y - blocks.rows,
-                                              blockIdx.z * Tiles * kTile);
+    rows_gemm<T, Tiles, kNope, EvictFirst>(gemm, blockIdx.x, blockIdx.y - blocks.rows,
+                                           blockIdx.z * Tiles * kTile);
 }
 
 using Kernel = void (*)(HeadPlan, MlaCacheWriteParams, WriteBlocks);
@@ -94,28 +94,28 @@ MlaStatus load_absorb_kernels() {
 using namespace mla;
 
 extern "C" MlaStatus mla_absorb(const MlaCacheWriteParams* write_params,
-                                const MlaHeadProductParams* product_params, void* stream) {
+                                const MlaHeadProductParams* gemm_params, void* stream) {
     if (!write_params) return refuse("write", 0, "a pointer");
-    if (!product_params) return refuse("product", 0, "a pointer");
+    if (!gemm_params) return refuse("product", 0, "a pointer");
     const MlaCacheWriteParams w = with_rope(*write_params);
-    const MlaHeadProductParams& p = *product_params;
+    const MlaHeadProductParams& p = *gemm_params;
     WriteLaunch write;
-    MlaStatus status = plan_write(w, kProductThreads, write);
+    MlaStatus status = plan_write(w, kGemmThreads, write);
     if (status.code != MLA_OK) return status;
-    ProductLaunch product;
-    status = plan_product(p, product);
+    GemmLaunch gemm;
+    status = plan_gemm(p, gemm);
     if (status.code != MLA_OK) return status;
     const bool together = write.blocks > 0 && w.tokens <= kMaxTokens && write.wide && write.r1 &&
-                          product.grid.x > 0 && product.rows && p.k == kNope && w.dtype == p.dtype;
-    const auto kernel = together ? absorb_kernel_of(p.dtype, w.cache_format, write.rotated,
-                                                    product.tiles, !product.few)
-                                 : nullptr;
+                          gemm.grid.x > 0 && gemm.rows && p.k == kNope && w.dtype == p.dtype;
+    const auto kernel =
+        together ? absorb_kernel_of(p.dtype, w.cache_format, write.rotated, gemm.tiles, !gemm.few)
+                 : nullptr;
     if (!kernel) {
         status = mla_cache_write(write_params, stream);
-        return status.code == MLA_OK ? launch_product(p, product, stream) : status;
+        return status.code == MLA_OK ? launch_gemm(p, gemm, stream) : status;
     }
-    const uint32_t rows = uint32_t(ceil_div(write.blocks, product.grid.x));
+    const uint32_t rows = uint32_t(ceil_div(write.blocks, gemm.grid.x));
     const WriteBlocks blocks = {write.plan, uint32_t(write.blocks), rows};
-    const dim3 grid(product.grid.x, product.grid.y + rows, product.grid.z);
-    return launch_early("absorb", kernel, grid, product.few, stream, product.plan, w, blocks);
+    const dim3 grid(gemm.grid.x, gemm.grid.y + rows, gemm.grid.z);
+    return launch_early("absorb", kernel, grid, gemm.few, stream, gemm.plan, w, blocks);
 }

@@ -140,12 +140,12 @@ struct Expansion {
         PipelineState<kExpandStages> ring;
         for_each_item(tiles.count(), [&](int column, int begin, int end) {
             if (lane == 0)
-                bring_panels(ring, [&](int x, uint32_t to, uint32_t full) {
+                load_panels(ring, [&](int x, uint32_t to, uint32_t full) {
                     ptx::cp_async_bulk_tensor(&maps.weights, to, full, ptx::CachePolicy{}, x,
                                               column * kExpandColumns, 0);
                 });
             __syncwarp();
-            for (int index = begin; index < end; ++index) bring_tile(tiles.tile(index), ring, lane);
+            for (int index = begin; index < end; ++index) load_tile(tiles.tile(index), ring, lane);
         });
     }
 
@@ -197,17 +197,17 @@ struct Expansion {
 
   private:
     // Calls bring(first value, address, barrier) for the panels of 128 rows or columns.
-    template <typename Bring>
-    __device__ void bring_panels(PipelineState<kExpandStages>& ring, Bring bring) const {
+    template <typename Load>
+    __device__ void load_panels(PipelineState<kExpandStages>& ring, Load load) const {
         for (int i = 0; i < kExpandPanels; ++i, ring.advance(1)) {
             s.empty[ring.stage].wait(ring.phase ^ 1);
             s.full[ring.stage].expect(kExpandPanelBytes);
-            bring(i * 64, ptx::shared_address(s.panels[ring.stage]), s.full[ring.stage].address());
+            load(i * 64, ptx::shared_address(s.panels[ring.stage]), s.full[ring.stage].address());
         }
     }
 
-    __device__ void bring_tile(const ExpandTile& tile, PipelineState<kExpandStages>& ring,
-                               int lane) const {
+    __device__ void load_tile(const ExpandTile& tile, PipelineState<kExpandStages>& ring,
+                              int lane) const {
         constexpr int rows = kExpandRows / kExpandCtas;
         constexpr uint16_t all = (1 << kExpandCtas) - 1;
         static_assert(rows == 64, "a box");
@@ -215,7 +215,7 @@ struct Expansion {
         const int first = rank * rows;
         const int2 begin = place(tile, first);
         if (lane == 0)
-            bring_panels(ring, [&](int x, uint32_t to, uint32_t full) {
+            load_panels(ring, [&](int x, uint32_t to, uint32_t full) {
                 // Rows behind the segment's end have no page: TMA fills them, and they are not
                 // stored.
                 for (int row = first; row < first + rows; row += whole ? rows : 1) {

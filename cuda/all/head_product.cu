@@ -11,23 +11,21 @@ namespace {
 constexpr int kLatent = 512;
 
 template <typename T, int Tiles, int K, bool EvictFirst>
-__global__ void __launch_bounds__(kProductThreads) rows_kernel(const __grid_constant__ HeadPlan p) {
+__global__ void __launch_bounds__(kGemmThreads) rows_kernel(const __grid_constant__ HeadPlan p) {
     ptx::griddepcontrol_launch_dependents();
-    rows_product<T, Tiles, K, EvictFirst>(p, blockIdx.x, blockIdx.y, blockIdx.z * Tiles * kTile);
+    rows_gemm<T, Tiles, K, EvictFirst>(p, blockIdx.x, blockIdx.y, blockIdx.z * Tiles * kTile);
     // When this kernel has ended, the previous one has ended, too: one CTA waits for that.
     if (p.ready && blockIdx.x + blockIdx.y + blockIdx.z == 0) ptx::griddepcontrol_wait();
 }
 
 // GEMM with weights that are contiguous along k.
 template <typename T, int Tiles, int K, bool EvictFirst>
-__global__ void __launch_bounds__(kProductThreads)
-    columns_kernel(const __grid_constant__ HeadPlan p) {
-    constexpr uint32_t kN = 16, kSlice = 64, kChunk = kProductWarps * kSlice,
-                       kTokens = Tiles * kTile;
+__global__ void __launch_bounds__(kGemmThreads) columns_kernel(const __grid_constant__ HeadPlan p) {
+    constexpr uint32_t kN = 16, kSlice = 64, kChunk = kGemmWarps * kSlice, kTokens = Tiles * kTile;
     constexpr bool kWhole = K > 0 && K % kChunk == 0;
     // Each warp's k of the weights and, behind them, of the input: rows of 8 units. Its sums take
     // the same place later.
-    __shared__ __align__(128) char slices[kProductWarps][(kN + kTokens) * kSlice * 2];
+    __shared__ __align__(128) char slices[kGemmWarps][(kN + kTokens) * kSlice * 2];
     ptx::griddepcontrol_launch_dependents();
     const uint32_t head = blockIdx.y, first_token = blockIdx.z * kTokens, k = K ? K : p.k;
     if (!p.constant_weights) ptx::griddepcontrol_wait();
@@ -96,7 +94,7 @@ __global__ void __launch_bounds__(kProductThreads)
     if (warp >= 2 * Tiles) return;
     float4 total = {};
 #pragma unroll
-    for (uint32_t i = 0; i < kProductWarps; ++i) {
+    for (uint32_t i = 0; i < kGemmWarps; ++i) {
         const float4 sum = reinterpret_cast<const float4*>(slices[i])[32 * warp + lane];
         total = {total.x + sum.x, total.y + sum.y, total.z + sum.z, total.w + sum.w};
     }
@@ -120,21 +118,21 @@ Kernel kernel_of(bool rows, int tiles, bool evict_first, int k) {
     return evict_first ? kernel_of<T, 1, true>(rows, k) : kernel_of<T, 1, false>(rows, k);
 }
 
-Kernel head_product_kernel(int dtype, bool rows, int tiles, bool evict_first, int k) {
+Kernel head_gemm_kernel(int dtype, bool rows, int tiles, bool evict_first, int k) {
     return dtype == MLA_DTYPE_F16 ? kernel_of<__half>(rows, tiles, evict_first, k)
                                   : kernel_of<__nv_bfloat16>(rows, tiles, evict_first, k);
 }
 
 }  // namespace
 
-MlaStatus load_head_product_kernels() {
+MlaStatus load_head_gemm_kernels() {
     for (const int dtype : {MLA_DTYPE_BF16, MLA_DTYPE_F16})
         for (const bool rows : {false, true})
             for (const int k : {rows ? kNope : kLatent, 0})
                 for (const auto& [tiles, evict_first] :
                      {std::pair(1, false), std::pair(1, true), std::pair(kTiles, true)}) {
-                    const MlaStatus status = load(
-                        "head product", head_product_kernel(dtype, rows, tiles, evict_first, k));
+                    const MlaStatus status =
+                        load("head product", head_gemm_kernel(dtype, rows, tiles, evict_first, k));
                     if (status.code != MLA_OK) return status;
                 }
     return ok();
@@ -189,7 +187,7 @@ void check_tensors(Check& check, const MlaHeadProductParams& p) {
 
 }  // namespace
 
-MlaStatus plan_product(const MlaHeadProductParams& p, ProductLaunch& launch) {
+MlaStatus plan_gemm(const MlaHeadProductParams& p, GemmLaunch& launch) {
     const bool rows = along_n(p);
     Check check;
     check_extents(check, p);
@@ -222,9 +220,9 @@ MlaStatus plan_product(const MlaHeadProductParams& p, ProductLaunch& launch) {
     return ok();
 }
 
-MlaStatus launch_product(const MlaHeadProductParams& p, const ProductLaunch& launch, void* stream) {
+MlaStatus launch_gemm(const MlaHeadProductParams& p, const GemmLaunch& launch, void* stream) {
     if (launch.grid.x == 0) return ok();
-    const auto kernel = head_product_kernel(p.dtype, launch.rows, launch.tiles, !launch.few, p.k);
+    const auto kernel = head_gemm_kernel(p.dtype, launch.rows, launch.tiles, !launch.few, p.k);
     return launch_early("head product", kernel, launch.grid, launch.few, stream, launch.plan);
 }
 
@@ -234,7 +232,7 @@ using namespace mla;
 
 extern "C" MlaStatus mla_head_product(const MlaHeadProductParams* params, void* stream) {
     if (!params) return refuse("params", 0, "a pointer");
-    ProductLaunch product;
-    const MlaStatus status = plan_product(*params, product);
-    return status.code == MLA_OK ? launch_product(*params, product, stream) : status;
+    GemmLaunch gemm;
+    const MlaStatus status = plan_gemm(*params, gemm);
+    return status.code == MLA_OK ? launch_gemm(*params, gemm, stream) : status;
 }

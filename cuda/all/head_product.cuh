@@ -33,8 +33,8 @@
 
 namespace mla {
 
-constexpr int kProductWarps = 8;
-constexpr int kProductThreads = 32 * kProductWarps;
+constexpr int kGemmWarps = 8;
+constexpr int kGemmThreads = 32 * kGemmWarps;
 // Tokens of a fragment, and maximum number of fragments of a CTA.
 constexpr int kTile = 16;
 constexpr int kTiles = 2;
@@ -110,8 +110,8 @@ __device__ __forceinline__ uint32_t place(uint32_t row, uint32_t unit) {
 
 // GEMM with weights that are contiguous along n. `K` is k, or 0 if the compiler does not know it.
 template <typename T, int Tiles, int K, bool EvictFirst>
-__device__ __forceinline__ void rows_product(const HeadPlan& p, uint32_t block, uint32_t head,
-                                             uint32_t first_token) {
+__device__ __forceinline__ void rows_gemm(const HeadPlan& p, uint32_t block, uint32_t head,
+                                          uint32_t first_token) {
     constexpr uint32_t kN = kRowsN, kChunk = 128, kTokens = Tiles * kTile;
     constexpr bool kWhole = K > 0 && K % kChunk == 0;
     // Rows of 8 and of 16 units.
@@ -129,7 +129,7 @@ __device__ __forceinline__ void rows_product(const HeadPlan& p, uint32_t block, 
             const uint4* from = p.weights_at(head, base + row) + (block * 8 + unit);
             const uint32_t to = ptx::shared_address(weights) + place<8>(row, unit);
 #pragma unroll
-            for (uint32_t i = 0; i < kChunk; i += kProductThreads / 8)
+            for (uint32_t i = 0; i < kChunk; i += kGemmThreads / 8)
                 if (kWhole || base + row + i < k)
                     copy_weights<EvictFirst>(to + i * 128, from + uint64_t(i) * p.weights_stride);
         }
@@ -140,7 +140,7 @@ __device__ __forceinline__ void rows_product(const HeadPlan& p, uint32_t block, 
             const uint4* from = p.input_at(first_token + row, head) + (base / 8 + unit);
             const uint32_t to = ptx::shared_address(input) + place<16>(row, unit);
 #pragma unroll
-            for (uint32_t i = 0; i < kTokens; i += kProductThreads / 16)
+            for (uint32_t i = 0; i < kTokens; i += kGemmThreads / 16)
                 if (kWhole || base + unit * 8 < k)
                     ptx::cp_async_16(to + i * 256, from + uint64_t(i) * p.input_token_stride,
                                      first_token + row + i < p.tokens);
@@ -185,7 +185,7 @@ __device__ __forceinline__ void rows_product(const HeadPlan& p, uint32_t block, 
                            ptx::cvt_rn_x2<T>(a[2] + b[2], a[3] + b[3]));
         }
         __syncthreads();
-        static_assert(kTokens * 8 == kProductThreads, "a unit per thread");
+        static_assert(kTokens * 8 == kGemmThreads, "a unit per thread");
         const uint32_t row = threadIdx.x / 8, unit = threadIdx.x % 8, token = first_token + row;
         if (token >= p.tokens) return;
         p.out[uint64_t(token) * p.out_token_stride + uint64_t(head) * p.out_head_stride +
@@ -194,7 +194,7 @@ __device__ __forceinline__ void rows_product(const HeadPlan& p, uint32_t block, 
 }
 
 // A GEMM as planned for the kernels, and its grid.
-struct ProductLaunch {
+struct GemmLaunch {
     HeadPlan plan;
     dim3 grid;
     // True if weights are contiguous along n.
@@ -207,10 +207,10 @@ struct ProductLaunch {
 
 // Checks every argument. Without tokens or heads there is nothing to launch, and only `grid` is
 // set, to 0.
-MlaStatus plan_product(const MlaHeadProductParams& p, ProductLaunch& launch);
+MlaStatus plan_gemm(const MlaHeadProductParams& p, GemmLaunch& launch);
 
 // Launches a planned GEMM by itself.
-MlaStatus launch_product(const MlaHeadProductParams& p, const ProductLaunch& launch, void* stream);
+MlaStatus launch_gemm(const MlaHeadProductParams& p, const GemmLaunch& launch, void* stream);
 
 // Sets `can` to true if a kernel's code for the current device has programmatic dependent launch: a
 // cubin for 9.0 or later has it, PTX of compute_80 has not, whichever device the driver compiles it
@@ -255,7 +255,7 @@ MlaStatus launch_early(const char* name, void (*kernel)(Parameters...), dim3 gri
     }
     cudaLaunchConfig_t config = {};
     config.gridDim = grid;
-    config.blockDim = dim3(kProductThreads);
+    config.blockDim = dim3(kGemmThreads);
     config.stream = static_cast<cudaStream_t>(stream);
     config.attrs = attributes;
     config.numAttrs = count;

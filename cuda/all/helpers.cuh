@@ -12,7 +12,7 @@ MlaStatus load_lse_kernels();
 MlaStatus load_copy_kernels();
 MlaStatus load_copy_rows_kernels();
 MlaStatus load_dequantize_kernels();
-MlaStatus load_head_product_kernels();
+MlaStatus load_head_gemm_kernels();
 MlaStatus load_absorb_kernels();
 MlaStatus load_fence_kernels();
 

@@ -324,25 +324,6 @@ __device__ __forceinline__ uint2 ld_shared_cluster_v2_u32(uint32_t address) {
     return v;
 }
 
-__device__ __forceinline__ uint4 ld_shared_cluster_v4_u32(uint32_t address) {
-    uint4 v;
-    asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(address)
-                 : "memory");
-    return v;
-}
-
-__device__ __forceinline__ void st_shared_cluster_u32(uint32_t address, uint32_t v) {
-    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
-}
-
-__device__ __forceinline__ void st_shared_cluster_v4_u32(uint32_t address, uint4 v) {
-    asm volatile("st.shared::cluster.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x),
-                 "r"(v.y), "r"(v.z), "r"(v.w)
-                 : "memory");
-}
-
 // ------------------------------------------------------------------------------ matrices of a warp
 
 // Stores four 8x8 matrices of 16-bit values; lane 8 i + j gives the address of row j of matrix i.

@@ -120,10 +120,10 @@ MlaStatus mla_prefill_sm90_items(const MlaPrefillParams* params, int32_t ctas,
                                  MlaPrefillItem* items, int32_t room, int32_t* count);
 
 /* The same for query tiles that are not divided, whether or not mla_prefill_sm90_items divides
- * them: `section` requests and `group` heads are taken together. */
+ * them: in blocks of `swizzle_requests` requests and `swizzle_heads` heads. */
 MlaStatus mla_prefill_sm90_whole_items(const MlaPrefillParams* params, int32_t ctas,
-                                       int32_t section, int32_t group, MlaPrefillItem* items,
-                                       int32_t room, int32_t* count);
+                                       int32_t swizzle_requests, int32_t swizzle_heads,
+                                       MlaPrefillItem* items, int32_t room, int32_t* count);
 
 #ifdef __cplusplus
 }

@@ -170,8 +170,8 @@ unsafe extern "C" {
     pub fn mla_prefill_sm90_whole_items(
         params: *const MlaPrefillParams,
         ctas: i32,
-        section: i32,
-        group: i32,
+        swizzle_requests: i32,
+        swizzle_heads: i32,
         items: *mut MlaPrefillItem,
         room: i32,
         count: *mut i32,

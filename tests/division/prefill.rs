@@ -102,8 +102,8 @@ impl Batch {
         items
     }
 
-    /// Returns the query tiles in their order if none is divided.
-    fn whole_items(&self, section: usize, group: usize) -> Vec<MlaPrefillItem> {
+    /// Returns the query tiles in their order if none is split, for these blocks of the L2 swizzle.
+    fn whole_items(&self, requests: usize, heads: usize) -> Vec<MlaPrefillItem> {
         let (queries, keys) = (self.starts(|len| len.0), self.starts(|len| len.1));
         let params = self.params(&queries, &keys);
         self.listed("mla_prefill_sm90_whole_items", |items, room, count| {
@@ -112,8 +112,8 @@ impl Batch {
                 raw::mla_prefill_sm90_whole_items(
                     &params,
                     self.ctas as i32,
-                    section as i32,
-                    group as i32,
+                    requests as i32,
+                    heads as i32,
                     items,
                     room,
                     count,
@@ -350,12 +350,12 @@ fn later_ends(seed: u64, runs: u32, max_requests: u32, max_heads: u32) -> (f64, 
             ctas: 132,
         };
         let (all_requests, all_heads) = (max_requests as usize, max_heads as usize);
-        for (section, group) in [
+        for (requests, heads) in [
             (all_requests, all_heads),
             (1 + below(8), all_heads),
             (all_requests, 1 + below(8)),
         ] {
-            let items = batch.whole_items(section, group);
+            let items = batch.whole_items(requests, heads);
             let mut tiles: Vec<_> = items.iter().map(|item| batch.whole_tile(item)).collect();
             tiles.sort_unstable();
             assert!(tiles.into_iter().eq(batch.query_tiles()), "{batch:?}");

@@ -350,7 +350,7 @@ int main(int argc, char** argv) {
     const unsigned seed = argc > 1 ? std::atoi(argv[1]) : 1;
     explore<32, SameRows<__nv_bfloat16>>("bf16, 32 heads", seed);
     explore<16, SameRows<__half>>("f16, 16 heads", seed);
-    explore<64, DsMlaRows<__half>>("fp8_ds_mla, 64 heads", seed);
-    explore<32, E4m3Rows<__half>>("e4m3, 32 heads", seed);
-    explore<16, DsMlaRows<__half>>("fp8_ds_mla, 16 heads", seed);
+    explore<64, DsMlaRows>("fp8_ds_mla, 64 heads", seed);
+    explore<32, E4m3Rows>("e4m3, 32 heads", seed);
+    explore<16, DsMlaRows>("fp8_ds_mla, 16 heads", seed);
 }

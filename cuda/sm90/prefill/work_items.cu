@@ -99,16 +99,16 @@ extern "C" MlaStatus mla_prefill_sm90_items(const MlaPrefillParams* params, int3
 }
 
 extern "C" MlaStatus mla_prefill_sm90_whole_items(const MlaPrefillParams* params, int32_t ctas,
-                                                  int32_t section, int32_t group,
+                                                  int32_t swizzle_requests, int32_t swizzle_heads,
                                                   MlaPrefillItem* items, int32_t room,
                                                   int32_t* count) {
     KernelParams k = {};
     const MlaStatus status = read(params, ctas, items, room, count, k);
     if (status.code != MLA_OK) return status;
-    if (section < 1) return refuse("section", section, "at least 1");
-    if (group < 1) return refuse("group", group, "at least 1");
-    k.swizzle_requests = std::min(section, k.requests);
-    k.swizzle_heads = std::min(group, k.heads);
+    if (swizzle_requests < 1) return refuse("swizzle_requests", swizzle_requests, "at least 1");
+    if (swizzle_heads < 1) return refuse("swizzle_heads", swizzle_heads, "at least 1");
+    k.swizzle_requests = std::min(swizzle_requests, k.requests);
+    k.swizzle_heads = std::min(swizzle_heads, k.heads);
     *count = params->value_dim == 256 ? write_unsplit<kSmallKeys>(k, items, room)
                                       : write_unsplit<kLargeKeys>(k, items, room);
     return ok();

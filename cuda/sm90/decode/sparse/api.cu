@@ -31,8 +31,8 @@ Format format_of(const MlaSparseParams& p) {
 int64_t row_bytes(Format format) {
     switch (format) {
         case Format::same: return SameRows<__half>::kBytes;
-        case Format::e4m3: return E4m3Rows<void>::kBytes;
-        case Format::ds_mla: return DsMlaRows<void>::kBytes;
+        case Format::e4m3: return E4m3Rows::kBytes;
+        case Format::ds_mla: return DsMlaRows::kBytes;
     }
     return 0;
 }
@@ -59,8 +59,8 @@ MlaStatus check_shape(const MlaSparseParams& p) {
 int64_t latent_bytes(Format format) {
     switch (format) {
         case Format::same: return SameRows<__half>::kLatentBytes;
-        case Format::e4m3: return E4m3Rows<void>::kLatentBytes;
-        case Format::ds_mla: return DsMlaRows<void>::kLatentBytes;
+        case Format::e4m3: return E4m3Rows::kLatentBytes;
+        case Format::ds_mla: return DsMlaRows::kLatentBytes;
     }
     return 0;
 }

@@ -59,7 +59,6 @@ struct QuantisedRows {
 };
 
 // Bytes with one scale for the whole cache.
-template <typename T>
 struct E4m3Rows : QuantisedRows {
     static constexpr int kBytes = kLatent + kRope;
     static constexpr bool kSplits = true;
@@ -70,7 +69,6 @@ struct E4m3Rows : QuantisedRows {
 };
 
 // fp8_ds_mla: 512 bytes, four f32 scales, 64 rotary values of bf16.
-template <typename T>
 struct DsMlaRows : QuantisedRows {
     static constexpr int kBytes = 656;
     static constexpr bool kSplits = false;
@@ -82,10 +80,9 @@ struct DsMlaRows : QuantisedRows {
 };
 
 template <typename T, Format format>
-using Rows =
-    std::conditional_t<format == Format::same, SameRows<T>,
-                       std::conditional_t<format == Format::e4m3, E4m3Rows<T>, DsMlaRows<T>>>;
+using Rows = std::conditional_t<format == Format::same, SameRows<T>,
+                                std::conditional_t<format == Format::e4m3, E4m3Rows, DsMlaRows>>;
 
-static_assert(SameRows<__half>::kPitch % 128 == 16 && DsMlaRows<__half>::kPitch % 128 == 16);
+static_assert(SameRows<__half>::kPitch % 128 == 16 && DsMlaRows::kPitch % 128 == 16);
 
 }  // namespace mla::sm90::sparse
