@@ -377,8 +377,8 @@ impl<D: Stopwatch> Bench<'_, D> {
         Ok(())
     }
 
-    /// Times the driver's copy of as many bytes, without slots, pages and arithmetic: half of them
-    /// are read, half written.
+    /// Times the driver's copy of the same number of bytes, without slots, pages and arithmetic:
+    /// half of them are read, half written.
     #[cfg(feature = "gpu")]
     fn driver_copies(&mut self) -> Result<()> {
         use mla_kernels::Cuda;

@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-/* The kernel computes so many heads, whatever the model has, and reads keys in tiles of so many. */
+/* The heads that the kernel computes, whatever the model has, and the keys of a tile. */
 #define FI_CUTLASS_MLA_HEADS 128
 #define FI_CUTLASS_MLA_TILE 128
 
@@ -63,7 +63,7 @@ typedef struct FiCutlassMla {
     float softmax_scale;
 } FiCutlassMla;
 
-/* Bytes of device memory for the partial results of up to so many requests. */
+/* Bytes of device memory for the partial results of up to `requests` requests. */
 int64_t fi_cutlass_mla_workspace_bytes(int32_t requests, int32_t sms);
 
 int32_t fi_cutlass_mla(const FiCutlassMla* call, void* stream);

@@ -11,7 +11,7 @@ extern "C" {
 /* A plan has this many lists of int32, each of `capacity` entries, one behind the other. */
 #define FI_MLA_LISTS 14
 
-/* Bytes of host memory that fi_mla_plan works in, for a GPU with so many SMs. */
+/* Bytes of host memory that fi_mla_plan works in, for a GPU with `sms` SMs. */
 int64_t fi_mla_staging_bytes(int32_t sms);
 
 /* Bytes of device memory for partial results. */

@@ -19,7 +19,7 @@ typedef struct FiRaggedSizes {
     int64_t workspace; /* bytes of device memory for partial results */
 } FiRaggedSizes;
 
-/* The most that a plan of so many requests and query tokens needs. */
+/* The maximum sizes of a plan of these numbers of requests and query tokens. */
 int32_t fi_ragged_sizes(int32_t fa, int32_t requests, int32_t tokens, int32_t heads, int32_t sms,
                         FiRaggedSizes* sizes);
 

@@ -180,7 +180,7 @@ impl<'scope, 'env> Loans<'scope, 'env> {
         let address = self
             .open
             .borrow(owner, move |stream| slice.device_ptr_mut(stream))?;
-        // SAFETY: cudarc has so many bytes there, whose only borrow this is, for longer than the
+        // SAFETY: cudarc has `len` bytes there, whose only borrow this is, for longer than the
         // scope. The stream waits for what wrote them, and whoever uses them next waits for it.
         Ok(unsafe { BytesMut::ordered(address, len, self.open.device.stream_id()) })
     }

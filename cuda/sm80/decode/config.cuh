@@ -20,7 +20,8 @@ struct alignas(16) LoaderState {
     int page_left;
     // Tokens that the request still has, with the next one.
     int left;
-    // The next tile to copy is one of this item, which has so many left, and goes there.
+    // The next tile to copy: its item, the number of tiles that the item has left, and the stage
+    // that the tile goes to.
     int index, tiles, stage;
     // Nonzero if there is such a tile.
     int more;

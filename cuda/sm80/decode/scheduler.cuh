@@ -240,7 +240,7 @@ class TileScheduler {
     __device__ int tiles_of(int request) const {
         return max((kv_len(request) + kTileTokens - 1) / kTileTokens, 1);
     }
-    // Ranges of so many KV tiles that a group of the request takes.
+    // Number of ranges of `length` KV tiles that a group of the request takes.
     __device__ int ranges_of(int request, int length) const {
         return unsigned(tiles_of(request) + length - 1) / unsigned(length);
     }

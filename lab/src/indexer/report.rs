@@ -16,7 +16,7 @@ pub(crate) struct Report {
     pub(crate) environment: Environment,
     pub(crate) protocol: Protocol,
     /// The query tokens whose logits are there at a time: the parts of the selection are timed with
-    /// as many.
+    /// this number of tokens.
     pub(crate) rows: usize,
     pub(crate) parts: Vec<Row>,
     pub(crate) lists: ListErrors,

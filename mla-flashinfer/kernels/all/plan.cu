@@ -24,9 +24,9 @@ extern "C" int32_t fi_sms(int32_t* sms) {
 
 namespace {
 
-// FlashInfer's plan leaves room for so many works in each list, and does not look whether it is
+// FlashInfer's plan has room for this number of works in each list, and does not check that it is
 // enough.
-constexpr int64_t kMostWorks = 16384;
+constexpr int64_t kMaxWorks = 16384;
 
 // Upper bound of a plan's work items: one for each query tile of a cluster of one CTA or of two,
 // and one more for each cluster, since a split begins where a cluster's share of all keys is full.
@@ -37,7 +37,7 @@ int64_t most_works(const FiMlaPlan& plan, int64_t sms) {
 
 // Nine lists of works and five of SMs, each begun at a multiple of 16 bytes.
 int64_t staging_bytes(int64_t sms) {
-    return 9 * kMostWorks * sizeof(int32_t) + 5 * (sms * sizeof(int32_t) + 16);
+    return 9 * kMaxWorks * sizeof(int32_t) + 5 * (sms * sizeof(int32_t) + 16);
 }
 
 // Copies what the plan uses of each list, in the order of fi::mla_params, short ones at the same
@@ -94,7 +94,7 @@ extern "C" int32_t fi_mla_plan(FiMlaPlan* plan) {
         int32_t all_sms = 0;
         if (fi_sms(&all_sms) != 0) throw std::runtime_error(fi::last_error());
         const int64_t bound = most_works(*plan, all_sms);
-        if (bound > kMostWorks) {
+        if (bound > kMaxWorks) {
             throw std::length_error("batch: given " + std::to_string(bound) +
                                     " query tiles and splits, accepted at most 16384");
         }

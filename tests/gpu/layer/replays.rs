@@ -98,8 +98,8 @@ where
 
         // The graph pads the step by itself.
         engine.load(gpu, &at_once).unwrap();
-        // SAFETY: the layer, the workspace and the engine's tensors live, and the cache has as many
-        // pages as any batch names.
+        // SAFETY: the layer, the workspace and the engine's tensors live, and the cache has every
+        // page that a batch names.
         unsafe { graph.replay(layer, &mut workspace, &batch.step()) }.unwrap();
         let given = engine.outcome(gpu).unwrap();
 

@@ -67,7 +67,7 @@ class OutputWarp {
         const WorkItem& item = this->item();
         const unsigned tiles = item.tile_end - item.tile_begin;
         state_ = (state_ & ((1 << kLeft) - 1)) | tiles << kLeft;
-        // In the item's last so many tiles some row does not see some token.
+        // Number of the item's last tiles in which some row does not see some token.
         own_.cleared = !p_.causal || item.q_len == 1
                            ? 0
                            : max(item.tile_end - max(item.unmasked, 0) / C::kTokens, 0);

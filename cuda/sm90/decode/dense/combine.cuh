@@ -52,8 +52,8 @@ struct SplitRows {
     }
 };
 
-// With so many splits or fewer, slices are large, and combined in shared memory. With more, they
-// are small, and combined in registers.
+// With at most this number of splits, slices are large, and combined in shared memory. With more,
+// they are small, and combined in registers.
 constexpr int kFewSplits = 16;
 
 // Units [begin, end) of a tile.

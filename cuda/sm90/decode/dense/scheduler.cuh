@@ -228,8 +228,7 @@ class TileScheduler {
         const int kv_tiles = kv_tiles_of(request);
         return (kv_tiles > 0 ? kv_tiles : 1) + p_.tile_cost;
     }
-    // Into how many splits so many KV tiles are divided so that none has more than
-    // `split_size`.
+    // Number of splits of `kv_tiles` KV tiles, if none may have more than `split_size`.
     __host__ __device__ static int splits_of(int kv_tiles, int split_size) {
         return kv_tiles <= split_size ? 1
                                       : unsigned(kv_tiles + split_size - 1) / unsigned(split_size);
@@ -382,7 +381,7 @@ class TileScheduler {
     int lens_step_, tile_rows_, group_, groups_;
     // Apart: the maximum number of KV tiles of a split; in line, 0.
     int split_size_;
-    // Apart: the splits of each tile where all have as many, else 0.
+    // Apart: the number of splits of each tile if it is the same for all, else 0.
     int splits_;
     // KV tiles of all query tiles, without the tiles' constant.
     int kv_tiles_;

@@ -32,7 +32,7 @@ constexpr int kPublishedTiles = 4;
 // Stages of a full KV tile; each is filled by one of the loading warps.
 constexpr int kTileStages = kTileKeys / kStageKeys;
 static_assert(kTileStages == kLoadWarps, "a loading warp fills one stage of a tile");
-// Probabilities of so many KV tiles.
+// Number of KV tiles whose probabilities are kept at a time.
 constexpr int kProbabilityTiles = 2;
 
 template <int N, class Rows>

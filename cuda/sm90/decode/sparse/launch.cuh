@@ -99,7 +99,8 @@ cudaError_t launch(const Launch& l, const KernelParams& p, const LaunchPlans& la
 
 template <typename T, Format format>
 cudaError_t launch_format(const Launch& l, const KernelParams& unplanned) {
-    // A CTA of every kernel has an SM to itself, so that all kernels' clusters are as many.
+    // A CTA of every kernel has an SM to itself, so the number of clusters is the same
+    // for all kernels.
     const ActiveClusters* active;
     const cudaError_t e = active_clusters<Narrow<T, 16, format>>(l, active);
     if (e != cudaSuccess) return e;

@@ -37,7 +37,7 @@ struct LaunchPlans {
 // Maximum number of heads of a tile.
 constexpr int kMaxRows = 64;
 
-// Query rows of a kernel for tiles of so many heads: an instruction's N.
+// Query rows of a kernel for tiles of `heads` heads: an instruction's N.
 inline int rows_of(int heads) { return heads <= 16 ? 16 : heads <= 32 ? 32 : 64; }
 
 // Times of a kernel on an H200, in tenths of a microsecond (docs/log/sparse.md).

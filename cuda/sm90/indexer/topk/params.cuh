@@ -11,11 +11,11 @@ namespace mla::sm90::topk {
 using indexer::Requests;
 using indexer::Row;
 
-// Threads of a CTA, and of one if there are so many rows that each SM has four CTAs at a time.
+// Threads of a CTA; kThreadsOfMany if there are enough rows for four CTAs on each SM.
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / 32;
 constexpr int kThreadsOfMany = 256;
-// Vectors of logits that a thread handles together, while as many are in flight.
+// Vectors of logits that a thread handles together, while the same number is in flight.
 constexpr int kTogether = 4;
 constexpr int kMaxCtas = 16;
 // The longest row: shared memory holds two bits for each of its positions.

@@ -210,7 +210,7 @@ struct WarpPart {
     uint32_t at;
     uint64_t cut;   // pairs from this one on are chosen
     uint32_t tied;  // of the candidates with this key
-    uint32_t ties;  // so many are chosen, too, the first ones
+    uint32_t ties;  // number of those that are chosen, the first ones
 };
 
 // Adds up the threads' counts in the CTAs before this one, and in their warp's range. Returns the

@@ -135,7 +135,7 @@ impl Operations for Cuda {
             normalise: i32::from(routing.normalise),
             scale: routing.scale,
         };
-        // SAFETY: the model's views are rows of as many experts without gaps, of which a
+        // SAFETY: the model's views are rows of an entry per expert without gaps, and a
         // configuration has at most 256; weights are borrowed mutably.
         unsafe { enqueue(self, "route", ffi::engine_route, &params) }
     }
