@@ -20,10 +20,10 @@ __device__ __forceinline__ void st_shared_v2(uint32_t address, uint32_t x, uint3
     asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(x), "r"(y) : "memory");
 }
 
-// 1 if `x` is at least `least`, or else 0.
-__device__ __forceinline__ float set_ge(float x, float least) {
+// 1 if `x` is at least `bound`, or else 0.
+__device__ __forceinline__ float set_ge(float x, float bound) {
     float r;
-    asm("set.ge.f32.f32 %0, %1, %2;" : "=f"(r) : "f"(x), "f"(least));
+    asm("set.ge.f32.f32 %0, %1, %2;" : "=f"(r) : "f"(x), "f"(bound));
     return r;
 }
 

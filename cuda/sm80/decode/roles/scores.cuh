@@ -189,14 +189,14 @@ class ScoreWarp {
         arrange(own, kOtherSteps);
     }
 
-    struct Ring {
+    struct OperandRing {
         uint32_t keys[kRing][kUnits][4], queries[kRing][4];
     };
 
     // The operands of the i-th step. `keys` is where this lane's row of the tile's first 16 tokens
     // begins.
     template <int i>
-    __device__ void load_step(Ring& ring, uint32_t keys) const {
+    __device__ void load_step(OperandRing& ring, uint32_t keys) const {
         constexpr int step = step_of(i);
         if constexpr (step >= C::kHeldSteps) {
             const uint4 q = queries()[(step - C::kHeldSteps) * 32];
@@ -215,7 +215,8 @@ class ScoreWarp {
     }
 
     template <int i>
-    __device__ void do_step(Ring& ring, uint32_t keys, float (&sums)[kSums][C::kBlocks][4]) const {
+    __device__ void do_step(OperandRing& ring, uint32_t keys,
+                            float (&sums)[kSums][C::kBlocks][4]) const {
         if constexpr (i + C::kAhead < C::kQuerySteps) load_step<i + C::kAhead>(ring, keys);
         constexpr int step = step_of(i);
         if constexpr (step < C::kHeldSteps)
@@ -236,7 +237,7 @@ class ScoreWarp {
     }
 
     template <int i>
-    __device__ void load_first(Ring& ring, uint32_t keys) const {
+    __device__ void load_first(OperandRing& ring, uint32_t keys) const {
         load_step<i>(ring, keys);
         if constexpr (i + 1 < C::kAhead) load_first<i + 1>(ring, keys);
     }
@@ -248,7 +249,7 @@ class ScoreWarp {
             const uint32_t keys = ptx::shared_address(shared_ + C::kStagesOffset) +
                                   stage_ * (C::kTokens * p_.pitch) +
                                   ((lane & 7) + (lane >> 4) * 8) * p_.pitch + (lane >> 3 & 1) * 16;
-            Ring ring;
+            OperandRing ring;
             load_first<0>(ring, keys);
             do_step<0>(ring, keys, sums);
         }

@@ -45,7 +45,7 @@ struct PlainLayout {
     // Numbers of arrivals. Queue: warps 0 and 1, scores, output. Stats: all score threads, each
     // also for the zeros that it wrote behind the last token.
     struct Control : CommonControl<32 * (1 + 1 + 4 + 8), 128> {
-        // A stage is full: TMA's bytes, and the lane that announced them; for held queries, whose
+        // A stage is full: TMA's bytes, and the lane that expects them; for held queries, whose
         // bytes arrive at a barrier of their own, that lane alone. A stage is empty: one lane of
         // each output warp, behind its MMAs; after held queries, two lanes of each score warp.
         Barrier<1> latent_full[kLatentStages], rope_full[kRopeStages];
