@@ -29,8 +29,8 @@ FiRaggedSizes fa3_sizes(int64_t requests, int64_t tokens, int64_t heads, int64_t
 }
 
 // CUTLASS's plan has query tiles of 256, three numbers for each tile and head, and the start of
-// each SM's tiles. The kernel's output has rows in front of it, of the length of the longest
-// request.
+// each SM's tiles. In front of the kernel's output there are rows to spare, as many as the longest
+// request has.
 FiRaggedSizes cutlass_sizes(int64_t requests, int64_t tokens, int64_t heads, int64_t sms) {
     const int64_t works = (tokens / FI_CUTLASS_QUERY_TILE + requests) * heads + sms;
     return {(3 * works + sms + 1) * 4, 2 * std::max(tokens, int64_t{1}) * heads * fi::kValue * 2};
