@@ -78,9 +78,9 @@ __global__ void merge(FiCutlassMlaMerge call) {
     // Results of no tokens are not read: they may be NaN.
     const float tile = has_tiles ? call.tile_lse[row] : -INFINITY;
     const float tail = has_tail ? call.tail_lse[row] : -INFINITY;
-    const float most = fmaxf(tile, tail);
-    const float tile_weight = has_tiles ? expf(tile - most) : 0;
-    const float tail_weight = has_tail ? expf(tail - most) : 0;
+    const float peak = fmaxf(tile, tail);
+    const float tile_weight = has_tiles ? expf(tile - peak) : 0;
+    const float tail_weight = has_tail ? expf(tail - peak) : 0;
     const float sum = tile_weight + tail_weight;
     T* out =
         static_cast<T*>(call.out) + request * call.out_token_stride + head * call.out_head_stride;
@@ -93,7 +93,7 @@ __global__ void merge(FiCutlassMlaMerge call) {
         out[i] = tokens > 0 ? T(value / sum) : T(0.0f);
     }
     if (threadIdx.x == 0 && call.lse != nullptr) {
-        call.lse[head * call.lse_head_stride + request] = tokens > 0 ? most + logf(sum) : -INFINITY;
+        call.lse[head * call.lse_head_stride + request] = tokens > 0 ? peak + logf(sum) : -INFINITY;
     }
 }
 

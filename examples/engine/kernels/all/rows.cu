@@ -68,14 +68,14 @@ __global__ void gather(EngineRows p) {
 // The position of the largest element, the first among equal ones.
 __global__ void argmax(EngineRows p) {
     const bf16 *from = static_cast<const bf16 *>(p.from) + blockIdx.x * p.from_stride;
-    __shared__ float most[kThreads];
+    __shared__ float best[kThreads];
     __shared__ int at[kThreads];
-    most[threadIdx.x] = -INFINITY;
+    best[threadIdx.x] = -INFINITY;
     at[threadIdx.x] = 0;
     for (int i = threadIdx.x; i < p.width; i += kThreads) {
         const float x = __bfloat162float(from[i]);
-        if (x > most[threadIdx.x]) {
-            most[threadIdx.x] = x;
+        if (x > best[threadIdx.x]) {
+            best[threadIdx.x] = x;
             at[threadIdx.x] = i;
         }
     }
@@ -83,10 +83,10 @@ __global__ void argmax(EngineRows p) {
     for (int half = kThreads / 2; half > 0; half /= 2) {
         if (threadIdx.x < half) {
             const int other = threadIdx.x + half;
-            const bool wins = most[other] > most[threadIdx.x] ||
-                              (most[other] == most[threadIdx.x] && at[other] < at[threadIdx.x]);
+            const bool wins = best[other] > best[threadIdx.x] ||
+                              (best[other] == best[threadIdx.x] && at[other] < at[threadIdx.x]);
             if (wins) {
-                most[threadIdx.x] = most[other];
+                best[threadIdx.x] = best[other];
                 at[threadIdx.x] = at[other];
             }
         }
@@ -95,7 +95,7 @@ __global__ void argmax(EngineRows p) {
     if (threadIdx.x == 0) static_cast<int32_t *>(p.to)[blockIdx.x] = at[0];
 }
 
-constexpr int kMostExperts = 256;
+constexpr int kMaxExperts = 256;
 
 // The largest of what is eligible and not yet taken, the first of equal ones; NaN is never larger.
 __device__ int take_largest(const float *values, int count, bool *taken) {
@@ -109,7 +109,7 @@ __device__ int take_largest(const float *values, int count, bool *taken) {
 // Computes Routing::weigh. One thread chooses: there are few experts, and a step's time is in their
 // products.
 __global__ void route(EngineRoute p) {
-    __shared__ float scores[kMostExperts], biased[kMostExperts], weights[kMostExperts];
+    __shared__ float scores[kMaxExperts], biased[kMaxExperts], weights[kMaxExperts];
     const bf16 *logits = static_cast<const bf16 *>(p.logits) + int64_t(blockIdx.x) * p.experts;
     for (int i = threadIdx.x; i < p.experts; i += kThreads) {
         scores[i] = 1.0f / (1.0f + __expf(-__bfloat162float(logits[i])));
@@ -119,8 +119,8 @@ __global__ void route(EngineRoute p) {
     __syncthreads();
     if (threadIdx.x == 0) {
         const int of_group = p.experts / p.groups;
-        float good[kMostExperts];
-        bool taken[kMostExperts], chosen[kMostExperts];
+        float good[kMaxExperts];
+        bool taken[kMaxExperts], chosen[kMaxExperts];
         for (int group = 0; group < p.groups; group++) {
             // A group is as good as its two best experts.
             for (int i = 0; i < of_group; i++) chosen[i] = false;
