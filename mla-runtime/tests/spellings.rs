@@ -119,6 +119,10 @@ fn non_json_numbers() {
         .rope
         .yarn();
     assert_eq!(yarn, Some(Yarn::new(40.0, Some(4096))));
+    assert_eq!(
+        read(json!({"torch_dtype": "torch.bfloat16"})),
+        read(json!({}))
+    );
 }
 
 #[test]
@@ -146,10 +150,74 @@ fn mistrals_own_file_is_read() {
     let scale = params(true).softmax_scale();
     assert!((scale * 192f64.sqrt() / (m * m) - 1.0).abs() < 1e-12);
     assert_eq!(
+        refused(json!({"yarn": {"factor": 36}, "rope_scaling": {"type": "linear", "factor": 2}})),
+        "yarn: given a section, accepted another, as rope_scaling has it"
+    );
+    assert_eq!(
         refused(json!({"yarn": {"factor": 36, "gamma": 2}})),
         "yarn.gamma: given 2, accepted nothing or null: it is not known if this changes the \
          attention"
     );
+}
+
+#[test]
+fn deepseeks_own_file_has_yarn_without_saying_so() {
+    let read = |changes: Value| {
+        let own = json!({
+            "vocab_size": 129_280, "dim": 7168, "inter_dim": 18432, "moe_inter_dim": 2048,
+            "n_layers": 61, "n_dense_layers": 3, "n_heads": 128, "n_activated_experts": 8,
+            "route_scale": 2.5, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64, "v_head_dim": 128, "dtype": "fp8",
+        });
+        ModelConfig::from_hf_config(&with(own, changes).to_string()).unwrap()
+    };
+    let yarn = Yarn::new(40.0, Some(4096));
+    let model = read(json!({}));
+    let published = ModelConfig::preset("deepseek-v3").unwrap();
+    let rope = Rope::plain(1e4).with_scaling(RopeScaling::Yarn(yarn.with_mscale(1.0, 1.0)));
+    assert_eq!((model.rope, model.dtype), (rope, published.dtype));
+    assert_eq!((model.heads, model.layers), (128, Some(61)));
+    assert_eq!(model.softmax_scale(), published.softmax_scale());
+    let lite = read(json!({"q_lora_rank": 0, "mscale": 0.707, "dtype": "bf16"}));
+    assert_eq!(lite.rope.yarn(), Some(yarn.with_mscale(0.707, 0.707)));
+    assert_eq!(lite.q_lora_rank, None);
+    let other = read(json!({"rope_factor": 8, "original_seq_len": 2048, "beta_fast": 16}));
+    let expected = Yarn::new(8.0, Some(2048))
+        .with_mscale(1.0, 1.0)
+        .with_betas(16.0, 1.0);
+    assert_eq!(other.rope.yarn(), Some(expected));
+}
+
+#[test]
+fn a_familys_class_fills_in_what_a_file_leaves_out() {
+    let of = |family: &str, changes: Value| read(with(json!({"model_type": family}), changes));
+    let hy4 = of("hy_v4", json!({"gating_type": "headwise"}));
+    assert!(hy4.output_gate && hy4.sinks);
+    assert_eq!(hy4.gate_granularity, GateGranularity::Head);
+    let off = of(
+        "hy_v4",
+        json!({"gated_mla": false, "learnable_sink": false}),
+    );
+    assert!(!off.output_gate && !off.sinks);
+    let gigachat = of("gigachat3_5", json!({"linear_attention_type": null}));
+    assert!(gigachat.output_gate && gigachat.latent_scaling.query);
+    let dots3 = of(
+        "dots3_note_omni",
+        indexed(json!({
+            "layer_types": vec!["full_attention"; 8], "k_rope_only_layernorm": null,
+        })),
+    );
+    assert_eq!(dots3.gate_granularity, GateGranularity::Head);
+    assert!(dots3.output_gate && dots3.latent_scaling.latent && dots3.rotary_key_norm);
+    assert_eq!(dots3.indexer.unwrap().rotary, RotaryStyle::Interleaved);
+    assert_eq!(dots3.index_layers.indexers(8), 8);
+    for family in ["minicpm3", "pangu_ultra_moe", "openpangu_v2"] {
+        assert_eq!(of(family, json!({})).rope.style, RotaryStyle::Halves);
+        let other = of(family, json!({"rope_interleave": true}));
+        assert_eq!(other.rope.style, RotaryStyle::Interleaved);
+    }
+    let one = indexed(json!({"model_type": "glm5_next", "index_kpool": 1}));
+    assert!(read(one).indexer.is_some());
 }
 
 #[test]
@@ -204,6 +272,28 @@ fn layers_are_counted_by_their_caches() {
         (
             json!({"layer_types": ["attention", "linear_attention"], "num_hidden_layers": 2}),
             (1, 1),
+        ),
+        // A file without the other key, which is not null, is a hybrid's.
+        (json!({"full_attention_layers": [3, 7]}), (2, 6)),
+        (
+            json!({"layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2,
+                "linear_attention_type": "GatedDeltaNet"}),
+            (1, 1),
+        ),
+        (
+            json!({"layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2,
+                "linear_attn_config": {"num_heads": 64}}),
+            (1, 1),
+        ),
+        (
+            json!({"model_type": "glm5_next", "index_kpool": 1,
+                "linear_attn_config": {"full_attn_layers": [3, 7],
+                    "kda_layers": [0, 1, 2, 4, 5, 6]}}),
+            (2, 6),
+        ),
+        (
+            longcat(json!({"num_layers": 4, "num_hidden_layers": null, "attention_method": "LSA"})),
+            (8, 0),
         ),
     ] {
         assert_eq!(count(changes.clone()), expected, "{changes}");
@@ -308,8 +398,8 @@ fn lists_are_shared_by_any_spelling() {
     );
     assert_eq!(
         refused(indexed(json!({"model_type": "glm5_next"}))),
-        "model_type: given \"glm5_next\", accepted a model without pooled index keys, which no \
-         backend here has"
+        "index_kpool by default in glm5_next: given 16, accepted a model without pooled index \
+         keys, which no backend here has"
     );
 }
 
@@ -319,6 +409,7 @@ fn gates_have_a_granularity() {
     for (changes, expected) in [
         (json!({"mla_use_output_gate": true}), Some(HeadAndValue)),
         (json!({"gated_attention": true}), Some(HeadAndValue)),
+        (json!({"attn_elementwise_gate": true}), Some(HeadAndValue)),
         (
             json!({"gated_mla": true, "gating_type": "elementwise"}),
             Some(HeadAndValue),
@@ -410,7 +501,12 @@ fn rotation_section_order() {
         json!({"rope_parameters": section}),
         json!({"rope_parameters": section, "rope_scaling": {}}),
         json!({"rope_parameters": section, "rope_scaling": section}),
+        json!({"rope_parameters": {"rope_theta": 8e6}, "rope_scaling": section}),
+        json!({"original_max_position_embeddings": 4096, "rope_scaling":
+            with(section.clone(), json!({"original_max_position_embeddings": 8192}))}),
         json!({"rope_parameters": {"full_attention": section, "sliding_attention": sliding}}),
+        json!({"rope_parameters": {"deepseek_sparse_attention": section}}),
+        json!({"rope_parameters": {"attention": section, "chunked_attention": sliding}}),
         json!({"rope_parameters": {"sparse": section, "linear_attention": sliding},
             "layer_types": ["sparse", "linear_attention"], "num_hidden_layers": 2,
             "index_topk": 64}),
@@ -424,18 +520,24 @@ fn rotation_section_order() {
     assert_eq!(model.rope, expected);
     for (changes, message) in [
         (
-            json!({"rope_parameters": {"rope_theta": 8e6}, "rope_scaling": section}),
-            "rope_parameters.rope_theta: given 8000000.0, accepted 500000.0, as rope_scaling has \
-             it",
+            json!({"rope_theta": null, "rope_parameters": {"rope_theta": 8e6},
+                "rope_scaling": {"type": "linear", "factor": 2}}),
+            "rope_parameters.rope_theta: given 8000000.0, accepted nothing, as rope_scaling has it",
         ),
         (
             json!({"rope_scaling": {"type": "yarn", "rope_type": "default", "factor": 40}}),
             "rope_scaling.type: given yarn, accepted default, as rope_scaling.rope_type has it",
         ),
         (
-            json!({"rope_parameters": {"sliding_attention": sliding}}),
+            json!({"rope_parameters": {"sliding_attention": sliding},
+                "layer_types": vec!["full_attention"; 8]}),
             "rope_parameters.full_attention: given nothing, accepted an object: there are layers \
              of this kind",
+        ),
+        (
+            json!({"rope_parameters": {"sliding_attention": sliding}}),
+            "rope_parameters: given a section for each kind of layer, accepted a model with layers \
+             of one of them",
         ),
         (
             with(section.clone(), json!({"max_position_embeddings": 4096}))
@@ -444,11 +546,6 @@ fn rotation_section_order() {
                 .unwrap(),
             "rope_scaling.max_position_embeddings: given 4096, accepted 163840, as \
              max_position_embeddings has it",
-        ),
-        (
-            json!({"original_max_position_embeddings": 8192, "rope_scaling": section}),
-            "rope_scaling.original_max_position_embeddings: given 4096, accepted 8192, as \
-             original_max_position_embeddings has it",
         ),
     ] {
         assert_eq!(refused(changes), message);
@@ -536,12 +633,20 @@ fn number_changing_keys() {
         "use_sink": false, "mtp_loss_scaling_factor": 0, "kda_safe_gate": true,
         "mlp_layer_types": ["dense"], "attn_temperature_tuning": false,
         "attention_chunk_size": null, "param_sink_number": 0, "swa_layers": [],
+        "attn_res_block_size": 12, "learnable_sink_init": 0.0, "layernorm_gating_weight": 2.0,
+        "attention_distillation": false, "softmax_type": "vanilla", "mla": true, "use_mla": true,
+        "multi_latent_attention": true, "attention_method": "mla", "attn_groupnorm": false,
     });
     assert_eq!(read(harmless), read(json!({})));
     for (key, value) in [
         ("attention_chunk_size", json!(8192)),
         ("attn_temperature_tuning", json!(true)),
+        ("att_impl_type", json!("GQA")),
         ("attention_method", json!("GQA")),
+        ("attn_groupnorm", json!(true)),
+        ("index_dsa_use_layernorm", json!(false)),
+        ("mla", json!(false)),
+        ("softmax_type", json!("off-by-one")),
         ("num_krope_heads", json!(2)),
         ("param_sink_number", json!(128)),
         ("sliding_window_size", json!(512)),

@@ -47,16 +47,21 @@ impl LatentScaling {
 
 /// The granularity of the output's gate, if there is one.
 pub(super) fn gate(fields: &Fields<'_>) -> Result<Option<GateGranularity>, ModelError> {
-    let switches = ["mla_use_output_gate", "gated_attention", "gated_mla"];
-    let switches = switches.map(|name| fields.switch(name));
-    let [output, attention, mla] = switches;
-    let switches = [output?, attention?, mla?];
+    let mut switches = Vec::new();
+    for name in [
+        "gated_mla",
+        "mla_use_output_gate",
+        "gated_attention",
+        "attn_elementwise_gate",
+    ] {
+        switches.push(fields.switch(name)?);
+    }
     let granularity = |name| match fields.get(name) {
         Some((field, value)) => granularity(field, value).map(Some),
         None => Ok(None),
     };
     let kind = granularity("gating_type")?;
-    if let (Some((field, _)), None) = (&kind, switches[2]) {
+    if let (Some((field, _)), None) = (&kind, switches[0]) {
         return Err(ModelError::Missing {
             field: "gated_mla",
             looked_for: "gated_mla".to_owned(),
@@ -124,9 +129,7 @@ pub(super) fn latent_scaling(fields: &Fields<'_>) -> Result<LatentScaling, Model
 
 /// True if rotary keys go through a norm of their own before they are rotated.
 pub(super) fn rotary_key_norm(fields: &Fields<'_>) -> Result<bool, ModelError> {
-    let given = fields.switch("k_rope_only_layernorm")?;
-    // The class of these models takes null for true.
-    Ok(given.unwrap_or_else(|| fields.is_of(&["dots3"])))
+    fields.flag("k_rope_only_layernorm")
 }
 
 impl ModelConfig {

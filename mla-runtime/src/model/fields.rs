@@ -50,6 +50,7 @@ fn text_model(outer: &Map<String, Value>) -> Result<Option<Named<'_>>, ModelErro
             given: "an object".to_owned(),
             accepted: format!("one text model, as {first} has it"),
         }),
+        (None, _) if present(outer, "kv_lora_rank").is_some() => Ok(None),
         (one, _) => Ok(one.or(found.first()).copied()),
     }
 }
@@ -86,11 +87,35 @@ impl<'a> Fields<'a> {
         })
     }
 
-    /// A field that is there and not null, and its path. The innermost object that has it wins.
+    /// A field that is there and not null, and its path. The innermost object that has it wins, and
+    /// all before the class of the model's family.
     pub(super) fn get(&self, field: &str) -> Option<(String, &'a Value)> {
-        self.levels.iter().find_map(|(path, object)| {
+        let given = self.levels.iter().find_map(|(path, object)| {
             present(object, field).map(|(name, value)| (format!("{path}{name}"), value))
+        });
+        given.or_else(|| self.default(field))
+    }
+
+    /// The value that the class of the model's family has for a field.
+    fn default(&self, field: &str) -> Option<(String, &'a Value)> {
+        let families = names::DEFAULTS.as_object()?.iter();
+        let mut own = families.filter(|(family, _)| self.is_of(&[family.as_str()]));
+        own.find_map(|(family, defaults)| {
+            let (name, value) = present(defaults.as_object()?, field)?;
+            Some((format!("{name} by default in {family}"), value))
         })
+    }
+
+    /// True if a field is there, be it null.
+    pub(super) fn has_key(&self, field: &str) -> bool {
+        self.levels
+            .iter()
+            .any(|(_, object)| object.contains_key(field))
+    }
+
+    /// True for the file of DeepSeek's own inference program.
+    pub(super) fn is_of_inference(&self) -> bool {
+        self.has_key("inter_dim")
     }
 
     /// True if the model, or one around it, is of a family by its `model_type`.
@@ -166,10 +191,12 @@ impl<'a> Fields<'a> {
 
     pub(super) fn dtype(&self) -> Result<Option<DType>, ModelError> {
         let parse = |(path, value): (String, &Value)| {
-            let dtype = match value.as_str() {
+            let name = value.as_str();
+            let dtype = match name.map(|name| name.strip_prefix("torch.").unwrap_or(name)) {
                 Some("float32") => DType::F32,
                 Some("float16") => DType::F16,
-                Some("bfloat16") => DType::BF16,
+                // DeepSeek's own files say fp8 of weights; activations are bf16.
+                Some("bfloat16" | "bf16" | "fp8") => DType::BF16,
                 _ => return Err(invalid(path, value, "float32, float16 or bfloat16")),
             };
             Ok((path, dtype))

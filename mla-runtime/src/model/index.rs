@@ -33,10 +33,9 @@ pub(super) fn indexer(
     topk: Option<u32>,
 ) -> Result<Option<IndexerConfig>, ModelError> {
     let [heads, width] = ["index_n_heads", "index_head_dim"];
-    let style = match fields.switch("indexer_rope_interleave")? {
-        Some(true) => RotaryStyle::Interleaved,
-        None if fields.is_of(&["dots3"]) => RotaryStyle::Interleaved,
-        _ => RotaryStyle::Halves,
+    let style = match fields.flag("indexer_rope_interleave")? {
+        true => RotaryStyle::Interleaved,
+        false => RotaryStyle::Halves,
     };
     let is_off = topk.is_none() && fields.get("index_topk").is_some();
     let is_described = fields.get(heads).is_some() || fields.get(width).is_some();

@@ -5,11 +5,15 @@ use super::{ModelError, names};
 
 /// Refuses keys that may change numbers and are not read, and spellings that disagree.
 pub(super) fn check(fields: &Fields<'_>) -> Result<(), ModelError> {
+    let of_inference = |key: &str| {
+        fields.is_of_inference() && names::OF_INFERENCE.iter().any(|(name, ..)| *name == key)
+    };
+    let is_known = |key: &str| names::is_known(key) || of_inference(key);
     for (path, object) in fields.levels() {
         for (key, value) in *object {
             let is_off =
                 *value == false && names::SWITCHES.iter().any(|begin| key.starts_with(begin));
-            if !value.is_null() && !is_off && names::is_suspect(key) && !names::is_known(key) {
+            if !value.is_null() && !is_off && names::is_suspect(key) && !is_known(key) {
                 return Err(ModelError::UnknownKey {
                     field: format!("{path}{key}"),
                     given: shown(value),

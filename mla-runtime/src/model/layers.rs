@@ -6,6 +6,9 @@ use serde_json::Value;
 use super::fields::{Fields, integer, shown};
 use super::{MAX_DIM, ModelError, missing};
 
+/// The families whose lists of layers begin with 0.
+const FROM_ZERO: &[&str] = &["glm5_next", "glm53_flash"];
+
 /// The attention of a layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
@@ -163,17 +166,16 @@ fn has_two_attentions(fields: &Fields<'_>) -> bool {
     is_longcat && fields.get("layer_group_size").is_none()
 }
 
-/// The names in `layer_types` of layers with this attention.
-pub(super) fn own_words<'a>(fields: &Fields<'a>) -> Vec<&'a str> {
-    let types = fields.get("layer_types").and_then(|(_, it)| it.as_array());
-    let mut words: Vec<&str> = match types {
-        Some(types) => types.iter().filter_map(Value::as_str).collect(),
-        None => vec!["full_attention"],
-    };
+/// The names in `layer_types` of layers with this attention, if there is such a list.
+pub(super) fn own_words<'a>(fields: &Fields<'a>) -> Option<Vec<&'a str>> {
+    let types = fields
+        .get("layer_types")
+        .and_then(|(_, it)| it.as_array())?;
+    let mut words: Vec<&str> = types.iter().filter_map(Value::as_str).collect();
     words.retain(|word| *word != "linear_attention");
     words.sort_unstable();
     words.dedup();
-    words
+    Some(words)
 }
 
 /// `layer_types`: `["full_attention", "linear_attention", …]`.
@@ -191,7 +193,7 @@ fn by_types(fields: &Fields<'_>, all: Option<u32>) -> Result<Spelling, ModelErro
         let layers = all.map_or_else(|| "the layers".into(), layers_of);
         return Err(invalid(field, types, "a list of strings", &layers));
     };
-    let full = match fields.flag("use_dsa")? || fields.is_of(missing::POOLED) {
+    let full = match fields.flag("use_dsa")? {
         true => Kind::Sparse,
         false => Kind::Full,
     };
@@ -228,13 +230,13 @@ fn by_linear_config(fields: &Fields<'_>, all: Option<u32>) -> Result<Spelling, M
     let Some((place, linear)) = fields.get("linear_attn_config") else {
         return Ok(None);
     };
-    let (first, all) = (
-        u32::from(!fields.is_of(missing::POOLED)),
-        required(all, fields)?,
-    );
+    let (first, all) = (u32::from(!fields.is_of(FROM_ZERO)), required(all, fields)?);
     let given = |name| linear.get(name).filter(|value: &&Value| !value.is_null());
     let list = |name: &str, value| layer_list(format!("{place}.{name}"), value, first, all);
     let Some(full) = given("full_attn_layers") else {
+        if fields.get("layer_types").is_some() {
+            return Ok(None);
+        }
         return Err(ModelError::Missing {
             field: "full_attn_layers",
             looked_for: format!("{place}.full_attn_layers"),
@@ -261,12 +263,13 @@ fn by_linear_config(fields: &Fields<'_>, all: Option<u32>) -> Result<Spelling, M
 }
 
 /// `full_attention_layers`, whose first layer is 0: the others have the attention that
-/// `linear_attention_type` names, if it names one.
+/// `linear_attention_type` names, which is none if it is null.
 fn by_list(fields: &Fields<'_>, all: Option<u32>) -> Result<Spelling, ModelError> {
     let field = "full_attention_layers";
     let Some((path, listed)) = fields.get(field) else {
         return match fields.get("linear_attention_type") {
             None => Ok(None),
+            Some(_) if fields.get("layer_types").is_some() => Ok(None),
             Some((kind, _)) => Err(ModelError::Missing {
                 field,
                 looked_for: fields.looked_for(field),
@@ -276,9 +279,10 @@ fn by_list(fields: &Fields<'_>, all: Option<u32>) -> Result<Spelling, ModelError
     };
     let all = required(all, fields)?;
     let full = layer_list(path.clone(), listed, 0, all)?;
-    let kinds = match fields.get("linear_attention_type") {
-        Some(_) => of_listed(&full, all),
-        None => vec![Kind::Full; all as usize],
+    let linear = "linear_attention_type";
+    let kinds = match fields.get(linear).is_none() && fields.has_key(linear) {
+        false => of_listed(&full, all),
+        true => vec![Kind::Full; all as usize],
     };
     Ok(Some((path, kinds)))
 }

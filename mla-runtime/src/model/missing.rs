@@ -35,8 +35,24 @@ const ASKS: &[Ask] = &[
     },
     Ask {
         field: "attention_method",
-        asks: |value| value != "MLA",
+        // LongCat's LSA is this attention, to lists.
+        asks: |value| !is_one_of(value, &["MLA", "LSA"]),
         missing: ANOTHER,
+    },
+    Ask {
+        field: "att_impl_type",
+        asks: |value| !is_one_of(value, &["MLA"]),
+        missing: ANOTHER,
+    },
+    Ask {
+        field: "softmax_type",
+        asks: |value| value != "vanilla",
+        missing: "another softmax",
+    },
+    Ask {
+        field: "attn_groupnorm",
+        asks: is_set,
+        missing: "a norm of each head's output",
     },
     Ask {
         field: "attention_type",
@@ -74,6 +90,11 @@ const ASKS: &[Ask] = &[
         missing: POOLS,
     },
     Ask {
+        field: "index_dsa_use_layernorm",
+        asks: |value| *value == false,
+        missing: "index keys without a LayerNorm",
+    },
+    Ask {
         field: "swa_layers",
         asks: is_set,
         missing: WINDOW,
@@ -95,12 +116,14 @@ const POOLS: &str = "pooled index keys";
 
 const WINDOW: &str = "a sliding window";
 
-/// The families whose index keys are pooled unless they say that a pool has one key.
-pub(super) const POOLED: &[&str] = &["glm5_next", "glm53_flash"];
-
 fn begins(value: &Value, families: &[&str]) -> bool {
     let name = value.as_str().unwrap_or_default();
     families.iter().any(|family| name.starts_with(family))
+}
+
+fn is_one_of(value: &Value, words: &[&str]) -> bool {
+    let given = value.as_str().unwrap_or_default();
+    words.iter().any(|word| word.eq_ignore_ascii_case(given))
 }
 
 /// False for values that mean none: 0, −1, false or an empty list. Any other value asks for
@@ -114,9 +137,6 @@ fn is_set(value: &Value) -> bool {
 pub(super) fn check(fields: &Fields<'_>) -> Result<(), ModelError> {
     for ask in ASKS {
         refuse(fields, ask.field, ask.missing, ask.asks)?;
-    }
-    if fields.get("index_kpool").is_none() {
-        refuse(fields, "model_type", POOLS, |value| begins(value, POOLED))?;
     }
     // Some configurations name the width of a window that no layer has.
     match fields.get("use_sliding_window") {

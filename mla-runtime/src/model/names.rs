@@ -1,7 +1,9 @@
 //! The keys of configurations: one table of spellings, the keys that are read, and those that say
 //! nothing of attention although their names might.
 
-use serde_json::Value;
+use std::sync::LazyLock;
+
+use serde_json::{Value, json};
 
 /// The objects that hold a text model within a model of several kinds of input.
 pub(super) const NESTED: &[&str] = &[
@@ -39,6 +41,7 @@ pub(super) const SPELLINGS: &[(&str, &[&str])] = &[
         &["apply_mla_qkv_lora_rescale", "use_mla_scaling_factor"],
     ),
     ("layer_group_size", &["fa_interval"]),
+    ("use_mla", &["mla", "multi_latent_attention"]),
     ("sliding_window", &["sliding_window_size"]),
 ];
 
@@ -49,6 +52,24 @@ pub(super) fn spellings(field: &str) -> impl Iterator<Item = &str> {
     [field].into_iter().chain(others.iter().copied())
 }
 
+/// The values that a family's class gives to keys that a file leaves out, by the beginning of its
+/// `model_type`.
+pub(super) static DEFAULTS: LazyLock<Value> = LazyLock::new(|| {
+    json!({
+        "dots3": {
+            "apply_mla_qkv_lora_rescale": true, "attention_gate_type": "headwise",
+            "indexer_rope_interleave": true, "k_rope_only_layernorm": true, "use_dsa": true,
+        },
+        "gigachat3_5": {"gated_attention": true, "use_mla_scaling_factor": true},
+        "glm5_next": {"index_kpool": 16, "use_dsa": true},
+        "glm53_flash": {"index_kpool": 16, "use_dsa": true},
+        "hy_v4": {"gated_mla": true, "learnable_sink": true},
+        "minicpm3": {"rope_interleave": false},
+        "openpangu": {"rope_interleave": false},
+        "pangu": {"rope_interleave": false},
+    })
+});
+
 /// Keys that are read by no other name, of those that a name like theirs would not let pass.
 const READ: &[&str] = &[
     "apply_mla_qkv_lora_rescale",
@@ -56,6 +77,8 @@ const READ: &[&str] = &[
     "attention_gate_type",
     "attention_method",
     "attention_type",
+    "attn_elementwise_gate",
+    "attn_groupnorm",
     "attn_logit_softcapping",
     "attn_temperature_tuning",
     "compress_ratios",
@@ -64,6 +87,7 @@ const READ: &[&str] = &[
     "gated_attention_proj_granularity_type",
     "gated_mla",
     "gating_type",
+    "index_dsa_use_layernorm",
     "index_head_dim",
     "index_init_tokens",
     "index_k_norm_type",
@@ -89,9 +113,9 @@ const READ: &[&str] = &[
     "rope_theta",
     "rotary_dim",
     "sliding_window_list",
+    "softmax_type",
     "swa_layers",
     "use_dsa",
-    "use_mla",
     "use_mla_nope",
     "use_mla_scaling_factor",
     "use_sliding_window",
@@ -104,6 +128,7 @@ const HARMLESS: &[&str] = &[
     "_attn_implementation",
     "_attn_implementation_autoset",
     "attention_bias",
+    "attention_distillation",
     "attention_dropout",
     "attention_out_bias",
     "attention_output_bias",
@@ -111,12 +136,20 @@ const HARMLESS: &[&str] = &[
     "attention_qkv_bias",
     "attn_dropout",
     "attn_implementation",
+    // The layers whose outputs later ones add to theirs.
+    "attn_res_block_size",
     "cross_attention_hidden_size",
     "decoder_sparse_step",
+    "dsa_mtp_cli",
+    // Softmax is in f32 everywhere.
+    "enable_attention_fp32_softmax",
     "ignore_index",
     // They describe pools, which `index_kpool` asks for.
     "index_kpool_always_select_tail",
+    "index_kpool_compress",
     "index_share_for_mtp_iteration",
+    "layernorm_gating_weight",
+    "learnable_sink_init",
     "max_window_layers",
     "no_kda_lora",
     "num_kv_heads_for_linear_attn",
@@ -162,10 +195,26 @@ const SUSPECTS: &[&str] = &[
     "sink",
     "sliding",
     "softcap",
+    "softmax",
     "sparse",
     "swa",
     "window",
     "yarn",
+];
+
+/// Keys of DeepSeek's own inference files, which have no rotary section, their names in one, and
+/// the values of `ModelArgs` for those that are left out. Such a file has an `inter_dim`.
+pub(super) const OF_INFERENCE: &[(&str, &str, f64)] = &[
+    ("rope_factor", "factor", 40.0),
+    (
+        "original_seq_len",
+        "original_max_position_embeddings",
+        4096.0,
+    ),
+    ("beta_fast", "beta_fast", 32.0),
+    ("beta_slow", "beta_slow", 1.0),
+    ("mscale", "mscale", 1.0),
+    ("mscale", "mscale_all_dim", 1.0),
 ];
 
 /// Keys of a rotary section, which are read nowhere else.

@@ -59,8 +59,12 @@ const KINDS: &[&str] = &[
     "sparse",
     "indexed_attention",
     "sliding_attention",
+    "chunked_attention",
     "linear_attention",
 ];
+
+/// Those of layers without this attention.
+const OTHER_KINDS: &[&str] = &["sliding_attention", "chunked_attention", "linear_attention"];
 
 /// The rotary embedding of a configuration.
 pub(super) fn read(fields: &Fields<'_>) -> Result<(Rope, Option<QueryScaling>), ModelError> {
@@ -91,12 +95,10 @@ pub(super) fn read(fields: &Fields<'_>) -> Result<(Rope, Option<QueryScaling>), 
 }
 
 fn style(fields: &Fields<'_>) -> Result<RotaryStyle, ModelError> {
-    let halves = ["minicpm3", "pangu", "openpangu"];
-    match fields.switch("rope_interleave")? {
-        Some(true) => Ok(RotaryStyle::Interleaved),
-        None if !fields.is_of(&halves) => Ok(RotaryStyle::Interleaved),
-        _ => Ok(RotaryStyle::Halves),
-    }
+    Ok(match fields.switch("rope_interleave")? {
+        Some(false) => RotaryStyle::Halves,
+        _ => RotaryStyle::Interleaved,
+    })
 }
 
 /// `rope_scaling`, or what stands for it.
@@ -123,19 +125,22 @@ fn section<'a>(fields: &Fields<'a>) -> Result<Option<Section<'a>>, ModelError> {
             };
             match &found {
                 None => found = Some((level, path, values)),
-                // One section replaces another of the same object, so that it has to say as much.
+                // One section replaces another of the same object.
                 Some((first, winner, wins)) if *first == level => {
-                    agree(fields, (winner, wins), (&path, values))?;
+                    check_base(fields, (winner, wins), (&path, values))?;
                 }
                 Some(_) => {}
             }
         }
     }
-    let params = of_params(fields)?;
+    let params = match of_params(fields)? {
+        None => of_inference(fields),
+        params => params,
+    };
     match (found, params) {
-        (Some((_, path, _)), Some(_)) => Err(ModelError::Contradiction {
-            first: "yarn".to_owned(),
-            first_given: "an object".to_owned(),
+        (Some((_, path, _)), Some(params)) => Err(ModelError::Contradiction {
+            first: params.path,
+            first_given: "a section".to_owned(),
             second: path,
             second_given: "another".to_owned(),
         }),
@@ -144,25 +149,23 @@ fn section<'a>(fields: &Fields<'a>) -> Result<Option<Section<'a>>, ModelError> {
     }
 }
 
-/// Refuses a section that says what the one that replaces it does not.
-fn agree(
+/// Refuses a section whose base would be lost with it: the one that replaces it has none.
+fn check_base(
     fields: &Fields<'_>,
     (winner, wins): (&str, &Map<String, Value>),
     (path, values): (&str, &Map<String, Value>),
 ) -> Result<(), ModelError> {
-    for (key, value) in values.iter().filter(|(_, value)| !value.is_null()) {
-        let outer = || (key == "rope_theta").then(|| fields.get(key)).flatten();
-        let other = wins.get(key).or_else(|| outer().map(|(_, theta)| theta));
-        if !other.is_some_and(|other| names::same(other, value)) {
-            return Err(ModelError::Contradiction {
-                first: format!("{path}.{key}"),
-                first_given: shown(value),
-                second: winner.to_owned(),
-                second_given: other.map_or_else(|| "nothing".to_owned(), shown),
-            });
-        }
+    let key = "rope_theta";
+    let given = |section: &'_ Map<String, Value>| section.get(key).is_some_and(|it| !it.is_null());
+    if !given(values) || given(wins) || fields.get(key).is_some() {
+        return Ok(());
     }
-    Ok(())
+    Err(ModelError::Contradiction {
+        first: format!("{path}.{key}"),
+        first_given: shown(&values[key]),
+        second: winner.to_owned(),
+        second_given: "nothing".to_owned(),
+    })
 }
 
 /// The section itself, or the one within it of this model's kinds of layers.
@@ -179,7 +182,9 @@ fn of_layers<'a>(
         });
     }
     let mut chosen: Option<Section<'a>> = None;
-    for word in layers::own_words(fields) {
+    let given = values.keys().map(String::as_str);
+    let own = given.filter(|word| !OTHER_KINDS.contains(word));
+    for word in layers::own_words(fields).unwrap_or_else(|| own.collect()) {
         let path = format!("{path}.{word}");
         let inner = match values.get(word) {
             Some(Value::Object(inner)) => inner,
@@ -245,6 +250,21 @@ fn of_params<'a>(fields: &Fields<'_>) -> Result<Option<Section<'a>>, ModelError>
         values: Cow::Owned(values),
         outer_original: None,
     }))
+}
+
+/// The section that a file of DeepSeek's own inference program stands for. Its rotation has yarn
+/// whether or not the file says so.
+fn of_inference<'a>(fields: &Fields<'_>) -> Option<Section<'a>> {
+    let mut values = Map::from_iter([("type".to_owned(), json!("yarn"))]);
+    for (name, own, default) in names::OF_INFERENCE {
+        let given = fields.get(name).map(|(_, value)| value.clone());
+        values.insert((*own).to_owned(), given.unwrap_or_else(|| json!(default)));
+    }
+    fields.is_of_inference().then_some(Section {
+        path: "ModelArgs".to_owned(),
+        values: Cow::Owned(values),
+        outer_original: None,
+    })
 }
 
 impl Section<'_> {
@@ -390,15 +410,7 @@ impl Section<'_> {
     /// The context before it was extended: outside of the section before inside it.
     fn original_positions(&self) -> Result<Option<u32>, ModelError> {
         let inside = self.count(ORIGINAL)?;
-        match (self.outer_original, inside) {
-            (Some(outside), Some(inside)) if outside != inside => Err(ModelError::Contradiction {
-                first: format!("{}.{ORIGINAL}", self.path),
-                first_given: inside.to_string(),
-                second: ORIGINAL.to_owned(),
-                second_given: outside.to_string(),
-            }),
-            (outside, inside) => Ok(outside.or(inside)),
-        }
+        Ok(self.outer_original.or(inside))
     }
 
     fn yarn(&self, max_positions: Option<u32>) -> Result<RopeScaling, ModelError> {
