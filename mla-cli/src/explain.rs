@@ -6,8 +6,8 @@ use comfy_table::Cell;
 use mla_runtime::model::KvFormat;
 use mla_runtime::select::{Candidate, Explanation, PhaseExplanation, Registry, SelectionRequest};
 use mla_runtime::spec::{
-    BackendSpec, Capability, Cause, Feature, FeatureSet, Given, GraphSupport, KernelFacts, Phase,
-    Platform, Problem, QueryLen, Reason, Run, Target,
+    BackendSpec, Capability, Cause, Feature, Given, GraphSupport, KernelFacts, Phase, Platform,
+    Problem, QueryLen, Reason, Run, Target,
 };
 
 use crate::args::{Format, Model, ModelArgs, SparseArgs, kv_format, named, positive};
@@ -63,13 +63,15 @@ pub(crate) struct Args {
 pub(crate) fn output(args: &Args) -> Result<String, CliError> {
     let model = args.model.read()?;
     let target = args.sm.map_or_else(present_target, Target::dry_run);
+    let features = args.feature.iter();
+    let features = features.fold(model.features(), |all, feature| all.with(*feature));
     let problem = Problem::new(model.config.dims, model.heads, model.dtype)
         .with_query_len(args.query_len)
         .with_graphs(args.graphs)
         .with_context_parallel(args.context_parallel)
         .with_quant_output(args.quant_output)
         .with_sparse(args.form.read(&model))
-        .with_features(FeatureSet::of(&args.feature));
+        .with_features(features);
     let mut request = SelectionRequest::new(target, problem)
         .with_kv_formats(&args.kv)
         .with_page_sizes(&args.page);

@@ -6,12 +6,12 @@
 mod measured;
 mod page;
 
-use mla_runtime::model::{KvFormat, ModelConfig, PRESETS};
+use mla_runtime::model::{KvFormat, ModelConfig, PRESETS, Preset};
 use mla_runtime::select::{Candidate, PhaseExplanation, Registry, SelectionRequest};
 use mla_runtime::spec::{Capability, Cause, Given, Platform, Problem, Target};
 use serde::Serialize;
 
-use crate::args::Format;
+use crate::args::{Format, features};
 use crate::error::CliError;
 use measured::Measured;
 
@@ -50,13 +50,26 @@ const INDEXER: (Capability, &str) = (Capability::new(9, 0), "sm90");
 #[derive(Serialize)]
 struct Report {
     models: Vec<ModelReport>,
+    refused: Vec<Refused>,
     measured: &'static [Measured],
+}
+
+/// A model that cannot be read, for what no backend has.
+#[derive(Serialize)]
+struct Refused {
+    name: &'static str,
+    source: &'static str,
+    unconfirmed: &'static [&'static str],
+    reason: String,
 }
 
 /// The report on a model.
 #[derive(Serialize)]
 struct ModelReport {
     name: &'static str,
+    source: &'static str,
+    /// The fields that no file of the publisher's confirms.
+    unconfirmed: &'static [&'static str],
     heads: u32,
     layers: u32,
     /// L, P, R and V.
@@ -101,6 +114,9 @@ struct Support {
     native: Option<Native>,
     /// The backends of crates that adapt other people's kernels.
     adapted: Vec<Adapted>,
+    /// The reasons against the native ones, if none fits.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    reasons: Vec<String>,
 }
 
 #[derive(Serialize, PartialEq)]
@@ -135,27 +151,35 @@ enum Indexer {
     Native(Option<&'static str>),
     /// The engine does: the device has no indexer there.
     Engine,
+    /// The engine does, since the model's is none of the device's for this reason.
+    Foreign(&'static str),
 }
 
 impl Report {
     fn new() -> Result<Self, CliError> {
         let registry = Registry::linked()?;
-        let models = PRESETS
-            .iter()
-            .map(|preset| ModelReport::new(preset.name, &preset.config, &registry));
+        let (mut models, mut refused) = (Vec::new(), Vec::new());
+        for preset in PRESETS {
+            match preset.config() {
+                Ok(config) => models.push(ModelReport::new(preset, &config, &registry)?),
+                Err(error) => refused.push(Refused {
+                    name: preset.name,
+                    source: preset.source,
+                    unconfirmed: preset.unconfirmed,
+                    reason: error.to_string(),
+                }),
+            }
+        }
         Ok(Self {
-            models: models.collect::<Result<_, _>>()?,
+            models,
+            refused,
             measured: measured::MEASURED,
         })
     }
 }
 
 impl ModelReport {
-    fn new(
-        name: &'static str,
-        config: &ModelConfig,
-        registry: &Registry,
-    ) -> Result<Self, CliError> {
+    fn new(preset: &Preset, config: &ModelConfig, registry: &Registry) -> Result<Self, CliError> {
         let dims = config.dims;
         let layers = config.layers.unwrap_or(1);
         let index_bytes = config.indexer.map_or(0, |it| it.dims.token_bytes());
@@ -174,11 +198,13 @@ impl ModelReport {
             .iter()
             .map(|(name, target)| HardwareReport::new(name, *target, config, registry));
         Ok(Self {
-            name,
+            name: preset.name,
+            source: preset.source,
+            unconfirmed: preset.unconfirmed,
             heads: config.heads,
             layers,
             dims: [dims.latent, dims.head.nope, dims.head.rope, dims.head.v],
-            slots: config.indexer.map(|it| it.dims.topk),
+            slots: config.index_topk,
             positions: config.rope.max_positions,
             softmax_scale: config.softmax_scale(),
             memory: formats
@@ -199,14 +225,17 @@ impl HardwareReport {
         config: &ModelConfig,
         registry: &Registry,
     ) -> Result<Self, CliError> {
-        let sparse = config.indexer.is_some();
+        let sparse = config.index_topk.is_some();
         let dtype = config.dtype.unwrap_or(mla_runtime::model::DType::BF16);
-        let problem = Problem::new(config.dims, config.heads, dtype).with_sparse(sparse);
+        let problem = Problem::new(config.dims, config.heads, dtype)
+            .with_sparse(sparse)
+            .with_features(features(config));
         let explanation = registry.explain(&SelectionRequest::new(target, problem))?;
-        let indexer = match target.capability {
-            None => Indexer::Native(None),
-            Some(capability) if capability == INDEXER.0 => Indexer::Native(Some(INDEXER.1)),
-            Some(_) => Indexer::Engine,
+        let indexer = match (config.foreign_indexer, target.capability) {
+            (Some(reason), _) => Indexer::Foreign(reason),
+            (None, None) => Indexer::Native(None),
+            (None, Some(capability)) if capability == INDEXER.0 => Indexer::Native(Some(INDEXER.1)),
+            (None, Some(_)) => Indexer::Engine,
         };
         Ok(Self {
             name,
@@ -238,8 +267,29 @@ impl Support {
             }
         }
         adapted.sort_by_key(|it| it.name);
-        Self { native, adapted }
+        let reasons = match native {
+            Some(_) => Vec::new(),
+            None => reasons(phase),
+        };
+        Self {
+            native,
+            adapted,
+            reasons,
+        }
     }
+}
+
+/// The reasons against the native backends for the same platform, but for those of a build.
+fn reasons(phase: &PhaseExplanation) -> Vec<String> {
+    let native = |it: &&Candidate| package(it).is_none();
+    let lines = phase.candidates.iter().filter(native).filter_map(|it| {
+        let all = || it.reasons.iter();
+        let is_elsewhere = all().any(|reason| matches!(reason.given, Given::Platform(_)));
+        let own = all().filter(|reason| !matches!(reason.given, Given::Cause(_)));
+        let own: Vec<_> = own.map(|reason| reason.to_string()).collect();
+        (!is_elsewhere).then(|| format!("{}: {}", it.spec.name, own.join("; ")))
+    });
+    lines.collect()
 }
 
 /// True if a program with other features or crates, or on its own hardware, could run it.
@@ -302,4 +352,26 @@ fn feature(candidate: &Candidate) -> Option<&'static str> {
         });
     let families = candidate.kernels.families.unwrap_or(&[]);
     off.or_else(|| families.first().map(|family| family.name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_backends_have_reasons() {
+        let mut config = ModelConfig::preset("deepseek-v3").unwrap();
+        config.dims.latent = 1024;
+        let registry = Registry::linked().unwrap();
+        let report = HardwareReport::new("H100", gpu(9, 0), &config, &registry).unwrap();
+        assert!(report.decode.native.is_none());
+        let reasons = report.decode.reasons.join("\n");
+        assert!(
+            reasons.contains("WGMMA_MLA: cache_dims: given (1024,64), accepted (512,64)"),
+            "{reasons}"
+        );
+        assert!(!reasons.contains("CPU"), "{reasons}");
+        let report = HardwareReport::new("CPU", Target::CPU, &config, &registry).unwrap();
+        assert!(report.decode.native.is_some() && report.decode.reasons.is_empty());
+    }
 }

@@ -827,32 +827,98 @@ fn the_selftest_without_a_gpu_says_so() {
     assert!(message.contains("--device: given cuda, but"), "{message}");
 }
 
-#[test]
-fn the_page_of_support_is_what_the_command_prints() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/support.md");
-    let page = printed("models");
+/// Compares a text with a file, or writes the file anew.
+fn assert_on_file(path: &str, text: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
     if std::env::var_os("MLA_BLESS").is_some() {
-        fs::write(&path, &page).unwrap();
+        fs::write(&path, text).unwrap();
     }
     let expected = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path:?}: {error}"));
     assert_eq!(
-        page, expected,
+        text, expected,
         "run `cargo xtask goldens --bless`, and read what changed"
     );
-    let report = json("models");
-    let names: Vec<_> = report["models"].as_array().unwrap().iter().collect();
-    let names: Vec<_> = names
-        .iter()
-        .map(|it| it["name"].as_str().unwrap())
-        .collect();
-    let presets: Vec<_> = mla_runtime::model::PRESETS
-        .iter()
-        .map(|it| it.name)
-        .collect();
-    assert_eq!(names, presets);
-    for name in presets {
-        assert!(page.contains(&format!("| {name} |")), "{name}");
+}
+
+#[test]
+fn the_page_of_support_is_what_the_command_prints() {
+    let page = printed("models");
+    assert_on_file("../docs/support.md", &page);
+    for preset in mla_runtime::model::PRESETS {
+        let row = format!("| {} | {} |", preset.name, preset.source);
+        assert!(page.contains(&row), "{row}");
     }
+}
+
+/// The backends of a phase in a line, or the reasons against each.
+fn backends(support: &Value) -> String {
+    let adapted = support["adapted"].as_array().unwrap();
+    let adapted = adapted.iter().map(|it| it["name"].as_str().unwrap());
+    let native = support["native"]["name"].as_str();
+    let reasons = support["reasons"].as_array();
+    let reasons = reasons.into_iter().flatten().filter_map(Value::as_str);
+    let all = native.into_iter().chain(adapted).chain(reasons);
+    all.collect::<Vec<_>>().join(", ")
+}
+
+#[test]
+fn backends_or_reasons_of_every_model() {
+    let report = json("models");
+    let mut text = String::new();
+    for model in report["models"].as_array().unwrap() {
+        let name = model["name"].as_str().unwrap();
+        let mut lines: Vec<String> = Vec::new();
+        for hardware in model["hardware"].as_array().unwrap() {
+            let place = hardware["capability"].as_str().unwrap_or("CPU");
+            let decode = backends(&hardware["decode"]);
+            let line = match &hardware["prefill"] {
+                Value::Null => {
+                    let indexer = &hardware["indexer"];
+                    let lists = match indexer["foreign"].as_str() {
+                        Some(reason) => format!("the engine: {reason}"),
+                        None if indexer == "engine" => "the engine".to_owned(),
+                        None => "the device".to_owned(),
+                    };
+                    format!("{name} on {place}: sparse {decode}; lists by {lists}")
+                }
+                prefill => format!(
+                    "{name} on {place}: prefill {}; decode {decode}",
+                    backends(prefill)
+                ),
+            };
+            // GPUs of one capability get the same.
+            if lines.last() != Some(&line) {
+                lines.push(line);
+            }
+        }
+        assert_eq!(lines.len(), 6, "{name}");
+        text += &(lines.join("\n") + "\n");
+    }
+    for model in report["refused"].as_array().unwrap() {
+        let [name, reason] = ["name", "reason"].map(|key| model[key].as_str().unwrap());
+        text += &format!("{name} anywhere: {reason}\n");
+    }
+    assert_on_file("tests/golden/models.txt", &text);
+}
+
+#[test]
+fn unconfirmed_fields_and_refusals_are_said() {
+    for line in [
+        "explain --sm 9.0 --model sarvam-105b",
+        "plan memory --model sarvam-105b --tokens 64",
+    ] {
+        let text = printed(line);
+        let note = "no file of the publisher's confirms rope_scaling, max_position_embeddings";
+        assert!(text.contains(note), "{text}");
+        assert!(!printed(&line.replace("sarvam-105b", "glm-5")).contains("confirms"));
+        assert_refused(
+            &words(&line.replace("sarvam-105b", "deepseek-v4")),
+            &["model_type: given \"deepseek_v4\"", "compressed caches"],
+        );
+    }
+    // A model with sinks is asked about with them.
+    let report = json("explain --sm 9.0 --model hy4-preview");
+    assert_eq!(report["features"], json!(["sinks"]));
 }
 
 #[test]

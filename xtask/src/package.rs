@@ -25,7 +25,11 @@ const PACKAGES: &[(&str, &str, &[&str])] = &[
             "docs/kernels/",
         ],
     ),
-    ("mla-runtime", "mla-runtime/", &["dispatch/", "src/"]),
+    (
+        "mla-runtime",
+        "mla-runtime/",
+        &["dispatch/", "models/", "src/"],
+    ),
     ("mla-cpu", "mla-cpu/", &["src/"]),
     ("mla-conformance", "mla-conformance/", &["src/"]),
     (
@@ -57,11 +61,7 @@ const PACKAGES: &[(&str, &str, &[&str])] = &[
         "mla-cudnn/",
         &["build.rs", "shim/", "src/", "wheels.txt"],
     ),
-    (
-        "mla-cli",
-        "mla-cli/",
-        &["build.rs", "models/", "src/", "sweeps/"],
-    ),
+    ("mla-cli", "mla-cli/", &["build.rs", "src/", "sweeps/"]),
 ];
 
 /// Paths that have no place in the root package, whose folder holds everything.

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use bytesize::ByteSize;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
-use mla_runtime::model::{DType, IndexerConfig, KvFormat, MAX_DIM, ModelConfig};
+use mla_runtime::model::{DType, IndexerConfig, KvFormat, MAX_DIM, ModelConfig, Preset};
+use mla_runtime::spec::{Feature, FeatureSet};
 use serde::Serialize;
 
 use self::input::read_text;
@@ -70,15 +71,20 @@ pub struct Model {
     pub config: ModelConfig,
     pub heads: u32,
     pub dtype: DType,
+    /// The fields that no file of the publisher's confirms.
+    unconfirmed: &'static [&'static str],
 }
 
 impl ModelArgs {
     pub fn read(&self) -> Result<Model, CliError> {
-        let (name, config) = match &self.config {
-            Some(path) => (path.display().to_string(), read_config("--config", path)?),
+        let (name, config, unconfirmed) = match &self.config {
+            Some(path) => {
+                let config = read_config("--config", path)?;
+                (path.display().to_string(), config, &[][..])
+            }
             None => {
-                let config = ModelConfig::preset(&self.model).map_err(CliError::Preset)?;
-                (self.model.clone(), config)
+                let preset = Preset::named(&self.model).map_err(CliError::Preset)?;
+                (self.model.clone(), preset.config()?, preset.unconfirmed)
             }
         };
         let config = match self.apply_scale {
@@ -90,6 +96,7 @@ impl ModelArgs {
             config,
             heads: self.heads.unwrap_or(config.heads),
             dtype: self.dtype.or(config.dtype).unwrap_or(DType::BF16),
+            unconfirmed,
         })
     }
 }
@@ -136,8 +143,17 @@ impl Model {
     pub fn engine_work(&self) -> String {
         let scale = format!("Softmax scale {:.6}.\n", self.config.softmax_scale());
         let work = self.config.engine_work();
-        let lines = work.iter().map(|work| format!("Note: {work}.\n"));
-        lines.fold(scale, |text, line| text + &line)
+        let unconfirmed = (!self.unconfirmed.is_empty()).then(|| {
+            let fields = self.unconfirmed.join(", ");
+            format!("no file of the publisher's confirms {fields}")
+        });
+        let lines = work.into_iter().chain(unconfirmed);
+        lines.fold(scale, |text, line| text + &format!("Note: {line}.\n"))
+    }
+
+    /// The features that the model's attention needs.
+    pub fn features(&self) -> FeatureSet {
+        features(&self.config)
     }
 
     /// The model's indexer, for what asks for one.
@@ -150,6 +166,14 @@ impl Model {
                  or glm-5",
             )
         })
+    }
+}
+
+/// The features that the attention of a model needs.
+pub(crate) fn features(config: &ModelConfig) -> FeatureSet {
+    match config.sinks {
+        true => FeatureSet::of(&[Feature::Sinks]),
+        false => FeatureSet::NONE,
     }
 }
 

@@ -122,11 +122,11 @@ impl Measured {
     pub(super) fn ranks(&self, model: &ModelConfig) -> Option<u32> {
         let MlaDims { latent, head, .. } = model.dims;
         let same_row = (latent, head.rope) == (512, 64);
-        let slots = model.indexer.map(|indexer| indexer.dims.topk);
+        let slots = model.index_topk;
         let has_form = match self.form {
             Form::Decode => slots.is_none() && same_row,
             Form::Prefill => slots.is_none() && same_row && head == HeadDims::R1,
-            Form::Sparse => slots == Some(2048) && same_row,
+            Form::Sparse => slots == Some(2048) && same_row && !model.sinks,
         };
         let divides = model.heads.is_multiple_of(self.heads);
         (has_form && divides).then(|| model.heads / self.heads)

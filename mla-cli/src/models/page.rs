@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::measured::{Form, Measured};
-use super::{Adapted, HardwareReport, Indexer, ModelReport, Native, Ran, Report, Support};
+use super::{Adapted, HardwareReport, Indexer, ModelReport, Native, Ran, Refused, Report, Support};
 
 const HEAD: &str = "\
 # Support
@@ -33,12 +33,15 @@ Every row is for bf16 and a cache of bf16; `mla explain --kv fp8` asks about ano
 pub(super) fn write(report: &Report) -> String {
     let mut text = HEAD.to_owned();
     memory(&report.models, &mut text);
+    engine(&report.models, &mut text);
+    refused(&report.refused, &mut text);
     text.push('\n');
     text += RUNS;
     for models in groups(&report.models) {
         hardware(&models, &mut text);
     }
     measured(report, &mut text);
+    sources(report, &mut text);
     text
 }
 
@@ -81,19 +84,62 @@ NAME --fit 80GiB` plans a whole card.
         }
         text.push('\n');
     }
+}
+
+fn engine(models: &[ModelReport], text: &mut String) {
+    *text += "
+## Left to the engine
+
+A model may ask for work around its attention, and implementations may disagree about a number:
+`mla explain` and `mla plan memory` say the same of any model.
+
+| model | |
+|---|---|
+";
+    let mut works: Vec<(Vec<&str>, String)> = Vec::new();
     for model in models {
-        if let Some(scaling) = model.config.query_scaling {
-            line!(
-                text,
-                "\n{}: queries grow with their position, by {} from {} tokens on, and the engine \
-                 scales them. Its softmax\nscale is that of its `config.json`; Mistral's own \
-                 `params.json` leaves out yarn's factor, which makes it {:.6}.",
-                model.name,
-                scaling.beta,
-                scaling.original_max_positions,
-                1.0 / f64::from(model.config.dims.head.qk()).sqrt()
-            );
+        let work = model.config.engine_work().join("; ");
+        match works.iter_mut().find(|(_, known)| *known == work) {
+            Some((names, _)) => names.push(model.name),
+            None => works.push((vec![model.name], work)),
         }
+    }
+    for (names, work) in works.iter().filter(|(_, work)| !work.is_empty()) {
+        line!(text, "| {} | {work} |", names.join(", "));
+    }
+}
+
+fn refused(refused: &[Refused], text: &mut String) {
+    *text += "
+## Refused
+
+Models known by name that ask for what no backend here has.
+
+| model | |
+|---|---|
+";
+    for it in refused {
+        line!(text, "| {} | `{}` |", it.name, it.reason);
+    }
+}
+
+fn sources(report: &Report, text: &mut String) {
+    *text += "
+## Sources
+
+The public files that have each model's numbers, and the fields that no file of its publisher's
+confirms.
+
+| model | source | unconfirmed |
+|---|---|---|
+";
+    let models = report.models.iter();
+    let models = models.map(|it| (it.name, it.source, it.unconfirmed));
+    let refused = report.refused.iter();
+    let refused = refused.map(|it| (it.name, it.source, it.unconfirmed));
+    for (name, source, unconfirmed) in models.chain(refused) {
+        let unconfirmed = (!unconfirmed.is_empty()).then(|| unconfirmed.join(", "));
+        line!(text, "| {name} | {source} | {} |", or_dash(unconfirmed));
     }
 }
 
@@ -144,6 +190,7 @@ fn cells(hardware: &HardwareReport) -> [String; 2] {
         (Some(prefill), _) => [support(prefill), decode],
         (None, Some(Indexer::Native(Some(feature)))) => [decode, format!("device, `{feature}`")],
         (None, Some(Indexer::Native(None))) => [decode, "device".to_owned()],
+        (None, Some(Indexer::Foreign(reason))) => [decode, format!("engine: {reason}")],
         (None, _) => [decode, "engine".to_owned()],
     }
 }
@@ -151,7 +198,7 @@ fn cells(hardware: &HardwareReport) -> [String; 2] {
 fn support(support: &Support) -> String {
     let native = match &support.native {
         Some(native) => describe(native),
-        None => "no native one".to_owned(),
+        None => format!("no native one ({})", support.reasons.join(", ")),
     };
     let adapted = |it: &Adapted| format!("{} ({})", it.name, it.package);
     let adapted: Vec<_> = support.adapted.iter().map(adapted).collect();

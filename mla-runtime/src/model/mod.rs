@@ -14,6 +14,7 @@ mod kv_format;
 mod layers;
 mod missing;
 mod names;
+mod presets;
 mod rope;
 mod rotary_style;
 mod section;
@@ -24,10 +25,9 @@ pub use engine::{GateGranularity, LatentScaling};
 use fields::Fields;
 pub use indexer::{IndexDims, IndexLayers, IndexerConfig, LayerLists, MAX_LAYERS};
 pub use kv_format::KvFormat;
+pub use presets::{PRESETS, Preset};
 pub use rope::{OTHER_SCALINGS, QueryScaling, Rope, RopeScaling, Yarn};
 pub use rotary_style::RotaryStyle;
-
-use crate::suggestion;
 
 // Lengths are 32-bit signed integers on devices.
 const MAX_POSITIONS: u32 = i32::MAX as u32;
@@ -81,220 +81,6 @@ pub struct ModelConfig {
     /// True if public implementations rotate the same weights by different [pairs](Rope::style).
     pub rotary_style_is_disputed: bool,
 }
-
-/// A public model and its configuration.
-#[derive(Clone, Copy, PartialEq, Debug)]
-#[non_exhaustive]
-pub struct Preset {
-    /// The name, in lower case: `deepseek-v3.2`.
-    pub name: &'static str,
-    /// The numbers of its published `config.json`.
-    pub config: ModelConfig,
-    /// The file that has them.
-    pub source: &'static str,
-}
-
-/// The DeepSeek-V3 layer, on which most presets are variations.
-const DEEPSEEK_V3: ModelConfig = ModelConfig {
-    dims: MlaDims::R1,
-    heads: 128,
-    layers: Some(61),
-    other_layers: 0,
-    draft_layers: 1,
-    dtype: Some(DType::BF16),
-    q_lora_rank: Some(1536),
-    index_topk: None,
-    indexer: None,
-    foreign_indexer: None,
-    index_layers: IndexLayers::ALL,
-    rope: Rope::plain(1e4)
-        .with_max_positions(163_840)
-        .with_scaling(RopeScaling::Yarn(
-            Yarn::new(40.0, Some(4096)).with_mscale(1.0, 1.0),
-        )),
-    output_gate: false,
-    gate_granularity: GateGranularity::HeadAndValue,
-    sinks: false,
-    query_scaling: None,
-    latent_scaling: LatentScaling::NONE,
-    rotary_key_norm: false,
-    rotary_style_is_disputed: false,
-};
-
-const DEEPSEEK_V2: ModelConfig = ModelConfig {
-    layers: Some(60),
-    draft_layers: 0,
-    rope: DEEPSEEK_V3.rope.with_scaling(RopeScaling::Yarn(
-        Yarn::new(40.0, Some(4096)).with_mscale(0.707, 0.707),
-    )),
-    ..DEEPSEEK_V3
-};
-
-/// GLM-5 and 5.1; 5.2 has as many layers, most of which share their lists, and a longer context.
-const GLM_5: ModelConfig = ModelConfig {
-    dims: MlaDims::new(512, HeadDims::new(192, 64, 256)),
-    heads: 64,
-    layers: Some(78),
-    other_layers: 0,
-    draft_layers: 1,
-    dtype: Some(DType::BF16),
-    q_lora_rank: Some(2048),
-    index_topk: Some(2048),
-    indexer: Some(IndexerConfig::GLM_5),
-    foreign_indexer: None,
-    index_layers: IndexLayers::ALL,
-    rope: Rope::plain(1e6).with_max_positions(202_752),
-    output_gate: false,
-    gate_granularity: GateGranularity::HeadAndValue,
-    sinks: false,
-    query_scaling: None,
-    latent_scaling: LatentScaling::NONE,
-    rotary_key_norm: false,
-    rotary_style_is_disputed: false,
-};
-
-const MISTRAL_SMALL_4: ModelConfig = ModelConfig {
-    dims: MlaDims::new(256, HeadDims::new(64, 64, 128)),
-    heads: 32,
-    layers: Some(36),
-    draft_layers: 0,
-    q_lora_rank: Some(1024),
-    rope: Rope::plain(1e4)
-        .with_max_positions(1_048_576)
-        .with_scaling(RopeScaling::Yarn(
-            Yarn::new(128.0, Some(8192)).with_mscale(1.0, 1.0),
-        )),
-    query_scaling: Some(QueryScaling::new(0.1, 8192)),
-    ..DEEPSEEK_V3
-};
-
-/// The public models known by name.
-///
-/// `kimi-k2` is the first Kimi-K2-Instruct, whose context is extended 32-fold; later releases
-/// (0905, Thinking) have a factor of 64 and otherwise the same attention.
-///
-/// `mistral-small-4` has the numbers of its `config.json`, so the softmax scale has yarn's factor
-/// m², 0.194969. Mistral's own `params.json` says `apply_scale: false`, which makes it 0.088388;
-/// an engine that goes by it leaves out the factor: [`Yarn::with_applied_scale`].
-pub const PRESETS: &[Preset] = &[
-    Preset {
-        name: "deepseek-v2-lite",
-        source: "config.json of deepseek-ai/DeepSeek-V2-Lite",
-        config: ModelConfig {
-            heads: 16,
-            layers: Some(27),
-            q_lora_rank: None,
-            ..DEEPSEEK_V2
-        },
-    },
-    Preset {
-        name: "deepseek-v2",
-        source: "config.json of deepseek-ai/DeepSeek-V2",
-        config: DEEPSEEK_V2,
-    },
-    Preset {
-        name: "deepseek-v3",
-        source: "config.json of deepseek-ai/DeepSeek-V3",
-        config: DEEPSEEK_V3,
-    },
-    Preset {
-        name: "deepseek-r1",
-        source: "config.json of deepseek-ai/DeepSeek-R1",
-        config: DEEPSEEK_V3,
-    },
-    Preset {
-        name: "deepseek-v3.1",
-        source: "config.json of deepseek-ai/DeepSeek-V3.1",
-        config: DEEPSEEK_V3,
-    },
-    Preset {
-        name: "deepseek-v3.2",
-        source: "config.json of deepseek-ai/DeepSeek-V3.2",
-        config: ModelConfig {
-            index_topk: Some(2048),
-            indexer: Some(IndexerConfig::DEEPSEEK_V3_2),
-            ..DEEPSEEK_V3
-        },
-    },
-    Preset {
-        name: "kimi-k2",
-        source: "config.json of moonshotai/Kimi-K2-Instruct",
-        config: ModelConfig {
-            heads: 64,
-            draft_layers: 0,
-            rope: Rope::plain(5e4)
-                .with_max_positions(131_072)
-                .with_scaling(RopeScaling::Yarn(
-                    Yarn::new(32.0, Some(4096))
-                        .with_mscale(1.0, 1.0)
-                        .with_betas(1.0, 1.0),
-                )),
-            ..DEEPSEEK_V3
-        },
-    },
-    Preset {
-        name: "glm-4.7-flash",
-        source: "config.json of zai-org/GLM-4.7-Flash",
-        config: ModelConfig {
-            heads: 20,
-            layers: Some(47),
-            q_lora_rank: Some(768),
-            index_topk: None,
-            indexer: None,
-            ..GLM_5
-        },
-    },
-    Preset {
-        name: "glm-5",
-        source: "config.json of zai-org/GLM-5",
-        config: GLM_5,
-    },
-    Preset {
-        name: "glm-5.2",
-        source: "config.json of zai-org/GLM-5.2",
-        config: ModelConfig {
-            rope: Rope::plain(8e6).with_max_positions(1_048_576),
-            index_layers: match IndexLayers::every(4, 3, 78) {
-                Some(layers) => layers,
-                None => panic!("the first layer has an indexer"),
-            },
-            ..GLM_5
-        },
-    },
-    Preset {
-        name: "minicpm3",
-        source: "config.json of openbmb/MiniCPM3-4B",
-        config: ModelConfig {
-            dims: MlaDims::new(256, HeadDims::new(64, 32, 64)),
-            heads: 40,
-            layers: Some(62),
-            other_layers: 0,
-            draft_layers: 0,
-            dtype: Some(DType::BF16),
-            q_lora_rank: Some(768),
-            index_topk: None,
-            indexer: None,
-            foreign_indexer: None,
-            index_layers: IndexLayers::ALL,
-            rope: Rope::plain(1e4)
-                .with_max_positions(32_768)
-                .with_style(RotaryStyle::Halves)
-                .with_scaling(RopeScaling::Other { kind: "longrope" }),
-            output_gate: false,
-            gate_granularity: GateGranularity::HeadAndValue,
-            sinks: false,
-            query_scaling: None,
-            latent_scaling: LatentScaling::NONE,
-            rotary_key_norm: false,
-            rotary_style_is_disputed: false,
-        },
-    },
-    Preset {
-        name: "mistral-small-4",
-        source: "config.json of Mistral-Small-4-119B",
-        config: MISTRAL_SMALL_4,
-    },
-];
 
 /// Why a model's configuration cannot be used.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -444,15 +230,9 @@ impl ModelConfig {
     ///
     /// # Errors
     ///
-    /// If there is none; the error lists the names that exist, and suggests a similar one.
+    /// If there is none ([`Preset::named`]), or the model needs what no backend here has.
     pub fn preset(name: &str) -> Result<Self, ModelError> {
-        if let Some(preset) = PRESETS.iter().find(|preset| preset.name == name) {
-            return Ok(preset.config);
-        }
-        Err(ModelError::UnknownPreset {
-            given: suggestion::shortened(name),
-            suggestion: suggestion::nearest(name, PRESETS.iter().map(|preset| preset.name)),
-        })
+        Preset::named(name)?.config()
     }
 
     /// From the text of a Hugging Face `config.json`.
@@ -473,10 +253,11 @@ impl ModelConfig {
     /// | `v_head_dim` | positive; MiniCPM3 leaves it out and means `hidden_size / num_attention_heads` |
     /// | `qk_rope_head_dim` | may be 0; R is 0 with `use_mla_nope`, too |
     /// | `attention_kv_lora_dim`, `attention_q_lora_dim`, `attention_qk_dim`, `attention_qk_rope_dim`, `attention_v_dim` | the same dimensions in openPangu |
+    /// | `use_mla` (`mla`, `multi_latent_attention`), `attention_method`, `attention_type`, `att_impl_type`, `softmax_type` | left out, or what says that this is the attention |
     /// | `num_hidden_layers` (`n_layers`), or LongCat's `num_layers`, of which each has two caches | positive, or left out, or null |
     /// | `q_lora_rank`, `index_topk` | positive; left out, null, 0 and −1: none |
     /// | `num_nextn_predict_layers` (`num_mtp_layers`, `mtp_num_layers`) | layers of drafts |
-    /// | `layer_types`, `linear_attn_config.full_attn_layers` (from 1 on), `full_attention_layers` (from 0 on) with `linear_attention_type`, or `layer_group_size` (`fa_interval`): the last of each group, and all behind the last whole one | which layers have this attention rather than a linear one; all, if they are left out. `layer_types` also says which are sparse |
+    /// | `layer_types`, `linear_attn_config.full_attn_layers` (from 1 on), `full_attention_layers` (from 0 on; all layers have it if `linear_attention_type` is null), or `layer_group_size` (`fa_interval`): the last of each group, and all behind the last whole one | which layers have this attention rather than a linear one; all, if they are left out. `layer_types` also says which are sparse |
     /// | `index_n_heads`, `index_head_dim` | positive, with `index_topk`, or both left out |
     /// | `indexer_rope_interleave` | `true` or `false` (also if it is left out) |
     /// | `indexer_types`, `index_topk_pattern`, `index_topk_freq` with `index_skip_topk_offset`, or `cli_factor` | which layers have an indexer; every layer, if all are left out |
@@ -484,13 +265,19 @@ impl ModelConfig {
     /// | `dtype` or `torch_dtype` | `float32`, `float16` or `bfloat16`, or left out, or null |
     /// | `max_position_embeddings` (`model_max_length`) | positive, or left out, or null |
     /// | `rope_theta` | above 1, within the next or here; 10000 if left out |
-    /// | `rope_interleave` (`rope_interleaved`) | true or false; if left out, true but for MiniCPM3 and openPangu |
+    /// | `rope_interleave` (`rope_interleaved`) | true or false; true, if left out |
     /// | `mla_use_nope` (`mla_nope`, `kda_nope`) | true if rotary parts are not rotated; false, if left out |
-    /// | `mla_use_output_gate`, `gated_attention`, `gated_mla` with `gating_type`, `attention_gate_type`, or `gated_attention_proj_granularity_type` | a gate and its [granularity](GateGranularity); none, if all are left out |
+    /// | `mla_use_output_gate`, `gated_attention`, `gated_mla` with `gating_type`, `attn_elementwise_gate`, `attention_gate_type`, or `gated_attention_proj_granularity_type` | a gate and its [granularity](GateGranularity); none, if all are left out |
     /// | `learnable_sink` | true or false; false, if left out |
     /// | `mla_scale_q_lora`, `mla_scale_kv_lora`, or both as `apply_mla_qkv_lora_rescale` or `use_mla_scaling_factor` | [`LatentScaling`] |
-    /// | `rope_scaling` or `rope_parameters` | an object, or left out, or null, or empty; of type (`type` and `rope_type`, which have to agree) `linear` with a `factor`, or `yarn` with a `factor` and what else [`Yarn`] has. `rope_scaling` replaces the other, which has to say nothing else; sections by kind of layer have to be alike in the layers with this attention |
+    /// | `rope_scaling` or `rope_parameters` | an object, or left out, or null, or empty; of type (`type` and `rope_type`, which have to agree) `linear` with a `factor`, or `yarn` with a `factor` and what else [`Yarn`] has. `rope_scaling` replaces the other; sections by kind of layer have to be alike in the layers with this attention |
     /// | `llama_4_scaling_beta` in it, or `llama_4_scaling` | at least 0, or left out, or null; above 0 with the original context: [`QueryScaling`] |
+    ///
+    /// A field that is left out has the value that the class of the model's family gives it, if that
+    /// is another than the table says: a gate and sinks of Hy4, halves of MiniCPM3 and openPangu.
+    ///
+    /// The file of DeepSeek's own inference program, which has an `inter_dim`, is read as well: its
+    /// rotation has yarn without saying so (`rope_factor`, `original_seq_len`, `mscale`).
     ///
     /// A scaling of another type is read, too, as [`RopeScaling::Other`]. Its tables are refused
     /// later, by [`Rope::frequencies`].
@@ -587,6 +374,10 @@ mod tests {
         })
     }
 
+    fn deepseek_v3() -> ModelConfig {
+        ModelConfig::preset("deepseek-v3").unwrap()
+    }
+
     /// [`deepseek`] with some fields replaced; null removes one.
     fn with(changes: Value) -> Value {
         let mut config = deepseek();
@@ -608,8 +399,8 @@ mod tests {
 
     #[test]
     fn reads_a_config_flat_or_nested() {
-        assert_eq!(read(&deepseek()), Ok(DEEPSEEK_V3));
-        assert_eq!(read(&json!({"text_config": deepseek()})), Ok(DEEPSEEK_V3));
+        assert_eq!(read(&deepseek()), Ok(deepseek_v3()));
+        assert_eq!(read(&json!({"text_config": deepseek()})), Ok(deepseek_v3()));
         // Fields that are not nested are taken from the top level, and nested ones win.
         let mut nested = deepseek();
         nested.as_object_mut().unwrap().remove("torch_dtype");
@@ -618,10 +409,11 @@ mod tests {
         });
         let expected = ModelConfig {
             dtype: Some(DType::F16),
-            ..DEEPSEEK_V3
+            ..deepseek_v3()
         };
         assert_eq!(read(&config), Ok(expected));
-        assert_eq!(read(&with(json!({"text_config": null}))), Ok(DEEPSEEK_V3));
+        let changed = with(json!({"text_config": null}));
+        assert_eq!(read(&changed), Ok(deepseek_v3()));
     }
 
     #[test]
@@ -884,7 +676,8 @@ mod tests {
     #[test]
     fn presets_by_name() {
         for preset in PRESETS {
-            assert_eq!(ModelConfig::preset(preset.name), Ok(preset.config));
+            assert_eq!(Preset::named(preset.name), Ok(preset));
+            assert_eq!(ModelConfig::preset(preset.name), preset.config());
         }
         let names = PRESETS.iter().map(|preset| preset.name);
         let names = names.collect::<Vec<_>>().join(", ");
@@ -907,7 +700,7 @@ mod tests {
     #[test]
     fn heads_are_divided_evenly() {
         let minicpm3 = ModelConfig::preset("minicpm3").unwrap();
-        assert_eq!(DEEPSEEK_V3.heads_per_rank(8), Ok(16));
+        assert_eq!(deepseek_v3().heads_per_rank(8), Ok(16));
         assert_eq!(minicpm3.heads_per_rank(1), Ok(40));
         for ranks in [0, 3, 80] {
             assert_eq!(

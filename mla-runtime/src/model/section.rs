@@ -63,7 +63,7 @@ const KINDS: &[&str] = &[
     "linear_attention",
 ];
 
-/// Those of layers without this attention.
+/// Names of layers without this attention.
 const OTHER_KINDS: &[&str] = &["sliding_attention", "chunked_attention", "linear_attention"];
 
 /// The rotary embedding of a configuration.
