@@ -31,7 +31,7 @@
 //! tensors that are no better aligned than is asked for. `docs/new-backend.md` says of each key and
 //! each feature which topic fails if it is not kept.
 //!
-//! [`refusals`] is for a device: its operations refuse what does not fit, by the operand's name.
+//! [`refusals()`] is for a device: its operations refuse what does not fit, by the operand's name.
 //!
 //! [`DecodeCase`] and [`PrefillCase`] are the cases' building blocks, for tests of one's own.
 
