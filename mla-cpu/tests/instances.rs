@@ -173,7 +173,7 @@ fn selected_refuse_foreign_state() {
         let mut state = prefill[of].state(&cpu, &limits()).unwrap();
         let metadata = prefill[1].metadata(&cpu, &limits()).unwrap();
         prefilled(MANY, |call| {
-            // SAFETY: as above.
+            // SAFETY: the contract of a call: the arrays are those of one request.
             unsafe { prefill[1].prefill(&cpu, call, &mut state, &metadata) }
         })
     };

@@ -616,7 +616,7 @@ fn a_page_0_without_memory_is_never_read() {
             // SAFETY: the second page has memory, which nothing else uses.
             let to = unsafe { BytesMut::from_raw(second, memory.half) };
             gpu.upload(&vec![0xff; memory.half], to).unwrap();
-            // SAFETY: as above.
+            // SAFETY: the second page has memory, which nothing else uses.
             let to = unsafe { BytesMut::from_raw(second, memory.half) };
             place(gpu, &case, &numbers, to, memory.half);
             // SAFETY: no list names the first page, and what no list names is not read: that is

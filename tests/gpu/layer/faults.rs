@@ -155,11 +155,11 @@ fn a_capture_or_replay_that_fails_leaves_the_next_one_right() {
     });
     for failing in 1..=uploads {
         gpu.fail(Operation::Upload, failing);
-        // SAFETY: as above.
+        // SAFETY: everything that was captured lives, and the cache has the batch's pages.
         let refused = unsafe { graph.replay(&layer, &mut workspace, &batch.step()) };
         assert!(is_asked_for(&refused.unwrap_err()));
         engine.load(gpu, &batch).unwrap();
-        // SAFETY: as above.
+        // SAFETY: everything that was captured lives, and the cache has the batch's pages.
         unsafe { graph.replay(&layer, &mut workspace, &batch.step()) }.unwrap();
         let given = engine.outcome(gpu).unwrap();
         assert!(

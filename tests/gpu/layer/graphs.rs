@@ -81,7 +81,7 @@ fn a_replay_allocates_nothing_and_refuses_by_name() {
     assert_eq!(allocations, 0);
     gpu.synchronize().unwrap();
 
-    // SAFETY: as above; these are refused before anything is launched.
+    // SAFETY: everything that was captured lives; these are refused before anything is launched.
     let mut refuse = |workspace: &mut _, batch: &Batch| unsafe {
         graph
             .replay(&layer, workspace, &batch.step())

@@ -172,7 +172,7 @@ impl Machine {
     pub(super) fn upload_long(&self, memory: &mut Memory, words: &[i64]) -> Region {
         let region = self.zeros(memory, words.len() * 8);
         self.synchronize();
-        // SAFETY: as above.
+        // SAFETY: the region has room for the words, and the copy is over when this returns.
         unsafe { result::memcpy_htod_sync(region.address, words) }.unwrap();
         region
     }

@@ -49,7 +49,7 @@ pub struct Params {
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn example_decode(params: *const Params, stream: *mut c_void) -> i32 {
-    // SAFETY: as the caller promises.
+    // SAFETY: the parameters are what this function's own contract says.
     unsafe {
         let params = &*params;
         params.out.write_volatile(stream as usize as u8);
@@ -72,7 +72,7 @@ pub struct Launch {
 
 // SAFETY: the stream is a number that is not dereferenced.
 unsafe impl Send for Launch {}
-// SAFETY: as above.
+// SAFETY: the stream is a number that is not dereferenced.
 unsafe impl Sync for Launch {}
 
 /// Its workspace.
