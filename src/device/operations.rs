@@ -457,7 +457,7 @@ impl Device for Cuda {
     }
 
     #[cfg(feature = "nvtx")]
-    fn range<R>(&self, name: &'static std::ffi::CStr, work: impl FnOnce() -> R) -> R {
+    fn profile_range<R>(&self, name: &'static std::ffi::CStr, work: impl FnOnce() -> R) -> R {
         let _range = nvtx::LocalRange::new(name);
         work()
     }

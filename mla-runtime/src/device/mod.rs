@@ -558,7 +558,7 @@ pub trait Device: Memory {
     }
 
     /// Does `work`, which a profiler may show as a range of this name on the host's time line.
-    fn range<R>(&self, name: &'static CStr, work: impl FnOnce() -> R) -> R {
+    fn profile_range<R>(&self, name: &'static CStr, work: impl FnOnce() -> R) -> R {
         let _ = name;
         work()
     }

@@ -43,12 +43,13 @@ where
         // can then be quantised beside the writes.
         let (queries, first) = (index.queries(), indexer.first_scored(workspace, lists)?);
         if !first.is_empty() {
-            self.device().range(c"mla: project index queries", || {
-                indexer.project(lists, &queries, first.clone())
-            })?;
+            self.device()
+                .profile_range(c"mla: project index queries", || {
+                    indexer.project(lists, &queries, first.clone())
+                })?;
         }
         if workspace.tokens() > 0 {
-            self.device().range(c"mla: write caches", || {
+            self.device().profile_range(c"mla: write caches", || {
                 self.with_rows(workspace, &mut call, |rows, query, positions| {
                     let slots = rows.slots.shorten();
                     let keys = indexer.keys(&mut index, slots, positions.shorten())?;
@@ -64,20 +65,20 @@ where
                 })
             })?;
         }
-        self.device().range(c"mla: select slots", || {
+        self.device().profile_range(c"mla: select slots", || {
             indexer.select_written(workspace, lists, &index, first)
         })?;
         // While the selection, which keeps few SMs busy, is running.
-        self.device().range(c"mla: absorb queries", || {
+        self.device().profile_range(c"mla: absorb queries", || {
             self.enqueue_absorbed_queries(workspace, &mut call, Absorbing::Ready)
         })?;
         let mut call = call.with_lists(lists.lists(workspace)?);
         self.check_lists(workspace, call.slot_lists.as_ref(), call.cache.layout())?;
-        self.device().range(c"mla: attend absorbed", || {
+        self.device().profile_range(c"mla: attend absorbed", || {
             self.enqueue_absorbed_attention(workspace, &mut call)
         })?;
         // Dense requests may be there.
-        self.device().range(c"mla: attend expanded", || {
+        self.device().profile_range(c"mla: attend expanded", || {
             self.enqueue_expanded(workspace, &mut call)
         })
     }

@@ -131,7 +131,7 @@ impl<D: IndexDevice> Indexer<D> {
     {
         own.forget();
         self.check(workspace, own, &call)?;
-        self.device.range(c"mla: select slots", || {
+        self.device.profile_range(c"mla: select slots", || {
             if workspace.tokens() > 0 {
                 let (slots, positions) = (workspace.slots()?, workspace.positions()?);
                 let keys = self.keys(&mut call, slots, positions)?;

@@ -16,7 +16,7 @@ use crate::tensor::{CacheRef, Layout, LseLayout, LseMut, Memory, Shape, TensorMu
 /// with the whole of `W_kv_b`. For one that wants keys packed or values padded, the product is done
 /// in two parts, each of which writes its columns where the backend will read them: so nothing is
 /// copied afterwards but the rotary part, which every head's packed key repeats.
-enum Room<'a, D: Device> {
+enum ExpansionBuffers<'a, D: Device> {
     Together(D::BytesMut<'a>),
     Apart {
         keys: D::BytesMut<'a>,
@@ -32,7 +32,7 @@ struct Buffers<'a, D: Device> {
     /// Rows of the cache, gathered.
     latent: D::BytesMut<'a>,
     rope: D::BytesMut<'a>,
-    room: Room<'a, D>,
+    expansion: ExpansionBuffers<'a, D>,
     /// The outputs of a chunk, or those that are as wide as padded values.
     partial: D::BytesMut<'a>,
     partial_lse: D::BytesMut<'a>,
@@ -117,9 +117,9 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         let buffers = Buffers {
             latent,
             rope,
-            room: match self.padded_values() || self.packed_keys() {
-                true => Room::Apart { keys, values },
-                false => Room::Together(together),
+            expansion: match self.padded_values() || self.packed_keys() {
+                true => ExpansionBuffers::Apart { keys, values },
+                false => ExpansionBuffers::Together(together),
             },
             partial: arena.take(&regions.partial_outputs),
             partial_lse: arena.take(&regions.partial_lse),
@@ -138,28 +138,31 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         let longest = step.max_expanded_query_len();
         let starts = || step.expanded_starts::<P::Device>(P::Device::bytes(prepared.arrays));
         let Buffers {
-            latent, rope, room, ..
+            latent,
+            rope,
+            expansion,
+            ..
         } = buffers;
         let (cached, key_starts, max_key_len) =
             match step.one_call::<P::Device>(P::Device::bytes(prepared.arrays))? {
                 Some(one) => {
                     let latent = P::Device::reborrow(latent);
                     let rope = P::Device::reborrow(rope);
-                    let rope = self.expand_cached(tokens, one.gather, latent, rope, room)?;
+                    let rope = self.expand_cached(tokens, one.gather, latent, rope, expansion)?;
                     (Some(rope), one.key_starts, one.max_key_len)
                 }
                 None => (None, starts()?, longest),
             };
         let (keys, values) = match &cached {
-            Some(rope) => self.read_expansion(rope.as_ref(), room)?,
+            Some(rope) => self.read_expansion(rope.as_ref(), expansion)?,
             None => {
                 let (latent, rope) = (tokens.latent.shorten(), tokens.rope.shorten());
-                self.write_expansion(tokens.weights, latent, rope.shorten(), room)?;
-                self.read_expansion(rope, room)?
+                self.write_expansion(tokens.weights, latent, rope.shorten(), expansion)?;
+                self.read_expansion(rope, expansion)?
             }
         };
-        let room = P::Device::reborrow(&mut buffers.partial);
-        let mut wide = self.wide_output(room, tokens.out.shape())?;
+        let partial = P::Device::reborrow(&mut buffers.partial);
+        let mut wide = self.wide_output(partial, tokens.out.shape())?;
         let out = match &mut wide {
             Some(wide) => wide.reborrow(),
             None => tokens.out.reborrow(),
@@ -205,12 +208,12 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     /// backend's are.
     fn wide_output<'a>(
         &self,
-        room: <P::Device as Memory>::BytesMut<'a>,
+        bytes: <P::Device as Memory>::BytesMut<'a>,
         [count, heads, _]: Shape,
     ) -> Result<Option<TensorMut<'a, P::Device>>> {
         match self.padded_values() {
             true => self
-                .tensor(room, [count, heads, self.values_width()])
+                .tensor(bytes, [count, heads, self.values_width()])
                 .map(Some),
             false => Ok(None),
         }
@@ -229,8 +232,9 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             .chunk::<P::Device>(index, P::Device::bytes(prepared.arrays))?;
         let latent = P::Device::reborrow(&mut buffers.latent);
         let rope = P::Device::reborrow(&mut buffers.rope);
-        let rope = self.expand_cached(tokens, chunk.gather, latent, rope, &mut buffers.room)?;
-        let (keys, values) = self.read_expansion(rope.as_ref(), &buffers.room)?;
+        let rope =
+            self.expand_cached(tokens, chunk.gather, latent, rope, &mut buffers.expansion)?;
+        let (keys, values) = self.read_expansion(rope.as_ref(), &buffers.expansion)?;
         // It is there in every call with context.
         let Some(lse) = &mut tokens.lse else {
             return Ok(());
@@ -263,19 +267,19 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         )
     }
 
-    /// Writes keys and values of cached rows where `room` says, and returns their rotary parts.
+    /// Writes keys and values of cached rows where `expansion` says, and returns their rotary parts.
     fn expand_cached<'a>(
         &self,
         tokens: &Tokens<'_, '_, P::Device>,
         rows: GatherRows<'_, P::Device>,
         latent: <P::Device as Memory>::BytesMut<'_>,
         rope: <P::Device as Memory>::BytesMut<'a>,
-        room: &mut Room<'_, P::Device>,
+        expansion: &mut ExpansionBuffers<'_, P::Device>,
     ) -> Result<TensorMut<'a, P::Device>> {
         let dims = self.config.problem.dims;
         let mut latent = self.tensor(latent, [rows.rows, 1, dims.latent as usize])?;
         let mut rope = self.tensor(rope, [rows.rows, 1, dims.head.rope as usize])?;
-        if let Room::Together(bytes) = room {
+        if let ExpansionBuffers::Together(bytes) = expansion {
             let to = self.product(P::Device::reborrow(bytes), rows.rows)?;
             let (weights, gathered) = (tokens.weights.kv, (latent, rope.reborrow()));
             self.device
@@ -283,7 +287,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         } else {
             self.device
                 .gather_cache(tokens.cache, rows, latent.reborrow(), rope.reborrow())?;
-            self.write_expansion(tokens.weights, latent.as_ref(), rope.as_ref(), room)?;
+            self.write_expansion(tokens.weights, latent.as_ref(), rope.as_ref(), expansion)?;
         }
         Ok(rope)
     }
@@ -306,7 +310,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         weights: &Weights<'_, P::Device>,
         latent: TensorRef<'_, P::Device>,
         rope: TensorRef<'_, P::Device>,
-        room: &mut Room<'_, P::Device>,
+        expansion: &mut ExpansionBuffers<'_, P::Device>,
     ) -> Result<()> {
         let problem = &self.config.problem;
         let head = problem.dims.head;
@@ -314,12 +318,12 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         // The latents are [1, N, L] from here on.
         let latent = latent.transpose(0, 1);
         let rows = latent.shape()[1];
-        match room {
-            Room::Together(bytes) => {
+        match expansion {
+            ExpansionBuffers::Together(bytes) => {
                 let product = self.product(P::Device::reborrow(bytes), rows)?;
                 self.device.gemm_weights(latent, weights.kv, product)
             }
-            Room::Apart { keys, values } => {
+            ExpansionBuffers::Apart { keys, values } => {
                 let latent = latent.broadcast(0, heads)?;
                 let width = self.keys_width();
                 let mut keys = self.tensor(P::Device::reborrow(keys), [rows, heads, width])?;
@@ -346,7 +350,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     fn read_expansion<'a>(
         &self,
         rope: TensorRef<'a, P::Device>,
-        room: &'a Room<'_, P::Device>,
+        expansion: &'a ExpansionBuffers<'_, P::Device>,
     ) -> Result<Expansion<'a, P::Device>> {
         let rows = rope.shape()[0];
         let problem = &self.config.problem;
@@ -356,12 +360,12 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             let layout = Layout::contiguous(problem.dtype, [rows, heads, width]);
             TensorRef::<P::Device>::new(P::Device::freeze(bytes), layout)
         };
-        let (keys, values) = match room {
-            Room::Together(bytes) => {
+        let (keys, values) = match expansion {
+            ExpansionBuffers::Together(bytes) => {
                 let both = tensor(bytes, nope + v)?;
                 (both.narrow(2, 0..nope)?, both.narrow(2, nope..nope + v)?)
             }
-            Room::Apart { keys, values } => (
+            ExpansionBuffers::Apart { keys, values } => (
                 tensor(keys, self.keys_width())?,
                 tensor(values, self.values_width())?,
             ),

@@ -363,10 +363,10 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         call: &mut LayerCall<'_, P::Device>,
     ) -> Result<()> {
         self.device
-            .range(c"mla: write cache and attend absorbed", || {
+            .profile_range(c"mla: write cache and attend absorbed", || {
                 self.enqueue_absorbed(workspace, call, Absorbing::Writing)
             })?;
-        self.device.range(c"mla: attend expanded", || {
+        self.device.profile_range(c"mla: attend expanded", || {
             self.enqueue_expanded(workspace, call)
         })
     }
@@ -384,7 +384,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         call: &mut LayerCall<'_, P::Device>,
     ) -> Result<()> {
         self.check_packed(workspace, call)?;
-        self.device.range(c"mla: write cache", || {
+        self.device.profile_range(c"mla: write cache", || {
             self.enqueue_cache_write(workspace, call)
         })
     }
@@ -400,7 +400,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         call: &mut LayerCall<'_, P::Device>,
     ) -> Result<()> {
         self.check_packed(workspace, call)?;
-        self.device.range(c"mla: attend absorbed", || {
+        self.device.profile_range(c"mla: attend absorbed", || {
             self.enqueue_absorbed(workspace, call, Absorbing::Alone)
         })
     }
@@ -416,7 +416,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         call: &mut LayerCall<'_, P::Device>,
     ) -> Result<()> {
         self.check_packed(workspace, call)?;
-        self.device.range(c"mla: attend expanded", || {
+        self.device.profile_range(c"mla: attend expanded", || {
             self.enqueue_expanded(workspace, call)
         })
     }

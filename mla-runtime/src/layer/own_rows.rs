@@ -130,11 +130,12 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             let tokens = workspace.step.tokens();
             let mut packed = packed.tensors(&self.config.problem, tokens)?;
             run(workspace, &mut packed, Pass::Check)?;
-            self.device.range(c"mla: bring rows into order", || {
-                self.gather_rows(workspace, &own, &mut packed)
-            })?;
+            self.device
+                .profile_range(c"mla: bring rows into order", || {
+                    self.gather_rows(workspace, &own, &mut packed)
+                })?;
             run(workspace, &mut packed, Pass::Enqueue)?;
-            self.device.range(c"mla: bring results back", || {
+            self.device.profile_range(c"mla: bring results back", || {
                 self.scatter_results(workspace, own, &packed)
             })
         })();

@@ -127,7 +127,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         let rotation = self.rotates(workspace);
         if rotation == Rotating::Before {
             self.device
-                .range(c"mla: rotate", || self.rotate(workspace, &mut call))?;
+                .profile_range(c"mla: rotate", || self.rotate(workspace, &mut call))?;
         }
         let mut call = call.layer_call(rotation == Rotating::OnTheWay);
         self.enqueue(workspace, &mut call)

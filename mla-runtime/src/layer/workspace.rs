@@ -141,7 +141,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
         self.step_number += 1;
         layer
             .device()
-            .range(c"mla: prepare", || self.prepare_unchecked(layer, batch))?;
+            .profile_range(c"mla: prepare", || self.prepare_unchecked(layer, batch))?;
         self.step.set_prepared();
         Ok(())
     }

@@ -142,7 +142,7 @@ fn checked(limits: &StepLimits, page: usize) -> Result<(usize, usize)> {
     if (1..page).contains(&rows) {
         return Err(of_rows(format!("0, or at least a page of {page} tokens")));
     }
-    let segments = most_segments(limits, page);
+    let segments = max_segments(limits, page);
     if segments > MAX_CHUNKS {
         return Err(of_rows(format!(
             "so many that the longest context of every request is at most {MAX_CHUNKS} chunks"
@@ -157,7 +157,7 @@ fn checked(limits: &StepLimits, page: usize) -> Result<(usize, usize)> {
 
 /// The max number of segments of all chunks of a step: a request is cut at most once where it
 /// begins in a chunk that others have filled in part, and then whenever it fills a whole one.
-fn most_segments(limits: &StepLimits, page: usize) -> usize {
+fn max_segments(limits: &StepLimits, page: usize) -> usize {
     if limits.context_rows == 0 {
         return 0;
     }
