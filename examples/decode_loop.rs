@@ -13,16 +13,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use half::bf16;
-use mla_kernels::backends::sm90::WgmmaAttn;
-use mla_kernels::backends::sm90::WgmmaMla;
+use mla_kernels::backends::sm90::{WgmmaAttn, WgmmaMla};
 use mla_kernels::decode_graph::{DecodeGraphs, DecodeShape};
 use mla_kernels::device::cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use mla_kernels::{Cuda, present_gpu};
 use mla_runtime::backend::{LayerConfig, StepLimits};
-use mla_runtime::batch::Request;
-use mla_runtime::layer::{LayerCall, MlaLayer, StepBatch, Weights, Workspace};
+use mla_runtime::layer::{LayerCall, MlaLayer, StepPlan, StepRequest, Weights, Workspace};
 use mla_runtime::model::{DType, MlaDims};
-use mla_runtime::plan::slots::BlockTables;
 use mla_runtime::spec::Problem;
 use mla_runtime::tensor::{CacheLayout, CacheMut, Layout, TensorMut, TensorRef};
 use rand::rngs::StdRng;
@@ -127,8 +124,8 @@ impl Requests {
         }
     }
 
-    /// Returns the batch of the next step, and the pages of each request.
-    fn next(&mut self) -> (Vec<Request>, Vec<i32>) {
+    /// Returns the length and the pages of each request of the next step.
+    fn next(&mut self) -> Vec<(u32, Vec<i32>)> {
         let Self {
             rng,
             running,
@@ -144,15 +141,13 @@ impl Requests {
             let end = rng.random_range(20..200);
             running.push(Running { len: 0, end, seat });
         }
-        let (mut requests, mut tables) = (Vec::new(), Vec::new());
-        for request in running {
+        self.decoded += running.len();
+        let grown = running.iter_mut().map(|request| {
             request.len += 1;
-            requests.push(Request::new(1, request.len as u32));
             let first = (request.seat * PAGES) as i32;
-            tables.extend(first..first + PAGES as i32);
-        }
-        self.decoded += requests.len();
-        (requests, tables)
+            (request.len as u32, (first..first + PAGES as i32).collect())
+        });
+        grown.collect()
     }
 }
 
@@ -184,7 +179,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut last_step = 0;
     let start = Instant::now();
     for _ in 0..STEPS {
-        let (batch, tables) = requests.next();
+        let batch = requests.next();
         // In a model, the layer before writes the queries.
         let value = bf16::from_f32(requests.rng.random::<f32>());
         stream.memcpy_htod(&vec![value; batch.len() * HEADS * 192], &mut tensors.query)?;
@@ -192,10 +187,14 @@ fn main() -> Result<(), Box<dyn Error>> {
             .for_requests(batch.len())
             .ok_or("no graph is large enough")?;
         last_step = batch.len();
-        let batch = StepBatch::new(&batch, BlockTables::new(&tables, PAGES, PAGE as u32)?);
+        let batch: Vec<StepRequest<'_>> = batch
+            .iter()
+            .map(|(len, pages)| StepRequest::new(1, *len, pages))
+            .collect();
+        let step = StepPlan::new(&workspace, &batch)?;
         // SAFETY: the slices outlive the loop, only this stream uses them, and the cache has a row
         // of pages for every seat.
-        unsafe { graph.replay(&layer, &mut workspace, &batch) }?;
+        unsafe { graph.replay(&layer, &mut workspace, &step) }?;
     }
     let out = stream.clone_dtoh(&tensors.out)?;
     println!(

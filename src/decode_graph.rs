@@ -16,9 +16,8 @@
 //! step's inputs to those places, and afterwards it finds the outputs there.
 
 use mla_runtime::backend::{DecodeStage, PrefillStage, StepLimits};
-use mla_runtime::batch::Request;
-use mla_runtime::layer::{MlaLayer, StepBatch, Workspace, WorkspaceId};
-use mla_runtime::plan::slots::{BlockTables, HostIndex, SKIPPED};
+use mla_runtime::layer::{MlaLayer, StepPlan, StepRequest, Workspace};
+use mla_runtime::spec::{Problem, QueryLen};
 use mla_runtime::{Error, Result};
 
 use crate::device::{Cuda, Graph};
@@ -33,7 +32,7 @@ pub struct DecodeShape {
     pub query_len: u32,
     /// The maximum number of tokens that a request has in any replay.
     pub max_len: u32,
-    /// True if its steps are [causal](StepBatch::causal).
+    /// True if its steps are [causal](StepPlan::with_causal).
     pub causal: bool,
 }
 
@@ -61,8 +60,8 @@ impl DecodeShape {
         self.requests.saturating_mul(self.query_len as usize)
     }
 
-    /// Refuses a shape that steps within `limits` on pages of `page_size` tokens cannot have.
-    fn check(&self, limits: &StepLimits, page_size: u32) -> Result<()> {
+    /// Refuses a shape that decodes of `problem` within `limits` cannot have.
+    fn check(&self, limits: &StepLimits, problem: &Problem) -> Result<()> {
         let query_len = self.query_len as usize;
         for (field, given, limit, max) in [
             (
@@ -83,12 +82,16 @@ impl DecodeShape {
                 return Err(Error::argument(field, given, accepted));
             }
         }
+        if problem.query_len == QueryLen::Single && self.query_len > 1 {
+            let accepted = format!("a length that the problem has ({})", problem.query_len);
+            return Err(Error::argument("shape.query_len", self.query_len, accepted));
+        }
         let max_pages = limits.pages_per_request;
         if max_pages == 0 {
             return Err(Error::argument("limits.pages_per_request", 0, "1 and up"));
         }
         // The workspace's limits keep it within 31 bits.
-        let longest = max_pages * page_size as usize;
+        let longest = max_pages * problem.page_size as usize;
         if self.max_len as usize > longest {
             let accepted =
                 format!("at most {longest} tokens, which the workspace's block table has room for");
@@ -96,14 +99,22 @@ impl DecodeShape {
         }
         Ok(())
     }
+
+    /// Makes a step of this shape in which every request is padding.
+    fn padding(&self, limits: &StepLimits, problem: &Problem) -> Result<StepPlan> {
+        let padding = vec![StepRequest::<i32>::new(self.query_len, 0, &[]); self.requests];
+        let step = StepPlan::in_order(problem, limits, self.query_len, 0, &padding)?;
+        let step = step.with_causal(self.causal);
+        Ok(step.with_max_len(Some(self.max_len)))
+    }
 }
 
 /// A captured step of decodes.
 pub struct DecodeGraph {
     graph: Graph,
     shape: DecodeShape,
-    workspace: WorkspaceId,
-    padded: Padded,
+    /// The number of the workspace with which it was captured.
+    workspace: u64,
 }
 
 impl DecodeGraph {
@@ -125,15 +136,10 @@ impl DecodeGraph {
         P: PrefillStage<Device = Cuda>,
         D: DecodeStage<Device = Cuda>,
     {
-        let page_size = layer.config().problem.page_size;
-        shape.check(workspace.limits(), page_size)?;
-        let max_pages = workspace.limits().pages_per_request;
-        let mut padded = Padded::new(shape, max_pages, page_size)?;
-        padded.fill(&StepBatch::new(
-            &[],
-            BlockTables::<i32>::new(&[], 1, page_size)?,
-        ))?;
-        padded.prepare(layer, workspace)?;
+        let problem = &layer.config().problem;
+        shape.check(workspace.limits(), problem)?;
+        let padding = shape.padding(workspace.limits(), problem)?;
+        workspace.prepare(layer, &padding)?;
         record(workspace)?;
         let device = layer.device();
         let graph = device.capture(|_| record(workspace))?;
@@ -142,7 +148,6 @@ impl DecodeGraph {
             graph,
             shape,
             workspace: workspace.id(),
-            padded,
         })
     }
 
@@ -152,227 +157,100 @@ impl DecodeGraph {
     }
 
     /// Prepares the step, filled up with padding behind its own requests, and enqueues the graph.
-    /// The batch's `threshold` and `max_len` are the graph's, and its `dense_within` is taken as 0:
-    /// every request goes by its slot lists.
+    /// The step's `max_len` is the graph's, and its `dense_within` counts as 0: every request goes
+    /// by its slot lists. Nothing is allocated if the step is [padded](StepPlan::padded_to) to the
+    /// graph's requests and has its [`max_len`](StepPlan::with_max_len).
     ///
     /// # Safety
     ///
     /// As [`Graph::replay`]: all memory that was captured is still allocated and stays so until the
     /// stream has passed this, and no other stream accesses it in conflict meanwhile. The cache has
-    /// every page and slot that the batch names; that was checked of the captured step alone.
+    /// every page that the step names; that was checked of the captured step alone.
     ///
     /// # Errors
     ///
-    /// If the batch does not fit the graph, the workspace is not the one that it was captured with,
+    /// If the step does not fit the graph, the workspace is not the one that it was captured with,
     /// or the device fails.
-    pub unsafe fn replay<P, D, T, S>(
+    pub unsafe fn replay<P, D>(
         &mut self,
         layer: &MlaLayer<P, D>,
         workspace: &mut Workspace<P, D>,
-        batch: &StepBatch<'_, T, S>,
+        step: &StepPlan,
     ) -> Result<()>
     where
         P: PrefillStage<Device = Cuda>,
         D: DecodeStage<Device = Cuda>,
-        T: HostIndex,
-        S: HostIndex,
     {
         if workspace.id() != self.workspace {
-            return Err(Error::argument(
-                "workspace",
-                format!("{:?}", workspace.id()),
-                format!("{:?}, with which the graph was captured", self.workspace),
-            ));
+            let given = format!("number {}", workspace.id());
+            let accepted = format!(
+                "number {}, with which the graph was captured",
+                self.workspace
+            );
+            return Err(Error::argument("workspace", given, accepted));
         }
-        self.check(batch)?;
-        self.padded.fill(batch)?;
-        self.padded.prepare(layer, workspace)?;
+        self.check(step)?;
+        let DecodeShape {
+            requests, max_len, ..
+        } = self.shape;
+        let own = step.requests().len();
+        if own == requests && step.max_len() == Some(max_len) {
+            workspace.prepare(layer, step)?;
+        } else {
+            let padded = match own {
+                0 => {
+                    let problem = &layer.config().problem;
+                    self.shape.padding(workspace.limits(), problem)?
+                }
+                _ => step.clone().padded_to(requests)?,
+            };
+            workspace.prepare(layer, &padded.with_max_len(Some(max_len)))?;
+        }
+        let expanded = workspace.tokens() - workspace.absorbed_tokens();
+        if expanded > 0 {
+            let given = format!("{expanded} new tokens on the expanded path");
+            let accepted = "none: a graph is of the absorbed path";
+            return Err(Error::argument("requests", given, accepted));
+        }
         // SAFETY: the contract of `Graph::replay`, which is this function's own.
         unsafe { self.graph.replay() }
     }
 
-    fn check<T: HostIndex, S: HostIndex>(&self, batch: &StepBatch<'_, T, S>) -> Result<()> {
+    /// Refuses a step that the graph was not captured for.
+    fn check(&self, step: &StepPlan) -> Result<()> {
         let DecodeShape {
             requests,
             query_len,
             max_len,
             causal,
         } = self.shape;
-        if batch.causal != causal && query_len > 1 {
+        if step.is_causal() != causal && query_len > 1 {
             let accepted = format!("{causal}, for which the graph was captured");
-            return Err(Error::argument("causal", batch.causal, accepted));
+            return Err(Error::argument("causal", step.is_causal(), accepted));
         }
-        if batch.requests.len() > requests {
-            return Err(Error::argument(
-                "requests",
-                batch.requests.len(),
-                format!("at most {requests}, for which the graph was captured"),
-            ));
+        let own = step.requests();
+        if own.len() > requests {
+            let accepted = format!("at most {requests}, for which the graph was captured");
+            return Err(Error::argument("requests", own.len(), accepted));
         }
-        if batch.block_tables.requests() < batch.requests.len() {
-            return Err(Error::argument(
-                "block_tables",
-                format!("{} rows", batch.block_tables.requests()),
-                format!("a row for each of {} requests", batch.requests.len()),
-            ));
+        if !step.rows_in_order() || step.tensor_rows() != step.tokens() {
+            let given = "those of an order of the engine's own, or padded";
+            let accepted = "rows in the order of the step: the graph was captured for them";
+            return Err(Error::argument("rows", given, accepted));
         }
-        if let Some(rows) = batch.rows {
-            let starts = rows.starts.iter().enumerate();
-            if let Some((index, start)) = starts
-                .clone()
-                .find(|(index, start)| **start != index.saturating_mul(query_len as usize))
-            {
-                return Err(Error::argument(
-                    "rows.starts",
-                    format!("{start} of request {index}"),
-                    "rows in the order of the requests: the graph was captured for them",
-                ));
-            }
-        }
-        let tables = batch.block_tables;
-        if tables.page_size() != self.padded.page_size {
-            return Err(Error::argument(
-                "block_tables.page_size",
-                tables.page_size(),
-                format!("the problem's, {}", self.padded.page_size),
-            ));
-        }
-        let room = tables.max_pages() as u64 * u64::from(tables.page_size());
-        let longest = room.min(max_len.into());
-        for (index, request) in batch.requests.iter().enumerate() {
-            if request.q != query_len {
-                return Err(Error::argument(
-                    "requests.q",
-                    format!("{} of request {index}", request.q),
-                    format!("{query_len}, for which the graph was captured"),
-                ));
-            }
-            if u64::from(request.kv) > longest {
-                return Err(Error::argument(
-                    "requests.kv",
-                    format!("{} of request {index}", request.kv),
-                    format!(
-                        "at most {longest}: the graph was captured for {max_len}, and the block \
-                         table has room for {room}"
-                    ),
-                ));
-            }
-        }
-        let tokens = batch.requests.len() * query_len as usize;
-        match batch.slots {
-            Some(slots) if slots.len() != tokens => Err(Error::argument(
-                "slots",
-                format!("{} entries", slots.len()),
-                format!("one for each of {tokens} new tokens"),
-            )),
-            _ => Ok(()),
-        }
-    }
-}
-
-/// A batch that was filled up with padding to the number of requests of a graph. It allocates when
-/// it is made and never again.
-struct Padded {
-    shape: DecodeShape,
-    page_size: u32,
-    max_pages: usize,
-    requests: Vec<Request>,
-    tables: Vec<i32>,
-    slots: Vec<i64>,
-    /// True if the step has `slots`; false if the block tables say where every token's row is
-    /// written.
-    has_slots: bool,
-}
-
-impl Padded {
-    fn new(shape: DecodeShape, max_pages: usize, page_size: u32) -> Result<Self> {
-        let entries = shape.requests.saturating_mul(max_pages);
-        let tables = bytemuck::try_zeroed_vec(entries).map_err(|()| too_long::<i32>(entries))?;
-        Ok(Self {
-            shape,
-            page_size,
-            max_pages,
-            requests: with_room(shape.requests)?,
-            tables,
-            slots: with_room(shape.tokens())?,
-            has_slots: false,
-        })
-    }
-
-    /// Copies a batch that was checked to fit.
-    fn fill<T: HostIndex, S: HostIndex>(&mut self, batch: &StepBatch<'_, T, S>) -> Result<()> {
-        let padding = Request::new(self.shape.query_len, 0);
-        self.requests.clear();
-        self.requests.extend_from_slice(batch.requests);
-        self.requests.resize(self.shape.requests, padding);
-        self.slots.clear();
-        self.has_slots = batch.slots.is_some();
-        for (token, slot) in batch.slots.unwrap_or_default().iter().enumerate() {
-            let number = slot.to_i64().ok_or_else(|| {
-                let accepted = "where the block table has it, or −1";
-                Error::argument("slots", format!("{slot} of token {token}"), accepted)
-            })?;
-            self.slots.push(number);
-        }
-        self.slots.resize(self.shape.tokens(), SKIPPED);
-        let tables = batch.block_tables;
-        let from = tables.entries().chunks(tables.max_pages());
-        let rows = self.tables.chunks_exact_mut(self.max_pages).zip(from);
-        for (index, ((to, from), request)) in rows.zip(batch.requests).enumerate() {
-            let pages = request.kv.div_ceil(self.page_size) as usize;
-            for (place, (to, from)) in to.iter_mut().zip(&from[..pages]).enumerate() {
-                *to = from.to_page().map_err(|accepted| {
-                    let given = format!("{from} at [{index}][{place}]");
-                    Error::argument("block_tables", given, accepted)
-                })?;
-            }
+        for (place, request) in own.iter().enumerate() {
+            let (field, given, accepted) = if request.q != query_len {
+                ("requests.new_tokens", request.q, query_len.to_string())
+            } else if request.kv > max_len {
+                ("requests.total", request.kv, format!("at most {max_len}"))
+            } else {
+                continue;
+            };
+            let given = format!("{given} of the step's request {place}");
+            let accepted = accepted + ", for which the graph was captured";
+            return Err(Error::argument(field, given, accepted));
         }
         Ok(())
-    }
-
-    fn prepare<P, D>(&self, layer: &MlaLayer<P, D>, workspace: &mut Workspace<P, D>) -> Result<()>
-    where
-        P: PrefillStage<Device = Cuda>,
-        D: DecodeStage<Device = Cuda>,
-    {
-        workspace.prepare(
-            layer,
-            &StepBatch::new(
-                &self.requests,
-                BlockTables::new(&self.tables, self.max_pages, self.page_size)?,
-            )
-            .with_slots(self.has_slots.then_some(&self.slots[..]))
-            .with_threshold(Some(self.shape.query_len))
-            .with_causal(self.shape.causal)
-            .with_max_len(Some(self.shape.max_len)),
-        )?;
-        let (given, accepted) = (workspace.absorbed_tokens(), self.shape.tokens());
-        if given == accepted {
-            return Ok(());
-        }
-        Err(Error::argument(
-            "shape.query_len",
-            self.shape.query_len,
-            format!(
-                "a length that the problem has ({})",
-                layer.config().problem.query_len
-            ),
-        ))
-    }
-}
-
-/// Makes an empty list with room for `len` elements.
-fn with_room<T>(len: usize) -> Result<Vec<T>> {
-    let mut list = Vec::new();
-    let reserved = list.try_reserve_exact(len);
-    reserved.map(|()| list).map_err(|_| too_long::<T>(len))
-}
-
-fn too_long<T>(len: usize) -> Error {
-    Error::OutOfMemory {
-        device: "host",
-        bytes: (len as u64).saturating_mul(size_of::<T>() as u64),
-        free: None,
     }
 }
 
@@ -419,20 +297,5 @@ impl DecodeGraphs {
         self.graphs
             .iter_mut()
             .find(|graph| graph.shape.requests >= requests)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_shape_that_no_memory_holds_is_an_error() {
-        let huge = DecodeShape::new(usize::MAX / 8, 1, 1);
-        let refused = Padded::new(huge, 4, 64).map(drop).unwrap_err();
-        assert!(
-            matches!(refused, Error::OutOfMemory { device: "host", .. }),
-            "{refused}"
-        );
     }
 }

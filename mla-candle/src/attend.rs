@@ -9,7 +9,7 @@ use std::sync::Arc;
 use candle_core::{Device, Error, Result, Tensor};
 use mla_cpu::Cpu;
 use mla_runtime::backend::StepLimits;
-use mla_runtime::layer::{Step, StepRequest};
+use mla_runtime::layer::{StepPlan, StepRequest};
 use mla_runtime::model::IndexerConfig;
 use mla_runtime::plan::slots::HostIndex;
 use mla_runtime::select::{Registry, Selection, SelectionRequest};
@@ -208,14 +208,14 @@ impl Layer {
 }
 
 impl Workspace {
-    /// Plans a step of these requests, whose pages are of any integer type. [`Step`] says where
-    /// each one's tokens stand; [`Step::with_padded_rows`] and the like take tensors in an order of
-    /// the engine's own.
+    /// Plans a step of these requests, whose pages are of any integer type. [`StepPlan`] says where
+    /// each one's tokens stand; [`StepPlan::with_padded_rows`] and the like take tensors in an order
+    /// of the engine's own.
     ///
     /// # Errors
     ///
     /// If they contradict themselves or each other, or exceed the limits.
-    pub fn plan<T: HostIndex>(&self, requests: &[StepRequest<'_, T>]) -> Result<Step> {
+    pub fn plan<T: HostIndex>(&self, requests: &[StepRequest<'_, T>]) -> Result<StepPlan> {
         match &self.0 {
             Of::Cpu(work) => work.plan(requests),
             #[cfg(feature = "cuda")]
@@ -229,7 +229,7 @@ impl Workspace {
     /// # Errors
     ///
     /// If the attention is of another device, or the device fails.
-    pub fn prepare(&mut self, attention: &Attention, step: &Step) -> Result<()> {
+    pub fn prepare(&mut self, attention: &Attention, step: &StepPlan) -> Result<()> {
         match (&mut self.0, &*attention.0) {
             (Of::Cpu(work), On::Cpu(parts)) => work.prepare(parts, step),
             #[cfg(feature = "cuda")]

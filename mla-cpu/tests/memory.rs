@@ -10,7 +10,7 @@ use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{LayerConfig, StepLimits};
 use mla_runtime::batch::Request;
 use mla_runtime::device::{Device, GatherRows};
-use mla_runtime::layer::{MlaLayer, Step, StepRequest};
+use mla_runtime::layer::{MlaLayer, StepPlan, StepRequest};
 use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims, RotaryStyle};
 use mla_runtime::plan::slots::BlockTables;
 use mla_runtime::spec::{Problem, QueryLen};
@@ -107,11 +107,11 @@ fn long_steps_run_out_of_memory() {
     let mut requests = vec![StepRequest::<i32>::new(0, 0, &[]); 1 << 12];
     requests.push(StepRequest::new(1, 1 << 18, &pages));
     let limits = StepLimits::new(usize::MAX, usize::MAX, 1 << 16);
-    let step = Step::within(&problem(), &limits, 1, &requests);
+    let step = StepPlan::within(&problem(), &limits, 1, &requests);
     assert_out_of_memory("tables", step);
 
     let one = [StepRequest::new(1, 1, &[0])];
-    let step = || Step::within(&problem(), &limits, 1, &one).unwrap();
+    let step = || StepPlan::within(&problem(), &limits, 1, &one).unwrap();
     for requests in [1 << 30, HUGE, usize::MAX] {
         assert_out_of_memory("padding", step().padded_to(requests));
     }

@@ -3,7 +3,7 @@
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{LayerConfig, StepLimits};
 use mla_runtime::indexer::IndexCacheLayout;
-use mla_runtime::layer::{MlaLayer, Step, StepRequest};
+use mla_runtime::layer::{MlaLayer, StepPlan, StepRequest};
 use mla_runtime::model::{DType, HeadDims, IndexDims, KvFormat, MlaDims};
 use mla_runtime::plan::memory::MemoryNeeds;
 use mla_runtime::spec::{Problem, QueryLen};
@@ -219,10 +219,11 @@ fn extreme_limits_and_pages() {
         assert_eq!(needs.unwrap_err().to_string(), refusal);
     }
     let refusal = "page_size: given 0, accepted 1 and up";
-    let step = Step::within(&none, &limits, 1, &[StepRequest::new(1, 1, &[0])]).map(drop);
+    let step = StepPlan::within(&none, &limits, 1, &[StepRequest::new(1, 1, &[0])]).map(drop);
     assert_eq!(step.unwrap_err().to_string(), refusal);
     let many = limits.with_pages_per_request(usize::MAX / 2);
-    let step = Step::within(&problem, &many, 1, &[StepRequest::<i32>::new(1, 9, &[])]).map(drop);
+    let step =
+        StepPlan::within(&problem, &many, 1, &[StepRequest::<i32>::new(1, 9, &[])]).map(drop);
     assert_eq!(
         step.unwrap_err().to_string(),
         "requests.pages: given 0 of request 0, accepted at least 1, for 9 tokens"

@@ -4,8 +4,8 @@ pub use crate::Named;
 pub use crate::backend::{LayerConfig, StepLimits};
 pub use crate::device::Device;
 pub use crate::layer::{
-    LayerCall, MlaLayer, OwnedWeights, SelectedLayer, SelectedWorkspace, Step, StepBatch,
-    StepRequest, TokenRows, UnrotatedCall, Weights, Workspace,
+    LayerCall, MlaLayer, OwnedWeights, SelectedLayer, SelectedWorkspace, StepPlan, StepRequest,
+    UnrotatedCall, Weights, Workspace,
 };
 pub use crate::model::{DType, HeadDims, KvFormat, MlaDims, ModelConfig};
 pub use crate::select::{Registry, Selection, SelectionError, SelectionRequest};

@@ -16,10 +16,8 @@ use mla_runtime::backend::{
     DecodeBackend, DecodeCall, LayerConfig, ListedCache, PrefillBackend, PrefillCall,
     SelectedDecode, SelectedPrefill, SlotLists, StepLimits,
 };
-use mla_runtime::batch::Request;
-use mla_runtime::layer::{LayerCall, MlaLayer, StepBatch, Weights};
+use mla_runtime::layer::{LayerCall, MlaLayer, StepPlan, StepRequest, Weights};
 use mla_runtime::model::{DType, MlaDims, RotaryStyle};
-use mla_runtime::plan::slots::BlockTables;
 use mla_runtime::select::Registry;
 use mla_runtime::spec::{BackendSpec, Phase, Platform, Problem, QueryFormat, QueryLen};
 use mla_runtime::tensor::{
@@ -166,12 +164,13 @@ fn a_call_allocates_nothing() {
     // The plan has the bytes that backends say they allocate.
     assert_eq!(workspace.plan().backend_bytes, 512 + 1024);
 
-    let requests = [(1, 300), (2, 500), (7, 400), (20, 20)].map(|(q, kv)| Request::new(q, kv));
     let pages: Vec<i32> = (0..4 * 8).collect();
-    let batch = StepBatch::new(&requests, BlockTables::new(&pages, 8, 64).unwrap());
-    workspace.prepare(&layer, &batch).unwrap();
+    let requests = [(0, 1, 300), (1, 2, 500), (2, 7, 400), (3, 20, 20)];
+    let requests = requests.map(|(at, new, total)| StepRequest::new(new, total, &pages[8 * at..]));
+    let step = StepPlan::new(&workspace, &requests).unwrap();
+    workspace.prepare(&layer, &step).unwrap();
     assert_eq!(workspace.absorbed_tokens(), 3);
-    assert_eq!(workspace.context().chunks.len(), 4);
+    assert_eq!(workspace.context().len(), 4);
 
     let tokens = workspace.tokens();
     let bytes = |elements: usize| device.allocate(elements * 2).unwrap();
@@ -272,13 +271,11 @@ fn workspace_keeps_its_device() {
     let layer = MlaLayer::<Nothing, Nothing>::of(&device, &config).unwrap();
     set_ordinal(1);
     let mut workspace = layer.workspace(&StepLimits::new(1, 1, 1)).unwrap();
-    let tables = BlockTables::new(&[0], 1, config.problem.page_size).unwrap();
-    let requests = [Request::new(1, 1)];
-    let batch = StepBatch::new(&requests, tables);
-    workspace.prepare(&layer, &batch).unwrap();
+    let step = StepPlan::new(&workspace, &[StepRequest::new(1, 1, &[0])]).unwrap();
+    workspace.prepare(&layer, &step).unwrap();
     set_ordinal(0);
     assert_eq!(
-        workspace.prepare(&layer, &batch).unwrap_err().to_string(),
+        workspace.prepare(&layer, &step).unwrap_err().to_string(),
         "workspace: given one on device 1, accepted one on device 0, as the layer is"
     );
 }
@@ -429,16 +426,12 @@ fn foreign_memory_is_refused() {
     set_handle(1);
     let mut theirs = layer.workspace(&limits).unwrap();
     set_handle(0);
-    let (requests, tables) = ([Request::new(1, 1)], BlockTables::new(&[0], 1, 64).unwrap());
-    let batch = StepBatch::new(&requests, tables);
-    workspace.prepare(&layer, &batch).unwrap();
+    let step = StepPlan::new(&workspace, &[StepRequest::new(1, 1, &[0])]).unwrap();
+    workspace.prepare(&layer, &step).unwrap();
     operations();
     let refused = |field| format!("{field}: given memory of handle 1, accepted memory of handle 0");
     let message = |result: Result<()>| result.unwrap_err().to_string();
-    assert_eq!(
-        message(theirs.prepare(&layer, &batch)),
-        refused("workspace")
-    );
+    assert_eq!(message(theirs.prepare(&layer, &step)), refused("workspace"));
 
     let mut decode = Decode::new();
     for at in 0..decode.fields().len() {

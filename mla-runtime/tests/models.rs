@@ -7,7 +7,7 @@ use mla_cpu::{CpuDecode, CpuPrefill};
 use mla_runtime::model::{
     DType, GateGranularity, ModelConfig, ModelError, PRESETS, Preset, RotaryStyle,
 };
-use mla_runtime::plan::memory::{self, MemoryNeeds};
+use mla_runtime::plan::memory::{self, MemoryNeeds, RegionName};
 use mla_runtime::select::{Registry, SelectionRequest};
 use mla_runtime::spec::{Problem, Target};
 use serde_json::{Value, json};
@@ -188,7 +188,11 @@ fn public_models_are_planned() {
         let plan = memory::plan(&needs).unwrap_or_else(|error| panic!("{name}: {error}"));
         let row = 2 * u64::from(model.dims.row());
         let cache = u64::from(model.layers.unwrap()) * 16 * 64 * row;
-        assert_eq!(plan.region("kv_cache").unwrap().bytes, cache, "{name}");
+        assert_eq!(
+            plan.region(RegionName::KvCache).unwrap().bytes,
+            cache,
+            "{name}"
+        );
         registry
             .select(&SelectionRequest::new(Target::CPU, problem))
             .unwrap_or_else(|error| panic!("{name}: {error}"));

@@ -9,16 +9,13 @@ use mla_runtime::backend::{LayerConfig, StepLimits};
 use mla_runtime::batch::template::{Range, Template};
 use mla_runtime::batch::{BatchSpec, Request};
 use mla_runtime::indexer::{IndexCacheLayout, IndexCacheRef, IndexLimits, IndexNeeds, Indexer};
-use mla_runtime::layer::{MlaLayer, Step, StepBatch, StepRequest, Weights};
+use mla_runtime::layer::{MlaLayer, StepPlan, StepRequest, Weights};
 use mla_runtime::model::{
     DType, HeadDims, IndexDims, IndexerConfig, KvFormat, MlaDims, ModelConfig, Rope, RopeScaling,
     RotaryStyle, Yarn,
 };
 use mla_runtime::plan::context::{ChunkLimits, plan_chunks};
-use mla_runtime::plan::crossover::{
-    Attention, ExpansionTraffic, GpuFigures, Machine, absorbed_cost, crossover, expanded_cost,
-    threshold,
-};
+use mla_runtime::plan::crossover::{Attention, GpuFigures, Machine, crossover, threshold};
 use mla_runtime::plan::memory::{self, MemoryNeeds};
 use mla_runtime::plan::parallel::ContextParallel;
 use mla_runtime::plan::slots::BlockTables;
@@ -154,7 +151,7 @@ fn plans_of_context() {
         for parallel in [None, ContextParallel::new(3, 5).ok()] {
             let limits = ChunkLimits::new(rows, align).with_parallel(parallel);
             if let Some(plan) = check(plan_chunks(&[1, 0, 7], &limits)) {
-                for chunk in &plan.chunks {
+                for chunk in &plan {
                     let lens = chunk.cumulative_seq_lens();
                     let _ = (
                         chunk.rows(),
@@ -267,7 +264,7 @@ fn limits_of_steps() {
             check(IndexNeeds::of(dims, &limits, 4));
             check(IndexNeeds::of(dims, &limits, u32::MAX));
             check(indexer.memory_plan(&limits, u32::MAX, u64::MAX));
-            check(Step::within(&small(), &limits.steps, 1, &requests));
+            check(StepPlan::within(&small(), &limits.steps, 1, &requests));
         }
     }
 }
@@ -280,16 +277,16 @@ fn steps() {
         for count in 0..=4 {
             for threshold in U32 {
                 let request = StepRequest::new(new, total, &pages[..count]);
-                check(Step::within(&small(), &limits, threshold, &[request]));
+                check(StepPlan::within(&small(), &limits, threshold, &[request]));
             }
         }
     }
     let negative = StepRequest::new(1, 1, &[-1]);
-    check(Step::within(&small(), &limits, 1, &[negative]));
+    check(StepPlan::within(&small(), &limits, 1, &[negative]));
     let one = StepRequest::new(1, 1, &pages);
-    check(Step::within(&small(), &limits, 1, &[one; 2]));
-    check(Step::within(&small(), &limits, 1, &[one; 3]));
-    let step = Step::within(&small(), &limits, 1, &[one]).unwrap();
+    check(StepPlan::within(&small(), &limits, 1, &[one; 2]));
+    check(StepPlan::within(&small(), &limits, 1, &[one; 3]));
+    let step = StepPlan::within(&small(), &limits, 1, &[one]).unwrap();
     for requests in USIZE {
         check(step.clone().padded_to(requests));
     }
@@ -298,20 +295,23 @@ fn steps() {
     let config = LayerConfig::new(small(), 1.0);
     let layer = MlaLayer::<CpuPrefill, CpuDecode>::of(&device, &config).unwrap();
     let mut workspace = layer.workspace(&limits).unwrap();
-    let tables = BlockTables::new(&pages, 4, 4).unwrap();
-    for [q, kv, longest] in tuples(&U32) {
-        let requests = [Request::new(q, kv)];
-        let batch = StepBatch::new(&requests, tables);
-        check(workspace.prepare(&layer, &batch));
-        check(workspace.prepare(&layer, &batch.with_max_len(Some(longest))));
-        check(workspace.prepare(&layer, &batch.with_threshold(Some(longest))));
-        check(workspace.prepare(&layer, &batch.with_dense_within(longest)));
-        check(workspace.prepare(&layer, &batch.with_slots(Some(&[i64::MIN, i64::MAX]))));
+    for [new, total, longest] in tuples(&U32) {
+        let requests = [StepRequest::new(new, total, &pages)];
+        for [threshold, dense_within] in [[1, 0], [longest, 0], [1, longest]] {
+            let (problem, limits) = (&small(), &limits);
+            let step = StepPlan::in_order(problem, limits, threshold, dense_within, &requests);
+            if let Some(step) = check(step) {
+                check(workspace.prepare(&layer, &step));
+                check(step.clone().with_slots(&[i64::MIN, i64::MAX]));
+                check(workspace.prepare(&layer, &step.with_max_len(Some(longest))));
+            }
+        }
     }
     for page_size in U32 {
-        if let Ok(tables) = BlockTables::new(&pages, 4, page_size) {
-            let requests = [Request::new(1, 1)];
-            check(workspace.prepare(&layer, &StepBatch::new(&requests, tables)));
+        let problem = small().with_page_size(page_size);
+        let one = [StepRequest::new(1, 1, &pages)];
+        if let Some(step) = check(StepPlan::within(&problem, &limits, 1, &one)) {
+            check(workspace.prepare(&layer, &step));
         }
     }
 }
@@ -336,24 +336,16 @@ fn crossovers() {
         check(GpuFigures::H200.with_launch_seconds(a));
         check(GpuFigures::H200.with_rates(a, b));
     }
-    for [heads, query_len, context_len, width] in tuples(&U32) {
-        let dims = dims([width; 4]);
-        let traffic = ExpansionTraffic::new(width).with_packed_keys(true);
-        let _ = absorbed_cost(dims, heads, query_len, context_len);
-        let _ = expanded_cost(dims, heads, query_len, context_len, traffic);
-    }
     let largest = GpuFigures::new(1 << 16, 1e15, 1e12).unwrap();
     for [heads, context_len, width] in tuples(&U32) {
-        let traffic = ExpansionTraffic::new(2);
         let attention =
-            Attention::new(dims([width; 4]), heads, traffic).with_context_len(Some(context_len));
+            Attention::new(dims([width; 4]), heads, 2).with_context_len(Some(context_len));
         for machine in [Machine::Arithmetic, Machine::Gpu(GpuFigures::H200)] {
             assert!(!crossover(&attention, &machine).is_nan());
             assert!(threshold(&attention, &machine) >= 1);
         }
     }
-    let traffic = ExpansionTraffic::new(u32::MAX);
-    let attention = Attention::new(dims([u32::MAX; 4]), u32::MAX, traffic);
+    let attention = Attention::new(dims([u32::MAX; 4]), u32::MAX, u32::MAX);
     assert!(threshold(&attention, &Machine::Gpu(largest)) >= 1);
 }
 

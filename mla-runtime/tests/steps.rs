@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashSet};
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{LayerConfig, StepLimits};
 use mla_runtime::batch::Request;
-use mla_runtime::layer::{LayerCall, MlaLayer, Step, StepRequest, Weights, Workspace};
+use mla_runtime::layer::{LayerCall, MlaLayer, StepPlan, StepRequest, Weights, Workspace};
 use mla_runtime::model::{DType, HeadDims, MlaDims};
 use mla_runtime::plan::slots::SKIPPED;
 use mla_runtime::spec::{Problem, QueryLen};
@@ -163,14 +163,15 @@ fn cases() -> impl Strategy<Value = Case> {
 }
 
 /// The step, and its padding if there can be some.
-fn planned(case: &Case, pages: &[Vec<i32>]) -> (Step, usize) {
+fn planned(case: &Case, pages: &[Vec<i32>]) -> (StepPlan, usize) {
     let requests: Vec<StepRequest<'_>> = case
         .lens
         .iter()
         .zip(pages)
         .map(|((new, cached), pages)| StepRequest::new(*new, new + cached, pages))
         .collect();
-    let step = Step::within(&case.problem(), &case.limits(), case.threshold, &requests).unwrap();
+    let step =
+        StepPlan::within(&case.problem(), &case.limits(), case.threshold, &requests).unwrap();
     match step.clone().padded_to(case.lens.len() + case.padding) {
         Ok(padded) => (padded, case.padding),
         // Requests of different lengths, or none, say nothing of what padding would be.
@@ -185,7 +186,7 @@ fn planned(case: &Case, pages: &[Vec<i32>]) -> (Step, usize) {
 }
 
 /// Rows, order and slots of a planned step.
-fn check_places(case: &Case, pages: &[Vec<i32>], step: &Step, padding: usize) {
+fn check_places(case: &Case, pages: &[Vec<i32>], step: &StepPlan, padding: usize) {
     assert_eq!(step.order(), case.order());
     let absorbed = case.absorbed();
     let is_padding = |request: &&Request| request.kv == 0 && request.q > 0;
@@ -193,8 +194,7 @@ fn check_places(case: &Case, pages: &[Vec<i32>], step: &Step, padding: usize) {
         Some(request) if padding > 0 => request.q as usize,
         _ => 0,
     };
-    let batch = step.batch().unwrap();
-    let slots = batch.block_tables.new_token_slots(batch.requests).unwrap();
+    let slots: Vec<i64> = step.slots().collect();
     let page = case.page_size as usize;
     let (mut at, mut padded) = (0, false);
     let mut seen = HashSet::new();
@@ -238,7 +238,7 @@ fn absorbed_rows(case: &Case) -> usize {
 /// once.
 fn check_prepared(
     case: &Case,
-    step: &Step,
+    step: &StepPlan,
     padding: usize,
     workspace: &Workspace<CpuPrefill, CpuDecode>,
 ) {
@@ -261,7 +261,7 @@ fn check_prepared(
     let expanded = &step.requests()[workspace.absorbed_requests()..];
     let expanded: Vec<Request> = expanded.iter().map(attending).collect();
     let rows = workspace.limits().context_rows as u64;
-    let chunks = &workspace.context().chunks;
+    let chunks = workspace.context();
     if chunks.is_empty() {
         let keys: u64 = expanded.iter().map(|request| u64::from(request.kv)).sum();
         let context: u32 = expanded.iter().map(|request| request.context_len()).sum();
@@ -340,7 +340,7 @@ proptest! {
         let config = LayerConfig::new(case.problem(), 0.5);
         let layer = Layer::of(&Cpu::new(), &config).unwrap();
         let mut workspace = layer.workspace(&case.limits()).unwrap();
-        workspace.prepare(&layer, &step.batch().unwrap()).unwrap();
+        workspace.prepare(&layer, &step).unwrap();
         check_prepared(&case, &step, padding, &workspace);
         forward(&case, &pages, &layer, &mut workspace);
     }

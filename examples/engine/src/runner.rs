@@ -151,7 +151,7 @@ impl<D: Graphs> Runner<D> {
             .iter()
             .map(|b| StepRequest::new(b.tokens.len() as u32, b.total as u32, b.pages))
             .collect();
-        let step = Step::plan(&self.shared, &requests)?;
+        let step = StepPlan::new(&self.shared, &requests)?;
         // End of the library.
         let mut ids = vec![0; step.tokens()];
         for (index, request) in brought.iter().enumerate() {
@@ -162,7 +162,7 @@ impl<D: Graphs> Runner<D> {
         self.memory.ids.upload(&device, &ids)?;
         if !D::replay(&mut self.graphs, &self.model, &mut self.shared, &step)? {
             // The library, for a step that is not replayed:
-            self.shared.prepare(self.model.layer(), &step.batch()?)?;
+            self.shared.prepare(self.model.layer(), &step)?;
             // End of the library.
             self.model
                 .enqueue(&mut self.shared, &mut self.memory, step.tokens())?;

@@ -46,7 +46,7 @@ fn a_step_takes_at_most_25_lines_of_the_library() {
     // Each call that makes a step is within one of these parts, and nowhere else.
     for (call, part, source) in [
         (".forward_unrotated(", layer, ATTENTION),
-        ("Step::plan(", plan, RUNNER),
+        ("StepPlan::new(", plan, RUNNER),
         (".prepare(", prepare, RUNNER),
         (".replay(", replay, CUDA),
     ] {

@@ -102,7 +102,8 @@ impl IndexedJob for Bench<'_> {
         let mut data = Data::new(device, &step.config, workload, args.on.seed, &progress)?;
         let made_from = step.made_from(&wanted, device, &progress);
         let mut indexed = Indexed::new(&made_from)?;
-        workspace.prepare(layer, &workload.batch()?)?;
+        let planned = workload.step(&layer.config().problem, workspace.limits())?;
+        workspace.prepare(layer, &planned)?;
         let mut timer = Timer::new(device, [args.samples, args.warm_up], &progress)?;
         let mut steps = Steps::new(device, &mut indexed, workload, args.on.seed)?;
         steps.time(&mut timer, &mut indexed, &mut data, layer)?;

@@ -5,7 +5,9 @@ use mla_runtime::backend::StepLimits;
 use mla_runtime::indexer::{
     IndexCacheLayout, IndexCacheMut, IndexCall, IndexLimits, IndexerWorkspace, LayerNorm,
 };
-use mla_runtime::layer::{LayerCall, SelectedLayer, SelectedWorkspace, Step, StepRequest, Weights};
+use mla_runtime::layer::{
+    LayerCall, SelectedLayer, SelectedWorkspace, StepPlan, StepRequest, Weights,
+};
 use mla_runtime::model::IndexerConfig;
 use mla_runtime::plan::slots::HostIndex;
 use mla_runtime::select::Selection;
@@ -72,12 +74,12 @@ impl<D: Selecting> Work<D> {
     pub(super) fn plan<T: HostIndex>(
         &self,
         requests: &[StepRequest<'_, T>],
-    ) -> mla_runtime::Result<Step> {
-        Step::plan_sparse(&self.workspace, requests, self.slots)
+    ) -> mla_runtime::Result<StepPlan> {
+        StepPlan::sparse(&self.workspace, requests, self.slots)
     }
 
-    pub(super) fn prepare(&mut self, parts: &Parts<D>, step: &Step) -> mla_runtime::Result<()> {
-        self.workspace.prepare(&parts.layer, &step.batch()?)
+    pub(super) fn prepare(&mut self, parts: &Parts<D>, step: &StepPlan) -> mla_runtime::Result<()> {
+        self.workspace.prepare(&parts.layer, step)
     }
 
     pub(super) fn attend(

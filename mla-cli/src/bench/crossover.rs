@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mla_runtime::plan::crossover::{Attention, ExpansionTraffic, Machine, crossover};
+use mla_runtime::plan::crossover::{Attention, Machine, crossover};
 
 use super::ceilings::Ceilings;
 use super::record::{Basis, Crossover, Row};
@@ -107,12 +107,12 @@ fn of_pair(
     };
     let Known { machine, basis } = known(layer);
     let problem = layer.config.problem;
-    let traffic = ExpansionTraffic::new(problem.dtype.bytes() as u32);
+    let element_bytes = problem.dtype.bytes() as u32;
     let predict = |machine: &Machine| {
         // The longer the query, the shorter is the context.
         let of_query = |q: f64| {
             let context_len = (f64::from(kv) - q).max(0.0) as u32;
-            let attention = Attention::new(problem.dims, problem.heads, traffic)
+            let attention = Attention::new(problem.dims, problem.heads, element_bytes)
                 .with_context_len(Some(context_len));
             crossover(&attention, machine)
         };

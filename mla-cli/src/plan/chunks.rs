@@ -1,6 +1,6 @@
 //! `mla plan chunks`: cached context in chunks that fit a workspace.
 
-use mla_runtime::plan::context::{ChunkLimits, ContextPlan, plan_chunks};
+use mla_runtime::plan::context::{ChunkLimits, ContextChunk, plan_chunks};
 
 use super::ParallelArgs;
 use crate::args::{Format, natural, positive};
@@ -35,21 +35,28 @@ pub(crate) struct Args {
     format: Format,
 }
 
+/// The chunks as JSON has them.
+#[derive(serde::Serialize)]
+struct Report<'a> {
+    chunks: &'a [ContextChunk],
+}
+
 pub(crate) fn output(args: &Args) -> Result<String, CliError> {
     let limits = ChunkLimits::new(args.rows, args.align)
         .with_max_chunk(args.max_chunk)
         .with_parallel(args.parallel.read()?);
     let plan = plan_chunks(&args.context_lens, &limits)?;
-    Ok(args.format.write(&plan, || describe(&plan, args)))
+    let report = Report { chunks: &plan };
+    Ok(args.format.write(&report, || describe(&plan, args)))
 }
 
-fn describe(plan: &ContextPlan, args: &Args) -> String {
+fn describe(plan: &[ContextChunk], args: &Args) -> String {
     let tokens: u64 = args.context_lens.iter().copied().map(u64::from).sum();
     // Under context parallelism a rank sets aside fewer rows than the chunk has.
-    let spread = plan.chunks.iter().any(|chunk| chunk.local.is_some());
+    let spread = plan.iter().any(|chunk| chunk.local.is_some());
     let last = if spread { "rows per rank" } else { "" };
     let mut table = table(["chunk", "request: tokens from..to", "rows", last]);
-    for (index, chunk) in plan.chunks.iter().enumerate() {
+    for (index, chunk) in plan.iter().enumerate() {
         let segments: Vec<_> = chunk
             .segments()
             .map(|segment| {
@@ -71,7 +78,7 @@ fn describe(plan: &ContextPlan, args: &Args) -> String {
         table.trim_fmt(),
         counted(tokens, "context token"),
         counted(args.context_lens.len() as u64, "request"),
-        counted(plan.chunks.len() as u64, "chunk"),
+        counted(plan.len() as u64, "chunk"),
         counted(args.rows, "row")
     )
 }

@@ -36,7 +36,8 @@ where
     B: DecodeStage<Device = P::Device>,
     L: Lists<P::Device>,
 {
-    workspace.prepare(layer, &workload.batch()?)?;
+    let step = workload.step(&layer.config().problem, workspace.limits())?;
+    workspace.prepare(layer, &step)?;
     let device = layer.device();
     let mut samples = [const { Vec::new() }; 4];
     for run in 0..=repeat {

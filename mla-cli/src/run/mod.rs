@@ -212,7 +212,7 @@ fn run<D: Device, L: Lists<D>>(
         device: &about.description,
         selection: &step.selection,
         workload,
-        chunks: workspace.context().chunks.len(),
+        chunks: workspace.context().len(),
         rows: step.limits.context_rows,
         memory: &step.memory,
         timings,

@@ -116,7 +116,7 @@ where
     B: DecodeStage<Device = P::Device>,
 {
     let mut rng = Rng::with_seed(u64::from(seed) ^ 0x5eed);
-    let chunks = workspace.context().chunks.len();
+    let chunks = workspace.context().len();
     let mut phase = |name: &str, requests: Range<usize>, chunks| {
         let tokens = workload.tokens_of(&requests);
         if tokens.is_empty() {

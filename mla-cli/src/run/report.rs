@@ -256,7 +256,7 @@ impl Report {
         for region in &self.memory.regions {
             let shape: Vec<_> = region.shape.iter().map(u64::to_string).collect();
             table.add_row([
-                region.name.to_owned(),
+                region.name.as_str().to_owned(),
                 shape.join(" × "),
                 size(region.bytes),
             ]);

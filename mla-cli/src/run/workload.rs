@@ -5,7 +5,7 @@ use std::ops::Range;
 use fastrand::Rng;
 use mla_runtime::backend::StepLimits;
 use mla_runtime::batch::{BatchSpec, Request};
-use mla_runtime::layer::StepBatch;
+use mla_runtime::layer::{StepPlan, StepRequest};
 use mla_runtime::plan::memory::MAX_PAGES;
 use mla_runtime::plan::parallel::ContextParallel;
 use mla_runtime::plan::slots::BlockTables;
@@ -117,10 +117,16 @@ impl Workload {
         )?)
     }
 
-    pub fn batch(&self) -> Result<StepBatch<'_>> {
-        Ok(StepBatch::new(&self.requests, self.tables()?)
-            .with_slots(Some(&self.slots))
-            .with_threshold(Some(self.threshold)))
+    /// The step, for layers of `problem` and a workspace of these limits.
+    pub fn step(&self, problem: &Problem, limits: &StepLimits) -> Result<StepPlan> {
+        let tables = self.tables.chunks(self.max_pages);
+        let requests: Vec<StepRequest<'_>> = self
+            .requests
+            .iter()
+            .zip(tables)
+            .map(|(lens, pages)| StepRequest::new(lens.q, lens.kv, pages))
+            .collect();
+        StepPlan::in_order(problem, limits, self.threshold, 0, &requests)
     }
 
     pub fn tokens(&self) -> usize {

@@ -10,7 +10,7 @@ mod device;
 use device::{Failing, Faulty, Kind};
 use mla_cpu::{CpuDecode, CpuPrefill};
 use mla_runtime::backend::{LayerConfig, StepLimits};
-use mla_runtime::layer::{MlaLayer, Step, StepRequest, UnrotatedCall, Weights, Workspace};
+use mla_runtime::layer::{MlaLayer, StepPlan, StepRequest, UnrotatedCall, Weights, Workspace};
 use mla_runtime::model::{DType, HeadDims, MlaDims, Rope};
 use mla_runtime::spec::{Problem, QueryLen};
 use mla_runtime::tensor::{CacheLayout, CacheMut, RotaryTables, TensorMut, TensorRef};
@@ -66,8 +66,8 @@ impl Lab {
 
     /// Runs a step; returns its outputs and the cache after it.
     fn run(&mut self, requests: &[StepRequest<'_>]) -> Result<Vec<f32>> {
-        let step = Step::plan(&self.workspace, requests)?;
-        self.workspace.prepare(&self.layer, &step.batch()?)?;
+        let step = StepPlan::new(&self.workspace, requests)?;
+        self.workspace.prepare(&self.layer, &step)?;
         self.forward(step.tokens())
     }
 
@@ -190,9 +190,8 @@ fn unprepared_step_is_refused() {
     for (index, requests) in STEPS.into_iter().enumerate() {
         for kind in [Kind::Upload, Kind::Operation] {
             device.fail(kind, 1);
-            let step = Step::plan(&lab.workspace, requests).unwrap();
-            let batch = step.batch().unwrap();
-            lab.workspace.prepare(&lab.layer, &batch).unwrap_err();
+            let step = StepPlan::new(&lab.workspace, requests).unwrap();
+            lab.workspace.prepare(&lab.layer, &step).unwrap_err();
             assert!(!device.mend(kind));
             assert_eq!(
                 lab.forward(step.tokens()).unwrap_err().to_string(),
@@ -209,10 +208,8 @@ fn step_reruns_after_failure() {
     let device = Faulty::default();
     let mut lab = Lab::new(&device, 2).unwrap();
     for (index, requests) in STEPS.into_iter().enumerate() {
-        let step = Step::plan(&lab.workspace, requests).unwrap();
-        lab.workspace
-            .prepare(&lab.layer, &step.batch().unwrap())
-            .unwrap();
+        let step = StepPlan::new(&lab.workspace, requests).unwrap();
+        lab.workspace.prepare(&lab.layer, &step).unwrap();
         for n in 1.. {
             device.fail(Kind::Operation, n);
             let result = lab.forward(step.tokens());

@@ -10,11 +10,11 @@ use mla_runtime::batch::Request;
 use mla_runtime::indexer::{
     IndexCacheLayout, IndexCacheMut, IndexCall, IndexLimits, Indexer, IndexerWorkspace, LayerNorm,
 };
-use mla_runtime::layer::{LayerCall, MlaLayer, StepBatch, Weights, Workspace};
+use mla_runtime::layer::{LayerCall, MlaLayer, StepPlan, StepRequest, Weights, Workspace};
 use mla_runtime::model::{
     DType, HeadDims, IndexDims, IndexLayers, IndexerConfig, MlaDims, RotaryStyle,
 };
-use mla_runtime::plan::slots::BlockTables;
+use mla_runtime::plan::memory::RegionName;
 use mla_runtime::spec::{Problem, QueryLen};
 use mla_runtime::tensor::{CacheLayout, CacheMut, Rotation, TensorMut, TensorRef};
 
@@ -145,9 +145,13 @@ impl World {
     }
 
     pub(crate) fn prepare(&self, layer: &Layer, workspace: &mut Space, step: &Step) {
-        let tables = BlockTables::new(&self.tables, 8, PAGE as u32).unwrap();
-        let batch = StepBatch::new(&step.requests, tables).with_threshold(Some(80));
-        workspace.prepare(layer, &batch).unwrap();
+        let requests = step.requests.iter().zip(self.tables.chunks(8));
+        let requests: Vec<StepRequest<'_>> = requests
+            .map(|(lens, pages)| StepRequest::new(lens.q, lens.kv, pages))
+            .collect();
+        let (problem, limits) = (&layer.config().problem, workspace.limits());
+        let step = StepPlan::in_order(problem, limits, 80, 0, &requests).unwrap();
+        workspace.prepare(layer, &step).unwrap();
     }
 
     pub(crate) fn index_call<'a>(
@@ -530,7 +534,7 @@ fn logits_by_parts() {
         let limits = IndexLimits::new(limits()).with_logits_bytes(rows * 256 * 4);
         let mut own = indexer.workspace(&limits).unwrap();
         assert_eq!(own.rows() as u64, rows.max(1));
-        let logits = own.plan().region("index_logits").unwrap().bytes;
+        let logits = own.plan().region(RegionName::IndexLogits).unwrap().bytes;
         assert_eq!(logits, rows.max(1) * 1024);
         assert_eq!(own.allocated_bytes() as u64, own.plan().indexer_bytes);
         let mut space = sparse.workspace(&self::limits()).unwrap();

@@ -5,10 +5,8 @@ use std::fmt::Display;
 
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{LayerConfig, StepLimits};
-use mla_runtime::batch::Request;
-use mla_runtime::layer::{MlaLayer, Step, StepBatch, StepRequest};
+use mla_runtime::layer::{MlaLayer, StepPlan, StepRequest};
 use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims, ModelConfig};
-use mla_runtime::plan::slots::BlockTables;
 use mla_runtime::select::{Registry, SelectionRequest};
 use mla_runtime::spec::{Capability, Problem, QueryLen, Target};
 use mla_runtime::tensor::RotaryTables;
@@ -145,23 +143,21 @@ fn steps(r: &mut Numbers) {
                         StepRequest::new(r.small(), r.small(), &pages[r.below(pages.len() + 1)..])
                     })
                     .collect();
-                if let Some(step) = said(Step::plan(&workspace, &list)) {
-                    said(workspace.prepare(&layer, &step.batch().unwrap()));
+                let [threshold, max_len] = [r.u32(), r.u32()];
+                let dense_within = r.u32() * r.below(2) as u32;
+                let limits = workspace.limits();
+                for step in [
+                    StepPlan::new(&workspace, &list),
+                    StepPlan::within(&config.problem, limits, threshold, &list),
+                    StepPlan::within(&config.problem, &r.limits(), threshold, &list),
+                    StepPlan::in_order(&config.problem, limits, threshold, dense_within, &list),
+                ] {
+                    let Some(step) = said(step) else { continue };
+                    said(workspace.prepare(&layer, &step));
+                    said(workspace.prepare(&layer, &step.clone().with_max_len(Some(max_len))));
                     if let Some(padded) = said(step.padded_to(r.usize())) {
-                        said(workspace.prepare(&layer, &padded.batch().unwrap()));
+                        said(workspace.prepare(&layer, &padded));
                     }
-                }
-                let requests: Vec<Request> =
-                    (0..n).map(|_| Request::new(r.small(), r.small())).collect();
-                if let Ok(t) = BlockTables::new(&pages, r.below(5), config.problem.page_size) {
-                    let mut b = StepBatch::new(&requests, t);
-                    if r.below(2) == 0 {
-                        b = b
-                            .with_threshold(Some(r.u32()))
-                            .with_max_len(Some(r.u32()))
-                            .with_dense_within(r.u32());
-                    }
-                    said(workspace.prepare(&layer, &b));
                 }
                 let _ = (workspace.tokens(), workspace.absorbed_tokens());
             }
@@ -170,7 +166,7 @@ fn steps(r: &mut Numbers) {
     let p = r.problem();
     let limits = r.limits();
     let list = [StepRequest::new(r.u32(), r.u32(), &[1, 2, 3])];
-    said(Step::within(&p, &limits, r.u32(), &list));
+    said(StepPlan::within(&p, &limits, r.u32(), &list));
 }
 
 /// Numbers that are small, at an edge, or anything.

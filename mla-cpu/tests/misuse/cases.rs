@@ -444,9 +444,6 @@ fn pages(cases: &mut Vec<Case>) {
     add(cases, "pages: tables for another size", Refused, |setup| {
         setup.table_page = 8
     });
-    add(cases, "pages: a row more", Refused, |setup| {
-        setup.tables.extend([-1, -1, -1])
-    });
     add(
         cases,
         "pages: rows of twice as many entries, read as twice as many rows",

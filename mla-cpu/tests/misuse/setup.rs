@@ -5,9 +5,8 @@ use std::ops::Range;
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{DecodeBackend, LayerConfig, PrefillBackend, SlotLists, StepLimits};
 use mla_runtime::batch::Request;
-use mla_runtime::layer::{LayerCall, MlaLayer, StepBatch, UnrotatedCall, Weights};
+use mla_runtime::layer::{LayerCall, MlaLayer, StepPlan, StepRequest, UnrotatedCall, Weights};
 use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims, Rope};
-use mla_runtime::plan::slots::BlockTables;
 use mla_runtime::spec::{Problem, QueryLen};
 use mla_runtime::tensor::{
     ArrayRef, CacheLayout, CacheMut, Layout, LseLayout, LseMut, RotaryTables, TensorMut, TensorRef,
@@ -256,6 +255,17 @@ impl Setup {
         }
     }
 
+    /// Returns each request with its row of the block tables, if there is one.
+    fn step_requests(&self) -> Vec<StepRequest<'_>> {
+        let rows = (0..self.requests.len()).map(|at| {
+            let start = (at * self.max_pages).min(self.tables.len());
+            &self.tables[start..(start + self.max_pages).min(self.tables.len())]
+        });
+        let requests = self.requests.iter().zip(rows);
+        let requests = requests.map(|(lens, pages)| StepRequest::new(lens.q, lens.kv, pages));
+        requests.collect()
+    }
+
     fn forward<P, D>(&self, cache: &mut [f32], out: &mut [f32]) -> Result<Done>
     where
         P: PrefillBackend<Device = Cpu>,
@@ -272,27 +282,34 @@ impl Setup {
             _ => &layer,
         };
         let mut workspace = maker.workspace(&self.limits)?;
-        let tables = BlockTables::new(&self.tables, self.max_pages, self.table_page)?;
-        let batch = StepBatch::new(&self.requests, tables)
-            .with_slots(self.slots.as_deref())
-            .with_threshold(self.threshold)
-            .with_max_len(self.max_len)
-            .with_dense_within(self.dense_within);
+        let limits = *workspace.limits();
+        let problem = self.config.problem.with_page_size(self.table_page);
+        let threshold = workspace.threshold();
+        let requests = self.step_requests();
         match self.prepared {
             Prepared::Nothing => {}
             Prepared::Another => {
-                let fewer = &self.requests[..self.requests.len().min(1)];
-                let rows = &self.tables[..(fewer.len() * self.max_pages).min(self.tables.len())];
-                let rows = BlockTables::new(rows, self.max_pages, self.table_page)?;
-                let fewer = StepBatch::new(fewer, rows);
+                let fewer = &requests[..requests.len().min(1)];
+                let fewer = StepPlan::in_order(&problem, &limits, threshold, 0, fewer)?;
                 workspace.prepare(&layer, &fewer)?;
             }
-            _ => workspace.prepare(&layer, &batch)?,
+            _ => {
+                let threshold = self.threshold.unwrap_or(threshold);
+                let dense = self.dense_within;
+                let step = StepPlan::in_order(&problem, &limits, threshold, dense, &requests)?;
+                let step = step.with_max_len(self.max_len);
+                let step = match &self.slots {
+                    Some(slots) => step.with_slots(slots)?,
+                    None => step,
+                };
+                workspace.prepare(&layer, &step)?;
+            }
         }
         if self.prepared == Prepared::Refused {
-            let wrong = [Request::new(5, 4)];
-            let refused = workspace.prepare(&layer, &StepBatch::new(&wrong, tables));
-            assert!(refused.is_err());
+            let more = vec![StepRequest::<i32>::new(0, 0, &[]); limits.requests + 1];
+            let limits = limits.with_requests(more.len());
+            let wrong = StepPlan::within(&problem, &limits, 1, &more)?;
+            assert!(workspace.prepare(&layer, &wrong).is_err());
         }
 
         let memories = [&self.query, &self.latent, &self.rope, &self.weights];

@@ -6,13 +6,11 @@ use std::sync::Arc;
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::Result;
 use mla_runtime::backend::{LayerConfig, ListedCache, SlotLists, StepLimits};
-use mla_runtime::batch::Request;
 use mla_runtime::device::Device;
 use mla_runtime::layer::{
-    LayerCall, MlaLayer, Step, StepBatch, StepRequest, UnrotatedCall, Weights, Workspace,
+    LayerCall, MlaLayer, StepPlan, StepRequest, UnrotatedCall, Weights, Workspace,
 };
 use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims, Rope};
-use mla_runtime::plan::slots::BlockTables;
 use mla_runtime::spec::{Problem, QueryLen};
 use mla_runtime::tensor::{
     ArrayRef, CacheLayout, CacheMut, CacheRef, Memory, RotaryTables, TensorMut, TensorRef,
@@ -55,7 +53,7 @@ pub(crate) const REFUSED: &[Case] = &[
             config().with_problem(config().problem.with_page_size(8)),
             LIMITS,
         )?;
-        lab.workspace.prepare(&other.layer, &step.batch()?)?;
+        lab.workspace.prepare(&other.layer, &step)?;
         never()
     }),
     // Weights.
@@ -106,7 +104,7 @@ pub(crate) const REFUSED: &[Case] = &[
     ),
     ("steps: planned for other pages", || {
         let problem = config().problem.with_page_size(8);
-        let step = Step::within(&problem, &LIMITS, 1, &[StepRequest::new(1, 6, &[0])])?;
+        let step = StepPlan::within(&problem, &LIMITS, 1, &[StepRequest::new(1, 6, &[0])])?;
         let mut lab = Lab::new();
         lab.prepare(&step)?;
         never()
@@ -190,13 +188,13 @@ pub(crate) const REFUSED: &[Case] = &[
         Lab::new().run(&[StepRequest::new(1, 6, &[3, i32::MAX])], 1)?;
         never()
     }),
-    // Two decodes in one slot, without a plan: refused before there is a call.
+    // Two decodes in one slot, by the raw door: refused before there is a call.
     ("steps: two requests in one slot", || {
         let mut lab = Lab::new();
-        let requests = [Request::new(1, 6), Request::new(1, 6)];
-        let tables = BlockTables::new(&[3, 1, 4, 1], 2, PAGE as u32)?;
-        let batch = StepBatch::new(&requests, tables);
-        lab.workspace.prepare(&lab.layer, &batch)?;
+        let two = [[3, 1], [4, 1]];
+        let two = two.each_ref().map(|pages| StepRequest::new(1, 6, pages));
+        let step = StepPlan::in_order(&config().problem, &LIMITS, 1, 0, &two)?;
+        lab.prepare(&step)?;
         never()
     }),
     // Limits and memory.
@@ -304,7 +302,7 @@ pub(crate) const RIGHT: &[Case] = &[
     }),
     ("steps: planned with more room for drafts", || {
         let limits = LIMITS.with_decode_query_len(4);
-        let step = Step::within(&config().problem, &limits, 4, &TWO)?;
+        let step = StepPlan::within(&config().problem, &limits, 4, &TWO)?;
         let mut lab = Lab::new();
         lab.prepare(&step)?;
         Ok([lab.call(6)?, Lab::new().run(&TWO, 6)?])
@@ -470,12 +468,12 @@ impl Lab {
         self
     }
 
-    fn plan(&self, requests: &[StepRequest<'_>]) -> Result<Step> {
-        Step::plan(&self.workspace, requests)
+    fn plan(&self, requests: &[StepRequest<'_>]) -> Result<StepPlan> {
+        StepPlan::new(&self.workspace, requests)
     }
 
-    fn prepare(&mut self, step: &Step) -> Result<()> {
-        self.workspace.prepare(&self.layer, &step.batch()?)
+    fn prepare(&mut self, step: &StepPlan) -> Result<()> {
+        self.workspace.prepare(&self.layer, step)
     }
 
     fn run(&mut self, requests: &[StepRequest<'_>], tokens: usize) -> Result<Vec<f32>> {
@@ -583,7 +581,8 @@ fn foreign_workspace(change: fn(&mut Problem)) -> Result<Outputs> {
     let step = lab.plan(&TWO[..1])?;
     lab.prepare(&step)?;
     let mut other = Lab::of(config().with_problem(problem), LIMITS).expect("a layer of its own");
-    // Prepared by a layer of its own problem.
+    // Planned and prepared for a layer of its own problem.
+    let step = other.plan(&TWO[..1])?;
     other.prepare(&step)?;
     lab.workspace = other.workspace;
     lab.call(1)?;
@@ -599,7 +598,8 @@ fn weights_of(problem: Problem) -> Result<Outputs> {
 
 /// Prepares a step that was planned within other limits than those of the workspace.
 fn planned_within(limits: &StepLimits, requests: &[StepRequest<'_>]) -> Result<Outputs> {
-    let step = Step::within(&config().problem, limits, 1, requests).expect("it fits those limits");
+    let step =
+        StepPlan::within(&config().problem, limits, 1, requests).expect("it fits those limits");
     Lab::new().prepare(&step)?;
     never()
 }

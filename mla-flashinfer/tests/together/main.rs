@@ -139,7 +139,7 @@ fn prepared(
 ) -> (SelectedLayer<Cuda>, SelectedWorkspace, Engine<Cuda>) {
     let layer = layer(gpu, pair, &batch.case);
     let mut workspace = layer.workspace(limits).unwrap();
-    workspace.prepare(&layer, &batch.step()).unwrap();
+    batch.prepare(&layer, &mut workspace).unwrap();
     (layer, workspace, Engine::new(gpu, batch).unwrap())
 }
 

@@ -56,14 +56,14 @@ fn a_captured_mixed_step_is_replayed_after_another_step() {
             .unwrap();
 
         for _ in 0..2 {
-            workspace.prepare(&layer, &between.step()).unwrap();
+            between.prepare(&layer, &mut workspace).unwrap();
             let mut others = Engine::new(gpu, &between).unwrap();
             others
                 .forward(&layer, &mut workspace, between.tokens())
                 .unwrap();
 
             engine.load(gpu, &batch).unwrap();
-            workspace.prepare(&layer, &batch.step()).unwrap();
+            batch.prepare(&layer, &mut workspace).unwrap();
             // SAFETY: layer, workspace and tensors live, and only this stream uses them.
             unsafe { graph.replay() }.unwrap();
             assert!(engine.outcome(gpu).unwrap() == expected, "{pair:?}");
@@ -97,7 +97,7 @@ fn two_streams_give_what_each_gives_alone() {
         // The sides take turns, without waiting.
         for _ in 0..3 {
             for (batch, layer, workspace, engine, _) in &mut sides {
-                workspace.prepare(layer, &batch.step()).unwrap();
+                batch.prepare(layer, workspace).unwrap();
                 engine.forward(layer, workspace, batch.tokens()).unwrap();
             }
         }

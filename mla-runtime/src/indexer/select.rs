@@ -10,9 +10,8 @@ use super::{
 use crate::backend::{DecodeBatch, DecodeStage, PrefillStage};
 use crate::device::Device;
 use crate::layer::Workspace;
-use crate::model::DType;
-use crate::model::IndexerConfig;
-use crate::plan::memory::{self, MemoryNeeds, MemoryPlan};
+use crate::model::{DType, IndexerConfig};
+use crate::plan::memory::{self, MemoryNeeds, MemoryPlan, RegionName};
 use crate::setters::options;
 use crate::spec::Problem;
 use crate::tensor::{ArrayRef, Layout, Rotary, Rotation, TensorMut, TensorRef};
@@ -241,8 +240,8 @@ impl<D: IndexDevice> Indexer<D> {
         }
         // The lists lie behind the logits.
         let width = dims.topk as usize;
-        let at = own.regions.lists.start + tokens.start * width * 4;
-        let regions = own.regions.logits.clone();
+        let at = own.plan.range(RegionName::SlotLists).start + tokens.start * width * 4;
+        let regions = own.plan.range(RegionName::IndexLogits);
         let (scratch, lists) = D::split_mut(D::bytes_mut(&mut own.buffer), at);
         let (slots, _) = D::split_mut(lists, tokens.len() * width * 4);
         let logits = TensorRef::new(D::byte_range(D::freeze(&scratch), regions), logits)?;
@@ -267,7 +266,7 @@ impl<D: IndexDevice> Indexer<D> {
         let dims = self.config.dims;
         let columns = (dims.heads * dims.width) as usize;
         let mut arena = crate::layer::Arena::<D>::new(D::bytes_mut(&mut own.buffer));
-        let to = arena.take(&own.regions.projection);
+        let to = arena.take(&own.plan.range(RegionName::IndexProjection));
         let layout = Layout::contiguous(self.problem.dtype, [1, tokens.len(), columns]);
         let latent = queries
             .latent
@@ -292,11 +291,11 @@ impl<D: IndexDevice> Indexer<D> {
     ) -> Result<()> {
         let dims = self.config.dims;
         let [heads, width] = [dims.heads, dims.width].map(|n| n as usize);
-        let regions = &own.regions;
+        let plan = &own.plan;
         let mut arena = crate::layer::Arena::<D>::new(D::bytes_mut(&mut own.buffer));
-        let projected = arena.take(&regions.projection);
-        let values = arena.take(&regions.queries);
-        let weights = arena.take(&regions.weights);
+        let projected = arena.take(&plan.range(RegionName::IndexProjection));
+        let values = arena.take(&plan.range(RegionName::IndexQueries));
+        let weights = arena.take(&plan.range(RegionName::IndexHeadWeights));
         let by_head = Layout::contiguous(self.problem.dtype, [tokens.len(), heads, width]);
         let projected = TensorMut::<D>::new(projected, by_head)?;
         let scaled = Layout::contiguous(DType::F32, [tokens.len(), 1, heads]);
@@ -325,11 +324,11 @@ impl<D: IndexDevice> Indexer<D> {
         logits: Layout,
     ) -> Result<()> {
         let dims = self.config.dims;
-        let regions = &own.regions;
+        let plan = &own.plan;
         let mut arena = crate::layer::Arena::<D>::new(D::bytes_mut(&mut own.buffer));
-        let values = arena.take(&regions.queries);
-        let weights = arena.take(&regions.weights);
-        let scores = arena.take(&regions.logits);
+        let values = arena.take(&plan.range(RegionName::IndexQueries));
+        let weights = arena.take(&plan.range(RegionName::IndexHeadWeights));
+        let scores = arena.take(&plan.range(RegionName::IndexLogits));
         let scaled = Layout::contiguous(DType::F32, [rows.tokens.len(), 1, dims.heads as usize]);
         let weights = TensorMut::<D>::new(weights, scaled)?;
         self.device.index_logits(

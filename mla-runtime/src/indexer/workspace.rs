@@ -1,12 +1,10 @@
 //! The memory that the indexers of an engine share: scratch, and the lists of the present step.
 
-use std::ops::Range;
-
 use super::IndexNeeds;
 use crate::backend::{DecodeStage, PrefillStage, SlotLists};
 use crate::device::Device;
-use crate::layer::{Workspace, WorkspaceId};
-use crate::plan::memory::MemoryPlan;
+use crate::layer::Workspace;
+use crate::plan::memory::{MemoryPlan, RegionName};
 use crate::tensor::ArrayRef;
 use crate::{Error, Result};
 
@@ -14,27 +12,18 @@ use crate::{Error, Result};
 /// other.
 pub struct IndexerWorkspace<D: Device> {
     pub(super) buffer: D::Buffer,
-    pub(super) regions: Regions,
     pub(super) needs: IndexNeeds,
-    plan: MemoryPlan,
+    /// The place of each tensor in the buffer.
+    pub(super) plan: MemoryPlan,
     /// The workspace and the step that the lists are for.
     selected: Option<Selected>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Selected {
-    pub(super) workspace: WorkspaceId,
+    pub(super) workspace: u64,
     pub(super) step: u64,
     pub(super) tokens: usize,
-}
-
-/// The range of each tensor in the buffer, in bytes, in the order of the plan.
-pub(super) struct Regions {
-    pub(super) projection: Range<usize>,
-    pub(super) queries: Range<usize>,
-    pub(super) weights: Range<usize>,
-    pub(super) logits: Range<usize>,
-    pub(super) lists: Range<usize>,
 }
 
 impl<D: Device> IndexerWorkspace<D> {
@@ -43,20 +32,7 @@ impl<D: Device> IndexerWorkspace<D> {
             let given = format!("{} bytes", plan.indexer_bytes);
             Error::argument("limits", given, "what memory can hold")
         })?;
-        // The whole plan fits the address space, as its allocation shows.
-        let range = |name| {
-            plan.region(name).map_or(0..0, |region| {
-                region.offset as usize..(region.offset + region.bytes) as usize
-            })
-        };
         Ok(Self {
-            regions: Regions {
-                projection: range("index_projection"),
-                queries: range("index_queries"),
-                weights: range("index_head_weights"),
-                logits: range("index_logits"),
-                lists: range("slot_lists"),
-            },
             buffer: device.allocate(bytes)?,
             needs,
             plan,
@@ -104,7 +80,10 @@ impl<D: Device> IndexerWorkspace<D> {
             return Err(Error::argument("slot_lists", given, accepted));
         }
         let width = self.needs.dims.topk as usize;
-        let bytes = D::byte_range(D::bytes(&self.buffer), self.regions.lists.clone());
+        let bytes = D::byte_range(
+            D::bytes(&self.buffer),
+            self.plan.range(RegionName::SlotLists),
+        );
         let slots = ArrayRef::new(bytes, present.tokens * width)?;
         Ok(SlotLists::new(slots, width))
     }

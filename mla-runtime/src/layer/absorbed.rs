@@ -1,11 +1,12 @@
 //! The absorbed path: every head attends to the cache's own rows.
 
 use super::arena::Arena;
-use super::step::Step;
+use super::staged::StagedStep;
 use super::{LayerCall, MlaLayer, Workspace};
 use crate::Result;
 use crate::backend::{DecodeCall, DecodeStage, Output, PrefillStage, Query, SlotLists};
 use crate::device::{AbsorbedQueries, Device};
+use crate::plan::memory::RegionName;
 use crate::spec::QueryFormat;
 use crate::tensor::{ArrayRef, Memory, TensorMut, TensorRef};
 
@@ -49,7 +50,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             };
         }
         let mut arena = Arena::<P::Device>::new(P::Device::bytes_mut(&mut workspace.scratch));
-        let queries = arena.take(&workspace.regions.absorbed_queries);
+        let queries = arena.take(&workspace.plan.range(RegionName::AbsorbedQueries));
         let queries = self.tensor(queries, self.query_shape(tokens, call))?;
         let arrays = P::Device::bytes(&workspace.arrays);
         self.enqueue_queries(step, arrays, call, queries, absorbing)
@@ -69,10 +70,10 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         }
         let dims = self.config.problem.dims;
         let [heads, latent] = [self.config.problem.heads, dims.latent].map(|n| n as usize);
-        let regions = &workspace.regions;
+        let plan = &workspace.plan;
         let mut arena = Arena::<P::Device>::new(P::Device::bytes_mut(&mut workspace.scratch));
-        let queries = arena.take(&regions.absorbed_queries);
-        let outputs = arena.take(&regions.absorbed_outputs);
+        let queries = arena.take(&plan.range(RegionName::AbsorbedQueries));
+        let outputs = arena.take(&plan.range(RegionName::AbsorbedOutputs));
         let queries = self.tensor(queries, self.query_shape(tokens, call))?;
         let mut attended = self.tensor(outputs, [tokens, heads, latent])?;
 
@@ -99,12 +100,13 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             slots,
             sinks: call.sinks.as_ref().map(ArrayRef::shorten),
         };
-        // SAFETY: the contract of a call, which the caller's check of the call and the step's own
-        // (`Step::check`, `Step::split`) establish. Starts: `Step::stage` adds up the absorbed
-        // requests' tokens from 0, whose sum is `tokens` and whose largest is `max_query_len`, at
-        // most the limit of the state. Lengths and pages: `Step::check_requests` holds lengths to
-        // the table's room and entries in use to 0 and above, `Step::take_absorbed` makes
-        // `max_seq_len` their maximum, and `check` held the cache to `pages_end`. The host's
+        // SAFETY: the contract of a call, which the caller's check of the call, those of the plan
+        // and `StagedStep::check_limits` establish. Starts: `StagedStep::write_arrays` adds up the
+        // absorbed requests' tokens from 0, whose sum is `tokens` and whose largest is
+        // `max_query_len`, at most the limit of the state. Lengths and pages: the plan holds
+        // lengths to each request's pages and entries in use to 0 and above, `check_limits` holds
+        // lengths to the table's room, `StagedStep::stage_lens` makes `max_seq_len` their maximum,
+        // and `check` held the cache to `pages_end`. The host's
         // numbers are those that were staged. State and metadata are of this workspace, which
         // `check` held to the layer's device and problem and `check_prepared` to a step whose
         // `prepare` succeeded. Arrays and scratch are the workspace's own memory, on the layer's
@@ -145,7 +147,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     /// `q_lat = q_nope · W_UK`, one product per head, to `to` `[T, H, width]`.
     fn enqueue_queries(
         &self,
-        step: &Step,
+        step: &StagedStep,
         arrays: <P::Device as Memory>::Bytes<'_>,
         call: &mut LayerCall<'_, P::Device>,
         mut to: TensorMut<'_, P::Device>,

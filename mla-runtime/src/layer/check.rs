@@ -1,6 +1,6 @@
 //! Checks that refuse a call before anything is enqueued.
 
-use super::step::Step;
+use super::staged::StagedStep;
 use super::{LayerCall, MlaLayer, Weights, Workspace};
 use crate::backend::{
     DecodeStage, PrefillStage, SlotLists, check_cache, check_gaps, check_lists, check_rows,
@@ -239,7 +239,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     }
 
     /// Refuses tensors that a backend or a product of the step would not take as they lie.
-    fn check_places(&self, step: &Step, call: &LayerCall<'_, P::Device>) -> Result<()> {
+    fn check_places(&self, step: &StagedStep, call: &LayerCall<'_, P::Device>) -> Result<()> {
         let (prefill, decode) = (self.prefill.spec(), self.decode.spec());
         let head = self.config.problem.dims.head;
         let [nope, qk] = [head.nope, head.qk()].map(|extent| extent as usize);

@@ -1,12 +1,12 @@
 //! The expanded path: keys and values per head, of the new tokens and of chunks of their context.
 
 use super::arena::Arena;
-use super::step::Step;
-use super::workspace::Regions;
+use super::staged::StagedStep;
 use super::{LayerCall, MlaLayer, Weights, Workspace};
 use crate::Result;
 use crate::backend::{DecodeStage, Keys, Output, PrefillCall, PrefillStage};
 use crate::device::{Device, GatherRows};
+use crate::plan::memory::{MemoryPlan, RegionName};
 use crate::spec::KeyLayout;
 use crate::tensor::{CacheRef, Layout, LseLayout, LseMut, Memory, Shape, TensorMut, TensorRef};
 
@@ -53,7 +53,7 @@ struct Tokens<'a, 'w, D: Device> {
 
 /// A prepared step, and what the backend keeps for it.
 struct Prepared<'a, P: PrefillStage> {
-    step: &'a Step,
+    step: &'a StagedStep,
     arrays: &'a <P::Device as Memory>::Buffer,
     state: &'a mut P::State,
     metadata: &'a P::Metadata,
@@ -72,7 +72,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         }
         let heads = self.config.problem.heads as usize;
         let scratch = P::Device::bytes_mut(&mut workspace.scratch);
-        let (mut buffers, own_lse) = self.buffers(&workspace.regions, scratch);
+        let (mut buffers, own_lse) = self.buffers(&workspace.plan, scratch);
         let mut prepared = Prepared::<P> {
             step,
             arrays: &workspace.arrays,
@@ -84,7 +84,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         let lse = match &mut call.lse {
             Some(lse) => Some(lse.reborrow().tokens(all.clone())?),
             // Without context there is one partial result, and nothing to merge it with.
-            None if step.context().chunks.is_empty() => None,
+            None if step.context().is_empty() => None,
             None => Some(LseMut::new(own_lse, LseLayout::heads_first(heads, tokens))?),
         };
         let mut tokens = Tokens {
@@ -97,7 +97,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             lse,
         };
         self.attend_to_new(&mut prepared, &mut buffers, &mut tokens)?;
-        (0..step.context().chunks.len()).try_for_each(|index| {
+        (0..step.context().len()).try_for_each(|index| {
             self.attend_to_chunk(index, &mut prepared, &mut buffers, &mut tokens)
         })
     }
@@ -105,15 +105,16 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     /// The buffers, and one for a log-sum-exp that the caller does not want.
     fn buffers<'a>(
         &self,
-        regions: &Regions,
+        plan: &MemoryPlan,
         scratch: <P::Device as Memory>::BytesMut<'a>,
     ) -> (Buffers<'a, P::Device>, <P::Device as Memory>::BytesMut<'a>) {
         let mut arena = Arena::<P::Device>::new(scratch);
-        let latent = arena.take(&regions.context_latent);
-        let rope = arena.take(&regions.context_rope);
-        let together = arena.take(&regions.expanded_kv);
-        let keys = arena.take(&regions.expanded_keys);
-        let values = arena.take(&regions.expanded_values);
+        let mut take = |name| arena.take(&plan.range(name));
+        let latent = take(RegionName::ContextLatent);
+        let rope = take(RegionName::ContextRope);
+        let together = take(RegionName::ExpandedKv);
+        let keys = take(RegionName::ExpandedKeys);
+        let values = take(RegionName::ExpandedValues);
         let buffers = Buffers {
             latent,
             rope,
@@ -121,10 +122,10 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
                 true => ExpansionBuffers::Apart { keys, values },
                 false => ExpansionBuffers::Together(together),
             },
-            partial: arena.take(&regions.partial_outputs),
-            partial_lse: arena.take(&regions.partial_lse),
+            partial: take(RegionName::PartialOutputs),
+            partial_lse: take(RegionName::PartialLse),
         };
-        (buffers, arena.take(&regions.expanded_lse))
+        (buffers, take(RegionName::ExpandedLse))
     }
 
     /// The new tokens among themselves, or with their context, all from the cache.
@@ -192,12 +193,13 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         attention: PrefillCall<'_, P::Device>,
         prepared: &mut Prepared<'_, P>,
     ) -> Result<()> {
-        // SAFETY: the contract of a call. Starts: `Step::stage` adds up the query and key lengths
-        // of the call's requests from 0. Their sums are the rows of its tensors, which the two
-        // callers make for as many, and their maxima `max_query_len` and `max_key_len`. The host's
-        // numbers are those that were staged. State and metadata are of the call's workspace, which
-        // the layer's `check` held to its device and problem, and to a step whose `prepare`
-        // succeeded. Arrays and scratch are the workspace's own memory, on the layer's device.
+        // SAFETY: the contract of a call. Starts: `StagedStep::write_arrays` adds up the query and
+        // key lengths of the call's requests from 0. Their sums are the rows of its tensors, which
+        // the two callers make for as many, and their maxima `max_query_len` and `max_key_len`. The
+        // host's numbers are those that were staged. State and metadata are of the call's
+        // workspace, which the layer's `check` held to its device and problem, and to a step whose
+        // `prepare` succeeded. Arrays and scratch are the workspace's own memory, on the layer's
+        // device.
         unsafe {
             self.prefill
                 .prefill(&self.device, attention, prepared.state, prepared.metadata)
@@ -267,7 +269,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         )
     }
 
-    /// Writes keys and values of cached rows where `expansion` says, and returns their rotary parts.
+    /// Writes keys and values of cached rows to `expansion`, and returns their rotary parts.
     fn expand_cached<'a>(
         &self,
         tokens: &Tokens<'_, '_, P::Device>,

@@ -25,21 +25,22 @@
 //! A new token's own rows enter the expanded path as they were given, and the absorbed path as the
 //! cache holds them, that is quantised if the cache is.
 //!
-//! Three objects, by how long they live:
+//! Four objects, by how long they live:
 //!
 //! | object | made | holds |
 //! |---|---|---|
 //! | [`MlaLayer`] | once per layer | the backends' implementations |
 //! | [`Workspace`] | once per engine, [prepared](Workspace::prepare) once per step | all memory: scratch, step arrays, the backends' states and metadata |
+//! | [`StepPlan`] | per step | an engine's requests: ordered, split between the paths, checked |
 //! | [`LayerCall`] | per layer and step | views of the engine's own tensors: weights, queries, new rows, cache, outputs |
 //!
 //! [`MlaLayer::forward`] only enqueues: it allocates nothing, waits for nothing and reads nothing
 //! back. What it enqueues depends on the prepared step's counts (tokens and requests of the
 //! absorbed path, chunks) and on the longest length that it allows for; lengths, pages and slots
 //! are read on the device from arrays that never move. So a step of decodes can be captured into a
-//! graph, with [`max_len`](StepBatch::max_len) set to the max number of tokens that a request will
-//! have. It is replayed after another [`prepare`](Workspace::prepare) of as many requests with as
-//! many tokens, the same `max_len` and no longer request; a smaller batch is filled up with
+//! graph, with [`max_len`](StepPlan::with_max_len) set to the max number of tokens that a request
+//! will have. It is replayed after another [`prepare`](Workspace::prepare) of as many requests with
+//! as many tokens, the same `max_len` and no longer request; a smaller batch is filled up with
 //! padding.
 //!
 //! The layer is one implementation for backends chosen by type ([`MlaLayer::of`]) and at run time
@@ -51,13 +52,11 @@
 //!
 //! ```
 //! use mla_runtime::backend::{LayerConfig, StepLimits};
-//! use mla_runtime::batch::Request;
 //! use mla_runtime::model::{DType, HeadDims, MlaDims};
 //! use mla_runtime::spec::Problem;
 //! use mla_runtime::tensor::{CacheLayout, CacheMut, Memory, TensorMut, TensorRef};
 //! use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
-//! use mla_runtime::layer::{LayerCall, MlaLayer, StepBatch, Weights};
-//! use mla_runtime::plan::slots::BlockTables;
+//! use mla_runtime::layer::{LayerCall, MlaLayer, StepPlan, StepRequest, Weights};
 //!
 //! // L = 64, (P, R, V) = (32, 16, 32), two heads, pages of 64.
 //! let dims = MlaDims::new(64, HeadDims::new(32, 16, 32));
@@ -69,9 +68,9 @@
 //! let mut workspace = layer.workspace(&StepLimits::new(8, 32, 4).with_context_rows(64))?;
 //!
 //! // Once per step. The first request is in page 1, the second in page 0.
-//! let requests = [Request::new(1, 6), Request::new(3, 3)];
-//! let block_tables = BlockTables::new(&[1, 0], 1, 64)?;
-//! workspace.prepare(&layer, &StepBatch::new(&requests, block_tables))?;
+//! let requests = [StepRequest::new(1, 6, &[1]), StepRequest::new(3, 3, &[0])];
+//! let step = StepPlan::new(&workspace, &requests)?;
+//! workspace.prepare(&layer, &step)?;
 //! assert_eq!((workspace.absorbed_tokens(), workspace.tokens()), (1, 4));
 //!
 //! // Once per layer and step, on the engine's own tensors.
@@ -106,23 +105,20 @@ mod expanded;
 mod own_rows;
 mod owned_weights;
 mod packed;
-mod plan;
 mod rotation;
 mod selected;
-mod step;
-mod token_rows;
+mod staged;
+mod step_plan;
 mod weights;
 mod workspace;
 
 pub use call::LayerCall;
 pub use owned_weights::OwnedWeights;
-pub use plan::{Step, StepRequest};
 pub use rotation::UnrotatedCall;
 pub use selected::{SelectedLayer, SelectedWorkspace};
-pub use step::StepBatch;
-pub use token_rows::TokenRows;
+pub use step_plan::{StepPlan, StepRequest};
 pub use weights::{Weights, check_adapter};
-pub use workspace::{Workspace, WorkspaceId};
+pub use workspace::Workspace;
 
 pub(crate) use self::absorbed::Absorbing;
 pub(crate) use self::arena::Arena;
@@ -131,8 +127,8 @@ use crate::backend::{
     SelectedPrefill, StepLimits,
 };
 use crate::device::{AbsorbedQueries, CacheRows, Device};
-use crate::plan::crossover::{Attention, ExpansionTraffic, Machine, threshold};
-use crate::plan::memory::{self, MemoryNeeds, MemoryPlan};
+use crate::plan::crossover::{Attention, Machine, threshold};
+use crate::plan::memory::{self, MemoryNeeds, MemoryPlan, RegionName};
 use crate::spec::{BackendSpec, Field, KeyLayout, Phase, Problem, QueryLen};
 use crate::tensor::{ArrayRef, Layout, Memory, RotaryQuery, Shape, TensorMut};
 use crate::{Error, Named as _, Result};
@@ -376,7 +372,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     ///
     /// # Errors
     ///
-    /// Same as [`Self::forward`], and if the step's [rows](StepBatch::rows) are not its tokens'
+    /// Same as [`Self::forward`], and if the step's [rows](StepPlan::rows) are not its tokens'
     /// alone, in order. The same holds for the other parts.
     pub fn write_cache(
         &self,
@@ -462,7 +458,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             [problem.heads, problem.dims.latent, problem.dims.head.rope].map(|n| n as usize);
         // Beside where the absorbed path will put what it makes of the rest.
         let mut arena = Arena::<P::Device>::new(P::Device::bytes_mut(&mut workspace.scratch));
-        let to = arena.take(&workspace.regions.absorbed_queries);
+        let to = arena.take(&workspace.plan.range(RegionName::AbsorbedQueries));
         let to = self.tensor(to, [tokens, heads, latent + rope])?;
         let mut queries = AbsorbedQueries::new(query, weights, to);
         let rotation = queries.rotation(&rows)?;
@@ -493,15 +489,11 @@ pub fn crossover_threshold(
     packed_keys: bool,
     context_len: Option<u32>,
 ) -> u32 {
-    let attention = Attention {
-        dims: problem.dims,
-        heads: problem.heads,
-        context_len,
-        traffic: ExpansionTraffic {
-            element_bytes: problem.dtype.bytes() as u32,
-            packed_keys,
-        },
-    };
+    // Below a dozen.
+    let element_bytes = problem.dtype.bytes() as u32;
+    let attention = Attention::new(problem.dims, problem.heads, element_bytes)
+        .with_packed_keys(packed_keys)
+        .with_context_len(context_len);
     threshold(&attention, machine)
 }
 

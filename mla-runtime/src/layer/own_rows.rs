@@ -128,7 +128,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         };
         let done = (|| {
             let tokens = workspace.step.tokens();
-            let mut packed = packed.tensors(&self.config.problem, tokens)?;
+            let mut packed = packed.tensors(&workspace.plan, &self.config.problem, tokens)?;
             run(workspace, &mut packed, Pass::Check)?;
             self.device
                 .profile_range(c"mla: bring rows into order", || {

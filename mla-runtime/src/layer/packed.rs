@@ -1,24 +1,15 @@
 //! Memory for a call's tensors in the order of the step.
 
-use std::ops::Range;
-
 use super::arena::Arena;
 use super::device_plan;
 use crate::Result;
 use crate::device::Device;
-use crate::plan::memory::MemoryPlan;
+use crate::plan::memory::{MemoryPlan, RegionName};
 use crate::spec::Problem;
 use crate::tensor::{Layout, LseLayout, LseMut, Shape, TensorMut};
 
 /// Memory for a call's tensors in the order of the step.
-pub(super) struct Packed<D: Device> {
-    buffer: D::Buffer,
-    query: Range<usize>,
-    latent: Range<usize>,
-    rope: Range<usize>,
-    out: Range<usize>,
-    lse: Range<usize>,
-}
+pub(super) struct Packed<D: Device>(D::Buffer);
 
 /// A call's tensors in the order of the step.
 pub(super) struct PackedTensors<'a, D: Device> {
@@ -31,24 +22,13 @@ pub(super) struct PackedTensors<'a, D: Device> {
 
 impl<D: Device> Packed<D> {
     pub(super) fn new(device: &D, plan: &MemoryPlan) -> Result<Self> {
-        // The whole plan fits the address space, as its allocation shows.
-        let range = |name| {
-            plan.region(name).map_or(0..0, |region| {
-                region.offset as usize..(region.offset + region.bytes) as usize
-            })
-        };
-        Ok(Self {
-            buffer: device.allocate(device_plan(plan.packed_bytes)?)?,
-            query: range("packed_query"),
-            latent: range("packed_latent"),
-            rope: range("packed_rope"),
-            out: range("packed_outputs"),
-            lse: range("packed_lse"),
-        })
+        let bytes = device_plan(plan.packed_bytes)?;
+        device.allocate(bytes).map(Self)
     }
 
     pub(super) fn tensors(
         &mut self,
+        plan: &MemoryPlan,
         problem: &Problem,
         tokens: usize,
     ) -> Result<PackedTensors<'_, D>> {
@@ -61,16 +41,20 @@ impl<D: Device> Packed<D> {
             head.v,
         ]
         .map(|extent| extent as usize);
-        let mut arena = Arena::<D>::new(D::bytes_mut(&mut self.buffer));
-        let mut tensor = |region: &Range<usize>, shape: Shape| {
-            TensorMut::new(arena.take(region), Layout::contiguous(problem.dtype, shape))
+        let mut arena = Arena::<D>::new(D::bytes_mut(&mut self.0));
+        let mut tensor = |name, shape: Shape| {
+            let bytes = arena.take(&plan.range(name));
+            TensorMut::new(bytes, Layout::contiguous(problem.dtype, shape))
         };
         Ok(PackedTensors {
-            query: tensor(&self.query, [tokens, heads, qk])?,
-            latent: tensor(&self.latent, [tokens, 1, latent])?,
-            rope: tensor(&self.rope, [tokens, 1, rope])?,
-            out: tensor(&self.out, [tokens, heads, v])?,
-            lse: LseMut::new(arena.take(&self.lse), LseLayout::heads_first(heads, tokens))?,
+            query: tensor(RegionName::PackedQuery, [tokens, heads, qk])?,
+            latent: tensor(RegionName::PackedLatent, [tokens, 1, latent])?,
+            rope: tensor(RegionName::PackedRope, [tokens, 1, rope])?,
+            out: tensor(RegionName::PackedOutputs, [tokens, heads, v])?,
+            lse: LseMut::new(
+                arena.take(&plan.range(RegionName::PackedLse)),
+                LseLayout::heads_first(heads, tokens),
+            )?,
         })
     }
 }

@@ -1,6 +1,6 @@
 //! Calls whose queries and rotary keys are as the projections leave them.
 
-use super::step::Step;
+use super::staged::StagedStep;
 use super::{LayerCall, MlaLayer, Weights, Workspace};
 use crate::backend::{DecodeStage, PrefillStage, SlotLists};
 use crate::device::Device;
@@ -162,7 +162,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     /// positions of another number of tokens.
     pub(super) fn check_rotation(
         &self,
-        step: &Step,
+        step: &StagedStep,
         rotary: &Rotation<'_, P::Device>,
     ) -> Result<()> {
         let expected = self.config.problem.dims.head.rope as usize / 2;

@@ -1,16 +1,16 @@
 //! Memory that the layers of an engine share, and the prepared step.
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::packed::Packed;
-use super::step::{Step, StepBatch};
+use super::staged::StagedStep;
+use super::step_plan::{StepPlan, StepRequest};
 use super::{MlaLayer, device_plan};
 use crate::backend::{
     DecodeBatch, DecodeStage, LayerConfig, MadeFor, PrefillStage, StepLimits, check_causal,
 };
 use crate::device::Device;
-use crate::plan::context::ContextPlan;
+use crate::plan::context::ContextChunk;
 use crate::plan::memory::MemoryPlan;
 use crate::plan::slots::HostIndex;
 use crate::spec::Problem;
@@ -25,86 +25,39 @@ pub struct Workspace<P: PrefillStage, D: DecodeStage<Device = P::Device>> {
     ordinal: usize,
     /// The names of the backends whose states it has, which the types need not say.
     backends: [&'static str; 2],
-    pub(super) regions: Regions,
     pub(super) scratch: Buffer<P>,
     pub(super) arrays: Buffer<P>,
     pub(super) prefill_state: P::State,
     pub(super) prefill_metadata: P::Metadata,
     pub(super) decode_state: D::State,
     pub(super) decode_metadata: D::Metadata,
-    pub(super) step: Step,
+    pub(super) step: StagedStep,
     /// Tensors in the order of the step, made of those of a call whose rows are in another.
     pub(super) packed: Option<Packed<P::Device>>,
-    id: WorkspaceId,
+    id: u64,
     /// Counts the steps that were prepared.
     step_number: u64,
     limits: StepLimits,
     threshold: u32,
-    plan: MemoryPlan,
+    /// The place of each tensor in the buffers.
+    pub(super) plan: MemoryPlan,
 }
 
-/// Tells a workspace from every other one of the process: what a captured graph belongs to.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct WorkspaceId(u64);
-
-impl WorkspaceId {
-    fn new() -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        Self(NEXT.fetch_add(1, Ordering::Relaxed))
-    }
-}
+/// The number of the next workspace of the process.
+static NEXT: AtomicU64 = AtomicU64::new(0);
 
 type Buffer<P> = <<P as PrefillStage>::Device as Memory>::Buffer;
-
-/// The place of each tensor in the scratch buffer, in bytes; empty where the plan has none. In the
-/// order of the plan.
-pub(super) struct Regions {
-    pub(super) absorbed_queries: Range<usize>,
-    pub(super) absorbed_outputs: Range<usize>,
-    pub(super) context_latent: Range<usize>,
-    pub(super) context_rope: Range<usize>,
-    pub(super) expanded_kv: Range<usize>,
-    pub(super) expanded_keys: Range<usize>,
-    pub(super) expanded_values: Range<usize>,
-    pub(super) partial_outputs: Range<usize>,
-    pub(super) partial_lse: Range<usize>,
-    pub(super) expanded_lse: Range<usize>,
-}
-
-impl Regions {
-    fn new(plan: &MemoryPlan) -> Self {
-        // The whole plan fits the address space, as its allocation shows.
-        let range = |name| {
-            plan.region(name).map_or(0..0, |region| {
-                region.offset as usize..(region.offset + region.bytes) as usize
-            })
-        };
-        Self {
-            absorbed_queries: range("absorbed_queries"),
-            absorbed_outputs: range("absorbed_outputs"),
-            context_latent: range("context_latent"),
-            context_rope: range("context_rope"),
-            expanded_kv: range("expanded_kv"),
-            expanded_keys: range("expanded_keys"),
-            expanded_values: range("expanded_values"),
-            partial_outputs: range("partial_outputs"),
-            partial_lse: range("partial_lse"),
-            expanded_lse: range("expanded_lse"),
-        }
-    }
-}
 
 impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
     pub(super) fn new(layer: &MlaLayer<P, D>, limits: &StepLimits) -> Result<Self> {
         let device = layer.device();
         let config = layer.config();
-        let step = Step::new(limits, config.problem.page_size)?;
+        let step = StagedStep::new(limits, config.problem.page_size)?;
         let plan = layer.memory_plan(limits, 1, 0)?;
         Ok(Self {
             config: *config,
             ordinal: device.ordinal(),
             backends: backends(layer),
-            regions: Regions::new(&plan),
             scratch: device.allocate(device_plan(plan.workspace_bytes)?)?,
             arrays: device.allocate(device_plan(plan.step_bytes)?)?,
             prefill_state: layer.prefill().state(device, limits)?,
@@ -116,7 +69,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
                 0 => None,
                 _ => Some(Packed::new(device, &plan)?),
             },
-            id: WorkspaceId::new(),
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
             step_number: 0,
             limits: *limits,
             threshold: layer.threshold(limits),
@@ -124,36 +77,27 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
         })
     }
 
-    /// Prepares a step: checks the batch, plans it, uploads its arrays, and lets the backends
-    /// prepare. `layer` is any of the layers that will run it.
+    /// Prepares a planned step: stages and uploads its arrays, and lets the backends prepare.
+    /// `layer` is any of the layers that will run it.
     ///
     /// # Errors
     ///
     /// If the layer is on another device or for another problem: then the step that was prepared
-    /// last stays. If the batch contradicts itself or exceeds the limits, or the device or a
-    /// backend fails: then no layer runs until a step has been prepared without error.
-    pub fn prepare<T: HostIndex, S: HostIndex>(
-        &mut self,
-        layer: &MlaLayer<P, D>,
-        batch: &StepBatch<'_, T, S>,
-    ) -> Result<()> {
+    /// last stays. If the step was planned for other layers or exceeds the limits, or the device
+    /// or a backend fails: then no layer runs until a step has been prepared without error.
+    pub fn prepare(&mut self, layer: &MlaLayer<P, D>, plan: &StepPlan) -> Result<()> {
         self.check(layer)?;
         self.step_number += 1;
         layer
             .device()
-            .profile_range(c"mla: prepare", || self.prepare_unchecked(layer, batch))?;
+            .profile_range(c"mla: prepare", || self.prepare_unchecked(layer, plan))?;
         self.step.set_prepared();
         Ok(())
     }
 
-    fn prepare_unchecked<T: HostIndex, S: HostIndex>(
-        &mut self,
-        layer: &MlaLayer<P, D>,
-        batch: &StepBatch<'_, T, S>,
-    ) -> Result<()> {
+    fn prepare_unchecked(&mut self, layer: &MlaLayer<P, D>, plan: &StepPlan) -> Result<()> {
         let device = layer.device();
-        self.step
-            .plan(&self.config.problem, self.threshold, batch)?;
+        self.step.stage(&self.config.problem, plan)?;
         check_causal(self.step.absorbed_causal(), layer.decode().spec())?;
         check_causal(self.step.expanded_causal(), layer.prefill().spec())?;
         self.step
@@ -238,8 +182,9 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
         self.step_number
     }
 
-    /// The number that tells this workspace from others.
-    pub fn id(&self) -> WorkspaceId {
+    /// The number that tells this workspace from every other one of the process: what a captured
+    /// graph belongs to.
+    pub fn id(&self) -> u64 {
         self.id
     }
 
@@ -291,8 +236,58 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
     }
 
     /// The context chunks of the prepared step.
-    pub fn context(&self) -> &ContextPlan {
+    pub fn context(&self) -> &[ContextChunk] {
         self.step.context()
+    }
+}
+
+impl StepPlan {
+    /// Orders the requests as the workspace's layers take them, checks them, and finds where each
+    /// token stands.
+    ///
+    /// # Errors
+    ///
+    /// If a request contradicts itself or has too few pages, if two write to one page or one reads
+    /// it as another of its own, or if there are more than the workspace was made for.
+    pub fn new<P, D, T>(
+        workspace: &Workspace<P, D>,
+        requests: &[StepRequest<'_, T>],
+    ) -> Result<Self>
+    where
+        P: PrefillStage,
+        D: DecodeStage<Device = P::Device>,
+        T: HostIndex,
+    {
+        Self::sparse(workspace, requests, 0)
+    }
+
+    /// [`Self::new`] for a sparse problem whose requests of at most `dense_within` tokens attend to
+    /// all that they see, by the dense paths: their slot lists are not read. It is what a model
+    /// chooses of each context (its `topk`), since a request with no more is told to attend to
+    /// everything. Dense requests of more new tokens than the threshold take the expanded path, if
+    /// [`context_rows`](StepLimits::context_rows) is not 0. 0: every request goes by its lists.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`Self::new`], and if the problem is not sparse and `dense_within` not 0.
+    pub fn sparse<P, D, T>(
+        workspace: &Workspace<P, D>,
+        requests: &[StepRequest<'_, T>],
+        dense_within: u32,
+    ) -> Result<Self>
+    where
+        P: PrefillStage,
+        D: DecodeStage<Device = P::Device>,
+        T: HostIndex,
+    {
+        let (problem, limits) = (&workspace.config.problem, workspace.limits());
+        Self::ordered(
+            problem,
+            limits,
+            workspace.threshold(),
+            dense_within,
+            requests,
+        )
     }
 }
 

@@ -28,9 +28,9 @@
 //!
 //! let limits = ChunkLimits::new(1024, 16);
 //! let plan = plan_chunks(&[768, 512, 512], &limits)?;
-//! assert_eq!(plan.chunks[0].seq_lens, [768, 256]);
-//! assert_eq!(plan.chunks[1].seq_lens, [256, 512]);
-//! assert!(plan.chunks[1].is_continuation);
+//! assert_eq!(plan[0].seq_lens, [768, 256]);
+//! assert_eq!(plan[1].seq_lens, [256, 512]);
+//! assert!(plan[1].is_continuation);
 //! # Ok::<(), mla_runtime::plan::PlanError>(())
 //! ```
 //!
@@ -81,18 +81,10 @@ impl ChunkLimits {
     }
 }
 
-/// The chunks of one step, in the order in which they are worked through.
-///
-/// Serialises as `{"chunks": [{"request_start", "request_end", "starts", "seq_lens",
-/// "is_continuation"}]}`, with the fields of [`LocalChunk`] added under context parallelism.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-#[non_exhaustive]
-pub struct ContextPlan {
-    /// In order; empty if no request has context.
-    pub chunks: Vec<ContextChunk>,
-}
-
 /// One workspace full of context: a segment of each of some consecutive requests.
+///
+/// Serialises as `{"request_start", "request_end", "starts", "seq_lens", "is_continuation"}`, with
+/// the fields of [`LocalChunk`] added under context parallelism.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct ContextChunk {
@@ -217,7 +209,8 @@ fn cumulative(lens: &[u32]) -> Vec<u64> {
 /// would be larger than the memory it saves.
 pub const MAX_CHUNKS: usize = 1 << 20;
 
-/// Packs the cached context of a batch into chunks; the [module](self) says how.
+/// Packs the cached context of a batch into chunks, in the order in which they are worked through;
+/// the [module](self) says how. There are none if no request has context.
 ///
 /// `context_lens` has one entry per request: its cached tokens, without the new ones.
 ///
@@ -225,7 +218,10 @@ pub const MAX_CHUNKS: usize = 1 << 20;
 ///
 /// If a limit is zero, the alignment (with a `parallel`, lcm(align, N·I)) exceeds `rows` or
 /// `max_chunk`, or the plan would have more than [`MAX_CHUNKS`] chunks.
-pub fn plan_chunks(context_lens: &[u32], limits: &ChunkLimits) -> Result<ContextPlan, PlanError> {
+pub fn plan_chunks(
+    context_lens: &[u32],
+    limits: &ChunkLimits,
+) -> Result<Vec<ContextChunk>, PlanError> {
     let packer = Packer::new(limits)?;
     let mut chunks = Vec::new();
     // The first token that is in no chunk yet.
@@ -275,7 +271,7 @@ pub fn plan_chunks(context_lens: &[u32], limits: &ChunkLimits) -> Result<Context
         }
         chunks.push(chunk);
     }
-    Ok(ContextPlan { chunks })
+    Ok(chunks)
 }
 
 /// The limits in the units in which chunks are filled.
@@ -378,9 +374,8 @@ mod tests {
     }
 
     /// Each chunk as its first request and its (start, length) pairs.
-    fn shape(plan: &ContextPlan) -> Vec<(usize, Vec<(u32, u32)>)> {
-        plan.chunks
-            .iter()
+    fn shape(plan: &[ContextChunk]) -> Vec<(usize, Vec<(u32, u32)>)> {
+        plan.iter()
             .map(|chunk| {
                 let segments = chunk.segments().map(|s| (s.start, s.len)).collect();
                 (chunk.request_start, segments)
@@ -481,10 +476,10 @@ mod tests {
         assert_eq!(
             serde_json::to_string(&plan).unwrap(),
             concat!(
-                r#"{"chunks":[{"request_start":0,"request_end":2,"starts":[0,0],"#,
+                r#"[{"request_start":0,"request_end":2,"starts":[0,0],"#,
                 r#""seq_lens":[960,64],"is_continuation":false},"#,
                 r#"{"request_start":1,"request_end":2,"starts":[64],"seq_lens":[16],"#,
-                r#""is_continuation":true}]}"#
+                r#""is_continuation":true}]"#
             )
         );
     }
@@ -509,17 +504,41 @@ mod tests {
         let long = json!([[1528, 1472]]);
         assert_eq!(
             serde_json::to_value(&plan).unwrap(),
-            json!({"chunks": [
-                chunk([0, 1], json!([0]), json!([1024]), false,
-                    [long.clone(), json!([0]), json!([512])]),
-                chunk([0, 1], json!([1024]), json!([1024]), true,
-                    [long.clone(), json!([512]), json!([512])]),
+            json!([
+                chunk(
+                    [0, 1],
+                    json!([0]),
+                    json!([1024]),
+                    false,
+                    [long.clone(), json!([0]), json!([512])]
+                ),
+                chunk(
+                    [0, 1],
+                    json!([1024]),
+                    json!([1024]),
+                    true,
+                    [long.clone(), json!([512]), json!([512])]
+                ),
                 // The last 952 tokens are padded to 1024, which fills the chunk.
-                chunk([0, 1], json!([2048]), json!([952]), true,
-                    [long, json!([1024]), json!([512])]),
-                chunk([1, 3], json!([0, 0]), json!([200, 200]), false,
-                    [json!([[128, 72], [128, 72]]), json!([0, 0]), json!([128, 128])]),
-            ]})
+                chunk(
+                    [0, 1],
+                    json!([2048]),
+                    json!([952]),
+                    true,
+                    [long, json!([1024]), json!([512])]
+                ),
+                chunk(
+                    [1, 3],
+                    json!([0, 0]),
+                    json!([200, 200]),
+                    false,
+                    [
+                        json!([[128, 72], [128, 72]]),
+                        json!([0, 0]),
+                        json!([128, 128])
+                    ]
+                ),
+            ])
         );
     }
 
@@ -532,7 +551,7 @@ mod tests {
         };
         let plan = plan_chunks(&[65, 96], &limits).unwrap();
         assert_eq!(shape(&plan), [(0, vec![(0, 65)]), (1, vec![(0, 96)])]);
-        let local = plan.chunks[0].local.as_ref().unwrap();
+        let local = plan[0].local.as_ref().unwrap();
         assert_eq!(local.local_context_lens, [[17, 16, 16, 16]]);
         assert_eq!(local.padded_local_seq_lens, [17]);
     }
@@ -549,7 +568,7 @@ mod tests {
             shape(&plan),
             shape(&plan_chunks(&lens, &limits(1024, 16)).unwrap())
         );
-        for chunk in &plan.chunks {
+        for chunk in &plan {
             let local = chunk.local.as_ref().unwrap();
             assert_eq!(local.local_starts, chunk.starts);
             assert_eq!(local.padded_local_seq_lens, chunk.seq_lens);
@@ -596,8 +615,8 @@ mod tests {
     #[test]
     fn the_largest_numbers_plan() {
         let plan = plan_chunks(&[u32::MAX; 3], &limits(u32::MAX, u32::MAX)).unwrap();
-        assert_eq!(plan.chunks.len(), 3);
-        assert_eq!(plan.chunks[0].rows(), u64::from(u32::MAX));
+        assert_eq!(plan.len(), 3);
+        assert_eq!(plan[0].rows(), u64::from(u32::MAX));
     }
 
     /// The rules of the module's documentation, word by word: every cut is found by trying all
@@ -694,7 +713,7 @@ mod tests {
             // Every row exactly once, in order: walk the segments and follow the cursor.
             let mut seen = vec![0u32; lens.len()];
             let mut last_request = 0;
-            for chunk in &plan.chunks {
+            for chunk in &plan {
                 prop_assert!(!chunk.seq_lens.is_empty());
                 prop_assert_eq!(chunk.requests().len(), chunk.seq_lens.len());
                 prop_assert_eq!(chunk.starts.len(), chunk.seq_lens.len());
@@ -727,7 +746,7 @@ mod tests {
             let parallel = limits.parallel.unwrap_or(ContextParallel::SINGLE);
             let align = parallel.alignment(limits.align).unwrap() as u32;
             let budget = u64::from(limits.rows / parallel.world());
-            for (chunk, next) in plan.chunks.iter().zip(plan.chunks.iter().skip(1)) {
+            for (chunk, next) in plan.iter().zip(plan.iter().skip(1)) {
                 let used: u64 = chunk
                     .segments()
                     .map(|s| parallel.padded_local_len(s.start + s.len)
@@ -759,7 +778,7 @@ mod tests {
             let plan = plan_chunks(&lens, &limits).unwrap();
             let mut cursor = vec![0u32; lens.len()];
             let mut held = vec![0u64; lens.len()];
-            for chunk in &plan.chunks {
+            for chunk in &plan {
                 let local = chunk.local.as_ref().unwrap();
                 prop_assert!(local.rows() <= u64::from(limits.rows / parallel.world()));
                 for (index, segment) in chunk.segments().enumerate() {

@@ -63,15 +63,6 @@ use super::PlanError;
 use crate::model::MlaDims;
 use crate::setters::setters;
 
-/// The cost of one form of the attention, over all heads.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Cost {
-    /// Multiply-adds; twice as many FLOP.
-    pub multiply_adds: u128,
-    /// Bytes that only this form moves.
-    pub bytes: u128,
-}
-
 /// The machine from which the times of the two forms follow.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Machine {
@@ -238,36 +229,6 @@ impl GpuFigures {
     }
 }
 
-/// The data that the expansion writes for each cached token and head.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct ExpansionTraffic {
-    /// Bytes of an element of the expanded keys and values.
-    pub element_bytes: u32,
-    /// True if the backend needs each head's key, P + R values, packed.
-    pub packed_keys: bool,
-}
-
-impl ExpansionTraffic {
-    /// Elements of `element_bytes` bytes, and keys that are not packed.
-    pub const fn new(element_bytes: u32) -> Self {
-        Self {
-            element_bytes,
-            packed_keys: false,
-        }
-    }
-
-    setters! {
-        with_packed_keys(packed_keys: bool);
-    }
-
-    /// Bytes per cached token and head.
-    pub const fn bytes(self, dims: MlaDims) -> u64 {
-        let packed = if self.packed_keys { qk(dims) } else { 0 };
-        (kv_b(dims) + packed).saturating_mul(self.element_bytes as u64)
-    }
-}
-
 /// d = P + V, in 64 bits.
 const fn kv_b(dims: MlaDims) -> u64 {
     dims.head.nope as u64 + dims.head.v as u64
@@ -276,39 +237,6 @@ const fn kv_b(dims: MlaDims) -> u64 {
 /// P + R, in 64 bits.
 const fn qk(dims: MlaDims) -> u64 {
     dims.head.nope as u64 + dims.head.rope as u64
-}
-
-/// Returns the cost of the absorbed form for one request: H·T·(L·d + C·(2L + R)) multiply-adds.
-pub const fn absorbed_cost(dims: MlaDims, heads: u32, query_len: u32, context_len: u32) -> Cost {
-    let latent = dims.latent as u128;
-    let (queries, context) = (query_len as u128, context_len as u128);
-    let pair = 2 * latent + dims.head.rope as u128;
-    // Numbers of any model are far from the end of the type; others stop there.
-    let per_query = (latent * kv_b(dims) as u128).saturating_add(context * pair);
-    Cost {
-        multiply_adds: (heads as u128 * queries).saturating_mul(per_query),
-        bytes: 0,
-    }
-}
-
-/// Returns the cost of the expanded form for one request: H·C·(L·d + T·(d + R)) multiply-adds, and
-/// H·C times the [bytes](ExpansionTraffic::bytes) that the expansion writes.
-pub const fn expanded_cost(
-    dims: MlaDims,
-    heads: u32,
-    query_len: u32,
-    context_len: u32,
-    traffic: ExpansionTraffic,
-) -> Cost {
-    let (queries, context) = (query_len as u128, context_len as u128);
-    let width = kv_b(dims) as u128;
-    let pair = width + dims.head.rope as u128;
-    let per_row = (dims.latent as u128 * width).saturating_add(queries * pair);
-    let rows = heads as u128 * context;
-    Cost {
-        multiply_adds: rows.saturating_mul(per_row),
-        bytes: rows.saturating_mul(traffic.bytes(dims) as u128),
-    }
 }
 
 /// The attention of one request by a layer of `heads` heads.
@@ -321,8 +249,10 @@ pub struct Attention {
     pub heads: u32,
     /// C; `None` is the limit of a long context.
     pub context_len: Option<u32>,
-    /// The data that the expansion writes.
-    pub traffic: ExpansionTraffic,
+    /// Bytes of an element, of the expanded keys and values too.
+    pub element_bytes: u32,
+    /// True if the backend needs each head's key, P + R values, packed.
+    pub packed_keys: bool,
 }
 
 /// Beyond any GPU's, and few enough that every split of a step's tiles can be tried.
@@ -332,24 +262,33 @@ const MAX_MULTIPROCESSORS: u32 = 1 << 16;
 const LONG: u32 = 1 << 17;
 
 /// The absorbed form that is still the faster one there is so always.
-const MOST_QUERIES: u32 = 2048;
+const MAX_QUERIES: u32 = 2048;
 
 /// Query rows and keys of a tile of the expanded attention.
 const TILE: u32 = 128;
 
 impl Attention {
-    /// The attention of a model's widths and `heads` heads, on a long context.
-    pub const fn new(dims: MlaDims, heads: u32, traffic: ExpansionTraffic) -> Self {
+    /// The attention of a model's widths and `heads` heads, on a long context, in elements of
+    /// `element_bytes` bytes and with keys that are not packed.
+    pub const fn new(dims: MlaDims, heads: u32, element_bytes: u32) -> Self {
         Self {
             dims,
             heads,
             context_len: None,
-            traffic,
+            element_bytes,
+            packed_keys: false,
         }
     }
 
     setters! {
         with_context_len(context_len: Option<u32>);
+        with_packed_keys(packed_keys: bool);
+    }
+
+    /// Bytes that the expansion writes for each cached token and head.
+    const fn expansion_bytes(&self) -> u64 {
+        let packed = if self.packed_keys { qk(self.dims) } else { 0 };
+        (kv_b(self.dims) + packed).saturating_mul(self.element_bytes as u64)
     }
 
     /// The multiply-adds of the absorbed form: L·d per head and new token, 2L + R per pair.
@@ -392,7 +331,7 @@ impl Attention {
     /// Returns the seconds of the expanded form for `query_len` new tokens.
     pub fn expanded_seconds(&self, query_len: u32, gpu: &GpuFigures) -> f64 {
         let n = self.numbers(query_len);
-        let written = n.heads * self.traffic.bytes(self.dims) as f64;
+        let written = n.heads * self.expansion_bytes() as f64;
         let query_tiles = f64::from(self.heads) * f64::from(query_len.div_ceil(TILE));
         let waves = |items: f64| (items / f64::from(gpu.multiprocessors)).ceil();
         let rows = n.context + n.queries;
@@ -414,10 +353,10 @@ impl Attention {
     fn expansion_seconds(&self, n: &Numbers, gpu: &GpuFigures) -> f64 {
         let rows = n.context + n.queries;
         let width = n.heads * (n.nope + n.v);
-        let written = n.heads * self.traffic.bytes(self.dims) as f64;
+        let written = n.heads * self.expansion_bytes() as f64;
         let weights = n.latent * width * n.element;
         let moved = weights + rows * (n.latent * n.element + written);
-        if self.traffic.packed_keys {
+        if self.packed_keys {
             // A gather; then keys are a product of their own, and a copy of the rotary part.
             let gathered = 2.0 * rows * (n.latent + n.rope) * n.element;
             let product = gpu.product(2.0 * rows * n.latent * width, moved);
@@ -447,7 +386,7 @@ impl Attention {
             rope: head.rope.into(),
             nope: head.nope.into(),
             v: head.v.into(),
-            element: self.traffic.element_bytes.into(),
+            element: self.element_bytes.into(),
         }
     }
 
@@ -467,9 +406,9 @@ impl Attention {
 
     /// The max number of query tokens for which the absorbed form takes no longer.
     fn crossover_by(absorbs: impl Fn(u32) -> bool) -> f64 {
-        let last = (1..=MOST_QUERIES).rev().find(|&q| absorbs(q));
+        let last = (1..=MAX_QUERIES).rev().find(|&q| absorbs(q));
         match last {
-            Some(MOST_QUERIES) => f64::INFINITY,
+            Some(MAX_QUERIES) => f64::INFINITY,
             last => last.unwrap_or(0).into(),
         }
     }
@@ -534,25 +473,27 @@ mod tests {
     use super::*;
     use crate::model::HeadDims;
 
-    const BF16: ExpansionTraffic = ExpansionTraffic {
-        element_bytes: 2,
-        packed_keys: false,
-    };
-    const BF16_PACKED: ExpansionTraffic = ExpansionTraffic {
-        packed_keys: true,
-        ..BF16
-    };
     const H200: Machine = Machine::Gpu(GpuFigures::H200);
     const GLM_5: MlaDims = MlaDims::new(512, HeadDims::new(192, 64, 256));
     const MINICPM3: MlaDims = MlaDims::new(256, HeadDims::new(64, 32, 64));
 
     const fn r1(heads: u32, context_len: u32) -> Attention {
-        Attention {
-            dims: MlaDims::R1,
-            heads,
-            context_len: Some(context_len),
-            traffic: BF16,
-        }
+        Attention::new(MlaDims::R1, heads, 2).with_context_len(Some(context_len))
+    }
+
+    /// The multiply-adds of the absorbed form: H·T·(L·d + C·(2L + R)).
+    fn absorbed_cost(dims: MlaDims, [heads, queries, context]: [u32; 3]) -> u128 {
+        let [latent, rope] = [dims.latent, dims.head.rope].map(u128::from);
+        let per_query = latent * u128::from(kv_b(dims)) + u128::from(context) * (2 * latent + rope);
+        u128::from(heads) * u128::from(queries) * per_query
+    }
+
+    /// The multiply-adds of the expanded form: H·C·(L·d + T·(d + R)).
+    fn expanded_cost(dims: MlaDims, [heads, queries, context]: [u32; 3]) -> u128 {
+        let [latent, rope] = [dims.latent, dims.head.rope].map(u128::from);
+        let width = u128::from(kv_b(dims));
+        let per_row = latent * width + u128::from(queries) * (width + rope);
+        u128::from(heads) * u128::from(context) * per_row
     }
 
     fn arithmetic(dims: MlaDims, context_len: Option<u32>) -> f64 {
@@ -626,10 +567,7 @@ mod tests {
         // The expanded form has fewer launches.
         assert!(at(8, 8192) < at(16, 8192));
         assert!(at(16, 8192) < at(128, 8192));
-        let packed = Attention {
-            traffic: BF16_PACKED,
-            ..r1(16, 8192)
-        };
+        let packed = r1(16, 8192).with_packed_keys(true);
         assert!(crossover(&packed, &H200) > at(16, 8192));
         // A launch costs both, but the absorbed form has more of them.
         let slow = GpuFigures::H200.with_launch_seconds(20e-6).unwrap();
@@ -737,26 +675,18 @@ mod tests {
     #[test]
     fn known_costs() {
         // 16 heads, 2 query tokens, 100 cached ones.
-        let absorbed = absorbed_cost(MlaDims::R1, 16, 2, 100);
-        assert_eq!(absorbed.multiply_adds, 16 * 2 * (131_072 + 100 * 1088));
-        let expanded = expanded_cost(MlaDims::R1, 16, 2, 100, BF16_PACKED);
-        assert_eq!(expanded.multiply_adds, 16 * 100 * (131_072 + 2 * 320));
-        assert_eq!((absorbed.bytes, expanded.bytes), (0, 16 * 100 * 896));
+        let absorbed = absorbed_cost(MlaDims::R1, [16, 2, 100]);
+        assert_eq!(absorbed, 16 * 2 * (131_072 + 100 * 1088));
+        let expanded = expanded_cost(MlaDims::R1, [16, 2, 100]);
+        assert_eq!(expanded, 16 * 100 * (131_072 + 2 * 320));
+        let bf16 = r1(16, 100);
+        assert_eq!(bf16.with_packed_keys(true).expansion_bytes(), 896);
+        assert_eq!(bf16.expansion_bytes(), 512);
         // Nonsense as large as the types allow is no overflow.
         let huge = MlaDims::new(u32::MAX, HeadDims::new(u32::MAX, u32::MAX, u32::MAX));
-        let most = absorbed_cost(huge, u32::MAX, u32::MAX, u32::MAX).multiply_adds;
-        assert_eq!(most, u128::MAX);
-        let traffic = ExpansionTraffic {
-            element_bytes: u32::MAX,
-            packed_keys: true,
-        };
-        assert_eq!(traffic.bytes(huge), u64::MAX);
-        let huge = Attention {
-            dims: huge,
-            heads: u32::MAX,
-            context_len: Some(u32::MAX),
-            traffic,
-        };
+        let huge = Attention::new(huge, u32::MAX, u32::MAX).with_packed_keys(true);
+        assert_eq!(huge.expansion_bytes(), u64::MAX);
+        let huge = huge.with_context_len(Some(u32::MAX));
         assert!(threshold(&huge, &H200) >= 1);
     }
 
@@ -769,8 +699,8 @@ mod tests {
         ) {
             let dims = MlaDims::new(latent, HeadDims::new(nope, rope, v));
             let crossover = arithmetic(dims, Some(context));
-            let absorbed = absorbed_cost(dims, heads, queries, context).multiply_adds;
-            let expanded = expanded_cost(dims, heads, queries, context, BF16).multiply_adds;
+            let absorbed = absorbed_cost(dims, [heads, queries, context]);
+            let expanded = expanded_cost(dims, [heads, queries, context]);
             // Either answer is right if the costs are equal but for rounding.
             prop_assume!(absorbed.abs_diff(expanded) as f64 > 1e-9 * expanded as f64);
             prop_assert_eq!(f64::from(queries) < crossover, absorbed < expanded);
@@ -783,10 +713,7 @@ mod tests {
             context in 64u32..100_000,
             packed_keys: bool,
         ) {
-            let attention = Attention {
-                traffic: ExpansionTraffic { packed_keys, ..BF16 },
-                ..r1(heads, context)
-            };
+            let attention = r1(heads, context).with_packed_keys(packed_keys);
             let last = threshold(&attention, &H200);
             let absorbed = attention.absorbs(last, &GpuFigures::H200);
             prop_assert!(last == 1 || last == u32::MAX || absorbed);

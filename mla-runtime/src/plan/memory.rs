@@ -63,6 +63,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+use std::ops::Range;
+
 use serde::Serialize;
 
 use super::PlanError;
@@ -261,12 +263,74 @@ pub enum Allocation {
     Backends,
 }
 
+/// Writes the names of regions, each with the allocation in which such a region lies.
+macro_rules! regions {
+    ($($name:ident $text:literal in $allocation:ident;)*) => {
+        /// The name of a region, as in the [module's](self) table.
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
+        #[non_exhaustive]
+        pub enum RegionName {
+            $(
+                #[doc = concat!("`", $text, "`.")]
+                #[serde(rename = $text)]
+                $name,
+            )*
+        }
+
+        impl RegionName {
+            /// The name in the table and in JSON.
+            pub const fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$name => $text,)*
+                }
+            }
+
+            const fn allocation(self) -> Allocation {
+                match self {
+                    $(Self::$name => Allocation::$allocation,)*
+                }
+            }
+        }
+    };
+}
+
+regions! {
+    KvCache "kv_cache" in Cache;
+    RopeCache "rope_cache" in Cache;
+    IndexCache "index_cache" in Cache;
+    AbsorbedQueries "absorbed_queries" in Workspace;
+    AbsorbedOutputs "absorbed_outputs" in Workspace;
+    AbsorbedLse "absorbed_lse" in Workspace;
+    ContextLatent "context_latent" in Workspace;
+    ContextRope "context_rope" in Workspace;
+    LocalContextRows "local_context_rows" in Workspace;
+    ExpandedKv "expanded_kv" in Workspace;
+    ExpandedKeys "expanded_keys" in Workspace;
+    ExpandedValues "expanded_values" in Workspace;
+    PartialOutputs "partial_outputs" in Workspace;
+    PartialLse "partial_lse" in Workspace;
+    ExpandedLse "expanded_lse" in Workspace;
+    PackedQuery "packed_query" in Packed;
+    PackedLatent "packed_latent" in Packed;
+    PackedRope "packed_rope" in Packed;
+    PackedOutputs "packed_outputs" in Packed;
+    PackedLse "packed_lse" in Packed;
+    IndexProjection "index_projection" in Indexer;
+    IndexQueries "index_queries" in Indexer;
+    IndexHeadWeights "index_head_weights" in Indexer;
+    IndexLogits "index_logits" in Indexer;
+    SlotLists "slot_lists" in Indexer;
+    StepArrays "step_arrays" in Step;
+    DecodeWorkspace "decode_workspace" in Backends;
+    PrefillWorkspace "prefill_workspace" in Backends;
+}
+
 /// One buffer.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Region {
-    /// The name, as in the [module's](self) table.
-    pub name: &'static str,
+    /// The name.
+    pub name: RegionName,
     /// The allocation it lies in.
     pub allocation: Allocation,
     /// The shape, outermost first.
@@ -305,8 +369,16 @@ pub struct MemoryPlan {
 
 impl MemoryPlan {
     /// The region of a name, if the plan has it.
-    pub fn region(&self, name: &str) -> Option<&Region> {
+    pub fn region(&self, name: RegionName) -> Option<&Region> {
         self.regions.iter().find(|region| region.name == name)
+    }
+
+    /// The bytes of a region in its allocation, which fits the address space; none if the plan has
+    /// no such region.
+    pub(crate) fn range(&self, name: RegionName) -> Range<usize> {
+        self.region(name).map_or(0..0, |region| {
+            region.offset as usize..(region.offset + region.bytes) as usize
+        })
     }
 }
 
@@ -319,23 +391,27 @@ impl MemoryPlan {
 /// exceeds 64 bits.
 pub fn plan(needs: &MemoryNeeds) -> Result<MemoryPlan, PlanError> {
     check(needs)?;
-    let mut regions = Regions::new(needs.alignment);
+    let mut regions = Regions {
+        alignment: needs.alignment,
+        done: Vec::new(),
+        end: 0,
+    };
     add_caches(needs, &mut regions)?;
-    let cache_bytes = regions.finish(Allocation::Cache)?;
+    let cache_bytes = regions.finish()?;
     add_absorbed(needs, &mut regions)?;
     add_expanded(needs, &mut regions)?;
-    let workspace_bytes = regions.finish(Allocation::Workspace)?;
+    let workspace_bytes = regions.finish()?;
     add_packed(needs, &mut regions)?;
-    let packed_bytes = regions.finish(Allocation::Packed)?;
+    let packed_bytes = regions.finish()?;
     if let Some(index) = &needs.indexer {
         add_indexer(needs, index, &mut regions)?;
     }
-    let indexer_bytes = regions.finish(Allocation::Indexer)?;
-    regions.add("step_arrays", &[needs.step_bytes], 1)?;
-    let step_bytes = regions.finish(Allocation::Step)?;
-    regions.add("decode_workspace", &[needs.decode_workspace], 1)?;
-    regions.add("prefill_workspace", &[needs.prefill_workspace], 1)?;
-    let backend_bytes = regions.finish(Allocation::Backends)?;
+    let indexer_bytes = regions.finish()?;
+    regions.add(RegionName::StepArrays, &[needs.step_bytes], 1)?;
+    let step_bytes = regions.finish()?;
+    regions.add(RegionName::DecodeWorkspace, &[needs.decode_workspace], 1)?;
+    regions.add(RegionName::PrefillWorkspace, &[needs.prefill_workspace], 1)?;
+    let backend_bytes = regions.finish()?;
     Ok(MemoryPlan {
         alignment: needs.alignment,
         regions: regions.done,
@@ -360,13 +436,13 @@ pub fn plan(needs: &MemoryNeeds) -> Result<MemoryPlan, PlanError> {
 
 fn add_caches(needs: &MemoryNeeds, regions: &mut Regions) -> Result<(), PlanError> {
     let [layers, page, row] = [needs.layers, needs.page_size, needs.row_bytes].map(u64::from);
-    regions.add("kv_cache", &[layers, needs.pages, page, row], 1)?;
+    regions.add(RegionName::KvCache, &[layers, needs.pages, page, row], 1)?;
     let rope = u64::from(needs.rope_bytes);
-    regions.add("rope_cache", &[layers, needs.pages, page, rope], 1)?;
+    regions.add(RegionName::RopeCache, &[layers, needs.pages, page, rope], 1)?;
     if let Some(index) = &needs.indexer {
         let token_bytes = index.dims.token_bytes() as u64;
         let cache = [index.layers.into(), needs.pages, page, token_bytes];
-        regions.add("index_cache", &cache, 1)?;
+        regions.add(RegionName::IndexCache, &cache, 1)?;
     }
     Ok(())
 }
@@ -379,10 +455,10 @@ fn add_absorbed(needs: &MemoryNeeds, regions: &mut Regions) -> Result<(), PlanEr
     // Wide enough for the rotary part whatever the backend takes: a cache write that rotates puts
     // it there.
     let queries = [tokens, heads, latent + rope];
-    regions.add("absorbed_queries", &queries, bytes)?;
-    regions.add("absorbed_outputs", &[tokens, heads, latent], bytes)?;
+    regions.add(RegionName::AbsorbedQueries, &queries, bytes)?;
+    regions.add(RegionName::AbsorbedOutputs, &[tokens, heads, latent], bytes)?;
     if needs.parallel.world() > 1 {
-        regions.add("absorbed_lse", &[heads, tokens], LSE_BYTES)?;
+        regions.add(RegionName::AbsorbedLse, &[heads, tokens], LSE_BYTES)?;
     }
     Ok(())
 }
@@ -397,26 +473,26 @@ fn add_expanded(needs: &MemoryNeeds, regions: &mut Regions) -> Result<(), PlanEr
     let value = if padded { key } else { v };
     let world = u64::from(needs.parallel.world());
 
-    regions.add("context_latent", &[rows, latent], bytes)?;
-    regions.add("context_rope", &[rows, rope], bytes)?;
+    regions.add(RegionName::ContextLatent, &[rows, latent], bytes)?;
+    regions.add(RegionName::ContextRope, &[rows, rope], bytes)?;
     if world > 1 {
         let shape = [rows / world, latent + rope];
-        regions.add("local_context_rows", &shape, bytes)?;
+        regions.add(RegionName::LocalContextRows, &shape, bytes)?;
     }
     let expansion = |width| [rows.max(tokens), heads, width];
     if needs.packed_keys || padded {
         let width = if needs.packed_keys { key } else { nope };
-        regions.add("expanded_keys", &expansion(width), bytes)?;
-        regions.add("expanded_values", &expansion(value), bytes)?;
+        regions.add(RegionName::ExpandedKeys, &expansion(width), bytes)?;
+        regions.add(RegionName::ExpandedValues, &expansion(value), bytes)?;
     } else {
-        regions.add("expanded_kv", &expansion(nope + v), bytes)?;
+        regions.add(RegionName::ExpandedKv, &expansion(nope + v), bytes)?;
     }
     if rows > 0 || padded {
-        regions.add("partial_outputs", &[tokens, heads, value], bytes)?;
+        regions.add(RegionName::PartialOutputs, &[tokens, heads, value], bytes)?;
     }
     if rows > 0 {
-        regions.add("partial_lse", &[heads, tokens], LSE_BYTES)?;
-        regions.add("expanded_lse", &[heads, tokens], LSE_BYTES)?;
+        regions.add(RegionName::PartialLse, &[heads, tokens], LSE_BYTES)?;
+        regions.add(RegionName::ExpandedLse, &[heads, tokens], LSE_BYTES)?;
     }
     Ok(())
 }
@@ -426,11 +502,15 @@ fn add_packed(needs: &MemoryNeeds, regions: &mut Regions) -> Result<(), PlanErro
     let [latent, nope, rope, v] =
         [dims.latent, dims.head.nope, dims.head.rope, dims.head.v].map(u64::from);
     let [heads, tokens] = [needs.heads, needs.packed_tokens].map(u64::from);
-    regions.add("packed_query", &[tokens, heads, nope + rope], bytes)?;
-    regions.add("packed_latent", &[tokens, latent], bytes)?;
-    regions.add("packed_rope", &[tokens, rope], bytes)?;
-    regions.add("packed_outputs", &[tokens, heads, v], bytes)?;
-    regions.add("packed_lse", &[heads, tokens], LSE_BYTES)
+    regions.add(
+        RegionName::PackedQuery,
+        &[tokens, heads, nope + rope],
+        bytes,
+    )?;
+    regions.add(RegionName::PackedLatent, &[tokens, latent], bytes)?;
+    regions.add(RegionName::PackedRope, &[tokens, rope], bytes)?;
+    regions.add(RegionName::PackedOutputs, &[tokens, heads, v], bytes)?;
+    regions.add(RegionName::PackedLse, &[heads, tokens], LSE_BYTES)
 }
 
 fn add_indexer(
@@ -442,11 +522,11 @@ fn add_indexer(
     let dims = index.dims;
     let [heads, width, topk] = [dims.heads, dims.width, dims.topk].map(u64::from);
     let queries = [rows, heads, width];
-    regions.add("index_projection", &queries, needs.element_bytes)?;
-    regions.add("index_queries", &queries, 1)?;
-    regions.add("index_head_weights", &[rows, heads], 4)?;
-    regions.add("index_logits", &[rows, columns], 4)?;
-    regions.add("slot_lists", &[tokens, topk], 4)
+    regions.add(RegionName::IndexProjection, &queries, needs.element_bytes)?;
+    regions.add(RegionName::IndexQueries, &queries, 1)?;
+    regions.add(RegionName::IndexHeadWeights, &[rows, heads], 4)?;
+    regions.add(RegionName::IndexLogits, &[rows, columns], 4)?;
+    regions.add(RegionName::SlotLists, &[tokens, topk], 4)
 }
 
 fn check(needs: &MemoryNeeds) -> Result<(), PlanError> {
@@ -484,30 +564,18 @@ fn check(needs: &MemoryNeeds) -> Result<(), PlanError> {
     Ok(())
 }
 
-/// Regions that are being laid out one behind the other.
+/// Regions that are being laid out one behind the other, allocation after allocation.
 struct Regions {
     alignment: u64,
-    /// Finished allocations.
     done: Vec<Region>,
-    /// The allocation under way.
-    open: Vec<Region>,
-    /// The end of its last region.
+    /// The end of the last region of the allocation under way.
     end: u64,
 }
 
 impl Regions {
-    const fn new(alignment: u64) -> Self {
-        Self {
-            alignment,
-            done: Vec::new(),
-            open: Vec::new(),
-            end: 0,
-        }
-    }
-
     fn add(
         &mut self,
-        name: &'static str,
+        name: RegionName,
         shape: &[u64],
         element_bytes: u32,
     ) -> Result<(), PlanError> {
@@ -524,11 +592,10 @@ impl Regions {
                 let offset = self.end.checked_next_multiple_of(self.alignment)?;
                 Some((bytes, offset, offset.checked_add(bytes)?))
             })
-            .ok_or(PlanError::overflow(name))?;
-        self.open.push(Region {
+            .ok_or(PlanError::overflow(name.as_str()))?;
+        self.done.push(Region {
             name,
-            // Overwritten when the allocation is finished.
-            allocation: Allocation::Workspace,
+            allocation: name.allocation(),
             shape: shape.to_vec(),
             element_bytes,
             offset,
@@ -539,17 +606,10 @@ impl Regions {
     }
 
     /// Closes the allocation under way; its size.
-    fn finish(&mut self, allocation: Allocation) -> Result<u64, PlanError> {
-        let bytes = self
-            .end
+    fn finish(&mut self) -> Result<u64, PlanError> {
+        std::mem::take(&mut self.end)
             .checked_next_multiple_of(self.alignment)
-            .ok_or(PlanError::overflow("the size of an allocation"))?;
-        self.end = 0;
-        for mut region in self.open.drain(..) {
-            region.allocation = allocation;
-            self.done.push(region);
-        }
-        Ok(bytes)
+            .ok_or(PlanError::overflow("the size of an allocation"))
     }
 }
 
@@ -649,7 +709,7 @@ mod tests {
     fn table(plan: &MemoryPlan) -> Vec<(&'static str, Vec<u64>, u64)> {
         plan.regions
             .iter()
-            .map(|region| (region.name, region.shape.clone(), region.bytes))
+            .map(|region| (region.name.as_str(), region.shape.clone(), region.bytes))
             .collect()
     }
 
@@ -695,7 +755,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_that_a_layer_needs() {
+    fn a_layer_of_one_device_needs_these_regions() {
         let plan = plan(&needs()).unwrap();
         assert_eq!(
             table(&plan),
@@ -714,8 +774,11 @@ mod tests {
         assert_eq!(plan.cache_bytes, 4_497_408_000);
         assert_eq!(plan.workspace_bytes, 629_932_032);
         assert_eq!(plan.total_bytes, 5_127_340_032);
-        assert_eq!(plan.region("expanded_lse").unwrap().offset, 629_800_960);
-        assert!(plan.region("expanded_keys").is_none());
+        assert_eq!(
+            plan.region(RegionName::ExpandedLse).unwrap().offset,
+            629_800_960
+        );
+        assert!(plan.region(RegionName::ExpandedKeys).is_none());
     }
 
     #[test]
@@ -763,7 +826,11 @@ mod tests {
             ..needs()
         })
         .unwrap();
-        let names: Vec<&str> = decode_only.regions.iter().map(|r| r.name).collect();
+        let names: Vec<&str> = decode_only
+            .regions
+            .iter()
+            .map(|r| r.name.as_str())
+            .collect();
         assert_eq!(names, ["kv_cache", "absorbed_queries", "absorbed_outputs"]);
         // GLM-5's values are as wide as its keys: nothing to pad.
         let glm = plan(&MemoryNeeds {
@@ -772,9 +839,9 @@ mod tests {
             ..needs()
         })
         .unwrap();
-        assert!(glm.region("expanded_values").is_none());
+        assert!(glm.region(RegionName::ExpandedValues).is_none());
         assert_eq!(
-            glm.region("partial_outputs").unwrap().shape,
+            glm.region(RegionName::PartialOutputs).unwrap().shape,
             [2048, 16, 256]
         );
     }
@@ -905,7 +972,7 @@ mod tests {
             let regions = plan
                 .regions
                 .iter()
-                .map(|region| (region.name, region.bytes));
+                .map(|region| (region.name.as_str(), region.bytes));
             (regions.take(2).collect::<Vec<_>>(), plan.cache_bytes)
         };
         let rows = 2 * 3 * 64;

@@ -18,6 +18,7 @@ use mla_runtime::backend::{
 use mla_runtime::batch::Request;
 use mla_runtime::layer::MlaLayer;
 use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims};
+use mla_runtime::plan::memory::RegionName;
 use mla_runtime::select::Registry;
 use mla_runtime::spec::QueryLen;
 use proptest::prelude::*;
@@ -150,7 +151,7 @@ fn non_causal_drafts_need_the_feature() {
     let world = World::new(&case);
     let layer = layer_of(&case, Concatenated::SPEC.name);
     let mut workspace = layer.workspace(&case.limits()).unwrap();
-    let refused = workspace.prepare(&layer, &world.batch()).unwrap_err();
+    let refused = world.prepare(&layer, &mut workspace).unwrap_err();
     assert_eq!(
         refused.to_string(),
         "causal: given false, accepted true: CONCATENATED has no non_causal"
@@ -162,7 +163,7 @@ fn non_causal_drafts_need_the_feature() {
     let world = World::new(&sparse);
     let layer = cpu_layer(&sparse);
     let mut workspace = layer.workspace(&sparse.limits()).unwrap();
-    let refused = workspace.prepare(&layer, &world.batch()).unwrap_err();
+    let refused = world.prepare(&layer, &mut workspace).unwrap_err();
     assert_eq!(
         refused.to_string(),
         "causal: given false, accepted true: a token of a sparse problem sees what its list names"
@@ -319,7 +320,7 @@ fn foreign_cache_is_refused() {
         let mut world = World::new(&case);
         let layer = cpu_layer(&case);
         let mut workspace = layer.workspace(&case.limits()).unwrap();
-        workspace.prepare(&layer, &world.batch()).unwrap();
+        world.prepare(&layer, &mut workspace).unwrap();
         world.case.split_cache = !split_cache;
         let outcome = world.forward(&layer, &mut workspace, true);
         let refused = outcome.err().map(|error| error.to_string());
@@ -376,13 +377,13 @@ fn sparse_tokens_attend_to_slots() {
     };
     let layer = cpu_layer(&case);
     let mut workspace = layer.workspace(&case.limits()).unwrap();
-    let error = workspace
-        .prepare(&layer, &World::new(&case).batch())
+    let error = World::new(&case)
+        .prepare(&layer, &mut workspace)
         .unwrap_err();
     assert_eq!(
         error.to_string(),
-        "requests.q: given 30, accepted at most limits.decode_query_len = 4: sparse attention has \
-         the absorbed form only, but for requests within dense_within"
+        "requests.new_tokens: given 30, accepted at most limits.decode_query_len = 4: sparse \
+         attention has the absorbed form only, but for requests within dense_within"
     );
 }
 
@@ -467,7 +468,7 @@ fn expanded_tokens_refuse_sinks() {
     let layer = cpu_layer(&case);
     let mut world = World::new(&case);
     let mut workspace = layer.workspace(&case.limits()).unwrap();
-    workspace.prepare(&layer, &world.batch()).unwrap();
+    world.prepare(&layer, &mut workspace).unwrap();
     world.sinks = Some(vec![0.0; case.heads as usize]);
     let mut said = |world: &World| {
         let refused = world.forward(&layer, &mut workspace, true);
@@ -568,7 +569,7 @@ fn panicked_step_does_not_run() {
     let world = World::new(&case);
     let mut workspace = layer.workspace(&case.limits()).unwrap();
     PANICS.set(true);
-    let prepare = AssertUnwindSafe(|| workspace.prepare(&layer, &world.batch()));
+    let prepare = AssertUnwindSafe(|| world.prepare(&layer, &mut workspace));
     catch_unwind(prepare).unwrap_err();
     PANICS.set(false);
     let error = world.forward(&layer, &mut workspace, true).unwrap_err();
@@ -576,7 +577,7 @@ fn panicked_step_does_not_run() {
         error.to_string().contains("without a prepared step"),
         "{error}"
     );
-    workspace.prepare(&layer, &world.batch()).unwrap();
+    world.prepare(&layer, &mut workspace).unwrap();
     world.forward(&layer, &mut workspace, true).unwrap();
 }
 
@@ -589,9 +590,9 @@ fn foreign_workspace_is_refused() {
                    the layer has it";
     let world = World::new(&case);
     let mut workspace = own.workspace(&case.limits()).unwrap();
-    let error = workspace.prepare(&other, &world.batch()).unwrap_err();
+    let error = world.prepare(&other, &mut workspace).unwrap_err();
     assert_eq!(error.to_string(), refusal);
-    workspace.prepare(&own, &world.batch()).unwrap();
+    world.prepare(&own, &mut workspace).unwrap();
     let error = world.forward(&other, &mut workspace, true).unwrap_err();
     assert_eq!(error.to_string(), refusal);
     // The step is still there for layers of its own backends.
@@ -644,7 +645,7 @@ fn layers_share_a_workspace() {
     let layers = [cpu_layer(&case), cpu_layer(&case)];
     let alone = [first.run(&layers[0]), second.run(&layers[1])];
     let mut workspace = layers[0].workspace(&case.limits()).unwrap();
-    workspace.prepare(&layers[1], &first.batch()).unwrap();
+    first.prepare(&layers[1], &mut workspace).unwrap();
     for _ in 0..2 {
         let together = [
             first.forward(&layers[0], &mut workspace, true).unwrap(),
@@ -662,7 +663,7 @@ fn the_log_sum_exp_is_optional() {
     let world = World::new(&case);
     let layer = cpu_layer(&case);
     let mut workspace = layer.workspace(&case.limits()).unwrap();
-    workspace.prepare(&layer, &world.batch()).unwrap();
+    world.prepare(&layer, &mut workspace).unwrap();
     let with = world.forward(&layer, &mut workspace, true).unwrap();
     let without = world.forward(&layer, &mut workspace, false).unwrap();
     assert_eq!(with.out, without.out);
@@ -685,7 +686,7 @@ fn growing_equals_prefill() {
     let token_bytes = (case.heads * case.dims.head.v) as usize * case.dtype.bytes();
     for step in 0..STEPS {
         steps.step_of(&whole, step);
-        workspace.prepare(&layer, &steps.batch()).unwrap();
+        steps.prepare(&layer, &mut workspace).unwrap();
         assert_eq!(workspace.absorbed_tokens(), 2);
         let outcome = steps.forward(&layer, &mut workspace, false).unwrap();
         steps.cache = outcome.cache;
@@ -719,7 +720,10 @@ fn plan_equals_allocation() {
         );
         let with_cache = layer.memory_plan(&case.limits(), 3, 10).unwrap();
         let row = case.config().problem.kv_format.row_bytes(case.dims) as u64;
-        assert_eq!(with_cache.region("kv_cache").unwrap().bytes, 3 * 40 * row);
+        assert_eq!(
+            with_cache.region(RegionName::KvCache).unwrap().bytes,
+            3 * 40 * row
+        );
         assert_eq!(with_cache.workspace_bytes, plan.workspace_bytes);
     }
 }
@@ -730,9 +734,10 @@ fn slots_follow_block_tables() {
     let world = World::new(&case);
     let layer = cpu_layer(&case);
     let mut workspace = layer.workspace(&case.limits()).unwrap();
-    let [given, derived] = [Some(&world.slots[..]), None].map(|slots| {
-        let batch = world.batch().with_slots(slots);
-        workspace.prepare(&layer, &batch).unwrap();
+    let derived = world.plan(workspace.limits()).unwrap();
+    let given = derived.clone().with_slots(&world.slots).unwrap();
+    let [given, derived] = [given, derived].map(|plan| {
+        workspace.prepare(&layer, &plan).unwrap();
         world.forward(&layer, &mut workspace, true).unwrap()
     });
     assert_eq!(given, derived);

@@ -58,7 +58,7 @@ type Layer = MlaLayer<CpuPrefill, CpuDecode>;
 fn run(world: &World, tables: &RotaryTables<Cpu>) -> Result<(Vec<f32>, Vec<f32>, Vec<u8>)> {
     let layer = Layer::of(&world.device, &world.case.config())?;
     let mut workspace = layer.workspace(&world.case.limits())?;
-    workspace.prepare(&layer, &world.batch())?;
+    world.prepare(&layer, &mut workspace)?;
     let (tokens, heads) = (world.slots.len(), world.case.heads as usize);
     let head = world.case.dims.head;
     let [qk, rope, v] = [head.qk(), head.rope, head.v].map(|n| n as usize);

@@ -4,11 +4,8 @@
 use mla_cpu::Cpu;
 use mla_runtime::Result;
 use mla_runtime::backend::StepLimits;
-use mla_runtime::layer::{
-    LayerCall, Step, StepBatch, StepRequest, TokenRows, UnrotatedCall, Workspace,
-};
+use mla_runtime::layer::{LayerCall, StepPlan, StepRequest, UnrotatedCall, Workspace};
 use mla_runtime::model::{DType, KvFormat, Rope};
-use mla_runtime::plan::slots::BlockTables;
 use mla_runtime::tensor::{
     ArrayRef, CacheMut, Layout, LseLayout, LseMut, RotaryTables, TensorMut, TensorRef,
 };
@@ -50,8 +47,8 @@ impl Own<'_> {
     ) -> Result<Workspace<mla_cpu::CpuPrefill, mla_cpu::CpuDecode>> {
         let limits = self.world.case.limits().with_call_rows(self.rows);
         let mut workspace = layer.workspace(&limits)?;
-        let rows = TokenRows::new(self.starts, self.rows);
-        workspace.prepare(layer, &self.world.batch().with_rows(Some(rows)))?;
+        let plan = self.world.plan(&limits)?;
+        workspace.prepare(layer, &plan.with_row_starts(self.starts, self.rows)?)?;
         Ok(workspace)
     }
 
@@ -114,7 +111,7 @@ impl Own<'_> {
             lse,
             cache,
             absorbed_tokens: workspace.absorbed_tokens(),
-            chunks: workspace.context().chunks.len(),
+            chunks: workspace.context().len(),
         })
     }
 
@@ -230,9 +227,9 @@ fn ordered_rows_are_not_copied() {
         // No memory is set aside for an index.
         let mut plain = layer.workspace(&case.limits()).unwrap();
         assert_eq!(plain.plan().packed_bytes, 0);
-        let rows = TokenRows::new(&starts, own.rows);
-        let batch = world.batch().with_rows(Some(rows));
-        plain.prepare(&layer, &batch).unwrap();
+        let plan = world.plan(&case.limits()).unwrap();
+        let plan = plan.with_row_starts(&starts, own.rows).unwrap();
+        plain.prepare(&layer, &plan).unwrap();
     }
 }
 
@@ -315,7 +312,8 @@ fn planned_rows() {
         .zip(tables)
         .map(|((new, total), pages)| StepRequest::new(*new, *total, pages))
         .collect();
-    let plan = |requests: &[StepRequest<'_, usize>]| Step::within(&problem, &limits, 4, requests);
+    let plan =
+        |requests: &[StepRequest<'_, usize>]| StepPlan::within(&problem, &limits, 4, requests);
     let step = plan(&requests).unwrap();
     assert_eq!((step.tensor_rows(), step.rows_in_order()), (34, true));
 
@@ -325,10 +323,7 @@ fn planned_rows() {
     assert_eq!((padded.tensor_rows(), padded.rows_in_order()), (80, false));
     let last: Vec<_> = padded.last_rows().collect();
     assert_eq!(last, [Some(19), Some(20), Some(49), Some(62)]);
-    let batch = padded.batch().unwrap();
-    // In the order of the layer: 1, 3, 2, 0.
-    assert_eq!(batch.rows, Some(TokenRows::new(&[20, 60, 40, 0], 80)));
-    assert_eq!(batch.block_tables.entries()[..3], [1, 2, 3]);
+    assert_eq!(padded.order(), [1, 3, 2, 0]);
 
     let given = step.clone().with_rows_as_given().unwrap();
     let rows: Vec<_> = (0..4).map(|request| given.rows(request)).collect();
@@ -345,7 +340,7 @@ fn planned_rows() {
     assert_eq!((graph.rows(0), graph.rows(1)), (0..1, 1..2));
     assert_eq!((graph.tensor_rows(), graph.rows_in_order()), (4, true));
 
-    let refused = |step: Result<Step>| step.unwrap_err().to_string();
+    let refused = |step: Result<StepPlan>| step.unwrap_err().to_string();
     assert_eq!(
         refused(step.clone().with_padded_rows(9)),
         "max_len: given 9, accepted at least the 10 new tokens of request 2"
@@ -400,13 +395,13 @@ fn contradicting_rows_are_refused() {
     let refused = |starts: &[usize], rows: usize, room: usize| {
         let limits = case.limits().with_call_rows(room);
         let mut workspace = layer.workspace(&limits).unwrap();
-        let rows = TokenRows::new(starts, rows);
-        let batch = world.batch().with_rows(Some(rows));
-        workspace.prepare(&layer, &batch).unwrap_err().to_string()
+        let plan = world.plan(&limits).unwrap().with_row_starts(starts, rows);
+        let refused = plan.and_then(|plan| workspace.prepare(&layer, &plan));
+        refused.unwrap_err().to_string()
     };
     assert_eq!(
         refused(&[0, 1], 10, 0),
-        "rows.starts: given 2 entries, accepted one for each of 3 requests"
+        "rows.starts: given 2 entries, accepted one for each of 3 requests, padding included"
     );
     assert_eq!(
         refused(&[0, 1, 5], 10, 0),
@@ -486,38 +481,37 @@ fn pages_of_any_integer() {
     let slots: Vec<usize> = world.slots.iter().map(|slot| *slot as usize).collect();
     let slot_words: Vec<u32> = world.slots.iter().map(|slot| *slot as u32).collect();
     let mut workspace = layer.workspace(&case.limits()).unwrap();
-    let page = case.page_size;
-    let tables = BlockTables::new(&sizes, world.max_pages, page).unwrap();
-    let batch = StepBatch::new(&world.requests, tables)
-        .with_slots(Some(&slots))
-        .with_threshold(Some(case.threshold));
-    workspace.prepare(&layer, &batch).unwrap();
-    assert!(world.forward(&layer, &mut workspace, true).unwrap() == expected);
-    let tables = BlockTables::new(&words, world.max_pages, page).unwrap();
-    let batch = StepBatch::new(&world.requests, tables)
-        .with_slots(Some(&slot_words))
-        .with_threshold(Some(case.threshold));
-    workspace.prepare(&layer, &batch).unwrap();
-    assert!(world.forward(&layer, &mut workspace, true).unwrap() == expected);
-    let tables = BlockTables::new(&wide, world.max_pages, page).unwrap();
-    let batch = StepBatch::new(&world.requests, tables).with_threshold(Some(case.threshold));
-    workspace.prepare(&layer, &batch).unwrap();
-    assert!(world.forward(&layer, &mut workspace, true).unwrap() == expected);
+    let limits = case.limits();
+    let (sizes, words) = (
+        world.plan_pages(&limits, &sizes),
+        world.plan_pages(&limits, &words),
+    );
+    for plan in [
+        sizes.and_then(|plan| plan.with_slots(&slots)),
+        words.and_then(|plan| plan.with_slots(&slot_words)),
+        world.plan_pages(&limits, &wide),
+    ] {
+        workspace.prepare(&layer, &plan.unwrap()).unwrap();
+        assert!(world.forward(&layer, &mut workspace, true).unwrap() == expected);
+    }
 
     let refused = |pages: &[u64], slots: Option<&[u64]>| {
-        let request = [mla_runtime::batch::Request::new(1, 5)];
-        let tables = BlockTables::new(pages, 2, page).unwrap();
-        let batch = StepBatch::new(&request, tables).with_slots(slots);
-        let mut workspace = layer.workspace(&case.limits()).unwrap();
-        workspace.prepare(&layer, &batch).unwrap_err().to_string()
+        let problem = case.config().problem;
+        let request = [StepRequest::new(1, 5, pages)];
+        let plan = StepPlan::in_order(&problem, &limits, 1, 0, &request);
+        let plan = plan.and_then(|plan| match slots {
+            Some(slots) => plan.with_slots(slots),
+            None => Ok(plan),
+        });
+        plan.unwrap_err().to_string()
     };
     assert_eq!(
         refused(&[0, 1 << 31], None),
-        "block_tables: given 2147483648 at [0][1], accepted a page, at most 2147483647"
+        "requests.pages: given 2147483648 at [0][1], accepted a page, at most 2147483647"
     );
     assert_eq!(
         refused(&[0, u64::MAX], None),
-        "block_tables: given 18446744073709551615 at [0][1], accepted a page, at most 2147483647"
+        "requests.pages: given 18446744073709551615 at [0][1], accepted a page, at most 2147483647"
     );
     // The slot of token 4 is the first of page 1.
     assert_eq!(

@@ -70,7 +70,7 @@ fn element(world: &World, row: usize, column: usize) -> f64 {
 fn outcome(world: &World, weights: Weights<'_, Cpu>) -> Outcome {
     let layer = cpu_layer(&world.case);
     let mut workspace = layer.workspace(&world.case.limits()).unwrap();
-    workspace.prepare(&layer, &world.batch()).unwrap();
+    world.prepare(&layer, &mut workspace).unwrap();
     let run = world.forward_with(&layer, &mut workspace, true, weights);
     run.unwrap()
 }

@@ -9,9 +9,9 @@ use mla_runtime::backend::{
 };
 use mla_runtime::batch::Request;
 use mla_runtime::device::Device;
-use mla_runtime::layer::{LayerCall, MlaLayer, StepBatch, Weights, Workspace};
+use mla_runtime::layer::{LayerCall, MlaLayer, StepPlan, StepRequest, Weights, Workspace};
 use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims};
-use mla_runtime::plan::slots::BlockTables;
+use mla_runtime::plan::slots::HostIndex;
 use mla_runtime::plan::split::split_by;
 use mla_runtime::spec::{Feature, FeatureSet, Problem, QueryLen};
 use mla_runtime::tensor::{
@@ -497,15 +497,46 @@ impl World {
             .collect();
     }
 
-    pub(crate) fn batch(&self) -> StepBatch<'_> {
-        StepBatch::new(
-            &self.requests,
-            BlockTables::new(&self.tables, self.max_pages, self.case.page_size).unwrap(),
-        )
-        .with_slots(Some(&self.slots))
-        .with_threshold(Some(self.case.threshold))
-        .with_dense_within(self.case.dense_within)
-        .with_causal(self.case.causal)
+    /// The batch as a step within `limits`, whose slots are those of its pages.
+    pub(crate) fn plan(&self, limits: &StepLimits) -> Result<StepPlan> {
+        self.plan_pages(limits, &self.tables)
+    }
+
+    /// The same with pages in another integer type.
+    pub(crate) fn plan_pages<T: HostIndex>(
+        &self,
+        limits: &StepLimits,
+        tables: &[T],
+    ) -> Result<StepPlan> {
+        let tables = tables.chunks(self.max_pages);
+        let requests: Vec<StepRequest<'_, T>> = self
+            .requests
+            .iter()
+            .zip(tables)
+            .map(|(request, pages)| StepRequest::new(request.q, request.kv, pages))
+            .collect();
+        let (problem, case) = (self.case.config().problem, &self.case);
+        let plan = StepPlan::in_order(
+            &problem,
+            limits,
+            case.threshold,
+            case.dense_within,
+            &requests,
+        )?;
+        Ok(plan.with_causal(case.causal))
+    }
+
+    pub(crate) fn prepare<P, D>(
+        &self,
+        layer: &MlaLayer<P, D>,
+        workspace: &mut Workspace<P, D>,
+    ) -> Result<()>
+    where
+        P: PrefillStage<Device = Cpu>,
+        D: DecodeStage<Device = Cpu>,
+    {
+        let plan = self.plan(workspace.limits())?.with_slots(&self.slots)?;
+        workspace.prepare(layer, &plan)
     }
 
     /// `W_kv_b` in the orientation in which it lies.
@@ -523,7 +554,7 @@ impl World {
         D: DecodeStage<Device = Cpu>,
     {
         let mut workspace = layer.workspace(&self.case.limits()).unwrap();
-        workspace.prepare(layer, &self.batch()).unwrap();
+        self.prepare(layer, &mut workspace).unwrap();
         self.forward(layer, &mut workspace, true).unwrap()
     }
 
@@ -625,7 +656,7 @@ impl World {
             lse: download(&lse),
             cache: cache.rows(self.cache_layout),
             absorbed_tokens: workspace.absorbed_tokens(),
-            chunks: workspace.context().chunks.len(),
+            chunks: workspace.context().len(),
         })
     }
 

@@ -65,7 +65,7 @@ fn a_call_allocates_nothing_and_takes_microseconds() {
         let batch = Batch::new(&case);
         let layer = gpu_layer(gpu, &case);
         let mut workspace = layer.workspace(&case.limits()).unwrap();
-        workspace.prepare(&layer, &batch.step()).unwrap();
+        batch.prepare(&layer, &mut workspace).unwrap();
         let mut engine = Engine::new(gpu, &batch).unwrap();
         let mut call = || {
             engine

@@ -5,9 +5,9 @@ use mla_runtime::Result;
 use mla_runtime::backend::{DecodeStage, LayerConfig, PrefillStage, StepLimits};
 use mla_runtime::batch::Request;
 use mla_runtime::device::Device;
-use mla_runtime::layer::{LayerCall, MlaLayer, StepBatch, Weights, Workspace};
+use mla_runtime::layer::{LayerCall, MlaLayer, StepPlan, StepRequest, Weights, Workspace};
 use mla_runtime::model::{DType, KvFormat, MlaDims};
-use mla_runtime::plan::slots::{BlockTables, SKIPPED};
+use mla_runtime::plan::slots::SKIPPED;
 use mla_runtime::plan::split::split;
 use mla_runtime::spec::{Feature, FeatureSet, Problem, QueryLen};
 use mla_runtime::tensor::{
@@ -213,14 +213,34 @@ impl Batch {
         self.slots.len()
     }
 
-    pub(crate) fn step(&self) -> StepBatch<'_> {
-        StepBatch::new(
-            &self.requests,
-            BlockTables::new(&self.tables, self.max_pages, self.case.page_size).unwrap(),
-        )
-        .with_slots(Some(&self.slots))
-        .with_threshold(Some(self.case.threshold))
-        .with_causal(self.case.causal)
+    /// Plans the step for a workspace of the case's layers.
+    pub(crate) fn step<P, D>(&self, workspace: &Workspace<P, D>) -> Result<StepPlan>
+    where
+        P: PrefillStage,
+        D: DecodeStage<Device = P::Device>,
+    {
+        let tables = self.tables.chunks(self.max_pages);
+        let requests: Vec<StepRequest<'_>> = self
+            .requests
+            .iter()
+            .zip(tables)
+            .map(|(lens, pages)| StepRequest::new(lens.q, lens.kv, pages))
+            .collect();
+        let (problem, limits) = (self.case.config().problem, workspace.limits());
+        let step = StepPlan::in_order(&problem, limits, self.case.threshold, 0, &requests)?;
+        step.with_causal(self.case.causal).with_slots(&self.slots)
+    }
+
+    pub(crate) fn prepare<P, D>(
+        &self,
+        layer: &MlaLayer<P, D>,
+        workspace: &mut Workspace<P, D>,
+    ) -> Result<()>
+    where
+        P: PrefillStage,
+        D: DecodeStage<Device = P::Device>,
+    {
+        workspace.prepare(layer, &self.step(workspace)?)
     }
 
     /// Runs the batch on the CPU device.
@@ -236,12 +256,12 @@ impl Batch {
         D: DecodeStage<Device = P::Device>,
     {
         let mut workspace = layer.workspace(&self.case.limits())?;
-        workspace.prepare(layer, &self.step())?;
+        self.prepare(layer, &mut workspace)?;
         let mut engine = Engine::new(layer.device(), self)?;
         engine.forward(layer, &mut workspace, self.tokens())?;
         let mut outcome = engine.outcome(layer.device())?;
         outcome.absorbed_tokens = workspace.absorbed_tokens();
-        outcome.chunks = workspace.context().chunks.len();
+        outcome.chunks = workspace.context().len();
         Ok(outcome)
     }
 }

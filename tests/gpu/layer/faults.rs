@@ -62,7 +62,7 @@ fn a_step_that_fails_anywhere_leaves_the_next_one_right() {
         let mut engine = Engine::new(gpu, &batch).unwrap();
         let tokens = batch.tokens();
         let mut step = |engine: &mut Engine<Cuda>| {
-            workspace.prepare(&layer, &batch.step())?;
+            batch.prepare(&layer, &mut workspace)?;
             engine.forward(&layer, &mut workspace, tokens)
         };
         for operation in [Operation::Upload, Operation::Launch] {
@@ -128,9 +128,8 @@ fn a_capture_or_replay_that_fails_leaves_the_next_one_right() {
     let batch = decodes(&case, 8, 1, 1);
     let mut engine = Engine::new(gpu, &batch).unwrap();
     let shape = DecodeShape::new(8, 1, MAX_LEN);
-    workspace
-        .prepare(&layer, &batch.step().with_max_len(Some(MAX_LEN)))
-        .unwrap();
+    let step = batch.step(&workspace).unwrap().with_max_len(Some(MAX_LEN));
+    workspace.prepare(&layer, &step).unwrap();
     engine
         .forward(&layer, &mut workspace, shape.tokens())
         .unwrap();
@@ -151,16 +150,16 @@ fn a_capture_or_replay_that_fails_leaves_the_next_one_right() {
     let mut graph = capture(&mut engine).unwrap();
     let uploads = count(gpu, Operation::Upload, || {
         // SAFETY: everything that was captured lives, and the cache has the batch's pages.
-        unsafe { graph.replay(&layer, &mut workspace, &batch.step()) }.unwrap();
+        unsafe { graph.replay(&layer, &mut workspace, &step) }.unwrap();
     });
     for failing in 1..=uploads {
         gpu.fail(Operation::Upload, failing);
         // SAFETY: everything that was captured lives, and the cache has the batch's pages.
-        let refused = unsafe { graph.replay(&layer, &mut workspace, &batch.step()) };
+        let refused = unsafe { graph.replay(&layer, &mut workspace, &step) };
         assert!(is_asked_for(&refused.unwrap_err()));
         engine.load(gpu, &batch).unwrap();
         // SAFETY: everything that was captured lives, and the cache has the batch's pages.
-        unsafe { graph.replay(&layer, &mut workspace, &batch.step()) }.unwrap();
+        unsafe { graph.replay(&layer, &mut workspace, &step) }.unwrap();
         let given = engine.outcome(gpu).unwrap();
         assert!(
             given.out == expected.out && given.lse == expected.lse,

@@ -61,6 +61,8 @@ fn a_replay_allocates_nothing_and_refuses_by_name() {
     let limits = limits(8, 1, 64);
     let mut workspace = layer.workspace(&limits).unwrap();
     let mut other = layer.workspace(&limits).unwrap();
+    // Steps that are too large for the graph are planned for a workspace with more room.
+    let more = layer.workspace(&replays::limits(9, 2, 64)).unwrap();
     let batch = decodes(&case, 8, 1, 1);
     let mut engine = Engine::new(gpu, &batch).unwrap();
     let shape = DecodeShape::new(8, 1, MAX_LEN);
@@ -68,7 +70,7 @@ fn a_replay_allocates_nothing_and_refuses_by_name() {
         engine.forward(&layer, workspace, shape.tokens())
     })
     .unwrap();
-    let step = batch.step();
+    let step = batch.step(&workspace).unwrap().with_max_len(Some(MAX_LEN));
     // SAFETY: everything that was captured lives, and the cache has the batch's pages.
     let mut replay = || unsafe { graph.replay(&layer, &mut workspace, &step) }.unwrap();
     // The first replay looks up functions in the driver's library.
@@ -81,27 +83,31 @@ fn a_replay_allocates_nothing_and_refuses_by_name() {
     assert_eq!(allocations, 0);
     gpu.synchronize().unwrap();
 
-    // SAFETY: everything that was captured lives; these are refused before anything is launched.
-    let mut refuse = |workspace: &mut _, batch: &Batch| unsafe {
-        graph
-            .replay(&layer, workspace, &batch.step())
-            .unwrap_err()
-            .to_string()
+    let mut refuse = |workspace: &mut _, batch: &Batch| {
+        let step = batch.step(&more).unwrap();
+        // SAFETY: everything that was captured lives; this is refused before anything is launched.
+        let refused = unsafe { graph.replay(&layer, workspace, &step) };
+        refused.unwrap_err().to_string()
     };
-    assert!(refuse(&mut other, &batch).starts_with("workspace: given WorkspaceId("));
+    assert!(refuse(&mut other, &batch).starts_with("workspace: given number "));
     assert_eq!(
         refuse(&mut workspace, &decodes(&case, 9, 1, 1)),
         "requests: given 9, accepted at most 8, for which the graph was captured"
     );
     assert_eq!(
         refuse(&mut workspace, &decodes(&case, 2, 2, 1)),
-        "requests.q: given 2 of request 0, accepted 1, for which the graph was captured"
+        "requests.new_tokens: given 2 of the step's request 0, accepted 1, for which the graph was \
+         captured"
     );
-    let mut longer = batch.clone();
-    longer.requests[3].kv = MAX_LEN + 1;
-    assert!(
-        refuse(&mut workspace, &longer)
-            .starts_with("requests.kv: given 1501 of request 3, accepted at most ")
+    let longer = Case {
+        requests: vec![(1, MAX_LEN + 1)],
+        threshold: 1,
+        ..case.clone()
+    };
+    assert_eq!(
+        refuse(&mut workspace, &Batch::new(&longer)),
+        "requests.total: given 1501 of the step's request 0, accepted at most 1500, for which the \
+         graph was captured"
     );
     for (shape, message) in [
         (

@@ -30,9 +30,9 @@ fn a_layer_refuses_another_stream_by_the_field() {
     };
     refused(
         "workspace",
-        &message(workspace.prepare(&their_layer, &batch.step())),
+        &message(batch.prepare(&their_layer, &mut workspace)),
     );
-    workspace.prepare(&layer, &batch.step()).unwrap();
+    batch.prepare(&layer, &mut workspace).unwrap();
     let tokens = batch.tokens();
     let mut engine = Engine::new(gpu, &batch).unwrap();
     let given = message(engine.forward(&their_layer, &mut workspace, tokens));
@@ -76,7 +76,8 @@ fn a_captured_step_refuses_another_stream() {
         engine.forward(&layer, workspace, shape.tokens())
     })
     .unwrap();
+    let step = batch.step(&workspace).unwrap();
     // SAFETY: everything that was captured lives; this is refused before anything is launched.
-    let refused = unsafe { graph.replay(&their_layer, &mut workspace, &batch.step()) };
+    let refused = unsafe { graph.replay(&their_layer, &mut workspace, &step) };
     assert!(message(refused).starts_with("workspace: given memory of stream "));
 }

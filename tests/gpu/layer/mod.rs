@@ -23,8 +23,7 @@ mod sparse;
 mod two_gpus;
 
 use mla_kernels::Cuda;
-use mla_kernels::backends::sm90::WgmmaAttn;
-use mla_kernels::backends::sm90::WgmmaMla;
+use mla_kernels::backends::sm90::{WgmmaAttn, WgmmaMla};
 use mla_runtime::backend::{DecodeBackend, PrefillBackend, StepLimits};
 use mla_runtime::batch::Request;
 use mla_runtime::device::Device;
@@ -170,7 +169,7 @@ fn two_hundred_decode_steps_equal_a_prefill() {
             step.cache = engine.outcome(gpu).unwrap().cache;
         }
         engine.load(gpu, &step).unwrap();
-        workspace.prepare(&layer, &step.step()).unwrap();
+        step.prepare(&layer, &mut workspace).unwrap();
         assert_eq!(workspace.absorbed_tokens(), 2);
         engine.forward(&layer, &mut workspace, 2).unwrap();
         let outcome = engine.outcome(gpu).unwrap();
@@ -287,7 +286,7 @@ fn layers_and_streams_keep_apart() {
         let model = scope.spawn(|| {
             let layers = [gpu_layer(first, &cases[0]), gpu_layer(first, &cases[0])];
             let mut workspace = layers[0].workspace(&cases[0].limits()).unwrap();
-            workspace.prepare(&layers[1], &batches[0].step()).unwrap();
+            batches[0].prepare(&layers[1], &mut workspace).unwrap();
             let mut engines = [&batches[0], &other].map(|b| Engine::new(first, b).unwrap());
             for _ in 0..50 {
                 for (layer, engine) in layers.iter().zip(&mut engines) {
@@ -301,7 +300,7 @@ fn layers_and_streams_keep_apart() {
         let engine = scope.spawn(|| {
             let layer = gpu_layer(&second, &cases[1]);
             let mut workspace = layer.workspace(&cases[1].limits()).unwrap();
-            workspace.prepare(&layer, &batches[1].step()).unwrap();
+            batches[1].prepare(&layer, &mut workspace).unwrap();
             let mut engine = Engine::new(&second, &batches[1]).unwrap();
             for _ in 0..100 {
                 engine

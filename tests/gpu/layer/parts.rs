@@ -44,7 +44,7 @@ fn the_parts_give_the_bits_of_the_whole() {
                 let layer = gpu_layer(gpu, &case);
                 let whole = batch.run(&layer).unwrap();
                 let mut workspace = layer.workspace(&case.limits()).unwrap();
-                workspace.prepare(&layer, &batch.step()).unwrap();
+                batch.prepare(&layer, &mut workspace).unwrap();
                 let mut engine = Engine::new(gpu, &batch).unwrap();
                 let mut call = engine.call(batch.tokens()).unwrap();
                 layer.write_cache(&mut workspace, &mut call).unwrap();

@@ -63,7 +63,7 @@ fn what_no_kernel_takes_is_refused_before_the_cache_is_written() {
     let batch = Batch::new(&case);
     let layer = gpu_layer(gpu, &case);
     let mut workspace = layer.workspace(&case.limits()).unwrap();
-    workspace.prepare(&layer, &batch.step()).unwrap();
+    batch.prepare(&layer, &mut workspace).unwrap();
     let mut engine = Engine::new(gpu, &batch).unwrap();
     let before = engine.outcome(gpu).unwrap();
     let room = gpu.allocate(4 * batch.query.len() + 4096).unwrap();

@@ -91,16 +91,18 @@ where
         let (tokens, all) = (batch.tokens(), shape.tokens());
         let at_once = padded(&batch, shape.requests, query_len);
         let mut eager = Engine::new(gpu, &at_once).unwrap();
-        let step_at_once = at_once.step().with_max_len(Some(MAX_LEN));
+        let step_at_once = at_once.step(&eager_workspace).unwrap();
+        let step_at_once = step_at_once.with_max_len(Some(MAX_LEN));
         eager_workspace.prepare(layer, &step_at_once).unwrap();
         eager.forward(layer, &mut eager_workspace, all).unwrap();
         let expected = eager.outcome(gpu).unwrap();
 
         // The graph pads the step by itself.
         engine.load(gpu, &at_once).unwrap();
+        let plan = batch.step(&workspace).unwrap();
         // SAFETY: the layer, the workspace and the engine's tensors live, and the cache has every
         // page that a batch names.
-        unsafe { graph.replay(layer, &mut workspace, &batch.step()) }.unwrap();
+        unsafe { graph.replay(layer, &mut workspace, &plan) }.unwrap();
         let given = engine.outcome(gpu).unwrap();
 
         let row = case.dims.head.v as usize * 2 * case.heads as usize;
@@ -127,7 +129,7 @@ where
     let gpu = layer.device();
     let batch = Batch::new(case);
     let mut workspace = layer.workspace(&case.limits()).unwrap();
-    workspace.prepare(layer, &batch.step()).unwrap();
+    batch.prepare(layer, &mut workspace).unwrap();
     let tokens = batch.tokens();
     let mut eager = Engine::new(gpu, &batch).unwrap();
     eager.forward(layer, &mut workspace, tokens).unwrap();

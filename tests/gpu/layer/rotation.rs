@@ -78,7 +78,7 @@ impl Tables {
         let positions = upload(bytemuck::cast_slice(&self.positions));
         let table = Layout::contiguous(DType::F32, [1, POSITIONS, half]);
         let mut workspace = layer.workspace(&batch.case.limits()).unwrap();
-        workspace.prepare(layer, &batch.step()).unwrap();
+        batch.prepare(layer, &mut workspace).unwrap();
         let mut engine = Engine::<P::Device>::new(device, batch).unwrap();
         let mut call = engine.call(batch.tokens()).unwrap();
         call.rotary = Some(
@@ -106,7 +106,7 @@ impl Tables {
             .map(|table| upload(device, bytemuck::cast_slice(table)).unwrap());
         let table = Layout::contiguous(DType::F32, [1, POSITIONS, head.rope as usize / 2]);
         let mut workspace = layer.workspace(&case.limits()).unwrap();
-        workspace.prepare(layer, &batch.step()).unwrap();
+        batch.prepare(layer, &mut workspace).unwrap();
         let mut query = upload(device, &batch.query).unwrap();
         let mut rope = upload(device, &batch.rope).unwrap();
         let mut engine = Engine::new(device, batch).unwrap();
@@ -210,7 +210,7 @@ fn a_rotation_with_prefills_is_refused() {
     let batch = Batch::new(&case);
     let layer = gpu_layer(gpu, &case);
     let mut workspace = layer.workspace(&case.limits()).unwrap();
-    workspace.prepare(&layer, &batch.step()).unwrap();
+    batch.prepare(&layer, &mut workspace).unwrap();
     let mut engine = Engine::new(gpu, &batch).unwrap();
     let table = gpu.allocate(32 * 4).unwrap();
     let view = TensorRef::new(table.bytes(), Layout::contiguous(DType::F32, [1, 1, 32])).unwrap();

@@ -3,7 +3,7 @@
 
 use mla_kernels::Cuda;
 use mla_runtime::device::{Device as _, Fp8Blocks};
-use mla_runtime::layer::{LayerCall, OwnedWeights, TokenRows, Weights};
+use mla_runtime::layer::{LayerCall, OwnedWeights, Weights};
 use mla_runtime::model::{DType, KvFormat};
 use mla_runtime::tensor::{
     ArrayRef, CacheMut, Layout, LseLayout, LseMut, Memory as _, TensorMut, TensorRef,
@@ -30,10 +30,9 @@ fn run(gpu: &Cuda, layer: &GpuLayer, batch: &Batch, starts: &[usize], rows: usiz
     let mut workspace = layer
         .workspace(&case.limits().with_call_rows(rows))
         .unwrap();
-    let own = TokenRows::new(starts, rows);
-    workspace
-        .prepare(layer, &batch.step().with_rows(Some(own)))
-        .unwrap();
+    let step = batch.step(&workspace).unwrap();
+    let step = step.with_row_starts(starts, rows).unwrap();
+    workspace.prepare(layer, &step).unwrap();
     let places = places(batch, starts);
     let dims = case.dims;
     let [heads, latent, rope, qk, v, kv_b] = [
@@ -86,7 +85,7 @@ fn run(gpu: &Cuda, layer: &GpuLayer, batch: &Batch, starts: &[usize], rows: usiz
         lse: download(gpu, &lse).unwrap(),
         cache: download(gpu, &cache).unwrap(),
         absorbed_tokens: workspace.absorbed_tokens(),
-        chunks: workspace.context().chunks.len(),
+        chunks: workspace.context().len(),
     }
 }
 

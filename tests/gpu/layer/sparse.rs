@@ -335,7 +335,7 @@ where
     let mut workspace = layer.workspace(&steps)?;
     let limits = IndexLimits::new(steps).with_logits_bytes(logits_bytes);
     let mut lists = layers.indexer.workspace(&limits)?;
-    workspace.prepare(layer, &batches[0].step())?;
+    batches[0].prepare(layer, &mut workspace)?;
     layers.forward(layer, &mut workspace, &mut lists, batches[0].tokens())?;
     layers.outcome(device, &workspace, &lists)
 }
@@ -524,7 +524,8 @@ fn a_decode_step_of_a_sparse_model_is_one_graph() -> Result<()> {
             inputs.weights.clone_from(&index.weights);
             inputs.norm.clone_from(&index.norm);
             let mut eager = Layers::new(gpu, [&own, &shared], &inputs)?;
-            eager_workspace.prepare(&layer, &own.step().with_max_len(Some(MAX_LEN)))?;
+            let step_at_once = own.step(&eager_workspace)?.with_max_len(Some(MAX_LEN));
+            eager_workspace.prepare(&layer, &step_at_once)?;
             eager.forward(
                 &layer,
                 &mut eager_workspace,
@@ -536,9 +537,10 @@ fn a_decode_step_of_a_sparse_model_is_one_graph() -> Result<()> {
             layers.own.load(gpu, &own)?;
             layers.shared.load(gpu, &shared)?;
             layers.index.load(gpu, &inputs)?;
+            let plan = batch.step(&workspace)?;
             // SAFETY: the layer, workspaces and tensors live, and the caches have as many pages as
             // any batch names.
-            unsafe { graph.replay(&layer, &mut workspace, &batch.step()) }?;
+            unsafe { graph.replay(&layer, &mut workspace, &plan) }?;
             let given = [layers.own.outcome(gpu)?, layers.shared.outcome(gpu)?];
             let index_cache = download(gpu, &layers.index.cache)?;
             assert!(given == [expected.own, expected.shared], "step {step}");
@@ -573,7 +575,7 @@ fn a_mixed_step_of_a_sparse_model_is_one_graph() -> Result<()> {
             let mut workspace = layer.workspace(&steps)?;
             let limits = IndexLimits::new(steps).with_logits_bytes(logits_bytes);
             let mut lists = layers.indexer.workspace(&limits)?;
-            workspace.prepare(&layer, &batches[0].step())?;
+            batches[0].prepare(&layer, &mut workspace)?;
             let graph =
                 gpu.capture(|_| layers.forward(&layer, &mut workspace, &mut lists, tokens))?;
             // The capture has run nothing yet.

@@ -134,7 +134,7 @@ fn with_a_part_of_the_cache(rank: &Rank, whole: &Batch, interleave: u32) -> Outc
     let shard = shard_of(whole, parallel, communicator.rank() as u32);
     let layer = gpu_layer(device, case);
     let mut workspace = layer.workspace(&case.limits()).unwrap();
-    workspace.prepare(&layer, &shard.step()).unwrap();
+    shard.prepare(&layer, &mut workspace).unwrap();
     let mut engine = Engine::new(device, &shard).unwrap();
     let mut results =
         PartialResults::new(communicator, &case.config().problem, shard.tokens()).unwrap();
@@ -184,7 +184,7 @@ fn with_a_part_of_the_heads(rank: &Rank, whole: &Batch) -> Vec<u8> {
     shard.weights = whole.weights[at * share..(at + 1) * share].to_vec();
     let layer = gpu_layer(device, &shard.case);
     let mut workspace = layer.workspace(&shard.case.limits()).unwrap();
-    workspace.prepare(&layer, &shard.step()).unwrap();
+    shard.prepare(&layer, &mut workspace).unwrap();
     let mut engine = Engine::new(device, &shard).unwrap();
     engine.forward(&layer, &mut workspace, tokens).unwrap();
     let bytes = engine.out.len();

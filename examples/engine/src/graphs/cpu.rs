@@ -20,7 +20,7 @@ impl Graphs for Cpu {
         Ok(())
     }
 
-    fn replay((): &mut (), _: &Model<Self>, _: &mut Shared<Self>, _: &Step) -> Result<bool> {
+    fn replay((): &mut (), _: &Model<Self>, _: &mut Shared<Self>, _: &StepPlan) -> Result<bool> {
         Ok(false)
     }
 }

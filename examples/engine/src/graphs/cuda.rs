@@ -45,7 +45,7 @@ impl Graphs for Cuda {
         graphs: &mut Self::Captured,
         model: &Model<Self>,
         shared: &mut Shared<Self>,
-        step: &Step,
+        step: &StepPlan,
     ) -> Result<bool> {
         let len = step.requests().first().map_or(0, |request| request.q);
         if step.requests().iter().any(|request| request.q != len) {
@@ -59,7 +59,7 @@ impl Graphs for Cuda {
         };
         // SAFETY: the runner owns all that was captured and frees none of it before itself, uses
         // one stream, and its allocator hands out pages of the cache alone.
-        unsafe { graph.replay(model.layer(), shared, &step.batch()?) }?;
+        unsafe { graph.replay(model.layer(), shared, step) }?;
         // End of the library.
         Ok(true)
     }

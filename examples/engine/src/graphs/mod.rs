@@ -38,6 +38,6 @@ pub trait Graphs: Operations {
         graphs: &mut Self::Captured,
         model: &Model<Self>,
         shared: &mut Shared<Self>,
-        step: &Step,
+        step: &StepPlan,
     ) -> Result<bool>;
 }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use mla_runtime::plan::crossover::{Attention, ExpansionTraffic, Machine, ProcessorFigures};
+use mla_runtime::plan::crossover::{Attention, Machine, ProcessorFigures};
 use mla_runtime::spec::QueryLen;
 
 use super::{Sampling, layer};
@@ -44,8 +44,8 @@ pub(crate) fn calibrate<D: Stopwatch>(
             ..layer.clone()
         },
     };
-    let traffic = ExpansionTraffic::new(problem.dtype.bytes() as u32);
-    let attention = Attention::new(problem.dims, problem.heads, traffic);
+    let element_bytes = problem.dtype.bytes() as u32;
+    let attention = Attention::new(problem.dims, problem.heads, element_bytes);
     let attention = attention.with_context_len(Some(CONTEXT));
     let [few, many] = QUERIES;
     let absorbed = run.seconds(Route::Absorbed, many)?;

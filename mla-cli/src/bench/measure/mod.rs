@@ -159,7 +159,8 @@ fn layer<D: Stopwatch>(
         let seed = step.seed.wrapping_add(number as u32);
         layers.push(Data::new(device, &step.config, &workload, seed, &progress)?);
     }
-    workspace.prepare(&layer, &workload.batch()?)?;
+    let planned = workload.step(&layer.config().problem, workspace.limits())?;
+    workspace.prepare(&layer, &planned)?;
     let sampled = sampling.time(device, flush, watch, &mut |_| {
         for data in &mut layers {
             let call = data.call(layer.config())?;

@@ -1,0 +1,141 @@
+//! The context of a step's requests on the expanded path: in one call with the new tokens, or in
+//! chunks.
+
+use std::ops::Range;
+
+use super::StagedStep;
+use crate::Result;
+use crate::backend::Chunk;
+use crate::batch::Request;
+use crate::device::{Device, GatherRows};
+use crate::model::KvFormat;
+use crate::plan::context::{ChunkLimits, plan_chunks};
+use crate::plan::slots::SKIPPED;
+use crate::spec::Problem;
+use crate::tensor::ArrayRef;
+
+/// One attention to rows of the cache, on the device: to a chunk of the context, or to all of it
+/// and the new tokens.
+pub(in crate::layer) struct StepChunk<'a, D: Device> {
+    pub(in crate::layer) chunk: Option<Chunk<'a>>,
+    /// Its queries, among the tokens of the expanded path.
+    pub(in crate::layer) tokens: Range<usize>,
+    pub(in crate::layer) gather: GatherRows<'a, D>,
+    pub(in crate::layer) query_starts: ArrayRef<'a, D, i32>,
+    pub(in crate::layer) key_starts: ArrayRef<'a, D, i32>,
+    pub(in crate::layer) max_query_len: usize,
+    pub(in crate::layer) max_key_len: usize,
+}
+
+/// The array elements of a chunk with this many segments.
+pub(super) fn chunk_elements(segments: usize) -> usize {
+    3 * segments + 2
+}
+
+impl StagedStep {
+    /// Divides the context of the requests on the expanded path, for which the limits have room.
+    pub(super) fn plan_context(&mut self, problem: &Problem, expanded: &[Request]) -> Result<()> {
+        // A request without new tokens needs none of its context.
+        let context_len = |request: &Request| match request.q {
+            0 => 0,
+            _ => request.context_len(),
+        };
+        self.context.clear();
+        self.context_in_one_call = false;
+        self.expanded_key_lens.clone_from(&self.expanded_query_lens);
+        if expanded.iter().all(|request| context_len(request) == 0) {
+            return Ok(());
+        }
+        if self.fits_one_call(problem, expanded) {
+            self.context_in_one_call = true;
+            let with_context = expanded.iter().map(|r| r.q + context_len(r));
+            super::replace(&mut self.expanded_key_lens, with_context);
+            return Ok(());
+        }
+        let lens: Vec<u32> = expanded.iter().map(context_len).collect();
+        // Less than 2³¹, as checked with the limits.
+        let rows = self.limits.context_rows as u32;
+        self.context = plan_chunks(&lens, &ChunkLimits::new(rows, problem.page_size))?;
+        Ok(())
+    }
+
+    /// Returns true if the requests of the expanded path can attend to context and new tokens by
+    /// one causal call, which takes less time than two and a merge. All of these keys are then
+    /// gathered from the cache: so every new token has to be written, as it is, and all rows have
+    /// to fit at once.
+    fn fits_one_call(&self, problem: &Problem, expanded: &[Request]) -> bool {
+        let with_tokens = expanded.iter().filter(|request| request.q > 0);
+        let rows: u64 = with_tokens.map(|request| u64::from(request.kv)).sum();
+        rows <= self.limits.context_rows as u64
+            && problem.kv_format == KvFormat::of(problem.dtype)
+            && !self.slots[self.absorbed_tokens..].contains(&SKIPPED)
+            && 4 * chunk_elements(expanded.len()) <= self.layout.chunks.len()
+    }
+
+    /// A chunk, with what its call needs.
+    pub(in crate::layer) fn chunk<'a, D: Device>(
+        &'a self,
+        index: usize,
+        arrays: D::Bytes<'a>,
+    ) -> Result<StepChunk<'a, D>> {
+        let chunk = &self.context[index];
+        let requests = chunk.request_start..chunk.request_end;
+        let gathered = self.gathered(index, arrays, requests.clone(), &chunk.seq_lens)?;
+        Ok(StepChunk {
+            chunk: Some(Chunk {
+                index,
+                query_lens: &self.expanded_query_lens[requests],
+                key_lens: &chunk.seq_lens,
+            }),
+            ..gathered
+        })
+    }
+
+    /// If context and new tokens are attended to by one call: what it needs.
+    pub(in crate::layer) fn one_call<'a, D: Device>(
+        &'a self,
+        arrays: D::Bytes<'a>,
+    ) -> Result<Option<StepChunk<'a, D>>> {
+        let requests = 0..self.expanded_key_lens.len();
+        match self.context_in_one_call {
+            true => self
+                .gathered(0, arrays, requests, &self.expanded_key_lens)
+                .map(Some),
+            false => Ok(None),
+        }
+    }
+
+    /// The call of these requests to so many rows of each, whose numbers stand at `index` among
+    /// those of chunks.
+    fn gathered<'a, D: Device>(
+        &'a self,
+        index: usize,
+        arrays: D::Bytes<'a>,
+        requests: Range<usize>,
+        key_lens: &[u32],
+    ) -> Result<StepChunk<'a, D>> {
+        let count = key_lens.len();
+        let start = self.chunk_starts[index];
+        let end = start + chunk_elements(count);
+        let all = ArrayRef::new(D::byte_range(arrays, self.layout.chunks.clone()), end)?;
+        let key_starts = all.range(start + count + 1..start + 2 * count + 2)?;
+        let first = self.absorbed_requests;
+        let longest = |lens: &[u32]| lens.iter().max().map_or(0, |len| *len as usize);
+        // At most `context_rows`.
+        let rows = key_lens.iter().map(|len| *len as usize).sum();
+        Ok(StepChunk {
+            chunk: None,
+            tokens: self.expanded_starts[requests.start]..self.expanded_starts[requests.end],
+            gather: GatherRows::new(
+                self.block_table(arrays, first + requests.start..first + requests.end)?,
+                all.range(start + 2 * count + 2..end)?,
+                key_starts,
+                rows,
+            ),
+            query_starts: all.range(start..start + count + 1)?,
+            key_starts,
+            max_query_len: longest(&self.expanded_query_lens[requests]),
+            max_key_len: longest(key_lens),
+        })
+    }
+}

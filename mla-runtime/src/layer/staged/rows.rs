@@ -1,0 +1,84 @@
+//! The rows of a staged step's tensors, and an index of them if they are not in order.
+
+use std::ops::Range;
+
+use crate::backend::StepLimits;
+use crate::layer::step_plan::StepPlan;
+use crate::plan::slots::SKIPPED;
+use crate::room::with_room;
+use crate::{Error, Result};
+
+/// The rows of a step's tensors.
+pub(super) struct RowOrder {
+    /// The max number of rows that an index has room for.
+    limit: usize,
+    /// The rows of the tensors.
+    rows: usize,
+    /// The rows of the step's tokens, if they are in order. If not, an index says which each has.
+    span: Option<Range<usize>>,
+    /// The row of each token, of an indexed step.
+    of_tokens: Vec<i64>,
+    /// The token of each row, or [`SKIPPED`].
+    tokens: Vec<i64>,
+}
+
+impl RowOrder {
+    pub(super) fn new(limits: &StepLimits) -> Result<Self> {
+        let tokens = match limits.call_rows {
+            0 => 0,
+            _ => limits.tokens,
+        };
+        Ok(Self {
+            limit: limits.call_rows,
+            rows: 0,
+            span: Some(0..0),
+            of_tokens: with_room(tokens)?,
+            tokens: with_room(limits.call_rows)?,
+        })
+    }
+
+    /// Takes up the rows of a plan, which checked that none is outside or shared.
+    pub(super) fn stage(&mut self, plan: &StepPlan) -> Result<()> {
+        self.rows = plan.tensor_rows();
+        self.span = plan.span();
+        self.of_tokens.clear();
+        self.tokens.clear();
+        if self.span.is_some() {
+            return Ok(());
+        }
+        if self.rows > self.limit {
+            let accepted = format!(
+                "at least the {} rows of the step's tensors, whose order is not that of the \
+                 requests",
+                self.rows
+            );
+            return Err(Error::argument("limits.call_rows", self.limit, accepted));
+        }
+        self.tokens.resize(self.rows, SKIPPED);
+        for (request, start) in plan.starts() {
+            for row in start..start.saturating_add(request.q as usize) {
+                self.tokens[row] = self.of_tokens.len() as i64;
+                self.of_tokens.push(row as i64);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub(super) fn span(&self) -> Option<Range<usize>> {
+        self.span.clone()
+    }
+
+    /// The index of each row and of each token, for the device: none if the rows are in order.
+    pub(super) fn index(&self) -> [&[i64]; 2] {
+        [&self.tokens, &self.of_tokens]
+    }
+
+    /// Returns true if the tensors have the rows of the step's tokens alone, in order.
+    pub(super) fn is_packed(&self) -> bool {
+        self.span == Some(0..self.rows)
+    }
+}

@@ -1,0 +1,154 @@
+//! Checks of a step's requests, and of their pages.
+
+use std::collections::HashMap;
+
+use super::{StepRequest, checked_page};
+use crate::backend::StepLimits;
+use crate::plan::slots::HostIndex;
+use crate::spec::Problem;
+use crate::{Error, Result};
+
+/// The way in which requests come into a plan.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Door {
+    /// An engine's, in any order: each writes to pages of its own, and none is padding.
+    Engine,
+    /// In order, with padding, and with pages that several may write to.
+    Raw,
+}
+
+/// Refuses requests that contradict themselves or each other; one past the largest page.
+pub(super) fn requests<T: HostIndex>(
+    problem: &Problem,
+    limits: &StepLimits,
+    requests: &[StepRequest<'_, T>],
+    door: Door,
+) -> Result<usize> {
+    if requests.len() > limits.requests {
+        let accepted = format!("at most the limit of {}", limits.requests);
+        return Err(Error::argument("requests", requests.len(), accepted));
+    }
+    let page = problem.page_size;
+    if page == 0 {
+        return Err(Error::argument("page_size", 0, "1 and up"));
+    }
+    let (mut tokens, mut pages_end) = (0usize, 0);
+    for (index, request) in requests.iter().enumerate() {
+        check_lens(index, request, limits, page, door)?;
+        tokens = tokens.saturating_add(request.new_tokens as usize);
+        for (place, entry) in request.pages[..request.used(page)].iter().enumerate() {
+            let number = entry.to_page().map_err(|accepted| {
+                let given = format!("{entry} at [{index}][{place}]");
+                Error::argument("requests.pages", given, accepted)
+            })?;
+            // A page is 0 or above.
+            pages_end = pages_end.max(number as usize + 1);
+        }
+    }
+    if tokens > limits.tokens {
+        let accepted = format!("at most the limit of {}", limits.tokens);
+        return Err(Error::argument("new tokens", tokens, accepted));
+    }
+    if door == Door::Engine {
+        check_reads(page, requests, &writers(page, requests)?)?;
+    }
+    Ok(pages_end)
+}
+
+/// Refuses a request whose tokens and pages contradict each other.
+fn check_lens<T: HostIndex>(
+    index: usize,
+    request: &StepRequest<'_, T>,
+    limits: &StepLimits,
+    page: u32,
+    door: Door,
+) -> Result<()> {
+    let (new, total) = (request.new_tokens, request.total);
+    let refused = |accepted| {
+        let given = format!("{total} of request {index}");
+        Err(Error::argument("requests.total", given, accepted))
+    };
+    match door {
+        Door::Engine if total < new => return refused(format!("at least its {new} new tokens")),
+        Door::Raw if (1..new).contains(&total) => {
+            return refused(format!("at least its {new} new tokens, or 0 for padding"));
+        }
+        Door::Engine | Door::Raw => {}
+    }
+    let needed = request.used(page);
+    if needed > limits.pages_per_request {
+        let max = limits.pages_per_request.saturating_mul(page as usize);
+        return refused(format!(
+            "at most {max} tokens, the limit of a request's pages"
+        ));
+    }
+    if request.pages.len() < needed {
+        let given = format!("{} of request {index}", request.pages.len());
+        let accepted = format!("at least {needed}, for {total} tokens");
+        return Err(Error::argument("requests.pages", given, accepted));
+    }
+    Ok(())
+}
+
+/// The request that writes each page, and the page's place among its own; refuses a second one.
+fn writers<T: HostIndex>(
+    page: u32,
+    requests: &[StepRequest<'_, T>],
+) -> Result<HashMap<i32, (usize, usize)>> {
+    let mut writers = HashMap::new();
+    for (index, request) in requests.iter().enumerate() {
+        if request.new_tokens == 0 {
+            continue;
+        }
+        let first = ((request.total - request.new_tokens) / page) as usize;
+        let written = &request.pages[first..request.used(page)];
+        for (place, entry) in (first..).zip(written) {
+            if let Some((other, _)) = writers.insert(checked_page(*entry), (index, place)) {
+                let given = format!("page {entry} of request {index}, which {other} writes too");
+                let accepted = "pages to write that no other request of the step writes";
+                return Err(Error::argument("requests.pages", given, accepted));
+            }
+        }
+    }
+    Ok(writers)
+}
+
+/// Refuses a page that one request writes and one reads at another place of its own: the new tokens
+/// would lie where those are that it attends to. At the same place it is a shared prefix, which may
+/// be written by the step that reads it.
+fn check_reads<T: HostIndex>(
+    page: u32,
+    requests: &[StepRequest<'_, T>],
+    writers: &HashMap<i32, (usize, usize)>,
+) -> Result<()> {
+    // Most pages are written by nobody: sixteen bits for each one that is tell most of them apart.
+    let bits = (16 * writers.len()).next_power_of_two().max(64);
+    let mut marks = vec![0u64; bits / 64];
+    let bit = |entry: i32| (entry as u32).wrapping_mul(0x9e37_79b1) as usize % bits;
+    for entry in writers.keys() {
+        marks[bit(*entry) / 64] |= 1 << (bit(*entry) % 64);
+    }
+    for (index, request) in requests.iter().enumerate() {
+        if request.new_tokens == 0 {
+            continue;
+        }
+        let read = request.pages[..request.used(page)].iter();
+        for (place, entry) in read.map(|entry| checked_page(*entry)).enumerate() {
+            if marks[bit(entry) / 64] >> (bit(entry) % 64) & 1 == 0 {
+                continue;
+            }
+            match writers.get(&entry) {
+                Some((writer, at)) if *at != place => {
+                    let given = format!(
+                        "page {entry} at [{index}][{place}], which request {writer} writes at \
+                         [{writer}][{at}]"
+                    );
+                    let accepted = "a page that holds the same tokens in every request that has it";
+                    return Err(Error::argument("requests.pages", given, accepted));
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}
