@@ -195,43 +195,17 @@ impl Settings {
         if let Some(refusal) = file.number_out_of_range() {
             return Err(refused(refusal));
         }
-        let mut ranges = file.ranges;
-        ranges.extend(self.ranges);
+        // A key that is not given is absent, or an empty list.
+        let mut keys = keys_of(&file);
+        keys.extend(keys_of(&self).into_iter().filter(|(_, value)| {
+            let is_empty = value.as_array().is_some_and(Vec::is_empty);
+            !is_empty && value.as_object().is_none_or(|ranges| !ranges.is_empty())
+        }));
+        // They were made of settings, which are written as they are read.
+        let merged: Self = serde_json::from_value(keys.into()).expect("these are settings");
         Ok(Self {
-            description: self.description.or(file.description),
-            batches: if self.batches.is_empty() {
-                file.batches
-            } else {
-                self.batches
-            },
             range: self.range,
-            ranges,
-            measure: self.measure.or(file.measure),
-            device: self.device.or(file.device),
-            model: self.model.or(file.model),
-            dims: self.dims.or(file.dims),
-            heads: self.heads.or(file.heads),
-            dtype: self.dtype.or(file.dtype),
-            kv: self.kv.or(file.kv),
-            page: self.page.or(file.page),
-            topk: self.topk.or(file.topk),
-            lists: self.lists.or(file.lists),
-            valid: self.valid.or(file.valid),
-            backends: self.backends.or(file.backends),
-            prefill: self.prefill.or(file.prefill),
-            decode: self.decode.or(file.decode),
-            path: self.path.or(file.path),
-            threshold: self.threshold.or(file.threshold),
-            query_chunk: self.query_chunk.or(file.query_chunk),
-            rows: self.rows.or(file.rows),
-            num_splits: self.num_splits.or(file.num_splits),
-            layers: self.layers.or(file.layers),
-            samples: self.samples.or(file.samples),
-            warm_up: self.warm_up.or(file.warm_up),
-            graphs: self.graphs.or(file.graphs),
-            cold_cache: self.cold_cache.or(file.cold_cache),
-            check: self.check.or(file.check),
-            seed: self.seed.or(file.seed),
+            ..merged
         })
     }
 
@@ -337,6 +311,15 @@ impl Settings {
         .into_iter()
         .flatten()
         .collect()
+    }
+}
+
+/// The keys that are given, and their values.
+fn keys_of(settings: &Settings) -> serde_json::Map<String, serde_json::Value> {
+    // Strings, numbers and lists.
+    match serde_json::to_value(settings) {
+        Ok(serde_json::Value::Object(keys)) => keys,
+        other => unreachable!("settings are an object: {other:?}"),
     }
 }
 
