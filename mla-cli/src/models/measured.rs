@@ -6,7 +6,7 @@ use serde::Serialize;
 /// The time of one case on one card.
 #[derive(Serialize)]
 pub(super) struct Measured {
-    /// Its name in mla-cli/cases, and in BENCHMARKS.md.
+    /// Its name in lab/cases, and in BENCHMARKS.md.
     pub(super) case: &'static str,
     /// The batch, as `mla bench` takes it.
     pub(super) batch: &'static str,
