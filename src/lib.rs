@@ -5,7 +5,7 @@
 //! A family of kernels has a feature: `sm80` runs on every GPU since Ampere, `sm90` on Hopper,
 //! `sm100` on Blackwell; [`backends`] has them all. Each turns on `gpu`, the GPU device, which can
 //! also be had alone, for kernels of your own. With no feature, nothing here needs CUDA, and
-//! [`present_gpu`] says so. `cpu` is the CPU device, `conformance` the tests of a backend, `nccl`
+//! [`present_gpu`] says so. `raw` is the C interface in Rust, `cpu` the CPU device, `conformance` the tests of a backend, `nccl`
 //! layers over several GPUs, `nvtx` ranges for a profiler.
 
 pub mod backends;
@@ -20,8 +20,15 @@ mod drivers;
 mod gpu;
 #[cfg(feature = "gpu")]
 mod library;
-#[cfg(feature = "gpu")]
+#[cfg(all(feature = "gpu", feature = "raw"))]
 pub mod raw;
+#[cfg(all(feature = "gpu", not(feature = "raw")))]
+#[allow(
+    dead_code,
+    unreachable_pub,
+    reason = "the feature `raw` shows all of it"
+)]
+mod raw;
 
 pub use backends::{DecodeBackends, FAMILIES, FAMILY_FEATURES, PrefillBackends};
 #[cfg(feature = "gpu")]

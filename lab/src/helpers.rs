@@ -357,17 +357,13 @@ impl<D: Stopwatch> Bench<'_, D> {
                             let query = query.narrow(2, 0..NOPE)?.transpose(0, 1);
                             let to = output_of::<D>(&mut absorbed, bf16([tokens, heads, LATENT]))?;
                             let keys = rows.narrow(1, 0..NOPE)?;
-                            device.gemm_weights(query, keys, to.transpose(0, 1))?;
+                            device.gemm(query, keys, to.transpose(0, 1))?;
                         }
                         if values {
                             let from = tensor::<D>(&attended, bf16([tokens, heads, LATENT]))?;
                             let to = output_of::<D>(&mut out, bf16([tokens, heads, V]))?;
                             let columns = rows.narrow(1, NOPE..NOPE + V)?.transpose(1, 2);
-                            device.gemm_weights(
-                                from.transpose(0, 1),
-                                columns,
-                                to.transpose(0, 1),
-                            )?;
+                            device.gemm(from.transpose(0, 1), columns, to.transpose(0, 1))?;
                         }
                         Ok(())
                     })?;

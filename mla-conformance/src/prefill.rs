@@ -151,8 +151,8 @@ impl<S: PrefillStage> Case<S> for PrefillCase {
 
     fn output(&self, numbers: &Numbers, spec: &BackendSpec) -> ([usize; 3], usize, bool) {
         let [queries, heads, _] = numbers.query.layout.shape;
-        let (columns, v) = numbers.columns(spec);
-        ([queries, heads, columns], v, self.lse || !self.causal)
+        let [.., v] = numbers.values.layout.shape;
+        ([queries, heads, v], v, self.lse || !self.causal)
     }
 
     fn compare(
@@ -280,22 +280,6 @@ impl Numbers {
         }
     }
 
-    // Returns the values, with zeros up to `columns` columns.
-    fn values(&self, columns: usize) -> Tensor {
-        let [keys, heads, v] = self.values.layout.shape;
-        let dtype = self.values.layout.dtype;
-        let mut values = Tensor::poison(dtype, [keys, heads, columns], self.placement);
-        values.fill(|t, h, k| if k < v { self.values.at(t, h, k) } else { 0.0 });
-        values
-    }
-
-    /// Returns the number of columns of values and outputs that a spec asks for, and the number of
-    /// those that count.
-    fn columns(&self, spec: &BackendSpec) -> (usize, usize) {
-        let ([.., qk], [.., v]) = (self.query.layout.shape, self.values.layout.shape);
-        (if spec.padded_values { qk } else { v }, v)
-    }
-
     fn compare(
         &self,
         case: &PrefillCase,
@@ -377,13 +361,12 @@ impl<D: Device> Inputs<D> {
         device: &D,
     ) -> Result<Self> {
         let keys = numbers.keys(case.key_layout.unwrap_or(spec.key_layout));
-        let (columns, _) = numbers.columns(spec);
         let keys = keys.iter().map(|keys| keys.upload(device));
         let ints = |ints: &[i32]| upload(device, bytemuck::cast_slice(ints));
         Ok(Self {
             query: numbers.query.upload(device)?,
             keys: keys.collect::<Result<_>>()?,
-            values: numbers.values(columns).upload(device)?,
+            values: numbers.values.upload(device)?,
             query_starts: ints(&numbers.query_starts)?,
             key_starts: ints(&numbers.key_starts)?,
         })

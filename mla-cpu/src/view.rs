@@ -8,8 +8,7 @@ use multiversion::multiversion;
 use super::Cpu;
 use mla_runtime::model::{DType, Element};
 use mla_runtime::tensor::{
-    ArrayRef, LseConvention, LseLayout, LseMut, LseRef, Natural, Scalar, Shape, TensorMut,
-    TensorRef,
+    ArrayRef, LseConvention, LseLayout, LseMut, LseRef, Natural, Scalar, TensorMut, TensorRef,
 };
 use mla_runtime::{Error, Result};
 
@@ -17,8 +16,8 @@ use mla_runtime::{Error, Result};
 #[derive(Clone, Copy)]
 pub(crate) struct Elements<'a, T> {
     pub(crate) data: &'a [T],
-    pub(crate) shape: Shape,
-    pub(crate) strides: Shape,
+    pub(crate) shape: [usize; 3],
+    pub(crate) strides: [usize; 3],
 }
 
 impl<'a, T: Element> Elements<'a, T> {
@@ -118,8 +117,8 @@ pub(crate) fn bf16_bits(value: f32) -> u16 {
 pub(crate) struct Places<'a, T> {
     data: *mut T,
     len: usize,
-    pub(crate) shape: Shape,
-    pub(crate) strides: Shape,
+    pub(crate) shape: [usize; 3],
+    pub(crate) strides: [usize; 3],
     borrow: PhantomData<&'a mut [T]>,
 }
 
@@ -153,7 +152,7 @@ impl<'a, T: Pod> Places<'a, T> {
         ))
     }
 
-    pub(crate) fn new(data: &'a mut [T], shape: Shape, strides: Shape) -> Self {
+    pub(crate) fn new(data: &'a mut [T], shape: [usize; 3], strides: [usize; 3]) -> Self {
         Self {
             len: data.len(),
             data: data.as_mut_ptr(),
@@ -270,7 +269,7 @@ impl<'a, T: Element> Places<'a, T> {
     }
 }
 
-fn lse_strides<C: LseConvention>(layout: LseLayout) -> Shape {
+fn lse_strides<C: LseConvention>(layout: LseLayout) -> [usize; 3] {
     if C::HEADS_FIRST {
         [layout.row_stride, 1, 1]
     } else {
@@ -282,7 +281,7 @@ fn lse_strides<C: LseConvention>(layout: LseLayout) -> Shape {
 #[derive(Clone, Copy)]
 pub(crate) struct LseValues<'a> {
     data: &'a [f32],
-    strides: Shape,
+    strides: [usize; 3],
 }
 
 impl<'a> LseValues<'a> {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill, DecodeState, PrefillState};
 use mla_runtime::backend::{
-    DecodeBackend, DecodeBatch, DecodeCall, DecodeStage, Keys, LayerConfig, Opaque, Output,
-    PrefillBackend, PrefillBatch, PrefillCall, PrefillStage, Query, StepLimits,
+    DecodeBackend, DecodeBatch, DecodeCall, DecodeStage, Keys, LayerConfig, Output, PrefillBackend,
+    PrefillBatch, PrefillCall, PrefillStage, Query, StepLimits,
 };
 use mla_runtime::model::{DType, HeadDims, MlaDims};
 use mla_runtime::select::Registry;
@@ -183,10 +183,7 @@ fn selected_refuse_foreign_state() {
 }
 
 /// The part that safe code can reach.
-fn prepares<S>(cpu: &Cpu, backend: &S, [other, own]: [&S; 2])
-where
-    S: PrefillStage<Device = Cpu, State = Opaque, Metadata = Opaque>,
-{
+fn prepares<S: PrefillStage<Device = Cpu>>(cpu: &Cpu, backend: &S, [other, own]: [&S; 2]) {
     let batch = PrefillBatch::new(&[1], &[1]);
     let prepare = |state: &S, metadata: &S| {
         let mut state = state.state(cpu, &limits()).unwrap();

@@ -16,7 +16,7 @@ use mla_runtime::plan::slots::BlockTables;
 use mla_runtime::spec::{Problem, QueryLen};
 use mla_runtime::tensor::{
     ArrayRef, Base2TokensFirst, CacheLayout, CacheMut, CacheRef, Layout, LseLayout, LseMut, LseRef,
-    Rotary, RotaryQuery, Shape, TensorMut, TensorRef,
+    Rotary, RotaryQuery, TensorMut, TensorRef,
 };
 use mla_runtime::{Error, Result};
 
@@ -124,12 +124,12 @@ fn long_steps_run_out_of_memory() {
     }
 }
 
-fn read<'a>(shape: Shape) -> TensorRef<'a, Cpu> {
+fn read<'a>(shape: [usize; 3]) -> TensorRef<'a, Cpu> {
     let none: &[u8] = &[];
     TensorRef::new(none, Layout::contiguous(DType::F32, shape)).unwrap()
 }
 
-fn written(shape: Shape) -> TensorMut<'static, Cpu> {
+fn written(shape: [usize; 3]) -> TensorMut<'static, Cpu> {
     let none: &mut [u8] = &mut [];
     TensorMut::new(none, Layout::contiguous(DType::F32, shape)).unwrap()
 }

@@ -77,7 +77,6 @@ impl mla_runtime::backend::DecodeBackend for inner::Flash {
         .with_max_query_len(::core::option::Option::Some(8))
         .with_query_format(crate::engine::mla_runtime::spec::QueryFormat::Concatenated)
         .with_key_layout(crate::engine::mla_runtime::spec::KeyLayout::Packed)
-        .with_padded_values(false)
         .with_alignment(16)
         .with_graphs(crate::engine::mla_runtime::spec::GraphSupport::Always)
         .with_plans_on_host(true)

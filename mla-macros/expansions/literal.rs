@@ -8,7 +8,6 @@
 | dims (P,R,V) | (128,64,128) |
 | heads | any |
 | keys | packed |
-| values | plain |
 | alignment | an element's |
 | CUDA graphs | never |
 | dependent launch | no |
@@ -51,7 +50,6 @@ impl PrefillBackend for FlashAttn {
         .with_max_query_len(::core::option::Option::None)
         .with_query_format(::mla_runtime::spec::QueryFormat::Split)
         .with_key_layout(::mla_runtime::spec::KeyLayout::Packed)
-        .with_padded_values(false)
         .with_alignment(1)
         .with_graphs(::mla_runtime::spec::GraphSupport::Never)
         .with_plans_on_host(false)

@@ -433,14 +433,12 @@ impl Runtime {
         let max_query_len = option(spec.max_query_len.map(Literal::u32_unsuffixed));
         let query_format = variant(spec.query_format.variant);
         let key_layout = variant(spec.key_layout.variant);
-        let padded_values = spec.padded_values;
         let alignment = Literal::u32_unsuffixed(spec.alignment);
         quote! {
             .with_query_len(#path::spec::QueryLen::#query_len)
             .with_max_query_len(#max_query_len)
             .with_query_format(#path::spec::QueryFormat::#query_format)
             .with_key_layout(#path::spec::KeyLayout::#key_layout)
-            .with_padded_values(#padded_values)
             .with_alignment(#alignment)
         }
     }

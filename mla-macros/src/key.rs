@@ -196,16 +196,6 @@ pub(crate) const KEY_LAYOUT: Key = Key {
     meaning: "The form of its keys: the rotary part repeated for every head, or handed over once.",
 };
 
-pub(crate) const PADDED_VALUES: Key = Key {
-    name: "padded_values",
-    form: Form::Flag,
-    only: Some(Phase::Prefill),
-    default: Some("false"),
-    accepted: "true or false",
-    example: "true",
-    meaning: "Values and outputs are as wide as queries; the layer pads and slices.",
-};
-
 pub(crate) const ALIGNMENT: Key = Key {
     name: "alignment",
     form: Form::Text,
@@ -371,7 +361,6 @@ pub(crate) const KEYS: &[Key] = &[
     MAX_QUERY_LEN,
     QUERY_FORMAT,
     KEY_LAYOUT,
-    PADDED_VALUES,
     ALIGNMENT,
     GRAPHS,
     PLANS_ON_HOST,

@@ -180,7 +180,6 @@ impl Reader<'_> {
             query_format: self.name(&key::QUERY_FORMAT, vocabulary::QUERY_FORMATS),
             key_layout: self.name(&key::KEY_LAYOUT, vocabulary::KEY_LAYOUTS),
             alignment: self.text(&key::ALIGNMENT, dims::power_of_two),
-            padded_values: self.arguments.flag(&key::PADDED_VALUES).unwrap_or(false),
             graphs: self.name(&key::GRAPHS, vocabulary::GRAPHS),
             plans_on_host: self.arguments.flag(&key::PLANS_ON_HOST).unwrap_or(false),
             dependent_launch: (self.arguments.flag(&key::DEPENDENT_LAUNCH)).unwrap_or(false),

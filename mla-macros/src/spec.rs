@@ -34,7 +34,6 @@ pub(crate) struct Spec {
     pub(crate) max_query_len: Option<u32>,
     pub(crate) query_format: Name,
     pub(crate) key_layout: Name,
-    pub(crate) padded_values: bool,
     pub(crate) alignment: u32,
     pub(crate) graphs: Name,
     pub(crate) plans_on_host: bool,

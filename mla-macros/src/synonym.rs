@@ -230,7 +230,6 @@ pub(crate) const VALUES: &[(Key, &[Synonym])] = &[
     (key::MAX_QUERY_LEN, UNLIMITED),
     (key::QUERY_FORMAT, QUERY_FORMAT),
     (key::KEY_LAYOUT, KEY_LAYOUT),
-    (key::PADDED_VALUES, FLAG),
     (key::ALIGNMENT, ALIGNMENT),
     (key::GRAPHS, GRAPHS),
     (key::PLANS_ON_HOST, FLAG),

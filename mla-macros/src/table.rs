@@ -60,14 +60,7 @@ fn of_decode(spec: &Spec) -> Vec<Row> {
 }
 
 fn of_prefill(spec: &Spec) -> Vec<Row> {
-    let values = match spec.padded_values {
-        true => "padded",
-        false => "plain",
-    };
-    vec![
-        ("keys", spec.key_layout.text.to_owned()),
-        ("values", values.to_owned()),
-    ]
+    vec![("keys", spec.key_layout.text.to_owned())]
 }
 
 /// The abilities of the backend, and its requirements, in either phase.

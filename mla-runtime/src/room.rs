@@ -12,35 +12,15 @@
 //! assert!(matches!(lens(usize::MAX / 8), Err(Error::OutOfMemory { .. })));
 //! ```
 
-use crate::{Error, PlanError};
+use crate::PlanError;
 
-/// The bytes that were refused.
-#[derive(Debug)]
-pub struct Refused {
-    bytes: u64,
+/// A list, or the bytes that were refused: what converts to the error of a plan and to any other.
+type Result<T> = std::result::Result<T, PlanError>;
+
+fn refused<T>(elements: usize) -> PlanError {
+    let bytes = (elements as u64).saturating_mul(size_of::<T>() as u64);
+    PlanError::OutOfMemory { bytes }
 }
-
-impl Refused {
-    fn of<T>(elements: usize) -> Self {
-        let bytes = (elements as u64).saturating_mul(size_of::<T>() as u64);
-        Self { bytes }
-    }
-}
-
-impl From<Refused> for PlanError {
-    fn from(Refused { bytes }: Refused) -> Self {
-        Self::OutOfMemory { bytes }
-    }
-}
-
-impl From<Refused> for Error {
-    fn from(refused: Refused) -> Self {
-        PlanError::from(refused).into()
-    }
-}
-
-/// A list, or the bytes that were refused.
-pub type Result<T> = std::result::Result<T, Refused>;
 
 /// An empty list with room for `len` elements.
 ///
@@ -66,19 +46,19 @@ pub fn filled<T: Clone>(value: T, len: usize) -> Result<Vec<T>> {
 
 /// Makes room for `more` elements behind those of a list.
 pub(crate) fn reserve<T>(list: &mut Vec<T>, more: usize) -> Result<()> {
-    list.try_reserve_exact(more)
-        .map_err(|_| Refused::of::<T>(more))
+    list.try_reserve_exact(more).map_err(|_| refused::<T>(more))
 }
 
 /// `len` bytes of zeros.
 pub(crate) fn zeros(len: usize) -> Result<Vec<u8>> {
     let bytes = bytemuck::try_zeroed_vec(len);
-    bytes.map_err(|()| Refused::of::<u8>(len))
+    bytes.map_err(|()| refused::<u8>(len))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Error;
 
     #[test]
     fn no_list_is_longer_than_memory() {
@@ -86,8 +66,7 @@ mod tests {
         let text = "memory: given a need of 18446744073709551615 bytes on host, accepted as many \
                     as are free";
         assert_eq!(Error::from(refused()).to_string(), text);
-        assert_eq!(PlanError::from(refused()).to_string(), text);
-        assert_eq!(Error::from(PlanError::from(refused())).to_string(), text);
+        assert_eq!(refused().to_string(), text);
         assert!(zeros(usize::MAX).is_err() && zeros(1 << 62).is_err());
         assert!(filled(7u64, usize::MAX / 4).is_err());
         assert_eq!(filled(7u64, 2).unwrap(), [7, 7]);

@@ -68,8 +68,7 @@ impl PrefillBackend for Nothing {
     type State = u64;
     type Metadata = u64;
 
-    const SPEC: BackendSpec =
-        BackendSpec::new("NOTHING", Phase::Prefill, Platform::Cpu).with_padded_values(true);
+    const SPEC: BackendSpec = BackendSpec::new("NOTHING", Phase::Prefill, Platform::Cpu);
 
     fn new(_: &Inert, _: &LayerConfig) -> Result<Self> {
         Ok(Self)
@@ -211,8 +210,8 @@ fn a_call_allocates_nothing() {
             .unwrap();
         assert_eq!(ALLOCATIONS.get() - before, 0);
         // 1 cache write; absorbed: 2 products, 1 copy, 1 attention; new tokens: 2 products, 1 copy,
-        // 1 attention, 1 slice; per chunk: 1 gather, 2 products, 1 copy, 1 attention, 1 merge.
-        assert_eq!(operations(), 1 + 4 + 5 + 4 * 6);
+        // 1 attention; per chunk: 1 gather, 2 products, 1 copy, 1 attention, 1 merge.
+        assert_eq!(operations(), 1 + 4 + 4 + 4 * 6);
     }
 
     // Tensors that the device's operations would refuse are refused before any of them.

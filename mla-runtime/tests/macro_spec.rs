@@ -39,7 +39,6 @@ fn literal_form() {
         .with_max_query_len(None)
         .with_query_format(QueryFormat::Split)
         .with_key_layout(KeyLayout::Packed)
-        .with_padded_values(false)
         .with_alignment(1)
         .with_graphs(GraphSupport::Never)
         .with_lse(LseOutput::Ln)
@@ -51,26 +50,22 @@ fn literal_form() {
     assert_eq!(FlashAttn::SPEC, EXPECTED);
 }
 
-struct Padded;
+struct Split;
 
 #[mla_backend(
     sm = "90",
     dtypes = "bf16",
     compiled = ANY_GPU,
-    key_layout = "split",
-    padded_values = true
+    key_layout = "split"
 )]
-impl PrefillBackend for Padded {
+impl PrefillBackend for Split {
     prefill_body!(common::Bytes);
 }
 
 #[test]
-fn prefill_layouts_in_the_spec() {
-    const SPEC: BackendSpec = Padded::SPEC;
-    assert_eq!(
-        (SPEC.key_layout, SPEC.padded_values),
-        (KeyLayout::Split, true)
-    );
+fn prefill_layout_in_the_spec() {
+    const SPEC: BackendSpec = Split::SPEC;
+    assert_eq!(SPEC.key_layout, KeyLayout::Split);
 }
 
 struct EveryKey;
@@ -133,7 +128,6 @@ fn every_key_reaches_its_field() {
         .with_max_query_len(Some(8))
         .with_query_format(QueryFormat::Concatenated)
         .with_key_layout(KeyLayout::Packed)
-        .with_padded_values(false)
         .with_alignment(16)
         .with_graphs(GraphSupport::Always)
         .with_plans_on_host(true)

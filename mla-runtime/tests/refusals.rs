@@ -219,7 +219,6 @@ fn memory_plans() {
                 .with_rows(rows);
             check(memory::plan(&needs));
             check(memory::plan(&needs.with_packed_keys(true)));
-            check(memory::plan(&needs.with_padded_values(true)));
             for bytes in [0, 1 << 40, u64::MAX] {
                 check(memory::max_rows(&needs, bytes));
                 check(memory::max_pages(&needs, bytes));

@@ -51,12 +51,11 @@ pub use graph::Graph;
 pub use lend::{Lend, LendMut, Loans};
 pub use loaded::LoadedKernel;
 pub use memory::{Buffer, Bytes, BytesMut};
-pub use mla_runtime::model::RotaryStyle;
 use mla_runtime::spec::{Capability, Target};
 use mla_runtime::{Error, Result};
 #[cfg(feature = "sm90")]
 pub(crate) use operations::rows_params;
-pub use rotary::{Rotary, RotaryQuery};
+use rotary::{Rotary, RotaryQuery};
 pub use stream::StreamId;
 
 use crate::gpu::{self, Gpu};

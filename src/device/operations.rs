@@ -157,7 +157,13 @@ impl Device for Cuda {
 
     fn machine(&self) -> Machine {
         let figures = machine::of(self.stream().context(), self.gpu().capability);
-        Machine::Gpu(figures.unwrap_or(GpuFigures::H200))
+        figures.map_or_else(
+            || {
+                tracing::warn!("the driver gives no figures of this GPU: an H200's are taken");
+                Machine::Gpu(GpuFigures::H200)
+            },
+            Machine::Gpu,
+        )
     }
 
     fn check_tensor(&self, field: &'static str, layout: &Layout) -> Result<()> {

@@ -9,9 +9,9 @@ use super::argument::{dtype_code, format_code, narrow, style_code, wide};
 use crate::raw;
 
 /// The runtime's rotation, on this device.
-pub type Rotary<'a> = mla_runtime::tensor::Rotary<'a, Cuda>;
+pub(super) type Rotary<'a> = mla_runtime::tensor::Rotary<'a, Cuda>;
 /// The runtime's rotary parts of queries, on this device.
-pub type RotaryQuery<'a> = mla_runtime::tensor::RotaryQuery<'a, Cuda>;
+pub(super) type RotaryQuery<'a> = mla_runtime::tensor::RotaryQuery<'a, Cuda>;
 
 /// Writes the rotation into the parameters of a cache write of `tokens` rotary keys of `dtype` and
 /// `width`.

@@ -5,15 +5,14 @@
 //! NaN, outputs are compared with everything around them.
 
 use mla_cpu::Cpu;
-use mla_kernels::device::{Rotary, RotaryQuery, RotaryStyle};
 use mla_kernels::{Cuda, present_gpu, raw};
 use mla_runtime::Result;
 use mla_runtime::device::{Device, Fp8Blocks, GatherRows};
-use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims};
+use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims, RotaryStyle};
 use mla_runtime::spec::Availability;
 use mla_runtime::tensor::{
     ArrayRef, Base2TokensFirst, BlockTable, CacheLayout, CacheMut, CacheRef, CacheStrides, Layout,
-    LseConvention, LseLayout, LseRef, Memory, Natural, TensorMut, TensorRef,
+    LseConvention, LseLayout, LseRef, Memory, Natural, Rotary, RotaryQuery, TensorMut, TensorRef,
 };
 use rand::RngExt as _;
 use rand::rngs::StdRng;
@@ -556,7 +555,7 @@ fn cached_rows_are_expanded_as_gathered_rows_are() {
                 let latent = On::new(gpu, &latent).unwrap();
                 let a = latent.read().unwrap().transpose(0, 1);
                 let constant = weights.read().and_then(|it| it.constant(gpu)).unwrap();
-                gpu.gemm_weights(a, constant, to.write().unwrap()).unwrap();
+                gpu.gemm(a, constant, to.write().unwrap()).unwrap();
                 rope
             } else {
                 run_expansion(gpu, &case, Some((&weights, &mut to)))

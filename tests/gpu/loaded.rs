@@ -9,7 +9,7 @@ use mla_runtime::backend::{
 };
 use mla_runtime::model::{DType, KvFormat, MlaDims};
 use mla_runtime::spec::{Problem, QueryFormat};
-use mla_runtime::tensor::{ArrayRef, BlockTable, CacheLayout, CacheRef, Layout, Shape};
+use mla_runtime::tensor::{ArrayRef, BlockTable, CacheLayout, CacheRef, Layout};
 
 use crate::common::{gpu, upload};
 use crate::tensors::{On, Tensor};
@@ -18,7 +18,7 @@ const HEADS: usize = 16;
 const PAGE: usize = 64;
 
 /// Makes a tensor on the device, which nothing reads.
-fn tensor(gpu: &Cuda, shape: Shape) -> On<Cuda> {
+fn tensor(gpu: &Cuda, shape: [usize; 3]) -> On<Cuda> {
     let layout = Layout::contiguous(DType::BF16, shape);
     On::new(gpu, &Tensor::poison(layout, 0)).unwrap()
 }

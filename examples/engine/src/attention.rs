@@ -97,7 +97,7 @@ impl<D: Operations> Attention<D> {
         layer.forward_unrotated(shared, call)?;
         // End of the library.
         let out = self.out.view([1, heads * v, hidden])?;
-        device.gemm_weights(
+        device.gemm(
             s.attended.view(flat(heads * v))?,
             out,
             s.delta.view_mut(flat(hidden))?,
@@ -110,7 +110,7 @@ impl<D: Operations> Attention<D> {
         let (device, eps) = (common.layer.device(), common.config.widths.rms_norm_eps);
         let flat = |width: usize| [1, tokens, width];
         let rows = |width: usize| [tokens, 1, width];
-        device.gemm_weights(
+        device.gemm(
             s.normed.view(flat(hidden))?,
             self.q_a.view([1, hidden, rank])?,
             s.q_a.view_mut(flat(rank))?,
@@ -121,7 +121,7 @@ impl<D: Operations> Attention<D> {
             eps,
             s.q_normed.view_mut(rows(rank))?,
         )?;
-        device.gemm_weights(
+        device.gemm(
             s.q_normed.view(flat(rank))?,
             self.q_b.view([1, rank, heads * qk])?,
             s.query.view_mut(flat(heads * qk))?,
@@ -135,7 +135,7 @@ impl<D: Operations> Attention<D> {
         let (device, eps) = (common.layer.device(), common.config.widths.rms_norm_eps);
         let flat = |width: usize| [1, tokens, width];
         let rows = |width: usize| [tokens, 1, width];
-        device.gemm_weights(
+        device.gemm(
             s.normed.view(flat(hidden))?,
             self.kv_a.view([1, hidden, latent + rope])?,
             s.kv_a.view_mut(flat(latent + rope))?,

@@ -70,7 +70,7 @@ impl<D: Operations> Gated<D> {
         let Self { count, inner, .. } = *self;
         let normed = normed.view([1, tokens, hidden])?.broadcast(0, count)?;
         let weights = self.gate_up.view([count, hidden, 2 * inner])?;
-        device.gemm_weights(
+        device.gemm(
             normed,
             weights,
             gate_up.view_mut([count, tokens, 2 * inner])?,
@@ -82,7 +82,7 @@ impl<D: Operations> Gated<D> {
         )?;
         let inside = inside.view([count, tokens, inner])?;
         let weights = self.down.view([count, inner, hidden])?;
-        device.gemm_weights(inside, weights, to.view_mut([count, tokens, hidden])?)
+        device.gemm(inside, weights, to.view_mut([count, tokens, hidden])?)
     }
 }
 
@@ -137,7 +137,7 @@ impl<D: Operations> Mlp<D> {
         let count = experts.routing.experts;
         let router = experts.router.view([1, hidden, count])?;
         let logits = s.router_logits.view_mut([1, tokens, count])?;
-        device.gemm_weights(s.normed.view([1, tokens, hidden])?, router, logits)?;
+        device.gemm(s.normed.view([1, tokens, hidden])?, router, logits)?;
         let by_token = [tokens, 1, count];
         device.route(
             &experts.routing,

@@ -122,7 +122,7 @@ impl<D: Operations> Model<D> {
         device.norm(s.hidden.view(rows)?, weight, eps, s.normed.view_mut(rows)?)?;
         let head = self.head.view([1, hidden, vocab])?;
         let logits = s.logits.view_mut([1, tokens, vocab])?;
-        device.gemm_weights(s.normed.view([1, tokens, hidden])?, head, logits)?;
+        device.gemm(s.normed.view([1, tokens, hidden])?, head, logits)?;
         device.argmax(s.logits.view([tokens, 1, vocab])?, best.bytes_mut())
     }
 }

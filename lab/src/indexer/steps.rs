@@ -201,7 +201,7 @@ impl<D: IndexDevice + Stopwatch> Steps<D> {
         let latent = index.query_latent.shorten().narrow(0, 0..rows)?;
         let dtype = latent.dtype();
         let flat = Layout::contiguous(dtype, [1, rows, heads * width]);
-        device.gemm_weights(
+        device.gemm(
             latent.transpose(0, 1),
             index.query_weights.shorten(),
             TensorMut::new(D::bytes_mut(&mut self.product), flat)?,

@@ -65,9 +65,6 @@ pub(crate) struct Args {
     /// The prefill backend takes each head's key packed.
     #[arg(long)]
     packed_keys: bool,
-    /// The prefill backend takes values as wide as keys.
-    #[arg(long)]
-    padded_values: bool,
     /// Format of the result.
     #[arg(long, default_value = "table")]
     format: Format,
@@ -155,8 +152,7 @@ fn needs(
         .with_pages(args.tokens.unwrap_or(0).div_ceil(args.page).into())
         .with_layers(layers)
         .with_parallel(args.parallel.read()?.unwrap_or(ContextParallel::SINGLE))
-        .with_packed_keys(args.packed_keys)
-        .with_padded_values(args.padded_values))
+        .with_packed_keys(args.packed_keys))
 }
 
 // Fits the open limits into the available memory.

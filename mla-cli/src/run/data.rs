@@ -7,7 +7,7 @@ use mla_runtime::backend::{LayerConfig, SlotLists};
 use mla_runtime::device::Device;
 use mla_runtime::layer::{LayerCall, Weights};
 use mla_runtime::model::DType;
-use mla_runtime::tensor::{ArrayRef, CacheLayout, CacheMut, Layout, Shape, TensorMut, TensorRef};
+use mla_runtime::tensor::{ArrayRef, CacheLayout, CacheMut, Layout, TensorMut, TensorRef};
 use rayon::prelude::*;
 
 use super::workload::Workload;
@@ -77,7 +77,7 @@ impl<D: Device> Tensor<D> {
         device: &D,
         rng: &mut Rng,
         dtype: DType,
-        shape: Shape,
+        shape: [usize; 3],
         most: f32,
     ) -> Result<Self> {
         let layout = Layout::contiguous(dtype, shape);
@@ -91,7 +91,7 @@ impl<D: Device> Tensor<D> {
         })
     }
 
-    fn zeros(device: &D, dtype: DType, shape: Shape) -> Result<Self> {
+    fn zeros(device: &D, dtype: DType, shape: [usize; 3]) -> Result<Self> {
         let layout = Layout::contiguous(dtype, shape);
         Ok(Self {
             buffer: device.allocate(layout.elements() * dtype.bytes())?,

@@ -38,7 +38,7 @@ fn phases() -> [Phase; 2] {
     let decode = Phase {
         topics: DecodeTopic::ALL.iter().map(|topic| topic.name()).collect(),
         wrong: decode::WRONG,
-        none: &[("it reads rows of a cache", &["key_layout", "padded_values"])],
+        none: &[("it reads rows of a cache", &["key_layout"])],
     };
     let prefill = Phase {
         topics: PrefillTopic::ALL.iter().map(|topic| topic.name()).collect(),

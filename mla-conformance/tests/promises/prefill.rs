@@ -74,11 +74,6 @@ wrong! {
     } }
     says "`prefill` refuses it: keys: given one tensor, accepted two";
 
-    // The processor takes values in their own width.
-    NoPadding [dtypes = "f32", padded_values = true] breaks ["padded_values"] at [NewTokens]
-    {}
-    says "`prefill` refuses it: values: given ";
-
     ReadsLines [dtypes = "f32,bf16", alignment = 16] breaks ["alignment"] at [Alignment]
     { call: |mut call| {
         if !Cpu::address(call.query.bytes()).is_multiple_of(32) {

@@ -282,10 +282,6 @@ impl<D: Device> PrefillCall<'_, D> {
         let head = problem.dims.head;
         let [heads, nope, rope, v] =
             [problem.heads, head.nope, head.rope, head.v].map(|extent| extent as usize);
-        let width = match spec.padded_values {
-            true => v.max(nope + rope),
-            false => v,
-        };
         let (tokens, keys) = (self.query.shape()[0], self.values.shape()[0]);
         rule.tensor("query", &self.query, [tokens, heads, nope + rope])?;
         match &self.keys {
@@ -301,8 +297,8 @@ impl<D: Device> PrefillCall<'_, D> {
                 rule.tensor("keys (rope)", &shared.broadcast(1, 1)?, [keys, 1, rope])?;
             }
         }
-        rule.tensor("values", &self.values, [keys, heads, width])?;
-        rule.output(&self.out, [tokens, heads, width])?;
+        rule.tensor("values", &self.values, [keys, heads, v])?;
+        rule.output(&self.out, [tokens, heads, v])?;
         if let Some(lse) = &self.lse {
             lse.layout().require("lse", heads, tokens)?;
         }

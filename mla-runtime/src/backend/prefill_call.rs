@@ -98,10 +98,9 @@ pub struct PrefillCall<'a, D: Device> {
     pub query: TensorRef<'a, D>,
     /// The keys, in the layout that the spec asks for.
     pub keys: Keys<'a, D>,
-    /// `[Tk, H, V]`, or `[Tk, H, P+R]` with zeros behind the V values if the backend requires
-    /// padded values.
+    /// `[Tk, H, V]`.
     pub values: TensorRef<'a, D>,
-    /// `[Tq, H, V]`, or `[Tq, H, P+R]` if values are padded.
+    /// `[Tq, H, V]`.
     pub out: Output<'a, D>,
     /// `[H, Tq]`; absent if the caller does not need it.
     pub lse: Option<LseMut<'a, D>>,

@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 
 use crate::model::DType;
-use crate::plan::crossover::{GpuFigures, Machine};
+use crate::plan::crossover::Machine;
 use crate::setters::options;
 use crate::spec::{Availability, Platform, Target};
 use crate::tensor::{
@@ -69,7 +69,7 @@ impl<D: Device> GatherRows<'_, D> {
     ) -> Result<()> {
         let (mut latent, rope) = gathered;
         device.gather_cache(cache, self, latent.reborrow(), rope)?;
-        device.gemm_weights(latent.as_ref().transpose(0, 1), weights, to)
+        device.gemm(latent.as_ref().transpose(0, 1), weights, to)
     }
 }
 
@@ -174,7 +174,7 @@ impl<D: Device> CacheRows<'_, D> {
         let rotation = queries.rotation(&self)?;
         self.write(device, rotation)?;
         let (query, weights, to) = queries.product()?;
-        device.gemm_weights(query, weights, to)
+        device.gemm(query, weights, to)
     }
 }
 
@@ -200,8 +200,8 @@ impl<'a, D: Device> AbsorbedQueries<'a, D> {
     }
 }
 
-/// Two factors and where their product goes, as [`Device::gemm_weights`] takes them.
-pub type Product<'a, D> = (TensorRef<'a, D>, TensorRef<'a, D>, TensorMut<'a, D>);
+/// Two factors and where their product goes, as [`Device::gemm`] takes them.
+pub(crate) type Product<'a, D> = (TensorRef<'a, D>, TensorRef<'a, D>, TensorMut<'a, D>);
 
 impl<D: Device> AbsorbedQueries<'_, D> {
     /// `to[.., ..L] = query[.., ..P] · W_UK`, a product per head.
@@ -259,13 +259,10 @@ pub trait Device: Memory {
         0
     }
 
-    /// The figures from which the times of a step's two paths follow: the device's own, if it knows
-    /// them.
+    /// The figures from which the times of a step's two paths follow. A device that knows none of
+    /// its own leaves them to arithmetic alone.
     fn machine(&self) -> Machine {
-        match Self::PLATFORM {
-            Platform::Cpu => Machine::Arithmetic,
-            Platform::Cuda | Platform::Rocm => Machine::Gpu(GpuFigures::H200),
-        }
+        Machine::Arithmetic
     }
 
     /// Checks that the operations on rows take a tensor with this layout. The layer asks before it
@@ -292,7 +289,8 @@ pub trait Device: Memory {
 
     /// `c[i] = a[i] · b[i]` for every `i` of the first axis: `[B, M, K] · [B, K, N] → [B, M, N]`,
     /// one dtype, any strides on `a` and `b` (a stride of 0 repeats), accumulated in f32 and
-    /// rounded once.
+    /// rounded once. A device may read `b` before the work is done that was enqueued earlier, if it
+    /// is [constant](TensorRef::constant).
     ///
     /// # Errors
     ///
@@ -304,22 +302,7 @@ pub trait Device: Memory {
         c: TensorMut<'_, Self>,
     ) -> Result<()>;
 
-    /// Multiplies like [`gemm`](Self::gemm), by weights `b`. A device may read them before the work
-    /// is done that was enqueued earlier, if they are [constant](TensorRef::constant).
-    ///
-    /// # Errors
-    ///
-    /// Same as [`gemm`](Self::gemm).
-    fn gemm_weights(
-        &self,
-        a: TensorRef<'_, Self>,
-        b: TensorRef<'_, Self>,
-        c: TensorMut<'_, Self>,
-    ) -> Result<()> {
-        self.gemm(a, b, c)
-    }
-
-    /// Multiplies like [`gemm_weights`](Self::gemm_weights), beside the operation that was enqueued
+    /// Multiplies like [`gemm`](Self::gemm), beside the operation that was enqueued
     /// last.
     ///
     /// # Errors
@@ -336,7 +319,7 @@ pub trait Device: Memory {
         b: TensorRef<'_, Self>,
         c: TensorMut<'_, Self>,
     ) -> Result<()> {
-        self.gemm_weights(a, b, c)
+        self.gemm(a, b, c)
     }
 
     /// Copies `from` to `to`, of the same shape and dtype, with any strides.
@@ -453,7 +436,7 @@ pub trait Device: Memory {
     /// rows to the cache, and projects the queries of all of them, or of the first ones, to the
     /// latent space. It is [`write_cache`](Self::write_cache) or
     /// [`write_cache_rotated`](Self::write_cache_rotated), and
-    /// [`gemm_weights`](Self::gemm_weights).
+    /// [`gemm`](Self::gemm).
     ///
     /// # Errors
     ///
@@ -484,7 +467,7 @@ pub trait Device: Memory {
     /// Expands cached rows for the expanded path, in one launch if the device can. It gathers them
     /// as [`gather_cache`](Self::gather_cache) does into `gathered`, a latent `[W, 1, L]` and a
     /// rotary part `[W, 1, R]` with W = `rows.rows`, and multiplies the latents by `weights` `[1,
-    /// L, N]` into `to` `[1, W, N]`, as [`gemm_weights`](Self::gemm_weights) does. The device may
+    /// L, N]` into `to` `[1, W, N]`, as [`gemm`](Self::gemm) does. The device may
     /// leave the gathered latents unwritten.
     ///
     /// # Errors

@@ -8,8 +8,7 @@
 //!
 //! All three go by the same rules, which are `const fn`s:
 //! [`BackendSpec::reasons`](crate::spec::BackendSpec::reasons) lists the reasons against a backend,
-//! [`tried_before`](crate::select::tried_before) says which of two is better, and
-//! [`Best`](crate::select::Best) keeps the best of all.
+//! [`tried_before`](crate::select::tried_before) says which of two is better.
 //!
 //! # One GPU: the compiler chooses
 //!
@@ -145,14 +144,17 @@
 mod choice;
 mod visit;
 
-pub use crate::backend::list::{
-    Absent, DecodeList, DecodeMember, Listed, Member, Nth, PrefillList, PrefillMember,
-};
+pub use crate::backend::list::{DecodeList, PrefillList};
+// The attribute and the macros write them.
+#[doc(hidden)]
+pub use crate::backend::list::{Absent, DecodeMember, Listed, Member, Nth, PrefillMember};
 #[doc(hidden)]
 pub use choice::choose;
+#[doc(hidden)]
+pub use visit::{DecodeArm, PrefillArm};
 pub use visit::{
-    DecodeArm, DecodeArms, DecodeVisitor, LayerVisitor, PrefillArm, PrefillArms, PrefillVisitor,
-    with_backends, with_decode, with_prefill,
+    DecodeArms, DecodeVisitor, LayerVisitor, PrefillArms, PrefillVisitor, with_backends,
+    with_decode, with_prefill,
 };
 
 pub use crate::{backends, best_decode, best_prefill};

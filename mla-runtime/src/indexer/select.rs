@@ -273,7 +273,7 @@ impl<D: IndexDevice> Indexer<D> {
             .shorten()
             .narrow(0, tokens)
             .named("query latent")?;
-        self.device.gemm_weights(
+        self.device.gemm(
             latent.transpose(0, 1),
             queries.weights.shorten(),
             TensorMut::new(to, layout)?,

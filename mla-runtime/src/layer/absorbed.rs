@@ -121,7 +121,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         }
 
         // out = o_lat · W_UV, one product per head.
-        self.device.gemm_weights(
+        self.device.gemm(
             attended.as_ref().transpose(0, 1),
             call.weights.values,
             call.out.reborrow().narrow(0, 0..tokens)?.transpose(0, 1),
@@ -167,7 +167,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
                 }
                 Absorbing::Alone => {
                     let (from, weights, to) = queries.product()?;
-                    self.device.gemm_weights(from, weights, to)?;
+                    self.device.gemm(from, weights, to)?;
                 }
                 Absorbing::Ready => {
                     let (from, weights, to) = queries.product()?;

@@ -276,12 +276,9 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
                 let rope = call.rope.narrow(0, expanded.clone())?.broadcast(1, 1)?;
                 rope.require_aligned("rope", alignment)?;
             }
-            // A padded output is the layer's own.
-            if !prefill.padded_values {
-                let out = out.narrow(0, expanded)?;
-                check_gaps(out.layout(), prefill)?;
-                out.require_aligned("out", alignment)?;
-            }
+            let out = out.narrow(0, expanded)?;
+            check_gaps(out.layout(), prefill)?;
+            out.require_aligned("out", alignment)?;
         }
         Ok(())
     }

@@ -8,14 +8,14 @@ use crate::backend::{DecodeStage, Keys, Output, PrefillCall, PrefillStage};
 use crate::device::{Device, GatherRows};
 use crate::plan::memory::{MemoryPlan, RegionName};
 use crate::spec::KeyLayout;
-use crate::tensor::{CacheRef, Layout, LseLayout, LseMut, Memory, Shape, TensorMut, TensorRef};
+use crate::tensor::{CacheRef, Layout, LseLayout, LseMut, Memory, TensorMut, TensorRef};
 
 /// Destination of expanded keys and values.
 ///
 /// A backend that takes a head's own key and its values as they come gets two views of one product
-/// with the whole of `W_kv_b`. For one that wants keys packed or values padded, the product is done
-/// in two parts, each of which writes its columns where the backend will read them: so nothing is
-/// copied afterwards but the rotary part, which every head's packed key repeats.
+/// with the whole of `W_kv_b`. For one that wants keys packed, the product is done in two parts,
+/// each of which writes its columns where the backend will read them: so nothing is copied
+/// afterwards but the rotary part, which every head's packed key repeats.
 enum ExpansionBuffers<'a, D: Device> {
     Together(D::BytesMut<'a>),
     Apart {
@@ -33,7 +33,7 @@ struct Buffers<'a, D: Device> {
     latent: D::BytesMut<'a>,
     rope: D::BytesMut<'a>,
     expansion: ExpansionBuffers<'a, D>,
-    /// The outputs of a chunk, or those that are as wide as padded values.
+    /// The outputs of a chunk.
     partial: D::BytesMut<'a>,
     partial_lse: D::BytesMut<'a>,
 }
@@ -118,7 +118,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         let buffers = Buffers {
             latent,
             rope,
-            expansion: match self.padded_values() || self.packed_keys() {
+            expansion: match self.packed_keys() {
                 true => ExpansionBuffers::Apart { keys, values },
                 false => ExpansionBuffers::Together(together),
             },
@@ -162,29 +162,20 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
                 self.read_expansion(rope, expansion)?
             }
         };
-        let partial = P::Device::reborrow(&mut buffers.partial);
-        let mut wide = self.wide_output(partial, tokens.out.shape())?;
-        let out = match &mut wide {
-            Some(wide) => wide.reborrow(),
-            None => tokens.out.reborrow(),
-        };
         let attention = PrefillCall {
             chunk: None,
             causal: step.expanded_causal(),
             query: tokens.query.shorten(),
             keys,
             values,
-            out: Output::Plain(out),
+            out: Output::Plain(tokens.out.reborrow()),
             lse: tokens.lse.as_mut().map(LseMut::reborrow),
             query_starts: starts()?,
             key_starts,
             max_query_len: longest,
             max_key_len,
         };
-        self.enqueue_prefill(attention, prepared)?;
-        let Some(wide) = &wide else { return Ok(()) };
-        let own = wide.as_ref().narrow(2, 0..tokens.out.shape()[2])?;
-        self.device.copy(own, tokens.out.reborrow())
+        self.enqueue_prefill(attention, prepared)
     }
 
     /// One attention of the prepared step, whose starts and lengths are those that it staged.
@@ -203,21 +194,6 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         unsafe {
             self.prefill
                 .prefill(&self.device, attention, prepared.state, prepared.metadata)
-        }
-    }
-
-    /// Returns the destination of outputs that are wider than those of a call, `[T, H, V]`, if the
-    /// backend's are.
-    fn wide_output<'a>(
-        &self,
-        bytes: <P::Device as Memory>::BytesMut<'a>,
-        [count, heads, _]: Shape,
-    ) -> Result<Option<TensorMut<'a, P::Device>>> {
-        match self.padded_values() {
-            true => self
-                .tensor(bytes, [count, heads, self.values_width()])
-                .map(Some),
-            false => Ok(None),
         }
     }
 
@@ -244,7 +220,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         let [_, heads, v] = tokens.out.layout().shape;
         let count = chunk.tokens.len();
         let bytes = P::Device::reborrow(&mut buffers.partial);
-        let mut out = self.tensor(bytes, [count, heads, self.values_width()])?;
+        let mut out = self.tensor(bytes, [count, heads, v])?;
         let bytes = P::Device::reborrow(&mut buffers.partial_lse);
         let mut out_lse = LseMut::new(bytes, LseLayout::heads_first(heads, count))?;
         let attention = PrefillCall {
@@ -264,7 +240,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         self.device.merge(
             tokens.out.reborrow().narrow(0, chunk.tokens.clone())?,
             lse.reborrow().tokens(chunk.tokens)?,
-            out.as_ref().narrow(2, 0..v)?,
+            out.as_ref(),
             out_lse.as_ref(),
         )
     }
@@ -323,7 +299,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         match expansion {
             ExpansionBuffers::Together(bytes) => {
                 let product = self.product(P::Device::reborrow(bytes), rows)?;
-                self.device.gemm_weights(latent, weights.kv, product)
+                self.device.gemm(latent, weights.kv, product)
             }
             ExpansionBuffers::Apart { keys, values } => {
                 let latent = latent.broadcast(0, heads)?;
@@ -331,19 +307,14 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
                 let mut keys = self.tensor(P::Device::reborrow(keys), [rows, heads, width])?;
                 let own = keys.reborrow().narrow(2, 0..nope)?;
                 self.device
-                    .gemm_weights(latent, weights.keys, own.transpose(0, 1))?;
+                    .gemm(latent, weights.keys, own.transpose(0, 1))?;
                 if width > nope {
                     let shared = keys.narrow(2, nope..width)?;
                     self.device.copy(rope.broadcast(1, heads)?, shared)?;
                 }
-                let width = self.values_width();
-                let values = self.tensor(P::Device::reborrow(values), [rows, heads, width])?;
-                // The padding is zero since it was allocated: these columns lie at the same places
-                // whatever the number of rows, and nothing else is ever written there.
-                let own = values.narrow(2, 0..v)?;
+                let values = self.tensor(P::Device::reborrow(values), [rows, heads, v])?;
                 self.device
-                    .gemm_weights(latent, weights.values, own.transpose(0, 1))?;
-                Ok(())
+                    .gemm(latent, weights.values, values.transpose(0, 1))
             }
         }
     }
@@ -367,10 +338,9 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
                 let both = tensor(bytes, nope + v)?;
                 (both.narrow(2, 0..nope)?, both.narrow(2, nope..nope + v)?)
             }
-            ExpansionBuffers::Apart { keys, values } => (
-                tensor(keys, self.keys_width())?,
-                tensor(values, self.values_width())?,
-            ),
+            ExpansionBuffers::Apart { keys, values } => {
+                (tensor(keys, self.keys_width())?, tensor(values, v)?)
+            }
         };
         let keys = match self.prefill.spec().key_layout {
             KeyLayout::Packed => Keys::Packed(keys),
@@ -385,21 +355,6 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         let width = match self.prefill.spec().key_layout {
             KeyLayout::Packed => head.qk(),
             KeyLayout::Split => head.nope,
-        };
-        width as usize
-    }
-
-    /// Returns true if values and outputs are wider than a head's own.
-    fn padded_values(&self) -> bool {
-        self.values_width() > self.config.problem.dims.head.v as usize
-    }
-
-    /// The width of values and outputs as the backend takes them.
-    fn values_width(&self) -> usize {
-        let head = self.config.problem.dims.head;
-        let width = match self.prefill.spec().padded_values {
-            true => head.qk().max(head.v),
-            false => head.v,
         };
         width as usize
     }

@@ -288,7 +288,6 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             pages,
             layers,
             packed_keys: self.packed_keys(),
-            padded_values: self.prefill.spec().padded_values,
             decode_workspace: self.decode.workspace_bytes(&self.device, limits)?,
             prefill_workspace: self.prefill.workspace_bytes(&self.device, limits)?,
             ..MemoryNeeds::of_steps(&self.config.problem, limits)?

@@ -115,8 +115,6 @@ pub struct MemoryNeeds {
     pub parallel: ContextParallel,
     /// True if the prefill backend takes each head's key packed: nope and rotary part side by side.
     pub packed_keys: bool,
-    /// True if the prefill backend takes values and gives outputs as wide as keys.
-    pub padded_values: bool,
     /// Bytes of a step's lengths, slots and block table.
     pub step_bytes: u64,
     /// Bytes of the decode backend's workspace, as its workspace query gives them.
@@ -140,7 +138,6 @@ impl MemoryNeeds {
         with_packed_tokens(packed_tokens: u32);
         with_parallel(parallel: ContextParallel);
         with_packed_keys(packed_keys: bool);
-        with_padded_values(padded_values: bool);
         with_step_bytes(step_bytes: u64);
         with_decode_workspace(decode_workspace: u64);
         with_prefill_workspace(prefill_workspace: u64);
@@ -197,7 +194,6 @@ impl MemoryNeeds {
             packed_tokens: 0,
             parallel: ContextParallel::SINGLE,
             packed_keys: false,
-            padded_values: false,
             step_bytes: 0,
             decode_workspace: 0,
             prefill_workspace: 0,
@@ -207,8 +203,8 @@ impl MemoryNeeds {
     }
 
     /// Returns the needs of a layer of the problem for steps within `limits`, for one layer and an
-    /// empty cache. The methods `with_…` complete them by the facts of the backends (packed keys,
-    /// padded values and their workspaces) and, for a sparse problem, by the needs of the indexers.
+    /// empty cache. The methods `with_…` complete them by the facts of the backends (packed keys
+    /// and their workspaces) and, for a sparse problem, by the needs of the indexers.
     ///
     /// # Errors
     ///
@@ -468,9 +464,6 @@ fn add_expanded(needs: &MemoryNeeds, regions: &mut Regions) -> Result<(), PlanEr
     let [latent, nope, rope, v] =
         [dims.latent, dims.head.nope, dims.head.rope, dims.head.v].map(u64::from);
     let [heads, rows, tokens] = [needs.heads, needs.rows, needs.expanded_tokens].map(u64::from);
-    let key = nope + rope;
-    let padded = needs.padded_values && v < key;
-    let value = if padded { key } else { v };
     let world = u64::from(needs.parallel.world());
 
     regions.add(RegionName::ContextLatent, &[rows, latent], bytes)?;
@@ -480,17 +473,14 @@ fn add_expanded(needs: &MemoryNeeds, regions: &mut Regions) -> Result<(), PlanEr
         regions.add(RegionName::LocalContextRows, &shape, bytes)?;
     }
     let expansion = |width| [rows.max(tokens), heads, width];
-    if needs.packed_keys || padded {
-        let width = if needs.packed_keys { key } else { nope };
-        regions.add(RegionName::ExpandedKeys, &expansion(width), bytes)?;
-        regions.add(RegionName::ExpandedValues, &expansion(value), bytes)?;
+    if needs.packed_keys {
+        regions.add(RegionName::ExpandedKeys, &expansion(nope + rope), bytes)?;
+        regions.add(RegionName::ExpandedValues, &expansion(v), bytes)?;
     } else {
         regions.add(RegionName::ExpandedKv, &expansion(nope + v), bytes)?;
     }
-    if rows > 0 || padded {
-        regions.add(RegionName::PartialOutputs, &[tokens, heads, value], bytes)?;
-    }
     if rows > 0 {
+        regions.add(RegionName::PartialOutputs, &[tokens, heads, v], bytes)?;
         regions.add(RegionName::PartialLse, &[heads, tokens], LSE_BYTES)?;
         regions.add(RegionName::ExpandedLse, &[heads, tokens], LSE_BYTES)?;
     }
@@ -555,11 +545,6 @@ fn check(needs: &MemoryNeeds) -> Result<(), PlanError> {
     if needs.pages > MAX_PAGES {
         let accepted = format!("at most {MAX_PAGES}");
         return Err(PlanError::invalid("pages", needs.pages, accepted));
-    }
-    let key = u64::from(head.nope) + u64::from(head.rope);
-    if needs.padded_values && u64::from(head.v) > key {
-        let accepted = format!("at most the key's width, {key}, if values are padded to it");
-        return Err(PlanError::invalid("v_head_dim", head.v, accepted));
     }
     Ok(())
 }
@@ -788,7 +773,6 @@ mod tests {
             rows: 1000,
             parallel: ContextParallel::new(2, 64).unwrap(),
             packed_keys: true,
-            padded_values: true,
             step_bytes: 5000,
             decode_workspace: 100,
             prefill_workspace: 7,
@@ -806,8 +790,8 @@ mod tests {
                 ("local_context_rows", vec![500, 576], 576_000),
                 // More new tokens than rows of a chunk.
                 ("expanded_keys", vec![2048, 128, 192], 100_663_296),
-                ("expanded_values", vec![2048, 128, 192], 100_663_296),
-                ("partial_outputs", vec![2048, 128, 192], 100_663_296),
+                ("expanded_values", vec![2048, 128, 128], 67_108_864),
+                ("partial_outputs", vec![2048, 128, 128], 67_108_864),
                 ("partial_lse", vec![128, 2048], 1_048_576),
                 ("expanded_lse", vec![128, 2048], 1_048_576),
                 ("step_arrays", vec![5000], 5000),
@@ -832,18 +816,6 @@ mod tests {
             .map(|r| r.name.as_str())
             .collect();
         assert_eq!(names, ["kv_cache", "absorbed_queries", "absorbed_outputs"]);
-        // GLM-5's values are as wide as its keys: nothing to pad.
-        let glm = plan(&MemoryNeeds {
-            dims: MlaDims::new(512, HeadDims::new(192, 64, 256)),
-            padded_values: true,
-            ..needs()
-        })
-        .unwrap();
-        assert!(glm.region(RegionName::ExpandedValues).is_none());
-        assert_eq!(
-            glm.region(RegionName::PartialOutputs).unwrap().shape,
-            [2048, 16, 256]
-        );
     }
 
     #[test]
@@ -938,16 +910,6 @@ mod tests {
             }),
             "pages: given 2147483648, accepted at most 2147483647"
         );
-        let wide = MemoryNeeds {
-            dims: MlaDims::new(512, HeadDims::new(64, 64, 129)),
-            padded_values: true,
-            ..base
-        };
-        assert_eq!(
-            message(wide),
-            "v_head_dim: given 129, accepted at most the key's width, 128, if \
-             values are padded to it"
-        );
         let huge = MemoryNeeds {
             heads: u32::MAX,
             rows: u32::MAX,
@@ -1005,7 +967,6 @@ mod tests {
                 packed_tokens: step.0 * backends.2,
                 parallel,
                 packed_keys: flags.0,
-                padded_values: flags.1 && dims.head.v <= dims.head.qk(),
                 step_bytes: step.3,
                 decode_workspace: backends.0,
                 prefill_workspace: backends.1,

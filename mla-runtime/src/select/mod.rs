@@ -10,4 +10,5 @@ pub use explain::{Candidate, Explanation, PhaseExplanation};
 pub(crate) use instantiate::{decode_of, prefill_of};
 pub(crate) use registry::HOW_TO_LINK;
 pub use registry::{Registry, RegistryError};
-pub use selection::{Best, Selection, SelectionError, SelectionRequest, tried_before};
+pub(crate) use selection::Best;
+pub use selection::{Selection, SelectionError, SelectionRequest, tried_before};

@@ -259,14 +259,14 @@ const fn name_before(a: &[u8], b: &[u8]) -> bool {
 /// the one that is tried first. Usable in constants, so the compiler's choice is that of a
 /// selection at run time.
 #[derive(Clone, Copy, Debug)]
-pub struct Best<'a> {
+pub(crate) struct Best<'a> {
     target: Target,
     chosen: Option<(usize, &'a BackendSpec)>,
 }
 
 impl<'a> Best<'a> {
     /// The best of no candidates.
-    pub const fn on(target: Target) -> Self {
+    pub(crate) const fn on(target: Target) -> Self {
         Self {
             target,
             chosen: None,
@@ -275,7 +275,7 @@ impl<'a> Best<'a> {
 
     /// With one more candidate, which `index` stands for.
     #[must_use]
-    pub const fn or(self, index: usize, spec: &'a BackendSpec, reasons: &Reasons) -> Self {
+    pub(crate) const fn or(self, index: usize, spec: &'a BackendSpec, reasons: &Reasons) -> Self {
         let better = match self.chosen {
             Some((_, chosen)) => tried_before(spec, chosen, self.target),
             None => true,
@@ -291,7 +291,7 @@ impl<'a> Best<'a> {
     }
 
     /// The index of the best, if there is one.
-    pub const fn index(self) -> Option<usize> {
+    pub(crate) const fn index(self) -> Option<usize> {
         match self.chosen {
             Some((index, _)) => Some(index),
             None => None,

@@ -51,9 +51,6 @@ pub struct BackendSpec {
     pub query_format: QueryFormat,
     /// The layout in which it takes its keys. Prefill only.
     pub key_layout: KeyLayout,
-    /// True if values and outputs are as wide as queries: then the layer pads and slices. Prefill
-    /// only.
-    pub padded_values: bool,
     /// The unit of addresses and of distances between the rows of its tensors, in bytes: 16 for a
     /// kernel that reads 16 bytes at a time, 1 if an element's own alignment will do.
     pub alignment: u32,
@@ -113,7 +110,6 @@ impl BackendSpec {
             max_query_len: None,
             query_format: QueryFormat::Split,
             key_layout: KeyLayout::Packed,
-            padded_values: false,
             alignment: 1,
             graphs: GraphSupport::Never,
             plans_on_host: false,
@@ -143,7 +139,6 @@ impl BackendSpec {
         with_max_query_len(max_query_len: Option<u32>);
         with_query_format(query_format: QueryFormat);
         with_key_layout(key_layout: KeyLayout);
-        with_padded_values(padded_values: bool);
         with_alignment(alignment: u32);
         with_graphs(graphs: GraphSupport);
         with_plans_on_host(plans_on_host: bool);
@@ -504,7 +499,7 @@ impl BackendSpec {
         );
     }
 
-    /// Decode reads a cache, and has no values of its own.
+    /// Decode reads a cache.
     const fn check_decode(&self) {
         assert!(
             !self.kv_formats.is_empty(),
@@ -521,10 +516,6 @@ impl BackendSpec {
         assert!(
             self.max_list_width.is_none() || !matches!(self.sparse, SparseSupport::Never),
             "max_list_width: given a number, accepted none: it takes no lists"
-        );
-        assert!(
-            !self.padded_values,
-            "padded_values: given true, accepted false: only prefill has values of its own"
         );
     }
 

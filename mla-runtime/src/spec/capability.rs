@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::Error;
 use crate::text::{self, Text};
 
 /// The kind of device whose memory a backend reads.
@@ -68,22 +69,14 @@ impl Capability {
 
 text::display!(Capability, CapabilityMatch, Target);
 
-/// A text that is no compute capability.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("sm: given {given:?}, accepted a compute capability such as 9.0, 10.3 or 90")]
-#[non_exhaustive]
-pub struct CapabilityError {
-    /// The text as given.
-    pub given: String,
-}
-
 /// Reads `9.0` or, as in the attribute, `90`.
 impl FromStr for Capability {
-    type Err = CapabilityError;
+    type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let error = || CapabilityError {
-            given: text.to_owned(),
+        let error = || {
+            let accepted = "a compute capability such as 9.0, 10.3 or 90";
+            Error::argument("sm", format_args!("{text:?}"), accepted)
         };
         let digits = |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_digit());
         let (major, minor) = match text.split_once('.') {
@@ -228,7 +221,8 @@ mod tests {
             ("103", (10, 3)),
             ("12.0", (12, 0)),
         ] {
-            assert_eq!(text.parse(), Ok(Capability::new(want.0, want.1)), "{text}");
+            let read: Capability = text.parse().unwrap();
+            assert_eq!(read, Capability::new(want.0, want.1), "{text}");
         }
         for text in [
             "", "9", "9.", ".0", "9.00", "9.0\n", " 9.0", "+9.0", "9,0", "0.9", "٩.٠", "999.0",

@@ -13,14 +13,15 @@ mod support;
 
 pub use availability::{Availability, Cause};
 pub use backend::BackendSpec;
-pub use capability::{Capability, CapabilityError, CapabilityMatch, Platform, Target};
+pub use capability::{Capability, CapabilityMatch, Platform, Target};
 pub use family::CompiledFamily;
 pub use feature::{Feature, FeatureSet};
 pub use kernels::{KernelFacts, Run};
 #[doc(hidden)]
 pub use kernels::{capabilities, count};
 pub use problem::Problem;
-pub use reason::{Accepted, Field, Given, Reason, Reasons};
+pub(crate) use reason::Accepted;
+pub use reason::{Field, Given, Reason, Reasons};
 pub use support::{
     CacheDims, GraphSupport, HeadCounts, KeyLayout, LseOutput, LsePrecision, PageSizes, Phase,
     Priority, QueryFormat, QueryLen, SparseSupport,

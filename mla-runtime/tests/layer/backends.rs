@@ -1,4 +1,4 @@
-//! Backends with other demands on the layer than the CPU's own: packed keys, padded values,
+//! Backends with other demands on the layer than the CPU's own: packed keys,
 //! concatenated queries. Each checks its inputs and computes with the CPU's backend.
 
 use std::cell::Cell;
@@ -15,12 +15,12 @@ use mla_runtime::tensor::{Layout, TensorMut, TensorRef};
 use crate::world::floats;
 
 /// A prefill backend with the constants it is named after.
-pub(crate) struct Demanding<const PACKED: bool, const PADDED: bool> {
+pub(crate) struct Demanding<const PACKED: bool> {
     cpu: CpuPrefill,
     config: LayerConfig,
 }
 
-impl<const PACKED: bool, const PADDED: bool> Demanding<PACKED, PADDED> {
+impl<const PACKED: bool> Demanding<PACKED> {
     fn checked<'a>(&self, mut call: PrefillCall<'a, Cpu>) -> PrefillCall<'a, Cpu> {
         let problem = &self.config.problem;
         let head = problem.dims.head;
@@ -43,17 +43,13 @@ impl<const PACKED: bool, const PADDED: bool> Demanding<PACKED, PADDED> {
                 assert_eq!(own.shape(), [rows, heads, nope]);
             }
         }
-        let width = if PADDED { qk.max(v) } else { v };
-        assert_eq!(call.values.shape(), [rows, heads, width]);
-        let padding = call.values.narrow(2, v..width).unwrap();
-        assert!(elements(&padding).iter().all(|value| *value == 0.0));
+        assert_eq!(call.values.shape(), [rows, heads, v]);
         let Output::Plain(out) = call.out else {
             panic!("the layer asks for plain outputs");
         };
         let [tokens, ..] = out.shape();
-        assert_eq!(out.shape(), [tokens, heads, width]);
-        call.values = call.values.narrow(2, 0..v).unwrap();
-        call.out = Output::Plain(filled_with_nan(out).narrow(2, 0..v).unwrap());
+        assert_eq!(out.shape(), [tokens, heads, v]);
+        call.out = Output::Plain(filled_with_nan(out));
         call
     }
 }
@@ -87,7 +83,7 @@ fn filled_with_nan(out: TensorMut<'_, Cpu>) -> TensorMut<'_, Cpu> {
     TensorMut::new(bytes, layout).unwrap()
 }
 
-impl<const PACKED: bool, const PADDED: bool> PrefillBackend for Demanding<PACKED, PADDED> {
+impl<const PACKED: bool> PrefillBackend for Demanding<PACKED> {
     type Device = Cpu;
     type State = <CpuPrefill as PrefillBackend>::State;
     type Metadata = Vec<(usize, usize)>;
@@ -98,8 +94,7 @@ impl<const PACKED: bool, const PADDED: bool> PrefillBackend for Demanding<PACKED
             KeyLayout::Packed
         } else {
             KeyLayout::Split
-        })
-        .with_padded_values(PADDED);
+        });
 
     fn new(device: &Cpu, config: &LayerConfig) -> Result<Self> {
         Ok(Self {

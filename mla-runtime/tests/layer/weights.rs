@@ -8,7 +8,7 @@ use mla_runtime::backend::LayerConfig;
 use mla_runtime::device::Fp8Blocks;
 use mla_runtime::layer::{OwnedWeights, Weights, check_adapter};
 use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims};
-use mla_runtime::tensor::{ArrayRef, Layout, Memory, Shape, TensorMut, TensorRef};
+use mla_runtime::tensor::{ArrayRef, Layout, Memory, TensorMut, TensorRef};
 
 use crate::world::{Case, Numbers, Outcome, World};
 use crate::{MIXED, cpu_layer, run};
@@ -38,7 +38,7 @@ struct Host {
 }
 
 impl Host {
-    fn new(dtype: DType, shape: Shape, value: impl Fn(Shape) -> f64) -> Self {
+    fn new(dtype: DType, shape: [usize; 3], value: impl Fn([usize; 3]) -> f64) -> Self {
         let mut bytes = Vec::new();
         let [a, b, c] = shape;
         for index in (0..a * b * c).map(|at| [at / (b * c), at / c % b, at % c]) {
@@ -249,7 +249,7 @@ fn bad_weights_are_refused() {
     let device = &world.device;
     let tensor = |dtype, shape| Host::new(dtype, shape, |_| 0.0);
     let refused = |result: Result<()>| result.unwrap_err().to_string();
-    let heads = |shape: Shape, heads| {
+    let heads = |shape: [usize; 3], heads| {
         let kv_b = tensor(DType::F32, shape);
         refused(Weights::from_checkpoint_heads(kv_b.view(), heads, &config).map(drop))
     };
@@ -266,7 +266,7 @@ fn bad_weights_are_refused() {
         "W_kv_b: given 160 outputs of 528 inputs, accepted heads of P + V = 88 outputs each, of L \
          = 160 inputs"
     );
-    let split = |k_b: (DType, Shape), v_b: (DType, Shape)| {
+    let split = |k_b: (DType, [usize; 3]), v_b: (DType, [usize; 3])| {
         let [k_b, v_b] = [k_b, v_b].map(|(dtype, shape)| tensor(dtype, shape));
         let owned = OwnedWeights::from_split(device, k_b.view(), v_b.view(), 0..3, &config);
         refused(owned.map(drop))

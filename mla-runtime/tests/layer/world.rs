@@ -15,7 +15,7 @@ use mla_runtime::plan::slots::HostIndex;
 use mla_runtime::plan::split::split_by;
 use mla_runtime::spec::{Feature, FeatureSet, Problem, QueryLen};
 use mla_runtime::tensor::{
-    ArrayRef, CacheLayout, CacheMut, CacheRef, Layout, LseLayout, LseMut, Memory, Shape, TensorMut,
+    ArrayRef, CacheLayout, CacheMut, CacheRef, Layout, LseLayout, LseMut, Memory, TensorMut,
     TensorRef,
 };
 
@@ -213,7 +213,13 @@ pub(crate) struct Owned {
 }
 
 impl Owned {
-    fn random(device: &Cpu, numbers: &mut Numbers, dtype: DType, shape: Shape, most: f64) -> Self {
+    fn random(
+        device: &Cpu,
+        numbers: &mut Numbers,
+        dtype: DType,
+        shape: [usize; 3],
+        most: f64,
+    ) -> Self {
         let layout = Layout::contiguous(dtype, shape);
         let (mut bytes, mut values) = (Vec::new(), Vec::new());
         for _ in 0..layout.elements() {
@@ -229,7 +235,7 @@ impl Owned {
         }
     }
 
-    pub(crate) fn set(&mut self, index: Shape, value: f64) {
+    pub(crate) fn set(&mut self, index: [usize; 3], value: f64) {
         let at = |axis: usize| index[axis] * self.layout.strides[axis];
         self.values[at(0) + at(1) + at(2)] = value;
         TensorMut::<Cpu>::new(Cpu::bytes_mut(&mut self.buffer), self.layout)

@@ -4,7 +4,7 @@
 use mla_runtime::backends;
 
 /// The prefill backends of this family, followed by those of a list.
-pub type Prefill<Rest> = backends![..Rest];
+pub(super) type Prefill<Rest> = backends![..Rest];
 
 /// The decode backends of this family, followed by those of a list.
-pub type Decode<Rest> = backends![..Rest];
+pub(super) type Decode<Rest> = backends![..Rest];

@@ -13,10 +13,10 @@ pub use mma_mla::{MmaMla, MmaMlaDs};
 pub use mma_mla_sparse::MmaMlaSparse;
 
 /// The prefill backends of this family, followed by those of a list.
-pub type Prefill<Rest> = backends![MmaAttn, ..Rest];
+pub(super) type Prefill<Rest> = backends![MmaAttn, ..Rest];
 
 /// The decode backends of this family, followed by those of a list.
-pub type Decode<Rest> = backends![MmaMla, MmaMlaDs, MmaMlaSparse, ..Rest];
+pub(super) type Decode<Rest> = backends![MmaMla, MmaMlaDs, MmaMlaSparse, ..Rest];
 
 /// GPUs on which the conformance of all of this family's backends passed, as machine code for 9.0.
 const RUN_ON: &[Run] = &[Run {

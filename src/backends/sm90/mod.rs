@@ -15,10 +15,10 @@ pub use wgmma_mla::WgmmaMla;
 pub use wgmma_mla_sparse::WgmmaMlaSparse;
 
 /// The prefill backends of this family, followed by those of a list.
-pub type Prefill<Rest> = backends![WgmmaAttn, ..Rest];
+pub(super) type Prefill<Rest> = backends![WgmmaAttn, ..Rest];
 
 /// The decode backends of this family, followed by those of a list.
-pub type Decode<Rest> = backends![WgmmaMla, WgmmaMlaSparse, ..Rest];
+pub(super) type Decode<Rest> = backends![WgmmaMla, WgmmaMlaSparse, ..Rest];
 
 /// GPUs on which all tests of this family's backends passed, each with the latest commit.
 const RUN_ON: &[Run] = &[Run {

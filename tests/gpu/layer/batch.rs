@@ -11,7 +11,7 @@ use mla_runtime::plan::slots::SKIPPED;
 use mla_runtime::plan::split::split;
 use mla_runtime::spec::{Feature, FeatureSet, Problem, QueryLen};
 use mla_runtime::tensor::{
-    ArrayRef, CacheLayout, Layout, LseLayout, LseMut, Memory, Shape, TensorMut, TensorRef,
+    ArrayRef, CacheLayout, Layout, LseLayout, LseMut, Memory, TensorMut, TensorRef,
 };
 use rand::RngExt as _;
 use rand::rngs::StdRng;
@@ -321,7 +321,7 @@ impl<D: Device> Engine<D> {
             dims.head.kv_b(),
         ]
         .map(|extent| extent as usize);
-        let layout = |shape: Shape| Layout::contiguous(problem.dtype, shape);
+        let layout = |shape: [usize; 3]| Layout::contiguous(problem.dtype, shape);
         let weights = TensorRef::new(D::bytes(&self.weights), layout([1, heads * kv_b, latent]))?;
         // SAFETY: they were uploaded with the batch, and nothing writes them again.
         let weights = unsafe { weights.assume_constant() };

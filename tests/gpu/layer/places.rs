@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use mla_kernels::Cuda;
 use mla_runtime::layer::LayerCall;
-use mla_runtime::tensor::{CacheMut, Layout, Memory as _, Shape, TensorMut, TensorRef};
+use mla_runtime::tensor::{CacheMut, Layout, Memory as _, TensorMut, TensorRef};
 
 use super::batch::{Batch, Case, Engine};
 use super::gpu_layer;
@@ -23,7 +23,7 @@ fn view(room: &mla_kernels::device::Buffer, off: usize, layout: Layout) -> Tenso
 /// Returns the layout with rows that are `by` elements further apart.
 fn apart(layout: Layout, by: usize) -> Layout {
     let [tokens, heads, columns] = layout.strides;
-    let strides: Shape = [tokens + by, heads, columns];
+    let strides: [usize; 3] = [tokens + by, heads, columns];
     Layout { strides, ..layout }
 }
 

@@ -16,7 +16,7 @@ fn run<D: Device>(device: &D, input: &Tensor, weights: &Tensor, out: &Tensor) ->
     let input = On::new(device, input)?;
     let weights = On::new(device, weights)?;
     let mut out = On::new(device, out)?;
-    device.gemm_weights(
+    device.gemm(
         input.read()?.transpose(0, 1),
         weights.read()?.constant(device)?,
         out.write()?.transpose(0, 1),

@@ -12,10 +12,10 @@ mod made_up;
 pub use made_up::MadeUp;
 
 /// This family's prefill backends, and then those of a list.
-pub type Prefill<Rest> = backends![..Rest];
+pub(super) type Prefill<Rest> = backends![..Rest];
 
 /// This family's decode backends, and then those of a list.
-pub type Decode<Rest> = backends![MadeUp, ..Rest];
+pub(super) type Decode<Rest> = backends![MadeUp, ..Rest];
 "#;
 
 const BACKEND: &str = r#"//! MADE_UP: its launch function refuses every call.

@@ -6,7 +6,7 @@ use mla_runtime::Result;
 use mla_runtime::backend::Output;
 use mla_runtime::device::Device;
 use mla_runtime::model::{DType, KvFormat};
-use mla_runtime::tensor::{Layout, LseLayout, LseMut, Shape, TensorMut};
+use mla_runtime::tensor::{Layout, LseLayout, LseMut, TensorMut};
 
 use crate::bench::work::Attention;
 use crate::device::memory::upload;
@@ -21,7 +21,7 @@ pub(super) struct Outcome<D: Device> {
 }
 
 impl<D: Device> Outcome<D> {
-    pub(super) fn new(device: &D, dtype: DType, shape: Shape) -> Result<Self> {
+    pub(super) fn new(device: &D, dtype: DType, shape: [usize; 3]) -> Result<Self> {
         let out_layout = Layout::contiguous(dtype, shape);
         // NaN, so that nothing passes for a result that was not written.
         let poison = |bytes: usize| upload(device, &vec![0xff_u8; bytes]);
