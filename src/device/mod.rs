@@ -4,8 +4,8 @@
 //!
 //! There are two tiers. The typed one is [`Cuda`] with the runtime's tensors over [`Bytes`]: those
 //! of a [`Buffer`], or of a cudarc slice through [`Cuda::lending`]. The raw one, for engines with
-//! pools of their own, is [`Bytes::from_raw`] over any address, and below that [`raw`], the C
-//! interface itself.
+//! pools of their own, is [`Bytes::from_raw`] over any address, and below that `mla_kernels::raw`
+//! (feature `raw`), the C interface itself.
 //!
 //! A handle is a context and a stream, and its memory belongs to that stream: buffers, loans, and
 //! what is made from them (views, workspaces, graphs). Nothing orders two streams, so every
@@ -193,8 +193,8 @@ impl Cuda {
         &self.inner.blas
     }
 
-    /// Makes the stream's context current for this thread: before each launch through the [raw
-    /// tier](crate::raw), or through a C function of one's own, which goes to the current context.
+    /// Makes the stream's context current for this thread: before each launch through the raw
+    /// tier, or through a C function of one's own, which goes to the current context.
     ///
     /// # Errors
     ///

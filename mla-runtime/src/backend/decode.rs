@@ -317,7 +317,7 @@ impl<D: Device> DecodeStage for SelectedDecode<D> {
     }
 
     // The object's methods are those of the backend's own stage.
-    stage!(DecodeObject, |this| &*this.object, |_| Result::Ok(()));
+    stage!(DecodeStage, |this| &*this.object, |_| Result::Ok(()));
 }
 
 impl Entry {
@@ -359,34 +359,22 @@ impl<B: DecodeBackend> Made<B> {
     };
 }
 
-// A backend whose state and metadata are opaque, so that a pointer to it needs no type but the
-// device's.
-trait DecodeObject<D: Device>: Send + Sync {
-    fn spec(&self) -> &'static BackendSpec;
-    fn workspace_bytes(&self, device: &D, limits: &StepLimits) -> Result<u64>;
-    fn state(&self, device: &D, limits: &StepLimits) -> Result<Opaque>;
-    fn metadata(&self, device: &D, limits: &StepLimits) -> Result<Opaque>;
-    fn prepare(
-        &self,
-        device: &D,
-        batch: &DecodeBatch<'_, D>,
-        state: &mut Opaque,
-        metadata: &mut Opaque,
-    ) -> Result<()>;
-    /// # Safety
-    ///
-    /// The contract of [`DecodeBackend::decode`].
-    unsafe fn decode(
-        &self,
-        device: &D,
-        call: DecodeCall<'_, D>,
-        state: &mut Opaque,
-        metadata: &Opaque,
-    ) -> Result<()>;
+/// The stage of a backend that is behind a pointer, whose type is the device's alone.
+trait DecodeObject<D: Device>: DecodeStage<Device = D, State = Opaque, Metadata = Opaque> {
     fn set_num_splits(&mut self, splits: u32) -> Result<()>;
 }
 
 impl<D: Device, B: DecodeBackend<Device = D>> DecodeObject<D> for Configured<B> {
+    fn set_num_splits(&mut self, splits: u32) -> Result<()> {
+        self.backend.set_num_splits(splits)
+    }
+}
+
+impl<D: Device, B: DecodeBackend<Device = D>> DecodeStage for Configured<B> {
+    type Device = D;
+    type State = Opaque;
+    type Metadata = Opaque;
+
     fn spec(&self) -> &'static BackendSpec {
         const { &B::SPEC }
     }
@@ -432,9 +420,5 @@ impl<D: Device, B: DecodeBackend<Device = D>> DecodeObject<D> for Configured<B> 
         let metadata = metadata.get(B::SPEC.name, &self.config)?;
         // SAFETY: the contract is the same, and the caller keeps to it.
         unsafe { DecodeStage::decode(&self.backend, device, call, state, metadata) }
-    }
-
-    fn set_num_splits(&mut self, splits: u32) -> Result<()> {
-        DecodeBackend::set_num_splits(&mut self.backend, splits)
     }
 }

@@ -247,7 +247,7 @@ impl<B: PrefillBackend> PrefillStage for B {
 /// A prefill backend chosen at run time: a call goes through one pointer into the backend's own
 /// code. Made by [`Registry::instantiate_prefill`](crate::select::Registry::instantiate_prefill).
 pub struct SelectedPrefill<D: Device> {
-    object: Box<dyn PrefillObject<D>>,
+    object: Box<dyn PrefillStage<Device = D, State = Opaque, Metadata = Opaque>>,
     config: LayerConfig,
     ordinal: usize,
 }
@@ -294,7 +294,7 @@ impl<D: Device> PrefillStage for SelectedPrefill<D> {
     }
 
     // The object's methods are those of the backend's own stage.
-    stage!(PrefillObject, |this| &*this.object, |_| Result::Ok(()));
+    stage!(PrefillStage, |this| &*this.object, |_| Result::Ok(()));
 }
 
 impl Entry {
@@ -336,33 +336,12 @@ impl<B: PrefillBackend> Made<B> {
     };
 }
 
-// A backend whose state and metadata are opaque, so that a pointer to it needs no type but the
-// device's.
-trait PrefillObject<D: Device>: Send + Sync {
-    fn spec(&self) -> &'static BackendSpec;
-    fn workspace_bytes(&self, device: &D, limits: &StepLimits) -> Result<u64>;
-    fn state(&self, device: &D, limits: &StepLimits) -> Result<Opaque>;
-    fn metadata(&self, device: &D, limits: &StepLimits) -> Result<Opaque>;
-    fn prepare(
-        &self,
-        device: &D,
-        batch: &PrefillBatch<'_>,
-        state: &mut Opaque,
-        metadata: &mut Opaque,
-    ) -> Result<()>;
-    /// # Safety
-    ///
-    /// The contract of [`PrefillBackend::prefill`].
-    unsafe fn prefill(
-        &self,
-        device: &D,
-        call: PrefillCall<'_, D>,
-        state: &mut Opaque,
-        metadata: &Opaque,
-    ) -> Result<()>;
-}
+// Its state and metadata are opaque, so that a pointer to it needs no type but the device's.
+impl<D: Device, B: PrefillBackend<Device = D>> PrefillStage for Configured<B> {
+    type Device = D;
+    type State = Opaque;
+    type Metadata = Opaque;
 
-impl<D: Device, B: PrefillBackend<Device = D>> PrefillObject<D> for Configured<B> {
     fn spec(&self) -> &'static BackendSpec {
         const { &B::SPEC }
     }

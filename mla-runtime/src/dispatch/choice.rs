@@ -9,7 +9,7 @@ use crate::text::Text;
 /// `best_prefill!(LIST, TARGET, PROBLEM)`.
 ///
 /// The list is `[A, B]`, `[A, B, ..Rest]`, or a type made by [`backends!`](crate::backends). The
-/// rules are those of [a selection](crate::selection). If no backend fits, the use of the type is
+/// rules are those of [a selection](crate::select). If no backend fits, the use of the type is
 /// an error of the compiler that lists the reasons against each. [`dispatch`](crate::dispatch) has
 /// examples.
 #[macro_export]

@@ -24,7 +24,7 @@
 //! ones those of the lowest positions. −0 equals +0, −inf is the smallest number, and NaN ranks
 //! below it. A token that sees no more than `topk` tokens gets them all. A list is in ascending
 //! order of position, with −1 behind its last entry, and serves every head; the layers that
-//! [share](IndexLayers) it, too.
+//! [share](crate::model::IndexLayers) it, too.
 //!
 //! # Objects
 //!
