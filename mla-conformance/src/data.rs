@@ -278,8 +278,6 @@ pub(super) fn array<D: Device, T: Scalar>(
 pub(super) struct Outputs<D: Device> {
     problem: Problem,
     shape: [usize; 3],
-    // The number of columns that count.
-    width: usize,
     out: Tensor,
     out_buffer: D::Buffer,
     lse_buffer: Option<D::Buffer>,
@@ -289,12 +287,11 @@ pub(super) struct Outputs<D: Device> {
 const OUT_SCALE: f32 = 1.0 / 256.0;
 
 impl<D: Device> Outputs<D> {
-    /// Makes outputs of poison, `[tokens, heads, columns]`, of which `width` columns count.
+    /// Makes outputs of poison, `[tokens, heads, columns]`.
     pub(super) fn new(
         device: &D,
         problem: Problem,
         shape: [usize; 3],
-        width: usize,
         placement: Placement,
         lse: bool,
     ) -> Result<Self> {
@@ -306,7 +303,6 @@ impl<D: Device> Outputs<D> {
         Ok(Self {
             problem,
             shape,
-            width,
             out_buffer: upload(device, &out.bytes)?,
             out,
             lse_buffer: if lse {
@@ -378,7 +374,7 @@ impl<D: Device> Outputs<D> {
         };
         Ok(Written {
             problem: self.problem,
-            width: self.width,
+            width: self.shape[2],
             out: self.out,
             lse,
         })

@@ -416,10 +416,10 @@ impl<S: DecodeStage> Case<S> for DecodeCase {
         Inputs::upload(step, self, format, device)
     }
 
-    fn output(&self, step: &Step, _: &BackendSpec) -> ([usize; 3], usize, bool) {
+    fn output(&self, step: &Step) -> ([usize; 3], bool) {
         let [tokens, heads, _] = step.query.layout.shape;
         let latent = self.problem.dims.latent as usize;
-        ([tokens, heads, latent], latent, self.lse)
+        ([tokens, heads, latent], self.lse)
     }
 
     fn compare(

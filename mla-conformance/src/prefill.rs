@@ -149,10 +149,10 @@ impl<S: PrefillStage> Case<S> for PrefillCase {
         Inputs::upload(numbers, self, spec, device)
     }
 
-    fn output(&self, numbers: &Numbers, spec: &BackendSpec) -> ([usize; 3], usize, bool) {
+    fn output(&self, numbers: &Numbers) -> ([usize; 3], bool) {
         let [queries, heads, _] = numbers.query.layout.shape;
         let [.., v] = numbers.values.layout.shape;
-        ([queries, heads, v], v, self.lse || !self.causal)
+        ([queries, heads, v], self.lse || !self.causal)
     }
 
     fn compare(

@@ -45,9 +45,8 @@ pub(super) trait Case<S>: Clone {
         spec: &BackendSpec,
         device: &Self::Device,
     ) -> Result<Self::Inputs>;
-    /// Returns the shape of the output, the number of its columns that count, and true if the
-    /// log-sum-exp is asked for.
-    fn output(&self, numbers: &Self::Numbers, spec: &BackendSpec) -> ([usize; 3], usize, bool);
+    /// Returns the shape of the output, and true if the log-sum-exp is asked for.
+    fn output(&self, numbers: &Self::Numbers) -> ([usize; 3], bool);
     fn compare(&self, numbers: &Self::Numbers, spec: &BackendSpec, written: &Written) -> Tried<()>;
     /// Returns all buffers of inputs, in an order of their own.
     fn buffers(inputs: &mut Self::Inputs) -> Buffers<'_, Self::Device>;
@@ -253,11 +252,11 @@ impl<'a, C: Case<S>, S> On<'a, C, S> {
         let (spec, problem) = (C::spec(stage), case.problem());
         let placement = Placement::new(case.trial(), spec, case.gap());
         let numbers = case.numbers(placement);
-        let (shape, width, lse) = case.output(&numbers, spec);
+        let (shape, lse) = case.output(&numbers);
         let of_output = of_output(spec, placement);
         Ok(Call {
             inputs: case.upload(&numbers, spec, device)?,
-            outputs: Outputs::new(device, problem, shape, width, of_output, lse)?,
+            outputs: Outputs::new(device, problem, shape, of_output, lse)?,
             case: case.clone(),
             placement,
             numbers,

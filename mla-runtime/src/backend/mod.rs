@@ -84,6 +84,7 @@ pub use decode_call::{DecodeBatch, DecodeCall, HostLens, Query};
 pub use entry::{Entry, LINKED};
 pub(crate) use entry::{not_built, not_registered};
 pub use made_for::MadeFor;
+pub use opaque::Opaque;
 pub use prefill::{PrefillBackend, PrefillStage, SelectedPrefill};
 pub use prefill_call::{Chunk, Keys, PrefillBatch, PrefillCall};
 pub use slot_lists::{ListedCache, SlotLists};

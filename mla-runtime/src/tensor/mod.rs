@@ -8,10 +8,10 @@ mod rotary;
 mod view;
 
 pub use cache::{BlockTable, CacheLayout, CacheMut, CacheRef, CacheStrides};
+pub use host::HostMemory;
 pub use lse::{Base2TokensFirst, LseConvention, LseLayout, LseMut, LseRef, Natural};
 pub use memory::Memory;
 pub(crate) use rotary::check_positions;
 pub use rotary::{Rotary, RotaryQuery, RotaryTables, Rotation};
-pub(crate) use view::Shape;
 pub(crate) use view::check_alignment;
-pub use view::{ArrayRef, Layout, Scalar, TensorMut, TensorRef};
+pub use view::{ArrayRef, Layout, Scalar, Shape, TensorMut, TensorRef};

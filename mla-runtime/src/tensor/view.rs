@@ -13,7 +13,7 @@ use crate::tensor::Memory;
 use crate::{Error, Named as _, Result};
 
 /// The extents of a tensor's three axes.
-pub(crate) type Shape = [usize; 3];
+pub type Shape = [usize; 3];
 
 /// The place of each element: the dtype, the shape, and the strides in elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
