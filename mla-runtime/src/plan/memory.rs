@@ -18,9 +18,9 @@
 //! | `context_rope` | [W, R] | their rotary keys | |
 //! | `local_context_rows` | [W/N, L+R] | the part of both that this rank gathers | N > 1 |
 //! | `expanded_kv` | [E, H, P+V] | rows · `W_kv_b` | neither of the next two is there |
-//! | `expanded_keys` | [E, H, P] or [E, H, P+R] | each head's key, with its rotary part if packed | keys are packed or values padded |
-//! | `expanded_values` | [E, H, V] or [E, H, P+R] | values, filled up with zeros if padded | as `expanded_keys` |
-//! | `partial_outputs` | [T_e, H, V] or [T_e, H, P+R] | the latest partial result | W > 0, or values are padded |
+//! | `expanded_keys` | [E, H, P+R] | each head's key, with its rotary part | keys are packed |
+//! | `expanded_values` | [E, H, V] | values | keys are packed |
+//! | `partial_outputs` | [T_e, H, V] | the latest partial result | W > 0 |
 //! | `partial_lse` | [H, T_e] f32 | its log-sum-exp | W > 0 |
 //! | `expanded_lse` | [H, T_e] f32 | that of the results so far, which are in the output itself | W > 0 |
 //! | `packed_query` | `[T, H, P+R]` | the queries of a call, in the order of the step | rows out of order |
@@ -37,7 +37,7 @@
 //! | `decode_workspace` | `[bytes]` | what the decode backend asks for | |
 //! | `prefill_workspace` | `[bytes]` | what the prefill backend asks for | |
 //!
-//! Values count as padded only if V < P+R. A region with a factor of zero is left out. Weights
+//! A region with a factor of zero is left out. Weights
 //! (of which the layer makes no copies), and the engine's own tensors (queries, new
 //! rows, outputs), are not part of the plan.
 //!
@@ -383,7 +383,7 @@ impl MemoryPlan {
 /// # Errors
 ///
 /// If a dimension or size that must be positive is zero, the alignment is no power of two, there
-/// are more than [`MAX_PAGES`] pages, values wider than keys are to be padded to them, or a size
+/// are more than [`MAX_PAGES`] pages, or a size
 /// exceeds 64 bits.
 pub fn plan(needs: &MemoryNeeds) -> Result<MemoryPlan, PlanError> {
     check(needs)?;
