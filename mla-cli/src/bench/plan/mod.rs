@@ -1,14 +1,14 @@
 //! The rows of settings: every combination, and every reason why one cannot run, before any does.
 //!
-//! `axes` reads the batches and models of a sweep, `way` says how a layer runs a batch, and `rows`
-//! collects what comes of them for each backend that is compared, for a `sweep` or for a file of
-//! `cases`.
+//! `axes` reads the batches and models of a sweep, `layer_settings` says how a layer runs a batch,
+//! and `rows` collects what comes of them for each backend that is compared, for a `sweep` or for a
+//! file of `cases`.
 
 mod axes;
+mod layer_settings;
 mod names;
 pub(crate) mod rows;
 pub(super) mod sweep;
-mod way;
 
 use mla_runtime::spec::{GraphSupport, Phase, Problem, QueryLen};
 

@@ -10,9 +10,9 @@ use mla_runtime::model::{MlaDims, ModelConfig};
 use mla_runtime::spec::{Phase, Problem, QueryLen};
 
 use super::axes::{Batch, Model, batches, models};
+use super::layer_settings::{LayerSettings, Paths, optional, splits};
 use super::names::{compared, with_values};
 use super::rows::{BenchContext, Rows};
-use super::way::{Paths, Way, optional, splits};
 use super::with_graphs;
 use crate::bench::cases::{Case, CaseKind};
 use crate::bench::lists::Lists;
@@ -307,14 +307,14 @@ impl<D: Stopwatch> Sweep<'_, D> {
             for query_chunk in optional(&settings.query_chunk) {
                 for rows in optional(&settings.rows) {
                     for num_splits in optional(&settings.num_splits) {
-                        let way = Way {
+                        let layer = LayerSettings {
                             route,
                             threshold,
                             query_chunk,
                             rows,
                             num_splits,
                         };
-                        self.step(model, problem, batch, way)?;
+                        self.step(model, problem, batch, layer)?;
                     }
                 }
             }
@@ -342,11 +342,11 @@ impl<D: Stopwatch> Sweep<'_, D> {
         model: &Model,
         problem: &Problem,
         batch: &Batch,
-        way: Way,
+        layer: LayerSettings,
     ) -> Result<(), CliError> {
-        let paths = Paths::of(&batch.spec, way.threshold);
-        self.note_step(batch, way, &paths);
-        let problem = problem.with_query_len(paths.query_len(way.query_chunk));
+        let paths = Paths::of(&batch.spec, layer.threshold);
+        self.note_step(batch, layer, &paths);
+        let problem = problem.with_query_len(paths.query_len(layer.query_chunk));
         let problem = with_graphs(problem, self.rows.context.graphs, Phase::Decode);
         let config = LayerConfig::new(problem, model.config.softmax_scale() as f32);
         let mut prefills = self.rows.contenders.of(&problem, Phase::Prefill)?;
@@ -360,35 +360,40 @@ impl<D: Stopwatch> Sweep<'_, D> {
         }
         for prefill in prefills {
             for &decode in &decodes {
-                let layer = Layer {
+                let measured = Layer {
                     prefill,
                     decode,
                     config,
                     spec: batch.spec.clone(),
-                    threshold: way.threshold,
-                    query_chunk: way.query_chunk,
-                    rows: way.rows,
-                    num_splits: way.num_splits.filter(|_| !paths.absorbed.is_empty()),
+                    threshold: layer.threshold,
+                    query_chunk: layer.query_chunk,
+                    rows: layer.rows,
+                    num_splits: layer.num_splits.filter(|_| !paths.absorbed.is_empty()),
                     layers: self.rows.settings.layers.unwrap_or(1) as usize,
                     seed: self.rows.settings.seed.unwrap_or(SEED),
                 };
                 let backends = paths.backends(prefill, decode);
-                let contender = match way.route {
+                let contender = match layer.route {
                     Some(route) => format!("{} ({backends})", route.name()),
                     None => backends,
                 };
-                let work = Work::Layer(layer);
-                self.push(model, batch, &contender, way.parameters(), work)?;
+                let work = Work::Layer(measured);
+                self.push(model, batch, &contender, layer.parameters(), work)?;
             }
         }
         Ok(())
     }
 
     /// Notes which keys have an effect on a step.
-    fn note_step(&mut self, batch: &Batch, way: Way, Paths { absorbed, expanded }: &Paths<'_>) {
-        let Way {
+    fn note_step(
+        &mut self,
+        batch: &Batch,
+        layer: LayerSettings,
+        Paths { absorbed, expanded }: &Paths<'_>,
+    ) {
+        let LayerSettings {
             route, query_chunk, ..
-        } = way;
+        } = layer;
         let keys = [
             (Key::Kv, true),
             (Key::Page, true),

@@ -7,7 +7,7 @@ use crate::bench::settings::Route;
 
 /// The settings with which a layer runs a batch.
 #[derive(Clone, Copy)]
-pub(super) struct Way {
+pub(super) struct LayerSettings {
     pub route: Option<Route>,
     pub threshold: u32,
     pub query_chunk: Option<u32>,
@@ -27,7 +27,7 @@ pub(super) fn splits(number: Option<u32>) -> impl Iterator<Item = (&'static str,
         .map(|number| ("num_splits", number.to_string()))
 }
 
-impl Way {
+impl LayerSettings {
     /// The parameters that a row shows.
     pub(super) fn parameters(self) -> Vec<(&'static str, String)> {
         let mut parameters = match self.route {
