@@ -60,9 +60,9 @@ pub(crate) unsafe trait Bf16Products: Copy + Send {
     );
 
     /// Computes out[..rows][..width] += weights[.., ..count] · values, weights `[BLOCK, KEYS]`,
-    /// values paired: `[width / 16][KEYS / 2][16][2]`. `count` is a multiple of `STEP`, and `width`
-    /// is one of 32. It reads weights and writes outputs of 16 rows at a time, so outputs of up to
-    /// 15 rows behind the last one may change.
+    /// values paired: `[width / 16][KEYS / 2][16][2]`. `count` has to be a multiple of `STEP`, and
+    /// `width` a multiple of 32. It reads weights and writes outputs of 16 rows at a time, so
+    /// outputs of up to 15 rows behind the last one may change.
     fn accumulate(
         self,
         values: &[bf16],
