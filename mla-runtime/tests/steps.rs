@@ -83,14 +83,14 @@ impl Case {
     /// For each request, true if it takes the absorbed path; one without new tokens counts as if it
     /// did.
     fn absorbed(&self) -> Vec<bool> {
-        let most = self.threshold.min(self.decode_query_len as u32);
-        let most = match self.query_len {
-            QueryLen::Single => most.min(1),
-            _ => most,
+        let max = self.threshold.min(self.decode_query_len as u32);
+        let max = match self.query_len {
+            QueryLen::Single => max.min(1),
+            _ => max,
         };
         let mut counts = BTreeMap::new();
         for (new, _) in &self.lens {
-            if (1..=most).contains(new) {
+            if (1..=max).contains(new) {
                 *counts.entry(*new).or_insert(0) += 1;
             }
         }
@@ -103,7 +103,7 @@ impl Case {
             .iter()
             .map(|(new, _)| match self.query_len {
                 _ if *new == 0 => true,
-                QueryLen::Ragged => *new <= most,
+                QueryLen::Ragged => *new <= max,
                 _ => uniform.is_some_and(|(len, _)| *new == len),
             })
             .collect()

@@ -99,7 +99,7 @@ impl<'a, D: Device> SlotLists<'a, D> {
     ///
     /// # Errors
     ///
-    /// If there are not so many.
+    /// If there are fewer than `tokens`.
     pub fn of_first(mut self, tokens: usize) -> Result<Self> {
         let first = |slots: &ArrayRef<'a, D, i32>, width: usize| {
             let entries = tokens.checked_mul(width).filter(|n| *n <= slots.len());

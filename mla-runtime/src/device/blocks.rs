@@ -33,7 +33,7 @@ impl<'a, D: Memory> Fp8Blocks<'a, D> {
     ///
     /// # Errors
     ///
-    /// If there are not as many codes or scales.
+    /// If the shape needs another number of codes or scales.
     pub fn new(
         weight: D::Bytes<'a>,
         weight_scale_inv: ArrayRef<'a, D, f32>,
@@ -89,7 +89,7 @@ impl<'a, D: Memory> Fp8Blocks<'a, D> {
     ///
     /// # Errors
     ///
-    /// If there are not as many.
+    /// If the range lies outside.
     pub fn rows(&self, rows: Range<usize>) -> Result<Self> {
         let [count, columns] = self.shape;
         if rows.start > rows.end || rows.end > count {

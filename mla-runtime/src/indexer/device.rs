@@ -357,7 +357,7 @@ fn check_queries<D: Device>(
     weights: &TensorRef<'_, D>,
     [tokens, heads, width]: [usize; 3],
 ) -> Result<()> {
-    // No memory has as many bytes as what saturates.
+    // No memory has the number of bytes at which this saturates.
     let needed = tokens.saturating_mul(heads).saturating_mul(width);
     if bytes < needed {
         let accepted = format!("{needed}, for [{tokens}, {heads}, {width}] e4m3");

@@ -181,8 +181,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         self.device.scatter_rows(from, rows, to)
     }
 
-    /// Refuses a call whose tensors have not the rows that the step says, and positions that nobody
-    /// can tell the order of.
+    /// Refuses a call whose tensors do not have the rows that the step says, and positions whose
+    /// order is not known.
     fn check_call_rows(
         &self,
         workspace: &Workspace<P, D>,

@@ -12,10 +12,10 @@ use crate::spec::Problem;
 use crate::tensor::{Layout, TensorMut, TensorRef};
 use crate::{Error, Result};
 
-/// `W_kv_b` in memory of its own, in the problem's dtype, made once at load where the engine's own
-/// lies in another form: for each layer H·(P+V)·L elements, which an engine counts with its
-/// weights. A plain matrix needs none: [`Weights::from_checkpoint`] and the others view it as it
-/// is.
+/// `W_kv_b` in memory of its own, in the problem's dtype. It is made once at load if the engine has
+/// the matrix in another form: for each layer H·(P+V)·L elements, which an engine counts with its
+/// weights. A plain matrix needs no copy: [`Weights::from_checkpoint`] and the others view it in
+/// place.
 ///
 /// | the engine has | is taken by |
 /// |---|---|
@@ -111,9 +111,9 @@ impl<D: Device> OwnedWeights<D> {
         Self::from_device(device, config, |to| device.dequantize_blocks(weight, to))
     }
 
-    /// From what `write` leaves in `[1, H·(P+V), L]` of the problem's dtype, row by row without
-    /// gaps: a row for each output, head by head its P keys and then its V values. So an engine's
-    /// own kernels dequantise into it, without a matrix in between.
+    /// From the matrix `[1, H·(P+V), L]` of the problem's dtype that `write` writes, row by row
+    /// without gaps: a row for each output, head by head its P keys and then its V values. So an
+    /// engine's own kernels dequantise into it, without a matrix in between.
     ///
     /// # Errors
     ///
@@ -191,8 +191,9 @@ impl<D: Device> OwnedWeights<D> {
             return Err(Error::argument("W_kv_b", shown(own), shown(theirs)));
         }
         let kv_b = TensorRef::new(D::bytes(&self.buffer), layout(config))?;
-        // SAFETY: what wrote the buffer is done, since `from_device`, which makes every value of
-        // this type, waited for it; nothing else writes it, for no one else has it to write.
+        // SAFETY: the work that wrote the buffer is done, since `from_device`, which makes every
+        // value of this type, waited for it; nothing else writes it, since it is private to this
+        // value.
         let kv_b = unsafe { kv_b.assume_constant() };
         Weights::from_checkpoint(kv_b, config)
     }

@@ -17,8 +17,8 @@ impl Selection {
     ///
     /// # Errors
     ///
-    /// If something speaks against a backend on this device, which need not be the one of the
-    /// selection; if it is made for devices of another type; or if making it fails.
+    /// If a backend does not fit this device, which need not be the one of the selection; if it is
+    /// made for devices of another type; or if making it fails.
     pub fn layer<D: Device>(
         &self,
         device: &D,

@@ -11,15 +11,15 @@ use crate::{Error, Named as _, Result};
 ///
 /// Column `h·(P+V) + j` of `W_kv_b` makes value j of head h: its key for j < P, its value above.
 /// The absorbed form multiplies by the two parts of each head, W_UK and W_UV. All of them are
-/// strided views, which every matrix product takes as they are: so there is no second copy, which
-/// would be as large as the first (32 MiB for DeepSeek-V3 in bf16, for each layer), and an engine
-/// that swaps or offloads weights has one place to do it.
+/// strided views, which every matrix product takes without a copy. A copy would be as large as the
+/// matrix (32 MiB for DeepSeek-V3 in bf16, for each layer), and an engine that swaps or offloads
+/// weights would have two places to do it.
 ///
 /// A GPU reads the views of a [constant](TensorRef::constant) matrix before the work that was
 /// enqueued earlier is done, which saves time.
 ///
-/// A constructor is named by the orientation of its matrix. None guesses it from the shape, which
-/// is the same for both if H·(P+V) = L.
+/// A constructor is named by the orientation of its matrix. The shape does not tell it: both have
+/// the same shape if H·(P+V) = L.
 pub struct Weights<'a, D: Device> {
     /// `[1, L, H·(P+V)]`: latents to keys and values.
     pub(super) kv: TensorRef<'a, D>,
@@ -53,8 +53,8 @@ impl<'a, D: Device> Weights<'a, D> {
         Self::new(kv_b.transpose(1, 2), config)
     }
 
-    /// From the same of all heads of the model, `[1, heads·(P+V), L]`, of which these are the ones
-    /// of this rank: as many as the configuration's problem has. Nothing is copied.
+    /// From the same matrix with all heads of the model, `[1, heads·(P+V), L]`: a view of this
+    /// rank's heads, whose number is that of the configuration's problem. Nothing is copied.
     ///
     /// # Errors
     ///
@@ -85,8 +85,8 @@ impl<'a, D: Device> Weights<'a, D> {
         Self::new(kv_b, config)
     }
 
-    /// From the same of all heads of the model, `[1, L, heads·(P+V)]`, of which these are the ones
-    /// of this rank: as many as the configuration's problem has. Nothing is copied.
+    /// From the same matrix with all heads of the model, `[1, L, heads·(P+V)]`: a view of this
+    /// rank's heads, whose number is that of the configuration's problem. Nothing is copied.
     ///
     /// # Errors
     ///
@@ -155,10 +155,10 @@ impl<'a, D: Device> Weights<'a, D> {
 /// Refuses a request's adapter (LoRA) that changes `kv_b_proj`, by the names of the modules that it
 /// changes, such as `target_modules` of an `adapter_config.json`.
 ///
-/// The layer multiplies queries and outputs by one matrix for all tokens of a step: the absorbed
-/// form has no keys and values of a token to which a token's own low-rank product could be added.
-/// Adapters of every other module are the engine's own: they change what the layer is given. One
-/// that changes `kv_b_proj` can be merged into weights of its own
+/// The layer multiplies queries and outputs by one matrix for all tokens of a step. The absorbed
+/// form has no keys and values per token to which a token's own low-rank product could be added.
+/// Adapters of every other module are the engine's own: they change the layer's inputs. One that
+/// changes `kv_b_proj` can be merged into weights of its own
 /// ([`OwnedWeights`](super::OwnedWeights)), and its requests get steps of their own; the cache
 /// holds latents, which do not depend on this matrix.
 ///
@@ -247,7 +247,8 @@ impl Extents {
     }
 }
 
-/// Refuses heads of a tensor of `all` heads that are not as many as the problem has.
+/// Refuses a range of heads that lies outside `all` heads, or whose length is not the problem's
+/// number of heads.
 pub(super) fn head_range(heads: &Range<usize>, all: usize, config: &LayerConfig) -> Result<()> {
     let own = config.problem.heads as usize;
     let count = heads.end.checked_sub(heads.start);

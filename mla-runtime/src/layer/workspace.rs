@@ -209,8 +209,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
         [&self.scratch, &self.arrays].map(|buffer| P::Device::byte_len(P::Device::bytes(buffer)))
     }
 
-    /// Returns true if the tensors of a call of the prepared step are taken as they lie: if not,
-    /// each call copies rows into the order of the step, and results back.
+    /// Returns true if the tensors of a call of the prepared step are used in place. If not, each
+    /// call copies rows into the order of the step, and results back.
     pub fn rows_in_order(&self) -> bool {
         self.step.rows_in_order().is_some()
     }

@@ -207,7 +207,7 @@ fn by_frequency(fields: &Fields<'_>, layers: &Layers) -> Result<Spelling, ModelE
     }
 }
 
-/// `cli_factor`: runs of as many attentions use the list of the first.
+/// `cli_factor`: runs of this number of attentions use the list of the first.
 fn by_runs(fields: &Fields<'_>, layers: &Layers) -> Result<Spelling, ModelError> {
     match fields.optional("cli_factor", 1)? {
         None => Ok(None),

@@ -157,7 +157,7 @@ impl Rope {
     /// # Errors
     ///
     /// Same as [`Self::frequencies`], or if there are more than 2³¹ − 1 positions or the host has
-    /// no memory for as many.
+    /// no memory for them.
     pub fn cos_sin(&self, width: u32, positions: usize) -> Result<[Vec<f32>; 2]> {
         let frequencies = self.frequencies(width)?;
         if positions > MAX_POSITIONS as usize {

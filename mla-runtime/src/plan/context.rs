@@ -232,7 +232,7 @@ pub fn plan_chunks(
             continue;
         }
         if chunks.len() == MAX_CHUNKS {
-            let accepted = format!("so many that at most {MAX_CHUNKS} chunks are needed");
+            let accepted = format!("a number with which at most {MAX_CHUNKS} chunks are needed");
             return Err(PlanError::invalid("rows", limits.rows, accepted));
         }
         let mut chunk = ContextChunk {
@@ -608,7 +608,7 @@ mod tests {
         );
         assert_eq!(
             message(&[u32::MAX], limits(1, 1)),
-            "rows: given 1, accepted so many that at most 1048576 chunks are needed"
+            "rows: given 1, accepted a number with which at most 1048576 chunks are needed"
         );
     }
 
@@ -644,13 +644,13 @@ mod tests {
             while let Some((request, start)) = left.pop() {
                 let rest = lens[request] - start;
                 let whole = rest > 0 && rows(start, rest) <= available;
-                let most = limits.max_chunk.unwrap_or(limits.rows);
+                let max = limits.max_chunk.unwrap_or(limits.rows);
                 let len = if whole {
                     rest
                 } else {
                     (1..rest)
                         .rev()
-                        .filter(|len| len.is_multiple_of(align) && *len <= most)
+                        .filter(|len| len.is_multiple_of(align) && *len <= max)
                         .find(|&len| rows(start, len) <= available)
                         .unwrap_or(0)
                 };

@@ -24,8 +24,8 @@
 //!
 //! # On a processor
 //!
-//! The time of a multiply-add differs: a [`ProcessorFigures`] has seconds for those of products
-//! with the weights, and for those of pairs of tokens in either form, from a short run of both. The
+//! The time of a multiply-add differs. A [`ProcessorFigures`] has seconds per multiply-add of
+//! products with the weights, and of pairs of tokens in either form, from a short run of both. The
 //! new tokens count as well, in the expansion and in pairs among themselves.
 //!
 //! # On a GPU
@@ -48,12 +48,13 @@
 //!
 //! - Absorbed, the H·T rows are in tiles of 64, and the cached tokens in tiles of 64, which are
 //!   spread evenly over all multiprocessors.
-//! - The expansion is in tiles of 128 rows by 256 columns, of which pairs of multiprocessors have
-//!   runs: `r` runs of the rows take as many rounds as pairs need for `r` times the columns' tiles,
-//!   each of the run's tiles and one more.
-//! - Expanded, each head has T/128 tiles of queries. The keys of each are divided into as many
-//!   splits as end first, but no more than 64: `s` splits of `n` tiles of 128 keys take
-//!   ⌈H·⌈T/128⌉·s / multiprocessors⌉ · ⌈n/s⌉ times the time of a tile. So the time rises in steps.
+//! - The expansion is in tiles of 128 rows by 256 columns, and pairs of multiprocessors take runs
+//!   of rows for one column tile. With `r` runs, the number of rounds is that in which the pairs
+//!   get through `r` times the columns' tiles, and a round takes the time of a run's tiles and one
+//!   more.
+//! - Expanded, each head has T/128 tiles of queries. The keys of each are divided into the number
+//!   of splits that ends first, at most 64: `s` splits of `n` tiles of 128 keys take ⌈H·⌈T/128⌉·s /
+//!   multiprocessors⌉ · ⌈n/s⌉ times the time of a tile. So the time rises in steps.
 //!
 //! The part of the machine's arithmetic that a step reaches was fitted on one H200 to the kernels
 //! for Hopper, with 8 to 128 heads, 64 to 768 new tokens and 8k and 32k of context
@@ -370,8 +371,8 @@ impl Attention {
             // A run begins with its weights, which take as long as a tile.
             (columns * runs / pairs).ceil() * ((row_tiles / runs).ceil() + 1.0)
         };
-        let most = row_tiles.min(pairs) as u32;
-        let tiles = (1..=most.max(1)).map(time).fold(f64::INFINITY, f64::min);
+        let max = row_tiles.min(pairs) as u32;
+        let tiles = (1..=max.max(1)).map(time).fold(f64::INFINITY, f64::min);
         let tile = gpu.tile(2.0 * f64::from(TILE * TILE) * n.latent, 1.03);
         gpu.step(1.0, tiles * tile, moved)
     }
@@ -522,9 +523,9 @@ mod tests {
 
     #[test]
     fn times_and_crossovers_are_those_that_were_measured_on_an_h200() {
-        // Times of the whole layer (BENCHMARKS.md), but with 32 heads: heads, context, the
-        // crossover; and from the row of steps of each form (docs/log/layer.md), new tokens with
-        // the µs absorbed and expanded. The latter without a cache write.
+        // Crossovers of the whole layer (BENCHMARKS.md; those of 32 heads by its steps): heads,
+        // context, crossover. And times of the steps of each form in a row (docs/log/layer.md): new
+        // tokens with the µs absorbed and expanded, the latter without a cache write.
         for (heads, context, crossover, times) in [
             (8, 8192, 139.0, [(192, 70.3, 62.4), (256, 83.2, 64.5)]),
             (8, 32768, 157.0, [(128, 137.3, 156.1), (256, 244.1, 172.4)]),

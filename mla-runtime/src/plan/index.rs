@@ -14,8 +14,8 @@ const COLUMNS: usize = 256;
 pub struct IndexLimits {
     /// The limits of the steps, as the layer's workspace has them.
     pub steps: StepLimits,
-    /// The bytes of logits that are there at a time. Tokens are scored so many at a time that their
-    /// rows fit, or one by one if not even one does.
+    /// Maximum bytes of logits at a time. Tokens are scored in groups whose rows fit, or one by one
+    /// if not even one row does.
     pub logits_bytes: u64,
 }
 

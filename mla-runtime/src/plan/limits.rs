@@ -19,10 +19,12 @@ pub struct StepLimits {
     /// Entries of a request in the block table.
     pub pages_per_request: usize,
     /// W: rows of a context chunk. If a step's context and its new tokens on the expanded path fit
-    /// in as many, and the cache holds rows in the queries' format, one attention does for both.
+    /// in W rows together, and the cache holds rows in the queries' format, one attention does for
+    /// both.
     pub context_rows: usize,
     /// Rows of a call's tensors, padding included, in steps whose rows are not in the order of
-    /// their requests: memory is set aside to bring them into it. 0: every step has rows in order.
+    /// their requests. Memory is set aside to copy them into that order. 0: every step has rows in
+    /// order.
     pub call_rows: usize,
 }
 
@@ -118,7 +120,7 @@ fn checked(limits: &StepLimits, page: usize) -> Result<(usize, usize)> {
     if page == 0 {
         return Err(Error::argument("page_size", 0, "1 and up"));
     }
-    let most = i32::MAX as usize;
+    let max = i32::MAX as usize;
     for (field, given) in [
         ("limits.requests", limits.requests),
         ("limits.tokens", limits.tokens),
@@ -126,17 +128,17 @@ fn checked(limits: &StepLimits, page: usize) -> Result<(usize, usize)> {
         ("limits.call_rows", limits.call_rows),
     ] {
         // One more than the last is counted as well.
-        if given >= most {
-            return Err(Error::argument(field, given, format!("less than {most}")));
+        if given >= max {
+            return Err(Error::argument(field, given, format!("less than {max}")));
         }
     }
     let (pages, rows) = (limits.pages_per_request, limits.context_rows);
     let of_pages = |accepted: String| Error::argument("limits.pages_per_request", pages, accepted);
     let of_rows = |accepted: String| Error::argument("limits.context_rows", rows, accepted);
-    if pages > most / page {
+    if pages > max / page {
         return Err(of_pages(format!(
             "at most {} pages of {page} tokens",
-            most / page
+            max / page
         )));
     }
     if (1..page).contains(&rows) {
@@ -145,18 +147,18 @@ fn checked(limits: &StepLimits, page: usize) -> Result<(usize, usize)> {
     let segments = max_segments(limits, page);
     if segments > MAX_CHUNKS {
         return Err(of_rows(format!(
-            "so many that the longest context of every request is at most {MAX_CHUNKS} chunks"
+            "a number with which every request at its longest has at most {MAX_CHUNKS} chunks in all"
         )));
     }
     let table = limits.requests.checked_mul(pages);
     let table = table
-        .filter(|entries| *entries < most)
-        .ok_or_else(|| of_pages(format!("less than {most} entries in the whole block table")))?;
+        .filter(|entries| *entries < max)
+        .ok_or_else(|| of_pages(format!("less than {max} entries in the whole block table")))?;
     Ok((segments, table))
 }
 
-/// The max number of segments of all chunks of a step: a request is cut at most once where it
-/// begins in a chunk that others have filled in part, and then whenever it fills a whole one.
+/// The maximum number of segments of all chunks of a step: a request is cut at most once in the
+/// chunk that it shares with the requests before it, and then once for each chunk that it fills.
 fn max_segments(limits: &StepLimits, page: usize) -> usize {
     if limits.context_rows == 0 {
         return 0;
@@ -202,7 +204,7 @@ mod tests {
                 pages_per_request: 20_000,
                 ..limits
             })
-            .starts_with("limits.context_rows: given 64, accepted so many that ")
+            .starts_with("limits.context_rows: given 64, accepted a number with which ")
         );
     }
 }

@@ -1,7 +1,7 @@
 //! Slot mapping: where in the paged cache each token's row is.
 //!
-//! The cache is a list of pages of equally many rows. A request's block table lists the pages of
-//! its tokens in order, so the token at position p is at
+//! The cache is a list of pages with the same number of rows each. A request's block table lists
+//! the pages of its tokens in order, so the token at position p is at
 //!
 //! ```text
 //! slot = block_table[request][p / page_size] · page_size + p mod page_size
@@ -185,14 +185,14 @@ impl<'a, T: HostIndex> BlockTables<'a, T> {
     ///
     /// # Errors
     ///
-    /// If there are more requests than rows, a request has fewer tokens in all than new ones, the
-    /// host has not as much memory left, or as [`Self::slot`].
+    /// If there are more requests than rows, a request has fewer tokens in all than new ones, or
+    /// the host lacks memory; and the errors of [`Self::slot`].
     pub fn new_token_slots(&self, requests: &[Request]) -> Result<Vec<i64>, PlanError> {
         self.new_token_slots_on(requests, ContextParallel::SINGLE, 0)
     }
 
-    /// The same on one rank: as many slots, those of the tokens that others hold being
-    /// [`SKIPPED`].
+    /// The same on one rank: a slot for each token, which is [`SKIPPED`] if another rank holds the
+    /// token.
     ///
     /// # Errors
     ///

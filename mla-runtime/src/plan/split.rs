@@ -16,10 +16,10 @@
 //! to the size of a captured graph: a request with a kv of 0, whose tokens attend to nothing.
 //!
 //! A kernel whose queries must be *uniform* takes one length only. Then the absorbed path gets the
-//! requests of the length that most of the short ones have (the shorter length, if two are
-//! equally frequent), and the other short ones take the expanded path: no request is lost, and
-//! none is padded. Padding counts among the short ones, and has to have the length of the others:
-//! the expanded path has no use for it.
+//! short requests of the most frequent length (the shorter one of two that are equally frequent),
+//! and the other short ones take the expanded path. No request is lost, and none is padded. Padding
+//! counts among the short ones, and has to have the length of the others, since the expanded path
+//! has no use for it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -155,8 +155,8 @@ pub fn split_by(
     })
 }
 
-/// Refuses requests that contradict themselves, and padding of another length than the uniform one
-/// if there is one (`None`: lengths may differ; `Some(None)`: no request is short).
+/// Refuses requests that contradict themselves, and padding whose length is not the uniform one.
+/// `None`: lengths may differ; `Some(None)`: no request is short.
 fn check(
     requests: &[Request],
     threshold: &impl Fn(&Request) -> u32,

@@ -20,7 +20,7 @@ pub struct CacheStrides {
 impl CacheStrides {
     const ROW_STRIDE_END: usize = 1 << 27;
 
-    // Rows of so many bytes without gaps.
+    // Rows of `row` bytes without gaps.
     const fn contiguous(row: usize, page_size: usize) -> Self {
         Self {
             // No memory is as long as what saturates, so no view is made of it.
@@ -190,8 +190,8 @@ impl CacheLayout {
         }
     }
 
-    /// Tensors of as many bytes: of rows, or of latents and of rotary keys. Returns how many of
-    /// each are used.
+    /// Checks tensors of these numbers of bytes: of rows, or of latents and of rotary keys. Returns
+    /// the bytes of each that are used.
     fn check(&self, available: usize, rope: Option<usize>) -> Result<[usize; 2]> {
         if !self.format.holds(self.dims) {
             return Err(Error::argument(

@@ -189,7 +189,7 @@ impl<D: HostMemory, T: Scalar> ArrayRef<'_, D, T> {
     ///
     /// # Panics
     ///
-    /// If there are not as many, as with a slice.
+    /// If the index lies outside, as with a slice.
     pub fn at(&self, index: usize) -> T {
         bytemuck::pod_read_unaligned(&self.bytes()[index * size_of::<T>()..][..size_of::<T>()])
     }

@@ -405,13 +405,13 @@ fn contradicting_rows_are_refused() {
     );
     assert_eq!(
         refused(&[0, 1, 5], 10, 0),
-        "rows.starts: given 5 of request 2, which brings 6 tokens, accepted a row with as many \
-         behind it of 10 in all"
+        "rows.starts: given 5 of request 2, which brings 6 tokens, accepted a start with 6 \
+         rows from it on, of 10 in all"
     );
     assert_eq!(
         refused(&[0, usize::MAX, 4], 10, 0),
         "rows.starts: given 18446744073709551615 of request 1, which brings 3 tokens, accepted a \
-         row with as many behind it of 10 in all"
+         start with 3 rows from it on, of 10 in all"
     );
     assert_eq!(
         refused(&[9, 0, 3], 10, 9),

@@ -61,8 +61,8 @@ impl StagedStep {
 
     /// Returns true if the requests of the expanded path can attend to context and new tokens by
     /// one causal call, which takes less time than two and a merge. All of these keys are then
-    /// gathered from the cache: so every new token has to be written, as it is, and all rows have
-    /// to fit at once.
+    /// gathered from the cache. So every new token has to be written, the cache must hold rows
+    /// unquantised, and all rows have to fit at once.
     fn fits_one_call(&self, problem: &Problem, expanded: &[Request]) -> bool {
         let with_tokens = expanded.iter().filter(|request| request.q > 0);
         let rows: u64 = with_tokens.map(|request| u64::from(request.kv)).sum();
@@ -105,8 +105,8 @@ impl StagedStep {
         }
     }
 
-    /// The call of these requests to so many rows of each, whose numbers stand at `index` among
-    /// those of chunks.
+    /// The call of these requests to the gathered rows of each, whose numbers stand at `index`
+    /// among those of chunks.
     fn gathered<'a, D: Device>(
         &'a self,
         index: usize,

@@ -113,15 +113,16 @@ fn writers<T: HostIndex>(
     Ok(writers)
 }
 
-/// Refuses a page that one request writes and one reads at another place of its own: the new tokens
-/// would lie where those are that it attends to. At the same place it is a shared prefix, which may
-/// be written by the step that reads it.
+/// Refuses a page that one request writes and another one reads at another place of its own, since
+/// the new tokens would overwrite tokens that the other attends to. At the same place it is a
+/// shared prefix, which may be written by the step that reads it.
 fn check_reads<T: HostIndex>(
     page: u32,
     requests: &[StepRequest<'_, T>],
     writers: &HashMap<i32, (usize, usize)>,
 ) -> Result<()> {
-    // Most pages are written by nobody: sixteen bits for each one that is tell most of them apart.
+    // A step writes few of the pages. Sixteen bits for each page that is written tell nearly all
+    // others apart.
     let bits = (16 * writers.len()).next_power_of_two().max(64);
     let mut marks = vec![0u64; bits / 64];
     let bit = |entry: i32| (entry as u32).wrapping_mul(0x9e37_79b1) as usize % bits;

@@ -103,8 +103,8 @@ pub struct StepPlan {
 
 impl StepPlan {
     /// [`Self::new`] without a workspace: for layers of this problem, steps within these limits,
-    /// and requests of at most `threshold` new tokens on the absorbed path. More than
-    /// [`decode_query_len`](StepLimits::decode_query_len) count as that many.
+    /// and requests of at most `threshold` new tokens on the absorbed path. A larger threshold
+    /// counts as [`decode_query_len`](StepLimits::decode_query_len).
     ///
     /// # Errors
     ///
@@ -141,9 +141,9 @@ impl StepPlan {
     ///
     /// # Errors
     ///
-    /// If a request contradicts itself, has too few pages or stands in another place, or if there
-    /// are more than the limits say. [`Workspace::prepare`](super::Workspace::prepare) refuses two
-    /// tokens in one slot.
+    /// If a request contradicts itself, has too few pages or is out of order, or if there are more
+    /// requests, tokens or pages than the limits say.
+    /// [`Workspace::prepare`](super::Workspace::prepare) refuses two tokens in one slot.
     pub fn in_order<T: HostIndex>(
         problem: &Problem,
         limits: &StepLimits,
@@ -210,30 +210,30 @@ impl StepPlan {
         }
     }
 
-    /// The same with new tokens that see their request up to themselves, as they do if this is not
-    /// called, or with such that see all of it on both paths: drafts that see each other. That
-    /// takes backends with [`NonCausal`](crate::spec::Feature::NonCausal), if a request brings
-    /// several, and a problem that is not sparse.
+    /// The same with causal new tokens, which is the default, or, on both paths, with new tokens
+    /// that see all new tokens of their request: drafts that see each other. The latter takes
+    /// backends with [`NonCausal`](crate::spec::Feature::NonCausal), if a request brings several,
+    /// and a problem that is not sparse.
     #[must_use]
     pub const fn with_causal(mut self, causal: bool) -> Self {
         self.causal = causal;
         self
     }
 
-    /// The same with the max number of tokens that a request on the absorbed path will have while
-    /// this step is replayed from a graph with other lengths; `None`: the max that one has now.
-    /// More than the limits' pages hold count as that many. Backends may choose a kernel by it: a
-    /// replay has the bits of a step that is run at once and says as much.
+    /// The same with the maximum number of tokens that a request on the absorbed path will have
+    /// while this step is replayed from a graph with other lengths; `None`: the maximum of this
+    /// step. It is capped at the room of the limits' pages. Backends may choose a kernel by it: a
+    /// replay has the bits of a step that is run at once with the same maximum.
     #[must_use]
     pub const fn with_max_len(mut self, max_len: Option<u32>) -> Self {
         self.max_len = max_len;
         self
     }
 
-    /// The same with the slot to which each new token's row is written: the one that its pages have
-    /// for the token, or [`SKIPPED`] if it is not to be written. In the order of the layer,
-    /// whatever rows the engine's tensors have. Slots are of any integer type of [`HostIndex`];
-    /// types without a sign cannot say [`SKIPPED`].
+    /// The same with the slot to which each new token's row is written: the token's slot in its
+    /// request's pages, or [`SKIPPED`] if it is not to be written. They are in the order of the
+    /// layer, whatever order the engine's tensors have. Slots are of any integer type of
+    /// [`HostIndex`]; unsigned types have no value for [`SKIPPED`].
     ///
     /// # Errors
     ///

@@ -6,15 +6,15 @@ use crate::room::reserve;
 use crate::{Error, Result};
 
 impl StepPlan {
-    /// The same with padding behind the requests with new tokens on the absorbed path, of as many
-    /// new tokens as each of those has, until there are `requests` requests in all: what a graph
-    /// that was captured for so many needs. Padding attends to nothing and writes nothing; the rows
-    /// of the expanded path move behind it.
+    /// The same with padding behind the requests with new tokens on the absorbed path, until there
+    /// are `requests` requests in all, as a graph captured for that number needs. Each padding
+    /// request has the same number of new tokens as those requests. Padding attends to nothing and
+    /// writes nothing; the rows of the expanded path move behind it.
     ///
     /// # Errors
     ///
-    /// If the step has more already, the limits have no room for so many, or the absorbed path's
-    /// requests differ in length, or the host has not as much memory left. If it has rows of the
+    /// If the step has more requests already, the limits have no room for that number, the absorbed
+    /// path's requests differ in length, or the host lacks memory. If the step has rows of the
     /// engine's own already: padding comes first.
     pub fn padded_to(mut self, requests: usize) -> Result<Self> {
         let own = self.requests.len();

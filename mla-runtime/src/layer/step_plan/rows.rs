@@ -33,7 +33,7 @@ impl StepPlan {
     ///
     /// # Errors
     ///
-    /// If a request brings more than `max_len` tokens, or no tensor has as many rows.
+    /// If a request brings more than `max_len` tokens, or the number of rows overflows.
     pub fn with_padded_rows(self, max_len: usize) -> Result<Self> {
         let count = self.requests.len();
         for (at, request) in self.requests.iter().enumerate() {
@@ -57,7 +57,7 @@ impl StepPlan {
     ///
     /// # Errors
     ///
-    /// None, since the rows are as many as the tokens.
+    /// None, since there is a row for each token.
     pub fn with_rows_as_given(self) -> Result<Self> {
         let mut lens = vec![0; self.requests.len()];
         for (at, request) in self.requests.iter().enumerate() {
@@ -104,7 +104,7 @@ impl StepPlan {
             let end = start.checked_add(tokens).filter(|end| *end <= rows);
             if tokens > 0 && end.is_none() {
                 let given = format!("{start} of request {number}, which brings {tokens} tokens");
-                let accepted = format!("a row with as many behind it of {rows} in all");
+                let accepted = format!("a start with {tokens} rows from it on, of {rows} in all");
                 return Err(Error::argument("rows.starts", given, accepted));
             }
             spans.push(start..end.unwrap_or(start));
@@ -136,8 +136,8 @@ impl StepPlan {
         }
     }
 
-    /// Returns true if the tensors are taken as they lie. If not, the layer copies rows by an
-    /// index, which takes [`call_rows`](crate::backend::StepLimits::call_rows) in the limits.
+    /// Returns true if the tensors are used in place. If not, the layer copies rows by an index,
+    /// which takes [`call_rows`](crate::backend::StepLimits::call_rows) in the limits.
     pub fn rows_in_order(&self) -> bool {
         self.span().is_some()
     }

@@ -64,7 +64,7 @@ impl<'a, D: Memory> Rotary<'a, D> {
     ///
     /// # Errors
     ///
-    /// If there are not as many.
+    /// If the range lies outside.
     pub fn tokens(&self, tokens: std::ops::Range<usize>) -> Result<Self> {
         Ok(Rotary {
             positions: self.positions.range(tokens)?,
