@@ -26,7 +26,7 @@ fn refused<T>(elements: usize) -> PlanError {
 ///
 /// # Errors
 ///
-/// If the allocator refuses as many bytes.
+/// If the allocator refuses that number of bytes.
 pub fn with_room<T>(len: usize) -> Result<Vec<T>> {
     let mut list = Vec::new();
     reserve(&mut list, len)?;
@@ -37,7 +37,7 @@ pub fn with_room<T>(len: usize) -> Result<Vec<T>> {
 ///
 /// # Errors
 ///
-/// If the allocator refuses as many bytes.
+/// If the allocator refuses that number of bytes.
 pub fn filled<T: Clone>(value: T, len: usize) -> Result<Vec<T>> {
     let mut list = with_room(len)?;
     list.resize(len, value);

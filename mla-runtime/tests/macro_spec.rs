@@ -157,12 +157,11 @@ impl DecodeBackend for inner::Decode {
 #[test]
 fn defaults_are_those_of_the_phase() {
     let spec = <inner::Decode as DecodeBackend>::SPEC;
-    let least = BackendSpec::new("DECODE", Phase::Decode, Platform::Cuda)
+    let min = BackendSpec::new("DECODE", Phase::Decode, Platform::Cuda)
         .with_provider(env!("CARGO_PKG_NAME"));
     assert_eq!(
         spec,
-        least
-            .with_dtypes(&[DType::F32, DType::BF16])
+        min.with_dtypes(&[DType::F32, DType::BF16])
             .with_kv_formats(&[KvFormat::F32, KvFormat::BF16])
             .with_page_sizes(PageSizes::List(&[64]))
             .with_heads(HeadCounts::List(&[16, 64]))

@@ -78,10 +78,10 @@ impl<D: Device> Tensor<D> {
         rng: &mut Rng,
         dtype: DType,
         shape: [usize; 3],
-        most: f32,
+        max: f32,
     ) -> Result<Self> {
         let layout = Layout::contiguous(dtype, shape);
-        let host = random_bytes(rng, dtype, layout.elements(), most);
+        let host = random_bytes(rng, dtype, layout.elements(), max);
         let buffer = upload(device, &host)?;
         device.synchronize()?;
         Ok(Self {
@@ -142,9 +142,9 @@ impl<D: Device> Tensor<D> {
 /// Numbers that a thread makes one after the other, from a seed of their own.
 const OF_ONE_SEED: usize = 1 << 16;
 
-/// Evenly distributed numbers up to `most`, made by all threads: the same ones however many there
+/// Evenly distributed numbers up to `max`, made by all threads: the same ones however many there
 /// are.
-fn random_bytes(rng: &mut Rng, dtype: DType, count: usize, most: f32) -> Vec<u8> {
+fn random_bytes(rng: &mut Rng, dtype: DType, count: usize, max: f32) -> Vec<u8> {
     let width = dtype.bytes();
     let seed = rng.u64(..);
     let mut bytes = vec![0; count * width];
@@ -152,7 +152,7 @@ fn random_bytes(rng: &mut Rng, dtype: DType, count: usize, most: f32) -> Vec<u8>
     chunks.for_each(|(number, chunk)| {
         let mut rng = Rng::with_seed(seed.wrapping_add(number as u64));
         for element in chunk.chunks_exact_mut(width) {
-            let value = (2.0 * rng.f32() - 1.0) * most;
+            let value = (2.0 * rng.f32() - 1.0) * max;
             match dtype {
                 DType::F32 => element.copy_from_slice(&value.to_ne_bytes()),
                 DType::F16 => element.copy_from_slice(&f16::from_f32(value).to_ne_bytes()),
@@ -275,7 +275,7 @@ impl<D: Device> Data<D> {
         let columns = heads * dims.head.kv_b() as usize;
         let tokens = workload.tokens();
         let mut rng = Rng::with_seed(seed.into());
-        let mut random = |shape, most| Tensor::random(device, &mut rng, dtype, shape, most);
+        let mut random = |shape, max| Tensor::random(device, &mut rng, dtype, shape, max);
 
         progress.step("making weights and queries");
         // Keys and values then have a variance of 1 as well.

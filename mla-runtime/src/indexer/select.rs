@@ -361,12 +361,12 @@ impl<D: IndexDevice> Indexer<D> {
         let columns = own.needs.columns as usize;
         let longest = workspace.decode_batch()?.max_seq_len;
         let tokens = workspace.tokens();
-        for (field, given, most) in [
+        for (field, given, max) in [
             ("new tokens", tokens, own.needs.tokens as usize),
             ("sequence length", longest, columns),
         ] {
-            if given > most {
-                let accepted = format!("at most the indexer workspace's limit of {most}");
+            if given > max {
+                let accepted = format!("at most the indexer workspace's limit of {max}");
                 return Err(Error::argument(field, given, accepted));
             }
         }

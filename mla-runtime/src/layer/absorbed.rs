@@ -17,9 +17,9 @@ pub(crate) enum Absorbing {
     Writing,
     /// Nothing.
     Alone,
-    /// Nothing, directly behind the selection of a sparse layer: whatever made the call's queries,
-    /// or read the absorbed ones of the layer before, is done when that begins, and it has to do
-    /// with neither ([`Device::gemm_ready`]).
+    /// Nothing, if the product comes directly behind the selection of a sparse layer. The selection
+    /// begins only when the work that made the call's queries, or read the absorbed ones of the
+    /// layer before, is done, and it accesses neither ([`Device::gemm_ready`]).
     Ready,
 }
 
@@ -189,8 +189,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         Ok(())
     }
 
-    /// The queries in the format that the backend asks for, of the call's `own` `[T, H, P+R]` and
-    /// the `absorbed` `[T, H, width]`, which hold the rotary part if a cache write has rotated it.
+    /// The queries in the backend's format, made of the call's `own` `[T, H, P+R]` and the
+    /// `absorbed` `[T, H, width]`, which also hold the rotary part if a cache write has rotated it.
     fn query<'a>(
         &self,
         own: TensorRef<'a, P::Device>,

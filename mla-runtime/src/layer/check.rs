@@ -211,8 +211,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         }
     }
 
-    /// Refuses weights made for another configuration, also if it has as many columns in other
-    /// heads.
+    /// Refuses weights made for another configuration, also if other heads have the same number of
+    /// columns in all.
     fn check_weights(&self, weights: &Weights<'_, P::Device>) -> Result<()> {
         let problem = &self.config.problem;
         let [heads, latent, nope, v] = [

@@ -12,10 +12,10 @@ use crate::tensor::{CacheRef, Layout, LseLayout, LseMut, Memory, TensorMut, Tens
 
 /// Destination of expanded keys and values.
 ///
-/// A backend that takes a head's own key and its values as they come gets two views of one product
-/// with the whole of `W_kv_b`. For one that wants keys packed, the product is done in two parts,
-/// each of which writes its columns where the backend will read them: so nothing is copied
-/// afterwards but the rotary part, which every head's packed key repeats.
+/// A backend that takes keys and values per head as they come gets two views of one product with
+/// the whole of `W_kv_b`. For a backend that wants keys packed, the product is done in two parts,
+/// each of which writes its columns where the backend reads them. So only the rotary part is copied
+/// afterwards, which every head's packed key repeats.
 enum ExpansionBuffers<'a, D: Device> {
     Together(D::BytesMut<'a>),
     Apart {
@@ -185,8 +185,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         prepared: &mut Prepared<'_, P>,
     ) -> Result<()> {
         // SAFETY: the contract of a call. Starts: `StagedStep::write_arrays` adds up the query and
-        // key lengths of the call's requests from 0. Their sums are the rows of its tensors, which
-        // the two callers make for as many, and their maxima `max_query_len` and `max_key_len`. The
+        // key lengths of the call's requests from 0. Their sums are the rows of its tensors, whose
+        // sizes the two callers give them, and their maxima `max_query_len` and `max_key_len`. The
         // host's numbers are those that were staged. State and metadata are of the call's
         // workspace, which the layer's `check` held to its device and problem, and to a step whose
         // `prepare` succeeded. Arrays and scratch are the workspace's own memory, on the layer's
@@ -319,7 +319,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         }
     }
 
-    /// Returns the keys and values that were written, of as many rows as `rope` has.
+    /// Returns the keys and values that were written, of the number of rows that `rope` has.
     fn read_expansion<'a>(
         &self,
         rope: TensorRef<'a, P::Device>,

@@ -39,9 +39,9 @@
 //! absorbed path, chunks) and on the longest length that it allows for; lengths, pages and slots
 //! are read on the device from arrays that never move. So a step of decodes can be captured into a
 //! graph, with [`max_len`](StepPlan::with_max_len) set to the max number of tokens that a request
-//! will have. It is replayed after another [`prepare`](Workspace::prepare) of as many requests with
-//! as many tokens, the same `max_len` and no longer request; a smaller batch is filled up with
-//! padding.
+//! will have. It is replayed after another [`prepare`](Workspace::prepare) with the same number of
+//! requests, the same number of tokens, the same `max_len` and no longer request; a smaller batch
+//! is filled up with padding.
 //!
 //! The layer is one implementation for backends chosen by type ([`MlaLayer::of`]) and at run time
 //! ([`SelectedPrefill`] and [`SelectedDecode`] in [`MlaLayer::new`]).
@@ -164,8 +164,8 @@ impl<D: Device> MlaLayer<SelectedPrefill<D>, SelectedDecode<D>> {
     /// # Errors
     ///
     /// If a backend was made for another configuration or another device, or does not fit the
-    /// device or the problem, with every reason; if the problem contradicts itself or wants what
-    /// the layer does not do.
+    /// device or the problem, with every reason; if the problem contradicts itself or asks for
+    /// something that the layer does not do.
     pub fn new(
         device: &D,
         config: &LayerConfig,
@@ -261,8 +261,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         &self.decode
     }
 
-    /// The memory that `layers` such layers need for steps within `limits` on caches of `pages`
-    /// pages each: what [`Self::workspace`] and the backends allocate, and the caches.
+    /// The memory that `layers` such layers need for steps within `limits`: the allocations of
+    /// [`Self::workspace`] and of the backends, and caches of `pages` pages each.
     ///
     /// # Errors
     ///
@@ -294,12 +294,12 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         })
     }
 
-    /// The max number of new tokens of a request on the absorbed path, if a step does not say:
-    /// [`crossover_threshold`] of the longest context, within `limits`, what the problem says of
-    /// query lengths, and what the decode backend takes.
+    /// The maximum number of new tokens of a request on the absorbed path, if a step does not say:
+    /// [`crossover_threshold`] of the longest context, within `limits`, the problem's query length,
+    /// and the decode backend's maximum.
     pub fn threshold(&self, limits: &StepLimits) -> u32 {
         let problem = &self.config.problem;
-        let most = match problem.query_len {
+        let max = match problem.query_len {
             QueryLen::Single => 1,
             _ => u32::try_from(self.within_backend(limits).decode_query_len).unwrap_or(u32::MAX),
         };
@@ -308,15 +308,15 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             .saturating_mul(problem.page_size as usize);
         let longest = u32::try_from(longest).unwrap_or(u32::MAX);
         let machine = self.device.machine();
-        crossover_threshold(&machine, problem, self.packed_keys(), Some(longest)).min(most)
+        crossover_threshold(&machine, problem, self.packed_keys(), Some(longest)).min(max)
     }
 
     /// The limits, with no more query tokens on the absorbed path than the decode backend takes.
     fn within_backend(&self, limits: &StepLimits) -> StepLimits {
-        let most = self.decode.spec().max_query_len;
-        let most = most.map_or(usize::MAX, |most| most as usize);
+        let max = self.decode.spec().max_query_len;
+        let max = max.map_or(usize::MAX, |max| max as usize);
         StepLimits {
-            decode_query_len: limits.decode_query_len.min(most),
+            decode_query_len: limits.decode_query_len.min(max),
             ..*limits
         }
     }
@@ -479,9 +479,9 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     }
 }
 
-/// The max number of new tokens of a request for which the absorbed path is the faster one: by the
-/// [crossover](crate::plan::crossover) on this machine, of so much context or, without, of a long
-/// one.
+/// The maximum number of new tokens of a request for which the absorbed path is the faster one, by
+/// the [crossover](crate::plan::crossover) on this machine with the given context or, without one,
+/// with a long context.
 pub fn crossover_threshold(
     machine: &Machine,
     problem: &Problem,

@@ -31,7 +31,7 @@
 //! | `index_projection` | [rows, index heads, D] | index queries as they are projected | an indexer |
 //! | `index_queries` | [rows, index heads, D] e4m3 | quantised | an indexer |
 //! | `index_head_weights` | [rows, index heads] f32 | with the scales of the queries | an indexer |
-//! | `index_logits` | [rows, columns] f32 | the scores of as many query tokens at a time | an indexer |
+//! | `index_logits` | [rows, columns] f32 | the scores of `rows` query tokens at a time | an indexer |
 //! | `slot_lists` | [tokens, topk] i32 | what each query token attends to | an indexer |
 //! | `step_arrays` | `[bytes]` | a step's lengths, slots and block table | |
 //! | `decode_workspace` | `[bytes]` | what the decode backend asks for | |
@@ -875,7 +875,7 @@ mod tests {
         assert_eq!(max_pages(&needs(), 5_127_340_031), Ok(999));
         assert_eq!(max_pages(&needs(), u64::MAX), Ok(MAX_PAGES));
         assert_eq!(max_rows(&needs(), u64::MAX), Ok(u32::MAX - 63));
-        // Up to as many rows as there are new tokens, rows cost only their gathering.
+        // Up to the number of new tokens, rows cost only their gathering.
         assert_eq!(
             max_rows(&needs(), 1000).unwrap_err().to_string(),
             "bytes: given 1000, accepted at least 4531822592, for a context workspace of 64 \

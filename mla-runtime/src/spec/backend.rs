@@ -386,13 +386,13 @@ impl BackendSpec {
 
     const fn check_heads(&self) {
         match self.heads {
-            HeadCounts::Range(least, most) => {
+            HeadCounts::Range(min, max) => {
                 assert!(
-                    0 < least && least <= most,
+                    0 < min && min <= max,
                     "heads: given a reversed or zero range, accepted 1 and up"
                 );
                 assert!(
-                    least <= MAX_DIM,
+                    min <= MAX_DIM,
                     "heads: given a range beyond 65536, accepted one that begins at 1 to 65536"
                 );
             }

@@ -125,8 +125,8 @@ impl CapabilityMatch {
             Self::Any => (0, u16::MAX),
             Self::Exact(only) => (only.number(), only.number()),
             Self::Family(major) => (major as u16 * 10, major as u16 * 10 + 9),
-            Self::FamilyFrom(least) => (least.number(), least.major as u16 * 10 + 9),
-            Self::Floor(least) => (least.number(), u16::MAX),
+            Self::FamilyFrom(min) => (min.number(), min.major as u16 * 10 + 9),
+            Self::Floor(min) => (min.number(), u16::MAX),
         }
     }
 
@@ -144,10 +144,10 @@ impl CapabilityMatch {
                 text.number(major as u32);
                 text.push(".x");
             }
-            Self::FamilyFrom(least) => {
-                least.write(text);
+            Self::FamilyFrom(min) => {
+                min.write(text);
                 text.push(" to ");
-                Capability::new(least.major, 9).write(text);
+                Capability::new(min.major, 9).write(text);
             }
             Self::Floor(capability) => {
                 capability.write(text);

@@ -193,9 +193,9 @@ impl Numbers {
         z ^ (z >> 31)
     }
 
-    /// Evenly from −`most` to `most`.
-    fn uniform(&mut self, most: f64) -> f64 {
-        ((self.next() >> 11) as f64 / (1u64 << 52) as f64 - 1.0) * most
+    /// Evenly from −`max` to `max`.
+    fn uniform(&mut self, max: f64) -> f64 {
+        ((self.next() >> 11) as f64 / (1u64 << 52) as f64 - 1.0) * max
     }
 
     pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
@@ -218,12 +218,12 @@ impl Owned {
         numbers: &mut Numbers,
         dtype: DType,
         shape: [usize; 3],
-        most: f64,
+        max: f64,
     ) -> Self {
         let layout = Layout::contiguous(dtype, shape);
         let (mut bytes, mut values) = (Vec::new(), Vec::new());
         for _ in 0..layout.elements() {
-            let value = numbers.uniform(most) as f32;
+            let value = numbers.uniform(max) as f32;
             values.push(round(dtype, value, &mut bytes));
         }
         let mut buffer = device.allocate(bytes.len()).unwrap();
@@ -334,7 +334,7 @@ impl World {
             .map(|r| r.kv.div_ceil(page) as usize)
             .collect();
         let pages = needed.iter().sum::<usize>() + 3;
-        let max_pages = needed.iter().max().map_or(0, |most| *most) + 1;
+        let max_pages = needed.iter().max().map_or(0, |max| *max) + 1;
         let mut free: Vec<i32> = (0..pages as i32).collect();
         numbers.shuffle(&mut free);
         let mut tables = Vec::new();
@@ -368,7 +368,7 @@ impl World {
         );
         let columns = heads * dims.head.kv_b() as usize;
         let dtype = case.dtype;
-        let mut random = |shape, most| Owned::random(&device, &mut numbers, dtype, shape, most);
+        let mut random = |shape, max| Owned::random(&device, &mut numbers, dtype, shape, max);
         let query = random([tokens, heads, dims.head.qk() as usize], 2.0);
         let new_latent = random([tokens, 1, latent], 1.7);
         let new_rope = random([tokens, 1, rope], 1.7);
