@@ -102,7 +102,7 @@ pub fn json(result: &impl Serialize) -> String {
     serde_json::to_string_pretty(result).expect("the result is JSON") + "\n"
 }
 
-/// [Replaces](replace) a file by a text. A pipe takes the text at the end alone.
+/// Replaces a file by a text, whole or not at all. A pipe takes the text at the end alone.
 pub fn save(path: &Path, until: Until, text: &str) -> Result<(), CliError> {
     if until == Until::Row && is_written_in_place(path) {
         return Ok(());
