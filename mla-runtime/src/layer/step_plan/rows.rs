@@ -81,10 +81,10 @@ impl StepPlan {
     /// anything.
     ///
     /// Rows that belong to no request are padding: they are not read, and those of outputs and of a
-    /// log-sum-exp are left as they are. [`MlaLayer::forward`](super::MlaLayer::forward) and
-    /// [`forward_unrotated`](super::MlaLayer::forward_unrotated) take such tensors. If the rows
-    /// that are used lie one behind the other in the order of the layer, they are taken as they
-    /// lie; otherwise the layer copies them by an index of its own, into memory that
+    /// log-sum-exp are left as they are. [`MlaLayer::forward`](crate::layer::MlaLayer::forward) and
+    /// [`forward_unrotated`](crate::layer::MlaLayer::forward_unrotated) take such tensors. If the
+    /// rows that are used lie one behind the other in the order of the layer, they are taken as
+    /// they lie; otherwise the layer copies them by an index of its own, into memory that
     /// [`call_rows`](crate::backend::StepLimits::call_rows) sets aside, and the results back.
     ///
     /// # Errors
