@@ -73,10 +73,7 @@ pub(crate) fn check_cache(
     {
         return Ok(());
     }
-    let tensors = |split| match split {
-        true => ", split",
-        false => "",
-    };
+    let tensors = |split| if split { ", split" } else { "" };
     Err(Error::argument(
         "cache",
         format!(

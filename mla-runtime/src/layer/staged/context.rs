@@ -97,11 +97,11 @@ impl StagedStep {
         arrays: D::Bytes<'a>,
     ) -> Result<Option<StepChunk<'a, D>>> {
         let requests = 0..self.expanded_key_lens.len();
-        match self.context_in_one_call {
-            true => self
-                .gathered(0, arrays, requests, &self.expanded_key_lens)
-                .map(Some),
-            false => Ok(None),
+        if self.context_in_one_call {
+            self.gathered(0, arrays, requests, &self.expanded_key_lens)
+                .map(Some)
+        } else {
+            Ok(None)
         }
     }
 

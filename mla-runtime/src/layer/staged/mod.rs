@@ -131,12 +131,11 @@ impl StagedStep {
         let (absorbed, expanded) = requests.split_at(plan.absorbed());
         let longest = absorbed.iter().map(|r| r.q).max().unwrap_or(0);
         if longest as usize > limits.decode_query_len {
-            let why = match problem.sparse {
-                true => {
-                    ": sparse attention has the absorbed form only, but for requests within \
+            let why = if problem.sparse {
+                ": sparse attention has the absorbed form only, but for requests within \
                      dense_within"
-                }
-                false => "",
+            } else {
+                ""
             };
             let limit = limits.decode_query_len;
             let accepted = format!("at most limits.decode_query_len = {limit}{why}");
