@@ -209,8 +209,8 @@ impl Layer {
 
 impl Workspace {
     /// Plans a step of these requests, whose pages are of any integer type. [`StepPlan`] says where
-    /// each one's tokens stand; [`StepPlan::with_padded_rows`] and the like take tensors in an order
-    /// of the engine's own.
+    /// each one's tokens stand; [`StepPlan::with_padded_rows`] and the like take tensors in an
+    /// order of the engine's own.
     ///
     /// # Errors
     ///

@@ -194,7 +194,8 @@ impl<'a, T: Pod> Places<'a, T> {
     /// Nothing else reads or writes the element at the same time.
     pub(crate) unsafe fn write(&self, offset: usize, value: T) {
         assert!(offset < self.len);
-        // SAFETY: the contract of the pointer's `write`: in bounds; exclusive by this function's own.
+        // SAFETY: the contract of the pointer's `write`: in bounds; exclusive by this function's
+        // own.
         unsafe { self.data.add(offset).write(value) }
     }
 
@@ -209,7 +210,8 @@ impl<'a, T: Pod> Places<'a, T> {
     /// Nothing else writes the element at the same time.
     pub(crate) unsafe fn read(&self, offset: usize) -> T {
         assert!(offset < self.len);
-        // SAFETY: the contract of the pointer's `read`: in bounds; by this function's own, nothing writes it.
+        // SAFETY: the contract of the pointer's `read`: in bounds; by this function's own, nothing
+        // writes it.
         unsafe { self.data.add(offset).read() }
     }
 }

@@ -17,8 +17,9 @@ pub(super) enum Fusion {
 }
 
 impl Fusion {
-    /// Returns the maximum number of tokens for which the own kernel is the faster one, as measured:
-    /// it reads the weights again for every 32 tokens, and cuBLAS has the better tiles for many.
+    /// Returns the maximum number of tokens for which the own kernel is the faster one, as
+    /// measured: it reads the weights again for every 32 tokens, and cuBLAS has the better tiles
+    /// for many.
     fn max_tokens(self, heads: usize) -> usize {
         match (self, heads <= 32) {
             (_, false) => 32,

@@ -16,8 +16,8 @@ fn read(path: &str) -> String {
     fs::read_to_string(root.join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// Returns a type's name and all behind it, if this line of `cargo xtask api` is that of one: not of
-/// an associated type, and not of what a type has.
+/// Returns a type's name and all behind it, if this line of `cargo xtask api` is that of one: not
+/// of an associated type, and not of what a type has.
 fn definition<'a>(line: &'a str, package: &str) -> Option<(&'a str, &'a str)> {
     let line = line.trim_start_matches("#[non_exhaustive] ");
     let line = line.strip_prefix("pub ")?;

@@ -15,8 +15,8 @@
 //!
 //! (DeepSeek-V3.2-Exp, `inference/model.py`.) LayerNorm has a weight and a bias. H is a Hadamard
 //! transform divided by √D, or nothing: since it is orthogonal it changes the quantisation alone,
-//! but a cache that was written with it has to be read with it. A scale is the smallest power of two
-//! that is not below max(|x|, 1e-4) / 448. Values are rounded once, when they are quantised.
+//! but a cache that was written with it has to be read with it. A scale is the smallest power of
+//! two that is not below max(|x|, 1e-4) / 448. Values are rounded once, when they are quantised.
 //!
 //! # What a list is
 //!

@@ -273,8 +273,9 @@ impl ModelConfig {
     /// | `rope_scaling` or `rope_parameters` | an object, or left out, or null, or empty; of type (`type` and `rope_type`, which have to agree) `linear` with a `factor`, or `yarn` with a `factor` and what else [`Yarn`] has. `rope_scaling` replaces the other; sections by kind of layer have to be alike in the layers with this attention |
     /// | `llama_4_scaling_beta` in it, or `llama_4_scaling` | at least 0, or left out, or null; above 0 with the original context: [`QueryScaling`] |
     ///
-    /// A field that is left out has the value that the class of the model's family gives it, if that
-    /// is another than the table says: a gate and sinks of Hy4, halves of MiniCPM3 and openPangu.
+    /// A field that is left out has the value that the class of the model's family gives it, if
+    /// that is another than the table says: a gate and sinks of Hy4, halves of MiniCPM3 and
+    /// openPangu.
     ///
     /// The file of DeepSeek's own inference program, which has an `inter_dim`, is read as well: its
     /// rotation has yarn without saying so (`rope_factor`, `original_seq_len`, `mscale`).

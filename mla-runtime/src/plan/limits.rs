@@ -147,7 +147,7 @@ fn checked(limits: &StepLimits, page: usize) -> Result<(usize, usize)> {
     let segments = max_segments(limits, page);
     if segments > MAX_CHUNKS {
         return Err(of_rows(format!(
-            "a number with which every request at its longest has at most {MAX_CHUNKS} chunks in all"
+            "a number with which all requests at their longest have at most {MAX_CHUNKS} chunks"
         )));
     }
     let table = limits.requests.checked_mul(pages);
