@@ -67,8 +67,8 @@ impl Progress {
         Self { bar, audience }
     }
 
-    /// Tells the present step. A log has such a line after [`FIRST_LOG_AFTER`] if it has none
-    /// before, and then one after [`LOG_INTERVAL`] without another line.
+    /// Tells the present step. A log has such a line after `FIRST_LOG_AFTER` if it has none
+    /// before, and then one after `LOG_INTERVAL` without another line.
     pub fn step(&self, what: impl Into<String>) {
         let what = what.into();
         match &self.audience {
