@@ -6,7 +6,7 @@
 use mla_kernels::Cuda;
 use mla_runtime::backend::{DecodeBackend, DecodeCall, LayerConfig, Output, Query, StepLimits};
 use mla_runtime::model::DType::BF16;
-use mla_runtime::{Error, Result, mla_backend};
+use mla_runtime::{mla_backend, Error, Result};
 
 #[allow(missing_docs, non_snake_case, dead_code, unsafe_op_in_unsafe_fn)]
 #[allow(clippy::all, clippy::undocumented_unsafe_blocks)]

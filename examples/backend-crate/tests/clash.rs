@@ -5,7 +5,7 @@ use mla_kernels::Cuda;
 use mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, StepLimits};
 use mla_runtime::select::Registry;
 use mla_runtime::spec::Phase;
-use mla_runtime::{Result, mla_backend};
+use mla_runtime::{mla_backend, Result};
 
 struct Mine(Naive);
 

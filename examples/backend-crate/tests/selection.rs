@@ -7,7 +7,7 @@ use backend_crate::Naive;
 use mla_kernels::backends::sm90::WgmmaMla;
 use mla_kernels::{Cuda, DecodeBackends, PrefillBackends};
 use mla_runtime::backend::{DecodeBackend, Entry};
-use mla_runtime::dispatch::{DecodeVisitor, backends, with_decode};
+use mla_runtime::dispatch::{backends, with_decode, DecodeVisitor};
 use mla_runtime::model::{DType, MlaDims};
 use mla_runtime::select::{Registry, SelectionRequest};
 use mla_runtime::spec::{Capability, Phase, Problem, Target};
