@@ -120,7 +120,7 @@ fn a_tensor_that_does_not_fit_is_refused_by_name_with_nothing_written() -> Resul
     );
     let shared = Tensor::zeros((42, HEADS, V), DType::F32, &Device::Cpu)?;
     let halves = [shared.narrow(0, 0, 21)?, shared.narrow(0, 21, 21)?];
-    let shared = "shares its storage with another tensor of the call";
+    let same_storage = "shares its storage with another tensor of the call";
     let in_pages = own.flatten_to(1)?.narrow(0, 0, 21)?;
     let out_of_pages = own.flatten_all()?.narrow(0, 0, 21 * HEADS * V)?;
     let out_of_pages = out_of_pages.reshape((21, HEADS, V))?;
@@ -156,9 +156,15 @@ fn a_tensor_that_does_not_fit_is_refused_by_name_with_nothing_written() -> Resul
             &own.reshape((4, 32, 80))?,
             &out,
         ),
-        (shared, &query, &in_pages.narrow(1, 0, LATENT)?, &own, &out),
-        (shared, &query, &latent, &own, &query.narrow(2, 0, V)?),
-        (shared, &query, &latent, &own, &out_of_pages),
+        (
+            same_storage,
+            &query,
+            &in_pages.narrow(1, 0, LATENT)?,
+            &own,
+            &out,
+        ),
+        (same_storage, &query, &latent, &own, &query.narrow(2, 0, V)?),
+        (same_storage, &query, &latent, &own, &out_of_pages),
     ] {
         let refused = attend(&mut step, &layer, query, latent, &rope, cache, out);
         let refused = refused.unwrap_err().to_string();
