@@ -91,12 +91,10 @@ impl Wrap<'_> {
     /// The declarations of a header and of the headers in its folder. With `after`, which is the
     /// shared header, they are those of both headers and of the headers beside the shared one.
     fn items(&mut self, header: &Path, after: Option<&Path>) -> Result<Vec<String>, Error> {
-        let failed = |message: String| Error::Bindings {
-            header: header.to_owned(),
-            message,
-        };
+        let failed =
+            |message: &str| Error::tool(format!("bindings of {}", header.display()), message);
         if !header.is_file() {
-            return Err(failed("no such file".into()));
+            return Err(failed("no such file"));
         }
         let beside = after.unwrap_or(header).parent().unwrap_or(Path::new("."));
         let depfile = self.output.with_extension("d");
@@ -117,21 +115,20 @@ impl Wrap<'_> {
             builder = builder.header(header.to_string_lossy());
         }
         // bindgen panics where libclang cannot be loaded; the message is in the panic.
-        let bindings =
-            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| builder.generate()))
-                .map_err(|panic| {
-                    let text = panic.downcast_ref::<String>().cloned();
-                    failed(
-                        text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()))
-                            .unwrap_or_default(),
-                    )
-                })?
-                .map_err(|error| failed(error.to_string()))?;
+        let made = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| builder.generate()));
+        let bindings = made.map_err(|panic| {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            failed(
+                text.or_else(|| panic.downcast_ref::<&str>().copied())
+                    .unwrap_or_default(),
+            )
+        })?;
+        let bindings = bindings.map_err(|error| failed(&error.to_string()))?;
         let rule = bounded::read_to_string(&depfile).map_err(Error::file("read", &depfile))?;
         self.read
             .extend(crate::depfile::files(&rule, Path::new("")));
-        let mut file =
-            syn::parse_file(&bindings.to_string()).map_err(|error| failed(error.to_string()))?;
+        let file = syn::parse_file(&bindings.to_string());
+        let mut file = file.map_err(|error| failed(&error.to_string()))?;
         let items = std::mem::take(&mut file.items).into_iter().map(|item| {
             file.items = vec![item];
             prettyplease::unparse(&file)
@@ -145,10 +142,7 @@ fn arguments(includes: &[PathBuf], host: Option<&Host>) -> Vec<String> {
     let mut arguments = Vec::new();
     // The wheel of libclang has no headers of its own, so the host compiler lends its `stddef.h`.
     if let Some(builtin) = host.and_then(builtin_headers) {
-        arguments.extend([
-            "-isystem".to_owned(),
-            builtin.to_string_lossy().into_owned(),
-        ]);
+        arguments.push(format!("-isystem{}", builtin.display()));
     }
     let roots = includes
         .iter()
@@ -179,12 +173,10 @@ fn builtin_headers(host: &Host) -> Option<PathBuf> {
 
 /// Every character that a regular expression may give a meaning to, escaped.
 fn escaped(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for c in text.chars() {
-        if c.is_ascii_punctuation() && !matches!(c, '/' | '_' | '<' | '>') {
-            escaped.push('\\');
-        }
-        escaped.push(c);
-    }
-    escaped
+    let is_plain = |c: char| !c.is_ascii_punctuation() || matches!(c, '/' | '_' | '<' | '>');
+    let each = text.chars().map(|c| match is_plain(c) {
+        true => c.to_string(),
+        false => format!("\\{c}"),
+    });
+    each.collect()
 }

@@ -23,9 +23,9 @@
 //! why = "upstream's tile of 128 queries; nothing of ours runs in its inner loop"
 //! ```
 
-use std::{fmt, path::Path};
+use std::path::Path;
 
-use globset::GlobBuilder;
+use globset::Glob;
 use serde::Deserialize;
 
 use crate::{
@@ -74,55 +74,6 @@ struct Rule {
     why: Option<String>,
 }
 
-/// A limit that is exceeded, or a rule that is about nothing.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Violation {
-    /// A kernel uses more than it may.
-    Exceeded {
-        /// Its name and target.
-        kernel: String,
-        /// The limited resource.
-        field: &'static str,
-        /// The kernel's use.
-        used: u32,
-        /// The limit.
-        allowed: u32,
-    },
-    /// A rule fits no kernel of a target that was built.
-    Unused {
-        /// The rule's name.
-        rule: String,
-    },
-    /// A rule allows a kernel more than what holds without it, and does not say why.
-    Unexplained {
-        /// The rule's name.
-        rule: String,
-        /// The resource whose limit the rule raises.
-        field: &'static str,
-    },
-}
-
-impl fmt::Display for Violation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Exceeded {
-                kernel,
-                field,
-                used,
-                allowed,
-            } => {
-                write!(f, "{kernel}: {field}: {used}, allowed: at most {allowed}")
-            }
-            Self::Unused { rule } => write!(f, "rule {rule:?} fits no kernel"),
-            Self::Unexplained { rule, field } => write!(
-                f,
-                "rule {rule:?}: {field}: allows more than what holds without it; say so in `why`"
-            ),
-        }
-    }
-}
-
 impl Budget {
     /// Reads a budget.
     ///
@@ -131,11 +82,8 @@ impl Budget {
     /// The file cannot be read, or is no budget.
     pub fn load(path: &Path) -> Result<Self, Error> {
         let text = bounded::read_to_string(path).map_err(Error::file("read", path))?;
-        Self::parse(&text).map_err(|error| Error::File {
-            action: "understand",
-            path: path.to_owned(),
-            source: std::io::Error::other(error),
-        })
+        let understood = Self::parse(&text).map_err(std::io::Error::other);
+        understood.map_err(Error::file("understand", path))
     }
 
     fn parse(text: &str) -> Result<Self, String> {
@@ -143,14 +91,15 @@ impl Budget {
         for rule in &budget.kernel {
             let globs = [Some(&rule.name), rule.source.as_ref(), rule.target.as_ref()];
             for glob in globs.into_iter().flatten() {
-                matcher(glob).map_err(|error| format!("rule {:?}: {error}", rule.name))?;
+                Glob::new(glob).map_err(|error| format!("rule {:?}: {error}", rule.name))?;
             }
         }
         Ok(budget)
     }
 
-    /// Everything that the kernels of a report use beyond the budget.
-    pub fn check(&self, report: &Report) -> Vec<Violation> {
+    /// Everything that the kernels of a report use beyond the budget, and each rule that fits no
+    /// kernel of what was built or that allows more without a reason: a sentence each.
+    pub fn check(&self, report: &Report) -> Vec<String> {
         let mut used = vec![false; self.kernel.len()];
         let mut violations = Vec::new();
         for unit in &report.units {
@@ -168,9 +117,7 @@ impl Budget {
         }
         for (rule, used) in self.kernel.iter().zip(used) {
             if rule.is_about(report) && !used {
-                violations.push(Violation::Unused {
-                    rule: rule.name.clone(),
-                });
+                violations.push(format!("rule {:?} fits no kernel", rule.name));
             }
         }
         violations
@@ -179,7 +126,7 @@ impl Budget {
 
 /// True if the glob matches `text`, or if there is no glob.
 fn matches(glob: Option<&String>, text: &str) -> bool {
-    glob.is_none_or(|glob| matcher(glob).is_ok_and(|glob| glob.is_match(text)))
+    glob.is_none_or(|glob| Glob::new(glob).is_ok_and(|it| it.compile_matcher().is_match(text)))
 }
 
 impl Rule {
@@ -200,29 +147,22 @@ impl Rule {
     }
 
     /// Notes where the rule allows more than `before` and does not say why.
-    fn explain(&self, before: Limits, violations: &mut Vec<Violation>) {
+    fn explain(&self, before: Limits, violations: &mut Vec<String>) {
         if self.why.as_ref().is_some_and(|why| !why.trim().is_empty()) {
             return;
         }
         for ((field, before), (_, max)) in before.fields().into_iter().zip(self.max.fields()) {
             if before.zip(max).is_some_and(|(before, max)| max > before) {
-                let unexplained = Violation::Unexplained {
-                    rule: self.name.clone(),
-                    field,
-                };
+                let unexplained = format!(
+                    "rule {:?}: {field}: allows more than what holds without it; say so in `why`",
+                    self.name
+                );
                 if !violations.contains(&unexplained) {
                     violations.push(unexplained);
                 }
             }
         }
     }
-}
-
-fn matcher(name: &str) -> Result<globset::GlobMatcher, String> {
-    GlobBuilder::new(name)
-        .build()
-        .map(|glob| glob.compile_matcher())
-        .map_err(|error| error.to_string())
 }
 
 impl Limits {
@@ -249,7 +189,7 @@ impl Limits {
         ]
     }
 
-    fn check(&self, kernel: &Kernel, violations: &mut Vec<Violation>) {
+    fn check(&self, kernel: &Kernel, violations: &mut Vec<String>) {
         let used = [
             kernel.registers,
             kernel.spill_stores.saturating_add(kernel.spill_loads),
@@ -258,15 +198,12 @@ impl Limits {
             kernel.barriers,
             u32::try_from(kernel.warnings.len()).unwrap_or(u32::MAX),
         ];
+        let (name, target) = (short(&kernel.name), &kernel.target);
         for ((field, allowed), used) in self.fields().into_iter().zip(used) {
             if let Some(allowed) = allowed.filter(|&allowed| used > allowed) {
-                let kernel = format!("{} ({})", short(&kernel.name), kernel.target);
-                violations.push(Violation::Exceeded {
-                    kernel,
-                    field,
-                    used,
-                    allowed,
-                });
+                violations.push(format!(
+                    "{name} ({target}): {field}: {used}, allowed: at most {allowed}"
+                ));
             }
         }
     }
@@ -277,28 +214,14 @@ mod tests {
     use super::*;
 
     fn report(kernels: Vec<Kernel>) -> Report {
+        let unit = serde_json::json!({
+            "source": "a.cu", "targets": ["sm_90a"], "outcome": "compiled", "reason": "",
+            "compile_seconds": 0.0, "peak": 0, "object_bytes": 0, "device_bytes": {},
+            "kernels": kernels,
+        });
         Report {
-            package: "p".into(),
-            library: "l".into(),
-            finished: 0.0,
-            targets: vec!["sm_90a".into()],
-            toolkit: Vec::new(),
-            host_compiler: ("c++".into(), "12".into()),
-            cache: "/".into(),
-            notes: Vec::new(),
-            seconds: 0.0,
-            library_bytes: 0,
-            units: vec![crate::report::Unit {
-                source: "a.cu".into(),
-                targets: vec!["sm_90a".into()],
-                outcome: crate::report::Outcome::Compiled,
-                reason: String::new(),
-                compile_seconds: 0.0,
-                peak: 0,
-                object_bytes: 0,
-                device_bytes: Default::default(),
-                kernels,
-            }],
+            units: vec![serde_json::from_value(unit).unwrap()],
+            ..Report::default()
         }
     }
 
@@ -313,12 +236,7 @@ mod tests {
     }
 
     fn says(budget: &str, kernels: Vec<Kernel>) -> Vec<String> {
-        Budget::parse(budget)
-            .unwrap()
-            .check(&report(kernels))
-            .iter()
-            .map(ToString::to_string)
-            .collect()
+        Budget::parse(budget).unwrap().check(&report(kernels))
     }
 
     #[test]
@@ -391,16 +309,12 @@ mod tests {
             says("[[kernel]]\nname = \"gone\"\n", vec![kernel("a", 1, 0)]),
             ["rule \"gone\" fits no kernel"]
         );
-        assert!(
-            Budget::parse("[default]\nregister = 3\n")
-                .unwrap_err()
-                .contains("register")
-        );
-        assert!(
-            Budget::parse("[[kernel]]\nname = \"a\"\nmax.spil = 3\n")
-                .unwrap_err()
-                .contains("spil")
-        );
+        for (budget, misspelt) in [
+            ("[default]\nregister = 3\n", "register"),
+            ("[[kernel]]\nname = \"a\"\nmax.spil = 3\n", "spil"),
+        ] {
+            assert!(Budget::parse(budget).unwrap_err().contains(misspelt));
+        }
         assert!(Budget::parse("[[kernel]]\nname = \"[\"\n").is_err());
     }
 }

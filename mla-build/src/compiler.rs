@@ -116,15 +116,15 @@ impl Named {
             Some(of(flags::host_compiler(&value)?.into(), name))
         });
         match (first, in_flags) {
-            (Some(first), Some(flag)) if first.path != flag.path => Err(Error::Setting {
-                field: flag.by,
-                given: format!("-ccbin {}", flag.path.display()),
-                accepted: format!(
+            (Some(first), Some(flag)) if first.path != flag.path => Err(Error::setting(
+                flag.by,
+                format!("-ccbin {}", flag.path.display()),
+                format!(
                     "no other C++ compiler than that of {}, {}",
                     first.by,
                     first.path.display()
                 ),
-            }),
+            )),
             (Some(named), _) | (None, Some(named)) => Ok(Some(named)),
             (None, None) => Ok(variable(CUDAHOSTCXX)),
         }
@@ -224,10 +224,7 @@ pub(crate) fn tools() -> cc::Build {
 }
 
 fn tool(program: &str, message: impl ToString) -> Error {
-    Error::Tool {
-        program: program.to_owned(),
-        message: message.to_string(),
-    }
+    Error::tool(program, message)
 }
 
 /// The settings that are the same for all units of a build.

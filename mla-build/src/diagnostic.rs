@@ -50,23 +50,24 @@ impl fmt::Display for FailedUnits {
         let Some((first, others)) = self.units.split_first() else {
             return Ok(());
         };
-        writeln!(f, "{}", self.first())?;
+        let line = |failure: &FailedUnit| {
+            failure
+                .first_error
+                .lines()
+                .next()
+                .unwrap_or_default()
+                .to_owned()
+        };
+        let log = first.log.display();
         writeln!(
             f,
-            "in {}; all of its output is in {}",
-            first.unit,
-            first.log.display()
+            "{}\nin {}; all of its output is in {log}",
+            self.first(),
+            first.unit
         )?;
-        if !others.is_empty() {
-            writeln!(f, "also failed:")?;
-            for failure in others {
-                writeln!(
-                    f,
-                    "  {}: {}",
-                    failure.unit,
-                    failure.first_error.lines().next().unwrap_or_default()
-                )?;
-            }
+        for (number, failure) in others.iter().enumerate() {
+            let heading = if number == 0 { "also failed:\n" } else { "" };
+            writeln!(f, "{heading}  {}: {}", failure.unit, line(failure))?;
         }
         write!(f, "{} of {} units failed", self.units.len(), self.total)?;
         match self.stopped {
@@ -78,8 +79,7 @@ impl fmt::Display for FailedUnits {
             )?,
         }
         // The last line of a long output is what is seen first.
-        let summary = first.first_error.lines().next().unwrap_or_default();
-        write!(f, "{summary}")
+        write!(f, "{}", line(first))
     }
 }
 
@@ -92,119 +92,88 @@ pub(crate) fn first_error(log: &str, status: &str) -> String {
     let Some(start) = lines.iter().position(|line| is_error(line)) else {
         // Without an error line the last words are the best there is; an empty text is never an
         // answer.
-        let last: Vec<_> = lines
-            .iter()
-            .rev()
-            .filter(|line| !line.trim().is_empty())
-            .take(MAX_LINES)
-            .collect();
-        let last: Vec<_> = last.into_iter().rev().copied().collect();
-        return if last.is_empty() {
-            format!("nvcc ended with {status} and printed nothing")
-        } else {
-            format!(
+        let words = lines.iter().rev().filter(|line| !line.trim().is_empty());
+        let mut last: Vec<_> = words.take(MAX_LINES).copied().collect();
+        last.reverse();
+        return match last.is_empty() {
+            true => format!("nvcc ended with {status} and printed nothing"),
+            false => format!(
                 "nvcc ended with {status}; its last words:\n{}",
                 last.join("\n")
-            )
+            ),
         };
     };
-    let more = lines[start + 1..]
-        .iter()
-        .take(MAX_LINES)
+    let more = lines[start + 1..].iter().take(MAX_LINES);
+    let more = more
         .take_while(|line| !line.trim().is_empty() && !is_error(line) && !line.contains("warning"));
-    std::iter::once(&lines[start])
-        .chain(more)
-        .copied()
-        .collect::<Vec<_>>()
-        .join("\n")
+    lines[start..=start + more.count()].join("\n")
 }
 
 fn is_error(line: &str) -> bool {
-    [
-        ": error",
-        ": fatal error",
-        ": catastrophic error",
-        " fatal   :",
-        " error   :",
-        ": Killed",
-        "Internal error",
-        "internal compiler error",
-    ]
-    .iter()
-    .any(|mark| line.contains(mark))
-        || line.starts_with("error:")
+    const MARKS: &str = ": error|: fatal error|: catastrophic error| fatal   :| error   :|: Killed|\
+                         Internal error|internal compiler error";
+    line.starts_with("error:") || has(line, MARKS)
+}
+
+/// True if a text has one of the marks, between which stands `|`.
+fn has(text: &str, marks: &str) -> bool {
+    marks.split('|').any(|mark| text.contains(mark))
 }
 
 /// True if a compiler ended because memory ran out: it said so, or the system killed it.
 pub(crate) fn ran_out_of_memory(log: &str, signal: Option<i32>) -> bool {
-    let exhausted = [
-        "out of memory",
-        "bad_alloc",
-        "Cannot allocate memory",
-        "memory exhausted",
-        ": Killed",
-        "died due to signal 9",
-    ];
-    signal == Some(9) || exhausted.iter().any(|mark| log.contains(mark))
+    const MARKS: &str = "out of memory|bad_alloc|Cannot allocate memory|memory exhausted|: Killed|\
+                         died due to signal 9";
+    signal == Some(9) || has(log, MARKS)
 }
 
 /// A way to mend an error whose cause is known.
 pub(crate) fn hint(log: &str, signal: Option<i32>) -> Option<String> {
-    let missing = log.lines().find_map(|line| {
+    let mut missing = log.lines().filter_map(|line| {
         let rest = line.split("fatal error: ").nth(1)?;
         rest.strip_suffix(": No such file or directory")
-            .map(str::to_owned)
     });
-    if let Some(header) = missing {
-        let first = header.split('/').next().unwrap_or_default();
-        return Some(if matches!(first, "cutlass" | "cute") {
-            format!("{header} belongs to CUTLASS: call Kernels::cutlass in the build script")
-        } else {
-            format!(
+    if let Some(header) = missing.next() {
+        let folder = header.split('/').next();
+        return Some(match folder {
+            Some("cutlass" | "cute") => {
+                format!("{header} belongs to CUTLASS: call Kernels::cutlass in the build script")
+            }
+            _ => format!(
                 "no include root holds {header}: add the folder that does with Kernels::include"
-            )
+            ),
         });
     }
-    if log.contains("unsupported GNU version") || log.contains("unsupported clang version") {
-        return Some(
-            "this nvcc does not take a host compiler that new: name an older one in NVCC_CCBIN"
-                .into(),
-        );
-    }
-    if ran_out_of_memory(log, signal) {
-        return Some(
-            "the compiler ran out of memory: build with fewer jobs (cargo build -j 1), or \
-             split the unit"
-                .into(),
-        );
-    }
-    if log.contains("No space left on device") {
-        return Some(
-            "the disk is full: free some space, or move the target folder with CARGO_TARGET_DIR"
-                .into(),
-        );
-    }
-    if log.contains("not supported on .target") || log.contains("requires .target") {
-        return Some(
-            "the instruction needs another architecture: the source belongs into that \
-             architecture's folder"
-                .into(),
-        );
-    }
     // nvcc's words, then those of GCC and Clang for a C++ unit.
-    let other_linkage = [
-        "linkage specification is incompatible",
-        "conflicting declaration of",
-        "has a different language linkage",
-    ];
-    if other_linkage.iter().any(|mark| log.contains(mark)) && log.contains("extern \"C\"") {
-        return Some(
+    let linkage = "linkage specification is incompatible|conflicting declaration of|\
+                   has a different language linkage";
+    let known = [
+        (
+            has(log, "unsupported GNU version|unsupported clang version"),
+            "this nvcc does not take a host compiler that new: name an older one in NVCC_CCBIN",
+        ),
+        (
+            ran_out_of_memory(log, signal),
+            "the compiler ran out of memory: build with fewer jobs (cargo build -j 1), or split \
+             the unit",
+        ),
+        (
+            has(log, "No space left on device"),
+            "the disk is full: free some space, or move the target folder with CARGO_TARGET_DIR",
+        ),
+        (
+            has(log, "not supported on .target|requires .target"),
+            "the instruction needs another architecture: the source belongs into that \
+             architecture's folder",
+        ),
+        (
+            has(log, linkage) && log.contains("extern \"C\""),
             "the header declares it without extern \"C\": put its declarations between #ifdef \
-             __cplusplus, extern \"C\" {, #endif and their end"
-                .into(),
-        );
-    }
-    None
+             __cplusplus, extern \"C\" {, #endif and their end",
+        ),
+    ];
+    let mut hints = known.into_iter().filter(|(is_it, _)| *is_it);
+    hints.next().map(|(_, hint)| hint.to_owned())
 }
 
 #[cfg(test)]

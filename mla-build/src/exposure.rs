@@ -23,30 +23,30 @@ pub(crate) fn of<'a>(paths: impl IntoIterator<Item = &'a Path>) -> Option<Exposu
     let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
     let found = paths.into_iter().filter_map(|path| {
         let data = fs::metadata(path).ok()?;
-        of_one(path, &data, user.as_raw(), group.as_raw())
+        let owners = (data.uid(), data.gid());
+        of_one(path, data.mode(), owners, (user.as_raw(), group.as_raw()))
     });
     // The widest first.
     found.max_by_key(|exposure| exposure.is_to_all)
 }
 
-fn of_one(path: &Path, data: &impl Owned, user: u32, group: u32) -> Option<Exposure> {
+/// Exposure of a file of this mode, owner and group to others than this user and group.
+fn of_one(
+    path: &Path,
+    mode: u32,
+    (owner, owning): (u32, u32),
+    (user, group): (u32, u32),
+) -> Option<Exposure> {
     const GROUP_WRITES: u32 = 0o020;
     const ALL_WRITE: u32 = 0o002;
-    let (mode, owner) = (data.mode() & 0o7777, data.owner());
-    let path = path.display();
-    let (is_to_all, sentence) = if mode & ALL_WRITE != 0 {
-        let sentence =
-            format!("every user may write to {path} (mode {mode:04o}): chmod -R go-w {path}");
-        (true, sentence)
+    let (mode, path) = (mode & 0o7777, path.display());
+    let is_to_all = mode & ALL_WRITE != 0;
+    let sentence = if is_to_all {
+        format!("every user may write to {path} (mode {mode:04o}): chmod -R go-w {path}")
     } else if owner != user && owner != 0 {
-        let sentence = format!("{path} belongs to another user ({owner}), who may change it");
-        (false, sentence)
-    } else if mode & GROUP_WRITES != 0 && data.group() != group {
-        let sentence = format!(
-            "the group {} may write to {path} (mode {mode:04o}): chmod -R g-w {path}",
-            data.group()
-        );
-        (false, sentence)
+        format!("{path} belongs to another user ({owner}), who may change it")
+    } else if mode & GROUP_WRITES != 0 && owning != group {
+        format!("the group {owning} may write to {path} (mode {mode:04o}): chmod -R g-w {path}")
     } else {
         return None;
     };
@@ -54,27 +54,6 @@ fn of_one(path: &Path, data: &impl Owned, user: u32, group: u32) -> Option<Expos
         sentence,
         is_to_all,
     })
-}
-
-/// The mode and owners of a file.
-trait Owned {
-    fn mode(&self) -> u32;
-    fn owner(&self) -> u32;
-    fn group(&self) -> u32;
-}
-
-impl Owned for fs::Metadata {
-    fn mode(&self) -> u32 {
-        MetadataExt::mode(self)
-    }
-
-    fn owner(&self) -> u32 {
-        self.uid()
-    }
-
-    fn group(&self) -> u32 {
-        self.gid()
-    }
 }
 
 /// Makes a folder, and those above it, that this user alone may read and write. One that exists
@@ -87,26 +66,9 @@ pub(crate) fn make_private(folder: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    struct Given(u32, u32, u32);
-
-    impl Owned for Given {
-        fn mode(&self) -> u32 {
-            self.0
-        }
-
-        fn owner(&self) -> u32 {
-            self.1
-        }
-
-        fn group(&self) -> u32 {
-            self.2
-        }
-    }
-
     #[test]
     fn another_writer_is_named_and_a_folder_that_all_may_write_to_is_refused() {
-        let of =
-            |mode, owner, group| of_one(Path::new("/cache"), &Given(mode, owner, group), 7, 70);
+        let of = |mode, owner, group| of_one(Path::new("/cache"), mode, (owner, group), (7, 70));
         for own in [(0o755, 7, 70), (0o755, 0, 0), (0o775, 7, 70), (0o700, 7, 9)] {
             assert_eq!(of(own.0, own.1, own.2), None, "{own:?}");
         }

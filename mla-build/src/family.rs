@@ -213,18 +213,17 @@ fn names(declared: &[Declared]) -> String {
 }
 
 fn unknown(given: &str, declared: &[Declared]) -> Error {
-    Error::UnknownFamily {
-        given: given.to_owned(),
-        accepted: names(declared),
-    }
-}
-
-fn setting(field: &str, given: &str, accepted: impl Into<String>) -> Error {
-    Error::Setting {
-        field: field.to_owned(),
-        given: given.to_owned(),
-        accepted: accepted.into(),
-    }
+    // The target that a family of this name is likely for.
+    let digits = given
+        .strip_prefix("sm")
+        .map(|rest| rest.trim_start_matches('_'));
+    let number = digits.filter(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+    let target = format!("sm_{}", number.unwrap_or("120"));
+    let accepted = format!(
+        "{}; another is declared with Kernels::family(Family::new({given:?}, [{target:?}]))",
+        names(declared)
+    );
+    Error::setting("family", given, accepted)
 }
 
 /// The targets of a family: its own, or what its variable puts in their place or adds.
@@ -250,7 +249,7 @@ fn targets(
     if added.len() != words.len() {
         let accepted = "either targets in place of the family's (sm_89,compute_80), or targets \
                         beside them, each with a + (+sm_89)";
-        return Err(setting(&variable, &given, accepted));
+        return Err(Error::setting(&variable, &given, accepted));
     }
     for target in parse(&variable, &added)? {
         if !targets.contains(&target) {
@@ -265,13 +264,13 @@ fn parse(field: &str, names: &[String]) -> Result<Vec<Target>, Error> {
     for name in names {
         let target: Target = name
             .parse()
-            .map_err(|_| setting(field, name, target::accepted()))?;
+            .map_err(|_| Error::setting(field, name, target::accepted()))?;
         if !targets.contains(&target) {
             targets.push(target);
         }
     }
     if targets.is_empty() {
-        return Err(setting(field, "no target", target::accepted()));
+        return Err(Error::setting(field, "no target", target::accepted()));
     }
     Ok(targets)
 }
@@ -285,15 +284,15 @@ fn distinguishable(declared: &[Declared]) -> Result<(), Error> {
         let holds = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_' || c == '-';
         if !starts || !family.name.chars().all(holds) {
             let accepted = "a small letter, then small letters, digits, _ and -";
-            return Err(setting("family", &family.name, accepted));
+            return Err(Error::setting("family", &family.name, accepted));
         }
         if ["all", "common"].contains(&family.name.as_str()) {
             let accepted = "another name: all/ is for sources of every family, common/ for headers";
-            return Err(setting("family", &family.name, accepted));
+            return Err(Error::setting("family", &family.name, accepted));
         }
         if !constants.insert(family.constant()) {
             let accepted = "a name that differs from every other by more than - and _";
-            return Err(setting("family", &family.name, accepted));
+            return Err(Error::setting("family", &family.name, accepted));
         }
     }
     Ok(())

@@ -63,11 +63,11 @@ fn count(data: &[u8], bytes: &mut BTreeMap<Code, u64>) -> Option<()> {
     Some(())
 }
 
-fn word(data: &[u8], at: usize) -> Option<u32> {
+pub(crate) fn word(data: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(data.get(at..at + 4)?.try_into().ok()?))
 }
 
-fn half_word(data: &[u8], at: usize) -> Option<u16> {
+pub(crate) fn half_word(data: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_le_bytes(data.get(at..at + 2)?.try_into().ok()?))
 }
 

@@ -7,147 +7,61 @@ use crate::Error;
 use crate::bounded;
 
 /// Flags that are refused, by their names without dashes, and what to do in their place.
-const REFUSED: &[(&[&str], &str)] = &[
+const REFUSED: &[(&str, &str)] = &[
+    ("I isystem include-path system-include", "Kernels::include"),
+    ("D define-macro", "Kernels::define"),
     (
-        &["I", "isystem", "include-path", "system-include"],
-        "Kernels::include",
-    ),
-    (&["D", "define-macro"], "Kernels::define"),
-    (
-        &["include", "pre-include"],
+        "include pre-include",
         "an #include in the sources, or Kernels::define",
     ),
     (
-        &["ccbin", "compiler-bindir"],
+        "ccbin compiler-bindir",
         "the environment variable NVCC_CCBIN",
     ),
     (
-        &[
-            "arch",
-            "gencode",
-            "gpu-architecture",
-            "gpu-code",
-            "generate-code",
-            "code",
-        ],
+        "arch gencode gpu-architecture gpu-code generate-code code",
         "Kernels::family, a feature such as sm90, or the environment variable \
          MLA_BUILD_TARGETS_<FAMILY>",
     ),
     (
-        &["G", "device-debug"],
+        "G device-debug",
         "MLA_BUILD_LINE_INFO=1, which adds the lines of sources: with -G kernels are compiled \
          without optimisation, and the report and the budget describe other code",
     ),
     (
-        &[
-            "t",
-            "threads",
-            "split-compile",
-            "split-compile-extended",
-            "jobserver",
-        ],
+        "t threads split-compile split-compile-extended jobserver",
         "none: Cargo's jobserver decides how many compilers run (cargo build -j), or Kernels::jobs",
     ),
     (
-        &["w", "disable-warnings"],
+        "w disable-warnings",
         "-diag-suppress=<number> for a single warning: the report lists those of ptxas",
     ),
+    ("e entries", "none: all kernels of a source are compiled"),
     (
-        &["e", "entries"],
-        "none: all kernels of a source are compiled",
-    ),
-    (
-        &[
-            "c",
-            "compile",
-            "link",
-            "lib",
-            "run",
-            "E",
-            "preprocess",
-            "ptx",
-            "cubin",
-            "fatbin",
-            "cuda",
-            "optix-ir",
-            "ltoir",
-            "dc",
-            "device-c",
-            "dw",
-            "device-w",
-            "dlink",
-            "device-link",
-            "shared",
-            "fdevice-syntax-only",
-            "r",
-            "relocatable-link",
-            "reloc-ptx",
-            "relocatable-ptx",
-        ],
+        "c compile link lib run E preprocess ptx cubin fatbin cuda optix-ir ltoir dc \
+         device-c dw device-w dlink device-link shared fdevice-syntax-only r \
+         relocatable-link reloc-ptx relocatable-ptx",
         "a flag that leaves the product what it is, one object per source",
     ),
     (
-        &[
-            "rdc",
-            "relocatable-device-code",
-            "dlto",
-            "dlink-time-opt",
-            "lto",
-            "gen-opt-lto",
-            "ewp",
-            "extensible-whole-program",
-        ],
+        "rdc relocatable-device-code dlto dlink-time-opt lto gen-opt-lto ewp \
+         extensible-whole-program",
         "sources that call no device function of another: what is linked is host code alone",
     ),
     (
-        &[
-            "o",
-            "output-file",
-            "odir",
-            "output-directory",
-            "objtemp",
-            "keep",
-            "save-temps",
-            "keep-dir",
-            "time",
-            "fdevice-time-trace",
-        ],
+        "o output-file odir output-directory objtemp keep save-temps keep-dir time \
+         fdevice-time-trace",
         "a flag that writes no file; the output of every compilation is in OUT_DIR",
     ),
     (
-        &[
-            "M",
-            "MM",
-            "MD",
-            "MMD",
-            "MF",
-            "MT",
-            "MP",
-            "generate-dependencies",
-            "generate-nonsystem-dependencies",
-            "generate-dependencies-with-compile",
-            "generate-nonsystem-dependencies-with-compile",
-            "dependency-output",
-            "generate-dependency-targets",
-            "dependency-target-name",
-        ],
+        "M MM MD MMD MF MT MP generate-dependencies generate-nonsystem-dependencies \
+         generate-dependencies-with-compile generate-nonsystem-dependencies-with-compile \
+         dependency-output generate-dependency-targets dependency-target-name",
         "none: the dependencies are written for the cache",
     ),
     (
-        &[
-            "dryrun",
-            "dry-run",
-            "clean-targets",
-            "clean",
-            "code-ls",
-            "arch-ls",
-            "version",
-            "V",
-            "help",
-            "h",
-            "list-gpu-code",
-            "list-gpu-arch",
-        ],
+        "dryrun dry-run clean-targets clean code-ls arch-ls version V help h list-gpu-code \
+         list-gpu-arch",
         "a flag with which nvcc compiles",
     ),
 ];
@@ -159,13 +73,7 @@ const OF_VARIABLES: usize = 4;
 /// Refuses a flag that the tool itself sets or that makes another product, with what to do in its
 /// place.
 pub(crate) fn check(flag: &str) -> Result<(), Error> {
-    let refuse = |accepted: &str| {
-        Err(Error::Setting {
-            field: "flag".into(),
-            given: flag.to_owned(),
-            accepted: accepted.to_owned(),
-        })
-    };
+    let refuse = |accepted: &str| Err(Error::setting("flag", flag, accepted));
     if !flag.starts_with('-') || flag.chars().any(char::is_whitespace) {
         return refuse("one flag with its value in one text, such as -maxrregcount=128");
     }
@@ -176,22 +84,27 @@ pub(crate) fn check(flag: &str) -> Result<(), Error> {
         ));
     }
     let (name, value) = name_and_value(flag);
-    let own = REFUSED.iter().find(|(names, _)| names.contains(&name));
-    // One letter may have its value right behind it.
-    let joined = [("-I", 0), ("-D", 1)]
-        .into_iter()
-        .find(|(start, _)| flag.starts_with(start));
-    match (own, joined) {
-        // Said of what is the case anyway.
-        (Some((names, _)), _) if names.contains(&"rdc") && value == "false" => Ok(()),
-        (Some((_, accepted)), _) => refuse(accepted),
-        (None, Some((_, at))) => refuse(REFUSED[at].1),
-        (None, None) if passed(name, value).any(|v| v.starts_with("-I")) => {
-            refuse("Kernels::include")
-        }
-        (None, None) if silences_ptxas(name, value) => refuse(REFUSED_WARNINGS),
-        (None, None) => Ok(()),
+    let own = REFUSED.iter().find(|row| has(row, name));
+    // Said of what is the case anyway.
+    if value == "false" && own.is_some_and(|(names, _)| names.starts_with("rdc ")) {
+        return Ok(());
     }
+    // One letter may have its value right behind it.
+    let refused = (own.map(|(_, accepted)| *accepted))
+        .or_else(|| flag.starts_with("-I").then_some(REFUSED[0].1))
+        .or_else(|| flag.starts_with("-D").then_some(REFUSED[1].1))
+        .or_else(|| {
+            passed(name, value)
+                .any(|it| it.starts_with("-I"))
+                .then_some(REFUSED[0].1)
+        })
+        .or_else(|| silences_ptxas(name, value).then_some(REFUSED_WARNINGS));
+    refused.map_or(Ok(()), refuse)
+}
+
+/// True if a row of flags has this name.
+fn has((names, _): &(&str, &str), name: &str) -> bool {
+    names.split(' ').any(|it| it == name)
 }
 
 /// Accepted in place of a flag that silences ptxas.
@@ -222,16 +135,11 @@ pub(crate) fn check_variable(variable: &str, value: &str) -> Result<(), Error> {
         .filter(|word| word.starts_with('-'))
     {
         let (name, given) = name_and_value(flag);
-        let refused = |(names, _): &&(&[&str], &str)| names.contains(&name) && given != "false";
-        let in_list = REFUSED[OF_VARIABLES..].iter().find(refused);
-        let accepted = in_list.map(|(_, accepted)| *accepted);
+        let mut rows = REFUSED[OF_VARIABLES..].iter();
+        let row = rows.find(|row| has(row, name) && given != "false");
         let silent = silences_ptxas(name, given).then_some(REFUSED_WARNINGS);
-        if let Some(accepted) = accepted.or(silent) {
-            return Err(Error::Setting {
-                field: variable.to_owned(),
-                given: flag.to_owned(),
-                accepted: accepted.to_owned(),
-            });
+        if let Some(accepted) = row.map(|(_, accepted)| *accepted).or(silent) {
+            return Err(Error::setting(variable, flag, accepted));
         }
     }
     Ok(())
@@ -258,40 +166,37 @@ pub(crate) fn check_option_files<'a>(
     Ok(())
 }
 
-/// The files of options that a text of flags names.
-fn option_files(text: &str) -> impl Iterator<Item = &str> {
+/// The values of a flag of one of two names in a text of flags: behind its `=`, or the next word.
+fn values<'a>(text: &'a str, names: [&str; 2]) -> Vec<&'a str> {
     let words: Vec<_> = text.split_whitespace().collect();
-    let named = |at: usize| match name_and_value(words[at]) {
-        ("optf" | "options-file", "") => words.get(at + 1).copied(),
-        ("optf" | "options-file", value) => Some(value),
-        _ => None,
-    };
-    let lists: Vec<_> = (0..words.len()).filter_map(named).collect();
-    lists.into_iter().flat_map(|list| list.split(','))
+    let each = words
+        .iter()
+        .enumerate()
+        .filter_map(|(at, word)| match name_and_value(word) {
+            (name, _) if !names.contains(&name) => None,
+            (_, "") => words.get(at + 1).copied(),
+            (_, value) => Some(value),
+        });
+    each.collect()
 }
 
-/// The C++ compiler that the value of an environment variable names.
+/// The files of options that a text of flags names.
+fn option_files(text: &str) -> impl Iterator<Item = &str> {
+    let lists = values(text, ["optf", "options-file"]).into_iter();
+    lists.flat_map(|list| list.split(','))
+}
+
+/// The C++ compiler that the value of an environment variable names: nvcc takes the last.
 pub(crate) fn host_compiler(value: &str) -> Option<&str> {
-    let words: Vec<_> = value.split_whitespace().collect();
-    let named = |at: usize| match name_and_value(words[at]) {
-        ("ccbin" | "compiler-bindir", "") => words.get(at + 1).copied(),
-        ("ccbin" | "compiler-bindir", path) => Some(path),
-        _ => None,
-    };
-    // nvcc takes the last.
-    (0..words.len()).rev().find_map(named)
+    values(value, ["ccbin", "compiler-bindir"]).pop()
 }
 
 /// Refuses a macro whose value a shell would change.
 pub(crate) fn check_define(define: &str) -> Result<(), Error> {
-    match define.chars().find(|c| "$`".contains(*c) || c.is_control()) {
-        None => Ok(()),
-        Some(bad) => Err(Error::Setting {
-            field: "define".into(),
-            given: define.to_owned(),
-            accepted: format!("a macro without {bad:?}, which nvcc hands to a shell"),
-        }),
-    }
+    let bad = define.chars().find(|c| "$`".contains(*c) || c.is_control());
+    let Some(bad) = bad else { return Ok(()) };
+    let accepted = format!("a macro without {bad:?}, which nvcc hands to a shell");
+    Err(Error::setting("define", define, accepted))
 }
 
 /// The flags that a flag passes on to another compiler.
@@ -346,7 +251,7 @@ impl Named {
 /// The existing path at the end of a word: all of it, or what follows a flag such as `-I`,
 /// `-isystem` or `@`.
 fn path_in(word: &str, root: &Path) -> Option<PathBuf> {
-    const GLUED: &[&str] = &[
+    const GLUED: [&str; 7] = [
         "-isystem",
         "-iquote",
         "-idirafter",

@@ -301,25 +301,20 @@ impl Kernels {
 
     /// The flags of single sources, without macros.
     pub(crate) fn source_flags(&self) -> Vec<String> {
-        self.of_sources(|what| match what {
-            What::Flag(flag) => Some(flag),
+        let flag = |it: &Particular| match &it.what {
+            What::Flag(flag) => Some(flag.clone()),
             _ => None,
-        })
+        };
+        self.particulars.iter().filter_map(flag).collect()
     }
 
     /// The macros of single sources.
     pub(crate) fn source_defines(&self) -> Vec<String> {
-        self.of_sources(|what| match what {
-            What::Define(define) => Some(define),
+        let define = |it: &Particular| match &it.what {
+            What::Define(define) => Some(define.clone()),
             _ => None,
-        })
-    }
-
-    fn of_sources(&self, text: impl Fn(&What) -> Option<&String>) -> Vec<String> {
-        let particulars = self.particulars.iter();
-        particulars
-            .filter_map(|particular| text(&particular.what).cloned())
-            .collect()
+        };
+        self.particulars.iter().filter_map(define).collect()
     }
 
     /// The units to compile.
@@ -329,11 +324,8 @@ impl Kernels {
             let matcher = unit::matcher("only_sources", glob)?;
             units.retain(|unit| matcher.is_match(&unit.source));
             if units.is_empty() {
-                return Err(Error::Setting {
-                    field: "only_sources".into(),
-                    given: glob.clone(),
-                    accepted: "a glob that matches a source of a family that is on".into(),
-                });
+                let accepted = "a glob that matches a source of a family that is on";
+                return Err(Error::setting("only_sources", glob, accepted));
             }
         }
         Ok(units)

@@ -54,7 +54,7 @@ impl Reading {
         let Some((_, text)) = line.split_once(" : ").filter(|_| line.starts_with("ptxas")) else {
             let last = self.kernels.last_mut();
             if let Some(kernel) = last.filter(|kernel| kernel.symbol == self.function) {
-                properties(line, kernel);
+                resources(line, kernel);
             }
             return;
         };
@@ -79,20 +79,19 @@ impl Reading {
         let symbol = quoted.nth(1).unwrap_or_default().to_owned();
         let target = quoted.nth(1).unwrap_or_default().to_owned();
         self.function.clone_from(&symbol);
-        let mut kernel = Kernel {
+        let waiting = std::mem::take(&mut self.waiting);
+        let (ours, others) = waiting.into_iter().partition(|(of, _)| *of == symbol);
+        self.waiting = others;
+        self.kernels.push(Kernel {
             name: demangled(&symbol),
             symbol,
             target,
+            warnings: Vec::from_iter(ours)
+                .into_iter()
+                .map(|(_, it): (String, _)| it)
+                .collect(),
             ..Kernel::default()
-        };
-        self.waiting.retain(|(of, warning)| {
-            let is_ours = *of == kernel.symbol;
-            if is_ours {
-                kernel.warnings.push(warning.clone());
-            }
-            !is_ours
         });
-        self.kernels.push(kernel);
     }
 
     /// It may stand before or after the kernel that it names.
@@ -106,45 +105,34 @@ impl Reading {
     }
 }
 
-/// `0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads`
-fn properties(line: &str, kernel: &mut Kernel) {
-    for part in line.split(',') {
-        let Some((number, what)) = part.trim().split_once(" bytes ") else {
-            continue;
-        };
-        let Ok(number) = number.parse() else { continue };
-        match what.trim() {
-            "stack frame" => kernel.stack = number,
-            "spill stores" => kernel.spill_stores = number,
-            "spill loads" => kernel.spill_loads = number,
-            _ => {}
-        }
-    }
-}
-
-/// `24 registers, used 1 barriers, 1024 bytes smem, 400 bytes cmem[0]`; older releases leave out
-/// `used` before the barriers and print `1024+16 bytes smem`.
+/// `0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads`, and `24 registers, used 1
+/// barriers, 1024 bytes smem, 400 bytes cmem[0]`; older releases leave out `used` before the
+/// barriers and print `1024+16 bytes smem`.
 fn resources(text: &str, kernel: &mut Kernel) {
     for part in text.split(',') {
         let part = part.trim().trim_start_matches("used ");
-        let Some((number, what)) = part.split_once(' ') else {
+        let Some((numbers, what)) = part.split_once(' ') else {
             continue;
         };
-        let Some(number) = number
-            .split('+')
-            .map(|n| n.parse::<u32>().ok())
-            .sum::<Option<u32>>()
-        else {
+        let numbers = numbers.split('+').map(|number| number.parse::<u32>().ok());
+        let Some(number) = numbers.sum::<Option<u32>>() else {
             continue;
         };
-        match what {
-            "registers" => kernel.registers = number,
-            "barriers" => kernel.barriers = number,
-            "bytes smem" => kernel.shared = number,
-            "bytes cmem[0]" => kernel.constant = number,
-            "bytes cumulative stack size" => kernel.stack = kernel.stack.max(number),
-            _ => {}
-        }
+        let field = match what {
+            "bytes stack frame" => &mut kernel.stack,
+            "bytes spill stores" => &mut kernel.spill_stores,
+            "bytes spill loads" => &mut kernel.spill_loads,
+            "registers" => &mut kernel.registers,
+            "barriers" => &mut kernel.barriers,
+            "bytes smem" => &mut kernel.shared,
+            "bytes cmem[0]" => &mut kernel.constant,
+            "bytes cumulative stack size" => {
+                kernel.stack = kernel.stack.max(number);
+                continue;
+            }
+            _ => continue,
+        };
+        *field = number;
     }
 }
 

@@ -39,24 +39,19 @@ impl Limits {
     pub(crate) fn new(jobs: Option<usize>) -> std::io::Result<Self> {
         // Once for all libraries of a build script: the descriptors can be taken over once.
         static INHERITED: OnceLock<Option<jobserver::Client>> = OnceLock::new();
-        let inherited = if jobs.is_none() {
+        let inherited = match jobs {
+            Some(_) => None,
             // SAFETY: the descriptors that the environment names were opened by Cargo for this
             // process, and nothing else in this crate takes or closes them; it is called before any
             // file of the first build is opened that could have taken their numbers.
-            INHERITED.get_or_init(|| unsafe { jobserver::Client::from_env() })
-        } else {
-            &None
+            None => (INHERITED.get_or_init(|| unsafe { jobserver::Client::from_env() })).clone(),
         };
-        let jobserver = match inherited {
-            Some(client) => client.clone(),
-            None => {
-                let jobs =
-                    jobs.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
-                jobserver::Client::new(jobs.saturating_sub(1))?
-            }
-        };
+        let all = || thread::available_parallelism().map_or(1, usize::from);
         Ok(Self {
-            jobserver,
+            jobserver: match inherited {
+                Some(client) => client,
+                None => jobserver::Client::new(jobs.unwrap_or_else(all).saturating_sub(1))?,
+            },
             available: memory::available,
         })
     }
@@ -71,13 +66,6 @@ enum Event<R> {
     },
 }
 
-/// A job that was started, by its number.
-struct Running {
-    number: usize,
-    memory: u64,
-    kin: Option<String>,
-}
-
 /// The result of a job.
 pub(crate) struct Done<R> {
     pub(crate) result: R,
@@ -85,33 +73,12 @@ pub(crate) struct Done<R> {
     pub(crate) peak: u64,
 }
 
-/// Raises the estimated memory of the jobs, waiting and running, that have the same kin as one that
-/// has ended.
-fn learn<T>(jobs: &mut [Job<T>], running: &mut [Running], ended: &Running, peak: u64) {
-    let Some(kin) = &ended.kin else { return };
-    let waiting = jobs.iter_mut().map(|job| (&job.kin, &mut job.memory));
-    let running = running.iter_mut().map(|job| (&job.kin, &mut job.memory));
-    for (other, memory) in waiting.chain(running) {
-        if other.as_ref() == Some(kin) {
-            *memory = (*memory).max(peak);
-        }
-    }
-}
-
-/// The first job, from the longest on, that may start now.
-fn fitting<T>(jobs: &[Job<T>], running: usize, unpromised: u64, limits: &Limits) -> Option<usize> {
-    if running == 0 {
-        return (!jobs.is_empty()).then_some(0);
-    }
-    let room = unpromised.min((limits.available)().unwrap_or(u64::MAX));
-    jobs.iter().position(|job| job.memory <= room)
-}
-
 /// The jobs of a run, waiting and running, and the memory that they share.
 struct Queue<'a, T> {
     limits: &'a Limits,
     waiting: Vec<Job<T>>,
-    running: Vec<Running>,
+    /// The jobs that were started, by their numbers.
+    running: Vec<Job<usize>>,
     /// The memory that was available when nothing ran. The memory that the running jobs may still
     /// come to need counts against it.
     budget: u64,
@@ -131,51 +98,58 @@ impl<'a, T> Queue<'a, T> {
         }
     }
 
-    /// The job that may start now.
+    /// The first job, from the longest on, that may start now.
     fn next(&self) -> Option<usize> {
+        if self.running.is_empty() {
+            return (!self.waiting.is_empty()).then_some(0);
+        }
         let needs = self.running.iter().map(|job| job.memory);
         let promised = needs.fold(0, u64::saturating_add);
         let unpromised = self.budget.saturating_sub(promised);
-        fitting(&self.waiting, self.running.len(), unpromised, self.limits)
+        let room = unpromised.min((self.limits.available)().unwrap_or(u64::MAX));
+        self.waiting.iter().position(|job| job.memory <= room)
     }
 
     /// Takes the job at this place, and numbers it.
     fn start(&mut self, at: usize) -> (usize, T) {
         let job = self.waiting.remove(at);
-        let number = self.started;
         self.started += 1;
-        self.running.push(Running {
-            number,
+        self.running.push(Job {
+            work: self.started,
             memory: job.memory,
             kin: job.kin,
+            seconds: job.seconds,
         });
-        (number, job.work)
+        (self.started, job.work)
     }
 
+    /// Ends a job. It raises the estimated memory of those, waiting and running, that have the same
+    /// kin.
     fn end(&mut self, number: usize, peak: u64) {
-        if let Some(at) = self.running.iter().position(|job| job.number == number) {
-            let ended = self.running.swap_remove(at);
-            learn(&mut self.waiting, &mut self.running, &ended, peak);
+        let at = self.running.iter().position(|job| job.work == number);
+        if let Some(kin) = at.and_then(|at| self.running.swap_remove(at).kin) {
+            let waiting = self
+                .waiting
+                .iter_mut()
+                .map(|job| (&job.kin, &mut job.memory));
+            let running = self
+                .running
+                .iter_mut()
+                .map(|job| (&job.kin, &mut job.memory));
+            for (other, memory) in waiting.chain(running) {
+                if other.as_ref() == Some(&kin) {
+                    *memory = (*memory).max(peak);
+                }
+            }
         }
         if self.running.is_empty() {
             self.budget = (self.limits.available)().unwrap_or(u64::MAX);
         }
     }
-
-    fn is_done(&self) -> bool {
-        self.waiting.is_empty() && self.running.is_empty()
-    }
 }
 
-/// The right to run one job.
-enum Token {
-    /// The token that this process has by right.
-    Own,
-    /// One of the jobserver's, which goes back when it is dropped.
-    Acquired(#[expect(dead_code, reason = "held, and dropped")] jobserver::Acquired),
-}
-
-/// The tokens that no job holds.
+/// The tokens that no job holds: the one that this process has by right, and one of the
+/// jobserver's, which goes back when it is dropped.
 struct Tokens {
     helper: jobserver::HelperThread,
     own_is_free: bool,
@@ -184,33 +158,16 @@ struct Tokens {
 }
 
 impl Tokens {
-    fn new<R: Send + 'static>(
-        limits: &Limits,
-        sender: mpsc::Sender<Event<R>>,
-    ) -> std::io::Result<Self> {
-        let helper = limits.jobserver.clone().into_helper_thread(move |token| {
-            // The receiver is gone only when nothing waits for tokens any more.
-            let _ = sender.send(Event::Token(token));
-        })?;
-        Ok(Self {
-            helper,
-            own_is_free: true,
-            is_asked: false,
-            spare: None,
-        })
-    }
-
-    /// A token; without one, the jobserver is asked for it.
-    fn take(&mut self) -> Option<Token> {
+    /// A token, `None` in it if it is the own one; without one, the jobserver is asked for it.
+    fn take(&mut self) -> Option<Option<jobserver::Acquired>> {
         if std::mem::take(&mut self.own_is_free) {
-            return Some(Token::Own);
+            return Some(None);
         }
-        let spare = self.spare.take().map(Token::Acquired);
-        if spare.is_none() && !self.is_asked {
+        if self.spare.is_none() && !self.is_asked {
             self.is_asked = true;
             self.helper.request_token();
         }
-        spare
+        self.spare.take().map(Some)
     }
 }
 
@@ -228,7 +185,17 @@ pub(crate) fn run<T: Send, R: Send + 'static>(
     let mut results = Vec::with_capacity(jobs.len());
     let mut queue = Queue::new(jobs, limits);
     let (sender, events) = mpsc::channel();
-    let mut tokens = Tokens::new(limits, sender.clone())?;
+    let tell = sender.clone();
+    let helper = limits.jobserver.clone().into_helper_thread(move |token| {
+        // The receiver is gone only when nothing waits for tokens any more.
+        let _ = tell.send(Event::Token(token));
+    })?;
+    let mut tokens = Tokens {
+        helper,
+        own_is_free: true,
+        is_asked: false,
+        spare: None,
+    };
     thread::scope(|scope| -> std::io::Result<()> {
         loop {
             if is_stopped() {
@@ -240,7 +207,7 @@ pub(crate) fn run<T: Send, R: Send + 'static>(
                 let (sender, work) = (sender.clone(), &work);
                 scope.spawn(move || {
                     let done = work(job);
-                    let own_token = matches!(token, Token::Own);
+                    let own_token = token.is_none();
                     drop(token);
                     let _ = sender.send(Event::Done {
                         number,
@@ -251,7 +218,7 @@ pub(crate) fn run<T: Send, R: Send + 'static>(
             }
             // A token that nothing here can use, for want of memory, is somebody else's.
             tokens.spare = None;
-            if queue.is_done() {
+            if queue.waiting.is_empty() && queue.running.is_empty() {
                 return Ok(());
             }
             // Memory comes free elsewhere too, so it is looked at again before a job ends.

@@ -28,41 +28,36 @@ pub(crate) enum Place {
 }
 
 impl Place {
-    fn breaking(self) -> &'static str {
-        match self {
+    /// The problem of a path in this place, if it has one.
+    fn problem(self, path: &Path) -> Option<String> {
+        let breaking = match self {
             Self::Source => "\"$`\\",
-            Self::SourceName => "\"$`\\,",
+            Self::SourceName | Self::Temporary => "\"$`\\,",
             Self::Include => "\"'$`\\,",
             Self::Toolkit => "\"$`",
             Self::HostCompiler => "\"'$`\\;()&<>|",
-            Self::Temporary => "\"$`\\,",
             Self::Package => "$`\\",
-        }
-    }
-
-    /// The first character of a path that breaks nvcc in this place.
-    fn broken_by(self, path: &Path) -> Option<char> {
-        let breaks = |c: &char| c.is_control() || self.breaking().contains(*c);
-        path.to_string_lossy().chars().find(breaks)
+        };
+        let Some(path) = path.to_str() else {
+            return Some("a path in UTF-8".to_owned());
+        };
+        let breaks = |c: &char| c.is_control() || breaking.contains(*c);
+        let bad = path.chars().find(breaks)?;
+        Some(format!("a path without {bad:?}"))
     }
 
     /// True if nvcc can be given the path.
     pub(crate) fn takes(self, path: &Path) -> bool {
-        self.broken_by(path).is_none() && path.to_str().is_some()
+        self.problem(path).is_none()
     }
 
     /// Refuses a path that nvcc cannot be given.
     pub(crate) fn check(self, field: &str, path: &Path) -> Result<(), Error> {
-        let holds = match (self.broken_by(path), path.to_str()) {
-            (None, Some(_)) => return Ok(()),
-            (Some(c), _) => format!("a path without {c:?}"),
-            (None, None) => "a path in UTF-8".to_owned(),
+        let Some(holds) = self.problem(path) else {
+            return Ok(());
         };
-        Err(Error::Setting {
-            field: field.to_owned(),
-            given: path.to_string_lossy().into_owned(),
-            accepted: format!("{holds}, which nvcc hands to a shell"),
-        })
+        let accepted = format!("{holds}, which nvcc hands to a shell");
+        Err(Error::setting(field, path, accepted))
     }
 }
 
@@ -71,11 +66,11 @@ pub(crate) fn check_for_cargo(field: &str, path: &Path) -> Result<(), Error> {
     if path.to_str().is_some_and(|path| !path.contains('\n')) {
         return Ok(());
     }
-    Err(Error::Setting {
-        field: field.to_owned(),
-        given: path.to_string_lossy().into_owned(),
-        accepted: "a path in UTF-8 and on one line, which Cargo can be told of".into(),
-    })
+    Err(Error::setting(
+        field,
+        path,
+        "a path in UTF-8 and on one line, which Cargo can be told of",
+    ))
 }
 
 #[cfg(test)]

@@ -108,13 +108,13 @@ pub(crate) fn make_own(objects: &[Object<'_>], tag: &Tag) -> Result<Vec<Vec<u8>>
 }
 
 fn unreadable(object: &Object<'_>, problem: &(impl ToString + ?Sized)) -> Error {
-    Error::Tool {
-        program: object.source.to_owned(),
-        message: format!(
+    Error::tool(
+        object.source,
+        format!(
             "what the compiler made of it is no ELF object for 64 bits ({})",
             problem.to_string()
         ),
-    }
+    )
 }
 
 /// Two definitions of one name of which no linker would choose.
@@ -123,10 +123,13 @@ fn refuse_duplicates(objects: &[Object<'_>], tables: &[Table<'_>]) -> Result<(),
     for (object, table) in objects.iter().zip(tables) {
         for symbol in table.symbols.iter().filter(|symbol| symbol.is_only) {
             if let Some(other) = first.insert(symbol.name, object.source) {
-                return Err(Error::DuplicateSymbol {
-                    symbol: ptxas::demangled(&String::from_utf8_lossy(symbol.name)),
-                    sources: [other.to_owned(), object.source.to_owned()],
-                });
+                let name = ptxas::demangled(&String::from_utf8_lossy(symbol.name));
+                return Err(Error::refused(
+                    format!("symbol {name}"),
+                    format!("definitions in {other} and {}", object.source),
+                    "one in a library; make one static, or give it a namespace or a name of its \
+                     own",
+                ));
             }
         }
     }
@@ -149,8 +152,8 @@ pub(crate) fn is_function(function: &str, name: &str) -> bool {
 }
 
 /// The declared C names that no object of the library defines.
-pub(crate) fn undefined<'a, 'b>(
-    objects: impl Iterator<Item = &'a Object<'a>>,
+pub(crate) fn undefined<'b>(
+    objects: &[Object<'_>],
     declared: impl Iterator<Item = &'b str>,
 ) -> Result<Undefined, Error> {
     let mut missing: Vec<&str> = declared.collect();
@@ -196,17 +199,16 @@ pub(crate) fn refuse_different_kernels<'a>(
         for mut kernel in kernels {
             kernel.warnings.clear();
             let name = (kernel.symbol.clone(), kernel.target.clone());
-            match first.get(&name) {
-                Some((other, known)) if *known != kernel => {
-                    return Err(Error::DifferentKernels {
-                        kernel: kernel.name,
-                        sources: [(*other).to_owned(), source.to_owned()],
-                    });
-                }
-                Some(_) => {}
-                None => {
-                    first.insert(name, (source, kernel));
-                }
+            let (other, known) = first
+                .entry(name)
+                .or_insert_with(|| (source, kernel.clone()));
+            if *known != kernel {
+                return Err(Error::refused(
+                    format!("kernel {}", kernel.name),
+                    format!("different code in {other} and {source}"),
+                    "the same; of templates of one name a linker keeps one, so give them \
+                     namespaces or names of their own",
+                ));
             }
         }
     }

@@ -32,71 +32,31 @@ enum Variant {
     Family,
 }
 
-/// A capability, and the first CUDA that has it plain, with `a` and with `f`.
-struct Known {
-    number: u32,
-    plain: (u32, u32),
-    exact: Option<(u32, u32)>,
-    family: Option<(u32, u32)>,
-}
-
-const fn known(number: u32, plain: (u32, u32)) -> Known {
-    Known {
-        number,
-        plain,
-        exact: None,
-        family: None,
-    }
-}
+/// A capability, and the first CUDA that has it plain, with `a` and with `f`; 0.0 if none has.
+type Known = (u32, [(u32, u32); 3]);
 
 /// The known architectures, from the release notes of CUDA and `nvcc --list-gpu-code`.
 const KNOWN: &[Known] = &[
-    known(75, (10, 0)),
-    known(80, (11, 0)),
-    known(86, (11, 1)),
-    known(87, (11, 4)),
-    known(88, (13, 0)),
-    known(89, (11, 8)),
-    Known {
-        exact: Some((12, 0)),
-        ..known(90, (11, 8))
-    },
-    Known {
-        exact: Some((12, 8)),
-        family: Some((12, 9)),
-        ..known(100, (12, 8))
-    },
-    Known {
-        exact: Some((12, 9)),
-        family: Some((12, 9)),
-        ..known(103, (12, 9))
-    },
-    Known {
-        exact: Some((13, 0)),
-        family: Some((13, 0)),
-        ..known(110, (13, 0))
-    },
-    Known {
-        exact: Some((12, 8)),
-        family: Some((12, 9)),
-        ..known(120, (12, 8))
-    },
-    Known {
-        exact: Some((12, 9)),
-        family: Some((12, 9)),
-        ..known(121, (12, 9))
-    },
+    (75, [(10, 0), NONE, NONE]),
+    (80, [(11, 0), NONE, NONE]),
+    (86, [(11, 1), NONE, NONE]),
+    (87, [(11, 4), NONE, NONE]),
+    (88, [(13, 0), NONE, NONE]),
+    (89, [(11, 8), NONE, NONE]),
+    (90, [(11, 8), (12, 0), NONE]),
+    (100, [(12, 8), (12, 8), (12, 9)]),
+    (103, [(12, 9), (12, 9), (12, 9)]),
+    (110, [(13, 0), (13, 0), (13, 0)]),
+    (120, [(12, 8), (12, 8), (12, 9)]),
+    (121, [(12, 9), (12, 9), (12, 9)]),
 ];
 
-impl Known {
-    fn since(&self, variant: Variant) -> Option<Version> {
-        let (major, minor) = match variant {
-            Variant::Plain => Some(self.plain),
-            Variant::Exact => self.exact,
-            Variant::Family => self.family,
-        }?;
-        Some(Version { major, minor })
-    }
+const NONE: (u32, u32) = (0, 0);
+
+/// The first CUDA that has a capability in a variant.
+fn since(known: &Known, variant: Variant) -> Option<Version> {
+    let (major, minor) = known.1[variant as usize];
+    ((major, minor) != NONE).then_some(Version { major, minor })
 }
 
 impl Target {
@@ -118,11 +78,9 @@ impl Target {
 
     /// The first CUDA whose nvcc has it.
     pub(crate) fn needs_toolkit(self) -> Version {
-        let oldest = Version { major: 0, minor: 0 };
-        let known = KNOWN.iter().find(|known| known.number == self.number);
-        known
-            .and_then(|known| known.since(self.variant))
-            .unwrap_or(oldest)
+        let known = KNOWN.iter().find(|known| known.0 == self.number);
+        let since = known.and_then(|known| since(known, self.variant));
+        since.unwrap_or(Version { major: 0, minor: 0 })
     }
 
     /// The first release of CUTLASS whose headers know its instructions.
@@ -146,16 +104,12 @@ impl Target {
 
     /// True if `other` is never chosen when both targets are in one object.
     fn makes_useless(self, other: Self) -> bool {
-        let alike =
-            self.number == other.number && self.code == Code::Real && other.code == Code::Real;
-        alike
+        // There is no 9.1 that the plain 9.0 could serve beside the exact one.
+        self.number == other.number
+            && [self.code, other.code] == [Code::Real; 2]
             && other.variant == Variant::Plain
-            && match self.variant {
-                Variant::Plain => false,
-                Variant::Family => true,
-                // There is no 9.1 that the plain one could serve.
-                Variant::Exact => self.number == 90,
-            }
+            && (self.variant == Variant::Family
+                || (self.variant == Variant::Exact && self.number == 90))
     }
 }
 
@@ -179,19 +133,14 @@ pub(crate) fn names(targets: &[Target]) -> Vec<String> {
 /// Every name that is accepted, for messages.
 pub(crate) fn accepted() -> String {
     let variants = [Variant::Plain, Variant::Exact, Variant::Family];
-    let names: Vec<_> = KNOWN
-        .iter()
-        .flat_map(|known| {
-            let has = variants
-                .iter()
-                .filter(|&&variant| known.since(variant).is_some());
-            has.map(|variant| format!("sm_{}{}", known.number, variant.suffix()))
-        })
-        .collect();
-    format!(
-        "{}; for PTX the same with compute_ in place of sm_",
-        names.join(", ")
-    )
+    let names = KNOWN.iter().flat_map(|known| {
+        let has = variants
+            .into_iter()
+            .filter(|it| since(known, *it).is_some());
+        has.map(|variant| format!("sm_{}{}", known.0, variant.suffix()))
+    });
+    let names = names.collect::<Vec<_>>().join(", ");
+    format!("{names}; for PTX the same with compute_ in place of sm_")
 }
 
 impl Variant {
@@ -214,32 +163,31 @@ impl fmt::Display for Target {
     }
 }
 
-/// A text that names no target; [`accepted`] says what does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct NoTarget;
-
 impl FromStr for Target {
-    type Err = NoTarget;
+    type Err = ();
 
-    fn from_str(text: &str) -> Result<Self, NoTarget> {
-        let (code, rest) = match text.split_once('_').ok_or(NoTarget)? {
+    /// [`accepted`] says which texts are targets.
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let (code, rest) = match text.split_once('_').ok_or(())? {
             ("sm", rest) => (Code::Real, rest),
             ("compute", rest) => (Code::Ptx, rest),
-            _ => return Err(NoTarget),
+            _ => return Err(()),
         };
-        let (number, variant) = match rest.as_bytes().last() {
-            Some(b'a') => (&rest[..rest.len() - 1], Variant::Exact),
-            Some(b'f') => (&rest[..rest.len() - 1], Variant::Family),
-            _ => (rest, Variant::Plain),
+        let number = rest.trim_end_matches(|c: char| !c.is_ascii_digit());
+        let variant = match &rest[number.len()..] {
+            "" => Variant::Plain,
+            "a" => Variant::Exact,
+            "f" => Variant::Family,
+            _ => return Err(()),
         };
-        let known = KNOWN
-            .iter()
-            .find(|known| known.number.to_string() == number)
-            .filter(|known| known.since(variant).is_some())
-            .ok_or(NoTarget)?;
+        let mut known = KNOWN.iter();
+        let known = known
+            .find(|known| known.0.to_string() == number)
+            .ok_or(())?;
+        since(known, variant).ok_or(())?;
         Ok(Self {
             code,
-            number: known.number,
+            number: known.0,
             variant,
         })
     }
@@ -272,7 +220,7 @@ mod tests {
             "sm_91", "sm80", "sm_80a", "sm_90f", "SM_90", "sm_", "sm_090", "ptx_80", "compute_",
             "", "sm_90ä",
         ] {
-            assert_eq!(typo.parse::<Target>(), Err(NoTarget), "{typo}");
+            assert_eq!(typo.parse::<Target>(), Err(()), "{typo}");
         }
         assert!(accepted().contains("sm_90, sm_90a, sm_100, sm_100a, sm_100f, sm_103"));
     }

@@ -4,6 +4,7 @@ use std::{
     collections::BTreeSet,
     ffi::OsStr,
     fmt,
+    io::ErrorKind::NotFound,
     path::{Component, Path, PathBuf},
 };
 
@@ -45,13 +46,11 @@ impl Language {
         match source.extension().and_then(OsStr::to_str) {
             Some("cu") => Ok(Self::Cuda),
             Some("cc" | "cpp" | "cxx") => Ok(Self::Cpp),
-            other => Err(Error::SourcePlace {
-                source_file: source.to_owned(),
-                problem: format!(
-                    "given the extension {:?}, accepted cu for CUDA; cc, cpp, cxx for C++",
-                    other.unwrap_or_default()
-                ),
-            }),
+            other => Err(Error::refused(
+                source.display(),
+                format!("the extension {:?}", other.unwrap_or_default()),
+                "cu for CUDA; cc, cpp, cxx for C++",
+            )),
         }
     }
 }
@@ -88,13 +87,9 @@ impl What {
 impl Unit {
     /// A file name for what is made of it, of the name of its source and of its whole path.
     pub(crate) fn file_stem(&self) -> String {
-        let stem = Path::new(&self.source)
-            .file_stem()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned();
+        let stem = Path::new(&self.source).file_stem().unwrap_or_default();
         let hash = blake3::hash(self.source.as_bytes()).to_hex();
-        format!("{stem}-{}", &hash[..8])
+        format!("{}-{}", stem.to_string_lossy(), &hash[..8])
     }
 
     /// The value of `-gencode` for each target, each from the latest PTX that serves it.
@@ -137,25 +132,24 @@ pub(crate) fn discover(
     particulars: &[Particular],
 ) -> Result<Vec<Unit>, Error> {
     if globs.is_empty() {
-        return Err(Error::Setting {
-            field: "sources".into(),
-            given: "no glob".into(),
-            accepted: "at least one, as in Kernels::sources(\"kernels/**/*.cu\")".into(),
-        });
+        return Err(Error::setting(
+            "sources",
+            "no glob",
+            "at least one, as in Kernels::sources(\"kernels/**/*.cu\")",
+        ));
     }
     let sources = find(root, globs)?;
     let mut units = Vec::new();
     for source in &sources {
         let language = Language::of(Path::new(source))?;
-        let place = of_path(Path::new(source), families)?;
-        let (compiled, targets) = match (language, place) {
-            // Code for the host alone belongs to every build, or to a family's.
-            (Language::Cpp, Place::All) => (true, &[][..]),
-            (Language::Cpp, Place::Family(family)) => (family.enabled, &[][..]),
-            (Language::Cuda, Place::All) => (true, families.of_all.as_slice()),
-            (Language::Cuda, Place::Family(family)) => (family.enabled, family.compiled()),
+        let family = of_path(Path::new(source), families)?;
+        let targets = match (language, family) {
+            (Language::Cpp, _) => &[][..],
+            (Language::Cuda, None) => &families.of_all,
+            (Language::Cuda, Some(family)) => family.compiled(),
         };
-        if compiled {
+        // Code for the host alone belongs to every build, or to a family's.
+        if family.is_none_or(|family| family.enabled) {
             units.push(Unit {
                 source: source.clone(),
                 language,
@@ -174,11 +168,14 @@ pub(crate) fn discover(
         });
     }
     if units.is_empty() {
-        return Err(Error::NoSources {
-            families: families.enabled(),
-            globs: globs.join(", "),
-            root: root.to_owned(),
-        });
+        return Err(Error::Sentence(format!(
+            "sources: no source for {} among {}, in {}; globs are relative to that folder, as in \
+             Kernels::sources(\"kernels/**/*.cu\"), and a family's sources lie below a folder of \
+             its name",
+            families.enabled(),
+            globs.join(", "),
+            root.display()
+        )));
     }
     particularise(&mut units, &sources, particulars)?;
     Ok(units)
@@ -194,12 +191,9 @@ pub(crate) fn folders<'a>(
     let mut folders = BTreeSet::new();
     for source in find(root, globs)? {
         let source = Path::new(&source);
-        let place = of_path(source, families)?;
+        let family = of_path(source, families)?;
         if Language::of(source)? == Language::Cuda {
-            folders.insert(match place {
-                Place::Family(family) => Some(family.name.as_str()),
-                Place::All => None,
-            });
+            folders.insert(family.map(|family| family.name.as_str()));
         }
     }
     Ok(folders)
@@ -227,16 +221,13 @@ fn particularise(
     for Particular { glob, what } in particulars {
         let matcher = matcher(what.setter(), glob)?;
         if !sources.iter().any(|source| matcher.is_match(source)) {
-            return Err(Error::Setting {
-                field: what.setter().into(),
-                given: glob.clone(),
-                accepted: "a glob that matches a source".into(),
-            });
+            return Err(Error::setting(
+                what.setter(),
+                glob.clone(),
+                "a glob that matches a source",
+            ));
         }
-        for unit in units
-            .iter_mut()
-            .filter(|unit| matcher.is_match(&unit.source))
-        {
+        for unit in units.iter_mut().filter(|it| matcher.is_match(&it.source)) {
             match what {
                 What::Flag(flag) => unit.flags.push(flag.clone()),
                 What::Define(define) => unit.flags.push(format!("-D{define}")),
@@ -250,14 +241,11 @@ fn particularise(
 
 /// The PTX of that name, which later targets can be made from.
 fn ptx(name: &str) -> Result<Target, Error> {
-    let parsed: Option<Target> = name.parse().ok();
-    parsed
-        .filter(|ptx| ptx.serves(*ptx))
-        .ok_or_else(|| Error::Setting {
-            field: "ptx_for".into(),
-            given: name.to_owned(),
-            accepted: "PTX of one capability and all later ones, such as compute_80".into(),
-        })
+    let parsed = name.parse().ok().filter(|ptx: &Target| ptx.serves(*ptx));
+    parsed.ok_or_else(|| {
+        let accepted = "PTX of one capability and all later ones, such as compute_80";
+        Error::setting("ptx_for", name, accepted)
+    })
 }
 
 /// A glob over paths relative to the package.
@@ -266,11 +254,7 @@ pub(crate) fn matcher(field: &str, glob: &str) -> Result<GlobMatcher, Error> {
         .literal_separator(true)
         .build()
         .map(|glob| glob.compile_matcher())
-        .map_err(|error| Error::Setting {
-            field: field.into(),
-            given: glob.to_owned(),
-            accepted: format!("a glob ({})", error.kind()),
-        })
+        .map_err(|error| Error::setting(field, glob, format!("a glob ({})", error.kind())))
 }
 
 /// A glob as one relative to the package in `root`. An absolute one must lie there.
@@ -287,10 +271,12 @@ pub(crate) fn relative_glob(root: &Path, field: &str, glob: &str) -> Result<Stri
         let parts = path.components().filter(|part| *part != Component::CurDir);
         Some(parts.collect())
     };
-    let relative = relative.ok_or_else(|| Error::Setting {
-        field: field.to_owned(),
-        given: glob.to_owned(),
-        accepted: format!("a glob relative to the package, {}", root.display()),
+    let relative = relative.ok_or_else(|| {
+        Error::setting(
+            field,
+            glob,
+            format!("a glob relative to the package, {}", root.display()),
+        )
     })?;
     Ok(relative.to_string_lossy().into_owned())
 }
@@ -306,11 +292,8 @@ pub(crate) fn unnamed_folders(
     for unit in units.iter().filter(|unit| unit.language == Language::Cuda) {
         let folder = Path::new(&unit.source).parent().unwrap_or(Path::new(""));
         let is_named = folder.iter().any(|part| {
-            part == "all"
-                || families
-                    .declared
-                    .iter()
-                    .any(|family| part == family.name.as_str())
+            let mut declared = families.declared.iter();
+            part == "all" || declared.any(|family| part == family.name.as_str())
         });
         let base = globs.iter().map(|glob| fixed_part(glob));
         let base = base.filter(|base| folder.starts_with(base));
@@ -356,22 +339,13 @@ fn find(root: &Path, globs: &[String]) -> Result<BTreeSet<String>, Error> {
         for entry in walk {
             let entry = match entry {
                 Ok(entry) => entry,
-                // A folder that does not exist matches nothing, and that is an error of its own
-                // below.
-                Err(error)
-                    if error
-                        .io_error()
-                        .is_some_and(|e| e.kind() == std::io::ErrorKind::NotFound) =>
-                {
+                // A folder that does not exist matches nothing, and that is an error of its own.
+                Err(error) if (error.io_error()).is_some_and(|it| it.kind() == NotFound) => {
                     continue;
                 }
                 Err(error) => {
                     let path = error.path().unwrap_or(&base).to_owned();
-                    return Err(Error::File {
-                        action: "read",
-                        path,
-                        source: error.into(),
-                    });
+                    return Err(Error::file("read", path)(error));
                 }
             };
             let Ok(relative) = entry.path().strip_prefix(root) else {
@@ -388,63 +362,49 @@ fn find(root: &Path, globs: &[String]) -> Result<BTreeSet<String>, Error> {
 /// The folders of a glob before its first wildcard.
 pub(crate) fn fixed_part(glob: &str) -> PathBuf {
     let path = Path::new(glob);
-    let fixed: PathBuf = path
-        .components()
-        .take_while(|part| {
-            !part
-                .as_os_str()
-                .to_string_lossy()
-                .contains(['*', '?', '[', '{'])
-        })
-        .collect();
-    if fixed == path {
-        fixed.parent().map(Path::to_owned).unwrap_or_default()
-    } else {
-        fixed
+    let is_wild = |part: &Component<'_>| {
+        let part = part.as_os_str().to_string_lossy();
+        part.contains(['*', '?', '[', '{'])
+    };
+    let fixed: PathBuf = path.components().take_while(|it| !is_wild(it)).collect();
+    match fixed == path {
+        true => fixed.parent().map(Path::to_owned).unwrap_or_default(),
+        false => fixed,
     }
 }
 
-/// The family that a source belongs to, or all.
-#[derive(Clone, Copy)]
-enum Place<'a> {
-    Family(&'a Declared),
-    All,
-}
-
-/// The family that the folders of a source name. A family's name means that family, and `all` means
-/// everything that any family is compiled for; a source in neither means the same. `common` is for
-/// headers.
-fn of_path<'a>(source: &Path, families: &'a Families) -> Result<Place<'a>, Error> {
-    let place = |problem: String| Error::SourcePlace {
-        source_file: source.to_owned(),
-        problem,
-    };
-    for part in source.parent().into_iter().flat_map(Path::components) {
+/// The family that the folders of a source name; `None` for everything that any family is compiled
+/// for, which is what `all` and a folder without a family's name mean. `common` is for headers.
+fn of_path<'a>(source: &Path, families: &'a Families) -> Result<Option<&'a Declared>, Error> {
+    let folders = source.parent().into_iter().flat_map(Path::components);
+    for part in folders {
         let Component::Normal(name) = part else {
             continue;
         };
         let name = name.to_string_lossy();
         if name == "common" {
-            return Err(place(
-                "given a source in common/, accepted headers there; a source of every family goes \
-                 into all/"
-                    .into(),
+            return Err(Error::refused(
+                source.display(),
+                "a source in common/",
+                "headers there; a source of every family goes into all/",
             ));
         }
         if name == "all" {
-            return Ok(Place::All);
+            return Ok(None);
         }
-        if let Some(family) = families.declared.iter().find(|family| family.name == name) {
-            return Ok(Place::Family(family));
+        let family = families.declared.iter().find(|family| family.name == name);
+        if family.is_some() {
+            return Ok(family);
         }
         if family::looks_like_one(&name) {
-            return Err(place(format!(
-                "given the family's folder {name:?}, accepted {}, all",
-                families.names()
-            )));
+            return Err(Error::refused(
+                source.display(),
+                format!("the family's folder {name:?}"),
+                format!("{}, all", families.names()),
+            ));
         }
     }
-    Ok(Place::All)
+    Ok(None)
 }
 
 #[cfg(test)]

@@ -84,11 +84,7 @@ pub(crate) fn check_absolute(name: &str, value: &OsStr) -> Result<(), Error> {
     if Path::new(value).is_absolute() {
         return Ok(());
     }
-    Err(Error::Setting {
-        field: name.to_owned(),
-        given: value.to_string_lossy().into_owned(),
-        accepted: ABSOLUTE.into(),
-    })
+    Err(Error::setting(name, value, ABSOLUTE))
 }
 
 /// Accepted in place of a relative path.
@@ -107,15 +103,12 @@ pub(crate) fn check_paths(more: &[String]) -> Result<(), Error> {
 }
 
 /// Reads a switch: 1 is true; 0, empty and unset are false.
-pub(crate) fn is_on(name: &str, value: Option<&str>) -> Result<bool, Error> {
-    match value.map(str::trim) {
-        None | Some("" | "0") => Ok(false),
-        Some("1") => Ok(true),
-        Some(other) => Err(Error::Setting {
-            field: name.into(),
-            given: other.to_owned(),
-            accepted: "1 or 0".into(),
-        }),
+pub(crate) fn is_on(name: &str) -> Result<bool, Error> {
+    let value = env::var(name).unwrap_or_default();
+    match value.trim() {
+        "" | "0" => Ok(false),
+        "1" => Ok(true),
+        other => Err(Error::setting(name, other, "1 or 0")),
     }
 }
 
@@ -176,24 +169,11 @@ fn own(known: &[String], name: &str) -> String {
 fn nearest<'a>(name: &str, known: &'a [String]) -> Option<&'a str> {
     let near = known
         .iter()
-        .map(|known| (distance(name, known), known.as_str()))
-        .min_by_key(|(distance, _)| *distance);
-    near.filter(|(distance, _)| *distance <= 2)
-        .map(|(_, near)| near)
-}
-
-/// The number of letters to insert, remove or replace.
-fn distance(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.bytes().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
-        for (j, y) in b.bytes().enumerate() {
-            let replaced = diagonal + usize::from(x != y);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
+        .map(|known| (strsim::levenshtein(name, known), known.as_str()));
+    let (_, near) = near
+        .filter(|(distance, _)| *distance <= 2)
+        .min_by_key(|it| it.0)?;
+    Some(near)
 }
 
 #[cfg(test)]

@@ -61,10 +61,7 @@ impl Workshop {
             .stderr(Stdio::null())
             .process_group(0)
             .spawn()
-            .map_err(|error| Error::Tool {
-                program: "sh".into(),
-                message: error.to_string(),
-            })?;
+            .map_err(|error| Error::tool("sh", error))?;
         Ok(Self { folder, watcher })
     }
 

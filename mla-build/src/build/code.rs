@@ -1,6 +1,9 @@
 //! The GPU code of a build as files of its own, if it is asked for.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use super::Plan;
 use crate::{
@@ -8,58 +11,57 @@ use crate::{
     code::{Code, CodeFile, FILE, Launches, Layouts, kernels},
     diagnostic,
     unit::{Language, Unit},
+    variables,
     workshop::Workshop,
 };
 
 impl Plan {
-    /// Compiles each unit for each of its targets into a file of its own, and describes them.
-    pub(super) fn write_code(&self, folder: &Path, bindings: Option<&Path>) -> Result<(), Error> {
-        super::empty(folder)?;
-        let launches = match &self.launches {
-            Some(path) => Launches::load(path)?,
+    /// Compiles each unit for each of its targets into a file of its own, and describes them, if
+    /// a folder for them is named.
+    pub(super) fn write_code(&self, bindings: Option<&Path>) -> Result<(), Error> {
+        let (kernels, root) = (&self.library.kernels, &self.library.root);
+        let asked = || variables::set(variables::CODE).map(PathBuf::from);
+        let Some(folder) = kernels.code.clone().or_else(asked) else {
+            return Ok(());
+        };
+        super::empty(&folder)?;
+        let launches = match &kernels.launches {
+            Some(file) => Launches::load(&root.join(file))?,
             None => Launches::default(),
         };
-        let layouts = match self.declarations.as_deref().or(bindings) {
+        let declarations = kernels.declarations.as_ref().map(|file| root.join(file));
+        let layouts = match declarations.as_deref().or(bindings) {
             Some(path) => {
                 let text = fs::read_to_string(path).map_err(Error::file("read", path))?;
                 Layouts::of_bindings(&text)
             }
             None => Layouts::default(),
         };
-        let workshop = Workshop::open(&self.place.out_dir)?;
-        let maps = workshop.path().join("maps");
-        fs::write(&maps, self.tools.compiler.path_maps()).map_err(Error::file("write", &maps))?;
-        let mut code = Code {
-            package: self.package.clone(),
-            library: self.library.clone(),
-            files: Vec::new(),
-        };
-        let units = self.sources.units.iter();
-        for unit in units.filter(|unit| unit.language == Language::Cuda) {
+        let workshop = Workshop::open(&self.library.out_dir)?;
+        let maps = self.write_path_maps(&workshop)?;
+        let mut files = Vec::new();
+        for unit in self.units.iter().filter(|it| it.language == Language::Cuda) {
             for alone in unit.apart() {
                 let work = workshop.folder(&alone.file_stem())?;
-                let file = self.write_code_of(&alone, folder, &work, &maps, &workshop)?;
-                code.files.push(file);
+                files.push(self.write_code_of(&alone, &folder, &work, &maps, &workshop)?);
             }
         }
+        let mut code = Code {
+            package: self.library.package.clone(),
+            library: self.library.name.clone(),
+            files,
+        };
         for file in &mut code.files {
             for kernel in &mut file.kernels {
                 launches.describe(kernel, &file.source, &layouts)?;
             }
         }
         if let Some(kernel) = launches.unused(&code) {
-            return Err(Error::Setting {
-                field: "launches".into(),
-                given: kernel.to_owned(),
-                accepted: "the name of a kernel of its source".into(),
-            });
+            let accepted = "the name of a kernel of its source";
+            return Err(Error::setting("launches", kernel, accepted));
         }
         let path = folder.join(FILE);
-        let text = serde_json::to_string_pretty(&code).map_err(|error| Error::File {
-            action: "write",
-            path: path.clone(),
-            source: error.into(),
-        })?;
+        let text = serde_json::to_string_pretty(&code).map_err(Error::file("write", &path))?;
         fs::write(&path, text + "\n").map_err(Error::file("write", &path))
     }
 
@@ -81,10 +83,7 @@ impl Plan {
         let mut command = compiler.code_command(unit, work, maps, (kind, &path))?;
         let ran = workshop.run(&mut command);
         let finished = ran.map_err(Error::file("run", compiler.program(unit)))?;
-        let tool = |message: String| Error::Tool {
-            program: format!("nvcc -{kind} {unit}"),
-            message,
-        };
+        let tool = |message: String| Error::tool(format!("nvcc -{kind} {unit}"), message);
         if !finished.status.success() {
             let status = finished.status.to_string();
             return Err(tool(diagnostic::first_error(&finished.log, &status)));

@@ -3,7 +3,6 @@
 use std::{
     fs, io,
     path::{Path, PathBuf},
-    process::Command,
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant, SystemTime},
@@ -62,11 +61,17 @@ impl Plan {
 
         let mut done = Vec::new();
         let mut jobs = Vec::new();
-        for (index, unit) in self.sources.units.iter().enumerate() {
+        for (index, unit) in self.units.iter().enumerate() {
             let first = self.first_key(unit, &hasher)?;
             match self.look_up(first, &hasher) {
                 Ok((entry, files)) => {
-                    done.push(self.take(index, entry, files, Outcome::Cached, String::new()));
+                    done.push(Done::of(
+                        index,
+                        entry,
+                        files,
+                        Outcome::Cached,
+                        String::new(),
+                    ));
                 }
                 Err(reason) => {
                     let (estimate, kin) = self.expected(unit);
@@ -80,15 +85,13 @@ impl Plan {
             }
         }
         progress.tell(&Event::Planned {
-            package: self.package.clone(),
-            units: self.sources.units.len(),
+            package: self.library.package.clone(),
+            units: self.units.len(),
             cached: done.len(),
         });
         if !jobs.is_empty() {
-            let workshop = Workshop::open(&self.place.out_dir)?;
-            let maps = workshop.path().join("maps");
-            fs::write(&maps, self.tools.compiler.path_maps())
-                .map_err(Error::file("write", &maps))?;
+            let workshop = Workshop::open(&self.library.out_dir)?;
+            let maps = self.write_path_maps(&workshop)?;
             let shared = Shared {
                 trusted,
                 hasher: &hasher,
@@ -100,12 +103,7 @@ impl Plan {
             done.extend(self.compile_jobs(jobs, limits, &shared)?);
         }
         // The first failure stays first.
-        done.sort_by_key(|done| {
-            (
-                done.failure.is_none(),
-                done.failure.is_none().then_some(done.index),
-            )
-        });
+        done.sort_by_key(|done| done.failure.is_none().then_some(done.index));
         match done.iter_mut().find_map(|done| done.error.take()) {
             Some(error) => Err(error),
             None => Ok(done),
@@ -120,14 +118,13 @@ impl Plan {
     ) -> Result<Vec<Done>, Error> {
         let compile = |(index, first, reason): (usize, Key, String), is_alone: bool| {
             let started = Instant::now();
-            let mut done = self.compile_unit(index, first, reason.clone(), shared);
+            let done = self.compile_unit(index, first, reason, shared);
             let peak = done.entry.as_ref().map_or(0, |entry| entry.meta.peak);
             if done.is_starved && !is_alone {
-                done.again = Some((index, first, reason));
                 shared.progress.tell(&Event::Noted {
                     text: format!(
                         "{} ran out of memory; it is compiled once more, alone",
-                        self.sources.units[index]
+                        self.units[index]
                     ),
                 });
                 return schedule::Done { result: done, peak };
@@ -136,48 +133,43 @@ impl Plan {
                 shared.is_stopped.store(true, Ordering::SeqCst);
             }
             shared.progress.tell(&Event::Finished {
-                unit: self.sources.units[index].to_string(),
+                unit: self.units[index].to_string(),
                 outcome: done.outcome,
                 seconds: started.elapsed().as_secs_f64(),
                 peak,
-                error: done
-                    .failure
-                    .as_ref()
-                    .map(|failure| failure.first_error.clone())
-                    .or_else(|| done.error.as_ref().map(ToString::to_string)),
+                error: match (&done.failure, &done.error) {
+                    (Some(failure), _) => Some(failure.first_error.clone()),
+                    (None, error) => error.as_ref().map(ToString::to_string),
+                },
             });
             schedule::Done { result: done, peak }
         };
-        let token = || Error::file("take a token of the jobserver for", &self.place.out_dir);
+        let token = || Error::file("take a token of the jobserver for", &self.library.out_dir);
         let is_stopped = || shared.is_stopped();
         let compiled = schedule::run(jobs, limits, is_stopped, |work| compile(work, false));
         let compiled = compiled.map_err(token())?;
         let (starved, mut done): (Vec<_>, Vec<_>) =
-            compiled.into_iter().partition(|done| done.again.is_some());
+            compiled.into_iter().partition(|done| done.is_starved);
         // No machine has that much memory, so each runs when nothing else does.
-        let again = starved.into_iter().filter_map(|done| done.again);
-        let alone = again.map(|work| Job {
-            work,
-            memory: u64::MAX,
-            kin: None,
-            seconds: 0.0,
+        let alone = starved.into_iter().map(|done| {
+            let first = self.first_key(&self.units[done.index], shared.hasher)?;
+            Ok(Job {
+                work: (done.index, first, done.reason),
+                memory: u64::MAX,
+                kin: None,
+                seconds: 0.0,
+            })
         });
-        let alone = alone.collect();
+        let alone = alone.collect::<Result<_, Error>>()?;
         let again = schedule::run(alone, limits, is_stopped, |work| compile(work, true));
         done.extend(again.map_err(token())?);
         Ok(done)
     }
 
     fn first_key(&self, unit: &Unit, hasher: &Hasher) -> Result<Key, Error> {
-        let source = self.tools.compiler.root.join(&unit.source);
-        let content = hasher
-            .content(&source)
-            .ok_or(io::ErrorKind::NotFound)
-            .map_err(|kind| Error::File {
-                action: "read",
-                path: source,
-                source: kind.into(),
-            })?;
+        let source = self.library.root.join(&unit.source);
+        let content = hasher.content(&source).ok_or(io::ErrorKind::NotFound);
+        let content = content.map_err(Error::file("read", source))?;
         let canonical = self.tools.compiler.canonical(unit);
         let (nvcc, programs) = match unit.language {
             Language::Cuda => (
@@ -202,146 +194,122 @@ impl Plan {
     /// Estimates the time and the memory that compiling a unit takes. If neither is known
     /// from an earlier build, the result also names the folder of the similar units.
     fn expected(&self, unit: &Unit) -> (Estimate, Option<String>) {
-        // A unit that includes CUTLASS needs a few GiB, a small one half of one.
-        const UNKNOWN: Estimate = Estimate {
-            seconds: 30.0,
-            peak: 2 << 30,
-        };
         let known = |unit: &Unit| {
-            let exact = self.cache.estimate(self.unit_key(unit));
-            exact.or_else(|| self.cache.estimate(self.source_key(unit)))
+            let keys = self.estimate_keys(unit);
+            keys.into_iter().find_map(|key| self.cache.estimate(key))
         };
         if let Some(known) = known(unit) {
             return (known, None);
         }
-        let mut estimate = UNKNOWN;
-        if let Some(bytes) = unit.memory {
-            estimate.peak = bytes;
-            return (estimate, None);
-        }
-        let kin = |unit: &Unit| {
-            let folder = unit.source.rsplit_once('/');
-            folder.map_or(String::new(), |(folder, _)| folder.to_owned())
+        // A unit that includes CUTLASS needs a few GiB, a small one half of one.
+        let unknown = |peak| Estimate {
+            seconds: 30.0,
+            peak,
         };
-        let similar = self
-            .sources
-            .units
-            .iter()
-            .filter(|other| kin(other) == kin(unit));
-        let max = similar
-            .filter_map(known)
-            .map(|estimate| estimate.peak)
-            .max();
-        estimate.peak = estimate.peak.max(max.unwrap_or(0));
-        (estimate, Some(kin(unit)))
+        if let Some(bytes) = unit.memory {
+            return (unknown(bytes), None);
+        }
+        let kin = |unit: &Unit| unit.source.rsplit_once('/').map(|(it, _)| it.to_owned());
+        let similar = self.units.iter().filter(|other| kin(other) == kin(unit));
+        let peaks = similar.filter_map(known).map(|estimate| estimate.peak);
+        let peak = peaks.fold(2 << 30, u64::max);
+        (unknown(peak), Some(kin(unit).unwrap_or_default()))
     }
 
-    /// The key of the estimate for a source, whatever its targets. It serves a source that is
-    /// compiled for other targets than before.
-    fn source_key(&self, unit: &Unit) -> Key {
-        Key::new([self.package.as_bytes(), unit.source.as_bytes()])
+    /// The keys of the estimates for a unit, whatever its content: the time and memory of its last
+    /// compilation are stored under both. The second serves a source that is compiled for other
+    /// targets than before.
+    fn estimate_keys(&self, unit: &Unit) -> [Key; 2] {
+        let targets = unit.targets().join(" ");
+        let parts = [&self.library.package, &unit.source, &targets].map(|it| it.as_bytes());
+        [Key::new(parts), Key::new(parts.into_iter().take(2))]
     }
 
     fn keep_estimate(&self, unit: &Unit, estimate: Estimate) {
-        for key in [self.unit_key(unit), self.source_key(unit)] {
+        for key in self.estimate_keys(unit) {
             self.cache.keep_estimate(key, estimate);
         }
-    }
-
-    /// The key of the estimate for a unit, whatever its content. The time and memory of its last
-    /// compilation are stored under it.
-    fn unit_key(&self, unit: &Unit) -> Key {
-        let targets = unit.targets().join(" ");
-        Key::new([
-            self.package.as_bytes(),
-            unit.source.as_bytes(),
-            targets.as_bytes(),
-        ])
     }
 
     /// The object and the files that it was made of, or why it has to be compiled.
     fn look_up(&self, first: Key, hasher: &Hasher) -> Result<(Entry, Vec<PathBuf>), String> {
         let mut reason = None;
         for set in &self.cache.manifest(first).sets {
-            match set.check(&self.tools.roles, &self.tools.lookup, hasher) {
+            let changed = match set.check(&self.tools.roles, &self.tools.lookup, hasher) {
                 Ok(files) => match self.cache.load(first.with_dependencies(set)) {
                     Loaded::Whole(entry) => {
                         self.cache.used(first);
                         return Ok((entry, files));
                     }
-                    Loaded::Missing => {
-                        reason = reason.or(Some("its object is gone from the cache".to_owned()))
-                    }
-                    Loaded::Corrupted => {
-                        reason = reason.or(Some("its object in the cache is corrupted".to_owned()))
-                    }
+                    Loaded::Missing => "its object is gone from the cache".to_owned(),
+                    Loaded::Corrupted => "its object in the cache is corrupted".to_owned(),
                 },
-                // The latest set comes first, and what changed against it is what the user wants to
-                // know.
-                Err(changed) => reason = reason.or(Some(changed)),
-            }
+                Err(changed) => changed,
+            };
+            // The latest set comes first, and what changed against it is what the user wants to
+            // know.
+            reason.get_or_insert(changed);
         }
         Err(reason.unwrap_or_else(|| "its source, flags and compilers are new together".to_owned()))
     }
 
     fn compile_unit(&self, index: usize, first: Key, reason: String, shared: &Shared<'_>) -> Done {
-        let Shared {
-            hasher,
-            progress,
-            workshop,
-            ..
-        } = *shared;
-        let unit = &self.sources.units[index];
+        let (hasher, progress) = (shared.hasher, shared.progress);
+        let unit = &self.units[index];
         let _guard = self.cache.lock(first);
         // Another build may have compiled it while this one waited for the lock.
         if let Ok((entry, files)) = self.look_up(first, hasher) {
-            return self.take(index, entry, files, Outcome::Cached, String::new());
+            return Done::of(index, entry, files, Outcome::Cached, String::new());
         }
-        let stopped = |reason: &str| Done {
+        let stopped = Done {
             index,
             outcome: Outcome::Stopped,
-            reason: reason.to_owned(),
+            reason: reason.clone(),
             entry: None,
-            files: vec![self.tools.compiler.root.join(&unit.source)],
+            files: vec![self.library.root.join(&unit.source)],
             failure: None,
             error: None,
             is_starved: false,
-            again: None,
         };
         if shared.is_stopped() {
-            return stopped(&reason);
+            return stopped;
         }
         progress.tell(&Event::Started {
             unit: unit.to_string(),
             reason: reason.clone(),
         });
-        let failed = |failure, error| Done {
-            outcome: Outcome::Failed,
-            failure,
-            error,
-            ..stopped(&reason)
-        };
-        let (command, folder, finished) = match self.run_compiler(unit, shared) {
-            Ok(ran) => ran,
-            Err(error) => return failed(None, Some(error)),
-        };
-        let log = self.objects.join(format!("{}.log", unit.file_stem()));
-        // Said to the user as the place of the whole output; without it the first error is still
-        // shown.
-        let _ = fs::write(&log, format!("{command:?}\n{}", finished.log));
-        if !finished.status.success() {
-            if shared.is_stopped() {
-                return stopped(&reason);
+        let ran = self
+            .run_compiler(unit, shared)
+            .and_then(|(finished, folder, log)| {
+                if finished.status.success() {
+                    return Ok(Ok(self.made(
+                        unit,
+                        finished,
+                        &folder,
+                        shared.workshop.path(),
+                    )?));
+                }
+                Ok(Err((finished, log)))
+            });
+        let (entry, files) = match ran {
+            Ok(Ok(made)) => made,
+            Ok(Err(_)) if shared.is_stopped() => return stopped,
+            Ok(Err((finished, log))) => {
+                let (failure, is_starved) = self.failure(unit, &finished, log);
+                return Done {
+                    outcome: Outcome::Failed,
+                    failure: Some(failure),
+                    is_starved,
+                    ..stopped
+                };
             }
-            let (failure, is_starved) = self.failure(unit, &finished, log);
-            return Done {
-                is_starved,
-                ..failed(Some(failure), None)
-            };
-        }
-        let (entry, files) = match self.made(unit, finished, &folder, workshop.path()) {
-            Ok(made) => made,
-            Err(error) => return failed(None, Some(error)),
+            Err(error) => {
+                return Done {
+                    outcome: Outcome::Failed,
+                    error: Some(error),
+                    ..stopped
+                };
+            }
         };
         match self.dependencies(unit, &files, shared.trusted, hasher) {
             Ok(set) => self.cache.keep(first, set, &entry),
@@ -352,20 +320,33 @@ impl Plan {
                 ),
             }),
         }
-        self.take(index, entry, files, Outcome::Compiled, reason)
+        Done::of(index, entry, files, Outcome::Compiled, reason)
     }
 
-    /// Runs a unit's compiler in a folder of its own. A compiler that fails is no error here.
+    /// Runs a unit's compiler in a folder of its own, and keeps what it prints in a file. A
+    /// compiler that fails is no error here.
     fn run_compiler(
         &self,
         unit: &Unit,
         shared: &Shared<'_>,
-    ) -> Result<(Command, PathBuf, Finished), Error> {
+    ) -> Result<(Finished, PathBuf, PathBuf), Error> {
         let folder = shared.workshop.folder(&unit.file_stem())?;
         let mut command = self.tools.compiler.command(unit, &folder, shared.maps)?;
         let ran = shared.workshop.run(&mut command);
         let finished = ran.map_err(Error::file("run", self.tools.compiler.program(unit)))?;
-        Ok((command, folder, finished))
+        let log = self.library.object(unit).with_extension("log");
+        // Said to the user as the place of the whole output; without it the first error is still
+        // shown.
+        let _ = fs::write(&log, format!("{command:?}\n{}", finished.log));
+        Ok((finished, folder, log))
+    }
+
+    /// Writes the file of [`path_maps`](crate::compiler::Compiler::path_maps).
+    pub(super) fn write_path_maps(&self, workshop: &Workshop) -> Result<PathBuf, Error> {
+        let maps = workshop.path().join("maps");
+        let text = self.tools.compiler.path_maps();
+        fs::write(&maps, text).map_err(Error::file("write", &maps))?;
+        Ok(maps)
     }
 
     /// Describes the failure of a compiler. The second value is true if the compiler had too little
@@ -401,26 +382,16 @@ impl Plan {
         };
         let object = read(&folder.join(compiler::OBJECT))?;
         let rule = read(&folder.join(compiler::DEPENDENCIES))?;
-        let files: Vec<_> =
-            depfile::files(&String::from_utf8_lossy(&rule), &self.tools.compiler.root)
-                .into_iter()
-                // Files below the workshop are made for the compiler or by it.
-                .filter(|path| !path.starts_with(workshop))
-                .collect();
-        let estimate = Estimate {
-            seconds: finished.processor.as_secs_f64(),
-            peak: finished.peak,
-        };
-        let entry = Entry {
-            meta: Meta {
-                seconds: estimate.seconds,
-                peak: estimate.peak,
-                log: finished.log,
-            },
-            object,
-        };
-        self.keep_estimate(unit, estimate);
-        Ok((entry, files))
+        let files: Vec<_> = depfile::files(&String::from_utf8_lossy(&rule), &self.library.root)
+            .into_iter()
+            // Files below the workshop are made for the compiler or by it.
+            .filter(|path| !path.starts_with(workshop))
+            .collect();
+        let (seconds, peak) = (finished.processor.as_secs_f64(), finished.peak);
+        self.keep_estimate(unit, Estimate { seconds, peak });
+        let log = finished.log;
+        let meta = Meta { seconds, peak, log };
+        Ok((Entry { meta, object }, files))
     }
 
     /// The dependencies of the compilation. The error is a file that may have changed since the
@@ -433,7 +404,7 @@ impl Plan {
         hasher: &Hasher,
     ) -> Result<DependencySet, PathBuf> {
         // The source itself is always one, whatever the compiler says.
-        let source = self.tools.compiler.root.join(&unit.source);
+        let source = self.library.root.join(&unit.source);
         let mut all = vec![source];
         all.extend_from_slice(files);
         let trusted = trusted
@@ -449,16 +420,17 @@ impl Plan {
         }
         DependencySet::new(&all, &self.tools.roles, &self.tools.lookup, hasher, trusted)
     }
+}
 
-    fn take(
-        &self,
+impl Done {
+    fn of(
         index: usize,
         entry: Entry,
         files: Vec<PathBuf>,
         outcome: Outcome,
         reason: String,
-    ) -> Done {
-        Done {
+    ) -> Self {
+        Self {
             index,
             outcome,
             reason,
@@ -467,12 +439,6 @@ impl Plan {
             failure: None,
             error: None,
             is_starved: false,
-            again: None,
         }
-    }
-
-    /// The path from which the archiver takes a unit's object.
-    pub(super) fn object(&self, unit: &Unit) -> PathBuf {
-        self.objects.join(format!("{}.o", unit.file_stem()))
     }
 }

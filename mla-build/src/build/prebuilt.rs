@@ -11,25 +11,21 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Built, Done, Plan, only,
-    output::{archive, device_bytes, link},
-    place::{Place, names, own_includes, package_folder, target_folder},
+    Built, Done, Library, Plan, only,
+    output::{archive, described, link},
 };
 use crate::{
-    Error, Kernels, bounded,
-    cache::Key,
-    compiled, compiler, exposure,
-    family::Families,
-    ptxas,
-    report::{self, Outcome, Report},
-    symbols::{self, Tag},
+    Error, bounded,
+    cache::{Key, Meta},
+    compiler, exposure,
+    report::{Outcome, Report},
     target,
-    toolkit::{self, Found, Pins},
+    toolkit::{Found, Pins},
     unit::{self, Unit, What},
-    variables,
+    variables::{self, EXPORT, PREBUILT},
 };
 
-/// The value of [`variables::PREBUILT`] by which everything is compiled.
+/// The value of [`PREBUILT`] by which everything is compiled.
 const NONE: &str = "none";
 
 /// Another one for each change of what is written, or of what [`key`] is made of.
@@ -66,23 +62,20 @@ struct Compiled {
     source: String,
     targets: Vec<String>,
     part: Part,
-    seconds: f64,
-    peak: u64,
-    /// The compiler's output, for the report.
-    log: String,
+    /// For the report.
+    #[serde(flatten)]
+    meta: Meta,
 }
 
 /// The folders of a build's objects, where they are all that it needs.
 #[derive(Debug)]
-pub(crate) struct Prebuilt {
-    root: PathBuf,
-    families: Families,
+pub(super) struct Prebuilt {
     units: Vec<Unit>,
     folders: Vec<(PathBuf, Contents)>,
 }
 
 /// The result of the search for prebuilt objects.
-pub(crate) enum Search {
+pub(super) enum Search {
     /// Everything.
     Found(Prebuilt),
     /// Nothing, or something else is asked for.
@@ -91,17 +84,14 @@ pub(crate) enum Search {
     Stale(Error),
 }
 
+/// Refuses an object, or the description of a folder of objects.
 fn refused(path: &Path, field: &str, given: &str, accepted: &str) -> Error {
-    Error::Prebuilt {
-        path: path.to_owned(),
-        field: field.to_owned(),
-        given: given.to_owned(),
-        accepted: accepted.to_owned(),
-    }
+    let accepted = format!("{accepted}; {PREBUILT}=none compiles the kernels instead");
+    Error::refused(format!("{}: {field}", path.display()), given, accepted)
 }
 
-fn file_name(library: &str) -> String {
-    format!("{library}.prebuilt.json")
+fn file_name(library: &Library) -> String {
+    format!("{}.prebuilt.json", library.name)
 }
 
 fn platform() -> String {
@@ -111,11 +101,7 @@ fn platform() -> String {
 impl Contents {
     fn load(path: &Path) -> Result<Self, Error> {
         let bytes = bounded::read(path).map_err(Error::file("read", path))?;
-        serde_json::from_slice(&bytes).map_err(|error| Error::File {
-            action: "understand",
-            path: path.to_owned(),
-            source: error.into(),
-        })
+        serde_json::from_slice(&bytes).map_err(Error::file("understand", &path))
     }
 
     fn find(&self, unit: &Unit) -> Option<&Compiled> {
@@ -140,62 +126,54 @@ impl Part {
 }
 
 /// The hash of everything that determines the objects and that the package or this crate decides.
-fn key(kernels: &Kernels, root: &Path, families: &Families, tag: &Tag) -> Result<String, Error> {
+fn key(library: &Library) -> Result<String, Error> {
+    let kernels = &library.kernels;
     let mut parts: Vec<String> = vec![
         FORMAT.to_string(),
-        tag.as_str().to_owned(),
+        library.tag.as_str().to_owned(),
         platform(),
         format!("{:?}", Pins::current()),
         format!("{:?} {:?}", kernels.sources, kernels.header),
         format!("{:?} {}", kernels.includes, kernels.cutlass),
         format!("{:?} {:?}", kernels.defines, kernels.flags),
     ];
-    for family in &families.declared {
-        parts.push(format!(
-            "{} {:?}",
-            family.name,
-            target::names(&family.targets)
-        ));
+    for family in &library.families.declared {
+        let targets = target::names(&family.targets);
+        parts.push(format!("{} {targets:?}", family.name));
     }
     for particular in &kernels.particulars {
         if !matches!(particular.what, What::Memory(_)) {
             parts.push(format!("{particular:?}"));
         }
     }
-    for path in files(kernels, root)? {
+    for path in files(library)? {
         let bytes = bounded::read(&path).map_err(Error::file("read", &path))?;
-        let inside = path.strip_prefix(root).unwrap_or(&path);
+        let inside = path.strip_prefix(&library.root).unwrap_or(&path);
         parts.push(format!("{} {}", inside.display(), blake3::hash(&bytes)));
     }
     Ok(Key::new(parts.iter().map(String::as_bytes)).hex())
 }
 
 /// The folders of the sources and of the package's own headers.
-fn source_folders(kernels: &Kernels, root: &Path) -> Result<Vec<PathBuf>, Error> {
-    let header = kernels.header.as_ref().map(|header| root.join(header));
-    let mut folders = own_includes(root, header.as_deref(), &kernels.includes)?;
-    let globs = kernels.sources.iter();
-    folders.extend(globs.map(|glob| root.join(unit::fixed_part(glob))));
+fn source_folders(library: &Library) -> Result<Vec<PathBuf>, Error> {
+    let mut folders = library.own_includes()?;
+    let globs = library.kernels.sources.iter();
+    folders.extend(globs.map(|glob| library.root.join(unit::fixed_part(glob))));
     Ok(folders)
 }
 
 /// All files that a compiler may read of the package, in the order of their names.
-fn files(kernels: &Kernels, root: &Path) -> Result<Vec<PathBuf>, Error> {
+fn files(library: &Library) -> Result<Vec<PathBuf>, Error> {
     const OTHERS: &[&str] = &["json", "lock", "md", "rs", "toml"];
     let mut files = Vec::new();
-    for folder in source_folders(kernels, root)? {
-        let walk = walkdir::WalkDir::new(&folder)
-            .into_iter()
-            .filter_entry(|entry| {
-                let hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
-                entry.depth() == 0 || !(hidden || unit::is_target_folder(entry.path()))
-            });
+    for folder in source_folders(library)? {
+        let walk = walkdir::WalkDir::new(&folder).into_iter();
+        let walk = walk.filter_entry(|entry| {
+            let hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
+            entry.depth() == 0 || !(hidden || unit::is_target_folder(entry.path()))
+        });
         for entry in walk {
-            let entry = entry.map_err(|error| Error::File {
-                action: "read",
-                path: folder.clone(),
-                source: error.into(),
-            })?;
+            let entry = entry.map_err(Error::file("read", &folder))?;
             let extension = entry.path().extension().and_then(|it| it.to_str());
             if entry.file_type().is_file() && !extension.is_some_and(|it| OTHERS.contains(&it)) {
                 files.push(entry.into_path());
@@ -212,19 +190,12 @@ const OF_TOOLKIT: [&str; 4] = ["NVCC", "MLA_CUDA_HOME", "MLA_CUTLASS", "NVCC_CCB
 
 /// A setting of the user or the script that objects of a release cannot serve; of the toolkit's
 /// variables one of `of_toolkit`.
-fn asked(kernels: &Kernels, families: &Families, of_toolkit: &[&str]) -> Option<String> {
+fn asked(library: &Library, of_toolkit: &[&str]) -> Option<String> {
+    let kernels = &library.kernels;
     let others = [variables::LINE_INFO, variables::COMPILE_COMMANDS];
-    let targets: Vec<_> = families.declared.iter().map(|it| it.variable()).collect();
-    let mut names = of_toolkit
-        .iter()
-        .chain(compiler::KEYED)
-        .chain(&others)
-        .copied()
-        .chain(targets.iter().map(String::as_str));
-    let is_set = |name: &&str| variables::set(name).is_some();
-    if let Some(name) = names.find(is_set) {
-        return Some(name.to_owned());
-    }
+    let fixed = of_toolkit.iter().chain(compiler::KEYED).chain(&others);
+    let targets = library.families.declared.iter().map(|it| it.variable());
+    let mut names = fixed.map(|&name| name.to_owned()).chain(targets);
     let setters = [
         ("cuda_home", kernels.cuda_home.is_some()),
         ("host_compiler", kernels.host_compiler.is_some()),
@@ -232,67 +203,60 @@ fn asked(kernels: &Kernels, families: &Families, of_toolkit: &[&str]) -> Option<
         ("wheel", !kernels.wheels.is_empty()),
         ("checkout", !kernels.checkouts.is_empty()),
     ];
-    let setter = setters.into_iter().find(|(_, is_set)| *is_set);
-    setter.map(|(name, _)| format!("Kernels::{name}"))
+    let mut setters = setters.into_iter().filter(|(_, is_set)| *is_set);
+    names
+        .find(|name| variables::set(name).is_some())
+        .or_else(|| setters.next().map(|(name, _)| format!("Kernels::{name}")))
 }
 
 /// Looks for objects of all that a build needs.
-pub(crate) fn search(kernels: &Kernels, library: &str) -> Result<Search, Error> {
-    let given = variables::set(variables::PREBUILT);
-    if let Some(export) = variables::set(variables::EXPORT) {
-        return match given {
-            Some(given) if given != NONE => Err(Error::Setting {
-                field: variables::EXPORT.into(),
-                given: export.to_string_lossy().into_owned(),
-                accepted: format!(
-                    "nothing beside {}: what is exported is compiled",
-                    variables::PREBUILT
-                ),
-            }),
-            _ => Ok(Search::Nothing),
-        };
+pub(super) fn search(library: &Library) -> Result<Search, Error> {
+    let kernels = &library.kernels;
+    let given = variables::set(PREBUILT);
+    let is_none = given.as_ref().is_some_and(|given| given == NONE);
+    match variables::set(EXPORT) {
+        Some(export) if given.is_some() && !is_none => {
+            let accepted = format!("nothing beside {PREBUILT}: what is exported is compiled");
+            return Err(Error::setting(EXPORT, export, accepted));
+        }
+        Some(_) => return Ok(Search::Nothing),
+        None if is_none => return Ok(Search::Nothing),
+        None => {}
     }
-    let folders = match &given {
-        Some(value) if value == NONE => return Ok(Search::Nothing),
-        Some(value) => {
-            let folders: Vec<_> = env::split_paths(value).collect();
-            for folder in &folders {
-                variables::check_absolute(variables::PREBUILT, folder.as_os_str())?;
-            }
-            folders
-        }
-        None if kernels.prebuilt.is_empty() => return Ok(Search::Nothing),
-        None => {
-            let root = package_folder(kernels)?;
-            let folders = kernels.prebuilt.iter();
-            folders.map(|folder| root.join(folder)).collect::<Vec<_>>()
-        }
-    };
     let mut found = Vec::new();
+    let folders: Vec<_> = match &given {
+        Some(value) => env::split_paths(value).collect(),
+        None => kernels
+            .prebuilt
+            .iter()
+            .map(|it| library.root.join(it))
+            .collect(),
+    };
+    if given.is_some() {
+        for folder in &folders {
+            variables::check_absolute(PREBUILT, folder.as_os_str())?;
+        }
+    }
     for folder in folders {
         let path = folder.join(file_name(library));
         if path.is_file() {
             found.push((folder, Contents::load(&path)?));
         } else if given.is_some() {
             let accepted = format!("folders with {}, or {NONE} to compile", file_name(library));
-            return Err(setting(&folder.display().to_string(), accepted));
+            return Err(Error::setting(PREBUILT, folder, accepted));
         }
     }
     if found.is_empty() {
         return Ok(Search::Nothing);
     }
-    let families = kernels.resolve()?;
-    if let Some(asked) = asked(kernels, &families, &OF_TOOLKIT) {
-        if given.is_none() {
+    if let Some(asked) = asked(library, &OF_TOOLKIT) {
+        let Some(given) = given else {
             return Ok(Search::Nothing);
-        }
+        };
         let accepted = format!("nothing beside {asked}, which asks for kernels to be compiled");
-        return Err(setting(
-            &given.unwrap_or_default().to_string_lossy(),
-            accepted,
-        ));
+        return Err(Error::setting(PREBUILT, given, accepted));
     }
-    match fitting(kernels, library, families, found) {
+    match fitting(library, found) {
         Ok(prebuilt) => Ok(Search::Found(prebuilt)),
         // Objects that the user named are used or refused, never passed over.
         Err(error) if given.is_some() => Err(error),
@@ -300,50 +264,34 @@ pub(crate) fn search(kernels: &Kernels, library: &str) -> Result<Search, Error> 
     }
 }
 
-fn setting(given: &str, accepted: String) -> Error {
-    Error::Setting {
-        field: variables::PREBUILT.into(),
-        given: given.to_owned(),
-        accepted,
-    }
-}
-
 /// The objects, if they are of this package's sources as they are, and all of them.
-fn fitting(
-    kernels: &Kernels,
-    library: &str,
-    families: Families,
-    folders: Vec<(PathBuf, Contents)>,
-) -> Result<Prebuilt, Error> {
-    let root = package_folder(kernels)?;
-    let (_, tag) = names(&root, kernels.out_dir.is_none(), library);
-    let key = key(kernels, &root, &families, &tag)?;
+fn fitting(library: &Library, folders: Vec<(PathBuf, Contents)>) -> Result<Prebuilt, Error> {
+    let key = key(library)?;
     let target = env::var("TARGET").unwrap_or_else(|_| platform());
     for (folder, contents) in &folders {
         let path = folder.join(file_name(library));
-        refuse_exposed(folder, &path, kernels.out_dir.is_none())?;
+        refuse_exposed(folder, &path, library.for_cargo)?;
         let fields = [
-            ("format", contents.format.to_string(), FORMAT.to_string()),
-            ("library", contents.tag.clone(), tag.as_str().to_owned()),
-            ("platform", contents.platform.clone(), target.clone()),
-            ("sources", contents.key.clone(), key.clone()),
+            (
+                "format",
+                &*contents.format.to_string(),
+                &*FORMAT.to_string(),
+            ),
+            ("library", &contents.tag, library.tag.as_str()),
+            ("platform", &contents.platform, &target),
+            ("sources", &contents.key, &key),
         ];
         if let Some((field, given, accepted)) = fields.iter().find(|(_, a, b)| a != b) {
             return Err(refused(&path, field, given, accepted));
         }
     }
-    let units = kernels.units(&root, &families)?;
+    let units = library.units()?;
     let missing = |unit: &&Unit| !folders.iter().any(|(_, it)| it.find(unit).is_some());
     if let Some(unit) = units.iter().find(missing) {
-        let path = folders.last().map_or(root.as_path(), |(folder, _)| folder);
+        let path = folders.last().map_or(&library.root, |(folder, _)| folder);
         return Err(refused(path, "objects", "none", &unit.to_string()));
     }
-    Ok(Prebuilt {
-        root,
-        families,
-        units,
-        folders,
-    })
+    Ok(Prebuilt { units, folders })
 }
 
 /// Refuses objects that every user may have put there, and warns of those of other users.
@@ -363,172 +311,113 @@ fn refuse_exposed(folder: &Path, description: &Path, for_cargo: bool) -> Result<
 
 impl Prebuilt {
     /// Makes the library of the objects, and tells Cargo to link it.
-    pub(crate) fn run(self, kernels: Kernels, library: &str) -> Result<Built, Error> {
+    pub(super) fn run(self, library: &Library) -> Result<Built, Error> {
         let started = Instant::now();
-        let Place {
-            out_dir, for_cargo, ..
-        } = Place::of(&kernels)?;
-        let (package, tag) = names(&self.root, for_cargo, library);
-        let constants = out_dir.join(format!("{library}_compiled.rs"));
-        compiled::write(&self.families, &constants)?;
+        let compiled = library.write_constants()?;
         let mut watched = Vec::new();
-        let headers = kernels.headers(&self.families, &self.root)?;
-        let bindings = only::bindings(&kernels, &headers, library, &out_dir, &tag, &mut watched)?;
+        let bindings = only::bindings(library, &mut watched)?;
 
-        let made = out_dir.join(format!("lib{}.a", tag.as_str()));
-        let units = self.make_library(&made, &out_dir.join(format!("{library}-objects")), &tag)?;
+        let objects = library.file("-objects");
+        fs::create_dir_all(&objects).map_err(Error::file("make", &objects))?;
+        let mut made = Vec::new();
+        let mut units = Vec::new();
+        for unit in &self.units {
+            let mut folders = self.folders.iter();
+            let found = folders.find_map(|(folder, it)| Some((folder, it.find(unit)?)));
+            let Some((folder, object)) = found else {
+                continue;
+            };
+            let bytes = object.part.read(folder)?;
+            let reason = String::new();
+            units.push(described(
+                unit,
+                Outcome::Prebuilt,
+                reason,
+                &object.meta,
+                &bytes,
+            ));
+            made.push((unit, bytes));
+        }
+        let made: Vec<_> = made.iter().map(|(unit, bytes)| (*unit, &**bytes)).collect();
+        let library_bytes = archive(library, &made)?;
         // A program links it beside the library, wherever the objects were.
         let Some((folder, contents)) = self.folders.first() else {
-            return Err(refused(&out_dir, "objects", "none", "some"));
+            return Err(refused(&library.out_dir, "objects", "none", "some"));
         };
-        let runtime = out_dir.join(RUNTIME);
+        let runtime = library.out_dir.join(RUNTIME);
         fs::write(&runtime, contents.runtime.read(folder)?)
             .map_err(Error::file("write", &runtime))?;
 
+        // The same compilers made the objects of every family.
+        let toolkit = contents.compilers.iter().map(|(part, version)| Found {
+            part: part.clone(),
+            path: folder.clone(),
+            version: Some(version.clone()),
+            place: "the prebuilt objects".to_owned(),
+        });
         let report = Report {
-            package,
-            library: library.to_owned(),
-            finished: report::now(),
-            targets: target::names(&self.families.targets()),
-            toolkit: self.found(),
+            targets: target::names(&library.families.targets()),
+            toolkit: toolkit.collect(),
             host_compiler: (folder.clone(), "of the prebuilt objects".to_owned()),
             cache: folder.clone(),
-            notes: Vec::new(),
-            seconds: started.elapsed().as_secs_f64(),
-            library_bytes: fs::metadata(&made)
-                .map_err(Error::file("read", &made))?
-                .len(),
+            library_bytes,
             units,
+            ..library.report(started)
         };
-        report.save(&out_dir.join(format!("{library}.report.json")))?;
-        let target_dir = target_folder(&out_dir);
-        if target_dir != out_dir {
-            let name = format!("{}-{library}.json", report.package);
-            report.save(&report::folder(target_dir).join(name))?;
-        }
-        if for_cargo {
-            self.watch(&kernels, &out_dir)?;
+        library.save(&report)?;
+        if library.for_cargo {
+            watched.extend(self.watched(library)?);
+            library.watch_variables();
             for path in watched {
                 println!("cargo::rerun-if-changed={}", path.display());
             }
             // This name of the C++ library also exists on machines without a compiler.
-            link(&[&out_dir], &tag, library, ":+verbatim=libstdc++.so.6");
-            compiled::tell(&self.families, &self.root, &kernels.sources)?;
+            link(library, &[&library.out_dir], ":+verbatim=libstdc++.so.6");
+            library.tell_targets()?;
         }
         Ok(Built {
-            library: made,
+            library: library.archive(),
             bindings,
-            compiled: constants,
+            compiled,
             report,
         })
     }
 
-    /// Makes the library `made` of the objects. Each object is written to the folder `objects`
-    /// under the library's own symbol names. Returns a description of each.
-    fn make_library(
-        &self,
-        made: &Path,
-        objects: &Path,
-        tag: &Tag,
-    ) -> Result<Vec<report::Unit>, Error> {
-        fs::create_dir_all(objects).map_err(Error::file("make", objects))?;
-        let mut units = Vec::new();
-        let mut parts = Vec::new();
-        for unit in &self.units {
-            let of = |(folder, it): &'_ (PathBuf, Contents)| {
-                Some((folder.clone(), it.find(unit)?.clone()))
-            };
-            let Some((folder, object)) = self.folders.iter().find_map(of) else {
-                continue;
-            };
-            let bytes = object.part.read(&folder)?;
-            units.push(report::Unit {
-                source: unit.source.clone(),
-                targets: object.targets,
-                outcome: Outcome::Prebuilt,
-                reason: String::new(),
-                compile_seconds: object.seconds,
-                peak: object.peak,
-                object_bytes: bytes.len() as u64,
-                device_bytes: device_bytes(&bytes, unit),
-                kernels: ptxas::parse(&object.log),
-            });
-            parts.push((objects.join(format!("{}.o", unit.file_stem())), bytes));
-        }
-        let sources = units.iter().zip(&parts);
-        let sources: Vec<_> = sources
-            .map(|(unit, (path, bytes))| {
-                let source = unit.source.as_str();
-                (path.clone(), symbols::Object { source, bytes })
-            })
-            .collect();
-        archive(made, sources, tag)?;
-        Ok(units)
-    }
-
-    fn found(&self) -> Vec<Found> {
-        // The same compilers made the objects of every family.
-        let first = self.folders.iter().take(1);
-        let found = first.flat_map(|(folder, contents)| {
-            contents.compilers.iter().map(|(part, version)| Found {
-                part: part.clone(),
-                path: folder.clone(),
-                version: Some(version.clone()),
-                place: "the prebuilt objects".to_owned(),
-            })
-        });
-        found.collect()
-    }
-
-    /// Tells Cargo when these objects may fit no longer.
-    fn watch(&self, kernels: &Kernels, out_dir: &Path) -> Result<(), Error> {
-        for name in variables::ALL.iter().chain(toolkit::VARIABLES) {
-            println!("cargo::rerun-if-env-changed={name}");
-        }
-        for name in compiler::variables() {
-            println!("cargo::rerun-if-env-changed={name}");
-        }
-        for family in &self.families.declared {
-            println!("cargo::rerun-if-env-changed={}", family.variable());
-        }
-        let mut paths = source_folders(kernels, &self.root)?;
-        if paths.iter().any(|folder| out_dir.starts_with(folder)) {
+    /// The paths of which a change may mean that these objects fit no longer.
+    fn watched(&self, library: &Library) -> Result<Vec<PathBuf>, Error> {
+        let mut paths = source_folders(library)?;
+        if paths
+            .iter()
+            .any(|folder| library.out_dir.starts_with(folder))
+        {
             // A folder with what builds write would start the script each time.
-            paths = files(kernels, &self.root)?;
+            paths = files(library)?;
         }
         paths.extend(self.folders.iter().map(|(folder, _)| folder.clone()));
-        for path in paths {
-            println!("cargo::rerun-if-changed={}", path.display());
-        }
-        Ok(())
+        Ok(paths)
     }
 }
 
-/// The objects that a build adds to the folder that [`variables::EXPORT`] names.
-pub(crate) struct Export {
+/// The objects that a build adds to the folder that [`EXPORT`] names.
+pub(super) struct Export {
     folder: PathBuf,
     key: String,
 }
 
 impl Export {
     /// `None` if nothing is to be exported.
-    pub(crate) fn new(kernels: &Kernels, library: &str) -> Result<Option<Self>, Error> {
-        let Some(folder) = variables::set(variables::EXPORT) else {
+    pub(super) fn new(library: &Library) -> Result<Option<Self>, Error> {
+        let Some(folder) = variables::set(EXPORT) else {
             return Ok(None);
         };
-        let families = kernels.resolve()?;
-        if let Some(asked) = asked(kernels, &families, &[]) {
-            return Err(Error::Setting {
-                field: variables::EXPORT.into(),
-                given: folder.to_string_lossy().into_owned(),
-                accepted: format!("nothing beside {asked}: objects of a release have no settings"),
-            });
+        if let Some(asked) = asked(library, &[]) {
+            let accepted = format!("nothing beside {asked}: objects of a release have no settings");
+            return Err(Error::setting(EXPORT, folder, accepted));
         }
-        let root = package_folder(kernels)?;
-        let (_, tag) = names(&root, kernels.out_dir.is_none(), library);
-        let key = key(kernels, &root, &families, &tag)?;
-        let folder = PathBuf::from(folder);
-        Ok(Some(Self { folder, key }))
+        Ok(Some(Self {
+            folder: folder.into(),
+            key: key(library)?,
+        }))
     }
 
     pub(super) fn write(&self, plan: &Plan, done: &[Done]) -> Result<(), Error> {
@@ -537,13 +426,19 @@ impl Export {
         let path = folder.join(file_name(&plan.library));
         let runtime_from = plan.tools.compiler.cuda.library.join(RUNTIME);
         let bytes = bounded::read(&runtime_from).map_err(Error::file("read", &runtime_from))?;
+        let found = plan.tools.found.iter();
+        let mut compilers: Vec<_> = found
+            .map(|it| (it.part.clone(), it.version.clone().unwrap_or_default()))
+            .collect();
+        let host = plan.tools.compiler.host.version().to_owned();
+        compilers.push(("host compiler".to_owned(), host));
         let mut contents = Contents {
             format: FORMAT,
-            package: plan.package.clone(),
-            tag: plan.tag.as_str().to_owned(),
+            package: plan.library.package.clone(),
+            tag: plan.library.tag.as_str().to_owned(),
             platform: platform(),
             key: self.key.clone(),
-            compilers: self.compilers(plan),
+            compilers,
             runtime: write(folder, RUNTIME, &bytes)?,
             objects: Vec::new(),
         };
@@ -554,36 +449,23 @@ impl Export {
             contents.objects = known.objects;
         }
         for done in done {
-            let (unit, Some(entry)) = (&plan.sources.units[done.index], &done.entry) else {
+            let (unit, Some(entry)) = (&plan.units[done.index], &done.entry) else {
                 continue;
             };
             let name = format!("{}.o", &blake3::hash(&entry.object).to_hex()[..16]);
-            let part = write(folder, &name, &entry.object)?;
-            contents
-                .objects
-                .retain(|it| it.source != unit.source || it.targets != unit.targets());
-            contents.objects.push(Compiled {
+            let object = Compiled {
                 source: unit.source.clone(),
                 targets: unit.targets(),
-                part,
-                seconds: entry.meta.seconds,
-                peak: entry.meta.peak,
-                log: entry.meta.log.clone(),
-            });
+                part: write(folder, &name, &entry.object)?,
+                meta: entry.meta.clone(),
+            };
+            let is_same =
+                |it: &Compiled| it.source == object.source && it.targets == object.targets;
+            contents.objects.retain(|it| !is_same(it));
+            contents.objects.push(object);
         }
         let text = serde_json::to_string_pretty(&contents).unwrap_or_default();
         fs::write(&path, text).map_err(Error::file("write", &path))
-    }
-
-    fn compilers(&self, plan: &Plan) -> Vec<(String, String)> {
-        let version = |found: &Found| {
-            let version = found.version.clone().unwrap_or_default();
-            (found.part.clone(), version)
-        };
-        let mut all: Vec<_> = plan.tools.found.iter().map(version).collect();
-        let host = plan.tools.compiler.host.version().to_owned();
-        all.push(("host compiler".to_owned(), host));
-        all
     }
 }
 

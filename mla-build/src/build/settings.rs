@@ -6,25 +6,24 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use crate::{Error, Kernels, flags, variables};
+use super::Library;
+use crate::{Error, flags, variables};
 
 /// Refuses wrong settings before anything is searched for.
-pub(super) fn check(kernels: &Kernels, library: &str) -> Result<(), Error> {
-    check_library(library)?;
-    check_target(
-        env::var("TARGET").ok().as_deref(),
-        env::var("HOST").ok().as_deref(),
-    )?;
+pub(super) fn check(library: &Library) -> Result<(), Error> {
+    let variable = |name| env::var(name).ok();
+    check_target(variable("TARGET").as_deref(), variable("HOST").as_deref())?;
+    let kernels = &library.kernels;
     for flag in kernels.flags.iter().chain(&kernels.source_flags()) {
         flags::check(flag)?;
     }
     for define in kernels.defines.iter().chain(&kernels.source_defines()) {
         flags::check_define(define)?;
     }
-    if kernels.out_dir.is_none() {
-        is_first(library)?;
+    match library.for_cargo {
+        true => is_first(&library.name),
+        false => Ok(()),
     }
-    Ok(())
 }
 
 pub(super) fn check_library(library: &str) -> Result<(), Error> {
@@ -32,11 +31,11 @@ pub(super) fn check_library(library: &str) -> Result<(), Error> {
     if !library.is_empty() && library.chars().all(named) {
         return Ok(());
     }
-    Err(Error::Setting {
-        field: "library".into(),
-        given: library.to_owned(),
-        accepted: "a name of letters, digits, _ and -".into(),
-    })
+    Err(Error::setting(
+        "library",
+        library,
+        "a name of letters, digits, _ and -",
+    ))
 }
 
 /// Refuses to compile for another machine than this one, and for a C library that the runtime of
@@ -47,17 +46,17 @@ fn check_target(target: Option<&str>, host: Option<&str>) -> Result<(), Error> {
     if SUPPORTED.contains(&target) && host.is_none_or(|host| host == target) {
         return Ok(());
     }
-    Err(Error::Setting {
-        field: "TARGET".into(),
-        given: target.to_owned(),
-        accepted: format!(
+    Err(Error::setting(
+        "TARGET",
+        target,
+        format!(
             "{}, on a machine of the same: kernels are compiled with GCC and glibc, and not for \
              another machine than this ({}). {}=bindings checks the Rust code for any target",
             SUPPORTED.join(" or "),
             host.unwrap_or(target),
             variables::ONLY
         ),
-    })
+    ))
 }
 
 /// Refuses a second library of one name in a build script: both would have the same files.
@@ -68,11 +67,11 @@ fn is_first(library: &str) -> Result<(), Error> {
     if known.insert(library.to_owned()) {
         return Ok(());
     }
-    Err(Error::Setting {
-        field: "library".into(),
-        given: library.to_owned(),
-        accepted: "a name that no other library of this build script has".into(),
-    })
+    Err(Error::setting(
+        "library",
+        library,
+        "a name that no other library of this build script has",
+    ))
 }
 
 #[cfg(test)]

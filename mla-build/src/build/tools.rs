@@ -1,26 +1,18 @@
 //! The compilers and the files that they read beside the sources: nvcc, the host's compiler,
 //! include roots, and the files that flags name.
 
-use std::{
-    env,
-    path::{Path, PathBuf},
-};
+use std::path::PathBuf;
 
-use super::{
-    new_enough,
-    place::{Place, own_includes},
-    roots::Roots,
-    sources::Sources,
-};
+use super::Library;
 use crate::{
-    Error, Kernels,
+    Error,
     cache::{Cache, Key, Lookup},
     compiler::{self, Compiler, Host},
-    family::Families,
     flags::{self, Named},
-    roles::Roles,
-    target::Target,
-    toolkit::{self, Cuda, Found, Pins, Search},
+    include_root::IncludeRoot,
+    roles::{ADDED, PACKAGE, Roles},
+    target::{self, Target},
+    toolkit::{self, Cuda, Found, Search, Version},
     variables,
 };
 
@@ -36,123 +28,165 @@ pub(super) struct Tools {
     pub(super) named_contents: blake3::Hash,
     /// The hash of the contents of the toolkit's programs.
     pub(super) programs: blake3::Hash,
-    /// The environment variables that say where wheels and checkouts are.
-    pub(super) wheel_variables: Vec<String>,
     pub(super) roles: Roles,
     pub(super) lookup: Lookup,
-    /// The include roots, in the order of the search, without their roles.
-    #[cfg(feature = "bindings")]
-    pub(super) roots: Vec<PathBuf>,
-    /// The command that installs libclang, which is looked for last.
-    #[cfg(feature = "bindings")]
-    pub(super) install_command: String,
     pub(super) search: Search,
 }
 
 impl Tools {
-    pub(super) fn find(
-        kernels: &Kernels,
-        library: &str,
-        sources: &Sources,
-        place: &Place,
-        cache: &Cache,
-    ) -> Result<Self, Error> {
-        let root = &place.root;
-        let families = &sources.families;
-        let line_info = env::var(variables::LINE_INFO).ok();
-        let line_info = variables::is_on(variables::LINE_INFO, line_info.as_deref())?;
-        let install = kernels.install_command.clone();
-        let install = install.unwrap_or_else(|| Pins::current().command());
-        let search = Search::new();
-        let cuda = find_cuda(kernels, library, families, &search, &install)?;
+    pub(super) fn find(library: &Library, cache: &Cache) -> Result<Self, Error> {
+        let (kernels, root) = (&library.kernels, &library.root);
+        let line_info = variables::is_on(variables::LINE_INFO)?;
+        let (search, install) = (Search::new(), library.install_command());
+        let cuda = find_cuda(library, &search, &install)?;
         let host = Host::find(kernels.host_compiler.as_deref())?;
-        let own = own_includes(root, sources.headers.shared.as_deref(), &kernels.includes)?;
-        let roots = Roots::new(kernels, &own, root, families, &search, &install)?;
-        let roots = roots.with_cuda(&cuda);
-        let in_order = roots.in_order(&cuda);
-        let named = named(kernels, root)?;
-        let searched = searched(&in_order, &cuda, &host, &named);
+        let own_includes = library.own_includes()?;
+        let mut found = vec![cuda.found.clone()];
+        let mut includes = Vec::new();
+        // The folders that paths are told by: a header of one is known by its place there.
+        let mut roles = vec![(PACKAGE.to_owned(), root.clone())];
+        for (number, folder) in own_includes.iter().enumerate() {
+            // A folder of the package is known by its place there; one elsewhere by its number.
+            let role = match folder.strip_prefix(root) {
+                Ok(inside) => format!("{PACKAGE}/{}", inside.display()),
+                Err(_) => format!("{ADDED}{number}"),
+            };
+            if !folder.starts_with(root) {
+                roles.push((role.clone(), folder.clone()));
+            }
+            includes.push(IncludeRoot {
+                role,
+                folder: folder.clone(),
+                is_system: false,
+            });
+        }
+        let wheels = kernels.wheels.iter().map(|wheel| wheel.find(&search));
+        let checkouts = kernels.checkouts.iter().map(|it| it.find(&search));
+        for pinned in wheels.chain(checkouts) {
+            let pinned = pinned?;
+            let roots = pinned.includes.iter();
+            roles.extend(roots.map(|it| (it.role.clone(), it.folder.clone())));
+            roles.push(pinned.role);
+            includes.extend(pinned.includes);
+            found.push(pinned.found);
+        }
+        if kernels.cutlass {
+            let cutlass = toolkit::cutlass(&search, &install)?;
+            // Headers that do not tell their version are left to the compiler.
+            if let Some(version) = cutlass.version.as_deref().and_then(Version::from_start) {
+                new_enough(library, Target::needs_cutlass, version, &cutlass)?;
+            }
+            let role = "cutlass".to_owned();
+            roles.push((role.clone(), cutlass.path.clone()));
+            includes.push(IncludeRoot {
+                role,
+                folder: cutlass.path.clone(),
+                // A wheel's own CUTLASS comes first, also if it is searched after all of -I.
+                is_system: includes.iter().any(|include| include.is_system),
+            });
+            found.push(cutlass);
+        }
+        roles.push(("cuda".to_owned(), cuda.include.clone()));
+        let named = named(library)?;
+        let mut searched = roots(&includes, &cuda);
+        searched.push(cuda.include.join("cccl"));
+        searched.extend(host.includes.iter().chain(&named.folders).cloned());
         Ok(Self {
             programs: hash_programs(cache, &cuda)?,
             compiler: Compiler {
                 cuda,
                 host,
                 root: root.clone(),
-                includes: roots.includes,
+                includes,
                 defines: kernels.defines.clone(),
                 flags: kernels.flags.clone(),
                 line_info,
             },
-            found: roots.found,
-            own_includes: own,
+            found,
+            own_includes,
             named_contents: named.contents()?,
             named,
-            wheel_variables: roots.wheel_variables,
-            roles: Roles::new(roots.roles),
+            roles: Roles::new(roles),
             lookup: Lookup::new(searched, root.clone()),
-            #[cfg(feature = "bindings")]
-            roots: in_order,
-            #[cfg(feature = "bindings")]
-            install_command: install,
             search,
         })
     }
+
+    /// The include roots in the order of the search.
+    #[cfg(feature = "bindings")]
+    pub(super) fn roots(&self) -> Vec<PathBuf> {
+        roots(&self.compiler.includes, &self.compiler.cuda)
+    }
 }
 
-/// Every folder in which a header may be found, in the order of the search.
-fn searched(roots: &[PathBuf], cuda: &Cuda, host: &Host, named: &Named) -> Vec<PathBuf> {
-    let mut folders = roots.to_vec();
-    folders.push(cuda.include.join("cccl"));
-    folders.extend(host.includes.iter().cloned());
-    folders.extend(named.folders.iter().cloned());
-    folders
+/// The folders in the order of the search: nvcc puts CUDA's own headers behind the roots of -I.
+fn roots(includes: &[IncludeRoot], cuda: &Cuda) -> Vec<PathBuf> {
+    let of = |is_system: bool| {
+        let roots = includes.iter().filter(move |it| it.is_system == is_system);
+        roots.map(|include| include.folder.clone())
+    };
+    of(false)
+        .chain([cuda.include.clone()])
+        .chain(of(true))
+        .collect()
+}
+
+/// Checks that a release is new enough for all targets.
+fn new_enough(
+    library: &Library,
+    needs: impl Fn(Target) -> Version,
+    release: Version,
+    found: &Found,
+) -> Result<(), Error> {
+    let mut targets = library.families.targets();
+    targets.retain(|&target| release < needs(target));
+    let Some(needed) = targets.iter().map(|&target| needs(target)).max() else {
+        return Ok(());
+    };
+    let (plural, verb) = match targets.len() {
+        1 => ("", "needs"),
+        _ => ("s", "together need"),
+    };
+    let (part, names) = (&found.part, target::names(&targets).join(" and "));
+    Err(Error::Sentence(format!(
+        "target{plural} {names} {verb} {part} {needed} or newer; given {part} {release}, {}",
+        found.path.display()
+    )))
 }
 
 /// A toolkit that is new enough for every target, and has no library of this one's name.
-fn find_cuda(
-    kernels: &Kernels,
-    library: &str,
-    families: &Families,
-    search: &Search,
-    install_command: &str,
-) -> Result<Cuda, Error> {
-    let cuda = match &kernels.cuda_home {
+fn find_cuda(library: &Library, search: &Search, install: &str) -> Result<Cuda, Error> {
+    let cuda = match &library.kernels.cuda_home {
         Some(home) => toolkit::cuda_at(home)?,
-        None => toolkit::cuda(search, install_command)?,
+        None => toolkit::cuda(search, install)?,
     };
-    new_enough(
-        &families.targets(),
-        Target::needs_toolkit,
-        "CUDA",
-        cuda.version,
-        &cuda.nvcc,
-    )?;
-    if cuda.has_library(library) {
-        return Err(Error::Setting {
-            field: "library".into(),
-            given: library.to_owned(),
-            accepted: "a name that no library of the toolkit or the system has".into(),
-        });
+    let found = Found {
+        path: cuda.nvcc.clone(),
+        ..cuda.found.clone()
+    };
+    new_enough(library, Target::needs_toolkit, cuda.version, &found)?;
+    if cuda.has_library(&library.name) {
+        let accepted = "a name that no library of the toolkit or the system has";
+        return Err(Error::setting("library", &library.name, accepted));
     }
     Ok(cuda)
 }
 
 /// The files and folders that flags name: those of the script, and those of nvcc's own variables.
-fn named(kernels: &Kernels, root: &Path) -> Result<Named, Error> {
+fn named(library: &Library) -> Result<Named, Error> {
     let mut all = compiler::flags_of_environment()?;
-    all.extend(kernels.flags.iter().cloned());
-    all.extend(kernels.source_flags());
-    flags::check_option_files(all.iter().map(String::as_str), root)?;
-    Ok(Named::new(all.iter().map(String::as_str), root))
+    all.extend(library.kernels.flags.iter().cloned());
+    all.extend(library.kernels.source_flags());
+    flags::check_option_files(all.iter().map(String::as_str), &library.root)?;
+    Ok(Named::new(all.iter().map(String::as_str), &library.root))
 }
 
 /// The hash of all that nvcc runs or reads of its toolkit, headers aside.
 fn hash_programs(cache: &Cache, cuda: &Cuda) -> Result<blake3::Hash, Error> {
     let mut parts = Vec::new();
     for (name, path) in cuda.programs() {
-        let hash = cache
-            .content_of(&path)
-            .map_err(Error::file("read the toolkit's program", &path))?;
+        let hash =
+            (cache.content_of(&path)).map_err(Error::file("read the toolkit's program", &path))?;
         parts.extend([name.into_bytes(), hash.as_bytes().to_vec()]);
     }
     Ok(Key::new(parts.iter().map(Vec::as_slice)).hash())

@@ -7,7 +7,7 @@
 
 use std::{
     collections::BTreeSet,
-    env, fs,
+    env, fs, io,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
 };
@@ -15,61 +15,56 @@ use std::{
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
 
 use super::Plan;
-use crate::{Error, compiler, toolkit, unit, variables};
+use crate::{Error, compiler, toolkit, unit};
 
 impl Plan {
     /// Everything that is known before anything is compiled. It is said first: a build that failed
     /// must run again when its cause is gone.
     pub(super) fn watch_settings(&self) -> Result<(), Error> {
-        let variables = toolkit::VARIABLES
+        self.library.watch_variables();
+        let (kernels, tools) = (&self.library.kernels, &self.tools);
+        let inside = |path: &Path| self.library.root.join(path);
+        let named = env::vars_os();
+        let named =
+            named.filter(|(name, _)| compiler::INCLUDE_VARIABLES.iter().any(|it| name == it));
+        let prebuilt = kernels.prebuilt.iter().map(|it| inside(it));
+        // A folder of sources stands for all that is in it, so a new source is noticed. A new
+        // header in an include root may hide another.
+        let sources = kernels
+            .sources
             .iter()
-            .chain(variables::ALL)
-            .map(|&name| name.to_owned())
-            .chain(compiler::variables())
-            .chain(self.sources.families.declared.iter().map(|f| f.variable()))
-            .chain(self.tools.wheel_variables.iter().cloned());
-        for name in variables {
-            println!("cargo::rerun-if-env-changed={name}");
-        }
-        for glob in &self.sources.globs {
-            // A folder stands for all that is in it, so a new source is noticed.
-            self.watch_folder(&self.tools.compiler.root.join(unit::fixed_part(glob)));
-        }
-        for folder in self.prebuilt.iter().filter(|folder| folder.exists()) {
-            self.watch_folder(folder);
-        }
-        // A new header there may hide another.
-        for folder in self
-            .tools
-            .own_includes
-            .iter()
-            .chain(&self.tools.named.folders)
+            .map(|glob| inside(&unit::fixed_part(glob)));
+        for folder in sources
+            .chain(prebuilt.filter(|folder| folder.exists()))
+            .chain(
+                tools
+                    .own_includes
+                    .iter()
+                    .chain(&tools.named.folders)
+                    .cloned(),
+            )
+            .chain(named.flat_map(|(_, value)| Vec::from_iter(env::split_paths(&value))))
         {
-            self.watch_folder(folder);
+            self.watch_folder(&folder);
         }
-        for name in compiler::INCLUDE_VARIABLES {
-            for folder in env::var_os(name).iter().flat_map(env::split_paths) {
-                self.watch_folder(&folder);
-            }
-        }
-        let programs = self.tools.compiler.cuda.programs();
+        let programs = tools.compiler.cuda.programs();
         for path in programs
             .iter()
             .map(|(_, path)| path)
-            .chain(&self.tools.named.files)
+            .chain(&tools.named.files)
         {
             self.watch_file(path);
         }
-        let host = &self.tools.compiler.host.path;
+        let host = &tools.compiler.host.path;
         if host.is_absolute() {
             self.watch_file(host);
         } else if let Ok(path) = which::which(host) {
             self.watch_file(&path);
         }
-        for found in &self.tools.found {
+        for found in &tools.found {
             watch_links(&found.path);
         }
-        let earlier = toolkit::earlier(&self.tools.search, &self.tools.compiler.cuda);
+        let earlier = toolkit::earlier(&tools.search, &tools.compiler.cuda);
         if earlier.on_path {
             println!("cargo::rerun-if-env-changed=PATH");
         }
@@ -93,7 +88,7 @@ impl Plan {
 
     fn watch_file(&self, path: &Path) {
         // Files that the build script generates are newer than its start each time.
-        if !path.starts_with(&self.place.out_dir) && path.exists() {
+        if !path.starts_with(&self.library.out_dir) && path.exists() {
             tell(path);
         }
     }
@@ -103,7 +98,11 @@ impl Plan {
         let Ok(folder) = folder.canonicalize() else {
             return;
         };
-        let written = [&self.place.out_dir, &self.target_dir, self.cache.folder()];
+        let written = [
+            &*self.library.out_dir,
+            &self.library.target_dir,
+            self.cache.folder(),
+        ];
         if written.iter().any(|written| folder.starts_with(written)) {
             return;
         }
@@ -127,12 +126,8 @@ impl Plan {
     /// Paths that do not exist: Cargo is given a folder of links to them. It follows links, ignores
     /// one that leads nowhere, and sees what one newly leads to.
     fn watch_absent(&self, paths: &BTreeSet<PathBuf>) -> Result<(), Error> {
-        let folder = self.place.out_dir.join(format!("{}-absent", self.library));
-        let failed = || Error::file("write links into", &folder);
-        if folder.exists() {
-            fs::remove_dir_all(&folder).map_err(failed())?;
-        }
-        fs::create_dir_all(&folder).map_err(failed())?;
+        let folder = self.library.file("-absent");
+        super::empty(&folder)?;
         // The links themselves must not be newer than the start of this script.
         let long_ago = Timespec {
             tv_sec: 1,
@@ -142,14 +137,16 @@ impl Plan {
             last_access: long_ago,
             last_modification: long_ago,
         };
-        for (number, path) in paths.iter().enumerate() {
-            let link = folder.join(number.to_string());
-            symlink(path, &link).map_err(failed())?;
-            utimensat(CWD, &link, &times, AtFlags::SYMLINK_NOFOLLOW)
-                .map_err(|error| failed()(error.into()))?;
-        }
-        utimensat(CWD, &folder, &times, AtFlags::empty())
-            .map_err(|error| failed()(error.into()))?;
+        let write = || {
+            for (number, path) in paths.iter().enumerate() {
+                let link = folder.join(number.to_string());
+                symlink(path, &link)?;
+                utimensat(CWD, &link, &times, AtFlags::SYMLINK_NOFOLLOW)?;
+            }
+            utimensat(CWD, &folder, &times, AtFlags::empty())?;
+            io::Result::Ok(())
+        };
+        write().map_err(Error::file("write links into", &folder))?;
         tell(&folder);
         Ok(())
     }

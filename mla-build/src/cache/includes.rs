@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use super::{last_change, lock};
+use super::{hash_parts, last_change, lock};
 use crate::roles::Roles;
 
 /// A header as a directive spells it.
@@ -26,15 +26,6 @@ pub(crate) struct Include {
     pub(crate) quoted: bool,
 }
 
-impl Include {
-    fn of_macro() -> Self {
-        Self {
-            name: String::new(),
-            quoted: true,
-        }
-    }
-}
-
 /// Every header that the directives of a text name, whether it is included or asked for with
 /// `__has_include`, in any branch. A header that `__has_include` asks for by a macro's name is in
 /// none of them.
@@ -44,16 +35,17 @@ pub(crate) fn includes(text: &str) -> BTreeSet<Include> {
     while let Some(at) = rest.find('#') {
         rest = &rest[at + 1..];
         let directive = skip_blank(rest);
-        let length = directive
-            .find(|c: char| !(c.is_ascii_alphabetic() || c == '_'))
-            .unwrap_or(directive.len());
-        let (word, after) = directive.split_at(length);
+        let end = directive.find(|c: char| !(c.is_ascii_alphabetic() || c == '_'));
+        let (word, after) = directive.split_at(end.unwrap_or(directive.len()));
         match word {
             "include" | "include_next" | "import" | "embed" => {
                 let named = skip_blank(after);
                 let by_macro = named.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
                 found.extend(header(named));
-                found.extend(by_macro.then(Include::of_macro));
+                found.extend(by_macro.then(|| Include {
+                    name: String::new(),
+                    quoted: true,
+                }));
             }
             "if" | "elif" | "define" => {
                 let line = logical_line(after);
@@ -199,63 +191,50 @@ impl Lookup {
             }
         }
         candidates.extend(candidate(self.root.join("cuda_runtime.h")));
-        let mut hasher = blake3::Hasher::new();
-        for candidate in &candidates {
-            let name = roles.name(&candidate.path);
-            for part in [name.role, name.path] {
-                hasher.update(&(part.len() as u64).to_le_bytes());
-                hasher.update(part.as_bytes());
-            }
-        }
+        let names: Vec<_> = candidates.iter().map(|it| roles.name(&it.path)).collect();
+        let parts = names
+            .iter()
+            .flat_map(|it| [it.role.as_bytes(), it.path.as_bytes()]);
+        let changes = candidates.iter().map(|it| (it.changed, it.path.clone()));
         let meaning = Meaning {
-            hash: hasher.finalize(),
-            newest: candidates
-                .into_iter()
-                .map(|candidate| (candidate.changed, candidate.path))
-                .max(),
+            hash: hash_parts(parts),
+            newest: changes.max(),
         };
         lock(&self.files).insert(file.to_owned(), meaning.clone());
         meaning
     }
 
     fn in_folders(&self, name: &str) -> Arc<Vec<Candidate>> {
-        if let Some(known) = lock(&self.found).get(name) {
-            return known.clone();
-        }
         let (parent, file) = name.rsplit_once('/').unwrap_or(("", name));
-        let folders = self.parents(parent);
-        let found: Arc<Vec<_>> = Arc::new(
-            folders
-                .iter()
-                .filter_map(|folder| candidate(folder.join(file)))
-                .collect(),
-        );
-        lock(&self.found).insert(name.to_owned(), found.clone());
-        found
+        known(&self.found, name, || {
+            let folders = known(&self.parents, parent, || {
+                let folders = self.folders.iter().map(|folder| folder.join(parent));
+                folders.filter(|folder| folder.is_dir()).collect()
+            });
+            let paths = folders.iter().map(|folder| folder.join(file));
+            paths.filter_map(candidate).collect()
+        })
     }
+}
 
-    fn parents(&self, name: &str) -> Arc<Vec<PathBuf>> {
-        if let Some(known) = lock(&self.parents).get(name) {
-            return known.clone();
-        }
-        let found: Arc<Vec<_>> = Arc::new(
-            self.folders
-                .iter()
-                .map(|folder| folder.join(name))
-                .filter(|folder| folder.is_dir())
-                .collect(),
-        );
-        lock(&self.parents).insert(name.to_owned(), found.clone());
-        found
+/// The list of a name, which is made once.
+fn known<T>(
+    lists: &Mutex<HashMap<String, Arc<Vec<T>>>>,
+    name: &str,
+    make: impl FnOnce() -> Vec<T>,
+) -> Arc<Vec<T>> {
+    if let Some(known) = lock(lists).get(name) {
+        return known.clone();
     }
+    let made = Arc::new(make());
+    lock(lists).insert(name.to_owned(), made.clone());
+    made
 }
 
 /// The files in a folder, in an order that is always the same.
 fn beside(folder: &Path) -> Vec<Candidate> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut found: Vec<_> = entries
-        .filter_map(|entry| candidate(entry.path()))
-        .collect();
+    let mut found: Vec<_> = entries.filter_map(|it| candidate(it.path())).collect();
     found.sort_by(|a, b| a.path.cmp(&b.path));
     found
 }

@@ -52,24 +52,23 @@ pub fn bound() -> Result<u64, Error> {
 
 fn bound_of(given: String) -> Result<u64, Error> {
     let bound = parse_size(&given).filter(|&bound| bound >= MIN_BOUND);
-    bound.ok_or_else(|| Error::Setting {
-        field: variables::CACHE_SIZE.into(),
-        given,
-        accepted: "64 MiB and up, as a number of bytes, or one with MiB or GiB after it: the \
+    bound.ok_or_else(|| {
+        Error::setting(
+            variables::CACHE_SIZE,
+            given,
+            "64 MiB and up, as a number of bytes, or one with MiB or GiB after it: the \
                    cache, which all checkouts share, is cut to it. For a build of its own, \
-                   MLA_BUILD_CACHE names another folder"
-            .into(),
+                   MLA_BUILD_CACHE names another folder",
+        )
     })
 }
 
 fn parse_size(text: &str) -> Option<u64> {
     let text = text.trim();
-    let (number, shift) = if let Some(number) = text.strip_suffix("GiB") {
-        (number, 30)
-    } else if let Some(number) = text.strip_suffix("MiB") {
-        (number, 20)
-    } else {
-        (text, 0)
+    let (number, shift) = match (text.strip_suffix("GiB"), text.strip_suffix("MiB")) {
+        (Some(number), _) => (number, 30),
+        (_, Some(number)) => (number, 20),
+        _ => (text, 0),
     };
     number.trim().parse::<u64>().ok()?.checked_mul(1 << shift)
 }
@@ -113,11 +112,7 @@ pub fn statistics(cache: &Path) -> Statistics {
         .collect();
     Statistics {
         objects: objects.len(),
-        bytes: KINDS
-            .iter()
-            .flat_map(|kind| files(&cache.join(kind)))
-            .map(|file| file.bytes)
-            .sum(),
+        bytes: all(cache).map(|file| file.bytes).sum(),
         oldest: objects.iter().map(|file| file.used).min(),
         builds: builds.len(),
         cached: builds.iter().map(|build| build.cached).sum(),
@@ -134,14 +129,14 @@ pub fn statistics(cache: &Path) -> Statistics {
 pub fn clean(cache: &Path, age: Duration) -> Result<u64, Error> {
     // A folder that is named by mistake may have a folder `objects` with other files.
     if cache.is_dir() && !cache.join(STAGING).is_dir() {
-        return Err(Error::Setting {
-            field: "cache".into(),
-            given: cache.display().to_string(),
-            accepted: format!("the folder of a cache, which holds a folder `{STAGING}`"),
-        });
+        return Err(Error::setting(
+            "cache",
+            cache,
+            format!("the folder of a cache, which holds a folder `{STAGING}`"),
+        ));
     }
     let mut bytes = 0;
-    for file in KINDS.iter().flat_map(|kind| files(&cache.join(kind))) {
+    for file in all(cache) {
         let unused = file.used.elapsed().unwrap_or_default();
         if unused >= age {
             fs::remove_file(&file.path).map_err(Error::file("remove", &file.path))?;
@@ -159,38 +154,29 @@ pub fn clean(cache: &Path, age: Duration) -> Result<u64, Error> {
 /// A file cannot be read or written.
 pub fn copy(from: &Path, to: &Path) -> Result<usize, Error> {
     if !from.join("objects").is_dir() {
-        return Err(Error::Setting {
-            field: "cache".into(),
-            given: from.display().to_string(),
-            accepted: "the folder of a cache, which holds a folder `objects`".into(),
-        });
+        return Err(Error::setting(
+            "cache",
+            from,
+            "the folder of a cache, which holds a folder `objects`",
+        ));
     }
-    let exposed = exposure::of([from, &from.join("objects")]);
-    if let Some(exposed) = exposed.filter(|it| it.is_to_all) {
-        return Err(Error::Setting {
-            field: "cache".into(),
-            given: from.display().to_string(),
-            accepted: format!(
-                "a folder that others cannot write to ({})",
-                exposed.sentence
-            ),
-        });
+    let refuse = |folder, accepted| Err(Error::setting("cache", folder, accepted));
+    if let Some(exposed) = exposure::of([from, &from.join("objects")])
+        && exposed.is_to_all
+    {
+        let sentence = exposed.sentence;
+        return refuse(
+            from,
+            format!("a folder that others cannot write to ({sentence})"),
+        );
     }
     let cache = Cache::open(to.to_owned());
     if !cache.is_writable() {
-        return Err(Error::Setting {
-            field: "cache".into(),
-            given: to.display().to_string(),
-            accepted: format!(
-                "a folder that can be written ({})",
-                cache
-                    .warning()
-                    .into_iter()
-                    .chain(cache.notes())
-                    .collect::<Vec<_>>()
-                    .join("; ")
-            ),
-        });
+        let notes: Vec<_> = cache.warning().into_iter().chain(cache.notes()).collect();
+        return refuse(
+            to,
+            format!("a folder that can be written ({})", notes.join("; ")),
+        );
     }
     let mut new = 0;
     // Objects first: a manifest may name one that is not there, but not the other way round.
@@ -198,16 +184,13 @@ pub fn copy(from: &Path, to: &Path) -> Result<usize, Error> {
         for file in files(&from.join(kind)) {
             let place = to.join(file.path.strip_prefix(from).unwrap_or(&file.path));
             let mut bytes = bounded::read(&file.path).map_err(Error::file("read", &file.path))?;
-            let known = bounded::read(&place).ok();
-            if let Some(known) = &known {
-                if kind != "manifests" {
-                    continue;
-                }
-                bytes = merged(known, &bytes).unwrap_or(bytes);
+            match bounded::read(&place) {
+                Ok(_) if kind != "manifests" => continue,
+                Ok(known) => bytes = merged(&known, &bytes).unwrap_or(bytes),
+                Err(_) => {}
             }
-            cache
-                .publish(&place, &bytes)
-                .map_err(Error::file("write", &place))?;
+            let published = cache.publish(&place, &bytes);
+            published.map_err(Error::file("write", &place))?;
             new += usize::from(kind == "objects");
         }
     }
@@ -232,8 +215,7 @@ impl Cache {
                 let _ = fs::remove_file(file.path);
             }
         }
-        let folders = KINDS.iter().map(|kind| self.folder().join(kind));
-        let mut kept: Vec<_> = folders.flat_map(|folder| files(&folder)).collect();
+        let mut kept: Vec<_> = all(self.folder()).collect();
         // Among files of the same age the smaller one goes first: a manifest without its object is
         // of no use.
         kept.sort_by_key(|file| (file.used, file.bytes));
@@ -255,10 +237,8 @@ impl Cache {
         }
         let path = self.folder().join(BUILDS);
         if fs::metadata(&path).is_ok_and(|data| data.len() > MAX_BUILDS) {
-            let text = bounded::read_to_string(&path).unwrap_or_default();
-            let half = text.len() / 2;
-            let rest = text.as_bytes().split_at(half).1;
-            let _ = self.publish(&path, rest);
+            let text = bounded::read(&path).unwrap_or_default();
+            let _ = self.publish(&path, &text[text.len() / 2..]);
         }
         let build = Build {
             finished: report.finished,
@@ -285,18 +265,21 @@ struct Kept {
 }
 
 fn files(folder: &Path) -> Vec<Kept> {
-    walkdir::WalkDir::new(folder)
-        .into_iter()
-        .filter_map(|entry| {
-            let entry = entry.ok().filter(|entry| entry.file_type().is_file())?;
-            let data = entry.metadata().ok()?;
-            Some(Kept {
-                bytes: data.len(),
-                used: data.modified().ok()?,
-                path: entry.into_path(),
-            })
+    let kept = |entry: walkdir::DirEntry| {
+        let data = entry.metadata().ok().filter(|data| data.is_file())?;
+        Some(Kept {
+            bytes: data.len(),
+            used: data.modified().ok()?,
+            path: entry.into_path(),
         })
-        .collect()
+    };
+    let entries = walkdir::WalkDir::new(folder).into_iter().flatten();
+    entries.filter_map(kept).collect()
+}
+
+/// All files of the cache but those on their way.
+fn all(cache: &Path) -> impl Iterator<Item = Kept> {
+    KINDS.iter().flat_map(move |kind| files(&cache.join(kind)))
 }
 
 #[cfg(test)]

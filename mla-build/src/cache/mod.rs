@@ -50,27 +50,17 @@ const FORMAT: &str = "mla-build 2";
 pub(crate) struct Key(blake3::Hash);
 
 impl Key {
-    /// The first key. Each part is hashed with its length, so that no two lists of parts are the
-    /// same stream of bytes.
+    /// The first key.
     pub(crate) fn new<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Self {
-        let mut hasher = blake3::Hasher::new();
-        for part in std::iter::once(FORMAT.as_bytes()).chain(parts) {
-            hasher.update(&(part.len() as u64).to_le_bytes());
-            hasher.update(part);
-        }
-        Self(hasher.finalize())
+        Self(hash_parts([FORMAT.as_bytes()].into_iter().chain(parts)))
     }
 
     /// The second key: the first, and the content of every dependency.
     pub(crate) fn with_dependencies(self, set: &DependencySet) -> Self {
-        let mut parts: Vec<Vec<u8>> = vec![self.0.as_bytes().to_vec()];
-        for dependency in &set.files {
-            parts.push(dependency.file.role.clone().into_bytes());
-            parts.push(dependency.file.path.clone().into_bytes());
-            parts.push(dependency.hash.as_bytes().to_vec());
-            parts.push(dependency.finds.as_bytes().to_vec());
-        }
-        Self::new(parts.iter().map(Vec::as_slice))
+        let files = set.files.iter().flat_map(|it| {
+            [&it.file.role, &it.file.path, &it.hash, &it.finds].map(|part| part.as_bytes())
+        });
+        Self::new([self.0.as_bytes().as_slice()].into_iter().chain(files))
     }
 
     pub(crate) fn hash(self) -> blake3::Hash {
@@ -100,11 +90,8 @@ impl Manifest {
 
     /// Adds the sets of another, as older ones.
     fn add(&mut self, other: Self) {
-        let new = other
-            .sets
-            .into_iter()
-            .filter(|set| !self.sets.contains(set));
-        let new: Vec<_> = new.collect();
+        let sets = other.sets.into_iter();
+        let new: Vec<_> = sets.filter(|set| !self.sets.contains(set)).collect();
         self.sets.extend(new);
         self.sets.truncate(Self::MAX_SETS);
     }
@@ -176,11 +163,11 @@ impl DependencySet {
             let Some((content, path)) = found else {
                 return Err(format!("{name} is gone"));
             };
-            if content.hash.to_hex().as_str() != dependency.hash {
+            if *content.hash.to_hex() != *dependency.hash {
                 return Err(format!("{name} changed"));
             }
             let meaning = lookup.meaning(&path, &content.includes, roles);
-            if meaning.hash.to_hex().as_str() != dependency.finds {
+            if *meaning.hash.to_hex() != *dependency.finds {
                 return Err(format!(
                     "a header came or went that an include of {name} may mean"
                 ));
@@ -212,6 +199,16 @@ pub(crate) struct Entry {
 /// modification, it cannot be set.
 pub(crate) fn last_change(data: &Metadata) -> Duration {
     Duration::new(data.ctime().max(0) as u64, data.ctime_nsec().max(0) as u32)
+}
+
+/// Each part is hashed with its length, so that no two lists of parts are the same stream of bytes.
+fn hash_parts<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> blake3::Hash {
+    let mut hasher = blake3::Hasher::new();
+    for part in parts {
+        hasher.update(&(part.len() as u64).to_le_bytes());
+        hasher.update(part);
+    }
+    hasher.finalize()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -119,16 +119,8 @@ impl Cache {
         // A file for each unit would pile up, and a lock's file cannot be removed safely. Two units
         // that share one merely wait for each other.
         let path = self.folder.join("locks").join(&key.hex()[..3]);
-        let locked = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(path)
-            .and_then(|file| {
-                file.lock()?;
-                Ok(file)
-            });
-        match locked {
+        let file = OpenOptions::new().create(true).append(true).open(path);
+        match file.and_then(|file| file.lock().map(|()| file)) {
             Ok(file) => Guard(Some(file)),
             Err(error) => {
                 self.give_up(&error);
@@ -160,12 +152,11 @@ impl Cache {
         let path = self.object(key);
         let bytes = match bounded::read(&path) {
             Ok(bytes) => bytes,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Loaded::Missing,
             Err(error) => {
-                self.note(format!(
-                    "cache entry {} cannot be read ({error})",
-                    path.display()
-                ));
+                if error.kind() != io::ErrorKind::NotFound {
+                    let path = path.display();
+                    self.note(format!("cache entry {path} cannot be read ({error})"));
+                }
                 return Loaded::Missing;
             }
         };
@@ -175,14 +166,18 @@ impl Cache {
                 Loaded::Whole(entry)
             }
             None => {
-                self.note(format!(
-                    "cache entry {} is corrupted; it is thrown away",
-                    path.display()
-                ));
-                let _ = fs::remove_file(&path);
+                self.throw_away(&path);
                 Loaded::Corrupted
             }
         }
+    }
+
+    fn throw_away(&self, path: &Path) {
+        let entry = path.display();
+        self.note(format!(
+            "cache entry {entry} is corrupted; it is thrown away"
+        ));
+        let _ = fs::remove_file(path);
     }
 
     /// Keeps an object. The caller holds the unit's lock.
@@ -254,25 +249,17 @@ impl Cache {
     }
 
     fn place(&self, kind: &str, hex: &str, extension: &str) -> PathBuf {
-        self.folder
-            .join(kind)
-            .join(&hex[..2])
-            .join(format!("{hex}{extension}"))
+        let folder = self.folder.join(kind).join(&hex[..2]);
+        folder.join(format!("{hex}{extension}"))
     }
 
     fn read_json<T: DeserializeOwned>(&self, path: &Path) -> Option<T> {
         let bytes = self.is_trusted().then(|| bounded::read(path).ok())??;
-        match serde_json::from_slice(&bytes) {
-            Ok(value) => Some(value),
-            Err(_) => {
-                self.note(format!(
-                    "cache entry {} is corrupted; it is thrown away",
-                    path.display()
-                ));
-                let _ = fs::remove_file(path);
-                None
-            }
+        let value = serde_json::from_slice(&bytes).ok();
+        if value.is_none() {
+            self.throw_away(path);
         }
+        value
     }
 
     /// Writes a file that is either whole or not there.

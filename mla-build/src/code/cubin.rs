@@ -9,6 +9,8 @@ use std::collections::BTreeMap;
 
 use object::{Object as _, ObjectSection as _};
 
+use crate::fatbin::{half_word, word};
+
 const SIZED: u8 = 4;
 const PARAMETER: u8 = 0x17;
 const MAX_THREADS: u8 = 0x05;
@@ -72,14 +74,6 @@ fn read(mut attributes: &[u8], entry: &mut Entry) -> Option<()> {
         attributes = behind;
     }
     attributes.is_empty().then_some(())
-}
-
-fn word(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
-}
-
-fn half_word(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_le_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
 }
 
 #[cfg(test)]

@@ -153,11 +153,7 @@ pub(crate) struct Launches(Vec<Row>);
 impl Launches {
     pub(crate) fn load(path: &Path) -> Result<Self, Error> {
         let bytes = fs::read(path).map_err(Error::file("read", path))?;
-        let rows = serde_json::from_slice(&bytes).map_err(|error| Error::File {
-            action: "understand",
-            path: path.to_owned(),
-            source: error.into(),
-        })?;
+        let rows = serde_json::from_slice(&bytes).map_err(Error::file("understand", &path))?;
         Ok(Self(rows))
     }
 
@@ -245,11 +241,7 @@ impl Row {
 
 /// An error of the package's file of launches.
 fn refused(row: &str, field: &str, given: &str, accepted: &str) -> Error {
-    Error::Setting {
-        field: format!("launches: {row}: {field}"),
-        given: given.to_owned(),
-        accepted: accepted.to_owned(),
-    }
+    Error::setting(format!("launches: {row}: {field}"), given, accepted)
 }
 
 /// The kernels of a cubin, without launches.

@@ -11,7 +11,7 @@ use std::{
     collections::BTreeMap,
     fmt, fs,
     path::{Path, PathBuf},
-    time::{Instant, SystemTime},
+    time::SystemTime,
 };
 
 use serde::{Deserialize, Serialize};
@@ -23,7 +23,7 @@ use crate::{Error, toolkit::Found};
 pub use table::table;
 
 /// A build of one library.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Report {
     /// The package that was built.
@@ -103,28 +103,6 @@ impl fmt::Display for Outcome {
 }
 
 impl Report {
-    /// The report of a build that compiled nothing, with the reason.
-    pub(crate) fn of_nothing(
-        package: String,
-        library: &str,
-        started: Instant,
-        note: String,
-    ) -> Self {
-        Self {
-            package,
-            library: library.to_owned(),
-            finished: now(),
-            targets: Vec::new(),
-            toolkit: Vec::new(),
-            host_compiler: Default::default(),
-            cache: PathBuf::new(),
-            notes: vec![note],
-            seconds: started.elapsed().as_secs_f64(),
-            library_bytes: 0,
-            units: Vec::new(),
-        }
-    }
-
     /// Reads a report.
     ///
     /// # Errors
@@ -132,11 +110,7 @@ impl Report {
     /// The file cannot be read, or is no report.
     pub fn load(path: &Path) -> Result<Self, Error> {
         let bytes = bounded::read(path).map_err(Error::file("read", path))?;
-        serde_json::from_slice(&bytes).map_err(|error| Error::File {
-            action: "understand",
-            path: path.to_owned(),
-            source: error.into(),
-        })
+        serde_json::from_slice(&bytes).map_err(Error::file("understand", &path))
     }
 
     pub(crate) fn save(&self, path: &Path) -> Result<(), Error> {
@@ -146,7 +120,7 @@ impl Report {
             let file = tempfile::NamedTempFile::new_in(folder)?;
             serde_json::to_writer_pretty(&file, self)?;
             file.persist(path).map_err(|error| error.error)?;
-            Ok(())
+            std::io::Result::Ok(())
         };
         write().map_err(Error::file("write", path))
     }
@@ -175,10 +149,8 @@ impl Report {
 
     /// The number of units whose objects have this origin.
     pub fn count(&self, outcome: Outcome) -> usize {
-        self.units
-            .iter()
-            .filter(|unit| unit.outcome == outcome)
-            .count()
+        let units = self.units.iter();
+        units.filter(|unit| unit.outcome == outcome).count()
     }
 }
 
@@ -212,35 +184,25 @@ pub fn newest(target: &Path) -> Result<Report, Error> {
             .is_some_and(|extension| extension == "json")
         {
             let report = Report::load(&path)?;
-            if newest
-                .as_ref()
-                .is_none_or(|known| known.finished < report.finished)
-            {
+            if (newest.as_ref()).is_none_or(|known| known.finished < report.finished) {
                 newest = Some(report);
             }
         }
     }
-    newest.ok_or_else(|| Error::File {
-        action: "find the report of a build in",
-        path: folder,
-        source: std::io::ErrorKind::NotFound.into(),
-    })
+    let missing = Error::file("find the report of a build in", folder);
+    newest.ok_or(std::io::ErrorKind::NotFound).map_err(missing)
 }
 
 /// A size for people: `12.3 MiB`.
 pub fn size(bytes: u64) -> String {
-    let mut value = bytes as f64;
-    for unit in ["B", "KiB", "MiB"] {
-        if value < 1024.0 {
-            return if unit == "B" {
-                format!("{bytes} B")
-            } else {
-                format!("{value:.1} {unit}")
-            };
+    let power = (bytes.max(1).ilog2() / 10).min(3);
+    match power {
+        0 => format!("{bytes} B"),
+        _ => {
+            let value = bytes as f64 / 1024_f64.powi(power as i32);
+            format!("{value:.1} {}iB", ["K", "M", "G"][power as usize - 1])
         }
-        value /= 1024.0;
     }
-    format!("{value:.1} GiB")
 }
 
 /// The name of a kernel without its return type and parameters: template arguments tell

@@ -28,12 +28,8 @@ fn toolkit(report: &Report) -> Vec<String> {
     )];
     lines.extend(report.toolkit.iter().map(|found| {
         let version = found.version.as_deref().unwrap_or("of unknown version");
-        format!(
-            "{} {version} at {} (found by {})",
-            found.part,
-            found.path.display(),
-            found.place
-        )
+        let (part, path, place) = (&found.part, found.path.display(), &found.place);
+        format!("{part} {version} at {path} (found by {place})")
     }));
     let (compiler, path) = (&report.host_compiler.1, report.host_compiler.0.display());
     lines.push(format!("host compiler {compiler} at {path}"));
@@ -52,9 +48,8 @@ fn totals(report: &Report) -> [String; 2] {
         report.seconds,
         size(report.library_bytes),
     );
-    let code: Vec<_> = report
-        .device_bytes()
-        .into_iter()
+    let code = report.device_bytes().into_iter();
+    let code: Vec<_> = code
         .map(|(target, bytes)| format!("{target} {}", size(bytes)))
         .collect();
     let compilers = format!(
@@ -67,65 +62,54 @@ fn totals(report: &Report) -> [String; 2] {
 }
 
 fn units_table(report: &Report) -> Table {
-    let mut table = started(&[
-        "unit",
-        "targets",
-        "object",
-        "why",
-        "compile s",
-        "peak",
-        "size",
-        "device code",
-    ]);
-    for unit in &report.units {
-        table.add_row(vec![
-            Cell::new(&unit.source),
-            Cell::new(unit.targets.join(" ")),
-            Cell::new(unit.outcome),
-            Cell::new(&unit.reason),
-            right(format!("{:.1}", unit.compile_seconds)),
-            right(size(unit.peak)),
-            right(size(unit.object_bytes)),
-            right(size(unit.device_bytes.values().sum())),
-        ]);
-    }
-    table
+    let header = "unit|targets|object|why|compile s|peak|size|device code";
+    let rows = report.units.iter().map(|unit| {
+        [
+            unit.source.clone(),
+            unit.targets.join(" "),
+            unit.outcome.to_string(),
+            unit.reason.clone(),
+            format!("{:.1}", unit.compile_seconds),
+            size(unit.peak),
+            size(unit.object_bytes),
+            size(unit.device_bytes.values().sum()),
+        ]
+    });
+    columns(header, 4, rows)
 }
 
 fn kernels_table(report: &Report) -> Table {
-    let mut table = started(&[
-        "kernel",
-        "target",
-        "registers",
-        "spilled stores",
-        "spilled loads",
-        "stack",
-        "static shared",
-        "barriers",
-    ]);
-    for kernel in report.units.iter().flat_map(|unit| &unit.kernels) {
-        table.add_row(vec![
-            Cell::new(short(&kernel.name)),
-            Cell::new(&kernel.target),
-            right(kernel.registers),
-            right(kernel.spill_stores),
-            right(kernel.spill_loads),
-            right(kernel.stack),
-            right(kernel.shared),
-            right(kernel.barriers),
-        ]);
-    }
-    table
+    let header = "kernel|target|registers|spilled stores|spilled loads|stack|static shared|\
+                  barriers";
+    let kernels = report.units.iter().flat_map(|unit| &unit.kernels);
+    let rows = kernels.map(|kernel| {
+        [
+            short(&kernel.name).to_owned(),
+            kernel.target.clone(),
+            kernel.registers.to_string(),
+            kernel.spill_stores.to_string(),
+            kernel.spill_loads.to_string(),
+            kernel.stack.to_string(),
+            kernel.shared.to_string(),
+            kernel.barriers.to_string(),
+        ]
+    });
+    columns(header, 2, rows)
 }
 
-fn started(header: &[&str]) -> Table {
+/// A table whose columns from `numbers` on are aligned to the right.
+fn columns(header: &str, numbers: usize, rows: impl Iterator<Item = [String; 8]>) -> Table {
     let mut table = Table::new();
     table
         .load_style(presets::UTF8_HORIZONTAL_ONLY)
-        .set_header(header);
+        .set_header(header.split('|'))
+        .add_rows(rows.map(|row| {
+            row.into_iter()
+                .enumerate()
+                .map(move |(at, text)| match at < numbers {
+                    true => Cell::new(text),
+                    false => Cell::new(text).set_alignment(CellAlignment::Right),
+                })
+        }));
     table
-}
-
-fn right(value: impl ToString) -> Cell {
-    Cell::new(value.to_string()).set_alignment(CellAlignment::Right)
 }

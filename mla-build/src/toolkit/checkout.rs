@@ -119,11 +119,11 @@ impl Checkout {
             return Err(super::unusable(&variable, &given, &lacks));
         }
         if let Some(other) = commit_of(&folder).filter(|other| *other != self.commit) {
-            return Err(Error::Setting {
-                field: format!("the commit of {}", self.name),
-                given: format!("{other} in {}", folder.display()),
-                accepted: format!("{}: git -C {} checkout {0}", self.commit, folder.display()),
-            });
+            return Err(Error::setting(
+                format!("the commit of {}", self.name),
+                format!("{other} in {}", folder.display()),
+                format!("{}: git -C {} checkout {0}", self.commit, folder.display()),
+            ));
         }
         let name = format!("{} at {}", self.name, self.commit);
         let found = Found {

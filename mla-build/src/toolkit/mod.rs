@@ -33,7 +33,6 @@ pub use checkout::Checkout;
 pub use pins::Pins;
 pub use wheel::Wheel;
 
-pub(crate) use pinned::FoundHeaders;
 pub(crate) use search::Search;
 
 use crate::bounded;
@@ -68,7 +67,7 @@ pub(crate) struct Cuda {
 impl Cuda {
     /// True if the toolkit, or the set that every program links, has a library of this name.
     pub(crate) fn has_library(&self, name: &str) -> bool {
-        const ALWAYS: &[&str] = &[
+        let always = [
             "c",
             "cuda",
             "cudart",
@@ -78,10 +77,8 @@ impl Cuda {
             "pthread",
             "rt",
         ];
-        ALWAYS.contains(&name)
-            || ["a", "so"]
-                .iter()
-                .any(|kind| self.library.join(format!("lib{name}.{kind}")).exists())
+        let exists = |kind| self.library.join(format!("lib{name}.{kind}")).exists();
+        always.contains(&name) || exists("a") || exists("so")
     }
 }
 
@@ -90,21 +87,13 @@ const CALLER: &str = "Kernels::cuda_home";
 
 /// The CUDA of a folder that the caller names.
 pub(crate) fn cuda_at(root: &Path) -> Result<Cuda, Error> {
-    match layout(root) {
-        Ok(_) => describe(root, None, CALLER),
-        Err(lacks) => Err(unusable("cuda_home", root.as_os_str(), &lacks)),
-    }
+    layout(root).map_err(|lacks| unusable("cuda_home", root.as_os_str(), &lacks))?;
+    describe(root, None, CALLER)
 }
 
 /// The CUDA that `NVCC` names.
 fn cuda_of_nvcc(search: &Search, given: &OsStr) -> Result<Cuda, Error> {
-    let refuse = |accepted: String| {
-        Err(Error::Setting {
-            field: "NVCC".to_owned(),
-            given: given.to_string_lossy().into_owned(),
-            accepted,
-        })
-    };
+    let refuse = |accepted: String| Err(Error::setting("NVCC", given, accepted));
     let nvcc = PathBuf::from(given);
     if !nvcc.is_absolute() {
         return refuse(
@@ -113,15 +102,10 @@ fn cuda_of_nvcc(search: &Search, given: &OsStr) -> Result<Cuda, Error> {
                 .into(),
         );
     }
-    let words: Vec<_> = nvcc
-        .to_str()
-        .into_iter()
-        .flat_map(str::split_whitespace)
-        .collect();
-    if words.len() > 1 && !nvcc.exists() {
+    let mut words = nvcc.to_str().unwrap_or_default().split_whitespace();
+    if let (Some(path), Some(_), false) = (words.next(), words.next(), nvcc.exists()) {
         return refuse(format!(
-            "the path alone, {}; flags go into NVCC_APPEND_FLAGS",
-            words[0]
+            "the path alone, {path}; flags go into NVCC_APPEND_FLAGS"
         ));
     }
     let lacks = match root_of(&nvcc) {
@@ -149,181 +133,208 @@ fn agree(search: &Search, root: &Path) -> Result<(), Error> {
     if real(Path::new(&home)) == real(root) {
         return Ok(());
     }
-    Err(Error::Setting {
-        field: "MLA_CUDA_HOME".into(),
-        given: home.to_string_lossy().into_owned(),
-        accepted: format!(
-            "the toolkit of NVCC, {}; unset one of the two",
-            root.display()
-        ),
-    })
+    let accepted = format!(
+        "the toolkit of NVCC, {}; unset one of the two",
+        root.display()
+    );
+    Err(Error::setting("MLA_CUDA_HOME", home, accepted))
+}
+
+/// A part of the toolkit, in words.
+struct Part {
+    name: &'static str,
+    whole: &'static str,
+    /// Variables that other programs read, too: one that is passed over is a warning.
+    variables: &'static [&'static str],
+    wanted: &'static str,
+    taken: &'static str,
+}
+
+/// Looks for a part in the folders, and then in the site-packages, which are asked for last: each
+/// question to Python starts an interpreter. Returns the place and the path that `at`, or there
+/// `in_site`, finds in a folder, which else says what the folder lacks.
+fn find(
+    (search, install): (&Search, &str),
+    part: &Part,
+    (folders, mut looked): (Vec<(String, PathBuf)>, Vec<String>),
+    at: &dyn Fn(&Path) -> Result<PathBuf, String>,
+    in_site: &dyn Fn(&Path) -> Result<PathBuf, String>,
+) -> Result<(String, PathBuf), Error> {
+    let before = looked.len();
+    let found = first(&folders, at, &mut looked);
+    let passed_over: Vec<_> = (folders.iter().zip(&looked[before..]))
+        .filter(|((place, _), _)| part.variables.contains(&place.as_str()))
+        .filter_map(|((place, folder), looked)| {
+            let (_, lacks) = looked.split_once(" lacks ")?;
+            Some(format!(
+                "{place}: given {folder:?}, accepted {}: it lacks {lacks}",
+                part.wanted
+            ))
+        })
+        .collect();
+    let found = found.or_else(|| {
+        let sites = search.site_packages(&mut looked);
+        first(&sites, in_site, &mut looked)
+    });
+    let Some((place, path)) = found else {
+        return Err(NotFound {
+            part: part.whole.into(),
+            looked,
+            command: install.to_owned(),
+        }
+        .into());
+    };
+    let taken = format!(
+        "{} of {} ({place}) {}",
+        part.name,
+        path.display(),
+        part.taken
+    );
+    search.warn(passed_over, &taken);
+    Ok((place, path))
+}
+
+/// The first of the folders in which `at` finds a path; says in `looked` what the others lack.
+fn first(
+    folders: &[(String, PathBuf)],
+    at: &dyn Fn(&Path) -> Result<PathBuf, String>,
+    looked: &mut Vec<String>,
+) -> Option<(String, PathBuf)> {
+    for (place, folder) in folders {
+        match at(folder) {
+            Ok(path) => return Some((place.clone(), path)),
+            Err(lacks) => looked.push(format!("{place}: {} lacks {lacks}", folder.display())),
+        }
+    }
+    None
+}
+
+/// The absolute path of a variable, with what `at` finds there.
+fn explicit(
+    search: &Search,
+    name: &str,
+    at: &dyn Fn(&Path) -> Result<PathBuf, String>,
+) -> Result<Option<(String, PathBuf)>, Error> {
+    let Some(given) = search.variable(name) else {
+        return Ok(None);
+    };
+    variables::check_absolute(name, &given)?;
+    let found = at(Path::new(&given)).map_err(|lacks| unusable(name, &given, &lacks))?;
+    Ok(Some((name.to_owned(), found)))
 }
 
 /// Finds CUDA.
 pub(crate) fn cuda(search: &Search, install: &str) -> Result<Cuda, Error> {
-    let mut looked = Vec::new();
     if let Some(given) = search.variable("NVCC") {
         return cuda_of_nvcc(search, &given);
     }
-    if let Some(given) = search.variable("MLA_CUDA_HOME") {
-        variables::check_absolute("MLA_CUDA_HOME", &given)?;
-        let root = PathBuf::from(&given);
-        return match layout(&root) {
-            Ok(_) => describe(&root, None, "MLA_CUDA_HOME"),
-            Err(lacks) => Err(unusable("MLA_CUDA_HOME", &given, &lacks)),
-        };
+    let whole = |root: &Path| layout(root).map(|_| root.to_owned());
+    if let Some((place, root)) = explicit(search, "MLA_CUDA_HOME", &whole)? {
+        return describe(&root, None, &place);
     }
-    let mut passed_over = Vec::new();
-    let taken = |cuda: Cuda, passed_over: Vec<String>| {
-        let (path, place) = (cuda.found.path.display(), &cuda.found.place);
-        search.warn(passed_over, &format!("CUDA of {path} ({place}) compiles"));
-        Ok(cuda)
+    let part = Part {
+        name: "CUDA",
+        whole: "CUDA (nvcc, its headers and libcudart_static.a)",
+        variables: &["CUDA_HOME", "CUDA_PATH"],
+        wanted: "the folder of a toolkit",
+        taken: "compiles",
     };
-    for (place, root) in search.cuda_roots(&mut looked) {
-        match layout(&root) {
-            Ok(_) => return taken(describe(&root, None, &place)?, passed_over),
-            Err(lacks) => {
-                if is_variable(&place) {
-                    let above = root.parent().filter(|above| layout(above).is_ok());
-                    let meant = above.map(|it| format!("; {} is one", it.display()));
-                    let meant = meant.unwrap_or_default();
-                    passed_over.push(format!(
-                        "{place}: given {root:?}, accepted the folder of a toolkit: it lacks \
-                         {lacks}{meant}"
-                    ));
-                }
-                looked.push(format!("{place}: {} lacks {lacks}", root.display()));
+    let at = |root: &Path| {
+        let above = root.parent().filter(|above| layout(above).is_ok());
+        whole(root).map_err(|lacks| match above {
+            Some(above) => format!("{lacks}; {} is one", above.display()),
+            None => lacks,
+        })
+    };
+    let in_site = |site: &Path| {
+        let roots = search::children(&site.join("nvidia"), "cu");
+        let mut lacks = "nvidia/cu*".to_owned();
+        for root in roots.iter().rev() {
+            match whole(root) {
+                Ok(root) => return Ok(root),
+                Err(other) => lacks = format!("in {}: {other}", root.display()),
             }
         }
-    }
-    // The slow places are asked last: each question to Python starts an interpreter.
-    for (place, folder) in search.site_packages(&mut looked) {
-        let mut roots = search::children(&folder.join("nvidia"), "cu");
-        roots.reverse();
-        if roots.is_empty() {
-            looked.push(format!("{place}: {} has no nvidia/cu*", folder.display()));
-        }
-        for root in roots {
-            match layout(&root) {
-                Ok(_) => return taken(describe(&root, None, &place)?, passed_over),
-                Err(lacks) => looked.push(format!("{place}: {} lacks {lacks}", root.display())),
-            }
-        }
-    }
-    Err(NotFound {
-        part: "CUDA (nvcc, its headers and libcudart_static.a)".into(),
-        looked,
-        command: install.to_owned(),
-    }
-    .into())
+        Err(lacks)
+    };
+    let mut looked = Vec::new();
+    let roots = search.cuda_roots(&mut looked);
+    let (place, root) = find((search, install), &part, (roots, looked), &at, &in_site)?;
+    describe(&root, None, &place)
 }
 
 /// Finds the CUTLASS headers: the folder that holds `cutlass/cutlass.h`.
 pub(crate) fn cutlass(search: &Search, install: &str) -> Result<Found, Error> {
     const HEADER: &str = "cutlass/cutlass.h";
-    let found = |path: PathBuf, place: &str| Found {
+    let has = |folder: &PathBuf| folder.join(HEADER).is_file();
+    let either = |folders: [PathBuf; 2]| folders.into_iter().find(has);
+    let at_given = |root: &Path| {
+        either([root.to_owned(), root.join("include")]).ok_or_else(|| HEADER.to_owned())
+    };
+    let found = explicit(search, "MLA_CUTLASS", &at_given)?.map(Ok);
+    let (place, path) = found.unwrap_or_else(|| {
+        let part = Part {
+            name: "CUTLASS",
+            whole: "CUTLASS (its headers)",
+            // A toolkit may be without CUTLASS.
+            variables: &["CUTLASS_PATH", "CUTLASS_HOME"],
+            wanted: "a folder of CUTLASS",
+            taken: "is taken",
+        };
+        let at = |root: &Path| {
+            let found = either([root.join("include"), root.to_owned()]);
+            found.ok_or_else(|| format!("include/{HEADER}"))
+        };
+        let in_site = |site: &Path| {
+            let inside = "cutlass_library/source/include";
+            Some(site.join(inside))
+                .filter(has)
+                .ok_or_else(|| inside.to_owned())
+        };
+        let mut looked = Vec::new();
+        let roots = search.cutlass_roots(&mut looked);
+        find((search, install), &part, (roots, looked), &at, &in_site)
+    })?;
+    Ok(Found {
         part: "CUTLASS".into(),
         version: cutlass_version(&path),
         path,
-        place: place.to_owned(),
-    };
-    if let Some(given) = search.variable("MLA_CUTLASS") {
-        variables::check_absolute("MLA_CUTLASS", &given)?;
-        let root = PathBuf::from(&given);
-        for folder in [root.clone(), root.join("include")] {
-            if folder.join(HEADER).is_file() {
-                return Ok(found(folder, "MLA_CUTLASS"));
-            }
-        }
-        return Err(unusable("MLA_CUTLASS", &given, HEADER));
-    }
-    let mut looked = Vec::new();
-    let mut passed_over = Vec::new();
-    let taken = |cutlass: Found, passed_over: Vec<String>| {
-        let (path, place) = (cutlass.path.display(), &cutlass.place);
-        search.warn(
-            passed_over,
-            &format!("CUTLASS of {path} ({place}) is taken"),
-        );
-        Ok(cutlass)
-    };
-    for (place, root) in search.cutlass_roots(&mut looked) {
-        for folder in [root.join("include"), root.clone()] {
-            if folder.join(HEADER).is_file() {
-                return taken(found(folder, &place), passed_over);
-            }
-        }
-        // A toolkit may be without CUTLASS.
-        if matches!(place.as_str(), "CUTLASS_PATH" | "CUTLASS_HOME") {
-            passed_over.push(format!(
-                "{place}: given {root:?}, accepted a folder of CUTLASS: it lacks include/{HEADER}"
-            ));
-        }
-        looked.push(format!(
-            "{place}: {} lacks include/{HEADER}",
-            root.display()
-        ));
-    }
-    for (place, folder) in search.site_packages(&mut looked) {
-        let include = folder.join("cutlass_library/source/include");
-        if include.join(HEADER).is_file() {
-            return taken(found(include, &place), passed_over);
-        }
-        looked.push(format!(
-            "{place}: {} lacks cutlass_library/source/include",
-            folder.display()
-        ));
-    }
-    Err(NotFound {
-        part: "CUTLASS (its headers)".into(),
-        looked,
-        command: install.to_owned(),
-    }
-    .into())
+        place,
+    })
 }
 
 /// Finds libclang: the folder that holds the shared library.
 #[cfg_attr(not(feature = "bindings"), allow(dead_code))]
 pub(crate) fn libclang(search: &Search, install: &str) -> Result<Found, Error> {
-    let found = |library: &Path, place: &str| Found {
-        part: "libclang".into(),
-        path: library.to_owned(),
-        version: libclang_version(library),
-        place: place.to_owned(),
+    let at = |folder: &Path| {
+        let library = search::libclang_in_folder(folder);
+        library.ok_or_else(|| "libclang.so".to_owned())
     };
-    if let Some(given) = search.variable("LIBCLANG_PATH") {
-        variables::check_absolute("LIBCLANG_PATH", &given)?;
-        let path = PathBuf::from(&given);
-        return if path.is_file() {
-            Ok(found(&path, "LIBCLANG_PATH"))
-        } else if let Some(library) = search::libclang_in_folder(&path) {
-            Ok(found(&library, "LIBCLANG_PATH"))
-        } else {
-            Err(unusable("LIBCLANG_PATH", &given, "libclang.so"))
+    let at_given = |path: &Path| match path.is_file() {
+        true => Ok(path.to_owned()),
+        false => at(path),
+    };
+    let found = explicit(search, "LIBCLANG_PATH", &at_given)?.map(Ok);
+    let (place, path) = found.unwrap_or_else(|| {
+        let part = Part {
+            name: "libclang",
+            whole: "libclang (for bindgen)",
+            variables: &[],
+            wanted: "",
+            taken: "is taken",
         };
-    }
-    let mut looked = Vec::new();
-    for (place, folder) in search.libclang_folders() {
-        if let Some(library) = search::libclang_in_folder(&folder) {
-            return Ok(found(&library, &place));
-        }
-        looked.push(format!("{place}: {} lacks libclang.so", folder.display()));
-    }
-    for (place, folder) in search.site_packages(&mut looked) {
-        if let Some(library) = search::libclang_in_folder(&folder.join("clang/native")) {
-            return Ok(found(&library, &place));
-        }
-        looked.push(format!(
-            "{place}: {} lacks clang/native/libclang.so",
-            folder.display()
-        ));
-    }
-    Err(NotFound {
-        part: "libclang (for bindgen)".into(),
-        looked,
-        command: install.to_owned(),
-    }
-    .into())
+        let in_site = |site: &Path| {
+            at(&site.join("clang/native")).map_err(|lacks| format!("clang/native/{lacks}"))
+        };
+        let folders = (search.libclang_folders(), Vec::new());
+        find((search, install), &part, folders, &at, &in_site)
+    })?;
+    Ok(Found {
+        part: "libclang".into(),
+        version: libclang_version(&path),
+        path,
+        place,
+    })
 }
 
 /// The environment variables that the search reads: a change of one asks for another build.
@@ -360,23 +371,21 @@ pub(crate) fn earlier(search: &Search, cuda: &Cuda) -> Earlier {
         return earlier;
     }
     // Wheels are named by the release's first number: those of today, and of some years.
-    let in_wheels =
-        search
-            .site_packages(&mut Vec::new())
-            .into_iter()
-            .flat_map(|(place, folder)| {
-                let root = move |major| (place.clone(), folder.join(format!("nvidia/cu{major}")));
-                (12..=16).rev().map(root)
-            });
-    let roots: Vec<_> = search
+    let sites = search.site_packages(&mut Vec::new()).into_iter();
+    let in_wheels = sites.flat_map(|(place, folder)| {
+        let root = move |major| (place.clone(), folder.join(format!("nvidia/cu{major}")));
+        (12..=16).rev().map(root)
+    });
+    let roots = search
         .cuda_roots(&mut Vec::new())
         .into_iter()
-        .chain(in_wheels)
+        .chain(in_wheels);
+    let roots: Vec<_> = roots
         .take_while(|(place, root)| *root != cuda.found.path || *place != cuda.found.place)
         .map(|(_, root)| root)
         .filter(|root| root.is_absolute())
         .collect();
-    if !is_variable(&cuda.found.place) {
+    if !matches!(cuda.found.place.as_str(), "CUDA_HOME" | "CUDA_PATH") {
         earlier.on_path = true;
         earlier.folders = search.path_folders();
     }
@@ -394,11 +403,6 @@ pub(crate) fn earlier(search: &Search, cuda: &Cuda) -> Earlier {
     earlier
 }
 
-/// True for places of variables that other programs read, too.
-fn is_variable(place: &str) -> bool {
-    matches!(place, "CUDA_HOME" | "CUDA_PATH")
-}
-
 /// The first part of a path that does not exist.
 fn first_absent(path: &Path) -> Option<PathBuf> {
     let absent = path.ancestors().take_while(|part| !part.exists());
@@ -406,11 +410,11 @@ fn first_absent(path: &Path) -> Option<PathBuf> {
 }
 
 fn unusable(field: &str, given: &OsStr, lacks: &str) -> Error {
-    Error::Setting {
-        field: field.to_owned(),
-        given: given.to_string_lossy().into_owned(),
-        accepted: format!("a place that holds {lacks}; unset it to search elsewhere"),
-    }
+    Error::setting(
+        field,
+        given,
+        format!("a place that holds {lacks}; unset it to search elsewhere"),
+    )
 }
 
 /// The root of the toolkit that an nvcc belongs to: the folder above `bin`, of the path as given
@@ -514,39 +518,28 @@ fn layout_for(machine: &Machine, root: &Path) -> Result<(PathBuf, PathBuf, PathB
 
 /// Asks nvcc for its version.
 fn describe(root: &Path, nvcc: Option<PathBuf>, place: &str) -> Result<Cuda, Error> {
-    let (of_root, include, library) = layout(root).map_err(|lacks| Error::Tool {
-        program: root.display().to_string(),
-        message: format!("the toolkit lacks {lacks}"),
-    })?;
+    let (of_root, include, library) = layout(root)
+        .map_err(|lacks| Error::tool(root.display(), format!("the toolkit lacks {lacks}")))?;
     let nvcc = nvcc.unwrap_or(of_root);
-    let tool = |message| Error::Tool {
-        program: nvcc.display().to_string(),
-        message,
-    };
-    let output =
-        bounded::output(Command::new(&nvcc).arg("--version")).map_err(|e| tool(e.to_string()))?;
+    let tool = |message| Error::tool(nvcc.display(), message);
+    let output = bounded::output(Command::new(&nvcc).arg("--version"));
+    let output = output.map_err(|error| tool(error.to_string()))?;
     let version_text = String::from_utf8_lossy(&output.stdout).into_owned();
     if !output.status.success() {
-        return Err(tool(format!(
-            "--version: {}: {}",
-            output.status,
-            String::from_utf8_lossy(&output.stderr)
-        )));
+        let errors = String::from_utf8_lossy(&output.stderr);
+        return Err(tool(format!("--version: {}: {errors}", output.status)));
     }
     let version = Version::from_nvcc(&version_text)
         .ok_or_else(|| tool(format!("--version names no release: {version_text:?}")))?;
-    let full = version_text
-        .split(", V")
-        .nth(1)
-        .and_then(|rest| rest.split_whitespace().next());
-    let found = Found {
-        part: "CUDA".into(),
-        path: root.to_owned(),
-        version: Some(full.map_or_else(|| version.to_string(), str::to_owned)),
-        place: place.to_owned(),
-    };
+    let full = version_text.split(", V").nth(1);
+    let full = full.and_then(|rest| rest.split_whitespace().next());
     Ok(Cuda {
-        found,
+        found: Found {
+            part: "CUDA".into(),
+            path: root.to_owned(),
+            version: Some(full.map_or_else(|| version.to_string(), str::to_owned)),
+            place: place.to_owned(),
+        },
         nvcc,
         include,
         library,
@@ -558,19 +551,15 @@ fn describe(root: &Path, nvcc: Option<PathBuf>, place: &str) -> Result<Cuda, Err
 fn cutlass_version(include: &Path) -> Option<String> {
     let text = bounded::read_to_string(include.join("cutlass/version.h")).ok()?;
     let number = |name: &str| {
-        text.lines().find_map(|line| {
-            line.strip_prefix("#define ")?
-                .strip_prefix(name)?
-                .trim()
-                .parse::<u32>()
-                .ok()
-        })
+        let define = format!("#define CUTLASS_{name}");
+        let mut values = text.lines().filter_map(|line| line.strip_prefix(&define));
+        values.find_map(|value| value.trim().parse::<u32>().ok())
     };
     Some(format!(
         "{}.{}.{}",
-        number("CUTLASS_MAJOR")?,
-        number("CUTLASS_MINOR")?,
-        number("CUTLASS_PATCH")?
+        number("MAJOR")?,
+        number("MINOR")?,
+        number("PATCH")?
     ))
 }
 
@@ -578,17 +567,16 @@ fn cutlass_version(include: &Path) -> Option<String> {
 /// wheel's.
 fn libclang_version(library: &Path) -> Option<String> {
     if let Some(site) = library.ancestors().nth(3) {
-        let wheel = search::children(site, "libclang-").into_iter().next_back();
+        let wheel = search::children(site, "libclang-").pop();
         if let Some(name) = wheel
             .as_deref()
             .and_then(Path::file_name)
-            .and_then(|n| n.to_str())
+            .and_then(OsStr::to_str)
         {
-            return Some(
-                name.trim_start_matches("libclang-")
-                    .trim_end_matches(".dist-info")
-                    .to_owned(),
-            );
+            let version = name
+                .trim_start_matches("libclang-")
+                .trim_end_matches(".dist-info");
+            return Some(version.to_owned());
         }
     }
     library.iter().rev().find_map(|part| {
@@ -596,10 +584,9 @@ fn libclang_version(library: &Path) -> Option<String> {
         let rest = part
             .strip_prefix("llvm-")
             .or_else(|| part.strip_prefix("libclang-"))?;
-        let digits: String = rest
-            .chars()
-            .take_while(|c| c.is_ascii_digit() || *c == '.')
-            .collect();
+        let digits = rest
+            .split(|c: char| !c.is_ascii_digit() && c != '.')
+            .next()?;
         Some(digits.trim_matches('.').to_owned()).filter(|digits| !digits.is_empty())
     })
 }

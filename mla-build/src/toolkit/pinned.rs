@@ -57,11 +57,11 @@ impl Pinned {
         if let Some(pinned) = &self.contents {
             let given = self.hash(base)?;
             if given != *pinned {
-                return Err(Error::Setting {
-                    field: format!("the contents of {name}"),
-                    given: format!("{given} in {}", base.display()),
-                    accepted: format!("{pinned}: {remedy}, or pin another"),
-                });
+                return Err(Error::setting(
+                    format!("the contents of {name}"),
+                    format!("{given} in {}", base.display()),
+                    format!("{pinned}: {remedy}, or pin another"),
+                ));
             }
         }
         let includes = self.roots.iter().map(|root| IncludeRoot {
@@ -89,7 +89,7 @@ impl Pinned {
             for entry in walk.filter_entry(counts) {
                 let entry = entry.map_err(|error| {
                     let path = error.path().unwrap_or(base).to_owned();
-                    Error::file("read", &path)(error.into())
+                    Error::file("read", path)(error)
                 })?;
                 let Ok(relative) = entry.path().strip_prefix(base) else {
                     continue;

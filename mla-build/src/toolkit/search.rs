@@ -33,39 +33,28 @@ pub(crate) struct Search {
 
 impl Search {
     pub(crate) fn new() -> Self {
+        let newest_first = |folder: &str, prefix| {
+            let versions = children(Path::new(folder), prefix);
+            versions.into_iter().rev()
+        };
         let mut usual = vec![PathBuf::from("/usr/local/cuda")];
-        let mut versions = children(Path::new("/usr/local"), "cuda-");
-        versions.reverse();
-        usual.extend(versions);
-        usual.extend(
-            ["/opt/cuda", "/usr/lib/cuda", "/usr/lib/nvidia-cuda-toolkit"].map(PathBuf::from),
-        );
-
-        let mut usual_libclang = children(Path::new("/usr/lib"), "llvm");
-        usual_libclang.reverse();
-        let mut usual_libclang: Vec<_> = usual_libclang
-            .into_iter()
-            .map(|folder| folder.join("lib"))
-            .collect();
-        usual_libclang.extend(
-            [
-                "/usr/lib/x86_64-linux-gnu",
-                "/usr/lib/aarch64-linux-gnu",
-                "/usr/lib64",
-                "/usr/lib",
-                "/usr/local/lib",
-            ]
-            .map(PathBuf::from),
-        );
-
-        let python = ["python3", "python"]
-            .into_iter()
-            .find_map(|name| which::which(name).ok());
+        usual.extend(newest_first("/usr/local", "cuda-"));
+        let others = ["/opt/cuda", "/usr/lib/cuda", "/usr/lib/nvidia-cuda-toolkit"];
+        usual.extend(others.map(PathBuf::from));
+        let llvm = newest_first("/usr/lib", "llvm").map(|folder| folder.join("lib"));
+        let libraries = [
+            "/usr/lib/x86_64-linux-gnu",
+            "/usr/lib/aarch64-linux-gnu",
+            "/usr/lib64",
+            "/usr/lib",
+            "/usr/local/lib",
+        ];
+        let pythons = ["python3", "python"].into_iter();
         Self {
             variables: std::env::vars_os().collect(),
             usual,
-            usual_libclang,
-            python,
+            usual_libclang: llvm.chain(libraries.map(PathBuf::from)).collect(),
+            python: pythons.filter_map(|name| which::which(name).ok()).next(),
             python_folders: OnceLock::new(),
             own: Pins::current().folder(),
             warnings: Mutex::default(),
@@ -79,13 +68,14 @@ impl Search {
         python: Option<&Path>,
         own: Option<&Path>,
     ) -> Self {
+        let variables = variables
+            .iter()
+            .map(|(name, value)| (name.into(), value.into()));
+        let usual: Vec<_> = usual.iter().map(|path| path.to_path_buf()).collect();
         Self {
-            variables: variables
-                .iter()
-                .map(|(k, v)| ((*k).into(), (*v).to_owned()))
-                .collect(),
-            usual: usual.iter().map(|p| p.to_path_buf()).collect(),
-            usual_libclang: usual.iter().map(|p| p.to_path_buf()).collect(),
+            variables: variables.collect(),
+            usual_libclang: usual.clone(),
+            usual,
             python: python.map(Path::to_owned),
             python_folders: OnceLock::new(),
             own: own.map(Path::to_owned),
@@ -113,30 +103,21 @@ impl Search {
 
     /// A variable that is set and not empty.
     pub(super) fn variable(&self, name: &str) -> Option<OsString> {
-        self.variables
-            .get(OsStr::new(name))
-            .filter(|value| !value.is_empty())
-            .cloned()
+        let value = self.variables.get(OsStr::new(name));
+        value.filter(|value| !value.is_empty()).cloned()
     }
 
     /// Toolkit roots, up to the usual folders; says in `looked` which variables were not set.
     pub(super) fn cuda_roots(&self, looked: &mut Vec<String>) -> Vec<(String, PathBuf)> {
         looked.push("NVCC, MLA_CUDA_HOME: not set".into());
         let mut roots = self.in_variables(&["CUDA_HOME", "CUDA_PATH"], looked);
-        let on_path = self.variable("PATH").and_then(|path| {
-            which::which_in("nvcc", Some(path), "/")
-                .ok()
-                .and_then(|nvcc| root_of(&nvcc))
-        });
-        match on_path {
+        let path = self.variable("PATH");
+        let nvcc = path.and_then(|path| which::which_in("nvcc", Some(path), "/").ok());
+        match nvcc.and_then(|nvcc| root_of(&nvcc)) {
             Some(root) => roots.push(("PATH".into(), root)),
             None => looked.push("PATH: no nvcc".into()),
         }
-        roots.extend(
-            self.usual
-                .iter()
-                .map(|root| ("usual folder".into(), root.clone())),
-        );
+        roots.extend(usual(&self.usual));
         roots
     }
 
@@ -157,27 +138,15 @@ impl Search {
     /// Folders that may hold CUTLASS, up to the usual ones.
     pub(super) fn cutlass_roots(&self, looked: &mut Vec<String>) -> Vec<(String, PathBuf)> {
         looked.push("MLA_CUTLASS: not set".into());
-        let mut roots = self.in_variables(
-            &["CUTLASS_PATH", "CUTLASS_HOME", "CUDA_HOME", "CUDA_PATH"],
-            looked,
-        );
-        roots.extend(
-            self.usual
-                .iter()
-                .map(|root| ("usual folder".into(), root.clone())),
-        );
-        roots.extend(
-            ["/usr/local/cutlass", "/opt/cutlass", "/usr"]
-                .map(|p| ("usual folder".into(), p.into())),
-        );
+        let names = ["CUTLASS_PATH", "CUTLASS_HOME", "CUDA_HOME", "CUDA_PATH"];
+        let mut roots = self.in_variables(&names, looked);
+        roots.extend(usual(&self.usual));
+        roots.extend(usual(["/usr/local/cutlass", "/opt/cutlass", "/usr"]));
         roots
     }
 
     pub(super) fn libclang_folders(&self) -> Vec<(String, PathBuf)> {
-        self.usual_libclang
-            .iter()
-            .map(|folder| ("usual folder".into(), folder.clone()))
-            .collect()
+        usual(&self.usual_libclang).collect()
     }
 
     /// The site-packages folders: of the active environment, of the user, of the system, and at
@@ -197,13 +166,12 @@ impl Search {
                 add(name, python.join("site-packages"));
             }
         }
-        match self
-            .python_folders
-            .get_or_init(|| ask(self.python.as_deref()))
-        {
-            Ok(answer) => answer
-                .iter()
-                .for_each(|folder| add("Python site-packages", folder.clone())),
+        match (self.python_folders).get_or_init(|| ask(self.python.as_deref())) {
+            Ok(answer) => {
+                answer
+                    .iter()
+                    .for_each(|folder| add("Python site-packages", folder.clone()));
+            }
             Err(message) => looked.push(format!("Python site-packages: {message}")),
         }
         match &self.own {
@@ -226,6 +194,14 @@ impl Search {
     }
 }
 
+/// Folders, with the word for their place.
+fn usual<P: Into<PathBuf>>(
+    folders: impl IntoIterator<Item = P>,
+) -> impl Iterator<Item = (String, PathBuf)> {
+    let folders = folders.into_iter();
+    folders.map(|folder| ("usual folder".to_owned(), folder.into()))
+}
+
 /// The site-packages folders that a Python knows: the user's and the system's, wherever it keeps
 /// them.
 fn ask(python: Option<&Path>) -> Result<Vec<PathBuf>, String> {
@@ -237,36 +213,23 @@ fn ask(python: Option<&Path>) -> Result<Vec<PathBuf>, String> {
     if !output.status.success() {
         return Err(format!("{}: {}", python.display(), output.status));
     }
-    Ok(String::from_utf8_lossy(&output.stdout)
-        .lines()
-        .map(PathBuf::from)
-        .collect())
+    let text = String::from_utf8_lossy(&output.stdout);
+    Ok(text.lines().map(PathBuf::from).collect())
 }
 
 /// The entries of a folder whose name starts with `prefix`, in ascending order of the numbers in
 /// them, so that `cuda-9.2` comes before `cuda-12.8`.
 pub(super) fn children(folder: &Path, prefix: &str) -> Vec<PathBuf> {
-    let Ok(entries) = fs::read_dir(folder) else {
-        return Vec::new();
-    };
-    let mut found: Vec<_> = entries
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| {
-            path.file_name()
-                .and_then(OsStr::to_str)
-                .is_some_and(|name| name.starts_with(prefix))
-        })
+    let name = |path: &PathBuf| Some(path.file_name()?.to_str()?.to_owned());
+    let entries = fs::read_dir(folder).into_iter().flatten();
+    let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    let mut found: Vec<_> = paths
+        .filter(|path| name(path).is_some_and(|name| name.starts_with(prefix)))
         .collect();
-    found.sort_by_key(|path| {
-        let name = path
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned();
-        let numbers: Vec<u64> = name
-            .split(|c: char| !c.is_ascii_digit())
-            .filter_map(|n| n.parse().ok())
-            .collect();
+    found.sort_by_cached_key(|path| {
+        let name = name(path).unwrap_or_default();
+        let numbers = name.split(|c: char| !c.is_ascii_digit());
+        let numbers: Vec<u64> = numbers.filter_map(|number| number.parse().ok()).collect();
         (numbers, name)
     });
     found
@@ -278,16 +241,12 @@ pub(super) fn libclang_in_folder(folder: &Path) -> Option<PathBuf> {
     if plain.is_file() {
         return Some(plain);
     }
-    children(folder, "libclang").into_iter().rev().find(|path| {
-        let name = path
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned();
+    let is_library = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
         // libclang-cpp is another library.
-        let versioned = name
-            .strip_prefix("libclang-")
-            .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+        let version = name.strip_prefix("libclang-");
+        let versioned = version.is_some_and(|it| it.starts_with(|c: char| c.is_ascii_digit()));
         (versioned && name.contains(".so")) || name.starts_with("libclang.so.")
-    })
+    };
+    children(folder, "libclang").into_iter().rfind(is_library)
 }

@@ -85,9 +85,9 @@ impl Wheel {
         let variable = self.variable();
         if let Some(given) = search.variable(&variable) {
             let site = PathBuf::from(&given);
-            self.at(&site)
-                .map_err(|lacks| super::unusable(&variable, &given, &lacks))?;
-            return self.found(site, &variable);
+            let checked = self.at(&site);
+            checked.map_err(|lacks| super::unusable(&variable, &given, &lacks))?;
+            return self.found(site, variable);
         }
         let mut looked = vec![format!("{variable}: not set")];
         let mut sites = search.site_packages(&mut looked);
@@ -98,22 +98,16 @@ impl Wheel {
                 looked.push("wheel folder: MLA_WHEELS, XDG_DATA_HOME and HOME are not set".into())
             }
         }
-        for (place, site) in sites {
-            match self.at(&site) {
-                Ok(()) => return self.found(site, &place),
-                Err(lacks) => looked.push(format!("{place}: {} lacks {lacks}", site.display())),
-            }
+        let at = |site: &Path| self.at(site).map(|()| site.to_owned());
+        if let Some((place, site)) = super::first(&sites, &at, &mut looked) {
+            return self.found(site, place);
         }
-        let target = own.map_or_else(String::new, |folder| {
-            format!(" --target {}", folder.display())
-        });
+        let target = own.map(|folder| format!(" --target {}", folder.display()));
+        let (name, version, target) = (&self.name, &self.version, target.unwrap_or_default());
         Err(NotFound {
-            part: format!("the wheel {} {}", self.name, self.version),
+            part: format!("the wheel {name} {version}"),
             looked,
-            command: format!(
-                "python3 -m pip install --no-deps{target} {}=={}",
-                self.name, self.version
-            ),
+            command: format!("python3 -m pip install --no-deps{target} {name}=={version}"),
         }
         .into())
     }
@@ -129,13 +123,14 @@ impl Wheel {
 
     /// Checks that site-packages hold the wheel. The error says what they lack.
     fn at(&self, site: &Path) -> Result<(), String> {
+        let version = |path: &PathBuf| {
+            let file = path.file_name()?.to_str()?.strip_suffix(".dist-info")?;
+            let (name, version) = file.split_once('-')?;
+            (normal(name) == normal(&self.name)).then(|| version.to_owned())
+        };
         let versions: Vec<_> = search::children(site, "")
             .iter()
-            .filter_map(|path| {
-                let file = path.file_name()?.to_str()?.strip_suffix(".dist-info")?;
-                let (name, version) = file.split_once('-')?;
-                (normal(name) == normal(&self.name)).then(|| version.to_owned())
-            })
+            .filter_map(version)
             .collect();
         if !versions.contains(&self.version) {
             return Err(match versions.first() {
@@ -143,29 +138,21 @@ impl Wheel {
                 Some(other) => format!("{} {} (it holds {other})", self.name, self.version),
             });
         }
-        match self.pinned.missing(site) {
-            None => Ok(()),
-            Some(folder) => Err(format!(
-                "{folder}, a folder of {} {}",
-                self.name, self.version
-            )),
-        }
+        let missing = self.pinned.missing(site).map_or(Ok(()), Err);
+        missing.map_err(|it| format!("{it}, a folder of {} {}", self.name, self.version))
     }
 
-    fn found(&self, site: PathBuf, place: &str) -> Result<FoundHeaders, Error> {
+    fn found(&self, path: PathBuf, place: String) -> Result<FoundHeaders, Error> {
+        let role = format!("wheel {}", normal(&self.name));
         let name = format!("the wheel {} {}", self.name, self.version);
         let found = Found {
             part: self.name.clone(),
-            path: site,
+            path,
             version: Some(self.version.clone()),
-            place: place.to_owned(),
+            place,
         };
-        let words = (self.role(), name, "install the wheel anew");
-        self.pinned.found(words, found)
-    }
-
-    fn role(&self) -> String {
-        format!("wheel {}", normal(&self.name))
+        self.pinned
+            .found((role, name, "install the wheel anew"), found)
     }
 }
 

@@ -111,7 +111,7 @@ fn a_spill_breaks_the_budget() {
     let world = World::new();
     world.write("budget.toml", "[default]\nspill = 0\n");
     let budget = Budget::load(&world.at("budget.toml")).unwrap();
-    assert_eq!(budget.check(&world.build().unwrap().report), []);
+    assert_eq!(budget.check(&world.build().unwrap().report), [""; 0]);
     world.write("package/cuda/sm90/a.cu", "// kernel: a_kernel 168 8\n");
     let violations = budget.check(&world.build().unwrap().report);
     assert_eq!(violations.len(), 1);
