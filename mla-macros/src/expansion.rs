@@ -6,7 +6,7 @@ use syn::Attribute;
 use syn::spanned::Spanned;
 
 use crate::arguments::Arguments;
-use crate::capability::{Capabilities, Capability};
+use crate::capability::Capabilities;
 use crate::cargo;
 use crate::dims::{Heads, PageSizes};
 use crate::errors::Errors;
@@ -33,51 +33,35 @@ pub(crate) fn expand(arguments: TokenStream, item: TokenStream) -> TokenStream {
     place.check_body(&mut errors);
 
     let runtime = Runtime::new(&arguments);
-    let gate = Gate::of(&spec, &arguments);
+    let gate = gate(&spec, &arguments);
+    // Before what is there with a feature on.
+    let on = gate.as_ref().map(|any| quote!(#[cfg(#any)]));
     if errors.is_empty() {
         let block = runtime.block(&place, &spec);
         let link = runtime.link(&place, &spec, &arguments);
-        let absent = gate.off().map(|off| runtime.absent(&place, &spec, &off));
-        let (on, claim) = (gate.on(), claim(&place, &spec));
+        let absent = gate.map(|any| runtime.absent(&place, &spec, &quote!(#[cfg(not(#any))])));
+        let claim = claim(&place, &spec);
         quote! { #on #block #on #link #absent #claim }
     } else {
         let block = (!place.generic).then(|| runtime.block_without_spec(&place));
         let errors = errors.to_tokens();
-        let on = gate.on();
         quote! { #on #block #errors }
     }
 }
 
-/// The Cargo features of which one has to be on.
-struct Gate {
-    any: Option<TokenStream>,
-}
-
-impl Gate {
-    fn of(spec: &Spec, arguments: &Arguments) -> Self {
-        // The author's own span, so that the compiler's lint on features that do not exist shows
-        // the value.
-        let span = arguments.span(&key::FEATURE);
-        let features = spec.features_of_cargo.iter().map(|name| {
-            let name = Literal::string(name);
-            quote_spanned!(span=> feature = #name)
-        });
-        let any = match spec.features_of_cargo.len() {
-            0 => None,
-            1 => Some(quote!(#(#features)*)),
-            _ => Some(quote!(any(#(#features),*))),
-        };
-        Self { any }
-    }
-
-    /// Before what is there with a feature on.
-    fn on(&self) -> Option<TokenStream> {
-        self.any.as_ref().map(|any| quote!(#[cfg(#any)]))
-    }
-
-    /// Before what is there with all features off.
-    fn off(&self) -> Option<TokenStream> {
-        self.any.as_ref().map(|any| quote!(#[cfg(not(#any))]))
+/// The condition on Cargo features of which one has to be on, if there are any.
+fn gate(spec: &Spec, arguments: &Arguments) -> Option<TokenStream> {
+    // The author's own span, so that the compiler's lint on features that do not exist shows the
+    // value.
+    let span = arguments.span(&key::FEATURE);
+    let features = spec.features_of_cargo.iter().map(|name| {
+        let name = Literal::string(name);
+        quote_spanned!(span=> feature = #name)
+    });
+    match spec.features_of_cargo.len() {
+        0 => None,
+        1 => Some(quote!(#(#features)*)),
+        _ => Some(quote!(any(#(#features),*))),
     }
 }
 
@@ -245,10 +229,8 @@ impl Runtime {
     /// shows the name of a macro that contains the import.
     fn found(&self, arguments: &Arguments) -> TokenStream {
         let path = &self.path;
-        let span = match arguments.has(&key::CRATE) {
-            true => Span::call_site().located_at(arguments.span(&key::CRATE)),
-            false => Span::call_site(),
-        };
+        // The attribute's own where the key is not written.
+        let span = Span::call_site().located_at(arguments.span(&key::CRATE));
         quote_spanned! {span=>
             macro_rules! the_key_crate_has_to_name_mla_runtime {
                 () => {
@@ -337,17 +319,85 @@ impl Runtime {
         let path = &self.path;
         let (name, provider) = (&spec.name, provider(spec));
         let phase = variant(spec.phase.variant());
-        let (shapes, cache) = (self.shapes(spec), self.cache(spec));
-        let (tensors, abilities) = (self.tensors(spec), self.abilities(spec));
         let (capabilities, priority) = (self.all_capabilities(spec), self.priority(spec));
+        let dtypes = self.variants(&quote!(model::DType), &spec.dtypes);
+        let kv_formats = self.variants(&quote!(model::KvFormat), &spec.kv);
+        let features = self.variants(&quote!(spec::Feature), &spec.features);
+        let dims = list_or_none(spec.dims.as_deref(), |dims| {
+            let dims = numbers(dims);
+            quote!(#path::model::HeadDims::new(#dims))
+        });
+        let cache_dims = list_or_none(spec.cache_dims.as_deref(), |dims| {
+            let dims = numbers(dims);
+            quote!(#path::spec::CacheDims::new(#dims))
+        });
+        let list = |list: &[u32]| {
+            let list = numbers(list);
+            quote!(List(&[#list]))
+        };
+        let heads = match &spec.heads {
+            Heads::Any => quote!(Any),
+            Heads::Range(min, max) => {
+                let ends = numbers(&[*min, *max]);
+                quote!(Range(#ends))
+            }
+            Heads::List(counts) => list(counts),
+        };
+        let page_sizes = match &spec.page_sizes {
+            PageSizes::Any => quote!(Any),
+            PageSizes::MultipleOf(unit) => {
+                let unit = Literal::u32_unsuffixed(*unit);
+                quote!(MultipleOf(#unit))
+            }
+            PageSizes::List(sizes) => list(sizes),
+        };
+        let max = |max: Option<u32>| option(max.map(Literal::u32_unsuffixed));
+        let (max_query_len, max_list_width) = (max(spec.max_query_len), max(spec.max_list_width));
+        let alignment = Literal::u32_unsuffixed(spec.alignment);
+        let [
+            query_len,
+            query_format,
+            key_layout,
+            graphs,
+            lse,
+            lse_precision,
+            sparse,
+        ] = [
+            spec.query_len,
+            spec.query_format,
+            spec.key_layout,
+            spec.graphs,
+            spec.lse,
+            spec.lse_precision,
+            spec.sparse,
+        ]
+        .map(|name| variant(name.variant));
+        let (plans_on_host, dependent_launch) = (spec.plans_on_host, spec.dependent_launch);
+        let quant_output = spec.quant_output;
         quote! {
             #path::spec::BackendSpec::new(#name, #path::spec::Phase::#phase, #platform)
             .with_provider(#provider)
             .with_capabilities(#capabilities)
-            #shapes
-            #cache
-            #tensors
-            #abilities
+            .with_dtypes(#dtypes)
+            .with_dims(#dims)
+            .with_cache_dims(#cache_dims)
+            .with_heads(#path::spec::HeadCounts::#heads)
+            .with_kv_formats(#kv_formats)
+            .with_page_sizes(#path::spec::PageSizes::#page_sizes)
+            .with_query_len(#path::spec::QueryLen::#query_len)
+            .with_max_query_len(#max_query_len)
+            .with_query_format(#path::spec::QueryFormat::#query_format)
+            .with_key_layout(#path::spec::KeyLayout::#key_layout)
+            .with_alignment(#alignment)
+            .with_graphs(#path::spec::GraphSupport::#graphs)
+            .with_plans_on_host(#plans_on_host)
+            .with_dependent_launch(#dependent_launch)
+            .with_lse(#path::spec::LseOutput::#lse)
+            .with_lse_precision(#path::spec::LsePrecision::#lse_precision)
+            .with_quant_output(#quant_output)
+            .with_sparse(#path::spec::SparseSupport::#sparse)
+            .with_max_list_width(#max_list_width)
+            .with_features(#path::spec::FeatureSet::of(#features))
             .with_priority(#priority)
             .checked()
         }
@@ -374,100 +424,6 @@ impl Runtime {
         }
     }
 
-    /// The dtypes, dimensions and numbers of heads that it takes.
-    fn shapes(&self, spec: &Spec) -> TokenStream {
-        let path = &self.path;
-        let dtypes = self.variants(&quote!(model::DType), &spec.dtypes);
-        let dims = list_or_none(spec.dims.as_deref(), |dims| {
-            let dims = dims.map(Literal::u32_unsuffixed);
-            quote!(#path::model::HeadDims::new(#(#dims),*))
-        });
-        let cache_dims = list_or_none(spec.cache_dims.as_deref(), |dims| {
-            let dims = dims.map(Literal::u32_unsuffixed);
-            quote!(#path::spec::CacheDims::new(#(#dims),*))
-        });
-        let heads = match &spec.heads {
-            Heads::Any => quote!(Any),
-            Heads::Range(min, max) => {
-                let ends = [*min, *max].map(Literal::u32_unsuffixed);
-                quote!(Range(#(#ends),*))
-            }
-            Heads::List(counts) => {
-                let counts = counts.iter().copied().map(Literal::u32_unsuffixed);
-                quote!(List(&[#(#counts),*]))
-            }
-        };
-        quote! {
-            .with_dtypes(#dtypes)
-            .with_dims(#dims)
-            .with_cache_dims(#cache_dims)
-            .with_heads(#path::spec::HeadCounts::#heads)
-        }
-    }
-
-    /// The caches that it reads.
-    fn cache(&self, spec: &Spec) -> TokenStream {
-        let path = &self.path;
-        let kv_formats = self.variants(&quote!(model::KvFormat), &spec.kv);
-        let page_sizes = match &spec.page_sizes {
-            PageSizes::Any => quote!(Any),
-            PageSizes::MultipleOf(unit) => {
-                let unit = Literal::u32_unsuffixed(*unit);
-                quote!(MultipleOf(#unit))
-            }
-            PageSizes::List(sizes) => {
-                let sizes = sizes.iter().copied().map(Literal::u32_unsuffixed);
-                quote!(List(&[#(#sizes),*]))
-            }
-        };
-        quote! {
-            .with_kv_formats(#kv_formats)
-            .with_page_sizes(#path::spec::PageSizes::#page_sizes)
-        }
-    }
-
-    /// The layouts and formats in which it takes its queries, keys and values.
-    fn tensors(&self, spec: &Spec) -> TokenStream {
-        let path = &self.path;
-        let query_len = variant(spec.query_len.variant);
-        let max_query_len = option(spec.max_query_len.map(Literal::u32_unsuffixed));
-        let query_format = variant(spec.query_format.variant);
-        let key_layout = variant(spec.key_layout.variant);
-        let alignment = Literal::u32_unsuffixed(spec.alignment);
-        quote! {
-            .with_query_len(#path::spec::QueryLen::#query_len)
-            .with_max_query_len(#max_query_len)
-            .with_query_format(#path::spec::QueryFormat::#query_format)
-            .with_key_layout(#path::spec::KeyLayout::#key_layout)
-            .with_alignment(#alignment)
-        }
-    }
-
-    /// The abilities beside attention over a whole cache.
-    fn abilities(&self, spec: &Spec) -> TokenStream {
-        let path = &self.path;
-        let graphs = variant(spec.graphs.variant);
-        let plans_on_host = spec.plans_on_host;
-        let dependent_launch = spec.dependent_launch;
-        let lse = variant(spec.lse.variant);
-        let lse_precision = variant(spec.lse_precision.variant);
-        let quant_output = spec.quant_output;
-        let sparse = variant(spec.sparse.variant);
-        let max_list_width = option(spec.max_list_width.map(Literal::u32_unsuffixed));
-        let features = self.variants(&quote!(spec::Feature), &spec.features);
-        quote! {
-            .with_graphs(#path::spec::GraphSupport::#graphs)
-            .with_plans_on_host(#plans_on_host)
-            .with_dependent_launch(#dependent_launch)
-            .with_lse(#path::spec::LseOutput::#lse)
-            .with_lse_precision(#path::spec::LsePrecision::#lse_precision)
-            .with_quant_output(#quant_output)
-            .with_sparse(#path::spec::SparseSupport::#sparse)
-            .with_max_list_width(#max_list_width)
-            .with_features(#path::spec::FeatureSet::of(#features))
-        }
-    }
-
     fn priority(&self, spec: &Spec) -> TokenStream {
         let path = &self.path;
         let by_capability = spec.priority.by_capability.iter().map(|(set, priority)| {
@@ -486,27 +442,19 @@ impl Runtime {
 
     fn capabilities(&self, set: Capabilities) -> TokenStream {
         let path = &self.path;
-        let capability = |capability: Capability| {
-            let major = Literal::u8_unsuffixed(capability.major);
-            let minor = Literal::u8_unsuffixed(capability.minor);
-            quote!(#path::spec::Capability::new(#major, #minor))
-        };
-        let set = match set {
-            Capabilities::Any => quote!(Any),
-            Capabilities::Exact(only) => {
-                let only = capability(only);
-                quote!(Exact(#only))
-            }
+        let (kind, capability) = match set {
+            Capabilities::Any => return quote!(#path::spec::CapabilityMatch::Any),
             Capabilities::Family(major) => {
                 let major = Literal::u8_unsuffixed(major);
-                quote!(Family(#major))
+                return quote!(#path::spec::CapabilityMatch::Family(#major));
             }
-            Capabilities::Floor(min) => {
-                let min = capability(min);
-                quote!(Floor(#min))
-            }
+            Capabilities::Exact(only) => (variant("Exact"), only),
+            Capabilities::Floor(min) => (variant("Floor"), min),
         };
-        quote!(#path::spec::CapabilityMatch::#set)
+        let numbers = [capability.major, capability.minor].map(Literal::u8_unsuffixed);
+        quote! {
+            #path::spec::CapabilityMatch::#kind(#path::spec::Capability::new(#(#numbers),*))
+        }
     }
 
     // A slice of variants of the enum at `of` in the runtime.
@@ -518,14 +466,16 @@ impl Runtime {
 }
 
 // `Some` of a slice, or `None`.
-fn list_or_none<T: Copy>(list: Option<&[T]>, tokens: impl Fn(T) -> TokenStream) -> TokenStream {
-    match list {
-        None => quote!(::core::option::Option::None),
-        Some(list) => {
-            let items = list.iter().map(|item| tokens(*item));
-            quote!(::core::option::Option::Some(&[#(#items),*]))
-        }
-    }
+fn list_or_none<T>(list: Option<&[T]>, tokens: impl Fn(&T) -> TokenStream) -> TokenStream {
+    option(list.map(|list| {
+        let items = list.iter().map(tokens);
+        quote!(&[#(#items),*])
+    }))
+}
+
+fn numbers(numbers: &[u32]) -> TokenStream {
+    let numbers = numbers.iter().copied().map(Literal::u32_unsuffixed);
+    quote!(#(#numbers),*)
 }
 
 fn option(value: Option<impl ToTokens>) -> TokenStream {

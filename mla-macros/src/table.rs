@@ -6,82 +6,54 @@ use crate::place::Phase;
 use crate::spec::Spec;
 use crate::vocabulary::Name;
 
-/// A row: what is said, and what the spec says of it.
-type Row = (&'static str, String);
-
 /// The spec as a table of two columns. It is in two parts, before and behind the provider, since
 /// only the compiler knows the default provider.
 pub(crate) fn markdown(spec: &Spec) -> [String; 2] {
-    let of_phase = match spec.phase {
-        Phase::Prefill => of_prefill(spec),
-        Phase::Decode => of_decode(spec),
+    let yes_or_no = |yes| if yes { "yes" } else { "no" }.to_owned();
+    let dims = |[p, r, v]: [u32; 3]| format!("({p},{r},{v})");
+    let row = |[l, r]: [u32; 2]| format!("({l},{r})");
+    let planner = if spec.plans_on_host {
+        "the host"
+    } else {
+        "the device"
     };
-    // An empty line first: the author's own documentation may stand before the table.
-    let head = format!("\n| backend | `{}` |\n|---|---|", spec.name);
-    let rows = problem(spec)
-        .into_iter()
-        .chain(of_phase)
-        .chain(abilities(spec));
-    let rows = rows.map(|(name, value)| format!("| {name} | {value} |\n"));
-    [head, rows.collect()]
-}
-
-/// The problems that it takes, in either phase.
-fn problem(spec: &Spec) -> Vec<Row> {
-    vec![
+    let mut rows = vec![
         ("phase", spec.phase.variant().to_lowercase()),
         ("capability", sm(spec)),
         ("dtype", names(&spec.dtypes)),
-        (
-            "dims (P,R,V)",
-            any_or(&spec.dims, |[p, r, v]| format!("({p},{r},{v})")),
-        ),
+        ("dims (P,R,V)", any_or(&spec.dims, dims)),
         ("heads", heads(&spec.heads)),
-    ]
-}
-
-fn of_decode(spec: &Spec) -> Vec<Row> {
-    let planner = match spec.plans_on_host {
-        true => "the host",
-        false => "the device",
-    };
-    vec![
-        (
-            "cache row (L,R)",
-            any_or(&spec.cache_dims, |[l, r]| format!("({l},{r})")),
-        ),
-        ("kv format", names(&spec.kv)),
-        ("page size", page_sizes(&spec.page_sizes)),
-        ("query lengths", query_lens(spec)),
-        ("queries", spec.query_format.text.to_owned()),
-        ("sparse", sparse(spec)),
-        ("plans on", planner.to_owned()),
-    ]
-}
-
-fn of_prefill(spec: &Spec) -> Vec<Row> {
-    vec![("keys", spec.key_layout.text.to_owned())]
-}
-
-/// The abilities of the backend, and its requirements, in either phase.
-fn abilities(spec: &Spec) -> Vec<Row> {
-    let yes_or_no = |yes| if yes { "yes" } else { "no" };
-    let mut rows = vec![
+    ];
+    rows.extend(match spec.phase {
+        Phase::Prefill => vec![("keys", spec.key_layout.text.to_owned())],
+        Phase::Decode => vec![
+            ("cache row (L,R)", any_or(&spec.cache_dims, row)),
+            ("kv format", names(&spec.kv)),
+            ("page size", page_sizes(&spec.page_sizes)),
+            ("query lengths", query_lens(spec)),
+            ("queries", spec.query_format.text.to_owned()),
+            ("sparse", sparse(spec)),
+            ("plans on", planner.to_owned()),
+        ],
+    });
+    rows.extend([
         ("alignment", alignment(spec)),
         ("CUDA graphs", spec.graphs.text.to_owned()),
-        (
-            "dependent launch",
-            yes_or_no(spec.dependent_launch).to_owned(),
-        ),
+        ("dependent launch", yes_or_no(spec.dependent_launch)),
         ("log-sum-exp", lse(spec)),
-        ("quantised output", yes_or_no(spec.quant_output).to_owned()),
+        ("quantised output", yes_or_no(spec.quant_output)),
         ("features", names(&spec.features)),
         ("priority", priority(spec)),
-    ];
+    ]);
     if !spec.features_of_cargo.is_empty() {
         rows.push(("Cargo feature", spec.features_of_cargo.join(" or ")));
     }
-    rows
+    // An empty line first: the author's own documentation may stand before the table.
+    let head = format!("\n| backend | `{}` |\n|---|---|", spec.name);
+    let rows = rows
+        .iter()
+        .map(|(name, value)| format!("| {name} | {value} |\n"));
+    [head, rows.collect()]
 }
 
 fn sm(spec: &Spec) -> String {

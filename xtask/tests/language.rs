@@ -1,4 +1,4 @@
-//! Every comment begins with its subject.
+//! Comments have a subject: no folder has more that begin without one than its bound.
 
 use std::process::Command;
 

@@ -97,7 +97,8 @@ impl Job for Bench<'_> {
             schema: SCHEMA,
             device: about.description.clone(),
             environment: Environment::here(),
-            settings: settings.keys().into(),
+            // Strings, numbers and lists.
+            settings: serde_json::to_value(settings).expect("settings are JSON"),
             protocol,
             ceilings,
             rows: Vec::with_capacity(plans.len()),

@@ -21,8 +21,8 @@ const NAMED: [(&str, &str, &str, &str); 3] = [
     (
         "other names than vocabulary::KV_FORMATS",
         "mla-macros/src/key.rs",
-        "accepted: \"a list of f32, f16, bf16, fp8, fp8_ds_mla\"",
-        "accepted: \"a list of f32, f16, bf16, fp8, fp8_ds_mla, made_up\"",
+        "\"a list of f32, f16, bf16, fp8, fp8_ds_mla\"",
+        "\"a list of f32, f16, bf16, fp8, fp8_ds_mla, made_up\"",
     ),
     (
         "cannot find value `MLA_CACHE_MADE_UP`",
