@@ -58,6 +58,14 @@ struct SoftmaxState {
         return by;
     }
 
+    // Adds any state; returns the factors for the sums so far and for the other's.
+    __device__ __forceinline__ float2 merge(const SoftmaxState& other) {
+        const float top = fmaxf(maximum, other.maximum), its = other.factor(top);
+        const float mine = raise(top);
+        add(other, its);
+        return {mine, its};
+    }
+
     // The sum of a row that saw a NaN is NaN, and so is this.
     __device__ __forceinline__ float log_sum_exp() const {
         return sum == 0.f ? -INFINITY : maximum + Base::log(sum);
@@ -67,6 +75,21 @@ struct SoftmaxState {
 // Base 2 log-sum-exp of a row.
 __device__ __forceinline__ float log2_sum_exp2(float maximum, float sum) {
     return SoftmaxState<Base2>{maximum, sum}.log_sum_exp();
+}
+
+// The natural logarithm of the same.
+__device__ __forceinline__ float natural_lse(float maximum, float sum) {
+    constexpr float ln2 = 0.69314718055994531f;
+    return sum == 0.f ? -INFINITY : (maximum + log2f(sum)) * ln2;
+}
+
+// Adds a quadruple of an accumulator, whose first two values are of one row and whose others are of
+// the row eight further down; each row has a factor.
+__device__ __forceinline__ void add_rows(float4& sum, const float4& x, float low, float high) {
+    sum.x = fmaf(x.x, low, sum.x);
+    sum.y = fmaf(x.y, low, sum.y);
+    sum.z = fmaf(x.z, high, sum.z);
+    sum.w = fmaf(x.w, high, sum.w);
 }
 
 // Lazy rescale: the reference maximum rises to a row's true maximum only when that exceeds it by

@@ -66,6 +66,12 @@ __device__ __forceinline__ uint4 ld_shared_v4(uint32_t address) {
     return r;
 }
 
+__device__ __forceinline__ float4 ld_shared_v4_f32(uint32_t address) {
+    const uint4 v = ld_shared_v4(address);
+    return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z),
+                       __uint_as_float(v.w));
+}
+
 __device__ __forceinline__ void st_shared(uint32_t address, uint32_t v) {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
 }
@@ -74,6 +80,11 @@ __device__ __forceinline__ void st_shared_v4(uint32_t address, uint4 v) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y),
                  "r"(v.z), "r"(v.w)
                  : "memory");
+}
+
+__device__ __forceinline__ void st_shared_v4_f32(uint32_t address, float4 v) {
+    st_shared_v4(address, make_uint4(__float_as_uint(v.x), __float_as_uint(v.y),
+                                     __float_as_uint(v.z), __float_as_uint(v.w)));
 }
 
 // Fetches the 128-byte line of an address into L2.

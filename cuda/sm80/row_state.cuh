@@ -26,12 +26,6 @@ struct RowState {
     }
 };
 
-// The natural log-sum-exp of a row; NaN if its sum is NaN.
-__device__ __forceinline__ float natural_lse(float maximum, float sum) {
-    constexpr float ln2 = 0.69314718055994531f;
-    return sum == 0.f ? -INFINITY : (maximum + log2f(sum)) * ln2;
-}
-
 // Reductions over the four lanes that have a row's tokens.
 __device__ __forceinline__ float quad_maximum(float x) {
     x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));

@@ -48,6 +48,10 @@ void check_config(const Case& c, unsigned seed, const Room& room, int multiproce
     p.lse_head_stride = x.lse_stride;
     p.cache_page_stride = x.page_stride;
     p.cache_slot_stride = x.row_bytes;
+    p.cache_rope = x.cache_rope.data();
+    p.cache_rope_page_stride = x.rope_page_stride;
+    p.cache_rope_slot_stride = x.rope_row_bytes;
+    p.split = c.split;
     p.block_table_stride = c.sparse ? x.longest_list() : x.max_pages;
     p.slots = int64_t(x.pages) * c.page;
     p.requests = x.requests;
@@ -114,6 +118,49 @@ void check_roles(const Case& c, unsigned seed, const Room& room = kLarge, int mu
         check_config<Fewer>(c, seed, room, multiprocessors);
     else
         check_config<More>(c, seed, room, multiprocessors);
+}
+
+// A cache of two tensors: through block tables and lists, in pages of 2^n slots and of others, and
+// with a last token of NaN that one query token sees.
+void check_split(unsigned seed) {
+    using B = __nv_bfloat16;
+    using H = __half;
+    constexpr auto plain = CacheFormat::plain;
+    constexpr auto e4m3 = CacheFormat::e4m3;
+    Case c = {"two tensors", 5, {1, 3, 0, 1}, {70, 133, 9, 0}};
+    c.split = true;
+    c.spread = 8.f;
+    Case bytes = c;
+    bytes.format = e4m3;
+    for (int page : {16, 48, 64}) {
+        c.page = bytes.page = page;
+        check<B, 512, plain, 1, 1, 16>(c, seed);
+        check<H, 512, plain, 1, 1, 32>(c, seed);
+        check<B, 512, e4m3, 1, 1, 32>(bytes, seed);
+        check<H, 512, e4m3, 2, 1, 16>(bytes, seed);
+        c.heads = 20;
+        check<B, 512, plain, 2, 2, 16>(c, seed);
+        check_roles<H>(c, seed, page == 48 ? kMiddle : kLarge, 4);
+        c.heads = 5;
+    }
+    c.nan_token = bytes.nan_token = 69;
+    c.q_lens[0] = bytes.q_lens[0] = 4;
+    check_roles<B>(c, seed);
+    check<B, 512, e4m3, 2, 2, 16>(bytes, seed);
+    Case narrow = {"two tensors of 256 + 32", 16, {1, 1}, {40, 21}, 256, 32, 16, e4m3};
+    narrow.split = true;
+    check<H, 256, e4m3, 2, 2, 16>(narrow, seed);
+    narrow.format = plain;
+    check<B, 256, plain, 1, 1, 32>(narrow, seed);
+    Case sparse = {"two tensors, sparse", 64, {1, 1}, {150, 33}, 512, 64, 48, plain, true, false};
+    sparse.split = true;
+    check_roles<B>(sparse, seed);
+    check<H, 512, plain, 2, 2, 16>(sparse, seed);
+    sparse.heads = 16;
+    sparse.page = 64;
+    check<B, 512, plain, 1, 1, 32>(sparse, seed);
+    sparse.format = e4m3;
+    check<B, 512, e4m3, 1, 1, 16>(sparse, seed);
 }
 
 // All configs of grouped bytes, with both types of queries.
@@ -215,6 +262,7 @@ int main(int argc, char** argv) {
     check<B, 256, plain, 1, 1, 16>({"256 + 32", 16, {1}, {40}, 256, 32}, seed);
     check<H, 256, e4m3, 1, 1, 16>({"256 + 64 e4m3", 16, {1}, {40}, 256, 64, 16, e4m3}, seed);
     check<B, 256, plain, 2, 2, 16>({"256 + 64, 64 rows", 40, {2, 1}, {40, 20}, 256, 64}, seed);
+    check_split(seed);
     // Scales that differ between groups, and also between tokens, and also with the weight on the
     // tokens of the smaller scales. The largest values are near f16's maximum, or the smallest near
     // its minimum.

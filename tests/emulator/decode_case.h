@@ -41,6 +41,8 @@ struct Case {
     // If not 0, the rotary values of queries are 1, and those of cached tokens are this number,
     // negated in the first, third … 16 tokens: the other tokens then have nearly all the weight.
     float lead = 0.f;
+    // True if rotary keys lie in a tensor of their own, with strides of its own.
+    bool split = false;
 };
 
 inline float e4m3_value(uint8_t byte) {
@@ -73,13 +75,14 @@ template <typename T>
 struct Problem {
     Case c;
     int tokens = 0, requests, max_pages, pages, query_len = 0;
-    int row_bytes;
+    int row_bytes, rope_row_bytes;
     std::vector<T> q_latent, q_rope, out;
-    std::vector<char> cache;
+    // Rows, or latents and rotary keys.
+    std::vector<char> cache, cache_rope;
     std::vector<int> table, kv_lens, cu_q_lens;
     std::vector<float> lse;
     float softmax_scale, cache_scale = 1.f;
-    int64_t page_stride, lse_stride;
+    int64_t page_stride, rope_page_stride, lse_stride;
 
     Problem(const Case& which, unsigned seed) : c(which), random_(seed) {
         requests = int(c.q_lens.size());
@@ -95,10 +98,14 @@ struct Problem {
         row_bytes = c.format == CacheFormat::plain  ? 2 * (c.latent + c.rope)
                     : c.format == CacheFormat::e4m3 ? c.latent + c.rope
                                                     : c.latent + c.latent / 128 * 4 + 2 * c.rope;
+        // Rows of both tensors have gaps of their own between them.
+        rope_row_bytes = c.rope * value_bytes() + 48;
+        if (c.split) row_bytes = c.latent * value_bytes() + 16;
         const int longest = *std::max_element(kv_lens.begin(), kv_lens.end());
         max_pages = (longest + c.page - 1) / c.page + 1;
         pages = requests * max_pages + 3;
         page_stride = int64_t(c.page) * row_bytes + 32;
+        rope_page_stride = int64_t(c.page) * rope_row_bytes + 80;
         lse_stride = tokens + 5;
         q_latent = values(size_t(tokens) * c.heads * c.latent);
         q_rope = values(size_t(tokens) * c.heads * c.rope);
@@ -132,13 +139,26 @@ struct Problem {
         return x;
     }
 
+    // Bytes of a value, of a cache without groups.
+    int value_bytes() const { return c.format == CacheFormat::plain ? 2 : 1; }
+
     int64_t offset(int slot) const {
         return slot / c.page * page_stride + int64_t(slot % c.page) * row_bytes;
+    }
+    // Where a slot's rotary key begins.
+    const char* rope_of(int slot) const {
+        if (c.split)
+            return cache_rope.data() + slot / c.page * rope_page_stride +
+                   int64_t(slot % c.page) * rope_row_bytes;
+        return cache.data() + offset(slot) +
+               (c.format == CacheFormat::e4m3_grouped ? c.latent + c.latent / 32
+                                                      : c.latent * value_bytes());
     }
 
     // Puts pages in random order; all slots without a token are NaN.
     void fill_cache() {
         cache.assign(pages * page_stride, char(0xff));
+        if (c.split) cache_rope.assign(pages * rope_page_stride, char(0xff));
         std::vector<int> free(pages);
         for (int i = 0; i < pages; ++i) free[i] = i;
         for (int i = pages; i > 1; --i) std::swap(free[i - 1], free[random_() % i]);
@@ -152,8 +172,8 @@ struct Problem {
                     if (!c.sparse) table[request * max_pages + token / c.page] = page;
                 }
                 const int slot = page * c.page + token % c.page;
-                write_row(cache.data() + offset(slot), token / 16 % 2,
-                          request % 2 * c.of_odd_requests);
+                write_row(cache.data() + offset(slot), const_cast<char*>(rope_of(slot)),
+                          token / 16 % 2, request % 2 * c.of_odd_requests);
                 if (request == 0 && token == c.nan_token) {
                     const T nan = poison();
                     std::memcpy(cache.data() + offset(slot) + 6, &nan, sizeof(nan));
@@ -169,7 +189,7 @@ struct Problem {
         }
     }
 
-    void write_row(char* row, int half, int exponent) {
+    void write_row(char* row, char* rope, int half, int exponent) {
         std::normal_distribution<float> normal;
         const auto wide = [&](char* to, int n, auto type) {
             for (int i = 0; i < n; ++i) {
@@ -177,32 +197,36 @@ struct Problem {
                 std::memcpy(to + 2 * i, &x, 2);
             }
         };
-        if (c.format == CacheFormat::plain) return wide(row, c.latent + c.rope, T());
-        const int bytes = c.format == CacheFormat::e4m3 ? c.latent + c.rope : c.latent;
-        const float spread = c.format == CacheFormat::e4m3 ? 1 / cache_scale : 100.f;
-        for (int i = 0; i < bytes; ++i) row[i] = char(e4m3_byte(normal(random_) * spread));
-        if (c.format == CacheFormat::e4m3) return;
+        const auto bytes = [&](char* to, int n, float spread) {
+            for (int i = 0; i < n; ++i) to[i] = char(e4m3_byte(normal(random_) * spread));
+        };
+        if (c.format == CacheFormat::plain) {
+            wide(row, c.latent, T());
+            return wide(rope, c.rope, T());
+        }
+        bytes(row, c.latent, c.format == CacheFormat::e4m3 ? 1 / cache_scale : 100.f);
+        if (c.format == CacheFormat::e4m3) return bytes(rope, c.rope, 1 / cache_scale);
         for (int group = 0; group < c.latent / 128; ++group) {
             const float scale = std::ldexp(0.01f * (0.3f + std::fabs(normal(random_))),
                                            c.exponents[half][group] + exponent);
             std::memcpy(row + c.latent + 4 * group, &scale, 4);
         }
-        char* rope = row + c.latent + c.latent / 32;
         wide(rope, c.rope, __nv_bfloat16());
         const auto lead = __nv_bfloat16(half ? c.lead : -c.lead);
         if (c.lead != 0.f)
             for (int i = 0; i < c.rope; ++i) std::memcpy(rope + 2 * i, &lead, 2);
     }
 
-    double cached(int64_t row, int column) const {
-        const char* at = cache.data() + row;
+    double cached(int slot, int column) const {
+        const char *row = cache.data() + offset(slot), *at = row;
+        const bool rope = column >= c.latent;
+        if (rope) at = rope_of(slot), column -= c.latent;
         if (c.format == CacheFormat::plain) return wide_at<T>(at + 2 * column);
         if (c.format == CacheFormat::e4m3)
             return double(e4m3_value(uint8_t(at[column]))) * cache_scale;
-        if (column >= c.latent)
-            return wide_at<__nv_bfloat16>(at + c.latent + c.latent / 32 + 2 * (column - c.latent));
+        if (rope) return wide_at<__nv_bfloat16>(at + 2 * column);
         float scale;
-        std::memcpy(&scale, at + c.latent + column / 128 * 4, 4);
+        std::memcpy(&scale, row + c.latent + column / 128 * 4, 4);
         return double(e4m3_value(uint8_t(at[column]))) * scale;
     }
 
@@ -219,7 +243,7 @@ struct Problem {
             c.causal ? kv_lens[request] - c.q_lens[request] + i + 1 : kv_lens[request];
         const T* ql = q_latent.data() + (size_t(token) * c.heads + head) * c.latent;
         const T* qr = q_rope.data() + (size_t(token) * c.heads + head) * c.rope;
-        std::vector<int64_t> rows;
+        std::vector<int> rows;
         std::vector<double> scores;
         double maximum = -INFINITY;
         for (int t = 0; t < limit; ++t) {
@@ -230,7 +254,7 @@ struct Problem {
             } else {
                 slot = table[request * max_pages + t / c.page] * c.page + t % c.page;
             }
-            rows.push_back(offset(slot));
+            rows.push_back(slot);
             double sum = 0;
             for (int j = 0; j < c.latent; ++j) sum += double(float(ql[j])) * cached(rows.back(), j);
             for (int j = 0; j < c.rope; ++j)

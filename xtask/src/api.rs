@@ -3,11 +3,12 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, bail, ensure};
 use public_api::Builder;
 
-use crate::Workspace;
+use crate::{Workspace, succeed, text_of};
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -44,11 +45,7 @@ const COMPILER: &str = "1.95";
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let workspace = Workspace::find()?;
-    let version = std::process::Command::new("rustc")
-        .arg("--version")
-        .output()
-        .context("rustc does not start")?;
-    let version = String::from_utf8_lossy(&version.stdout).into_owned();
+    let version = text_of(Command::new("rustc").arg("--version"))?;
     ensure!(
         version.starts_with(&format!("rustc {COMPILER}.")),
         "compiler: given {}, accepted Rust {COMPILER}, by which the lists were made: \
@@ -88,19 +85,15 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 fn list(workspace: &Workspace, package: &str, features: &str) -> anyhow::Result<String> {
-    let status = workspace
-        .cargo()
+    let mut rustdoc = workspace.cargo();
+    rustdoc
         .args(["rustdoc", "--quiet", "--lib", "--package", package])
         .args(["--features", features])
         .args(["--", "-Zunstable-options", "--output-format=json"])
         .env("RUSTDOC", unstable_rustdoc(&workspace.target)?)
         // Documentation is hosted without CUDA: this takes the same path.
-        .env("DOCS_RS", "1")
-        .status()?;
-    ensure!(
-        status.success(),
-        "rustdoc failed for {package}; its message stands above"
-    );
+        .env("DOCS_RS", "1");
+    succeed(&mut rustdoc)?;
     let json = workspace
         .target
         .join(format!("doc/{}.json", package.replace('-', "_")));

@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context, ensure};
 
-use crate::Workspace;
+use crate::{Workspace, copy_folder, pip, succeed};
 
 /// Pages in the order of the navigation: a title and a file, or a folder of pages.
 const PAGES: &[(&str, &str)] = &[
@@ -69,40 +69,18 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         .arg("--config-file")
         .arg(&settings)
         .env("PYTHONPATH", tools);
-    succeed(generator)?;
+    succeed(&mut generator)?;
     let mut rustdoc = workspace.cargo();
     rustdoc.args(["doc", "--quiet", "--workspace", "--no-deps"]);
-    succeed(rustdoc)?;
-    copy(&workspace.target.join("doc"), &site.join("api"))?;
+    succeed(&mut rustdoc)?;
+    copy_folder(&workspace.target.join("doc"), &site.join("api"))?;
     println!("{}", site.join("index.html").display());
-    Ok(())
-}
-
-fn succeed(mut command: Command) -> anyhow::Result<()> {
-    let status = command
-        .status()
-        .with_context(|| format!("{} does not start", command.get_program().display()))?;
-    ensure!(status.success(), "{command:?} ended with {status}");
     Ok(())
 }
 
 fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     fs::create_dir_all(path.parent().context("a file has a folder")?)?;
     Ok(fs::write(path, bytes)?)
-}
-
-fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
-    fs::create_dir_all(to)?;
-    for entry in fs::read_dir(from)? {
-        let entry = entry?;
-        let target = to.join(entry.file_name());
-        if entry.file_type()?.is_dir() {
-            copy(&entry.path(), &target)?;
-        } else {
-            fs::copy(entry.path(), target)?;
-        }
-    }
-    Ok(())
 }
 
 /// The files of a folder, in the order of their names, as paths from the root.
@@ -164,15 +142,11 @@ fn installed(workspace: &Workspace, python: &Path) -> anyhow::Result<PathBuf> {
     if fs::read(&pinned).is_ok_and(|installed| installed == text) {
         return Ok(target);
     }
-    let mut pip = Command::new(python);
-    pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"])
-        .args(["--only-binary=:all:", "--require-hashes"])
-        .args(["--root-user-action=ignore", "--disable-pip-version-check"])
-        .arg("--target")
-        .arg(&target)
-        .arg("--requirement")
-        .arg(requirements);
-    succeed(pip)?;
+    succeed(
+        pip(python, &target)
+            .args(["--upgrade", "--require-hashes", "--requirement"])
+            .arg(requirements),
+    )?;
     fs::write(pinned, text)?;
     Ok(target)
 }

@@ -12,7 +12,7 @@ use anyhow::{Context, bail, ensure};
 use cargo_metadata::{Artifact, Message, TargetKind};
 use mla_build::report::size;
 
-use crate::Workspace;
+use crate::{Workspace, succeed};
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -170,17 +170,14 @@ fn held(output: &Path) -> anyhow::Result<u64> {
 fn archive(output: &Path) -> anyhow::Result<u64> {
     let path = output.join(ARCHIVE);
     // A dictionary in which a program with every family fits finds the kernels of the one before.
-    let status = Command::new("tar")
-        .args(["--create", "--sort=name", "--owner=0", "--group=0"])
+    let mut tar = Command::new("tar");
+    tar.args(["--create", "--sort=name", "--owner=0", "--group=0"])
         .arg("--use-compress-program=xz --threads=1 --lzma2=preset=6,dict=64MiB")
         .arg("--file")
         .arg(&path)
         .arg("--directory")
-        .arg(output)
-        .args(FOLDERS)
-        .status()
-        .context("tar does not start")?;
-    ensure!(status.success(), "tar failed in {}", output.display());
+        .arg(output);
+    succeed(tar.args(FOLDERS))?;
     for folder in FOLDERS {
         fs::remove_dir_all(output.join(folder))?;
     }
@@ -250,14 +247,11 @@ fn has_ignored_tests(executable: &Path) -> anyhow::Result<bool> {
 /// Most of a program with candle in it is candle's kernels, as PTX and for every quantised format.
 /// Compressed, a seventh of it is left.
 fn pack(from: &Path, to: &Path) -> anyhow::Result<()> {
-    let status = Command::new("xz")
-        .args(["--compress", "--stdout", "--threads=0"])
+    let mut xz = Command::new("xz");
+    xz.args(["--compress", "--stdout", "--threads=0"])
         .arg(from)
-        .stdout(fs::File::create(to)?)
-        .status()
-        .context("xz does not start")?;
-    ensure!(status.success(), "xz failed on {}", from.display());
-    Ok(())
+        .stdout(fs::File::create(to)?);
+    succeed(&mut xz)
 }
 
 /// Into a folder, under its own name.

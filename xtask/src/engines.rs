@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::{Context, ensure};
 
-use crate::Workspace;
+use crate::{Workspace, succeed};
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -276,15 +276,6 @@ impl Chore {
             .env("MLA_BUILD_ONLY", "bindings");
         cargo
     }
-}
-
-fn succeed(command: &mut Command) -> anyhow::Result<()> {
-    let status = command.status()?;
-    ensure!(
-        status.success(),
-        "{command:?} failed; its message stands above"
-    );
-    Ok(())
 }
 
 /// The workspace's manifest with the crates of an engine as its only members.

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, ensure};
 
-use crate::Workspace;
+use crate::{Workspace, copy_folder, succeed};
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -59,7 +59,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 /// Writes a copy of mla-kernels outside of the workspace, without an architecture, as a check build
 /// is anywhere.
 fn write_package(workspace: &Workspace, package: &Path) -> anyhow::Result<()> {
-    copy(&workspace.root.join("src"), &package.join("src"))?;
+    copy_folder(&workspace.root.join("src"), &package.join("src"))?;
     fs::create_dir(package.join("docs"))?;
     for file in ["docs/engine.md", "Cargo.lock", "build.rs"] {
         fs::copy(workspace.root.join(file), package.join(file))?;
@@ -90,17 +90,13 @@ fn write_package(workspace: &Workspace, package: &Path) -> anyhow::Result<()> {
 /// The seconds that Cargo's report says of the package itself.
 fn check(workspace: &Workspace, package: &Path) -> anyhow::Result<f64> {
     let target = workspace.target.join("macro-cost");
-    let status = workspace
-        .cargo()
+    let mut cargo = workspace.cargo();
+    cargo
         .current_dir(package)
         .args(["check", "--quiet", "--offline", "--timings"])
         .env("CARGO_TARGET_DIR", &target)
-        .env("CARGO_INCREMENTAL", "0")
-        .status()?;
-    ensure!(
-        status.success(),
-        "the check build failed; its message stands above"
-    );
+        .env("CARGO_INCREMENTAL", "0");
+    succeed(&mut cargo)?;
     let report = fs::read_to_string(target.join("cargo-timings/cargo-timing.html"))?;
     let (_, data) = report
         .split_once("const UNIT_DATA = ")
@@ -154,18 +150,4 @@ impl DecodeBackend for More{number} {{
         );
     }
     text
-}
-
-fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
-    fs::create_dir_all(to)?;
-    for entry in fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))? {
-        let entry = entry?;
-        let to = to.join(entry.file_name());
-        if entry.file_type()?.is_dir() {
-            copy(&entry.path(), &to)?;
-        } else {
-            fs::copy(entry.path(), to)?;
-        }
-    }
-    Ok(())
 }

@@ -15,8 +15,13 @@ mod package;
 mod release;
 mod sass;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+};
 
+use anyhow::{Context, ensure};
 use clap::{Parser, Subcommand};
 
 /// Developer chores of this workspace.
@@ -54,8 +59,8 @@ enum Chore {
     Book(book::Arguments),
     /// Compare the machine code of two revisions, symbol names aside.
     Sass(sass::Arguments),
-    /// Count comments that begin without a subject, and compare them with their bounds.
-    Language(language::Arguments),
+    /// List comments that begin without a subject.
+    Language,
     /// Check that what would be published is complete, and nothing else.
     Package(package::Arguments),
     /// Compile the kernels into packages, so that a release needs no nvcc, and check what would be
@@ -89,7 +94,7 @@ fn run(chore: Chore) -> anyhow::Result<()> {
         Chore::Cubins(arguments) => cubins::run(&arguments),
         Chore::Book(arguments) => book::run(&arguments),
         Chore::Sass(arguments) => sass::run(&arguments),
-        Chore::Language(arguments) => language::run(&arguments),
+        Chore::Language => language::run(),
         Chore::Package(arguments) => package::run(&arguments),
         Chore::Release(arguments) => release::run(&arguments),
         Chore::MacroCost(arguments) => macro_cost::run(&arguments),
@@ -128,10 +133,59 @@ impl Workspace {
     }
 
     /// The Cargo that started this program, at the workspace's root.
-    fn cargo(&self) -> std::process::Command {
+    fn cargo(&self) -> Command {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let mut command = std::process::Command::new(cargo);
+        let mut command = Command::new(cargo);
         command.current_dir(&self.root);
         command
     }
+}
+
+/// Runs a command, whose messages are shown as they come, to its success.
+fn succeed(command: &mut Command) -> anyhow::Result<()> {
+    let status = command
+        .status()
+        .with_context(|| format!("{} does not start", command.get_program().display()))?;
+    ensure!(
+        status.success(),
+        "{command:?} ended with {status}; its message stands above"
+    );
+    Ok(())
+}
+
+/// The standard output of a command that succeeds.
+fn text_of(command: &mut Command) -> anyhow::Result<String> {
+    let output = command
+        .output()
+        .with_context(|| format!("{} does not start", command.get_program().display()))?;
+    ensure!(
+        output.status.success(),
+        "{command:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+/// A call of pip that installs wheels into a folder.
+fn pip(python: &Path, target: &Path) -> Command {
+    let mut pip = Command::new(python);
+    pip.args(["-m", "pip", "install", "--quiet", "--no-deps"])
+        .args(["--only-binary=:all:", "--root-user-action=ignore"])
+        .args(["--disable-pip-version-check", "--target"])
+        .arg(target);
+    pip
+}
+
+fn copy_folder(from: &Path, to: &Path) -> anyhow::Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))? {
+        let entry = entry?;
+        let to = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy_folder(&entry.path(), &to)?;
+        } else {
+            fs::copy(entry.path(), to)?;
+        }
+    }
+    Ok(())
 }

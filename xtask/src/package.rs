@@ -2,10 +2,10 @@
 
 use std::collections::HashSet;
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use cargo_metadata::{Metadata, Package};
 
-use crate::Workspace;
+use crate::{Workspace, text_of};
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {}
@@ -112,19 +112,13 @@ pub(crate) fn run(_: &Arguments) -> anyhow::Result<()> {
                 ensure!(packed.contains(file), "the package {package} lacks {file}");
             }
         }
-        let foreign = packed
-            .iter()
-            .find(|file| FOREIGN.iter().any(|foreign| file.starts_with(foreign)));
+        let foreign = if folder.is_empty() { FOREIGN } else { &[] };
+        let unneeded = || foreign.iter().chain(FOR_DEVELOPERS);
+        let unneeded = |file: &&String| unneeded().any(|it| file.starts_with(it));
+        let unneeded = packed.iter().find(unneeded);
         ensure!(
-            foreign.is_none() || !folder.is_empty(),
-            "the package {package} holds {foreign:?}, which is not for its users"
-        );
-        let unused = packed
-            .iter()
-            .find(|file| FOR_DEVELOPERS.iter().any(|it| file.starts_with(it)));
-        ensure!(
-            unused.is_none(),
-            "the package {package} holds {unused:?}, which its users do not need"
+            unneeded.is_none(),
+            "the package {package} holds {unneeded:?}, which its users do not need"
         );
         println!("{package}: {} files", packed.len());
     }
@@ -139,14 +133,6 @@ pub(crate) fn published(metadata: &Metadata) -> Vec<&Package> {
 }
 
 fn lines(command: &mut std::process::Command) -> anyhow::Result<HashSet<String>> {
-    let output = command
-        .output()
-        .with_context(|| format!("{command:?} does not start"))?;
-    ensure!(
-        output.status.success(),
-        "{command:?} failed: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let text = text_of(command)?;
     Ok(text.lines().map(str::to_owned).collect())
 }

@@ -18,7 +18,7 @@ use cargo_metadata::{DependencyKind, Metadata, Package};
 use mla_build::{report::size, toolkit::Pins};
 use serde_json::{Value, json};
 
-use crate::{Workspace, package};
+use crate::{Workspace, package, succeed, text_of};
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -137,12 +137,7 @@ fn compile(
     if let Some(toolkit) = toolkit {
         cargo.env("MLA_CUDA_HOME", toolkit).env_remove("NVCC");
     }
-    let status = cargo.status()?;
-    ensure!(
-        status.success(),
-        "the build failed; its message stands above"
-    );
-    Ok(())
+    succeed(&mut cargo)
 }
 
 /// Gives a package of a family what is compiled for it, and the notice of what that contains.
@@ -209,16 +204,8 @@ struct Revision {
 
 fn revision(root: &Path) -> anyhow::Result<Revision> {
     let git = |arguments: &[&str]| -> anyhow::Result<String> {
-        let output = Command::new("git")
-            .current_dir(root)
-            .args(arguments)
-            .output()?;
-        ensure!(
-            output.status.success(),
-            "git: {}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+        let text = text_of(Command::new("git").current_dir(root).args(arguments))?;
+        Ok(text.trim().to_owned())
     };
     let changed = git(&["diff", "--name-only", "HEAD"])?;
     Ok(Revision {
@@ -344,21 +331,9 @@ fn check_size(workspace: &Workspace, package: &str) -> anyhow::Result<()> {
         objects.display()
     );
     let name = format!("mla-kernels-{package}");
-    let status = workspace
-        .cargo()
-        .args([
-            "package",
-            "--quiet",
-            "--no-verify",
-            "--allow-dirty",
-            "--package",
-            &name,
-        ])
-        .status()?;
-    ensure!(
-        status.success(),
-        "cargo package failed; its message stands above"
-    );
+    let mut cargo = workspace.cargo();
+    cargo.args(["package", "--quiet", "--no-verify", "--allow-dirty"]);
+    succeed(cargo.args(["--package", &name]))?;
     let packed: PathBuf = workspace.target.join("package");
     let version = env!("CARGO_PKG_VERSION");
     let packed = packed.join(format!("{name}-{version}.crate"));

@@ -14,7 +14,7 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 
-use crate::Workspace;
+use crate::{Workspace, pip, succeed, text_of};
 
 /// The disassemblers, which are not part of the toolkit. They read the output of earlier compilers,
 /// too; no wheel has a release as old as the toolkit's.
@@ -87,21 +87,14 @@ struct Code {
 
 /// The folder of a revision's kernels, below `folder`.
 fn checked_out(workspace: &Workspace, revision: &str, folder: &Path) -> anyhow::Result<PathBuf> {
-    let parsed = Command::new("git")
-        .args([
-            "rev-parse",
-            "--verify",
-            "--quiet",
-            &format!("{revision}^{{commit}}"),
-        ])
-        .current_dir(&workspace.root)
-        .output()
-        .context("git does not start")?;
-    ensure!(
-        parsed.status.success(),
-        "revision: given {revision}, accepted a commit of this repository"
-    );
-    let commit = String::from_utf8(parsed.stdout)?.trim().to_owned();
+    let mut git = Command::new("git");
+    git.args(["rev-parse", "--verify", "--quiet"])
+        .arg(format!("{revision}^{{commit}}"))
+        .current_dir(&workspace.root);
+    let commit = text_of(&mut git).with_context(|| {
+        format!("revision: given {revision}, accepted a commit of this repository")
+    })?;
+    let commit = commit.trim().to_owned();
     let tree = folder.join(&commit);
     if tree.exists() {
         return Ok(tree);
@@ -127,17 +120,15 @@ fn checked_out(workspace: &Workspace, revision: &str, folder: &Path) -> anyhow::
 
 /// Compiles a tree in a process of its own, and returns the library.
 fn build(arguments: &Arguments, tree: &Path, out: &Path) -> anyhow::Result<PathBuf> {
-    let status = Command::new(env::current_exe()?)
-        .arg("sass")
-        .arg("--compile")
+    let mut compile = Command::new(env::current_exe()?);
+    compile
+        .args(["sass", "--families", &arguments.families.join(",")])
+        .args(["--only", &arguments.only, "--compile"])
         .arg(tree)
         .arg("--out")
         .arg(out)
-        .args(["--families", &arguments.families.join(",")])
-        .args(["--only", &arguments.only])
-        .stdout(Stdio::null())
-        .status()?;
-    ensure!(status.success(), "{} does not compile", tree.display());
+        .stdout(Stdio::null());
+    succeed(&mut compile)?;
     let library = out.join("library");
     Ok(fs::read_to_string(&library)?.into())
 }
@@ -187,19 +178,8 @@ impl Tools {
     }
 
     fn output(&self, option: &str, library: &Path) -> anyhow::Result<String> {
-        let output = Command::new(&self.cuobjdump)
-            .arg(option)
-            .arg(library)
-            .env("PATH", &self.path)
-            .output()
-            .with_context(|| format!("{} does not start", self.cuobjdump.display()))?;
-        if !output.status.success() {
-            bail!(
-                "cuobjdump {option}: {}",
-                String::from_utf8_lossy(&output.stderr)
-            );
-        }
-        Ok(String::from_utf8(output.stdout)?)
+        let mut cuobjdump = Command::new(&self.cuobjdump);
+        text_of(cuobjdump.arg(option).arg(library).env("PATH", &self.path))
     }
 
     /// The functions of a library, in no order.
@@ -223,21 +203,7 @@ fn installed(python: &Path, folder: &Path, package: &str) -> anyhow::Result<Path
         fs::create_dir_all(folder)?;
         let staging = tempfile::tempdir_in(folder)?;
         println!("installing {package}");
-        let status = Command::new(python)
-            .args([
-                "-m",
-                "pip",
-                "install",
-                "--quiet",
-                "--no-deps",
-                "--only-binary=:all:",
-            ])
-            .args(["--root-user-action=ignore", "--target"])
-            .arg(staging.path())
-            .arg(package)
-            .status()
-            .with_context(|| format!("{} does not start", python.display()))?;
-        ensure!(status.success(), "pip ended with {status}");
+        succeed(pip(python, staging.path()).arg(package))?;
         fs::rename(staging.keep(), &target)?;
     }
     Ok(target.join("nvidia/cu13/bin"))

@@ -1,4 +1,4 @@
-//! Comments have a subject: no folder has more that begin without one than its bound.
+//! Every comment begins with its subject.
 
 use std::process::Command;
 

@@ -1,6 +1,5 @@
 // The C interface of this kernel: checks every argument, chooses the instantiation, launches.
 
-#include "common/one_row.cuh"
 #include "sm80/device_limits.cuh"
 #include "sm80/mla_sm80.h"
 #include "variants.cuh"
@@ -18,12 +17,6 @@ int element_of(const MlaDecodeParams& p) {
 
 Kind kind_of(const MlaDecodeParams& p) {
     return {p.q_dtype == MLA_DTYPE_BF16, p.latent_dim, cache_format(p.cache_format)};
-}
-
-int64_t row_elements(const MlaDecodeParams& p) {
-    if (p.cache_format == MLA_CACHE_FP8_DS_MLA)
-        return p.latent_dim + p.latent_dim / 128 * 4 + p.rope_dim * 2;
-    return p.latent_dim + p.rope_dim;
 }
 
 Shape shape_of(const MlaDecodeParams& p) {
@@ -95,6 +88,8 @@ void check_pointers(Check& check, const MlaDecodeParams& p) {
     check
         .that(p.rope_dim == 0 || (p.q_rope && is_aligned(p.q_rope, 16)), "q_rope",
               address(p.q_rope), "a device pointer aligned to 16 bytes")
+        .that(!is_split(p) || (!is_grouped(p) && is_aligned(p.cache_rope, 16)), "cache_rope",
+              address(p.cache_rope), accepted_rope(p))
         .that(is_aligned(p.cu_q_lens, 4), "cu_q_lens", address(p.cu_q_lens),
               "null, or a device pointer aligned to 4 bytes")
         .that(is_aligned(p.lse, 4), "lse", address(p.lse),
@@ -104,8 +99,6 @@ void check_pointers(Check& check, const MlaDecodeParams& p) {
 }
 
 void check_strides(Check& check, const MlaDecodeParams& p) {
-    const int element = element_of(p);
-    const int64_t row = row_elements(p), cache_quantum = 16 / element;
     const struct {
         int64_t stride;
         const char* name;
@@ -118,17 +111,26 @@ void check_strides(Check& check, const MlaDecodeParams& p) {
     for (const auto& s : strides)
         check.that(s.stride >= 0 && s.stride % 8 == 0, s.name, s.stride,
                    "0 or more, a multiple of 16 bytes, in elements");
-    for (const auto& s : {std::pair{p.cache_slot_stride, "cache_slot_stride"},
-                          std::pair{p.cache_page_stride, "cache_page_stride"}})
-        check.that(s.first >= row && s.first % cache_quantum == 0, s.second, s.first,
-                   "at least a row, a multiple of 16 bytes, in elements");
-    check
-        .that(p.cache_slot_stride * element < int64_t(1) << 27, "cache_slot_stride",
-              p.cache_slot_stride, "less than 2^27 bytes, in elements")
-        .that(p.rope_dim == 0 || is_one_row(p, latent_bytes(p.cache_format, p.latent_dim)),
-              "cache_rope", address(p.cache_rope), "behind the latent, at the strides of the rows")
-        .that(p.cache_page_stride < int64_t(1) << 48, "cache_page_stride", p.cache_page_stride,
-              "less than 2^48");
+    const int64_t element = element_of(p);
+    const int64_t key = key_bytes(p), latent = latent_bytes(p.cache_format, p.latent_dim);
+    const struct {
+        int64_t slot, page, bytes;
+        const char *slot_name, *page_name;
+    } tensors[] = {{p.cache_slot_stride, p.cache_page_stride, is_split(p) ? latent : latent + key,
+                    "cache_slot_stride", "cache_page_stride"},
+                   {p.cache_rope_slot_stride, p.cache_rope_page_stride, key,
+                    "cache_rope_slot_stride", "cache_rope_page_stride"}};
+    for (const auto& t : tensors) {
+        if (t.bytes == 0) continue;
+        for (const auto& [stride, name] :
+             {std::pair{t.slot, t.slot_name}, std::pair{t.page, t.page_name}})
+            check.that(stride >= t.bytes / element && stride % (16 / element) == 0, name, stride,
+                       "at least a row, a multiple of 16 bytes, in elements");
+        check
+            .that(t.slot < (int64_t(1) << 27) / element, t.slot_name, t.slot,
+                  "less than 2^27 bytes, in elements")
+            .that(t.page < int64_t(1) << 48, t.page_name, t.page, "less than 2^48");
+    }
 }
 
 MlaStatus check(const MlaDecodeParams& p, size_t workspace) {
@@ -154,6 +156,8 @@ KernelParams kernel_params(const MlaDecodeParams& p) {
     k.q_latent = p.q_latent;
     k.q_rope = p.q_rope;
     k.cache = static_cast<const char*>(p.cache);
+    k.cache_rope = static_cast<const char*>(p.cache_rope);
+    k.split = is_split(p);
     k.out = p.out;
     k.lse = p.lse;
     k.block_table = p.block_table;
@@ -169,6 +173,8 @@ KernelParams kernel_params(const MlaDecodeParams& p) {
     k.lse_head_stride = p.lse_head_stride;
     k.cache_page_stride = p.cache_page_stride * element;
     k.cache_slot_stride = p.cache_slot_stride * element;
+    k.cache_rope_page_stride = p.cache_rope_page_stride * element;
+    k.cache_rope_slot_stride = p.cache_rope_slot_stride * element;
     k.block_table_stride = p.block_table_stride;
     k.slots = p.pages * p.page_size;
     k.requests = p.requests;

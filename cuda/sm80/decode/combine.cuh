@@ -2,9 +2,9 @@
 // partial results of all that did some.
 #pragma once
 
+#include "common/quad.cuh"
 #include "sm80/split_combine.cuh"
 #include "softmax.cuh"
-#include "staged_combine.cuh"
 
 namespace mla::sm80::decode {
 
@@ -17,19 +17,17 @@ template <class C>
 struct SplitLayout {
     static constexpr int kThreads = C::kThreads, kRows = C::kRows;
     static constexpr int kRowsUnits = C::kColumns / 8 * kColumnGroups;
-    // With 16 rows, a warp's share of a slice is eight units only if there are two splits, so there
-    // is code for fewer units. With 64 rows the share is twice as large, and such code would make
-    // some launches shorter and others longer.
-    static constexpr int kMinAtOnce = C::kRows == 16 ? 2 : 8;
-    // With fewer rows a slice has few units, and most warps would wait while some add.
+    // With 64 rows a slice has many units. With fewer rows most warps would wait while some add.
     static constexpr bool kMany = C::kRows == 64;
-    // The KV tiles' place has room for many of the splits' results (staged_combine.cuh).
-    static constexpr bool kStaged = C::kRoles;
+    static constexpr int kFewSplits = C::kRoles ? 16 : kRows / 16 * kRowsUnits / C::kWarps;
+    // With 16 rows, a warp's share of a slice is eight units only if there are two splits, so there
+    // is code for fewer units.
+    static constexpr int kMinAtOnce = C::kRows == 16 || C::kRoles ? 2 : 8;
+    static constexpr int kTogether = kMany ? 2 : 1, kSplitsAtOnce = kMany ? 9 : 8;
     static constexpr int kUnitBytes = kThreads * int(sizeof(float4));
-    static constexpr int kUnitsOfSlice = kMany ? C::kSliceBytes / kUnitBytes : 0;
-    static constexpr int kUnitsOfAll = kMany ? C::kScoreBytes / kUnitBytes : 0;
-    static constexpr int kSplitsAtOnce = 9;
-    static_assert(!kMany || (kUnitsOfSlice >= kUnitsOfAll && kUnitsOfAll >= 1));
+    static constexpr int kUnitsOfSlice = kMany ? C::kSliceBytes / kUnitBytes : 1;
+    static constexpr int kUnitsOfAll = kMany ? C::kScoreBytes / kUnitBytes : 1;
+    static_assert(kUnitsOfSlice >= kUnitsOfAll && kUnitsOfAll >= 1);
     __device__ static int vector_of(int rows, int unit) {
         const int tile = rows % C::kWarpTiles, row_group = rows / C::kWarpTiles;
         const int fragment = tile * (C::kColumns / 8) + unit / kColumnGroups;
@@ -53,15 +51,11 @@ class Output {
     // range.
     __device__ void write(const WorkItem& item, const Accumulators<C>& o, int share) const {
         if (item.splits == 1) return write_rows(item, o);
-        if constexpr (Layout::kStaged) {
-            // Nothing of what follows is known before, where registers are few.
-            const int thread = ThreadPosition::hide(threadIdx.x);
-            store(PartialOf(p_, item)(item.split), o, kept_of(item), thread);
-            combine_staged(p_, shared_, item, share, thread);
-        } else {
-            store(PartialOf(p_, item)(item.split), o, 0, threadIdx.x);
+        store(PartialOf(p_, item)(item.split), o);
+        if constexpr (C::kRoles)
+            combine_called(p_, shared_, item, share);
+        else
             combine(item, share);
-        }
     }
 
   private:
@@ -97,102 +91,33 @@ class Output {
     __device__ void combine(const WorkItem& item, int share) const {
         const PartialOf partial_of(p_, item);
         split_combine<Layout>(
-            split_of(p_, item, share), statistics().rows,
-            reinterpret_cast<float4*>(shared_ + C::kScoreOffset), partial_of,
+            {reinterpret_cast<SplitCounters*>(p_.counters) + cta_of(p_, item), item.split,
+             item.splits, item.combiners,
+             p_.patience != 0 ? p_.patience : kDefaultPatience + share * kTilePatience},
+            statistics().rows, reinterpret_cast<float4*>(shared_ + C::kScoreOffset), partial_of,
             [&](int unit) { return rows_of(item, unit); },
             [&](const Rows& rows, int unit, const float4& x) { write_unit(rows, unit, x); });
     }
 
-    __device__ static Split split_of(const KernelParams& p, const WorkItem& item, int share) {
-        auto* counters = reinterpret_cast<SplitCounters*>(p.counters) + cta_of(p, item);
-        return {counters, item.split, item.splits, item.combiners,
-                p.patience != 0 ? p.patience : kDefaultPatience + share * kTilePatience};
-    }
-
-    // Fragments of its slice that the CTA keeps in the stage: `begin` to `end` - 1.
-    struct Kept {
-        int begin, end;
-    };
-    __device__ static Kept kept_fragments(const KernelParams& p, const WorkItem& item) {
-        using Stage = Staging<C>;
-        const int begin = Stage::begin(item.split, item.combiners),
-                  end = Stage::begin(item.split + 1, item.combiners);
-        const bool keeps = item.split < item.combiners && Stage::keeps(p, end - begin, item.splits);
-        return {begin, keeps ? end : begin};
-    }
-    // One bit each.
-    __device__ uint32_t kept_of(const WorkItem& item) const {
-        const Kept kept = kept_fragments(p_, item);
-        if (kept.begin == kept.end) return 0;
-        // Others may still read the last KV tile.
-        Layout::sync();
-        static_assert(C::kFragments == 32);
-        return (~0u >> (32 - (kept.end - kept.begin))) << kept.begin;
-    }
-
     // Called where no thread has an output any more: inlined, it would take registers of the loop
-    // over KV tiles.
-    __device__ static __noinline__ void combine_staged(const KernelParams& p, char* shared,
-                                                       const WorkItem& item, int share,
-                                                       int thread) {
-        const Output output(p, shared, thread / 32 / kColumnGroups, thread / 32 % kColumnGroups);
-        const PartialOf partial_of(p, item);
-        const auto rows_of = [&](int unit) { return output.rows_of(item, unit); };
-        const auto write = [&](const Rows& rows, int unit, const float4& x) {
-            output.write_unit(rows, unit, x);
-        };
-        const auto write_four = [&](const Rows& rows, int first, const float4(&x)[4]) {
-            output.write_four(rows, first, x);
-        };
-        const Split split = split_of(p, item, share);
-        using Combine = SplitCombine<Layout, PartialOf, decltype(rows_of), decltype(write)>;
-        using Staged = StagedCombine<C, Layout, PartialOf, decltype(rows_of), decltype(write),
-                                     decltype(write_four)>;
-        const Staging<C> stage(p, shared, thread);
-        const int few = Staging<C>::few(p);
-        const Kept kept = kept_fragments(p, item);
-        auto& rows = output.statistics().rows;
-        char* exchanged = shared + C::kScoreOffset;
-        const Staged staged(split, rows, exchanged, stage, kept.begin < kept.end, partial_of,
-                            rows_of, write, write_four, thread);
-        const Combine combine(split, rows, reinterpret_cast<float4*>(exchanged), partial_of,
-                              rows_of, write, few);
-        combine.run(
-            [&] {
-                if (item.splits <= few)
-                    staged.few();
-                else if (staged.fits(item.splits))
-                    staged.many();
-                else
-                    return false;
-                return true;
-            },
-            [&] {
-                float4* to = reinterpret_cast<float4*>(partial_of(item.split)) + thread;
-                for (int i = kept.begin; i < kept.end; ++i)
-                    to[i * C::kThreads] = stage[i - kept.begin];
-            });
+    // over KV tiles, if these are few.
+    __device__ static __noinline__ void combine_called(const KernelParams& p, char* shared,
+                                                       const WorkItem& item, int share) {
+        Output(p, shared, 0, 0).combine(item, share);
     }
 
-    // Stores the output fragments and the rows' statistics. `kept` has one bit per fragment: those
-    // whose bit is set go to the stage, the first of them to its first place.
-    __device__ void store(float* to, const Accumulators<C>& o, uint32_t kept, int thread) const {
+    // Stores the output fragments and the rows' statistics.
+    __device__ void store(float* to, const Accumulators<C>& o) const {
+        // Nothing of what follows is known before, where registers are few.
+        const int thread = C::kRoles ? ThreadPosition::hide(threadIdx.x) : threadIdx.x;
         float4* vectors = reinterpret_cast<float4*>(to) + thread;
-        float4* staged = nullptr;
-        if constexpr (Layout::kStaged)
-            staged =
-                Staging<C>(p_, shared_, thread).position - (kept == 0 ? 0 : __ffs(kept) - 1) * 32;
 #pragma unroll
         for (int tile = 0; tile < C::kWarpTiles; ++tile)
 #pragma unroll
             for (int j = 0; j < C::kColumns / 8; ++j) {
-                const int i = tile * (C::kColumns / 8) + j;
                 const float* x = o[tile][j];
-                const float4 quadruple = make_float4(x[0], x[1], x[2], x[3]);
-                if (Layout::kStaged && (kept >> i & 1))
-                    staged[i * 32] = quadruple;
-                else
-                    vectors[i * C::kThreads] = quadruple;
+                vectors[(tile * (C::kColumns / 8) + j) * C::kThreads] =
+                    make_float4(x[0], x[1], x[2], x[3]);
             }
         float* rows = to + kPartialRowsAt<Layout>;
         if (thread < C::kRows) {
@@ -264,25 +189,6 @@ class Output {
         }
     }
 
-    // Writes fragments `first` to `first` + 3 of this warp's columns, which have the same 16 rows.
-    __device__ void write_four(const Rows& rows, int first, const float4 (&x)[4]) const {
-        const int quad = threadIdx.x & 3, column_group = column_group_;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const Row& row = rows.of_half[half];
-            uint32_t words[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                words[i] = half == 0 ? ptx::cvt_rn_x2<T>(x[i].x * row.scale, x[i].y * row.scale)
-                                     : ptx::cvt_rn_x2<T>(x[i].z * row.scale, x[i].w * row.scale);
-            const uint4 eight = transpose(words, quad);
-            if (!row.exists) continue;
-            *reinterpret_cast<uint4*>(row.out + column_group * C::kColumns + (first + quad) * 8) =
-                eight;
-            if (column_group == 0 && first == 0 && quad == 0) write_lse(row);
-        }
-    }
-
     __device__ void write_lse(const Row& row) const {
         if (p_.lse) p_.lse[row.head * p_.lse_head_stride + row.token] = row.lse;
     }
@@ -334,29 +240,12 @@ class Output {
                 for (int j = 0; j < 4; ++j)
                     words[j] = ptx::cvt_rn_x2<T>(o[i + j][begin] * row.scale,
                                                  o[i + j][begin + 1] * row.scale);
-                const uint4 eight = transpose(words, quad);
-                if (row.exists) *reinterpret_cast<uint4*>(to + i * 8) = eight;
+                transpose_quad(words, quad);
+                if (row.exists)
+                    *reinterpret_cast<uint4*>(to + i * 8) = {words[0], words[1], words[2],
+                                                             words[3]};
             }
         }
-    }
-
-    // Lane j of four has words[i] of row i, column j, and gets row j.
-    __device__ static uint4 transpose(uint32_t (&words)[4], int quad) {
-#pragma unroll
-        for (int d = 1; d < 4; d *= 2) {
-            const bool high = (quad & d) != 0;
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                if (i & d) continue;
-                uint32_t &low_word = words[i], &high_word = words[i + d];
-                const uint32_t other = __shfl_xor_sync(~0u, high ? low_word : high_word, d);
-                if (high)
-                    low_word = other;
-                else
-                    high_word = other;
-            }
-        }
-        return {words[0], words[1], words[2], words[3]};
     }
 
     const KernelParams& p_;

@@ -116,6 +116,8 @@ struct Config {
         kScaleUnits && kShared ? kWarps * kColumnGroups * Tokens * 4 : 0;
     struct WarpShared {
         typename Scheduler::Shared scheduler;
+        // In a split cache: the page of the loader's next token.
+        int page;
         LoaderState loader;
         // The item that is computed.
         int index;

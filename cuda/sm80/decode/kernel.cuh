@@ -28,7 +28,7 @@ __global__ __launch_bounds__(C::kThreads, C::kCtasPerSm) void decode_kernel(
 
     typename C::Scheduler scheduler(p, own.scheduler);
     scheduler.plan();
-    Loader<C> loader(p, position, scheduler, own.loader, own.valid);
+    Loader<C> loader(p, position, scheduler, own);
     if (!loader.has(0)) return;
     for (int i = 1; i < p.stages; ++i) loader.next();
 

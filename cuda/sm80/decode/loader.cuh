@@ -49,29 +49,31 @@ struct RowCopy {
     static constexpr int kLanes = C::kThreads / kStep;
     static constexpr int kChunks = (C::row_bytes(64) + kLanes * 16 - 1) / (kLanes * 16);
 
-    // All but the last chunk are part of every row, whatever its rotary dimension.
-    static_assert(C::kGrouped || (kChunks - 1) * kLanes * 16 <= C::kRopeOffset);
+    static constexpr int kLast = kChunks - 1;
+
+    // All but the last chunk are of latents, and the last one is of rotary keys: every row has the
+    // former, and in a split cache the latter comes from another tensor.
+    static constexpr int kRopeAt = kLast * kLanes * 16;
+    static_assert(C::kGrouped || kRopeAt == C::kRopeOffset);
 
     uint32_t to = 0;
     const char* from = nullptr;
     // Three flags in one register: true if there is anything to copy, if the row exists, and if
     // this lane copies a part of the last chunk, which not every lane has.
-    static constexpr int kAny = 1, kExists = 2, kLast = 4;
+    static constexpr int kAny = 1, kExists = 2, kRope = 4;
     int flags = 0;
 
     template <int chunk>
     __device__ void issue() const {
-        if (flags & (chunk + 1 == kChunks ? kLast : kAny)) copy<chunk>();
+        if (flags & (chunk == kLast ? kRope : kAny)) copy<chunk>();
     }
 
-    // All of them, of a row of which something is to be copied.
+    // All but the last one, of a row of which something is to be copied.
     template <int chunk = 0>
-    __device__ void issue_all() const {
-        if constexpr (chunk + 1 < kChunks) {
+    __device__ void issue_latent() const {
+        if constexpr (chunk < kLast) {
             copy<chunk>();
-            issue_all<chunk + 1>();
-        } else {
-            issue<chunk>();
+            issue_latent<chunk + 1>();
         }
     }
 
@@ -85,12 +87,13 @@ struct RowCopy {
 
 template <class C>
 class Loader {
-    static constexpr int kStep = RowCopy<C>::kStep, kLanes = RowCopy<C>::kLanes;
+    using Copy = RowCopy<C>;
+    static constexpr int kStep = Copy::kStep, kLanes = Copy::kLanes;
 
   public:
     __device__ Loader(const KernelParams& p, const ThreadPosition& position,
-                      typename C::Scheduler& scheduler, LoaderState& state, uint32_t* valid)
-        : p_(p), position_(position), scheduler_(scheduler), state_(state), valid_(valid) {
+                      typename C::Scheduler& scheduler, typename C::WarpShared& own)
+        : p_(p), position_(position), scheduler_(scheduler), own_(own), state_(own.loader) {
         LoaderState s = {};
         s.more = scheduler_.first();
         if (s.more) begin_item(s);
@@ -99,16 +102,31 @@ class Loader {
 
     // Begins to copy the next KV tile into the stage that was read longest ago.
     __device__ void next() {
-        advance([](const RowCopy<C>& copy) { copy.issue_all(); });
+        static_assert(!C::kRoles);
+        advance([&](const Copy& copy) { issue_all(copy); });
         ptx::cp_async_commit_group();
     }
 
-    // The same as what is to be copied, for the caller to issue and to commit.
-    __device__ RowCopy<C> prepare() {
-        static_assert(C::kTokens == kStep);
-        RowCopy<C> all;
-        advance([&](const RowCopy<C>& copy) { all = copy; });
+    // The same as what is to be copied, for the caller to issue and to commit when the stage is
+    // free.
+    __device__ Copy prepare() {
+        static_assert(C::kRoles && C::kTokens == kStep);
+        Copy all;
+        advance([&](const Copy& copy) { all = copy; });
         return all;
+    }
+
+    template <int chunk>
+    __device__ void issue(Copy copy) const {
+        if constexpr (C::kRoles && chunk == Copy::kLast)
+            if (is_split()) copy.from = own_.ropes[position_.lane() / kLanes] + own_byte();
+        copy.template issue<chunk>();
+    }
+
+    // Of a row of which something is to be copied.
+    __device__ void issue_all(const Copy& copy) const {
+        copy.issue_latent();
+        issue<Copy::kLast>(copy);
     }
 
     // True if there is another tile to copy.
@@ -120,9 +138,9 @@ class Loader {
   private:
     static constexpr bool kInRegisters = C::kStateInRegisters;
 
-    // Answers to `copy`, row by row, what this thread copies of the next tile, if there is one.
-    template <typename Copy>
-    __device__ void advance(const Copy& copy) {
+    // Answers to `take`, row by row, what this thread copies of the next tile, if there is one.
+    template <typename Take>
+    __device__ void advance(const Take& take) {
         LoaderState s = state_;
         if (s.more) {
             const uint32_t to = ptx::shared_address(ptx::dynamic_shared() + C::kStagesOffset) +
@@ -131,12 +149,12 @@ class Loader {
                 uint32_t valid = 0;
 #pragma unroll
                 for (int token = 0; token < C::kTokens; token += kStep)
-                    valid |= copy_slots(s, to + token * p_.pitch, copy) << token;
-                if (position_.lane() == 0) valid_[s.stage] = valid;
+                    valid |= copy_slots(s, to + token * p_.pitch, take) << token;
+                if (position_.lane() == 0) own_.valid[s.stage] = valid;
             } else {
 #pragma unroll
                 for (int token = 0; token < C::kTokens; token += kStep)
-                    copy_pages(s, to + token * p_.pitch, copy);
+                    copy_pages(s, to + token * p_.pitch, take);
             }
             if constexpr (!kInRegisters) {
                 // Read again: registers are few in the meantime.
@@ -178,6 +196,10 @@ class Loader {
     // The row, of kStep, of which this thread copies a share, and the first of its 16.
     __device__ int own_row() const { return position_.thread() / kLanes; }
     __device__ int sixteen() const { return own_row() & ~15; }
+    // The first of its bytes of a row.
+    __device__ int own_byte() const { return position_.thread() % kLanes * 16; }
+
+    __device__ bool is_split() const { return !C::kGrouped && p_.split; }
 
     __device__ void begin_item(LoaderState& s) {
         const WorkItem& item = scheduler_.item(s.index);
@@ -196,6 +218,11 @@ class Loader {
     // Goes to the page that was looked up, which has the next token, and looks up the one after it.
     __device__ void begin_page(LoaderState& s, int page) {
         const int begins = page * p_.page_size, token = token_of(s);
+        if (is_split()) {
+            __syncwarp();
+            if (position_.lane() == 0) own_.page = next_;
+            __syncwarp();
+        }
         s.from = p_.cache + next_ * p_.cache_page_stride + (token - begins) * p_.cache_slot_stride;
         s.page_left = begins + p_.page_size - token;
         // To the first token behind this page that this thread copies: pages are multiples of 16.
@@ -208,12 +235,17 @@ class Loader {
         return scheduler_.item(s.index).kv_len - s.left;
     }
 
-    template <typename Copy>
-    __device__ void copy_pages(LoaderState& s, uint32_t to, const Copy& copy) {
+    template <typename Take>
+    __device__ void copy_pages(LoaderState& s, uint32_t to, const Take& take) {
         // A row that does not exist takes the address of the first one: none is past the cache.
         const int row = own_row() % 16;
         const bool exists = row < s.left;
-        copy(row_copy(to, s.from + (exists ? row : 0) * p_.cache_slot_stride, exists));
+        Copy copy = row_copy(to, s.from + (exists ? row : 0) * p_.cache_slot_stride, exists);
+        if (is_split())
+            copy_rope(copy, own_.page * p_.cache_rope_page_stride +
+                                int64_t(p_.page_size - s.page_left + (exists ? row : 0)) *
+                                    p_.cache_rope_slot_stride);
+        take(copy);
         s.left -= kStep;
         s.from += kStep * p_.cache_slot_stride;
         s.page_left -= kStep;
@@ -221,14 +253,19 @@ class Loader {
     }
 
     // Answers which of the slots there are.
-    template <typename Copy>
-    __device__ uint32_t copy_slots(LoaderState& s, uint32_t to, const Copy& copy) {
+    template <typename Take>
+    __device__ uint32_t copy_slots(LoaderState& s, uint32_t to, const Take& take) {
         const bool exists = next_ >= 0 && next_ < p_.slots;
         const uint32_t valid = __ballot_sync(~0u, exists) & (kStep == 16 ? 0xffff : ~0u);
         const int row = own_row(), slot = __shfl_sync(~0u, exists ? next_ : 0, row);
         s.left -= kStep;
         look_ahead_slots(s);
-        copy(row_copy(to, p_.cache + row_offset(slot), (valid >> row & 1) != 0));
+        Copy copy =
+            row_copy(to, p_.cache + row_offset(slot, p_.cache_page_stride, p_.cache_slot_stride),
+                     (valid >> row & 1) != 0);
+        if (is_split())
+            copy_rope(copy, row_offset(slot, p_.cache_rope_page_stride, p_.cache_rope_slot_stride));
+        take(copy);
         return valid;
     }
 
@@ -239,30 +276,44 @@ class Loader {
     }
 
     // This thread's share of its row.
-    __device__ RowCopy<C> row_copy(uint32_t to, const char* row, bool exists) const {
-        using Copy = RowCopy<C>;
-        const int byte = position_.thread() % kLanes * 16;
-        constexpr int last = (Copy::kChunks - 1) * kLanes * 16;
+    __device__ Copy row_copy(uint32_t to, const char* row, bool exists) const {
+        const int byte = own_byte();
         return {to + own_row() * p_.pitch + byte, row + byte,
                 Copy::kAny | (exists ? Copy::kExists : 0) |
-                    (last + byte < C::row_bytes(p_.rope_dim) ? Copy::kLast : 0)};
+                    (Copy::kRopeAt + byte < C::row_bytes(p_.rope_dim) ? Copy::kRope : 0)};
+    }
+
+    // Copies this thread's share of its row's rotary key, at this offset in their tensor, so that
+    // `copy` is of the latent alone. Before the stage is free it keeps the address.
+    __device__ void copy_rope(Copy& copy, int64_t offset) const {
+        const char* rope = p_.cache_rope + offset;
+        if constexpr (C::kRoles) {
+            __syncwarp();
+            if (position_.lane() % kLanes == 0)
+                own_.ropes[position_.lane() / kLanes] = rope - Copy::kRopeAt;
+            __syncwarp();
+        } else {
+            if (copy.flags & Copy::kRope)
+                ptx::cp_async_16(copy.to + Copy::kRopeAt, rope + own_byte(),
+                                 (copy.flags & Copy::kExists) != 0);
+            copy.flags &= ~Copy::kRope;
+        }
     }
 
     __device__ int page_of(int token) const {
         return p_.page_shift >= 0 ? token >> p_.page_shift : token / p_.page_size;
     }
 
-    __device__ int64_t row_offset(int slot) const {
+    __device__ int64_t row_offset(int slot, int64_t page_stride, int64_t slot_stride) const {
         const int page = page_of(slot);
-        return page * p_.cache_page_stride +
-               int64_t(slot - page * p_.page_size) * p_.cache_slot_stride;
+        return page * page_stride + int64_t(slot - page * p_.page_size) * slot_stride;
     }
 
     const KernelParams& p_;
     const ThreadPosition& position_;
     typename C::Scheduler& scheduler_;
+    typename C::WarpShared& own_;
     std::conditional_t<kInRegisters, LoaderState, LoaderState&> state_;
-    uint32_t* valid_;
     // The page after the next token's, or this lane's next slot.
     int next_ = 0;
 };

@@ -30,6 +30,7 @@ struct KernelParams {
     const void* q_latent;    // [tokens, heads, L]
     const void* q_rope;      // [tokens, heads, R]
     const char* cache;       // [pages, page_size] rows
+    const char* cache_rope;  // [pages, page_size] rotary keys, if `split`
     void* out;               // [tokens, heads, L]
     float* lse;              // [heads, tokens], or null
     const int* block_table;  // [requests, pages], or slots if `sparse`: [requests, tokens]
@@ -44,6 +45,7 @@ struct KernelParams {
     int64_t out_token_stride, out_head_stride;
     int64_t lse_head_stride;
     int64_t cache_page_stride, cache_slot_stride;
+    int64_t cache_rope_page_stride, cache_rope_slot_stride;
     int64_t block_table_stride;
     // Slots of the cache: a slot list's entry outside of them is skipped.
     int64_t slots;
@@ -59,6 +61,8 @@ struct KernelParams {
     int pair;
     int causal;
     int sparse;
+    // Nonzero if rotary keys lie in a tensor of their own, and rows are of latents alone.
+    int split;
     // Cost of a tile of rows in addition to its KV tiles, and the minimum cost that is worth a CTA
     // if splits are many.
     int tile_cost, min_share;

@@ -1,7 +1,6 @@
 // The C interface of sparse attention: every query token is a request of one token, whose list of
 // slots stands in the block table's place.
 
-#include "common/one_row.cuh"
 #include "sm80/device_limits.cuh"
 #include "sm80/mla_sm80.h"
 #include "variants.cuh"
@@ -11,16 +10,6 @@ namespace {
 
 Kind kind_of(const MlaSparseParams& p) {
     return {p.q_dtype == MLA_DTYPE_BF16, p.latent_dim, cache_format(p.cache_format)};
-}
-
-int row_bytes(const MlaSparseParams& p) {
-    switch (cache_format(p.cache_format)) {
-        case CacheFormat::plain: return 2 * (p.latent_dim + p.rope_dim);
-        case CacheFormat::e4m3: return p.latent_dim + p.rope_dim;
-        case CacheFormat::e4m3_grouped:
-            return p.latent_dim + p.latent_dim / 128 * 4 + p.rope_dim * 2;
-    }
-    return 0;
 }
 
 // The scheduler counts KV tiles over all tiles of rows in 31 bits, whatever the lengths are.
@@ -50,7 +39,9 @@ MlaStatus check_shape(const MlaSparseParams& p) {
 }
 
 MlaStatus check(const MlaSparseParams& p, const void* workspace, size_t bytes, size_t needed) {
-    const int64_t row = row_bytes(p);
+    const int64_t key = key_bytes(p), latent = latent_bytes(p.cache_format, p.latent_dim);
+    const bool split = is_split(p);
+    const int64_t row = split ? latent : latent + key;
     Check check;
     check.that(p.page_size >= 1, "page_size", p.page_size, "at least 1")
         .that(p.pages >= 1 && p.pages <= INT32_MAX, "pages", p.pages, "1..=2147483647");
@@ -84,6 +75,8 @@ MlaStatus check(const MlaSparseParams& p, const void* workspace, size_t bytes, s
         {p.out_head_stride, "out_head_stride", p.latent_dim, 8, p.heads > 1},
         {p.cache_page_stride, "cache_page_stride", row, 16, p.pages > 1},
         {p.cache_slot_stride, "cache_slot_stride", row, 16, p.page_size > 1},
+        {p.cache_rope_page_stride, "cache_rope_page_stride", key, 16, split && p.pages > 1},
+        {p.cache_rope_slot_stride, "cache_rope_slot_stride", key, 16, split && p.page_size > 1},
         {p.list_stride, "list_stride", 0, 1, p.tokens > 1},
     };
     for (const auto& s : strides) {
@@ -100,8 +93,8 @@ MlaStatus check(const MlaSparseParams& p, const void* workspace, size_t bytes, s
         .that(p.cache_format != MLA_CACHE_FP8 ||
                   (p.cache_scale >= 0x1p-60f && p.cache_scale <= 0x1p60f),
               "cache_scale", truncated(p.cache_scale), "2^-60 to 2^60")
-        .that(p.rope_dim == 0 || is_one_row(p, latent_bytes(p.cache_format, p.latent_dim)),
-              "cache_rope", address(p.cache_rope), "behind the latent, at the strides of the rows")
+        .that(!split || (!is_grouped(p) && is_aligned(p.cache_rope, 16)), "cache_rope",
+              address(p.cache_rope), accepted_rope(p))
         .that(workspace && is_aligned(workspace, 256), "workspace", address(workspace),
               "a device pointer aligned to 256 bytes")
         .that(bytes >= needed, "workspace_bytes", int64_t(bytes),
@@ -114,6 +107,8 @@ KernelParams kernel_params(const MlaSparseParams& p, void* workspace) {
     k.q_latent = p.q_latent;
     k.q_rope = p.q_rope;
     k.cache = static_cast<const char*>(p.cache);
+    k.cache_rope = static_cast<const char*>(p.cache_rope);
+    k.split = is_split(p);
     k.out = p.out;
     k.lse = p.lse;
     k.block_table = p.lists;
@@ -129,6 +124,8 @@ KernelParams kernel_params(const MlaSparseParams& p, void* workspace) {
     k.lse_head_stride = p.lse_head_stride;
     k.cache_page_stride = p.cache_page_stride;
     k.cache_slot_stride = p.cache_slot_stride;
+    k.cache_rope_page_stride = p.cache_rope_page_stride;
+    k.cache_rope_slot_stride = p.cache_rope_slot_stride;
     k.block_table_stride = p.list_stride;
     k.slots = p.pages * p.page_size;
     k.requests = p.tokens;

@@ -1,6 +1,7 @@
 // The instantiation for a batch, by what the host knows of it.
 #pragma once
 
+#include "common/one_row.cuh"
 #include "launch.cuh"
 
 namespace mla::sm80::decode {
@@ -52,6 +53,32 @@ inline CacheFormat cache_format(int format) {
         case MLA_CACHE_BF16: break;
     }
     return CacheFormat::plain;
+}
+
+// Where a call's rotary keys lie, for the parameters of dense and of sparse calls, once `with_rope`
+// has filled them in.
+
+template <typename Params>
+int64_t key_bytes(const Params& p) {
+    const RowShape row = row_shape(p.cache_format, p.latent_dim, p.rope_dim);
+    return row.bytes - row.rope_offset;
+}
+
+template <typename Params>
+bool is_split(const Params& p) {
+    return p.rope_dim > 0 && !is_one_row(p, latent_bytes(p.cache_format, p.latent_dim));
+}
+
+template <typename Params>
+bool is_grouped(const Params& p) {
+    return cache_format(p.cache_format) == CacheFormat::e4m3_grouped;
+}
+
+// Accepted addresses of rotary keys, for refusals.
+template <typename Params>
+const char* accepted_rope(const Params& p) {
+    return is_grouped(p) ? "behind the latent and its scales, at the strides of the rows"
+                         : "null, or a device pointer aligned to 16 bytes";
 }
 
 // A page size's logarithm to the base of 2, or -1.

@@ -11,9 +11,10 @@ template <class C>
 struct SplitLayout {
     static constexpr int kThreads = C::kThreads, kRows = C::kRows;
     static constexpr int kRowsUnits = C::kVDim / 8;
-    // Small, since registers are scarce.
-    static constexpr int kMinAtOnce = 8;
-    static constexpr int kUnitsOfSlice = 0, kUnitsOfAll = 0;
+    static constexpr int kFewSplits = kRows / 16 * kRowsUnits / (kThreads / 32);
+    // Little code and few registers.
+    static constexpr int kMinAtOnce = 8, kTogether = 1, kSplitsAtOnce = 8;
+    static constexpr int kUnitsOfSlice = 1, kUnitsOfAll = 1;
     __device__ static int vector_of(int rows, int unit) {
         const int warp = rows / C::kWarpTiles, tile = rows % C::kWarpTiles;
         return (tile * kRowsUnits + unit) * C::kThreads + warp * 32;

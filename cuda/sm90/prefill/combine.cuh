@@ -113,29 +113,22 @@ struct Combine {
 
         // Writes the total to shared memory, for a lane of another warp.
         __device__ void put(uint32_t to, int lane) const {
-            store4(to + lane * sizeof(float4), value);
+            ptx::st_shared_v4_f32(to + lane * sizeof(float4), value);
             if (lane % 4 == 0) {
-                store4(to + kLineBytes + lane / 4 * sizeof(float4),
-                       make_float4(rows[0].maximum, rows[0].sum, rows[1].maximum, rows[1].sum));
+                ptx::st_shared_v4_f32(
+                    to + kLineBytes + lane / 4 * sizeof(float4),
+                    make_float4(rows[0].maximum, rows[0].sum, rows[1].maximum, rows[1].sum));
             }
         }
         // Adds the total that a lane of another warp wrote.
         __device__ void add(uint32_t from, int lane) {
-            const float4 more = load4(from + lane * sizeof(float4)),
-                         sums = load4(from + kLineBytes + lane / 4 * sizeof(float4));
-            const SoftmaxState<Base2> other[2] = {{sums.x, sums.y}, {sums.z, sums.w}};
-            float mine[2], its[2];
-#pragma unroll
-            for (int row = 0; row < 2; row++) {
-                const float top = fmaxf(rows[row].maximum, other[row].maximum);
-                its[row] = other[row].factor(top);
-                mine[row] = rows[row].raise(top);
-                rows[row].add(other[row], its[row]);
-            }
-            value.x = fmaf(more.x, its[0], value.x * mine[0]);
-            value.y = fmaf(more.y, its[0], value.y * mine[0]);
-            value.z = fmaf(more.z, its[1], value.z * mine[1]);
-            value.w = fmaf(more.w, its[1], value.w * mine[1]);
+            const float4 more = ptx::ld_shared_v4_f32(from + lane * sizeof(float4)),
+                         sums =
+                             ptx::ld_shared_v4_f32(from + kLineBytes + lane / 4 * sizeof(float4));
+            const float2 first = rows[0].merge({sums.x, sums.y}),
+                         second = rows[1].merge({sums.z, sums.w});
+            value = {value.x * first.x, value.y * first.x, value.z * second.x, value.w * second.x};
+            add_rows(value, more, first.y, second.y);
         }
     };
 
@@ -196,17 +189,13 @@ struct Combine {
             }
 #pragma unroll 1
             for (; entry < until; entry++) {
-                const float4 values = load4(line_at(entry - first));
-                const float2 weight = load2(weight_at(split));
-                float4& sum = total.value;
-                sum.x = fmaf(values.x, weight.x, sum.x);
-                sum.y = fmaf(values.y, weight.x, sum.y);
-                sum.z = fmaf(values.z, weight.y, sum.z);
-                sum.w = fmaf(values.w, weight.y, sum.w);
+                const float4 values = ptx::ld_shared_v4_f32(line_at(entry - first));
+                const float2 weight = ptx::ld_shared_v2_f32(weight_at(split));
+                add_rows(total.value, values, weight.x, weight.y);
                 if (++split < splits || !whole) continue;
                 write(total, to, entry / splits, rows);
                 split = 0;
-                sum = {};
+                total.value = {};
             }
         }
         __syncwarp();
@@ -272,7 +261,7 @@ struct Combine {
         const uint32_t sums = staged + lane / 4 * sizeof(float4);
 #pragma unroll 2
         for (int split = lane % 4; split < splits; split += 4) {
-            const float4 other = load4(sums + split * kSumBytes);
+            const float4 other = ptx::ld_shared_v4_f32(sums + split * kSumBytes);
             state[0].maximum = fmaxf(state[0].maximum, other.x);
             state[1].maximum = fmaxf(state[1].maximum, other.z);
         }
@@ -283,7 +272,7 @@ struct Combine {
                 row.maximum = fmaxf(row.maximum, __shfl_xor_sync(~0u, row.maximum, distance));
 #pragma unroll 2
         for (int split = lane % 4; split < splits; split += 4) {
-            const float4 other = load4(sums + split * kSumBytes);
+            const float4 other = ptx::ld_shared_v4_f32(sums + split * kSumBytes);
             const SoftmaxState<Base2> first{other.x, other.y}, second{other.z, other.w};
             const float weight[2] = {first.factor(state[0].maximum),
                                      second.factor(state[1].maximum)};
@@ -307,19 +296,6 @@ struct Combine {
                lane * sizeof(float4);
     }
 
-    __device__ static float4 load4(uint32_t at) {
-        const uint4 bits = ptx::ld_shared_v4(at);
-        return make_float4(__uint_as_float(bits.x), __uint_as_float(bits.y),
-                           __uint_as_float(bits.z), __uint_as_float(bits.w));
-    }
-    __device__ static float2 load2(uint32_t at) {
-        const uint2 bits = ptx::ld_shared_v2(at);
-        return make_float2(__uint_as_float(bits.x), __uint_as_float(bits.y));
-    }
-    __device__ static void store4(uint32_t at, float4 values) {
-        ptx::st_shared_v4(at, make_uint4(__float_as_uint(values.x), __float_as_uint(values.y),
-                                         __float_as_uint(values.z), __float_as_uint(values.w)));
-    }
     __device__ static void store(typename Config::Element* out, float a, float b) {
         *reinterpret_cast<uint32_t*>(out) = ptx::cvt_rn_x2<typename Config::Element>(a, b);
     }

@@ -54,62 +54,39 @@ impl OutputArgs {
     }
 }
 
-/// The columns of a CSV file before the parameters'.
-const COLUMNS: [&str; 23] = [
-    "case",
-    "kind",
-    "backend",
-    "batch",
-    "requests",
-    "tokens",
-    "median_us",
-    "planned_us",
-    "mean_us",
-    "spread",
-    "min_us",
-    "max_us",
-    "outliers",
-    "tokens_per_second",
-    "tflops",
-    "gbps",
-    "of_limit",
-    "peak_bytes",
-    "error",
-    "tolerance",
-    "pass",
-    "clock_mhz",
-    "temperature_celsius",
-];
-
-/// The values of the columns for a row.
-fn cells(row: &Row) -> [String; COLUMNS.len()] {
+/// The columns of a CSV file before the parameters', and their values for a row.
+fn cells(row: &Row) -> [(&'static str, String); 23] {
     fn optional(value: Option<impl ToString>) -> String {
         value.map(|value| value.to_string()).unwrap_or_default()
     }
+    let (us, errors, conditions) = (&row.us, &row.errors, &row.conditions);
     [
-        row.id.clone(),
-        row.kind.clone(),
-        row.contender.clone(),
-        row.batch.clone(),
-        row.requests.to_string(),
-        row.tokens.to_string(),
-        row.us.median.to_string(),
-        optional(row.planned_us),
-        row.us.mean.to_string(),
-        row.us.spread.to_string(),
-        row.us.min.to_string(),
-        row.us.max.to_string(),
-        row.us.outliers.to_string(),
-        row.tokens_per_second.to_string(),
-        row.tflops.to_string(),
-        row.gbps.to_string(),
-        optional(row.of_limit),
-        optional(row.peak_bytes),
-        row.errors.relative.to_string(),
-        row.errors.tolerance.to_string(),
-        row.errors.pass.to_string(),
-        optional(row.conditions.clock_mhz),
-        optional(row.conditions.temperature_celsius),
+        ("case", row.id.clone()),
+        ("kind", row.kind.clone()),
+        ("backend", row.contender.clone()),
+        ("batch", row.batch.clone()),
+        ("requests", row.requests.to_string()),
+        ("tokens", row.tokens.to_string()),
+        ("median_us", us.median.to_string()),
+        ("planned_us", optional(row.planned_us)),
+        ("mean_us", us.mean.to_string()),
+        ("spread", us.spread.to_string()),
+        ("min_us", us.min.to_string()),
+        ("max_us", us.max.to_string()),
+        ("outliers", us.outliers.to_string()),
+        ("tokens_per_second", row.tokens_per_second.to_string()),
+        ("tflops", row.tflops.to_string()),
+        ("gbps", row.gbps.to_string()),
+        ("of_limit", optional(row.of_limit)),
+        ("peak_bytes", optional(row.peak_bytes)),
+        ("error", errors.relative.to_string()),
+        ("tolerance", errors.tolerance.to_string()),
+        ("pass", errors.pass.to_string()),
+        ("clock_mhz", optional(conditions.clock_mhz)),
+        (
+            "temperature_celsius",
+            optional(conditions.temperature_celsius),
+        ),
     ]
 }
 
@@ -120,16 +97,19 @@ fn csv(rows: &[Row]) -> Result<String, CliError> {
     names.dedup();
     let mut writer = csv::Writer::from_writer(Vec::new());
     let failed = |error: csv::Error| CliError::Output(error.into());
-    let header = COLUMNS.into_iter();
-    writer
-        .write_record(header.chain(names.iter().map(|name| name.as_str())))
-        .map_err(failed)?;
-    for row in rows {
+    for (index, row) in rows.iter().enumerate() {
+        let (columns, values): (Vec<_>, Vec<_>) = cells(row).into_iter().unzip();
+        if index == 0 {
+            let header = columns
+                .into_iter()
+                .chain(names.iter().map(|name| name.as_str()));
+            writer.write_record(header).map_err(failed)?;
+        }
         let parameters = names
             .iter()
             .map(|name| row.parameters.get(*name).cloned().unwrap_or_default());
         writer
-            .write_record(cells(row).into_iter().chain(parameters))
+            .write_record(values.into_iter().chain(parameters))
             .map_err(failed)?;
     }
     let bytes = writer

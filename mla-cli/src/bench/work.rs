@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use mla_runtime::Result;
 use mla_runtime::backend::{LayerConfig, SelectedDecode, StepLimits};
 use mla_runtime::batch::{BatchSpec, Request};
 use mla_runtime::device::Device;
@@ -56,7 +55,7 @@ impl Work {
     }
 
     /// The cost of one layer.
-    pub fn cost(&self) -> Result<Cost> {
+    pub fn cost(&self) -> mla_runtime::Result<Cost> {
         match self {
             Self::Attention(attention) => Ok(attention.cost()),
             Self::Layer(layer) => layer.cost(),
@@ -208,12 +207,14 @@ impl Attention {
         &self,
         registry: &Registry,
         device: &D,
-    ) -> std::result::Result<SelectedDecode<D>, CliError> {
-        let mut backend = registry.instantiate_decode(self.backend, device, &self.config)?;
-        if let Some(parts) = self.num_splits {
-            backend.set_num_splits(parts)?;
-        }
-        Ok(backend)
+    ) -> Result<SelectedDecode<D>, CliError> {
+        decode_backend(
+            registry,
+            device,
+            self.backend,
+            &self.config,
+            self.num_splits,
+        )
     }
 }
 
@@ -233,7 +234,7 @@ pub struct Layer {
 }
 
 impl Layer {
-    pub fn workload(&self) -> Result<Workload> {
+    pub fn workload(&self) -> mla_runtime::Result<Workload> {
         let page = self.config.problem.page_size;
         let workload = Workload::new(&self.spec, self.threshold, page, self.seed)?;
         match self.query_chunk {
@@ -243,7 +244,7 @@ impl Layer {
     }
 
     /// The cost of one layer, regardless of chunks.
-    pub fn cost(&self) -> Result<Cost> {
+    pub fn cost(&self) -> mla_runtime::Result<Cost> {
         let page = self.config.problem.page_size;
         let workload = Workload::new(&self.spec, self.threshold, page, self.seed)?;
         let problem = &self.config.problem;
@@ -262,11 +263,22 @@ impl Layer {
         &self,
         registry: &Registry,
         device: &D,
-    ) -> std::result::Result<SelectedDecode<D>, CliError> {
-        let mut backend = registry.instantiate_decode(self.decode, device, &self.config)?;
-        if let Some(parts) = self.num_splits {
-            backend.set_num_splits(parts)?;
-        }
-        Ok(backend)
+    ) -> Result<SelectedDecode<D>, CliError> {
+        decode_backend(registry, device, self.decode, &self.config, self.num_splits)
     }
+}
+
+/// A decode backend, told how to divide rows.
+fn decode_backend<D: Device>(
+    registry: &Registry,
+    device: &D,
+    name: &str,
+    config: &LayerConfig,
+    num_splits: Option<u32>,
+) -> Result<SelectedDecode<D>, CliError> {
+    let mut backend = registry.instantiate_decode(name, device, config)?;
+    if let Some(parts) = num_splits {
+        backend.set_num_splits(parts)?;
+    }
+    Ok(backend)
 }

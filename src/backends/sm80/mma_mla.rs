@@ -28,7 +28,7 @@ dense_backend! {
     alignment = 16,
     graphs = "always",
     dependent_launch = true,
-    features = "deterministic,nan_propagation,strided_outputs,non_causal",
+    features = "deterministic,nan_propagation,strided_outputs,split_cache,non_causal",
     priority = "50"
 }
 

@@ -58,7 +58,7 @@ impl MmaMlaSparse {
     sparse = "required",
     // The maximum of the C interface: `width` in mla.h.
     max_list_width = 8192,
-    features = "sinks,deterministic,nan_propagation,strided_outputs",
+    features = "sinks,deterministic,nan_propagation,strided_outputs,split_cache",
     priority = "50"
 )]
 impl DecodeBackend for MmaMlaSparse {

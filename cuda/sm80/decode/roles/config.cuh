@@ -35,9 +35,12 @@ struct RoleConfig : Config<Element, Latent, CacheFormat::plain, 2, 2, Tokens> {
         // For an output warp: number of the item's last tiles in which some row does not see some
         // token.
         int cleared;
+        // In a split cache: the rotary key of each row, of those that the warp copies at a time,
+        // until the tile's stage is free.
+        const char* ropes[4];
     };
     // P, and what follows from it, is double buffered.
-    struct Statistics {
+    struct alignas(16) Statistics {
         // Factor by which each row's output is to be rescaled, and whether any of 16 rows is.
         float rescale[2][Base::kRows];
         int any_rescale[2][kScoreWarps];

@@ -19,7 +19,7 @@ class OutputWarp {
           position_(position),
           scheduler_(scheduler),
           own_(own),
-          loader_(p, position, scheduler, own.loader, own.valid) {}
+          loader_(p, position, scheduler, own) {}
 
     __device__ void run() {
         if (!loader_.has(0)) return;
@@ -79,7 +79,7 @@ class OutputWarp {
     __device__ void begin_copies() {
         for (int i = 1; i < p_.stages; ++i) {
             const RowCopy<C> copy = loader_.prepare();
-            if (copy.flags != 0) copy.issue_all();
+            if (copy.flags != 0) loader_.issue_all(copy);
             ptx::cp_async_commit_group();
         }
         wait_for_copies(p_.stages - 2);
@@ -107,11 +107,11 @@ class OutputWarp {
 
     // One chunk of the copies after each of the first MMAs: many in a row would keep all warps'
     // loads from shared memory waiting.
-    __device__ static void issue(const RowCopy<C>& copy, int i) { issue_one<0>(copy, i); }
+    __device__ void issue(const RowCopy<C>& copy, int i) const { issue_one<0>(copy, i); }
     template <int chunk>
-    __device__ static void issue_one(const RowCopy<C>& copy, int i) {
+    __device__ void issue_one(const RowCopy<C>& copy, int i) const {
         if constexpr (chunk < RowCopy<C>::kChunks) {
-            if (i == chunk) copy.template issue<chunk>();
+            if (i == chunk) loader_.template issue<chunk>(copy);
             issue_one<chunk + 1>(copy, i);
         }
     }

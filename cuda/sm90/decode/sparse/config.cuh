@@ -66,7 +66,7 @@ struct Layout {
     static constexpr int kPartialPitch = kLatent + 4;
 
     // True if the work done once per item is made short: entries are read ahead, and a cluster's
-    // CTAs send each other their results (exchange.cuh). With more rows, the loop over tiles has no
+    // CTAs send each other their results (Exchange in combine.cuh). With more rows, the loop over tiles has no
     // registers for it, and sending takes longer than reading.
     static constexpr bool kShort = N <= 32;
 

@@ -9,7 +9,7 @@
 #pragma once
 
 #include "../../../common/quad.cuh"
-#include "exchange.cuh"
+#include "combine.cuh"
 #include "scores.cuh"
 
 namespace mla::sm90::sparse {

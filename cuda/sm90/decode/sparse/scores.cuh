@@ -3,8 +3,8 @@
 #pragma once
 
 #include "../../../common/softmax.cuh"
+#include "combine.cuh"
 #include "queries.cuh"
-#include "results.cuh"
 #include "score_gemm.cuh"
 
 namespace mla::sm90::sparse {

@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kThreads, kCtas)
     if constexpr (kCluster) {
         if (threadIdx.x == 0) {
             s.counts.x = s.counts.y = 0;
-            s.arrived.init();
+            s.arrived.init(1);
             ptx::fence_mbarrier_init();
         }
         if (shared_resident)

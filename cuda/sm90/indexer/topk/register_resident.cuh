@@ -37,8 +37,6 @@ struct RegisterResidentShared {
     uint2 counted[kWarps];
     uint32_t counts[kMaxCtas];  // candidates of each CTA
     int32_t pages[kPages];
-    uint64_t filled;  // mbarrier: the candidates of all CTAs have arrived
-    uint64_t padding;
 };
 static_assert(sizeof(RegisterResidentShared) % 16 == 0);
 
@@ -315,7 +313,7 @@ __device__ __forceinline__ void cut_candidates(Shared& s, const Cluster& cluster
 }
 
 // Sends this CTA's candidates to every CTA of the cluster, and waits for those of the others.
-__device__ __forceinline__ void exchange_candidates(const Cluster& cluster,
+__device__ __forceinline__ void exchange_candidates(const Shared& s, const Cluster& cluster,
                                                     const RegisterResidentBuffers& b,
                                                     const CandidateShare& share, uint32_t found,
                                                     uint32_t room) {
@@ -323,7 +321,7 @@ __device__ __forceinline__ void exchange_candidates(const Cluster& cluster,
     // CTA's threads have collected since; the CTA's own barrier does.
     ptx::barrier_cluster_wait();
     __syncthreads();
-    const uint32_t filled = ptx::shared_address(&b.more.filled);
+    const uint32_t filled = s.arrived.address();
     if (share.cta < cluster.ctas) {
         const bool sent = found <= room && share.cta != cluster.rank;
         const uint32_t bar = ptx::mapa(filled, share.cta);
@@ -381,7 +379,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     *reinterpret_cast<uint4*>(&b.more.bins[4 * threadIdx.x]) = {0, 0, 0, 0};
     if (threadIdx.x == 0) {
         s.pairs = s.counts.x = s.counts.y = 0;
-        ptx::mbarrier_init(ptx::shared_address(&b.more.filled), cluster.ctas);
+        s.arrived.init(cluster.ctas);
         ptx::fence_mbarrier_init();
     }
     ptx::barrier_cluster_arrive_relaxed();
@@ -437,7 +435,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     float* own = b.values + cluster.rank * room;
     const uint32_t found = collect_in_order(s, x, estimate.lowest, first, room, own, b.positions);
-    exchange_candidates(cluster, b, share, found, room);
+    exchange_candidates(s, cluster, b, share, found, room);
     const uint32_t of_cta = lane < int(cluster.ctas) ? b.more.counts[lane] : 0;
     const uint32_t all = __reduce_add_sync(~0u, of_cta);
     const uint32_t max_of_cta = __reduce_max_sync(~0u, of_cta);

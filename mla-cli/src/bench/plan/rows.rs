@@ -8,7 +8,7 @@ use mla_runtime::layer::MlaLayer;
 use mla_runtime::select::{Registry, RegistryError, SelectionError, SelectionRequest};
 use mla_runtime::spec::{Phase, Problem, Target};
 
-use crate::bench::settings::{Key, Settings};
+use crate::bench::settings::{Settings, effective};
 use crate::bench::work::{Kind, Layer, RowPlan, Work};
 use crate::device::About;
 use crate::device::stopwatch::Stopwatch;
@@ -32,8 +32,8 @@ pub(super) struct Rows<'a, D> {
     pub contenders: Contenders<'a, D>,
     plans: Vec<RowPlan>,
     /// A row that each key has an effect on, and a row that it has no effect on.
-    used: BTreeMap<Key, String>,
-    unused: BTreeMap<Key, String>,
+    used: BTreeMap<&'static str, String>,
+    unused: BTreeMap<&'static str, String>,
 }
 
 impl<'a, D: Stopwatch> Rows<'a, D> {
@@ -65,13 +65,15 @@ impl<'a, D: Stopwatch> Rows<'a, D> {
         Ok(())
     }
 
-    /// Notes which keys have an effect on a batch, and which have none.
-    pub(super) fn note(&mut self, batch: &str, effective: &[Key], idle: &[Key]) {
-        for key in effective {
-            self.used.entry(*key).or_insert_with(|| batch.to_owned());
-        }
-        for key in idle {
-            self.unused.entry(*key).or_insert_with(|| batch.to_owned());
+    /// Notes whether keys have an effect on a batch.
+    pub(super) fn note(&mut self, batch: &str, keys: &[&'static str], effective: bool) {
+        let noted = if effective {
+            &mut self.used
+        } else {
+            &mut self.unused
+        };
+        for key in keys {
+            noted.entry(key).or_insert_with(|| batch.to_owned());
         }
     }
 
@@ -79,7 +81,7 @@ impl<'a, D: Stopwatch> Rows<'a, D> {
     /// some.
     pub(super) fn finish(self) -> Result<Vec<RowPlan>, CliError> {
         for (key, values) in self.settings.given() {
-            let idle = match (self.used.get(&key), self.unused.get(&key)) {
+            let idle = match (self.used.get(key), self.unused.get(key)) {
                 (None, Some(batch)) => Some(batch),
                 // Several values would give the same row several times.
                 (Some(_), Some(batch)) if values > 1 => Some(batch),
@@ -87,12 +89,12 @@ impl<'a, D: Stopwatch> Rows<'a, D> {
             };
             if let Some(batch) = idle {
                 return Err(CliError::argument(
-                    key.name(),
+                    key,
                     format!(
                         "{values} value{} without effect on {batch}",
                         if values == 1 { "" } else { "s" }
                     ),
-                    format!("one only {}", key.effective()),
+                    format!("one only {}", effective(key)),
                 ));
             }
         }

@@ -7,16 +7,13 @@ use mla_runtime::backend::LayerConfig;
 use mla_runtime::batch::{BatchSpec, MAX_SPECULATIVE_LEN, Request, RequestKind};
 use mla_runtime::layer::crossover_threshold;
 use mla_runtime::model::{MlaDims, ModelConfig};
-use mla_runtime::spec::{Phase, Problem, QueryLen};
+use mla_runtime::spec::{GraphSupport, Phase, Problem, QueryLen};
 
 use super::axes::{Batch, Model, batches, models};
-use super::layer_settings::{LayerSettings, Paths, optional, splits};
-use super::names::{compared, with_values};
 use super::rows::{BenchContext, Rows};
-use super::with_graphs;
 use crate::bench::cases::{Case, CaseKind};
 use crate::bench::lists::Lists;
-use crate::bench::settings::{Key, Measure, Route, SEED, Settings};
+use crate::bench::settings::{Measure, OF_CASE, OF_CONTENDER, Route, SEED, Settings, effective};
 use crate::bench::work::{Attention, Kind, Layer, RowPlan, Work};
 use crate::device::stopwatch::Stopwatch;
 use crate::error::CliError;
@@ -33,7 +30,7 @@ pub(crate) fn sweep<D: Stopwatch>(
     let pages = settings.page.clone().unwrap_or_else(|| vec![64]);
     let mut sweep = Sweep {
         rows: Rows::new(context, settings),
-        compared: compared(settings),
+        compared: [settings.several(&OF_CASE), settings.several(&OF_CONTENDER)],
     };
     for model in &models {
         let heads = settings
@@ -109,15 +106,9 @@ impl<D: Stopwatch> Sweep<'_, D> {
         lists: Option<Lists>,
     ) -> Result<(), CliError> {
         let settings = self.rows.settings;
-        let of_layer = [
-            (Key::Path, settings.path.is_some()),
-            (Key::Threshold, settings.threshold.is_some()),
-            (Key::QueryChunk, settings.query_chunk.is_some()),
-            (Key::Rows, settings.rows.is_some()),
-        ];
-        let wants_layer = of_layer
-            .iter()
-            .find_map(|(key, given)| given.then_some(*key));
+        let given = settings.keys();
+        let of_layer = ["path", "threshold", "query_chunk", "rows"];
+        let wants_layer = of_layer.into_iter().find(|key| given.contains_key(*key));
         if let Some(lists) = lists {
             return match (settings.measure, wants_layer) {
                 (Some(Measure::Layer), _) => Err(CliError::argument(
@@ -127,9 +118,9 @@ impl<D: Stopwatch> Sweep<'_, D> {
                      indexer",
                 )),
                 (_, Some(key)) => Err(CliError::argument(
-                    key.name(),
+                    key,
                     "a value, with --topk",
-                    format!("one only {}", key.effective()),
+                    format!("one only {}", effective(key)),
                 )),
                 // Sparse attention is absorbed, whatever the phase.
                 (_, None) => self.attention(model, problem, batch, Phase::Decode, Some(lists)),
@@ -137,9 +128,9 @@ impl<D: Stopwatch> Sweep<'_, D> {
         }
         match (settings.measure, phase_of(&batch.spec), wants_layer) {
             (Some(Measure::Attention), _, Some(key)) => Err(CliError::argument(
-                key.name(),
+                key,
                 "a value, with --measure attention",
-                format!("one only {}", key.effective()),
+                format!("one only {}", effective(key)),
             )),
             (Some(Measure::Attention), None, _) => Err(CliError::argument(
                 "measure",
@@ -158,10 +149,10 @@ impl<D: Stopwatch> Sweep<'_, D> {
         let problem = Problem::new(MlaDims::R1, case.heads, case.dtype);
         let (kind, phase, key, deviation) = match case.kind {
             CaseKind::Decode | CaseKind::Sparse { .. } => {
-                (Kind::Decode, Phase::Decode, Key::Decode, 0.1)
+                (Kind::Decode, Phase::Decode, "decode", 0.1)
             }
             CaseKind::Prefill { causal } => {
-                (Kind::Prefill { causal }, Phase::Prefill, Key::Prefill, 1.0)
+                (Kind::Prefill { causal }, Phase::Prefill, "prefill", 1.0)
             }
             CaseKind::Layer => return self.step_of(&case, &problem),
         };
@@ -177,7 +168,7 @@ impl<D: Stopwatch> Sweep<'_, D> {
             Phase::Prefill => QueryLen::Single,
         });
         let problem = with_graphs(problem, self.rows.context.graphs, phase);
-        self.rows.note(&case.id, &[key], &[]);
+        self.rows.note(&case.id, &[key], true);
         let queries: u64 = case.requests.iter().map(|r| u64::from(r.q)).sum();
         let keys: u64 = case.requests.iter().map(|r| u64::from(r.kv)).sum();
         let label = format!(
@@ -238,17 +229,10 @@ impl<D: Stopwatch> Sweep<'_, D> {
             Phase::Prefill => QueryLen::Single,
         });
         let problem = with_graphs(problem, self.rows.context.graphs, phase);
-        let (effective, idle) = match phase {
-            Phase::Decode => (
-                vec![Key::Kv, Key::Page, Key::Decode, Key::NumSplits],
-                vec![Key::Prefill],
-            ),
-            Phase::Prefill => (
-                vec![Key::Prefill],
-                vec![Key::Kv, Key::Page, Key::Decode, Key::NumSplits],
-            ),
-        };
-        self.rows.note(&batch.text, &effective, &idle);
+        let decodes = phase == Phase::Decode;
+        let of_decode = ["kv", "page", "decode", "num_splits"];
+        self.rows.note(&batch.text, &of_decode, decodes);
+        self.rows.note(&batch.text, &["prefill"], !decodes);
         let config = LayerConfig::new(problem, model.config.softmax_scale() as f32);
         let settings = self.rows.settings;
         for backend in self.rows.contenders.of(&problem, phase)? {
@@ -391,36 +375,25 @@ impl<D: Stopwatch> Sweep<'_, D> {
         layer: LayerSettings,
         Paths { absorbed, expanded }: &Paths<'_>,
     ) {
-        let LayerSettings {
-            route, query_chunk, ..
-        } = layer;
-        let keys = [
-            (Key::Kv, true),
-            (Key::Page, true),
-            (Key::Decode, !absorbed.is_empty()),
-            (Key::Prefill, !expanded.is_empty()),
-            (Key::Path, true),
-            (Key::Threshold, true),
-            // The other path of a comparison of paths need not be touched.
+        let (route, query_chunk) = (layer.route, layer.query_chunk);
+        // The other path of a comparison of paths need not be touched.
+        let [on_absorbed, on_expanded] =
+            [Route::Absorbed, Route::Expanded].map(|path| route == Some(path));
+        for (keys, effective) in [
+            (&["kv", "page", "path", "threshold"][..], true),
+            (&["decode"], !absorbed.is_empty()),
+            (&["prefill"], !expanded.is_empty()),
             (
-                Key::QueryChunk,
-                route == Some(Route::Expanded) || absorbed.iter().any(|r| Some(r.q) > query_chunk),
+                &["query_chunk"],
+                on_expanded || absorbed.iter().any(|r| Some(r.q) > query_chunk),
             ),
             (
-                Key::Rows,
-                route == Some(Route::Absorbed) || expanded.iter().any(|r| r.context_len() > 0),
+                &["rows"],
+                on_absorbed || expanded.iter().any(|r| r.context_len() > 0),
             ),
-            (
-                Key::NumSplits,
-                route == Some(Route::Expanded) || !absorbed.is_empty(),
-            ),
-        ];
-        for (key, effective) in keys {
-            let key = [key];
-            match effective {
-                true => self.rows.note(&batch.text, &key, &[]),
-                false => self.rows.note(&batch.text, &[], &key),
-            }
+            (&["num_splits"], on_expanded || !absorbed.is_empty()),
+        ] {
+            self.rows.note(&batch.text, keys, effective);
         }
     }
 
@@ -439,13 +412,108 @@ impl<D: Stopwatch> Sweep<'_, D> {
         parameters.insert("kv", problem.kv_format.to_string());
         parameters.insert("page", problem.page_size.to_string());
         parameters.extend(more);
-        let [of_case, of_contender] = &self.compared;
+        let [case, contender] = [(0, &*batch.text), (1, contender)].map(|(of, name)| {
+            let keys = self.compared[of].iter();
+            let values = keys.filter_map(|key| Some((key, parameters.get(key)?)));
+            values.fold(name.to_owned(), |text, (key, value)| {
+                format!("{text} {key}={value}")
+            })
+        });
         self.rows.push(RowPlan {
-            case: with_values(&batch.text, of_case, &parameters),
-            contender: with_values(contender, of_contender, &parameters),
+            case,
+            contender,
             label: batch.spec.label(),
             parameters,
             work,
         })
+    }
+}
+
+/// The problem with the graph support that it takes.
+const fn with_graphs(problem: Problem, graphs: bool, phase: Phase) -> Problem {
+    let graphs = match (graphs, phase, problem.query_len) {
+        (false, ..) => GraphSupport::Never,
+        (_, Phase::Decode, QueryLen::Single) => GraphSupport::SingleToken,
+        (_, Phase::Decode, QueryLen::Uniform) => GraphSupport::UniformBatch,
+        _ => GraphSupport::Always,
+    };
+    problem.with_graphs(graphs)
+}
+
+/// The settings with which a layer runs a batch.
+#[derive(Clone, Copy)]
+struct LayerSettings {
+    route: Option<Route>,
+    threshold: u32,
+    query_chunk: Option<u32>,
+    rows: Option<u32>,
+    num_splits: Option<u32>,
+}
+
+/// Each value, or none where the key is not given.
+fn optional(list: &Option<Vec<u32>>) -> Vec<Option<u32>> {
+    list.as_ref()
+        .map_or(vec![None], |list| list.iter().copied().map(Some).collect())
+}
+
+fn splits(number: Option<u32>) -> impl Iterator<Item = (&'static str, String)> {
+    number
+        .into_iter()
+        .map(|number| ("num_splits", number.to_string()))
+}
+
+impl LayerSettings {
+    /// The parameters that a row shows.
+    fn parameters(self) -> Vec<(&'static str, String)> {
+        let mut parameters = match self.route {
+            Some(route) => vec![("path", route.name().to_owned())],
+            None => vec![("threshold", self.threshold.to_string())],
+        };
+        parameters.extend(
+            self.query_chunk
+                .map(|chunk| ("query_chunk", chunk.to_string())),
+        );
+        parameters.extend(self.rows.map(|rows| ("rows", rows.to_string())));
+        parameters.extend(splits(self.num_splits));
+        parameters
+    }
+}
+
+/// The requests of a batch on either path of the layer.
+struct Paths<'b> {
+    absorbed: Vec<&'b Request>,
+    expanded: Vec<&'b Request>,
+}
+
+impl<'b> Paths<'b> {
+    fn of(spec: &'b BatchSpec, threshold: u32) -> Self {
+        let requests = spec.requests().iter();
+        let (absorbed, expanded) = requests.partition(|request| request.q <= threshold);
+        Self { absorbed, expanded }
+    }
+
+    /// The query lengths of the requests for decode backends: single, uniform or ragged. With
+    /// `chunk` they are given in chunks.
+    fn query_len(&self, chunk: Option<u32>) -> QueryLen {
+        let longest = self.absorbed.iter().map(|r| r.q).max().unwrap_or(0);
+        match (longest, chunk) {
+            (0 | 1, _) | (_, Some(1)) => QueryLen::Single,
+            _ if self.absorbed.iter().all(|r| r.q == longest)
+                && chunk.is_none_or(|chunk| longest.is_multiple_of(chunk.min(longest))) =>
+            {
+                QueryLen::Uniform
+            }
+            _ => QueryLen::Ragged,
+        }
+    }
+
+    /// The backends that run, of two.
+    fn backends(&self, prefill: &str, decode: &str) -> String {
+        match (self.absorbed.is_empty(), self.expanded.is_empty()) {
+            (true, _) => prefill.to_owned(),
+            (_, true) => decode.to_owned(),
+            _ if prefill == decode => prefill.to_owned(),
+            _ => format!("{decode} + {prefill}"),
+        }
     }
 }

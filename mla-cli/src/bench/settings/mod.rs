@@ -3,7 +3,6 @@
 //! A key that takes a list is an axis: a benchmark has a row for every combination. An argument
 //! takes the place of the file's key.
 
-mod key;
 mod refusals;
 mod values;
 
@@ -12,8 +11,8 @@ use std::path::Path;
 
 use mla_runtime::batch::template::Range;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
-pub(crate) use self::key::Key;
 pub(crate) use self::values::{Measure, Route, Switch};
 use self::values::{RangeSetting, fault, list};
 use super::lists::{ListKind, Lists};
@@ -21,6 +20,43 @@ use crate::args::input::read_text;
 use crate::args::{list_width, natural, positive, samples, warm_up};
 use crate::device::DeviceName;
 use crate::error::CliError;
+
+/// The keys that tell cases apart if they have several values: a case is what is to be computed.
+pub(super) const OF_CASE: [&str; 8] = [
+    "model", "dims", "dtype", "heads", "kv", "topk", "lists", "valid",
+];
+
+/// The keys that tell contenders apart, beside their names: a contender is how it is done.
+pub(super) const OF_CONTENDER: [&str; 5] =
+    ["page", "threshold", "query_chunk", "rows", "num_splits"];
+
+/// The keys that have an effect on some rows alone, and the condition.
+const EFFECTS: [(&str, &str); 9] = [
+    ("kv", FROM_CACHE),
+    ("page", FROM_CACHE),
+    ("prefill", "where a batch has requests on the expanded path"),
+    ("decode", ABSORBED),
+    ("path", LAYER),
+    ("threshold", LAYER),
+    (
+        "query_chunk",
+        "where the layer is timed and a request on the absorbed path is longer",
+    ),
+    (
+        "rows",
+        "where the layer is timed and a request on the expanded path has context",
+    ),
+    ("num_splits", ABSORBED),
+];
+const FROM_CACHE: &str = "where something is read from the cache, which a fresh prefill does not";
+const ABSORBED: &str = "where a batch has requests on the absorbed path";
+const LAYER: &str = "where the layer is timed";
+
+/// The condition under which a key has an effect.
+pub(super) fn effective(key: &str) -> &'static str {
+    let known = EFFECTS.iter().find(|(name, _)| *name == key);
+    known.map_or("", |(_, condition)| *condition)
+}
 
 /// The default seed of random numbers.
 pub const SEED: u32 = 1;
@@ -31,7 +67,6 @@ pub const SEED: u32 = 1;
 pub struct Settings {
     /// The topic of the sweep; in files only.
     #[arg(skip)]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
     /// Batches, as `mla spec` reads them. A name in braces stands for the numbers of its range:
     /// `{b}q1s{s}k`.
@@ -47,15 +82,13 @@ pub struct Settings {
     /// Subject of the timing [default: attention alone for decodes of up to 16 new tokens and for
     /// prefills without context, and the layer for any other batch and for a key of the layer's].
     #[arg(long, value_name = "WHAT")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub measure: Option<Measure>,
     /// Device to run on [default: cpu].
     #[arg(long, value_name = "DEVICE")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceName>,
     /// Models by name, or paths of their Hugging Face config.json [default: deepseek-r1].
     #[arg(long, value_name = "MODEL", value_delimiter = ',')]
-    #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "list")]
     pub model: Option<Vec<String>>,
     /// Dimensions instead of the model's, each as LxPxRxV: 512x128x64x128.
     #[arg(
@@ -64,41 +97,41 @@ pub struct Settings {
         value_delimiter = ',',
         allow_hyphen_values = true
     )]
-    #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "list")]
     pub dims: Option<Vec<String>>,
     /// Query heads on one device [default: the model's].
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = positive)]
-    #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "list")]
     pub heads: Option<Vec<u32>>,
     /// Dtypes of queries, weights and outputs [default: the model's, or bf16].
     #[arg(long, value_name = "DTYPE", value_delimiter = ',')]
-    #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "list")]
     pub dtype: Option<Vec<String>>,
     /// Formats of the cache [default: the dtype].
     #[arg(long, value_name = "FORMAT", value_delimiter = ',')]
-    #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "list")]
     pub kv: Option<Vec<String>>,
     /// Tokens in a page of the cache [default: 64].
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = positive)]
-    #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "list")]
     pub page: Option<Vec<u32>>,
     /// Entries of each query token's list of slots: attention is then sparse, absorbed and alone
     /// [default: to the whole context].
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = list_width)]
-    #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "list")]
     pub topk: Option<Vec<u32>>,
     /// Distribution of the entries of lists [default: random].
     #[arg(long, value_name = "KIND", value_delimiter = ',')]
-    #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "list")]
     pub lists: Option<Vec<ListKind>>,
     /// Entries of a list that name a slot, if the context has that many; the others are -1
     /// [default: all].
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = list_width)]
-    #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "list")]
     pub valid: Option<Vec<u32>>,
     /// Backends to compare, each in its phase; `all` is all that fit [default: the best that fits].
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
-    #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "list")]
     pub backends: Option<Vec<String>>,
     /// Prefill backends to compare.
     #[arg(
@@ -107,7 +140,7 @@ pub struct Settings {
         value_delimiter = ',',
         conflicts_with = "backends"
     )]
-    #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "list")]
     pub prefill: Option<Vec<String>>,
     /// Decode backends to compare.
     #[arg(
@@ -116,7 +149,7 @@ pub struct Settings {
         value_delimiter = ',',
         conflicts_with = "backends"
     )]
-    #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "list")]
     pub decode: Option<Vec<String>>,
     /// Paths that the whole batch is sent on, whatever the threshold. With both, the query length
     /// at which expanding becomes the faster one is found [default: by the threshold].
@@ -126,54 +159,47 @@ pub struct Settings {
         value_delimiter = ',',
         conflicts_with = "threshold"
     )]
-    #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "list")]
     pub path: Option<Vec<Route>>,
     /// Maximal number of new tokens of a request on the absorbed path [default: the crossover, but
     /// no more than the decode backends take].
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = natural)]
-    #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "list")]
     pub threshold: Option<Vec<u32>>,
     /// Requests on the absorbed path go to the backend in chunks of this many query tokens.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = positive)]
-    #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "list")]
     pub query_chunk: Option<Vec<u32>>,
     /// W: rows of the context workspace [default: the customary budget].
     #[arg(long, value_name = "W", value_delimiter = ',', value_parser = positive)]
-    #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "list")]
     pub rows: Option<Vec<u32>>,
     /// Parts at most into which the decode backend divides each request's rows, if it lets others
     /// decide [default: its own choice].
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = positive)]
-    #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "list")]
     pub num_splits: Option<Vec<u32>>,
     /// Layers that run one after another in each sample, with caches of their own; times are per
     /// layer [default: 1].
     #[arg(long, value_name = "N", value_parser = positive)]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub layers: Option<u32>,
     /// Timed runs of each row [default: 30].
     #[arg(long, value_name = "N", value_parser = samples)]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub samples: Option<u32>,
     /// Runs of each row that do not count [default: 3].
     #[arg(long, value_name = "N", value_parser = warm_up)]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub warm_up: Option<u32>,
     /// Replay a CUDA graph, or not [default: on for a GPU].
     #[arg(long)]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub graphs: Option<Switch>,
     /// Fill the caches with something else before every sample, or not [default: on].
     #[arg(long)]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub cold_cache: Option<Switch>,
     /// Output rows of each row's last layer that are compared with attention in f64 [default: 16].
     #[arg(long, value_name = "N", value_parser = positive)]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub check: Option<u32>,
     /// Seed of the random numbers [default: 1].
     #[arg(long, value_name = "N", value_parser = natural)]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub seed: Option<u32>,
 }
 
@@ -195,12 +221,8 @@ impl Settings {
         if let Some(refusal) = file.number_out_of_range() {
             return Err(refused(refusal));
         }
-        // A key that is not given is absent, or an empty list.
-        let mut keys = keys_of(&file);
-        keys.extend(keys_of(&self).into_iter().filter(|(_, value)| {
-            let is_empty = value.as_array().is_some_and(Vec::is_empty);
-            !is_empty && value.as_object().is_none_or(|ranges| !ranges.is_empty())
-        }));
+        let mut keys = file.keys();
+        keys.extend(self.keys());
         // They were made of settings, which are written as they are read.
         let merged: Self = serde_json::from_value(keys.into()).expect("these are settings");
         Ok(Self {
@@ -219,48 +241,27 @@ impl Settings {
 
     /// The lists of sparse attention, every combination; one absence where attention is dense.
     pub fn lists(&self) -> Result<Vec<Option<Lists>>, CliError> {
-        let refused = |argument, given: String, accepted: String| {
-            Err(CliError::Argument {
-                argument,
-                given,
-                accepted,
-            })
-        };
         let Some(widths) = &self.topk else {
-            return match (&self.lists, &self.valid) {
-                (None, None) => Ok(vec![None]),
-                (lists, _) => {
-                    let argument = if lists.is_some() { "lists" } else { "valid" };
-                    refused(
-                        argument,
-                        "a value without topk".to_owned(),
-                        "one beside topk, which makes attention sparse".to_owned(),
-                    )
-                }
+            let argument = match (&self.lists, &self.valid) {
+                (None, None) => return Ok(vec![None]),
+                (Some(_), _) => "lists",
+                (None, _) => "valid",
             };
-        };
-        let kinds = self.lists.clone().unwrap_or_default();
-        let kinds = if kinds.is_empty() {
-            vec![ListKind::default()]
-        } else {
-            kinds
+            return Err(CliError::argument(
+                argument,
+                "a value without topk",
+                "one beside topk, which makes attention sparse",
+            ));
         };
         let mut all = Vec::new();
-        for topk in widths {
-            for kind in &kinds {
-                for valid in self.valid.as_ref().unwrap_or(&vec![*topk]) {
+        for &topk in widths {
+            for &kind in self.lists.as_deref().unwrap_or(&[ListKind::Random]) {
+                for &valid in self.valid.as_deref().unwrap_or(&[topk]) {
                     if valid > topk {
-                        return refused(
-                            "valid",
-                            valid.to_string(),
-                            format!("at most topk, {topk}"),
-                        );
+                        let accepted = format!("at most topk, {topk}");
+                        return Err(CliError::argument("valid", valid.to_string(), accepted));
                     }
-                    all.push(Some(Lists {
-                        kind: *kind,
-                        topk: *topk,
-                        valid: *valid,
-                    }));
+                    all.push(Some(Lists { kind, topk, valid }));
                 }
             }
         }
@@ -291,35 +292,33 @@ impl Settings {
         Ok(ranges)
     }
 
-    /// Every key that was given and that not every row need be touched by, and how many values it
-    /// has.
-    pub fn given(&self) -> Vec<(Key, usize)> {
-        fn count<T>(key: Key, list: &Option<Vec<T>>) -> Option<(Key, usize)> {
-            list.as_ref().map(|list| (key, list.len()))
-        }
-        [
-            count(Key::Kv, &self.kv),
-            count(Key::Page, &self.page),
-            count(Key::Prefill, &self.prefill),
-            count(Key::Decode, &self.decode),
-            count(Key::Path, &self.path),
-            count(Key::Threshold, &self.threshold),
-            count(Key::QueryChunk, &self.query_chunk),
-            count(Key::Rows, &self.rows),
-            count(Key::NumSplits, &self.num_splits),
-        ]
-        .into_iter()
-        .flatten()
-        .collect()
+    /// The keys that are given, and their values.
+    pub fn keys(&self) -> Map<String, Value> {
+        // Strings, numbers and lists.
+        let Ok(Value::Object(mut keys)) = serde_json::to_value(self) else {
+            unreachable!("settings are an object");
+        };
+        keys.retain(|_, value| match value {
+            Value::Array(list) => !list.is_empty(),
+            Value::Object(ranges) => !ranges.is_empty(),
+            value => !value.is_null(),
+        });
+        keys
     }
-}
 
-/// The keys that are given, and their values.
-fn keys_of(settings: &Settings) -> serde_json::Map<String, serde_json::Value> {
-    // Strings, numbers and lists.
-    match serde_json::to_value(settings) {
-        Ok(serde_json::Value::Object(keys)) => keys,
-        other => unreachable!("settings are an object: {other:?}"),
+    /// Every key that was given and that has an effect on some rows alone, and the number of its
+    /// values.
+    pub fn given(&self) -> Vec<(&'static str, usize)> {
+        let keys = self.keys();
+        let count = |(key, _)| Some((key, keys.get(key)?.as_array()?.len()));
+        EFFECTS.into_iter().filter_map(count).collect()
+    }
+
+    /// The keys among these that have several values.
+    pub fn several(&self, of: &[&'static str]) -> Vec<&'static str> {
+        let keys = self.keys();
+        let values = |key: &str| keys.get(key).and_then(Value::as_array).map_or(0, Vec::len);
+        of.iter().copied().filter(|key| values(key) > 1).collect()
     }
 }
 

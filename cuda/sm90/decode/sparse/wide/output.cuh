@@ -8,7 +8,7 @@
 
 #include "../../../../common/quad.cuh"
 #include "../../../../ptx/prefetch.cuh"
-#include "../merge.cuh"
+#include "../combine.cuh"
 #include "scores.cuh"
 
 namespace mla::sm90::sparse {

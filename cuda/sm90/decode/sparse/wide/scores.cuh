@@ -9,7 +9,7 @@
 #include "../../../../common/softmax.cuh"
 #include "../../../../common/swizzle.cuh"
 #include "../../../../ptx/wgmma.cuh"
-#include "../results.cuh"
+#include "../combine.cuh"
 #include "config.cuh"
 
 namespace mla::sm90::sparse {
