@@ -1,5 +1,7 @@
 //! `mla bench` on the CPU at toy sizes: shipped sweeps, what they write, and what is refused.
 
+mod refused;
+
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -498,262 +500,22 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
     );
     let listed = file("listed.yaml", "batches: [8q1s1k]\nlists: sorted\n");
     let results = file("results.json", r#"{"schema": 1}"#);
-    let refusals: &[(String, &str)] = &[
-        (
-            String::new(),
-            "SPEC: given none, accepted at least one batch",
-        ),
-        (
-            "q8s4".into(),
-            "given a kv length of 4, accepted at least the query length, 8",
-        ),
-        ("0q1s1k".into(), "given a count of 0, accepted 1 to "),
-        ("{b}q1".into(), "--range: given none for {b} of {b}q1"),
-        (
-            "8q1s1k --range b=3".into(),
-            "--range: given b, which occurs in no batch",
-        ),
-        ("{b}q1 --range b".into(), "--range: given \"b\""),
-        (
-            "q1 --range =1".into(),
-            "--range: given \"=1\", accepted a name of letters a to z",
-        ),
-        (
-            "q1 --range B=1".into(),
-            "--range: given \"B=1\", accepted a name of letters a to z",
-        ),
-        (
-            "{b}q1 --range b=1 --range b=2".into(),
-            "--range: given b twice, accepted each name once",
-        ),
-        (
-            "{b}q1 --range b=4..1".into(),
-            "range: given 4..1, accepted a start that is at most the stop",
-        ),
-        ("8q1s1k 8q1s1k".into(), "SPEC: given 8q1s1k twice"),
-        (
-            "8q1s1k --threshold 3 --measure attention".into(),
-            "threshold: given a value, with --measure attention",
-        ),
-        (
-            "8q1s1k --topk 9 --measure layer".into(),
-            "topk: given a value, with --measure layer, accepted one only where attention alone",
-        ),
-        (
-            "8q1s1k --topk 9 --threshold 3".into(),
-            "threshold: given a value, with --topk, accepted one only where the layer is timed",
-        ),
-        (
-            "8q1s1k --topk 9 --valid 10".into(),
-            "valid: given 10, accepted at most topk, 9",
-        ),
-        (
-            "8q1s1k --lists sorted".into(),
-            "lists: given a value without topk",
-        ),
-        (
-            format!("--config {listed}"),
-            "lists: given a value without topk",
-        ),
-        (
-            "8q1s1k --topk 9 --lists sorted,sorted".into(),
-            "lists: given sorted twice, accepted each value once",
-        ),
-        ("8q1s1k --topk 0".into(), "--topk"),
-        (
-            "8q1s1k --topk 9 --cases {cases}".replace("{cases}", &cases),
-            "beside --cases",
-        ),
-        (
-            "q64s128 --measure attention".into(),
-            "measure: given attention, of q64s128",
-        ),
-        (
-            "q64 --page 16".into(),
-            "page: given 1 value without effect on q64",
-        ),
-        (
-            "q64 --kv fp8".into(),
-            "kv: given 1 value without effect on q64",
-        ),
-        (
-            "8q1s1k q64 --page 16,32".into(),
-            "page: given 2 values without effect on q64",
-        ),
-        (
-            "q64 --rows 512".into(),
-            "rows: given 1 value without effect on q64",
-        ),
-        (
-            "4q4s1k --measure layer --query-chunk 8".into(),
-            "query_chunk: given 1 value without effect on 4q4s1k",
-        ),
-        (
-            "q64 --num-splits 4".into(),
-            "num_splits: given 1 value without effect on q64",
-        ),
-        (
-            "8q1s1k --num-splits 4,17".into(),
-            "num_splits: given 17, accepted 1 to 16",
-        ),
-        (
-            "8q1s1k --prefill CPU".into(),
-            "prefill: given 1 value without effect on 8q1s1k",
-        ),
-        (
-            "q64 --backends CPU --prefill CPU".into(),
-            "cannot be used with",
-        ),
-        (
-            "8q1s1k --backends XX".into(),
-            "--backends: given \"XX\", accepted all, for decodes CPU,",
-        ),
-        (
-            "8q1s1k --backends wgmma_mla".into(),
-            "; did you mean WGMMA_MLA?",
-        ),
-        (
-            "8q1s1k --dims -1x128x64x128".into(),
-            "dims: given \"-1x128x64x128\", accepted LxPxRxV",
-        ),
-        ("8q1s1k --seed -1".into(), "'--seed <N>': given \"-1\""),
-        (
-            "--config .".into(),
-            "--config: \".\": cannot read it: Is a directory (os error 21); accepted: a sweep file",
-        ),
-        (
-            "--cases .".into(),
-            "--cases: \".\": cannot read it: Is a directory (os error 21); accepted: a file of \
-             cases",
-        ),
-        (
-            "8q1s1k --ceilings .".into(),
-            "--ceilings: \".\": cannot read it: Is a directory (os error 21); accepted: what \
-             `cargo lab ceilings",
-        ),
-        (
-            format!("8q1s1k --ceilings {}", file("list.json", "[]")),
-            "given what is no such file (invalid length 0, expected the limits of a machine at \
-             line 1 column 2), accepted what `cargo lab ceilings --json` writes",
-        ),
-        (
-            format!("--cases {}", file("empty.json", "")),
-            "given what is no such file (EOF while parsing a value at line 1 column 0), accepted a \
-             file of cases, as in lab/cases of the repository",
-        ),
-        (
-            format!("compare {} {results}", file("empty.json", "")),
-            "given what is no such file (EOF while parsing a value at line 1 column 0), accepted \
-             what mla bench --json wrote",
-        ),
-        (
-            "8q1s1k --json /proc/mla.json".into(),
-            "output: \"/proc/mla.json\": cannot be written: ",
-        ),
-        (
-            "8q1s1k --backends WGMMA_ATTN".into(),
-            "backends: given WGMMA_ATTN, which no batch comes to",
-        ),
-        (
-            "8q1s1k --graphs on".into(),
-            "graphs: given on, accepted off",
-        ),
-        (
-            "8q1s1k --dims 5x5".into(),
-            "dims: given \"5x5\", accepted LxPxRxV",
-        ),
-        ("8q1s1k --dtype f8".into(), "dtype: given \"f8\", accepted"),
-        (
-            "8q1s1k --model gpt".into(),
-            "model: given \"gpt\", accepted ",
-        ),
-        ("8q1s1k --heads 0".into(), "accepted a number from 1"),
-        (
-            "8q1s1k --heads 8,16,8".into(),
-            "heads: given 8 twice, accepted each value once",
-        ),
-        (
-            "8q1s1k --backends CPU --backends CPU".into(),
-            "backends: given CPU twice",
-        ),
-        (
-            "8q1s1k --path absorbed,absorbed".into(),
-            "path: given absorbed twice",
-        ),
-        (
-            "8q1s1k --samples 1000001".into(),
-            "accepted a number from 1 to 1000000",
-        ),
-        (
-            format!("8q1s1k --model {nothing}"),
-            "nothing.json\": kv_lora_rank: given nothing, accepted a model with Multi-head Latent",
-        ),
-        (
-            "q300s400 --rows 1073741825 --threshold 0".into(),
-            "--rows: given 1073741825, accepted 1 to 1073741824",
-        ),
-        (
-            "q300s400 --rows 1000000000 --threshold 0".into(),
-            "memory: given q300s400 with 1000000000 context rows, which takes",
-        ),
-        (
-            "8q1s1k --measure layer --layers 4294967295".into(),
-            "memory: given 8q1s1k, which takes",
-        ),
-        (
-            "q2147483647 --heads 65536".into(),
-            "memory: given q2147483647, which takes",
-        ),
-        (
-            "8q1s1k --plot a.pdf".into(),
-            "accepted: a name that ends with .svg or .png",
-        ),
-        (
-            "8q1s1k --json /nowhere/a.json".into(),
-            "accepted: a file in a folder that exists",
-        ),
-        ("900000q1s2k".into(), "memory: given 900000q1s2k"),
-        ("--config nowhere.yaml".into(), "--config: \"nowhere.yaml\""),
-        (
-            format!("--cases {cases} --heads 3"),
-            "--heads: given a value beside --cases",
-        ),
-        (
-            format!("--cases {cases} --only x"),
-            "--only: given x, accepted how an id of the file begins: d",
-        ),
-        ("8q1s1k --only d".into(), "--cases"),
-        ("compare a.json b.json".into(), "\"a.json\""),
-        (format!("compare {results} {results}"), "missing field"),
-        (
-            format!("1q1s64 --json {}", env!("CARGO_TARGET_TMPDIR")),
-            "accepted: a file in a folder that exists",
-        ),
-        (
-            "1q1s64 --json of_both --csv of_both".into(),
-            "output: \"of_both\": accepted: a file for each output",
-        ),
-        (
-            "q1s64 --warm-up 4294967295".into(),
-            "given \"4294967295\", accepted a number from 0 to 1000000",
-        ),
-        (
-            "q1s64 --topk 4294967295".into(),
-            "given \"4294967295\", accepted a number from 1 to 1048576",
-        ),
-        (
-            "peers --python python3 --help".into(),
-            "error: peers, indexer and ceilings: given to mla bench, accepted as cargo lab peers, \
-             cargo lab indexer and cargo lab ceilings, in a checkout of this project\n",
-        ),
-        ("ceilings".into(), "accepted as cargo lab peers, cargo lab"),
-        (
-            "indexer --batch 1q1s64".into(),
-            "accepted as cargo lab peers, cargo lab",
-        ),
+    let files = [
+        ("nothing", nothing),
+        ("cases", cases),
+        ("listed", listed),
+        ("results", results),
+        ("list", file("list.json", "[]")),
+        ("empty", file("empty.json", "")),
+        ("folder", env!("CARGO_TARGET_TMPDIR").to_owned()),
     ];
-    for (line, message) in refusals {
-        refuse(line, message);
+    for (line, messages) in refused::read(include_str!("refused/bench.txt")) {
+        let line = files.iter().fold(line.to_owned(), |line, (name, path)| {
+            line.replace(&format!("{{{name}}}"), path)
+        });
+        for message in messages {
+            refuse(&line, message);
+        }
     }
 }
 

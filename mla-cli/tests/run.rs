@@ -1,5 +1,7 @@
 //! `mla run` as a user runs it, on a model small enough for unoptimised code.
 
+mod refused;
+
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -270,46 +272,8 @@ fn the_table_says_what_was_chosen_and_found() {
 
 #[test]
 fn bad_input_is_refused_in_one_line() {
-    for (name, arguments, parts) in [
-        (
-            "spec",
-            "--batch q8s4",
-            ["a kv length of 4", "at least the query length, 8"],
-        ),
-        ("zero", "--batch q0", ["a query length of 0", "1 to"]),
-        ("none", "", ["--batch", "required"]),
-        ("device", "--batch q4 --device tpu", ["tpu", "cpu"]),
-        ("kv", "--batch q4 --kv int4", ["int4", "fp8_ds_mla"]),
-        (
-            "unknown",
-            "--batch q4 --decode FLASHMAL",
-            ["FLASHMAL", "did you mean"],
-        ),
-        (
-            "refused",
-            "--batch q4 --prefill WGMMA_ATTN",
-            ["WGMMA_ATTN was asked for", "given cpu"],
-        ),
-        ("samples", "--batch q4 --samples 0", ["--samples", "from 1"]),
-        (
-            "rows",
-            "--batch q4 --rows 4294967295",
-            ["--rows: given 4294967295", "accepted 1 to 1073741824"],
-        ),
-        (
-            "workspace",
-            "--batch q3s1000 --threshold 0 --rows 1000000000",
-            ["given q3s1000 with 1000000000 context rows", "available"],
-        ),
-        ("page", "--batch q4 --page 0", ["--page", "from 1"]),
-        ("heads", "--batch q4 --heads x", ["--heads", "\"x\""]),
-        (
-            "memory",
-            "--batch 1048575q1s2k_q1s2147483647",
-            ["of memory at least", "available"],
-        ),
-    ] {
-        let output = mla(name, arguments);
+    for (arguments, parts) in refused::read(include_str!("refused/run.txt")) {
+        let output = mla("refused", arguments);
         let stderr = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(2), "{arguments}: {stderr}");
         assert!(output.stdout.is_empty(), "{arguments}");
