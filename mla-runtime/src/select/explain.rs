@@ -2,11 +2,13 @@
 
 use std::fmt;
 
-use serde::{Serialize, Serializer};
+use serde::ser::{Serialize, SerializeMap as _, Serializer};
 
 use crate::model::MlaDims;
 use crate::select::HOW_TO_LINK;
-use crate::spec::{BackendSpec, Field, KernelFacts, Phase, Problem, Reason, Reasons, Run, Target};
+use crate::spec::{
+    BackendSpec, Feature, Field, KernelFacts, Phase, Problem, Reason, Reasons, Run, Target,
+};
 
 /// A backend that was considered.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -167,168 +169,81 @@ impl fmt::Display for PhaseExplanation {
     }
 }
 
-impl Serialize for Explanation {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        Report::of(self).serialize(serializer)
-    }
-}
-
-// The JSON, as types: keys in the order in which they are written.
-
-#[derive(Serialize)]
-struct Report<'a> {
-    target: TargetReport,
-    dims: DimsReport,
-    heads: u32,
-    dtype: &'static str,
-    kv_format: &'static str,
-    page_size: u32,
-    query_len: &'static str,
-    graphs: &'static str,
-    context_parallel: bool,
-    quant_output: bool,
-    sparse: bool,
-    features: Vec<&'static str>,
-    prefill: PhaseReport<'a>,
-    decode: PhaseReport<'a>,
-}
-
-#[derive(Serialize)]
-struct TargetReport {
-    platform: &'static str,
-    capability: Option<String>,
-    present: bool,
-}
-
-#[derive(Serialize)]
-struct DimsReport {
-    latent: u32,
-    nope: u32,
-    rope: u32,
-    v: u32,
-}
-
-#[derive(Serialize)]
-struct PhaseReport<'a> {
-    selected: Option<&'a str>,
-    candidates: Vec<CandidateReport<'a>>,
-}
-
-#[derive(Serialize)]
-struct CandidateReport<'a> {
-    name: &'a str,
-    provider: &'a str,
-    priority: i32,
-    valid: bool,
-    graphs: &'static str,
-    dependent_launch: bool,
-    lse_precision: &'static str,
-    // Null where it is not known.
-    compiled_for: Option<Vec<&'static str>>,
-    run_on: Option<Vec<RunReport>>,
-    reasons: Vec<ReasonReport>,
-}
-
-#[derive(Serialize)]
-struct RunReport {
-    gpu: &'static str,
-    capability: String,
-    date: &'static str,
-    commit: &'static str,
-}
-
-#[derive(Serialize)]
-struct ReasonReport {
-    field: &'static str,
-    given: String,
-    accepted: String,
-    message: String,
-}
-
-impl<'a> Report<'a> {
-    fn of(explanation: &'a Explanation) -> Self {
-        let (target, problem) = (explanation.target, &explanation.problem);
-        let MlaDims { latent, head } = problem.dims;
-        Self {
-            target: TargetReport {
-                platform: target.platform.name(),
-                capability: target.capability.map(|capability| capability.to_string()),
-                present: target.present,
-            },
-            dims: DimsReport {
-                latent,
-                nope: head.nope,
-                rope: head.rope,
-                v: head.v,
-            },
-            heads: problem.heads,
-            dtype: problem.dtype.name(),
-            kv_format: problem.kv_format.name(),
-            page_size: problem.page_size,
-            query_len: problem.query_len.name(),
-            graphs: problem.graphs.name(),
-            context_parallel: problem.context_parallel,
-            quant_output: problem.quant_output,
-            sparse: problem.sparse,
-            features: problem
-                .features
-                .iter()
-                .map(|feature| feature.name())
-                .collect(),
-            prefill: PhaseReport::of(&explanation.prefill),
-            decode: PhaseReport::of(&explanation.decode),
+// Writes a type as an object of these keys, in this order.
+macro_rules! object {
+    ($type:ty, |$it:ident| $($key:ident: $value:expr),+ $(,)?) => {
+        impl Serialize for $type {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                let $it = self;
+                let mut object = serializer.serialize_map(None)?;
+                $(object.serialize_entry(stringify!($key), &$value)?;)+
+                object.end()
+            }
         }
-    }
+    };
 }
 
-impl<'a> PhaseReport<'a> {
-    fn of(phase: &'a PhaseExplanation) -> Self {
-        Self {
-            selected: phase.selected().map(|candidate| candidate.spec.name),
-            candidates: phase
-                .candidates
-                .iter()
-                .map(|candidate| CandidateReport {
-                    name: candidate.spec.name,
-                    provider: candidate.spec.provider,
-                    priority: candidate.priority,
-                    valid: candidate.is_valid(),
-                    graphs: candidate.spec.graphs.name(),
-                    dependent_launch: candidate.spec.dependent_launch,
-                    lse_precision: candidate.spec.lse_precision.name(),
-                    compiled_for: candidate.kernels.families_said().map(|families| {
-                        let targets = families.iter().flat_map(|family| family.targets);
-                        targets.copied().collect()
-                    }),
-                    run_on: candidate
-                        .kernels
-                        .run_on
-                        .map(|runs| runs.iter().map(RunReport::of).collect()),
-                    reasons: candidate.reasons.iter().map(ReasonReport::of).collect(),
-                })
-                .collect(),
-        }
-    }
-}
+object!(Explanation, |it|
+    target: it.target,
+    dims: it.problem.dims,
+    heads: it.problem.heads,
+    dtype: it.problem.dtype.name(),
+    kv_format: it.problem.kv_format.name(),
+    page_size: it.problem.page_size,
+    query_len: it.problem.query_len.name(),
+    graphs: it.problem.graphs.name(),
+    context_parallel: it.problem.context_parallel,
+    quant_output: it.problem.quant_output,
+    sparse: it.problem.sparse,
+    features: it.problem.features.iter().map(Feature::name).collect::<Vec<_>>(),
+    prefill: it.prefill,
+    decode: it.decode,
+);
 
-impl RunReport {
-    fn of(run: &Run) -> Self {
-        Self {
-            gpu: run.gpu,
-            capability: run.capability.to_string(),
-            date: run.date,
-            commit: run.commit,
-        }
-    }
-}
+object!(Target, |it|
+    platform: it.platform.name(),
+    capability: it.capability.map(|capability| capability.to_string()),
+    present: it.present,
+);
 
-impl ReasonReport {
-    fn of(reason: Reason) -> Self {
-        Self {
-            field: reason.field.name(),
-            given: reason.given.to_string(),
-            accepted: reason.accepted.to_string(),
-            message: reason.to_string(),
-        }
-    }
-}
+object!(MlaDims, |it|
+    latent: it.latent,
+    nope: it.head.nope,
+    rope: it.head.rope,
+    v: it.head.v,
+);
+
+object!(PhaseExplanation, |it|
+    selected: it.selected().map(|candidate| candidate.spec.name),
+    candidates: it.candidates,
+);
+
+object!(Candidate, |it|
+    name: it.spec.name,
+    provider: it.spec.provider,
+    priority: it.priority,
+    valid: it.is_valid(),
+    graphs: it.spec.graphs.name(),
+    dependent_launch: it.spec.dependent_launch,
+    lse_precision: it.spec.lse_precision.name(),
+    // Null if it is not known.
+    compiled_for: it.kernels.families_said().map(|families| {
+        families.iter().flat_map(|family| family.targets).collect::<Vec<_>>()
+    }),
+    run_on: it.kernels.run_on,
+    reasons: it.reasons.iter().collect::<Vec<_>>(),
+);
+
+object!(Run, |it|
+    gpu: it.gpu,
+    capability: it.capability.to_string(),
+    date: it.date,
+    commit: it.commit,
+);
+
+object!(Reason, |it|
+    field: it.field.name(),
+    given: it.given.to_string(),
+    accepted: it.accepted.to_string(),
+    message: it.to_string(),
+);
