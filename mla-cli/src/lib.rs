@@ -193,12 +193,12 @@ pub mod parts {
     pub use crate::bench::files::{Until, check_files, json, save};
     pub use crate::bench::output::OutputArgs;
     pub use crate::bench::plot::{Scatter, draw_with};
-    pub use crate::bench::random::Normal;
     pub use crate::bench::record::{Report, Row};
     pub use crate::bench::runner::{Watcher, run_on_device};
     pub use crate::bench::settings::{SEED, Settings};
     pub use crate::bench::statistics::Summary;
     pub use crate::device::memory::upload;
+    pub use crate::device::random::Normal;
     pub use crate::device::stopwatch::{Protocol, Stopwatch};
     pub use crate::device::{About, DeviceName, IndexedJob, Job};
     pub use crate::error::CliError;

@@ -15,7 +15,6 @@ mod measure;
 pub(crate) mod output;
 pub(crate) mod plan;
 pub(crate) mod plot;
-pub(crate) mod random;
 pub(crate) mod record;
 pub(crate) mod report;
 pub(crate) mod runner;

@@ -1,7 +1,9 @@
 //! The devices that a subcommand can run on: `--device cpu` or `--device cuda`.
 
 pub(crate) mod memory;
+pub(crate) mod random;
 pub(crate) mod stopwatch;
+pub(crate) mod tensor;
 
 use std::fmt::Display;
 

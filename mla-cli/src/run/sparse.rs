@@ -1,6 +1,5 @@
 //! The lists of a sparse layer: made by an indexer from random data, and compared with f64.
 
-use fastrand::Rng;
 use half::{bf16, f16};
 use mla_conformance::reference::{Turn, decode_e4m3, largest, quantise_index};
 use mla_runtime::Result;
@@ -12,13 +11,15 @@ use mla_runtime::indexer::{
 };
 use mla_runtime::layer::Workspace;
 use mla_runtime::model::{DType, IndexerConfig, ModelConfig, Rope};
-use mla_runtime::tensor::{ArrayRef, Rotary, RotaryTables};
+use mla_runtime::tensor::{ArrayRef, Layout, Rotary, RotaryTables, TensorRef};
 use rayon::prelude::*;
 use serde::Serialize;
 
-use super::data::{BLOCK, HostLists, Tensor, UNIT};
+use super::data::{HostLists, seed_of};
 use super::workload::Workload;
 use crate::device::memory::upload;
+use crate::device::random::Normal;
+use crate::device::tensor::{BLOCK, Tensor};
 use crate::error::CliError;
 use crate::progress::Progress;
 
@@ -28,30 +29,40 @@ pub trait Lists<D: Device>: Sized {
     const SPARSE: bool;
 
     /// The additions to the memory plan.
-    fn needs(model: &ModelConfig, limits: &StepLimits, page: u32) -> Result<Option<IndexNeeds>>;
+    fn needs(_: &ModelConfig, _: &StepLimits, _: u32) -> Result<Option<IndexNeeds>> {
+        Ok(None)
+    }
 
     /// Everything that an engine would own, on the device.
     fn new(run: &Run<'_, D>) -> std::result::Result<Self, CliError>;
 
     /// Makes the lists of the prepared step.
-    fn select<P, B>(&mut self, workspace: &Workspace<P, B>) -> Result<()>
+    fn select<P, B>(&mut self, _: &Workspace<P, B>) -> Result<()>
     where
         P: PrefillStage<Device = D>,
-        B: DecodeStage<Device = D>;
+        B: DecodeStage<Device = D>,
+    {
+        Ok(())
+    }
 
     /// The lists of the prepared step.
-    fn lists<P, B>(&self, workspace: &Workspace<P, B>) -> Result<Option<SlotLists<'_, D>>>
+    fn lists<P, B>(&self, _: &Workspace<P, B>) -> Result<Option<SlotLists<'_, D>>>
     where
         P: PrefillStage<Device = D>,
-        B: DecodeStage<Device = D>;
+        B: DecodeStage<Device = D>,
+    {
+        Ok(None)
+    }
 
-    /// Compares the lists of `samples` tokens with f64.
+    /// Compares the lists of a number of tokens with f64.
     fn compare(
         &self,
-        run: &Run<'_, D>,
-        lists: Option<&HostLists>,
-        samples: u32,
-    ) -> std::result::Result<Option<ListErrors>, CliError>;
+        _: &Run<'_, D>,
+        _: Option<&HostLists>,
+        _: u32,
+    ) -> std::result::Result<Option<ListErrors>, CliError> {
+        Ok(None)
+    }
 }
 
 /// The input of a run.
@@ -71,37 +82,8 @@ pub(crate) struct Dense;
 impl<D: Device> Lists<D> for Dense {
     const SPARSE: bool = false;
 
-    fn needs(_: &ModelConfig, _: &StepLimits, _: u32) -> Result<Option<IndexNeeds>> {
-        Ok(None)
-    }
-
     fn new(_: &Run<'_, D>) -> std::result::Result<Self, CliError> {
         Ok(Self)
-    }
-
-    fn select<P, B>(&mut self, _: &Workspace<P, B>) -> Result<()>
-    where
-        P: PrefillStage<Device = D>,
-        B: DecodeStage<Device = D>,
-    {
-        Ok(())
-    }
-
-    fn lists<P, B>(&self, _: &Workspace<P, B>) -> Result<Option<SlotLists<'_, D>>>
-    where
-        P: PrefillStage<Device = D>,
-        B: DecodeStage<Device = D>,
-    {
-        Ok(None)
-    }
-
-    fn compare(
-        &self,
-        _: &Run<'_, D>,
-        _: Option<&HostLists>,
-        _: u32,
-    ) -> std::result::Result<Option<ListErrors>, CliError> {
-        Ok(None)
     }
 }
 
@@ -173,13 +155,18 @@ impl<D: IndexDevice> Lists<D> for Indexed<D> {
         // wide.
         let rank = run.model.q_lora_rank.unwrap_or(2048) as usize;
         let tokens = run.workload.tokens();
-        let mut rng = Rng::with_seed(u64::from(run.seed) ^ 0x1d);
-        let mut random = |shape, max| Tensor::random(device, &mut rng, problem.dtype, shape, max);
-        let query_latent = random([tokens, 1, rank], UNIT)?;
-        let query_weights = random([1, rank, heads * width], UNIT / (rank as f32).sqrt())?;
-        let keys = random([tokens, 1, width], UNIT)?;
-        let norm = [random([1, 1, width], UNIT)?, random([1, 1, width], 0.1)?];
-        let head_weights = random([tokens, 1, heads], UNIT)?;
+        let random = |number, shape, deviation| {
+            let seed = seed_of(run.seed, number);
+            Tensor::random(device, seed, problem.dtype, shape, deviation)
+        };
+        let query_latent = random(8, [tokens, 1, rank], 1.0)?;
+        let query_weights = random(9, [1, rank, heads * width], 1.0 / (rank as f32).sqrt())?;
+        let keys = random(10, [tokens, 1, width], 1.0)?;
+        let norm = [
+            random(11, [1, 1, width], 1.0)?,
+            random(12, [1, 1, width], 0.05)?,
+        ];
+        let head_weights = random(13, [tokens, 1, heads], 1.0)?;
         let longest = run.workload.requests.iter().map(|r| r.kv).max();
         let tables = match dims.rope {
             0 => None,
@@ -204,7 +191,7 @@ impl<D: IndexDevice> Lists<D> for Indexed<D> {
             tables,
             layout,
         };
-        indexed.fill(run, &mut rng)?;
+        indexed.fill(run)?;
         Ok(indexed)
     }
 
@@ -301,9 +288,13 @@ impl<D: IndexDevice> Indexed<D> {
     }
 
     /// Writes the index keys of all context.
-    fn fill(&mut self, run: &Run<'_, D>, rng: &mut Rng) -> std::result::Result<(), CliError> {
+    fn fill(&mut self, run: &Run<'_, D>) -> std::result::Result<(), CliError> {
         let (device, dtype) = (run.device, run.config.problem.dtype);
         let width = self.layout.width;
+        let requests = run.workload.requests.iter();
+        let count = width * requests.map(|r| r.context_len() as usize).sum::<usize>();
+        let numbers = Normal::of(seed_of(run.seed, 14), dtype, 1.0, count);
+        let mut done = 0;
         let block_tables = run.workload.tables()?;
         for (index, request) in run.workload.requests.iter().enumerate() {
             run.progress
@@ -315,7 +306,9 @@ impl<D: IndexDevice> Indexed<D> {
                     .map(|position| block_tables.slot(index, *position as u64))
                     .collect();
                 let (slots, positions) = (upload(device, &slots?)?, upload(device, block)?);
-                let keys = Tensor::random(device, rng, dtype, [block.len(), 1, width], UNIT)?;
+                let rows = Layout::contiguous(dtype, [block.len(), 1, width]);
+                let keys = numbers.buffer(device, done * width, rows.elements())?;
+                done += block.len();
                 let rotary = match &self.tables {
                     Some(tables) => {
                         let tables = tables.rotation()?;
@@ -330,7 +323,7 @@ impl<D: IndexDevice> Indexed<D> {
                 device.write_index_keys(
                     self.indexer.config(),
                     IndexKeys::new(
-                        keys.view()?,
+                        TensorRef::new(D::bytes(&keys), rows)?,
                         LayerNorm::new(self.norm[0].view()?, self.norm[1].view()?),
                         ArrayRef::new(D::bytes(&slots), block.len())?,
                         IndexCacheMut::new(D::bytes_mut(&mut self.cache), self.layout)?,

@@ -266,10 +266,9 @@ pub(crate) fn bytes(spec: &BatchSpec, problem: &Problem) -> f64 {
     let rows: f64 = requests.iter().map(|r| pages(r) * page).sum();
     let longest = requests.iter().map(pages).fold(0.0, f64::max);
     let expanded = n.heads * n.kv_b * n.element_bytes;
-    // Random tensors are there twice: as they were made, and on the device.
     rows * n.row_bytes
-        + query_tokens(requests) * (2.0 * n.token_bytes + expanded)
-        + 2.0 * n.weight_bytes
+        + query_tokens(requests) * (n.token_bytes + expanded)
+        + n.weight_bytes
         + requests.len() as f64 * longest * 8.0
 }
 

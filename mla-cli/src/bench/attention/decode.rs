@@ -9,23 +9,17 @@ use mla_runtime::batch::Request;
 use mla_runtime::device::Device;
 use mla_runtime::select::Registry;
 use mla_runtime::spec::QueryFormat;
-use mla_runtime::tensor::{
-    ArrayRef, BlockTable, CacheLayout, CacheMut, CacheRef, Layout, TensorRef,
-};
+use mla_runtime::tensor::{ArrayRef, BlockTable, CacheLayout, CacheRef};
 use rayon::prelude::*;
 
 use super::outcome::{Outcome, chosen, request_of};
 use crate::bench::lists::Lists;
-use crate::bench::random::Normal;
 use crate::bench::work::Attention;
-use crate::device::memory::stored_rows;
-use crate::device::memory::upload;
+use crate::device::memory::{stored_rows, upload};
+use crate::device::tensor::{Tensor, cache_layout, filled_cache};
 use crate::error::CliError;
-use crate::run::deviation::{Compared, Errors};
+use crate::run::deviation::Errors;
 use crate::run::workload::block_tables;
-
-/// Cache rows that are made at a time.
-const BLOCK: usize = 1 << 16;
 
 /// Absorbed attention.
 pub struct Decode<'a, D: Device> {
@@ -33,8 +27,7 @@ pub struct Decode<'a, D: Device> {
     pub backend: SelectedDecode<D>,
     state: <SelectedDecode<D> as DecodeStage>::State,
     metadata: <SelectedDecode<D> as DecodeStage>::Metadata,
-    query_numbers: Normal,
-    query: D::Buffer,
+    query: Tensor<D>,
     /// One per layer.
     caches: Vec<D::Buffer>,
     cache_layout: CacheLayout,
@@ -66,17 +59,11 @@ impl<'a, D: Device> Decode<'a, D> {
 
         let (table, _) = block_tables(&what.requests, problem.page_size, what.seed);
         let pages: usize = what.requests.iter().map(|r| what.pages_of(r)).sum();
-        let cache_layout =
-            CacheLayout::contiguous(dims, problem.kv_format, pages, problem.page_size as usize)
-                // Few numbers are more than four standard deviations away; those saturate.
-                .with_scale(match problem.kv_format.has_tensor_scale() {
-                    true => 4.0 * what.deviation / 448.0,
-                    false => 1.0,
-                });
-        let caches = (0..what.layers)
-            .map(|layer| fill(what, device, cache_layout, layer))
+        let (seed, deviation) = (what.seed, what.deviation);
+        let cache_layout = cache_layout(problem, pages, deviation);
+        let caches = (0..what.layers as u64)
+            .map(|layer| filled_cache(device, cache_layout, dtype, seed + 2 + 2 * layer, deviation))
             .collect::<Result<_>>()?;
-        let query_numbers = Normal::new(what.seed + 1, dtype, what.deviation);
         let lens: Vec<i32> = what.requests.iter().map(|r| r.kv as i32).collect();
         let positions = what.positions();
         let slots = match what.lists {
@@ -94,8 +81,7 @@ impl<'a, D: Device> Decode<'a, D> {
             host_lens,
             state: backend.state(device, &limits)?,
             metadata: backend.metadata(device, &limits)?,
-            query: query_numbers.buffer(device, 0, tokens * heads * row)?,
-            query_numbers,
+            query: Tensor::random(device, seed + 1, dtype, [tokens, heads, row], deviation)?,
             caches,
             cache_layout,
             block_table: upload(device, &table)?,
@@ -135,9 +121,7 @@ impl<'a, D: Device> Decode<'a, D> {
         let problem = &self.what.config.problem;
         let latent = problem.dims.latent as usize;
         let row = problem.dims.row() as usize;
-        let shape = [self.what.tokens(), problem.heads as usize, row];
-        let layout = Layout::contiguous(problem.dtype, shape);
-        let query = TensorRef::new(D::bytes(&self.query), layout)?;
+        let query = self.query.view()?;
         for cache in &self.caches {
             let batch = batch(
                 self.what,
@@ -181,14 +165,13 @@ impl<'a, D: Device> Decode<'a, D> {
     pub fn check(&self, device: &D, count: usize) -> std::result::Result<Errors, CliError> {
         let what = self.what;
         let problem = &what.config.problem;
-        let heads = problem.heads as usize;
-        let [latent, rope] = [problem.dims.latent, problem.dims.head.rope].map(|n| n as usize);
+        let latent = problem.dims.latent as usize;
         let starts = what.starts(|r| r.q);
         let layout = &self.cache_layout;
         let max_pages = self.batch()?.block_table.max_pages();
         let cache = &self.caches[self.caches.len() - 1];
         // Not of `self`, which threads cannot share.
-        let (query_numbers, positions) = (&self.query_numbers, &self.positions);
+        let (query, positions) = (&self.query, &self.positions);
         let mut compared = Vec::new();
         for rows in chosen(what, count)
             .chunk_by(|a, b| request_of(&starts, a.0) == request_of(&starts, b.0))
@@ -201,31 +184,24 @@ impl<'a, D: Device> Decode<'a, D> {
             let stored = stored_rows(device, cache, layout, &pages, kv)?;
             let keys: Vec<&[f64]> = stored.iter().map(Vec::as_slice).collect();
             let values: Vec<&[f64]> = stored.iter().map(|row| &row[..latent]).collect();
-            let expected: Vec<_> = rows
-                .par_iter()
-                .map(|&(token, head)| {
-                    let width = latent + rope;
-                    let query = query_numbers.row((token * heads + head) * width, width);
-                    let own = token - starts[index] as usize;
-                    let seen = kv - request.q as usize + own + 1;
-                    let scale = what.config.softmax_scale.into();
-                    let Some(list) = positions.get(token) else {
-                        return attend(&query, &keys[..seen], &values[..seen], scale);
-                    };
-                    let listed = list.iter().map(|at| *at as usize);
-                    let own_keys: Vec<_> = listed.clone().map(|at| keys[at]).collect();
-                    let own_values: Vec<_> = listed.map(|at| values[at]).collect();
-                    attend(&query, &own_keys, &own_values, scale)
-                })
-                .collect();
-            for (&(token, head), expected) in rows.iter().zip(expected) {
-                compared.push(Compared {
-                    given: self.outcome.row(device, token, head)?,
-                    expected,
-                });
-            }
+            let expected = rows.par_iter().map(|&(token, head)| {
+                let query = query.row(token, head);
+                let own = token - starts[index] as usize;
+                let seen = kv - request.q as usize + own + 1;
+                let scale = what.config.softmax_scale.into();
+                let Some(list) = positions.get(token) else {
+                    let all = attend(&query, &keys[..seen], &values[..seen], scale);
+                    return ((token, head), all);
+                };
+                let listed = list.iter().map(|at| *at as usize);
+                let own_keys: Vec<_> = listed.clone().map(|at| keys[at]).collect();
+                let own_values: Vec<_> = listed.map(|at| values[at]).collect();
+                let listed = attend(&query, &own_keys, &own_values, scale);
+                ((token, head), listed)
+            });
+            compared.par_extend(expected);
         }
-        Ok(Errors::of(&compared, problem.dtype))
+        Ok(self.outcome.compare(device, compared)?)
     }
 }
 
@@ -263,39 +239,4 @@ fn batch<'b, D: Device>(
             what.longest(|r| r.q),
         ),
     ))
-}
-
-/// A layer's cache, every row of it random.
-fn fill<D: Device>(
-    what: &Attention,
-    device: &D,
-    layout: CacheLayout,
-    layer: usize,
-) -> Result<D::Buffer> {
-    let (dims, dtype) = (layout.dims, what.config.problem.dtype);
-    let [latent, rope] = [dims.latent, dims.head.rope].map(|n| n as usize);
-    let seed = what.seed + 2 + 2 * layer as u64;
-    let latent_numbers = Normal::new(seed, dtype, what.deviation);
-    let rope_numbers = Normal::new(seed + 1, dtype, what.deviation);
-    let mut cache = device.allocate(layout.pages * layout.page_stride)?;
-    let slots: Vec<usize> = (0..layout.slots()).collect();
-    for block in slots.chunks(BLOCK) {
-        let rows = block.len();
-        let latents = latent_numbers.buffer(device, block[0] * latent, rows * latent)?;
-        let ropes = rope_numbers.buffer(device, block[0] * rope, rows * rope)?;
-        let numbers: Vec<i64> = block.iter().map(|slot| *slot as i64).collect();
-        let slots = upload(device, &numbers)?;
-        device.write_cache(
-            TensorRef::new(
-                D::bytes(&latents),
-                Layout::contiguous(dtype, [rows, 1, latent]),
-            )?,
-            TensorRef::new(D::bytes(&ropes), Layout::contiguous(dtype, [rows, 1, rope]))?,
-            ArrayRef::new(D::bytes(&slots), rows)?,
-            CacheMut::new(D::bytes_mut(&mut cache), layout)?,
-        )?;
-        // The block's memory is given back here.
-        device.synchronize()?;
-    }
-    Ok(cache)
 }

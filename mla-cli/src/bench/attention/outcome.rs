@@ -1,61 +1,50 @@
 //! The output of an attention, and the rows of it that are compared with the reference.
 
 use fastrand::Rng;
-use mla_conformance::reference::decode_row;
 use mla_runtime::Result;
 use mla_runtime::backend::Output;
 use mla_runtime::device::Device;
-use mla_runtime::model::{DType, KvFormat};
-use mla_runtime::tensor::{Layout, LseLayout, LseMut, TensorMut};
+use mla_runtime::model::DType;
+use mla_runtime::tensor::{LseLayout, LseMut};
 
 use crate::bench::work::Attention;
-use crate::device::memory::upload;
-use crate::run::deviation::choose;
+use crate::device::tensor::Tensor;
+use crate::run::deviation::{Compared, Errors, choose};
 
 /// Results, and where they are.
 pub(super) struct Outcome<D: Device> {
-    out: D::Buffer,
-    out_layout: Layout,
-    lse: D::Buffer,
-    lse_layout: LseLayout,
+    out: Tensor<D>,
+    lse: Tensor<D>,
 }
+
+/// A row of the results, by its token and head, and what it is in f64.
+pub(super) type Expected = ((usize, usize), (Vec<f64>, f64));
 
 impl<D: Device> Outcome<D> {
     pub(super) fn new(device: &D, dtype: DType, shape: [usize; 3]) -> Result<Self> {
-        let out_layout = Layout::contiguous(dtype, shape);
-        // NaN, so that nothing passes for a result that was not written.
-        let poison = |bytes: usize| upload(device, &vec![0xff_u8; bytes]);
+        let [tokens, heads, _] = shape;
         Ok(Self {
-            out: poison(out_layout.elements() * dtype.bytes())?,
-            out_layout,
-            lse: poison(shape[0] * shape[1] * 4)?,
-            lse_layout: LseLayout::heads_first(shape[1], shape[0]),
+            out: Tensor::unwritten(device, dtype, shape)?,
+            lse: Tensor::unwritten(device, DType::F32, [1, heads, tokens])?,
         })
     }
 
     pub(super) fn write(&mut self) -> Result<(Output<'_, D>, LseMut<'_, D>)> {
-        let out = TensorMut::new(D::bytes_mut(&mut self.out), self.out_layout)?;
-        let lse = LseMut::new(D::bytes_mut(&mut self.lse), self.lse_layout)?;
+        let out = self.out.view_mut()?;
+        let [tokens, heads, _] = out.shape();
+        let lse = self.lse.view_mut()?.into_bytes();
+        let lse = LseMut::new(lse, LseLayout::heads_first(heads, tokens))?;
         Ok((Output::Plain(out), lse))
     }
 
-    /// One head's output and log-sum-exp for one token.
-    pub(super) fn row(&self, device: &D, token: usize, head: usize) -> Result<(Vec<f64>, f64)> {
-        let [tokens, heads, width] = self.out_layout.shape;
-        let mut row = vec![0; width * self.out_layout.dtype.bytes()];
-        let start = (token * heads + head) * row.len();
-        let bytes = D::byte_range(D::bytes(&self.out), start..start + row.len());
-        device.download(bytes, &mut row)?;
-        let mut lse = [0; 4];
-        let start = (head * tokens + token) * 4;
-        device.download(
-            D::byte_range(D::bytes(&self.lse), start..start + 4),
-            &mut lse,
-        )?;
-        let format = KvFormat::of(self.out_layout.dtype);
-        // A row without a rotary part.
-        let row = decode_row(format, width, 0, &row, 1.0);
-        Ok((row, f32::from_ne_bytes(lse).into()))
+    pub(super) fn compare(&self, device: &D, rows: Vec<Expected>) -> Result<Errors> {
+        let compared = rows.into_iter().map(|((token, head), expected)| {
+            let lse = self.lse.read(device, 0, head)?[token];
+            let given = (self.out.read(device, token, head)?, lse);
+            Ok(Compared { given, expected })
+        });
+        let compared = compared.collect::<Result<Vec<_>>>()?;
+        Ok(Errors::of(&compared, self.out.dtype()))
     }
 }
 

@@ -11,11 +11,12 @@ use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 use rayon::prelude::*;
 
 use super::outcome::{Outcome, chosen, request_of};
-use crate::bench::random::Normal;
 use crate::bench::work::Attention;
 use crate::device::memory::upload;
+use crate::device::random::Normal;
+use crate::device::tensor::Tensor;
 use crate::error::CliError;
-use crate::run::deviation::{Compared, Errors};
+use crate::run::deviation::Errors;
 
 /// Expanded attention.
 pub struct Prefill<'a, D: Device> {
@@ -26,8 +27,7 @@ pub struct Prefill<'a, D: Device> {
     metadata: <SelectedPrefill<D> as PrefillStage>::Metadata,
     query_lens: Vec<u32>,
     key_lens: Vec<u32>,
-    query_numbers: Normal,
-    query: D::Buffer,
+    query: Tensor<D>,
     /// One of each per layer.
     layers: Vec<KeysAndValues<D>>,
     starts: [D::Buffer; 2],
@@ -73,12 +73,10 @@ impl<'a, D: Device> Prefill<'a, D> {
         };
         let batch = PrefillBatch::new(&query_lens, &query_lens).with_chunks(&chunks);
         backend.prepare(device, &batch, &mut state, &mut metadata)?;
-        let query_numbers = Normal::new(what.seed + 1, problem.dtype, what.deviation);
-        let query_len = tokens * heads * head.qk() as usize;
+        let shape = [tokens, heads, head.qk() as usize];
         let layout = backend.spec().key_layout;
         Ok(Self {
-            query: query_numbers.buffer(device, 0, query_len)?,
-            query_numbers,
+            query: Tensor::random(device, what.seed + 1, problem.dtype, shape, what.deviation)?,
             layers: (0..what.layers)
                 .map(|layer| KeysAndValues::new(what, device, layout, layer))
                 .collect::<Result<_>>()?,
@@ -102,7 +100,7 @@ impl<'a, D: Device> Prefill<'a, D> {
         let problem = &what.config.problem;
         let head = problem.dims.head;
         let dtype = problem.dtype;
-        let (tokens, heads) = (what.tokens(), problem.heads as usize);
+        let heads = problem.heads as usize;
         let keys = self.key_lens.iter().map(|len| *len as usize).sum();
         let [nope, rope, qk, v] = [head.nope, head.rope, head.qk(), head.v].map(|n| n as usize);
         let count = what.requests.len() + 1;
@@ -112,7 +110,7 @@ impl<'a, D: Device> Prefill<'a, D> {
             };
             let (out, lse) = self.outcome.write()?;
             let call = PrefillCall::new(
-                view(&self.query, [tokens, heads, qk])?,
+                self.query.view()?,
                 match &layer.rope {
                     Some(shared) => Keys::Split {
                         nope: view(&layer.keys, [keys, heads, nope])?,
@@ -149,11 +147,11 @@ impl<'a, D: Device> Prefill<'a, D> {
         let problem = &what.config.problem;
         let head = problem.dims.head;
         let heads = problem.heads as usize;
-        let [nope, rope, qk, v] = [head.nope, head.rope, head.qk(), head.v].map(|n| n as usize);
+        let [nope, rope, v] = [head.nope, head.rope, head.v].map(|n| n as usize);
         let (starts, key_starts) = (what.starts(|r| r.q), what.starts(|r| r.kv));
         let layer = &self.layers[self.layers.len() - 1];
         // Not of `self`, which threads cannot share.
-        let (query_numbers, causal) = (&self.query_numbers, self.causal);
+        let (query, causal) = (&self.query, self.causal);
         let KeysAndValues {
             nope_numbers,
             rope_numbers,
@@ -184,19 +182,12 @@ impl<'a, D: Device> Prefill<'a, D> {
                     .collect();
                 let keys: Vec<&[f64]> = keys.iter().map(Vec::as_slice).collect();
                 let values: Vec<&[f64]> = values.iter().map(Vec::as_slice).collect();
-                let query = row(query_numbers, token * heads + head, qk);
+                let query = query.row(token, head);
                 let scale = what.config.softmax_scale.into();
                 ((token, head), attend(&query, &keys, &values, scale))
             })
             .collect();
-        let mut compared = Vec::with_capacity(expected.len());
-        for ((token, head), expected) in expected {
-            compared.push(Compared {
-                given: self.outcome.row(device, token, head)?,
-                expected,
-            });
-        }
-        Ok(Errors::of(&compared, problem.dtype))
+        Ok(self.outcome.compare(device, expected)?)
     }
 }
 

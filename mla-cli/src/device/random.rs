@@ -23,12 +23,18 @@ pub struct Normal {
 impl Normal {
     /// Numbers with this standard deviation.
     pub fn new(seed: u64, dtype: DType, deviation: f32) -> Self {
-        let size = dtype.bytes();
-        let (mut values, mut bytes) = (vec![0.0; POOL], vec![0; POOL * size]);
+        Self::of(seed, dtype, deviation, POOL)
+    }
+
+    /// The first `count` of these numbers; all, if the pool has no more.
+    pub fn of(seed: u64, dtype: DType, deviation: f32, count: usize) -> Self {
+        let (size, count) = (dtype.bytes(), count.clamp(1, POOL));
+        let (mut values, mut bytes) = (vec![0.0; count], vec![0; count * size]);
+        let seed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let chunks = values.par_chunks_mut(OF_ONE_SEED);
         let chunks = chunks.zip(bytes.par_chunks_mut(OF_ONE_SEED * size));
         chunks.enumerate().for_each(|(number, (values, bytes))| {
-            let mut rng = Rng::with_seed(seed ^ (number as u64) << 32);
+            let mut rng = Rng::with_seed(seed.wrapping_add(number as u64));
             for (values, bytes) in values.chunks_mut(2).zip(bytes.chunks_mut(2 * size)) {
                 // Box and Muller's transform of two even numbers gives two normal ones.
                 let even = (1.0 - rng.f32()).max(f32::MIN_POSITIVE);
@@ -49,7 +55,7 @@ impl Normal {
 
     /// Number `index`.
     pub fn at(&self, index: usize) -> f64 {
-        self.values[index % POOL].into()
+        self.values[index % self.values.len()].into()
     }
 
     /// Numbers `start .. start + count`.
