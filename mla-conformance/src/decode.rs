@@ -2,8 +2,8 @@
 
 use super::Failure;
 use super::data::{
-    Bits, Buffers, OnDevice, POISON, Random, Tensor, Written, array, config, longest, starts,
-    upload,
+    Bits, Buffers, OnDevice, POISON, Random, Tensor, Tolerances, Written, array, config, longest,
+    starts, upload,
 };
 use super::failure::refused;
 use super::trial::{Placement, Trial};
@@ -33,6 +33,8 @@ pub struct DecodeCase {
     /// Columns of the block table behind those that the longest request needs. If there are any,
     /// the batch says that a request may have as many tokens as the table has room for.
     pub spare_pages: usize,
+    /// Pages of the cache that no request has, in front of all others.
+    pub unused_pages: usize,
     /// The slots per query token, where the problem is sparse.
     pub list_width: usize,
     /// Maximum length of a dense request: it attends to all that it sees, by the block table.
@@ -70,6 +72,8 @@ pub struct GroupScales {
     /// Exponents of the powers of two by which the scales of the four groups are multiplied: one
     /// set for 40 rows of a request, the other for the next 40, in turn.
     pub exponents: [[i32; 4]; 2],
+    /// Factor of all scales, which is 1 if they are to be powers of two.
+    pub factor: f64,
     /// The exponent of the power of two that multiplies the latent part of queries.
     pub queries: i32,
     /// Rotary value of every second block of 40 rows; the other blocks have its negative. Rotary
@@ -82,7 +86,7 @@ impl GroupScales {
         token / 40 % 2
     }
 
-    // Encodes a row of random latent values. Its scales stay powers of two, as the format demands.
+    // Encodes a row of random latent values.
     fn encode(self, random: &mut Random, token: usize, layout: &CacheLayout) -> Vec<u8> {
         let latent = layout.dims.latent as usize;
         let half = Self::half(token);
@@ -94,7 +98,7 @@ impl GroupScales {
         let mut bytes = reference::encode_row(layout.format, latent, &row, scale);
         let scales = bytes[latent..][..latent / 128 * 4].chunks_exact_mut(4);
         for (group, scale) in scales.enumerate() {
-            let by = 2f64.powi(self.exponents[half][group % 4]);
+            let by = 2f64.powi(self.exponents[half][group % 4]) * self.factor;
             let old = f32::from_le_bytes([scale[0], scale[1], scale[2], scale[3]]);
             scale.copy_from_slice(&((f64::from(old) * by) as f32).to_le_bytes());
         }
@@ -311,6 +315,7 @@ impl DecodeCase {
             query_lens: vec![1; seq_lens.len()],
             seq_lens: seq_lens.to_vec(),
             spare_pages: 0,
+            unused_pages: 0,
             list_width: 37,
             dense_within: 0,
             second_width: 0,
@@ -526,13 +531,15 @@ impl Second {
             let at = slot / page_size * layout.page_stride + slot % page_size * layout.row_stride;
             cache[at..at + bytes.len()].copy_from_slice(&bytes);
         }
-        let lists = (0..tokens * case.second_width).map(|_| match random.below(5) {
+        let entries = (0..tokens * case.second_width).map(|_| match random.below(5) {
             0 => -1,
             1 => no_slot(random, layout.slots()),
             _ => (random.below(layout.slots().div_ceil(2)) * 2) as i32,
         });
+        let mut lists: Vec<i32> = entries.collect();
+        end_some(random, &mut lists, case.second_width);
         Self {
-            lists: lists.collect(),
+            lists,
             cache,
             layout,
         }
@@ -614,7 +621,18 @@ fn random_lists(
         _ if all.is_empty() => -7,
         _ => all[random.below(all.len())] as i32,
     };
-    (0..tokens * case.list_width).map(|_| entry()).collect()
+    let mut entries: Vec<i32> = (0..tokens * case.list_width).map(|_| entry()).collect();
+    end_some(random, &mut entries, case.list_width);
+    entries
+}
+
+// Ends every other list, at random, at any of its entries: those behind are no slots.
+fn end_some(random: &mut Random, entries: &mut [i32], width: usize) {
+    for list in entries.chunks_mut(width.max(1)) {
+        if random.below(2) == 0 {
+            list[random.below(width + 1)..].fill(-1);
+        }
+    }
 }
 
 // Returns the number of entries of each token's list that count: some below 0 and some past its
@@ -650,9 +668,9 @@ impl Step {
             0 => longest(&case.seq_lens),
             _ => max_pages * page_size,
         };
-        let pages = case.seq_lens.iter().map(needs).sum::<usize>() + 3;
-        let mut order: Vec<i32> = (0..pages as i32).collect();
-        for i in (1..pages).rev() {
+        let pages = case.unused_pages + case.seq_lens.iter().map(needs).sum::<usize>() + 3;
+        let mut order: Vec<i32> = (case.unused_pages as i32..pages as i32).collect();
+        for i in (1..order.len()).rev() {
             order.swap(i, random.below(i + 1));
         }
         let mut layout = CacheLayout::contiguous(dims, format, pages, page_size);
@@ -766,7 +784,7 @@ impl Step {
         spec: &BackendSpec,
         written: &Written,
     ) -> std::result::Result<(), Failure> {
-        let [_, heads, row] = self.query.layout.shape;
+        let [_, heads, width] = self.query.layout.shape;
         for (request, n) in case.query_lens.iter().enumerate() {
             let first = self.starts[request] as usize;
             let rows: Vec<Vec<f64>> = self.slots[request]
@@ -774,26 +792,31 @@ impl Step {
                 .map(|s| self.stored(*s))
                 .collect();
             let queries =
-                Array::from_fn([*n, heads, row], |t, h, k| self.query.at(first + t, h, k));
-            let dense = self.attend(case, &queries, &rows);
+                Array::from_fn([*n, heads, width], |t, h, k| self.query.at(first + t, h, k));
+            let without_lists = self.lists.is_none();
+            let dense = without_lists.then(|| self.attend(case, &queries, &rows));
             for t in 0..*n {
                 let listed = self.lists.as_ref().map(|lists| {
                     let rows = self.listed(case, lists, request, t);
-                    let query = Array::from_fn([1, heads, row], |_, h, k| queries.row(t, h)[k]);
+                    let query = Array::from_fn([1, heads, width], |_, h, k| queries.row(t, h)[k]);
                     self.attend(case, &query, &rows)
                 });
+                let listed = listed.as_ref().map(|attended| (attended, 0));
+                let of_token = listed.or(dense.as_ref().map(|attended| (attended, t)));
+                let Some((attended, row)) = of_token else {
+                    continue;
+                };
                 for h in 0..heads {
-                    let (want, want_lse) = match &listed {
-                        Some(listed) => (listed.out.row(0, h), listed.lse[0][h]),
-                        None => (dense.out.row(t, h), dense.lse[t][h]),
-                    };
+                    let (want, want_lse) = (attended.out.row(row, h), attended.lse[row][h]);
                     let left = self.sinks.as_ref().map_or(1.0, |sinks| {
                         reference::left_by_sink(f64::from(sinks[h]), want_lse)
                     });
                     let want: Vec<f64> = want.iter().map(|value| value * left).collect();
-                    // The columns that are held to the largest value of theirs.
-                    let group = case.group_scales.map(|_| 128);
-                    written.check_row(spec, first + t, h, &want, want_lse, group)?;
+                    let group = match case.group_scales {
+                        Some(_) => Tolerances::Group(128),
+                        None => Tolerances::Plain,
+                    };
+                    written.check_row(spec, [first + t, h], &want, want_lse, group)?;
                 }
             }
         }

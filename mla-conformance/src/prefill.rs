@@ -2,7 +2,8 @@
 
 use super::Failure;
 use super::data::{
-    Bits, Buffers, OnDevice, Random, Tensor, Written, array, config, longest, starts, upload,
+    Bits, Buffers, OnDevice, Random, Tensor, Tolerances, Written, array, config, longest, starts,
+    upload,
 };
 use super::failure::refused;
 use super::trial::{Placement, Trial};
@@ -32,6 +33,11 @@ pub struct PrefillCase {
     /// Elements between one token's rows and the next, in every input, and in outputs if the spec
     /// has [`StridedOutputs`](mla_runtime::spec::Feature::StridedOutputs).
     pub gap: usize,
+    /// Amplitude of queries and keys.
+    pub amplitude: f64,
+    /// Maximum number of query tokens and of keys of a request that the call states; `None`: the
+    /// exact ones. If there are any, a replay has other lengths than the capture.
+    pub bounds: Option<[usize; 2]>,
     /// True if the log-sum-exp is asked for; of a context chunk it always is.
     pub lse: bool,
     /// Elements of the queries that are NaN: `[token, head, column]` of `[Tq, H, P+R]`.
@@ -59,6 +65,8 @@ impl PrefillCase {
             causal: true,
             see_each_other: false,
             gap: 0,
+            amplitude: 1.0,
+            bounds: None,
             lse: true,
             nan_queries: Vec::new(),
             nan_keys: Vec::new(),
@@ -130,10 +138,20 @@ impl<S: PrefillStage> Case<S> for PrefillCase {
     }
 
     fn changed(&self) -> Self {
-        Self {
+        let mut changed = Self {
             seed: self.seed + 1,
             ..self.clone()
+        };
+        if self.bounds.is_some() {
+            // Another request has all that the first one had.
+            for lens in [&mut changed.query_lens, &mut changed.key_lens] {
+                lens.rotate_right(1);
+                if let [first, second, ..] = &mut lens[..] {
+                    *second += std::mem::take(first);
+                }
+            }
         }
+        changed
     }
 
     fn numbers(&self, placement: Placement) -> Numbers {
@@ -232,12 +250,16 @@ impl Numbers {
             case.query_lens.iter().sum(),
             case.key_lens.iter().sum::<usize>(),
         );
-        let mut tensor = |shape| Tensor::random(&mut random, dtype, shape, placement);
+        let mut tensor = |shape, amplitude| {
+            let mut tensor = Tensor::poison(dtype, shape, placement);
+            tensor.fill(|_, _, _| random.next() * amplitude);
+            tensor
+        };
         let mut numbers = Self {
-            query: tensor([queries, heads, p + r]),
-            nope: tensor([keys, heads, p]),
-            rope: tensor([keys, 1, r]),
-            values: tensor([keys, heads, v]),
+            query: tensor([queries, heads, p + r], case.amplitude),
+            nope: tensor([keys, heads, p], case.amplitude),
+            rope: tensor([keys, 1, r], case.amplitude),
+            values: tensor([keys, heads, v], 1.0),
             query_starts: starts(&case.query_lens),
             key_starts: starts(&case.key_lens),
             placement,
@@ -289,6 +311,10 @@ impl Numbers {
         let [_, heads, qk] = self.query.layout.shape;
         let v = self.values.layout.shape[2];
         let scale = f64::from(config(case.problem).softmax_scale);
+        let tolerances = match case.amplitude > 1.0 {
+            true => Tolerances::Amplitude(case.amplitude),
+            false => Tolerances::Plain,
+        };
         for (request, n) in case.query_lens.iter().enumerate() {
             let (q0, k0) = (
                 self.query_starts[request] as usize,
@@ -304,7 +330,8 @@ impl Numbers {
             );
             for t in 0..*n {
                 for h in 0..heads {
-                    written.check_row(spec, q0 + t, h, want.out.row(t, h), want.lse[t][h], None)?;
+                    let (row, lse) = (want.out.row(t, h), want.lse[t][h]);
+                    written.check_row(spec, [q0 + t, h], row, lse, tolerances)?;
                 }
             }
         }
@@ -381,16 +408,15 @@ impl<D: Device> Inputs<D> {
             keys => Keys::Packed(keys[0].view()?),
         };
         let starts = case.query_lens.len() + 1;
+        let exact = [&case.query_lens, &case.key_lens].map(|lens| longest(lens));
+        let [queries, longest] = case.bounds.unwrap_or(exact);
         Ok(PrefillCall::new(
             self.query.view()?,
             keys,
             self.values.view()?,
             out,
-            (
-                array(&self.query_starts, starts)?,
-                longest(&case.query_lens),
-            ),
-            (array(&self.key_starts, starts)?, longest(&case.key_lens)),
+            (array(&self.query_starts, starts)?, queries),
+            (array(&self.key_starts, starts)?, longest),
         ))
     }
 }

@@ -1,12 +1,12 @@
 //! Refusals of Hopper's raw launches that follow from the host's numbers alone, without a device:
-//! sizes and strides whose products would leave 64 bits.
+//! each field with a bad value, and sizes and strides whose products would leave 64 bits.
 
 #[path = "../gpu/refusals.rs"]
 mod wrong_fields;
 
 use mla_kernels::raw::{self, MlaDecodeParams, MlaPrefillParams};
 
-use wrong_fields::{WrongField, each_is_refused, prefill_without_addresses};
+use wrong_fields::{WrongField, each_is_refused};
 
 /// An address that no call here reads.
 const PLACE: usize = 1 << 40;
@@ -55,18 +55,127 @@ fn decode() -> MlaDecodeParams {
     }
 }
 
+/// Two requests with two heads each, whose rows lie one behind the other.
 fn prefill() -> MlaPrefillParams {
-    let mut params = prefill_without_addresses();
-    (params.query, params.key_nope, params.key_rope) = (place(), place(), place());
-    (params.value, params.out, params.lse) = (place(), place(), place());
-    (params.cu_query_lens, params.cu_key_lens) = (place(), place());
-    params.workspace = place();
-    params
+    MlaPrefillParams {
+        query: place(),
+        key_nope: place(),
+        key_rope: place(),
+        value: place(),
+        out: place(),
+        lse: place(),
+        cu_query_lens: place(),
+        cu_key_lens: place(),
+        workspace: place(),
+        query_token_stride: 2 * 192,
+        query_head_stride: 192,
+        key_nope_token_stride: 2 * 128,
+        key_nope_head_stride: 128,
+        key_rope_token_stride: 64,
+        value_token_stride: 2 * 128,
+        value_head_stride: 128,
+        out_token_stride: 2 * 128,
+        out_head_stride: 128,
+        lse_head_stride: 130,
+        query_tokens: 130,
+        key_tokens: 130,
+        requests: 2,
+        heads: 2,
+        max_query_len: 100,
+        max_key_len: 100,
+        nope_dim: 128,
+        rope_dim: 64,
+        value_dim: 128,
+        dtype: raw::MLA_DTYPE_BF16 as i32,
+        causal: 1,
+        softmax_scale: 0.1,
+        ..Default::default()
+    }
 }
 
 #[test]
-fn decode_refuses_what_leaves_64_bits() {
+fn decode_refuses_each_bad_field() {
     let wrong: &[WrongField<MlaDecodeParams>] = &[
+        ("heads", |p| p.heads = 0),
+        ("heads", |p| p.heads = 129),
+        ("query_len", |p| p.query_len = 0),
+        ("query_len", |p| p.query_len = 17),
+        ("requests", |p| p.requests = 0),
+        ("requests", |p| p.requests = 1025),
+        ("latent_dim", |p| p.latent_dim = 256),
+        ("rope_dim", |p| p.rope_dim = 32),
+        ("q_dtype", |p| p.q_dtype = raw::MLA_DTYPE_F32 as i32),
+        ("cache_format", |p| {
+            p.cache_format = raw::MLA_CACHE_F16 as i32
+        }),
+        ("cache_scale", |p| {
+            p.cache_format = raw::MLA_CACHE_FP8 as i32;
+            p.cache_scale = 0.0;
+        }),
+        ("cache_slot_stride", |p| {
+            p.cache_format = raw::MLA_CACHE_FP8 as i32;
+            p.cache_slot_stride = 584;
+        }),
+        ("tokens", |p| p.tokens = 1),
+        ("tokens", |p| p.tokens = -1),
+        ("page_size", |p| p.page_size = 0),
+        ("page_size", |p| p.page_size = 24),
+        ("pages", |p| p.pages = 0),
+        ("max_pages", |p| p.max_pages = 0),
+        ("max_pages", |p| p.max_pages = (1 << 29) / p.page_size + 1),
+        ("max_pages", |p| {
+            // The table's width is within the bound of one request.
+            (p.requests, p.tokens) = (1024, 1024);
+            p.max_pages = (1 << 28) / p.page_size;
+        }),
+        ("block_table_stride", |p| p.block_table_stride = 1),
+        ("block_table_stride", |p| p.block_table_stride = 1 << 39),
+        ("q_latent", |p| p.q_latent = std::ptr::null()),
+        ("q_latent", |p| p.q_latent = p.q_latent.wrapping_byte_add(2)),
+        ("q_rope", |p| p.q_rope = std::ptr::null()),
+        ("q_rope", |p| p.q_rope = p.q_rope.wrapping_byte_add(8)),
+        ("cache", |p| p.cache = std::ptr::null()),
+        ("cache", |p| p.cache = p.cache.wrapping_byte_add(4)),
+        ("out", |p| p.out = std::ptr::null_mut()),
+        ("out", |p| p.out = p.out.wrapping_byte_add(2)),
+        ("q_latent_token_stride", |p| p.q_latent_token_stride = -8),
+        ("q_latent_head_stride", |p| p.q_latent_head_stride = 577),
+        ("q_rope_token_stride", |p| p.q_rope_token_stride = 4),
+        ("q_rope_head_stride", |p| p.q_rope_head_stride = -1),
+        ("out_token_stride", |p| p.out_token_stride = 1),
+        ("out_head_stride", |p| p.out_head_stride = 513),
+        ("out_head_stride", |p| p.out_head_stride = 1 << 39),
+        ("cache_slot_stride", |p| {
+            (p.cache_slot_stride, p.cache_rope_slot_stride) = (568, 568)
+        }),
+        ("cache_slot_stride", |p| p.cache_slot_stride = 504),
+        ("cache_rope", |p| {
+            p.cache_rope = p.cache_rope.wrapping_byte_add(4)
+        }),
+        ("cache_rope_slot_stride", |p| p.cache_rope_slot_stride = 56),
+        ("cache_rope_slot_stride", |p| p.cache_rope_slot_stride = 68),
+        ("cache_rope_page_stride", |p| {
+            p.cache_rope_page_stride = 1 << 39
+        }),
+        ("cache_slot_stride", |p| p.cache_slot_stride = 577),
+        ("cache_slot_stride", |p| p.cache_slot_stride = 1 << 39),
+        ("cache_page_stride", |p| p.cache_page_stride = 8),
+        ("cache_page_stride", |p| p.cache_page_stride = 1 << 39),
+        ("block_table", |p| p.block_table = std::ptr::null()),
+        ("kv_lens", |p| p.kv_lens = p.kv_lens.wrapping_byte_add(1)),
+        ("cu_q_lens", |p| {
+            p.cu_q_lens = std::ptr::dangling::<u8>().wrapping_add(1).cast()
+        }),
+        ("lse", |p| p.lse = p.lse.wrapping_byte_add(2)),
+        ("lse_head_stride", |p| p.lse_head_stride = 1),
+        ("lse_head_stride", |p| p.lse_head_stride = 1 << 39),
+        ("softmax_scale", |p| p.softmax_scale = 0.0),
+        ("softmax_scale", |p| p.softmax_scale = f32::NAN),
+        ("softmax_scale", |p| p.softmax_scale = f32::INFINITY),
+        ("workspace", |p| p.workspace = std::ptr::null_mut()),
+        ("workspace", |p| {
+            p.workspace = p.workspace.wrapping_byte_add(16)
+        }),
         ("heads", |p| (p.heads, p.query_len) = (i32::MAX, i32::MAX)),
         ("query_len", |p| p.query_len = i32::MAX),
         ("requests", |p| p.requests = 4096),
@@ -74,10 +183,6 @@ fn decode_refuses_what_leaves_64_bits() {
         ("page_size", |p| p.page_size = i32::MAX),
         ("pages", |p| p.pages = i64::MAX),
         ("max_pages", |p| p.max_pages = i32::MAX),
-        ("max_pages", |p| {
-            (p.requests, p.tokens) = (1024, 1024);
-            p.max_pages = (1 << 28) / p.page_size;
-        }),
         ("q_latent_token_stride", |p| {
             p.q_latent_token_stride = TOO_WIDE
         }),
@@ -87,22 +192,13 @@ fn decode_refuses_what_leaves_64_bits() {
         ("q_rope_token_stride", |p| p.q_rope_token_stride = 1 << 62),
         ("q_rope_head_stride", |p| p.q_rope_head_stride = 1 << 62),
         ("out_token_stride", |p| p.out_token_stride = TOO_WIDE),
-        ("out_head_stride", |p| p.out_head_stride = TOO_WIDE),
-        ("cache_slot_stride", |p| p.cache_slot_stride = TOO_WIDE),
-        ("cache_page_stride", |p| p.cache_page_stride = TOO_WIDE),
         ("cache_rope", |p| {
             p.cache_rope = p.cache_rope.wrapping_byte_add(8)
         }),
         ("cache_rope_slot_stride", |p| {
             p.cache_rope_slot_stride = TOO_WIDE
         }),
-        ("cache_rope_page_stride", |p| {
-            p.cache_rope_page_stride = TOO_WIDE
-        }),
-        ("cache_rope_slot_stride", |p| p.cache_rope_slot_stride = 56),
-        ("block_table_stride", |p| p.block_table_stride = TOO_WIDE),
         ("block_table_stride", |p| p.block_table_stride = i64::MAX),
-        ("lse_head_stride", |p| p.lse_head_stride = TOO_WIDE),
         ("lse_head_stride", |p| p.lse_head_stride = i64::MAX),
     ];
     // SAFETY: the parameters live on the caller's stack; what they point to is read by launched
@@ -130,11 +226,56 @@ fn the_workspace_of_a_decode_is_refused_before_its_rows_are_multiplied() {
 }
 
 #[test]
-fn prefill_refuses_what_leaves_64_bits() {
+fn prefill_refuses_each_bad_field() {
     let wrong: &[WrongField<MlaPrefillParams>] = &[
+        ("heads", |p| p.heads = 0),
+        ("heads", |p| p.heads = 65536),
+        ("requests", |p| p.requests = 0),
+        ("query_tokens", |p| p.query_tokens = -1),
+        ("key_tokens", |p| p.key_tokens = -1),
+        ("max_query_len", |p| p.max_query_len = -1),
+        ("max_query_len", |p| p.max_query_len = i32::MAX),
+        ("max_key_len", |p| p.max_key_len = -1),
+        ("dtype", |p| p.dtype = raw::MLA_DTYPE_F32 as i32),
+        ("nope_dim", |p| p.nope_dim = 192),
+        ("query", |p| p.query = std::ptr::null()),
+        ("query", |p| p.query = p.query.wrapping_byte_add(8)),
+        ("key_nope", |p| p.key_nope = std::ptr::null()),
+        ("key_nope", |p| p.key_nope = p.key_nope.wrapping_byte_add(2)),
+        ("key_rope", |p| p.key_rope = std::ptr::null()),
+        ("key_rope", |p| p.key_rope = p.key_rope.wrapping_byte_add(2)),
+        ("value", |p| p.value = std::ptr::null()),
+        ("value", |p| p.value = p.value.wrapping_byte_add(4)),
+        ("out", |p| p.out = std::ptr::null_mut()),
+        ("out", |p| p.out = p.out.wrapping_byte_add(2)),
+        ("query_token_stride", |p| p.query_token_stride = 0),
+        ("query_token_stride", |p| p.query_token_stride = 385),
+        ("query_head_stride", |p| p.query_head_stride = -8),
+        ("key_nope_token_stride", |p| {
+            p.key_nope_token_stride = 1 << 39
+        }),
+        ("key_nope_head_stride", |p| p.key_nope_head_stride = 0),
+        ("key_rope_token_stride", |p| p.key_rope_token_stride = 4),
+        ("key_rope_head_stride", |p| p.key_rope_head_stride = -8),
+        ("value_token_stride", |p| p.value_token_stride = 0),
+        ("value_head_stride", |p| p.value_head_stride = 129),
+        ("out_token_stride", |p| p.out_token_stride = 0),
+        ("out_head_stride", |p| p.out_head_stride = 2),
+        ("cu_query_lens", |p| p.cu_query_lens = std::ptr::null()),
+        ("cu_key_lens", |p| {
+            p.cu_key_lens = p.cu_key_lens.wrapping_byte_add(2)
+        }),
+        ("lse", |p| p.lse = p.lse.wrapping_byte_add(2)),
+        ("lse_head_stride", |p| p.lse_head_stride = 129),
+        ("lse_head_stride", |p| p.lse_head_stride = 1 << 39),
+        ("softmax_scale", |p| p.softmax_scale = 0.0),
+        ("softmax_scale", |p| p.softmax_scale = f32::NAN),
+        ("workspace", |p| p.workspace = std::ptr::null_mut()),
+        ("workspace", |p| {
+            p.workspace = p.workspace.wrapping_byte_add(16)
+        }),
         ("heads", |p| p.heads = 65_536),
         ("requests", |p| p.requests = i32::MIN),
-        ("max_query_len", |p| p.max_query_len = i32::MAX),
         // 2^31 rows of 2^39 elements: 2^71 bytes.
         ("max_query_len", |p| {
             (p.max_query_len, p.query_token_stride) = (i32::MAX - 128, TOO_WIDE - 8)
@@ -155,7 +296,6 @@ fn prefill_refuses_what_leaves_64_bits() {
         }),
         ("query_token_stride", |p| p.query_token_stride = TOO_WIDE),
         ("value_head_stride", |p| p.value_head_stride = i64::MAX - 7),
-        ("lse_head_stride", |p| p.lse_head_stride = TOO_WIDE),
         ("lse_head_stride", |p| p.lse_head_stride = i64::MAX),
     ];
     // SAFETY: the parameters live on the caller's stack; what they point to is read by launched

@@ -3,8 +3,8 @@
 //! pattern; its output holds NaN before, and its bits are those of its first launch. A watchdog
 //! ends the program if the GPU makes no progress.
 
-mod cases;
-mod machine;
+pub(crate) mod cases;
+pub(crate) mod machine;
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

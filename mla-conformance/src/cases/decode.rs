@@ -244,6 +244,7 @@ impl Cases<'_, DecodeCase> {
                 self.check(DecodeCase {
                     group_scales: Some(GroupScales {
                         exponents,
+                        factor: 1.0,
                         queries: -top,
                         lead,
                     }),

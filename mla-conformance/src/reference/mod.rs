@@ -6,6 +6,9 @@
 mod cache;
 mod indexer;
 
+use std::panic::resume_unwind;
+use std::thread;
+
 pub use cache::{decode_e4m3, decode_row, encode_bf16, encode_e4m3, encode_f16, encode_row};
 pub use indexer::{Turn, hadamard, index_logit, index_scale, largest, layer_norm, quantise_index};
 
@@ -106,9 +109,62 @@ pub fn left_by_sink(sink: f64, lse: f64) -> f64 {
     }
 }
 
+// Eight sums of every eighth product each, which a processor adds up side by side.
 fn dot(a: &[f64], b: &[f64]) -> f64 {
     assert_eq!(a.len(), b.len());
-    a.iter().zip(b).map(|(a, b)| a * b).sum()
+    let mut sums = [0.0; 8];
+    for (a, b) in a.chunks(8).zip(b.chunks(8)) {
+        for (sum, (a, b)) in sums.iter_mut().zip(a.iter().zip(b)) {
+            *sum += a * b;
+        }
+    }
+    sums.iter().sum()
+}
+
+/// Computes attention of queries `[T, H, …]` to the keys and values of each head. The result of a
+/// head does not depend on those of others, which large problems compute at once.
+fn attended<'a>(
+    queries: &Array,
+    width: usize,
+    scale: f64,
+    causal: bool,
+    rows: impl Fn(usize) -> [Vec<&'a [f64]>; 2] + Sync,
+) -> Attended {
+    let [tokens, heads, _] = queries.shape;
+    let of_head = |head: usize| -> Vec<(Vec<f64>, f64)> {
+        let [keys, values] = rows(head);
+        let attend = |token: usize| {
+            let seen = match causal {
+                true => (keys.len() + token + 1).saturating_sub(tokens),
+                false => keys.len(),
+            };
+            let query = queries.row(token, head);
+            attend(query, &keys[..seen], &values[..seen], scale)
+        };
+        (0..tokens).map(attend).collect()
+    };
+    let is_large = heads > 1 && tokens * rows(0)[0].len() > 1024;
+    let heads: Vec<_> = match is_large {
+        true => thread::scope(|scope| {
+            let of_head = &of_head;
+            let threads = (0..heads).map(|head| scope.spawn(move || of_head(head)));
+            let threads: Vec<_> = threads.collect();
+            let results = threads.into_iter().map(thread::ScopedJoinHandle::join);
+            results
+                .map(|head| head.unwrap_or_else(|panic| resume_unwind(panic)))
+                .collect()
+        }),
+        false => (0..heads).map(of_head).collect(),
+    };
+    Attended {
+        out: Array::from_fn([tokens, heads.len(), width], |token, head, k| {
+            // The result of no keys is as wide as no values.
+            heads[head][token].0.get(k).copied().unwrap_or(0.0)
+        }),
+        lse: (0..tokens)
+            .map(|token| heads.iter().map(|head| head[token].1).collect())
+            .collect(),
+    }
 }
 
 /// Computes expanded attention of one request: queries `[Tq, H, P+R]`, keys `[Tk, H, P+R]`, values
@@ -124,29 +180,13 @@ pub fn expanded(
     scale: f64,
     causal: bool,
 ) -> Attended {
-    let [tokens, heads, _] = queries.shape;
-    let len = keys.shape[0];
-    let mut result = Attended {
-        out: Array::zeros([tokens, heads, values.shape[2]]),
-        lse: vec![vec![f64::NEG_INFINITY; heads]; tokens],
-    };
-    for token in 0..tokens {
-        let seen = if causal {
-            (len + token + 1).saturating_sub(tokens)
-        } else {
-            len
-        };
-        for head in 0..heads {
-            let keys: Vec<&[f64]> = (0..seen).map(|key| keys.row(key, head)).collect();
-            let values: Vec<&[f64]> = (0..seen).map(|key| values.row(key, head)).collect();
-            let (out, lse) = attend(queries.row(token, head), &keys, &values, scale);
-            if seen > 0 {
-                result.out.row_mut(token, head).copy_from_slice(&out);
-            }
-            result.lse[token][head] = lse;
-        }
-    }
-    result
+    attended(queries, values.shape[2], scale, causal, |head| {
+        [keys, values].map(|array| {
+            (0..array.shape[0])
+                .map(|row| array.row(row, head))
+                .collect()
+        })
+    })
 }
 
 /// Computes absorbed attention of one request: queries `[T, H, L+R]` to cache rows of L + R values,
@@ -181,13 +221,11 @@ fn absorbed_as(
     scale: f64,
     causal: bool,
 ) -> Attended {
-    let [tokens, heads, width] = queries.shape;
-    // All heads share one key head, which is repeated.
-    let keys = Array::from_fn([rows.len(), heads, width], |row, _, k| rows[row][k]);
-    let values = Array::from_fn([rows.len(), heads, latent], |row, _, k| rows[row][k]);
-    let mut result = expanded(queries, &keys, &values, scale, causal);
-    result.out.shape = [tokens, heads, latent];
-    result
+    // All heads share one key head.
+    attended(queries, latent, scale, causal, |_| {
+        let (keys, values) = rows.iter().map(|row| (&row[..], &row[..latent])).unzip();
+        [keys, values]
+    })
 }
 
 /// Merges the partial results over two sets of keys into one over both. A log-sum-exp of +inf is

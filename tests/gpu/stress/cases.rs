@@ -1,15 +1,16 @@
 //! Random problems for each kernel, as calls of the C interface.
 
-use std::cell::Cell;
 use std::ffi::c_void;
 use std::ptr::null;
 
 use mla_kernels::raw::{self, MlaStatus};
+use mla_runtime::model::{DType, KvFormat, MlaDims};
 use rand::RngExt as _;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 
 use super::machine::{Machine, Memory, Region, Values};
+use crate::tensors::pick;
 
 /// A problem, and the outputs of its launch.
 pub(super) struct Case {
@@ -40,14 +41,7 @@ pub(super) fn kernels(machine: &Machine, rng: &mut StdRng, cases: usize) -> Vec<
     let mut kernels = Vec::new();
     let mut add = |name, draw: &mut dyn FnMut(&mut Draw<'_>, usize) -> Case| {
         let mut workspace = Memory::default();
-        let mut draws = Draw {
-            machine,
-            rng,
-            workspace: Workspace {
-                region: machine.zeros(&mut workspace, WORKSPACE_BYTES),
-                fresh: Cell::new(true),
-            },
-        };
+        let mut draws = Draw::new(machine, rng, &mut workspace);
         let cases = (0..cases).map(|at| draw(&mut draws, at)).collect();
         kernels.push(Kernel {
             name,
@@ -55,89 +49,72 @@ pub(super) fn kernels(machine: &Machine, rng: &mut StdRng, cases: usize) -> Vec<
             _workspace: workspace,
         });
     };
-    let bf16 = Type::Bf16;
-    let f16 = Type::F16;
+    macro_rules! add {
+        ($($name:literal, |$draw:ident, $at:pat_param| $case:expr;)*) => {
+            $(add($name, &mut |$draw, $at| $case);)*
+        };
+    }
     #[cfg(feature = "sm90")]
-    {
-        use Rows::{DsMla, Fp8, Same};
-        add("sm90 sparse, bf16, up to 32 heads", &mut |d, at| match at {
-            0 => d.two_lists(bf16, Same, 32, 528, 132),
-            1 => d.two_lists(bf16, Same, 16, 528, 132),
-            2 => d.padded_list(bf16),
-            _ => d.sparse(SPARSE_90, bf16, Same, &[1, 5, 8, 12, 16, 20, 32]),
-        });
-        add("sm90 sparse, f16, up to 32 heads", &mut |d, _| {
-            d.sparse(SPARSE_90, f16, Same, &[1, 5, 8, 12, 16, 20, 32])
-        });
-        add("sm90 sparse, bf16, more heads", &mut |d, _| {
-            d.sparse(SPARSE_90, bf16, Same, &[33, 48, 63, 64, 65, 96, 127, 128])
-        });
-        add("sm90 sparse, e4m3", &mut |d, at| match at {
-            0 => d.two_lists(bf16, Fp8, 128, 264, 66),
-            1 => d.gaps(bf16, Fp8, 16),
-            2 => d.gaps(bf16, Fp8, 32),
-            _ => d.sparse(SPARSE_90, bf16, Fp8, &HEADS),
-        });
-        add("sm90 sparse, fp8_ds_mla, bf16", &mut |d, at| match at {
-            0 => d.two_lists(bf16, DsMla, 128, 264, 66),
-            1 => d.gaps(bf16, DsMla, 16),
-            _ => d.sparse(SPARSE_90, bf16, DsMla, &HEADS),
-        });
-        add("sm90 sparse, fp8_ds_mla, f16", &mut |d, _| {
-            d.sparse(SPARSE_90, f16, DsMla, &HEADS)
-        });
-        add("sm90 decode, bf16", &mut |d, _| {
-            d.decode(DECODE_90, bf16, Same)
-        });
-        add("sm90 decode, f16", &mut |d, _| {
-            d.decode(DECODE_90, f16, Same)
-        });
-        add("sm90 decode, e4m3", &mut |d, _| {
-            d.decode(DECODE_90, bf16, Fp8)
-        });
-        add("sm90 prefill (128, 64, 128)", &mut |d, _| {
-            d.prefill(PREFILL_90, bf16, [128, 64, 128])
-        });
-        add("sm90 prefill (192, 64, 256)", &mut |d, _| {
-            d.prefill(PREFILL_90, f16, [192, 64, 256])
-        });
-        add("sm90 prefill (64, 32, 64)", &mut |d, _| {
-            d.prefill(PREFILL_90, bf16, [64, 32, 64])
-        });
-        add("index logits", &mut |d, _| d.logits());
-        add("top-k", &mut |d, _| d.topk());
+    add! {
+        "sm90 sparse, bf16, up to 32 heads", |d, at| match at {
+            0 => d.two_lists(KvFormat::BF16, 32, 528, 132),
+            1 => d.two_lists(KvFormat::BF16, 16, 528, 132),
+            2 => d.padded_list(),
+            _ => d.sparse(SPARSE_90, DType::BF16, KvFormat::BF16, FEW_HEADS),
+        };
+        "sm90 sparse, f16, up to 32 heads", |d, _|
+            d.sparse(SPARSE_90, DType::F16, KvFormat::F16, FEW_HEADS);
+        "sm90 sparse, bf16, more heads", |d, _|
+            d.sparse(SPARSE_90, DType::BF16, KvFormat::BF16, &[33, 48, 63, 64, 65, 96, 127, 128]);
+        "sm90 sparse, e4m3", |d, at| match at {
+            0 => d.two_lists(KvFormat::Fp8, 128, 264, 66),
+            1 => d.gaps(KvFormat::Fp8, 16),
+            2 => d.gaps(KvFormat::Fp8, 32),
+            _ => d.sparse(SPARSE_90, DType::BF16, KvFormat::Fp8, HEADS),
+        };
+        "sm90 sparse, fp8_ds_mla, bf16", |d, at| match at {
+            0 => d.two_lists(KvFormat::Fp8DsMla, 128, 264, 66),
+            1 => d.gaps(KvFormat::Fp8DsMla, 16),
+            _ => d.sparse(SPARSE_90, DType::BF16, KvFormat::Fp8DsMla, HEADS),
+        };
+        "sm90 sparse, fp8_ds_mla, f16", |d, _|
+            d.sparse(SPARSE_90, DType::F16, KvFormat::Fp8DsMla, HEADS);
+        "sm90 decode, bf16", |d, _| d.decode(DECODE_90, DType::BF16, KvFormat::BF16);
+        "sm90 decode, f16", |d, _| d.decode(DECODE_90, DType::F16, KvFormat::F16);
+        "sm90 decode, e4m3", |d, _| d.decode(DECODE_90, DType::BF16, KvFormat::Fp8);
+        "sm90 prefill (128, 64, 128)", |d, _| d.prefill(PREFILL_90, DType::BF16, [128, 64, 128]);
+        "sm90 prefill (192, 64, 256)", |d, _| d.prefill(PREFILL_90, DType::F16, [192, 64, 256]);
+        "sm90 prefill (64, 32, 64)", |d, _| d.prefill(PREFILL_90, DType::BF16, [64, 32, 64]);
+        "index logits", |d, _| d.logits();
+        "top-k", |d, _| d.topk();
     }
     #[cfg(feature = "sm80")]
-    {
-        use Rows::{DsMla, Fp8, Same};
-        add("sm80 sparse", &mut |d, _| {
-            d.sparse(SPARSE_80, bf16, Same, &HEADS)
-        });
-        add("sm80 sparse, fp8_ds_mla", &mut |d, _| {
-            d.sparse(SPARSE_80, f16, DsMla, &HEADS)
-        });
-        add("sm80 decode, bf16", &mut |d, _| {
-            d.decode(DECODE_80, bf16, Same)
-        });
-        add("sm80 decode, e4m3", &mut |d, _| {
-            d.decode(DECODE_80, f16, Fp8)
-        });
-        add("sm80 prefill (128, 64, 128)", &mut |d, _| {
-            d.prefill(PREFILL_80, bf16, [128, 64, 128])
-        });
+    add! {
+        "sm80 sparse", |d, _| d.sparse(SPARSE_80, DType::BF16, KvFormat::BF16, HEADS);
+        "sm80 sparse, fp8_ds_mla", |d, _|
+            d.sparse(SPARSE_80, DType::F16, KvFormat::Fp8DsMla, HEADS);
+        "sm80 decode, bf16", |d, _| d.decode(DECODE_80, DType::BF16, KvFormat::BF16);
+        "sm80 decode, e4m3", |d, _| d.decode(DECODE_80, DType::F16, KvFormat::Fp8);
+        "sm80 prefill (128, 64, 128)", |d, _| d.prefill(PREFILL_80, DType::BF16, [128, 64, 128]);
     }
-    add("cache write", &mut |d, _| d.cache_write());
-    add("head product", &mut |d, _| d.head_product());
+    add! {
+        "cache write", |d, _| d.cache_write();
+        "head product", |d, _| d.head_product();
+    }
     kernels
 }
 
-const HEADS: [i32; 14] = [1, 5, 8, 12, 16, 20, 32, 33, 48, 64, 65, 96, 127, 128];
+#[cfg(feature = "sm90")]
+const FEW_HEADS: &[i32] = &[1, 5, 8, 12, 16, 20, 32];
+const HEADS: &[i32] = &[1, 5, 8, 12, 16, 20, 32, 33, 48, 64, 65, 96, 127, 128];
 /// Size of a workspace: more than any launch here needs.
 const WORKSPACE_BYTES: usize = 256 << 20;
 /// Leading bytes of a workspace that are zero between launches; each kernel's are fewer.
 const COUNTER_BYTES: usize = 8192;
-const LATENT: usize = 512;
-const ROPE: usize = 64;
+const DIMS: MlaDims = MlaDims::R1;
+pub(crate) const LATENT: usize = 512;
+pub(crate) const ROPE: usize = 64;
+const ROW: usize = LATENT + ROPE;
 
 /// The function that launches, given parameters, and a workspace and its bytes.
 struct Launch<P> {
@@ -145,157 +122,154 @@ struct Launch<P> {
     call: unsafe fn(&P, Region, *mut c_void) -> MlaStatus,
 }
 
-#[cfg(feature = "sm90")]
-const SPARSE_90: Launch<raw::MlaSparseParams> = Launch {
-    family: "sm90",
-    // SAFETY: as the function's caller owes.
-    call: |p, _, stream| unsafe { raw::mla_sparse_sm90(p, stream) },
-};
-#[cfg(feature = "sm90")]
-const DECODE_90: Launch<raw::MlaDecodeParams> = Launch {
-    family: "sm90",
-    // SAFETY: as the function's caller owes.
-    call: |p, _, stream| unsafe { raw::mla_decode_sm90(p, stream) },
-};
-#[cfg(feature = "sm90")]
-const PREFILL_90: Launch<raw::MlaPrefillParams> = Launch {
-    family: "sm90",
-    // SAFETY: as the function's caller owes.
-    call: |p, _, stream| unsafe { raw::mla_prefill_sm90(p, stream) },
-};
-#[cfg(feature = "sm80")]
-const SPARSE_80: Launch<raw::MlaSparseParams> = Launch {
-    family: "sm80",
-    // SAFETY: as the function's caller owes; null limits are those of the device.
-    call: |p, workspace, stream| unsafe {
-        raw::mla_sparse_sm80(p, null(), workspace.pointer(), workspace.bytes, stream)
-    },
-};
-#[cfg(feature = "sm80")]
-const DECODE_80: Launch<raw::MlaDecodeParams> = Launch {
-    family: "sm80",
-    // SAFETY: as the function's caller owes; null limits are those of the device.
-    call: |p, _, stream| unsafe { raw::mla_decode_sm80(p, null(), stream) },
-};
-#[cfg(feature = "sm80")]
-const PREFILL_80: Launch<raw::MlaPrefillParams> = Launch {
-    family: "sm80",
-    // SAFETY: as the function's caller owes; null limits are those of the device.
-    call: |p, _, stream| unsafe { raw::mla_prefill_sm80(p, null(), stream) },
-};
-
-#[derive(Clone, Copy, Debug)]
-enum Type {
-    Bf16,
-    F16,
+macro_rules! launches {
+    ($($feature:literal, $name:ident: $params:ident, $call:expr;)*) => {$(
+        #[cfg(feature = $feature)]
+        const $name: Launch<raw::$params> = Launch {
+            family: $feature,
+            // SAFETY: as the function's caller owes; null limits are those of the device.
+            call: |params, workspace, stream| unsafe { $call(params, workspace, stream) },
+        };
+    )*};
 }
 
-impl Type {
-    fn number(self) -> i32 {
-        match self {
-            Self::Bf16 => raw::MLA_DTYPE_BF16 as i32,
-            Self::F16 => raw::MLA_DTYPE_F16 as i32,
-        }
-    }
-    fn values(self) -> Values {
-        match self {
-            Self::Bf16 => Values::Bf16,
-            Self::F16 => Values::F16,
-        }
+launches! {
+    "sm90", SPARSE_90: MlaSparseParams, |p, _, stream| raw::mla_sparse_sm90(p, stream);
+    "sm90", DECODE_90: MlaDecodeParams, |p, _, stream| raw::mla_decode_sm90(p, stream);
+    "sm90", PREFILL_90: MlaPrefillParams, |p, _, stream| raw::mla_prefill_sm90(p, stream);
+    "sm80", SPARSE_80: MlaSparseParams, |p, workspace: Region, stream|
+        raw::mla_sparse_sm80(p, null(), workspace.pointer(), workspace.bytes, stream);
+    "sm80", DECODE_80: MlaDecodeParams, |p, _, stream| raw::mla_decode_sm80(p, null(), stream);
+    "sm80", PREFILL_80: MlaPrefillParams, |p, _, stream| raw::mla_prefill_sm80(p, null(), stream);
+}
+
+/// Returns the number of a dtype in the C interface.
+fn dtype_number(of: DType) -> i32 {
+    (match of {
+        DType::F16 => raw::MLA_DTYPE_F16,
+        DType::BF16 => raw::MLA_DTYPE_BF16,
+        DType::F32 => raw::MLA_DTYPE_F32,
+    }) as i32
+}
+
+fn values(of: DType) -> Values {
+    match of {
+        DType::F16 => Values::F16,
+        DType::BF16 => Values::Bf16,
+        DType::F32 => Values::F32,
     }
 }
 
-/// The rows of a cache.
-#[derive(Clone, Copy, Debug)]
-enum Rows {
-    Same,
-    Fp8,
-    DsMla,
+/// Returns the number of a cache format in the C interface.
+fn format_number(rows: KvFormat) -> i32 {
+    (match rows {
+        KvFormat::F32 => raw::MLA_CACHE_F32,
+        KvFormat::F16 => raw::MLA_CACHE_F16,
+        KvFormat::BF16 => raw::MLA_CACHE_BF16,
+        KvFormat::Fp8 => raw::MLA_CACHE_FP8,
+        KvFormat::Fp8DsMla => raw::MLA_CACHE_FP8_DS_MLA,
+    }) as i32
 }
 
-impl Rows {
-    fn number(self, of: Type) -> i32 {
-        (match (self, of) {
-            (Self::Same, Type::Bf16) => raw::MLA_CACHE_BF16,
-            (Self::Same, Type::F16) => raw::MLA_CACHE_F16,
-            (Self::Fp8, _) => raw::MLA_CACHE_FP8,
-            (Self::DsMla, _) => raw::MLA_CACHE_FP8_DS_MLA,
-        }) as i32
-    }
-    fn bytes(self) -> usize {
-        match self {
-            Self::Same => (LATENT + ROPE) * 2,
-            Self::Fp8 => LATENT + ROPE,
-            Self::DsMla => 656,
-        }
-    }
-    fn values(self, of: Type) -> Values {
-        match self {
-            Self::Same => of.values(),
-            Self::Fp8 => Values::E4m3,
-            Self::DsMla => Values::DsMla,
-        }
-    }
-    /// Bytes of a latent, behind which the rotary key lies.
-    fn latent_bytes(self) -> usize {
-        match self {
-            Self::Same => LATENT * 2,
-            Self::Fp8 => LATENT,
-            Self::DsMla => 528,
-        }
-    }
-    /// The unit of a dense cache's strides in bytes.
-    fn unit(self) -> usize {
-        match self {
-            Self::Same => 2,
-            Self::Fp8 | Self::DsMla => 1,
-        }
+fn cache_values(rows: KvFormat) -> Values {
+    match (rows.dtype(), rows) {
+        (Some(of), _) => values(of),
+        (None, KvFormat::Fp8DsMla) => Values::DsMla,
+        (None, _) => Values::E4m3,
     }
 }
 
-/// A workspace, whose part behind the counters is poisoned before its first use.
-struct Workspace {
-    region: Region,
-    fresh: Cell<bool>,
+/// Returns where rotary keys begin in a cache of such rows.
+pub(crate) fn rotary_keys(rows: KvFormat, cache: *const c_void) -> *const c_void {
+    cache.wrapping_byte_add(rows.latent_bytes(DIMS))
 }
 
-struct Draw<'a> {
+/// Returns the sums of the lengths before each request, and of all.
+fn starts(lens: &[i32]) -> Vec<i32> {
+    let sums = lens.iter().scan(0, |sum, len| {
+        *sum += len;
+        Some(*sum)
+    });
+    std::iter::once(0).chain(sums).collect()
+}
+
+/// Parameters of a launch, and the memory that they point to, but for the workspace.
+pub(crate) struct Call<P> {
+    pub(crate) params: P,
+    /// The output, and the log-sum-exp.
+    pub(crate) outputs: [Region; 2],
+    pub(crate) memory: Memory,
+}
+
+impl<P: Copy + 'static> Call<P> {
+    /// Launches the call with other parameters, and returns the words of its outputs.
+    #[cfg(feature = "sm90")]
+    pub(crate) fn launched(
+        &self,
+        machine: &Machine,
+        params: &P,
+        launch: impl Fn(&P) -> MlaStatus,
+    ) -> [Vec<u32>; 2] {
+        // SAFETY: the status is that of a function of `raw`.
+        unsafe { raw::check("a raw call", launch(params)) }.unwrap();
+        self.outputs.map(|output| machine.download(output))
+    }
+
+    fn case(self, draw: &Draw<'_>, name: String, launch: Launch<P>) -> Case {
+        let (params, workspace) = (self.params, draw.workspace);
+        Case {
+            name,
+            outputs: self.outputs.to_vec(),
+            // SAFETY: all addresses are of this call's memory or of the workspace, as large as the
+            // extents and strides say; lengths and pages are within the table and the cache, and
+            // starts rise from 0 to the tokens.
+            launch: Box::new(move |stream| unsafe { (launch.call)(&params, workspace, stream) }),
+            _memory: self.memory,
+        }
+    }
+}
+
+/// Draws calls over one workspace.
+pub(crate) struct Draw<'a> {
     machine: &'a Machine,
     rng: &'a mut StdRng,
-    workspace: Workspace,
+    workspace: Region,
 }
 
 /// Lists of slots, token by token, and how many entries of each count.
-struct Lists {
-    width: usize,
-    entries: Vec<i32>,
-    counts: Option<Vec<i32>>,
+pub(crate) struct Lists {
+    pub(crate) width: usize,
+    pub(crate) entries: Vec<i32>,
+    pub(crate) counts: Option<Vec<i32>>,
 }
 
 /// The heads of a sparse problem, the pages of its caches, and the lists of one or both.
-struct Listed {
-    heads: i32,
-    pages: i32,
-    first: Lists,
-    second: Option<Lists>,
+pub(crate) struct Listed {
+    pub(crate) heads: i32,
+    pub(crate) pages: i32,
+    pub(crate) first: Lists,
+    pub(crate) second: Option<Lists>,
 }
 
-impl Draw<'_> {
+impl<'a> Draw<'a> {
+    /// Makes a workspace of zeros, whose part behind the counters is poisoned.
+    pub(crate) fn new(machine: &'a Machine, rng: &'a mut StdRng, memory: &mut Memory) -> Self {
+        let workspace = machine.zeros(memory, WORKSPACE_BYTES);
+        machine.fill(workspace, COUNTER_BYTES, 0xff);
+        Self {
+            machine,
+            rng,
+            workspace,
+        }
+    }
+
     fn pick<T: Copy>(&mut self, of: &[T]) -> T {
-        of[self.rng.random_range(0..of.len())]
+        pick(self.rng, of)
     }
 
     fn random(&mut self, memory: &mut Memory, bytes: usize, values: Values) -> Region {
         let seed = self.rng.random();
         self.machine.random(memory, bytes, values, seed)
-    }
-
-    fn workspace(&self) -> Region {
-        if self.workspace.fresh.replace(false) {
-            self.machine
-                .fill(self.workspace.region, COUNTER_BYTES, 0xff);
-        }
-        self.workspace.region
     }
 
     fn long_tailed(&mut self, low: i32, high: i32) -> i32 {
@@ -360,8 +334,8 @@ impl Draw<'_> {
     fn sparse(
         &mut self,
         launch: Launch<raw::MlaSparseParams>,
-        of: Type,
-        rows: Rows,
+        of: DType,
+        rows: KvFormat,
         heads: &[i32],
     ) -> Case {
         let heads = self.pick(heads);
@@ -379,14 +353,45 @@ impl Draw<'_> {
             first,
             second,
         };
-        self.sparse_of(launch, of, rows, listed)
+        self.sparse_case(launch, of, rows, &listed)
+    }
+
+    fn sparse_case(
+        &mut self,
+        launch: Launch<raw::MlaSparseParams>,
+        of: DType,
+        rows: KvFormat,
+        listed: &Listed,
+    ) -> Case {
+        let (first, second) = (&listed.first, &listed.second);
+        let name = format!(
+            "{} sparse {of} {rows}, {} heads, {} tokens, width {} and {}, counts {}",
+            launch.family,
+            listed.heads,
+            first.entries.len() / first.width,
+            first.width,
+            second.as_ref().map_or(0, |lists| lists.width),
+            first.counts.is_some(),
+        );
+        self.sparse_of(of, rows, listed).case(self, name, launch)
+    }
+
+    #[cfg(feature = "sm90")]
+    fn listed(&mut self, rows: KvFormat, heads: i32, first: Lists, second: Option<Lists>) -> Case {
+        let listed = Listed {
+            heads,
+            pages: 100,
+            first,
+            second,
+        };
+        self.sparse_case(SPARSE_90, DType::BF16, rows, &listed)
     }
 
     /// Lists in two caches, of different lengths in turn. The first `first` tokens, one for each
     /// CTA, have 128 entries in one cache and 552 in the other; the next ones have 40 in each, and
     /// the rest have whole tiles of 128.
     #[cfg(feature = "sm90")]
-    fn two_lists(&mut self, of: Type, rows: Rows, heads: i32, tokens: usize, first: usize) -> Case {
+    fn two_lists(&mut self, rows: KvFormat, heads: i32, tokens: usize, first: usize) -> Case {
         let keys = |in_first, between, rest| -> Vec<usize> {
             (0..tokens)
                 .map(|token| match token / first {
@@ -398,100 +403,73 @@ impl Draw<'_> {
         };
         let one = self.prefixes(128, 6400, &keys(128, 40, 128), true);
         let two = self.prefixes(552, 6400, &keys(552, 40, 128), true);
-        let listed = Listed {
-            heads,
-            pages: 100,
-            first: one,
-            second: Some(two),
-        };
-        self.sparse_of(SPARSE_90, of, rows, listed)
+        self.listed(rows, heads, one, Some(two))
     }
 
     /// Makes a case without a second cache. Each CTA has three padded lists: a long one, one of 40
     /// keys, and one of two tiles.
     #[cfg(feature = "sm90")]
-    fn padded_list(&mut self, of: Type) -> Case {
+    fn padded_list(&mut self) -> Case {
         let keys: Vec<_> = (0..396).map(|token| [296, 40, 128][token / 132]).collect();
         let lists = self.prefixes(2048, 6400, &keys, false);
-        let listed = Listed {
-            heads: 32,
-            pages: 100,
-            first: lists,
-            second: None,
-        };
-        self.sparse_of(SPARSE_90, of, Rows::Same, listed)
+        self.listed(KvFormat::BF16, 32, lists, None)
     }
 
     /// Makes a case without a second cache. Each list has twelve times 40 valid entries before a
     /// gap, and whole tiles behind.
     #[cfg(feature = "sm90")]
-    fn gaps(&mut self, of: Type, rows: Rows, heads: i32) -> Case {
+    fn gaps(&mut self, rows: KvFormat, heads: i32) -> Case {
         let mut lists = self.prefixes(4096, 6400, &[4096; 132], false);
         for list in lists.entries.chunks_mut(4096) {
             for gap in list.chunks_mut(256).take(12) {
                 gap[40..].fill(-1);
             }
         }
-        let listed = Listed {
-            heads,
-            pages: 100,
-            first: lists,
-            second: None,
-        };
-        self.sparse_of(SPARSE_90, of, rows, listed)
+        self.listed(rows, heads, lists, None)
     }
 
-    fn sparse_of(
+    pub(crate) fn sparse_of(
         &mut self,
-        launch: Launch<raw::MlaSparseParams>,
-        of: Type,
-        rows: Rows,
-        listed: Listed,
-    ) -> Case {
-        let Listed {
+        of: DType,
+        rows: KvFormat,
+        listed: &Listed,
+    ) -> Call<raw::MlaSparseParams> {
+        let &Listed {
             heads,
             pages,
-            first,
-            second,
+            ref first,
+            ref second,
         } = listed;
         let mut memory = Memory::default();
         let tokens = first.entries.len() / first.width;
-        let values = tokens * heads as usize;
-        let q = self.random(&mut memory, values * (LATENT + ROPE) * 2, of.values());
-        let out = self.machine.zeros(&mut memory, values * LATENT * 2);
-        let lse = self.machine.zeros(&mut memory, values * 4);
+        let count = tokens * heads as usize;
+        let q = self.random(&mut memory, count * ROW * 2, values(of));
+        let out = self.machine.zeros(&mut memory, count * LATENT * 2);
+        let lse = self.machine.zeros(&mut memory, count * 4);
+        let row = rows.row_bytes(DIMS);
         let mut upload = |draw: &mut Self, lists: &Lists| {
-            let bytes = pages as usize * 64 * rows.bytes();
-            let cache = draw.random(&mut memory, bytes, rows.values(of));
+            let bytes = pages as usize * 64 * row;
+            let cache = draw.random(&mut memory, bytes, cache_values(rows));
+            let counts = lists.counts.as_ref();
             raw::MlaListedCache {
-                cache: cache.pointer::<c_void>(),
-                cache_rope: cache
-                    .pointer::<u8>()
-                    .wrapping_add(rows.latent_bytes())
-                    .cast(),
+                cache: cache.pointer(),
+                cache_rope: rotary_keys(rows, cache.pointer()),
                 lists: draw.machine.upload(&mut memory, &lists.entries).pointer(),
-                counts: lists.counts.as_ref().map_or(null(), |counts| {
+                counts: counts.map_or(null(), |counts| {
                     draw.machine.upload(&mut memory, counts).pointer()
                 }),
-                cache_page_stride: 64 * rows.bytes() as i64,
-                cache_slot_stride: rows.bytes() as i64,
-                cache_rope_page_stride: 64 * rows.bytes() as i64,
-                cache_rope_slot_stride: rows.bytes() as i64,
+                cache_page_stride: 64 * row as i64,
+                cache_slot_stride: row as i64,
+                cache_rope_page_stride: 64 * row as i64,
+                cache_rope_slot_stride: row as i64,
                 list_stride: lists.width as i64,
                 pages: i64::from(pages),
                 width: lists.width as i32,
                 page_size: 64,
             }
         };
-        let one = upload(self, &first);
+        let one = upload(self, first);
         let two = second.as_ref().map(|lists| upload(self, lists));
-        let name = format!(
-            "{} sparse {of:?} {rows:?}, {heads} heads, {tokens} tokens, width {} and {}, counts {}",
-            launch.family,
-            first.width,
-            second.as_ref().map_or(0, |lists| lists.width),
-            first.counts.is_some(),
-        );
         let params = raw::MlaSparseParams {
             q_latent: q.pointer(),
             q_rope: q.pointer::<u16>().wrapping_add(LATENT).cast(),
@@ -502,10 +480,10 @@ impl Draw<'_> {
             second: two.unwrap_or_default(),
             out: out.pointer(),
             lse: lse.pointer(),
-            q_latent_token_stride: (heads as usize * (LATENT + ROPE)) as i64,
-            q_latent_head_stride: (LATENT + ROPE) as i64,
-            q_rope_token_stride: (heads as usize * (LATENT + ROPE)) as i64,
-            q_rope_head_stride: (LATENT + ROPE) as i64,
+            q_latent_token_stride: heads as i64 * ROW as i64,
+            q_latent_head_stride: ROW as i64,
+            q_rope_token_stride: heads as i64 * ROW as i64,
+            q_rope_head_stride: ROW as i64,
             cache_page_stride: one.cache_page_stride,
             cache_slot_stride: one.cache_slot_stride,
             cache_rope_page_stride: one.cache_rope_page_stride,
@@ -521,25 +499,20 @@ impl Draw<'_> {
             page_size: one.page_size,
             latent_dim: LATENT as i32,
             rope_dim: ROPE as i32,
-            q_dtype: of.number(),
-            cache_format: rows.number(of),
+            q_dtype: dtype_number(of),
+            cache_format: format_number(rows),
             softmax_scale: 0.04,
             cache_scale: 0.3,
-            ..raw::MlaSparseParams::default()
+            ..Default::default()
         };
-        let workspace = self.workspace();
-        Case {
-            name,
-            outputs: vec![out, lse],
-            // SAFETY: all addresses are of this case's memory or of the workspace, as large as the
-            // extents and strides say.
-            launch: Box::new(move |stream| unsafe { (launch.call)(&params, workspace, stream) }),
-            _memory: memory,
+        Call {
+            params,
+            outputs: [out, lse],
+            memory,
         }
     }
 
-    fn decode(&mut self, launch: Launch<raw::MlaDecodeParams>, of: Type, rows: Rows) -> Case {
-        let mut memory = Memory::default();
+    fn decode(&mut self, launch: Launch<raw::MlaDecodeParams>, of: DType, rows: KvFormat) -> Case {
         let requests = self.pick(&[1, 3, 8, 33, 100]);
         let heads = self.pick(&[1, 8, 16, 20, 32, 64, 96, 128]);
         let query_len = self.pick(&[1, 1, 2, 4]);
@@ -547,40 +520,58 @@ impl Draw<'_> {
         let lens: Vec<i32> = (0..requests)
             .map(|_| self.long_tailed(1, longest).max(query_len))
             .collect();
+        let name = format!(
+            "{} decode {of} {rows}, {heads} heads, {query_len} tokens of {requests} requests, \
+             lengths up to {}",
+            launch.family,
+            lens.iter().max().unwrap()
+        );
+        let call = self.decode_of(of, rows, [heads, query_len], &lens);
+        call.case(self, name, launch)
+    }
+
+    /// Makes a dense decode of as many query tokens of each request.
+    pub(crate) fn decode_of(
+        &mut self,
+        of: DType,
+        rows: KvFormat,
+        [heads, query_len]: [i32; 2],
+        lens: &[i32],
+    ) -> Call<raw::MlaDecodeParams> {
+        let mut memory = Memory::default();
+        let requests = lens.len() as i32;
         let max_pages = lens.iter().max().unwrap() / 64 + 2;
         let pages = requests * max_pages;
         let mut table: Vec<i32> = (0..pages).collect();
         table.shuffle(self.rng);
         let tokens = (requests * query_len) as usize;
-        let values = tokens * heads as usize;
-        let q = self.random(&mut memory, values * (LATENT + ROPE) * 2, of.values());
-        let bytes = pages as usize * 64 * rows.bytes();
-        let cache = self.random(&mut memory, bytes, rows.values(of));
-        let out = self.machine.zeros(&mut memory, values * LATENT * 2);
-        let lse = self.machine.zeros(&mut memory, values * 4);
-        let workspace = self.workspace();
+        let count = tokens * heads as usize;
+        let q = self.random(&mut memory, count * ROW * 2, values(of));
+        let row = rows.row_bytes(DIMS);
+        let cache = self.random(&mut memory, pages as usize * 64 * row, cache_values(rows));
+        let out = self.machine.zeros(&mut memory, count * LATENT * 2);
+        let lse = self.machine.zeros(&mut memory, count * 4);
+        // Strides are in elements, or in bytes of a quantised cache.
+        let row = (row / rows.dtype().map_or(1, DType::bytes)) as i64;
         let params = raw::MlaDecodeParams {
             q_latent: q.pointer(),
             q_rope: q.pointer::<u16>().wrapping_add(LATENT).cast(),
             cache: cache.pointer(),
-            cache_rope: cache
-                .pointer::<u8>()
-                .wrapping_add(rows.latent_bytes())
-                .cast(),
+            cache_rope: rotary_keys(rows, cache.pointer()),
             block_table: self.machine.upload(&mut memory, &table).pointer(),
-            kv_lens: self.machine.upload(&mut memory, &lens).pointer(),
+            kv_lens: self.machine.upload(&mut memory, lens).pointer(),
             out: out.pointer(),
             lse: lse.pointer(),
-            workspace: workspace.pointer(),
-            workspace_bytes: workspace.bytes,
-            q_latent_token_stride: (heads as usize * (LATENT + ROPE)) as i64,
-            q_latent_head_stride: (LATENT + ROPE) as i64,
-            q_rope_token_stride: (heads as usize * (LATENT + ROPE)) as i64,
-            q_rope_head_stride: (LATENT + ROPE) as i64,
-            cache_page_stride: (64 * rows.bytes() / rows.unit()) as i64,
-            cache_slot_stride: (rows.bytes() / rows.unit()) as i64,
-            cache_rope_page_stride: (64 * rows.bytes() / rows.unit()) as i64,
-            cache_rope_slot_stride: (rows.bytes() / rows.unit()) as i64,
+            workspace: self.workspace.pointer(),
+            workspace_bytes: self.workspace.bytes,
+            q_latent_token_stride: heads as i64 * ROW as i64,
+            q_latent_head_stride: ROW as i64,
+            q_rope_token_stride: heads as i64 * ROW as i64,
+            q_rope_head_stride: ROW as i64,
+            cache_page_stride: 64 * row,
+            cache_slot_stride: row,
+            cache_rope_page_stride: 64 * row,
+            cache_rope_slot_stride: row,
             block_table_stride: i64::from(max_pages),
             out_token_stride: (heads as usize * LATENT) as i64,
             out_head_stride: LATENT as i64,
@@ -594,68 +585,67 @@ impl Draw<'_> {
             max_pages,
             latent_dim: LATENT as i32,
             rope_dim: ROPE as i32,
-            q_dtype: of.number(),
-            cache_format: rows.number(of),
+            q_dtype: dtype_number(of),
+            cache_format: format_number(rows),
             causal: 1,
             softmax_scale: 0.04,
-            cache_scale: 0.3,
-            ..raw::MlaDecodeParams::default()
+            cache_scale: if rows.has_tensor_scale() { 0.3 } else { 1.0 },
+            ..Default::default()
         };
-        Case {
-            name: format!(
-                "{} decode {of:?} {rows:?}, {heads} heads, {query_len} tokens of {requests} \
-                 requests, lengths up to {}",
-                launch.family,
-                lens.iter().max().unwrap()
-            ),
-            outputs: vec![out, lse],
-            // SAFETY: as in `sparse_of`; lengths and pages are within the table and the cache.
-            launch: Box::new(move |stream| unsafe { (launch.call)(&params, workspace, stream) }),
-            _memory: memory,
+        Call {
+            params,
+            outputs: [out, lse],
+            memory,
         }
     }
 
     fn prefill(
         &mut self,
         launch: Launch<raw::MlaPrefillParams>,
-        of: Type,
+        of: DType,
         dims: [usize; 3],
     ) -> Case {
-        let mut memory = Memory::default();
-        let [nope, rope, value] = dims;
         let heads = self.pick(&[1, 4, 8, 16, 40, 128]);
         let requests = self.pick(&[1, 2, 5, 20]);
         let causal = self.rng.random_bool(0.5);
         let max = if heads > 16 { 200 } else { 1500 };
         let queries: Vec<i32> = (0..requests).map(|_| self.long_tailed(1, max)).collect();
-        let keys: Vec<i32> = queries
-            .iter()
-            .map(|&q| {
-                if causal {
-                    q
-                } else {
-                    q + self.long_tailed(1, 2000)
-                }
-            })
-            .collect();
-        let starts = |lens: &[i32]| -> Vec<i32> {
-            std::iter::once(0)
-                .chain(lens.iter().scan(0, |sum, len| {
-                    *sum += len;
-                    Some(*sum)
-                }))
-                .collect()
-        };
-        let (query_starts, key_starts) = (starts(&queries), starts(&keys));
-        let (query_tokens, key_tokens) = (query_starts[requests], key_starts[requests]);
+        let mut keys = queries.clone();
+        if !causal {
+            keys.iter_mut()
+                .for_each(|len| *len += self.long_tailed(1, 2000));
+        }
+        let call = self.prefill_of(of, dims, heads, causal, [&queries, &keys]);
+        let name = format!(
+            "{} prefill {of} {dims:?}, {heads} heads, {} tokens of {requests} requests, {} keys, \
+             causal {causal}",
+            launch.family, call.params.query_tokens, call.params.key_tokens,
+        );
+        call.case(self, name, launch)
+    }
+
+    /// Makes a prefill of rows one behind the other; the keys' parts are neighbours.
+    pub(crate) fn prefill_of(
+        &mut self,
+        of: DType,
+        [nope, rope, value]: [usize; 3],
+        heads: i32,
+        causal: bool,
+        lens: [&[i32]; 2],
+    ) -> Call<raw::MlaPrefillParams> {
+        let mut memory = Memory::default();
+        let starts = lens.map(starts);
+        let [query_tokens, key_tokens] = starts.each_ref().map(|starts| starts[lens[0].len()]);
+        let [max_query_len, max_key_len] = lens.map(|lens| *lens.iter().max().unwrap());
+        let [cu_query_lens, cu_key_lens] =
+            starts.map(|starts| self.machine.upload(&mut memory, &starts).pointer());
         let many = heads as usize;
-        let (all_queries, all_keys) = (query_tokens as usize * many, key_tokens as usize * many);
-        let query = self.random(&mut memory, all_queries * (nope + rope) * 2, of.values());
-        let key = self.random(&mut memory, all_keys * (nope + rope) * 2, of.values());
-        let values = self.random(&mut memory, all_keys * value * 2, of.values());
-        let out = self.machine.zeros(&mut memory, all_queries * value * 2);
-        let lse = self.machine.zeros(&mut memory, all_queries * 4);
-        let workspace = self.workspace();
+        let [queries, keys] = [query_tokens, key_tokens].map(|tokens| tokens as usize * many);
+        let [query, key] = [queries, keys]
+            .map(|rows| self.random(&mut memory, rows * (nope + rope) * 2, values(of)));
+        let values = self.random(&mut memory, keys * value * 2, values(of));
+        let out = self.machine.zeros(&mut memory, queries * value * 2);
+        let lse = self.machine.zeros(&mut memory, queries * 4);
         let params = raw::MlaPrefillParams {
             query: query.pointer(),
             key_nope: key.pointer(),
@@ -663,10 +653,10 @@ impl Draw<'_> {
             value: values.pointer(),
             out: out.pointer(),
             lse: lse.pointer(),
-            cu_query_lens: self.machine.upload(&mut memory, &query_starts).pointer(),
-            cu_key_lens: self.machine.upload(&mut memory, &key_starts).pointer(),
-            workspace: workspace.pointer(),
-            workspace_bytes: workspace.bytes,
+            cu_query_lens,
+            cu_key_lens,
+            workspace: self.workspace.pointer(),
+            workspace_bytes: self.workspace.bytes,
             query_token_stride: (many * (nope + rope)) as i64,
             query_head_stride: (nope + rope) as i64,
             key_nope_token_stride: (many * (nope + rope)) as i64,
@@ -680,27 +670,21 @@ impl Draw<'_> {
             lse_head_stride: i64::from(query_tokens),
             query_tokens,
             key_tokens,
-            requests: requests as i32,
+            requests: lens[0].len() as i32,
             heads,
-            max_query_len: *queries.iter().max().unwrap(),
-            max_key_len: *keys.iter().max().unwrap(),
+            max_query_len,
+            max_key_len,
             nope_dim: nope as i32,
             rope_dim: rope as i32,
             value_dim: value as i32,
-            dtype: of.number(),
+            dtype: dtype_number(of),
             causal: i32::from(causal),
             softmax_scale: 0.07,
         };
-        Case {
-            name: format!(
-                "{} prefill {of:?} {dims:?}, {heads} heads, {query_tokens} tokens of {requests} \
-                 requests, {key_tokens} keys, causal {causal}",
-                launch.family
-            ),
-            outputs: vec![out, lse],
-            // SAFETY: as in `sparse_of`; the starts rise from 0 to the tokens.
-            launch: Box::new(move |stream| unsafe { (launch.call)(&params, workspace, stream) }),
-            _memory: memory,
+        Call {
+            params,
+            outputs: [out, lse],
+            memory,
         }
     }
 
@@ -715,16 +699,10 @@ impl Draw<'_> {
             .iter()
             .map(|&q| q + self.long_tailed(1, 6000))
             .collect();
-        let starts = std::iter::once(0)
-            .chain(queries.iter().scan(0, |sum, q| {
-                *sum += q;
-                Some(*sum)
-            }))
-            .collect();
         let max_pages = lens.iter().max().unwrap() / 64 + 1;
         let mut table: Vec<i32> = (0..requests * max_pages).collect();
         table.shuffle(self.rng);
-        (starts, lens, table, max_pages)
+        (starts(&queries), lens, table, max_pages)
     }
 
     #[cfg(feature = "sm90")]
@@ -765,7 +743,7 @@ impl Draw<'_> {
         Case {
             name: format!("index logits, {heads} heads, {rows} rows, lengths {lens:?}"),
             outputs: vec![logits],
-            // SAFETY: as in `sparse_of`.
+            // SAFETY: as in `Call::case`.
             launch: Box::new(move |stream| unsafe { raw::mla_index_logits_sm90(&params, stream) }),
             _memory: memory,
         }
@@ -802,7 +780,7 @@ impl Draw<'_> {
         Case {
             name: format!("top-k {topk}, {rows} rows, lengths {lens:?}"),
             outputs: vec![lists],
-            // SAFETY: as in `sparse_of`.
+            // SAFETY: as in `Call::case`.
             launch: Box::new(move |stream| unsafe { raw::mla_topk_sm90(&params, stream) }),
             _memory: memory,
         }
@@ -810,44 +788,42 @@ impl Draw<'_> {
 
     fn cache_write(&mut self) -> Case {
         let mut memory = Memory::default();
-        let of = self.pick(&[Type::Bf16, Type::F16]);
-        let rows = self.pick(&[Rows::Same, Rows::Fp8, Rows::DsMla]);
+        let of = self.pick(&[DType::BF16, DType::F16]);
+        let rows = self.pick(&[KvFormat::of(of), KvFormat::Fp8, KvFormat::Fp8DsMla]);
+        let row = rows.row_bytes(DIMS);
         let tokens = self.pick(&[1, 7, 64, 500]);
-        let latent = self.random(&mut memory, tokens * LATENT * 2, of.values());
-        let rope = self.random(&mut memory, tokens * ROPE * 2, of.values());
+        let latent = self.random(&mut memory, tokens * LATENT * 2, values(of));
+        let rope = self.random(&mut memory, tokens * ROPE * 2, values(of));
         let mut slots: Vec<i64> = (0..1024).collect();
         slots.shuffle(self.rng);
         slots.truncate(tokens);
-        let cache = self.machine.zeros(&mut memory, 1024 * rows.bytes());
+        let cache = self.machine.zeros(&mut memory, 1024 * row);
         let params = raw::MlaCacheWriteParams {
             latent: latent.pointer(),
             rope: rope.pointer(),
             slots: self.machine.upload_long(&mut memory, &slots).pointer(),
             cache: cache.pointer(),
-            cache_rope: cache
-                .pointer::<u8>()
-                .wrapping_add(rows.latent_bytes())
-                .cast(),
+            cache_rope: rotary_keys(rows, cache.pointer()).cast_mut(),
             latent_token_stride: LATENT as i64,
             rope_token_stride: ROPE as i64,
-            cache_page_stride: 64 * rows.bytes() as i64,
-            cache_slot_stride: rows.bytes() as i64,
-            cache_rope_page_stride: 64 * rows.bytes() as i64,
-            cache_rope_slot_stride: rows.bytes() as i64,
+            cache_page_stride: 64 * row as i64,
+            cache_slot_stride: row as i64,
+            cache_rope_page_stride: 64 * row as i64,
+            cache_rope_slot_stride: row as i64,
             pages: 16,
             tokens: tokens as i32,
             page_size: 64,
             latent_dim: LATENT as i32,
             rope_dim: ROPE as i32,
-            dtype: of.number(),
-            cache_format: rows.number(of),
+            dtype: dtype_number(of),
+            cache_format: format_number(rows),
             cache_scale: 0.3,
-            ..raw::MlaCacheWriteParams::default()
+            ..Default::default()
         };
         Case {
-            name: format!("cache write, {of:?}, {rows:?}, {tokens} tokens"),
+            name: format!("cache write, {of}, {rows}, {tokens} tokens"),
             outputs: vec![cache],
-            // SAFETY: as in `sparse_of`; slots differ.
+            // SAFETY: as in `Call::case`; slots differ.
             launch: Box::new(move |stream| unsafe { raw::mla_cache_write(&params, stream) }),
             _memory: memory,
         }
@@ -855,12 +831,12 @@ impl Draw<'_> {
 
     fn head_product(&mut self) -> Case {
         let mut memory = Memory::default();
-        let of = self.pick(&[Type::Bf16, Type::F16]);
+        let of = self.pick(&[DType::BF16, DType::F16]);
         let (k, n) = self.pick(&[(128, 512), (512, 128)]);
         let heads = self.pick(&[1, 16, 128]);
         let tokens = self.pick(&[1, 3, 8, 30]);
-        let input = self.random(&mut memory, tokens * heads * k * 2, of.values());
-        let weights = self.random(&mut memory, heads * k * n * 2, of.values());
+        let input = self.random(&mut memory, tokens * heads * k * 2, values(of));
+        let weights = self.random(&mut memory, heads * k * n * 2, values(of));
         let out = self.machine.zeros(&mut memory, tokens * heads * n * 2);
         let params = raw::MlaHeadProductParams {
             input: input.pointer(),
@@ -877,13 +853,13 @@ impl Draw<'_> {
             heads: heads as i32,
             k: k as i32,
             n: n as i32,
-            dtype: of.number(),
-            ..raw::MlaHeadProductParams::default()
+            dtype: dtype_number(of),
+            ..Default::default()
         };
         Case {
-            name: format!("head product {k} x {n}, {of:?}, {heads} heads, {tokens} tokens"),
+            name: format!("head product {k} x {n}, {of}, {heads} heads, {tokens} tokens"),
             outputs: vec![out],
-            // SAFETY: as in `sparse_of`.
+            // SAFETY: as in `Call::case`.
             launch: Box::new(move |stream| unsafe { raw::mla_head_product(&params, stream) }),
             _memory: memory,
         }

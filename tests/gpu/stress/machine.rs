@@ -19,7 +19,7 @@ macro_rules! arguments {
 
 /// Contents of a buffer, finite in their type and of magnitudes from 2^-4 to 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Values {
+pub(crate) enum Values {
     Bf16,
     F16,
     F32,
@@ -41,7 +41,7 @@ impl Values {
 }
 
 /// A stream and the kernels of `stress.ptx`.
-pub(super) struct Machine {
+pub(crate) struct Machine {
     stream: Arc<CudaStream>,
     fill_shared: CUfunction,
     fill_random: CUfunction,
@@ -51,25 +51,25 @@ pub(super) struct Machine {
 
 /// Device memory by its address. It lives as long as its owner, [`Memory`].
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Region {
-    pub(super) address: CUdeviceptr,
-    pub(super) bytes: usize,
+pub(crate) struct Region {
+    pub(crate) address: CUdeviceptr,
+    pub(crate) bytes: usize,
 }
 
 impl Region {
-    pub(super) fn pointer<T>(self) -> *mut T {
+    pub(crate) fn pointer<T>(self) -> *mut T {
         self.address as *mut T
     }
 }
 
 /// The allocations of a case.
 #[derive(Default)]
-pub(super) struct Memory {
+pub(crate) struct Memory {
     slices: Vec<CudaSlice<u8>>,
 }
 
 impl Machine {
-    pub(super) fn new(stream: Arc<CudaStream>) -> Self {
+    pub(crate) fn new(stream: Arc<CudaStream>) -> Self {
         let context = stream.context();
         context.bind_to_thread().unwrap();
         let source = CString::new(include_str!("stress.ptx")).unwrap();
@@ -101,16 +101,16 @@ impl Machine {
         }
     }
 
-    pub(super) fn raw_stream(&self) -> *mut std::ffi::c_void {
+    pub(crate) fn raw_stream(&self) -> *mut std::ffi::c_void {
         self.stream.cu_stream().cast()
     }
 
-    pub(super) fn synchronize(&self) {
+    pub(crate) fn synchronize(&self) {
         self.stream.synchronize().unwrap();
     }
 
     /// Allocates zeros.
-    pub(super) fn zeros(&self, memory: &mut Memory, bytes: usize) -> Region {
+    pub(crate) fn zeros(&self, memory: &mut Memory, bytes: usize) -> Region {
         let slice = self
             .stream
             .alloc_zeros::<u8>(bytes.next_multiple_of(256).max(256))
@@ -121,7 +121,7 @@ impl Machine {
     }
 
     /// Allocates random elements, a function of the seed.
-    pub(super) fn random(
+    pub(crate) fn random(
         &self,
         memory: &mut Memory,
         bytes: usize,
@@ -160,7 +160,7 @@ impl Machine {
         region
     }
 
-    pub(super) fn upload(&self, memory: &mut Memory, words: &[i32]) -> Region {
+    pub(crate) fn upload(&self, memory: &mut Memory, words: &[i32]) -> Region {
         let region = self.zeros(memory, words.len() * 4);
         // The copy waits for no stream.
         self.synchronize();
@@ -169,7 +169,7 @@ impl Machine {
         region
     }
 
-    pub(super) fn upload_long(&self, memory: &mut Memory, words: &[i64]) -> Region {
+    pub(crate) fn upload_long(&self, memory: &mut Memory, words: &[i64]) -> Region {
         let region = self.zeros(memory, words.len() * 8);
         self.synchronize();
         // SAFETY: the region has room for the words, and the copy is over when this returns.
@@ -178,7 +178,7 @@ impl Machine {
     }
 
     /// Sets all bytes from `from` on to `byte`.
-    pub(super) fn fill(&self, region: Region, from: usize, byte: u8) {
+    pub(crate) fn fill(&self, region: Region, from: usize, byte: u8) {
         if region.bytes > from {
             // SAFETY: the bytes lie in the region.
             unsafe {
@@ -193,7 +193,7 @@ impl Machine {
         }
     }
 
-    pub(super) fn copy(&self, from: Region, to: Region) {
+    pub(crate) fn copy(&self, from: Region, to: Region) {
         assert_eq!(from.bytes, to.bytes);
         // SAFETY: both regions are of this size.
         unsafe {
@@ -207,8 +207,33 @@ impl Machine {
         .unwrap();
     }
 
+    /// Copies the two parts of queries, rows of 512 and of 64 elements of 16 bits that lie 576
+    /// elements apart, to rows side by side.
+    #[cfg(feature = "sm90")]
+    pub(crate) fn without_gaps(
+        &self,
+        memory: &mut Memory,
+        parts: [*const c_void; 2],
+        rows: i32,
+    ) -> [*const c_void; 2] {
+        let mut widths = [512, 64].into_iter();
+        parts.map(|part| {
+            let bytes = 2 * widths.next().unwrap();
+            let to = self.zeros(memory, rows as usize * bytes).address;
+            for row in 0..rows as u64 {
+                let [from, to] =
+                    [(part as u64, 2 * 576), (to, bytes as u64)].map(|(address, stride)| Region {
+                        address: address + row * stride,
+                        bytes,
+                    });
+                self.copy(from, to);
+            }
+            to as *const c_void
+        })
+    }
+
     /// Enqueues a kernel that leaves a pattern in the shared memory of every SM.
-    pub(super) fn poison(&self, number: u32) {
+    pub(crate) fn poison(&self, number: u32) {
         // Patterns: zeros, ones, NaN, the smallest positive and the minimal word, and random words.
         let (pattern, hashed) = match number % 7 {
             0 => (0, 0u32),
@@ -230,7 +255,7 @@ impl Machine {
     }
 
     /// Counts words that differ into the counter at `count`.
-    pub(super) fn compare(&self, a: Region, b: Region, count: CUdeviceptr) {
+    pub(crate) fn compare(&self, a: Region, b: Region, count: CUdeviceptr) {
         assert!(a.bytes == b.bytes && a.bytes.is_multiple_of(4));
         let words = a.bytes as u64 / 4;
         // SAFETY: the arguments are those that `stress.ptx` declares, and the words lie in both.
@@ -243,7 +268,7 @@ impl Machine {
         }
     }
 
-    pub(super) fn download(&self, region: Region) -> Vec<u32> {
+    pub(crate) fn download(&self, region: Region) -> Vec<u32> {
         self.synchronize();
         let mut words = vec![0u32; region.bytes / 4];
         // SAFETY: the region has this number of words, and nothing writes to it.
