@@ -386,8 +386,10 @@ impl<D: Device> Outputs<D> {
 pub(super) enum Tolerances {
     /// 1, or the value itself.
     Plain,
-    /// The largest value of so many columns.
-    Group(usize),
+    /// The largest value of so many columns, of rows with scales of their own. If these are no
+    /// powers of two, a backend may round scaled scores: by this at most, relative to the
+    /// log-sum-exp.
+    Group(usize, f64),
     /// The same as `Plain`, of queries and keys of this amplitude above 1: scores that are small
     /// beside their terms keep the rounding errors of these terms.
     Amplitude(f64),
@@ -423,7 +425,7 @@ impl Written {
         let allowed = |k: usize| match tolerances {
             Tolerances::Plain => tolerance(dtype) * want[k].abs().max(1.0),
             Tolerances::Amplitude(_) => tolerance(dtype).max(1e-2),
-            Tolerances::Group(group) => {
+            Tolerances::Group(group, _) => {
                 let own = want[k / group * group..].iter().take(group);
                 let largest = own.fold(0.0, |max: f64, x| max.max(x.abs()));
                 // The roundings of weights do not cancel where values of both signs do; half of
@@ -454,7 +456,8 @@ impl Written {
             let got = read(DType::F32, lse, 4 * (head * tokens + token));
             let terms = match tolerances {
                 Tolerances::Amplitude(amplitude) => amplitude.powi(2) / 3.0 * 1e-6,
-                _ => 0.0,
+                Tolerances::Group(_, rounded) => rounded * want_lse.abs().max(1.0),
+                Tolerances::Plain => 0.0,
             };
             let tolerance = lse_tolerance(spec, self.problem.dtype, want_lse) + terms;
             let what = || format!("lse[{head}, {token}]");

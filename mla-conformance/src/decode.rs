@@ -813,7 +813,8 @@ impl Step {
                     });
                     let want: Vec<f64> = want.iter().map(|value| value * left).collect();
                     let group = match case.group_scales {
-                        Some(_) => Tolerances::Group(128),
+                        Some(scales) if scales.factor != 1.0 => Tolerances::Group(128, 1.2e-4),
+                        Some(_) => Tolerances::Group(128, 0.0),
                         None => Tolerances::Plain,
                     };
                     written.check_row(spec, [first + t, h], &want, want_lse, group)?;

@@ -11,6 +11,8 @@ pub enum Trial {
     /// Run once, without conditions.
     #[default]
     Once,
+    /// Run twice with one state: with the same bits.
+    Repeated,
     /// Run between two kernels: the one before lets its dependents begin at its start and writes
     /// the queries late; the one behind begins as early as it may, waits for the kernel before it,
     /// and copies the results.

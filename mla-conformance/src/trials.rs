@@ -112,6 +112,7 @@ impl<'a, C: Case<S>, S> On<'a, C, S> {
     pub(super) fn run(&self) -> Tried<Bits> {
         match self.case.trial() {
             Trial::Once => self.once(),
+            Trial::Repeated => self.repeated(),
             Trial::ExactlyAligned => self.once().map_err(Promise::Alignment.broken(self.name())),
             Trial::LateQueries | Trial::LateRows => self.overlapped(),
             Trial::Replayed => self.replayed(),
@@ -124,6 +125,24 @@ impl<'a, C: Case<S>, S> On<'a, C, S> {
         let mut call = self.call(self.kept(&self.case.limits())?)?;
         self.enqueued(&mut call)?;
         call.compare()
+    }
+
+    fn repeated(&self) -> Tried<Bits> {
+        let mut call = self.call(self.kept(&self.case.limits())?)?;
+        self.enqueued(&mut call)?;
+        let untouched = self.outputs(&call.numbers, call.placement)?;
+        let first = std::mem::replace(&mut call.outputs, untouched);
+        let first = first.finish(self.device)?.bits();
+        self.enqueued(&mut call)?;
+        let bits = call.compare()?;
+        match bits == first {
+            true => Ok(bits),
+            false => Err(Failure::Differs {
+                name: self.name(),
+                problem: Box::new(self.case.problem()),
+                how: "a second launch",
+            }),
+        }
     }
 
     fn enqueued(&self, call: &mut Call<'_, C, S>) -> Tried<()> {
@@ -242,6 +261,13 @@ impl<'a, C: Case<S>, S> On<'a, C, S> {
         }
     }
 
+    /// Makes outputs of poison.
+    fn outputs(&self, numbers: &C::Numbers, placement: Placement) -> Result<Outputs<C::Device>> {
+        let (shape, lse) = self.case.output(numbers);
+        let of_output = of_output(C::spec(self.stage), placement);
+        Outputs::new(self.device, self.case.problem(), shape, of_output, lse)
+    }
+
     /// Makes the call with a state and metadata that exist already.
     fn call(&self, (state, metadata): (C::State, C::Metadata)) -> Tried<Call<'a, C, S>> {
         let Self {
@@ -249,14 +275,12 @@ impl<'a, C: Case<S>, S> On<'a, C, S> {
             stage,
             device,
         } = *self;
-        let (spec, problem) = (C::spec(stage), case.problem());
+        let spec = C::spec(stage);
         let placement = Placement::new(case.trial(), spec, case.gap());
         let numbers = case.numbers(placement);
-        let (shape, lse) = case.output(&numbers);
-        let of_output = of_output(spec, placement);
         Ok(Call {
             inputs: case.upload(&numbers, spec, device)?,
-            outputs: Outputs::new(device, problem, shape, of_output, lse)?,
+            outputs: self.outputs(&numbers, placement)?,
             case: case.clone(),
             placement,
             numbers,

@@ -237,7 +237,6 @@ fn prefill_refuses_each_bad_field() {
         ("max_query_len", |p| p.max_query_len = i32::MAX),
         ("max_key_len", |p| p.max_key_len = -1),
         ("dtype", |p| p.dtype = raw::MLA_DTYPE_F32 as i32),
-        ("nope_dim", |p| p.nope_dim = 192),
         ("query", |p| p.query = std::ptr::null()),
         ("query", |p| p.query = p.query.wrapping_byte_add(8)),
         ("key_nope", |p| p.key_nope = std::ptr::null()),

@@ -27,17 +27,15 @@ fn case(heads: usize, requests: &[(usize, usize)]) -> DecodeCase {
     let (query_lens, seq_lens): (_, Vec<_>) = requests.iter().copied().unzip();
     DecodeCase {
         query_lens,
+        trial: Trial::Repeated,
         ..DecodeCase::new(problem(heads, DType::BF16, KvFormat::BF16), &seq_lens)
     }
 }
 
 fn check(name: &str, case: &DecodeCase) {
-    let gpu = &*gpu();
-    let run = || match case.check::<WgmmaMla>(gpu) {
-        Ok(bits) => bits,
-        Err(failure) => panic!("{name}: {failure}"),
-    };
-    assert!(run() == run(), "{name}: a second run differs");
+    if let Err(failure) = case.check::<WgmmaMla>(&gpu()) {
+        panic!("{name}: {failure}");
+    }
 }
 
 #[test]
@@ -75,7 +73,7 @@ fn random_ragged_batches_agree_with_the_reference() {
         case.problem.page_size = pick(&mut rng, &[16, 32, 48, 64, 128, 256]);
         case.gap = 8 * rng.random_range(0..4);
         // Or rows of the cache further apart.
-        case.trial = pick(&mut rng, &[Trial::Once, Trial::ExactlyAligned]);
+        case.trial = pick(&mut rng, &[Trial::Repeated, Trial::ExactlyAligned]);
         case.seed = round;
         check(&format!("round {round}"), &case);
     }
@@ -96,7 +94,7 @@ fn e4m3_caches_agree_with_the_reference() {
         let query = rng.random_range(1..=16);
         let dtype = pick(&mut rng, &[DType::F16, DType::BF16]);
         let page_size = pick(&mut rng, &[16, 48, 64, 128]);
-        let trial = pick(&mut rng, &[Trial::Once, Trial::ExactlyAligned]);
+        let trial = pick(&mut rng, &[Trial::Repeated, Trial::ExactlyAligned]);
         let case = fp8(dtype, page_size, case(heads, &lens.map(|len| (query, len))));
         let name = format!("e4m3, {heads} heads, {query} query tokens");
         check(&name, &DecodeCase { trial, ..case });

@@ -143,19 +143,25 @@ fn attended<'a>(
         };
         (0..tokens).map(attend).collect()
     };
-    let is_large = heads > 1 && tokens * rows(0)[0].len() > 1024;
-    let heads: Vec<_> = match is_large {
-        true => thread::scope(|scope| {
-            let of_head = &of_head;
-            let threads = (0..heads).map(|head| scope.spawn(move || of_head(head)));
-            let threads: Vec<_> = threads.collect();
-            let results = threads.into_iter().map(thread::ScopedJoinHandle::join);
-            results
-                .map(|head| head.unwrap_or_else(|panic| resume_unwind(panic)))
-                .collect()
-        }),
-        false => (0..heads).map(of_head).collect(),
+    // Threads have some heads each, if there is enough to do.
+    let threads = match tokens * rows(0)[0].len() > 1024 {
+        true => thread::available_parallelism().map_or(1, usize::from),
+        false => 1,
     };
+    let some = heads.div_ceil(threads).max(1);
+    let heads: Vec<_> = thread::scope(|scope| {
+        let of_some = |first: usize| (first..heads.min(first + some)).map(&of_head);
+        if some >= heads {
+            return of_some(0).collect();
+        }
+        let threads = (0..heads).step_by(some);
+        let threads = threads.map(|first| scope.spawn(move || of_some(first).collect::<Vec<_>>()));
+        let threads: Vec<_> = threads.collect();
+        let results = threads.into_iter().map(thread::ScopedJoinHandle::join);
+        results
+            .flat_map(|heads| heads.unwrap_or_else(|panic| resume_unwind(panic)))
+            .collect()
+    });
     Attended {
         out: Array::from_fn([tokens, heads.len(), width], |token, head, k| {
             // The result of no keys is as wide as no values.
