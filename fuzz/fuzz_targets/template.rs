@@ -3,7 +3,10 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use mla_runtime::batch::template::{MAX_SPECS, Range, Template};
+use template::{MAX_SPECS, Range, Template};
+
+#[path = "../../mla-cli/src/bench/settings/template.rs"]
+mod template;
 
 fuzz_target!(|text: &str| {
     let mut lines = text.lines();
@@ -11,7 +14,7 @@ fuzz_target!(|text: &str| {
     let ranges: Result<Vec<Range>, _> = lines.map(str::parse).collect();
     if let Ok(ranges) = &ranges {
         for range in ranges {
-            assert!((1..=MAX_SPECS).contains(&range.numbers().len()));
+            assert!((1..=MAX_SPECS).contains(&range.numbers.len()));
         }
     }
     let (Ok(template), Ok(ranges)) = (template, ranges) else {
@@ -19,16 +22,15 @@ fuzz_target!(|text: &str| {
     };
     let combinations = ranges
         .iter()
-        .try_fold(1usize, |n, range| n.checked_mul(range.numbers().len()));
+        .try_fold(1usize, |n, range| n.checked_mul(range.numbers.len()));
     // Expanding many specs of many requests takes longer than a run should.
     if combinations.is_none_or(|count| count > 64) {
         return;
     }
     if let Ok(specs) = template.expand(&ranges) {
         assert_eq!(Some(specs.len()), combinations);
-        for one in specs {
-            assert_eq!(one.values.len(), template.names().len());
-            assert!(!one.spec.requests().is_empty());
+        for spec in specs {
+            assert!(!spec.requests().is_empty());
         }
     }
 });

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use mla_runtime::batch::BatchSpecError;
 use mla_runtime::model::ModelError;
 use mla_runtime::plan::PlanError;
-use mla_runtime::select::{RegistryError, SelectionError};
+use mla_runtime::select::SelectionError;
 
 /// The reason why there is no output. The message names the error and the accepted values.
 #[derive(Debug, thiserror::Error)]
@@ -27,13 +27,12 @@ pub enum CliError {
     #[error(transparent)]
     Plan(#[from] PlanError),
     #[error(transparent)]
-    Registry(#[from] RegistryError),
-    #[error(transparent)]
     Selection(#[from] SelectionError),
     #[error(transparent)]
     Runtime(#[from] mla_runtime::Error),
-    #[error(transparent)]
-    Template(#[from] mla_runtime::batch::template::TemplateError),
+    /// A batch spec with names in it, or a range, that is none.
+    #[error("{0}")]
+    Template(String),
     /// Arguments that are right one by one, but not together.
     #[error("{argument}: given {given}, accepted {accepted}")]
     Argument {

@@ -4,7 +4,7 @@ use mla_runtime::device::{Device, Fp8Blocks, GatherRows};
 use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims};
 use mla_runtime::tensor::{
     ArrayRef, BlockTable, CacheLayout, CacheMut, CacheRef, Layout, LseLayout, LseMut, LseRef,
-    Scalar, Shape, TensorMut, TensorRef,
+    Scalar, TensorMut, TensorRef,
 };
 use mla_runtime::{Error, Result};
 
@@ -25,11 +25,11 @@ const CACHE: CacheLayout = CacheLayout::contiguous(
 struct Read<'a, D: Device>(D::Bytes<'a>);
 
 impl<'a, D: Device> Read<'a, D> {
-    fn of(&self, dtype: DType, shape: Shape) -> Result<TensorRef<'a, D>> {
+    fn of(&self, dtype: DType, shape: [usize; 3]) -> Result<TensorRef<'a, D>> {
         TensorRef::new(self.0, Layout::contiguous(dtype, shape))
     }
 
-    fn rows(&self, shape: Shape) -> Result<TensorRef<'a, D>> {
+    fn rows(&self, shape: [usize; 3]) -> Result<TensorRef<'a, D>> {
         self.of(DType::BF16, shape)
     }
 
@@ -46,20 +46,24 @@ impl<'a, D: Device> Read<'a, D> {
 struct Write<'a, D: Device>(D::BytesMut<'a>);
 
 impl<D: Device> Write<'_, D> {
-    fn rows(&mut self, shape: Shape) -> Result<TensorMut<'_, D>> {
+    fn rows(&mut self, shape: [usize; 3]) -> Result<TensorMut<'_, D>> {
         let layout = Layout::contiguous(DType::BF16, shape);
         TensorMut::new(D::reborrow(&mut self.0), layout)
     }
 
     /// Two tensors.
-    fn two(&mut self, shapes: [Shape; 2]) -> Result<[TensorMut<'_, D>; 2]> {
+    fn two(&mut self, shapes: [[usize; 3]; 2]) -> Result<[TensorMut<'_, D>; 2]> {
         let (a, b) = D::split_mut(D::reborrow(&mut self.0), BYTES / 2);
         let [first, second] = shapes.map(|shape| Layout::contiguous(DType::BF16, shape));
         Ok([TensorMut::new(a, first)?, TensorMut::new(b, second)?])
     }
 
     /// A result, with its log-sum-exp.
-    fn result(&mut self, shape: Shape, heads: usize) -> Result<(TensorMut<'_, D>, LseMut<'_, D>)> {
+    fn result(
+        &mut self,
+        shape: [usize; 3],
+        heads: usize,
+    ) -> Result<(TensorMut<'_, D>, LseMut<'_, D>)> {
         let (out, lse) = D::split_mut(D::reborrow(&mut self.0), BYTES / 2);
         let out = TensorMut::new(out, Layout::contiguous(DType::BF16, shape))?;
         Ok((
@@ -83,7 +87,7 @@ fn table<D: Device>() -> Vec<Refused<D>> {
     fn gather<D: Device>(
         device: &D,
         (from, mut to): (Read<'_, D>, Write<'_, D>),
-        shapes: [Shape; 2],
+        shapes: [[usize; 3]; 2],
         rows: usize,
     ) -> Result<()> {
         let table = BlockTable::new(from.array(1)?, 1, 1)?;

@@ -11,9 +11,7 @@ use std::sync::Mutex;
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{DecodeBackend, Entry, PrefillBackend};
 use mla_runtime::device::Device;
-use mla_runtime::dispatch::{
-    DecodeVisitor, LayerVisitor, Listed, backends, choose, with_backends, with_decode,
-};
+use mla_runtime::dispatch::{LayerVisitor, Listed, backends, choose, with_backends};
 use mla_runtime::model::{DType, KvFormat, MlaDims};
 use mla_runtime::select::{Registry, SelectionError, SelectionRequest};
 use mla_runtime::spec::{
@@ -111,16 +109,6 @@ fn compile_time_choice() {
     >());
 }
 
-struct Name;
-
-impl DecodeVisitor<Gpu> for Name {
-    type Output = &'static str;
-
-    fn visit<B: DecodeBackend<Device = Gpu>>(self) -> &'static str {
-        std::any::type_name::<B>()
-    }
-}
-
 struct Names;
 
 impl LayerVisitor<Gpu> for Names {
@@ -148,8 +136,6 @@ fn a_selection_becomes_types_again() {
                 Problem::new(MlaDims::R1, 16, dtype),
             ))
             .unwrap();
-        let name = with_decode::<Gpus, Gpu, _>(&selection.decode, Name);
-        assert_eq!(name.unwrap(), want);
         let names = with_backends::<backends![Prefill], Gpus, Gpu, _>(&selection, Names);
         assert_eq!(names.unwrap(), ["dispatch::Prefill", want]);
     }
@@ -324,12 +310,19 @@ proptest! {
 #[test]
 fn cpu_device() {
     struct Here(Cpu);
-    impl DecodeVisitor<Cpu> for Here {
+    impl LayerVisitor<Cpu> for Here {
         type Output = Target;
-        fn visit<B: DecodeBackend<Device = Cpu>>(self) -> Target {
+        fn visit<P: PrefillBackend<Device = Cpu>, B: DecodeBackend<Device = Cpu>>(self) -> Target {
             self.0.target()
         }
     }
-    let target = with_decode::<backends![CpuDecode], Cpu, _>(&CpuDecode::SPEC, Here(Cpu::new()));
+    let registry = Registry::of::<backends![CpuPrefill], backends![CpuDecode]>().unwrap();
+    let problem = Problem::new(MlaDims::R1, 16, DType::F32);
+    let selection = registry.select(&SelectionRequest::new(Target::CPU, problem));
+    let here = Here(Cpu::new());
+    let target = with_backends::<backends![CpuPrefill], backends![CpuDecode], _, _>(
+        &selection.unwrap(),
+        here,
+    );
     assert_eq!(target.unwrap(), Target::CPU);
 }

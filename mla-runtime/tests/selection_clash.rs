@@ -5,7 +5,7 @@ mod common;
 
 use mla_runtime::backend::{DecodeBackend, Entry};
 use mla_runtime::mla_backend;
-use mla_runtime::select::{Registry, RegistryError};
+use mla_runtime::select::{Registry, SelectionError};
 use mla_runtime::spec::Phase;
 
 const ANY_GPU: &[&str] = &["compute_80"];
@@ -34,7 +34,7 @@ fn one_name_twice() {
     let Err(error) = Registry::linked() else {
         panic!("both were linked");
     };
-    let RegistryError::Duplicate {
+    let SelectionError::Duplicate {
         name,
         first,
         second,
@@ -58,10 +58,10 @@ fn program_settles_clashes() {
         false => Some(entry),
     });
     let renamed = renamed.unwrap();
-    let origin = |name| renamed.get(Phase::Decode, name).map(Entry::origin);
-    assert_eq!(origin("CLAIMED"), Ok("selection_clash::One"));
-    assert_eq!(origin("CLAIMED_TOO"), Ok("selection_clash::Other"));
+    let origin = |name| renamed.get(Phase::Decode, name).unwrap().origin();
+    assert_eq!(origin("CLAIMED"), "selection_clash::One");
+    assert_eq!(origin("CLAIMED_TOO"), "selection_clash::Other");
     let without = Registry::linked_by(|entry| (!other(&entry)).then_some(entry)).unwrap();
-    let left = without.get(Phase::Decode, "CLAIMED").map(Entry::origin);
-    assert_eq!(left, Ok("selection_clash::One"));
+    let left = without.get(Phase::Decode, "CLAIMED").unwrap().origin();
+    assert_eq!(left, "selection_clash::One");
 }

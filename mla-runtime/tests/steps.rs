@@ -274,9 +274,9 @@ fn check_prepared(
     let mut covered = vec![0; expanded.len()];
     for chunk in chunks {
         assert!(chunk.rows() <= rows);
-        for segment in chunk.segments() {
-            assert_eq!(segment.start, covered[segment.request]);
-            covered[segment.request] += segment.len;
+        for (request, start, len) in chunk.segments() {
+            assert_eq!(start, covered[request]);
+            covered[request] += len;
         }
     }
     let context: Vec<u32> = expanded

@@ -6,8 +6,8 @@ use std::process::Command;
 use backend_crate::Naive;
 use mla_kernels::backends::sm90::WgmmaMla;
 use mla_kernels::{Cuda, DecodeBackends, PrefillBackends};
-use mla_runtime::backend::{DecodeBackend, Entry};
-use mla_runtime::dispatch::{backends, with_decode, DecodeVisitor};
+use mla_runtime::backend::{DecodeBackend, PrefillBackend};
+use mla_runtime::dispatch::{backends, with_backends, LayerVisitor};
 use mla_runtime::model::{DType, MlaDims};
 use mla_runtime::select::{Registry, SelectionRequest};
 use mla_runtime::spec::{Capability, Phase, Problem, Target};
@@ -50,32 +50,38 @@ fn the_registry_finds_it_and_selects_it_where_the_others_do_not_fit() {
     assert_eq!(selection.decode, Naive::SPEC);
 
     struct Name;
-    impl DecodeVisitor<Cuda> for Name {
+    impl LayerVisitor<Cuda> for Name {
         type Output = &'static str;
-        fn visit<B: DecodeBackend<Device = Cuda>>(self) -> &'static str {
+        fn visit<P, B>(self) -> &'static str
+        where
+            P: PrefillBackend<Device = Cuda>,
+            B: DecodeBackend<Device = Cuda>,
+        {
             std::any::type_name::<B>()
         }
     }
-    let name = with_decode::<Decode, Cuda, _>(&selection.decode, Name);
+    let name = with_backends::<PrefillBackends, Decode, Cuda, _>(&selection, Name);
     assert_eq!(name.unwrap(), "backend_crate::Naive");
 }
 
 #[test]
 fn it_takes_the_place_of_a_built_in_backend_by_name_until_that_is_reset() {
     let mut registry = Registry::linked().unwrap();
-    let origin = |registry: &Registry| registry.get(Phase::Decode, "WGMMA_MLA").map(Entry::origin);
+    let origin = |registry: &Registry| {
+        registry.get(Phase::Decode, "WGMMA_MLA").unwrap().origin()
+    };
     registry.replace(Naive::ENTRY.named("WGMMA_MLA")).unwrap();
-    assert_eq!(origin(&registry), Ok("backend_crate::Naive"));
+    assert_eq!(origin(&registry), "backend_crate::Naive");
     let asked = request(R1).with_decode("WGMMA_MLA");
     let selection = registry.select(&asked).unwrap();
     assert_eq!(
         (selection.decode.name, selection.decode.provider),
         ("WGMMA_MLA", "backend-crate")
     );
-    assert_eq!(registry.reset(Phase::Decode, "WGMMA_MLA"), Ok(true));
+    assert!(registry.reset(Phase::Decode, "WGMMA_MLA").unwrap());
     assert_eq!(
         origin(&registry),
-        Ok("mla_kernels::backends::sm90::wgmma_mla::WgmmaMla")
+        "mla_kernels::backends::sm90::wgmma_mla::WgmmaMla"
     );
     assert_eq!(registry.select(&asked).unwrap().decode.provider, "native");
 }

@@ -89,7 +89,7 @@ impl<D: Graphs> Runner<D> {
         let problem = Problem::new(attention.dims, attention.heads, D::DTYPE)
             .with_page_size(size.page_size as u32)
             .with_query_len(QueryLen::Ragged);
-        let registry = Registry::linked().map_err(mla_runtime::select::SelectionError::from)?;
+        let registry = Registry::linked()?;
         let selection = registry.select(&SelectionRequest::new(device.target(), problem))?;
         let layer_config = selection.config(attention.softmax_scale() as f32);
         let layer = Layer::new(

@@ -53,23 +53,26 @@ pub(crate) fn output(args: &Args) -> Result<String, CliError> {
 fn describe(plan: &[ContextChunk], args: &Args) -> String {
     let tokens: u64 = args.context_lens.iter().copied().map(u64::from).sum();
     // Under context parallelism a rank sets aside fewer rows than the chunk has.
-    let spread = plan.iter().any(|chunk| chunk.local.is_some());
+    let spread = plan.iter().any(|chunk| !chunk.local_starts.is_empty());
     let last = if spread { "rows per rank" } else { "" };
     let mut table = table(["chunk", "request: tokens from..to", "rows", last]);
     for (index, chunk) in plan.iter().enumerate() {
         let segments: Vec<_> = chunk
             .segments()
-            .map(|segment| {
-                let end = u64::from(segment.start) + u64::from(segment.len);
-                format!("{}: {}..{end}", segment.request, segment.start)
+            .map(|(request, start, len)| {
+                format!("{request}: {start}..{}", u64::from(start) + u64::from(len))
             })
             .collect();
-        let local = chunk.local.as_ref().map(|local| local.rows().to_string());
+        let local = chunk.padded_local_seq_lens.iter().copied().map(u64::from);
         table.add_row([
             index.to_string(),
             segments.join("   "),
             chunk.rows().to_string(),
-            local.unwrap_or_default(),
+            if spread {
+                local.sum::<u64>().to_string()
+            } else {
+                String::new()
+            },
         ]);
     }
     numbers(&mut table, [0, 2, 3]);

@@ -4,7 +4,7 @@ use super::{DecodeBatch, DecodeCall, Keys, LayerConfig, Output, PrefillCall, Que
 use crate::device::Device;
 use crate::spec::{BackendSpec, Feature, Problem};
 use crate::tensor::{
-    ArrayRef, CacheLayout, CacheRef, CacheStrides, Layout, Shape, TensorRef, check_alignment,
+    ArrayRef, CacheLayout, CacheRef, CacheStrides, Layout, TensorRef, check_alignment,
 };
 use crate::{Error, Named as _, Result};
 
@@ -20,13 +20,13 @@ impl Rule<'_> {
         &self,
         field: &'static str,
         tensor: &TensorRef<'_, D>,
-        shape: Shape,
+        shape: [usize; 3],
     ) -> Result<()> {
         tensor.layout().require(field, self.problem.dtype, shape)?;
         tensor.require_aligned(field, self.spec.alignment as usize)
     }
 
-    fn output<D: Device>(&self, out: &Output<'_, D>, shape: Shape) -> Result<()> {
+    fn output<D: Device>(&self, out: &Output<'_, D>, shape: [usize; 3]) -> Result<()> {
         match out {
             Output::Plain(out) => {
                 self.tensor("out", &out.as_ref(), shape)?;

@@ -22,8 +22,6 @@
 //! Nothing else is accepted: no space, no sign, no upper case, no digit outside ASCII, no count or
 //! length of zero, and no kv length below the query length.
 
-pub mod template;
-
 use std::collections::HashMap;
 use std::fmt::{self, Write as _};
 use std::str::FromStr;
@@ -235,7 +233,10 @@ impl fmt::Display for BatchSpec {
 
 /// The part of a batch spec that is wrong, and the reason.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("batch spec, segment {number} {text:?}, byte {offset}: {problem}", number = .segment + 1)]
+#[error(
+    "batch spec, segment {number} {text:?}, byte {offset}: given {given}, accepted {accepted}",
+    number = .segment + 1
+)]
 #[non_exhaustive]
 pub struct BatchSpecError {
     /// The index of the segment, from zero.
@@ -244,57 +245,10 @@ pub struct BatchSpecError {
     pub text: String,
     /// The first byte of the wrong part, counted from the start of the whole spec.
     pub offset: usize,
-    /// The problem with it.
-    pub problem: BatchSpecProblem,
-}
-
-/// The problem with a part of a batch spec.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum BatchSpecProblem {
-    /// The segment has no characters.
-    #[error("given nothing, accepted [count]q<len>[k][s<len>[k]], such as 8q1s1k")]
-    Empty,
-    /// The segment ends where something is missing.
-    #[error("given the end of the segment, accepted {accepted}")]
-    Ends {
-        /// The parts that may stand here.
-        accepted: &'static str,
-    },
-    /// A character that cannot stand where it does.
-    #[error("given {given:?}, accepted {accepted}")]
-    Unexpected {
-        /// The character.
-        given: char,
-        /// The characters that may stand here.
-        accepted: &'static str,
-    },
-    /// A number outside its range.
-    #[error("given a {part} of {given}, accepted 1 to {max}")]
-    OutOfRange {
-        /// The name of the number: the count, the query length or the kv length.
-        part: &'static str,
-        /// The number as it was given, with its `k`, shortened if it is very long.
-        given: String,
-        /// The largest accepted number.
-        max: u64,
-    },
-    /// The kv length is below the query length.
-    #[error(
-        "given a kv length of {kv}, accepted at least the query length, {q}, which is part of it"
-    )]
-    KvBelowQuery {
-        /// The query length.
-        q: u32,
-        /// The kv length.
-        kv: u32,
-    },
-    /// The spec has too many requests up to and with this segment.
-    #[error("given {given} requests up to here, accepted at most {MAX_REQUESTS}")]
-    TooManyRequests {
-        /// The requests of the segments so far.
-        given: usize,
-    },
+    /// The wrong part, shortened if it is very long.
+    pub given: String,
+    /// The parts that may stand there.
+    pub accepted: String,
 }
 
 impl FromStr for BatchSpec {
@@ -310,14 +264,19 @@ impl FromStr for BatchSpec {
                     let given = requests.len() + count;
                     match given <= MAX_REQUESTS {
                         true => Ok((count, request)),
-                        false => Err((0, BatchSpecProblem::TooManyRequests { given })),
+                        false => Err(Problem {
+                            at: 0,
+                            given: format!("{given} requests up to here"),
+                            accepted: format!("at most {MAX_REQUESTS}"),
+                        }),
                     }
                 })
-                .map_err(|(at, problem)| BatchSpecError {
+                .map_err(|problem| BatchSpecError {
                     segment,
                     text: shortened(text),
-                    offset: offset + at,
-                    problem,
+                    offset: offset + problem.at,
+                    given: problem.given,
+                    accepted: problem.accepted,
                 })?;
             requests.extend(std::iter::repeat_n(request, count));
             offset += text.len() + "_".len();
@@ -334,8 +293,12 @@ fn shortened(text: &str) -> String {
     }
 }
 
-/// A problem and where in the segment it is.
-type Problem = (usize, BatchSpecProblem);
+/// A wrong part and its place in the segment.
+struct Problem {
+    at: usize,
+    given: String,
+    accepted: String,
+}
 
 /// A segment that is being read from left to right.
 struct Segment<'a> {
@@ -351,7 +314,11 @@ impl<'a> Segment<'a> {
     /// The count, and the request it counts.
     fn parse(mut self) -> Result<(usize, Request), Problem> {
         if self.text.is_empty() {
-            return Err((0, BatchSpecProblem::Empty));
+            return Err(Problem {
+                at: 0,
+                given: "nothing".to_owned(),
+                accepted: "[count]q<len>[k][s<len>[k]], such as 8q1s1k".to_owned(),
+            });
         }
         let count = match self.peek() {
             Some('q') => 1,
@@ -374,7 +341,11 @@ impl<'a> Segment<'a> {
             return Err(self.unexpected("a further digit, k, or _ and another segment"));
         }
         if kv < q {
-            return Err((kv_at, BatchSpecProblem::KvBelowQuery { q, kv }));
+            return Err(Problem {
+                at: kv_at,
+                given: format!("a kv length of {kv}"),
+                accepted: format!("at least the query length, {q}, which is part of it"),
+            });
         }
         Ok((count, Request { q, kv }))
     }
@@ -399,9 +370,10 @@ impl<'a> Segment<'a> {
             .ok()
             .and_then(|number| number.checked_mul(unit))
             .filter(|number| (1..=max).contains(number))
-            .ok_or_else(|| {
-                let given = shortened(&self.text[start..self.at]);
-                (start, BatchSpecProblem::OutOfRange { part, given, max })
+            .ok_or_else(|| Problem {
+                at: start,
+                given: format!("a {part} of {}", shortened(&self.text[start..self.at])),
+                accepted: format!("1 to {max}"),
             })
     }
 
@@ -418,11 +390,15 @@ impl<'a> Segment<'a> {
     }
 
     fn unexpected(&self, accepted: &'static str) -> Problem {
-        let problem = match self.peek() {
-            Some(given) => BatchSpecProblem::Unexpected { given, accepted },
-            None => BatchSpecProblem::Ends { accepted },
+        let given = match self.peek() {
+            Some(given) => format!("{given:?}"),
+            None => "the end of the segment".to_owned(),
         };
-        (self.at, problem)
+        Problem {
+            at: self.at,
+            given,
+            accepted: accepted.to_owned(),
+        }
     }
 }
 

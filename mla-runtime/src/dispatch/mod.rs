@@ -144,17 +144,15 @@
 mod choice;
 mod visit;
 
-pub use crate::backend::list::{DecodeList, PrefillList};
 // The attribute and the macros write them.
 #[doc(hidden)]
-pub use crate::backend::list::{Absent, DecodeMember, Listed, Member, Nth, PrefillMember};
+pub use crate::backend::list::{
+    Absent, DecodeList, DecodeMember, Listed, Member, Nth, PrefillList, PrefillMember,
+};
 #[doc(hidden)]
 pub use choice::choose;
 #[doc(hidden)]
 pub use visit::{DecodeArm, PrefillArm};
-pub use visit::{
-    DecodeArms, DecodeVisitor, LayerVisitor, PrefillArms, PrefillVisitor, with_backends,
-    with_decode, with_prefill,
-};
+pub use visit::{LayerVisitor, with_backends};
 
 pub use crate::{backends, best_decode, best_prefill};

@@ -130,7 +130,7 @@ use crate::device::{AbsorbedQueries, CacheRows, Device};
 use crate::plan::crossover::{Attention, Machine, threshold};
 use crate::plan::memory::{self, MemoryNeeds, MemoryPlan, RegionName};
 use crate::spec::{BackendSpec, Field, KeyLayout, Phase, Problem, QueryLen};
-use crate::tensor::{ArrayRef, Layout, Memory, RotaryQuery, Shape, TensorMut};
+use crate::tensor::{ArrayRef, Layout, Memory, RotaryQuery, TensorMut};
 use crate::{Error, Named as _, Result};
 
 /// One layer's attention with its backends.
@@ -472,7 +472,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     fn tensor<'a>(
         &self,
         bytes: <P::Device as Memory>::BytesMut<'a>,
-        shape: Shape,
+        shape: [usize; 3],
     ) -> Result<TensorMut<'a, P::Device>> {
         TensorMut::new(bytes, Layout::contiguous(self.config.problem.dtype, shape))
             .named("workspace")

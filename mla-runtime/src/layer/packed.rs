@@ -6,7 +6,7 @@ use crate::Result;
 use crate::device::Device;
 use crate::plan::memory::{MemoryPlan, RegionName};
 use crate::spec::Problem;
-use crate::tensor::{Layout, LseLayout, LseMut, Shape, TensorMut};
+use crate::tensor::{Layout, LseLayout, LseMut, TensorMut};
 
 /// Memory for a call's tensors in the order of the step.
 pub(super) struct Packed<D: Device>(D::Buffer);
@@ -42,7 +42,7 @@ impl<D: Device> Packed<D> {
         ]
         .map(|extent| extent as usize);
         let mut arena = Arena::<D>::new(D::bytes_mut(&mut self.0));
-        let mut tensor = |name, shape: Shape| {
+        let mut tensor = |name, shape: [usize; 3]| {
             let bytes = arena.take(&plan.range(name));
             TensorMut::new(bytes, Layout::contiguous(problem.dtype, shape))
         };

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::backend::LayerConfig;
 use crate::device::Device;
-use crate::tensor::{Layout, Shape, TensorRef};
+use crate::tensor::{Layout, TensorRef};
 use crate::{Error, Named as _, Result};
 
 /// `W_kv_b`, and what the two forms of attention use of it.
@@ -266,7 +266,7 @@ pub(super) fn head_range(heads: &Range<usize>, all: usize, config: &LayerConfig)
 fn check_matrix<D: Device>(
     kv_b: &TensorRef<'_, D>,
     config: &LayerConfig,
-    shape: Shape,
+    shape: [usize; 3],
     axes: &str,
 ) -> Result<()> {
     let dtype = config.problem.dtype;

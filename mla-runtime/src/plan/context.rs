@@ -84,7 +84,7 @@ impl ChunkLimits {
 /// One workspace full of context: a segment of each of some consecutive requests.
 ///
 /// Serialises as `{"request_start", "request_end", "starts", "seq_lens", "is_continuation"}`, with
-/// the fields of [`LocalChunk`] added under context parallelism.
+/// those of the shard that each rank gathers added under context parallelism.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct ContextChunk {
@@ -99,9 +99,17 @@ pub struct ContextChunk {
     pub seq_lens: Vec<u32>,
     /// True if the first request has rows in an earlier chunk.
     pub is_continuation: bool,
-    /// The shard that each rank gathers; under context parallelism only.
-    #[serde(flatten)]
-    pub local: Option<LocalChunk>,
+    /// `[requests][ranks]`: how many tokens of each request's whole context each rank holds; under
+    /// context parallelism only, like the two below.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub local_context_lens: Vec<Vec<u32>>,
+    /// The start of each request's segment among the rows of a rank; the same on every rank.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub local_starts: Vec<u32>,
+    /// The rows that a rank sets aside for each request's segment; the same on every rank. It
+    /// holds min(`padded`, max(0, `local_context_lens` − `local_starts`)) of them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub padded_local_seq_lens: Vec<u32>,
 }
 
 impl ContextChunk {
@@ -114,34 +122,11 @@ impl ContextChunk {
             starts,
             seq_lens,
             is_continuation: false,
-            local: None,
+            local_context_lens: Vec::new(),
+            local_starts: Vec::new(),
+            padded_local_seq_lens: Vec::new(),
         }
     }
-}
-
-/// The shard of a chunk: what each rank gathers.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-#[non_exhaustive]
-pub struct LocalChunk {
-    /// `[requests][ranks]`: how many tokens of each request's whole context each rank holds.
-    pub local_context_lens: Vec<Vec<u32>>,
-    /// The start of each request's segment among the rows of a rank; the same on every rank.
-    pub local_starts: Vec<u32>,
-    /// The rows that a rank sets aside for each request's segment; the same on every rank. It
-    /// holds min(`padded`, max(0, `local_context_lens` − `local_starts`)) of them.
-    pub padded_local_seq_lens: Vec<u32>,
-}
-
-/// The tokens of one request that are in one chunk.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct Segment {
-    /// The request's index in the batch.
-    pub request: usize,
-    /// The first token, counted from the start of the request's context.
-    pub start: u32,
-    /// The number of tokens; never zero.
-    pub len: u32,
 }
 
 impl ContextChunk {
@@ -150,17 +135,14 @@ impl ContextChunk {
         self.request_start..self.request_end
     }
 
-    /// The segments, in order.
-    pub fn segments(&self) -> impl ExactSizeIterator<Item = Segment> + '_ {
+    /// The segments, in order: the request's index in the batch, the first token, counted from the
+    /// start of its context, and the number of tokens.
+    pub fn segments(&self) -> impl ExactSizeIterator<Item = (usize, u32, u32)> + '_ {
         self.starts
             .iter()
             .zip(&self.seq_lens)
             .enumerate()
-            .map(|(index, (&start, &len))| Segment {
-                request: self.request_start + index,
-                start,
-                len,
-            })
+            .map(|(index, (&start, &len))| (self.request_start + index, start, len))
     }
 
     /// The context rows of the chunk, over all ranks.
@@ -175,34 +157,13 @@ impl ContextChunk {
 
     /// `[requests + 1]`: where each segment starts among the chunk's rows, then their number.
     pub fn cumulative_seq_lens(&self) -> Vec<u64> {
-        cumulative(&self.seq_lens)
+        let lens = self.seq_lens.iter().copied().map(u64::from);
+        let ends = lens.scan(0, |sum, len| {
+            *sum += len;
+            Some(*sum)
+        });
+        std::iter::once(0).chain(ends).collect()
     }
-}
-
-impl LocalChunk {
-    /// The rows that each rank sets aside for the chunk.
-    pub fn rows(&self) -> u64 {
-        self.padded_local_seq_lens
-            .iter()
-            .copied()
-            .map(u64::from)
-            .sum()
-    }
-
-    /// `[requests + 1]`: where each segment starts among a rank's rows, then their number.
-    pub fn cumulative_padded_seq_lens(&self) -> Vec<u64> {
-        cumulative(&self.padded_local_seq_lens)
-    }
-}
-
-fn cumulative(lens: &[u32]) -> Vec<u64> {
-    let mut sum = 0;
-    std::iter::once(0)
-        .chain(lens.iter().map(|&len| {
-            sum += u64::from(len);
-            sum
-        }))
-        .collect()
 }
 
 /// The max number of chunks of a plan: a guard against a workspace so small that the plan itself
@@ -235,14 +196,8 @@ pub fn plan_chunks(
             let accepted = format!("a number with which at most {MAX_CHUNKS} chunks are needed");
             return Err(PlanError::invalid("rows", limits.rows, accepted));
         }
-        let mut chunk = ContextChunk {
-            request_start: request,
-            request_end: request,
-            starts: Vec::new(),
-            seq_lens: Vec::new(),
-            is_continuation: start > 0,
-            local: None,
-        };
+        let mut chunk = ContextChunk::new(request..request, Vec::new(), Vec::new());
+        chunk.is_continuation = start > 0;
         let mut available = packer.budget;
         while let Some(&len) = context_lens.get(request).filter(|&&len| len > 0) {
             let whole = packer.rows(start, len);
@@ -267,7 +222,7 @@ pub fn plan_chunks(
         }
         chunk.request_end += chunk.seq_lens.len();
         if let Some(parallel) = limits.parallel {
-            chunk.local = Some(local_part(&chunk, context_lens, parallel)?);
+            shard(&mut chunk, context_lens, parallel)?;
         }
         chunks.push(chunk);
     }
@@ -323,38 +278,31 @@ impl Packer {
     }
 }
 
-fn local_part(
-    chunk: &ContextChunk,
+/// Adds the part of a chunk that each rank gathers.
+fn shard(
+    chunk: &mut ContextChunk,
     context_lens: &[u32],
     parallel: ContextParallel,
-) -> Result<LocalChunk, PlanError> {
+) -> Result<(), PlanError> {
     let padded = |len| {
         u32::try_from(parallel.padded_local_len(len)).map_err(|_| PlanError::Overflow {
             quantity: "the rows of a rank",
             limit: u32::MAX.into(),
         })
     };
-    let mut local = LocalChunk {
-        local_context_lens: Vec::with_capacity(chunk.seq_lens.len()),
-        local_starts: Vec::with_capacity(chunk.seq_lens.len()),
-        padded_local_seq_lens: Vec::with_capacity(chunk.seq_lens.len()),
-    };
-    for Segment {
-        request,
-        start,
-        len,
-    } in chunk.segments()
-    {
+    for (&start, &len) in chunk.starts.iter().zip(&chunk.seq_lens) {
         let local_start = padded(start)?;
-        local
-            .local_context_lens
-            .push(parallel.local_lens(context_lens[request]));
-        local.local_starts.push(local_start);
-        local
+        chunk.local_starts.push(local_start);
+        chunk
             .padded_local_seq_lens
             .push(padded(start + len)? - local_start);
     }
-    Ok(local)
+    let requests = &context_lens[chunk.requests()];
+    chunk.local_context_lens = requests
+        .iter()
+        .map(|&len| parallel.local_lens(len))
+        .collect();
+    Ok(())
 }
 
 #[cfg(test)]
@@ -377,7 +325,10 @@ mod tests {
     fn shape(plan: &[ContextChunk]) -> Vec<(usize, Vec<(u32, u32)>)> {
         plan.iter()
             .map(|chunk| {
-                let segments = chunk.segments().map(|s| (s.start, s.len)).collect();
+                let segments = chunk
+                    .segments()
+                    .map(|(_, start, len)| (start, len))
+                    .collect();
                 (chunk.request_start, segments)
             })
             .collect()
@@ -551,9 +502,8 @@ mod tests {
         };
         let plan = plan_chunks(&[65, 96], &limits).unwrap();
         assert_eq!(shape(&plan), [(0, vec![(0, 65)]), (1, vec![(0, 96)])]);
-        let local = plan[0].local.as_ref().unwrap();
-        assert_eq!(local.local_context_lens, [[17, 16, 16, 16]]);
-        assert_eq!(local.padded_local_seq_lens, [17]);
+        assert_eq!(plan[0].local_context_lens, [[17, 16, 16, 16]]);
+        assert_eq!(plan[0].padded_local_seq_lens, [17]);
     }
 
     #[test]
@@ -569,9 +519,8 @@ mod tests {
             shape(&plan_chunks(&lens, &limits(1024, 16)).unwrap())
         );
         for chunk in &plan {
-            let local = chunk.local.as_ref().unwrap();
-            assert_eq!(local.local_starts, chunk.starts);
-            assert_eq!(local.padded_local_seq_lens, chunk.seq_lens);
+            assert_eq!(chunk.local_starts, chunk.starts);
+            assert_eq!(chunk.padded_local_seq_lens, chunk.seq_lens);
         }
     }
 
@@ -721,15 +670,15 @@ mod tests {
                 prop_assert!(chunk.starts[1..].iter().all(|&start| start == 0));
                 prop_assert!(chunk.request_start >= last_request);
                 last_request = chunk.request_start;
-                for segment in chunk.segments() {
-                    prop_assert!(segment.len > 0);
-                    prop_assert_eq!(segment.start, seen[segment.request]);
-                    prop_assert_eq!(segment.start % align, 0);
-                    seen[segment.request] += segment.len;
+                for (request, start, len) in chunk.segments() {
+                    prop_assert!(len > 0);
+                    prop_assert_eq!(start, seen[request]);
+                    prop_assert_eq!(start % align, 0);
+                    seen[request] += len;
                     // A cut can only be the last segment of its chunk.
-                    if seen[segment.request] < lens[segment.request] {
-                        prop_assert_eq!(segment.request + 1, chunk.request_end);
-                        prop_assert!(segment.len <= limits.max_chunk.unwrap_or(limits.rows));
+                    if seen[request] < lens[request] {
+                        prop_assert_eq!(request + 1, chunk.request_end);
+                        prop_assert!(len <= limits.max_chunk.unwrap_or(limits.rows));
                     }
                 }
                 prop_assert!(chunk.rows() <= u64::from(limits.rows));
@@ -749,10 +698,10 @@ mod tests {
             for (chunk, next) in plan.iter().zip(plan.iter().skip(1)) {
                 let used: u64 = chunk
                     .segments()
-                    .map(|s| parallel.padded_local_len(s.start + s.len)
-                        - parallel.padded_local_len(s.start))
+                    .map(|(_, start, len)| parallel.padded_local_len(start + len)
+                        - parallel.padded_local_len(start))
                     .sum();
-                let Segment { request, start, .. } = next.segments().next().unwrap();
+                let (request, start, _) = next.segments().next().unwrap();
                 if request > chunk.request_end {
                     prop_assert!(lens[chunk.request_end..request].iter().all(|&len| len == 0));
                     continue;
@@ -779,22 +728,22 @@ mod tests {
             let mut cursor = vec![0u32; lens.len()];
             let mut held = vec![0u64; lens.len()];
             for chunk in &plan {
-                let local = chunk.local.as_ref().unwrap();
-                prop_assert!(local.rows() <= u64::from(limits.rows / parallel.world()));
-                for (index, segment) in chunk.segments().enumerate() {
-                    let start = local.local_starts[index];
-                    let padded = local.padded_local_seq_lens[index];
-                    prop_assert_eq!(start, cursor[segment.request]);
-                    cursor[segment.request] += padded;
-                    let ranks = &local.local_context_lens[index];
-                    prop_assert_eq!(ranks, &parallel.local_lens(lens[segment.request]));
+                let padded = chunk.padded_local_seq_lens.iter().copied().map(u64::from);
+                prop_assert!(padded.sum::<u64>() <= u64::from(limits.rows / parallel.world()));
+                for (index, (request, _, len)) in chunk.segments().enumerate() {
+                    let start = chunk.local_starts[index];
+                    let padded = chunk.padded_local_seq_lens[index];
+                    prop_assert_eq!(start, cursor[request]);
+                    cursor[request] += padded;
+                    let ranks = &chunk.local_context_lens[index];
+                    prop_assert_eq!(ranks, &parallel.local_lens(lens[request]));
                     // The rows that the ranks really hold are exactly the segment's tokens.
                     let rows: u64 = ranks
                         .iter()
                         .map(|&len| u64::from(len.saturating_sub(start).min(padded)))
                         .sum();
-                    prop_assert_eq!(rows, u64::from(segment.len));
-                    held[segment.request] += rows;
+                    prop_assert_eq!(rows, u64::from(len));
+                    held[request] += rows;
                 }
             }
             for (request, &len) in lens.iter().enumerate() {

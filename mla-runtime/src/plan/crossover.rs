@@ -24,7 +24,7 @@
 //!
 //! # On a processor
 //!
-//! The time of a multiply-add differs. A [`ProcessorFigures`] has seconds per multiply-add of
+//! The time of a multiply-add differs. A [`Machine::Processor`] has seconds per multiply-add of
 //! products with the weights, and of pairs of tokens in either form, from a short run of both. The
 //! new tokens count as well, in the expansion and in pairs among themselves.
 //!
@@ -69,28 +69,27 @@ use crate::setters::setters;
 pub enum Machine {
     /// Multiply-adds count and nothing else: a processor of which nothing is known.
     Arithmetic,
-    /// A processor, with what it takes for the multiply-adds of each step.
-    Processor(ProcessorFigures),
+    /// A processor, with the seconds that all of its threads take for a multiply-add of each kind.
+    Processor {
+        /// The seconds of products with the weights.
+        product_seconds: f64,
+        /// The seconds of absorbed pairs of a new and a cached token.
+        absorbed_pair_seconds: f64,
+        /// The seconds of expanded pairs.
+        expanded_pair_seconds: f64,
+    },
     /// A GPU, with its launches, its memory and its multiprocessors.
     Gpu(GpuFigures),
 }
 
-/// The seconds of a processor, with all of its threads, for a multiply-add of each kind.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct ProcessorFigures {
-    product_seconds: f64,
-    absorbed_pair_seconds: f64,
-    expanded_pair_seconds: f64,
-}
-
-impl ProcessorFigures {
-    /// From seconds for each multiply-add: of products with the weights, and of pairs of a new and
-    /// a cached token, absorbed and expanded.
+impl Machine {
+    /// A processor, from seconds for each multiply-add: of products with the weights, and of pairs
+    /// of a new and a cached token, absorbed and expanded.
     ///
     /// # Errors
     ///
     /// If one of them is not a positive, finite number.
-    pub fn new(
+    pub fn processor(
         product_seconds: f64,
         absorbed_pair_seconds: f64,
         expanded_pair_seconds: f64,
@@ -98,21 +97,12 @@ impl ProcessorFigures {
         positive("product_seconds", product_seconds)?;
         positive("absorbed_pair_seconds", absorbed_pair_seconds)?;
         positive("expanded_pair_seconds", expanded_pair_seconds)?;
-        Ok(Self {
+        Ok(Self::Processor {
             product_seconds,
             absorbed_pair_seconds,
             expanded_pair_seconds,
         })
     }
-}
-
-/// The multiply-adds of one form for one request, its new tokens included.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Work {
-    /// The multiply-adds of products with the weights.
-    pub products: f64,
-    /// The multiply-adds of pairs of a new token and one that it attends to.
-    pub pairs: f64,
 }
 
 /// Refuses what is no positive, finite number.
@@ -292,23 +282,21 @@ impl Attention {
         (kv_b(self.dims) + packed).saturating_mul(self.element_bytes as u64)
     }
 
-    /// The multiply-adds of the absorbed form: L·d per head and new token, 2L + R per pair.
-    pub fn absorbed_work(&self, query_len: u32) -> Work {
+    /// The multiply-adds of the absorbed form: of products with the weights, L·d per head and new
+    /// token, and of pairs of a new token and one that it attends to, 2L + R each.
+    pub fn absorbed_work(&self, query_len: u32) -> [f64; 2] {
         let n = self.numbers(query_len);
-        Work {
-            products: n.heads * n.queries * n.latent * (n.nope + n.v),
-            pairs: n.heads * n.pairs() * (2.0 * n.latent + n.rope),
-        }
+        let products = n.heads * n.queries * n.latent * (n.nope + n.v);
+        [products, n.heads * n.pairs() * (2.0 * n.latent + n.rope)]
     }
 
-    /// The multiply-adds of the expanded form: L·d per head and row, cached or new, d + R per pair.
-    pub fn expanded_work(&self, query_len: u32) -> Work {
+    /// The multiply-adds of the expanded form: of products, L·d per head and row, cached or new,
+    /// and of pairs, d + R each.
+    pub fn expanded_work(&self, query_len: u32) -> [f64; 2] {
         let n = self.numbers(query_len);
         let width = n.nope + n.v;
-        Work {
-            products: n.heads * (n.context + n.queries) * n.latent * width,
-            pairs: n.heads * n.pairs() * (width + n.rope),
-        }
+        let products = n.heads * (n.context + n.queries) * n.latent * width;
+        [products, n.heads * n.pairs() * (width + n.rope)]
     }
 
     /// Returns the seconds of the absorbed form for `query_len` new tokens.
@@ -395,16 +383,6 @@ impl Attention {
         self.absorbed_seconds(query_len, gpu) <= self.expanded_seconds(query_len, gpu)
     }
 
-    fn absorbs_on_processor(&self, query_len: u32, processor: &ProcessorFigures) -> bool {
-        let seconds = |work: Work, pair_seconds: f64| {
-            work.products * processor.product_seconds + work.pairs * pair_seconds
-        };
-        let absorbed = self.absorbed_work(query_len);
-        let expanded = self.expanded_work(query_len);
-        seconds(absorbed, processor.absorbed_pair_seconds)
-            <= seconds(expanded, processor.expanded_pair_seconds)
-    }
-
     /// The max number of query tokens for which the absorbed form takes no longer.
     fn crossover_by(absorbs: impl Fn(u32) -> bool) -> f64 {
         let last = (1..=MAX_QUERIES).rev().find(|&q| absorbs(q));
@@ -440,8 +418,18 @@ impl Numbers {
 pub fn crossover(attention: &Attention, machine: &Machine) -> f64 {
     match machine {
         Machine::Gpu(gpu) => Attention::crossover_by(|q| attention.absorbs(q, gpu)),
-        Machine::Processor(processor) => {
-            Attention::crossover_by(|q| attention.absorbs_on_processor(q, processor))
+        &Machine::Processor {
+            product_seconds,
+            absorbed_pair_seconds,
+            expanded_pair_seconds,
+        } => {
+            let seconds = |[products, pairs]: [f64; 2], pair_seconds: f64| {
+                products * product_seconds + pairs * pair_seconds
+            };
+            Attention::crossover_by(|q| {
+                seconds(attention.absorbed_work(q), absorbed_pair_seconds)
+                    <= seconds(attention.expanded_work(q), expanded_pair_seconds)
+            })
         }
         Machine::Arithmetic => by_arithmetic(attention.dims, attention.context_len),
     }
@@ -604,8 +592,8 @@ mod tests {
 
     fn on_processor(figures: [f64; 3], heads: u32, context: u32) -> f64 {
         let [product, absorbed, expanded] = figures;
-        let figures = ProcessorFigures::new(product, absorbed, expanded).unwrap();
-        crossover(&r1(heads, context), &Machine::Processor(figures))
+        let machine = Machine::processor(product, absorbed, expanded).unwrap();
+        crossover(&r1(heads, context), &machine)
     }
 
     #[test]
@@ -622,7 +610,7 @@ mod tests {
         assert!(on_processor([1e-11, 2e-11, 1e-11], 16, 8192) < alike / 2.0);
         // The absorbed form is always the faster one where a pair of it costs no more.
         assert_eq!(on_processor([1e-11, 1e-11, 4e-11], 16, 8192), f64::INFINITY);
-        let error = ProcessorFigures::new(f64::NAN, 1e-11, 1e-11).unwrap_err();
+        let error = Machine::processor(f64::NAN, 1e-11, 1e-11).unwrap_err();
         assert_eq!(
             error.to_string(),
             "product_seconds: given NaN, accepted a finite number above 0"

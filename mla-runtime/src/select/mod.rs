@@ -1,14 +1,20 @@
 //! From a request to two backends, and every reason against the others.
 
+mod error;
 mod explain;
 mod instantiate;
 pub mod known;
 mod registry;
 mod selection;
 
+pub use error::SelectionError;
 pub use explain::{Candidate, Explanation, PhaseExplanation};
 pub(crate) use instantiate::{decode_of, prefill_of};
-pub(crate) use registry::HOW_TO_LINK;
-pub use registry::{Registry, RegistryError};
+pub use registry::Registry;
 pub(crate) use selection::Best;
-pub use selection::{Selection, SelectionError, SelectionRequest, tried_before};
+pub use selection::{Selection, SelectionRequest, tried_before};
+
+/// The ways in which a program gets backends; part of every error that comes of having none.
+pub(crate) const HOW_TO_LINK: &str = "link a backend crate, such as `use mla_kernels as _;`, or \
+     add a backend's ENTRY with `Registry::add`; a C program links a staticlib whole \
+     (-Wl,--whole-archive)";

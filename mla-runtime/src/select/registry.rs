@@ -10,10 +10,7 @@ use crate::select::known::KNOWN;
 use crate::spec::{Phase, Platform, Problem, Reasons, Target};
 use crate::suggestion;
 
-/// The ways in which a program gets backends; part of every error that comes of having none.
-pub(crate) const HOW_TO_LINK: &str = "link a backend crate, such as `use mla_kernels as _;`, or \
-     add a backend's ENTRY with `Registry::add`; a C program links a staticlib whole \
-     (-Wl,--whole-archive)";
+use super::error::{SelectionError, accepted_names};
 
 /// A set of backends: a value of its own, without global state.
 ///
@@ -41,61 +38,6 @@ fn is(entry: &Entry, phase: Phase, name: &str) -> bool {
     entry.spec.phase == phase && entry.spec.name == name
 }
 
-/// Why a registry refused an entry or a name.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum RegistryError {
-    /// Two backends of one phase claim one name.
-    #[error(
-        "name: given {name} for two {phase} backends, `{first}` and `{second}`, accepted one \
-         backend of a name. Give one of them another name in its crate, or settle it in this \
-         program with `Registry::linked_by`"
-    )]
-    Duplicate {
-        /// The phase.
-        phase: Phase,
-        /// The name.
-        name: &'static str,
-        /// The origin of the backend that claimed it before, by [`Entry::origin`].
-        first: &'static str,
-        /// The origin of the backend that claims it now.
-        second: &'static str,
-    },
-    /// There is no backend of this name.
-    #[error(
-        "{phase}: given {given:?}, accepted {}{}",
-        accepted_names(existing),
-        suggestion.map_or_else(|| unless_linked(existing), |name| format!("; did you mean {name}?"))
-    )]
-    Unknown {
-        /// The phase.
-        phase: Phase,
-        /// The name as given, cut if it is very long.
-        given: String,
-        /// The names of the phase.
-        existing: Vec<&'static str>,
-        /// The name that is most similar, if one is similar.
-        suggestion: Option<&'static str>,
-    },
-}
-
-// A dependency that no code names is not linked, and nothing tells its author but this.
-fn unless_linked(existing: &[&str]) -> String {
-    if existing.is_empty() {
-        String::new()
-    } else {
-        "; if a crate provides it, name the crate in the program: `use its_crate as _;`".to_owned()
-    }
-}
-
-fn accepted_names(existing: &[&str]) -> String {
-    if existing.is_empty() {
-        format!("none, because the registry is empty: {HOW_TO_LINK}")
-    } else {
-        existing.join(", ")
-    }
-}
-
 impl Registry {
     /// Nothing, not even known names.
     pub const fn empty() -> Self {
@@ -121,7 +63,7 @@ impl Registry {
     /// # Errors
     ///
     /// If two backends of one list claim one name.
-    pub fn of<P: PrefillList, D: DecodeList>() -> Result<Self, RegistryError> {
+    pub fn of<P: PrefillList, D: DecodeList>() -> Result<Self, SelectionError> {
         let mut registry = Self::empty();
         P::each(&mut |entry| registry.add(entry))?;
         D::each(&mut |entry| registry.add(entry))?;
@@ -135,7 +77,7 @@ impl Registry {
     ///
     /// If two linked backends of one phase claim one name. Which of them comes first in the
     /// error depends on linking.
-    pub fn linked() -> Result<Self, RegistryError> {
+    pub fn linked() -> Result<Self, SelectionError> {
         Self::linked_by(Some)
     }
 
@@ -159,7 +101,7 @@ impl Registry {
     /// # Errors
     ///
     /// Same as [`linked`](Self::linked).
-    pub fn linked_by(settle: impl FnMut(Entry) -> Option<Entry>) -> Result<Self, RegistryError> {
+    pub fn linked_by(settle: impl FnMut(Entry) -> Option<Entry>) -> Result<Self, SelectionError> {
         let mut registry = Self::known();
         for entry in linked().filter_map(settle) {
             registry.add(entry)?;
@@ -172,10 +114,10 @@ impl Registry {
     /// # Errors
     ///
     /// If a backend of this phase and name was linked or added before.
-    pub fn add(&mut self, entry: Entry) -> Result<(), RegistryError> {
+    pub fn add(&mut self, entry: Entry) -> Result<(), SelectionError> {
         let (phase, name) = (entry.spec.phase, entry.spec.name);
         if let Some(first) = self.entries.iter().find(|first| is(first, phase, name)) {
-            return Err(RegistryError::Duplicate {
+            return Err(SelectionError::Duplicate {
                 phase,
                 name,
                 first: first.origin(),
@@ -192,7 +134,7 @@ impl Registry {
     /// # Errors
     ///
     /// If there is no such name to override.
-    pub fn replace(&mut self, entry: Entry) -> Result<(), RegistryError> {
+    pub fn replace(&mut self, entry: Entry) -> Result<(), SelectionError> {
         self.reset(entry.spec.phase, entry.spec.name)?;
         self.overrides.push(entry);
         Ok(())
@@ -203,7 +145,7 @@ impl Registry {
     /// # Errors
     ///
     /// If there is no such name.
-    pub fn reset(&mut self, phase: Phase, name: &str) -> Result<bool, RegistryError> {
+    pub fn reset(&mut self, phase: Phase, name: &str) -> Result<bool, SelectionError> {
         let overridden = self.is_overridden(phase, name)?;
         self.overrides.retain(|entry| !is(entry, phase, name));
         Ok(overridden)
@@ -214,7 +156,7 @@ impl Registry {
     /// # Errors
     ///
     /// If there is no such name.
-    pub fn is_overridden(&self, phase: Phase, name: &str) -> Result<bool, RegistryError> {
+    pub fn is_overridden(&self, phase: Phase, name: &str) -> Result<bool, SelectionError> {
         self.get(phase, name)?;
         Ok(self.overrides.iter().any(|entry| is(entry, phase, name)))
     }
@@ -224,7 +166,7 @@ impl Registry {
     /// # Errors
     ///
     /// If there is no such name; the error lists those that exist and suggests a similar one.
-    pub fn get(&self, phase: Phase, name: &str) -> Result<&Entry, RegistryError> {
+    pub fn get(&self, phase: Phase, name: &str) -> Result<&Entry, SelectionError> {
         self.resolve(phase, name, |_| true)
     }
 
@@ -238,7 +180,7 @@ impl Registry {
         target: Target,
         phase: Phase,
         name: &str,
-    ) -> Result<&Entry, RegistryError> {
+    ) -> Result<&Entry, SelectionError> {
         self.resolve(phase, name, |entry| runs_on(entry, target))
     }
 
@@ -295,7 +237,7 @@ impl Registry {
         phase: Phase,
         name: &str,
         fits: impl Fn(&Entry) -> bool,
-    ) -> Result<&Entry, RegistryError> {
+    ) -> Result<&Entry, SelectionError> {
         let named = |entry: &&Entry| is(entry, phase, name);
         if let Some(entry) = self.overrides.iter().find(named) {
             return Ok(entry);
@@ -308,9 +250,9 @@ impl Registry {
     }
 
     #[cold]
-    fn unknown(&self, phase: Phase, name: &str) -> RegistryError {
+    fn unknown(&self, phase: Phase, name: &str) -> SelectionError {
         let existing = self.names(phase);
-        RegistryError::Unknown {
+        SelectionError::Unknown {
             phase,
             given: suggestion::shortened(name),
             suggestion: suggestion::nearest(name, existing.iter().copied()),

@@ -17,14 +17,11 @@
 //!   count.
 
 use std::cmp::Ordering;
-use std::fmt::Write as _;
 
 use crate::Error;
 use crate::backend::{Entry, LayerConfig};
 use crate::model::KvFormat;
-use crate::select::{
-    Candidate, Explanation, HOW_TO_LINK, PhaseExplanation, Registry, RegistryError,
-};
+use crate::select::{Candidate, Explanation, PhaseExplanation, Registry, SelectionError};
 use crate::spec::{BackendSpec, Phase, Problem, Reasons, Target};
 
 /// The request of a selection: a problem on some hardware, and the caches that would do as well.
@@ -155,83 +152,6 @@ impl Selection {
             softmax_scale,
         }
     }
-}
-
-/// Why there is no selection.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum SelectionError {
-    /// A name that is unknown.
-    #[error(transparent)]
-    Registry(#[from] RegistryError),
-    /// The backend that was asked for does not fit. Another is not taken in its place.
-    #[error("{phase}: {name} was asked for, but does not fit on {target}: {reasons}")]
-    Refused {
-        /// The phase.
-        phase: Phase,
-        /// The backend.
-        name: &'static str,
-        /// The hardware.
-        target: Target,
-        /// The reasons against it.
-        reasons: Box<Reasons>,
-    },
-    /// No backend fits; what speaks against each is part of the message.
-    #[error(
-        "{phase}: no backend fits on {}{}",
-        explanation.target,
-        refusals(explanation.phase(*phase))
-    )]
-    NoneFits {
-        /// The phase.
-        phase: Phase,
-        /// Every candidate and what speaks against it.
-        explanation: Box<Explanation>,
-    },
-    /// The program has no implementation of any backend.
-    #[error("no backend is linked into this program; {HOW_TO_LINK}")]
-    NothingLinked,
-    /// The backend was made for devices of another type.
-    #[error("device: given {given}, accepted the device type that {phase} backend {name} is for")]
-    OtherDevice {
-        /// The phase.
-        phase: Phase,
-        /// The backend.
-        name: &'static str,
-        /// The type of the device.
-        given: &'static str,
-    },
-    /// The backend that was selected is not among the types that were listed.
-    #[error(
-        "{phase}: given {name} (by {provider}), accepted one of the listed types: {}; add its type \
-         to the list, or make it through the registry",
-        listed.join(", ")
-    )]
-    NoArm {
-        /// The phase.
-        phase: Phase,
-        /// The backend.
-        name: &'static str,
-        /// The backend's provider.
-        provider: &'static str,
-        /// The backends that are listed.
-        listed: Vec<&'static str>,
-    },
-    /// The request or the device is at fault.
-    #[error(transparent)]
-    Runtime(#[from] Error),
-}
-
-// One line per candidate.
-fn refusals(phase: &PhaseExplanation) -> String {
-    phase
-        .candidates
-        .iter()
-        .fold(String::new(), |mut lines, candidate| {
-            // Writing to a string cannot fail.
-            let _ = write!(lines, "\n  {}: {}", candidate.spec.name, candidate.reasons);
-            lines
-        })
 }
 
 /// Returns true if `a` is tried before `b` on this hardware: by priority, ties by name. Usable in

@@ -13,7 +13,9 @@ mod support;
 
 pub use availability::{Availability, Cause};
 pub use backend::BackendSpec;
-pub use capability::{Capability, CapabilityMatch, Platform, Target};
+#[doc(hidden)]
+pub use capability::CapabilityMatch;
+pub use capability::{Capability, Platform, Target};
 pub use family::CompiledFamily;
 pub use feature::{Feature, FeatureSet};
 pub use kernels::{KernelFacts, Run};
@@ -22,7 +24,10 @@ pub use kernels::{capabilities, count};
 pub use problem::Problem;
 pub(crate) use reason::Accepted;
 pub use reason::{Field, Given, Reason, Reasons};
+// The words of a spec, which the attribute writes.
+#[doc(hidden)]
 pub use support::{
-    CacheDims, GraphSupport, HeadCounts, KeyLayout, LseOutput, LsePrecision, PageSizes, Phase,
-    Priority, QueryFormat, QueryLen, SparseSupport,
+    CacheDims, HeadCounts, KeyLayout, LseOutput, LsePrecision, PageSizes, Priority, QueryFormat,
+    SparseSupport,
 };
+pub use support::{GraphSupport, Phase, QueryLen};

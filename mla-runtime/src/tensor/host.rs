@@ -5,7 +5,7 @@
 use crate::Result;
 use crate::model::{DType, Element};
 use crate::tensor::{
-    ArrayRef, Layout, LseLayout, LseMut, LseRef, Memory, Scalar, Shape, TensorMut, TensorRef,
+    ArrayRef, Layout, LseLayout, LseMut, LseRef, Memory, Scalar, TensorMut, TensorRef,
 };
 
 /// Memory whose bytes are slices.
@@ -65,7 +65,7 @@ impl<'a, D: HostMemory> TensorRef<'a, D> {
     /// # Errors
     ///
     /// If the shape has more elements than the slice.
-    pub fn from_slice<T: Element>(slice: &'a [T], shape: Shape) -> Result<Self> {
+    pub fn from_slice<T: Element>(slice: &'a [T], shape: [usize; 3]) -> Result<Self> {
         Self::new(
             bytemuck::cast_slice(slice),
             Layout::contiguous(T::DTYPE, shape),
@@ -79,7 +79,7 @@ impl<'a, D: HostMemory> TensorMut<'a, D> {
     /// # Errors
     ///
     /// If the shape has more elements than the slice.
-    pub fn from_slice<T: Element>(slice: &'a mut [T], shape: Shape) -> Result<Self> {
+    pub fn from_slice<T: Element>(slice: &'a mut [T], shape: [usize; 3]) -> Result<Self> {
         Self::new(
             bytemuck::cast_slice_mut(slice),
             Layout::contiguous(T::DTYPE, shape),
@@ -125,7 +125,7 @@ impl<'a, D: HostMemory> LseMut<'a, D> {
     }
 }
 
-fn offset(layout: &Layout, index: Shape) -> usize {
+fn offset(layout: &Layout, index: [usize; 3]) -> usize {
     let inside = index
         .iter()
         .zip(layout.shape)
@@ -156,7 +156,7 @@ impl<D: HostMemory> TensorRef<'_, D> {
     /// # Panics
     ///
     /// If the index lies outside the shape, as with a slice.
-    pub fn at(&self, index: Shape) -> f32 {
+    pub fn at(&self, index: [usize; 3]) -> f32 {
         let at = offset(self.layout(), index);
         match self.dtype() {
             DType::F32 => get::<f32>(self.bytes(), at),
@@ -172,7 +172,7 @@ impl<D: HostMemory> TensorMut<'_, D> {
     /// # Panics
     ///
     /// If the index lies outside the shape, as with a slice.
-    pub fn set(&mut self, index: Shape, value: f32) {
+    pub fn set(&mut self, index: [usize; 3], value: f32) {
         let at = offset(self.layout(), index);
         let dtype = self.dtype();
         let bytes = self.reborrow().into_bytes();

@@ -14,4 +14,4 @@ pub use memory::Memory;
 pub(crate) use rotary::check_positions;
 pub use rotary::{Rotary, RotaryQuery, RotaryTables, Rotation};
 pub(crate) use view::check_alignment;
-pub use view::{ArrayRef, Layout, Scalar, Shape, TensorMut, TensorRef};
+pub use view::{ArrayRef, Layout, Scalar, TensorMut, TensorRef};

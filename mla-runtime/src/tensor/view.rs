@@ -12,23 +12,20 @@ use crate::model::DType;
 use crate::tensor::Memory;
 use crate::{Error, Named as _, Result};
 
-/// The extents of a tensor's three axes.
-pub type Shape = [usize; 3];
-
 /// The place of each element: the dtype, the shape, and the strides in elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Layout {
     /// The element type.
     pub dtype: DType,
     /// The extents.
-    pub shape: Shape,
+    pub shape: [usize; 3],
     /// The distances between neighbours along each axis, in elements.
-    pub strides: Shape,
+    pub strides: [usize; 3],
 }
 
 impl Layout {
     /// Row-major without gaps.
-    pub const fn contiguous(dtype: DType, shape: Shape) -> Self {
+    pub const fn contiguous(dtype: DType, shape: [usize; 3]) -> Self {
         Self {
             dtype,
             shape,
@@ -81,7 +78,7 @@ impl Layout {
     /// # Errors
     ///
     /// If the dtype or the shape is another; the error calls the tensor `field`.
-    pub fn require(&self, field: &'static str, dtype: DType, shape: Shape) -> Result<()> {
+    pub fn require(&self, field: &'static str, dtype: DType, shape: [usize; 3]) -> Result<()> {
         if self.dtype == dtype && self.shape == shape {
             return Ok(());
         }
@@ -229,7 +226,7 @@ impl<'a, D: Memory> TensorRef<'a, D> {
     }
 
     /// The extents.
-    pub fn shape(&self) -> Shape {
+    pub fn shape(&self) -> [usize; 3] {
         self.layout.shape
     }
 
@@ -387,7 +384,7 @@ impl<'a, D: Memory> TensorMut<'a, D> {
     }
 
     /// The extents.
-    pub fn shape(&self) -> Shape {
+    pub fn shape(&self) -> [usize; 3] {
         self.layout.shape
     }
 

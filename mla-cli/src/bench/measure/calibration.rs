@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use mla_runtime::plan::crossover::{Attention, Machine, ProcessorFigures};
+use mla_runtime::plan::crossover::{Attention, Machine};
 use mla_runtime::spec::QueryLen;
 
 use super::{Sampling, layer};
@@ -54,12 +54,12 @@ pub(crate) fn calibrate<D: Stopwatch>(
         run.seconds(Route::Expanded, many)?,
     ];
     let work = [few, many].map(|queries| attention.expanded_work(queries));
-    let [product, pair] = solve(work.map(|work| [work.products, work.pairs]), expanded);
-    let work = attention.absorbed_work(many);
-    let absorbed_pair = (absorbed - work.products * product) / work.pairs;
-    Ok(match ProcessorFigures::new(product, absorbed_pair, pair) {
-        Ok(figures) => Known {
-            machine: Machine::Processor(figures),
+    let [product, pair] = solve(work, expanded);
+    let [products, pairs] = attention.absorbed_work(many);
+    let absorbed_pair = (absorbed - products * product) / pairs;
+    Ok(match Machine::processor(product, absorbed_pair, pair) {
+        Ok(machine) => Known {
+            machine,
             basis: Basis::Run {
                 seconds: begin.elapsed().as_secs_f64(),
             },

@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use mla_runtime::batch::BatchSpec;
-use mla_runtime::batch::template::Template;
 use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims, ModelConfig};
 
 use crate::args::read_config;
 use crate::bench::settings::Settings;
+use crate::bench::settings::template::Template;
 use crate::error::CliError;
 
 /// A batch of a sweep.
@@ -29,7 +29,7 @@ pub(super) fn batches(settings: &Settings) -> Result<Vec<Batch>, CliError> {
     let mut unused: BTreeSet<&str> = ranges.keys().map(String::as_str).collect();
     let mut batches = Vec::new();
     for text in &settings.batches {
-        let template: Template = text.parse()?;
+        let template: Template = text.parse().map_err(CliError::Template)?;
         let mut numbers = Vec::new();
         for name in template.names() {
             let Some(range) = ranges.get(name) else {
@@ -42,9 +42,10 @@ pub(super) fn batches(settings: &Settings) -> Result<Vec<Batch>, CliError> {
             unused.remove(name.as_str());
             numbers.push(range.clone());
         }
-        batches.extend(template.expand(&numbers)?.into_iter().map(|one| Batch {
-            text: one.spec.to_string(),
-            spec: one.spec,
+        let specs = template.expand(&numbers).map_err(CliError::Template)?;
+        batches.extend(specs.into_iter().map(|spec| Batch {
+            text: spec.to_string(),
+            spec,
         }));
     }
     if let Some(name) = unused.first() {

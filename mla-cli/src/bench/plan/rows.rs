@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use mla_runtime::backend::{DecodeStage, PrefillStage};
 use mla_runtime::layer::MlaLayer;
-use mla_runtime::select::{Registry, RegistryError, SelectionError, SelectionRequest};
+use mla_runtime::select::{Registry, SelectionError, SelectionRequest};
 use mla_runtime::spec::{Phase, Problem, Target};
 
 use crate::bench::settings::{Settings, effective};
@@ -249,7 +249,7 @@ impl<'a, D: Stopwatch> Contenders<'a, D> {
             let similar = phases
                 .iter()
                 .find_map(|phase| match registry.get(*phase, name) {
-                    Err(RegistryError::Unknown { suggestion, .. }) => suggestion,
+                    Err(SelectionError::Unknown { suggestion, .. }) => suggestion,
                     _ => None,
                 });
             let question = similar.map(|name| format!("; did you mean {name}?"));

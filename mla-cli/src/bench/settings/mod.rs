@@ -4,15 +4,16 @@
 //! takes the place of the file's key.
 
 mod refusals;
+pub(crate) mod template;
 mod values;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use mla_runtime::batch::template::Range;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use self::template::Range;
 pub(crate) use self::values::{Measure, Route, Switch};
 use self::values::{RangeSetting, fault, list};
 use super::lists::{ListKind, Lists};
@@ -269,13 +270,13 @@ impl Settings {
     }
 
     /// The numbers of each name, by arguments and file.
-    pub fn ranges(&self) -> Result<BTreeMap<String, Range>, CliError> {
+    pub(crate) fn ranges(&self) -> Result<BTreeMap<String, Range>, CliError> {
         let mut ranges = BTreeMap::new();
         for (name, range) in &self.ranges {
             if !is_name(name) {
                 return Err(CliError::argument("ranges", format!("{name:?}"), NAME));
             }
-            ranges.insert(name.clone(), range.read()?);
+            ranges.insert(name.clone(), range.read().map_err(CliError::Template)?);
         }
         let mut given_before = BTreeSet::new();
         for given in &self.range {
@@ -287,7 +288,8 @@ impl Settings {
                     "each name once",
                 ));
             }
-            ranges.insert(name.to_owned(), range.parse()?);
+            let range = range.parse().map_err(CliError::Template)?;
+            ranges.insert(name.to_owned(), range);
         }
         Ok(ranges)
     }

@@ -1,9 +1,10 @@
 //! The values of keys, and how files say them.
 
 use clap::ValueEnum;
-use mla_runtime::batch::template::{Range, TemplateError};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
+
+use super::template::Range;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -74,7 +75,7 @@ pub struct Steps {
 }
 
 impl RangeSetting {
-    pub fn read(&self) -> Result<Range, TemplateError> {
+    pub(crate) fn read(&self) -> Result<Range, String> {
         match self {
             Self::One(number) => Range::list(vec![*number]),
             Self::List(numbers) => Range::list(numbers.clone()),
@@ -82,10 +83,9 @@ impl RangeSetting {
             Self::Steps(steps) => match (steps.step, steps.factor) {
                 (step, None) => Range::stepped(steps.start, steps.stop, step.unwrap_or(1)),
                 (None, Some(factor)) => Range::multiplied(steps.start, steps.stop, factor),
-                (Some(_), Some(_)) => Err(TemplateError::Bounds {
-                    given: "a step and a factor".to_owned(),
-                    accepted: "one of them",
-                }),
+                (Some(_), Some(_)) => {
+                    Err("range: given a step and a factor, accepted one of them".to_owned())
+                }
             },
         }
     }

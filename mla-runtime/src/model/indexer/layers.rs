@@ -7,8 +7,7 @@ pub const MAX_LAYERS: u32 = 256;
 
 /// The list of slots that a layer attends to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum LayerLists {
+pub(crate) enum LayerLists {
     /// Its own: it has an indexer.
     Own,
     /// The list of the last layer before it that has an indexer.
@@ -54,7 +53,7 @@ impl IndexLayers {
     ///
     /// `None` if a layer shares and none before it has an indexer, or a layer that has none is
     /// behind the first [`MAX_LAYERS`].
-    pub fn from_lists(lists: impl IntoIterator<Item = LayerLists>) -> Option<Self> {
+    pub(crate) fn from_lists(lists: impl IntoIterator<Item = LayerLists>) -> Option<Self> {
         let mut layers = Self::ALL;
         let mut has_source = false;
         for (index, list) in lists.into_iter().enumerate() {

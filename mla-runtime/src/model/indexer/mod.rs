@@ -4,4 +4,5 @@ mod config;
 mod layers;
 
 pub use config::{IndexDims, IndexerConfig};
-pub use layers::{IndexLayers, LayerLists, MAX_LAYERS};
+pub(crate) use layers::LayerLists;
+pub use layers::{IndexLayers, MAX_LAYERS};

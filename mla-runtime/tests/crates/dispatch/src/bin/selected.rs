@@ -2,11 +2,11 @@
 
 use std::hint::black_box;
 
-use mla_cpu::Cpu;
+use mla_cpu::{Cpu, CpuPrefill};
 use mla_dispatch::{Backends, Engine, drive, select};
 use mla_runtime::Result;
-use mla_runtime::backend::{DecodeBackend, DecodeCall};
-use mla_runtime::dispatch::{DecodeVisitor, with_decode};
+use mla_runtime::backend::{DecodeBackend, DecodeCall, PrefillBackend};
+use mla_runtime::dispatch::{LayerVisitor, backends, with_backends};
 use mla_runtime::select::SelectionError;
 
 trait Step {
@@ -29,10 +29,12 @@ impl<B: DecodeBackend<Device = Cpu>> Step for Engine<B> {
 
 struct Start;
 
-impl DecodeVisitor<Cpu> for Start {
+impl LayerVisitor<Cpu> for Start {
     type Output = Result<Box<dyn Step>>;
 
-    fn visit<B: DecodeBackend<Device = Cpu>>(self) -> Self::Output {
+    fn visit<P: PrefillBackend<Device = Cpu>, B: DecodeBackend<Device = Cpu>>(
+        self,
+    ) -> Self::Output {
         Ok(Box::new(Engine::<B>::new()?))
     }
 }
@@ -46,7 +48,8 @@ fn selected(engine: &mut dyn Step, call: DecodeCall<'_, Cpu>) -> Result<()> {
 fn main() -> std::result::Result<(), SelectionError> {
     let selection = select()?;
     // Hidden from the compiler, which would otherwise follow the pointer to its only origin.
-    let mut engine = black_box(with_decode::<Backends, Cpu, _>(&selection.decode, Start)??);
+    let engine = with_backends::<backends![CpuPrefill], Backends, Cpu, _>(&selection, Start)??;
+    let mut engine = black_box(engine);
     if std::env::args().nth(2).is_some() {
         drive(&mut |call| selected(&mut *engine, call))?;
     } else {

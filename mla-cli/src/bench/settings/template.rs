@@ -2,29 +2,18 @@
 //!
 //! `{b}q1s{s}k` with b = 1, 8 and s = 4, 16 is `1q1s4k`, `1q1s16k`, `8q1s4k`, `8q1s16k`: every
 //! combination, the first name varying slowest. A name is one or more letters a to z and stands for
-//! the same number wherever it occurs. Numbers come as a [`Range`].
-//!
-//! ```
-//! use mla_runtime::batch::template::{Range, Template};
-//!
-//! let template: Template = "{b}q1s{s}k".parse()?;
-//! let ranges = ["1..8*8".parse::<Range>()?, "4,16".parse()?];
-//! let specs = template.expand(&ranges)?;
-//! let labels: Vec<_> = specs.iter().map(|one| one.spec.label()).collect();
-//! assert_eq!(labels[3], "8 decode (8x16k)");
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
+//! the same number wherever it occurs. Numbers come as a [`Range`]. Errors are sentences.
 
 use std::str::FromStr;
 
-use super::{BatchSpec, BatchSpecError, shortened};
+use mla_runtime::batch::{BatchSpec, BatchSpecError};
 
 /// The max number of specs that one template may expand to.
-pub const MAX_SPECS: usize = 1 << 16;
+pub(crate) const MAX_SPECS: usize = 1 << 16;
 
 /// A batch spec with names in it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Template {
+pub(crate) struct Template {
     text: String,
     /// The text before, between and behind the names: one more than `places`.
     literals: Vec<String>,
@@ -35,88 +24,13 @@ pub struct Template {
 
 /// The numbers that a name stands for, in order: not empty.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Range {
-    numbers: Vec<u32>,
-}
-
-/// One spec of a template.
-#[derive(Clone, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct Expanded {
-    /// The spec.
-    pub spec: BatchSpec,
-    /// The number that each name stands for in it, in the order of [`Template::names`].
-    pub values: Vec<u32>,
-}
-
-/// Why a template or a range is refused.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum TemplateError {
-    /// A brace without its other half, or something that is no name between them.
-    #[error(
-        "batch spec {text:?}, byte {offset}: given {given:?}, accepted a name of letters a to z in \
-         braces, such as {{b}}"
-    )]
-    Name {
-        /// The template, shortened if it is very long.
-        text: String,
-        /// The first byte of the opening or stray brace.
-        offset: usize,
-        /// The text that stands there.
-        given: String,
-    },
-    /// A range that is none.
-    #[error(
-        "range: given {given:?}, accepted numbers joined by commas, or start..stop with +step or \
-         *factor behind it: 1,8,32 or 1..16 or 0..64+16 or 1..128*2"
-    )]
-    Range {
-        /// The range, shortened if it is very long.
-        given: String,
-    },
-    /// A range without numbers, or one that would not end.
-    #[error("range: given {given}, accepted {accepted}")]
-    Bounds {
-        /// The offending part.
-        given: String,
-        /// The numbers that would be taken.
-        accepted: &'static str,
-    },
-    /// The number of ranges differs from the number of names.
-    #[error("ranges: given {given}, accepted {accepted}, one for each name")]
-    Count {
-        /// The number of ranges.
-        given: usize,
-        /// The number of names.
-        accepted: usize,
-    },
-    /// More combinations than anyone runs.
-    #[error("batch spec {text:?}: given {given} combinations, accepted at most {MAX_SPECS}")]
-    TooMany {
-        /// The template.
-        text: String,
-        /// Their number, as far as it can be counted.
-        given: usize,
-    },
-    /// A template without names that is no batch spec.
-    #[error(transparent)]
-    Plain(Box<BatchSpecError>),
-    /// A combination that is no batch spec.
-    #[error("{text:?} with {values}: {error}")]
-    Spec {
-        /// The template.
-        text: String,
-        /// The combination, as `b = 1, s = 4`.
-        values: String,
-        /// The error of that spec.
-        error: Box<BatchSpecError>,
-    },
+pub(crate) struct Range {
+    pub(crate) numbers: Vec<u32>,
 }
 
 impl Template {
     /// The names, in the order in which they first occur.
-    pub fn names(&self) -> &[String] {
+    pub(crate) fn names(&self) -> &[String] {
         &self.names
     }
 
@@ -126,28 +40,28 @@ impl Template {
     ///
     /// If there is not one range for each name, there are more than [`MAX_SPECS`] combinations, or
     /// one of them is no batch spec.
-    pub fn expand(&self, ranges: &[Range]) -> Result<Vec<Expanded>, TemplateError> {
+    pub(crate) fn expand(&self, ranges: &[Range]) -> Result<Vec<BatchSpec>, String> {
         if ranges.len() != self.names.len() {
-            return Err(TemplateError::Count {
-                given: ranges.len(),
-                accepted: self.names.len(),
-            });
+            let (given, accepted) = (ranges.len(), self.names.len());
+            return Err(format!(
+                "ranges: given {given}, accepted {accepted}, one for each name"
+            ));
         }
         let count = ranges.iter().fold(1usize, |count, range| {
             count.saturating_mul(range.numbers.len())
         });
         if count > MAX_SPECS {
-            return Err(TemplateError::TooMany {
-                text: shortened(&self.text),
-                given: count,
-            });
+            let text = shortened(&self.text);
+            return Err(format!(
+                "batch spec {text:?}: given {count} combinations, accepted at most {MAX_SPECS}"
+            ));
         }
         (0..count)
             .map(|index| self.combination(ranges, index))
             .collect()
     }
 
-    fn combination(&self, ranges: &[Range], mut index: usize) -> Result<Expanded, TemplateError> {
+    fn combination(&self, ranges: &[Range], mut index: usize) -> Result<BatchSpec, String> {
         let mut values = vec![0; ranges.len()];
         for (value, range) in values.iter_mut().zip(ranges).rev() {
             *value = range.numbers[index % range.numbers.len()];
@@ -158,29 +72,25 @@ impl Template {
             text += &values[*place].to_string();
             text += literal;
         }
-        match text.parse() {
-            Ok(spec) => Ok(Expanded { spec, values }),
-            Err(error) if values.is_empty() => Err(TemplateError::Plain(Box::new(error))),
-            Err(error) => {
-                let pairs = self.names.iter().zip(&values);
-                let pairs: Vec<_> = pairs
-                    .map(|(name, value)| format!("{name} = {value}"))
-                    .collect();
-                Err(TemplateError::Spec {
-                    text: shortened(&self.text),
-                    values: pairs.join(", "),
-                    error: Box::new(error),
-                })
+        text.parse().map_err(|error: BatchSpecError| {
+            if values.is_empty() {
+                return error.to_string();
             }
-        }
+            let pairs = self.names.iter().zip(&values);
+            let pairs: Vec<_> = pairs
+                .map(|(name, value)| format!("{name} = {value}"))
+                .collect();
+            let text = shortened(&self.text);
+            format!("{text:?} with {}: {error}", pairs.join(", "))
+        })
     }
 }
 
 impl FromStr for Template {
-    type Err = TemplateError;
+    type Err = String;
 
     /// Finds the names; whether the rest is a batch spec shows when it is expanded.
-    fn from_str(text: &str) -> Result<Self, TemplateError> {
+    fn from_str(text: &str) -> Result<Self, String> {
         let (mut literals, mut places, mut names) = (Vec::new(), Vec::new(), Vec::<String>::new());
         let mut from = 0;
         while let Some(brace) = text[from..].find(['{', '}']).map(|at| from + at) {
@@ -192,11 +102,11 @@ impl FromStr for Template {
                 !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_lowercase())
             };
             let Some(name) = name.filter(is_name) else {
-                return Err(TemplateError::Name {
-                    text: shortened(text),
-                    offset: brace,
-                    given: shortened(&text[brace..]),
-                });
+                let (text, given) = (shortened(text), shortened(&text[brace..]));
+                return Err(format!(
+                    "batch spec {text:?}, byte {brace}: given {given:?}, accepted a name of \
+                     letters a to z in braces, such as {{b}}"
+                ));
             };
             literals.push(text[from..brace].to_owned());
             let place = names.iter().position(|known| known == name);
@@ -222,7 +132,7 @@ impl Range {
     /// # Errors
     ///
     /// If there are none.
-    pub fn list(numbers: Vec<u32>) -> Result<Self, TemplateError> {
+    pub(crate) fn list(numbers: Vec<u32>) -> Result<Self, String> {
         Self { numbers }.checked()
     }
 
@@ -231,12 +141,9 @@ impl Range {
     /// # Errors
     ///
     /// If `start` is above `stop`, the step is 0, or there are more than [`MAX_SPECS`] numbers.
-    pub fn stepped(start: u32, stop: u32, step: u32) -> Result<Self, TemplateError> {
+    pub(crate) fn stepped(start: u32, stop: u32, step: u32) -> Result<Self, String> {
         if step == 0 {
-            return Err(TemplateError::Bounds {
-                given: "a step of 0".to_owned(),
-                accepted: "a step of 1 and up",
-            });
+            return Err("range: given a step of 0, accepted a step of 1 and up".to_owned());
         }
         ordered(start, stop)?;
         let numbers = (start..=stop).step_by(step as usize);
@@ -251,13 +158,13 @@ impl Range {
     /// # Errors
     ///
     /// If `start` is 0 or above `stop`, or the factor is below 2.
-    pub fn multiplied(start: u32, stop: u32, factor: u32) -> Result<Self, TemplateError> {
+    pub(crate) fn multiplied(start: u32, stop: u32, factor: u32) -> Result<Self, String> {
         for (what, given, min) in [("start", start, 1), ("factor", factor, 2)] {
             if given < min {
-                return Err(TemplateError::Bounds {
-                    given: format!("a {what} of {given}"),
-                    accepted: "a start of 1 and up and a factor of 2 and up",
-                });
+                return Err(format!(
+                    "range: given a {what} of {given}, accepted a start of 1 and up and a factor \
+                     of 2 and up"
+                ));
             }
         }
         ordered(start, stop)?;
@@ -268,44 +175,47 @@ impl Range {
         .checked()
     }
 
-    /// The numbers.
-    pub fn numbers(&self) -> &[u32] {
-        &self.numbers
-    }
-
-    fn checked(self) -> Result<Self, TemplateError> {
+    fn checked(self) -> Result<Self, String> {
         let given = match self.numbers.len() {
             0 => "no number".to_owned(),
             1..=MAX_SPECS => return Ok(self),
             _ => format!("more than {MAX_SPECS} numbers"),
         };
-        Err(TemplateError::Bounds {
-            given,
-            accepted: "1 to 65536 numbers",
-        })
+        Err(format!("range: given {given}, accepted 1 to 65536 numbers"))
     }
 }
 
-fn ordered(start: u32, stop: u32) -> Result<(), TemplateError> {
+/// At most the first 40 characters, so that an error stays readable whatever was given.
+fn shortened(text: &str) -> String {
+    match text.char_indices().nth(40) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+fn ordered(start: u32, stop: u32) -> Result<(), String> {
     if start <= stop {
         return Ok(());
     }
-    Err(TemplateError::Bounds {
-        given: format!("{start}..{stop}"),
-        accepted: "a start that is at most the stop",
-    })
+    Err(format!(
+        "range: given {start}..{stop}, accepted a start that is at most the stop"
+    ))
 }
 
 impl FromStr for Range {
-    type Err = TemplateError;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, TemplateError> {
+    fn from_str(text: &str) -> Result<Self, String> {
         let number = |text: &str| {
             let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
             text.parse::<u32>().ok().filter(|_| digits)
         };
-        let refused = || TemplateError::Range {
-            given: shortened(text),
+        let refused = || {
+            let given = shortened(text);
+            format!(
+                "range: given {given:?}, accepted numbers joined by commas, or start..stop with \
+                 +step or *factor behind it: 1,8,32 or 1..16 or 0..64+16 or 1..128*2"
+            )
         };
         let Some((start, rest)) = text.split_once("..") else {
             let numbers: Option<Vec<u32>> = text.split(',').map(number).collect();
@@ -332,11 +242,10 @@ mod tests {
     use super::*;
 
     fn expand(template: &str, ranges: &[&str]) -> Result<Vec<String>, String> {
-        let template: Template = template.parse().map_err(|e: TemplateError| e.to_string())?;
-        let ranges: Result<Vec<Range>, _> = ranges.iter().map(|range| range.parse()).collect();
+        let template: Template = template.parse()?;
+        let ranges: Result<Vec<Range>, String> = ranges.iter().map(|range| range.parse()).collect();
         let specs = ranges.and_then(|ranges| template.expand(&ranges));
-        let specs = specs.map_err(|error| error.to_string())?;
-        Ok(specs.iter().map(|one| one.spec.to_string()).collect())
+        Ok(specs?.iter().map(BatchSpec::to_string).collect())
     }
 
     #[test]
@@ -436,7 +345,7 @@ mod tests {
             for a in &a {
                 for b in &b {
                     let spec: BatchSpec = format!("{a}q{a}s{b}_{b}q1s9k").parse().unwrap();
-                    expected.push(Expanded { spec, values: vec![*a, *b] });
+                    expected.push(spec);
                 }
             }
             prop_assert_eq!(specs, expected);
@@ -464,7 +373,7 @@ mod tests {
         #[test]
         fn text_without_names_is_itself(text in "[0-9qsk_]{0,16}") {
             let template: Template = text.parse().unwrap();
-            let expanded = template.expand(&[]).map(|mut specs| specs.remove(0).spec);
+            let expanded = template.expand(&[]).map(|mut specs| specs.remove(0));
             match text.parse::<BatchSpec>() {
                 Ok(spec) => prop_assert_eq!(expanded, Ok(spec)),
                 Err(_) => prop_assert!(expanded.is_err()),

@@ -1,0 +1,130 @@
+//! The errors of a registry and of a selection.
+
+use std::fmt::Write as _;
+
+use super::{Explanation, HOW_TO_LINK, PhaseExplanation};
+use crate::Error;
+use crate::spec::{Phase, Reasons, Target};
+
+/// Why there is no selection.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SelectionError {
+    /// Two backends of one phase claim one name.
+    #[error(
+        "name: given {name} for two {phase} backends, `{first}` and `{second}`, accepted one \
+         backend of a name. Give one of them another name in its crate, or settle it in this \
+         program with `Registry::linked_by`"
+    )]
+    Duplicate {
+        /// The phase.
+        phase: Phase,
+        /// The name.
+        name: &'static str,
+        /// The [origin](crate::backend::Entry::origin) of the backend that claimed it before.
+        first: &'static str,
+        /// The origin of the backend that claims it now.
+        second: &'static str,
+    },
+    /// There is no backend of this name.
+    #[error(
+        "{phase}: given {given:?}, accepted {}{}",
+        accepted_names(existing),
+        suggestion.map_or_else(|| unless_linked(existing), |name| format!("; did you mean {name}?"))
+    )]
+    Unknown {
+        /// The phase.
+        phase: Phase,
+        /// The name as given, cut if it is very long.
+        given: String,
+        /// The names of the phase.
+        existing: Vec<&'static str>,
+        /// The name that is most similar, if one is similar.
+        suggestion: Option<&'static str>,
+    },
+    /// The backend that was asked for does not fit. Another is not taken in its place.
+    #[error("{phase}: {name} was asked for, but does not fit on {target}: {reasons}")]
+    Refused {
+        /// The phase.
+        phase: Phase,
+        /// The backend.
+        name: &'static str,
+        /// The hardware.
+        target: Target,
+        /// The reasons against it.
+        reasons: Box<Reasons>,
+    },
+    /// No backend fits; what speaks against each is part of the message.
+    #[error(
+        "{phase}: no backend fits on {}{}",
+        explanation.target,
+        refusals(explanation.phase(*phase))
+    )]
+    NoneFits {
+        /// The phase.
+        phase: Phase,
+        /// Every candidate and what speaks against it.
+        explanation: Box<Explanation>,
+    },
+    /// The program has no implementation of any backend.
+    #[error("no backend is linked into this program; {HOW_TO_LINK}")]
+    NothingLinked,
+    /// The backend was made for devices of another type.
+    #[error("device: given {given}, accepted the device type that {phase} backend {name} is for")]
+    OtherDevice {
+        /// The phase.
+        phase: Phase,
+        /// The backend.
+        name: &'static str,
+        /// The type of the device.
+        given: &'static str,
+    },
+    /// The backend that was selected is not among the types that were listed.
+    #[error(
+        "{phase}: given {name} (by {provider}), accepted one of the listed types: {}; add its type \
+         to the list, or make it through the registry",
+        listed.join(", ")
+    )]
+    NoArm {
+        /// The phase.
+        phase: Phase,
+        /// The backend.
+        name: &'static str,
+        /// The backend's provider.
+        provider: &'static str,
+        /// The backends that are listed.
+        listed: Vec<&'static str>,
+    },
+    /// The request or the device is at fault.
+    #[error(transparent)]
+    Runtime(#[from] Error),
+}
+
+// One line per candidate.
+fn refusals(phase: &PhaseExplanation) -> String {
+    phase
+        .candidates
+        .iter()
+        .fold(String::new(), |mut lines, candidate| {
+            // Writing to a string cannot fail.
+            let _ = write!(lines, "\n  {}: {}", candidate.spec.name, candidate.reasons);
+            lines
+        })
+}
+
+// A dependency that no code names is not linked, and nothing tells its author but this.
+fn unless_linked(existing: &[&str]) -> String {
+    if existing.is_empty() {
+        String::new()
+    } else {
+        "; if a crate provides it, name the crate in the program: `use its_crate as _;`".to_owned()
+    }
+}
+
+pub(super) fn accepted_names(existing: &[&str]) -> String {
+    if existing.is_empty() {
+        format!("none, because the registry is empty: {HOW_TO_LINK}")
+    } else {
+        existing.join(", ")
+    }
+}
