@@ -14,126 +14,31 @@ use mla_runtime::spec::{
 };
 
 // Name, capability, dims as (P,R,V), log-sum-exp as produced.
-const PREFILL: &[[&str; 4]] = &[
-    [
-        "FLASH_ATTN",
-        "any",
-        "(128,64,128) (192,64,256) (64,64,128) (256,0,256)",
-        "ln",
-    ],
-    ["FLASHINFER", "any", "(128,64,128)", "ln"],
-    ["TRTLLM_RAGGED", "10.x", "(128,64,128) (192,64,256)", "log2"],
-    ["TOKENSPEED_MLA", "10.x", "(128,64,128)", "ln"],
-    ["ROCM_AITER_FA", "AMD", "any", "ln"],
-    ["CUDNN", "8.x 9.0 10.x 12.x", "(128,64,128)", "ln"],
-    ["CUSTOM", "any", "any", "ln"],
-];
+const PREFILL: &str = "
+    FLASH_ATTN | any | (128,64,128) (192,64,256) (64,64,128) (256,0,256) | ln
+    FLASHINFER | any | (128,64,128) | ln
+    TRTLLM_RAGGED | 10.x | (128,64,128) (192,64,256) | log2
+    TOKENSPEED_MLA | 10.x | (128,64,128) | ln
+    ROCM_AITER_FA | AMD | any | ln
+    CUDNN | 8.x 9.0 10.x 12.x | (128,64,128) | ln
+    CUSTOM | any | any | ln
+";
 
 // Name, capability, cache formats, page sizes, log-sum-exp, graphs, query lengths, and what else:
 // `row` where only cache rows of 512 + 64 will do, `sparse` where it needs lists of slots, `128`
 // where it takes at most 128 heads, `bf16` where it takes no f16.
-const DECODE: &[[&str; 8]] = &[
-    [
-        "FLASH_ATTN_MLA",
-        "9.0",
-        "f16 bf16",
-        "x16",
-        "ln",
-        "uniform_batch",
-        "ragged",
-        "",
-    ],
-    [
-        "FLASHMLA",
-        "9.0",
-        "f16 bf16",
-        "64",
-        "ln",
-        "uniform_batch",
-        "uniform",
-        "row",
-    ],
-    [
-        "FLASHINFER_MLA",
-        "any",
-        "f16 bf16",
-        "any",
-        "ln",
-        "uniform_batch",
-        "ragged",
-        "row",
-    ],
-    [
-        "TOKENSPEED_MLA",
-        "10.x",
-        "fp8",
-        "32 64",
-        "log2",
-        "uniform_batch",
-        "uniform",
-        "",
-    ],
-    [
-        "CUTLASS_MLA",
-        "10.x",
-        "f16 bf16",
-        "16 32 64 128",
-        "ln",
-        "single_token",
-        "single",
-        "row 128",
-    ],
-    [
-        "TRITON_MLA",
-        "any",
-        "f16 bf16 fp8",
-        "x16",
-        "ln",
-        "uniform_batch",
-        "uniform",
-        "",
-    ],
-    [
-        "FLASHMLA_SPARSE",
-        "9.0 10.x",
-        "bf16 fp8_ds_mla",
-        "64",
-        "ln",
-        "",
-        "",
-        "row sparse 128 bf16",
-    ],
-    [
-        "FLASHINFER_MLA_SPARSE",
-        "10.x",
-        "bf16 fp8",
-        "x32",
-        "log2",
-        "",
-        "",
-        "sparse",
-    ],
-    [
-        "FLASH_ATTN_MLA_SPARSE",
-        "9.0",
-        "f16 bf16",
-        "any",
-        "none",
-        "",
-        "",
-        "row sparse",
-    ],
-    [
-        "FLASHINFER_MLA_SPARSE_SM90",
-        "9.0",
-        "f16 bf16",
-        "any",
-        "none",
-        "",
-        "",
-        "row sparse",
-    ],
-];
+const DECODE: &str = "
+    FLASH_ATTN_MLA | 9.0 | f16 bf16 | x16 | ln | uniform_batch | ragged |
+    FLASHMLA | 9.0 | f16 bf16 | 64 | ln | uniform_batch | uniform | row
+    FLASHINFER_MLA | any | f16 bf16 | any | ln | uniform_batch | ragged | row
+    TOKENSPEED_MLA | 10.x | fp8 | 32 64 | log2 | uniform_batch | uniform |
+    CUTLASS_MLA | 10.x | f16 bf16 | 16 32 64 128 | ln | single_token | single | row 128
+    TRITON_MLA | any | f16 bf16 fp8 | x16 | ln | uniform_batch | uniform |
+    FLASHMLA_SPARSE | 9.0 10.x | bf16 fp8_ds_mla | 64 | ln |  |  | row sparse 128 bf16
+    FLASHINFER_MLA_SPARSE | 10.x | bf16 fp8 | x32 | log2 |  |  | sparse
+    FLASH_ATTN_MLA_SPARSE | 9.0 | f16 bf16 | any | none |  |  | row sparse
+    FLASHINFER_MLA_SPARSE_SM90 | 9.0 | f16 bf16 | any | none |  |  | row sparse
+";
 
 // The published order of prefill, completed by that of the table.
 const PREFILL_ORDER_10: &[&str] = &[
@@ -163,6 +68,15 @@ const DIMS: &[MlaDims] = &[
     MlaDims::new(512, HeadDims::new(192, 64, 256)),
     MlaDims::new(256, HeadDims::new(64, 32, 64)),
 ];
+
+// The rows of a table, as its cells.
+fn rows<const N: usize>(table: &'static str) -> impl Iterator<Item = [&'static str; N]> {
+    let lines = table.lines().filter(|line| !line.is_empty());
+    lines.map(|line| {
+        let mut cells = line.split('|').map(str::trim);
+        [(); N].map(|()| cells.next().unwrap())
+    })
+}
 
 fn has(cell: &str, word: &str) -> bool {
     cell.split(' ').any(|part| part == word)
@@ -215,9 +129,10 @@ impl Case<'_> {
         order
             .iter()
             .map(|name| {
-                let [_, capability, dims, _] = PREFILL.iter().find(|row| row[0] == *name).unwrap();
+                let mut rows = rows::<4>(PREFILL);
+                let [_, capability, dims, _] = rows.find(|row| row[0] == *name).unwrap();
                 let mut fields = Vec::new();
-                if *capability == "AMD" {
+                if capability == "AMD" {
                     fields.push("platform");
                 } else if !capability_fits(capability, self.capability) {
                     fields.push("capability");
@@ -225,7 +140,7 @@ impl Case<'_> {
                 if self.dtype == DType::F32 && *name != "CUSTOM" {
                     fields.push("dtype");
                 }
-                if *dims != "any" && !has(dims, &self.dims.head.to_string()) {
+                if dims != "any" && !has(dims, &self.dims.head.to_string()) {
                     fields.push("dims");
                 }
                 (*name, fields)
@@ -234,8 +149,7 @@ impl Case<'_> {
     }
 
     fn decode(&self) -> Vec<(&'static str, Vec<&'static str>)> {
-        DECODE
-            .iter()
+        rows::<8>(DECODE)
             .map(|[name, capability, kv, pages, _, _, _, notes]| {
                 let mut fields = Vec::new();
                 if !capability_fits(capability, self.capability) {
@@ -260,7 +174,7 @@ impl Case<'_> {
                 if has(notes, "sparse") != self.sparse {
                     fields.push("sparse");
                 }
-                (*name, fields)
+                (name, fields)
             })
             .collect()
     }
@@ -447,22 +361,28 @@ fn outputs_graphs_and_query_lengths() {
         "none" => LseOutput::None,
         _ => LseOutput::Ln,
     };
-    for [name, _, _, produced] in PREFILL {
+    for [name, _, _, produced] in rows(PREFILL) {
         let spec = registry.get(Phase::Prefill, name).unwrap().spec;
         assert_eq!(spec.lse, lse(produced), "{name}");
     }
-    for [name, _, _, _, produced, graphs, lens, _] in DECODE {
+    for [name, _, _, _, produced, graphs, lens, _] in rows(DECODE) {
         let spec = registry.get(Phase::Decode, name).unwrap().spec;
         assert_eq!(spec.lse, lse(produced), "{name}");
         // Silent tables leave nothing to compare.
         if !graphs.is_empty() {
-            assert_eq!(spec.graphs.name(), *graphs, "{name}");
-            assert_eq!(spec.query_len.name(), *lens, "{name}");
+            assert_eq!(spec.graphs.name(), graphs, "{name}");
+            assert_eq!(spec.query_len.name(), lens, "{name}");
         }
     }
     // And the CPU's own.
-    assert_eq!(registry.names(Phase::Prefill).len(), PREFILL.len() + 1);
-    assert_eq!(registry.names(Phase::Decode).len(), DECODE.len() + 1);
+    assert_eq!(
+        registry.names(Phase::Prefill).len(),
+        rows::<4>(PREFILL).count() + 1
+    );
+    assert_eq!(
+        registry.names(Phase::Decode).len(),
+        rows::<8>(DECODE).count() + 1
+    );
 }
 
 #[test]

@@ -263,17 +263,25 @@ pub(crate) fn lists_of(own: &IndexerWorkspace<Cpu>, workspace: &Space) -> (Vec<i
     (slots, lists.width)
 }
 
+/// A sparse layer and its indexer with lists of `topk` slots, and a workspace of each.
+fn selecting(topk: u32) -> (Layer, Indexer<Cpu>, IndexerWorkspace<Cpu>, Space) {
+    let layer = layer(true);
+    let indexer = Indexer::new(&Cpu::new(), &indexer_config(topk), &layer.config().problem);
+    let indexer = indexer.unwrap();
+    let own = indexer.workspace(&IndexLimits::new(limits())).unwrap();
+    let space = layer.workspace(&limits()).unwrap();
+    (layer, indexer, own, space)
+}
+
 /// A prompt, then prompts with context, then decodes and a longer query: chunked prefill and
 /// decode.
 const STEPS: [[u32; 3]; 4] = [[30, 5, 0], [35, 1, 40], [1, 1, 1], [2, 9, 4]];
 
 #[test]
 fn full_topk_is_dense() {
-    let (sparse, dense) = (layer(true), layer(false));
-    let indexer = Indexer::new(&Cpu::new(), &indexer_config(70), &sparse.config().problem).unwrap();
-    let mut own = indexer.workspace(&IndexLimits::new(limits())).unwrap();
-    let [mut sparse_space, mut dense_space] =
-        [&sparse, &dense].map(|layer| layer.workspace(&limits()).unwrap());
+    let (sparse, indexer, mut own, mut sparse_space) = selecting(70);
+    let dense = layer(false);
+    let mut dense_space = dense.workspace(&limits()).unwrap();
     let [mut a, mut b] = [World::new(3), World::new(3)];
     for new in STEPS {
         let [step, same] = [a.step(new), b.step(new)];
@@ -326,15 +334,7 @@ fn queries_of(world: &World, step: &Step, token: usize) -> Vec<(Vec<u8>, f64)> {
 #[test]
 fn lists_match_the_reference() {
     let topk = 20;
-    let sparse = layer(true);
-    let indexer = Indexer::new(
-        &Cpu::new(),
-        &indexer_config(topk as u32),
-        &sparse.config().problem,
-    )
-    .unwrap();
-    let mut own = indexer.workspace(&IndexLimits::new(limits())).unwrap();
-    let mut space = sparse.workspace(&limits()).unwrap();
+    let (sparse, indexer, mut own, mut space) = selecting(topk as u32);
     let mut world = World::new(4);
     let mut keys: [Keys; 3] = Default::default();
     let (mut lists_compared, mut on_the_edge, mut selective) = (0, 0, 0);
@@ -430,11 +430,7 @@ fn check_row(world: &World, layer: &Layer, step: &Step, list: &[i32], token: usi
 /// Returns the lists and outputs of each request's tokens, in the order of their positions, for
 /// steps with these numbers of new tokens.
 fn by_position(steps: &[[u32; 3]], topk: u32) -> [Vec<(Vec<usize>, Vec<f32>)>; 3] {
-    let sparse = layer(true);
-    let problem = &sparse.config().problem;
-    let indexer = Indexer::new(&Cpu::new(), &indexer_config(topk), problem).unwrap();
-    let mut own = indexer.workspace(&IndexLimits::new(limits())).unwrap();
-    let mut space = sparse.workspace(&limits()).unwrap();
+    let (sparse, indexer, mut own, mut space) = selecting(topk);
     let mut world = World::new(12);
     let total: [u32; 3] = [0, 1, 2].map(|request| steps.iter().map(|new| new[request]).sum());
     // All tokens' numbers are made at once, and so do not depend on the steps.
@@ -492,11 +488,7 @@ fn lists_follow_the_layer_pattern() {
     let layers = IndexLayers::every(4, 3, 12).unwrap();
     let makes: Vec<u32> = (0..12).filter(|layer| layers.has_indexer(*layer)).collect();
     assert_eq!(makes, [0, 1, 2, 6, 10]);
-    let sparse = layer(true);
-    let problem = &sparse.config().problem;
-    let indexer = Indexer::new(&Cpu::new(), &indexer_config(topk), problem).unwrap();
-    let mut own = indexer.workspace(&IndexLimits::new(limits())).unwrap();
-    let mut space = sparse.workspace(&limits()).unwrap();
+    let (sparse, indexer, mut own, mut space) = selecting(topk);
     // Layers have weights and caches of their own, and all the same pages.
     let mut worlds: Vec<World> = (0..12).map(|layer| World::new(40 + layer)).collect();
     let tables = worlds[0].tables.clone();
@@ -553,10 +545,7 @@ fn logits_by_parts() {
 
 #[test]
 fn layers_share_lists() {
-    let sparse = layer(true);
-    let indexer = Indexer::new(&Cpu::new(), &indexer_config(9), &sparse.config().problem).unwrap();
-    let mut own = indexer.workspace(&IndexLimits::new(limits())).unwrap();
-    let mut space = sparse.workspace(&limits()).unwrap();
+    let (sparse, indexer, mut own, mut space) = selecting(9);
     let [mut first, mut second] = [World::new(6), World::new(7)];
     // The same block tables, other weights and caches.
     second.tables.clone_from(&first.tables);
@@ -577,10 +566,7 @@ fn layers_share_lists() {
 
 #[test]
 fn one_call_equals_two() {
-    let sparse = layer(true);
-    let indexer = Indexer::new(&Cpu::new(), &indexer_config(9), &sparse.config().problem).unwrap();
-    let mut own = indexer.workspace(&IndexLimits::new(limits())).unwrap();
-    let mut space = sparse.workspace(&limits()).unwrap();
+    let (sparse, indexer, mut own, mut space) = selecting(9);
     let mut world = World::new(9);
     for new in STEPS {
         let step = world.step(new);
@@ -607,17 +593,14 @@ fn one_call_equals_two() {
 
 #[test]
 fn refusals_name_the_field() {
-    let (sparse, dense) = (layer(true), layer(false));
-    let cpu = Cpu::new();
+    let (dense, cpu) = (layer(false), Cpu::new());
     let error = |error: mla_runtime::Error| error.to_string();
     let refused = Indexer::new(&cpu, &indexer_config(9), &dense.config().problem);
     assert_eq!(
         error(refused.err().unwrap()),
         "problem.sparse: given false, accepted true: an indexer makes the lists of a sparse layer"
     );
-    let indexer = Indexer::new(&cpu, &indexer_config(9), &sparse.config().problem).unwrap();
-    let mut own = indexer.workspace(&IndexLimits::new(limits())).unwrap();
-    let mut space = sparse.workspace(&limits()).unwrap();
+    let (sparse, indexer, mut own, mut space) = selecting(9);
     let mut world = World::new(8);
     let step = world.step([3, 1, 0]);
 
@@ -645,24 +628,18 @@ fn refusals_name_the_field() {
     // The workspace is of another indexer.
     let other = Indexer::new(&cpu, &indexer_config(8), &sparse.config().problem).unwrap();
     let mut foreign = other.workspace(&IndexLimits::new(limits())).unwrap();
+    let refused = world.select(&indexer, &space, &mut foreign, &step);
     assert_eq!(
-        error(
-            world
-                .select(&indexer, &space, &mut foreign, &step)
-                .unwrap_err()
-        ),
+        error(refused.unwrap_err()),
         "indexer workspace: given one for 4 index heads of 32 values, 8 of them rotary, lists of \
          8, accepted 4 index heads of 32 values, 8 of them rotary, lists of 9"
     );
     // The indexer's workspace is for shorter steps.
     let short = limits().with_tokens(3);
     let mut small = indexer.workspace(&IndexLimits::new(short)).unwrap();
+    let refused = world.select(&indexer, &space, &mut small, &step);
     assert_eq!(
-        error(
-            world
-                .select(&indexer, &space, &mut small, &step)
-                .unwrap_err()
-        ),
+        error(refused.unwrap_err()),
         "new tokens: given 4, accepted at most the indexer workspace's limit of 3"
     );
     // The tensors are of another step.
@@ -671,12 +648,9 @@ fn refusals_name_the_field() {
     longer.keys.resize(5 * 32, 0.0);
     longer.query_latent.resize(5 * RANK, 0.0);
     longer.head_weights.resize(5 * 4, 0.0);
+    let refused = world.select(&indexer, &space, &mut own, &longer);
     assert_eq!(
-        error(
-            world
-                .select(&indexer, &space, &mut own, &longer)
-                .unwrap_err()
-        ),
+        error(refused.unwrap_err()),
         "query latent: given f32 [5, 1, 24] strides [24, 24, 1], accepted f32 [4, 1, 24]"
     );
 }

@@ -24,386 +24,222 @@ type Layer = MlaLayer<CpuPrefill, CpuDecode>;
 type Outputs = [Vec<f32>; 2];
 
 /// A name, and the calls of the case. An error is a refusal.
-pub(crate) type Case = (&'static str, fn() -> Result<Outputs>);
+pub(crate) type Case<T> = (&'static str, fn() -> Result<T>);
 
-pub(crate) const REFUSED: &[Case] = &[
+/// A name in a row, and its calls.
+macro_rules! refused {
+    ($($name:literal, $call:expr;)*) => {
+        pub(crate) const REFUSED: &[Case<()>] = &[$(($name, || {
+            $call?;
+            Ok(())
+        })),*];
+    };
+}
+
+/// A name in a row, the outputs of the case, and the expected ones.
+macro_rules! right {
+    ($($name:literal, $given:expr, $wanted:expr;)*) => {
+        pub(crate) const RIGHT: &[Case<Outputs>] = &[$(($name, || Ok([$given, $wanted]))),*];
+    };
+}
+
+refused! {
     // Workspaces.
-    ("steps: a workspace for more heads", || {
-        foreign_workspace(|problem| problem.heads = 4)
-    }),
-    ("steps: a workspace for another dtype", || {
-        foreign_workspace(|problem| {
-            problem.dtype = DType::F16;
-            problem.kv_format = KvFormat::F16;
-        })
-    }),
-    ("steps: a workspace for another latent", || {
-        foreign_workspace(|problem| problem.dims.latent = 64)
-    }),
-    ("steps: a workspace for heads that split otherwise", || {
-        foreign_workspace(|problem| problem.dims.head = HeadDims::new(8, 16, 16))
-    }),
-    ("steps: a workspace for sparse attention", || {
-        foreign_workspace(|problem| problem.sparse = true)
-    }),
-    ("steps: prepared by a layer of another problem", || {
+    "steps: a workspace for more heads", foreign_workspace(|problem| problem.heads = 4);
+    "steps: a workspace for another dtype", foreign_workspace(|problem| {
+        problem.dtype = DType::F16;
+        problem.kv_format = KvFormat::F16;
+    });
+    "steps: a workspace for another latent", foreign_workspace(|problem| problem.dims.latent = 64);
+    "steps: a workspace for heads that split otherwise",
+        foreign_workspace(|problem| problem.dims.head = HeadDims::new(8, 16, 16));
+    "steps: a workspace for sparse attention", foreign_workspace(|problem| problem.sparse = true);
+    "steps: prepared by a layer of another problem", {
         let mut lab = Lab::new();
         let step = lab.plan(&TWO)?;
-        let other = Lab::of(
-            config().with_problem(config().problem.with_page_size(8)),
-            LIMITS,
-        )?;
-        lab.workspace.prepare(&other.layer, &step)?;
-        never()
-    }),
+        let problem = config().problem.with_page_size(8);
+        let other = Lab::of(config().with_problem(problem), LIMITS)?;
+        lab.workspace.prepare(&other.layer, &step)
+    };
     // Weights.
-    ("steps: weights for twice the heads, half as wide", || {
-        let head = HeadDims::new(8, 8, 8);
-        weights_of(
-            config()
-                .problem
-                .with_dims(MlaDims::new(32, head))
-                .with_heads(4),
-        )
-    }),
-    (
-        "steps: weights for keys as wide as values should be",
-        || {
-            weights_of(
-                config()
-                    .problem
-                    .with_dims(MlaDims::new(32, HeadDims::new(24, 8, 8))),
-            )
-        },
-    ),
+    "steps: weights for twice the heads, half as wide",
+        weights_of(MlaDims::new(32, HeadDims::new(8, 8, 8)), 4);
+    "steps: weights for keys as wide as values should be",
+        weights_of(MlaDims::new(32, HeadDims::new(24, 8, 8)), HEADS as u32);
     // Plans.
-    (
-        "steps: planned for more requests than there is room for",
-        || {
-            planned_within(
-                &LIMITS.with_requests(9),
-                &[StepRequest::<i32>::new(0, 0, &[]); 5],
-            )
-        },
-    ),
-    (
-        "steps: planned for more tokens than there is room for",
-        || {
-            planned_within(
-                &LIMITS.with_tokens(30),
-                &[StepRequest::new(9, 9, &[0, 1, 2])],
-            )
-        },
-    ),
-    (
-        "steps: planned for longer requests than there is room for",
-        || {
-            let limits = LIMITS.with_pages_per_request(5);
-            planned_within(&limits, &[StepRequest::new(1, 17, &[0, 1, 2, 3, 4])])
-        },
-    ),
-    ("steps: planned for other pages", || {
+    "steps: planned for more requests than there is room for",
+        planned_within(&LIMITS.with_requests(9), &[StepRequest::new(0, 0, &[]); 5]);
+    "steps: planned for more tokens than there is room for",
+        planned_within(&LIMITS.with_tokens(30), &[StepRequest::new(9, 9, &[0, 1, 2])]);
+    "steps: planned for longer requests than there is room for", planned_within(
+        &LIMITS.with_pages_per_request(5),
+        &[StepRequest::new(1, 17, &[0, 1, 2, 3, 4])],
+    );
+    "steps: planned for other pages", {
         let problem = config().problem.with_page_size(8);
         let step = StepPlan::within(&problem, &LIMITS, 1, &[StepRequest::new(1, 6, &[0])])?;
-        let mut lab = Lab::new();
-        lab.prepare(&step)?;
-        never()
-    }),
-    ("steps: a request cancelled between plan and call", || {
-        let mut lab = Lab::new();
-        let step = lab.plan(&TWO)?;
-        lab.prepare(&step)?;
-        lab.call(1)?;
-        never()
-    }),
-    ("steps: a request that came between plan and call", || {
-        let mut lab = Lab::new();
-        let step = lab.plan(&TWO[..1])?;
-        lab.prepare(&step)?;
-        lab.call(6)?;
-        never()
-    }),
-    ("steps: padded beyond the limit", || {
-        Lab::new().plan(&TWO)?.padded_to(5)?;
-        never()
-    }),
-    ("steps: padded to all that a host counts", || {
-        Lab::new().plan(&TWO)?.padded_to(usize::MAX)?;
-        never()
-    }),
-    ("steps: padded to fewer than it has", || {
-        Lab::new().plan(&TWO)?.padded_to(1)?;
-        never()
-    }),
-    ("steps: padding for prompts alone", || {
-        Lab::new().plan(&TWO[1..])?.padded_to(3)?;
-        never()
-    }),
-    ("steps: padding without requests", || {
-        Lab::new().plan(&[])?.padded_to(2)?;
-        never()
-    }),
+        Lab::new().prepare(&step)
+    };
+    "steps: a request cancelled between plan and call", Lab::prepared(&TWO)?.call(1);
+    "steps: a request that came between plan and call", Lab::prepared(&TWO[..1])?.call(6);
+    "steps: padded beyond the limit", Lab::new().plan(&TWO)?.padded_to(5);
+    "steps: padded to all that a host counts", Lab::new().plan(&TWO)?.padded_to(usize::MAX);
+    "steps: padded to fewer than it has", Lab::new().plan(&TWO)?.padded_to(1);
+    "steps: padding for prompts alone", Lab::new().plan(&TWO[1..])?.padded_to(3);
+    "steps: padding without requests", Lab::new().plan(&[])?.padded_to(2);
     // Requests and their pages.
-    ("steps: one request twice", || {
-        Lab::new().run(&[TWO[0], TWO[0]], 2)?;
-        never()
-    }),
-    ("steps: a fork without a copy", || {
-        let fork = [
-            StepRequest::new(1, 6, &[3, 1]),
-            StepRequest::new(1, 7, &[3, 1]),
-        ];
-        Lab::new().run(&fork, 2)?;
-        never()
-    }),
-    ("steps: new tokens over the request's own beginning", || {
-        Lab::new().run(&[StepRequest::new(1, 6, &[3, 3])], 1)?;
-        never()
-    }),
-    ("steps: new tokens over the middle of another", || {
-        let over = [
-            StepRequest::new(1, 6, &[3, 1]),
-            StepRequest::new(1, 11, &[1, 4, 2]),
-        ];
-        Lab::new().run(&over, 2)?;
-        never()
-    }),
-    ("steps: cached tokens in no pages", || {
-        Lab::new().run(&[StepRequest::new(0, 5, &[])], 0)?;
-        never()
-    }),
-    ("steps: more new tokens than tokens", || {
-        Lab::new().run(&[StepRequest::new(u32::MAX, 1, &[0])], 1)?;
-        never()
-    }),
-    ("steps: more tokens than integers count", || {
-        Lab::new().run(&[StepRequest::new(1, u32::MAX, &[0, 1, 2])], 1)?;
-        never()
-    }),
-    ("steps: a negative page", || {
-        Lab::new().run(&[StepRequest::new(1, 6, &[3, i32::MIN])], 1)?;
-        never()
-    }),
-    ("steps: the largest page", || {
-        Lab::new().run(&[StepRequest::new(1, 6, &[3, i32::MAX])], 1)?;
-        never()
-    }),
+    "steps: one request twice", Lab::new().run(&[TWO[0], TWO[0]], 2);
+    "steps: a fork without a copy",
+        Lab::new().run(&[StepRequest::new(1, 6, &[3, 1]), StepRequest::new(1, 7, &[3, 1])], 2);
+    "steps: new tokens over the request's own beginning",
+        Lab::new().run(&[StepRequest::new(1, 6, &[3, 3])], 1);
+    "steps: new tokens over the middle of another",
+        Lab::new().run(&[StepRequest::new(1, 6, &[3, 1]), StepRequest::new(1, 11, &[1, 4, 2])], 2);
+    "steps: cached tokens in no pages", Lab::new().run(&[StepRequest::new(0, 5, &[])], 0);
+    "steps: more new tokens than tokens",
+        Lab::new().run(&[StepRequest::new(u32::MAX, 1, &[0])], 1);
+    "steps: more tokens than integers count",
+        Lab::new().run(&[StepRequest::new(1, u32::MAX, &[0, 1, 2])], 1);
+    "steps: a negative page", Lab::new().run(&[StepRequest::new(1, 6, &[3, i32::MIN])], 1);
+    "steps: the largest page", Lab::new().run(&[StepRequest::new(1, 6, &[3, i32::MAX])], 1);
     // Two decodes in one slot, by the raw door: refused before there is a call.
-    ("steps: two requests in one slot", || {
-        let mut lab = Lab::new();
-        let two = [[3, 1], [4, 1]];
-        let two = two.each_ref().map(|pages| StepRequest::new(1, 6, pages));
+    "steps: two requests in one slot", {
+        let two = [StepRequest::new(1, 6, &[3, 1]), StepRequest::new(1, 6, &[4, 1])];
         let step = StepPlan::in_order(&config().problem, &LIMITS, 1, 0, &two)?;
-        lab.prepare(&step)?;
-        never()
-    }),
+        Lab::new().prepare(&step)
+    };
     // Limits and memory.
-    ("steps: limits of all that a host counts", || {
+    "steps: limits of all that a host counts", {
         let max = usize::MAX;
-        let limits = StepLimits::new(max, max, max);
-        Lab::of(
-            config(),
-            limits.with_context_rows(max).with_decode_query_len(max),
-        )?;
-        never()
-    }),
-    ("steps: decodes longer than all that a host counts", || {
-        // The limit on new tokens refuses what this limit lets pass.
-        let mut lab = Lab::of(config(), LIMITS.with_decode_query_len(usize::MAX))?;
-        lab.run(&[StepRequest::new(9, 9, &[0, 1, 2])], 9)?;
-        never()
-    }),
-    ("steps: memory of all that a host counts", || {
-        Cpu::new().allocate(usize::MAX)?;
-        never()
-    }),
-    ("steps: memory of half of that", || {
-        Cpu::new().allocate(isize::MAX as usize - 63)?;
-        never()
-    }),
-    ("steps: a cache of all pages that a host counts", || {
+        let limits = StepLimits::new(max, max, max).with_context_rows(max);
+        Lab::of(config(), limits.with_decode_query_len(max))
+    };
+    // The limit on new tokens refuses what this limit lets pass.
+    "steps: decodes longer than all that a host counts",
+        Lab::of(config(), LIMITS.with_decode_query_len(usize::MAX))?
+            .run(&[StepRequest::new(9, 9, &[0, 1, 2])], 9);
+    "steps: memory of all that a host counts", Cpu::new().allocate(usize::MAX);
+    "steps: memory of half of that", Cpu::new().allocate(isize::MAX as usize - 63);
+    "steps: a cache of all pages that a host counts", {
         let layout = CacheLayout::contiguous(DIMS, KvFormat::F32, usize::MAX, PAGE);
-        CacheMut::<Cpu>::new(&mut [0; 640], layout)?;
-        never()
-    }),
+        CacheMut::<Cpu>::new(&mut [0; 640], layout).map(drop)
+    };
     // Copies of pages.
-    ("steps: a copy of a page past the cache", || {
-        copied(PAGES, 0)
-    }),
-    ("steps: a copy to a page past the cache", || {
-        copied(0, PAGES)
-    }),
-    ("steps: a copy of the last page that a host counts", || {
-        copied(usize::MAX, 1)
-    }),
-    ("steps: a copy of rows of an odd number of bytes", || {
+    "steps: a copy of a page past the cache", Lab::new().copy(PAGES, 0);
+    "steps: a copy to a page past the cache", Lab::new().copy(0, PAGES);
+    "steps: a copy of the last page that a host counts", Lab::new().copy(usize::MAX, 1);
+    "steps: a copy of rows of an odd number of bytes", {
         let dims = MlaDims::new(33, HeadDims::new(16, 8, 16));
         let layout = CacheLayout::contiguous(dims, KvFormat::Fp8, 2, 4);
         let mut bytes = vec![0; 2 * layout.page_stride];
-        Cpu::new().copy_page(CacheMut::new(&mut bytes[..], layout)?, 0, 1)?;
-        never()
-    }),
+        Cpu::new().copy_page(CacheMut::new(&mut bytes[..], layout)?, 0, 1)
+    };
     // Positions of the caller's own.
-    ("steps: fewer positions than tokens", || rotated(&[0; 5])),
-    ("steps: more positions than tokens", || rotated(&[0; 7])),
-    ("steps: a negative position", || {
-        rotated(&[0, 0, 0, -1, 0, 0])
-    }),
-    ("steps: a position past the tables", || {
-        rotated(&[0, 16, 0, 0, 0, 0])
-    }),
-    ("steps: the largest position", || {
-        rotated(&[0, 0, 0, 0, 0, i64::MAX])
-    }),
+    "steps: fewer positions than tokens", rotated(&[0; 5]);
+    "steps: more positions than tokens", rotated(&[0; 7]);
+    "steps: a negative position", rotated(&[0, 0, 0, -1, 0, 0]);
+    "steps: a position past the tables", rotated(&[0, 16, 0, 0, 0, 0]);
+    "steps: the largest position", rotated(&[0, 0, 0, 0, 0, i64::MAX]);
     // Sinks and second caches.
-    ("steps: a sink too few", || sinks(&TWO[..1], 1, &[0.5])),
-    ("steps: a sink too many", || sinks(&TWO[..1], 1, &[0.5; 3])),
-    ("steps: sinks of a prompt", || sinks(&TWO, 6, &[0.5; 2])),
-    ("steps: a second cache of other rows", || {
-        second(MlaDims::new(24, HeadDims::new(16, 8, 16)), 4)
-    }),
-    ("steps: a second cache with too few entries", || {
-        second(DIMS, 3)
-    }),
-    ("steps: a second cache with lists of more tokens", || {
-        second(DIMS, 8)
-    }),
+    "steps: a sink too few", sinks(&TWO[..1], 1, &[0.5]);
+    "steps: a sink too many", sinks(&TWO[..1], 1, &[0.5; 3]);
+    "steps: sinks of a prompt", sinks(&TWO, 6, &[0.5; 2]);
+    "steps: a second cache of other rows",
+        second(MlaDims::new(24, HeadDims::new(16, 8, 16)), 4);
+    "steps: a second cache with too few entries", second(DIMS, 3);
+    "steps: a second cache with lists of more tokens", second(DIMS, 8);
     // Parts of a call.
-    ("steps: a part of a call without a step", || {
-        let mut lab = Lab::new();
-        lab.parts(6, [0, 1, 2])?;
-        never()
-    }),
-];
+    "steps: a part of a call without a step", Lab::new().parts(6, [0, 1, 2]);
+}
 
-pub(crate) const RIGHT: &[Case] = &[
-    ("steps: a workspace of another layer of the problem", || {
-        let (mut lab, other) = (Lab::new(), Lab::new());
-        lab.workspace = other.workspace;
-        Ok([lab.run(&TWO, 6)?, Lab::new().run(&TWO, 6)?])
-    }),
-    ("steps: a workspace of a layer with another scale", || {
+right! {
+    "steps: a workspace of another layer of the problem",
+        Lab::new().with_workspace(Lab::new().workspace).run(&TWO, 6)?, two()?;
+    "steps: a workspace of a layer with another scale", {
         let other = Lab::of(LayerConfig::new(config().problem, 3.0), LIMITS)?;
-        let mut lab = Lab::new();
-        lab.workspace = other.workspace;
-        Ok([lab.run(&TWO, 6)?, Lab::new().run(&TWO, 6)?])
-    }),
-    ("steps: a workspace of another handle of the device", || {
+        Lab::new().with_workspace(other.workspace).run(&TWO, 6)?
+    }, two()?;
+    "steps: a workspace of another handle of the device", {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build();
         let device = Cpu::with_pool(Arc::new(pool.expect("a thread")));
-        let mut lab = Lab::new();
-        lab.workspace = Layer::of(&device, &config())?.workspace(&LIMITS)?;
-        Ok([lab.run(&TWO, 6)?, Lab::new().run(&TWO, 6)?])
-    }),
-    ("steps: weights made with another scale", || {
+        let workspace = Layer::of(&device, &config())?.workspace(&LIMITS)?;
+        Lab::new().with_workspace(workspace).run(&TWO, 6)?
+    }, two()?;
+    "steps: weights made with another scale", {
         let mut lab = Lab::new();
         lab.weights = LayerConfig::new(config().problem, 7.0);
-        Ok([lab.run(&TWO, 6)?, Lab::new().run(&TWO, 6)?])
-    }),
-    ("steps: planned with more room for drafts", || {
+        lab.run(&TWO, 6)?
+    }, two()?;
+    "steps: planned with more room for drafts", {
         let limits = LIMITS.with_decode_query_len(4);
         let step = StepPlan::within(&config().problem, &limits, 4, &TWO)?;
         let mut lab = Lab::new();
         lab.prepare(&step)?;
-        Ok([lab.call(6)?, Lab::new().run(&TWO, 6)?])
-    }),
-    ("steps: planned before another was prepared", || {
+        lab.call(6)?
+    }, two()?;
+    "steps: planned before another was prepared", {
         let mut lab = Lab::new();
         let (first, second) = (lab.plan(&TWO)?, lab.plan(&TWO[..1])?);
         lab.prepare(&second)?;
         lab.prepare(&first)?;
-        Ok([lab.call(6)?, Lab::new().run(&TWO, 6)?])
-    }),
-    ("steps: one step, called twice", || {
-        let mut lab = Lab::new();
-        let first = lab.run(&TWO, 6)?;
-        Ok([lab.call(6)?, first])
-    }),
-    ("steps: a plan that was refused behind a step", || {
-        let mut lab = Lab::new();
-        let step = lab.plan(&TWO)?;
-        lab.prepare(&step)?;
+        lab.call(6)?
+    }, two()?;
+    "steps: one step, called twice", {
+        let mut lab = Lab::prepared(&TWO)?;
+        lab.call(6)?;
+        lab.call(6)?
+    }, two()?;
+    "steps: a plan that was refused behind a step", {
+        let mut lab = Lab::prepared(&TWO)?;
         assert!(lab.plan(&[TWO[0], TWO[0]]).is_err());
-        Ok([lab.call(6)?, Lab::new().run(&TWO, 6)?])
-    }),
-    ("steps: padded", || {
+        lab.call(6)?
+    }, two()?;
+    // The two rows of padding stand behind the decode.
+    "steps: padded", {
         let mut lab = Lab::new();
         let step = lab.plan(&TWO)?.padded_to(4)?;
         lab.prepare(&step)?;
-        let given = lab.call(8)?;
-        // The two rows of padding stand behind the decode.
-        let wanted = Lab::new();
-        let tokens = [0, 3, 4, 5, 6, 7];
-        let wanted = wanted.with_rows(&tokens).run(&TWO, 6)?;
-        let row = HEADS * 16;
-        let given = tokens.iter().flat_map(|token| &given[token * row..][..row]);
-        Ok([given.copied().collect(), wanted])
-    }),
-    ("steps: no request", || {
-        Ok([Lab::new().run(&[], 0)?, Vec::new()])
-    }),
-    ("steps: no request with new tokens", || {
-        let idle = [
-            StepRequest::new(0, 5, &[3, 1]),
-            StepRequest::<i32>::new(0, 0, &[]),
-        ];
-        Ok([Lab::new().run(&idle, 0)?, Vec::new()])
-    }),
-    ("steps: a cancelled request that is still listed", || {
-        let with = [TWO[0], StepRequest::<i32>::new(0, 0, &[]), TWO[1]];
-        Ok([Lab::new().run(&with, 6)?, Lab::new().run(&TWO, 6)?])
-    }),
-    ("steps: more pages than a request needs", || {
+        let (given, row) = (lab.call(8)?, HEADS * 16);
+        [&given[..row], &given[3 * row..]].concat()
+    }, Lab::new().with_rows(&[0, 3, 4, 5, 6, 7]).run(&TWO, 6)?;
+    "steps: no request", Lab::new().run(&[], 0)?, Vec::new();
+    "steps: no request with new tokens",
+        Lab::new().run(&[StepRequest::new(0, 5, &[3, 1]), StepRequest::new(0, 0, &[])], 0)?,
+        Vec::new();
+    "steps: a cancelled request that is still listed",
+        Lab::new().run(&[TWO[0], StepRequest::new(0, 0, &[]), TWO[1]], 6)?, two()?;
+    "steps: more pages than a request needs", {
         let pages = [3, 1, i32::MIN, i32::MAX, 0, 0, 0, 0, 0];
-        let with = [StepRequest::new(1, 6, &pages), TWO[1]];
-        Ok([Lab::new().run(&with, 6)?, Lab::new().run(&TWO, 6)?])
-    }),
-    ("steps: a prefix that another writes in this step", || {
-        let writer = StepRequest::new(4, 4, &[2]);
-        let reader = StepRequest::new(1, 6, &[2, 1]);
-        // The decode stands before the prompt.
-        let together = Lab::new().run(&[writer, reader], 5)?;
-        let mut lab = Lab::new().with_rows(&[1, 2, 3, 4]);
-        let mut alone = lab.run(&[writer], 4)?;
-        let mut lab = lab.with_rows(&[0]);
-        let mut first = lab.run(&[reader], 1)?;
-        first.append(&mut alone);
-        Ok([together, first])
-    }),
-    ("steps: room for nothing", || {
-        let mut lab = Lab::of(config(), StepLimits::new(0, 0, 0))?;
-        Ok([lab.run(&[], 0)?, Vec::new()])
-    }),
-    ("steps: memory of no bytes", || {
-        assert!(Cpu::new().allocate(0)?.is_empty());
-        Ok([Vec::new(), Vec::new()])
-    }),
-    ("steps: parts of a call in another order", || {
-        let mut lab = Lab::new();
-        let step = lab.plan(&TWO)?;
-        lab.prepare(&step)?;
-        Ok([lab.parts(6, [0, 2, 1])?, Lab::new().run(&TWO, 6)?])
-    }),
-    ("steps: a page copied onto itself", || {
+        Lab::new().run(&[StepRequest::new(1, 6, &pages), TWO[1]], 6)?
+    }, two()?;
+    // The decode stands before the prompt.
+    "steps: a prefix that another writes in this step",
+        Lab::new().run(&[StepRequest::new(4, 4, &[2]), StepRequest::new(1, 6, &[2, 1])], 5)?,
+        {
+            let mut lab = Lab::new().with_rows(&[1, 2, 3, 4]);
+            let alone = lab.run(&[StepRequest::new(4, 4, &[2])], 4)?;
+            let first = lab.with_rows(&[0]).run(&[StepRequest::new(1, 6, &[2, 1])], 1)?;
+            [first, alone].concat()
+        };
+    "steps: room for nothing", {
+        Lab::of(config(), StepLimits::new(0, 0, 0))?.run(&[], 0)?
+    }, Vec::new();
+    "steps: memory of no bytes", vec![Cpu::new().allocate(0)?.len() as f32], vec![0.0];
+    "steps: parts of a call in another order", Lab::prepared(&TWO)?.parts(6, [0, 2, 1])?, two()?;
+    "steps: a page copied onto itself", {
         let mut lab = Lab::new();
         lab.copy(3, 3)?;
-        Ok([lab.run(&TWO, 6)?, Lab::new().run(&TWO, 6)?])
-    }),
-    ("steps: a fork with a copy", || {
+        lab.run(&TWO, 6)?
+    }, two()?;
+    "steps: a fork with a copy", {
         let mut lab = Lab::new();
         lab.copy(1, 5)?;
         lab.copy(5, 0)?;
-        let copy = StepRequest::new(1, 6, &[3, 0]);
-        Ok([lab.run(&[copy], 1)?, Lab::new().run(&TWO[..1], 1)?])
-    }),
-    ("steps: counts of lists beyond every width", || {
-        let wanted = listed(None)?;
-        Ok([listed(Some(&[i32::MAX]))?, wanted])
-    }),
-    ("steps: negative counts of lists", || {
-        Ok([listed(Some(&[i32::MIN]))?, vec![0.0; HEADS * 16]])
-    }),
-];
+        lab.run(&[StepRequest::new(1, 6, &[3, 0])], 1)?
+    }, Lab::new().run(&TWO[..1], 1)?;
+    "steps: counts of lists beyond every width", listed(Some(&[i32::MAX]))?, listed(None)?;
+    "steps: negative counts of lists", listed(Some(&[i32::MIN]))?, vec![0.0; HEADS * 16];
+}
 
 /// A decode behind five tokens, and five new tokens behind four.
 const TWO: [StepRequest<'static>; 2] = [
@@ -422,9 +258,8 @@ fn config() -> LayerConfig {
     LayerConfig::new(problem, 0.2)
 }
 
-/// Returns outputs that differ, and so fail the test, after a call that has to be refused.
-fn never() -> Result<Outputs> {
-    Ok([vec![1.0], vec![0.0]])
+fn two() -> Result<Vec<f32>> {
+    Lab::new().run(&TWO, 6)
 }
 
 /// Optional inputs, which few calls have.
@@ -466,6 +301,19 @@ impl Lab {
     fn with_rows(mut self, rows: &[usize]) -> Self {
         self.rows = rows.to_vec();
         self
+    }
+
+    fn with_workspace(mut self, workspace: Workspace<CpuPrefill, CpuDecode>) -> Self {
+        self.workspace = workspace;
+        self
+    }
+
+    /// Returns a lab that is prepared for these requests.
+    fn prepared(requests: &[StepRequest<'_>]) -> Result<Self> {
+        let mut lab = Self::new();
+        let step = lab.plan(requests)?;
+        lab.prepare(&step)?;
+        Ok(lab)
     }
 
     fn plan(&self, requests: &[StepRequest<'_>]) -> Result<StepPlan> {
@@ -574,46 +422,33 @@ fn numbers(tensor: u32, [rows, heads, width]: [usize; 3]) -> Vec<f32> {
     places.map(|(i, j, k)| number(tensor, i, j, k)).collect()
 }
 
-fn foreign_workspace(change: fn(&mut Problem)) -> Result<Outputs> {
+fn foreign_workspace(change: fn(&mut Problem)) -> Result<Vec<f32>> {
     let mut problem = config().problem;
     change(&mut problem);
-    let mut lab = Lab::new();
-    let step = lab.plan(&TWO[..1])?;
-    lab.prepare(&step)?;
+    let lab = Lab::prepared(&TWO[..1])?;
     let mut other = Lab::of(config().with_problem(problem), LIMITS).expect("a layer of its own");
     // Planned and prepared for a layer of its own problem.
     let step = other.plan(&TWO[..1])?;
     other.prepare(&step)?;
-    lab.workspace = other.workspace;
-    lab.call(1)?;
-    never()
+    lab.with_workspace(other.workspace).call(1)
 }
 
-fn weights_of(problem: Problem) -> Result<Outputs> {
+fn weights_of(dims: MlaDims, heads: u32) -> Result<Vec<f32>> {
     let mut lab = Lab::new();
-    lab.weights = config().with_problem(problem);
-    lab.run(&TWO, 6)?;
-    never()
+    lab.weights = config().with_problem(config().problem.with_dims(dims).with_heads(heads));
+    lab.run(&TWO, 6)
 }
 
 /// Prepares a step that was planned within other limits than those of the workspace.
-fn planned_within(limits: &StepLimits, requests: &[StepRequest<'_>]) -> Result<Outputs> {
+fn planned_within(limits: &StepLimits, requests: &[StepRequest<'_>]) -> Result<()> {
     let step =
         StepPlan::within(&config().problem, limits, 1, requests).expect("it fits those limits");
-    Lab::new().prepare(&step)?;
-    never()
-}
-
-fn copied(from: usize, to: usize) -> Result<Outputs> {
-    Lab::new().copy(from, to)?;
-    never()
+    Lab::new().prepare(&step)
 }
 
 /// Runs a step at these positions, by tables of 16.
-fn rotated(positions: &[i64]) -> Result<Outputs> {
-    let mut lab = Lab::new();
-    let step = lab.plan(&TWO)?;
-    lab.prepare(&step)?;
+fn rotated(positions: &[i64]) -> Result<()> {
+    let mut lab = Lab::prepared(&TWO)?;
     let tables = RotaryTables::new(&Cpu::new(), &Rope::plain(1e4), 8, 16)?;
     let (mut query, latent) = (numbers(0, [6, HEADS, 24]), numbers(1, [6, 1, 32]));
     let (mut rope, kv_b) = (numbers(2, [6, 1, 8]), numbers(3, [1, 32, 64]));
@@ -637,22 +472,17 @@ fn rotated(positions: &[i64]) -> Result<Outputs> {
         let is_turned = query != numbers(0, [6, HEADS, 24]) || rope != numbers(2, [6, 1, 8]);
         assert!(!is_turned, "refused after something was rotated");
     }
-    result?;
-    never()
+    result
 }
 
-fn sinks(requests: &[StepRequest<'_>], tokens: usize, sinks: &[f32]) -> Result<Outputs> {
-    let mut lab = Lab::new();
-    let step = lab.plan(requests)?;
-    lab.prepare(&step)?;
+fn sinks(requests: &[StepRequest<'_>], tokens: usize, sinks: &[f32]) -> Result<Vec<f32>> {
     let sinks = Some(sinks);
-    lab.call_with(tokens, Extras { sinks, lists: None })?;
-    never()
+    Lab::prepared(requests)?.call_with(tokens, Extras { sinks, lists: None })
 }
 
 /// Runs a sparse decode with lists of two caches, the second with rows of `dims` and lists of
 /// `entries` entries.
-fn second(dims: MlaDims, entries: usize) -> Result<Outputs> {
+fn second(dims: MlaDims, entries: usize) -> Result<Vec<f32>> {
     let other = CacheLayout::contiguous(dims, KvFormat::F32, PAGES, PAGE);
     let (bytes, list) = (vec![0; PAGES * other.page_stride], vec![0; entries]);
     let second = ListedCache::new(
@@ -660,8 +490,7 @@ fn second(dims: MlaDims, entries: usize) -> Result<Outputs> {
         ArrayRef::from_slice(&list),
         4,
     );
-    sparse(|lists| lists.with_second(second))?;
-    never()
+    sparse(|lists| lists.with_second(second))
 }
 
 /// Runs a sparse decode with these counts.

@@ -1,13 +1,13 @@
 //! Calls with queries and keys that are not rotated yet, against those whose tensors were rotated
 //! beforehand.
 
-use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
-use mla_runtime::Result;
-use mla_runtime::layer::{MlaLayer, UnrotatedCall};
+use mla_cpu::Cpu;
 use mla_runtime::model::{HeadDims, MlaDims, Rope, RopeScaling, RotaryStyle, Yarn};
-use mla_runtime::tensor::{CacheMut, LseLayout, LseMut, Memory, RotaryTables, TensorMut};
+use mla_runtime::tensor::RotaryTables;
 
-use crate::world::{Case, World};
+use crate::cpu_layer;
+use crate::rows::Own;
+use crate::world::{Case, Outcome, World};
 
 const YARN: Rope = Rope::plain(100.0).with_scaling(RopeScaling::Yarn(
     Yarn::new(4.0, Some(32)).with_mscale(1.0, 0.5),
@@ -52,44 +52,21 @@ pub(crate) fn turn(world: &mut World, rope: &Rope) {
     }
 }
 
-type Layer = MlaLayer<CpuPrefill, CpuDecode>;
-
-/// The output, the log-sum-exp and the cache of a call that rotates.
-fn run(world: &World, tables: &RotaryTables<Cpu>) -> Result<(Vec<f32>, Vec<f32>, Vec<u8>)> {
-    let layer = Layer::of(&world.device, &world.case.config())?;
-    let mut workspace = layer.workspace(&world.case.limits())?;
-    world.prepare(&layer, &mut workspace)?;
-    let (tokens, heads) = (world.slots.len(), world.case.heads as usize);
-    let head = world.case.dims.head;
-    let [qk, rope, v] = [head.qk(), head.rope, head.v].map(|n| n as usize);
-    let floats =
-        |owned: &crate::world::Owned| owned.values.iter().map(|v| *v as f32).collect::<Vec<_>>();
-    let (mut query, mut keys) = (floats(&world.query), floats(&world.rope));
-    let (mut out, mut lse) = (
-        vec![f32::NAN; tokens * heads * v],
-        vec![f32::NAN; heads * tokens],
-    );
-    let mut cache = world.device.allocate(world.cache.len())?;
-    world
-        .device
-        .upload(&world.cache, Cpu::bytes_mut(&mut cache))?;
-    layer.forward_unrotated(
-        &mut workspace,
-        UnrotatedCall::new(
-            world.weights()?,
-            TensorMut::from_slice(&mut query, [tokens, heads, qk])?,
-            world.latent.view(),
-            TensorMut::from_slice(&mut keys, [tokens, 1, rope])?,
-            tables.rotation()?,
-            CacheMut::new(Cpu::bytes_mut(&mut cache), world.cache_layout)?,
-            TensorMut::from_slice(&mut out, [tokens, heads, v])?,
-        )
-        .with_lse(LseMut::new(
-            bytemuck::cast_slice_mut(&mut lse),
-            LseLayout::heads_first(heads, tokens),
-        )?),
-    )?;
-    Ok((out, lse, Cpu::bytes(&cache).to_vec()))
+/// The results of a call that rotates.
+fn run(world: &World, tables: &RotaryTables<Cpu>) -> Outcome {
+    let ends = world.requests.iter().scan(0, |end, request| {
+        let start = *end;
+        *end += request.q as usize;
+        Some(start)
+    });
+    let starts: Vec<usize> = ends.collect();
+    let own = Own {
+        world,
+        starts: &starts,
+        rows: world.slots.len(),
+    };
+    own.run(&cpu_layer(&world.case), true, Some(tables))
+        .unwrap()
 }
 
 #[test]
@@ -105,18 +82,13 @@ fn any_step_is_rotated_as_beforehand() {
             let mut turned = World::new(&Case::small(requests));
             turn(&mut turned, &rope);
             let tables = RotaryTables::new(&world.device, &rope, 8, 20).unwrap();
-            let (out, lse, cache) = run(&world, &tables).unwrap();
-            let layer = Layer::of(&turned.device, &turned.case.config()).unwrap();
-            let expected = turned.run(&layer);
+            let rotated = run(&world, &tables);
             assert!(
-                bytemuck::cast_slice::<f32, u8>(&out) == expected.out,
+                rotated == turned.run(&cpu_layer(&turned.case)),
                 "{requests:?}"
             );
-            assert!(bytemuck::cast_slice::<f32, u8>(&lse) == expected.lse);
-            assert!(cache == expected.cache);
             // The rotation is not nothing.
-            let untouched = world.run(&Layer::of(&world.device, &world.case.config()).unwrap());
-            assert!(untouched.cache != cache);
+            assert!(world.run(&cpu_layer(&world.case)).cache != rotated.cache);
         }
     }
 }
@@ -129,7 +101,5 @@ fn no_rotary_part() {
     };
     let world = World::new(&case);
     let tables = RotaryTables::new(&world.device, &YARN, 0, 1).unwrap();
-    let (out, _, _) = run(&world, &tables).unwrap();
-    let layer = Layer::of(&world.device, &case.config()).unwrap();
-    assert!(bytemuck::cast_slice::<f32, u8>(&out) == world.run(&layer).out);
+    assert!(run(&world, &tables).out == world.run(&cpu_layer(&case)).out);
 }

@@ -34,10 +34,10 @@ fn places(world: &World, starts: &[usize]) -> Vec<usize> {
         .collect()
 }
 
-struct Own<'a> {
-    world: &'a World,
-    starts: &'a [usize],
-    rows: usize,
+pub(crate) struct Own<'a> {
+    pub(crate) world: &'a World,
+    pub(crate) starts: &'a [usize],
+    pub(crate) rows: usize,
 }
 
 impl Own<'_> {
@@ -54,7 +54,7 @@ impl Own<'_> {
 
     /// Runs the step on tensors of its own rows; NaN stands in all others. With tables they are not
     /// rotated yet.
-    fn run(
+    pub(crate) fn run(
         &self,
         layer: &CpuLayer,
         with_lse: bool,

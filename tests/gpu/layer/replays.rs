@@ -45,7 +45,7 @@ fn largest(case: &Case, requests: usize) -> usize {
 }
 
 /// Returns the batch with padding behind it, up to `requests` requests.
-fn padded(batch: &Batch, requests: usize, query_len: u32) -> Batch {
+pub(crate) fn padded(batch: &Batch, requests: usize, query_len: u32) -> Batch {
     let mut padded = batch.clone();
     let tokens = requests * query_len as usize;
     let extend = |bytes: &mut Vec<u8>| {

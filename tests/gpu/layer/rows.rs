@@ -3,15 +3,14 @@
 
 use mla_kernels::Cuda;
 use mla_runtime::device::{Device as _, Fp8Blocks};
-use mla_runtime::layer::{LayerCall, OwnedWeights, Weights};
+use mla_runtime::layer::OwnedWeights;
 use mla_runtime::model::{DType, KvFormat};
-use mla_runtime::tensor::{
-    ArrayRef, CacheMut, Layout, LseLayout, LseMut, Memory as _, TensorMut, TensorRef,
-};
+use mla_runtime::plan::slots::SKIPPED;
+use mla_runtime::tensor::{ArrayRef, Layout, Memory as _, TensorMut, TensorRef};
 use rand::RngExt as _;
 use rand::seq::SliceRandom as _;
 
-use super::batch::{Batch, Case, Outcome};
+use super::batch::{Batch, Case, Engine, Outcome};
 use super::{GpuLayer, MIXED, check, gpu_layer};
 use crate::common::{download, gpu, rng, upload};
 
@@ -26,67 +25,21 @@ fn spread(packed: &[u8], bytes: usize, places: &[usize], rows: usize) -> Vec<u8>
 
 /// Runs a batch whose requests begin at these rows of tensors of `rows` rows.
 fn run(gpu: &Cuda, layer: &GpuLayer, batch: &Batch, starts: &[usize], rows: usize) -> Outcome {
-    let case = &batch.case;
-    let mut workspace = layer
-        .workspace(&case.limits().with_call_rows(rows))
-        .unwrap();
+    let limits = batch.case.limits().with_call_rows(rows);
+    let mut workspace = layer.workspace(&limits).unwrap();
     let step = batch.step(&workspace).unwrap();
     let step = step.with_row_starts(starts, rows).unwrap();
     workspace.prepare(layer, &step).unwrap();
     let places = places(batch, starts);
-    let dims = case.dims;
-    let [heads, latent, rope, qk, v, kv_b] = [
-        case.heads,
-        dims.latent,
-        dims.head.rope,
-        dims.head.qk(),
-        dims.head.v,
-        dims.head.kv_b(),
-    ]
-    .map(|extent| extent as usize);
-    let tensor = |packed: &[u8], heads: usize, width: usize| {
-        let bytes = heads * width * case.dtype.bytes();
-        let layout = Layout::contiguous(case.dtype, [rows, heads, width]);
-        (
-            upload(gpu, &spread(packed, bytes, &places, rows)).unwrap(),
-            layout,
-        )
-    };
-    let (query, of_query) = tensor(&batch.query, heads, qk);
-    let (latents, of_latents) = tensor(&batch.latent, 1, latent);
-    let (ropes, of_ropes) = tensor(&batch.rope, 1, rope);
-    let weights = upload(gpu, &batch.weights).unwrap();
-    let of_weights = Layout::contiguous(case.dtype, [1, heads * kv_b, latent]);
-    let weights = TensorRef::new(Cuda::bytes(&weights), of_weights).unwrap();
-    let mut cache = upload(gpu, &batch.cache).unwrap();
-    let of_out = Layout::contiguous(case.dtype, [rows, heads, v]);
-    let mut out = upload(gpu, &vec![0xff; of_out.elements() * case.dtype.bytes()]).unwrap();
-    let mut lse = upload(gpu, &vec![0xff; 4 * heads * rows]).unwrap();
-    let call = LayerCall::new(
-        Weights::from_checkpoint(weights, layer.config()).unwrap(),
-        TensorRef::new(Cuda::bytes(&query), of_query).unwrap(),
-        [
-            TensorRef::new(Cuda::bytes(&latents), of_latents).unwrap(),
-            TensorRef::new(Cuda::bytes(&ropes), of_ropes).unwrap(),
-        ],
-        CacheMut::new(Cuda::bytes_mut(&mut cache), batch.cache_layout).unwrap(),
-        TensorMut::new(Cuda::bytes_mut(&mut out), of_out).unwrap(),
-    )
-    .with_lse(
-        LseMut::new(
-            Cuda::bytes_mut(&mut lse),
-            LseLayout::heads_first(heads, rows),
-        )
-        .unwrap(),
-    );
-    layer.forward(&mut workspace, call).unwrap();
-    Outcome {
-        out: download(gpu, &out).unwrap(),
-        lse: download(gpu, &lse).unwrap(),
-        cache: download(gpu, &cache).unwrap(),
-        absorbed_tokens: workspace.absorbed_tokens(),
-        chunks: workspace.context().len(),
+    let mut own = batch.clone();
+    for packed in [&mut own.query, &mut own.latent, &mut own.rope] {
+        *packed = spread(packed, packed.len() / places.len(), &places, rows);
     }
+    // An engine makes tensors of as many rows.
+    own.slots.resize(rows, SKIPPED);
+    let mut engine = Engine::new(gpu, &own).unwrap();
+    engine.forward(layer, &mut workspace, rows).unwrap();
+    engine.outcome(gpu).unwrap()
 }
 
 /// Returns the row of each token.

@@ -6,7 +6,6 @@ use mla_kernels::backends::sm90::{WgmmaAttn, WgmmaMlaSparse};
 use mla_kernels::decode_graph::{DecodeGraph, DecodeShape};
 use mla_runtime::Result;
 use mla_runtime::backend::{DecodeStage, PrefillStage, StepLimits};
-use mla_runtime::batch::Request;
 use mla_runtime::device::Device;
 use mla_runtime::indexer::{
     IndexCacheLayout, IndexCacheMut, IndexCall, IndexDevice, IndexKeys, IndexLimits, Indexer,
@@ -14,11 +13,11 @@ use mla_runtime::indexer::{
 };
 use mla_runtime::layer::{MlaLayer, Workspace};
 use mla_runtime::model::{DType, HeadDims, IndexerConfig, KvFormat, MlaDims, RotaryStyle};
-use mla_runtime::plan::slots::SKIPPED;
 use mla_runtime::tensor::{ArrayRef, Layout, Memory, Rotary, Rotation, TensorRef};
 use rand::RngExt as _;
 
 use super::batch::{Batch, Case, Engine, Outcome};
+use super::replays::padded;
 use crate::common::{download, get, gpu, put, rng, upload};
 use crate::tensors::normal;
 
@@ -471,19 +470,6 @@ fn decodes(case: &Case, requests: usize, query_len: u32, seed: u64) -> [Batch; 2
     pair
 }
 
-/// Adds padding behind a batch, up to `requests` requests.
-fn pad(batch: &mut Batch, requests: usize, query_len: u32) {
-    let tokens = requests * query_len as usize;
-    let have = batch.tokens();
-    for bytes in [&mut batch.query, &mut batch.latent, &mut batch.rope] {
-        let row = bytes.len() / have;
-        bytes.resize(tokens * row, 0x3c);
-    }
-    batch.requests.resize(requests, Request::new(query_len, 0));
-    batch.slots.resize(tokens, SKIPPED);
-    batch.tables.resize(requests * batch.max_pages, i32::MAX);
-}
-
 /// Captures two layers of a decode step in one graph: one layer with an indexer, and one that
 /// shares its lists. Checks that replays with other lengths, other pages and fewer requests give
 /// what the same steps give without a graph.
@@ -518,7 +504,7 @@ fn a_decode_step_of_a_sparse_model_is_one_graph() -> Result<()> {
             shared.weights.clone_from(&largest[1].weights);
             let batch = own.clone();
             for of in [&mut own, &mut shared] {
-                pad(of, 12, query_len);
+                *of = padded(of, 12, query_len);
             }
             let mut inputs = IndexBatch::new(&own, config)?;
             inputs.weights.clone_from(&index.weights);
