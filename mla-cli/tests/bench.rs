@@ -568,83 +568,10 @@ fn refuse(line: &str, message: &str) {
 
 #[test]
 fn sweep_files_that_make_no_sense_are_refused_with_their_line() {
-    let both = "batches: ['{b}q1s1k']\nranges:\n  b: {start: 1, stop: 4, step: 1, factor: 2}\n";
-    let refusals = [
-        (
-            "unknown",
-            "batches: [8q1s1k]\nthreashold: 3\n",
-            "given \"threashold: 3\": ",
-        ),
-        (
-            "empty",
-            "batches: [8q1s1k]\nheads: []\n",
-            "given an empty list",
-        ),
-        (
-            "zero",
-            "batches: [8q1s1k]\nheads: 0\n",
-            "heads: given 0, accepted 1 and up",
-        ),
-        ("both", both, "given a step and a factor"),
-        (
-            "many",
-            "batches: [8q1s1k]\nsamples: 1000001\n",
-            "samples: given 1000001, accepted 1 to 1000000",
-        ),
-        (
-            "warm",
-            "batches: [8q1s1k]\nwarm_up: 4294967295\n",
-            "warm_up: given 4294967295, accepted 0 to 1000000",
-        ),
-        (
-            "wide",
-            "batches: [8q1s1k]\ntopk: [64, 4294967295]\n",
-            "topk: given 4294967295, accepted 1 to 1048576",
-        ),
-        (
-            "switch",
-            "batches: [8q1s1k]\ngraphs: maybe\n",
-            "accepted on or off",
-        ),
-        (
-            "negative",
-            "batches: [8q1s1k]\nheads: -1\n",
-            "given \"heads: -1\": accepted: a value that the argument of this name takes",
-        ),
-        ("unclosed", "{", "given \"{\": "),
-        (
-            "twice",
-            "batches: [q1]\nbatches: [q2]\n",
-            "given \"batches: [q2]\": accepted: each key once at line 2, column 1",
-        ),
-        (
-            "text",
-            "batches: 8q1s1k\n",
-            "given \"batches: 8q1s1k\": accepted: a list at line 1, column 10",
-        ),
-        (
-            "list",
-            "- 8q1s1k\n",
-            "given \"- 8q1s1k\": accepted: keys with their values, as in mla-cli/sweeps at line 1",
-        ),
-        (
-            "braces",
-            "batches: [{b}q1s64]\n",
-            "given \"batches: [{b}q1s64]\": accepted: a text at line 1",
-        ),
-        (
-            "float",
-            "batches: [8q1s1k]\nsamples: 1e9\n",
-            "given \"samples: 1e9\": accepted: a whole number from 0 to 4294967295 at line 2",
-        ),
-        (
-            "capital",
-            "batches: [8q1s1k]\nranges: {B: 1}\n",
-            "ranges: given \"B\", accepted a name of letters a to z",
-        ),
-    ];
-    for (name, text, message) in refusals {
-        let path = file(&format!("{name}.yaml"), text);
-        refuse(&format!("--config {path}"), message);
+    for (text, messages) in refused::read(include_str!("refused/sweeps.txt")) {
+        let path = file("refused.yaml", &text.replace('⏎', "\n"));
+        for message in messages {
+            refuse(&format!("--config {path}"), message);
+        }
     }
 }

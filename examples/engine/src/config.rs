@@ -16,51 +16,37 @@ pub struct Config {
     pub routing: Option<Routing>,
 }
 
-/// A mixture of experts: how tokens find theirs, as DeepSeek-V3 does.
-#[derive(Clone, Copy, PartialEq, Debug)]
+/// A mixture of experts: how tokens find theirs, as DeepSeek-V3 does. The fields of a configuration
+/// have other names.
+#[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
 pub struct Routing {
     /// The experts that tokens are routed to.
+    #[serde(rename = "n_routed_experts")]
     pub experts: usize,
     /// The number of experts of a token.
+    #[serde(rename = "num_experts_per_tok", default)]
     pub per_token: usize,
     /// The groups of experts, all of the same size.
+    #[serde(rename = "n_group", default = "one")]
     pub groups: usize,
     /// The groups that a token's experts are chosen from.
+    #[serde(rename = "topk_group", default = "one")]
     pub groups_per_token: usize,
     /// True if the weights of a token's experts are scaled to add up to `scale`.
+    #[serde(rename = "norm_topk_prob", default)]
     pub normalise: bool,
     /// The factor of the weights.
+    #[serde(rename = "routed_scaling_factor", default = "unscaled")]
     pub scale: f32,
     /// The width within an expert.
+    #[serde(rename = "moe_intermediate_size", default)]
     pub inner: usize,
-    /// The width within the shared experts together.
-    pub shared_inner: usize,
+    /// The experts that every token goes to, side by side as one.
+    #[serde(rename = "n_shared_experts", default)]
+    pub shared: usize,
     /// The first decoder layer that has experts.
+    #[serde(rename = "first_k_dense_replace", default)]
     pub first_layer: usize,
-}
-
-/// The fields of a configuration that tell of experts.
-#[derive(Deserialize)]
-struct MoeFields {
-    n_routed_experts: Option<usize>,
-    #[serde(default)]
-    num_experts_per_tok: usize,
-    #[serde(default)]
-    n_shared_experts: usize,
-    #[serde(default)]
-    moe_intermediate_size: usize,
-    #[serde(default = "one")]
-    n_group: usize,
-    #[serde(default = "one")]
-    topk_group: usize,
-    #[serde(default)]
-    norm_topk_prob: bool,
-    #[serde(default = "unscaled")]
-    routed_scaling_factor: f32,
-    #[serde(default)]
-    first_k_dense_replace: usize,
-    scoring_func: Option<String>,
-    topk_method: Option<String>,
 }
 
 fn one() -> usize {
@@ -74,23 +60,20 @@ fn unscaled() -> f32 {
 impl Routing {
     /// Reads the text of a `config.json`; `None` if it has no experts.
     fn new(json: &str) -> Result<Option<Self>> {
-        let fields: MoeFields = serde_json::from_str(json)?;
-        let Some(experts) = fields.n_routed_experts else {
+        let fields: serde_json::Value = serde_json::from_str(json)?;
+        if fields["n_routed_experts"].is_null() {
             return Ok(None);
-        };
-        for (field, given, accepted) in [
-            ("scoring_func", fields.scoring_func, "sigmoid"),
-            ("topk_method", fields.topk_method, "noaux_tc"),
-        ] {
-            if given.as_deref() != Some(accepted) {
-                return Err(Error::refused(
-                    field,
-                    given.as_deref().unwrap_or("none"),
-                    accepted,
-                ));
+        }
+        for (field, accepted) in [("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")] {
+            let given = fields[field].as_str().unwrap_or("none");
+            if given != accepted {
+                return Err(Error::refused(field, given, accepted));
             }
         }
-        let groups = fields.n_group;
+        let routing = Self::deserialize(fields)?;
+        let Self {
+            experts, groups, ..
+        } = routing;
         if !(1..=MAX_EXPERTS).contains(&experts) {
             let accepted = format!("1 to {MAX_EXPERTS}");
             return Err(Error::refused("n_routed_experts", experts, accepted));
@@ -99,16 +82,12 @@ impl Routing {
             let accepted = format!("a divisor of {experts} experts");
             return Err(Error::refused("n_group", groups, accepted));
         }
-        let chosen = fields.topk_group * (experts / groups);
+        let chosen = routing.groups_per_token * (experts / groups);
         for (field, given, max) in [
-            ("topk_group", fields.topk_group, groups),
-            ("num_experts_per_tok", fields.num_experts_per_tok, chosen),
-            ("n_shared_experts", fields.n_shared_experts, usize::MAX),
-            (
-                "moe_intermediate_size",
-                fields.moe_intermediate_size,
-                usize::MAX,
-            ),
+            ("topk_group", routing.groups_per_token, groups),
+            ("num_experts_per_tok", routing.per_token, chosen),
+            ("n_shared_experts", routing.shared, usize::MAX),
+            ("moe_intermediate_size", routing.inner, usize::MAX),
         ] {
             if !(1..=max).contains(&given) {
                 let accepted = match max {
@@ -118,17 +97,12 @@ impl Routing {
                 return Err(Error::refused(field, given, accepted));
             }
         }
-        Ok(Some(Self {
-            experts,
-            per_token: fields.num_experts_per_tok,
-            groups,
-            groups_per_token: fields.topk_group,
-            normalise: fields.norm_topk_prob,
-            scale: fields.routed_scaling_factor,
-            inner: fields.moe_intermediate_size,
-            shared_inner: fields.n_shared_experts * fields.moe_intermediate_size,
-            first_layer: fields.first_k_dense_replace,
-        }))
+        Ok(Some(routing))
+    }
+
+    /// The width within the shared experts together.
+    pub fn shared_inner(&self) -> usize {
+        self.shared * self.inner
     }
 
     /// The weight of each expert for one token, 0 of those that it does not go to; `scores` are
@@ -235,7 +209,7 @@ impl Config {
     /// experts.
     pub fn inner(&self) -> usize {
         let of_experts =
-            |routing: Routing| (routing.experts * routing.inner).max(routing.shared_inner);
+            |routing: Routing| (routing.experts * routing.inner).max(routing.shared_inner());
         let dense = self.widths.intermediate_size;
         self.routing
             .map_or(dense, |routing| dense.max(of_experts(routing)))
@@ -283,7 +257,7 @@ mod tests {
         normalise: true,
         scale: 2.5,
         inner: 8,
-        shared_inner: 8,
+        shared: 1,
         first_layer: 0,
     };
 

@@ -4,9 +4,9 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 /// The counts of an engine.
-#[derive(Clone, Debug)]
+#[derive(Clone, Default, Debug)]
 pub struct Metrics {
-    started: Instant,
+    started: Start,
     /// Steps that ran.
     pub steps: usize,
     /// Tokens that went through the model, drafts included.
@@ -31,29 +31,20 @@ pub struct Metrics {
     pub pages: [usize; 2],
 }
 
-impl Default for Metrics {
+/// The moment at which an engine began.
+#[derive(Clone, Debug)]
+struct Start(Instant);
+
+impl Default for Start {
     fn default() -> Self {
-        Self {
-            started: Instant::now(),
-            steps: 0,
-            computed_tokens: 0,
-            generated_tokens: 0,
-            shared_tokens: 0,
-            drafts: 0,
-            accepted_drafts: 0,
-            copied_pages: 0,
-            preemptions: 0,
-            finished: 0,
-            first_tokens: Vec::new(),
-            pages: [0; 2],
-        }
+        Self(Instant::now())
     }
 }
 
 impl Metrics {
     /// Generated tokens a second since the engine was made.
     pub fn tokens_per_second(&self) -> f64 {
-        self.generated_tokens as f64 / self.started.elapsed().as_secs_f64().max(1e-9)
+        self.generated_tokens as f64 / self.started.0.elapsed().as_secs_f64().max(1e-9)
     }
 }
 

@@ -116,7 +116,7 @@ impl<D: Operations> Mlp<D> {
             router,
             bias,
             routed: Gated::random(device, random, [experts, hidden, inner])?,
-            shared: Gated::random(device, random, [1, hidden, routing.shared_inner])?,
+            shared: Gated::random(device, random, [1, hidden, routing.shared_inner()])?,
         })))
     }
 

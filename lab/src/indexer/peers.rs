@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use mla_cli::parts::{CliError, DeviceName, Progress, read_program};
 use serde::Serialize;
 
-use crate::peers::{Line, PeerOutput};
+use crate::peers::{Line, PeerOutput, refused_python};
 
 /// The program: the helpers of `cargo lab peers`, which does not run here, and what is timed.
 const SCRIPT: &str = concat!(
@@ -101,22 +101,15 @@ impl PeerArgs {
         // Strings and numbers.
         let json = serde_json::to_string(&given).expect("a case is JSON");
         let name = self.python.display();
-        let refused = |given: String| CliError::Argument {
-            argument: "--python",
-            given,
-            accepted: "a Python with torch and a GPU that it can use; \
-                       lab/peers/requirements.txt says what to install"
-                .to_owned(),
-        };
         let mut python = Command::new(&self.python);
         python.args(["-c", SCRIPT, &json]).stdout(Stdio::piped());
         let (status, output) = read_program(&mut python, |child| child.stdout.take())
-            .map_err(|error| refused(format!("{name}, which cannot be started: {error}")))?;
+            .map_err(|error| refused_python(format!("{name}, which cannot be started: {error}")))?;
         let mut theirs = PeerOutput::default();
         let is_done = |line: &Line| matches!(line, Line::Done { .. });
         match theirs.read(&output[..], &Progress::spinner(), is_done)? {
             true => Ok(Some(theirs)),
-            false => Err(refused(format!(
+            false => Err(refused_python(format!(
                 "{name}, whose run of the peers ended with {}",
                 status
             ))),

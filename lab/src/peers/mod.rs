@@ -20,7 +20,7 @@ use mla_cli::parts::{
 use mla_kernels::present_gpu;
 use serde::Serialize;
 
-pub(crate) use self::script::{Line, PeerOutput};
+pub(crate) use self::script::{Line, PeerOutput, refused_python};
 use self::script::{PEERS, PeerRow, Script, check_python};
 
 #[derive(clap::Args)]

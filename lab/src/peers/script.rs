@@ -158,7 +158,7 @@ impl<'a> Round<'a> {
     }
 }
 
-fn refused_python(given: String) -> CliError {
+pub(crate) fn refused_python(given: String) -> CliError {
     CliError::Argument {
         argument: "--python",
         given,

@@ -104,16 +104,33 @@ pub enum CaseKind {
     Layer,
 }
 
+/// A value of a closed set by its name, or a refusal of the field.
+fn named<T: Copy>(
+    field: &str,
+    given: &str,
+    all: &[T],
+    name: fn(T) -> &'static str,
+) -> Result<T, String> {
+    let found = all.iter().copied().find(|value| name(*value) == given);
+    found.ok_or_else(|| {
+        let names: Vec<_> = all.iter().map(|value| name(*value)).collect();
+        format!("{field}: given {given:?}, accepted {}", names.join(", "))
+    })
+}
+
 /// A dtype by its name, bf16 if there is none.
 fn dtype_of(name: Option<&str>) -> Result<DType, String> {
-    let Some(name) = name else {
-        return Ok(DType::BF16);
-    };
-    let found = DType::ALL.iter().find(|dtype| dtype.name() == name);
-    found.copied().ok_or_else(|| {
-        let names: Vec<_> = DType::ALL.iter().map(|dtype| dtype.name()).collect();
-        format!("dtype: given {name:?}, accepted {}", names.join(", "))
+    name.map_or(Ok(DType::BF16), |name| {
+        named("dtype", name, DType::ALL, DType::name)
     })
+}
+
+/// Refuses a number that is not within a range.
+fn check(field: &str, given: u32, max: u32) -> Result<(), String> {
+    match (1..=max).contains(&given) {
+        true => Ok(()),
+        false => Err(format!("{field}: given {given}, accepted 1 to {max}")),
+    }
 }
 
 /// The accepted form of a file of cases.
@@ -152,22 +169,15 @@ pub fn parse(text: &str) -> Result<Vec<Case>, String> {
     let file: File = serde_json::from_str(text)
         .map_err(|error| format!("given what is no such file ({error}), accepted {FILE}"))?;
     let mut cases: Vec<Case> = Vec::new();
-    for case in file.decode {
-        let id = case.id.clone();
-        cases.push(case.read().map_err(|problem| format!("{id}: {problem}"))?);
+    macro_rules! read {
+        ($($list:ident)*) => {
+            $(for case in file.$list {
+                let id = case.id.clone();
+                cases.push(case.read().map_err(|problem| format!("{id}: {problem}"))?);
+            })*
+        };
     }
-    for case in file.prefill {
-        let id = case.id.clone();
-        cases.push(case.read().map_err(|problem| format!("{id}: {problem}"))?);
-    }
-    for case in file.sparse {
-        let id = case.id.clone();
-        cases.push(case.read().map_err(|problem| format!("{id}: {problem}"))?);
-    }
-    for case in file.layer {
-        let id = case.id.clone();
-        cases.push(case.read().map_err(|problem| format!("{id}: {problem}"))?);
-    }
+    read!(decode prefill sparse layer);
     for (index, case) in cases.iter().enumerate() {
         if cases[..index].iter().any(|other| other.id == case.id) {
             return Err(format!("id: given {} twice, accepted: once", case.id));
@@ -180,9 +190,10 @@ impl Decode {
     fn read(self) -> Result<Case, String> {
         let lens = match (self.lens, self.b, self.kv) {
             (Some(lens), None, None) => lens,
-            (None, Some(b), Some(kv)) if b as usize <= MAX_REQUESTS => vec![kv; b as usize],
-            (None, Some(b), Some(_)) => {
-                return Err(format!("b: given {b}, accepted 1 to {MAX_REQUESTS}"));
+            (None, Some(0), Some(_)) => Vec::new(),
+            (None, Some(b), Some(kv)) => {
+                check("b", b, MAX_REQUESTS as u32)?;
+                vec![kv; b as usize]
             }
             _ => return Err("accepted: either lens, or b and kv".to_owned()),
         };
@@ -200,21 +211,9 @@ impl Decode {
 
 impl Sparse {
     fn read(self) -> Result<Case, String> {
-        if !(1..=MAX_REQUESTS).contains(&(self.b as usize)) {
-            return Err(format!("b: given {}, accepted 1 to {MAX_REQUESTS}", self.b));
-        }
-        let formats = KvFormat::ALL.iter();
-        let Some(kv_format) = formats.copied().find(|f| f.name() == self.cache) else {
-            let names: Vec<_> = KvFormat::ALL.iter().map(|f| f.name()).collect();
-            let names = names.join(", ");
-            return Err(format!("cache: given {:?}, accepted {names}", self.cache));
-        };
-        if !(1..=MAX_LIST_WIDTH).contains(&self.topk) {
-            return Err(format!(
-                "topk: given {}, accepted 1 to {MAX_LIST_WIDTH}",
-                self.topk
-            ));
-        }
+        check("b", self.b, MAX_REQUESTS as u32)?;
+        let kv_format = named("cache", &self.cache, KvFormat::ALL, KvFormat::name)?;
+        check("topk", self.topk, MAX_LIST_WIDTH)?;
         let valid = self.valid.unwrap_or(self.topk);
         if !(1..=self.topk).contains(&valid) {
             return Err(format!("valid: given {valid}, accepted 1 to topk"));
@@ -278,9 +277,7 @@ impl Layer {
 
 impl Case {
     fn checked(self) -> Result<Self, String> {
-        if !(1..=MAX_DIM).contains(&self.heads) {
-            return Err(format!("h: given {}, accepted 1 to {MAX_DIM}", self.heads));
-        }
+        check("h", self.heads, MAX_DIM)?;
         if self.requests.len() > MAX_REQUESTS {
             return Err(format!(
                 "given {} requests, accepted: at most {MAX_REQUESTS}",
@@ -370,51 +367,33 @@ mod tests {
             assert!(error.contains(message), "{to}: {error}");
         }
 
-        let decode = |case: &str| {
-            let text = format!(r#"{{"protocol": "", "decode": [{case}]}}"#);
-            parse(&text).unwrap_err()
-        };
-        let refusals = [
+        let case = r#"{"id": "d", "b": 1, "h": 1, "s_q": 1, "kv": 3}"#;
+        let twice = format!("{case}, {case}");
+        for (from, to, message) in [
+            ("3}", r#"3, "x": 1}"#, "unknown field `x`"),
+            (r#""b": 1"#, r#""b": 0"#, "given no request"),
             (
-                r#"{"id": "d", "b": 2, "h": 16, "s_q": 1, "kv": 70, "x": 1}"#,
-                "unknown field `x`",
-            ),
-            (
-                r#"{"id": "d", "b": 0, "h": 16, "s_q": 1, "kv": 70}"#,
-                "given no request",
-            ),
-            (
-                r#"{"id": "d", "b": 1048577, "h": 16, "s_q": 1, "kv": 70}"#,
+                r#""b": 1"#,
+                r#""b": 1048577"#,
                 "b: given 1048577, accepted 1 to 1048576",
             ),
+            (r#""s_q": 1"#, r#""s_q": 4"#, "kv includes the query tokens"),
+            (r#""s_q": 1"#, r#""s_q": 0"#, "1 ≤ query ≤ kv"),
+            (r#""h": 1"#, r#""h": 0"#, "h: given 0"),
             (
-                r#"{"id": "d", "b": 1, "h": 16, "s_q": 4, "kv": 3}"#,
-                "kv includes the query tokens",
-            ),
-            (
-                r#"{"id": "d", "b": 1, "h": 16, "s_q": 0, "kv": 3}"#,
-                "1 ≤ query ≤ kv",
-            ),
-            (
-                r#"{"id": "d", "b": 1, "h": 0, "s_q": 1, "kv": 3}"#,
-                "h: given 0",
-            ),
-            (
-                r#"{"id": "d", "b": 1, "h": 1, "s_q": 1, "kv": 3, "dtype": "f8"}"#,
+                "3}",
+                r#"3, "dtype": "f8"}"#,
                 "dtype: given \"f8\", accepted f32, f16, bf16",
             ),
             (
-                r#"{"id": "d", "b": 1, "h": 1, "s_q": 1, "lens": [3]}"#,
+                r#""kv": 3"#,
+                r#""lens": [3]"#,
                 "accepted: either lens, or b and kv",
             ),
-            (
-                r#"{"id": "d", "b": 1, "h": 1, "s_q": 1, "kv": 3},
-                   {"id": "d", "b": 1, "h": 1, "s_q": 1, "kv": 3}"#,
-                "given d twice",
-            ),
-        ];
-        for (case, message) in refusals {
-            let error = decode(case);
+            (case, &twice, "given d twice"),
+        ] {
+            let case = case.replace(from, to);
+            let error = parse(&format!(r#"{{"protocol": "", "decode": [{case}]}}"#)).unwrap_err();
             assert!(error.contains(message), "{case}: {error}");
         }
     }

@@ -41,6 +41,13 @@ pub(super) struct Curve {
     pub form: Form,
 }
 
+impl Curve {
+    pub(super) fn new(name: impl Into<String>, points: Vec<(f64, f64)>, form: Form) -> Self {
+        let name = name.into();
+        Self { name, points, form }
+    }
+}
+
 /// The form in which a curve is drawn.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Form {
@@ -197,11 +204,7 @@ mod tests {
     }
 
     fn curve(name: &str, y: f64, form: Form) -> Curve {
-        Curve {
-            name: name.to_owned(),
-            points: vec![(1.0, y), (100.0, y), (1e4, y)],
-            form,
-        }
+        Curve::new(name, vec![(1.0, y), (100.0, y), (1e4, y)], form)
     }
 
     /// Horizontal positions of the elements that begin with `element`.

@@ -43,17 +43,13 @@ pub(super) fn scatter(scatter: &Scatter) -> Chart {
     let mut curves: Vec<Curve> = scatter
         .series
         .iter()
-        .map(|(name, points)| Curve {
-            name: name.clone(),
-            points: points.clone(),
-            form: Form::Points,
-        })
+        .map(|(name, points)| Curve::new(name.clone(), points.clone(), Form::Points))
         .collect();
-    curves.push(Curve {
-        name: name.clone(),
-        points: vec![(x.range.start, *level), (x.range.end, *level)],
-        form: Form::Line,
-    });
+    curves.push(Curve::new(
+        name.clone(),
+        vec![(x.range.start, *level), (x.range.end, *level)],
+        Form::Line,
+    ));
     Chart {
         caption: scatter.caption.clone(),
         x,
@@ -77,24 +73,22 @@ fn roofline(ceilings: &Ceilings, rows: &[Row]) -> Chart {
     let x = Axis::found("FLOP per byte", &intensities);
     let y = Axis::found("TFLOP/s", &[&reached[..], &[flop, flop / 4.0]].concat());
     let ends = [x.range.start, balance, x.range.end];
-    let mut curves = vec![Curve {
-        name: format!("{} TFLOP/s, {} GB/s", number(flop), number(1e3 * bytes)),
-        points: ends
-            .map(|at| (at, flop.min(at * bytes).max(y.range.start)))
+    let mut curves = vec![Curve::new(
+        format!("{} TFLOP/s, {} GB/s", number(flop), number(1e3 * bytes)),
+        ends.map(|at| (at, flop.min(at * bytes).max(y.range.start)))
             .to_vec(),
-        form: Form::Line,
-    }];
+        Form::Line,
+    )];
     let contenders: BTreeSet<&str> = rows.iter().map(|row| row.contender.as_str()).collect();
     curves.extend(contenders.into_iter().map(|contender| {
-        Curve {
-            name: contender.to_owned(),
-            points: rows
-                .iter()
+        Curve::new(
+            contender.to_owned(),
+            rows.iter()
                 .filter(|row| row.contender == contender)
                 .map(point)
                 .collect(),
-            form: Form::Points,
-        }
+            Form::Points,
+        )
     }));
     let named = rows.iter().filter(|_| rows.len() <= MAX_NAMES);
     Chart {
@@ -204,11 +198,7 @@ fn times(rows: &[Row]) -> Chart {
         .into_iter()
         .map(|(name, mut points)| {
             points.sort_by(|a, b| a.0.total_cmp(&b.0));
-            Curve {
-                name,
-                points,
-                form: Form::Both,
-            }
+            Curve::new(name, points, Form::Both)
         })
         .collect();
     curves.sort_by_key(|curve| std::cmp::Reverse(curve.points.len()));
@@ -240,22 +230,26 @@ fn crossover(crossover: &Crossover) -> Chart {
     let x = Axis::chosen(Size::QueryLen.axis(), &lengths, &met);
     let times: Vec<f64> = times.iter().map(|us| us / microseconds).collect();
     let y = Axis::found(unit, &times);
-    let path = |name: &str, time: fn(&(u32, f64, f64)) -> f64| Curve {
-        name: name.to_owned(),
-        points: points
-            .iter()
-            .map(|point| (point.0.into(), time(point) / microseconds))
-            .collect(),
-        form: Form::Both,
+    let path = |name: &str, time: fn(&(u32, f64, f64)) -> f64| {
+        Curve::new(
+            name.to_owned(),
+            points
+                .iter()
+                .map(|point| (point.0.into(), time(point) / microseconds))
+                .collect(),
+            Form::Both,
+        )
     };
     let mut curves = vec![
         path("absorbed", |point| point.1),
         path("expanded", |point| point.2),
     ];
-    curves.extend(marks.into_iter().map(|(name, length)| Curve {
-        name: format!("{name}: {}", number(length)),
-        points: vec![(length, y.range.start), (length, y.range.end)],
-        form: Form::Line,
+    curves.extend(marks.into_iter().map(|(name, length)| {
+        Curve::new(
+            format!("{name}: {}", number(length)),
+            vec![(length, y.range.start), (length, y.range.end)],
+            Form::Line,
+        )
     }));
     Chart {
         caption: format!("Crossover: {}", crossover.series),
