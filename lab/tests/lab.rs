@@ -1,5 +1,8 @@
 //! `cargo lab` on the CPU at toy sizes, and its refusals.
 
+#[path = "../../mla-cli/tests/refused/mod.rs"]
+mod refused;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -71,60 +74,17 @@ fn helpers_are_timed_with_what_they_move() {
 fn arguments_that_make_no_sense_are_refused_before_anything_runs() {
     let nothing = temporary("nothing.json");
     fs::write(&nothing, "{}").unwrap();
-    let refusals = [
-        (
-            "ceilings --edge 4294967295".into(),
-            "--edge: given 4294967295, which takes",
-        ),
-        (
-            "ceilings --mib 4294967295 --edge 8".into(),
-            "--mib: given 4294967295, which takes",
-        ),
-        (
-            "peers --python /nowhere/python".into(),
-            "--python: given /nowhere/python, which cannot be started",
-        ),
-        (
-            "peers --only x".into(),
-            "--only: given x, accepted how an id of the file begins: ",
-        ),
-        (
-            format!("peers --cases {}", nothing.display()),
-            "given what is no such file",
-        ),
-        (
-            "peers --markdown /nowhere/a.md".into(),
-            "accepted: a file in a folder that exists",
-        ),
-        (
-            "helpers --device cpu --only nothing".into(),
-            "--only: given nothing, accepted text that the name of a row contains",
-        ),
-        (
-            "ceilings --json /nowhere/a.json".into(),
-            "accepted: a file in a folder that exists",
-        ),
-        (
-            "peers --peers triton,sdpa".into(),
-            "[possible values: flashmla, fa3, flashinfer, cudnn, flashinfer-fa2, triton, \
-             torch-flash, torch-efficient, sdpa-folded, sdpa-expanded, sdpa-products, sdpa-plain, \
-             sdpa-padded]",
-        ),
-        (
-            "peers --samples 2 --rounds 3".into(),
-            "--rounds: given 3, accepted at most the 2 samples",
-        ),
-    ];
-    for (line, message) in refusals {
-        let line: String = line;
+    let nothing = nothing.display().to_string();
+    for (line, messages) in refused::read(include_str!("refused.txt")) {
+        let line = line.replace("{nothing}", &nothing);
         let output = lab(&line);
         let stderr = String::from_utf8(output.stderr).unwrap();
         let told = (output.status.code(), &*output.stdout);
         assert_eq!(told, (Some(2), &b""[..]), "{line}: {stderr}");
-        assert!(
-            stderr.starts_with("error: ") && stderr.contains(message),
-            "{line}: {stderr}"
-        );
+        assert!(stderr.starts_with("error: "), "{line}: {stderr}");
+        for message in messages {
+            assert!(stderr.contains(message), "{line}: {stderr}");
+        }
     }
 }
 
@@ -186,39 +146,6 @@ fn a_sparse_layer_is_timed_part_by_part() {
     assert_eq!(report["lists"]["lists"], 4);
     assert!(report["largest_error"].as_f64().unwrap() > 0.0);
     assert!(text.ends_with("All agree.\n"), "{text}");
-
-    let refusals = [
-        (
-            "--model deepseek-r1",
-            "error: --model: given deepseek-r1, which has no indexer, accepted a model with \
-             index_n_heads",
-        ),
-        (
-            "--model deepseek-v3.2 --json /nowhere/a.json",
-            "accepted: a file in a folder that exists",
-        ),
-        ("--model deepseek-v3.2 --check 0", "--check"),
-        (
-            "--model deepseek-v3.2 --peers torch",
-            "error: --peers: given torch on the CPU, accepted --device cuda beside it",
-        ),
-        ("--model deepseek-v3.2 --wheels peers", "--peers"),
-        (
-            "--model deepseek-v3.2 --batch 1048576q1s128k",
-            "given 1048576q1s128k, which takes",
-        ),
-    ];
-    for (arguments, message) in refusals {
-        let batch = if arguments.contains("--batch") {
-            ""
-        } else {
-            "--batch q1s64"
-        };
-        let output = lab(&format!("indexer {batch} {arguments}"));
-        let stderr = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(2), "{arguments}: {stderr}");
-        assert!(stderr.contains(message), "{arguments}: {stderr}");
-    }
 }
 
 // A program that succeeds at everything stands for a Python with torch.

@@ -1,7 +1,7 @@
 //! Everything that can make the command fail.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use mla_runtime::batch::BatchSpecError;
 use mla_runtime::model::ModelError;
@@ -72,6 +72,15 @@ impl CliError {
             argument,
             given: given.into(),
             accepted: accepted.into(),
+        }
+    }
+
+    /// A file that an argument names, and its fault.
+    pub fn file(argument: &'static str, path: &Path, message: impl ToString) -> Self {
+        Self::File {
+            argument,
+            path: path.to_owned(),
+            message: message.to_string(),
         }
     }
 

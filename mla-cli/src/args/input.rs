@@ -31,6 +31,16 @@ pub(crate) fn read_text(path: &Path, accepted: &str) -> Result<String, String> {
     })
 }
 
+/// The value that a file of JSON holds, or why there is none and what is accepted.
+#[cfg(feature = "bench")]
+pub(crate) fn read_json<T: serde::de::DeserializeOwned>(
+    path: &Path,
+    accepted: &str,
+) -> Result<T, String> {
+    serde_json::from_str(&read_text(path, accepted)?)
+        .map_err(|error| format!("given what is no such file ({error}), accepted {accepted}"))
+}
+
 fn read(path: &Path) -> Result<Vec<u8>, String> {
     let failed = |error| format!("cannot read it: {error}");
     let mut file = open(path).map_err(failed)?;

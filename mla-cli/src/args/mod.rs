@@ -179,13 +179,9 @@ pub(crate) fn features(config: &ModelConfig) -> FeatureSet {
 
 /// The model that a Hugging Face config.json describes.
 pub(crate) fn read_config(argument: &'static str, path: &Path) -> Result<ModelConfig, CliError> {
-    let refused = |message: String| CliError::File {
-        argument,
-        path: path.to_owned(),
-        message,
-    };
-    let json = read_text(path, "a model's config.json").map_err(refused)?;
-    ModelConfig::from_hf_config(&json).map_err(|error| refused(error.to_string()))
+    let json = read_text(path, "a model's config.json");
+    let json = json.map_err(|why| CliError::file(argument, path, why))?;
+    ModelConfig::from_hf_config(&json).map_err(|error| CliError::file(argument, path, error))
 }
 
 /// One value of a closed set, by its name.

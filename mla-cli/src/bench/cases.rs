@@ -138,11 +138,7 @@ const FILE: &str = "a file of cases, as in lab/cases of the repository";
 
 /// The cases of a file whose ids begin as `only` says, or all.
 pub fn read(path: &Path, only: &[String]) -> Result<Vec<Case>, CliError> {
-    let refused = |message| CliError::File {
-        argument: "--cases",
-        path: path.to_owned(),
-        message,
-    };
+    let refused = |message| CliError::file("--cases", path, message);
     let text = read_text(path, FILE).map_err(refused)?;
     select(parse(&text).map_err(refused)?, only)
 }

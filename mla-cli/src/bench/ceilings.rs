@@ -6,7 +6,7 @@ use std::path::Path;
 use mla_runtime::model::DType;
 use serde::{Deserialize, Serialize};
 
-use crate::args::input::read_text;
+use crate::args::input::read_json;
 use crate::error::CliError;
 use crate::run::workload::Cost;
 use crate::table::number;
@@ -45,18 +45,9 @@ impl Ceilings {
                 source: (*source).to_owned(),
             }));
         };
-        let refused = |message: String| CliError::File {
-            argument: "--ceilings",
-            path: path.to_owned(),
-            message,
-        };
+        let refused = |message| CliError::file("--ceilings", path, message);
         let accepted = "what `cargo lab ceilings --json` writes";
-        let text = read_text(path, accepted).map_err(refused)?;
-        let ceilings: Self = serde_json::from_str(&text).map_err(|error| {
-            refused(format!(
-                "given what is no such file ({error}), accepted {accepted}"
-            ))
-        })?;
+        let ceilings: Self = read_json(path, accepted).map_err(refused)?;
         for (field, given) in [
             ("flop_per_second", ceilings.flop_per_second),
             ("bytes_per_second", ceilings.bytes_per_second),

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::record::{Report, Row, SCHEMA};
 use crate::args::Format;
-use crate::args::input::read_text;
+use crate::args::input::read_json;
 use crate::error::CliError;
 use crate::table::{counted, number, table};
 
@@ -106,18 +106,8 @@ pub(super) fn output(args: &Args) -> Result<(String, bool), CliError> {
 }
 
 fn read(path: &Path) -> Result<Report, CliError> {
-    let refused = |message: String| CliError::File {
-        argument: "result",
-        path: path.to_owned(),
-        message,
-    };
-    let accepted = "what mla bench --json wrote";
-    let text = read_text(path, accepted).map_err(refused)?;
-    let report: Report = serde_json::from_str(&text).map_err(|error| {
-        refused(format!(
-            "given what is no such file ({error}), accepted {accepted}"
-        ))
-    })?;
+    let refused = |message| CliError::file("result", path, message);
+    let report: Report = read_json(path, "what mla bench --json wrote").map_err(refused)?;
     if report.schema != SCHEMA {
         return Err(refused(format!(
             "schema: given {}, accepted {SCHEMA}",

@@ -6,6 +6,8 @@ use std::time::SystemTime;
 use mla_kernels::{FAMILIES, present_gpu};
 use serde::{Deserialize, Serialize};
 
+use crate::device::memory::{field, field_bytes};
+
 /// The machine, the versions and the state of the sources.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Environment {
@@ -59,10 +61,7 @@ impl Environment {
             machine: Machine {
                 cpu: field("/proc/cpuinfo", "model name"),
                 threads: std::thread::available_parallelism().map_or(1, usize::from),
-                memory_bytes: field("/proc/meminfo", "MemTotal").and_then(|text| {
-                    let kib: u64 = text.strip_suffix("kB")?.trim().parse().ok()?;
-                    kib.checked_mul(1024)
-                }),
+                memory_bytes: field_bytes("/proc/meminfo", "MemTotal"),
                 kernel: fs::read_to_string("/proc/sys/kernel/osrelease")
                     .ok()
                     .map(|release| release.trim().to_owned()),
@@ -80,14 +79,4 @@ impl Environment {
 /// have no git.
 fn or_unknown(value: Option<&str>) -> String {
     value.unwrap_or("unknown").to_owned()
-}
-
-/// The first value of a field in a file of `name: value` lines.
-fn field(path: &str, name: &str) -> Option<String> {
-    let text = fs::read_to_string(path).ok()?;
-    let (_, value) = text
-        .lines()
-        .filter_map(|line| line.split_once(':'))
-        .find(|(field, _)| field.trim() == name)?;
-    Some(value.trim().to_owned())
 }

@@ -28,11 +28,8 @@ pub fn check_files<const N: usize>(paths: [&Option<PathBuf>; N]) -> Result<(), C
         } else {
             continue;
         };
-        return Err(CliError::File {
-            argument: "output",
-            path: path.to_path_buf(),
-            message: format!("accepted: {accepted}"),
-        });
+        let message = format!("accepted: {accepted}");
+        return Err(CliError::file("output", path, message));
     }
     Ok(())
 }
@@ -53,11 +50,8 @@ fn try_to_write(path: &Path) -> io::Result<()> {
 }
 
 fn unwritable(path: &Path, error: &io::Error) -> CliError {
-    CliError::File {
-        argument: "output",
-        path: path.to_owned(),
-        message: format!("cannot be written: {error}; accepted: a file in a writable folder"),
-    }
+    let message = format!("cannot be written: {error}; accepted: a file in a writable folder");
+    CliError::file("output", path, message)
 }
 
 /// The file that a link leads to: it is written, and the link stays one.

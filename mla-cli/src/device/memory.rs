@@ -1,4 +1,5 @@
-//! Numbers that go to a device, and the rows of a cache that come back.
+//! Numbers that go to a device, and the rows of a cache that come back; and the memory that the
+//! system tells of.
 
 use bytemuck::NoUninit;
 use mla_conformance::reference::decode_row;
@@ -38,4 +39,19 @@ pub(crate) fn stored_rows<D: Device>(
         decode_row(layout.format, latent, rope, row, layout.scale.into())
     };
     Ok((0..count).into_par_iter().map(row).collect())
+}
+
+/// The first value of a field in a file of `name: value` lines.
+pub(crate) fn field(path: &str, name: &str) -> Option<String> {
+    let text = std::fs::read_to_string(path).ok()?;
+    let mut fields = text.lines().filter_map(|line| line.split_once(':'));
+    let (_, value) = fields.find(|(field, _)| field.trim() == name)?;
+    Some(value.trim().to_owned())
+}
+
+/// The bytes of such a field, whose value is in KiB.
+pub(crate) fn field_bytes(path: &str, name: &str) -> Option<u64> {
+    let text = field(path, name)?;
+    let kib: u64 = text.strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
 }

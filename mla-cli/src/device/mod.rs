@@ -17,6 +17,7 @@ use mla_runtime::spec::Cause;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use self::memory::field_bytes;
 use self::stopwatch::Stopwatch;
 use crate::error::CliError;
 #[cfg(feature = "gpu")]
@@ -154,7 +155,8 @@ fn cpu() -> (Cpu, About) {
     let device = Cpu::new();
     let about = About {
         description: format!("cpu ({} threads)", device.threads()),
-        memory: available_memory(),
+        // The memory that can be used without swapping, if the system tells it.
+        memory: field_bytes("/proc/meminfo", "MemAvailable"),
     };
     (device, about)
 }
@@ -193,15 +195,4 @@ fn refused(cause: Cause) -> CliError {
         format!("cuda, but {cause}"),
         format!("cpu; for cuda, {}", cause.remedy()),
     )
-}
-
-/// The bytes of memory that can be used without swapping, according to the system; `None` if it
-/// does not say.
-fn available_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text
-        .lines()
-        .find(|line| line.starts_with("MemAvailable:"))?;
-    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
-    kib.checked_mul(1024)
 }

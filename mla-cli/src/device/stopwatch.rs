@@ -91,6 +91,7 @@ mod cpu {
     use mla_runtime::tensor::{Layout, TensorMut};
 
     use super::*;
+    use crate::device::memory::field_bytes;
 
     /// The default, if the system does not say how large its last cache is.
     const FLUSH: usize = 64 << 20;
@@ -134,11 +135,11 @@ mod cpu {
                 libc::malloc_trim(0)
             };
             let reset = fs::write("/proc/self/clear_refs", "5").is_ok();
-            Memory(status("VmRSS:").filter(|_| reset))
+            Memory(status("VmRSS").filter(|_| reset))
         }
 
         fn peak_memory(&self, since: Memory) -> Option<u64> {
-            Some(status("VmHWM:")?.saturating_sub(since.0?))
+            Some(status("VmHWM")?.saturating_sub(since.0?))
         }
     }
 
@@ -156,11 +157,8 @@ mod cpu {
     }
 
     /// A size that the system tells about this process.
-    fn status(field: &str) -> Option<u64> {
-        let text = fs::read_to_string("/proc/self/status").ok()?;
-        let line = text.lines().find_map(|line| line.strip_prefix(field))?;
-        let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
-        Some(kib * 1024)
+    fn status(name: &str) -> Option<u64> {
+        field_bytes("/proc/self/status", name)
     }
 
     pub(super) fn clear<D: Device>(device: &D, buffer: &mut D::Buffer) -> Result<()> {

@@ -24,11 +24,7 @@ type Area<'a, B> = DrawingArea<B, Shift>;
 type Drawn = Result<(), Box<dyn Error + Send + Sync>>;
 
 fn refused(path: &Path, message: impl ToString) -> CliError {
-    CliError::File {
-        argument: "--plot",
-        path: path.to_owned(),
-        message: message.to_string(),
-    }
+    CliError::file("--plot", path, message)
 }
 
 /// Checks that the path names a format that can be drawn, before anything is measured.

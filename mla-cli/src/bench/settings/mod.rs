@@ -207,11 +207,7 @@ pub struct Settings {
 impl Settings {
     /// The settings of a file, each replaced by the one in `self` if that is given.
     pub fn over(self, path: &Path) -> Result<Self, CliError> {
-        let refused = |message: String| CliError::File {
-            argument: "--config",
-            path: path.to_owned(),
-            message,
-        };
+        let refused = |message| CliError::file("--config", path, message);
         let text = read_text(path, "a sweep file, as in mla-cli/sweeps").map_err(refused)?;
         let file: Self = serde_saphyr::from_str(&text).map_err(|error| {
             let line = error.location().map_or(1, |place| place.line());
