@@ -73,7 +73,9 @@ fn every_dtype_and_cache_format_agrees_with_the_reference() {
         ("f32", "f32"),
         ("f16", "f16"),
         ("bf16", "bf16"),
+        ("bf16", "bf16 --split-cache"),
         ("bf16", "fp8"),
+        ("f16", "fp8 --split-cache"),
         ("f16", "fp8_ds_mla"),
         ("bf16", "fp8_ds_mla"),
     ] {
@@ -89,6 +91,7 @@ fn every_dtype_and_cache_format_agrees_with_the_reference() {
             [("decode", 5, 11), ("prefill", 2, 150), ("total", 7, 161)]
         );
         assert_eq!(report["context_chunks"], 3, "{dtype} {kv}");
+        assert_eq!(report["split_cache"], kv.contains("split"), "{dtype} {kv}");
         assert_eq!(report["pass"], true, "{dtype} {kv}: {report:#}");
         for phase in &report["phases"].as_array().unwrap()[..2] {
             assert_eq!(
@@ -105,7 +108,12 @@ fn every_dtype_and_cache_format_agrees_with_the_reference() {
 
 #[test]
 fn a_model_with_an_indexer_attends_to_its_lists() {
-    for (dtype, kv) in [("f32", "f32"), ("bf16", "bf16"), ("bf16", "fp8_ds_mla")] {
+    for (dtype, kv) in [
+        ("f32", "f32"),
+        ("bf16", "bf16"),
+        ("f16", "f16 --split-cache"),
+        ("bf16", "fp8_ds_mla"),
+    ] {
         let arguments = format!(
             "--batch 3q1s70_2q4s33_q90_q60s200 --page 16 --dtype {dtype} --kv {kv} --repeat 1 \
              --format json"

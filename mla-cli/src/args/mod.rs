@@ -196,6 +196,14 @@ pub fn named<T: Copy + Send + Sync>(
     })
 }
 
+/// What a problem asks for by the form of its cache.
+pub(crate) fn cache_features(split: bool) -> FeatureSet {
+    match split {
+        true => FeatureSet::of(&[Feature::SplitCache]),
+        false => FeatureSet::of(&[]),
+    }
+}
+
 /// The name parser of cache formats.
 pub(crate) fn kv_format() -> impl TypedValueParser<Value = KvFormat> {
     named(KvFormat::ALL, KvFormat::name)

@@ -5,7 +5,8 @@ use bytemuck::NoUninit;
 use mla_conformance::reference::decode_row;
 use mla_runtime::Result;
 use mla_runtime::device::Device;
-use mla_runtime::tensor::CacheLayout;
+use mla_runtime::spec::Problem;
+use mla_runtime::tensor::{CacheLayout, CacheMut, CacheRef, CacheStrides};
 use rayon::prelude::*;
 
 /// Numbers in new memory of a device, as they lie in the host's.
@@ -16,29 +17,91 @@ pub fn upload<D: Device, T: NoUninit>(device: &D, numbers: &[T]) -> Result<D::Bu
     Ok(buffer)
 }
 
-/// The first `count` rows of `pages`, which follow each other in this order: latents, then rotary
-/// parts, dequantised.
-pub(crate) fn stored_rows<D: Device>(
-    device: &D,
-    cache: &D::Buffer,
-    layout: &CacheLayout,
-    pages: &[usize],
-    count: usize,
-) -> Result<Vec<Vec<f64>>> {
-    let (latent, rope) = (layout.dims.latent as usize, layout.dims.head.rope as usize);
-    let mut bytes = vec![0; pages.len() * layout.page_stride];
-    for (page, to) in pages.iter().zip(bytes.chunks_mut(layout.page_stride)) {
-        let start = page * layout.page_stride;
-        let from = D::byte_range(D::bytes(cache), start..start + to.len());
-        device.download(from, to)?;
+/// A cache in one buffer: its rows or, if the problem has it in two tensors, all latents and behind
+/// them all rotary keys.
+pub struct CacheBuffer<D: Device> {
+    bytes: D::Buffer,
+    pub layout: CacheLayout,
+}
+
+/// Alignment of the second tensor.
+const ALIGNMENT: usize = 256;
+
+impl<D: Device> CacheBuffer<D> {
+    /// A cache without gaps, of which `max` is the largest value.
+    pub fn new(device: &D, problem: &Problem, pages: usize, max: f32) -> Result<Self> {
+        let of_pages = match problem.has_split_cache() {
+            true => CacheLayout::split,
+            false => CacheLayout::contiguous,
+        };
+        let page_size = problem.page_size as usize;
+        let layout = of_pages(problem.dims, problem.kv_format, pages, page_size)
+            // The largest value that is stored becomes the largest of e4m3.
+            .with_scale(match problem.kv_format.has_tensor_scale() {
+                true => max / 448.0,
+                false => 1.0,
+            });
+        let bytes = match layout.split_rope {
+            Some(rope) => rope_start(&layout) + pages * rope.page_stride,
+            None => pages * layout.page_stride,
+        };
+        let bytes = device.allocate(bytes)?;
+        Ok(Self { bytes, layout })
     }
-    let row = |position: usize| {
-        let (page, place) = (position / layout.page_size, position % layout.page_size);
-        let page = &bytes[page * layout.page_stride..][..layout.page_stride];
-        let row = page.chunks(layout.row_stride).nth(place).unwrap_or(&[]);
-        decode_row(layout.format, latent, rope, row, layout.scale.into())
-    };
-    Ok((0..count).into_par_iter().map(row).collect())
+
+    pub fn view(&self) -> Result<CacheRef<'_, D>> {
+        let (bytes, layout) = (D::bytes(&self.bytes), self.layout);
+        if !layout.is_split() {
+            return CacheRef::new(bytes, layout);
+        }
+        let start = rope_start(&layout);
+        let rope = D::byte_range(bytes, start..D::byte_len(bytes));
+        CacheRef::split(D::byte_range(bytes, 0..start), rope, layout)
+    }
+
+    pub fn view_mut(&mut self) -> Result<CacheMut<'_, D>> {
+        let (bytes, layout) = (D::bytes_mut(&mut self.bytes), self.layout);
+        if !layout.is_split() {
+            return CacheMut::new(bytes, layout);
+        }
+        let (latent, rope) = D::split_mut(bytes, rope_start(&layout));
+        CacheMut::split(latent, rope, layout)
+    }
+
+    /// The first `count` rows of `pages`, which follow each other in this order: latents, then
+    /// rotary parts, dequantised.
+    pub fn rows(&self, device: &D, pages: &[usize], count: usize) -> Result<Vec<Vec<f64>>> {
+        let layout = &self.layout;
+        let (latent, rope) = (layout.dims.latent as usize, layout.dims.head.rope as usize);
+        let read = |first: usize, strides: CacheStrides| {
+            let mut bytes = vec![0; pages.len() * strides.page_stride];
+            for (page, to) in pages.iter().zip(bytes.chunks_mut(strides.page_stride)) {
+                let start = first + page * strides.page_stride;
+                let from = D::byte_range(D::bytes(&self.bytes), start..start + to.len());
+                device.download(from, to)?;
+            }
+            Result::Ok(bytes)
+        };
+        // Rows have no gaps, so a row's place is its position.
+        let rows = read(0, layout.strides())?;
+        let ropes = match layout.split_rope {
+            Some(rope) => Some((read(rope_start(layout), rope)?, rope.row_stride)),
+            None => None,
+        };
+        let row = |position: usize| {
+            let mut row = rows[position * layout.row_stride..][..layout.row_stride].to_vec();
+            if let Some((ropes, stride)) = &ropes {
+                row.extend_from_slice(&ropes[position * stride..][..*stride]);
+            }
+            decode_row(layout.format, latent, rope, &row, layout.scale.into())
+        };
+        Ok((0..count).into_par_iter().map(row).collect())
+    }
+}
+
+/// The first byte of rotary keys in a tensor of their own.
+fn rope_start(layout: &CacheLayout) -> usize {
+    (layout.pages * layout.page_stride).next_multiple_of(ALIGNMENT)
 }
 
 /// The first value of a field in a file of `name: value` lines.

@@ -5,9 +5,9 @@ use mla_runtime::Result;
 use mla_runtime::device::Device;
 use mla_runtime::model::{DType, KvFormat};
 use mla_runtime::spec::Problem;
-use mla_runtime::tensor::{ArrayRef, CacheLayout, CacheMut, Layout, TensorMut, TensorRef};
+use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 
-use super::memory::upload;
+use super::memory::{CacheBuffer, upload};
 use super::random::Normal;
 
 /// Cache rows that are made at a time.
@@ -100,29 +100,20 @@ impl<D: Device> Tensor<D> {
     }
 }
 
-/// The layout of a cache for numbers of this standard deviation.
-pub(crate) fn cache_layout(problem: &Problem, pages: usize, deviation: f32) -> CacheLayout {
-    let page_size = problem.page_size as usize;
-    CacheLayout::contiguous(problem.dims, problem.kv_format, pages, page_size)
-        // Few numbers are more than four standard deviations away; those saturate.
-        .with_scale(match problem.kv_format.has_tensor_scale() {
-            true => 4.0 * deviation / 448.0,
-            false => 1.0,
-        })
-}
-
 /// A layer's cache, every row of it random, of two seeds from `seed` on.
 pub(crate) fn filled_cache<D: Device>(
     device: &D,
-    layout: CacheLayout,
-    dtype: DType,
+    problem: &Problem,
+    pages: usize,
     seed: u64,
     deviation: f32,
-) -> Result<D::Buffer> {
+) -> Result<CacheBuffer<D>> {
+    // Few numbers are more than four standard deviations away; those saturate.
+    let mut cache = CacheBuffer::new(device, problem, pages, 4.0 * deviation)?;
+    let (layout, dtype) = (cache.layout, problem.dtype);
     let [latent, rope] = [layout.dims.latent, layout.dims.head.rope].map(|n| n as usize);
     let numbers = |seed, width| Normal::of(seed, dtype, deviation, layout.slots() * width);
     let (latents, ropes) = (numbers(seed, latent), numbers(seed + 1, rope));
-    let mut cache = device.allocate(layout.pages * layout.page_stride)?;
     let slots: Vec<i64> = (0..layout.slots() as i64).collect();
     for block in slots.chunks(BLOCK) {
         let (first, rows) = (block[0] as usize, block.len());
@@ -134,7 +125,7 @@ pub(crate) fn filled_cache<D: Device>(
             TensorRef::new(D::bytes(&latents), shape(latent))?,
             TensorRef::new(D::bytes(&ropes), shape(rope))?,
             ArrayRef::new(D::bytes(&slots), rows)?,
-            CacheMut::new(D::bytes_mut(&mut cache), layout)?,
+            cache.view_mut()?,
         )?;
         // The block's memory is given back here.
         device.synchronize()?;

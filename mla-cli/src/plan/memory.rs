@@ -35,6 +35,9 @@ pub(crate) struct Args {
     /// Tokens in a page of the cache.
     #[arg(long, value_name = "TOKENS", default_value = "64", value_parser = positive)]
     page: u32,
+    /// Keep latents and rotary keys in two tensors, instead of rows of both.
+    #[arg(long)]
+    split_cache: bool,
     /// Tokens that the cache holds, rounded up to whole pages. Left out with --fit: as many as fit.
     #[arg(long, value_name = "TOKENS", value_parser = positive, required_unless_present = "fit")]
     tokens: Option<u32>,
@@ -126,7 +129,8 @@ fn needs(
     let problem = Problem::new(model.config.dims, model.heads, model.dtype)
         .with_kv_format(kv_format)
         .with_page_size(args.page)
-        .with_sparse(args.form.read(model));
+        .with_sparse(args.form.read(model))
+        .with_features(args::cache_features(args.split_cache));
     let limits = StepLimits::new(
         args.requests as usize,
         args.step_tokens as usize,

@@ -4,10 +4,10 @@ use mla_runtime::Result;
 use mla_runtime::backend::{LayerConfig, SlotLists};
 use mla_runtime::device::Device;
 use mla_runtime::layer::{LayerCall, Weights};
-use mla_runtime::tensor::{CacheLayout, CacheMut};
 
 use super::workload::Workload;
-use crate::device::tensor::{Tensor, cache_layout, filled_cache};
+use crate::device::memory::CacheBuffer;
+use crate::device::tensor::{Tensor, filled_cache};
 use crate::progress::Progress;
 
 /// Queries of this standard deviation make scores with one of 2. The softmax is then neither nearly
@@ -22,8 +22,7 @@ pub struct Data<D: Device> {
     /// `W_kv_b` as checkpoints hold it: `[1, H·(P+V), L]`.
     pub weights: Tensor<D>,
     pub out: Tensor<D>,
-    pub cache: D::Buffer,
-    pub cache_layout: CacheLayout,
+    pub cache: CacheBuffer<D>,
     /// The lists of slots that each token attends to. Set after the selection of a sparse layer.
     pub lists: Option<HostLists>,
 }
@@ -80,15 +79,14 @@ impl<D: Device> Data<D> {
         let new_rope = random(3, [tokens, 1, rope], 1.0)?;
         let out = Tensor::unwritten(device, dtype, [tokens, heads, dims.head.v as usize])?;
         progress.step("filling the cache");
-        let cache_layout = cache_layout(problem, workload.pages as usize, 1.0);
+        let (pages, seed) = (workload.pages as usize, seed_of(seed, 4));
         Ok(Self {
             query,
             latent: new_latent,
             rope: new_rope,
             weights,
             out,
-            cache: filled_cache(device, cache_layout, dtype, seed_of(seed, 4), 1.0)?,
-            cache_layout,
+            cache: filled_cache(device, problem, pages, seed, 1.0)?,
             lists: None,
         })
     }
@@ -99,7 +97,7 @@ impl<D: Device> Data<D> {
             Weights::from_checkpoint(self.weights.constant_view()?, config)?,
             self.query.view()?,
             [self.latent.view()?, self.rope.view()?],
-            CacheMut::new(D::bytes_mut(&mut self.cache), self.cache_layout)?,
+            self.cache.view_mut()?,
             self.out.view_mut()?,
         ))
     }

@@ -21,7 +21,7 @@ use self::data::Data;
 use self::report::Report;
 use self::sparse::{Dense, Indexed, Lists};
 use self::step::{Step, Wanted};
-use crate::args::{Format, Model, ModelArgs, natural, positive, samples};
+use crate::args::{self, Format, Model, ModelArgs, natural, positive, samples};
 use crate::device::{About, IndexedJob, Job};
 use crate::error::CliError;
 use crate::progress::Progress;
@@ -35,6 +35,9 @@ pub(crate) struct Args {
     /// Tokens in a page of the cache.
     #[arg(long, value_name = "TOKENS", default_value = "64", value_parser = positive)]
     page: u32,
+    /// Keep latents and rotary keys in two tensors, instead of rows of both.
+    #[arg(long)]
+    split_cache: bool,
     /// The prefill backend [default: the best that fits].
     #[arg(long, value_name = "NAME")]
     prefill: Option<String>,
@@ -138,7 +141,8 @@ fn problem<D: Device, L: Lists<D>>(
     let problem = Problem::new(model.config.dims, model.heads, model.dtype)
         .with_sparse(L::SPARSE)
         .with_kv_format(args.on.kv_format(model.dtype))
-        .with_page_size(args.page);
+        .with_page_size(args.page)
+        .with_features(args::cache_features(args.split_cache));
     let threshold = match (L::SPARSE, args.threshold) {
         // The expanded form has no lists.
         (true, _) => u32::MAX,

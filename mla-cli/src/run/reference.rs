@@ -19,7 +19,6 @@ use serde::Serialize;
 use super::data::{Data, HostLists};
 use super::deviation::{self, Deviation, choose, worst};
 use super::workload::Workload;
-use crate::device::memory::stored_rows;
 use crate::error::CliError;
 use crate::progress::Progress;
 
@@ -173,7 +172,7 @@ impl Attended {
     ) -> Result<Self, CliError> {
         let request = workload.requests[index];
         let (context, start) = (request.context_len() as usize, workload.token_starts[index]);
-        let layout = &data.cache_layout;
+        let layout = &data.cache.layout;
         let stored = match workload.absorbed.contains(&index) {
             true => request.kv as usize,
             false => context,
@@ -183,7 +182,7 @@ impl Attended {
             .step_by(layout.page_size)
             .map(|first| Ok(tables.slot(index, first as u64)? as usize / layout.page_size))
             .collect::<Result<Vec<usize>, CliError>>()?;
-        let mut rows = stored_rows(device, &data.cache, layout, &numbers_of_pages, stored)?;
+        let mut rows = data.cache.rows(device, &numbers_of_pages, stored)?;
         let nth = numbers_of_pages.iter().enumerate();
         let pages = nth
             .map(|(nth, page)| (*page, nth * layout.page_size))
@@ -249,7 +248,7 @@ fn compare_request<D: Device>(
             }
             absorbed.extend(&query[nope..]);
             let seen = context + token - start + 1;
-            let page_size = data.cache_layout.page_size;
+            let page_size = data.cache.layout.page_size;
             let (keys, latents): (Vec<&[f64]>, Vec<&[f64]>) = attended
                 .positions(data.lists.as_ref(), token, seen, page_size)
                 .into_iter()

@@ -41,6 +41,7 @@ pub(super) struct Report {
     heads: u32,
     dtype: &'static str,
     kv_format: &'static str,
+    split_cache: bool,
     page_size: u32,
     device: String,
     batch: String,
@@ -172,6 +173,7 @@ impl Report {
             heads: problem.heads,
             dtype: problem.dtype.name(),
             kv_format: problem.kv_format.name(),
+            split_cache: problem.has_split_cache(),
             page_size: problem.page_size,
             device: run.device.to_owned(),
             batch: workload.label.clone(),
@@ -195,12 +197,17 @@ impl Report {
 
     pub(super) fn describe(&self) -> String {
         let mut text = format!(
-            "{}: {}, {}, {}\n{} cache in pages of {}, on {}\n{}\n\n",
+            "{}: {}, {}, {}\n{} cache{} in pages of {}, on {}\n{}\n\n",
             self.model,
             self.dims,
             counted(self.heads, "head"),
             self.dtype,
             self.kv_format,
+            if self.split_cache {
+                " of two tensors"
+            } else {
+                ""
+            },
             self.page_size,
             self.device,
             self.batch

@@ -9,14 +9,14 @@ use mla_runtime::batch::Request;
 use mla_runtime::device::Device;
 use mla_runtime::select::Registry;
 use mla_runtime::spec::QueryFormat;
-use mla_runtime::tensor::{ArrayRef, BlockTable, CacheLayout, CacheRef};
+use mla_runtime::tensor::{ArrayRef, BlockTable};
 use rayon::prelude::*;
 
 use super::outcome::{Outcome, chosen, request_of};
 use crate::bench::lists::Lists;
 use crate::bench::work::Attention;
-use crate::device::memory::{stored_rows, upload};
-use crate::device::tensor::{Tensor, cache_layout, filled_cache};
+use crate::device::memory::{CacheBuffer, upload};
+use crate::device::tensor::{Tensor, filled_cache};
 use crate::error::CliError;
 use crate::run::deviation::Errors;
 use crate::run::workload::block_tables;
@@ -29,8 +29,7 @@ pub struct Decode<'a, D: Device> {
     metadata: <SelectedDecode<D> as DecodeStage>::Metadata,
     query: Tensor<D>,
     /// One per layer.
-    caches: Vec<D::Buffer>,
-    cache_layout: CacheLayout,
+    caches: Vec<CacheBuffer<D>>,
     table: Vec<i32>,
     block_table: D::Buffer,
     lens: D::Buffer,
@@ -60,9 +59,8 @@ impl<'a, D: Device> Decode<'a, D> {
         let (table, _) = block_tables(&what.requests, problem.page_size, what.seed);
         let pages: usize = what.requests.iter().map(|r| what.pages_of(r)).sum();
         let (seed, deviation) = (what.seed, what.deviation);
-        let cache_layout = cache_layout(problem, pages, deviation);
         let caches = (0..what.layers as u64)
-            .map(|layer| filled_cache(device, cache_layout, dtype, seed + 2 + 2 * layer, deviation))
+            .map(|layer| filled_cache(device, problem, pages, seed + 2 + 2 * layer, deviation))
             .collect::<Result<_>>()?;
         let lens: Vec<i32> = what.requests.iter().map(|r| r.kv as i32).collect();
         let positions = what.positions();
@@ -83,7 +81,6 @@ impl<'a, D: Device> Decode<'a, D> {
             metadata: backend.metadata(device, &limits)?,
             query: Tensor::random(device, seed + 1, dtype, [tokens, heads, row], deviation)?,
             caches,
-            cache_layout,
             block_table: upload(device, &table)?,
             table,
             lens: upload(device, &lens)?,
@@ -145,7 +142,7 @@ impl<'a, D: Device> Decode<'a, D> {
                         rope: query.shorten().narrow(2, latent..row)?,
                     },
                 },
-                CacheRef::new(D::bytes(cache), self.cache_layout)?,
+                cache.view()?,
                 batch,
                 out,
             )
@@ -167,7 +164,6 @@ impl<'a, D: Device> Decode<'a, D> {
         let problem = &what.config.problem;
         let latent = problem.dims.latent as usize;
         let starts = what.starts(|r| r.q);
-        let layout = &self.cache_layout;
         let max_pages = self.batch()?.block_table.max_pages();
         let cache = &self.caches[self.caches.len() - 1];
         // Not of `self`, which threads cannot share.
@@ -181,7 +177,7 @@ impl<'a, D: Device> Decode<'a, D> {
             let kv = request.kv as usize;
             let table = &self.table[index * max_pages..][..what.pages_of(&request)];
             let pages: Vec<usize> = table.iter().map(|page| *page as usize).collect();
-            let stored = stored_rows(device, cache, layout, &pages, kv)?;
+            let stored = cache.rows(device, &pages, kv)?;
             let keys: Vec<&[f64]> = stored.iter().map(Vec::as_slice).collect();
             let values: Vec<&[f64]> = stored.iter().map(|row| &row[..latent]).collect();
             let expected = rows.par_iter().map(|&(token, head)| {

@@ -11,9 +11,12 @@ use mla_runtime::spec::{GraphSupport, Phase, Problem, QueryLen};
 
 use super::axes::{Batch, Model, batches, models};
 use super::rows::{BenchContext, Rows};
+use crate::args::cache_features;
 use crate::bench::cases::{Case, CaseKind};
 use crate::bench::lists::Lists;
-use crate::bench::settings::{Measure, OF_CASE, OF_CONTENDER, Route, SEED, Settings, effective};
+use crate::bench::settings::{
+    Measure, OF_CASE, OF_CONTENDER, Route, SEED, Settings, Switch, effective,
+};
 use crate::bench::work::{Attention, Kind, Layer, RowPlan, Work};
 use crate::device::stopwatch::Stopwatch;
 use crate::error::CliError;
@@ -28,6 +31,8 @@ pub(crate) fn sweep<D: Stopwatch>(
     let models = models(settings)?;
     let lists = settings.lists()?;
     let pages = settings.page.clone().unwrap_or_else(|| vec![64]);
+    let split_caches = settings.split_cache.as_deref().unwrap_or(&[Switch::Off]);
+    let forms = |page| split_caches.iter().map(move |split| (page, *split));
     let mut sweep = Sweep {
         rows: Rows::new(context, settings),
         compared: [settings.several(&OF_CASE), settings.several(&OF_CONTENDER)],
@@ -40,11 +45,12 @@ pub(crate) fn sweep<D: Stopwatch>(
         for heads in heads {
             for batch in &batches {
                 for &kv_format in &model.kv_formats {
-                    for &page in &pages {
+                    for (page, split) in pages.iter().copied().flat_map(forms) {
                         for lists in &lists {
                             let problem = Problem::new(model.config.dims, heads, model.dtype)
                                 .with_kv_format(kv_format)
                                 .with_page_size(page)
+                                .with_features(cache_features(split == Switch::On))
                                 .with_sparse(lists.is_some());
                             sweep.batch(model, &problem, batch, *lists)?;
                         }
@@ -230,7 +236,7 @@ impl<D: Stopwatch> Sweep<'_, D> {
         });
         let problem = with_graphs(problem, self.rows.context.graphs, phase);
         let decodes = phase == Phase::Decode;
-        let of_decode = ["kv", "page", "decode", "num_splits"];
+        let of_decode = ["kv", "page", "split_cache", "decode", "num_splits"];
         self.rows.note(&batch.text, &of_decode, decodes);
         self.rows.note(&batch.text, &["prefill"], !decodes);
         let config = LayerConfig::new(problem, model.config.softmax_scale() as f32);
@@ -380,7 +386,10 @@ impl<D: Stopwatch> Sweep<'_, D> {
         let [on_absorbed, on_expanded] =
             [Route::Absorbed, Route::Expanded].map(|path| route == Some(path));
         for (keys, effective) in [
-            (&["kv", "page", "path", "threshold"][..], true),
+            (
+                &["kv", "page", "split_cache", "path", "threshold"][..],
+                true,
+            ),
             (&["decode"], !absorbed.is_empty()),
             (&["prefill"], !expanded.is_empty()),
             (
@@ -411,6 +420,11 @@ impl<D: Stopwatch> Sweep<'_, D> {
         parameters.insert("heads", problem.heads.to_string());
         parameters.insert("kv", problem.kv_format.to_string());
         parameters.insert("page", problem.page_size.to_string());
+        let split = match problem.has_split_cache() {
+            true => Switch::On,
+            false => Switch::Off,
+        };
+        parameters.insert("split_cache", split.name().to_owned());
         parameters.extend(more);
         let [case, contender] = [(0, &*batch.text), (1, contender)].map(|(of, name)| {
             let keys = self.compared[of].iter();

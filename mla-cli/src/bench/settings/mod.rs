@@ -28,13 +28,20 @@ pub(super) const OF_CASE: [&str; 8] = [
 ];
 
 /// The keys that tell contenders apart, beside their names: a contender is how it is done.
-pub(super) const OF_CONTENDER: [&str; 5] =
-    ["page", "threshold", "query_chunk", "rows", "num_splits"];
+pub(super) const OF_CONTENDER: [&str; 6] = [
+    "page",
+    "split_cache",
+    "threshold",
+    "query_chunk",
+    "rows",
+    "num_splits",
+];
 
 /// The keys that have an effect on some rows alone, and the condition.
-const EFFECTS: [(&str, &str); 9] = [
+const EFFECTS: [(&str, &str); 10] = [
     ("kv", FROM_CACHE),
     ("page", FROM_CACHE),
+    ("split_cache", FROM_CACHE),
     ("prefill", "where a batch has requests on the expanded path"),
     ("decode", ABSORBED),
     ("path", LAYER),
@@ -116,6 +123,10 @@ pub struct Settings {
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = positive)]
     #[serde(deserialize_with = "list")]
     pub page: Option<Vec<u32>>,
+    /// Keep latents and rotary keys in two tensors, or in rows of both [default: off].
+    #[arg(long, value_name = "SWITCH", value_delimiter = ',')]
+    #[serde(deserialize_with = "list")]
+    pub split_cache: Option<Vec<Switch>>,
     /// Entries of each query token's list of slots: attention is then sparse, absorbed and alone
     /// [default: to the whole context].
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = list_width)]

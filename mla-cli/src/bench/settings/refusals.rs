@@ -7,7 +7,7 @@ use crate::args::{MAX_LIST_WIDTH, MAX_SAMPLES};
 use crate::error::CliError;
 
 /// The arguments that say what a file of cases says itself.
-const BESIDE_CASES: [&str; 15] = [
+const BESIDE_CASES: [&str; 16] = [
     "--measure",
     "--model",
     "--dims",
@@ -15,6 +15,7 @@ const BESIDE_CASES: [&str; 15] = [
     "--dtype",
     "--kv",
     "--page",
+    "--split-cache",
     "--topk",
     "--lists",
     "--valid",
