@@ -239,6 +239,27 @@ fn parameters_compete_and_models_do_not() {
 }
 
 #[test]
+fn a_cache_of_two_tensors_competes_with_one_of_rows() {
+    let line = format!("2q1s64 2q3s40_q70 --split-cache off,on --kv bf16,fp8 {TOY}");
+    let (text, report) = bench("split_cache", &line);
+    let rows = report["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2 * 2 * 2);
+    for row in rows {
+        assert_eq!(row["errors"]["pass"], true, "{row}");
+    }
+    for switch in ["off", "on"] {
+        let own = rows
+            .iter()
+            .filter(|row| row["parameters"]["split_cache"] == switch);
+        assert_eq!(own.count(), 4);
+        assert!(
+            text.contains(&format!("CPU split_cache={switch}")),
+            "{text}"
+        );
+    }
+}
+
+#[test]
 fn sparse_attention_is_that_to_listed_slots() {
     let lists = "--topk 24 --lists random,clustered,pages,sorted,shared --valid 24,7 --page 16";
     let line = format!("3q2s100_q4s9 {lists} {TOY} --kv f32,fp8 --dtype f32");

@@ -100,6 +100,8 @@ pub(super) fn kernels(machine: &Machine, rng: &mut StdRng, cases: usize) -> Vec<
     add! {
         "cache write", |d, _| d.cache_write();
         "head product", |d, _| d.head_product();
+        "copy rows", |d, _| d.copy_rows();
+        "dequantize", |d, _| d.dequantize();
     }
     kernels
 }
@@ -861,6 +863,91 @@ impl<'a> Draw<'a> {
             outputs: vec![out],
             // SAFETY: as in `Call::case`.
             launch: Box::new(move |stream| unsafe { raw::mla_head_product(&params, stream) }),
+            _memory: memory,
+        }
+    }
+
+    /// Rows of an engine's own order into that of a step, or back: some stay where they are, and
+    /// columns may lie apart.
+    fn copy_rows(&mut self) -> Case {
+        let mut memory = Memory::default();
+        let bytes = self.pick(&[2, 4]);
+        let rows = self.pick(&[1, 7, 64, 500]);
+        let heads = self.pick(&[1, 16, 128]);
+        let width = self.pick(&[1, 33, 64, 192, 512]);
+        let padding = self.pick(&[0, 0, 1, 8]);
+        let to_rows = rows + self.pick(&[0, 3, 300]);
+        let elements = rows * heads * width;
+        let from = self.random(&mut memory, elements * bytes, Values::Bf16);
+        let to_bytes = (to_rows * heads * (width + padding) * bytes).next_multiple_of(4);
+        let to = self.machine.zeros(&mut memory, to_bytes);
+        let mut places: Vec<i64> = (0..to_rows as i64).collect();
+        places.shuffle(self.rng);
+        places.truncate(rows);
+        for place in &mut places {
+            if self.rng.random_bool(0.1) {
+                *place = self.pick(&[-1, to_rows as i64]);
+            }
+        }
+        let params = raw::MlaCopyRowsParams {
+            from: from.pointer(),
+            places: self.machine.upload_long(&mut memory, &places).pointer(),
+            to: to.pointer(),
+            rows: rows as i64,
+            to_rows: to_rows as i64,
+            heads: heads as i64,
+            width: width as i64,
+            from_strides: [(heads * width) as i64, width as i64, 1],
+            to_strides: [
+                (heads * (width + padding)) as i64,
+                (width + padding) as i64,
+                1,
+            ],
+            element_bytes: bytes as i32,
+        };
+        Case {
+            name: format!(
+                "copy rows, {rows} of {heads} x {width} to {to_rows} of {}, {bytes} bytes",
+                width + padding
+            ),
+            outputs: vec![to],
+            // SAFETY: as in `Call::case`; places within the tensor differ.
+            launch: Box::new(move |stream| unsafe { raw::mla_copy_rows(&params, stream) }),
+            _memory: memory,
+        }
+    }
+
+    fn dequantize(&mut self) -> Case {
+        let mut memory = Memory::default();
+        let (dtype, bytes) = self.pick(&[
+            (raw::MLA_DTYPE_BF16, 2),
+            (raw::MLA_DTYPE_F16, 2),
+            (raw::MLA_DTYPE_F32, 4),
+        ]);
+        let rows: usize = self.pick(&[1, 100, 128, 513]);
+        let columns: usize = self.pick(&[1, 127, 512, 520]);
+        let first_row = self.pick(&[0, 0, 64, 127]);
+        let blocks = (first_row + rows).div_ceil(128) * columns.div_ceil(128);
+        let codes = self.random(&mut memory, rows * columns, Values::E4m3);
+        let scales = self.random(&mut memory, blocks * 4, Values::F32);
+        let out = self
+            .machine
+            .zeros(&mut memory, (rows * columns * bytes).next_multiple_of(4));
+        let params = raw::MlaDequantizeParams {
+            codes: codes.pointer(),
+            scales: scales.pointer(),
+            out: out.pointer(),
+            out_row_stride: columns as i64,
+            rows: rows as i64,
+            columns: columns as i64,
+            first_row: first_row as i32,
+            dtype: dtype as i32,
+        };
+        Case {
+            name: format!("dequantize {rows} x {columns} from row {first_row} to dtype {dtype}"),
+            outputs: vec![out],
+            // SAFETY: as in `Call::case`, with a scale for each block of 128 x 128.
+            launch: Box::new(move |stream| unsafe { raw::mla_dequantize(&params, stream) }),
             _memory: memory,
         }
     }
