@@ -260,6 +260,20 @@ fn a_cache_of_two_tensors_competes_with_one_of_rows() {
 }
 
 #[test]
+fn rows_in_an_order_of_the_engine_s_own_are_checked_and_timed() {
+    let line = format!("3q1s70_2q4s33_q30_q9s40 --own-rows off,on --threshold 8 {TOY}");
+    let (text, report) = bench("own_rows", &line);
+    let rows = report["rows"].as_array().unwrap();
+    for (row, switch) in rows.iter().zip(["off", "on"]) {
+        assert_eq!(row["kind"], "layer");
+        assert_eq!(row["parameters"]["own_rows"], switch);
+        assert_eq!(row["errors"]["pass"], true, "{row}");
+        assert!(text.contains(&format!("own_rows={switch}")), "{text}");
+    }
+    assert_eq!(rows.len(), 2);
+}
+
+#[test]
 fn sparse_attention_is_that_to_listed_slots() {
     let lists = "--topk 24 --lists random,clustered,pages,sorted,shared --valid 24,7 --page 16";
     let line = format!("3q2s100_q4s9 {lists} {TOY} --kv f32,fp8 --dtype f32");

@@ -228,6 +228,8 @@ pub struct Layer {
     pub threshold: u32,
     pub query_chunk: Option<u32>,
     pub rows: Option<u32>,
+    /// True if tensors are not in the order of the step.
+    pub own_rows: bool,
     pub num_splits: Option<u32>,
     pub layers: usize,
     pub seed: u32,
@@ -237,10 +239,14 @@ impl Layer {
     pub fn workload(&self) -> mla_runtime::Result<Workload> {
         let page = self.config.problem.page_size;
         let workload = Workload::new(&self.spec, self.threshold, page, self.seed)?;
-        match self.query_chunk {
-            Some(len) => workload.cut(len),
-            None => Ok(workload),
-        }
+        let workload = match self.query_chunk {
+            Some(len) => workload.cut(len)?,
+            None => workload,
+        };
+        Ok(match self.own_rows {
+            true => workload.reversed(),
+            false => workload,
+        })
     }
 
     /// The cost of one layer, regardless of chunks.

@@ -188,7 +188,7 @@ impl Attended {
             .map(|(nth, page)| (*page, nth * layout.page_size))
             .collect();
         for position in stored..request.kv as usize {
-            let token = start + position - context;
+            let token = workload.row_of(index, start + position - context);
             let mut row = data.latent.row(token, 0);
             row.extend(data.rope.row(token, 0));
             rows.push(row);
@@ -239,7 +239,8 @@ fn compare_request<D: Device>(
             // Since k_nope = c · W_UK, the score q_nope · k_nope is (q_nope · W_UK) · c, and
             // likewise for values: attention among latents, which both paths come to.
             let columns = head * (nope + v);
-            let query = data.query.row(token, head);
+            let own_row = workload.row_of(index, token);
+            let query = data.query.row(own_row, head);
             let mut absorbed = vec![0.0; latent];
             for (p, query) in query[..nope].iter().enumerate() {
                 for (sum, weight) in absorbed.iter_mut().zip(data.weights.row(0, columns + p)) {
@@ -261,7 +262,7 @@ fn compare_request<D: Device>(
                     weights.iter().zip(&mean).map(|(w, c)| w * c).sum()
                 })
                 .collect();
-            let given = data.out.read(device, token, head)?;
+            let given = data.out.read(device, own_row, head)?;
             Ok((given, expected))
         })
         .collect::<Result<_, CliError>>()?;

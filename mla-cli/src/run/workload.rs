@@ -27,6 +27,8 @@ pub struct Workload {
     pub absorbed: Range<usize>,
     /// Offsets of the requests' first new tokens, and the end of the last.
     pub token_starts: Vec<usize>,
+    /// The row of each request's first new token, if tensors are not in the order of the step.
+    own_rows: Option<Vec<usize>>,
     pub query_len: QueryLen,
     threshold: u32,
     page_size: u32,
@@ -58,6 +60,7 @@ impl Workload {
             label: spec.label(),
             absorbed: order.absorbed(),
             token_starts: token_starts(&requests),
+            own_rows: None,
             requests,
             query_len,
             threshold,
@@ -103,6 +106,25 @@ impl Workload {
         })
     }
 
+    /// The same batch, in whose tensors the last request comes first.
+    #[cfg(feature = "bench")]
+    pub fn reversed(self) -> Self {
+        let ends = self.token_starts[1..].iter();
+        let starts = ends.map(|end| self.tokens() - end).collect();
+        Self {
+            own_rows: Some(starts),
+            ..self
+        }
+    }
+
+    /// The row of a token of request `index`.
+    pub fn row_of(&self, index: usize, token: usize) -> usize {
+        match &self.own_rows {
+            Some(rows) => rows[index] + token - self.token_starts[index],
+            None => token,
+        }
+    }
+
     /// The block tables' entries, their number for each request, and each new token's slot.
     #[cfg(feature = "bench")]
     pub fn entries(&self) -> (&[i32], usize, &[i64]) {
@@ -126,7 +148,11 @@ impl Workload {
             .zip(tables)
             .map(|(lens, pages)| StepRequest::new(lens.q, lens.kv, pages))
             .collect();
-        StepPlan::in_order(problem, limits, self.threshold, 0, &requests)
+        let step = StepPlan::in_order(problem, limits, self.threshold, 0, &requests)?;
+        match &self.own_rows {
+            Some(rows) => step.with_row_starts(rows, self.tokens()),
+            None => Ok(step),
+        }
     }
 
     pub fn tokens(&self) -> usize {
@@ -172,7 +198,8 @@ impl Workload {
         Ok(
             StepLimits::new(self.requests.len(), self.tokens(), self.max_pages)
                 .with_decode_query_len(absorbed.map(|r| r.q).max().unwrap_or(0) as usize)
-                .with_context_rows(rows as usize),
+                .with_context_rows(rows as usize)
+                .with_call_rows(self.own_rows.as_ref().map_or(0, |_| self.tokens())),
         )
     }
 

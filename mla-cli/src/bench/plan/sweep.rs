@@ -113,7 +113,7 @@ impl<D: Stopwatch> Sweep<'_, D> {
     ) -> Result<(), CliError> {
         let settings = self.rows.settings;
         let given = settings.keys();
-        let of_layer = ["path", "threshold", "query_chunk", "rows"];
+        let of_layer = ["path", "threshold", "query_chunk", "rows", "own_rows"];
         let wants_layer = of_layer.into_iter().find(|key| given.contains_key(*key));
         if let Some(lists) = lists {
             return match (settings.measure, wants_layer) {
@@ -297,14 +297,17 @@ impl<D: Stopwatch> Sweep<'_, D> {
             for query_chunk in optional(&settings.query_chunk) {
                 for rows in optional(&settings.rows) {
                     for num_splits in optional(&settings.num_splits) {
-                        let layer = LayerSettings {
-                            route,
-                            threshold,
-                            query_chunk,
-                            rows,
-                            num_splits,
-                        };
-                        self.step(model, problem, batch, layer)?;
+                        for own_rows in optional(&settings.own_rows) {
+                            let layer = LayerSettings {
+                                route,
+                                threshold,
+                                query_chunk,
+                                rows,
+                                own_rows,
+                                num_splits,
+                            };
+                            self.step(model, problem, batch, layer)?;
+                        }
                     }
                 }
             }
@@ -358,6 +361,7 @@ impl<D: Stopwatch> Sweep<'_, D> {
                     threshold: layer.threshold,
                     query_chunk: layer.query_chunk,
                     rows: layer.rows,
+                    own_rows: layer.own_rows == Some(Switch::On),
                     num_splits: layer.num_splits.filter(|_| !paths.absorbed.is_empty()),
                     layers: self.rows.settings.layers.unwrap_or(1) as usize,
                     seed: self.rows.settings.seed.unwrap_or(SEED),
@@ -400,6 +404,7 @@ impl<D: Stopwatch> Sweep<'_, D> {
                 &["rows"],
                 on_absorbed || expanded.iter().any(|r| r.context_len() > 0),
             ),
+            (&["own_rows"], absorbed.len() + expanded.len() > 1),
             (&["num_splits"], on_expanded || !absorbed.is_empty()),
         ] {
             self.rows.note(&batch.text, keys, effective);
@@ -461,11 +466,12 @@ struct LayerSettings {
     threshold: u32,
     query_chunk: Option<u32>,
     rows: Option<u32>,
+    own_rows: Option<Switch>,
     num_splits: Option<u32>,
 }
 
 /// Each value, or none where the key is not given.
-fn optional(list: &Option<Vec<u32>>) -> Vec<Option<u32>> {
+fn optional<T: Copy>(list: &Option<Vec<T>>) -> Vec<Option<T>> {
     list.as_ref()
         .map_or(vec![None], |list| list.iter().copied().map(Some).collect())
 }
@@ -488,6 +494,8 @@ impl LayerSettings {
                 .map(|chunk| ("query_chunk", chunk.to_string())),
         );
         parameters.extend(self.rows.map(|rows| ("rows", rows.to_string())));
+        let own_rows = self.own_rows.map(|switch| switch.name().to_owned());
+        parameters.extend(own_rows.map(|switch| ("own_rows", switch)));
         parameters.extend(splits(self.num_splits));
         parameters
     }

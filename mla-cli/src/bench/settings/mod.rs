@@ -28,17 +28,18 @@ pub(super) const OF_CASE: [&str; 8] = [
 ];
 
 /// The keys that tell contenders apart, beside their names: a contender is how it is done.
-pub(super) const OF_CONTENDER: [&str; 6] = [
+pub(super) const OF_CONTENDER: [&str; 7] = [
     "page",
     "split_cache",
     "threshold",
     "query_chunk",
     "rows",
+    "own_rows",
     "num_splits",
 ];
 
 /// The keys that have an effect on some rows alone, and the condition.
-const EFFECTS: [(&str, &str); 10] = [
+const EFFECTS: [(&str, &str); 11] = [
     ("kv", FROM_CACHE),
     ("page", FROM_CACHE),
     ("split_cache", FROM_CACHE),
@@ -53,6 +54,10 @@ const EFFECTS: [(&str, &str); 10] = [
     (
         "rows",
         "where the layer is timed and a request on the expanded path has context",
+    ),
+    (
+        "own_rows",
+        "where the layer is timed and a batch has several requests",
     ),
     ("num_splits", ABSORBED),
 ];
@@ -186,6 +191,11 @@ pub struct Settings {
     #[arg(long, value_name = "W", value_delimiter = ',', value_parser = positive)]
     #[serde(deserialize_with = "list")]
     pub rows: Option<Vec<u32>>,
+    /// Give the layer its tensors in an order of the engine's own, the last request first, of which
+    /// it copies rows by an index, or in the order of the step [default: off].
+    #[arg(long, value_name = "SWITCH", value_delimiter = ',')]
+    #[serde(deserialize_with = "list")]
+    pub own_rows: Option<Vec<Switch>>,
     /// Parts at most into which the decode backend divides each request's rows, if it lets others
     /// decide [default: its own choice].
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = positive)]

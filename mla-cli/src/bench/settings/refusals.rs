@@ -7,7 +7,7 @@ use crate::args::{MAX_LIST_WIDTH, MAX_SAMPLES};
 use crate::error::CliError;
 
 /// The arguments that say what a file of cases says itself.
-const BESIDE_CASES: [&str; 16] = [
+const BESIDE_CASES: [&str; 17] = [
     "--measure",
     "--model",
     "--dims",
@@ -23,6 +23,7 @@ const BESIDE_CASES: [&str; 16] = [
     "--threshold",
     "--query-chunk",
     "--rows",
+    "--own-rows",
     "--num-splits",
 ];
 
