@@ -37,6 +37,7 @@ where
         mut call: LayerCall<'_, P::Device>,
     ) -> Result<()> {
         lists.forget();
+        self.check_order(workspace)?;
         self.check_tensors(workspace, &call)?;
         indexer.check(workspace, lists, &index)?;
         // The projection first, which is the longest of what comes before the logits: the queries

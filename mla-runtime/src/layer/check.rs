@@ -29,6 +29,11 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         call: &LayerCall<'_, P::Device>,
     ) -> Result<()> {
         self.check(workspace, call)?;
+        self.check_order(workspace)
+    }
+
+    /// Refuses a step whose tensors have other rows than its tokens alone, in order.
+    pub(crate) fn check_order(&self, workspace: &Workspace<P, D>) -> Result<()> {
         if workspace.step.is_packed() {
             return Ok(());
         }

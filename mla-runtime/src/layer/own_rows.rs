@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::packed::PackedTensors;
 use super::{LayerCall, MlaLayer, UnrotatedCall, Workspace};
-use crate::backend::{DecodeStage, PrefillStage};
+use crate::backend::{DecodeStage, PrefillStage, SlotLists};
 use crate::device::Device;
 use crate::model::DType;
 use crate::tensor::{Layout, LseLayout, LseMut, LseRef, Memory, Rotation, TensorMut, TensorRef};
@@ -27,6 +27,37 @@ enum Pass {
 }
 
 impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
+    /// Copies the rows of the prepared step's tokens from a tensor whose rows are those of a call,
+    /// in an order of the engine's own or padded, to `[tokens, …]` in the order of the step. What
+    /// makes the lists of a sparse layer takes its tensors in that order. Only enqueues.
+    ///
+    /// # Errors
+    ///
+    /// If the workspace is another layer's or not prepared, a tensor has other rows, they differ in
+    /// their heads, width or dtype, or the device fails.
+    pub fn pack_rows(
+        &self,
+        workspace: &Workspace<P, D>,
+        from: TensorRef<'_, P::Device>,
+        to: TensorMut<'_, P::Device>,
+    ) -> Result<()> {
+        workspace.check(self)?;
+        let step = &workspace.step;
+        step.check_prepared()?;
+        let [_, heads, width] = from.shape();
+        let (dtype, rows) = (from.dtype(), step.call_rows());
+        from.layout().require("from", dtype, [rows, heads, width])?;
+        to.layout()
+            .require("to", dtype, [step.tokens(), heads, width])?;
+        match step.rows_in_order() {
+            Some(rows) => self.device.copy(from.narrow(0, rows)?, to),
+            None => {
+                let [tokens, _] = step.row_index(P::Device::bytes(&workspace.arrays))?;
+                self.device.scatter_rows(from, tokens, to)
+            }
+        }
+    }
+
     /// [`forward`](Self::forward) for a step whose tensors have other rows than its tokens alone,
     /// in order.
     pub(super) fn forward_rows(
@@ -49,6 +80,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         };
         let wants_lse = own.lse.is_some();
         let (weights, sinks, rotary) = (call.weights, call.sinks, call.rotary);
+        let lists = call.slot_lists;
         self.with_packed(workspace, own, |workspace, packed, pass| {
             let mut call = LayerCall::new(
                 weights.shorten(),
@@ -58,6 +90,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
                 packed.out.reborrow(),
             )
             .with_lse(wants_lse.then(|| packed.lse.reborrow()))
+            .with_slot_lists(lists.as_ref().map(SlotLists::shorten))
             .with_sinks(sinks.as_ref().map(|sinks| sinks.shorten()))
             .with_rotary(rotary.as_ref().map(Rotation::shorten));
             match pass {
@@ -89,6 +122,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         };
         let wants_lse = own.lse.is_some();
         let (weights, sinks, rotary) = (call.weights, call.sinks, call.rotary);
+        let lists = call.slot_lists;
         self.with_packed(workspace, own, |workspace, packed, pass| {
             let mut call = UnrotatedCall::new(
                 weights.shorten(),
@@ -100,6 +134,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
                 packed.out.reborrow(),
             )
             .with_lse(wants_lse.then(|| packed.lse.reborrow()))
+            .with_slot_lists(lists.as_ref().map(SlotLists::shorten))
             .with_sinks(sinks.as_ref().map(|sinks| sinks.shorten()));
             match pass {
                 Pass::Check => self.check_unrotated(workspace, &mut call),
@@ -198,10 +233,6 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             let given = "of the caller's own, for rows in an order of the engine's own";
             let accepted = "none: each token then has its position in its request";
             return Err(Error::argument("rotary.positions", given, accepted));
-        }
-        if call.slot_lists.is_some() {
-            let given = "present, for rows in an order of the engine's own";
-            return Err(Error::argument("slot_lists", given, "absent"));
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 
 use mla_cpu::Cpu;
 use mla_runtime::Result;
-use mla_runtime::backend::StepLimits;
+use mla_runtime::backend::{SlotLists, StepLimits};
 use mla_runtime::layer::{LayerCall, StepPlan, StepRequest, UnrotatedCall, Workspace};
 use mla_runtime::model::{DType, KvFormat, Rope};
 use mla_runtime::tensor::{
@@ -91,19 +91,25 @@ impl Own<'_> {
         };
         let written = CacheMut::new(&mut cache[..], world.cache_layout)?;
         let to = TensorMut::new(&mut out[..], layout)?;
+        // In the order of the step.
+        let (lists, width) = (world.lists(), world.list_width());
+        let lists = SlotLists::new(ArrayRef::from_slice(&lists), width);
+        let lists = world.case.sparse.then_some(lists);
         match tables {
             None => {
                 let query = TensorRef::new(&query[..], of_query)?;
                 let rows = [latent, TensorRef::new(&rope[..], of_rope)?];
                 let call = LayerCall::new(weights, query, rows, written, to);
-                layer.forward(&mut workspace, call.with_lse(wanted))?;
+                let call = call.with_lse(wanted).with_slot_lists(lists);
+                layer.forward(&mut workspace, call)?;
             }
             Some(tables) => {
                 let query = TensorMut::new(&mut query[..], of_query)?;
                 let rope = TensorMut::new(&mut rope[..], of_rope)?;
                 let rotation = tables.rotation()?;
                 let call = UnrotatedCall::new(weights, query, latent, rope, rotation, written, to);
-                layer.forward_unrotated(&mut workspace, call.with_lse(wanted))?;
+                let call = call.with_lse(wanted).with_slot_lists(lists);
+                layer.forward_unrotated(&mut workspace, call)?;
             }
         }
         Ok(Outcome {
@@ -260,6 +266,63 @@ fn unrotated_rows() {
                 "{requests:?} {starts:?}"
             );
         }
+    }
+}
+
+/// Tokens of a sparse layer go by the same lists; what makes lists is packed by the step's index.
+#[test]
+fn sparse_rows() {
+    for dense_within in [0, 40] {
+        let case = Case {
+            sparse: true,
+            dense_within,
+            threshold: if dense_within == 0 { 100 } else { 4 },
+            ..Case::small(MIXED)
+        };
+        let (world, packed) = run(&case);
+        let layer = cpu_layer(&case);
+        for (starts, rows) in [shuffled(&world, 5, 3), shuffled(&world, 6, 0)] {
+            let own = Own {
+                world: &world,
+                starts: &starts,
+                rows,
+            };
+            own.check(&layer, &packed);
+        }
+    }
+}
+
+#[test]
+fn rows_are_packed() {
+    let case = Case::small(&[(1, 9), (3, 5), (6, 6)]);
+    let (world, layer) = (World::new(&case), cpu_layer(&case));
+    // By an index, and as they lie behind others.
+    for (starts, rows) in [([9, 0, 3], 12), ([2, 3, 6], 13)] {
+        let own = Own {
+            world: &world,
+            starts: &starts,
+            rows,
+        };
+        let workspace = own.prepare(&layer).unwrap();
+        let places = places(&world, &starts);
+        let from: Vec<f32> = (0..rows * 6).map(|value| value as f32).collect();
+        let mut to = vec![0.0f32; 10 * 6];
+        let pack = |from: [usize; 3], to: TensorMut<'_, Cpu>| {
+            let values: Vec<f32> = (0..from.iter().product()).map(|at| at as f32).collect();
+            layer.pack_rows(
+                &workspace,
+                TensorRef::from_slice(&values, from).unwrap(),
+                to,
+            )
+        };
+        let tensor = TensorMut::from_slice(&mut to, [10, 2, 3]).unwrap();
+        pack([rows, 2, 3], tensor).unwrap();
+        for (row, place) in to.chunks(6).zip(&places) {
+            assert_eq!(row, &from[place * 6..][..6]);
+        }
+        let tensor = TensorMut::from_slice(&mut to, [10, 2, 3]).unwrap();
+        let refused = pack([rows + 1, 2, 3], tensor).unwrap_err().to_string();
+        assert!(refused.starts_with("from: given f32 ["), "{refused}");
     }
 }
 

@@ -424,7 +424,7 @@ impl World {
         }
     }
 
-    fn list_width(&self) -> usize {
+    pub(crate) fn list_width(&self) -> usize {
         let longest = self.requests.iter().map(|r| r.kv).max().unwrap_or(0);
         longest as usize + 2
     }
@@ -443,7 +443,7 @@ impl World {
     }
 
     /// The slots of these positions, out of order and with entries to skip in between.
-    fn lists(&self) -> Vec<i32> {
+    pub(crate) fn lists(&self) -> Vec<i32> {
         let mut numbers = Numbers::new(self.case.seed);
         let (page, width) = (self.case.page_size, self.list_width());
         let mut lists = Vec::new();

@@ -98,12 +98,6 @@ impl StagedStep {
         self.order.stage(plan)?;
         self.stage_lens(plan);
         self.stage_slots(plan)?;
-        // Lists of slots, and what makes them, are in the order of the step.
-        if problem.sparse && !self.order.is_packed() {
-            let given = "an order of the engine's own, of a sparse problem";
-            let accepted = "rows in the order of the requests, without padding";
-            return Err(Error::argument("rows", given, accepted));
-        }
         self.plan_context(problem, &plan.requests()[self.absorbed_requests..])?;
         self.write_arrays(plan);
         Ok(())

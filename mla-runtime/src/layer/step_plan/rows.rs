@@ -85,7 +85,8 @@ impl StepPlan {
     /// [`forward_unrotated`](crate::layer::MlaLayer::forward_unrotated) take such tensors. If the
     /// rows that are used lie one behind the other in the order of the layer, they are taken as
     /// they lie; otherwise the layer copies them by an index of its own, into memory that
-    /// [`call_rows`](crate::backend::StepLimits::call_rows) sets aside, and the results back.
+    /// [`call_rows`](crate::backend::StepLimits::call_rows) sets aside, and the results back. Lists
+    /// of slots are in the order of the layer, whatever the rows are.
     ///
     /// # Errors
     ///
