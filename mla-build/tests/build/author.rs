@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::stub::{ALL, World, driver};
+use crate::stub::{ALL, Says, World, driver, succeeded};
 use mla_build::{Kernels, report::Report};
 
 /// Variables that would change what a test looks at.
@@ -55,11 +55,7 @@ fn error_of(output: &Output) -> String {
 }
 
 fn warnings(output: &Output) -> Vec<String> {
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    succeeded(output);
     warnings_of_any(output)
 }
 
@@ -135,7 +131,7 @@ fn flags_add_no_unknown_code() {
     ] {
         let output = script(&world, &[&host], &[("NVCC_APPEND_FLAGS", value)]);
         let error = error_of(&output);
-        assert!(error.contains(&format!(": given \"{given}")), "{error}");
+        error.says(&format!(": given \"{given}"));
         assert_eq!(world.calls(), [""; 0]);
         let flag = given.split(' ').next().unwrap();
         let kernels = world.kernels().flag(flag);
@@ -193,10 +189,7 @@ fn no_compiler_has_a_remedy() {
     let world = World::new();
     for program in ["false", "true"] {
         let error = error_of(&script(&world, &[], &[("CXX", program)]));
-        assert!(
-            error.contains("or name one in NVCC_CCBIN; this one is named by CXX"),
-            "{error}"
-        );
+        error.says("or name one in NVCC_CCBIN; this one is named by CXX");
     }
     let host = host(&world);
     for (value, way) in [
@@ -210,16 +203,11 @@ fn no_compiler_has_a_remedy() {
         ),
     ] {
         let error = error_of(&script(&world, &[&host], &[("NVCC", value)]));
-        assert!(
-            error.starts_with("NVCC: given") && error.contains(way),
-            "{error}"
-        );
+        assert!(error.starts_with("NVCC: given"), "{error}");
+        error.says(way);
     }
     let error = error_of(&script(&world, &[&host, "--family=sm120"], &[]));
-    assert!(
-        error.contains("Kernels::family(Family::new(\"sm120\", [\"sm_120\"]))"),
-        "{error}"
-    );
+    error.says("Kernels::family(Family::new(\"sm120\", [\"sm_120\"]))");
     let none = Kernels::new().enable("sm90").root(world.at("package"));
     let none = none.out_dir(world.at("out")).cache(world.at("cache"));
     let error = none.compile("kernels").unwrap_err().to_string();
@@ -247,10 +235,7 @@ fn absolute_glob() {
     assert_eq!(world.compiled_by(kernels("./cuda/**/*.cu".into())).len(), 3);
     let elsewhere = kernels(glob(&world.at("elsewhere")));
     let error = elsewhere.compile("kernels").unwrap_err().to_string();
-    assert!(
-        error.contains("accepted a glob relative to the package, "),
-        "{error}"
-    );
+    error.says("accepted a glob relative to the package, ");
 }
 
 #[test]
@@ -285,19 +270,13 @@ fn unread_variables_are_named() {
         ("MLA_BUILD_PREBUILT", &*folder),
     ];
     let error = error_of(&script(&world, &[&host], &both));
-    assert!(
-        error.contains("accepted nothing beside MLA_BUILD_PREBUILT"),
-        "{error}"
-    );
+    error.says("accepted nothing beside MLA_BUILD_PREBUILT");
     let both = [
         ("MLA_BUILD_EXPORT", &*folder),
         ("MLA_BUILD_ONLY", "bindings"),
     ];
     let error = error_of(&script(&world, &[&host], &both));
-    assert!(
-        error.contains("accepted nothing beside MLA_BUILD_ONLY"),
-        "{error}"
-    );
+    error.says("accepted nothing beside MLA_BUILD_ONLY");
 }
 
 #[test]
@@ -329,10 +308,7 @@ fn first_error_ends_the_build() {
         error.starts_with(first) && error.ends_with(first),
         "{error}"
     );
-    assert!(
-        error.contains("1 of 4 units failed, and 3 were stopped; what was compiled is kept"),
-        "{error}"
-    );
+    error.says("1 of 4 units failed, and 3 were stopped; what was compiled is kept");
     assert_eq!(warnings_of_any(&output), [first.trim_end()]);
 }
 
@@ -363,10 +339,7 @@ fn undefined_function_is_refused() {
     // One that C++ calls by the name is the likeliest cause.
     world.write("package/cuda/sm90/b.cu", "// symbol: _ZN3own4goneEv\n");
     let error = build("--header=cuda/api.h");
-    assert!(
-        error.contains("extern \"C\" (in cuda/sm90/b.cu is the C++ function own::gone())"),
-        "{error}"
-    );
+    error.says("extern \"C\" (in cuda/sm90/b.cu is the C++ function own::gone())");
     // With a family off, what is missing may be that family's.
     world.write("package/cuda/sm90/b.cu", "body\n");
     world.write("package/cuda/sm100/d.cu", "// symbol: gone\n");
@@ -387,7 +360,7 @@ fn undefined_function_is_refused() {
         &[],
     ));
     let bindings = fs::read_to_string(world.at("script-out/kernels.rs")).unwrap();
-    assert!(bindings.contains("fn gone"), "{bindings}");
+    bindings.says("fn gone");
 }
 
 #[test]
@@ -431,16 +404,14 @@ fn optional_library_is_empty() {
         let read = |name: &str| fs::read_to_string(world.at(name)).unwrap();
         assert_eq!(read("script-out/kernels.rs"), "");
         let constants = read("script-out/kernels_compiled.rs");
-        assert!(constants.contains("SM90: &[&str] = &[]"), "{constants}");
+        constants.says("SM90: &[&str] = &[]");
         let stdout = String::from_utf8_lossy(&output.stdout);
-        assert!(
-            !stdout.contains("rustc-link-lib") && stdout.contains("=sm90:off:sm_90a"),
-            "{stdout}"
-        );
+        assert!(!stdout.contains("rustc-link-lib"), "{stdout}");
+        stdout.says("=sm90:off:sm_90a");
     }
     assert_eq!(world.calls(), [""; 0]);
     let refused = error_of(&script(&world, &["--family=none"], &[]));
-    assert!(refused.contains("calls Kernels::optional"), "{refused}");
+    refused.says("calls Kernels::optional");
     // With a family on it is a library like any other.
     let host = host(&world);
     let on = [&host, "--optional"];
@@ -480,10 +451,7 @@ fn exposed_cache_is_not_used() {
     let error = mla_build::cache::copy(&cache, &world.at("copy"))
         .unwrap_err()
         .to_string();
-    assert!(
-        error.contains("accepted a folder that others cannot write to"),
-        "{error}"
-    );
+    error.says("accepted a folder that others cannot write to");
 }
 
 #[test]
@@ -504,10 +472,8 @@ fn exposed_prebuilt_objects_are_refused() {
     world.calls();
     set_mode(&objects, 0o777);
     let error = error_of(&script(&world, &[], &[("MLA_BUILD_PREBUILT", &named)]));
-    assert!(
-        error.contains("owner: given every user may write to ") && error.contains("(mode 0777)"),
-        "{error}"
-    );
+    error.says("owner: given every user may write to ");
+    error.says("(mode 0777)");
     let file = objects.join("kernels.prebuilt.json");
     set_mode(&objects, 0o755);
     set_mode(&file, 0o666);

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::stub::World;
+use crate::stub::{Says, World};
 use mla_build::{Family, Kernels};
 
 const PORTABLE: [&str; 5] = ["sm_80", "sm_90", "sm_100", "sm_120", "compute_80"];
@@ -103,10 +103,7 @@ fn additional_target() {
         .output()
         .unwrap();
     let message = String::from_utf8_lossy(&refused.stderr);
-    assert!(
-        message.contains("MLA_BUILD_TARGETS_SM80: given \"sm_85\", accepted sm_75, sm_80"),
-        "{message}"
-    );
+    message.says("MLA_BUILD_TARGETS_SM80: given \"sm_85\", accepted sm_75, sm_80");
 }
 
 #[test]

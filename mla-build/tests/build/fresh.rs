@@ -3,7 +3,7 @@
 
 use std::{fs, time::Duration};
 
-use crate::stub::{ALL, World};
+use crate::stub::{ALL, World, succeeded};
 
 const NONE: [&str; 0] = [];
 
@@ -96,11 +96,7 @@ fn new_header_in_cpath() {
             .env("CPATH", world.at("mine"))
             .output()
             .unwrap();
-        assert!(
-            output.status.success(),
-            "{}",
-            String::from_utf8_lossy(&output.stderr)
-        );
+        succeeded(&output);
         world.calls()
     };
     assert_eq!(build().len(), 4);

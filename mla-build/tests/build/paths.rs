@@ -2,7 +2,7 @@
 
 use std::{fs, path::PathBuf, process::Command};
 
-use crate::stub::{ALL, World};
+use crate::stub::{ALL, Says, World, succeeded};
 use mla_build::Kernels;
 
 const NONE: [&str; 0] = [];
@@ -99,11 +99,7 @@ fn cargo_in_a_strange_folder() {
         .env("MLA_CUDA_HOME", world.at("toolkit"))
         .output()
         .unwrap();
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    succeeded(&output);
     assert_eq!(names(world.calls()), ["a.cu", "b.cu", "c.cu"]);
     assert!(!ran(&world));
 }
@@ -113,7 +109,7 @@ fn bad_path_characters() {
     let world = World::new();
     let says = |kernels: Kernels, expected: &str| {
         let message = kernels.compile("kernels").unwrap_err().to_string();
-        assert!(message.contains(expected), "{message}");
+        message.says(expected);
         assert_eq!(world.calls(), NONE);
     };
     world.write("head$ers/x.h", "");

@@ -3,7 +3,7 @@
 
 use std::{fs, process::Command};
 
-use crate::stub::{World, driver};
+use crate::stub::{Says, World, driver};
 
 /// A build with these variables and no others, on a machine without a toolkit but for `CUDA_HOME`.
 fn build(world: &World, out: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Command {
@@ -70,10 +70,8 @@ fn prebuilt_equals_compiled() {
         .env("HOME", world.at("home"))
         .env("MLA_TOOLKIT", world.at("none"));
     let report = succeeds(command);
-    assert!(
-        report.contains("b_kernel") && report.contains("prebuilt"),
-        "{report}"
-    );
+    report.says("b_kernel");
+    report.says("prebuilt");
     assert!(world.calls().is_empty());
     let read = |path: &str| fs::read(world.at(path)).unwrap();
     let library = "libpackage_kernels.a";
@@ -105,25 +103,13 @@ fn stale_prebuilt_is_refused() {
     };
     // Both families together were never compiled.
     let message = with(&world, &["--family=sm90", "--family=sm80"]);
-    assert!(
-        message.contains("objects: given none, accepted cuda/all/c.cu (sm_80, "),
-        "{message}"
-    );
+    message.says("objects: given none, accepted cuda/all/c.cu (sm_80, ");
     let message = with(&world, &["--include=cuda/common"]);
-    assert!(
-        message.contains("kernels.prebuilt.json: sources: given "),
-        "{message}"
-    );
-    assert!(
-        message.contains("MLA_BUILD_PREBUILT=none compiles"),
-        "{message}"
-    );
+    message.says("kernels.prebuilt.json: sources: given ");
+    message.says("MLA_BUILD_PREBUILT=none compiles");
     world.write("package/cuda/common/shared.h", "shared-2\n");
     let message = with(&world, &[]);
-    assert!(
-        message.contains("kernels.prebuilt.json: sources: given "),
-        "{message}"
-    );
+    message.says("kernels.prebuilt.json: sources: given ");
     world.write("package/cuda/common/shared.h", "shared-1\n");
     succeeds(build(
         &world,
@@ -142,30 +128,21 @@ fn stale_prebuilt_is_refused() {
         .env("MLA_BUILD_PREBUILT", &objects)
         .env_remove("MLA_CUDA_HOME");
     let message = refused(other);
-    assert!(
-        message.contains("library: given package_kernels, accepted other_package_kernels"),
-        "{message}"
-    );
+    message.says("library: given package_kernels, accepted other_package_kernels");
     fs::rename(world.at("other-package"), world.at("package")).unwrap();
     let runtime = world.at("objects/libcudart_static.a");
     fs::write(&runtime, "!<arch>\nmore").unwrap();
     let message = with(&world, &[]);
-    assert!(
-        message.contains("libcudart_static.a: content: given "),
-        "{message}"
-    );
+    message.says("libcudart_static.a: content: given ");
     let message = refused(build(
         &world,
         "taken",
         &[],
         &[("MLA_BUILD_PREBUILT", "/nonexistent")],
     ));
-    assert!(
-        message.contains(
-            "MLA_BUILD_PREBUILT: given \"/nonexistent\", accepted folders with \
-             kernels.prebuilt.json"
-        ),
-        "{message}"
+    message.says(
+        "MLA_BUILD_PREBUILT: given \"/nonexistent\", accepted folders with \
+             kernels.prebuilt.json",
     );
 }
 
@@ -204,8 +181,5 @@ fn other_sources_or_settings_are_compiled() {
     // Two wishes that contradict each other.
     let both = [("MLA_BUILD_PREBUILT", &*objects), ("NVCC", &*nvcc)];
     let message = refused(build(&world, "taken", &[], &both));
-    assert!(
-        message.contains("accepted nothing beside NVCC"),
-        "{message}"
-    );
+    message.says("accepted nothing beside NVCC");
 }

@@ -5,7 +5,7 @@ use std::{
     process::{Command, Output},
 };
 
-use crate::stub::{World, driver};
+use crate::stub::{Says, World, driver};
 
 /// A package whose build script starts the example `compile`. Its library is called `decode` and
 /// has a host function `decode` that returns `number`, as every package made here; a file with the
@@ -169,11 +169,8 @@ fn libraries_of_one_name() {
     build.env("MLA_CUDA_HOME", world.at("toolkit"));
     let built = build.output().unwrap();
     let message = String::from_utf8_lossy(&built.stderr);
-    assert!(
-        message.contains(
-            "library: given \"decode\", accepted a name that no other library of this build script \
-             has"
-        ),
-        "{message}"
+    message.says(
+        "library: given \"decode\", accepted a name that no other library of this build script \
+             has",
     );
 }

@@ -14,7 +14,7 @@ use mla_build::{
     report::{Outcome, Report},
 };
 
-use crate::stub::processor_time;
+use crate::stub::{Says, processor_time, succeeded};
 
 struct Package(tempfile::TempDir);
 
@@ -274,10 +274,7 @@ fn bad_unit_says_the_error() {
         message.starts_with("cuda/sm90/a.cu(1): error: identifier \"missing\" is undefined"),
         "{message}"
     );
-    assert!(
-        message.contains("1 of 4 units failed, and 2 were stopped"),
-        "{message}"
-    );
+    message.says("1 of 4 units failed, and 2 were stopped");
     package.write("package/cuda/sm90/a.cu", &KERNEL.replace("NAME", "a"));
     assert_eq!(
         package.compiled(),
@@ -286,14 +283,8 @@ fn bad_unit_says_the_error() {
 
     package.write("package/cuda/sm90/a.cu", "#include <cutlass/cutlass.h>\n");
     let message = package.build().unwrap_err().to_string();
-    assert!(
-        message.contains("fatal error: cutlass/cutlass.h: No such file or directory"),
-        "{message}"
-    );
-    assert!(
-        message.contains("hint: cutlass/cutlass.h belongs to CUTLASS"),
-        "{message}"
-    );
+    message.says("fatal error: cutlass/cutlass.h: No such file or directory");
+    message.says("hint: cutlass/cutlass.h belongs to CUTLASS");
     assert_eq!(
         compiled(
             &package
@@ -392,11 +383,7 @@ fn foreign_crate_builds() {
     };
     let cargo = |arguments: &[&str]| command(arguments).output().unwrap();
     let succeeded = |output: &Output| {
-        assert!(
-            output.status.success(),
-            "{}",
-            String::from_utf8_lossy(&output.stderr)
-        );
+        succeeded(output);
     };
     let report = || Report::load(&target.join("mla-build/foreign-scale.json")).unwrap();
 
@@ -428,14 +415,9 @@ fn foreign_crate_builds() {
     let mistyped = cargo(&["build", "--features", "sm91"]);
     assert!(!mistyped.status.success());
     let stderr = String::from_utf8_lossy(&mistyped.stderr);
-    assert!(
-        stderr.contains("family: given \"sm91\", accepted sm80, sm90, sm100"),
-        "{stderr}"
-    );
+    stderr.says("family: given \"sm91\", accepted sm80, sm90, sm100");
     let none = cargo(&["build", "--no-default-features"]);
     let stderr = String::from_utf8_lossy(&none.stderr);
-    assert!(
-        !none.status.success() && stderr.contains("family: none is turned on"),
-        "{stderr}"
-    );
+    assert!(!none.status.success(), "{stderr}");
+    stderr.says("family: none is turned on");
 }

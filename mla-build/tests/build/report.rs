@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fs};
 
-use crate::stub::{ALL, World};
+use crate::stub::{ALL, Says, World};
 use mla_build::{
     budget::Budget,
     report::{self, Outcome, Report},
@@ -196,8 +196,5 @@ fn progress_lines() {
         [good, bad, good]
     );
     let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(
-        stderr.contains("failed    cuda/sm90/a.cu (sm_90a)"),
-        "{stderr}"
-    );
+    stderr.says("failed    cuda/sm90/a.cu (sm_90a)");
 }

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use crate::stub::{ALL, World, version};
+use crate::stub::{ALL, Says, World, version};
 use mla_build::report::Outcome;
 
 const NONE: [&str; 0] = [];
@@ -133,10 +133,7 @@ fn another_profile_compiles_nothing() {
     assert!(with("0").status.success());
     assert_eq!(world.calls(), NONE);
     let message = String::from_utf8_lossy(&with("yes").stderr).into_owned();
-    assert!(
-        message.contains("MLA_BUILD_LINE_INFO: given \"yes\", accepted 1 or 0"),
-        "{message}"
-    );
+    message.says("MLA_BUILD_LINE_INFO: given \"yes\", accepted 1 or 0");
 }
 
 #[test]

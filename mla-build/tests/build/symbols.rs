@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path, process::Command};
 
-use crate::stub::World;
+use crate::stub::{World, succeeded};
 use mla_build::{Built, Family, Kernels};
 
 /// A package whose sources, names and library are called as in every other, compiled by the real
@@ -54,11 +54,7 @@ fn link(world: &World, main: &str, libraries: &[&Path]) -> Command {
         .args(["-x", "none"])
         .args(libraries);
     let linked = compiler.output().unwrap();
-    assert!(
-        linked.status.success(),
-        "{}",
-        String::from_utf8_lossy(&linked.stderr)
-    );
+    succeeded(&linked);
     Command::new(program)
 }
 

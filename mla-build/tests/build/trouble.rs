@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::stub::{ALL, World, driver, version};
+use crate::stub::{ALL, Says, World, driver, succeeded, version};
 use mla_build::{Error, Kernels, progress::Event};
 
 const NONE: [&str; 0] = [];
@@ -30,12 +30,9 @@ fn bad_unit_leaves_the_others() {
     let built = build.env("MLA_BUILD_KEEP_GOING", "1").output().unwrap();
     let message = String::from_utf8_lossy(&built.stderr);
     let error = "cuda/sm90/a.cu(2): error: identifier \"x\" is undefined\n";
-    assert!(message.contains(&format!("Error: {error}")), "{message}");
+    message.says(&format!("Error: {error}"));
     assert!(message.ends_with(error), "{message}");
-    assert!(
-        message.contains("1 of 7 units failed; the others are kept"),
-        "{message}"
-    );
+    message.says("1 of 7 units failed; the others are kept");
     assert_eq!(world.calls().len(), 7);
 
     world.write("package/cuda/sm90/a.cu", "repaired\n");
@@ -57,10 +54,8 @@ fn failure_output_is_kept() {
     };
     assert_eq!(failures.units.len(), 1);
     let log = fs::read_to_string(&failures.units[0].log).unwrap();
-    assert!(
-        log.contains("warning #177-D") && log.contains("error: first"),
-        "{log}"
-    );
+    log.says("warning #177-D");
+    log.says("error: first");
     let mut build = world.command("out");
     let built = build.env("MLA_BUILD_KEEP_GOING", "1").output().unwrap();
     let message = String::from_utf8_lossy(&built.stderr);
@@ -69,10 +64,8 @@ fn failure_output_is_kept() {
         message.find("error: first").unwrap(),
         message.find("error: second").unwrap(),
     );
-    assert!(
-        first < second && message.contains("also failed:"),
-        "{message}"
-    );
+    assert!(first < second, "{message}");
+    message.says("also failed:");
 }
 
 #[test]
@@ -80,14 +73,8 @@ fn missing_header_hint() {
     let world = World::new();
     world.write("package/cuda/sm90/a.cu", "#include <cute/tensor.hpp>\n");
     let message = world.build().unwrap_err().to_string();
-    assert!(
-        message.contains("fatal error: cute/tensor.hpp: No such file"),
-        "{message}"
-    );
-    assert!(
-        message.contains("hint: cute/tensor.hpp belongs to CUTLASS"),
-        "{message}"
-    );
+    message.says("fatal error: cute/tensor.hpp: No such file");
+    message.says("hint: cute/tensor.hpp belongs to CUTLASS");
 }
 
 #[test]
@@ -99,10 +86,8 @@ fn killed_compiler() {
          \"$0\")/../version\"\nkill -9 $$\n",
     );
     let message = world.build().unwrap_err().to_string();
-    assert!(
-        message.contains("signal: 9") && message.contains("ran out of memory"),
-        "{message}"
-    );
+    message.says("signal: 9");
+    message.says("ran out of memory");
 }
 
 #[test]
@@ -120,15 +105,12 @@ fn toolkit_too_old() {
         "given CUDA 12.4",
         "toolkit/bin/nvcc",
     ] {
-        assert!(message.contains(part), "{message}");
+        message.says(part);
     }
     assert_eq!(world.calls(), NONE);
     world.write("toolkit/version", &version("11.8"));
     let message = world.build().unwrap_err().to_string();
-    assert!(
-        message.contains("target sm_90a needs CUDA 12.0"),
-        "{message}"
-    );
+    message.says("target sm_90a needs CUDA 12.0");
 }
 
 #[test]
@@ -185,7 +167,7 @@ fn cutlass_too_old() {
         "target sm_100f needs CUTLASS 3.8 or newer; given CUTLASS 3.5",
         "cutlass/include",
     ] {
-        assert!(message.contains(part), "{message}");
+        message.says(part);
     }
     assert_eq!(world.calls(), NONE);
     let (built, message) = build(8);
@@ -197,7 +179,7 @@ fn wrong_settings_are_named() {
     let world = World::new();
     let says = |kernels: Kernels, expected: &str| {
         let message = kernels.compile("kernels").unwrap_err().to_string();
-        assert!(message.contains(expected), "{message}");
+        message.says(expected);
     };
     says(
         world.kernels().flag("-arch=sm_80"),
@@ -220,10 +202,7 @@ fn wrong_settings_are_named() {
     world.write("toolkit/lib/libcublas.so", "");
     for library in ["cudart_static", "cublas", "cuda", "pthread"] {
         let message = world.kernels().compile(library).unwrap_err().to_string();
-        assert!(
-            message.contains(&format!("library: given {library:?}")),
-            "{message}"
-        );
+        message.says(&format!("library: given {library:?}"));
     }
     says(
         world.kernels().host_compiler(world.at("no/g++")),
@@ -231,7 +210,7 @@ fn wrong_settings_are_named() {
          install GCC's",
     );
     let message = world.kernels().compile("lib/x").unwrap_err().to_string();
-    assert!(message.contains("library: given \"lib/x\""), "{message}");
+    message.says("library: given \"lib/x\"");
     world.write("package/cuda/sm91/x.cu", "");
     says(
         world.kernels(),
@@ -254,10 +233,8 @@ fn cross_compiling_is_refused() {
         let output = build.output().unwrap();
         let stderr = String::from_utf8_lossy(&output.stderr);
         let expected = format!("TARGET: given {target:?}, accepted x86_64-unknown-linux-gnu or");
-        assert!(
-            !output.status.success() && stderr.contains(&expected),
-            "{stderr}"
-        );
+        assert!(!output.status.success(), "{stderr}");
+        stderr.says(&expected);
     }
     assert_eq!(world.calls(), NONE);
 }
@@ -403,11 +380,7 @@ fn concurrent_builds() {
         .collect();
     for build in builds {
         let output = build.wait_with_output().unwrap();
-        assert!(
-            output.status.success(),
-            "{}",
-            String::from_utf8_lossy(&output.stderr)
-        );
+        succeeded(&output);
     }
     let calls = world.calls();
     let mut once = calls.clone();
@@ -436,11 +409,7 @@ fn jobserver_tokens() {
         // The way in which Cargo gives it to a build script.
         jobserver.configure(&mut build);
         let output = build.output().unwrap();
-        assert!(
-            output.status.success(),
-            "{}",
-            String::from_utf8_lossy(&output.stderr)
-        );
+        succeeded(&output);
         let (mut now, mut max) = (0, 0);
         for line in fs::read_to_string(world.at("events")).unwrap().lines() {
             match serde_json::from_str(line).unwrap() {
@@ -488,10 +457,8 @@ fn corrupted_object() {
         assert_eq!(world.calls().len(), 1);
         assert_eq!(built.report.notes.len(), 1);
         let note = &built.report.notes[0];
-        assert!(
-            note.contains(&victim.display().to_string()) && note.contains("corrupted"),
-            "{note}"
-        );
+        note.says(&victim.display().to_string());
+        note.says("corrupted");
         assert_eq!(world.library("out"), good);
         assert_eq!(world.compiled(), NONE, "and it is stored again");
     }
@@ -570,10 +537,7 @@ fn read_only_cache() {
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{stderr}");
     assert_eq!(world.calls(), ["cuda/sm90/a.cu"], "what is there is used");
-    assert!(
-        stderr.contains("cannot be written (Read-only file system"),
-        "{stderr}"
-    );
+    stderr.says("cannot be written (Read-only file system");
     assert!(world.library("out").contains("body-a2"));
 }
 
@@ -587,9 +551,6 @@ fn full_disk() {
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{stderr}");
     assert_eq!(world.calls(), ALL);
-    assert!(
-        stderr.contains("cannot be written (No space left on device"),
-        "{stderr}"
-    );
+    stderr.says("cannot be written (No space left on device");
     assert!(world.library("out").contains("body-a"));
 }

@@ -4,7 +4,7 @@ use std::{
     fs,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Output},
     time::Duration,
 };
 
@@ -159,6 +159,24 @@ impl World {
             .env("MLA_BUILD_CACHE", self.at("cache"));
         command
     }
+}
+
+/// A text that has to have parts.
+pub(crate) trait Says {
+    fn says(&self, part: &str);
+}
+
+impl Says for str {
+    #[track_caller]
+    fn says(&self, part: &str) {
+        assert!(self.contains(part), "{part:?} is not in {self}");
+    }
+}
+
+#[track_caller]
+pub(crate) fn succeeded(output: &Output) {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
 }
 
 pub(crate) const ALL: [&str; 3] = ["cuda/all/c.cu", "cuda/sm90/a.cu", "cuda/sm90/b.cu"];
