@@ -19,12 +19,13 @@ pub(crate) const MAX_STREAM: u64 = 64 << 20;
 pub(crate) fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
     let file = File::open(path)?;
     let metadata = file.metadata()?;
-    match metadata.is_file() {
-        true if metadata.len() > MAX_FILE => {
-            Err(too_large(&format!("{} bytes", metadata.len()), MAX_FILE))
-        }
-        true => read_stream(file, MAX_FILE),
-        false => read_stream(file, MAX_STREAM),
+    let (max, length) = match metadata.is_file() {
+        true => (MAX_FILE, metadata.len()),
+        false => (MAX_STREAM, 0),
+    };
+    match length > max {
+        true => Err(too_large(&format!("{length} bytes"), max)),
+        false => read_stream(file, max),
     }
 }
 
@@ -50,20 +51,16 @@ pub(crate) fn output(command: &mut Command) -> io::Result<Output> {
 }
 
 fn output_of(command: &mut Command, max: u64) -> io::Result<Output> {
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+    command.stdin(Stdio::null());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn()?;
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-    let read = |from: Option<_>| from.map_or(Ok(Vec::new()), |from| read_stream(from, max));
     // Neither stream may fill up while the other one is read.
-    let aside =
-        thread::spawn(move || stderr.map_or(Ok(Vec::new()), |stderr| read_stream(stderr, max)));
-    let stdout = ended_unless(&mut child, read(stdout))?;
-    let stderr = aside
-        .join()
-        .map_err(|_| io::Error::other("its errors cannot be read"))?;
+    let aside = thread::spawn(move || stderr.map_or(Ok(Vec::new()), |it| read_stream(it, max)));
+    let stdout = stdout.map_or(Ok(Vec::new()), |it| read_stream(it, max));
+    let stdout = ended_unless(&mut child, stdout)?;
+    let stderr = aside.join();
+    let stderr = stderr.map_err(|_| io::Error::other("its errors cannot be read"))?;
     let stderr = ended_unless(&mut child, stderr)?;
     let status = child.wait()?;
     Ok(Output {

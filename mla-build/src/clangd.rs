@@ -24,26 +24,24 @@ impl Compiler {
     /// The arguments for a unit: its macros, include roots and flags.
     pub(crate) fn for_clangd(&self, unit: &Unit) -> Vec<String> {
         let mut arguments = vec!["clang++".to_owned()];
-        if unit.language == Language::Cuda {
-            arguments.extend(
-                ["-x", "cuda", "-nocudalib", "-Wno-unknown-cuda-version"].map(str::to_owned),
-            );
-            // clang compiles for one target, and knows none that is shared by a family.
-            if let Some(target) = unit.targets.first() {
-                let exact = if target.to_string() == "sm_90a" {
-                    "a"
-                } else {
-                    ""
-                };
-                arguments.push(format!("--cuda-gpu-arch=sm_{}{exact}", target.number()));
+        let flags = self.fixed(unit).into_iter();
+        match unit.language {
+            Language::Cuda => {
+                let cuda = ["-x", "cuda", "-nocudalib", "-Wno-unknown-cuda-version"];
+                arguments.extend(cuda.map(str::to_owned));
+                // clang compiles for one target, and knows none that is shared by a family.
+                if let Some(target) = unit.targets.first() {
+                    let exact = if target.to_string() == "sm_90a" {
+                        "a"
+                    } else {
+                        ""
+                    };
+                    arguments.push(format!("--cuda-gpu-arch=sm_{}{exact}", target.number()));
+                }
+                arguments.push(format!("--cuda-path={}", self.cuda.found.path.display()));
+                arguments.extend(flags.flat_map(|flag| in_clang(&flag)));
             }
-            arguments.push(format!("--cuda-path={}", self.cuda.found.path.display()));
-        }
-        for flag in self.fixed(unit) {
-            match unit.language {
-                Language::Cuda => arguments.extend(in_clang(&flag)),
-                Language::Cpp => arguments.push(flag),
-            }
+            Language::Cpp => arguments.extend(flags),
         }
         for include in &self.includes {
             let flag = if include.is_system { "-isystem" } else { "-I" };
@@ -58,11 +56,9 @@ impl Compiler {
 /// A flag of nvcc in clang's words. A flag that clang has no word for is left out: extended
 /// lambdas, say, need no flag there.
 fn in_clang(flag: &str) -> Vec<String> {
-    if ["-D", "-U", "-O", "-W", "-g"]
-        .iter()
-        .any(|start| flag.starts_with(start))
-        && !flag.starts_with("-gen")
-    {
+    let shared = ["-D", "-U", "-O", "-W", "-g"].iter();
+    let is_shared = shared.into_iter().any(|start| flag.starts_with(start));
+    if is_shared && !flag.starts_with("-gen") {
         return vec![flag.to_owned()];
     }
     let name = flag.trim_start_matches('-');
@@ -70,17 +66,13 @@ fn in_clang(flag: &str) -> Vec<String> {
     match name {
         "Xcompiler" | "compiler-options" => value.split(',').map(str::to_owned).collect(),
         "Xptxas" | "ptxas-options" => {
-            let options = value.split(',').map(str::to_owned);
-            options
-                .flat_map(|option| ["-Xcuda-ptxas".to_owned(), option])
-                .collect()
+            let options = value.split(',').flat_map(|option| ["-Xcuda-ptxas", option]);
+            options.map(str::to_owned).collect()
         }
         "maxrregcount" => in_clang(&format!("-Xptxas=--maxrregcount={value}")),
         "ftz" | "use_fast_math" if value == "false" => Vec::new(),
-        "fmad" => vec![format!(
-            "-ffp-contract={}",
-            if value == "false" { "off" } else { "fast" }
-        )],
+        "fmad" if value == "false" => vec!["-ffp-contract=off".to_owned()],
+        "fmad" => vec!["-ffp-contract=fast".to_owned()],
         _ => SPELLED
             .iter()
             .filter(|(nvcc, _)| *nvcc == name)

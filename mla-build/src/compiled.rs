@@ -2,7 +2,6 @@
 //! variable for an attribute that names none of them.
 
 use std::{
-    fmt::Write as _,
     fs,
     path::Path,
     sync::{Mutex, PoisonError},
@@ -60,24 +59,17 @@ struct Group {
 
 fn groups(families: &Families, root: &Path, globs: &[String]) -> Result<Vec<Group>, Error> {
     let folders = unit::folders(root, globs, families)?;
-    let with_sources = |name: &str| folders.contains(&Some(name));
     let declared = families.declared.iter();
-    let mut groups: Vec<_> = declared
-        .filter(|family| with_sources(&family.name))
-        .map(|family| Group {
-            family: Some(family.name.clone()),
-            enabled: family.enabled,
-            targets: target::names(&family.targets),
-        })
-        .collect();
-    if folders.contains(&None) {
-        groups.push(Group {
-            family: None,
-            enabled: !families.of_all.is_empty(),
-            targets: target::names(&families.of_all),
-        });
-    }
-    Ok(groups)
+    let each = declared.map(|it| (Some(&it.name), it.enabled, &it.targets));
+    let of_all = (None, !families.of_all.is_empty(), &families.of_all);
+    let groups = each.chain([of_all]);
+    let groups = groups.filter(|(name, ..)| folders.contains(&name.map(String::as_str)));
+    let groups = groups.map(|(name, enabled, targets)| Group {
+        family: name.cloned(),
+        enabled,
+        targets: target::names(targets),
+    });
+    Ok(groups.collect())
 }
 
 /// Adds the targets of one more library. If libraries compile a family for different targets, only
@@ -98,36 +90,33 @@ fn add(known: &mut Vec<Group>, group: Group) {
 /// folders.
 fn value(known: &[Group]) -> Option<String> {
     let by_family = known.iter().any(|group| group.family.is_some());
-    let groups: Vec<_> = known
+    let groups = known
         .iter()
-        .filter(|group| group.family.is_some() == by_family)
-        .map(|group| {
-            let name = group.family.as_deref().unwrap_or("all");
-            let state = if group.enabled { "on" } else { "off" };
-            format!("{name}:{state}:{}", group.targets.join(","))
-        })
-        .collect();
+        .filter(|group| group.family.is_some() == by_family);
+    let groups = groups.map(|group| {
+        let name = group.family.as_deref().unwrap_or("all");
+        let state = if group.enabled { "on" } else { "off" };
+        format!("{name}:{state}:{}", group.targets.join(","))
+    });
+    let groups: Vec<_> = groups.collect();
     (!groups.is_empty()).then(|| groups.join(";"))
 }
 
 fn text(families: &Families) -> String {
-    let mut text = String::new();
-    for family in &families.declared {
+    let constant = |what: &str, name: &str, targets: &[Target]| {
+        let names = target::names(targets);
+        format!(
+            "/// Targets that {what}, under nvcc's names.\npub const {name}: &[&str] = &{names:?};\n"
+        )
+    };
+    let of_families = families.declared.iter().map(|family| {
         let what = format!("the family `{}` was compiled for", family.name);
-        constant(&mut text, &what, &family.constant(), family.compiled());
-    }
-    let what = "sources in no family's folder were compiled for";
-    constant(&mut text, what, "ALL", &families.of_all);
-    text
-}
-
-fn constant(text: &mut String, what: &str, name: &str, targets: &[Target]) {
-    let names = target::names(targets);
-    // Writing to a string cannot fail.
-    let _ = write!(
-        text,
-        "/// Targets that {what}, under nvcc's names.\npub const {name}: &[&str] = &{names:?};\n"
-    );
+        constant(&what, &family.constant(), family.compiled())
+    });
+    let all = "sources in no family's folder were compiled for";
+    of_families
+        .chain([constant(all, "ALL", &families.of_all)])
+        .collect()
 }
 
 #[cfg(test)]

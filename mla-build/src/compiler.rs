@@ -55,10 +55,10 @@ const BINDGEN: &str = "BINDGEN_EXTRA_CLANG_ARGS";
 /// Environment variables that change what the compilers do. Those that are not keyed name a
 /// program, whose version is part of the key.
 pub(crate) fn variables() -> Vec<String> {
-    let mut names: Vec<_> = KEYED.iter().map(|&name| name.to_owned()).collect();
-    names.extend([CCBIN, CUDAHOSTCXX].map(str::to_owned));
-    names.push(BINDGEN.to_owned());
+    let fixed = KEYED.iter().chain(&[CCBIN, CUDAHOSTCXX, BINDGEN]);
+    let mut names: Vec<_> = fixed.map(|&name| name.to_owned()).collect();
     let target = env::var("TARGET").unwrap_or_default();
+    let spelled = |by: &[char]| target.replace(by, "_");
     // The `cc` crate looks for these variables.
     for tool in ["CXX", "AR"] {
         names.extend([
@@ -68,12 +68,12 @@ pub(crate) fn variables() -> Vec<String> {
         ]);
         if !target.is_empty() {
             names.push(format!("{tool}_{target}"));
-            names.push(format!("{tool}_{}", target.replace(['-', '.'], "_")));
+            names.push(format!("{tool}_{}", spelled(&['-', '.'])));
         }
     }
     if !target.is_empty() {
         names.push(format!("{BINDGEN}_{target}"));
-        names.push(format!("{BINDGEN}_{}", target.replace('-', "_")));
+        names.push(format!("{BINDGEN}_{}", spelled(&['-'])));
     }
     names
 }
@@ -93,41 +93,28 @@ pub(crate) fn flags_of_environment() -> Result<Vec<String>, Error> {
     Ok(all)
 }
 
-/// A C++ compiler, and the setter or variable that names it.
-struct Named {
-    path: PathBuf,
-    by: String,
-}
-
-impl Named {
-    /// Finds the host compiler that the build script sets, or else that of [`CCBIN`], of `-ccbin`
-    /// among the flags of nvcc's variables, or of [`CUDAHOSTCXX`], in this order. nvcc always obeys
-    /// the flag, so it must not contradict the first two.
-    fn find(given: Option<&Path>) -> Result<Option<Self>, Error> {
-        let of = |path: PathBuf, by: &str| Self {
-            path,
-            by: by.to_owned(),
-        };
-        let setter = given.map(|path| of(path.to_owned(), "Kernels::host_compiler"));
-        let variable = |name: &str| variables::set(name).map(|path| of(path.into(), name));
-        let first = setter.or_else(|| variable(CCBIN));
-        let in_flags = FLAGS.iter().rev().find_map(|name| {
-            let value = env::var(name).ok()?;
-            Some(of(flags::host_compiler(&value)?.into(), name))
-        });
-        match (first, in_flags) {
-            (Some(first), Some(flag)) if first.path != flag.path => Err(Error::setting(
-                flag.by,
-                format!("-ccbin {}", flag.path.display()),
-                format!(
-                    "no other C++ compiler than that of {}, {}",
-                    first.by,
-                    first.path.display()
-                ),
-            )),
-            (Some(named), _) | (None, Some(named)) => Ok(Some(named)),
-            (None, None) => Ok(variable(CUDAHOSTCXX)),
-        }
+/// The host compiler that the build script sets, or else that of [`CCBIN`], of `-ccbin` among the
+/// flags of nvcc's variables, or of [`CUDAHOSTCXX`], in this order, and what names it. nvcc always
+/// obeys the flag, so it must not contradict the first two.
+fn named(given: Option<&Path>) -> Result<Option<(PathBuf, &str)>, Error> {
+    let setter = given.map(|path| (path.to_owned(), "Kernels::host_compiler"));
+    let variable = |name: &'static str| Some((PathBuf::from(variables::set(name)?), name));
+    let first = setter.or_else(|| variable(CCBIN));
+    let in_flags = FLAGS.iter().rev().find_map(|&name| {
+        let value = env::var(name).ok()?;
+        Some((PathBuf::from(flags::host_compiler(&value)?), name))
+    });
+    match (first, in_flags) {
+        (Some((first, by)), Some((flag, name))) if first != flag => Err(Error::setting(
+            name,
+            format!("-ccbin {}", flag.display()),
+            format!(
+                "no other C++ compiler than that of {by}, {}",
+                first.display()
+            ),
+        )),
+        (Some(named), _) | (None, Some(named)) => Ok(Some(named)),
+        (None, None) => Ok(variable(CUDAHOSTCXX)),
     }
 }
 
@@ -135,30 +122,22 @@ impl Host {
     /// The compiler of a setter or variable, or what the `cc` crate would take for C++ (`CXX` and
     /// its kin, the system's).
     pub(crate) fn find(given: Option<&Path>) -> Result<Self, Error> {
-        let Named { path, by } = match Named::find(given)? {
+        let (path, by) = match named(given)? {
             // nvcc takes a folder too.
-            Some(Named { path, by }) if path.is_dir() => Named {
-                path: path.join("g++"),
-                by,
-            },
+            Some((path, by)) if path.is_dir() => (path.join("g++"), by),
             Some(named) => named,
             None => {
-                let compiler = tools()
-                    .try_get_compiler()
-                    .map_err(|e| tool("C++ compiler", e))?;
-                Named {
-                    path: compiler.path().to_owned(),
-                    by: "CXX or the system".to_owned(),
-                }
+                let compiler = tools().try_get_compiler();
+                let compiler = compiler.map_err(|error| Error::tool("C++ compiler", error))?;
+                (compiler.path().to_owned(), "CXX or the system")
             }
         };
-        let program = path.display().to_string();
         let failed = |what: String| {
             let way = format!(
                 "{what}. nvcc works with a C++ compiler of this machine: install GCC's (apt-get \
                  install g++), or name one in {CCBIN}; this one is named by {by}"
             );
-            tool(&program, way)
+            Error::tool(path.display(), way)
         };
         let output = bounded::output(Command::new(&path).arg("--version"))
             .map_err(|error| failed(error.to_string()))?;
@@ -168,9 +147,9 @@ impl Host {
         let text = String::from_utf8_lossy(&output.stdout);
         let version_text = text
             .split_once(' ')
-            .map_or(text.as_ref(), |(_, rest)| rest)
+            .map_or(&*text, |(_, rest)| rest)
             .to_owned();
-        let includes = include_folders(&path).map_err(|e| failed(e.to_string()))?;
+        let includes = include_folders(&path).map_err(|error| failed(error.to_string()))?;
         // Another program may have a version, too.
         let includes = includes.ok_or_else(|| {
             failed("it lists no folders of headers (-x c++ -E -v), as GCC and Clang do".to_owned())
@@ -223,10 +202,6 @@ pub(crate) fn tools() -> cc::Build {
     build
 }
 
-fn tool(program: &str, message: impl ToString) -> Error {
-    Error::tool(program, message)
-}
-
 /// The settings that are the same for all units of a build.
 #[derive(Debug)]
 pub(crate) struct Compiler {
@@ -245,27 +220,17 @@ pub(crate) struct Compiler {
 
 impl Compiler {
     pub(crate) fn fixed(&self, unit: &Unit) -> Vec<String> {
-        let mut arguments: Vec<String> = match unit.language {
-            Language::Cuda => [
-                "-std=c++17",
-                "-O3",
-                "--expt-relaxed-constexpr",
-                // Registers and spills of each kernel: the report is made of them.
-                "-Xptxas=-v",
-                "-Xcompiler=-fPIC",
-            ]
-            .map(str::to_owned)
-            .into(),
-            Language::Cpp => ["-std=c++17", "-O2", "-fPIC"].map(str::to_owned).into(),
+        let (flags, line_info) = match unit.language {
+            // -v: registers and spills of each kernel, of which the report is made.
+            Language::Cuda => (
+                "-std=c++17 -O3 --expt-relaxed-constexpr -Xptxas=-v -Xcompiler=-fPIC",
+                "-lineinfo",
+            ),
+            Language::Cpp => ("-std=c++17 -O2 -fPIC", "-g1"),
         };
+        let mut arguments: Vec<_> = flags.split(' ').map(str::to_owned).collect();
         arguments.extend(unit.gencodes().map(|gencode| format!("-gencode={gencode}")));
-        if self.line_info {
-            let flag = match unit.language {
-                Language::Cuda => "-lineinfo",
-                Language::Cpp => "-g1",
-            };
-            arguments.push(flag.to_owned());
-        }
+        arguments.extend(self.line_info.then(|| line_info.to_owned()));
         arguments.extend(self.defines.iter().map(|define| format!("-D{define}")));
         if unit.language == Language::Cuda {
             arguments.extend(self.flags.iter().cloned());
@@ -325,11 +290,9 @@ impl Compiler {
         folder: &Path,
         maps: &Path,
     ) -> Result<Command, Error> {
-        let mut object: Vec<OsString> = ["-MD", "-MF"].map(Into::into).into();
-        object.push(folder.join(DEPENDENCIES).into());
-        object.extend(["-c", "-o"].map(Into::into));
-        object.push(folder.join(OBJECT).into());
-        self.command_for(unit, folder, maps, object)
+        let [object, dependencies] = [OBJECT, DEPENDENCIES].map(|file| folder.join(file).into());
+        let [md, mf, c, o] = ["-MD", "-MF", "-c", "-o"].map(OsString::from);
+        self.command_for(unit, folder, maps, &[md, mf, dependencies, c, o, object])
     }
 
     /// Compiles a unit of one target into a cubin or PTX alone.
@@ -340,8 +303,8 @@ impl Compiler {
         maps: &Path,
         (kind, path): (&str, &Path),
     ) -> Result<Command, Error> {
-        let product = vec![format!("-{kind}").into(), "-o".into(), path.into()];
-        self.command_for(unit, folder, maps, product)
+        let product = [format!("-{kind}").into(), "-o".into(), path.into()];
+        self.command_for(unit, folder, maps, &product)
     }
 
     fn command_for(
@@ -349,7 +312,7 @@ impl Compiler {
         unit: &Unit,
         folder: &Path,
         maps: &Path,
-        product: Vec<OsString>,
+        product: &[OsString],
     ) -> Result<Command, Error> {
         let mut command = Command::new(self.program(unit));
         let mut response = OsString::from(match unit.language {
@@ -383,16 +346,16 @@ impl Compiler {
     pub(crate) fn path_maps(&self) -> String {
         let places = [(&self.root, "."), (&self.cuda.found.path, "cuda")];
         let includes = self.includes.iter().map(|i| (&i.folder, i.role.as_str()));
-        let mut text = String::new();
-        for (from, to) in includes.chain(places) {
+        let map = |(from, to): (&PathBuf, &str)| {
             // The compiler splits at the first `=`: a path that it would split is left alone.
-            if let Some(from) = from.to_str().filter(|from| !from.contains(['=', '\n'])) {
-                let map = format!("-ffile-prefix-map={from}={to}");
-                let map = map.replace('\\', "\\\\").replace('"', "\\\"");
-                text.push_str(&format!("\"{map}\"\n"));
-            }
-        }
-        text
+            let from = from.to_str().filter(|from| !from.contains(['=', '\n']))?;
+            let map = format!("-ffile-prefix-map={from}={to}");
+            Some(format!(
+                "\"{}\"\n",
+                map.replace('\\', "\\\\").replace('"', "\\\"")
+            ))
+        };
+        includes.chain(places).filter_map(map).collect()
     }
 
     /// Refuses what nvcc cannot be given without harm.

@@ -158,10 +158,9 @@ impl Families {
         }
         distinguishable(&declared)?;
 
-        let on = if on.is_empty() {
-            by_features(&declared)?
-        } else {
-            on.iter().cloned().collect()
+        let on = match on.is_empty() {
+            true => by_features(&declared)?,
+            false => on.iter().cloned().collect(),
         };
         for name in &on {
             match declared.iter_mut().find(|family| family.name == *name) {
@@ -182,23 +181,16 @@ impl Families {
     /// Everything that something is compiled for.
     pub(crate) fn targets(&self) -> Vec<Target> {
         let families = self.declared.iter().flat_map(Declared::compiled);
-        let mut all: Vec<Target> = Vec::new();
-        for &target in families.chain(&self.of_all) {
-            if !all.contains(&target) {
-                all.push(target);
-            }
-        }
-        all
+        target::unique(families.chain(&self.of_all).copied())
     }
 
     /// The names of those that are turned on, or a word that says there are none.
     pub(crate) fn enabled(&self) -> String {
-        let names: Vec<_> = self.declared.iter().filter(|f| f.enabled).collect();
-        if names.is_empty() {
-            "no family".to_owned()
-        } else {
-            let names: Vec<_> = names.iter().map(|family| family.name.as_str()).collect();
-            names.join(", ")
+        let enabled = self.declared.iter().filter(|family| family.enabled);
+        let names: Vec<_> = enabled.map(|family| family.name.as_str()).collect();
+        match names.is_empty() {
+            true => "no family".to_owned(),
+            false => names.join(", "),
         }
     }
 
@@ -236,14 +228,13 @@ fn targets(
     let Some(given) = variable_of(&variable).filter(|value| !value.trim().is_empty()) else {
         return Ok(targets);
     };
-    let words: Vec<_> = given.split(',').map(str::trim).collect();
-    let added: Vec<_> = words
-        .iter()
-        .filter_map(|word| word.strip_prefix('+'))
-        .map(str::to_owned)
+    let words: Vec<_> = given
+        .split(',')
+        .map(|word| word.trim().to_owned())
         .collect();
+    let added = words.iter().filter_map(|word| word.strip_prefix('+'));
+    let added: Vec<_> = added.map(str::to_owned).collect();
     if added.is_empty() {
-        let words: Vec<_> = words.into_iter().map(str::to_owned).collect();
         return parse(&variable, &words);
     }
     if added.len() != words.len() {
@@ -251,28 +242,20 @@ fn targets(
                         beside them, each with a + (+sm_89)";
         return Err(Error::setting(&variable, &given, accepted));
     }
-    for target in parse(&variable, &added)? {
-        if !targets.contains(&target) {
-            targets.push(target);
-        }
-    }
-    Ok(targets)
+    targets.extend(parse(&variable, &added)?);
+    Ok(target::unique(targets))
 }
 
 fn parse(field: &str, names: &[String]) -> Result<Vec<Target>, Error> {
-    let mut targets = Vec::new();
-    for name in names {
-        let target: Target = name
-            .parse()
-            .map_err(|_| Error::setting(field, name, target::accepted()))?;
-        if !targets.contains(&target) {
-            targets.push(target);
-        }
+    let refuse = |name| Error::setting(field, name, target::accepted());
+    let targets = names
+        .iter()
+        .map(|name| name.parse().map_err(|()| refuse(name.as_str())));
+    let targets = target::unique(targets.collect::<Result<Vec<_>, _>>()?);
+    match targets.is_empty() {
+        true => Err(refuse("no target")),
+        false => Ok(targets),
     }
-    if targets.is_empty() {
-        return Err(Error::setting(field, "no target", target::accepted()));
-    }
-    Ok(targets)
 }
 
 /// Refuses names that are no names, mean something else in a source's path, or would make one
@@ -303,12 +286,10 @@ fn distinguishable(declared: &[Declared]) -> Result<(), Error> {
 fn by_features(declared: &[Declared]) -> Result<BTreeSet<String>, Error> {
     let mut found = BTreeSet::new();
     for (key, _) in env::vars_os() {
-        let Some(feature) = key
+        let feature = key
             .to_str()
-            .and_then(|key| key.strip_prefix("CARGO_FEATURE_"))
-        else {
-            continue;
-        };
+            .and_then(|key| key.strip_prefix("CARGO_FEATURE_"));
+        let Some(feature) = feature else { continue };
         if let Some(family) = declared.iter().find(|family| family.constant() == feature) {
             found.insert(family.name.clone());
         } else if looks_like_one(feature) {
@@ -321,10 +302,10 @@ fn by_features(declared: &[Declared]) -> Result<BTreeSet<String>, Error> {
 /// True if `name` is spelled like a built-in family (`sm90`, `sm_91`, `SM120`), known or not.
 pub(crate) fn looks_like_one(name: &str) -> bool {
     let lower = name.to_ascii_lowercase();
-    lower
+    let number = lower
         .strip_prefix("sm")
-        .map(|rest| rest.trim_start_matches(['_', '-']))
-        .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+        .map(|rest| rest.trim_start_matches(['_', '-']));
+    number.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
 }
 
 #[cfg(test)]

@@ -1,62 +1,47 @@
 //! The memory that is available for compiling.
 
-use std::fs;
+use std::{fs, path::Path};
 
 /// Bytes that new processes may take without the machine swapping or the container being killed:
 /// the system's estimate, or what is left of the control group's limit where that is less. `None`
 /// where the system tells neither.
 pub(crate) fn available() -> Option<u64> {
-    let system = fs::read_to_string("/proc/meminfo")
-        .ok()
-        .and_then(|text| mem_available(&text));
-    let group = group_left();
-    match (system, group) {
-        (Some(system), Some(group)) => Some(system.min(group)),
-        (one, other) => one.or(other),
-    }
+    let meminfo = fs::read_to_string("/proc/meminfo").ok();
+    let system = meminfo.and_then(|text| mem_available(&text));
+    system.into_iter().chain(group_left()).min()
 }
 
 fn mem_available(meminfo: &str) -> Option<u64> {
-    let line = meminfo
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib * 1024)
+    let kib = value(meminfo, "MemAvailable:")?.strip_suffix("kB")?;
+    kib.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// The text behind a key at the start of a line.
+fn value<'a>(text: &'a str, key: &str) -> Option<&'a str> {
+    let mut lines = text.lines();
+    lines.find_map(|line| line.strip_prefix(key)).map(str::trim)
 }
 
 /// The minimum of what is left in the control groups (version 2) above this process.
 fn group_left() -> Option<u64> {
     let text = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let own = text
-        .lines()
-        .find_map(|line| line.strip_prefix("0::"))?
-        .trim_start_matches('/');
-    let root = std::path::Path::new("/sys/fs/cgroup");
-    root.join(own)
+    let root = Path::new("/sys/fs/cgroup");
+    let own = root.join(value(&text, "0::")?.trim_start_matches('/'));
+    let groups = own
         .ancestors()
-        .take_while(|folder| folder.starts_with(root))
-        .filter_map(|folder| {
-            let number = |name| {
-                fs::read_to_string(folder.join(name))
-                    .ok()?
-                    .trim()
-                    .parse::<u64>()
-                    .ok()
-            };
-            // An unlimited group says `max`, which is no number.
-            let limit = number("memory.max")?;
-            // Pages of files can be dropped, and a build reads many files.
-            let used = number("memory.current")?;
-            let files = fs::read_to_string(folder.join("memory.stat"))
-                .ok()
-                .and_then(|text| {
-                    text.lines()
-                        .find_map(|line| line.strip_prefix("inactive_file ")?.parse().ok())
-                })
-                .unwrap_or(0);
-            Some(limit.saturating_sub(used.saturating_sub(files)))
-        })
-        .min()
+        .take_while(|folder| folder.starts_with(root));
+    let left = groups.filter_map(|folder| {
+        let read = |name| fs::read_to_string(folder.join(name)).ok();
+        let number = |name| read(name)?.trim().parse::<u64>().ok();
+        // An unlimited group says `max`, which is no number.
+        let limit = number("memory.max")?;
+        // Pages of files can be dropped, and a build reads many files.
+        let stat = read("memory.stat").unwrap_or_default();
+        let files = value(&stat, "inactive_file ").and_then(|files| files.parse().ok());
+        let used = number("memory.current")?.saturating_sub(files.unwrap_or(0));
+        Some(limit.saturating_sub(used))
+    });
+    left.min()
 }
 
 #[cfg(test)]

@@ -5,17 +5,16 @@
 //! the same is printed on standard error, where `cargo build -vv` shows it.
 
 use std::{
-    env,
     fs::{File, OpenOptions},
     io::Write,
 };
 
 use serde::{Deserialize, Serialize};
 
-use crate::report::Outcome;
+use crate::{report::Outcome, variables};
 
 /// The environment variable that names the file. It is no reason to build again.
-pub const VARIABLE: &str = crate::variables::PROGRESS;
+pub const VARIABLE: &str = variables::PROGRESS;
 
 /// Something happened.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -65,13 +64,12 @@ pub(crate) struct Progress {
 
 impl Progress {
     pub(crate) fn new() -> Self {
-        let file = env::var_os(VARIABLE)
-            .filter(|name| !name.is_empty())
-            .and_then(|name| {
-                // A driver that cannot be told must not stop the build.
-                OpenOptions::new().append(true).create(true).open(name).ok()
-            });
-        Self { file }
+        let name = variables::set(VARIABLE);
+        // A driver that cannot be told must not stop the build.
+        let open = |name| OpenOptions::new().append(true).create(true).open(name).ok();
+        Self {
+            file: name.and_then(open),
+        }
     }
 
     pub(crate) fn tell(&self, event: &Event) {
@@ -94,17 +92,10 @@ pub fn sentence(event: &Event) -> String {
             units,
             cached,
         } => {
-            format!(
-                "{package}: {units} units, {cached} cached, {} to compile",
-                units.saturating_sub(*cached)
-            )
+            let left = units.saturating_sub(*cached);
+            format!("{package}: {units} units, {cached} cached, {left} to compile")
         }
         Event::Started { unit, reason } => format!("compiling {unit}: {reason}"),
-        Event::Finished {
-            unit,
-            outcome: Outcome::Cached,
-            ..
-        } => format!("cached    {unit}"),
         Event::Finished {
             unit,
             outcome,
@@ -112,12 +103,19 @@ pub fn sentence(event: &Event) -> String {
             peak,
             error,
         } => {
-            let mut line = format!("{outcome:<9} {unit} in {seconds:.1} s, {} MiB", peak >> 20);
-            if let Some(error) = error {
-                line.push('\n');
-                line.push_str(error);
+            let error = error
+                .as_ref()
+                .map(|error| format!("\n{error}"))
+                .unwrap_or_default();
+            match outcome {
+                Outcome::Cached => format!("cached    {unit}"),
+                _ => {
+                    format!(
+                        "{outcome:<9} {unit} in {seconds:.1} s, {} MiB{error}",
+                        peak >> 20
+                    )
+                }
             }
-            line
         }
         Event::Noted { text } => format!("note: {text}"),
     }

@@ -9,7 +9,7 @@
 use std::{
     collections::HashMap,
     path::{Component, Path, PathBuf},
-    sync::Mutex,
+    sync::{Mutex, PoisonError},
 };
 
 use serde::{Deserialize, Serialize};
@@ -69,13 +69,14 @@ impl Roles {
                 continue;
             }
             for (role, folder, real_folder) in &self.folders {
-                for folder in [folder, real_folder] {
-                    if let Ok(rest) = path.strip_prefix(folder) {
-                        return RolePath {
-                            role: role.clone(),
-                            path: rest.to_string_lossy().into_owned(),
-                        };
-                    }
+                let inside = path
+                    .strip_prefix(folder)
+                    .or_else(|_| path.strip_prefix(real_folder));
+                if let Ok(rest) = inside {
+                    return RolePath {
+                        role: role.clone(),
+                        path: rest.to_string_lossy().into_owned(),
+                    };
                 }
             }
         }
@@ -102,10 +103,7 @@ impl Roles {
         let (Some(parent), Some(file)) = (path.parent(), path.file_name()) else {
             return path.to_owned();
         };
-        let mut parents = self
-            .parents
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut parents = self.parents.lock().unwrap_or_else(PoisonError::into_inner);
         parents
             .entry(parent.to_owned())
             .or_insert_with(|| parent.canonicalize().unwrap_or_else(|_| parent.to_owned()))

@@ -37,11 +37,12 @@ impl Tag {
         let parts: Vec<_> = parts.into_iter().flatten().map(identifier).collect();
         let tag = parts.join("_");
         // A name in C does not begin with a digit.
-        Self(if tag.starts_with(|c: char| c.is_ascii_digit()) {
-            format!("_{tag}")
+        let mark = if tag.starts_with(|c: char| c.is_ascii_digit()) {
+            "_"
         } else {
-            tag
-        })
+            ""
+        };
+        Self(format!("{mark}{tag}"))
     }
 
     pub(crate) fn as_str(&self) -> &str {
@@ -60,10 +61,10 @@ impl Tag {
     }
 
     fn of(&self, name: &[u8]) -> Vec<u8> {
-        if is_cpp(name) {
-            [name, b".", self.0.as_bytes()].concat()
-        } else {
-            [self.0.as_bytes(), b"__", name].concat()
+        let tag = self.0.as_bytes();
+        match is_cpp(name) {
+            true => [name, b".", tag].concat(),
+            false => [tag, b"__", name].concat(),
         }
     }
 }
@@ -90,21 +91,16 @@ pub(crate) fn make_own(objects: &[Object<'_>], tag: &Tag) -> Result<Vec<Vec<u8>>
         .map(|object| Table::read(object.bytes).map_err(|error| unreadable(object, &error)))
         .collect::<Result<Vec<_>, _>>()?;
     refuse_duplicates(objects, &tables)?;
-    let defined: HashSet<&[u8]> = tables
-        .iter()
-        .flat_map(|table| table.symbols.iter())
+    let symbols = tables.iter().flat_map(|table| &table.symbols);
+    let defined = symbols
         .filter(|symbol| symbol.is_defined)
-        .map(|symbol| symbol.name)
-        .collect();
-    objects
-        .iter()
-        .zip(&tables)
-        .map(|(object, table)| {
-            table
-                .renamed(object.bytes, &defined, tag)
-                .ok_or_else(|| unreadable(object, "it has more than 4 GiB of names"))
-        })
-        .collect()
+        .map(|symbol| symbol.name);
+    let defined: HashSet<&[u8]> = defined.collect();
+    let own = objects.iter().zip(&tables).map(|(object, table)| {
+        let renamed = table.renamed(object.bytes, &defined, tag);
+        renamed.ok_or_else(|| unreadable(object, "it has more than 4 GiB of names"))
+    });
+    own.collect()
 }
 
 fn unreadable(object: &Object<'_>, problem: &(impl ToString + ?Sized)) -> Error {
@@ -163,8 +159,7 @@ pub(crate) fn undefined<'b>(
     let mut of_cpp = Vec::new();
     for object in objects {
         let table = Table::read(object.bytes).map_err(|error| unreadable(object, &error))?;
-        let symbols = table.symbols.iter().filter(|symbol| symbol.is_defined);
-        for symbol in symbols {
+        for symbol in table.symbols.iter().filter(|symbol| symbol.is_defined) {
             missing.retain(|name| name.as_bytes() != symbol.name);
             if is_cpp(symbol.name) {
                 of_cpp.push((symbol.name, object.source));
@@ -175,15 +170,12 @@ pub(crate) fn undefined<'b>(
         let function = ptxas::demangled(&String::from_utf8_lossy(name));
         (function, (*source).to_owned())
     });
-    let is_of = |(function, _): &(String, String)| {
-        missing.iter().any(|missing| is_function(function, missing))
-    };
-    let mangled = match missing.is_empty() {
-        true => None,
-        false => functions.into_iter().find(is_of),
-    };
+    let is_of = |function: &str| missing.iter().any(|missing| is_function(function, missing));
+    // Nothing is demangled if nothing is missing.
+    let mut functions = functions.take_while(|_| !missing.is_empty());
+    let mangled = functions.find(|(function, _)| is_of(function));
     Ok(Undefined {
-        names: missing.into_iter().map(str::to_owned).collect(),
+        names: missing.iter().map(|&name| name.to_owned()).collect(),
         mangled,
     })
 }
@@ -260,12 +252,10 @@ impl<'a> Table<'a> {
         let start = sections.section(table.section())?.sh_offset(endian) as usize;
         let size = size_of::<elf::Sym64<Endianness>>();
 
-        let mut signatures = HashSet::new();
-        for section in sections.iter() {
-            if section.sh_type(endian) == elf::SHT_GROUP {
-                signatures.insert(section.sh_info(endian) as usize);
-            }
-        }
+        let groups = sections
+            .iter()
+            .filter(|it| it.sh_type(endian) == elf::SHT_GROUP);
+        let signatures: HashSet<_> = groups.map(|it| it.sh_info(endian) as usize).collect();
         let mut symbols = Vec::new();
         for (index, symbol) in table.iter().enumerate() {
             let binding = symbol.st_bind();

@@ -113,14 +113,20 @@ impl Target {
     }
 }
 
-/// The targets without repetitions, and without those that another makes useless.
-pub(crate) fn distinct(targets: impl IntoIterator<Item = Target>) -> Vec<Target> {
+/// The targets without repetitions.
+pub(crate) fn unique(targets: impl IntoIterator<Item = Target>) -> Vec<Target> {
     let mut all: Vec<Target> = Vec::new();
     for target in targets {
         if !all.contains(&target) {
             all.push(target);
         }
     }
+    all
+}
+
+/// The targets without repetitions, and without those that another makes useless.
+pub(crate) fn distinct(targets: impl IntoIterator<Item = Target>) -> Vec<Target> {
+    let all = unique(targets);
     let kept = |target: &Target| !all.iter().any(|other| other.makes_useless(*target));
     all.iter().copied().filter(kept).collect()
 }

@@ -11,7 +11,7 @@
 mod cubin;
 mod layout;
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{fs, path::Path};
 
 use globset::Glob;
 use serde::{Deserialize, Serialize};
@@ -153,7 +153,12 @@ pub(crate) struct Launches(Vec<Row>);
 impl Launches {
     pub(crate) fn load(path: &Path) -> Result<Self, Error> {
         let bytes = fs::read(path).map_err(Error::file("read", path))?;
-        let rows = serde_json::from_slice(&bytes).map_err(Error::file("understand", &path))?;
+        let rows: Vec<Row> =
+            serde_json::from_slice(&bytes).map_err(Error::file("understand", path))?;
+        for Row { kernel, .. } in &rows {
+            Glob::new(kernel)
+                .map_err(|error| refused(kernel, "the glob", kernel, &error.to_string()))?;
+        }
         Ok(Self(rows))
     }
 
@@ -164,43 +169,43 @@ impl Launches {
         source: &str,
         layouts: &Layouts,
     ) -> Result<(), Error> {
-        let of_source = self.0.iter().filter(|row| row.source == source);
-        for row in of_source {
-            let glob = Glob::new(&row.kernel).map_err(|error| {
-                refused(&row.kernel, "the glob", &row.kernel, &error.to_string())
-            })?;
-            if glob.compile_matcher().is_match(&kernel.name) {
-                return row.describe(kernel, layouts);
-            }
+        let mut of_source = self.0.iter().filter(|row| row.source == source);
+        match of_source.find(|row| row.is_of(kernel)) {
+            Some(row) => row.describe(kernel, layouts),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// The row of a source that is compiled whose kernel is none.
     pub(crate) fn unused(&self, code: &Code) -> Option<&str> {
-        let has = |row: &Row| {
-            let mut files = code.files.iter().filter(|file| file.source == row.source);
-            let glob = Glob::new(&row.kernel).map(|glob| glob.compile_matcher());
-            let is_of = |kernel: &Kernel| glob.as_ref().is_ok_and(|it| it.is_match(&kernel.name));
-            let mut sources = code.files.iter().map(|file| &file.source);
-            !sources.any(|source| *source == row.source)
-                || files.any(|file| file.kernels.iter().any(is_of))
-        };
-        let row = self.0.iter().find(|row| !has(row));
+        let row = self.0.iter().find(|row| {
+            let files = code.files.iter().filter(|file| file.source == row.source);
+            let mut kernels = files.clone().flat_map(|file| &file.kernels);
+            files.count() > 0 && !kernels.any(|kernel| row.is_of(kernel))
+        });
         row.map(|row| row.kernel.as_str())
     }
 }
 
 impl Row {
+    fn is_of(&self, kernel: &Kernel) -> bool {
+        let glob = Glob::new(&self.kernel);
+        glob.is_ok_and(|glob| glob.compile_matcher().is_match(&kernel.name))
+    }
+
     fn describe(&self, kernel: &mut Kernel, layouts: &Layouts) -> Result<(), Error> {
-        let field = |name: &str| format!("{name} of {}", kernel.name);
-        if self.parameters.len() != kernel.parameters.len() {
-            return Err(refused(
+        let name = kernel.name.clone();
+        let refuse = |field: &str, given: &dyn ToString, accepted: String| {
+            refused(
                 &self.kernel,
-                &field("parameters"),
-                &self.parameters.len().to_string(),
-                &kernel.parameters.len().to_string(),
-            ));
+                &format!("{field} of {name}"),
+                &given.to_string(),
+                &accepted,
+            )
+        };
+        let (given, accepted) = (self.parameters.len(), kernel.parameters.len());
+        if given != accepted {
+            return Err(refuse("parameters", &given, accepted.to_string()));
         }
         for (text, parameter) in self.parameters.iter().zip(&mut kernel.parameters) {
             let (name, rest) = text.split_once(':').unwrap_or((text, ""));
@@ -209,16 +214,11 @@ impl Row {
                 None => (rest.trim(), None),
             };
             let accepted = "a number's type, or a structure of the bindings";
-            let (bytes, fields) = layouts
-                .of(kind)
-                .ok_or_else(|| refused(&self.kernel, &field(name), kind, accepted))?;
+            let layout = layouts.of(kind);
+            let (bytes, fields) = layout.ok_or_else(|| refuse(name, &kind, accepted.to_owned()))?;
             if bytes != parameter.bytes {
-                return Err(refused(
-                    &self.kernel,
-                    &format!("bytes of {name} of {}", kernel.name),
-                    &bytes.to_string(),
-                    &format!("{}, as the machine code has them", parameter.bytes),
-                ));
+                let accepted = format!("{}, as the machine code has them", parameter.bytes);
+                return Err(refuse(&format!("bytes of {name}"), &bytes, accepted));
             }
             *parameter = Parameter {
                 name: Some(name.trim().to_owned()),
@@ -230,9 +230,8 @@ impl Row {
         }
         let threads: u32 = self.launch.block.iter().product();
         if threads > kernel.max_threads {
-            let max = format!("at most {}", kernel.max_threads);
-            let given = threads.to_string();
-            return Err(refused(&self.kernel, &field("threads"), &given, &max));
+            let accepted = format!("at most {}", kernel.max_threads);
+            return Err(refuse("threads", &threads, accepted));
         }
         kernel.launch = Some(self.launch.clone());
         Ok(())
@@ -246,25 +245,22 @@ fn refused(row: &str, field: &str, given: &str, accepted: &str) -> Error {
 
 /// The kernels of a cubin, without launches.
 pub(crate) fn kernels(bytes: &[u8]) -> Option<Vec<Kernel>> {
-    let kernels = entries(bytes)?.into_iter().map(|entry| Kernel {
-        name: ptxas::demangled(&entry.name),
-        entry: entry.name,
-        static_shared: entry.shared,
-        max_threads: entry.max_threads,
-        parameters: parameters(&entry.parameters),
-        launch: None,
+    let kernels = entries(bytes)?.into_iter().map(|entry| {
+        let parameters = entry.parameters.values().map(|&(offset, bytes)| Parameter {
+            offset,
+            bytes,
+            ..Parameter::default()
+        });
+        Kernel {
+            name: ptxas::demangled(&entry.name),
+            static_shared: entry.shared,
+            max_threads: entry.max_threads,
+            parameters: parameters.collect(),
+            entry: entry.name,
+            launch: None,
+        }
     });
     Some(kernels.collect())
-}
-
-/// Parameters without names, by their number.
-fn parameters(sizes: &BTreeMap<u16, (u32, u32)>) -> Vec<Parameter> {
-    let each = sizes.values().map(|&(offset, bytes)| Parameter {
-        offset,
-        bytes,
-        ..Parameter::default()
-    });
-    each.collect()
 }
 
 #[cfg(test)]

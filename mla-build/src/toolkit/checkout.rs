@@ -61,7 +61,7 @@ impl Checkout {
     /// Pins what the include roots hold, by a hash that the refusal of another one tells.
     #[must_use]
     pub fn contents(mut self, hash: impl Into<String>) -> Self {
-        self.pinned = self.pinned.contents(hash.into());
+        self.pinned.contents = Some(hash.into());
         self
     }
 
@@ -69,7 +69,7 @@ impl Checkout {
     /// the calls, after the package's own and before CUTLASS.
     #[must_use]
     pub fn include(mut self, folder: impl Into<String>) -> Self {
-        self.pinned = self.pinned.root(folder.into(), false);
+        self.pinned.add(folder.into(), false);
         self
     }
 
@@ -77,7 +77,7 @@ impl Checkout {
     /// after every root that [`include`](Self::include) adds, and after CUDA's headers.
     #[must_use]
     pub fn system(mut self, folder: impl Into<String>) -> Self {
-        self.pinned = self.pinned.root(folder.into(), true);
+        self.pinned.add(folder.into(), true);
         self
     }
 
@@ -85,21 +85,17 @@ impl Checkout {
     /// nothing includes.
     #[must_use]
     pub fn without(mut self, folder: impl Into<String>) -> Self {
-        self.pinned = self.pinned.without(folder.into());
+        self.pinned.left_out.push(folder.into());
         self
     }
 
     /// The environment variable that names the folder.
     pub(crate) fn variable(&self) -> String {
-        let name: String = self
-            .name
-            .chars()
-            .map(|c| match c.is_ascii_alphanumeric() {
-                true => c.to_ascii_uppercase(),
-                false => '_',
-            })
-            .collect();
-        format!("MLA_CHECKOUT_{name}")
+        let is_sign = |c: char| !c.is_ascii_alphanumeric();
+        format!(
+            "MLA_CHECKOUT_{}",
+            self.name.replace(is_sign, "_").to_ascii_uppercase()
+        )
     }
 
     /// Finds it, at its commit and with its contents.
@@ -132,12 +128,9 @@ impl Checkout {
             version: Some(self.commit.clone()),
             place: variable,
         };
-        let words = (
-            format!("checkout {}", self.name),
-            name,
-            "check the commit out anew, unchanged",
-        );
-        self.pinned.found(words, found)
+        let role = format!("checkout {}", self.name);
+        let remedy = "check the commit out anew, unchanged";
+        self.pinned.found((role, name, remedy), found)
     }
 
     /// The command that gets it and names it.

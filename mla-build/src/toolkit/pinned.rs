@@ -13,8 +13,8 @@ use crate::{Error, bounded, include_root::IncludeRoot};
 pub(super) struct Pinned {
     roots: Vec<Root>,
     /// Folders within the roots that do not count.
-    left_out: Vec<String>,
-    contents: Option<String>,
+    pub(super) left_out: Vec<String>,
+    pub(super) contents: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,19 +24,8 @@ struct Root {
 }
 
 impl Pinned {
-    pub(super) fn root(mut self, folder: String, is_system: bool) -> Self {
+    pub(super) fn add(&mut self, folder: String, is_system: bool) {
         self.roots.push(Root { folder, is_system });
-        self
-    }
-
-    pub(super) fn without(mut self, folder: String) -> Self {
-        self.left_out.push(folder);
-        self
-    }
-
-    pub(super) fn contents(mut self, hash: String) -> Self {
-        self.contents = Some(hash);
-        self
     }
 
     /// The first root that `base` has no folder for.
@@ -105,8 +94,7 @@ impl Pinned {
         for (path, hash) in files {
             let path = path.to_string_lossy();
             all.update(&(path.len() as u64).to_le_bytes());
-            all.update(path.as_bytes());
-            all.update(hash.as_bytes());
+            all.update(path.as_bytes()).update(hash.as_bytes());
         }
         Ok(all.finalize().to_hex().to_string())
     }

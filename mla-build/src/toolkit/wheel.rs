@@ -51,26 +51,23 @@ impl Wheel {
     /// checks what is there when it is compiled.
     #[must_use]
     pub fn contents(mut self, hash: impl Into<String>) -> Self {
-        self.pinned = self.pinned.contents(hash.into());
+        self.pinned.contents = Some(hash.into());
         self
     }
 
     /// Adds an include root (`-I`), relative to site-packages. Roots are searched in the order of
     /// the calls, after the package's own and before CUTLASS.
     #[must_use]
-    pub fn include(self, folder: impl Into<String>) -> Self {
-        self.root(folder.into(), false)
+    pub fn include(mut self, folder: impl Into<String>) -> Self {
+        self.pinned.add(folder.into(), false);
+        self
     }
 
     /// Adds an include root whose headers the compilers do not warn about (`-isystem`). It is
     /// searched after every root that [`include`](Self::include) adds, and after CUDA's headers.
     #[must_use]
-    pub fn system(self, folder: impl Into<String>) -> Self {
-        self.root(folder.into(), true)
-    }
-
-    fn root(mut self, folder: String, is_system: bool) -> Self {
-        self.pinned = self.pinned.root(folder, is_system);
+    pub fn system(mut self, folder: impl Into<String>) -> Self {
+        self.pinned.add(folder.into(), true);
         self
     }
 
