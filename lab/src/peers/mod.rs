@@ -208,14 +208,14 @@ impl Beside<'_> {
     fn describe(&self) -> String {
         let mut lines = vec![self.ours.describe(), self.table().trim_fmt().to_string()];
         let mut ratios = Vec::new();
-        for (metric, name) in METRICS {
+        for (name, of_ours, of_theirs) in METRICS {
             let compared: Vec<f64> = self
                 .ours
                 .rows
                 .iter()
                 .filter_map(|row| {
-                    let ours = metric.ours(row)?;
-                    let best = self.best(&row.id, metric)?;
+                    let ours = of_ours(row)?;
+                    let best = self.best(&row.id, of_theirs)?;
                     Some((best / ours).ln())
                 })
                 .collect();
@@ -246,17 +246,15 @@ impl Beside<'_> {
     fn points(&self, cases: &[Case]) -> Vec<regions::Point> {
         let point = |case: &Case| {
             let row = self.ours.rows.iter().find(|row| row.id == case.id)?;
-            let best = self.best(&case.id, Metric::Everything)?;
+            let best = self.best(&case.id, METRICS[0].2)?;
             Some(regions::Point::new(case, best / row.e2e_us))
         };
         cases.iter().filter_map(point).collect()
     }
 
-    fn best(&self, id: &str, metric: Metric) -> Option<f64> {
+    fn best(&self, id: &str, of: fn(&PeerRow) -> Option<f64>) -> Option<f64> {
         let of_case = self.theirs.peers.iter().filter(|peer| peer.id == id);
-        of_case
-            .filter_map(|peer| metric.theirs(peer))
-            .reduce(f64::min)
+        of_case.filter_map(of).reduce(f64::min)
     }
 
     fn table(&self) -> Table {
@@ -281,11 +279,11 @@ impl Beside<'_> {
             .chain(peers.iter().copied());
         table.set_header(header.chain(["ratio"]));
         for row in &self.ours.rows {
-            for (metric, name) in METRICS {
-                let ours = metric.ours(row).filter(|_| row.errors.pass);
+            for (name, of_ours, of_theirs) in METRICS {
+                let ours = of_ours(row).filter(|_| row.errors.pass);
                 let theirs = peers
                     .iter()
-                    .map(|peer| metric.theirs(figures.get(&(row.id.as_str(), *peer))?));
+                    .map(|peer| of_theirs(figures.get(&(row.id.as_str(), *peer))?));
                 let all: Vec<Option<f64>> = std::iter::once(ours).chain(theirs).collect();
                 if all.iter().flatten().count() == 0 {
                     continue;
@@ -299,10 +297,10 @@ impl Beside<'_> {
                     Some(time) => Cell::new(format!("{}  ", number(*time))),
                 });
                 // The limit is that of the whole step. A planned step has no other one.
-                let limit = row.of_limit.filter(|_| name == METRICS[0].1);
+                let limit = row.of_limit.filter(|_| name == METRICS[0].0);
                 let limit = limit.map(|part| format!("{:.0}%", 100.0 * part));
                 let limit = limit.unwrap_or_default();
-                let ratio = ours.zip(self.best(&row.id, metric));
+                let ratio = ours.zip(self.best(&row.id, of_theirs));
                 let ratio = ratio.map(|(ours, best)| format!("{:.2}", best / ours));
                 table.add_row(
                     [Cell::new(&row.id), Cell::new(name), Cell::new(limit)]
@@ -319,30 +317,17 @@ impl Beside<'_> {
     }
 }
 
-/// The work that a time includes.
-#[derive(Clone, Copy)]
-enum Metric {
-    Everything,
-    Planned,
-}
+/// A time, by the work that it includes: its name, and where it stands in our rows and in a peer's.
+type Metric = (
+    &'static str,
+    fn(&Row) -> Option<f64>,
+    fn(&PeerRow) -> Option<f64>,
+);
 
-const METRICS: [(Metric, &str); 2] = [(Metric::Everything, "e2e"), (Metric::Planned, "planned")];
-
-impl Metric {
-    const fn ours(self, row: &Row) -> Option<f64> {
-        match self {
-            Self::Everything => Some(row.e2e_us),
-            Self::Planned => row.planned_us,
-        }
-    }
-
-    const fn theirs(self, figures: &PeerRow) -> Option<f64> {
-        match self {
-            Self::Everything => figures.e2e_us,
-            Self::Planned => figures.planned_us,
-        }
-    }
-}
+const METRICS: [Metric; 2] = [
+    ("e2e", |row| Some(row.e2e_us), |peer| peer.e2e_us),
+    ("planned", |row| row.planned_us, |peer| peer.planned_us),
+];
 
 #[cfg(test)]
 mod tests {

@@ -117,7 +117,7 @@ impl Job for Bench<'_> {
                     Ok(())
                 },
             };
-            let measured = measure(&registry, device, &mut flush, row, &mut sampling, check)?;
+            let measured = measure(&context, &mut flush, row, &mut sampling, check)?;
             let measured = Row::new(row, measured, report.ceilings.as_ref())?;
             report.rows.push(measured);
             report.missing -= 1;

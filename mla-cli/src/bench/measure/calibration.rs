@@ -101,10 +101,7 @@ impl<D: Stopwatch> Run<'_, D> {
             rounds: 1,
             after_round: &mut |_| Ok(()),
         };
-        let BenchContext {
-            registry, device, ..
-        } = self.context;
-        let measured = layer(registry, *device, self.flush, &self.layer, &mut sampling, 1)?;
+        let measured = layer(self.context, self.flush, &self.layer, &mut sampling, 1)?;
         Ok(Summary::of(&measured.sampled.samples).min)
     }
 }

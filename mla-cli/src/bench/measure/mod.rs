@@ -3,9 +3,9 @@
 pub(crate) mod calibration;
 
 use mla_runtime::layer::MlaLayer;
-use mla_runtime::select::Registry;
 
 use super::ceilings::Ceilings;
+use super::plan::rows::BenchContext;
 use super::record::Row;
 use super::statistics::Summary;
 use super::work::{Attention, Layer, RowPlan, Work};
@@ -87,22 +87,22 @@ const fn share(samples: usize, rounds: usize, round: usize) -> usize {
 
 /// Measures, and compares `rows` rows of the output with the reference.
 pub(super) fn measure<D: Stopwatch>(
-    registry: &Registry,
-    device: &D,
+    context: &BenchContext<'_, D>,
     flush: &mut D::Buffer,
     plan: &RowPlan,
     sampling: &mut Sampling<'_>,
     rows: usize,
 ) -> Result<Measured, CliError> {
     match &plan.work {
-        Work::Attention(what) => attention(registry, device, flush, what, sampling, rows),
-        Work::Layer(what) => layer(registry, device, flush, what, sampling, rows),
+        Work::Attention(what) => attention(context, flush, what, sampling, rows),
+        Work::Layer(what) => layer(context, flush, what, sampling, rows),
     }
 }
 
 fn attention<D: Stopwatch>(
-    registry: &Registry,
-    device: &D,
+    &BenchContext {
+        registry, device, ..
+    }: &BenchContext<'_, D>,
     flush: &mut D::Buffer,
     attention: &Attention,
     sampling: &mut Sampling<'_>,
@@ -140,8 +140,9 @@ fn attention<D: Stopwatch>(
 
 /// Times the whole layer.
 fn layer<D: Stopwatch>(
-    registry: &Registry,
-    device: &D,
+    &BenchContext {
+        registry, device, ..
+    }: &BenchContext<'_, D>,
     flush: &mut D::Buffer,
     step: &Layer,
     sampling: &mut Sampling<'_>,

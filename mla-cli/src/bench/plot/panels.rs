@@ -100,50 +100,38 @@ fn roofline(ceilings: &Ceilings, rows: &[Row]) -> Chart {
     }
 }
 
-/// A size of a batch, each a candidate for the x axis.
-#[derive(Clone, Copy, PartialEq)]
-enum Size {
-    KvLen,
-    QueryLen,
-    Requests,
+/// A size of a batch, a candidate for the x axis.
+#[derive(Clone, Copy)]
+struct Size {
+    axis: &'static str,
+    caption: &'static str,
+    of: fn(&Row) -> usize,
+    name: fn(usize) -> String,
 }
 
-impl Size {
-    /// The first is the axis if several take as many values.
-    const ALL: [Self; 3] = [Self::KvLen, Self::QueryLen, Self::Requests];
+const QUERY_AXIS: &str = "query tokens per request";
 
-    fn of(self, row: &Row) -> usize {
-        match self {
-            Self::KvLen => row.max_kv_len as usize,
-            Self::QueryLen => row.max_query_len as usize,
-            Self::Requests => row.requests,
-        }
-    }
-
-    fn axis(self) -> &'static str {
-        match self {
-            Self::KvLen => "kv tokens per request",
-            Self::QueryLen => "query tokens per request",
-            Self::Requests => "requests",
-        }
-    }
-
-    fn caption(self) -> &'static str {
-        match self {
-            Self::KvLen => "Time by kv length",
-            Self::QueryLen => "Time by query length",
-            Self::Requests => "Time by number of requests",
-        }
-    }
-
-    fn name(self, row: &Row) -> String {
-        match self {
-            Self::KvLen => format!("kv {}", self.of(row)),
-            Self::QueryLen => format!("q {}", self.of(row)),
-            Self::Requests => counted(self.of(row) as u64, "request"),
-        }
-    }
-}
+/// The sizes. The first is the axis if several take as many values.
+const SIZES: [Size; 3] = [
+    Size {
+        axis: "kv tokens per request",
+        caption: "Time by kv length",
+        of: |row| row.max_kv_len as usize,
+        name: |size| format!("kv {size}"),
+    },
+    Size {
+        axis: QUERY_AXIS,
+        caption: "Time by query length",
+        of: |row| row.max_query_len as usize,
+        name: |size| format!("q {size}"),
+    },
+    Size {
+        axis: "requests",
+        caption: "Time by number of requests",
+        of: |row| row.requests,
+        name: |size| counted(size as u64, "request"),
+    },
+];
 
 /// Names a row's curve: its contender, and the other parameters that vary.
 fn naming<'a>(rows: &'a [Row], others: &'a [Size]) -> impl Fn(&Row) -> String + use<'a> {
@@ -157,7 +145,7 @@ fn naming<'a>(rows: &'a [Row], others: &'a [Size]) -> impl Fn(&Row) -> String + 
         .collect();
     move |row: &Row| {
         let mut parts = vec![row.contender.clone()];
-        parts.extend(others.iter().map(|size| size.name(row)));
+        parts.extend(others.iter().map(|size| (size.name)((size.of)(row))));
         for name in &varying {
             let value = row.parameters.get(*name);
             let value = value.filter(|value| !row.contender.contains(&format!("{name}={value}")));
@@ -169,26 +157,24 @@ fn naming<'a>(rows: &'a [Row], others: &'a [Size]) -> impl Fn(&Row) -> String + 
 
 /// Time over the size that takes the most values, a curve for everything else that varies.
 fn times(rows: &[Row]) -> Chart {
-    let values = |size: Size| {
-        rows.iter()
-            .map(|row| size.of(row))
-            .collect::<BTreeSet<_>>()
-            .len()
-    };
+    let values = |size: &Size| rows.iter().map(size.of).collect::<BTreeSet<_>>().len();
     // `max_by_key` would take the last of equals.
-    let x = Size::ALL.into_iter().rev().max_by_key(|size| values(*size));
-    let x = x.unwrap_or(Size::KvLen);
-    let others: Vec<Size> = Size::ALL
-        .into_iter()
-        .filter(|size| *size != x && values(*size) > 1)
-        .collect();
+    let places = (0..SIZES.len()).rev();
+    let x = places.max_by_key(|at| values(&SIZES[*at])).unwrap_or(0);
+    let others = SIZES.into_iter().enumerate();
+    let others = others.filter(|(at, size)| *at != x && values(size) > 1);
+    let others: Vec<Size> = others.map(|(_, size)| size).collect();
+    let x = SIZES[x];
     let name = naming(rows, &others);
     let medians: Vec<f64> = rows.iter().map(|row| row.us.median).collect();
     let (unit, microseconds) = time_unit(&medians);
     // In the order of the rows, which is that of their numbers.
     let mut series: Vec<(String, Vec<(f64, f64)>)> = Vec::new();
     for row in rows {
-        let (name, point) = (name(row), (x.of(row) as f64, row.us.median / microseconds));
+        let (name, point) = (
+            name(row),
+            ((x.of)(row) as f64, row.us.median / microseconds),
+        );
         match series.iter_mut().find(|(of, _)| *of == name) {
             Some((_, points)) => points.push(point),
             None => series.push((name, vec![point])),
@@ -202,11 +188,11 @@ fn times(rows: &[Row]) -> Chart {
         })
         .collect();
     curves.sort_by_key(|curve| std::cmp::Reverse(curve.points.len()));
-    let xs: Vec<f64> = rows.iter().map(|row| x.of(row) as f64).collect();
+    let xs: Vec<f64> = rows.iter().map(|row| (x.of)(row) as f64).collect();
     let ys: Vec<f64> = medians.iter().map(|us| us / microseconds).collect();
     Chart {
-        caption: x.caption().to_owned(),
-        x: Axis::chosen(x.axis(), &xs, &[]),
+        caption: x.caption.to_owned(),
+        x: Axis::chosen(x.axis, &xs, &[]),
         y: Axis::found(unit, &ys),
         curves,
         names: Vec::new(),
@@ -227,7 +213,7 @@ fn crossover(crossover: &Crossover) -> Chart {
         .collect();
     let lengths: Vec<f64> = points.iter().map(|point| point.0.into()).collect();
     let met: Vec<f64> = marks.iter().map(|mark| mark.1).collect();
-    let x = Axis::chosen(Size::QueryLen.axis(), &lengths, &met);
+    let x = Axis::chosen(QUERY_AXIS, &lengths, &met);
     let times: Vec<f64> = times.iter().map(|us| us / microseconds).collect();
     let y = Axis::found(unit, &times);
     let path = |name: &str, time: fn(&(u32, f64, f64)) -> f64| {
