@@ -160,8 +160,8 @@ pub(crate) fn meant(text: &str) -> Option<Capabilities> {
             _ => None,
         };
     }
-    let bare = ["sm_", "sm", "compute_", "compute"]
-        .iter()
+    let mut prefixes = ["sm_", "sm", "compute_", "compute"].iter();
+    let bare = prefixes
         .find_map(|prefix| lower.strip_prefix(prefix))
         .unwrap_or(&lower);
     if let Some(min) = bare.strip_prefix(">=") {
@@ -213,18 +213,11 @@ pub(crate) fn sm(text: &str, faults: &mut Vec<Fault>) -> Option<Vec<Capabilities
         return Some(sets);
     }
     for (index, set) in sets.iter().enumerate() {
-        let wider = sets
-            .iter()
-            .enumerate()
-            .find(|(other, wider)| *other != index && wider.covers(*set));
-        if let Some((_, wider)) = wider {
-            faults.push(
-                Fault::new(
-                    format!("`{set}` beside `{wider}`, in {}", quoted(text)),
-                    "each capability once",
-                )
-                .hint(format!("`{wider}` already includes `{set}`")),
-            );
+        let mut others = sets.iter().enumerate().filter(|(other, _)| *other != index);
+        if let Some((_, wider)) = others.find(|(_, wider)| wider.covers(*set)) {
+            let given = format!("`{set}` beside `{wider}`, in {}", quoted(text));
+            let hint = format!("`{wider}` already includes `{set}`");
+            faults.push(Fault::new(given, "each capability once").hint(hint));
         }
     }
     Some(sets)

@@ -21,200 +21,121 @@ pub(crate) struct Contradiction {
 /// Every contradiction in a spec.
 pub(crate) fn find(spec: &Spec) -> Vec<Contradiction> {
     let mut found = Vec::new();
-    let mut add = |key: Key, beside: Key, faults: Vec<Fault>| {
-        found.extend(
-            faults
-                .into_iter()
-                .map(|fault| Contradiction { key, beside, fault }),
-        );
+    let mut add = |key: Key, beside: Key, fault: Fault| {
+        found.push(Contradiction { key, beside, fault });
     };
     if let Some(sm) = &spec.sm {
-        add(
-            key::PRIORITY,
-            key::SM,
-            priority::outside(&spec.priority, sm),
-        );
-        add(key::COMPILED, key::SM, kernels_without_gpu(spec, sm));
+        for fault in priority::outside(&spec.priority, sm) {
+            add(key::PRIORITY, key::SM, fault);
+        }
+        if !spec.compiled.is_empty() && sm == &[Capabilities::Any] {
+            let fault = Fault::new(
+                "a value beside `sm = \"any\"`",
+                "the capabilities that it runs on",
+            );
+            let hint = "`sm = \"compiled\"` takes them from the constants";
+            add(key::COMPILED, key::SM, fault.hint(hint));
+        }
     }
-    add(key::FEATURES, key::SPARSE, features_of_lists(spec));
-    add(key::FEATURES, key::FEATURES, features_of_caches(spec));
+    // Features of sparse calls, on a backend that is given none.
+    let has_lists = spec.phase == Phase::Decode && spec.sparse.text != "never";
+    let of_lists = spec
+        .features
+        .iter()
+        .filter(|it| FEATURES_OF_LISTS.contains(&it.text));
+    for name in of_lists.filter(|_| !has_lists) {
+        let given = match spec.phase {
+            Phase::Decode => format!("`{}` beside `sparse = \"never\"`", name.text),
+            Phase::Prefill => format!("`{}` on `impl PrefillBackend`", name.text),
+        };
+        let hint = "only a call with lists of slots has it: a decode backend that takes them says \
+                    `sparse = \"optional\"` or `\"required\"`";
+        let fault = Fault::new(given, "the other features").hint(hint);
+        add(key::FEATURES, key::SPARSE, fault);
+    }
     match spec.phase {
-        Phase::Prefill => add(key::LSE, key::LSE, prefill_without_lse(spec)),
+        Phase::Prefill => prefill(spec, &mut add),
         Phase::Decode => {
-            add(key::KV, key::DTYPES, caches_without_dtype(spec));
-            add(key::KV, key::DTYPES, dtypes_without_cache(spec));
-            add(key::CACHE_DIMS, key::KV, partial_groups(spec));
-            add(key::CACHE_DIMS, key::DIMS, other_rope(spec));
-            add(key::GRAPHS, key::QUERY_LEN, graphs_beyond_queries(spec));
-            add(key::MAX_QUERY_LEN, key::QUERY_LEN, several_of_single(spec));
-            add(key::MAX_LIST_WIDTH, key::SPARSE, width_without_lists(spec));
+            caches(spec, &mut add);
+            queries(spec, &mut add);
         }
     }
     found
 }
 
-fn kernels_without_gpu(spec: &Spec, sm: &[Capabilities]) -> Vec<Fault> {
-    let any = !spec.compiled.is_empty() && sm == [Capabilities::Any];
-    let fault = || {
-        Fault::new(
-            "a value beside `sm = \"any\"`",
-            "the capabilities that it runs on",
-        )
-        .hint("`sm = \"compiled\"` takes them from the constants")
-    };
-    any.then(fault).into_iter().collect()
-}
-
-fn prefill_without_lse(spec: &Spec) -> Vec<Fault> {
-    let without = spec.lse.text == "none";
-    let fault = || {
-        Fault::new("`none` on `impl PrefillBackend`", "ln or log2")
-            .hint("context chunks merge by their log-sum-exp")
-    };
-    without.then(fault).into_iter().collect()
-}
-
-// An unquantised cache holds the dtype itself.
-fn caches_without_dtype(spec: &Spec) -> Vec<Fault> {
-    let unquantised = |format: &&Name| vocabulary::DTYPES.contains(format);
-    spec.kv
-        .iter()
-        .filter(unquantised)
-        .filter(|format| !spec.dtypes.contains(format))
-        .map(|format| {
-            Fault::new(
-                format!("`{}`, which is not among `dtypes`", format.text),
-                format!("fp8, fp8_ds_mla, or the dtypes: {}", texts(&spec.dtypes)),
-            )
-            .hint("an unquantised cache holds the dtype of the queries")
-        })
-        .collect()
-}
-
-fn dtypes_without_cache(spec: &Spec) -> Vec<Fault> {
-    if spec
-        .kv
-        .iter()
-        .any(|format| !vocabulary::DTYPES.contains(format))
-    {
-        return Vec::new();
-    }
-    spec.dtypes
-        .iter()
-        .filter(|dtype| !spec.kv.contains(dtype))
-        .map(|dtype| {
-            Fault::new(
-                format!("no format for the dtype `{}`", dtype.text),
-                format!("`{}`, fp8 or fp8_ds_mla beside the others", dtype.text),
-            )
-            .hint("add one, or take the dtype out of `dtypes`")
-        })
-        .collect()
-}
-
-// Features of sparse calls, on a backend that is given none.
-fn features_of_lists(spec: &Spec) -> Vec<Fault> {
-    if spec.phase == Phase::Decode && spec.sparse.text != "never" {
-        return Vec::new();
-    }
-    let given = |name: &Name| match spec.phase {
-        Phase::Decode => format!("`{}` beside `sparse = \"never\"`", name.text),
-        Phase::Prefill => format!("`{}` on `impl PrefillBackend`", name.text),
-    };
-    let features = spec.features.iter();
-    features
-        .filter(|name| FEATURES_OF_LISTS.contains(&name.text))
-        .map(|name| {
-            Fault::new(given(name), "the other features").hint(
-                "only a call with lists of slots has it: a decode backend that takes them says \
-                 `sparse = \"optional\"` or `\"required\"`",
-            )
-        })
-        .collect()
-}
+type Add<'a> = &'a mut dyn FnMut(Key, Key, Fault);
 
 // Prefill is given keys and values, whatever the cache is.
-fn features_of_caches(spec: &Spec) -> Vec<Fault> {
-    let given =
-        spec.phase == Phase::Prefill && spec.features.iter().any(|name| name.text == "split_cache");
-    let fault = || {
-        Fault::new(
-            "`split_cache` on `impl PrefillBackend`",
-            "the other features",
-        )
-        .hint("only decode reads the cache: prefill runs beside every kind of it")
-    };
-    given.then(fault).into_iter().collect()
-}
-
-fn several_of_single(spec: &Spec) -> Vec<Fault> {
-    let several = spec.max_query_len.filter(|max| *max > 1);
-    let several = several.filter(|_| spec.query_len.text == "single");
-    let fault =
-        |max| {
-            Fault::new(format!("{max} beside the query_len `single`"), "1, or no value").hint(
-            "`query_len = \"uniform\"` or `\"ragged\"` says that a request may have several tokens",
-        )
-        };
-    several.map(fault).into_iter().collect()
-}
-
-fn width_without_lists(spec: &Spec) -> Vec<Fault> {
-    let without = spec.sparse.text == "never" && spec.max_list_width.is_some();
-    let fault = || {
-        Fault::new("a number beside `sparse = \"never\"`", "any").hint(
-            "`sparse = \"optional\"` or `\"required\"` says that it attends to lists of slots",
-        )
-    };
-    without.then(fault).into_iter().collect()
-}
-
-fn partial_groups(spec: &Spec) -> Vec<Fault> {
-    const GROUP: u32 = 128;
-    if !spec.kv.iter().any(|format| format.text == "fp8_ds_mla") {
-        return Vec::new();
+fn prefill(spec: &Spec, add: Add<'_>) {
+    if spec.features.iter().any(|name| name.text == "split_cache") {
+        let given = "`split_cache` on `impl PrefillBackend`";
+        let hint = "only decode reads the cache: prefill runs beside every kind of it";
+        let fault = Fault::new(given, "the other features").hint(hint);
+        add(key::FEATURES, key::FEATURES, fault);
     }
-    let rows = spec.cache_dims.iter().flatten();
-    rows.filter(|[latent, _]| !latent.is_multiple_of(GROUP))
-        .map(|[latent, rope]| {
-            Fault::new(
-                format!("`({latent},{rope})` beside the kv format `fp8_ds_mla`"),
-                format!("a latent width that is a multiple of {GROUP}"),
-            )
-            .hint("each group of 128 values shares a scale")
-        })
-        .collect()
+    if spec.lse.text == "none" {
+        let fault = Fault::new("`none` on `impl PrefillBackend`", "ln or log2");
+        let hint = "context chunks merge by their log-sum-exp";
+        add(key::LSE, key::LSE, fault.hint(hint));
+    }
 }
 
-// R is a width of both: a row whose R no head has can never be asked for.
-fn other_rope(spec: &Spec) -> Vec<Fault> {
+fn caches(spec: &Spec, add: Add<'_>) {
+    const GROUP: u32 = 128;
+    // An unquantised cache holds the dtype itself.
+    let unquantised = |format: &&Name| vocabulary::DTYPES.contains(format);
+    for format in spec.kv.iter().filter(unquantised) {
+        if !spec.dtypes.contains(format) {
+            let given = format!("`{}`, which is not among `dtypes`", format.text);
+            let accepted = format!("fp8, fp8_ds_mla, or the dtypes: {}", texts(&spec.dtypes));
+            let hint = "an unquantised cache holds the dtype of the queries";
+            add(key::KV, key::DTYPES, Fault::new(given, accepted).hint(hint));
+        }
+    }
+    if spec.kv.iter().all(|format| unquantised(&format)) {
+        for dtype in spec.dtypes.iter().filter(|dtype| !spec.kv.contains(dtype)) {
+            let given = format!("no format for the dtype `{}`", dtype.text);
+            let accepted = format!("`{}`, fp8 or fp8_ds_mla beside the others", dtype.text);
+            let hint = "add one, or take the dtype out of `dtypes`";
+            add(key::KV, key::DTYPES, Fault::new(given, accepted).hint(hint));
+        }
+    }
+    let grouped = spec.kv.iter().any(|format| format.text == "fp8_ds_mla");
+    for [latent, rope] in spec.cache_dims.iter().flatten().filter(|_| grouped) {
+        if !latent.is_multiple_of(GROUP) {
+            let given = format!("`({latent},{rope})` beside the kv format `fp8_ds_mla`");
+            let accepted = format!("a latent width that is a multiple of {GROUP}");
+            let hint = "each group of 128 values shares a scale";
+            add(
+                key::CACHE_DIMS,
+                key::KV,
+                Fault::new(given, accepted).hint(hint),
+            );
+        }
+    }
+    // R is a width of both: a row whose R no head has can never be asked for.
     let (Some(dims), Some(rows)) = (&spec.dims, &spec.cache_dims) else {
-        return Vec::new();
+        return;
     };
-    let row = rows
-        .iter()
-        .filter(|[_, rope]| !dims.iter().any(|[_, head, _]| head == rope))
-        .map(|[latent, rope]| {
-            let ropes: Vec<_> = dims.iter().map(|[_, head, _]| head.to_string()).collect();
-            Fault::new(
-                format!("`({latent},{rope})`, whose R is that of no `dims`"),
-                format!("an R of {}", ropes.join(", ")),
-            )
-        });
-    let head = dims
-        .iter()
-        .filter(|[_, head, _]| !rows.iter().any(|[_, rope]| head == rope))
-        .map(|[nope, head, v]| {
-            Fault::new(
-                format!("no row for the dims `({nope},{head},{v})`"),
-                format!("a row with R = {head}, such as `(512,{head})`"),
-            )
-        });
-    row.chain(head).collect()
+    let ropes: Vec<_> = dims.iter().map(|[_, head, _]| head.to_string()).collect();
+    for [latent, rope] in rows {
+        if !dims.iter().any(|[_, head, _]| head == rope) {
+            let given = format!("`({latent},{rope})`, whose R is that of no `dims`");
+            let fault = Fault::new(given, format!("an R of {}", ropes.join(", ")));
+            add(key::CACHE_DIMS, key::DIMS, fault);
+        }
+    }
+    for [nope, head, v] in dims {
+        if !rows.iter().any(|[_, rope]| head == rope) {
+            let given = format!("no row for the dims `({nope},{head},{v})`");
+            let accepted = format!("a row with R = {head}, such as `(512,{head})`");
+            add(key::CACHE_DIMS, key::DIMS, Fault::new(given, accepted));
+        }
+    }
 }
 
-// A batch that the backend refuses cannot be captured.
-fn graphs_beyond_queries(spec: &Spec) -> Vec<Fault> {
+fn queries(spec: &Spec, add: Add<'_>) {
+    // A batch that the backend refuses cannot be captured.
     let admitted = match spec.query_len.text {
         "single" => 1,
         "uniform" => 2,
@@ -223,19 +144,27 @@ fn graphs_beyond_queries(spec: &Spec) -> Vec<Fault> {
     let level = vocabulary::GRAPHS
         .iter()
         .position(|name| *name == spec.graphs);
-    if level <= Some(admitted) {
-        return Vec::new();
+    if level > Some(admitted) {
+        let (graphs, query_len) = (spec.graphs.text, spec.query_len.text);
+        let given = format!("`{graphs}` beside the query_len `{query_len}`");
+        let hint = "batches that the backend refuses cannot be captured";
+        let fault = Fault::new(given, texts(&vocabulary::GRAPHS[..=admitted])).hint(hint);
+        add(key::GRAPHS, key::QUERY_LEN, fault);
     }
-    vec![
-        Fault::new(
-            format!(
-                "`{}` beside the query_len `{}`",
-                spec.graphs.text, spec.query_len.text
-            ),
-            texts(&vocabulary::GRAPHS[..=admitted]),
-        )
-        .hint("batches that the backend refuses cannot be captured"),
-    ]
+    let several = spec.max_query_len.filter(|max| *max > 1);
+    if let Some(max) = several.filter(|_| spec.query_len.text == "single") {
+        let given = format!("{max} beside the query_len `single`");
+        let hint = "`query_len = \"uniform\"` or `\"ragged\"` says that a request may have several \
+                    tokens";
+        let fault = Fault::new(given, "1, or no value").hint(hint);
+        add(key::MAX_QUERY_LEN, key::QUERY_LEN, fault);
+    }
+    if spec.sparse.text == "never" && spec.max_list_width.is_some() {
+        let fault = Fault::new("a number beside `sparse = \"never\"`", "any");
+        let hint =
+            "`sparse = \"optional\"` or `\"required\"` says that it attends to lists of slots";
+        add(key::MAX_LIST_WIDTH, key::SPARSE, fault.hint(hint));
+    }
 }
 
 fn texts(names: &[Name]) -> String {

@@ -71,15 +71,15 @@ pub(crate) struct Errors {
 impl Errors {
     /// Adds an error about `subject` (a key, or the place of the attribute).
     pub(crate) fn fault(&mut self, span: Span, subject: &str, fault: Fault) {
-        let mut message = format!(
-            "{subject}: given {}, accepted {}",
-            fault.given, fault.accepted
+        let hint = fault
+            .hint
+            .map(|hint| format!("; {hint}"))
+            .unwrap_or_default();
+        let (given, accepted) = (fault.given, fault.accepted);
+        self.message(
+            span,
+            format!("{subject}: given {given}, accepted {accepted}{hint}"),
         );
-        if let Some(hint) = fault.hint {
-            message += "; ";
-            message += &hint;
-        }
-        self.message(span, message);
     }
 
     /// An error that is a sentence of its own.

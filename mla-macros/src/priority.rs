@@ -46,11 +46,10 @@ fn add(priority: &mut Priority, element: Element<'_>) -> Result<(), Fault> {
     };
     let earlier = priority.by_capability.iter();
     if let Some((wider, _)) = earlier.clone().find(|(wider, _)| wider.covers(set)) {
-        return Err(Fault::new(
-            format!("{} behind `{wider}`", element.given()),
-            "a capability that no earlier one includes",
-        )
-        .hint("the first that matches decides, so write the narrower one first"));
+        let given = format!("{} behind `{wider}`", element.given());
+        let fault = Fault::new(given, "a capability that no earlier one includes");
+        let hint = "the first that matches decides, so write the narrower one first";
+        return Err(fault.hint(hint));
     }
     if priority.otherwise.is_some() {
         return Err(
@@ -65,42 +64,33 @@ fn add(priority: &mut Priority, element: Element<'_>) -> Result<(), Fault> {
 /// A priority and the capabilities that have it: `None` for `*`.
 fn read(element: &Element<'_>) -> Result<(Option<Capabilities>, i32), Fault> {
     let accepted = key::PRIORITY.accepted;
+    let fault = element.fault(accepted);
     let Some((set, number)) = element.text.split_once(':') else {
-        let fault = element.fault(accepted);
-        return Err(
-            if capability::read(element.text).is_some() || element.text == "*" {
-                fault.hint(format!(
-                    "a priority stands behind a colon, as in `{}:100`",
-                    element.text
-                ))
-            } else {
-                fault
-            },
+        let is_set = capability::read(element.text).is_some() || element.text == "*";
+        let hint = format!(
+            "a priority stands behind a colon, as in `{}:100`",
+            element.text
         );
+        return Err(if is_set { fault.hint(hint) } else { fault });
     };
     let (set, number) = (set.trim_matches(' '), number.trim_matches(' '));
-    let number = integer(number).ok_or_else(|| {
-        element.fault(accepted).hint(format!(
-            "{} is no integer from {} to {}",
-            quoted(number),
-            i32::MIN,
-            i32::MAX
-        ))
-    })?;
+    let Some(number) = integer(number) else {
+        let (min, max) = (i32::MIN, i32::MAX);
+        let hint = format!("{} is no integer from {min} to {max}", quoted(number));
+        return Err(fault.hint(hint));
+    };
     if set == "*" {
         return Ok((None, number));
     }
     match capability::read(set) {
-        Some(Capabilities::Any) => Err(element
-            .fault(accepted)
-            .hint("everything else is written `*`")),
+        Some(Capabilities::Any) => Err(fault.hint("everything else is written `*`")),
         Some(set) => Ok((Some(set), number)),
         None => {
             let hint = match capability::meant(set) {
                 None | Some(Capabilities::Any) => format!("{} is no capability", quoted(set)),
                 Some(meant) => format!("did you mean `{meant}:{number}`?"),
             };
-            Err(element.fault(accepted).hint(hint))
+            Err(fault.hint(hint))
         }
     }
 }

@@ -1,6 +1,5 @@
 //! Reads a spec from the arguments: each key's value or default, and what is wrong with them.
 
-use proc_macro2::Span;
 use syn::spanned::Spanned;
 
 use crate::arguments::Arguments;
@@ -42,92 +41,88 @@ pub(crate) fn read(arguments: &Arguments, place: Option<&Place>, errors: &mut Er
 
 // Keys that are missing, that the phase does not have, or that stand beside another.
 fn check_presence(arguments: &Arguments, phase: Option<Phase>, errors: &mut Errors) {
+    let mut report = |key: &Key, given: &str, accepted: &str, hint: &str| {
+        let fault = Fault::new(given, accepted).hint(hint);
+        errors.fault(arguments.span(key), key.name, fault);
+    };
     for key in KEYS {
         if key.default.is_none() && arguments.misses(key) {
-            errors.fault(
-                Span::call_site(),
-                key.name,
-                Fault::new("none", key.accepted)
-                    .hint(format!("write `{} = {}`", key.name, key.example)),
-            );
+            let hint = format!("write `{} = {}`", key.name, key.example);
+            report(key, "none", key.accepted, &hint);
         }
-        if let Some(phase) = phase
-            && key.only.is_some_and(|only| only != phase)
-            && arguments.has(key)
-        {
+        let other = phase.filter(|phase| key.only.is_some_and(|only| only != *phase));
+        if let Some(phase) = other.filter(|_| arguments.has(key)) {
             let hint = match phase {
                 Phase::Prefill => "only a decode backend reads the cache: remove the key",
                 Phase::Decode => {
                     "only a prefill backend has keys and values of its own: remove the key"
                 }
             };
-            let given = format!("a value on `impl {}`", phase.backend());
-            errors.fault(
-                arguments.span(key),
-                key.name,
-                Fault::new(given, "none").hint(hint),
+            report(
+                key,
+                &format!("a value on `impl {}`", phase.backend()),
+                "none",
+                hint,
             );
         }
     }
+    // `sm = "compiled"` takes what another key lists, and needs it always.
     if arguments
         .text(&key::SM)
         .is_some_and(capability::is_compiled)
     {
-        check_compiled(arguments, errors);
+        if arguments.misses(&key::COMPILED) {
+            let hint = format!("add `{} = {}`", key::COMPILED.name, key::COMPILED.example);
+            report(
+                &key::SM,
+                "`compiled` without the key `compiled`",
+                "both",
+                &hint,
+            );
+        }
+        if arguments.has(&key::FEATURE) {
+            let hint =
+                "with the feature off nothing is compiled, and the spec says the same all the same";
+            report(
+                &key::SM,
+                "`compiled` beside `feature`",
+                "capabilities",
+                hint,
+            );
+        }
     }
     if arguments.text(&key::LSE) == Some("none") && arguments.has(&key::LSE_PRECISION) {
-        errors.fault(
-            arguments.span(&key::LSE_PRECISION),
-            key::LSE_PRECISION.name,
-            Fault::new("a value beside `lse = \"none\"`", "none")
-                .hint("a kernel that writes no log-sum-exp has none to be exact: leave it out"),
+        let hint = "a kernel that writes no log-sum-exp has none to be exact: leave it out";
+        report(
+            &key::LSE_PRECISION,
+            "a value beside `lse = \"none\"`",
+            "none",
+            hint,
         );
     }
     if arguments.has(&key::REQUIRES_R1) && arguments.has(&key::DIMS) {
-        errors.fault(
-            arguments.span(&key::REQUIRES_R1),
-            key::REQUIRES_R1.name,
-            Fault::new("a value beside `dims`", "one of the two")
-                .hint("`requires_r1 = true` is short for `dims = \"(128,64,128)\"`"),
-        );
-    }
-}
-
-// `sm = "compiled"` takes what another key lists, and needs it always.
-fn check_compiled(arguments: &Arguments, errors: &mut Errors) {
-    let mut fault = |fault| errors.fault(arguments.span(&key::SM), key::SM.name, fault);
-    if arguments.misses(&key::COMPILED) {
-        fault(
-            Fault::new("`compiled` without the key `compiled`", "both").hint(format!(
-                "add `{} = {}`",
-                key::COMPILED.name,
-                key::COMPILED.example
-            )),
-        );
-    }
-    if arguments.has(&key::FEATURE) {
-        fault(
-            Fault::new("`compiled` beside `feature`", "capabilities").hint(
-                "with the feature off nothing is compiled, and the spec says the same all the same",
-            ),
+        let hint = "`requires_r1 = true` is short for `dims = \"(128,64,128)\"`";
+        report(
+            &key::REQUIRES_R1,
+            "a value beside `dims`",
+            "one of the two",
+            hint,
         );
     }
 }
 
 fn default_name(place: &Place, errors: &mut Errors) -> String {
+    let of_type = |name: &str| format!("none, and the type's name gives {}", quoted(name));
     let given = match place.default_name() {
         Some(name) if value::reserved(&name).is_some() => {
-            format!(
-                "none, and the type's name gives {}, which stands for backends of any name",
-                quoted(&name)
-            )
+            of_type(&name) + ", which stands for backends of any name"
         }
         Some(name) if value::is_upper_snake(&name) => return name,
-        Some(name) => format!("none, and the type's name gives {}", quoted(&name)),
-        None => format!(
-            "none, and `{}` is not the name of one type",
-            compact(&place.self_type)
-        ),
+        Some(name) => of_type(&name),
+        None => {
+            let given = compact(&place.self_type);
+            format!("none, and `{given}` is not the name of one type")
+        }
     };
     let fault = Fault::new(given, key::NAME.accepted);
     let hint = format!("write `{} = {}`", key::NAME.name, key::NAME.example);
@@ -199,15 +194,12 @@ impl Reader<'_> {
     // from every build.
     fn features_of_cargo(&mut self) -> Vec<String> {
         let mut features = self.text(&key::FEATURE, value::feature);
-        let declared = cargo::features();
+        let (declared, span) = (cargo::features(), self.arguments.span(&key::FEATURE));
         features.retain(|feature| {
             let fault = value::undeclared(feature, &declared);
-            let is_declared = fault.is_none();
-            if let Some(fault) = fault {
-                let span = self.arguments.span(&key::FEATURE);
-                self.errors.fault(span, key::FEATURE.name, fault);
-            }
-            is_declared
+            fault
+                .map(|fault| self.errors.fault(span, key::FEATURE.name, fault))
+                .is_none()
         });
         features
     }

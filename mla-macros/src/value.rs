@@ -34,13 +34,11 @@ pub(crate) fn reserved(name: &str) -> Option<Fault> {
 
 /// True if a text has only capitals, digits and single underscores, like the names of backends.
 pub(crate) fn is_upper_snake(text: &str) -> bool {
+    let fits = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit();
     text.starts_with(|c: char| c.is_ascii_uppercase())
-        && text.split('_').all(|word| {
-            !word.is_empty()
-                && word
-                    .bytes()
-                    .all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit())
-        })
+        && text
+            .split('_')
+            .all(|word| !word.is_empty() && word.chars().all(fits))
 }
 
 /// The value of `feature`.
@@ -100,12 +98,7 @@ pub(crate) fn accepts(key: &Key, text: &str) -> bool {
             dims::any_or_positive(text, &mut faults);
         }
         key::ALIGNMENT => drop(dims::power_of_two(text, &mut faults)),
-        key::FEATURES => drop(list::none_or_names(
-            text,
-            vocabulary::FEATURES,
-            key.accepted,
-            &mut faults,
-        )),
+        key::FEATURES => drop(list::none_or_names(text, names, key.accepted, &mut faults)),
         key::DTYPES | key::KV => drop(list::names(text, names, key.accepted, &mut faults)),
         key::FEATURE => drop(feature(text, &mut faults)),
         key::NAME => drop(name(text, &mut faults)),
@@ -183,7 +176,7 @@ fn spelled(key: &Key, text: &str) -> Option<Meant> {
 // The text with `|` where other separators stand.
 fn with_separators(text: &str) -> Option<String> {
     let words = text.split(|c: char| c.is_whitespace() || ";/&|,".contains(c));
-    let words: Vec<&str> = words
+    let words: Vec<_> = words
         .filter(|word| !matches!(*word, "" | "and" | "or"))
         .collect();
     (words.len() > 1).then(|| words.join("|"))
@@ -200,15 +193,16 @@ pub(crate) fn mended(key: &Key, text: &str) -> Option<Meant> {
     {
         return whole;
     }
+    let mended = |text: &str| match meant(key, text) {
+        Some(Meant::Value(value)) if !accepts(key, text) => value.into_owned(),
+        _ => text.to_owned(),
+    };
     let elements = list::elements(text, "", &mut Vec::new());
-    let elements = elements
+    let mended: Vec<_> = elements
         .iter()
-        .map(|element| match meant(key, element.text) {
-            _ if accepts(key, element.text) => element.text.to_owned(),
-            Some(Meant::Value(value)) => value.into_owned(),
-            _ => element.text.to_owned(),
-        });
-    let mended = elements.collect::<Vec<_>>().join("|");
+        .map(|element| mended(element.text))
+        .collect();
+    let mended = mended.join("|");
     match accepts(key, &mended) {
         true => Some(Meant::Value(mended.into())),
         false => whole.filter(|meant| matches!(meant, Meant::Advice(_))),
