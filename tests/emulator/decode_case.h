@@ -145,7 +145,7 @@ struct Problem {
     int64_t offset(int slot) const {
         return slot / c.page * page_stride + int64_t(slot % c.page) * row_bytes;
     }
-    // Where a slot's rotary key begins.
+    // The first byte of a slot's rotary key.
     const char* rope_of(int slot) const {
         if (c.split)
             return cache_rope.data() + slot / c.page * rope_page_stride +

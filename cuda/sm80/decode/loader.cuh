@@ -116,6 +116,7 @@ class Loader {
         return all;
     }
 
+    // Issues one chunk of a share.
     template <int chunk>
     __device__ void issue(Copy copy) const {
         if constexpr (C::kRoles && chunk == Copy::kLast)
@@ -123,7 +124,7 @@ class Loader {
         copy.template issue<chunk>();
     }
 
-    // Of a row of which something is to be copied.
+    // Issues all of them, for a row of which something is to be copied.
     __device__ void issue_all(const Copy& copy) const {
         copy.issue_latent();
         issue<Copy::kLast>(copy);

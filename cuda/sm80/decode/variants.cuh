@@ -55,8 +55,8 @@ inline CacheFormat cache_format(int format) {
     return CacheFormat::plain;
 }
 
-// Where a call's rotary keys lie, for the parameters of dense and of sparse calls, once `with_rope`
-// has filled them in.
+// The place of a call's rotary keys, for the parameters of dense and of sparse calls, once
+// `with_rope` has filled it in.
 
 template <typename Params>
 int64_t key_bytes(const Params& p) {

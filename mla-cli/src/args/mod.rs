@@ -196,7 +196,7 @@ pub fn named<T: Copy + Send + Sync>(
     })
 }
 
-/// What a problem asks for by the form of its cache.
+/// The features of a problem with such a cache.
 pub(crate) fn cache_features(split: bool) -> FeatureSet {
     match split {
         true => FeatureSet::of(&[Feature::SplitCache]),

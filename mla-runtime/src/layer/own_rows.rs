@@ -28,8 +28,8 @@ enum Pass {
 
 impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     /// Copies the rows of the prepared step's tokens from a tensor whose rows are those of a call,
-    /// in an order of the engine's own or padded, to `[tokens, …]` in the order of the step. What
-    /// makes the lists of a sparse layer takes its tensors in that order. Only enqueues.
+    /// in an order of the engine's own or padded, to `[tokens, …]` in the order of the step. The
+    /// indexer of a sparse layer takes its tensors in that order. Only enqueues.
     ///
     /// # Errors
     ///

@@ -296,7 +296,7 @@ fn sparse_rows() {
 fn rows_are_packed() {
     let case = Case::small(&[(1, 9), (3, 5), (6, 6)]);
     let (world, layer) = (World::new(&case), cpu_layer(&case));
-    // By an index, and as they lie behind others.
+    // One order takes an index; the other has its rows behind one another, after two of padding.
     for (starts, rows) in [([9, 0, 3], 12), ([2, 3, 6], 13)] {
         let own = Own {
             world: &world,
