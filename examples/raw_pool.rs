@@ -159,8 +159,8 @@ impl Tensors {
     }
 
     /// Returns the parameters of q_lat = q_nope · W_UK: the weights are contiguous along n.
-    fn absorb(&self) -> raw::MlaHeadProductParams {
-        raw::MlaHeadProductParams {
+    fn absorb(&self) -> raw::MlaHeadGemmParams {
+        raw::MlaHeadGemmParams {
             input: self.query as *const _,
             weights: self.weights as *const _,
             out: self.absorbed as *mut _,
@@ -182,8 +182,8 @@ impl Tensors {
     }
 
     /// Returns the parameters of out = o_lat · W_UV: the weights are contiguous along k.
-    fn values(&self) -> raw::MlaHeadProductParams {
-        raw::MlaHeadProductParams {
+    fn values(&self) -> raw::MlaHeadGemmParams {
+        raw::MlaHeadGemmParams {
             input: self.attended as *const _,
             weights: (self.weights + 2 * 128 * 512) as *const _,
             out: self.out as *mut _,
@@ -285,9 +285,9 @@ fn launch(pool: &mut Pool, tensors: &Tensors) -> Result<(), Box<dyn Error>> {
     unsafe {
         raw::check("load", raw::mla_load_helpers())?;
         raw::check("cache write", raw::mla_cache_write(&write, stream))?;
-        raw::check("W_UK", raw::mla_head_product(&absorb, stream))?;
+        raw::check("W_UK", raw::mla_head_gemm(&absorb, stream))?;
         raw::check("decode", raw::mla_decode_sm90(&decode, stream))?;
-        raw::check("W_UV", raw::mla_head_product(&values, stream))?;
+        raw::check("W_UV", raw::mla_head_gemm(&values, stream))?;
     }
     Ok(())
 }

@@ -2,14 +2,14 @@
 // cache, and the queries are rotated and multiplied by W_UK. None of these depends on another.
 //
 //   blockIdx.y   0 .. rows - 1   CTAs of cache_write.cuh
-//                rows ..         a head of head_product.cuh each
+//                rows ..         a head of head_gemm.cuh each
 //
 // Separate launches would cost time each, on the host as well, and each would begin when the
 // previous one has ended.
 
 #include "../common/one_row.cuh"
 #include "cache_write.cuh"
-#include "head_product.cuh"
+#include "head_gemm.cuh"
 #include "helpers.cuh"
 
 namespace mla {
@@ -94,11 +94,11 @@ MlaStatus load_absorb_kernels() {
 using namespace mla;
 
 extern "C" MlaStatus mla_absorb(const MlaCacheWriteParams* write_params,
-                                const MlaHeadProductParams* gemm_params, void* stream) {
+                                const MlaHeadGemmParams* gemm_params, void* stream) {
     if (!write_params) return refuse("write", 0, "a pointer");
     if (!gemm_params) return refuse("product", 0, "a pointer");
     const MlaCacheWriteParams w = with_rope(*write_params);
-    const MlaHeadProductParams& p = *gemm_params;
+    const MlaHeadGemmParams& p = *gemm_params;
     WriteLaunch write;
     MlaStatus status = plan_write(w, kGemmThreads, write);
     if (status.code != MLA_OK) return status;

@@ -619,7 +619,7 @@ MlaStatus mla_dequantize(const MlaDequantizeParams* params, void* stream);
 
 /* GEMM of few tokens with a matrix per head: out[t, h, j] = sum over i of input[t, h, i] *
  * weights[h, i, j], summed in f32 and rounded once. */
-typedef struct MlaHeadProductParams {
+typedef struct MlaHeadGemmParams {
     /* [tokens, heads, k] of dtype */
     const void* input;
     /* [heads, k, n] of dtype */
@@ -649,21 +649,21 @@ typedef struct MlaHeadProductParams {
     /* nonzero if no unfinished work on the stream writes `input` or accesses `out`: the kernel may
      * then do all of its work while the previous one is running, and ends after it */
     int32_t ready;
-} MlaHeadProductParams;
+} MlaHeadGemmParams;
 
 /* Enqueues one kernel on `stream`; none if there is nothing to multiply. Pointers are aligned to 16
  * bytes, and strides other than 1 are multiples of 8. The kernel may start while the previous one
  * in the stream is ending. It waits for that end before it reads or writes anything but constant
  * weights. */
-MlaStatus mla_head_product(const MlaHeadProductParams* params, void* stream);
+MlaStatus mla_head_gemm(const MlaHeadGemmParams* params, void* stream);
 
-/* The start of a step on the absorbed path: mla_cache_write, and mla_head_product of q_nope and
+/* The start of a step on the absorbed path: mla_cache_write, and mla_head_gemm of q_nope and
  * W_UK. Neither of them writes data that the other reads or writes. Enqueues one kernel if the
  * weights are contiguous along n, k is 128, there are at most 256 rows of 512 + 64 values of 16
  * bits, accesses can be 16 bytes wide, and the cache has the rows' dtype or e4m3 with one scale;
  * otherwise two. The one kernel may start while the previous one in the stream is ending, like
- * that of mla_head_product. */
-MlaStatus mla_absorb(const MlaCacheWriteParams* write, const MlaHeadProductParams* product,
+ * that of mla_head_gemm. */
+MlaStatus mla_absorb(const MlaCacheWriteParams* write, const MlaHeadGemmParams* product,
                      void* stream);
 
 /* Enqueues an empty kernel that begins when all earlier work on the stream has ended, and lets

@@ -1276,7 +1276,7 @@ unsafe extern "C" {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
-pub struct MlaHeadProductParams {
+pub struct MlaHeadGemmParams {
     pub input: *const ::core::ffi::c_void,
     pub weights: *const ::core::ffi::c_void,
     pub out: *mut ::core::ffi::c_void,
@@ -1298,64 +1298,64 @@ pub struct MlaHeadProductParams {
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     [
-        "Size of MlaHeadProductParams",
-    ][::core::mem::size_of::<MlaHeadProductParams>() - 112usize];
+        "Size of MlaHeadGemmParams",
+    ][::core::mem::size_of::<MlaHeadGemmParams>() - 112usize];
     [
-        "Alignment of MlaHeadProductParams",
-    ][::core::mem::align_of::<MlaHeadProductParams>() - 8usize];
+        "Alignment of MlaHeadGemmParams",
+    ][::core::mem::align_of::<MlaHeadGemmParams>() - 8usize];
     [
-        "Offset of field: MlaHeadProductParams::input",
-    ][::core::mem::offset_of!(MlaHeadProductParams, input) - 0usize];
+        "Offset of field: MlaHeadGemmParams::input",
+    ][::core::mem::offset_of!(MlaHeadGemmParams, input) - 0usize];
     [
-        "Offset of field: MlaHeadProductParams::weights",
-    ][::core::mem::offset_of!(MlaHeadProductParams, weights) - 8usize];
+        "Offset of field: MlaHeadGemmParams::weights",
+    ][::core::mem::offset_of!(MlaHeadGemmParams, weights) - 8usize];
     [
-        "Offset of field: MlaHeadProductParams::out",
-    ][::core::mem::offset_of!(MlaHeadProductParams, out) - 16usize];
+        "Offset of field: MlaHeadGemmParams::out",
+    ][::core::mem::offset_of!(MlaHeadGemmParams, out) - 16usize];
     [
-        "Offset of field: MlaHeadProductParams::input_token_stride",
-    ][::core::mem::offset_of!(MlaHeadProductParams, input_token_stride) - 24usize];
+        "Offset of field: MlaHeadGemmParams::input_token_stride",
+    ][::core::mem::offset_of!(MlaHeadGemmParams, input_token_stride) - 24usize];
     [
-        "Offset of field: MlaHeadProductParams::input_head_stride",
-    ][::core::mem::offset_of!(MlaHeadProductParams, input_head_stride) - 32usize];
+        "Offset of field: MlaHeadGemmParams::input_head_stride",
+    ][::core::mem::offset_of!(MlaHeadGemmParams, input_head_stride) - 32usize];
     [
-        "Offset of field: MlaHeadProductParams::weights_head_stride",
-    ][::core::mem::offset_of!(MlaHeadProductParams, weights_head_stride) - 40usize];
+        "Offset of field: MlaHeadGemmParams::weights_head_stride",
+    ][::core::mem::offset_of!(MlaHeadGemmParams, weights_head_stride) - 40usize];
     [
-        "Offset of field: MlaHeadProductParams::weights_k_stride",
-    ][::core::mem::offset_of!(MlaHeadProductParams, weights_k_stride) - 48usize];
+        "Offset of field: MlaHeadGemmParams::weights_k_stride",
+    ][::core::mem::offset_of!(MlaHeadGemmParams, weights_k_stride) - 48usize];
     [
-        "Offset of field: MlaHeadProductParams::weights_n_stride",
-    ][::core::mem::offset_of!(MlaHeadProductParams, weights_n_stride) - 56usize];
+        "Offset of field: MlaHeadGemmParams::weights_n_stride",
+    ][::core::mem::offset_of!(MlaHeadGemmParams, weights_n_stride) - 56usize];
     [
-        "Offset of field: MlaHeadProductParams::out_token_stride",
-    ][::core::mem::offset_of!(MlaHeadProductParams, out_token_stride) - 64usize];
+        "Offset of field: MlaHeadGemmParams::out_token_stride",
+    ][::core::mem::offset_of!(MlaHeadGemmParams, out_token_stride) - 64usize];
     [
-        "Offset of field: MlaHeadProductParams::out_head_stride",
-    ][::core::mem::offset_of!(MlaHeadProductParams, out_head_stride) - 72usize];
+        "Offset of field: MlaHeadGemmParams::out_head_stride",
+    ][::core::mem::offset_of!(MlaHeadGemmParams, out_head_stride) - 72usize];
     [
-        "Offset of field: MlaHeadProductParams::tokens",
-    ][::core::mem::offset_of!(MlaHeadProductParams, tokens) - 80usize];
+        "Offset of field: MlaHeadGemmParams::tokens",
+    ][::core::mem::offset_of!(MlaHeadGemmParams, tokens) - 80usize];
     [
-        "Offset of field: MlaHeadProductParams::heads",
-    ][::core::mem::offset_of!(MlaHeadProductParams, heads) - 84usize];
+        "Offset of field: MlaHeadGemmParams::heads",
+    ][::core::mem::offset_of!(MlaHeadGemmParams, heads) - 84usize];
     [
-        "Offset of field: MlaHeadProductParams::k",
-    ][::core::mem::offset_of!(MlaHeadProductParams, k) - 88usize];
+        "Offset of field: MlaHeadGemmParams::k",
+    ][::core::mem::offset_of!(MlaHeadGemmParams, k) - 88usize];
     [
-        "Offset of field: MlaHeadProductParams::n",
-    ][::core::mem::offset_of!(MlaHeadProductParams, n) - 92usize];
+        "Offset of field: MlaHeadGemmParams::n",
+    ][::core::mem::offset_of!(MlaHeadGemmParams, n) - 92usize];
     [
-        "Offset of field: MlaHeadProductParams::dtype",
-    ][::core::mem::offset_of!(MlaHeadProductParams, dtype) - 96usize];
+        "Offset of field: MlaHeadGemmParams::dtype",
+    ][::core::mem::offset_of!(MlaHeadGemmParams, dtype) - 96usize];
     [
-        "Offset of field: MlaHeadProductParams::constant_weights",
-    ][::core::mem::offset_of!(MlaHeadProductParams, constant_weights) - 100usize];
+        "Offset of field: MlaHeadGemmParams::constant_weights",
+    ][::core::mem::offset_of!(MlaHeadGemmParams, constant_weights) - 100usize];
     [
-        "Offset of field: MlaHeadProductParams::ready",
-    ][::core::mem::offset_of!(MlaHeadProductParams, ready) - 104usize];
+        "Offset of field: MlaHeadGemmParams::ready",
+    ][::core::mem::offset_of!(MlaHeadGemmParams, ready) - 104usize];
 };
-impl Default for MlaHeadProductParams {
+impl Default for MlaHeadGemmParams {
     fn default() -> Self {
         let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
         unsafe {
@@ -1365,9 +1365,9 @@ impl Default for MlaHeadProductParams {
     }
 }
 unsafe extern "C" {
-    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_head_product"]
-    pub fn mla_head_product(
-        params: *const MlaHeadProductParams,
+    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_head_gemm"]
+    pub fn mla_head_gemm(
+        params: *const MlaHeadGemmParams,
         stream: *mut ::core::ffi::c_void,
     ) -> MlaStatus;
 }
@@ -1375,7 +1375,7 @@ unsafe extern "C" {
     #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_absorb"]
     pub fn mla_absorb(
         write: *const MlaCacheWriteParams,
-        product: *const MlaHeadProductParams,
+        product: *const MlaHeadGemmParams,
         stream: *mut ::core::ffi::c_void,
     ) -> MlaStatus;
 }

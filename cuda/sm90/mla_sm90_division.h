@@ -94,7 +94,7 @@ MlaStatus mla_sparse_sm90_splits(const MlaSparseParams* params, const int32_t* c
 
 /* A work item of mla_prefill_sm90: KV tiles of one query tile, which is up to 128 query rows of one
  * request and head. */
-typedef struct MlaPrefillItem {
+typedef struct MlaPrefillWorkItem {
     int32_t request;
     int32_t head;
     /* the tile's first query row within its request */
@@ -108,7 +108,7 @@ typedef struct MlaPrefillItem {
     int32_t splits;
     /* slot of its partial result, if there are several splits */
     int32_t slot;
-} MlaPrefillItem;
+} MlaPrefillWorkItem;
 
 /* The division of query tiles' keys by mla_prefill_sm90, computed on the host as host and device
  * would for a launch: writes the items in the order in which CTAs take them, up to `room` of them,
@@ -116,14 +116,15 @@ typedef struct MlaPrefillItem {
  * key_tokens, max_query_len, max_key_len, causal, value_dim, and, in host memory, cu_query_lens and
  * cu_key_lens. `ctas`, 1..=256: CTAs of the launch, one for each SM of the device if there is
  * enough work. */
-MlaStatus mla_prefill_sm90_items(const MlaPrefillParams* params, int32_t ctas,
-                                 MlaPrefillItem* items, int32_t room, int32_t* count);
+MlaStatus mla_prefill_sm90_work_items(const MlaPrefillParams* params, int32_t ctas,
+                                      MlaPrefillWorkItem* items, int32_t room, int32_t* count);
 
-/* The same for query tiles that are not divided, whether or not mla_prefill_sm90_items divides
+/* The same for query tiles that are not divided, whether or not mla_prefill_sm90_work_items divides
  * them: in blocks of `swizzle_requests` requests and `swizzle_heads` heads. */
-MlaStatus mla_prefill_sm90_whole_items(const MlaPrefillParams* params, int32_t ctas,
-                                       int32_t swizzle_requests, int32_t swizzle_heads,
-                                       MlaPrefillItem* items, int32_t room, int32_t* count);
+MlaStatus mla_prefill_sm90_unsplit_work_items(const MlaPrefillParams* params, int32_t ctas,
+                                              int32_t swizzle_requests, int32_t swizzle_heads,
+                                              MlaPrefillWorkItem* items, int32_t room,
+                                              int32_t* count);
 
 #ifdef __cplusplus
 }

@@ -116,7 +116,7 @@ unsafe extern "C" {
 }
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
-pub struct MlaPrefillItem {
+pub struct MlaPrefillWorkItem {
     pub request: i32,
     pub head: i32,
     pub query: i32,
@@ -128,51 +128,51 @@ pub struct MlaPrefillItem {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of MlaPrefillItem"][::core::mem::size_of::<MlaPrefillItem>() - 32usize];
-    ["Alignment of MlaPrefillItem"][::core::mem::align_of::<MlaPrefillItem>() - 4usize];
+    ["Size of MlaPrefillWorkItem"][::core::mem::size_of::<MlaPrefillWorkItem>() - 32usize];
+    ["Alignment of MlaPrefillWorkItem"][::core::mem::align_of::<MlaPrefillWorkItem>() - 4usize];
     [
-        "Offset of field: MlaPrefillItem::request",
-    ][::core::mem::offset_of!(MlaPrefillItem, request) - 0usize];
+        "Offset of field: MlaPrefillWorkItem::request",
+    ][::core::mem::offset_of!(MlaPrefillWorkItem, request) - 0usize];
     [
-        "Offset of field: MlaPrefillItem::head",
-    ][::core::mem::offset_of!(MlaPrefillItem, head) - 4usize];
+        "Offset of field: MlaPrefillWorkItem::head",
+    ][::core::mem::offset_of!(MlaPrefillWorkItem, head) - 4usize];
     [
-        "Offset of field: MlaPrefillItem::query",
-    ][::core::mem::offset_of!(MlaPrefillItem, query) - 8usize];
+        "Offset of field: MlaPrefillWorkItem::query",
+    ][::core::mem::offset_of!(MlaPrefillWorkItem, query) - 8usize];
     [
-        "Offset of field: MlaPrefillItem::begin",
-    ][::core::mem::offset_of!(MlaPrefillItem, begin) - 12usize];
+        "Offset of field: MlaPrefillWorkItem::begin",
+    ][::core::mem::offset_of!(MlaPrefillWorkItem, begin) - 12usize];
     [
-        "Offset of field: MlaPrefillItem::end",
-    ][::core::mem::offset_of!(MlaPrefillItem, end) - 16usize];
+        "Offset of field: MlaPrefillWorkItem::end",
+    ][::core::mem::offset_of!(MlaPrefillWorkItem, end) - 16usize];
     [
-        "Offset of field: MlaPrefillItem::split",
-    ][::core::mem::offset_of!(MlaPrefillItem, split) - 20usize];
+        "Offset of field: MlaPrefillWorkItem::split",
+    ][::core::mem::offset_of!(MlaPrefillWorkItem, split) - 20usize];
     [
-        "Offset of field: MlaPrefillItem::splits",
-    ][::core::mem::offset_of!(MlaPrefillItem, splits) - 24usize];
+        "Offset of field: MlaPrefillWorkItem::splits",
+    ][::core::mem::offset_of!(MlaPrefillWorkItem, splits) - 24usize];
     [
-        "Offset of field: MlaPrefillItem::slot",
-    ][::core::mem::offset_of!(MlaPrefillItem, slot) - 28usize];
+        "Offset of field: MlaPrefillWorkItem::slot",
+    ][::core::mem::offset_of!(MlaPrefillWorkItem, slot) - 28usize];
 };
 unsafe extern "C" {
-    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_prefill_sm90_items"]
-    pub fn mla_prefill_sm90_items(
+    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_prefill_sm90_work_items"]
+    pub fn mla_prefill_sm90_work_items(
         params: *const MlaPrefillParams,
         ctas: i32,
-        items: *mut MlaPrefillItem,
+        items: *mut MlaPrefillWorkItem,
         room: i32,
         count: *mut i32,
     ) -> MlaStatus;
 }
 unsafe extern "C" {
-    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_prefill_sm90_whole_items"]
-    pub fn mla_prefill_sm90_whole_items(
+    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_prefill_sm90_unsplit_work_items"]
+    pub fn mla_prefill_sm90_unsplit_work_items(
         params: *const MlaPrefillParams,
         ctas: i32,
         swizzle_requests: i32,
         swizzle_heads: i32,
-        items: *mut MlaPrefillItem,
+        items: *mut MlaPrefillWorkItem,
         room: i32,
         count: *mut i32,
     ) -> MlaStatus;

@@ -28,7 +28,7 @@ mod cache_expand;
 #[cfg(feature = "faults")]
 pub mod faults;
 mod graph;
-mod head_product;
+mod head_gemm;
 mod lend;
 mod loaded;
 mod machine;

@@ -17,10 +17,10 @@ use mla_runtime::{Error, Result};
 use super::argument::{dtype_code, format_code, narrow, unit_columns, wide};
 #[cfg(feature = "faults")]
 use super::faults::Operation;
-use super::head_product::Fusion;
+use super::head_gemm::Fusion;
 use super::memory::{Buffer, Bytes, BytesMut};
 use super::{
-    Cuda, DEPENDENT_LAUNCH, Rotary, RotaryQuery, blas, cache_expand, failed, head_product, machine,
+    Cuda, DEPENDENT_LAUNCH, Rotary, RotaryQuery, blas, cache_expand, failed, head_gemm, machine,
     probe, rotary, stream,
 };
 use crate::{present_gpu, raw};
@@ -313,10 +313,10 @@ impl Device for Cuda {
     ) -> Result<()> {
         let (a, b, c) = queries.product()?;
         self.check_product(&a, &b, &c)?;
-        if !head_product::fits(Fusion::CacheWrite, &a, &b, &c) {
+        if !head_gemm::fits(Fusion::CacheWrite, &a, &b, &c) {
             return rows.write_then_absorb(self, queries);
         }
-        let product = head_product::params(&a, &b, c, false)?;
+        let product = head_gemm::params(&a, &b, c, false)?;
         let query = queries.rotation(&rows)?;
         let write = rows_params(self, rows, query)?;
         self.bind()?;
@@ -547,15 +547,13 @@ impl Cuda {
             return self.clear(c);
         }
         self.bind()?;
-        if head_product::fits(Fusion::Alone, &a, &b, &c) {
-            let params = head_product::params(&a, &b, c, ready)?;
+        if head_gemm::fits(Fusion::Alone, &a, &b, &c) {
+            let params = head_gemm::params(&a, &b, c, ready)?;
             // SAFETY: the tensors were checked to hold what their layouts say, which agree; the
             // output is borrowed mutably, so the inputs are elsewhere. Only constant weights are
             // not waited for (`TensorRef::assume_constant`), and the rest only if the contract of
             // `gemm_ready` holds.
-            return unsafe {
-                raw::check("gemm", raw::mla_head_product(&params, self.raw_stream()))
-            };
+            return unsafe { raw::check("gemm", raw::mla_head_gemm(&params, self.raw_stream())) };
         }
         let layout = *c.layout();
         let c = (c.into_bytes().address(), &layout);

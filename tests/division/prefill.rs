@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
-use mla_kernels::raw::{self, MlaPrefillItem, MlaPrefillParams, MlaStatus};
+use mla_kernels::raw::{self, MlaPrefillParams, MlaPrefillWorkItem, MlaStatus};
 use rand::{RngExt as _, SeedableRng as _};
 
 const QUERIES: usize = 128;
@@ -44,13 +44,13 @@ impl Batch {
         }
     }
 
-    fn items(&self) -> Vec<MlaPrefillItem> {
+    fn items(&self) -> Vec<MlaPrefillWorkItem> {
         self.items_if_said(false, self.longest_request().1)
     }
 
     /// Returns the items that the device makes if it divides by the lengths. With this bound every
     /// launch does, and the items do not depend on the bound.
-    fn answer(&self) -> Vec<MlaPrefillItem> {
+    fn answer(&self) -> Vec<MlaPrefillWorkItem> {
         self.items_if_said(false, 1 << 20)
     }
 
@@ -62,7 +62,7 @@ impl Batch {
 
     /// Returns the items for given numbers of the host; `equal` tells it that all requests are as
     /// long as the longest.
-    fn items_if_said(&self, equal: bool, max_key_len: usize) -> Vec<MlaPrefillItem> {
+    fn items_if_said(&self, equal: bool, max_key_len: usize) -> Vec<MlaPrefillWorkItem> {
         let (queries, keys) = (self.starts(|len| len.0), self.starts(|len| len.1));
         let (max_query_len, requests) = (self.longest_request().0, self.lens.len());
         let max = requests * max_key_len;
@@ -78,9 +78,11 @@ impl Batch {
             key_tokens: key_tokens as i32,
             ..self.params(&queries, &keys)
         };
-        self.listed("mla_prefill_sm90_items", |items, room, count| {
+        self.listed("mla_prefill_sm90_work_items", |items, room, count| {
             // SAFETY: the pointers are to arrays of as many elements as the header asks for.
-            unsafe { raw::mla_prefill_sm90_items(&params, self.ctas as i32, items, room, count) }
+            unsafe {
+                raw::mla_prefill_sm90_work_items(&params, self.ctas as i32, items, room, count)
+            }
         })
     }
 
@@ -88,14 +90,14 @@ impl Batch {
     fn listed(
         &self,
         name: &'static str,
-        list: impl Fn(*mut MlaPrefillItem, i32, &mut i32) -> MlaStatus,
-    ) -> Vec<MlaPrefillItem> {
+        list: impl Fn(*mut MlaPrefillWorkItem, i32, &mut i32) -> MlaStatus,
+    ) -> Vec<MlaPrefillWorkItem> {
         let mut count = 0;
         let mut items = Vec::new();
         // The first call asks for the number of items, the second for the items.
         for _ in 0..2 {
             let room = count;
-            items = vec![MlaPrefillItem::default(); room as usize];
+            items = vec![MlaPrefillWorkItem::default(); room as usize];
             // SAFETY: the status is that of a function of `raw`.
             unsafe { raw::check(name, list(items.as_mut_ptr(), room, &mut count)) }.unwrap();
         }
@@ -103,23 +105,26 @@ impl Batch {
     }
 
     /// Returns the query tiles in their order if none is split, for these blocks of the L2 swizzle.
-    fn whole_items(&self, requests: usize, heads: usize) -> Vec<MlaPrefillItem> {
+    fn unsplit_items(&self, requests: usize, heads: usize) -> Vec<MlaPrefillWorkItem> {
         let (queries, keys) = (self.starts(|len| len.0), self.starts(|len| len.1));
         let params = self.params(&queries, &keys);
-        self.listed("mla_prefill_sm90_whole_items", |items, room, count| {
-            // SAFETY: the pointers are to arrays of as many elements as the header asks for.
-            unsafe {
-                raw::mla_prefill_sm90_whole_items(
-                    &params,
-                    self.ctas as i32,
-                    requests as i32,
-                    heads as i32,
-                    items,
-                    room,
-                    count,
-                )
-            }
-        })
+        self.listed(
+            "mla_prefill_sm90_unsplit_work_items",
+            |items, room, count| {
+                // SAFETY: the pointers are to arrays of as many elements as the header asks for.
+                unsafe {
+                    raw::mla_prefill_sm90_unsplit_work_items(
+                        &params,
+                        self.ctas as i32,
+                        requests as i32,
+                        heads as i32,
+                        items,
+                        room,
+                        count,
+                    )
+                }
+            },
+        )
     }
 
     /// Returns the first token of each request, and the end.
@@ -192,7 +197,7 @@ impl Batch {
     }
 
     /// Returns the query tile of an item that is the only one of its tile.
-    fn whole_tile(&self, item: &MlaPrefillItem) -> (usize, usize, usize) {
+    fn whole_tile(&self, item: &MlaPrefillWorkItem) -> (usize, usize, usize) {
         assert_eq!((item.begin, item.split, item.splits), (0, 0, 1), "{item:?}");
         let (request, query) = (item.request as usize, item.query as usize);
         assert_eq!(item.end as usize, self.kv_tiles(request, query), "{item:?}");
@@ -240,11 +245,11 @@ impl Batch {
         true
     }
 
-    fn check_items(&self, items: &[MlaPrefillItem]) -> Option<f64> {
+    fn check_items(&self, items: &[MlaPrefillWorkItem]) -> Option<f64> {
         if items.is_empty() {
             return None;
         }
-        let mut tiles: BTreeMap<(usize, usize, usize), Vec<MlaPrefillItem>> = BTreeMap::new();
+        let mut tiles: BTreeMap<(usize, usize, usize), Vec<MlaPrefillWorkItem>> = BTreeMap::new();
         let mut slots = BTreeSet::new();
         for item in items.iter().filter(|item| !is_empty(item)) {
             let key = (
@@ -300,13 +305,13 @@ impl Batch {
 
 /// Returns true if an item only fills its place in the list. The first split of a query tile that
 /// sees nothing is not such an item: it stores the empty result.
-fn is_empty(item: &MlaPrefillItem) -> bool {
+fn is_empty(item: &MlaPrefillWorkItem) -> bool {
     item.begin == item.end && item.split > 0
 }
 
 /// Returns the fields of each item in an order that tests can compare.
-fn numbers(items: Vec<MlaPrefillItem>) -> Vec<([i32; 4], [i32; 4])> {
-    let of = |i: &MlaPrefillItem| {
+fn numbers(items: Vec<MlaPrefillWorkItem>) -> Vec<([i32; 4], [i32; 4])> {
+    let of = |i: &MlaPrefillWorkItem| {
         let place = [i.request, i.head, i.query, i.slot];
         (place, [i.begin, i.end, i.split, i.splits])
     };
@@ -355,7 +360,7 @@ fn later_ends(seed: u64, runs: u32, max_requests: u32, max_heads: u32) -> (f64, 
             (1 + below(8), all_heads),
             (all_requests, 1 + below(8)),
         ] {
-            let items = batch.whole_items(requests, heads);
+            let items = batch.unsplit_items(requests, heads);
             let mut tiles: Vec<_> = items.iter().map(|item| batch.whole_tile(item)).collect();
             tiles.sort_unstable();
             assert!(tiles.into_iter().eq(batch.query_tiles()), "{batch:?}");
@@ -675,10 +680,11 @@ fn arguments_that_cannot_be_divided_are_refused() {
         let mut count = 0;
         // SAFETY: there is no room for items, and what the other pointers point to lives.
         let status = unsafe {
-            raw::mla_prefill_sm90_items(params, ctas, std::ptr::null_mut(), 0, &mut count)
+            raw::mla_prefill_sm90_work_items(params, ctas, std::ptr::null_mut(), 0, &mut count)
         };
         // SAFETY: the status is that of a function of `raw`.
-        unsafe { raw::check("mla_prefill_sm90_items", status) }.map_err(|error| error.to_string())
+        unsafe { raw::check("mla_prefill_sm90_work_items", status) }
+            .map_err(|error| error.to_string())
     };
     assert!(refusal(&params, 1).unwrap_err().contains("heads"));
     params.heads = 1;

@@ -15,7 +15,7 @@
 // The number of splits of the longest query tile is the one of 1 to 128 with the earliest predicted
 // end (`predicted`); 1 leaves the order to scheduler.cuh. If there are many query tiles, and few of
 // them are long, only some of these numbers are tried. Everything follows from the lengths on the
-// device. One warp computes it, or a thread on the host (mla_prefill_sm90_items).
+// device. One warp computes it, or a thread on the host (mla_prefill_sm90_work_items).
 #pragma once
 
 #include <algorithm>

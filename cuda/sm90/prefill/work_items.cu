@@ -14,7 +14,7 @@ namespace {
 
 // Writes the items that `find` returns for 0, 1, ...; returns their number.
 template <typename Find>
-int write(MlaPrefillItem* items, int room, const Find& find) {
+int write(MlaPrefillWorkItem* items, int room, const Find& find) {
     int count = 0;
     for (WorkItem i; (i = find(count)).is_valid(); count++) {
         if (count >= room) continue;
@@ -26,7 +26,7 @@ int write(MlaPrefillItem* items, int room, const Find& find) {
 
 // `keys`: number of keys of a KV tile.
 template <int keys>
-int write_split(const MlaPrefillParams& p, KernelParams& k, int ctas, MlaPrefillItem* items,
+int write_split(const MlaPrefillParams& p, KernelParams& k, int ctas, MlaPrefillWorkItem* items,
                 int room) {
     if (!may_split<keys>(p, k, ctas)) return 0;
     const Lengths lengths(k);
@@ -43,14 +43,14 @@ int write_split(const MlaPrefillParams& p, KernelParams& k, int ctas, MlaPrefill
 }
 
 template <int keys>
-int write_unsplit(const KernelParams& k, MlaPrefillItem* items, int room) {
+int write_unsplit(const KernelParams& k, MlaPrefillWorkItem* items, int room) {
     TileScheduler<keys> scheduler(k);
     return write(items, room, [&](int at) { return scheduler.find(at); });
 }
 
 // Checks the arguments that both functions have; `k` is filled if nothing is wrong.
-MlaStatus read(const MlaPrefillParams* params, int32_t ctas, MlaPrefillItem* items, int32_t room,
-               int32_t* count, KernelParams& k) {
+MlaStatus read(const MlaPrefillParams* params, int32_t ctas, MlaPrefillWorkItem* items,
+               int32_t room, int32_t* count, KernelParams& k) {
     if (!params) return refuse("params", 0, "a pointer");
     const MlaPrefillParams& p = *params;
     if (ctas < 1 || ctas > 256) return refuse("ctas", ctas, "1..=256");
@@ -87,8 +87,9 @@ constexpr int kSmallKeys = Config_192_64_256<__half>::kKeys,
 using namespace mla;
 using namespace mla::sm90::prefill;
 
-extern "C" MlaStatus mla_prefill_sm90_items(const MlaPrefillParams* params, int32_t ctas,
-                                            MlaPrefillItem* items, int32_t room, int32_t* count) {
+extern "C" MlaStatus mla_prefill_sm90_work_items(const MlaPrefillParams* params, int32_t ctas,
+                                                 MlaPrefillWorkItem* items, int32_t room,
+                                                 int32_t* count) {
     KernelParams k = {};
     const MlaStatus status = read(params, ctas, items, room, count, k);
     if (status.code != MLA_OK) return status;
@@ -98,10 +99,11 @@ extern "C" MlaStatus mla_prefill_sm90_items(const MlaPrefillParams* params, int3
     return ok();
 }
 
-extern "C" MlaStatus mla_prefill_sm90_whole_items(const MlaPrefillParams* params, int32_t ctas,
-                                                  int32_t swizzle_requests, int32_t swizzle_heads,
-                                                  MlaPrefillItem* items, int32_t room,
-                                                  int32_t* count) {
+extern "C" MlaStatus mla_prefill_sm90_unsplit_work_items(const MlaPrefillParams* params,
+                                                         int32_t ctas, int32_t swizzle_requests,
+                                                         int32_t swizzle_heads,
+                                                         MlaPrefillWorkItem* items, int32_t room,
+                                                         int32_t* count) {
     KernelParams k = {};
     const MlaStatus status = read(params, ctas, items, room, count, k);
     if (status.code != MLA_OK) return status;

@@ -99,7 +99,7 @@ pub(super) fn kernels(machine: &Machine, rng: &mut StdRng, cases: usize) -> Vec<
     }
     add! {
         "cache write", |d, _| d.cache_write();
-        "head product", |d, _| d.head_product();
+        "head GEMM", |d, _| d.head_gemm();
         "copy rows", |d, _| d.copy_rows();
         "dequantize", |d, _| d.dequantize();
     }
@@ -831,7 +831,7 @@ impl<'a> Draw<'a> {
         }
     }
 
-    fn head_product(&mut self) -> Case {
+    fn head_gemm(&mut self) -> Case {
         let mut memory = Memory::default();
         let of = self.pick(&[DType::BF16, DType::F16]);
         let (k, n) = self.pick(&[(128, 512), (512, 128)]);
@@ -840,7 +840,7 @@ impl<'a> Draw<'a> {
         let input = self.random(&mut memory, tokens * heads * k * 2, values(of));
         let weights = self.random(&mut memory, heads * k * n * 2, values(of));
         let out = self.machine.zeros(&mut memory, tokens * heads * n * 2);
-        let params = raw::MlaHeadProductParams {
+        let params = raw::MlaHeadGemmParams {
             input: input.pointer(),
             weights: weights.pointer(),
             out: out.pointer(),
@@ -859,10 +859,10 @@ impl<'a> Draw<'a> {
             ..Default::default()
         };
         Case {
-            name: format!("head product {k} x {n}, {of}, {heads} heads, {tokens} tokens"),
+            name: format!("head GEMM {k} x {n}, {of}, {heads} heads, {tokens} tokens"),
             outputs: vec![out],
             // SAFETY: as in `Call::case`.
-            launch: Box::new(move |stream| unsafe { raw::mla_head_product(&params, stream) }),
+            launch: Box::new(move |stream| unsafe { raw::mla_head_gemm(&params, stream) }),
             _memory: memory,
         }
     }

@@ -1,7 +1,7 @@
 // The kernels of the GEMM per head, and their C interface: checks every argument, chooses the
 // kernel, launches.
 
-#include "head_product.cuh"
+#include "head_gemm.cuh"
 #include "helpers.cuh"
 
 namespace mla {
@@ -132,7 +132,7 @@ MlaStatus load_head_gemm_kernels() {
                 for (const auto& [tiles, evict_first] :
                      {std::pair(1, false), std::pair(1, true), std::pair(kTiles, true)}) {
                     const MlaStatus status =
-                        load("head product", head_gemm_kernel(dtype, rows, tiles, evict_first, k));
+                        load("head GEMM", head_gemm_kernel(dtype, rows, tiles, evict_first, k));
                     if (status.code != MLA_OK) return status;
                 }
     return ok();
@@ -141,9 +141,9 @@ MlaStatus load_head_gemm_kernels() {
 namespace {
 
 // True if weights are contiguous along n; otherwise they are contiguous along k.
-bool along_n(const MlaHeadProductParams& p) { return p.weights_n_stride == 1; }
+bool along_n(const MlaHeadGemmParams& p) { return p.weights_n_stride == 1; }
 
-void check_extents(Check& check, const MlaHeadProductParams& p) {
+void check_extents(Check& check, const MlaHeadGemmParams& p) {
     const bool rows = along_n(p);
     check
         .that(p.dtype == MLA_DTYPE_BF16 || p.dtype == MLA_DTYPE_F16, "dtype", p.dtype,
@@ -159,7 +159,7 @@ void check_extents(Check& check, const MlaHeadProductParams& p) {
               "a multiple of 64, of 16 where neighbours lie along k, to 65536");
 }
 
-void check_tensors(Check& check, const MlaHeadProductParams& p) {
+void check_tensors(Check& check, const MlaHeadGemmParams& p) {
     const bool rows = along_n(p);
     const struct {
         const void* pointer;
@@ -187,7 +187,7 @@ void check_tensors(Check& check, const MlaHeadProductParams& p) {
 
 }  // namespace
 
-MlaStatus plan_gemm(const MlaHeadProductParams& p, GemmLaunch& launch) {
+MlaStatus plan_gemm(const MlaHeadGemmParams& p, GemmLaunch& launch) {
     const bool rows = along_n(p);
     Check check;
     check_extents(check, p);
@@ -220,17 +220,17 @@ MlaStatus plan_gemm(const MlaHeadProductParams& p, GemmLaunch& launch) {
     return ok();
 }
 
-MlaStatus launch_gemm(const MlaHeadProductParams& p, const GemmLaunch& launch, void* stream) {
+MlaStatus launch_gemm(const MlaHeadGemmParams& p, const GemmLaunch& launch, void* stream) {
     if (launch.grid.x == 0) return ok();
     const auto kernel = head_gemm_kernel(p.dtype, launch.rows, launch.tiles, !launch.few, p.k);
-    return launch_early("head product", kernel, launch.grid, launch.few, stream, launch.plan);
+    return launch_early("head GEMM", kernel, launch.grid, launch.few, stream, launch.plan);
 }
 
 }  // namespace mla
 
 using namespace mla;
 
-extern "C" MlaStatus mla_head_product(const MlaHeadProductParams* params, void* stream) {
+extern "C" MlaStatus mla_head_gemm(const MlaHeadGemmParams* params, void* stream) {
     if (!params) return refuse("params", 0, "a pointer");
     GemmLaunch gemm;
     const MlaStatus status = plan_gemm(*params, gemm);

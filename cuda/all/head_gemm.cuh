@@ -207,10 +207,10 @@ struct GemmLaunch {
 
 // Checks every argument. Without tokens or heads there is nothing to launch, and only `grid` is
 // set, to 0.
-MlaStatus plan_gemm(const MlaHeadProductParams& p, GemmLaunch& launch);
+MlaStatus plan_gemm(const MlaHeadGemmParams& p, GemmLaunch& launch);
 
 // Launches a planned GEMM by itself.
-MlaStatus launch_gemm(const MlaHeadProductParams& p, const GemmLaunch& launch, void* stream);
+MlaStatus launch_gemm(const MlaHeadGemmParams& p, const GemmLaunch& launch, void* stream);
 
 // Sets `can` to true if a kernel's code for the current device has programmatic dependent launch: a
 // cubin for 9.0 or later has it, PTX of compute_80 has not, whichever device the driver compiles it

@@ -75,10 +75,10 @@ pub(super) fn params(
     b: &TensorRef<'_, Cuda>,
     c: TensorMut<'_, Cuda>,
     ready: bool,
-) -> Result<raw::MlaHeadProductParams> {
+) -> Result<raw::MlaHeadGemmParams> {
     let (a_layout, b_layout, c_layout) = (a.layout(), b.layout(), *c.layout());
     let [heads, tokens, n] = c_layout.shape;
-    Ok(raw::MlaHeadProductParams {
+    Ok(raw::MlaHeadGemmParams {
         input: a.bytes().address() as *const _,
         weights: b.bytes().address() as *const _,
         out: c.into_bytes().address() as *mut _,
