@@ -7,7 +7,7 @@ use super::data::{
 };
 use super::failure::refused;
 use super::trial::{Placement, Trial};
-use super::trials::{Call, Case, On, stage_items};
+use super::trials::{Call, Case, On, checks, stage_items};
 use crate::reference::{self, Array};
 use mla_runtime::Result;
 use mla_runtime::backend::{
@@ -77,45 +77,7 @@ impl PrefillCase {
         }
     }
 
-    /// Runs the call and compares every number with the reference.
-    ///
-    /// # Errors
-    ///
-    /// What the backend did wrong. Two runs of one case that give equal [`Bits`] gave equal
-    /// results.
-    pub fn check<B: PrefillBackend>(
-        &self,
-        device: &B::Device,
-    ) -> std::result::Result<Bits, Failure> {
-        self.check_stage(&Self::backend::<B>(device, self.problem)?, device)
-    }
-
-    pub(super) fn backend<B: PrefillBackend>(
-        device: &B::Device,
-        problem: Problem,
-    ) -> std::result::Result<B, Failure> {
-        B::new(device, &config(problem))
-            .map_err(|error| refused(problem, B::SPEC.name, "new", error))
-    }
-
-    /// Runs the call through a backend that was made already, by type or by a registry.
-    ///
-    /// # Errors
-    ///
-    /// As [`check`](Self::check).
-    pub fn check_stage<S: PrefillStage>(
-        &self,
-        stage: &S,
-        device: &S::Device,
-    ) -> std::result::Result<Bits, Failure> {
-        let case = self;
-        On {
-            case,
-            stage,
-            device,
-        }
-        .run()
-    }
+    checks!(PrefillBackend, PrefillStage);
 }
 
 impl<S: PrefillStage> Case<S> for PrefillCase {

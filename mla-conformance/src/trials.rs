@@ -62,6 +62,49 @@ pub(super) trait Case<S>: Clone {
     fn enqueue(call: &mut Call<'_, Self, S>) -> Result<()>;
 }
 
+/// Functions of a case of either phase, of which a stage's and a backend's traits are given.
+macro_rules! checks {
+    ($backend:ident, $stage:ident) => {
+        /// Runs the case and compares every number with the reference.
+        ///
+        /// # Errors
+        ///
+        /// What the backend did wrong. Two runs of one case that give equal [`Bits`] gave equal
+        /// results.
+        pub fn check<B: $backend>(&self, device: &B::Device) -> std::result::Result<Bits, Failure> {
+            self.check_stage(&Self::backend::<B>(device, self.problem)?, device)
+        }
+
+        pub(super) fn backend<B: $backend>(
+            device: &B::Device,
+            problem: Problem,
+        ) -> std::result::Result<B, Failure> {
+            B::new(device, &config(problem))
+                .map_err(|error| refused(problem, B::SPEC.name, "new", error))
+        }
+
+        /// Runs the case through a backend that was made already, by type or by a registry.
+        ///
+        /// # Errors
+        ///
+        /// As [`check`](Self::check).
+        pub fn check_stage<S: $stage>(
+            &self,
+            stage: &S,
+            device: &S::Device,
+        ) -> std::result::Result<Bits, Failure> {
+            let case = self;
+            On {
+                case,
+                stage,
+                device,
+            }
+            .run()
+        }
+    };
+}
+pub(super) use checks;
+
 /// Items that a stage of either phase has under the same names.
 macro_rules! stage_items {
     () => {

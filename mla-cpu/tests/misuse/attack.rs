@@ -12,7 +12,7 @@ use mla_runtime::tensor::{CacheLayout, LseLayout};
 use crate::aligned::LIST;
 use crate::cases;
 use crate::reference::{self, Expected};
-use crate::setup::{DIMS, HEADS, Prepared, Ran, Rotation, Setup, View};
+use crate::setup::{DIMS, HEADS, Prepared, Ran, Rotation, Setup};
 
 const CASES: usize = 3000;
 
@@ -372,110 +372,56 @@ fn poison(setup: &mut Setup) {
     setup.cache_numbers = Some(rows.map(|first| first..first + width).collect());
 }
 
-/// A random fault, or none, in what an engine makes anew for each step.
-fn disturb(rng: &mut Rng, setup: &mut Setup) -> &'static str {
-    let numbers = [
-        0,
-        1,
-        2,
-        3,
-        7,
-        8,
-        16,
-        63,
-        64,
-        u32::MAX - 1,
-        u32::MAX,
-        1 << 31,
-    ];
-    let number = numbers[rng.usize(..numbers.len())];
-    let small = rng.usize(..20);
-    let requests = setup.requests.len();
-    let place = |rng: &mut Rng, len: usize| (len > 0).then(|| rng.usize(..len));
-    match rng.u8(..14) {
-        0 => {
-            if let Some(at) = place(rng, requests) {
-                setup.requests[at].q = number;
-            }
-            "new tokens"
-        }
-        1 => {
-            if let Some(at) = place(rng, requests) {
-                setup.requests[at].kv = number;
-            }
-            "tokens"
-        }
-        2 => {
-            rng.shuffle(&mut setup.requests);
-            "order"
-        }
-        3 => {
-            if let Some(at) = place(rng, setup.tables.len()) {
-                setup.tables[at] = number as i32;
-            }
-            "page"
-        }
-        4 => {
-            setup.max_pages = small;
-            "pages of a row"
-        }
-        5 => {
-            if let Some(slots) = &mut setup.slots
-                && let Some(at) = place(rng, slots.len())
-            {
-                slots[at] = number as i64 - 2;
-            }
-            "slot"
-        }
-        6 => {
-            setup.limits.context_rows = small;
-            "rows"
-        }
-        7 => {
-            setup.limits.decode_query_len = small;
-            "query length of decodes"
-        }
-        8 => {
-            setup.limits.pages_per_request = small;
-            "pages of a request"
-        }
-        9 => {
-            setup.slot_lists = setup.slot_lists.map(|(width, entries)| match rng.bool() {
-                true => (small, entries),
-                false => (width, small),
-            });
-            "lists"
-        }
-        10 => {
-            let views = [
-                &mut setup.query,
-                &mut setup.latent,
-                &mut setup.rope,
-                &mut setup.out,
-            ];
-            stride(rng, views, small);
-            "strides"
-        }
-        11 => {
-            setup.cache.pages = small;
-            "pages of the cache"
-        }
-        12 => {
-            setup.dense_within = number;
-            "dense requests"
-        }
-        _ => {
-            let prepared = [Prepared::Nothing, Prepared::Refused, Prepared::OtherProblem];
-            setup.prepared = prepared[rng.usize(..prepared.len())];
-            "workspace"
-        }
+/// A change of a setup by a number of 32 bits, or by a small one.
+type Fault = fn(&mut Rng, &mut Setup, u32, usize);
+
+/// Faults, or none, in what an engine makes anew for each step.
+macro_rules! faults {
+    ($($name:literal, $fault:expr;)*) => {
+        const FAULTS: &[(&str, Fault)] = &[$(($name, $fault)),*];
+    };
+}
+
+faults! {
+    "new tokens", |rng, s, number, _| pick(rng, &mut s.requests, |request| request.q = number);
+    "tokens", |rng, s, number, _| pick(rng, &mut s.requests, |request| request.kv = number);
+    "order", |rng, s, _, _| rng.shuffle(&mut s.requests);
+    "page", |rng, s, number, _| pick(rng, &mut s.tables, |page| *page = number as i32);
+    "pages of a row", |_, s, _, small| s.max_pages = small;
+    "slot", |rng, s, number, _| {
+        let slots = s.slots.as_deref_mut().unwrap_or_default();
+        pick(rng, slots, |slot| *slot = i64::from(number) - 2);
+    };
+    "rows", |_, s, _, small| s.limits.context_rows = small;
+    "query length of decodes", |_, s, _, small| s.limits.decode_query_len = small;
+    "pages of a request", |_, s, _, small| s.limits.pages_per_request = small;
+    "width of lists", |_, s, _, small| s.slot_lists = s.slot_lists.map(|lists| (small, lists.1));
+    "lists", |_, s, _, small| s.slot_lists = s.slot_lists.map(|lists| (lists.0, small));
+    "strides", |rng, s, _, small| {
+        let mut views = [&mut s.query, &mut s.latent, &mut s.rope, &mut s.out];
+        let axis = rng.usize(..3);
+        pick(rng, &mut views, |view| view.layout.strides[axis] = small);
+    };
+    "pages of the cache", |_, s, _, small| s.cache.pages = small;
+    "dense requests", |_, s, number, _| s.dense_within = number;
+    "workspace", |rng, s, _, _| {
+        let prepared = [Prepared::Nothing, Prepared::Refused, Prepared::OtherProblem];
+        s.prepared = prepared[rng.usize(..prepared.len())];
+    };
+}
+
+/// Changes one of some items, if there are any.
+fn pick<T>(rng: &mut Rng, items: &mut [T], change: impl FnOnce(&mut T)) {
+    if !items.is_empty() {
+        change(&mut items[rng.usize(..items.len())]);
     }
 }
 
-fn stride(rng: &mut Rng, views: [&mut View; 4], stride: usize) {
-    let view = views
-        .into_iter()
-        .nth(rng.usize(..4))
-        .expect("there are four");
-    view.layout.strides[rng.usize(..3)] = stride;
+fn disturb(rng: &mut Rng, setup: &mut Setup) -> &'static str {
+    const MAX: u32 = u32::MAX;
+    let numbers = [0, 1, 2, 3, 7, 8, 16, 63, 64, MAX - 1, MAX, 1 << 31];
+    let (number, small) = (numbers[rng.usize(..numbers.len())], rng.usize(..20));
+    let (name, fault) = FAULTS[rng.usize(..FAULTS.len())];
+    fault(rng, setup, number, small);
+    name
 }

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use mla_runtime::tensor::Memory;
 
-use super::batch::{Batch, Case, Engine};
-use super::gpu_layer;
+use super::batch::Case;
+use super::prepared;
 use crate::common::gpu;
 
 thread_local! {
@@ -62,11 +62,7 @@ fn a_call_allocates_nothing_and_takes_microseconds() {
         ),
     ] {
         let case = Case::new(heads, &requests);
-        let batch = Batch::new(&case);
-        let layer = gpu_layer(gpu, &case);
-        let mut workspace = layer.workspace(&case.limits()).unwrap();
-        batch.prepare(&layer, &mut workspace).unwrap();
-        let mut engine = Engine::new(gpu, &batch).unwrap();
+        let (batch, layer, mut workspace, mut engine) = prepared(gpu, &case);
         let mut call = || {
             engine
                 .forward(&layer, &mut workspace, batch.tokens())

@@ -27,7 +27,7 @@ use mla_kernels::backends::sm90::{WgmmaAttn, WgmmaMla};
 use mla_runtime::backend::{DecodeBackend, PrefillBackend, StepLimits};
 use mla_runtime::batch::Request;
 use mla_runtime::device::Device;
-use mla_runtime::layer::MlaLayer;
+use mla_runtime::layer::{MlaLayer, Workspace};
 use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims};
 use mla_runtime::select::Registry;
 use rand::RngExt as _;
@@ -53,9 +53,19 @@ const MIXED: &[(u32, u32)] = &[
 
 /// A layer on the GPU with this build's own backends.
 type GpuLayer = MlaLayer<WgmmaAttn, WgmmaMla>;
+type GpuWorkspace = Workspace<WgmmaAttn, WgmmaMla>;
 
 fn gpu_layer(device: &Cuda, case: &Case) -> GpuLayer {
     MlaLayer::of(device, &case.config()).unwrap()
+}
+
+/// A case's batch, a layer with a workspace that is prepared for it, and an engine's tensors.
+fn prepared(gpu: &Cuda, case: &Case) -> (Batch, GpuLayer, GpuWorkspace, Engine<Cuda>) {
+    let (batch, layer) = (Batch::new(case), gpu_layer(gpu, case));
+    let mut workspace = layer.workspace(&case.limits()).unwrap();
+    batch.prepare(&layer, &mut workspace).unwrap();
+    let engine = Engine::new(gpu, &batch).unwrap();
+    (batch, layer, workspace, engine)
 }
 
 /// Runs a case on both devices and refuses a result that is too far from the other.

@@ -3,9 +3,8 @@
 
 use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims};
 
-use super::batch::{Batch, Case, Engine};
-use super::gpu_layer;
-use super::{MIXED, check};
+use super::batch::Case;
+use super::{MIXED, check, prepared};
 use crate::common::gpu;
 
 /// Makes requests of one new token each, and of more and more cached ones.
@@ -40,12 +39,8 @@ fn the_parts_give_the_bits_of_the_whole() {
                     kv_format,
                     ..case.clone()
                 };
-                let batch = Batch::new(&case);
-                let layer = gpu_layer(gpu, &case);
+                let (batch, layer, mut workspace, mut engine) = prepared(gpu, &case);
                 let whole = batch.run(&layer).unwrap();
-                let mut workspace = layer.workspace(&case.limits()).unwrap();
-                batch.prepare(&layer, &mut workspace).unwrap();
-                let mut engine = Engine::new(gpu, &batch).unwrap();
                 let mut call = engine.call(batch.tokens()).unwrap();
                 layer.write_cache(&mut workspace, &mut call).unwrap();
                 layer.attend_absorbed(&mut workspace, &mut call).unwrap();

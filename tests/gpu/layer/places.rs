@@ -7,9 +7,8 @@ use mla_kernels::Cuda;
 use mla_runtime::layer::LayerCall;
 use mla_runtime::tensor::{CacheMut, Layout, Memory as _, TensorMut, TensorRef};
 
-use super::batch::{Batch, Case, Engine};
-use super::gpu_layer;
-use super::{MIXED, gpu};
+use super::batch::Case;
+use super::{MIXED, gpu, prepared};
 use crate::common::download;
 
 /// Room for every view here, and the bytes by which one is off.
@@ -60,11 +59,7 @@ const CHANGES: &[(&str, Change)] = &[
 fn what_no_kernel_takes_is_refused_before_the_cache_is_written() {
     let gpu = &*gpu();
     let case = Case::new(16, MIXED);
-    let batch = Batch::new(&case);
-    let layer = gpu_layer(gpu, &case);
-    let mut workspace = layer.workspace(&case.limits()).unwrap();
-    batch.prepare(&layer, &mut workspace).unwrap();
-    let mut engine = Engine::new(gpu, &batch).unwrap();
+    let (batch, layer, mut workspace, mut engine) = prepared(gpu, &case);
     let before = engine.outcome(gpu).unwrap();
     let room = gpu.allocate(4 * batch.query.len() + 4096).unwrap();
     let mut out_room = gpu.allocate(2 * before.out.len()).unwrap();

@@ -7,7 +7,7 @@ use mla_runtime::model::{DType, KvFormat, RotaryStyle};
 use mla_runtime::tensor::{ArrayRef, Layout, Memory, Rotation, TensorMut, TensorRef};
 
 use super::batch::{Batch, Case, Engine, Outcome};
-use super::{GpuLayer, gpu_layer};
+use super::{GpuLayer, gpu_layer, prepared};
 use crate::common::{get, gpu, put, upload};
 
 const POSITIONS: usize = 2000;
@@ -207,11 +207,7 @@ fn any_step_is_rotated_as_beforehand() {
 fn a_rotation_with_prefills_is_refused() {
     let gpu = &*gpu();
     let case = Case::new(16, &[(1, 70), (30, 30)]);
-    let batch = Batch::new(&case);
-    let layer = gpu_layer(gpu, &case);
-    let mut workspace = layer.workspace(&case.limits()).unwrap();
-    batch.prepare(&layer, &mut workspace).unwrap();
-    let mut engine = Engine::new(gpu, &batch).unwrap();
+    let (batch, layer, mut workspace, mut engine) = prepared(gpu, &case);
     let table = gpu.allocate(32 * 4).unwrap();
     let view = TensorRef::new(table.bytes(), Layout::contiguous(DType::F32, [1, 1, 32])).unwrap();
     let positions = gpu.allocate(8 * batch.tokens()).unwrap();
