@@ -2,8 +2,8 @@
 //
 // The host reduces the problem first: it drops axes of one element, sorts the others by the
 // output's strides, merges neighbours that continue each other, and takes the elements of a
-// contiguous innermost axis in units of up to 16 bytes. A loop over units is left, of which each
-// thread has four in flight.
+// contiguous innermost axis in units of up to 16 bytes. A loop over units is left. Each thread has
+// four units in flight.
 
 #include <algorithm>
 

@@ -68,7 +68,7 @@ struct RowCopy {
         if (flags & (chunk == kLast ? kRope : kAny)) copy<chunk>();
     }
 
-    // All but the last one, of a row of which something is to be copied.
+    // Issues all copies but the last one, for a row that is copied at least in part.
     template <int chunk = 0>
     __device__ void issue_latent() const {
         if constexpr (chunk < kLast) {
@@ -124,7 +124,7 @@ class Loader {
         copy.template issue<chunk>();
     }
 
-    // Issues all of them, for a row of which something is to be copied.
+    // Issues all copies, for a row that is copied at least in part.
     __device__ void issue_all(const Copy& copy) const {
         copy.issue_latent();
         issue<Copy::kLast>(copy);
@@ -194,10 +194,10 @@ class Loader {
         return p_.block_table + scheduler_.item(s.index).request * p_.block_table_stride;
     }
 
-    // The row, of kStep, of which this thread copies a share, and the first of its 16.
+    // The row, one of kStep, that this thread copies a share of, and the first of its 16 rows.
     __device__ int own_row() const { return position_.thread() / kLanes; }
     __device__ int sixteen() const { return own_row() & ~15; }
-    // The first of its bytes of a row.
+    // The first byte of a row that this thread copies.
     __device__ int own_byte() const { return position_.thread() % kLanes * 16; }
 
     __device__ bool is_split() const { return !C::kGrouped && p_.split; }

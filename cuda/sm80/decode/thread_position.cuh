@@ -12,7 +12,7 @@ class ThreadPosition {
     __device__ ThreadPosition() : thread_(threadIdx.x) {}
 
     __device__ unsigned thread() const { return hide(thread_); }
-    // The same number, of which the compiler does not know what it was made of.
+    // The same number. The compiler does not know that it is the same.
     __device__ static unsigned hide(unsigned x) {
 #ifdef __CUDA_ARCH__
         asm volatile("" : "+r"(x));

@@ -136,8 +136,7 @@ struct TransposedFragments : GroupsOfEight {
     }
 };
 
-// The destination of a thread's vectors of two rows, of which it has two neighbouring latent values
-// at a time.
+// The destination of a thread's values of two rows: a vector is two neighbouring latent values.
 template <typename T>
 struct TwoRows {
     T* rows[2];

@@ -148,7 +148,7 @@ struct Splits {
                    : Slice{0, 0};
     }
 
-    // 2^x, of which a float has to be the inverse, too.
+    // 2^x. Both it and its inverse must be floats.
     __device__ static float power_of_two(int x) { return __int_as_float((127 + x) << 23); }
 
     // Given this thread's largest value, returns the power of two that brings the largest finite

@@ -49,9 +49,9 @@ struct HeadWeights {
         return __int_as_float(ptx::ld_shared_s32(at(head, k)));
     }
 
-    // Makes those of a head from its maximum and sum in each CTA, of which lane k of kLanes has CTA
-    // k's if that `is_there`, and else minus infinity and 0. The values of CTA k come times
-    // `scale`. Writes the head's log-sum-exp if this CTA `owns()` it.
+    // Makes the weights of a head from its maximum and sum in each CTA. Lane k of kLanes has those
+    // of CTA k; if there is no CTA k (`is_there`), it has minus infinity and 0. The values of CTA k
+    // are still to be multiplied by `scale`. Writes the head's log-sum-exp if this CTA `owns()` it.
     template <int kLanes, class Owns>
     __device__ __forceinline__ void make(const KernelParams& p, const WorkItem& item, int head,
                                          int k, bool is_there, float maximum, float sum,
@@ -258,8 +258,8 @@ struct Exchange {
     }
     __device__ HeadWeights weights() const { return {base + kWeightsOffset}; }
 
-    // Makes the weights of all heads: half a warp for each head, of which a lane has one CTA's
-    // maximum and sum.
+    // Makes the weights of all heads: half a warp for each head, a lane for the maximum and sum of
+    // each CTA.
     __device__ void weigh(const WorkItem& item) const {
         const int k = thread & 15;
         const bool is_there = k < TileScheduler::splits();

@@ -36,8 +36,8 @@ struct ListEnds {
     }
 
     // Finds the ends of a token's lists, which are those of the `n`-th item. Called by the output
-    // warps, of which this is `warp`. Whole lists tend to follow whole lists, so an end is searched
-    // only for the first item, and if the previous item had a shorter list.
+    // warps; `warp` is this one's number. Whole lists tend to follow whole lists, so an end is
+    // searched only for the first item, and if the previous item had a shorter list.
     __device__ void find(const KernelParams& p, int token, uint32_t n, int split, int splits,
                          int warp, int lane) {
         const int parity = n & 1;

@@ -7,8 +7,8 @@
 
 namespace mla::sm90::sparse {
 
-// Brings what is read first of an item's list into L2. Called by at least four threads, of which
-// this is `thread`.
+// Brings what is read first of an item's list into L2. Called by at least four threads; `thread` is
+// this one's number.
 __device__ __forceinline__ void prefetch_list(const KernelParams& p, const WorkItem& item,
                                               int thread) {
     const Source& first = p.sources[0];
@@ -20,7 +20,7 @@ __device__ __forceinline__ void prefetch_list(const KernelParams& p, const WorkI
 }
 
 // Prefetches the next item's queries and the first entries of its list into L2. Called by `threads`
-// threads, of which this is `thread`.
+// threads; `thread` is this one's number.
 __device__ __forceinline__ void prefetch_item(const KernelParams& p, int index, int thread,
                                               int threads) {
     if (index >= p.items) return;
@@ -36,7 +36,7 @@ __device__ __forceinline__ void prefetch_item(const KernelParams& p, int index, 
 }
 
 // Searches the ends of the next item's lists, and before the first item those of both items. Called
-// by the output's threads, of which this is `thread`, before the `n`-th item of this CTA.
+// by the output's threads before the `n`-th item of this CTA; `thread` is this one's number.
 __device__ __forceinline__ void find_ends(const KernelParams& p, ListEnds& ends, int index,
                                           uint32_t n, int thread) {
 #pragma unroll 1
@@ -48,8 +48,8 @@ __device__ __forceinline__ void find_ends(const KernelParams& p, ListEnds& ends,
     }
 }
 
-// Entries of a list that a warp reads together: some groups of its split, of which a lane has an
-// entry each.
+// Entries of a list that a warp reads together: some groups of its split; a lane has one entry of
+// each group.
 struct Entries {
     static constexpr int kGroups = 4;
     int of_group[kGroups];

@@ -316,8 +316,8 @@ struct Output {
                     return acc[t][4 * j + 2 * half + e] * scale;
                 };
                 if constexpr (R::kConverts) {
-                    // Eight neighbouring ones, of which every other lane of a quad puts the last
-                    // four first: then no two lanes have the same bank.
+                    // Eight neighbouring values. Every other lane of a quad stores the last four
+                    // first, so that no two lanes have the same bank.
                     const float4 low =
                         make_float4(value(0, 0), value(0, 1), value(1, 0), value(1, 1));
                     const float4 high =

@@ -38,7 +38,7 @@ __device__ __forceinline__ void wait_for_logits() {
     ptx::griddepcontrol_launch_dependents();
 }
 
-// A row has a CTA, `kCtas` of which an SM has room for, or a cluster if `kCluster`.
+// A CTA, or a cluster if `kCluster`, does a row. An SM has room for `kCtas` CTAs.
 template <int kThreads, int kCtas, bool kCluster>
 __global__ void __launch_bounds__(kThreads, kCtas)
     topk_kernel(const __grid_constant__ KernelParams p) {

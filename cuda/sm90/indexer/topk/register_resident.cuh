@@ -69,7 +69,7 @@ __device__ __forceinline__ uint32_t collect_in_order(Shared& s, const float4 (&x
                                                      float bound, int first, uint32_t room,
                                                      float* values, int32_t* positions) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    // A byte counts the candidates of a vector, of which a warp has up to 128.
+    // A byte counts a warp's candidates of a vector: up to 128.
     constexpr int kWords = (kVectors + 3) / 4;
     uint32_t own[kWords] = {}, inclusive[kWords], all[kWords];
 #pragma unroll

@@ -189,8 +189,8 @@ struct Fp8Scores {
         }
     }
 
-    // The maximum and the sum of a work item's row, for the output, and its log-sum-exp if it is
-    // the only split.
+    // Publishes the maximum and the sum of a work item's row for the output, and writes its
+    // log-sum-exp if it is the only split.
     __device__ __forceinline__ void publish(const WorkItem& item, int first, int row) const {
         float total = 0.f;
 #pragma unroll
