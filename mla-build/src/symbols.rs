@@ -9,10 +9,10 @@
 //! - a C++ name gets the same as a suffix, which demanglers take for that of a clone, and is
 //!   hidden, so that a shared library does not export it either.
 //!
-//! Only the table of names is written anew. Groups of sections of which a linker keeps one (inline
-//! functions, templates) are known by a name too, and so are merged within a library and never with
-//! another's. The names of kernels in the GPU's code are not touched: profilers show the author's
-//! names.
+//! Only the table of names is rewritten. COMDAT groups (inline functions, templates), one copy of
+//! which a linker keeps, are identified by a name too, so they are merged within a library and
+//! never with another's. The names of kernels in the GPU's code are not touched: profilers show the
+//! author's names.
 
 use std::collections::{HashMap, HashSet};
 
@@ -113,7 +113,7 @@ fn unreadable(object: &Object<'_>, problem: &(impl ToString + ?Sized)) -> Error 
     )
 }
 
-/// Two definitions of one name of which no linker would choose.
+/// Refuses two definitions of one name that no linker would choose between.
 fn refuse_duplicates(objects: &[Object<'_>], tables: &[Table<'_>]) -> Result<(), Error> {
     let mut first: HashMap<&[u8], &str> = HashMap::new();
     for (object, table) in objects.iter().zip(tables) {

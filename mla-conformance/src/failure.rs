@@ -223,7 +223,7 @@ fn describe(problem: &Problem) -> String {
     text
 }
 
-/// Makes the failure of a backend of which the function `operation` refused a problem that its spec
+/// Makes the failure of a backend whose function `operation` refused a problem that its spec
 /// accepts.
 pub(crate) fn refused(
     problem: Problem,

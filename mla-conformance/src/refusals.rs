@@ -77,7 +77,7 @@ impl<D: Device> Write<'_, D> {
     }
 }
 
-/// A name, and an operation with operands of which the one of this name does not fit.
+/// An operand's name, and an operation in which that operand does not fit the others.
 type Refused<D> = (
     &'static str,
     fn(&D, Read<'_, D>, Write<'_, D>) -> Result<()>,

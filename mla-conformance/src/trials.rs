@@ -62,7 +62,7 @@ pub(super) trait Case<S>: Clone {
     fn enqueue(call: &mut Call<'_, Self, S>) -> Result<()>;
 }
 
-/// Functions of a case of either phase, of which a stage's and a backend's traits are given.
+/// Functions of a case of either phase, for the given traits of a stage and a backend.
 macro_rules! checks {
     ($backend:ident, $stage:ident) => {
         /// Runs the case and compares every number with the reference.

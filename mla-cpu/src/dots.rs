@@ -10,7 +10,7 @@ use half::bf16;
 // columns stay in the first-level cache while all rows are multiplied by them.
 const CHUNK: usize = 1024;
 
-// Rows and columns of which a register each is loaded at a time.
+// Rows and columns that are multiplied together: a register of each is loaded at a time.
 const ROWS: usize = 4;
 const COLUMNS: usize = 4;
 

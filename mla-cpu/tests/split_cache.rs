@@ -18,7 +18,7 @@ const PAGE: usize = 3;
 /// Byte that fills the gaps between rows, and must stay.
 const GAP: u8 = 0x5a;
 
-/// The same cache in one row and in two tensors, of which both have gaps.
+/// The same cache in one row and in two tensors, all with gaps.
 struct Both {
     row: Vec<u8>,
     row_layout: CacheLayout,

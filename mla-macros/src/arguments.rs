@@ -342,7 +342,7 @@ fn no_constant(path: &Path, is_quoted: bool, key: Key) -> Option<Fault> {
     Some(Fault::new(quoted(&name), key.accepted).hint(hint))
 }
 
-// Paths between `|` or `,`, of which a path has neither.
+// Paths between `|` or `,`, which no path contains.
 fn paths(text: &LitStr) -> syn::Result<Vec<Path>> {
     let value = text.value();
     let parse =
@@ -400,7 +400,7 @@ fn unquoted(tokens: &[TokenTree]) -> Vec<String> {
     texts
 }
 
-// The first of the texts that is a value, or the first of which it is known what is meant.
+// The first of the texts that is a value, or the first whose meaning is known.
 fn meant(texts: &[String], key: Key) -> Option<Meant> {
     let known = |text: &String| match key.form {
         Form::Text => value::mended(&key, text),

@@ -49,7 +49,7 @@ pub(crate) fn expand(arguments: TokenStream, item: TokenStream) -> TokenStream {
     }
 }
 
-/// The condition on Cargo features of which one has to be on, if there are any.
+/// The condition that one of the Cargo features is on, if there are any.
 fn gate(spec: &Spec, arguments: &Arguments) -> Option<TokenStream> {
     // The author's own span, so that the compiler's lint on features that do not exist shows the
     // value.

@@ -25,7 +25,7 @@ pub(crate) fn meant(text: &str) -> Option<String> {
     Some(number.to_string())
 }
 
-/// A number from 1 up, of which `element` is or holds the text.
+/// A number from 1 up. Its text is `element`, or a part of it.
 pub(crate) fn positive(text: &str, element: Element<'_>, accepted: &str) -> Result<u32, Fault> {
     match read::<u32>(text) {
         Some(0) => Err(element

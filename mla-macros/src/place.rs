@@ -39,7 +39,7 @@ impl Phase {
 
 const PHASES: [Phase; 2] = [Phase::Prefill, Phase::Decode];
 
-/// `impl Trait for Type { … }`, of which the body stays as it was written.
+/// `impl Trait for Type { … }`. The body stays as it was written.
 pub(crate) struct Place {
     pub(crate) attributes: Vec<Attribute>,
     /// The tokens from `impl` to before the braces.

@@ -19,7 +19,7 @@ pub(crate) struct Spec {
     pub(crate) sm: Option<Vec<Capabilities>>,
     /// The constants with the targets of each family; none where the key is not given.
     pub(crate) compiled: Vec<Path>,
-    /// The Cargo features of which one compiles it; none where it is always compiled.
+    /// The Cargo features, any of which compiles it; none where it is always compiled.
     pub(crate) features_of_cargo: Vec<String>,
     /// The table of the GPUs that its tests passed on.
     pub(crate) run_on: Option<Path>,

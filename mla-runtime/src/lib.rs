@@ -88,8 +88,8 @@ macro_rules! __families {
 }
 
 /// The registry's entry of a backend. A macro of this crate names linkme, so that the attribute
-/// needs no helper attribute of it, of which the compiler would complain too if it does not find
-/// this crate.
+/// macro need not emit linkme's own attribute: if this crate is not found, the compiler would
+/// complain about that one, too.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __link {

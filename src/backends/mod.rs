@@ -41,12 +41,14 @@ macro_rules! families {
         /// The features that compile a family each, on or off.
         pub const FAMILY_FEATURES: &[&str] = &[$($feature),+];
 
-        /// The built-in prefill backends, to [choose from](mla_runtime::dispatch). Those of a
-        /// family that this build leaves out are absent ones, so that a refusal names the feature.
+        /// The built-in prefill backends, to [choose from](mla_runtime::dispatch). A backend of a
+        /// family that this build leaves out is listed as absent, so that a refusal names the
+        /// feature.
         pub type PrefillBackends = families!(Prefill $($family)+);
 
-        /// The built-in decode backends, to [choose from](mla_runtime::dispatch). Those of a
-        /// family that this build leaves out are absent ones, so that a refusal names the feature.
+        /// The built-in decode backends, to [choose from](mla_runtime::dispatch). A backend of a
+        /// family that this build leaves out is listed as absent, so that a refusal names the
+        /// feature.
         pub type DecodeBackends = families!(Decode $($family)+);
     };
     ($list:ident $family:ident $($rest:ident)*) => {

@@ -70,7 +70,7 @@ fn function(node: CUgraphNode) -> std::result::Result<Option<CUfunction>, Driver
     if kind != CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL {
         return Ok(None);
     }
-    // SAFETY: numbers and pointers, of which all may be zero.
+    // SAFETY: numbers and pointers, all of which may be zero.
     let mut launch: sys::CUDA_KERNEL_NODE_PARAMS = unsafe { mem::zeroed() };
     // SAFETY: the node is a kernel's, of a graph that lives.
     unsafe { sys::cuGraphKernelNodeGetParams_v2(node, &raw mut launch) }.result()?;

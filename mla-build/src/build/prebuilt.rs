@@ -383,7 +383,7 @@ impl Prebuilt {
         })
     }
 
-    /// The paths of which a change may mean that these objects fit no longer.
+    /// The paths whose change may mean that these objects no longer fit.
     fn watched(&self, library: &Library) -> Result<Vec<PathBuf>, Error> {
         let mut paths = source_folders(library)?;
         if paths

@@ -250,7 +250,7 @@ fn killed_build_keeps_finished_units() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // Units of which nothing is known are compiled in order, so the others are stored by then.
+    // Units that nothing is known about are compiled in order, so the others are stored by then.
     let mut seen = String::new();
     let mut stderr = build.stderr.take().unwrap();
     let deadline = Instant::now() + Duration::from_secs(20);

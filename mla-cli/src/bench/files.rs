@@ -14,7 +14,7 @@ pub enum Until {
     End,
 }
 
-/// Refuses files that could not be written, or of which one would take another's place.
+/// Refuses files that could not be written, and two paths that lead to the same file.
 pub fn check_files<const N: usize>(paths: [&Option<PathBuf>; N]) -> Result<(), CliError> {
     let paths: Vec<&PathBuf> = paths.into_iter().flatten().collect();
     for (index, path) in paths.iter().enumerate() {
@@ -64,8 +64,8 @@ fn is_written_in_place(place: &Path) -> bool {
     place.exists() && !place.is_file()
 }
 
-/// The name of the file at `place` until it is whole. It ends as `path` does, because the format of
-/// a drawing is known by its extension.
+/// The temporary file that is renamed to `place` once it is complete. It keeps `path`'s extension,
+/// which names the format of a drawing.
 fn part(path: &Path, place: &Path) -> PathBuf {
     let part = place.with_added_extension("part");
     match path.extension() {

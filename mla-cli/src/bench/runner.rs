@@ -132,7 +132,7 @@ impl Job for Bench<'_> {
     }
 }
 
-/// Predicts a crossover on a device of which nothing is known.
+/// Predicts a crossover on a device about which nothing is known.
 fn known_by_timing<D: Stopwatch>(
     context: &BenchContext<'_, D>,
     flush: &mut D::Buffer,

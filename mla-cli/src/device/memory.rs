@@ -28,7 +28,7 @@ pub struct CacheBuffer<D: Device> {
 const ALIGNMENT: usize = 256;
 
 impl<D: Device> CacheBuffer<D> {
-    /// A cache without gaps, of which `max` is the largest value.
+    /// A cache without gaps, whose largest value is `max`.
     pub fn new(device: &D, problem: &Problem, pages: usize, max: f32) -> Result<Self> {
         let of_pages = match problem.has_split_cache() {
             true => CacheLayout::split,

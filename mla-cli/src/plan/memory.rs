@@ -139,7 +139,7 @@ fn needs(
     .with_decode_query_len(args.decode_query_len as usize)
     .with_context_rows(rows as usize);
     let indexer = match problem.sparse {
-        // The engine's own, of which it knows the memory.
+        // An indexer of the engine's own: the engine knows how much memory that takes.
         true if model.config.foreign_indexer.is_some() => None,
         true => {
             let dims = model.indexer()?.dims;

@@ -117,7 +117,7 @@ impl IndexedJob for Run<'_> {
     }
 }
 
-/// Refuses what divides a batch between two paths, of which a sparse layer has one.
+/// Refuses arguments that divide a batch between two paths: a sparse layer has only one.
 fn check_sparse(args: &Args) -> Result<(), CliError> {
     for (argument, given) in [("--threshold", args.threshold), ("--rows", args.rows)] {
         if let Some(given) = given {

@@ -157,7 +157,7 @@ impl PrefillBackend for Failing<CpuPrefill> {
         (): &(),
     ) -> Result<()> {
         let (call, cpu) = (call.on_cpu()?, device.computing()?);
-        // SAFETY: the same call, of which the caller keeps the contract.
+        // SAFETY: the same call; the caller keeps its contract.
         unsafe { PrefillBackend::prefill(&self.0, cpu, call, state, &()) }
     }
 }
@@ -201,7 +201,7 @@ impl DecodeBackend for Failing<CpuDecode> {
         (): &(),
     ) -> Result<()> {
         let (call, cpu) = (call.on_cpu()?, device.computing()?);
-        // SAFETY: the same call, of which the caller keeps the contract.
+        // SAFETY: the same call; the caller keeps its contract.
         unsafe { DecodeBackend::decode(&self.0, cpu, call, state, &()) }
     }
 }

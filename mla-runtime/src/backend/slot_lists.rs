@@ -77,7 +77,7 @@ impl<'a, D: Device> SlotLists<'a, D> {
         with_second(second: ListedCache<'a, D>);
     }
 
-    /// The same lists for a shorter time.
+    /// The same lists with a shorter lifetime.
     pub fn shorten<'short>(&self) -> SlotLists<'short, D>
     where
         'a: 'short,

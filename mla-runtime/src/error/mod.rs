@@ -103,8 +103,8 @@ impl Error {
 /// The result of most functions here.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Says of which argument an error is: a view is made without a name, and refused by the name that
-/// it is given here.
+/// Names the argument that an error is about: a view is made without a name, and an error uses the
+/// name that is given here.
 ///
 /// ```
 /// # use mla_cpu::Cpu;

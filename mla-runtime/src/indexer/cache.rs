@@ -195,7 +195,7 @@ impl<'a, D: Device> IndexCacheMut<'a, D> {
         &self.layout
     }
 
-    /// The same view for a shorter time.
+    /// The same view with a shorter lifetime.
     pub fn reborrow(&mut self) -> IndexCacheMut<'_, D> {
         IndexCacheMut {
             bytes: D::reborrow(&mut self.bytes),

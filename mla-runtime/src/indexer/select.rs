@@ -497,7 +497,7 @@ impl<D: Device> Indexer<D> {
 }
 
 impl<'a, D: Device> LayerNorm<'a, D> {
-    /// The same views for a shorter time.
+    /// The same views with a shorter lifetime.
     pub fn shorten<'short>(&self) -> LayerNorm<'short, D>
     where
         'a: 'short,

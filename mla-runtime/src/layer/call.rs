@@ -27,11 +27,11 @@ pub struct LayerCall<'a, D: Device> {
     /// An [`Indexer`](crate::indexer::Indexer) makes them.
     pub slot_lists: Option<SlotLists<'a, D>>,
     /// A score for each head that takes part in the softmax without a value, as in
-    /// [`DecodeCall::sinks`](crate::backend::DecodeCall::sinks): for steps of which every token is
-    /// on the absorbed path.
+    /// [`DecodeCall::sinks`](crate::backend::DecodeCall::sinks): for steps whose tokens are all on
+    /// the absorbed path.
     pub sinks: Option<ArrayRef<'a, D, f32>>,
-    /// The rotation of queries and keys, which the cache write then does on its way: for steps of
-    /// which every token is on the absorbed path. (The expanded path reads rotated tensors of its
+    /// The rotation of queries and keys, which the cache write then does on its way: for steps
+    /// whose tokens are all on the absorbed path. (The expanded path reads rotated tensors of its
     /// own.) [`MlaLayer::forward_unrotated`](super::MlaLayer::forward_unrotated) takes any step.
     pub rotary: Option<Rotation<'a, D>>,
 }

@@ -10,7 +10,7 @@ use crate::model::DType;
 use crate::tensor::{Layout, LseLayout, LseMut, LseRef, Memory, Rotation, TensorMut, TensorRef};
 use crate::{Error, Result};
 
-/// A call's own tensors, of which rows are in an order of the engine's own.
+/// A call's own tensors, whose rows are in an order of the engine's own.
 struct OwnTensors<'a, D: Device> {
     query: TensorRef<'a, D>,
     latent: TensorRef<'a, D>,

@@ -137,8 +137,8 @@ impl<'a, D: Device> Weights<'a, D> {
         self.kv
     }
 
-    /// The same views for a shorter time: those of an engine's own, long-lived memory, beside
-    /// tensors of one call.
+    /// The same views with a shorter lifetime, so that views of an engine's long-lived memory can
+    /// be used beside tensors of one call.
     pub fn shorten<'short>(&self) -> Weights<'short, D>
     where
         'a: 'short,

@@ -142,7 +142,7 @@ impl<'a> Fields<'a> {
             .ok_or_else(|| invalid(path, value, &accepted(min)))
     }
 
-    /// A positive number, of which 0 and −1 say that there is none.
+    /// A positive number. 0 and −1 mean that there is none.
     pub(super) fn optional_or_none(&self, field: &str) -> Result<Option<u32>, ModelError> {
         match self.get(field) {
             Some((_, value)) if matches!(value.as_f64(), Some(0.0 | -1.0)) => Ok(None),

@@ -18,8 +18,8 @@
 //!     L·d/C + 2L − d
 //! ```
 //!
-//! For DeepSeek-V3 and a long context that is 131072/768, about 171. If d ≥ 2L + L·d/C the
-//! absorbed form is always cheaper. So a processor of which nothing is known is modelled
+//! For DeepSeek-V3 and a long context that is 131072/768, about 171. If d ≥ 2L + L·d/C the absorbed
+//! form is always cheaper. A processor about which nothing is known is modelled so
 //! ([`Machine::Arithmetic`]): it keeps what it expands in its caches.
 //!
 //! # On a processor
@@ -67,7 +67,7 @@ use crate::setters::setters;
 /// The machine from which the times of the two forms follow.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Machine {
-    /// Multiply-adds count and nothing else: a processor of which nothing is known.
+    /// Multiply-adds count and nothing else: a processor about which nothing is known.
     Arithmetic,
     /// A processor, with the seconds that all of its threads take for a multiply-add of each kind.
     Processor {
@@ -167,7 +167,7 @@ impl GpuFigures {
         })
     }
 
-    /// The same, of which a launch takes so long.
+    /// The same machine with another time for a launch.
     ///
     /// # Errors
     ///

@@ -14,17 +14,17 @@ use super::error::{SelectionError, accepted_names};
 
 /// A set of backends: a value of its own, without global state.
 ///
-/// [`Registry::linked`] is what most programs want. An entry has one of three ranks, of which the
-/// first that a name has decides:
+/// [`Registry::linked`] is what most programs want. Several entries may have the same name; the
+/// first of these kinds that exists is used:
 ///
 /// 1. an override, by [`replace`](Self::replace), until [`reset`](Self::reset);
 /// 2. an entry that was linked, or added by [`add`](Self::add);
 /// 3. a known name without an implementation ([`known`](crate::select::known)).
 ///
-/// A linked entry takes the place of the known one only on hardware that it accepts: if the
-/// known backend accepts it and the linked one does not, the known one stays, because its reason
-/// ("not built in this version") is the truer one. An override was asked for by name, so it takes
-/// the name's place everywhere.
+/// A linked entry takes the place of the known one only on hardware that it accepts. If the known
+/// backend accepts the hardware and the linked one does not, the known one stays, because its
+/// reason ("not built in this version") tells the user more. An override was asked for by name, so
+/// it is used on all hardware.
 #[derive(Clone, Debug)]
 pub struct Registry {
     // Each holds a phase and name at most once. There are a few dozen: searching them in line is

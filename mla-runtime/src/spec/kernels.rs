@@ -259,7 +259,7 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// Two families of a package of which an attribute names none.
+    /// Refuses an attribute that names no family though the package has two.
     pub(super) const fn overlap(one: &str, other: &str) -> Self {
         let mut bytes = [0; 512];
         let mut text = Text::new(&mut bytes);

@@ -365,7 +365,7 @@ impl<'a, D: Memory> CacheRef<'a, D> {
         &self.layout
     }
 
-    /// The same view for a shorter time.
+    /// The same view with a shorter lifetime.
     pub fn shorten<'short>(&self) -> CacheRef<'short, D>
     where
         'a: 'short,
@@ -447,7 +447,7 @@ impl<'a, D: Memory> CacheMut<'a, D> {
         &self.layout
     }
 
-    /// The same view for a shorter time.
+    /// The same view with a shorter lifetime.
     pub fn reborrow(&mut self) -> CacheMut<'_, D> {
         CacheMut {
             bytes: D::reborrow(&mut self.bytes),
@@ -549,7 +549,7 @@ mod tests {
     use super::*;
     use crate::model::HeadDims;
 
-    /// Memory of which there are addresses alone: bytes are the first one and a length.
+    /// Memory that consists of addresses only: bytes are a first address and a length.
     #[derive(Clone)]
     struct Addresses;
 

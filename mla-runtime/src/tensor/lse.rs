@@ -263,7 +263,7 @@ impl<'a, D: Memory, C: LseConvention> LseMut<'a, D, C> {
         })
     }
 
-    /// The same view for a shorter time.
+    /// The same view with a shorter lifetime.
     pub fn reborrow(&mut self) -> LseMut<'_, D, C> {
         LseMut {
             bytes: D::reborrow(&mut self.bytes),

@@ -52,11 +52,11 @@ pub trait Memory: Clone + Send + Sync + 'static {
     /// If there are fewer than `at` bytes, as splitting a slice does.
     fn split_mut(bytes: Self::BytesMut<'_>, at: usize) -> (Self::BytesMut<'_>, Self::BytesMut<'_>);
 
-    /// The same bytes for a shorter time. The compiler does not shorten a lifetime by itself if a
-    /// trait names the type; every implementation is just `bytes`.
+    /// The same bytes with a shorter lifetime. The compiler does not shorten a lifetime by itself
+    /// if a trait names the type; every implementation is just `bytes`.
     fn shorten<'short, 'long: 'short>(bytes: Self::Bytes<'long>) -> Self::Bytes<'short>;
 
-    /// The same bytes for a shorter time.
+    /// The same bytes with a shorter lifetime.
     fn reborrow<'a>(bytes: &'a mut Self::BytesMut<'_>) -> Self::BytesMut<'a>;
 
     /// The same bytes, read.

@@ -166,7 +166,7 @@ impl<D: Memory> fmt::Debug for TensorRef<'_, D> {
 
 impl<'a, D: Memory> TensorRef<'a, D> {
     /// A view that begins at the first of `bytes`. The stride of an axis of at most one index may
-    /// be anything. [`Named`](crate::Named) says of which tensor an error is.
+    /// be anything. [`Named`](crate::Named) names the tensor that an error is about.
     ///
     /// # Errors
     ///
@@ -235,7 +235,7 @@ impl<'a, D: Memory> TensorRef<'a, D> {
         self.layout.dtype
     }
 
-    /// The same view for a shorter time.
+    /// The same view with a shorter lifetime.
     pub fn shorten<'short>(&self) -> TensorRef<'short, D>
     where
         'a: 'short,
@@ -353,7 +353,7 @@ impl<D: Memory> fmt::Debug for TensorMut<'_, D> {
 
 impl<'a, D: Memory> TensorMut<'a, D> {
     /// A view that begins at the first of `bytes`. The stride of an axis of at most one index may
-    /// be anything. [`Named`](crate::Named) says of which tensor an error is.
+    /// be anything. [`Named`](crate::Named) names the tensor that an error is about.
     ///
     /// # Errors
     ///
@@ -393,7 +393,7 @@ impl<'a, D: Memory> TensorMut<'a, D> {
         self.layout.dtype
     }
 
-    /// The same view for a shorter time.
+    /// The same view with a shorter lifetime.
     pub fn reborrow(&mut self) -> TensorMut<'_, D> {
         TensorMut {
             bytes: D::reborrow(&mut self.bytes),
@@ -541,7 +541,7 @@ impl<'a, D: Memory, T: Scalar> ArrayRef<'a, D, T> {
         self.len == 0
     }
 
-    /// The same array for a shorter time.
+    /// The same array with a shorter lifetime.
     pub fn shorten<'short>(&self) -> ArrayRef<'short, D, T>
     where
         'a: 'short,

@@ -69,7 +69,8 @@ pub(crate) fn calibrate<D: Stopwatch>(
     })
 }
 
-/// The two numbers of which each row's products add up to its sum.
+/// The two numbers that solve the linear equations: each row's products with them add up to its
+/// sum.
 fn solve([[a, b], [c, d]]: [[f64; 2]; 2], [first, second]: [f64; 2]) -> [f64; 2] {
     let determinant = a * d - b * c;
     [

@@ -47,7 +47,7 @@ impl<'a, D: Memory> Rotary<'a, D> {
         }
     }
 
-    /// The same views for a shorter time.
+    /// The same views with a shorter lifetime.
     pub fn shorten<'short>(&self) -> Rotary<'short, D>
     where
         'a: 'short,
@@ -153,7 +153,7 @@ impl<'a, D: Memory> Rotation<'a, D> {
         self
     }
 
-    /// The same views for a shorter time.
+    /// The same views with a shorter lifetime.
     pub fn shorten<'short>(&self) -> Rotation<'short, D>
     where
         'a: 'short,
