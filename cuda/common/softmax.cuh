@@ -21,13 +21,15 @@
 
 namespace mla {
 
-// For attention kernels: scores in units of log2, exponentials by the special-function unit.
+// Functions of attention kernels: scores in units of log2, exponentials by the special-function
+// unit.
 struct Base2 {
     __device__ static __forceinline__ float exp(float x) { return ptx::ex2_approx(x); }
     __device__ static __forceinline__ float log(float x) { return log2f(x); }
 };
 
-// For results that cross the interface: natural logarithms, correctly rounded or nearly so.
+// Functions for results that cross the interface: natural logarithms, correctly rounded or nearly
+// so.
 struct BaseE {
     __device__ static __forceinline__ float exp(float x) { return expf(x); }
     __device__ static __forceinline__ float log(float x) { return logf(x); }

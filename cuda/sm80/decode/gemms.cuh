@@ -18,8 +18,8 @@ namespace mla::sm80::decode {
 template <class C>
 struct QueryFragments {
     uint32_t words[C::kWarpTiles][C::kSteps + 1][4];
-    // For rows converted to f16: the powers of two by which the scores of two rows are multiplied.
-    // One register holds both, as the exponent fields of f32.
+    // The powers of two by which the scores of two rows are multiplied, if rows are converted to
+    // f16. One register holds both, as the exponent fields of f32.
     static constexpr bool kConverted =
         C::kHalves && std::is_same_v<typename C::Element, __nv_bfloat16>;
     uint32_t exponents[C::kWarpTiles];

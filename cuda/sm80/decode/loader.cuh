@@ -33,7 +33,7 @@ __device__ __forceinline__ void wait_for_copies(int groups) {
     }
 }
 
-// The same for the latest group, or none.
+// Waits for all groups, or for all but the latest one.
 __device__ __forceinline__ void wait_for_all_but(bool latest) {
     if (latest)
         ptx::cp_async_wait_group<1>();
@@ -107,8 +107,7 @@ class Loader {
         ptx::cp_async_commit_group();
     }
 
-    // The same as what is to be copied, for the caller to issue and to commit when the stage is
-    // free.
+    // The same, but returns the copy, which the caller issues and commits when the stage is free.
     __device__ Copy prepare() {
         static_assert(C::kRoles && C::kTokens == kStep);
         Copy all;
@@ -226,12 +225,13 @@ class Loader {
         }
         s.from = p_.cache + next_ * p_.cache_page_stride + (token - begins) * p_.cache_slot_stride;
         s.page_left = begins + p_.page_size - token;
-        // To the first token behind this page that this thread copies: pages are multiples of 16.
+        // Distance to the first token behind this page that this thread copies: pages are multiples
+        // of 16.
         const int further = s.page_left + s.page_left % kStep;
         if (further < s.left) next_ = table(s)[kStep == 16 ? page + 1 : page_of(token + further)];
     }
 
-    // The next one, counted from the request's first.
+    // The next token, counted from the request's first.
     __device__ int token_of(const LoaderState& s) const {
         return scheduler_.item(s.index).kv_len - s.left;
     }

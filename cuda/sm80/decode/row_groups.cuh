@@ -20,9 +20,9 @@ class RowGroups {
   public:
     __device__ explicit RowGroups(const ThreadPosition& position) : position_(position) {}
 
-    // Among the warps of this row group.
+    // Synchronises the warps of this row group.
     __device__ void sync() const { ptx::bar_sync(own_barrier(), C::kThreads / 2); }
-    // The same, and answers whether `own` is true of any of its threads.
+    // The same; returns true if `own` is true in any of its threads.
     __device__ bool sync_or(bool own) const {
         return ptx::bar_red_or(own_barrier(), C::kThreads / 2, own);
     }

@@ -1,5 +1,5 @@
-// From partial scores to P: the quarters of a row's score, which four warps have, are added in
-// shared memory, masked, and made probabilities under a running maximum.
+// The step from partial scores to P: the quarters of a row's score, which four warps have, are
+// added in shared memory, masked, and made probabilities under a running maximum.
 #pragma once
 
 #include "gemms.cuh"

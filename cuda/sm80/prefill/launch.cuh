@@ -166,7 +166,7 @@ struct Tiles {
     // output, there are registers for 16 rows only.
     static constexpr int kWarpTiles = kVDim == 256 ? 1 : 2;
     using Usual = Config<T, kQkDim, kVDim, kWarpTiles, 4, 64>;
-    // For batches whose requests all have few rows.
+    // The configuration for batches whose requests all have few rows.
     using Short = Config<T, kQkDim, kVDim, 1, 4, 64>;
 
     static MlaStatus load(const Limits& l) {
@@ -183,7 +183,7 @@ struct Tiles {
     }
 };
 
-// The same as functions, of types that do not depend on the instantiation.
+// The same functions as pointers, whose types do not depend on the instantiation.
 struct Variant {
     MlaStatus (*load)(const Limits&);
     size_t (*workspace_bytes)(const Limits&);

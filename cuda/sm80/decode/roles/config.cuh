@@ -32,8 +32,8 @@ struct RoleConfig : Config<Element, Latent, CacheFormat::plain, 2, 2, Tokens> {
     static constexpr int kAhead = 2;
 
     struct WarpShared : Base::WarpShared {
-        // For an output warp: number of the item's last tiles in which some row does not see some
-        // token.
+        // Number of the item's last tiles in which some row does not see some token. Used by output
+        // warps.
         int cleared;
         // In a split cache: the rotary key of each row, of those that the warp copies at a time,
         // until the tile's stage is free.

@@ -37,14 +37,14 @@ struct CombineLayout {
     static constexpr int kWorkers = kOutputThreads / kUnit;
 };
 
-// Statistics of two neighbouring rows of a partial result, of which the first is even: their
-// log-sum-exps, and the factors for their values.
+// Statistics of two neighbouring rows of a partial result, the first one even: their log-sum-exps,
+// and the factors for their values.
 struct SplitRows {
     float2 lse = {-INFINITY, -INFINITY};
     float scale = 1.f;
 
     SplitRows() = default;
-    // From lse_offset() of the first.
+    // Reads them from lse_offset() of the first row.
     __device__ explicit SplitRows(const char* rows) {
         const float4 v = *reinterpret_cast<const float4*>(rows);
         lse = make_float2(v.x, v.y);

@@ -48,7 +48,8 @@ struct KernelParams {
     int64_t out_token_stride, out_head_stride;
     int64_t lse_head_stride;
     int64_t block_table_stride;
-    // From the first request's first to the last one's last: nothing behind that is read.
+    // Number of entries from the first request's first to the last request's last. Nothing behind
+    // them is read.
     int64_t block_table_entries;
     int requests, heads, query_len;
     float inverse_heads;

@@ -87,7 +87,7 @@ struct Merge {
     // All MMAs are done: what they read may be overwritten.
     __device__ static void sync_output() { OutputBarrier::sync(); }
 
-    // A value of this CTA's result, or two or four neighbouring ones.
+    // Stores a value of this CTA's result, or two or four neighbouring ones.
     __device__ void put(int head, int latent, float v) const {
         ptx::st_shared(value_at(head, latent), __float_as_uint(v));
     }
@@ -98,7 +98,7 @@ struct Merge {
         ptx::st_shared_v4_f32(value_at(head, latent), v);
     }
 
-    // When all values have been put.
+    // Called when all values have been put. Combines them, and stores this CTA's slice.
     __device__ void run(const WorkItem& item) const {
         // Statistics that other CTAs read are written by threads that arrive at the cluster's
         // barrier.
@@ -219,7 +219,7 @@ struct Exchange {
                              make_float4(x[0], x[1], x[2], x[3]), ptx::mapa(bar(), to));
     }
 
-    // When all have been sent.
+    // Called when all rows have been sent. Waits for those of the other CTAs and combines them.
     __device__ void run(const WorkItem& item) const {
         ptx::mbarrier_wait(stats_bar(), 0);
         weigh(item);

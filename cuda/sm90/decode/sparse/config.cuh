@@ -82,15 +82,15 @@ struct Layout {
         uint64_t tile_full[kPublishedTiles], tile_empty[kPublishedTiles];
         uint64_t scores_full[kProbabilityTiles], scores_empty[kProbabilityTiles];
         uint64_t stats_full, stats_empty;
-        // From one group of the scores to the other.
+        // One group of the scores arrives here for the other one.
         uint64_t maxima_published[kProbabilityTiles];
         // The keys of a tile; 0 behind an item's last one.
         int keys[kPublishedTiles];
         // Valid entries of each loading warp that no tile has yet.
         uint32_t pending[kLoadWarps][kPending];
         ListEnds ends;
-        // From the scores to the output, with the probabilities: whether any row's
-        // sums are to be multiplied, and by what.
+        // Published by the scores for the output, with the probabilities: true if any row's sums
+        // are to be multiplied, and the factors.
         int any_factor[kProbabilityTiles];
         alignas(16) float factor[kProbabilityTiles][N];
         // A key's scale of each group of latent values, relative to its largest, times kRatioLift.

@@ -28,7 +28,7 @@ struct ListEnds {
         ptx::mbarrier_wait(ptx::shared_address(&full[n & 1]), n >> 1 & 1);
         return __reduce_max_sync(~0u, of_warp[n & 1][source][lane & (kOutputWarps - 1)]);
     }
-    // When the item needs them no more, whether they were asked for or not.
+    // Called when the item needs its ends no more, whether it asked for them or not.
     __device__ void release(uint32_t n) {
         // No warp may be two items ahead of another one.
         ptx::mbarrier_wait(ptx::shared_address(&full[n & 1]), n >> 1 & 1);

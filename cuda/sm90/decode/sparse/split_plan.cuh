@@ -93,7 +93,7 @@ LaunchPlan plan_launch(int64_t first, int64_t end, int width, int rows, const Co
     return best;
 }
 
-// The same, with what is left of whole waves by itself where that is better.
+// The same, but the rest that does not fill a wave has a launch of its own if that is faster.
 template <typename ActiveClusters>
 LaunchPlans plan_launches(int64_t items, int width, int rows, const Costs& costs,
                           const ActiveClusters& active, int64_t& cost) {

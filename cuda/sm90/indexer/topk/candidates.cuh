@@ -201,8 +201,8 @@ __device__ __forceinline__ void collect(S& s, Candidate* candidates, uint32_t ro
     }
 }
 
-// Copies the candidates of the cluster's other CTAs to the first one, and returns the number of
-// all; more than `room` if a CTA had no room.
+// Copies the candidates of the cluster's other CTAs to the first one. Returns the number of all
+// candidates, which is more than `room` if a CTA had no room.
 __device__ __forceinline__ uint32_t gather(const Cluster& cluster, Shared& s, Candidate* candidates,
                                            uint32_t room) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

@@ -19,7 +19,7 @@
 
 namespace mla::sm90::topk {
 
-// For a row that sees no more positions than it may choose.
+// Chooses every position of a row that sees no more positions than it may choose.
 template <int kThreads>
 __device__ __forceinline__ void choose_all(const KernelParams& p, const Row& row, int32_t* list,
                                            const Cluster& cluster) {

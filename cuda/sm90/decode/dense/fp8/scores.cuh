@@ -460,7 +460,7 @@ struct Fp8Scores {
             if (rises) s.reference[thread] = of_row - kHeadroom;
         }
         sync_group(group);
-        // To the output, by those who then say that it is there.
+        // Written by the threads that then arrive for the output.
         take_raised(maximum, sum, column,
                     warp == 0 && lane < 4 ? &s.factor[stage][column] : nullptr);
     }

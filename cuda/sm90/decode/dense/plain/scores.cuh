@@ -81,7 +81,7 @@ struct PlainScores {
                 if (tokens < kTileTokens) {
                     clear_tail(latent, tokens, thread);
                     if (C::kHeldPanels > 0 && !p.even_query) {
-                        // Behind the zeros of all, as for held queries.
+                        // All warps have written their zeros when one of them arrives.
                         ScoresBarrier::sync();
                         s.tail_cleared.arrive();
                     }
@@ -113,8 +113,8 @@ struct PlainScores {
 
             s.stats_empty.wait((queue.count & 1) ^ 1);
             if (has_rows) hand_over(row0, row1, max0, max1, sum0, sum1);
-            // For what it wrote here, and for the zeros behind the last token: where they lie, the
-            // output is going to combine splits.
+            // Covers what this thread wrote here, and the zeros behind the last token: the output
+            // will combine splits in the memory where they lie.
             s.stats_full.arrive();
             if (has_rows && item.splits == 1)
                 write_lses(item, first, row0, row1, max0, max1, sum0, sum1);

@@ -22,7 +22,8 @@ struct WideOutput {
     const KernelParams& p;
     typename L::Control& s;
     uint32_t base;
-    // Among both warpgroups'; the warpgroup, known to be the same in all lanes.
+    // The thread's number among those of both warpgroups; its warpgroup, known to be the same in
+    // all lanes.
     int thread, group;
     PipelineState<L::kLatentStages> latent = {};
     PipelineState<L::kRopeStages> rope = {};
