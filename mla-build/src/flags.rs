@@ -70,8 +70,8 @@ const REFUSED: &[(&str, &str)] = &[
 /// text is part of every key.
 const OF_VARIABLES: usize = 4;
 
-/// Refuses a flag that the tool itself sets or that makes another product, with what to do in its
-/// place.
+/// Refuses a flag that the tool itself sets or that makes another product, and says what to do
+/// instead.
 pub(crate) fn check(flag: &str) -> Result<(), Error> {
     let refuse = |accepted: &str| Err(Error::setting("flag", flag, accepted));
     if !flag.starts_with('-') || flag.chars().any(char::is_whitespace) {

@@ -373,8 +373,9 @@ pub(crate) fn fixed_part(glob: &str) -> PathBuf {
     }
 }
 
-/// The family that the folders of a source name; `None` for everything that any family is compiled
-/// for, which is what `all` and a folder without a family's name mean. `common` is for headers.
+/// The family that the folders of a source name. `None` if the source is compiled for the targets
+/// of all families: it lies in `all`, or in no folder with a family's name. `common` is for
+/// headers.
 fn of_path<'a>(source: &Path, families: &'a Families) -> Result<Option<&'a Declared>, Error> {
     let folders = source.parent().into_iter().flat_map(Path::components);
     for part in folders {

@@ -84,7 +84,7 @@ impl CliError {
         }
     }
 
-    /// The same with the result that could not be saved.
+    /// The same error, with the result that could not be saved.
     #[cfg(feature = "bench")]
     pub fn behind(self, result: String) -> Self {
         Self::Unsaved {

@@ -297,8 +297,8 @@ impl Panels {
     }
 }
 
-/// Computes `c (+)= a · b` on this thread: `[m, k] · [k, n]`, strides given as (of columns, of
-/// rows).
+/// Computes `c (+)= a · b` on this thread: `[m, k] · [k, n]`, strides given as (column stride, row
+/// stride).
 ///
 /// # Panics
 ///

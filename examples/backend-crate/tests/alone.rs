@@ -1,4 +1,5 @@
-//! Beside the device alone: found, and selected where its kernels are compiled for.
+//! The crate beside nothing but the device: its backend is found, and is selected on GPUs that its
+//! kernels are compiled for.
 
 use backend_crate::Naive;
 use mla_runtime::backend::DecodeBackend;

@@ -23,7 +23,7 @@ pub(crate) struct Report {
     /// The largest error of sampled rows of the output.
     pub(crate) largest_error: f64,
     pub(crate) pass: bool,
-    /// The same batch by others.
+    /// The same batch, run by other implementations.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) beside: Option<PeerOutput>,
 }

@@ -71,7 +71,7 @@ pub struct Row {
     pub max_kv_len: u32,
     /// The median, in microseconds and per layer, with everything that a step has to enqueue.
     pub e2e_us: f64,
-    /// The same where the schedule exists already.
+    /// The same if the schedule exists already.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub planned_us: Option<f64>,
     /// All figures of `e2e_us`.

@@ -95,7 +95,7 @@ impl About {
         }
     }
 
-    /// The same of what a plan takes for a batch.
+    /// Refuses a batch whose plan takes more memory than is available.
     pub fn check_plan(
         &self,
         argument: &'static str,
@@ -120,7 +120,7 @@ impl DeviceName {
         }
     }
 
-    /// The same where slots are to be selected.
+    /// The same for a job that selects slots.
     pub fn run_indexed<J: IndexedJob>(self, job: J) -> Result<J::Output, CliError> {
         match self {
             Self::Cpu => {

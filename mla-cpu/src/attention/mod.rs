@@ -110,7 +110,7 @@ pub(crate) struct Seen<'a> {
     /// Numbers of keys of the tile that each row sees, sixteen rows by sixteen; 0 for rows that
     /// fill up the last sixteen.
     pub(crate) limits: &'a [[u32; LANES]],
-    /// The keys that every row of the unit sees; of these no value needs a second look.
+    /// The keys that every row of the unit sees; their values need no check.
     pub(crate) by_all: usize,
     /// The keys that some row sees.
     pub(crate) by_some: usize,

@@ -84,14 +84,14 @@ impl<'a, D: Device> DecodeBatch<'a, D> {
         }
     }
 
-    /// The same, or with query tokens that see all of their request.
+    /// Sets whether query tokens see their request only up to themselves, or all of it.
     #[must_use]
     pub fn with_causal(mut self, causal: bool) -> Self {
         self.causal = causal;
         self
     }
 
-    /// The same with the host's lengths.
+    /// Adds the host's copy of the lengths.
     #[must_use]
     pub fn with_host(mut self, host: HostLens<'a>) -> Self {
         self.host = Some(host);

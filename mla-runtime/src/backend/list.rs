@@ -114,7 +114,7 @@ impl<B: DecodeBackend> DecodeMember for B {
 pub trait Absent {
     /// The problems that it would support.
     const SPEC: BackendSpec;
-    /// Why it is not there.
+    /// The reason why it is absent.
     const CAUSE: Cause;
     /// The facts of its kernels.
     const KERNELS: KernelFacts = KernelFacts::UNKNOWN;

@@ -46,14 +46,14 @@ impl<'a> PrefillBatch<'a> {
         }
     }
 
-    /// The same, or with new tokens that see all of their request's keys.
+    /// Sets whether new tokens see their request's keys only up to themselves, or all of them.
     #[must_use]
     pub const fn with_causal(mut self, causal: bool) -> Self {
         self.causal = causal;
         self
     }
 
-    /// The same with context in these chunks.
+    /// Sets the chunks of the context.
     #[must_use]
     pub const fn with_chunks(mut self, chunks: &'a [ContextChunk]) -> Self {
         self.chunks = chunks;
@@ -115,7 +115,7 @@ pub struct PrefillCall<'a, D: Device> {
 }
 
 impl<'a, D: Device> PrefillCall<'a, D> {
-    /// The same, or with new tokens that see all keys of their request.
+    /// Sets whether new tokens see their request's keys only up to themselves, or all of them.
     #[must_use]
     pub fn with_causal(mut self, causal: bool) -> Self {
         self.causal = causal;

@@ -1,4 +1,4 @@
-//! From a selection at run time back to types.
+//! The way from a selection at run time back to types.
 
 use crate::backend::list::{DecodeList, DecodeMember, Listed, PrefillList, PrefillMember};
 use crate::backend::{DecodeBackend, PrefillBackend};

@@ -120,7 +120,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// );
 /// ```
 pub trait Named {
-    /// The same, with [`Error::named`] of an error.
+    /// The same result; [`Error::named`] is applied to an error.
     #[must_use]
     fn named(self, name: &'static str) -> Self;
 }

@@ -1,4 +1,4 @@
-//! From a step's index keys and queries to its lists.
+//! The indexer's step: makes lists from index keys and queries.
 
 use std::ops::Range;
 

@@ -88,7 +88,7 @@ impl<D: Device> IndexerWorkspace<D> {
         Ok(SlotLists::new(slots, width))
     }
 
-    /// From here on there are no lists, until the next selection.
+    /// Drops the lists: there are none until the next selection.
     pub(crate) fn forget(&mut self) {
         self.selected = None;
     }

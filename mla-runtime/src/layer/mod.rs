@@ -142,7 +142,7 @@ pub struct MlaLayer<P: PrefillStage, D: DecodeStage<Device = P::Device>> {
 }
 
 impl<P: PrefillBackend, D: DecodeBackend<Device = P::Device>> MlaLayer<P, D> {
-    /// With backends chosen by type.
+    /// Makes a layer with backends chosen by type.
     ///
     /// # Errors
     ///
@@ -159,7 +159,7 @@ impl<P: PrefillBackend, D: DecodeBackend<Device = P::Device>> MlaLayer<P, D> {
 }
 
 impl<D: Device> MlaLayer<SelectedPrefill<D>, SelectedDecode<D>> {
-    /// With backends that were selected and made for this configuration.
+    /// Makes a layer with backends that were selected and made for this configuration.
     ///
     /// # Errors
     ///
@@ -455,7 +455,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         let problem = &self.config.problem;
         let [heads, latent, rope] =
             [problem.heads, problem.dims.latent, problem.dims.head.rope].map(|n| n as usize);
-        // Beside where the absorbed path will put what it makes of the rest.
+        // The rows lie beside those that the absorbed path will make of the other queries.
         let mut arena = Arena::<P::Device>::new(P::Device::bytes_mut(&mut workspace.scratch));
         let to = arena.take(&workspace.plan.range(RegionName::AbsorbedQueries));
         let to = self.tensor(to, [tokens, heads, latent + rope])?;

@@ -37,7 +37,8 @@ pub struct OwnedWeights<D: Device> {
 }
 
 impl<D: Device> OwnedWeights<D> {
-    /// From `k_b` `[heads, L, P]` and `v_b` `[heads, V, L]` of all heads, with any strides.
+    /// Makes weights from `k_b` `[heads, L, P]` and `v_b` `[heads, V, L]` of all heads, with any
+    /// strides.
     ///
     /// # Errors
     ///
@@ -86,8 +87,8 @@ impl<D: Device> OwnedWeights<D> {
         })
     }
 
-    /// From `kv_b_proj.weight` in block fp8, `[heads·(P+V), L]` of all heads, with its
-    /// `weight_scale_inv`. Products of codes and scales are f32, and rounded once.
+    /// Makes weights from `kv_b_proj.weight` in block fp8, `[heads·(P+V), L]` of all heads, with
+    /// its `weight_scale_inv`. Products of codes and scales are f32, and rounded once.
     ///
     /// A tensor that is a rank's part already, whose rows begin inside a block, is
     /// [`Fp8Blocks::from_row`], and its heads are 0 to H.
@@ -111,9 +112,9 @@ impl<D: Device> OwnedWeights<D> {
         Self::from_device(device, config, |to| device.dequantize_blocks(weight, to))
     }
 
-    /// From the matrix `[1, H·(P+V), L]` of the problem's dtype that `write` writes, row by row
-    /// without gaps: a row for each output, head by head its P keys and then its V values. So an
-    /// engine's own kernels dequantise into it, without a matrix in between.
+    /// Makes weights from the matrix `[1, H·(P+V), L]` of the problem's dtype that `write` writes,
+    /// row by row without gaps: a row for each output, head by head its P keys and then its V
+    /// values. So an engine's own kernels dequantise into it, without a matrix in between.
     ///
     /// # Errors
     ///
@@ -135,9 +136,9 @@ impl<D: Device> OwnedWeights<D> {
         Ok(Self { buffer, problem })
     }
 
-    /// From rows that `dequantize` makes on the host, one at a time: the L values of row
-    /// `h·(P+V) + j` of the matrix of all heads, for the heads h of the range. They are rounded to
-    /// the problem's dtype, and uploaded a head at a time.
+    /// Makes weights from rows that `dequantize` makes on the host, one at a time: the L values of
+    /// row `h·(P+V) + j` of the matrix of all heads, for the heads h of the range. They are rounded
+    /// to the problem's dtype, and uploaded a head at a time.
     ///
     /// # Errors
     ///

@@ -72,7 +72,7 @@ impl<'a, D: Device> UnrotatedCall<'a, D> {
     }
 }
 
-/// When a step's queries and keys are rotated.
+/// The time at which a step's queries and keys are rotated.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Rotating {
     /// In place, before everything else.

@@ -40,8 +40,8 @@ impl<D: Device> Clone for Weights<'_, D> {
 impl<D: Device> Copy for Weights<'_, D> {}
 
 impl<'a, D: Device> Weights<'a, D> {
-    /// From `kv_b_proj.weight` as published checkpoints hold it: `[1, H·(P+V), L]`, a row for each
-    /// output, with any strides. W_UK and W_UV then have unit stride along L.
+    /// Views of `kv_b_proj.weight` as published checkpoints hold it: `[1, H·(P+V), L]`, a row for
+    /// each output, with any strides. W_UK and W_UV then have unit stride along L.
     ///
     /// # Errors
     ///
@@ -53,8 +53,8 @@ impl<'a, D: Device> Weights<'a, D> {
         Self::new(kv_b.transpose(1, 2), config)
     }
 
-    /// From the same matrix with all heads of the model, `[1, heads·(P+V), L]`: a view of this
-    /// rank's heads, whose number is that of the configuration's problem. Nothing is copied.
+    /// Views of this rank's heads in the same matrix with all heads of the model, `[1, heads·(P+V),
+    /// L]`. Their number is that of the configuration's problem. Nothing is copied.
     ///
     /// # Errors
     ///
@@ -72,8 +72,8 @@ impl<'a, D: Device> Weights<'a, D> {
         Self::from_checkpoint(kv_b.narrow(1, part).named("W_kv_b")?, config)
     }
 
-    /// From the transpose of a checkpoint's matrix, as a product of latents has it on its right:
-    /// `[1, L, H·(P+V)]`, a column for each output, with any strides.
+    /// Views of the transpose of a checkpoint's matrix, as a product of latents has it on its
+    /// right: `[1, L, H·(P+V)]`, a column for each output, with any strides.
     ///
     /// # Errors
     ///
@@ -85,8 +85,8 @@ impl<'a, D: Device> Weights<'a, D> {
         Self::new(kv_b, config)
     }
 
-    /// From the same matrix with all heads of the model, `[1, L, heads·(P+V)]`: a view of this
-    /// rank's heads, whose number is that of the configuration's problem. Nothing is copied.
+    /// Views of this rank's heads in the same matrix with all heads of the model, `[1, L,
+    /// heads·(P+V)]`. Their number is that of the configuration's problem. Nothing is copied.
     ///
     /// # Errors
     ///
@@ -104,7 +104,7 @@ impl<'a, D: Device> Weights<'a, D> {
         Self::from_transposed(kv_b.narrow(2, part).named("W_kv_b")?, config)
     }
 
-    /// From a matrix `[1, L, H·(P+V)]` that was checked.
+    /// Views of a matrix `[1, L, H·(P+V)]` that was checked.
     fn new(kv_b: TensorRef<'a, D>, config: &LayerConfig) -> Result<Self> {
         let problem = &config.problem;
         let heads = problem.heads as usize;

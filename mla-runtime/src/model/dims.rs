@@ -84,7 +84,7 @@ impl MlaDims {
     /// The dimensions of DeepSeek-V2, V3 and R1: L = 512 and (128, 64, 128).
     pub const R1: Self = Self::new(512, HeadDims::R1);
 
-    /// From L and (P, R, V).
+    /// The dimensions L and (P, R, V).
     pub const fn new(latent: u32, head: HeadDims) -> Self {
         Self { latent, head }
     }

@@ -7,8 +7,8 @@ use super::fields::{Fields, invalid, shown};
 use super::layers::{Kind, Layers};
 use crate::model::{IndexDims, IndexLayers, IndexerConfig, LayerLists, MAX_LAYERS, RotaryStyle};
 
-/// Why the indexer that a configuration describes is none of [`IndexerConfig`]'s, if it is not:
-/// the engine makes the lists then.
+/// Returns the reason why [`IndexerConfig`] cannot express the indexer that a configuration
+/// describes, if it cannot. The engine makes the lists then.
 pub(super) fn foreign(fields: &Fields<'_>) -> Result<Option<&'static str>, ModelError> {
     let norm = match fields.get("index_k_norm_type") {
         None => None,

@@ -14,7 +14,7 @@ const FROM_ZERO: &[&str] = &["glm5_next", "glm53_flash"];
 pub(super) enum Kind {
     /// Multi-head latent attention to all tokens.
     Full,
-    /// The same to the tokens of a list.
+    /// Multi-head latent attention to the tokens of a list.
     Sparse,
     /// A linear one.
     Linear,

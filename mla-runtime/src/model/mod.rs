@@ -57,8 +57,8 @@ pub struct ModelConfig {
     pub index_topk: Option<u32>,
     /// The indexer that chooses them, if the configuration describes one.
     pub indexer: Option<IndexerConfig>,
-    /// Why the indexer that the configuration describes is none of [`IndexerConfig`]'s: the engine
-    /// makes the lists then, and `indexer` is `None`.
+    /// The reason why [`IndexerConfig`] cannot express the indexer that the configuration
+    /// describes. The engine makes the lists then, and `indexer` is `None`.
     pub foreign_indexer: Option<&'static str>,
     /// The layers that have an indexer, and those that share an earlier one's lists.
     pub index_layers: IndexLayers,
@@ -83,7 +83,7 @@ pub struct ModelConfig {
     pub rotary_style_is_disputed: bool,
 }
 
-/// Why a model's configuration cannot be used.
+/// The reason why a model's configuration cannot be used.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
@@ -236,7 +236,7 @@ impl ModelConfig {
         Preset::named(name)?.config()
     }
 
-    /// From the text of a Hugging Face `config.json`.
+    /// Reads the text of a Hugging Face `config.json`.
     ///
     /// Every field is looked for in the text model within, if there is one (`text_config`,
     /// `language_config`, `llm_config` or `thinker_config`, at any depth), then around it: the

@@ -52,7 +52,7 @@ impl Rope {
         }
     }
 
-    /// The same for a model that does not rotate, or does.
+    /// The same for a model that rotates, or does not.
     pub const fn with_rotates(self, rotates: bool) -> Self {
         Self { rotates, ..self }
     }
@@ -62,7 +62,7 @@ impl Rope {
         Self { scaling, ..self }
     }
 
-    /// The same with other pairs.
+    /// The same with another pairing of elements.
     pub const fn with_style(self, style: RotaryStyle) -> Self {
         Self { style, ..self }
     }
@@ -234,7 +234,7 @@ pub struct Yarn {
 }
 
 impl Yarn {
-    /// With the values that configurations leave out: β of 32 and 1, `mscale` 1 and
+    /// Yarn with the values that configurations leave out: β of 32 and 1, `mscale` 1 and
     /// `mscale_all_dim` 0.
     pub const fn new(factor: f64, original_max_positions: Option<u32>) -> Self {
         Self {
@@ -357,7 +357,7 @@ pub struct QueryScaling {
 }
 
 impl QueryScaling {
-    /// With β and the context that the model was first made for.
+    /// A scaling with β and the context that the model was first made for.
     pub const fn new(beta: f64, original_max_positions: u32) -> Self {
         Self {
             beta,

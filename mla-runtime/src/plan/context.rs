@@ -113,8 +113,8 @@ pub struct ContextChunk {
 }
 
 impl ContextChunk {
-    /// A chunk of these requests, one segment each, which begins at its start and has its length;
-    /// no request is continued, and the cache is on one device.
+    /// A chunk with one segment of each of these requests. Their starts and lengths are given. No
+    /// request is continued, and the cache is on one device.
     pub const fn new(requests: Range<usize>, starts: Vec<u32>, seq_lens: Vec<u32>) -> Self {
         Self {
             request_start: requests.start,

@@ -131,10 +131,11 @@ impl GpuFigures {
         launch_seconds: Self::LAUNCH,
     };
 
-    /// From one launch of a matrix product to the next beside their work, in a graph on Hopper.
+    /// Time from one launch of a matrix product to the next, besides their work, in a graph on
+    /// Hopper.
     const LAUNCH: f64 = 5e-6;
 
-    /// From its number of multiprocessors, and from floating-point operations (two per
+    /// A GPU with this number of multiprocessors, and these floating-point operations (two per
     /// multiply-add) and bytes per second, as large products and large copies reach them.
     ///
     /// # Errors

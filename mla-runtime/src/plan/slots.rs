@@ -71,8 +71,8 @@ pub struct BlockTables<'a, T = i32> {
 }
 
 impl<'a, T: HostIndex> BlockTables<'a, T> {
-    /// From `pages`, `[requests, max_pages]`, row by row. Entries beyond a request's last page may
-    /// hold anything.
+    /// The tables in `pages`, `[requests, max_pages]`, row by row. Entries beyond a request's last
+    /// page may hold anything.
     ///
     /// # Errors
     ///

@@ -6,7 +6,7 @@ use super::{Explanation, HOW_TO_LINK, PhaseExplanation};
 use crate::Error;
 use crate::spec::{Phase, Reasons, Target};
 
-/// Why there is no selection.
+/// The reason why there is no selection.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SelectionError {
@@ -42,7 +42,7 @@ pub enum SelectionError {
         /// The name that is most similar, if one is similar.
         suggestion: Option<&'static str>,
     },
-    /// The backend that was asked for does not fit. Another is not taken in its place.
+    /// The backend that was asked for does not fit. No other is taken instead.
     #[error("{phase}: {name} was asked for, but does not fit on {target}: {reasons}")]
     Refused {
         /// The phase.

@@ -1,4 +1,4 @@
-//! From a request to two backends, and every reason against the others.
+//! The selection of two backends for a request, with every reason against the others.
 
 mod error;
 mod explain;

@@ -193,7 +193,7 @@ impl<'a> Best<'a> {
         }
     }
 
-    /// With one more candidate, which `index` stands for.
+    /// Adds a candidate, which `index` stands for.
     #[must_use]
     pub(crate) const fn or(self, index: usize, spec: &'a BackendSpec, reasons: &Reasons) -> Self {
         let better = match self.chosen {

@@ -4,7 +4,7 @@ use super::family::{self, CompiledFamily, write_feature};
 use crate::spec::Target;
 use crate::text::{self, Text};
 
-/// Why a backend cannot run, whatever the problem.
+/// The reason why a backend cannot run, whatever the problem.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Cause {
@@ -285,7 +285,7 @@ impl Availability {
     }
 }
 
-/// Why an entry without an implementation cannot run.
+/// The reason why an entry without an implementation cannot run.
 impl From<Cause> for Availability {
     fn from(cause: Cause) -> Self {
         Self::Unavailable(cause)

@@ -1,4 +1,4 @@
-//! Why a backend does not fit: a field, what was given, and what would be accepted.
+//! The reasons why a backend does not fit: a field, what was given, and what would be accepted.
 //!
 //! Reasons are plain data that constants can hold, so that the compiler can evaluate a selection;
 //! the sentences are their `Display`, which the compiler can write as well.
@@ -104,7 +104,7 @@ pub enum Given {
     Feature(Feature),
     /// Something that is wanted or not.
     Text(&'static str),
-    /// Why the backend cannot run.
+    /// The reason why the backend cannot run.
     Cause(Cause),
 }
 

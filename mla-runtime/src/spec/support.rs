@@ -67,7 +67,7 @@ text::display!(CacheDims, HeadCounts, PageSizes);
 pub enum HeadCounts {
     /// Any number from 1 on.
     Any,
-    /// From the first to the second, both included.
+    /// All numbers from the first to the second, both included.
     Range(u32, u32),
     /// These alone.
     List(&'static [u32]),
@@ -287,11 +287,11 @@ impl LsePrecision {
 /// The support of lists of slots in a decode backend.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum SparseSupport {
-    /// Only to the whole context.
+    /// Attends only to the whole context.
     Never,
-    /// To either.
+    /// Attends to either.
     Optional,
-    /// Only to lists of slots.
+    /// Attends only to lists of slots.
     Required,
 }
 

@@ -103,8 +103,8 @@ impl LseLayout {
         }
     }
 
-    // From a single row no other is apart, and its stride may be anything; the C interface takes 63
-    // bits.
+    // The stride of a single row may be anything, since no second row follows; the C interface
+    // takes 63 bits.
     fn settled<C: LseConvention>(mut self) -> Self {
         let (rows, columns) = self.extents::<C>();
         if rows <= 1 {

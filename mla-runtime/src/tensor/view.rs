@@ -269,7 +269,7 @@ impl<'a, D: Memory> TensorRef<'a, D> {
         }
         let Layout { shape, strides, .. } = self.layout;
         let apart = |axis: usize| {
-            // From a single row no other is apart, and its stride may be any number.
+            // The stride of a single row may be any number, since no second row follows.
             if shape[axis] == 1 {
                 return true;
             }

@@ -203,8 +203,8 @@ impl StagedStep {
         ))
     }
 
-    /// To be called when the arrays are uploaded and the backends have prepared. Until then there
-    /// is no step, also if one of them panics.
+    /// Called when the arrays are uploaded and the backends have prepared. Until then there is no
+    /// step, also if one of them panics.
     pub(super) fn set_prepared(&mut self) {
         self.prepared = true;
     }
@@ -263,7 +263,7 @@ impl StagedStep {
         self.causal || self.max_absorbed_query_len <= 1
     }
 
-    /// The same of the expanded path.
+    /// True if tokens of the expanded path see their request up to themselves.
     pub(super) fn expanded_causal(&self) -> bool {
         self.causal || self.max_expanded_query_len() <= 1
     }

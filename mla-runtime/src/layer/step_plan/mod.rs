@@ -1,4 +1,4 @@
-//! From an engine's requests to a step: ordered, split, checked, with block tables.
+//! The plan of a step: an engine's requests, ordered, split and checked, with block tables.
 
 mod check;
 mod padding;

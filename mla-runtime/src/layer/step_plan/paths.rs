@@ -12,7 +12,7 @@ pub(super) struct Paths<'a> {
     pub(super) dense_within: u32,
     /// The max number of new tokens of a dense request on the absorbed path.
     threshold: u32,
-    /// The same of any request.
+    /// The max number of new tokens of any request on the absorbed path.
     limit: u32,
 }
 

@@ -23,7 +23,7 @@ pub(crate) enum LayerLists {
 pub struct IndexLayers {
     /// Bit i of word i / 64: layer i shares.
     shared: [u64; (MAX_LAYERS / 64) as usize],
-    /// The same of a layer without a list.
+    /// Bit i of word i / 64: layer i has no list.
     dense: [u64; (MAX_LAYERS / 64) as usize],
 }
 
@@ -34,7 +34,8 @@ impl IndexLayers {
         dense: [0; 4],
     };
 
-    /// From whether each layer shares, from layer 0 on; those behind the last have an indexer.
+    /// The layers of a model, given for each whether it shares, from layer 0 on; those behind the
+    /// last have an indexer.
     ///
     /// `None` if the first layer shares, since there is none before it, or there are more than
     /// [`MAX_LAYERS`].
@@ -49,7 +50,8 @@ impl IndexLayers {
         Some(layers)
     }
 
-    /// From the list of each layer, from layer 0 on; those behind the last have an indexer.
+    /// The layers of a model, given the list of each, from layer 0 on; those behind the last have
+    /// an indexer.
     ///
     /// `None` if a layer shares and none before it has an indexer, or a layer that has none is
     /// behind the first [`MAX_LAYERS`].

@@ -200,7 +200,7 @@ impl<'a, D: Memory> Rotation<'a, D> {
     }
 }
 
-/// With positions of the caller's own.
+/// A rotation at positions of the caller's own.
 impl<'a, D: Memory> From<Rotary<'a, D>> for Rotation<'a, D> {
     fn from(rotary: Rotary<'a, D>) -> Self {
         Self {
