@@ -83,7 +83,7 @@ struct Arrivals {
     MLA_HOST_DEVICE int seen() const { return Memory::load_acquire(arrived); }
 };
 
-// A counter of those who read counters. Relaxed is enough: whoever leaves has the answer of its
+// A counter of those who read counters. Relaxed is enough: one that leaves has the answer of its
 // last read.
 template <class Memory>
 struct Departures {

@@ -222,7 +222,7 @@ class SharedSoftmax {
         }
     }
 
-    // Answers whether one of this lane's rows makes its output be rescaled.
+    // Returns true if one of this lane's rows makes its output be rescaled.
     template <typename LimitOf>
     __device__ bool apply(const KernelParams& p, const Gemms<C>& gemms, const TileFacts& tile,
                           const LimitOf& limit_of) {

@@ -7,7 +7,7 @@
 namespace mla {
 namespace {
 
-// Plain memory: whoever calls does one step after the other.
+// Plain memory: the caller does one step after the other.
 struct HostMemory {
     __host__ __device__ static int add_acq_rel(int32_t* at, int n) {
         const int before = *at;

@@ -279,7 +279,7 @@ struct Output {
     // Row 8 (4 j + t) + warp of the accumulators has acc[t][4 j] to acc[t][4 j + 3].
     struct Fragment {
         static constexpr int kLatentStep = R::kConverts ? 1 : 8;
-        // The first value's, and of what `i` says the other.
+        // The head of a lane's value number `i`.
         __device__ static int head(int row, int lane, int i) {
             return row / 32 * 8 + 2 * (lane & 3) + i;
         }

@@ -153,7 +153,7 @@ inline cudaError_t ready(int device, ClusterLimits& clusters) {
         clusters_of(register_resident_for(kMaxInRegisters), 3, threes);
         clusters_of(register_resident_for(kMaxInRegisters), 4, fours);
         clusters_of(register_resident_for(kMaxInRegisters), 8, eights);
-        // Clears the error of what was refused: it is none of this launch.
+        // Clears the error of a refused setting: it is not an error of this launch.
         cudaGetLastError();
         packed = max_ctas | uint64_t(threes) << 16 | uint64_t(fours) << 32 | uint64_t(eights) << 48;
         known[device].store(packed, std::memory_order_relaxed);
