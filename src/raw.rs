@@ -69,7 +69,7 @@ fn left_out() -> MlaStatus {
 ///
 /// # Errors
 ///
-/// The status, where it is not `MLA_OK`.
+/// Returns the status as an error, unless it is `MLA_OK`.
 ///
 /// Safe code cannot have it read what a status of its own points to:
 ///

@@ -79,7 +79,7 @@ impl Budget {
     ///
     /// # Errors
     ///
-    /// The file cannot be read, or is no budget.
+    /// If the file cannot be read, or is no budget.
     pub fn load(path: &Path) -> Result<Self, Error> {
         let text = bounded::read_to_string(path).map_err(Error::file("read", path))?;
         let understood = Self::parse(&text).map_err(std::io::Error::other);

@@ -85,7 +85,7 @@ pub(crate) fn check(flag: &str) -> Result<(), Error> {
     }
     let (name, value) = name_and_value(flag);
     let own = REFUSED.iter().find(|row| has(row, name));
-    // Said of what is the case anyway.
+    // `-rdc=false` only states the default.
     if value == "false" && own.is_some_and(|(names, _)| names.starts_with("rdc ")) {
         return Ok(());
     }

@@ -216,7 +216,7 @@ pub(crate) fn run<T: Send, R: Send + 'static>(
                     });
                 });
             }
-            // A token that nothing here can use, for want of memory, is somebody else's.
+            // A token that nothing here can use, for want of memory, is left to other processes.
             tokens.spare = None;
             if queue.waiting.is_empty() && queue.running.is_empty() {
                 return Ok(());

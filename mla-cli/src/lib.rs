@@ -180,7 +180,7 @@ pub fn main() -> ExitCode {
 }
 
 /// The parts of the command that the laboratory (`lab/`) measures with: the rows of `mla bench`,
-/// its stopwatch, the layer of `mla run` and the writing of results. Nobody else is to rely on
+/// its stopwatch, the layer of `mla run` and the writing of results. Other users must not rely on
 /// them.
 #[cfg(feature = "bench")]
 #[doc(hidden)]

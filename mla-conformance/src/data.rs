@@ -386,8 +386,8 @@ impl<D: Device> Outputs<D> {
 pub(super) enum Tolerances {
     /// 1, or the value itself.
     Plain,
-    /// The largest value of so many columns, of rows with scales of their own. If these are no
-    /// powers of two, a backend may round scaled scores: by this at most, relative to the
+    /// The largest value of this number of columns, of rows with scales of their own. If these are
+    /// no powers of two, a backend may round scaled scores: by this at most, relative to the
     /// log-sum-exp.
     Group(usize, f64),
     /// The same as `Plain`, of queries and keys of this amplitude above 1: scores that are small

@@ -172,7 +172,7 @@ fn table<D: Device>() -> Vec<Refused<D>> {
 ///
 /// # Errors
 ///
-/// The first operation that does otherwise, or the device's failure.
+/// Names the first operation that does otherwise, or the device's failure.
 pub fn refusals<D: Device>(device: &D) -> std::result::Result<(), Failure> {
     let poison = [POISON; BYTES];
     let from = upload(device, &poison)?;

@@ -1,4 +1,4 @@
-//! Keys that cannot both be true, each of which reads well alone.
+//! Pairs of keys that contradict each other, though each is valid alone.
 
 use crate::capability::Capabilities;
 use crate::errors::Fault;

@@ -97,7 +97,7 @@ impl Cuda {
     ///
     /// # Errors
     ///
-    /// The error of `record`, or the driver's: where something was called that cannot be captured,
+    /// The error of `record`, or the driver's, if something was called that cannot be captured,
     /// such as an allocation, a copy to the host or a wait.
     pub fn capture(&self, record: impl FnOnce(&Self) -> Result<()>) -> Result<Graph> {
         let capture = Capture::begin(self)?;

@@ -97,7 +97,7 @@ impl Cuda {
     ///
     /// # Errors
     ///
-    /// Where there is no driver or no such GPU, or the driver refuses.
+    /// If there is no driver or no such GPU, or the driver refuses.
     pub fn new(ordinal: usize) -> Result<Self> {
         // The driver is looked for first, since cudarc panics without one.
         gpu::gpu(ordinal).map_err(|cause| unavailable(ordinal, cause))?;

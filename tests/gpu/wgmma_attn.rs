@@ -22,7 +22,7 @@ const WIDE: HeadDims = HeadDims::new(192, 64, 256);
 const SMALL: HeadDims = HeadDims::new(64, 32, 64);
 const KEY_LAYOUTS: [Option<KeyLayout>; 2] = [Some(KeyLayout::Packed), Some(KeyLayout::Split)];
 
-/// Makes a case of requests with so many query tokens and keys.
+/// Makes a case of requests with these numbers of query tokens and keys.
 fn case(dims: HeadDims, dtype: DType, heads: u32, lens: &[(usize, usize)]) -> PrefillCase {
     let (query_lens, key_lens): (Vec<_>, _) = lens.iter().copied().unzip();
     let problem = Problem::new(MlaDims::new(512, dims), heads, dtype);

@@ -16,7 +16,7 @@ use crate::tensors::pick;
 
 const FORMATS: [KvFormat; 3] = [KvFormat::BF16, KvFormat::Fp8, KvFormat::Fp8DsMla];
 
-/// A request with so many query tokens, each with a list of `width` of its 700 slots.
+/// A request with this number of query tokens, each with a list of `width` of its 700 slots.
 fn case(kv: KvFormat, heads: u32, tokens: usize, width: usize) -> DecodeCase {
     let problem = Problem::new(MlaDims::R1, heads, DType::BF16)
         .with_kv_format(kv)

@@ -25,7 +25,7 @@ const MAX_BUILDS: u64 = 1 << 18;
 ///
 /// # Errors
 ///
-/// The variable's value is a relative path.
+/// If the variable's value is a relative path.
 pub fn folder() -> Result<Option<PathBuf>, Error> {
     if let Some(given) = variables::set(variables::CACHE) {
         variables::check_absolute(variables::CACHE, &given)?;
@@ -41,7 +41,7 @@ const MIN_BOUND: u64 = 64 << 20;
 ///
 /// # Errors
 ///
-/// The variable's value is no size, or one to which the cache would be emptied.
+/// If the variable's value is not a size, or is less than 64 MiB.
 pub fn bound() -> Result<u64, Error> {
     let given = env::var(variables::CACHE_SIZE).ok();
     match given.filter(|given| !given.is_empty()) {

@@ -107,7 +107,7 @@ impl Report {
     ///
     /// # Errors
     ///
-    /// The file cannot be read, or is no report.
+    /// If the file cannot be read, or is no report.
     pub fn load(path: &Path) -> Result<Self, Error> {
         let bytes = bounded::read(path).map_err(Error::file("read", path))?;
         serde_json::from_slice(&bytes).map_err(Error::file("understand", &path))
@@ -171,7 +171,7 @@ pub fn folder(target: &Path) -> PathBuf {
 ///
 /// # Errors
 ///
-/// No build of kernels has ended there, or its report cannot be read.
+/// If no build of kernels has ended there, or its report cannot be read.
 pub fn newest(target: &Path) -> Result<Report, Error> {
     let folder = folder(target);
     let entries =

@@ -322,7 +322,7 @@ fn families_share_an_object() {
     assert!(code.values().all(|&bytes| bytes > 1000), "{code:?}");
 }
 
-/// A crate of somebody else, with one line in its build script, built by Cargo and run.
+/// A third party's crate, with one line in its build script, built by Cargo and run.
 #[test]
 #[ignore = "needs nvcc and builds a crate with bindgen: \
             cargo xtask toolkit && cargo test -p mla-build -- --ignored real"]

@@ -74,7 +74,7 @@ fn part(path: &Path, place: &Path) -> PathBuf {
     }
 }
 
-/// Writes a file whole or not at all: if that is interrupted, the file of before is still there.
+/// Writes a file whole or not at all: if that is interrupted, the previous file is still there.
 /// `write` is given the path to write to. A path that is not a file, such as a pipe, is written to
 /// directly.
 pub(crate) fn replace<E: From<io::Error>>(

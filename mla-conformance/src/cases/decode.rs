@@ -30,7 +30,7 @@ pub fn decode<B: DecodeBackend>(device: &B::Device, topic: DecodeTopic) -> Resul
 ///
 /// # Errors
 ///
-/// The first failure, among them that the backend is for devices of another type.
+/// The first failure; one is that the backend is for devices of another type.
 pub fn decode_entry<D: Device>(
     entry: Entry,
     device: &D,

@@ -29,7 +29,7 @@ pub fn prefill<B: PrefillBackend>(device: &B::Device, topic: PrefillTopic) -> Re
 ///
 /// # Errors
 ///
-/// The first failure, among them that the backend is for devices of another type.
+/// The first failure; one is that the backend is for devices of another type.
 pub fn prefill_entry<D: Device>(
     entry: Entry,
     device: &D,

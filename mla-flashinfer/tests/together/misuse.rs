@@ -168,7 +168,7 @@ fn a_decode_is_of_the_batch_that_was_prepared() {
             error,
             format!("host lengths: given {longest}, accepted at most 2 pages of 64")
         );
-        // The plan of before is gone, too.
+        // The previous plan is gone, too.
         let error = refused(decode.run([2, 2], 2));
         assert!(
             error.contains("accepted a batch that was prepared"),

@@ -145,28 +145,28 @@ pub trait DecodeStage: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// The backend's.
+    /// Same as the backend's.
     fn workspace_bytes(&self, device: &Self::Device, limits: &StepLimits) -> Result<u64>;
 
     /// Calls [`DecodeBackend::state`].
     ///
     /// # Errors
     ///
-    /// The backend's.
+    /// Same as the backend's.
     fn state(&self, device: &Self::Device, limits: &StepLimits) -> Result<Self::State>;
 
     /// Calls [`DecodeBackend::metadata`].
     ///
     /// # Errors
     ///
-    /// The backend's.
+    /// Same as the backend's.
     fn metadata(&self, device: &Self::Device, limits: &StepLimits) -> Result<Self::Metadata>;
 
     /// Calls [`DecodeBackend::prepare`].
     ///
     /// # Errors
     ///
-    /// The backend's.
+    /// Same as the backend's.
     fn prepare(
         &self,
         device: &Self::Device,
@@ -183,7 +183,7 @@ pub trait DecodeStage: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// The backend's.
+    /// Same as the backend's.
     unsafe fn decode(
         &self,
         device: &Self::Device,
@@ -301,7 +301,7 @@ impl<D: Device> SelectedDecode<D> {
     ///
     /// # Errors
     ///
-    /// The backend's.
+    /// Same as the backend's.
     pub fn set_num_splits(&mut self, splits: u32) -> Result<()> {
         self.object.set_num_splits(splits)
     }

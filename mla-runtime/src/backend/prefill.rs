@@ -131,28 +131,28 @@ pub trait PrefillStage: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// The backend's.
+    /// Same as the backend's.
     fn workspace_bytes(&self, device: &Self::Device, limits: &StepLimits) -> Result<u64>;
 
     /// Calls [`PrefillBackend::state`].
     ///
     /// # Errors
     ///
-    /// The backend's.
+    /// Same as the backend's.
     fn state(&self, device: &Self::Device, limits: &StepLimits) -> Result<Self::State>;
 
     /// Calls [`PrefillBackend::metadata`].
     ///
     /// # Errors
     ///
-    /// The backend's.
+    /// Same as the backend's.
     fn metadata(&self, device: &Self::Device, limits: &StepLimits) -> Result<Self::Metadata>;
 
     /// Calls [`PrefillBackend::prepare`].
     ///
     /// # Errors
     ///
-    /// The backend's.
+    /// Same as the backend's.
     fn prepare(
         &self,
         device: &Self::Device,
@@ -169,7 +169,7 @@ pub trait PrefillStage: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// The backend's.
+    /// Same as the backend's.
     unsafe fn prefill(
         &self,
         device: &Self::Device,

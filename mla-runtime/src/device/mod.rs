@@ -527,7 +527,7 @@ pub trait Device: Memory {
     ///
     /// # Errors
     ///
-    /// Errors of `work`, or the device's.
+    /// If `work` or the device fails.
     #[doc(hidden)]
     fn probe_replay(&self, work: &mut dyn probe::Replayed) -> Result<bool> {
         let _ = work;

@@ -36,7 +36,7 @@ pub trait Replayed {
     ///
     /// # Errors
     ///
-    /// Errors of the work.
+    /// If the work fails.
     fn enqueue(&mut self) -> Result<()>;
 
     /// Writes other inputs to the same memory, between the capture and the replays.

@@ -118,7 +118,7 @@ impl<D: Device> OwnedWeights<D> {
     ///
     /// # Errors
     ///
-    /// Errors of `write`, or if the device has no memory left.
+    /// If `write` fails, or the device has no memory left.
     pub fn from_device<E: From<Error>>(
         device: &D,
         config: &LayerConfig,
@@ -142,7 +142,7 @@ impl<D: Device> OwnedWeights<D> {
     ///
     /// # Errors
     ///
-    /// Errors of `dequantize`, or if the range has another number of heads, or the device fails.
+    /// If `dequantize` or the device fails, or the range has another number of heads.
     pub fn from_rows<E: From<Error>>(
         device: &D,
         heads: Range<usize>,

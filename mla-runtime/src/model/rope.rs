@@ -208,7 +208,7 @@ pub const OTHER_SCALINGS: &[&str] = &["dynamic", "longrope", "su", "llama3", "mr
 pub struct Yarn {
     /// The factor by which the context was extended (`factor`).
     pub factor: f64,
-    /// The context before that (`original_max_position_embeddings`; without it
+    /// The context before it was extended (`original_max_position_embeddings`; without it
     /// `max_position_embeddings`).
     pub original_max_positions: Option<u32>,
     /// Pairs that turn more often than this within the original context keep their frequency

@@ -210,34 +210,35 @@ impl StepPlan {
         }
     }
 
-    /// The same with causal new tokens, which is the default, or, on both paths, with new tokens
-    /// that see all new tokens of their request: drafts that see each other. The latter takes
-    /// backends with [`NonCausal`](crate::spec::Feature::NonCausal), if a request brings several,
-    /// and a problem that is not sparse.
+    /// Sets whether new tokens are causal, which is the default, or see all new tokens of their
+    /// request, on both paths: drafts that see each other. The latter takes backends with
+    /// [`NonCausal`](crate::spec::Feature::NonCausal), if a request brings several, and a problem
+    /// that is not sparse.
     #[must_use]
     pub const fn with_causal(mut self, causal: bool) -> Self {
         self.causal = causal;
         self
     }
 
-    /// The same with the maximum number of tokens that a request on the absorbed path will have
-    /// while this step is replayed from a graph with other lengths; `None`: the maximum of this
-    /// step. It is capped at the room of the limits' pages. Backends may choose a kernel by it: a
-    /// replay has the bits of a step that is run at once with the same maximum.
+    /// Sets the maximum number of tokens that a request on the absorbed path will have while this
+    /// step is replayed from a graph with other lengths; `None`: the maximum of this step. It is
+    /// capped at the room of the limits' pages. Backends may choose a kernel by it: a replay has
+    /// the bits of a step that is run at once with the same maximum.
     #[must_use]
     pub const fn with_max_len(mut self, max_len: Option<u32>) -> Self {
         self.max_len = max_len;
         self
     }
 
-    /// The same with the slot to which each new token's row is written: the token's slot in its
-    /// request's pages, or [`SKIPPED`] if it is not to be written. They are in the order of the
-    /// layer, whatever order the engine's tensors have. Slots are of any integer type of
-    /// [`HostIndex`]; unsigned types have no value for [`SKIPPED`].
+    /// Sets the slot to which each new token's row is written: the token's slot in its request's
+    /// pages, or [`SKIPPED`] if it is not to be written. They are in the order of the layer,
+    /// whatever order the engine's tensors have. Slots are of any integer type of [`HostIndex`];
+    /// unsigned types have no value for [`SKIPPED`].
     ///
     /// # Errors
     ///
-    /// If there is not a slot for each token, padding included, or one is another.
+    /// If there is not a slot for each token, padding included, or a slot is another than the
+    /// token's in its request's pages.
     pub fn with_slots<S: HostIndex>(mut self, slots: &[S]) -> Result<Self> {
         self.written = None;
         let tokens = self.tokens();

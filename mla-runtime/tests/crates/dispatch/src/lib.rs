@@ -221,7 +221,7 @@ impl<B: DecodeBackend<Device = Cpu>> Engine<B> {
     ///
     /// # Errors
     ///
-    /// The backend's.
+    /// Same as the backend's.
     pub fn new() -> Result<Self> {
         let device = Cpu::new();
         let backend = B::new(&device, &CONFIG)?;
@@ -238,7 +238,7 @@ impl<B: DecodeBackend<Device = Cpu>> Engine<B> {
 ///
 /// # Errors
 ///
-/// Where nothing fits.
+/// If nothing fits.
 pub fn select() -> std::result::Result<Selection, mla_runtime::select::SelectionError> {
     Registry::of::<backends![mla_cpu::CpuPrefill], Backends>()?
         .select(&SelectionRequest::new(Target::CPU, PROBLEM))
