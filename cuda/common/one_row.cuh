@@ -29,7 +29,7 @@ Params with_rope(const Params& p) {
     return with_rope(p, latent_bytes(p.cache_format, p.latent_dim));
 }
 
-// True if rotary keys lie directly behind the latents of their rows, `bytes` long, for the
+// True if rotary keys lie directly behind the latents of their rows, `latent_bytes` long, for the
 // parameters of any kernel with a cache. Otherwise they have a tensor of their own.
 template <typename Params>
 bool is_one_row(const Params& p, int64_t latent_bytes) {

@@ -134,7 +134,7 @@ __device__ __forceinline__ void load_sample(float4 (&x)[kEach], const float* log
         x[i] = load4(logits, sampled_at(i * kThreads + int(threadIdx.x), count), count, vectors);
 }
 
-// Adds logits that are at least `least` to the candidates. The logits are in vectors of four, the
+// Adds the logits of `bound` or more to the candidates. The logits are in vectors of four, the
 // first one at position `first`.
 template <typename S, int kBatch>
 __device__ __forceinline__ void keep(S& s, Candidate* candidates, uint32_t room,
