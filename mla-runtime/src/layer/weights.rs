@@ -53,8 +53,9 @@ impl<'a, D: Device> Weights<'a, D> {
         Self::new(kv_b.transpose(1, 2), config)
     }
 
-    /// Views of this rank's heads in the same matrix with all heads of the model, `[1, heads·(P+V),
-    /// L]`. Their number is that of the configuration's problem. Nothing is copied.
+    /// Views of this rank's heads in the same matrix with all heads of the model,
+    /// `[1, heads·(P+V), L]`. Their number is that of the configuration's problem. Nothing is
+    /// copied.
     ///
     /// # Errors
     ///
@@ -85,8 +86,9 @@ impl<'a, D: Device> Weights<'a, D> {
         Self::new(kv_b, config)
     }
 
-    /// Views of this rank's heads in the same matrix with all heads of the model, `[1, L,
-    /// heads·(P+V)]`. Their number is that of the configuration's problem. Nothing is copied.
+    /// Views of this rank's heads in the same matrix with all heads of the model,
+    /// `[1, L, heads·(P+V)]`. Their number is that of the configuration's problem. Nothing is
+    /// copied.
     ///
     /// # Errors
     ///
