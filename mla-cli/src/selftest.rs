@@ -12,7 +12,7 @@ use mla_kernels::FAMILIES;
 use mla_runtime::backend::Entry;
 use mla_runtime::device::Device;
 use mla_runtime::select::{Registry, SelectionError};
-use mla_runtime::spec::{Availability, Phase};
+use mla_runtime::spec::Phase;
 use serde::Serialize;
 
 use crate::args::Format;
@@ -168,7 +168,7 @@ fn attempt<D: Device>(entry: Entry, device: &D) -> Tried {
         not_here: None,
         topics: Vec::new(),
     };
-    if let Availability::Unavailable(cause) = entry.availability_on(device.target(), true) {
+    if let Err(cause) = entry.availability_on(device.target(), true) {
         tried.not_here = Some(cause.to_string());
         return tried;
     }

@@ -229,7 +229,8 @@ impl<D: Device> Inputs<D> {
             Stored::upload(rows, layout, (data.placement, start, split), device)
         };
         let second = data.second.as_ref();
-        let second = second.map(|s| Result::Ok((stored(&s.cache, &s.layout, 0)?, ints(&s.lists)?)));
+        let second =
+            second.map(|s| Result::<_>::Ok((stored(&s.cache, &s.layout, 0)?, ints(&s.lists)?)));
         Ok(Self {
             queries: queries.collect::<Result<_>>()?,
             table: ints(&data.table)?,
@@ -287,7 +288,7 @@ impl<D: Device> Inputs<D> {
         let counts = self.counts.as_ref().map(|counts| array(counts, tokens));
         let second = self.second.as_ref().map(|(cache, lists)| {
             let lists = array(lists, tokens * case.second_width)?;
-            Result::Ok(ListedCache::new(cache.view()?, lists, case.second_width))
+            Result::<_>::Ok(ListedCache::new(cache.view()?, lists, case.second_width))
         });
         let slots = slots
             .with_counts(counts.transpose()?)

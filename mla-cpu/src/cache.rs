@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use super::buffer::check_row;
 use super::view::{Elements, Lane, Places, narrow, scalars, widen, with_element};
 use super::{Cpu, fp8};
-use mla_runtime::device::GatherRows;
+use mla_runtime::device::{GatherRows, check_gather, check_write};
 use mla_runtime::model::{DType, Element, KvFormat};
 use mla_runtime::tensor::{
     ArrayRef, BlockTable, CacheLayout, CacheMut, CacheRef, TensorMut, TensorRef,
@@ -27,18 +27,8 @@ pub(crate) fn write(
 ) -> Result<()> {
     let layout = *cache.layout();
     let (l, r) = (layout.dims.latent as usize, layout.dims.head.rope as usize);
-    let tokens = latent.shape()[0];
-    let dtype = latent.dtype();
-    latent.layout().require("latent", dtype, [tokens, 1, l])?;
-    rope.layout().require("rope", dtype, [tokens, 1, r])?;
+    check_write(&latent, &rope, &slots, &layout)?;
     let slots = scalars("slots", &slots)?;
-    if slots.len() != tokens {
-        return Err(Error::argument(
-            "slots",
-            slots.len(),
-            format!("{tokens}, one per token"),
-        ));
-    }
     check_slots(slots, layout.slots())?;
     check_row(l + r)?;
     with_element!(latent.dtype(), T => {
@@ -331,20 +321,7 @@ pub(crate) fn gather(
 ) -> Result<()> {
     let layout = *cache.layout();
     let (l, r) = (layout.dims.latent as usize, layout.dims.head.rope as usize);
-    let room = latent.shape()[0];
-    let dtype = latent.dtype();
-    latent
-        .layout()
-        .require("gathered latent", dtype, [room, 1, l])?;
-    rope.layout()
-        .require("gathered rope", dtype, [room, 1, r])?;
-    if rows.rows > room {
-        return Err(Error::argument(
-            "rows",
-            rows.rows,
-            format!("at most {room}"),
-        ));
-    }
+    check_gather(rows.rows, &latent, &rope, &layout)?;
     let Segments {
         row_starts,
         token_starts,

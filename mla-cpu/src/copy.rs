@@ -4,10 +4,10 @@ use rayon::prelude::*;
 
 use super::view::{Elements, Places, scalars, with_element};
 use super::{Cpu, fp8};
-use mla_runtime::device::{BLOCK, Fp8Blocks};
+use mla_runtime::Result;
+use mla_runtime::device::{BLOCK, Fp8Blocks, check_scatter};
 use mla_runtime::model::Element;
 use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
-use mla_runtime::{Error, Result};
 
 // Work of one task: enough to outweigh the cost of handing it to a thread.
 const ELEMENTS_PER_TASK: usize = 1 << 14;
@@ -18,14 +18,9 @@ pub(crate) fn scatter_rows(
     places: ArrayRef<'_, Cpu, i64>,
     to: TensorMut<'_, Cpu>,
 ) -> Result<()> {
-    let ([rows, ..], [last, heads, width]) = (from.shape(), to.shape());
-    from.layout()
-        .require("rows to copy", to.dtype(), [rows, heads, width])?;
+    let [last, heads, width] = to.shape();
+    check_scatter(&from, &places, &to)?;
     let places = scalars("places", &places)?;
-    if places.len() != rows {
-        let accepted = format!("{rows}, one for each row");
-        return Err(Error::argument("places", places.len(), accepted));
-    }
     with_element!(to.dtype(), T => {
         let from = Elements::<T>::of("rows to copy", &from)?;
         let to = Places::<T>::of("destination", to)?;

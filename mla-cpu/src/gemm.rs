@@ -13,6 +13,7 @@ use super::buffer::Scratch;
 use super::dots::{Pairs, Singles};
 use super::transpose::transpose;
 use super::view::{Elements, Lane as _, Places, with_element};
+use mla_runtime::device::check_product;
 #[cfg(target_arch = "x86_64")]
 use mla_runtime::model::DType;
 use mla_runtime::model::Element;
@@ -39,10 +40,8 @@ pub(crate) fn gemm(
     b: TensorRef<'_, Cpu>,
     c: TensorMut<'_, Cpu>,
 ) -> Result<()> {
-    let [batch, m, n] = c.shape();
+    check_product(&a, &b, &c)?;
     let k = a.shape()[2];
-    a.layout().require("gemm a", c.dtype(), [batch, m, k])?;
-    b.layout().require("gemm b", c.dtype(), [batch, k, n])?;
     // Memory does not bound the extents of a result without elements, nor those of operands that
     // repeat an element.
     if c.layout().elements() == 0 {

@@ -55,7 +55,7 @@ pub use prefill::{CpuPrefill, PrefillState};
 pub use rows::ReadRow;
 
 use mla_runtime::device::{Device, Fp8Blocks, GatherRows};
-use mla_runtime::spec::{Availability, Platform, Target};
+use mla_runtime::spec::{Cause, Platform, Target};
 use mla_runtime::tensor::{
     ArrayRef, CacheMut, CacheRef, LseConvention, LseMut, LseRef, Memory, Rotary, RotaryQuery,
     TensorMut, TensorRef,
@@ -175,8 +175,8 @@ impl Memory for Cpu {
 impl Device for Cpu {
     const PLATFORM: Platform = Platform::Cpu;
 
-    fn availability() -> Availability {
-        Availability::Available
+    fn availability() -> Result<(), Cause> {
+        Ok(())
     }
 
     fn target(&self) -> Target {

@@ -5,6 +5,7 @@ use rayon::prelude::*;
 use super::Cpu;
 use super::view::{Elements, LseValues, Places, lse_places, with_element};
 use mla_runtime::Result;
+use mla_runtime::device::check_merge;
 use mla_runtime::tensor::{LseConvention, LseLayout, LseMut, LseRef, TensorMut, TensorRef};
 
 const ROWS_PER_TASK: usize = 64;
@@ -17,9 +18,7 @@ pub(crate) fn merge(
     other_lse: LseRef<'_, Cpu>,
 ) -> Result<()> {
     let [tokens, heads, width] = out.shape();
-    other.layout().require("other", out.dtype(), out.shape())?;
-    lse.layout().require("lse", heads, tokens)?;
-    other_lse.layout().require("other lse", heads, tokens)?;
+    check_merge(&out, &lse, &other, &other_lse)?;
     // Memory does not bound the width of a result without rows, nor tokens without heads, nor heads
     // without tokens.
     if tokens == 0 || heads == 0 {

@@ -25,7 +25,7 @@ use {
     },
     mla_runtime::device::Device,
     mla_runtime::model::DType,
-    mla_runtime::spec::Availability,
+    mla_runtime::spec::Cause,
     mla_runtime::tensor::{Layout, Memory},
     mla_runtime::{Error, Result},
     std::ops::Range,
@@ -118,12 +118,9 @@ impl PrefillBackend for Cudnn {
     type State = CudnnState;
     type Metadata = ();
 
-    fn availability() -> Availability {
-        let library = match library() {
-            Ok(_) => Availability::Available,
-            Err(cause) => Availability::Unavailable(cause),
-        };
-        <Cuda as Device>::availability().and(library)
+    fn availability() -> Result<(), Cause> {
+        <Cuda as Device>::availability()?;
+        library().map(|_| ())
     }
 
     fn new(device: &Cuda, config: &LayerConfig) -> Result<Self> {

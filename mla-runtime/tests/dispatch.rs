@@ -15,8 +15,8 @@ use mla_runtime::dispatch::{LayerVisitor, Listed, backends, choose, with_backend
 use mla_runtime::model::{DType, KvFormat, MlaDims};
 use mla_runtime::select::{Registry, SelectionError, SelectionRequest};
 use mla_runtime::spec::{
-    Availability, BackendSpec, Capability, CapabilityMatch, KernelFacts, PageSizes, Phase,
-    Platform, Priority, Problem, Run, Target,
+    BackendSpec, Capability, CapabilityMatch, KernelFacts, PageSizes, Phase, Platform, Priority,
+    Problem, Run, Target,
 };
 use mla_runtime::{best_decode, best_prefill, mla_backend};
 use proptest::prelude::*;
@@ -288,14 +288,14 @@ proptest! {
             list = Some(&*Box::leak(Box::new(Listed {
                 spec: Box::leak(Box::new(*spec)),
                 kernels: KernelFacts::UNKNOWN,
-                availability: Availability::Available,
+                availability: Ok(()),
                 next: list,
             })));
         }
         CONSTANTS.lock().unwrap().extend(list);
         let mut registry = Registry::empty();
         for spec in &specs {
-            registry.add(Entry::known(*spec, || Availability::Available)).unwrap();
+            registry.add(Entry::known(*spec, || Ok(()))).unwrap();
         }
         let explanation = registry.explain(&SelectionRequest::new(target, problem)).unwrap();
         let want = explanation.decode.selected().map(|candidate| candidate.spec.name);

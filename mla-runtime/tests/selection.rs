@@ -6,24 +6,24 @@ use mla_runtime::select::{
     Explanation, PhaseExplanation, Registry, SelectionError, SelectionRequest, tried_before,
 };
 use mla_runtime::spec::{
-    Availability, BackendSpec, Capability, CapabilityMatch, Cause, PageSizes, Phase, Platform,
-    Priority, Problem, Target,
+    BackendSpec, Capability, CapabilityMatch, Cause, PageSizes, Phase, Platform, Priority, Problem,
+    Target,
 };
 
 const SM80: Target = Target::dry_run(Capability::new(8, 0));
 const SM90: Target = Target::dry_run(Capability::new(9, 0));
 const HERE: Target = Target::present_gpu(Capability::new(9, 0));
 
-fn available() -> Availability {
-    Availability::Available
+fn available() -> Result<(), Cause> {
+    Ok(())
 }
 
-fn no_driver() -> Availability {
-    Availability::Unavailable(Cause::NoDriver)
+fn no_driver() -> Result<(), Cause> {
+    Err(Cause::NoDriver)
 }
 
-fn feature_off() -> Availability {
-    Availability::Unavailable(Cause::FeatureOff {
+fn feature_off() -> Result<(), Cause> {
+    Err(Cause::FeatureOff {
         package: "here",
         feature: "sm90",
     })

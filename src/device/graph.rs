@@ -50,8 +50,8 @@ impl Graph {
     }
 
     /// Returns the stream that it was captured from, on which it is replayed.
-    pub fn stream_id(&self) -> StreamId {
-        self.device.stream_id()
+    pub(super) fn stream_id(&self) -> StreamId {
+        StreamId::of(self.device.stream())
     }
 
     /// Uploads the graph to the device, so that the first replay is as fast as any other.

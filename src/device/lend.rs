@@ -12,6 +12,7 @@ use cudarc::driver::{
 use mla_runtime::{Error, Result};
 
 use super::memory::{Bytes, BytesMut};
+use super::stream::StreamId;
 use super::{Cuda, failed, stream};
 
 mod sealed {
@@ -166,7 +167,7 @@ impl<'scope, 'env> Loans<'scope, 'env> {
         let address = self.open.borrow(owner, |stream| slice.device_ptr(stream))?;
         // SAFETY: cudarc's slice has this length and is borrowed for longer than the scope. The
         // stream waits for its last write, and its next writes and its release wait for the stream.
-        Ok(unsafe { Bytes::ordered(address, len, self.open.device.stream_id()) })
+        Ok(unsafe { Bytes::ordered(address, len, StreamId::of(self.open.device.stream())) })
     }
 
     /// Lends all bytes of a slice, to write.
@@ -182,7 +183,7 @@ impl<'scope, 'env> Loans<'scope, 'env> {
             .borrow(owner, move |stream| slice.device_ptr_mut(stream))?;
         // SAFETY: cudarc has `len` bytes there, whose only borrow this is, for longer than the
         // scope. The stream waits for what wrote them, and whoever uses them next waits for it.
-        Ok(unsafe { BytesMut::ordered(address, len, self.open.device.stream_id()) })
+        Ok(unsafe { BytesMut::ordered(address, len, StreamId::of(self.open.device.stream())) })
     }
 }
 
@@ -197,7 +198,7 @@ impl<'env> Open<'env> {
         let own = self.device.stream();
         let (context, theirs) = (own.context(), owner.context());
         if context != theirs {
-            let shown = |stream: &CudaStream| stream::StreamId::of(stream).to_string();
+            let shown = |stream: &CudaStream| StreamId::of(stream).to_string();
             return Err(Error::argument("slice", shown(&owner), shown(own)));
         }
         let is_capturing = self.device.is_capturing()?;

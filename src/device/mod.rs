@@ -56,7 +56,7 @@ use mla_runtime::{Error, Result};
 #[cfg(feature = "sm90")]
 pub(crate) use operations::rows_params;
 use rotary::{Rotary, RotaryQuery};
-pub use stream::StreamId;
+use stream::StreamId;
 
 use crate::gpu::{self, Gpu};
 use crate::raw;
@@ -151,7 +151,7 @@ impl Cuda {
     }
 
     /// Returns the identity of the stream, which all memory of this handle has.
-    pub fn stream_id(&self) -> StreamId {
+    pub fn stream_id(&self) -> impl fmt::Display + fmt::Debug + Copy + Eq + use<> {
         StreamId::of(self.stream())
     }
 
@@ -243,7 +243,7 @@ impl Cuda {
 
     /// Refuses memory that another stream orders.
     fn check_stream(&self, field: &'static str, given: StreamId) -> Result<()> {
-        let own = self.stream_id();
+        let own = StreamId::of(self.stream());
         if given == own {
             return Ok(());
         }

@@ -5,9 +5,12 @@ use std::ops::Range;
 
 use cudarc::driver::{result, sys};
 use mla_runtime::device::probe::{Dependents, Guards, Replayed};
-use mla_runtime::device::{AbsorbedQueries, CacheRows, Device, Fp8Blocks, GatherRows};
+use mla_runtime::device::{
+    AbsorbedQueries, CacheRows, Device, Fp8Blocks, GatherRows, check_gather, check_merge,
+    check_product, check_scatter, check_write,
+};
 use mla_runtime::plan::crossover::{GpuFigures, Machine};
-use mla_runtime::spec::{Availability, Platform, Target};
+use mla_runtime::spec::{Cause, Platform, Target};
 use mla_runtime::tensor::{
     ArrayRef, CacheLayout, CacheMut, CacheRef, Layout, LseConvention, LseMut, LseRef, Memory,
     TensorMut, TensorRef,
@@ -140,11 +143,8 @@ fn refuse_capture(device: &Cuda) -> Result<()> {
 impl Device for Cuda {
     const PLATFORM: Platform = Platform::Cuda;
 
-    fn availability() -> Availability {
-        match present_gpu() {
-            Ok(_) => Availability::Available,
-            Err(cause) => Availability::Unavailable(cause),
-        }
+    fn availability() -> Result<(), Cause> {
+        present_gpu().map(drop)
     }
 
     fn target(&self) -> Target {
@@ -198,14 +198,9 @@ impl Device for Cuda {
         places: ArrayRef<'_, Self, i64>,
         to: TensorMut<'_, Self>,
     ) -> Result<()> {
-        let (layout, [rows, ..]) = (*to.layout(), from.shape());
+        check_scatter(&from, &places, &to)?;
+        let layout = *to.layout();
         let [to_rows, heads, width] = layout.shape;
-        from.layout()
-            .require("rows to copy", layout.dtype, [rows, heads, width])?;
-        if places.len() != rows {
-            let accepted = format!("{rows}, one for each row");
-            return Err(Error::argument("places", places.len(), accepted));
-        }
         self.check_memory([
             ("rows to copy", from.bytes()),
             ("places", places.bytes()),
@@ -215,7 +210,7 @@ impl Device for Cuda {
             from: from.bytes().address() as *const _,
             places: places.bytes().address() as *const _,
             to: to.into_bytes().address() as *mut _,
-            rows: wide("rows", rows)?,
+            rows: wide("rows", places.len())?,
             to_rows: wide("rows", to_rows)?,
             heads: wide("heads", heads)?,
             width: wide("width", width)?,
@@ -397,15 +392,10 @@ impl Device for Cuda {
     ) -> Result<()> {
         let layout = *out.layout();
         let [tokens, heads, width] = layout.shape;
-        other
-            .layout()
-            .require("other", layout.dtype, layout.shape)?;
+        check_merge(&out, &lse, &other, &other_lse)?;
         unit_columns("out", &layout)?;
         unit_columns("other", other.layout())?;
         let (lse_layout, other_lse_layout) = (lse.layout(), other_lse.layout());
-        for (name, lse) in [("lse", lse_layout), ("other lse", other_lse_layout)] {
-            lse.require(name, heads, tokens)?;
-        }
         self.check_memory([
             ("out", out.as_ref().bytes()),
             ("lse", lse.as_ref().bytes()),
@@ -515,9 +505,7 @@ impl Cuda {
         b: &TensorRef<'_, Self>,
         c: &TensorMut<'_, Self>,
     ) -> Result<()> {
-        let ([batch, m, n], k, dtype) = (c.shape(), a.shape()[2], c.dtype());
-        a.layout().require("gemm a", dtype, [batch, m, k])?;
-        b.layout().require("gemm b", dtype, [batch, k, n])?;
+        check_product(a, b, c)?;
         self.check_memory([
             ("gemm a", a.bytes()),
             ("gemm b", b.bytes()),
@@ -640,17 +628,10 @@ fn write_params(
     let layout = *cache.layout();
     let (latent_dim, rope_dim) = widths(&layout);
     let rope_strides = layout.rope_strides();
+    check_write(&latent, &rope, &slots, &layout)?;
     let (tokens, dtype) = (latent.shape()[0], latent.dtype());
-    latent
-        .layout()
-        .require("latent", dtype, [tokens, 1, latent_dim])?;
-    rope.layout()
-        .require("rope", dtype, [tokens, 1, rope_dim])?;
     unit_columns("latent", latent.layout())?;
     unit_columns("rope", rope.layout())?;
-    if slots.len() != tokens {
-        return Err(Error::argument("slots", slots.len(), tokens));
-    }
     device.check_memory([
         ("latent", latent.bytes()),
         ("rope", rope.bytes()),
@@ -688,13 +669,9 @@ fn write_params(
     Ok(params)
 }
 
-/// Refuses arrays of other lengths than the segments of these rows have, and more rows than `room`.
-/// Returns the number of segments.
-fn check_segments(rows: &GatherRows<'_, Cuda>, room: usize) -> Result<usize> {
-    if rows.rows > room {
-        let accepted = format!("at most {room}");
-        return Err(Error::argument("rows", rows.rows, accepted));
-    }
+/// Refuses arrays of other lengths than the segments of these rows have. Returns the number of
+/// segments.
+fn check_segments(rows: &GatherRows<'_, Cuda>) -> Result<usize> {
     let segments = rows.row_starts.len().saturating_sub(1);
     for (name, given) in [
         ("token starts", rows.token_starts.len()),
@@ -719,16 +696,11 @@ fn gather_params(
     let layout = cache.layout();
     let (latent_dim, rope_dim) = widths(layout);
     let rope_strides = layout.rope_strides();
-    let room = latent.shape()[0];
+    check_gather(rows.rows, latent, rope, layout)?;
     let dtype = latent.dtype();
-    latent
-        .layout()
-        .require("gathered latent", dtype, [room, 1, latent_dim])?;
-    rope.layout()
-        .require("gathered rope", dtype, [room, 1, rope_dim])?;
     unit_columns("gathered latent", latent.layout())?;
     unit_columns("gathered rope", rope.layout())?;
-    let segments = check_segments(rows, room)?;
+    let segments = check_segments(rows)?;
     device.check_memory([
         ("cache", cache.bytes()),
         ("cache (rope)", cache.rope_bytes()),

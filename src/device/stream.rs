@@ -19,7 +19,7 @@ const PER_THREAD: usize = 2;
 
 /// Identity of a stream: accesses to memory are in order if they are enqueued on equal ones.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct StreamId {
+pub(super) struct StreamId {
     ordinal: usize,
     context: usize,
     stream: usize,

@@ -6,8 +6,8 @@ use mla_kernels::Cuda;
 use mla_runtime::Result;
 use mla_runtime::backend::DecodeBatch;
 use mla_runtime::indexer::{
-    IndexCacheLayout, IndexCacheMut, IndexCacheRef, IndexDevice, IndexKeys, IndexQueries,
-    IndexQueriesMut, IndexQueryInput, IndexRows, LayerNorm, SlotListsMut,
+    IndexCacheLayout, IndexCacheMut, IndexCacheRef, IndexDevice, IndexKeys, IndexQueriesMut,
+    IndexQueryInput, IndexRows,
 };
 use mla_runtime::model::{DType, IndexerConfig, RotaryStyle};
 use mla_runtime::tensor::{ArrayRef, BlockTable, Layout, Rotary, TensorMut, TensorRef};
@@ -142,10 +142,10 @@ impl World {
             &self.config,
             IndexKeys::new(
                 TensorRef::new(D::bytes(&keys), keys_layout)?,
-                LayerNorm::new(
+                [
                     TensorRef::new(D::bytes(&weight), norm)?,
                     TensorRef::new(D::bytes(&bias), norm)?,
-                ),
+                ],
                 ArrayRef::new(D::bytes(&slots), count)?,
                 IndexCacheMut::new(D::bytes_mut(&mut cache), self.layout)?,
             )
@@ -218,10 +218,8 @@ impl World {
         self.rows(device, |rows| {
             device.index_logits(
                 self.config.dims,
-                IndexQueries::new(
-                    D::bytes(&values),
-                    TensorRef::new(D::bytes(&weights), of_weights)?,
-                ),
+                D::bytes(&values),
+                TensorRef::new(D::bytes(&weights), of_weights)?,
                 IndexCacheRef::new(D::bytes(&cache), self.layout)?,
                 rows,
                 TensorMut::new(D::bytes_mut(&mut logits), layout)?,
@@ -243,7 +241,8 @@ impl World {
                 TensorRef::new(D::bytes(&logits), layout)?,
                 rows,
                 PAGE,
-                SlotListsMut::new(slots, width),
+                slots,
+                width,
             )
         })?;
         let bytes = download(device, &lists)?;

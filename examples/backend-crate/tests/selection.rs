@@ -67,9 +67,7 @@ fn the_registry_finds_it_and_selects_it_where_the_others_do_not_fit() {
 #[test]
 fn it_takes_the_place_of_a_built_in_backend_by_name_until_that_is_reset() {
     let mut registry = Registry::linked().unwrap();
-    let origin = |registry: &Registry| {
-        registry.get(Phase::Decode, "WGMMA_MLA").unwrap().origin()
-    };
+    let origin = |registry: &Registry| registry.get(Phase::Decode, "WGMMA_MLA").unwrap().origin();
     registry.replace(Naive::ENTRY.named("WGMMA_MLA")).unwrap();
     assert_eq!(origin(&registry), "backend_crate::Naive");
     let asked = request(R1).with_decode("WGMMA_MLA");

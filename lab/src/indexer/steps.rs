@@ -6,8 +6,7 @@ use mla_runtime::Result;
 use mla_runtime::backend::{DecodeBatch, SelectedDecode, SelectedPrefill};
 use mla_runtime::device::CacheRows;
 use mla_runtime::indexer::{
-    IndexCall, IndexDevice, IndexKeys, IndexQueries, IndexQueriesMut, IndexQueryInput, IndexRows,
-    SlotListsMut,
+    IndexCall, IndexDevice, IndexKeys, IndexQueriesMut, IndexQueryInput, IndexRows,
 };
 use mla_runtime::layer::{LayerCall, SelectedLayer, Workspace};
 use mla_runtime::model::{DType, IndexDims, IndexerConfig, RotaryStyle};
@@ -183,7 +182,7 @@ impl<D: IndexDevice + Stopwatch> Steps<D> {
             None,
             IndexKeys::new(
                 index.keys.shorten(),
-                index.norm.shorten(),
+                index.norm.each_ref().map(TensorRef::shorten),
                 slots,
                 index.cache.reborrow(),
             )
@@ -233,10 +232,8 @@ impl<D: IndexDevice + Stopwatch> Steps<D> {
         let (_, _, index) = indexed.call()?;
         device.index_logits(
             self.config.dims,
-            IndexQueries::new(
-                D::bytes(&self.values),
-                TensorRef::new(D::bytes(&self.weights), of_heads)?,
-            ),
+            D::bytes(&self.values),
+            TensorRef::new(D::bytes(&self.weights), of_heads)?,
             index.cache.as_ref(),
             &self.scored.batch()?,
             TensorMut::new(D::bytes_mut(&mut self.logits), layout)?,
@@ -250,7 +247,8 @@ impl<D: IndexDevice + Stopwatch> Steps<D> {
             TensorRef::new(D::bytes(&self.logits), layout)?,
             &self.scored.batch()?,
             self.page_size,
-            SlotListsMut::new(D::bytes_mut(&mut self.lists), width),
+            D::bytes_mut(&mut self.lists),
+            width,
         )
     }
 }

@@ -3,7 +3,7 @@
 use candle_core::{DType, Error, Result, Tensor};
 use mla_runtime::backend::StepLimits;
 use mla_runtime::indexer::{
-    IndexCacheLayout, IndexCacheMut, IndexCall, IndexLimits, IndexerWorkspace, LayerNorm,
+    IndexCacheLayout, IndexCacheMut, IndexCall, IndexLimits, IndexerWorkspace,
 };
 use mla_runtime::layer::{
     LayerCall, SelectedLayer, SelectedWorkspace, StepPlan, StepRequest, Weights,
@@ -157,7 +157,7 @@ impl<D: Selecting> Work<D> {
             let head_weights = next(&mut read).rows("head_weights", 1)?;
             let query = next(&mut read).rows("wq_b", 2)?.transpose(1, 2);
             let norm = next(&mut read).rows("k_norm", 1)?;
-            let norm = LayerNorm::new(norm, next(&mut read).rows("k_norm bias", 1)?);
+            let norm = [norm, next(&mut read).rows("k_norm bias", 1)?];
             let cos = next(&mut read).rows("cos", 2)?;
             let tables = [cos, next(&mut read).rows("sin", 2)?];
             let cache = written.pop().expect("as many as were lent");

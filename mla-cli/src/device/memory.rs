@@ -80,7 +80,7 @@ impl<D: Device> CacheBuffer<D> {
                 let from = D::byte_range(D::bytes(&self.bytes), start..start + to.len());
                 device.download(from, to)?;
             }
-            Result::Ok(bytes)
+            Result::<_>::Ok(bytes)
         };
         // Rows have no gaps, so a row's place is its position.
         let rows = read(0, layout.strides())?;

@@ -7,7 +7,7 @@ use mla_runtime::backend::{DecodeStage, LayerConfig, PrefillStage, SlotLists, St
 use mla_runtime::device::Device;
 use mla_runtime::indexer::{
     IndexCacheLayout, IndexCacheMut, IndexCall, IndexDevice, IndexKeys, IndexLimits, IndexNeeds,
-    Indexer, IndexerWorkspace, LayerNorm,
+    Indexer, IndexerWorkspace,
 };
 use mla_runtime::layer::Workspace;
 use mla_runtime::model::{DType, IndexerConfig, ModelConfig, Rope};
@@ -276,7 +276,7 @@ impl<D: IndexDevice> Indexed<D> {
                 self.query_weights.constant_view()?,
             ],
             self.keys.view()?,
-            LayerNorm::new(self.norm[0].view()?, self.norm[1].view()?),
+            [self.norm[0].view()?, self.norm[1].view()?],
             self.head_weights.view()?,
             IndexCacheMut::new(D::bytes_mut(&mut self.cache), self.layout)?,
         )
@@ -324,7 +324,7 @@ impl<D: IndexDevice> Indexed<D> {
                     self.indexer.config(),
                     IndexKeys::new(
                         TensorRef::new(D::bytes(&keys), rows)?,
-                        LayerNorm::new(self.norm[0].view()?, self.norm[1].view()?),
+                        [self.norm[0].view()?, self.norm[1].view()?],
                         ArrayRef::new(D::bytes(&slots), block.len())?,
                         IndexCacheMut::new(D::bytes_mut(&mut self.cache), self.layout)?,
                     )

@@ -5,7 +5,7 @@ use mla_cpu::Cpu;
 use mla_runtime::backend::{
     DecodeBatch, DecodeCall, LayerConfig, Output, PrefillBatch, PrefillCall, StepLimits,
 };
-use mla_runtime::spec::{Availability, Cause};
+use mla_runtime::spec::Cause;
 use mla_runtime::tensor::Memory as _;
 use mla_runtime::{Error, Result};
 
@@ -57,11 +57,8 @@ impl<F> Conduct<F> {
         }
     }
 
-    pub(crate) fn availability(&self) -> Availability {
-        match self.missing {
-            None => Availability::Available,
-            Some(cause) => Availability::Unavailable(cause),
-        }
+    pub(crate) fn availability(&self) -> Result<(), Cause> {
+        self.missing.map_or(Ok(()), Err)
     }
 }
 
@@ -205,7 +202,7 @@ macro_rules! conducted {
             type State = State<<$cpu as $backend>::State>;
             type Metadata = ();
 
-            fn availability() -> Availability {
+            fn availability() -> Result<(), Cause> {
                 Self::CONDUCT.availability()
             }
 

@@ -6,7 +6,7 @@ use mla_conformance::{self as conformance, DecodeTopic as Topic};
 use mla_cpu::{Cpu, CpuDecode};
 use mla_runtime::backend::{DecodeBackend, Entry, LayerConfig, StepLimits};
 use mla_runtime::model::{DType, KvFormat};
-use mla_runtime::spec::{Availability, Cause};
+use mla_runtime::spec::Cause;
 use mla_runtime::tensor::Memory as _;
 use mla_runtime::{Error, mla_backend};
 

@@ -6,7 +6,7 @@ use mla_conformance::{self as conformance, PrefillTopic as Topic};
 use mla_cpu::{Cpu, CpuPrefill};
 use mla_runtime::backend::{Entry, LayerConfig, PrefillBackend, PrefillBatch, StepLimits};
 use mla_runtime::model::DType;
-use mla_runtime::spec::{Availability, Cause};
+use mla_runtime::spec::Cause;
 use mla_runtime::tensor::Memory as _;
 use mla_runtime::{Error, mla_backend};
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use mla_cpu::{Buffer, Cpu};
 use mla_runtime::Error;
 use mla_runtime::device::probe::{Dependents, Guards, Replayed};
-use mla_runtime::spec::{Availability, Platform, Target};
+use mla_runtime::spec::{Cause, Platform, Target};
 use mla_runtime::tensor::Memory;
 
 use crate::forward::*;
@@ -177,8 +177,8 @@ impl Guards for Simulated {
 impl Device for Simulated {
     const PLATFORM: Platform = Platform::Cpu;
 
-    fn availability() -> Availability {
-        Availability::Available
+    fn availability() -> Result<(), Cause> {
+        Ok(())
     }
 
     fn target(&self) -> Target {

@@ -8,9 +8,9 @@ use super::rows::{Row, rows};
 use crate::cache::Pages;
 use crate::view::Elements;
 use crate::{Cpu, fp8};
-use mla_runtime::indexer::{IndexCacheLayout, IndexCacheRef, IndexQueries, IndexRows};
+use mla_runtime::indexer::{IndexCacheLayout, IndexCacheRef, IndexRows};
 use mla_runtime::model::IndexDims;
-use mla_runtime::tensor::TensorMut;
+use mla_runtime::tensor::{TensorMut, TensorRef};
 use mla_runtime::{Error, Result};
 
 /// Keys that are multiplied at a time, a lane of a vector each: the order of a key's sums does not
@@ -26,7 +26,8 @@ const KEYS_PER_TASK: usize = 1024;
 pub(super) fn logits(
     cpu: &Cpu,
     dims: IndexDims,
-    queries: IndexQueries<'_, Cpu>,
+    values: &[u8],
+    weights: &TensorRef<'_, Cpu>,
     cache: IndexCacheRef<'_, Cpu>,
     of: &IndexRows<'_, Cpu>,
     logits: TensorMut<'_, Cpu>,
@@ -38,15 +39,15 @@ pub(super) fn logits(
         let accepted = format!("{}, as index_head_dim says", dims.width);
         return Err(Error::argument("index cache", given, accepted));
     }
-    queries.check(dims, of.tokens.len())?;
+    of.check_queries(dims, values.len(), weights)?;
     let rows = rows(of, columns)?;
     let pages = Pages::of(&of.batch.block_table, layout.page_size)?;
     for Row { request, seen } in &rows {
         pages.check(*request, 0, *seen, layout.pages)?;
     }
     let [heads, width] = [dims.heads, dims.width].map(|n| n as usize);
-    let weights = Elements::<f32>::of("scaled head weights", &queries.weights)?;
-    let (values, bytes) = (queries.values, cache.bytes());
+    let weights = Elements::<f32>::of("scaled head weights", weights)?;
+    let bytes = cache.bytes();
     let stride = logits.layout().strides[1].max(columns).max(1);
     let to: &mut [f32] = bytemuck::cast_slice_mut(whole(logits.into_bytes()));
     cpu.install(|| {

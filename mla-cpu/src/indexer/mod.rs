@@ -8,8 +8,7 @@ mod topk;
 use crate::Cpu;
 use mla_runtime::Result;
 use mla_runtime::indexer::{
-    IndexCacheRef, IndexDevice, IndexKeys, IndexQueries, IndexQueriesMut, IndexQueryInput,
-    IndexRows, SlotListsMut,
+    IndexCacheRef, IndexDevice, IndexKeys, IndexQueriesMut, IndexQueryInput, IndexRows,
 };
 use mla_runtime::model::{IndexDims, IndexerConfig};
 use mla_runtime::tensor::{TensorMut, TensorRef};
@@ -31,12 +30,13 @@ impl IndexDevice for Cpu {
     fn index_logits(
         &self,
         dims: IndexDims,
-        queries: IndexQueries<'_, Self>,
+        queries: &[u8],
+        weights: TensorRef<'_, Self>,
         cache: IndexCacheRef<'_, Self>,
         rows: &IndexRows<'_, Self>,
         logits: TensorMut<'_, Self>,
     ) -> Result<()> {
-        logits::logits(self, dims, queries, cache, rows, logits)
+        logits::logits(self, dims, queries, &weights, cache, rows, logits)
     }
 
     fn select_slots(
@@ -44,8 +44,9 @@ impl IndexDevice for Cpu {
         logits: TensorRef<'_, Self>,
         rows: &IndexRows<'_, Self>,
         page_size: usize,
-        lists: SlotListsMut<'_, Self>,
+        slots: &mut [u8],
+        width: usize,
     ) -> Result<()> {
-        topk::select(self, logits, rows, page_size, lists)
+        topk::select(self, logits, rows, page_size, slots, width)
     }
 }

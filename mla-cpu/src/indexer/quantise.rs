@@ -20,8 +20,8 @@ pub(super) fn keys(cpu: &Cpu, config: &IndexerConfig, keys: IndexKeys<'_, Cpu>) 
     let slots = scalars("slots", &keys.slots)?;
     check_slots(slots, layout.slots())?;
     let norm = Norm {
-        weight: row("index norm weight", &keys.norm.weight)?,
-        bias: row("index norm bias", &keys.norm.bias)?,
+        weight: row("index norm weight", &keys.norm[0])?,
+        bias: row("index norm bias", &keys.norm[1])?,
         epsilon: config.epsilon,
     };
     let finish = Finish::new(config, keys.rotary.as_ref(), tokens)?;

@@ -6,7 +6,7 @@ use super::rows::rows;
 use crate::Cpu;
 use crate::cache::Pages;
 use crate::view::Elements;
-use mla_runtime::indexer::{IndexRows, SlotListsMut};
+use mla_runtime::indexer::IndexRows;
 use mla_runtime::tensor::TensorRef;
 use mla_runtime::{Error, Result};
 
@@ -18,25 +18,15 @@ pub(super) fn select(
     logits: TensorRef<'_, Cpu>,
     of: &IndexRows<'_, Cpu>,
     page_size: usize,
-    lists: SlotListsMut<'_, Cpu>,
+    slots: &mut [u8],
+    width: usize,
 ) -> Result<()> {
     let columns = of.check(&logits)?;
     if page_size == 0 {
         return Err(Error::argument("page_size", 0, "1 and up"));
     }
-    let width = lists.width;
-    let tokens = of.tokens.len();
-    let needed = tokens.checked_mul(width).and_then(|n| n.checked_mul(4));
-    let to = match needed {
-        Some(needed) if width > 0 && needed <= lists.slots.len() => &mut lists.slots[..needed],
-        _ => {
-            return Err(Error::argument(
-                "slot lists",
-                format!("{} bytes in lists of {width}", lists.slots.len()),
-                format!("lists of 1 and up, for each of {tokens} tokens"),
-            ));
-        }
-    };
+    let needed = of.check_lists(slots.len(), width)?;
+    let to = &mut slots[..needed];
     let to: &mut [i32] = bytemuck::try_cast_slice_mut(to).map_err(|error| {
         let given = format!("bytes that cannot be read as i32 ({error})");
         Error::argument("slot lists", given, "bytes aligned to 4")

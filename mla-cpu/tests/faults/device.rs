@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use mla_cpu::{Buffer, Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::Error;
 use mla_runtime::backend::{DecodeBackend, LayerConfig, PrefillBackend, PrefillBatch, StepLimits};
-use mla_runtime::spec::{Availability, BackendSpec, Platform, Target};
+use mla_runtime::spec::{BackendSpec, Cause, Platform, Target};
 use mla_runtime::tensor::Memory;
 
 use crate::forward::*;
@@ -105,7 +105,7 @@ impl Memory for Faulty {
 impl Device for Faulty {
     const PLATFORM: Platform = Platform::Cpu;
 
-    fn availability() -> Availability {
+    fn availability() -> Result<(), Cause> {
         Cpu::availability()
     }
 

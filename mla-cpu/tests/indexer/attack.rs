@@ -139,7 +139,7 @@ fn random_selections() {
         call.query_weights = views[1];
         call.keys = views[2];
         call.head_weights = views[3];
-        call.norm.weight = views[4];
+        call.norm[0] = views[4];
         call.cache = made;
         match indexer.select(&space, &mut other, call) {
             Err(error) => {

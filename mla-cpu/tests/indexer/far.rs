@@ -4,8 +4,7 @@
 use fastrand::Rng;
 use mla_cpu::Cpu;
 use mla_runtime::indexer::{
-    IndexCacheLayout, IndexCacheMut, IndexCacheRef, IndexDevice as _, IndexKeys, IndexQueries,
-    LayerNorm,
+    IndexCacheLayout, IndexCacheMut, IndexCacheRef, IndexDevice as _, IndexKeys,
 };
 use mla_runtime::model::IndexerConfig;
 use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
@@ -44,10 +43,10 @@ fn logits(pages: usize, tables: [i32; 2]) -> (Vec<f32>, [Vec<u32>; 2]) {
     let cpu = Cpu::new();
     let keys = IndexKeys::new(
         TensorRef::from_slice(&keys, [TOKENS, 1, WIDTH]).unwrap(),
-        LayerNorm::new(
+        [
             TensorRef::from_slice(&weight, [1, 1, WIDTH]).unwrap(),
             TensorRef::from_slice(&bias, [1, 1, WIDTH]).unwrap(),
-        ),
+        ],
         ArrayRef::from_slice(&slots),
         IndexCacheMut::new(bytemuck::cast_slice_mut(&mut cache), layout).unwrap(),
     )
@@ -56,10 +55,8 @@ fn logits(pages: usize, tables: [i32; 2]) -> (Vec<f32>, [Vec<u32>; 2]) {
     let mut logits = vec![f32::NAN; TOKENS];
     cpu.index_logits(
         config.dims,
-        IndexQueries::new(
-            &queries[..],
-            TensorRef::from_slice(&weights, [1, 1, heads]).unwrap(),
-        ),
+        &queries[..],
+        TensorRef::from_slice(&weights, [1, 1, heads]).unwrap(),
         IndexCacheRef::new(bytemuck::cast_slice(&cache), layout).unwrap(),
         &batch.view(0..1),
         TensorMut::from_slice(&mut logits, [1, 1, TOKENS]).unwrap(),

@@ -8,7 +8,7 @@ use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{LayerConfig, StepLimits};
 use mla_runtime::batch::Request;
 use mla_runtime::indexer::{
-    IndexCacheLayout, IndexCacheMut, IndexCall, IndexLimits, Indexer, IndexerWorkspace, LayerNorm,
+    IndexCacheLayout, IndexCacheMut, IndexCall, IndexLimits, Indexer, IndexerWorkspace,
 };
 use mla_runtime::layer::{LayerCall, MlaLayer, StepPlan, StepRequest, Weights, Workspace};
 use mla_runtime::model::{
@@ -167,10 +167,10 @@ impl World {
                 view(&self.query_weights, [1, RANK, 128]),
             ],
             view(&step.keys, [tokens, 1, 32]),
-            LayerNorm::new(
+            [
                 view(&self.norm[0], [1, 1, 32]),
                 view(&self.norm[1], [1, 1, 32]),
-            ),
+            ],
             view(&step.head_weights, [tokens, 1, 4]),
             IndexCacheMut::new(bytemuck::cast_slice_mut(cache), layout).unwrap(),
         )

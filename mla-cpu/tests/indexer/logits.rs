@@ -4,9 +4,7 @@ use fastrand::Rng;
 use mla_conformance::reference::{decode_e4m3, index_logit};
 use mla_cpu::Cpu;
 use mla_runtime::backend::DecodeBatch;
-use mla_runtime::indexer::{
-    IndexCacheLayout, IndexCacheRef, IndexDevice as _, IndexQueries, IndexRows,
-};
+use mla_runtime::indexer::{IndexCacheLayout, IndexCacheRef, IndexDevice as _, IndexRows};
 use mla_runtime::model::IndexDims;
 use mla_runtime::tensor::{ArrayRef, BlockTable, Layout, TensorMut, TensorRef};
 
@@ -78,10 +76,8 @@ impl World {
         Cpu::new()
             .index_logits(
                 self.dims,
-                IndexQueries::new(
-                    values,
-                    TensorRef::from_slice(weights, [rows, 1, heads]).unwrap(),
-                ),
+                values,
+                TensorRef::from_slice(weights, [rows, 1, heads]).unwrap(),
                 IndexCacheRef::new(self.bytes(), self.layout).unwrap(),
                 &self.batch.view(tokens),
                 TensorMut::new(bytemuck::cast_slice_mut(&mut logits), layout).unwrap(),
@@ -192,10 +188,8 @@ fn refusals_name_the_field() {
         let error = Cpu::new()
             .index_logits(
                 dims,
-                IndexQueries::new(
-                    &world.queries[..],
-                    TensorRef::from_slice(&world.weights, [1, 1, 32]).unwrap(),
-                ),
+                &world.queries[..],
+                TensorRef::from_slice(&world.weights, [1, 1, 32]).unwrap(),
                 IndexCacheRef::new(world.bytes(), layout).unwrap(),
                 &batch.view(0..1),
                 TensorMut::from_slice(&mut logits, [1, 1, columns]).unwrap(),

@@ -6,7 +6,6 @@ use mla_conformance::reference::{decode_e4m3, hadamard, index_scale, layer_norm}
 use mla_cpu::Cpu;
 use mla_runtime::indexer::{
     IndexCacheLayout, IndexCacheMut, IndexDevice as _, IndexKeys, IndexQueriesMut, IndexQueryInput,
-    LayerNorm,
 };
 use mla_runtime::model::{IndexDims, IndexerConfig, RotaryStyle};
 use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
@@ -74,10 +73,10 @@ fn keys_into_their_slots() {
                         true => TensorRef::from_slice(&narrow, [tokens, 1, width]).unwrap(),
                         false => TensorRef::from_slice(&keys, [tokens, 1, width]).unwrap(),
                     },
-                    LayerNorm::new(
+                    [
                         TensorRef::from_slice(&weight, [1, 1, width]).unwrap(),
                         TensorRef::from_slice(&bias, [1, 1, width]).unwrap(),
-                    ),
+                    ],
                     ArrayRef::from_slice(&slots),
                     IndexCacheMut::new(&mut *cache, layout).unwrap(),
                 )
@@ -196,10 +195,10 @@ fn refusals_name_the_field() {
         let cache = IndexCacheMut::new(bytemuck::cast_slice_mut(&mut cache), layout).unwrap();
         let keys = IndexKeys::new(
             TensorRef::from_slice(keys, [2, 1, width]).unwrap(),
-            LayerNorm::new(
+            [
                 TensorRef::from_slice(&ones, [1, 1, 8]).unwrap(),
                 TensorRef::from_slice(&ones, [1, 1, 8]).unwrap(),
-            ),
+            ],
             ArrayRef::from_slice(slots),
             cache,
         )

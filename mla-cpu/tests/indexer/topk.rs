@@ -3,7 +3,7 @@
 use fastrand::Rng;
 use mla_conformance::reference::largest;
 use mla_cpu::Cpu;
-use mla_runtime::indexer::{IndexDevice as _, SlotListsMut};
+use mla_runtime::indexer::IndexDevice as _;
 use mla_runtime::tensor::TensorRef;
 
 use crate::{Batch, random, wide};
@@ -48,7 +48,8 @@ fn select(batch: &Batch, logits: &[f32], width: usize) -> Vec<i32> {
             TensorRef::from_slice(logits, [1, tokens, columns]).unwrap(),
             &batch.view(0..tokens),
             batch.page_size,
-            SlotListsMut::new(bytemuck::cast_slice_mut(&mut lists), width),
+            bytemuck::cast_slice_mut(&mut lists),
+            width,
         )
         .unwrap();
     lists
@@ -157,7 +158,8 @@ fn refusals_name_the_field() {
                 TensorRef::from_slice(&[0.0f32; 5], [1, 1, 5]).unwrap(),
                 &batch.view(0..1),
                 page_size,
-                SlotListsMut::new(bytes, width),
+                bytes,
+                width,
             )
             .unwrap_err();
         error.to_string()

@@ -2,7 +2,7 @@
 
 use std::any::Any;
 
-use crate::spec::{Availability, BackendSpec, Cause, KernelFacts, Target};
+use crate::spec::{BackendSpec, Cause, KernelFacts, Target, both, on};
 
 /// The entries that `#[mla_backend]` linked into this program, in no particular order.
 #[linkme::distributed_slice]
@@ -15,7 +15,7 @@ pub struct Entry {
     pub spec: BackendSpec,
     /// The facts of its kernels.
     pub kernels: KernelFacts,
-    availability: fn() -> Availability,
+    availability: fn() -> Result<(), Cause>,
     // The phase's own maker for the backend's device; `None` where there is no implementation.
     pub(super) maker: Option<&'static (dyn Any + Send + Sync)>,
     type_name: Option<fn() -> &'static str>,
@@ -26,7 +26,7 @@ impl Entry {
     pub(super) const fn implemented(
         spec: BackendSpec,
         kernels: KernelFacts,
-        availability: fn() -> Availability,
+        availability: fn() -> Result<(), Cause>,
         maker: &'static (dyn Any + Send + Sync),
         type_name: fn() -> &'static str,
     ) -> Self {
@@ -55,7 +55,7 @@ impl Entry {
     }
 
     /// The entry of a backend that is known by name but has no implementation in this program.
-    pub const fn known(spec: BackendSpec, availability: fn() -> Availability) -> Self {
+    pub const fn known(spec: BackendSpec, availability: fn() -> Result<(), Cause>) -> Self {
         Self {
             spec,
             kernels: KernelFacts::UNKNOWN,
@@ -66,15 +66,15 @@ impl Entry {
     }
 
     /// Tells if the backend can run on this machine.
-    pub fn availability(&self) -> Availability {
+    pub fn availability(&self) -> Result<(), Cause> {
         (self.availability)()
     }
 
     /// Checks by the facts of this machine and this build that it can run on `target`, and, unless
     /// it was `asked` for by name, that it has run there.
-    pub fn availability_on(&self, target: Target, asked: bool) -> Availability {
+    pub fn availability_on(&self, target: Target, asked: bool) -> Result<(), Cause> {
         let kernels = self.kernels.availability(target, asked);
-        self.availability().on(target).and(kernels)
+        both(on(self.availability(), target), kernels)
     }
 
     /// Returns true if this program has its implementation.
@@ -97,11 +97,11 @@ impl std::fmt::Debug for Entry {
 }
 
 /// No implementation, whatever the machine.
-pub(crate) fn not_built() -> Availability {
-    Availability::Unavailable(Cause::NotBuilt)
+pub(crate) fn not_built() -> Result<(), Cause> {
+    Err(Cause::NotBuilt)
 }
 
 /// A name kept for whatever a third party registers.
-pub(crate) fn not_registered() -> Availability {
-    Availability::Unavailable(Cause::NotRegistered)
+pub(crate) fn not_registered() -> Result<(), Cause> {
+    Err(Cause::NotRegistered)
 }

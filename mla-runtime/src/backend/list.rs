@@ -3,7 +3,7 @@
 use super::decode::DecodeBackend;
 use super::entry::Entry;
 use super::prefill::PrefillBackend;
-use crate::spec::{Availability, BackendSpec, Cause, KernelFacts, Phase};
+use crate::spec::{BackendSpec, Cause, KernelFacts, Phase};
 
 /// A list of backend types: `backends![A, B]`, or `backends![A, B, ..Rest]` with another list at
 /// its end.
@@ -24,7 +24,7 @@ pub struct Listed {
     /// The facts of its kernels.
     pub kernels: KernelFacts,
     /// Tells if this build holds it.
-    pub availability: Availability,
+    pub availability: Result<(), Cause>,
     /// The next backend of the list.
     pub next: Option<&'static Listed>,
 }
@@ -44,7 +44,7 @@ impl Listed {
 #[derive(Clone, Copy, Debug)]
 pub struct Member {
     entry: Entry,
-    availability: Availability,
+    availability: Result<(), Cause>,
 }
 
 impl Member {
@@ -56,7 +56,7 @@ impl Member {
     const fn present(entry: Entry) -> Self {
         Self {
             entry,
-            availability: Availability::Available,
+            availability: Ok(()),
         }
     }
 
@@ -72,7 +72,7 @@ impl Member {
         );
         Self {
             entry: A::ENTRY,
-            availability: Availability::Unavailable(A::CAUSE),
+            availability: Err(A::CAUSE),
         }
     }
 }
@@ -120,8 +120,7 @@ pub trait Absent {
     const KERNELS: KernelFacts = KernelFacts::UNKNOWN;
 
     /// Its registry entry.
-    const ENTRY: Entry = Entry::known(Self::SPEC, || Availability::Unavailable(Self::CAUSE))
-        .with_kernels(Self::KERNELS);
+    const ENTRY: Entry = Entry::known(Self::SPEC, || Err(Self::CAUSE)).with_kernels(Self::KERNELS);
 }
 
 /// A list of prefill backends: `()`, or `(B, list)`.

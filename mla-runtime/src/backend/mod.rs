@@ -74,6 +74,7 @@ mod opaque;
 mod prefill;
 mod prefill_call;
 mod slot_lists;
+mod stage;
 
 pub use crate::plan::limits::StepLimits;
 pub(crate) use check::{

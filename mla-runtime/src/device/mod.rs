@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use crate::model::DType;
 use crate::plan::crossover::Machine;
 use crate::setters::options;
-use crate::spec::{Availability, Platform, Target};
+use crate::spec::{Cause, Platform, Target};
 use crate::tensor::{
     ArrayRef, BlockTable, CacheLayout, CacheMut, CacheRef, CacheStrides, Layout, LseConvention,
     LseMut, LseRef, Memory, Rotary, RotaryQuery, TensorMut, TensorRef,
@@ -13,8 +13,10 @@ use crate::tensor::{
 use crate::{Error, Named as _, Result};
 
 mod blocks;
+mod check;
 
 pub use blocks::{BLOCK, Fp8Blocks};
+pub use check::{check_gather, check_merge, check_product, check_scatter, check_write};
 
 #[doc(hidden)]
 pub mod probe;
@@ -248,7 +250,7 @@ pub trait Device: Memory {
     const PLATFORM: Platform;
 
     /// Tells if this machine can have such a device at all, and if not, why.
-    fn availability() -> Availability;
+    fn availability() -> Result<(), Cause>;
 
     /// The hardware of a selection for this device.
     fn target(&self) -> Target;

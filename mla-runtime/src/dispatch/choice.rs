@@ -2,7 +2,7 @@
 
 use crate::backend::list::{CAPACITY, Listed};
 use crate::select::Best;
-use crate::spec::{Phase, Problem, Target};
+use crate::spec::{Phase, Problem, Target, both, on};
 use crate::text::Text;
 
 /// The type of the best prefill backend of a list, for a constant target and problem:
@@ -81,7 +81,7 @@ pub const fn choose(
     let (mut index, mut best, mut rest) = (0, Best::on(target), list);
     while let Some(listed) = rest {
         let kernels = listed.kernels.availability(target, asked);
-        let availability = listed.availability.on(target).and(kernels);
+        let availability = both(on(listed.availability, target), kernels);
         let reasons = listed.spec.reasons(target, problem, availability);
         text.push("\n  ");
         text.push(listed.spec.name);

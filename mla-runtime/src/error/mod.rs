@@ -101,7 +101,7 @@ impl Error {
 }
 
 /// The result of most functions here.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Names the argument that an error is about: a view is made without a name, and an error uses the
 /// name that is given here.

@@ -11,37 +11,14 @@ use crate::setters::options;
 use crate::tensor::{ArrayRef, Rotary, RotaryQuery, TensorMut, TensorRef};
 use crate::{Error, Result};
 
-/// The LayerNorm of index keys: (x − mean) / √(variance + epsilon) · weight + bias.
-#[non_exhaustive]
-pub struct LayerNorm<'a, D: Device> {
-    /// `[1, 1, D]`, of any dtype.
-    pub weight: TensorRef<'a, D>,
-    /// `[1, 1, D]`, of any dtype.
-    pub bias: TensorRef<'a, D>,
-}
-
-impl<'a, D: Device> LayerNorm<'a, D> {
-    /// A norm of this weight and bias.
-    pub const fn new(weight: TensorRef<'a, D>, bias: TensorRef<'a, D>) -> Self {
-        Self { weight, bias }
-    }
-}
-
-impl<D: Device> Clone for LayerNorm<'_, D> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<D: Device> Copy for LayerNorm<'_, D> {}
-
 /// The new tokens' index keys on their way to the cache.
 #[non_exhaustive]
 pub struct IndexKeys<'a, D: Device> {
     /// `[T, 1, D]`, W_k · x: neither normalised nor rotated.
     pub keys: TensorRef<'a, D>,
-    /// Their LayerNorm.
-    pub norm: LayerNorm<'a, D>,
+    /// The weight and the bias of their LayerNorm, (x − mean) / √(variance + epsilon) · weight +
+    /// bias: each `[1, 1, D]`, of any dtype.
+    pub norm: [TensorRef<'a, D>; 2],
     /// The rotation of their first R values, if the model has one.
     pub rotary: Option<Rotary<'a, D>>,
     /// The slot of each token, −1 for none: `[T]`. Slots differ.
@@ -54,7 +31,7 @@ impl<'a, D: Device> IndexKeys<'a, D> {
     /// Keys that need no rotation, for these slots of `cache`.
     pub const fn new(
         keys: TensorRef<'a, D>,
-        norm: LayerNorm<'a, D>,
+        norm: [TensorRef<'a, D>; 2],
         slots: ArrayRef<'a, D, i64>,
         cache: IndexCacheMut<'a, D>,
     ) -> Self {
@@ -115,22 +92,6 @@ impl<'a, D: Device> IndexQueriesMut<'a, D> {
     }
 }
 
-/// Quantised index queries, as [`IndexQueriesMut`] has them.
-#[non_exhaustive]
-pub struct IndexQueries<'a, D: Device> {
-    /// `[T, heads, D]` e4m3.
-    pub values: D::Bytes<'a>,
-    /// f32 `[T, 1, heads]`.
-    pub weights: TensorRef<'a, D>,
-}
-
-impl<'a, D: Device> IndexQueries<'a, D> {
-    /// Quantised queries and their weights.
-    pub const fn new(values: D::Bytes<'a>, weights: TensorRef<'a, D>) -> Self {
-        Self { values, weights }
-    }
-}
-
 /// The query tokens of a selection: some of a batch's.
 #[non_exhaustive]
 pub struct IndexRows<'a, D: Device> {
@@ -168,22 +129,6 @@ impl<'a, D: Device> IndexRows<'a, D> {
     /// True if each operation may begin before the last one has ended.
     pub const fn in_turn(&self) -> bool {
         self.in_turn
-    }
-}
-
-/// Destination of lists: `[T, width]` i32, row-major without gaps.
-#[non_exhaustive]
-pub struct SlotListsMut<'a, D: Device> {
-    /// The slots.
-    pub slots: D::BytesMut<'a>,
-    /// The entries of a list: topk.
-    pub width: usize,
-}
-
-impl<'a, D: Device> SlotListsMut<'a, D> {
-    /// Lists of `width` slots each.
-    pub const fn new(slots: D::BytesMut<'a>, width: usize) -> Self {
-        Self { slots, width }
     }
 }
 
@@ -236,7 +181,8 @@ pub trait IndexDevice: Device {
         to: IndexQueriesMut<'_, Self>,
     ) -> Result<()>;
 
-    /// Scores what each token sees: `logits` is f32 `[1, T, columns]` with unit columns, one column
+    /// Scores what each token sees, by quantised `queries` and the `weights` of their heads, as
+    /// [`IndexQueriesMut`] has them: `logits` is f32 `[1, T, columns]` with unit columns, one column
     /// for each position of the token's request. Columns of what a token does not see are left
     /// alone.
     ///
@@ -249,14 +195,16 @@ pub trait IndexDevice: Device {
     fn index_logits(
         &self,
         dims: IndexDims,
-        queries: IndexQueries<'_, Self>,
+        queries: Self::Bytes<'_>,
+        weights: TensorRef<'_, Self>,
         cache: IndexCacheRef<'_, Self>,
         rows: &IndexRows<'_, Self>,
         logits: TensorMut<'_, Self>,
     ) -> Result<()>;
 
     /// Writes the slots of the largest logits of each row, in pages of `page_size` tokens, in
-    /// ascending order of position and with −1 behind them. The choice is exact, and among equal
+    /// ascending order of position and with −1 behind them: `slots` is `[T, width]` i32, row-major
+    /// without gaps. The choice is exact, and among equal
     /// logits the lower position comes first. Columns that a token does not see may hold anything.
     ///
     /// # Errors
@@ -269,7 +217,8 @@ pub trait IndexDevice: Device {
         logits: TensorRef<'_, Self>,
         rows: &IndexRows<'_, Self>,
         page_size: usize,
-        lists: SlotListsMut<'_, Self>,
+        slots: Self::BytesMut<'_>,
+        width: usize,
     ) -> Result<()>;
 }
 
@@ -287,10 +236,10 @@ impl<D: Device> IndexKeys<'_, D> {
         self.keys
             .layout()
             .require("index keys", dtype, [tokens, 1, width])?;
-        for (field, tensor) in [
-            ("index norm weight", &self.norm.weight),
-            ("index norm bias", &self.norm.bias),
-        ] {
+        for (field, tensor) in ["index norm weight", "index norm bias"]
+            .into_iter()
+            .zip(&self.norm)
+        {
             let layout = tensor.layout();
             layout.require(field, layout.dtype, [1, 1, width])?;
         }
@@ -331,23 +280,6 @@ impl<D: Device> IndexQueryInput<'_, D> {
         )?;
         check_rotary(config, self.rotary.as_ref(), tokens)?;
         Ok(tokens)
-    }
-}
-
-impl<D: Device> IndexQueries<'_, D> {
-    /// Refuses queries that are not those of `tokens` tokens.
-    ///
-    /// # Errors
-    ///
-    /// If there are fewer bytes, or the weights have another shape, dtype or strides.
-    pub fn check(&self, dims: IndexDims, tokens: usize) -> Result<()> {
-        let [heads, width] = [dims.heads, dims.width].map(|n| n as usize);
-        check_queries(
-            "index queries",
-            D::byte_len(self.values),
-            &self.weights,
-            [tokens, heads, width],
-        )
     }
 }
 
@@ -419,5 +351,41 @@ impl<D: Device> IndexRows<'_, D> {
             return Err(Error::argument("index logits", given, accepted));
         }
         Ok(columns)
+    }
+
+    /// Refuses quantised queries that are not those of these rows.
+    ///
+    /// # Errors
+    ///
+    /// If there are fewer bytes, or the weights have another shape, dtype or strides.
+    pub fn check_queries(
+        &self,
+        dims: IndexDims,
+        bytes: usize,
+        weights: &TensorRef<'_, D>,
+    ) -> Result<()> {
+        let [heads, width] = [dims.heads, dims.width].map(|n| n as usize);
+        let shape = [self.tokens.len(), heads, width];
+        check_queries("index queries", bytes, weights, shape)
+    }
+
+    /// Refuses lists of `width` slots that are not those of these rows; the bytes that they take.
+    ///
+    /// # Errors
+    ///
+    /// If the width is 0, or there are fewer bytes than the lists take.
+    pub fn check_lists(&self, bytes: usize, width: usize) -> Result<usize> {
+        let tokens = self.tokens.len();
+        tokens
+            .checked_mul(width)
+            .and_then(|slots| slots.checked_mul(size_of::<i32>()))
+            .filter(|&needed| width > 0 && needed <= bytes)
+            .ok_or_else(|| {
+                Error::argument(
+                    "slot lists",
+                    format!("{bytes} bytes in lists of {width}"),
+                    format!("lists of 1 and up, for each of {tokens} tokens"),
+                )
+            })
     }
 }

@@ -48,9 +48,6 @@ mod workspace;
 
 pub use crate::plan::index::{IndexLimits, IndexNeeds};
 pub use cache::{IndexCacheLayout, IndexCacheMut, IndexCacheRef};
-pub use device::{
-    IndexDevice, IndexKeys, IndexQueries, IndexQueriesMut, IndexQueryInput, IndexRows, LayerNorm,
-    SlotListsMut,
-};
+pub use device::{IndexDevice, IndexKeys, IndexQueriesMut, IndexQueryInput, IndexRows};
 pub use select::{IndexCall, Indexer};
 pub use workspace::IndexerWorkspace;

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::workspace::Selected;
 use super::{
-    IndexCacheMut, IndexDevice, IndexKeys, IndexLimits, IndexNeeds, IndexQueries, IndexQueriesMut,
-    IndexQueryInput, IndexRows, IndexerWorkspace, LayerNorm,
+    IndexCacheMut, IndexDevice, IndexKeys, IndexLimits, IndexNeeds, IndexQueriesMut,
+    IndexQueryInput, IndexRows, IndexerWorkspace,
 };
 use crate::backend::{DecodeBatch, DecodeStage, PrefillStage};
 use crate::device::Device;
@@ -36,8 +36,8 @@ pub struct IndexCall<'a, D: Device> {
     /// The new tokens' index keys W_k · x, neither normalised nor rotated, of any dtype: `[T, 1,
     /// D]`.
     pub keys: TensorRef<'a, D>,
-    /// The LayerNorm of keys.
-    pub norm: LayerNorm<'a, D>,
+    /// The weight and the bias of the LayerNorm of keys, each `[1, 1, D]` of any dtype.
+    pub norm: [TensorRef<'a, D>; 2],
     /// The heads' weights W_w · x, of any dtype: `[T, 1, heads]`.
     pub head_weights: TensorRef<'a, D>,
     /// The rotation of keys and queries, `None` if the model has none: the tables of the layer's
@@ -52,7 +52,7 @@ impl<'a, D: Device> IndexCall<'a, D> {
     pub const fn new(
         [query_latent, query_weights]: [TensorRef<'a, D>; 2],
         keys: TensorRef<'a, D>,
-        norm: LayerNorm<'a, D>,
+        norm: [TensorRef<'a, D>; 2],
         head_weights: TensorRef<'a, D>,
         cache: IndexCacheMut<'a, D>,
     ) -> Self {
@@ -201,7 +201,10 @@ impl<D: IndexDevice> Indexer<D> {
         positions: ArrayRef<'b, D, i64>,
     ) -> Result<IndexKeys<'b, D>> {
         let rotary = self.rotary(positions, call.rotary.as_ref());
-        let (keys, norm) = (call.keys.shorten(), call.norm.shorten());
+        let (keys, norm) = (
+            call.keys.shorten(),
+            call.norm.each_ref().map(TensorRef::shorten),
+        );
         Ok(IndexKeys::new(keys, norm, slots, call.cache.reborrow()).with_rotary(rotary))
     }
 
@@ -246,8 +249,8 @@ impl<D: IndexDevice> Indexer<D> {
         let (slots, _) = D::split_mut(lists, tokens.len() * width * 4);
         let logits = TensorRef::new(D::byte_range(D::freeze(&scratch), regions), logits)?;
         let page_size = self.problem.page_size as usize;
-        let lists = super::SlotListsMut::new(slots, width);
-        self.device.select_slots(logits, &rows, page_size, lists)
+        self.device
+            .select_slots(logits, &rows, page_size, slots, width)
     }
 
     /// Returns true if tokens are scored: where none sees more than a list holds, no score is
@@ -333,7 +336,8 @@ impl<D: IndexDevice> Indexer<D> {
         let weights = TensorMut::<D>::new(weights, scaled)?;
         self.device.index_logits(
             dims,
-            IndexQueries::new(D::freeze(&values), weights.as_ref()),
+            D::freeze(&values),
+            weights.as_ref(),
             call.cache.as_ref(),
             rows,
             TensorMut::new(scores, logits)?,
@@ -382,8 +386,8 @@ impl<D: IndexDevice> Indexer<D> {
         device.check_bytes("query latent", call.query_latent.bytes())?;
         device.check_bytes("index query weights", call.query_weights.bytes())?;
         device.check_bytes("index keys", call.keys.bytes())?;
-        device.check_bytes("index norm weight", call.norm.weight.bytes())?;
-        device.check_bytes("index norm bias", call.norm.bias.bytes())?;
+        device.check_bytes("index norm weight", call.norm[0].bytes())?;
+        device.check_bytes("index norm bias", call.norm[1].bytes())?;
         device.check_bytes("index head weights", call.head_weights.bytes())?;
         device.check_bytes("index cache", call.cache.as_ref().bytes())?;
         match &call.rotary {
@@ -493,18 +497,5 @@ impl<D: Device> Indexer<D> {
     pub fn workspace(&self, limits: &IndexLimits) -> Result<IndexerWorkspace<D>> {
         let plan = self.memory_plan(limits, 1, 0)?;
         IndexerWorkspace::new(&self.device, self.needs(limits)?, plan)
-    }
-}
-
-impl<'a, D: Device> LayerNorm<'a, D> {
-    /// The same views with a shorter lifetime.
-    pub fn shorten<'short>(&self) -> LayerNorm<'short, D>
-    where
-        'a: 'short,
-    {
-        LayerNorm {
-            weight: self.weight.shorten(),
-            bias: self.bias.shorten(),
-        }
     }
 }

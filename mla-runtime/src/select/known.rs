@@ -15,9 +15,9 @@
 use crate::backend::{Entry, not_built, not_registered};
 use crate::model::{DType, HeadDims, KvFormat};
 use crate::spec::{
-    Availability, BackendSpec, CacheDims, Capability, CapabilityMatch, Cause, Feature, FeatureSet,
-    GraphSupport, HeadCounts, KeyLayout, LseOutput, LsePrecision, PageSizes, Phase, Platform,
-    Priority, QueryFormat, QueryLen, SparseSupport,
+    BackendSpec, CacheDims, Capability, CapabilityMatch, Cause, Feature, FeatureSet, GraphSupport,
+    HeadCounts, KeyLayout, LseOutput, LsePrecision, PageSizes, Phase, Platform, Priority,
+    QueryFormat, QueryLen, SparseSupport,
 };
 
 const HOPPER: CapabilityMatch = CapabilityMatch::Exact(Capability::new(9, 0));
@@ -276,7 +276,7 @@ macro_rules! here {
     ($($function:ident: $backends:literal,)*) => {$(
         const fn $function(spec: BackendSpec) -> Entry {
             Entry::known(spec, || {
-                Availability::Unavailable(Cause::Instead($backends))
+                Err(Cause::Instead($backends))
             })
         }
     )*};
@@ -293,32 +293,26 @@ here! {
 
 // Implemented by a crate of other people's kernels.
 const fn in_mla_flashinfer(spec: BackendSpec) -> Entry {
-    Entry::known(spec, || {
-        Availability::Unavailable(Cause::NotLinked("mla-flashinfer"))
-    })
+    Entry::known(spec, || Err(Cause::NotLinked("mla-flashinfer")))
 }
 
 const fn in_mla_flashmla(spec: BackendSpec) -> Entry {
-    Entry::known(spec, || {
-        Availability::Unavailable(Cause::NotLinked("mla-flashmla"))
-    })
+    Entry::known(spec, || Err(Cause::NotLinked("mla-flashmla")))
 }
 
 const fn in_mla_cudnn(spec: BackendSpec) -> Entry {
-    Entry::known(spec, || {
-        Availability::Unavailable(Cause::NotLinked("mla-cudnn"))
-    })
+    Entry::known(spec, || Err(Cause::NotLinked("mla-cudnn")))
 }
 
 const fn with_cubins(spec: BackendSpec) -> Entry {
     Entry::known(spec, || {
-        Availability::Unavailable(Cause::Needs("NVIDIA's cubins, which have no source"))
+        Err(Cause::Needs("NVIDIA's cubins, which have no source"))
     })
 }
 
 const fn with_python(spec: BackendSpec) -> Entry {
     Entry::known(spec, || {
-        Availability::Unavailable(Cause::Needs(
+        Err(Cause::Needs(
             "Python, which compiles its kernels when it runs",
         ))
     })
@@ -366,8 +360,8 @@ const fn cpu(phase: Phase) -> BackendSpec {
 }
 
 const fn in_mla_cpu(spec: BackendSpec) -> Entry {
-    const fn elsewhere() -> Availability {
-        Availability::Unavailable(Cause::NotLinked("mla-cpu"))
+    const fn elsewhere() -> Result<(), Cause> {
+        Err(Cause::NotLinked("mla-cpu"))
     }
     Entry::known(spec, elsewhere)
 }

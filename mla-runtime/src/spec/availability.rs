@@ -255,40 +255,20 @@ impl Remedy {
 
 text::display!(Cause, Remedy);
 
-/// Tells if a backend can run.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Availability {
-    /// It can.
-    Available,
-    /// It cannot.
-    Unavailable(Cause),
-}
-
-impl Availability {
-    /// Returns the availability for `target`: a part that this machine lacks is a reason against a
-    /// backend only if the backend has to run here. Usable in constants.
-    #[must_use]
-    pub const fn on(self, target: Target) -> Self {
-        match self {
-            Self::Unavailable(cause) if !target.present && cause.is_local() => Self::Available,
-            _ => self,
-        }
-    }
-
-    /// This one if it is a cause, else `other`. Usable in constants.
-    #[must_use]
-    pub const fn and(self, other: Self) -> Self {
-        match self {
-            Self::Unavailable(_) => self,
-            Self::Available => other,
-        }
+/// The availability for `target`: a part that this machine lacks is a reason against a backend only
+/// if the backend has to run here. Usable in constants.
+pub(crate) const fn on(here: Result<(), Cause>, target: Target) -> Result<(), Cause> {
+    match here {
+        Err(cause) if !target.present && cause.is_local() => Ok(()),
+        _ => here,
     }
 }
 
-/// The reason why an entry without an implementation cannot run.
-impl From<Cause> for Availability {
-    fn from(cause: Cause) -> Self {
-        Self::Unavailable(cause)
+/// The first of two causes, if there is one. Usable in constants.
+pub(crate) const fn both(one: Result<(), Cause>, other: Result<(), Cause>) -> Result<(), Cause> {
+    match one {
+        Err(_) => one,
+        Ok(()) => other,
     }
 }
 

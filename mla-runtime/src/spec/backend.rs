@@ -3,8 +3,8 @@
 use crate::model::{DType, HeadDims, KvFormat, MAX_DIM, MlaDims};
 use crate::setters::setters;
 use crate::spec::{
-    Accepted, Availability, CapabilityMatch, Feature, FeatureSet, Field, Given, Platform, Problem,
-    Reason, Reasons, Target,
+    Accepted, CapabilityMatch, Cause, Feature, FeatureSet, Field, Given, Platform, Problem, Reason,
+    Reasons, Target, on,
 };
 use crate::text::is_equal;
 
@@ -290,7 +290,7 @@ impl BackendSpec {
         &self,
         target: Target,
         problem: &Problem,
-        availability: Availability,
+        availability: Result<(), Cause>,
     ) -> Reasons {
         let reasons = self.validate(target, problem);
         match Self::unavailable(availability, target) {
@@ -301,14 +301,14 @@ impl BackendSpec {
 
     /// The reason that `availability` gives on `target`. What this machine lacks speaks against a
     /// backend only if it has to run here.
-    pub const fn unavailable(availability: Availability, target: Target) -> Option<Reason> {
-        match availability.on(target) {
-            Availability::Unavailable(cause) => Some(Reason {
+    pub const fn unavailable(availability: Result<(), Cause>, target: Target) -> Option<Reason> {
+        match on(availability, target) {
+            Err(cause) => Some(Reason {
                 field: Field::Availability,
                 given: Given::Cause(cause),
                 accepted: Accepted::Remedy(cause),
             }),
-            Availability::Available => None,
+            Ok(()) => None,
         }
     }
 

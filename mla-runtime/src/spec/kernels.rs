@@ -5,7 +5,7 @@
 //! beside it, and a selection goes by them as well: what this build left out is not selected, and
 //! kernels that have run nowhere are selected only by name.
 
-use crate::spec::{Availability, Capability, CapabilityMatch, Cause, Target};
+use crate::spec::{Capability, CapabilityMatch, Cause, Target};
 
 use super::family::{Code, CompiledFamily, write_targets};
 use crate::text::Text;
@@ -100,25 +100,25 @@ impl KernelFacts {
     /// # Panics
     ///
     /// Same as [`CompiledFamily::runs_on`].
-    pub const fn availability(&self, target: Target, asked: bool) -> Availability {
+    pub const fn availability(&self, target: Target, asked: bool) -> Result<(), Cause> {
         let Some(capability) = target.capability else {
-            return Availability::Available;
+            return Ok(());
         };
         if let Some(families) = self.families {
             if families.is_empty() {
                 return match asked {
-                    true => Availability::Available,
-                    false => Availability::Unavailable(Cause::TargetsUnsaid),
+                    true => Ok(()),
+                    false => Err(Cause::TargetsUnsaid),
                 };
             }
             if first_on(families, capability).is_none() {
-                return Availability::Unavailable(Cause::CompiledFor(families));
+                return Err(Cause::CompiledFor(families));
             }
         }
         if !asked && !self.has_run_for(capability) {
-            return Availability::Unavailable(Cause::NeverRun);
+            return Err(Cause::NeverRun);
         }
-        Availability::Available
+        Ok(())
     }
 
     /// Returns a fault if `declared` contains a set of capabilities on which none of these
@@ -446,23 +446,14 @@ mod tests {
             run_on: Some(ON_HOPPER),
         };
         let on = |major, minor| Target::dry_run(sm(major, minor));
-        assert_eq!(
-            kernels.availability(on(9, 0), false),
-            Availability::Available
-        );
-        assert_eq!(
-            kernels.availability(on(10, 3), true),
-            Availability::Available
-        );
-        assert_eq!(
-            kernels.availability(on(10, 3), false),
-            Availability::Unavailable(Cause::NeverRun)
-        );
+        assert_eq!(kernels.availability(on(9, 0), false), Ok(()));
+        assert_eq!(kernels.availability(on(10, 3), true), Ok(()));
+        assert_eq!(kernels.availability(on(10, 3), false), Err(Cause::NeverRun));
         let left_out = KernelFacts {
             families: Some(&[SM90, NO_SM100]),
             ..kernels
         };
-        let Availability::Unavailable(cause) = left_out.availability(on(10, 0), true) else {
+        let Err(cause) = left_out.availability(on(10, 0), true) else {
             panic!("sm100 is left out");
         };
         assert_eq!(
@@ -472,13 +463,10 @@ mod tests {
                 "build with `--features sm100`".to_owned()
             )
         );
-        let Availability::Unavailable(cause) = left_out.availability(on(12, 0), true) else {
+        let Err(cause) = left_out.availability(on(12, 0), true) else {
             panic!("nothing is for 12.0");
         };
         assert_eq!(cause.to_string(), "compiled for: sm_90a");
-        assert_eq!(
-            kernels.availability(Target::CPU, false),
-            Availability::Available
-        );
+        assert_eq!(kernels.availability(Target::CPU, false), Ok(()));
     }
 }

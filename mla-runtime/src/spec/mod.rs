@@ -11,20 +11,22 @@ mod problem;
 mod reason;
 mod support;
 
-pub use availability::{Availability, Cause};
+pub use availability::Cause;
+pub(crate) use availability::{both, on};
 pub use backend::BackendSpec;
 #[doc(hidden)]
 pub use capability::CapabilityMatch;
 pub use capability::{Capability, Platform, Target};
-pub use family::CompiledFamily;
 pub use feature::{Feature, FeatureSet};
-pub use kernels::{KernelFacts, Run};
-#[doc(hidden)]
-pub use kernels::{capabilities, count};
+pub use kernels::Run;
 pub use problem::Problem;
 pub(crate) use reason::Accepted;
 pub use reason::{Field, Given, Reason, Reasons};
-// The words of a spec, which the attribute writes.
+// The attribute writes them: a backend's spec, and the facts of its kernels.
+#[doc(hidden)]
+pub use family::CompiledFamily;
+#[doc(hidden)]
+pub use kernels::{KernelFacts, capabilities, count};
 #[doc(hidden)]
 pub use support::{
     CacheDims, HeadCounts, KeyLayout, LseOutput, LsePrecision, PageSizes, Priority, QueryFormat,

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use mla_cpu::{Buffer, Cpu};
 use mla_runtime::Error;
-use mla_runtime::spec::{Availability, Capability, Platform, Target};
+use mla_runtime::spec::{Capability, Cause, Platform, Target};
 use mla_runtime::tensor::{Layout, Memory};
 
 #[macro_use]
@@ -108,8 +108,8 @@ impl<const PROCESSOR: bool> Device for Bytes<PROCESSOR> {
         Platform::Cuda
     };
 
-    fn availability() -> Availability {
-        Availability::Available
+    fn availability() -> Result<(), Cause> {
+        Ok(())
     }
 
     fn target(&self) -> Target {

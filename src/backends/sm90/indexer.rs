@@ -2,15 +2,14 @@
 
 use mla_runtime::device::CacheRows;
 use mla_runtime::indexer::{
-    IndexCacheRef, IndexDevice, IndexKeys, IndexQueries, IndexQueriesMut, IndexQueryInput,
-    IndexRows, SlotListsMut,
+    IndexCacheRef, IndexDevice, IndexKeys, IndexQueriesMut, IndexQueryInput, IndexRows,
 };
 use mla_runtime::model::{IndexDims, IndexerConfig};
 use mla_runtime::tensor::{Memory as _, Rotary, RotaryQuery, TensorMut, TensorRef};
 use mla_runtime::{Error, Result};
 
 use crate::device::argument::{dtype_code, narrow, style_code, unit_columns, wide};
-use crate::device::{Cuda, rows_params};
+use crate::device::{Bytes, BytesMut, Cuda, rows_params};
 use crate::raw;
 
 /// Number of values that the kernels rotate: the first 64 of 128.
@@ -79,13 +78,14 @@ impl IndexDevice for Cuda {
     fn index_logits(
         &self,
         dims: IndexDims,
-        queries: IndexQueries<'_, Self>,
+        queries: Bytes<'_>,
+        weights: TensorRef<'_, Self>,
         cache: IndexCacheRef<'_, Self>,
         rows: &IndexRows<'_, Self>,
         logits: TensorMut<'_, Self>,
     ) -> Result<()> {
         let columns = rows.check(&logits.as_ref())?;
-        queries.check(dims, rows.tokens.len())?;
+        rows.check_queries(dims, queries.len(), &weights)?;
         let layout = cache.layout();
         if layout.width != dims.width as usize {
             let given = format!("keys of {} values", layout.width);
@@ -95,15 +95,15 @@ impl IndexDevice for Cuda {
         check_rows(self, rows)?;
         self.check_memory([
             ("index logits", logits.as_ref().bytes()),
-            ("index queries", queries.values),
-            ("scaled head weights", queries.weights.bytes()),
+            ("index queries", queries),
+            ("scaled head weights", weights.bytes()),
             ("index cache", cache.bytes()),
         ])?;
         let params = raw::MlaIndexLogitsParams {
             logits_stride: wide("index logits", logits.layout().strides[1])?,
             logits: logits.into_bytes().address() as *mut _,
-            queries: queries.values.address() as *const _,
-            weights: queries.weights.bytes().address() as *const _,
+            queries: queries.address() as *const _,
+            weights: weights.bytes().address() as *const _,
             cache: cache.bytes().address() as *const _,
             query_starts: rows.batch.query_starts.bytes().address() as *const _,
             seq_lens: rows.batch.seq_lens.bytes().address() as *const _,
@@ -138,41 +138,32 @@ impl IndexDevice for Cuda {
         logits: TensorRef<'_, Self>,
         rows: &IndexRows<'_, Self>,
         page_size: usize,
-        lists: SlotListsMut<'_, Self>,
+        slots: BytesMut<'_>,
+        width: usize,
     ) -> Result<()> {
         let columns = rows.check(&logits)?;
-        let tokens = rows.tokens.len();
-        let needed = tokens
-            .checked_mul(lists.width)
-            .and_then(|n| n.checked_mul(4));
-        if lists.width == 0 || needed.is_none_or(|needed| needed > lists.slots.len()) {
-            return Err(Error::argument(
-                "slot lists",
-                format!("{} bytes in lists of {}", lists.slots.len(), lists.width),
-                format!("lists of 1 and up, for each of {tokens} tokens"),
-            ));
-        }
+        rows.check_lists(slots.len(), width)?;
         check_rows(self, rows)?;
         self.check_memory([
             ("index logits", logits.bytes()),
-            ("slot lists", Self::freeze(&lists.slots)),
+            ("slot lists", Self::freeze(&slots)),
         ])?;
         let params = raw::MlaTopkParams {
             logits: logits.bytes().address() as *const _,
             query_starts: rows.batch.query_starts.bytes().address() as *const _,
             seq_lens: rows.batch.seq_lens.bytes().address() as *const _,
             block_table: rows.batch.block_table.entries().bytes().address() as *const _,
-            lists: lists.slots.address() as *mut _,
+            lists: slots.address() as *mut _,
             logits_stride: wide("index logits", logits.layout().strides[1])?,
             block_table_stride: wide("block table", rows.batch.block_table.max_pages())?,
-            list_stride: wide("slot lists", lists.width)?,
+            list_stride: wide("slot lists", width)?,
             // The caller's block table names pages of its cache; their number is not known here.
             pages: i64::from(i32::MAX),
-            rows: narrow("tokens", tokens)?,
+            rows: narrow("tokens", rows.tokens.len())?,
             first_token: narrow("tokens", rows.tokens.start)?,
             requests: narrow("requests", rows.batch.seq_lens.len())?,
             columns: narrow("columns", columns)?,
-            topk: narrow("slot lists", lists.width)?,
+            topk: narrow("slot lists", width)?,
             max_pages: narrow("block table", rows.batch.block_table.max_pages())?,
             page_size: narrow("page_size", page_size)?,
             after_logits: rows.in_turn().into(),
@@ -200,13 +191,14 @@ fn keys_params(
     keys: IndexKeys<'_, Cuda>,
 ) -> Result<raw::MlaIndexKeysParams> {
     let tokens = keys.check(config)?;
+    let [weight, bias] = &keys.norm;
     unit_columns("index keys", keys.keys.layout())?;
-    unit_columns("index norm weight", keys.norm.weight.layout())?;
-    unit_columns("index norm bias", keys.norm.bias.layout())?;
+    unit_columns("index norm weight", weight.layout())?;
+    unit_columns("index norm bias", bias.layout())?;
     device.check_memory([
         ("index keys", keys.keys.bytes()),
-        ("index norm weight", keys.norm.weight.bytes()),
-        ("index norm bias", keys.norm.bias.bytes()),
+        ("index norm weight", weight.bytes()),
+        ("index norm bias", bias.bytes()),
         ("slots", keys.slots.bytes()),
         ("index cache", keys.cache.as_ref().bytes()),
     ])?;
@@ -214,8 +206,8 @@ fn keys_params(
     // Null pointers are refused by the launch, or mean that something is absent.
     Ok(raw::MlaIndexKeysParams {
         keys: keys.keys.bytes().address() as *const _,
-        norm_weight: keys.norm.weight.bytes().address() as *const _,
-        norm_bias: keys.norm.bias.bytes().address() as *const _,
+        norm_weight: weight.bytes().address() as *const _,
+        norm_bias: bias.bytes().address() as *const _,
         slots: keys.slots.bytes().address() as *const _,
         cache: keys.cache.into_bytes().address() as *mut _,
         rotary: rotary(device, config, keys.rotary.as_ref())?,
@@ -226,8 +218,8 @@ fn keys_params(
         page_size: narrow("page_size", cache.page_size)?,
         width: narrow("index_head_dim", config.dims.width as usize)?,
         keys_dtype: dtype_code(keys.keys.dtype()),
-        norm_weight_dtype: dtype_code(keys.norm.weight.dtype()),
-        norm_bias_dtype: dtype_code(keys.norm.bias.dtype()),
+        norm_weight_dtype: dtype_code(weight.dtype()),
+        norm_bias_dtype: dtype_code(bias.dtype()),
         hadamard: config.hadamard.into(),
         epsilon: config.epsilon,
     })

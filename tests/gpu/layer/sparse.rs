@@ -9,7 +9,7 @@ use mla_runtime::backend::{DecodeStage, PrefillStage, StepLimits};
 use mla_runtime::device::Device;
 use mla_runtime::indexer::{
     IndexCacheLayout, IndexCacheMut, IndexCall, IndexDevice, IndexKeys, IndexLimits, Indexer,
-    IndexerWorkspace, LayerNorm,
+    IndexerWorkspace,
 };
 use mla_runtime::layer::{MlaLayer, Workspace};
 use mla_runtime::model::{DType, HeadDims, IndexerConfig, KvFormat, MlaDims, RotaryStyle};
@@ -154,12 +154,12 @@ impl IndexBatch {
     }
 }
 
-fn norm<D: Device>([weight, bias]: &[D::Buffer; 2]) -> Result<LayerNorm<'_, D>> {
+fn norm<D: Device>([weight, bias]: &[D::Buffer; 2]) -> Result<[TensorRef<'_, D>; 2]> {
     let layout = Layout::contiguous(DType::BF16, [1, 1, WIDTH]);
-    Ok(LayerNorm::new(
+    Ok([
         TensorRef::new(D::bytes(weight), layout)?,
         TensorRef::new(D::bytes(bias), layout)?,
-    ))
+    ])
 }
 
 /// The tensors of an [`IndexBatch`] on a device.

@@ -1,0 +1,112 @@
+//! The conditions that every device sets for the operands of its operations.
+
+use super::Device;
+use crate::tensor::{ArrayRef, CacheLayout, LseMut, LseRef, TensorMut, TensorRef};
+use crate::{Error, Result};
+
+/// Refuses factors that do not fit each other or their product.
+///
+/// # Errors
+///
+/// If shapes or dtypes disagree.
+pub fn check_product<D: Device>(
+    a: &TensorRef<'_, D>,
+    b: &TensorRef<'_, D>,
+    c: &TensorMut<'_, D>,
+) -> Result<()> {
+    let ([batch, m, n], k, dtype) = (c.shape(), a.shape()[2], c.dtype());
+    a.layout().require("gemm a", dtype, [batch, m, k])?;
+    b.layout().require("gemm b", dtype, [batch, k, n])
+}
+
+/// Refuses rows that do not fit their destination, and another number of places.
+///
+/// # Errors
+///
+/// If dtypes, heads or widths disagree, or there is not a place for each row.
+pub fn check_scatter<D: Device>(
+    from: &TensorRef<'_, D>,
+    places: &ArrayRef<'_, D, i64>,
+    to: &TensorMut<'_, D>,
+) -> Result<()> {
+    let ([rows, ..], [_, heads, width]) = (from.shape(), to.shape());
+    from.layout()
+        .require("rows to copy", to.dtype(), [rows, heads, width])?;
+    match places.len() == rows {
+        true => Ok(()),
+        false => {
+            let accepted = format!("{rows}, one for each row");
+            Err(Error::argument("places", places.len(), accepted))
+        }
+    }
+}
+
+/// Refuses rows that are not those of a cache, and another number of slots.
+///
+/// # Errors
+///
+/// If shapes or dtypes disagree, or there is not a slot for each token.
+pub fn check_write<D: Device>(
+    latent: &TensorRef<'_, D>,
+    rope: &TensorRef<'_, D>,
+    slots: &ArrayRef<'_, D, i64>,
+    cache: &CacheLayout,
+) -> Result<()> {
+    let [l, r] = widths(cache);
+    let (tokens, dtype) = (latent.shape()[0], latent.dtype());
+    latent.layout().require("latent", dtype, [tokens, 1, l])?;
+    rope.layout().require("rope", dtype, [tokens, 1, r])?;
+    match slots.len() == tokens {
+        true => Ok(()),
+        false => {
+            let accepted = format!("{tokens}, one per token");
+            Err(Error::argument("slots", slots.len(), accepted))
+        }
+    }
+}
+
+/// Refuses a destination of `rows` rows of a cache that is not one.
+///
+/// # Errors
+///
+/// If shapes or dtypes disagree, or there is no room for as many rows.
+pub fn check_gather<D: Device>(
+    rows: usize,
+    latent: &TensorMut<'_, D>,
+    rope: &TensorMut<'_, D>,
+    cache: &CacheLayout,
+) -> Result<()> {
+    let [l, r] = widths(cache);
+    let (room, dtype) = (latent.shape()[0], latent.dtype());
+    latent
+        .layout()
+        .require("gathered latent", dtype, [room, 1, l])?;
+    rope.layout()
+        .require("gathered rope", dtype, [room, 1, r])?;
+    match rows <= room {
+        true => Ok(()),
+        false => Err(Error::argument("rows", rows, format!("at most {room}"))),
+    }
+}
+
+/// Refuses partial results that do not fit each other.
+///
+/// # Errors
+///
+/// If shapes or dtypes disagree.
+pub fn check_merge<D: Device>(
+    out: &TensorMut<'_, D>,
+    lse: &LseMut<'_, D>,
+    other: &TensorRef<'_, D>,
+    other_lse: &LseRef<'_, D>,
+) -> Result<()> {
+    let [tokens, heads, _] = out.shape();
+    other.layout().require("other", out.dtype(), out.shape())?;
+    lse.layout().require("lse", heads, tokens)?;
+    other_lse.layout().require("other lse", heads, tokens)
+}
+
+/// L and R of a cache.
+fn widths(cache: &CacheLayout) -> [usize; 2] {
+    [cache.dims.latent, cache.dims.head.rope].map(|width| width as usize)
+}
