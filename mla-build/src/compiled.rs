@@ -106,7 +106,8 @@ fn text(families: &Families) -> String {
     let constant = |what: &str, name: &str, targets: &[Target]| {
         let names = target::names(targets);
         format!(
-            "/// Targets that {what}, under nvcc's names.\npub const {name}: &[&str] = &{names:?};\n"
+            "/// Targets that {what}, under nvcc's names.\n\
+             pub const {name}: &[&str] = &{names:?};\n"
         )
     };
     let of_families = families.declared.iter().map(|family| {
