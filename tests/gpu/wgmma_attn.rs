@@ -1,7 +1,7 @@
 //! WGMMA_ATTN on a Hopper GPU against the f64 reference: lengths around every tile boundary, mixed
 //! in one batch, and random batches; keys fewer and more than queries, packed and split; graphs
-//! captured with loose bounds; offsets beyond 2^31 elements; bad arguments. Its conformance holds it
-//! to NaN in other requests.
+//! captured with loose bounds; offsets beyond 2^31 elements; bad arguments. Its conformance covers
+//! NaN in other requests.
 
 use mla_conformance::{PrefillCase, Trial};
 use mla_kernels::backends::sm90::WgmmaAttn;

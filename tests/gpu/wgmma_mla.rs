@@ -43,14 +43,19 @@ fn check(name: &str, case: &DecodeCase) {
 fn every_number_of_heads_and_query_tokens_agrees_with_the_reference() {
     // Requests with room for up to 512 tokens have a kernel of their own if there are more than 64
     // rows; the table has two pages more than needed.
-    let long = [0, 1, 63, 64, 65, 127, 128, 129, 191, 1000, 4641];
+    let long = [0, 1, 63, 64, 65, 127, 128, 129, 191, 1000];
     let short = [0, 1, 63, 64, 65, 127, 128, 129, 191, 320, 384];
     for heads in [1, 3, 8, 9, 16, 20, 40, 48, 63, 64, 96, 126, 128] {
         for query in [1, 2, 3, 4, 8, 9, 16] {
-            for (name, lens) in [("long", &long), ("short", &short)] {
+            for (name, lens) in [("long", &long[..]), ("short", &short[..])] {
                 let name = format!("{heads} heads, {query} query tokens, {name}");
                 let seed = (heads * 10 + query) as u64;
-                let case = case(heads, &lens.map(|len| (query, len)));
+                let mut requests: Vec<_> = lens.iter().map(|&len| (query, len)).collect();
+                // The f64 reference takes seconds for many rows of the longest context.
+                if name == "long" && query <= 2 {
+                    requests.push((query, 4641));
+                }
+                let case = case(heads, &requests);
                 check(&name, &DecodeCase { seed, ..case });
             }
         }
