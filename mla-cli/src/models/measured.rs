@@ -45,6 +45,12 @@ const DENSE: Session = Session {
     commit: "7461515",
 };
 
+const TWENTY_HEADS: Session = Session {
+    gpu: "H200",
+    date: "2026-11-29",
+    commit: "a074889",
+};
+
 const LISTS: Session = Session {
     gpu: "H200",
     date: "2026-11-24",
@@ -65,7 +71,7 @@ const fn dense(
         kv_format: "bf16",
         form,
         micros,
-        session: &DENSE,
+        session: if heads == 20 { &TWENTY_HEADS } else { &DENSE },
     }
 }
 
@@ -89,6 +95,9 @@ const fn sparse(
 
 pub(super) const MEASURED: &[Measured] = &[
     dense("d-b1-h16-8k", "1q1s8k", 16, Form::Decode, 13.5),
+    dense("d-b1-h20-8k", "1q1s8k", 20, Form::Decode, 15.1),
+    dense("d-b32-h20-4k", "32q1s4k", 20, Form::Decode, 52.7),
+    dense("d-b128-h20-4k", "128q1s4k", 20, Form::Decode, 154.0),
     dense("d-b32-h16-4k", "32q1s4k", 16, Form::Decode, 51.6),
     dense("d-b128-h16-4k", "128q1s4k", 16, Form::Decode, 157.0),
     dense("d-b32-h32-32k", "32q1s32k", 32, Form::Decode, 296.0),

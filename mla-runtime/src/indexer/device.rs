@@ -182,9 +182,9 @@ pub trait IndexDevice: Device {
     ) -> Result<()>;
 
     /// Scores what each token sees, by quantised `queries` and the `weights` of their heads, as
-    /// [`IndexQueriesMut`] has them: `logits` is f32 `[1, T, columns]` with unit columns, one column
-    /// for each position of the token's request. Columns of what a token does not see are left
-    /// alone.
+    /// [`IndexQueriesMut`] has them: `logits` is f32 `[1, T, columns]` with unit columns, one
+    /// column for each position of the token's request. Columns of what a token does not see are
+    /// left alone.
     ///
     /// # Errors
     ///

@@ -23,7 +23,7 @@ const RUN_ON: &[Run] = &[Run {
     gpu: "H200",
     capability: Capability::new(9, 0),
     date: "2026-11-29",
-    commit: "43b5bb6",
+    commit: "a074889",
 }];
 
 #[cfg(feature = "sm80")]

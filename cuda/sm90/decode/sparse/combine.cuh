@@ -1,4 +1,4 @@
-// Combines the partial results of an item over the CTAs of a cluster, each of which takes a share of
+// Combines the partial results of an item over the CTAs of a cluster. Each CTA takes a share of
 // the item's values and adds all CTAs' results for that share in the CTAs' order. The results come
 // to it in one of two ways: it reads them from the others' shared memory (Merge), or the others
 // send them from registers to its own (Exchange).

@@ -66,8 +66,8 @@ struct Layout {
     static constexpr int kPartialPitch = kLatent + 4;
 
     // True if the work done once per item is made short: entries are read ahead, and a cluster's
-    // CTAs send each other their results (Exchange in combine.cuh). With more rows, the loop over tiles has no
-    // registers for it, and sending takes longer than reading.
+    // CTAs send each other their results (Exchange in combine.cuh). With more rows, the loop over
+    // tiles has no registers for it, and sending takes longer than reading.
     static constexpr bool kShort = N <= 32;
 
     // True if the loading warps read a list's end before they walk it, and not when its first

@@ -68,9 +68,9 @@ struct SharedOf {
 
 // Shared memory of a CTA if rows are few.
 struct Shared : SharedOf<topk::kThreads> {
-    // The logits of a shared-resident row, or the candidates of a register-resident one. No mbarrier
-    // lies behind this struct: the memory there is used again, and only the operations of mbarriers
-    // may touch a valid one.
+    // The logits of a shared-resident row, or the candidates of a register-resident one. No
+    // mbarrier lies behind this struct: the memory there is used again, and only the operations of
+    // mbarriers may touch a valid one.
     Barrier<0> arrived;
     uint2 counts;  // this CTA's keys above the threshold, and inside
     uint32_t totals[kClusterBins];
