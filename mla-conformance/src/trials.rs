@@ -69,8 +69,8 @@ macro_rules! checks {
         ///
         /// # Errors
         ///
-        /// What the backend did wrong. Two runs of one case that give equal [`Bits`] gave equal
-        /// results.
+        /// The first wrong thing that the backend did. Two runs of one case that give equal
+        /// [`Bits`] gave equal results.
         pub fn check<B: $backend>(&self, device: &B::Device) -> std::result::Result<Bits, Failure> {
             self.check_stage(&Self::backend::<B>(device, self.problem)?, device)
         }
@@ -87,7 +87,7 @@ macro_rules! checks {
         ///
         /// # Errors
         ///
-        /// As [`check`](Self::check).
+        /// Same as of [`check`](Self::check).
         pub fn check_stage<S: $stage>(
             &self,
             stage: &S,

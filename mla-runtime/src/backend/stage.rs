@@ -58,7 +58,8 @@ macro_rules! stage {
         ) -> Result<()> {
             let $this = self;
             $keep_apart(device)?;
-            // SAFETY: the contract is the same, and the caller keeps to it.
+            // SAFETY: the contract of the stage's method is that of the source's method of this
+            // name, and the caller keeps to it.
             let enqueued = unsafe { $source::$run($receiver, device, call, state, metadata) };
             $keep_apart(device)?;
             enqueued
@@ -90,21 +91,21 @@ macro_rules! stages {
             ///
             /// # Errors
             ///
-            /// The backend's.
+            /// Same as the backend's.
             fn workspace_bytes(&self, device: &Self::Device, limits: &StepLimits) -> Result<u64>;
 
             #[doc = concat!("Calls [`", stringify!($Backend), "::state`].")]
             ///
             /// # Errors
             ///
-            /// The backend's.
+            /// Same as the backend's.
             fn state(&self, device: &Self::Device, limits: &StepLimits) -> Result<Self::State>;
 
             #[doc = concat!("Calls [`", stringify!($Backend), "::metadata`].")]
             ///
             /// # Errors
             ///
-            /// The backend's.
+            /// Same as the backend's.
             fn metadata(
                 &self,
                 device: &Self::Device,
@@ -115,7 +116,7 @@ macro_rules! stages {
             ///
             /// # Errors
             ///
-            /// The backend's.
+            /// Same as the backend's.
             fn prepare(
                 &self,
                 device: &Self::Device,
@@ -132,7 +133,7 @@ macro_rules! stages {
             ///
             /// # Errors
             ///
-            /// The backend's.
+            /// Same as the backend's.
             unsafe fn $run(
                 &self,
                 device: &Self::Device,
@@ -296,7 +297,9 @@ macro_rules! stages {
             ) -> Result<()> {
                 let state = state.get_mut(B::SPEC.name, &self.config)?;
                 let metadata = metadata.get(B::SPEC.name, &self.config)?;
-                // SAFETY: the contract is the same, and the caller keeps to it.
+                // SAFETY: the contract of this method is that of the backend's stage, and the caller
+                // keeps to it; the state and the metadata were made by this backend for this
+                // configuration, which `get_mut` and `get` have just checked.
                 unsafe { $Stage::$run(&self.backend, device, call, state, metadata) }
             }
         }
