@@ -164,13 +164,15 @@ fn values(of: DType) -> Values {
 
 /// Returns the number of a cache format in the C interface.
 fn format_number(rows: KvFormat) -> i32 {
-    (match rows {
-        KvFormat::F32 => raw::MLA_CACHE_F32,
-        KvFormat::F16 => raw::MLA_CACHE_F16,
-        KvFormat::BF16 => raw::MLA_CACHE_BF16,
-        KvFormat::Fp8 => raw::MLA_CACHE_FP8,
-        KvFormat::Fp8DsMla => raw::MLA_CACHE_FP8_DS_MLA,
-    }) as i32
+    let numbers = [
+        (KvFormat::F32, raw::MLA_CACHE_F32),
+        (KvFormat::F16, raw::MLA_CACHE_F16),
+        (KvFormat::BF16, raw::MLA_CACHE_BF16),
+        (KvFormat::Fp8, raw::MLA_CACHE_FP8),
+        (KvFormat::Fp8DsMla, raw::MLA_CACHE_FP8_DS_MLA),
+    ];
+    let of_rows = numbers.iter().find(|it| it.0 == rows);
+    of_rows.expect("every format has a number").1 as i32
 }
 
 fn cache_values(rows: KvFormat) -> Values {
