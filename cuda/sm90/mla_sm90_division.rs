@@ -128,8 +128,12 @@ pub struct MlaPrefillWorkItem {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of MlaPrefillWorkItem"][::core::mem::size_of::<MlaPrefillWorkItem>() - 32usize];
-    ["Alignment of MlaPrefillWorkItem"][::core::mem::align_of::<MlaPrefillWorkItem>() - 4usize];
+    [
+        "Size of MlaPrefillWorkItem",
+    ][::core::mem::size_of::<MlaPrefillWorkItem>() - 32usize];
+    [
+        "Alignment of MlaPrefillWorkItem",
+    ][::core::mem::align_of::<MlaPrefillWorkItem>() - 4usize];
     [
         "Offset of field: MlaPrefillWorkItem::request",
     ][::core::mem::offset_of!(MlaPrefillWorkItem, request) - 0usize];
