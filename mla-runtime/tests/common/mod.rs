@@ -236,3 +236,31 @@ macro_rules! decode_body {
         }
     };
 }
+
+/// A decode backend of the attribute's arguments, which is never called: a row of a table.
+macro_rules! decode_backend {
+    ($name:ident: $($arguments:tt)*) => {
+        const _: () = {
+            struct $name;
+
+            #[::mla_runtime::mla_backend($($arguments)*)]
+            impl ::mla_runtime::backend::DecodeBackend for $name {
+                decode_body!(common::Bytes);
+            }
+        };
+    };
+}
+
+/// A prefill backend in the same way.
+macro_rules! prefill_backend {
+    ($name:ident: $($arguments:tt)*) => {
+        const _: () = {
+            struct $name;
+
+            #[::mla_runtime::mla_backend($($arguments)*)]
+            impl ::mla_runtime::backend::PrefillBackend for $name {
+                prefill_body!(common::Bytes);
+            }
+        };
+    };
+}

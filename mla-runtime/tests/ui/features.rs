@@ -16,25 +16,8 @@ impl DecodeBackend for NoSuchFeature {
     decode_body!(common::Bytes);
 }
 
-struct Malformed;
-
-#[mla_backend(sm = "90", dtypes = "bf16", feature = "sm90 sm100")]
-impl DecodeBackend for Malformed {
-    decode_body!(common::Bytes);
-}
-
-struct Empty;
-
-#[mla_backend(sm = "90", dtypes = "bf16", feature = "")]
-impl DecodeBackend for Empty {
-    decode_body!(common::Bytes);
-}
-
-struct AnotherKey;
-
-#[mla_backend(sm = "90", dtypes = "bf16", feature = "deterministic")]
-impl DecodeBackend for AnotherKey {
-    decode_body!(common::Bytes);
-}
+decode_backend!(Malformed: sm = "90", dtypes = "bf16", feature = "sm90 sm100");
+decode_backend!(Empty: sm = "90", dtypes = "bf16", feature = "");
+decode_backend!(AnotherKey: sm = "90", dtypes = "bf16", feature = "deterministic");
 
 fn main() {}

@@ -9,29 +9,13 @@ use mla_runtime::mla_backend;
 #[path = "../common/mod.rs"]
 mod common;
 
-struct OfWhich;
-
-#[mla_backend(sm = "90|100", dtypes = "bf16")]
-impl DecodeBackend for OfWhich {
-    decode_body!(common::Bytes);
-}
+decode_backend!(OfWhich: sm = "90|100", dtypes = "bf16");
 
 // The family is named, by a constant or by the feature.
 const SM90: &[&str] = &["sm_90a"];
 
-struct OfHopper;
-
-#[mla_backend(sm = "90", dtypes = "bf16", compiled = SM90)]
-impl DecodeBackend for OfHopper {
-    decode_body!(common::Bytes);
-}
-
-struct Portable;
-
-#[mla_backend(sm = "80+", dtypes = "bf16", feature = "sm80")]
-impl DecodeBackend for Portable {
-    decode_body!(common::Bytes);
-}
+decode_backend!(OfHopper: sm = "90", dtypes = "bf16", compiled = SM90);
+decode_backend!(Portable: sm = "80+", dtypes = "bf16", feature = "sm80");
 
 struct OnProcessors;
 
