@@ -20,7 +20,8 @@ Kind kind_of(const MlaDecodeParams& p) {
 }
 
 Shape shape_of(const MlaDecodeParams& p) {
-    return {p.query_len * p.heads, p.rope_dim, p.requests, int64_t(p.max_pages) * p.page_size};
+    return {p.query_len * p.heads, p.rope_dim, p.requests, int64_t(p.max_pages) * p.page_size,
+            is_split(p)};
 }
 
 MlaStatus check_shape(const MlaDecodeParams& p) {

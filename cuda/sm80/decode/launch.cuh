@@ -15,6 +15,8 @@ struct Shape {
     // Number of requests, and maximum number of cached tokens of one.
     int requests;
     int64_t kv_len;
+    // True if rotary keys lie in a tensor of their own.
+    bool split;
 };
 
 // One instantiation, as functions that do not depend on it.
@@ -113,7 +115,7 @@ inline bool is_short(const Limits& l, const Shape& s, CacheFormat format, const 
 }
 
 // Chooses by the rows of a request: 16, 32 or 64 rows per CTA, and 16 for short batches. With 64
-// rows, a plain cache and 512 latent columns, warps have roles if there is room for them.
+// rows, a plain cache of one tensor and 512 latent columns, warps have roles if there is room.
 template <typename T, int kLatent, CacheFormat kFormat>
 Variant variant_of(const Limits& l, const Shape& s) {
     const Variant of_16 = variant_of_16<T, kLatent, kFormat>(l, s);
@@ -124,9 +126,9 @@ Variant variant_of(const Limits& l, const Shape& s) {
         // With fewer steps of queries in registers ptxas loads keys further ahead of their use. In
         // 163 KB three KV tiles leave room for the other 18 steps, and no more.
         using Fewer = RoleConfig<T, kLatent, 32, 16>;
-        if (has_room<Fewer>(l, s)) return variant<Fewer>();
+        if (!s.split && has_room<Fewer>(l, s)) return variant<Fewer>();
         using More = RoleConfig<T, kLatent, 32, 18>;
-        if (has_room<More>(l, s)) return variant<More>();
+        if (!s.split && has_room<More>(l, s)) return variant<More>();
     }
     return variant<Config<T, kLatent, kFormat, 2, 2, 16>>();
 }

@@ -68,12 +68,14 @@ struct RowCopy {
         if (flags & (chunk == kLast ? kRope : kAny)) copy<chunk>();
     }
 
-    // Issues all copies but the last one, for a row that is copied at least in part.
+    // Issues all copies, for a row that is copied at least in part.
     template <int chunk = 0>
-    __device__ void issue_latent() const {
+    __device__ void issue_all() const {
         if constexpr (chunk < kLast) {
             copy<chunk>();
-            issue_latent<chunk + 1>();
+            issue_all<chunk + 1>();
+        } else {
+            issue<chunk>();
         }
     }
 
@@ -103,7 +105,7 @@ class Loader {
     // Begins to copy the next KV tile into the stage that was read longest ago.
     __device__ void next() {
         static_assert(!C::kRoles);
-        advance([&](const Copy& copy) { issue_all(copy); });
+        advance([](const Copy& copy) { copy.issue_all(); });
         ptx::cp_async_commit_group();
     }
 
@@ -113,20 +115,6 @@ class Loader {
         Copy all;
         advance([&](const Copy& copy) { all = copy; });
         return all;
-    }
-
-    // Issues one chunk of a share.
-    template <int chunk>
-    __device__ void issue(Copy copy) const {
-        if constexpr (C::kRoles && chunk == Copy::kLast)
-            if (is_split()) copy.from = own_.ropes[position_.lane() / kLanes] + own_byte();
-        copy.template issue<chunk>();
-    }
-
-    // Issues all copies, for a row that is copied at least in part.
-    __device__ void issue_all(const Copy& copy) const {
-        copy.issue_latent();
-        issue<Copy::kLast>(copy);
     }
 
     // True if there is another tile to copy.
@@ -199,7 +187,8 @@ class Loader {
     // The first byte of a row that this thread copies.
     __device__ int own_byte() const { return position_.thread() % kLanes * 16; }
 
-    __device__ bool is_split() const { return !C::kGrouped && p_.split; }
+    // Warps with roles get no split cache: its second address would spill their registers.
+    __device__ bool is_split() const { return !C::kGrouped && !C::kRoles && p_.split; }
 
     __device__ void begin_item(LoaderState& s) {
         const WorkItem& item = scheduler_.item(s.index);
@@ -285,20 +274,13 @@ class Loader {
     }
 
     // Copies this thread's share of its row's rotary key, at this offset in their tensor, so that
-    // `copy` is of the latent alone. Before the stage is free it keeps the address.
+    // `copy` is of the latent alone.
     __device__ void copy_rope(Copy& copy, int64_t offset) const {
         const char* rope = p_.cache_rope + offset;
-        if constexpr (C::kRoles) {
-            __syncwarp();
-            if (position_.lane() % kLanes == 0)
-                own_.ropes[position_.lane() / kLanes] = rope - Copy::kRopeAt;
-            __syncwarp();
-        } else {
-            if (copy.flags & Copy::kRope)
-                ptx::cp_async_16(copy.to + Copy::kRopeAt, rope + own_byte(),
-                                 (copy.flags & Copy::kExists) != 0);
-            copy.flags &= ~Copy::kRope;
-        }
+        if (copy.flags & Copy::kRope)
+            ptx::cp_async_16(copy.to + Copy::kRopeAt, rope + own_byte(),
+                             (copy.flags & Copy::kExists) != 0);
+        copy.flags &= ~Copy::kRope;
     }
 
     __device__ int page_of(int token) const {

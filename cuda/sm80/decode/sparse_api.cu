@@ -173,7 +173,7 @@ extern "C" MlaStatus mla_sparse_sm80(const MlaSparseParams* params, const MlaDev
     Limits device;
     MlaStatus s = begin(p, limits, device);
     if (s.code != MLA_OK || p.tokens == 0) return s;
-    const Shape shape = {p.heads, p.rope_dim, int(p.tokens), p.width};
+    const Shape shape = {p.heads, p.rope_dim, int(p.tokens), p.width, is_split(p)};
     const Variant variant = variant_for(kind_of(p), device, shape);
     Fit f;
     s = variant.fit(device, shape, f);

@@ -30,10 +30,13 @@ inline Variant variant_for(const Kind& k, const Limits& l, const Shape& s) {
 }
 
 // Raises `bytes` to the workspace of any number of requests with this number of rows, of any
-// length. Few and short requests have another instantiation; this loads both.
+// length, in one tensor or two. Few and short requests have another instantiation, and a split
+// cache may; this loads them all.
 inline MlaStatus max_workspace(const Kind& k, const Limits& l, int rows, int rope_dim,
                                size_t& bytes) {
-    for (const Shape& s : {Shape{rows, rope_dim, INT32_MAX, 1}, Shape{rows, rope_dim, 1, 1}}) {
+    for (const Shape& s : {Shape{rows, rope_dim, INT32_MAX, 1, false},
+                           Shape{rows, rope_dim, INT32_MAX, 1, true},
+                           Shape{rows, rope_dim, 1, 1, false}}) {
         Fit f;
         const MlaStatus status = variant_for(k, l, s).fit(l, s, f);
         if (status.code != MLA_OK) return status;

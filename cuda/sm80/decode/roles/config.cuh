@@ -35,9 +35,6 @@ struct RoleConfig : Config<Element, Latent, CacheFormat::plain, 2, 2, Tokens> {
         // Number of the item's last tiles in which some row does not see some token. Used by output
         // warps.
         int cleared;
-        // In a split cache: the rotary key of each row, of those that the warp copies at a time,
-        // until the tile's stage is free.
-        const char* ropes[4];
     };
     // P, and what follows from it, is double buffered.
     struct alignas(16) Statistics {

@@ -79,7 +79,7 @@ class OutputWarp {
     __device__ void begin_copies() {
         for (int i = 1; i < p_.stages; ++i) {
             const RowCopy<C> copy = loader_.prepare();
-            if (copy.flags != 0) loader_.issue_all(copy);
+            if (copy.flags != 0) copy.issue_all();
             ptx::cp_async_commit_group();
         }
         wait_for_copies(p_.stages - 2);
@@ -111,7 +111,7 @@ class OutputWarp {
     template <int chunk>
     __device__ void issue_one(const RowCopy<C>& copy, int i) const {
         if constexpr (chunk < RowCopy<C>::kChunks) {
-            if (i == chunk) loader_.template issue<chunk>(copy);
+            if (i == chunk) copy.template issue<chunk>();
             issue_one<chunk + 1>(copy, i);
         }
     }
