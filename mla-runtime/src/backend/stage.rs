@@ -297,9 +297,9 @@ macro_rules! stages {
             ) -> Result<()> {
                 let state = state.get_mut(B::SPEC.name, &self.config)?;
                 let metadata = metadata.get(B::SPEC.name, &self.config)?;
-                // SAFETY: the contract of this method is that of the backend's stage, and the caller
-                // keeps to it; the state and the metadata were made by this backend for this
-                // configuration, which `get_mut` and `get` have just checked.
+                // SAFETY: the contract of this method is that of the backend's stage, and the
+                // caller keeps to it; the state and the metadata were made by this backend for
+                // this configuration, which `get_mut` and `get` have just checked.
                 unsafe { $Stage::$run(&self.backend, device, call, state, metadata) }
             }
         }
