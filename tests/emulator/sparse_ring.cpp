@@ -21,6 +21,8 @@ namespace ptx = mla::ptx;
 struct Lists {
     std::vector<std::vector<int>> of[kSources];
     bool with_counts = false;
+    // The pages of dense requests of a token each, whose lists say what their keys are.
+    std::vector<std::vector<int>> pages;
 
     size_t tokens() const { return of[0].size(); }
 };
@@ -41,7 +43,7 @@ void append_batch(std::vector<int>& list, std::minstd_rand& random, int keys, in
     }
 }
 
-enum class Kind { one_list, two_lists, gaps, mixed };
+enum class Kind { one_list, two_lists, gaps, mixed, dense };
 
 Lists draw(Kind kind, std::minstd_rand& random, int ranks) {
     const auto between = [&](int low, int high) { return low + int(random() % (high - low + 1)); };
@@ -77,6 +79,20 @@ Lists draw(Kind kind, std::minstd_rand& random, int ranks) {
         }
         add(std::move(list), {});
     }
+    if (kind == Kind::dense)
+        for (int i = 0; i < 6; ++i) {
+            std::vector<int> list(between(33, 300)), pages((list.size() + 63) / 64);
+            for (int& page : pages) page = random() % 64;
+            for (size_t key = 0; key < list.size(); ++key)
+                list[key] = pages[key / 64] * 64 + int(key % 64);
+            // No cache has this page, whose slots in 32 bits would be those of the first.
+            const size_t broken = random() % pages.size();
+            pages[broken] = 1 << 26;
+            for (size_t key = 64 * broken; key < list.size() && key < 64 * broken + 64; ++key)
+                list[key] = -1;
+            add(std::move(list), {});
+            lists.pages.push_back(std::move(pages));
+        }
     return lists;
 }
 
@@ -94,6 +110,7 @@ struct Run {
     KernelParams p = {};
     std::vector<char> caches[kSources], ropes[kSources];
     std::vector<int> lists[kSources], counts[kSources];
+    std::vector<int> block_table, seq_lens, query_starts;
     // Entries that this CTA attends to, token by token, in the format of ListWalk::pending.
     std::vector<std::vector<uint32_t>> expected;
     // Rounds that each role pauses before it goes on.
@@ -144,6 +161,7 @@ struct Run {
             s.page_size = 64;
             s.pages_adjoin = true;
         }
+        if (!drawn.pages.empty()) be_dense(drawn);
         p.items = p.tokens = int(drawn.tokens());
         p.head_tiles = 1;
         p.tile_heads = p.heads = 1;
@@ -173,6 +191,26 @@ struct Run {
     }
 
   private:
+    // Gives the keys by pages in place of lists.
+    void be_dense(const Lists& drawn) {
+        constexpr int kPages = 8;
+        std::fill(lists[0].begin(), lists[0].end(), -1);
+        for (size_t token = 0; token < drawn.tokens(); ++token) {
+            block_table.insert(block_table.end(), drawn.pages[token].begin(),
+                               drawn.pages[token].end());
+            block_table.resize((token + 1) * kPages, -1);
+            seq_lens.push_back(int(drawn.of[0][token].size()));
+            query_starts.push_back(int(token));
+        }
+        query_starts.push_back(int(drawn.tokens()));
+        p.dense_within = 1 << 20;
+        p.requests = int(drawn.tokens());
+        p.block_table = block_table.data();
+        p.block_table_stride = kPages;
+        p.seq_lens = seq_lens.data();
+        p.query_starts = query_starts.data();
+    }
+
     static uint32_t ring_base() { return Block::kSharedBase + L::kRingOffset; }
 
     void begins(const Flight& f) {
@@ -329,8 +367,8 @@ template <int N, class R>
 void explore(const char* name, unsigned seed) {
     using L = Layout<N, R>;
     std::minstd_rand random(seed);
-    constexpr const char* kinds[] = {"one list", "two lists", "gaps", "all"};
-    for (int kind = 0; kind < 4; ++kind)
+    constexpr const char* kinds[] = {"one list", "two lists", "gaps", "all", "dense"};
+    for (int kind = 0; kind < 5; ++kind)
         for (int speed = 0; speed < 4; ++speed) {
             // A cluster has one item, so only its lists can take it by surprise.
             Hopper::current().ranks = kind == 2 && speed == 3 ? 3 : 1;
