@@ -41,7 +41,7 @@ use mla_runtime::spec::Problem;
 use mla_runtime::tensor::{Layout, LseLayout, LseMut, LseRef, Memory, TensorMut, TensorRef};
 use mla_runtime::{Error, Result};
 
-use crate::device::{Account, Buffer, Bytes, BytesMut, Cuda, failed as driver_failed};
+use crate::device::{Allocated, Buffer, Bytes, BytesMut, Cuda, failed as driver_failed};
 use crate::library;
 
 /// Identifier that the ranks of a group have in common: one of them makes it, and the engine
@@ -237,8 +237,8 @@ impl Agreement {
         let stream = device.new_stream()?;
         let agreement = Self {
             group: Group::join(&stream, rank, ranks, GroupId::from_bytes(*first_id))?,
-            own: Buffer::zeroed(&stream, INTENT_BYTES, &Account::default())?,
-            all: Buffer::zeroed(&stream, INTENT_BYTES * ranks, &Account::default())?,
+            own: Buffer::zeroed(&stream, INTENT_BYTES, &Allocated::default())?,
+            all: Buffer::zeroed(&stream, INTENT_BYTES * ranks, &Allocated::default())?,
         };
         // NCCL allocates at a group's first call: so that is done before any capture.
         agreement.intents(&[0; INTENT_BYTES])?;
@@ -257,7 +257,7 @@ fn no_rank() -> Error {
 
 /// Gathers bytes of every rank's host, which have the same length on all of them.
 fn exchange(group: &Group, own: &[u8], ranks: usize) -> Result<Vec<u8>> {
-    let account = Account::default();
+    let account = Allocated::default();
     let from = Buffer::zeroed(&group.stream, own.len(), &account)?;
     let to = Buffer::zeroed(&group.stream, own.len() * ranks, &account)?;
     gather_host(group, own, &from, &to)

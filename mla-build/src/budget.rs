@@ -2,7 +2,7 @@
 //! against it.
 //!
 //! ```toml
-//! # Holds for every kernel that no rule below says more of. What is not named is not limited.
+//! # Holds for every kernel that no rule below says more of. A resource without a key has no limit.
 //! [default]
 //! spill = 0
 //! warnings = 0

@@ -10,7 +10,7 @@ use crate::{
     family::Families,
     headers::Headers,
     toolkit::{Checkout, Wheel},
-    unit::{self, Particular, Unit, What},
+    unit::{self, SettingValue, Unit, UnitSetting},
 };
 
 /// A library of CUDA kernels, described in one chain and compiled at its end.
@@ -40,7 +40,7 @@ pub struct Kernels {
     pub(crate) includes: Vec<PathBuf>,
     pub(crate) defines: Vec<String>,
     pub(crate) flags: Vec<String>,
-    pub(crate) particulars: Vec<Particular>,
+    pub(crate) unit_settings: Vec<UnitSetting>,
     pub(crate) wheels: Vec<Wheel>,
     pub(crate) checkouts: Vec<Checkout>,
     pub(crate) families: Vec<Family>,
@@ -128,12 +128,12 @@ impl Kernels {
     /// Adds a flag for the sources that a glob matches, behind the flags for all sources: a flag of
     /// nvcc, or of the C++ compiler for sources in C++. A glob that matches no source is an error.
     pub fn flag_for(self, glob: impl Into<String>, flag: impl Into<String>) -> Self {
-        self.particular(glob.into(), What::Flag(flag.into()))
+        self.unit_setting(glob.into(), SettingValue::Flag(flag.into()))
     }
 
     /// Defines a macro, `NAME` or `NAME=value`, for the sources that a glob matches.
     pub fn define_for(self, glob: impl Into<String>, define: impl Into<String>) -> Self {
-        self.particular(glob.into(), What::Define(define.into()))
+        self.unit_setting(glob.into(), SettingValue::Define(define.into()))
     }
 
     /// Makes the code of the sources that a glob matches, for every target that is no older, from
@@ -143,18 +143,18 @@ impl Kernels {
     /// target takes the latest that serves it. Older targets, and those with `a` or `f`, keep PTX
     /// of their own.
     pub fn ptx_for(self, glob: impl Into<String>, target: impl Into<String>) -> Self {
-        self.particular(glob.into(), What::Ptx(target.into()))
+        self.unit_setting(glob.into(), SettingValue::Ptx(target.into()))
     }
 
     /// Says how many bytes each compilation of the sources that a glob matches needs, for a first
     /// build: afterwards what it did need is known. Without it 2 GiB are assumed, or what sources
     /// of the same folder needed if that is more.
     pub fn memory_for(self, glob: impl Into<String>, bytes: u64) -> Self {
-        self.particular(glob.into(), What::Memory(bytes))
+        self.unit_setting(glob.into(), SettingValue::Memory(bytes))
     }
 
-    fn particular(mut self, glob: String, what: What) -> Self {
-        self.particulars.push(Particular { glob, what });
+    fn unit_setting(mut self, glob: String, value: SettingValue) -> Self {
+        self.unit_settings.push(UnitSetting { glob, value });
         self
     }
 
@@ -282,8 +282,8 @@ impl Kernels {
         if let Some(glob) = &mut self.only_sources {
             *glob = unit::relative_glob(root, "only_sources", glob)?;
         }
-        for Particular { glob, what } in &mut self.particulars {
-            *glob = unit::relative_glob(root, what.setter(), glob)?;
+        for UnitSetting { glob, value } in &mut self.unit_settings {
+            *glob = unit::relative_glob(root, value.setter(), glob)?;
         }
         Ok(self)
     }
@@ -301,25 +301,25 @@ impl Kernels {
 
     /// The flags of single sources, without macros.
     pub(crate) fn source_flags(&self) -> Vec<String> {
-        let flag = |it: &Particular| match &it.what {
-            What::Flag(flag) => Some(flag.clone()),
+        let flag = |it: &UnitSetting| match &it.value {
+            SettingValue::Flag(flag) => Some(flag.clone()),
             _ => None,
         };
-        self.particulars.iter().filter_map(flag).collect()
+        self.unit_settings.iter().filter_map(flag).collect()
     }
 
     /// The macros of single sources.
     pub(crate) fn source_defines(&self) -> Vec<String> {
-        let define = |it: &Particular| match &it.what {
-            What::Define(define) => Some(define.clone()),
+        let define = |it: &UnitSetting| match &it.value {
+            SettingValue::Define(define) => Some(define.clone()),
             _ => None,
         };
-        self.particulars.iter().filter_map(define).collect()
+        self.unit_settings.iter().filter_map(define).collect()
     }
 
     /// The units to compile.
     pub(crate) fn units(&self, root: &Path, families: &Families) -> Result<Vec<Unit>, Error> {
-        let mut units = unit::discover(root, &self.sources, families, &self.particulars)?;
+        let mut units = unit::discover(root, &self.sources, families, &self.unit_settings)?;
         if let Some(glob) = &self.only_sources {
             let matcher = unit::matcher("only_sources", glob)?;
             units.retain(|unit| matcher.is_match(&unit.source));

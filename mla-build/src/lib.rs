@@ -50,7 +50,7 @@ pub mod toolkit;
 mod unit;
 mod variables;
 mod version;
-mod workshop;
+mod work_folder;
 
 pub use build::Built;
 pub use diagnostic::{FailedUnit, FailedUnits};

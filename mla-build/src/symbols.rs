@@ -180,7 +180,7 @@ pub(crate) fn undefined<'b>(
     })
 }
 
-/// Two kernels of one name that are not the same. A linker keeps one if they are templates,
+/// Refuses two kernels of one name that are not the same. A linker keeps one if they are templates,
 /// whichever source launches it. They are told apart by their resources as ptxas reports them,
 /// which differ in nearly all cases.
 pub(crate) fn refuse_different_kernels<'a>(

@@ -57,13 +57,13 @@ impl Language {
 
 /// A setting of a build script for the sources that a glob matches.
 #[derive(Clone, Debug)]
-pub(crate) struct Particular {
+pub(crate) struct UnitSetting {
     pub(crate) glob: String,
-    pub(crate) what: What,
+    pub(crate) value: SettingValue,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) enum What {
+pub(crate) enum SettingValue {
     Flag(String),
     Define(String),
     /// The name of a target.
@@ -72,7 +72,7 @@ pub(crate) enum What {
     Memory(u64),
 }
 
-impl What {
+impl SettingValue {
     /// The setter of `Kernels` that says it.
     pub(crate) fn setter(&self) -> &'static str {
         match self {
@@ -129,7 +129,7 @@ pub(crate) fn discover(
     root: &Path,
     globs: &[String],
     families: &Families,
-    particulars: &[Particular],
+    unit_settings: &[UnitSetting],
 ) -> Result<Vec<Unit>, Error> {
     if globs.is_empty() {
         return Err(Error::setting(
@@ -177,7 +177,7 @@ pub(crate) fn discover(
             root.display()
         )));
     }
-    particularise(&mut units, &sources, particulars)?;
+    apply_settings(&mut units, &sources, unit_settings)?;
     Ok(units)
 }
 
@@ -213,26 +213,26 @@ pub(crate) fn off(
 
 /// Gives units what is said of their sources. A glob that matches no source, of whatever family, is
 /// a mistake.
-fn particularise(
+fn apply_settings(
     units: &mut [Unit],
     sources: &BTreeSet<String>,
-    particulars: &[Particular],
+    unit_settings: &[UnitSetting],
 ) -> Result<(), Error> {
-    for Particular { glob, what } in particulars {
-        let matcher = matcher(what.setter(), glob)?;
+    for UnitSetting { glob, value } in unit_settings {
+        let matcher = matcher(value.setter(), glob)?;
         if !sources.iter().any(|source| matcher.is_match(source)) {
             return Err(Error::setting(
-                what.setter(),
+                value.setter(),
                 glob.clone(),
                 "a glob that matches a source",
             ));
         }
         for unit in units.iter_mut().filter(|it| matcher.is_match(&it.source)) {
-            match what {
-                What::Flag(flag) => unit.flags.push(flag.clone()),
-                What::Define(define) => unit.flags.push(format!("-D{define}")),
-                What::Ptx(name) => unit.ptx.push(ptx(name)?),
-                What::Memory(bytes) => unit.memory = Some(*bytes),
+            match value {
+                SettingValue::Flag(flag) => unit.flags.push(flag.clone()),
+                SettingValue::Define(define) => unit.flags.push(format!("-D{define}")),
+                SettingValue::Ptx(name) => unit.ptx.push(ptx(name)?),
+                SettingValue::Memory(bytes) => unit.memory = Some(*bytes),
             }
         }
     }

@@ -20,7 +20,7 @@ pub struct Config {
 
 /// The fields of a configuration beside its attention.
 #[derive(Deserialize)]
-struct Around {
+struct OuterFields {
     hidden_size: usize,
     rms_norm_eps: f64,
     #[serde(default)]
@@ -34,7 +34,7 @@ impl Config {
     ///
     /// If a field is missing or has a value that is not accepted.
     pub fn from_json(json: &str) -> Result<Self> {
-        let around: Around = serde_json::from_str(json).map_err(Error::wrap)?;
+        let outer: OuterFields = serde_json::from_str(json).map_err(Error::wrap)?;
         let attention = ModelConfig::from_hf_config(json).map_err(Error::wrap)?;
         let dense = attention.index_layers.dense(attention.layers.unwrap_or(0));
         for (field, given) in [
@@ -61,9 +61,9 @@ impl Config {
         }
         Ok(Self {
             attention,
-            hidden_size: around.hidden_size,
-            rms_norm_eps: around.rms_norm_eps,
-            attention_bias: around.attention_bias,
+            hidden_size: outer.hidden_size,
+            rms_norm_eps: outer.rms_norm_eps,
+            attention_bias: outer.attention_bias,
         })
     }
 }

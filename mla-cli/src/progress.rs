@@ -17,12 +17,12 @@ const LOG_INTERVAL: Duration = Duration::from_secs(10);
 #[derive(Clone)]
 pub struct Progress {
     bar: ProgressBar,
-    audience: Audience,
+    output: ProgressOutput,
 }
 
 /// The receiver of the progress.
 #[derive(Clone)]
-enum Audience {
+enum ProgressOutput {
     None,
     /// The bar is drawn from the first step after this moment on.
     Terminal(Instant),
@@ -31,7 +31,7 @@ enum Audience {
     Log(Sender<Option<String>>),
 }
 
-impl Audience {
+impl ProgressOutput {
     fn find(first_after: Duration) -> Self {
         if io::stderr().is_terminal() {
             return Self::Terminal(Instant::now() + first_after);
@@ -45,42 +45,45 @@ impl Audience {
 impl Progress {
     /// A spinner, for runs that may take long.
     pub fn spinner() -> Self {
-        Self::new("{spinner} {elapsed} {msg}", Audience::find(FIRST_LOG_AFTER))
+        Self::new(
+            "{spinner} {elapsed} {msg}",
+            ProgressOutput::find(FIRST_LOG_AFTER),
+        )
     }
 
     /// Rows done and the time left.
     pub fn rows() -> Self {
         let template = "{bar:24} {pos}/{len} rows, {eta} left, {msg}";
-        Self::new(template, Audience::find(Duration::ZERO))
+        Self::new(template, ProgressOutput::find(Duration::ZERO))
     }
 
     /// One that never shows, for those who show their own.
     pub fn hidden() -> Self {
-        Self::new("{msg}", Audience::None)
+        Self::new("{msg}", ProgressOutput::None)
     }
 
-    fn new(template: &str, audience: Audience) -> Self {
+    fn new(template: &str, output: ProgressOutput) -> Self {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style);
         }
-        Self { bar, audience }
+        Self { bar, output }
     }
 
     /// Tells the present step. A log has such a line after `FIRST_LOG_AFTER` if it has none
     /// before, and then one after `LOG_INTERVAL` without another line.
     pub fn step(&self, what: impl Into<String>) {
         let what = what.into();
-        match &self.audience {
-            Audience::Log(lines) => drop(lines.send(Some(what))),
+        match &self.output {
+            ProgressOutput::Log(lines) => drop(lines.send(Some(what))),
             _ => self.draw(what),
         }
     }
 
     /// Tells the start of a part that is worth a line of a log, however soon after another line.
     pub fn begin(&self, what: &str) {
-        match &self.audience {
-            Audience::Log(lines) => tell_at_once(what, lines),
+        match &self.output {
+            ProgressOutput::Log(lines) => tell_at_once(what, lines),
             _ => self.draw(what.to_owned()),
         }
     }
@@ -89,8 +92,8 @@ impl Progress {
     pub fn begin_row(&self, number: usize, rows: usize, what: &str) {
         self.bar.set_length(rows as u64);
         self.bar.set_position(number as u64 - 1);
-        match &self.audience {
-            Audience::Log(lines) => {
+        match &self.output {
+            ProgressOutput::Log(lines) => {
                 tell_at_once(&format!("row {number} of {rows}: {what}"), lines);
             }
             _ => self.draw(what.to_owned()),
@@ -104,7 +107,7 @@ impl Progress {
 
     fn draw(&self, what: String) {
         self.bar.set_message(what);
-        if let Audience::Terminal(from) = self.audience {
+        if let ProgressOutput::Terminal(from) = self.output {
             if self.bar.is_hidden() && Instant::now() >= from {
                 self.bar.set_draw_target(ProgressDrawTarget::stderr());
             }

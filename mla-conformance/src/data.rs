@@ -227,9 +227,9 @@ pub(super) fn copy_all<D: Device>(
 
 /// The inputs of a call that some kernel writes late: their later contents, and their memory, which
 /// holds poison until then.
-pub(super) struct Late<D: Device>(Vec<D::Buffer>);
+pub(super) struct FilledLater<D: Device>(Vec<D::Buffer>);
 
-impl<D: Device> Late<D> {
+impl<D: Device> FilledLater<D> {
     pub(super) fn new(device: &D, inputs: Buffers<'_, D>) -> Result<Self> {
         let mut staged = Vec::new();
         for input in inputs {

@@ -7,7 +7,7 @@ use mla_runtime::spec::{BackendSpec, Problem};
 use mla_runtime::tensor::Memory as _;
 use mla_runtime::{Error, Result};
 
-use super::data::{Bits, Buffers, Late, Outputs, Written, copy_all, of_output};
+use super::data::{Bits, Buffers, FilledLater, Outputs, Written, copy_all, of_output};
 use super::failure::{Failure, Promise, refused};
 use super::trial::{Placement, Trial};
 
@@ -200,7 +200,7 @@ impl<'a, C: Case<S>, S> On<'a, C, S> {
             return Ok(Bits::default());
         };
         let mut call = self.call(self.kept(&self.case.limits())?)?;
-        let late = Late::new(device, self.case.late(&mut call.inputs))?;
+        let late = FilledLater::new(device, self.case.late(&mut call.inputs))?;
         let mut copies = call.outputs.copies(device)?;
         // The first call has early inputs, so that the late one loads nothing for the first time.
         self.enqueued(&mut call)?;

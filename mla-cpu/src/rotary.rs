@@ -1,4 +1,4 @@
-//! The rotary embedding: pairs turned in f32, one product after the other, rounded to the dtype.
+//! The rotary embedding: pairs rotated in f32, one product after the other, rounded to the dtype.
 
 use super::buffer::Scratch;
 use super::view::{Elements, Places, scalars, with_element};
@@ -20,22 +20,22 @@ pub(crate) fn write_cache(
     let width = cache.layout().dims.head.rope as usize;
     rope.layout()
         .require("rope", rope.dtype(), [tokens, 1, width])?;
-    let turn = Turn::new(rotary, tokens, width)?;
+    let rotation = TokenRotation::new(rotary, tokens, width)?;
     with_element!(rope.dtype(), T => {
         let from = Elements::<T>::of("rope", &rope)?;
         let mut row = Scratch::new(width)?;
-        let mut turned = Scratch::<T>::new(tokens.saturating_mul(width))?;
-        for (token, to) in turned.chunks_mut(width.max(1)).enumerate() {
+        let mut rotated = Scratch::<T>::new(tokens.saturating_mul(width))?;
+        for (token, to) in rotated.chunks_mut(width.max(1)).enumerate() {
             from.read_row(token, 0, &mut row);
-            turn.apply(token, &mut row);
+            rotation.apply(token, &mut row);
             for (to, value) in to.iter_mut().zip(&*row) {
                 *to = T::from_f32(*value);
             }
         }
-        let turned = TensorRef::from_slice(&turned[..tokens * width], [tokens, 1, width])?;
-        cache::write(cpu, latent, turned, slots, cache)?;
+        let rotated = TensorRef::from_slice(&rotated[..tokens * width], [tokens, 1, width])?;
+        cache::write(cpu, latent, rotated, slots, cache)?;
         if let Some(query) = query {
-            turn_queries::<T>(&turn, query, tokens, width)?;
+            rotate_queries::<T>(&rotation, query, tokens, width)?;
         }
     });
     Ok(())
@@ -46,13 +46,13 @@ pub(crate) fn rotate(rotary: &Rotary<'_, Cpu>, vectors: RotaryQuery<'_, Cpu>) ->
         RotaryQuery::InPlace(to) | RotaryQuery::Into { to, .. } => to.layout(),
     };
     let [tokens, _, width] = layout.shape;
-    let turn = Turn::new(rotary, tokens, width)?;
-    with_element!(layout.dtype, T => turn_queries::<T>(&turn, vectors, tokens, width)?);
+    let rotation = TokenRotation::new(rotary, tokens, width)?;
+    with_element!(layout.dtype, T => rotate_queries::<T>(&rotation, vectors, tokens, width)?);
     Ok(())
 }
 
-fn turn_queries<T: Element>(
-    turn: &Turn<'_>,
+fn rotate_queries<T: Element>(
+    rotation: &TokenRotation<'_>,
     query: RotaryQuery<'_, Cpu>,
     tokens: usize,
     width: usize,
@@ -83,7 +83,7 @@ fn turn_queries<T: Element>(
                 // which it borrowed mutably.
                 None => unsafe { to.read_row(token, head, &mut row) },
             }
-            turn.apply(token, &mut row);
+            rotation.apply(token, &mut row);
             // SAFETY: the contract of `Places::write_row`, in the same way.
             unsafe { to.write_row(token, head, &row) };
         }
@@ -91,15 +91,15 @@ fn turn_queries<T: Element>(
     Ok(())
 }
 
-/// The tables' rows by token.
-pub(crate) struct Turn<'a> {
+/// The rotation of each token, by the table rows of its position.
+pub(crate) struct TokenRotation<'a> {
     positions: &'a [i64],
     cos: Elements<'a, f32>,
     sin: Elements<'a, f32>,
     style: RotaryStyle,
 }
 
-impl<'a> Turn<'a> {
+impl<'a> TokenRotation<'a> {
     pub(crate) fn new(rotary: &Rotary<'a, Cpu>, tokens: usize, width: usize) -> Result<Self> {
         rotary.check(tokens, width)?;
         let positions = &scalars("positions", &rotary.positions)?[..tokens];

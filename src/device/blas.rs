@@ -12,7 +12,7 @@ use mla_runtime::model::DType;
 use mla_runtime::tensor::Layout;
 use mla_runtime::{Error, Result};
 
-use super::memory::{Account, Buffer, Bytes};
+use super::memory::{Allocated, Buffer, Bytes};
 use super::{failed, stream};
 use crate::library;
 
@@ -53,7 +53,7 @@ impl Blas {
         if !library::has_cublas() {
             return Ok(Self { handle: None });
         }
-        let workspace = Buffer::zeroed(stream, WORKSPACE_BYTES, &Account::default())?;
+        let workspace = Buffer::zeroed(stream, WORKSPACE_BYTES, &Allocated::default())?;
         let raw = result::create_handle().map_err(failed("create cublas handle"))?;
         let handle = Handle { raw, workspace };
         // SAFETY: handle and stream live; cuBLAS and the driver name the same stream type

@@ -25,12 +25,12 @@ pub struct Buffer {
     /// The size in bytes of the guard in front of it, and of the one behind.
     guard: usize,
     stream: Arc<CudaStream>,
-    account: Account,
+    account: Allocated,
 }
 
 /// The bytes of the buffers that a device has handed out and not got back.
 #[derive(Clone, Default)]
-pub(crate) struct Account(Arc<Counts>);
+pub(crate) struct Allocated(Arc<Counts>);
 
 #[derive(Default)]
 struct Counts {
@@ -49,7 +49,7 @@ pub(super) const GUARD: usize = 256;
 /// The value of each byte of a guard.
 pub(super) const GUARD_BYTE: u8 = 0xa5;
 
-impl Account {
+impl Allocated {
     pub(super) fn bytes(&self) -> u64 {
         self.0.bytes.load(Ordering::Relaxed)
     }
@@ -89,7 +89,11 @@ fn not_allocated(len: usize) -> impl FnOnce(DriverError) -> Error {
 }
 
 impl Buffer {
-    pub(crate) fn zeroed(stream: &Arc<CudaStream>, len: usize, account: &Account) -> Result<Self> {
+    pub(crate) fn zeroed(
+        stream: &Arc<CudaStream>,
+        len: usize,
+        account: &Allocated,
+    ) -> Result<Self> {
         #[cfg(feature = "faults")]
         account.faults().reach(Operation::Allocation)?;
         stream::bind(stream.context()).map_err(failed("bind context"))?;

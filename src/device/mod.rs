@@ -61,7 +61,7 @@ use stream::StreamId;
 use crate::gpu::{self, Gpu};
 use crate::raw;
 use blas::Blas;
-pub(crate) use memory::Account;
+pub(crate) use memory::Allocated;
 use module::Module;
 
 /// The fence of builds without kernels.
@@ -80,7 +80,7 @@ struct Inner {
     stream: Arc<CudaStream>,
     gpu: Gpu,
     blas: Blas,
-    account: Account,
+    account: Allocated,
     /// The fence of a build without kernels, for a GPU whose kernels may overlap.
     fence: Option<Module>,
     /// A stream on which only waits are enqueued: see [`Cuda::aside`].
@@ -136,7 +136,7 @@ impl Cuda {
                 stream,
                 gpu,
                 blas,
-                account: Account::default(),
+                account: Allocated::default(),
                 fence,
                 aside: OnceLock::new(),
                 capturing: AtomicU64::new(0),
@@ -185,7 +185,7 @@ impl Cuda {
         self.inner.gpu.target()
     }
 
-    fn account(&self) -> &Account {
+    fn account(&self) -> &Allocated {
         &self.inner.account
     }
 

@@ -59,16 +59,16 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     let started = Instant::now();
     let mut build = cargo.spawn().context("cargo does not start")?;
-    let mut follow = Follow::new(events)?;
+    let mut events_reader = EventReader::new(events)?;
     let status = loop {
         let status = build.try_wait()?;
-        follow.show()?;
+        events_reader.show()?;
         match status {
             Some(status) => break status,
             None => std::thread::sleep(Duration::from_millis(50)),
         }
     };
-    let ran = follow.finish();
+    let ran = events_reader.finish();
     if !status.success() {
         bail!("the build failed; cargo's message stands above");
     }
@@ -85,13 +85,13 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 /// Shows the events that the build script appends to a file.
-struct Follow {
+struct EventReader {
     lines: BufReader<File>,
     partial: String,
     bar: Option<ProgressBar>,
 }
 
-impl Follow {
+impl EventReader {
     fn new(path: PathBuf) -> anyhow::Result<Self> {
         Ok(Self {
             lines: BufReader::new(File::open(path)?),

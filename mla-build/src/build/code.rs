@@ -12,7 +12,7 @@ use crate::{
     diagnostic,
     unit::{Language, Unit},
     variables,
-    workshop::Workshop,
+    work_folder::WorkFolder,
 };
 
 impl Plan {
@@ -37,13 +37,13 @@ impl Plan {
             }
             None => Layouts::default(),
         };
-        let workshop = Workshop::open(&self.library.out_dir)?;
-        let maps = self.write_path_maps(&workshop)?;
+        let work_folder = WorkFolder::open(&self.library.out_dir)?;
+        let maps = self.write_path_maps(&work_folder)?;
         let mut files = Vec::new();
         for unit in self.units.iter().filter(|it| it.language == Language::Cuda) {
             for alone in unit.apart() {
-                let work = workshop.folder(&alone.file_stem())?;
-                files.push(self.write_code_of(&alone, &folder, &work, &maps, &workshop)?);
+                let work = work_folder.folder(&alone.file_stem())?;
+                files.push(self.write_code_of(&alone, &folder, &work, &maps, &work_folder)?);
             }
         }
         let mut code = Code {
@@ -72,7 +72,7 @@ impl Plan {
         folder: &Path,
         work: &Path,
         maps: &Path,
-        workshop: &Workshop,
+        work_folder: &WorkFolder,
     ) -> Result<CodeFile, Error> {
         let target = unit.targets().concat();
         let is_ptx = target.starts_with("compute_");
@@ -81,7 +81,7 @@ impl Plan {
         let path = folder.join(&name);
         let compiler = &self.tools.compiler;
         let mut command = compiler.code_command(unit, work, maps, (kind, &path))?;
-        let ran = workshop.run(&mut command);
+        let ran = work_folder.run(&mut command);
         let finished = ran.map_err(Error::file("run", compiler.program(unit)))?;
         let tool = |message: String| Error::tool(format!("nvcc -{kind} {unit}"), message);
         if !finished.status.success() {

@@ -19,7 +19,7 @@ use crate::{
     report::Outcome,
     schedule::{self, Job, Limits},
     unit::{Language, Unit},
-    workshop::Workshop,
+    work_folder::WorkFolder,
 };
 
 /// The state that all compilations of a build share.
@@ -28,7 +28,7 @@ struct Shared<'a> {
     trusted: SystemTime,
     hasher: &'a Hasher,
     progress: &'a Progress,
-    workshop: &'a Workshop,
+    work_folder: &'a WorkFolder,
     /// The file of [`Compiler::path_maps`](crate::compiler::Compiler::path_maps).
     maps: &'a Path,
     /// Set when a unit has failed and the others are not to be compiled.
@@ -41,7 +41,7 @@ impl Shared<'_> {
     fn is_stopped(&self) -> bool {
         let is_stopped = self.is_stopped.load(Ordering::SeqCst);
         if is_stopped {
-            self.workshop.stop();
+            self.work_folder.stop();
         }
         is_stopped
     }
@@ -90,13 +90,13 @@ impl Plan {
             cached: done.len(),
         });
         if !jobs.is_empty() {
-            let workshop = Workshop::open(&self.library.out_dir)?;
-            let maps = self.write_path_maps(&workshop)?;
+            let work_folder = WorkFolder::open(&self.library.out_dir)?;
+            let maps = self.write_path_maps(&work_folder)?;
             let shared = Shared {
                 trusted,
                 hasher: &hasher,
                 progress,
-                workshop: &workshop,
+                work_folder: &work_folder,
                 maps: &maps,
                 is_stopped: AtomicBool::new(false),
             };
@@ -286,7 +286,7 @@ impl Plan {
                         unit,
                         finished,
                         &folder,
-                        shared.workshop.path(),
+                        shared.work_folder.path(),
                     )?));
                 }
                 Ok(Err((finished, log)))
@@ -330,9 +330,9 @@ impl Plan {
         unit: &Unit,
         shared: &Shared<'_>,
     ) -> Result<(Finished, PathBuf, PathBuf), Error> {
-        let folder = shared.workshop.folder(&unit.file_stem())?;
+        let folder = shared.work_folder.folder(&unit.file_stem())?;
         let mut command = self.tools.compiler.command(unit, &folder, shared.maps)?;
-        let ran = shared.workshop.run(&mut command);
+        let ran = shared.work_folder.run(&mut command);
         let finished = ran.map_err(Error::file("run", self.tools.compiler.program(unit)))?;
         let log = self.library.object(unit).with_extension("log");
         // Said to the user as the place of the whole output; without it the first error is still
@@ -342,8 +342,8 @@ impl Plan {
     }
 
     /// Writes the file of [`path_maps`](crate::compiler::Compiler::path_maps).
-    pub(super) fn write_path_maps(&self, workshop: &Workshop) -> Result<PathBuf, Error> {
-        let maps = workshop.path().join("maps");
+    pub(super) fn write_path_maps(&self, work_folder: &WorkFolder) -> Result<PathBuf, Error> {
+        let maps = work_folder.path().join("maps");
         let text = self.tools.compiler.path_maps();
         fs::write(&maps, text).map_err(Error::file("write", &maps))?;
         Ok(maps)
@@ -368,14 +368,14 @@ impl Plan {
         (failure, is_starved)
     }
 
-    /// The object that a compiler wrote into its folder of the workshop, and the files that it
+    /// The object that a compiler wrote into its folder of the work_folder, and the files that it
     /// read.
     fn made(
         &self,
         unit: &Unit,
         finished: Finished,
         folder: &Path,
-        workshop: &Path,
+        work_folder: &Path,
     ) -> Result<(Entry, Vec<PathBuf>), Error> {
         let read = |path: &Path| {
             bounded::read(path).map_err(Error::file("read what nvcc was to write,", path))
@@ -384,8 +384,8 @@ impl Plan {
         let rule = read(&folder.join(compiler::DEPENDENCIES))?;
         let files: Vec<_> = depfile::files(&String::from_utf8_lossy(&rule), &self.library.root)
             .into_iter()
-            // Files below the workshop are made for the compiler or by it.
-            .filter(|path| !path.starts_with(workshop))
+            // Files below the work_folder are made for the compiler or by it.
+            .filter(|path| !path.starts_with(work_folder))
             .collect();
         let (seconds, peak) = (finished.processor.as_secs_f64(), finished.peak);
         self.keep_estimate(unit, Estimate { seconds, peak });

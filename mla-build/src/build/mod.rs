@@ -26,7 +26,7 @@ use crate::{
     report::{Outcome, Report},
     schedule::Limits,
     unit::{self, Unit},
-    variables, workshop,
+    variables, work_folder,
 };
 
 pub(crate) use library::Library;
@@ -220,7 +220,7 @@ impl Plan {
 
     fn run(mut self, started: Instant, limits: &Limits) -> Result<Built, Error> {
         if self.library.for_cargo {
-            workshop::end_with_parent();
+            work_folder::end_with_parent();
             // Before anything can fail: a build that failed must run again when its cause is gone.
             self.watch_settings()?;
         }

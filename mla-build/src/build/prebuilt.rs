@@ -21,7 +21,7 @@ use crate::{
     report::{Outcome, Report},
     target,
     toolkit::{Found, Pins},
-    unit::{self, Unit, What},
+    unit::{self, SettingValue, Unit},
     variables::{self, EXPORT, PREBUILT},
 };
 
@@ -141,9 +141,9 @@ fn key(library: &Library) -> Result<String, Error> {
         let targets = target::names(&family.targets);
         parts.push(format!("{} {targets:?}", family.name));
     }
-    for particular in &kernels.particulars {
-        if !matches!(particular.what, What::Memory(_)) {
-            parts.push(format!("{particular:?}"));
+    for unit_setting in &kernels.unit_settings {
+        if !matches!(unit_setting.value, SettingValue::Memory(_)) {
+            parts.push(format!("{unit_setting:?}"));
         }
     }
     for path in files(library)? {

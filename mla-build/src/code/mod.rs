@@ -3,8 +3,8 @@
 //!
 //! With the environment variable `MLA_BUILD_CODE=folder` a build compiles each source for each of
 //! its targets once more, into a cubin or a file of PTX, and writes [`FILE`] beside them. The
-//! parameters of a kernel stand in its cubin. What a cubin does not say (the grid, and the names of
-//! parameters) is in the package's file of [launches](crate::Kernels::launches); the layout of a
+//! parameters of a kernel stand in its cubin. The package's file of
+//! [launches](crate::Kernels::launches) adds the grid and the names of parameters; the layout of a
 //! structure is that of the package's bindings. Each launch is held to the cubin: a parameter of
 //! another size is an error.
 

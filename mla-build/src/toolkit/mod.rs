@@ -355,7 +355,7 @@ pub(crate) const VARIABLES: &[&str] = &[
 
 /// The places that come before the toolkit's own in the search.
 #[derive(Debug, Default)]
-pub(crate) struct Earlier {
+pub(crate) struct EarlierPlaces {
     /// True if folders of `PATH` are among the places.
     pub(crate) on_path: bool,
     /// Folders that exist, into which an nvcc may come.
@@ -365,8 +365,8 @@ pub(crate) struct Earlier {
 }
 
 /// The places before that of `cuda`, in which a toolkit may yet appear.
-pub(crate) fn earlier(search: &Search, cuda: &Cuda) -> Earlier {
-    let mut earlier = Earlier::default();
+pub(crate) fn earlier(search: &Search, cuda: &Cuda) -> EarlierPlaces {
+    let mut earlier = EarlierPlaces::default();
     if matches!(cuda.found.place.as_str(), "NVCC" | "MLA_CUDA_HOME" | CALLER) {
         return earlier;
     }

@@ -75,13 +75,13 @@ mod without {
     use super::*;
 
     impl Selecting for Cuda {
-        type Lists = Without;
+        type Lists = NoIndexer;
     }
 
     /// No indexer, as none is compiled.
-    pub(crate) enum Without {}
+    pub(crate) enum NoIndexer {}
 
-    impl Lists<Cuda> for Without {
+    impl Lists<Cuda> for NoIndexer {
         fn new(_: &Cuda, _: &IndexerConfig, _: &Problem) -> Result<Self> {
             let accepted = "none, or a build with the feature sm90";
             Err(Error::argument("indexer", "one on a GPU", accepted))

@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use crate::cache::check_slots;
-use crate::rotary::Turn;
+use crate::rotary::TokenRotation;
 use crate::view::{Elements, Places, scalars, with_element};
 use crate::{Cpu, fp8};
 use mla_runtime::Result;
@@ -133,7 +133,7 @@ impl Norm {
 /// The last steps of keys and queries alike: the rotation of the first values, and the Hadamard
 /// transform.
 struct Finish<'a> {
-    turn: Option<Turn<'a>>,
+    rotation: Option<TokenRotation<'a>>,
     rope: usize,
     hadamard: bool,
 }
@@ -146,8 +146,8 @@ impl<'a> Finish<'a> {
     ) -> Result<Self> {
         let rope = config.dims.rope as usize;
         Ok(Self {
-            turn: match rotary {
-                Some(rotary) => Some(Turn::new(rotary, tokens, rope)?),
+            rotation: match rotary {
+                Some(rotary) => Some(TokenRotation::new(rotary, tokens, rope)?),
                 None => None,
             },
             rope,
@@ -156,8 +156,8 @@ impl<'a> Finish<'a> {
     }
 
     fn apply(&self, token: usize, row: &mut [f32]) {
-        if let Some(turn) = &self.turn {
-            turn.apply(token, &mut row[..self.rope]);
+        if let Some(rotation) = &self.rotation {
+            rotation.apply(token, &mut row[..self.rope]);
         }
         if self.hadamard {
             hadamard(row);

@@ -6,100 +6,100 @@ use super::ModelError;
 use super::fields::{Fields, shown};
 
 /// A field that asks for something, if its value is one of those that do.
-struct Ask {
+struct MissingFeature {
     field: &'static str,
     asks: fn(&Value) -> bool,
     missing: &'static str,
 }
 
-const ASKS: &[Ask] = &[
-    Ask {
+const ASKS: &[MissingFeature] = &[
+    MissingFeature {
         field: "model_type",
         asks: |value| begins(value, &["deepseek_v4"]),
         missing: COMPRESSED,
     },
-    Ask {
+    MissingFeature {
         field: "compress_ratios",
         asks: |_| true,
         missing: COMPRESSED,
     },
-    Ask {
+    MissingFeature {
         field: "use_mla",
         asks: |value| *value == false || value.as_f64() == Some(0.0),
         missing: EVERY_HEAD,
     },
-    Ask {
+    MissingFeature {
         field: "v_head_dim",
         asks: |value| value.as_f64() == Some(0.0),
         missing: EVERY_HEAD,
     },
-    Ask {
+    MissingFeature {
         field: "attention_method",
         // LongCat's LSA is this attention, to lists.
         asks: |value| !is_one_of(value, &["MLA", "LSA"]),
         missing: ANOTHER,
     },
-    Ask {
+    MissingFeature {
         field: "att_impl_type",
         asks: |value| !is_one_of(value, &["MLA"]),
         missing: ANOTHER,
     },
-    Ask {
+    MissingFeature {
         field: "softmax_type",
         asks: |value| value != "vanilla",
         missing: "another softmax",
     },
-    Ask {
+    MissingFeature {
         field: "attn_groupnorm",
         asks: is_set,
         missing: "a norm of each head's output",
     },
-    Ask {
+    MissingFeature {
         field: "attention_type",
         asks: |value| value != "LlamaLatentAttention",
         missing: ANOTHER,
     },
-    Ask {
+    MissingFeature {
         field: "attn_logit_softcapping",
         asks: is_set,
         missing: "a soft cap of logits",
     },
-    Ask {
+    MissingFeature {
         field: "attention_chunk_size",
         asks: is_set,
         missing: "attention within chunks",
     },
-    Ask {
+    MissingFeature {
         field: "attn_temperature_tuning",
         asks: is_set,
         missing: "a temperature of attention that grows with the position",
     },
-    Ask {
+    MissingFeature {
         field: "num_krope_heads",
         asks: |value| value.as_f64() != Some(1.0),
         missing: "several rotary keys for each token",
     },
-    Ask {
+    MissingFeature {
         field: "param_sink_number",
         asks: is_set,
         missing: "learnt tokens that every query sees",
     },
-    Ask {
+    MissingFeature {
         field: "index_kpool",
         asks: |value| value.as_f64() != Some(1.0),
         missing: POOLS,
     },
-    Ask {
+    MissingFeature {
         field: "index_dsa_use_layernorm",
         asks: |value| *value == false,
         missing: "index keys without a LayerNorm",
     },
-    Ask {
+    MissingFeature {
         field: "swa_layers",
         asks: is_set,
         missing: WINDOW,
     },
-    Ask {
+    MissingFeature {
         field: "sliding_window_list",
         asks: is_set,
         missing: WINDOW,

@@ -10,7 +10,7 @@ use crate::{Error, Result};
 
 /// The way in which requests come into a plan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Door {
+pub(super) enum Origin {
     /// An engine's, in any order: each writes to pages of its own, and none is padding.
     Engine,
     /// In order, with padding, and with pages that several may write to.
@@ -22,7 +22,7 @@ pub(super) fn requests<T: HostIndex>(
     problem: &Problem,
     limits: &StepLimits,
     requests: &[StepRequest<'_, T>],
-    door: Door,
+    origin: Origin,
 ) -> Result<usize> {
     if requests.len() > limits.requests {
         let accepted = format!("at most the limit of {}", limits.requests);
@@ -34,7 +34,7 @@ pub(super) fn requests<T: HostIndex>(
     }
     let (mut tokens, mut pages_end) = (0usize, 0);
     for (index, request) in requests.iter().enumerate() {
-        check_lens(index, request, limits, page, door)?;
+        check_lens(index, request, limits, page, origin)?;
         tokens = tokens.saturating_add(request.new_tokens as usize);
         for (place, entry) in request.pages[..request.used(page)].iter().enumerate() {
             let number = entry.to_page().map_err(|accepted| {
@@ -49,7 +49,7 @@ pub(super) fn requests<T: HostIndex>(
         let accepted = format!("at most the limit of {}", limits.tokens);
         return Err(Error::argument("new tokens", tokens, accepted));
     }
-    if door == Door::Engine {
+    if origin == Origin::Engine {
         check_reads(page, requests, &writers(page, requests)?)?;
     }
     Ok(pages_end)
@@ -61,19 +61,19 @@ fn check_lens<T: HostIndex>(
     request: &StepRequest<'_, T>,
     limits: &StepLimits,
     page: u32,
-    door: Door,
+    origin: Origin,
 ) -> Result<()> {
     let (new, total) = (request.new_tokens, request.total);
     let refused = |accepted| {
         let given = format!("{total} of request {index}");
         Err(Error::argument("requests.total", given, accepted))
     };
-    match door {
-        Door::Engine if total < new => return refused(format!("at least its {new} new tokens")),
-        Door::Raw if (1..new).contains(&total) => {
+    match origin {
+        Origin::Engine if total < new => return refused(format!("at least its {new} new tokens")),
+        Origin::Raw if (1..new).contains(&total) => {
             return refused(format!("at least its {new} new tokens, or 0 for padding"));
         }
-        Door::Engine | Door::Raw => {}
+        Origin::Engine | Origin::Raw => {}
     }
     let needed = request.used(page);
     if needed > limits.pages_per_request {

@@ -7,7 +7,7 @@ mod rows;
 
 use std::ops::Range;
 
-use self::check::Door;
+use self::check::Origin;
 use self::paths::Paths;
 use crate::backend::StepLimits;
 use crate::batch::Request;
@@ -95,7 +95,7 @@ pub struct StepPlan {
     /// For each token, true if it is written; `None`: all that are no padding.
     written: Option<Vec<bool>>,
     /// The way in which the requests came, which says what was checked of their pages.
-    door: Door,
+    origin: Origin,
     dense_within: u32,
     causal: bool,
     max_len: Option<u32>,
@@ -127,10 +127,10 @@ impl StepPlan {
         requests: &[StepRequest<'_, T>],
     ) -> Result<Self> {
         let paths = Paths::new(problem, limits, threshold, dense_within)?;
-        Self::planned(&paths, requests, Door::Engine)
+        Self::planned(&paths, requests, Origin::Engine)
     }
 
-    /// The raw door: takes requests in the order in which they stand, and checks what the kernels
+    /// The raw origin: takes requests in the order in which they stand, and checks what the kernels
     /// rely on alone. Those of the absorbed path come first, all others behind them, as
     /// [`plan::split`](crate::plan::split) orders them. A request whose total is 0 is padding: its
     /// tokens attend to nothing, and their outputs are 0. (In sparse problems they attend to what
@@ -152,21 +152,21 @@ impl StepPlan {
         requests: &[StepRequest<'_, T>],
     ) -> Result<Self> {
         let paths = Paths::new(problem, limits, threshold, dense_within)?;
-        Self::planned(&paths, requests, Door::Raw)
+        Self::planned(&paths, requests, Origin::Raw)
     }
 
     fn planned<T: HostIndex>(
         paths: &Paths<'_>,
         requests: &[StepRequest<'_, T>],
-        door: Door,
+        origin: Origin,
     ) -> Result<Self> {
         let (problem, limits) = (paths.problem, paths.limits);
-        let pages_end = check::requests(problem, limits, requests, door)?;
+        let pages_end = check::requests(problem, limits, requests, origin)?;
         let lens: Vec<Request> = requests.iter().map(StepRequest::lens).collect();
         let uniform = problem.query_len != QueryLen::Ragged;
-        let order = match door {
-            Door::Engine => split_by(&lens, |request| paths.threshold(request), uniform)?.order,
-            Door::Raw => (0..requests.len()).collect(),
+        let order = match origin {
+            Origin::Engine => split_by(&lens, |request| paths.threshold(request), uniform)?.order,
+            Origin::Raw => (0..requests.len()).collect(),
         };
         let lens: Vec<Request> = order.iter().map(|&at| lens[at]).collect();
         let used = requests.iter().map(|r| r.used(problem.page_size));
@@ -186,7 +186,7 @@ impl StepPlan {
             max_pages,
             pages_end,
             written: None,
-            door,
+            origin,
             dense_within: paths.dense_within,
             causal: true,
             max_len: None,
@@ -311,7 +311,7 @@ impl StepPlan {
 
     /// True if no two requests write to one page, so that no two tokens have one slot.
     pub(super) fn has_own_pages(&self) -> bool {
-        self.door == Door::Engine
+        self.origin == Origin::Engine
     }
 
     /// The pages in use of each request, in the order of the layer.

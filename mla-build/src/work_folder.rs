@@ -28,13 +28,13 @@ const PREFIX: &str = "nvcc-";
 
 /// The folder of a build's compilers, and the group of their processes.
 #[derive(Debug)]
-pub(crate) struct Workshop {
+pub(crate) struct WorkFolder {
     folder: tempfile::TempDir,
     watcher: Child,
 }
 
-impl Workshop {
-    /// Opens a workshop in `out_dir`, or in the system's folder for temporary files if nvcc cannot
+impl WorkFolder {
+    /// Opens a work_folder in `out_dir`, or in the system's folder for temporary files if nvcc cannot
     /// be given that path.
     pub(crate) fn open(out_dir: &Path) -> Result<Self, Error> {
         let system = std::env::temp_dir();
@@ -93,7 +93,7 @@ impl Workshop {
     }
 }
 
-impl Drop for Workshop {
+impl Drop for WorkFolder {
     fn drop(&mut self) {
         // A watcher that is gone already has nothing to be told.
         if let Some(mut pipe) = self.watcher.stdin.take() {
@@ -132,16 +132,16 @@ mod tests {
     fn a_build_that_ends_leaves_neither_folder_nor_watcher() {
         let out_dir = tempfile::tempdir().unwrap();
         fs::create_dir(out_dir.path().join("nvcc-old")).unwrap();
-        let workshop = Workshop::open(out_dir.path()).unwrap();
+        let work_folder = WorkFolder::open(out_dir.path()).unwrap();
         assert!(!out_dir.path().join("nvcc-old").exists());
-        let watcher = workshop.watcher.id();
-        let finished = workshop
+        let watcher = work_folder.watcher.id();
+        let finished = work_folder
             .run(Command::new("sh").args(["-c", "ps -o pgid= -p $$"]))
             .unwrap();
         assert_eq!(finished.log.trim(), watcher.to_string());
-        let folder = workshop.folder("unit").unwrap();
+        let folder = work_folder.folder("unit").unwrap();
         assert!(folder.is_dir());
-        drop(workshop);
+        drop(work_folder);
         assert_eq!(fs::read_dir(out_dir.path()).unwrap().count(), 0);
         assert!(!Path::new(&format!("/proc/{watcher}")).exists());
     }
@@ -151,8 +151,8 @@ mod tests {
         let parent = tempfile::tempdir().unwrap();
         let out_dir = parent.path().join("a,b $(c)");
         fs::create_dir(&out_dir).unwrap();
-        let workshop = Workshop::open(&out_dir).unwrap();
-        assert!(workshop.path().starts_with(std::env::temp_dir()));
+        let work_folder = WorkFolder::open(&out_dir).unwrap();
+        assert!(work_folder.path().starts_with(std::env::temp_dir()));
         assert_eq!(fs::read_dir(&out_dir).unwrap().count(), 0);
     }
 }
