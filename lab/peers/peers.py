@@ -10,7 +10,7 @@ could be loaded; for each round the times, and that it is done; in between who i
 the L2 cache overwritten before each replay, CUDA events around it, and the median. On a processor a clock takes the
 place of graph and events.
 
-What cannot be loaded, or refuses a case, says so in a line of its own and hides nothing else.
+A library that cannot be loaded, or refuses a case, is named in a line of its own; the others are still timed.
 """
 
 import argparse
@@ -48,7 +48,7 @@ class Recording:
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             work()
-        # What it reads stays where it is.
+        # The graph reads these buffers at each replay, so they must live as long.
         self.work, self.beside = work, beside
 
     def times(self, filler, warm_up, samples):

@@ -12,7 +12,8 @@ pub(crate) struct Arguments {
 }
 
 /// The tests that hold the files: the attribute's expansions and its table of keys, the compiler's
-/// errors, the machine code of a dispatch, the command's output, and a picture.
+/// errors, the machine code of a dispatch, the command's output, and the benchmarks'
+/// tables and picture.
 const TESTS: &[&[&str]] = &[
     &["--package", "mla-macros", "--lib"],
     &["--package", "mla-runtime", "--test", "ui"],
@@ -20,7 +21,7 @@ const TESTS: &[&[&str]] = &[
     &["--package", "mla-macros-renamed", "--test", "ui"],
     &["--package", "mla-dispatch", "--test", "dispatch"],
     &["--package", "mla-cli", "--test", "command"],
-    &["--package", "xtask", "--test", "picture"],
+    &["--package", "xtask", "--test", "benchmarks"],
 ];
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {

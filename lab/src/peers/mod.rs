@@ -5,10 +5,12 @@
 //! remembers what it did before, so a contender that ran all of its cases first would look better
 //! than it is.
 
+mod record;
 mod regions;
 mod script;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::iter;
 use std::path::PathBuf;
 
 use comfy_table::{Attribute, Cell, CellAlignment, ContentArrangement, Table};
@@ -55,10 +57,10 @@ pub(crate) struct Args {
     /// Runs of each case that do not count, before each round.
     #[arg(long, value_name = "N", default_value = "3", value_parser = warm_up)]
     warm_up: u32,
-    /// File for the table in Markdown, as BENCHMARKS.md has it.
+    /// File for the table as docs/benchmarks keeps it, from which BENCHMARKS.md is rendered.
     #[arg(long, value_name = "FILE")]
-    markdown: Option<PathBuf>,
-    /// File for a table in Markdown of our speed over the best peer, by query tiles and context.
+    record: Option<PathBuf>,
+    /// File for such a table of the best peer's time divided by ours, by query tiles and context.
     /// With --plot it is drawn, too.
     #[arg(long, value_name = "FILE")]
     regions: Option<PathBuf>,
@@ -89,7 +91,7 @@ impl Args {
 
 /// Our times and the peers' times.
 #[derive(Serialize)]
-struct Beside<'a> {
+struct Comparison<'a> {
     #[serde(flatten)]
     ours: &'a Report,
     #[serde(flatten)]
@@ -115,7 +117,7 @@ impl Watcher for Timed<'_> {
 
     fn after_row(&mut self, ours: &Report) -> Result<(), CliError> {
         let theirs = self.script.theirs();
-        Beside { ours, theirs }.write(self.args, self.cases, Until::Row)
+        Comparison { ours, theirs }.write(self.args, self.cases, Until::Row)
     }
 }
 
@@ -127,7 +129,7 @@ pub(crate) fn output(args: &Args) -> Result<(String, bool), CliError> {
         &output.json,
         &output.csv,
         &output.plot,
-        &args.markdown,
+        &args.record,
         &args.regions,
     ])?;
     if args.rounds > args.samples {
@@ -169,21 +171,21 @@ pub(crate) fn output(args: &Args) -> Result<(String, bool), CliError> {
         &progress,
     )?;
     let theirs = &timed.script.finish()?;
-    let beside = Beside { ours, theirs };
-    let written = beside.write(args, &cases, Until::End).and_then(|()| {
-        let scatters = || regions::scatters(&beside.points(&cases));
+    let comparison = Comparison { ours, theirs };
+    let written = comparison.write(args, &cases, Until::End).and_then(|()| {
+        let scatters = || regions::scatters(&comparison.points(&cases));
         match &output.plot {
             Some(path) => draw_with(path, ours, &scatters()),
             None => Ok(()),
         }
     });
     match written {
-        Ok(()) => Ok((beside.describe(), ours.pass())),
-        Err(error) => Err(error.behind(beside.describe())),
+        Ok(()) => Ok((comparison.describe(), ours.pass())),
+        Err(error) => Err(error.behind(comparison.describe())),
     }
 }
 
-impl Beside<'_> {
+impl Comparison<'_> {
     /// Writes every file but the plot.
     fn write(&self, args: &Args, cases: &[Case], until: Until) -> Result<(), CliError> {
         let rows = OutputArgs {
@@ -194,39 +196,38 @@ impl Beside<'_> {
         if let Some(path) = &args.output.json {
             save(path, until, &json(self))?;
         }
-        if let Some(path) = &args.markdown {
-            let mut table = self.table();
-            table.load_style(comfy_table::presets::ASCII_MARKDOWN);
-            save(path, until, &(table.trim_fmt().to_string() + "\n"))?;
+        let tables = [
+            (&args.record, self.table()),
+            (&args.regions, regions::table(&self.points(cases))),
+        ];
+        for (path, table) in tables {
+            if let Some(path) = path {
+                save(path, until, &record::of(self.ours, &table))?;
+            }
         }
-        match &args.regions {
-            Some(path) => save(path, until, &regions::markdown(&self.points(cases))),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     fn describe(&self) -> String {
         let mut lines = vec![self.ours.describe(), self.table().trim_fmt().to_string()];
+        let kinds: BTreeSet<&str> = self.ours.rows.iter().map(|row| &*row.kind).collect();
+        let each = kinds.iter().copied().filter(|_| kinds.len() > 1);
         let mut ratios = Vec::new();
         for (name, of_ours, of_theirs) in METRICS {
-            let compared: Vec<f64> = self
-                .ours
-                .rows
-                .iter()
-                .filter_map(|row| {
-                    let ours = of_ours(row)?;
-                    let best = self.best(&row.id, of_theirs)?;
-                    Some((best / ours).ln())
-                })
-                .collect();
-            if !compared.is_empty() {
-                let mean = (compared.iter().sum::<f64>() / compared.len() as f64).exp();
-                let worst = compared.iter().copied().fold(f64::INFINITY, f64::min).exp();
-                ratios.push(format!(
-                    "{name}: {}, the best peer takes {mean:.3} of our time by geometric mean, \
-                     {worst:.3} at worst.",
-                    counted(compared.len() as u64, "case")
-                ));
+            for kind in iter::once("").chain(each.clone()) {
+                let rows = self.ours.rows.iter();
+                let rows = rows.filter(|row| kind.is_empty() || row.kind == kind);
+                let ratio = |row: &Row| Some(self.best(&row.id, of_theirs)? / of_ours(row)?);
+                let compared: Vec<f64> = rows.filter_map(ratio).collect();
+                if !compared.is_empty() {
+                    let (mean, min) = regions::mean_and_min(&compared);
+                    ratios.push(format!(
+                        "{}: {}, the best peer takes {mean:.3} of our time by geometric mean, \
+                         {min:.3} at worst.",
+                        [name, kind].join(" ").trim_end(),
+                        counted(compared.len() as u64, "case")
+                    ));
+                }
             }
         }
         lines.extend(ratios);
@@ -284,7 +285,7 @@ impl Beside<'_> {
                 let theirs = peers
                     .iter()
                     .map(|peer| of_theirs(figures.get(&(row.id.as_str(), *peer))?));
-                let all: Vec<Option<f64>> = std::iter::once(ours).chain(theirs).collect();
+                let all: Vec<Option<f64>> = iter::once(ours).chain(theirs).collect();
                 if all.iter().flatten().count() == 0 {
                     continue;
                 }
@@ -393,11 +394,11 @@ mod tests {
                 planned_us: Vec::new(),
             });
         }
-        let beside = Beside {
+        let comparison = Comparison {
             ours: &ours,
             theirs: &theirs,
         };
-        let table = beside.table();
+        let table = comparison.table();
         let texts = |row: &comfy_table::Row| -> Vec<String> {
             row.cell_iter().map(Cell::content).collect()
         };
@@ -410,14 +411,22 @@ mod tests {
         assert_eq!(row.len(), header.len(), "{row:?}");
         assert_eq!(row[..2], ["d-b1-h16-8k", "e2e"]);
         assert!(row[3].ends_with(" *"), "{row:?}");
+
+        let record = record::of(&ours, &table);
+        let record: serde_json::Value = serde_json::from_str(&record).unwrap();
+        assert_eq!(record["columns"], serde_json::json!(header));
+        assert_eq!(record["rows"][0][3], row[3]);
+        for field in ["card", "date", "commit", "command"] {
+            assert!(record[field].is_string(), "{field}: {record}");
+        }
     }
 
     #[test]
     fn every_file_of_cases_can_be_read() {
         let [only, none] = [["d-b128", "p-h16-mix"], ["x", "y"]].map(|ids| ids.map(str::to_owned));
         let cases = default_cases(DeviceName::Cuda, &only).unwrap();
-        assert_eq!(cases.len(), 6);
-        assert_eq!(cases[5].requests.iter().map(|r| r.q).max(), Some(16384));
+        assert_eq!(cases.len(), 7);
+        assert_eq!(cases[6].requests.iter().map(|r| r.q).max(), Some(16384));
         assert!(default_cases(DeviceName::Cuda, &none).is_err());
 
         let counts = |text| {

@@ -2,11 +2,10 @@
 //! that they attend to.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
-use comfy_table::{CellAlignment, ContentArrangement, presets};
+use comfy_table::Table;
 
-use mla_cli::parts::{Case, CaseKind, Scatter, table};
+use mla_cli::parts::{Case, CaseKind, Scatter};
 
 /// Query rows of a tile: tokens and heads of a decode, tokens of each head of a prefill.
 const TILE_ROWS: u64 = 128;
@@ -93,56 +92,43 @@ fn kinds(points: &[Point]) -> Vec<&'static str> {
 }
 
 /// Geometric mean and minimum.
-fn mean_and_min(ratios: &[f64]) -> (f64, f64) {
+pub(crate) fn mean_and_min(ratios: &[f64]) -> (f64, f64) {
     let mean = ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64;
     let min = ratios.iter().copied().fold(f64::INFINITY, f64::min);
     (mean.exp(), min)
 }
 
-/// A table in Markdown for each kind of attention.
-pub(crate) fn markdown(points: &[Point]) -> String {
+/// The regions of each kind of attention, with the geometric mean and minimum of their ratios.
+pub(crate) fn table(points: &[Point]) -> Table {
     let (rows, columns) = (tile_regions(), context_regions());
-    let mut text = String::new();
+    let mut cells: BTreeMap<(&str, usize, usize), Vec<f64>> = BTreeMap::new();
+    for point in points {
+        let (tiles, context) = (region(&TILES, point.tiles), region(&CONTEXT, point.context));
+        let ratios = cells.entry((point.kind, tiles, context)).or_default();
+        ratios.push(point.ratio);
+    }
+    let is_used = |at: &usize| cells.keys().any(|place| place.2 == *at);
+    let used: Vec<usize> = (0..columns.len()).filter(is_used).collect();
+    let mut table = Table::new();
+    let header = used.iter().map(|at| columns[*at].as_str());
+    table.set_header(["attention", "query tiles"].into_iter().chain(header));
     for kind in kinds(points) {
-        let of_kind = || points.iter().filter(|point| point.kind == kind);
-        let mut cells: BTreeMap<(usize, usize), Vec<f64>> = BTreeMap::new();
-        for point in of_kind() {
-            let place = (region(&TILES, point.tiles), region(&CONTEXT, point.context));
-            cells.entry(place).or_default().push(point.ratio);
-        }
-        let used: Vec<usize> = (0..columns.len())
-            .filter(|at| cells.keys().any(|place| place.1 == *at))
-            .collect();
-        let mut table = table(["query tiles"]);
-        table.set_content_arrangement(ContentArrangement::Disabled);
-        let header = used.iter().map(|at| columns[*at].as_str());
-        table.set_header(std::iter::once("query tiles").chain(header));
         for (row, name) in rows.iter().enumerate() {
             let cell = |at: &usize| {
-                cells.get(&(row, *at)).map_or(String::new(), |ratios| {
-                    let (mean, min) = mean_and_min(ratios);
-                    format!("{mean:.2}, {min:.2} ({})", ratios.len())
-                })
+                cells
+                    .get(&(kind, row, *at))
+                    .map_or(String::new(), |ratios| {
+                        let (mean, min) = mean_and_min(ratios);
+                        format!("{mean:.2}, {min:.2} ({})", ratios.len())
+                    })
             };
             let line: Vec<String> = used.iter().map(cell).collect();
             if line.iter().any(|cell| !cell.is_empty()) {
-                table.add_row(std::iter::once(name.clone()).chain(line));
+                table.add_row([kind.to_owned(), name.clone()].into_iter().chain(line));
             }
         }
-        for column in table.column_iter_mut().skip(1) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-        table.load_style(presets::ASCII_MARKDOWN);
-        let (mean, min) = mean_and_min(&of_kind().map(|p| p.ratio).collect::<Vec<_>>());
-        let _ = writeln!(
-            text,
-            "\n{kind}: the best peer's time divided by ours, geometric mean and min (cases); \
-             over all {} cases {mean:.3} and {min:.3}.\n\n{}",
-            of_kind().count(),
-            table.trim_fmt()
-        );
     }
-    text
+    table
 }
 
 /// A drawing for each kind of attention: ratios over query tiles, a colour for each region of
@@ -157,7 +143,7 @@ pub(crate) fn scatters(points: &[Point]) -> Vec<Scatter> {
             series.entry(at).or_default().push(place);
         }
         Scatter {
-            caption: format!("{kind}: the best peer's time divided by ours"),
+            caption: format!("{kind}: the best peer's time divided by ours, by context"),
             x: "query tiles of 128 rows".to_owned(),
             y: "ratio".to_owned(),
             level: ("as fast".to_owned(), 1.0),
@@ -172,8 +158,8 @@ pub(crate) fn scatters(points: &[Point]) -> Vec<Scatter> {
 
 #[cfg(test)]
 mod tests {
+    use comfy_table::{Cell, Row};
     use mla_runtime::batch::Request;
-
     use mla_runtime::model::DType;
 
     use super::*;
@@ -224,15 +210,16 @@ mod tests {
             Point::new(&few, 2.0),
             Point::new(&many, 1.25),
         ];
-        let text = markdown(&points);
-        let rows: Vec<Vec<&str>> = text
-            .lines()
-            .filter(|line| line.starts_with('|'))
-            .map(|line| line.split('|').map(str::trim).collect())
-            .collect();
-        assert_eq!(rows[0], ["", "query tiles", "up to 2k", "up to 32k", ""]);
-        assert_eq!(rows[2], ["", "1 to 32", "", "1.00, 0.50 (2)", ""]);
-        assert_eq!(rows[3], ["", "397 and more", "1.25, 1.25 (1)", "", ""]);
+        let table = table(&points);
+        let texts = |row: &Row| -> Vec<String> { row.cell_iter().map(Cell::content).collect() };
+        let header = texts(table.header().unwrap());
+        assert_eq!(
+            header,
+            ["attention", "query tiles", "up to 2k", "up to 32k"]
+        );
+        let rows: Vec<_> = table.row_iter().map(texts).collect();
+        assert_eq!(rows[0], ["Prefill", "1 to 32", "", "1.00, 0.50 (2)"]);
+        assert_eq!(rows[1], ["Prefill", "397 and more", "1.25, 1.25 (1)", ""]);
         let scatters = scatters(&points);
         assert_eq!(scatters[0].series.len(), 2);
         assert_eq!(scatters[0].series[0].1, [(512.0, 1.25)]);

@@ -489,7 +489,7 @@ mod tests {
             samples: 1,
             rounds: 1,
             warm_up: 0,
-            markdown: None,
+            record: None,
             regions: None,
             output: OutputArgs::default(),
         };

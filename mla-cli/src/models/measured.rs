@@ -1,4 +1,4 @@
-//! Times of attention that BENCHMARKS.md has, by the shapes of a rank.
+//! Times of attention that docs/benchmarks has, by the shapes of a rank.
 
 use mla_runtime::model::{HeadDims, MlaDims, ModelConfig};
 use serde::Serialize;
@@ -6,7 +6,7 @@ use serde::Serialize;
 /// The time of one case on one card.
 #[derive(Serialize)]
 pub(super) struct Measured {
-    /// Its name in lab/cases, and in BENCHMARKS.md.
+    /// Its name in lab/cases, and in docs/benchmarks.
     pub(super) case: &'static str,
     /// The batch, as `mla bench` takes it.
     pub(super) batch: &'static str,
@@ -167,22 +167,22 @@ mod tests {
 
     #[test]
     fn times_are_those_of_the_benchmarks() {
-        let benchmarks = text("BENCHMARKS.md");
+        let records = ["hopper", "heads-20", "sparse"].map(|name| -> Value {
+            serde_json::from_str(&text(&format!("docs/benchmarks/{name}-h200.json"))).unwrap()
+        });
         for it in MEASURED {
-            let row = benchmarks
-                .lines()
-                .find(|line| line.starts_with(&format!("| {} |", it.case)))
-                .unwrap_or_else(|| panic!("BENCHMARKS.md has no {}", it.case));
-            let cells: Vec<_> = row.split('|').map(str::trim).collect();
-            let ours = match it.form {
-                Form::Sparse => cells[2],
-                _ => cells[4],
-            };
-            let ours = ours.split([' ', '(']).next().unwrap().parse();
-            assert_eq!(ours, Ok(it.micros), "{row}");
             let Session { gpu, date, commit } = it.session;
-            let said = benchmarks.contains(&format!("NVIDIA {gpu}"));
-            assert!(said && benchmarks.contains(date) && benchmarks.contains(commit));
+            let record = records
+                .iter()
+                .find(|it| it["commit"] == commit && it["date"] == date);
+            let record = record.unwrap_or_else(|| panic!("no record of {commit}"));
+            assert_eq!(record["card"], format!("NVIDIA {gpu}"));
+            let [columns, rows] = ["columns", "rows"].map(|list| record[list].as_array().unwrap());
+            let row = rows.iter().find(|row| row[0] == it.case);
+            let row = row.unwrap_or_else(|| panic!("the record has no {}", it.case));
+            let ours = columns.iter().position(|name| name == "ours").unwrap();
+            let ours = row[ours].as_str().unwrap().split(' ').next().unwrap();
+            assert_eq!(ours.parse(), Ok(it.micros), "{row}");
         }
     }
 
