@@ -356,7 +356,7 @@ fn limits_are_those_of_the_ceilings_and_drawn() {
     assert!((row["of_limit"].as_f64().unwrap() / (limit / seconds) - 1.0).abs() < 1e-9);
 
     let drawn = fs::read_to_string(&svg).unwrap();
-    for text in ["Roofline", "Time by kv length", "FLOP per byte", "2q1s128"] {
+    for text in ["Roofline", "Time by kv length", "FLOP per byte", "q1s"] {
         assert!(drawn.contains(text), "{text}");
     }
     bench("limits-png", &format!("{line} {}", png.display()));
@@ -384,6 +384,18 @@ fn curves_are_named_in_the_order_of_their_numbers() {
             .unwrap_or_else(|| panic!("{name} is not drawn"))
     });
     assert!(places.is_sorted(), "{places:?}");
+}
+
+#[test]
+fn prompts_of_all_lengths_are_one_curve() {
+    let svg = temporary("prompts.svg");
+    let line = format!("q{{q}} --range q=16,32,64 {TOY} --plot {}", svg.display());
+    bench("prompts", &line);
+    let drawn = fs::read_to_string(&svg).unwrap();
+    assert!(
+        drawn.contains("\nCPU\n") && !drawn.contains("CPU, q"),
+        "{drawn}"
+    );
 }
 
 #[test]

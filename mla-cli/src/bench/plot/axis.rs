@@ -36,6 +36,15 @@ impl Axis {
             range,
         }
     }
+
+    /// The axis with a label at a value within its range, in place of those too close to it.
+    pub(super) fn with_tick(mut self, value: f64) -> Self {
+        let min = closest(&self.range);
+        self.ticks.retain(|tick| (tick / value).ln().abs() >= min);
+        self.ticks.push(value);
+        self.ticks.sort_by(f64::total_cmp);
+        self
+    }
 }
 
 /// The unit in which such times, given in microseconds, have few digits, and its microseconds.
@@ -71,10 +80,15 @@ fn round(range: &Range<f64>) -> Vec<f64> {
     multiples(&fine)
 }
 
+/// The minimal logarithm of the ratio of two labels that do not run into each other.
+fn closest(range: &Range<f64>) -> f64 {
+    CLOSEST * (range.end / range.start).ln()
+}
+
 /// Thins out rising values so that their labels do not run into each other. The first is always
 /// kept.
 fn apart(range: &Range<f64>, values: Vec<f64>) -> Vec<f64> {
-    let min = CLOSEST * (range.end / range.start).ln();
+    let min = closest(range);
     let mut kept: Vec<f64> = Vec::new();
     for value in values {
         if kept.last().is_none_or(|last| (value / last).ln() >= min) {
@@ -124,6 +138,14 @@ mod tests {
             let ticks = Axis::found("µs", &[min, max]).ticks;
             assert!(ticks.len() >= 2, "{min} to {max}: {ticks:?}");
         }
+    }
+
+    #[test]
+    fn a_level_has_a_label() {
+        // These ratios had one at 0.95 in its place.
+        let axis = Axis::found("ratio", &[1.016, 1.8]).with_tick(1.0);
+        assert!(axis.ticks.contains(&1.0), "{:?}", axis.ticks);
+        assert_eq!(apart(&axis.range, axis.ticks.clone()), axis.ticks);
     }
 
     #[test]

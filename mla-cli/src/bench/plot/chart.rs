@@ -97,28 +97,56 @@ impl Chart {
             (x - base.0, y - base.1)
         };
         for (index, curve) in self.curves.iter().enumerate() {
-            let look = Look(index);
-            look.draw(&left, curve.form, curve.points.iter().map(pixel).collect())?;
-            look.explain(&legend, curve)?;
+            let style = CurveStyle(index);
+            style.draw(&left, curve.form, curve.points.iter().map(pixel).collect())?;
+            style.explain(&legend, curve)?;
         }
+        // A name goes to the right of its point, or to the left, if it covers nothing there.
+        let (plot, _) = chart.plotting_area().get_pixel_range();
+        let (start, end) = (plot.start - base.0, plot.end - base.0);
+        let points = self.names.iter().map(|(point, _)| pixel(point));
+        let mut taken: Vec<Pixels> = points
+            .map(|(x, y)| Pixels::new(x - 4, y - 4, 8, 8))
+            .collect();
         for (point, name) in &self.names {
             let (x, y) = pixel(point);
-            left.draw(&Text::new(
-                name.as_str(),
-                (x + 6, y - 5),
-                ("sans-serif", 12),
-            ))?;
+            let style = ("sans-serif", 12).into_text_style(&left);
+            let (width, height) = left.estimate_text_size(name, &style)?;
+            let (width, height) = (width as i32, height as i32);
+            let sides =
+                [x + 6, x - 6 - width].map(|x| Pixels::new(x, y - height / 2, width, height));
+            let is_free = |side: &&Pixels| {
+                side.0 >= start && side.2 <= end && !taken.iter().any(|it| it.meets(side))
+            };
+            if let Some(side) = sides.iter().find(is_free) {
+                left.draw(&Text::new(name.as_str(), (side.0, side.1), style))?;
+                taken.push(*side);
+            }
         }
         Ok(())
+    }
+}
+
+/// A rectangle of pixels: left, top, right, bottom.
+#[derive(Clone, Copy)]
+struct Pixels(i32, i32, i32, i32);
+
+impl Pixels {
+    fn new(x: i32, y: i32, width: i32, height: i32) -> Self {
+        Self(x, y, x + width, y + height)
+    }
+
+    fn meets(&self, other: &Self) -> bool {
+        self.0 < other.2 && other.0 < self.2 && self.1 < other.3 && other.1 < self.3
     }
 }
 
 /// The look of the curve of a number: its colour and, if these are used up, the shape of its
 /// points.
 #[derive(Clone, Copy)]
-struct Look(usize);
+struct CurveStyle(usize);
 
-impl Look {
+impl CurveStyle {
     fn colour(self) -> RGBColor {
         COLOURS[self.0 % COLOURS.len()]
     }
@@ -189,13 +217,13 @@ mod tests {
     use super::*;
     use crate::bench::plot::{WIDTH, draw_on};
 
-    fn svg(curves: Vec<Curve>) -> String {
+    fn svg(curves: Vec<Curve>, names: Vec<((f64, f64), String)>) -> String {
         let chart = Chart {
             caption: String::new(),
             x: Axis::chosen("x", &[1.0, 100.0, 1e4], &[]),
             y: Axis::found("y", &[1.0, 1e4]),
             curves,
-            names: Vec::new(),
+            names,
         };
         let mut text = String::new();
         let root = SVGBackend::with_string(&mut text, (WIDTH, chart.height()));
@@ -222,7 +250,7 @@ mod tests {
     fn a_legend_covers_no_point_and_no_point_lies_in_it() {
         let names = ["one", "another", "a third"];
         let curves = names.map(|name| curve(name, 1e4, Form::Both));
-        let svg = svg(Vec::from(curves));
+        let svg = svg(Vec::from(curves), Vec::new());
         let legend = WIDTH - LEGEND;
         let circles = places(&svg, "<circle ", "cx=\"");
         let (samples, points): (Vec<u32>, Vec<u32>) = circles.iter().partition(|x| **x >= legend);
@@ -235,9 +263,42 @@ mod tests {
         }
     }
 
+    /// The names that a chart with these named points writes.
+    fn written(names: Vec<((f64, f64), String)>) -> Vec<String> {
+        let svg = svg(Vec::new(), names.clone());
+        let names = names.into_iter().map(|(_, name)| name);
+        names
+            .filter(|name| svg.contains(&format!("\n{name}\n")))
+            .collect()
+    }
+
+    #[test]
+    fn a_name_covers_no_name_and_no_point() {
+        let at = |x, y, name: &str| ((x, y), name.to_owned());
+        let far = vec![at(10.0, 10.0, "a name"), at(10.0, 1000.0, "far")];
+        assert_eq!(written(far), ["a name", "far"]);
+        // The third has no room on either side.
+        let row = vec![
+            at(10.0, 10.0, "right of it"),
+            at(9.0, 10.0, "left"),
+            at(9.5, 10.0, "between"),
+        ];
+        assert_eq!(written(row), ["right of it", "left"]);
+        // To the right there is the end of the axis.
+        let edge = vec![at(1e4, 10.0, "a long name at the end of its axis")];
+        assert_eq!(written(edge.clone()), [edge[0].1.clone()]);
+    }
+
     #[test]
     fn nothing_is_marked_where_nothing_was_measured() {
-        let marks = |form| places(&svg(vec![curve("", 50.0, form)]), "<circle ", "cx=\"").len();
+        let marks = |form| {
+            places(
+                &svg(vec![curve("", 50.0, form)], Vec::new()),
+                "<circle ",
+                "cx=\"",
+            )
+            .len()
+        };
         // The points, and one in the legend.
         assert_eq!(marks(Form::Both), 4);
         assert_eq!(marks(Form::Points), 4);
@@ -250,7 +311,7 @@ mod tests {
             .map(|number| {
                 let mut text = String::new();
                 let area = SVGBackend::with_string(&mut text, (100, 100)).into_drawing_area();
-                Look(number).point(&area, (50, 50)).unwrap();
+                CurveStyle(number).point(&area, (50, 50)).unwrap();
                 drop(area);
                 text
             })

@@ -1,6 +1,6 @@
 //! The charts that a report has the figures for.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::Scatter;
 use super::axis::{Axis, time_unit};
@@ -39,7 +39,8 @@ pub(super) fn scatter(scatter: &Scatter) -> Chart {
     let xs: Vec<f64> = points().map(|point| point.0).collect();
     let (name, level) = &scatter.level;
     let ys: Vec<f64> = points().map(|point| point.1).chain([*level]).collect();
-    let (x, y) = (Axis::found(&scatter.x, &xs), Axis::found(&scatter.y, &ys));
+    let x = Axis::found(&scatter.x, &xs);
+    let y = Axis::found(&scatter.y, &ys).with_tick(*level);
     let mut curves: Vec<Curve> = scatter
         .series
         .iter()
@@ -161,10 +162,14 @@ fn times(rows: &[Row]) -> Chart {
     // `max_by_key` would take the last of equals.
     let places = (0..SIZES.len()).rev();
     let x = places.max_by_key(|at| values(&SIZES[*at])).unwrap_or(0);
-    let others = SIZES.into_iter().enumerate();
-    let others = others.filter(|(at, size)| *at != x && values(size) > 1);
-    let others: Vec<Size> = others.map(|(_, size)| size).collect();
     let x = SIZES[x];
+    // A size that x decides (the query length of a fresh prompt is its kv length) names no curve.
+    let differs = |size: &Size| {
+        let of_x: BTreeMap<usize, usize> =
+            rows.iter().map(|it| ((x.of)(it), (size.of)(it))).collect();
+        rows.iter().any(|row| of_x[&(x.of)(row)] != (size.of)(row))
+    };
+    let others: Vec<Size> = SIZES.into_iter().filter(differs).collect();
     let name = naming(rows, &others);
     let medians: Vec<f64> = rows.iter().map(|row| row.us.median).collect();
     let (unit, microseconds) = time_unit(&medians);
