@@ -114,7 +114,7 @@ fn the_front_page_shows_the_guide_s_first_program() {
         ["README.md", "docs/engine.md"].map(|path| fs::read_to_string(root().join(path)).unwrap());
     assert_eq!(fenced(&page, "rust"), fenced(&guide, "rust")[..1]);
     let lines = page.lines().count();
-    assert!(lines <= 150, "{lines} lines");
+    assert!(lines <= 135, "{lines} lines");
 }
 
 #[test]
