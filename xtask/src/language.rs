@@ -13,6 +13,7 @@ use crate::Workspace;
 /// First words of comments that have no subject.
 const HEADLESS: &[&str] = &[
     "What", "Whether", "Where", "Which", "Who", "How", "As", "Of", "By", "Those", "That", "So",
+    "Because",
 ];
 
 pub(crate) fn run() -> anyhow::Result<()> {
