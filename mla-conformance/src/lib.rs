@@ -21,7 +21,7 @@
 //! A case tries what the [spec](mla_runtime::spec::BackendSpec) accepts and nothing else: its
 //! dtypes, cache formats, dimensions, numbers of heads, page sizes and query lengths. So a spec
 //! that promises more than the implementation keeps is found, and the [`Failure`] says which key to
-//! narrow. What memory may hold besides numbers is hostile: NaN in every slot without a token and
+//! narrow. Memory that no result may depend on is hostile: NaN in every slot without a token and
 //! between rows, nonsense in unused entries of the block table, and outputs that begin as NaN and
 //! may not be touched beside their rows. A NaN in what a row attends to is NaN in its output, and
 //! in no other row's.

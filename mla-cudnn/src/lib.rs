@@ -1,7 +1,7 @@
 //! cuDNN's attention as a prefill backend of `mla-runtime`: CUDNN.
 //!
 //! A program that depends on this crate with the feature `cudnn` and names it (`use mla_cudnn as
-//! _;`) has the backend in every registry. What is compiled is a shim over cuDNN's frontend, from
+//! _;`) has the backend in every registry. The build compiles a shim over cuDNN's frontend, from
 //! headers of pinned wheels; cuDNN itself is the machine's own, opened when the program first asks
 //! for it: `libcudnn.so.9` where the system looks for libraries, or the file that the environment
 //! variable `MLA_CUDNN` names. [`library`] says which version that is, or why there is none. The

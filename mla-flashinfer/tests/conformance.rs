@@ -1,5 +1,5 @@
-//! The backends do what their specs say, on a GPU. Where there is none each test says which command
-//! runs it.
+//! The backends do what their specs say, on a GPU. Without a GPU each test is ignored, and names
+//! the command that runs it.
 #![cfg(feature = "gpu")]
 
 use mla_kernels::Cuda;

@@ -2,8 +2,8 @@
 //!
 //! A program that depends on this crate and names it (`use mla_flashmla as _;`) has it in every
 //! registry. The feature `sm90` compiles it. The kernels are FlashMLA's own, from a checkout of one
-//! commit that `MLA_CHECKOUT_FLASHMLA` names; no line of them is here. What is written here is the
-//! C interface in `kernels`, and what bridges FlashMLA's conventions to those of `mla-runtime`.
+//! commit that `MLA_CHECKOUT_FLASHMLA` names; no line of them is here. This crate adds the
+//! C interface in `kernels`, and the code between FlashMLA's conventions and `mla-runtime`'s.
 //!
 //! FlashMLA launches its kernels as programmatic dependents and does not wait in them. So the
 //! backend does not declare `dependent_launch`, and a fence stands before and behind each call. A

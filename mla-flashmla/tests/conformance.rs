@@ -1,5 +1,5 @@
-//! The backend does what its spec says, on a GPU. Where there is none each test says which command
-//! runs it.
+//! The backend does what its spec says, on a GPU. Without a GPU each test is ignored, and names the
+//! command that runs it.
 #![cfg(feature = "sm90")]
 
 use mla_kernels::Cuda;

@@ -1,4 +1,4 @@
-//! Lists of the host whose length the caller chose: if its allocator refuses one, that is an error.
+//! Lists in host memory whose length the caller chose. A failed allocation is an error.
 //!
 //! `Vec::with_capacity` and `vec!` end the program instead. A backend that makes a list as long as
 //! [`StepLimits`](crate::backend::StepLimits) say takes it from here:

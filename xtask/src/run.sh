@@ -33,7 +33,7 @@ if [ -e "$archive" ] && [ ! -d "$here/tests" ]; then
     tar --extract --xz --file "$archive" --directory "$here" || exit 1
 fi
 
-# What is large is packed.
+# Large files are packed.
 for packed in "$here"/tests/*.xz; do
     program=${packed%.xz}
     [ ! -e "$packed" ] || [ -e "$program" ] || { xz --decompress --keep "$packed" && chmod +x "$program"; } || exit 1

@@ -27,7 +27,7 @@ class RowGroups {
         return ptx::bar_red_or(own_barrier(), C::kThreads / 2, own);
     }
 
-    // Does not wait. What the other row group passes, each waits for once.
+    // Does not wait. Each row group waits once for every tile that the other passes.
     __device__ void pass(int tile) const {
         ptx::bar_arrive(passed(position_.row_group(), tile), C::kThreads);
     }

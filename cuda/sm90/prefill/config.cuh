@@ -67,8 +67,9 @@ struct Config {
     using Element = Element_;
     using Unsplit = Config<Element_, nope_, rope_, value_, keys_, false>;
     static constexpr bool kSplitsKeys = splits_keys;
-    // Registers of a thread. All threads start with 168, an SM's registers divided by kThreads, in
-    // eights. A kernel that splits keys has more state before the first tile.
+    // Registers of a thread. All threads start with 168: an SM's registers divided by kThreads,
+    // rounded down to a multiple of 8. A kernel that splits keys has more state before the first
+    // tile.
     static constexpr int kConsumerRegisters = splits_keys ? 224 : 232,
                          kProducerRegisters = splits_keys ? 56 : 40;
     static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= (kConsumers + 1) * 168);

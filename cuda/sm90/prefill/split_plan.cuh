@@ -63,8 +63,9 @@ __host__ __device__ inline float reciprocal(float x) {
 }
 
 // Exact division of numbers below 2^20 by one that is no larger. An integer division takes 20 to 30
-// instructions, and on the way to the first tile each of them is fetched for a single use. Exact
-// because what is rounded is at least half of 1 / n away from any integer.
+// instructions, and on the way to the first tile each of them is fetched for a single use. The
+// result is exact because the value that is rounded is at least half of 1 / n away from any
+// integer.
 struct Divisor {
     float reciprocal_;
 
@@ -535,8 +536,9 @@ class SplitPlan {
     // Items and slots of a request if all requests are as long as the bounds; 0 if their lengths
     // are read.
     int items_of_uniform_ = 0, slots_of_uniform_ = 0;
-    // The current chunk of requests: the first one, the lane's, totals of what comes before the
-    // chunk, running totals up to the lane's request, and totals of the chunk.
+    // The current chunk of requests: the index of its first request, the rows of this lane's
+    // request, and totals over the requests before the chunk, over those of the chunk up to this
+    // lane's, and over the whole chunk.
     int chunk_ = 0;
     Rows own_;
     Counts before_ = {}, running_ = {}, of_chunk_ = {};

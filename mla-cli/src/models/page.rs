@@ -14,7 +14,7 @@ config.json --sm 9.0`, and every reason is said there.
 ";
 
 const RUNS: &str = "\
-## What runs
+## Backends
 
 Two backends serve a dense model: one for prompts (prefill), and one for decodes. A sparse model
 has one for both, which attends to the lists that an indexer makes.

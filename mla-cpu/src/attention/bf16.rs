@@ -219,8 +219,8 @@ impl<P: Bf16Products> Engine for Bf16Engine<P> {
             let rows = group * LANES * self.value_width;
             rescale(&alpha, &mut out[rows..], self.value_width);
         }
-        // The product goes on to the end of the last keys that are multiplied together. What fills
-        // up a tile in place is finite.
+        // The product goes on to the end of the last keys that are multiplied together. The
+        // rows behind them that complete a tile in place are finite.
         let partly = match in_place {
             Some(_) => 0..0,
             None => seen.by_all..padded,

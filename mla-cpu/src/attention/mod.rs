@@ -13,8 +13,8 @@
 //!
 //! Tiles begin at fixed multiples of 256 from the range's first key and every row is computed by
 //! itself, so a row's result depends neither on the rows around it nor on the thread. A NaN among
-//! what a row sees makes its result NaN. What it does not see never reaches it, although a block is
-//! multiplied as a whole (see [`Seen`]).
+//! what a row sees makes its result NaN. A key that it does not see never reaches it, although a
+//! block is multiplied as a whole (see [`Seen`]).
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};

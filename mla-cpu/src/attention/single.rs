@@ -11,13 +11,13 @@ pub(crate) trait SingleProducts: Copy + Send {
     /// True if keys may lie anywhere; false if they have to lie one after the other.
     const IN_PLACE: bool;
 
-    /// Lays out queries `[rows, width]`, of whole sixteens of rows, as [`score`](Self::score) takes
-    /// them.
+    /// Lays out queries `[rows, width]`, with rows for a multiple of 16, as [`score`](Self::score)
+    /// takes them.
     fn arrange(self, rows: usize, queries: &[f32], width: usize, to: &mut [f32]);
 
-    /// Computes scores[..count][..rows] = keys · queries, scores `[KEYS, MAX_BLOCK]`. There are
-    /// scores of whole sixteens of rows, of which the last ones may change, as those of further
-    /// keys may.
+    /// Computes scores[..count][..rows] = keys · queries, scores `[KEYS, MAX_BLOCK]`. Rows are
+    /// rounded up to a multiple of 16. The scores of the rows so added, and of keys from `count` on,
+    /// may be overwritten.
     fn score(
         self,
         keys: Rows<'_, f32>,
@@ -26,9 +26,9 @@ pub(crate) trait SingleProducts: Copy + Send {
         scores: &mut [f32],
     );
 
-    /// Computes out[..rows][..width] += weightsᵀ · values, weights `[KEYS, MAX_BLOCK]`, of whose
-    /// keys the first `count` are used; from one row of values to the next are `pitch` elements.
-    /// There are weights and outputs of whole sixteens of rows, of which the last ones may change.
+    /// Computes out[..rows][..width] += weightsᵀ · values, weights `[KEYS, MAX_BLOCK]`. Only
+    /// the first `count` keys are used. Rows of values are `pitch` elements apart. Rows are rounded
+    /// up to a multiple of 16, and the weights and outputs of those so added may be overwritten.
     fn accumulate(
         self,
         values: Rows<'_, f32>,

@@ -225,8 +225,8 @@ impl<D: Device> DecodeBatch<'_, D> {
 
 impl<D: Device> DecodeCall<'_, D> {
     /// Checks the call against what a backend was made for: dtypes, shapes, the spec's alignment,
-    /// the cache, the lengths of arrays, sinks, and lists of slots. What is left to a backend is
-    /// what only it knows.
+    /// the cache, the lengths of arrays, sinks, and lists of slots. A backend itself checks no more
+    /// than what is particular to it.
     ///
     /// # Errors
     ///
@@ -268,7 +268,7 @@ impl<D: Device> DecodeCall<'_, D> {
 
 impl<D: Device> PrefillCall<'_, D> {
     /// Checks the call against what a backend was made for: dtypes, shapes, the spec's alignment,
-    /// and the lengths of arrays. What is left to a backend is what only it knows.
+    /// and the lengths of arrays. A backend itself checks no more than what is particular to it.
     ///
     /// # Errors
     ///

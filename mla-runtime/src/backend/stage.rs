@@ -67,8 +67,8 @@ macro_rules! stage {
     };
 }
 
-/// Writes the stage of a phase, by type and at run time, and its part of an entry. What one phase's
-/// object has beside the stage stands behind.
+/// Writes the stage of a phase, by type and at run time, and its part of an entry. The
+/// methods that one phase's object has besides the stage's come last.
 macro_rules! stages {
     (
         $Backend:ident, $Stage:ident, $Selected:ident, $run:ident, $make:ident, $Batch:ty,

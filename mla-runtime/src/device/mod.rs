@@ -304,7 +304,7 @@ pub trait Device: Memory {
         c: TensorMut<'_, Self>,
     ) -> Result<()>;
 
-    /// Multiplies like [`gemm`](Self::gemm), beside the operation that was enqueued
+    /// Multiplies like [`gemm`](Self::gemm), at the same time as the operation that was enqueued
     /// last.
     ///
     /// # Errors

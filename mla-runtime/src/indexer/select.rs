@@ -41,7 +41,7 @@ pub struct IndexCall<'a, D: Device> {
     /// The heads' weights W_w · x, of any dtype: `[T, 1, heads]`.
     pub head_weights: TensorRef<'a, D>,
     /// The rotation of keys and queries, `None` if the model has none: the tables of the layer's
-    /// own. How elements pair is what the indexer's configuration says, and not looked at here.
+    /// own. Its pairing of elements is ignored: the indexer's configuration has it.
     pub rotary: Option<Rotation<'a, D>>,
     /// The layer's index cache.
     pub cache: IndexCacheMut<'a, D>,

@@ -35,7 +35,7 @@
 //! | [`LayerCall`] | per layer and step | views of the engine's own tensors: weights, queries, new rows, cache, outputs |
 //!
 //! [`MlaLayer::forward`] only enqueues: it allocates nothing, waits for nothing and reads nothing
-//! back. What it enqueues depends on the prepared step's counts (tokens and requests of the
+//! back. Its launches depend on the prepared step's counts (tokens and requests of the
 //! absorbed path, chunks) and on the longest length that it allows for; lengths, pages and slots
 //! are read on the device from arrays that never move. So a step of decodes can be captured into a
 //! graph, with [`max_len`](StepPlan::with_max_len) set to the max number of tokens that a request

@@ -91,7 +91,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     /// # Errors
     ///
     /// The errors of [`Self::forward`], and one if the tables are shorter than the step's longest
-    /// request, or there are positions of the caller's own and not one for each token.
+    /// request, or if the caller's own positions are not one for each token.
     pub fn forward_unrotated(
         &self,
         workspace: &mut Workspace<P, D>,

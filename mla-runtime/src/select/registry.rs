@@ -75,8 +75,8 @@ impl Registry {
     ///
     /// # Errors
     ///
-    /// If two linked backends of one phase claim one name. Which of them comes first in the
-    /// error depends on linking.
+    /// If two linked backends of one phase claim one name. Their order in the error depends on
+    /// linking.
     pub fn linked() -> Result<Self, SelectionError> {
         Self::linked_by(Some)
     }

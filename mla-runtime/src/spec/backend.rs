@@ -299,8 +299,8 @@ impl BackendSpec {
         }
     }
 
-    /// The reason that `availability` gives on `target`. What this machine lacks speaks against a
-    /// backend only if it has to run here.
+    /// The reason that `availability` gives on `target`. Something that this machine lacks speaks
+    /// against a backend only if it has to run here.
     pub const fn unavailable(availability: Result<(), Cause>, target: Target) -> Option<Reason> {
         match on(availability, target) {
             Err(cause) => Some(Reason {

@@ -225,8 +225,8 @@ impl fmt::Display for GraphSupport {
     }
 }
 
-/// The base of the log-sum-exp as a backend's kernel produces it. What a backend hands to the
-/// layer is always the natural logarithm: the other bases are converted inside the backend.
+/// The base of the log-sum-exp as a backend's kernel produces it. The layer always gets the
+/// natural logarithm: a backend converts the other bases itself.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum LseOutput {
     /// It produces none.

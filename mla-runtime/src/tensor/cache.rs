@@ -622,7 +622,7 @@ mod tests {
 
     #[test]
     fn tensors_that_share_bytes_are_refused() {
-        // Latents take 128 bytes, rotary keys 64. What lies behind the last row is free.
+        // Latents take 128 bytes, rotary keys 64. Bytes behind the last row are free.
         let layout = CacheLayout::split(DIMS, KvFormat::F32, 2, 2);
         let said = |latents, rope| {
             let view = CacheMut::<Addresses>::split(latents, rope, layout).map(drop);

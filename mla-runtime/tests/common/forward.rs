@@ -163,8 +163,8 @@ borrowed! {
 }
 
 /// The operations of an `impl Device`. Each asks `self.operation()`, which counts it, refuses it or
-/// gives the processor that does it; `None`: nothing is done. Where it stands, what this module
-/// imports is imported, too.
+/// gives the processor that does it; `None`: nothing is done. A file that calls the macro imports
+/// the same names as this module.
 macro_rules! forwarded_operations {
     () => {
         forwarded_operations! {

@@ -348,11 +348,11 @@ class TileScheduler {
         return kv_tiles - split_size <= (tile_rows_ > 64 ? 0 : 1);
     }
 
-    // True if it pays to keep tiles apart: then the longest group costs `cost`, and `divided` says
-    // if tiles have splits. If tiles stand in line instead, all groups cost step_; but some of them
-    // have two items, and the end takes as long as three to seven KV tiles. Up to 64 rows, a KV
-    // tile also takes less time while some SMs leave the memory to the others. The numbers are
-    // measured times of plans (docs/log/decode.md).
+    // True if it is faster that no group has KV tiles of two query tiles. The longest group then
+    // costs `cost`, and `divided` says if query tiles have splits. Otherwise all groups cost step_,
+    // but some of them have two items, and the end takes as long as three to seven KV tiles. Up to
+    // 64 rows, a KV tile also takes less time while some SMs leave the memory to the others. The
+    // numbers are measured times of plans (docs/log/decode.md).
     __host__ __device__ bool worth(int cost, bool divided) const {
         // 17/16 of a step and 3 KV tiles.
         if (tile_rows_ > 64) return cost * 16 <= step_ * 17 + 48;

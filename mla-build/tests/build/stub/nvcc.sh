@@ -79,7 +79,7 @@ for name in $(sed -n 's|^// has: ||p' "$source"); do
     fi
 done
 
-# What the source says is said below the includes of a wrapper too.
+# A wrapper's included source may hold such lines, too.
 said() { cat $read_files | sed -n "s|^// $1: ||p"; }
 sleep=$(said sleep)
 [ -z "$sleep" ] || sleep "$sleep"
