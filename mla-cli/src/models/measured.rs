@@ -174,7 +174,7 @@ mod tests {
             let Session { gpu, date, commit } = it.session;
             let record = records
                 .iter()
-                .find(|it| it["commit"] == commit && it["date"] == date);
+                .find(|it| it["commit"] == *commit && it["date"] == *date);
             let record = record.unwrap_or_else(|| panic!("no record of {commit}"));
             assert_eq!(record["card"], format!("NVIDIA {gpu}"));
             let [columns, rows] = ["columns", "rows"].map(|list| record[list].as_array().unwrap());
