@@ -38,10 +38,10 @@ namespace mla::sm90::prefill {
 constexpr float kCombineCost = 3.f, kCombineCostOfRows = 1.5f, kCombineCostOfSplit = 0.02f;
 // The predicted end must be earlier than this share of the time without splits.
 constexpr float kWorthwhile = 0.95f;
-// Costs of each item: the more items there are, the later all of them have begun, and the more
-// partial results are written and read. In turn: the cost if the lengths have to be read on the
-// device; the cost for all rows of a query tile; and the minimum of the latter, which holds if as
-// much is gained because more CTAs read at the same time.
+// Costs of each item, in KV tiles: the more items there are, the later all of them have begun, and
+// the more partial results are written and read. The first is the cost if the device has to read
+// the lengths. The second is the cost for all rows of a query tile, and the third its minimum: with
+// more items more CTAs read at the same time, which makes up for the rest.
 constexpr float kReadLengthsCostOfItem = 0.034f, kCostOfItemRows = 0.05f,
                 kMinCostOfItemRows = 0.019f;
 // With many query tiles, every CTA goes over the lengths of all requests. This is the cost of each
