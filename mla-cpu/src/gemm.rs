@@ -30,6 +30,15 @@ const COLUMNS: usize = 128;
 // beforehand.
 const FEW_ROWS: usize = 2;
 
+// The crate adds up products of one row or one column, of at most two entries and of at most 256
+// results in orders of their own, and those of more than 512 entries in parts that follow from the
+// number of rows. A row's bits would then depend on the rows beside it. So operands are filled up
+// with zeros, and longer ones are multiplied in parts.
+const MIN_ENTRIES: usize = 3;
+const MIN_COLUMNS: usize = 2;
+const MAX_FEW: usize = 256;
+const MAX_ENTRIES: usize = 512;
+
 // Number of columns of `b`, and of entries of each, that become rows at a time: few enough for the
 // first-level cache.
 const STRIP: [usize; 2] = [16, 256];
@@ -89,18 +98,18 @@ fn blocks<T: Element>(
                     size: [ROWS.min(m - row), COLUMNS.min(n - column), k],
                 };
                 #[cfg(target_arch = "x86_64")]
-                match dots {
+                let pitch = match dots {
                     Some(dots) => dots.multiply(&a, &b, &block, panels)?,
                     None => multiply(&a, &b, &block, panels)?,
-                }
+                };
                 #[cfg(not(target_arch = "x86_64"))]
-                multiply(&a, &b, &block, panels)?;
+                let pitch = multiply(&a, &b, &block, panels)?;
                 let [rows, columns, _] = block.size;
                 let c = c.columns(column, columns);
-                let results = panels.c[..rows * columns].chunks_exact(columns);
+                let results = panels.c[..rows * pitch].chunks_exact(pitch);
                 for (i, from) in results.enumerate() {
                     // SAFETY: each block is computed once, and the elements of `c` are distinct.
-                    unsafe { c.write_row(block.product, row + i, from) };
+                    unsafe { c.write_row(block.product, row + i, &from[..columns]) };
                 }
                 Ok(())
             },
@@ -117,21 +126,24 @@ struct Block {
     size: [usize; 3],
 }
 
-// Computes a block by the `gemm` crate, its operands converted to f32.
+// Computes a block by the `gemm` crate, its operands converted to f32. Returns the distance from one
+// row of results to the next.
 fn multiply<T: Element>(
     a: &Elements<'_, T>,
     b: &Elements<'_, T>,
     block: &Block,
     panels: &mut Panels,
-) -> Result<()> {
-    let [rows, columns, k] = block.size;
+) -> Result<usize> {
+    let columns = block.size[1].max(MIN_COLUMNS);
+    let rows = block.size[0].max(MAX_FEW / columns + 1);
+    let k = block.size[2].max(MIN_ENTRIES);
     panels.reserve(rows * k, columns * k, rows * columns)?;
-    let left = read_rows(a, block, &mut panels.a);
+    let left = &mut panels.a[..rows * k];
+    read_rows(a, block, k, left);
     let right = &mut panels.b[..columns * k];
-    let b = b.columns(block.column, columns);
-    let right_strides = read_columns(&b, block.product, rows, right);
+    let right_strides = read_columns(&b.columns(block.column, block.size[1]), block, right);
     product_f32(
-        block.size,
+        [rows, columns, k],
         &mut panels.c[..rows * columns],
         (1, columns),
         false,
@@ -140,17 +152,19 @@ fn multiply<T: Element>(
         right,
         right_strides,
     );
-    Ok(())
+    Ok(columns)
 }
 
-// Reads the rows of a block, one after the other.
-fn read_rows<'p, T: Element>(a: &Elements<'_, T>, block: &Block, to: &'p mut [f32]) -> &'p [f32] {
+// Reads the rows of a block, `pitch` apart, and fills up with zeros.
+fn read_rows<T: Element>(a: &Elements<'_, T>, block: &Block, pitch: usize, to: &mut [f32]) {
     let [rows, _, k] = block.size;
-    let to = &mut to[..rows * k];
-    for (i, to) in to.chunks_exact_mut(k.max(1)).enumerate() {
-        a.read_row(block.product, block.row + i, to);
+    for (i, to) in to.chunks_exact_mut(pitch.max(1)).enumerate() {
+        let (to, rest) = to.split_at_mut(if i < rows { k } else { 0 });
+        if i < rows {
+            a.read_row(block.product, block.row + i, to);
+        }
+        rest.fill(0.0);
     }
-    to
 }
 
 // Dot products for a `b` whose columns are contiguous, which is the layout of weights `[out, in]`:
@@ -189,7 +203,7 @@ impl Dots {
         b: &Elements<'_, T>,
         block: &Block,
         panels: &mut Panels,
-    ) -> Result<()> {
+    ) -> Result<usize> {
         let [rows, columns, k] = block.size;
         let row = |i: usize| &a.data[a.at(block.product, block.row + i)..][..k];
         let column = |j: usize| {
@@ -210,7 +224,8 @@ impl Dots {
                 pairs.add(&rows, &columns, sums, block.size[1]);
             }
             Self::Singles(singles) => {
-                let left = read_rows(a, block, &mut panels.a);
+                let left = &mut panels.a[..rows * k];
+                read_rows(a, block, k, left);
                 let right = &mut panels.b[..columns * copied];
                 for (j, to) in right.chunks_exact_mut(k.max(1)).enumerate() {
                     f32::convert(column(j), to);
@@ -223,7 +238,7 @@ impl Dots {
                 singles.add(&rows, &columns, sums, block.size[1]);
             }
         }
-        Ok(())
+        Ok(block.size[1])
     }
 }
 
@@ -232,30 +247,31 @@ fn list<'a, S>(count: usize, row: impl Fn(usize) -> &'a [S]) -> Vec<&'a [S]> {
     (0..count).map(row).collect()
 }
 
-// Copies all of `b[product]` to `to`, and returns its strides there (of columns, of rows): by
-// columns if they are contiguous and there are few `rows` to multiply, by rows otherwise.
-fn read_columns<T: Element>(
-    b: &Elements<'_, T>,
-    product: usize,
-    rows: usize,
-    to: &mut [f32],
-) -> (usize, usize) {
-    let [_, k, columns] = b.shape;
+// Copies the columns of a block from `b` to `to`, filled up with zeros, and returns their strides
+// there (of columns, of rows): by columns if they are contiguous and few rows are multiplied, by
+// rows otherwise.
+fn read_columns<T: Element>(b: &Elements<'_, T>, block: &Block, to: &mut [f32]) -> (usize, usize) {
+    let [rows, columns, k] = block.size;
+    let (pitch, product) = (columns.max(MIN_COLUMNS), block.product);
+    let depth = to.len() / pitch;
+    if [pitch, depth] != [columns, k] {
+        to.fill(0.0);
+    }
     if b.strides[1] != 1 || b.strides[2] == 1 {
-        for (i, to) in to.chunks_exact_mut(columns).enumerate() {
-            b.read_row(product, i, to);
+        for (i, to) in to.chunks_exact_mut(pitch).take(k).enumerate() {
+            b.read_row(product, i, &mut to[..columns]);
         }
-        return (1, columns);
+        return (1, pitch);
     }
     let column = |j: usize, part: Range<usize>| {
         let from = product * b.strides[0] + j * b.strides[2];
         &b.data[from + part.start..from + part.end]
     };
     if rows <= FEW_ROWS {
-        for (j, to) in to.chunks_exact_mut(k.max(1)).enumerate() {
-            f32::convert(column(j, 0..k), to);
+        for (j, to) in to.chunks_exact_mut(depth).take(columns).enumerate() {
+            f32::convert(column(j, 0..k), &mut to[..k]);
         }
-        return (k, 1);
+        return (depth, 1);
     }
     let mut strip = [0.0; STRIP[0] * STRIP[1]];
     for first in (0..columns).step_by(STRIP[0]) {
@@ -265,11 +281,11 @@ fn read_columns<T: Element>(
             for (j, strip) in strip.chunks_exact_mut(STRIP[1]).take(count).enumerate() {
                 f32::convert(column(first + j, part.clone()), strip);
             }
-            let to = &mut to[start * columns + first..];
-            transpose([count, part.len()], &strip, STRIP[1], to, columns);
+            let to = &mut to[start * pitch + first..];
+            transpose([count, part.len()], &strip, STRIP[1], to, pitch);
         }
     }
-    (1, columns)
+    (1, pitch)
 }
 
 struct Panels {
@@ -328,29 +344,34 @@ pub(crate) fn product_f32(
     assert!(end(m, n, c_strides) <= c.len());
     assert!(end(m, k, a_strides) <= a.len());
     assert!(end(k, n, b_strides) <= b.len());
-    // SAFETY: every element that the shapes and strides name lies within its slice, as asserted;
-    // `c` is borrowed exclusively, and the crate reads it only where told to.
-    unsafe {
-        gemm::gemm(
-            m,
-            n,
-            k,
-            c.as_mut_ptr(),
-            c_strides.0 as isize,
-            c_strides.1 as isize,
-            accumulate,
-            a.as_ptr(),
-            a_strides.0 as isize,
-            a_strides.1 as isize,
-            b.as_ptr(),
-            b_strides.0 as isize,
-            b_strides.1 as isize,
-            1.0,
-            1.0,
-            false,
-            false,
-            false,
-            Parallelism::None,
-        );
+    // Parts of one length, so that none has few entries unless all have.
+    let part = k.div_ceil(k.div_ceil(MAX_ENTRIES).max(1)).max(1);
+    for start in (0..k.max(1)).step_by(part) {
+        let (a, b) = (&a[start * a_strides.0..], &b[start * b_strides.1..]);
+        // SAFETY: every element that the shapes and strides name lies within its slice, as
+        // asserted; `c` is borrowed exclusively, and the crate reads it only where told to.
+        unsafe {
+            gemm::gemm(
+                m,
+                n,
+                part.min(k - start),
+                c.as_mut_ptr(),
+                c_strides.0 as isize,
+                c_strides.1 as isize,
+                accumulate || start > 0,
+                a.as_ptr(),
+                a_strides.0 as isize,
+                a_strides.1 as isize,
+                b.as_ptr(),
+                b_strides.0 as isize,
+                b_strides.1 as isize,
+                1.0,
+                1.0,
+                false,
+                false,
+                false,
+                Parallelism::None,
+            );
+        }
     }
 }

@@ -176,6 +176,47 @@ fn gemm_case<T: Element>([batch, m, n, k]: [usize; 4], by_columns: bool, shared:
     }
 }
 
+// Returns the bits of each row of a product of `rows` rows of `a`, from `first` on.
+fn product_rows<T: Element>(
+    cpu: &Cpu,
+    a: &[T],
+    (b, b_layout): (&[T], Layout),
+    rows: std::ops::Range<usize>,
+) -> Vec<Vec<u8>> {
+    let [_, k, n] = b_layout.shape;
+    let mut c = vec![T::from_f32(77.0); rows.len() * n];
+    cpu.gemm(
+        TensorRef::from_slice(&a[rows.start * k..rows.end * k], [1, rows.len(), k]).unwrap(),
+        TensorRef::new(bytemuck::cast_slice(b), b_layout).unwrap(),
+        TensorMut::from_slice(&mut c, [1, rows.len(), n]).unwrap(),
+    )
+    .unwrap();
+    let rows = c.chunks_exact(n);
+    rows.map(|row| bytemuck::cast_slice(row).to_vec()).collect()
+}
+
+/// Checks that a row of a product has the bits that it has alone, whatever rows stand beside it.
+fn rows_alone<T: Element>([m, n, k]: [usize; 3], by_columns: bool, seed: u64) {
+    let mut random = Random(seed);
+    let (a, b) = (random.fill::<T>(m * k), random.fill::<T>(k * n));
+    let mut layout = Layout::contiguous(T::DTYPE, [1, k, n]);
+    if by_columns {
+        layout.strides = [k * n, 1, k];
+    }
+    for cpu in [Cpu::new(), Cpu::new().portable()] {
+        let all = product_rows(&cpu, &a, (&b, layout), 0..m);
+        for row in [0, m / 2, m - 1] {
+            let alone = product_rows(&cpu, &a, (&b, layout), row..row + 1);
+            assert!(all[row] == alone[0], "row {row} of {m}, {n} columns of {k}");
+            let behind = product_rows(&cpu, &a, (&b, layout), row..m);
+            assert!(
+                all[row] == behind[0],
+                "row {row} of {m} to the end, {n} columns of {k}"
+            );
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig {
         cases: 40,
@@ -194,6 +235,19 @@ proptest! {
         gemm_case::<f32>(shape, by_columns, shared, seed);
         gemm_case::<f16>(shape, by_columns, shared, seed);
         gemm_case::<bf16>(shape, by_columns, shared, seed);
+    }
+
+    #[test]
+    fn rows_of_products_do_not_depend_on_others(
+        m in prop_oneof![1usize..6, 1usize..300],
+        n in prop_oneof![1usize..6, 60usize..70, 1usize..150],
+        k in prop_oneof![1usize..4, 500usize..600, 1usize..1100],
+        by_columns: bool,
+        seed: u64,
+    ) {
+        rows_alone::<f32>([m, n, k], by_columns, seed);
+        rows_alone::<f16>([m, n, k], by_columns, seed);
+        rows_alone::<bf16>([m, n, k], by_columns, seed);
     }
 
     #[test]
