@@ -23,6 +23,10 @@
 //! - a request without context is in no chunk. A chunk's requests are consecutive, so such a
 //!   request ends a chunk even if rows are left.
 //!
+//! A request's cuts so depend on the requests before it, and with them the order in which its
+//! partial results are merged. With [own cuts](ChunkLimits::own_cuts) every request is cut where it
+//! would be if it were alone, and a segment that does not fit opens the next chunk.
+//!
 //! ```
 //! use mla_runtime::plan::context::{ChunkLimits, plan_chunks};
 //!
@@ -61,6 +65,8 @@ pub struct ChunkLimits {
     /// The distribution of the cache over ranks; `None`: it is on one device, and the plan has no
     /// shards.
     pub parallel: Option<ContextParallel>,
+    /// True if each request is cut where it would be cut alone.
+    pub own_cuts: bool,
 }
 
 impl ChunkLimits {
@@ -72,12 +78,14 @@ impl ChunkLimits {
             align,
             max_chunk: None,
             parallel: None,
+            own_cuts: false,
         }
     }
 
     setters! {
         with_max_chunk(max_chunk: Option<u32>);
         with_parallel(parallel: Option<ContextParallel>);
+        with_own_cuts(own_cuts: bool);
     }
 }
 
@@ -200,14 +208,19 @@ pub fn plan_chunks(
         chunk.is_continuation = start > 0;
         let mut available = packer.budget;
         while let Some(&len) = context_lens.get(request).filter(|&&len| len > 0) {
-            let whole = packer.rows(start, len);
-            let fits = whole <= available;
+            let room = if limits.own_cuts {
+                packer.budget
+            } else {
+                available
+            };
+            let fits = packer.rows(start, len) <= room;
             let end = if fits {
                 len
             } else {
-                start + packer.longest_cut(available)
+                start + packer.longest_cut(room)
             };
-            if end == start {
+            let rows = packer.rows(start, end);
+            if end == start || rows > available {
                 break;
             }
             chunk.starts.push(start);
@@ -216,7 +229,7 @@ pub fn plan_chunks(
                 start = end;
                 break;
             }
-            available -= whole;
+            available -= rows;
             request += 1;
             start = 0;
         }
@@ -318,6 +331,7 @@ mod tests {
             align,
             max_chunk: None,
             parallel: None,
+            own_cuts: false,
         }
     }
 
@@ -417,6 +431,21 @@ mod tests {
                 (0, vec![(0, 512)]),
                 (0, vec![(512, 512)]),
                 (0, vec![(1024, 1024)])
+            ]
+        );
+    }
+
+    #[test]
+    fn own_cuts_are_those_of_a_request_alone() {
+        let own =
+            |lens: &[u32], rows| plan_chunks(lens, &limits(rows, 16).with_own_cuts(true)).unwrap();
+        assert_eq!(
+            shape(&own(&[768, 512, 2000, 40], 1024)),
+            [
+                (0, vec![(0, 768)]),
+                (1, vec![(0, 512)]),
+                (2, vec![(0, 1024)]),
+                (2, vec![(1024, 976), (0, 40)]),
             ]
         );
     }
@@ -642,6 +671,7 @@ mod tests {
                     align: page,
                     max_chunk: spare_chunk.map(|spare| align + spare),
                     parallel,
+                    own_cuts: false,
                 }
             })
     }
@@ -654,7 +684,10 @@ mod tests {
         }
 
         #[test]
-        fn chunks_tile_the_context(lens in contexts(), limits in any_limits()) {
+        fn chunks_tile_the_context(
+            lens in contexts(), limits in any_limits(), own_cuts: bool,
+        ) {
+            let limits = limits.with_own_cuts(own_cuts);
             let plan = plan_chunks(&lens, &limits).unwrap();
             let parallel = limits.parallel.unwrap_or(ContextParallel::SINGLE);
             let align = parallel.alignment(limits.align).unwrap() as u32;
@@ -685,6 +718,22 @@ mod tests {
                 prop_assert_eq!(chunk.cumulative_seq_lens().pop(), Some(chunk.rows()));
             }
             prop_assert_eq!(&seen, &lens);
+        }
+
+        /// Own cuts are those of a request alone.
+        #[test]
+        fn own_cuts_ignore_other_requests(lens in contexts(), limits in any_limits()) {
+            let segments = |lens: &[u32], limits: &ChunkLimits, number| -> Vec<_> {
+                let plan = plan_chunks(lens, limits).unwrap();
+                let all = plan.iter().flat_map(ContextChunk::segments);
+                let of_request = all.filter(|(request, ..)| *request == number);
+                of_request.map(|(_, start, len)| (start, len)).collect()
+            };
+            let own = limits.with_own_cuts(true);
+            for (number, len) in lens.iter().enumerate() {
+                let alone = segments(&[*len], &limits, 0);
+                prop_assert_eq!(segments(&lens, &own, number), alone);
+            }
         }
 
         /// A chunk ends only where it must: at the end, before a request without context, at a
@@ -758,11 +807,14 @@ mod tests {
             rows in (1u32 << 16)..,
             align: u32,
             max_chunk: Option<u32>,
+            own_cuts: bool,
             parallel in proptest::option::of((0u32..9, any::<u32>())),
         ) {
             // A test of `ContextParallel` tries what it refuses; here that stands for none.
             let parallel = parallel.and_then(|(n, i)| ContextParallel::new(n, i).ok());
-            let _ = plan_chunks(&lens, &ChunkLimits { rows, align, max_chunk, parallel });
+            let _ = plan_chunks(&lens, &ChunkLimits {
+                rows, align, max_chunk, parallel, own_cuts,
+            });
         }
     }
 }
