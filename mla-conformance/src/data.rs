@@ -75,6 +75,53 @@ pub struct Bits {
     pub(super) lse: Option<Vec<u8>>,
 }
 
+impl Bits {
+    /// Returns the bits of some of `tokens` tokens, whose rows lie one behind the other.
+    pub(super) fn of(&self, some: Range<usize>, tokens: usize) -> Self {
+        let row = self.out.len() / tokens.max(1);
+        let of_head = |lse: &[u8]| lse[4 * some.start..4 * some.end].to_vec();
+        let lse = self.lse.as_deref();
+        Self {
+            out: self.out[row * some.start..row * some.end].to_vec(),
+            lse: lse.map(|lse| {
+                lse.chunks_exact(4 * tokens.max(1))
+                    .flat_map(of_head)
+                    .collect()
+            }),
+        }
+    }
+}
+
+/// Random numbers of a case: one sequence, or one for each request.
+pub(super) struct Sequences {
+    pub(super) shared: Random,
+    own: Vec<Random>,
+}
+
+impl Sequences {
+    pub(super) fn new(seed: u64, own_seeds: &[u64]) -> Self {
+        Self {
+            shared: Random::new(seed),
+            own: own_seeds.iter().copied().map(Random::new).collect(),
+        }
+    }
+
+    pub(super) fn of(&mut self, request: usize) -> &mut Random {
+        match self.own.get_mut(request) {
+            Some(random) => random,
+            None => &mut self.shared,
+        }
+    }
+}
+
+/// Returns the request of each token.
+pub(super) fn owners(lens: &[usize]) -> Vec<usize> {
+    let requests = lens.iter().enumerate();
+    requests
+        .flat_map(|(request, len)| std::iter::repeat_n(request, *len))
+        .collect()
+}
+
 pub(super) fn config(problem: Problem) -> LayerConfig {
     LayerConfig::new(problem, 1.0 / (problem.dims.head.qk().max(1) as f32).sqrt())
 }
@@ -123,14 +170,16 @@ impl Tensor {
         }
     }
 
+    /// Makes a tensor of random numbers, whose rows are of these requests.
     pub(super) fn random(
-        random: &mut Random,
+        (random, owners): (&mut Sequences, &[usize]),
+        amplitude: f64,
         dtype: DType,
         shape: [usize; 3],
         placement: Placement,
     ) -> Self {
         let mut tensor = Self::poison(dtype, shape, placement);
-        tensor.fill(|_, _, _| random.next());
+        tensor.fill(|t, _, _| random.of(owners[t]).next() * amplitude);
         tensor
     }
 

@@ -2,12 +2,12 @@
 
 use super::Failure;
 use super::data::{
-    Bits, Buffers, OnDevice, POISON, Random, Tensor, Tolerances, Written, array, config, longest,
-    starts, upload,
+    Bits, Buffers, OnDevice, POISON, Random, Sequences, Tensor, Tolerances, Written, array, config,
+    longest, owners, starts, upload,
 };
 use super::failure::refused;
 use super::trial::{Placement, Trial};
-use super::trials::{Call, Case, On, checks, stage_items};
+use super::trials::{Call, Case, On, checks, own_seeds, stage_items};
 use crate::reference::{self, Array, Attended};
 use mla_runtime::Result;
 use mla_runtime::backend::{
@@ -16,7 +16,7 @@ use mla_runtime::backend::{
 };
 use mla_runtime::device::Device;
 use mla_runtime::model::{DType, KvFormat};
-use mla_runtime::spec::{BackendSpec, Problem, QueryFormat};
+use mla_runtime::spec::{BackendSpec, Problem, QueryFormat, QueryLen};
 use mla_runtime::tensor::{
     ArrayRef, BlockTable, CacheLayout, CacheRef, CacheStrides, Layout, Memory,
 };
@@ -64,6 +64,8 @@ pub struct DecodeCase {
     pub trial: Trial,
     /// Seed of the random numbers.
     pub seed: u64,
+    /// Seeds of each request's own numbers; none: all follow `seed`. Pages and sinks do in any case.
+    pub own_seeds: Vec<u64>,
 }
 
 /// Scales that are far apart.
@@ -305,6 +307,9 @@ impl<D: Device> Inputs<D> {
     }
 }
 
+/// Maximum number of unused columns of a random batch's block table.
+const MAX_SPARE: usize = 300;
+
 /// Unused entry of a block table: far outside any cache.
 const GARBAGE: i32 = 2_147_480_000;
 
@@ -331,6 +336,7 @@ impl DecodeCase {
             query_format: None,
             trial: Trial::Once,
             seed: 1,
+            own_seeds: Vec::new(),
         }
     }
 
@@ -367,7 +373,45 @@ impl<S: DecodeStage> Case<S> for DecodeCase {
         };
         turned.query_lens.rotate_right(1);
         turned.seq_lens.rotate_right(1);
+        if !turned.own_seeds.is_empty() {
+            turned.own_seeds.rotate_right(1);
+        }
         turned
+    }
+
+    fn of_requests(&self, requests: &[Option<usize>], random: &mut Random, wide: bool) -> Self {
+        let padding = longest(&self.query_lens).min(1);
+        let padding = match self.problem.query_len {
+            QueryLen::Uniform => self.query_lens.first().copied().unwrap_or(padding),
+            _ => padding,
+        };
+        let lens = |of: &[usize], padding: usize| {
+            let requests = requests.iter();
+            requests
+                .map(|request| request.map_or(padding, |at| of[at]))
+                .collect()
+        };
+        Self {
+            query_lens: lens(&self.query_lens, padding),
+            seq_lens: lens(&self.seq_lens, 0),
+            own_seeds: own_seeds(requests),
+            spare_pages: if wide {
+                MAX_SPARE
+            } else {
+                random.below(2) * random.below(MAX_SPARE)
+            },
+            unused_pages: random.below(3),
+            seed: random.below(1 << 20) as u64,
+            ..self.clone()
+        }
+    }
+
+    fn query_lens(&self) -> &[usize] {
+        &self.query_lens
+    }
+
+    fn own_seeds(&self) -> &[u64] {
+        &self.own_seeds
     }
 
     fn numbers(&self, placement: Placement) -> Step {
@@ -524,7 +568,7 @@ fn random_row(random: &mut Random, layout: &CacheLayout, nan: &[usize]) -> Vec<u
 // Writes the rows of every request, and its pages into the table, whose rows all have the same
 // number of columns. Returns the slots of each request's tokens. `pages` are taken in their order.
 fn write_rows(
-    random: &mut Random,
+    random: &mut Sequences,
     case: &DecodeCase,
     pages: Vec<i32>,
     layout: &CacheLayout,
@@ -536,6 +580,7 @@ fn write_rows(
     let mut free = pages.into_iter();
     let mut slots = Vec::new();
     for (request, len) in case.seq_lens.iter().enumerate() {
+        let random = random.of(request);
         let mut of_request = Vec::new();
         for token in 0..*len {
             let entry = &mut table[request * max_pages + token / page_size];
@@ -569,23 +614,32 @@ fn no_slot(random: &mut Random, slots: usize) -> i32 {
     }
 }
 
-// Returns a list for each token, of slots with rows, and of numbers that are no slots.
+// Returns a list for each token, of slots with rows, and of numbers that are no slots. The rows are
+// those of all requests, or of the token's own if requests have numbers of their own.
 fn random_lists(
-    random: &mut Random,
+    random: &mut Sequences,
     case: &DecodeCase,
-    tokens: usize,
     layout: &CacheLayout,
     slots: &[Vec<usize>],
 ) -> Vec<i32> {
     let all: Vec<usize> = slots.iter().flatten().copied().collect();
-    let mut entry = || match random.below(5) {
-        0 => -1,
-        1 => no_slot(random, layout.slots()),
-        _ if all.is_empty() => -7,
-        _ => all[random.below(all.len())] as i32,
-    };
-    let mut entries: Vec<i32> = (0..tokens * case.list_width).map(|_| entry()).collect();
-    end_some(random, &mut entries, case.list_width);
+    let mut entries = Vec::new();
+    for request in owners(&case.query_lens) {
+        let random = random.of(request);
+        let rows = match case.own_seeds.is_empty() {
+            true => &all,
+            false => &slots[request],
+        };
+        let mut entry = || match random.below(5) {
+            0 => -1,
+            1 => no_slot(random, layout.slots()),
+            _ if rows.is_empty() => -7,
+            _ => rows[random.below(rows.len())] as i32,
+        };
+        let mut list: Vec<i32> = (0..case.list_width).map(|_| entry()).collect();
+        end_some(random, &mut list, case.list_width);
+        entries.extend(list);
+    }
     entries
 }
 
@@ -600,13 +654,16 @@ fn end_some(random: &mut Random, entries: &mut [i32], width: usize) {
 
 // Returns the number of entries of each token's list that count: some below 0 and some past its
 // end.
-fn random_counts(random: &mut Random, case: &DecodeCase, tokens: usize) -> Vec<i32> {
-    let mut count = || match random.below(6) {
+fn random_counts(random: &mut Sequences, case: &DecodeCase) -> Vec<i32> {
+    let mut count = |request: usize| match random.of(request).below(6) {
         0 => -3,
         1 => case.list_width as i32 + 5,
-        _ => random.below(case.list_width + 1) as i32,
+        _ => random.of(request).below(case.list_width + 1) as i32,
     };
-    (0..tokens).map(|_| count()).collect()
+    owners(&case.query_lens)
+        .into_iter()
+        .map(&mut count)
+        .collect()
 }
 
 // Returns a score for each head, some of them infinite.
@@ -624,7 +681,7 @@ impl Step {
         let problem = &case.problem;
         let (dims, format) = (problem.dims, problem.kv_format);
         let page_size = problem.page_size as usize;
-        let mut random = Random::new(case.seed);
+        let mut random = Sequences::new(case.seed, &case.own_seeds);
         let needs = |len: &usize| len.div_ceil(page_size);
         let max_pages = case.max_pages();
         let max_seq_len = match case.spare_pages {
@@ -634,7 +691,7 @@ impl Step {
         let pages = case.unused_pages + case.seq_lens.iter().map(needs).sum::<usize>() + 3;
         let mut order: Vec<i32> = (case.unused_pages as i32..pages as i32).collect();
         for i in (1..order.len()).rev() {
-            order.swap(i, random.below(i + 1));
+            order.swap(i, random.shared.below(i + 1));
         }
         let mut layout = CacheLayout::contiguous(dims, format, pages, page_size);
         let element = bytes_of_element(format);
@@ -648,13 +705,15 @@ impl Step {
         let slots = write_rows(&mut random, case, order, &layout, &mut cache, &mut table);
         let tokens: usize = case.query_lens.iter().sum();
         let shape = [tokens, problem.heads as usize, dims.row() as usize];
-        let mut query = Tensor::random(&mut random, problem.dtype, shape, Placement::default());
+        let owners = owners(&case.query_lens);
+        let sequences = (&mut random, &owners[..]);
+        let mut query = Tensor::random(sequences, 1.0, problem.dtype, shape, Placement::default());
         if let Some(scales) = case.group_scales {
             let (by, latent) = (2f64.powi(scales.queries), dims.latent as usize);
-            query.fill(|_, _, k| match k < latent {
-                true => random.next() * by,
+            query.fill(|t, _, k| match k < latent {
+                true => random.of(owners[t]).next() * by,
                 false if scales.lead != 0.0 => 1.0,
-                false => random.next(),
+                false => random.of(owners[t]).next(),
             });
         }
         for nan in &case.nan_queries {
@@ -662,14 +721,13 @@ impl Step {
         }
         let lists = problem
             .sparse
-            .then(|| random_lists(&mut random, case, tokens, &layout, &slots));
+            .then(|| random_lists(&mut random, case, &layout, &slots));
         let second =
-            (case.second_width > 0).then(|| Second::new(case, &mut random, &layout, tokens));
-        let counts =
-            (problem.sparse && case.with_counts).then(|| random_counts(&mut random, case, tokens));
+            (case.second_width > 0).then(|| Second::new(case, &mut random.shared, &layout, tokens));
+        let counts = (problem.sparse && case.with_counts).then(|| random_counts(&mut random, case));
         let sinks = case
             .with_sinks
-            .then(|| random_sinks(&mut random, problem.heads));
+            .then(|| random_sinks(&mut random.shared, problem.heads));
         Self {
             host_lens: [&case.query_lens, &case.seq_lens]
                 .map(|lens| lens.iter().map(|len| *len as u32).collect()),

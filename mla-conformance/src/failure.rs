@@ -2,7 +2,7 @@
 
 use mla_runtime::Error;
 use mla_runtime::select::SelectionError;
-use mla_runtime::spec::{Problem, Reasons, Target};
+use mla_runtime::spec::{Feature, Problem, Reasons, Target};
 
 /// Reason why a backend does not conform, and a remedy.
 #[derive(Debug, thiserror::Error)]
@@ -116,11 +116,11 @@ pub enum Failure {
         /// The place that was written.
         damage: String,
     },
-    /// Two runs over the same inputs differ, though the spec says `deterministic`, or the
-    /// registry's backend differs from the type.
+    /// Two runs over the same inputs differ, though the spec says `deterministic`, or a request
+    /// has other bits than alone, though it says `batch_invariant`.
     #[error(
-        "{name}: {how} gives other bits than the first, for {}. Make the order of additions the \
-         same in every run, or remove the feature `deterministic`",
+        "{name}: {how}, for {}. Make the order of additions the same in every run, or remove the \
+         feature `{feature}`",
         describe(problem)
     )]
     Differs {
@@ -128,6 +128,8 @@ pub enum Failure {
         name: &'static str,
         /// The problem that was computed.
         problem: Box<Problem>,
+        /// The feature that is promised.
+        feature: Feature,
         /// Description of the second run.
         how: &'static str,
     },

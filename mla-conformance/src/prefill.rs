@@ -2,12 +2,12 @@
 
 use super::Failure;
 use super::data::{
-    Bits, Buffers, OnDevice, Random, Tensor, Tolerances, Written, array, config, longest, starts,
-    upload,
+    Bits, Buffers, OnDevice, Random, Sequences, Tensor, Tolerances, Written, array, config,
+    longest, owners, starts, upload,
 };
 use super::failure::refused;
 use super::trial::{Placement, Trial};
-use super::trials::{Call, Case, On, checks, stage_items};
+use super::trials::{Call, Case, On, checks, own_seeds, stage_items};
 use crate::reference::{self, Array};
 use mla_runtime::Result;
 use mla_runtime::backend::{
@@ -53,6 +53,8 @@ pub struct PrefillCase {
     pub trial: Trial,
     /// Seed of the random numbers.
     pub seed: u64,
+    /// Seeds of each request's own numbers; none: all follow `seed`.
+    pub own_seeds: Vec<u64>,
 }
 
 impl PrefillCase {
@@ -74,6 +76,7 @@ impl PrefillCase {
             key_layout: None,
             trial: Trial::Once,
             seed: 1,
+            own_seeds: Vec::new(),
         }
     }
 
@@ -104,7 +107,7 @@ impl<S: PrefillStage> Case<S> for PrefillCase {
             seed: self.seed + 1,
             ..self.clone()
         };
-        if self.bounds.is_some() {
+        if self.bounds.is_some() && self.own_seeds.is_empty() {
             // Another request has all that the first one had.
             for lens in [&mut changed.query_lens, &mut changed.key_lens] {
                 lens.rotate_right(1);
@@ -114,6 +117,31 @@ impl<S: PrefillStage> Case<S> for PrefillCase {
             }
         }
         changed
+    }
+
+    fn of_requests(&self, requests: &[Option<usize>], random: &mut Random, wide: bool) -> Self {
+        let lens = |of: &[usize]| {
+            let requests = requests.iter();
+            requests
+                .map(|request| request.map_or(0, |at| of[at]))
+                .collect()
+        };
+        let bounds = [longest(&self.query_lens), longest(&self.key_lens)];
+        Self {
+            query_lens: lens(&self.query_lens),
+            key_lens: lens(&self.key_lens),
+            own_seeds: own_seeds(requests),
+            bounds: (wide || random.below(2) == 0).then_some(bounds),
+            ..self.clone()
+        }
+    }
+
+    fn query_lens(&self) -> &[usize] {
+        &self.query_lens
+    }
+
+    fn own_seeds(&self) -> &[u64] {
+        &self.own_seeds
     }
 
     fn numbers(&self, placement: Placement) -> Numbers {
@@ -207,21 +235,17 @@ impl Numbers {
         } = case.problem;
         let [p, r, v] = [dims.head.nope, dims.head.rope, dims.head.v].map(|n| n as usize);
         let heads = heads as usize;
-        let mut random = Random::new(case.seed);
-        let (queries, keys) = (
-            case.query_lens.iter().sum(),
-            case.key_lens.iter().sum::<usize>(),
-        );
-        let mut tensor = |shape, amplitude| {
-            let mut tensor = Tensor::poison(dtype, shape, placement);
-            tensor.fill(|_, _, _| random.next() * amplitude);
-            tensor
+        let mut random = Sequences::new(case.seed, &case.own_seeds);
+        let [queries, keys] = [&case.query_lens, &case.key_lens].map(|lens| owners(lens));
+        let mut tensor = |owners: &[usize], [heads, width]: [usize; 2], amplitude| {
+            let shape = [owners.len(), heads, width];
+            Tensor::random((&mut random, owners), amplitude, dtype, shape, placement)
         };
         let mut numbers = Self {
-            query: tensor([queries, heads, p + r], case.amplitude),
-            nope: tensor([keys, heads, p], case.amplitude),
-            rope: tensor([keys, 1, r], case.amplitude),
-            values: tensor([keys, heads, v], 1.0),
+            query: tensor(&queries, [heads, p + r], case.amplitude),
+            nope: tensor(&keys, [heads, p], case.amplitude),
+            rope: tensor(&keys, [1, r], case.amplitude),
+            values: tensor(&keys, [heads, v], 1.0),
             query_starts: starts(&case.query_lens),
             key_starts: starts(&case.key_lens),
             placement,

@@ -15,6 +15,9 @@ macro_rules! topics {
                 QuantisedOutputs = quantised_outputs,
                 /// The same call again, bit for bit, where the spec says that it is deterministic.
                 Repetition = repetition,
+                /// Each request alone and among others, bit for bit, where the spec says that it is
+                /// batch-invariant.
+                BatchInvariance = batch_invariance,
                 /// Programmatic dependent launch: inputs that the kernel before writes late, and a
                 /// kernel behind that begins early. It is tried whatever the spec says, since the
                 /// device fences other backends, and only on a device whose kernels overlap.

@@ -28,6 +28,11 @@ pub enum Trial {
     /// Run with a state and metadata for fewer requests, tokens and pages: refused, or right, and
     /// nothing written beyond them.
     BeyondLimits,
+    /// Run with all requests, then each request alone, then this number of batches of some of them,
+    /// and captured and replayed as well: each request has the bits that it has alone. The batches
+    /// are random: their requests, the order, padding, pages, the width of the block table and the
+    /// maximum lengths that the call states. Requests have numbers of their own.
+    AmongOthers(u32),
     /// Run with tensors whose addresses, and distances between tokens and cache rows, are odd
     /// multiples of the spec's alignment.
     ExactlyAligned,

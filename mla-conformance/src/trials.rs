@@ -3,11 +3,11 @@
 use mla_runtime::backend::StepLimits;
 use mla_runtime::device::Device;
 use mla_runtime::device::probe::Replayed;
-use mla_runtime::spec::{BackendSpec, Problem};
+use mla_runtime::spec::{BackendSpec, Feature, GraphSupport, Problem, QueryLen};
 use mla_runtime::tensor::Memory as _;
 use mla_runtime::{Error, Result};
 
-use super::data::{Bits, Buffers, FilledLater, Outputs, Written, copy_all, of_output};
+use super::data::{Bits, Buffers, FilledLater, Outputs, Random, Written, copy_all, of_output, starts};
 use super::failure::{Failure, Promise, refused};
 use super::trial::{Placement, Trial};
 
@@ -37,6 +37,11 @@ pub(super) trait Case<S>: Clone {
     fn limits(&self) -> StepLimits;
     /// Returns the case with other numbers: memory of the same sizes.
     fn changed(&self) -> Self;
+    /// Returns the case with these of its requests, in this order, with numbers of their own, and
+    /// padding for `None`; `wide`: with the maximum of all that is random.
+    fn of_requests(&self, requests: &[Option<usize>], random: &mut Random, wide: bool) -> Self;
+    fn query_lens(&self) -> &[usize];
+    fn own_seeds(&self) -> &[u64];
     fn numbers(&self, placement: Placement) -> Self::Numbers;
     /// Uploads the inputs in the form that a spec asks for.
     fn upload(
@@ -60,6 +65,27 @@ pub(super) trait Case<S>: Clone {
     fn metadata(stage: &S, device: &Self::Device, limits: &StepLimits) -> Result<Self::Metadata>;
     fn prepare(call: &mut Call<'_, Self, S>) -> Result<()>;
     fn enqueue(call: &mut Call<'_, Self, S>) -> Result<()>;
+}
+
+/// Maximum number of requests of padding in a random batch.
+const MAX_PADDING: usize = 2;
+
+/// Returns the seeds of requests' own numbers; that of padding is 0.
+pub(super) fn own_seeds(requests: &[Option<usize>]) -> Vec<u64> {
+    let seeds = requests.iter();
+    seeds
+        .map(|request| request.map_or(0, |at| at as u64 + 1))
+        .collect()
+}
+
+/// Returns some of `count` requests and padding, in any order.
+fn some_of(count: usize, random: &mut Random) -> Vec<Option<usize>> {
+    let mut some: Vec<_> = (0..count).map(Some).chain([None; MAX_PADDING]).collect();
+    for i in (1..some.len()).rev() {
+        some.swap(i, random.below(i + 1));
+    }
+    some.truncate(1 + random.below(some.len()));
+    some
 }
 
 /// Functions of a case of either phase, for the given traits of a stage and a backend.
@@ -161,6 +187,7 @@ impl<'a, C: Case<S>, S> On<'a, C, S> {
             Trial::Replayed => self.replayed(),
             Trial::Guarded => self.guarded(),
             Trial::BeyondLimits => self.beyond_limits(),
+            Trial::AmongOthers(batches) => self.among_others(batches),
         }
     }
 
@@ -183,7 +210,8 @@ impl<'a, C: Case<S>, S> On<'a, C, S> {
             false => Err(Failure::Differs {
                 name: self.name(),
                 problem: Box::new(self.case.problem()),
-                how: "a second launch",
+                feature: Feature::Deterministic,
+                how: "a second launch gives other bits than the first",
             }),
         }
     }
@@ -251,6 +279,99 @@ impl<'a, C: Case<S>, S> On<'a, C, S> {
             Err(Error::Argument { .. }) => Ok(Bits::default()),
             Err(error) => Err(self.refused(C::CALL)(error)),
         }
+    }
+
+    /// Compares each request's bits in batches with those that it has alone. One state serves all
+    /// of them, and is made for the largest.
+    fn among_others(&self, batches: u32) -> Tried<Bits> {
+        let case = self.case;
+        let count = case.query_lens().len();
+        let all: Vec<_> = (0..count).map(Some).chain([None; MAX_PADDING]).collect();
+        let mut random = Random::new(1);
+        let largest = case.of_requests(&all, &mut random, true);
+        let whole = self.with(&largest).once()?;
+        let mut kept = self.kept(&largest.limits())?;
+        let mut alone = Vec::new();
+        for request in 0..count {
+            let case = case.of_requests(&[Some(request)], &mut random, false);
+            let (bits, state) = self.with(&case).bits(kept)?;
+            alone.push(bits);
+            kept = state;
+        }
+        let check = |how, case: &C, bits: &Bits| self.check_alone(how, case, bits, &alone);
+        check(
+            "a request has other bits among all others than alone",
+            &largest,
+            &whole,
+        )?;
+        for _ in 0..batches {
+            let some = some_of(count, &mut random);
+            let case = case.of_requests(&some, &mut random, false);
+            let (bits, state) = self.with(&case).bits(kept)?;
+            check(
+                "a request has other bits in a random batch than alone",
+                &case,
+                &bits,
+            )?;
+            kept = state;
+        }
+        let level = match case.problem().query_len {
+            QueryLen::Single => GraphSupport::SingleToken,
+            QueryLen::Uniform => GraphSupport::UniformBatch,
+            QueryLen::Ragged => GraphSupport::Always,
+        };
+        if C::spec(self.stage).graphs < level {
+            return Ok(whole);
+        }
+        let mut call = self.with(&largest).call(kept)?;
+        C::prepare(&mut call).map_err(self.refused("prepare"))?;
+        match self.device.probe_replay(&mut call) {
+            Ok(false) => {}
+            Ok(true) => {
+                let case = call.case.clone();
+                let bits = call.outputs.finish(self.device)?.bits();
+                check(
+                    "a request has other bits in a replayed graph than alone",
+                    &case,
+                    &bits,
+                )?;
+            }
+            Err(error) => return Err(self.refused(C::CALL)(error)),
+        }
+        Ok(whole)
+    }
+
+    fn check_alone(&self, how: &'static str, case: &C, bits: &Bits, alone: &[Bits]) -> Tried<()> {
+        let starts = starts(case.query_lens());
+        let tokens = starts[starts.len() - 1] as usize;
+        for (pair, seed) in starts.windows(2).zip(case.own_seeds()) {
+            let own = bits.of(pair[0] as usize..pair[1] as usize, tokens);
+            let request = (*seed as usize).checked_sub(1);
+            if request.is_some_and(|request| alone[request] != own) {
+                return Err(Failure::Differs {
+                    name: self.name(),
+                    problem: Box::new(case.problem()),
+                    feature: Feature::BatchInvariant,
+                    how,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs the call once, without a comparison with the reference.
+    fn bits(&self, kept: (C::State, C::Metadata)) -> Tried<(Bits, (C::State, C::Metadata))> {
+        let mut call = self.call(kept)?;
+        self.enqueued(&mut call)?;
+        let bits = call.outputs.finish(self.device)?.bits();
+        Ok((bits, (call.state, call.metadata)))
+    }
+
+    fn with<'c>(&self, case: &'c C) -> On<'c, C, S>
+    where
+        'a: 'c,
+    {
+        On { case, ..*self }
     }
 
     fn name(&self) -> &'static str {

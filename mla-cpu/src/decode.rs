@@ -109,8 +109,8 @@ struct PartialSize {
     query_len = "ragged",
     sparse = "optional",
     quant_output = true,
-    features = "sinks,deterministic,nan_propagation,strided_outputs,dense_requests,second_cache,\
-                split_cache,non_causal"
+    features = "sinks,deterministic,batch_invariant,nan_propagation,strided_outputs,\
+                dense_requests,second_cache,split_cache,non_causal"
 )]
 impl DecodeBackend for CpuDecode {
     type Device = Cpu;

@@ -45,7 +45,7 @@ struct Unit {
     dtypes = "f32,f16,bf16",
     key_layout = "split",
     quant_output = true,
-    features = "deterministic,nan_propagation,strided_outputs,non_causal"
+    features = "deterministic,batch_invariant,nan_propagation,strided_outputs,non_causal"
 )]
 impl PrefillBackend for CpuPrefill {
     type Device = Cpu;

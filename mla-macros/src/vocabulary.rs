@@ -71,6 +71,7 @@ pub(crate) const FEATURES: &[Name] = &[
     name("cross_attention", "CrossAttention"),
     name("sinks", "Sinks"),
     name("deterministic", "Deterministic"),
+    name("batch_invariant", "BatchInvariant"),
     name("nan_propagation", "NanPropagation"),
     name("strided_outputs", "StridedOutputs"),
     name("dense_requests", "DenseRequests"),

@@ -103,6 +103,7 @@ impl Cases<'_, DecodeCase> {
             DecodeTopic::Workspace => self.workspace(),
             DecodeTopic::Alignment => self.alignment(),
             DecodeTopic::Repetition => self.repeated(|| DecodeCase::new(plain, &[600, 3])),
+            DecodeTopic::BatchInvariance => self.batch_invariance(),
             // The caller runs the cases through the registry.
             DecodeTopic::ThroughTheRegistry => self.check(DecodeCase::new(plain, &[600, 3])),
         }
@@ -134,6 +135,45 @@ impl Cases<'_, DecodeCase> {
                 .into_iter()
                 .chain(at_bound)
         })
+    }
+
+    /// Tries requests of lengths around tiles and of many splits in ten random batches, with one
+    /// and several query tokens, and by lists of slots; others in a few.
+    fn batch_invariance(&self) -> Result<(), Failure> {
+        let accepted = &self.accepted;
+        if !accepted.spec.features.contains(Feature::BatchInvariant) {
+            return Ok(());
+        }
+        let invariant = |problem: Problem, batches, lens: &[usize]| {
+            let features = problem.features.with(Feature::BatchInvariant);
+            DecodeCase {
+                trial: Trial::AmongOthers(batches),
+                ..DecodeCase::new(problem.with_features(features), lens)
+            }
+        };
+        let long = [1, 64, 65, 700, 4500, 0, 2100];
+        self.check(invariant(self.plain, 10, &long))?;
+        for problem in self.several() {
+            let query_lens = match problem.query_len {
+                QueryLen::Uniform => vec![3; long.len()],
+                _ => vec![1, 4, 0, 2, 3, 1, 1],
+            };
+            self.check(DecodeCase {
+                query_lens,
+                ..invariant(problem, 10, &long)
+            })?;
+        }
+        for problem in accepted.with(vec![true], |p, sparse| p.sparse = sparse) {
+            self.check(DecodeCase {
+                list_width: 1300,
+                with_counts: true,
+                ..invariant(problem, 10, &[1500, 17, 0, 3, 700])
+            })?;
+        }
+        let mut problems = self.every_format();
+        problems.extend(accepted.with(accepted.heads(), |p, heads| p.heads = heads));
+        let mut problems = problems.into_iter();
+        problems.try_for_each(|problem| self.check(invariant(problem, 3, &[63, 1, 900, 130])))
     }
 
     /// Returns the problems of every dtype with every cache format.

@@ -62,7 +62,8 @@ impl<'a, C> Cases<'a, C> {
         Err(Failure::Differs {
             name: spec.name,
             problem: Box::new(self.plain),
-            how: "a second run",
+            feature: Feature::Deterministic,
+            how: "a second run gives other bits than the first",
         })
     }
 }

@@ -105,6 +105,7 @@ impl Cases<'_, PrefillCase> {
             PrefillTopic::Workspace => self.tried(&[Trial::Guarded, Trial::BeyondLimits]),
             PrefillTopic::Alignment => self.tried(&[Trial::ExactlyAligned]),
             PrefillTopic::Repetition => self.repeated(|| PrefillCase::new(plain, &[100, 30])),
+            PrefillTopic::BatchInvariance => self.batch_invariance(),
             // The caller runs the cases through the registry.
             PrefillTopic::ThroughTheRegistry => self.check(case()),
         }
@@ -133,6 +134,30 @@ impl Cases<'_, PrefillCase> {
                     trial,
                     ..case.clone()
                 })
+            })
+        })
+    }
+
+    /// Tries new tokens, and contexts of many tiles, in ten random batches, of every dtype.
+    fn batch_invariance(&self) -> Result<(), Failure> {
+        let accepted = &self.accepted;
+        if !accepted.spec.features.contains(Feature::BatchInvariant) {
+            return Ok(());
+        }
+        let dtypes = accepted.spec.dtypes.to_vec();
+        let problems = accepted.with(dtypes, |p, dtype| p.dtype = dtype);
+        problems.into_iter().try_for_each(|problem| {
+            let features = problem.features.with(Feature::BatchInvariant);
+            let problem = problem.with_features(features);
+            let case = PrefillCase {
+                trial: Trial::AmongOthers(10),
+                ..PrefillCase::new(problem, &[70, 1, 150, 33, 2])
+            };
+            self.check(case.clone())?;
+            self.check(PrefillCase {
+                key_lens: vec![300, 5, 1500, 0, 40],
+                causal: false,
+                ..case
             })
         })
     }

@@ -405,7 +405,14 @@ macro_rules! wrong {
                 config.softmax_scale *= 1.0 + 1e-6 * calls as f32;
                 Ok(config)
             } }
-            says "EACH_TIME_ANOTHER: a second run gives other bits";
+            says "EACH_TIME_ANOTHER: a second run gives other bits than the first";
+
+            Crowded [dtypes = "f32", features = "batch_invariant", graphs = "single_token"]
+            breaks ["feature batch_invariant"] at [BatchInvariance]
+            { after: mistakes::by_rows }
+            says "CROWDED: a request has other bits among all others than alone",
+                 "or remove the feature `batch_invariant`"
+            but not CrowdedAsSaid [dtypes = "f32", graphs = "single_token"];
 
             $($own)*
         }

@@ -68,6 +68,7 @@ fn broken_promises_of_prefill() {
 fn kept_promises() {
     for topic in [
         DecodeTopic::SingleTokens,
+        DecodeTopic::BatchInvariance,
         DecodeTopic::DependentLaunch,
         DecodeTopic::Graphs,
         DecodeTopic::Workspace,
@@ -78,6 +79,7 @@ fn kept_promises() {
     }
     for topic in [
         PrefillTopic::NewTokens,
+        PrefillTopic::BatchInvariance,
         PrefillTopic::DependentLaunch,
         PrefillTopic::Graphs,
         PrefillTopic::Workspace,

@@ -41,6 +41,12 @@ pub(crate) fn rounded(lse: &mut [u8]) {
     each(lse, |lse| lse + 3e-3);
 }
 
+/// Rounds otherwise for some numbers of rows, as another order of sums would.
+pub(crate) fn by_rows(written: &mut Written<'_>) {
+    let last_bit = u32::from(written.out.len() / 8192 % 5 == 1);
+    each(written.out, |x| f32::from_bits(x.to_bits() ^ last_bit));
+}
+
 pub(crate) fn clear_nan(numbers: &mut [u8]) {
     each(numbers, |x| if x.is_nan() { 0.0 } else { x });
 }

@@ -37,7 +37,8 @@ macro_rules! backend {
 }
 
 backend! {
-    Right, [dtypes = "f32", dependent_launch = true, graphs = "always"],
+    Right, [dtypes = "f32", dependent_launch = true, graphs = "always",
+            features = "batch_invariant"],
     RIGHT
 }
 

@@ -15,7 +15,7 @@ use mla_runtime::model::{
     DType, HeadDims, IndexDims, IndexLayers, IndexerConfig, MlaDims, RotaryStyle,
 };
 use mla_runtime::plan::memory::RegionName;
-use mla_runtime::spec::{Problem, QueryLen};
+use mla_runtime::spec::{Feature, FeatureSet, Problem, QueryLen};
 use mla_runtime::tensor::{CacheLayout, CacheMut, Rotation, TensorMut, TensorRef};
 
 use crate::{Tables, random, wide};
@@ -42,7 +42,8 @@ pub(crate) fn layer(sparse: bool) -> Layer {
         Problem::new(DIMS, HEADS as u32, DType::F32)
             .with_sparse(sparse)
             .with_page_size(PAGE as u32)
-            .with_query_len(QueryLen::Ragged),
+            .with_query_len(QueryLen::Ragged)
+            .with_features(FeatureSet::of(&[Feature::BatchInvariant])),
         0.2,
     );
     MlaLayer::of(&Cpu::new(), &config).unwrap()
@@ -298,6 +299,39 @@ fn full_topk_is_dense() {
             );
         }
         assert_eq!(a.cache, b.cache);
+    }
+}
+
+#[test]
+fn each_request_has_the_bits_that_it_has_alone() {
+    let topk = 20;
+    let (sparse, indexer, mut own, mut space) = selecting(topk as u32);
+    let mut run = |world: &mut World, step: &Step| {
+        world.prepare(&sparse, &mut space, step);
+        world.select(&indexer, &space, &mut own, step).unwrap();
+        let lists = lists_of(&own, &space).0;
+        (lists, world.attend(&sparse, &mut space, Some(&own), step))
+    };
+    let mut together = World::new(5);
+    let mut alone = [0; 3].map(|_| World::new(5));
+    for new in STEPS {
+        let step = together.step(new);
+        let (lists, out) = run(&mut together, &step);
+        let mut end = 0;
+        for (request, world) in alone.iter_mut().enumerate() {
+            let rows: Vec<usize> = (end..end + new[request] as usize).collect();
+            let (first, count) = (end, rows.len());
+            end += count;
+            if count == 0 {
+                continue;
+            }
+            let mut own_tokens = [0; 3];
+            own_tokens[request] = new[request];
+            let step = world.step(own_tokens).with_rows_of(&step, &rows);
+            let (own_lists, own_out) = run(world, &step);
+            assert_eq!(own_lists, lists[first * topk..end * topk]);
+            assert_eq!(own_out, out[first * HEADS * 16..end * HEADS * 16]);
+        }
     }
 }
 

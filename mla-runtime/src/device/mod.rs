@@ -289,6 +289,17 @@ pub trait Device: Memory {
         Ok(())
     }
 
+    /// Checks that a row has the same bits in every operation, whatever rows stand beside it: the
+    /// layer asks for problems with [`BatchInvariant`](crate::spec::Feature::BatchInvariant).
+    ///
+    /// # Errors
+    ///
+    /// If the device does not promise that. The default is to promise nothing.
+    fn check_batch_invariant(&self) -> Result<()> {
+        let accepted = "none: this device chooses the order of a product's sums by its rows";
+        Err(Error::argument("features", "batch_invariant", accepted))
+    }
+
     /// `c[i] = a[i] · b[i]` for every `i` of the first axis: `[B, M, K] · [B, K, N] → [B, M, N]`,
     /// one dtype, any strides on `a` and `b` (a stride of 0 repeats), accumulated in f32 and
     /// rounded once. A device may read `b` before the work is done that was enqueued earlier, if it

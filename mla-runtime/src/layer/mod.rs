@@ -20,7 +20,9 @@
 //!
 //! If the workspace has room for the rows of context and new tokens at the same time, and the cache
 //! holds rows in the format of the queries, the expanded path gathers both from the cache, and one
-//! causal attention takes the place of two and a merge.
+//! causal attention takes the place of two and a merge. For a problem with
+//! [`BatchInvariant`](crate::spec::Feature::BatchInvariant) it does not, since the room depends on
+//! all requests; and each request's context is cut where it would be cut alone.
 //!
 //! A new token's own rows enter the expanded path as they were given, and the absorbed path as the
 //! cache holds them, that is quantised if the cache is.
@@ -129,7 +131,7 @@ use crate::backend::{
 use crate::device::{AbsorbedQueries, CacheRows, Device};
 use crate::plan::crossover::{Attention, Machine, threshold};
 use crate::plan::memory::{self, MemoryNeeds, MemoryPlan, RegionName};
-use crate::spec::{BackendSpec, Field, KeyLayout, Phase, Problem, QueryLen};
+use crate::spec::{BackendSpec, Feature, Field, KeyLayout, Phase, Problem, QueryLen};
 use crate::tensor::{ArrayRef, Layout, Memory, RotaryQuery, TensorMut};
 use crate::{Error, Named as _, Result};
 
@@ -235,6 +237,14 @@ fn check<D: Device>(
     ] {
         if given {
             return Err(Error::argument(field, given, accepted));
+        }
+    }
+    if problem.features.contains(Feature::BatchInvariant) {
+        device.check_batch_invariant()?;
+        if problem.query_len == QueryLen::Uniform {
+            let accepted = "single or ragged, as the batch_invariant layer has no path for the \
+                            batch's most frequent length";
+            return Err(Error::argument("query_len", "uniform", accepted));
         }
     }
     Ok(())

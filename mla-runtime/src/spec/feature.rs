@@ -24,6 +24,12 @@ pub enum Feature {
     /// Repeatable: a launch that is repeated, on the same GPU with the same shapes and inputs,
     /// gives the same bits. A request's bits may well depend on the others in the batch.
     Deterministic,
+    /// A request's bits follow from the request alone, on one GPU model, for one problem and one
+    /// set of limits. They are the same among any other requests, at any place, in any pages and
+    /// any width of the block table, padded, and replayed from a graph of a larger batch. It says
+    /// nothing of the same tokens in other steps: a prompt in other parts, or a token that came as
+    /// a draft.
+    BatchInvariant,
     /// A NaN in an input is in the output of every row that sees it, and of no other. Without this
     /// it may be lost, and may reach rows that are computed beside it: earlier ones of the request,
     /// and in prefill a neighbour's.
@@ -52,6 +58,7 @@ impl Feature {
         Self::CrossAttention,
         Self::Sinks,
         Self::Deterministic,
+        Self::BatchInvariant,
         Self::NanPropagation,
         Self::StridedOutputs,
         Self::DenseRequests,
@@ -71,6 +78,7 @@ impl Feature {
             Self::CrossAttention => "cross_attention",
             Self::Sinks => "sinks",
             Self::Deterministic => "deterministic",
+            Self::BatchInvariant => "batch_invariant",
             Self::NanPropagation => "nan_propagation",
             Self::StridedOutputs => "strided_outputs",
             Self::DenseRequests => "dense_requests",

@@ -11,7 +11,7 @@ use crate::device::{Device, GatherRows};
 use crate::model::KvFormat;
 use crate::plan::context::{ChunkLimits, plan_chunks};
 use crate::plan::slots::SKIPPED;
-use crate::spec::Problem;
+use crate::spec::{Feature, Problem};
 use crate::tensor::ArrayRef;
 
 /// One attention to rows of the cache, on the device: to a chunk of the context, or to all of it
@@ -46,7 +46,8 @@ impl StagedStep {
         if expanded.iter().all(|request| context_len(request) == 0) {
             return Ok(());
         }
-        if self.fits_one_call(problem, expanded) {
+        let own_cuts = problem.features.contains(Feature::BatchInvariant);
+        if !own_cuts && self.fits_one_call(problem, expanded) {
             self.context_in_one_call = true;
             let with_context = expanded.iter().map(|r| r.q + context_len(r));
             super::replace(&mut self.expanded_key_lens, with_context);
@@ -55,14 +56,16 @@ impl StagedStep {
         let lens: Vec<u32> = expanded.iter().map(context_len).collect();
         // Less than 2³¹, as checked with the limits.
         let rows = self.limits.context_rows as u32;
-        self.context = plan_chunks(&lens, &ChunkLimits::new(rows, problem.page_size))?;
+        let limits = ChunkLimits::new(rows, problem.page_size).with_own_cuts(own_cuts);
+        self.context = plan_chunks(&lens, &limits)?;
         Ok(())
     }
 
     /// Returns true if the requests of the expanded path can attend to context and new tokens by
     /// one causal call, which takes less time than two and a merge. All of these keys are then
     /// gathered from the cache. So every new token has to be written, the cache must hold rows
-    /// unquantised, and all rows have to fit at once.
+    /// unquantised, and all rows have to fit at once; the others' rows as well, which is why a
+    /// batch-invariant layer does not do so.
     fn fits_one_call(&self, problem: &Problem, expanded: &[Request]) -> bool {
         let with_tokens = expanded.iter().filter(|request| request.q > 0);
         let rows: u64 = with_tokens.map(|request| u64::from(request.kv)).sum();
