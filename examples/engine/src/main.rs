@@ -37,6 +37,9 @@ struct Arguments {
     /// Drafts that a step verifies, for each request.
     #[arg(long, default_value_t = 3)]
     drafts: usize,
+    /// Let no request's bits depend on the others. What does not promise that is refused by name.
+    #[arg(long)]
+    batch_invariant: bool,
     /// Pages of the cache.
     #[arg(long, default_value_t = 64)]
     pages: usize,
@@ -101,6 +104,7 @@ fn serve(arguments: &Arguments) -> Result<()> {
         tokens: arguments.step,
         max_len: arguments.prompt.saturating_add(arguments.tokens),
         drafts: arguments.drafts,
+        batch_invariant: arguments.batch_invariant,
     };
     let device = Chosen::open()?;
     let mut engine = Engine::new(&device, &config, &size, arguments.seed)?;

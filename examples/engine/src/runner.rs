@@ -1,9 +1,11 @@
 //! A step on the device: from requests with new tokens to the likeliest token behind each of them.
 
+use std::ops::Range;
+
 use mla_runtime::backend::{DecodeStage as _, PrefillStage as _};
 use mla_runtime::prelude::*;
 use mla_runtime::select::SelectionRequest;
-use mla_runtime::spec::QueryLen;
+use mla_runtime::spec::{Feature, FeatureSet, QueryLen};
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -37,6 +39,8 @@ pub struct Size {
     pub max_len: usize,
     /// The maximal number of drafts of a request.
     pub drafts: usize,
+    /// True if a request's bits may not depend on the others of its steps.
+    pub batch_invariant: bool,
 }
 
 impl Size {
@@ -76,6 +80,8 @@ pub struct Runner<D: Graphs> {
     shared: Shared<D>,
     memory: Memory<D>,
     graphs: D::Captured,
+    /// The rows of each request in the last step.
+    rows: Vec<Range<usize>>,
 }
 
 impl<D: Graphs> Runner<D> {
@@ -86,9 +92,14 @@ impl<D: Graphs> Runner<D> {
     /// If no backend fits, or the device has no memory left.
     pub fn new(device: &D, config: &Config, size: &Size, seed: u64) -> Result<Self> {
         let attention = &config.attention;
+        let features: &[Feature] = match size.batch_invariant {
+            true => &[Feature::BatchInvariant],
+            false => &[],
+        };
         let problem = Problem::new(attention.dims, attention.heads, D::DTYPE)
             .with_page_size(size.page_size as u32)
-            .with_query_len(QueryLen::Ragged);
+            .with_query_len(QueryLen::Ragged)
+            .with_features(FeatureSet::of(features));
         let registry = Registry::linked()?;
         let selection = registry.select(&SelectionRequest::new(device.target(), problem))?;
         let layer_config = selection.config(attention.softmax_scale() as f32);
@@ -130,6 +141,7 @@ impl<D: Graphs> Runner<D> {
             shared,
             memory,
             graphs,
+            rows: Vec::new(),
         })
     }
 
@@ -168,8 +180,29 @@ impl<D: Graphs> Runner<D> {
                 .enqueue(&mut self.shared, &mut self.memory, step.tokens())?;
         }
         let best = self.memory.best.download(&device, step.tokens())?;
-        let of = |index| best[step.rows(index)].iter().map(|id| *id as u32).collect();
-        Ok((0..brought.len()).map(of).collect())
+        self.rows = (0..brought.len()).map(|index| step.rows(index)).collect();
+        let of = |rows: &Range<usize>| best[rows.clone()].iter().map(|id| *id as u32).collect();
+        Ok(self.rows.iter().map(of).collect())
+    }
+
+    /// The bytes of the logits behind each token that a request brought to the last step.
+    ///
+    /// # Errors
+    ///
+    /// If the device fails.
+    ///
+    /// # Panics
+    ///
+    /// If the last step had no such request.
+    pub fn logits(&self, request: usize) -> Result<Vec<u8>> {
+        let rows = self.rows[request].clone();
+        let vocab = self.model.config().widths.vocab_size;
+        let logits = self.memory.scratch.logits.view([rows.end, 1, vocab])?;
+        let row = vocab * D::DTYPE.bytes();
+        let from = D::byte_range(logits.bytes(), rows.start * row..rows.end * row);
+        let mut bytes = vec![0; rows.len() * row];
+        self.model.layer().device().download(from, &mut bytes)?;
+        Ok(bytes)
     }
 
     /// Copies a page of every layer's cache to another.

@@ -6,7 +6,7 @@ use engine::config::Config;
 use engine::engine::{Engine, Event};
 use engine::error::Result;
 use engine::request::{Ending, RequestId};
-use engine::runner::Size;
+use engine::runner::{Brought, Runner, Size};
 use mla_cpu::Cpu;
 
 /// Two layers so small that a test runs hundreds of steps.
@@ -29,6 +29,7 @@ const SIZE: Size = Size {
     tokens: 24,
     max_len: 96,
     drafts: 3,
+    batch_invariant: true,
 };
 
 fn tiny(size: Size) -> Engine<Cpu> {
@@ -102,6 +103,54 @@ fn alone(prompts: &[Vec<u32>], more: usize) -> Vec<Vec<u32>> {
         generated.tokens.remove(&id).unwrap()
     };
     prompts.iter().map(one).collect()
+}
+
+/// The logits of requests that each bring a prompt at once and then token by token what they say,
+/// in steps from `start` on.
+fn logits(requests: &[(&[u32], usize)]) -> Vec<Vec<Vec<u8>>> {
+    let config = Config::new(TINY).unwrap();
+    let size = Size { tokens: 96, ..SIZE };
+    let mut runner = Runner::new(&Cpu::new(), &config, &size, 7).unwrap();
+    let mut logits = vec![Vec::new(); requests.len()];
+    let mut tokens: Vec<Vec<u32>> = requests.iter().map(|(prompt, _)| prompt.to_vec()).collect();
+    let pages: Vec<Vec<i32>> = (0..requests.len() as i32)
+        .map(|request| (request * 15..(request + 1) * 15).rev().collect())
+        .collect();
+    for step in 0..20 {
+        let ran: Vec<usize> = (0..requests.len())
+            .filter(|at| step >= requests[*at].1)
+            .collect();
+        let brought = |at: &usize| Brought {
+            tokens: match step == requests[*at].1 {
+                true => &tokens[*at],
+                false => &tokens[*at][tokens[*at].len() - 1..],
+            },
+            total: tokens[*at].len(),
+            pages: &pages[*at],
+        };
+        let brought: Vec<_> = ran.iter().map(brought).collect();
+        let said = runner.run(&brought).unwrap();
+        for (place, at) in ran.into_iter().enumerate() {
+            logits[at].push(runner.logits(place).unwrap());
+            tokens[at].extend(said[place].last());
+        }
+    }
+    logits
+}
+
+#[test]
+fn each_request_has_the_bits_that_it_has_alone() {
+    let prompts = prompts();
+    let together: Vec<_> = [0, 2, 2, 5, 9, 1].into_iter().zip(&prompts).collect();
+    let together: Vec<_> = together
+        .iter()
+        .map(|(start, prompt)| (&prompt[..], *start))
+        .collect();
+    for (request, logits_of) in together.iter().zip(logits(&together)) {
+        let alone = logits(&[*request]).remove(0);
+        assert!(alone == logits_of, "a prompt of {} tokens", request.0.len());
+        assert_eq!(alone.len(), 20 - request.1);
+    }
 }
 
 #[test]
@@ -326,6 +375,7 @@ fn the_model_that_is_shipped_runs() {
         tokens: 80,
         max_len: 128,
         drafts: 2,
+        batch_invariant: false,
     };
     let mut engine = Engine::new(&Cpu::new(), &config, &size, 1).unwrap();
     let mut generated = Generated::default();
