@@ -4,7 +4,7 @@
 use std::ffi::c_void;
 
 use mla_runtime::backend::{Keys, LayerConfig, Output, PrefillCall};
-use mla_runtime::spec::BackendSpec;
+use mla_runtime::spec::{BackendSpec, Feature};
 use mla_runtime::tensor::{Memory as _, TensorRef};
 use mla_runtime::{Error, Result};
 
@@ -83,8 +83,11 @@ pub(super) unsafe fn prefill(
     let Some(mut params) = params(config, spec, call)? else {
         return Ok(());
     };
-    params.workspace = workspace.address() as *mut _;
-    params.workspace_bytes = workspace.len();
+    // Keys are divided by the lengths of all requests, and without a workspace not at all.
+    if !config.problem.features.contains(Feature::BatchInvariant) {
+        params.workspace = workspace.address() as *mut _;
+        params.workspace_bytes = workspace.len();
+    }
     device.bind()?;
     // SAFETY: `params` checked every tensor to hold what its layout says and the layouts to agree;
     // what stands in the arrays keeps to the contract of a call, by the caller's promise. The

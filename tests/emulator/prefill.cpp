@@ -12,12 +12,10 @@ using mla::test::PrefillProblem;
 
 int failures = 0;
 
-// With `splits` of 0 each request has its own number, as on a device that runs `slots` CTAs at a
-// time.
-template <typename T, int kQkDim, int kVDim, int kWarpTiles, int kWarps, int kKeys>
-void check(const PrefillCase& c, unsigned seed, int splits = 1, int slots = 0) {
-    using C = Config<T, kQkDim, kVDim, kWarpTiles, kWarps, kKeys>;
-    PrefillProblem<T> x(c, seed);
+template <class C, typename T>
+KernelParams params_of(PrefillProblem<T>& x) {
+    const PrefillCase& c = x.c;
+    const int qk_dim = c.nope + c.rope;
     KernelParams p = {};
     p.query = reinterpret_cast<const char*>(x.query.data());
     p.key_nope = reinterpret_cast<const char*>(x.key_nope.data());
@@ -27,13 +25,13 @@ void check(const PrefillCase& c, unsigned seed, int splits = 1, int slots = 0) {
     p.lse = x.lse.data();
     p.cu_query_lens = x.cu_query_lens.data();
     p.cu_key_lens = x.cu_key_lens.data();
-    p.query_head_stride = kQkDim * 2;
+    p.query_head_stride = qk_dim * 2;
     p.query_token_stride = p.query_head_stride * c.heads;
     p.key_nope_head_stride = c.nope * 2;
     p.key_nope_token_stride = p.key_nope_head_stride * c.heads;
     p.key_rope_head_stride = 0;
     p.key_rope_token_stride = c.rope * 2;
-    p.value_head_stride = p.out_head_stride = kVDim * 2;
+    p.value_head_stride = p.out_head_stride = c.value * 2;
     p.value_token_stride = p.out_token_stride = p.value_head_stride * c.heads;
     p.lse_head_stride = x.query_tokens;
     p.requests = x.requests;
@@ -46,6 +44,65 @@ void check(const PrefillCase& c, unsigned seed, int splits = 1, int slots = 0) {
     p.head_group = 2;
     p.causal = c.causal;
     p.scale_log2 = x.softmax_scale * 1.44269504088896340736f;
+    return p;
+}
+
+// Runs a launch whose keys are not divided.
+template <class C, typename T>
+void run_undivided(PrefillProblem<T>& x, int head_group, unsigned seed) {
+    KernelParams p = params_of<C>(x);
+    p.splits = 1;
+    p.head_group = head_group;
+    mla::emulator::launch(prefill_kernel<C>, p.tiles * p.heads, C::kThreads, C::kSharedBytes, p,
+                          seed, false);
+}
+
+// Compares the bits of each request in a batch, whose keys are not divided, with those that it has
+// alone: there in the configuration for few rows, if it has few.
+template <typename T, int kQkDim, int kVDim, int kWarpTiles, int kWarps, int kKeys>
+void check_alone(const PrefillCase& c, unsigned seed) {
+    using C = Config<T, kQkDim, kVDim, kWarpTiles, kWarps, kKeys>;
+    using Short = Config<T, kQkDim, kVDim, 1, kWarps, kKeys>;
+    PrefillProblem<T> x(c, seed);
+    run_undivided<C>(x, c.heads, seed);
+    bool same = true;
+    for (int request = 0; request < x.requests; ++request) {
+        PrefillCase one = c;
+        one.queries = {c.queries[request]};
+        one.keys = {c.keys[request]};
+        PrefillProblem<T> y(one, seed + 1);
+        const int query = x.cu_query_lens[request], key = x.cu_key_lens[request];
+        const auto copy = [](auto& to, const auto& from, int first, int rows, size_t width) {
+            std::copy_n(from.begin() + first * width, rows * width, to.begin());
+        };
+        copy(y.query, x.query, query, one.queries[0], size_t(c.heads) * kQkDim);
+        copy(y.key_nope, x.key_nope, key, one.keys[0], size_t(c.heads) * c.nope);
+        copy(y.key_rope, x.key_rope, key, one.keys[0], c.rope);
+        copy(y.value, x.value, key, one.keys[0], size_t(c.heads) * c.value);
+        if (y.query_tokens <= Short::kRows)
+            run_undivided<Short>(y, 1, seed + 2);
+        else
+            run_undivided<C>(y, 1, seed + 2);
+        const size_t width = size_t(c.heads) * kVDim;
+        same = same && !std::memcmp(y.out.data(), x.out.data() + query * width,
+                                    y.out.size() * sizeof(T));
+        for (int head = 0; head < c.heads; ++head)
+            same = same && !std::memcmp(&y.lse[size_t(head) * y.query_tokens],
+                                        &x.lse[size_t(head) * x.query_tokens + query],
+                                        y.query_tokens * sizeof(float));
+    }
+    failures += !same;
+    std::printf("%s %-28s alone\n", same ? "ok  " : "FAIL", c.name.c_str());
+    std::fflush(stdout);
+}
+
+// With `splits` of 0 each request has its own number, as on a device that runs `slots` CTAs at a
+// time.
+template <typename T, int kQkDim, int kVDim, int kWarpTiles, int kWarps, int kKeys>
+void check(const PrefillCase& c, unsigned seed, int splits = 1, int slots = 0) {
+    using C = Config<T, kQkDim, kVDim, kWarpTiles, kWarps, kKeys>;
+    PrefillProblem<T> x(c, seed);
+    KernelParams p = params_of<C>(x);
     p.splits = splits;
     p.slots = slots;
     p.max_split_ctas = 2 * slots;
@@ -124,6 +181,15 @@ int main(int argc, char** argv) {
         many.keys.push_back(i % 9 == 4 ? 300 + i : 20);
     }
     check<B, 96, 64, 1, 4, 64>(many, seed, 0, 40);
+    // Tiles around their ends, requests without queries or keys, and many KV tiles.
+    const PrefillCase mixed = {
+        "undivided", 2, {1, 130, 0, 64, 65, 3}, {1, 330, 5, 64, 700, 0}, 128, 64, 128};
+    check_alone<B, 192, 128, 2, 4, 64>(mixed, seed);
+    PrefillCase context = mixed;
+    context.causal = false;
+    check_alone<H, 192, 128, 2, 4, 64>(context, seed);
+    check_alone<B, 256, 256, 1, 4, 64>(
+        {"undivided, 256", 1, {70, 3, 20}, {80, 300, 20}, 192, 64, 256}, seed);
     std::printf("%d failures\n", failures);
     return failures != 0;
 }
