@@ -126,6 +126,33 @@ pub(super) fn config(problem: Problem) -> LayerConfig {
     LayerConfig::new(problem, 1.0 / (problem.dims.head.qk().max(1) as f32).sqrt())
 }
 
+/// Returns a factor on the softmax scale for each query token of these requests, if a problem has
+/// them.
+pub(super) fn query_scales(
+    random: &mut Sequences,
+    owners: &[usize],
+    problem: &Problem,
+) -> Option<Vec<f32>> {
+    let has_any = problem.features.contains(Feature::QueryScales);
+    let mut factor = |owner: &usize| 1.0 + 0.75 * random.of(*owner).next() as f32;
+    has_any.then(|| owners.iter().map(&mut factor).collect())
+}
+
+/// Returns a view of numbers, if there are any.
+pub(super) fn floats<D: Device>(
+    buffer: &Option<D::Buffer>,
+    len: usize,
+) -> Result<Option<ArrayRef<'_, D, f32>>> {
+    buffer.as_ref().map(|buffer| array(buffer, len)).transpose()
+}
+
+/// Returns the factor of a query token.
+pub(super) fn factor(scales: &Option<Vec<f32>>, token: usize) -> f64 {
+    scales
+        .as_ref()
+        .map_or(1.0, |scales| f64::from(scales[token]))
+}
+
 /// Returns the placement of an output: with distances between its rows if the spec has any.
 pub(super) fn of_output(spec: &BackendSpec, placement: Placement) -> Placement {
     match spec.features.contains(Feature::StridedOutputs) {

@@ -3,7 +3,7 @@
 use super::Failure;
 use super::data::{
     Bits, Buffers, OnDevice, POISON, Random, Sequences, Tensor, Tolerances, Written, array, config,
-    longest, owners, starts, upload,
+    factor, floats, longest, owners, query_scales, starts, upload,
 };
 use super::failure::refused;
 use super::trial::{Placement, Trial};
@@ -17,9 +17,7 @@ use mla_runtime::backend::{
 use mla_runtime::device::Device;
 use mla_runtime::model::{DType, KvFormat};
 use mla_runtime::spec::{BackendSpec, Problem, QueryFormat, QueryLen};
-use mla_runtime::tensor::{
-    ArrayRef, BlockTable, CacheLayout, CacheRef, CacheStrides, Layout, Memory,
-};
+use mla_runtime::tensor::{BlockTable, CacheLayout, CacheRef, CacheStrides, Layout, Memory};
 
 /// A decode step of random numbers over a shuffled, poisoned cache.
 #[derive(Clone, Debug)]
@@ -214,6 +212,7 @@ pub(super) struct Inputs<D: Device> {
     lists: Option<D::Buffer>,
     counts: Option<D::Buffer>,
     sinks: Option<D::Buffer>,
+    query_scales: Option<D::Buffer>,
     /// A second cache and its lists.
     second: Option<(Stored<D>, D::Buffer)>,
 }
@@ -224,8 +223,7 @@ impl<D: Device> Inputs<D> {
         let queries = queries.iter().map(|query| query.upload(device));
         let ints = |ints: &[i32]| upload(device, bytemuck::cast_slice(ints));
         let seq_lens: Vec<i32> = case.seq_lens.iter().map(|len| *len as i32).collect();
-        let sinks = data.sinks.as_deref();
-        let sinks = sinks.map(|sinks| upload(device, bytemuck::cast_slice(sinks)));
+        let floats = |floats: &[f32]| upload(device, bytemuck::cast_slice(floats));
         let split = case.problem.has_split_cache();
         let stored = |rows: &[u8], layout: &CacheLayout, start| {
             Stored::upload(rows, layout, (data.placement, start, split), device)
@@ -241,7 +239,8 @@ impl<D: Device> Inputs<D> {
             cache: stored(&data.cache, &data.layout, data.start)?,
             lists: data.lists.as_deref().map(ints).transpose()?,
             counts: data.counts.as_deref().map(ints).transpose()?,
-            sinks: sinks.transpose()?,
+            sinks: data.sinks.as_deref().map(floats).transpose()?,
+            query_scales: data.query_scales.as_deref().map(floats).transpose()?,
             second: second.transpose()?,
         })
     }
@@ -297,13 +296,6 @@ impl<D: Device> Inputs<D> {
             .with_dense_within(case.dense_within)
             .with_second(second.transpose()?);
         Ok(Some(slots))
-    }
-
-    fn sinks(&self, case: &DecodeCase) -> Result<Option<ArrayRef<'_, D, f32>>> {
-        let sinks = self.sinks.as_ref();
-        sinks
-            .map(|sinks| array(sinks, case.problem.heads as usize))
-            .transpose()
     }
 }
 
@@ -447,7 +439,12 @@ impl<S: DecodeStage> Case<S> for DecodeCase {
         let second = inputs.second.iter_mut();
         let second = second.flat_map(|(cache, lists)| cache.buffers().chain([lists]));
         let queries = inputs.queries.iter_mut().map(|query| &mut query.buffer);
-        let optional = [&mut inputs.lists, &mut inputs.counts, &mut inputs.sinks];
+        let optional = [
+            &mut inputs.lists,
+            &mut inputs.counts,
+            &mut inputs.sinks,
+            &mut inputs.query_scales,
+        ];
         [&mut inputs.table, &mut inputs.lens, &mut inputs.starts]
             .into_iter()
             .chain(inputs.cache.buffers())
@@ -482,7 +479,11 @@ impl<S: DecodeStage> Case<S> for DecodeCase {
         let of_case = DecodeCall::new(inputs.query()?, inputs.cache.view()?, batch, out)
             .with_lse(lse)
             .with_slots(inputs.slot_lists(case, tokens)?)
-            .with_sinks(inputs.sinks(case)?);
+            .with_sinks(floats::<S::Device>(
+                &inputs.sinks,
+                case.problem.heads as usize,
+            )?)
+            .with_query_scales(floats::<S::Device>(&inputs.query_scales, tokens)?);
         // SAFETY: starts, lengths and pages are those of the case, for which the tensors, the cache
         // and the block table were made; poison stands where the contract says that anything may,
         // or is overwritten before the call reads it. State and metadata are this stage's, for
@@ -515,6 +516,7 @@ pub(super) struct Step {
     second: Option<Second>,
     counts: Option<Vec<i32>>,
     sinks: Option<Vec<f32>>,
+    query_scales: Option<Vec<f32>>,
     starts: Vec<i32>,
 }
 
@@ -728,11 +730,13 @@ impl Step {
         let sinks = case
             .with_sinks
             .then(|| random_sinks(&mut random.shared, problem.heads));
+        let query_scales = query_scales(&mut random, &owners(&case.query_lens), problem);
         Self {
             host_lens: [&case.query_lens, &case.seq_lens]
                 .map(|lens| lens.iter().map(|len| *len as u32).collect()),
             counts,
             sinks,
+            query_scales,
             table,
             max_pages,
             max_seq_len,
@@ -812,8 +816,9 @@ impl Step {
                 .iter()
                 .map(|s| self.stored(*s))
                 .collect();
-            let queries =
-                Array::from_fn([*n, heads, width], |t, h, k| self.query.at(first + t, h, k));
+            let queries = Array::from_fn([*n, heads, width], |t, h, k| {
+                factor(&self.query_scales, first + t) * self.query.at(first + t, h, k)
+            });
             let without_lists = self.lists.is_none();
             let dense = without_lists.then(|| self.attend(case, &queries, &rows));
             for t in 0..*n {

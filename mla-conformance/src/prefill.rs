@@ -2,8 +2,8 @@
 
 use super::Failure;
 use super::data::{
-    Bits, Buffers, OnDevice, Random, Sequences, Tensor, Tolerances, Written, array, config,
-    longest, owners, starts, upload,
+    Bits, Buffers, OnDevice, Random, Sequences, Tensor, Tolerances, Written, array, config, factor,
+    floats, longest, owners, query_scales, starts, upload,
 };
 use super::failure::refused;
 use super::trial::{Placement, Trial};
@@ -178,6 +178,7 @@ impl<S: PrefillStage> Case<S> for PrefillCase {
             .chain(&mut inputs.keys)
             .map(|tensor| &mut tensor.buffer)
             .chain([&mut inputs.query_starts, &mut inputs.key_starts])
+            .chain(&mut inputs.query_scales)
             .collect()
     }
 
@@ -225,6 +226,7 @@ pub(super) struct Numbers {
     values: Tensor,
     query_starts: Vec<i32>,
     key_starts: Vec<i32>,
+    query_scales: Option<Vec<f32>>,
     placement: Placement,
 }
 
@@ -248,8 +250,10 @@ impl Numbers {
             values: tensor(&keys, [heads, v], 1.0),
             query_starts: starts(&case.query_lens),
             key_starts: starts(&case.key_lens),
+            query_scales: None,
             placement,
         };
+        numbers.query_scales = query_scales(&mut random, &queries, &case.problem);
         for nan in &case.nan_queries {
             numbers.query.set(*nan, f64::NAN);
         }
@@ -308,7 +312,9 @@ impl Numbers {
             );
             let m = case.key_lens[request];
             let want = reference::expanded(
-                &Array::from_fn([*n, heads, qk], |t, h, k| self.query.at(q0 + t, h, k)),
+                &Array::from_fn([*n, heads, qk], |t, h, k| {
+                    factor(&self.query_scales, q0 + t) * self.query.at(q0 + t, h, k)
+                }),
                 &Array::from_fn([m, heads, qk], |t, h, k| self.key(k0 + t, h, k)),
                 &Array::from_fn([m, heads, v], |t, h, k| self.values.at(k0 + t, h, k)),
                 scale,
@@ -363,6 +369,7 @@ pub(super) struct Inputs<D: Device> {
     values: OnDevice<D>,
     query_starts: D::Buffer,
     key_starts: D::Buffer,
+    query_scales: Option<D::Buffer>,
 }
 
 impl<D: Device> Inputs<D> {
@@ -376,12 +383,15 @@ impl<D: Device> Inputs<D> {
         let keys = numbers.keys(case.key_layout.unwrap_or(spec.key_layout));
         let keys = keys.iter().map(|keys| keys.upload(device));
         let ints = |ints: &[i32]| upload(device, bytemuck::cast_slice(ints));
+        let query_scales = numbers.query_scales.as_deref();
+        let query_scales = query_scales.map(|scales| upload(device, bytemuck::cast_slice(scales)));
         Ok(Self {
             query: numbers.query.upload(device)?,
             keys: keys.collect::<Result<_>>()?,
             values: numbers.values.upload(device)?,
             query_starts: ints(&numbers.query_starts)?,
             key_starts: ints(&numbers.key_starts)?,
+            query_scales: query_scales.transpose()?,
         })
     }
 
@@ -403,6 +413,10 @@ impl<D: Device> Inputs<D> {
             out,
             (array(&self.query_starts, starts)?, queries),
             (array(&self.key_starts, starts)?, longest),
-        ))
+        )
+        .with_query_scales(floats::<D>(
+            &self.query_scales,
+            self.query.view()?.shape()[0],
+        )?))
     }
 }

@@ -129,6 +129,8 @@ topics! {
         /// A score for each head that takes part in the softmax without a value, where the spec has
         /// it.
         Sinks = sinks,
+        /// A factor on the softmax scale for each query token, where the spec has them.
+        QueryScales = query_scales,
     }
 }
 
@@ -148,6 +150,8 @@ topics! {
         ContextChunks = context_chunks,
         /// New tokens that see each other, where the spec has them.
         NonCausal = non_causal,
+        /// A factor on the softmax scale for each query token, where the spec has them.
+        QueryScales = query_scales,
         /// Every dtype.
         DTypes = dtypes,
         /// Every (P,R,V).

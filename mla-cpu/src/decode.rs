@@ -9,7 +9,7 @@ use super::attention::{
 };
 use super::buffer::Scratch;
 use super::cache::{Pages, Rows, check_starts};
-use super::prefill::check_scale;
+use super::prefill::{check_scale, factors};
 use super::view::{Elements, Lane, Places, lse_places, scalars, with_element};
 use mla_runtime::backend::{
     DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, MadeFor, Query, SlotLists, StepLimits,
@@ -110,7 +110,7 @@ struct PartialSize {
     sparse = "optional",
     quant_output = true,
     features = "sinks,deterministic,batch_invariant,nan_propagation,strided_outputs,\
-                dense_requests,second_cache,split_cache,non_causal"
+                dense_requests,second_cache,split_cache,non_causal,query_scales"
 )]
 impl DecodeBackend for CpuDecode {
     type Device = Cpu;
@@ -202,8 +202,9 @@ struct Call<'a, T> {
     causal: bool,
     // Sinks: a score for each head, without a value.
     sinks: Option<&'a [f32]>,
-    // Softmax scale in units of log2, with the cache's scale.
+    // Softmax scale in units of log2, with the cache's scale, and each query token's factor on it.
     scale: f32,
+    query_scales: Option<&'a [f32]>,
     num_splits: Option<usize>,
 }
 
@@ -307,6 +308,7 @@ impl CpuDecode {
             causal: call.batch.causal,
             sinks: sinks.map(|sinks| scalars("sinks", sinks)).transpose()?,
             scale: self.config.softmax_scale * std::f32::consts::LOG2_E * layout.scale,
+            query_scales: factors(call.query_scales.as_ref())?,
             num_splits: self.num_splits,
         };
         Ok((call, lists))
@@ -487,7 +489,7 @@ impl<T: Element> Call<'_, T> {
             let unit = &units[index];
             let source = self.source(unit, slots);
             let keys = splits(unit.keys, self.num_splits);
-            let total = workspace.attend_splits(&source, unit.rows, keys, self.scale);
+            let total = workspace.attend_splits(&source, unit.rows, keys);
             self.finish(unit, total);
         });
     }
@@ -546,7 +548,6 @@ impl<T: Element> Call<'_, T> {
                 &self.source(unit, slots),
                 unit.rows,
                 keys.clone(),
-                self.scale,
                 &mut partial,
             );
         });
@@ -615,6 +616,8 @@ impl<T: Element> Call<'_, T> {
                 .then(|| &slots[unit.first_slot..unit.first_slot + unit.keys]),
             unit,
             causal: self.causal,
+            scale: self.scale,
+            query_scales: self.query_scales,
             first_token: pair[0] as usize,
             tokens: (pair[1] - pair[0]) as usize,
         }
@@ -660,6 +663,8 @@ struct UnitSource<'c, T> {
     slots: Option<&'c [usize]>,
     unit: &'c Unit,
     causal: bool,
+    scale: f32,
+    query_scales: Option<&'c [f32]>,
     first_token: usize,
     tokens: usize,
 }
@@ -690,6 +695,11 @@ impl<T: Element, S: Lane> Source<S> for UnitSource<'_, T> {
                 rope.read_row(token, head, second);
             }
         }
+    }
+
+    fn scale(&self, row: usize) -> f32 {
+        let token = self.first_token + (self.unit.first_row + row) / self.heads;
+        self.scale * self.query_scales.map_or(1.0, |scales| scales[token])
     }
 
     fn limit(&self, row: usize) -> usize {

@@ -11,6 +11,7 @@ use super::view::{Elements, Lane, Places, lse_places, scalars, with_element};
 use mla_runtime::backend::{Keys, LayerConfig, MadeFor, PrefillBackend, PrefillCall, StepLimits};
 use mla_runtime::mla_backend;
 use mla_runtime::model::Element;
+use mla_runtime::tensor::ArrayRef;
 use mla_runtime::{Error, Result};
 
 // Query tokens of a unit: they share the conversion of each tile of keys and values.
@@ -45,7 +46,8 @@ struct Unit {
     dtypes = "f32,f16,bf16",
     key_layout = "split",
     quant_output = true,
-    features = "deterministic,batch_invariant,nan_propagation,strided_outputs,non_causal"
+    features = "deterministic,batch_invariant,nan_propagation,strided_outputs,non_causal,\
+                query_scales"
 )]
 impl PrefillBackend for CpuPrefill {
     type Device = Cpu;
@@ -88,9 +90,8 @@ impl PrefillBackend for CpuPrefill {
         with_element!(self.config.problem.dtype, T => {
             let call = self.check::<T>(call)?;
             call.schedule(self.config.problem.heads as usize, &mut state.units);
-            let scale = self.config.softmax_scale * std::f32::consts::LOG2_E;
             with_workspaces!(&mut state.engines, workspaces => {
-                call.run(device, workspaces, &state.units, scale)
+                call.run(device, workspaces, &state.units)
             });
         });
         Ok(())
@@ -108,6 +109,21 @@ pub(crate) fn check_scale(scale: f32) -> Result<()> {
     ))
 }
 
+// Returns the factors of query tokens, if there are any.
+pub(crate) fn factors<'a>(scales: Option<&ArrayRef<'a, Cpu, f32>>) -> Result<Option<&'a [f32]>> {
+    let scales = scales.map(|scales| scalars("query_scales", scales));
+    let scales: Option<&[f32]> = scales.transpose()?;
+    let is_taken = |scale: &f32| scale.is_finite() && *scale > 0.0;
+    match scales.and_then(|scales| scales.iter().find(|scale| !is_taken(scale))) {
+        None => Ok(scales),
+        Some(odd) => Err(Error::argument(
+            "query_scales",
+            odd,
+            "finite numbers above 0",
+        )),
+    }
+}
+
 // The arguments of a call, checked and typed.
 struct Call<'a, T> {
     query: Elements<'a, T>,
@@ -118,6 +134,9 @@ struct Call<'a, T> {
     query_starts: &'a [i32],
     key_starts: &'a [i32],
     causal: bool,
+    // Softmax scale in units of log2, and each query token's factor on it.
+    scale: f32,
+    query_scales: Option<&'a [f32]>,
 }
 
 enum KeyElements<'a, T> {
@@ -178,6 +197,8 @@ impl CpuPrefill {
             query_starts,
             key_starts,
             causal,
+            scale: self.config.softmax_scale * std::f32::consts::LOG2_E,
+            query_scales: factors(call.query_scales.as_ref())?,
         })
     }
 }
@@ -227,19 +248,13 @@ impl<T: Element> Call<'_, T> {
             .sort_unstable_by_key(|unit| (Reverse(unit.cost), unit.request, unit.first, unit.head));
     }
 
-    fn run<E: Engine>(
-        &self,
-        device: &Cpu,
-        workspaces: &mut [Workspace<E>],
-        units: &[Unit],
-        scale: f32,
-    ) {
+    fn run<E: Engine>(&self, device: &Cpu, workspaces: &mut [Workspace<E>], units: &[Unit]) {
         for_each_unit(device, workspaces, units.len(), |workspace, index| {
             let unit = &units[index];
             let source = self.source(unit);
             let keys = 0..source.visible(unit.rows - 1);
             let splits = std::iter::once(keys);
-            let mut total = workspace.attend_splits(&source, unit.rows, splits, scale);
+            let mut total = workspace.attend_splits(&source, unit.rows, splits);
             for row in 0..unit.rows {
                 let (token, head) = (source.first_query + row, unit.head);
                 let (lse, values) = total.finish(row, 1.0);
@@ -280,6 +295,12 @@ impl<T: Element, S: Lane> Source<S> for UnitSource<'_, '_, T> {
         self.call
             .query
             .read_row(self.first_query + row, self.head, to);
+    }
+
+    fn scale(&self, row: usize) -> f32 {
+        let token = self.first_query + row;
+        let scales = self.call.query_scales;
+        self.call.scale * scales.map_or(1.0, |scales| scales[token])
     }
 
     fn limit(&self, row: usize) -> usize {

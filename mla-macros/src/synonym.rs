@@ -129,6 +129,7 @@ values! {
         "any all *" say "a list names each, as in `sinks,deterministic`"
         "causal" say "attention is causal without a feature: leave it out"
         "noncausal bidirectional" to "non_causal"
+        "llama_4_scaling query_scale query_scaling" to "query_scales"
         "fp8 fp8_ds_mla quantised_cache" say "a format of the cache stands in the key `kv`"
         "sparse sparsity topk" say "lists of slots are the key `sparse`"
         "lse log_sum_exp" say "the log-sum-exp is the key `lse`"

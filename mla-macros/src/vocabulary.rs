@@ -78,4 +78,5 @@ pub(crate) const FEATURES: &[Name] = &[
     name("second_cache", "SecondCache"),
     name("split_cache", "SplitCache"),
     name("non_causal", "NonCausal"),
+    name("query_scales", "QueryScales"),
 ];

@@ -59,6 +59,12 @@ impl Accepted {
             .then_some(Self { plainest, ..*self })
     }
 
+    /// Returns a problem with a feature, if the spec accepts it.
+    pub(super) fn having(&self, mut problem: Problem, feature: Feature) -> Option<Problem> {
+        problem.features = problem.features.with(feature);
+        self.accepts(&problem).then_some(problem)
+    }
+
     fn accepts(&self, problem: &Problem) -> bool {
         problem.fault().is_none() && self.spec.validate(self.target, problem).is_empty()
     }

@@ -94,6 +94,7 @@ impl Cases<'_, DecodeCase> {
             DecodeTopic::SplitCache => self.split_cache(),
             DecodeTopic::NonCausal => self.non_causal(),
             DecodeTopic::Sinks => self.sinks(),
+            DecodeTopic::QueryScales => self.query_scales(),
             DecodeTopic::QuantisedOutputs => {
                 let quantised = accepted.with(vec![true], |p, on| p.quant_output = on);
                 self.each(quantised, &[130, 7])
@@ -481,6 +482,27 @@ impl Cases<'_, DecodeCase> {
             }
         }
         Ok(())
+    }
+
+    /// Tries every dtype and format, query length and list, and several splits.
+    fn query_scales(&self) -> Result<(), Failure> {
+        let mut problems = self.every_format();
+        problems.extend(self.several());
+        problems.extend(self.accepted.sparse(Feature::QueryScales));
+        problems
+            .into_iter()
+            .filter_map(|problem| self.accepted.having(problem, Feature::QueryScales))
+            .try_for_each(|problem| {
+                let query_lens = match problem.query_len {
+                    QueryLen::Single => [1; 3],
+                    QueryLen::Uniform => [3; 3],
+                    QueryLen::Ragged => [1, 0, 4],
+                };
+                self.check(DecodeCase {
+                    query_lens: query_lens.to_vec(),
+                    ..DecodeCase::new(problem, &[600, 17, 90])
+                })
+            })
     }
 
     fn sinks(&self) -> Result<(), Failure> {

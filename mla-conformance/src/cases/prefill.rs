@@ -67,6 +67,7 @@ impl Cases<'_, PrefillCase> {
                 ..case()
             }),
             PrefillTopic::NonCausal => self.non_causal(),
+            PrefillTopic::QueryScales => self.query_scales(),
             PrefillTopic::DTypes => {
                 let dtypes = spec.dtypes.to_vec();
                 self.each(accepted.with(dtypes, |p, dtype| p.dtype = dtype), &LENS)
@@ -189,6 +190,28 @@ impl Cases<'_, PrefillCase> {
                 ..case
             })
         })
+    }
+
+    /// Tries new tokens, alone and behind their context, and a chunk of it, of every dtype.
+    fn query_scales(&self) -> Result<(), Failure> {
+        let accepted = &self.accepted;
+        let dtypes = accepted.spec.dtypes.to_vec();
+        let problems = accepted.with(dtypes, |p, dtype| p.dtype = dtype);
+        problems
+            .into_iter()
+            .filter_map(|problem| accepted.having(problem, Feature::QueryScales))
+            .try_for_each(|problem| {
+                let alone = || PrefillCase::new(problem, &LENS);
+                self.check(alone())?;
+                for causal in [true, false] {
+                    self.check(PrefillCase {
+                        key_lens: vec![75, 5, 640, 300],
+                        causal,
+                        ..alone()
+                    })?;
+                }
+                Ok(())
+            })
     }
 
     fn long_prompts(&self) -> Result<(), Failure> {

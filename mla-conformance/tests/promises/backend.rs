@@ -414,6 +414,14 @@ macro_rules! wrong {
                  "or remove the feature `batch_invariant`"
             but not CrowdedAsSaid [dtypes = "f32", graphs = "single_token"];
 
+            OneScaleOfAll [dtypes = "bf16", features = "query_scales"]
+            breaks ["feature query_scales"] at [QueryScales]
+            { call: |mut call| {
+                call.query_scales = mistakes::one_scale(call.query_scales);
+                Ok(Some(call))
+            } }
+            says "ONE_SCALE_OF_ALL: ", ", but should be ";
+
             $($own)*
         }
     };

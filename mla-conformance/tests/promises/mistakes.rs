@@ -1,6 +1,8 @@
 //! Mistakes that backends of both phases make.
 
+use mla_cpu::Cpu;
 use mla_runtime::backend::LayerConfig;
+use mla_runtime::tensor::ArrayRef;
 use mla_runtime::{Error, Result};
 
 use crate::backend::Written;
@@ -11,6 +13,15 @@ pub(crate) fn only(config: LayerConfig, is_taken: bool) -> Result<LayerConfig> {
         true => Ok(config),
         false => Err(Error::argument("problem", "another", "the plainest")),
     }
+}
+
+static ONES: [f32; 4096] = [1.0; 4096];
+
+/// Forgets the factors of query tokens.
+pub(crate) fn one_scale<'a>(
+    scales: Option<ArrayRef<'a, Cpu, f32>>,
+) -> Option<ArrayRef<'a, Cpu, f32>> {
+    scales.map(|scales| ArrayRef::from_slice(&ONES[..scales.len()]))
 }
 
 pub(crate) fn few_heads(config: LayerConfig) -> Result<LayerConfig> {

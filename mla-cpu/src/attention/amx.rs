@@ -457,6 +457,10 @@ mod tests {
             to[..width].copy_from_slice(&self.queries[row * width..][..width]);
         }
 
+        fn scale(&self, _: usize) -> f32 {
+            0.3
+        }
+
         fn limit(&self, row: usize) -> usize {
             self.limits[row]
         }
@@ -482,7 +486,7 @@ mod tests {
         let mut workspace =
             Workspace::<Bf16Engine<P>>::new(products, rows, source.widths, false).unwrap();
         let splits = std::iter::once(0..keys);
-        let mut total = workspace.attend_splits(source, rows, splits, 0.3);
+        let mut total = workspace.attend_splits(source, rows, splits);
         let row = |row| {
             let (lse, out) = total.finish(row, 1.0);
             [&[lse], &out[..source.widths.value]].concat()

@@ -189,7 +189,6 @@ impl<P: Bf16Products> Engine for Bf16Engine<P> {
         in_place: Option<&[&[bf16]]>,
         block: usize,
         seen: Seen<'_>,
-        scale: f32,
         running: &mut [Running],
         out: &mut [f32],
     ) {
@@ -204,14 +203,15 @@ impl<P: Bf16Products> Engine for Bf16Engine<P> {
             &mut self.scores,
         );
         self.pair_values(in_place);
-        for (group, (limits, running)) in seen.limits.iter().zip(running).enumerate() {
+        let groups = seen.limits.iter().zip(seen.scales).zip(running);
+        for (group, ((limits, scales), running)) in groups.enumerate() {
             // SAFETY: `products` proves the instructions that the function is compiled for.
             let alpha = unsafe {
                 softmax(
                     &self.scores[group * LANES..],
                     keys,
                     limits,
-                    scale,
+                    scales,
                     running,
                     &mut self.weights[group * LANES * KEYS..(group + 1) * LANES * KEYS],
                 )
@@ -393,16 +393,17 @@ fn softmax(
     scores: &[f32],
     keys: usize,
     limits: &[u32; LANES],
-    scale: f32,
+    scales: &[f32; LANES],
     running: &mut Running,
     weights: &mut [bf16],
 ) -> [f32; LANES] {
     let padded = keys.next_multiple_of(2 * LANES);
     let infinite = _mm512_set1_ps(f32::NEG_INFINITY);
     // SAFETY: sixteen elements each.
-    let (limit, before, sum_before) = unsafe {
+    let (limit, factor, before, sum_before) = unsafe {
         (
             _mm512_loadu_si512(limits.as_ptr().cast()),
+            _mm512_loadu_ps(scales.as_ptr()),
             _mm512_loadu_ps(running.max.as_ptr()),
             _mm512_loadu_ps(running.sum.as_ptr()),
         )
@@ -413,7 +414,6 @@ fn softmax(
         limit,
     };
     // The largest score is the largest scaled one, since scales are positive.
-    let factor = _mm512_set1_ps(scale);
     let max = _mm512_mul_ps(largest(scores, padded, mask), factor);
     let max = _mm512_max_ps(before, max);
     // A row without a largest score is kept at 2^(−inf − 0) = 0 rather than −inf − −inf.
@@ -536,7 +536,16 @@ mod tests {
         let mut running = Running::EMPTY;
         let mut weights = vec![bf16::ZERO; LANES * KEYS];
         // SAFETY: the instruction sets are there.
-        let factors = unsafe { softmax(&scores, 2, &limits, 1.0, &mut running, &mut weights) };
+        let factors = unsafe {
+            softmax(
+                &scores,
+                2,
+                &limits,
+                &[1.0; LANES],
+                &mut running,
+                &mut weights,
+            )
+        };
         for (row, is_nan) in [true, true, false, false].into_iter().enumerate() {
             let weights = &weights[row * KEYS..][..2 * LANES];
             assert_eq!(running.sum[row].is_nan(), is_nan, "row {row}");

@@ -59,6 +59,9 @@ pub(crate) trait Source<S: Lane> {
     /// Writes the query of a row.
     fn query(&self, row: usize, to: &mut [S]);
 
+    /// Returns the factor of a row's scores before they become exponents of 2.
+    fn scale(&self, row: usize) -> f32;
+
     /// Returns the number of keys, from the unit's first on, that a row sees.
     fn limit(&self, row: usize) -> usize;
 
@@ -110,6 +113,8 @@ pub(crate) struct Seen<'a> {
     /// Numbers of keys of the tile that each row sees, sixteen rows by sixteen; 0 for rows that
     /// fill up the last sixteen.
     pub(crate) limits: &'a [[u32; LANES]],
+    /// Factors of each row's scores, in the same way.
+    pub(crate) scales: &'a [[f32; LANES]],
     /// The keys that every row of the unit sees; their values need no check.
     pub(crate) by_all: usize,
     /// The keys that some row sees.
@@ -217,7 +222,6 @@ pub(crate) trait Engine: Sized + Send {
         in_place: Option<&[&[Self::Lane]]>,
         block: usize,
         seen: Seen<'_>,
-        scale: f32,
         running: &mut [Running],
         out: &mut [f32],
     );
@@ -331,7 +335,6 @@ impl<E: Engine> Workspace<E> {
         source: &S,
         rows: usize,
         mut splits: impl Iterator<Item = Range<usize>>,
-        scale: f32,
     ) -> Partial<'_> {
         let pitch = self.engine.value_pitch();
         let padded = rows.next_multiple_of(LANES);
@@ -345,7 +348,6 @@ impl<E: Engine> Workspace<E> {
             source,
             rows,
             splits.next().unwrap_or(0..0),
-            scale,
             &mut partial,
         );
         let Some(mut split) = splits.next() else {
@@ -359,7 +361,7 @@ impl<E: Engine> Workspace<E> {
         total.running.copy_from_slice(partial.running);
         total.out.copy_from_slice(partial.out);
         loop {
-            attend(&mut self.engine, source, rows, split, scale, &mut partial);
+            attend(&mut self.engine, source, rows, split, &mut partial);
             total.merge(&partial);
             match splits.next() {
                 Some(next) => split = next,
@@ -369,14 +371,12 @@ impl<E: Engine> Workspace<E> {
     }
 }
 
-/// Attends rows `0..rows` of `source` to the keys in `range`; `scale` multiplies scores before they
-/// become exponents of 2.
+/// Attends rows `0..rows` of `source` to the keys in `range`.
 pub(crate) fn attend<E: Engine, S: Source<E::Lane>>(
     engine: &mut E,
     source: &S,
     rows: usize,
     range: Range<usize>,
-    scale: f32,
     partial: &mut Partial<'_>,
 ) {
     partial.clear();
@@ -402,7 +402,7 @@ pub(crate) fn attend<E: Engine, S: Source<E::Lane>>(
         engine.tile(keys, in_place.is_some());
         let in_place = in_place.as_ref().map(|lying| &lying[..keys]);
         let range = start..start + keys;
-        attend_to_tile(engine, source, rows, range, in_place, scale, partial);
+        attend_to_tile(engine, source, rows, range, in_place, partial);
         start += keys;
     }
     engine.end();
@@ -445,7 +445,6 @@ fn attend_to_tile<E: Engine, S: Source<E::Lane>>(
     rows: usize,
     range: Range<usize>,
     in_place: Option<&[&[E::Lane]]>,
-    scale: f32,
     partial: &mut Partial<'_>,
 ) {
     let (keys, pitch) = (range.len(), engine.value_pitch());
@@ -454,10 +453,12 @@ fn attend_to_tile<E: Engine, S: Source<E::Lane>>(
         let of_block = (rows - first).min(E::BLOCK);
         let groups = of_block.div_ceil(LANES);
         let mut limits = [[0; LANES]; MAX_BLOCK / LANES];
+        let mut scales = [[1.0; LANES]; MAX_BLOCK / LANES];
         let (mut max, mut min) = (0, keys);
         for row in first..first + of_block {
             let seen = source.limit(row).saturating_sub(range.start).min(keys);
             limits[(row - first) / LANES][row % LANES] = seen as u32;
+            scales[(row - first) / LANES][row % LANES] = source.scale(row);
             max = max.max(seen);
             min = min.min(seen);
         }
@@ -470,10 +471,10 @@ fn attend_to_tile<E: Engine, S: Source<E::Lane>>(
             Seen {
                 rows: of_block,
                 limits: &limits[..groups],
+                scales: &scales[..groups],
                 by_all: min,
                 by_some: max,
             },
-            scale,
             &mut partial.running[first / LANES..first / LANES + groups],
             &mut partial.out[first * pitch..(first + groups * LANES) * pitch],
         );

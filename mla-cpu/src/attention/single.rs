@@ -225,7 +225,6 @@ impl<P: SingleProducts> Engine for F32Engine<P> {
         in_place: Option<&[&[f32]]>,
         block: usize,
         seen: Seen<'_>,
-        scale: f32,
         running: &mut [Running],
         out: &mut [f32],
     ) {
@@ -239,9 +238,10 @@ impl<P: SingleProducts> Engine for F32Engine<P> {
             &self.queries[block * Self::BLOCK * key..],
             &mut self.scores,
         );
-        for (group, (limits, running)) in seen.limits.iter().zip(running).enumerate() {
+        let groups = seen.limits.iter().zip(seen.scales).zip(running);
+        for (group, ((limits, scales), running)) in groups.enumerate() {
             let scores = &mut self.scores[group * LANES..];
-            let alpha = softmax(scores, Self::BLOCK, keys, limits, scale, running);
+            let alpha = softmax(scores, Self::BLOCK, keys, limits, scales, running);
             rescale(&alpha, &mut out[group * LANES * value..], value);
         }
         let (values, pitch) = if shared {

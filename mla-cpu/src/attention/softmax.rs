@@ -70,7 +70,7 @@ impl Running {
     };
 }
 
-/// Replaces the scores of `keys` keys by 2^(scale·score − max), 0 from the row's limit on, and
+/// Replaces the scores of `keys` keys by 2^(scale·score − max), with each row's scale, 0 from the row's limit on, and
 /// returns the factors for the earlier sums and outputs of each row.
 ///
 /// The scores of key `j` are the first sixteen of `scores[j · pitch ..]`.
@@ -83,14 +83,14 @@ pub(crate) fn softmax(
     pitch: usize,
     keys: usize,
     limits: &[u32; LANES],
-    scale: f32,
+    scales: &[f32; LANES],
     running: &mut Running,
 ) -> [f32; LANES] {
     let scores = &mut scores[..(keys.max(1) - 1) * pitch + LANES];
     // The largest score is the largest scaled one, since scales are positive.
     let mut max = largest(scores, pitch, keys, limits);
-    for (max, before) in max.iter_mut().zip(&running.max) {
-        *max = larger(*before, *max * scale);
+    for lane in 0..LANES {
+        max[lane] = larger(running.max[lane], max[lane] * scales[lane]);
     }
 
     // A row without a largest score is kept at 2^(−inf − 0) = 0 rather than −inf − −inf.
@@ -109,7 +109,7 @@ pub(crate) fn softmax(
     let rows = scores.chunks_mut(pitch).take(keys);
     for row in rows.filter_map(<[f32]>::first_chunk_mut::<LANES>) {
         for lane in 0..LANES {
-            let power = exp2(row[lane] * scale - base[lane]);
+            let power = exp2(row[lane] * scales[lane] - base[lane]);
             row[lane] = power;
             sum[lane] += power;
         }

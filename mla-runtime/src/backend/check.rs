@@ -175,6 +175,29 @@ pub(crate) fn check_sinks<D: Device>(
     check_len("sinks", sinks.len(), heads, "one for each head")
 }
 
+/// Refuses factors of query tokens if the problem has none, their absence if it has, and those of
+/// another number of tokens.
+fn check_query_scales<D: Device>(
+    scales: Option<&ArrayRef<'_, D, f32>>,
+    tokens: usize,
+    problem: &Problem,
+) -> Result<()> {
+    let (given, accepted) = match (scales, problem.features.contains(Feature::QueryScales)) {
+        (Some(scales), true) => {
+            return check_len(
+                "query_scales",
+                scales.len(),
+                tokens,
+                "one for each query token",
+            );
+        }
+        (None, false) => return Ok(()),
+        (Some(_), false) => ("present", "absent, as the problem has no query_scales"),
+        (None, true) => ("absent", "present, as the problem has query_scales"),
+    };
+    Err(Error::argument("query_scales", given, accepted))
+}
+
 /// Refuses query tokens that see all of their request, of a backend that has no such.
 pub(crate) fn check_causal(causal: bool, spec: &BackendSpec) -> Result<()> {
     if causal || spec.features.contains(Feature::NonCausal) {
@@ -257,6 +280,7 @@ impl<D: Device> DecodeCall<'_, D> {
         check_rows(&self.cache, spec.alignment)?;
         self.batch.check_lens()?;
         check_sinks(self.sinks.as_ref(), heads, spec)?;
+        check_query_scales(self.query_scales.as_ref(), tokens, problem)?;
         check_causal(self.batch.causal, spec)?;
         check_lists("slots", self.slots.as_ref(), [tokens; 2], problem)?;
         match &self.slots {
@@ -299,6 +323,7 @@ impl<D: Device> PrefillCall<'_, D> {
         if let Some(lse) = &self.lse {
             lse.layout().require("lse", heads, tokens)?;
         }
+        check_query_scales(self.query_scales.as_ref(), tokens, problem)?;
         check_causal(self.causal || self.chunk.is_some(), spec)?;
         let starts = self.query_starts.len();
         check_len(

@@ -128,6 +128,9 @@ pub struct DecodeCall<'a, D: Device> {
     /// The log-sum-exp leaves it out. It takes a backend with
     /// [`Sinks`](crate::spec::Feature::Sinks).
     pub sinks: Option<ArrayRef<'a, D, f32>>,
+    /// A factor on the softmax scale for each query token, `[T]`, finite and above 0: present if the
+    /// problem has [`QueryScales`](crate::spec::Feature::QueryScales), and only there.
+    pub query_scales: Option<ArrayRef<'a, D, f32>>,
 }
 
 impl<'a, D: Device> DecodeCall<'a, D> {
@@ -146,6 +149,7 @@ impl<'a, D: Device> DecodeCall<'a, D> {
             lse: None,
             slots: None,
             sinks: None,
+            query_scales: None,
         }
     }
 
@@ -153,5 +157,6 @@ impl<'a, D: Device> DecodeCall<'a, D> {
         with_lse(lse: LseMut<'a, D>);
         with_slots(slots: SlotLists<'a, D>);
         with_sinks(sinks: ArrayRef<'a, D, f32>);
+        with_query_scales(query_scales: ArrayRef<'a, D, f32>);
     }
 }

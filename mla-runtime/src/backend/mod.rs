@@ -92,6 +92,7 @@ pub use slot_lists::{ListedCache, SlotLists};
 
 use crate::Result;
 use crate::device::Device;
+use crate::model::QueryScaling;
 use crate::setters::setters;
 use crate::spec::{BackendSpec, Problem};
 use crate::tensor::TensorMut;
@@ -105,6 +106,9 @@ pub struct LayerConfig {
     /// The factor of scores before the softmax: 1/√(P+R), times the square of the model's yarn
     /// factor if it has one.
     pub softmax_scale: f32,
+    /// The factor of queries by their positions, which the layer gives to backends: present if the
+    /// problem has [`QueryScales`](crate::spec::Feature::QueryScales), and only there.
+    pub query_scaling: Option<QueryScaling>,
 }
 
 impl LayerConfig {
@@ -113,12 +117,14 @@ impl LayerConfig {
         Self {
             problem,
             softmax_scale,
+            query_scaling: None,
         }
     }
 
     setters! {
         with_problem(problem: Problem);
         with_softmax_scale(softmax_scale: f32);
+        with_query_scaling(query_scaling: Option<QueryScaling>);
     }
 
     /// The first field in which another configuration differs: its name, and both values.
@@ -126,7 +132,17 @@ impl LayerConfig {
         let scales = [self.softmax_scale, other.softmax_scale];
         let scales = (scales[0] != scales[1])
             .then(|| ("softmax_scale", scales.map(|scale| scale.to_string())));
-        self.problem.difference(&other.problem).or(scales)
+        let scalings = [self.query_scaling, other.query_scaling];
+        let scalings = (scalings[0] != scalings[1]).then(|| {
+            (
+                "query_scaling",
+                scalings.map(|scaling| format!("{scaling:?}")),
+            )
+        });
+        self.problem
+            .difference(&other.problem)
+            .or(scales)
+            .or(scalings)
     }
 }
 

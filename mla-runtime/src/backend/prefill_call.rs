@@ -112,6 +112,9 @@ pub struct PrefillCall<'a, D: Device> {
     pub max_query_len: usize,
     /// The max number of keys of one request.
     pub max_key_len: usize,
+    /// A factor on the softmax scale for each query token, `[Tq]`, as in
+    /// [`DecodeCall::query_scales`](super::DecodeCall::query_scales).
+    pub query_scales: Option<ArrayRef<'a, D, f32>>,
 }
 
 impl<'a, D: Device> PrefillCall<'a, D> {
@@ -149,11 +152,13 @@ impl<'a, D: Device> PrefillCall<'a, D> {
             key_starts,
             max_query_len,
             max_key_len,
+            query_scales: None,
         }
     }
 
     options! {
         with_lse(lse: LseMut<'a, D>);
         with_chunk(chunk: Chunk<'a>);
+        with_query_scales(query_scales: ArrayRef<'a, D, f32>);
     }
 }

@@ -99,6 +99,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             lse,
             slots,
             sinks: call.sinks.as_ref().map(ArrayRef::shorten),
+            query_scales: step.query_scales::<P::Device>(arrays, 0..tokens)?,
         };
         // SAFETY: the contract of a call, which the caller's check of the call, those of the plan
         // and `StagedStep::check_limits` establish. Starts: `StagedStep::write_arrays` adds up the

@@ -1,5 +1,7 @@
 //! The expanded path: keys and values per head, of the new tokens and of chunks of their context.
 
+use std::ops::Range;
+
 use super::arena::Arena;
 use super::staged::StagedStep;
 use super::{LayerCall, MlaLayer, Weights, Workspace};
@@ -8,7 +10,7 @@ use crate::backend::{DecodeStage, Keys, Output, PrefillCall, PrefillStage};
 use crate::device::{Device, GatherRows};
 use crate::plan::memory::{MemoryPlan, RegionName};
 use crate::spec::KeyLayout;
-use crate::tensor::{CacheRef, Layout, LseLayout, LseMut, Memory, TensorMut, TensorRef};
+use crate::tensor::{ArrayRef, CacheRef, Layout, LseLayout, LseMut, Memory, TensorMut, TensorRef};
 
 /// Destination of expanded keys and values.
 ///
@@ -57,6 +59,16 @@ struct Prepared<'a, P: PrefillStage> {
     arrays: &'a <P::Device as Memory>::Buffer,
     state: &'a mut P::State,
     metadata: &'a P::Metadata,
+}
+
+impl<'a, P: PrefillStage> Prepared<'a, P> {
+    /// The factors of these tokens of the expanded path, if the problem has any.
+    fn query_scales(&self, tokens: Range<usize>) -> Result<Option<ArrayRef<'a, P::Device, f32>>> {
+        let first = self.step.absorbed_tokens();
+        let tokens = first + tokens.start..first + tokens.end;
+        self.step
+            .query_scales(P::Device::bytes(self.arrays), tokens)
+    }
 }
 
 impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
@@ -174,6 +186,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             key_starts,
             max_query_len: longest,
             max_key_len,
+            query_scales: prepared.query_scales(0..step.expanded_tokens())?,
         };
         self.enqueue_prefill(attention, prepared)
     }
@@ -235,6 +248,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             key_starts: chunk.key_starts,
             max_query_len: chunk.max_query_len,
             max_key_len: chunk.max_key_len,
+            query_scales: prepared.query_scales(chunk.tokens.clone())?,
         };
         self.enqueue_prefill(attention, prepared)?;
         self.device.merge(

@@ -223,6 +223,19 @@ fn check<D: Device>(
         let accepted = "a finite number above 0";
         return Err(Error::argument("softmax_scale", scale, accepted));
     }
+    let scaling = config.query_scaling;
+    let is_finite = scaling.is_none_or(|scaling| scaling.beta.is_finite() && scaling.beta >= 0.0);
+    if scaling.is_some() != problem.features.contains(Feature::QueryScales) || !is_finite {
+        let accepted = match problem.features.contains(Feature::QueryScales) {
+            true => "one with a finite beta of at least 0, as the problem has query_scales",
+            false => "none, as the problem has no query_scales",
+        };
+        return Err(Error::argument(
+            "query_scaling",
+            format!("{scaling:?}"),
+            accepted,
+        ));
+    }
     for (field, given, accepted) in [
         (
             "quant_output",

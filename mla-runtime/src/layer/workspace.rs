@@ -52,7 +52,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
     pub(super) fn new(layer: &MlaLayer<P, D>, limits: &StepLimits) -> Result<Self> {
         let device = layer.device();
         let config = layer.config();
-        let step = StagedStep::new(limits, config.problem.page_size)?;
+        let step = StagedStep::new(limits, config)?;
         let plan = layer.memory_plan(limits, 1, 0)?;
         Ok(Self {
             config: *config,
@@ -131,6 +131,15 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
         }
         self.check_memory(layer.device())?;
         self.check_problem(&layer.config().problem)?;
+        let scalings = [self.config, *layer.config()].map(|config| config.query_scaling);
+        if scalings[0] != scalings[1] {
+            let [given, accepted] = scalings.map(|scaling| format!("one for {scaling:?}"));
+            return Err(Error::argument(
+                "query_scaling",
+                given,
+                accepted + ", as the layer has it",
+            ));
+        }
         let own = self.backends.iter().zip(backends(layer));
         for (phase, (given, accepted)) in ["prefill", "decode"].into_iter().zip(own) {
             if *given != accepted {

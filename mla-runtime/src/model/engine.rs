@@ -151,7 +151,8 @@ impl ModelConfig {
         }
         if let Some(scaling) = self.query_scaling {
             work.push(format!(
-                "the engine multiplies queries by 1 + {} · ln(1 + ⌊position / {}⌋)",
+                "queries are multiplied by 1 + {} · ln(1 + ⌊position / {}⌋): by the engine, or by \
+                 backends with query_scales",
                 scaling.beta, scaling.original_max_positions
             ));
         }

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::context::MAX_CHUNKS;
 use crate::setters::setters;
+use crate::spec::{Feature, Problem};
 use crate::{Error, Result};
 
 /// The limits of one step; state and metadata are made for it once.
@@ -61,6 +62,8 @@ pub(crate) struct ArrayLayout {
     pub(crate) slots: Range<usize>,
     /// `[tokens]` i64.
     pub(crate) positions: Range<usize>,
+    /// `[tokens]` f32, if the problem has factors of query tokens.
+    pub(crate) query_scales: Range<usize>,
     /// `[requests]` i32.
     pub(crate) seq_lens: Range<usize>,
     /// `[requests + 1]` i32.
@@ -78,9 +81,13 @@ pub(crate) struct ArrayLayout {
 }
 
 impl ArrayLayout {
-    /// For steps within `limits` on pages of `page_size`.
-    pub(crate) fn new(limits: &StepLimits, page_size: u32) -> Result<Self> {
-        let (segments, table) = checked(limits, page_size as usize)?;
+    /// For steps of a problem within `limits`.
+    pub(crate) fn new(limits: &StepLimits, problem: &Problem) -> Result<Self> {
+        let (segments, table) = checked(limits, problem.page_size as usize)?;
+        let scaled = match problem.features.contains(Feature::QueryScales) {
+            true => limits.tokens,
+            false => 0,
+        };
         let mut end = 0usize;
         let mut array = |elements: usize, bytes: usize| {
             let start = end;
@@ -91,6 +98,7 @@ impl ArrayLayout {
         Ok(Self {
             slots: array(limits.tokens, 8),
             positions: array(limits.tokens, 8),
+            query_scales: array(scaled, 4),
             seq_lens: array(limits.requests, 4),
             absorbed_starts: array(limits.requests + 1, 4),
             expanded_starts: array(limits.requests + 1, 4),
@@ -171,6 +179,7 @@ fn max_segments(limits: &StepLimits, page: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::{DType, MlaDims};
 
     #[test]
     fn limits_are_checked_against_the_devices_integers() {
@@ -182,7 +191,8 @@ mod tests {
             context_rows: 64,
             call_rows: 0,
         };
-        let refused = |limits: StepLimits| ArrayLayout::new(&limits, 64).unwrap_err().to_string();
+        let problem = Problem::new(MlaDims::R1, 1, DType::BF16).with_page_size(64);
+        let refused = |limits| ArrayLayout::new(&limits, &problem).unwrap_err().to_string();
         assert_eq!(
             refused(StepLimits {
                 tokens: 1 << 31,

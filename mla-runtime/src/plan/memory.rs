@@ -214,7 +214,7 @@ impl MemoryNeeds {
         if let Some(fault) = problem.fault() {
             return Err(fault.into());
         }
-        let arrays = ArrayLayout::new(limits, problem.page_size)?;
+        let arrays = ArrayLayout::new(limits, problem)?;
         let absorbed = match problem.sparse {
             true => limits.tokens,
             false => limits

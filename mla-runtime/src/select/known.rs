@@ -353,6 +353,7 @@ const fn cpu(phase: Phase) -> BackendSpec {
             Feature::NanPropagation,
             Feature::StridedOutputs,
             Feature::NonCausal,
+            Feature::QueryScales,
         ]),
         provider: "native",
         ..BackendSpec::new("CPU", phase, Platform::Cpu)

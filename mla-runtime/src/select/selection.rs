@@ -147,10 +147,7 @@ impl Eq for Selection {}
 impl Selection {
     /// Returns the configuration to instantiate the backends with.
     pub const fn config(&self, softmax_scale: f32) -> LayerConfig {
-        LayerConfig {
-            problem: self.problem,
-            softmax_scale,
-        }
+        LayerConfig::new(self.problem, softmax_scale)
     }
 }
 

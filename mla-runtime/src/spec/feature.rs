@@ -45,6 +45,8 @@ pub enum Feature {
     /// Query tokens that see all of their request, those behind them too: drafts that see each
     /// other.
     NonCausal,
+    /// A factor on the softmax scale for each query token.
+    QueryScales,
 }
 
 impl Feature {
@@ -65,6 +67,7 @@ impl Feature {
         Self::SecondCache,
         Self::SplitCache,
         Self::NonCausal,
+        Self::QueryScales,
     ];
 
     /// The name used in attributes, on the command line and in JSON.
@@ -85,6 +88,7 @@ impl Feature {
             Self::SecondCache => "second_cache",
             Self::SplitCache => "split_cache",
             Self::NonCausal => "non_causal",
+            Self::QueryScales => "query_scales",
         }
     }
 }

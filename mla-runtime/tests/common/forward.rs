@@ -137,10 +137,12 @@ borrowed! {
         let lse = call.lse.as_mut().map(|lse| lse.reborrow().on_cpu());
         let slots = call.slots.as_ref().map(|slots| slots.shorten().on_cpu());
         let sinks = call.sinks.as_ref().map(|sinks| sinks.shorten().on_cpu());
+        let scales = call.query_scales.as_ref().map(|scales| scales.shorten().on_cpu());
         Ok(DecodeCall::new(query, cache, batch, call.out.on_cpu()?)
             .with_lse(lse.transpose()?)
             .with_slots(slots.transpose()?)
-            .with_sinks(sinks.transpose()?))
+            .with_sinks(sinks.transpose()?)
+            .with_query_scales(scales.transpose()?))
     };
     PrefillCall, |call: &'s mut PrefillCall<'_, D>| {
         let keys = match &call.keys {
@@ -154,10 +156,12 @@ borrowed! {
         let queries = (call.query_starts.shorten().on_cpu()?, call.max_query_len);
         let of_keys = (call.key_starts.shorten().on_cpu()?, call.max_key_len);
         let lse = call.lse.as_mut().map(|lse| lse.reborrow().on_cpu());
+        let scales = call.query_scales.as_ref().map(|scales| scales.shorten().on_cpu());
         let (query, values, out) = (query.on_cpu()?, values.on_cpu()?, call.out.on_cpu()?);
         Ok(PrefillCall::new(query, keys, values, out, queries, of_keys)
             .with_lse(lse.transpose()?)
             .with_chunk(call.chunk)
+            .with_query_scales(scales.transpose()?)
             .with_causal(call.causal))
     };
 }

@@ -17,7 +17,7 @@ use mla_runtime::backend::{
 };
 use mla_runtime::batch::Request;
 use mla_runtime::layer::MlaLayer;
-use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims};
+use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims, QueryScaling};
 use mla_runtime::plan::memory::RegionName;
 use mla_runtime::select::Registry;
 use mla_runtime::spec::QueryLen;
@@ -104,6 +104,84 @@ fn square_matrix_orientation() {
         assert_eq!(world.weights.view().shape(), [1, 32, 32]);
         assert!(difference(case.dtype, &right, &wrong) > 0.01);
     }
+}
+
+#[test]
+fn queries_are_scaled_by_position() {
+    for (threshold, context_rows, sparse) in [
+        (4, 64, false),
+        (100, 64, false),
+        (0, 4096, false),
+        (9, 8, false),
+        (4, 64, true),
+    ] {
+        for (dtype, kv_format) in [
+            (DType::F32, KvFormat::F32),
+            (DType::BF16, KvFormat::BF16),
+            (DType::F16, KvFormat::Fp8),
+        ] {
+            let case = Case {
+                threshold,
+                context_rows,
+                sparse,
+                dtype,
+                kv_format,
+                heads: 3,
+                query_scaling: Some(QueryScaling::new(0.4, 8)),
+                ..Case::small(MIXED)
+            };
+            let (_, scaled) = run(&case);
+            let (_, plain) = run(&Case {
+                query_scaling: None,
+                ..case
+            });
+            assert!(difference(dtype, &scaled, &plain) > 0.01);
+        }
+    }
+}
+
+#[test]
+fn query_scaling_needs_the_feature() {
+    let case = Case {
+        query_scaling: Some(QueryScaling::new(0.4, 8)),
+        ..Case::small(&[(2, 9)])
+    };
+    let said = |config: LayerConfig| {
+        let layer = MlaLayer::<CpuPrefill, CpuDecode>::of(&Cpu::new(), &config);
+        layer.err().map(|error| error.to_string()).unwrap()
+    };
+    assert_eq!(
+        said(case.config().with_query_scaling(None)),
+        "query_scaling: given None, accepted one with a finite beta of at least 0, as the problem \
+         has query_scales"
+    );
+    let (plain, scaled) = (Case::small(&[(2, 9)]), case.config());
+    assert_eq!(
+        said(plain.config().with_query_scaling(scaled.query_scaling)),
+        "query_scaling: given Some(QueryScaling { beta: 0.4, original_max_positions: 8 }), \
+         accepted none, as the problem has no query_scales"
+    );
+    let layer = MlaLayer::<CpuPrefill, Concatenated>::of(&Cpu::new(), &scaled);
+    let error = layer.err().map(|error| error.to_string()).unwrap();
+    assert!(
+        error.contains("features: given query_scales, accepted "),
+        "{error}"
+    );
+    // A workspace has the factors of one scaling.
+    let other = Case {
+        query_scaling: Some(QueryScaling::new(0.5, 8)),
+        ..case.clone()
+    };
+    let mut workspace = cpu_layer(&case).workspace(&case.limits()).unwrap();
+    let error = World::new(&other)
+        .prepare(&cpu_layer(&other), &mut workspace)
+        .unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "query_scaling: given one for Some(QueryScaling { beta: 0.4, original_max_positions: 8 }), \
+         accepted one for Some(QueryScaling { beta: 0.5, original_max_positions: 8 }), as the \
+         layer has it"
+    );
 }
 
 #[test]

@@ -10,7 +10,7 @@ use mla_runtime::backend::{
 use mla_runtime::batch::Request;
 use mla_runtime::device::Device;
 use mla_runtime::layer::{LayerCall, MlaLayer, StepPlan, StepRequest, Weights, Workspace};
-use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims};
+use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims, QueryScaling};
 use mla_runtime::plan::slots::HostIndex;
 use mla_runtime::plan::split::split_by;
 use mla_runtime::spec::{Feature, FeatureSet, Problem, QueryLen};
@@ -45,6 +45,7 @@ pub(crate) struct Case {
     pub(crate) causal: bool,
     /// True if W_kv_b lies as published checkpoints hold it, `[H·(P+V), L]`.
     pub(crate) transposed_weights: bool,
+    pub(crate) query_scaling: Option<QueryScaling>,
     pub(crate) seed: u64,
 }
 
@@ -69,24 +70,28 @@ impl Case {
             dense_within: 0,
             causal: true,
             transposed_weights: true,
+            query_scaling: None,
             seed: 1,
         }
     }
 
     pub(crate) fn config(&self) -> LayerConfig {
-        let features: &[Feature] = match self.split_cache {
-            true => &[Feature::SplitCache],
-            false => &[],
-        };
+        let asked = [
+            (self.split_cache, Feature::SplitCache),
+            (self.query_scaling.is_some(), Feature::QueryScales),
+        ];
+        let asked = asked.into_iter().filter(|(is_asked, _)| *is_asked);
+        let features = asked.fold(FeatureSet::NONE, |set, (_, feature)| set.with(feature));
         LayerConfig::new(
             Problem::new(self.dims, self.heads, self.dtype)
                 .with_kv_format(self.kv_format)
                 .with_page_size(self.page_size)
                 .with_query_len(self.query_len)
                 .with_sparse(self.sparse)
-                .with_features(FeatureSet::of(features)),
+                .with_features(features),
             1.0 / (self.dims.head.qk() as f32).sqrt(),
         )
+        .with_query_scaling(self.query_scaling)
     }
 
     fn is_dense(&self, request: &Request) -> bool {
@@ -710,6 +715,9 @@ impl World {
                 .collect();
             let rows: Vec<&[f64]> = rows.iter().map(Vec::as_slice).collect();
             for own in 0..request.q as usize {
+                let scaling = self.case.query_scaling;
+                let factor = |scaling: QueryScaling| scaling.factor((context + own) as u32);
+                let scale = scale * scaling.map_or(1.0, factor);
                 for (head, kv_b) in kv_b.iter().enumerate() {
                     let query = &self.query.values[(token * heads + head) * qk..][..qk];
                     let rows: Vec<&[f64]> = self

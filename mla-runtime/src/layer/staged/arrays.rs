@@ -25,6 +25,13 @@ impl StagedStep {
             (0..i64::from(request.q)).map(move |token| first + token)
         });
         write(staging, &layout.positions, positions);
+        if let Some(scaling) = self.query_scaling {
+            let factors = requests.iter().flat_map(|request| {
+                let first = request.context_len();
+                (0..request.q).map(move |token| scaling.factor(first.saturating_add(token)) as f32)
+            });
+            write(staging, &layout.query_scales, factors);
+        }
         let seq_lens = requests.iter().map(|r| r.kv as i32);
         write(staging, &layout.seq_lens, seq_lens);
         let absorbed = self.absorbed_query_lens.iter().copied();
@@ -105,6 +112,17 @@ impl StagedStep {
         arrays: D::Bytes<'a>,
     ) -> Result<ArrayRef<'a, D, i64>> {
         array::<D, _>(arrays, &self.layout.positions, self.tokens)
+    }
+
+    /// The factors of these tokens, if the problem has any.
+    pub(in crate::layer) fn query_scales<'a, D: Device>(
+        &self,
+        arrays: D::Bytes<'a>,
+        tokens: Range<usize>,
+    ) -> Result<Option<ArrayRef<'a, D, f32>>> {
+        let all = |_| array::<D, _>(arrays, &self.layout.query_scales, self.tokens);
+        let all = self.query_scaling.map(all).transpose()?;
+        all.map(|all| all.range(tokens)).transpose()
     }
 
     pub(in crate::layer) fn expanded_starts<'a, D: Device>(

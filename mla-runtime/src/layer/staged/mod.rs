@@ -9,8 +9,9 @@ use std::ops::Range;
 
 use self::rows::RowOrder;
 use super::step_plan::StepPlan;
-use crate::backend::{PrefillBatch, StepLimits};
+use crate::backend::{LayerConfig, PrefillBatch, StepLimits};
 use crate::batch::Request;
+use crate::model::QueryScaling;
 use crate::plan::context::ContextChunk;
 use crate::plan::limits::ArrayLayout;
 use crate::plan::slots::SKIPPED;
@@ -21,6 +22,7 @@ use crate::{Error, Result};
 /// A step as the host knows it, and the bytes that tell the device.
 pub(super) struct StagedStep {
     limits: StepLimits,
+    query_scaling: Option<QueryScaling>,
     layout: ArrayLayout,
     staging: Vec<u8>,
     prepared: bool,
@@ -58,10 +60,11 @@ pub(super) struct StagedStep {
 }
 
 impl StagedStep {
-    pub(super) fn new(limits: &StepLimits, page_size: u32) -> Result<Self> {
-        let layout = ArrayLayout::new(limits, page_size)?;
+    pub(super) fn new(limits: &StepLimits, config: &LayerConfig) -> Result<Self> {
+        let layout = ArrayLayout::new(limits, &config.problem)?;
         Ok(Self {
             limits: *limits,
+            query_scaling: config.query_scaling,
             staging: zeros(layout.bytes())?,
             layout,
             prepared: false,
@@ -371,7 +374,7 @@ mod tests {
                 .map(|(request, pages)| StepRequest::new(request.q, request.kv, pages))
                 .collect();
             let plan = StepPlan::within(&problem(page), &limits, 4, &given).unwrap();
-            let mut step = StagedStep::new(&limits, page).unwrap();
+            let mut step = StagedStep::new(&limits, &LayerConfig::new(problem(page), 1.0)).unwrap();
             step.stage(&problem(page), &plan).unwrap();
             let requests = plan.requests();
             let end = 4 * step.chunk_starts.last().unwrap();
@@ -404,7 +407,7 @@ mod tests {
             context_rows: 32,
             call_rows: 0,
         };
-        let mut step = StagedStep::new(&limits, 16).unwrap();
+        let mut step = StagedStep::new(&limits, &LayerConfig::new(problem(16), 1.0)).unwrap();
         let pages = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]];
         let mut places = Vec::new();
         for lens in [[70, 0], [3, 80]] {
