@@ -83,6 +83,28 @@ type Refused<D> = (
     fn(&D, Read<'_, D>, Write<'_, D>) -> Result<()>,
 );
 
+/// The operations of a device that [scales outputs](Device::scales_outputs).
+fn of_outputs<D: Device>() -> Vec<Refused<D>> {
+    vec![
+        ("sinks", |device, from, mut to| {
+            let sinks = (from.array(2)?, from.lse(3, 2)?);
+            device.scale_outputs(to.rows([2, 3, 4])?, Some(sinks), None)
+        }),
+        ("lse", |device, from, mut to| {
+            let sinks = (from.array(3)?, from.lse(3, 1)?);
+            device.scale_outputs(to.rows([2, 3, 4])?, Some(sinks), None)
+        }),
+        ("gate", |device, from, mut to| {
+            let gate = from.rows([2, 3, 3])?;
+            device.scale_outputs(to.rows([2, 3, 4])?, None, Some(gate))
+        }),
+        ("gate", |device, from, mut to| {
+            let gate = from.of(DType::F16, [2, 3, 1])?;
+            device.scale_outputs(to.rows([2, 3, 4])?, None, Some(gate))
+        }),
+    ]
+}
+
 fn table<D: Device>() -> Vec<Refused<D>> {
     fn gather<D: Device>(
         device: &D,
@@ -177,7 +199,11 @@ pub fn refusals<D: Device>(device: &D) -> std::result::Result<(), Failure> {
     let poison = [POISON; BYTES];
     let from = upload(device, &poison)?;
     let mut to = upload(device, &poison)?;
-    for (name, operation) in table::<D>() {
+    let of_outputs = device.scales_outputs().then(of_outputs::<D>);
+    for (name, operation) in table::<D>()
+        .into_iter()
+        .chain(of_outputs.into_iter().flatten())
+    {
         let said = match operation(device, Read(D::bytes(&from)), Write(D::bytes_mut(&mut to))) {
             Err(Error::Argument { field, .. }) if field == name => continue,
             Err(error) => error.to_string(),

@@ -9,6 +9,7 @@ use super::attention::{
 };
 use super::buffer::Scratch;
 use super::cache::{Pages, Rows, check_starts};
+use super::outputs::left_by_sink;
 use super::prefill::{check_scale, factors};
 use super::view::{Elements, Lane, Places, lse_places, scalars, with_element};
 use mla_runtime::backend::{
@@ -587,8 +588,8 @@ impl<T: Element> Call<'_, T> {
             let index = unit.first_row + row;
             let (token, head) = (first_token + index / self.heads, index % self.heads);
             let (lse, values) = total.finish(row, self.cache.layout().scale);
-            if let Some(sinks) = self.sinks.filter(|_| lse > f32::NEG_INFINITY) {
-                let left = 1.0 / (1.0 + (sinks[head] - lse).exp());
+            if let Some(sinks) = self.sinks {
+                let left = left_by_sink(sinks[head], lse);
                 values.iter_mut().for_each(|value| *value *= left);
             }
             // SAFETY: each (token, head) belongs to one unit, a unit is finished once, and the

@@ -41,6 +41,7 @@ pub mod fp8;
 mod gemm;
 mod indexer;
 mod merge;
+mod outputs;
 mod prefill;
 mod rotary;
 mod rows;
@@ -262,6 +263,19 @@ impl Device for Cpu {
         other_lse: LseRef<'_, Self>,
     ) -> Result<()> {
         merge::merge(self, out, lse, other, other_lse)
+    }
+
+    fn scales_outputs(&self) -> bool {
+        true
+    }
+
+    fn scale_outputs(
+        &self,
+        out: TensorMut<'_, Self>,
+        sinks: Option<(ArrayRef<'_, Self, f32>, LseRef<'_, Self>)>,
+        gate: Option<TensorRef<'_, Self>>,
+    ) -> Result<()> {
+        outputs::scale(self, out, sinks, gate)
     }
 
     fn convert_lse<C: LseConvention>(

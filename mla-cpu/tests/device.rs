@@ -473,6 +473,52 @@ proptest! {
 }
 
 #[test]
+fn outputs_are_scaled_by_sinks_and_gates() {
+    let (tokens, heads, width) = (3, 4, 5);
+    let mut random = Random(7);
+    let out: Vec<f32> = random.fill(tokens * heads * width);
+    let mut lse: Vec<f32> = random.fill(heads * tokens);
+    lse[1] = f32::NEG_INFINITY;
+    lse[2] = f32::NAN;
+    let sinks = [0.3, f32::INFINITY, f32::NEG_INFINITY, -1.0];
+    for columns in [0, 1, width] {
+        let gate: Vec<f32> = random.fill(tokens * heads * columns);
+        for with_sinks in [true, false] {
+            let mut scaled = out.clone();
+            let view = TensorRef::from_slice(&gate, [tokens, heads, columns]).unwrap();
+            let lse_view = LseRef::from_slice(&lse, heads, tokens).unwrap();
+            let of_sinks = with_sinks.then(|| (ArrayRef::from_slice(&sinks), lse_view));
+            let out_view = TensorMut::from_slice(&mut scaled, [tokens, heads, width]).unwrap();
+            Cpu::new()
+                .scale_outputs(out_view, of_sinks, (columns > 0).then_some(view))
+                .unwrap();
+            for (at, (given, before)) in scaled.iter().zip(&out).enumerate() {
+                let (row, column) = (at / width, at % width);
+                let (token, head) = (row / heads, row % heads);
+                let lse = f64::from(lse[head * tokens + token]);
+                let left = match with_sinks {
+                    true if lse.is_nan() => 1.0,
+                    true => reference::left_by_sink(f64::from(sinks[head]), lse),
+                    false => 1.0,
+                };
+                let gate = match columns {
+                    0 => 1.0,
+                    _ => {
+                        let gate = gate[row * columns + column.min(columns - 1)];
+                        1.0 / (1.0 + (-f64::from(gate)).exp())
+                    }
+                };
+                let want = f64::from(*before) * left * gate;
+                assert!(
+                    (f64::from(*given) - want).abs() < 1e-6,
+                    "{at}: {given}, not {want}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
 fn other_conventions_become_natural() {
     let (heads, tokens) = (2, 3);
     let from: Vec<f32> = [1.0, 2.0, 3.0, f32::NEG_INFINITY, 5.0, 6.0].to_vec();

@@ -51,7 +51,7 @@ fn phases() -> [Phase; 2] {
                 &["query_len", "max_query_len"],
             ),
             ("it is always given the host's lengths", &["plans_on_host"]),
-            ("no call of it carries them yet", &["feature sinks"]),
+            ("sinks come when its results are merged", &["feature sinks"]),
         ],
     };
     [decode, prefill]

@@ -143,7 +143,7 @@ refused! {
     // Sinks and second caches.
     "steps: a sink too few", sinks(&TWO[..1], 1, &[0.5]);
     "steps: a sink too many", sinks(&TWO[..1], 1, &[0.5; 3]);
-    "steps: sinks of a prompt", sinks(&TWO, 6, &[0.5; 2]);
+    "steps: a sink too many of a prompt", sinks(&TWO, 6, &[0.5; 3]);
     "steps: a second cache of other rows",
         second(MlaDims::new(24, HeadDims::new(16, 8, 16)), 4);
     "steps: a second cache with too few entries", second(DIMS, 3);

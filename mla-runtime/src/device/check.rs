@@ -110,3 +110,30 @@ pub fn check_merge<D: Device>(
 fn widths(cache: &CacheLayout) -> [usize; 2] {
     [cache.dims.latent, cache.dims.head.rope].map(|width| width as usize)
 }
+
+/// Refuses sinks and gates that do not fit the outputs that they scale.
+///
+/// # Errors
+///
+/// If shapes or dtypes disagree.
+pub fn check_outputs<D: Device>(
+    out: &TensorMut<'_, D>,
+    sinks: Option<&(ArrayRef<'_, D, f32>, LseRef<'_, D>)>,
+    gate: Option<&TensorRef<'_, D>>,
+) -> Result<()> {
+    let [tokens, heads, width] = out.shape();
+    if let Some((sinks, lse)) = sinks {
+        if sinks.len() != heads {
+            let accepted = format!("{heads}, one for each head");
+            return Err(Error::argument("sinks", sinks.len(), accepted));
+        }
+        lse.layout().require("lse", heads, tokens)?;
+    }
+    match gate.map(TensorRef::layout) {
+        Some(gate) if gate.shape != [tokens, heads, 1] => {
+            gate.require("gate", out.dtype(), [tokens, heads, width])
+        }
+        Some(gate) => gate.require("gate", out.dtype(), [tokens, heads, 1]),
+        None => Ok(()),
+    }
+}

@@ -16,7 +16,9 @@ mod blocks;
 mod check;
 
 pub use blocks::{BLOCK, Fp8Blocks};
-pub use check::{check_gather, check_merge, check_product, check_scatter, check_write};
+pub use check::{
+    check_gather, check_merge, check_outputs, check_product, check_scatter, check_write,
+};
 
 #[doc(hidden)]
 pub mod probe;
@@ -512,6 +514,34 @@ pub trait Device: Memory {
         other: TensorRef<'_, Self>,
         other_lse: LseRef<'_, Self>,
     ) -> Result<()>;
+
+    /// True if the device has [`scale_outputs`](Self::scale_outputs).
+    fn scales_outputs(&self) -> bool {
+        false
+    }
+
+    /// Multiplies the output `[T, H, V]` of each token and head by what is given, in f32 and
+    /// rounded once: the part `1 / (1 + e^(sink − lse))` that a sink leaves, one of `[H]` in the
+    /// scores' own units, and the sigmoid of a gate `[T, H, V]` or `[T, H, 1]` in the output's
+    /// dtype. An output whose log-sum-exp is −inf is not changed by its sink. Any strides. Sinks
+    /// come once, behind the last [`merge`](Self::merge) of partial results, those of ranks too.
+    ///
+    /// # Errors
+    ///
+    /// If shapes or dtypes disagree, or the device does not [do this](Self::scales_outputs).
+    fn scale_outputs(
+        &self,
+        out: TensorMut<'_, Self>,
+        sinks: Option<(ArrayRef<'_, Self, f32>, LseRef<'_, Self>)>,
+        gate: Option<TensorRef<'_, Self>>,
+    ) -> Result<()> {
+        let _ = (out, sinks, gate);
+        Err(Error::argument(
+            "outputs",
+            "to be scaled",
+            "as they are: the device scales none",
+        ))
+    }
 
     /// Orders everything enqueued from now on behind everything enqueued until now, even a kernel
     /// that was launched to begin early. A device that lets no kernel begin early has nothing to

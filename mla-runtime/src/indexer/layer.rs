@@ -7,7 +7,7 @@ use crate::Result;
 use crate::backend::{DecodeStage, PrefillStage, SlotLists};
 use crate::device::Device;
 use crate::layer::{Absorbing, LayerCall, MlaLayer, Workspace};
-use crate::tensor::{ArrayRef, LseMut};
+use crate::tensor::{ArrayRef, LseMut, TensorRef};
 
 impl<P, D> MlaLayer<P, D>
 where
@@ -98,6 +98,7 @@ impl<D: Device> LayerCall<'_, D> {
             lse: self.lse.as_mut().map(LseMut::reborrow),
             slot_lists: Some(lists),
             sinks: self.sinks.as_ref().map(ArrayRef::shorten),
+            gate: self.gate.as_ref().map(TensorRef::shorten),
             rotary: self.rotary.as_ref().map(|rotary| rotary.shorten()),
         }
     }

@@ -126,7 +126,13 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             attended.as_ref().transpose(0, 1),
             call.weights.values,
             call.out.reborrow().narrow(0, 0..tokens)?.transpose(0, 1),
-        )
+        )?;
+        let Some(gate) = &call.gate else {
+            return Ok(());
+        };
+        let out = call.out.reborrow().narrow(0, 0..tokens)?;
+        self.device
+            .scale_outputs(out, None, Some(gate.narrow(0, 0..tokens)?))
     }
 
     fn query_shape(&self, tokens: usize, call: &LayerCall<'_, P::Device>) -> [usize; 3] {

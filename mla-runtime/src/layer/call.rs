@@ -27,9 +27,15 @@ pub struct LayerCall<'a, D: Device> {
     /// An [`Indexer`](crate::indexer::Indexer) makes them.
     pub slot_lists: Option<SlotLists<'a, D>>,
     /// A score for each head that takes part in the softmax without a value, as in
-    /// [`DecodeCall::sinks`](crate::backend::DecodeCall::sinks): for steps whose tokens are all on
-    /// the absorbed path.
+    /// [`DecodeCall::sinks`](crate::backend::DecodeCall::sinks). On the expanded path it takes a
+    /// device that [scales outputs](Device::scales_outputs).
     pub sinks: Option<ArrayRef<'a, D, f32>>,
+    /// The output's gate before its sigmoid, `[T, H, V]` or, one for each head, `[T, H, 1]`, in the
+    /// problem's dtype: outputs are multiplied by `1 / (1 + e^(−gate))`. Its tokens are in the order
+    /// of the step, as those of lists are: [`MlaLayer::pack_rows`](super::MlaLayer::pack_rows)
+    /// brings other rows into it. It takes a device that
+    /// [scales outputs](Device::scales_outputs).
+    pub gate: Option<TensorRef<'a, D>>,
     /// The rotation of queries and keys, which the cache write then does on its way: for steps
     /// whose tokens are all on the absorbed path. (The expanded path reads rotated tensors of its
     /// own.) [`MlaLayer::forward_unrotated`](super::MlaLayer::forward_unrotated) takes any step.
@@ -37,7 +43,7 @@ pub struct LayerCall<'a, D: Device> {
 }
 
 impl<'a, D: Device> LayerCall<'a, D> {
-    /// A call without a log-sum-exp, slot lists, sinks and a rotation: the shapes are those of the
+    /// A call without a log-sum-exp, slot lists, sinks, a gate and a rotation: the shapes are those of the
     /// fields.
     pub const fn new(
         weights: Weights<'a, D>,
@@ -56,6 +62,7 @@ impl<'a, D: Device> LayerCall<'a, D> {
             lse: None,
             slot_lists: None,
             sinks: None,
+            gate: None,
             rotary: None,
         }
     }
@@ -64,6 +71,7 @@ impl<'a, D: Device> LayerCall<'a, D> {
         with_lse(lse: LseMut<'a, D>);
         with_slot_lists(slot_lists: SlotLists<'a, D>);
         with_sinks(sinks: ArrayRef<'a, D, f32>);
+        with_gate(gate: TensorRef<'a, D>);
         with_rotary(rotary: Rotation<'a, D>);
     }
 }

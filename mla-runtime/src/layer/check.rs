@@ -52,10 +52,26 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             self.config.problem.heads as usize,
             self.decode.spec(),
         )?;
-        if sinks.is_none() {
+        if sinks.is_none() || self.device.scales_outputs() {
             return Ok(());
         }
-        self.check_absorbed_only(workspace, "sinks", "the expanded path has no sinks")
+        let why = "the device scales no outputs, as the expanded path needs it for sinks";
+        self.check_absorbed_only(workspace, "sinks", why)
+    }
+
+    fn check_gate(&self, tokens: usize, gate: Option<&TensorRef<'_, P::Device>>) -> Result<()> {
+        let Some(gate) = gate.map(TensorRef::layout) else {
+            return Ok(());
+        };
+        if !self.device.scales_outputs() {
+            let accepted = "absent: the device scales no outputs";
+            return Err(Error::argument("gate", "present", accepted));
+        }
+        let problem = &self.config.problem;
+        let [heads, v] = [problem.heads, problem.dims.head.v].map(|extent| extent as usize);
+        let width = if gate.shape[2] == 1 { 1 } else { v };
+        gate.require("gate", problem.dtype, [tokens, heads, width])?;
+        self.device.check_tensor("gate", gate)
     }
 
     /// Refuses what `field` asks for in a step with tokens on the expanded path, which does not do
@@ -143,7 +159,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             }
         }
         self.check_places(step, call)?;
-        self.check_sinks(workspace, call.sinks.as_ref())
+        self.check_sinks(workspace, call.sinks.as_ref())?;
+        self.check_gate(step.tokens(), call.gate.as_ref())
     }
 
     /// Refuses tensors in memory that the device's work must not access. Lists are checked when
@@ -162,6 +179,9 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         }
         if let Some(sinks) = &call.sinks {
             device.check_bytes("sinks", sinks.bytes())?;
+        }
+        if let Some(gate) = &call.gate {
+            device.check_bytes("gate", gate.bytes())?;
         }
         match &call.rotary {
             Some(rotary) => rotary.check_memory(device),

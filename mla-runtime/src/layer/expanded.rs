@@ -49,7 +49,7 @@ struct Tokens<'a, 'w, D: Device> {
     latent: TensorRef<'a, D>,
     rope: TensorRef<'a, D>,
     out: TensorMut<'a, D>,
-    /// Absent if the caller wants none and there is nothing to merge.
+    /// Absent if the caller wants none, there is nothing to merge, and there are no sinks.
     lse: Option<LseMut<'a, D>>,
 }
 
@@ -96,7 +96,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         let lse = match &mut call.lse {
             Some(lse) => Some(lse.reborrow().tokens(all.clone())?),
             // Without context there is one partial result, and nothing to merge it with.
-            None if step.context().is_empty() => None,
+            None if step.context().is_empty() && call.sinks.is_none() => None,
             None => Some(LseMut::new(own_lse, LseLayout::heads_first(heads, tokens))?),
         };
         let mut tokens = Tokens {
@@ -105,13 +105,22 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             query: call.query.shorten().narrow(0, all.clone())?,
             latent: call.latent.shorten().narrow(0, all.clone())?,
             rope: call.rope.shorten().narrow(0, all.clone())?,
-            out: call.out.reborrow().narrow(0, all)?,
+            out: call.out.reborrow().narrow(0, all.clone())?,
             lse,
         };
         self.attend_to_new(&mut prepared, &mut buffers, &mut tokens)?;
         (0..step.context().len()).try_for_each(|index| {
             self.attend_to_chunk(index, &mut prepared, &mut buffers, &mut tokens)
-        })
+        })?;
+        let sinks = match (&call.sinks, &tokens.lse) {
+            (Some(sinks), Some(lse)) => Some((sinks.shorten(), lse.as_ref())),
+            _ => None,
+        };
+        let gate = call.gate.as_ref().map(|gate| gate.narrow(0, all));
+        match (&sinks, gate.transpose()?) {
+            (None, None) => Ok(()),
+            (_, gate) => self.device.scale_outputs(tokens.out, sinks, gate),
+        }
     }
 
     /// The buffers, and one for a log-sum-exp that the caller does not want.

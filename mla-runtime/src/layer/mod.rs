@@ -16,6 +16,9 @@
 //!                 c, k_pe      = gather(cache)
 //!                 [k_nope | v] = c · W_kv_b
 //!                 out, lse     = merge((out, lse), attention(q, [k_nope | k_pe], v))
+//!             out          = out / (1 + e^(sink − lse))           if there are sinks
+//!
+//! both        out          = out · sigmoid(gate)                  if there is a gate
 //! ```
 //!
 //! If the workspace has room for the rows of context and new tokens at the same time, and the cache

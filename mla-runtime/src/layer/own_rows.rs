@@ -80,7 +80,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         };
         let wants_lse = own.lse.is_some();
         let (weights, sinks, rotary) = (call.weights, call.sinks, call.rotary);
-        let lists = call.slot_lists;
+        let (lists, gate) = (call.slot_lists, call.gate);
         self.with_packed(workspace, own, |workspace, packed, pass| {
             let mut call = LayerCall::new(
                 weights.shorten(),
@@ -92,6 +92,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             .with_lse(wants_lse.then(|| packed.lse.reborrow()))
             .with_slot_lists(lists.as_ref().map(SlotLists::shorten))
             .with_sinks(sinks.as_ref().map(|sinks| sinks.shorten()))
+            .with_gate(gate.as_ref().map(TensorRef::shorten))
             .with_rotary(rotary.as_ref().map(Rotation::shorten));
             match pass {
                 Pass::Check => self.check(workspace, &call),
@@ -122,7 +123,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         };
         let wants_lse = own.lse.is_some();
         let (weights, sinks, rotary) = (call.weights, call.sinks, call.rotary);
-        let lists = call.slot_lists;
+        let (lists, gate) = (call.slot_lists, call.gate);
         self.with_packed(workspace, own, |workspace, packed, pass| {
             let mut call = UnrotatedCall::new(
                 weights.shorten(),
@@ -135,7 +136,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             )
             .with_lse(wants_lse.then(|| packed.lse.reborrow()))
             .with_slot_lists(lists.as_ref().map(SlotLists::shorten))
-            .with_sinks(sinks.as_ref().map(|sinks| sinks.shorten()));
+            .with_sinks(sinks.as_ref().map(|sinks| sinks.shorten()))
+            .with_gate(gate.as_ref().map(TensorRef::shorten));
             match pass {
                 Pass::Check => self.check_unrotated(workspace, &mut call),
                 Pass::Enqueue => self.enqueue_unrotated(workspace, call),

@@ -38,10 +38,12 @@ pub struct UnrotatedCall<'a, D: Device> {
     pub slot_lists: Option<SlotLists<'a, D>>,
     /// A score for each head that takes part in the softmax without a value, as in [`LayerCall`].
     pub sinks: Option<ArrayRef<'a, D, f32>>,
+    /// The output's gate before its sigmoid, as in [`LayerCall`].
+    pub gate: Option<TensorRef<'a, D>>,
 }
 
 impl<'a, D: Device> UnrotatedCall<'a, D> {
-    /// A call without a log-sum-exp, slot lists and sinks: the shapes are those of the fields.
+    /// A call without a log-sum-exp, slot lists, sinks and a gate: the shapes are those of the fields.
     pub fn new(
         weights: Weights<'a, D>,
         query: TensorMut<'a, D>,
@@ -62,6 +64,7 @@ impl<'a, D: Device> UnrotatedCall<'a, D> {
             lse: None,
             slot_lists: None,
             sinks: None,
+            gate: None,
         }
     }
 
@@ -69,6 +72,7 @@ impl<'a, D: Device> UnrotatedCall<'a, D> {
         with_lse(lse: LseMut<'a, D>);
         with_slot_lists(slot_lists: SlotLists<'a, D>);
         with_sinks(sinks: ArrayRef<'a, D, f32>);
+        with_gate(gate: TensorRef<'a, D>);
     }
 }
 
@@ -200,6 +204,7 @@ impl<D: Device> UnrotatedCall<'_, D> {
             lse: self.lse.as_mut().map(LseMut::reborrow),
             slot_lists: self.slot_lists.as_ref().map(SlotLists::shorten),
             sinks: self.sinks.as_ref().map(ArrayRef::shorten),
+            gate: self.gate.as_ref().map(TensorRef::shorten),
             rotary: rotates.then(|| self.rotary.shorten()),
         }
     }

@@ -143,7 +143,8 @@ impl ModelConfig {
                 GateGranularity::Head => "one for each head",
             };
             work.push(format!(
-                "the engine multiplies outputs by the sigmoid of a gate, {of}"
+                "outputs have a gate, {of}, by whose sigmoid the engine multiplies them, or the \
+                 layer"
             ));
         }
         if self.sinks {

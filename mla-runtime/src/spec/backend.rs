@@ -268,9 +268,10 @@ impl BackendSpec {
         let mut i = 0;
         while i < Feature::ALL.len() {
             let feature = Feature::ALL[i];
-            // Prefill is given keys and values, whatever the cache is.
-            let concerned =
-                matches!(self.phase, Phase::Decode) || !matches!(feature, Feature::SplitCache);
+            // Prefill is given keys and values, whatever the cache is. Sinks come when its results
+            // are merged.
+            let concerned = matches!(self.phase, Phase::Decode)
+                || !matches!(feature, Feature::SplitCache | Feature::Sinks);
             reasons = reasons.unless(
                 !concerned
                     || !problem.features.contains(feature)

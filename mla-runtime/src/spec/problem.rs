@@ -36,9 +36,10 @@ pub struct Problem {
     pub quant_output: bool,
     /// True if each query attends to a list of slots instead of its whole context.
     pub sparse: bool,
-    /// The features that both backends must have, beyond plain causal attention. No prefill backend
-    /// has sinks, dense requests or a second cache: a problem that names one of these gets no
-    /// selection. A call with them is checked against the decode backend's spec alone.
+    /// The features that both backends must have, beyond plain causal attention: the decode backend
+    /// alone, if it is a cache of two tensors or sinks. No prefill backend has dense requests or a
+    /// second cache: a problem that names one of these gets no selection. A call with them is
+    /// checked against the decode backend's spec alone.
     pub features: FeatureSet,
 }
 

@@ -213,6 +213,26 @@ macro_rules! forwarded_operations {
             }
         }
 
+        fn scales_outputs(&self) -> bool {
+            true
+        }
+
+        fn scale_outputs(
+            &self,
+            out: TensorMut<'_, Self>,
+            sinks: Option<(ArrayRef<'_, Self, f32>, LseRef<'_, Self>)>,
+            gate: Option<TensorRef<'_, Self>>,
+        ) -> Result<()> {
+            let Some(cpu) = self.operation()? else {
+                return Ok(());
+            };
+            let sinks = match sinks {
+                Some((sinks, lse)) => Some((sinks.on_cpu()?, lse.on_cpu()?)),
+                None => None,
+            };
+            cpu.scale_outputs(out.on_cpu()?, sinks, gate.map(OnCpu::on_cpu).transpose()?)
+        }
+
         fn convert_lse<C: LseConvention>(
             &self,
             from: LseRef<'_, Self, C>,

@@ -501,42 +501,61 @@ fn second_cache_and_sinks() {
         threshold: 100,
         ..Case::small(MIXED)
     };
-    let (mut world, plain) = run(&case);
-    let layer = cpu_layer(&case);
+    let mut world = World::new(&case);
     world.two_caches = true;
-    world.check(&world.run(&layer)).unwrap();
+    world.check(&world.run(&cpu_layer(&case))).unwrap();
+    world.sinks = Some(vec![-0.5, 2.5, f32::INFINITY, f32::NEG_INFINITY]);
+    world.check(&world.run(&cpu_layer(&case))).unwrap();
+    world.check(&world.run(&selected_layer(&case))).unwrap();
+}
 
-    let sinks = vec![-0.5, 2.5, f32::INFINITY, f32::NEG_INFINITY];
-    world.sinks = Some(sinks.clone());
-    for outcome in [world.run(&layer), world.run(&selected_layer(&case))] {
-        let lse = floats(DType::F32, &outcome.lse);
-        let (heads, v) = (case.heads as usize, case.dims.head.v as usize);
-        let tokens = lse.len() / heads;
-        let (without, with) = (
-            floats(case.dtype, &plain.out),
-            floats(case.dtype, &outcome.out),
-        );
-        for (at, (without, with)) in without.iter().zip(with).enumerate() {
-            let (token, head) = (at / v / heads, at / v % heads);
-            let lse = lse[head * tokens + token];
-            let left = match lse == f64::NEG_INFINITY {
-                true => 0.0,
-                false => 1.0 / (1.0 + (f64::from(sinks[head]) - lse).exp()),
+/// On both paths, with chunks of context and without.
+#[test]
+fn sinks_and_gates() {
+    for (threshold, context_rows, dense_within) in [
+        (4, 64, 0),
+        (0, 4096, 0),
+        (9, 8, 0),
+        (100, 64, 0),
+        (4, 64, 40),
+    ] {
+        for (dtype, kv_format) in [
+            (DType::F32, KvFormat::F32),
+            (DType::BF16, KvFormat::BF16),
+            (DType::F16, KvFormat::Fp8),
+        ] {
+            let case = Case {
+                threshold,
+                context_rows,
+                dense_within,
+                sparse: dense_within > 0,
+                dtype,
+                kv_format,
+                ..Case::small(MIXED)
             };
-            assert!(
-                (with - without * left).abs() < 1e-5,
-                "{token} {head}: {with}"
-            );
-        }
-        // The log-sum-exp leaves sinks out.
-        for (with, without) in lse.iter().zip(floats(DType::F32, &plain.lse)) {
-            assert!(*with == without || (with - without).abs() < 1e-5);
+            let mut world = World::new(&case);
+            let layer = cpu_layer(&case);
+            let mut workspace = layer.workspace(&case.limits()).unwrap();
+            world.prepare(&layer, &mut workspace).unwrap();
+            for (sinks, gate) in [(true, 0), (false, 1), (true, 1), (true, 16)] {
+                world.sinks = sinks.then(|| vec![-0.5, 2.5, f32::INFINITY, f32::NEG_INFINITY]);
+                world.gate = None;
+                if gate > 0 {
+                    world.set_gate(gate);
+                }
+                let outcome = world.forward(&layer, &mut workspace, true).unwrap();
+                world.check(&outcome).unwrap_or_else(|difference| {
+                    panic!("{difference}, sinks {sinks}, gate of {gate}, in {case:?}");
+                });
+                let without = world.forward(&layer, &mut workspace, false).unwrap();
+                assert_eq!(without.out, outcome.out);
+            }
         }
     }
 }
 
 #[test]
-fn expanded_tokens_refuse_sinks() {
+fn gates_and_second_caches_that_do_not_fit() {
     let case = Case {
         sparse: true,
         dense_within: 40,
@@ -547,16 +566,16 @@ fn expanded_tokens_refuse_sinks() {
     let mut world = World::new(&case);
     let mut workspace = layer.workspace(&case.limits()).unwrap();
     world.prepare(&layer, &mut workspace).unwrap();
-    world.sinks = Some(vec![0.0; case.heads as usize]);
     let mut said = |world: &World| {
         let refused = world.forward(&layer, &mut workspace, true);
         refused.err().map(|error| error.to_string()).unwrap()
     };
+    world.set_gate(3);
     assert_eq!(
         said(&world),
-        "sinks: given present, with 21 tokens on the expanded path, accepted absent: the expanded \
-         path has no sinks. A threshold of u32::MAX keeps all requests on the absorbed path"
+        "gate: given f32 [68, 4, 3], accepted f32 [68, 4, 16]"
     );
+    world.gate = None;
     world.sinks = Some(vec![0.0; 3]);
     assert_eq!(
         said(&world),
@@ -835,6 +854,7 @@ fn cases() -> impl Strategy<Value = Case> {
         Just(MlaDims::new(48, HeadDims::new(8, 16, 40))),
         Just(MlaDims::new(17, HeadDims::new(5, 3, 7))),
         Just(MlaDims::new(128, HeadDims::new(16, 8, 16))),
+        Just(MlaDims::new(24, HeadDims::new(16, 0, 20))),
     ];
     let formats = prop_oneof![
         Just((DType::F32, KvFormat::F32)),
@@ -869,6 +889,7 @@ fn cases() -> impl Strategy<Value = Case> {
                 requests.extend(padding.iter().map(|q| Request::new(*q, 0)));
             }
             Case {
+                query_scaling: (seed % 4 == 0).then(|| QueryScaling::new(0.2, 8)),
                 dims,
                 heads,
                 dtype,

@@ -95,12 +95,15 @@ impl Own<'_> {
         let (lists, width) = (world.lists(), world.list_width());
         let lists = SlotLists::new(ArrayRef::from_slice(&lists), width);
         let lists = world.case.sparse.then_some(lists);
+        let sinks = world.sinks.as_deref().map(ArrayRef::from_slice);
+        let gate = world.gate.as_ref().map(Owned::view);
         match tables {
             None => {
                 let query = TensorRef::new(&query[..], of_query)?;
                 let rows = [latent, TensorRef::new(&rope[..], of_rope)?];
                 let call = LayerCall::new(weights, query, rows, written, to);
                 let call = call.with_lse(wanted).with_slot_lists(lists);
+                let call = call.with_sinks(sinks).with_gate(gate);
                 layer.forward(&mut workspace, call)?;
             }
             Some(tables) => {
@@ -109,6 +112,7 @@ impl Own<'_> {
                 let rotation = tables.rotation()?;
                 let call = UnrotatedCall::new(weights, query, latent, rope, rotation, written, to);
                 let call = call.with_lse(wanted).with_slot_lists(lists);
+                let call = call.with_sinks(sinks).with_gate(gate);
                 layer.forward_unrotated(&mut workspace, call)?;
             }
         }
@@ -249,8 +253,10 @@ fn unrotated_rows() {
     ] {
         let case = Case::small(requests);
         let layer = cpu_layer(&case);
-        let (world, mut turned) = (World::new(&case), World::new(&case));
+        let (mut world, mut turned) = (World::new(&case), World::new(&case));
         turn(&mut turned, &rope);
+        world.set_gate(1);
+        turned.set_gate(1);
         let tables = RotaryTables::new(&world.device, &rope, 8, 20).unwrap();
         let packed = turned.run(&layer);
         turned.check(&packed).unwrap();
@@ -279,8 +285,12 @@ fn sparse_rows() {
             threshold: if dense_within == 0 { 100 } else { 4 },
             ..Case::small(MIXED)
         };
-        let (world, packed) = run(&case);
+        let mut world = World::new(&case);
+        world.sinks = Some(vec![-0.5, 2.5, f32::INFINITY, 0.0]);
+        world.set_gate(16);
         let layer = cpu_layer(&case);
+        let packed = world.run(&layer);
+        world.check(&packed).unwrap();
         for (starts, rows) in [shuffled(&world, 5, 3), shuffled(&world, 6, 0)] {
             let own = Own {
                 world: &world,

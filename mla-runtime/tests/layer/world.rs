@@ -210,6 +210,10 @@ impl Numbers {
     }
 }
 
+fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
 /// A tensor in the device's memory, with its values as they were rounded.
 pub(crate) struct Owned {
     buffer: Buffer,
@@ -308,6 +312,8 @@ pub(crate) struct World {
     pub(crate) cache: Vec<u8>,
     /// A sink for each head.
     pub(crate) sinks: Option<Vec<f32>>,
+    /// A gate of outputs, for each head or each value.
+    pub(crate) gate: Option<Owned>,
     /// True if every other listed row of the context is taken from a second cache, which holds the
     /// same.
     pub(crate) two_caches: bool,
@@ -425,8 +431,17 @@ impl World {
             cache_layout,
             cache,
             sinks: None,
+            gate: None,
             two_caches: false,
         }
+    }
+
+    /// Gives outputs a gate, of `width` values for each token and head.
+    pub(crate) fn set_gate(&mut self, width: usize) {
+        let shape = [self.slots.len(), self.case.heads as usize, width];
+        let numbers = &mut Numbers::new(self.case.seed + 100);
+        let gate = Owned::random(&self.device, numbers, self.case.dtype, shape, 3.0);
+        self.gate = Some(gate);
     }
 
     pub(crate) fn list_width(&self) -> usize {
@@ -653,7 +668,8 @@ impl World {
                 ),
                 false => None,
             })
-            .with_sinks(self.sinks.as_deref().map(ArrayRef::from_slice)),
+            .with_sinks(self.sinks.as_deref().map(ArrayRef::from_slice))
+            .with_gate(self.gate.as_ref().map(Owned::view)),
         )?;
         let download = |buffer: &Buffer| {
             let mut bytes = vec![0; Cpu::byte_len(Cpu::bytes(buffer))];
@@ -726,7 +742,16 @@ impl World {
                         .map(|position| rows[position as usize])
                         .collect();
                     let (row, sum) = oracle::attend(dims, scale, query, kv_b, &rows);
-                    out.extend(row);
+                    let sinks = self.sinks.as_ref().filter(|_| sum > f64::NEG_INFINITY);
+                    let left = sinks.map_or(1.0, |sinks| sigmoid(sum - f64::from(sinks[head])));
+                    out.extend(row.iter().enumerate().map(|(column, value)| {
+                        let gate = self.gate.as_ref().map_or(1.0, |gate| {
+                            let width = gate.layout.shape[2];
+                            let at = (token * heads + head) * width + column.min(width - 1);
+                            sigmoid(gate.values[at])
+                        });
+                        value * left * gate
+                    }));
                     lse[head * tokens + token] = sum;
                 }
                 token += 1;
