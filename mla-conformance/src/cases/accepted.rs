@@ -97,11 +97,11 @@ impl Accepted {
     }
 
     pub(super) fn dims(&self) -> Vec<MlaDims> {
-        let odd = HeadDims::new(48, 32, 80);
+        let (odd, unrotated) = (HeadDims::new(48, 32, 80), HeadDims::new(256, 0, 256));
         let heads = self
             .spec
             .dims
-            .map_or(vec![HeadDims::R1, odd], <[_]>::to_vec);
+            .map_or(vec![HeadDims::R1, odd, unrotated], <[_]>::to_vec);
         match (self.spec.phase, self.spec.cache_dims) {
             (Phase::Prefill, _) => heads.iter().map(|head| MlaDims::new(512, *head)).collect(),
             (Phase::Decode, None) => heads

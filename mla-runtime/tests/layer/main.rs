@@ -113,7 +113,7 @@ fn queries_are_scaled_by_position() {
         (100, 64, false),
         (0, 4096, false),
         (9, 8, false),
-        (4, 64, true),
+        (100, 64, true),
     ] {
         for (dtype, kv_format) in [
             (DType::F32, KvFormat::F32),
@@ -573,7 +573,7 @@ fn gates_and_second_caches_that_do_not_fit() {
     world.set_gate(3);
     assert_eq!(
         said(&world),
-        "gate: given f32 [68, 4, 3], accepted f32 [68, 4, 16]"
+        "gate: given f32 [68, 4, 3] strides [12, 3, 1], accepted f32 [68, 4, 16]"
     );
     world.gate = None;
     world.sinks = Some(vec![0.0; 3]);
