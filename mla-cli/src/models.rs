@@ -43,7 +43,8 @@ const fn gpu(major: u8, minor: u8) -> Target {
     Target::dry_run(Capability::new(major, minor))
 }
 
-/// The GPUs on which the device has an indexer, and the feature that compiles it.
+/// The GPUs on which the device has an indexer, of keys that are not pooled, and the feature that
+/// compiles it.
 const INDEXER: (Capability, &str) = (Capability::new(9, 0), "sm90");
 
 /// The report on all models.
@@ -231,10 +232,13 @@ impl HardwareReport {
             .with_sparse(sparse)
             .with_features(features(config));
         let explanation = registry.explain(&SelectionRequest::new(target, problem))?;
+        let pooled = config.indexer.is_some_and(|it| it.dims.pool > 1);
         let indexer = match (config.foreign_indexer, target.capability) {
             (Some(reason), _) => Indexer::Foreign(reason),
             (None, None) => Indexer::Native(None),
-            (None, Some(capability)) if capability == INDEXER.0 => Indexer::Native(Some(INDEXER.1)),
+            (None, Some(capability)) if capability == INDEXER.0 && !pooled => {
+                Indexer::Native(Some(INDEXER.1))
+            }
             (None, Some(_)) => Indexer::Engine,
         };
         Ok(Self {

@@ -22,6 +22,13 @@ const SPARSE: &str = r#"{
     "index_n_heads": 4, "index_head_dim": 32, "index_topk": 20, "indexer_rope_interleave": true
 }"#;
 
+/// The same with keys of pools of four tokens, and rows without a rotary part.
+const POOLED: &str = r#"{
+    "kv_lora_rank": 128, "qk_nope_head_dim": 24, "qk_rope_head_dim": 0, "v_head_dim": 40,
+    "num_attention_heads": 3, "torch_dtype": "bfloat16", "q_lora_rank": 48,
+    "index_n_heads": 4, "index_head_dim": 32, "index_topk": 20, "index_kpool": 4
+}"#;
+
 fn mla(name: &str, arguments: &str) -> Output {
     mla_of(CONFIG, name, arguments)
 }
@@ -170,6 +177,32 @@ fn a_model_with_an_indexer_attends_to_its_lists() {
         let output = mla_of(SPARSE, "sparse_refused", arguments);
         assert_eq!(String::from_utf8(output.stderr).unwrap(), message);
         assert_eq!(output.status.code(), Some(2));
+    }
+}
+
+#[test]
+fn a_model_with_pooled_index_keys_attends_to_its_lists() {
+    for (dtype, kv) in [("f32", "f32"), ("bf16", "bf16"), ("bf16", "fp8_ds_mla")] {
+        let arguments = format!(
+            "--batch 3q1s70_2q4s33_q90_q60s200 --page 16 --dtype {dtype} --kv {kv} --repeat 1 \
+             --format json"
+        );
+        let output = mla_of(POOLED, &format!("pooled_{dtype}_{kv}"), &arguments);
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(phases(&report), [("decode", 7, 161), ("total", 7, 161)]);
+        assert_eq!(report["pass"], true, "{report:#}");
+        let lists = &report["lists"];
+        assert_eq!((&lists["topk"], &lists["lists"]), (&20.into(), &64.into()));
+        assert!(lists["identical"].as_u64().unwrap() >= 60, "{lists}");
+        let regions = report["memory"]["regions"].as_array().unwrap();
+        let shape = |name: &str| {
+            let region = regions.iter().find(|r| r["name"] == name).unwrap();
+            region["shape"].to_string()
+        };
+        // Pages of 4 keys of 32 values and a scale, and of 8 tokens' own keys and gates.
+        assert_eq!(shape("index_cache"), "[1,40,1168]");
+        assert_eq!(shape("slot_lists"), "[161,23]");
     }
 }
 

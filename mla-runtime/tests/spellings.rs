@@ -396,11 +396,10 @@ fn lists_are_shared_by_any_spelling() {
         refused(indexed(json!({"index_k_norm_type": "batch"}))),
         "index_k_norm_type: given \"batch\", accepted rms or layernorm"
     );
-    assert_eq!(
-        refused(indexed(json!({"model_type": "glm5_next"}))),
-        "index_kpool by default in glm5_next: given 16, accepted a model without pooled index \
-         keys, which no backend here has"
-    );
+    let pooled = read(indexed(
+        json!({"model_type": "glm5_next", "qk_rope_head_dim": 0}),
+    ));
+    assert_eq!(pooled.indexer.unwrap().dims.pool, 16);
 }
 
 #[test]
@@ -464,7 +463,8 @@ fn engine_owned_fields() {
     assert_eq!(
         model.engine_work(),
         [
-            "outputs have a gate, one for each head and value, by whose sigmoid the engine multiplies them, or the layer",
+            "outputs have a gate, one for each head and value, by whose sigmoid the engine multiplies \
+             them, or the layer",
             "each head has a learnt sink, which the engine passes",
             "the engine multiplies query latents by 2.000000 behind their norm",
             "the engine multiplies latents by 3.464102 behind their norm",

@@ -161,7 +161,7 @@ impl<D: Selecting> Work<D> {
             let cos = next(&mut read).rows("cos", 2)?;
             let tables = [cos, next(&mut read).rows("sin", 2)?];
             let cache = written.pop().expect("as many as were lent");
-            let pages = index_pages(&cache, page_size * config.dims.token_bytes())?;
+            let pages = index_pages(&cache, config.dims.page_bytes(page_size))?;
             let layout = IndexCacheLayout::contiguous(config.dims, pages, page_size);
             let cache = IndexCacheMut::new(cache.bytes("index cache")?, layout)?;
             let inputs = [query_latent, query];

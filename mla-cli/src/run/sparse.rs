@@ -1,7 +1,9 @@
 //! The lists of a sparse layer: made by an indexer from random data, and compared with f64.
 
+use std::ops::Range;
+
 use half::{bf16, f16};
-use mla_conformance::reference::{Turn, decode_e4m3, largest, quantise_index};
+use mla_conformance::reference::{Turn, decode_e4m3, hadamard, largest, quantise_index};
 use mla_runtime::Result;
 use mla_runtime::backend::{DecodeStage, LayerConfig, PrefillStage, SlotLists, StepLimits};
 use mla_runtime::device::Device;
@@ -125,6 +127,8 @@ pub struct Indexed<D: IndexDevice> {
     keys: Tensor<D>,
     norm: [Tensor<D>; 2],
     head_weights: Tensor<D>,
+    /// The gates of new tokens and the table of a pool's places, if keys are pooled.
+    pool: Option<[Tensor<D>; 2]>,
     tables: Option<RotaryTables<D>>,
     cache: D::Buffer,
     layout: IndexCacheLayout,
@@ -167,6 +171,13 @@ impl<D: IndexDevice> Lists<D> for Indexed<D> {
             random(12, [1, 1, width], 0.05)?,
         ];
         let head_weights = random(13, [tokens, 1, heads], 1.0)?;
+        let pool = match dims.pool {
+            1 => None,
+            pool => Some([
+                random(15, [tokens, 1, width], 1.0)?,
+                random(16, [1, pool as usize, width], 1.0)?,
+            ]),
+        };
         let longest = run.workload.requests.iter().map(|r| r.kv).max();
         let tables = match dims.rope {
             0 => None,
@@ -188,6 +199,7 @@ impl<D: IndexDevice> Lists<D> for Indexed<D> {
             keys,
             norm,
             head_weights,
+            pool,
             tables,
             layout,
         };
@@ -283,6 +295,10 @@ impl<D: IndexDevice> Indexed<D> {
         .with_rotary(match &self.tables {
             Some(tables) => Some(tables.rotation()?),
             None => None,
+        })
+        .with_pool(match &self.pool {
+            Some([gates, table]) => Some([gates.view()?, table.view()?]),
+            None => None,
         });
         Ok((&self.indexer, &mut self.workspace, call))
     }
@@ -294,6 +310,7 @@ impl<D: IndexDevice> Indexed<D> {
         let requests = run.workload.requests.iter();
         let count = width * requests.map(|r| r.context_len() as usize).sum::<usize>();
         let numbers = Normal::of(seed_of(run.seed, 14), dtype, 1.0, count);
+        let gates = Normal::of(seed_of(run.seed, 17), dtype, 1.0, count);
         let mut done = 0;
         let block_tables = run.workload.tables()?;
         for (index, request) in run.workload.requests.iter().enumerate() {
@@ -308,6 +325,13 @@ impl<D: IndexDevice> Indexed<D> {
                 let (slots, positions) = (upload(device, &slots?)?, upload(device, block)?);
                 let rows = Layout::contiguous(dtype, [block.len(), 1, width]);
                 let keys = numbers.buffer(device, done * width, rows.elements())?;
+                let gates = gates.buffer(device, done * width, rows.elements())?;
+                let pool = match &self.pool {
+                    Some([_, table]) => {
+                        Some([TensorRef::new(D::bytes(&gates), rows)?, table.view()?])
+                    }
+                    None => None,
+                };
                 done += block.len();
                 let rotary = match &self.tables {
                     Some(tables) => {
@@ -328,7 +352,8 @@ impl<D: IndexDevice> Indexed<D> {
                         ArrayRef::new(D::bytes(&slots), block.len())?,
                         IndexCacheMut::new(D::bytes_mut(&mut self.cache), self.layout)?,
                     )
-                    .with_rotary(rotary),
+                    .with_rotary(rotary)
+                    .with_pool(pool),
                 )?;
                 // The block's memory is given back here.
                 device.synchronize()?;
@@ -375,12 +400,27 @@ impl<'a, D: IndexDevice> Reference<'a, D> {
         let position = of.context_len() as usize + token - run.workload.token_starts[request];
         let logits = self.logits(run, request, token, position)?;
         let tables = run.workload.tables()?;
-        let chosen = largest(&logits, list.len());
+        let slots = |positions: Range<usize>| {
+            let slots = positions.map(|position| tables.slot(request, position as u64));
+            slots
+                .map(|slot| slot.map(|slot| slot as i32))
+                .collect::<std::result::Result<Vec<i32>, _>>()
+        };
+        // Tokens share a logit if keys are pooled, and those of the last pool stand behind.
+        let pool = self.indexed.indexer.config().dims.pool as usize;
+        let of_key = |key: usize| slots(key * pool..(key + 1) * pool);
+        let (list, tail) = list.split_at(list.len() / pool * pool);
+        let chosen = largest(&logits, list.len() / pool);
         let mut expected = Vec::with_capacity(list.len());
-        for position in &chosen {
-            expected.push(tables.slot(request, *position as u64)? as i32);
+        for key in &chosen {
+            expected.extend(of_key(*key)?);
         }
         expected.resize(list.len(), -1);
+        let mut behind = slots(logits.len() * pool..position + 1)?;
+        behind.resize(tail.len(), -1);
+        if behind != tail {
+            return Ok(Some(f64::INFINITY));
+        }
         if list == expected {
             return Ok(None);
         }
@@ -391,12 +431,12 @@ impl<'a, D: IndexDevice> Reference<'a, D> {
         // Out of order, or no slot of the request's, is infinitely far.
         let mut known = 0;
         let mut distance = 0.0f64;
-        let mut entries = list.iter().peekable();
-        for (position, logit) in logits.iter().enumerate() {
-            let slot = tables.slot(request, position as u64)? as i32;
-            let given = entries.next_if(|entry| **entry == slot).is_some();
+        let mut entries = list.chunks(pool).peekable();
+        for (key, logit) in logits.iter().enumerate() {
+            let slots = of_key(key)?;
+            let given = entries.next_if(|entry| **entry == slots[..]).is_some();
             known += usize::from(given);
-            if given != chosen.binary_search(&position).is_ok() {
+            if given != chosen.binary_search(&key).is_ok() {
                 distance = distance.max((logit - min).abs() / (high - low));
             }
         }
@@ -418,14 +458,16 @@ impl<'a, D: IndexDevice> Reference<'a, D> {
         let layout = &indexed.layout;
         let queries = self.queries(run.config.problem.dtype, token, position);
         let tables = run.workload.tables()?;
-        let mut logits = Vec::with_capacity(position + 1);
+        let pool = indexed.indexer.config().dims.pool as usize;
+        let keys = (position + 1) / pool;
+        let mut logits = Vec::with_capacity(keys);
         let mut page = vec![0; layout.page_stride];
-        for first in (0..=position).step_by(layout.page_size) {
-            let slot = tables.slot(request, first as u64)? as usize;
-            let start = layout.values_at(slot);
+        for first in (0..keys).step_by(layout.page_size) {
+            let slot = tables.slot(request, (first * pool) as u64)? as usize;
+            let start = layout.values_at(slot / pool);
             let bytes = D::byte_range(D::bytes(&indexed.cache), start..start + page.len());
             run.device.download(bytes, &mut page)?;
-            let count = layout.page_size.min(position + 1 - first);
+            let count = layout.page_size.min(keys - first);
             let of_page: Vec<f64> = (0..count)
                 .into_par_iter()
                 .map(|offset| {
@@ -469,6 +511,13 @@ impl<'a, D: IndexDevice> Reference<'a, D> {
                 })
                 .collect(),
         };
+        // Rows of pooled keys and their queries are rounded before and behind the transform.
+        let round = |row: Vec<f64>| -> Vec<f64> {
+            match config.dims.pool {
+                1 => row,
+                _ => row.iter().map(|x| rounded(DType::BF16, *x)).collect(),
+            }
+        };
         let scale = 1.0 / (heads as f64 * width as f64).sqrt();
         let weights = self.indexed.head_weights.row(token, 0);
         projected
@@ -477,6 +526,9 @@ impl<'a, D: IndexDevice> Reference<'a, D> {
             .map(|(query, weight)| {
                 let mut query: Vec<f64> = query.iter().map(|x| rounded(dtype, *x)).collect();
                 turn.apply(&mut query);
+                if config.hadamard {
+                    query = round(hadamard(&round(query)));
+                }
                 let (codes, query_scale) = quantise_index(&query);
                 let query = codes.iter().map(|code| self.codes[usize::from(*code)]);
                 (query.collect(), weight * scale * query_scale)

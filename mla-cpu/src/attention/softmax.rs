@@ -70,8 +70,8 @@ impl Running {
     };
 }
 
-/// Replaces the scores of `keys` keys by 2^(scale·score − max), with each row's scale, 0 from the row's limit on, and
-/// returns the factors for the earlier sums and outputs of each row.
+/// Replaces the scores of `keys` keys by 2^(scale·score − max), with each row's scale, 0 from the
+/// row's limit on, and returns the factors for the earlier sums and outputs of each row.
 ///
 /// The scores of key `j` are the first sixteen of `scores[j · pitch ..]`.
 #[multiversion(targets(

@@ -42,8 +42,9 @@ pub(super) fn logits(
     of.check_queries(dims, values.len(), weights)?;
     let rows = rows(of, columns)?;
     let pages = Pages::of(&of.batch.block_table, layout.page_size)?;
+    let pool = of.pool as usize;
     for Row { request, seen } in &rows {
-        pages.check(*request, 0, *seen, layout.pages)?;
+        pages.check(*request, 0, seen / pool, layout.pages)?;
     }
     let [heads, width] = [dims.heads, dims.width].map(|n| n as usize);
     let weights = Elements::<f32>::of("scaled head weights", weights)?;
@@ -62,7 +63,7 @@ pub(super) fn logits(
                 }
                 let mut head_weights = vec![0.0f32; heads];
                 weights.read_row(token, 0, &mut head_weights);
-                to[..row.seen]
+                to[..row.seen / pool]
                     .par_chunks_mut(KEYS_PER_TASK)
                     .enumerate()
                     .for_each_init(

@@ -1,6 +1,7 @@
 //! The lightning indexer on the CPU.
 
 mod logits;
+mod pool;
 mod quantise;
 mod rows;
 mod topk;
@@ -14,8 +15,13 @@ use mla_runtime::model::{IndexDims, IndexerConfig};
 use mla_runtime::tensor::{TensorMut, TensorRef};
 
 impl IndexDevice for Cpu {
+    const POOLS_KEYS: bool = true;
+
     fn write_index_keys(&self, config: &IndexerConfig, keys: IndexKeys<'_, Self>) -> Result<()> {
-        quantise::keys(self, config, keys)
+        match config.dims.pool {
+            1 => quantise::keys(self, config, keys),
+            _ => pool::keys(self, config, keys),
+        }
     }
 
     fn quantise_index_queries(

@@ -19,11 +19,7 @@ pub(super) fn keys(cpu: &Cpu, config: &IndexerConfig, keys: IndexKeys<'_, Cpu>) 
     let layout = *keys.cache.layout();
     let slots = scalars("slots", &keys.slots)?;
     check_slots(slots, layout.slots())?;
-    let norm = Norm {
-        weight: row("index norm weight", &keys.norm[0])?,
-        bias: row("index norm bias", &keys.norm[1])?,
-        epsilon: config.epsilon,
-    };
+    let norm = Norm::new(&keys.norm, config)?;
     let finish = Finish::new(config, keys.rotary.as_ref(), tokens)?;
     let places = Places::<u8>::new(keys.cache.into_bytes(), [0; 3], [0; 3]);
     with_element!(keys.keys.dtype(), T => {
@@ -110,14 +106,22 @@ fn row(field: &'static str, tensor: &TensorRef<'_, Cpu>) -> Result<Vec<f32>> {
 }
 
 /// LayerNorm, with sums in f64: they do not depend on how the processor groups them.
-struct Norm {
+pub(super) struct Norm {
     weight: Vec<f32>,
     bias: Vec<f32>,
     epsilon: f32,
 }
 
 impl Norm {
-    fn apply(&self, row: &mut [f32]) {
+    pub(super) fn new(norm: &[TensorRef<'_, Cpu>; 2], config: &IndexerConfig) -> Result<Self> {
+        Ok(Self {
+            weight: row("index norm weight", &norm[0])?,
+            bias: row("index norm bias", &norm[1])?,
+            epsilon: config.epsilon,
+        })
+    }
+
+    pub(super) fn apply(&self, row: &mut [f32]) {
         let count = row.len() as f64;
         let mean = row.iter().map(|x| f64::from(*x)).sum::<f64>() / count;
         let deviations = row.iter().map(|x| f64::from(*x) - mean);
@@ -132,14 +136,16 @@ impl Norm {
 
 /// The last steps of keys and queries alike: the rotation of the first values, and the Hadamard
 /// transform.
-struct Finish<'a> {
+pub(super) struct Finish<'a> {
     rotation: Option<TokenRotation<'a>>,
     rope: usize,
     hadamard: bool,
+    // True if rows are rounded to bf16 before and behind the transform, as those of pools are.
+    rounds: bool,
 }
 
 impl<'a> Finish<'a> {
-    fn new(
+    pub(super) fn new(
         config: &IndexerConfig,
         rotary: Option<&Rotary<'a, Cpu>>,
         tokens: usize,
@@ -152,15 +158,22 @@ impl<'a> Finish<'a> {
             },
             rope,
             hadamard: config.hadamard,
+            rounds: config.dims.pool > 1,
         })
     }
 
-    fn apply(&self, token: usize, row: &mut [f32]) {
+    pub(super) fn apply(&self, token: usize, row: &mut [f32]) {
         if let Some(rotation) = &self.rotation {
             rotation.apply(token, &mut row[..self.rope]);
         }
+        if self.rounds {
+            round(row);
+        }
         if self.hadamard {
             hadamard(row);
+        }
+        if self.rounds {
+            round(row);
         }
     }
 }
@@ -182,8 +195,14 @@ fn hadamard(row: &mut [f32]) {
     row.iter_mut().for_each(|x| *x *= factor);
 }
 
+/// Rounds a row to bf16.
+pub(super) fn round(row: &mut [f32]) {
+    row.iter_mut()
+        .for_each(|x| *x = half::bf16::from_f32(*x).to_f32());
+}
+
 /// Rounds a row to e4m3; returns its scale.
-fn quantise(row: &[f32], to: &mut [u8]) -> f32 {
+pub(super) fn quantise(row: &[f32], to: &mut [u8]) -> f32 {
     let largest = row.iter().fold(0.0f32, |max, x| max.max(x.abs()));
     let scale = fp8::power_of_two_scale(largest);
     for (to, x) in to.iter_mut().zip(row) {

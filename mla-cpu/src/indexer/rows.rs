@@ -16,7 +16,7 @@ pub(super) struct Row {
 }
 
 /// Returns the rows of a selection, which were [checked](IndexRows::check), none of which sees more
-/// than `columns` positions.
+/// than `columns` positions, or pools of them.
 pub(super) fn rows(of: &IndexRows<'_, Cpu>, columns: usize) -> Result<Vec<Row>> {
     let starts = scalars("query starts", &of.batch.query_starts)?;
     let lens = scalars("sequence lengths", &of.batch.seq_lens)?;
@@ -42,7 +42,7 @@ pub(super) fn rows(of: &IndexRows<'_, Cpu>, columns: usize) -> Result<Vec<Row>> 
     let refused = rows.try_reserve_exact(end - start);
     refused.map_err(|_| out_of_memory((end - start).saturating_mul(size_of::<Row>())))?;
     for (request, (range, len)) in starts.windows(2).zip(lens).enumerate() {
-        if usize::try_from(*len).is_ok_and(|len| len > columns) {
+        if usize::try_from(*len).is_ok_and(|len| len / of.pool as usize > columns) {
             return Err(Error::argument(
                 "sequence length",
                 format!("{len} of request {request}"),

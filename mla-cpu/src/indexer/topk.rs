@@ -31,7 +31,7 @@ pub(super) fn select(
         let given = format!("bytes that cannot be read as i32 ({error})");
         Error::argument("slot lists", given, "bytes aligned to 4")
     })?;
-    let rows = rows(of, columns)?;
+    let (rows, pool) = (rows(of, columns)?, of.pool as usize);
     let pages = Pages::of(&of.batch.block_table, page_size)?;
     // Maximum number of pages with slots of 32 bits.
     let max = (1usize << 31) / page_size;
@@ -44,14 +44,20 @@ pub(super) fn select(
             .zip(&rows)
             .enumerate()
             .for_each_init(Scratch::default, |scratch, (token, (to, row))| {
-                let start = logits.at(0, token);
-                let chosen = scratch.largest(&logits.data[start..start + row.seen], width);
-                let (list, rest) = to.split_at_mut(chosen.len());
-                for (to, position) in list.iter_mut().zip(chosen) {
-                    // The slot is below 2³¹, as checked above.
-                    *to = pages.slot(row.request, *position as usize) as i32;
-                }
-                rest.fill(NONE);
+                let (start, pools) = (logits.at(0, token), row.seen / pool);
+                let chosen = scratch.largest(&logits.data[start..start + pools], width / pool);
+                // The slot is below 2³¹, as checked above.
+                let slot = |position| pages.slot(row.request, position) as i32;
+                // Behind whole pools stand the tokens of one that is not complete.
+                let (list, tail) = to.split_at_mut(width / pool * pool);
+                let tokens = |chosen: &u32| {
+                    let first = *chosen as usize * pool;
+                    first..first + pool
+                };
+                let mut positions = chosen.iter().flat_map(tokens);
+                list.fill_with(|| positions.next().map_or(NONE, slot));
+                let mut positions = pools * pool..row.seen;
+                tail.fill_with(|| positions.next().map_or(NONE, slot));
             });
     });
     Ok(())

@@ -4,6 +4,7 @@ mod attack;
 mod far;
 mod layer;
 mod logits;
+mod pool;
 mod quantise;
 mod topk;
 

@@ -128,8 +128,8 @@ pub struct DecodeCall<'a, D: Device> {
     /// The log-sum-exp leaves it out. It takes a backend with
     /// [`Sinks`](crate::spec::Feature::Sinks).
     pub sinks: Option<ArrayRef<'a, D, f32>>,
-    /// A factor on the softmax scale for each query token, `[T]`, finite and above 0: present if the
-    /// problem has [`QueryScales`](crate::spec::Feature::QueryScales), and only there.
+    /// A factor on the softmax scale for each query token, `[T]`, finite and above 0: present if
+    /// the problem has [`QueryScales`](crate::spec::Feature::QueryScales), and only there.
     pub query_scales: Option<ArrayRef<'a, D, f32>>,
 }
 

@@ -10,13 +10,20 @@ use crate::{Error, Result};
 /// Bytes of a key's scale.
 const SCALE_BYTES: usize = 4;
 
-/// The place of an index key: a page has the values of all its tokens, then their scales.
+/// The place of an index key: a page has the values of all its keys, then their scales, then its
+/// tail.
 ///
 /// ```text
 /// value d of slot s   page · page_stride + offset · width + d                    e4m3
 /// scale of slot s     page · page_stride + page_size · width + offset · 4        f32, native order
 ///                     with page = s / page_size and offset = s % page_size
+/// entry e of a tail   page · page_stride + page_size · (width + 4) + e · 4 · width
 /// ```
+///
+/// Each token has a key, and there is no tail, unless keys are
+/// [pooled](IndexDims::pool): then K tokens have one, and the slot of a key is that of its first
+/// token divided by K. An entry of the tail is a token's own key and then its gate, as bf16: of the
+/// token whose place in the page is e modulo the length of the tail, the last that was written.
 ///
 /// With pages of 64 and 128 values that is what DeepGEMM, vLLM and SGLang keep: 8448 bytes a page.
 /// Slots are those of the layer's own cache, whose block tables serve both.
@@ -27,26 +34,30 @@ pub struct IndexCacheLayout {
     pub width: usize,
     /// The number of pages.
     pub pages: usize,
-    /// Tokens in a page.
+    /// Keys in a page: as many as it has tokens, or pools of tokens.
     pub page_size: usize,
     /// Bytes from one page to the next, a multiple of 4.
     pub page_stride: usize,
+    /// Entries of a page's tail.
+    pub tail: usize,
 }
 
 impl IndexCacheLayout {
-    /// Pages without gaps.
+    /// Pages of `page_size` tokens without gaps.
     pub const fn contiguous(dims: IndexDims, pages: usize, page_size: usize) -> Self {
         Self {
             width: dims.width as usize,
             pages,
-            page_size,
-            page_stride: page_size.saturating_mul(dims.token_bytes()),
+            page_size: page_size / dims.tokens_per_key(),
+            page_stride: dims.page_bytes(page_size),
+            tail: dims.tail as usize,
         }
     }
 
     setters! {
         with_width(width: usize);
         with_page_stride(page_stride: usize);
+        with_tail(tail: usize);
     }
 
     /// The number of slots.
@@ -74,6 +85,13 @@ impl IndexCacheLayout {
             + slot % self.page_size * SCALE_BYTES
     }
 
+    /// The first byte of an entry of a page's tail: its key, behind which its gate stands.
+    pub const fn tail_at(&self, page: usize, entry: usize) -> usize {
+        page * self.page_stride
+            + self.page_size * (self.width + SCALE_BYTES)
+            + entry * 4 * self.width
+    }
+
     fn check(&self, available: usize) -> Result<()> {
         for (field, value) in [
             ("index_cache.page_size", self.page_size),
@@ -89,7 +107,8 @@ impl IndexCacheLayout {
         let page = self
             .width
             .checked_add(SCALE_BYTES)
-            .and_then(|token| token.checked_mul(self.page_size));
+            .and_then(|token| token.checked_mul(self.page_size))
+            .and_then(|keys| keys.checked_add(self.tail.checked_mul(4)?.checked_mul(self.width)?));
         let end = page.and_then(|page| {
             (self.pages - 1)
                 .checked_mul(self.page_stride)?

@@ -25,6 +25,9 @@ pub struct IndexKeys<'a, D: Device> {
     pub slots: ArrayRef<'a, D, i64>,
     /// The cache that they are written to.
     pub cache: IndexCacheMut<'a, D>,
+    /// If keys are pooled, the gates of the tokens, `[T, 1, D]`, and the table of a pool's places
+    /// that is added to them, `[1, K, D]`: each of any dtype.
+    pub pool: Option<[TensorRef<'a, D>; 2]>,
 }
 
 impl<'a, D: Device> IndexKeys<'a, D> {
@@ -41,11 +44,13 @@ impl<'a, D: Device> IndexKeys<'a, D> {
             slots,
             cache,
             rotary: None,
+            pool: None,
         }
     }
 
     options! {
         with_rotary(rotary: Rotary<'a, D>);
+        with_pool(pool: [TensorRef<'a, D>; 2]);
     }
 }
 
@@ -100,6 +105,8 @@ pub struct IndexRows<'a, D: Device> {
     pub batch: DecodeBatch<'a, D>,
     /// The range of the batch's query tokens.
     pub tokens: Range<usize>,
+    /// K: the tokens that share an index key, and a column of the logits.
+    pub pool: u32,
     in_turn: bool,
 }
 
@@ -109,8 +116,16 @@ impl<'a, D: Device> IndexRows<'a, D> {
         Self {
             batch,
             tokens,
+            pool: 1,
             in_turn: false,
         }
+    }
+
+    /// The same rows with an index key of each `pool` tokens.
+    #[must_use]
+    pub const fn with_pool(mut self, pool: u32) -> Self {
+        self.pool = pool;
+        self
     }
 
     /// The same rows, for operations that may begin before the last one has ended.
@@ -136,8 +151,12 @@ impl<'a, D: Device> IndexRows<'a, D> {
 ///
 /// Every operation is enqueued as those of [`Device`] are.
 pub trait IndexDevice: Device {
+    /// True if it takes [pooled](IndexDims::pool) keys. Otherwise they are refused.
+    const POOLS_KEYS: bool = false;
+
     /// Normalises, rotates and quantises index keys, and writes each to its slot. A slot of −1 is
-    /// skipped.
+    /// skipped. Keys that are pooled go to the tail of their page; each that is the last of its
+    /// pool also makes the pool's key, of this call's tokens and those of the tail.
     ///
     /// # Errors
     ///
@@ -183,8 +202,8 @@ pub trait IndexDevice: Device {
 
     /// Scores what each token sees, by quantised `queries` and the `weights` of their heads, as
     /// [`IndexQueriesMut`] has them: `logits` is f32 `[1, T, columns]` with unit columns, one
-    /// column for each position of the token's request. Columns of what a token does not see are
-    /// left alone.
+    /// column for each position of the token's request, or each pool of K whose tokens it sees.
+    /// Columns of what a token does not see are left alone.
     ///
     /// # Errors
     ///
@@ -207,6 +226,10 @@ pub trait IndexDevice: Device {
     /// without gaps. The choice is exact, and among equal
     /// logits the lower position comes first. Columns that a token does not see may hold anything.
     ///
+    /// With pools of K, a list has the K tokens of each pool that is chosen, −1 up to column
+    /// `width - K + 1`, and from there on the tokens of the last pool that is not complete, and −1
+    /// behind them.
+    ///
     /// # Errors
     ///
     /// If shapes disagree, or the batch's `max_seq_len` exceeds the columns. A device that reads
@@ -222,7 +245,7 @@ pub trait IndexDevice: Device {
     ) -> Result<()>;
 }
 
-impl<D: Device> IndexKeys<'_, D> {
+impl<D: IndexDevice> IndexKeys<'_, D> {
     /// Refuses what does not fit; the number of tokens.
     ///
     /// # Errors
@@ -247,11 +270,19 @@ impl<D: Device> IndexKeys<'_, D> {
             let accepted = format!("{tokens}, one per token");
             return Err(Error::argument("slots", self.slots.len(), accepted));
         }
-        if self.cache.layout().width != width {
-            let given = format!("keys of {} values", self.cache.layout().width);
+        let (layout, tail) = (self.cache.layout(), config.dims.tail as usize);
+        if layout.width != width {
+            let given = format!("keys of {} values", layout.width);
             let accepted = format!("{width}, as index_head_dim says");
             return Err(Error::argument("index cache", given, accepted));
         }
+        if layout.tail != tail {
+            let given = format!("tails of {}", layout.tail);
+            let accepted = format!("{tail}, as the indexer has them");
+            return Err(Error::argument("index cache", given, accepted));
+        }
+        check_pools::<D>(config.dims.pool)?;
+        check_gates(config, self.pool.as_ref(), tokens)?;
         check_rotary(config, self.rotary.as_ref(), tokens)?;
         Ok(tokens)
     }
@@ -322,7 +353,42 @@ fn check_rotary<D: Device>(
     rotary.check(tokens, config.dims.rope as usize)
 }
 
-impl<D: Device> IndexRows<'_, D> {
+/// Refuses gates and a table of pools that are not the indexer's, and their absence.
+pub(super) fn check_gates<D: Device>(
+    config: &IndexerConfig,
+    given: Option<&[TensorRef<'_, D>; 2]>,
+    tokens: usize,
+) -> Result<()> {
+    let [width, pool] = [config.dims.width, config.dims.pool].map(|n| n as usize);
+    match (given, pool) {
+        (None, 1) => Ok(()),
+        (Some([gates, table]), pool) if pool > 1 => {
+            let (of_gates, of_table) = (gates.layout(), table.layout());
+            of_gates.require("index gates", of_gates.dtype, [tokens, 1, width])?;
+            of_table.require("index pool table", of_table.dtype, [1, pool, width])
+        }
+        (given, pool) => {
+            let given = if given.is_some() { "present" } else { "absent" };
+            let accepted = format!("present with pools alone: index_kpool is {pool}");
+            Err(Error::argument("index gates", given, accepted))
+        }
+    }
+}
+
+/// Refuses pools of keys on a device that has none.
+pub(super) fn check_pools<D: IndexDevice>(pool: u32) -> Result<()> {
+    match pool {
+        1 => Ok(()),
+        pool if D::POOLS_KEYS && pool > 1 => Ok(()),
+        pool => Err(Error::argument(
+            "index_kpool",
+            pool,
+            "1: the device pools no index keys",
+        )),
+    }
+}
+
+impl<D: IndexDevice> IndexRows<'_, D> {
     /// Refuses logits that are not those of these rows; the number of columns.
     ///
     /// # Errors
@@ -332,6 +398,7 @@ impl<D: Device> IndexRows<'_, D> {
     /// there are rows and no request.
     pub fn check(&self, logits: &TensorRef<'_, D>) -> Result<usize> {
         self.batch.check_lens()?;
+        check_pools::<D>(self.pool)?;
         if self.batch.block_table.requests() == 0 && !self.tokens.is_empty() {
             let given = format!("none, for {} query tokens", self.tokens.len());
             return Err(Error::argument("requests", given, "1 and up"));
@@ -342,12 +409,10 @@ impl<D: Device> IndexRows<'_, D> {
         if !layout.has_unit_columns() {
             return Err(Error::argument("index logits", layout, "unit columns"));
         }
-        if self.batch.max_seq_len > columns {
+        let longest = self.batch.max_seq_len / self.pool as usize;
+        if longest > columns {
             let given = format!("{columns} columns");
-            let accepted = format!(
-                "at least the batch's longest length, {}",
-                self.batch.max_seq_len
-            );
+            let accepted = format!("at least the batch's longest length, {longest}");
             return Err(Error::argument("index logits", given, accepted));
         }
         Ok(columns)
@@ -373,18 +438,27 @@ impl<D: Device> IndexRows<'_, D> {
     ///
     /// # Errors
     ///
-    /// If the width is 0, or there are fewer bytes than the lists take.
+    /// If the width is 0 or not that of whole pools, or there are fewer bytes than the lists take.
     pub fn check_lists(&self, bytes: usize, width: usize) -> Result<usize> {
-        let tokens = self.tokens.len();
+        let (tokens, pool) = (self.tokens.len(), self.pool as usize);
         tokens
             .checked_mul(width)
             .and_then(|slots| slots.checked_mul(size_of::<i32>()))
             .filter(|&needed| width > 0 && needed <= bytes)
+            .filter(|_| {
+                width.is_multiple_of(pool) == (pool == 1) && (width + 1).is_multiple_of(pool)
+            })
             .ok_or_else(|| {
                 Error::argument(
                     "slot lists",
                     format!("{bytes} bytes in lists of {width}"),
-                    format!("lists of 1 and up, for each of {tokens} tokens"),
+                    match pool {
+                        1 => format!("lists of 1 and up, for each of {tokens} tokens"),
+                        pool => format!(
+                            "lists of a multiple of {pool} and {}, for each of {tokens} tokens",
+                            pool - 1
+                        ),
+                    },
                 )
             })
     }

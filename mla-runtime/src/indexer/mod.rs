@@ -26,6 +26,23 @@
 //! order of position, with −1 behind its last entry, and serves every head; the layers that
 //! [share](crate::model::IndexLayers) it, too.
 //!
+//! # Pools
+//!
+//! GLM-5.3-Flash has one key for each K tokens of a request, positions K·j to K·j + K − 1. With a
+//! gate g[t] = W_g · x[t] and a table a `[K, D]`, of each value by itself:
+//!
+//! ```text
+//! key      k[t]      = LayerNorm(W_k · x[t])                               [D] bf16
+//! share    p[m]      = softmax over m of g[K·j + m] + a[m]                 [K, D]
+//! pool     k[j]      = quantise(H(Σ_m p[m] · k[K·j + m]))                  [D] e4m3, one f32 scale
+//! list     the K tokens of each of the topk / K best pools that a token sees whole, and the
+//!          tokens of the last pool that is not complete
+//! ```
+//!
+//! Keys and gates are rounded to bf16, and so is a row before and behind H. A pool lies within a
+//! page, whose [tail](IndexCacheLayout::tail_at) keeps the keys and gates of its last tokens, so a
+//! page may be shared or copied as any other.
+//!
 //! # Objects
 //!
 //! | object | made | holds |

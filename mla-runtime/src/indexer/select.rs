@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::device::{check_gates, check_pools};
 use super::workspace::Selected;
 use super::{
     IndexCacheMut, IndexDevice, IndexKeys, IndexLimits, IndexNeeds, IndexQueriesMut,
@@ -45,6 +46,9 @@ pub struct IndexCall<'a, D: Device> {
     pub rotary: Option<Rotation<'a, D>>,
     /// The layer's index cache.
     pub cache: IndexCacheMut<'a, D>,
+    /// If keys are pooled, the gates of the new tokens, `[T, 1, D]`, and the table of a pool's
+    /// places, `[1, K, D]`, as in [`IndexKeys`].
+    pub pool: Option<[TensorRef<'a, D>; 2]>,
 }
 
 impl<'a, D: Device> IndexCall<'a, D> {
@@ -64,11 +68,13 @@ impl<'a, D: Device> IndexCall<'a, D> {
             head_weights,
             rotary: None,
             cache,
+            pool: None,
         }
     }
 
     options! {
         with_rotary(rotary: Rotation<'a, D>);
+        with_pool(pool: [TensorRef<'a, D>; 2]);
     }
 
     /// Returns the inputs of its queries.
@@ -98,6 +104,11 @@ impl<D: IndexDevice> Indexer<D> {
     /// If the configuration contradicts itself, or the problem is not sparse.
     pub fn new(device: &D, config: &IndexerConfig, problem: &Problem) -> Result<Self> {
         config.check()?;
+        check_pools::<D>(config.dims.pool)?;
+        if !problem.page_size.is_multiple_of(config.dims.pool) {
+            let accepted = format!("a multiple of index_kpool, {}", config.dims.pool);
+            return Err(Error::argument("page_size", problem.page_size, accepted));
+        }
         if !problem.sparse {
             return Err(Error::argument(
                 "problem.sparse",
@@ -205,7 +216,10 @@ impl<D: IndexDevice> Indexer<D> {
             call.keys.shorten(),
             call.norm.each_ref().map(TensorRef::shorten),
         );
-        Ok(IndexKeys::new(keys, norm, slots, call.cache.reborrow()).with_rotary(rotary))
+        let pool = call.pool.as_ref();
+        let pool = pool.map(|pool| pool.each_ref().map(TensorRef::shorten));
+        let keys = IndexKeys::new(keys, norm, slots, call.cache.reborrow());
+        Ok(keys.with_rotary(rotary).with_pool(pool))
     }
 
     /// The rotation of the step's tokens.
@@ -232,7 +246,7 @@ impl<D: IndexDevice> Indexer<D> {
         let dims = self.config.dims;
         let batch = workspace.decode_batch()?;
         let scored = self.scores(&batch);
-        let rows = IndexRows::new(batch, tokens.clone());
+        let rows = IndexRows::new(batch, tokens.clone()).with_pool(dims.pool);
         // SAFETY: `score` enqueues the queries and the logits, and the selection follows here. The
         // arrays are the workspace's, which nothing but `prepare` writes.
         let rows = unsafe { rows.with_in_turn(scored) };
@@ -242,7 +256,7 @@ impl<D: IndexDevice> Indexer<D> {
             self.score(own, call, &rows, logits)?;
         }
         // The lists lie behind the logits.
-        let width = dims.topk as usize;
+        let width = dims.list_width() as usize;
         let at = own.plan.range(RegionName::SlotLists).start + tokens.start * width * 4;
         let regions = own.plan.range(RegionName::IndexLogits);
         let (scratch, lists) = D::split_mut(D::bytes_mut(&mut own.buffer), at);
@@ -362,7 +376,7 @@ impl<D: IndexDevice> Indexer<D> {
             let given = format!("one for {}", own.needs.dims);
             return Err(Error::argument("indexer workspace", given, dims));
         }
-        let columns = own.needs.columns as usize;
+        let columns = own.needs.columns as usize * dims.pool as usize;
         let longest = workspace.decode_batch()?.max_seq_len;
         let tokens = workspace.tokens();
         for (field, given, max) in [
@@ -390,6 +404,10 @@ impl<D: IndexDevice> Indexer<D> {
         device.check_bytes("index norm bias", call.norm[1].bytes())?;
         device.check_bytes("index head weights", call.head_weights.bytes())?;
         device.check_bytes("index cache", call.cache.as_ref().bytes())?;
+        if let Some([gates, table]) = &call.pool {
+            device.check_bytes("index gates", gates.bytes())?;
+            device.check_bytes("index pool table", table.bytes())?;
+        }
         match &call.rotary {
             Some(rotary) => rotary.check_memory(device),
             None => Ok(()),
@@ -424,20 +442,24 @@ impl<D: IndexDevice> Indexer<D> {
         ] {
             tensor.layout().require(field, dtype, shape)?;
         }
-        Ok(())
+        check_gates(&self.config, call.pool.as_ref(), tokens)
     }
 
     /// `pages_end` is one more than the last page of the step's block tables.
     fn check_cache(&self, pages_end: usize, call: &IndexCall<'_, D>) -> Result<()> {
         let width = self.config.dims.width as usize;
         let cache = call.cache.layout();
-        let page_size = self.problem.page_size as usize;
-        if cache.width != width || cache.page_size != page_size {
-            let shown = |page_size, width| format!("pages of {page_size} keys of {width} values");
+        let page_size = (self.problem.page_size / self.config.dims.pool) as usize;
+        let tail = self.config.dims.tail as usize;
+        if cache.width != width || cache.page_size != page_size || cache.tail != tail {
+            let shown = |page_size, width, tail| match tail {
+                0 => format!("pages of {page_size} keys of {width} values"),
+                tail => format!("pages of {page_size} keys of {width} values, tails of {tail}"),
+            };
             return Err(Error::argument(
                 "index cache",
-                shown(cache.page_size, cache.width),
-                shown(page_size, width),
+                shown(cache.page_size, cache.width, cache.tail),
+                shown(page_size, width, tail),
             ));
         }
         if pages_end > cache.pages {

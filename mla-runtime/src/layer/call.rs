@@ -30,11 +30,11 @@ pub struct LayerCall<'a, D: Device> {
     /// [`DecodeCall::sinks`](crate::backend::DecodeCall::sinks). On the expanded path it takes a
     /// device that [scales outputs](Device::scales_outputs).
     pub sinks: Option<ArrayRef<'a, D, f32>>,
-    /// The output's gate before its sigmoid, `[T, H, V]` or, one for each head, `[T, H, 1]`, in the
-    /// problem's dtype: outputs are multiplied by `1 / (1 + e^(−gate))`. Its tokens are in the order
-    /// of the step, as those of lists are: [`MlaLayer::pack_rows`](super::MlaLayer::pack_rows)
-    /// brings other rows into it. It takes a device that
-    /// [scales outputs](Device::scales_outputs).
+    /// The output's gate before its sigmoid, `[T, H, V]` or, one for each head, `[T, H, 1]`, in
+    /// the problem's dtype: outputs are multiplied by `1 / (1 + e^(−gate))`. Its tokens are in the
+    /// order of the step, as those of lists are:
+    /// [`MlaLayer::pack_rows`](super::MlaLayer::pack_rows) brings other rows into it. It takes a
+    /// device that [scales outputs](Device::scales_outputs).
     pub gate: Option<TensorRef<'a, D>>,
     /// The rotation of queries and keys, which the cache write then does on its way: for steps
     /// whose tokens are all on the absorbed path. (The expanded path reads rotated tensors of its
@@ -43,8 +43,8 @@ pub struct LayerCall<'a, D: Device> {
 }
 
 impl<'a, D: Device> LayerCall<'a, D> {
-    /// A call without a log-sum-exp, slot lists, sinks, a gate and a rotation: the shapes are those of the
-    /// fields.
+    /// A call without a log-sum-exp, slot lists, sinks, a gate and a rotation: the shapes are those
+    /// of the fields.
     pub const fn new(
         weights: Weights<'a, D>,
         query: TensorRef<'a, D>,

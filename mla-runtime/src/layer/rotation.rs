@@ -43,7 +43,8 @@ pub struct UnrotatedCall<'a, D: Device> {
 }
 
 impl<'a, D: Device> UnrotatedCall<'a, D> {
-    /// A call without a log-sum-exp, slot lists, sinks and a gate: the shapes are those of the fields.
+    /// A call without a log-sum-exp, slot lists, sinks and a gate: the shapes are those of the
+    /// fields.
     pub fn new(
         weights: Weights<'a, D>,
         query: TensorMut<'a, D>,

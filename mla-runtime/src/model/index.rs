@@ -9,7 +9,7 @@ use crate::model::{IndexDims, IndexLayers, IndexerConfig, LayerLists, MAX_LAYERS
 
 /// Returns the reason why [`IndexerConfig`] cannot express the indexer that a configuration
 /// describes, if it cannot. The engine makes the lists then.
-pub(super) fn foreign(fields: &Fields<'_>) -> Result<Option<&'static str>, ModelError> {
+pub(super) fn foreign(fields: &Fields<'_>, rope: u32) -> Result<Option<&'static str>, ModelError> {
     let norm = match fields.get("index_k_norm_type") {
         None => None,
         Some((_, value)) if value == "layer_norm" || value == "layernorm" => None,
@@ -23,7 +23,18 @@ pub(super) fn foreign(fields: &Fields<'_>) -> Result<Option<&'static str>, Model
     let always = always.then_some("its lists always have the first or the last tokens");
     let last = fields.is_of(&["hy_v4"]);
     let last = last.then_some("the last values of its queries and keys are rotated");
-    Ok(last.or(always).or(norm))
+    let mut pools = (pool(fields)? > 1 && rope > 0).then_some("its pools are of rotated keys");
+    for field in ["index_kpool_always_select_tail", "index_kpool_compress"] {
+        if fields.switch(field)? == Some(false) {
+            pools = Some("its pools are of another kind");
+        }
+    }
+    Ok(last.or(always).or(norm).or(pools))
+}
+
+/// The tokens that share an index key.
+fn pool(fields: &Fields<'_>) -> Result<u32, ModelError> {
+    Ok(fields.optional("index_kpool", 1)?.unwrap_or(1))
 }
 
 /// The indexer, if the configuration has its heads and widths.
@@ -42,14 +53,28 @@ pub(super) fn indexer(
     if !is_described || is_off {
         return Ok(None);
     }
+    // Pools of rotated keys are foreign.
+    let pool = if rope == 0 { pool(fields)? } else { 1 };
+    let list = fields.required("index_topk", 1)?;
+    if !list.is_multiple_of(pool) {
+        return Err(ModelError::Invalid {
+            field: "index_topk".into(),
+            given: list.to_string(),
+            accepted: format!("a multiple of index_kpool, {pool}"),
+        });
+    }
     let config = IndexerConfig {
         dims: IndexDims {
             heads: fields.required(heads, 1)?,
             width: fields.required(width, 1)?,
             rope,
-            topk: fields.required("index_topk", 1)?,
+            topk: list,
+            pool,
+            // Pools whose tokens come with up to K drafts.
+            tail: if pool > 1 { 2 * pool } else { 0 },
         },
         rotary: style,
+        hadamard: pool > 1,
         ..IndexerConfig::DEEPSEEK_V3_2
     };
     match config.check() {
@@ -244,6 +269,27 @@ mod tests {
         let without = read(json!({"index_n_heads": null, "index_head_dim": null})).unwrap();
         assert_eq!((without.indexer, without.index_topk), (None, Some(2048)));
         assert!(read(json!({"index_kpool": 1})).is_ok());
+        let pooled = json!({"index_kpool": 4, "qk_rope_head_dim": 0});
+        let pooled = read(pooled).unwrap().indexer.unwrap();
+        let dims = IndexDims::GLM_5.with_rope(0).with_pool(4).with_tail(8);
+        assert_eq!(
+            pooled,
+            IndexerConfig::GLM_5.with_dims(dims).with_hadamard(true)
+        );
+        assert_eq!((dims.list_width(), dims.token_bytes()), (2051, 33));
+        for (changes, reason) in [
+            (json!({"index_kpool": 4}), "its pools are of rotated keys"),
+            (
+                json!({"index_kpool": 4, "qk_rope_head_dim": 0, "index_kpool_compress": false}),
+                "its pools are of another kind",
+            ),
+        ] {
+            let foreign = read(changes).unwrap();
+            assert_eq!(
+                (foreign.indexer, foreign.foreign_indexer),
+                (None, Some(reason))
+            );
+        }
     }
 
     #[test]
@@ -280,10 +326,8 @@ mod tests {
         let each = "one for each layer (num_hidden_layers = 78), of which the first has an indexer";
         for (changes, message) in [
             (
-                json!({"index_kpool": 4}),
-                "index_kpool: given 4, accepted a model without pooled index keys, which no \
-                 backend here has"
-                    .to_owned(),
+                json!({"index_kpool": 3, "qk_rope_head_dim": 0}),
+                "index_topk: given 2048, accepted a multiple of index_kpool, 3".to_owned(),
             ),
             (
                 json!({"index_topk": null}),

@@ -85,11 +85,6 @@ const ASKS: &[MissingFeature] = &[
         missing: "learnt tokens that every query sees",
     },
     MissingFeature {
-        field: "index_kpool",
-        asks: |value| value.as_f64() != Some(1.0),
-        missing: POOLS,
-    },
-    MissingFeature {
         field: "index_dsa_use_layernorm",
         asks: |value| *value == false,
         missing: "index keys without a LayerNorm",
@@ -111,8 +106,6 @@ const COMPRESSED: &str = "compressed caches and windows beside them";
 const EVERY_HEAD: &str = "keys and values of every head in the cache";
 
 const ANOTHER: &str = "another attention than Multi-head Latent Attention";
-
-const POOLS: &str = "pooled index keys";
 
 const WINDOW: &str = "a sliding window";
 

@@ -262,6 +262,8 @@ impl ModelConfig {
     /// | `index_n_heads`, `index_head_dim` | positive, with `index_topk`, or both left out |
     /// | `indexer_rope_interleave` | `true` or `false` (also if it is left out) |
     /// | `indexer_types`, `index_topk_pattern`, `index_topk_freq` with `index_skip_topk_offset`, or `cli_factor` | which layers have an indexer; every layer, if all are left out |
+    /// | `index_kpool` | the tokens that share an index key, which divide `index_topk`; 1, if left out |
+    /// | `index_kpool_always_select_tail`, `index_kpool_compress` | true, or left out, or null; false is an indexer of the engine's own |
     /// | `index_k_norm_type`, `index_init_tokens`, `index_local_tokens` | an indexer of the engine's own: [`Self::foreign_indexer`] |
     /// | `dtype` or `torch_dtype` | `float32`, `float16` or `bfloat16`, or left out, or null |
     /// | `max_position_embeddings` (`model_max_length`) | positive, or left out, or null |
@@ -303,7 +305,8 @@ impl ModelConfig {
             _ => index_topk,
         };
         layers.check_topk(index_topk)?;
-        let foreign_indexer = index::foreign(&fields)?.filter(|_| index_topk.is_some());
+        let foreign_indexer =
+            index::foreign(&fields, dims.head.rope)?.filter(|_| index_topk.is_some());
         let indexer = index::indexer(&fields, dims.head.rope, index_topk)?;
         let gate = engine::gate(&fields)?;
         let (rope, query_scaling) = section::read(&fields)?;

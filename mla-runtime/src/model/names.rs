@@ -92,6 +92,8 @@ const READ: &[&str] = &[
     "index_init_tokens",
     "index_k_norm_type",
     "index_kpool",
+    "index_kpool_always_select_tail",
+    "index_kpool_compress",
     "index_local_tokens",
     "index_n_heads",
     "index_skip_topk_offset",
@@ -144,9 +146,6 @@ const HARMLESS: &[&str] = &[
     // Softmax is in f32 everywhere.
     "enable_attention_fp32_softmax",
     "ignore_index",
-    // They describe pools, which `index_kpool` asks for.
-    "index_kpool_always_select_tail",
-    "index_kpool_compress",
     "index_share_for_mtp_iteration",
     "layernorm_gating_weight",
     "learnable_sink_init",

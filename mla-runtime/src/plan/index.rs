@@ -46,7 +46,7 @@ pub struct IndexNeeds {
     pub tokens: u32,
     /// The query tokens that are scored at a time.
     pub rows: u32,
-    /// The columns of the logits: the max number of tokens of a request, or more.
+    /// The columns of the logits: the max number of tokens of a request, or of its pools, or more.
     pub columns: u32,
 }
 
@@ -60,7 +60,7 @@ impl IndexNeeds {
         let steps = &limits.steps;
         let columns = steps
             .pages_per_request
-            .checked_mul(page_size as usize)
+            .checked_mul(page_size as usize / dims.tokens_per_key())
             .and_then(|columns| columns.checked_next_multiple_of(COLUMNS))
             .and_then(|columns| u32::try_from(columns).ok())
             .filter(|columns| i32::try_from(*columns).is_ok())

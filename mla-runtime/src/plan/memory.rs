@@ -10,7 +10,7 @@
 //! |---|---|---|---|
 //! | `kv_cache` | `[layers, pages, page, row bytes]` | the cache rows; latents alone in a split cache | |
 //! | `rope_cache` | `[layers, pages, page, rope bytes]` | rotary keys | a split cache |
-//! | `index_cache` | `[index layers, pages, page, D+4]` | index keys | an indexer |
+//! | `index_cache` | `[index layers, pages, page, D+4]`, less with pools | index keys | an indexer |
 //! | `absorbed_queries` | `[T_a, H, L+R]` | `q_nope · W_UK`, and beside it the rotary part | |
 //! | `absorbed_outputs` | `[T_a, H, L]` | the absorbed attention's result | |
 //! | `absorbed_lse` | `[H, T_a]` f32 | what ranks' results are merged by | N > 1 |
@@ -32,7 +32,7 @@
 //! | `index_queries` | [rows, index heads, D] e4m3 | quantised | an indexer |
 //! | `index_head_weights` | [rows, index heads] f32 | with the scales of the queries | an indexer |
 //! | `index_logits` | [rows, columns] f32 | the scores of `rows` query tokens at a time | an indexer |
-//! | `slot_lists` | [tokens, topk] i32 | what each query token attends to | an indexer |
+//! | `slot_lists` | [tokens, width of lists] i32 | what each query token attends to | an indexer |
 //! | `step_arrays` | `[bytes]` | a step's lengths, slots and block table | |
 //! | `decode_workspace` | `[bytes]` | what the decode backend asks for | |
 //! | `prefill_workspace` | `[bytes]` | what the prefill backend asks for | |
@@ -436,9 +436,14 @@ fn add_caches(needs: &MemoryNeeds, regions: &mut Regions) -> Result<(), PlanErro
     let rope = u64::from(needs.rope_bytes);
     regions.add(RegionName::RopeCache, &[layers, needs.pages, page, rope], 1)?;
     if let Some(index) = &needs.indexer {
-        let token_bytes = index.dims.token_bytes() as u64;
-        let cache = [index.layers.into(), needs.pages, page, token_bytes];
-        regions.add(RegionName::IndexCache, &cache, 1)?;
+        let (layers, dims) = (u64::from(index.layers), index.dims);
+        let token_bytes = dims.token_bytes() as u64;
+        let page_bytes = dims.page_bytes(needs.page_size as usize) as u64;
+        let cache: &[u64] = match dims.pool {
+            1 => &[layers, needs.pages, page, token_bytes],
+            _ => &[layers, needs.pages, page_bytes],
+        };
+        regions.add(RegionName::IndexCache, cache, 1)?;
     }
     Ok(())
 }
@@ -510,7 +515,7 @@ fn add_indexer(
 ) -> Result<(), PlanError> {
     let [rows, columns, tokens] = [index.rows, index.columns, index.tokens].map(u64::from);
     let dims = index.dims;
-    let [heads, width, topk] = [dims.heads, dims.width, dims.topk].map(u64::from);
+    let [heads, width, topk] = [dims.heads, dims.width, dims.list_width()].map(u64::from);
     let queries = [rows, heads, width];
     regions.add(RegionName::IndexProjection, &queries, needs.element_bytes)?;
     regions.add(RegionName::IndexQueries, &queries, 1)?;

@@ -16,8 +16,15 @@ pub struct IndexDims {
     pub width: u32,
     /// R: how many of them, from the first on, are rotary; even.
     pub rope: u32,
-    /// The max number of tokens of a list (`index_topk`).
+    /// The max number of tokens of a list (`index_topk`); beside them stand those of the last pool,
+    /// if keys are pooled: [`list_width`](Self::list_width).
     pub topk: u32,
+    /// K: the tokens that share an index key (`index_kpool`); 1: each has its own.
+    pub pool: u32,
+    /// The last tokens of each page whose keys are kept unpooled, a multiple of K; 0 without pools.
+    /// A pool is made when its last token comes, of keys that are there, also if drafts behind them
+    /// were turned down: `tail - K` drafts at most.
+    pub tail: u32,
 }
 
 impl IndexDims {
@@ -27,6 +34,8 @@ impl IndexDims {
         width: 128,
         rope: 64,
         topk: 2048,
+        pool: 1,
+        tail: 0,
     };
 
     /// GLM-5: 32 heads of 128 values, lists of 2048.
@@ -43,6 +52,8 @@ impl IndexDims {
             width,
             rope,
             topk,
+            pool: 1,
+            tail: 0,
         }
     }
 
@@ -51,11 +62,35 @@ impl IndexDims {
         with_width(width: u32);
         with_rope(rope: u32);
         with_topk(topk: u32);
+        with_pool(pool: u32);
+        with_tail(tail: u32);
     }
 
-    /// Bytes that the index cache has per token: the values, and a scale.
+    /// Bytes that the index cache has per token, but for the [`tail`](Self::tail) of a page: the
+    /// values and a scale, of a pool's tokens together.
     pub const fn token_bytes(self) -> usize {
-        self.width as usize + 4
+        (self.width as usize + 4).div_ceil(self.tokens_per_key())
+    }
+
+    /// Bytes of a page of the index cache for `tokens` tokens: keys, scales, and the tail's keys
+    /// and gates in bf16.
+    pub const fn page_bytes(self, tokens: usize) -> usize {
+        let keys = (tokens / self.tokens_per_key()).saturating_mul(self.width as usize + 4);
+        keys.saturating_add((self.tail as usize * 4).saturating_mul(self.width as usize))
+    }
+
+    /// K, also of extents that [`IndexerConfig::check`] refuses.
+    pub(crate) const fn tokens_per_key(self) -> usize {
+        if self.pool == 0 {
+            1
+        } else {
+            self.pool as usize
+        }
+    }
+
+    /// Entries of a list: `topk`, and the tokens of a pool that is not complete.
+    pub const fn list_width(self) -> u32 {
+        self.topk.saturating_add(self.pool).saturating_sub(1)
     }
 }
 
@@ -65,7 +100,11 @@ impl fmt::Display for IndexDims {
             f,
             "{} index heads of {} values, {} of them rotary, lists of {}",
             self.heads, self.width, self.rope, self.topk
-        )
+        )?;
+        match self.pool {
+            1 => Ok(()),
+            pool => write!(f, ", pools of {pool} beside tails of {}", self.tail),
+        }
     }
 }
 
@@ -133,11 +172,14 @@ impl IndexerConfig {
             width,
             rope,
             topk,
+            pool,
+            tail,
         } = self.dims;
         for (field, value) in [
             ("index_n_heads", heads),
             ("index_head_dim", width),
             ("index_topk", topk),
+            ("index_kpool", pool),
         ] {
             if !(1..=MAX_DIM).contains(&value) {
                 return Err(Error::argument(field, value, format!("1 to {MAX_DIM}")));
@@ -149,6 +191,25 @@ impl IndexerConfig {
         if rope > width || !rope.is_multiple_of(2) {
             let accepted = format!("an even number up to index_head_dim, {width}");
             return Err(Error::argument("index rope", rope, accepted));
+        }
+        if !topk.is_multiple_of(pool) {
+            let accepted = format!("a multiple of index_kpool, {pool}");
+            return Err(Error::argument("index_topk", topk, accepted));
+        }
+        if pool > 1 && rope > 0 {
+            let accepted = "0: keys that are pooled have no rotary part";
+            return Err(Error::argument("index rope", rope, accepted));
+        }
+        let is_tail = match pool {
+            1 => tail == 0,
+            _ => tail >= pool && tail <= MAX_DIM && tail.is_multiple_of(pool),
+        };
+        if !is_tail {
+            let accepted = match pool {
+                1 => "0 without pools".to_owned(),
+                pool => format!("a multiple of index_kpool, {pool}, up to {MAX_DIM}"),
+            };
+            return Err(Error::argument("index tail", tail, accepted));
         }
         if self.hadamard && !width.is_power_of_two() {
             let accepted = "a power of two, as the Hadamard transform needs";
