@@ -8,6 +8,7 @@ namespace mla {
 MlaStatus load_cache_kernels();
 MlaStatus load_expand_kernels();
 MlaStatus load_merge_kernels();
+MlaStatus load_outputs_kernels();
 MlaStatus load_lse_kernels();
 MlaStatus load_copy_kernels();
 MlaStatus load_copy_rows_kernels();

@@ -529,6 +529,37 @@ typedef struct MlaMergeParams {
 /* Enqueues one kernel on `stream`; none if there is nothing to merge. */
 MlaStatus mla_merge(const MlaMergeParams* params, void* stream);
 
+/* Multiplies outputs in f32, rounded once: by 1 / (1 + e^(sink - lse)) of each head and token, if
+ * there are sinks, and by 1 / (1 + e^-gate), if there is a gate. An output whose log-sum-exp is
+ * minus infinity is not changed by its sink.
+ */
+typedef struct MlaOutputsParams {
+    /* [tokens, heads, width] of dtype, read and written */
+    void* out;
+    /* [heads] f32, or null */
+    const float* sinks;
+    /* [heads, tokens] f32; not read without sinks */
+    const float* lse;
+    /* [tokens, heads, gate_width] of dtype, apart from out, or null */
+    const void* gate;
+
+    int64_t out_token_stride;
+    int64_t out_head_stride;
+    int64_t gate_token_stride;
+    int64_t gate_head_stride;
+    int64_t lse_head_stride;
+
+    int32_t tokens;
+    int32_t heads;
+    int32_t width;
+    /* 1 or width; not read without a gate */
+    int32_t gate_width;
+    int32_t dtype;
+} MlaOutputsParams;
+
+/* Enqueues one kernel on `stream`; none if there is nothing to multiply. */
+MlaStatus mla_outputs(const MlaOutputsParams* params, void* stream);
+
 /* Converts log-sum-exps to natural ones, heads first: to[h, t] = from[t, h] * unit, or from[h,
  * t] * unit. */
 typedef struct MlaLseParams {

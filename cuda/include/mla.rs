@@ -1040,6 +1040,89 @@ unsafe extern "C" {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct MlaOutputsParams {
+    pub out: *mut ::core::ffi::c_void,
+    pub sinks: *const f32,
+    pub lse: *const f32,
+    pub gate: *const ::core::ffi::c_void,
+    pub out_token_stride: i64,
+    pub out_head_stride: i64,
+    pub gate_token_stride: i64,
+    pub gate_head_stride: i64,
+    pub lse_head_stride: i64,
+    pub tokens: i32,
+    pub heads: i32,
+    pub width: i32,
+    pub gate_width: i32,
+    pub dtype: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of MlaOutputsParams"][::core::mem::size_of::<MlaOutputsParams>() - 96usize];
+    [
+        "Alignment of MlaOutputsParams",
+    ][::core::mem::align_of::<MlaOutputsParams>() - 8usize];
+    [
+        "Offset of field: MlaOutputsParams::out",
+    ][::core::mem::offset_of!(MlaOutputsParams, out) - 0usize];
+    [
+        "Offset of field: MlaOutputsParams::sinks",
+    ][::core::mem::offset_of!(MlaOutputsParams, sinks) - 8usize];
+    [
+        "Offset of field: MlaOutputsParams::lse",
+    ][::core::mem::offset_of!(MlaOutputsParams, lse) - 16usize];
+    [
+        "Offset of field: MlaOutputsParams::gate",
+    ][::core::mem::offset_of!(MlaOutputsParams, gate) - 24usize];
+    [
+        "Offset of field: MlaOutputsParams::out_token_stride",
+    ][::core::mem::offset_of!(MlaOutputsParams, out_token_stride) - 32usize];
+    [
+        "Offset of field: MlaOutputsParams::out_head_stride",
+    ][::core::mem::offset_of!(MlaOutputsParams, out_head_stride) - 40usize];
+    [
+        "Offset of field: MlaOutputsParams::gate_token_stride",
+    ][::core::mem::offset_of!(MlaOutputsParams, gate_token_stride) - 48usize];
+    [
+        "Offset of field: MlaOutputsParams::gate_head_stride",
+    ][::core::mem::offset_of!(MlaOutputsParams, gate_head_stride) - 56usize];
+    [
+        "Offset of field: MlaOutputsParams::lse_head_stride",
+    ][::core::mem::offset_of!(MlaOutputsParams, lse_head_stride) - 64usize];
+    [
+        "Offset of field: MlaOutputsParams::tokens",
+    ][::core::mem::offset_of!(MlaOutputsParams, tokens) - 72usize];
+    [
+        "Offset of field: MlaOutputsParams::heads",
+    ][::core::mem::offset_of!(MlaOutputsParams, heads) - 76usize];
+    [
+        "Offset of field: MlaOutputsParams::width",
+    ][::core::mem::offset_of!(MlaOutputsParams, width) - 80usize];
+    [
+        "Offset of field: MlaOutputsParams::gate_width",
+    ][::core::mem::offset_of!(MlaOutputsParams, gate_width) - 84usize];
+    [
+        "Offset of field: MlaOutputsParams::dtype",
+    ][::core::mem::offset_of!(MlaOutputsParams, dtype) - 88usize];
+};
+impl Default for MlaOutputsParams {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+unsafe extern "C" {
+    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_outputs"]
+    pub fn mla_outputs(
+        params: *const MlaOutputsParams,
+        stream: *mut ::core::ffi::c_void,
+    ) -> MlaStatus;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct MlaLseParams {
     pub from: *const f32,
     pub to: *mut f32,

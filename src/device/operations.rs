@@ -7,7 +7,7 @@ use cudarc::driver::{result, sys};
 use mla_runtime::device::probe::{Dependents, Guards, Replayed};
 use mla_runtime::device::{
     AbsorbedQueries, CacheRows, Device, Fp8Blocks, GatherRows, check_gather, check_merge,
-    check_product, check_scatter, check_write,
+    check_outputs, check_product, check_scatter, check_write,
 };
 use mla_runtime::plan::crossover::{GpuFigures, Machine};
 use mla_runtime::spec::{Cause, Platform, Target};
@@ -421,6 +421,58 @@ impl Device for Cuda {
         self.bind()?;
         // SAFETY: all four tensors were checked to hold what their layouts say, which agree.
         unsafe { raw::check("merge", raw::mla_merge(&params, self.raw_stream())) }
+    }
+
+    fn scales_outputs(&self) -> bool {
+        true
+    }
+
+    fn scale_outputs(
+        &self,
+        out: TensorMut<'_, Self>,
+        sinks: Option<(ArrayRef<'_, Self, f32>, LseRef<'_, Self>)>,
+        gate: Option<TensorRef<'_, Self>>,
+    ) -> Result<()> {
+        let layout = *out.layout();
+        let [tokens, heads, width] = layout.shape;
+        check_outputs(&out, sinks.as_ref(), gate.as_ref())?;
+        unit_columns("out", &layout)?;
+        self.check_memory([("out", out.as_ref().bytes())])?;
+        let mut params = raw::MlaOutputsParams {
+            out: out.into_bytes().address() as *mut _,
+            sinks: std::ptr::null(),
+            lse: std::ptr::null(),
+            gate: std::ptr::null(),
+            out_token_stride: wide("out", layout.strides[0])?,
+            out_head_stride: wide("out", layout.strides[1])?,
+            gate_token_stride: 0,
+            gate_head_stride: 0,
+            lse_head_stride: 0,
+            tokens: narrow("tokens", tokens)?,
+            heads: narrow("heads", heads)?,
+            width: narrow("width", width)?,
+            gate_width: 0,
+            dtype: dtype_code(layout.dtype),
+        };
+        if let Some((sinks, lse)) = &sinks {
+            self.check_memory([("sinks", sinks.bytes()), ("lse", lse.bytes())])?;
+            params.sinks = sinks.bytes().address() as *const _;
+            params.lse = lse.bytes().address() as *const _;
+            params.lse_head_stride = wide("lse", lse.layout().row_stride)?;
+        }
+        if let Some(gate) = &gate {
+            let layout = gate.layout();
+            unit_columns("gate", layout)?;
+            self.check_memory([("gate", gate.bytes())])?;
+            params.gate = gate.bytes().address() as *const _;
+            params.gate_token_stride = wide("gate", layout.strides[0])?;
+            params.gate_head_stride = wide("gate", layout.strides[1])?;
+            params.gate_width = narrow("gate", layout.shape[2])?;
+        }
+        self.bind()?;
+        // SAFETY: the tensors and arrays were checked to hold what their layouts say, which agree;
+        // the output is borrowed mutably, so the inputs are elsewhere.
+        unsafe { raw::check("outputs", raw::mla_outputs(&params, self.raw_stream())) }
     }
 
     fn fence(&self) -> Result<()> {

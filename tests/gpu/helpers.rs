@@ -748,6 +748,56 @@ fn merges_agree_with_the_cpu() {
     }
 }
 
+/// Scales the outputs of a merge by sinks, with its log-sum-exp, and by a gate of `columns`.
+fn run_outputs<D: Device>(device: &D, case: &Merge, columns: usize) -> Result<Tensor> {
+    let (mut out, gate) = (On::new(device, &case.out)?, On::new(device, &case.other)?);
+    let lse_buffer = upload(device, bytemuck::cast_slice(&case.lse))?;
+    let [_, heads, _] = case.out.layout.shape;
+    let sink = |head: usize| match head % 5 {
+        0 => f32::INFINITY,
+        1 => f32::NEG_INFINITY,
+        _ => head as f32 / 4.0 - 3.0,
+    };
+    let sinks: Vec<f32> = (0..heads).map(sink).collect();
+    let sinks = upload(device, bytemuck::cast_slice(&sinks))?;
+    let of_sinks = (
+        ArrayRef::new(D::bytes(&sinks), heads)?,
+        lse(&lse_buffer, case.lse_layout)?,
+    );
+    let gate = match columns {
+        0 => None,
+        1 => Some(gate.read()?.narrow(2, 0..1)?),
+        _ => Some(gate.read()?),
+    };
+    device.scale_outputs(out.write()?, Some(of_sinks), gate)?;
+    out.host(device)
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored helpers"]
+fn scaled_outputs_agree_with_the_cpu() {
+    let (gpu, cpu) = (&*gpu(), Cpu::new());
+    for dtype in DType::ALL.iter().copied() {
+        let unit = match dtype {
+            DType::F32 => 1e-6,
+            DType::F16 => 2f32.powi(-10),
+            DType::BF16 => 2f32.powi(-7),
+        };
+        for seed in 0..40 {
+            let case = random_merge(&mut rng(seed), dtype);
+            for columns in [0, 1, 2] {
+                let (got, want) = both!(gpu, cpu, run_outputs(&case, columns));
+                let what = format!("{dtype}, seed {seed}, gate {columns}, {}", case.out.layout);
+                for (i, (got, want)) in got.values().into_iter().zip(want.values()).enumerate() {
+                    let close = (got - want).abs() <= unit * want.abs().max(0.25);
+                    let same = close || (got.is_nan() && want.is_nan());
+                    assert!(same, "out {i}: {got} against {want}, {what}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored helpers"]
 fn merging_touches_nothing_between_the_rows() {
